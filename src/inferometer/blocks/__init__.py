@@ -1,0 +1,15 @@
+"""Parts that networks are made of: attention, MLPs, recurrent mixers, ends, towers. Each is a function of sizes."""
+
+from .attention import block_indexer, gqa, indexer, mla
+from .compressed import compressed
+from .ends import embed, head
+from .mlp import mlp, moe
+from .recurrent import delta_net, kimi_delta, mamba, mamba2
+from .residual import attention_residual, hyper_connected, hyper_head
+from .tower import dit_block, encoder, patch_embed, projection
+
+__all__ = [
+    "attention_residual", "block_indexer", "compressed", "delta_net", "dit_block", "embed", "encoder", "gqa",
+    "head", "hyper_connected", "hyper_head", "indexer", "kimi_delta", "mamba", "mamba2", "mla", "mlp", "moe",
+    "patch_embed", "projection",
+]  # fmt: skip

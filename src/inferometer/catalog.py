@@ -1,0 +1,307 @@
+"""From a name to a spec: hardware, engines, precisions, use cases and models. Shipped data is read here.
+
+The file name is the registration: ``data/hardware/h200.toml`` is the GPU ``h200``.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from .errors import BadFile, BadValue, UnknownName
+from .spec import Engine, Hardware, Precision, Usecase
+
+DATA = Path(__file__).parent / "data"
+S = TypeVar("S")
+
+
+def plain(name: str) -> str:
+    """How names are compared: ``plain("RTX4090_GPU")  # 'rtx4090-gpu'``"""
+    return re.sub(r"[\s_/]+", "-", name.strip().lower())
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file as a dict; a broken one is a sentence that says where."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadFile(f"{path} is not valid TOML: {error}") from None
+    except OSError as error:
+        raise BadFile(f"{path} cannot be read: {error.strerror}") from None
+
+
+def convert(data: Mapping[str, Any], kind: type[S], where: str) -> S:
+    """A dict as a spec; what does not fit is a sentence that names the key."""
+    try:
+        return msgspec.convert(data, kind)
+    except msgspec.ValidationError as error:
+        raise BadFile(f"{where}: {error}") from None
+
+
+def names(folder: str) -> list[str]:
+    """The names that a folder of data registers: ``names("engines")  # ['hf', 'roofline', …]``"""
+    return sorted(p.stem for p in (DATA / folder).glob("*.toml"))
+
+
+@functools.cache
+def _heads(folder: str) -> dict[str, str]:
+    """Alias (and id) -> name, from the top of every file of a folder."""
+    found: dict[str, str] = {}
+    for path in sorted((DATA / folder).glob("*.toml")):
+        top = re.split(r"^\[", path.read_text(encoding="utf-8"), maxsplit=1, flags=re.M)[0]
+        data = tomllib.loads(top)
+        for alias in (path.stem, *data.get("aliases", ()), *data.get("ids", ())):
+            found.setdefault(plain(alias), path.stem)
+    return found
+
+
+def find(folder: str, name: str) -> str | None:
+    """The registered name that a name or alias means, or None."""
+    key = plain(name)
+    if (DATA / folder / f"{key}.toml").exists():
+        return key
+    return _heads(folder).get(key)
+
+
+# ------------------------------------------------------------------ hardware
+
+
+def hardware(text: str) -> Hardware:
+    """A name, a TOML file, or either with figures of your own: ``hardware("h100-sxm:memory_bandwidth=4e12")``"""
+    name, _, overrides = str(text).strip().partition(":")
+    if name.endswith(".toml") or os.sep in name:
+        path = Path(name).expanduser()
+        if not path.is_file():
+            raise BadFile(f"no hardware file {name!r}")
+        data, title = read_toml(path), path.stem
+    else:
+        found = find("hardware", name)
+        if found is None:
+            raise UnknownName("GPU", name, names("hardware"))
+        data, title = read_toml(DATA / "hardware" / f"{found}.toml"), found
+    for piece in filter(None, overrides.split(",")):
+        _override(data, piece, title)
+    device = convert({**data, "name": title}, Hardware, f"hardware {title}")
+    return _sane(device, bool(overrides))
+
+
+def split_gpus(text: str) -> list[str]:
+    """A list of GPUs; a piece with ``=`` goes on with the one before: ``split_gpus("a100,h200:power=1,memory=2")``"""
+    found: list[str] = []
+    for piece in text.split(","):
+        if found and "=" in piece and ":" not in piece:
+            found[-1] += "," + piece
+        elif piece.strip():
+            found.append(piece.strip())
+    if not found:
+        raise BadValue("--gpu needs at least one name")
+    return found
+
+
+def _override(data: dict[str, Any], piece: str, title: str) -> None:
+    key, _, value = piece.partition("=")
+    *path, last = key.strip().split(".")
+    place: Any = data
+    for word in path:
+        place = place.get(word) if isinstance(place, dict) else None
+    known = {f.name for f in msgspec.structs.fields(Hardware)} if not path else set(place or ())
+    if not isinstance(place, dict) or (last not in place and last not in known) or last in ("flops", "links", "source"):
+        numeric = [k for k, v in flat(data).items() if isinstance(v, int | float)]
+        raise UnknownName(f"figure of {title}", key, numeric)
+    try:
+        number = float(value)
+    except ValueError:
+        raise BadValue(f"--gpu {title}:{key} must be a number, not {value!r}") from None
+    old = place.get(last)
+    place[last] = value if isinstance(old, str) else int(number) if isinstance(old, int) and number % 1 == 0 else number
+    source = data.setdefault("source", {})
+    source[key] = "given by you"
+
+
+def flat(data: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Nested tables as dotted keys: ``flat({"flops": {"bf16": 1}})  # {"flops.bf16": 1}``"""
+    found: dict[str, Any] = {}
+    for key, value in data.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{before}{key}.")
+        else:
+            found[f"{before}{key}"] = value
+    return found
+
+
+def _sane(device: Hardware, changed: bool) -> Hardware:
+    figures = {"memory": device.memory, "memory_bandwidth": device.memory_bandwidth}
+    figures |= {f"flops.{k}": v for k, v in device.flops.items()}
+    figures |= {f"links.{k}.bandwidth": v.bandwidth for k, v in device.links.items()}
+    for key, value in figures.items():
+        if not 0 < value < 1e21:
+            raise BadValue(f"hardware {device.name}: {key} must be a positive number in SI units, not {value:g}")
+    if not device.flops:
+        raise BadValue(f"hardware {device.name}: flops needs at least one number format, such as bf16")
+    return device
+
+
+# ------------------------------------------------------------------ engines, precisions, use cases
+
+
+def engine(text: str) -> Engine:
+    """``engine("vllm")``, or the path of a TOML file."""
+    path = Path(text).expanduser()
+    if text.endswith(".toml"):
+        if not path.is_file():
+            raise BadFile(f"no engine file {text!r}")
+        return convert({**read_toml(path), "name": path.stem}, Engine, f"engine {path.stem}")
+    found = find("engines", text)
+    if found is None:
+        raise UnknownName("engine", text, names("engines"))
+    data = read_toml(DATA / "engines" / f"{found}.toml")
+    return convert({**data, "name": found}, Engine, f"engine {found}")
+
+
+def _table(file: str, kind: type[S], what: str) -> Callable[[], dict[str, S]]:
+    @functools.cache
+    def load() -> dict[str, S]:
+        data = read_toml(DATA / file)
+        return {k: convert({**v, "name": k}, kind, f"{what} {k}") for k, v in data.items()}
+
+    return load
+
+
+precisions = _table("precisions.toml", Precision, "precision")
+usecases = _table("usecases.toml", Usecase, "use case")
+
+_WORDS = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
+_WORDS |= {"fp8-e4m3": "fp8", "fp8-e5m2": "fp8", "awq": "w4a16", "gptq": "w4a16", "w8a8": "int8", "fp4": "nvfp4"}
+
+
+def precision(text: str, what: str = "precision") -> Precision:
+    """``precision("w4a16")``; takes vLLM's words too (``bfloat16``, ``awq``)."""
+    key = plain(text)
+    found = precisions().get(_WORDS.get(key, key))
+    if found is None:
+        raise UnknownName(what, text, precisions())
+    return found
+
+
+def usecase(text: str) -> Usecase:
+    """``usecase("chatbot")``: typical lengths and what users expect."""
+    found = usecases().get(plain(text))
+    if found is None:
+        raise UnknownName("use case", text, usecases())
+    return found
+
+
+# ------------------------------------------------------------------ models
+
+_TUNED = re.compile(r"-(instruct|hf|chat|it|base|bf16|dynamic|static|pertensor|per-tensor|thinking|v0\.\d-hf)(?=-|$)")
+_QUANTISED = {"fp8": "fp8", "nvfp4": "nvfp4", "fp4": "nvfp4", "awq": "w4a16", "gptq": "w4a16", "int4": "w4a16",
+              "int8": "int8", "w4a16": "w4a16", "w8a8": "int8", "mxfp4": "mxfp4", "fp8-block": "fp8-block"}  # fmt: skip
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A model found by name: its config and, if its name says so, its quantisation."""
+
+    name: str
+    config: dict[str, Any]
+    source: str
+    quantization: str = ""
+    network: bool = False  # a TOML description of blocks rather than a config.json
+
+
+def model(text: str, token: str | None = None) -> Entry:
+    """A catalogue name, a Hugging Face id, or the path of a config.json, its folder or a network's TOML file."""
+    word = str(text).strip()
+    if not word:
+        raise BadValue("the model's name is empty")
+    path = Path(word).expanduser()
+    looks_local = word.startswith((".", "/", "~")) or word.endswith((".json", ".toml"))
+    if looks_local or (path.is_dir() and (path / "config.json").exists() and known(word) is None):
+        return _file(path)
+    found = known(word)
+    if found is not None:
+        return found
+    if path.is_dir():
+        raise BadFile(f"{path} is a folder without a config.json")
+    if word.count("/") == 1:
+        return _download(word, token)
+    raise UnknownName("model", word, names("models"), "(or give a Hugging Face id or the path of a config.json)")
+
+
+def known(text: str) -> Entry | None:
+    """The catalogue's entry for a name or an id, tuned and quantised variants included; None if there is none."""
+    key = plain(text)
+    for candidate in (key, key.partition("-")[2] if "/" in text else key, plain(text.rpartition("/")[2])):
+        for name, quantization in _variants(candidate):
+            stem = find("models", name)
+            if stem is not None:
+                data = read_toml(DATA / "models" / f"{stem}.toml")
+                return Entry(stem, data["config"], data.get("source", ""), quantization)
+    return None
+
+
+def _variants(key: str) -> Iterable[tuple[str, str]]:
+    """The name itself, then without its tuning and quantisation words."""
+    yield key, ""
+    bare = _TUNED.sub("", key)
+    yield bare, ""
+    for suffix, meaning in _QUANTISED.items():
+        shorter = re.sub(rf"-{suffix}(?=-|$)", "", bare)
+        if shorter != bare:
+            yield shorter, meaning
+            yield _TUNED.sub("", shorter), meaning
+
+
+def named_precision(name: str) -> str:
+    """The quantisation that a repository's or folder's name declares: ``named_precision("X-NVFP4")  # 'nvfp4'``"""
+    words = plain(name).split("-")
+    return next((meaning for suffix, meaning in _QUANTISED.items() if suffix in words), "")
+
+
+def _file(path: Path) -> Entry:
+    target = path / "config.json" if path.is_dir() else path
+    if not target.is_file():
+        if path.is_dir():
+            raise BadFile(f"{path} is a folder without a config.json")
+        raise BadFile(f"no such file: {path}")
+    if target.suffix == ".toml":
+        data = read_toml(target)
+        if "config" in data:
+            return Entry(target.stem, data["config"], str(data.get("source", target)))
+        return Entry(target.stem, data, str(target), network=True)
+    name = target.parent.resolve().name if target.name == "config.json" else target.stem
+    return Entry(name, read_json(target), str(target), named_precision(name))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; anything else is a sentence."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise BadFile(f"{path} is not valid JSON: {error}") from None
+    except OSError as error:
+        raise BadFile(f"{path} cannot be read: {error.strerror}") from None
+    if not isinstance(data, dict):
+        raise BadFile(f"{path} holds a {type(data).__name__}, not the object that a config.json is")
+    return data
+
+
+def _download(repo: str, token: str | None) -> Entry:
+    """The config.json of a repository that the catalogue does not have."""
+    try:
+        from huggingface_hub import hf_hub_download
+
+        path = hf_hub_download(repo, "config.json", token=token or os.environ.get("HF_TOKEN"), etag_timeout=5)
+    except Exception as error:  # the library raises many kinds: offline, gated, missing
+        hint = type(error).__name__
+        known_names = names("models")
+        near = UnknownName("model", repo.rpartition("/")[2], known_names)
+        raise BadFile(f"{repo!r} is not in the catalogue and its config.json could not be fetched ({hint}); {near}") from None
+    return Entry(repo.rpartition("/")[2].lower(), read_json(Path(path)), repo, named_precision(repo))

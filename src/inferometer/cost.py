@@ -1,0 +1,122 @@
+"""The one cost function: a graph and a binding of its names in, seconds per operator out. Floats or arrays alike."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .graph import Block
+from .operators import Op
+from .profiles import Source, Terms
+from .symbols import Env, Expr, Program, Value, constant, evaluate
+
+FIELDS = ("flops", "weights", "reads", "writes", "kv_reads", "kv_writes", "sent", "hops")
+MOVED = FIELDS[1:6]  # bytes through the device's memory
+_BOUNDS = ("memory", "compute", "communication")
+
+
+class OpCost(NamedTuple):
+    """One operator, priced: figures of one call, and how many calls there are."""
+
+    block: Block
+    op: Op
+    count: Value
+    work: dict[str, Value]
+    terms: Terms
+    efficiency: Value
+    origin: Any  # a word, or an array of words
+    seconds: Value  # of one call
+
+    @property
+    def bytes(self) -> Value:
+        """Bytes through the device's memory in one call."""
+        return sum(self.work[f] for f in MOVED)
+
+    @property
+    def bound(self) -> str:
+        """What limits it: memory, compute or communication (of the first point, where there are several)."""
+        t = [float(np.ravel(x)[0]) for x in (self.terms.memory, self.terms.compute, self.terms.link + self.terms.latency)]
+        return _BOUNDS[t.index(max(t))]
+
+
+_compiled: dict[tuple[int, bool], tuple[Block, Program]] = {}
+
+
+def _program(block: Block, brief: bool) -> Program:
+    """The formulas of a block, put in order once. ``brief`` has only what time needs."""
+    key = (id(block), brief)
+    if key not in _compiled:
+        formulas: list[Expr] = []
+        for op in block.ops:
+            values = {f: _lift(getattr(op.work, f)) for f in FIELDS}
+            if brief:
+                moved = constant(0)
+                for f in MOVED:
+                    moved = moved + values[f]
+                formulas += [values["flops"], moved, values["sent"], values["hops"]]
+            else:
+                formulas += values.values()
+        if len(_compiled) > 2000:
+            _compiled.clear()
+        _compiled[key] = (block, Program(formulas))
+    return _compiled[key][1]
+
+
+def _lift(value: Any) -> Expr:
+    return value if isinstance(value, Expr) else constant(value)
+
+
+def _terms(op: Op, flops: Value, moved: Value, sent: Value, hops: Value, env: Env) -> Terms:
+    return Terms(
+        flops / env[op.peak],
+        moved / env["memory_bandwidth"],
+        sent / env["link_bandwidth"],
+        hops * env["link_latency"],
+        env["unfused"],
+    )
+
+
+def _answer(op: Op, env: Env, terms: Terms, sources: tuple[Source, ...]) -> tuple[Value, Any]:
+    """The first source that knows, point by point."""
+
+    def dims() -> dict[str, Value]:
+        return {k: evaluate(v, env) for k, v in op.dims.items()}
+
+    efficiency = sources[0].answer(op, dims, terms)
+    origin: Any = sources[0].origin
+    for source in sources[1:]:
+        missing = np.isnan(efficiency)
+        if not np.any(missing):
+            break
+        efficiency = np.where(missing, source.answer(op, dims, terms), efficiency)
+        origin = np.where(missing, source.origin, origin)
+    return efficiency, origin
+
+
+def price(block: Block, env: Env, sources: tuple[Source, ...]) -> list[OpCost]:
+    """Every operator of a block with its work, its efficiency and its seconds."""
+    bound = {**env, **block.dims}
+    values = _program(block, brief=False)(bound)
+    found = []
+    for index, op in enumerate(block.ops):
+        work = dict(zip(FIELDS, values[index * len(FIELDS) : (index + 1) * len(FIELDS)], strict=True))
+        moved = sum(work[f] for f in MOVED)
+        terms = _terms(op, work["flops"], moved, work["sent"], work["hops"], bound)
+        efficiency, origin = _answer(op, bound, terms, sources)
+        found.append(OpCost(block, op, block.count, work, terms, efficiency, origin, terms.roofline / efficiency))
+    return found
+
+
+def seconds(blocks: tuple[Block, ...], env: Env, sources: tuple[Source, ...]) -> Value:
+    """The kernels' time of a step, nothing else: what sweeps and simulations ask a million times."""
+    result: Value = 0.0
+    for block in blocks:
+        bound = {**env, **block.dims}
+        values = _program(block, brief=True)(bound)
+        for index, op in enumerate(block.ops):
+            terms = _terms(op, *values[4 * index : 4 * index + 4], bound)
+            roofline = terms.roofline
+            if isinstance(roofline, np.ndarray) or roofline > 0:
+                result = result + block.count * roofline / _answer(op, bound, terms, sources)[0]
+    return result

@@ -1,0 +1,66 @@
+"""What can go wrong with a request, as one clear sentence each.
+
+    InferometerError
+    ├── UnknownName   a model, GPU, engine, precision, operator … that is not there; names the nearest
+    ├── BadValue      a value of the wrong type, sign, size or shape
+    └── BadFile       a file that cannot be read, parsed or lacks something
+
+Something that cannot *work* (a model that does not fit) is a result, never an exception.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class InferometerError(Exception):
+    """Base of all errors that are the request's fault. ``str(error)`` is a sentence for the user."""
+
+
+class UnknownName(InferometerError):
+    """``UnknownName("GPU", "h10", ["h100-sxm", "a100"])  # unknown GPU 'h10'; did you mean h100-sxm?``"""
+
+    def __init__(self, what: str, given: object, allowed: Iterable[str], hint: str = "") -> None:
+        names = sorted(set(allowed))
+        near = nearest(str(given), names)
+        if near:
+            tail = f"did you mean {' or '.join(near)}?"
+        else:
+            shown = ", ".join(names[:12]) + (" …" if len(names) > 12 else "")
+            tail = f"allowed: {shown}" if names else "none are known"
+        super().__init__(f"unknown {what} {str(given)!r}; {tail}{' ' + hint if hint else ''}")
+
+
+class BadValue(InferometerError):
+    """A value that is not allowed: says what was given and what is allowed."""
+
+
+class BadFile(InferometerError):
+    """A file that cannot be used: says which one and why."""
+
+
+def nearest(given: str, names: Iterable[str], most: int = 2) -> list[str]:
+    """The names closest to what was typed: ``nearest("lama-2-7b", ["llama-2-7b"])  # ["llama-2-7b"]``"""
+    from difflib import SequenceMatcher, get_close_matches
+
+    pool, word = list(names), given.lower()
+    starts = sorted((n for n in pool if len(word) > 1 and n.startswith(word)), key=len)
+    close = get_close_matches(word, pool, n=most, cutoff=0.6)
+    if not (starts or close) and len(word) > 2:
+        close = [n for n in pool if word in n or SequenceMatcher(None, word, n).ratio() > 0.55]
+    return list(dict.fromkeys(starts + close))[:most]
+
+
+def positive(what: str, value: float, most: float = 1e15) -> None:
+    """Refuse a value that is not a positive finite number below ``most``."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
+        raise BadValue(f"{what} must be a positive number up to {most:g}, not {value!r}")
+
+
+def whole(what: str, value: object, least: int = 1, most: int = 10**9) -> int:
+    """The value as an integer in ``[least, most]``: ``whole("--batch-size", 8)  # 8``"""
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value or value % 1 != 0:
+        raise BadValue(f"{what} must be a whole number, not {value!r}")
+    if not least <= value <= most:
+        raise BadValue(f"{what} must be between {least:,} and {most:,}, not {int(value):,}")
+    return int(value)

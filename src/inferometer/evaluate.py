@@ -1,0 +1,126 @@
+"""A model on a machine under an engine: binds every name, and prices steps.
+
+    setup = prepare(model, hardware("h200"), engine("vllm"), Plan())
+    step_seconds(setup, Step((Group(8, 1, 1024, decode=True),)))      # floats, or arrays of a million points
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from . import cost, numerics, profiles
+from .cost import FIELDS, OpCost
+from .graph import Block, Model
+from .operators import Op, Work
+from .profiles import Source, Terms
+from .spec import Engine, Hardware, Link, Plan
+from .steps import Step
+from .symbols import Env, Value, most
+
+HOST = Op("host_overhead", "host", Work(), {})
+_HOST_BLOCK = Block("engine", (HOST,), {}, stage="head", residual=False)
+
+
+class Setup(NamedTuple):
+    """Everything of a request but its steps, bound to names."""
+
+    model: Model
+    device: Hardware
+    engine: Engine
+    plan: Plan
+    env: dict[str, Value]
+    sources: tuple[Source, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> tuple[Block, ...]:
+        """The blocks of every step."""
+        return tuple(b for b in self.model.blocks if b.stage != "vision")
+
+    @property
+    def tower(self) -> tuple[Block, ...]:
+        """The blocks that run once per image."""
+        return tuple(b for b in self.model.blocks if b.stage == "vision")
+
+
+def prepare(model: Model, device: Hardware, engine: Engine, plan: Plan, *, roles: dict[str, str] | None = None,
+            efficiency: dict[str, float] | None = None, norm_dtype: str = "") -> Setup:  # fmt: skip
+    """Bind hardware, precision and layout to the names that formulas use."""
+    roles = roles or numerics.by_role(model, plan.dtype, plan.quantization)
+    env, notes = numerics.bind(
+        model, device, dtype=plan.dtype, roles=roles, kv_cache_dtype=plan.kv_cache_dtype, norm_dtype=norm_dtype
+    )
+    link = device.links.get(plan.interconnect or device.interconnect) or Link(bandwidth=16e9)
+    env |= {
+        "memory_bandwidth": device.memory_bandwidth,
+        "link_bandwidth": link.bandwidth,
+        "link_latency": link.latency,
+        "tp": plan.tensor_parallel_size,
+        "ep": 1,
+        "moe_tp": plan.tensor_parallel_size,
+        "routing_skew": plan.routing_skew,
+        "eager": 1.0 if plan.attention == "eager" else 0.0,
+        "unfused": 0.0 if plan.fusion else 1.0,
+    }
+    return Setup(model, device, engine, plan, env, profiles.sources(engine, efficiency), tuple(notes))
+
+
+def bound(setup: Setup, step: Step) -> dict[str, Value]:
+    """All names of a step: hardware, precision, layout and the step's sums."""
+    return {**setup.env, **step.sums(setup.model.spans)}
+
+
+def host_seconds(setup: Setup, sums: Env, kernels: Value) -> Value:
+    """What the engine adds to a step's kernels: its own time, and waiting for launches in small prefills."""
+    e = setup.engine
+    floor = e.launch_floor * setup.model.num_layers * (sums["prefill_tokens"] > 0) * (sums["tokens"] <= e.floor_tokens)
+    return e.step_overhead + most(floor - kernels, 0.0)
+
+
+def step_seconds(setup: Setup, step: Step) -> Value:
+    """Seconds of one step, engine included."""
+    env = bound(setup, step)
+    kernels = cost.seconds(setup.text, env, setup.sources)
+    return kernels + host_seconds(setup, env, kernels)
+
+
+def step_rows(setup: Setup, steps: Step | Sequence[Step]) -> list[OpCost]:
+    """Every operator of a step, and the engine's own time as a last row.
+
+    A list has one step per layer (token pruning): each layer is priced with its own tokens, then summed.
+    """
+    per_layer = not isinstance(steps, Step)
+    every = [bound(setup, s) for s in (steps if per_layer else [steps])]  # type: ignore[union-attr,list-item]
+    rows: list[OpCost] = []
+    for block in setup.text:
+        if per_layer and block.layers:
+            mine = {k: np.array([every[i][k] for i in block.layers], dtype=float) for k in every[0]}
+            rows += [_collapse(row) for row in cost.price(block, mine, setup.sources)]
+        else:
+            env = every[-1] if block.stage == "head" else every[0]
+            rows += cost.price(block, env, setup.sources)
+    kernels = sum(row.seconds * row.count for row in rows)
+    return [*rows, _host_row(host_seconds(setup, every[0], kernels))]
+
+
+def tower_rows(setup: Setup, step: Step) -> list[OpCost]:
+    """The vision tower's operators for the images of a step."""
+    env = bound(setup, step)
+    return [row for block in setup.tower for row in cost.price(block, env, setup.sources)]
+
+
+def _collapse(row: OpCost) -> OpCost:
+    """Rows that differ by layer, as one mean call of each layer."""
+    work = {f: np.mean(np.broadcast_to(row.work[f], row.count)) for f in FIELDS}
+    terms = Terms(*(float(np.mean(np.broadcast_to(t, row.count))) for t in row.terms))
+    took = float(np.mean(np.broadcast_to(row.seconds, row.count)))
+    share = float(np.mean(np.broadcast_to(row.terms.roofline, row.count)))
+    return row._replace(work=work, terms=terms, seconds=took, efficiency=share / took if took else 1.0)
+
+
+def _host_row(took: Value) -> OpCost:
+    zero = dict.fromkeys(FIELDS, 0.0)
+    return OpCost(_HOST_BLOCK, HOST, 1, zero, Terms(0.0, 0.0, 0.0, 0.0), 1.0, "assumed", took)

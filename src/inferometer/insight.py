@@ -1,0 +1,126 @@
+"""What limits a plan, what would help, and what would make it fit: sentences backed by re-evaluation, not by rules."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from . import memory, numerics, parallel, phases
+from .catalog import precision
+from .evaluate import Setup, prepare, step_seconds
+from .spec import Plan
+from .units import percent, seconds, size
+
+if TYPE_CHECKING:
+    from .report import Memory, Phase, Report
+    from .request import Request
+
+
+def limits(asked: Request, setup: Setup, report: Report) -> str:
+    """``Prefill is compute-bound (gate_up_proj 41%); decode is memory-bound … -q fp8 would cut TPOT by 41%.``"""
+    parts = [f"{name.capitalize()} is {_why(phase)}" for name, phase in report.phases.items()]
+    sentence = "; ".join(p if i == 0 else p[0].lower() + p[1:] for i, p in enumerate(parts)) + "."
+    return f"{sentence} {_help(asked, setup, report)}".strip()
+
+
+def _why(phase: Phase) -> str:
+    """What most of a phase's time waits for."""
+    waits: dict[str, float] = {}
+    for op in phase.ops:
+        waits[op.bound] = waits.get(op.bound, 0.0) + op.seconds
+    bound, took = max(waits.items(), key=lambda item: item[1])
+    names: dict[str, float] = {}
+    for op in phase.ops:
+        names[op.name] = names.get(op.name, 0.0) + op.share
+    top, share = max(names.items(), key=lambda item: item[1])
+    detail = ""
+    if bound == "memory" and phase.memory_access:
+        cache = phase.load_kv_cache + phase.store_kv_cache
+        weight, kv = phase.load_weight / phase.memory_access, cache / phase.memory_access
+        detail = f", {percent(weight)} of its traffic weights and {percent(kv)} KV cache"
+    word = {"host": "waiting for the host", "communication": "communication-bound"}.get(bound, f"{bound}-bound")
+    return f"{word} ({percent(took / phase.seconds)} of {seconds(phase.seconds)}; most of it {top}, {percent(share)}{detail})"
+
+
+def _help(asked: Request, setup: Setup, report: Report) -> str:
+    """The change that helps most, tried out on this plan."""
+    tried: list[tuple[float, str]] = []
+    for phase, label in (("decode", "TPOT"), ("prefill", "TTFT")):
+        if phase not in report.phases or not isinstance(asked.workload.input_len, int):
+            continue
+        now = _time(setup, asked, phase)
+        for words, other in _alternatives(asked, setup):
+            gain = 1 - _time(other, asked, phase) / now
+            if gain > 0.02:
+                tried.append((gain, f"{words} would cut {label} by {percent(gain)}"))
+    best: dict[str, str] = {}
+    for _, sentence in sorted(tried, reverse=True):
+        best.setdefault(sentence.rsplit(" cut ", 1)[1][:4], sentence)
+    return "; ".join(best.values()) + "." if best else ""
+
+
+def _alternatives(asked: Request, setup: Setup) -> list[tuple[str, Setup]]:
+    """Plans one change away that the device supports."""
+    plan, found = asked.plan, []
+    for name in ("fp8", "w4a16"):
+        native = precision(name).compute
+        if precision(plan.quantization).bits > precision(name).bits and (not native or native[0] in setup.device.flops):
+            roles = numerics.by_role(asked.model, plan.dtype, name)
+            found.append((f"-q {name}", _again(asked, setup, plan=plan, roles=roles)))
+    if precision(plan.kv_cache_dtype).bits > 8 and memory.kv_bytes_per_token(setup):
+        found.append(("--kv-cache-dtype fp8", _again(asked, setup, plan=_with(plan, kv_cache_dtype="fp8"))))
+    wider = _with(plan, tensor_parallel_size=2 * plan.tensor_parallel_size)
+    if not parallel.reason(asked.model, wider, asked.device) and asked.model.kind == "decoder":
+        found.append((f"-tp {wider.tensor_parallel_size}", _again(asked, setup, plan=wider)))
+    return found
+
+
+def _time(setup: Setup, asked: Request, phase: str) -> float:
+    w = asked.workload
+    length = w.input_len if isinstance(w.input_len, int) else max(w.input_len)
+    if phase == "decode":
+        return float(step_seconds(setup, phases.decode(w.batch_size * w.beam_width, length, w.output_len)))
+    steps = phases.prefill(w.batch_size, length - w.prefix_len, w.prefix_len, budget=setup.plan.max_num_batched_tokens)
+    return float(sum(step_seconds(setup, step) * often for step, often in steps))
+
+
+def fits_with(asked: Request, setup: Setup, held: Memory) -> str:
+    """``needs 92.1 GB of 72.0 GB usable per GPU (90% of 80.0 GB); fits with -tp 2 or -q fp8``"""
+    per_device = (f"needs {size(held.total_bytes)} of {size(held.usable_bytes)} usable per GPU "
+                  f"({percent(asked.plan.gpu_memory_utilization)} of {size(held.capacity_bytes)})")  # fmt: skip
+    ways: list[str] = []
+    plan = asked.plan
+    for tp in (2, 4, 8, 16, 32, 64):
+        if tp > plan.tensor_parallel_size:
+            wider = _with(plan, tensor_parallel_size=tp)
+            if not parallel.reason(asked.model, wider, asked.device) and _fits(asked, _again(asked, setup, plan=wider)):
+                ways.append(f"-tp {tp}")
+                break
+    for name in ("fp8", "w4a16"):
+        if precision(plan.quantization).bits > precision(name).bits:
+            roles = numerics.by_role(asked.model, plan.dtype, name)
+            if _fits(asked, _again(asked, setup, plan=plan, roles=roles)):
+                ways.append(f"-q {name}")
+                break
+    if precision(plan.kv_cache_dtype).bits > 8 and _fits(asked, _again(asked, setup, plan=_with(plan, kv_cache_dtype="fp8"))):
+        ways.append("--kv-cache-dtype fp8")
+    if 0 < held.max_batch_size < asked.workload.batch_size:
+        ways.append(f"--batch-size {held.max_batch_size}")
+    return f"{per_device}; fits with {' or '.join(ways)}" if ways else f"{per_device}; no single change makes it fit"
+
+
+def _fits(asked: Request, setup: Setup) -> bool:
+    w = asked.workload
+    length = w.input_len if isinstance(w.input_len, int) else max(w.input_len)
+    held = memory.footprint(setup, batch=w.batch_size, new=length, length=length + w.output_len)
+    return bool(held.total <= held.usable)
+
+
+def _with(plan: Plan, **changes: Any) -> Plan:
+    return msgspec.structs.replace(plan, **changes)
+
+
+def _again(asked: Request, setup: Setup, *, plan: Plan, roles: dict[str, str] | None = None) -> Setup:
+    return prepare(asked.model, asked.device, asked.engine, plan, roles=roles or asked.roles,
+                   efficiency=asked.efficiency, norm_dtype=asked.norm_dtype)  # fmt: skip

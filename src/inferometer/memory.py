@@ -1,0 +1,153 @@
+"""What a plan keeps in a device's memory: weights, cache, the peak of live activations, and the engine's own."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from .evaluate import Setup, bound
+from .graph import Block, Model
+from .steps import Group, Step, kept
+from .symbols import Env, Expr, Program, Value, constant, evaluate, least, maximum, most, names as s
+
+
+class Footprint(NamedTuple):
+    """Bytes per device."""
+
+    weights: Value
+    kv_cache: Value
+    activations: Value
+    overhead: Value
+    usable: Value
+
+    @property
+    def total(self) -> Value:
+        """All of it."""
+        return self.weights + self.kv_cache + self.activations + self.overhead
+
+    @property
+    def room(self) -> Value:
+        """Bytes that the cache may take."""
+        return self.usable - self.weights - self.activations - self.overhead
+
+
+def weight_bytes(setup: Setup) -> Value:
+    """Weights stored on one device."""
+    return _sum(setup.model, setup.env, "stored")
+
+
+def parameters(model: Model, field: str = "params") -> float:
+    """Parameters of the whole network, or with ``field="active"`` those that one token multiplies by."""
+    return float(_sum(model, {"tp": 1, "ep": 1, "moe_tp": 1}, field))
+
+
+def _sum(model: Model, env: Env, field: str) -> Value:
+    found: Value = 0.0
+    for block in model.blocks:
+        formulas = [_lift(getattr(op.work, field)) for op in block.ops]
+        found = found + block.count * sum(Program(formulas)({**env, **block.dims}))
+    return found
+
+
+def cache_bytes(setup: Setup, length: Value, layers: tuple[int, ...] | None = None) -> Value:
+    """Cache of one sequence of ``length`` tokens: latents, windows and recurrent states included."""
+    found: Value = 0.0
+    for block in setup.model.blocks:
+        env = {**setup.env, **block.dims}
+        times = block.count if layers is None else len(set(block.layers) & set(layers))
+        for op in block.ops:
+            if op.cache is not None:
+                held = kept(setup.model.spans[op.cache.span], length)
+                each = evaluate(op.cache.per_token, env) * held + evaluate(op.cache.per_sequence, env)
+                found = found + times * each
+    return found
+
+
+def kv_bytes_per_token(setup: Setup) -> Value:
+    """What one more token of a short sequence takes (windows not full yet, states not counted)."""
+    return cache_bytes(setup, 1) - cache_bytes(setup, 0)
+
+
+def live_peak(block: Block) -> Expr:
+    """The largest sum of tensors that are alive at once while the block runs, as a formula.
+
+    A tensor lives from the operator that writes it to the last one that reads it; the residual stream throughout.
+    """
+    last: dict[int, int] = {}  # producer -> last reader
+    where: dict[str, int] = {}
+    previous = -1
+    for index, op in enumerate(block.ops):
+        read = [previous] if op.inputs is None else [where[w] for w in op.inputs if w in where]
+        for producer in read:
+            last[producer] = index
+        where[op.name] = index
+        if not _zero(op.output):
+            previous = index
+    rows = s.patches if block.stage == "vision" else s.tokens
+    stream = rows * s.hidden_size * s.act_bytes if block.residual else constant(0)
+    peak = constant(0)
+    for index in range(len(block.ops)):
+        alive = [op.output for i, op in enumerate(block.ops[: index + 1]) if i == index or last.get(i, -1) >= index]
+        total = stream
+        for size in alive:
+            total = total + size
+        peak = maximum(peak, total)
+    return peak
+
+
+_peaks: dict[int, tuple[Block, Program]] = {}
+
+
+def activation_bytes(setup: Setup, step: Step) -> Value:
+    """Peak of live activations while a step runs."""
+    env = bound(setup, step)
+    peak: Value = 0.0
+    for block in setup.model.blocks:
+        if id(block) not in _peaks:
+            _peaks[id(block)] = (block, Program([live_peak(block)]))
+        peak = most(peak, _peaks[id(block)][1]({**env, **block.dims})[0])
+    return peak
+
+
+def largest_step(setup: Setup, batch: Value, new: Value, cached: Value = 0) -> Step:
+    """The step whose activations must fit: the engine's profiling run, or the workload's own largest prefill."""
+    plan = setup.plan
+    budget: Value = plan.max_num_batched_tokens
+    if setup.engine.profile_run:
+        seqs = least(plan.max_num_seqs, budget)
+        return Step((Group(seqs, budget / seqs, 0, 1),))
+    total = least(batch * new, budget)
+    piece = least(new, total)
+    return Step((Group(total / piece, piece, cached),))
+
+
+def footprint(setup: Setup, *, batch: Value, new: Value, length: Value, shared: Value = 0, cached: Value = 0,
+              step: Step | None = None) -> Footprint:  # fmt: skip
+    """Memory of ``batch`` sequences of ``length`` tokens; ``shared`` bytes of cache are counted once."""
+    plan = setup.plan
+    return Footprint(
+        weight_bytes(setup),
+        batch * cache_bytes(setup, length) + shared,
+        activation_bytes(setup, step or largest_step(setup, batch, new, cached)),
+        setup.engine.memory_reserve,
+        setup.device.memory * plan.gpu_memory_utilization,
+    )
+
+
+def max_total_tokens(setup: Setup, room: Value, length: Value) -> Value:
+    """Tokens that the cache can hold, for sequences of up to ``length`` tokens."""
+    each = cache_bytes(setup, length)
+    return most(room, 0) / each * length if each else float("inf")
+
+
+def max_sequences(setup: Setup, room: Value, length: Value) -> Value:
+    """Sequences of ``length`` tokens that fit into the cache."""
+    each = cache_bytes(setup, length)
+    return most(room, 0) // each if each else float("inf")
+
+
+def _lift(value: object) -> Expr:
+    return value if isinstance(value, Expr) else constant(float(value))  # type: ignore[arg-type]
+
+
+def _zero(value: object) -> bool:
+    return not isinstance(value, Expr) and value == 0

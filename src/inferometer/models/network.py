@@ -1,0 +1,84 @@
+"""A network described by hand, in TOML: blocks by name with their sizes, repeated.
+
+    hidden_size = 2048
+    vocab_size = 32000
+    [[layers]]
+    repeat = 24
+    blocks = [
+      { block = "gqa", num_attention_heads = 16, num_key_value_heads = 4, head_dim = 128, window = 4096 },
+      { block = "moe", num_experts = 64, num_experts_per_tok = 4, moe_intermediate_size = 1024 },
+    ]
+
+A block's keys are the arguments of the function of that name in `inferometer.blocks`; hidden_size is filled in.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from .. import blocks
+from ..errors import BadFile, UnknownName
+from ..graph import Model, Part, Span
+from .config import Config
+from .decoder import decoder
+
+PARTS = {"gqa": blocks.gqa, "mla": blocks.mla, "delta_net": blocks.delta_net, "mamba2": blocks.mamba2,
+         "mlp": blocks.mlp, "moe": blocks.moe}  # fmt: skip
+_TOP = {"name", "hidden_size", "vocab_size", "layers", "tie_word_embeddings", "max_position_embeddings", "dtype",
+        "torch_dtype", "quantization_config"}  # fmt: skip
+
+
+def build_network(data: Mapping[str, Any], where: str = "network.toml") -> Model:
+    """``build_network(tomllib.load(file))``: the network that a TOML description means."""
+    config = Config(data, where)
+    for key in data:
+        if key not in _TOP:
+            raise UnknownName(f"key in {where}:", key, _TOP)
+    config.size("hidden_size"), config.size("vocab_size")
+    groups = config.items("layers")
+    if not groups:
+        raise BadFile(f"{where} has no [[layers]]: each needs blocks = [{{ block = 'gqa', … }}, …] and may have repeat")
+    spans: dict[str, Span] = {}
+    layers: list[tuple[str, Part]] = []
+    for number, group in enumerate(groups, start=1):
+        here = Config(group if isinstance(group, Mapping) else {}, f"{where}, layers {number}")
+        rows = here.items("blocks")
+        if not rows:
+            raise BadFile(f"{here.where} lacks 'blocks'")
+        part: Part | None = None
+        for row in rows:
+            piece = _part(row, config.size("hidden_size"), here.where, spans)
+            part = piece if part is None else part + piece
+        assert part is not None
+        layers += [("layers", part)] * here.size("repeat", default=1)
+    return decoder(config, lambda i: layers[i], family="network", count=len(layers), spans=spans)
+
+
+def _part(row: Any, hidden: int, where: str, spans: dict[str, Span]) -> Part:
+    if not isinstance(row, Mapping) or "block" not in row:
+        raise BadFile(f"{where}: every block needs its name, as in {{ block = 'mlp', intermediate_size = 8192 }}")
+    name, sizes = str(row["block"]), {k: v for k, v in row.items() if k not in ("block", "window")}
+    if name not in PARTS:
+        raise UnknownName(f"block in {where}:", name, PARTS)
+    function = PARTS[name]
+    allowed = inspect.signature(function).parameters
+    for key, value in sizes.items():
+        if key not in allowed:
+            raise UnknownName(f"key of block {name!r} in {where}:", key, [*allowed, "window"])
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            Config(sizes, f"{where}, block {name!r}").size(key, least=0)
+    if "window" in row:
+        window = Config(row, where).size("window")
+        key = next((k for k, span in spans.items() if span.size == window), f"window{len(spans) or ''}")
+        spans[key] = Span("window", window)
+        sizes["span"] = key
+    sizes.setdefault("hidden_size", hidden)
+    missing = [k for k, p in allowed.items() if p.default is inspect.Parameter.empty and k not in sizes]
+    if missing:
+        raise BadFile(f"{where}: block {name!r} lacks {', '.join(map(repr, missing))}")
+    try:
+        return function(**sizes)
+    except (TypeError, ValueError) as error:
+        raise BadFile(f"{where}: block {name!r}: {error}") from None

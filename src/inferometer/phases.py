@@ -1,0 +1,55 @@
+"""From a workload to the steps that an engine runs: prefill in chunks of its token budget, then decoding.
+
+Each phase is a list of (step, how often). Everything may be an array, so a million workloads are one call.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .graph import Model, Vision
+from .steps import Group, Images, Step
+from .symbols import Value, least, most
+
+Steps = list[tuple[Step, Value]]
+_GAUSS = ((-0.7745966692414834, 5 / 18), (0.0, 8 / 18), (0.7745966692414834, 5 / 18))
+
+
+def prefill(batch: Value, new: Value, cached: Value = 0, *, budget: Value) -> Steps:
+    """The prompts of ``batch`` sequences, at most ``budget`` tokens a step.
+
+    Full steps are represented by their mean: the same tokens, and the mean context of their queries, which is exact
+    where attention's cost is linear in the context. The last step is whatever is left.
+    """
+    total = batch * new
+    full = total // budget
+    rest = total - full * budget
+    piece = least(new, budget)
+    last = least(new, most(rest, 1))
+    whole = Step((Group(budget / piece, piece, cached + (new - piece) / 2, piece / new),))
+    left = Step((Group(rest / last, last, cached + new - last),))
+    steps: Steps = [(whole, full * 1.0), (left, (rest > 0) * 1.0)]
+    return [(step, often) for step, often in steps if isinstance(often, np.ndarray) or often > 0]
+
+
+def decode(batch: Value, context: Value, output: Value) -> Step:
+    """One step at the mean context of output tokens 2..N: ``decode(8, 1024, 128)``"""
+    return Step((Group(batch, 1, context + most(output - 2, 0) / 2, 1, True),))
+
+
+def decode_nodes(model: Model, batch: Value, context: Value, output: Value) -> Steps:
+    """Steps whose weighted sum is the mean step of the answer; more than one only where cost is not linear in context."""
+    if all(span.size == float("inf") for span in model.spans.values()):
+        return [(decode(batch, context, output), 1.0)]
+    middle, half = context + most(output - 2, 0) / 2, most(output - 2, 0) / 2
+    return [(Step((Group(batch, 1, middle + x * half, 1, True),)), weight) for x, weight in _GAUSS]
+
+
+def pictures(vision: Vision | None, count: int, height: int, width: int) -> Images:
+    """The vision tower's work for ``count`` images: patches, their pairs, and the tokens they become."""
+    if vision is None or count == 0:
+        return Images()
+    from .blocks.tower import image_tokens
+
+    patches, tokens = image_tokens(vision, height, width)
+    return Images(count, count * patches, count * patches * patches, count * tokens)

@@ -1,0 +1,166 @@
+"""The result of an analysis: plain structs that are also the JSON contract (schema ``inferometer.analyze/1``).
+
+    report = inferometer.analyze("llama-3.1-8b", gpu="h200")
+    report.metrics.tpot_ms        report.phases["decode"].ops[0].name        report.to_dict()        report.to_csv()
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from typing import Any
+
+import msgspec
+
+SCHEMA = "inferometer.analyze/1"
+
+
+class ModelInfo(msgspec.Struct):
+    """Which network it is."""
+
+    name: str
+    family: str
+    params: int
+    active_params: int
+    layers: int
+    dtype: str
+    quantization: dict[str, str]
+    max_position: int | None
+    source: str
+
+
+class Metrics(msgspec.Struct):
+    """What a user of the deployment sees; null where a kind of model or a phase has no such figure."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    e2el_ms: float | None = None
+    prefill_throughput: float | None = None
+    output_throughput: float | None = None
+    total_token_throughput: float | None = None
+    output_throughput_per_gpu: float | None = None
+    cost_per_million_output_tokens: float | None = None
+    joules_per_output_token: float | None = None
+
+
+class Roofline(msgspec.Struct):
+    """The same plan at the speed of light."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+
+
+class Memory(msgspec.Struct):
+    """Bytes on the fullest GPU."""
+
+    weights_bytes: float
+    kv_cache_bytes: float
+    activation_bytes: float
+    overhead_bytes: float
+    total_bytes: float
+    capacity_bytes: float
+    usable_bytes: float
+    kv_bytes_per_token: float
+    max_batch_size: int
+    max_batch_size_prefill: int
+    max_batch_size_decode: int
+    max_total_tokens: int | None
+
+
+class OpRow(msgspec.Struct):
+    """One operator of a phase; figures are totals over its ``count`` calls on one GPU."""
+
+    name: str
+    kind: str
+    block: str
+    count: float
+    shape: dict[str, list[float]]
+    flops: float
+    bytes: float
+    seconds: float
+    share: float
+    bound: str
+    intensity: float
+    efficiency: float
+    origin: str
+    formula: str
+    load_weight: float = 0.0
+    load_act: float = 0.0
+    store_act: float = 0.0
+    load_kv_cache: float = 0.0
+    store_kv_cache: float = 0.0
+    sent: float = 0.0
+    roofline_seconds: float = 0.0
+
+
+class Phase(msgspec.Struct):
+    """Totals of a phase under LLM-Viewer's names, and its operators."""
+
+    seconds: float
+    OPs: float
+    memory_access: float
+    load_weight: float
+    load_act: float
+    store_act: float
+    load_kv_cache: float
+    store_kv_cache: float
+    inference_time: float
+    memory_consumption: float
+    memory_consumption_tmp_act: float
+    memory_consumption_weight: float
+    memory_consumption_kv_cache: float
+    steps: float
+    ops: list[OpRow]
+
+
+class TurnRow(msgspec.Struct):
+    """One turn of a conversation."""
+
+    input_len: int
+    output_len: int
+    context: int
+    ttft_ms: float
+    tpot_ms: float | None
+    e2el_ms: float
+
+
+class Report(msgspec.Struct):
+    """Everything an analysis found."""
+
+    model: ModelInfo
+    device: dict[str, Any]
+    engine: dict[str, Any]
+    plan: dict[str, Any]
+    workload: dict[str, Any]
+    feasible: bool
+    reason: str | None
+    metrics: Metrics
+    roofline: Roofline
+    memory: Memory
+    phases: dict[str, Phase]
+    summary: str = ""
+    turns: list[TurnRow] = []
+    warnings: list[str] = []
+    schema: str = SCHEMA
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain dicts and lists, ``schema`` first."""
+        data = msgspec.to_builtins(self)
+        return {"schema": data.pop("schema"), **data}
+
+    def to_json(self) -> bytes:
+        """The report as indented JSON."""
+        return msgspec.json.format(msgspec.json.encode(self.to_dict()), indent=1)
+
+    def to_csv(self) -> str:
+        """One line per operator and phase."""
+        out = io.StringIO()
+        keys = ["phase", *(f for f in OpRow.__struct_fields__ if f != "shape"), "shape"]
+        writer = csv.DictWriter(out, keys, lineterminator="\n")
+        writer.writeheader()
+        for phase, data in self.phases.items():
+            for op in data.ops:
+                row = msgspec.to_builtins(op)
+                row["shape"] = " ".join(f"{k}={'x'.join(f'{v:g}' for v in vs)}" for k, vs in op.shape.items())
+                writer.writerow({"phase": phase, **row})
+        return out.getvalue()

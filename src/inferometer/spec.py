@@ -1,0 +1,157 @@
+"""The nouns of a request, as frozen structs without logic: hardware, engine, precision, workload, plan.
+
+Units are SI (bytes, seconds, FLOP/s). What a file may say is what these structs have.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all specs: keyword-only, immutable, strict about unknown keys."""
+
+
+class Link(Spec, frozen=True, kw_only=True):
+    """One way out of a device: ``Link(bandwidth=450e9, latency=2e-6, devices=8)``"""
+
+    bandwidth: float  # bytes/s per device, one direction
+    latency: float = 5e-6  # s of start-up per hop
+    devices: int = 8  # how many devices one such domain joins
+
+
+class Hardware(Spec, frozen=True, kw_only=True):
+    """A device, as its data sheet and its driver describe it."""
+
+    name: str = ""
+    label: str = ""
+    vendor: str = ""
+    architecture: str = ""
+    aliases: tuple[str, ...] = ()
+    memory: float  # bytes that the driver reports
+    memory_bandwidth: float  # bytes/s
+    flops: dict[str, float]  # dense FLOP/s by number format
+    cache: float = 0.0  # bytes of last-level on-chip cache
+    compute_units: int = 1
+    clock: float = 0.0  # Hz
+    power: float = 0.0  # W
+    price_per_hour: float = 0.0  # USD
+    gpus_per_node: int = 8
+    interconnect: str = "pcie"  # which of `links` joins the devices of a node
+    links: dict[str, Link] = {}
+    source: dict[str, str] = {}
+
+
+class Kernel(Spec, frozen=True, kw_only=True):
+    """How well one kind of kernel runs when nothing was measured: seconds = fixed + ‖work/flops, bytes/hbm‖ₚ."""
+
+    flops: float = 1.0  # share of peak FLOP/s that it reaches
+    hbm: float = 1.0  # share of peak bandwidth that it reaches
+    link: float = 1.0  # share of link bandwidth that it reaches
+    fixed: float = 0.0  # s per call (launch, ramp-up, tail)
+    source: str = ""
+
+
+class Engine(Spec, frozen=True, kw_only=True):
+    """A serving engine as data. `roofline` is the perfect one: the speed of light."""
+
+    name: str = ""
+    label: str = ""
+    version: str = ""
+    step_overhead: float = 0.0  # s of host time that no kernel hides, per step
+    launch_floor: float = 0.0  # s that the host needs to launch a prefill step of any size, per layer
+    floor_tokens: int = 0  # steps above this many tokens never wait for the host
+    request_overhead: float = 0.0  # s per request in the engine's own front end
+    http_overhead: float = 0.0  # s per request more when the client speaks HTTP
+    memory_utilization: float = 0.9  # default of --gpu-memory-utilization
+    memory_reserve: float = 0.0  # bytes that are neither weights, KV nor activations (context, graphs, workspaces)
+    max_num_batched_tokens: int = 8192
+    max_num_seqs: int = 1024
+    block_size: int = 16
+    prefix_caching: bool = False
+    profile_run: bool = False  # reserves the activations of its largest step, whatever the workload
+    attention: Literal["flash", "eager"] = "flash"
+    fusion: bool = False  # element-wise operators ride on their neighbours: no traffic, no launch
+    smooth: float = 3.0  # p of the norm that joins compute and memory time; large = a hard maximum
+    kernels: dict[str, Kernel] = {}
+    source: dict[str, str] = {}
+
+
+class Precision(Spec, frozen=True, kw_only=True):
+    """A way to store and multiply numbers: ``bits`` per weight incl. its share of the group's scales."""
+
+    name: str = ""
+    label: str = ""
+    bits: float
+    scale_bits: float = 0.0
+    group: float = 0.0  # weights that share one scale; 0 = per tensor or channel
+    compute: tuple[str, ...] = ()  # formats it multiplies in, best first; () = the model's own dtype
+    activation_bits: float = 16.0  # of a linear layer's input when computing in the first of `compute`
+    source: str = ""
+
+    @property
+    def bytes(self) -> float:
+        """Stored bytes per weight, scales included."""
+        return (self.bits + (self.scale_bits / self.group if self.group else 0.0)) / 8
+
+
+class Turn(Spec, frozen=True, kw_only=True):
+    """One prompt and its answer in a conversation."""
+
+    input_len: int
+    output_len: int
+
+
+class Image(Spec, frozen=True, kw_only=True):
+    """Images in every request: ``Image(count=1, height=896, width=896)``"""
+
+    count: int = 1
+    height: int
+    width: int
+
+
+class Workload(Spec, frozen=True, kw_only=True):
+    """What is asked of the engine."""
+
+    batch_size: int = 1
+    input_len: int | tuple[int, ...] = 1024  # one number, or one per layer (token pruning)
+    output_len: int = 128
+    prefix_len: int = 0  # leading input tokens that are already in the KV cache
+    beam_width: int = 1
+    turns: tuple[Turn, ...] = ()
+    images: Image | None = None
+
+
+class Plan(Spec, frozen=True, kw_only=True):
+    """How the model is laid out and run."""
+
+    tensor_parallel_size: int = 1
+    dtype: str = "bf16"
+    quantization: str = "bf16"
+    kv_cache_dtype: str = "bf16"
+    attention: str = "flash"
+    fusion: bool = False
+    max_num_batched_tokens: int = 8192
+    max_num_seqs: int = 1024
+    max_model_len: int = 0  # 0: the model's own limit
+    gpu_memory_utilization: float = 0.9
+    block_size: int = 16
+    routing_skew: float = 0.0
+    interconnect: str = ""
+    frontend: Literal["in-process", "http"] = "in-process"
+
+
+class Usecase(Spec, frozen=True, kw_only=True):
+    """A typical kind of request and what its users expect."""
+
+    name: str = ""
+    label: str
+    input_len: int
+    output_len: int
+    batch_size: int = 1
+    beam_width: int = 1
+    ttft: float  # s that users wait for the first token
+    tpot: float  # s per token that feels right
+    source: str = ""

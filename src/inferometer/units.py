@@ -1,0 +1,49 @@
+"""Numbers with units, for sentences and tables. Inside, everything is SI; GB = 1e9, GiB = 2**30."""
+
+from __future__ import annotations
+
+import math
+
+GB = 1e9
+GiB = 2.0**30
+
+_BIG = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_SMALL = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
+
+
+def si(value: float, unit: str = "", digits: int = 3) -> str:
+    """``si(3.35e12, "B/s")  # '3.35 TB/s'``"""
+    if value is None or math.isnan(value):
+        return "–"
+    if math.isinf(value):
+        return "∞"
+    for scale, prefix in _BIG:
+        if abs(value) >= scale * 0.9995:
+            return f"{_digits(value / scale, digits)} {prefix}{unit}".rstrip()
+    return f"{_digits(value, digits)} {unit}".rstrip()
+
+
+def size(value: float) -> str:
+    """Bytes in decimal units: ``size(16.06e9)  # '16.1 GB'``"""
+    return si(value, "B")
+
+
+def seconds(value: float | None) -> str:
+    """``seconds(0.00412)  # '4.12 ms'``"""
+    if value is None or math.isnan(value):
+        return "–"
+    for scale, unit in _SMALL:
+        if abs(value) >= scale * 0.9995:
+            return f"{_digits(value / scale, 3)} {unit}"
+    return "0 s" if value == 0 else f"{_digits(value * 1e9, 3)} ns"
+
+
+def percent(value: float) -> str:
+    """``percent(0.1234)  # '12.3%'``"""
+    return f"{value * 100:.1f}%" if value < 0.9995 else "100%"
+
+
+def _digits(value: float, digits: int) -> str:
+    whole_part = len(str(int(abs(value)))) if abs(value) >= 1 else 1
+    text = f"{value:.{max(0, digits - whole_part)}f}"
+    return text.rstrip("0").rstrip(".") if "." in text and abs(value) >= 100 else text

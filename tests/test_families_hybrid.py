@@ -1,0 +1,296 @@
+"""Families with recurrent layers: parameters, cache and state of the real models, and what their operators do."""
+
+from __future__ import annotations
+
+import copy
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inferometer import models
+from inferometer.errors import BadFile
+from inferometer.graph import Block, Model
+from inferometer.models import build
+from inferometer.steps import Group, Step
+from inferometer.symbols import evaluate
+
+CATALOGUE = Path(models.__file__).parents[1] / "data" / "models"
+BYTES = {"act_bytes": 2, "kv_bytes": 2, "norm_bytes": 2, "unfused": 1, "eager": 0, "routing_skew": 0}
+ROLES = ("attn", "mlp", "experts", "shared", "router", "head", "embed", "vision")
+ALONE = {"tp": 1, "ep": 1, "moe_tp": 1}
+
+# name in the catalogue: parameters (language model, active, prediction modules), bytes of bf16 cache per token and of
+# fp32 state and bf16 convolution history per sequence
+REAL: dict[str, tuple[int, int, int, int, int, int]] = {
+    "qwen3-next-80b-a3b": (79_674_391_296, 3_563_764_480, 1_650_471_424, 24_576, 75_497_472, 1_769_472),
+    "qwen3.5-397b-a17b": (396_346_350_336, 16_331_922_176, 6_595_568_128, 30_720, 188_743_680, 3_317_760),
+    "qwen3.5-122b-a10b": (122_111_526_912, 9_008_449_536, 2_523_679_232, 24_576, 150_994_944, 2_654_208),
+    "qwen3.5-35b-a3b": (34_660_610_688, 2_946_429_568, 844_640_768, 20_480, 62_914_560, 1_474_560),
+    "qwen3.6-35b-a3b": (34_660_610_688, 2_946_429_568, 844_640_768, 20_480, 62_914_560, 1_474_560),
+    "qwen3.5-27b": (26_895_998_464, 25_624_600_064, 424_699_392, 65_536, 150_994_944, 2_949_120),
+    "qwen3.6-27b": (26_895_998_464, 25_624_600_064, 424_699_392, 65_536, 150_994_944, 2_949_120),
+    "nemotron-3-nano-30b-a3b": (31_577_940_288, 3_227_754_816, 0, 6_144, 48_234_496, 847_872),
+    "nemotron-3.5-lightning-30b-a3b": (31_577_940_288, 3_227_754_816, 1_335_325_952, 6_144, 48_234_496, 847_872),
+    "nemotron-3-super-120b-a12b": (120_668_707_840, 12_233_366_528, 2_942_325_248, 8_192, 167_772_160, 2_457_600),
+    "nemotron-3-ultra-550b-a55b": (549_308_993_536, 54_985_101_312, 11_215_610_368, 12_288, 402_653_184, 5_308_416),
+    "nemotron-h-56b": (56_324_350_464, 55_250_608_640, 0, 40_960, 905_969_664, 6_635_520),
+    "llama-3_3-nemotron-super-49b-v1": (49_867_145_216, 48_816_472_064, 0, 200_704, 0, 0),
+    "kimi-k3": (2_779_484_478_208, 104_189_614_848, 0, 27_648, 434_110_464, 15_261_696),
+    "falcon-mamba-7b": (7_272_665_088, 7_006_326_784, 0, 0, 33_554_432, 3_145_728),
+    "mamba-2.8b": (2_768_345_600, 2_768_345_600, 0, 0, 20_971_520, 1_966_080),
+    "mamba2-2.7b": (2_702_599_680, 2_702_599_680, 0, 0, 167_772_160, 2_064_384),
+}  # fmt: skip
+
+
+def config(name: str) -> dict[str, Any]:
+    """The config of a model in the catalogue."""
+    found: dict[str, Any] = tomllib.loads((CATALOGUE / f"{name}.toml").read_text())["config"]
+    return found
+
+
+def text(model: Model) -> list[Block]:
+    return [block for block in model.blocks if block.stage != "vision"]
+
+
+def work(blocks: list[Block] | tuple[Block, ...], field: str, **names: float) -> float:
+    """The sum of a kind of work over blocks."""
+    roles = {f"{role}_{word}_bytes": 2 for role in ROLES for word in ("weight", "input")}
+    total = 0.0
+    for block in blocks:
+        env = {**ALONE, **BYTES, **roles, "state_bytes": 4, **names, **block.dims}
+        total += block.count * sum(evaluate(getattr(op.work, field), env) for op in block.ops)
+    return total
+
+
+def cache(model: Model, **names: float) -> tuple[float, float]:
+    """Bytes per token and per sequence."""
+    per_token = per_sequence = 0.0
+    for block in model.blocks:
+        env = {**ALONE, **BYTES, "state_bytes": model.state_bits / 8, **names, **block.dims}
+        for op in block.ops:
+            if op.cache is not None:
+                per_token += block.count * evaluate(op.cache.per_token, env)
+                per_sequence += block.count * evaluate(op.cache.per_sequence, env)
+    return per_token, per_sequence
+
+
+def step(model: Model, *groups: Group) -> dict[str, float]:
+    return Step(groups).sums(model.spans)
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_parameters_of_real_models(name: str) -> None:
+    total, active, ahead, *_ = REAL[name]
+    model = build(config(name), name)
+    assert not model.warnings
+    assert work(text(model), "params") == pytest.approx(total, rel=1e-6)
+    assert work(model.blocks, "active") == pytest.approx(active, rel=1e-6)
+    assert work(model.extras, "params") == pytest.approx(ahead, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_cache_and_state_of_real_models(name: str) -> None:
+    *_, per_token, state, history = REAL[name]
+    model = build(config(name), name)
+    assert cache(model) == (per_token, state + history)
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_a_token_multiplies_by_what_is_active(name: str) -> None:
+    """Products of one decoded token: two operations per active parameter, and some for scans, norms and attention."""
+    model = build(config(name), name)
+    flops = work(text(model), "flops", **step(model, Group(1, 1, 0, decode=True)))
+    assert 1 <= flops / (2 * REAL[name][1]) < 1.06
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_four_devices_share_the_weights_and_the_state(name: str) -> None:
+    model = build(config(name), name)
+    four = {"tp": 4, "moe_tp": 4}
+    stored = work(text(model), "stored", **four) / work(text(model), "stored")
+    assert 0.25 <= stored < 0.27
+    _, alone = cache(model)
+    _, shared = cache(model, tp=4)
+    assert alone / 4 <= shared <= alone / 4 * 1.01  # convolutions over what all heads share are on each
+
+
+def test_layers_of_qwen3_next() -> None:
+    model = build(config("qwen3-next-80b-a3b"))
+    linear, full = (block for block in model.blocks if block.stage == "layer")
+    assert (linear.count, full.count) == (36, 12)
+    assert full.layers == tuple(range(3, 48, 4))
+    assert [op.name for op in full.ops][:3] == ["input_layernorm", "qkv_proj", "qk_norm"]
+
+
+def test_a_list_of_layers_goes_before_the_interval() -> None:
+    data = config("qwen3-next-80b-a3b") | {"num_hidden_layers": 2, "layer_types": ["full_attention"] * 2}
+    assert cache(build(data)) == (2 * 2 * 2 * 256 * 2, 0)
+
+
+def test_layers_of_nemotron_are_one_mixer_each() -> None:
+    model = build(config("nemotron-3-super-120b-a12b"))
+    counts = {block.ops[0].name: block.count for block in model.blocks if block.stage == "layer"}
+    assert counts == {"mamba_norm": 40, "moe_norm": 40, "attention_norm": 8}
+    assert model.num_layers == 88
+    (ahead,) = model.extras
+    assert [op.name for op in ahead.ops if op.kind in ("norm", "moe")][:5] == [
+        "enorm", "hnorm", "attention_norm", "moe_norm", "experts",
+    ]  # fmt: skip
+    names = [op.name for block in model.blocks for op in block.ops]
+    assert "rope" not in names and "latent_down_proj" in names
+
+
+def test_pattern_and_list_say_the_same() -> None:
+    data = config("nemotron-3-super-120b-a12b")
+    words = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+    listed = {k: v for k, v in data.items() if k not in ("hybrid_override_pattern", "num_hidden_layers")}
+    listed["layers_block_type"] = [words[x] for x in data["hybrid_override_pattern"]]
+    assert build(listed).blocks == build(data).blocks
+
+
+def test_layers_of_kimi_k3() -> None:
+    model = build(config("kimi-k3"))
+    layers = [block for block in model.blocks if block.stage == "layer"]
+    kinds = {("latent" if any(op.name == "kv_a_layernorm" for op in b.ops) else "delta", b.count) for b in layers}
+    assert kinds == {("delta", 1), ("delta", 68), ("latent", 24)}  # the first has a dense MLP
+    assert any(op.name == "output_gate" for b in layers for op in b.ops)
+    assert not any(op.name == "rope" for b in layers for op in b.ops)
+
+
+def test_kimi_linear() -> None:
+    """Kimi-Linear-48B-A3B: gates of low rank, no latent experts, queries without compression."""
+    full = [4, 8, 12, 16, 20, 24, 27]
+    data = {
+        "model_type": "kimi_linear", "vocab_size": 163840, "hidden_size": 2304, "num_hidden_layers": 27,
+        "num_attention_heads": 32, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+        "v_head_dim": 128, "intermediate_size": 9216, "moe_intermediate_size": 1024, "num_experts": 256,
+        "num_experts_per_token": 8, "num_shared_experts": 1, "first_k_dense_replace": 1, "mla_use_nope": True,
+        "linear_attn_config": {
+            "num_heads": 32, "head_dim": 128, "short_conv_kernel_size": 4, "full_attn_layers": full,
+            "kda_layers": [i for i in range(1, 28) if i not in full],
+        },
+    }  # fmt: skip
+    model = build(data)
+    assert work(model.blocks, "params") == pytest.approx(48e9, rel=0.03)
+    assert work(model.blocks, "active") == pytest.approx(3e9, rel=0.1)
+    assert cache(model) == (7 * 576 * 2, 20 * (32 * 128 * 128 * 4 + 3 * 4096 * 3 * 2))
+
+
+def test_decoding_reads_and_writes_the_whole_state() -> None:
+    model = build(config("mamba2-2.7b"))
+    _, state = cache(model)
+    sums = step(model, Group(8, 1, 1000, decode=True))
+    assert work(model.blocks, "kv_reads", **sums) == work(model.blocks, "kv_writes", **sums) == 8 * state
+
+
+@pytest.mark.parametrize("name", ["mamba-2.8b", "mamba2-2.7b"])
+def test_pure_state_does_not_grow_with_context(name: str) -> None:
+    model = build(config(name))
+    short, long = (step(model, Group(4, 1, n, decode=True)) for n in (10, 100_000))
+    for field in ("flops", "reads", "kv_reads"):
+        assert work(model.blocks, field, **short) == work(model.blocks, field, **long)
+
+
+def test_chunks_cost_prompts_more_than_steps() -> None:
+    """A prompt token of a chunked scan adds products inside the chunk: heads × chunk × (6 keys + 4 values)."""
+    model = build(config("qwen3-next-80b-a3b"))
+    (scan,) = {op for block in model.blocks for op in block.ops if op.kind == "scan"} or {None}
+    assert scan is not None
+    dims = next(block.dims for block in model.blocks if scan in block.ops)
+
+    def flops(*groups: Group) -> float:
+        return float(evaluate(scan.work.flops, {**ALONE, **dims, **step(model, *groups)}))
+
+    state = 32 * 128 * 128
+    assert flops(Group(64, 1, 9, decode=True)) == 7 * 64 * state
+    assert flops(Group(1, 64)) == 7 * 64 * state + 64 * 32 * 64 * 10 * 128
+
+
+def test_groups_are_replicated_over_more_ranks() -> None:
+    """Mamba-2 with one group: each of two ranks has all of B and C, and half of the rest."""
+    model = build(config("mamba2-2.7b"))
+    block = next(b for b in model.blocks if b.stage == "layer")
+    proj = next(op for op in block.ops if op.name == "in_proj")
+    env = {**ALONE, **block.dims, "tp": 2}
+    assert evaluate(proj.dims["n"], env) == 5120 + 2 * 128 + 40
+
+
+def test_thinned_layers_of_nemotron_nas() -> None:
+    data = config("llama-3_3-nemotron-super-49b-v1") | {"num_hidden_layers": 3}
+    data["block_configs"] = [
+        {"attention": {"no_op": True}, "ffn": {"ffn_mult": 0.1}},
+        {"attention": {"replace_with_linear": True}, "ffn": {"no_op": True}},
+        {"attention": {"n_heads_in_group": 16}, "ffn": {"replace_with_linear": True}},
+    ]
+    model = build(data)
+    h = 8192
+    own = 2 * 128256 * h + h  # both ends
+    own += h + 3 * h * 768  # 2·0.1·8192/3 = 546, rounded up
+    own += h + h * h
+    own += h + 2 * h * h + 2 * h * 4 * 128 + h + h * h
+    assert work(model.blocks, "params") == own
+    assert cache(model) == (2 * 4 * 128 * 2, 0)
+
+
+def test_state_dtype() -> None:
+    data = config("nemotron-3-nano-30b-a3b")
+    assert build(data).state_bits == 32
+    assert build(data | {"mamba_ssm_cache_dtype": "bfloat16"}).state_bits == 16
+
+
+def test_mamba_sizes_that_configs_leave_out() -> None:
+    data = config("mamba-2.8b")
+    short = {k: data[k] for k in ("model_type", "hidden_size", "num_hidden_layers", "vocab_size")}
+    short["time_step_rank"] = "auto"
+    assert build(short).blocks == build(data).blocks
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "sentence"),
+    [
+        ("qwen3-next-80b-a3b", {"linear_num_key_heads": None}, "linear_num_key_heads"),
+        ("qwen3-next-80b-a3b", {"layer_types": ["mamba"] * 48}, "layer_types"),
+        ("nemotron-h-56b", {"hybrid_override_pattern": "M-X"}, "'X'"),
+        ("nemotron-h-56b", {"hybrid_override_pattern": "M-"}, "118"),
+        ("nemotron-h-56b", {"hybrid_override_pattern": None}, "hybrid_override_pattern"),
+        ("llama-3_3-nemotron-super-49b-v1", {"block_configs": [3] * 80}, "attention"),
+        ("llama-3_3-nemotron-super-49b-v1", {"block_configs": None}, "block_configs"),
+        ("mamba-2.8b", {"time_step_rank": "many"}, "time_step_rank"),
+        ("mamba2-2.7b", {"num_heads": None, "head_dim": 33}, "num_heads"),
+    ],
+)
+def test_broken_configs_get_a_sentence(name: str, change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(BadFile, match=sentence.replace("'", ".")):
+        build(config(name) | change)
+
+
+def test_kimi_layers_without_a_kind_get_a_sentence() -> None:
+    data = copy.deepcopy(config("kimi-k3"))
+    data["text_config"]["linear_attn_config"]["kda_layers"].remove(2)
+    with pytest.raises(BadFile, match="layer 2"):
+        build(data)
+
+
+@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("junk", [None, "x", -1, 0, 1.5, [], [None], {}, True, 10**30], ids=str)
+def test_no_single_broken_key_gives_a_traceback(name: str, junk: Any) -> None:
+    original = config(name)
+    places = [()] + [(k,) for k in ("text_config", "linear_attn_config") if k in original]
+    if "linear_attn_config" in original.get("text_config", {}):
+        places.append(("text_config", "linear_attn_config"))
+    for place in places:
+        table = original
+        for key in place:
+            table = table[key]
+        for key in table:
+            data = copy.deepcopy(original)
+            inner = data
+            for step_in in place:
+                inner = inner[step_in]
+            inner[key] = junk
+            try:
+                build(data)
+            except BadFile:
+                continue
