@@ -36,7 +36,7 @@ def report_of(asked: Request, phase: str = "all") -> Report:
                     efficiency=asked.efficiency, norm_dtype=asked.norm_dtype)  # fmt: skip
     work = asked.workload
     illegal = parallel.reason(asked.model, asked.plan, asked.device)
-    talk = _conversation(setup, work)
+    talk = conversation(setup, work)
     decodes = asked.model.kind == "decoder" and phase != "prefill" and talk.output_len > 1
     priced = _phases(setup, talk, phase, decodes)
     held = _memory(setup, talk)
@@ -82,7 +82,7 @@ class Talk(NamedTuple):
         return self.cached + self.prompt + self.output_len
 
 
-def _conversation(setup: Setup, work: Workload) -> Talk:
+def conversation(setup: Setup, work: Workload) -> Talk:
     """The last turn of a conversation, or the only one."""
     pictures, shown = Images(), work.images
     if shown:
@@ -102,20 +102,20 @@ def _conversation(setup: Setup, work: Workload) -> Talk:
     return Talk(n, n * work.beam_width, lengths, new, cached, output if setup.model.kind == "decoder" else 0, scaled)
 
 
-def _prefill_steps(setup: Setup, talk: Talk) -> list[tuple[Step | list[Step], float]]:
+def prefill_steps(setup: Setup, talk: Talk) -> list[tuple[Step | list[Step], float]]:
     if isinstance(talk.input_len, tuple):  # token pruning: every layer has a step of its own
         return [([Step((Group(talk.batch, n, 0),)) for n in talk.input_len], 1.0)]
     return list(phases.prefill(talk.batch, talk.prompt, talk.cached, budget=setup.plan.max_num_batched_tokens))
 
 
-def _decode_step(setup: Setup, talk: Talk) -> Step | list[Step]:
+def decode_step(setup: Setup, talk: Talk) -> Step | list[Step]:
     context = talk.cached + talk.prompt
     if isinstance(talk.input_len, tuple):
         return [phases.decode(talk.sequences, n, talk.output_len) for n in talk.input_len]
     return phases.decode(talk.sequences, context, talk.output_len)
 
 
-def _tower_step(talk: Talk) -> Step:
+def tower_step(talk: Talk) -> Step:
     return Step((), talk.images)
 
 
@@ -132,15 +132,15 @@ def _metrics(setup: Setup, talk: Talk, phase: str, decodes: bool) -> Metrics:
     found = Metrics()
     ttft = 0.0
     if phase != "decode":
-        ttft = overhead + sum(_step_time(setup, step) * often for step, often in _prefill_steps(setup, talk))
-        ttft += float(sum(row.seconds * row.count for row in tower_rows(setup, _tower_step(talk))))
+        ttft = overhead + sum(_step_time(setup, step) * often for step, often in prefill_steps(setup, talk))
+        ttft += float(sum(row.seconds * row.count for row in tower_rows(setup, tower_step(talk))))
         found.ttft_ms = ttft * 1e3
         found.prefill_throughput = talk.batch * talk.prompt / ttft if ttft else None
     if not decodes:
         found.e2el_ms = found.ttft_ms
         return found
     if isinstance(talk.input_len, tuple):
-        tpot = _step_time(setup, _decode_step(setup, talk))
+        tpot = _step_time(setup, decode_step(setup, talk))
     else:
         nodes = phases.decode_nodes(setup.model, talk.sequences, talk.cached + talk.prompt, talk.output_len)
         tpot = sum(float(step_seconds(setup, step)) * weight for step, weight in nodes)
@@ -167,7 +167,7 @@ def _turns(setup: Setup, work: Workload) -> list[TurnRow]:
     for turn in work.turns:
         alone = work.__class__(batch_size=work.batch_size, input_len=context + turn.input_len, prefix_len=context,
                                output_len=turn.output_len, beam_width=work.beam_width)  # fmt: skip
-        m = _metrics(setup, _conversation(setup, alone), "all", turn.output_len > 1)
+        m = _metrics(setup, conversation(setup, alone), "all", turn.output_len > 1)
         rows.append(TurnRow(turn.input_len, turn.output_len, context, m.ttft_ms or 0.0, m.tpot_ms, m.e2el_ms or 0.0))
         context += turn.input_len + turn.output_len
     return rows
@@ -203,9 +203,9 @@ def _phases(setup: Setup, talk: Talk, phase: str, decodes: bool) -> dict[str, Ph
     if phase != "decode":
         rows: list[tuple[OpCost, float, dict[str, Any]]] = []
         if talk.images.count:
-            env = bound(setup, _tower_step(talk))
-            rows += [(row, 1.0, env) for row in tower_rows(setup, _tower_step(talk))]
-        steps = _prefill_steps(setup, talk)
+            env = bound(setup, tower_step(talk))
+            rows += [(row, 1.0, env) for row in tower_rows(setup, tower_step(talk))]
+        steps = prefill_steps(setup, talk)
         for step, often in steps:
             env = bound(setup, step if isinstance(step, Step) else step[0])
             rows += [(row, often, env) for row in step_rows(setup, step)]
@@ -213,7 +213,7 @@ def _phases(setup: Setup, talk: Talk, phase: str, decodes: bool) -> dict[str, Ph
         largest = steps[0][0] if isinstance(steps[0][0], Step) else max(steps[0][0], key=_tokens)
         found["prefill"] = _phase(setup, rows, often, largest, weights, talk.batch * _cache(setup, talk, prompt))
     if decodes:
-        step = _decode_step(setup, talk)
+        step = decode_step(setup, talk)
         one = step if isinstance(step, Step) else step[0]
         env = bound(setup, one)
         held = _held(setup, talk, max(talk.output_len - 2, 0) // 2 + 1)

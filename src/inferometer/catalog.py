@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from .errors import BadFile, BadValue, UnknownName
+from .errors import BadFile, BadValue, UnknownName, nearest
 from .spec import Engine, Hardware, Precision, Usecase
 
 DATA = Path(__file__).parent / "data"
@@ -182,6 +182,7 @@ _WORDS = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp3
 _WORDS |= {"fp8-e4m3": "fp8", "fp8-e5m2": "fp8", "awq": "w4a16", "gptq": "w4a16", "w8a8": "int8", "fp4": "nvfp4"}
 
 
+@functools.cache
 def precision(text: str, what: str = "precision") -> Precision:
     """``precision("w4a16")``; takes vLLM's words too (``bfloat16``, ``awq``)."""
     key = plain(text)
@@ -294,14 +295,28 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _download(repo: str, token: str | None) -> Entry:
-    """The config.json of a repository that the catalogue does not have."""
-    try:
-        from huggingface_hub import hf_hub_download
+    """The config.json of a repository that the catalogue does not have; from the local cache where there is no network."""
+    from huggingface_hub import constants, hf_hub_download, logging
 
-        path = hf_hub_download(repo, "config.json", token=token or os.environ.get("HF_TOKEN"), etag_timeout=5)
-    except Exception as error:  # the library raises many kinds: offline, gated, missing
-        hint = type(error).__name__
-        known_names = names("models")
-        near = UnknownName("model", repo.rpartition("/")[2], known_names)
-        raise BadFile(f"{repo!r} is not in the catalogue and its config.json could not be fetched ({hint}); {near}") from None
+    logging.set_verbosity_error()
+    try:
+        offline = not _reachable(constants.ENDPOINT)
+        path = hf_hub_download(repo, "config.json", token=token or os.environ.get("HF_TOKEN"), local_files_only=offline)
+    except Exception as error:  # the library raises many kinds: not there, gated, malformed, cut off
+        why = "there is no network" if offline else f"{type(error).__name__}"
+        near = nearest(repo.rpartition("/")[2].lower(), names("models"))
+        hint = f"; the nearest entries are {' and '.join(near)}" if near else ""
+        raise BadFile(f"{repo!r} is not in the catalogue and its config.json could not be fetched ({why}){hint}") from None
     return Entry(repo.rpartition("/")[2].lower(), read_json(Path(path)), repo, named_precision(repo))
+
+
+def _reachable(url: str) -> bool:
+    """Whether the host's name resolves: asked first, because the library retries for half a minute."""
+    import socket
+    from urllib.parse import urlsplit
+
+    try:
+        socket.getaddrinfo(urlsplit(url).hostname, 443)
+    except OSError:
+        return False
+    return True

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from .graph import Block
 from .operators import Op
 from .profiles import Source, Terms
-from .symbols import Env, Expr, Program, Value, constant, evaluate
+from .symbols import Env, Expr, Program, Value, constant, evaluate, scalar
 
 FIELDS = ("flops", "weights", "reads", "writes", "kv_reads", "kv_writes", "sent", "hops")
 MOVED = FIELDS[1:6]  # bytes through the device's memory
@@ -24,9 +22,14 @@ class OpCost(NamedTuple):
     count: Value
     work: dict[str, Value]
     terms: Terms
-    efficiency: Value
     origin: Any  # a word, or an array of words
     seconds: Value  # of one call
+
+    @property
+    def efficiency(self) -> Value:
+        """Roofline seconds over real ones; of the first point, where there are several."""
+        took = _first(self.seconds)
+        return _first(self.terms.roofline) / took if took else 1.0
 
     @property
     def bytes(self) -> Value:
@@ -36,8 +39,12 @@ class OpCost(NamedTuple):
     @property
     def bound(self) -> str:
         """What limits it: memory, compute or communication (of the first point, where there are several)."""
-        t = [float(np.ravel(x)[0]) for x in (self.terms.memory, self.terms.compute, self.terms.link + self.terms.latency)]
+        t = [_first(x) for x in (self.terms.memory, self.terms.compute, self.terms.link + self.terms.latency)]
         return _BOUNDS[t.index(max(t))]
+
+
+def _first(value: Value) -> float:
+    return float(value) if scalar(value) else float(value.flat[0])
 
 
 _compiled: dict[tuple[int, bool], tuple[Block, Program]] = {}
@@ -83,15 +90,19 @@ def _answer(op: Op, env: Env, terms: Terms, sources: tuple[Source, ...]) -> tupl
     def dims() -> dict[str, Value]:
         return {k: evaluate(v, env) for k, v in op.dims.items()}
 
-    efficiency = sources[0].answer(op, dims, terms)
+    took = sources[0].answer(op, dims, terms)
     origin: Any = sources[0].origin
+    if len(sources) == 1:
+        return took, origin
+    import numpy as np
+
     for source in sources[1:]:
-        missing = np.isnan(efficiency)
+        missing = np.isnan(took)
         if not np.any(missing):
             break
-        efficiency = np.where(missing, source.answer(op, dims, terms), efficiency)
+        took = np.where(missing, source.answer(op, dims, terms), took)
         origin = np.where(missing, source.origin, origin)
-    return efficiency, origin
+    return took, origin
 
 
 def price(block: Block, env: Env, sources: tuple[Source, ...]) -> list[OpCost]:
@@ -103,8 +114,8 @@ def price(block: Block, env: Env, sources: tuple[Source, ...]) -> list[OpCost]:
         work = dict(zip(FIELDS, values[index * len(FIELDS) : (index + 1) * len(FIELDS)], strict=True))
         moved = sum(work[f] for f in MOVED)
         terms = _terms(op, work["flops"], moved, work["sent"], work["hops"], bound)
-        efficiency, origin = _answer(op, bound, terms, sources)
-        found.append(OpCost(block, op, block.count, work, terms, efficiency, origin, terms.roofline / efficiency))
+        took, origin = _answer(op, bound, terms, sources)
+        found.append(OpCost(block, op, block.count, work, terms, origin, took))
     return found
 
 
@@ -114,9 +125,12 @@ def seconds(blocks: tuple[Block, ...], env: Env, sources: tuple[Source, ...]) ->
     for block in blocks:
         bound = {**env, **block.dims}
         values = _program(block, brief=True)(bound)
+        total: Value = 0.0
         for index, op in enumerate(block.ops):
-            terms = _terms(op, *values[4 * index : 4 * index + 4], bound)
-            roofline = terms.roofline
-            if isinstance(roofline, np.ndarray) or roofline > 0:
-                result = result + block.count * roofline / _answer(op, bound, terms, sources)[0]
+            flops, moved, sent, hops = values[4 * index : 4 * index + 4]
+            if scalar(flops, moved, sent, hops) and not (flops or moved or sent):
+                continue
+            terms = _terms(op, flops, moved, sent, hops, bound)
+            total = total + _answer(op, bound, terms, sources)[0]
+        result = result + block.count * total
     return result

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from . import cost, numerics, profiles
 from .cost import FIELDS, OpCost
 from .graph import Block, Model
@@ -97,6 +95,8 @@ def step_rows(setup: Setup, steps: Step | Sequence[Step]) -> list[OpCost]:
     rows: list[OpCost] = []
     for block in setup.text:
         if per_layer and block.layers:
+            import numpy as np
+
             mine = {k: np.array([every[i][k] for i in block.layers], dtype=float) for k in every[0]}
             rows += [_collapse(row) for row in cost.price(block, mine, setup.sources)]
         else:
@@ -114,13 +114,15 @@ def tower_rows(setup: Setup, step: Step) -> list[OpCost]:
 
 def _collapse(row: OpCost) -> OpCost:
     """Rows that differ by layer, as one mean call of each layer."""
-    work = {f: np.mean(np.broadcast_to(row.work[f], row.count)) for f in FIELDS}
-    terms = Terms(*(float(np.mean(np.broadcast_to(t, row.count))) for t in row.terms))
-    took = float(np.mean(np.broadcast_to(row.seconds, row.count)))
-    share = float(np.mean(np.broadcast_to(row.terms.roofline, row.count)))
-    return row._replace(work=work, terms=terms, seconds=took, efficiency=share / took if took else 1.0)
+    import numpy as np
+
+    def mean(value: Value) -> float:
+        return float(np.mean(np.broadcast_to(value, row.count)))
+
+    work = {f: mean(row.work[f]) for f in FIELDS}
+    return row._replace(work=work, terms=Terms(*map(mean, row.terms)), seconds=mean(row.seconds))
 
 
 def _host_row(took: Value) -> OpCost:
     zero = dict.fromkeys(FIELDS, 0.0)
-    return OpCost(_HOST_BLOCK, HOST, 1, zero, Terms(0.0, 0.0, 0.0, 0.0), 1.0, "assumed", took)
+    return OpCost(_HOST_BLOCK, HOST, 1, zero, Terms(0.0, 0.0, 0.0, 0.0), "assumed", took)

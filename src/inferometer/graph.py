@@ -95,6 +95,6 @@ def layered(parts: list[tuple[str, Part]]) -> tuple[Block, ...]:
     """Group equal layers: ``layered([("layers", part0), ("layers", part1), …])``, in order of first appearance."""
     found: dict[Any, tuple[str, Part, list[int]]] = {}
     for index, (label, part) in enumerate(parts):
-        key = (label, tuple((o.name, o.formula, str(o.work.params)) for o in part.ops), tuple(part.dims.items()))
+        key = (label, tuple((o.name, o.work, o.cache) for o in part.ops), tuple(part.dims.items()))
         found.setdefault(key, (label, part, []))[2].append(index)
     return tuple(Block(label, p.ops, p.dims, tuple(where)) for label, p, where in found.values())

@@ -5,11 +5,9 @@ Each phase is a list of (step, how often). Everything may be an array, so a mill
 
 from __future__ import annotations
 
-import numpy as np
-
 from .graph import Model, Vision
 from .steps import Group, Images, Step
-from .symbols import Value, least, most
+from .symbols import Value, least, most, scalar
 
 Steps = list[tuple[Step, Value]]
 _GAUSS = ((-0.7745966692414834, 5 / 18), (0.0, 8 / 18), (0.7745966692414834, 5 / 18))
@@ -29,7 +27,7 @@ def prefill(batch: Value, new: Value, cached: Value = 0, *, budget: Value) -> St
     whole = Step((Group(budget / piece, piece, cached + (new - piece) / 2, piece / new),))
     left = Step((Group(rest / last, last, cached + new - last),))
     steps: Steps = [(whole, full * 1.0), (left, (rest > 0) * 1.0)]
-    return [(step, often) for step, often in steps if isinstance(often, np.ndarray) or often > 0]
+    return [(step, often) for step, often in steps if not scalar(often) or often > 0]
 
 
 def decode(batch: Value, context: Value, output: Value) -> Step:

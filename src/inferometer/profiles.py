@@ -1,7 +1,8 @@
 """Where efficiencies come from: sources that answer in order, each saying who it is.
 
-A source is one function of an operator and its roofline terms. It answers with an efficiency (roofline seconds over
-real seconds) per point, nan where it does not know; the first answer wins and its ``origin`` is kept.
+A source is one function of an operator's shape and its roofline terms. It answers with the seconds of a call (a stored
+efficiency is roofline seconds over real ones), nan where it does not know; the first answer wins and its ``origin`` is
+kept.
 """
 
 from __future__ import annotations
@@ -9,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-import numpy as np
-
 from .operators import Op
 from .spec import Engine, Kernel
-from .symbols import Value, most
+from .symbols import Value, least, most, scalar
 
 ORIGINS = {"measured": "●", "fitted": "◐", "assumed": "○", "given": "◇", "ideal": "·"}
+LINKED = ("all_reduce", "all_gather")  # kinds whose time is the link's
 FUSED = ("norm", "elementwise", "kv_write")  # kinds that fusion makes part of their neighbours
 
 
@@ -35,7 +35,7 @@ class Terms(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Who answers, and how: ``answer(op, dims, terms)`` gives an efficiency in (0, 1] or nan."""
+    """Who answers, and how: ``answer(op, dims, terms)`` gives seconds, never less than the roofline, or nan."""
 
     origin: str
     answer: Callable[[Op, Callable[[], dict[str, Value]], Terms], Value]
@@ -44,7 +44,7 @@ class Source(NamedTuple):
 
 def ideal() -> Source:
     """Everything at its peak."""
-    return Source("ideal", lambda op, dims, terms: 1.0, lambda op: "the data sheet's peak, nothing lost")
+    return Source("ideal", lambda op, dims, terms: terms.roofline, lambda op: "the data sheet's peak, nothing lost")
 
 
 def given(flops: float = 1.0, hbm: float = 1.0, intra: float = 1.0, inter: float = 1.0, across: bool = False) -> Source:
@@ -52,8 +52,7 @@ def given(flops: float = 1.0, hbm: float = 1.0, intra: float = 1.0, inter: float
     link = inter if across else intra
 
     def answer(op: Op, dims: Callable[[], dict[str, Value]], terms: Terms) -> Value:
-        real = most(most(terms.compute / flops, terms.memory / hbm), terms.link / link + terms.latency)
-        return _ratio(terms.roofline, real)
+        return most(most(terms.compute / flops, terms.memory / hbm), terms.link / link + terms.latency)
 
     return Source("given", answer, lambda op: f"--efficiency flops={flops:g},hbm={hbm:g},intra={intra:g},inter={inter:g}")
 
@@ -65,10 +64,12 @@ def assumed(engine: Engine) -> Source:
 
     def answer(op: Op, dims: Callable[[], dict[str, Value]], terms: Terms) -> Value:
         kernel = engine.kernels.get(op.kind, default)
-        real = _norm(terms.compute / kernel.flops, terms.memory / kernel.hbm, p)
-        real = real + terms.link / kernel.link + terms.latency
+        if op.kind in LINKED:
+            busy = terms.link / kernel.link + terms.latency
+        else:
+            busy = _norm(terms.compute / kernel.flops, terms.memory / kernel.hbm, p)
         fixed = kernel.fixed * op.calls * (terms.unfused if op.kind in FUSED else 1.0)
-        return _ratio(terms.roofline, real + fixed * (terms.roofline > 0))
+        return busy + fixed * (busy > 0)
 
     def note(op: Op) -> str:
         k = engine.kernels.get(op.kind, default)
@@ -90,20 +91,19 @@ def sources(engine: Engine, efficiency: dict[str, float] | None = None, across: 
 
 
 def _norm(a: Value, b: Value, p: float) -> Value:
-    """(aᵖ + bᵖ)^(1/p), scaled so that it neither over- nor underflows."""
+    """(aᵖ + bᵖ)^(1/p), scaled so that it neither over- nor underflows; cubes and squares without the slow power."""
     big = most(a, b)
     if p >= 100:
         return big
-    if isinstance(big, np.ndarray):
-        small = np.minimum(a, b)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = np.where(big > 0, small / big, 0.0)
-        return big * (1 + ratio**p) ** (1 / p)
-    return big * (1 + (min(a, b) / big) ** p) ** (1 / p) if big > 0 else 0.0
+    ratio = least(a, b) / most(big, 1e-300)
+    if p == 3:
+        return big * _cube_root(1 + ratio * ratio * ratio)
+    return big * (1 + ratio**p) ** (1 / p)
 
 
-def _ratio(a: Value, b: Value) -> Value:
-    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return np.where(b > 0, a / b, 1.0)
-    return a / b if b > 0 else 1.0
+def _cube_root(a: Value) -> Value:
+    if scalar(a):
+        return a ** (1 / 3)
+    import numpy as np
+
+    return np.cbrt(a)

@@ -37,7 +37,7 @@ def request(
     model: str,
     gpu: str = "h100-sxm",
     *,
-    engine: str = "vllm",
+    engine: str | None = None,
     batch_size: int | None = None,
     input_len: int | Sequence[int] | str | None = None,
     output_len: int | None = None,
@@ -67,7 +67,8 @@ def request(
     """Check everything and put it together; the first thing that is wrong is an error with one sentence."""
     entry = catalog.model(model, hf_token)
     network = (build_network if entry.network else models.build)(entry.config, entry.source or entry.name)
-    device, machine = catalog.hardware(gpu), catalog.engine(engine)
+    usual = "vllm" if network.kind == "decoder" else "hf"
+    device, machine = catalog.hardware(gpu), catalog.engine(engine or usual)
     case = catalog.usecase(usecase) if usecase else None
     warnings = [*network.warnings]
 

@@ -16,8 +16,6 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 Number = float | int
 Value = Any  # a float, or an ndarray of floats that broadcasts with the others
 Env = Mapping[str, Value]
@@ -140,6 +138,8 @@ def _binary(op: str, a: Expr | Number, b: Expr | Number) -> Expr:
             return b
         if _is(b, 0):
             return a
+        if a is b:
+            return 2 * a
     elif op == "-" and _is(b, 0):
         return a
     elif op == "*":
@@ -166,18 +166,35 @@ def _binary(op: str, a: Expr | Number, b: Expr | Number) -> Expr:
 # ------------------------------------------------------------------ evaluation
 
 
+def scalar(*values: Value) -> bool:
+    """Whether all are plain numbers; NumPy is loaded only where one is not, since most questions are one point."""
+    return all(isinstance(v, float | int) for v in values)
+
+
 def most(a: Value, b: Value) -> Value:
     """The larger of two values, point by point where one is an array."""
-    return np.maximum(a, b) if isinstance(a, np.ndarray) or isinstance(b, np.ndarray) else max(a, b)
+    if scalar(a, b):
+        return max(a, b)
+    import numpy as np
+
+    return np.maximum(a, b)
 
 
 def least(a: Value, b: Value) -> Value:
     """The smaller of two values, point by point where one is an array."""
-    return np.minimum(a, b) if isinstance(a, np.ndarray) or isinstance(b, np.ndarray) else min(a, b)
+    if scalar(a, b):
+        return min(a, b)
+    import numpy as np
+
+    return np.minimum(a, b)
 
 
 def _ceil(a: Value) -> Value:
-    return np.ceil(a) if isinstance(a, np.ndarray) else math.ceil(a)
+    if scalar(a):
+        return math.ceil(a)
+    import numpy as np
+
+    return np.ceil(a)
 
 
 _SCALAR: dict[str, Callable[..., Any]] = {
@@ -233,8 +250,14 @@ class Program:
 
 
 def evaluate(expr: Expr | Number, env: Env) -> Value:
-    """``evaluate(2 * names.tokens, {"tokens": 4})  # 8.0``"""
-    return Program([_lift(expr)])(env)[0]
+    """``evaluate(2 * names.tokens, {"tokens": 4})  # 8.0``; for many bindings of one formula use a `Program`."""
+    if not isinstance(expr, Expr):
+        return expr
+    if expr.op == "const":
+        return expr.args[0]
+    if expr.op == "name":
+        return env[expr.args[0]]
+    return _SCALAR[expr.op](*(evaluate(a, env) for a in expr.args))
 
 
 def words(expr: Expr | Number) -> list[str]:

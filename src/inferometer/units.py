@@ -23,6 +23,11 @@ def si(value: float, unit: str = "", digits: int = 3) -> str:
     return f"{_digits(value, digits)} {unit}".rstrip()
 
 
+def count(value: float) -> str:
+    """Parameters as people say them: ``count(8.03e9)  # '8.03 B'``"""
+    return si(value).replace("G", "B")
+
+
 def size(value: float) -> str:
     """Bytes in decimal units: ``size(16.06e9)  # '16.1 GB'``"""
     return si(value, "B")

@@ -61,13 +61,11 @@ def gqa(*, hidden_size: int, num_attention_heads: int, num_key_value_heads: int,
         ops.append(elementwise("sinks", 0, params=s.num_attention_heads))
     if output_gate:
         ops.append(elementwise("output_gate", 2 * heads * v_dim, heads * v_dim, flops=2))
-    ops.append(
-        linear("o_proj", s.num_attention_heads * v_dim, s.hidden_size, role="attn", shard="row", bias=out_bias)
-    )
+    ops.append(linear("o_proj", s.num_attention_heads * v_dim, s.hidden_size, role="attn", shard="row", bias=out_bias))
     if reduce:
         ops.append(all_reduce("all_reduce", s.hidden_size))
     if post_norm:
-        ops.append(norm(post_norm, s.hidden_size, bias=norm_bias))
+        ops.append(norm(post_norm, s.hidden_size, residual=not pre_norm, bias=norm_bias))
     return Part(tuple(ops), dims)
 
 
@@ -180,7 +178,8 @@ def block_indexer(*, hidden_size: int, sparse_num_index_heads: int, sparse_index
                role="attn", inputs=("input_layernorm",)),
         norm("index_qk_norm", width, rows=heads + 1, params=2 * width),
         kv_write("index_cache_write", width),
-        *both("index_scores", heads=heads, kv_heads=1, qk_dim=width, v_dim=0, kv_width=width, inputs=("index_qk_norm",)),
+        *both("index_scores", heads=heads, kv_heads=1, qk_dim=width, v_dim=0, kv_width=width,
+              inputs=("index_qk_norm",)),
         elementwise("index_topk", 0, extra_reads=4 * blocks, inputs=("index_scores",)),
     ]  # fmt: skip
     return Part(tuple(ops), dims)

@@ -1,7 +1,7 @@
 """Attention over a compressed past (DeepSeek-V4): a sliding window of raw entries, and one entry per ``ratio`` tokens.
 
-With ratio 4 an indexer chooses the best entries; with a larger one all of them are attended to; with 0 there is only the
-window. One KV head serves all query heads, its key is its value, and the output projection is low-rank in groups.
+With ratio 4 an indexer chooses the best entries; with a larger one all of them are attended to; with 0 there is only
+the window. One KV head serves all query heads, its key is its value, and the output projection is low-rank in groups.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def _compressor(name: str, width: Formula, stored: Formula, ratio: int) -> list[
 
     Tokens that are not yet a whole entry wait in a small fp32 state per sequence.
     """
-    wide = (2 if ratio == CHOSEN else 1) * width
     overlap = 2 if ratio == CHOSEN else 1
+    wide = overlap * width
     waiting = 2 * overlap * ratio * wide * 4
     return [
         linear(f"{name}_proj", s.hidden_size, 2 * wide, role="router", inputs=("input_layernorm",)),
@@ -55,7 +55,8 @@ def _index(ratio: int) -> list[Op]:
 
 
 def compressed(*, hidden_size: int, num_attention_heads: int, head_dim: int, qk_rope_head_dim: int, q_lora_rank: int,
-               o_lora_rank: int, o_groups: int, index_n_heads: int, index_head_dim: int, ratio: int) -> Part:  # fmt: skip
+               o_lora_rank: int, o_groups: int, index_n_heads: int, index_head_dim: int, ratio: int,
+               ) -> Part:  # fmt: skip
     """The attention of one layer; spans "window", "ratio_4" (all entries), "top_k" (the chosen) and "ratio_128"."""
     dims: dict[str, float] = {
         "hidden_size": hidden_size, "num_attention_heads": num_attention_heads, "head_dim": head_dim,
@@ -64,7 +65,7 @@ def compressed(*, hidden_size: int, num_attention_heads: int, head_dim: int, qk_
     }  # fmt: skip
     heads = s.num_attention_heads / s.tp
     plain = s.head_dim - s.qk_rope_head_dim
-    # the rotary part of an entry stays in the activations' format, the rest has a 1-byte scale per 64 values and one pad
+    # the rotary part of an entry stays in the activations' format, the rest has 1-byte scales per 64 values, and a pad
     entry = plain * s.kv_bytes + s.qk_rope_head_dim * s.act_bytes + (plain / 64 + 1) * _narrowed()
     ops = [
         norm("input_layernorm", s.hidden_size),

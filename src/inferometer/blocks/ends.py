@@ -9,12 +9,13 @@ from ..symbols import names as s
 
 def embed(*, vocab_size: int, hidden_size: int, positions: int = 0, norms: int = 0, width: int = 0) -> Block:
     """Token embedding, with learned ``positions``, an embedding norm, or a narrower table with a projection."""
-    dims = {"vocab_size": vocab_size, "hidden_size": hidden_size}
+    dims: dict[str, float] = {"vocab_size": vocab_size, "hidden_size": hidden_size}
     narrow = bool(width) and width != hidden_size
     if narrow:
         dims["word_embed_proj_dim"] = width
-    ops = [embedding("embed_tokens", s.vocab_size, s.word_embed_proj_dim if narrow else s.hidden_size)]
-    ops.append(all_reduce("all_reduce", s.hidden_size))  # the vocabulary is sharded: each rank holds some rows
+    table = s.word_embed_proj_dim if narrow else s.hidden_size
+    ops = [embedding("embed_tokens", s.vocab_size, table)]
+    ops.append(all_reduce("all_reduce", table))  # the vocabulary is sharded: each rank holds some rows
     if narrow:
         ops.append(linear("embed_project_in", s.word_embed_proj_dim, s.hidden_size, role="embed"))
     if positions:
@@ -28,7 +29,7 @@ def embed(*, vocab_size: int, hidden_size: int, positions: int = 0, norms: int =
 def head(*, vocab_size: int, hidden_size: int, tied: bool = False, bias: bool = False, norm_bias: bool = False,
          final_norm: bool = True, width: int = 0) -> Block:  # fmt: skip
     """Final norm over all tokens, LM head only for the rows that need logits, then sampling."""
-    dims = {"vocab_size": vocab_size, "hidden_size": hidden_size}
+    dims: dict[str, float] = {"vocab_size": vocab_size, "hidden_size": hidden_size}
     narrow = bool(width) and width != hidden_size
     ops = [norm("norm", s.hidden_size, residual=True, bias=norm_bias)] if final_norm else []
     if narrow:

@@ -35,7 +35,7 @@ def mlp(*, hidden_size: int, intermediate_size: int, gated: bool = True, bias: b
     if reduce:
         ops.append(all_reduce("all_reduce", s.hidden_size))
     if post_norm:
-        ops.append(norm(post_norm, s.hidden_size, bias=norm_bias))
+        ops.append(norm(post_norm, s.hidden_size, residual=not pre_norm, bias=norm_bias))
     return Part(tuple(ops), {"hidden_size": hidden_size, "intermediate_size": intermediate_size})
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import msgspec
+
 from ..graph import Block, Part
 from ..operators import Formula, Op, all_gather, all_reduce, attention, elementwise, embedding, linear, norm
 from ..symbols import minimum, name
@@ -23,14 +25,15 @@ def _linear(label: str, k: Formula, n: Formula, m: Formula, *, shard: str = "", 
 def patch_embed(*, hidden_size: int, patch_inputs: int, bias: bool = True, positions: int = 0, tables: int = 1,
                 class_token: bool = False, pre_norm: bool = False, norm_bias: bool = True) -> Block:  # fmt: skip
     """Patches of ``patch_inputs`` values (channels × pixels × frames) to vectors, with learned ``positions``."""
-    dims = {"hidden_size": hidden_size, "patch_inputs": patch_inputs, "num_positions": positions}
+    dims: dict[str, float] = {"hidden_size": hidden_size, "patch_inputs": patch_inputs, "num_positions": positions}
     h = s.hidden_size
     ops = [_linear("patch_embed", s.patch_inputs, h, s.patches, bias=bias)]
     if class_token:
         ops.append(embedding("class_embed", 1, h, m=s.images, shard=False, role=ROLE))
     if positions:
         rows = tables * s.num_positions  # one table for each axis, or one for both
-        ops.append(embedding("pos_embed", rows, h, m=tables * s.patches, shard=False, role=ROLE, inputs=None))
+        added = ("patch_embed", "class_embed") if class_token else ("patch_embed",)
+        ops.append(embedding("pos_embed", rows, h, m=tables * s.patches, shard=False, role=ROLE, inputs=added))
     if pre_norm:
         ops.append(norm("pre_layernorm", h, m=s.patches, bias=norm_bias, shared=0))
     return Block("vision.patches", tuple(ops), dims, stage="vision", residual=False)
@@ -95,7 +98,7 @@ def encoder(*, hidden_size: int, intermediate_size: int, num_hidden_layers: int,
         blocks.append(Block("vision.layers", layer(pairs), dims, far, stage="vision"))
     if unused:
         weights = sum((op.work.params for op in layer(0)), start=0 * h)
-        idle = embedding("unused", weights, 1, m=0, shard=False, role=ROLE)
+        idle = msgspec.structs.replace(embedding("unused", weights, 1, m=0, shard=False, role=ROLE), calls=0)
         skipped = tuple(range(num_hidden_layers - unused, num_hidden_layers))
         blocks.append(Block("vision.unused_layers", (idle,), dims, skipped, stage="vision", residual=False))
     return tuple(blocks)

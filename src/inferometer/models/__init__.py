@@ -15,7 +15,7 @@ from ..errors import BadFile
 from ..graph import Model
 from .config import Config
 
-_TOOLS = {"config", "decoder", "quantization", "vision"}  # what families are built with
+_TOOLS = {"config", "decoder", "quantization", "vision", "clip", "tower_keys"}  # what families are built with
 
 # Decoders of the first kind: biases everywhere, LayerNorm with a bias too, an MLP without a gate.
 _BIASED = {"bias": True, "out_bias": True, "mlp_bias": True, "norm_bias": True, "gated": False}
@@ -49,8 +49,8 @@ RELATIVES: dict[str, tuple[str, dict[str, Any]]] = {
     "starcoder2": ("llama", {**_BIASED, "tied": True}),
     "gpt_neox": ("llama", {**_BIASED, "parallel": 2}),
     "gptj": ("llama", {**_BIASED, "bias": False, "out_bias": False, "parallel": 1, "head_bias": True}),
-    "phi": ("llama", {**_BIASED, "parallel": 1, "head_bias": True}),
-    "cohere": ("llama", {"parallel": 1, "tied": True}),
+    "phi": ("llama", {**_BIASED, "parallel": 1, "head_bias": True, "qk_norm": "head", "qk_norm_key": "qk_layernorm"}),
+    "cohere": ("llama", {"parallel": 1, "tied": True, "qk_norm": "layer", "qk_norm_key": "use_qk_norm"}),
     "cohere2": ("llama", {"parallel": 1, "tied": True, "pattern": 4}),
     "RefinedWeb": ("falcon", {}),
     "RefinedWebModel": ("falcon", {}),

@@ -108,10 +108,10 @@ def sparse_layers(c: Config) -> list[bool]:
     if kinds:
         return [k == "sparse" for k in kinds[:number]]
     frequency = c.get("moe_layer_freq", default=1)
-    if isinstance(frequency, list):
+    if isinstance(frequency, list) and frequency:
         return [bool(f) for f in c.items("moe_layer_freq", number)[:number]]
     step = c.size("decoder_sparse_step", "interleave_moe_layer_step", default=1)
-    dense = set(c.items("mlp_only_layers"))
+    dense = c.items("mlp_only_layers")
     first = c.size("first_k_dense_replace", default=0, least=0)
     every = frequency if isinstance(frequency, int) and frequency > 0 else 1
     return [i >= first and i % every == 0 and (i + 1) % step == 0 and i not in dense for i in range(number)]

@@ -5,6 +5,8 @@ The first ``num_hash_layers`` layers route by a table of token ids, which is no 
 
 from __future__ import annotations
 
+from functools import cache
+
 import msgspec
 
 from ..blocks import compressed, hyper_connected, hyper_head, moe
@@ -29,13 +31,16 @@ def build(config: Config, *, family: str = "deepseek_v4") -> Model:
                     "o_groups", "index_n_heads", "index_head_dim")
     }  # fmt: skip
 
-    def layer(index: int) -> tuple[str, Part]:
-        ratio = ratios[index] if index < len(ratios) else 0
+    @cache
+    def part(ratio: int, learned: bool) -> Part:
         entry = Part((norm("post_attention_layernorm", s.hidden_size),), {})
-        feed = moe(**expert_sizes(c), router_bias=index >= hashed, pre_norm="", inputs=("post_attention_layernorm",))
+        feed = moe(**expert_sizes(c), router_bias=learned, pre_norm="", inputs=("post_attention_layernorm",))
         around = {"hidden_size": hidden, "hc_mult": streams}
         attention = hyper_connected("attn", compressed(**sizes, ratio=ratio), **around)
-        return "layers", attention + hyper_connected("ffn", entry + feed, **around)
+        return attention + hyper_connected("ffn", entry + feed, **around)
+
+    def layer(index: int) -> tuple[str, Part]:
+        return "layers", part(ratios[index] if index < len(ratios) else 0, index >= hashed)
 
     spans = {f"ratio_{r}": Span(ratio=r) for r in sorted(set(ratios)) if r}
     spans |= {"window": Span("window", c.size("sliding_window")), "top_k": Span("top_k", c.size("index_topk"), 4)}

@@ -9,7 +9,7 @@ from ..operators import elementwise, embedding, linear, norm
 from ..symbols import names as s
 from .config import Config
 from .quantization import dtype
-from .vision import mlp_width
+from .tower_keys import mlp_width
 
 
 def build(config: Config, *, family: str = "dit") -> Model:

@@ -1,4 +1,4 @@
-"""Falcon: attention and MLP in parallel, one KV head (7 B) or a few (40 B, 180 B); the oldest are sequential with ALiBi."""
+"""Falcon: attention and MLP in parallel, one KV head (7 B) or a few (40 B, 180 B); the RW ones are sequential."""
 
 from __future__ import annotations
 

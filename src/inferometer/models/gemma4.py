@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import msgspec
 
 from ..blocks import gqa, mlp, moe
@@ -29,12 +31,16 @@ def build(config: Config, *, family: str = "gemma4") -> Model:
     wide = 2 if c.flag("use_double_wide_mlp") else 1
     per_layer = c.size("hidden_size_per_layer_input", default=0, least=0)
 
+    @cache
+    def part(near: bool, shared: bool) -> Part:
+        attention = gqa(**(sliding if near else full), bias=c.flag("attention_bias"), qk_norm="head", shared_kv=shared,
+                        post_norm="post_attention_layernorm")  # fmt: skip
+        found = attention + _feed(c, c.size("intermediate_size") * (wide if shared else 1))
+        return found + _layer_input(sizes["hidden_size"], per_layer) if per_layer else found
+
     def layer(index: int) -> tuple[str, Part]:
-        shared = index >= first_shared  # no keys and values of its own: those of the last earlier layer of its kind
-        attention = gqa(**(sliding if local[index] else full), bias=c.flag("attention_bias"), qk_norm="head",
-                        shared_kv=shared, post_norm="post_attention_layernorm")  # fmt: skip
-        part = attention + _feed(c, c.size("intermediate_size") * (wide if shared else 1))
-        return "layers", part + _layer_input(sizes["hidden_size"], per_layer) if per_layer else part
+        # a sharing layer has no keys and values of its own: it takes those of the last earlier layer of its kind
+        return "layers", part(local[index], index >= first_shared)
 
     model = decoder(
         config, layer, family=family, spans=window_span(c) if any(local) else {},

@@ -21,6 +21,7 @@ def build(
     out_bias: bool | None = None,
     mlp_bias: bool | None = None,
     qk_norm: str = "",
+    qk_norm_key: str = "",
     gated: bool = True,
     norm_bias: bool = False,
     norms: str = "before",
@@ -41,16 +42,19 @@ def build(
 ) -> Model:
     """``build(Config({"model_type": "llama", "hidden_size": 4096, …}))``
 
-    ``norms`` stand "before" attention and MLP, "after" them or on "both" sides. ``parallel``: attention and MLP read the
-    same input through 1 or 2 norms. ``pattern``: every how many layers one sees the whole past, where a window is set.
-    ``learned``: position embeddings, with so many rows more than positions. ``narrow``: width of the embedding where it
-    is not the network's. ``tied``: what a silent config means.
+    ``norms`` stand "before" attention and MLP, "after" them or on "both" sides; ``qk_norm_key`` is the key that must
+    ask for those on q and k. ``parallel``: attention and MLP read the same input through 1 or 2 norms. ``pattern``:
+    every how many layers one sees the whole past, where a window is set. ``learned``: position embeddings, with so many
+    rows more than positions. ``narrow``: the embedding's width where it is not the network's. ``tied``: what a silent
+    config means.
     """
     c = config.text
     declared = c.flag("attention_bias", "add_qkv_bias", "qkv_bias", "use_qkv_bias")
     qkv_bias = declared if bias is None else bias
     o_bias = c.flag("attention_bias") if out_bias is None else out_bias
     local = windows(c, pattern)
+    if qk_norm_key and not c.flag(qk_norm_key):
+        qk_norm = ""
     if not c.flag("use_parallel_residual", "parallel_attn", default=True):
         parallel = 0
     first = "" if norms == "after" else "input_layernorm"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..blocks import gqa
 from ..graph import Model, Part
 from .config import Config
@@ -12,8 +14,9 @@ from .deepseek_v3 import mtp
 def build(config: Config, *, family: str = "mimo_v2_flash") -> Model:
     """``build(Config({"model_type": "mimo_v2_flash", "hybrid_layer_pattern": [0, 1, …], "swa_head_dim": 192, …}))``"""
     c = config.text
-    full = heads(c) | {"v_head_dim": c.size("v_head_dim", default=0, least=0)}
-    sliding = {key: c.size(f"swa_{key}", default=size, least=0) for key, size in full.items()}
+    full = heads(c)
+    full["v_head_dim"] = c.size("v_head_dim", default=full["head_dim"])
+    sliding: dict[str, Any] = {key: c.size(f"swa_{key}", default=size) for key, size in full.items()}
     local = [bool(x) for x in c.items("hybrid_layer_pattern", c.layers)] or [False] * c.layers
     bias = c.flag("attention_bias")
     attention = {

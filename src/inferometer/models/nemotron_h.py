@@ -40,9 +40,9 @@ def layer_kinds(c: Config, pattern: str, types: str) -> list[str]:
     letters = c.get(pattern)
     key, found = (pattern, list(letters)) if isinstance(letters, str) else (types, c.items(types))
     known = {**LETTERS, **{word: word for word in LETTERS.values()}}
-    unknown = next((k for k in found if not isinstance(k, str) or k not in known), None)
-    if unknown is not None:
-        raise BadFile(f"{c.where}: {key!r} has a layer {unknown!r}; known are {', '.join(known)}")
+    unknown = [k for k in found if not isinstance(k, str) or k not in known]
+    if unknown:
+        raise BadFile(f"{c.where}: {key!r} has a layer {unknown[0]!r}; known are {', '.join(known)}")
     return [known[k] for k in found]
 
 

@@ -1,4 +1,4 @@
-"""OPT: learned positions (two rows more than positions), biases everywhere; the 350m norms after, with narrow embeddings."""
+"""OPT: learned positions (two rows more than positions), biases; the 350m has its norms after and narrow embeddings."""
 
 from __future__ import annotations
 

@@ -46,8 +46,8 @@ def build(config: Config, *, family: str = "qwen3_next") -> Model:
 def layer_kinds(c: Config) -> list[str]:
     """The mixer of each layer: as ``layer_types`` lists them, or every ``full_attention_interval``-th is attention."""
     found = c.items("layer_types", c.layers)
-    unknown = next((k for k in found if k not in KINDS), None)
-    if unknown is not None:
-        raise BadFile(f"{c.where}: 'layer_types' may have {' and '.join(map(repr, KINDS))}, not {unknown!r}")
+    unknown = [k for k in found if k not in KINDS]
+    if unknown:
+        raise BadFile(f"{c.where}: 'layer_types' may have {' and '.join(map(repr, KINDS))}, not {unknown[0]!r}")
     interval = c.size("full_attention_interval", default=4)
     return found or [KINDS[(i + 1) % interval == 0] for i in range(c.layers)]

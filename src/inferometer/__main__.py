@@ -1,0 +1,5 @@
+"""``python -m inferometer``"""
+
+from .cli import main
+
+main()

@@ -1,0 +1,221 @@
+"""The command line: one function per command, flags under the names people know from vLLM and its benchmarks.
+
+Exit codes: 0 done, 1 infeasible (the reason is in the result), 2 bad request.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from . import __version__
+from .errors import BadValue, InferometerError
+
+MODEL_HELP = "MODEL: a catalogue name, a Hugging Face id, or the path of a config.json, its folder or a network's TOML file."
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True}
+
+
+def options(*groups: list[Callable[[Any], Any]]) -> Callable[[Any], Any]:
+    """Stack groups of options on a command, in the order they are shown."""
+
+    def wrap(function: Any) -> Any:
+        for option in reversed([o for group in groups for o in group]):
+            function = option(function)
+        return function
+
+    return wrap
+
+
+WORKLOAD = [
+    click.option("--batch-size", type=int, help="Sequences at once.  [default: 1]"),
+    click.option("--input-len", metavar="N[,N…]", help="Prompt tokens: one number, or one per layer.  [default: 1024]"),
+    click.option("--output-len", type=int, help="Tokens of the answer.  [default: 128]"),
+    click.option("--prefix-len", type=int, default=0, help="Leading prompt tokens that are already in the cache."),
+    click.option("--beam-width", type=int, help="Beams per sequence; they share the prompt's cache.  [default: 1]"),
+    click.option("--turns", metavar="IN:OUT,…", help="A conversation: prompts and answers over one growing context."),
+    click.option("--images", metavar="NxHxW", help="Images in every request, for models that see: 1x896x896."),
+    click.option("--usecase", help="Typical lengths, batch and beams by name: chatbot, summarization, code …"),
+]
+MACHINE = [
+    click.option("--gpu", default="h100-sxm", help="A name, a TOML file, or name:key=value,… to change figures."),
+    click.option("--engine", help="vllm, sglang, trtllm, hf, or roofline: the speed of light.  [default: vllm]"),
+    click.option("-tp", "--tensor-parallel-size", type=int, default=1, help="GPUs that share every layer."),
+    click.option("--interconnect", help="Which link joins the GPUs: nvlink, pcie …  [default: the device's best]"),
+    click.option("--efficiency", metavar="X", help="Share of peak: 0.6, or flops=0.7,hbm=0.85,intra=0.8,inter=0.7."),
+    click.option("--frontend", default="in-process", help="Where the clock stands: in-process, or at an http client."),
+]
+NUMBERS = [
+    click.option("-q", "--quantization", help="bf16 fp8 fp8-block int8 w4a16 mxfp4 nvfp4 …  [default: the config's]"),
+    click.option("--dtype", default="auto", help="Of activations and plain weights: bf16, fp16, fp32."),
+    click.option("--kv-cache-dtype", default="auto", help="bf16, fp8, int8 …"),
+    click.option("--norm-dtype", help="Of the norms' weights.  [default: --dtype]"),
+    click.option("--attention", help="flash, or eager: scores go through memory.  [default: the engine's]"),
+    click.option("--fusion/--no-fusion", default=None, help="Element-wise operators ride on their neighbours."),
+    click.option("--routing-skew", type=float, default=0.0, help="0: experts are chosen evenly; 1: always the same."),
+]
+ENGINE = [
+    click.option("--max-model-len", type=int, help="Longest sequence.  [default: the model's]"),
+    click.option("--max-num-batched-tokens", type=int, help="Token budget of a step.  [default: the engine's]"),
+    click.option("--max-num-seqs", type=int, help="Sequences of a step.  [default: the engine's]"),
+    click.option("--gpu-memory-utilization", type=float, help="Share of memory the engine takes.  [default: the engine's]"),
+    click.option("--block-size", type=int, help="Tokens per KV block.  [default: the engine's]"),
+    click.option("--hf-token", help="For gated configs; HF_TOKEN works too."),
+]
+OUTPUT = [
+    click.option("--json", "as_json", is_flag=True, help="JSON to stdout."),
+    click.option("--csv", "as_csv", is_flag=True, help="CSV to stdout."),
+    click.option("-o", "--output", metavar="FILE", help="Write there instead."),
+]
+
+
+@click.group(context_settings=CONTEXT)
+@click.version_option(__version__, prog_name="inferometer")
+def app() -> None:
+    """Predicts, explains, measures and plans LLM inference."""
+
+
+@app.command(epilog=MODEL_HELP)
+@click.argument("model")
+@options(WORKLOAD, MACHINE, NUMBERS, ENGINE)
+@click.option("--phase", default="all", help="prefill, decode or all.")
+@click.option("--explain", metavar="OP", help="One operator: formulas, values put in, origin of its efficiency.")
+@click.option("--plot", metavar="DIR", help="Write distributions, roofline, memory and the structure graph there.")
+@click.option("--all-ops", is_flag=True, help="Show operators with next to no time, too.")
+@options(OUTPUT)
+def analyze(model: str, explain: str | None, plot: str | None, all_ops: bool, as_json: bool, as_csv: bool,
+            output: str | None, phase: str, **words: Any) -> int:  # fmt: skip
+    """What one plan does, and why: latency, throughput, memory, cost, every operator."""
+    import msgspec
+
+    from .analyze import PHASES, report_of
+    from .catalog import split_gpus
+    from .errors import UnknownName
+    from .request import request
+
+    if phase not in PHASES:
+        raise UnknownName("--phase", phase, PHASES)
+    if len(split_gpus(words["gpu"])) > 1:
+        raise BadValue("analyze looks at one GPU type at a time; give one name to --gpu")
+    asked = request(model, words.pop("gpu"), **words)
+    if explain is not None:
+        from .explain import explain as why
+
+        found = why(asked, explain)
+        if as_json:
+            deliver(msgspec.json.format(msgspec.json.encode(found), indent=1), output)
+        else:
+            from .views import terminal
+
+            show_rich(terminal.explanation(found), output)
+        return 0
+    report = report_of(asked, phase)
+    if plot is not None:
+        from .views.plots import write_plots
+
+        for path in write_plots(report, plot, asked.model):
+            click.echo(f"wrote {path}", err=True)
+    if as_json:
+        deliver(report.to_json(), output)
+    elif as_csv:
+        deliver(report.to_csv(), output)
+    else:
+        from .views import terminal
+
+        show_rich(terminal.analysis(report, all_ops), output)
+    if as_json or as_csv:
+        for warning in report.warnings:
+            click.echo(f"warning: {warning}", err=True)
+        if not report.feasible:
+            click.echo(f"infeasible: {report.reason}", err=True)
+    return 0 if report.feasible else 1
+
+
+@app.command()
+@click.argument("kind", metavar="models|hardware|engines|precisions|usecases|families")
+@click.argument("name", required=False)
+@options(OUTPUT)
+def show(kind: str, name: str | None, as_json: bool, as_csv: bool, output: str | None) -> int:
+    """What the catalogue holds: all of a kind, or everything about one NAME."""
+    from .views.listing import KINDS, detail, listing, shown
+
+    if kind not in KINDS:
+        from .errors import UnknownName
+
+        raise UnknownName("list", kind, KINDS)
+    rows = [detail(kind, name)] if name else listing(kind)
+    if as_json:
+        import msgspec
+
+        deliver(msgspec.json.format(msgspec.json.encode(rows[0] if name else rows), indent=1), output)
+    elif as_csv:
+        deliver(table_csv(rows), output)
+    elif name:
+        from .catalog import flat
+
+        deliver("".join(f"{k} = {shown(k, v)}\n" for k, v in flat(rows[0]).items()), output)
+    else:
+        from .views.tables import plain_table
+
+        deliver(plain_table(rows, shown), output)
+    return 0
+
+
+def table_csv(rows: list[dict[str, Any]]) -> str:
+    """Rows as CSV text."""
+    import csv
+    import io
+
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def deliver(data: str | bytes, output: str | None) -> None:
+    """To a file if one was named, else to stdout."""
+    if output:
+        from .views.files import write
+
+        click.echo(f"wrote {write(output, data)}", err=True)
+    else:
+        text = data.decode() if isinstance(data, bytes) else data
+        click.echo(text, nl=not text.endswith("\n"))
+
+
+def show_rich(renderable: Any, output: str | None) -> None:
+    """A rich renderable, as text into a file or in colour to the terminal."""
+    from .views import terminal
+
+    screen = terminal.console()
+    if output:
+        with screen.capture() as captured:
+            screen.print(renderable)
+        deliver(captured.get(), output)
+    else:
+        screen.print(renderable)
+
+
+def main(args: list[str] | None = None) -> None:
+    """Run a command; every error of the request is one sentence on stderr and exit code 2."""
+    try:
+        code = app.main(args=args, prog_name="inferometer", standalone_mode=False)
+    except InferometerError as error:
+        click.echo(f"inferometer: {error}", err=True)
+        code = 2
+    except click.ClickException as error:
+        click.echo(f"inferometer: {error.format_message()}", err=True)
+        code = 2
+    except click.Abort:
+        code = 130
+    except BrokenPipeError:  # the reader (head, less) went away: nothing is wrong
+        sys.stderr.close()
+        code = 0
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+if __name__ == "__main__":
+    main()
