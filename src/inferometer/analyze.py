@@ -10,6 +10,7 @@ from . import memory, parallel, phases, profiles
 from .cost import OpCost
 from .errors import UnknownName
 from .evaluate import Setup, bound, prepare, step_rows, step_seconds, tower_rows
+from .images import images
 from .insight import fits_with, limits
 from .report import Memory, Metrics, ModelInfo, OpRow, Phase, Report, Roofline, TurnRow
 from .request import Request, request
@@ -85,8 +86,8 @@ class Talk(NamedTuple):
 def conversation(setup: Setup, work: Workload) -> Talk:
     """The last turn of a conversation, or the only one."""
     pictures, shown = Images(), work.images
-    if shown:
-        pictures = phases.pictures(setup.model.vision, shown.count, shown.height, shown.width)
+    if shown and setup.model.vision:
+        pictures = images(setup.model.vision, shown.height, shown.width, shown.count)
     seen = int(pictures.tokens)
     if work.turns:
         before = sum(t.input_len + t.output_len for t in work.turns[:-1])

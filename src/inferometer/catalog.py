@@ -298,7 +298,7 @@ def _download(repo: str, token: str | None) -> Entry:
     """The config.json of a repository that the catalogue does not have; from the local cache where there is no network."""
     from huggingface_hub import constants, hf_hub_download, logging
 
-    logging.set_verbosity_error()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     try:
         offline = not _reachable(constants.ENDPOINT)
         path = hf_hub_download(repo, "config.json", token=token or os.environ.get("HF_TOKEN"), local_files_only=offline)

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from . import cost, numerics, profiles
@@ -85,13 +84,13 @@ def step_seconds(setup: Setup, step: Step) -> Value:
     return kernels + host_seconds(setup, env, kernels)
 
 
-def step_rows(setup: Setup, steps: Step | Sequence[Step]) -> list[OpCost]:
+def step_rows(setup: Setup, steps: Step | list[Step]) -> list[OpCost]:
     """Every operator of a step, and the engine's own time as a last row.
 
     A list has one step per layer (token pruning): each layer is priced with its own tokens, then summed.
     """
     per_layer = not isinstance(steps, Step)
-    every = [bound(setup, s) for s in (steps if per_layer else [steps])]  # type: ignore[union-attr,list-item]
+    every = [bound(setup, steps)] if isinstance(steps, Step) else [bound(setup, step) for step in steps]
     rows: list[OpCost] = []
     for block in setup.text:
         if per_layer and block.layers:

@@ -13,7 +13,7 @@ from .errors import UnknownName
 from .evaluate import Setup, bound, prepare
 from .request import Request
 from .steps import Step
-from .symbols import text, words
+from .symbols import evaluate, text, words
 
 
 class Line(msgspec.Struct):
@@ -80,7 +80,7 @@ def _one_op(setup: Setup, phase: str, row: OpCost, env: dict[str, Any]) -> Expla
         if text(formula) == "0":
             continue
         values = {w: float(names[w]) for w in words(formula)}
-        result = row.work[field] if field in FIELDS else cost.evaluate(formula, names)
+        result = row.work[field] if field in FIELDS else evaluate(formula, names)
         lines.append(Line(field, text(formula), values, float(result)))
     t = row.terms
     source = next(s for s in setup.sources if s.origin == str(row.origin))

@@ -97,4 +97,12 @@ def layered(parts: list[tuple[str, Part]]) -> tuple[Block, ...]:
     for index, (label, part) in enumerate(parts):
         key = (label, tuple((o.name, o.work, o.cache) for o in part.ops), tuple(part.dims.items()))
         found.setdefault(key, (label, part, []))[2].append(index)
-    return tuple(Block(label, p.ops, p.dims, tuple(where)) for label, p, where in found.values())
+    return tuple(Block(f"{label}.{_range(w)}", p.ops, p.dims, tuple(w)) for label, p, w in found.values())
+
+
+def _range(where: list[int]) -> str:
+    """Positions in short: ``0-31``, every fourth as ``3-47:4``, anything else as ``0,1,5…(18)``."""
+    first, last, step = where[0], where[-1], where[1] - where[0] if len(where) > 1 else 1
+    if where == list(range(first, last + 1, step)):
+        return f"{first}-{last}" + (f":{step}" if step > 1 else "") if len(where) > 1 else str(first)
+    return ",".join(map(str, where[:3])) + f"…({len(where)})"

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 def limits(asked: Request, setup: Setup, report: Report) -> str:
     """``Prefill is compute-bound (gate_up_proj 41%); decode is memory-bound … -q fp8 would cut TPOT by 41%.``"""
-    parts = [f"{name.capitalize()} is {_why(phase)}" for name, phase in report.phases.items()]
+    called = {"prefill": "A denoising step"} if asked.model.kind == "diffusion" else {}
+    parts = [f"{called.get(name, name.capitalize())} is {_why(phase)}" for name, phase in report.phases.items()]
     sentence = "; ".join(p if i == 0 else p[0].lower() + p[1:] for i, p in enumerate(parts)) + "."
     return f"{sentence} {_help(asked, setup, report)}".strip()
 
@@ -45,19 +46,16 @@ def _why(phase: Phase) -> str:
 
 def _help(asked: Request, setup: Setup, report: Report) -> str:
     """The change that helps most, tried out on this plan."""
-    tried: list[tuple[float, str]] = []
-    for phase, label in (("decode", "TPOT"), ("prefill", "TTFT")):
+    best: dict[str, list[str]] = {}
+    for phase, label in (("prefill", "TTFT"), ("decode", "TPOT")):
         if phase not in report.phases or not isinstance(asked.workload.input_len, int):
             continue
         now = _time(setup, asked, phase)
-        for words, other in _alternatives(asked, setup):
-            gain = 1 - _time(other, asked, phase) / now
-            if gain > 0.02:
-                tried.append((gain, f"{words} would cut {label} by {percent(gain)}"))
-    best: dict[str, str] = {}
-    for _, sentence in sorted(tried, reverse=True):
-        best.setdefault(sentence.rsplit(" cut ", 1)[1][:4], sentence)
-    return "; ".join(best.values()) + "." if best else ""
+        gains = [(1 - _time(other, asked, phase) / now, words) for words, other in _alternatives(asked, setup)]
+        gain, words = max(gains, default=(0.0, ""))
+        if gain > 0.02:
+            best.setdefault(words, []).append(f"{label} by {percent(gain)}")
+    return "; ".join(f"{words} would cut {' and '.join(cuts)}" for words, cuts in best.items()) + "." if best else ""
 
 
 def _alternatives(asked: Request, setup: Setup) -> list[tuple[str, Setup]]:

@@ -5,8 +5,8 @@ Each phase is a list of (step, how often). Everything may be an array, so a mill
 
 from __future__ import annotations
 
-from .graph import Model, Vision
-from .steps import Group, Images, Step
+from .graph import Model
+from .steps import Group, Step
 from .symbols import Value, least, most, scalar
 
 Steps = list[tuple[Step, Value]]
@@ -41,13 +41,3 @@ def decode_nodes(model: Model, batch: Value, context: Value, output: Value) -> S
         return [(decode(batch, context, output), 1.0)]
     middle, half = context + most(output - 2, 0) / 2, most(output - 2, 0) / 2
     return [(Step((Group(batch, 1, middle + x * half, 1, True),)), weight) for x, weight in _GAUSS]
-
-
-def pictures(vision: Vision | None, count: int, height: int, width: int) -> Images:
-    """The vision tower's work for ``count`` images: patches, their pairs, and the tokens they become."""
-    if vision is None or count == 0:
-        return Images()
-    from .blocks.tower import image_tokens
-
-    patches, tokens = image_tokens(vision, height, width)
-    return Images(count, count * patches, count * patches * patches, count * tokens)

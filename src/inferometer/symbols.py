@@ -152,7 +152,8 @@ def _binary(op: str, a: Expr | Number, b: Expr | Number) -> Expr:
         if b.op == "const":  # numbers first, as people write them
             a, b = b, a
         if a.op == "const" and b.op == "*" and b.args[0].op == "const":
-            return constant(a.args[0] * b.args[0].args[0]) * b.args[1]
+            rest: Expr = b.args[1]
+            return constant(a.args[0] * b.args[0].args[0]) * rest
     elif op == "/":
         if _is(b, 1):
             return a

@@ -17,6 +17,8 @@ def si(value: float, unit: str = "", digits: int = 3) -> str:
         return "–"
     if math.isinf(value):
         return "∞"
+    if value == 0:
+        return f"0 {unit}".rstrip()
     for scale, prefix in _BIG:
         if abs(value) >= scale * 0.9995:
             return f"{_digits(value / scale, digits)} {prefix}{unit}".rstrip()

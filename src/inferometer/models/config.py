@@ -9,6 +9,8 @@ from ..errors import BadFile
 
 HUGE = 10**9  # no size of a network is larger than this
 
+MOST_LAYERS = 10_000
+
 
 class Config:
     """``Config({"hidden_size": 4096}).size("hidden_size", "n_embd")  # 4096``"""
@@ -76,7 +78,10 @@ class Config:
     @property
     def layers(self) -> int:
         """How many layers there are."""
-        return self.size("num_hidden_layers", "n_layer", "num_layers", "n_layers", "depth")
+        number = self.size("num_hidden_layers", "n_layer", "num_layers", "n_layers", "depth")
+        if number > MOST_LAYERS:
+            raise BadFile(f"{self.where}: {number:,} layers are more than the {MOST_LAYERS:,} that any network has")
+        return number
 
     @property
     def tied(self) -> bool:

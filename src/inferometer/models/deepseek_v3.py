@@ -5,6 +5,8 @@ With an indexer (V3.2, GLM-5) attention is sparse: every query sees the ``index_
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..blocks import indexer, mla
 from ..graph import Block, Model, Part, Span
 from ..operators import linear, norm
@@ -19,7 +21,7 @@ def build(config: Config, *, family: str = "deepseek_v3") -> Model:
     sparse = c.get("index_topk") is not None
     kinds = c.items("indexer_types", c.layers)
     q_rank = c.size("q_lora_rank", default=0, least=0)
-    sizes = {
+    sizes: dict[str, Any] = {
         "hidden_size": c.size("hidden_size"),
         "num_attention_heads": c.size("num_attention_heads"),
         "q_lora_rank": q_rank,

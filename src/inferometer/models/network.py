@@ -15,7 +15,7 @@ A block's keys are the arguments of the function of that name in `inferometer.bl
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from .. import blocks
@@ -24,7 +24,7 @@ from ..graph import Model, Part, Span
 from .config import Config
 from .decoder import decoder
 
-PARTS = {"gqa": blocks.gqa, "mla": blocks.mla, "delta_net": blocks.delta_net, "mamba2": blocks.mamba2,
+PARTS: dict[str, Callable[..., Part]] = {"gqa": blocks.gqa, "mla": blocks.mla, "delta_net": blocks.delta_net, "mamba2": blocks.mamba2,
          "mlp": blocks.mlp, "moe": blocks.moe}  # fmt: skip
 _TOP = {"name", "hidden_size", "vocab_size", "layers", "tie_word_embeddings", "max_position_embeddings", "dtype",
         "torch_dtype", "quantization_config"}  # fmt: skip

@@ -177,10 +177,14 @@ def _head(item: Curve) -> list[Point]:
 
 def _paint(axes: Any, item: Box | Words | Curve, order: float) -> None:
     from matplotlib import patheffects
-    from matplotlib.patches import FancyBboxPatch, PathPatch, Polygon
+    from matplotlib.patches import Ellipse, FancyBboxPatch, PathPatch, Polygon
     from matplotlib.path import Path
 
-    if isinstance(item, Box):
+    if isinstance(item, Box) and item.radius and 2 * item.radius >= item.w:
+        middle = (item.x + item.w / 2, item.y + item.h / 2)
+        axes.add_patch(Ellipse(middle, item.w, item.h, facecolor=item.fill, edgecolor=item.edge,
+                               linewidth=item.width * 0.72, zorder=order))  # fmt: skip
+    elif isinstance(item, Box):
         style = f"round,pad=0,rounding_size={item.radius}" if item.radius else "square,pad=0"
         axes.add_patch(FancyBboxPatch((item.x, item.y), item.w, item.h, boxstyle=style, facecolor=item.fill,
                                       edgecolor=item.edge, linewidth=item.width * 0.72, zorder=order))  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterable
 from typing import Any
 
 from rich import box
@@ -18,6 +17,7 @@ from ..profiles import ORIGINS
 from ..report import Memory, OpRow, Phase, Report
 from ..units import count, percent, seconds, si, size
 
+BOUND_WORD = {"communication": "link"}
 BOUND_STYLE = {"memory": "cyan", "compute": "yellow", "communication": "magenta", "host": "red"}
 
 
@@ -67,8 +67,9 @@ def _metrics(report: Report) -> Table:
     for name in ("", "predicted", "bound", "of bound", "", ""):
         table.add_column(name, justify="right" if name else "left", style="bold" if name == "predicted" else "")
     m, b = report.metrics, report.roofline
+    first = "time to first token" if m.tpot_ms is not None or report.model.family != "dit" else "time per denoising step"
     left = [
-        ("time to first token", _ms(m.ttft_ms), _ms(b.ttft_ms), _ratio(b.ttft_ms, m.ttft_ms)),
+        (first, _ms(m.ttft_ms), _ms(b.ttft_ms), _ratio(b.ttft_ms, m.ttft_ms)),
         ("time per output token", _ms(m.tpot_ms), _ms(b.tpot_ms), _ratio(b.tpot_ms, m.tpot_ms)),
         ("end to end", _ms(m.e2el_ms), "", ""),
         ("", "", "", ""),
@@ -143,14 +144,17 @@ def _operators(name: str, phase: Phase, report: Report, every: bool) -> Table:
                                    ("share", "right", 5), ("bound", "left", 7), ("achieved / peak", "right", 17),
                                    ("eff.", "right", 5), ("", "center", 1), ("shape", "left", None)):  # fmt: skip
         table.add_column(column, justify=justify, no_wrap=True, min_width=width)  # type: ignore[arg-type]
-    blocks = {op.block for op in phase.ops if op.block.startswith("layers")}
-    several = _several(phase.ops)
     shown = [op for op in phase.ops if every or (op.seconds > 0 and op.share >= 0.0005)]
+    blocks = list(dict.fromkeys(op.block for op in shown))
+    here = ""
     for op in shown:
-        label = f"{op.name}" + (f" ({op.count:g}×)" if op.name in several and len(blocks) > 1 else "")
+        if len(blocks) > 4 and op.block != here:  # more than embedding, one kind of layer, head and engine
+            here = op.block
+            took = sum(o.seconds for o in phase.ops if o.block == here)
+            table.add_row(Text(here, "dim italic"), "", Text(seconds(took), "dim italic"))
         table.add_row(
-            escape(label), f"{op.count:,.0f}", seconds(op.seconds), percent(op.share),
-            Text(op.bound, BOUND_STYLE.get(op.bound, "")), _achieved(op, report),
+            escape(op.name), f"{op.count:,.0f}", seconds(op.seconds), percent(op.share),
+            Text(BOUND_WORD.get(op.bound, op.bound), BOUND_STYLE.get(op.bound, "")), _achieved(op, report),
             percent(op.efficiency) if op.kind != "host" else "", ORIGINS.get(op.origin, "?"), _shape(op),
         )  # fmt: skip
     hidden = [op for op in phase.ops if op not in shown and op.seconds > 0]
@@ -158,11 +162,6 @@ def _operators(name: str, phase: Phase, report: Report, every: bool) -> Table:
         table.add_row(f"{len(hidden)} more", "", seconds(sum(op.seconds for op in hidden)),
                       percent(sum(op.share for op in hidden)))  # fmt: skip
     return table
-
-
-def _several(ops: Iterable[OpRow]) -> set[str]:
-    names = [op.name for op in ops]
-    return {n for n in names if names.count(n) > 1}
 
 
 def _achieved(op: OpRow, report: Report) -> str:

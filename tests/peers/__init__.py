@@ -1,0 +1,156 @@
+"""Reference cases of the tools that users come from, and what checking them needs.
+
+The cases are inputs and outputs of those tools, run unmodified; they are not part of this repository. They are looked
+for in the folder that INFEROMETER_SHARED names (default: ``shared`` beside the repository).
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from inferometer.analyze import analyze
+from inferometer.report import OpRow, Phase, Report
+
+ROOT = Path(__file__).resolve().parents[2]
+SHARED = Path(os.environ.get("INFEROMETER_SHARED", ROOT.parent / "shared"))
+Case = dict[str, Any]
+FIGURES = ("flops", "load_weight", "load_act", "store_act", "load_kv_cache", "store_kv_cache", "seconds")
+
+
+def path(tool: str) -> Path:
+    """Where the cases of a tool would be: ``path("genz")``"""
+    return SHARED / "reference" / f"{tool}_cases.json"
+
+
+@functools.cache
+def data(tool: str) -> dict[str, Any]:
+    """Everything that a tool's file holds."""
+    found: dict[str, Any] = json.loads(path(tool).read_text(encoding="utf-8"))
+    return found
+
+
+def cases(tool: str) -> list[Case]:
+    """The cases of a tool."""
+    found: list[Case] = data(tool)["cases"]
+    return found
+
+
+def case(tool: str, start: str) -> Case:
+    """The case whose id begins so: ``case("llm_viewer", "lv028")``"""
+    return next(c for c in cases(tool) if c["id"].startswith(start))
+
+
+class Line(NamedTuple):
+    """One quantity, theirs and ours. ``why`` names the peer's own doing that was put in to get theirs from ours."""
+
+    case: str
+    what: str
+    theirs: float
+    ours: float
+    why: str = ""
+
+    @property
+    def off(self) -> float:
+        """Relative deviation."""
+        return abs(self.theirs - self.ours) / max(abs(self.theirs), abs(self.ours), 1e-300)
+
+
+class Ledger:
+    """Collects quantities, so that one run shows everything that disagrees."""
+
+    def __init__(self, tool: str) -> None:
+        self.tool, self.lines = tool, list[Line]()
+        self.case = ""
+
+    def same(self, what: str, theirs: float, ours: float) -> None:
+        """Both tools must say the same."""
+        self.lines.append(Line(self.case, what, float(theirs), float(ours)))
+
+    def explained(self, what: str, theirs: float, ours: float, why: str) -> None:
+        """Ours, with the peer's own doing put in, must be theirs."""
+        self.lines.append(Line(self.case, what, float(theirs), float(ours), why))
+
+    def wrong(self, tolerance: float = 1e-9) -> list[str]:
+        """The quantities that disagree, as sentences."""
+        return [f"{x.case}: {x.what}: theirs {x.theirs!r}, ours {x.ours!r} {x.why}"
+                for x in self.lines if x.off > tolerance]  # fmt: skip
+
+    @property
+    def worst(self) -> float:
+        """The largest relative deviation."""
+        return max(x.off for x in self.lines)
+
+    def summary(self) -> str:
+        """``59 cases: 1,234 quantities the same, 567 explained``, as the docs say it."""
+        equal = sum(not x.why for x in self.lines)
+        names = len({x.case for x in self.lines})
+        return f"{names} cases: {equal:,} quantities the same, {len(self.lines) - equal:,} explained"
+
+
+# ------------------------------------------------------------------ our side
+
+
+@functools.cache
+def _folder() -> Path:
+    return Path(tempfile.mkdtemp(prefix="peers-"))
+
+
+def config_file(config: Mapping[str, Any]) -> str:
+    """The path of a config.json with this content."""
+    text = json.dumps(config, sort_keys=True)
+    place = _folder() / hashlib.sha1(text.encode()).hexdigest()[:12]
+    place.mkdir(exist_ok=True)
+    (place / "config.json").write_text(text, encoding="utf-8")
+    return str(place)
+
+
+def network_file(*, hidden: int, vocab: int, layers: int, heads: int, kv_heads: int, head_dim: int, inner: int,
+                 gated: bool, tied: bool = False, experts: int = 0, top_k: int = 0) -> str:  # fmt: skip
+    """The path of a network's TOML description: for sizes that no config.json has (an MLP without a gate …)."""
+    attention = {"block": "gqa", "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim}
+    feed: dict[str, Any] = {"block": "mlp", "intermediate_size": inner, "gated": gated}
+    if experts:
+        feed = {"block": "moe", "moe_intermediate_size": inner, "gated": gated, "num_experts": experts,
+                "num_experts_per_tok": top_k}  # fmt: skip
+    rows = ", ".join("{ " + ", ".join(f"{k} = {json.dumps(v)}" for k, v in b.items()) + " }" for b in (attention, feed))
+    text = (f"hidden_size = {hidden}\nvocab_size = {vocab}\ntie_word_embeddings = {json.dumps(tied)}\n"
+            f"[[layers]]\nrepeat = {layers}\nblocks = [{rows}]\n")  # fmt: skip
+    place = _folder() / f"{hashlib.sha1(text.encode()).hexdigest()[:12]}.toml"
+    place.write_text(text, encoding="utf-8")
+    return str(place)
+
+
+def gpu(base: str, **figures: float) -> str:
+    """A device with the peer's figures: ``gpu("h200", memory_bandwidth=4e12, flops_bf16=1e15)``"""
+    pieces = [f"{key.replace('__', '.')}={value!r}" for key, value in figures.items()]
+    return f"{base}:{','.join(pieces)}"
+
+
+def run(model: str, device: str, **words: Any) -> Report:
+    """Our analysis at the speed of light."""
+    return analyze(model, gpu=device, engine="roofline", **words)
+
+
+def rows(phase: Phase, *names: str) -> list[OpRow]:
+    """The operators of these names in the layers and the head (not in a vision tower)."""
+    return [op for op in phase.ops if op.name in names and not op.block.startswith("vision")]
+
+
+def total(phase: Phase, *names: str) -> dict[str, float]:
+    """The figures of these operators, summed over all layers."""
+    return {f: sum(getattr(op, f) for op in rows(phase, *names)) for f in FIGURES}
+
+
+def elements(found: Iterable[OpRow]) -> float:
+    """Weight elements (biases apart) that matrix products read, over all layers."""
+    return sum(op.shape["weight"][0] * op.shape["weight"][1] * op.count for op in found)
+
+
+QKV, OUT, UP, DOWN = ("qkv_proj",), ("o_proj",), ("gate_up_proj", "fc1"), ("down_proj", "fc2")
