@@ -7,7 +7,8 @@ from typing import NamedTuple
 from .evaluate import Setup, bound
 from .graph import Block, Model
 from .steps import Group, Step, kept
-from .symbols import Env, Expr, Program, Value, constant, evaluate, least, maximum, most, names as s
+from .symbols import Env, Expr, Program, Value, constant, evaluate, least, maximum, most
+from .symbols import names as s
 
 
 class Footprint(NamedTuple):

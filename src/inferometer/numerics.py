@@ -19,12 +19,12 @@ ROLES = QUANTISED + PLAIN
 
 def by_role(model: Model, dtype: str, quantization: str | None) -> dict[str, str]:
     """The precision's name of every role: what the config declares, or what ``-q`` asks for."""
-    chosen = {role: dtype for role in ROLES}
+    chosen = dict.fromkeys(ROLES, dtype)
     if quantization is None or quantization in model.quantization.values():
         return chosen | {r: p for r, p in model.quantization.items() if r in QUANTISED}
     if quantization in ("bf16", "fp16", "fp32"):
-        return {role: quantization for role in ROLES}
-    return chosen | {role: quantization for role in QUANTISED}
+        return dict.fromkeys(ROLES, quantization)
+    return chosen | dict.fromkeys(QUANTISED, quantization)
 
 
 def summary(roles: dict[str, str], dtype: str) -> str:

@@ -7,6 +7,8 @@ count too.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 from inferometer.report import Phase, Report
@@ -122,6 +124,7 @@ def _operators(ledger: Ledger, case: Case, name: str, phase: Phase) -> None:
         bounds = {case["outputs"][name][n]["bound"] for n in other if n in case["outputs"][name]}
         if bits == (16, 16) and twice == 1 and len(bounds) == 1:
             extra = (parts - 1) * x["load_act"] - (x["load_weight"] - weight)
+            extra += y["store_act"] + y["store_kv_cache"] - x["store_act"]  # K and V written in the cache's precision
             late = extra / h["bandwidth"] if bounds == {"memory"} else 0.0
             if late:
                 ledger.explained(f"{what} seconds", y["seconds"], x["seconds"] + late, "re-read inputs, free biases")
@@ -196,16 +199,19 @@ def _sums(ledger: Ledger, case: Case, name: str, phase: Phase) -> None:
     ops += total(phase, "attention")["flops"] + total(phase, "lm_head")["flops"] / 2
     pairs = sum(n * (n if name == "prefill" else 1) for n in lengths)
     tokens = sum(n if name == "prefill" else 1 for n in lengths)
-    ops += i["batchsize"] * (5 * _heads(case) * pairs + 18 * hidden * tokens)  # softmax; two norms, two adds, activation
+    each = 11 if case["model_config"].get("model_type") == "gptj" else 18  # norms 7, adds 1, activation 2; GPT-J: one norm
+    ops += i["batchsize"] * (5 * _heads(case) * pairs + each * hidden * tokens)
     y = case["outputs"]["total_results"][name]
     ledger.explained(f"{name} OPs", y["OPs"], ops, "half a head; 5 a score; 18 a hidden element")
     if i["w_bit"] == 16:
-        weights = sum(gates(case, g) * elements(rows(phase, *m)) for g, (m, _) in GROUPS.items())
-        head = elements(rows(phase, "lm_head"))
-        why = gates(case, "up") == 2
-        _one(ledger, f"{name} load_weight", y["load_weight"], (weights + head) * 2, 1, "")
-        if not why:
-            ledger.same(f"{name} weight memory", y["memory_consumption_weight"], weights * 2)
+        weights = 2 * sum(gates(case, g) * elements(rows(phase, *m)) for g, (m, _) in GROUPS.items())
+        note = ledger.same if gates(case, "up") == 1 else _gated(ledger)
+        note(f"{name} load_weight", y["load_weight"], weights + 2 * elements(rows(phase, "lm_head")))
+        note(f"{name} weight memory", y["memory_consumption_weight"], weights)
+
+
+def _gated(ledger: Ledger) -> Callable[[str, float, float], None]:
+    return functools.partial(ledger.explained, why="a gate that the model has not")
 
 
 def _memory(ledger: Ledger, case: Case, report: Report) -> None:

@@ -37,18 +37,53 @@ def declared(config: Config) -> tuple[dict[str, str], str]:
     found = outer or (text.section("quantization_config", "compression_config") if text else None)
     if found is None:
         return {}, ""
-    scheme = _scheme(found)
-    excluded = _excluded(found)
-    kept = {role for role in ROLES if all(any(_excludes(p, role, i) for p in excluded) for i in _LAYERS)}
-    roles = {role: scheme for role in ROLES if role not in kept}
-    if config.text.get("expert_dtype") == "fp4" and "experts" in roles and scheme.startswith("fp8"):
+    roles = _by_module(found) or _by_scheme(found)
+    if config.text.get("expert_dtype") == "fp4" and roles.get("experts", "").startswith("fp8"):
         roles["experts"] = "mxfp4"  # DeepSeek-V4 keeps its experts in fp4 under an fp8 scheme
     if str(found.get("moe_quant_algo", default="")).upper() == "NVFP4":
-        roles["experts"] = "nvfp4"
+        roles = dict.fromkeys(ROLES, "fp8-block") | {"experts": "nvfp4"}  # only the experts of an fp8 model were redone
     kv = found.get("kv_cache_scheme")
     kv_bits = kv.get("num_bits") if isinstance(kv, dict) else None
     algo = str(found.get("kv_cache_quant_algo", default="") or "").lower()
     return roles, "fp8" if kv_bits == 8 or algo == "fp8" else ""
+
+
+def _by_scheme(found: Config) -> dict[str, str]:
+    """One scheme for every role that is not excluded."""
+    scheme, excluded = _scheme(found), _excluded(found)
+    kept = {role for role in ROLES if all(any(_excludes(p, role, i) for p in excluded) for i in _LAYERS)}
+    return {role: scheme for role in ROLES if role not in kept}
+
+
+def _by_module(found: Config) -> dict[str, str]:
+    """Recipes that name their modules one by one: each role takes the precision that most of its modules have."""
+    votes: dict[str, list[str]] = {}
+    layers = found.get("quantized_layers", default={})
+    if isinstance(layers, dict):
+        for name, how in layers.items():
+            algo = str(how.get("quant_algo", "")).lower() if isinstance(how, dict) else ""
+            votes.setdefault(_role(name), []).append(_ALGOS.get(algo, algo))
+    groups = found.get("config_groups", default={})
+    for group in groups.values() if isinstance(groups, dict) else ():
+        for target in group.get("targets") or () if isinstance(group, dict) else ():
+            if "." in str(target):
+                votes.setdefault(_role(str(target)), []).append(_group(group))
+    return {role: max(set(v), key=v.count) for role, v in votes.items() if role in ROLES and set(v) <= set(_ALGOS.values())}
+
+
+_ALGOS = {"nvfp4": "nvfp4", "w4a16_nvfp4": "nvfp4", "fp8": "fp8", "mxfp8": "mxfp8", "mxfp4": "mxfp4",
+          "fp8_pb_wo": "fp8-block", "int4_awq": "w4a16", "w4a16": "w4a16", "int8": "int8", "w8a16": "w8a16",
+          "int4-g32": "int4-g32", "fp8-block": "fp8-block"}  # fmt: skip
+
+
+def _role(module: str) -> str:
+    """The role of a module's weights, by the words in its name."""
+    words = module.lower()
+    for mark, role in (("shared_expert", "shared"), ("experts", "experts"), ("attn", "attn"), ("mixer", "attn"),
+                       ("mlp", "mlp"), ("feed_forward", "mlp"), ("ffn", "mlp")):  # fmt: skip
+        if mark in words:
+            return role
+    return ""
 
 
 def _scheme(found: Config) -> str:
@@ -59,24 +94,22 @@ def _scheme(found: Config) -> str:
         return "mxfp4"
     if "nvfp4" in algo:
         return "nvfp4"
-    if algo == "mixed_precision":
-        return _mixed(found)
     if method == "fp8" or algo == "fp8":
         return "fp8-block" if found.get("weight_block_size") else "fp8"
     if method in ("awq", "gptq", "auto-round", "awq_marlin", "gptq_marlin"):
         bits = found.size("bits", "w_bit", default=4)
         return {2: "int2", 4: "w4a16", 8: "w8a16"}.get(bits, "w4a16")
     if method in ("compressed-tensors", "modelopt", "quark"):
-        return _groups(found)
-    if method in ("bitsandbytes",):
+        groups = found.get("config_groups", default={})
+        first: Any = next(iter(groups.values()), {}) if isinstance(groups, dict) else {}
+        return _group(first if isinstance(first, dict) else {})
+    if method == "bitsandbytes":
         return "w4a16" if found.flag("load_in_4bit") else "w8a16"
-    raise BadFile(f"{found.where}: quantisation method {method or algo!r} is not known; set -q yourself")
+    raise BadFile(f"{found.where}: quantisation method {method or algo!r} is not known; take the section out and set -q")
 
 
-def _groups(found: Config) -> str:
-    """compressed-tensors and ModelOpt: the first group of weights decides."""
-    groups = found.get("config_groups", default={})
-    group: dict[str, Any] = next(iter(groups.values()), {}) if isinstance(groups, dict) else {}
+def _group(group: dict[str, Any]) -> str:
+    """One group of compressed-tensors or ModelOpt: bits, grouping and type of its weights."""
     weights, inputs = group.get("weights") or {}, group.get("input_activations")
     bits, size, kind = weights.get("num_bits", 16), weights.get("group_size"), weights.get("type", "int")
     if kind == "float":
@@ -86,14 +119,6 @@ def _groups(found: Config) -> str:
     if bits == 8:
         return "int8" if inputs else "w8a16"
     return "int4-g32" if size == 32 else "w4a16"
-
-
-def _mixed(found: Config) -> str:
-    """ModelOpt's table of layers: the commonest algorithm."""
-    layers = found.get("quantized_layers", default={})
-    algos = [str(v.get("quant_algo", "")).lower() for v in layers.values() if isinstance(v, dict)]
-    commonest = max(set(algos), key=algos.count) if algos else "nvfp4"
-    return {"nvfp4": "nvfp4", "fp8": "fp8", "mxfp8": "mxfp8", "mxfp4": "mxfp4"}.get(commonest, "nvfp4")
 
 
 def _excluded(found: Config) -> list[str]:

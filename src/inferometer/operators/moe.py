@@ -1,0 +1,56 @@
+"""Routed experts: stored by all, read by choice."""
+
+from __future__ import annotations
+
+from ..symbols import constant
+from ..symbols import names as s
+from .op import Formula, Op, Work, operator, role_bytes
+
+
+@operator("moe")
+def experts(
+    name: str,
+    hidden: Formula,
+    intermediate: Formula,
+    *,
+    count: Formula,
+    top_k: Formula,
+    gated: bool = True,
+    bias: bool = False,
+    inputs: tuple[str, ...] | None = None,
+) -> Op:
+    """Routed experts: all are stored, those that some token chose are read.
+
+    Of ``count`` experts ``T`` tokens choosing ``top_k`` each touch count·(1-(1-top_k/count)^T) on average; routing
+    skew shrinks the number that is really in use. Experts are split over ``ep`` ranks and inside over ``moe_tp``.
+    """
+    weight, inp, peak = role_bytes("experts")
+    matrices = 3 if gated else 2
+    per_expert = matrices * hidden * intermediate + ((intermediate * (matrices - 1) + hidden) if bias else 0)
+    in_use = top_k + (count - top_k) * (1 - s.routing_skew)
+    touched = in_use / s.ep * (1 - (1 - top_k / in_use) ** s.moe_tokens)
+    rows = s.moe_tokens * top_k / s.ep
+    inner = intermediate / s.moe_tp
+    return Op(
+        name,
+        "moe",
+        Work(
+            flops=2 * rows * matrices * hidden * inner,
+            weights=touched * per_expert * weight / s.moe_tp,
+            reads=rows * (hidden * inp + (matrices - 1) * inner * s.act_bytes + inner * inp + hidden * s.act_bytes),
+            writes=rows * (matrices * inner + hidden) * s.act_bytes + s.moe_tokens / s.ep * hidden * s.act_bytes,
+            params=count * per_expert,
+            active=top_k * per_expert,
+            stored=count / s.ep * per_expert * weight / s.moe_tp,
+        ),
+        {
+            "tokens": s.moe_tokens, "hidden": hidden, "inner": inner, "experts": count / s.ep, "top_k": top_k,
+            "matrices": constant(matrices), "touched": touched,
+        },
+        peak,
+        inputs,
+        rows * (matrices * inner + hidden) * s.act_bytes,
+        {"input": (rows, hidden), "weight": (count / s.ep, hidden, matrices * inner), "output": (s.moe_tokens, hidden)},
+        calls=4,
+        role="experts",
+    )  # fmt: skip
