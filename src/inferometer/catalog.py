@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from .errors import BadFile, BadValue, UnknownName, nearest
+from .errors import BadFile, BadValue, UnknownName, nearest, whole
 from .spec import Engine, Hardware, Precision, Usecase
 
 DATA = Path(__file__).parent / "data"
@@ -112,18 +112,21 @@ def _override(data: dict[str, Any], piece: str, title: str) -> None:
     place: Any = data
     for word in path:
         place = place.get(word) if isinstance(place, dict) else None
-    known = {f.name for f in msgspec.structs.fields(Hardware)} if not path else set(place or ())
-    if not isinstance(place, dict) or (last not in place and last not in known) or last in ("flops", "links", "source"):
-        numeric = [k for k, v in flat(data).items() if isinstance(v, int | float)]
-        raise UnknownName(f"figure of {title}", key, numeric)
-    try:
-        number = float(value)
-    except ValueError:
-        raise BadValue(f"--gpu {title}:{key} must be a number, not {value!r}") from None
-    old = place.get(last)
-    place[last] = value if isinstance(old, str) else int(number) if isinstance(old, int) and number % 1 == 0 else number
-    source = data.setdefault("source", {})
-    source[key] = "given by you"
+    figures = {k for k, v in flat(data).items() if isinstance(v, int | float)} | {"interconnect"}
+    figures |= {f.name for f in msgspec.structs.fields(Hardware) if f.type in (int, float)}
+    figures |= {f"flops.{word}" for p in precisions().values() for word in p.compute}
+    figures |= {f"links.{k}.{word}" for k in data.get("links", ()) for word in ("bandwidth", "latency", "devices")}
+    if not isinstance(place, dict) or key.strip() not in figures:
+        raise UnknownName(f"figure of {title}", key, figures)
+    if last == "interconnect":
+        place[last] = value.strip()
+    else:
+        try:
+            number = float(value)
+        except ValueError:
+            raise BadValue(f"--gpu {title}:{key} must be a number, not {value!r}") from None
+        place[last] = int(number) if isinstance(place.get(last), int) and number % 1 == 0 else number
+    data.setdefault("source", {})[key] = "given by you"
 
 
 def flat(data: Mapping[str, Any], before: str = "") -> dict[str, Any]:
@@ -144,6 +147,16 @@ def _sane(device: Hardware, changed: bool) -> Hardware:
     for key, value in figures.items():
         if not 0 < value < 1e21:
             raise BadValue(f"hardware {device.name}: {key} must be a positive number in SI units, not {value:g}")
+    others = {k: getattr(device, k) for k in ("cache", "compute_units", "clock", "power", "price_per_hour")}
+    others |= {f"links.{k}.latency": v.latency for k, v in device.links.items()}
+    for key, value in others.items():
+        if not 0 <= value < 1e21:
+            raise BadValue(f"hardware {device.name}: {key} must be zero or more, in SI units, not {value:g}")
+    whole(f"hardware {device.name}: gpus_per_node", device.gpus_per_node)
+    for key, link in device.links.items():
+        whole(f"hardware {device.name}: links.{key}.devices", link.devices)
+    if device.links and device.interconnect not in device.links:
+        raise UnknownName(f"interconnect of hardware {device.name}", device.interconnect, device.links)
     if not device.flops:
         raise BadValue(f"hardware {device.name}: flops needs at least one number format, such as bf16")
     return device
@@ -177,6 +190,14 @@ def _table(file: str, kind: type[S], what: str) -> Callable[[], dict[str, S]]:
 
 precisions = _table("precisions.toml", Precision, "precision")
 usecases = _table("usecases.toml", Usecase, "use case")
+
+
+
+@functools.cache
+def acceptance() -> dict[str, dict[str, float]]:
+    """Measured tokens per step of speculative decoding, by model and number of drafted tokens."""
+    return {name: dict(row["length"]) for name, row in read_toml(DATA / "acceptance.toml").items()}
+
 
 _WORDS = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
 _WORDS |= {"fp8-e4m3": "fp8", "fp8-e5m2": "fp8", "awq": "w4a16", "gptq": "w4a16", "w8a8": "int8", "fp4": "nvfp4"}
@@ -274,7 +295,7 @@ def _file(path: Path) -> Entry:
         raise BadFile(f"no such file: {path}")
     if target.suffix == ".toml":
         data = read_toml(target)
-        if "config" in data:
+        if isinstance(data.get("config"), dict):
             return Entry(target.stem, data["config"], str(data.get("source", target)))
         return Entry(target.stem, data, str(target), network=True)
     name = target.parent.resolve().name if target.name == "config.json" else target.stem

@@ -43,9 +43,24 @@ MACHINE = [
     click.option("--gpu", default="h100-sxm", help="A name, a TOML file, or name:key=value,… to change figures."),
     click.option("--engine", help="vllm, sglang, trtllm, hf, or roofline: the speed of light.  [default: vllm]"),
     click.option("-tp", "--tensor-parallel-size", type=int, default=1, help="GPUs that share every layer."),
+    click.option("-pp", "--pipeline-parallel-size", type=int, default=1, help="Stages that share the layers."),
+    click.option("-dp", "--data-parallel-size", type=int, default=1, help="Replicas of the attention (or the model)."),
+    click.option("--enable-expert-parallel", is_flag=True, help="Spread the experts over all tp × dp ranks."),
+    click.option("-sp", "--sequence-parallel", is_flag=True, help="Norms and residuals split over tp ranks, too."),
+    click.option("-dcp", "--decode-context-parallel-size", type=int, default=1, help="Ranks of tp that share the KV."),
+    click.option("--micro-batches", type=int, default=0, help="In the pipeline; 0: as many as stages."),
+    click.option("--nodes", type=int, help="Machines.  [default: as many as the layout needs]"),
+    click.option("--gpus-per-node", type=int, help="GPUs of a machine.  [default: the device's usual]"),
     click.option("--interconnect", help="Which link joins the GPUs: nvlink, pcie …  [default: the device's best]"),
     click.option("--efficiency", metavar="X", help="Share of peak: 0.6, or flops=0.7,hbm=0.85,intra=0.8,inter=0.7."),
     click.option("--frontend", default="in-process", help="Where the clock stands: in-process, or at an http client."),
+]
+METHODS = [
+    click.option("--speculative-config", metavar="JSON", help='{"method": "mtp", "num_speculative_tokens": 1, …}'),
+    click.option("--lora-rank", type=int, help="Low-rank adapters of this rank."),
+    click.option("--lora-targets", metavar="OP,…", help="Products that have adapters.  [default: attention and MLP]"),
+    click.option("--lora-adapters", type=int, default=1, help="Different adapters in a batch."),
+    click.option("--cpu-offload-gb", type=float, default=0.0, help="GB of weights per GPU kept in host memory."),
 ]
 NUMBERS = [
     click.option("-q", "--quantization", help="bf16 fp8 fp8-block int8 w4a16 mxfp4 nvfp4 …  [default: the config's]"),
@@ -79,7 +94,7 @@ def app() -> None:
 
 @app.command(epilog=MODEL_HELP)
 @click.argument("model")
-@options(WORKLOAD, MACHINE, NUMBERS, ENGINE)
+@options(WORKLOAD, MACHINE, METHODS, NUMBERS, ENGINE)
 @click.option("--phase", default="all", help="prefill, decode or all.")
 @click.option("--explain", metavar="OP", help="One operator: formulas, values put in, origin of its efficiency.")
 @click.option("--plot", metavar="DIR", help="Write distributions, roofline, memory and the structure graph there.")
@@ -177,7 +192,7 @@ def table_csv(rows: list[dict[str, Any]]) -> str:
 
 def deliver(data: str | bytes, output: str | None) -> None:
     """To a file if one was named, else to stdout."""
-    if output:
+    if output is not None:
         from .views.files import write
 
         click.echo(f"wrote {write(output, data)}", err=True)

@@ -75,28 +75,34 @@ def _lift(value: Any) -> Expr:
 
 
 def _terms(op: Op, flops: Value, moved: Value, sent: Value, hops: Value, env: Env) -> Terms:
-    return Terms(
-        flops / env[op.peak],
-        moved / env["memory_bandwidth"],
-        sent / env["link_bandwidth"],
-        hops * env["link_latency"],
-        env["unfused"],
-    )
+    link: Value = sent / env[f"{op.axis}_bandwidth"] if op.axis else 0.0
+    wait: Value = hops * (sent > 0) * env[f"{op.axis}_latency"] if op.axis else 0.0
+    return Terms(flops / env[op.peak], moved / env["memory_bandwidth"], link, wait, env["unfused"])
+
+
+def weight_sum(blocks: tuple[Block, ...], env: Env, field: str) -> Value:
+    """Sum of a field of work over all blocks: stored bytes, parameters, weights read."""
+    found: Value = 0.0
+    for block in blocks:
+        formulas = [_lift(getattr(op.work, field)) for op in block.ops]
+        found = found + block.count * sum(Program(formulas)({**env, **block.dims}))
+    return found
 
 
 def _answer(op: Op, env: Env, terms: Terms, sources: tuple[Source, ...]) -> tuple[Value, Any]:
-    """The first source that knows, point by point."""
+    """The first source that knows this kind of operator, point by point."""
 
     def dims() -> dict[str, Value]:
         return {k: evaluate(v, env) for k, v in op.dims.items()}
 
-    took = sources[0].answer(op, dims, terms)
-    origin: Any = sources[0].origin
-    if len(sources) == 1:
+    mine = [source for source in sources if source.kinds is None or op.kind in source.kinds]
+    took = mine[0].answer(op, dims, terms)
+    origin: Any = mine[0].origin
+    if len(mine) == 1:
         return took, origin
     import numpy as np
 
-    for source in sources[1:]:
+    for source in mine[1:]:
         missing = np.isnan(took)
         if not np.any(missing):
             break

@@ -11,6 +11,7 @@ Something that cannot *work* (a model that does not fit) is a result, never an e
 from __future__ import annotations
 
 from collections.abc import Iterable
+from numbers import Real
 
 
 class InferometerError(Exception):
@@ -53,13 +54,13 @@ def nearest(given: str, names: Iterable[str], most: int = 2) -> list[str]:
 
 def positive(what: str, value: float, most: float = 1e15) -> None:
     """Refuse a value that is not a positive finite number below ``most``."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value <= most:
         raise BadValue(f"{what} must be a positive number up to {most:g}, not {value!r}")
 
 
 def whole(what: str, value: object, least: int = 1, most: int = 10**9) -> int:
     """The value as an integer in ``[least, most]``: ``whole("--batch-size", 8)  # 8``"""
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != value or value % 1 != 0:
+    if isinstance(value, bool) or not isinstance(value, Real) or value != value or value % 1 != 0:
         raise BadValue(f"{what} must be a whole number, not {value!r}")
     if not least <= value <= most:
         raise BadValue(f"{what} must be between {least:,} and {most:,}, not {int(value):,}")

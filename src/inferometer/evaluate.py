@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from . import cost, numerics, profiles
+from . import cost, numerics, parallel, profiles
 from .cost import FIELDS, OpCost
 from .graph import Block, Model
+from .lora import adapted
+from .offload import offloaded
 from .operators import Op, Work
 from .profiles import Source, Terms
 from .spec import Engine, Hardware, Link, Plan
@@ -50,24 +52,39 @@ def prepare(model: Model, device: Hardware, engine: Engine, plan: Plan, *, roles
     env, notes = numerics.bind(
         model, device, dtype=plan.dtype, roles=roles, kv_cache_dtype=plan.kv_cache_dtype, norm_dtype=norm_dtype
     )
-    link = device.links.get(plan.interconnect or device.interconnect) or Link(bandwidth=16e9)
+    places = parallel.places(plan, device)
+    host = device.links.get("c2c") or device.links.get("pcie") or device.links.get("host") or Link(bandwidth=16e9)
+    links = {axis: place.link for axis, place in places.items()} | {"host": host}
+    env |= {f"{axis}_bandwidth": link.bandwidth for axis, link in links.items()}
+    env |= {f"{axis}_latency": link.latency for axis, link in links.items()}
     env |= {
         "memory_bandwidth": device.memory_bandwidth,
-        "link_bandwidth": link.bandwidth,
-        "link_latency": link.latency,
-        "tp": plan.tensor_parallel_size,
-        "ep": 1,
-        "moe_tp": plan.tensor_parallel_size,
+        **parallel.sizes(plan, model),
         "routing_skew": plan.routing_skew,
         "eager": 1.0 if plan.attention == "eager" else 0.0,
         "unfused": 0.0 if plan.fusion else 1.0,
+        "offload_share": 0.0,
+        "kv_offload_share": 0.0,
     }
-    return Setup(model, device, engine, plan, env, profiles.sources(engine, efficiency), tuple(notes))
+    if plan.lora:
+        model = adapted(model, plan.lora)
+    if plan.cpu_offload_bytes:
+        stored = cost.weight_sum(model.blocks, env, "stored") / plan.pipeline_parallel_size
+        env["offload_share"] = min(1.0, plan.cpu_offload_bytes / stored)
+        model = offloaded(model)
+    return Setup(model, device, engine, plan, env, profiles.sources(engine, efficiency, places), tuple(notes))
+
+
+def stages(setup: Setup) -> tuple[Setup, ...]:
+    """The same setup for each pipeline stage's part of the model."""
+    cut = parallel.stages(setup.model, setup.plan.pipeline_parallel_size)
+    return tuple(setup._replace(model=part) for part in cut)
 
 
 def bound(setup: Setup, step: Step) -> dict[str, Value]:
     """All names of a step: hardware, precision, layout and the step's sums."""
-    return {**setup.env, **step.sums(setup.model.spans)}
+    sums = step.sums(setup.model.spans)
+    return {**setup.env, **sums, "moe_tokens": sums["tokens"] * setup.env["dp"]}
 
 
 def host_seconds(setup: Setup, sums: Env, kernels: Value) -> Value:

@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 
 from . import cost
-from .analyze import conversation, decode_step, prefill_steps, tower_step
 from .cost import FIELDS, OpCost
 from .errors import UnknownName
 from .evaluate import Setup, bound, prepare
 from .request import Request
 from .steps import Step
 from .symbols import evaluate, text, words
+from .talk import conversation, decode_step, prefill_steps, tower_step
 
 
 class Line(msgspec.Struct):

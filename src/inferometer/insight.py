@@ -40,7 +40,7 @@ def _why(phase: Phase) -> str:
         cache = phase.load_kv_cache + phase.store_kv_cache
         weight, kv = phase.load_weight / phase.memory_access, cache / phase.memory_access
         detail = f", {percent(weight)} of its traffic weights and {percent(kv)} KV cache"
-    word = {"host": "waiting for the host", "communication": "communication-bound"}.get(bound, f"{bound}-bound")
+    word = {"host": "waiting for the host", "wait": "waiting for other pipeline stages"}.get(bound, f"{bound}-bound")
     return f"{word} ({percent(took / phase.seconds)} of {seconds(phase.seconds)}; most of it {top}, {percent(share)}{detail})"
 
 

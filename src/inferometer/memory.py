@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from .cost import weight_sum
 from .evaluate import Setup, bound
 from .graph import Block, Model
 from .steps import Group, Step, kept
 from .symbols import Env, Expr, Program, Value, constant, evaluate, least, maximum, most
 from .symbols import names as s
+
+
+ALONE = {"tp": 1, "ep": 1, "moe_tp": 1, "sp": 1, "dp": 1, "dcp": 1, "a2a": 1, "gathered": 0}
 
 
 class Footprint(NamedTuple):
@@ -32,20 +36,24 @@ class Footprint(NamedTuple):
 
 
 def weight_bytes(setup: Setup) -> Value:
-    """Weights stored on one device."""
-    return _sum(setup.model, setup.env, "stored")
+    """Weights kept on one device; what is offloaded to the host is not."""
+    return weight_sum(setup.model.blocks, setup.env, "stored") * (1 - setup.env["offload_share"])
 
 
 def parameters(model: Model, field: str = "params") -> float:
     """Parameters of the whole network, or with ``field="active"`` those that one token multiplies by."""
-    return float(_sum(model, {"tp": 1, "ep": 1, "moe_tp": 1}, field))
+    return float(weight_sum(model.blocks, ALONE, field))
 
 
-def _sum(model: Model, env: Env, field: str) -> Value:
-    found: Value = 0.0
+def parameters_by_op(model: Model) -> dict[str, float]:
+    """Parameters of every operator by name, over all layers: ``parameters_by_op(model)["down_proj"]``"""
+    found: dict[str, float] = {}
     for block in model.blocks:
-        formulas = [_lift(getattr(op.work, field)) for op in block.ops]
-        found = found + block.count * sum(Program(formulas)({**env, **block.dims}))
+        env = {**ALONE, **block.dims}
+        for op in block.ops:
+            amount = float(evaluate(op.work.params, env)) * block.count
+            if amount:
+                found[op.name] = found.get(op.name, 0.0) + amount
     return found
 
 
@@ -84,7 +92,7 @@ def live_peak(block: Block) -> Expr:
         if not _zero(op.output):
             previous = index
     rows = s.patches if block.stage == "vision" else s.tokens
-    stream = rows * s.hidden_size * s.act_bytes if block.residual else constant(0)
+    stream = rows / s.sp * s.hidden_size * s.act_bytes if block.residual else constant(0)
     peak = constant(0)
     for index in range(len(block.ops)):
         alive = [op.output for i, op in enumerate(block.ops[: index + 1]) if i == index or last.get(i, -1) >= index]

@@ -1,21 +1,136 @@
-"""Which layouts are legal for a model, and why one is not."""
+"""Layouts: which are legal and why one is not, how layers fall into pipeline stages, and where each axis' ranks sit.
+
+Ranks are numbered as engines do: tensor-parallel ranks are neighbours, then data-parallel groups, then pipeline stages;
+so tp stays inside a node as long as it fits, and pp is the axis that crosses nodes first.
+"""
 
 from __future__ import annotations
 
-from .graph import Model
-from .spec import Hardware, Plan
+from typing import NamedTuple
+
+import msgspec
+
+from .graph import Block, Model
+from .operators import send
+from .spec import Hardware, Link, Plan
+from .symbols import names as s
+
+
+def sizes(plan: Plan, model: Model) -> dict[str, float]:
+    """The names of a layout that formulas use.
+
+    With expert parallelism the experts are spread over all tp·dp ranks, without it they are sliced over them; tokens of
+    different data-parallel ranks meet at the experts (``a2a`` ranks exchange them).
+    """
+    tp, dp = plan.tensor_parallel_size, plan.data_parallel_size
+    moe = any(op.kind == "moe" for block in model.blocks for op in block.ops)
+    joined = dp if moe else 1  # replicas of a dense model never speak to each other
+    spread = plan.enable_expert_parallel and moe
+    return {
+        "tp": tp,
+        "dp": joined,
+        "ep": tp * joined if spread else 1,
+        "moe_tp": 1 if spread else tp * joined,
+        "a2a": tp * joined if joined > 1 else 1,
+        "gathered": 0.0 if spread else 1.0,
+        "sp": tp if plan.sequence_parallel else 1,
+        "dcp": plan.decode_context_parallel_size,
+    }
 
 
 def reason(model: Model, plan: Plan, device: Hardware) -> str:
-    """Why a layout cannot be used, as a sentence; empty if it can: ``"28 heads do not divide by tp 8"``"""
-    tp = plan.tensor_parallel_size
+    """Why a layout cannot be used, as a sentence; empty if it can: ``"28 attention heads do not divide by tp 8"``"""
+    tp, pp, dcp = plan.tensor_parallel_size, plan.pipeline_parallel_size, plan.decode_context_parallel_size
+    room = plan.nodes * plan.gpus_per_node
+    if plan.gpus > room:
+        return (f"tp {tp} × pp {pp} × dp {plan.data_parallel_size} = {plan.gpus} GPUs, but {plan.nodes} × "
+                f"{plan.gpus_per_node} = {room} are there")  # fmt: skip
+    if pp > model.num_layers:
+        return f"pp {pp} needs at least {pp} layers, but the model has {model.num_layers}"
+    if tp % dcp:
+        return f"decode context parallel {dcp} must divide tp {tp}"
     for block in model.blocks:
-        heads = block.dims.get("num_attention_heads")
-        kv = block.dims.get("num_key_value_heads")
-        if block.stage != "layer" or not heads:
-            continue
-        if heads % tp:
-            return f"{int(heads)} attention heads do not divide by tp {tp}"
-        if kv and kv % tp and tp % kv:
-            return f"{int(kv)} KV heads neither divide by tp {tp} nor can be replicated over it"
+        if block.stage == "layer":
+            found = _block_reason(block, plan)
+            if found:
+                return found
     return ""
+
+
+def _block_reason(block: Block, plan: Plan) -> str:
+    tp, dcp = plan.tensor_parallel_size, plan.decode_context_parallel_size
+    d = block.dims
+    heads, kv, experts = d.get("num_attention_heads"), d.get("num_key_value_heads"), d.get("num_experts")
+    if heads and heads % tp:
+        return f"{int(heads)} attention heads do not divide by tp {tp}"
+    if kv and kv % tp and tp % kv:
+        return f"{int(kv)} KV heads neither divide by tp {tp} nor can be replicated over it"
+    if kv and dcp > 1 and dcp > max(1, tp // kv):
+        return f"decode context parallel {dcp} is more than the {max(1, int(tp // kv))} ranks that share a KV head at tp {tp}"
+    if experts and plan.enable_expert_parallel and experts % (tp * plan.data_parallel_size):
+        ranks = tp * plan.data_parallel_size
+        return f"{int(experts)} experts do not divide by the {ranks} ranks of tp {tp} × dp {plan.data_parallel_size}"
+    for word in ("intermediate_size", "moe_intermediate_size", "linear_num_value_heads", "mamba_num_heads"):
+        size = d.get(word)
+        split = tp if word != "moe_intermediate_size" else (1 if plan.enable_expert_parallel else tp * plan.data_parallel_size)
+        if size and size % split:
+            return f"{word} {int(size)} does not divide by {split}"
+    return ""
+
+
+def stages(model: Model, pp: int) -> tuple[Model, ...]:
+    """A model cut into pipeline stages: layers as evenly as they go, embedding first, head last, sends between.
+
+    Where layers do not divide, the last stage (it has the head) and then the first (the embedding) get none of the rest.
+    """
+    if pp == 1:
+        return (model,)
+    per, rest = divmod(model.num_layers, pp)
+    counts = [per] * pp
+    for i in range(rest):
+        counts[-2 - i if pp > 1 else -1] += 1
+    found, start = [], 0
+    for stage, count in enumerate(counts):
+        mine = set(range(start, start + count))
+        start += count
+        blocks: list[Block] = []
+        for block in model.blocks:
+            if block.stage == "layer":
+                layers = tuple(i for i in block.layers if i in mine)
+                if layers:
+                    blocks.append(msgspec.structs.replace(block, layers=layers))
+            elif (block.stage == "head") == (stage == pp - 1) and (block.stage == "head" or stage == 0):
+                blocks.append(block)
+        if stage < pp - 1:
+            blocks.append(_handover(model))
+        found.append(msgspec.structs.replace(model, blocks=tuple(blocks)))
+    return tuple(found)
+
+
+def _handover(model: Model) -> Block:
+    """Hidden state and residual go to the next stage, each tensor-parallel rank sending its share."""
+    op = send("send_to_next_stage", 2 * s.hidden_size / s.tp)
+    return Block("pipeline", (op,), {"hidden_size": model.sizes["hidden_size"]}, stage="head", residual=False)
+
+
+class Place(NamedTuple):
+    """Where the ranks of an axis sit: over which link, how many to a node, and the network between nodes."""
+
+    link: Link
+    per_node: float
+    network: Link
+
+
+def places(plan: Plan, device: Hardware) -> dict[str, Place]:
+    """For each axis (tp, ep, pp, dcp) the links that its collectives run over."""
+    link = device.links.get(plan.interconnect or device.interconnect) or Link(bandwidth=16e9)
+    network = device.links.get("network") or Link(bandwidth=25e9, latency=1e-5, devices=65536)
+    domain = max(link.devices, 1) if link.devices > plan.gpus_per_node else plan.gpus_per_node
+    tp, dp = plan.tensor_parallel_size, plan.data_parallel_size
+    crosses = plan.pipeline_parallel_size * tp * dp > domain
+    return {
+        "tp": Place(link, min(tp, domain), network),
+        "dcp": Place(link, min(plan.decode_context_parallel_size, domain), network),
+        "ep": Place(link, min(tp * dp, domain), network),
+        "pp": Place(network if crosses else link, 2, network),
+    }

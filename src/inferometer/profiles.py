@@ -7,7 +7,7 @@ kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from .operators import Op
@@ -15,7 +15,7 @@ from .spec import Engine, Kernel
 from .symbols import Value, least, most, scalar
 
 ORIGINS = {"measured": "●", "fitted": "◐", "assumed": "○", "given": "◇", "ideal": "·"}
-LINKED = ("all_reduce", "all_gather")  # kinds whose time is the link's
+LINKED = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send", "host_copy"})
 FUSED = ("norm", "elementwise", "kv_write")  # kinds that fusion makes part of their neighbours
 
 
@@ -40,6 +40,7 @@ class Source(NamedTuple):
     origin: str
     answer: Callable[[Op, Callable[[], dict[str, Value]], Terms], Value]
     note: Callable[[Op], str]
+    kinds: frozenset[str] | None = None  # operator kinds it speaks for; None = all
 
 
 def ideal() -> Source:
@@ -47,11 +48,11 @@ def ideal() -> Source:
     return Source("ideal", lambda op, dims, terms: terms.roofline, lambda op: "the data sheet's peak, nothing lost")
 
 
-def given(flops: float = 1.0, hbm: float = 1.0, intra: float = 1.0, inter: float = 1.0, across: bool = False) -> Source:
+def given(flops: float = 1.0, hbm: float = 1.0, intra: float = 1.0, inter: float = 1.0) -> Source:
     """``--efficiency flops=0.7,hbm=0.85``: constant shares of each peak."""
-    link = inter if across else intra
 
     def answer(op: Op, dims: Callable[[], dict[str, Value]], terms: Terms) -> Value:
+        link = inter if op.axis == "pp" else intra
         return most(most(terms.compute / flops, terms.memory / hbm), terms.link / link + terms.latency)
 
     return Source("given", answer, lambda op: f"--efficiency flops={flops:g},hbm={hbm:g},intra={intra:g},inter={inter:g}")
@@ -81,10 +82,12 @@ def assumed(engine: Engine) -> Source:
     return Source("assumed", answer, note)
 
 
-def sources(engine: Engine, efficiency: dict[str, float] | None = None, across: bool = False) -> tuple[Source, ...]:
+def sources(
+    engine: Engine, efficiency: dict[str, float] | None = None, places: Mapping[str, object] | None = None
+) -> tuple[Source, ...]:
     """The sources of a request, best first."""
     if efficiency:
-        return (given(**efficiency, across=across),)
+        return (given(**efficiency),)
     if not engine.kernels:
         return (ideal(),)
     return (assumed(engine),)

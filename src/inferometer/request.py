@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any, NamedTuple
 
 import msgspec
@@ -11,6 +12,7 @@ import msgspec
 from . import catalog, models, numerics
 from .errors import BadValue, UnknownName, positive, whole
 from .graph import Model
+from .methods import adapters, speculation
 from .models.network import build_network
 from .spec import Engine, Hardware, Image, Plan, Turn, Workload
 
@@ -47,6 +49,19 @@ def request(
     images: str | tuple[int, int, int] | None = None,
     usecase: str | None = None,
     tensor_parallel_size: int = 1,
+    pipeline_parallel_size: int = 1,
+    data_parallel_size: int = 1,
+    enable_expert_parallel: bool = False,
+    sequence_parallel: bool = False,
+    decode_context_parallel_size: int = 1,
+    micro_batches: int = 0,
+    nodes: int | None = None,
+    gpus_per_node: int | None = None,
+    speculative_config: str | Mapping[str, Any] | None = None,
+    lora_rank: int | None = None,
+    lora_targets: str | Sequence[str] | None = None,
+    lora_adapters: int = 1,
+    cpu_offload_gb: float = 0.0,
     quantization: str | None = None,
     dtype: str = "auto",
     kv_cache_dtype: str = "auto",
@@ -68,14 +83,14 @@ def request(
     entry = catalog.model(model, hf_token)
     network = (build_network if entry.network else models.build)(entry.config, entry.source or entry.name)
     usual = "vllm" if network.kind == "decoder" else "hf"
-    device, machine = catalog.hardware(gpu), catalog.engine(engine or usual)
-    case = catalog.usecase(usecase) if usecase else None
+    device, machine = catalog.hardware(gpu), catalog.engine(_or(engine, usual))
+    case = catalog.usecase(usecase) if usecase is not None else None
     warnings = [*network.warnings]
 
     number = network.dtype if dtype == "auto" else catalog.precision(dtype, "dtype").name
     if number not in ("bf16", "fp16", "fp32"):
         raise BadValue(f"--dtype must be bf16, fp16 or fp32, not {dtype!r}; quantisations are set with -q")
-    wanted = catalog.precision(quantization, "quantization").name if quantization else None
+    wanted = catalog.precision(quantization, "quantization").name if quantization is not None else None
     if wanted is None and entry.quantization and not network.quantization:
         wanted = entry.quantization
     if wanted in ("bf16", "fp16", "fp32") and dtype == "auto":
@@ -98,7 +113,7 @@ def request(
         raise BadValue(f"--prefix-len {work.prefix_len:,} must be shorter than the input of {longest:,} tokens")
 
     positive("--gpu-memory-utilization", _or(gpu_memory_utilization, 0.9), 1.0)
-    if not 0 <= routing_skew <= 1:
+    if isinstance(routing_skew, bool) or not isinstance(routing_skew, Real) or not 0 <= routing_skew <= 1:
         raise BadValue(f"--routing-skew must be between 0 (uniform) and 1 (always the same experts), not {routing_skew!r}")
     for what, given, allowed in (
         ("--attention", attention, ("flash", "eager")),
@@ -107,8 +122,25 @@ def request(
     ):
         if given is not None and given not in allowed:
             raise UnknownName(what, given, allowed)
+    layout = {
+        "tensor_parallel_size": tensor_parallel_size, "pipeline_parallel_size": pipeline_parallel_size,
+        "data_parallel_size": data_parallel_size, "decode_context_parallel_size": decode_context_parallel_size,
+    }  # fmt: skip
+    ranks = {key: whole(f"--{key.replace('_', '-')}", value, most=65536) for key, value in layout.items()}
+    used = ranks["tensor_parallel_size"] * ranks["pipeline_parallel_size"] * ranks["data_parallel_size"]
+    per_node = whole("--gpus-per-node", _or(gpus_per_node, _node(device, used)), most=65536)
+    if not 0 <= cpu_offload_gb < 1e6:
+        raise BadValue(f"--cpu-offload-gb must be between 0 and a million, not {cpu_offload_gb!r}")
     plan = Plan(
-        tensor_parallel_size=whole("--tensor-parallel-size", tensor_parallel_size, most=4096),
+        **ranks,
+        enable_expert_parallel=enable_expert_parallel,
+        sequence_parallel=sequence_parallel,
+        micro_batches=whole("--micro-batches", micro_batches, least=0, most=10**6),
+        nodes=whole("--nodes", _or(nodes, -(-used // per_node)), most=10**6),
+        gpus_per_node=per_node,
+        cpu_offload_bytes=cpu_offload_gb * 1e9,
+        speculation=speculation(speculative_config, network, entry.name),
+        lora=adapters(lora_rank, lora_targets, lora_adapters, network),
         dtype=number,
         quantization=numerics.summary(roles, number),
         kv_cache_dtype=catalog.precision(kv, "KV cache dtype").name,
@@ -117,7 +149,7 @@ def request(
         max_num_batched_tokens=whole("--max-num-batched-tokens",
                                      _or(max_num_batched_tokens, machine.max_num_batched_tokens)),
         max_num_seqs=whole("--max-num-seqs", _or(max_num_seqs, machine.max_num_seqs)),
-        max_model_len=whole("--max-model-len", _or(max_model_len, network.max_position or 0), least=0),
+        max_model_len=whole("--max-model-len", max_model_len) if max_model_len is not None else network.max_position,
         gpu_memory_utilization=float(_or(gpu_memory_utilization, machine.memory_utilization)),
         block_size=whole("--block-size", _or(block_size, machine.block_size), most=10**6),
         routing_skew=float(routing_skew),
@@ -135,7 +167,13 @@ def request(
                         f"{plan.max_num_seqs:,}: the engine would run them in waves")  # fmt: skip
     named = msgspec.structs.replace(network, name=entry.name)
     return Request(named, device, machine, plan, work, roles, factors(efficiency),
-                   catalog.precision(norm_dtype).name if norm_dtype else "", entry.source, tuple(warnings))  # fmt: skip
+                   catalog.precision(norm_dtype, "norm dtype").name if norm_dtype is not None else "", entry.source, tuple(warnings))  # fmt: skip
+
+
+def _node(device: Hardware, used: int) -> int:
+    """GPUs of a usual node: what the fast link joins, where that is more than one box (NVL72)."""
+    link = device.links.get(device.interconnect)
+    return max(device.gpus_per_node, min(link.devices, used) if link and link.devices <= 1024 else 1)
 
 
 def _or(value: Any, default: Any) -> Any:
@@ -154,7 +192,7 @@ def _lengths(value: int | Sequence[int] | str, layers: int) -> int | tuple[int, 
     """One length, or one per layer."""
     if isinstance(value, str):
         value = numbers("--input-len", value)
-    if isinstance(value, int | float):
+    if isinstance(value, Real):
         return whole("--input-len", value, most=TOKENS)
     found = tuple(whole("--input-len", v, most=TOKENS) for v in value)
     if len(found) == 1:
@@ -166,7 +204,7 @@ def _lengths(value: int | Sequence[int] | str, layers: int) -> int | tuple[int, 
 
 def _turns(value: str | Sequence[tuple[int, int]] | None) -> tuple[Turn, ...]:
     """``512:128,256:128`` as prompts and answers over one growing context."""
-    if not value:
+    if value is None:
         return ()
     if isinstance(value, str):
         pieces = [piece.split(":") for piece in value.split(",")]
@@ -179,7 +217,7 @@ def _turns(value: str | Sequence[tuple[int, int]] | None) -> tuple[Turn, ...]:
 
 def _images(value: str | tuple[int, int, int] | None, model: Model) -> Image | None:
     """``1x896x896``: count, height and width of the images in every request."""
-    if not value:
+    if value is None:
         return None
     if model.vision is None:
         raise BadValue("--images needs a model with a vision tower; this one reads text only")

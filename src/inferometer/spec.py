@@ -124,10 +124,37 @@ class Workload(Spec, frozen=True, kw_only=True):
     images: Image | None = None
 
 
+class Speculation(Spec, frozen=True, kw_only=True):
+    """Speculative decoding: who drafts, how many tokens, and how many are accepted."""
+
+    method: Literal["draft_model", "ngram", "mtp"] = "draft_model"
+    model: str = ""
+    num_speculative_tokens: int = 3
+    acceptance_length: float = 0.0  # tokens per step, the bonus token included
+    source: str = ""
+
+
+class Lora(Spec, frozen=True, kw_only=True):
+    """Low-rank adapters on some of the products."""
+
+    rank: int
+    targets: tuple[str, ...]
+    adapters: int = 1  # different ones in a batch
+
+
 class Plan(Spec, frozen=True, kw_only=True):
     """How the model is laid out and run."""
 
     tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+    enable_expert_parallel: bool = False
+    sequence_parallel: bool = False
+    decode_context_parallel_size: int = 1
+    micro_batches: int = 0  # 0: as many as there are stages
+    nodes: int = 1
+    gpus_per_node: int = 8
+    interconnect: str = ""
     dtype: str = "bf16"
     quantization: str = "bf16"
     kv_cache_dtype: str = "bf16"
@@ -139,8 +166,15 @@ class Plan(Spec, frozen=True, kw_only=True):
     gpu_memory_utilization: float = 0.9
     block_size: int = 16
     routing_skew: float = 0.0
-    interconnect: str = ""
+    cpu_offload_bytes: float = 0.0
+    speculation: Speculation | None = None
+    lora: Lora | None = None
     frontend: Literal["in-process", "http"] = "in-process"
+
+    @property
+    def gpus(self) -> int:
+        """Devices in all."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
 
 
 class Usecase(Spec, frozen=True, kw_only=True):

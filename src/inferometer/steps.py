@@ -87,7 +87,6 @@ class Step(NamedTuple):
             for tail, span in _tails(spans).items():
                 found[f"{phase}_qk{tail}"] += n * (pairs(span, c + q) - pairs(span, c))
                 found[f"{phase}_kv{tail}"] += n * touched(span, c, q)
-        found["moe_tokens"] = found["tokens"]
         found |= {"images": self.images.count, "patches": self.images.patches}
         found |= {"patch_pairs": self.images.pairs, "image_tokens": self.images.tokens}
         return found

@@ -198,10 +198,17 @@ def _ceil(a: Value) -> Value:
     return np.ceil(a)
 
 
+def _times(a: Value, b: Value) -> Value:
+    """A product in which nothing times an array stays nothing: what a plan switches off costs no array work."""
+    if (isinstance(a, float | int) and a == 0) or (isinstance(b, float | int) and b == 0):
+        return 0.0
+    return a * b
+
+
 _SCALAR: dict[str, Callable[..., Any]] = {
     "+": operator.add,
     "-": operator.sub,
-    "*": operator.mul,
+    "*": _times,
     "/": operator.truediv,
     "**": operator.pow,
     "max": most,

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from inferometer.analyze import analyze
+from inferometer.catalog import precision
 from inferometer.report import OpRow, Phase, Report
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -148,9 +149,14 @@ def total(phase: Phase, *names: str) -> dict[str, float]:
     return {f: sum(getattr(op, f) for op in rows(phase, *names)) for f in FIGURES}
 
 
-def elements(found: Iterable[OpRow]) -> float:
-    """Weight elements (biases apart) that matrix products read, over all layers."""
-    return sum(op.shape["weight"][0] * op.shape["weight"][1] * op.count for op in found)
+def elements(found: Iterable[OpRow], kind: str = "fp16") -> float:
+    """Weight elements that matrix products read, from the bytes of a precision; a bias is not one."""
+    number = 0.0
+    for op in found:
+        k, n = op.shape["weight"]
+        read = op.load_weight / precision(kind).bytes
+        number += read - (n * op.count if read > k * n * op.count * (1 + 1e-12) else 0.0)
+    return number
 
 
 QKV, OUT, UP, DOWN = ("qkv_proj",), ("o_proj",), ("gate_up_proj", "fc1"), ("down_proj", "fc2")

@@ -99,7 +99,7 @@ def _linear(ledger: Ledger, case: Case, name: str, phase: Phase, group: str, min
     i, y, x = case["inputs"], theirs(case, name, group), total(phase, *mine)
     size = BITS[i["bits"]] / 8
     ledger.same(f"{name} {group} FLOPs", y["flops"], x["flops"])
-    ledger.same(f"{name} {group} weights", y["load_weight"], elements(rows(phase, *mine)) * size)
+    ledger.same(f"{name} {group} weights", y["load_weight"], elements(rows(phase, *mine), i["bits"]) * size)
     ledger.same(f"{name} {group} output", y["store_act"], x["store_act"] / 2 * size)
     if i["bits"] != "int4":  # ours has no int4 units to multiply in on that device
         ledger.same(f"{name} {group} input", y["load_act"], x["load_act"])
@@ -143,18 +143,24 @@ def _gather(case: Case) -> float:
     return sum(op["latency_ms"] * 1e-3 for op in case["decode"]["ops"] if op["name"] == "classifier_AG")
 
 
+def ring(ranks: int, passes: int, latency: float) -> float:
+    """What it adds to the bytes on the wire: 5 µs to start, and a hop for each of the others, once or twice around."""
+    return START + passes * (ranks - 1) * latency if ranks > 1 else 0.0
+
+
 def _collectives(ledger: Ledger, case: Case, name: str, phase: Phase) -> None:
-    """All-reduces of the layers and the gather of the logits: ours, and 5 µs to start."""
-    i = case["inputs"]
-    if i["tensor_parallel"] == 1 or i["bits"] != "bf16":
+    """All-reduces of the layers and the gather of the logits, by the bytes that a rank must send."""
+    i, system = case["inputs"], case["inputs"]["system_dict"]
+    ranks, speed, latency = i["tensor_parallel"], system["ICN"] * GI, system.get("ICN_LL", 1) * 1e-6
+    if ranks == 1 or i["bits"] != "bf16":
         return
-    per_layer = [op for op in rows(phase, "all_reduce") if op.block.startswith("layers")]
-    y = theirs(case, name, "MHA AR", "FFN AR")["seconds"]
-    why = "5 µs more for every collective"
-    mine = sum(op.seconds + op.count * START for op in per_layer)
-    ledger.explained(f"{name} all-reduce seconds", y, mine, why)
+    mine = [op for op in rows(phase, "all_reduce") if op.block.startswith("layers")]
+    ours = sum(op.sent / speed + op.count * ring(ranks, 2, latency) for op in mine)
+    why = "a ring's hops and 5 µs to start"
+    ledger.explained(f"{name} all-reduce seconds", theirs(case, name, "MHA AR", "FFN AR")["seconds"], ours, why)
     if name == "decode":
-        ledger.explained("decode gather seconds", _gather(case), total(phase, "all_gather")["seconds"] + START, why)
+        wire = sum(op.sent for op in rows(phase, "all_gather")) / speed
+        ledger.explained("decode gather seconds", _gather(case), wire + ring(ranks, 1, latency), why)
 
 
 def _memory(ledger: Ledger, case: Case, report: Report) -> None:
@@ -172,11 +178,11 @@ def _memory(ledger: Ledger, case: Case, report: Report) -> None:
 
 
 def check_collectives(ledger: Ledger) -> None:
-    """Its table of collectives: ring all-reduce and all-gather, as ours, and 5 µs to start."""
+    """Its table of collectives: the bytes of ours, with a ring's hops and 5 µs to start."""
     for row in data("genz")["collectives"]:
         ledger.case = f"{row['system']} {row['N']} × {row['bytes']} B"
         env = {"tp": row["N"], "act_bytes": 2, "tokens": 1, "width": row["bytes"] / 2}
-        for word, op in (("AR_ms", all_reduce("op", s.width)), ("AG_ms", all_gather("op", s.width))):
+        for word, passes, op in (("AR_ms", 2, all_reduce("op", s.width)), ("AG_ms", 1, all_gather("op", s.width))):
             wire = evaluate(op.work.sent, env) / (row["icn_GB"] * GI)
-            time = wire + evaluate(op.work.hops, env) * row["icn_lat_us"] * 1e-6
-            ledger.explained(word, row[word] * 1e-3, time + (START if row["N"] > 1 else 0), "5 µs more for each")
+            time = wire + ring(row["N"], passes, row["icn_lat_us"] * 1e-6)
+            ledger.explained(word, row[word] * 1e-3, time, "a ring's hops and 5 µs to start")

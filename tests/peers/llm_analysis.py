@@ -63,10 +63,8 @@ def check(ledger: Ledger, case: Case) -> None:
     _decode_seconds(ledger, case, decode)
     if case["inputs"].get("tp_size", 1) > 1:
         per_layer = [op for op in rows(prefill, "all_reduce") if op.block.startswith("layers")]
-        tp = case["inputs"]["tp_size"]
-        latency = sum(op.count for op in per_layer) * 2 * (tp - 1) * 2e-6  # ours on that link
-        ledger.explained("prefill all-reduce seconds", o["prefill_latency_fwd_tp_comm"],
-                         sum(op.seconds for op in per_layer) - latency, "no latency per hop")  # fmt: skip
+        wire = sum(op.sent for op in per_layer) / (case["gpu_config"]["intra_node_bandwidth_in_GB_per_sec"] * 1e9)
+        ledger.same("prefill all-reduce seconds", o["prefill_latency_fwd_tp_comm"], wire)
 
 
 def _memory(ledger: Ledger, case: Case, x: Report) -> None:
@@ -75,7 +73,7 @@ def _memory(ledger: Ledger, case: Case, x: Report) -> None:
     phase = x.phases["prefill"]
     ledger.same("parameters", o["num_params_total"], x.model.params)
     ledger.same("active parameters", o["num_active_params_total"], x.model.active_params)
-    ledger.same("MLP parameters", o["num_params_total_mlp"], elements(rows(phase, *UP, *DOWN)) * tp)
+    ledger.same("MLP parameters", o["num_params_total_mlp"], elements(rows(phase, *UP, *DOWN), kind) * tp)
     ledger.same("embedding parameters", o["num_params_total_embedding"], elements(rows(phase, "lm_head")) * tp)
     ledger.same("KV cache", o["kv_cache_memory_per_gpu"], x.memory.kv_cache_bytes)
     final = 2 * hidden * (1 - 1 / tp)  # its final norm is sharded
@@ -84,7 +82,7 @@ def _memory(ledger: Ledger, case: Case, x: Report) -> None:
     elif kind == "fp16":
         ledger.explained("weights", o["weight_memory_per_gpu"], x.memory.weights_bytes - final, "a sharded final norm")
     else:
-        linears = elements(rows(phase, *QKV, *OUT, *UP, *DOWN))
+        linears = elements(rows(phase, *QKV, *OUT, *UP, *DOWN), kind)
         bits = case["dtype_config"]["weight_bits"]
         norms = hidden * (2 * layers + 1)
         scales = linears * 20 / 128 / 8 if kind == "w4a16" else 0.0
@@ -112,8 +110,9 @@ def _decode_seconds(ledger: Ledger, case: Case, decode: Phase) -> None:
     o, i, m, g = case["outputs"], case["inputs"], case["model_config"], case["gpu_config"]
     speed = g["hbm_bandwidth_in_GB_per_sec"] * 1e9 * o["hbm_memory_efficiency"]
     kind, tp = case["dtype_config"], i.get("tp_size", 1)
+    ours = WEIGHTS[kind["name"]]
     moved = i["batch_size_per_gpu"] * m["num_layers"] * kind["activation_bits"] / 8 / tp
-    inner = elements(rows(decode, *UP, *DOWN)) * kind["weight_bits"] / 8 + moved * m["ffn_embed_dim"]
-    outer = elements(rows(decode, *QKV, *OUT)) * kind["weight_bits"] / 8 + moved * 3 * m["hidden_dim"]
+    inner = elements(rows(decode, *UP, *DOWN), ours) * kind["weight_bits"] / 8 + moved * m["ffn_embed_dim"]
+    outer = elements(rows(decode, *QKV, *OUT), ours) * kind["weight_bits"] / 8 + moved * 3 * m["hidden_dim"]
     ledger.explained("decode MLP seconds", o["decode_latency_fwd_mlp"], inner / speed, "only inner activations")
     ledger.explained("decode attention seconds", o["decode_latency_fwd_attn"], outer / speed, "activations of 3 × hidden")

@@ -113,7 +113,8 @@ def _parameters(ledger: Ledger, case: Case, x: Report) -> None:
         ledger.same("MLP parameters", own["mlp"], elements(rows(phase, *UP, *DOWN)) * tp / layers)
         ledger.explained("parameters", y["params_model"], x.model.params - m["vocab_size"] * hidden - hidden,
                          "no input embedding nor final norm")  # fmt: skip
-    ledger.same("norm parameters", own["rmsnorm"], 2 * hidden + (2 * m["head_dim"] if normed(case) else 0))
+    norms = total(phase, "input_layernorm", "post_attention_layernorm", "qk_norm")["load_weight"] / 2
+    ledger.same("norm parameters", own["rmsnorm"], norms / layers)
     ledger.same("head parameters", own["output_embedding"], elements(rows(phase, "lm_head")) * tp)
 
 

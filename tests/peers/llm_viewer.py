@@ -113,7 +113,7 @@ def _operators(ledger: Ledger, case: Case, name: str, phase: Phase) -> None:
         found, y, x = rows(phase, *mine), theirs(case, name, *other), total(phase, *mine)
         twice, what = gates(case, group), f"{name} {group}"
         _one(ledger, f"{what} FLOPs", y["flops"], x["flops"], twice, "a gate that the model has not")
-        weight = elements(found) * i["w_bit"] / 8
+        weight = elements(found, _WEIGHTS[bits]) * i["w_bit"] / 8
         _one(ledger, f"{what} weights", y["load_weight"], weight, twice, "a gate that the model has not")
         parts = len([n for n in other if n in case["outputs"][name]])
         if bits in _NATIVE:

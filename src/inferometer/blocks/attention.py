@@ -5,13 +5,36 @@ from __future__ import annotations
 from typing import Any
 
 from ..graph import Part
-from ..operators import Formula, Op, all_reduce, attention, elementwise, kv_write, linear, local_kv_heads, norm
+from ..operators import (
+    Formula,
+    Op,
+    all_gather,
+    all_reduce,
+    attention,
+    elementwise,
+    kv_write,
+    linear,
+    local_kv_heads,
+    norm,
+    reduce_scatter,
+)
 from ..symbols import names as s
 
 
 def both(name: str, **sizes: Any) -> list[Op]:
     """The attention of prompts and that of decoding sequences; the one a step lacks has no work."""
-    return [attention(name, phase, **sizes) for phase in ("prefill", "decode")]
+    return [attention(name, "prefill", **sizes), *decoding(name, **sizes)]
+
+
+def decoding(name: str, **sizes: Any) -> list[Op]:
+    """Decode attention between the collectives of context parallelism: queries are gathered, results merged."""
+    heads, qk_dim, v_dim = sizes["heads"], sizes["qk_dim"], sizes["v_dim"]
+    group: dict[str, Any] = {"m": s.decode_tokens, "ranks": s.dcp, "axis": "dcp"}
+    return [
+        all_gather("context_gather", heads * s.dcp * qk_dim, **group),
+        attention(name, "decode", **sizes),
+        reduce_scatter("context_reduce", heads * s.dcp * v_dim, **group),
+    ]
 
 
 def gqa(*, hidden_size: int, num_attention_heads: int, num_key_value_heads: int, head_dim: int, v_head_dim: int = 0,
@@ -119,11 +142,9 @@ def mla(*, hidden_size: int, num_attention_heads: int, q_lora_rank: int, kv_lora
         ops.append(attention("attention", "prefill", heads=heads, kv_heads=heads, qk_dim=qk_dim, v_dim=s.v_head_dim,
                              span=span, inputs=(queries, "kv_b_proj")))  # fmt: skip
     ops.append(_per_head("q_absorb", s.qk_nope_head_dim, s.kv_lora_rank, heads, folded, (queries,)))
-    ops += [
-        attention("attention", phase, heads=heads, kv_heads=1, qk_dim=latent, v_dim=s.kv_lora_rank, span=span,
-                  kv_width=latent, inputs=("q_absorb",))
-        for phase in (("prefill", "decode") if absorbed else ("decode",))
-    ]  # fmt: skip
+    latents_only = {"heads": heads, "kv_heads": 1, "qk_dim": latent, "v_dim": s.kv_lora_rank, "span": span,
+                    "kv_width": latent, "inputs": ("q_absorb",)}  # fmt: skip
+    ops += both("attention", **latents_only) if absorbed else decoding("attention", **latents_only)
     ops.append(_per_head("v_absorb", s.kv_lora_rank, s.v_head_dim, heads, folded, None))
     outputs: tuple[str, ...] = ("attention", "v_absorb")
     if output_gate:

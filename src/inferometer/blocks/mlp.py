@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..graph import Part
-from ..operators import Formula, Op, all_reduce, elementwise, experts, linear, norm
+from ..operators import Formula, Op, all_reduce, all_to_all, elementwise, experts, linear, norm
 from ..symbols import names as s
 
 
@@ -62,10 +62,15 @@ def moe(*, hidden_size: int, moe_intermediate_size: int, num_experts: int, num_e
         dims["moe_latent_size"] = moe_latent_size
         width, into = s.moe_latent_size, ("latent_down_proj", "topk")
         ops.append(linear("latent_down_proj", s.hidden_size, width, role="shared", inputs=source))
+    # A token goes once to every rank that holds one of its experts (to all ranks where experts are sliced, not spread).
+    copies = s.a2a * (1 - (1 - s.gathered) * (1 - 1 / s.a2a) ** s.num_experts_per_tok)
+    rows = s.tokens / s.tp * copies
+    ops.append(all_to_all("dispatch", width, rows=rows, each=s.experts_input_bytes, ranks=s.a2a, inputs=into))
     ops.append(
         experts("experts", width, s.moe_intermediate_size, count=s.num_experts, top_k=s.num_experts_per_tok,
                 gated=gated, bias=expert_bias, inputs=into)
     )  # fmt: skip
+    ops.append(all_to_all("combine", width, rows=rows, ranks=s.a2a))
     if moe_latent_size:
         if latent_norm:
             ops.append(norm("latent_layernorm", width))

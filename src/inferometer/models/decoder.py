@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..blocks import embed, head, mlp, moe
+from ..errors import BadFile
 from ..graph import Block, Model, Part, Span, Vision, layered
 from .config import Config
 from .quantization import DTYPES, declared, dtype
@@ -67,13 +68,20 @@ def heads(c: Config) -> dict[str, Any]:
     default = query
     if c.flag("multi_query_attention") or c.flag("multi_query"):
         default = c.size("multi_query_group_num", "num_kv_heads", default=1)
+    groups = c.size("num_key_value_heads", "num_kv_heads", "n_head_kv", "num_attention_groups", default=default)
+    if query % groups:
+        raise BadFile(f"{c.where}: {query} attention heads do not divide into {groups} groups of key-value heads")
+    width = c.size("head_dim", "attention_head_dim", "kv_channels", default=0)
+    if not width and hidden % query:
+        raise BadFile(
+            f"{c.where}: hidden_size {hidden} does not divide by {query} attention heads, and 'head_dim' is not set"
+        )
     return {
         "hidden_size": hidden,
         "num_attention_heads": query,
-        "num_key_value_heads": c.size("num_key_value_heads", "num_kv_heads", "n_head_kv", "num_attention_groups",
-                                      default=default),
-        "head_dim": c.size("head_dim", "attention_head_dim", "kv_channels", default=max(1, hidden // query)),
-    }  # fmt: skip
+        "num_key_value_heads": groups,
+        "head_dim": width or hidden // query,
+    }
 
 
 def windows(c: Config, default: int = 1) -> list[bool]:
@@ -124,13 +132,16 @@ def expert_sizes(c: Config) -> dict[str, Any]:
     number = c.size("n_shared_experts", "num_shared_experts", default=0, least=0)
     shared = c.size("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "share_expert_dim",
                     "shared_intermediate_size", default=number * width, least=0)  # fmt: skip
+    experts = c.size("num_experts", "num_local_experts", "n_routed_experts", "num_routed_experts", "moe_num_experts")
+    chosen = c.size("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "experts_per_token", "moe_top_k",
+                    "num_selected_experts")  # fmt: skip
+    if chosen > experts:
+        raise BadFile(f"{c.where}: a token cannot choose {chosen} of {experts} experts")
     return {
         "hidden_size": c.size("hidden_size"),
         "moe_intermediate_size": width,
-        "num_experts": c.size("num_experts", "num_local_experts", "n_routed_experts", "num_routed_experts",
-                              "moe_num_experts"),
-        "num_experts_per_tok": c.size("num_experts_per_tok", "num_experts_per_token", "top_k_experts",
-                                      "experts_per_token", "moe_top_k", "num_selected_experts"),
+        "num_experts": experts,
+        "num_experts_per_tok": chosen,
         "shared_expert_intermediate_size": shared,
     }  # fmt: skip
 

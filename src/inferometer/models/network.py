@@ -21,7 +21,7 @@ from typing import Any
 from .. import blocks
 from ..errors import BadFile, UnknownName
 from ..graph import Model, Part, Span
-from .config import Config
+from .config import MOST_LAYERS, Config
 from .decoder import decoder
 
 PARTS: dict[str, Callable[..., Part]] = {"gqa": blocks.gqa, "mla": blocks.mla, "delta_net": blocks.delta_net, "mamba2": blocks.mamba2,
@@ -50,10 +50,23 @@ def build_network(data: Mapping[str, Any], where: str = "network.toml") -> Model
         part: Part | None = None
         for row in rows:
             piece = _part(row, config.size("hidden_size"), here.where, spans)
-            part = piece if part is None else part + piece
+            part = piece if part is None else _joined(part, piece, here.where)
         assert part is not None
-        layers += [("layers", part)] * here.size("repeat", default=1)
+        for key in here.data:
+            if key not in ("blocks", "repeat"):
+                raise UnknownName(f"key in {here.where}:", key, ("blocks", "repeat"))
+        repeat = here.size("repeat", default=1)
+        if len(layers) + repeat > MOST_LAYERS:
+            raise BadFile(f"{here.where}: more than the {MOST_LAYERS:,} layers that any network has")
+        layers += [("layers", part)] * repeat
     return decoder(config, lambda i: layers[i], family="network", count=len(layers), spans=spans)
+
+
+def _joined(part: Part, piece: Part, where: str) -> Part:
+    try:
+        return part + piece
+    except ValueError as error:
+        raise BadFile(f"{where}: {error}") from None
 
 
 def _part(row: Any, hidden: int, where: str, spans: dict[str, Span]) -> Part:
@@ -63,13 +76,24 @@ def _part(row: Any, hidden: int, where: str, spans: dict[str, Span]) -> Part:
     if name not in PARTS:
         raise UnknownName(f"block in {where}:", name, PARTS)
     function = PARTS[name]
-    allowed = inspect.signature(function).parameters
+    here = f"{where}, block {name!r}"
+    kinds = {"int": int, "bool": bool, "str": str}
+    known = inspect.signature(function).parameters
+    allowed = {k: p for k, p in known.items() if p.annotation in kinds and k != "span"}
     for key, value in sizes.items():
         if key not in allowed:
-            raise UnknownName(f"key of block {name!r} in {where}:", key, [*allowed, "window"])
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            Config(sizes, f"{where}, block {name!r}").size(key, least=0)
+            raise UnknownName(
+                f"key of block {name!r} in {where}:", key, [*allowed, *(["window"] if "span" in known else [])]
+            )
+        kind = kinds[allowed[key].annotation]
+        if kind is int:
+            optional = allowed[key].default == 0 or key.endswith("lora_rank")
+            sizes[key] = Config(sizes, here).size(key, least=0 if optional else 1)
+        elif not isinstance(value, kind):
+            raise BadFile(f"{here}: {key!r} must be a {kind.__name__}, not {value!r}")
     if "window" in row:
+        if "span" not in known:
+            raise UnknownName(f"key of block {name!r} in {where}:", "window", allowed)
         window = Config(row, where).size("window")
         key = next((k for k, span in spans.items() if span.size == window), f"window{len(spans) or ''}")
         spans[key] = Span("window", window)
@@ -78,7 +102,11 @@ def _part(row: Any, hidden: int, where: str, spans: dict[str, Span]) -> Part:
     missing = [k for k, p in allowed.items() if p.default is inspect.Parameter.empty and k not in sizes]
     if missing:
         raise BadFile(f"{where}: block {name!r} lacks {', '.join(map(repr, missing))}")
+    if name == "gqa" and sizes["num_attention_heads"] % sizes["num_key_value_heads"]:
+        raise BadFile(f"{here}: num_attention_heads must be a multiple of num_key_value_heads")
+    if name == "moe" and sizes["num_experts_per_tok"] > sizes["num_experts"]:
+        raise BadFile(f"{here}: num_experts_per_tok must not be more than num_experts")
     try:
         return function(**sizes)
-    except (TypeError, ValueError) as error:
-        raise BadFile(f"{where}: block {name!r}: {error}") from None
+    except (TypeError, ValueError, KeyError) as error:
+        raise BadFile(f"{here}: {error} is not possible") from None

@@ -9,15 +9,18 @@ from .op import KINDS, Cache, Formula, Op, Work, operator
 
 @operator("kv_write")
 def kv_write(name: str, width: Formula, *, m: Formula = s.tokens, span: str = "", per_sequence: Formula = 0) -> Op:
-    """Append ``m`` entries of ``width`` elements to the cache: one a token, or fewer where the cache is compressed."""
+    """Append ``m`` entries of ``width`` elements to the cache: one a token, or fewer where the cache is compressed.
+
+    Under decode context parallelism each of ``dcp`` ranks keeps its share of the positions.
+    """
     return Op(
         name,
         "kv_write",
-        Work(reads=m * width * s.act_bytes * s.unfused, kv_writes=m * width * s.kv_bytes),
+        Work(reads=m * width * s.act_bytes * s.unfused, kv_writes=m * width * s.kv_bytes / s.dcp),
         {"m": m, "n": width},
         output=0,
         shape={"input": (m, width)},
-        cache=Cache(width * s.kv_bytes, per_sequence, span),
+        cache=Cache(width * s.kv_bytes / s.dcp, per_sequence, span),
     )
 
 
@@ -29,7 +32,8 @@ def attention(name: str, phase: str, *, heads: Formula, kv_heads: Formula, qk_di
 
     Works over exactly the pairs that the masks of ``span`` let through; without ``causal`` over all ``dense`` ones.
     Eager attention computes them all and moves the scores through memory four times. ``kv_width`` is the cached
-    elements per token where K and V share storage; what is not ``cached`` is read as an activation.
+    elements per token where K and V share storage; what is not ``cached`` is read as an activation. Under decode
+    context parallelism a rank attends with the queries of its ``dcp`` group to its share of the positions.
     """
     tails = [f"_{word}" if word else "" for word in ((span,) if isinstance(span, str) else span)]
     m = getattr(s, f"{phase}_tokens") if m is None else m
@@ -38,6 +42,8 @@ def attention(name: str, phase: str, *, heads: Formula, kv_heads: Formula, qk_di
     kv = total(getattr(s, f"{phase}_kv{tail}") for tail in tails) if cached else m
     pairs = total(getattr(s, f"{phase}_qk{tail}") for tail in tails) if causal else dense
     pairs = pairs + s.eager * (dense - pairs) if causal else pairs
+    if phase == "decode" and cached:
+        heads, pairs, kv, dense = heads * s.dcp, pairs / s.dcp, kv / s.dcp, dense / s.dcp
     width = kv_heads * (qk_dim + v_dim) if kv_width is None else kv_width
     scores = s.eager * heads * dense * s.act_bytes
     return Op(

@@ -104,7 +104,11 @@ def norm(
     shared: Formula = 1,
     inputs: tuple[str, ...] | None = None,
 ) -> Op:
-    """RMSNorm or LayerNorm over ``m·rows`` vectors of ``width``, with the residual add in the same kernel."""
+    """RMSNorm or LayerNorm over ``m·rows`` vectors of ``width``, with the residual add in the same kernel.
+
+    Norms of the residual stream work on a share of the tokens under sequence parallelism (``sp`` ranks).
+    """
+    m = m / s.sp if residual and m is s.tokens else m
     size = m * rows * width
     own = (0 if weightless else width * (2 if bias else 1)) if params is None else params
     return Op(

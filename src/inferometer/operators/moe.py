@@ -22,14 +22,15 @@ def experts(
     """Routed experts: all are stored, those that some token chose are read.
 
     Of ``count`` experts ``T`` tokens choosing ``top_k`` each touch count·(1-(1-top_k/count)^T) on average; routing
-    skew shrinks the number that is really in use. Experts are split over ``ep`` ranks and inside over ``moe_tp``.
+    skew shrinks the number that is really in use, and loads the hottest of ``ep`` ranks by ep^skew. Experts are split
+    over ``ep`` ranks and inside over ``moe_tp``; ``moe_tokens`` are those of all data-parallel ranks.
     """
     weight, inp, peak = role_bytes("experts")
     matrices = 3 if gated else 2
     per_expert = matrices * hidden * intermediate + ((intermediate * (matrices - 1) + hidden) if bias else 0)
     in_use = top_k + (count - top_k) * (1 - s.routing_skew)
     touched = in_use / s.ep * (1 - (1 - top_k / in_use) ** s.moe_tokens)
-    rows = s.moe_tokens * top_k / s.ep
+    rows = s.moe_tokens * top_k / s.ep * s.ep**s.routing_skew
     inner = intermediate / s.moe_tp
     return Op(
         name,

@@ -180,7 +180,7 @@ def _paint(axes: Any, item: Box | Words | Curve, order: float) -> None:
     from matplotlib.patches import Ellipse, FancyBboxPatch, PathPatch, Polygon
     from matplotlib.path import Path
 
-    if isinstance(item, Box) and item.radius and 2 * item.radius >= item.w:
+    if isinstance(item, Box) and 2 * item.radius == item.w == item.h:
         middle = (item.x + item.w / 2, item.y + item.h / 2)
         axes.add_patch(Ellipse(middle, item.w, item.h, facecolor=item.fill, edgecolor=item.edge,
                                linewidth=item.width * 0.72, zorder=order))  # fmt: skip

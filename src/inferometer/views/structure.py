@@ -16,7 +16,7 @@ from ..report import OpRow, Report
 from ..units import seconds
 from .canvas import BOUNDS, FAINT, INK, MUTED, Point, Scene, text_width, tint
 from .terminal import header
-from .wiring import ENTRY, Edge, Part, Wiring, shown, wire
+from .wiring import ENTRY, EXIT, Edge, Part, Wiring, shown, wire
 
 HEIGHT, GAP, SIDE = 46.0, 36.0, 30.0  # of a node, below it, beside it
 STEM = 17.0  # an edge goes straight down past the shape that is written beside it, then turns
@@ -40,7 +40,7 @@ class Panel(NamedTuple):
     left: float
     right: float
     height: float
-    repeats: bool
+    layers: tuple[int, ...]  # empty where the block is one of its kind
 
     @property
     def width(self) -> float:
@@ -76,7 +76,8 @@ def structure(report: Report, model: Model, phase: str) -> Scene:
         _connect(scene, row, places, leaving)
         for panel, (px, py) in zip(row, places, strict=True):
             _draw(scene, panel, px, py)
-        leaving = (places[-1][0], y + row[-1].height)
+        last = max(range(len(row)), key=lambda i: (row[i].layers[-1:], i))
+        leaving = (places[last][0], y + row[last].height)
         y += max(p.height for p in row) + BETWEEN
     y -= BETWEEN - 24
     for op in own:
@@ -101,7 +102,7 @@ def _panel(part: Part, letter: str) -> Panel:
     node = max(200.0, max(need) + 34)
     by_rank: dict[int, list[int]] = defaultdict(list)
     for i, rank in wiring.ranks.items():
-        if i != ENTRY:
+        if i not in (ENTRY, EXIT):
             by_rank[rank].append(i)
     tops: dict[int, tuple[float, float]] = {}
     y = HEAD + GAP
@@ -120,10 +121,13 @@ def _panel(part: Part, letter: str) -> Panel:
 
     for rank, (top, tall) in tops.items():
         line = sorted((i for i in by_rank[rank] if not _aside(ops, i)), key=lambda i: (near(i), i))
-        aside = [i for i in by_rank[rank] if _aside(ops, i)]
-        step = node + SIDE
+        step, alone = node + SIDE, len(line) == 1
         first = -(len(line) - 1) / 2 * step
-        for k, i in enumerate([*line, *aside]):
+        for i in (i for i in by_rank[rank] if _aside(ops, i)):  # beside the reader, where that stands in this rank
+            reader = next((e.end for e in long if e.start == i and e.end in line), line[-1] if line else i)
+            line.insert(line.index(reader) + 1 if reader in line else 0, i)
+            first -= 0 if alone else step / 2
+        for k, i in enumerate(line):
             middle[i] = (first + k * step, top + (tall - _tall(ops, i)) / 2)
         taken = [(middle[i][0] - _wide(ops, i, node) / 2 - 14, middle[i][0] + _wide(ops, i, node) / 2 + 14)
                  for i in by_rank[rank]]  # fmt: skip
@@ -132,13 +136,14 @@ def _panel(part: Part, letter: str) -> Panel:
                 x = _free(bends[e][-1][0] if bends[e] else middle[e.start][0], taken)
                 taken.append((x - 7, x + 7))
                 bends[e].append((x, top))
-    xs = [x + side * _wide(ops, i, node) / 2 for i, (x, _) in middle.items() if i != ENTRY for side in (-1, 1)]
+    middle[EXIT] = (0.0, y)
+    xs = [x + side * _wide(ops, i, node) / 2 for i, (x, _) in middle.items() for side in (-1, 1) if i >= 0]
     xs += [x for points in bends.values() for x, _ in points]
     left = min(xs) - PAD - (LANE if block.residual else 0)
-    name = {"layer": "", "vision": block.name}.get(block.stage, block.name)
-    title = " · ".join(filter(None, [letter, name, _ranges(block.layers)]))
+    layers = block.layers if block.stage == "layer" or block.count > 1 else ()
+    title = " · ".join(filter(None, [letter, "" if block.stage == "layer" else block.name, _ranges(layers)]))
     right = max(max(xs) + PAD, left + text_width(title, 13) + 70)
-    return Panel(part, wiring, title, middle, dict(bends), tops, node, left, right, y, len(block.layers) > 0)
+    return Panel(part, wiring, title, middle, dict(bends), tops, node, left, right, y, layers)
 
 
 def _aside(ops: tuple[object, ...], i: int) -> bool:
@@ -183,12 +188,13 @@ def _span(row: list[Panel]) -> tuple[float, float]:
 def _connect(scene: Scene, row: list[Panel], places: list[Point], leaving: Point | None) -> None:
     """The stream between panels: down from the row above, and from each panel to its neighbour where layers follow."""
     if leaving is not None:
-        (x0, y0), (x1, y1) = leaving, places[0]
+        first = min(range(len(row)), key=lambda i: (row[i].layers[:1], i))
+        (x0, y0), (x1, y1) = leaving, places[first]
         points = [(x0, y0), (x1, y1)] if x0 == x1 else [(x0, y0), (x0, y1 - 30), (x1, y1 - 30), (x1, y1)]
         scene.curve(*points, color=INK, width=1.6)
     for (a, pa), (b, pb) in zip(zip(row, places, strict=True), list(zip(row, places, strict=True))[1:], strict=False):
         lane = (pa[0] + a.right + pb[0] + b.left) / 2
-        one, other = a.part.block.layers, b.part.block.layers
+        one, other = a.layers, b.layers
         if not one or not other or {i + 1 for i in one} & set(other):
             _around(scene, pa, a.height, lane - 6, pb, 12)
         if {i + 1 for i in other} & set(one):
@@ -206,18 +212,13 @@ def _draw(scene: Scene, panel: Panel, x: float, y: float) -> None:
     scene.box(x + panel.left, y, panel.width, panel.height, fill="#fafbfc", edge=FAINT, radius=10)
     scene.words(x + panel.left + 16, y + 24, panel.title, size=13, bold=True)
     scene.words(x + panel.left + 16, y + 41, f"{_share(part.share)} of the time", size=10.5, color=MUTED)
-    if panel.repeats:
+    if panel.layers:
         often = f"×{part.block.count}"
         wide = text_width(often, 13) + 14
         scene.box(x + panel.right - wide - 12, y + 11, wide, 24, fill=INK, radius=12)
         scene.words(x + panel.right - wide / 2 - 12, y + 28, often, size=13, bold=True, color="white", anchor="middle")
     for edge in panel.wiring.edges:
         _edge(scene, panel, edge, x, y)
-    exits = panel.wiring.exits
-    for i in exits:
-        px, py = panel.middle[i]
-        points = [(px, py + _tall(ops, i)), (px, py + _tall(ops, i) + STEM), (0.0, panel.height)]
-        scene.curve(*((x + a, y + b) for a, b in points), color=MUTED, smooth=True, head=False)
     for i, (row, fraction) in part.rows.items():
         _node(scene, row, fraction, x + panel.middle[i][0] - panel.node / 2, y + panel.middle[i][1], panel.node)
     stream = _entry(panel)
@@ -227,7 +228,7 @@ def _draw(scene: Scene, panel: Panel, x: float, y: float) -> None:
             for a, b in (((-5, 0), (5, 0)), ((0, -5), (0, 5))):
                 cx, cy = x + px, y + py + JOIN / 2
                 scene.curve((cx + a[0], cy + a[1]), (cx + b[0], cy + b[1]), color=INK, width=1.4, head=False)
-        label = stream if i == ENTRY or i >= len(ops) else _size(part.rows[i][0].shape.get("output", []))
+        label = _size(part.rows[i][0].shape.get("output", [])) if i in part.rows else "" if i == EXIT else stream
         low = py if i == ENTRY else py + _tall(ops, i)
         if label and not _aside(ops, i):
             scene.words(x + px + 7, y + low + 14, label, size=9.5, color=MUTED, halo=True)
@@ -250,13 +251,13 @@ def _edge(scene: Scene, panel: Panel, edge: Edge, x: float, y: float) -> None:
         return
     into = sorted((e for e in panel.wiring.edges if e.end == edge.end and not e.residual and not _level(panel, e)),
                   key=lambda e: panel.bends[e][-1][0] if panel.bends.get(e) else panel.middle[e.start][0])  # fmt: skip
-    port = x1 + (into.index(edge) - (len(into) - 1) / 2) * (16 if edge.end < len(ops) else 6)
+    port = x1 + (into.index(edge) - (len(into) - 1) / 2) * (16 if 0 <= edge.end < len(ops) else 0)
     points = [(x0, low), (x0, low + STEM)]
     rank = panel.wiring.ranks[edge.start]
     for k, (bx, top) in enumerate(panel.bends.get(edge, [])):
-        points += [(bx, top), (bx, top + panel.rows[rank + 1 + k][1])]
+        points += [(bx, top), (bx, top + panel.rows[rank + 1 + k][1] + STEM)]
     points.append((port, y1))
-    scene.curve(*((x + a, y + b) for a, b in points), smooth=True, dashed=edge.kept)
+    scene.curve(*((x + a, y + b) for a, b in points), smooth=True, dashed=edge.kept, head=edge.end != EXIT)
 
 
 def _level(panel: Panel, edge: Edge) -> bool:
@@ -308,9 +309,8 @@ def _entry(panel: Panel) -> str:
     """The shape of what comes in: the input of the first operator that reads it, where that is the stream."""
     firsts = [e.end for e in panel.wiring.edges if e.start == ENTRY and e.end in panel.part.rows]
     norms = [i for i in firsts if panel.part.block.ops[i].kind == "norm"]
-    for i in norms or firsts:
-        return _size(panel.part.rows[i][0].shape.get("input", []))
-    return ""
+    sizes = {_size(panel.part.rows[i][0].shape.get("input", [])) for i in norms or firsts}
+    return sizes.pop() if len(sizes) == 1 else ""
 
 
 def _runs(numbers: tuple[int, ...]) -> list[tuple[int, int]]:
@@ -338,7 +338,7 @@ def _order(kinds: list[Part], names: dict[int, str]) -> str:
     for period in range(1, len(runs) // 2 + 1):
         if len(runs) % period == 0 and runs == runs[:period] * (len(runs) // period):
             return f"({_told(runs[:period])}) × {len(runs) // period}"
-    return _told(runs[:10]) + (" …" if len(runs) > 10 else "")
+    return _told(runs) if len(runs) <= 10 else "".join(which[i] for i in sorted(which))
 
 
 def _told(runs: list[tuple[str, int]]) -> str:

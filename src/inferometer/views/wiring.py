@@ -13,7 +13,7 @@ from ..operators import Op
 from ..report import OpRow, Phase
 from ..symbols import Program, constant
 
-ENTRY = -1  # where the block's input comes in
+ENTRY, EXIT = -1, -2  # where the block's input comes in and its output goes out
 
 
 class Part(NamedTuple):
@@ -42,7 +42,6 @@ class Wiring(NamedTuple):
 
     edges: list[Edge]
     ranks: dict[int, int]
-    exits: list[int]  # whose output leaves the block
 
 
 def shown(model: Model, phase: Phase) -> tuple[list[Part], list[OpRow]]:
@@ -97,10 +96,10 @@ class _Wirer:
                 self._join()
             self._add(i)
             before = i
-        exits = self._loose()
-        if self.residual:
-            exits = [self._join()]
-        return Wiring(self.edges, self.ranks, exits)
+        ends = [self._join()] if self.residual else self._loose()
+        self.edges += [Edge(j, EXIT) for j in ends]
+        self.ranks[EXIT] = 1 + max(self.ranks.values())
+        return Wiring(self.edges, self.ranks)
 
     def _add(self, i: int) -> None:
         op = self.ops[i]
@@ -147,9 +146,9 @@ class _Wirer:
         return list({self.ops[j].kind: j for j in among if self.ops[j].name == word}.values())
 
     def _loose(self, cached: bool = False) -> list[int]:
-        """Operators whose output nobody has read yet."""
+        """Operators whose output nobody has read yet; with ``cached`` also those that leave theirs in memory."""
         read = {e.start for e in self.edges}
-        return [j for j in self.segment if j not in read and (cached or self.ops[j].kind != "kv_write")]
+        return [j for j in self.segment if j not in read and (cached or _flows(self.ops[j]))]
 
     def _join(self) -> int:
         """A residual sum of what the segment made and what went past it."""
@@ -169,6 +168,11 @@ def _cuts(ops: tuple[Op, ...]) -> set[int]:
         return direct
     closing = any(attends(op) or op.kind == "scan" for op in ops[: sums[0]])
     return direct | ({i + 1 for i in sums} if closing else set(sums[1:]))
+
+
+def _flows(op: Op) -> bool:
+    """Whether an output goes on to the next operator; collectives hand on what they were given."""
+    return op.kind in ("all_reduce", "all_gather") or str(op.output) != "0"
 
 
 def _adds(op: Op) -> bool:

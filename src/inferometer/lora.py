@@ -1,0 +1,49 @@
+"""Low-rank adapters: two thin products beside each target, whose weights every different adapter brings along."""
+
+from __future__ import annotations
+
+import msgspec
+
+from .errors import UnknownName
+from .graph import Block, Model
+from .operators import Op, linear
+from .spec import Lora
+from .symbols import minimum
+from .symbols import names as s
+
+USUAL = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")  # what adapters are trained on unless told
+
+
+def adapted(model: Model, lora: Lora) -> Model:
+    """``adapted(model, Lora(rank=16, targets=("qkv_proj", "o_proj"), adapters=4))``"""
+    names = {op.name for block in model.blocks for op in block.ops if op.kind == "linear"}
+    for target in lora.targets:
+        if target not in names:
+            raise UnknownName("LoRA target", target, names)
+    return msgspec.structs.replace(model, blocks=tuple(_block(b, lora) for b in model.blocks))
+
+
+def _block(block: Block, lora: Lora) -> Block:
+    if not any(op.name in lora.targets for op in block.ops):
+        return block
+    ops: list[Op] = []
+    for op in block.ops:
+        ops.append(op)
+        if op.name in lora.targets and op.kind == "linear":
+            ops += _pair(op)
+    dims = {**block.dims, "lora_rank": lora.rank, "lora_adapters": lora.adapters}
+    return msgspec.structs.replace(block, ops=tuple(ops), dims=dims)
+
+
+def _pair(op: Op) -> list[Op]:
+    """Down to the rank and up again; each adapter in the batch has its own weights."""
+    down = linear(f"{op.name}_lora_a", op.dims["k"], s.lora_rank, m=op.dims["m"], role="router", inputs=op.inputs)
+    up = linear(f"{op.name}_lora_b", s.lora_rank, op.dims["n"], m=op.dims["m"], role="router")
+    return [_many(down), _many(up)]
+
+
+def _many(op: Op) -> Op:
+    seen = minimum(s.lora_adapters, s.seqs)
+    w = op.work
+    work = msgspec.structs.replace(w, weights=w.weights * seen, stored=w.stored * s.lora_adapters, params=0, active=0)
+    return msgspec.structs.replace(op, work=work)

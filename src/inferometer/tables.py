@@ -1,0 +1,205 @@
+"""The tables of a report: operators of each phase on the slowest pipeline stage, and memory of the fullest GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import memory, timing
+from .cost import FIELDS, OpCost
+from .evaluate import Setup, bound, stages, step_rows, tower_rows
+from .graph import Block
+from .operators import Op, Work
+from .profiles import Terms
+from .report import Memory, OpRow, Phase
+from .steps import Group, Step
+from .symbols import evaluate
+from .talk import Talk, decode_step, prefill_steps, prompt_seconds, tower_step
+
+Rows = list[tuple[OpCost, float, dict[str, Any]]]
+
+
+def phase_tables(setup: Setup, talk: Talk, phase: str, decodes: bool) -> dict[str, Phase]:
+    """``{"prefill": …, "decode": …}``, or one of them; with chunked prefill a step that mixes both, too."""
+    found: dict[str, Phase] = {}
+    if phase != "decode":
+        found["prefill"] = _prefill(setup, talk)
+    if decodes:
+        found["decode"] = _decode(setup, talk)
+    return found
+
+
+def _prefill(setup: Setup, talk: Talk) -> Phase:
+    steps = prefill_steps(setup, talk)
+    first = steps[0][0]
+    stage = _slowest(setup, first)
+    rows: Rows = []
+    if talk.images.count:
+        env = bound(stage, tower_step(talk))
+        rows += [(row, 1.0, env) for row in tower_rows(stages(setup)[0], tower_step(talk))]
+    for step, often in steps:
+        env = bound(stage, step if isinstance(step, Step) else step[0])
+        rows += [(row, often, env) for row in step_rows(stage, step)]
+    rows += _waiting("pipeline_fill", prompt_seconds(setup, talk) - _total(rows))
+    largest = first if isinstance(first, Step) else max(first, key=lambda s: s.groups[0].new)
+    held = talk.mine * cache_of(stage, talk, talk.context)
+    return _phase(stage, rows, sum(often for _, often in steps), largest, held)
+
+
+def _decode(setup: Setup, talk: Talk) -> Phase:
+    step = decode_step(setup, talk)
+    one = step if isinstance(step, Step) else step[0]
+    stage = _slowest(setup, step)
+    env = bound(stage, one)
+    rotating = float(timing.micro_batches(setup, talk.sequences)) if isinstance(step, Step) else 1.0
+    rows: Rows = [(row, rotating, env) for row in step_rows(stage, step)]
+    if isinstance(step, Step):
+        rows += _waiting("pipeline_wait", float(timing.period(setup, step, rotating)) - _total(rows))
+        if setup.plan.speculation is not None:
+            guess = timing.guess(setup, talk.sequences / rotating, talk.context, talk.output_len, rotating)
+            rows += _waiting("draft", float(guess.draft_seconds))
+    held = _held(stage, talk, max(talk.output_len - 2, 0) // 2 + 1)
+    return _phase(stage, rows, 1.0, one, held)
+
+
+def _slowest(setup: Setup, step: Step | list[Step]) -> Setup:
+    """The pipeline stage that holds up the others."""
+    parts = stages(setup)
+    if len(parts) == 1 or isinstance(step, list):
+        return setup
+    times = [float(t) for t in timing.stage_seconds(setup, step)]
+    return parts[times.index(max(times))]
+
+
+def _total(rows: Rows) -> float:
+    return float(sum(row.seconds * row.count * often for row, often, _ in rows))
+
+
+def _waiting(name: str, took: float) -> Rows:
+    """Time in which this stage does nothing of its own."""
+    if took <= 1e-12:
+        return []
+    op = Op(name, "wait", Work(), {})
+    block = Block("pipeline" if name != "draft" else "draft", (op,), {}, stage="head", residual=False)
+    row = OpCost(block, op, 1, dict.fromkeys(FIELDS, 0.0), Terms(0.0, 0.0, 0.0, 0.0), "assumed", took)
+    return [(row, 1.0, {})]
+
+
+def cache_of(setup: Setup, talk: Talk, length: int) -> float:
+    """Cache of one sequence of ``length`` tokens, layer by layer where tokens are pruned."""
+    if isinstance(talk.input_len, tuple):
+        more = length - talk.context
+        return float(sum(memory.cache_bytes(setup, n + more, (i,)) for i, n in enumerate(talk.input_len)))
+    return float(memory.cache_bytes(setup, length))
+
+
+def _held(setup: Setup, talk: Talk, answered: int) -> float:
+    """Cache of a replica's sequences after some answer tokens; beams share the prompt's."""
+    first, whole = cache_of(setup, talk, talk.context), cache_of(setup, talk, talk.context + answered)
+    return talk.mine * first + talk.sequences * (whole - first)
+
+
+def _phase(setup: Setup, rows: Rows, steps: float, largest: Step, cache: float) -> Phase:
+    merged: dict[tuple[int, int], OpRow] = {}
+    for row, often, env in rows:
+        _merge(merged, row, often, env)
+    ops = [op for op in merged.values() if op.seconds > 0 or op.flops > 0 or op.bytes > 0 or op.kind == "all_reduce"]
+    total = sum(op.seconds for op in ops)
+    for op in ops:
+        op.share = op.seconds / total if total else 0.0
+        op.intensity = op.flops / op.bytes if op.bytes else 0.0
+        op.efficiency = min(1.0, op.roofline_seconds / op.seconds) if op.seconds and op.roofline_seconds else 1.0
+    live, weights = float(memory.activation_bytes(setup, largest)), float(memory.weight_bytes(setup))
+    sums = {f: sum(getattr(op, f) for op in ops) for f in
+            ("load_weight", "load_act", "store_act", "load_kv_cache", "store_kv_cache")}  # fmt: skip
+    return Phase(
+        seconds=total,
+        OPs=sum(op.flops for op in ops),
+        memory_access=sum(sums.values()),
+        **sums,
+        inference_time=total,
+        memory_consumption=weights + cache + live,
+        memory_consumption_tmp_act=live,
+        memory_consumption_weight=weights,
+        memory_consumption_kv_cache=cache,
+        steps=steps,
+        ops=ops,
+    )
+
+
+def _merge(merged: dict[tuple[int, int], OpRow], row: OpCost, often: float, env: dict[str, Any]) -> None:
+    """Add the calls of one step to an operator's row."""
+    calls = row.count * often
+    place = next(i for i, op in enumerate(row.block.ops) if op is row.op)
+    key = (id(row.block), place)
+    if key not in merged:
+        names = {**env, **row.block.dims}
+        shape = {k: [float(evaluate(v, names)) for v in vs] for k, vs in row.op.shape.items()}
+        merged[key] = OpRow(
+            name=row.op.name, kind=row.op.kind, block=row.block.name, count=0, shape=shape, flops=0.0, bytes=0.0,
+            seconds=0.0, share=0.0, bound=row.op.kind if row.op.kind in ("host", "wait") else row.bound, intensity=0.0,
+            efficiency=1.0, origin=str(row.origin), formula=row.op.formula,
+        )  # fmt: skip
+    op, w = merged[key], row.work
+    op.count += calls
+    op.flops += float(w["flops"]) * calls
+    op.bytes += float(row.bytes) * calls
+    op.load_weight += float(w["weights"]) * calls
+    op.load_act += float(w["reads"]) * calls
+    op.store_act += float(w["writes"]) * calls
+    op.load_kv_cache += float(w["kv_reads"]) * calls
+    op.store_kv_cache += float(w["kv_writes"]) * calls
+    op.sent += float(w["sent"]) * calls
+    op.seconds += float(row.seconds) * calls
+    op.roofline_seconds += float(row.terms.roofline) * calls
+
+
+def memory_table(setup: Setup, talk: Talk) -> Memory:
+    """Of the pipeline stage whose GPUs are fullest; max batch counts all replicas."""
+    return max((_stage_memory(stage, talk) for stage in stages(setup)), key=lambda m: m.total_bytes)
+
+
+def _stage_memory(setup: Setup, talk: Talk) -> Memory:
+    engine, replicas = setup.engine, setup.plan.data_parallel_size
+    step = memory.largest_step(setup, talk.mine, talk.prompt, talk.cached)
+    held = memory.footprint(setup, batch=0, new=talk.prompt, length=1, step=step)
+    more_weights, more_cache = _drafter(setup, talk)
+    weights = float(held.weights) + more_weights
+    cache = _held(setup, talk, talk.output_len) + talk.sequences * more_cache
+    per_prompt, per_sequence = cache_of(setup, talk, talk.context), cache_of(setup, talk, talk.length) + more_cache
+    one = 0.0 if engine.profile_run else float(memory.activation_bytes(setup, Step((Group(1, talk.prompt, 0),))))
+    room = float(held.room) - more_weights
+    spare = room + (0.0 if engine.profile_run else float(held.activations))
+    most_prefill = _count(spare, per_prompt + one) * replicas
+    most_decode = _count(spare, per_sequence) * replicas
+    limit = setup.plan.max_model_len or talk.length
+    tokens = memory.max_total_tokens(setup, room, limit) if per_sequence else None
+    return Memory(
+        weights_bytes=weights,
+        kv_cache_bytes=cache,
+        activation_bytes=float(held.activations),
+        overhead_bytes=float(held.overhead),
+        total_bytes=weights + float(held.activations + held.overhead) + cache,
+        capacity_bytes=setup.device.memory,
+        usable_bytes=float(held.usable),
+        kv_bytes_per_token=float(memory.kv_bytes_per_token(setup)),
+        max_batch_size=most_decode if engine.profile_run else min(most_prefill, most_decode),
+        max_batch_size_prefill=most_prefill,
+        max_batch_size_decode=most_decode,
+        max_total_tokens=int(tokens) if tokens is not None and tokens < 1e18 else None,
+    )
+
+
+def _drafter(setup: Setup, talk: Talk) -> tuple[float, float]:
+    """Weights, and cache per sequence, of the model that drafts."""
+    spec = setup.plan.speculation
+    if spec is None or spec.method == "ngram":
+        return 0.0, 0.0
+    drafter = timing.draft_setup(setup)
+    if spec.method == "mtp":  # embedding and head are the model's own
+        only = tuple(b for b in drafter.model.blocks if b.stage == "mtp")
+        drafter = drafter._replace(model=timing.only(drafter.model, only))
+    return float(memory.weight_bytes(drafter)), float(memory.cache_bytes(drafter, talk.length))
+
+
+def _count(room: float, each: float) -> int:
+    return max(0, int(room // each)) if each > 0 else (10**9 if room > 0 else 0)

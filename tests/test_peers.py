@@ -1,0 +1,124 @@
+"""Agreement with the tools that users come from: the same where they are right, different for a named reason elsewhere.
+
+docs/compared.md says what these tests find; a figure that changes there or here fails.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import peers
+import pytest
+from peers import QKV, UP, Ledger, differences, elements, genz, llm_viewer, rows, total
+
+from inferometer import analyze
+
+PAGE = peers.ROOT / "docs" / "compared.md"
+NAMES = ("llm_viewer", "llm_profiler", "llm_analysis", "genz")
+here = all(peers.path(name).is_file() for name in NAMES)
+pytestmark = pytest.mark.skipif(not here, reason=f"no reference cases in {peers.SHARED} (set INFEROMETER_SHARED)")
+LINEARS = (*QKV, "o_proj", *UP, "down_proj")
+
+
+def page() -> str:
+    return PAGE.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("tool", NAMES)
+def test_every_quantity_of_every_case(tool: str) -> None:
+    """FLOPs, bytes, roofline times, parameters, weights and cache, as the tool says or as its own doing explains."""
+    check = importlib.import_module(f"peers.{tool}").check
+    ledger = Ledger(tool)
+    for case in peers.cases(tool):
+        ledger.case = case["id"]
+        check(ledger, case)
+    assert not ledger.wrong(tolerance=1e-12)
+    assert f"| {ledger.summary()} |" in page()
+
+
+def test_collectives() -> None:
+    """GenZ's table: a rank sends the bytes that ours sends."""
+    ledger = Ledger("collectives")
+    genz.check_collectives(ledger)
+    assert len(ledger.lines) == 2 * len(peers.data("genz")["collectives"]) == 150
+    assert not ledger.wrong(tolerance=1e-12)
+
+
+def test_the_sample_that_users_know() -> None:
+    """llava-onevision-qwen2-0.5b-ov on A100, prompt 2048, 16 bit, no FlashAttention, from the shipped catalogue."""
+    words = {"engine": "roofline", "input_len": 2048, "output_len": 2, "dtype": "fp16", "attention": "eager"}
+    report = analyze("llava-onevision-qwen2-0.5b-ov", gpu="nvidia_A100", **words)
+    decode = report.phases["decode"]
+    biases = 24 * (896 + 2 * 128) * 2
+    assert elements(rows(decode, *LINEARS)) * 2 == 715_653_120
+    assert total(decode, *LINEARS)["load_weight"] == 715_653_120 + biases
+    assert total(decode, "lm_head")["load_weight"] == 272_269_312
+    assert report.phases["prefill"].memory_consumption_kv_cache == 25_165_824
+    assert total(report.phases["prefill"], "attention")["load_kv_cache"] == 25_165_824
+
+
+def test_the_sample_explained() -> None:
+    """Its decode OPs of 1,031,776,256, term by term out of ours at the same context."""
+    case = peers.case("llm_viewer", "lv044")
+    theirs = case["outputs"]["total_results"]["decode"]["OPs"]
+    report = llm_viewer.reports(case)[1]
+    assert report is not None
+    decode = report.phases["decode"]
+    linears, attention = total(decode, *LINEARS)["flops"], total(decode, "attention")["flops"]
+    head = total(decode, "lm_head")["flops"]
+    assert linears == 24 * 29_818_880
+    assert attention == 24 * 2048 * 3584
+    assert head == 2 * 896 * 151_936
+    assert theirs == linears + attention + 24 * 2048 * 5 * 14 + 24 * 18 * 896 + head / 2 == 1_031_776_256
+
+
+@pytest.mark.parametrize("start", ["lv035", "lv036", "lv054", "lv055", "lv056", "lv057", "lv058"])
+def test_generations_take_about_as_long(start: str) -> None:
+    """Prefill and N decode steps: ours is a little longer, for it has the embedding, rotation, final norm and sampler."""
+    case = peers.case("llm_viewer", start)
+    i, theirs = case["inputs"], case["outputs"]["inference_time"]
+    length = i.get("prompt_len") or i["promptlen"]
+    steps = i.get("gen_len") or i["seqlen_generated"]
+    words = llm_viewer.words(case)
+    report = peers.run(llm_viewer.model(case), llm_viewer.device(case), input_len=length, output_len=steps + 1, **words)
+    assert report.metrics.e2el_ms is not None
+    assert 1.0 < report.metrics.e2el_ms / 1e3 / theirs < 1.05
+
+
+@pytest.mark.parametrize("tool", NAMES)
+def test_differences_are_as_the_page_says(tool: str) -> None:
+    """Each row of the page: the case, both figures and their ratio."""
+    text = page()
+    found = list(differences.TOOLS[tool]())
+    assert all(d.theirs != d.ours for d in found)
+    missing = [d.row for d in found if d.row not in text]
+    assert not missing
+
+
+def test_the_page_has_no_other_rows() -> None:
+    """A figure on the page that no test computes would rot."""
+    known = {d.row for tool in NAMES for d in differences.TOOLS[tool]()}
+    shown = [line for line in page().splitlines() if line.startswith("| ") and line.count("|") == 7]
+    stale = [line for line in shown if not line.startswith("| what ") and line[: line.rindex("|", 0, -1) + 1] not in known]
+    assert not stale
+
+
+def test_every_example_runs() -> None:
+    """The commands and calls of docs/from-other-tools.md."""
+    from click.testing import CliRunner
+
+    from inferometer.cli import main
+
+    text = (Path(PAGE).parent / "from-other-tools.md").read_text(encoding="utf-8")
+    blocks = text.split("```")[1::2]
+    commands = [line for b in blocks if b.startswith("bash\n") for line in b.replace("\\\n", " ").splitlines()[1:]]
+    ran = [line for line in commands if line.startswith("inferometer ")]
+    assert len(ran) >= 8
+    for line in ran:
+        result = CliRunner().invoke(main, line.split("  #")[0].split()[1:])
+        assert result.exit_code in (0, 1), f"{line}: {result.output}"
+    calls = [b.removeprefix("python\n") for b in blocks if b.startswith("python\n")]
+    assert calls
+    for call in calls:
+        exec(compile(call, "from-other-tools.md", "exec"), {})
