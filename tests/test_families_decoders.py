@@ -12,6 +12,7 @@ import pytest
 import inferometer.models
 from inferometer.errors import BadFile
 from inferometer.graph import Block, Model
+from inferometer.memory import ALONE
 from inferometer.models import build
 from inferometer.steps import Group, Step, kept
 from inferometer.symbols import evaluate
@@ -127,7 +128,7 @@ def model(name: str) -> Model:
 
 
 def summed(blocks: tuple[Block, ...], field: str, **names: float) -> float:
-    bound = {"tp": 1, "ep": 1, "moe_tp": 1, **names}
+    bound = {**ALONE, **names}
     return sum(
         block.count * float(evaluate(getattr(op.work, field), {**bound, **block.dims}))
         for block in blocks
@@ -136,7 +137,7 @@ def summed(blocks: tuple[Block, ...], field: str, **names: float) -> float:
 
 
 def cached(m: Model, context: int, kv_bytes: float = 2) -> float:
-    names = {"tp": 1, "kv_bytes": kv_bytes, "act_bytes": 2, "state_bytes": 4}
+    names = {**ALONE, "kv_bytes": kv_bytes, "act_bytes": 2, "state_bytes": 4}
     found = 0.0
     for block in m.blocks:
         bound = {**names, **block.dims}
@@ -154,7 +155,8 @@ def step(m: Model, *groups: Group) -> dict[str, Any]:
     names = {f"{role}_{what}_bytes": 2 for role in ("attn", "mlp", "experts", "shared", "router", "head", "embed")
              for what in ("weight", "input")}  # fmt: skip
     names |= {"act_bytes": 2, "kv_bytes": 2, "norm_bytes": 2, "state_bytes": 4, "eager": 0, "unfused": 1}
-    return {**names, **Step(groups).sums(m.spans), "routing_skew": 0}
+    sums = Step(groups).sums(m.spans)
+    return {**names, **sums, "moe_tokens": sums["tokens"], "routing_skew": 0}
 
 
 @pytest.mark.parametrize("name", COUNTED)
@@ -221,7 +223,7 @@ def test_products_multiply_by_the_active_parameters(name: str) -> None:
     text = tuple(b for b in m.blocks if b.stage != "vision")
     names = step(m, Group(1, 1, 1000, 1, True))
     products = [(b, op) for b in text for op in b.ops if op.kind in ("linear", "moe")]
-    bound = {"tp": 1, "ep": 1, "moe_tp": 1, **names}
+    bound = {**ALONE, **names}
     flops = sum(b.count * float(evaluate(op.work.flops, {**bound, **b.dims})) for b, op in products)
     assert flops == pytest.approx(2 * summed(text, "active"), rel=0.01)
 
@@ -230,7 +232,7 @@ def test_every_formula_has_its_names() -> None:
     """Work, shapes and caches of each family can be priced for a mixed step on four devices."""
     for name in COUNTED:
         m = model(name)
-        names = {"tp": 4, "ep": 4, "moe_tp": 1, **step(m, Group(2, 512, 64), Group(3, 1, 5000, 1, True))}
+        names = {**ALONE, "tp": 4, "ep": 4, **step(m, Group(2, 512, 64), Group(3, 1, 5000, 1, True))}
         for block in m.blocks + m.extras:
             if block.stage == "vision":
                 continue
@@ -253,7 +255,7 @@ def test_inputs_name_earlier_operators() -> None:
 def test_compressed_attention_sees_window_and_chosen_entries() -> None:
     """DeepSeek-V4-Flash, one token at position t: 128 + 512 keys with ratio 4, 128 + t/128 with ratio 128."""
     m, t = model("deepseek-v4-flash"), 100_000
-    names = {"tp": 1, **step(m, Group(1, 1, t - 1, 1, True))}
+    names = {**ALONE, **step(m, Group(1, 1, t - 1, 1, True))}
     seen = set()
     for block in m.blocks:
         for op in block.ops:
@@ -266,7 +268,7 @@ def test_grouped_output_projection_is_split_by_groups() -> None:
     m = model("deepseek-v4-flash")
     block = next(b for b in m.blocks if b.stage == "layer")
     op = next(o for o in block.ops if o.name == "o_a_proj")
-    one, four = ({"tp": tp, **step(m, Group(8, 1, 100, 1, True)), **block.dims} for tp in (1, 4))
+    one, four = ({**ALONE, "tp": tp, **step(m, Group(8, 1, 100, 1, True)), **block.dims} for tp in (1, 4))
     for field in ("flops", "weights", "reads", "writes", "stored"):
         assert evaluate(getattr(op.work, field), four) == pytest.approx(evaluate(getattr(op.work, field), one) / 4)
 

@@ -12,6 +12,7 @@ import pytest
 from inferometer import models
 from inferometer.errors import BadFile
 from inferometer.graph import Block, Model
+from inferometer.memory import ALONE
 from inferometer.models import build
 from inferometer.steps import Group, Step
 from inferometer.symbols import evaluate
@@ -19,7 +20,6 @@ from inferometer.symbols import evaluate
 CATALOGUE = Path(models.__file__).parents[1] / "data" / "models"
 BYTES = {"act_bytes": 2, "kv_bytes": 2, "norm_bytes": 2, "unfused": 1, "eager": 0, "routing_skew": 0}
 ROLES = ("attn", "mlp", "experts", "shared", "router", "head", "embed", "vision")
-ALONE = {"tp": 1, "ep": 1, "moe_tp": 1}
 
 # name in the catalogue: parameters (language model, active, prediction modules), bytes of bf16 cache per token and of
 # fp32 state and bf16 convolution history per sequence
@@ -77,7 +77,8 @@ def cache(model: Model, **names: float) -> tuple[float, float]:
 
 
 def step(model: Model, *groups: Group) -> dict[str, float]:
-    return Step(groups).sums(model.spans)
+    sums = Step(groups).sums(model.spans)
+    return {**sums, "moe_tokens": sums["tokens"]}
 
 
 @pytest.mark.parametrize("name", REAL)

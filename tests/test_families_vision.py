@@ -11,11 +11,12 @@ import pytest
 from inferometer.errors import BadFile, BadValue
 from inferometer.graph import Block, Model
 from inferometer.images import image_tokens, images
+from inferometer.memory import ALONE
 from inferometer.models import build
 from inferometer.steps import Group, Images, Step
 from inferometer.symbols import evaluate
 
-ONE_DEVICE = {"tp": 1, "ep": 1, "moe_tp": 1, "eager": 0}
+ONE_DEVICE = {**ALONE, "eager": 0}
 
 
 def config(name: str) -> dict[str, Any]:

@@ -6,18 +6,18 @@ docs/compared.md says what these tests find; a figure that changes there or here
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
 
 import peers
 import pytest
 from peers import QKV, UP, Ledger, differences, elements, genz, llm_viewer, rows, total
 
 from inferometer import analyze
+from inferometer.cli import main
 
 PAGE = peers.ROOT / "docs" / "compared.md"
-NAMES = ("llm_viewer", "llm_profiler", "llm_analysis", "genz")
+NAMES = {"llm_viewer": "LLM-Viewer", "llm_profiler": "llm_profiler", "llm_analysis": "llm-analysis", "genz": "GenZ"}
 here = all(peers.path(name).is_file() for name in NAMES)
-pytestmark = pytest.mark.skipif(not here, reason=f"no reference cases in {peers.SHARED} (set INFEROMETER_SHARED)")
+needs_cases = pytest.mark.skipif(not here, reason=f"no reference cases in {peers.SHARED} (set INFEROMETER_SHARED)")
 LINEARS = (*QKV, "o_proj", *UP, "down_proj")
 
 
@@ -25,6 +25,7 @@ def page() -> str:
     return PAGE.read_text(encoding="utf-8")
 
 
+@needs_cases
 @pytest.mark.parametrize("tool", NAMES)
 def test_every_quantity_of_every_case(tool: str) -> None:
     """FLOPs, bytes, roofline times, parameters, weights and cache, as the tool says or as its own doing explains."""
@@ -34,9 +35,10 @@ def test_every_quantity_of_every_case(tool: str) -> None:
         ledger.case = case["id"]
         check(ledger, case)
     assert not ledger.wrong(tolerance=1e-12)
-    assert f"| {ledger.summary()} |" in page()
+    assert f"| {NAMES[tool]} | {ledger.summary()} |" in page()
 
 
+@needs_cases
 def test_collectives() -> None:
     """GenZ's table: a rank sends the bytes that ours sends."""
     ledger = Ledger("collectives")
@@ -47,8 +49,8 @@ def test_collectives() -> None:
 
 def test_the_sample_that_users_know() -> None:
     """llava-onevision-qwen2-0.5b-ov on A100, prompt 2048, 16 bit, no FlashAttention, from the shipped catalogue."""
-    words = {"engine": "roofline", "input_len": 2048, "output_len": 2, "dtype": "fp16", "attention": "eager"}
-    report = analyze("llava-onevision-qwen2-0.5b-ov", gpu="nvidia_A100", **words)
+    report = analyze("llava-onevision-qwen2-0.5b-ov", gpu="nvidia_A100", engine="roofline", attention="eager",
+                     dtype="fp16", input_len=2048, output_len=2)  # fmt: skip
     decode = report.phases["decode"]
     biases = 24 * (896 + 2 * 128) * 2
     assert elements(rows(decode, *LINEARS)) * 2 == 715_653_120
@@ -58,6 +60,7 @@ def test_the_sample_that_users_know() -> None:
     assert total(report.phases["prefill"], "attention")["load_kv_cache"] == 25_165_824
 
 
+@needs_cases
 def test_the_sample_explained() -> None:
     """Its decode OPs of 1,031,776,256, term by term out of ours at the same context."""
     case = peers.case("llm_viewer", "lv044")
@@ -73,9 +76,10 @@ def test_the_sample_explained() -> None:
     assert theirs == linears + attention + 24 * 2048 * 5 * 14 + 24 * 18 * 896 + head / 2 == 1_031_776_256
 
 
+@needs_cases
 @pytest.mark.parametrize("start", ["lv035", "lv036", "lv054", "lv055", "lv056", "lv057", "lv058"])
 def test_generations_take_about_as_long(start: str) -> None:
-    """Prefill and N decode steps: ours is a little longer, for it has the embedding, rotation, final norm and sampler."""
+    """Prefill and N decode steps: ours is a little longer, with embedding, rotation, final norm and sampler."""
     case = peers.case("llm_viewer", start)
     i, theirs = case["inputs"], case["outputs"]["inference_time"]
     length = i.get("prompt_len") or i["promptlen"]
@@ -86,38 +90,29 @@ def test_generations_take_about_as_long(start: str) -> None:
     assert 1.0 < report.metrics.e2el_ms / 1e3 / theirs < 1.05
 
 
+@needs_cases
 @pytest.mark.parametrize("tool", NAMES)
 def test_differences_are_as_the_page_says(tool: str) -> None:
-    """Each row of the page: the case, both figures and their ratio."""
-    text = page()
+    """Each row of the tool's section: the case, both figures and their ratio; and no row that is not computed."""
+    section = page().split(f"\n## {NAMES[tool]}\n")[1].split("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.count("|") == 7 and not line.startswith(("| what ", "|--"))]
     found = list(differences.TOOLS[tool]())
     assert all(d.theirs != d.ours for d in found)
-    missing = [d.row for d in found if d.row not in text]
-    assert not missing
+    assert [line[: line.rindex("|", 0, -1) + 1] for line in lines] == [d.row for d in found]
 
 
-def test_the_page_has_no_other_rows() -> None:
-    """A figure on the page that no test computes would rot."""
-    known = {d.row for tool in NAMES for d in differences.TOOLS[tool]()}
-    shown = [line for line in page().splitlines() if line.startswith("| ") and line.count("|") == 7]
-    stale = [line for line in shown if not line.startswith("| what ") and line[: line.rindex("|", 0, -1) + 1] not in known]
-    assert not stale
-
-
-def test_every_example_runs() -> None:
-    """The commands and calls of docs/from-other-tools.md."""
-    from click.testing import CliRunner
-
-    from inferometer.cli import main
-
-    text = (Path(PAGE).parent / "from-other-tools.md").read_text(encoding="utf-8")
-    blocks = text.split("```")[1::2]
-    commands = [line for b in blocks if b.startswith("bash\n") for line in b.replace("\\\n", " ").splitlines()[1:]]
-    ran = [line for line in commands if line.startswith("inferometer ")]
-    assert len(ran) >= 8
-    for line in ran:
-        result = CliRunner().invoke(main, line.split("  #")[0].split()[1:])
-        assert result.exit_code in (0, 1), f"{line}: {result.output}"
+def test_every_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """The commands and calls of docs/compared.md and docs/from-other-tools.md."""
+    blocks = "\n".join((page(), (PAGE.parent / "from-other-tools.md").read_text(encoding="utf-8"))).split("```")[1::2]
+    commands = "\n".join(b for b in blocks if b.startswith("bash\n")).replace("\\\n", " ").splitlines()
+    ran = [line.split()[1:] for line in commands if line.startswith("inferometer ")]
+    assert len(ran) >= 10
+    for words in ran:
+        with pytest.raises(SystemExit) as done:
+            main(words)
+        assert done.value.code in (0, 1), (
+            f"{' '.join(words)}: {capsys.readouterr().err}"
+        )  # 1: it does not fit, and says so
     calls = [b.removeprefix("python\n") for b in blocks if b.startswith("python\n")]
     assert calls
     for call in calls:

@@ -224,8 +224,9 @@ def usecase(text: str) -> Usecase:
 # ------------------------------------------------------------------ models
 
 _TUNED = re.compile(r"-(instruct|hf|chat|it|base|bf16|dynamic|static|pertensor|per-tensor|thinking|v0\.\d-hf)(?=-|$)")
-_QUANTISED = {"fp8": "fp8", "nvfp4": "nvfp4", "fp4": "nvfp4", "awq": "w4a16", "gptq": "w4a16", "int4": "w4a16",
-              "int8": "int8", "w4a16": "w4a16", "w8a8": "int8", "mxfp4": "mxfp4", "fp8-block": "fp8-block"}  # fmt: skip
+_QUANTISED = {"gptq-int4": "w4a16", "gptq-int8": "w8a16", "fp8-block": "fp8-block", "fp8": "fp8", "nvfp4": "nvfp4",
+              "fp4": "nvfp4", "awq": "w4a16", "gptq": "w4a16", "int4": "w4a16", "int8": "int8", "w4a16": "w4a16",
+              "w8a16": "w8a16", "w8a8": "int8", "mxfp4": "mxfp4"}  # fmt: skip
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -283,8 +284,8 @@ def _variants(key: str) -> Iterable[tuple[str, str]]:
 
 def named_precision(name: str) -> str:
     """The quantisation that a repository's or folder's name declares: ``named_precision("X-NVFP4")  # 'nvfp4'``"""
-    words = plain(name).split("-")
-    return next((meaning for suffix, meaning in _QUANTISED.items() if suffix in words), "")
+    word = f"-{plain(name)}-"
+    return next((meaning for suffix, meaning in _QUANTISED.items() if f"-{suffix}-" in word), "")
 
 
 def _file(path: Path) -> Entry:

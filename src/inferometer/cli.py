@@ -60,6 +60,7 @@ METHODS = [
     click.option("--lora-rank", type=int, help="Low-rank adapters of this rank."),
     click.option("--lora-targets", metavar="OP,…", help="Products that have adapters.  [default: attention and MLP]"),
     click.option("--lora-adapters", type=int, default=1, help="Different adapters in a batch."),
+    click.option("--enable-chunked-prefill", is_flag=True, help="Also price a step that decodes and prefills at once."),
     click.option("--cpu-offload-gb", type=float, default=0.0, help="GB of weights per GPU kept in host memory."),
 ]
 NUMBERS = [

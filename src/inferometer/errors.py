@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from numbers import Real
+from typing import Any
 
 
 class InferometerError(Exception):
@@ -52,15 +53,20 @@ def nearest(given: str, names: Iterable[str], most: int = 2) -> list[str]:
     return list(dict.fromkeys(starts + close))[:most]
 
 
+def real(value: object) -> bool:
+    """Whether it is a number: NumPy's count, True and False do not."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
 def positive(what: str, value: float, most: float = 1e15) -> None:
     """Refuse a value that is not a positive finite number below ``most``."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value <= most:
+    if not real(value) or not 0 < value <= most:
         raise BadValue(f"{what} must be a positive number up to {most:g}, not {value!r}")
 
 
-def whole(what: str, value: object, least: int = 1, most: int = 10**9) -> int:
+def whole(what: str, value: Any, least: int = 1, most: int = 10**9) -> int:
     """The value as an integer in ``[least, most]``: ``whole("--batch-size", 8)  # 8``"""
-    if isinstance(value, bool) or not isinstance(value, Real) or value != value or value % 1 != 0:
+    if not real(value) or value != value or value % 1 != 0:
         raise BadValue(f"{what} must be a whole number, not {value!r}")
     if not least <= value <= most:
         raise BadValue(f"{what} must be between {least:,} and {most:,}, not {int(value):,}")

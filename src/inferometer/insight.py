@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from .request import Request
 
 
+WAITS = {"host": "waiting for the host", "wait": "waiting for other pipeline stages", "draft": "mostly drafting"}
+
+
 def limits(asked: Request, setup: Setup, report: Report) -> str:
     """``Prefill is compute-bound (gate_up_proj 41%); decode is memory-bound … -q fp8 would cut TPOT by 41%.``"""
     called = {"prefill": "A denoising step"} if asked.model.kind == "diffusion" else {}
@@ -40,7 +43,7 @@ def _why(phase: Phase) -> str:
         cache = phase.load_kv_cache + phase.store_kv_cache
         weight, kv = phase.load_weight / phase.memory_access, cache / phase.memory_access
         detail = f", {percent(weight)} of its traffic weights and {percent(kv)} KV cache"
-    word = {"host": "waiting for the host", "wait": "waiting for other pipeline stages"}.get(bound, f"{bound}-bound")
+    word = WAITS.get(bound, f"{bound}-bound")
     return f"{word} ({percent(took / phase.seconds)} of {seconds(phase.seconds)}; most of it {top}, {percent(share)}{detail})"
 
 

@@ -17,14 +17,21 @@ def prefill(batch: Value, new: Value, cached: Value = 0, *, budget: Value) -> St
     """The prompts of ``batch`` sequences, at most ``budget`` tokens a step.
 
     Full steps are represented by their mean: the same tokens, and the mean context of their queries, which is exact
-    where attention's cost is linear in the context. The last step is whatever is left.
+    where attention's cost is linear in the context. The last step is whatever is left; where it is less than a prompt,
+    the head of that prompt stands in the full steps. So tokens, pairs and logits add up whatever the budget.
     """
     total = batch * new
     full = total // budget
     rest = total - full * budget
-    piece = least(new, budget)
+    split = (rest > 0) * 1.0 * (rest < new)
+    head = split * (new - rest)
+    complete = split * (batch - 1) + (1 - split) * full * budget / new
+    piece, start, times = least(new, budget), least(most(head, 1), budget), most(full, 1)
     last = least(new, most(rest, 1))
-    whole = Step((Group(budget / piece, piece, cached + (new - piece) / 2, piece / new),))
+    whole = Step((
+        Group(complete * new / piece / times, piece, cached + (new - piece) / 2, piece / new),
+        Group(head / start / times, start, cached + (head - start) / 2 * split, 0),
+    ))  # fmt: skip
     left = Step((Group(rest / last, last, cached + new - last),))
     steps: Steps = [(whole, full * 1.0), (left, (rest > 0) * 1.0)]
     return [(step, often) for step, often in steps if not scalar(often) or often > 0]
@@ -36,7 +43,7 @@ def decode(batch: Value, context: Value, output: Value) -> Step:
 
 
 def decode_nodes(model: Model, batch: Value, context: Value, output: Value) -> Steps:
-    """Steps whose weighted sum is the mean step of the answer; more than one only where cost is not linear in context."""
+    """Steps whose weighted sum is the mean step of the answer; more than one only where cost is not linear in that."""
     if all(span.size == float("inf") for span in model.spans.values()):
         return [(decode(batch, context, output), 1.0)]
     middle, half = context + most(output - 2, 0) / 2, most(output - 2, 0) / 2

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from numbers import Real
 from typing import Any, NamedTuple
 
 import msgspec
 
 from . import catalog, models, numerics
-from .errors import BadValue, UnknownName, positive, whole
+from .errors import BadValue, UnknownName, positive, real, whole
 from .graph import Model
 from .methods import adapters, speculation
 from .models.network import build_network
@@ -62,6 +61,7 @@ def request(
     lora_targets: str | Sequence[str] | None = None,
     lora_adapters: int = 1,
     cpu_offload_gb: float = 0.0,
+    enable_chunked_prefill: bool = False,
     quantization: str | None = None,
     dtype: str = "auto",
     kv_cache_dtype: str = "auto",
@@ -113,7 +113,7 @@ def request(
         raise BadValue(f"--prefix-len {work.prefix_len:,} must be shorter than the input of {longest:,} tokens")
 
     positive("--gpu-memory-utilization", _or(gpu_memory_utilization, 0.9), 1.0)
-    if isinstance(routing_skew, bool) or not isinstance(routing_skew, Real) or not 0 <= routing_skew <= 1:
+    if not real(routing_skew) or not 0 <= routing_skew <= 1:
         raise BadValue(f"--routing-skew must be between 0 (uniform) and 1 (always the same experts), not {routing_skew!r}")
     for what, given, allowed in (
         ("--attention", attention, ("flash", "eager")),
@@ -135,6 +135,7 @@ def request(
         **ranks,
         enable_expert_parallel=enable_expert_parallel,
         sequence_parallel=sequence_parallel,
+        enable_chunked_prefill=enable_chunked_prefill,
         micro_batches=whole("--micro-batches", micro_batches, least=0, most=10**6),
         nodes=whole("--nodes", _or(nodes, -(-used // per_node)), most=10**6),
         gpus_per_node=per_node,
@@ -166,8 +167,8 @@ def request(
         warnings.append(f"{work.batch_size * work.beam_width:,} sequences are more than max_num_seqs "
                         f"{plan.max_num_seqs:,}: the engine would run them in waves")  # fmt: skip
     named = msgspec.structs.replace(network, name=entry.name)
-    return Request(named, device, machine, plan, work, roles, factors(efficiency),
-                   catalog.precision(norm_dtype, "norm dtype").name if norm_dtype is not None else "", entry.source, tuple(warnings))  # fmt: skip
+    norms = catalog.precision(norm_dtype, "norm dtype").name if norm_dtype is not None else ""
+    return Request(named, device, machine, plan, work, roles, factors(efficiency), norms, entry.source, tuple(warnings))
 
 
 def _node(device: Hardware, used: int) -> int:
@@ -192,7 +193,7 @@ def _lengths(value: int | Sequence[int] | str, layers: int) -> int | tuple[int, 
     """One length, or one per layer."""
     if isinstance(value, str):
         value = numbers("--input-len", value)
-    if isinstance(value, Real):
+    if isinstance(value, int) or real(value):
         return whole("--input-len", value, most=TOKENS)
     found = tuple(whole("--input-len", v, most=TOKENS) for v in value)
     if len(found) == 1:

@@ -166,6 +166,7 @@ class Plan(Spec, frozen=True, kw_only=True):
     gpu_memory_utilization: float = 0.9
     block_size: int = 16
     routing_skew: float = 0.0
+    enable_chunked_prefill: bool = False
     cpu_offload_bytes: float = 0.0
     speculation: Speculation | None = None
     lora: Lora | None = None

@@ -13,7 +13,7 @@ from .profiles import Terms
 from .report import Memory, OpRow, Phase
 from .steps import Group, Step
 from .symbols import evaluate
-from .talk import Talk, decode_step, prefill_steps, prompt_seconds, tower_step
+from .talk import Talk, decode_step, mixed_step, prefill_steps, prompt_seconds, tower_step
 
 Rows = list[tuple[OpCost, float, dict[str, Any]]]
 
@@ -25,7 +25,17 @@ def phase_tables(setup: Setup, talk: Talk, phase: str, decodes: bool) -> dict[st
         found["prefill"] = _prefill(setup, talk)
     if decodes:
         found["decode"] = _decode(setup, talk)
+        if setup.plan.enable_chunked_prefill and isinstance(talk.input_len, int):
+            found["mixed"] = _mixed(setup, talk)
     return found
+
+
+def _mixed(setup: Setup, talk: Talk) -> Phase:
+    step = mixed_step(setup, talk)
+    stage = _slowest(setup, step)
+    env = bound(stage, step)
+    rows: Rows = [(row, 1.0, env) for row in step_rows(stage, step)]
+    return _phase(stage, rows, 1.0, step, _held(stage, talk, max(talk.output_len - 2, 0) // 2 + 1))
 
 
 def _prefill(setup: Setup, talk: Talk) -> Phase:
@@ -78,7 +88,7 @@ def _waiting(name: str, took: float) -> Rows:
     """Time in which this stage does nothing of its own."""
     if took <= 1e-12:
         return []
-    op = Op(name, "wait", Work(), {})
+    op = Op(name, "draft" if name == "draft" else "wait", Work(), {})
     block = Block("pipeline" if name != "draft" else "draft", (op,), {}, stage="head", residual=False)
     row = OpCost(block, op, 1, dict.fromkeys(FIELDS, 0.0), Terms(0.0, 0.0, 0.0, 0.0), "assumed", took)
     return [(row, 1.0, {})]
@@ -136,7 +146,7 @@ def _merge(merged: dict[tuple[int, int], OpRow], row: OpCost, often: float, env:
         shape = {k: [float(evaluate(v, names)) for v in vs] for k, vs in row.op.shape.items()}
         merged[key] = OpRow(
             name=row.op.name, kind=row.op.kind, block=row.block.name, count=0, shape=shape, flops=0.0, bytes=0.0,
-            seconds=0.0, share=0.0, bound=row.op.kind if row.op.kind in ("host", "wait") else row.bound, intensity=0.0,
+            seconds=0.0, share=0.0, bound=row.op.kind if row.op.kind in ("host", "wait", "draft") else row.bound, intensity=0.0,
             efficiency=1.0, origin=str(row.origin), formula=row.op.formula,
         )  # fmt: skip
     op, w = merged[key], row.work

@@ -77,6 +77,16 @@ def decode_step(setup: Setup, talk: Talk) -> Step | list[Step]:
     return phases.decode(each, talk.context, talk.output_len)
 
 
+def mixed_step(setup: Setup, talk: Talk) -> Step:
+    """A step of chunked prefill: all sequences decode, and a piece of a prompt fills the rest of the token budget."""
+    decoding = phases.decode(talk.sequences, talk.context, talk.output_len).groups
+    piece = max(0, min(talk.prompt, setup.plan.max_num_batched_tokens - talk.sequences))
+    if not piece:
+        return Step(decoding)
+    chunk = Group(1, piece, talk.cached + (talk.prompt - piece) / 2, piece / talk.prompt)
+    return Step((*decoding, chunk))
+
+
 def tower_step(talk: Talk) -> Step:
     """The images of the prompts."""
     return Step((), talk.images)
@@ -85,7 +95,8 @@ def tower_step(talk: Talk) -> Step:
 def prompt_seconds(setup: Setup, talk: Talk) -> float:
     """From the first prompt token to the last sequence's first token, front end not counted."""
     first = stages(setup)[0]
-    took = float(sum(row.seconds * row.count for row in tower_rows(first, tower_step(talk))))
+    seen = tower_rows(first, tower_step(talk)) if talk.images.count else []
+    took = float(sum(row.seconds * row.count for row in seen))
     steps = prefill_steps(setup, talk)
     if isinstance(steps[0][0], list):
         return took + _per_layer(setup, steps[0][0])

@@ -9,7 +9,9 @@ from typing import NamedTuple
 from inferometer.catalog import hardware
 from inferometer.report import Phase, Report
 
-from . import DOWN, OUT, QKV, UP, case, genz, llm_analysis, llm_profiler, llm_viewer, rows, run, total
+from . import DOWN, OUT, QKV, UP, case, data, genz, llm_analysis, llm_profiler, llm_viewer, rows, run, total
+
+NORMS = ("input_layernorm", "post_attention_layernorm")
 
 
 class Difference(NamedTuple):
@@ -67,8 +69,7 @@ def _viewer() -> Iterator[Difference]:
     yield Difference("MLP activation, input", "lv001 prefill",
                      *pair("lv001", "prefill", ("mlp_act",), ("act_fn",), "load_act"), "B")  # fmt: skip
     yield Difference("norm weights read", "lv001 decode",
-                     *pair("lv001", "decode", ("attn_norm", "mlp_norm"), ("input_layernorm", "post_attention_layernorm"),
-                           "load_weight"), "B")  # fmt: skip
+                     *pair("lv001", "decode", ("attn_norm", "mlp_norm"), NORMS, "load_weight"), "B")  # fmt: skip
     yield Difference("FlashAttention, OPs", "lv014 prefill", *pair("lv014", "prefill", *attention, "flops"))
     yield Difference("FlashAttention, output", "lv014 prefill", *pair("lv014", "prefill", *attention, "store_act"), "B")
     yield Difference("FlashAttention, K and V read", "lv014 prefill",
@@ -106,7 +107,8 @@ def _profiler() -> Iterator[Difference]:
         return llm_profiler.report(case("llm_profiler", start), **more)
 
     mlp = (*UP, *DOWN)
-    yield Difference("decode, MLP", "lp000", theirs("lp000", "latency_decode", "decode_mlp"), ours("lp000", "decode", *mlp), "s")
+    yield Difference("decode, MLP", "lp000", theirs("lp000", "latency_decode", "decode_mlp"),
+                     ours("lp000", "decode", *mlp), "s")  # fmt: skip
     tp, layers = 8, 80
     yield Difference("decode, attention FLOPs of a layer", "lp000",
                      theirs("lp000", "decode_flops_per_layer", "attention_kernel"),
@@ -118,7 +120,8 @@ def _profiler() -> Iterator[Difference]:
                      theirs("lp004", "latency_decode", "decode_attn_kernel"), ours("lp004", "decode", "attention"),
                      "s")  # fmt: skip
     again = sum(theirs("lp004", "latency_decode", w) for w in ("decode_kv_cache_rw", "kv_cache_latency"))
-    yield Difference("decode, cache apart from attention", "lp004", again, ours("lp004", "decode", "kv_cache_write"), "s")
+    yield Difference("decode, cache apart from attention", "lp004", again,
+                     ours("lp004", "decode", "kv_cache_write"), "s")  # fmt: skip
     asked = {"flops": 0.5, "hbm": 0.5, "intra": 0.3}
     yield Difference("prefill MLP at flops_efficiency 0.5", "lp018",
                      theirs("lp018", "latency_prefill", "prefill_mlp"),
@@ -134,8 +137,12 @@ def _profiler() -> Iterator[Difference]:
     yield Difference("cache per GPU, 4 KV heads on 8 GPUs", "lp012",
                      theirs("lp012", "memory_decode", "kv_cache_memory_per_gpu"), report("lp012").memory.kv_cache_bytes,
                      "B")  # fmt: skip
+    yield Difference("weights per GPU, TP 4 × PP 2", "lp020",
+                     theirs("lp020", "memory_prefill", "weight_memory_per_gpu"),
+                     report("lp020", pipeline_parallel_size=2).memory.weights_bytes, "B")  # fmt: skip
     sent = theirs("lp000", "latency_prefill", "prefill_tp_comm") * 600e9 * 0.75
-    yield Difference("prefill, sent by a GPU", "lp000", sent, _sent(report("lp000").phases["prefill"], "all_reduce"), "B")
+    yield Difference("prefill, sent by a GPU", "lp000", sent,
+                     _sent(report("lp000").phases["prefill"], "all_reduce"), "B")  # fmt: skip
     yield Difference("H100 in 16 bit, FLOP/s", "lp002",
                      case("llm_profiler", "lp002")["gpu_config"]["peak_fp16_TFLOPS"] * 1e12,
                      hardware("h100-sxm").flops["fp16"])  # fmt: skip
@@ -198,10 +205,21 @@ def _genz() -> Iterator[Difference]:
     moe = [op for op in case("genz", "c40")["decode"]["ops"] if op["name"] in ("up+gate", "down") and op["MFLOP"]]
     yield Difference("decode, experts' weights read", "c40", 32 * sum(op["in_w_MiB"] for op in moe) * genz.MI,
                      total(reports("c40")[1].phases["decode"], "experts")["load_weight"], "B")  # fmt: skip
-    yield Difference("decode, attention FLOPs of 4 beams", "c06", theirs("c06", "decode", "Logit", "Attend", field="flops"),
+    yield Difference("decode, attention FLOPs of 4 beams", "c06",
+                     theirs("c06", "decode", "Logit", "Attend", field="flops"),
                      total(reports("c06")[1].phases["decode"], "attention")["flops"])  # fmt: skip
     yield Difference("weights at 4 bit", "c05", case("genz", "c05")["derived"]["weights_MiB_per_chip"] * genz.MI,
                      reports("c05")[0].memory.weights_bytes, "B")  # fmt: skip
+    stages = case("genz", "c18")
+    i = stages["inputs"]
+    staged = run(genz.model(stages), genz.device(stages), input_len=i["input_tokens"], output_len=i["output_tokens"],
+                 pipeline_parallel_size=i["pipeline_parallel"], **genz.words(stages))  # fmt: skip
+    yield Difference("cache per GPU, TP 2 × PP 2", "c18", stages["derived"]["kv_MiB_per_chip_genz"] * genz.MI,
+                     staged.memory.kv_cache_bytes, "B")  # fmt: skip
+    name = "platform_size[llama2_70b,A100_80GB_GPU,b8]"
+    least = next(tp for tp in (1, 2, 4, 8) if run("llama2_70b", "A100_80GB_GPU", batch_size=8, input_len=2000,
+                                                 output_len=256, tensor_parallel_size=tp).feasible)  # fmt: skip
+    yield Difference("fewest GPUs for Llama-2-70B", name, data("genz")["features"][name]["min_nodes"], least)
     deep = case("genz", "c46")
     chips = deep["inputs"]["tensor_parallel"] * deep["inputs"]["expert_parallel"]
     kept = sum(op["in_w_MiB"] for op in deep["prefill"]["ops"] if op["name"] in ("up+gate", "down")) * genz.MI

@@ -10,7 +10,8 @@ from typing import Any
 
 from inferometer.operators import all_gather, all_reduce
 from inferometer.report import Phase, Report
-from inferometer.symbols import evaluate, names as s
+from inferometer.symbols import evaluate
+from inferometer.symbols import names as s
 
 from . import DOWN, OUT, QKV, UP, Case, Ledger, data, elements, gpu, network_file, rows, run, total
 
@@ -140,7 +141,7 @@ def _head(ledger: Ledger, case: Case, name: str, phase: Phase) -> None:
 
 
 def _gather(case: Case) -> float:
-    return sum(op["latency_ms"] * 1e-3 for op in case["decode"]["ops"] if op["name"] == "classifier_AG")
+    return float(sum(op["latency_ms"] * 1e-3 for op in case["decode"]["ops"] if op["name"] == "classifier_AG"))
 
 
 def ring(ranks: int, passes: int, latency: float) -> float:

@@ -64,7 +64,7 @@ def check(ledger: Ledger, case: Case) -> None:
     if case["inputs"].get("tp_size", 1) > 1:
         per_layer = [op for op in rows(prefill, "all_reduce") if op.block.startswith("layers")]
         wire = sum(op.sent for op in per_layer) / (case["gpu_config"]["intra_node_bandwidth_in_GB_per_sec"] * 1e9)
-        ledger.same("prefill all-reduce seconds", o["prefill_latency_fwd_tp_comm"], wire)
+        ledger.explained("prefill all-reduce seconds", o["prefill_latency_fwd_tp_comm"], wire, "no latency")
 
 
 def _memory(ledger: Ledger, case: Case, x: Report) -> None:
@@ -96,13 +96,13 @@ def _flops(ledger: Ledger, case: Case, prefill: Phase, decode: Phase) -> None:
     peak *= 2 if WEIGHTS[case["dtype_config"]["name"]] == "int8" else 1
     linears = total(prefill, *QKV, *OUT, *UP, *DOWN)["flops"]
     attention, head = total(prefill, "attention")["flops"], total(prefill, "lm_head")["flops"]
-    ledger.explained("prefill FLOPs", o["prefill_num_flops_fwd_total"], tp * (linears + attention + head * i["seq_len"]),
-                     "the head on every prompt token")  # fmt: skip
+    whole = tp * (linears + attention + head * i["seq_len"])
+    ledger.explained("prefill FLOPs", o["prefill_num_flops_fwd_total"], whole, "the head on every prompt token")
     seen = 4 * m["hidden_dim"] * m["num_layers"] * i["batch_size_per_gpu"]  # attention over one token
     ours = tp * total(decode, *QKV, *OUT, *UP, *DOWN, "lm_head")["flops"] + seen
     ledger.explained("decode FLOPs", o["decode_num_flops_fwd_total"], ours, "a context of one token")
     spent = (total(prefill, *QKV, *OUT)["flops"] + attention) / peak
-    ledger.same("prefill attention seconds", o["prefill_latency_fwd_attn"], spent)
+    ledger.explained("prefill attention seconds", o["prefill_latency_fwd_attn"], spent, "FLOPs only, no traffic")
 
 
 def _decode_seconds(ledger: Ledger, case: Case, decode: Phase) -> None:
@@ -115,4 +115,4 @@ def _decode_seconds(ledger: Ledger, case: Case, decode: Phase) -> None:
     inner = elements(rows(decode, *UP, *DOWN), ours) * kind["weight_bits"] / 8 + moved * m["ffn_embed_dim"]
     outer = elements(rows(decode, *QKV, *OUT), ours) * kind["weight_bits"] / 8 + moved * 3 * m["hidden_dim"]
     ledger.explained("decode MLP seconds", o["decode_latency_fwd_mlp"], inner / speed, "only inner activations")
-    ledger.explained("decode attention seconds", o["decode_latency_fwd_attn"], outer / speed, "activations of 3 × hidden")
+    ledger.explained("decode attention seconds", o["decode_latency_fwd_attn"], outer / speed, "3 × hidden activations")

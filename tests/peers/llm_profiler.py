@@ -48,8 +48,8 @@ def normed(case: Case) -> bool:
 
 def outputs(case: Case) -> dict[str, Any]:
     """Its figures, before they are rounded for printing."""
-    found: dict[str, Any] = case["outputs"]
-    return found.get("raw", found)
+    found: dict[str, Any] = case["outputs"].get("raw", case["outputs"])
+    return found
 
 
 def report(case: Case, **more: Any) -> Report:
@@ -64,11 +64,11 @@ def check(ledger: Ledger, case: Case) -> None:
     """Every quantity of a case."""
     i, m, y, x = case["inputs"], case["model_config"], outputs(case), report(case)
     mixture, split = bool(m.get("num_experts")), m["num_kv_heads"] >= i["tp_size"]
-    prefill, decode = x.phases["prefill"], x.phases["decode"]
+    prefill = x.phases["prefill"]
     _parameters(ledger, case, x)
-    for name, phase, word in (("prefill", prefill, "prefill_flops_per_layer"), ("decode", decode, "decode_flops_per_layer")):
-        if word in y:
-            _flops(ledger, case, name, phase, y[word], split)
+    for name in ("prefill", "decode"):
+        if f"{name}_flops_per_layer" in y:
+            _flops(ledger, case, name, x.phases[name], y[f"{name}_flops_per_layer"], split)
     if split:
         _seconds(ledger, case, "qkvo_proj", prefill, *QKV, *OUT)
         if not normed(case):  # its kernel has the norms of q and k in it

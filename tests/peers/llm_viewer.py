@@ -199,7 +199,8 @@ def _sums(ledger: Ledger, case: Case, name: str, phase: Phase) -> None:
     ops += total(phase, "attention")["flops"] + total(phase, "lm_head")["flops"] / 2
     pairs = sum(n * (n if name == "prefill" else 1) for n in lengths)
     tokens = sum(n if name == "prefill" else 1 for n in lengths)
-    each = 11 if case["model_config"].get("model_type") == "gptj" else 18  # norms 7, adds 1, activation 2; GPT-J: one norm
+    norms = 1 if case["model_config"].get("model_type") == "gptj" else 2
+    each = 7 * norms + 2 * 1 + 2  # norms, adds, activation
     ops += i["batchsize"] * (5 * _heads(case) * pairs + each * hidden * tokens)
     y = case["outputs"]["total_results"][name]
     ledger.explained(f"{name} OPs", y["OPs"], ops, "half a head; 5 a score; 18 a hidden element")

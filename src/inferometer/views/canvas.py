@@ -9,13 +9,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from html import escape
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 # Okabe and Ito's palette: told apart by people with any kind of colour vision
 BLUE, ORANGE, SKY, GREEN, VERMILLION, PURPLE = "#0072B2", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#CC79A7"
 INK, MUTED, FAINT = "#1f2933", "#66717e", "#d5dae0"
-BOUNDS = {"memory": BLUE, "compute": VERMILLION, "communication": GREEN, "host": "#7f7f7f"}
+BOUNDS = {"memory": BLUE, "compute": VERMILLION, "communication": GREEN, "host": "#7f7f7f", "wait": PURPLE,
+          "draft": ORANGE}  # fmt: skip
+WAITS = {"host": "waiting for the host", "wait": "waiting for other stages", "draft": "drafting"}
 FONT = "DejaVu Sans"  # what matplotlib brings along, so that both pictures have the same widths
 _WIDE = 0.66  # of a character, in units of the font's size: an upper estimate
 
@@ -58,6 +62,13 @@ class Curve(NamedTuple):
     smooth: bool
     dashed: bool
     head: bool
+
+
+def bounds(found: Iterable[str]) -> dict[str, str]:
+    """What limits, in words, with its colour: ``bounds(["memory"])  # {'memory-bound': '#0072B2'}``"""
+    seen = set(found)
+    order = [*BOUNDS, *sorted(seen - set(BOUNDS))]
+    return {WAITS.get(b, f"{b}-bound"): BOUNDS.get(b, MUTED) for b in order if b in seen}
 
 
 def tint(color: str, share: float) -> str:
@@ -152,7 +163,7 @@ def _path(item: Curve) -> list[tuple[str, list[Point]]]:
         dx, dy = (0.0, 1.0 if y1 >= y0 else -1.0) if item.smooth else _direction(points[-2], points[-1])
         points[-1] = (x1 - 5 * dx, y1 - 5 * dy)
     found: list[tuple[str, list[Point]]] = [("M", [points[0]])]
-    for (x0, y0), (x1, y1) in zip(points, points[1:], strict=False):
+    for (x0, y0), (x1, y1) in pairwise(points):
         if item.smooth and x0 != x1:
             middle = (y0 + y1) / 2
             found.append(("C", [(x0, middle), (x1, middle), (x1, y1)]))

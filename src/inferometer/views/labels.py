@@ -33,26 +33,29 @@ def place(figure: Any, axes: Any, names: list[tuple[str, float, float, float]], 
         taken.append((px - r, py - r, px + r, py + r))
     taken += _written(figure, axes, along, pixels(lines[0]), taken)
     for line in lines:
-        taken += _beads(*pixels(line), 2.0)
+        start, end = pixels(line)
+        taken += _beads(start, end, 2.0)
     taken += [_box(text.get_window_extent(renderer)) for text in axes.texts if not text.get_rotation()]
     if axes.get_legend() is not None:
         taken.append(_box(axes.get_legend().get_window_extent(renderer)))
     frame = _box(axes.get_window_extent(renderer))
-    for name, x, y, share in names:
+    written: list[Rect] = []
+    for name, x, y, share in _together(names, pixels):
         px, py = pixels((x, y))
         text = axes.text(x, y, f"{name} {share * 100:.1f}%", fontsize=8.2, color=INK, va="center", zorder=5,
                          parse_math=False)  # fmt: skip
         extent = text.get_window_extent(renderer)
         w, h = extent.width + 4, extent.height + 2
-        spot = _spot(px, py, math.sqrt(area(share) / math.pi) * scale + 2, w, h, taken, frame)
+        spot = _spot(px, py, math.sqrt(area(share) / math.pi) * scale + 2, w, h, taken, written, frame)
         if spot is None:
             text.remove()
             continue
         left, low, far = spot
-        taken.append((left, low, left + w, low + h))
+        written.append((left, low, left + w, low + h))
         text.set_position(data((left + 2, low + h / 2)))
         if far >= 10:
-            near = (min(max(px, left), left + w), min(max(py, low), low + h))
+            near = _nearest(px, py, written[-1])
+            taken += _beads((px, py), near, 1.0)
             ends = data([(px, py), near])
             axes.plot(ends[:, 0], ends[:, 1], color=MUTED, linewidth=0.6, zorder=2.5)
 
@@ -86,18 +89,39 @@ def _beads(a: Any, b: Any, r: float) -> list[Rect]:
     return [(x - r, y - r, x + r, y + r) for x, y in spots]
 
 
-def _spot(px: float, py: float, r: float, w: float, h: float, taken: list[Rect],
+def _together(names: list[tuple[str, float, float, float]], pixels: Any) -> list[tuple[str, float, float, float]]:
+    """Small dots on top of each other get one label: ``norm1, norm2 2.8%``."""
+    found: list[tuple[str, float, float, float]] = []
+    for name, x, y, share in names:
+        here = pixels((x, y))
+        for k, (other, ox, oy, more) in enumerate(found):
+            if share < 0.04 and more < 0.04 and math.dist(here, pixels((ox, oy))) < 4:
+                found[k] = (f"{other}, {name}", ox, oy, more + share)
+                break
+        else:
+            found.append((name, x, y, share))
+    return found
+
+
+def _spot(px: float, py: float, r: float, w: float, h: float, taken: list[Rect], written: list[Rect],
           frame: Rect) -> tuple[float, float, float] | None:  # fmt: skip
-    """The lower left corner of the first free place, and how far it is from the dot."""
+    """The lower left corner of the first free place, and how far it is from the dot; its leader crosses no name."""
     for far in _REACH:
         for angle in _ANGLES:
             dx, dy = math.cos(math.radians(angle)), math.sin(math.radians(angle))
             cx, cy = px + dx * (r + far + w / 2), py + dy * (r + far + h / 2)
             box = (cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2)
             inside = box[0] > frame[0] and box[2] < frame[2] and box[1] > frame[1] and box[3] < frame[3]
-            if inside and not any(_meet(box, other) for other in taken):
+            if not inside or any(_meet(box, other) for other in taken + written):
+                continue
+            leader = _beads((px, py), _nearest(px, py, box), 1.0) if far >= 10 else []
+            if not any(_meet(bead, name) for bead in leader for name in written):
                 return box[0], box[1], far
     return None
+
+
+def _nearest(px: float, py: float, box: Rect) -> Point:
+    return min(max(px, box[0]), box[2]), min(max(py, box[1]), box[3])
 
 
 def _meet(a: Rect, b: Rect) -> bool:

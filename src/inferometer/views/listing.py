@@ -79,6 +79,8 @@ def shown(key: str, value: Any) -> str:
     """A cell for people: units by the name of the column."""
     if value is None:
         return "–"
+    if isinstance(value, str):
+        return value
     if key in ("params", "active_params"):
         return count(value)
     if key == "memory":

@@ -16,22 +16,23 @@ import msgspec
 from ..catalog import precision
 from ..errors import BadValue
 from ..graph import Model
+from ..lora import adapted
 from ..memory import parameters
 from ..numerics import QUANTISED, peak_format
 from ..report import OpRow, Phase, Report
-from ..spec import Hardware
+from ..spec import Hardware, Lora
 from ..units import count, seconds, si, size
 from . import files
-from .canvas import BLUE, BOUNDS, FAINT, GREEN, INK, MUTED, ORANGE, SKY, VERMILLION, clean, tint
+from .canvas import BLUE, BOUNDS, FAINT, GREEN, INK, MUTED, ORANGE, SKY, VERMILLION, bounds, clean, tint
 from .labels import area, place
 from .structure import structure
 from .terminal import header
 
 FORMATS = ("png", "svg", "pdf")
 DPI = 150.0
-_PIXELS = 40e6  # no picture is larger than this
+_PIXELS = 12e6  # no picture is larger than this
 _ROWS = 16  # bars of a distribution, before the rest is summed up
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans", "font.size": 9.5, "axes.edgecolor": MUTED, "axes.labelcolor": INK,
     "text.color": INK, "xtick.color": MUTED, "ytick.color": INK, "axes.spines.top": False, "axes.spines.right": False,
     "svg.hashsalt": "inferometer", "svg.fonttype": "none",
@@ -49,12 +50,13 @@ def write_plots(report: Report, folder: str | Path, model: Model | None = None,
     from matplotlib import rc_context
 
     target = files.folder(folder)
+    if model is not None and report.plan.get("lora"):
+        model = adapted(model, msgspec.convert(report.plan["lora"], Lora))
     params = parameters_by_op(model) if model is not None else None
     made: list[Path] = []
 
     def save(name: str, figure: Any, kinds: tuple[str, ...] = fmt) -> None:
-        for kind in kinds:
-            made.append(files.write(target / f"{name}.{kind}", picture(figure, kind)))
+        made.extend(files.write(target / f"{name}.{kind}", picture(figure, kind)) for kind in kinds)
 
     with rc_context(_STYLE):
         for phase in report.phases:
@@ -164,7 +166,7 @@ def distribution(report: Report, phase: str, params: dict[str, float] | None = N
     """Shares of each operator in parameters, FLOPs, memory traffic and latency, slowest operator on top."""
     rows = bars(report.phases[phase], params)
     kinds: list[tuple[str, Callable[[float], str], Callable[[Bar], list[tuple[float, str]]]]] = [
-        ("Latency", seconds, lambda b: [(b.time[k], BOUNDS[k]) for k in BOUNDS if k in b.time]),
+        ("Latency", seconds, lambda b: [(took, BOUNDS.get(k, MUTED)) for k, took in b.time.items()]),
         ("Memory traffic", size, lambda b: list(zip(b.traffic, (BLUE, SKY, ORANGE), strict=True))),
         ("FLOPs", lambda v: si(v, "FLOP"), lambda b: [(b.flops, "#6b7785")]),
         ("Parameters", count, lambda b: [(b.params, "#6b7785")]),
@@ -194,10 +196,9 @@ def distribution(report: Report, phase: str, params: dict[str, float] | None = N
         axes.tick_params(axis="y", length=0)
     panels[0].set_yticks(range(len(rows)), [clean(bar.name) for bar in rows], parse_math=False)
     panels[0].set_ylim(len(rows) - 0.4, -0.6)
-    found = [b for b in BOUNDS if any(b in bar.time for bar in rows)]
     below: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (-0.02, 0.0), "ncols": 2, "columnspacing": 1.0,
                              "borderaxespad": 0.2}  # fmt: skip
-    _legend(panels[0], [(f"{b}-bound" if b != "host" else b, BOUNDS[b]) for b in found], **below)
+    _legend(panels[0], list(bounds(b for bar in rows for b in bar.time).items()), **below)
     classes = [("weights", BLUE), ("activations", SKY), ("cache", ORANGE)]
     moved = [entry for i, entry in enumerate(classes) if any(bar.traffic[i] for bar in rows)]
     _legend(panels[1], moved, **{**below, "ncols": 3})
@@ -230,7 +231,7 @@ def roofline(report: Report) -> Any:
     peak = max(tops.values())
     xs = [op.intensity for op in every] + [peak / bandwidth]
     ys = [op.flops / op.seconds for op in every]
-    x0, x1 = max(min(xs) / 2.5, 1e-3), max(xs) * 6
+    x0, x1 = max(min(xs) / 2.5, 1e-3), max(xs) * 10
     y0, y1 = max(min([*ys, peak]) / 3, peak * 1e-9), peak * 3.5
     number = len(points)
     figure = _figure(6.6 * number + 0.6, 6.6, report, "Roofline · the area of a dot is its share of the phase's time")
@@ -241,15 +242,15 @@ def roofline(report: Report) -> Any:
     for axes, (name, ops) in zip(panels, points.items(), strict=True):
         _roofs(axes, tops, bandwidth, (x0, x1))
         for op in sorted(ops, key=lambda op: -op.share):
-            axes.scatter(op.intensity, op.flops / op.seconds, s=area(op.share), color=tint(BOUNDS[op.bound], 0.75),
-                         edgecolor="white", linewidth=0.7, zorder=3)  # fmt: skip
+            color = tint(BOUNDS.get(op.bound, MUTED), 0.75)
+            axes.scatter(op.intensity, op.flops / op.seconds, s=area(op.share), color=color, edgecolor="white",
+                         linewidth=0.7, zorder=3)  # fmt: skip
         phase = report.phases[name]
         axes.set_title(f"{name.capitalize()} · {seconds(phase.seconds)}", loc="left", fontsize=10.5, weight="bold")
         axes.set_xlabel("arithmetic intensity (FLOP/byte)", fontsize=9)
         axes.text(0, -0.115, _missing(phase), transform=axes.transAxes, fontsize=8, color=MUTED, va="top",
                   parse_math=False)  # fmt: skip
-    used = {op.bound for op in every}
-    _legend(panels[0], [(f"{b}-bound", BOUNDS[b]) for b in BOUNDS if b in used], loc="upper left")
+    _legend(panels[0], list(bounds(op.bound for op in every).items()), loc="upper left")
     figure.canvas.draw()
     for axes, ops in zip(panels, points.values(), strict=True):
         dots = [(op.intensity, op.flops / op.seconds, op.share) for op in ops]

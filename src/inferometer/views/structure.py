@@ -12,9 +12,10 @@ from itertools import groupby
 from typing import NamedTuple
 
 from ..graph import Model
+from ..parallel import stages
 from ..report import OpRow, Report
 from ..units import seconds
-from .canvas import BOUNDS, FAINT, INK, MUTED, Point, Scene, text_width, tint
+from .canvas import BOUNDS, FAINT, INK, MUTED, Point, Scene, bounds, text_width, tint
 from .terminal import header
 from .wiring import ENTRY, EXIT, Edge, Part, Wiring, shown, wire
 
@@ -50,13 +51,18 @@ class Panel(NamedTuple):
 
 def structure(report: Report, model: Model, phase: str) -> Scene:
     """The picture of one phase; colours say what limits each operator, numbers are its share of the phase's time."""
-    parts, own = shown(model, report.phases[phase])
+    cut = int(report.plan.get("pipeline_parallel_size", 1))
+    found = [shown(stage, report.phases[phase]) for stage in stages(model, cut)]
+    parts, own = min(found, key=lambda pair: len(pair[1]))
     kinds = [p for p in parts if p.block.stage == "layer"]
     names = {id(p.block): chr(ord("A") + i % 26) for i, p in enumerate(kinds)} if len(kinds) > 1 else {}
     panels = [_panel(p, names.get(id(p.block), "")) for p in parts]
     rows = [row for _, group in groupby(panels, lambda p: p.part.block.stage) for row in _broken(list(group))]
     title = header(report)
-    order = f"{model.num_layers} layers, in the order {_order(kinds, names)}" if names else ""
+    notes = [f"{sum(p.block.count for p in kinds)} layers, in the order {_order(kinds, names)}"] if names else []
+    if cut > 1:
+        notes.append(f"the slowest of {cut} pipeline stages")
+    order = " · ".join(notes)
     spans = [_span(row) for row in rows]
     left, right = min(a for a, _ in spans), max(b for _, b in spans)
     width = max(right - left, 640.0, text_width(title, 12) * 0.92, text_width(order, 11)) + 2 * AROUND
@@ -83,7 +89,8 @@ def structure(report: Report, model: Model, phase: str) -> Scene:
     for op in own:
         label = f"{op.name}  {_share(op.share)}  ·  {seconds(op.seconds)}"
         wide = text_width(label, 11) + 20
-        scene.box(axis - wide / 2, y, wide, 26, fill=tint(BOUNDS["host"], 0.14), edge=BOUNDS["host"], radius=5)
+        color = BOUNDS.get(op.bound, MUTED)
+        scene.box(axis - wide / 2, y, wide, 26, fill=tint(color, 0.14), edge=color, radius=5)
         scene.words(axis, y + 17, label, size=11, anchor="middle")
         y += 34
     _legend(scene, report.phases[phase].ops, y + 14)
@@ -279,12 +286,10 @@ def _node(scene: Scene, row: OpRow, fraction: float, x: float, y: float, wide: f
 
 def _legend(scene: Scene, ops: list[OpRow], y: float) -> None:
     x = AROUND
-    for bound in BOUNDS:
-        if any(op.bound == bound and op.seconds > 0 for op in ops):
-            word = "waiting for the host" if bound == "host" else f"{bound}-bound"
-            scene.box(x, y - 9, 12, 12, fill=BOUNDS[bound], radius=3)
-            scene.words(x + 18, y + 1, word, size=10.5, color=MUTED)
-            x += 36 + text_width(word, 10.5)
+    for word, color in bounds(op.bound for op in ops if op.seconds > 0).items():
+        scene.box(x, y - 9, 12, 12, fill=color, radius=3)
+        scene.words(x + 18, y + 1, word, size=10.5, color=MUTED)
+        x += 36 + text_width(word, 10.5)
     scene.words(AROUND, y + 19, "% and time: of the phase, all layers together · shapes: of one GPU, one layer · "
                 "dashed: through the cache", size=9.5, color=MUTED)  # fmt: skip
 
@@ -297,6 +302,9 @@ def _share(value: float) -> str:
 
 
 def _size(shape: Iterable[float]) -> str:
+    shape = list(shape)
+    if 0 in shape:
+        return ""
     return " × ".join(f"{v:.0f}" if abs(v - round(v)) < 1e-6 else f"{v:.4g}" for v in shape)
 
 

@@ -47,22 +47,41 @@ class Wiring(NamedTuple):
 def shown(model: Model, phase: Phase) -> tuple[list[Part], list[OpRow]]:
     """The blocks that took time, in order, and the rows that are no operator of the model (the engine's own).
 
-    Rows come in the order of the model, so one walk through both finds each; equal operators of a block share a row.
+    Rows come block by block in the order of the model, without the operators that have no work. Blocks may be alike
+    in name and begin alike, so each run of rows belongs to the block that explains most of it.
     """
-    parts: list[Part] = []
     left = list(phase.ops)
-    for block in model.blocks:
-        rows: dict[int, tuple[OpRow, float]] = {}
-        for index, op in enumerate(block.ops):
-            twins = [i for i, other in enumerate(block.ops) if other == op]
-            if twins[0] != index or not left or not _same(op, block, left[0]):
-                continue
-            row = left.pop(0)
-            if row.seconds > 0:
-                rows |= {i: (row, 1 / len(twins)) for i in twins}
-        if rows:
-            parts.append(Part(block, dict(sorted(rows.items()))))
-    return parts, [row for row in left if row.seconds > 0]
+    found: dict[int, dict[int, OpRow]] = {}
+    own: list[OpRow] = []
+    while left:
+        fits = {i: _fit(block, left) for i, block in enumerate(model.blocks) if i not in found}
+        best = max(fits, key=lambda i: (len(fits[i]), -i), default=-1)
+        if best < 0 or not fits[best]:
+            own.append(left.pop(0))
+            continue
+        found[best] = fits[best]
+        del left[: len(fits[best])]
+    parts = [Part(model.blocks[i], _shared(model.blocks[i], rows)) for i, rows in sorted(found.items())]
+    return [p for p in parts if p.rows], [row for row in own if row.seconds > 0]
+
+
+def _fit(block: Block, rows: list[OpRow]) -> dict[int, OpRow]:
+    """The first rows as operators of a block, as far as they go."""
+    found: dict[int, OpRow] = {}
+    for index, op in enumerate(block.ops):
+        if len(found) < len(rows) and _same(op, block, rows[len(found)]):
+            found[index] = rows[len(found)]
+    return found
+
+
+def _shared(block: Block, rows: dict[int, OpRow]) -> dict[int, tuple[OpRow, float]]:
+    """Rows that took time; an operator that stands twice in a block shares its row with itself."""
+    found: dict[int, tuple[OpRow, float]] = {}
+    for index, row in rows.items():
+        twins = [i for i, op in enumerate(block.ops) if op is block.ops[index] and (i == index or i not in rows)]
+        if row.seconds > 0:
+            found |= {i: (row, 1 / len(twins)) for i in twins}
+    return dict(sorted(found.items()))
 
 
 def _same(op: Op, block: Block, row: OpRow) -> bool:
@@ -104,10 +123,8 @@ class _Wirer:
     def _add(self, i: int) -> None:
         op = self.ops[i]
         kept: list[int] = []
-        if op.kind in ("all_reduce", "all_gather") and op.inputs is None:
-            sources = self._loose()  # a sum over ranks is of all branches before it
-        else:
-            sources = self._inputs(i)
+        together = op.kind in ("all_reduce", "all_gather") and op.inputs is None  # of all branches before it
+        sources = self._loose() if together else self._inputs(i)
         if attends(op):
             waiting = [j for j in self._loose(cached=True) if j not in sources]
             caches = [j for j in waiting if self.ops[j].kind == "kv_write"]
@@ -133,6 +150,8 @@ class _Wirer:
             if line and attends(op) and self.ops[line[-1]].name == op.name:  # prompts and decoding, side by side
                 return [e.start for e in self.edges if e.end == line[-1] and not e.kept]
             return self._named(self.ops[line[-1]].name, line) if line else [self.stream]
+        if not op.inputs and not _flows(op) and line:  # it leaves nothing, so it does not start a branch
+            return line[-1:]
         found = [j for word in op.inputs for j in self._named(word, [j for j in self.visible if j < i])]
         if found or not op.inputs or not any(word == other.name for word in op.inputs for other in self.ops[:i]):
             return found or [self.stream]

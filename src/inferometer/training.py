@@ -1,0 +1,226 @@
+"""A model in training: the same graph, run forward, perhaps forward again, and backward.
+
+    passes = passes_of(model, Recipe(recompute="selective"), sequence_parallel=True)
+    passes.forward     # the model's blocks without what only serving needs, and with a loss
+    passes.backward    # of every operator there its gradients, last operator first
+
+Nothing here is priced: blocks go through the cost function that every other step goes through.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from .backward import GATHER, SCATTER, SERVING, backward
+from .catalog import DATA, convert, read_toml
+from .graph import Block, Model
+from .operators import Op, Work, all_gather, all_reduce, reduce_scatter, send
+from .spec import Spec
+from .symbols import names as s
+
+RECOMPUTE = ("none", "selective", "full")
+PRECISIONS = ("bf16", "fp16", "fp32", "fp8", "fp8-block", "mxfp8")
+
+
+class Recipe(Spec, frozen=True, kw_only=True):
+    """How a model is trained; the layout is the plan's."""
+
+    global_batch_size: int = 1  # sequences of an optimizer step, over all replicas
+    micro_batch_size: int = 1  # sequences that a replica runs at once
+    seq_len: int | tuple[int, ...] = 2048  # one number, or one per layer (token pruning)
+    zero: Literal[0, 1, 2, 3] = 0
+    recompute: Literal["none", "selective", "full"] = "none"
+    optimizer: str = "adamw"
+    precision: str = "bf16"
+    grad_dtype: str = "fp32"
+    interleave: int = 1  # parts of a pipeline stage (virtual stages)
+    dropout: bool = False
+    tokens: float | None = None  # of the whole training
+
+    @property
+    def length(self) -> int:
+        """Tokens of a sequence where it is longest."""
+        return self.seq_len if isinstance(self.seq_len, int) else max(self.seq_len)
+
+
+class Optimizer(Spec, frozen=True, kw_only=True):
+    """Bytes per parameter that an optimizer keeps."""
+
+    label: str
+    master: float  # of the fp32 weights, where the model's have fewer bits
+    states: float
+    flops: float
+    source: str
+
+
+class Overlap(Spec, frozen=True, kw_only=True):
+    """Shares of a collective's time that the computation beside it hides."""
+
+    dp: float
+    tp: float
+    source: str
+
+
+class Zero(Spec, frozen=True, kw_only=True):
+    """What ZeRO-3 holds beside its shards."""
+
+    gathered_layers: int
+    source: str
+
+
+class Figures(Spec, frozen=True, kw_only=True):
+    """data/training.toml"""
+
+    optimizers: dict[str, Optimizer]
+    overlap: Overlap
+    zero: Zero
+
+
+@functools.cache
+def figures() -> Figures:
+    """data/training.toml, read once."""
+    return convert(read_toml(DATA / "training.toml"), Figures, "training")
+
+
+class Passes(NamedTuple):
+    """What one micro-batch runs on a pipeline stage."""
+
+    forward: tuple[Block, ...]
+    recompute: tuple[Block, ...]
+    backward: tuple[Block, ...]
+
+
+def passes_of(model: Model, recipe: Recipe, *, sequence_parallel: bool = False, eager: bool = False) -> Passes:
+    """The passes of a model, or of a pipeline stage's part of it."""
+    ahead = tuple(
+        trained(block, sequence_parallel=sequence_parallel, dropout=recipe.dropout, eager=eager)
+        for block in model.blocks
+        if block.stage in ("embed", "layer", "head") and block.name != "pipeline"
+    )
+    again = tuple(filter(None, (_recomputed(block, recipe.recompute) for block in ahead)))
+    back = tuple(_reversed(block) for block in reversed(ahead))
+    return Passes(ahead, again, back)
+
+
+# ------------------------------------------------------------------ the forward pass of training
+
+
+def trained(block: Block, *, sequence_parallel: bool = False, dropout: bool = False, eager: bool = False) -> Block:
+    """A block as training runs it: no cache and no sampling; a loss; what tensor parallelism needs in both passes.
+
+    A region of tensor parallelism begins with a copy of its input to all ranks and ends with a sum over them; under
+    sequence parallelism with a gather and a scatter. Each is the other's gradient.
+    """
+    ops: list[Op] = []
+    for op in block.ops:
+        if _serves(op):
+            continue
+        if op.kind == "all_gather" and block.stage == "head":  # the loss works on the ranks' own parts of the logits
+            continue
+        if op.name == "lm_head":
+            ops.append(_begins(op.dims["k"], op.dims["m"], sequence_parallel))
+        if op.kind == "all_reduce":
+            rows, width = op.shape["input"]
+            if block.stage == "layer":
+                ops.append(_begins(width, rows, sequence_parallel and op.name == "all_reduce"))
+            if sequence_parallel and op.name == "all_reduce":
+                op = reduce_scatter(SCATTER, width, m=rows)
+        ops.append(op)
+        if dropout and eager and op.kind == "prefill_attention":
+            ops.append(_attention_dropout(op))
+        if dropout and op.kind in ("all_reduce", "reduce_scatter") and op.name in ("all_reduce", SCATTER):
+            ops.append(_dropout())
+        if op.name == "lm_head":
+            ops.append(_loss(op))
+    return msgspec.structs.replace(block, ops=tuple(ops))
+
+
+def _serves(op: Op) -> bool:
+    """Whether an operator only has work when something is served: caches, decoding, sampling."""
+    return op.kind in SERVING or op.axis == "dcp" or op.dims.get("m") is s.decode_tokens or op.dims.get("m") == 0
+
+
+def _begins(width: object, rows: object, sequence_parallel: bool) -> Op:
+    if sequence_parallel:
+        return all_gather(GATHER, width, m=rows)
+    return Op("copy", "copy", Work(), {"bytes": rows * width * s.act_bytes, "ranks": s.tp}, axis="tp")  # type: ignore[operator]
+
+
+def _dropout() -> Op:
+    """In the kernel of the residual's sum, so that only the mask is more: a byte an element."""
+    rows = s.tokens / s.sp
+    return Op("dropout", "elementwise", Work(flops=rows * s.hidden_size, writes=rows * s.hidden_size),
+              {"m": rows, "n": s.hidden_size}, shape={"input": (rows, s.hidden_size)})  # fmt: skip
+
+
+def _attention_dropout(op: Op) -> Op:
+    """A pass of its own over the scores of eager attention."""
+    size = op.dims["pairs"] * op.dims["heads"]
+    return Op("attention_dropout", "elementwise",
+              Work(flops=size, reads=size * s.act_bytes, writes=size * (s.act_bytes + 1)),
+              {"m": op.dims["pairs"], "n": op.dims["heads"]},
+              shape={"input": (op.dims["pairs"], op.dims["heads"])})  # fmt: skip
+
+
+def _loss(head: Op) -> Op:
+    """Cross entropy in fp32 over this rank's share of the vocabulary."""
+    m, n = head.dims["m"], head.dims["n"]
+    return Op("loss", "loss", Work(flops=5 * m * n, reads=m * n * s.act_bytes, writes=4 * m * n), {"m": m, "n": n},
+              output=4 * m * n, shape={"input": (m, n)}, calls=2)  # fmt: skip
+
+
+# ------------------------------------------------------------------ again, and back
+
+
+def is_core(op: Op) -> bool:
+    """Whether selective recomputation runs it again: the scores, their softmax and dropout, the product with v."""
+    return op.kind == "prefill_attention" or op.name == "attention_dropout"
+
+
+def _recomputed(block: Block, recompute: str) -> Block | None:
+    if block.stage != "layer" or recompute == "none":
+        return None
+    ops = block.ops if recompute == "full" else tuple(op for op in block.ops if is_core(op))
+    return msgspec.structs.replace(block, ops=ops) if ops else None
+
+
+def _reversed(block: Block) -> Block:
+    return msgspec.structs.replace(block, ops=tuple(found for op in reversed(block.ops) for found in backward(op)))
+
+
+def handover(model: Model, layer: int, interleave: int) -> Block:
+    """The hidden state to the next part of the pipeline, each tensor-parallel rank sending its share."""
+    op = send("send_to_next_stage", interleave * s.hidden_size / s.tp)
+    return Block("pipeline", (op,), {"hidden_size": model.sizes["hidden_size"]}, (layer,), residual=False)
+
+
+# ------------------------------------------------------------------ after the micro-batches
+
+
+def update(optimizer: Optimizer, *, master: bool) -> Op:
+    """The optimizer's pass over its share of the parameters: gradients (twice, for clipping), copies and weights."""
+    held = optimizer.states + (optimizer.master if master else 0)
+    size = s.update_params
+    return Op("optimizer_step", "optimizer",
+              Work(flops=optimizer.flops * size, reads=size * (2 * s.grad_bytes + held + (0 if master else s.norm_bytes)),
+                   writes=size * (held + s.norm_bytes + s.grad_bytes)),
+              {"m": size}, shape={"parameters": (size,)})  # fmt: skip
+
+
+def _sized(build: object, name: str, size: object) -> Op:
+    """A collective over the replicas of ``size`` bytes, whatever format they are in."""
+    return build(name, size / s.act_bytes, m=1, ranks=s.replicas, axis="dp")  # type: ignore[operator, no-any-return]
+
+
+def gradient_sum(zero: int) -> Op:
+    """Sum the gradients over replicas: all of them on each rank, or with ZeRO each rank its share."""
+    size = s.reduced_params * s.grad_bytes
+    return _sized(reduce_scatter, "reduce_gradients", size) if zero else _sized(all_reduce, "all_reduce_gradients", size)
+
+
+def weight_gather() -> Op:
+    """Collect the weights that the replicas hold (ZeRO-3) or have updated (ZeRO-1 and 2) in shards."""
+    return _sized(all_gather, "gather_weights", s.reduced_params * s.norm_bytes)

@@ -1,0 +1,66 @@
+"""What the tests share: a way to run the command in this process, and where the reference files lie."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from inferometer import Report, analyze
+from inferometer.cli import main
+
+ROOT = Path(__file__).parent.parent
+
+
+class Ran(NamedTuple):
+    """What a command did."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """What it printed, all of it, as JSON."""
+        return json.loads(self.out)
+
+
+def command(*args: str) -> Ran:
+    """``command("analyze", "llama-3.1-8b", "--json").json["metrics"]``: a command as a shell would see it."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as stopped:
+        main([str(a) for a in args])
+    code = stopped.value.code
+    return Ran(code if isinstance(code, int) else 0, out.getvalue(), err.getvalue())
+
+
+@pytest.fixture(scope="session")
+def run() -> Callable[..., Ran]:
+    return command
+
+
+@cache
+def _report(model: str, words: tuple[tuple[str, Any], ...]) -> Report:
+    return analyze(model, **dict(words))
+
+
+@pytest.fixture(scope="session")
+def report() -> Callable[..., Report]:
+    """``report("llama-3.1-8b", batch_size=8)``: an analysis, made once however many tests look at it."""
+    return lambda model, **words: _report(model, tuple(sorted(words.items())))
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of reference files that are not part of the repository."""
+    folder = Path(os.environ.get("INFEROMETER_SHARED", ROOT.parent / "shared"))
+    if not folder.is_dir():
+        pytest.skip(f"no folder of reference files at {folder}; INFEROMETER_SHARED names another")
+    return folder

@@ -1,0 +1,62 @@
+"""Hardware files: figures that can be true, each with its source."""
+
+from __future__ import annotations
+
+import tomllib
+
+import pytest
+
+from inferometer import analyze, catalog
+from inferometer.spec import Hardware
+
+
+@pytest.fixture(params=catalog.names("hardware"))
+def device(request: pytest.FixtureRequest) -> Hardware:
+    return catalog.hardware(request.param)
+
+
+def test_every_figure_has_a_source(device: Hardware) -> None:
+    written = tomllib.loads((catalog.DATA / "hardware" / f"{device.name}.toml").read_text(encoding="utf-8"))
+    figures = [k for k, v in written.items() if isinstance(v, int | float) and k != "gpus_per_node"]
+    for key in ("memory", "memory_bandwidth", "flops", *figures, *(f"links.{link}" for link in device.links)):
+        assert device.source.get(key), f"{device.name}: no source for {key}"
+
+
+def test_figures_are_in_si_units_and_plausible(device: Hardware) -> None:
+    assert 4e9 <= device.memory <= 2e12 and 5e10 <= device.memory_bandwidth <= 4e13
+    assert all(1e11 <= value <= 3e16 for value in device.flops.values()), device.flops
+    assert 1 <= device.compute_units <= 20000 and 10 <= device.power <= 3000
+    assert 0 <= device.price_per_hour < 100
+    assert device.label and device.vendor and device.interconnect in device.links
+    for link in device.links.values():
+        assert 1e9 <= link.bandwidth <= 4e12 and 0 < link.latency < 1e-3 and link.devices >= 1
+    assert device.cache < 2e9 and 0 <= device.clock < 1e10
+
+
+def test_fewer_bits_are_never_slower(device: Hardware) -> None:
+    flops = device.flops
+    assert flops.keys() & {"bf16", "fp16"} or "fp32" in flops
+    for wide, narrow in (("fp64", "bf16"), ("fp32", "fp16"), ("tf32", "bf16"), ("bf16", "fp8"), ("fp16", "int8"),
+                         ("fp8", "fp4"), ("int8", "int4")):  # fmt: skip
+        if wide in flops and narrow in flops and (device.name, narrow) not in {("b300", "int8"), ("gb300", "int8")}:
+            assert flops[wide] <= flops[narrow] * 1.01, (wide, narrow)
+
+
+def test_memory_in_the_name_is_the_memory(device: Hardware) -> None:
+    stated = [int(word.removesuffix("gb")) for word in device.name.split("-") if word.endswith("gb") and word[:-2].isdigit()]
+    for number in stated:
+        assert number * 1e9 * 0.93 <= device.memory <= number * 2**30 * 1.02
+
+
+def test_flops_are_dense() -> None:
+    """The figures that data sheets print next to a sparsity footnote, halved."""
+    dense = {"h100-sxm": 989.4e12, "h200": 989.4e12, "a100-sxm-80gb": 312e12, "l40s": 362e12, "b200": 2.25e15,
+             "rtx4090": 165.2e12, "mi300x": 1307e12}  # fmt: skip
+    for name, bf16 in dense.items():
+        assert catalog.hardware(name).flops["bf16"] == pytest.approx(bf16, rel=0.03), name
+
+
+def test_every_device_runs_a_small_model(device: Hardware) -> None:
+    found = analyze("qwen3-0.6b", gpu=device.name, input_len=128, output_len=8)
+    assert found.feasible, found.reason
+    assert found.metrics.tpot_ms and 0.05 < found.metrics.tpot_ms < 200
