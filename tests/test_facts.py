@@ -31,7 +31,8 @@ def test_prefill_computes_two_flops_per_active_parameter_and_token(report: Calla
     pairs = 2048 * 2049 / 2
     attention = 2 * 2 * pairs * 32 * 128 * 32
     assert found.phases["prefill"].OPs == pytest.approx(linear + attention, rel=0.002)
-    assert found.phases["prefill"].seconds == pytest.approx((linear + attention) / 989.4e12, rel=0.05)
+    ideal = (linear + attention) / 989.4e12
+    assert ideal < found.phases["prefill"].seconds < 1.2 * ideal, "the rest is norms and activations through memory"
 
 
 def _experts(batch: int, **words: float) -> float:
@@ -97,14 +98,16 @@ def test_a_cached_prefix_is_not_computed_again(report: Callable[..., Report]) ->
 @pytest.mark.parametrize("words", [
     ("llama-3.1-70b", "--gpu", "h100-sxm"),
     ("llama-3.1-405b", "--gpu", "h200"),
-    ("llama-3.1-8b", "--gpu", "l4"),
+    ("llama-3.1-8b", "--gpu", "t4"),
     ("llama-3.1-8b", "--batch-size", "1024", "--input-len", "4096"),
     ("llama-2-7b", "--gpu", "a100-sxm-40gb", "--batch-size", "100"),
     ("mixtral-8x22b-v0.1", "--gpu", "b200"),
     ("qwen3-235b-a22b", "--gpu", "b300"),
     ("llama-3.1-8b", "--turns", "60000:2000,60000:2000", "--batch-size", "8"),
-    ("llama-2-13b", "--beam-width", "16", "--batch-size", "16", "--gpu", "a100-sxm-80gb"),
-    ("llama-2-7b", "--batch-size", "40", "--gpu", "a100-sxm-40gb", "--prefix-len", "512"),
+    ("llama-2-13b", "--beam-width", "16", "--batch-size", "32", "--gpu", "a100-sxm-80gb"),
+    ("llama-2-7b", "--batch-size", "64", "--engine", "hf", "--gpu", "a100-sxm-40gb"),
+    ("qwen2.5-vl-7b", "--images", "8x1344x1344", "--batch-size", "64"),
+    ("llama-2-7b", "--batch-size", "48", "--gpu", "a100-sxm-40gb", "--prefix-len", "512"),
 ])  # fmt: skip
 def test_what_is_said_to_fit_does_fit(run: Run, words: tuple[str, ...]) -> None:
     ran = run("analyze", *words, "--json")

@@ -173,7 +173,7 @@ def show(kind: str, name: str | None, as_json: bool, as_csv: bool, output: str |
 
         deliver("".join(f"{k} = {shown(k, v)}\n" for k, v in flat(rows[0]).items()), output)
     else:
-        from .views.tables import plain_table
+        from .views.columns import plain_table
 
         deliver(plain_table(rows, shown), output)
     return 0

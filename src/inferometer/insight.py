@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from . import memory, numerics, parallel, phases
+from . import memory, numerics, parallel
 from .catalog import precision
-from .evaluate import Setup, prepare, step_seconds
+from .evaluate import Setup, prepare
 from .spec import Plan
+from .tables import memory_table
+from .talk import conversation, prompt_seconds, token_seconds
 from .units import percent, seconds, size
 
 if TYPE_CHECKING:
@@ -51,7 +53,7 @@ def _help(asked: Request, setup: Setup, report: Report) -> str:
     """The change that helps most, tried out on this plan."""
     best: dict[str, list[str]] = {}
     for phase, label in (("prefill", "TTFT"), ("decode", "TPOT")):
-        if phase not in report.phases or not isinstance(asked.workload.input_len, int):
+        if phase not in report.phases:
             continue
         now = _time(setup, asked, phase)
         gains = [(1 - _time(other, asked, phase) / now, words) for words, other in _alternatives(asked, setup)]
@@ -78,12 +80,8 @@ def _alternatives(asked: Request, setup: Setup) -> list[tuple[str, Setup]]:
 
 
 def _time(setup: Setup, asked: Request, phase: str) -> float:
-    w = asked.workload
-    length = w.input_len if isinstance(w.input_len, int) else max(w.input_len)
-    if phase == "decode":
-        return float(step_seconds(setup, phases.decode(w.batch_size * w.beam_width, length, w.output_len)))
-    steps = phases.prefill(w.batch_size, length - w.prefix_len, w.prefix_len, budget=setup.plan.max_num_batched_tokens)
-    return float(sum(step_seconds(setup, step) * often for step, often in steps))
+    talk = conversation(setup, asked.workload)
+    return token_seconds(setup, talk) if phase == "decode" else prompt_seconds(setup, talk)
 
 
 def fits_with(asked: Request, setup: Setup, held: Memory) -> str:
@@ -112,10 +110,8 @@ def fits_with(asked: Request, setup: Setup, held: Memory) -> str:
 
 
 def _fits(asked: Request, setup: Setup) -> bool:
-    w = asked.workload
-    length = w.input_len if isinstance(w.input_len, int) else max(w.input_len)
-    held = memory.footprint(setup, batch=w.batch_size, new=length, length=length + w.output_len)
-    return bool(held.total <= held.usable)
+    held = memory_table(setup, conversation(setup, asked.workload))
+    return held.total_bytes <= held.usable_bytes
 
 
 def _with(plan: Plan, **changes: Any) -> Plan:

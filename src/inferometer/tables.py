@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from . import memory, timing
@@ -176,11 +177,16 @@ def _stage_memory(setup: Setup, talk: Talk) -> Memory:
     weights = float(held.weights) + more_weights
     cache = _held(setup, talk, talk.output_len) + talk.sequences * more_cache
     per_prompt, per_sequence = cache_of(setup, talk, talk.context), cache_of(setup, talk, talk.length) + more_cache
-    one = 0.0 if engine.profile_run else float(memory.activation_bytes(setup, Step((Group(1, talk.prompt, 0),))))
+    each = per_prompt + talk.beams * (per_sequence - per_prompt)  # beams share the prompt's
     room = float(held.room) - more_weights
     spare = room + (0.0 if engine.profile_run else float(held.activations))
-    most_prefill = _count(spare, per_prompt + one) * replicas
-    most_decode = _count(spare, per_sequence) * replicas
+
+    def live(batch: int) -> float:
+        """Activations of a prefill, where they grow with the batch."""
+        if engine.profile_run:
+            return 0.0
+        return float(memory.activation_bytes(setup, memory.largest_step(setup, batch, talk.prompt, talk.cached)))
+
     limit = setup.plan.max_model_len or talk.length
     tokens = memory.max_total_tokens(setup, room, limit) if per_sequence else None
     return Memory(
@@ -192,9 +198,9 @@ def _stage_memory(setup: Setup, talk: Talk) -> Memory:
         capacity_bytes=setup.device.memory,
         usable_bytes=float(held.usable),
         kv_bytes_per_token=float(memory.kv_bytes_per_token(setup)),
-        max_batch_size=most_decode if engine.profile_run else min(most_prefill, most_decode),
-        max_batch_size_prefill=most_prefill,
-        max_batch_size_decode=most_decode,
+        max_batch_size=_most(spare, each, live) * replicas,
+        max_batch_size_prefill=_most(spare, per_prompt, live) * replicas,
+        max_batch_size_decode=_most(spare, each, lambda batch: 0.0) * replicas,
         max_total_tokens=int(tokens) if tokens is not None and tokens < 1e18 else None,
     )
 
@@ -211,5 +217,10 @@ def _drafter(setup: Setup, talk: Talk) -> tuple[float, float]:
     return float(memory.weight_bytes(drafter)), float(memory.cache_bytes(drafter, talk.length))
 
 
-def _count(room: float, each: float) -> int:
-    return max(0, int(room // each)) if each > 0 else (10**9 if room > 0 else 0)
+def _most(room: float, each: float, live: Callable[[int], float]) -> int:
+    """The largest batch whose caches and activations fit: found by halving, because activations stop growing."""
+    low, high = 0, max(0, min(10**9, int(room // each))) if each > 0 else 10**9
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if middle * each + live(middle) <= room else (low, middle - 1)
+    return low

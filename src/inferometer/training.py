@@ -205,8 +205,8 @@ def update(optimizer: Optimizer, *, master: bool) -> Op:
     held = optimizer.states + (optimizer.master if master else 0)
     size = s.update_params
     return Op("optimizer_step", "optimizer",
-              Work(flops=optimizer.flops * size, reads=size * (2 * s.grad_bytes + held + (0 if master else s.norm_bytes)),
-                   writes=size * (held + s.norm_bytes + s.grad_bytes)),
+              Work(flops=optimizer.flops * size, reads=size * (2 * s.grad_bytes + held + (0 if master else s.param_bytes)),
+                   writes=size * (held + s.param_bytes + s.grad_bytes)),
               {"m": size}, shape={"parameters": (size,)})  # fmt: skip
 
 
@@ -223,4 +223,4 @@ def gradient_sum(zero: int) -> Op:
 
 def weight_gather() -> Op:
     """Collect the weights that the replicas hold (ZeRO-3) or have updated (ZeRO-1 and 2) in shards."""
-    return _sized(all_gather, "gather_weights", s.reduced_params * s.norm_bytes)
+    return _sized(all_gather, "gather_weights", s.reduced_params * s.param_bytes)

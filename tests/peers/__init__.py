@@ -98,9 +98,11 @@ class Ledger:
 # ------------------------------------------------------------------ our side
 
 
-@functools.cache
+_scratch = tempfile.TemporaryDirectory(prefix="peers-")  # gone when the tests are
+
+
 def _folder() -> Path:
-    return Path(tempfile.mkdtemp(prefix="peers-"))
+    return Path(_scratch.name)
 
 
 def config_file(config: Mapping[str, Any]) -> str:

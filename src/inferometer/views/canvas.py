@@ -19,7 +19,7 @@ BLUE, ORANGE, SKY, GREEN, VERMILLION, PURPLE = "#0072B2", "#E69F00", "#56B4E9", 
 INK, MUTED, FAINT = "#1f2933", "#66717e", "#d5dae0"
 BOUNDS = {"memory": BLUE, "compute": VERMILLION, "communication": GREEN, "host": "#7f7f7f", "wait": PURPLE,
           "draft": ORANGE}  # fmt: skip
-WAITS = {"host": "waiting for the host", "wait": "waiting for other stages", "draft": "drafting"}
+WAITS = {"host": "host", "wait": "other stages", "draft": "draft model"}
 FONT = "DejaVu Sans"  # what matplotlib brings along, so that both pictures have the same widths
 _WIDE = 0.66  # of a character, in units of the font's size: an upper estimate
 

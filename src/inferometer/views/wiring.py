@@ -123,8 +123,8 @@ class _Wirer:
     def _add(self, i: int) -> None:
         op = self.ops[i]
         kept: list[int] = []
-        together = op.kind in ("all_reduce", "all_gather") and op.inputs is None  # of all branches before it
-        sources = self._loose() if together else self._inputs(i)
+        together = self._loose() if op.kind == "all_reduce" and op.inputs is None else []  # of all branches before it
+        sources = together or self._inputs(i)
         if attends(op):
             waiting = [j for j in self._loose(cached=True) if j not in sources]
             caches = [j for j in waiting if self.ops[j].kind == "kv_write"]
@@ -153,6 +153,8 @@ class _Wirer:
         if not op.inputs and not _flows(op) and line:  # it leaves nothing, so it does not start a branch
             return line[-1:]
         found = [j for word in op.inputs for j in self._named(word, [j for j in self.visible if j < i])]
+        if line and _sends(self.ops[line[-1]]) and {e.start for e in self.edges if e.end == line[-1]} == set(found):
+            return line[-1:]  # what these inputs became on their way to other ranks
         if found or not op.inputs or not any(word == other.name for word in op.inputs for other in self.ops[:i]):
             return found or [self.stream]
         return line[-1:] or [self.stream]
@@ -189,9 +191,13 @@ def _cuts(ops: tuple[Op, ...]) -> set[int]:
     return direct | ({i + 1 for i in sums} if closing else set(sums[1:]))
 
 
+def _sends(op: Op) -> bool:
+    return str(op.work.sent) != "0"
+
+
 def _flows(op: Op) -> bool:
     """Whether an output goes on to the next operator; collectives hand on what they were given."""
-    return op.kind in ("all_reduce", "all_gather") or str(op.output) != "0"
+    return _sends(op) or str(op.output) != "0"
 
 
 def _adds(op: Op) -> bool:
