@@ -10,14 +10,20 @@ import pytest
 from inferometer import analyze, catalog, models
 from inferometer.errors import UnknownName
 
-GPUS = """v100-sxm-32gb t4 a10 a6000 a100-sxm-40gb a100-sxm-80gb a100-pcie-80gb l4 l40s h20 h100-sxm h100-pcie h200 h800 gh200
-b200 b300 gb200 gb300 rtx3090 rtx4090 rtx5090 rtx-pro-6000 mi210 mi250x mi300x mi325x mi355x tpu-v4 tpu-v5e tpu-v5p tpu-v6e
-gaudi3""".split()
+GPUS = [
+    "v100-sxm-32gb", "t4", "a10", "a6000", "a100-sxm-40gb", "a100-sxm-80gb", "a100-pcie-80gb", "l4", "l40s", "h20",
+    "h100-sxm", "h100-pcie", "h200", "h800", "gh200", "b200", "b300", "gb200", "gb300", "rtx3090", "rtx4090",
+    "rtx5090", "rtx-pro-6000", "mi210", "mi250x", "mi300x", "mi325x", "mi355x", "tpu-v4", "tpu-v5e", "tpu-v5p",
+    "tpu-v6e", "gaudi3",
+]  # fmt: skip
 ALIASES = {
-    "H100": "h100-sxm", "nvidia_H100": "h100-sxm", "nvidia_A100": "a100-sxm-40gb", "A100": "a100-sxm-80gb", "RTX4090_GPU": "rtx4090",
+    "H100": "h100-sxm", "nvidia_H100": "h100-sxm", "nvidia_A100": "a100-sxm-40gb", "A100": "a100-sxm-80gb",
+    "RTX4090_GPU": "rtx4090",
     "H200": "h200", "A6000": "a6000", "V100": "v100-sxm-32gb", "RTX3090": "rtx3090", "MI300X": "mi300x",
 }  # fmt: skip
-PRECISIONS = "bf16 fp16 fp32 fp8 fp8-block int8 w8a16 w4a16 int4 mxfp4 nvfp4 int2".split()
+PRECISIONS = [
+    "bf16", "fp16", "fp32", "fp8", "fp8-block", "int8", "w8a16", "w4a16", "int4", "mxfp4", "nvfp4", "int2",
+]  # fmt: skip
 WORDS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "awq": "w4a16", "gptq": "w4a16", "FP8": "fp8"}
 
 # what is written -> the entry it means, and the precision its name declares

@@ -23,7 +23,8 @@ PHASE = {
     "memory_consumption_weight", "memory_consumption_kv_cache", "ops",
 }  # fmt: skip
 OP = {
-    "name", "kind", "count", "shape", "flops", "bytes", "seconds", "share", "bound", "intensity", "efficiency", "origin",
+    "name", "kind", "count", "shape", "flops", "bytes", "seconds", "share", "bound", "intensity", "efficiency",
+    "origin",
     "formula",
 }  # fmt: skip
 
@@ -148,7 +149,8 @@ def test_what_a_diffusion_transformer_has_not_is_null(report: Callable[..., Repo
 def test_the_names_that_engine_people_know(report: Callable[..., Report]) -> None:
     dense = {op.name for op in report("llama-3.1-8b").phases["prefill"].ops}
     assert dense >= {"embed_tokens", "input_layernorm", "qkv_proj", "rope", "attention", "o_proj", "all_reduce",
-                     "post_attention_layernorm", "gate_up_proj", "act_fn", "down_proj", "lm_head", "sampler"}  # fmt: skip
+                     "post_attention_layernorm", "gate_up_proj", "act_fn", "down_proj",
+                     "lm_head", "sampler"}  # fmt: skip
     sparse = {op.name for op in report("deepseek-v2-lite", batch_size=8).phases["decode"].ops}
     assert sparse >= {"router", "experts", "shared_experts"}
 

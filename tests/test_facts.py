@@ -50,8 +50,10 @@ def test_experts_are_read_only_where_a_token_chose_them() -> None:
 
 
 @pytest.mark.parametrize(("model", "per_token"), [
-    ("llama-3.1-8b", 131072), ("deepseek-v3", 1152 * 61), ("llama-2-7b", 2 * 32 * 4096 * 2), ("qwen3-30b-a3b", 48 * 2 * 4 * 128 * 2),
-    ("gpt-oss-20b", 24 * 2 * 8 * 64 * 2), ("mixtral-8x7b-v0.1", 131072), ("qwen2-0.5b", 24 * 2 * 2 * 64 * 2), ("mamba2-2.7b", 0),
+    ("llama-3.1-8b", 131072), ("deepseek-v3", 1152 * 61), ("llama-2-7b", 2 * 32 * 4096 * 2),
+    ("qwen3-30b-a3b", 48 * 2 * 4 * 128 * 2),
+    ("gpt-oss-20b", 24 * 2 * 8 * 64 * 2), ("mixtral-8x7b-v0.1", 131072), ("qwen2-0.5b", 24 * 2 * 2 * 64 * 2),
+    ("mamba2-2.7b", 0),
 ])  # fmt: skip
 def test_cache_bytes_of_a_token(report: Callable[..., Report], model: str, per_token: float) -> None:
     found = report(model, gpu="b300:memory=2e12", kv_cache_dtype="bf16")
@@ -114,7 +116,9 @@ def test_what_is_said_to_fit_does_fit(run: Run, words: tuple[str, ...]) -> None:
     assert ran.code == 1 and ran.json["feasible"] is False
     reason = ran.json["reason"]
     assert f"infeasible: {reason}" in ran.err and re.match(r"needs [\d.]+ .?B of [\d.]+ .?B usable per GPU", reason)
-    assert ran.json["memory"]["total_bytes"] > ran.json["memory"]["usable_bytes"] and ran.json["phases"]["prefill"]["ops"]
+    assert (
+        ran.json["memory"]["total_bytes"] > ran.json["memory"]["usable_bytes"] and ran.json["phases"]["prefill"]["ops"]
+    )
     ways = reason.partition("fits with ")[2]
     for way in ways.split(" or ") if ways else []:
         again = run("analyze", *words, *way.split(), "--json")

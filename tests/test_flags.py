@@ -1,4 +1,4 @@
-"""The flags of ``analyze`` and ``show`` through the command itself: what goes to stdout, to files, and the exit code."""
+"""The flags of ``analyze`` and ``show`` through the command: what goes to stdout and to files, and exit codes."""
 
 from __future__ import annotations
 
@@ -100,7 +100,9 @@ def test_images_run_the_tower_and_lengthen_the_prompt(run: Run) -> None:
     tokens = (448 // 28) ** 2
     more = seeing["memory"]["kv_cache_bytes"] - blind["memory"]["kv_cache_bytes"]
     assert more == tokens * blind["memory"]["kv_bytes_per_token"]
-    names = {op["block"] for op in seeing["phases"]["prefill"]["ops"]} - {op["block"] for op in blind["phases"]["prefill"]["ops"]}
+    names = {op["block"] for op in seeing["phases"]["prefill"]["ops"]} - {
+        op["block"] for op in blind["phases"]["prefill"]["ops"]
+    }
     assert names and seeing["metrics"]["ttft_ms"] > blind["metrics"]["ttft_ms"]
 
 
@@ -145,7 +147,9 @@ def test_eager_attention_moves_the_scores(run: Run) -> None:
 
 
 def test_fusion_removes_elementwise_traffic(run: Run) -> None:
-    apart, fused = (run("analyze", MODEL, flag, "--json").json["phases"]["prefill"] for flag in ("--no-fusion", "--fusion"))
+    apart, fused = (
+        run("analyze", MODEL, flag, "--json").json["phases"]["prefill"] for flag in ("--no-fusion", "--fusion")
+    )
     assert fused["load_act"] < apart["load_act"] and fused["seconds"] < apart["seconds"]
     assert fused["load_weight"] == apart["load_weight"] and fused["OPs"] == apart["OPs"]
 
@@ -189,8 +193,11 @@ def test_show_lists_and_details(run: Run, kind: str, name: str, key: str) -> Non
     rows, one = run("show", kind, "--json").json, run("show", kind, name, "--json").json
     labels = [row.get("name") or row.get("model_type") for row in rows]
     assert name in labels and len(set(labels)) == len(labels) and key in one
-    table, text = run("show", kind), run("show", kind, name)
-    assert (table.code, text.code) == (0, 0) and name in table.out and key in text.out
+    text = run("show", kind, name)
+    assert text.code == 0 and key in text.out
+    if kind == "models":  # all of them take a second to build; the tables of the others will do
+        return
+    assert name in run("show", kind).out
     assert len(list(csv.DictReader(io.StringIO(run("show", kind, "--csv").out)))) == len(rows)
 
 
@@ -202,7 +209,8 @@ def test_show_hardware_publishes_the_keys_of_a_hardware_file(run: Run) -> None:
 
 
 @pytest.mark.parametrize(("args", "code"), [
-    (["analyze", MODEL, "--json"], 0), (["analyze", "llama-3.1-405b", "--json"], 1), (["analyze", "nonsense", "--json"], 2),
+    (["analyze", MODEL, "--json"], 0), (["analyze", "llama-3.1-405b", "--json"], 1),
+    (["analyze", "nonsense", "--json"], 2),
 ])  # fmt: skip
 def test_exit_codes_of_a_real_process(args: list[str], code: int) -> None:
     ran = subprocess.run([sys.executable, "-m", "inferometer", *args], capture_output=True, text=True, timeout=60)

@@ -43,7 +43,9 @@ def test_fewer_bits_are_never_slower(device: Hardware) -> None:
 
 
 def test_memory_in_the_name_is_the_memory(device: Hardware) -> None:
-    stated = [int(word.removesuffix("gb")) for word in device.name.split("-") if word.endswith("gb") and word[:-2].isdigit()]
+    stated = [
+        int(word.removesuffix("gb")) for word in device.name.split("-") if word.endswith("gb") and word[:-2].isdigit()
+    ]
     for number in stated:
         assert number * 1e9 * 0.93 <= device.memory <= number * 2**30 * 1.02
 

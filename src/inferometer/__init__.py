@@ -8,6 +8,11 @@
 from .analyze import analyze
 from .errors import BadFile, BadValue, InferometerError, UnknownName
 from .report import Report
+from .train import train
+from .training_report import TrainReport
 
 __version__ = "0.1.0"
-__all__ = ["BadFile", "BadValue", "InferometerError", "Report", "UnknownName", "__version__", "analyze"]
+__all__ = [
+    "BadFile", "BadValue", "InferometerError", "Report", "TrainReport", "UnknownName", "__version__", "analyze",
+    "train",
+]  # fmt: skip

@@ -5,7 +5,7 @@
     str(wgrad.work.flops)                     # '2·tokens·hidden_size·hidden_size', as of the forward product
     stash(softmax).extra                      # bytes: q, k, v, and the statistics or the scores
 
-A gradient is an operator like any other: the same `Work` fields in formulas over the same names, priced by the same cost
+A gradient is an operator like any other: the same `Work` in formulas over the same names, priced by the same cost
 function. ``grad_bytes`` are those of a weight's gradient, which is accumulated: read, added to, written.
 """
 
@@ -68,8 +68,10 @@ def _linear(op: Op) -> tuple[Op, ...]:
     rows_in, rows_out = m * k * groups, m * n
     gradient = n * k * s.grad_bytes
     dgrad = _derive(
-        op, "dgrad", Work(flops=op.work.flops, weights=op.work.weights, reads=rows_out * inp, writes=rows_in * s.act_bytes),
-        dims={"m": m, "n": k, "k": n, "groups": groups}, shape={"input": (m, n), "weight": (n, k), "output": (m, k * groups)},
+        op, "dgrad",
+        Work(flops=op.work.flops, weights=op.work.weights, reads=rows_out * inp, writes=rows_in * s.act_bytes),
+        dims={"m": m, "n": k, "k": n, "groups": groups},
+        shape={"input": (m, n), "weight": (n, k), "output": (m, k * groups)},
     )  # fmt: skip
     wgrad = _derive(
         op, "wgrad", Work(flops=op.work.flops, reads=(rows_in + rows_out) * inp + gradient, writes=gradient),

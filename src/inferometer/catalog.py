@@ -25,7 +25,7 @@ S = TypeVar("S")
 
 def plain(name: str) -> str:
     """How names are compared: ``plain("RTX4090_GPU")  # 'rtx4090-gpu'``"""
-    return re.sub(r"[\s_/]+", "-", name.strip().lower())
+    return re.sub(r"[\s_/]+", "-", str(name).strip().lower())
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -44,6 +44,11 @@ def convert(data: Mapping[str, Any], kind: type[S], where: str) -> S:
         return msgspec.convert(data, kind)
     except msgspec.ValidationError as error:
         raise BadFile(f"{where}: {error}") from None
+
+
+def figures(name: str, kind: type[S]) -> S:
+    """A table of constants that comes with the package: ``figures("training", Figures)``"""
+    return convert(read_toml(DATA / f"{name}.toml"), kind, name)
 
 
 def names(folder: str) -> list[str]:

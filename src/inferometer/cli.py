@@ -51,6 +51,7 @@ MACHINE = [
     click.option("--micro-batches", type=int, default=0, help="In the pipeline; 0: as many as stages."),
     click.option("--nodes", type=int, help="Machines.  [default: as many as the layout needs]"),
     click.option("--gpus-per-node", type=int, help="GPUs of a machine.  [default: the device's usual]"),
+    click.option("--overlap", type=float, default=0.0, help="Share of communication that runs behind computing."),
     click.option("--interconnect", help="Which link joins the GPUs: nvlink, pcie …  [default: the device's best]"),
     click.option("--efficiency", metavar="X", help="Share of peak: 0.6, or flops=0.7,hbm=0.85,intra=0.8,inter=0.7."),
     click.option("--frontend", default="in-process", help="Where the clock stands: in-process, or at an http client."),
@@ -78,6 +79,34 @@ ENGINE = [
     click.option("--max-num-seqs", type=int, help="Sequences of a step.  [default: the engine's]"),
     click.option("--gpu-memory-utilization", type=float, help="Share of memory the engine takes.  [default: the engine's]"),
     click.option("--block-size", type=int, help="Tokens per KV block.  [default: the engine's]"),
+    click.option("--hf-token", help="For gated configs; HF_TOKEN works too."),
+]
+TRAINING = [
+    click.option("--gpu", default="h100-sxm", help="A name, a TOML file, or name:key=value,… to change figures."),
+    click.option("--engine", default="megatron", help="Whose kernels: megatron, or roofline: the speed of light."),
+    click.option("--global-batch-size", type=int, help="Sequences of a step.  [default: one micro-batch per replica]"),
+    click.option("--micro-batch-size", type=int, default=1, help="Sequences that a replica runs at once."),
+    click.option("--seq-len", metavar="N[,N…]", help="Tokens a sequence, or one number per layer.  [default: 2048]"),
+    click.option("-dp", "--data-parallel-size", type=int, default=1, help="Replicas of the model."),
+    click.option("-tp", "--tensor-parallel-size", type=int, default=1, help="GPUs that share every layer."),
+    click.option("-pp", "--pipeline-parallel-size", type=int, default=1, help="Stages that share the layers."),
+    click.option("-sp", "--sequence-parallel", is_flag=True, help="Norms and residuals split over tp ranks, too."),
+    click.option("--enable-expert-parallel", is_flag=True, help="Spread the experts over all tp × dp ranks."),
+    click.option("--interleave", type=int, default=1, help="Virtual stages of every pipeline stage."),
+    click.option("--zero", type=int, default=0, help="Replicas share: 1 optimizer, 2 and gradients, 3 and weights."),
+    click.option("--recompute", default="none", help="none, selective (attention's core) or full (every layer)."),
+    click.option("--optimizer", default="adamw", help="adamw, sgd or adafactor."),
+    click.option("--precision", default="bf16", help="Of the products: bf16, fp16, fp8, fp32 …"),
+    click.option("--grad-dtype", default="fp32", help="In which gradients are accumulated and summed."),
+    click.option("--dropout", is_flag=True, help="With dropout, as models had it: its masks are kept."),
+    click.option("--attention", help="flash, or eager: scores go through memory.  [default: flash]"),
+    click.option("--tokens", type=float, help="Of the whole training, for days and cost: 1e12."),
+    click.option("--efficiency", metavar="X", help="Share of peak: 0.6, or flops=0.7,hbm=0.85,intra=0.8,inter=0.7."),
+    click.option("--nodes", type=int, help="Machines.  [default: as many as the layout needs]"),
+    click.option("--gpus-per-node", type=int, help="GPUs of a machine.  [default: the device's usual]"),
+    click.option("--overlap", type=float, default=0.0, help="Share of communication that runs behind computing."),
+    click.option("--interconnect", help="Which link joins the GPUs: nvlink, pcie …  [default: the device's best]"),
+    click.option("--routing-skew", type=float, default=0.0, help="0: experts are chosen evenly; 1: always the same."),
     click.option("--hf-token", help="For gated configs; HF_TOKEN works too."),
 ]
 OUTPUT = [
@@ -146,6 +175,32 @@ def analyze(model: str, explain: str | None, plot: str | None, all_ops: bool, as
             click.echo(f"warning: {warning}", err=True)
         if not report.feasible:
             click.echo(f"infeasible: {report.reason}", err=True)
+    return 0 if report.feasible else 1
+
+
+@app.command(epilog=MODEL_HELP)
+@click.argument("model")
+@options(TRAINING)
+@click.option("--all-ops", is_flag=True, help="Show operators with next to no time, too.")
+@options(OUTPUT)
+def train(model: str, all_ops: bool, as_json: bool, as_csv: bool, output: str | None, **words: Any) -> int:
+    """What training costs: step time, memory, utilization, days and dollars, every operator forward and back."""
+    from .catalog import split_gpus
+    from .train import train as priced
+
+    if len(split_gpus(words["gpu"])) > 1:
+        raise BadValue("train looks at one GPU type at a time; give one name to --gpu")
+    report = priced(model, words.pop("gpu"), **words)
+    if as_json or as_csv:
+        deliver(report.to_json() if as_json else report.to_csv(), output)
+        for warning in report.warnings:
+            click.echo(f"warning: {warning}", err=True)
+        if not report.feasible:
+            click.echo(f"infeasible: {report.reason}", err=True)
+    else:
+        from .views.training_view import training
+
+        show_rich(training(report, all_ops), output)
     return 0 if report.feasible else 1
 
 

@@ -2,14 +2,17 @@
 
     h200 = catalog.hardware("h200")
     link, kind = h200.links["nvlink"], style("nvlink", h200.architecture)      # kind: 'nvlink-hopper'
-    seconds("all_reduce", 64e6, 8, link=link, style=kind)                      # 0.00033
+    seconds("all_reduce", 64e6, 8, link=link, style=kind)                      # 0.00031
     algorithm("all_reduce", 65536, 8, link=link, style=kind, engine="vllm")    # 'vllm one-shot'
 
-Every way of doing it is one line: ``start + hops·hop·latency + wire/(bandwidth·efficiency) + own/(bandwidth·copy)``. *hops*
-messages follow one another, *wire* bytes leave each device, and *own* bytes it copies to itself. The first two figures
-of a way are its protocol's (data/collectives.toml, by style of link), the others follow from the collective and the
-ranks. The fastest way is taken. Between nodes a second such line is added for the network: latencies add up, while
-the bytes of both levels flow at the same time, as NCCL pipelines them.
+Every way of doing it is one line:
+
+    start + hops·hop·latency + wire/(bandwidth·efficiency) + own/(bandwidth·copy)
+
+where *hops* messages follow one another, *wire* bytes leave each device and *own* bytes it copies to itself, as the
+collective, the algorithm and the ranks have it; start, hop, efficiency and copy are the protocol's figures, by style
+of link, in data/collectives.toml. The fastest way is taken. Between nodes a second such line joins it for the
+network: latencies add up, while the bytes of both levels flow at the same time, as NCCL pipelines them.
 """
 
 from __future__ import annotations
@@ -19,7 +22,9 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from .catalog import DATA, convert, read_toml
+import msgspec
+
+from . import catalog
 from .errors import UnknownName
 from .spec import Link, Spec
 from .symbols import Value, least, most, scalar
@@ -34,7 +39,9 @@ class Protocol(Spec, frozen=True, kw_only=True):
     hop: float = 0.0  # per message in a row, in latencies of the link
     efficiency: float = 1.0  # share of the link's bandwidth
     copy: float = 0.0  # rate of a device's copy to itself, in bandwidths of the link; 0: there is none
-    sizes: dict[str, tuple[float, float]] = {}  # bytes from, to, by the most ranks it holds for; {}: always
+    sizes: dict[str, tuple[float, float]] = msgspec.field(
+        default_factory=dict
+    )  # bytes from, to, by ranks up to; {}: all
 
 
 class Style(Spec, frozen=True, kw_only=True):
@@ -42,7 +49,7 @@ class Style(Spec, frozen=True, kw_only=True):
 
     ring: dict[str, Protocol]
     pairs: dict[str, Protocol]  # every rank to every other: all-to-all, send and receive
-    tree: dict[str, Protocol] = {}  # between nodes
+    tree: dict[str, Protocol] = msgspec.field(default_factory=dict)  # between nodes
     switch: Protocol | None = None  # the switch adds up (NVLS)
     crowd: float = 0.0  # what n ranks leave each other of a shared path: (2/n)^crowd
     source: str = ""
@@ -54,14 +61,14 @@ class Figures(Spec, frozen=True, kw_only=True):
     names: dict[str, str]  # a link's name, or name-architecture, -> its style
     styles: dict[str, Style]
     engines: dict[str, dict[str, dict[str, Protocol]]]  # engine -> style -> algorithm
-    alike: dict[str, str] = {}  # an engine that was not measured -> one that was
-    source: dict[str, str] = {}
+    alike: dict[str, str] = msgspec.field(default_factory=dict)  # an engine that was not measured -> one that was
+    source: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 @functools.cache
 def figures() -> Figures:
     """data/collectives.toml, read once."""
-    return convert(read_toml(DATA / "collectives.toml"), Figures, "collectives")
+    return catalog.figures("collectives", Figures)
 
 
 def style(name: str, architecture: str = "") -> str:
@@ -83,22 +90,22 @@ def seconds(
 ) -> Value:
     """Seconds of one collective; any of ``size``, ``ranks`` and ``per_node`` may be arrays.
 
-    ``size`` is in bytes and means what NCCL's tests mean by it: the whole tensor. all_reduce, broadcast, send_recv: what a
-    rank holds. all_gather: what a rank holds afterwards. reduce_scatter: what it held before. all_to_all: all that a
-    rank has to give, its own share (1/ranks) included. One rank needs no time, and nor does an empty tensor.
+    ``size`` is in bytes and means what NCCL's tests mean by it, the whole tensor. all_reduce, broadcast and send_recv:
+    what a rank holds. all_gather: what a rank holds afterwards. reduce_scatter: what it held before. all_to_all: all
+    that a rank has to give, its own share (1/ranks) included. One rank needs no time, nor does an empty tensor.
 
-    With ``network`` and ``per_node``, more ranks than ``per_node`` span nodes, each device having one such network link.
-    ``engine`` is whose all-reduce kernels are at hand (``vllm``, ``trtllm``, ``sglang``); others have NCCL's alone.
+    With ``network`` and ``per_node``, more ranks than that span nodes; each device has a network link of its own.
+    send_recv is then between neighbours on two nodes. ``engine`` says whose all-reduce kernels are at hand (``vllm``,
+    ``trtllm``, ``sglang``); others have NCCL's alone.
     """
     best: Value = math.inf
     for way in _ways(kind, size, ranks, link, style, network, per_node, engine):
         best = least(best, way.seconds)
-    busy = (ranks > 1) * (size > 0)
-    if scalar(best, busy):
-        return best if busy else 0.0
+    if scalar(best):
+        return best if ranks > 1 and size > 0 else 0.0
     import numpy as np
 
-    return np.where(busy, best, 0.0)
+    return np.where(np.greater(ranks, 1) & np.greater(size, 0), best, 0.0)
 
 
 def algorithm(
@@ -154,6 +161,8 @@ def _ways(
     nodes: Value = 1.0 if per_node is None or network is None else _ceil(ranks / inside)
     far = data.styles["network"]
     across = nodes > 1
+    if scalar(nodes) and not across:
+        network = None
     share = 1.0 if not near.crowd else least(1.0, (2 / inside) ** near.crowd)
     free = link.bandwidth * share
 
@@ -164,25 +173,24 @@ def _ways(
 
     def joined(fixed: Value, moving: Value, protocol: Protocol, course: _Course) -> Value:
         """A level of the node and one of the network: the start-up costs add up, the bytes flow together."""
-        if network is None or (scalar(across) and not across):
+        if network is None:
             return fixed + moving
-        beyond = protocol.start + course.hops * protocol.hop * network.latency
-        return fixed + across * beyond + most(moving, course.wire / (network.bandwidth * protocol.efficiency))
+        further = protocol.start + course.hops * protocol.hop * network.latency
+        return fixed + across * further + most(moving, course.wire / (network.bandwidth * protocol.efficiency))
 
     if kind in ("all_to_all", "send_recv"):
-        total = inside * nodes
+        beyond = ranks - inside
         for name, protocol in near.pairs.items():
             if kind == "send_recv":  # to a neighbour on the other side, where there is one
                 fixed, moving = cost(protocol, _Course(1.0, size * (1.0 - across)))
                 yield _Way(f"pairs {name}", joined(fixed, moving, far.pairs[name], _Course(1.0, size * across)))
                 continue
-            # LL gives each peer a channel of its own, so that the peers' messages do not queue up
-            out = size / total if name == "LL" else size * (inside - 1) / total
-            fixed, moving = cost(protocol, _Course(inside - 1, out, size / total))
-            yield _Way(
-                f"pairs {name}",
-                joined(fixed, moving, far.pairs[name], _Course(total - inside, size * (total - inside) / total)),
-            )
+            each = size / ranks
+            out = each * (inside - 1)
+            if name == "LL":  # each peer has a channel of its own; all of them share a link that is half full of flags
+                out = most(each, out * 2 * protocol.efficiency)
+            fixed, moving = cost(protocol, _Course(inside - 1, out, each))
+            yield _Way(f"pairs {name}", joined(fixed, moving, far.pairs[name], _Course(beyond, each * beyond)))
         return
 
     turns = 2 if kind == "all_reduce" else 1
@@ -219,7 +227,7 @@ def _only(took: Value, protocol: Protocol, size: Value, ranks: Value, across: Va
     for most_ranks, (low, high) in protocol.sizes.items():
         holds = holds | ((ranks > before) & (ranks <= int(most_ranks)) & (size >= low) & (size <= high))
         before = int(most_ranks)
-    if scalar(holds, across, took):
+    if scalar(took):
         return took if holds and not across else math.inf
     import numpy as np
 

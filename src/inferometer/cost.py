@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from .graph import Block
 from .operators import Op
 from .profiles import Source, Terms
-from .symbols import Env, Expr, Program, Value, constant, evaluate, scalar
+from .symbols import Env, Expr, Program, Value, constant, evaluate, least, scalar
 
 FIELDS = ("flops", "weights", "reads", "writes", "kv_reads", "kv_writes", "sent", "hops")
 MOVED = FIELDS[1:6]  # bytes through the device's memory
@@ -98,7 +98,7 @@ def _answer(op: Op, env: Env, terms: Terms, sources: tuple[Source, ...]) -> tupl
     mine = [source for source in sources if source.kinds is None or op.kind in source.kinds]
     took = mine[0].answer(op, dims, terms)
     origin: Any = mine[0].origin
-    if len(mine) == 1:
+    if len(mine) == 1 or (scalar(took) and took == took):  # not nan: known, and NumPy stays unloaded
         return took, origin
     import numpy as np
 
@@ -126,8 +126,12 @@ def price(block: Block, env: Env, sources: tuple[Source, ...]) -> list[OpCost]:
 
 
 def seconds(blocks: tuple[Block, ...], env: Env, sources: tuple[Source, ...]) -> Value:
-    """The kernels' time of a step, nothing else: what sweeps and simulations ask a million times."""
+    """The kernels' time of a step, nothing else: what sweeps and simulations ask a million times.
+
+    A share ``overlap`` of the shorter of computing and communicating runs behind the other.
+    """
     result: Value = 0.0
+    linked: Value = 0.0
     for block in blocks:
         bound = {**env, **block.dims}
         values = _program(block, brief=True)(bound)
@@ -137,6 +141,15 @@ def seconds(blocks: tuple[Block, ...], env: Env, sources: tuple[Source, ...]) ->
             if scalar(flops, moved, sent, hops) and not (flops or moved or sent):
                 continue
             terms = _terms(op, flops, moved, sent, hops, bound)
-            total = total + _answer(op, bound, terms, sources)[0]
+            took = _answer(op, bound, terms, sources)[0]
+            if op.axis:
+                linked = linked + block.count * took
+            else:
+                total = total + took
         result = result + block.count * total
-    return result
+    return result + linked - hidden(env, result, linked)
+
+
+def hidden(env: Env, computing: Value, linked: Value) -> Value:
+    """Seconds of communication that run behind computing."""
+    return env["overlap"] * least(computing, linked) if env["overlap"] else 0.0

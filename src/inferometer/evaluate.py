@@ -63,6 +63,7 @@ def prepare(model: Model, device: Hardware, engine: Engine, plan: Plan, *, roles
         "routing_skew": plan.routing_skew,
         "eager": 1.0 if plan.attention == "eager" else 0.0,
         "unfused": 0.0 if plan.fusion else 1.0,
+        "overlap": plan.overlap,
         "offload_share": 0.0,
         "kv_offload_share": 0.0,
     }
@@ -72,7 +73,8 @@ def prepare(model: Model, device: Hardware, engine: Engine, plan: Plan, *, roles
         stored = cost.weight_sum(model.blocks, env, "stored") / plan.pipeline_parallel_size
         env["offload_share"] = min(1.0, plan.cpu_offload_bytes / stored)
         model = offloaded(model)
-    return Setup(model, device, engine, plan, env, profiles.sources(engine, efficiency, places), tuple(notes))
+    return Setup(model, device, engine, plan, env, profiles.sources(engine, efficiency, places, device.architecture),
+                 tuple(notes))  # fmt: skip
 
 
 def stages(setup: Setup) -> tuple[Setup, ...]:
@@ -118,8 +120,20 @@ def step_rows(setup: Setup, steps: Step | list[Step]) -> list[OpCost]:
         else:
             env = every[-1] if block.stage == "head" else every[0]
             rows += cost.price(block, env, setup.sources)
+    rows = _overlapped(rows, every[0])
     kernels = sum(row.seconds * row.count for row in rows)
     return [*rows, _host_row(host_seconds(setup, every[0], kernels))]
+
+
+def _overlapped(rows: list[OpCost], env: Env) -> list[OpCost]:
+    """Communication shortened by what runs behind computing."""
+    linked = sum(row.seconds * row.count for row in rows if row.op.axis)
+    computing = sum(row.seconds * row.count for row in rows if not row.op.axis)
+    gone = cost.hidden(env, computing, linked)
+    if not gone:
+        return rows
+    left = 1 - gone / linked
+    return [row._replace(seconds=row.seconds * left) if row.op.axis else row for row in rows]
 
 
 def tower_rows(setup: Setup, step: Step) -> list[OpCost]:

@@ -11,6 +11,7 @@ from .spec import Lora
 from .symbols import minimum
 from .symbols import names as s
 
+LINKS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 USUAL = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")  # what adapters are trained on unless told
 
 
@@ -27,17 +28,25 @@ def _block(block: Block, lora: Lora) -> Block:
     if not any(op.name in lora.targets for op in block.ops):
         return block
     ops: list[Op] = []
-    for op in block.ops:
-        ops.append(op)
+    for index, op in enumerate(block.ops):
         if op.name in lora.targets and op.kind == "linear":
-            ops += _pair(op)
+            before = next((o.name for o in reversed(block.ops[:index]) if o.kind not in ("kv_write", *LINKS)), "")
+            ops += [*_pair(op, op.inputs if op.inputs is not None else (before,)), _reading(op, before)]
+        else:
+            ops.append(op)
     dims = {**block.dims, "lora_rank": lora.rank, "lora_adapters": lora.adapters}
     return msgspec.structs.replace(block, ops=tuple(ops), dims=dims)
 
 
-def _pair(op: Op) -> list[Op]:
+def _reading(op: Op, before: str) -> Op:
+    """The target itself, adding what its adapter found."""
+    inputs = op.inputs if op.inputs is not None else (before,)
+    return msgspec.structs.replace(op, inputs=(*inputs, f"{op.name}_lora_b"))
+
+
+def _pair(op: Op, inputs: tuple[str, ...]) -> list[Op]:
     """Down to the rank and up again; each adapter in the batch has its own weights."""
-    down = linear(f"{op.name}_lora_a", op.dims["k"], s.lora_rank, m=op.dims["m"], role="router", inputs=op.inputs)
+    down = linear(f"{op.name}_lora_a", op.dims["k"], s.lora_rank, m=op.dims["m"], role="router", inputs=inputs)
     up = linear(f"{op.name}_lora_b", s.lora_rank, op.dims["n"], m=op.dims["m"], role="router")
     return [_many(down), _many(up)]
 

@@ -116,6 +116,7 @@ def _handover(model: Model) -> Block:
 class Place(NamedTuple):
     """Where the ranks of an axis sit: over which link, how many to a node, and the network between nodes."""
 
+    name: str
     link: Link
     per_node: float
     network: Link
@@ -123,14 +124,15 @@ class Place(NamedTuple):
 
 def places(plan: Plan, device: Hardware) -> dict[str, Place]:
     """For each axis (tp, ep, pp, dcp) the links that its collectives run over."""
-    link = device.links.get(plan.interconnect or device.interconnect) or Link(bandwidth=16e9)
+    name = plan.interconnect or device.interconnect
+    link = device.links.get(name) or Link(bandwidth=16e9)
     network = device.links.get("network") or Link(bandwidth=25e9, latency=1e-5, devices=65536)
-    domain = max(link.devices, 1) if link.devices > plan.gpus_per_node else plan.gpus_per_node
+    domain = link.devices if link.devices > plan.gpus_per_node else plan.gpus_per_node
     tp, dp = plan.tensor_parallel_size, plan.data_parallel_size
     crosses = plan.pipeline_parallel_size * tp * dp > domain
     return {
-        "tp": Place(link, min(tp, domain), network),
-        "dcp": Place(link, min(plan.decode_context_parallel_size, domain), network),
-        "ep": Place(link, min(tp * dp, domain), network),
-        "pp": Place(network if crosses else link, 2, network),
+        "tp": Place(name, link, min(tp, domain), network),
+        "dcp": Place(name, link, min(plan.decode_context_parallel_size, domain), network),
+        "ep": Place(name, link, min(tp * dp, domain), network),
+        "pp": Place("network", network, 2, network) if crosses else Place(name, link, 2, network),
     }

@@ -7,10 +7,13 @@ kept.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from . import collectives
 from .operators import Op
+from .parallel import Place
 from .spec import Engine, Kernel
 from .symbols import Value, least, most, scalar
 
@@ -82,15 +85,91 @@ def assumed(engine: Engine) -> Source:
     return Source("assumed", answer, note)
 
 
-def sources(
-    engine: Engine, efficiency: dict[str, float] | None = None, places: Mapping[str, object] | None = None
-) -> tuple[Source, ...]:
+def linked(places: Mapping[str, Place], architecture: str, engine: str) -> Source:
+    """Collectives by their own model: the algorithm and protocol that NCCL or the engine would choose."""
+    curves = Curves(places, architecture, engine)
+
+    def answer(op: Op, dims: Callable[[], dict[str, Value]], terms: Terms) -> Value:
+        if scalar(terms.link) and terms.link == 0:
+            return 0.0
+        shape = dims()
+        return most(curves.seconds(op, shape["bytes"], shape["ranks"]), terms.roofline)
+
+    return Source("fitted", answer, curves.note, LINKED - {"host_copy"})
+
+
+class Curves:
+    """Collective times along the message size, eight nodes an octave, straight in log-log between them.
+
+    The model tries every algorithm and protocol; a curve asks it once per node, so that sweeps and simulations do not.
+    """
+
+    NODES = 8
+
+    def __init__(self, places: Mapping[str, Place], architecture: str, engine: str) -> None:
+        self.places, self.engine = places, engine
+        self.styles = {axis: collectives.style(place.name, architecture) for axis, place in places.items()}
+        self.known: dict[tuple[str, str, float, int], float] = {}
+
+    def node(self, op: Op, ranks: float, index: int) -> float:
+        """log₂ of the seconds at message size 2^(index/8)."""
+        key = (op.kind, op.axis, ranks, index)
+        if key not in self.known:
+            place = self.places[op.axis]
+            took = collectives.seconds(_KIND.get(op.kind, op.kind), 2.0 ** (index / self.NODES), ranks, link=place.link,
+                                       style=self.styles[op.axis], network=place.network, per_node=place.per_node,
+                                       engine=self.engine)  # fmt: skip
+            self.known[key] = math.log2(took)
+        return self.known[key]
+
+    def seconds(self, op: Op, size: Value, ranks: Value) -> Value:
+        """Seconds of an operator's collective for a message size and a number of ranks, floats or arrays."""
+        if scalar(size, ranks):
+            if ranks <= 1 or size <= 0:
+                return 0.0
+            place = math.log2(size) * self.NODES
+            low = math.floor(place)
+            a, b = self.node(op, float(ranks), low), self.node(op, float(ranks), low + 1)
+            return 2.0 ** (a + (b - a) * (place - low))
+        import numpy as np
+
+        size, ranks = np.broadcast_arrays(np.asarray(size, float), np.asarray(ranks))
+        group = ranks.astype(np.intp)
+        some = size > 0
+        place = np.log2(size if some.all() else np.where(some, size, 1.0)) * self.NODES
+        low = np.floor(place)
+        index = low.astype(np.intp)
+        first, last = int(index.min()), int(index.max()) + 1
+        present = [int(n) for n in np.flatnonzero(np.bincount(group.ravel()))]
+        row = np.zeros(present[-1] + 1, np.intp)
+        row[present] = np.arange(len(present)) * (last - first + 1)
+        nodes = [self.node(op, float(n), i) if n > 1 else -np.inf for n in present for i in range(first, last + 1)]
+        index += row[group] - first
+        curve = np.array(nodes)
+        a, b = curve[index], curve[index + 1]
+        with np.errstate(invalid="ignore"):
+            took = np.exp2(a + (b - a) * (place - low))
+        return np.where(some & (group > 1), took, 0.0)
+
+    def note(self, op: Op) -> str:
+        """Which link and which model of it."""
+        place = self.places[op.axis]
+        return (f"{op.kind} over {op.axis} on {place.name} ({self.styles[op.axis]}), up to {place.per_node:g} ranks a node, "
+                f"the fastest algorithm and protocol for its size")  # fmt: skip
+
+
+_KIND = {"send": "send_recv"}
+
+
+def sources(engine: Engine, efficiency: dict[str, float] | None = None, places: Mapping[str, Place] | None = None,
+            architecture: str = "") -> tuple[Source, ...]:  # fmt: skip
     """The sources of a request, best first."""
     if efficiency:
         return (given(**efficiency),)
     if not engine.kernels:
         return (ideal(),)
-    return (assumed(engine),)
+    links = (linked(places, architecture, engine.name),) if places else ()
+    return (*links, assumed(engine))
 
 
 def _norm(a: Value, b: Value, p: float) -> Value:

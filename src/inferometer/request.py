@@ -62,6 +62,7 @@ def request(
     lora_adapters: int = 1,
     cpu_offload_gb: float = 0.0,
     enable_chunked_prefill: bool = False,
+    overlap: float = 0.0,
     quantization: str | None = None,
     dtype: str = "auto",
     kv_cache_dtype: str = "auto",
@@ -115,6 +116,8 @@ def request(
     positive("--gpu-memory-utilization", _or(gpu_memory_utilization, 0.9), 1.0)
     if not real(routing_skew) or not 0 <= routing_skew <= 1:
         raise BadValue(f"--routing-skew must be between 0 (uniform) and 1 (always the same experts), not {routing_skew!r}")
+    if not 0 <= overlap <= 1:
+        raise BadValue(f"--overlap must be between 0 (none) and 1 (all that fits behind computing), not {overlap!r}")
     for what, given, allowed in (
         ("--attention", attention, ("flash", "eager")),
         ("--frontend", frontend, ("in-process", "http")),
@@ -136,6 +139,7 @@ def request(
         enable_expert_parallel=enable_expert_parallel,
         sequence_parallel=sequence_parallel,
         enable_chunked_prefill=enable_chunked_prefill,
+        overlap=float(overlap),
         micro_batches=whole("--micro-batches", micro_batches, least=0, most=10**6),
         nodes=whole("--nodes", _or(nodes, -(-used // per_node)), most=10**6),
         gpus_per_node=per_node,
@@ -242,8 +246,10 @@ def factors(value: float | str | Mapping[str, float] | None) -> dict[str, float]
         else:
             pairs = [piece.partition("=") for piece in value.split(",")]
             value = {key.strip(): _fraction(f"--efficiency {key}", number) for key, _, number in pairs}
-    if isinstance(value, int | float):
+    if isinstance(value, int | float) and real(value):
         value = dict.fromkeys(_FACTORS, float(value))
+    if not isinstance(value, Mapping):
+        raise BadValue(f"--efficiency must be a number in (0, 1] or flops=…,hbm=…,intra=…,inter=…, not {value!r}")
     for key, factor in value.items():
         if key not in _FACTORS:
             raise UnknownName("efficiency", key, _FACTORS)

@@ -167,6 +167,7 @@ class Plan(Spec, frozen=True, kw_only=True):
     block_size: int = 16
     routing_skew: float = 0.0
     enable_chunked_prefill: bool = False
+    overlap: float = 0.0  # share of communication that can run behind computing
     cpu_offload_bytes: float = 0.0
     speculation: Speculation | None = None
     lora: Lora | None = None

@@ -12,7 +12,7 @@ from .graph import Block
 from .operators import Op, Work
 from .profiles import Terms
 from .report import Memory, OpRow, Phase
-from .steps import Group, Step
+from .steps import Step
 from .symbols import evaluate
 from .talk import Talk, decode_step, mixed_step, prefill_steps, prompt_seconds, tower_step
 

@@ -10,14 +10,15 @@ Nothing here is priced: blocks go through the cost function that every other ste
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import msgspec
 
+from . import catalog
 from .backward import GATHER, SCATTER, SERVING, backward
-from .catalog import DATA, convert, read_toml
 from .graph import Block, Model
-from .operators import Op, Work, all_gather, all_reduce, reduce_scatter, send
+from .operators import Formula, Op, Work, all_gather, all_reduce, reduce_scatter, send
 from .spec import Spec
 from .symbols import names as s
 
@@ -82,7 +83,7 @@ class Figures(Spec, frozen=True, kw_only=True):
 @functools.cache
 def figures() -> Figures:
     """data/training.toml, read once."""
-    return convert(read_toml(DATA / "training.toml"), Figures, "training")
+    return catalog.figures("training", Figures)
 
 
 class Passes(NamedTuple):
@@ -143,10 +144,10 @@ def _serves(op: Op) -> bool:
     return op.kind in SERVING or op.axis == "dcp" or op.dims.get("m") is s.decode_tokens or op.dims.get("m") == 0
 
 
-def _begins(width: object, rows: object, sequence_parallel: bool) -> Op:
+def _begins(width: Formula, rows: Formula, sequence_parallel: bool) -> Op:
     if sequence_parallel:
         return all_gather(GATHER, width, m=rows)
-    return Op("copy", "copy", Work(), {"bytes": rows * width * s.act_bytes, "ranks": s.tp}, axis="tp")  # type: ignore[operator]
+    return Op("copy", "copy", Work(), {"bytes": rows * width * s.act_bytes, "ranks": s.tp}, axis="tp")
 
 
 def _dropout() -> Op:
@@ -203,22 +204,25 @@ def handover(model: Model, layer: int, interleave: int) -> Block:
 def update(optimizer: Optimizer, *, master: bool) -> Op:
     """The optimizer's pass over its share of the parameters: gradients (twice, for clipping), copies and weights."""
     held = optimizer.states + (optimizer.master if master else 0)
+    read = 2 * s.grad_bytes + held + (0 if master else s.param_bytes)
     size = s.update_params
     return Op("optimizer_step", "optimizer",
-              Work(flops=optimizer.flops * size, reads=size * (2 * s.grad_bytes + held + (0 if master else s.param_bytes)),
+              Work(flops=optimizer.flops * size, reads=size * read,
                    writes=size * (held + s.param_bytes + s.grad_bytes)),
               {"m": size}, shape={"parameters": (size,)})  # fmt: skip
 
 
-def _sized(build: object, name: str, size: object) -> Op:
+def _sized(build: Callable[..., Op], name: str, size: Formula) -> Op:
     """A collective over the replicas of ``size`` bytes, whatever format they are in."""
-    return build(name, size / s.act_bytes, m=1, ranks=s.replicas, axis="dp")  # type: ignore[operator, no-any-return]
+    return build(name, size / s.act_bytes, m=1, ranks=s.replicas, axis="dp")
 
 
 def gradient_sum(zero: int) -> Op:
     """Sum the gradients over replicas: all of them on each rank, or with ZeRO each rank its share."""
     size = s.reduced_params * s.grad_bytes
-    return _sized(reduce_scatter, "reduce_gradients", size) if zero else _sized(all_reduce, "all_reduce_gradients", size)
+    if zero:
+        return _sized(reduce_scatter, "reduce_gradients", size)
+    return _sized(all_reduce, "all_reduce_gradients", size)
 
 
 def weight_gather() -> Op:

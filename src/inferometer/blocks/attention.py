@@ -181,7 +181,8 @@ def indexer(*, hidden_size: int, index_n_heads: int, index_head_dim: int, q_lora
     ]
     ops += both("index_scores", heads=s.index_n_heads, kv_heads=1, qk_dim=s.index_head_dim, v_dim=0,
                 kv_width=key_bytes / s.kv_bytes, inputs=("index_q_proj", "index_weights_proj"))  # fmt: skip
-    ops.append(elementwise("index_topk", 0, extra_reads=8 * (s.prefill_qk + s.decode_qk), inputs=()))
+    ops.append(elementwise("index_topk", 0, extra_reads=8 * (s.prefill_qk + s.decode_qk),
+                           inputs=("index_scores",)))  # fmt: skip
     return Part(tuple(ops), dims)
 
 

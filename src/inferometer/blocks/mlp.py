@@ -75,14 +75,16 @@ def moe(*, hidden_size: int, moe_intermediate_size: int, num_experts: int, num_e
         if latent_norm:
             ops.append(norm("latent_layernorm", width))
         ops.append(linear("latent_up_proj", width, s.hidden_size, role="shared"))
-    if shared_expert_intermediate_size:
+    shared = bool(shared_expert_intermediate_size)
+    if shared:
         dims["shared_expert_intermediate_size"] = shared_expert_intermediate_size
         words = ("shared_experts", "shared_experts_act", "shared_experts")
         ops += _two_layers(words, s.shared_expert_intermediate_size, role="shared", gated=gated, bias=expert_bias,
                            inputs=source)  # fmt: skip
         if shared_gate:
             ops.append(linear("shared_expert_gate", s.hidden_size, 1, role="router", inputs=source))
-    ops.append(all_reduce("all_reduce", s.hidden_size))
+    outputs = ("latent_up_proj" if moe_latent_size else "experts",) + (("shared_experts",) if shared else ())
+    ops.append(all_reduce("all_reduce", s.hidden_size, inputs=outputs))
     if post_norm:
-        ops.append(norm(post_norm, s.hidden_size))
+        ops.append(norm(post_norm, s.hidden_size, inputs=outputs))
     return Part(tuple(ops), dims)

@@ -38,7 +38,7 @@ def build(config: Config, *, family: str = "dit") -> Model:
     after = (
         linear("final_modulation", h, 2 * h, m=s.seqs, role="embed", bias=True, inputs=()),
         norm("norm_final", h, weightless=True, inputs=()),
-        linear("final_linear", h, s.patch_outputs, role="embed", bias=True),
+        linear("final_linear", h, s.patch_outputs, role="embed", bias=True, inputs=("norm_final", "final_modulation")),
     )
     block = dit_block(
         hidden_size=hidden,

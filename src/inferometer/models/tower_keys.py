@@ -54,6 +54,7 @@ def side_of(v: Config) -> tuple[int, int, int]:
 
 
 def text_width(config: Config) -> int:
+    """The language model's hidden size, which images are projected to."""
     return config.text.size("hidden_size", "n_embd", "d_model")
 
 
@@ -68,4 +69,5 @@ def projector(dims: dict[str, int], *parts: Part | Op, label: str = "projector",
 
 
 def last_norm(bias: bool = True) -> Op:
+    """The norm behind a tower's layers."""
     return norm("post_norm", s.hidden_size, m=s.patches, bias=bias, shared=0)

@@ -20,9 +20,11 @@ def _collective(kind: str, name: str, size: Formula, share: Formula, ranks: Form
 
 
 @operator("all_reduce")
-def all_reduce(name: str, width: Formula, *, m: Formula = s.tokens, ranks: Formula = s.tp, axis: str = "tp") -> Op:
+def all_reduce(name: str, width: Formula, *, m: Formula = s.tokens, ranks: Formula = s.tp, axis: str = "tp",
+               inputs: tuple[str, ...] | None = None) -> Op:  # fmt: skip
     """Sum ``m × width`` partial results over ranks: each must send 2·(n-1)/n of the tensor."""
-    return _collective("all_reduce", name, m * width * s.act_bytes, 2 * (ranks - 1) / ranks, ranks, axis, (m, width))
+    share = 2 * (ranks - 1) / ranks
+    return _collective("all_reduce", name, m * width * s.act_bytes, share, ranks, axis, (m, width), inputs)
 
 
 @operator("all_gather")

@@ -234,9 +234,10 @@ def roofline(report: Report) -> Any:
     x0, x1 = max(min(xs) / 2.5, 1e-3), max(xs) * 10
     y0, y1 = max(min([*ys, peak]) / 3, peak * 1e-9), peak * 3.5
     number = len(points)
-    figure = _figure((6.6 if number < 3 else 5.4) * number + 0.6, 6.6, report, "Roofline · the area of a dot is its share of the phase's time")
+    wide = (6.6 if number < 3 else 5.4) * number + 0.6
+    figure = _figure(wide, 6.6, report, "Roofline · the area of a dot is its share of the phase's time")
     panels = figure.subplots(1, number, sharey=True, sharex=True, squeeze=False)[0]
-    figure.subplots_adjust(left=0.78 / figure.get_figwidth(), right=0.985, top=0.845, bottom=0.135, wspace=0.05)
+    figure.subplots_adjust(left=0.78 / wide, right=0.985, top=0.845, bottom=0.135, wspace=0.05)
     panels[0].set(xscale="log", yscale="log", xlim=(x0, x1), ylim=(y0, y1))
     panels[0].set_ylabel("achieved FLOP/s", fontsize=9)
     for axes, (name, ops) in zip(panels, points.items(), strict=True):

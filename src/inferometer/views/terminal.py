@@ -17,6 +17,7 @@ from ..profiles import ORIGINS
 from ..report import Memory, OpRow, Phase, Report
 from ..units import count, percent, seconds, si, size
 
+QUIET = ("host", "wait", "draft")  # rows without work of their own
 BOUND_WORD = {"communication": "link"}
 BOUND_STYLE = {"memory": "cyan", "compute": "yellow", "communication": "magenta", "host": "red"}
 
@@ -155,7 +156,7 @@ def _operators(name: str, phase: Phase, report: Report, every: bool) -> Table:
         table.add_row(
             escape(op.name), f"{op.count:,.0f}", seconds(op.seconds), percent(op.share),
             Text(BOUND_WORD.get(op.bound, op.bound), BOUND_STYLE.get(op.bound, "")), _achieved(op, report),
-            percent(op.efficiency) if op.kind != "host" else "", ORIGINS.get(op.origin, "?"), _shape(op),
+            percent(op.efficiency) if op.bound not in QUIET else "", ORIGINS.get(op.origin, "?"), _shape(op),
         )  # fmt: skip
     hidden = [op for op in phase.ops if op not in shown and op.seconds > 0]
     if hidden:
@@ -165,7 +166,7 @@ def _operators(name: str, phase: Phase, report: Report, every: bool) -> Table:
 
 
 def _achieved(op: OpRow, report: Report) -> str:
-    if not op.seconds or op.kind == "host":
+    if not op.seconds or op.bound in QUIET:
         return ""
     if op.bound == "compute":
         return f"{_unit(op.flops / op.seconds, op.flops / (op.roofline_seconds or op.seconds))}FLOP"
@@ -185,7 +186,7 @@ def _shape(op: OpRow) -> str:
     last = op.shape.get("output") or []
     if len(last) > 1 and last[0] == first[0]:
         last = last[1:]
-    return " → ".join("×".join(f"{v:.6g}" for v in vs) for vs in (first, last) if vs)
+    return " → ".join("×".join(f"{v:.0f}" if v >= 10 else f"{v:.3g}" for v in vs) for vs in (first, last) if vs)
 
 
 def explanation(found: list[Explanation]) -> Group:

@@ -128,8 +128,9 @@ class _Wirer:
         if attends(op):
             waiting = [j for j in self._loose(cached=True) if j not in sources]
             caches = [j for j in waiting if self.ops[j].kind == "kv_write"]
+            twins = [j for j in self.segment if self.ops[j].name == op.name and attends(self.ops[j])]
             if op.name == "attention":
-                kept = caches
+                kept = caches + [e.start for e in self.edges if e.end in twins and e.kept]
                 sources += [j for j in waiting if j not in caches and not attends(self.ops[j])]
             else:
                 kept = caches[-1:]  # an index has a cache of its own, written just before

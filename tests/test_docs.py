@@ -1,0 +1,285 @@
+"""The words of the project stay true: flags are documented, examples run, sums add up, links lead somewhere."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import shlex
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import pytest
+from conftest import ROOT, Ran
+
+from inferometer import analyze, catalog, models
+from inferometer.cli import app
+from inferometer.memory import parameters
+from inferometer.operators import KINDS
+
+Run = Callable[..., Ran]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+class Example(NamedTuple):
+    """A fenced block of a page: its language, its lines, and where it stands."""
+
+    page: str
+    line: int
+    language: str
+    text: str
+
+
+def examples(*languages: str) -> Iterator[Example]:
+    """Every fenced block in one of the languages."""
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for found in re.finditer(r"^```(\w+)\n(.*?)^```$", text, re.M | re.S):
+            if found[1] in languages:
+                yield Example(page.name, text[: found.start()].count("\n") + 1, found[1], found[2])
+
+
+def name(example: object) -> str:
+    return f"{example.page}:{example.line}" if isinstance(example, Example) else str(example)
+
+
+class Command(NamedTuple):
+    """A ``$ inferometer`` line: its arguments, ``# exit code: words`` that it notes, and the lines below it."""
+
+    args: list[str]
+    code: int
+    words: str
+    below: list[str]
+
+
+def commands(example: Example) -> Iterator[Command]:
+    for piece in re.split(r"^\$ ", example.text.replace("\\\n", " "), flags=re.M)[1:]:
+        first, *rest = piece.splitlines()
+        line, _, note = first.partition(" # ")
+        code = re.match(r"exit (\d)(?:: (.*))?$", note)
+        if line.startswith("inferometer "):
+            yield Command(shlex.split(line)[1:], int(code[1]) if code else 0, (code and code[2]) or "", rest)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to run examples in, with the files that the pages show (their first line is their name)."""
+    for example in examples("toml"):
+        title = re.match(r"# (\S+\.toml)\n", example.text)
+        if title:
+            path = tmp_path / title[1]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(example.text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+# ------------------------------------------------------------------ flags and links
+
+
+@pytest.mark.parametrize("command", sorted(app.commands))
+def test_every_flag_is_documented(command: str) -> None:
+    words = "\n".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md"))
+    flags = [
+        f for p in app.commands[command].params if isinstance(p, click.Option) for f in (*p.opts, *p.secondary_opts)
+    ]
+    missing = [flag for flag in flags if not re.search(rf"(?<![\w-]){re.escape(flag)}(?![\w-])", words)]
+    assert not missing, f"docs/*.md do not mention {missing} of inferometer {command}"
+    assert f"inferometer {command}" in words
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    links = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'src="([^"]+)"', text)
+    for link in links:
+        if not link.startswith(("http://", "https://")):
+            target, _, heading = link.partition("#")
+            path = (page.parent / target).resolve() if target else page
+            assert path.exists(), f"{page.name} links to {link}"
+            if heading:
+                titles = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.M)
+                slugs = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+                assert heading in slugs, f"{page.name} links to {link}"
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    missing = [
+        page.name for page in (ROOT / "docs").glob("*.md") if page.name != "README.md" and page.name not in index
+    ]
+    assert not missing
+
+
+def test_pictures_are_small() -> None:
+    for picture in (ROOT / "docs" / "img").iterdir():
+        assert picture.stat().st_size < 150_000, picture.name
+
+
+# ------------------------------------------------------------------ examples
+
+
+@pytest.mark.parametrize("example", list(examples("console")), ids=name)
+def test_commands_run(example: Example, run: Run, folder: Path) -> None:
+    for args, code, words, _ in commands(example):
+        if "--plot" in args:  # pictures take seconds and have tests of their own
+            at = args.index("--plot")
+            del args[at : at + 2]
+        ran = run(*args)
+        assert ran.code == code, f"{shlex.join(args)}: {ran.err or ran.out}"
+        assert words in " ".join((ran.out + ran.err).split()), f"{shlex.join(args)} does not say {words!r}"
+
+
+@pytest.mark.parametrize("example", [e for e in examples("python") if "import inferometer" in e.text], ids=name)
+def test_python_runs(example: Example, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(example.text, f"{example.page}:{example.line}", "exec"), {})
+
+
+def test_the_readme_shows_what_the_command_prints(run: Run) -> None:
+    """Word by word; figures may move with the engine's data, and the operators are a selection."""
+    example = next(e for e in examples("console") if e.page == "README.md" and "time to first token" in e.text)
+    ((args, _, _, shown),) = commands(example)
+
+    def bare(line: str) -> str:
+        return re.sub(r"[\d.,]+|[█▓▒░ ]+", " ", line).strip()
+
+    printed = {bare(line) for line in run(*args).out.splitlines()}
+    lost = [line for line in shown if line.strip() not in ("", "…") and bare(line) not in printed]
+    assert not lost, f"run the command again and paste: {lost}"
+
+
+def test_counts_of_the_readme() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    compared = (ROOT / "docs" / "compared.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| [\w-]+ \| (\d+) cases: ([\d,]+) quantities the same", compared, re.M)
+    same, cases = sum(int(b.replace(",", "")) for _, b in rows), sum(int(a) for a, _ in rows)
+    assert f"{same:,} quantities of {cases} cases" in text
+    have = {"models in the catalogue": catalog.names("models"), "model types": models.families(),
+            "devices with sources": catalog.names("hardware")}  # fmt: skip
+    for words, names in have.items():
+        stated = re.search(rf"over (\d+) {words}", text)
+        assert stated and int(stated[1]) <= len(names) < int(stated[1]) + 50, words
+
+
+# ------------------------------------------------------------------ sums
+
+
+def value(data: Any, path: str) -> float:
+    """``memory.weights_bytes``; after ``ops`` comes an operator's name, and rows of that name are added."""
+    words = path.split(".")
+    for place, word in enumerate(words):
+        if isinstance(data, list):
+            rows = [row for row in data if row["name"] == word]
+            assert rows, f"no operator {word!r} for {path}"
+            return float(sum(row[words[place + 1]] for row in rows))
+        data = data[word]
+    return float(data)
+
+
+def by_hand(formula: str) -> float:
+    """A sum as people write it: ``80 · 2 · (1 - 0.8^4)``"""
+    text = re.sub(r"(?<=\d),(?=\d{3})", "", formula).replace("·", "*").replace("^", "**").replace("−", "-")
+    tree = ast.parse(text.strip(), mode="eval")
+    allowed = (ast.Expression, ast.BinOp, ast.UnaryOp, ast.Constant, ast.operator, ast.unaryop)
+    assert all(isinstance(node, allowed) for node in ast.walk(tree)), f"not a sum: {formula}"
+    return float(eval(compile(tree, "sum", "eval"), {"__builtins__": {}}))
+
+
+SUM = re.compile(r"^  ([\w.]+) [=≈] (.+) ([=≈]) ([\d.,e]+)$")
+
+
+@pytest.mark.parametrize(
+    "example", [e for e in examples("console") if any(map(SUM.match, e.text.splitlines()))], ids=name
+)
+def test_sums_by_hand_are_what_the_command_says(example: Example, run: Run, folder: Path) -> None:
+    """``=`` is right to the digits shown, ``≈`` to 2 %."""
+    for args, code, _, below in commands(example):
+        sums = [found for found in map(SUM.match, below) if found]
+        if not sums:
+            continue
+        ran = run(*args, "--json")
+        assert ran.code == code, ran.err
+        for found in sums:
+            path, formula, sign, text = found[1], found[2], found[3], found[4].replace(",", "")
+            written = float(text)
+            digits = len(text.partition(".")[2]) if "e" not in text else 0
+            slack = 0.5000001 * 10**-digits if sign == "=" else 0.02 * abs(written)
+            assert by_hand(formula) == pytest.approx(written, abs=slack), f"{example.page}: {formula} is not {text}"
+            said = value(ran.json, path)
+            assert said == pytest.approx(written, abs=slack), f"{example.page}: {path} is {said}, not {text}"
+
+
+def test_the_sums_are_found() -> None:
+    lines = [line for e in examples("console") if e.page == "parallelism.md" for line in e.text.splitlines()]
+    assert sum(bool(SUM.match(line)) for line in lines) >= 20, (
+        "the pages lost their sums, or the pattern no longer fits"
+    )
+
+
+def test_the_table_of_precisions() -> None:
+    page = (ROOT / "docs" / "hardware.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`.*?`) \| ([\d.]+) \|", page.partition("## Precisions")[2], re.M)
+    written = {word: float(size) for words, size in rows for word in re.findall(r"`([\w-]+)`", words)}
+    assert written == {k: pytest.approx(p.bytes, rel=1e-3) for k, p in catalog.precisions().items()}
+
+
+# ------------------------------------------------------------------ the worked examples of CONTRIBUTING
+
+
+def contributing(mark: str, language: str) -> str:
+    return next(e.text for e in examples(language) if e.page == "CONTRIBUTING.md" and mark in e.text)
+
+
+def test_adding_a_gpu(folder: Path) -> None:
+    text = contributing("rtx-3080.toml", "toml")
+    path = folder / "rtx-3080.toml"
+    device, written = catalog.hardware(str(path)), tomllib.loads(text)
+    figures = [k for k, v in written.items() if isinstance(v, int | float) and k != "gpus_per_node"]
+    assert not [k for k in (*figures, "flops", *(f"links.{w}" for w in device.links)) if k not in device.source]
+    assert "rtx-3080" not in catalog.names("hardware"), "the example is in the catalogue now: choose another"
+    assert analyze("qwen3-0.6b", gpu=str(path)).feasible
+
+
+def test_adding_a_relative(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = contributing('"granite"', "python").strip().rstrip(",")
+    assert "granite" not in models.families()
+    for key, relative in ast.literal_eval(f"{{{line}}}").items():
+        monkeypatch.setitem(models.RELATIVES, key, relative)
+    granite = {"model_type": "granite", "hidden_size": 4096, "intermediate_size": 12800, "num_hidden_layers": 40,
+               "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 49155}  # fmt: skip
+    found = models.build(granite)
+    assert parameters(found) == 8_170_848_256 and not found.warnings
+
+
+def test_adding_a_family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text, check = contributing("smollm3", "python"), contributing("def test_smollm3", "python")
+    assert "smollm3" not in models.families()
+    (tmp_path / "smollm3.py").write_text(text, encoding="utf-8")
+    monkeypatch.setattr(models, "__path__", [*models.__path__, str(tmp_path)])
+    names: dict[str, Any] = {}
+    exec(compile(check, "CONTRIBUTING.md", "exec"), names)
+    try:
+        names["test_smollm3"]()
+    finally:
+        sys.modules.pop("inferometer.models.smollm3", None)
+
+
+def test_adding_an_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each piece is run where the page says that it belongs."""
+    assert "hadamard" not in KINDS
+    try:
+        for mark, place, word in (('@operator("hadamard")', "operators.dense", "hadamard"),
+                                  ("def rotated_mlp", "blocks.mlp", "rotated_mlp")):  # fmt: skip
+            home = importlib.import_module(f"inferometer.{place}")
+            names = dict(vars(home))
+            exec(compile(contributing(mark, "python"), home.__name__, "exec"), names)
+            monkeypatch.setattr(home, word, names[word], raising=False)
+        names = {}
+        exec(compile(contributing("def test_hadamard", "python"), "CONTRIBUTING.md", "exec"), names)
+        names["test_hadamard"]()
+    finally:
+        KINDS.pop("hadamard", None)

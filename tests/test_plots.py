@@ -1,0 +1,319 @@
+"""The pictures of a report: what they show is what the report says, and every file is a whole one."""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from inferometer.analyze import report_of
+from inferometer.errors import BadFile, BadValue
+from inferometer.graph import Model
+from inferometer.memory import parameters
+from inferometer.report import Report
+from inferometer.request import request
+from inferometer.views.canvas import Scene, bounds, tint
+from inferometer.views.plots import bars, distribution, memory, parameters_by_op, roofline, roofs, write_plots
+from inferometer.views.structure import structure
+from inferometer.views.wiring import ENTRY, EXIT, Part, shown, wire
+
+PNG = b"\x89PNG\r\n\x1a\n"
+PLANS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "dense": ("llama-3.1-8b", "h200", {"batch_size": 8}),
+    "moe": ("qwen3-30b-a3b", "h100-sxm", {}),
+    "latent": ("deepseek-v3", "h200", {"tensor_parallel_size": 8}),
+    "hybrid": ("qwen3-next-80b-a3b", "h200", {"tensor_parallel_size": 2}),
+    "diffusion": ("DiT-XL/2", "a6000", {}),
+    "parallel": ("falcon-40b", "h200", {}),
+    "vision": ("qwen2.5-vl-7b", "h200", {"images": "1x896x896"}),
+    "sparse": ("deepseek-v3.2", "h200", {"tensor_parallel_size": 8}),
+}
+
+
+@functools.cache
+def made(plan: str) -> tuple[Report, Model]:
+    name, gpu, words = PLANS[plan]
+    asked = request(name, gpu, **words)
+    return report_of(asked), asked.model
+
+
+EACH_PHASE = [
+    (plan, phase) for plan in PLANS for phase in ("prefill", "decode") if (plan, phase) != ("diffusion", "decode")
+]
+
+
+def texts(svg: str) -> list[str]:
+    return ["".join(t.itertext()) for t in ET.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
+
+
+def shares(words: list[str]) -> list[float]:
+    """The shares among some words; those too small to be written count as half of the smallest."""
+    found = [re.match(r"(?:\S+  )?(<)?(\d+\.\d|100)%(?:$|  )", w) for w in words]
+    return [0.05 if m[1] else float(m[2]) for m in found if m]
+
+
+def named(part: Part) -> dict[str, list[int]]:
+    """Place by name of the operators that took time."""
+    found: dict[str, list[int]] = {}
+    for i in part.rows:
+        found.setdefault(part.block.ops[i].name, []).append(i)
+    return found
+
+
+def test_every_picture_is_written_and_whole(tmp_path: Path) -> None:
+    report, model = made("dense")
+    files = write_plots(report, tmp_path / "new" / "folder", model)
+    names = {f.name for f in files}
+    assert names == {
+        "distribution_prefill.png", "distribution_decode.png", "roofline.png", "memory.png", "structure_prefill.svg",
+        "structure_prefill.png", "structure_decode.svg", "structure_decode.png",
+    }  # fmt: skip
+    assert {f.name for f in (tmp_path / "new" / "folder").iterdir()} == names  # no temporary file is left
+    for file in files:
+        data = file.read_bytes()
+        if file.suffix == ".png":
+            assert data.startswith(PNG) and data.endswith(b"IEND\xaeB`\x82") and len(data) > 20_000
+        else:
+            assert ET.fromstring(data).tag.endswith("svg") and len(data) > 5_000
+
+
+def test_other_formats_and_what_was_there_before(tmp_path: Path) -> None:
+    report, model = made("diffusion")
+    (tmp_path / "memory.svg").write_text("something else")
+    files = write_plots(report, tmp_path, model, fmt=("svg", "pdf"))
+    assert {f.suffix for f in files} == {".svg", ".pdf"}
+    assert not any("decode" in f.name for f in files)
+    assert ET.parse(tmp_path / "memory.svg").getroot().tag.endswith("svg")
+    assert (tmp_path / "structure_prefill.pdf").read_bytes().startswith(b"%PDF")
+    again = {f: f.read_bytes() for f in files}
+    write_plots(report, tmp_path, model, fmt=("svg",))
+    assert {f: f.read_bytes() for f in files} == again
+
+
+def test_without_the_model_the_rest_is_written(tmp_path: Path) -> None:
+    report, _ = made("diffusion")
+    assert {f.stem for f in write_plots(report, tmp_path)} == {"distribution_prefill", "roofline", "memory"}
+
+
+def test_a_folder_that_cannot_be_made_and_an_unknown_format(tmp_path: Path) -> None:
+    report, model = made("dense")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadFile, match="file"):
+        write_plots(report, tmp_path / "file" / "folder", model)
+    with pytest.raises(BadValue, match="'gif'"):
+        write_plots(report, tmp_path / "x", model, fmt=("gif",))
+    assert not (tmp_path / "x").exists()
+
+
+def test_pyplot_is_left_alone(tmp_path: Path) -> None:
+    import matplotlib
+
+    keys = ("font.size", "axes.spines.top", "text.color", "svg.fonttype")
+    before, loaded = [matplotlib.rcParams[k] for k in keys], "matplotlib.pyplot" in sys.modules
+    write_plots(made("diffusion")[0], tmp_path)
+    assert [matplotlib.rcParams[k] for k in keys] == before
+    assert ("matplotlib.pyplot" in sys.modules) == loaded
+
+
+@pytest.mark.parametrize(("plan", "phase"), EACH_PHASE)
+def test_the_structure_shows_every_operator_and_all_of_the_time(plan: str, phase: str) -> None:
+    report, model = made(plan)
+    words = texts(structure(report, model, phase).svg())
+    ran = [op for op in report.phases[phase].ops if op.seconds > 0]
+    for op in ran:
+        assert any(w == op.name or w.startswith(f"{op.name}  ") for w in words), op.name
+    idle = {op.name for op in report.phases[phase].ops if op.seconds == 0} - {op.name for op in ran}
+    assert not idle & set(words)
+    assert sum(shares(words)) == pytest.approx(100, abs=0.05 * len(ran))
+
+
+@pytest.mark.parametrize(("plan", "phase"), EACH_PHASE)
+def test_every_operator_is_connected_downwards(plan: str, phase: str) -> None:
+    report, model = made(plan)
+    parts, own = shown(model, report.phases[phase])
+    assert {row.kind for row in own} <= {"host"}
+    for part in parts:
+        wiring = wire(part)
+        for edge in wiring.edges:
+            step = wiring.ranks[edge.end] - wiring.ranks[edge.start]
+            assert step > 0 or (edge.kept and step == 0)
+        starts, ends = {e.start for e in wiring.edges}, {e.end for e in wiring.edges}
+        for i in part.rows:
+            assert i in ends
+            assert i in starts or part.block.ops[i].kind == "kv_write" or str(part.block.ops[i].output) == "0"
+        assert ENTRY in starts and EXIT in ends
+
+
+def test_a_layer_is_two_residual_parts_in_a_row() -> None:
+    report, model = made("dense")
+    layer = shown(model, report.phases["prefill"])[0][1]
+    wiring, at = wire(layer), {name: places[0] for name, places in named(layer).items()}
+    joins = sorted(e.end for e in wiring.edges if e.residual)
+    assert [(e.start, e.end) for e in wiring.edges if e.residual] == [(ENTRY, joins[0]), (joins[0], joins[1])]
+    read = {(e.start, e.end) for e in wiring.edges if not e.residual}
+    assert (at["o_proj"], joins[0]) in read and (joins[0], at["post_attention_layernorm"]) in read
+    assert (at["down_proj"], joins[1]) in read and (joins[1], EXIT) in read
+    assert (at["rope"], at["attention"]) in read and (at["rope"], at["kv_cache_write"]) in read
+    assert [e for e in wiring.edges if e.kept] == [(at["kv_cache_write"], at["attention"], True, False)]
+
+
+def test_branches_stand_side_by_side_and_meet() -> None:
+    report, model = made("latent")
+    layer = next(p for p in shown(model, report.phases["decode"])[0] if "experts" in named(p))
+    wiring, at = wire(layer), named(layer)
+    assert wiring.ranks[at["router"][0]] == wiring.ranks[at["shared_experts"][0]]
+    last = at["all_reduce"][-1]
+    assert {e.start for e in wiring.edges if e.end == last} == {at["experts"][0], at["shared_experts"][-1]}
+    assert {e.start for e in wiring.edges if e.end == at["o_proj"][0]} == {at["v_absorb"][0]}
+    attention = {e.start for e in wiring.edges if e.end == at["attention"][0]}
+    assert attention == {at["q_absorb"][0], at["kv_cache_write"][0]}
+
+
+def test_a_parallel_block_has_one_residual_connection() -> None:
+    report, model = made("parallel")
+    layer = shown(model, report.phases["prefill"])[0][1]
+    wiring, at = wire(layer), {name: places[0] for name, places in named(layer).items()}
+    assert len([e for e in wiring.edges if e.residual]) == 1
+    assert {e.end for e in wiring.edges if e.start == ENTRY and not e.residual} == {
+        at["input_layernorm"], at["post_attention_layernorm"],
+    }  # fmt: skip
+
+
+def test_a_hybrid_shows_each_kind_of_layer_once() -> None:
+    report, model = made("hybrid")
+    words = texts(structure(report, model, "decode").svg())
+    assert "×36" in words and "×12" in words
+    assert "A · layers 0–2, 4–6, 8–10 …" in words and "B · layers 3, 7, 11 …" in words
+    assert any("48 layers, in the order (3 × A, B) × 12" in w for w in words)
+    assert words.count("linear_attention") == 1 and words.count("attention") == 1
+
+
+def test_folded_layers_and_shapes_are_written() -> None:
+    report, model = made("dense")
+    words = texts(structure(report, model, "prefill").svg())
+    assert "×32" in words and "layers 0–31" in words
+    assert "weight 4096 × 28672" in words and "8192 × 14336" in words and "8192 × 4096" in words
+
+
+def test_prompts_and_decoding_in_one_step() -> None:
+    asked = request("llama-3.1-8b", "h200", batch_size=8, enable_chunked_prefill=True)
+    layer = shown(asked.model, report_of(asked).phases["mixed"])[0][1]
+    wiring, at = wire(layer), named(layer)
+    first, second = at["attention"]
+    assert wiring.ranks[first] == wiring.ranks[second]
+    assert {e.start for e in wiring.edges if e.end == at["o_proj"][0]} == {first, second}
+
+
+def test_a_pipeline_shows_its_slowest_stage() -> None:
+    asked = request("deepseek-v3", "h200", tensor_parallel_size=4, pipeline_parallel_size=4)
+    words = texts(structure(report_of(asked), asked.model, "decode").svg())
+    assert "the slowest of 4 pipeline stages" in words
+    assert [w for w in words if w.startswith("×")] == ["×15"]
+    assert any(w.startswith("pipeline_wait  ") for w in words)
+
+
+def test_adapters_are_in_the_picture(tmp_path: Path) -> None:
+    asked = request("llama-3.2-1b", "h200", lora_rank=16, output_len=1)
+    files = write_plots(report_of(asked), tmp_path, asked.model, fmt=("svg",))
+    assert "qkv_proj_lora_a" in texts(next(f for f in files if f.name == "structure_prefill.svg").read_text())
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+@pytest.mark.parametrize("plan", ["dense", "latent", "vision"])
+def test_the_distribution_adds_up(plan: str, phase: str) -> None:
+    report, model = made(plan)
+    rows, data = bars(report.phases[phase], parameters_by_op(model)), report.phases[phase]
+    sums = [sum(column) for column in zip(*(row.values for row in rows), strict=True)]
+    assert sums == pytest.approx([report.model.params, data.OPs, data.memory_access, data.seconds], rel=1e-9)
+    assert [row.values[3] for row in rows[:-1]] == sorted((row.values[3] for row in rows[:-1]), reverse=True)
+    figure = distribution(report, phase, parameters_by_op(model))
+    assert len(figure.axes) == 4
+    for axes in figure.axes:
+        assert sum(shares([t.get_text() for t in axes.texts])) == pytest.approx(100, abs=0.05 * len(rows) + 0.01)
+
+
+def test_parameters_by_op_are_all_of_them() -> None:
+    for plan in PLANS:
+        model = made(plan)[1]
+        assert sum(parameters_by_op(model).values()) == pytest.approx(parameters(model))
+    assert parameters_by_op(made("dense")[1])["qkv_proj"] == 32 * 4096 * 6144
+
+
+def test_roofs_are_those_of_the_formats_in_use() -> None:
+    assert roofs(made("dense")[0]) == {"bf16": made("dense")[0].device["flops"]["bf16"]}
+    assert list(roofs(made("latent")[0])) == ["fp8", "bf16"]
+
+
+def test_roofline_has_a_dot_for_every_operator_with_arithmetic_and_none_above_the_roof() -> None:
+    report, _ = made("latent")
+    figure = roofline(report)
+    assert len(figure.axes) == 2
+    for axes, phase in zip(figure.axes, report.phases.values(), strict=True):
+        dots = [(x, y) for c in axes.collections for x, y in c.get_offsets()]
+        assert len(dots) == sum(op.flops > 0 and op.bytes > 0 and op.seconds > 0 for op in phase.ops)
+        bandwidth, peak = report.device["memory_bandwidth"], max(roofs(report).values())
+        assert all(y <= min(x * bandwidth, peak) * 1.0001 for x, y in dots)
+
+
+@pytest.mark.parametrize("plan", ["dense", "latent", "hybrid", "diffusion"])
+def test_labels_of_the_roofline_do_not_overlap(plan: str) -> None:
+    figure = roofline(made(plan)[0])
+    renderer = figure.canvas.get_renderer()
+    for axes in figure.axes:
+        flat = [t for t in axes.texts if not t.get_rotation() and t.get_text()]
+        boxes = [t.get_window_extent(renderer) for t in flat]
+        assert any(w.get_text().endswith("%") for w in flat)
+        for i, a in enumerate(boxes):
+            for b in boxes[:i]:
+                assert not (a.x0 < b.x1 and b.x0 < a.x1 and a.y0 < b.y1 and b.y0 < a.y1)
+
+
+def test_memory_is_one_bar_with_its_limits() -> None:
+    report, _ = made("dense")
+    axes = memory(report).axes[0]
+    widths = [bar.get_width() for bar in axes.patches[:4]]
+    m = report.memory
+    assert widths == [m.weights_bytes, m.kv_cache_bytes, m.activation_bytes, m.overhead_bytes]
+    assert [line.get_xdata()[0] for line in axes.lines] == [m.usable_bytes, m.capacity_bytes]
+    assert sum(shares([re.sub(r".*\((.*)\)", r"\1", t.get_text()) for t in axes.get_legend().texts])) == pytest.approx(
+        100, abs=0.2
+    )
+
+
+def test_memory_says_what_does_not_fit() -> None:
+    asked = request("llama-3.1-70b", "h200")
+    report = report_of(asked)
+    assert any("does not fit: needs" in t.get_text() for t in memory(report).texts)
+
+
+def test_odd_names_are_escaped(tmp_path: Path) -> None:
+    report, model = made("diffusion")
+    name = 'a<b>&"$x$\x07_{'
+    odd = msgspec.structs.replace(report, model=msgspec.structs.replace(report.model, name=name))
+    files = write_plots(odd, tmp_path, model, fmt=("png", "svg"))
+    for file in files:
+        if file.suffix == ".svg":
+            assert ET.parse(file)
+    assert any('a<b>&"$x$ _{' in w for w in texts((tmp_path / "structure_prefill.svg").read_text()))
+
+
+def test_scene_draws_the_same_in_both_ways() -> None:
+    scene = Scene(200, 100, "both")
+    scene.box(10, 10, 50, 20, fill="#eeeeee", radius=4)
+    scene.words(20, 24, "name", bold=True)
+    scene.curve((30, 30), (80, 90), smooth=True)
+    svg, figure = ET.fromstring(scene.svg()), scene.figure()
+    assert [child.tag.split("}")[1] for child in svg] == ["title", "rect", "rect", "text", "path", "polygon"]
+    assert len(figure.axes[0].patches) == 3 and figure.axes[0].texts[0].get_text() == "name"
+    assert tuple(figure.get_size_inches() * 100) == (200, 100)
+
+
+def test_colours() -> None:
+    assert tint("#000000", 0.5) == "#808080" and tint("#0072B2", 1) == "#0072b2"
+    assert list(bounds(["host", "memory", "new"])) == ["memory-bound", "host", "new-bound"]

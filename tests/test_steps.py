@@ -1,0 +1,127 @@
+"""Steps as sums: pairs under every mask against counting them, and prefills that add up whatever the chunks."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inferometer import catalog, models
+from inferometer.evaluate import prepare, step_seconds
+from inferometer.graph import Span
+from inferometer.phases import decode, decode_nodes, prefill
+from inferometer.spec import Plan
+from inferometer.steps import Group, Step, kept, pairs, touched
+
+FULL = {"": Span()}
+SETUP = prepare(
+    models.build(catalog.model("llama-3.1-8b").config), catalog.hardware("h200"), catalog.engine("vllm"), Plan()
+)
+
+
+def seen(span: Span, position: int) -> set[int]:
+    """The positions that a query sees, itself included, counted one by one."""
+    if span.kind == "chunk":
+        return set(range(position // int(span.size) * int(span.size), position + 1))
+    if span.kind == "window":
+        return set(range(max(0, position + 1 - int(span.size)), position + 1))
+    return set(range(position + 1))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sampled_from(["full", "window", "chunk"]), st.integers(1, 40), st.integers(0, 60), st.integers(1, 60))
+def test_pairs_and_entries_are_what_counting_gives(kind: str, size: int, cached: int, new: int) -> None:
+    span = Span() if kind == "full" else Span(kind, size)  # type: ignore[arg-type]
+    queries = [seen(span, position) for position in range(cached, cached + new)]
+    sums = Step((Group(1, new, cached),)).sums({"": span})
+    assert sums["prefill_qk"] == sum(len(q) for q in queries)
+    assert sums["prefill_kv"] == len(set().union(*queries)), "what a step reads of the cache, each entry once"
+    assert sums["prefill_dense"] == new * (cached + new)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 30), st.integers(1, 200))
+def test_a_top_k_query_sees_at_most_k(size: int, n: int) -> None:
+    span = Span("top_k", size)
+    assert pairs(span, n) == sum(min(position + 1, size) for position in range(n))
+    assert touched(span, n - 1, 1) == min(n, size) and kept(span, n) == n, "all are kept, few are read"
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from([2, 4, 8]), st.integers(1, 50))
+def test_a_compressed_cache_has_fewer_entries(ratio: int, blocks: int) -> None:
+    span, n = Span(ratio=ratio), ratio * blocks
+    assert kept(span, n) == touched(span, n - 1, 1) == blocks
+    exact = sum((position + 1) / ratio for position in range(n))
+    assert pairs(span, n) == pytest.approx(exact)
+    narrow = Span("top_k", 3, ratio)
+    assert pairs(narrow, n) <= pairs(span, n) and touched(narrow, n - 1, 1) == min(blocks, 3)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(["window", "top_k", "chunk"]), st.integers(1, 5000), st.integers(1, 5000))
+def test_narrow_attention_is_never_more_work(kind: str, size: int, n: int) -> None:
+    span = Span(kind, size)  # type: ignore[arg-type]
+    assert pairs(span, n) <= pairs(Span(), n) and kept(span, n) <= n
+    if size >= n:
+        assert pairs(span, n) == pairs(Span(), n)
+        assert touched(span, n - 1, 1) == touched(Span(), n - 1, 1) == n
+
+
+workloads = {
+    "batch": st.integers(1, 64), "new": st.integers(1, 9000), "cached": st.integers(0, 3000),
+    "budget": st.integers(1, 9000),
+}  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None)
+@given(**workloads)
+def test_chunks_add_up_to_the_prompts(batch: int, new: int, cached: int, budget: int) -> None:
+    steps = prefill(batch, new, cached, budget=budget)
+    sums = [(step.sums(FULL), often) for step, often in steps]
+
+    def added(key: str) -> float:
+        return float(sum(found[key] * often for found, often in sums))
+
+    assert added("tokens") == pytest.approx(batch * new)
+    assert added("logits") == pytest.approx(batch), "one row of logits a prompt"
+    assert added("prefill_qk") == pytest.approx(batch * (new * cached + new * (new + 1) / 2))
+    assert sum(often for _, often in steps) == math.ceil(batch * new / budget)
+    for step, _ in steps:
+        assert sum(g.seqs * g.new for g in step.groups) <= budget * (1 + 1e-9)
+        assert all(cached <= g.cached + 1e-6 and g.cached + g.new <= cached + new + 1e-6 for g in step.groups if g.seqs)
+
+
+@settings(max_examples=25, deadline=None)
+@given(**workloads)
+def test_linear_work_does_not_depend_on_the_chunks(batch: int, new: int, cached: int, budget: int) -> None:
+    from inferometer.evaluate import step_rows
+
+    def flops(limit: int) -> float:
+        rows = [
+            (row, often) for step, often in prefill(batch, new, cached, budget=limit) for row in step_rows(SETUP, step)
+        ]
+        return float(sum(row.work["flops"] * row.count * often for row, often in rows if row.op.kind == "linear"))
+
+    assert flops(budget) == pytest.approx(flops(10**9))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(*workloads.values()), min_size=1, max_size=4))
+def test_a_million_prefills_are_one_call(points: list[tuple[int, int, int, int]]) -> None:
+    batch, new, cached, budget = (np.array(column, dtype=float) for column in zip(*points, strict=True))
+    together = sum(step_seconds(SETUP, step) * often for step, often in prefill(batch, new, cached, budget=budget))
+    alone = [sum(step_seconds(SETUP, s) * n for s, n in prefill(b, q, c, budget=k)) for b, q, c, k in points]
+    assert together == pytest.approx(alone, rel=1e-9)
+
+
+def test_the_mean_step_of_an_answer_is_the_mean_of_its_steps() -> None:
+    for model in ("llama-3.1-8b", "gemma-3-27b", "gpt-oss-20b"):
+        network = models.build(catalog.model(model).config)
+        setup = prepare(network, catalog.hardware("h200"), catalog.engine("roofline"), Plan())
+        each = [float(step_seconds(setup, decode(4, 1000 + i, 2))) for i in range(0, 999, 2)]
+        mean = sum(float(step_seconds(setup, step)) * weight for step, weight in decode_nodes(network, 4, 1000, 1000))
+        assert mean == pytest.approx(sum(each) / len(each), rel=2e-3), model
