@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from inferometer import catalog
-from inferometer.iteration import stage_times, step_time
 from inferometer.profiles import assumed
 from inferometer.request import request
-from inferometer.trainer import Training, training_of
-from inferometer.training import Recipe
-from inferometer.training_memory import stage_memory
-from inferometer.waves import waves
+from inferometer.training.iteration import stage_times, step_time
+from inferometer.training.memory import stage_memory
+from inferometer.training.passes import Recipe
+from inferometer.training.setup import Training, training_of
+from inferometer.training.waves import waves
 
 SHARED = Path(os.environ.get("INFEROMETER_SHARED", Path(__file__).resolve().parents[2] / "shared"))
 FILE = SHARED / "reference" / "megatron_training.json"

@@ -220,3 +220,10 @@ def test_exit_codes_of_a_real_process(args: list[str], code: int) -> None:
         assert ran.stdout == "" and ran.stderr.count("\n") == 1
     else:
         assert json.loads(ran.stdout)["feasible"] == (code == 0)
+
+
+def test_an_http_client_waits_for_the_server_too(run: Run) -> None:
+    inside, outside = (run("analyze", MODEL, "--frontend", f, "--json").json["metrics"] for f in ("in-process", "http"))
+    more = catalog.engine("vllm").http_overhead * 1e3
+    assert more > 0 and outside["ttft_ms"] == pytest.approx(inside["ttft_ms"] + more)
+    assert outside["tpot_ms"] == inside["tpot_ms"]

@@ -49,7 +49,8 @@ def report_of(asked: Request, phase: str = "all") -> Report:
         model=_model_info(asked),
         device=_device(asked),
         engine={"name": asked.engine.name, "label": asked.engine.label, "version": asked.engine.version},
-        plan=msgspec.to_builtins(asked.plan) | {"gpus": asked.plan.gpus},
+        plan={**msgspec.to_builtins(asked.plan), "gpus": asked.plan.gpus,
+              "placement": parallel.placement(asked.plan, asked.device)},
         workload=msgspec.to_builtins(work),
         feasible=fits and not illegal,
         reason=reason,
@@ -59,7 +60,7 @@ def report_of(asked: Request, phase: str = "all") -> Report:
         phases=priced,
         turns=turns,
         warnings=[*asked.warnings, *setup.notes],
-    )
+    )  # fmt: skip
     report.summary = limits(asked, setup, report)
     return report
 

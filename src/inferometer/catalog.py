@@ -218,6 +218,15 @@ def precision(text: str, what: str = "precision") -> Precision:
     return found
 
 
+def plain_dtype(text: str) -> str:
+    """A number format without quantisation: ``plain_dtype("bfloat16")  # 'bf16'``"""
+    key = plain(text)
+    found = _WORDS.get(key, key)
+    if found not in ("bf16", "fp16", "fp32"):
+        raise UnknownName("dtype", text, ("bf16", "fp16", "fp32"), "(quantisations are set with -q)")
+    return found
+
+
 def usecase(text: str) -> Usecase:
     """``usecase("chatbot")``: typical lengths and what users expect."""
     found = usecases().get(plain(text))
@@ -326,8 +335,8 @@ def _download(repo: str, token: str | None) -> Entry:
     from huggingface_hub import constants, hf_hub_download, logging
 
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    offline = not _reachable(constants.ENDPOINT)
     try:
-        offline = not _reachable(constants.ENDPOINT)
         path = hf_hub_download(repo, "config.json", token=token or os.environ.get("HF_TOKEN"), local_files_only=offline)
     except Exception as error:  # the library raises many kinds: not there, gated, malformed, cut off
         why = "there is no network" if offline else f"{type(error).__name__}"
@@ -344,6 +353,6 @@ def _reachable(url: str) -> bool:
 
     try:
         socket.getaddrinfo(urlsplit(url).hostname, 443)
-    except OSError:
+    except (OSError, UnicodeError):
         return False
     return True

@@ -104,7 +104,7 @@ TRAINING = [
     click.option("--efficiency", metavar="X", help="Share of peak: 0.6, or flops=0.7,hbm=0.85,intra=0.8,inter=0.7."),
     click.option("--nodes", type=int, help="Machines.  [default: as many as the layout needs]"),
     click.option("--gpus-per-node", type=int, help="GPUs of a machine.  [default: the device's usual]"),
-    click.option("--overlap", type=float, default=0.0, help="Share of communication that runs behind computing."),
+    click.option("--overlap", type=float, help="Share of communication behind computing.  [default: dp 0.9, tp 0.5]"),
     click.option("--interconnect", help="Which link joins the GPUs: nvlink, pcie …  [default: the device's best]"),
     click.option("--routing-skew", type=float, default=0.0, help="0: experts are chosen evenly; 1: always the same."),
     click.option("--hf-token", help="For gated configs; HF_TOKEN works too."),
@@ -148,7 +148,7 @@ def analyze(model: str, explain: str | None, plot: str | None, all_ops: bool, as
     if explain is not None:
         from .explain import explain as why
 
-        found = why(asked, explain)
+        found = why(asked, explain, phase)
         if as_json:
             deliver(msgspec.json.format(msgspec.json.encode(found), indent=1), output)
         else:
@@ -186,7 +186,7 @@ def analyze(model: str, explain: str | None, plot: str | None, all_ops: bool, as
 def train(model: str, all_ops: bool, as_json: bool, as_csv: bool, output: str | None, **words: Any) -> int:
     """What training costs: step time, memory, utilization, days and dollars, every operator forward and back."""
     from .catalog import split_gpus
-    from .train import train as priced
+    from .training.verb import train as priced
 
     if len(split_gpus(words["gpu"])) > 1:
         raise BadValue("train looks at one GPU type at a time; give one name to --gpu")
@@ -198,7 +198,7 @@ def train(model: str, all_ops: bool, as_json: bool, as_csv: bool, output: str | 
         if not report.feasible:
             click.echo(f"infeasible: {report.reason}", err=True)
     else:
-        from .views.training_view import training
+        from .views.training import training
 
         show_rich(training(report, all_ops), output)
     return 0 if report.feasible else 1

@@ -28,7 +28,7 @@ class UnknownName(InferometerError):
         if near:
             tail = f"did you mean {' or '.join(near)}?"
         else:
-            shown = ", ".join(names[:12]) + (" …" if len(names) > 12 else "")
+            shown = ", ".join(names[:16]) + (" …" if len(names) > 16 else "")
             tail = f"allowed: {shown}" if names else "none are known"
         super().__init__(f"unknown {what} {str(given)!r}; {tail}{' ' + hint if hint else ''}")
 

@@ -54,9 +54,8 @@ def prepare(model: Model, device: Hardware, engine: Engine, plan: Plan, *, roles
     )
     places = parallel.places(plan, device)
     host = device.links.get("c2c") or device.links.get("pcie") or device.links.get("host") or Link(bandwidth=16e9)
-    links = {axis: place.link for axis, place in places.items()} | {"host": host}
-    env |= {f"{axis}_bandwidth": link.bandwidth for axis, link in links.items()}
-    env |= {f"{axis}_latency": link.latency for axis, link in links.items()}
+    env |= {f"{axis}_bandwidth": place.bandwidth for axis, place in places.items()} | {"host_bandwidth": host.bandwidth}
+    env |= {f"{axis}_latency": place.link.latency for axis, place in places.items()} | {"host_latency": host.latency}
     env |= {
         "memory_bandwidth": device.memory_bandwidth,
         **parallel.sizes(plan, model),

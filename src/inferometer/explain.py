@@ -9,7 +9,7 @@ import msgspec
 from . import cost
 from .cost import FIELDS, OpCost
 from .errors import UnknownName
-from .evaluate import Setup, bound, prepare
+from .evaluate import Setup, bound, prepare, stages
 from .request import Request
 from .steps import Step
 from .symbols import evaluate, text, words
@@ -45,11 +45,12 @@ class Explanation(msgspec.Struct):
     seconds: float
 
 
-def explain(asked: Request, name: str) -> list[Explanation]:
+def explain(asked: Request, name: str, phase: str = "all") -> list[Explanation]:
     """Every place where an operator of that name works: ``explain(request("llama-3.1-8b"), "qkv_proj")``"""
     setup = prepare(asked.model, asked.device, asked.engine, asked.plan, roles=asked.roles,
                     efficiency=asked.efficiency, norm_dtype=asked.norm_dtype)  # fmt: skip
-    names = {op.name for block in asked.model.blocks for op in block.ops}
+    parts = stages(setup)
+    names = {op.name for part in parts for block in part.model.blocks for op in block.ops}
     if name not in names:
         raise UnknownName("operator", name, names)
     talk = conversation(setup, asked.workload)
@@ -60,11 +61,17 @@ def explain(asked: Request, name: str) -> list[Explanation]:
     if asked.model.kind == "decoder" and talk.output_len > 1:
         steps["decode"] = _one(decode_step(setup, talk))
     found: list[Explanation] = []
-    for phase, step in steps.items():
+    for when, step in steps.items():
+        if phase not in ("all", when):
+            continue
         env = bound(setup, step)
-        for block in setup.tower if phase == "vision" else setup.text:
-            rows = cost.price(block, env, setup.sources)
-            found += [_one_op(setup, phase, row, env) for row in rows if row.op.name == name and row.seconds > 0]
+        for part in parts:  # of a pipeline, the first stage that has it
+            blocks = part.tower if when == "vision" else part.text
+            rows = [row for block in blocks for row in cost.price(block, env, setup.sources)]
+            mine = [_one_op(setup, when, row, env) for row in rows if row.op.name == name and row.seconds > 0]
+            found += mine
+            if mine:
+                break
     return found
 
 

@@ -12,6 +12,7 @@ from .symbols import minimum
 from .symbols import names as s
 
 LINKS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+FUSED = {"qkv_proj": 3, "gate_up_proj": 2, "qkv_a_proj": 2}  # products that engines join
 USUAL = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")  # what adapters are trained on unless told
 
 
@@ -45,8 +46,9 @@ def _reading(op: Op, before: str) -> Op:
 
 
 def _pair(op: Op, inputs: tuple[str, ...]) -> list[Op]:
-    """Down to the rank and up again; each adapter in the batch has its own weights."""
-    down = linear(f"{op.name}_lora_a", op.dims["k"], s.lora_rank, m=op.dims["m"], role="router", inputs=inputs)
+    """Down to the rank and up again; a fused product (q, k and v; gate and up) has a way down for each of its parts."""
+    inner = FUSED.get(op.name, 1) * s.lora_rank
+    down = linear(f"{op.name}_lora_a", op.dims["k"], inner, m=op.dims["m"], role="router", inputs=inputs)
     up = linear(f"{op.name}_lora_b", s.lora_rank, op.dims["n"], m=op.dims["m"], role="router")
     return [_many(down), _many(up)]
 

@@ -8,9 +8,8 @@ from .cost import weight_sum
 from .evaluate import Setup, bound
 from .graph import Block, Model
 from .steps import Group, Step, kept
-from .symbols import Env, Expr, Program, Value, constant, evaluate, least, maximum, most
+from .symbols import Expr, Program, Value, constant, evaluate, least, maximum, most
 from .symbols import names as s
-
 
 ALONE = {"tp": 1, "ep": 1, "moe_tp": 1, "sp": 1, "dp": 1, "dcp": 1, "a2a": 1, "gathered": 0}
 

@@ -120,6 +120,17 @@ class Place(NamedTuple):
     link: Link
     per_node: float
     network: Link
+    ranks: int = 1
+    scattered: bool = False  # every rank sends to every other (all-to-all): nothing is added up on the way
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes/s that a rank can send at best: across nodes the network is shared, or adds up what a node sends."""
+        if self.ranks <= self.per_node:
+            return self.link.bandwidth
+        if self.scattered:
+            return min(self.link.bandwidth, self.network.bandwidth / (1 - self.per_node / self.ranks))
+        return min(self.link.bandwidth, self.network.bandwidth * self.per_node)
 
 
 def places(plan: Plan, device: Hardware) -> dict[str, Place]:
@@ -131,8 +142,27 @@ def places(plan: Plan, device: Hardware) -> dict[str, Place]:
     tp, dp = plan.tensor_parallel_size, plan.data_parallel_size
     crosses = plan.pipeline_parallel_size * tp * dp > domain
     return {
-        "tp": Place(name, link, min(tp, domain), network),
+        "tp": Place(name, link, min(tp, domain), network, tp),
         "dcp": Place(name, link, min(plan.decode_context_parallel_size, domain), network),
-        "ep": Place(name, link, min(tp * dp, domain), network),
+        "ep": Place(name, link, min(tp * dp, domain), network, tp * dp, scattered=True),
         "pp": Place("network", network, 2, network) if crosses else Place(name, link, 2, network),
     }
+
+
+def placement(plan: Plan, device: Hardware) -> dict[str, str]:
+    """Where each axis runs, in words: ``{"tp": "8 ranks on nvlink", "pp": "6 stages over the network"}``"""
+    found: dict[str, str] = {}
+    at = places(plan, device)
+    ranks = {"tp": plan.tensor_parallel_size, "dcp": plan.decode_context_parallel_size, "ep": 1, "pp": 1}
+    if plan.data_parallel_size > 1 or plan.enable_expert_parallel:
+        ranks["ep"] = plan.tensor_parallel_size * plan.data_parallel_size
+    for axis, number in ranks.items():
+        if number > 1:
+            place = at[axis]
+            wide = number > place.per_node
+            found[axis] = f"{number} ranks on {place.name}" + (f", {place.per_node:g} a node, network between" if wide else "")
+    if plan.pipeline_parallel_size > 1:
+        name = at["pp"].name
+        where = "over the network" if name == "network" else f"on {name}"
+        found["pp"] = f"{plan.pipeline_parallel_size} stages {where}"
+    return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from . import collectives
 from .operators import Op
@@ -131,6 +131,9 @@ class Curves:
             low = math.floor(place)
             a, b = self.node(op, float(ranks), low), self.node(op, float(ranks), low + 1)
             return 2.0 ** (a + (b - a) * (place - low))
+        return self._many(op, size, ranks)
+
+    def _many(self, op: Op, size: Value, ranks: Value) -> Value:
         import numpy as np
 
         size, ranks = np.broadcast_arrays(np.asarray(size, float), np.asarray(ranks))
@@ -146,9 +149,9 @@ class Curves:
         nodes = [self.node(op, float(n), i) if n > 1 else -np.inf for n in present for i in range(first, last + 1)]
         index += row[group] - first
         curve = np.array(nodes)
-        a, b = curve[index], curve[index + 1]
+        start = curve[index]
         with np.errstate(invalid="ignore"):
-            took = np.exp2(a + (b - a) * (place - low))
+            took = np.exp2(start + (curve[index + 1] - start) * (place - low))
         return np.where(some & (group > 1), took, 0.0)
 
     def note(self, op: Op) -> str:

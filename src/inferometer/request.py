@@ -88,9 +88,7 @@ def request(
     case = catalog.usecase(usecase) if usecase is not None else None
     warnings = [*network.warnings]
 
-    number = network.dtype if dtype == "auto" else catalog.precision(dtype, "dtype").name
-    if number not in ("bf16", "fp16", "fp32"):
-        raise BadValue(f"--dtype must be bf16, fp16 or fp32, not {dtype!r}; quantisations are set with -q")
+    number = network.dtype if dtype == "auto" else catalog.plain_dtype(dtype)
     wanted = catalog.precision(quantization, "quantization").name if quantization is not None else None
     if wanted is None and entry.quantization and not network.quantization:
         wanted = entry.quantization

@@ -165,8 +165,14 @@ def _merge(merged: dict[tuple[int, int], OpRow], row: OpCost, often: float, env:
 
 
 def memory_table(setup: Setup, talk: Talk) -> Memory:
-    """Of the pipeline stage whose GPUs are fullest; max batch counts all replicas."""
-    return max((_stage_memory(stage, talk) for stage in stages(setup)), key=lambda m: m.total_bytes)
+    """Of the pipeline stage whose GPUs are fullest; what fits is what fits on every stage. Max batch counts all replicas."""
+    parts = [_stage_memory(stage, talk) for stage in stages(setup)]
+    fullest = max(parts, key=lambda m: m.total_bytes)
+    for word in ("max_batch_size", "max_batch_size_prefill", "max_batch_size_decode"):
+        setattr(fullest, word, min(getattr(m, word) for m in parts))
+    tokens = [m.max_total_tokens for m in parts if m.max_total_tokens is not None]
+    fullest.max_total_tokens = min(tokens) if tokens else None
+    return fullest
 
 
 def _stage_memory(setup: Setup, talk: Talk) -> Memory:

@@ -153,9 +153,9 @@ def feed_forward(c: Config, *, gated: bool = True, bias: bool = False, dense_wid
     own = {k: v for k, v in options.items() if k in ("pre_norm", "post_norm", "parallel", "inputs")}
 
     def dense() -> Part:
-        width = dense_width or c.size("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size",
-                                      default=4 * c.size("hidden_size", "n_embd", "d_model"))  # fmt: skip
         hidden = c.size("hidden_size", "n_embd", "d_model")
+        usual = None if gated else 4 * hidden  # GPT-2 and its like leave it out and mean four times the width
+        width = dense_width or c.size("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", default=usual)
         return mlp(hidden_size=hidden, intermediate_size=width, gated=gated, bias=bias,
                    norm_bias=bool(options.get("norm_bias")), **own)  # type: ignore[arg-type]  # fmt: skip
 

@@ -20,14 +20,16 @@ SAMPLES = {  # a module of each role, to hold against patterns of excluded modul
 }  # fmt: skip
 _PREFIXES = ("model.layers", "layers", "model.language_model.layers", "language_model.model.layers", "backbone.layers")
 _LAYERS = (7, 20)  # two layers of the regular part; what excludes both excludes the role
-_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
+_DTYPES = {"auto": "bf16", "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
 DTYPES = {**_DTYPES, **{word: word for word in _DTYPES.values()}}
 
 
 def dtype(config: Config) -> str:
     """The number format a config computes in: ``dtype(Config({"torch_dtype": "float16"}))  # 'fp16'``"""
     word = str(config.get("torch_dtype", "dtype", default="bfloat16")).removeprefix("torch.")
-    return DTYPES.get(word, "bf16")
+    if word not in DTYPES:
+        raise BadFile(f"{config.where}: torch_dtype {word!r} is not known; allowed: {', '.join(DTYPES)}")
+    return DTYPES[word]
 
 
 def declared(config: Config) -> tuple[dict[str, str], str]:

@@ -33,12 +33,15 @@ def analysis(report: Report, every: bool = False) -> Group:
     parts: list[Any] = [Text(header(report), style="bold")]
     if not report.feasible:
         parts.append(Text(f"✗ does not work: {report.reason}", style="bold red"))
+    if report.plan["placement"]:
+        layout = " · ".join(f"{axis} {words}" for axis, words in report.plan["placement"].items())
+        parts.append(Text(f"layout: {layout}", style="dim"))
     parts += [Text(report.summary), Text(""), _metrics(report)]
     if report.turns:
         parts.append(_turns(report))
     parts += [Text(""), _memory(report.memory)]
     parts += [_operators(name, phase, report, every) for name, phase in report.phases.items()]
-    origins = {op.origin for phase in report.phases.values() for op in phase.ops}
+    origins = {op.origin for phase in report.phases.values() for op in phase.ops if op.seconds > 0}
     parts.append(Text("origin of each efficiency: " + "  ".join(f"{ORIGINS[o]} {o}" for o in ORIGINS if o in origins), "dim"))
     parts += [Text(f"! {warning}", style="yellow") for warning in report.warnings]
     return Group(*parts)

@@ -1,6 +1,6 @@
 """Gradients of operators, and what each must keep for them, derived from the forward operators one by one.
 
-    from inferometer.backward import backward, stash
+    from inferometer.training.backward import backward, stash
     dgrad, wgrad = backward(linear("o_proj", s.hidden_size, s.hidden_size))
     str(wgrad.work.flops)                     # '2·tokens·hidden_size·hidden_size', as of the forward product
     stash(softmax).extra                      # bytes: q, k, v, and the statistics or the scores
@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from .errors import BadValue
-from .operators import Formula, Op, Work
-from .operators.op import role_bytes
-from .symbols import Expr, constant, minimum
-from .symbols import names as s
+from ..errors import BadValue
+from ..operators import Formula, Op, Work
+from ..operators.op import role_bytes
+from ..symbols import Expr, constant, minimum
+from ..symbols import names as s
 
 SERVING = frozenset({"kv_write", "decode_attention", "sampler"})  # kinds that a training step does not run
 GATHER, SCATTER = "sequence_gather", "sequence_scatter"  # the two halves of an all-reduce under sequence parallelism

@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from . import parallel, profiles
-from .evaluate import Setup, prepare, stages
-from .parallel import Place
-from .request import Request
-from .spec import Link
-from .steps import Group, Step
-from .symbols import evaluate
-from .training import Passes, Recipe, passes_of
+from .. import parallel, profiles
+from ..evaluate import Setup, prepare, stages
+from ..parallel import Place
+from ..request import Request
+from ..spec import Link
+from ..steps import Group, Step
+from ..symbols import evaluate
+from .passes import Passes, Recipe, passes_of
 from .waves import waves
 
 

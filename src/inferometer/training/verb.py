@@ -7,21 +7,22 @@ from typing import Any
 
 import msgspec
 
-from . import iteration, memory, profiles
-from .cost import OpCost
-from .errors import BadValue, UnknownName, positive, real, whole
-from .evaluate import bound
+from .. import memory, profiles
+from ..cost import OpCost
+from ..errors import BadValue, UnknownName, positive, real, whole
+from ..evaluate import bound
+from ..report import ModelInfo, OpRow
+from ..request import TOKENS, Request, numbers, request
+from ..spec import Engine, Plan
+from ..steps import Step
+from ..symbols import evaluate
+from ..units import percent, seconds
+from . import iteration
 from .iteration import StageTime, StepTime
-from .report import ModelInfo, OpRow
-from .request import TOKENS, Request, numbers, request
-from .spec import Engine, Plan
-from .steps import Step
-from .symbols import evaluate
-from .trainer import Training, illegal, steps_of, training_of
-from .training import PRECISIONS, RECOMPUTE, Recipe, figures
-from .training_memory import StageMemory, fits_with, fullest
-from .training_report import Breakdown, TrainMemory, TrainPhase, TrainReport
-from .units import percent, seconds
+from .memory import StageMemory, fits_with, fullest
+from .passes import PRECISIONS, RECOMPUTE, Recipe, figures
+from .report import Breakdown, TrainMemory, TrainPhase, TrainReport
+from .setup import Training, illegal, steps_of, training_of
 
 DAY = 86400.0
 
@@ -46,6 +47,7 @@ def train(
     precision: str = "bf16",
     grad_dtype: str = "fp32",
     dropout: bool = False,
+    overlap: float | None = None,
     tokens: float | None = None,
     attention: str | None = None,
     efficiency: float | str | Mapping[str, float] | None = None,
@@ -75,6 +77,8 @@ def train(
     _one_of("--grad-dtype", grad_dtype, ("fp32", "bf16", "fp16"))
     if tokens is not None:
         positive("--tokens", tokens, 1e18)
+    if overlap is not None and (not real(overlap) or not 0 <= overlap <= 1):
+        raise BadValue(f"--overlap must be between 0 (none) and 1 (all that fits behind computing), not {overlap!r}")
     micro = whole("--micro-batch-size", micro_batch_size, most=10**6)
     each = micro * asked.plan.data_parallel_size
     batch = each if global_batch_size is None else whole("--global-batch-size", global_batch_size, most=10**7)
@@ -85,7 +89,8 @@ def train(
         zero=whole("--zero", zero, least=0, most=3),  # type: ignore[arg-type]
         recompute=recompute,  # type: ignore[arg-type]
         optimizer=optimizer, precision=precision, grad_dtype=grad_dtype,
-        interleave=whole("--interleave", interleave, most=1024), dropout=dropout, tokens=tokens,
+        interleave=whole("--interleave", interleave, most=1024), dropout=dropout, overlap=overlap,
+        tokens=tokens,
     )  # fmt: skip
     if batch % each:
         raise BadValue(f"--global-batch-size {batch:,} does not divide into micro-batches of {micro} on "

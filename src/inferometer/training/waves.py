@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .operators import Op
-from .profiles import Source, Terms, assumed
-from .spec import Engine, Hardware
-from .symbols import Value, most, scalar
+from ..operators import Op
+from ..profiles import Source, Terms, assumed
+from ..spec import Engine, Hardware
+from ..symbols import Value, most, scalar
 
 TILES = ((128, 256), (256, 128))  # the usual large tiles of 16-bit products on tensor cores; the better one is taken
 

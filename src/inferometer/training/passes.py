@@ -15,12 +15,12 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from . import catalog
+from .. import catalog
+from ..graph import Block, Model
+from ..operators import Formula, Op, Work, all_gather, all_reduce, reduce_scatter, send
+from ..spec import Spec
+from ..symbols import names as s
 from .backward import GATHER, SCATTER, SERVING, backward
-from .graph import Block, Model
-from .operators import Formula, Op, Work, all_gather, all_reduce, reduce_scatter, send
-from .spec import Spec
-from .symbols import names as s
 
 RECOMPUTE = ("none", "selective", "full")
 PRECISIONS = ("bf16", "fp16", "fp32", "fp8", "fp8-block", "mxfp8")
@@ -39,6 +39,7 @@ class Recipe(Spec, frozen=True, kw_only=True):
     grad_dtype: str = "fp32"
     interleave: int = 1  # parts of a pipeline stage (virtual stages)
     dropout: bool = False
+    overlap: float | None = None  # share of communication that computation hides; None: data/training.toml's
     tokens: float | None = None  # of the whole training
 
     @property
@@ -84,6 +85,12 @@ class Figures(Spec, frozen=True, kw_only=True):
 def figures() -> Figures:
     """data/training.toml, read once."""
     return catalog.figures("training", Figures)
+
+
+def overlap_of(recipe: Recipe) -> Overlap:
+    """The shares that are hidden: the recipe's own for both axes, or the usual ones."""
+    usual = figures().overlap
+    return usual if recipe.overlap is None else Overlap(dp=recipe.overlap, tp=recipe.overlap, source="--overlap")
 
 
 class Passes(NamedTuple):

@@ -10,17 +10,17 @@ from typing import NamedTuple
 
 import msgspec
 
-from . import memory
+from .. import memory
+from ..evaluate import bound
+from ..graph import Block
+from ..request import Request
+from ..steps import Step
+from ..symbols import Expr, Program, constant
+from ..symbols import names as s
+from ..units import size
 from .backward import kept
-from .evaluate import bound
-from .graph import Block
-from .request import Request
-from .steps import Step
-from .symbols import Expr, Program, constant
-from .symbols import names as s
-from .trainer import Training, has_master, illegal, parameters, steps_of, training_of
-from .training import RECOMPUTE, Recipe, figures
-from .units import size
+from .passes import RECOMPUTE, Recipe, figures
+from .setup import Training, has_master, illegal, parameters, steps_of, training_of
 
 
 class StageMemory(NamedTuple):

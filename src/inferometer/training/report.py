@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from .report import ModelInfo, OpRow
+from ..report import ModelInfo, OpRow
 
 SCHEMA = "inferometer.train/1"
 

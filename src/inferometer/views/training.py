@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..profiles import ORIGINS
-from ..training_report import TrainMemory, TrainPhase, TrainReport
+from ..training.report import TrainMemory, TrainPhase, TrainReport
 from ..units import count, percent, seconds, si, size
 
 PARTS = {

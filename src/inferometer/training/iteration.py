@@ -11,15 +11,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from . import memory
+from .. import memory
+from ..cost import OpCost
+from ..evaluate import step_rows
+from ..graph import Block, Model
+from ..operators import Op
+from ..profiles import LINKED
 from .backward import GATHER
-from .cost import OpCost
-from .evaluate import step_rows
-from .graph import Block, Model
-from .operators import Op
-from .profiles import LINKED
-from .trainer import Training, has_master, parameters, steps_of
-from .training import figures, gradient_sum, handover, passes_of, update, weight_gather
+from .passes import figures, gradient_sum, handover, overlap_of, passes_of, update, weight_gather
+from .setup import Training, has_master, parameters, steps_of
 
 PRODUCTS = frozenset({"linear", "moe", "prefill_attention", "attention_backward", "scan"})  # what FLOPs are counted of
 BESIDE = ("all_reduce_backward", f"{GATHER}_again", f"{GATHER}_backward")  # run beside products of the backward pass
@@ -98,7 +98,7 @@ def _hidden(share: float, comm: float, beside: float) -> float:
 
 
 def _stage_time(training: Training, index: int) -> StageTime:
-    recipe, over = training.recipe, figures().overlap
+    recipe, over = training.recipe, overlap_of(training.recipe)
     ahead, again, back = (_price(training, index, blocks) for blocks in training.passes[index])
     rows = {"forward": ahead, "recompute": again, "backward": back}
     busy = {word: _seconds([r for r in found if r.op.kind not in LINKED]) for word, found in rows.items()}
@@ -129,7 +129,7 @@ def _sends(training: Training, index: int) -> tuple[Block, ...]:
 
 def _sharded_comm(training: Training, index: int, busy: dict[str, float]) -> tuple[float, list[OpCost]]:
     """ZeRO-2 and 3 reduce the gradients of every micro-batch, since no rank keeps them all; 3 gathers weights twice."""
-    over = figures().overlap.dp
+    over = overlap_of(training.recipe).dp
     sums = _collective(training, index, gradient_sum(training.recipe.zero))
     ahead = _collective(training, index, weight_gather()) if training.recipe.zero == 3 else []
     back = _seconds(sums) + _seconds(ahead)
@@ -151,7 +151,7 @@ def _alone(op: Op, **dims: float) -> Block:
 
 def step_time(training: Training, times: list[StageTime]) -> tuple[StepTime, list[OpCost]]:
     """The whole step, and the operators that run once in it."""
-    recipe, over = training.recipe, figures().overlap.dp
+    recipe, over = training.recipe, overlap_of(training.recipe).dp
     slow = max(times, key=lambda t: t.total)
     index, n = times.index(slow), training.micro_batches
     bubble = (sum(t.total for t in times) - slow.total) / recipe.interleave

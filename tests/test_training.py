@@ -1,0 +1,465 @@
+"""Training: gradients as operators, what is kept for them, layouts, and published iterations."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+import itertools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import peers
+import pytest
+from conftest import ROOT, Ran
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from peers import llm_analysis
+
+from inferometer import BadValue, TrainReport, UnknownName, train
+from inferometer.errors import InferometerError
+from inferometer.operators import KINDS, all_gather, all_reduce, attention, linear, norm, reduce_scatter
+from inferometer.symbols import evaluate
+from inferometer.symbols import names as s
+from inferometer.training.backward import SERVING, backward, kept, stash
+from inferometer.training.iteration import PRODUCTS
+from inferometer.training.passes import RECOMPUTE, Recipe, passes_of, trained
+from inferometer.training.waves import fill
+
+Run = Callable[..., Ran]
+SMALL = "smollm2-360m"
+ENV: dict[str, float] = {
+    "tokens": 96, "tp": 4, "sp": 4, "act_bytes": 2, "grad_bytes": 4, "eager": 0, "unfused": 1, "norm_bytes": 2,
+    "kv_bytes": 2, "mlp_weight_bytes": 2, "mlp_input_bytes": 2, "prefill_tokens": 96, "prefill_kv": 96,
+    "prefill_qk": 4656, "prefill_dense": 9216, "prefill_seqs": 1,
+}  # fmt: skip
+
+
+def value(formula: Any, **more: float) -> float:
+    return float(evaluate(formula, {**ENV, **more}))
+
+
+def ops(report: TrainReport, phase: str, name: str, field: str) -> float:
+    return float(sum(getattr(op, field) for op in report.phases[phase].ops if op.name == name))
+
+
+# ------------------------------------------------------------------ operators
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(1, 512), st.integers(1, 512), st.sampled_from(["", "row", "column"]), st.integers(1, 4096))
+def test_gradients_of_a_product(k: int, n: int, shard: str, tokens: int) -> None:
+    """As many FLOPs as the product, each; what one pass reads another has written or kept."""
+    op = linear("proj", k, n, shard=shard)
+    dgrad, wgrad = backward(op)
+    my_k, my_n = k / (4 if shard == "row" else 1), n / (4 if shard == "column" else 1)
+    for found in (dgrad, wgrad):
+        assert value(found.work.flops, tokens=tokens) == value(op.work.flops, tokens=tokens) == 2 * tokens * my_k * my_n
+    assert value(dgrad.work.weights) == value(op.work.weights)
+    assert value(dgrad.work.reads, tokens=tokens) == value(op.work.writes, tokens=tokens)
+    assert value(dgrad.work.writes, tokens=tokens) == value(op.work.reads, tokens=tokens)
+    assert value(wgrad.work.writes) == my_k * my_n * 4
+    assert value(wgrad.work.reads, tokens=tokens) == (my_k + my_n) * tokens * 2 + my_k * my_n * 4
+    assert value(stash(op).input, tokens=tokens) == value(op.work.reads, tokens=tokens)
+    assert (dgrad.kind, wgrad.kind) == ("linear", "linear"), "measured products answer for gradients, too"
+
+
+def test_gradients_of_attention() -> None:
+    """Flash: five products for two, and never the scores; eager: four, and the probabilities are kept."""
+    op = attention("attention", "prefill", heads=8, kv_heads=2, qk_dim=64, v_dim=64)
+    (back,) = backward(op)
+    assert value(back.work.flops) == 2.5 * value(op.work.flops)
+    assert value(back.work.flops, eager=1) == 2 * value(op.work.flops, eager=1)
+    qkv, out, scores = (8 + 2 * 2) * 64 * 96 * 2, 8 * 64 * 96 * 2, 8 * 96 * 96 * 2
+    assert value(back.work.reads) == qkv + 2 * out and value(back.work.writes) == qkv
+    assert value(back.work.reads, eager=1) == qkv + out + 5 * scores
+    assert value(stash(op).extra) == qkv + 8 * 96 * 8 and value(stash(op).output) == out
+    assert value(stash(op).extra, eager=1) - value(stash(op).core, eager=1) == qkv
+    assert value(stash(op).core, eager=1) == scores
+
+
+def test_gradients_of_collectives_are_their_conjugates() -> None:
+    copy = trained_layer(sequence_parallel=False)["copy"]
+    (summed,) = backward(copy)
+    forward = all_reduce("all_reduce", 64)
+    assert summed.kind == "all_reduce" and value(summed.work.sent, hidden_size=64) == value(forward.work.sent)
+    assert backward(forward) == ()
+    assert [op.kind for op in backward(all_gather("logits", 64))] == ["reduce_scatter"]
+    assert [op.kind for op in backward(reduce_scatter("sequence_scatter", 64))] == ["all_gather"]
+    assert [op.kind for op in backward(all_gather("sequence_gather", 64))] == ["all_gather", "reduce_scatter"]
+
+
+def test_a_norm_reads_its_input_again() -> None:
+    op = norm("norm", 64, residual=True)
+    (back,) = backward(op)
+    size = 96 / 4 * 64 * 2
+    assert (value(back.work.reads), value(back.work.writes), value(stash(op).extra)) == (3 * size, size, size)
+
+
+def test_every_kind_can_be_trained_or_is_for_serving() -> None:
+    from inferometer.training.backward import _BACKWARD
+
+    assert set(KINDS) <= set(_BACKWARD) | SERVING | {"host_copy"}
+
+
+def trained_layer(**how: bool) -> dict[str, Any]:
+    from inferometer.catalog import model
+    from inferometer.models import build
+
+    block = next(b for b in build(model("gpt2").config).blocks if b.stage == "layer")
+    return {op.name: op for op in trained(block, **how).ops}
+
+
+def test_the_graph_of_a_step() -> None:
+    """Nothing of serving is left, the loss takes the place of the sampler, every product has two gradients."""
+    from inferometer.catalog import model
+    from inferometer.models import build
+
+    passes = passes_of(build(model("llama-3.1-8b").config), Recipe(recompute="selective"))
+    ahead = [op for block in passes.forward for op in block.ops]
+    assert not [op for op in ahead if op.kind in SERVING or op.axis == "dcp"]
+    assert [op.name for op in ahead][-2:] == ["lm_head", "loss"]
+    assert {op.name for block in passes.recompute for op in block.ops} == {"attention"}
+    back = [op.name for block in passes.backward for op in block.ops]
+    assert back[0] == "loss_backward" and back[-1] == "embed_tokens_wgrad"
+    products = [op.name for op in ahead if op.kind == "linear"]
+    assert products and all(back.count(f"{p}_{g}") == 1 for p in products for g in ("dgrad", "wgrad"))
+
+
+def test_a_tensor_that_two_keep_counts_once() -> None:
+    inputs = ("norm",)
+    ops_ = (norm("norm", 64), linear("a", 64, 8, inputs=inputs), linear("b", 64, 8, inputs=inputs))
+    assert value(kept(ops_)) == value(kept(ops_[:2])) == 2 * 96 * 64 * 2
+
+
+def test_what_megatron_keeps_of_a_layer() -> None:
+    """sbh(10 + 24/t + 5as/ht), or sbh·34/t with sequence parallelism and selective recomputation (arXiv 2205.05198)."""
+    words: dict[str, Any] = {"gpu": "a100-sxm-80gb", "tensor_parallel_size": 8, "attention": "eager", "dropout": True,
+                             "precision": "fp16", "pipeline_parallel_size": 8, "interleave": 3,
+                             "global_batch_size": 64}  # fmt: skip
+    sbh, flying = 2048 * 12288, 96 + 96 * 7 / 24
+    plain = train("gpt-3-175b", **words)
+    assert plain.memory.activation_bytes == flying * sbh * (10 + 24 / 8 + 5 * 96 * 2048 / 12288 / 8) + 8 * sbh
+    thin = train("gpt-3-175b", sequence_parallel=True, recompute="selective", **words)
+    assert thin.memory.activation_bytes == flying * sbh * 34 / 8 + 8 * sbh / 8
+    assert not plain.feasible and thin.feasible
+    exact = 72 * 64 * 96 * 2048 * 12288**2 * (1 + 2048 / 6 / 12288 + 50257 / 12 / 96 / 12288)
+    assert plain.model_flops == pytest.approx(exact, rel=1e-12) == thin.model_flops == plain.hardware_flops
+    assert thin.hardware_flops - thin.model_flops == pytest.approx(64 * 96 * 4 * 2048**2 * 12288, rel=1e-9)
+
+
+def test_waves() -> None:
+    assert fill(2048, 6144, 1, 108) == pytest.approx(384 / 432)
+    assert fill(64, 64, 1, 108) == 1.0, "split along k instead"
+    assert all(0.5 < fill(m, n, 1, 132) <= 1 for m in (512, 4096, 10000) for n in (5000, 8192, 13000))
+
+
+# ------------------------------------------------------------------ properties of a step
+
+LAYOUT = st.fixed_dictionaries({
+    "tensor_parallel_size": st.sampled_from([1, 5]),
+    "pipeline_parallel_size": st.sampled_from([1, 2, 4]),
+    "data_parallel_size": st.sampled_from([1, 2, 8]),
+    "sequence_parallel": st.booleans(),
+    "recompute": st.sampled_from(RECOMPUTE),
+    "zero": st.sampled_from([0, 1, 2, 3]),
+    "attention": st.sampled_from(["flash", "eager"]),
+    "dropout": st.booleans(),
+    "micro_batch_size": st.sampled_from([1, 2]),
+    "global_batch_size": st.just(64),
+    "seq_len": st.sampled_from([512, 1000]),
+})  # fmt: skip
+
+
+@settings(max_examples=12, deadline=None)
+@given(LAYOUT)
+def test_parts_add_up(words: dict[str, Any]) -> None:
+    found = train(SMALL, **words)
+    b, m = found.breakdown, found.memory
+    parts = [getattr(b, word) for word in b.__struct_fields__]
+    assert all(part >= 0 for part in parts) and sum(parts) == pytest.approx(found.step_seconds)
+    held = m.weights_bytes + m.gradients_bytes + m.optimizer_bytes + m.activation_bytes + m.working_bytes
+    assert held + m.overhead_bytes == pytest.approx(m.total_bytes)
+    assert found.step_seconds >= found.roofline_step_seconds > 0
+    assert found.hardware_flops >= found.model_flops * (1 - 1e-12)
+    assert 0 < found.model_flops_utilization <= found.hardware_flops_utilization * (1 + 1e-12) < 1
+    assert found.tokens_per_second * found.step_seconds == pytest.approx(64 * words["seq_len"])
+    comm = {"tp_comm": words["tensor_parallel_size"], "dp_comm": words["data_parallel_size"],
+            "pp_bubble": words["pipeline_parallel_size"], "pp_comm": words["pipeline_parallel_size"]}  # fmt: skip
+    for word, ranks in comm.items():
+        assert (getattr(b, word) > 0) == (ranks > 1), word
+
+
+@settings(max_examples=8, deadline=None)
+@given(LAYOUT)
+def test_more_sharding_and_recomputing_never_takes_more_memory(words: dict[str, Any]) -> None:
+    held = [train(SMALL, **{**words, "zero": stage}).memory for stage in range(4)]
+    assert all(a.total_bytes >= b.total_bytes for a, b in itertools.pairwise(held))
+    found = [train(SMALL, **{**words, "recompute": mode}) for mode in RECOMPUTE]
+    kept_ = [r.memory.activation_bytes + r.memory.working_bytes for r in found]
+    assert all(a >= b for a, b in itertools.pairwise(kept_))
+    assert all(a.step_seconds <= b.step_seconds for a, b in itertools.pairwise(found))
+    assert found[0].breakdown.recompute == 0 < found[1].breakdown.recompute < found[2].breakdown.recompute
+
+
+@settings(max_examples=6, deadline=None)
+@given(LAYOUT)
+def test_layouts_conserve_work(words: dict[str, Any]) -> None:
+    alone = {**words, "tensor_parallel_size": 1, "pipeline_parallel_size": 1, "data_parallel_size": 1}
+    spread, whole = train(SMALL, **words), train(SMALL, **alone)
+    assert spread.model_flops == pytest.approx(whole.model_flops, rel=1e-12)
+    assert spread.hardware_flops == pytest.approx(whole.hardware_flops, rel=1e-12)
+
+
+@settings(max_examples=6, deadline=None)
+@given(LAYOUT, st.floats(1.0, 4.0))
+def test_more_bandwidth_is_never_slower(words: dict[str, Any], more: float) -> None:
+    took = train(SMALL, gpu="h100-sxm", **words).step_seconds
+    for figure in ("memory_bandwidth=3.35e12", "links.nvlink.bandwidth=450e9", "links.network.bandwidth=50e9"):
+        key, _, base = figure.partition("=")
+        assert train(SMALL, gpu=f"h100-sxm:{key}={float(base) * more}", **words).step_seconds <= took * (1 + 1e-12)
+
+
+def test_backward_is_about_twice_forward() -> None:
+    """Exactly twice for products, and so for eager attention; flash computes the scores once more."""
+    found = train("llama-3.1-8b", seq_len=4096)
+    for name in ("qkv_proj", "o_proj", "gate_up_proj", "down_proj", "lm_head"):
+        both = sum(ops(found, "backward", f"{name}_{g}", "flops") for g in ("dgrad", "wgrad"))
+        assert both == 2 * ops(found, "forward", name, "flops")
+    assert 1.95 < found.breakdown.backward / found.breakdown.forward < 2.3
+    assert train("llama-3.1-8b", seq_len=512, attention="eager").hardware_flops == pytest.approx(
+        train("llama-3.1-8b", seq_len=512, attention="eager").model_flops
+    )
+
+
+def test_one_gpu_sends_nothing() -> None:
+    found = train(SMALL, zero=3)
+    assert sum(op.sent for phase in found.phases.values() for op in phase.ops) == 0
+    assert "with -dp 1 it changes nothing" in " ".join(found.warnings)
+
+
+def test_what_replicas_send() -> None:
+    """Gradients of 4 bytes and weights of 2, 7/8 of them from each rank; ZeRO-3 gathers weights in both passes."""
+    words: dict[str, Any] = {"data_parallel_size": 8, "global_batch_size": 32}
+    n = train(SMALL).model.params
+    share = 7 / 8 * n
+
+    def sent(zero: int) -> float:
+        return sum(op.sent for op in train(SMALL, zero=zero, **words).phases["data_parallel"].ops)
+
+    assert sent(0) == pytest.approx(2 * share * 4)
+    assert sent(1) == pytest.approx(share * (4 + 2))
+    assert sent(2) == pytest.approx(share * (4 * 4 + 2))
+    assert sent(3) == pytest.approx(4 * share * (4 + 2 + 2))
+
+
+@pytest.mark.parametrize(("optimizer", "each"), [("adamw", 12), ("sgd", 8), ("adafactor", 4)])
+def test_bytes_per_parameter(optimizer: str, each: int) -> None:
+    found = train(SMALL, optimizer=optimizer, precision="fp16")
+    n = found.model.params
+    m = found.memory
+    assert (m.weights_bytes, m.gradients_bytes, m.optimizer_bytes) == (2 * n, 4 * n, each * n)
+    half = train(SMALL, optimizer=optimizer, precision="fp16", grad_dtype="fp16")
+    assert half.memory.gradients_bytes == 2 * n
+    full = train(SMALL, optimizer=optimizer, precision="fp32")
+    assert full.memory.weights_bytes == 4 * n and full.memory.optimizer_bytes == (each - 4) * n, "no master copy"
+
+
+def test_eight_bit_products_are_faster() -> None:
+    slow, fast = (train("llama-3.1-8b", seq_len=4096, precision=p, recompute="full") for p in ("bf16", "fp8"))
+    assert 1.2 < slow.step_seconds / fast.step_seconds < 2
+    assert "no fp8 units" in " ".join(train("llama-3.1-8b", gpu="a100-sxm-80gb", precision="fp8").warnings)
+
+
+def test_tokens_per_layer() -> None:
+    """Every layer with its own tokens; the same number everywhere is one number."""
+    lengths = [1024] * 4 + [512] * 4 + [256] * 4
+    found = train("gpt2", seq_len=lengths)
+    assert ops(found, "forward", "fc1", "flops") == 2 * 768 * 3072 * sum(lengths)
+    assert ops(found, "backward", "fc1_wgrad", "flops") == ops(found, "forward", "fc1", "flops")
+    assert train("gpt2", seq_len=[512] * 12).step_seconds == pytest.approx(train("gpt2", seq_len=512).step_seconds)
+    longest = train("gpt2", seq_len=1024)
+    assert found.step_seconds < longest.step_seconds and found.memory.activation_bytes < longest.memory.activation_bytes
+    staged = train("gpt2", seq_len=",".join(map(str, lengths)), pipeline_parallel_size=3, global_batch_size=6)
+    assert staged.breakdown.pp_bubble > 0 and staged.model_flops == pytest.approx(6 * found.model_flops)
+
+
+def test_experts_are_replicated_or_spread() -> None:
+    """Spread over all ranks they have no copy to sum gradients with; else every replica has them all."""
+    words: dict[str, Any] = {"data_parallel_size": 8, "recompute": "full", "pipeline_parallel_size": 2}
+    copied, spread = (train("mixtral-8x7b-v0.1", enable_expert_parallel=ep, **words) for ep in (False, True))
+    assert copied.breakdown.ep_comm == 0 < spread.breakdown.ep_comm
+    assert spread.memory.weights_bytes < copied.memory.weights_bytes / 5
+    assert ops(spread, "data_parallel", "all_reduce_gradients", "sent") < 0.1 * ops(
+        copied, "data_parallel", "all_reduce_gradients", "sent"
+    )
+    assert spread.model_flops == pytest.approx(copied.model_flops, rel=1e-9)
+
+
+@pytest.mark.parametrize("model", ["deepseek-v3", "qwen3-next-80b-a3b", "mamba2-2.7b", "dit-xl-2", "gpt-oss-20b",
+                                   "nemotron-h-56b", "gemma-2-9b", "qwen2-vl-7b"])  # fmt: skip
+def test_all_kinds_of_models(model: str) -> None:
+    found = train(model, gpu="b200", recompute="full", data_parallel_size=8, zero=3, enable_expert_parallel=True)
+    assert found.model_flops_utilization > 0.01 and found.memory.total_bytes > 0
+    tokens = found.tokens_per_step
+    assert found.model_flops > 5.5 * tokens * found.model.active_params or model in ("dit-xl-2", "qwen2-vl-7b")
+    assert {op.kind for op in found.phases["backward"].ops} & PRODUCTS
+
+
+# ------------------------------------------------------------------ what does not work
+
+
+def test_infeasible_says_what_would_fit() -> None:
+    found = train("llama-3.1-8b", gpu="a100-sxm-80gb", data_parallel_size=8, seq_len=4096)
+    assert not found.feasible and found.reason
+    ways = found.reason.partition("fits with ")[2].split(" or ")
+    assert {"--zero 2", "-pp 4"} <= set(ways) and found.step_seconds > 0
+    for way in ways:
+        flag, number = way.split()
+        word = {"--zero": "zero", "--recompute": "recompute", "-tp": "tensor_parallel_size",
+                "-pp": "pipeline_parallel_size", "--micro-batch-size": "micro_batch_size"}[flag]  # fmt: skip
+        changed = {word: number if word == "recompute" else int(number)}
+        again = train("llama-3.1-8b", gpu="a100-sxm-80gb", **{"data_parallel_size": 8, "seq_len": 4096, **changed})
+        assert again.feasible, way
+
+
+def test_many_changes_together() -> None:
+    found = train("llama-3.1-8b", gpu="h100-sxm", micro_batch_size=8, seq_len=8192, data_parallel_size=8)
+    assert found.reason and "no single change makes it fit, --recompute full and" in found.reason
+
+
+@pytest.mark.parametrize(("words", "reason"), [
+    ({"tensor_parallel_size": 2}, "15 attention heads do not divide by tp 2"),
+    ({"pipeline_parallel_size": 2, "nodes": 1, "gpus_per_node": 1}, "= 2 GPUs, but 1 × 1 = 1 are there"),
+    ({"pipeline_parallel_size": 2, "interleave": 5, "global_batch_size": 2}, "do not divide into 2 stages × 5"),
+    ({"pipeline_parallel_size": 4, "interleave": 2, "global_batch_size": 6}, "multiples of pp 4, not 6"),
+    ({"interleave": 2}, "needs pipeline stages"),
+])  # fmt: skip
+def test_illegal_layouts(words: dict[str, Any], reason: str) -> None:
+    found = train(SMALL, **words)
+    assert not found.feasible and found.reason and reason in found.reason
+
+
+@pytest.mark.parametrize(("words", "kind", "sentence"), [
+    ({"zero": 4}, BadValue, "--zero must be between 0 and 3"),
+    ({"recompute": "ful"}, UnknownName, "did you mean full?"),
+    ({"optimizer": "adam"}, UnknownName, "adamw"),
+    ({"precision": "w4a16"}, UnknownName, "unknown --precision"),
+    ({"grad_dtype": "fp8"}, UnknownName, "unknown --grad-dtype"),
+    ({"global_batch_size": 10, "data_parallel_size": 4}, BadValue, "give a multiple of 4"),
+    ({"micro_batch_size": 0}, BadValue, "--micro-batch-size must be between 1"),
+    ({"seq_len": "12,x"}, BadValue, "--seq-len must be whole numbers"),
+    ({"seq_len": [8, 8]}, BadValue, "--seq-len has 2 numbers for 32 layers"),
+    ({"tokens": float("nan")}, BadValue, "--tokens must be a positive number"),
+    ({"overlap": 1.5}, BadValue, "--overlap must be between 0"),
+    ({"interleave": 1.5}, BadValue, "--interleave must be a whole number"),
+    ({"efficiency": 2}, BadValue, "--efficiency"),
+    ({"gpu": "h10"}, UnknownName, "unknown GPU"),
+])  # fmt: skip
+def test_bad_requests(words: dict[str, Any], kind: type[InferometerError], sentence: str) -> None:
+    with pytest.raises(kind, match=sentence.replace("?", r"\?")):
+        train(SMALL, **words)
+
+
+# ------------------------------------------------------------------ the command
+
+
+def test_the_command(run: Run, tmp_path: Path) -> None:
+    args = ("train", SMALL, "-dp", "2", "--zero", "1", "--global-batch-size", "8", "--tokens", "1e9")
+    data = run(*args, "--json")
+    assert (data.code, data.json["schema"]) == (0, "inferometer.train/1") and data.err == ""
+    found = train(SMALL, data_parallel_size=2, zero=1, global_batch_size=8, tokens=1e9)
+    assert data.json["step_seconds"] == found.step_seconds and found.days and found.cost
+    assert found.days == pytest.approx(1e9 / found.tokens_per_second / 86400)
+    assert found.cost == pytest.approx(found.days * 24 * 2 * found.device["price_per_hour"])
+    rows = list(csv.DictReader(io.StringIO(run(*args, "--csv").out)))
+    assert {row["phase"] for row in rows} == {"forward", "backward", "data_parallel", "optimizer"}
+    shown = run(*args)
+    assert shown.code == 0 and "gate_up_proj_wgrad" in shown.out and "model FLOPs utilization" in shown.out
+    file = tmp_path / "report.json"
+    assert run(*args, "--json", "-o", str(file)).out == "" and file.stat().st_size > 1000
+
+
+def test_exit_codes(run: Run) -> None:
+    assert run("train", SMALL, "-tp", "7", "--json").code == 1
+    bad = run("train", SMALL, "--zero", "9")
+    assert bad.code == 2 and bad.out == "" and bad.err == "inferometer: --zero must be between 0 and 3, not 9\n"
+
+
+# ------------------------------------------------------------------ others' figures
+
+
+def _benchmark() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("bench_training", ROOT / "benchmarks" / "training.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["bench_training"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_published_iterations_and_memory(shared: Path) -> None:
+    """Megatron-LM on A100: one curve for all rows; docs/accuracy.md says what the code says."""
+    bench = _benchmark()
+    rows = bench.iterations(bench.published())
+    errors = [abs(row.error) for row in rows]
+    assert len(errors) == 8 and sum(errors) / 8 < 0.025 and max(errors) < 0.04
+    page = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
+    section = page.partition("<!-- training:begin -->\n")[2].partition("<!-- training:end -->")[0]
+    assert section == bench.markdown(), "run benchmarks/training.py and paste"
+
+
+TRAIN_CASES = [c["id"] for c in peers.cases("llm_analysis") if c["kind"] == "train"] if (
+    peers.path("llm_analysis").is_file()) else []  # fmt: skip
+
+
+@pytest.mark.parametrize("case_id", TRAIN_CASES)
+def test_llm_analysis(case_id: str) -> None:
+    """Parameters, weights, gradients, optimizer, FLOPs and activations of its training cases, where it is right."""
+    case = next(c for c in peers.cases("llm_analysis") if c["id"] == case_id)
+    i, o, m = case["inputs"], case["outputs"], case["model_config"]
+    mode = {"NONE": "none", "ATTN_COMPUTE": "selective", "FULL": "full"}.get(o["activation_recomputation"])
+    tp, pp, micro = i.get("tp_size", 1), i.get("pp_size", 1), o["batch_size_per_gpu"]
+    zero = {"NONE": 0, "STAGE_1": 1, "STAGE_2": 2, "STAGE_3": 3}[o["ds_zero"]]
+    found = train(
+        llm_analysis.model(case), gpu="a100-sxm-80gb", precision="fp16", attention="eager", zero=zero,
+        seq_len=i["seq_len"], data_parallel_size=o["dp_size"], tensor_parallel_size=tp, pipeline_parallel_size=pp,
+        micro_batch_size=micro,
+        global_batch_size=o["global_batch_size"], recompute=mode or "none", sequence_parallel=tp > 1,
+    )  # fmt: skip
+    assert found.model.params == o["num_params_total"]
+    layers, hidden = m["num_layers"], m["hidden_dim"]
+    passed = o["gradient_accumulation_steps"] * o["dp_size"]
+    head = 2 * micro * i["seq_len"] * hidden * m["vocab_size"]  # its full recomputation runs the head again, too
+    if mode:
+        again = head if mode == "full" else 0
+        assert found.hardware_flops / passed + again == pytest.approx(o["num_flops_total_per_micro_batch"], rel=1e-12)
+    if pp == 1:
+        held = found.memory
+        assert held.optimizer_bytes == o["optimizer_state_memory_per_gpu"]
+        assert held.gradients_bytes == o["gradient_memory_per_gpu"]
+        if zero < 3:
+            assert held.weights_bytes == o["weight_memory_per_gpu"]
+    if mode == "full":
+        ends = 2 * micro * i["seq_len"] * (hidden * 2 + m["vocab_size"] * 2)  # final norm, head's input, fp32 logits
+        theirs = o["activation_memory_layernorm_per_gpu"]
+        assert found.memory.activation_bytes - ends == theirs == layers * 2 * micro * i["seq_len"] * hidden
+    elif mode and tp == 1:  # 18 sbh of the MLP as ours; norms in fp32 there, in 16 bit here
+        mlp, norms = o["activation_memory_mlp_per_gpu"], o["activation_memory_layernorm_per_gpu"]
+        sbh = micro * i["seq_len"] * hidden
+        assert mlp == layers * 18 * sbh and norms == layers * 8 * sbh
+        flash = train(llm_analysis.model(case), gpu="a100-sxm-80gb", precision="fp16", seq_len=i["seq_len"],
+                      micro_batch_size=micro)  # fmt: skip
+        ends = 2 * micro * i["seq_len"] * (hidden * 2 + m["vocab_size"] * 2)
+        statistics = layers * micro * i["seq_len"] * m["n_head"] * 8
+        assert flash.memory.activation_bytes == layers * (18 + 4 + 10) * sbh + ends + statistics
+
+
+def test_names_are_the_graphs(run: Run) -> None:
+    """The formula that people read has the names of the step and the config."""
+    found = train(SMALL)
+    op = next(op for op in found.phases["backward"].ops if op.name == "down_proj_wgrad")
+    assert "grad_bytes" in op.formula and "intermediate_size" in op.formula and str(s.tokens) in op.formula
