@@ -60,7 +60,7 @@ def main() -> None:
         slow = (time.perf_counter() - began) / SCALAR * POINTS
         worst = float(np.max(np.abs(np.array(slow_out) / out[:SCALAR] - 1)))
         print(f"{name:8} {POINTS / fast:12,.0f} points/s  ({fast:.2f} s for {POINTS:,})", end="")
-        print(f"   scalar loop {POINTS / slow:8,.0f} points/s   ratio {slow / fast:,.0f}x   largest difference {worst:.1e}")
+        print(f"   scalar loop {POINTS / slow:8,.0f} points/s   ratio {slow / fast:,.0f}x   difference {worst:.1e}")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,14 @@ from inferometer.spec import Plan
 from inferometer.steps import Group, Step
 from inferometer.symbols import evaluate
 
-NAMES = ["llama-3.1-8b", "qwen3-30b-a3b", "deepseek-v3", "qwen3-next-80b-a3b", "gpt-oss-120b", "nemotron-3-nano-30b-a3b"]
+NAMES = [
+    "llama-3.1-8b",
+    "qwen3-30b-a3b",
+    "deepseek-v3",
+    "qwen3-next-80b-a3b",
+    "gpt-oss-120b",
+    "nemotron-3-nano-30b-a3b",
+]
 DECODE, PREFILL = Step((Group(64, 1, 2000, 1, True),)), Step((Group(4, 1024, 0),))
 
 
@@ -135,10 +142,19 @@ def test_better_hardware_is_never_slower(key: str, plan: dict[str, Any]) -> None
     [
         ({"model": "qwen2.5-7b", "tensor_parallel_size": 8}, "28 attention heads do not divide by tp 8"),
         ({"model": "llama-3.1-8b", "pipeline_parallel_size": 33}, "pp 33 needs at least 33 layers"),
-        ({"model": "llama-3.1-8b", "tensor_parallel_size": 4, "nodes": 1, "gpus_per_node": 2}, "= 4 GPUs, but 1 × 2 = 2"),
-        ({"model": "deepseek-v3", "data_parallel_size": 7, "enable_expert_parallel": True}, "256 experts do not divide"),
+        (
+            {"model": "llama-3.1-8b", "tensor_parallel_size": 4, "nodes": 1, "gpus_per_node": 2},
+            "= 4 GPUs, but 1 × 2 = 2",
+        ),
+        (
+            {"model": "deepseek-v3", "data_parallel_size": 7, "enable_expert_parallel": True},
+            "256 experts do not divide",
+        ),
         ({"model": "llama-3.1-8b", "tensor_parallel_size": 4, "decode_context_parallel_size": 3}, "must divide tp 4"),
-        ({"model": "llama-3.1-8b", "tensor_parallel_size": 8, "decode_context_parallel_size": 2}, "ranks that share a KV"),
+        (
+            {"model": "llama-3.1-8b", "tensor_parallel_size": 8, "decode_context_parallel_size": 2},
+            "ranks that share a KV",
+        ),
     ],
 )
 def test_illegal_layouts_say_why(words: dict[str, Any], why: str) -> None:
@@ -151,7 +167,9 @@ def test_deepseek_on_4090s_and_on_h200s_fits_for_the_right_reason() -> None:
     small = inferometer.analyze("deepseek-v3", gpu="rtx4090", nodes=6, tensor_parallel_size=8, pipeline_parallel_size=6,
                                 quantization="fp8")  # fmt: skip
     assert small.feasible and small.plan["gpus"] == 48
-    assert 671e9 / 48 < small.memory.weights_bytes < 671e9 / 48 * 1.25  # an even share, uneven stages, replicated latents
+    assert (
+        671e9 / 48 < small.memory.weights_bytes < 671e9 / 48 * 1.25
+    )  # an even share, uneven stages, replicated latents
     wide = inferometer.analyze("deepseek-v3", gpu="h200", nodes=4, data_parallel_size=32, enable_expert_parallel=True,
                                batch_size=1024)  # fmt: skip
     assert wide.feasible
@@ -194,7 +212,7 @@ def test_lora_adds_exactly_its_products() -> None:
     plain = inferometer.analyze("llama-3.1-8b", gpu="h200", batch_size=8)
     tuned = inferometer.analyze("llama-3.1-8b", gpu="h200", batch_size=8, lora_rank=16, lora_targets="qkv_proj",
                                 lora_adapters=4)  # fmt: skip
-    per_layer = 16 * (4096 + 6144)
+    per_layer = 16 * (3 * 4096 + 6144)  # q, k and v each have a way down of their own
     more = tuned.phases["decode"].OPs - plain.phases["decode"].OPs
     assert more == pytest.approx(32 * 2 * 8 * per_layer)
     assert tuned.memory.weights_bytes - plain.memory.weights_bytes == pytest.approx(32 * 4 * per_layer * 2)
@@ -234,6 +252,12 @@ def test_a_mixed_step_costs_more_than_decoding_and_less_than_both_apart() -> Non
     chunk = step_seconds(setup("llama-3.1-8b"), Step((Group(1, 960, 544),)))
     assert decode.seconds < mixed.seconds < decode.seconds + chunk
     assert bound(setup("llama-3.1-8b"), PREFILL)["tokens"] == 4096
+
+
+def test_a_tied_head_has_its_own_table_on_the_last_stage() -> None:
+    whole, cut = setup("qwen3-0.6b"), setup("qwen3-0.6b", pipeline_parallel_size=2)
+    parts = sum(memory.weight_bytes(stage) for stage in stages(cut))
+    assert parts - memory.weight_bytes(whole) == pytest.approx(151936 * 1024 * 2)
 
 
 def test_overlap_hides_communication_but_not_more_than_computing() -> None:

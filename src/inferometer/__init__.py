@@ -1,8 +1,8 @@
 """inferometer: predicts, explains, measures and plans LLM inference.
 
-    import inferometer
-    report = inferometer.analyze("llama-3.1-8b", gpu="h200", batch_size=8, input_len=1024, output_len=128)
-    print(report.metrics.ttft_ms, report.metrics.tpot_ms, report.summary)
+import inferometer
+report = inferometer.analyze("llama-3.1-8b", gpu="h200", batch_size=8, input_len=1024, output_len=128)
+print(report.metrics.ttft_ms, report.metrics.tpot_ms, report.summary)
 """
 
 from typing import TYPE_CHECKING, Any

@@ -197,7 +197,6 @@ precisions = _table("precisions.toml", Precision, "precision")
 usecases = _table("usecases.toml", Usecase, "use case")
 
 
-
 @functools.cache
 def acceptance() -> dict[str, dict[str, float]]:
     """Measured tokens per step of speculative decoding, by model and number of drafted tokens."""
@@ -331,7 +330,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _download(repo: str, token: str | None) -> Entry:
-    """The config.json of a repository that the catalogue does not have; from the local cache where there is no network."""
+    """The config.json of a repository that the catalogue does not have; offline, from the local cache."""
     from huggingface_hub import constants, hf_hub_download, logging
 
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
@@ -342,7 +341,9 @@ def _download(repo: str, token: str | None) -> Entry:
         why = "there is no network" if offline else f"{type(error).__name__}"
         near = nearest(repo.rpartition("/")[2].lower(), names("models"))
         hint = f"; the nearest entries are {' and '.join(near)}" if near else ""
-        raise BadFile(f"{repo!r} is not in the catalogue and its config.json could not be fetched ({why}){hint}") from None
+        raise BadFile(
+            f"{repo!r} is not in the catalogue and its config.json could not be fetched ({why}){hint}"
+        ) from None
     return Entry(repo.rpartition("/")[2].lower(), read_json(Path(path)), repo, named_precision(repo))
 
 

@@ -14,7 +14,9 @@ import click
 from . import __version__
 from .errors import BadValue, InferometerError
 
-MODEL_HELP = "MODEL: a catalogue name, a Hugging Face id, or the path of a config.json, its folder or a network's TOML file."
+MODEL_HELP = (
+    "MODEL: a catalogue name, a Hugging Face id, or the path of a config.json, its folder or a network's TOML file."
+)
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True}
 
 
@@ -77,7 +79,9 @@ ENGINE = [
     click.option("--max-model-len", type=int, help="Longest sequence.  [default: the model's]"),
     click.option("--max-num-batched-tokens", type=int, help="Token budget of a step.  [default: the engine's]"),
     click.option("--max-num-seqs", type=int, help="Sequences of a step.  [default: the engine's]"),
-    click.option("--gpu-memory-utilization", type=float, help="Share of memory the engine takes.  [default: the engine's]"),
+    click.option(
+        "--gpu-memory-utilization", type=float, help="Share of memory the engine takes.  [default: the engine's]"
+    ),
     click.option("--block-size", type=int, help="Tokens per KV block.  [default: the engine's]"),
     click.option("--hf-token", help="For gated configs; HF_TOKEN works too."),
 ]

@@ -1,7 +1,7 @@
 """A model on a machine under an engine: binds every name, and prices steps.
 
-    setup = prepare(model, hardware("h200"), engine("vllm"), Plan())
-    step_seconds(setup, Step((Group(8, 1, 1024, decode=True),)))      # floats, or arrays of a million points
+setup = prepare(model, hardware("h200"), engine("vllm"), Plan())
+step_seconds(setup, Step((Group(8, 1, 1024, decode=True),)))      # floats, or arrays of a million points
 """
 
 from __future__ import annotations

@@ -46,7 +46,8 @@ def _why(phase: Phase) -> str:
         weight, kv = phase.load_weight / phase.memory_access, cache / phase.memory_access
         detail = f", {percent(weight)} of its traffic weights and {percent(kv)} KV cache"
     word = WAITS.get(bound, f"{bound}-bound")
-    return f"{word} ({percent(took / phase.seconds)} of {seconds(phase.seconds)}; most of it {top}, {percent(share)}{detail})"
+    most = f"most of it {top}, {percent(share)}{detail}"
+    return f"{word} ({percent(took / phase.seconds)} of {seconds(phase.seconds)}; {most})"
 
 
 def _help(asked: Request, setup: Setup, report: Report) -> str:
@@ -102,7 +103,9 @@ def fits_with(asked: Request, setup: Setup, held: Memory) -> str:
             if _fits(asked, _again(asked, setup, plan=plan, roles=roles)):
                 ways.append(f"-q {name}")
                 break
-    if precision(plan.kv_cache_dtype).bits > 8 and _fits(asked, _again(asked, setup, plan=_with(plan, kv_cache_dtype="fp8"))):
+    if precision(plan.kv_cache_dtype).bits > 8 and _fits(
+        asked, _again(asked, setup, plan=_with(plan, kv_cache_dtype="fp8"))
+    ):
         ways.append("--kv-cache-dtype fp8")
     if 0 < held.max_batch_size < asked.workload.batch_size:
         ways.append(f"--batch-size {held.max_batch_size}")

@@ -1,7 +1,7 @@
 """Which number format each part of a network is stored and multiplied in, on a device: bytes and peak FLOP/s by role.
 
-A role is a group of weights that quantisations treat alike. What a device cannot multiply natively it dequantises to the
-model's dtype (that is what W4A16 kernels do), and then the input stays in that dtype too.
+A role is a group of weights that quantisations treat alike. What a device cannot multiply natively it dequantises to
+the model's dtype (that is what W4A16 kernels do), and then the input stays in that dtype too.
 """
 
 from __future__ import annotations

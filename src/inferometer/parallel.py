@@ -14,6 +14,7 @@ from .graph import Block, Model
 from .operators import send
 from .spec import Hardware, Link, Plan
 from .symbols import names as s
+from .symbols import text
 
 
 def sizes(plan: Plan, model: Model) -> dict[str, float]:
@@ -66,13 +67,18 @@ def _block_reason(block: Block, plan: Plan) -> str:
     if kv and kv % tp and tp % kv:
         return f"{int(kv)} KV heads neither divide by tp {tp} nor can be replicated over it"
     if kv and dcp > 1 and dcp > max(1, tp // kv):
-        return f"decode context parallel {dcp} is more than the {max(1, int(tp // kv))} ranks that share a KV head at tp {tp}"
+        shared = max(1, int(tp // kv))
+        return f"decode context parallel {dcp} is more than the {shared} ranks that share a KV head at tp {tp}"
     if experts and plan.enable_expert_parallel and experts % (tp * plan.data_parallel_size):
         ranks = tp * plan.data_parallel_size
         return f"{int(experts)} experts do not divide by the {ranks} ranks of tp {tp} × dp {plan.data_parallel_size}"
     for word in ("intermediate_size", "moe_intermediate_size", "linear_num_value_heads", "mamba_num_heads"):
         size = d.get(word)
-        split = tp if word != "moe_intermediate_size" else (1 if plan.enable_expert_parallel else tp * plan.data_parallel_size)
+        split = (
+            tp
+            if word != "moe_intermediate_size"
+            else (1 if plan.enable_expert_parallel else tp * plan.data_parallel_size)
+        )
         if size and size % split:
             return f"{word} {int(size)} does not divide by {split}"
     return ""
@@ -81,7 +87,7 @@ def _block_reason(block: Block, plan: Plan) -> str:
 def stages(model: Model, pp: int) -> tuple[Model, ...]:
     """A model cut into pipeline stages: layers as evenly as they go, embedding first, head last, sends between.
 
-    Where layers do not divide, the last stage (it has the head) and then the first (the embedding) get none of the rest.
+    Where layers do not divide, the last stage (it has the head) gets none of the rest, nor the first if that can be.
     """
     if pp == 1:
         return (model,)
@@ -99,12 +105,25 @@ def stages(model: Model, pp: int) -> tuple[Model, ...]:
                 layers = tuple(i for i in block.layers if i in mine)
                 if layers:
                     blocks.append(msgspec.structs.replace(block, layers=layers))
-            elif (block.stage == "head") == (stage == pp - 1) and (block.stage == "head" or stage == 0):
+            elif block.stage == "head" and stage == pp - 1:
+                blocks.append(_own_head(block))
+            elif block.stage != "head" and stage == 0:
                 blocks.append(block)
         if stage < pp - 1:
             blocks.append(_handover(model))
         found.append(msgspec.structs.replace(model, blocks=tuple(blocks)))
     return tuple(found)
+
+
+def _own_head(block: Block) -> Block:
+    """A head that shares the embedding's table needs a copy of it on a stage of its own."""
+    ops = []
+    for op in block.ops:
+        if op.name == "lm_head" and text(op.work.stored) == "0":
+            table = op.dims["n"] * op.dims["k"] * s.head_weight_bytes
+            op = msgspec.structs.replace(op, work=msgspec.structs.replace(op.work, stored=table))
+        ops.append(op)
+    return msgspec.structs.replace(block, ops=tuple(ops))
 
 
 def _handover(model: Model) -> Block:
@@ -160,7 +179,9 @@ def placement(plan: Plan, device: Hardware) -> dict[str, str]:
         if number > 1:
             place = at[axis]
             wide = number > place.per_node
-            found[axis] = f"{number} ranks on {place.name}" + (f", {place.per_node:g} a node, network between" if wide else "")
+            found[axis] = f"{number} ranks on {place.name}" + (
+                f", {place.per_node:g} a node, network between" if wide else ""
+            )
     if plan.pipeline_parallel_size > 1:
         name = at["pp"].name
         where = "over the network" if name == "network" else f"on {name}"

@@ -58,7 +58,9 @@ def given(flops: float = 1.0, hbm: float = 1.0, intra: float = 1.0, inter: float
         link = inter if op.axis == "pp" else intra
         return most(most(terms.compute / flops, terms.memory / hbm), terms.link / link + terms.latency)
 
-    return Source("given", answer, lambda op: f"--efficiency flops={flops:g},hbm={hbm:g},intra={intra:g},inter={inter:g}")
+    return Source(
+        "given", answer, lambda op: f"--efficiency flops={flops:g},hbm={hbm:g},intra={intra:g},inter={inter:g}"
+    )
 
 
 def assumed(engine: Engine) -> Source:
@@ -157,8 +159,8 @@ class Curves:
     def note(self, op: Op) -> str:
         """Which link and which model of it."""
         place = self.places[op.axis]
-        return (f"{op.kind} over {op.axis} on {place.name} ({self.styles[op.axis]}), up to {place.per_node:g} ranks a node, "
-                f"the fastest algorithm and protocol for its size")  # fmt: skip
+        return (f"{op.kind} over {op.axis} on {place.name} ({self.styles[op.axis]}), up to {place.per_node:g} ranks "
+                f"a node, the fastest algorithm and protocol for its size")  # fmt: skip
 
 
 _KIND = {"send": "send_recv"}

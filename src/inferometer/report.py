@@ -1,7 +1,7 @@
 """The result of an analysis: plain structs that are also the JSON contract (schema ``inferometer.analyze/1``).
 
-    report = inferometer.analyze("llama-3.1-8b", gpu="h200")
-    report.metrics.tpot_ms        report.phases["decode"].ops[0].name        report.to_dict()        report.to_csv()
+report = inferometer.analyze("llama-3.1-8b", gpu="h200")
+report.metrics.tpot_ms        report.phases["decode"].ops[0].name        report.to_dict()        report.to_csv()
 """
 
 from __future__ import annotations

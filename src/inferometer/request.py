@@ -113,7 +113,9 @@ def request(
 
     positive("--gpu-memory-utilization", _or(gpu_memory_utilization, 0.9), 1.0)
     if not real(routing_skew) or not 0 <= routing_skew <= 1:
-        raise BadValue(f"--routing-skew must be between 0 (uniform) and 1 (always the same experts), not {routing_skew!r}")
+        raise BadValue(
+            f"--routing-skew must be between 0 (uniform) and 1 (always the same experts), not {routing_skew!r}"
+        )
     if not 0 <= overlap <= 1:
         raise BadValue(f"--overlap must be between 0 (none) and 1 (all that fits behind computing), not {overlap!r}")
     for what, given, allowed in (
@@ -201,7 +203,9 @@ def _lengths(value: int | Sequence[int] | str, layers: int) -> int | tuple[int, 
     if len(found) == 1:
         return found[0]
     if len(found) != layers:
-        raise BadValue(f"--input-len has {len(found)} numbers, but the model has {layers} layers: give one, or one per layer")
+        raise BadValue(
+            f"--input-len has {len(found)} numbers, but the model has {layers} layers: give one, or one per layer"
+        )
     return found
 
 

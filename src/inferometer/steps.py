@@ -1,8 +1,8 @@
 """A step of the engine as a few sums over its sequences.
 
-With q new and c cached tokens per sequence: tokens = Σq, seqs = n, kv = what is read of the cache, qk = Σ(q·c + q(q+1)/2)
-pairs of query and key, and logits = rows that need the LM head. Prefill, decode, chunked mixes and speculative
-verification are all just groups of sequences, and every figure may be an array.
+With q new and c cached tokens per sequence: tokens = Σq, seqs = n, kv = what is read of the cache,
+qk = Σ(q·c + q(q+1)/2) pairs of query and key, and logits = rows that need the LM head. Prefill, decode, chunked mixes
+and speculative verification are all just groups of sequences, and every figure may be an array.
 """
 
 from __future__ import annotations

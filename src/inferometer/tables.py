@@ -16,6 +16,7 @@ from .steps import Step
 from .symbols import evaluate
 from .talk import Talk, decode_step, mixed_step, prefill_steps, prompt_seconds, tower_step
 
+IDLE = ("host", "wait", "draft")  # kinds of rows that are not a kernel of this stage
 Rows = list[tuple[OpCost, float, dict[str, Any]]]
 
 
@@ -147,7 +148,7 @@ def _merge(merged: dict[tuple[int, int], OpRow], row: OpCost, often: float, env:
         shape = {k: [float(evaluate(v, names)) for v in vs] for k, vs in row.op.shape.items()}
         merged[key] = OpRow(
             name=row.op.name, kind=row.op.kind, block=row.block.name, count=0, shape=shape, flops=0.0, bytes=0.0,
-            seconds=0.0, share=0.0, bound=row.op.kind if row.op.kind in ("host", "wait", "draft") else row.bound, intensity=0.0,
+            seconds=0.0, share=0.0, bound=row.op.kind if row.op.kind in IDLE else row.bound, intensity=0.0,
             efficiency=1.0, origin=str(row.origin), formula=row.op.formula,
         )  # fmt: skip
     op, w = merged[key], row.work
@@ -165,7 +166,7 @@ def _merge(merged: dict[tuple[int, int], OpRow], row: OpCost, often: float, env:
 
 
 def memory_table(setup: Setup, talk: Talk) -> Memory:
-    """Of the pipeline stage whose GPUs are fullest; what fits is what fits on every stage. Max batch counts all replicas."""
+    """Of the pipeline stage whose GPUs are fullest; what fits must fit on every stage. All replicas count."""
     parts = [_stage_memory(stage, talk) for stage in stages(setup)]
     fullest = max(parts, key=lambda m: m.total_bytes)
     for word in ("max_batch_size", "max_batch_size_prefill", "max_batch_size_decode"):

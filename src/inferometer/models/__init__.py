@@ -15,7 +15,15 @@ from ..errors import BadFile
 from ..graph import Model
 from .config import Config
 
-_TOOLS = {"config", "decoder", "network", "quantization", "vision", "clip", "tower_keys"}  # what families are built with
+_TOOLS = {
+    "config",
+    "decoder",
+    "network",
+    "quantization",
+    "vision",
+    "clip",
+    "tower_keys",
+}  # what families are built with
 
 # Decoders of the first kind: biases everywhere, LayerNorm with a bias too, an MLP without a gate.
 _BIASED = {"bias": True, "out_bias": True, "mlp_bias": True, "norm_bias": True, "gated": False}

@@ -85,5 +85,5 @@ class Config:
 
     @property
     def tied(self) -> bool:
-        """Whether the LM head shares the embedding's weights (transformers' default is yes only where a family says)."""
+        """Whether the LM head shares the embedding's weights."""
         return self.flag("tie_word_embeddings")

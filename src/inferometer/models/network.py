@@ -24,7 +24,8 @@ from ..graph import Model, Part, Span
 from .config import MOST_LAYERS, Config
 from .decoder import decoder
 
-PARTS: dict[str, Callable[..., Part]] = {"gqa": blocks.gqa, "mla": blocks.mla, "delta_net": blocks.delta_net, "mamba2": blocks.mamba2,
+PARTS: dict[str, Callable[..., Part]] = {
+         "gqa": blocks.gqa, "mla": blocks.mla, "delta_net": blocks.delta_net, "mamba2": blocks.mamba2,
          "mlp": blocks.mlp, "moe": blocks.moe}  # fmt: skip
 _TOP = {"name", "hidden_size", "vocab_size", "layers", "tie_word_embeddings", "max_position_embeddings", "dtype",
         "torch_dtype", "quantization_config"}  # fmt: skip

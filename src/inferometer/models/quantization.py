@@ -13,8 +13,8 @@ ROLES = ("attn", "mlp", "experts", "shared")  # what a quantisation applies to u
 SAMPLES = {  # a module of each role, to hold against patterns of excluded modules; {} is the layer
     "attn": ("self_attn.q_proj", "self_attn.o_proj", "attn.wq_a", "linear_attn.out_proj", "mixer.q_proj"),
     "mlp": ("mlp.gate_proj", "mlp.down_proj", "feed_forward.gate_proj"),
-    "experts": ("mlp.experts.0.gate_proj", "block_sparse_moe.experts.0.w1", "ffn.experts.0.w1", "mixer.experts.0.up_proj",
-                "mlp.experts.gate_up_proj", "feed_forward.experts.gate_up_proj"),
+    "experts": ("mlp.experts.0.gate_proj", "block_sparse_moe.experts.0.w1", "ffn.experts.0.w1",
+                "mixer.experts.0.up_proj", "mlp.experts.gate_up_proj", "feed_forward.experts.gate_up_proj"),
     "shared": ("mlp.shared_experts.gate_proj", "mlp.shared_expert.gate_proj", "ffn.shared_experts.w1",
                "mixer.shared_experts.up_proj", "feed_forward.shared_expert.gate_proj"),
 }  # fmt: skip
@@ -70,7 +70,9 @@ def _by_module(found: Config) -> dict[str, str]:
         for target in group.get("targets") or () if isinstance(group, dict) else ():
             if "." in str(target):
                 votes.setdefault(_role(str(target)), []).append(_group(group))
-    return {role: max(set(v), key=v.count) for role, v in votes.items() if role in ROLES and set(v) <= set(_ALGOS.values())}
+    return {
+        role: max(set(v), key=v.count) for role, v in votes.items() if role in ROLES and set(v) <= set(_ALGOS.values())
+    }
 
 
 _ALGOS = {"nvfp4": "nvfp4", "w4a16_nvfp4": "nvfp4", "fp8": "fp8", "mxfp8": "mxfp8", "mxfp4": "mxfp4",
@@ -107,7 +109,9 @@ def _scheme(found: Config) -> str:
         return _group(first if isinstance(first, dict) else {})
     if method == "bitsandbytes":
         return "w4a16" if found.flag("load_in_4bit") else "w8a16"
-    raise BadFile(f"{found.where}: quantisation method {method or algo!r} is not known; take the section out and set -q")
+    raise BadFile(
+        f"{found.where}: quantisation method {method or algo!r} is not known; take the section out and set -q"
+    )
 
 
 def _group(group: dict[str, Any]) -> str:

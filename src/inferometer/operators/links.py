@@ -11,8 +11,8 @@ from ..symbols import names as s
 from .op import Formula, Op, Work, operator
 
 
-def _collective(kind: str, name: str, size: Formula, share: Formula, ranks: Formula, axis: str, shape: tuple[Formula, ...],
-                inputs: tuple[str, ...] | None = None) -> Op:  # fmt: skip
+def _collective(kind: str, name: str, size: Formula, share: Formula, ranks: Formula, axis: str,
+                shape: tuple[Formula, ...], inputs: tuple[str, ...] | None = None) -> Op:  # fmt: skip
     return Op(
         name, kind, Work(sent=share * size, hops=minimum(ranks - 1, 1)), {"bytes": size, "ranks": ranks}, inputs=inputs,
         output=0, shape={"input": shape, "output": shape}, axis=axis,

@@ -40,6 +40,7 @@ class StageTime(NamedTuple):
     dp_comm: float
     rows: dict[str, list[OpCost]]
     flops: float
+    free: float  # computation of the backward pass that no tensor-parallel collective hides behind yet
 
     @property
     def total(self) -> float:
@@ -105,16 +106,18 @@ def _stage_time(training: Training, index: int) -> StageTime:
     linked = [row for found in rows.values() for row in found if row.op.kind in LINKED]
     products = _seconds([row for row in back if row.op.kind in ("linear", "moe")])
     beside = _seconds([row for row in linked if row.op.name in BESIDE])
+    gone = _hidden(over.tp, beside, products)
+    free = busy["backward"] + busy["recompute"] - gone
     sends = _price(training, index, _sends(training, index))
     rows["backward"] = back = back + sends
-    dp, dp_rows = _sharded_comm(training, index, busy) if recipe.zero >= 2 else (0.0, [])
+    dp, dp_rows = _sharded_comm(training, index, busy["forward"], free) if recipe.zero >= 2 else (0.0, [])
     rows["data_parallel"] = dp_rows
     done = [row for word in ("forward", "recompute", "backward") for row in rows[word] if row.op.kind in PRODUCTS]
     return StageTime(
         busy["forward"], busy["recompute"], busy["backward"],
-        _seconds([row for row in linked if row.op.axis == "tp"]) - _hidden(over.tp, beside, products),
+        _seconds([row for row in linked if row.op.axis == "tp"]) - gone,
         _seconds([row for row in linked if row.op.axis == "ep"]),
-        _seconds(sends), dp, rows, float(sum(row.work["flops"] * row.count for row in done)),
+        _seconds(sends), dp, rows, float(sum(row.work["flops"] * row.count for row in done)), free,
     )  # fmt: skip
 
 
@@ -127,14 +130,14 @@ def _sends(training: Training, index: int) -> tuple[Block, ...]:
     return (*((ahead,) if index < last else ()), *((back,) if index else ()))
 
 
-def _sharded_comm(training: Training, index: int, busy: dict[str, float]) -> tuple[float, list[OpCost]]:
+def _sharded_comm(training: Training, index: int, forward: float, free: float) -> tuple[float, list[OpCost]]:
     """ZeRO-2 and 3 reduce the gradients of every micro-batch, since no rank keeps them all; 3 gathers weights twice."""
     over = overlap_of(training.recipe).dp
     sums = _collective(training, index, gradient_sum(training.recipe.zero))
     ahead = _collective(training, index, weight_gather()) if training.recipe.zero == 3 else []
     back = _seconds(sums) + _seconds(ahead)
-    exposed = _seconds(ahead) - _hidden(over, _seconds(ahead), busy["forward"])
-    exposed += back - _hidden(over, back, busy["backward"] + busy["recompute"])
+    exposed = _seconds(ahead) - _hidden(over, _seconds(ahead), forward)
+    exposed += back - _hidden(over, back, free)
     return exposed, sums + 2 * ahead
 
 
@@ -158,7 +161,7 @@ def step_time(training: Training, times: list[StageTime]) -> tuple[StepTime, lis
     found = parameters(training, index)
     sums = _collective(training, index, gradient_sum(recipe.zero)) if recipe.zero < 2 else []
     gathers = _collective(training, index, weight_gather()) if recipe.zero in (1, 2) else []
-    exposed = _seconds(sums) - _hidden(over, _seconds(sums), slow.backward + slow.recompute)
+    exposed = _seconds(sums) - _hidden(over, _seconds(sums), slow.free)
     exposed += _seconds(gathers) - _hidden(over, _seconds(gathers), slow.forward)
     share = found.sharded(training) if recipe.zero else found.total
     kind = figures().optimizers[recipe.optimizer]

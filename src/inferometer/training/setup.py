@@ -116,7 +116,7 @@ class Parameters(NamedTuple):
 
 
 def parameters(training: Training, index: int) -> Parameters:
-    """Of one rank; where embedding and head are one table on different stages, each has a copy."""
+    """Of one rank of a stage."""
     stage = training.stages[index]
     env = {k: 1.0 if k.endswith("_weight_bytes") or k == "norm_bytes" else v for k, v in stage.env.items()}
     sums, largest = {True: 0.0, False: 0.0}, 0.0
@@ -126,8 +126,6 @@ def parameters(training: Training, index: int) -> Parameters:
         names, mine = {**env, **block.dims}, 0.0
         for op in block.ops:
             held = float(evaluate(op.work.stored, names))
-            if op.name == "lm_head" and not held and index:
-                held = float(evaluate(op.dims["n"] * op.dims["k"], names))
             sums[op.role == "experts"] += held * block.count
             mine += held
         largest = max(largest, mine)

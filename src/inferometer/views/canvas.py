@@ -1,10 +1,10 @@
 """A drawing as data: boxes, words and curves in pixels, written as SVG text or painted by matplotlib, alike.
 
-    scene = Scene(400, 300)
-    scene.box(10, 10, 120, 40, fill="#eef4f9")
-    scene.words(20, 34, "qkv_proj", bold=True)
-    scene.svg()        # '<svg xmlns=…'
-    scene.figure()     # a matplotlib Figure with the same picture
+scene = Scene(400, 300)
+scene.box(10, 10, 120, 40, fill="#eef4f9")
+scene.words(20, 34, "qkv_proj", bold=True)
+scene.svg()        # '<svg xmlns=…'
+scene.figure()     # a matplotlib Figure with the same picture
 """
 
 from __future__ import annotations

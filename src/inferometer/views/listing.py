@@ -21,9 +21,12 @@ def listing(kind: str) -> list[dict[str, Any]]:
     if kind == "hardware":
         return [_device_row(name) for name in catalog.names("hardware")]
     if kind == "engines":
-        return [{"name": e.name, "label": e.label, "version": e.version} for e in map(catalog.engine, catalog.names(kind))]
+        return [
+            {"name": e.name, "label": e.label, "version": e.version} for e in map(catalog.engine, catalog.names(kind))
+        ]
     if kind == "precisions":
-        return [{"name": p.name, "bits": p.bits, "bytes_per_weight": p.bytes, "compute": ", ".join(p.compute) or "model dtype",
+        return [{"name": p.name, "bits": p.bits, "bytes_per_weight": p.bytes,
+                 "compute": ", ".join(p.compute) or "model dtype",
                  "label": p.label} for p in catalog.precisions().values()]  # fmt: skip
     if kind == "usecases":
         return [msgspec.to_builtins(u) for u in catalog.usecases().values()]
@@ -70,7 +73,8 @@ def _model_row(name: str, entry: catalog.Entry | None = None) -> dict[str, Any]:
 def _device_row(name: str) -> dict[str, Any]:
     d = catalog.hardware(name)
     best = d.flops.get("bf16") or d.flops.get("fp16") or d.flops.get("fp32", 0.0)
-    return {"name": name, "label": d.label, "memory": d.memory, "memory_bandwidth": d.memory_bandwidth, "flops_16bit": best,
+    return {"name": name, "label": d.label, "memory": d.memory, "memory_bandwidth": d.memory_bandwidth,
+            "flops_16bit": best,
             "fp8": d.flops.get("fp8"), "interconnect": d.interconnect, "power": d.power,
             "price_per_hour": d.price_per_hour}  # fmt: skip
 

@@ -1,7 +1,7 @@
 """A report as pictures: where the parameters, FLOPs, bytes and seconds are, the roofline, the memory, the structure.
 
-    report, model = …
-    write_plots(report, "out", model)     # [out/distribution_prefill.png, …, out/structure_decode.svg]
+report, model = …
+write_plots(report, "out", model)     # [out/distribution_prefill.png, …, out/structure_decode.svg]
 """
 
 from __future__ import annotations

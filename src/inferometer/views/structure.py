@@ -1,7 +1,7 @@
 """The network as a picture: embedding, each kind of layer once with how often it comes, head; laid out by ourselves.
 
-    scene = structure(report, model, "decode")
-    scene.svg()        scene.figure().savefig("structure.png")
+scene = structure(report, model, "decode")
+scene.svg()        scene.figure().savefig("structure.png")
 """
 
 from __future__ import annotations

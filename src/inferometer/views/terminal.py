@@ -42,7 +42,9 @@ def analysis(report: Report, every: bool = False) -> Group:
     parts += [Text(""), _memory(report.memory)]
     parts += [_operators(name, phase, report, every) for name, phase in report.phases.items()]
     origins = {op.origin for phase in report.phases.values() for op in phase.ops if op.seconds > 0}
-    parts.append(Text("origin of each efficiency: " + "  ".join(f"{ORIGINS[o]} {o}" for o in ORIGINS if o in origins), "dim"))
+    parts.append(
+        Text("origin of each efficiency: " + "  ".join(f"{ORIGINS[o]} {o}" for o in ORIGINS if o in origins), "dim")
+    )
     parts += [Text(f"! {warning}", style="yellow") for warning in report.warnings]
     return Group(*parts)
 
@@ -71,7 +73,9 @@ def _metrics(report: Report) -> Table:
     for name in ("", "predicted", "bound", "of bound", "", ""):
         table.add_column(name, justify="right" if name else "left", style="bold" if name == "predicted" else "")
     m, b = report.metrics, report.roofline
-    first = "time to first token" if m.tpot_ms is not None or report.model.family != "dit" else "time per denoising step"
+    first = (
+        "time to first token" if m.tpot_ms is not None or report.model.family != "dit" else "time per denoising step"
+    )
     left = [
         (first, _ms(m.ttft_ms), _ms(b.ttft_ms), _ratio(b.ttft_ms, m.ttft_ms)),
         ("time per output token", _ms(m.tpot_ms), _ms(b.tpot_ms), _ratio(b.tpot_ms, m.tpot_ms)),
@@ -81,7 +85,10 @@ def _metrics(report: Report) -> Table:
     right = [
         ("prompt tokens/s", _rate(m.prefill_throughput)),
         ("output tokens/s", _rate(m.output_throughput)),
-        ("$ per million output tokens", f"{m.cost_per_million_output_tokens:.3g}" if m.cost_per_million_output_tokens else "–"),
+        (
+            "$ per million output tokens",
+            f"{m.cost_per_million_output_tokens:.3g}" if m.cost_per_million_output_tokens else "–",
+        ),
         ("joules per output token", f"{m.joules_per_output_token:.3g}" if m.joules_per_output_token else "–"),
     ]
     for a, c in zip(left, right, strict=True):
@@ -114,7 +121,8 @@ def _turns(report: Report) -> Table:
 def _memory(m: Memory, width: int = 60) -> Group:
     """A bar against capacity, with the limit the engine may use."""
     pieces = [("weights", m.weights_bytes, "█", "blue"), ("KV cache", m.kv_cache_bytes, "▓", "cyan"),
-              ("activations", m.activation_bytes, "▒", "yellow"), ("overhead", m.overhead_bytes, "░", "magenta")]  # fmt: skip
+              ("activations", m.activation_bytes, "▒", "yellow"),
+              ("overhead", m.overhead_bytes, "░", "magenta")]  # fmt: skip
     scale = max(m.capacity_bytes, m.total_bytes)
     bar, used = Text("memory  ▕"), 0
     for _, amount, mark, colour in pieces:
@@ -209,7 +217,9 @@ def explanation(found: list[Explanation]) -> Group:
         parts.append(Text(
             f"  at peak: compute {seconds(e.compute_seconds)}, memory {seconds(e.memory_seconds)}, link "
             f"{seconds(e.link_seconds)} → {e.bound}-bound, roofline {seconds(e.roofline_seconds)}"))  # fmt: skip
-        parts.append(Text(f"  {ORIGINS.get(e.origin, '?')} {e.origin}: {percent(e.efficiency)} of the roofline; {e.note}"))
+        parts.append(
+            Text(f"  {ORIGINS.get(e.origin, '?')} {e.origin}: {percent(e.efficiency)} of the roofline; {e.note}")
+        )
         parts.append(Text(""))
     return Group(*parts) if parts else Group(Text("no work in this workload"))
 
