@@ -27,7 +27,7 @@ def config(run: Run, tmp_path: Path) -> Callable[..., Ran]:
     def analysed(**changes: Any) -> Ran:
         data = {k: v for k, v in {**SMALL, **changes}.items() if v is not None}
         (tmp_path / "config.json").write_text(json.dumps(data))
-        return run("analyze", str(tmp_path), "--json")
+        return run("analyze", str(tmp_path), "--gpu", "h200", "--json")
 
     return analysed
 

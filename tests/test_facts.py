@@ -121,7 +121,8 @@ def test_what_is_said_to_fit_does_fit(run: Run, words: tuple[str, ...]) -> None:
     )
     ways = reason.partition("fits with ")[2]
     for way in ways.split(" or ") if ways else []:
-        again = run("analyze", *words, *way.split(), "--json")
+        flags = way.partition(" (")[0].split()  # what stands after them is how many nodes that takes
+        again = run("analyze", *words, *flags, "--json")
         assert again.code == 0, f"{way}: {again.json['reason']}"
 
 

@@ -22,7 +22,7 @@ MODEL = "llama-3.1-8b"
 
 
 def test_stdout_is_json_and_nothing_else(run: Run) -> None:
-    ran = run("analyze", MODEL, "--json")
+    ran = run("analyze", MODEL, "--gpu", "h200", "--json")
     assert (ran.code, ran.err) == (0, "") and ran.json["schema"] == "inferometer.analyze/1"
 
 

@@ -23,7 +23,7 @@ def net(run: Run, tmp_path: Path) -> Callable[[str], Ran]:
     def analysed(text: str) -> Ran:
         path = tmp_path / "net.toml"
         path.write_text(text)
-        return run("analyze", str(path), "--json")
+        return run("analyze", str(path), "--gpu", "h200", "--json")
 
     return analysed
 

@@ -147,8 +147,8 @@ def test_better_hardware_is_never_slower(key: str, plan: dict[str, Any]) -> None
             "= 4 GPUs, but 1 × 2 = 2",
         ),
         (
-            {"model": "deepseek-v3", "data_parallel_size": 7, "enable_expert_parallel": True},
-            "256 experts do not divide",
+            {"model": "mixtral-8x7b-v0.1", "data_parallel_size": 16, "enable_expert_parallel": True},
+            "8 experts are fewer than the 16 ranks",
         ),
         ({"model": "llama-3.1-8b", "tensor_parallel_size": 4, "decode_context_parallel_size": 3}, "must divide tp 4"),
         (

@@ -6,14 +6,14 @@ from typing import Any
 
 import msgspec
 
-from . import memory, parallel, profiles
-from .errors import UnknownName
+from . import memory, parallel, profiles, timing
+from .errors import BadValue, UnknownName
 from .evaluate import Setup, prepare
 from .insight import fits_with, limits
 from .report import Metrics, ModelInfo, Report, Roofline, TurnRow
 from .request import Request, request
 from .spec import Engine, Workload
-from .tables import memory_table, phase_tables
+from .tables import cache_offloaded, memory_table, phase_tables
 from .talk import Talk, conversation, prompt_seconds, token_seconds
 
 PHASES = ("prefill", "decode", "all")
@@ -29,20 +29,30 @@ def analyze(model: str, gpu: str = "h100-sxm", *, phase: str = "all", **words: A
     return report_of(request(model, gpu, **words), phase)
 
 
+def possible(asked: Request, phase: str) -> None:
+    """Refuse a phase that there is none of, or that the request has not."""
+    if phase not in PHASES:
+        raise UnknownName("--phase", phase, PHASES)
+    if phase == "decode" and asked.model.kind != "decoder":
+        raise BadValue("--phase decode does not apply to a diffusion model: it has no decode phase")
+    work = asked.workload
+    if phase == "decode" and (work.turns[-1].output_len if work.turns else work.output_len) < 2:
+        raise BadValue("--phase decode needs an answer of at least 2 tokens: the first one comes out of the prefill")
+
+
 def report_of(asked: Request, phase: str = "all") -> Report:
     """The report of a checked request."""
+    possible(asked, phase)
     setup = prepare(asked.model, asked.device, asked.engine, asked.plan, roles=asked.roles,
                     efficiency=asked.efficiency, norm_dtype=asked.norm_dtype)  # fmt: skip
     work = asked.workload
-    illegal = parallel.reason(asked.model, asked.plan, asked.device)
+    illegal = parallel.reason(asked.model, asked.plan, asked.device) or timing.draft_reason(setup)
     talk = conversation(setup, work)
-    decodes = asked.model.kind == "decoder" and phase != "prefill" and talk.output_len > 1
-    priced = phase_tables(setup, talk, phase, decodes)
+    setup = cache_offloaded(setup, talk)
+    priced = phase_tables(setup, talk, phase, _decodes(talk, phase))
     held = memory_table(setup, talk)
-    metrics, bound_metrics = _metrics(setup, talk, phase, decodes), _metrics(_perfect(setup), talk, phase, decodes)
-    turns = _turns(setup, work)
-    if turns:
-        metrics = _talk_metrics(setup, work, turns)
+    metrics, turns = _figures(setup, work, phase)
+    bound, _ = _figures(_perfect(setup), work, phase)
     fits = held.total_bytes <= held.usable_bytes
     reason = illegal or (None if fits else fits_with(asked, setup, held))
     report = Report(
@@ -55,32 +65,55 @@ def report_of(asked: Request, phase: str = "all") -> Report:
         feasible=fits and not illegal,
         reason=reason,
         metrics=metrics,
-        roofline=Roofline(bound_metrics.ttft_ms, bound_metrics.tpot_ms),
+        roofline=Roofline(bound.ttft_ms, bound.tpot_ms),
         memory=held,
         phases=priced,
         turns=turns,
-        warnings=[*asked.warnings, *setup.notes],
+        warnings=[*asked.warnings, *_doubts(asked), *setup.notes],
     )  # fmt: skip
     report.summary = limits(asked, setup, report)
     return report
 
 
-def _metrics(setup: Setup, talk: Talk, phase: str, decodes: bool) -> Metrics:
+def _doubts(asked: Request) -> list[str]:
+    """What holds for another device than the one that it was seen on."""
+    seen = asked.engine.kernels_from
+    if not seen or asked.efficiency is not None or asked.device.name == seen:
+        return []
+    return [f"kernel efficiencies are assumed from one {seen.upper()}"]
+
+
+def _decodes(talk: Talk, phase: str) -> bool:
+    return phase != "prefill" and talk.output_len > 1
+
+
+def _figures(setup: Setup, work: Workload, phase: str) -> tuple[Metrics, list[TurnRow]]:
+    """What a user sees, of one prompt and answer or of a conversation with its turns."""
+    if not work.turns:
+        return _metrics(setup, conversation(setup, work), phase), []
+    found = _turns(setup, work, phase)
+    rows = [TurnRow(turn.input_len, turn.output_len, talk.cached, m.ttft_ms, m.tpot_ms, m.e2el_ms)
+            for turn, (talk, m) in zip(work.turns, found, strict=True)]  # fmt: skip
+    return _talk_metrics(setup, found, phase), rows
+
+
+def _metrics(setup: Setup, talk: Talk, phase: str) -> Metrics:
     """TTFT, TPOT and what follows from them."""
     plan, e = setup.plan, setup.engine
     overhead = e.request_overhead + (e.http_overhead if plan.frontend == "http" else 0.0)
     found = Metrics()
-    ttft = 0.0
+    whole = 0.0
     if phase != "decode":
-        ttft = overhead + prompt_seconds(setup, talk)
-        found.ttft_ms = ttft * 1e3
-        found.prefill_throughput = talk.batch * talk.prompt / ttft if ttft else None
-    if not decodes:
-        found.e2el_ms = found.ttft_ms
+        whole = overhead + prompt_seconds(setup, talk)
+        found.ttft_ms = whole * 1e3
+        found.prefill_throughput = talk.batch * talk.prompt / whole if whole else None
+    if _decodes(talk, phase):
+        tpot = token_seconds(setup, talk)
+        found.tpot_ms = tpot * 1e3
+        whole += (talk.output_len - 1) * tpot
+    found.e2el_ms = whole * 1e3 if whole else None
+    if phase == "prefill" or not talk.output_len or not whole:
         return found
-    tpot = token_seconds(setup, talk)
-    whole = ttft + (talk.output_len - 1) * tpot
-    found.tpot_ms, found.e2el_ms = tpot * 1e3, whole * 1e3
     return _rates(found, talk.batch * talk.output_len, talk.batch * (talk.prompt + talk.cached), whole, setup)
 
 
@@ -96,31 +129,36 @@ def _rates(found: Metrics, produced: int, read: int, whole: float, setup: Setup)
     return found
 
 
-def _turns(setup: Setup, work: Workload) -> list[TurnRow]:
-    """Each turn of a conversation over the context that grew before it."""
-    rows, context = [], 0
+def _turns(setup: Setup, work: Workload, phase: str) -> list[tuple[Talk, Metrics]]:
+    """Each turn of a conversation over the context that grew before it; images come with the first."""
+    found: list[tuple[Talk, Metrics]] = []
+    context = 0
     for turn in work.turns:
         alone = Workload(batch_size=work.batch_size, input_len=context + turn.input_len, prefix_len=context,
-                         output_len=turn.output_len, beam_width=work.beam_width)  # fmt: skip
-        m = _metrics(setup, conversation(setup, alone), "all", turn.output_len > 1)
-        rows.append(TurnRow(turn.input_len, turn.output_len, context, m.ttft_ms or 0.0, m.tpot_ms, m.e2el_ms or 0.0))
-        context += turn.input_len + turn.output_len
-    return rows
+                         output_len=turn.output_len, beam_width=work.beam_width,
+                         images=None if found else work.images)  # fmt: skip
+        talk = conversation(setup, alone)
+        found.append((talk, _metrics(setup, talk, phase)))
+        context = talk.length
+    return found
 
 
-def _talk_metrics(setup: Setup, work: Workload, turns: list[TurnRow]) -> Metrics:
+def _talk_metrics(setup: Setup, turns: list[tuple[Talk, Metrics]], phase: str) -> Metrics:
     """A conversation's figures: mean wait, mean time per token, and the sum of its turns."""
-    whole = sum(t.e2el_ms for t in turns) / 1e3
-    steps = [(t.tpot_ms, t.output_len - 1) for t in turns if t.tpot_ms is not None]
-    answered = sum(n for _, n in steps)
-    found = Metrics(
-        ttft_ms=sum(t.ttft_ms for t in turns) / len(turns),
-        tpot_ms=sum(ms * n for ms, n in steps) / answered if answered else None,
-        e2el_ms=whole * 1e3,
-    )
-    read = work.batch_size * sum(t.input_len for t in turns)
-    found.prefill_throughput = read / (sum(t.ttft_ms for t in turns) / 1e3)
-    return _rates(found, work.batch_size * sum(t.output_len for t in turns), read, whole, setup)
+    found = Metrics()
+    batch = turns[0][0].batch
+    whole = sum(m.e2el_ms or 0.0 for _, m in turns) / 1e3
+    found.e2el_ms = whole * 1e3
+    waits = [m.ttft_ms for _, m in turns if m.ttft_ms is not None]
+    steps = [(m.tpot_ms, talk.output_len - 1) for talk, m in turns if m.tpot_ms is not None]
+    read = batch * sum(talk.prompt for talk, _ in turns)
+    if waits:
+        found.ttft_ms, found.prefill_throughput = sum(waits) / len(waits), read / (sum(waits) / 1e3)
+    if steps:
+        found.tpot_ms = sum(ms * n for ms, n in steps) / sum(n for _, n in steps)
+    if phase == "prefill":
+        return found
+    return _rates(found, batch * sum(talk.output_len for talk, _ in turns), read, whole, setup)
 
 
 def _perfect(setup: Setup) -> Setup:

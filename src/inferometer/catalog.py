@@ -6,7 +6,6 @@ The file name is the registration: ``data/hardware/h200.toml`` is the GPU ``h200
 from __future__ import annotations
 
 import functools
-import json
 import os
 import re
 import tomllib
@@ -16,34 +15,18 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from .errors import BadFile, BadValue, UnknownName, nearest, whole
+from .errors import BadFile, BadValue, UnknownName, nearest, short, whole
+from .files import convert, local, read_json, read_toml
 from .spec import Engine, Hardware, Precision, Usecase
 
 DATA = Path(__file__).parent / "data"
 S = TypeVar("S")
+TINY = 1e8  # no device has so few bytes, bytes/s or FLOP/s: a smaller figure is one in GB or TFLOP/s
 
 
 def plain(name: str) -> str:
     """How names are compared: ``plain("RTX4090_GPU")  # 'rtx4090-gpu'``"""
     return re.sub(r"[\s_/]+", "-", str(name).strip().lower())
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """A TOML file as a dict; a broken one is a sentence that says where."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadFile(f"{path} is not valid TOML: {error}") from None
-    except OSError as error:
-        raise BadFile(f"{path} cannot be read: {error.strerror}") from None
-
-
-def convert(data: Mapping[str, Any], kind: type[S], where: str) -> S:
-    """A dict as a spec; what does not fit is a sentence that names the key."""
-    try:
-        return msgspec.convert(data, kind)
-    except msgspec.ValidationError as error:
-        raise BadFile(f"{where}: {error}") from None
 
 
 def figures(name: str, kind: type[S]) -> S:
@@ -71,7 +54,7 @@ def _heads(folder: str) -> dict[str, str]:
 def find(folder: str, name: str) -> str | None:
     """The registered name that a name or alias means, or None."""
     key = plain(name)
-    if (DATA / folder / f"{key}.toml").exists():
+    if len(key) < 100 and (DATA / folder / f"{key}.toml").exists():
         return key
     return _heads(folder).get(key)
 
@@ -83,9 +66,9 @@ def hardware(text: str) -> Hardware:
     """A name, a TOML file, or either with figures of your own: ``hardware("h100-sxm:memory_bandwidth=4e12")``"""
     name, _, overrides = str(text).strip().partition(":")
     if name.endswith(".toml") or os.sep in name:
-        path = Path(name).expanduser()
+        path = local(name)
         if not path.is_file():
-            raise BadFile(f"no hardware file {name!r}")
+            raise BadFile(f"no hardware file {short(name)}")
         data, title = read_toml(path), path.stem
     else:
         found = find("hardware", name)
@@ -130,7 +113,8 @@ def _override(data: dict[str, Any], piece: str, title: str) -> None:
             number = float(value)
         except ValueError:
             raise BadValue(f"--gpu {title}:{key} must be a number, not {value!r}") from None
-        place[last] = int(number) if isinstance(place.get(last), int) and number % 1 == 0 else number
+        counted = last in ("compute_units", "gpus_per_node", "devices")
+        place[last] = whole(f"--gpu {title}:{key}", number, least=0) if counted else number
     data.setdefault("source", {})[key] = "given by you"
 
 
@@ -152,6 +136,10 @@ def _sane(device: Hardware, changed: bool) -> Hardware:
     for key, value in figures.items():
         if not 0 < value < 1e21:
             raise BadValue(f"hardware {device.name}: {key} must be a positive number in SI units, not {value:g}")
+        if value < TINY and not key.startswith("links"):
+            unit = {"memory": "bytes: 80 GB is 80e9", "memory_bandwidth": "bytes/s: 3.35 TB/s is 3.35e12"}.get(key)
+            raise BadValue(f"hardware {device.name}: {key} cannot be as small as {value:g}: figures are in SI units, "
+                           f"here {unit or 'FLOP/s: 989 TFLOP/s is 989e12'}")  # fmt: skip
     others = {k: getattr(device, k) for k in ("cache", "compute_units", "clock", "power", "price_per_hour")}
     others |= {f"links.{k}.latency": v.latency for k, v in device.links.items()}
     for key, value in others.items():
@@ -172,10 +160,11 @@ def _sane(device: Hardware, changed: bool) -> Hardware:
 
 def engine(text: str) -> Engine:
     """``engine("vllm")``, or the path of a TOML file."""
-    path = Path(text).expanduser()
+    text = str(text)
     if text.endswith(".toml"):
+        path = local(text)
         if not path.is_file():
-            raise BadFile(f"no engine file {text!r}")
+            raise BadFile(f"no engine file {short(text)}")
         return convert({**read_toml(path), "name": path.stem}, Engine, f"engine {path.stem}")
     found = find("engines", text)
     if found is None:
@@ -198,18 +187,22 @@ usecases = _table("usecases.toml", Usecase, "use case")
 
 
 @functools.cache
-def acceptance() -> dict[str, dict[str, float]]:
-    """Measured tokens per step of speculative decoding, by model and number of drafted tokens."""
-    return {name: dict(row["length"]) for name, row in read_toml(DATA / "acceptance.toml").items()}
+def acceptance() -> dict[tuple[str, str], dict[str, float]]:
+    """Measured tokens per step of speculative decoding: (model, method) -> number of drafted tokens -> tokens."""
+    return {(name, row["method"]): dict(row["length"]) for name, row in read_toml(DATA / "acceptance.toml").items()}
 
 
 _WORDS = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
 _WORDS |= {"fp8-e4m3": "fp8", "fp8-e5m2": "fp8", "awq": "w4a16", "gptq": "w4a16", "w8a8": "int8", "fp4": "nvfp4"}
 
 
-@functools.cache
 def precision(text: str, what: str = "precision") -> Precision:
     """``precision("w4a16")``; takes vLLM's words too (``bfloat16``, ``awq``)."""
+    return _precision(str(text), what)
+
+
+@functools.cache
+def _precision(text: str, what: str) -> Precision:
     key = plain(text)
     found = precisions().get(_WORDS.get(key, key))
     if found is None:
@@ -217,12 +210,16 @@ def precision(text: str, what: str = "precision") -> Precision:
     return found
 
 
-def plain_dtype(text: str) -> str:
-    """A number format without quantisation: ``plain_dtype("bfloat16")  # 'bf16'``"""
+PLAIN = ("bf16", "fp16", "fp32")
+CACHED = (*PLAIN, "fp8", "int8", "int4")  # what a cache can be kept in
+
+
+def plain_dtype(text: str, what: str = "dtype", allowed: tuple[str, ...] = PLAIN) -> str:
+    """A number format without groups or scales: ``plain_dtype("bfloat16")  # 'bf16'``"""
     key = plain(text)
     found = _WORDS.get(key, key)
-    if found not in ("bf16", "fp16", "fp32"):
-        raise UnknownName("dtype", text, ("bf16", "fp16", "fp32"), "(quantisations are set with -q)")
+    if found not in allowed:
+        raise UnknownName(what, text, allowed, "(quantisations of weights are set with -q)")
     return found
 
 
@@ -236,10 +233,17 @@ def usecase(text: str) -> Usecase:
 
 # ------------------------------------------------------------------ models
 
-_TUNED = re.compile(r"-(instruct|hf|chat|it|base|bf16|dynamic|static|pertensor|per-tensor|thinking|v0\.\d-hf)(?=-|$)")
+_TUNED = re.compile(r"-(instruct|hf|chat|it|base|dynamic|static|pertensor|per-tensor|thinking|v0\.\d-hf)(?=-|$)")
 _QUANTISED = {"gptq-int4": "w4a16", "gptq-int8": "w8a16", "fp8-block": "fp8-block", "fp8": "fp8", "nvfp4": "nvfp4",
               "fp4": "nvfp4", "awq": "w4a16", "gptq": "w4a16", "int4": "w4a16", "int8": "int8", "w4a16": "w4a16",
-              "w8a16": "w8a16", "w8a8": "int8", "mxfp4": "mxfp4"}  # fmt: skip
+              "w8a16": "w8a16", "w8a8": "int8", "mxfp4": "mxfp4", "bf16": "bf16"}  # fmt: skip
+_FAMILIES = ({"fp8", "fp8-block"}, {"w4a16", "int4", "int4-g32"})  # a name does not say which of these it means
+
+
+def means(word: str, declared: Iterable[str]) -> bool:
+    """Whether a name's precision is what a config declares, more exactly: ``means("fp8", ["fp8-block"])  # True``"""
+    family = next((f for f in _FAMILIES if word in f), {word})
+    return any(p in family for p in declared)
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -257,11 +261,12 @@ def model(text: str, token: str | None = None) -> Entry:
     word = str(text).strip()
     if not word:
         raise BadValue("the model's name is empty")
-    path = Path(word).expanduser()
-    looks_local = word.startswith((".", "/", "~")) or word.endswith((".json", ".toml"))
-    if looks_local or (path.is_dir() and (path / "config.json").exists() and known(word) is None):
-        return _file(path)
+    if word.startswith((".", "/", "~")) or word.endswith((".json", ".toml")):
+        return _file(local(word))
     found = known(word)
+    path = local(word)
+    if found is None and path.is_dir() and (path / "config.json").exists():
+        return _file(path)
     if found is not None:
         return found
     if path.is_dir():
@@ -313,20 +318,16 @@ def _file(path: Path) -> Entry:
             return Entry(target.stem, data["config"], str(data.get("source", target)))
         return Entry(target.stem, data, str(target), network=True)
     name = target.parent.resolve().name if target.name == "config.json" else target.stem
-    return Entry(name, read_json(target), str(target), named_precision(name))
+    config = read_json(target)
+    return Entry(name, config, str(target), _said(name, config))
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; anything else is a sentence."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise BadFile(f"{path} is not valid JSON: {error}") from None
-    except OSError as error:
-        raise BadFile(f"{path} cannot be read: {error.strerror}") from None
-    if not isinstance(data, dict):
-        raise BadFile(f"{path} holds a {type(data).__name__}, not the object that a config.json is")
-    return data
+def _said(name: str, config: Mapping[str, Any]) -> str:
+    """What a repository's name says about its precision, unless its config says it itself."""
+    inner = (config.get(key) for key in ("text_config", "llm_config", "language_config"))
+    sections = [config, *(part for part in inner if isinstance(part, Mapping))]
+    declares = any(part.get(key) for part in sections for key in ("quantization_config", "compression_config"))
+    return "" if declares else named_precision(name)
 
 
 def _download(repo: str, token: str | None) -> Entry:
@@ -344,7 +345,8 @@ def _download(repo: str, token: str | None) -> Entry:
         raise BadFile(
             f"{repo!r} is not in the catalogue and its config.json could not be fetched ({why}){hint}"
         ) from None
-    return Entry(repo.rpartition("/")[2].lower(), read_json(Path(path)), repo, named_precision(repo))
+    config = read_json(Path(path))
+    return Entry(repo.rpartition("/")[2].lower(), config, repo, _said(repo, config))
 
 
 def _reachable(url: str) -> bool:

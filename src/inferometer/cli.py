@@ -113,10 +113,28 @@ TRAINING = [
     click.option("--routing-skew", type=float, default=0.0, help="0: experts are chosen evenly; 1: always the same."),
     click.option("--hf-token", help="For gated configs; HF_TOKEN works too."),
 ]
+
+
+def named(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
+    """A file or folder that is named has a name."""
+    if value is not None and not value.strip():
+        raise BadValue(f"{option.opts[-1]} needs the name of a {'folder' if option.name == 'plot' else 'file'}")
+    return value
+
+
+def one_form(context: click.Context, option: click.Parameter, value: bool) -> bool:
+    """JSON or CSV: whichever flag comes second is refused."""
+    forms = context.meta.setdefault("forms", [])
+    if value and forms:
+        raise BadValue(f"{forms[0]} and {option.opts[0]} are two forms of one result: give one of them")
+    forms += [option.opts[0]] if value else []
+    return value
+
+
 OUTPUT = [
-    click.option("--json", "as_json", is_flag=True, help="JSON to stdout."),
-    click.option("--csv", "as_csv", is_flag=True, help="CSV to stdout."),
-    click.option("-o", "--output", metavar="FILE", help="Write there instead."),
+    click.option("--json", "as_json", is_flag=True, callback=one_form, help="JSON to stdout."),
+    click.option("--csv", "as_csv", is_flag=True, callback=one_form, help="CSV to stdout."),
+    click.option("-o", "--output", metavar="FILE", callback=named, help="Write there instead."),
 ]
 
 
@@ -131,7 +149,9 @@ def app() -> None:
 @options(WORKLOAD, MACHINE, METHODS, NUMBERS, ENGINE)
 @click.option("--phase", default="all", help="prefill, decode or all.")
 @click.option("--explain", metavar="OP", help="One operator: formulas, values put in, origin of its efficiency.")
-@click.option("--plot", metavar="DIR", help="Write distributions, roofline, memory and the structure graph there.")
+@click.option(
+    "--plot", metavar="DIR", callback=named, help="Write distributions, roofline, memory and the structure graph there."
+)
 @click.option("--all-ops", is_flag=True, help="Show operators with next to no time, too.")
 @options(OUTPUT)
 def analyze(model: str, explain: str | None, plot: str | None, all_ops: bool, as_json: bool, as_csv: bool,
@@ -139,16 +159,13 @@ def analyze(model: str, explain: str | None, plot: str | None, all_ops: bool, as
     """What one plan does, and why: latency, throughput, memory, cost, every operator."""
     import msgspec
 
-    from .analyze import PHASES, report_of
-    from .catalog import split_gpus
-    from .errors import UnknownName
+    from .analyze import possible, report_of
     from .request import request
 
-    if phase not in PHASES:
-        raise UnknownName("--phase", phase, PHASES)
-    if len(split_gpus(words["gpu"])) > 1:
-        raise BadValue("analyze looks at one GPU type at a time; give one name to --gpu")
-    asked = request(model, words.pop("gpu"), **words)
+    if explain is not None and (as_csv or plot is not None):
+        raise BadValue(f"--explain is text or --json; it cannot be combined with {'--csv' if as_csv else '--plot'}")
+    asked = request(model, one_gpu("analyze", words.pop("gpu")), **words)
+    possible(asked, phase)
     if explain is not None:
         from .explain import explain as why
 
@@ -189,12 +206,9 @@ def analyze(model: str, explain: str | None, plot: str | None, all_ops: bool, as
 @options(OUTPUT)
 def train(model: str, all_ops: bool, as_json: bool, as_csv: bool, output: str | None, **words: Any) -> int:
     """What training costs: step time, memory, utilization, days and dollars, every operator forward and back."""
-    from .catalog import split_gpus
     from .training.verb import train as priced
 
-    if len(split_gpus(words["gpu"])) > 1:
-        raise BadValue("train looks at one GPU type at a time; give one name to --gpu")
-    report = priced(model, words.pop("gpu"), **words)
+    report = priced(model, one_gpu("train", words.pop("gpu")), **words)
     if as_json or as_csv:
         deliver(report.to_json() if as_json else report.to_csv(), output)
         for warning in report.warnings:
@@ -206,6 +220,21 @@ def train(model: str, all_ops: bool, as_json: bool, as_csv: bool, output: str | 
 
         show_rich(training(report, all_ops), output)
     return 0 if report.feasible else 1
+
+
+@app.command()
+@click.option("--kernels", is_flag=True, help="Time kernels by shape: products, attention, experts, norms, copies.")
+@click.option("--budget", default="10m", help="Time to spend: 90s, 10m, 1h; the most telling shapes come first.")
+@click.option("--device", default="cuda", help="cuda or cpu.")
+@click.option("-o", "--output", metavar="FILE", default="kernels.csv", help="Rows are added to what it has.")
+def profile(kernels: bool, budget: str, device: str, output: str) -> int:
+    """Measure this machine: one row per kernel shape, resumed where an earlier run stopped."""
+    from .measure.campaign import profile_kernels
+
+    if not kernels:
+        raise BadValue("profile measures kernels: give --kernels")
+    profile_kernels(output, budget, device, lambda line: click.echo(line, err=True))
+    return 0
 
 
 @app.command()
@@ -238,6 +267,16 @@ def show(kind: str, name: str | None, as_json: bool, as_csv: bool, output: str |
     return 0
 
 
+def one_gpu(verb: str, text: str) -> str:
+    """The only GPU of a list: ``one_gpu("analyze", "h100-sxm,")  # 'h100-sxm'``"""
+    from .catalog import split_gpus
+
+    found = split_gpus(text)
+    if len(found) > 1:
+        raise BadValue(f"{verb} looks at one GPU type at a time; give one name to --gpu")
+    return found[0]
+
+
 def table_csv(rows: list[dict[str, Any]]) -> str:
     """Rows as CSV text."""
     import csv
@@ -266,7 +305,7 @@ def show_rich(renderable: Any, output: str | None) -> None:
     from .views import terminal
 
     screen = terminal.console()
-    if output:
+    if output is not None:
         with screen.capture() as captured:
             screen.print(renderable)
         deliver(captured.get(), output)

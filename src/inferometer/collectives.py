@@ -20,7 +20,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -52,6 +52,7 @@ class Style(Spec, frozen=True, kw_only=True):
     tree: dict[str, Protocol] = msgspec.field(default_factory=dict)  # between nodes
     switch: Protocol | None = None  # the switch adds up (NVLS)
     crowd: float = 0.0  # what n ranks leave each other of a shared path: (2/n)^crowd
+    origin: Literal["fitted", "assumed"] = "fitted"
     source: str = ""
 
 
@@ -62,6 +63,8 @@ class Figures(Spec, frozen=True, kw_only=True):
     styles: dict[str, Style]
     engines: dict[str, dict[str, dict[str, Protocol]]]  # engine -> style -> algorithm
     alike: dict[str, str] = msgspec.field(default_factory=dict)  # an engine that was not measured -> one that was
+    borrowed: tuple[str, ...] = ()  # names whose style was measured on another kind of link
+    untried: dict[str, tuple[str, ...]] = msgspec.field(default_factory=dict)  # engine -> styles it was not measured on
     source: dict[str, str] = msgspec.field(default_factory=dict)
 
 
@@ -75,6 +78,23 @@ def style(name: str, architecture: str = "") -> str:
     """The style of a link: ``style("nvlink", "hopper")  # 'nvlink-hopper'``; one that nobody knows is like PCIe."""
     names = figures().names
     return names.get(f"{name}-{architecture}", names.get(name, "pcie"))
+
+
+def origin(kind: str, name: str, architecture: str = "", engine: str = "", *, spans_nodes: bool = False) -> str:
+    """Where the figures come from: ``origin("all_reduce", "xgmi", "cdna3")  # 'assumed'``
+
+    Fitted on a link of this kind, or assumed: like another kind of link, like another engine's kernels, the network.
+    """
+    data, mine = figures(), style(name, architecture)
+    if spans_nodes and data.styles["network"].origin == "assumed":
+        return "assumed"
+    known = f"{name}-{architecture}" if f"{name}-{architecture}" in data.names else name
+    if known not in data.names or known in data.borrowed:
+        return "assumed"
+    own = kind == "all_reduce" and mine in data.engines.get(data.alike.get(engine, engine), {})
+    if own and (engine in data.alike or mine in data.untried.get(engine, ())):
+        return "assumed"
+    return data.styles[mine].origin
 
 
 def seconds(

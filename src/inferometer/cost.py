@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from .graph import Block
+from .graph import Block, once_per
 from .operators import Op
 from .profiles import Source, Terms
 from .symbols import Env, Expr, Program, Value, constant, evaluate, least, scalar
@@ -47,27 +47,20 @@ def _first(value: Value) -> float:
     return float(value) if scalar(value) else float(value.flat[0])
 
 
-_compiled: dict[tuple[int, bool], tuple[Block, Program]] = {}
-
-
+@once_per(2000)
 def _program(block: Block, brief: bool) -> Program:
     """The formulas of a block, put in order once. ``brief`` has only what time needs."""
-    key = (id(block), brief)
-    if key not in _compiled:
-        formulas: list[Expr] = []
-        for op in block.ops:
-            values = {f: _lift(getattr(op.work, f)) for f in FIELDS}
-            if brief:
-                moved = constant(0)
-                for f in MOVED:
-                    moved = moved + values[f]
-                formulas += [values["flops"], moved, values["sent"], values["hops"]]
-            else:
-                formulas += values.values()
-        if len(_compiled) > 2000:
-            _compiled.clear()
-        _compiled[key] = (block, Program(formulas))
-    return _compiled[key][1]
+    formulas: list[Expr] = []
+    for op in block.ops:
+        values = {f: _lift(getattr(op.work, f)) for f in FIELDS}
+        if brief:
+            moved = constant(0)
+            for f in MOVED:
+                moved = moved + values[f]
+            formulas += [values["flops"], moved, values["sent"], values["hops"]]
+        else:
+            formulas += values.values()
+    return Program(formulas)
 
 
 def _lift(value: Any) -> Expr:
@@ -97,7 +90,7 @@ def _answer(op: Op, env: Env, terms: Terms, sources: tuple[Source, ...]) -> tupl
 
     mine = [source for source in sources if source.kinds is None or op.kind in source.kinds]
     took = mine[0].answer(op, dims, terms)
-    origin: Any = mine[0].origin
+    origin: Any = mine[0].whose(op)
     if len(mine) == 1 or (scalar(took) and took == took):  # not nan: known, and NumPy stays unloaded
         return took, origin
     import numpy as np
@@ -107,14 +100,14 @@ def _answer(op: Op, env: Env, terms: Terms, sources: tuple[Source, ...]) -> tupl
         if not np.any(missing):
             break
         took = np.where(missing, source.answer(op, dims, terms), took)
-        origin = np.where(missing, source.origin, origin)
+        origin = np.where(missing, source.whose(op), origin)
     return took, origin
 
 
 def price(block: Block, env: Env, sources: tuple[Source, ...]) -> list[OpCost]:
     """Every operator of a block with its work, its efficiency and its seconds."""
     bound = {**env, **block.dims}
-    values = _program(block, brief=False)(bound)
+    values = _program(block, False)(bound)
     found = []
     for index, op in enumerate(block.ops):
         work = dict(zip(FIELDS, values[index * len(FIELDS) : (index + 1) * len(FIELDS)], strict=True))
@@ -134,7 +127,7 @@ def seconds(blocks: tuple[Block, ...], env: Env, sources: tuple[Source, ...]) ->
     linked: Value = 0.0
     for block in blocks:
         bound = {**env, **block.dims}
-        values = _program(block, brief=True)(bound)
+        values = _program(block, True)(bound)
         total: Value = 0.0
         for index, op in enumerate(block.ops):
             flops, moved, sent, hops = values[4 * index : 4 * index + 4]

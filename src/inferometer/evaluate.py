@@ -64,13 +64,14 @@ def prepare(model: Model, device: Hardware, engine: Engine, plan: Plan, *, roles
         "unfused": 0.0 if plan.fusion else 1.0,
         "overlap": plan.overlap,
         "offload_share": 0.0,
-        "kv_offload_share": 0.0,
+        "kv_offload_share": 0.0,  # of the workload's cache: bound where that is known
     }
     if plan.lora:
         model = adapted(model, plan.lora)
     if plan.cpu_offload_bytes:
         stored = cost.weight_sum(model.blocks, env, "stored") / plan.pipeline_parallel_size
         env["offload_share"] = min(1.0, plan.cpu_offload_bytes / stored)
+        env["host_cache_bytes"] = max(0.0, plan.cpu_offload_bytes - stored)  # what is left of the budget
         model = offloaded(model)
     return Setup(model, device, engine, plan, env, profiles.sources(engine, efficiency, places, device.architecture),
                  tuple(notes))  # fmt: skip

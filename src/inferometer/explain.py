@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -13,7 +14,9 @@ from .evaluate import Setup, bound, prepare, stages
 from .request import Request
 from .steps import Step
 from .symbols import evaluate, text, words
-from .talk import conversation, decode_step, prefill_steps, tower_step
+from .tables import cache_offloaded, phase_tables
+from .talk import Talk, conversation, decode_step, prefill_steps, tower_step
+from .units import seconds
 
 
 class Line(msgspec.Struct):
@@ -49,11 +52,13 @@ def explain(asked: Request, name: str, phase: str = "all") -> list[Explanation]:
     """Every place where an operator of that name works: ``explain(request("llama-3.1-8b"), "qkv_proj")``"""
     setup = prepare(asked.model, asked.device, asked.engine, asked.plan, roles=asked.roles,
                     efficiency=asked.efficiency, norm_dtype=asked.norm_dtype)  # fmt: skip
-    parts = stages(setup)
-    names = {op.name for part in parts for block in part.model.blocks for op in block.ops}
-    if name not in names:
-        raise UnknownName("operator", name, names)
+    names = {op.name for part in stages(setup) for block in part.model.blocks for op in block.ops}
+    if name not in names | IDLE.keys():
+        raise UnknownName("operator", name, names | IDLE.keys())
     talk = conversation(setup, asked.workload)
+    setup = cache_offloaded(setup, talk)
+    if name in IDLE:
+        return _idle(setup, talk, name, phase)
     steps: dict[str, Step] = {}
     if talk.images.count:
         steps["vision"] = tower_step(talk)
@@ -65,7 +70,7 @@ def explain(asked: Request, name: str, phase: str = "all") -> list[Explanation]:
         if phase not in ("all", when):
             continue
         env = bound(setup, step)
-        for part in parts:  # of a pipeline, the first stage that has it
+        for part in stages(setup):  # of a pipeline, the first stage that has it
             blocks = part.tower if when == "vision" else part.text
             rows = [row for block in blocks for row in cost.price(block, env, setup.sources)]
             mine = [_one_op(setup, when, row, env) for row in rows if row.op.name == name and row.seconds > 0]
@@ -73,6 +78,49 @@ def explain(asked: Request, name: str, phase: str = "all") -> list[Explanation]:
             if mine:
                 break
     return found
+
+
+def _idle(setup: Setup, talk: Talk, name: str, phase: str) -> list[Explanation]:
+    """A row of the table in which no kernel runs: what it is, and where its figure comes from."""
+    decodes = setup.model.kind == "decoder" and phase != "prefill" and talk.output_len > 1
+    return [
+        Explanation(
+            phase=when, block=row.block, op=name, kind=row.kind, count=round(row.count), lines=[], compute_seconds=0.0,
+            memory_seconds=0.0, link_seconds=0.0, roofline_seconds=0.0, bound=row.bound, efficiency=1.0,
+            origin=row.origin, note=IDLE[name](setup), seconds=row.seconds / row.count,
+        )
+        for when, table in phase_tables(setup, talk, phase, decodes).items()
+        for row in table.ops if row.name == name and row.block in ("engine", "pipeline", "draft")
+    ]  # fmt: skip
+
+
+def _host(setup: Setup) -> str:
+    e = setup.engine
+    words = f"the engine's own time in every step, {seconds(e.step_overhead)} ({e.source.get('step_overhead', '')})"
+    if not e.launch_floor:
+        return words
+    return (f"{words}; prefills of up to {e.floor_tokens:,} tokens also wait until the host has launched their "
+            f"kernels, {seconds(e.launch_floor)} a layer ({e.source.get('launch_floor', '')})")  # fmt: skip
+
+
+def _drafting(setup: Setup) -> str:
+    spec = setup.plan.speculation
+    who = "nobody" if spec is None else spec.model or "the model's own prediction module"
+    times = 0 if spec is None else spec.num_speculative_tokens
+    return f"{times} steps of {who} before each verification, priced operator by operator as any step is"
+
+
+IDLE: dict[str, Callable[[Setup], str]] = {
+    "host_overhead": _host,
+    "pipeline_wait": lambda setup: (
+        "this stage has nothing to do while its sequences are on the other stages: the time between two tokens, "
+        "max(sum of all stages, micro-batches × slowest stage), less its own work"
+    ),
+    "pipeline_fill": lambda setup: (
+        "the first step must pass the other stages, in which this one has nothing to do: the sum of their times"
+    ),
+    "draft": _drafting,
+}
 
 
 def _one(step: Step | list[Step]) -> Step:
@@ -90,7 +138,8 @@ def _one_op(setup: Setup, phase: str, row: OpCost, env: dict[str, Any]) -> Expla
         result = row.work[field] if field in FIELDS else evaluate(formula, names)
         lines.append(Line(field, text(formula), values, float(result)))
     t = row.terms
-    source = next(s for s in setup.sources if s.origin == str(row.origin))
+    mine = [s for s in setup.sources if s.kinds is None or row.op.kind in s.kinds]
+    source = next(s for s in mine if s.whose(row.op) == str(row.origin))
     return Explanation(
         phase=phase, block=row.block.name, op=row.op.name, kind=row.op.kind, count=row.count, lines=lines,
         compute_seconds=float(t.compute), memory_seconds=float(t.memory), link_seconds=float(t.link + t.latency),

@@ -9,8 +9,8 @@ import msgspec
 from . import memory, numerics, parallel
 from .catalog import precision
 from .evaluate import Setup, prepare
-from .spec import Plan
-from .tables import memory_table
+from .spec import Hardware, Plan
+from .tables import cache_offloaded, memory_table
 from .talk import conversation, prompt_seconds, token_seconds
 from .units import percent, seconds, size
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .request import Request
 
 
+_FLAGS = {"tensor_parallel_size": "-tp", "pipeline_parallel_size": "-pp"}
 WAITS = {"host": "waiting for the host", "wait": "waiting for other pipeline stages", "draft": "mostly drafting"}
 
 
@@ -68,8 +69,7 @@ def _alternatives(asked: Request, setup: Setup) -> list[tuple[str, Setup]]:
     """Plans one change away that the device supports."""
     plan, found = asked.plan, []
     for name in ("fp8", "w4a16"):
-        native = precision(name).compute
-        if precision(plan.quantization).bits > precision(name).bits and (not native or native[0] in setup.device.flops):
+        if precision(plan.quantization).bits > precision(name).bits and _runs(setup.device, name):
             roles = numerics.by_role(asked.model, plan.dtype, name)
             found.append((f"-q {name}", _again(asked, setup, plan=plan, roles=roles)))
     if precision(plan.kv_cache_dtype).bits > 8 and memory.kv_bytes_per_token(setup):
@@ -89,16 +89,9 @@ def fits_with(asked: Request, setup: Setup, held: Memory) -> str:
     """``needs 92.1 GB of 72.0 GB usable per GPU (90% of 80.0 GB); fits with -tp 2 or -q fp8``"""
     per_device = (f"needs {size(held.total_bytes)} of {size(held.usable_bytes)} usable per GPU "
                   f"({percent(asked.plan.gpu_memory_utilization)} of {size(held.capacity_bytes)})")  # fmt: skip
-    ways: list[str] = []
-    plan = asked.plan
-    for tp in (2, 4, 8, 16, 32, 64):
-        if tp > plan.tensor_parallel_size:
-            wider = _with(plan, tensor_parallel_size=tp)
-            if not parallel.reason(asked.model, wider, asked.device) and _fits(asked, _again(asked, setup, plan=wider)):
-                ways.append(f"-tp {tp}")
-                break
-    for name in ("fp8", "w4a16"):
-        if precision(plan.quantization).bits > precision(name).bits:
+    plan, ways = asked.plan, _layouts(asked, setup)
+    for name in ("fp8", "w8a16", "w4a16"):
+        if precision(plan.quantization).bits > precision(name).bits and _runs(asked.device, name):
             roles = numerics.by_role(asked.model, plan.dtype, name)
             if _fits(asked, _again(asked, setup, plan=plan, roles=roles)):
                 ways.append(f"-q {name}")
@@ -112,6 +105,49 @@ def fits_with(asked: Request, setup: Setup, held: Memory) -> str:
     return f"{per_device}; fits with {' or '.join(ways)}" if ways else f"{per_device}; no single change makes it fit"
 
 
+def _layouts(asked: Request, setup: Setup) -> list[str]:
+    """More GPUs that make it fit: tp inside a node, else tp or pp over several, or tp inside and pp between them."""
+    plan = asked.plan
+    tps, pps = ([{word: n} for n in (2, 4, 8, 16, 32, 64) if n > getattr(plan, word)]
+                for word in ("tensor_parallel_size", "pipeline_parallel_size"))  # fmt: skip
+    inside = [change for change in tps if _wider(asked, change).nodes <= plan.nodes]
+    found = _first(asked, setup, inside)
+    if found:
+        return [found]
+    if asked.model.kind != "decoder":
+        return []
+    ways = [way for way in (_first(asked, setup, tps), _first(asked, setup, pps)) if way]
+    if len(ways) < 2:
+        legal = [change for change in inside if not parallel.reason(asked.model, _wider(asked, change), asked.device)]
+        both = _first(asked, setup, [{**legal[-1], **change} for change in pps]) if legal else ""
+        ways += [both] if both else []
+    return ways
+
+
+def _first(asked: Request, setup: Setup, changes: list[dict[str, int]]) -> str:
+    """The first of some layouts that is legal and fits, as flags."""
+    for change in changes:
+        plan = _wider(asked, change)
+        if not parallel.reason(asked.model, plan, asked.device) and _fits(asked, _again(asked, setup, plan=plan)):
+            flags = " ".join(f"{_FLAGS[word]} {number}" for word, number in change.items())
+            return flags + (f" ({plan.nodes} nodes)" if plan.nodes > asked.plan.nodes else "")
+    return ""
+
+
+def _wider(asked: Request, change: dict[str, int]) -> Plan:
+    """The plan with another layout, and as many nodes as that needs."""
+    plan, per_node = _with(asked.plan, **change), asked.plan.gpus_per_node
+    if per_node == parallel.usual_node(asked.device, asked.plan.gpus):
+        per_node = parallel.usual_node(asked.device, plan.gpus)
+    return _with(plan, gpus_per_node=per_node, nodes=max(plan.nodes, -(-plan.gpus // per_node)))
+
+
+def _runs(device: Hardware, name: str) -> bool:
+    """Whether the device multiplies in that precision, or only stores weights in it."""
+    native = precision(name).compute
+    return not native or native[0] in device.flops
+
+
 def _fits(asked: Request, setup: Setup) -> bool:
     held = memory_table(setup, conversation(setup, asked.workload))
     return held.total_bytes <= held.usable_bytes
@@ -122,5 +158,6 @@ def _with(plan: Plan, **changes: Any) -> Plan:
 
 
 def _again(asked: Request, setup: Setup, *, plan: Plan, roles: dict[str, str] | None = None) -> Setup:
-    return prepare(asked.model, asked.device, asked.engine, plan, roles=roles or asked.roles,
-                   efficiency=asked.efficiency, norm_dtype=asked.norm_dtype)  # fmt: skip
+    other = prepare(asked.model, asked.device, asked.engine, plan, roles=roles or asked.roles,
+                    efficiency=asked.efficiency, norm_dtype=asked.norm_dtype)  # fmt: skip
+    return cache_offloaded(other, conversation(other, asked.workload))

@@ -8,12 +8,15 @@ from .errors import UnknownName
 from .graph import Block, Model
 from .operators import Op, linear
 from .spec import Lora
-from .symbols import minimum
+from .symbols import evaluate, minimum
 from .symbols import names as s
 
 LINKS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 FUSED = {"qkv_proj": 3, "gate_up_proj": 2, "qkv_a_proj": 2}  # products that engines join
-USUAL = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")  # what adapters are trained on unless told
+USUAL = (  # what adapters are trained on unless told: attention, dense MLP, shared experts; never routed experts
+    "qkv_proj", "qkv_a_proj", "q_b_proj", "q_proj", "kv_a_proj", "kv_b_proj", "o_proj", "gate_up_proj", "down_proj",
+    "shared_experts",
+)  # fmt: skip
 
 
 def adapted(model: Model, lora: Lora) -> Model:
@@ -32,7 +35,10 @@ def _block(block: Block, lora: Lora) -> Block:
     for index, op in enumerate(block.ops):
         if op.name in lora.targets and op.kind == "linear":
             before = next((o.name for o in reversed(block.ops[:index]) if o.kind not in ("kv_write", *LINKS)), "")
-            ops += [*_pair(op, op.inputs if op.inputs is not None else (before,)), _reading(op, before)]
+            ops += [
+                *_pair(op, _parts(op, block), op.inputs if op.inputs is not None else (before,)),
+                _reading(op, before),
+            ]
         else:
             ops.append(op)
     dims = {**block.dims, "lora_rank": lora.rank, "lora_adapters": lora.adapters}
@@ -45,9 +51,17 @@ def _reading(op: Op, before: str) -> Op:
     return msgspec.structs.replace(op, inputs=(*inputs, f"{op.name}_lora_b"))
 
 
-def _pair(op: Op, inputs: tuple[str, ...]) -> list[Op]:
+def _parts(op: Op, block: Block) -> int:
+    """How many products an engine has joined into this one; the shared experts' first one is gate and up, if gated."""
+    if op.name == "shared_experts" and next(o for o in block.ops if o.name == op.name) is op:
+        whole = evaluate(op.dims["n"], {**block.dims, "tp": 1})
+        return round(float(whole) / block.dims["shared_expert_intermediate_size"])
+    return FUSED.get(op.name, 1)
+
+
+def _pair(op: Op, parts: int, inputs: tuple[str, ...]) -> list[Op]:
     """Down to the rank and up again; a fused product (q, k and v; gate and up) has a way down for each of its parts."""
-    inner = FUSED.get(op.name, 1) * s.lora_rank
+    inner = parts * s.lora_rank
     down = linear(f"{op.name}_lora_a", op.dims["k"], inner, m=op.dims["m"], role="router", inputs=inputs)
     up = linear(f"{op.name}_lora_b", s.lora_rank, op.dims["n"], m=op.dims["m"], role="router")
     return [_many(down), _many(up)]

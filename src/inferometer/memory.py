@@ -2,36 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from .cost import weight_sum
 from .evaluate import Setup, bound
-from .graph import Block, Model
+from .graph import Block, Model, once_per
 from .steps import Group, Step, kept
 from .symbols import Expr, Program, Value, constant, evaluate, least, maximum, most
 from .symbols import names as s
 
 ALONE = {"tp": 1, "ep": 1, "moe_tp": 1, "sp": 1, "dp": 1, "dcp": 1, "a2a": 1, "gathered": 0}
-
-
-class Footprint(NamedTuple):
-    """Bytes per device."""
-
-    weights: Value
-    kv_cache: Value
-    activations: Value
-    overhead: Value
-    usable: Value
-
-    @property
-    def total(self) -> Value:
-        """All of it."""
-        return self.weights + self.kv_cache + self.activations + self.overhead
-
-    @property
-    def room(self) -> Value:
-        """Bytes that the cache may take."""
-        return self.usable - self.weights - self.activations - self.overhead
 
 
 def weight_bytes(setup: Setup) -> Value:
@@ -102,7 +80,9 @@ def live_peak(block: Block) -> Expr:
     return peak
 
 
-_peaks: dict[int, tuple[Block, Program]] = {}
+@once_per(2000)
+def _peak(block: Block) -> Program:
+    return Program([live_peak(block)])
 
 
 def activation_bytes(setup: Setup, step: Step) -> Value:
@@ -110,51 +90,28 @@ def activation_bytes(setup: Setup, step: Step) -> Value:
     env = bound(setup, step)
     peak: Value = 0.0
     for block in setup.model.blocks:
-        if id(block) not in _peaks:
-            _peaks[id(block)] = (block, Program([live_peak(block)]))
-        peak = most(peak, _peaks[id(block)][1]({**env, **block.dims})[0])
+        peak = most(peak, _peak(block)({**env, **block.dims})[0])
     return peak
 
 
-def largest_step(setup: Setup, batch: Value, new: Value, cached: Value = 0) -> Step:
-    """The step whose activations must fit: the engine's profiling run, or the workload's own largest prefill."""
+def profiling_step(setup: Setup) -> Step:
+    """The step that an engine tries out when it starts: its whole token budget, in as many sequences as it may have."""
     plan = setup.plan
-    budget: Value = plan.max_num_batched_tokens
-    if setup.engine.profile_run:
-        seqs = least(plan.max_num_seqs, budget)
-        return Step((Group(seqs, budget / seqs, 0, 1),))
+    seqs = min(plan.max_num_seqs, plan.max_num_batched_tokens)
+    return Step((Group(seqs, plan.max_num_batched_tokens / seqs, 0, 1),))
+
+
+def longest_step(batch: Value, new: Value, cached: Value = 0, *, budget: Value) -> Step:
+    """The largest step of a workload's prefill: as many tokens as the budget lets through, at the prompts' ends."""
     total = least(batch * new, budget)
     piece = least(new, total)
-    return Step((Group(total / piece, piece, cached),))
-
-
-def footprint(setup: Setup, *, batch: Value, new: Value, length: Value, shared: Value = 0, cached: Value = 0,
-              step: Step | None = None) -> Footprint:  # fmt: skip
-    """Memory of ``batch`` sequences of ``length`` tokens; ``shared`` bytes of cache are counted once."""
-    plan = setup.plan
-    return Footprint(
-        weight_bytes(setup),
-        batch * cache_bytes(setup, length) + shared,
-        activation_bytes(setup, step or largest_step(setup, batch, new, cached)),
-        setup.engine.memory_reserve,
-        setup.device.memory * plan.gpu_memory_utilization,
-    )
+    return Step((Group(total / piece, piece, cached + new - piece),))
 
 
 def max_total_tokens(setup: Setup, room: Value, length: Value) -> Value:
     """Tokens that the cache can hold, for sequences of up to ``length`` tokens."""
     each = cache_bytes(setup, length)
     return most(room, 0) / each * length if each else float("inf")
-
-
-def max_sequences(setup: Setup, room: Value, length: Value) -> Value:
-    """Sequences of ``length`` tokens that fit into the cache."""
-    each = cache_bytes(setup, length)
-    return most(room, 0) // each if each else float("inf")
-
-
-def _lift(value: object) -> Expr:
-    return value if isinstance(value, Expr) else constant(float(value))  # type: ignore[arg-type]
 
 
 def _zero(value: object) -> bool:

@@ -47,7 +47,7 @@ def bind(
     act = precision(dtype).bits / 8
     env: dict[str, Value] = {"act_bytes": act, "norm_bytes": precision(norm_dtype or dtype).bits / 8}
     env["kv_bytes"] = precision(kv_cache_dtype, "KV cache dtype").bits / 8
-    env["state_bytes"] = min(model.state_bits / 8, 4.0)
+    env["state_bytes"] = model.state_bits / 8
     used = {op.role for block in model.blocks for op in block.ops}
     notes: list[str] = []
     for role in ROLES:
@@ -60,5 +60,6 @@ def bind(
         if role in used and wanted.compute and runs not in wanted.compute:
             notes.append(f"{device.name} has no {wanted.compute[0]} units: {wanted.name} weights compute in {runs}")
     env["attention_peak_flops"] = device.flops[peak_format(device, precision(dtype), dtype)]
+    env["index_peak_flops"] = device.flops.get("fp8") or env["attention_peak_flops"]  # sparse attention chooses in fp8
     env["vector_peak_flops"] = device.flops.get("fp32") or max(device.flops.values())
     return env, list(dict.fromkeys(notes))

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from .graph import Block, Model
+from .graph import Block, Model, once_per, positions
 from .operators import send
 from .spec import Hardware, Link, Plan
 from .symbols import names as s
@@ -69,21 +69,18 @@ def _block_reason(block: Block, plan: Plan) -> str:
     if kv and dcp > 1 and dcp > max(1, tp // kv):
         shared = max(1, int(tp // kv))
         return f"decode context parallel {dcp} is more than the {shared} ranks that share a KV head at tp {tp}"
-    if experts and plan.enable_expert_parallel and experts % (tp * plan.data_parallel_size):
-        ranks = tp * plan.data_parallel_size
-        return f"{int(experts)} experts do not divide by the {ranks} ranks of tp {tp} × dp {plan.data_parallel_size}"
+    ranks = tp * plan.data_parallel_size
+    if experts and plan.enable_expert_parallel and experts < ranks:
+        return f"{int(experts)} experts are fewer than the {ranks} ranks of tp {tp} × dp {plan.data_parallel_size}"
     for word in ("intermediate_size", "moe_intermediate_size", "linear_num_value_heads", "mamba_num_heads"):
         size = d.get(word)
-        split = (
-            tp
-            if word != "moe_intermediate_size"
-            else (1 if plan.enable_expert_parallel else tp * plan.data_parallel_size)
-        )
+        split = tp if word != "moe_intermediate_size" else (1 if plan.enable_expert_parallel else ranks)
         if size and size % split:
             return f"{word} {int(size)} does not divide by {split}"
     return ""
 
 
+@once_per(64)
 def stages(model: Model, pp: int) -> tuple[Model, ...]:
     """A model cut into pipeline stages: layers as evenly as they go, embedding first, head last, sends between.
 
@@ -104,14 +101,15 @@ def stages(model: Model, pp: int) -> tuple[Model, ...]:
             if block.stage == "layer":
                 layers = tuple(i for i in block.layers if i in mine)
                 if layers:
-                    blocks.append(msgspec.structs.replace(block, layers=layers))
+                    name = f"{block.name.rpartition('.')[0] or block.name}.{positions(list(layers))}"
+                    blocks.append(msgspec.structs.replace(block, layers=layers, name=name))
             elif block.stage == "head" and stage == pp - 1:
                 blocks.append(_own_head(block))
             elif block.stage != "head" and stage == 0:
                 blocks.append(block)
         if stage < pp - 1:
             blocks.append(_handover(model))
-        found.append(msgspec.structs.replace(model, blocks=tuple(blocks)))
+        found.append(msgspec.structs.replace(model, blocks=tuple(blocks), num_layers=count))
     return tuple(found)
 
 
@@ -143,6 +141,11 @@ class Place(NamedTuple):
     scattered: bool = False  # every rank sends to every other (all-to-all): nothing is added up on the way
 
     @property
+    def spans_nodes(self) -> bool:
+        """Whether its ranks sit on more than one node."""
+        return self.name == "network" or self.ranks > self.per_node
+
+    @property
     def bandwidth(self) -> float:
         """Bytes/s that a rank can send at best: across nodes the network is shared, or adds up what a node sends."""
         if self.ranks <= self.per_node:
@@ -157,15 +160,30 @@ def places(plan: Plan, device: Hardware) -> dict[str, Place]:
     name = plan.interconnect or device.interconnect
     link = device.links.get(name) or Link(bandwidth=16e9)
     network = device.links.get("network") or Link(bandwidth=25e9, latency=1e-5, devices=65536)
-    domain = link.devices if link.devices > plan.gpus_per_node else plan.gpus_per_node
-    tp, dp = plan.tensor_parallel_size, plan.data_parallel_size
+    domain = _domain(plan, device, name, link)
+    tp, dp, dcp = plan.tensor_parallel_size, plan.data_parallel_size, plan.decode_context_parallel_size
     crosses = plan.pipeline_parallel_size * tp * dp > domain
     return {
         "tp": Place(name, link, min(tp, domain), network, tp),
-        "dcp": Place(name, link, min(plan.decode_context_parallel_size, domain), network),
+        "dcp": Place(name, link, min(dcp, domain), network, dcp),
         "ep": Place(name, link, min(tp * dp, domain), network, tp * dp, scattered=True),
         "pp": Place("network", network, 2, network) if crosses else Place(name, link, 2, network),
     }
+
+
+def _domain(plan: Plan, device: Hardware, name: str, link: Link) -> int:
+    """Neighbours that the fast link joins: those of a node, or of a rack where usual boxes share it (NVL72).
+
+    Who says that nodes have another number of GPUs than usual has the network between them; PCIe never leaves a box.
+    """
+    usual = plan.gpus_per_node == device.gpus_per_node
+    return link.devices if usual and link.devices > plan.gpus_per_node and name != "pcie" else plan.gpus_per_node
+
+
+def usual_node(device: Hardware, used: int) -> int:
+    """GPUs of a usual node: what the fast link joins, where that is more than one box (NVL72)."""
+    link = device.links.get(device.interconnect)
+    return max(device.gpus_per_node, min(link.devices, used) if link and link.devices <= 1024 else 1)
 
 
 def placement(plan: Plan, device: Hardware) -> dict[str, str]:

@@ -40,10 +40,14 @@ class Terms(NamedTuple):
 class Source(NamedTuple):
     """Who answers, and how: ``answer(op, dims, terms)`` gives seconds, never less than the roofline, or nan."""
 
-    origin: str
+    origin: str | Callable[[Op], str]
     answer: Callable[[Op, Callable[[], dict[str, Value]], Terms], Value]
     note: Callable[[Op], str]
     kinds: frozenset[str] | None = None  # operator kinds it speaks for; None = all
+
+    def whose(self, op: Op) -> str:
+        """The origin of its answer for an operator."""
+        return self.origin if isinstance(self.origin, str) else self.origin(op)
 
 
 def ideal() -> Source:
@@ -51,11 +55,13 @@ def ideal() -> Source:
     return Source("ideal", lambda op, dims, terms: terms.roofline, lambda op: "the data sheet's peak, nothing lost")
 
 
-def given(flops: float = 1.0, hbm: float = 1.0, intra: float = 1.0, inter: float = 1.0) -> Source:
-    """``--efficiency flops=0.7,hbm=0.85``: constant shares of each peak."""
+def given(flops: float = 1.0, hbm: float = 1.0, intra: float = 1.0, inter: float = 1.0,
+          places: Mapping[str, Place] | None = None) -> Source:  # fmt: skip
+    """``--efficiency flops=0.7,hbm=0.85``: constant shares of each peak; ``inter`` where an axis spans nodes."""
+    wide = {axis for axis, place in (places or {}).items() if place.spans_nodes}
 
     def answer(op: Op, dims: Callable[[], dict[str, Value]], terms: Terms) -> Value:
-        link = inter if op.axis == "pp" else intra
+        link = inter if op.axis in wide else intra
         return most(most(terms.compute / flops, terms.memory / hbm), terms.link / link + terms.latency)
 
     return Source(
@@ -97,7 +103,7 @@ def linked(places: Mapping[str, Place], architecture: str, engine: str) -> Sourc
         shape = dims()
         return most(curves.seconds(op, shape["bytes"], shape["ranks"]), terms.roofline)
 
-    return Source("fitted", answer, curves.note, LINKED - {"host_copy"})
+    return Source(curves.origin, answer, curves.note, LINKED - {"host_copy"})
 
 
 class Curves:
@@ -109,9 +115,10 @@ class Curves:
     NODES = 8
 
     def __init__(self, places: Mapping[str, Place], architecture: str, engine: str) -> None:
-        self.places, self.engine = places, engine
+        self.places, self.architecture, self.engine = places, architecture, engine
         self.styles = {axis: collectives.style(place.name, architecture) for axis, place in places.items()}
         self.known: dict[tuple[str, str, float, int], float] = {}
+        self.origins: dict[tuple[str, str], str] = {}
 
     def node(self, op: Op, ranks: float, index: int) -> float:
         """log₂ of the seconds at message size 2^(index/8)."""
@@ -156,11 +163,22 @@ class Curves:
             took = np.exp2(start + (curve[index + 1] - start) * (place - low))
         return np.where(some & (group > 1), took, 0.0)
 
+    def origin(self, op: Op) -> str:
+        """Fitted or assumed, by the link that the axis runs over."""
+        key = (op.kind, op.axis)
+        if key not in self.origins:
+            place = self.places[op.axis]
+            self.origins[key] = collectives.origin(op.kind, place.name, self.architecture, self.engine,
+                                                   spans_nodes=place.spans_nodes)  # fmt: skip
+        return self.origins[key]
+
     def note(self, op: Op) -> str:
         """Which link and which model of it."""
-        place = self.places[op.axis]
-        return (f"{op.kind} over {op.axis} on {place.name} ({self.styles[op.axis]}), up to {place.per_node:g} ranks "
-                f"a node, the fastest algorithm and protocol for its size")  # fmt: skip
+        place, style = self.places[op.axis], self.styles[op.axis]
+        far = " and the network" if place.spans_nodes and style != "network" else ""
+        source = collectives.figures().styles[style].source
+        return (f"{op.kind} over {op.axis} on {place.name} ({style}{far}), up to {place.per_node:g} ranks a node, the "
+                f"fastest algorithm and protocol for its size ({source})")  # fmt: skip
 
 
 _KIND = {"send": "send_recv"}
@@ -170,7 +188,7 @@ def sources(engine: Engine, efficiency: dict[str, float] | None = None, places: 
             architecture: str = "") -> tuple[Source, ...]:  # fmt: skip
     """The sources of a request, best first."""
     if efficiency:
-        return (given(**efficiency),)
+        return (given(**efficiency, places=places),)
     if not engine.kernels:
         return (ideal(),)
     links = (linked(places, architecture, engine.name),) if places else ()

@@ -119,9 +119,9 @@ class TurnRow(msgspec.Struct):
     input_len: int
     output_len: int
     context: int
-    ttft_ms: float
+    ttft_ms: float | None
     tpot_ms: float | None
-    e2el_ms: float
+    e2el_ms: float | None
 
 
 class Report(msgspec.Struct):

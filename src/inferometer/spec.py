@@ -76,6 +76,7 @@ class Engine(Spec, frozen=True, kw_only=True):
     fusion: bool = False  # element-wise operators ride on their neighbours: no traffic, no launch
     smooth: float = 3.0  # p of the norm that joins compute and memory time; large = a hard maximum
     kernels: dict[str, Kernel] = {}
+    kernels_from: str = ""  # the one device that the kernels' shares of peak were seen on
     source: dict[str, str] = {}
 
 

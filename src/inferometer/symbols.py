@@ -15,18 +15,20 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 Number = float | int
 Value = Any  # a float, or an ndarray of floats that broadcasts with the others
 Env = Mapping[str, Value]
 
-_interned: dict[tuple[Any, ...], Expr] = {}
+# Weak, so that the formulas of a model go with it. A formula holds its parts, so the ids in a key outlive the entry.
+_interned: WeakValueDictionary[tuple[Any, ...], Expr] = WeakValueDictionary()
 
 
 class Expr:
     """A formula: a constant, a name, or an operation on formulas."""
 
-    __slots__ = ("args", "op")
+    __slots__ = ("__weakref__", "args", "op")
     op: str
     args: tuple[Any, ...]
 

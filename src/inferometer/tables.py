@@ -12,7 +12,7 @@ from .graph import Block
 from .operators import Op, Work
 from .profiles import Terms
 from .report import Memory, OpRow, Phase
-from .steps import Step
+from .steps import Group, Images, Step
 from .symbols import evaluate
 from .talk import Talk, decode_step, mixed_step, prefill_steps, prompt_seconds, tower_step
 
@@ -37,7 +37,7 @@ def _mixed(setup: Setup, talk: Talk) -> Phase:
     stage = _slowest(setup, step)
     env = bound(stage, step)
     rows: Rows = [(row, 1.0, env) for row in step_rows(stage, step)]
-    return _phase(stage, rows, 1.0, step, _held(stage, talk, max(talk.output_len - 2, 0) // 2 + 1))
+    return _phase(stage, rows, 1.0, [step], _held(stage, talk, max(talk.output_len - 2, 0) // 2 + 1))
 
 
 def _prefill(setup: Setup, talk: Talk) -> Phase:
@@ -52,9 +52,8 @@ def _prefill(setup: Setup, talk: Talk) -> Phase:
         env = bound(stage, step if isinstance(step, Step) else step[0])
         rows += [(row, often, env) for row in step_rows(stage, step)]
     rows += _waiting("pipeline_fill", prompt_seconds(setup, talk) - _total(rows))
-    largest = first if isinstance(first, Step) else max(first, key=lambda s: s.groups[0].new)
     held = talk.mine * cache_of(stage, talk, talk.context)
-    return _phase(stage, rows, sum(often for _, often in steps), largest, held)
+    return _phase(stage, rows, sum(often for _, often in steps), prompt_peaks(setup, talk), held)
 
 
 def _decode(setup: Setup, talk: Talk) -> Phase:
@@ -70,7 +69,7 @@ def _decode(setup: Setup, talk: Talk) -> Phase:
             guess = timing.guess(setup, talk.sequences / rotating, talk.context, talk.output_len, rotating)
             rows += _waiting("draft", float(guess.draft_seconds))
     held = _held(stage, talk, max(talk.output_len - 2, 0) // 2 + 1)
-    return _phase(stage, rows, 1.0, one, held)
+    return _phase(stage, rows, 1.0, [one], held)
 
 
 def _slowest(setup: Setup, step: Step | list[Step]) -> Setup:
@@ -110,7 +109,7 @@ def _held(setup: Setup, talk: Talk, answered: int) -> float:
     return talk.mine * first + talk.sequences * (whole - first)
 
 
-def _phase(setup: Setup, rows: Rows, steps: float, largest: Step, cache: float) -> Phase:
+def _phase(setup: Setup, rows: Rows, steps: float, largest: list[Step], cache: float) -> Phase:
     merged: dict[tuple[int, int], OpRow] = {}
     for row, often, env in rows:
         _merge(merged, row, often, env)
@@ -120,7 +119,8 @@ def _phase(setup: Setup, rows: Rows, steps: float, largest: Step, cache: float) 
         op.share = op.seconds / total if total else 0.0
         op.intensity = op.flops / op.bytes if op.bytes else 0.0
         op.efficiency = min(1.0, op.roofline_seconds / op.seconds) if op.seconds and op.roofline_seconds else 1.0
-    live, weights = float(memory.activation_bytes(setup, largest)), float(memory.weight_bytes(setup))
+    live, weights = _live(setup, largest), float(memory.weight_bytes(setup))
+    cache *= 1 - setup.env["kv_offload_share"]
     sums = {f: sum(getattr(op, f) for op in ops) for f in
             ("load_weight", "load_act", "store_act", "load_kv_cache", "store_kv_cache")}  # fmt: skip
     return Phase(
@@ -176,40 +176,82 @@ def memory_table(setup: Setup, talk: Talk) -> Memory:
     return fullest
 
 
+def prompt_peaks(setup: Setup, talk: Talk) -> list[Step]:
+    """The steps of the prompts that may need the most memory: the largest one, and the images'."""
+    if isinstance(talk.input_len, tuple):
+        largest = Step((Group(talk.mine, max(talk.input_len), 0),))
+    else:
+        budget = timing.prefill_budget(setup, talk.mine * talk.prompt)
+        largest = memory.longest_step(talk.mine, talk.prompt, talk.cached, budget=budget)
+    return [largest, tower_step(talk)] if talk.images.count else [largest]
+
+
+def answer_peaks(setup: Setup, talk: Talk) -> list[Step]:
+    """The last step of the answers, if there are any."""
+    if talk.output_len < 2:
+        return []
+    spec = setup.plan.speculation
+    new = spec.num_speculative_tokens + 1 if spec else 1
+    each = talk.sequences / timing.micro_batches(setup, talk.sequences)
+    return [Step((Group(each, new, max(talk.length - new, 0), new, True),))]
+
+
+def _live(setup: Setup, steps: list[Step]) -> float:
+    return max((float(memory.activation_bytes(setup, step)) for step in steps), default=0.0)
+
+
+def cache_offloaded(setup: Setup, talk: Talk) -> Setup:
+    """The setup with its share of the cache in host memory: what --cpu-offload-gb leaves when all weights are there."""
+    room = setup.env.get("host_cache_bytes", 0.0)
+    if not room:
+        return setup
+    cache = max(_held(stage, talk, talk.output_len) for stage in stages(setup))
+    return setup._replace(env={**setup.env, "kv_offload_share": min(1.0, room / cache) if cache else 0.0})
+
+
 def _stage_memory(setup: Setup, talk: Talk) -> Memory:
     engine, replicas = setup.engine, setup.plan.data_parallel_size
-    step = memory.largest_step(setup, talk.mine, talk.prompt, talk.cached)
-    held = memory.footprint(setup, batch=0, new=talk.prompt, length=1, step=step)
     more_weights, more_cache = _drafter(setup, talk)
-    weights = float(held.weights) + more_weights
-    cache = _held(setup, talk, talk.output_len) + talk.sequences * more_cache
+    weights = float(memory.weight_bytes(setup)) + more_weights
+    away = setup.env["kv_offload_share"]
+    cache = _held(setup, talk, talk.output_len) * (1 - away) + talk.sequences * more_cache
     per_prompt, per_sequence = cache_of(setup, talk, talk.context), cache_of(setup, talk, talk.length) + more_cache
     each = per_prompt + talk.beams * (per_sequence - per_prompt)  # beams share the prompt's
-    room = float(held.room) - more_weights
-    spare = room + (0.0 if engine.profile_run else float(held.activations))
+    reserved = _live(setup, [memory.profiling_step(setup)]) if engine.profile_run else 0.0
 
-    def live(batch: int) -> float:
-        """Activations of a prefill, where they grow with the batch."""
-        if engine.profile_run:
-            return 0.0
-        return float(memory.activation_bytes(setup, memory.largest_step(setup, batch, talk.prompt, talk.cached)))
+    def prompts(batch: int) -> float:
+        return max(reserved, _live(setup, prompt_peaks(setup, _scaled(talk, batch))))
 
-    limit = setup.plan.max_model_len or talk.length
-    tokens = memory.max_total_tokens(setup, room, limit) if per_sequence else None
+    def answers(batch: int) -> float:
+        return max(reserved, _live(setup, answer_peaks(setup, _scaled(talk, batch))))
+
+    def both(batch: int) -> float:
+        return max(prompts(batch), answers(batch))
+
+    live, usable = both(talk.mine), setup.device.memory * setup.plan.gpu_memory_utilization
+    room = usable - weights - engine.memory_reserve + setup.env.get("host_cache_bytes", 0.0)
+    limit, per_token = setup.plan.max_model_len or talk.length, float(memory.kv_bytes_per_token(setup))
+    # an engine that profiles sizes its cache by that run alone
+    tokens = memory.max_total_tokens(setup, room - (reserved or live), limit) if per_token else None
     return Memory(
         weights_bytes=weights,
         kv_cache_bytes=cache,
-        activation_bytes=float(held.activations),
-        overhead_bytes=float(held.overhead),
-        total_bytes=weights + float(held.activations + held.overhead) + cache,
+        activation_bytes=live,
+        overhead_bytes=engine.memory_reserve,
+        total_bytes=weights + live + engine.memory_reserve + cache,
         capacity_bytes=setup.device.memory,
-        usable_bytes=float(held.usable),
-        kv_bytes_per_token=float(memory.kv_bytes_per_token(setup)),
-        max_batch_size=_most(spare, each, live) * replicas,
-        max_batch_size_prefill=_most(spare, per_prompt, live) * replicas,
-        max_batch_size_decode=_most(spare, each, lambda batch: 0.0) * replicas,
+        usable_bytes=usable,
+        kv_bytes_per_token=per_token,
+        max_batch_size=_most(room, each, both) * replicas,
+        max_batch_size_prefill=_most(room, per_prompt, prompts) * replicas,
+        max_batch_size_decode=_most(room, each, answers) * replicas,
         max_total_tokens=int(tokens) if tokens is not None and tokens < 1e18 else None,
     )
+
+
+def _scaled(talk: Talk, batch: int) -> Talk:
+    """The same talk of another number of sequences on this replica."""
+    return talk._replace(mine=batch, images=Images(*(x * batch / talk.mine for x in talk.images)))
 
 
 def _drafter(setup: Setup, talk: Talk) -> tuple[float, float]:
@@ -226,7 +268,10 @@ def _drafter(setup: Setup, talk: Talk) -> tuple[float, float]:
 
 def _most(room: float, each: float, live: Callable[[int], float]) -> int:
     """The largest batch whose caches and activations fit: found by halving, because activations stop growing."""
-    low, high = 0, max(0, min(10**9, int(room // each))) if each > 0 else 10**9
+    free = room - live(1)
+    low, high = 0, max(0, min(10**9, int(free // each))) if each > 0 else 10**9 if free >= 0 else 0
+    if high and high * each + live(high) <= room:  # the usual case: activations that do not depend on it
+        return high
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if middle * each + live(middle) <= room else (low, middle - 1)

@@ -46,9 +46,12 @@ def conversation(setup: Setup, work: Workload) -> Talk:
         pictures = images(setup.model.vision, shown.height, shown.width, shown.count)
     seen = int(pictures.tokens)
     if work.turns:
-        before = sum(t.input_len + t.output_len for t in work.turns[:-1])
-        last = work.turns[-1]
-        new, cached, output = last.input_len + seen, before, last.output_len
+        *before, last = work.turns
+        new, cached, output = last.input_len, sum(t.input_len + t.output_len for t in before), last.output_len
+        if before:  # images come with the first prompt and are in the cache by now
+            cached, pictures = cached + seen, Images()
+        else:
+            new += seen
         lengths: int | tuple[int, ...] = last.input_len
     else:
         longest = work.input_len if isinstance(work.input_len, int) else max(work.input_len)

@@ -6,14 +6,19 @@ a sequence gets its next token every max(Σtₖ, m·max tₖ).
 
 from __future__ import annotations
 
+import functools
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from . import phases
+from . import catalog, models, numerics, parallel, phases
+from .errors import BadValue
 from .evaluate import Setup, prepare, stages, step_seconds
-from .graph import Block, Model
+from .graph import Block, Model, once_per
+from .models.network import build_network
 from .phases import Steps
+from .spec import Plan
 from .steps import Group, Step
 from .symbols import Value, least, most
 
@@ -33,10 +38,13 @@ def slowest(times: list[Value]) -> Value:
 
 def prefill_steps(setup: Setup, batch: Value, new: Value, cached: Value = 0) -> Steps:
     """The prompts of one replica, cut by the token budget, or finer into the micro-batches that were asked for."""
+    return phases.prefill(batch, new, cached, budget=prefill_budget(setup, batch * new))
+
+
+def prefill_budget(setup: Setup, tokens: Value) -> Value:
+    """Tokens of one step of a prefill of so many."""
     budget: Value = setup.plan.max_num_batched_tokens
-    if setup.plan.micro_batches > 1:
-        budget = least(budget, -(-batch * new // setup.plan.micro_batches))
-    return phases.prefill(batch, new, cached, budget=budget)
+    return least(budget, -(-tokens // setup.plan.micro_batches)) if setup.plan.micro_batches > 1 else budget
 
 
 def prefill_seconds(setup: Setup, steps: Steps) -> Value:
@@ -87,11 +95,6 @@ class Guess(NamedTuple):
     tokens: float
 
 
-def accepted(rate: float, drafted: int) -> float:
-    """Expected tokens a step when each draft is accepted with probability ``rate``: ``accepted(0.8, 3)  # 2.95``"""
-    return drafted + 1.0 if rate >= 1 else (1 - rate ** (drafted + 1)) / (1 - rate)
-
-
 def guess(setup: Setup, sequences: Value, context: Value, output: Value, rotating: Value = 1) -> Guess:
     """Cost of drafting k tokens and verifying them with one step of k+1 tokens a sequence."""
     spec = setup.plan.speculation
@@ -118,15 +121,47 @@ def draft_setup(setup: Setup) -> Setup:
     assert spec is not None
     if spec.method == "mtp":
         return setup._replace(model=_modules(setup.model))
-    from . import catalog, models
-
-    entry = catalog.model(spec.model)
-    small = models.build(entry.config, entry.name)
-    plan = msgspec.structs.replace(setup.plan, speculation=None, quantization=small.dtype, lora=None,
-                                   cpu_offload_bytes=0.0)  # fmt: skip
-    return prepare(small, setup.device, setup.engine, plan)
+    small, roles = _draft_model(spec.model, _stamp(spec.model), setup.plan.dtype)
+    plan = msgspec.structs.replace(_alone(setup.plan), quantization=numerics.summary(roles, setup.plan.dtype))
+    drafter = prepare(small, setup.device, setup.engine, plan, roles=roles)
+    return drafter._replace(sources=setup.sources)  # the same machine and layout, and what --efficiency says of them
 
 
+def draft_reason(setup: Setup) -> str:
+    """Why the layout does not suit the model that drafts, as a sentence; empty if it does or nobody drafts."""
+    spec = setup.plan.speculation
+    if spec is None or spec.method != "draft_model":
+        return ""
+    why = parallel.reason(draft_setup(setup).model, _alone(setup.plan), setup.device)
+    return f"{spec.model} cannot draft here: {why}" if why else ""
+
+
+def _alone(plan: Plan) -> Plan:
+    """The plan of a model that drafts: whole on every stage, without adapters and on the device."""
+    return msgspec.structs.replace(plan, speculation=None, lora=None, cpu_offload_bytes=0.0, pipeline_parallel_size=1)
+
+
+@functools.lru_cache(maxsize=16)
+def _draft_model(name: str, stamp: float, dtype: str) -> tuple[Model, dict[str, str]]:
+    """A model to draft with, and its precisions: what its config or its name declares."""
+    entry = catalog.model(name)
+    small = (build_network if entry.network else models.build)(entry.config, entry.source or entry.name)
+    if small.kind != "decoder":
+        raise BadValue(f"{name} is a {small.kind} model: only a decoder can draft tokens")
+    declared = entry.quantization if entry.quantization and not small.quantization else None
+    return small, numerics.by_role(small, dtype, declared)
+
+
+def _stamp(name: str) -> float:
+    """When a local model was last written, so that one that was edited is read again; 0 for any other name."""
+    path = Path(name).expanduser()
+    try:
+        return max(p.stat().st_mtime for p in (path, path / "config.json") if p.exists())
+    except (OSError, ValueError):
+        return 0.0
+
+
+@once_per(64)
 def _modules(model: Model) -> Model:
     """One prediction module between embedding and head, which it shares with the model."""
     ends = [b for b in model.blocks if b.stage in ("embed", "head")]

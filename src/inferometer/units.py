@@ -47,7 +47,7 @@ def seconds(value: float | None) -> str:
 
 def percent(value: float) -> str:
     """``percent(0.1234)  # '12.3%'``"""
-    return f"{value * 100:.1f}%" if value < 0.9995 else "100%"
+    return "100%" if 0.9995 <= value < 1.0005 else f"{value * 100:.1f}%"
 
 
 def _digits(value: float, digits: int) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from ..graph import Part
 from ..operators import (
     Formula,
@@ -134,13 +136,16 @@ def mla(*, hidden_size: int, num_attention_heads: int, q_lora_rank: int, kv_lora
     folded = s.tokens if absorbed else s.decode_tokens
     expanded = 0 if absorbed else s.prefill_kv
     per_head = s.qk_nope_head_dim + s.v_head_dim
-    ops.append(
-        linear("kv_b_proj", s.kv_lora_rank, s.num_attention_heads * per_head, m=expanded, role="attn", shard="column",
-               optional=True, inputs=("kv_a_layernorm",))
-    )  # fmt: skip
+    expand = linear("kv_b_proj", s.kv_lora_rank, s.num_attention_heads * per_head, m=expanded, role="attn",
+                    shard="column", optional=True, inputs=("kv_a_layernorm",))  # fmt: skip
+    if not absorbed:  # the latents come out of the cache; what they become is a tensor like others
+        work = msgspec.structs.replace(expand.work, reads=0, kv_reads=expanded * latent * s.kv_bytes)
+        expand = msgspec.structs.replace(expand, work=work)
+    ops.append(expand)
     if not absorbed:
+        seen = getattr(s, f"prefill_kv_{span}") if span else expanded
         ops.append(attention("attention", "prefill", heads=heads, kv_heads=heads, qk_dim=qk_dim, v_dim=s.v_head_dim,
-                             span=span, inputs=(queries, "kv_b_proj")))  # fmt: skip
+                             span=span, cached=False, kv=seen, inputs=(queries, "kv_b_proj")))  # fmt: skip
     ops.append(_per_head("q_absorb", s.qk_nope_head_dim, s.kv_lora_rank, heads, folded, (queries,)))
     latents_only = {"heads": heads, "kv_heads": 1, "qk_dim": latent, "v_dim": s.kv_lora_rank, "span": span,
                     "kv_width": latent, "inputs": ("q_absorb",)}  # fmt: skip
@@ -180,7 +185,8 @@ def indexer(*, hidden_size: int, index_n_heads: int, index_head_dim: int, q_lora
         kv_write("index_cache_write", key_bytes / s.kv_bytes, span=""),
     ]
     ops += both("index_scores", heads=s.index_n_heads, kv_heads=1, qk_dim=s.index_head_dim, v_dim=0,
-                kv_width=key_bytes / s.kv_bytes, inputs=("index_q_proj", "index_weights_proj"))  # fmt: skip
+                kv_width=key_bytes / s.kv_bytes, peak="index_peak_flops",
+                inputs=("index_q_proj", "index_weights_proj"))  # fmt: skip
     ops.append(elementwise("index_topk", 0, extra_reads=8 * (s.prefill_qk + s.decode_qk),
                            inputs=("index_scores",)))  # fmt: skip
     return Part(tuple(ops), dims)
@@ -200,7 +206,7 @@ def block_indexer(*, hidden_size: int, sparse_num_index_heads: int, sparse_index
                role="attn", inputs=("input_layernorm",)),
         norm("index_qk_norm", width, rows=heads + 1, params=2 * width),
         kv_write("index_cache_write", width),
-        *both("index_scores", heads=heads, kv_heads=1, qk_dim=width, v_dim=0, kv_width=width,
+        *both("index_scores", heads=heads, kv_heads=1, qk_dim=width, v_dim=0, kv_width=width, peak="index_peak_flops",
               inputs=("index_qk_norm",)),
         elementwise("index_topk", 0, extra_reads=4 * blocks, inputs=("index_scores",)),
     ]  # fmt: skip

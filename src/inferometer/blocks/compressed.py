@@ -49,7 +49,7 @@ def _index(ratio: int) -> list[Op]:
         linear("index_weights_proj", s.hidden_size, s.index_n_heads, role="router", inputs=("input_layernorm",)),
         *_compressor("index_compressor", s.index_head_dim, stored, ratio),
         *both("index_scores", heads=s.index_n_heads, kv_heads=1, qk_dim=s.index_head_dim, v_dim=0, span=past,
-              kv_width=stored / s.kv_bytes, inputs=("index_q_proj", "index_weights_proj")),
+              kv_width=stored / s.kv_bytes, peak="index_peak_flops", inputs=("index_q_proj", "index_weights_proj")),
         elementwise("index_topk", 0, extra_reads=8 * pairs, inputs=("index_scores",)),
     ]  # fmt: skip
 

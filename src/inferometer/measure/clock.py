@@ -29,7 +29,7 @@ def _cpu(calls: Sequence[Work]) -> float:
         for call in calls:
             call()
         found.append((time.perf_counter() - began) / len(calls))
-    return statistics.median(found)
+    return float(statistics.median(found))
 
 
 def _cuda(torch: Any, calls: Sequence[Work]) -> float:
@@ -61,4 +61,4 @@ def _cuda(torch: Any, calls: Sequence[Work]) -> float:
         torch.cuda.synchronize()
         found.append(first.elapsed_time(last) / 1e3 / (rounds * len(calls)))
     del graph
-    return statistics.median(found)
+    return float(statistics.median(found))

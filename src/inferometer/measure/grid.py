@@ -12,12 +12,14 @@ from .. import catalog, models
 from ..memory import ALONE
 from ..symbols import evaluate
 
-COMMON = ("llama-3.1-8b", "qwen3-8b", "qwen3-0.6b", "qwen3-30b-a3b", "llama-2-7b", "mixtral-8x7b-v0.1", "mistral-7b-v0.3",
-          "qwen2.5-7b", "deepseek-v2-lite", "llama-3.1-70b", "qwen3-32b", "qwen3-14b", "gpt-oss-20b", "qwen3-4b",
-          "qwen3-1.7b", "gemma-2-9b", "gemma-3-27b", "phi-4", "llama-2-13b", "qwen2.5-32b", "qwen2.5-14b", "gpt-oss-120b",
-          "llama-3.2-1b", "llama-3.2-3b", "qwen3-235b-a22b", "qwen3-next-80b-a3b", "deepseek-v3", "mistral-nemo-2407",
-          "mistral-small-24b-2501", "yi-34b", "codellama-34b", "gemma-2-27b", "gemma-2-2b", "qwen2.5-1.5b", "qwen2.5-3b",
-          "phi-3-mini-4k", "llama-4-scout-17b-16e", "minimax-m2.5", "glm-4-9b", "opt-6.7b")  # fmt: skip
+COMMON = (
+    "llama-3.1-8b", "qwen3-8b", "qwen3-0.6b", "qwen3-30b-a3b", "llama-2-7b", "mixtral-8x7b-v0.1",
+    "mistral-7b-v0.3", "qwen2.5-7b", "deepseek-v2-lite", "llama-3.1-70b", "qwen3-32b", "qwen3-14b", "gpt-oss-20b",
+    "qwen3-4b", "qwen3-1.7b", "gemma-2-9b", "gemma-3-27b", "phi-4", "llama-2-13b", "qwen2.5-32b", "qwen2.5-14b",
+    "gpt-oss-120b", "llama-3.2-1b", "llama-3.2-3b", "qwen3-235b-a22b", "qwen3-next-80b-a3b", "deepseek-v3",
+    "mistral-nemo-2407", "mistral-small-24b-2501", "yi-34b", "codellama-34b", "gemma-2-27b", "gemma-2-2b",
+    "qwen2.5-1.5b", "qwen2.5-3b", "phi-3-mini-4k", "llama-4-scout-17b-16e", "minimax-m2.5", "glm-4-9b", "opt-6.7b",
+)  # fmt: skip
 ROWS = (1, 8, 64, 512, 4096, 2, 4, 16, 32, 128, 256, 1024, 2048, 8192, 24, 48, 96, 192, 384, 768, 1536)
 TOKENS = (1, 8, 64, 512, 4096, 2, 4, 16, 32, 128, 256, 1024, 2048, 8192, 24, 48, 96, 192, 384)
 PARTS = (1, 2, 4, 8)
@@ -46,7 +48,11 @@ def products() -> list[tuple[int, int]]:
     for tp in PARTS:
         for name in COMMON:
             for op, env in _ops(name, tp):
-                if op.kind == "linear" and op.dims["groups"] == 1 and op.role in ("attn", "mlp", "shared", "head", "router"):
+                if (
+                    op.kind == "linear"
+                    and op.dims["groups"] == 1
+                    and op.role in ("attn", "mlp", "shared", "head", "router")
+                ):
                     n, k = _whole(op.dims["n"], env), _whole(op.dims["k"], env)
                     if n >= 64 and k >= 64:
                         found[(n, k)] = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from .clock import Work
@@ -72,11 +73,11 @@ def linear(b: Bench, *, dtype: str, m: int, n: int, k: int) -> Ready:
         x8 = x.to(t.float8_e4m3fn)
         if b.vllm is not None:
             ops = b.vllm._custom_ops
-            return Ready([lambda w=w: ops.cutlass_scaled_mm(x8, w, one, one, t.bfloat16) for w in weights], "vllm")
-        return Ready([lambda w=w: t._scaled_mm(x8, w, one, one, out_dtype=t.bfloat16) for w in weights], "torch")
+            return Ready([partial(ops.cutlass_scaled_mm, x8, w, one, one, t.bfloat16) for w in weights], "vllm")
+        return Ready([partial(t._scaled_mm, x8, w, one, one, out_dtype=t.bfloat16) for w in weights], "torch")
     weights = b.copies(("bf16", n, k), n * k * 2, lambda: b.random(n, k))
     product = t.nn.functional.linear
-    return Ready([lambda w=w: product(x, w) for w in weights], "torch")
+    return Ready([partial(product, x, w) for w in weights], "torch")
 
 
 @case("quantize")
@@ -86,11 +87,13 @@ def quantize(b: Bench, *, dtype: str, m: int, n: int) -> Ready:
         raise LookupError("needs vLLM's kernel")
     ops = b.vllm._custom_ops
     rows = b.copies(("q", m, n), m * n * 2, lambda: b.random(m, n))
-    return Ready([lambda x=x: ops.scaled_fp8_quant(x) for x in rows], "vllm")
+    return Ready([partial(ops.scaled_fp8_quant, x) for x in rows], "vllm")
 
 
 @case("decode_attention")
-def decode_attention(b: Bench, *, dtype: str, seqs: int, heads: int, kv_heads: int, head_dim: int, context: int) -> Ready:
+def decode_attention(
+    b: Bench, *, dtype: str, seqs: int, heads: int, kv_heads: int, head_dim: int, context: int
+) -> Ready:
     """One query token a sequence over a paged cache."""
     return _attention(b, seqs, 1, context, heads, kv_heads, head_dim)
 
@@ -102,16 +105,18 @@ def prefill_attention(b: Bench, *, dtype: str, seqs: int, heads: int, kv_heads: 
     return _attention(b, seqs, new, context, heads, kv_heads, head_dim)
 
 
-def _attention(b: Bench, seqs: int, new: int, context: int, heads: int, kv_heads: int, dim: int, block: int = 16) -> Ready:
-    t = b.torch
+def _attention(
+    b: Bench, seqs: int, new: int, context: int, heads: int, kv_heads: int, dim: int, block: int = 16
+) -> Ready:
+    t, block = b.torch, 16  # tokens a page
     q = b.random(seqs * new, heads, dim)
     if b.vllm is None:
         kv = b.copies(("kv", seqs, context, kv_heads, dim), 4.0 * seqs * context * kv_heads * dim,
-                      lambda: (b.random(seqs, kv_heads, context, dim), b.random(seqs, kv_heads, context, dim)))  # fmt: skip
+                      lambda: tuple(b.random(seqs, kv_heads, context, dim) for _ in range(2)))  # fmt: skip
         query = q.view(seqs, new, heads, dim).transpose(1, 2)
         attend = t.nn.functional.scaled_dot_product_attention
         causal = new == context
-        return Ready([lambda c=c: attend(query, c[0], c[1], is_causal=causal, enable_gqa=True) for c in kv], "torch")
+        return Ready([partial(attend, query, k, v, is_causal=causal, enable_gqa=True) for k, v in kv], "torch")
     per = -(-context // block)
 
     def pages() -> Any:
@@ -131,12 +136,9 @@ def _attention(b: Bench, seqs: int, new: int, context: int, heads: int, kv_heads
             headdim=dim, cache_seqlens=used, qkv_dtype=t.bfloat16, cu_seqlens_q=starts, page_size=block, causal=True,
             num_splits=splits)}  # fmt: skip
 
-    def call(c: Any) -> Work:
-        return lambda: flash(q=q, k=c[0], v=c[1], out=out, cu_seqlens_q=starts, max_seqlen_q=new, seqused_k=used,
-                             max_seqlen_k=context, softmax_scale=dim**-0.5, causal=True, block_table=c[2],
-                             **more)  # fmt: skip
-
-    return Ready([call(c) for c in kv], f"vllm FlashAttention {version}")
+    run = partial(flash, q=q, out=out, cu_seqlens_q=starts, max_seqlen_q=new, seqused_k=used, max_seqlen_k=context,
+                  softmax_scale=dim**-0.5, causal=True, **more)  # fmt: skip
+    return Ready([partial(run, k=k, v=v, block_table=table) for k, v, table in kv], f"vllm FlashAttention {version}")
 
 
 @case("moe")
@@ -155,7 +157,7 @@ def moe(b: Bench, *, dtype: str, tokens: int, hidden: int, inner: int, experts: 
     for _ in range(8 if tokens <= 512 else 1):  # another choice of experts each time
         ids = t.rand(tokens, experts, device=b.device).topk(top_k, dim=1).indices.to(t.int32)
         share = t.full((tokens, top_k), 1.0 / top_k, device=b.device, dtype=t.float32)
-        calls.append(lambda i=ids, s=share: b.vllm.fused_experts(x, pair[0], pair[1], s, i))  # type: ignore[misc]
+        calls.append(partial(b.vllm.fused_experts, x, *pair, share, ids))
     return Ready(calls, "vllm")
 
 
@@ -167,8 +169,12 @@ def norm(b: Bench, *, dtype: str, m: int, n: int) -> Ready:
     weight = b.random(n)
     if b.vllm is not None:
         fused = b.vllm._custom_ops.fused_add_rms_norm
-        return Ready([lambda r=r: fused(r[0], r[1], weight, 1e-6) for r in rows], "vllm")
-    return Ready([lambda r=r: t.nn.functional.rms_norm(r[0] + r[1], (n,), weight) for r in rows], "torch")
+        return Ready([partial(fused, x, residual, weight, 1e-6) for x, residual in rows], "vllm")
+
+    def added(x: Any, residual: Any) -> Any:
+        return t.nn.functional.rms_norm(x + residual, (n,), weight)
+
+    return Ready([partial(added, x, residual) for x, residual in rows], "torch")
 
 
 @case("activation")
@@ -177,15 +183,19 @@ def activation(b: Bench, *, dtype: str, m: int, n: int) -> Ready:
     t = b.torch
     rows = b.copies(("act", m, n), m * n * 3, lambda: (b.random(m, n), b.random(m, n // 2)))
     if b.vllm is not None:
-        return Ready([lambda r=r: t.ops._C.silu_and_mul(r[1], r[0]) for r in rows], "vllm")
-    return Ready([lambda r=r: t.nn.functional.silu(r[0][:, : n // 2]) * r[0][:, n // 2 :] for r in rows], "torch")
+        return Ready([partial(t.ops._C.silu_and_mul, out, x) for x, out in rows], "vllm")
+
+    def gated(x: Any) -> Any:
+        return t.nn.functional.silu(x[:, : n // 2]) * x[:, n // 2 :]
+
+    return Ready([partial(gated, x) for x, _ in rows], "torch")
 
 
 @case("copy")
 def copy(b: Bench, *, dtype: str, bytes: int) -> Ready:
     """A device copy: half of the bytes read, half written."""
     rows = b.copies(("copy", bytes), bytes, lambda: (b.random(bytes // 4), b.random(bytes // 4)))
-    return Ready([lambda r=r: r[1].copy_(r[0]) for r in rows], "torch")
+    return Ready([partial(target.copy_, source) for source, target in rows], "torch")
 
 
 @case("sampler")
@@ -193,4 +203,8 @@ def sampler(b: Bench, *, dtype: str, m: int, n: int) -> Ready:
     """Greedy sampling: logits to fp32, then the largest."""
     t = b.torch
     rows = b.copies(("logits", m, n), m * n * 2, lambda: b.random(m, n))
-    return Ready([lambda r=r: r.to(t.float32).argmax(dim=-1) for r in rows], "torch")
+
+    def largest(x: Any) -> Any:
+        return x.to(t.float32).argmax(dim=-1)
+
+    return Ready([partial(largest, x) for x in rows], "torch")

@@ -71,7 +71,7 @@ def measure(rows: Iterable[dict[str, Any]], path: Path, *, budget: float, device
             if (row["kind"], row["dtype"], shape) in known:
                 counts["kept"] += 1
                 continue
-            if progress and number % 20 == 0:
+            if progress and number % 500 == 0:
                 progress(number, len(todo), spent)
             sizes = {k: v for k, v in row.items() if k != "kind"}
             try:

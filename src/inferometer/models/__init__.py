@@ -19,6 +19,7 @@ _TOOLS = {
     "config",
     "decoder",
     "network",
+    "patterns",
     "quantization",
     "vision",
     "clip",

@@ -99,7 +99,8 @@ def _part(row: Any, hidden: int, where: str, spans: dict[str, Span]) -> Part:
         key = next((k for k, span in spans.items() if span.size == window), f"window{len(spans) or ''}")
         spans[key] = Span("window", window)
         sizes["span"] = key
-    sizes.setdefault("hidden_size", hidden)
+    if sizes.setdefault("hidden_size", hidden) != hidden:
+        raise BadFile(f"{here}: hidden_size {sizes['hidden_size']} is not the network's {hidden}; leave it out")
     missing = [k for k, p in allowed.items() if p.default is inspect.Parameter.empty and k not in sizes]
     if missing:
         raise BadFile(f"{where}: block {name!r} lacks {', '.join(map(repr, missing))}")

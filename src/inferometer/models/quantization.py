@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import fnmatch
 import re
+from collections.abc import Mapping
 from typing import Any
 
-from ..errors import BadFile
+from ..errors import BadFile, short
 from .config import Config
+from .patterns import matches
 
 ROLES = ("attn", "mlp", "experts", "shared")  # what a quantisation applies to unless it is excluded
 SAMPLES = {  # a module of each role, to hold against patterns of excluded modules; {} is the layer
@@ -28,30 +30,43 @@ def dtype(config: Config) -> str:
     """The number format a config computes in: ``dtype(Config({"torch_dtype": "float16"}))  # 'fp16'``"""
     word = str(config.get("torch_dtype", "dtype", default="bfloat16")).removeprefix("torch.")
     if word not in DTYPES:
-        raise BadFile(f"{config.where}: torch_dtype {word!r} is not known; allowed: {', '.join(DTYPES)}")
+        raise BadFile(f"{config.where}: torch_dtype {short(word)} is not known; allowed: {', '.join(DTYPES)}")
     return DTYPES[word]
 
 
 def declared(config: Config) -> tuple[dict[str, str], str]:
     """Precision by role, and the KV cache's, as the config declares them: ``({"experts": "mxfp4"}, "")``"""
-    outer = config.section("quantization_config", "compression_config")
-    text = config.section("text_config", "llm_config", "language_config")
-    found = outer or (text.section("quantization_config", "compression_config") if text else None)
+    found = _section(config)
     if found is None:
         return {}, ""
-    roles = _by_module(found) or _by_scheme(found)
-    if config.text.get("expert_dtype") == "fp4" and roles.get("experts", "").startswith("fp8"):
-        roles["experts"] = "mxfp4"  # DeepSeek-V4 keeps its experts in fp4 under an fp8 scheme
     if str(found.get("moe_quant_algo", default="")).upper() == "NVFP4":
         roles = dict.fromkeys(ROLES, "fp8-block") | {"experts": "nvfp4"}  # only the experts of an fp8 model were redone
+    else:
+        roles = _by_scheme(found) | _by_module(found)
+    if config.text.get("expert_dtype") == "fp4" and roles.get("experts", "").startswith("fp8"):
+        roles["experts"] = "mxfp4"  # DeepSeek-V4 keeps its experts in fp4 under an fp8 scheme
     kv = found.get("kv_cache_scheme")
     kv_bits = kv.get("num_bits") if isinstance(kv, dict) else None
     algo = str(found.get("kv_cache_quant_algo", default="") or "").lower()
-    return roles, "fp8" if kv_bits == 8 or algo == "fp8" else ""
+    return {role: p for role, p in roles.items() if p}, "fp8" if kv_bits == 8 or algo == "fp8" else ""
+
+
+def _section(config: Config) -> Config | None:
+    """The part that speaks of quantisation: the config's own, or its language model's."""
+    for place in (config, config.section("text_config", "llm_config", "language_config")):
+        for key in _SECTIONS if place is not None else ():
+            value = place.get(key)  # type: ignore[union-attr]
+            if value is not None and not isinstance(value, Mapping):
+                raise BadFile(f"{place.where}: {key!r} must be an object, not {short(value)}")  # type: ignore[union-attr]
+            if value:
+                return place.section(key)  # type: ignore[union-attr]
+    return None
 
 
 def _by_scheme(found: Config) -> dict[str, str]:
-    """One scheme for every role that is not excluded."""
+    """One scheme for every role that is not excluded; none where the modules are named one by one."""
+    if _layers(found) or (_groups(found, named=True) and not _groups(found, named=False)):
+        return {}
     scheme, excluded = _scheme(found), _excluded(found)
     kept = {role for role in ROLES if all(any(_excludes(p, role, i) for p in excluded) for i in _LAYERS)}
     return {role: scheme for role in ROLES if role not in kept}
@@ -60,24 +75,45 @@ def _by_scheme(found: Config) -> dict[str, str]:
 def _by_module(found: Config) -> dict[str, str]:
     """Recipes that name their modules one by one: each role takes the precision that most of its modules have."""
     votes: dict[str, list[str]] = {}
+    for name, how in _layers(found).items():
+        algo = str(how.get("quant_algo", "")).lower() if isinstance(how, Mapping) else ""
+        if algo not in _ALGOS:
+            raise _unknown(found, f"algorithm {short(algo)} of layer {short(str(name))}")
+        votes.setdefault(_role(str(name)), []).append(_ALGOS[algo])
+    for group in _groups(found, named=True):
+        for target in group["targets"]:
+            votes.setdefault(_role(str(target)), []).append(_group(found, group))
+    return {role: max(sorted(set(v)), key=v.count) for role, v in votes.items() if role in ROLES}
+
+
+def _layers(found: Config) -> Mapping[str, Any]:
+    """ModelOpt's table of modules."""
     layers = found.get("quantized_layers", default={})
-    if isinstance(layers, dict):
-        for name, how in layers.items():
-            algo = str(how.get("quant_algo", "")).lower() if isinstance(how, dict) else ""
-            votes.setdefault(_role(name), []).append(_ALGOS.get(algo, algo))
+    if not isinstance(layers, Mapping):
+        raise BadFile(f"{found.where}: 'quantized_layers' must be an object, not {short(layers)}")
+    return layers
+
+
+def _groups(found: Config, named: bool) -> list[Mapping[str, Any]]:
+    """The groups whose targets are modules by name (``named``), or those of a whole class such as Linear."""
     groups = found.get("config_groups", default={})
-    for group in groups.values() if isinstance(groups, dict) else ():
-        for target in group.get("targets") or () if isinstance(group, dict) else ():
-            if "." in str(target):
-                votes.setdefault(_role(str(target)), []).append(_group(group))
-    return {
-        role: max(set(v), key=v.count) for role, v in votes.items() if role in ROLES and set(v) <= set(_ALGOS.values())
-    }
+    if not isinstance(groups, Mapping) or not all(isinstance(g, Mapping) for g in groups.values()):
+        raise BadFile(f"{found.where}: 'config_groups' must be an object of groups, not {short(groups)}")
+    chosen: list[Mapping[str, Any]] = []
+    for group in groups.values():
+        targets = group.get("targets") or ["Linear"]
+        if not isinstance(targets, list | tuple):
+            raise BadFile(f"{found.where}: 'targets' must be a list, not {short(targets)}")
+        if any("." in str(t) for t in targets) == named:
+            chosen.append({**group, "targets": [t for t in targets if not named or "." in str(t)]})
+    return chosen
 
 
-_ALGOS = {"nvfp4": "nvfp4", "w4a16_nvfp4": "nvfp4", "fp8": "fp8", "mxfp8": "mxfp8", "mxfp4": "mxfp4",
-          "fp8_pb_wo": "fp8-block", "int4_awq": "w4a16", "w4a16": "w4a16", "int8": "int8", "w8a16": "w8a16",
-          "int4-g32": "int4-g32", "fp8-block": "fp8-block"}  # fmt: skip
+_SECTIONS = ("quantization_config", "compression_config")
+_ALGOS = {"nvfp4": "nvfp4", "w4a16_nvfp4": "nvfp4", "nvfp4_awq": "nvfp4", "fp8": "fp8", "mxfp8": "mxfp8",
+          "mxfp4": "mxfp4", "fp8_pb_wo": "fp8-block", "fp8_per_channel_per_token": "fp8", "int4_awq": "w4a16",
+          "w4a16_awq": "w4a16", "w4a16": "w4a16", "int8": "int8", "int8_sq": "int8", "w8a8_sq_per_channel": "int8",
+          "w8a16": "w8a16"}  # fmt: skip
 
 
 def _role(module: str) -> str:
@@ -91,46 +127,61 @@ def _role(module: str) -> str:
 
 
 def _scheme(found: Config) -> str:
-    """The name in precisions.toml that a quantisation section means."""
+    """The name in precisions.toml that a quantisation section means; empty where the weights stay as they are."""
     method = str(found.get("quant_method", default="")).lower()
     algo = str(found.get("quant_algo", default="")).lower()
     if method == "mxfp4":
         return "mxfp4"
-    if "nvfp4" in algo:
-        return "nvfp4"
-    if method == "fp8" or algo == "fp8":
+    if method in ("fp8", "fbgemm_fp8") or algo == "fp8":
         return "fp8-block" if found.get("weight_block_size") else "fp8"
     if method in ("awq", "gptq", "auto-round", "awq_marlin", "gptq_marlin"):
         bits = found.size("bits", "w_bit", default=4)
-        return {2: "int2", 4: "w4a16", 8: "w8a16"}.get(bits, "w4a16")
-    if method in ("compressed-tensors", "modelopt", "quark"):
-        groups = found.get("config_groups", default={})
-        first: Any = next(iter(groups.values()), {}) if isinstance(groups, dict) else {}
-        return _group(first if isinstance(first, dict) else {})
-    if method == "bitsandbytes":
+        if bits not in _BITS:
+            raise _unknown(found, f"{bits} bits of method {method!r}")
+        return _BITS[bits]
+    if algo in _ALGOS:
+        return _ALGOS[algo]
+    groups = _groups(found, named=False)
+    if method in _LISTED and groups and not algo:
+        return _group(found, groups[0])
+    if method == "bitsandbytes" and (found.flag("load_in_4bit") or found.flag("load_in_8bit")):
         return "w4a16" if found.flag("load_in_4bit") else "w8a16"
-    raise BadFile(
-        f"{found.where}: quantisation method {method or algo!r} is not known; take the section out and set -q"
-    )
+    without = " without groups or layers" if method in _LISTED else ""
+    raise _unknown(found, f"method {short(' '.join(filter(None, (method, algo))))}{without}")
 
 
-def _group(group: dict[str, Any]) -> str:
-    """One group of compressed-tensors or ModelOpt: bits, grouping and type of its weights."""
-    weights, inputs = group.get("weights") or {}, group.get("input_activations")
-    bits, size, kind = weights.get("num_bits", 16), weights.get("group_size"), weights.get("type", "int")
-    if kind == "float":
-        if bits == 4:
-            return "nvfp4" if size == 16 else "mxfp4"
+_LISTED = ("compressed-tensors", "modelopt", "quark")  # methods that list groups of modules
+_BITS = {2: "int2", 4: "w4a16", 8: "w8a16"}  # weights alone, in groups
+
+
+def _unknown(found: Config, what: str) -> BadFile:
+    return BadFile(f"{found.where}: quantisation {what} is not known; take the section out and set -q")
+
+
+def _group(found: Config, group: Mapping[str, Any]) -> str:
+    """One group of compressed-tensors or ModelOpt: bits, grouping and type of its weights; 16 bits are as they were."""
+    weights, inputs = group.get("weights"), group.get("input_activations")
+    if not isinstance(weights, Mapping):
+        raise _unknown(found, f"of a group whose 'weights' are {short(weights)}")
+    bits, size, kind = weights.get("num_bits"), weights.get("group_size"), weights.get("type", "int")
+    if bits == 16 and isinstance(bits, int):
+        return ""
+    known = bits if isinstance(bits, int) else None
+    if (kind, known) == ("float", 4):
+        return "nvfp4" if size == 16 else "mxfp4"
+    if (kind, known) == ("float", 8):
         return "fp8-block" if weights.get("strategy") == "block" else "fp8"
-    if bits == 8:
+    if (kind, known) == ("int", 8):
         return "int8" if inputs else "w8a16"
-    return "int4-g32" if size == 32 else "w4a16"
+    if (kind, known) == ("int", 4):
+        return "int4-g32" if size == 32 else "w4a16"
+    raise _unknown(found, f"of {short(bits)} bits of type {short(kind)}")
 
 
 def _excluded(found: Config) -> list[str]:
     words: list[str] = []
     for key in ("modules_to_not_convert", "ignore", "exclude_modules", "ignored_layers"):
-        words += [str(w) for w in found.get(key, default=[]) or []]
+        words += map(str, found.items(key))
     return words
 
 
@@ -140,7 +191,7 @@ def _excludes(pattern: str, role: str, layer: int) -> bool:
         return False  # where experts stand beside a dense MLP (Gemma 4) this means the MLP alone
     names = [f"{prefix}.{layer}.{module}" for prefix in _PREFIXES for module in SAMPLES[role]]
     if pattern.startswith("re:"):
-        return any(re.match(pattern[3:], name) for name in names)
+        return any(matches(pattern[3:], name) for name in names)
     if "*" in pattern:
         return any(fnmatch.fnmatch(name, pattern) or fnmatch.fnmatch(name, f"{pattern}.*") for name in names)
     return any(f".{pattern}." in f".{name}." for name in names)  # whole path components, so that gate ≠ gate_proj

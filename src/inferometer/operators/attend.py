@@ -27,19 +27,22 @@ def kv_write(name: str, width: Formula, *, m: Formula = s.tokens, span: str = ""
 def attention(name: str, phase: str, *, heads: Formula, kv_heads: Formula, qk_dim: Formula, v_dim: Formula,
               span: str | tuple[str, ...] = "", causal: bool = True, kv_width: Formula | None = None,
               m: Formula | None = None, dense: Formula | None = None, seqs: Formula | None = None, cached: bool = True,
-              inputs: tuple[str, ...] | None = None) -> Op:  # fmt: skip
+              kv: Formula | None = None, peak: str = "attention_peak_flops", inputs: tuple[str, ...] | None = None,
+              ) -> Op:  # fmt: skip
     """Softmax attention of one ``phase`` ("prefill" or "decode"); ``heads`` and ``kv_heads`` are this device's.
 
     Works over exactly the pairs that the masks of ``span`` let through; without ``causal`` over all ``dense`` ones.
     Eager attention computes them all and moves the scores through memory four times. ``kv_width`` is the cached
-    elements per token where K and V share storage; what is not ``cached`` is read as an activation. Under decode
-    context parallelism a rank attends with the queries of its ``dcp`` group to its share of the positions.
+    elements per token where K and V share storage; what is not ``cached`` is read as an activation, ``kv`` rows of it
+    (its own tokens' unless told). Under decode context parallelism a rank attends with the queries of its ``dcp`` group
+    to its share of the positions.
     """
     tails = [f"_{word}" if word else "" for word in ((span,) if isinstance(span, str) else span)]
     m = getattr(s, f"{phase}_tokens") if m is None else m
     dense = getattr(s, f"{phase}_dense") if dense is None else dense
     seqs = getattr(s, f"{phase}_seqs") if seqs is None else seqs
-    kv = total(getattr(s, f"{phase}_kv{tail}") for tail in tails) if cached else m
+    if kv is None:
+        kv = total(getattr(s, f"{phase}_kv{tail}") for tail in tails) if cached else m
     pairs = total(getattr(s, f"{phase}_qk{tail}") for tail in tails) if causal else dense
     pairs = pairs + s.eager * (dense - pairs) if causal else pairs
     if phase == "decode" and cached:
@@ -57,7 +60,7 @@ def attention(name: str, phase: str, *, heads: Formula, kv_heads: Formula, qk_di
         ),
         {"seqs": seqs, "heads": heads, "kv_heads": kv_heads, "qk_dim": qk_dim, "v_dim": v_dim, "tokens": m, "kv": kv,
          "pairs": pairs},
-        "attention_peak_flops",
+        peak,
         inputs,
         m * heads * v_dim * s.act_bytes + scores,
         {"query": (m, heads, qk_dim), "keys": (kv, kv_heads, qk_dim), "output": (m, heads, v_dim)},

@@ -45,7 +45,7 @@ def training_of(asked: Request, recipe: Recipe) -> Training:
         env |= parallel.sizes(msgspec.structs.replace(plan, data_parallel_size=1), asked.model)
     places = parallel.places(plan, device)
     near = max(1.0, places["ep"].per_node // plan.tensor_parallel_size)  # replicas of a rank inside a node
-    places["dp"] = places["ep"]._replace(per_node=near)
+    places["dp"] = places["ep"]._replace(per_node=near, ranks=plan.data_parallel_size, scattered=False)
     wire = _replica_link(places["dp"], plan.data_parallel_size)
     env |= {
         "dp_bandwidth": wire.bandwidth, "dp_latency": wire.latency, "replicas": plan.data_parallel_size,

@@ -12,11 +12,12 @@ from ..cost import OpCost
 from ..errors import BadValue, UnknownName, positive, real, whole
 from ..evaluate import bound
 from ..report import ModelInfo, OpRow
-from ..request import TOKENS, Request, numbers, request
+from ..request import Request, request
 from ..spec import Engine, Plan
 from ..steps import Step
 from ..symbols import evaluate
 from ..units import percent, seconds
+from ..workload import TOKENS, numbers
 from . import iteration
 from .iteration import StageTime, StepTime
 from .memory import StageMemory, fits_with, fullest
@@ -64,7 +65,7 @@ def train(
     _one_of("--precision", precision, PRECISIONS)
     dtype = precision if precision in ("bf16", "fp16", "fp32") else "bf16"
     asked = request(
-        model, gpu, engine=engine, input_len=1, output_len=1, tensor_parallel_size=tensor_parallel_size,
+        model, gpu, engine=engine, input_len=1, tensor_parallel_size=tensor_parallel_size,
         pipeline_parallel_size=pipeline_parallel_size, data_parallel_size=data_parallel_size,
         sequence_parallel=sequence_parallel, enable_expert_parallel=enable_expert_parallel, nodes=nodes,
         gpus_per_node=gpus_per_node, interconnect=interconnect, dtype=dtype, quantization=precision,

@@ -8,11 +8,12 @@ import tempfile
 from pathlib import Path
 
 from ..errors import BadFile
+from ..files import local
 
 
 def write(path: str | Path, data: str | bytes) -> Path:
     """``write("out.json", text)``: all of it or nothing; what was there before is replaced only by a whole file."""
-    target = Path(path).expanduser()
+    target = local(str(path))
     if target.is_dir():
         raise BadFile(f"{target} is a folder; give the name of a file to write")
     try:
@@ -35,7 +36,7 @@ def write(path: str | Path, data: str | bytes) -> Path:
 
 def folder(path: str | Path) -> Path:
     """A folder to write into, made if it is not there."""
-    target = Path(path).expanduser()
+    target = local(str(path))
     try:
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -205,6 +205,9 @@ def explanation(found: list[Explanation]) -> Group:
     parts: list[Any] = []
     for e in found:
         parts.append(Text(f"{e.op} in {e.block}, {e.phase}: {e.count} × {seconds(e.seconds)}", style="bold"))
+        if e.bound in QUIET:
+            parts += [Text(f"  {ORIGINS.get(e.origin, '?')} {e.origin}: {e.note}"), Text("")]
+            continue
         table = Table(box=None, pad_edge=True, show_header=False)
         for style in ("", "green", "bold"):
             table.add_column(style=style)

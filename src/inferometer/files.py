@@ -1,0 +1,63 @@
+"""Files as data, TOML or JSON: whatever is wrong with one is a sentence that says which file and why."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from .errors import BadFile, short
+
+S = TypeVar("S")
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file as a dict; a broken one is a sentence that says where."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except RecursionError:
+        raise BadFile(f"{path} is nested too deeply to be read") from None
+    except ValueError as error:  # not TOML, not text, or a number of thousands of digits
+        raise BadFile(f"{path} is not valid TOML: {error}") from None
+    except OSError as error:
+        raise BadFile(f"{path} cannot be read: {error.strerror}") from None
+
+
+def local(text: str) -> Path:
+    """A path that the user gave, ``~`` resolved; one that no system could have is a sentence."""
+    try:
+        path = Path(text).expanduser()
+        path.exists()
+    except (OSError, RuntimeError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise BadFile(f"{short(text)} is not a path that can be used: {why}") from None
+    return path
+
+
+def convert(data: Mapping[str, Any], kind: type[S], where: str) -> S:
+    """A dict as a spec; what does not fit is a sentence that names the key."""
+    try:
+        return msgspec.convert(data, kind)
+    except msgspec.ValidationError as error:
+        raise BadFile(f"{where}: {error}") from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; anything else is a sentence."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8-sig"))
+    except RecursionError:
+        raise BadFile(f"{path} is nested too deeply to be a config.json") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise BadFile(f"{path} is not valid JSON: {error}") from None
+    except ValueError:
+        raise BadFile(f"{path} has a number of thousands of digits, which no config.json has") from None
+    except OSError as error:
+        raise BadFile(f"{path} cannot be read: {error.strerror}") from None
+    if not isinstance(data, dict):
+        raise BadFile(f"{path} holds a {type(data).__name__}, not the object that a config.json is")
+    return data
