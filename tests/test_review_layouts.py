@@ -378,3 +378,10 @@ def test_engines_have_no_figures_that_nothing_reads() -> None:
         assert not {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"} & set(
             catalog.engine(name).kernels
         ), name
+
+
+def test_the_cache_is_counted_in_whole_blocks() -> None:
+    for block in (16, 1000, 7):
+        held = inferometer.analyze("llama-3.1-8b", gpu="h200", block_size=block).memory
+        assert held.max_total_tokens is not None and held.max_total_tokens % block == 0
+        assert 0 <= 898_746 - held.max_total_tokens < block + 16

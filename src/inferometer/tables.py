@@ -245,7 +245,7 @@ def _stage_memory(setup: Setup, talk: Talk) -> Memory:
         max_batch_size=_most(room, each, both) * replicas,
         max_batch_size_prefill=_most(room, per_prompt, prompts) * replicas,
         max_batch_size_decode=_most(room, each, answers) * replicas,
-        max_total_tokens=int(tokens) if tokens is not None and tokens < 1e18 else None,
+        max_total_tokens=_whole_blocks(setup, tokens) if tokens is not None and tokens < 1e18 else None,
     )
 
 
@@ -276,3 +276,9 @@ def _most(room: float, each: float, live: Callable[[int], float]) -> int:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if middle * each + live(middle) <= room else (low, middle - 1)
     return low
+
+
+def _whole_blocks(setup: Setup, tokens: float) -> int:
+    """Engines hand out the cache in blocks; a rest that is less than one is no use."""
+    block = setup.plan.block_size if setup.engine.profile_run else 1
+    return int(tokens // block) * block
