@@ -92,7 +92,9 @@ def bound(setup: Setup, step: Step) -> dict[str, Value]:
 def host_seconds(setup: Setup, sums: Env, kernels: Value) -> Value:
     """What the engine adds to a step's kernels: its own time, and waiting for launches in small prefills."""
     e = setup.engine
-    floor = e.launch_floor * setup.model.num_layers * (sums["prefill_tokens"] > 0) * (sums["tokens"] <= e.floor_tokens)
+    large = sums["tokens"] > e.floor_tokens
+    each = e.launch_floor * (1 - large) + e.launch_floor_large * large
+    floor = each * setup.model.num_layers * (sums["prefill_tokens"] > 0)
     return e.step_overhead + most(floor - kernels, 0.0)
 
 

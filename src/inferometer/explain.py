@@ -99,8 +99,9 @@ def _host(setup: Setup) -> str:
     words = f"the engine's own time in every step, {seconds(e.step_overhead)} ({e.source.get('step_overhead', '')})"
     if not e.launch_floor:
         return words
-    return (f"{words}; prefills of up to {e.floor_tokens:,} tokens also wait until the host has launched their "
-            f"kernels, {seconds(e.launch_floor)} a layer ({e.source.get('launch_floor', '')})")  # fmt: skip
+    return (f"{words}; prefills also wait until the host has launched their kernels, "
+            f"{seconds(e.launch_floor)} a layer up to {e.floor_tokens:,} "
+            f"tokens and {seconds(e.launch_floor_large)} above ({e.source.get('launch_floor', '')})")  # fmt: skip
 
 
 def _drafting(setup: Setup) -> str:

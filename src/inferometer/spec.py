@@ -61,8 +61,9 @@ class Engine(Spec, frozen=True, kw_only=True):
     label: str = ""
     version: str = ""
     step_overhead: float = 0.0  # s of host time that no kernel hides, per step
-    launch_floor: float = 0.0  # s that the host needs to launch a prefill step of any size, per layer
-    floor_tokens: int = 0  # steps above this many tokens never wait for the host
+    launch_floor: float = 0.0  # s that the host needs to launch a prefill step of up to `floor_tokens`, per layer
+    floor_tokens: int = 0  # the largest step that is captured as a graph; larger ones are launched piece by piece
+    launch_floor_large: float = 0.0  # s that the host needs to launch such a larger prefill step, per layer
     request_overhead: float = 0.0  # s per request in the engine's own front end
     http_overhead: float = 0.0  # s per request more when the client speaks HTTP
     memory_utilization: float = 0.9  # default of --gpu-memory-utilization
