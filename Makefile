@@ -29,6 +29,7 @@ $(READY): pyproject.toml
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'inferometer needs Python 3.11 or newer')"
 	$(PYTHON) -m venv $(VENV)
 	$(RUN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(RUN)/python -m compileall -q src/inferometer  # as an ordinary installation would
 	touch $(READY)
 
 clean:

@@ -116,9 +116,13 @@ class Curves:
 
     def __init__(self, places: Mapping[str, Place], architecture: str, engine: str) -> None:
         self.places, self.architecture, self.engine = places, architecture, engine
-        self.styles = {axis: collectives.style(place.name, architecture) for axis, place in places.items()}
+        self.architecture = architecture
         self.known: dict[tuple[str, str, float, int], float] = {}
         self.origins: dict[tuple[str, str], str] = {}
+
+    def style(self, op: Op) -> str:
+        """How the link of an operator's axis behaves; looked up only where ranks talk at all."""
+        return collectives.style(self.places[op.axis].name, self.architecture)
 
     def node(self, op: Op, ranks: float, index: int) -> float:
         """log₂ of the seconds at message size 2^(index/8)."""
@@ -126,7 +130,7 @@ class Curves:
         if key not in self.known:
             place = self.places[op.axis]
             took = collectives.seconds(_KIND.get(op.kind, op.kind), 2.0 ** (index / self.NODES), ranks, link=place.link,
-                                       style=self.styles[op.axis], network=place.network, per_node=place.per_node,
+                                       style=self.style(op), network=place.network, per_node=place.per_node,
                                        engine=self.engine)  # fmt: skip
             self.known[key] = math.log2(took)
         return self.known[key]
@@ -174,7 +178,7 @@ class Curves:
 
     def note(self, op: Op) -> str:
         """Which link and which model of it."""
-        place, style = self.places[op.axis], self.styles[op.axis]
+        place, style = self.places[op.axis], self.style(op)
         far = " and the network" if place.spans_nodes and style != "network" else ""
         source = collectives.figures().styles[style].source
         return (f"{op.kind} over {op.axis} on {place.name} ({style}{far}), up to {place.per_node:g} ranks a node, the "
