@@ -56,7 +56,7 @@ def report_of(asked: Request, phase: str = "all") -> Report:
     fits = held.total_bytes <= held.usable_bytes
     reason = illegal or (None if fits else fits_with(asked, setup, held))
     report = Report(
-        model=_model_info(asked),
+        model=model_info(asked),
         device=_device(asked),
         engine={"name": asked.engine.name, "label": asked.engine.label, "version": asked.engine.version},
         plan={**msgspec.to_builtins(asked.plan), "gpus": asked.plan.gpus,
@@ -169,7 +169,8 @@ def _perfect(setup: Setup) -> Setup:
 # ------------------------------------------------------------------ names
 
 
-def _model_info(asked: Request) -> ModelInfo:
+def model_info(asked: Request) -> ModelInfo:
+    """Which network a request is about, and how large it is."""
     m = asked.model
     return ModelInfo(
         name=m.name, family=m.family, params=round(memory.parameters(m)),

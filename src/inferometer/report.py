@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -124,6 +125,31 @@ class TurnRow(msgspec.Struct):
     e2el_ms: float | None
 
 
+def as_dict(report: msgspec.Struct) -> dict[str, Any]:
+    """A report as plain dicts and lists, ``schema`` first."""
+    data = msgspec.to_builtins(report)
+    return {"schema": data.pop("schema"), **data}
+
+
+def as_json(report: msgspec.Struct) -> bytes:
+    """A report as indented JSON."""
+    return msgspec.json.format(msgspec.json.encode(as_dict(report)), indent=1)
+
+
+def ops_csv(phases: Mapping[str, Any]) -> str:
+    """Operators of all phases as CSV, one line each."""
+    out = io.StringIO()
+    keys = ["phase", *(f for f in OpRow.__struct_fields__ if f != "shape"), "shape"]
+    writer = csv.DictWriter(out, keys, lineterminator="\n")
+    writer.writeheader()
+    for phase, data in phases.items():
+        for op in data.ops:
+            row = msgspec.to_builtins(op)
+            row["shape"] = " ".join(f"{k}={'x'.join(f'{v:g}' for v in vs)}" for k, vs in op.shape.items())
+            writer.writerow({"phase": phase, **row})
+    return out.getvalue()
+
+
 class Report(msgspec.Struct):
     """Everything an analysis found."""
 
@@ -145,22 +171,12 @@ class Report(msgspec.Struct):
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain dicts and lists, ``schema`` first."""
-        data = msgspec.to_builtins(self)
-        return {"schema": data.pop("schema"), **data}
+        return as_dict(self)
 
     def to_json(self) -> bytes:
         """The report as indented JSON."""
-        return msgspec.json.format(msgspec.json.encode(self.to_dict()), indent=1)
+        return as_json(self)
 
     def to_csv(self) -> str:
         """One line per operator and phase."""
-        out = io.StringIO()
-        keys = ["phase", *(f for f in OpRow.__struct_fields__ if f != "shape"), "shape"]
-        writer = csv.DictWriter(out, keys, lineterminator="\n")
-        writer.writeheader()
-        for phase, data in self.phases.items():
-            for op in data.ops:
-                row = msgspec.to_builtins(op)
-                row["shape"] = " ".join(f"{k}={'x'.join(f'{v:g}' for v in vs)}" for k, vs in op.shape.items())
-                writer.writerow({"phase": phase, **row})
-        return out.getvalue()
+        return ops_csv(self.phases)

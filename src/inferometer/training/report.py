@@ -6,13 +6,11 @@ report.step_seconds        report.memory.total_bytes        report.phases["backw
 
 from __future__ import annotations
 
-import csv
-import io
 from typing import Any
 
 import msgspec
 
-from ..report import ModelInfo, OpRow
+from ..report import ModelInfo, OpRow, as_dict, as_json, ops_csv
 
 SCHEMA = "inferometer.train/1"
 
@@ -88,22 +86,12 @@ class TrainReport(msgspec.Struct):
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain dicts and lists, ``schema`` first."""
-        data = msgspec.to_builtins(self)
-        return {"schema": data.pop("schema"), **data}
+        return as_dict(self)
 
     def to_json(self) -> bytes:
         """The report as indented JSON."""
-        return msgspec.json.format(msgspec.json.encode(self.to_dict()), indent=1)
+        return as_json(self)
 
     def to_csv(self) -> str:
-        """One line per operator and pass."""
-        out = io.StringIO()
-        keys = ["phase", *(f for f in OpRow.__struct_fields__ if f != "shape"), "shape"]
-        writer = csv.DictWriter(out, keys, lineterminator="\n")
-        writer.writeheader()
-        for phase, data in self.phases.items():
-            for op in data.ops:
-                row = msgspec.to_builtins(op)
-                row["shape"] = " ".join(f"{k}={'x'.join(f'{v:g}' for v in vs)}" for k, vs in op.shape.items())
-                writer.writerow({"phase": phase, **row})
-        return out.getvalue()
+        """One line per operator and phase."""
+        return ops_csv(self.phases)

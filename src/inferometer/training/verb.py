@@ -7,11 +7,12 @@ from typing import Any
 
 import msgspec
 
-from .. import memory, profiles
+from .. import profiles
+from ..analyze import model_info
 from ..cost import OpCost
 from ..errors import BadValue, UnknownName, positive, real, whole
 from ..evaluate import bound
-from ..report import ModelInfo, OpRow
+from ..report import OpRow
 from ..request import Request, request
 from ..spec import Engine, Plan
 from ..steps import Step
@@ -115,7 +116,7 @@ def report_of(asked: Request, recipe: Recipe) -> TrainReport:
     peak = training.setup.env["mlp_peak_flops"] * plan.gpus
     rate = worked / parts.total
     report = TrainReport(
-        model=_model_info(asked),
+        model=model_info(asked),
         device={k: v for k, v in msgspec.to_builtins(asked.device).items() if k not in ("source", "aliases")},
         engine={"name": asked.engine.name, "label": asked.engine.label, "version": asked.engine.version},
         plan=_plan(plan),
@@ -184,15 +185,6 @@ def _plan(plan: Plan) -> dict[str, Any]:
              "enable_expert_parallel", "nodes", "gpus_per_node", "interconnect", "dtype", "attention",
              "routing_skew")  # fmt: skip
     return {word: getattr(plan, word) for word in words} | {"gpus": plan.gpus}
-
-
-def _model_info(asked: Request) -> ModelInfo:
-    m = asked.model
-    return ModelInfo(
-        name=m.name, family=m.family, params=round(memory.parameters(m)),
-        active_params=round(memory.parameters(m, "active")), layers=m.num_layers, dtype=asked.plan.dtype,
-        quantization=asked.roles, max_position=m.max_position or None, source=asked.source,
-    )  # fmt: skip
 
 
 # ------------------------------------------------------------------ results
