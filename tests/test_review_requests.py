@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from conftest import Ran
+from conftest import Ran, command
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -452,3 +452,9 @@ def test_pages_are_finished() -> None:
     for page in (root / "README.md", *(root / "docs").glob("*.md")):
         assert not [w for w in page.read_text(encoding="utf-8").split() if w.startswith("@") and w.endswith("@")], page
     assert (root / "docs" / "README.md").read_text(encoding="utf-8").count("(training.md)") == 1
+
+
+def test_turns_say_all_lengths_themselves() -> None:
+    for flag in ("--input-len", "--output-len", "--prefix-len"):
+        ran = command("analyze", MODEL, "--turns", "512:128", flag, "16")
+        assert ran.code == 2 and flag in ran.err and "--turns" in ran.err

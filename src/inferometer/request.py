@@ -127,6 +127,10 @@ def request(
             "--micro-batches": micro_batches, "--turns": turns is not None,
             "--enable-chunked-prefill": enable_chunked_prefill,
         })  # fmt: skip
+    if turns is not None:
+        refuse("--turns says all lengths itself and cannot be combined with {}", {
+            "--input-len": input_len is not None, "--output-len": output_len is not None, "--prefix-len": prefix_len,
+        })  # fmt: skip
 
     positive("--gpu-memory-utilization", _or(gpu_memory_utilization, 0.9), 1.0)
     skew = share("--routing-skew", routing_skew, "0 (uniform) and 1 (always the same experts)")
