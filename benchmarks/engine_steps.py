@@ -3,8 +3,8 @@
     python benchmarks/engine_steps.py           prints the tables of docs/accuracy.md
     python benchmarks/engine_steps.py --write   puts them there
 
-The rows in benchmarks/data are of models that no figure was chosen with; those in the shared folder
-(INFEROMETER_SHARED, default ../shared) helped to choose the engine's constants.
+The rows in benchmarks/data were not fitted, though they were looked at (docs/accuracy.md says how far); those in the
+shared folder (INFEROMETER_SHARED, default ../shared) helped to choose the engine's constants.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def test_the_page_is_what_the_code_gives(steps: ModuleType, name: str) -> None:
 
 
 def test_decode_of_unseen_models_is_close(steps: ModuleType) -> None:
-    """Dense and mixture, on models that no constant was chosen with."""
+    """Dense and mixture, on models whose engine steps were not fitted."""
     found = steps.errors(steps.UNSEEN)
     for model in ("qwen3-8b", "mixtral-8x7b-v0.1"):
         errors = found[(model, "bf16")]["decode"]
