@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from . import memory, parallel, profiles, timing
+from . import catalog, memory, parallel, profiles, timing
 from .errors import BadValue, UnknownName
-from .evaluate import Setup, prepare
+from .evaluate import Setup
 from .insight import fits_with, limits
 from .report import Metrics, ModelInfo, Report, Roofline, TurnRow
 from .request import Request, request
@@ -43,8 +43,7 @@ def possible(asked: Request, phase: str) -> None:
 def report_of(asked: Request, phase: str = "all") -> Report:
     """The report of a checked request."""
     possible(asked, phase)
-    setup = prepare(asked.model, asked.device, asked.engine, asked.plan, roles=asked.roles,
-                    efficiency=asked.efficiency, norm_dtype=asked.norm_dtype)  # fmt: skip
+    setup = asked.setup()
     work = asked.workload
     illegal = parallel.reason(asked.model, asked.plan, asked.device) or timing.draft_reason(setup)
     talk = conversation(setup, work)
@@ -77,10 +76,15 @@ def report_of(asked: Request, phase: str = "all") -> Report:
 
 def _doubts(asked: Request) -> list[str]:
     """What holds for another device than the one that it was seen on."""
-    seen = asked.engine.kernels_from
-    if not seen or asked.efficiency is not None or asked.device.name == seen:
+    seen, device = asked.engine.kernels_from, asked.device
+    if not seen or asked.efficiency is not None or asked.profile is not None:
         return []
-    return [f"kernel efficiencies are assumed from one {seen.upper()}"]
+    nearest = next(iter(profiles.relatives(device, asked.engine.profile)), None)
+    if nearest is None:
+        return [f"kernel efficiencies are assumed from one {seen.upper()}"]
+    if catalog.hardware(nearest[0]).architecture != device.architecture:
+        return [f"no {device.architecture} GPU was measured: kernels of the {nearest[0].upper()} stand in"]
+    return []
 
 
 def _decodes(talk: Talk, phase: str) -> bool:
@@ -163,7 +167,7 @@ def _talk_metrics(setup: Setup, turns: list[tuple[Talk, Metrics]], phase: str) -
 
 def _perfect(setup: Setup) -> Setup:
     """The same plan at the speed of light."""
-    return setup._replace(engine=Engine(), sources=(profiles.ideal(),))
+    return setup._replace(engine=Engine(), sources=(profiles.ideal(),), env={**setup.env, "throttle": 0.0})
 
 
 # ------------------------------------------------------------------ names

@@ -159,18 +159,31 @@ def _sane(device: Hardware, changed: bool) -> Hardware:
 
 
 def engine(text: str) -> Engine:
-    """``engine("vllm")``, or the path of a TOML file."""
+    """``engine("vllm")``, or the path of a TOML file. A file that says ``like = "vllm"`` has only what differs."""
     text = str(text)
     if text.endswith(".toml"):
         path = local(text)
         if not path.is_file():
             raise BadFile(f"no engine file {short(text)}")
-        return convert({**read_toml(path), "name": path.stem}, Engine, f"engine {path.stem}")
-    found = find("engines", text)
-    if found is None:
-        raise UnknownName("engine", text, names("engines"))
-    data = read_toml(DATA / "engines" / f"{found}.toml")
-    return convert({**data, "name": found}, Engine, f"engine {found}")
+        data, title = read_toml(path), path.stem
+    else:
+        found = find("engines", text)
+        if found is None:
+            raise UnknownName("engine", text, names("engines"))
+        data, title = read_toml(DATA / "engines" / f"{found}.toml"), found
+    return convert({**_whole_engine(data, title), "name": title}, Engine, f"engine {title}")
+
+
+def _whole_engine(data: dict[str, Any], title: str) -> dict[str, Any]:
+    """An engine's figures with those of the one that it is like beneath them."""
+    other = data.pop("like", None)
+    if other is None:
+        return data
+    if not isinstance(other, str) or find("engines", other) in (None, title):
+        raise UnknownName("engine to be like", str(other), [name for name in names("engines") if name != title])
+    below = _whole_engine(read_toml(DATA / "engines" / f"{find('engines', other)}.toml"), str(other))
+    tables = {key: {**below[key], **value} for key, value in data.items() if isinstance(value, dict) and key in below}
+    return {**below, **data, **tables}
 
 
 def _table(file: str, kind: type[S], what: str) -> Callable[[], dict[str, S]]:

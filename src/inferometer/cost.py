@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .graph import Block, once_per
@@ -89,12 +90,22 @@ def _answer(op: Op, env: Env, terms: Terms, sources: tuple[Source, ...]) -> tupl
         return {k: evaluate(v, env) for k, v in op.dims.items()}
 
     mine = [source for source in sources if source.kinds is None or op.kind in source.kinds]
-    took = mine[0].answer(op, dims, terms)
-    origin: Any = mine[0].whose(op)
-    if len(mine) == 1 or (scalar(took) and took == took):  # not nan: known, and NumPy stays unloaded
-        return took, origin
+    for number, source in enumerate(mine):
+        took = source.answer(op, dims, terms)
+        if not scalar(took):
+            return _filled(op, dims, terms, took, mine[number:])
+        if took == took:  # not nan: known, and NumPy stays unloaded
+            return took, source.whose(op)
+    return took, "assumed"
+
+
+def _filled(
+    op: Op, dims: Callable[[], dict[str, Value]], terms: Terms, took: Value, mine: list[Source]
+) -> tuple[Value, Any]:
+    """An array of answers, what the first source does not know filled by the next."""
     import numpy as np
 
+    origin: Any = mine[0].whose(op)
     for source in mine[1:]:
         missing = np.isnan(took)
         if not np.any(missing):

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from . import cost, numerics, parallel, profiles
+from . import cost, numerics, overhead, parallel, profiles
 from .cost import FIELDS, OpCost
 from .graph import Block, Model
 from .lora import adapted
 from .offload import offloaded
 from .operators import Op, Work
-from .profiles import Source, Terms
+from .profiles import Profile, Source, Terms
 from .spec import Engine, Hardware, Link, Plan
 from .steps import Step
-from .symbols import Env, Value, most
+from .symbols import Env, Value, most, scalar
 
 HOST = Op("host_overhead", "host", Work(), {})
 _HOST_BLOCK = Block("engine", (HOST,), {}, stage="head", residual=False)
@@ -46,7 +46,8 @@ class Setup(NamedTuple):
 
 
 def prepare(model: Model, device: Hardware, engine: Engine, plan: Plan, *, roles: dict[str, str] | None = None,
-            efficiency: dict[str, float] | None = None, norm_dtype: str = "") -> Setup:  # fmt: skip
+            efficiency: dict[str, float] | None = None, norm_dtype: str = "", profile: Profile | None = None,
+            ) -> Setup:  # fmt: skip
     """Bind hardware, precision and layout to the names that formulas use."""
     roles = roles or numerics.by_role(model, plan.dtype, plan.quantization)
     env, notes = numerics.bind(
@@ -63,6 +64,9 @@ def prepare(model: Model, device: Hardware, engine: Engine, plan: Plan, *, roles
         "eager": 1.0 if plan.attention == "eager" else 0.0,
         "unfused": 0.0 if plan.fusion else 1.0,
         "overlap": plan.overlap,
+        "throttle": device.throttle if engine.profile and efficiency is None else 0.0,
+        "throttle_after": device.throttle_after,
+        "alike": 1.0,  # the sequences of a step are of one length; 0 where they are mixed, as in a simulation
         "offload_share": 0.0,
         "kv_offload_share": 0.0,  # of the workload's cache: bound where that is known
     }
@@ -73,8 +77,10 @@ def prepare(model: Model, device: Hardware, engine: Engine, plan: Plan, *, roles
         env["offload_share"] = min(1.0, plan.cpu_offload_bytes / stored)
         env["host_cache_bytes"] = max(0.0, plan.cpu_offload_bytes - stored)  # what is left of the budget
         model = offloaded(model)
-    return Setup(model, device, engine, plan, env, profiles.sources(engine, efficiency, places, device.architecture),
-                 tuple(notes))  # fmt: skip
+    formats = profiles.Formats(numerics.formats(device, roles, plan.dtype), plan.kv_cache_dtype,
+                               profiles.rounding(engine, device))  # fmt: skip
+    answers = profiles.sources(engine, efficiency, places, device, formats, profile)
+    return Setup(model, device, engine, plan, env, answers, tuple(notes))
 
 
 def stages(setup: Setup) -> tuple[Setup, ...]:
@@ -89,20 +95,31 @@ def bound(setup: Setup, step: Step) -> dict[str, Value]:
     return {**setup.env, **sums, "moe_tokens": sums["tokens"] * setup.env["dp"]}
 
 
+def as_run(setup: Setup, env: dict[str, Value]) -> dict[str, Value]:
+    """The names of a step as the engine runs it: its tokens padded to what was captured as a graph."""
+    tokens = overhead.padded(setup.engine, env["tokens"])
+    return {**env, "tokens": tokens, "moe_tokens": tokens * env["dp"]} if tokens is not env["tokens"] else env
+
+
 def host_seconds(setup: Setup, sums: Env, kernels: Value) -> Value:
-    """What the engine adds to a step's kernels: its own time, and waiting for launches in small prefills."""
-    e = setup.engine
-    large = sums["tokens"] > e.floor_tokens
-    each = e.launch_floor * (1 - large) + e.launch_floor_large * large
-    floor = each * setup.model.num_layers * (sums["prefill_tokens"] > 0)
-    return e.step_overhead + most(floor - kernels, 0.0)
+    """What engine and chip add to a step's kernels."""
+    return overhead.host_seconds(setup.model, setup.engine, sums, kernels)
 
 
 def step_seconds(setup: Setup, step: Step) -> Value:
     """Seconds of one step, engine included."""
     env = bound(setup, step)
-    kernels = cost.seconds(setup.text, env, setup.sources)
-    return kernels + host_seconds(setup, env, kernels)
+    kernels = cost.seconds(setup.text, as_run(setup, env), setup.sources)
+    return (kernels + host_seconds(setup, env, kernels)) * calibrated(setup, env)
+
+
+def calibrated(setup: Setup, sums: Env) -> Value:
+    """The factor that a calibration puts on a step's seconds: prompts' and answers' tokens have one each."""
+    e = setup.engine
+    if e.prefill_factor == e.decode_factor:
+        return e.prefill_factor
+    share = sums["prefill_tokens"] / most(sums["tokens"], 1)  # a step of none, in an array of steps, costs nothing
+    return e.decode_factor + (e.prefill_factor - e.decode_factor) * share
 
 
 def step_rows(setup: Setup, steps: Step | list[Step]) -> list[OpCost]:
@@ -121,10 +138,21 @@ def step_rows(setup: Setup, steps: Step | list[Step]) -> list[OpCost]:
             rows += [_collapse(row) for row in cost.price(block, mine, setup.sources)]
         else:
             env = every[-1] if block.stage == "head" else every[0]
-            rows += cost.price(block, env, setup.sources)
+            rows += _as_run(setup, block, env)
     rows = _overlapped(rows, every[0])
     kernels = sum(row.seconds * row.count for row in rows)
-    return [*rows, _host_row(host_seconds(setup, every[0], kernels))]
+    rows = [*rows, _host_row(host_seconds(setup, every[0], kernels))]
+    factor = calibrated(setup, every[0])
+    return rows if scalar(factor) and factor == 1 else [row._replace(seconds=row.seconds * factor) for row in rows]
+
+
+def _as_run(setup: Setup, block: Block, env: dict[str, Value]) -> list[OpCost]:
+    """A block's operators: the work that was asked for, the seconds of what is run."""
+    rows, run = cost.price(block, env, setup.sources), as_run(setup, env)
+    if run is env or run["tokens"] == env["tokens"]:
+        return rows
+    padded = cost.price(block, run, setup.sources)
+    return [row._replace(seconds=more.seconds, origin=more.origin) for row, more in zip(rows, padded, strict=True)]
 
 
 def _overlapped(rows: list[OpCost], env: Env) -> list[OpCost]:

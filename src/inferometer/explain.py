@@ -10,7 +10,7 @@ import msgspec
 from . import cost
 from .cost import FIELDS, OpCost
 from .errors import UnknownName
-from .evaluate import Setup, bound, prepare, stages
+from .evaluate import Setup, bound, stages
 from .request import Request
 from .steps import Step
 from .symbols import evaluate, text, words
@@ -50,8 +50,7 @@ class Explanation(msgspec.Struct):
 
 def explain(asked: Request, name: str, phase: str = "all") -> list[Explanation]:
     """Every place where an operator of that name works: ``explain(request("llama-3.1-8b"), "qkv_proj")``"""
-    setup = prepare(asked.model, asked.device, asked.engine, asked.plan, roles=asked.roles,
-                    efficiency=asked.efficiency, norm_dtype=asked.norm_dtype)  # fmt: skip
+    setup = asked.setup()
     names = {op.name for part in stages(setup) for block in part.model.blocks for op in block.ops}
     if name not in names | IDLE.keys():
         raise UnknownName("operator", name, names | IDLE.keys())
@@ -97,11 +96,14 @@ def _idle(setup: Setup, talk: Talk, name: str, phase: str) -> list[Explanation]:
 def _host(setup: Setup) -> str:
     e = setup.engine
     words = f"the engine's own time in every step, {seconds(e.step_overhead)} ({e.source.get('step_overhead', '')})"
-    if not e.launch_floor:
-        return words
-    return (f"{words}; prefills also wait until the host has launched their kernels, "
-            f"{seconds(e.launch_floor)} a layer up to {e.floor_tokens:,} "
-            f"tokens and {seconds(e.launch_floor_large)} above ({e.source.get('launch_floor', '')})")  # fmt: skip
+    if e.step_floor:
+        words += f"; a step takes at least {seconds(e.step_floor)} of the host ({e.source.get('step_floor', '')})"
+    if e.launch:
+        words += f"; prefills also wait until their kernels are launched ({e.source.get('launch', '')})"
+    if setup.device.throttle:
+        words += (f"; and long ones run up to {setup.device.throttle:.0%} slower, because the power limit lowers the "
+                  f"clocks ({setup.device.source.get('throttle', '')})")  # fmt: skip
+    return words
 
 
 def _drafting(setup: Setup) -> str:

@@ -8,7 +8,7 @@ import msgspec
 
 from . import memory, numerics, parallel
 from .catalog import precision
-from .evaluate import Setup, prepare
+from .evaluate import Setup
 from .spec import Hardware, Plan
 from .tables import cache_offloaded, memory_table
 from .talk import conversation, prompt_seconds, token_seconds
@@ -158,6 +158,5 @@ def _with(plan: Plan, **changes: Any) -> Plan:
 
 
 def _again(asked: Request, setup: Setup, *, plan: Plan, roles: dict[str, str] | None = None) -> Setup:
-    other = prepare(asked.model, asked.device, asked.engine, plan, roles=roles or asked.roles,
-                    efficiency=asked.efficiency, norm_dtype=asked.norm_dtype)  # fmt: skip
+    other = asked._replace(plan=plan, roles=roles or asked.roles).setup()
     return cache_offloaded(other, conversation(other, asked.workload))

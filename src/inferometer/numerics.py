@@ -40,6 +40,16 @@ def peak_format(device: Hardware, wanted: Precision, dtype: str) -> str:
     raise BadValue(f"{device.name} has no FLOP/s in any of fp16, bf16, fp32: give it one as {device.name}:flops.bf16=…")
 
 
+def formats(device: Hardware, roles: dict[str, str], dtype: str) -> dict[str, str]:
+    """What each role's products run as: ``{"mlp": "fp8"}``, or ``w8a16`` on a device that cannot multiply in fp8."""
+    found = {}
+    for role, word in roles.items():
+        wanted = precision(word)
+        native = not wanted.compute or peak_format(device, wanted, dtype) in wanted.compute
+        found[role] = word if native else "w8a16" if wanted.bits > 4 else "w4a16"
+    return found
+
+
 def bind(
     model: Model, device: Hardware, *, dtype: str, roles: dict[str, str], kv_cache_dtype: str, norm_dtype: str = ""
 ) -> tuple[dict[str, Value], list[str]]:

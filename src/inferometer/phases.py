@@ -31,8 +31,8 @@ def prefill(batch: Value, new: Value, cached: Value = 0, *, budget: Value) -> St
     whole = Step((
         Group(complete * new / piece / times, piece, cached + (new - piece) / 2, piece / new),
         Group(head / start / times, start, cached + (head - start) / 2 * split, 0),
-    ))  # fmt: skip
-    left = Step((Group(rest / last, last, cached + new - last),))
+    ), in_a_row=full + (rest > 0))  # fmt: skip
+    left = Step((Group(rest / last, last, cached + new - last),), in_a_row=full + 1)
     steps: Steps = [(whole, full * 1.0), (left, (rest > 0) * 1.0)]
     return [(step, often) for step, often in steps if not scalar(often) or often > 0]
 

@@ -7,12 +7,17 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from . import calibration as calibrations
 from . import catalog, models, numerics, parallel
 from .errors import BadValue, UnknownName, positive, real, share, short, whole
+from .evaluate import Setup, prepare
+from .files import local
 from .graph import Model
 from .methods import adapters, doubt, speculation
 from .models.network import build_network
-from .spec import Engine, Hardware, Plan, Workload
+from .profiles.measured import profile_of, read_rows
+from .profiles.shelf import Profile
+from .spec import Calibration, Engine, Hardware, Plan, Workload
 from .workload import TOKENS, lengths, longest, pictures, reached, refuse, talk_turns
 
 _FACTORS = ("flops", "hbm", "intra", "inter")
@@ -31,6 +36,12 @@ class Request(NamedTuple):
     norm_dtype: str
     source: str
     warnings: tuple[str, ...]
+    profile: Profile | None = None  # kernels that the user measured
+
+    def setup(self) -> Setup:
+        """The request bound to names, ready to be priced."""
+        return prepare(self.model, self.device, self.engine, self.plan, roles=self.roles, efficiency=self.efficiency,
+                       norm_dtype=self.norm_dtype, profile=self.profile)  # fmt: skip
 
 
 def request(
@@ -77,6 +88,8 @@ def request(
     routing_skew: float = 0.0,
     interconnect: str | None = None,
     frontend: str = "in-process",
+    calibration: str | Calibration | None = None,
+    profile: str | None = None,
     hf_token: str | None = None,
 ) -> Request:
     """Check everything and put it together; the first thing that is wrong is an error with one sentence."""
@@ -86,6 +99,10 @@ def request(
     device, machine = catalog.hardware(gpu), catalog.engine(_or(engine, usual))
     case = catalog.usecase(usecase) if usecase is not None else None
     warnings = [*network.warnings]
+    if calibration is not None:
+        known = calibrations.calibration(calibration)
+        warnings += calibrations.elsewhere(known, entry.name, device.name, machine.name)
+        machine = calibrations.applied(machine, known)
 
     number = network.dtype if dtype == "auto" else catalog.plain_dtype(dtype)
     wanted = catalog.precision(quantization, "quantization").name if quantization is not None else None
@@ -157,6 +174,7 @@ def request(
     per_node = whole("--gpus-per-node", _or(gpus_per_node, parallel.usual_node(device, used)), most=65536)
     if not real(cpu_offload_gb) or not 0 <= cpu_offload_gb < 1e6:
         raise BadValue(f"--cpu-offload-gb must be between 0 and a million, not {short(cpu_offload_gb)}")
+    usual_cache = machine.cache_dtype.get(numerics.summary(roles, number), number)
     plan = Plan(
         **ranks,
         enable_expert_parallel=enable_expert_parallel,
@@ -171,7 +189,7 @@ def request(
         lora=adapters(lora_rank, lora_targets, lora_adapters, network),
         dtype=number,
         quantization=numerics.summary(roles, number),
-        kv_cache_dtype=given_kv or network.kv_cache_dtype or number,
+        kv_cache_dtype=given_kv or network.kv_cache_dtype or usual_cache,
         attention=attention or machine.attention,
         fusion=machine.fusion if fusion is None else fusion,
         max_num_batched_tokens=whole("--max-num-batched-tokens",
@@ -188,14 +206,16 @@ def request(
     if limit and end > limit:
         whose = f"the model's {limit:,} positions" if max_model_len is None else f"--max-model-len {limit:,}"
         warnings.append(f"{end:,} tokens are more than {whose}")
-    mine = -(-work.batch_size // plan.data_parallel_size) * work.beam_width
-    if mine > plan.max_num_seqs:
-        raise BadValue(f"{mine:,} sequences on a replica are more than --max-num-seqs {plan.max_num_seqs:,}: they "
+    alone = -(-work.batch_size // plan.data_parallel_size) * work.beam_width
+    if alone > plan.max_num_seqs:
+        raise BadValue(f"{alone:,} sequences on a replica are more than --max-num-seqs {plan.max_num_seqs:,}: they "
                        "would not run at once; raise --max-num-seqs or give a smaller --batch-size")  # fmt: skip
     warnings += doubt(plan.speculation)
     named = msgspec.structs.replace(network, name=entry.name)
     norms = catalog.plain_dtype(norm_dtype, "--norm-dtype") if norm_dtype is not None else ""
-    return Request(named, device, machine, plan, work, roles, factors(efficiency), norms, entry.source, tuple(warnings))
+    mine = None if profile is None else profile_of(read_rows(local(profile)), device, profile)
+    return Request(named, device, machine, plan, work, roles, factors(efficiency), norms, entry.source, tuple(warnings),
+                   mine)  # fmt: skip
 
 
 def _or(value: Any, default: Any) -> Any:

@@ -37,6 +37,10 @@ class Hardware(Spec, frozen=True, kw_only=True):
     compute_units: int = 1
     clock: float = 0.0  # Hz
     power: float = 0.0  # W
+    reach_flops: float = 1.0  # share of its FLOP/s that the best products get, against relatives of its architecture
+    reach_memory: float = 1.0  # share of its bandwidth that the best kernels get, likewise (ECC in GDDR takes a part)
+    throttle: float = 0.0  # share of time more that matrix work takes once the power limit has lowered the clocks
+    throttle_after: float = 0.1  # s until most of that is felt
     price_per_hour: float = 0.0  # USD
     gpus_per_node: int = 8
     interconnect: str = "pcie"  # which of `links` joins the devices of a node
@@ -61,9 +65,11 @@ class Engine(Spec, frozen=True, kw_only=True):
     label: str = ""
     version: str = ""
     step_overhead: float = 0.0  # s of host time that no kernel hides, per step
-    launch_floor: float = 0.0  # s that the host needs to launch a prefill step of up to `floor_tokens`, per layer
-    floor_tokens: int = 0  # the largest step that is captured as a graph; larger ones are launched piece by piece
-    launch_floor_large: float = 0.0  # s that the host needs to launch such a larger prefill step, per layer
+    step_floor: float = 0.0  # s that the host needs for a step, hidden while the kernels take longer
+    step_floor_per_sequence: float = 0.0  # s more for every sequence of the step
+    graph_sizes: tuple[tuple[int, int], ...] = ()  # (up to so many tokens, every so many): what a step is padded to
+    graph_tokens: int = 0  # the largest step that is captured as graphs; larger ones are launched kernel by kernel
+    launch: dict[str, float] = {}  # host s to launch a kernel of a kind, `other` for those not named
     request_overhead: float = 0.0  # s per request in the engine's own front end
     http_overhead: float = 0.0  # s per request more when the client speaks HTTP
     memory_utilization: float = 0.9  # default of --gpu-memory-utilization
@@ -71,14 +77,35 @@ class Engine(Spec, frozen=True, kw_only=True):
     max_num_batched_tokens: int = 8192
     max_num_seqs: int = 1024
     block_size: int = 16
+    scheduler: str = "vllm"  # how it chooses the requests of a step: a name of serving/schedulers
     prefix_caching: bool = False
+    cache_dtype: dict[str, str] = {}  # precision of the weights -> of the KV cache, where its checkpoints say so
+    async_scheduling: bool = False  # a step is planned while the one before it runs
     profile_run: bool = False  # reserves the activations of its largest step, whatever the workload
     attention: Literal["flash", "eager"] = "flash"
     fusion: bool = False  # element-wise operators ride on their neighbours: no traffic, no launch
     smooth: float = 3.0  # p of the norm that joins compute and memory time; large = a hard maximum
     kernels: dict[str, Kernel] = {}
     kernels_from: str = ""  # the one device that the kernels' shares of peak were seen on
+    profile: str = ""  # whose kernels by shape it runs: a file name under data/profiles/<device>
+    profile_kinds: tuple[str, ...] = ()  # of those, the kinds that it runs; () = all
+    prefill_factor: float = 1.0  # on the seconds of prompts' tokens: what a calibration found
+    decode_factor: float = 1.0  # on the seconds of answers' tokens
     source: dict[str, str] = {}
+
+
+class Calibration(Spec, frozen=True, kw_only=True):
+    """What a user's own measurements say about predictions: two factors and a time, and how good they are."""
+
+    prefill: float = 1.0  # measured over predicted seconds of prompts' tokens
+    decode: float = 1.0  # the same of answers' tokens
+    request: float = 0.0  # s that a request takes more
+    model: str = ""
+    gpu: str = ""
+    engine: str = ""
+    measured: str = ""  # the file that it was made from
+    requests: int = 0
+    error: dict[str, dict[str, float]] = {}  # metric -> mean absolute relative error before, after, and on unseen rows
 
 
 class Precision(Spec, frozen=True, kw_only=True):

@@ -67,6 +67,7 @@ class Step(NamedTuple):
 
     groups: tuple[Group, ...]
     images: Images = Images()
+    in_a_row: Value = 1.0  # like steps that follow each other: they keep the chip hot
 
     def sums(self, spans: dict[str, Span]) -> dict[str, Value]:
         """The named sums that formulas use, for the spans that a model has."""
@@ -87,6 +88,7 @@ class Step(NamedTuple):
             for tail, span in _tails(spans).items():
                 found[f"{phase}_qk{tail}"] += n * (pairs(span, c + q) - pairs(span, c))
                 found[f"{phase}_kv{tail}"] += n * touched(span, c, q)
+        found["in_a_row"] = self.in_a_row
         found |= {"images": self.images.count, "patches": self.images.patches}
         found |= {"patch_pairs": self.images.pairs, "image_tokens": self.images.tokens}
         return found

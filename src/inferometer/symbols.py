@@ -20,6 +20,7 @@ from weakref import WeakValueDictionary
 Number = float | int
 Value = Any  # a float, or an ndarray of floats that broadcasts with the others
 Env = Mapping[str, Value]
+_PLAIN = (float, int)
 
 # Weak, so that the formulas of a model go with it. A formula holds its parts, so the ids in a key outlive the entry.
 _interned: WeakValueDictionary[tuple[Any, ...], Expr] = WeakValueDictionary()
@@ -171,13 +172,16 @@ def _binary(op: str, a: Expr | Number, b: Expr | Number) -> Expr:
 
 def scalar(*values: Value) -> bool:
     """Whether all are plain numbers; NumPy is loaded only where one is not, since most questions are one point."""
-    return all(isinstance(v, float | int) for v in values)
+    for value in values:  # noqa: SIM110  a plain loop: this is asked a million times
+        if not isinstance(value, _PLAIN):
+            return False
+    return True
 
 
 def most(a: Value, b: Value) -> Value:
     """The larger of two values, point by point where one is an array."""
-    if scalar(a, b):
-        return max(a, b)
+    if isinstance(a, _PLAIN) and isinstance(b, _PLAIN):
+        return b if b > a else a
     import numpy as np
 
     return np.maximum(a, b)
@@ -185,14 +189,33 @@ def most(a: Value, b: Value) -> Value:
 
 def least(a: Value, b: Value) -> Value:
     """The smaller of two values, point by point where one is an array."""
-    if scalar(a, b):
-        return min(a, b)
+    if isinstance(a, _PLAIN) and isinstance(b, _PLAIN):
+        return b if b < a else a
     import numpy as np
 
     return np.minimum(a, b)
 
 
-def _ceil(a: Value) -> Value:
+def log2(a: Value) -> Value:
+    """Of a float or an array: ``log2(8.0)  # 3.0``"""
+    if scalar(a):
+        return math.log2(a)
+    import numpy as np
+
+    return np.log2(a)
+
+
+def exp(a: Value) -> Value:
+    """Of a float or an array: ``exp(0.0)  # 1.0``"""
+    if scalar(a):
+        return math.exp(a)
+    import numpy as np
+
+    return np.exp(a)
+
+
+def whole_up(a: Value) -> Value:
+    """The next whole number, of a float or an array: ``whole_up(1.2)  # 2``"""
     if scalar(a):
         return math.ceil(a)
     import numpy as np
@@ -215,7 +238,7 @@ _SCALAR: dict[str, Callable[..., Any]] = {
     "**": operator.pow,
     "max": most,
     "min": least,
-    "ceil": _ceil,
+    "ceil": whole_up,
 }
 
 

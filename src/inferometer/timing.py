@@ -18,7 +18,7 @@ from .evaluate import Setup, prepare, stages, step_seconds
 from .graph import Block, Model, once_per
 from .models.network import build_network
 from .phases import Steps
-from .spec import Plan
+from .spec import Engine, Plan
 from .steps import Group, Step
 from .symbols import Value, least, most
 
@@ -120,11 +120,16 @@ def draft_setup(setup: Setup) -> Setup:
     spec = setup.plan.speculation
     assert spec is not None
     if spec.method == "mtp":
-        return setup._replace(model=_modules(setup.model))
+        return setup._replace(model=_modules(setup.model), engine=_within(setup.engine))
     small, roles = _draft_model(spec.model, _stamp(spec.model), setup.plan.dtype)
     plan = msgspec.structs.replace(_alone(setup.plan), quantization=numerics.summary(roles, setup.plan.dtype))
-    drafter = prepare(small, setup.device, setup.engine, plan, roles=roles)
+    drafter = prepare(small, setup.device, _within(setup.engine), plan, roles=roles)
     return drafter._replace(sources=setup.sources)  # the same machine and layout, and what --efficiency says of them
+
+
+def _within(engine: Engine) -> Engine:
+    """The engine of steps inside of a step: while drafting, the host does not go round again."""
+    return msgspec.structs.replace(engine, step_floor=0.0, step_floor_per_sequence=0.0)
 
 
 def draft_reason(setup: Setup) -> str:

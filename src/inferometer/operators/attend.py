@@ -59,7 +59,7 @@ def attention(name: str, phase: str, *, heads: Formula, kv_heads: Formula, qk_di
             kv_reads=kv * width * s.kv_bytes if cached else 0,
         ),
         {"seqs": seqs, "heads": heads, "kv_heads": kv_heads, "qk_dim": qk_dim, "v_dim": v_dim, "tokens": m, "kv": kv,
-         "pairs": pairs},
+         "pairs": pairs, "alike": s.alike},
         peak,
         inputs,
         m * heads * v_dim * s.act_bytes + scores,

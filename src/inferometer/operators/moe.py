@@ -48,7 +48,7 @@ def experts(
         ),
         {
             "tokens": s.moe_tokens, "hidden": hidden, "inner": inner, "experts": mine, "top_k": top_k,
-            "matrices": constant(matrices), "touched": touched,
+            "matrices": constant(matrices), "touched": touched, "rows": rows,
         },
         peak,
         inputs,

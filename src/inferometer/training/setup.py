@@ -51,7 +51,7 @@ def training_of(asked: Request, recipe: Recipe) -> Training:
         "dp_bandwidth": wire.bandwidth, "dp_latency": wire.latency, "replicas": plan.data_parallel_size,
         "grad_bytes": 4.0 if recipe.grad_dtype == "fp32" else 2.0, "param_bytes": env["act_bytes"],
     }  # fmt: skip
-    answers = profiles.sources(engine, asked.efficiency, places, device.architecture)
+    answers = profiles.sources(engine, asked.efficiency, places, device)
     if engine.kernels and not asked.efficiency:
         answers = (*answers[:-1], waves(engine, device), answers[-1])
     setup = setup._replace(sources=answers)
