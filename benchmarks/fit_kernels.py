@@ -1,0 +1,125 @@
+"""Fits surfaces to the public kernel tables and writes them to the shipped data.
+
+    python benchmarks/fit_kernels.py            all devices, about three minutes
+    python benchmarks/fit_kernels.py h200       one
+
+Rows that `kernel_tables.held_out` names are not used: docs/accuracy.md says how well they are met.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import msgspec
+import numpy as np
+from kernel_tables import ROOT, TABLES, Rows, everything, own_rows
+from surfaces import fit
+
+from inferometer import catalog
+from inferometer.catalog import DATA
+from inferometer.profiles.grid import Grid
+from inferometer.profiles.measured import profile_of, read_rows
+from inferometer.profiles.shapes import SHAPES
+from inferometer.profiles.shelf import Curves, Profile
+
+ROWS = [0, 1, 2, 3, 4, 4.5, 5, 5.5, 6, 6.5, 7, 7.5, 8, 8.5, 9, 9.5, 10, 11, 12, 13, 14]
+SIDES = [6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]
+AXES: dict[str, list[list[float]]] = {
+    "linear": [ROWS, SIDES, SIDES],
+    "decode_attention": [[*range(15)], [*range(1, 18)], [0, 1, 2, 3, 4, 5, 6, 7]],
+    "prefill_attention": [[*range(4, 24)], [*range(4, 15)], [0, 2, 4, 6]],
+    "moe": [[*range(-7, 14)], [16, 18, 20, 21, 22, 23, 24, 26], [0, 2, 4, 6, 8, 9], [0, 1, 3, 4.5]],
+}
+SMOOTH = {"linear": 0.02, "decode_attention": 0.01, "prefill_attention": 0.01, "moe": 0.01}
+
+
+def places(rows: Rows) -> np.ndarray:
+    """Coordinates of rows on their kind's axes."""
+    return np.stack(SHAPES[rows.kind].places(rows.dims), axis=1)
+
+
+def ratios(rows: Rows) -> np.ndarray:
+    """What is fitted: log2 of seconds over the base."""
+    return np.log2(rows.seconds / SHAPES[rows.kind].base(rows.terms, rows.dims))
+
+
+def axes_of(rows: Rows, where: np.ndarray) -> list[list[float]]:
+    """The kind's axes, cut to where there are rows: beyond its last node a surface stays as it is."""
+    found = []
+    for number, axis in enumerate(AXES[rows.kind]):
+        low, high = where[:, number].min(), where[:, number].max()
+        inside = [
+            x
+            for i, x in enumerate(axis)
+            if (i + 1 == len(axis) or axis[i + 1] > low) and (i == 0 or axis[i - 1] < high)
+        ]
+        found.append(inside if len(inside) > 1 else axis[:2])
+    return found
+
+
+def surface(rows: Rows) -> Grid:
+    """The surface of a sheet, from the rows that may be seen."""
+    seen = ~rows.unseen
+    where = places(rows)
+    axes = axes_of(rows, where[seen])
+    few = 5.0 if len(where) < 12_000 and rows.kind == "linear" else 1.0  # real models' weights lie on no grid
+    nodes = fit(axes, where[seen], ratios(rows)[seen], smooth=SMOOTH[rows.kind] * few,
+                level=1.0 if rows.kind == "moe" else 0.1)  # fmt: skip
+    return Grid(axes, [round(float(x), 2) for x in nodes])
+
+
+def steadied(kind: str, curves: Curves, smooth: Grid) -> Curves:
+    """Curves steadied where one row says little: long products run at whatever clock the chip has at that
+    moment, and a mixture's row is one draw of experts. There a node is a quarter its row, three quarters the surface.
+    """
+    if kind not in ("linear", "moe"):
+        return curves
+    found = {}
+    for name, values in curves.shapes.items():
+        sizes = [float(size) for size in name.split("x")]
+        rest = (
+            [np.log2(sizes[0]), np.log2(sizes[1])]
+            if kind == "linear"
+            else [np.log2(sizes[0] * sizes[1]), *np.log2(sizes[2:])]
+        )
+        found[name] = [
+            round((value + 3 * smooth.at(x, *rest)) / 4, 3) if kind == "moe" or x >= 10 else value
+            for x, value in zip(curves.axes[0], values, strict=True)
+        ]
+    return Curves(curves.axes, found)
+
+
+def own() -> None:
+    """The rows that were measured for this project: curves by exact shape, and surfaces for all others."""
+    device = catalog.hardware("h200")
+    rows = read_rows(ROOT / "benchmarks" / "data" / "h200_kernels.csv")
+    found = profile_of(rows, device, "benchmarks/data/h200_kernels.csv: vLLM 0.25.1 and torch 2.11 on one H200")
+    fitted: dict[str, dict[str, Grid]] = {}
+    for part in own_rows():
+        fitted.setdefault(part.kind, {})[part.sheet] = surface(part)
+        print("h200 own", part.kind, part.sheet, len(part.seconds), flush=True)
+    measured = {kind: {sheet: steadied(kind, curves, fitted[kind][sheet]) for sheet, curves in sheets.items()}
+                for kind, sheets in found.measured.items()}  # fmt: skip
+    found = msgspec.structs.replace(found, fitted=fitted, measured=measured)
+    (DATA / "profiles" / "h200" / "measured.json").write_bytes(msgspec.json.encode(found) + b"\n")
+
+
+def main() -> None:
+    own()
+    wanted = sys.argv[1:] or list(TABLES)
+    for device in wanted:
+        for engine, name in TABLES[device].items():
+            fitted: dict[str, dict[str, Grid]] = {}
+            for rows in everything(device, engine):
+                fitted.setdefault(rows.kind, {})[rows.sheet] = surface(rows)
+                print(device, engine, rows.kind, rows.sheet, len(rows.seconds), flush=True)
+            source = f"fitted to the public kernel table {name.replace('__', ' ')}, see docs/accuracy.md"
+            path = DATA / "profiles" / device / f"{engine}.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(
+                msgspec.json.encode(Profile(device=device, source=source, rounds=True, fitted=fitted)) + b"\n"
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""Kernels by shape against the public tables: rows that the surfaces never saw, and whole GPUs left out.
+
+    python benchmarks/kernel_accuracy.py        prints the tables of docs/accuracy.md (about two minutes)
+
+Cells are the median of |predicted/measured - 1| in per cent over rows held out of the fit (one shape in four), by size.
+A GPU left out is predicted from its nearest relative alone, with its own data sheet.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+import numpy as np
+from kernel_tables import TABLES, Rows, everything, own_rows
+
+from inferometer import catalog
+from inferometer.profiles.kernels import LIKE, octaves_faster
+from inferometer.profiles.shapes import SHAPES
+from inferometer.profiles.shelf import Profile, read, relatives
+from inferometer.symbols import most
+
+WORDS = {"linear": "products", "decode_attention": "decode attention", "prefill_attention": "prefill attention",
+         "moe": "experts"}  # fmt: skip
+SIZES = ("small", "medium", "large")
+
+
+def size(rows: Rows) -> np.ndarray:
+    """0, 1, 2: kernels below 20 µs at the speed of light, below 200 µs, and larger ones."""
+    light = rows.terms.roofline * np.ones_like(rows.seconds)
+    return np.digitize(light, [2e-5, 2e-4])
+
+
+def predicted(rows: Rows, profile: Profile) -> np.ndarray | None:
+    """Seconds of rows by a profile's surface; None where it has no such sheet."""
+    sheets = profile.fitted.get(rows.kind, {})
+    sheet = next((word for word in (rows.sheet, *LIKE.get(rows.sheet, ()), rows.sheet.removesuffix("-fp8"))
+                  if word in sheets), None)  # fmt: skip
+    if sheet is None:
+        return None
+    shape = SHAPES[rows.kind]
+    faster = octaves_faster(catalog.hardware(profile.device), catalog.hardware(rows.device))
+    ratio = sheets[sheet].at(*shape.places(rows.dims, faster[shape.compute]))
+    return np.asarray(most(shape.base(rows.terms, rows.dims) * 2.0**ratio, rows.terms.roofline))
+
+
+def family(rows: Rows) -> str:
+    """What a line of the table is about."""
+    if rows.kind in ("linear", "moe"):
+        return f"{WORDS[rows.kind]}, {rows.sheet}"
+    latent = ", latent (MLA)" if "x" in rows.sheet else ""
+    return WORDS[rows.kind] + latent + (", fp8 cache" if rows.sheet.endswith("-fp8") else "")
+
+
+def kin(device: str, engine: str) -> list[Profile]:
+    """Profiles of other devices, nearest first."""
+    found = [read(name, whose) for name, whose in relatives(catalog.hardware(device), engine) if name != device]
+    return [profile for profile in found if profile is not None]
+
+
+def errors() -> Iterator[tuple[str, str, str, np.ndarray, np.ndarray, np.ndarray | None]]:
+    """Device, engine, family, size, error of unseen rows, and error of the same rows with the device left out."""
+    for device, engines in TABLES.items():
+        for engine in engines:
+            own = read(device, engine)
+            assert own is not None
+            others = kin(device, engine)
+            for rows in everything(device, engine):
+                mine = predicted(rows, own)
+                assert mine is not None
+                pick = rows.unseen
+                left = next(
+                    (found for found in (predicted(rows, other) for other in others) if found is not None), None
+                )
+                yield (device, engine, family(rows), size(rows)[pick], np.abs(mine / rows.seconds - 1)[pick],
+                       None if left is None else np.abs(left / rows.seconds - 1)[pick])  # fmt: skip
+
+
+def cells(sizes: np.ndarray, off: np.ndarray) -> list[str]:
+    """The median of each size, and how many rows there are."""
+    return [f"{np.median(off[sizes == k]) * 100:.1f}" if (sizes == k).sum() >= 10 else "–" for k in range(3)]
+
+
+def tables() -> str:
+    """Both tables of the page."""
+    groups: dict[tuple[str, str, str], list[list[np.ndarray]]] = defaultdict(lambda: [[], [], []])
+    for device, engine, label, sizes, off, left in errors():
+        found = groups[label, device, engine]
+        found[0].append(sizes)
+        found[1].append(off)
+        found[2].append(np.full_like(off, np.nan) if left is None else left)
+    head = "| kernel | GPU | engine | rows | small | medium | large | GPU left out: small | medium | large |"
+    lines = [head, "|---|---|---|---:|---:|---:|---:|---:|---:|---:|"]
+    for (label, device, engine), (size_parts, off_parts, left_parts) in sorted(groups.items()):
+        sizes, off, left = np.concatenate(size_parts), np.concatenate(off_parts), np.concatenate(left_parts)
+        known = ~np.isnan(left)
+        away = cells(sizes[known], left[known]) if known.any() else ["–"] * 3
+        lines.append(
+            f"| {label} | {device} | {engine} | {len(off):,} | " + " | ".join([*cells(sizes, off), *away]) + " |"
+        )
+    return "\n".join(lines)
+
+
+def own_table() -> str:
+    """Our own rows of one H200: shapes that the surface never saw, by the surface alone."""
+    profile = read("h200", "measured")
+    assert profile is not None
+    lines = ["| kernel | rows not seen | small | medium | large |", "|---|---:|---:|---:|---:|"]
+    for rows in own_rows():
+        found = predicted(rows, profile)
+        assert found is not None
+        off, sizes = np.abs(found / rows.seconds - 1)[rows.unseen], size(rows)[rows.unseen]
+        label = family(rows) + (f", head {rows.sheet}" if rows.kind.endswith("_attention") else "")
+        lines.append(f"| {label} | {len(off):,} | " + " | ".join(cells(sizes, off)) + " |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(own_table(), "\n")
+    print(tables())

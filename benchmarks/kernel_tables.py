@@ -1,0 +1,183 @@
+"""Public kernel tables (shared folder, Parquet) as rows of our shapes: sizes, roofline terms, seconds.
+
+Tables of AIConfigurator's (Apache-2.0): vLLM and TensorRT-LLM kernels on A100, H100, H200, B200 and L40S. They are read
+where they lie; the repository holds only what was fitted to them.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from inferometer import catalog
+from inferometer.profiles import Terms
+from inferometer.profiles.measured import read_rows
+from inferometer.profiles.rows import figures
+
+ROOT = Path(__file__).parent.parent
+Array = np.ndarray
+TABLES = {  # device -> engine -> how its files begin
+    "a100-sxm-80gb": {"vllm": "a100_sxm__vllm_0.14.0"},
+    "l40s": {"vllm": "l40s__vllm_0.24.0"},
+    "h100-sxm": {"vllm": "h100_sxm__vllm_0.24.0", "trtllm": "h100_sxm__trtllm_1.3.0rc20"},
+    "h200": {"vllm": "h200_sxm__vllm_0.24.0", "trtllm": "h200_sxm__trtllm_1.3.0rc20"},
+    "b200": {"vllm": "b200_sxm__vllm_0.24.0"},
+}
+NUMBERS = {"bfloat16": "bf16", "fp8": "fp8", "fp8_block": "fp8-block", "nvfp4": "nvfp4", "int4_wo": "w4a16",
+           "w4a16_mxfp4": "mxfp4"}  # fmt: skip
+
+
+class Rows(NamedTuple):
+    """Rows of one kind and sheet on one device."""
+
+    device: str
+    engine: str
+    kind: str
+    sheet: str
+    dims: dict[str, Array]
+    terms: Terms
+    seconds: Array
+    unseen: Array  # rows that fits must not use
+
+
+def folder() -> Path:
+    """Where the tables lie."""
+    shared = Path(os.environ.get("INFEROMETER_SHARED", ROOT.parent / "shared"))
+    return shared / "measured" / "kernel_tables"
+
+
+@cache
+def table(name: str) -> dict[str, Array]:
+    """A Parquet file as columns; empty where there is none."""
+    import pyarrow.parquet as parquet
+
+    path = folder() / f"{name}.parquet"
+    if not path.exists():
+        return {}
+    read = parquet.read_table(path)
+    return {name: np.asarray(read[name].to_pylist()) for name in read.column_names}
+
+
+def held_out(*sizes: Array, share: int = 4) -> Array:
+    """One shape in four, by a hash of the sizes: whole weights, whole batches, so that no neighbour gives it away."""
+    return np.array(
+        [zlib.crc32(repr([float(x) for x in row]).encode()) % share == 0 for row in zip(*sizes, strict=True)]
+    )
+
+
+def _rows(device: str, engine: str, kind: str, number: str, sizes: dict[str, Any], ms: Array, unseen: Array) -> Rows:
+    found = figures(kind, number, sizes, catalog.hardware(device))
+    assert found is not None
+    return Rows(device, engine, kind, found.sheet, found.dims, found.terms, ms / 1e3, unseen)
+
+
+def products(device: str, engine: str) -> Iterator[Rows]:
+    """Matrix products. vLLM's block-scaled fp8 rows were timed without graphs (a floor of 50 µs): left out."""
+    found = table(f"{TABLES[device][engine]}__gemm_perf")
+    for number in sorted(set(found.get("gemm_dtype", []))):
+        if number == "fp8_block" and engine == "vllm":
+            continue
+        mine = found["gemm_dtype"] == number
+        m, n, k = (found[c][mine].astype(float) for c in "mnk")
+        yield _rows(device, engine, "linear", NUMBERS[number], {"m": m, "n": n, "k": k}, found["latency"][mine],
+                    held_out(n, k))  # fmt: skip
+
+
+def attentions(device: str, engine: str) -> Iterator[Rows]:
+    """Prefill and decode attention by head size and cache format, without windows (those see a shorter context)."""
+    for kind, name in (("decode_attention", "generation"), ("prefill_attention", "context")):
+        found = table(f"{TABLES[device][engine]}__{name}_attention_perf")
+        if not found:
+            continue
+        whole = (found.get("window_size", np.zeros(len(found["latency"]))) == 0) & (found["attn_dtype"] == "bfloat16")
+        whole &= (found["isl"] > 1) | (kind == "decode_attention")
+        for size in sorted(set(found["head_dim"])):
+            for kept in sorted(set(found["kv_cache_dtype"])):
+                mine = whole & (found["head_dim"] == size) & (found["kv_cache_dtype"] == kept)
+                if mine.sum() < 400:
+                    continue
+                new = found["isl"][mine].astype(float)
+                context = new + found["step"][mine]
+                seqs, heads, kv = (
+                    found[c][mine].astype(float) for c in ("batch_size", "num_heads", "num_key_value_heads")
+                )
+                sizes = {"seqs": seqs, "new": new, "context": context, "heads": heads, "kv_heads": kv,
+                         "head_dim": int(size), "kv_dtype": NUMBERS[kept]}  # fmt: skip
+                yield _rows(device, engine, kind, "bf16", sizes, found["latency"][mine],
+                            held_out(seqs, context, heads, kv))  # fmt: skip
+
+
+def latents(device: str, engine: str) -> Iterator[Rows]:
+    """Latent attention (MLA): prompts with 192 and 128 elements a head, decoding over the 512 + 64 of the latent."""
+    for kind, name in (("decode_attention", "generation"), ("prefill_attention", "context")):
+        found = table(f"{TABLES[device][engine]}__{name}_mla_perf")
+        if not found:
+            continue
+        for kept in sorted(set(found["kv_cache_dtype"])):
+            mine = (found["kv_cache_dtype"] == kept) & ((found["isl"] > 1) | (name == "generation"))
+            seqs, new, heads = (found[c][mine].astype(float) for c in ("batch_size", "isl", "num_heads"))
+            wide = name == "generation"
+            sizes = {"seqs": seqs, "new": new, "context": new + found["step"][mine], "heads": heads,
+                     "kv_heads": np.ones_like(heads) if wide else heads, "head_dim": 576 if wide else 192,
+                     "v_dim": 512 if wide else 128, "kv_dtype": NUMBERS[kept]}  # fmt: skip
+            yield _rows(device, engine, kind, "bf16", sizes, found["latency"][mine],
+                        held_out(seqs, new, found["step"][mine], heads))  # fmt: skip
+
+
+def mixtures(device: str, engine: str) -> Iterator[Rows]:
+    """Routed experts, evenly loaded: every expert gets its share, so all that can be are touched.
+
+    vLLM's per-tensor fp8 on Hopper was timed for one kind of checkpoint whose kernel takes four times as long as the
+    block-scaled one; what most checkpoints run is like the latter, so those rows are left out.
+    """
+    found = table(f"{TABLES[device][engine]}__moe_perf")
+    even = "balanced" if "balanced" in set(found.get("distribution", [])) else "power_law_1.01"
+    odd = {"fp8"} if engine == "vllm" and catalog.hardware(device).architecture == "hopper" else set()
+    for number in sorted(set(found.get("moe_dtype", [])) & set(NUMBERS) - odd):
+        mine = (found["moe_dtype"] == number) & (found["distribution"] == even)
+        mine &= ~np.char.endswith(found["kernel_source"].astype(str), "nongated")
+        columns = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
+        tokens, hidden, inner, top_k, count, tp, ep = (found[c][mine].astype(float) for c in columns)
+        sizes = {"tokens": tokens, "hidden": hidden, "inner": inner / tp, "experts": count / ep, "top_k": top_k,
+                 "ep": ep, "even": True}  # fmt: skip
+        yield _rows(device, engine, "moe", NUMBERS[number], sizes, found["latency"][mine],
+                    held_out(tokens, hidden, inner / tp, count))  # fmt: skip
+
+
+def everything(device: str, engine: str) -> Iterator[Rows]:
+    """All rows of a device and an engine, sheet by sheet; rows beyond the device's roof (inputs in cache) left out."""
+    for part in (products, attentions, latents, mixtures):
+        for rows in part(device, engine):
+            real = rows.seconds >= 0.98 * rows.terms.roofline
+            yield rows._replace(
+                dims={k: v[real] if isinstance(v, np.ndarray) else v for k, v in rows.dims.items()},
+                terms=Terms(rows.terms.compute[real], rows.terms.memory[real], 0.0, 0.0),
+                seconds=rows.seconds[real], unseen=rows.unseen[real],
+            )  # fmt: skip
+
+
+def own_rows() -> Iterator[Rows]:
+    """Our own rows of one H200, sheet by sheet."""
+    device = catalog.hardware("h200")
+    groups: dict[tuple[str, str], list[tuple[dict[str, Any], float]]] = defaultdict(list)
+    for row in read_rows(ROOT / "benchmarks" / "data" / "h200_kernels.csv"):
+        found = figures(row.kind, row.number, row.sizes, device)
+        if found is not None:
+            groups[row.kind, row.number if row.kind in ("linear", "moe") else found.sheet].append(
+                (row.sizes, row.seconds)
+            )
+    for (kind, number), rows in groups.items():
+        sizes = {key: np.array([one[key] for one, _ in rows], float) for key in rows[0][0]}
+        if kind.endswith("_attention"):
+            sizes["head_dim"] = float(sizes["head_dim"][0])
+        fixed = [sizes[key] for key in ("n", "k", "seqs", "context", "heads", "hidden", "inner", "tokens")
+                 if isinstance(sizes.get(key), np.ndarray)]  # fmt: skip
+        number = "bf16" if kind.endswith("_attention") else number
+        yield _rows("h200", "own", kind, number, sizes, np.array([took for _, took in rows]) * 1e3, held_out(*fixed))

@@ -1,0 +1,230 @@
+"""Kernels by shape: grids, curves of exact shapes, surfaces of relatives, files of one's own; what the host adds."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import command
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inferometer import BadFile, analyze, catalog, models, overhead
+from inferometer.evaluate import Setup, prepare, step_rows, step_seconds
+from inferometer.operators import linear
+from inferometer.profiles.grid import Grid
+from inferometer.profiles.kernels import octaves_faster
+from inferometer.profiles.measured import profile_of, read_rows
+from inferometer.profiles.rows import figures
+from inferometer.profiles.shapes import SHAPES, head_sheet
+from inferometer.profiles.shelf import read, relatives, shipped
+from inferometer.spec import Plan
+from inferometer.steps import Group, Step
+from inferometer.symbols import evaluate
+from inferometer.symbols import names as s
+
+HEAD = "kind,dtype,shape,seconds,source\n"
+places = st.floats(-3, 9)
+
+
+def setup_of(model: str = "llama-3.1-8b", gpu: str = "h200", engine: str = "vllm", **plan: object) -> Setup:
+    network = models.build(catalog.model(model).config)
+    return prepare(network, catalog.hardware(gpu), catalog.engine(engine), Plan(**plan))  # type: ignore[arg-type]
+
+
+def decoding(batch: float, context: float) -> Step:
+    return Step((Group(batch, 1, context - 1, 1, True),))
+
+
+@given(st.lists(places, min_size=3, max_size=3), st.integers(0, 7))
+def test_a_grid_of_arrays_is_a_grid_of_floats(where: list[float], as_arrays: int) -> None:
+    """Whichever coordinates are arrays, and outside of the grid too."""
+    values = [math.sin(i) for i in range(4 * 3 * 2)]
+    grid = Grid([[0, 1, 2, 4], [0, 3, 6], [1, 2]], values)
+    mixed = [np.array([x, x]) if as_arrays >> i & 1 else x for i, x in enumerate(where)]
+    assert np.asarray(grid.at(*mixed)).flat[0] == pytest.approx(grid.at(*where), abs=1e-12)
+
+
+def test_a_grid_is_exact_at_its_nodes_and_flat_beyond() -> None:
+    grid = Grid([[0, 1, 3], [2, 4]], [10, 20, 30, 40, 50, 60])
+    assert [grid.at(x, y) for x in (0, 1, 3) for y in (2, 4)] == [10, 20, 30, 40, 50, 60]
+    assert grid.at(2, 3) == 45 and grid.at(-9, 2) == 10 and grid.at(99, 99) == 60
+
+
+def test_a_row_is_priced_as_the_operator_is() -> None:
+    device = catalog.hardware("h200")
+    found = figures("linear", "fp8", {"m": 16, "n": 4096, "k": 1024}, device)
+    env = {"m": 16, "n": 4096, "k": 1024, "tp": 1, "act_bytes": 2, "mlp_weight_bytes": 1, "mlp_input_bytes": 1}
+    work = linear("x", s.k, s.n, m=s.m).work
+    moved = sum(evaluate(x, env) for x in (work.weights, work.reads, work.writes))
+    assert found is not None and found.sheet == "fp8"
+    assert found.terms.memory == pytest.approx(moved / 4.8e12)
+    assert found.terms.compute == pytest.approx(2 * 16 * 4096 * 1024 / 1978.9e12)
+    assert figures("norm", "bf16", {"m": 1, "n": 64}, device) is None
+
+
+def test_the_curve_of_a_measured_shape_gives_back_its_row() -> None:
+    """qkv_proj of Llama-3.1-8B at one row: 16.245 µs in benchmarks/data."""
+    rows = step_rows(setup_of(), decoding(1, 1024))
+    qkv = next(row for row in rows if row.op.name == "qkv_proj")
+    assert qkv.origin == "measured" and qkv.seconds == pytest.approx(16.245e-6, rel=2e-3)
+
+
+def test_shapes_that_were_not_measured_are_fitted_and_other_generations_assumed() -> None:
+    def origins(gpu: str) -> set[str]:
+        return {
+            str(row.origin) for row in step_rows(setup_of("qwen2-7b", gpu), decoding(8, 512)) if row.op.kind == "linear"
+        }
+
+    assert origins("h100-sxm") == {"fitted"} and origins("rtx4090") == {"fitted"}
+    assert origins("t4") == {"assumed"} and origins("mi300x") == {"assumed"}
+
+
+def test_relatives_come_in_order() -> None:
+    assert [name for name, _ in relatives(catalog.hardware("h200"), "trtllm")][:2] == ["h200", "h200"]
+    assert relatives(catalog.hardware("h200"), "trtllm")[0] == ("h200", "trtllm")
+    assert relatives(catalog.hardware("rtx3090"), "vllm")[0][0] == "a100-sxm-80gb"
+    assert relatives(catalog.hardware("t4"), "vllm")[0][0] in ("h100-sxm", "h200")
+    assert relatives(catalog.hardware("mi300x"), "vllm") == []
+    assert set(shipped()) == {"a100-sxm-80gb", "b200", "h100-sxm", "h200", "l40s"}
+
+
+def test_heads_find_their_sheet() -> None:
+    known = {"64": 0, "128": 0, "128-fp8": 0, "576x512": 0}
+    assert head_sheet("128", known, "bf16") == "128" and head_sheet("128", known, "fp8") == "128-fp8"
+    assert head_sheet("96", known, "bf16") == "128" and head_sheet("80", known, "bf16") == "64"
+    assert head_sheet("576x512", known, "bf16") == "576x512"  # latent attention runs kernels of its own
+    assert head_sheet("192x128", known, "bf16") == "" and head_sheet("512", known, "bf16") == ""
+
+
+def test_a_slower_relative_is_looked_up_where_it_takes_as_long() -> None:
+    h100, l4 = catalog.hardware("h100-sxm"), catalog.hardware("l4")
+    memory, _ = octaves_faster(h100, l4)
+    assert memory == pytest.approx(math.log2(h100.memory_bandwidth / l4.memory_bandwidth))
+    shape = SHAPES["linear"]
+    plain, moved = shape.places({"m": 8, "n": 4096, "k": 4096}), shape.places({"m": 8, "n": 4096, "k": 4096}, memory)
+    assert moved[1] - plain[1] == pytest.approx(memory) and (moved[0], moved[2]) == (plain[0], plain[2])
+
+
+def test_decoding_walks_over_whole_tiles() -> None:
+    """A batch of one length pays for the tile it has begun; a mixed one for half a tile on average."""
+    dims = {"seqs": 4.0, "kv_heads": 8, "heads": 32, "alike": 1.0}
+    at = {
+        context: SHAPES["decode_attention"].along({**dims, "kv": 4.0 * context})[1] for context in (100, 256, 257, 384)
+    }
+    assert at[257] == at[384] == math.log2(384) and at[256] == 8 and at[100] == math.log2(100)
+    mixed = SHAPES["decode_attention"].along({**dims, "kv": 4.0 * 1000, "alike": 0.0})[1]
+    assert mixed == pytest.approx(math.log2(1064))
+
+
+# ------------------------------------------------------------------ a file of one's own
+
+
+def profile_file(tmp_path: Path, *rows: str) -> str:
+    path = tmp_path / "kernels.csv"
+    path.write_text(HEAD + "".join(f"{row}\n" for row in rows))
+    return str(path)
+
+
+def test_your_own_rows_come_first(tmp_path: Path) -> None:
+    """gate_up_proj is read off the file; the other products move with it, because the surface does."""
+    file = profile_file(
+        tmp_path, "linear,bf16,m=1 n=28672 k=4096,1e-3,torch", "linear,bf16,m=8 n=28672 k=4096,2e-3,torch"
+    )
+    plain = analyze("llama-3.1-8b", gpu="h100-sxm", output_len=2)
+    mine = analyze("llama-3.1-8b", gpu="h100-sxm", output_len=2, profile=file)
+    ops = [{op.name: op for op in found.phases["decode"].ops} for found in (plain, mine)]
+    assert ops[1]["gate_up_proj"].origin == "measured" and ops[0]["gate_up_proj"].origin == "fitted"
+    assert ops[1]["gate_up_proj"].seconds == pytest.approx(32 * 1e-3, rel=2e-3)
+    assert ops[1]["down_proj"].origin == "fitted" and ops[1]["down_proj"].seconds > 5 * ops[0]["down_proj"].seconds
+    assert ops[1]["attention"].seconds == ops[0]["attention"].seconds
+
+
+def test_flagged_rows_are_passed_over(tmp_path: Path) -> None:
+    file = profile_file(
+        tmp_path, "linear,bf16,m=1 n=28672 k=4096,1e-3,aiconfigurator vllm !floor", "copy,bf16,bytes=64,1e-6,torch"
+    )
+    assert [row.kind for row in read_rows(Path(file))] == ["copy"]
+    assert profile_of(read_rows(Path(file)), catalog.hardware("h200"), "x").measured == {}
+
+
+@pytest.mark.parametrize(("row", "words"), [
+    ("linear,bf16,m=1 n=8,1e-6,t", "line 2: linear needs a positive k"),
+    ("moe,bf16,tokens=1 hidden=8 inner=8 experts=0 top_k=1,1e-6,t", "experts"),
+    ("linear,bf16,m=1 n=8 k=8,soon,t", "line 2"),
+    ("linear,bf16,m=1 n=8 k=8,-1,t", "no kernel's time"),
+    ("linear,bf61,m=1 n=8 k=8,1e-6,t", "bf16"),
+])  # fmt: skip
+def test_a_broken_row_is_one_sentence(tmp_path: Path, row: str, words: str) -> None:
+    ran = command("analyze", "llama-3.1-8b", "--profile", profile_file(tmp_path, row))
+    assert ran.code == 2 and words in ran.err and "Traceback" not in ran.err and not ran.out
+
+
+def test_another_table_is_not_a_profile(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(BadFile, match="kind,dtype,shape,seconds,source"):
+        read_rows(path)
+
+
+# ------------------------------------------------------------------ what host and chip add
+
+
+def test_steps_are_padded_to_captured_sizes() -> None:
+    vllm = catalog.engine("vllm")
+    sizes = {1: 1, 2: 2, 3: 4, 5: 8, 33: 40, 256: 256, 257: 272, 512: 512, 513: 513}
+    assert {n: overhead.padded(vllm, float(n)) for n in sizes} == sizes
+    assert overhead.padded(vllm, np.array(list(sizes), float)).tolist() == list(sizes.values())
+    rows = {n: step_rows(setup_of(), decoding(n, 512)) for n in (33, 40)}
+    product = {n: next(row for row in found if row.op.name == "gate_up_proj") for n, found in rows.items()}
+    assert product[33].seconds == product[40].seconds and product[33].work["flops"] < product[40].work["flops"]
+
+
+def test_a_small_prefill_waits_for_its_launches_and_a_long_one_does_not() -> None:
+    setup = setup_of()
+    short, long = Step((Group(1, 16, 0),)), Step((Group(1, 8192, 0),))
+    host = {step: step_rows(setup, step)[-1].seconds for step in (short, long)}
+    assert step_seconds(setup, short) == pytest.approx(32 * 2.9e-4 + 1.7e-4, rel=3e-3)
+    assert host[long] < 0.1 * step_seconds(setup, long)
+    eager = setup_of(engine="hf")
+    assert step_seconds(eager, decoding(1, 512)) > 32 * 1e-3  # without graphs answers wait, too
+
+
+def test_clocks_fall_under_prompts_only_and_the_more_the_longer() -> None:
+    setup = setup_of()
+
+    def lost(step: Step) -> float:
+        env = {**setup.env, **step.sums(setup.model.spans)}
+        return float(overhead.slowed(env, 0.1))
+
+    once, often = Step((Group(1, 4096, 0),)), Step((Group(1, 4096, 0),), in_a_row=16.0)
+    assert lost(decoding(64, 4096)) == 0
+    assert 0 < lost(once) < lost(often) < 0.1 * setup.device.throttle
+    roofline = analyze("llama-3.1-8b", gpu="h200", input_len=8192, engine="roofline")
+    assert roofline.metrics.ttft_ms == roofline.roofline.ttft_ms
+
+
+def test_an_engine_like_another_has_only_what_differs(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'like = "vllm"\nlabel = "Mine"\nstep_overhead = 1e-3\n[kernels.norm]\nfixed = 5e-6\nsource = "me"\n'
+    )
+    mine, vllm = catalog.engine(str(path)), catalog.engine("vllm")
+    assert (mine.label, mine.step_overhead, mine.kernels["norm"].fixed) == ("Mine", 1e-3, 5e-6)
+    assert mine.launch == vllm.launch and mine.kernels["sampler"] == vllm.kernels["sampler"]
+    path.write_text('like = "vlm"\n')
+    ran = command("analyze", "llama-3.1-8b", "--engine", str(path))
+    assert ran.code == 2 and "did you mean vllm" in ran.err
+
+
+def test_the_shelf_is_whole() -> None:
+    """Every surface has a value for each of its nodes, and none is absurd."""
+    for device, engines in shipped().items():
+        for whose in (*engines, "measured"):
+            profile = read(device, whose)
+            for kind, sheets in (profile.fitted if profile else {}).items():
+                for sheet, grid in sheets.items():
+                    assert len(grid.values) == math.prod(map(len, grid.axes)), (device, whose, kind, sheet)
+                    assert all(axis == sorted(set(axis)) for axis in grid.axes) and max(map(abs, grid.values)) < 9
