@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import tempfile
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -61,3 +64,24 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise BadFile(f"{path} holds a {type(data).__name__}, not the object that a config.json is")
     return data
+
+
+def replaced(path: Path, data: str | bytes) -> Path:
+    """Write all of a file or nothing: under a temporary name beside it, then renamed."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise BadFile(f"{path} cannot be written: {error.strerror}") from None
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data.encode() if isinstance(data, str) else data)
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(name, 0o666 & ~mask)
+        os.replace(name, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise BadFile(f"{path} cannot be written: {error.strerror}") from None
+    return path

@@ -1,147 +1,203 @@
-"""Which shapes are worth measuring: those of the catalogue's common models, alone and split over 2, 4 and 8 GPUs.
+"""Which shapes are worth measuring: those of the catalogue's common models, at batches and contexts that engines see.
 
-Most telling first, so that a short budget already covers the ground.
+Each kind of kernel is a list, most telling shapes first. The lists are taken in turns, a few rows of each and then
+twice as many each time, so that a short budget already spans all kinds and a long one finishes them all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
+from typing import Any, TypeVar
 
-from .. import catalog, models
-from ..memory import ALONE
-from ..symbols import evaluate
+from . import sizes
 
-COMMON = (
-    "llama-3.1-8b", "qwen3-8b", "qwen3-0.6b", "qwen3-30b-a3b", "llama-2-7b", "mixtral-8x7b-v0.1",
-    "mistral-7b-v0.3", "qwen2.5-7b", "deepseek-v2-lite", "llama-3.1-70b", "qwen3-32b", "qwen3-14b", "gpt-oss-20b",
-    "qwen3-4b", "qwen3-1.7b", "gemma-2-9b", "gemma-3-27b", "phi-4", "llama-2-13b", "qwen2.5-32b", "qwen2.5-14b",
-    "gpt-oss-120b", "llama-3.2-1b", "llama-3.2-3b", "qwen3-235b-a22b", "qwen3-next-80b-a3b", "deepseek-v3",
-    "mistral-nemo-2407", "mistral-small-24b-2501", "yi-34b", "codellama-34b", "gemma-2-27b", "gemma-2-2b",
-    "qwen2.5-1.5b", "qwen2.5-3b", "phi-3-mini-4k", "llama-4-scout-17b-16e", "minimax-m2.5", "glm-4-9b", "opt-6.7b",
-)  # fmt: skip
+Row = dict[str, Any]
+Heads = tuple[int, int, int, int]  # heads, KV heads, head dimension, window (0 = none)
+A = TypeVar("A")
+B = TypeVar("B")
+
 ROWS = (1, 8, 64, 512, 4096, 2, 4, 16, 32, 128, 256, 1024, 2048, 8192, 24, 48, 96, 192, 384, 768, 1536)
 TOKENS = (1, 8, 64, 512, 4096, 2, 4, 16, 32, 128, 256, 1024, 2048, 8192, 24, 48, 96, 192, 384)
-PARTS = (1, 2, 4, 8)
+COARSE = 5  # of those, what a thing is first measured at
+CONTEXTS = (1024, 128, 4096, 512, 2048, 8192, 256, 16384, 32768)
+DECODES = tuple(product(CONTEXTS, (1, 8, 64, 256, 2, 4, 16, 32, 128, 512)))  # context, sequences
+PROMPTS = (
+    *((seqs, new, new) for new, seqs in product((1024, 128, 4096, 512, 2048, 8192, 256, 64, 16384),
+                                                (1, 4, 16, 64, 2, 8, 32)) if seqs * new <= 16384),
+    *((1, new, context) for new, context in ((512, 4096), (2048, 8192), (8192, 16384), (8192, 32768), (1024, 16384),
+                                             (256, 2048))),
+)  # sequences, new tokens, context  # fmt: skip
+MIXES = tuple(
+    (*piece, *others)
+    for piece, others in product(
+        ((2048, 0), (512, 0), (512, 4096), (2048, 8192), (128, 1024), (8192, 0), (256, 0), (1024, 16384)),
+        ((64, 1024), (8, 1024), (64, 4096), (256, 1024), (16, 8192), (128, 2048)),
+    )
+)  # new and cached tokens of a prompt; decoding sequences and their context
+RANKS = (2, 4, 8)
+MOST_FLOPS = 2.6e12  # of one call: a few milliseconds at peak
+MOST_CACHE = 20e9  # bytes of keys and values in one call
+TURN = 8  # rows of each list in the first turn
 
 
-def _ops(name: str, tp: int) -> Iterator[tuple[Any, dict[str, Any]]]:
-    model = models.build(catalog.model(name).config)
-    for block in model.blocks:
-        if block.stage == "vision":
-            continue
-        heads = block.dims.get("num_attention_heads", tp)
-        if heads % tp:
-            continue
-        env = {**ALONE, **block.dims, "tp": tp, "moe_tp": tp}
-        for op in block.ops:
-            yield op, env
+def tiers(things: Sequence[A], points: Sequence[B], coarse: int = COARSE) -> Iterator[tuple[A, B]]:
+    """A few things at a few points, then at all points, then more things: a short run already shows the whole range."""
+    start = 0
+    for stop in (4, 16, 64, len(things)):
+        some = things[start:stop]
+        yield from product(some, points[:coarse])
+        yield from product(some, points[coarse:])
+        start = max(start, stop)
 
 
-def _whole(value: Any, env: dict[str, Any]) -> int:
-    return round(float(evaluate(value, env)))
+def turns(lists: Sequence[Sequence[A]]) -> Iterator[A]:
+    """A few of each list, then twice as many of each, until all are empty: ``turns([[1, 2], [3]])``"""
+    start, share = 0, TURN
+    while any(start < len(one) for one in lists):
+        for one in lists:
+            yield from one[start : start + share]
+        start, share = start + share, 2 * share
 
 
-def products() -> list[tuple[int, int]]:
-    """Weights (n, k) of linear operators, unsplit ones first."""
-    found: dict[tuple[int, int], None] = {}
-    for tp in PARTS:
-        for name in COMMON:
-            for op, env in _ops(name, tp):
-                if (
-                    op.kind == "linear"
-                    and op.dims["groups"] == 1
-                    and op.role in ("attn", "mlp", "shared", "head", "router")
-                ):
-                    n, k = _whole(op.dims["n"], env), _whole(op.dims["k"], env)
-                    if n >= 64 and k >= 64:
-                        found[(n, k)] = None
-    return list(found)
+# ------------------------------------------------------------------ products and experts
 
 
-def linears(dtype: str, most: int) -> Iterator[dict[str, Any]]:
-    """Every common weight at every number of rows, weight by weight."""
-    for n, k in products()[:most]:
-        if dtype == "fp8" and (n % 16 or k % 16):
-            continue
-        for m in ROWS:
-            if m * n * k <= 1.3e12:
-                yield {"kind": "linear", "dtype": dtype, "m": m, "n": n, "k": k}
+def linears(dtype: str, most: int, multiple: int = 1) -> Iterator[Row]:
+    """Common weights at every number of rows; those whose sides are multiples of what a format wants."""
+    weights = [(n, k) for n, k in sizes.products() if n % multiple == 0 and k % multiple == 0]
+    for (n, k), m in tiers(weights[:most], ROWS):
+        if 2.0 * m * n * k <= MOST_FLOPS:
+            yield {"kind": "linear", "dtype": dtype, "m": m, "n": n, "k": k}
 
 
-def heads() -> list[tuple[int, int, int]]:
-    """(heads, KV heads, head dimension) of one device."""
-    found: dict[tuple[int, int, int], None] = {}
-    for tp in PARTS:
-        for name in COMMON:
-            for op, env in _ops(name, tp):
-                if op.kind == "decode_attention" and op.name == "attention" and "kv_lora_rank" not in env:
-                    h, kv, d = (_whole(op.dims[w], env) for w in ("heads", "kv_heads", "qk_dim"))
-                    if d in (64, 96, 128, 256) and h % kv == 0:
-                        found[(h, kv, d)] = None
-    return list(found)
-
-
-def decodes(most: int) -> Iterator[dict[str, Any]]:
-    """Decode attention over batches and contexts."""
-    for h, kv, d in heads()[:most]:
-        for context in (1024, 128, 4096, 512, 2048, 8192, 256, 16384, 32768):
-            for seqs in (1, 8, 64, 256, 2, 4, 16, 32, 128, 512):
-                if seqs * context * kv * d * 4 <= 20e9:
-                    yield {"kind": "decode_attention", "dtype": "bf16", "seqs": seqs, "heads": h, "kv_heads": kv,
-                           "head_dim": d, "context": context}  # fmt: skip
-
-
-def prefills(most: int) -> Iterator[dict[str, Any]]:
-    """Prefill attention: whole prompts of many lengths, and chunks after a cached part."""
-    for h, kv, d in heads()[:most]:
-        for new in (1024, 128, 4096, 512, 2048, 8192, 256, 64, 16384):
-            for seqs in (1, 4, 16, 64, 2, 8, 32):
-                if seqs * new <= 16384:
-                    yield {"kind": "prefill_attention", "dtype": "bf16", "seqs": seqs, "heads": h, "kv_heads": kv,
-                           "head_dim": d, "new": new, "context": new}  # fmt: skip
-        for new, context in ((512, 4096), (2048, 8192), (8192, 16384), (8192, 32768), (1024, 16384), (256, 2048)):
-            yield {"kind": "prefill_attention", "dtype": "bf16", "seqs": 1, "heads": h, "kv_heads": kv, "head_dim": d,
-                   "new": new, "context": context}  # fmt: skip
-
-
-def mixtures() -> Iterator[dict[str, Any]]:
+def mixtures(dtype: str, most: int, multiple: int = 1, skew: float = 0.0) -> Iterator[Row]:
     """Routed experts of the common mixtures, whole and sliced."""
-    found: dict[tuple[int, int, int, int], None] = {}
-    for tp in PARTS:
-        for name in COMMON:
-            for op, env in _ops(name, tp):
-                if op.kind == "moe" and evaluate(op.dims["matrices"], env) == 3:
-                    sizes = tuple(_whole(op.dims[w], env) for w in ("hidden", "inner", "experts", "top_k"))
-                    found[sizes] = None  # type: ignore[index]
-    for hidden, inner, experts, top_k in found:
-        if experts * hidden * inner * 6 > 60e9 or inner % 16:
-            continue
-        for tokens in TOKENS:
-            yield {"kind": "moe", "dtype": "bf16", "tokens": tokens, "hidden": hidden, "inner": inner,
-                   "experts": experts, "top_k": top_k}  # fmt: skip
+    shapes = [shape for shape in sizes.mixtures() if shape[0] % multiple == 0 and shape[1] % multiple == 0]
+    for (hidden, inner, experts, top_k), tokens in tiers(shapes[:most], TOKENS):
+        yield {"kind": "moe", "dtype": dtype, "tokens": tokens, "hidden": hidden, "inner": inner, "experts": experts,
+               "top_k": top_k, **({"skew": skew} if skew else {})}  # fmt: skip
 
 
-def small() -> Iterator[dict[str, Any]]:
-    """Norms, activations, quantisation, sampling and copies."""
-    for size in (1 << p for p in range(12, 33, 2)):
-        yield {"kind": "copy", "dtype": "bf16", "bytes": size}
-    for width in (4096, 2048, 1024, 8192, 5120, 7168):
-        for m in ROWS:
-            yield {"kind": "norm", "dtype": "bf16", "m": m, "n": width}
-            yield {"kind": "quantize", "dtype": "fp8", "m": m, "n": width}
-    for width in (28672, 6144, 22016, 12288, 57344, 1536):
-        for m in ROWS:
-            yield {"kind": "activation", "dtype": "bf16", "m": m, "n": width}
-    for vocab in (128256, 32000, 151936):
-        for m in (1, 8, 64, 256, 16, 32, 128, 512):
-            yield {"kind": "sampler", "dtype": "bf16", "m": m, "n": vocab}
+def shared_out(dtype: str, most: int, multiple: int = 1) -> Iterator[Row]:
+    """The experts of one rank, where all ranks together have a model's."""
+    whole = [shape for shape in sizes.mixtures() if shape[1] % multiple == 0 and shape[2] % 8 == 0]
+    for ((hidden, inner, experts, top_k), ep), tokens in tiers(list(product(whole[:most], (8, 2, 4))), TOKENS):
+        if tokens >= ep:
+            yield {"kind": "moe", "dtype": dtype, "tokens": tokens, "hidden": hidden, "inner": inner,
+                   "experts": experts // ep, "top_k": top_k, "ep": ep}  # fmt: skip
 
 
-def everything() -> list[dict[str, Any]]:
-    """All shapes in order of worth: the usual models' unsplit products, attention, experts, small kernels, the rest."""
-    rows: list[dict[str, Any]] = []
-    for part in (small(), linears("bf16", 60), decodes(6), prefills(6), mixtures(), linears("fp8", 40), decodes(14),
-                 prefills(14), linears("bf16", 10**6)):  # fmt: skip
-        rows += part
-    return list({tuple(r.items()): r for r in rows}.values())
+# ------------------------------------------------------------------ attention
+
+
+def _fits(seqs: int, context: int, kv: int, dim: int) -> bool:
+    return 4.0 * seqs * context * kv * dim <= MOST_CACHE
+
+
+def _more(window: int, kv_dtype: str) -> Row:
+    """What a shape says only where it is not the usual."""
+    return ({"window": window} if window else {}) | ({"kv_dtype": kv_dtype} if kv_dtype else {})
+
+
+def decodes(heads: Sequence[Heads], kv_dtype: str = "") -> Iterator[Row]:
+    """Decode attention over batches and contexts; with a window over contexts that are longer."""
+    for (h, kv, d, window), (context, seqs) in tiers(heads, DECODES, 12):
+        if _fits(seqs, context, kv, d) and window < context:
+            yield {"kind": "decode_attention", "dtype": "bf16", "seqs": seqs, "heads": h, "kv_heads": kv, "head_dim": d,
+                   "context": context, **_more(window, kv_dtype)}  # fmt: skip
+
+
+def prefills(heads: Sequence[Heads], kv_dtype: str = "") -> Iterator[Row]:
+    """Prefill attention: whole prompts of many lengths, and chunks after a cached part."""
+    for (h, kv, d, window), (seqs, new, context) in tiers(heads, PROMPTS, 12):
+        if window < context:
+            yield {"kind": "prefill_attention", "dtype": "bf16", "seqs": seqs, "heads": h, "kv_heads": kv,
+                   "head_dim": d, "new": new, "context": context, **_more(window, kv_dtype)}  # fmt: skip
+
+
+def mixes(heads: Sequence[Heads]) -> Iterator[Row]:
+    """A piece of a prompt together with decoding sequences."""
+    for (h, kv, d, _), (new, cached, seqs, context) in tiers(heads, MIXES, 8):
+        if _fits(seqs, context, kv, d):
+            yield {"kind": "mixed_attention", "dtype": "bf16", "new": new, "cached": cached, "seqs": seqs,
+                   "context": context, "heads": h, "kv_heads": kv, "head_dim": d}  # fmt: skip
+
+
+def latent_prompts() -> Iterator[Row]:
+    """Prompts of latent attention, expanded."""
+    shapes = list(dict.fromkeys((h, nope + rope, v) for h, _, nope, rope, v in sizes.latents()))
+    for (h, qk, v), (seqs, new, context) in tiers(shapes, PROMPTS, 12):
+        if 2.0 * seqs * context * h * (qk + v) <= MOST_CACHE:
+            yield {"kind": "mla_prefill", "dtype": "bf16", "seqs": seqs, "heads": h, "new": new, "context": context,
+                   "qk_dim": qk, "v_dim": v}  # fmt: skip
+
+
+def latent_decodes(kv_dtype: str = "") -> Iterator[Row]:
+    """Decoding over latents."""
+    shapes = list(dict.fromkeys((h, rank, rope) for h, rank, _, rope, _ in sizes.latents()))
+    for (h, rank, rope), (context, seqs) in tiers(shapes, DECODES, 12):
+        if 2.0 * seqs * context * (rank + rope) <= MOST_CACHE:
+            yield {"kind": "mla_decode", "dtype": "bf16", "seqs": seqs, "heads": h, "context": context, "kv_rank": rank,
+                   "rope_dim": rope, **_more(0, kv_dtype)}  # fmt: skip
+
+
+# ------------------------------------------------------------------ the rest
+
+
+def widths(kind: str, dtype: str, wide: Sequence[int], points: Sequence[int] = ROWS, **more: Any) -> Iterator[Row]:
+    """m rows of n columns."""
+    for n, m in tiers(wide, points):
+        yield {"kind": kind, "dtype": dtype, "m": m, "n": n, **more}
+
+
+def turned(heads: Sequence[Heads]) -> Iterator[Row]:
+    """Rope of queries and keys."""
+    for (h, kv, d, _), m in tiers(heads, ROWS):
+        yield {"kind": "rope", "dtype": "bf16", "m": m, "heads": h, "kv_heads": kv, "head_dim": d}
+
+
+def written(heads: Sequence[Heads]) -> Iterator[Row]:
+    """Keys and values into the cache."""
+    for (kv, d), m in tiers(list(dict.fromkeys((kv, d) for _, kv, d, _ in heads)), ROWS):
+        yield {"kind": "kv_write", "dtype": "bf16", "m": m, "kv_heads": kv, "head_dim": d}
+
+
+def counted(kind: str, key: str, numbers: Iterable[int]) -> Iterator[Row]:
+    """Kinds of one size: copies, launches."""
+    for number in numbers:
+        yield {"kind": kind, "dtype": "bf16", key: number}
+
+
+def talks(ranks: Sequence[int], library: str) -> Iterator[Row]:
+    """Collectives over message sizes; a CPU's are small ones, to try it out."""
+    size = [1 << p for p in ((12, 18, 24, 14, 16, 20, 22, 26, 28, 10) if not library else (12, 16, 20))]
+    for n, (bytes_, kind) in product(
+        ranks, product(size, ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"))
+    ):
+        yield {"kind": kind, "dtype": "bf16", "bytes": bytes_, "ranks": n, **({"library": library} if library else {})}
+
+
+def everything(ranks: Sequence[int] = RANKS, library: str = "") -> list[Row]:
+    """All shapes, in the order in which they are worth measuring; collectives over groups of so many ``ranks``."""
+    plain = [(*shape, 0) for shape in sizes.heads()]
+    windowed = sizes.windows()[:12]
+    hidden, inner = (4096, 2048, 8192, 5120, 7168, 1024), (28672, 6144, 57344, 22016, 12288, 1536)
+    vocabularies, some = (128256, 32000, 151936), (1, 8, 64, 256, 16, 32, 128, 512)
+    lists = (
+        counted("launch", "kernels", (64, 256, 16)), counted("graph_replay", "kernels", (64, 256, 1024, 16, 1)),
+        counted("copy", "bytes", (1 << p for p in (28, 20, 12, 24, 16, 32, 14, 18, 22, 26, 30))),
+        linears("bf16", 10**6), decodes(plain[:24]), prefills(plain[:24]), mixtures("bf16", 10**6),
+        linears("fp8", 48, 16), mixes(plain[:8]),
+        latent_decodes(), latent_prompts(), linears("fp8-block", 40, 128), linears("int8", 32, 16),
+        linears("w4a16", 40, 128), linears("w8a16", 16, 128), mixtures("fp8", 24, 16), mixtures("fp8-block", 24, 128),
+        mixtures("bf16", 6, skew=1.0), mixtures("bf16", 3, skew=0.5), shared_out("bf16", 3), decodes(windowed),
+        prefills(windowed), decodes(plain[:8], "fp8"), prefills(plain[:4], "fp8"), latent_decodes("fp8"),
+        widths("norm", "bf16", hidden), widths("activation", "bf16", inner), turned(plain[:12]), written(plain[:12]),
+        (row for n in vocabularies for row in widths("embedding", "bf16", hidden[:3], some, rows=n)),
+        widths("sampler", "bf16", vocabularies, some), widths("quantize", "fp8", hidden),
+        widths("quantize", "fp8", hidden[:3], block=128), widths("quantize", "int8", hidden[:3]),
+        talks(ranks, library),
+    )  # fmt: skip
+    rows = turns([list(one) for one in lists])
+    return list({tuple(row.items()): row for row in rows}.values())

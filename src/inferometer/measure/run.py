@@ -2,105 +2,181 @@
 
 from __future__ import annotations
 
-import csv
 import importlib
-import io
-import json
+import importlib.util
+import math
 import time
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-from . import clock
-from .kernels import CASES, Bench
+import msgspec
 
-HEAD = ("kind", "dtype", "shape", "seconds", "source")
+from .. import catalog
+from . import clock, limits
+from .kernels import CASES, Bench, Library, Ready, reason
+from .machine import describe, rotation
+from .progress import Progress
+from .sheet import Sheet, done, shape_of
+
+__all__ = ["Outcome", "bench", "done", "measure", "shape_of"]
+
+WARNED = 20  # sentences about rows that were refused or failed; the rest is counted
+UNIT = "h200"  # the device whose peaks are the measure of how much work a row is
+CALLS = clock.REPLAYS + 2  # that a long shape takes
+ENDLESS, NOTHING = 1e30, 1e-12  # a peak that takes no time, and seconds that are none
+SHARE = 0.02  # of the budget that one shape may take before all others had their turn
 
 
-def bench(device: str = "cuda") -> Bench:
-    """The machine at hand: torch, and vLLM's kernels where it can be imported."""
+class Outcome(msgspec.Struct):
+    """What came of a run."""
+
+    measured: int = 0
+    kept: int = 0  # the file had them
+    failed: int = 0  # no kernel here, or one that broke
+    refused: int = 0  # faster than the device can be
+    left: int = 0  # no time
+    reasons: dict[str, int] = {}  # why rows failed
+    broken: str = ""  # what the device said when it stopped answering
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """``{"measured": 12, "kept": 0, "failed": 1, "refused": 0, "left": 0}``"""
+        return {word: getattr(self, word) for word in ("measured", "kept", "failed", "refused", "left")}
+
+
+def bench(device: str = "cuda", about: dict[str, Any] | None = None) -> Bench:
+    """The machine at hand: torch, and vLLM's kernels where they can be imported."""
     torch = importlib.import_module("torch")
-    return Bench(torch, device, _vllm() if device == "cuda" else None, {})
+    library = Library("vllm" if device == "cuda" and importlib.util.find_spec("vllm") else "")
+    if library.name:
+        _configured(library)
+    return Bench(torch, device, library, rotation(about or describe(torch, device)))
 
 
-def _vllm() -> Any:
+def _configured(library: Library) -> None:
+    """Some kernels of vLLM ask for its configuration; without one they are missing alone."""
     try:
-        custom = importlib.import_module("vllm._custom_ops")
-        attention = importlib.import_module("vllm.vllm_flash_attn")
-        moe = importlib.import_module("vllm.model_executor.layers.fused_moe.fused_moe")
-        context = importlib.import_module("vllm.config")
-    except ImportError:
-        return None
-    context.set_current_vllm_config(context.VllmConfig()).__enter__()
-    fa3 = attention.is_fa_version_supported(3)
-    return SimpleNamespace(_custom_ops=custom, flash=attention.flash_attn_varlen_func, flash_version=3 if fa3 else 2,
-                           plan=attention.get_scheduler_metadata, fused_experts=moe.fused_experts_impl)  # fmt: skip
+        context, config = library("config:set_current_vllm_config"), library("config:VllmConfig")
+        context(config()).__enter__()
+    except Exception:  # kernels that need it will say so
+        return
 
 
-def done(path: Path) -> dict[tuple[str, str, str], float]:
-    """Rows that a file already has, by kind, dtype and shape."""
-    if not path.exists():
-        return {}
-    with path.open(newline="", encoding="utf-8") as file:
-        return {(r["kind"], r["dtype"], r["shape"]): float(r["seconds"]) for r in csv.DictReader(file)}
+class Pace:
+    """How long a shape will take, by the best that others of its kind did for their FLOPs and their bytes."""
 
+    def __init__(self) -> None:
+        device = catalog.hardware(UNIT)
+        self.units = {
+            "flops": msgspec.structs.replace(device, memory_bandwidth=ENDLESS),
+            "bytes": msgspec.structs.replace(device, flops=dict.fromkeys(device.flops, ENDLESS)),
+        }
+        self.rates: dict[tuple[str, ...], float] = {}  # of one kind, and of all
 
-def shape_of(row: dict[str, Any]) -> str:
-    """The shape as one cell: ``m=8 n=4096 k=4096``"""
-    return " ".join(f"{k}={v}" for k, v in row.items() if k not in ("kind", "dtype"))
+    def expected(self, row: Mapping[str, Any]) -> float:
+        """Seconds to measure a row: at its kind's rates, else at the best of all kinds; 0 while nothing is known."""
+        found = 0.0
+        for word, work in self._works(row):
+            rate = self.rates.get((word, row["kind"], row["dtype"]), self.rates.get((word,), 0.0))
+            found = max(found, CALLS * rate * work)
+        return found
+
+    def learn(self, row: Mapping[str, Any], took: float) -> None:
+        """A row took so long: larger ones are held to the best rates so far."""
+        for word, work in self._works(row):
+            for key in ((word,), (word, row["kind"], row["dtype"])):
+                self.rates[key] = min(self.rates.get(key, math.inf), took / work)
+
+    def _works(self, row: Mapping[str, Any]) -> list[tuple[str, float]]:
+        """What a row computes and what it moves, in seconds of the unit; not what it does not do."""
+        works = [(word, limits.work(row, unit)) for word, unit in self.units.items()]
+        return [(word, work) for word, work in works if work > NOTHING]
 
 
 def measure(rows: Iterable[dict[str, Any]], path: Path, *, budget: float, device: str = "cuda",
-            progress: Callable[[int, int, float], None] | None = None) -> dict[str, int]:  # fmt: skip
-    """Measure what is not in the file yet, until the budget is spent; each row is written as it is found."""
-    where, todo, known = bench(device), list(rows), done(path)
-    counts = {"measured": 0, "kept": 0, "failed": 0, "left": 0}
-    began = time.monotonic()
-    fresh = not path.exists()
-    with path.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        if fresh:
-            writer.writerow(HEAD)
-        for number, row in enumerate(todo):
-            spent = time.monotonic() - began
-            if spent > budget:
-                counts["left"] = len(todo) - number
-                break
-            shape = shape_of(row)
-            if (row["kind"], row["dtype"], shape) in known:
-                counts["kept"] += 1
-                continue
-            if progress and number % 500 == 0:
-                progress(number, len(todo), spent)
-            sizes = {k: v for k, v in row.items() if k != "kind"}
-            try:
-                ready = CASES[row["kind"]](where, **sizes)
-                took = clock.seconds(where.torch, ready.calls, device)
-            except Exception as error:  # a shape that a library refuses is a row that is missing, not the end
-                counts["failed"] += 1
-                if counts["failed"] <= 20:
-                    print(f"{row['kind']} {shape}: {type(error).__name__}: {str(error)[:160]}", flush=True)
-                where.shelf.clear()
-                continue
-            writer.writerow((row["kind"], row["dtype"], shape, f"{took:.4e}", ready.source))
-            file.flush()
-            counts["measured"] += 1
-    return counts
+            progress: Progress | None = None, say: Callable[[str], None] = print, where: Bench | None = None,
+            roof: limits.Limits | None = None, outcome: Outcome | None = None) -> Outcome:  # fmt: skip
+    """Measure what is not in the file yet, until the budget is spent; each row is written as it is found.
 
+    ``outcome`` is filled on the way, for who wants to know it even if the run is broken off.
+    """
+    began, todo, outcome = time.monotonic(), list(rows), Outcome() if outcome is None else outcome
+    deadline, pace, warned, later = began + budget, Pace(), Counter[str](), list[dict[str, Any]]()
+    where, roof = where or bench(device), roof or limits.Limits()
+    where.deadline = deadline
 
-def machine(device: str = "cuda") -> str:
-    """Versions and the device, as JSON: what a profile is worth depends on it."""
-    torch = importlib.import_module("torch")
-    found: dict[str, Any] = {"torch": torch.__version__, "device": device}
-    if device == "cuda":
-        p = torch.cuda.get_device_properties(0)
-        found |= {"name": p.name, "units": p.multi_processor_count, "memory": p.total_memory, "l2": p.L2_cache_size,
-                  "cuda": torch.version.cuda}  # fmt: skip
+    def warn(word: str, sentence: str) -> None:
+        warned[word] += 1
+        if warned[word] <= WARNED:
+            say(sentence)
+
+    with Sheet(path) as sheet:
         try:
-            found["vllm"] = importlib.import_module("vllm").__version__
-        except ImportError:
-            found["vllm"] = None
-    out = io.StringIO()
-    json.dump(found, out)
-    return out.getvalue()
+            for number, row in enumerate(chain(todo, later)):
+                now = time.monotonic()
+                if progress:
+                    progress(sum(outcome.counts.values()), len(todo), f"{now - began:.0f} of {budget:.0f} s")
+                if sheet.has(row):
+                    outcome.kept += 1
+                    continue
+                expected = pace.expected(row) if now < deadline else 0.0
+                if now + expected >= deadline:
+                    outcome.left += 1
+                    continue
+                if expected > SHARE * budget and number < len(todo):
+                    later.append(row)
+                    continue
+                name = f"{row['kind']} {row['dtype']} {shape_of(row)}"
+                try:
+                    ready, took = _timed(where, row)
+                except clock.OutOfTime:
+                    outcome.left += 1
+                    continue
+                except Exception as error:  # a shape that a library refuses is a row that is missing, not the end
+                    why = reason(error)
+                    outcome.failed += 1
+                    told = f"{row['kind']} {row['dtype']}: {why}"
+                    outcome.reasons[told] = outcome.reasons.get(told, 0) + 1
+                    if outcome.reasons[told] == 1:
+                        warn("failed", f"{name}: {why}")
+                    outcome.broken = _broken(where)
+                    if outcome.broken:
+                        say(f"the device stopped answering at {name}: {outcome.broken}; run again to go on")
+                        outcome.left += len(todo) - sum(outcome.counts.values())
+                        break
+                    continue
+                pace.learn(row, took)
+                if roof.refuses(row, took, ready.cold):
+                    outcome.refused += 1
+                    least = roof.least(row, ready.cold)
+                    warn("refused", f"{name}: {took:.3g} s is beyond the roof of {least:.3g} s and is not kept")
+                    continue
+                sheet.add(row, took, ready.source)
+                outcome.measured += 1
+        finally:
+            where.close()
+    if progress:
+        progress(len(todo), len(todo), f"{time.monotonic() - began:.0f} of {budget:.0f} s")
+    return outcome
+
+
+def _timed(where: Bench, row: Mapping[str, Any]) -> tuple[Ready, float]:
+    ready = CASES[row["kind"]](where, **{k: v for k, v in row.items() if k != "kind"})
+    if ready.own is not None:
+        return ready, ready.own()
+    return ready, clock.seconds(where.torch, ready.calls, where.device, where.deadline)
+
+
+def _broken(where: Bench) -> str:
+    """Let go of what the failed shape held; what the device says if it is beyond use, since then all others fail."""
+    where.shelf.clear()
+    try:
+        where.wait()
+        if where.gpu:
+            where.torch.cuda.empty_cache()
+    except Exception as error:
+        return reason(error)
+    return ""

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import tempfile
 from pathlib import Path
 
 from ..errors import BadFile
-from ..files import local
+from ..files import local, replaced
 
 
 def write(path: str | Path, data: str | bytes) -> Path:
@@ -16,22 +13,9 @@ def write(path: str | Path, data: str | bytes) -> Path:
     target = local(str(path))
     if target.is_dir():
         raise BadFile(f"{target} is a folder; give the name of a file to write")
-    try:
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    except OSError as error:
-        raise BadFile(f"{target} cannot be written: {error.strerror}") from None
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data.encode() if isinstance(data, str) else data)
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(name, 0o666 & ~mask)
-        os.replace(name, target)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise BadFile(f"{target} cannot be written: {error.strerror}") from None
-    return target
+    if not target.parent.is_dir():
+        raise BadFile(f"{target} cannot be written: No such file or directory")
+    return replaced(target, data)
 
 
 def folder(path: str | Path) -> Path:
