@@ -6,7 +6,6 @@ write_plots(report, "out", model)     # [out/distribution_prefill.png, …, out/
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,18 +24,12 @@ from ..units import count, seconds, si, size
 from . import files
 from .canvas import BLUE, BOUNDS, FAINT, GREEN, INK, MUTED, ORANGE, SKY, VERMILLION, bounds, clean, tint
 from .labels import area, place
+from .paper import page, picture, style
 from .structure import structure
 from .terminal import header
 
 FORMATS = ("png", "svg", "pdf")
-DPI = 150.0
-_PIXELS = 12e6  # no picture is larger than this
 _ROWS = 16  # bars of a distribution, before the rest is summed up
-_STYLE: dict[Any, Any] = {
-    "font.family": "DejaVu Sans", "font.size": 9.5, "axes.edgecolor": MUTED, "axes.labelcolor": INK,
-    "text.color": INK, "xtick.color": MUTED, "ytick.color": INK, "axes.spines.top": False, "axes.spines.right": False,
-    "svg.hashsalt": "inferometer", "svg.fonttype": "none",
-}  # fmt: skip
 _MEMORY = (("weights", BLUE), ("kv_cache", ORANGE), ("activation", SKY), ("overhead", "#9aa3ad"))
 _WORDS = {"weights": "weights", "kv_cache": "KV cache", "activation": "activations", "overhead": "overhead"}
 
@@ -47,8 +40,6 @@ def write_plots(report: Report, folder: str | Path, model: Model | None = None,
     for word in fmt:
         if word not in FORMATS:
             raise BadValue(f"plots are written as {', '.join(FORMATS)}, not {word!r}")
-    from matplotlib import rc_context
-
     target = files.folder(folder)
     if model is not None and report.plan.get("lora"):
         model = adapted(model, msgspec.convert(report.plan["lora"], Lora))
@@ -58,7 +49,7 @@ def write_plots(report: Report, folder: str | Path, model: Model | None = None,
     def save(name: str, figure: Any, kinds: tuple[str, ...] = fmt) -> None:
         made.extend(files.write(target / f"{name}.{kind}", picture(figure, kind)) for kind in kinds)
 
-    with rc_context(_STYLE):
+    with style():
         for phase in report.phases:
             save(f"distribution_{phase}", distribution(report, phase, params))
         if report.phases:
@@ -72,26 +63,9 @@ def write_plots(report: Report, folder: str | Path, model: Model | None = None,
     return made
 
 
-def picture(figure: Any, kind: str) -> bytes:
-    """A figure as the bytes of a file; the same figure always gives the same bytes."""
-    out = io.BytesIO()
-    width, height = figure.get_size_inches()
-    dpi = min(DPI, (_PIXELS / (width * height)) ** 0.5)
-    dates = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
-    figure.savefig(out, format=kind, dpi=dpi, facecolor="white", metadata=dates)
-    return out.getvalue()
-
-
 def _figure(width: float, height: float, report: Report, title: str) -> Any:
     """A page with its title: what it shows, and of which plan."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height))
-    FigureCanvasAgg(figure)  # what measures text; pyplot, and the user's own backend, are left alone
-    figure.text(0.28 / width, 1 - 0.34 / height, title, fontsize=13, weight="bold", parse_math=False)
-    figure.text(0.28 / width, 1 - 0.58 / height, clean(header(report)), fontsize=9, color=MUTED, parse_math=False)
-    return figure
+    return page(width, height, title, header(report))
 
 
 def _legend(axes: Any, entries: list[tuple[str, str]], **where: Any) -> None:

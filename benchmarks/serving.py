@@ -1,0 +1,363 @@
+"""The simulator against servers that were measured: five sets, one command.
+
+    python benchmarks/serving.py                        prints the tables of docs/accuracy.md
+    python benchmarks/serving.py --write                puts them there
+    python benchmarks/serving.py --set h200 --set h100  some sets only
+    python benchmarks/serving.py --set silicon --every 10 --rows rows.csv   every tenth run, and all figures as CSV
+
+The measurements are not part of this repository; they are looked for in the folder that INFEROMETER_SHARED names
+(default: ``shared`` beside the repository). Nothing here is fitted: queueing is simulated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from inferometer.errors import InferometerError
+from inferometer.serving.metrics import metrics
+from inferometer.serving.requests import Trace
+from inferometer.serving.simulate import simulate
+from inferometer.serving.trace import read_trace
+from inferometer.validation import compared
+
+ROOT = Path(__file__).resolve().parent.parent
+SHARED = Path(os.environ.get("INFEROMETER_SHARED", ROOT.parent / "shared"))
+MEASURED = SHARED / "measured"
+PAGE = ROOT / "docs" / "accuracy.md"
+LABELS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2E"}
+
+
+class Case(NamedTuple):
+    """One measured run: what to simulate, and the mean latencies that were measured, in ms."""
+
+    set: str
+    name: str
+    model: str
+    gpu: str
+    words: dict[str, Any]
+    build: tuple[Any, ...]  # what the requests are made from: small, so that it can go to another process
+    measured: dict[str, float]
+    peer: dict[str, float]  # what another tool predicts
+
+
+class Row(NamedTuple):
+    """A case and what the simulation gave for it, or why it gave nothing."""
+
+    case: Case
+    predicted: dict[str, float]
+    per_request: dict[str, float]  # mean absolute relative error over the requests, where they were measured singly
+    reason: str
+    seconds: float
+
+    def error(self, metric: str) -> float | None:
+        """Relative error of the mean; None where one side is missing."""
+        truth, ours = self.case.measured.get(metric), self.predicted.get(metric)
+        return None if not truth or ours is None else ours / truth - 1
+
+
+# ------------------------------------------------------------------ the sets
+
+
+def h200() -> Iterator[Case]:
+    """vLLM 0.25.1 on one H200, engine in process, open loop."""
+    for path in sorted((MEASURED / "h200_vllm").glob("*_r*.csv")):
+        words = {"frontend": "in-process", "max_num_seqs": 256, "max_model_len": 16384,
+                 "gpu_memory_utilization": 0.92}  # fmt: skip
+        yield Case("h200", path.stem, path.stem.split("_")[0], "h200", words, ("file", str(path)), _means(path), {})
+
+
+def h100() -> Iterator[Case]:
+    """vLLM 0.15.1 on H100, over HTTP; the requests are built from what the load generator was told."""
+    for e in json.loads((MEASURED / "vllm015_h100.json").read_text(encoding="utf-8"))["experiments"]:
+        load, seen = e["workload"], e["measured"]["overall"]
+        model = e["model"].replace("-FP8-dynamic", "")
+        words = {"frontend": "http", "tensor_parallel_size": e["tp"], "max_num_seqs": e["max_num_seqs"],
+                 "max_num_batched_tokens": e["max_num_batched_tokens"], "block_size": e["block_size"],
+                 "num_gpu_blocks_override": e["total_gpu_kv_blocks"],
+                 "quantization": "fp8" if e["precision"] == "FP8" else None,
+                 "dtype": "fp16" if e["precision"] == "FP16" else "auto"}  # fmt: skip
+        shape = ("shared", load["num_unique_system_prompts"], load["num_users_per_system_prompt"],
+                 load["system_prompt_len"], load["question_len"], load["output_len"],
+                 tuple((s["rate_rps"], s["duration_s"]) for s in load["stages"]), e["block_size"])  # fmt: skip
+        # where an event carried several tokens the gap between events is not the one between tokens
+        itl = seen["itl_mean_ms"]
+        if e["derived"]["implied_output_tokens"] < 0.9 * load["output_len"]:
+            itl = (seen["e2e_mean_ms"] - seen["ttft_mean_ms"]) / (load["output_len"] - 1)
+        truth = {"ttft": seen["ttft_mean_ms"], "itl": itl, "e2el": seen["e2e_mean_ms"]}
+        name = f"{e['id']} {model.rpartition('/')[2]} tp{e['tp']} {load['name']}"
+        yield Case("h100", name, model, "h100-sxm", words, shape, truth, {})
+
+
+def rtx4090() -> Iterator[Case]:
+    """vLLM 0.19.0 on an RTX 4090: an overloaded queue with KV pressure."""
+    path = MEASURED / "llmservingsim" / "RTX4090_Llama-3.1-8B.csv"
+    about = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+    words = {"frontend": "in-process", "max_num_seqs": about["max_num_seqs"],
+             "max_num_batched_tokens": about["max_num_batched_tokens"],
+             "num_gpu_blocks_override": about["kv_cache"]["num_gpu_blocks"],
+             "block_size": about["kv_cache"]["block_size"]}  # fmt: skip
+    yield Case("rtx4090", path.stem, about["model"], "rtx4090", words, ("file", str(path)), _means(path), {})
+
+
+def rtx3090() -> Iterator[Case]:
+    """Llama-2-7B in fp16 on an RTX 3090, one request at a time."""
+    path = MEASURED / "rtx3090" / "llama2-7b_tp1_chat.csv"
+    words = {"frontend": "in-process", "dtype": "fp16"}
+    yield Case("rtx3090", path.stem, "llama-2-7b", "rtx3090", words, ("file", str(path)), _means(path), {})
+
+
+GPUS = {"h100_sxm": "h100-sxm", "h200_sxm": "h200", "b200_sxm": "b200", "b300_sxm": "b300", "gb200": "gb200"}
+
+
+def silicon() -> Iterator[Case]:
+    """Closed loops on servers of five kinds: TensorRT-LLM, SGLang and vLLM, dense and mixtures."""
+    with (MEASURED / "silicon_e2e.csv").open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            if row["mode"] != "agg":
+                continue
+            words = {"frontend": "http", "engine": row["backend"], "tensor_parallel_size": int(row["tp_size"]),
+                     "pipeline_parallel_size": int(row["pp_size"]), "quantization": row["quantization"],
+                     "data_parallel_size": int(row["attention_dp_size"]),
+                     "enable_expert_parallel": int(float(row["moe_ep_size"] or 1)) > 1}  # fmt: skip
+            many = int(float(row["silicon_concurrency"]))
+            fixed = "gap_analysis" in row["source_kind"] and row["backend"] == "sglang"  # its own client has one length
+            least = 1.0 if fixed else 0.8  # of the nominal lengths
+            build = ("closed", int(row["isl"]), int(row["osl"]), least, many)
+            truth = {"ttft": float(row["silicon_ttft_ms"]), "tpot": float(row["silicon_tpot_ms"])}
+            peer = {m: float(row[f"aic_{m}_ms"]) for m in ("ttft", "tpot") if row[f"aic_{m}_ms"]}
+            yield Case("silicon", row["id"], row["model_path"], GPUS[row["system"]], words, build, truth, peer)
+
+
+SETS: dict[str, Callable[[], Iterator[Case]]] = {
+    "h200": h200, "h100": h100, "rtx4090": rtx4090, "rtx3090": rtx3090, "silicon": silicon,
+}  # fmt: skip
+
+
+def _means(path: Path) -> dict[str, float]:
+    seen = read_trace(path).measured
+    columns = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E"}
+    return {metric: float(np.nanmean(seen[column])) for metric, column in columns.items()}
+
+
+# ------------------------------------------------------------------ requests
+
+
+def requests(build: tuple[Any, ...]) -> tuple[Trace, int | None]:
+    """The requests of a case, and how many of them are under way at most."""
+    kind, *rest = build
+    if kind == "file":
+        return read_trace(rest[0]), None
+    if kind == "shared":
+        return _shared(*rest), None
+    return _closed(*rest), rest[-1]
+
+
+def _shared(groups: int, users: int, system: int, question: int, output: int, stages: tuple[tuple[float, float], ...],
+            size: int) -> Trace:  # fmt: skip
+    """A load generator that goes round a fixed list of prompts: from the second round on, each is in the cache.
+
+    Its "constant" rate has exponential gaps, scaled so that a stage lasts as long as it should.
+    """
+    rng = np.random.default_rng(0)
+    arrival, start = [], 0.0
+    for rate, lasts in stages:
+        gaps = rng.exponential(1 / rate, int(rate * lasts))
+        arrival.append(start + np.cumsum(gaps) * (lasts / gaps.sum()))
+        start += lasts + 60.0  # the stage before has ended by then
+    times = np.concatenate(arrival)
+    order = rng.permutation(groups * users)  # prompts are shuffled once
+    heads, length = system // size, (system + question) // size
+    prompts = [np.concatenate([np.arange(heads) + (p // users) * heads,
+                               10**6 + p * length + np.arange(length - heads)]) for p in order.tolist()]  # fmt: skip
+    count = len(times)
+    return Trace(
+        input_tokens=np.full(count, system + question), output_tokens=np.full(count, output), arrival_s=times,
+        blocks=tuple(prompts[i % len(prompts)] for i in range(count)), block_tokens=size, source="load generator",
+    )  # fmt: skip
+
+
+def _closed(given: int, made: int, least: float, many: int) -> Trace:
+    """As the usual client: ten times as many prompts as are under way, of ``least`` to 1.0 of the nominal lengths."""
+    rng = np.random.default_rng(0)
+    count = 10 * many
+    return Trace(
+        input_tokens=rng.integers(max(1, int(least * given)), given + 1, count),
+        output_tokens=rng.integers(max(1, int(least * made)), made + 1, count), arrival_s=np.zeros(count),
+        source="closed loop",
+    )  # fmt: skip
+
+
+def run(case: Case) -> Row:
+    """Simulate a case; one that cannot be is a row with its reason."""
+    start = time.perf_counter()
+    trace, limit = requests(case.build)
+    try:
+        outcome = simulate(case.model, case.gpu, trace=trace, max_concurrency=limit, **case.words)
+    except InferometerError as error:
+        return Row(case, {}, {}, str(error), time.perf_counter() - start)
+    found = metrics(outcome)
+    ours = {m: found[f"mean_{m}_ms"] for m in LABELS if found[f"mean_{m}_ms"] is not None}
+    reason = outcome.reason or (
+        "" if found["completed"] else next(iter(outcome.rejected.values()), "nothing was served")
+    )
+    errors = compared(trace, outcome).errors if trace.measured else {}
+    each = {m: e.mape for m, e in errors.items() if e.mape is not None}
+    return Row(case, ours, each, reason, time.perf_counter() - start)
+
+
+# ------------------------------------------------------------------ tables
+
+
+def table(name: str, rows: list[Row]) -> list[str]:
+    """The set's runs one by one, or by engine and device where they are many; and the sum."""
+    answered = [row for row in rows if row.predicted]
+    wanted = [m for m in LABELS if any(m in row.case.measured for row in rows)]
+    lines = [f"**{name}**: {SETS[name].__doc__ or ''}", ""]
+    if len(rows) <= 40:
+        lines += ["| run | " + " | ".join(f"{LABELS[m]} measured | predicted | error" for m in wanted) + " |",
+                  "|---|" + "---:|---:|---:|" * len(wanted)]  # fmt: skip
+        lines += [f"| {row.case.name} | " + " | ".join(_cells(row, m) for m in wanted) + " |" for row in rows]
+    else:
+        heads = " | ".join(f"{LABELS[m]} median | bias" for m in wanted)
+        lines += [f"| engine, GPU | runs | answered | {heads} |", "|---|---:|---:|" + "---:|---:|" * len(wanted)]
+        parts: dict[str, list[Row]] = defaultdict(list)
+        for row in rows:
+            parts[f"{row.case.words.get('engine')}, {row.case.gpu}"].append(row)
+        for part, mine in sorted(parts.items()):
+            lines.append(f"| {part} | {len(mine)} | {sum(bool(r.predicted) for r in mine)} | "
+                         + " | ".join(_middle(mine, m) for m in wanted) + " |")  # fmt: skip
+    words = [f"{LABELS[m]} {_summary(answered, m)}" for m in wanted]
+    lines += ["", f"{len(answered)} of {len(rows)} runs answered. " + "; ".join(words) + "."]
+    single = [m for m in LABELS if any(m in row.per_request for row in answered)]
+    if single:
+        per = [f"{LABELS[m]} {statistics.fmean(row.per_request[m] for row in answered):.1%}" for m in single]
+        lines.append(f"Mean absolute error request by request: {', '.join(per)}.")
+    if any(row.case.peer for row in rows):
+        lines.append(_peers(rows))
+    return [*lines, ""]
+
+
+def _cells(row: Row, metric: str) -> str:
+    off = row.error(metric)
+    if off is None:
+        return f"{row.case.measured.get(metric, float('nan')):,.1f} | – | {row.reason or '–'}"
+    return f"{row.case.measured[metric]:,.1f} | {row.predicted[metric]:,.1f} | {off:+.1%}"
+
+
+def _offs(rows: list[Row], metric: str) -> list[float]:
+    return [off for row in rows if (off := row.error(metric)) is not None]
+
+
+def _middle(rows: list[Row], metric: str) -> str:
+    offs = _offs(rows, metric)
+    return f"{statistics.median(map(abs, offs)):.1%} | {statistics.median(offs):+.1%}" if offs else "– | –"
+
+
+def _summary(rows: list[Row], metric: str) -> str:
+    offs = _offs(rows, metric)
+    if not offs:
+        return "–"
+    sizes = [abs(off) for off in offs]
+    return (f"mean error {statistics.fmean(sizes):.1%}, median {statistics.median(sizes):.1%}, worst {max(sizes):.1%}, "
+            f"bias {statistics.fmean(offs):+.1%}")  # fmt: skip
+
+
+def _peers(rows: list[Row]) -> str:
+    """Medians on the rows that the other tool answers, too."""
+    words = []
+    both = [row for row in rows if row.case.peer and row.predicted]
+    for metric in ("ttft", "tpot"):
+        mine = [row for row in both if metric in row.case.peer]
+        if mine:
+            theirs = statistics.median(abs(r.case.peer[metric] / r.case.measured[metric] - 1) for r in mine)
+            ours = statistics.median(abs(off) for off in _offs(mine, metric))
+            words.append(f"{LABELS[metric]} {ours:.1%} (AIConfigurator {theirs:.1%})")
+    return f"Medians on the {len(both)} rows that AIConfigurator answers, too: {', '.join(words)}."
+
+
+def write_rows(path: str, rows: list[Row]) -> None:
+    """All figures, one line per case, for a closer look."""
+    keys = sorted({key for row in rows for key in row.case.words})
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        pairs = [f"{word}_{m}_ms" for m in LABELS for word in ("measured", "predicted")]
+        ends = [*(f"{m}_error" for m in LABELS), "peer_ttft_ms", "peer_tpot_ms", "reason", "seconds"]
+        writer.writerow(["set", "name", "model", "gpu", *keys, "input_len", "output_len", "concurrency", *pairs, *ends])
+        for row in rows:
+            case = row.case
+            values = [x.get(m) for m in LABELS for x in (case.measured, row.predicted)]
+            sizes = (*case.build[1:3], case.build[-1]) if case.build[0] == "closed" else ("", "", "")
+            words = [case.words.get(k) for k in keys]
+            writer.writerow([case.set, case.name, case.model, case.gpu, *words, *sizes, *values,
+                             *(row.error(m) for m in LABELS), case.peer.get("ttft"), case.peer.get("tpot"),
+                             row.reason, round(row.seconds, 3)])  # fmt: skip
+
+
+def section(name: str, rows: list[Row]) -> str:
+    """What stands between the page's markers."""
+    return f"<!-- serving-{name}:begin -->\n" + "\n".join(table(name, rows)) + f"<!-- serving-{name}:end -->"
+
+
+def put(page: str, name: str, text: str) -> str:
+    """The page with a set's section in its place; a page without one gets it at its end."""
+    begin, end = f"<!-- serving-{name}:begin -->", f"<!-- serving-{name}:end -->"
+    if begin not in page:
+        return f"{page.rstrip()}\n\n{text}\n"
+    before, _, rest = page.partition(begin)
+    return before + text + rest.partition(end)[2]
+
+
+def measured_sets() -> list[str]:
+    """The sets whose measurements are at hand."""
+    return [name for name in SETS if MEASURED.is_dir()]
+
+
+def main() -> None:
+    """Run what was asked for, print the tables, and write them if told."""
+    parser = argparse.ArgumentParser(description="The simulator against servers that were measured.")
+    parser.add_argument("--set", action="append", choices=list(SETS), help="some sets only")
+    parser.add_argument("--every", type=int, default=1, help="of the silicon set, every so many rows")
+    parser.add_argument("--rows", help="all figures as CSV")
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/accuracy.md")
+    parser.add_argument("--processes", type=int, default=2)
+    given = parser.parse_args()
+    if not MEASURED.is_dir():
+        sys.exit(f"{MEASURED} is not there; INFEROMETER_SHARED names another folder")
+    names = given.set or list(SETS)
+    cases = [case for name in names for number, case in enumerate(SETS[name]())
+             if name != "silicon" or number % given.every == 0]  # fmt: skip
+    start = time.perf_counter()
+    if given.processes > 1 and len(cases) > 1:
+        with ProcessPoolExecutor(given.processes) as pool:
+            rows = list(pool.map(run, cases, chunksize=max(1, min(8, len(cases) // (4 * given.processes)))))
+    else:
+        rows = [run(case) for case in cases]
+    page = PAGE.read_text(encoding="utf-8")
+    for name in names:
+        text = section(name, [row for row in rows if row.case.set == name])
+        print(text)
+        page = put(page, name, text)
+    print(f"{len(rows)} runs in {time.perf_counter() - start:.1f} s", file=sys.stderr)
+    if given.rows:
+        write_rows(given.rows, rows)
+    if given.write:
+        if given.every != 1:
+            sys.exit("--write takes all rows: leave --every away")
+        PAGE.write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Serving as it happens: requests arrive, wait, are batched step by step, and leave."""

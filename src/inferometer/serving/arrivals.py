@@ -1,0 +1,143 @@
+"""When requests are sent: at times of their own (open loop), or when others end (closed loop, conversations).
+
+``feed.next`` is when the engine gets the next request, ``feed.take(t)`` gives those that it has got by t, and
+``feed.ended(i, t)`` tells that one ended, which may let others go. The time that a request spends in the front end
+before the engine sees it is added here; a request's arrival is when its client sends it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Container
+from heapq import heapify, heappop, heappush
+from math import inf
+from typing import Protocol
+
+import numpy as np
+
+from .requests import Trace
+
+
+class Feed(Protocol):
+    """Where a replica's requests come from."""
+
+    next: float  # when the next one is there; inf: not before another ends
+
+    def take(self, now: float) -> list[int]:
+        """Requests that are there by now, in order."""
+        raise NotImplementedError
+
+
+class Open:
+    """Requests at given times: ``Open(ids, times, arrival, 0.003)``, sorted by time."""
+
+    def __init__(self, ids: list[int], times: list[float], arrival: array[float], overhead: float = 0.0) -> None:
+        self.ids, self.times, self.arrival, self.overhead = ids, [*times, inf], arrival, overhead
+        self.place = 0
+        self.next = self.times[0] + overhead
+
+    def take(self, now: float) -> list[int]:
+        """Requests that are there by now, in order."""
+        start = place = self.place
+        times, overhead, arrival, ids = self.times, self.overhead, self.arrival, self.ids
+        while times[place] + overhead <= now:
+            arrival[ids[place]] = times[place]
+            place += 1
+        self.place = place
+        self.next = times[place] + overhead
+        return ids[start:place]
+
+
+class Inbox:
+    """Requests that a router hands on: ``inbox.push(i, t)``, in order of time."""
+
+    def __init__(self) -> None:
+        self.queue: deque[tuple[float, int]] = deque()
+        self.next = inf
+
+    def push(self, i: int, now: float) -> None:
+        """A request is there from now on."""
+        self.queue.append((now, i))
+        self.next = self.queue[0][0]
+
+    def take(self, now: float) -> list[int]:
+        """Requests that are there by now, in order."""
+        found = []
+        while self.queue and self.queue[0][0] <= now:
+            found.append(self.queue.popleft()[1])
+        self.next = self.queue[0][0] if self.queue else inf
+        return found
+
+
+class Closed:
+    """At most ``most`` requests at once, and turns of a conversation one after the other.
+
+    A request is ready at its time or when the one it waits for has ended and its user has thought; it is sent when it
+    is ready and a place is free.
+    """
+
+    def __init__(self, trace: Trace, arrival: array[float], most: int | None, overhead: float = 0.0,
+                 rejected: Container[int] = ()) -> None:  # fmt: skip
+        n = len(trace)
+        self.arrival, self.overhead, self.rejected = arrival, overhead, rejected
+        times = np.zeros(n) if trace.arrival_s is None else np.nan_to_num(trace.arrival_s, nan=0.0)
+        self.times: list[float] = times.tolist()
+        self.think: list[float] = [0.0] * n if trace.think_s is None else np.nan_to_num(trace.think_s, nan=0.0).tolist()
+        before = [-1] * n if trace.after is None else trace.after.tolist()
+        self.followers: dict[int, list[int]] = {}
+        for i, other in enumerate(before):
+            if other >= 0:
+                self.followers.setdefault(other, []).append(i)
+        self.ready = [(self.times[i], i) for i in range(n) if before[i] < 0]
+        heapify(self.ready)
+        self.places: deque[float] | None = deque([-inf] * most) if most is not None else None
+        self._look()
+
+    def _look(self) -> None:
+        if not self.ready or (self.places is not None and not self.places):
+            self.sends = self.next = inf
+        else:
+            self.sends = max(self.ready[0][0], self.places[0] if self.places else -inf)
+            self.next = self.sends + self.overhead
+
+    def take(self, now: float) -> list[int]:
+        """Requests that are there by now, in order."""
+        found = []
+        while self.next <= now:
+            _, i = heappop(self.ready)
+            if self.places is not None:
+                self.places.popleft()
+            sent = self.arrival[i] = self.sends
+            if i in self.rejected:
+                self.ended(i, sent)
+                continue
+            found.append(i)
+            self._look()
+        return found
+
+    def ended(self, i: int, now: float) -> float:
+        """A request is over: its place is free, and the turn after it may come. Gives when its blocks are free: now."""
+        if self.places is not None:
+            self.places.append(now)
+        for j in self.followers.pop(i, ()):
+            heappush(self.ready, (max(self.times[j], now + self.think[j]), j))
+        self._look()
+        return now
+
+
+def closed_loop(trace: Trace, max_concurrency: int | None) -> bool:
+    """Whether when a request is sent depends on how others fare."""
+    return (
+        max_concurrency is not None
+        or trace.arrival_s is None
+        or (trace.after is not None and bool((trace.after >= 0).any()))
+    )
+
+
+def in_order(trace: Trace) -> tuple[list[int], list[float]]:
+    """Requests by time of arrival, those of one time as they stand in the file; unknown times count as 0."""
+    assert trace.arrival_s is not None
+    times = np.nan_to_num(trace.arrival_s, nan=0.0)
+    order = np.argsort(times, kind="stable")
+    return order.tolist(), times[order].tolist()

@@ -1,0 +1,129 @@
+"""What a run of requests amounts to, under the names of ``vllm bench serve``: latencies, rates, goodput.
+
+metrics(outcome, objectives(["ttft:500 tpot:50"]))["p99_ttft_ms"]
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from ..errors import BadValue, UnknownName, positive
+from .outcome import Outcome
+
+LATENCIES = ("ttft", "tpot", "itl", "e2el")
+GOALS = ("ttft", "tpot", "e2el")  # what --goodput may limit: what a request has one of
+PERCENTILES = (90, 99)
+
+
+def objectives(words: Iterable[str]) -> dict[str, float]:
+    """Limits in ms that a good request keeps: ``objectives(["ttft:500,tpot:50"])  # {'ttft': 500.0, 'tpot': 50.0}``"""
+    found: dict[str, float] = {}
+    for pair in (piece for word in words for piece in re.split(r"[,\s]+", word.strip()) if piece):
+        name, colon, number = pair.partition(":")
+        if not colon:
+            raise BadValue(f"--goodput takes pairs such as ttft:500 (ms), not {pair!r}")
+        if name.lower() not in GOALS:
+            raise UnknownName("--goodput metric", name, GOALS)
+        try:
+            limit = float(number)
+        except ValueError:
+            raise BadValue(f"--goodput {name} must be a number of ms, not {number!r}") from None
+        positive(f"--goodput {name}", limit)
+        if name.lower() in found:
+            raise BadValue(f"--goodput limits {name} twice: {found[name.lower()]:g} and {limit:g} ms")
+        found[name.lower()] = limit
+    return found
+
+
+def latencies(outcome: Outcome) -> dict[str, np.ndarray]:
+    """TTFT, TPOT and end-to-end latency of every request in ms; nan where it has none.
+
+    An answer of one token or none has no TPOT; one of no token ends with its prefill, which is its TTFT, too.
+    """
+    ttft = (outcome.first_token_s - outcome.arrival_s) * 1e3
+    e2el = (outcome.finished_s - outcome.arrival_s) * 1e3
+    gaps = outcome.output_tokens - 1
+    with np.errstate(divide="ignore", invalid="ignore"):
+        tpot = np.where(gaps > 0, (e2el - ttft) / gaps, np.nan)
+    return {"ttft": ttft, "tpot": tpot, "e2el": e2el}
+
+
+def metrics(outcome: Outcome, goals: dict[str, float] | None = None,
+            gaps_ms: np.ndarray | None = None) -> dict[str, Any]:  # fmt: skip
+    """The result as ``vllm bench serve`` would print it; ``gaps_ms`` are the gaps between tokens where they were seen.
+
+    Without them a request's gaps all are its TPOT, so that the mean inter-token latency is right and its percentiles
+    are those of the requests' means, weighted by their tokens.
+    """
+    found = latencies(outcome)
+    done = ~np.isnan(outcome.finished_s)
+    completed, took = int(done.sum()), float(outcome.duration_s)
+    given, made = int(outcome.input_tokens[done].sum()), int(outcome.output_tokens[done].sum())
+
+    def rate(amount: float) -> float | None:
+        return amount / took if took > 0 else None
+
+    result: dict[str, Any] = {
+        "duration": took,
+        "completed": completed,
+        "failed": len(done) - completed - len(outcome.rejected),
+        "rejected": len(outcome.rejected),
+        "total_input_tokens": given,
+        "total_output_tokens": made,
+        "request_throughput": rate(completed),
+        "request_goodput": rate(int(good(found, goals).sum())) if goals else None,
+        "output_throughput": rate(made),
+        "total_token_throughput": rate(given + made),
+        "max_concurrent_requests": _most_at_once(outcome),
+    }
+    weight = np.where(done, np.maximum(outcome.output_tokens - 1, 0), 0)
+    for name in LATENCIES:
+        if name == "itl":
+            values = found["tpot"] if gaps_ms is None else gaps_ms
+            result |= _summary(name, values, weight if gaps_ms is None else None)
+        else:
+            result |= _summary(name, np.where(done, found[name], np.nan))
+    return result
+
+
+def good(found: dict[str, np.ndarray], goals: dict[str, float]) -> np.ndarray:
+    """Which requests keep all limits; what a request has not (the TPOT of one token) it keeps."""
+    kept: np.ndarray = ~np.isnan(found["e2el"])
+    for name, limit in goals.items():
+        kept &= (found[name] <= limit) | np.isnan(found[name])
+    return kept
+
+
+def _summary(name: str, values: np.ndarray, weights: np.ndarray | None = None) -> dict[str, float | None]:
+    """Mean, median, std and percentiles of what is not nan; None where nothing is."""
+    keep = ~np.isnan(values) if weights is None else ~np.isnan(values) & (weights > 0)
+    x = values[keep]
+    labels = ["mean", "median", "std", *(f"p{p}" for p in PERCENTILES)]
+    if not len(x):
+        return {f"{label}_{name}_ms": None for label in labels}
+    if weights is None:
+        mean, std = float(x.mean()), float(x.std())
+        points = np.percentile(x, (50, *PERCENTILES))
+    else:
+        w = weights[keep].astype(float)
+        mean = float(np.average(x, weights=w))
+        std = float(np.sqrt(np.average((x - mean) ** 2, weights=w)))
+        order = np.argsort(x, kind="stable")
+        reached = np.cumsum(w[order]) / w.sum()
+        at = np.searchsorted(reached, np.array((50, *PERCENTILES)) / 100 - 1e-12)
+        points = x[order][np.minimum(at, len(x) - 1)]
+    numbers = (mean, float(points[0]), std, *map(float, points[1:]))
+    return {f"{label}_{name}_ms": number for label, number in zip(labels, numbers, strict=True)}
+
+
+def _most_at_once(outcome: Outcome) -> int:
+    """The largest number of requests in the system at one time."""
+    there = ~np.isnan(outcome.finished_s)
+    times = np.concatenate([outcome.arrival_s[there], outcome.finished_s[there]]).round(9)
+    change = np.repeat([1, -1], there.sum())
+    order = np.lexsort((change, times))  # one that leaves makes room before one that comes
+    return int(np.cumsum(change[order]).max(initial=0))

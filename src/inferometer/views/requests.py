@@ -1,0 +1,91 @@
+"""Requests one by one, in files: rows of a table that `read_trace` reads again, and events for chrome://tracing."""
+
+from __future__ import annotations
+
+import csv
+import io
+from heapq import heappop, heappush
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ..serving.metrics import latencies
+from ..serving.outcome import Outcome
+
+COLUMNS = ("request_id", "arrival_s", "input_tokens", "output_tokens", "TTFT", "TPOT", "E2E", "queue_ms",
+           "cached_tokens", "preemptions", "replica", "status")  # fmt: skip
+EVENTS = 100_000  # requests that a chrome trace shows: its viewers do not open more
+
+
+def rows_csv(outcome: Outcome) -> str:
+    """One row per request; TTFT, TPOT, E2E and the time in the queue in ms, empty where there is none."""
+    found = latencies(outcome)
+    queue = (outcome.scheduled_s - outcome.arrival_s) * 1e3
+    status = ["done" if done else "unfinished" for done in (~np.isnan(outcome.finished_s)).tolist()]
+    for index, reason in outcome.rejected.items():
+        status[index] = f"rejected: {reason}"
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    writer.writerows(zip(
+        range(len(status)), _shown(outcome.arrival_s, 6), outcome.input_tokens.tolist(), outcome.output_tokens.tolist(),
+        *(_shown(x, 4) for x in (found["ttft"], found["tpot"], found["e2el"], queue)), outcome.cached_tokens.tolist(),
+        outcome.preemptions.tolist(), outcome.replica.tolist(), status, strict=True,
+    ))  # fmt: skip
+    return out.getvalue()
+
+
+def _shown(values: np.ndarray, digits: int) -> list[Any]:
+    """Numbers to so many digits after the point, and nothing for nan."""
+    return ["" if x != x else x for x in np.round(values, digits).tolist()]
+
+
+def chrome_trace(outcome: Outcome) -> bytes:
+    """Events that chrome://tracing and Perfetto show: queue, prefill and decode of every request; counters over time.
+
+    A replica is a process. Its requests take the first lane that is free, so that few lanes show many of them.
+    """
+    events: list[dict[str, Any]] = []
+    order = np.argsort(outcome.arrival_s, kind="stable")[:EVENTS]
+    lanes: dict[int, _Lanes] = {}
+    for index in order.tolist():
+        end = float(outcome.finished_s[index])
+        if index in outcome.rejected or end != end:
+            continue
+        replica = int(outcome.replica[index])
+        lane = lanes.setdefault(replica, _Lanes()).take(float(outcome.arrival_s[index]), end)
+        moments = [float(t[index]) for t in (outcome.arrival_s, outcome.scheduled_s, outcome.first_token_s)] + [end]
+        what = {"request": index, "input_tokens": int(outcome.input_tokens[index]),
+                "output_tokens": int(outcome.output_tokens[index]), "cached_tokens": int(outcome.cached_tokens[index]),
+                "preemptions": int(outcome.preemptions[index])}  # fmt: skip
+        for name, start, stop in zip(("queue", "prefill", "decode"), moments, moments[1:], strict=False):
+            if stop > start:
+                events.append({"name": name, "cat": "request", "ph": "X", "pid": replica, "tid": lane,
+                               "ts": start * 1e6, "dur": (stop - start) * 1e6, "args": what})  # fmt: skip
+    names = [{"name": "process_name", "ph": "M", "pid": replica, "args": {"name": f"replica {replica}"}}
+             for replica in sorted(lanes)]  # fmt: skip
+    return msgspec.json.encode({"traceEvents": [*names, *_counters(outcome), *events], "displayTimeUnit": "ms"})
+
+
+class _Lanes:
+    """Lanes of one replica, numbered from 1: a request takes the lowest that is free."""
+
+    def __init__(self) -> None:
+        self.free: list[int] = []
+        self.taken: list[tuple[float, int]] = []
+
+    def take(self, start: float, end: float) -> int:
+        while self.taken and self.taken[0][0] <= start:
+            heappush(self.free, heappop(self.taken)[1])
+        lane = heappop(self.free) if self.free else len(self.taken) + 1
+        heappush(self.taken, (end, lane))
+        return lane
+
+
+def _counters(outcome: Outcome) -> list[dict[str, Any]]:
+    series = outcome.series
+    words = ("running", "waiting", "kv_used", "tokens_per_s", "batch_tokens")
+    times = (series.get("time_s", np.empty(0)) * 1e6).tolist()
+    return [{"name": word, "ph": "C", "pid": 0, "ts": t, "args": {word: v}}
+            for word in words if word in series for t, v in zip(times, series[word].tolist(), strict=True)]  # fmt: skip

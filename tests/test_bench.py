@@ -1,0 +1,385 @@
+"""A live server is driven and timed: against a small real one that streams tokens at known times, and misbehaves."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Ran
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inferometer.errors import BadValue
+from inferometer.measure.endpoint import Order, Reply, Run, Server, payload, read, root
+from inferometer.measure.stream import Broken, _Received
+from inferometer.serving.observed import measured_trace, observed, orders
+from inferometer.serving.synthetic import synthetic
+from inferometer.serving.trace import read_trace
+
+Command = Callable[..., Ran]
+FIRST, GAP = 0.06, 0.02  # s until the first token, and between two
+
+
+class Fake:
+    """A server that speaks /v1/completions and chat: a token every `GAP` after `FIRST`; keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.now = self.most = 0
+        self.trouble: Callable[[int], str] = lambda number: ""
+        self.loop = asyncio.new_event_loop()
+        self.port = 0
+        ready = threading.Event()
+        self.thread = threading.Thread(target=self._run, args=(ready,), daemon=True)
+        self.thread.start()
+        ready.wait(10)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def _run(self, ready: threading.Event) -> None:
+        asyncio.set_event_loop(self.loop)
+        server = self.loop.run_until_complete(asyncio.start_server(self._handle, "127.0.0.1", 0))
+        self.port = server.sockets[0].getsockname()[1]
+        ready.set()
+        self.loop.run_forever()
+
+    def stop(self) -> None:
+        async def end() -> None:
+            others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+
+        asyncio.run_coroutine_threadsafe(end(), self.loop).result(10)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join(5)
+        self.loop.close()
+
+    async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        if head.startswith("get /v1/models"):
+            body = b'{"object": "list", "data": [{"id": "tiny"}]}'
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+            await writer.drain()
+            return
+        length = int(next(line for line in head.split("\r\n") if line.startswith("content-length")).split(":")[1])
+        asked = json.loads(await reader.readexactly(length))
+        asked["headers"] = head
+        number = len(self.asked)
+        self.asked.append(asked)
+        self.now += 1
+        self.most = max(self.most, self.now)
+        try:
+            await self._answer(writer, asked, self.trouble(number), "chat" in head.split("\r\n")[0])
+        except ConnectionError:
+            pass
+        finally:
+            self.now -= 1
+            writer.close()
+
+    async def _answer(self, writer: asyncio.StreamWriter, asked: dict[str, Any], trouble: str, chat: bool) -> None:
+        if trouble == "500":
+            writer.write(b'HTTP/1.1 500 Internal Server Error\r\nContent-Length: 21\r\n\r\n{"error": "no memory"}'[:-1])
+            return
+        if trouble == "not http":
+            writer.write(b"SSH-2.0-OpenSSH_9.2\r\n")
+            return
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+        await writer.drain()
+        start = time.monotonic()
+
+        async def send(data: dict[str, Any] | bytes) -> None:
+            line = b"data: " + (data if isinstance(data, bytes) else json.dumps(data).encode()) + b"\n\n"
+            writer.write(b"%x\r\n%s\r\n" % (len(line), line))
+            await writer.drain()
+
+        if chat:
+            await send({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
+        wanted = asked["max_tokens"]
+        for token in range(wanted):
+            await asyncio.sleep(max(0.0, start + FIRST + GAP * token - time.monotonic()))
+            if trouble == "cut" and token == 2:
+                writer.transport.abort()
+                return
+            if trouble == "hang" and token == 1:
+                await asyncio.sleep(30)
+            if trouble == "error event" and token == 1:
+                await send({"error": {"message": "out of blocks"}})
+            if trouble == "junk" and token == 1:
+                await send(b"<html>")
+            choice = {"delta": {"content": "x"}} if chat else {"text": "x"}
+            await send({"choices": [{"index": 0, **choice, "finish_reason": None}]})
+        await send(
+            {"choices": [], "usage": {"prompt_tokens": len(asked.get("prompt", "abc")), "completion_tokens": wanted}}
+        )
+        await send(b"[DONE]")
+        writer.write(b"0\r\n\r\n")
+        await writer.drain()
+
+
+@pytest.fixture
+def server() -> Iterator[Fake]:
+    fake = Fake()
+    yield fake
+    fake.stop()
+
+
+def bench(run: Command, server: Fake, *more: str) -> Ran:
+    return run("bench", "--base-url", server.url, "--model", "tiny", *more)
+
+
+# ------------------------------------------------------------------ times and loops
+
+
+def test_tokens_are_timed(run: Command, server: Fake, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.csv"
+    ran = bench(run, server, "--num-prompts", "6", "--request-rate", "20", "--input-len", "12", "--output-len", "5",
+                "--goodput", "ttft:1000 tpot:1000", "--requests-out", str(rows), "--json")  # fmt: skip
+    assert ran.code == 0, ran.err
+    found = ran.json
+    assert found["completed"] == 6 and found["failed"] == 0 and found["total_input_tokens"] == 72
+    assert found["total_output_tokens"] == 30 and found["schema"] == "inferometer.bench/1"
+    # what the server waits is the least that may be seen; how much more depends on the machine's other work
+    assert found["median_ttft_ms"] >= FIRST * 1e3 and found["median_tpot_ms"] >= 0.97 * GAP * 1e3
+    assert found["median_itl_ms"] == pytest.approx(found["median_tpot_ms"], rel=0.5)
+    assert found["median_e2el_ms"] >= (FIRST + 4 * GAP) * 1e3
+    assert found["request_goodput"] == pytest.approx(found["request_throughput"])
+    trace = read_trace(rows)
+    assert (
+        trace.output_tokens.tolist() == [5] * 6 and trace.arrival_s is not None and not np.isnan(trace.arrival_s).any()
+    )
+    assert trace.measured["E2E"] == pytest.approx(trace.measured["TTFT"] + 4 * trace.measured["TPOT"], rel=0.01)
+    asked = server.asked[0]
+    assert asked["stream"] is True and asked["max_tokens"] == 5 and asked["ignore_eos"] is True
+    assert len(asked["prompt"]) == 12 and all(isinstance(token, int) for token in asked["prompt"])
+    assert asked["prompt"] != server.asked[1]["prompt"], "no request finds another's prompt in the cache"
+
+
+def test_open_loop_does_not_wait_and_closed_loop_does(run: Command, server: Fake) -> None:
+    words = ("--num-prompts", "6", "--input-len", "3", "--output-len", "3", "--json")
+    assert bench(run, server, *words).json["max_concurrent_requests"] == 6 == server.most
+    server.most = 0
+    found = bench(run, server, *words, "--max-concurrency", "2").json
+    assert server.most == 2 and found["max_concurrent_requests"] <= 2 and found["completed"] == 6
+
+
+def test_one_after_another_without_arrivals(run: Command, server: Fake, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("input_tokens,output_tokens\n3,2\n4,2\n5,2\n")
+    found = bench(run, server, "--trace", str(tmp_path / "t.csv"), "--json").json
+    assert server.most == 1 and found["completed"] == 3 and [len(a["prompt"]) for a in server.asked] == [3, 4, 5]
+
+
+def test_turns_wait_for_the_answer(run: Command, server: Fake) -> None:
+    found = bench(run, server, "--num-prompts", "3", "--turns", "3", "--input-len", "20", "--output-len", "12",
+                  "--think-time", "0.01", "--json").json  # fmt: skip
+    assert server.most == 1 and found["completed"] == 3
+    prompts = [asked["prompt"] for asked in server.asked]
+    assert [len(p) for p in prompts] == [20, 52, 84] and prompts[1][:16] == prompts[0][:16]
+    assert prompts[2][:48] == prompts[1][:48], "a turn's prompt begins with what was said, block by block"
+
+
+def test_chat_sends_words(run: Command, server: Fake) -> None:
+    found = bench(run, server, "--api", "chat", "--num-prompts", "2", "--input-len", "9", "--output-len", "4",
+                  "--api-key", "secret", "--extra-body", '{"top_p": 0.5, "ignore_eos": null}',
+                  "--json").json  # fmt: skip
+    assert found["completed"] == 2 and found["total_output_tokens"] == 8
+    asked = server.asked[0]
+    assert len(asked["messages"][0]["content"].split()) == 9 and asked["top_p"] == 0.5 and "ignore_eos" not in asked
+    assert "authorization: bearer secret" in asked["headers"] and "chat/completions" in asked["headers"]
+    assert found["median_ttft_ms"] >= FIRST * 1e3, "the piece that only names the role is no token"
+
+
+def test_the_table_and_the_rows(run: Command, server: Fake) -> None:
+    words = ("--num-prompts", "2", "--input-len", "3", "--output-len", "2")
+    shown = bench(run, server, *words)
+    assert shown.code == 0 and "time to first token" in shown.out and "2 requests done" in shown.out
+    rows = list(csv.DictReader(io.StringIO(bench(run, server, *words, "--csv").out)))
+    assert [row["status"] for row in rows] == ["done", "done"] and float(rows[0]["TTFT"]) >= FIRST * 1e3
+
+
+# ------------------------------------------------------------------ what goes wrong
+
+
+@pytest.mark.parametrize(("trouble", "sentence"), [
+    ("500", "HTTP 500"), ("cut", "closed the connection in the middle of an answer"),
+    ("hang", "no whole answer within 0.4 s"), ("error event", "the server said"),
+    ("junk", "an event that is no completion"), ("not http", "does not speak HTTP"),
+])  # fmt: skip
+def test_failures_are_counted_and_said(run: Command, server: Fake, trouble: str, sentence: str) -> None:
+    server.trouble = lambda number: trouble if number % 2 else ""
+    ran = bench(run, server, "--num-prompts", "4", "--max-concurrency", "1", "--input-len", "3", "--output-len", "3",
+                "--timeout", "0.4", "--json")  # fmt: skip
+    found = ran.json
+    assert ran.code == 0 and found["completed"] == 2 and found["failed"] == 2
+    ((why, count),) = found["errors"].items()
+    assert sentence in why and count == 2
+    assert found["total_output_tokens"] == 6, "what failed is not in the sums"
+
+
+def test_all_failed_is_exit_1(run: Command, server: Fake) -> None:
+    server.trouble = lambda number: "500"
+    ran = bench(run, server, "--num-prompts", "2", "--output-len", "2")
+    assert ran.code == 1 and "2 failed: HTTP 500" in ran.out
+
+
+@pytest.mark.parametrize(("args", "sentence"), [
+    (["--base-url", "localhost:8000"], "--base-url must be an address such as http://localhost:8000"),
+    (["--base-url", "http://127.0.0.1:1"], "nobody answers at http://127.0.0.1:1: no connection to 127.0.0.1:1"),
+    (["--api", "embeddings"], "unknown --api 'embeddings'"),
+    (["--model", "huge"], "unknown model at http"),
+    (["--extra-body", "[1]"], "--extra-body must be a JSON object"),
+    (["--extra-body", "{"], "--extra-body is not valid JSON"),
+    (["--timeout", "0"], "--timeout must be a positive number"),
+    (["--gpu", "h10"], "unknown model 'tiny'"),
+    (["--requests-out", ""], "--requests-out needs the name of a file"),
+    (["--trace", "none.csv"], "there is no such file"),
+    (["--trace", "none.csv", "--input-len", "5"], "--trace says all lengths itself"),
+    (["--max-concurrency", "0"], "--max-concurrency must be between 1"),
+])  # fmt: skip
+def test_bad_requests_are_one_sentence(run: Command, server: Fake, args: list[str], sentence: str) -> None:
+    ran = bench(run, server, *args)
+    assert ran.code == 2 and sentence in ran.err and ran.err.count("\n") == 1 and not server.asked
+
+
+def test_an_interrupted_run_keeps_what_was_measured(server: Fake, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.csv"
+    args = ["bench", "--base-url", server.url, "--model", "tiny", "--num-prompts", "500", "--max-concurrency", "1",
+            "--input-len", "3", "--output-len", "2", "--requests-out", str(rows), "--json"]  # fmt: skip
+    process = subprocess.Popen([sys.executable, "-m", "inferometer", *args], stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True)  # fmt: skip
+    while len(server.asked) < 4 and process.poll() is None:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    found = json.loads(out)
+    assert process.returncode == 130 and "Traceback" not in err and "interrupted" in err
+    assert 3 <= found["completed"] < 500
+    done = [row for row in csv.DictReader(rows.open()) if row["status"] == "done"]
+    assert len(done) == found["completed"]
+
+
+# ------------------------------------------------------------------ pieces
+
+
+@given(st.lists(st.integers(1, 40), max_size=6), st.booleans(), st.data())
+def test_an_answer_is_read_however_it_is_cut(lengths: list[int], chunked: bool, data: st.DataObject) -> None:
+    """Chunks, and pieces of the network across them: the same events, each at the moment its last byte came."""
+    lines = [b"data: " + b"x" * n + b"\n\n" for n in lengths] + [b"data: [DONE]\n\n"]
+    whole = b"".join(lines)
+    head = b"HTTP/1.1 200 OK\r\n"
+    if chunked:
+        cuts = sorted(data.draw(st.sets(st.integers(1, len(whole) - 1), max_size=4)))
+        parts = [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
+        raw = head + b"Transfer-Encoding: chunked\r\n\r\n" + b"".join(b"%X\r\n%s\r\n" % (len(p), p) for p in parts)
+        raw += b"0\r\n\r\n"
+    else:
+        raw = head + b"Content-Length: %d\r\n\r\n" % len(whole) + whole
+    pieces = sorted(data.draw(st.sets(st.integers(raw.index(b"\r\n\r\n") + 4, len(raw) - 1), max_size=5)))
+
+    async def take() -> _Received:
+        received = _Received()
+        for a, b in zip([0, *pieces], [*pieces, len(raw)], strict=True):
+            received.data_received(raw[a:b])
+        assert received.over.done(), "the end is seen without waiting for the connection's"
+        received.came = [float(i) for i in range(len(received.pieces))]
+        return received
+
+    found = asyncio.run(take()).answer(0.0).events()
+    assert [event for _, event in found] == [b"x" * n for n in lengths]
+    at = len(raw) - (len(raw.split(b"\r\n\r\n", 1)[1]))
+    if not chunked:
+        for (moment, _), end in zip(found, np.cumsum([len(line) for line in lines]).tolist(), strict=False):
+            assert moment == sum(p < at + end - 1 for p in pieces), "the moment of the line's end"
+
+
+def test_a_cut_answer_is_broken() -> None:
+    async def take(raw: bytes) -> None:
+        received = _Received()
+        received.data_received(raw)
+        received.connection_lost(None)
+        received.answer(0.0)
+
+    for raw, why in ((b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc", "middle"),
+                     (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nabcde\r\n", "middle"),
+                     (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "without its length"),
+                     (b"HTTP/1.1 302 Found\r\nContent-Length: 0\r\n\r\n", "HTTP 302"),
+                     (b"hello", "does not speak HTTP")):  # fmt: skip
+        with pytest.raises(Broken, match=why):
+            asyncio.run(take(raw))
+
+
+def test_events_as_servers_send_them() -> None:
+    def reply(*events: dict[str, Any]) -> Reply:
+        found = Reply()
+        read(found, [(float(i), json.dumps(e).encode()) for i, e in enumerate(events)])
+        return found
+
+    text: dict[str, Any] = {"choices": [{"text": "a"}]}
+    empty: dict[str, Any] = {"choices": [{"text": "", "finish_reason": None}]}
+    stop: dict[str, Any] = {"choices": [{"text": "", "finish_reason": "length"}]}
+    found = reply(text, empty, stop)
+    assert (found.first, found.last, found.output_tokens) == (0.0, 1.0, 2), "half a character is a token, an end is not"
+    assert found.gaps == [1.0]
+    thought: dict[str, Any] = {"choices": [{"delta": {"reasoning_content": "hm"}}]}
+    role: dict[str, Any] = {"choices": [{"delta": {"role": "assistant", "content": ""}}]}
+    count: dict[str, Any] = {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 12}}
+    found = reply(role, thought, {"choices": [{"delta": {"content": "a"}}]}, count)
+    assert (found.first, found.last, found.output_tokens, found.input_tokens) == (1.0, 2.0, 12, 7)
+    assert reply(role).error == "the answer has no tokens"
+
+
+def test_addresses() -> None:
+    assert Server("http://h:1/v1/", "m").url == "http://h:1/v1/completions"
+    assert root("https://h") == "https://h"
+    for bad in ("h:8000", "ftp://h", "http://", "http://h:99999", ""):
+        with pytest.raises(BadValue, match="--base-url"):
+            root(bad)
+
+
+def test_prompts_share_what_the_trace_says() -> None:
+    trace = synthetic(num_prompts=3, input_len=50, prefix_len=33, output_len=4, seed=5)
+    made = [order.prompt() for order in orders(trace, text=False, vocabulary=500, seed=5)]
+    assert all(len(p) == 50 for p in made) and made[0][:32] == made[1][:32] and made[0][32:] != made[1][32:]
+    assert all(250 <= int(t) < 500 for p in made for t in p), "ids that the model has"
+    again = orders(trace, text=False, vocabulary=500, seed=5)[0].prompt()
+    assert again == made[0] != orders(trace, text=False, vocabulary=500, seed=6)[0].prompt()
+    body = json.loads(payload(Server("http://h", "m"), Order(lambda: "hi", 0, None)))
+    assert body["max_tokens"] == 1 and body["prompt"] == "hi"
+
+
+def test_what_was_measured_is_a_trace_again() -> None:
+    trace = synthetic(num_prompts=3, request_rate=5.0, input_len=20, output_len=4, turns=3)
+    replies = [Reply(sent=1.0, first=1.5, last=2.0, input_tokens=21, output_tokens=4), Reply(sent=2.1, error="no"),
+               Reply(sent=2.2, first=2.5, last=2.9)]  # fmt: skip
+    run = observed(trace, [*replies])
+    assert run.input_tokens.tolist()[0] == 21 and run.output_tokens.tolist() == [4, 4, 4] and run.duration_s == 2.9
+    seen = measured_trace(trace, run, closed=False)
+    assert len(seen) == 2 and seen.after is not None and seen.after.tolist() == [-1, -1], "the turn between is lost"
+    assert seen.measured["TTFT"] == pytest.approx([500, 300]) and seen.measured["TPOT"][0] == pytest.approx(500 / 3)
+    assert measured_trace(trace, run, closed=True).arrival_s is None
+
+
+def test_a_late_client_is_noticed() -> None:
+    async def late() -> Run:
+        fake = Fake()
+        run = Run(Server(fake.url, "tiny"), [Order(lambda: time.sleep(0.05) or [1], 1, 0.0) for _ in range(3)])
+        await run.drive()
+        fake.stop()
+        return run
+
+    run = asyncio.run(late())
+    assert run.replies[-1] is not None and run.replies[-1].late > 0.09, "prompts took the time of those before it"

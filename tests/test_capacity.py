@@ -1,0 +1,94 @@
+"""The highest rate that holds, and where simulations run."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import numpy as np
+import pytest
+
+from inferometer.errors import BadValue, UnknownName
+from inferometer.serving.capacity import find_capacity, stretched
+from inferometer.serving.fanout import spread
+from inferometer.serving.metrics import good, latencies
+from inferometer.serving.requests import Trace
+from inferometer.serving.simulate import simulate
+from inferometer.serving.synthetic import synthetic
+
+GOALS = {"ttft": 400.0, "tpot": 25.0}
+
+
+def some(count: int = 150) -> Trace:
+    return synthetic(num_prompts=count, request_rate=10, input_len=300, output_len=60, seed=3)
+
+
+def test_the_rate_that_is_found_holds_and_a_little_more_does_not() -> None:
+    trace = some()
+    found = find_capacity("llama-2-7b", "a100-sxm-80gb", trace=trace, goodput=GOALS, jobs=1, precision=0.02)
+    assert 0 < found.request_rate < 2 * found.highest
+    shares = []
+    for factor in (1.0, 1.03):
+        outcome = simulate("llama-2-7b", "a100-sxm-80gb", trace=stretched(trace, factor * found.request_rate))
+        shares.append(good(latencies(outcome), GOALS).mean())
+    assert shares[0] >= 0.9 > shares[1]
+    tried = [one.request_rate for one in found.tried]
+    assert tried == sorted(tried) and len(set(tried)) == len(tried)
+    assert max(one.request_rate for one in found.tried if one.holds) == found.request_rate
+
+
+def test_a_promise_that_single_requests_break_has_no_rate() -> None:
+    found = find_capacity("llama-2-7b", "a100-sxm-80gb", trace=some(20), goodput={"ttft": 1.0}, jobs=1)
+    assert found.request_rate == 0.0 and not any(one.holds for one in found.tried)
+
+
+def test_a_plan_that_does_not_fit_has_no_rate() -> None:
+    found = find_capacity("llama-3.1-70b", "rtx3090", trace=some(5), goodput=GOALS, jobs=1)
+    assert found.request_rate == found.highest == 0.0 and not found.tried
+
+
+def test_stretched_arrivals_keep_their_shape() -> None:
+    trace = some(50)
+    twice = stretched(trace, 20.0)
+    assert trace.arrival_s is not None and twice.arrival_s is not None
+    assert (len(trace) - 1) / np.ptp(twice.arrival_s) == pytest.approx(20.0)
+    assert np.corrcoef(trace.arrival_s, twice.arrival_s)[0, 1] == pytest.approx(1.0)
+    none = Trace(input_tokens=trace.input_tokens, output_tokens=trace.output_tokens)
+    made = stretched(none, 5.0, seed=1).arrival_s
+    assert made is not None and (made == stretched(none, 5.0, seed=1).arrival_s).all() and (np.diff(made) > 0).all()
+
+
+@pytest.mark.parametrize(("words", "sentence"), [
+    ({"goodput": {}}, "--goodput"), ({"goodput": {"ttft": -1}}, "positive"), ({"share": 0}, "share"),
+    ({"max_concurrency": 4}, "--max-concurrency"), ({"jobs": 0}, "jobs"), ({"trace": some(1)}, "two requests"),
+])  # fmt: skip
+def test_what_has_no_capacity_is_said(words: dict[str, object], sentence: str) -> None:
+    with pytest.raises(BadValue, match=sentence):
+        find_capacity("llama-2-7b", **{"trace": some(5), "goodput": GOALS, **words})  # type: ignore[arg-type]
+
+
+def test_names_that_do_not_exist_are_said() -> None:
+    with pytest.raises(UnknownName, match="ttft"):
+        find_capacity("llama-2-7b", trace=some(5), goodput={"tft": 5})
+    with pytest.raises(UnknownName, match="dask"):
+        spread(abs, [-1], backend="dusk")
+
+
+def test_processes_and_this_process_agree() -> None:
+    pytest.importorskip("joblib", reason="many simulations at once need joblib")
+    assert spread(abs, [-3, 2, -1], jobs=2) == spread(abs, [-3, 2, -1], jobs=1) == [3, 2, 1]
+
+
+def test_a_real_dask_cluster_finds_the_same_rate() -> None:
+    distributed = pytest.importorskip("distributed", reason="a cluster of Dask needs dask[distributed]")
+    trace, words = some(60), {"goodput": GOALS, "precision": 0.1}
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
+        there = find_capacity("llama-2-7b", "a100-sxm-80gb", trace=trace, backend="dask", jobs=2,
+                              address=cluster.scheduler_address, **words)  # type: ignore[arg-type]  # fmt: skip
+    here = find_capacity("llama-2-7b", "a100-sxm-80gb", trace=trace, jobs=2, **words)  # type: ignore[arg-type]
+    assert there == here and there.request_rate > 0
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed here")
+def test_a_backend_that_is_not_installed_is_said() -> None:
+    with pytest.raises(BadValue, match="ray, which is not installed"):
+        spread(abs, [1], backend="ray")

@@ -1,0 +1,54 @@
+"""The page of accuracy says what the simulator gives for the servers that were measured."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+from conftest import ROOT
+
+QUICK = ("h200", "rtx4090", "rtx3090")
+SLOW = ("h100", "silicon")  # half a minute, and minutes
+
+
+@pytest.fixture(scope="module")
+def serving() -> Iterator[ModuleType]:
+    spec = importlib.util.spec_from_file_location("serving_benchmark", ROOT / "benchmarks" / "serving.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["serving_benchmark"] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["serving_benchmark"]
+
+
+@pytest.mark.parametrize("name", [*QUICK, *SLOW])
+def test_the_page_is_what_the_code_gives(serving: ModuleType, name: str) -> None:
+    if not serving.MEASURED.is_dir():
+        pytest.skip(f"{serving.MEASURED} is not at hand")
+    if name in SLOW and not os.environ.get("INFEROMETER_SLOW_TESTS"):
+        pytest.skip(f"{name} takes long; INFEROMETER_SLOW_TESTS=1 runs it")
+    rows = [serving.run(case) for case in serving.SETS[name]()]
+    page = serving.PAGE.read_text(encoding="utf-8")
+    assert serving.section(name, rows) in page, f"python benchmarks/serving.py --set {name} --write"
+
+
+def test_every_run_of_the_sets_can_be_built(serving: ModuleType) -> None:
+    """Requests of each kind are what the measurements say; nothing is simulated here."""
+    if not serving.MEASURED.is_dir():
+        pytest.skip(f"{serving.MEASURED} is not at hand")
+    counts = {name: len(list(cases())) for name, cases in serving.SETS.items()}
+    assert counts == {"h200": 4, "h100": 13, "rtx4090": 1, "rtx3090": 1, "silicon": 1399}
+    case = next(c for c in serving.h100() if "codegen" in c.name)
+    trace, limit = serving.requests(case.build)
+    assert len(trace) == 9000 and limit is None and set(trace.input_tokens.tolist()) == {566}
+    assert trace.blocks is not None and trace.blocks[0] is trace.blocks[44], "after 11 × 4 the first comes again"
+    assert trace.arrival_s is not None and (trace.arrival_s < 600.001).sum() == 3000
+    case = next(iter(serving.silicon()))
+    trace, limit = serving.requests(case.build)
+    assert limit == 128 and len(trace) == 1280 and trace.input_tokens.min() >= 0.8 * 1024 - 1
+    assert trace.input_tokens.max() <= 1024

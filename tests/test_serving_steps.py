@@ -1,0 +1,193 @@
+"""Compiled steps are the steps of `analyze`: tables, rows and surfaces against the cost function itself."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inferometer import analyze, evaluate
+from inferometer.evaluate import Setup, prepare, stages
+from inferometer.request import request
+from inferometer.serving.batch import Batch
+from inferometer.serving.heat import Heat
+from inferometer.serving.parts import parts
+from inferometer.serving.requests import Trace
+from inferometer.serving.rows import Rows
+from inferometer.serving.simulate import simulate
+from inferometer.serving.steptime import StepTime
+from inferometer.serving.surface import Surface
+from inferometer.steps import Group, Step
+
+LONGEST = 20000
+PLANS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "dense": ("llama-2-7b", "a100-sxm-80gb", {}),
+    "tensor parallel": ("llama-3.1-70b", "h100-sxm", {"tensor_parallel_size": 4}),
+    "experts": ("qwen3-30b-a3b", "h200", {}),
+    "latent attention": ("deepseek-v3", "h200", {"tensor_parallel_size": 8, "data_parallel_size": 2}),
+    "windows": ("gpt-oss-20b", "h100-sxm", {}),
+    "chunks": ("llama-4-scout-17b-16e", "h200", {"tensor_parallel_size": 8}),
+    "an index": ("deepseek-v3.2", "b200", {"tensor_parallel_size": 8}),
+    "compressed": ("deepseek-v4-pro", "b200", {"tensor_parallel_size": 8}),
+    "states": ("qwen3-next-80b-a3b", "h200", {"tensor_parallel_size": 4}),
+    "eager": ("llama-3.1-8b", "rtx3090", {"engine": "hf"}),
+    "perfect": ("llama-3.1-8b", "h200", {"engine": "roofline"}),
+    "hidden talk": ("llama-3.1-8b", "h100-sxm", {"tensor_parallel_size": 2, "overlap": 0.5}),
+}
+
+
+@cache
+def setup_of(name: str) -> Setup:
+    model, gpu, words = PLANS[name]
+    asked = request(model, gpu, **words)
+    found = prepare(asked.model, asked.device, asked.engine, asked.plan, roles=asked.roles)
+    return found._replace(env={**found.env, "alike": 0.0})
+
+
+def batch_of(contexts: list[int]) -> Batch:
+    batch = Batch(len(contexts), 16)
+    for i, context in enumerate(contexts):
+        batch.join(i, context, 10)
+    return batch
+
+
+def exact(setup: Setup, contexts: list[int], chunks: list[tuple[int, int, int]], ends: int, width: int = 1) -> float:
+    prompts = [Group(1, new, cached, float(k < ends)) for k, (_, new, cached) in enumerate(chunks)]
+    answers = [Group(1, width, context, width, True) for context in contexts]
+    return float(evaluate.step_seconds(setup, Step((*prompts, *answers))))
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_compiled_steps_are_the_cost_functions(name: str) -> None:
+    setup, rng = setup_of(name), np.random.default_rng(7)
+    times = StepTime(setup, LONGEST)
+    for trial in range(12):
+        contexts = rng.integers(1, int(rng.choice([150, 2000, 16000])), int(rng.integers(1, 24))).tolist()
+        batch = batch_of(contexts)
+        assert times.decode(batch) == pytest.approx(exact(setup, contexts, [], 0), rel=5e-4)
+        past = [0, int(rng.integers(1, 9000))]
+        many = [(0, int(rng.integers(1, 3000)), int(rng.choice(past))) for _ in range(1 + trial % 5)]
+        ends = int(rng.integers(0, len(many) + 1))
+        assert times.mixed(batch, many, ends) == pytest.approx(exact(setup, contexts, many, ends), rel=5e-3)
+        assert times.mixed(None, many, ends) == pytest.approx(exact(setup, [], many, ends), rel=5e-3)
+        fresh = [(0, int(rng.integers(1, 9000)), 0)]
+        assert times.mixed(None, fresh, 1) == pytest.approx(exact(setup, [], fresh, 1), rel=1e-9), "a table is exact"
+
+
+@pytest.mark.parametrize("name", ["dense", "windows", "states"])
+def test_many_steps_are_the_sum_of_each(name: str) -> None:
+    times = StepTime(setup_of(name), LONGEST)
+    batch = batch_of([100, 101, 700, 3000, 130])
+    each = []
+    for _ in range(400):
+        each.append(times.decode(batch))
+        batch.advance(1)
+    batch = batch_of([100, 101, 700, 3000, 130])
+    steps, took, before = times.run(batch, 400, float("inf"), 1)
+    assert steps == 400 and took == pytest.approx(sum(each), rel=1e-9)
+    assert before == pytest.approx(sum(each[:-1]), rel=1e-9)
+    for gap in (0.5 * each[0], sum(each[:37]) * 1.0001, sum(each[:250]) * 0.9999):
+        for more in (0, 1):
+            steps, took, _ = times.run(batch, 400, gap, more)
+            wanted = int(np.searchsorted(np.cumsum(each), gap)) + 1 + more
+            assert steps == wanted and took == pytest.approx(sum(each[:wanted]), rel=1e-9)
+
+
+def test_guessing_costs_a_draft_and_a_wider_step() -> None:
+    words = {"speculative_config": '{"method": "draft_model", "model": "llama-3.2-1b", "num_speculative_tokens": 3, '
+             '"acceptance_length": 2.5}'}  # fmt: skip
+    asked = request("llama-3.1-8b", "h200", **words)
+    setup = prepare(asked.model, asked.device, asked.engine, asked.plan, roles=asked.roles)
+    setup = setup._replace(env={**setup.env, "alike": 0.0})
+    times, plain = StepTime(setup, 4096), StepTime(setup_of("perfect"), 4096)
+    assert times.width == 4 and times.pace == 2.5 and plain.width == 1
+    one = evaluate.step_seconds(times.drafter, Step((Group(8, 1, 500, 1, True),)))  # type: ignore[arg-type]
+    verify = exact(setup, [500] * 8, [], 0, 4)
+    assert times.decode(batch_of([500] * 8)) == pytest.approx(verify + 3 * float(one), rel=1e-4)
+
+
+def test_stages_have_times_of_their_own() -> None:
+    asked = request("llama-3.1-8b", "h100-sxm", pipeline_parallel_size=2)
+    setup = prepare(asked.model, asked.device, asked.engine, asked.plan, roles=asked.roles)
+    batch = batch_of([300] * 4)
+    halves = [StepTime(part, 1024).decode(batch) for part in stages(setup)]
+    whole = StepTime(setup_of("perfect")._replace(engine=setup.engine, sources=setup.sources), 1024).decode(batch)
+    assert len(halves) == 2 and max(halves) < whole < 1.5 * sum(halves)
+
+
+def test_a_usual_prompt_is_a_row_of_its_own() -> None:
+    setup = setup_of("dense")
+    usual, plain = StepTime(setup, 2048, [256]), StepTime(setup, 2048)
+    batch = batch_of([100, 900, 30])
+    assert usual.mixed(batch, [(9, 256, 0)], 1) == pytest.approx(plain.mixed(batch, [(9, 256, 0)], 1), rel=1e-4)
+    assert usual.mixed(batch, [(9, 257, 0)], 1) == plain.mixed(batch, [(9, 257, 0)], 1)
+
+
+def test_operators_fall_into_parts_by_their_formulas() -> None:
+    dense = parts(setup_of("dense"))
+    names = {op.name for block in dense.tokens for op in block.ops}
+    assert {"qkv_proj", "down_proj", "embed_tokens"} <= names
+    assert "lm_head" in {op.name for block in dense.logits for op in block.ops}
+    assert set(dense.prefill) == set(dense.decode) == {("",)} and not dense.other
+    assert "all_reduce" not in names, "one GPU reduces nothing"
+    assert "all_reduce" in {op.name for block in parts(setup_of("tensor parallel")).tokens for op in block.ops}
+    assert len(parts(setup_of("windows")).decode) == 2
+    assert {op.kind for block in parts(setup_of("states")).other for op in block.ops} == {"scan"}
+
+
+@given(st.integers(1, 200), st.integers(0, 5000), st.integers(1, 3000), st.floats(0, 2), st.integers(0, 1))
+@settings(max_examples=200, deadline=None)
+def test_a_search_along_a_row_is_a_walk_along_it(n: int, context: int, most: int, share: float, more: int) -> None:
+    rows = _ROWS
+    total = n * context + n // 3
+    walk = np.cumsum([rows.one(n, total + k * n) for k in range(most)])
+    gap = float(share * walk[-1])
+    steps, took, before = rows.search(n, total, most, gap, more)
+    first = int(np.searchsorted(walk, gap * (1 - 1e-12))) + 1 if gap > 0 else 0
+    wanted = max(1, min(most, first + more))
+    assert steps == wanted or abs(walk[min(first, most) - 1] - gap) < 1e-9 * gap
+    assert took == pytest.approx(walk[steps - 1], rel=1e-9)
+    assert not more or before == pytest.approx(walk[steps - 2] if steps > 1 else 0.0, rel=1e-9, abs=1e-12)
+
+
+_ROWS = Rows(lambda n, c: 0.001 + 1e-6 * n + 1e-9 * n * c + 2e-5 * np.sqrt(c), 9000, 200)
+
+
+@given(st.lists(st.tuples(st.integers(1, 4000), st.integers(0, 20000)), min_size=1, max_size=6))
+@settings(max_examples=100, deadline=None)
+def test_any_mix_of_prompts_is_as_good_as_some_alike(mix: list[tuple[int, int]]) -> None:
+    def seconds(tokens: Any, pairs: Any, kv: Any) -> Any:  # any smooth function of the three sums
+        return 1e-5 + ((1e-10 * pairs) ** 3 + (2e-9 * tokens + 3e-9 * kv) ** 3) ** (1 / 3)
+
+    surface = Surface(lambda n, q, c: seconds(n * q, n * q * (c + (q + 1) / 2), n * (c + q)))
+    tokens, kv = sum(q for q, _ in mix), sum(c + q for q, c in mix)
+    pairs = sum(q * (c + (q + 1) / 2) for q, c in mix)
+    assert surface.at(tokens, pairs, kv) == pytest.approx(seconds(tokens, pairs, kv), rel=3e-3)
+
+
+def test_a_hot_chip_is_slower_and_cools_down() -> None:
+    setup = setup_of("experts")  # on an H200, which throttles
+    times, usual = StepTime(setup, 4096), StepTime(setup, 4096, [2000])
+    batch, chunk = batch_of([300] * 4), [(9, 2000, 0)]
+    cold, warm, hot = (times.mixed(batch, chunk, 1, heat) for heat in (0.0, 0.5, 1.0))
+    assert cold == times.mixed(batch, chunk, 1) < warm < hot < 1.13 * cold
+    assert warm == pytest.approx((cold + hot) / 2, rel=1e-9) == usual.mixed(batch, chunk, 1, 0.5)
+    assert times.throttled and not StepTime(setup_of("dense"), 64).throttled
+    heat = Heat(0.1)
+    levels = []
+    for step in range(30):
+        levels.append(heat.at(0.05 * step))
+        heat.worked(0.05 * step, 0.05, 0.9)
+    assert levels[0] == 0 and levels == sorted(levels) and 0.7 < levels[-1] < 1
+    assert heat.at(1.6) < 0.4 * heat.at(1.5) and heat.at(10.0) < 1e-9
+
+
+def test_a_prompt_of_many_pieces_heats_as_analyze_says() -> None:
+    outcome = simulate("qwen3-8b", "h200", frontend="in-process", trace=Trace(
+        input_tokens=np.array([38000]), output_tokens=np.array([1]), arrival_s=np.zeros(1)))  # fmt: skip
+    report = analyze("qwen3-8b", gpu="h200", input_len=38000, output_len=1)
+    assert outcome.first_token_s[0] * 1e3 == pytest.approx(report.metrics.ttft_ms, rel=0.02)  # of mean steps

@@ -1,0 +1,322 @@
+"""Measured against predicted: errors by hand, replayed requests, calibrations that are found again, pictures."""
+
+from __future__ import annotations
+
+import csv
+import io
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Ran
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inferometer import analyze
+from inferometer.calibrate import calibrate
+from inferometer.calibration import as_toml, calibration
+from inferometer.errors import BadFile, BadValue
+from inferometer.serving.metrics import latencies
+from inferometer.serving.requests import Trace
+from inferometer.serving.simulate import simulate
+from inferometer.serving.synthetic import synthetic
+from inferometer.spec import Calibration
+from inferometer.validation import compared, errors, truths, validate, validate_memory
+from inferometer.views.requests import rows_csv
+
+Command = Callable[..., Ran]
+MODEL, GPU = "qwen3-0.6b", "h200"
+TALK = synthetic(num_prompts=40, request_rate=6.0, input_len="lognormal:mean=900,std=900,max=6000",
+                 output_len="lognormal:mean=80,std=60", seed=3)  # fmt: skip
+ALONE = Trace(input_tokens=TALK.input_tokens, output_tokens=TALK.output_tokens)
+
+
+def measured(trace: Trace, truth: Calibration | None = None, **words: Any) -> Trace:
+    """A trace with what an engine would have measured if ``truth`` held of it."""
+    import msgspec
+
+    found = latencies(simulate(MODEL, GPU, trace=trace, frontend="in-process", calibration=truth, **words))
+    names = {"TTFT": "ttft", "TPOT": "tpot", "E2E": "e2el"}
+    return msgspec.structs.replace(trace, measured={k: found[v] for k, v in names.items()}, source="made up")
+
+
+def write(path: Path, trace: Trace) -> Path:
+    outcome = simulate(MODEL, GPU, trace=trace, frontend="in-process")
+    path.write_text(rows_csv(outcome))
+    return path
+
+
+# ------------------------------------------------------------------ statistics
+
+
+def test_errors_by_hand() -> None:
+    e = errors(np.array([11.0, 18.0, 33.0, np.nan, 5.0]), np.array([10.0, 20.0, 30.0, 4.0, np.nan]))
+    assert e.requests == 3 and e.mape == pytest.approx(0.1) and e.median_ape == pytest.approx(0.1)
+    assert e.max_ape == pytest.approx(0.1) and e.bias == pytest.approx(0.1 / 3)
+    assert e.mean_error == pytest.approx(62 / 60 - 1) and e.measured_mean_ms == 20
+    assert e.pearson_r == pytest.approx(np.corrcoef([11, 18, 33], [10, 20, 30])[0, 1])
+    assert errors(np.array([2.0, 3.0]), np.array([1.0, 1.0])).pearson_r is None, "what does not vary has no correlation"
+    assert errors(np.array([1.0]), np.array([0.0])).requests == 0, "no error is relative to nothing"
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 1e4), st.floats(0.1, 1e4)), min_size=1, max_size=30))
+def test_errors_are_ordered(pairs: list[tuple[float, float]]) -> None:
+    e = errors(np.array([p for p, _ in pairs]), np.array([m for _, m in pairs]))
+    assert e.mape is not None and e.max_ape is not None and e.median_ape is not None and e.bias is not None
+    assert abs(e.bias) <= e.mape * (1 + 1e-9) and e.mape <= e.max_ape * (1 + 1e-9) and e.median_ape <= e.max_ape
+    assert e.pearson_r is None or -1 - 1e-9 <= e.pearson_r <= 1 + 1e-9
+
+
+def test_what_the_file_lacks_follows_from_the_rest() -> None:
+    tokens = {"input_tokens": np.array([5, 5]), "output_tokens": np.array([11, 1])}
+    found = truths(Trace(**tokens, measured={"TTFT": np.array([10.0, 20.0]), "E2E": np.array([60.0, 20.0])}))
+    assert found["tpot"][0] == 5 and np.isnan(found["tpot"][1])
+    found = truths(Trace(**tokens, measured={"TTFT": np.array([10.0, 20.0]), "TPOT": np.array([5.0, 9.0])}))
+    assert found["e2el"].tolist() == [60, 20] and np.isnan(found["tpot"][1])
+    with pytest.raises(BadFile, match="has no measurements: at least one of the columns TTFT, TPOT, E2E"):
+        truths(Trace(**tokens, source="x.csv"))
+
+
+# ------------------------------------------------------------------ replayed
+
+
+@pytest.mark.parametrize("trace", [TALK, ALONE], ids=["with arrivals", "one at a time"])
+def test_a_perfect_prediction_has_no_error(trace: Trace, tmp_path: Path) -> None:
+    found = validate(MODEL, GPU, measured=write(tmp_path / "rows.csv", trace))
+    assert max(e.max_ape or 0.0 for e in found.errors.values()) < 0.002, "but for the digits of the file"
+    assert set(found.errors) == {"ttft", "tpot", "e2el"}
+
+
+def test_the_front_end_stands_in_process_unless_told(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.csv", ALONE)
+    inside, outside = (validate(MODEL, GPU, measured=path, **w) for w in ({}, {"frontend": "http"}))
+    more = (outside.predicted["ttft"] - inside.predicted["ttft"]).mean()
+    assert more > 1 and (outside.errors["ttft"].bias or 0) > 0.01
+
+
+def test_json_has_both_sides(run: Command, tmp_path: Path) -> None:
+    path = write(tmp_path / "chat.csv", TALK)
+    ran = run("validate", MODEL, "--gpu", GPU, "--measured", str(tmp_path), "--json", "--goodput", "ttft:1e5")
+    found = ran.json
+    assert ran.code == 0 and found["schema"] == "inferometer.validate/1" and found["num_prompts"] == 40
+    keys = {"mape", "median_ape", "max_ape", "bias", "pearson_r"}
+    assert all(keys <= set(found["errors"][metric]) for metric in ("ttft", "tpot", "e2el"))
+    for key in ("mean_ttft_ms", "p99_tpot_ms", "median_e2el_ms", "completed", "duration", "request_throughput"):
+        assert found[key] == pytest.approx(found["measured"][key], rel=0.01), key
+    assert found["request_goodput"] == pytest.approx(found["request_throughput"])
+    again = run("validate", MODEL, "--gpu", GPU, "--measured", str(path), "--json", "--goodput", "ttft:1e5").json
+    assert again == found, "a folder stands for its chat.csv"
+
+
+def test_table_and_rows(run: Command, tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.csv", ALONE)
+    shown = run("validate", MODEL, "--gpu", GPU, "--measured", str(path))
+    assert shown.code == 0 and "time per output token" in shown.out and "rows.csv" in shown.out
+    rows = list(csv.DictReader(io.StringIO(run("validate", MODEL, "--gpu", GPU, "--measured", str(path), "--csv").out)))
+    assert len(rows) == 3 * 40 and {row["metric"] for row in rows} == {"ttft", "tpot", "e2el"}
+    assert all(abs(float(row["error"])) < 0.002 for row in rows if row["error"] != "nan")
+    out = tmp_path / "simulated.csv"
+    run("validate", MODEL, "--gpu", GPU, "--measured", str(path), "--requests-out", str(out))
+    assert len(list(csv.DictReader(out.open()))) == 40
+
+
+# ------------------------------------------------------------------ calibrations
+
+
+TRUTH = Calibration(prefill=1.3, decode=0.8, request=0.006)
+
+
+@pytest.mark.parametrize("trace", [TALK, ALONE], ids=["with arrivals", "one at a time"])
+def test_a_calibration_is_found_again(trace: Trace) -> None:
+    seen = measured(trace, TRUTH)
+    before = validate(MODEL, GPU, measured=seen)
+    fit = calibrate(lambda c: validate(MODEL, GPU, measured=seen, calibration=c), before)
+    found = fit.calibration
+    assert (found.prefill, found.decode) == (pytest.approx(1.3, rel=0.04), pytest.approx(0.8, rel=0.02))
+    assert found.request == pytest.approx(0.006, abs=0.001)
+    for metric in ("ttft", "tpot"):
+        assert (before.errors[metric].mape or 0) > 0.1 > 0.03 > (fit.after.errors[metric].mape or 1)
+        assert fit.unseen[metric] < 0.04, "and rows that were left out are as good"
+
+
+def test_outliers_do_not_move_it() -> None:
+    seen = measured(ALONE, TRUTH)
+    for column in seen.measured.values():
+        column[::13] *= 8
+    before = validate(MODEL, GPU, measured=seen)
+    fit = calibrate(lambda c: validate(MODEL, GPU, measured=seen, calibration=c), before)
+    assert (fit.calibration.prefill, fit.calibration.decode) == (
+        pytest.approx(1.3, rel=0.08), pytest.approx(0.8, rel=0.03),
+    )  # fmt: skip
+
+
+def test_few_rows_move_it_little_where_they_cannot_tell() -> None:
+    """One prompt's length does not tell a factor from a time per request: both move, and together they are right."""
+    one = Trace(input_tokens=np.array([2000, 2000]), output_tokens=np.array([1, 1]))
+    seen = measured(one, Calibration(prefill=1.5))
+    before = validate(MODEL, GPU, measured=seen)
+    fit = calibrate(lambda c: validate(MODEL, GPU, measured=seen, calibration=c), before)
+    assert fit.calibration.decode == pytest.approx(1.0, abs=1e-6), "nothing was said about answers"
+    assert (fit.after.errors["ttft"].mape or 1) < 0.02
+
+
+def test_the_file_goes_to_analyze_and_simulate(run: Command, tmp_path: Path) -> None:
+    seen = measured(ALONE, TRUTH)
+    rows = tmp_path / "seen.csv"
+    columns = zip(seen.input_tokens, seen.output_tokens, seen.measured["TTFT"], seen.measured["TPOT"], strict=True)
+    rows.write_text("input_tokens,output_tokens,TTFT,TPOT\n" + "".join(
+        f"{i},{o},{a},{'' if np.isnan(b) else b}\n" for i, o, a, b in columns))  # fmt: skip
+    mine = tmp_path / "mine.toml"
+    ran = run("validate", MODEL, "--gpu", GPU, "--measured", str(rows), "--write-calibration", str(mine), "--json")
+    assert ran.code == 0 and str(mine) in ran.err
+    told = ran.json["calibration"]
+    written = calibration(str(mine))
+    assert (written.model, written.gpu, written.engine, written.requests) == (MODEL, GPU, "vllm", 40)
+    assert written.decode == pytest.approx(told["decode"], rel=1e-4)
+    assert set(told["error"]["tpot"]) == {"before", "after", "unseen"}
+    plain, moved = (analyze(MODEL, GPU, output_len=200, **w) for w in ({}, {"calibration": str(mine)}))
+    assert moved.metrics.tpot_ms == pytest.approx((plain.metrics.tpot_ms or 0) * written.decode)
+    ops = moved.phases["decode"].ops
+    assert sum(op.seconds for op in ops) == pytest.approx(moved.phases["decode"].seconds)
+    assert moved.roofline == plain.roofline and not moved.warnings
+    words = ("--num-prompts", "5", "--input-len", "100", "--output-len", "50", "--request-rate", "0.1", "--json")
+    a, b = (run("simulate", MODEL, "--gpu", GPU, *words, *more).json for more in ((), ("--calibration", str(mine))))
+    assert b["mean_tpot_ms"] == pytest.approx(a["mean_tpot_ms"] * written.decode, rel=0.01)
+    other = run("analyze", "llama-3.1-8b", "--gpu", GPU, "--calibration", str(mine), "--json")
+    assert f"the calibration was made for {MODEL} on {GPU} with vllm" in other.err
+    shown = run("validate", MODEL, "--gpu", GPU, "--measured", str(rows), "--write-calibration", str(mine))
+    assert "decode × 0.8" in shown.out and "on unseen rows" in shown.out
+
+
+@given(st.floats(0.02, 50), st.floats(0.02, 50), st.floats(-1, 1), st.text(max_size=20))
+def test_a_calibration_file_is_read_as_it_was_written(a: float, b: float, c: float, words: str) -> None:
+    import tomllib
+
+    import msgspec
+
+    made = Calibration(prefill=a, decode=b, request=c, measured=words, error={"ttft": {"before": 0.1}})
+    read = msgspec.convert(tomllib.loads(as_toml(made)), Calibration)
+    assert (read.prefill, read.decode) == (pytest.approx(a, rel=1e-5), pytest.approx(b, rel=1e-5))
+    assert read.request == pytest.approx(c, rel=1e-5, abs=1e-12) and read.measured == words and read.error == made.error
+
+
+@pytest.mark.parametrize(("text", "sentence"), [
+    ("prefill = 0", "prefill must be a factor from 0.01 to 100, not 0"),
+    ("decode = 'fast'", "Expected `float`, got `str` - at `$.decode`"),
+    ("request = 1e9", "request must be from -60 to 60 s"),
+    ("speed = 2", "Object contains unknown field `speed`"),
+    ("prefill =", "is not valid TOML"),
+])  # fmt: skip
+def test_a_bad_calibration_is_one_sentence(run: Command, tmp_path: Path, text: str, sentence: str) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text(text)
+    ran = run("analyze", MODEL, "--calibration", str(path))
+    assert ran.code == 2 and sentence in ran.err and ran.err.count("\n") == 1
+
+
+# ------------------------------------------------------------------ memory
+
+
+MEMORY = ("Model,Platform,Input_Tokens,Output_Tokens,Weights (MB),KV Prefill (MB),KV Total (MB),KV Decode Delta (MB)\n"
+          "llama2_7b,RTX3090,4096,128,12852.51,2306.75,2376.76,70.01\n")  # fmt: skip
+
+
+def test_memory(run: Command, tmp_path: Path) -> None:
+    path = tmp_path / "kv.csv"
+    path.write_text(MEMORY)
+    held = {h.what: h for h in validate_memory("llama-2-7b", "rtx3090", measured=path)}
+    assert held["weights"].error == pytest.approx(0, abs=0.001)
+    assert held["kv_prefill"].predicted_bytes == 4096 * 2 * 32 * 4096 * 2, (
+        "tokens, keys and values, layers, width, bytes"
+    )
+    assert (
+        held["kv_total"].predicted_bytes - held["kv_prefill"].predicted_bytes == held["kv_decode_delta"].predicted_bytes
+    )
+    found = run("validate", "llama-2-7b", "--gpu", "rtx3090", "--memory", str(path), "--json").json["memory"]
+    assert [row["what"] for row in found] == list(held)
+    assert "weights" in run("validate", "llama-2-7b", "--gpu", "rtx3090", "--memory", str(path)).out
+    rows = csv.DictReader(io.StringIO(run("validate", "llama-2-7b", "--memory", str(path), "--csv").out))
+    assert len(list(rows)) == 4
+
+
+# ------------------------------------------------------------------ pictures
+
+
+def size(path: Path) -> tuple[int, int]:
+    """Width and height that a PNG file states."""
+    data = path.read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    wide, high = struct.unpack(">II", data[16:24])
+    return wide, high
+
+
+def test_pictures(run: Command, tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.csv", TALK)
+    folder = tmp_path / "plots"
+    ran = run("validate", MODEL, "--gpu", GPU, "--measured", str(path), "--plot", str(folder), "--json")
+    assert ran.code == 0 and ran.err.count("wrote ") == 4
+    sizes = {p.stem: size(p) for p in folder.iterdir()}
+    assert sizes == {"errors": (1905, 645), "values": (1905, 615), "scatter": (1905, 735), "breakdown": (1500, 1905)}
+    assert all(p.stat().st_size > 10_000 for p in folder.iterdir()), "something is drawn"
+
+
+def test_pictures_of_little(tmp_path: Path) -> None:
+    """One request, no TTFT, requests that failed: nothing breaks, and there is a file of each."""
+    from inferometer.views.validation import write_validation
+
+    one = Trace(input_tokens=np.array([50, 60]), output_tokens=np.array([1, 9]),
+                measured={"TPOT": np.array([np.nan, 4.0])})  # fmt: skip
+    found = compared(one, simulate(MODEL, GPU, trace=one))
+    assert len(write_validation(found, tmp_path, "x")) == 4
+    gone = Trace(input_tokens=np.array([50]), output_tokens=np.array([5]),
+                 measured={"TTFT": np.array([np.nan]), "E2E": np.array([np.nan])})  # fmt: skip
+    assert len(write_validation(compared(gone, simulate(MODEL, GPU, trace=gone)), tmp_path, "x")) == 4
+
+
+# ------------------------------------------------------------------ bad requests, and the real thing
+
+
+@pytest.mark.parametrize(("args", "sentence"), [
+    ([], "validate needs --measured FILE, --memory FILE or both"),
+    (["--memory", "kv.csv", "--plot", "x"], "--plot needs --measured FILE"),
+    (["--measured", "none.csv"], "there is no such file"),
+    (["--measured", "plain.csv"], "has no measurements"),
+    (["--memory", "plain.csv"], "measured memory has Input_Tokens, Output_Tokens and some of Weights (MB)"),
+    (["--measured", "rows.csv", "--write-calibration", "a.toml", "--calibration", "b.toml"],
+     "--write-calibration fits what is not calibrated yet"),
+    (["--measured", "rows.csv", "--calibration", "none.toml"], "no calibration file 'none.toml'"),
+    (["--measured", "rows.csv", "--gpu", "h10"], "unknown GPU 'h10'"),
+    (["--measured", "rows.csv", "--gpu", "h200,h100-sxm"], "validate looks at one GPU type at a time"),
+    (["--measured", "rows.csv", "--plot", ""], "--plot needs the name of a folder"),
+    (["--measured", "rows.csv", "--goodput", "ttft"], "--goodput takes pairs"),
+])  # fmt: skip
+def test_bad_requests_are_one_sentence(run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args: list[str],
+                                       sentence: str) -> None:  # fmt: skip
+    (tmp_path / "plain.csv").write_text("input_tokens,output_tokens\n5,5\n")
+    (tmp_path / "rows.csv").write_text("input_tokens,output_tokens,TTFT\n5,5,1\n")
+    (tmp_path / "kv.csv").write_text(MEMORY)
+    monkeypatch.chdir(tmp_path)
+    ran = run("validate", MODEL, *args)
+    assert ran.code == 2 and sentence in ran.err and ran.err.count("\n") == 1 and ran.out == ""
+
+
+def test_a_calibration_needs_something_to_fit() -> None:
+    only = Trace(input_tokens=np.array([50]), output_tokens=np.array([5]), measured={"E2E": np.array([40.0])})
+    before = compared(only, simulate(MODEL, GPU, trace=only))
+    with pytest.raises(BadValue, match="a calibration needs measured TTFT or TPOT"):
+        calibrate(lambda c: before, before)
+
+
+@pytest.mark.parametrize(("file", "model", "gpu"), [
+    ("rtx3090/llama2-7b_tp1_chat.csv", "llama-2-7b", "rtx3090"),
+    ("h200_vllm/llama-3.1-8b_chat_r4.csv", "llama-3.1-8b", "h200"),
+    ("h200_vllm/llama-3.1-8b_sum_r2.csv", "llama-3.1-8b", "h200"),
+])  # fmt: skip
+def test_real_servers(shared: Path, file: str, model: str, gpu: str) -> None:
+    found = validate(model, gpu, measured=shared / "measured" / file, max_num_seqs=256)
+    for metric in ("tpot", "e2el"):
+        assert abs(found.errors[metric].mean_error or 1) < 0.15 and (found.errors[metric].pearson_r or 0) > 0.8
+    assert abs(found.errors["ttft"].mean_error or 1) < 0.2
