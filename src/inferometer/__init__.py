@@ -12,16 +12,27 @@ from .errors import BadFile, BadValue, InferometerError, UnknownName
 from .report import Report
 
 if TYPE_CHECKING:
+    from .serving.metrics import metrics
+    from .serving.outcome import Outcome
+    from .serving.requests import Trace
+    from .serving.simulate import simulate
+    from .serving.synthetic import synthetic
+    from .serving.trace import read_trace
     from .training.report import TrainReport
     from .training.verb import train
+    from .validation import validate
 
 __version__ = "0.1.0"
 __all__ = [
-    "BadFile", "BadValue", "InferometerError", "Report", "TrainReport", "UnknownName", "__version__", "analyze",
-    "train",
+    "BadFile", "BadValue", "InferometerError", "Outcome", "Report", "Trace", "TrainReport", "UnknownName",
+    "__version__", "analyze", "metrics", "read_trace", "simulate", "synthetic", "train", "validate",
 ]  # fmt: skip
 
-_LATER = {"train": ".training.verb", "TrainReport": ".training.report"}  # loaded when they are asked for
+_LATER = {  # loaded when they are asked for
+    "Outcome": ".serving.outcome", "Trace": ".serving.requests", "TrainReport": ".training.report",
+    "metrics": ".serving.metrics", "read_trace": ".serving.trace", "simulate": ".serving.simulate",
+    "synthetic": ".serving.synthetic", "train": ".training.verb", "validate": ".validation",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -1,23 +1,17 @@
-"""The command line: one function per command, flags under the names people know from vLLM and its benchmarks.
-
-Exit codes: 0 done, 1 infeasible (the reason is in the result), 2 bad request.
-"""
+"""The flags that commands share, under the names people know from vLLM and its benchmarks."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import click
 
-from . import __version__
-from .errors import BadValue, InferometerError
+from ..errors import BadValue
 
 MODEL_HELP = (
     "MODEL: a catalogue name, a Hugging Face id, or the path of a config.json, its folder or a network's TOML file."
 )
-CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True}
 
 
 def options(*groups: list[Callable[[Any], Any]]) -> Callable[[Any], Any]:
@@ -41,8 +35,13 @@ WORKLOAD = [
     click.option("--images", metavar="NxHxW", help="Images in every request, for models that see: 1x896x896."),
     click.option("--usecase", help="Typical lengths, batch and beams by name: chatbot, summarization, code …"),
 ]
-MACHINE = [
-    click.option("--gpu", default="h100-sxm", help="A name, a TOML file, or name:key=value,… to change figures."),
+_GPU = "A name, a TOML file, or name:key=value,… to change figures."
+_FRONTEND = "Where the clock stands: in-process, or at an http client."
+DEVICE = [
+    click.option("--gpu", default="h100-sxm", help=_GPU),
+    click.option("--frontend", default="in-process", help=_FRONTEND),
+]
+LAYOUT = [
     click.option("--engine", help="vllm, sglang, trtllm, hf, or roofline: the speed of light.  [default: vllm]"),
     click.option("-tp", "--tensor-parallel-size", type=int, default=1, help="GPUs that share every layer."),
     click.option("-pp", "--pipeline-parallel-size", type=int, default=1, help="Stages that share the layers."),
@@ -56,7 +55,19 @@ MACHINE = [
     click.option("--overlap", type=float, default=0.0, help="Share of communication that runs behind computing."),
     click.option("--interconnect", help="Which link joins the GPUs: nvlink, pcie …  [default: the device's best]"),
     click.option("--efficiency", metavar="X", help="Share of peak: 0.6, or flops=0.7,hbm=0.85,intra=0.8,inter=0.7."),
-    click.option("--frontend", default="in-process", help="Where the clock stands: in-process, or at an http client."),
+    click.option("--profile", metavar="FILE", help="Kernels that inferometer profile measured or imported."),
+    click.option("--calibration", metavar="FILE", help="What validate --write-calibration made of your measurements."),
+]
+MACHINE = [*DEVICE, *LAYOUT]
+SERVER = [
+    click.option("--gpu", default="h100-sxm", help=_GPU),
+    click.option("--frontend", default="http", help=_FRONTEND),
+    *LAYOUT,
+]
+LIVE = [
+    click.option("--gpu", help="Compare with what is predicted for it.  [default: measure only]"),
+    click.option("--frontend", default="http", help=_FRONTEND),
+    *LAYOUT,
 ]
 METHODS = [
     click.option("--speculative-config", metavar="JSON", help='{"method": "mtp", "num_speculative_tokens": 1, …}'),
@@ -138,198 +149,11 @@ OUTPUT = [
 ]
 
 
-@click.group(context_settings=CONTEXT)
-@click.version_option(__version__, prog_name="inferometer")
-def app() -> None:
-    """Predicts, explains, measures and plans LLM inference."""
-
-
-@app.command(epilog=MODEL_HELP)
-@click.argument("model")
-@options(WORKLOAD, MACHINE, METHODS, NUMBERS, ENGINE)
-@click.option("--phase", default="all", help="prefill, decode or all.")
-@click.option("--explain", metavar="OP", help="One operator: formulas, values put in, origin of its efficiency.")
-@click.option(
-    "--plot", metavar="DIR", callback=named, help="Write distributions, roofline, memory and the structure graph there."
-)
-@click.option("--all-ops", is_flag=True, help="Show operators with next to no time, too.")
-@options(OUTPUT)
-def analyze(model: str, explain: str | None, plot: str | None, all_ops: bool, as_json: bool, as_csv: bool,
-            output: str | None, phase: str, **words: Any) -> int:  # fmt: skip
-    """What one plan does, and why: latency, throughput, memory, cost, every operator."""
-    import msgspec
-
-    from .analyze import possible, report_of
-    from .request import request
-
-    if explain is not None and (as_csv or plot is not None):
-        raise BadValue(f"--explain is text or --json; it cannot be combined with {'--csv' if as_csv else '--plot'}")
-    asked = request(model, one_gpu("analyze", words.pop("gpu")), **words)
-    possible(asked, phase)
-    if explain is not None:
-        from .explain import explain as why
-
-        found = why(asked, explain, phase)
-        if as_json:
-            deliver(msgspec.json.format(msgspec.json.encode(found), indent=1), output)
-        else:
-            from .views import terminal
-
-            show_rich(terminal.explanation(found), output)
-        return 0
-    report = report_of(asked, phase)
-    if plot is not None:
-        from .views.plots import write_plots
-
-        for path in write_plots(report, plot, asked.model):
-            click.echo(f"wrote {path}", err=True)
-    if as_json:
-        deliver(report.to_json(), output)
-    elif as_csv:
-        deliver(report.to_csv(), output)
-    else:
-        from .views import terminal
-
-        show_rich(terminal.analysis(report, all_ops), output)
-    if as_json or as_csv:
-        for warning in report.warnings:
-            click.echo(f"warning: {warning}", err=True)
-        if not report.feasible:
-            click.echo(f"infeasible: {report.reason}", err=True)
-    return 0 if report.feasible else 1
-
-
-@app.command(epilog=MODEL_HELP)
-@click.argument("model")
-@options(TRAINING)
-@click.option("--all-ops", is_flag=True, help="Show operators with next to no time, too.")
-@options(OUTPUT)
-def train(model: str, all_ops: bool, as_json: bool, as_csv: bool, output: str | None, **words: Any) -> int:
-    """What training costs: step time, memory, utilization, days and dollars, every operator forward and back."""
-    from .training.verb import train as priced
-
-    report = priced(model, one_gpu("train", words.pop("gpu")), **words)
-    if as_json or as_csv:
-        deliver(report.to_json() if as_json else report.to_csv(), output)
-        for warning in report.warnings:
-            click.echo(f"warning: {warning}", err=True)
-        if not report.feasible:
-            click.echo(f"infeasible: {report.reason}", err=True)
-    else:
-        from .views.training import training
-
-        show_rich(training(report, all_ops), output)
-    return 0 if report.feasible else 1
-
-
-@app.command()
-@click.option("--kernels", is_flag=True, help="Time kernels by shape: products, attention, experts, norms, copies.")
-@click.option("--budget", default="10m", help="Time to spend: 90s, 10m, 1h; the most telling shapes come first.")
-@click.option("--device", default="cuda", help="cuda or cpu.")
-@click.option("-o", "--output", metavar="FILE", default="kernels.csv", help="Rows are added to what it has.")
-def profile(kernels: bool, budget: str, device: str, output: str) -> int:
-    """Measure this machine: one row per kernel shape, resumed where an earlier run stopped."""
-    from .measure.campaign import profile_kernels
-
-    if not kernels:
-        raise BadValue("profile measures kernels: give --kernels")
-    profile_kernels(output, budget, device, lambda line: click.echo(line, err=True))
-    return 0
-
-
-@app.command()
-@click.argument("kind", metavar="models|hardware|engines|precisions|usecases|families")
-@click.argument("name", required=False)
-@options(OUTPUT)
-def show(kind: str, name: str | None, as_json: bool, as_csv: bool, output: str | None) -> int:
-    """What the catalogue holds: all of a kind, or everything about one NAME."""
-    from .views.listing import KINDS, detail, listing, shown
-
-    if kind not in KINDS:
-        from .errors import UnknownName
-
-        raise UnknownName("list", kind, KINDS)
-    rows = [detail(kind, name)] if name else listing(kind)
-    if as_json:
-        import msgspec
-
-        deliver(msgspec.json.format(msgspec.json.encode(rows[0] if name else rows), indent=1), output)
-    elif as_csv:
-        deliver(table_csv(rows), output)
-    elif name:
-        from .catalog import flat
-
-        deliver("".join(f"{k} = {shown(k, v)}\n" for k, v in flat(rows[0]).items()), output)
-    else:
-        from .views.columns import plain_table
-
-        deliver(plain_table(rows, shown), output)
-    return 0
-
-
 def one_gpu(verb: str, text: str) -> str:
     """The only GPU of a list: ``one_gpu("analyze", "h100-sxm,")  # 'h100-sxm'``"""
-    from .catalog import split_gpus
+    from ..catalog import split_gpus
 
     found = split_gpus(text)
     if len(found) > 1:
         raise BadValue(f"{verb} looks at one GPU type at a time; give one name to --gpu")
     return found[0]
-
-
-def table_csv(rows: list[dict[str, Any]]) -> str:
-    """Rows as CSV text."""
-    import csv
-    import io
-
-    out = io.StringIO()
-    writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue()
-
-
-def deliver(data: str | bytes, output: str | None) -> None:
-    """To a file if one was named, else to stdout."""
-    if output is not None:
-        from .views.files import write
-
-        click.echo(f"wrote {write(output, data)}", err=True)
-    else:
-        text = data.decode() if isinstance(data, bytes) else data
-        click.echo(text, nl=not text.endswith("\n"))
-
-
-def show_rich(renderable: Any, output: str | None) -> None:
-    """A rich renderable, as text into a file or in colour to the terminal."""
-    from .views import terminal
-
-    screen = terminal.console()
-    if output is not None:
-        with screen.capture() as captured:
-            screen.print(renderable)
-        deliver(captured.get(), output)
-    else:
-        screen.print(renderable)
-
-
-def main(args: list[str] | None = None) -> None:
-    """Run a command; every error of the request is one sentence on stderr and exit code 2."""
-    try:
-        code = app.main(args=args, prog_name="inferometer", standalone_mode=False)
-    except InferometerError as error:
-        click.echo(f"inferometer: {error}", err=True)
-        code = 2
-    except click.ClickException as error:
-        click.echo(f"inferometer: {error.format_message()}", err=True)
-        code = 2
-    except click.Abort:
-        code = 130
-    except BrokenPipeError:  # the reader (head, less) went away: nothing is wrong
-        sys.stderr.close()
-        code = 0
-    sys.exit(code if isinstance(code, int) else 0)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,66 @@
+"""``inferometer analyze``: the main job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ..errors import BadValue
+from .options import ENGINE, MACHINE, METHODS, MODEL_HELP, NUMBERS, OUTPUT, WORKLOAD, named, one_gpu, options
+from .output import deliver, show_rich
+
+
+@click.command(epilog=MODEL_HELP)
+@click.argument("model")
+@options(WORKLOAD, MACHINE, METHODS, NUMBERS, ENGINE)
+@click.option("--phase", default="all", help="prefill, decode or all.")
+@click.option("--explain", metavar="OP", help="One operator: formulas, values put in, origin of its efficiency.")
+@click.option(
+    "--plot", metavar="DIR", callback=named, help="Write distributions, roofline, memory and the structure graph there."
+)
+@click.option("--all-ops", is_flag=True, help="Show operators with next to no time, too.")
+@options(OUTPUT)
+def analyze(model: str, explain: str | None, plot: str | None, all_ops: bool, as_json: bool, as_csv: bool,
+            output: str | None, phase: str, **words: Any) -> int:  # fmt: skip
+    """What one plan does, and why: latency, throughput, memory, cost, every operator."""
+    import msgspec
+
+    from ..analyze import possible, report_of
+    from ..request import request
+
+    if explain is not None and (as_csv or plot is not None):
+        raise BadValue(f"--explain is text or --json; it cannot be combined with {'--csv' if as_csv else '--plot'}")
+    asked = request(model, one_gpu("analyze", words.pop("gpu")), **words)
+    possible(asked, phase)
+    if explain is not None:
+        from ..explain import explain as why
+
+        found = why(asked, explain, phase)
+        if as_json:
+            deliver(msgspec.json.format(msgspec.json.encode(found), indent=1), output)
+        else:
+            from ..views import terminal
+
+            show_rich(terminal.explanation(found), output)
+        return 0
+    report = report_of(asked, phase)
+    if plot is not None:
+        from ..views.plots import write_plots
+
+        for path in write_plots(report, plot, asked.model):
+            click.echo(f"wrote {path}", err=True)
+    if as_json:
+        deliver(report.to_json(), output)
+    elif as_csv:
+        deliver(report.to_csv(), output)
+    else:
+        from ..views import terminal
+
+        show_rich(terminal.analysis(report, all_ops), output)
+    if as_json or as_csv:
+        for warning in report.warnings:
+            click.echo(f"warning: {warning}", err=True)
+        if not report.feasible:
+            click.echo(f"infeasible: {report.reason}", err=True)
+    return 0 if report.feasible else 1

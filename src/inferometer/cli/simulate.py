@@ -1,0 +1,167 @@
+"""``inferometer simulate``: requests through an engine, step by step."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import click
+
+from ..errors import BadValue
+from .options import ENGINE, METHODS, MODEL_HELP, NUMBERS, OUTPUT, SERVER, named, one_gpu, options
+from .output import deliver, show_rich
+from .traffic import TRAFFIC, traffic
+
+SERVING = [
+    click.option("--scheduler", help="vllm, sarathi, prefill_first, or static batches.  [default: the engine's]"),
+    click.option("--policy", default="fcfs", help="Who comes first: fcfs, or priority (a column of the trace)."),
+    click.option("--enable-prefix-caching/--no-enable-prefix-caching", default=None,
+                 help="Keep the cache of prompts for those that begin alike.  [default: the engine's]"),
+    click.option("--long-prefill-token-threshold", type=int, default=0, help="Longest piece of a prompt; 0: no limit."),
+    click.option("--num-gpu-blocks-override", type=int, help="KV blocks of a replica.  [default: what fits]"),
+    click.option("--router", default="round_robin", help="Which replica (-dp) gets a request: round_robin, "
+                 "least_loaded, prefix_aware."),
+    click.option("--prefill-replicas", type=int, help="Read prompts on replicas of their own: so many of them."),
+    click.option("--decode-replicas", type=int, help="Write answers on replicas of their own: so many of them."),
+    click.option("--pool", "pools", multiple=True, metavar="KEY=VALUE,…", help="Replicas that differ, one flag each: "
+                 "gpu=h200,replicas=2,role=prefill,tensor_parallel_size=2."),
+]  # fmt: skip
+RESULTS = [
+    click.option("--goodput", multiple=True, metavar="METRIC:MS", help="What a good request keeps: ttft:500,tpot:50."),
+    click.option("--find-capacity", is_flag=True, help="Find the highest --request-rate at which --goodput holds."),
+    click.option("--goodput-share", type=float, default=0.9, help="Of the requests that must keep the limits then."),
+    click.option("--backend", default="processes", help="Where its simulations run: processes, dask or ray."),
+    click.option("--backend-address", help="A Dask or Ray cluster to use.  [default: one on this machine]"),
+    click.option("--jobs", type=int, help="Its simulations at a time.  [default: one per core]"),
+    click.option("--requests-out", metavar="FILE", callback=named, help="One CSV row per request."),
+    click.option("--plot", metavar="DIR", callback=named, help="Write the engine over time, and latencies, there."),
+    click.option("--chrome-trace", metavar="FILE", callback=named, help="Events for chrome://tracing or Perfetto."),
+]
+_SERVED = ("scheduler", "policy", "enable_prefix_caching", "long_prefill_token_threshold", "num_gpu_blocks_override",
+           "router", "prefill_replicas", "decode_replicas")  # fmt: skip
+
+
+@click.command(epilog=MODEL_HELP)
+@click.argument("model")
+@options(TRAFFIC, SERVING, RESULTS, SERVER, METHODS, NUMBERS, ENGINE, OUTPUT)
+def simulate(model: str, gpu: str, goodput: tuple[str, ...], find_capacity: bool, pools: tuple[str, ...],
+             max_concurrency: int | None, as_json: bool, as_csv: bool, output: str | None,
+             **words: Any) -> int:  # fmt: skip
+    """Serve a trace, or requests made up, and say what every request and the whole run come to."""
+    from ..serving.metrics import objectives
+
+    device, goals = one_gpu("simulate", gpu), objectives(goodput)
+    files = {key: words.pop(key) for key in ("requests_out", "plot", "chrome_trace")}
+    served = {key: words.pop(key) for key in _SERVED}
+    served |= {"max_concurrency": max_concurrency, "pools": [_pool(text) for text in pools] or None}
+    search = {key: words.pop(key) for key in ("goodput_share", "backend", "backend_address", "jobs")}
+    if find_capacity:
+        from .capacity import capacity
+
+        for key, value in files.items():
+            if value is not None:
+                raise BadValue(f"--find-capacity runs many simulations: --{key.replace('_', '-')} is of one")
+        return capacity(model, device, goals, search, words, served, (as_json, as_csv, output))
+    about = {key: words[key] for key in ("request_rate", "burstiness", "seed")}
+    trace, source = traffic(words, max_concurrency)
+    result, outcome = _served(model, device, trace, source, goals, served, words)
+    result |= {**about, "max_concurrency": max_concurrency}
+    _files(outcome, result, goals, files)
+    if as_json:
+        import msgspec
+
+        deliver(msgspec.json.format(msgspec.json.encode(result), indent=1), output)
+    elif as_csv:
+        from ..views.requests import rows_csv
+
+        deliver(rows_csv(outcome), output)
+    else:
+        from ..views.serving import run
+
+        show_rich(run(result, outcome.series), output)
+    if as_json or as_csv:
+        for warning in result["warnings"]:
+            click.echo(f"warning: {warning}", err=True)
+        if not result["completed"]:
+            click.echo(f"infeasible: {result['reason'] or 'every request was rejected'}", err=True)
+    return 0 if result["completed"] else 1
+
+
+def _served(model: str, gpu: str, trace: Any, source: str, goals: dict[str, float], served: dict[str, Any],
+            words: dict[str, Any]) -> tuple[dict[str, Any], Any]:  # fmt: skip
+    """Run the simulation and sum it up."""
+    from ..catalog import engine
+    from ..serving.metrics import metrics
+    from ..serving.simulate import simulate as serve
+    from .about import described
+    from .progress import progress
+
+    result = {"schema": "inferometer.simulate/1", **described(model, gpu, words, source, len(trace))}
+    with progress("simulating", len(trace)) as reached:
+        outcome = serve(model, gpu, trace=trace, progress=lambda done, _: reached(done), **served, **words)
+    result |= metrics(outcome, goals)
+    used = outcome.series.get("kv_used", ())
+    result |= {
+        "goodput": goals or None, "policy": served["policy"],
+        "scheduler": served["scheduler"] or engine(words["engine"] or "vllm").scheduler,
+        "prefix_cache_hit_rate": outcome.prefix_hit_rate, "preemptions": int(outcome.preemptions.sum()),
+        "kv_cache_tokens": outcome.kv_cache_tokens, "max_kv_cache_usage": float(max(used)) if len(used) else None,
+        "steps": outcome.steps, "reason": outcome.reason,
+        "rejection_reasons": _reasons(outcome.rejected),
+        "warnings": list(dict.fromkeys([*result["warnings"], *outcome.warnings])),
+    }  # fmt: skip
+    return result, outcome
+
+
+def _reasons(rejected: dict[int, str]) -> dict[str, int]:
+    """Each kind of reason with how often it was given; those that differ by numbers only are one, told by the first."""
+    kinds: dict[str, list[str]] = {}
+    for reason in rejected.values():
+        kinds.setdefault(re.sub(r"\d[\d,]*", "", reason), []).append(reason)
+    return {given[0]: len(given) for given in sorted(kinds.values(), key=len, reverse=True)}
+
+
+def _files(outcome: Any, result: dict[str, Any], goals: dict[str, float], files: dict[str, str | None]) -> None:
+    """Rows, pictures and events, each where it was asked for."""
+    from ..views.files import write
+
+    made: list[Any] = []
+    if files["requests_out"] is not None:
+        from ..views.requests import rows_csv
+
+        made.append(write(files["requests_out"], rows_csv(outcome)))
+    if files["chrome_trace"] is not None:
+        from ..views.requests import EVENTS, chrome_trace
+
+        made.append(write(files["chrome_trace"], chrome_trace(outcome)))
+        if len(outcome.arrival_s) > EVENTS:
+            click.echo(f"the chrome trace shows the first {EVENTS:,} requests", err=True)
+    if files["plot"] is not None and result["completed"]:
+        from ..views.serving import header
+        from ..views.timeline import write_timeline
+
+        made += write_timeline(outcome, files["plot"], header(result), goals)
+    for path in made:
+        click.echo(f"wrote {path}", err=True)
+
+
+def _pool(text: str) -> dict[str, Any]:
+    """``gpu=h200,replicas=2``: words are words, numbers are numbers."""
+    found: dict[str, Any] = {}
+    for piece in text.split(","):
+        key, sign, value = piece.partition("=")
+        if not sign or not key.strip():
+            raise BadValue(f"--pool takes pairs such as gpu=h200,replicas=2, not {text!r}")
+        found[key.strip().replace("-", "_")] = _value(value.strip())
+    return found
+
+
+def _value(text: str) -> Any:
+    if text in ("true", "false"):
+        return text == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
