@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin
 READY := $(VENV)/.ready
+TESTS := $(VENV)/.tests-ready
+TORCH ?= torch==2.13.0  # `make test TORCH=` leaves it out: the tests that measure layers and kernels then skip
 
 .PHONY: demo test lint types check bench clean
 
@@ -11,26 +13,31 @@ demo: $(READY)
 
 test: lint types check
 
-lint: $(READY)
+lint: $(TESTS)
 	$(RUN)/ruff check src tests benchmarks
 	$(RUN)/ruff format --check src tests benchmarks
 
-types: $(READY)
+types: $(TESTS)
 	$(RUN)/mypy
 
-check: $(READY)
+check: $(TESTS)
 	$(RUN)/pytest
 
-bench: $(READY)
+bench: $(TESTS)
 	$(RUN)/python benchmarks/cold_start.py
 	$(RUN)/python benchmarks/points_per_second.py
+	$(RUN)/python benchmarks/serving_speed.py
 
 $(READY): pyproject.toml
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'inferometer needs Python 3.11 or newer')"
 	$(PYTHON) -m venv $(VENV)
-	$(RUN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(RUN)/python -m pip install --quiet --disable-pip-version-check -e .
 	$(RUN)/python -m compileall -q src/inferometer  # as an ordinary installation would
 	touch $(READY)
+
+$(TESTS): $(READY)
+	$(RUN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' $(if $(strip $(TORCH)),$(strip $(TORCH)) transformers)
+	touch $(TESTS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

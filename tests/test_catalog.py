@@ -106,7 +106,8 @@ def test_engines_of_the_contract() -> None:
         for kind, kernel in engine.kernels.items():
             assert 0 < kernel.flops <= 1 and 0 < kernel.hbm <= 1 and 0 < kernel.link <= 1, (name, kind)
             assert kernel.fixed >= 0 and kernel.source, (name, kind)
-        for key in ("step_overhead", "launch_floor", "request_overhead", "http_overhead", "memory_reserve"):
+        for key in ("step_overhead", "step_floor", "launch", "graph_sizes", "request_overhead", "http_overhead",
+                    "memory_reserve"):  # fmt: skip
             assert not getattr(engine, key) or key in engine.source, f"{name}: {key} has no source"
 
 

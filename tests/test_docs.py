@@ -17,7 +17,7 @@ import pytest
 from conftest import ROOT, Ran
 
 from inferometer import analyze, catalog, models
-from inferometer.cli import app
+from inferometer.cli import COMMANDS, app
 from inferometer.memory import parameters
 from inferometer.operators import KINDS
 
@@ -68,12 +68,13 @@ def commands(example: Example) -> Iterator[Command]:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder to run examples in, with the files that the pages show (their first line is their name)."""
-    for example in examples("toml"):
-        title = re.match(r"# (\S+\.toml)\n", example.text)
+    for example in examples("toml", "csv"):
+        title = re.match(r"# (\S+\.(?:toml|csv))\n", example.text)
         if title:
             path = tmp_path / title[1]
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(example.text, encoding="utf-8")
+            table = example.language == "csv"  # which has no comments: its first line is not in the file
+            path.write_text(example.text[title.end() :] if table else example.text, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -81,12 +82,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # ------------------------------------------------------------------ flags and links
 
 
-@pytest.mark.parametrize("command", sorted(app.commands))
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_flag_is_documented(command: str) -> None:
     words = "\n".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md"))
-    flags = [
-        f for p in app.commands[command].params if isinstance(p, click.Option) for f in (*p.opts, *p.secondary_opts)
-    ]
+    found = app.get_command(click.Context(app), command)
+    assert found is not None
+    flags = [f for p in found.params if isinstance(p, click.Option) for f in (*p.opts, *p.secondary_opts)]
     missing = [flag for flag in flags if not re.search(rf"(?<![\w-]){re.escape(flag)}(?![\w-])", words)]
     assert not missing, f"docs/*.md do not mention {missing} of inferometer {command}"
     assert f"inferometer {command}" in words

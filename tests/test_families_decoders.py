@@ -154,7 +154,7 @@ def step(m: Model, *groups: Group) -> dict[str, Any]:
     """The names of a step in 16 bit on one device."""
     names = {f"{role}_{what}_bytes": 2 for role in ("attn", "mlp", "experts", "shared", "router", "head", "embed")
              for what in ("weight", "input")}  # fmt: skip
-    names |= {"act_bytes": 2, "kv_bytes": 2, "norm_bytes": 2, "state_bytes": 4, "eager": 0, "unfused": 1}
+    names |= {"act_bytes": 2, "kv_bytes": 2, "norm_bytes": 2, "state_bytes": 4, "eager": 0, "unfused": 1, "alike": 1}
     sums = Step(groups).sums(m.spans)
     return {**names, **sums, "moe_tokens": sums["tokens"], "routing_skew": 0}
 

@@ -61,7 +61,7 @@ def test_explain_shows_formula_values_and_origin(run: Run) -> None:
     flops = next(line for line in decode["lines"] if line["quantity"] == "flops")
     assert flops["result"] == 2 * 4096 * (4096 + 2 * 1024)
     assert flops["values"]["hidden_size"] == 4096 and "hidden_size" in flops["formula"]
-    assert decode["origin"] == "assumed" and decode["note"] and decode["count"] == 32
+    assert decode["origin"] == "fitted" and decode["note"] and decode["count"] == 32
     op = next(o for o in run("analyze", MODEL, "--json").json["phases"]["decode"]["ops"] if o["name"] == "qkv_proj")
     assert decode["seconds"] * decode["count"] == pytest.approx(op["seconds"])
     assert "hidden_size" in run("analyze", MODEL, "--explain", "qkv_proj").out
