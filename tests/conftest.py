@@ -12,11 +12,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from hypothesis import settings
 
 from inferometer import Report, analyze
 from inferometer.cli import main
 
 ROOT = Path(__file__).parent.parent
+settings.register_profile("ci", derandomize=True)  # the same examples every time; elsewhere new ones are tried
+if os.environ.get("CI"):
+    settings.load_profile("ci")
 
 
 class Ran(NamedTuple):
