@@ -13,7 +13,7 @@ import pytest
 from conftest import command
 from imports import Rows, aic, stats, table, take
 
-from inferometer import BadFile, BadValue, UnknownName
+from inferometer import BadFile, BadValue, UnknownName, profile
 from inferometer.measure import devices
 from inferometer.measure.readers import formats
 from inferometer.measure.tables import import_tables
@@ -156,7 +156,7 @@ def test_the_output_is_named_after_the_table(tmp_path: Path, monkeypatch: pytest
     ("text", "name"),
     [("NVIDIA H100 80GB HBM3", "h100-sxm"), ("NVIDIA A100-SXM4-40GB", "a100-sxm-40gb"),
      ("NVIDIA H100 PCIe", "h100-pcie"),
-     ("NVIDIA GeForce RTX 4090", "rtx4090"), ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000"),
+     ("NVIDIA GeForce RTX 4090", "rtx4090"), ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000-server"),
      ("NVIDIA B300 SXM6 AC", "b300"), ("AMD Instinct MI300X", "mi300x"), ("h200_sxm", "h200"), ("RTX3090", "rtx3090"),
      ("h100_dgx", "h100-sxm"), ("my laptop", None), ("", None)],
 )  # fmt: skip
@@ -200,3 +200,15 @@ def test_real_tables(tmp_path: Path, shared: Path, name: str, kinds: set[str], i
     assert {row["kind"] for row in rows} == kinds and len(rows) == counts["imported"]
     marked = {row["dtype"] for row in rows if "!floor" in row["source"]}
     assert not marked or marked == ({"fp8-block"} if "gemm" in name else {"bf16"})
+
+
+def test_from_python(tmp_path: Path) -> None:
+    said: list[str] = []
+    output = tmp_path / "k.csv"
+    path = table(tmp_path / "gemm_perf.csv", gemm())
+    assert profile(tables=str(path), output=str(output), say=said.append)["imported"] == 1 and said
+    assert "m=1 n=64 k=64" in output.read_text()
+    for words, sentence in (({}, "not nothing"), ({"model": "llama-3.1-8b", "kernels": True}, "not a model and kern"),
+                            ({"tables": str(path), "repeat": 5}, "repeat belongs to the layers of a mod")):  # fmt: skip
+        with pytest.raises(BadValue, match=sentence):
+            profile(**words)

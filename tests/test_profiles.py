@@ -20,6 +20,7 @@ from inferometer.profiles.measured import profile_of, read_rows
 from inferometer.profiles.rows import figures
 from inferometer.profiles.shapes import SHAPES, head_sheet
 from inferometer.profiles.shelf import read, relatives, shipped
+from inferometer.request import request
 from inferometer.spec import Plan
 from inferometer.steps import Group, Step
 from inferometer.symbols import evaluate
@@ -80,6 +81,25 @@ def test_shapes_that_were_not_measured_are_fitted_and_other_generations_assumed(
 
     assert origins("h100-sxm") == {"fitted"} and origins("rtx4090") == {"fitted"}
     assert origins("t4") == {"assumed"} and origins("mi300x") == {"assumed"}
+
+
+def test_a_format_of_its_own_comes_before_one_like_it() -> None:
+    """Experts in 4 bits on an H200: vLLM's are on the shelf, and so are bf16 ones that were measured here."""
+    assert "w4a16" not in read("h200", "measured").fitted["moe"]  # type: ignore[union-attr]
+    rows = step_rows(setup_of("kimi-k2.5", tensor_parallel_size=8, quantization="w4a16"), decoding(64, 1024))
+    moe = next(row for row in rows if row.op.kind == "moe")
+    assert 310e-6 < float(moe.seconds) < 470e-6, "313 to 466 µs in the table of vLLM 0.24, by how experts are chosen"
+
+
+def test_graphs_may_reach_further() -> None:
+    usual, wide = (request("gpt-oss-120b", max_cudagraph_capture_size=size).engine for size in (None, 2048))
+    assert usual.graph_tokens == 512 and wide.graph_tokens == 2048
+    assert overhead.padded(wide, 1025.0) == 1040 and overhead.padded(wide, 100.0) == overhead.padded(usual, 100.0)
+    short = request("gpt-oss-120b", max_cudagraph_capture_size=12).engine
+    assert overhead.padded(short, 9.0) == 16 and overhead.padded(short, 13.0) == 13
+    few, many = (analyze("gpt-oss-120b", "h200", tensor_parallel_size=8, max_cudagraph_capture_size=size).metrics
+                 for size in (512, 2048))  # fmt: skip
+    assert few.ttft_ms and many.ttft_ms and many.ttft_ms < few.ttft_ms / 1.5, "launches of 36 layers are saved"
 
 
 def test_relatives_come_in_order() -> None:
@@ -228,3 +248,29 @@ def test_the_shelf_is_whole() -> None:
                 for sheet, grid in sheets.items():
                     assert len(grid.values) == math.prod(map(len, grid.axes)), (device, whose, kind, sheet)
                     assert all(axis == sorted(set(axis)) for axis in grid.axes) and max(map(abs, grid.values)) < 9
+
+
+def test_a_card_with_curves_and_no_surfaces_borrows_the_others() -> None:
+    """The RTX 4090: shapes that were timed are met; for others an L40S's kernels stand in, at this card's speed."""
+    own, other = (
+        {row.op.name: row for row in step_rows(setup_of(model, "rtx4090"), decoding(32, 1024)) if row.seconds}
+        for model in ("llama-3.1-8b", "qwen3-8b")
+    )
+    timed = {"qkv_proj": 60.817e-6, "gate_up_proj": 271.747e-6, "lm_head": 1190.84e-6, "attention": 181.391e-6}
+    for name, seconds in timed.items():
+        assert own[name].seconds == pytest.approx(seconds, rel=0.003) and own[name].origin == "measured"
+    assert other["gate_up_proj"].origin == "fitted" and "rtx4090" not in shipped()
+    bandwidth = 2 * 4096 * 24576 / other["gate_up_proj"].seconds
+    assert 0.75 < bandwidth / catalog.hardware("rtx4090").memory_bandwidth < 0.95
+
+
+def test_ones_own_rows_take_the_place_of_a_guessed_share(tmp_path: Path) -> None:
+    """Surfaces that lie where the rows do need no further correction, whatever share of its peaks a card reaches."""
+    path = tmp_path / "mine.csv"
+    path.write_text(HEAD + "".join(f"linear,bf16,m={m} n=8192 k=4096,{3e-4 * m / 1024:.3e},me\n" for m in (2048, 4096)))
+    near = [
+        next(op.seconds for op in analyze("llama-3.1-8b", gpu=f"rtx4090:reach_flops={share}", input_len=2048,
+                                          profile=str(path)).phases["prefill"].ops if op.name == "qkv_proj")
+        for share in (0.5, 1.0)
+    ]  # fmt: skip
+    assert near[0] == near[1]

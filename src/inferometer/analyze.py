@@ -9,11 +9,13 @@ import msgspec
 from . import catalog, memory, parallel, profiles, timing
 from .errors import BadValue, UnknownName
 from .evaluate import Setup
+from .figures import front_end, rated
+from .footprint import cache_offloaded, memory_table
 from .insight import fits_with, limits
 from .report import Metrics, ModelInfo, Report, Roofline, TurnRow
 from .request import Request, request
 from .spec import Engine, Workload
-from .tables import cache_offloaded, memory_table, phase_tables
+from .tables import phase_tables
 from .talk import Talk, conversation, prompt_seconds, token_seconds
 
 PHASES = ("prefill", "decode", "all")
@@ -50,8 +52,8 @@ def report_of(asked: Request, phase: str = "all") -> Report:
     setup = cache_offloaded(setup, talk)
     priced = phase_tables(setup, talk, phase, _decodes(talk, phase))
     held = memory_table(setup, talk)
-    metrics, turns = _figures(setup, work, phase)
-    bound, _ = _figures(_perfect(setup), work, phase)
+    metrics, turns = metrics_of(setup, work, phase)
+    bound, _ = metrics_of(_perfect(setup), work, phase)
     fits = held.total_bytes <= held.usable_bytes
     reason = illegal or (None if fits else fits_with(asked, setup, held))
     report = Report(
@@ -68,13 +70,13 @@ def report_of(asked: Request, phase: str = "all") -> Report:
         memory=held,
         phases=priced,
         turns=turns,
-        warnings=[*asked.warnings, *_doubts(asked), *setup.notes],
+        warnings=[*asked.warnings, *doubts(asked), *setup.notes],
     )  # fmt: skip
     report.summary = limits(asked, setup, report)
     return report
 
 
-def _doubts(asked: Request) -> list[str]:
+def doubts(asked: Request) -> list[str]:
     """What holds for another device than the one that it was seen on."""
     seen, device = asked.engine.kernels_from, asked.device
     if not seen or asked.efficiency is not None or asked.profile is not None:
@@ -91,7 +93,7 @@ def _decodes(talk: Talk, phase: str) -> bool:
     return phase != "prefill" and talk.output_len > 1
 
 
-def _figures(setup: Setup, work: Workload, phase: str) -> tuple[Metrics, list[TurnRow]]:
+def metrics_of(setup: Setup, work: Workload, phase: str = "all") -> tuple[Metrics, list[TurnRow]]:
     """What a user sees, of one prompt and answer or of a conversation with its turns."""
     if not work.turns:
         return _metrics(setup, conversation(setup, work), phase), []
@@ -103,33 +105,29 @@ def _figures(setup: Setup, work: Workload, phase: str) -> tuple[Metrics, list[Tu
 
 def _metrics(setup: Setup, talk: Talk, phase: str) -> Metrics:
     """TTFT, TPOT and what follows from them."""
-    plan, e = setup.plan, setup.engine
-    overhead = e.request_overhead + (e.http_overhead if plan.frontend == "http" else 0.0)
     found = Metrics()
     whole = 0.0
     if phase != "decode":
-        whole = overhead + prompt_seconds(setup, talk)
+        whole = float(front_end(setup, talk.batch * talk.context)) + float(prompt_seconds(setup, talk))
         found.ttft_ms = whole * 1e3
         found.prefill_throughput = talk.batch * talk.prompt / whole if whole else None
     if _decodes(talk, phase):
-        tpot = token_seconds(setup, talk)
+        tpot = float(token_seconds(setup, talk))
         found.tpot_ms = tpot * 1e3
         whole += (talk.output_len - 1) * tpot
     found.e2el_ms = whole * 1e3 if whole else None
     if phase == "prefill" or not talk.output_len or not whole:
         return found
-    return _rates(found, talk.batch * talk.output_len, talk.batch * (talk.prompt + talk.cached), whole, setup)
+    return _rates(found, setup, talk.batch * talk.output_len, talk.batch * talk.context, whole)
 
 
-def _rates(found: Metrics, produced: int, read: int, whole: float, setup: Setup) -> Metrics:
-    gpus = setup.plan.gpus
-    rate = produced / whole if whole else 0.0
-    found.output_throughput, found.total_token_throughput = rate, (produced + read) / whole if whole else 0.0
-    found.output_throughput_per_gpu = rate / gpus
-    if setup.device.price_per_hour and rate:
-        found.cost_per_million_output_tokens = setup.device.price_per_hour * gpus / 3600 / rate * 1e6
-    if setup.device.power and rate:
-        found.joules_per_output_token = setup.device.power * gpus / rate
+def _rates(found: Metrics, setup: Setup, produced: int, read: int, whole: float) -> Metrics:
+    """What follows from the time of it all: rates, cost, energy."""
+    rates = rated(setup, whole, 0.0, whole, 0, produced, read)
+    found.output_throughput, found.total_token_throughput = rates.output_throughput, rates.total_token_throughput
+    found.output_throughput_per_gpu = rates.output_throughput_per_gpu
+    found.cost_per_million_output_tokens = rates.cost_per_million_output_tokens
+    found.joules_per_output_token = rates.joules_per_output_token
     return found
 
 
@@ -162,7 +160,7 @@ def _talk_metrics(setup: Setup, turns: list[tuple[Talk, Metrics]], phase: str) -
         found.tpot_ms = sum(ms * n for ms, n in steps) / sum(n for _, n in steps)
     if phase == "prefill":
         return found
-    return _rates(found, batch * sum(talk.output_len for talk, _ in turns), read, whole, setup)
+    return _rates(found, setup, batch * sum(talk.output_len for talk, _ in turns), read, whole)
 
 
 def _perfect(setup: Setup) -> Setup:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from .folding import fold, halves
 from .graph import Block, once_per
 from .operators import Op
 from .profiles import Source, Terms
-from .symbols import Env, Expr, Program, Value, constant, evaluate, least, scalar
+from .symbols import Env, Expr, Program, Value, constant, evaluate, least, most, scalar
 
 FIELDS = ("flops", "weights", "reads", "writes", "kv_reads", "kv_writes", "sent", "hops")
 MOVED = FIELDS[1:6]  # bytes through the device's memory
@@ -126,7 +127,50 @@ def price(block: Block, env: Env, sources: tuple[Source, ...]) -> list[OpCost]:
         terms = _terms(op, work["flops"], moved, work["sent"], work["hops"], bound)
         took, origin = _answer(op, bound, terms, sources)
         found.append(OpCost(block, op, block.count, work, terms, origin, took))
-    return found
+    return _side_by_side(found, bound) if _pairs(block) else found
+
+
+def _side_by_side(rows: list[OpCost], env: Env) -> list[OpCost]:
+    """Rows of which some run beside others: what that saves is taken off them, but never below their rooflines."""
+    gone = beside(env, [Timed(row.op, row.seconds, row.terms) for row in rows])
+    names = {row.op.beside for row in rows if row.op.beside}
+    for side in ([row for row in rows if row.op.beside], [row for row in rows if row.op.name in names]):
+        spare = [row.seconds - row.terms.roofline for row in side]
+        room = sum(spare)
+        taken = least(gone, room)
+        gone = gone - taken
+        shorter = {
+            id(row): row.seconds - more * taken / most(room, 1e-30) for row, more in zip(side, spare, strict=True)
+        }
+        rows = [row._replace(seconds=shorter[id(row)]) if id(row) in shorter else row for row in rows]
+    return rows
+
+
+class Timed(NamedTuple):
+    """An operator's seconds, and what it would need at the peak of each resource."""
+
+    op: Op
+    seconds: Value
+    terms: Terms
+
+
+@once_per(2000)
+def _pairs(block: Block) -> bool:
+    """Whether some operator of a block can run beside another."""
+    return any(op.beside for op in block.ops)
+
+
+def beside(env: Env, rows: list[Timed]) -> Value:
+    """Seconds that a block saves by a second stream: kernels side by side take as long as the longer of them, but
+    never less than their rooflines together."""
+    limit = env["side_stream_tokens"]
+    if not rows or not limit:
+        return 0.0
+    names = {row.op.beside for row in rows}
+    pair = [[row for row in rows if row.op.beside], [row for row in rows if row.op.name in names]]
+    aside, main = (sum(row.seconds for row in side) for side in pair)
+    saved = aside + main - most(most(aside, main), sum(row.terms.roofline for side in pair for row in side))
+    return most(saved, 0.0) * (env["tokens"] <= limit)
 
 
 def seconds(blocks: tuple[Block, ...], env: Env, sources: tuple[Source, ...]) -> Value:
@@ -134,12 +178,26 @@ def seconds(blocks: tuple[Block, ...], env: Env, sources: tuple[Source, ...]) ->
 
     A share ``overlap`` of the shorter of computing and communicating runs behind the other.
     """
+    folded = fold(env)
+    if folded is None:
+        computing, linked = _sums(blocks, env, sources)
+    else:
+        light, rest = zip(*map(halves, blocks), strict=True)
+        once, each = _sums(light, folded.env, sources), _sums(rest, env, sources)
+        computing, linked = (folded.unfold(a) + b for a, b in zip(once, each, strict=True))
+    return computing + linked - hidden(env, computing, linked)
+
+
+def _sums(blocks: tuple[Block, ...], env: Env, sources: tuple[Source, ...]) -> tuple[Value, Value]:
+    """Seconds of computing, and of communicating."""
     result: Value = 0.0
     linked: Value = 0.0
     for block in blocks:
         bound = {**env, **block.dims}
         values = _program(block, True)(bound)
         total: Value = 0.0
+        pairs: list[Timed] = []
+        several = _pairs(block)
         for index, op in enumerate(block.ops):
             flops, moved, sent, hops = values[4 * index : 4 * index + 4]
             if scalar(flops, moved, sent, hops) and not (flops or moved or sent):
@@ -150,8 +208,10 @@ def seconds(blocks: tuple[Block, ...], env: Env, sources: tuple[Source, ...]) ->
                 linked = linked + block.count * took
             else:
                 total = total + took
-        result = result + block.count * total
-    return result + linked - hidden(env, result, linked)
+            if several:
+                pairs.append(Timed(op, took, terms))
+        result = result + block.count * (total - beside(bound, pairs))
+    return result, linked
 
 
 def hidden(env: Env, computing: Value, linked: Value) -> Value:

@@ -47,8 +47,12 @@ class Setup(NamedTuple):
 
 def prepare(model: Model, device: Hardware, engine: Engine, plan: Plan, *, roles: dict[str, str] | None = None,
             efficiency: dict[str, float] | None = None, norm_dtype: str = "", profile: Profile | None = None,
-            ) -> Setup:  # fmt: skip
-    """Bind hardware, precision and layout to the names that formulas use."""
+            usual: Hardware | None = None) -> Setup:  # fmt: skip
+    """Bind hardware, precision and layout to the names that formulas use.
+
+    Where figures of a device were changed, ``usual`` is the device as it was. Its kernels keep their ratios to the
+    roofline: a better figure then never makes anything slower, and a small change never swaps one relative for another.
+    """
     roles = roles or numerics.by_role(model, plan.dtype, plan.quantization)
     env, notes = numerics.bind(
         model, device, dtype=plan.dtype, roles=roles, kv_cache_dtype=plan.kv_cache_dtype, norm_dtype=norm_dtype
@@ -64,6 +68,7 @@ def prepare(model: Model, device: Hardware, engine: Engine, plan: Plan, *, roles
         "eager": 1.0 if plan.attention == "eager" else 0.0,
         "unfused": 0.0 if plan.fusion else 1.0,
         "overlap": plan.overlap,
+        "side_stream_tokens": engine.side_stream_tokens if efficiency is None else 0,
         "throttle": device.throttle if engine.profile and efficiency is None else 0.0,
         "throttle_after": device.throttle_after,
         "alike": 1.0,  # the sequences of a step are of one length; 0 where they are mixed, as in a simulation
@@ -79,7 +84,7 @@ def prepare(model: Model, device: Hardware, engine: Engine, plan: Plan, *, roles
         model = offloaded(model)
     formats = profiles.Formats(numerics.formats(device, roles, plan.dtype), plan.kv_cache_dtype,
                                profiles.rounding(engine, device))  # fmt: skip
-    answers = profiles.sources(engine, efficiency, places, device, formats, profile)
+    answers = profiles.sources(engine, efficiency, places, usual or device, formats, profile)
     return Setup(model, device, engine, plan, env, answers, tuple(notes))
 
 

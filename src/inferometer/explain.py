@@ -11,10 +11,11 @@ from . import cost
 from .cost import FIELDS, OpCost
 from .errors import UnknownName
 from .evaluate import Setup, bound, stages
+from .footprint import cache_offloaded
 from .request import Request
 from .steps import Step
 from .symbols import evaluate, text, words
-from .tables import cache_offloaded, phase_tables
+from .tables import phase_tables
 from .talk import Talk, conversation, decode_step, prefill_steps, tower_step
 from .units import seconds
 

@@ -9,8 +9,8 @@ import msgspec
 from . import memory, numerics, parallel
 from .catalog import precision
 from .evaluate import Setup
+from .footprint import cache_offloaded, memory_table
 from .spec import Hardware, Plan
-from .tables import cache_offloaded, memory_table
 from .talk import conversation, prompt_seconds, token_seconds
 from .units import percent, seconds, size
 
@@ -82,7 +82,7 @@ def _alternatives(asked: Request, setup: Setup) -> list[tuple[str, Setup]]:
 
 def _time(setup: Setup, asked: Request, phase: str) -> float:
     talk = conversation(setup, asked.workload)
-    return token_seconds(setup, talk) if phase == "decode" else prompt_seconds(setup, talk)
+    return float(token_seconds(setup, talk) if phase == "decode" else prompt_seconds(setup, talk))
 
 
 def fits_with(asked: Request, setup: Setup, held: Memory) -> str:

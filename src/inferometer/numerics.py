@@ -41,12 +41,15 @@ def peak_format(device: Hardware, wanted: Precision, dtype: str) -> str:
 
 
 def formats(device: Hardware, roles: dict[str, str], dtype: str) -> dict[str, str]:
-    """What each role's products run as: ``{"mlp": "fp8"}``, or ``w8a16`` on a device that cannot multiply in fp8."""
+    """What each role's products run as: ``{"mlp": "fp8"}``, or ``w8a16`` on a device that cannot multiply in fp8.
+
+    mxfp4 stays: where it is no format of the matrix units, its kernels were timed as those that widen the weights.
+    """
     found = {}
     for role, word in roles.items():
         wanted = precision(word)
         native = not wanted.compute or peak_format(device, wanted, dtype) in wanted.compute
-        found[role] = word if native else "w8a16" if wanted.bits > 4 else "w4a16"
+        found[role] = word if native or word == "mxfp4" else "w8a16" if wanted.bits > 4 else "w4a16"
     return found
 
 

@@ -52,7 +52,7 @@ def host_seconds(model: Model, engine: Engine, sums: Env, kernels: Value) -> Val
     large = sums["tokens"] > engine.graph_tokens
     prompts = sums["prefill_tokens"] > 0
     launching = large * everything + (1 - large) * prompts * pieces
-    floor = most(launching, engine.step_floor + engine.step_floor_per_sequence * sums["seqs"])
+    floor = launching + engine.step_floor + engine.step_floor_per_sequence * sums["seqs"]
     return engine.step_overhead + most(floor - kernels, 0.0) + slowed(sums, kernels)
 
 

@@ -37,11 +37,12 @@ class Request(NamedTuple):
     source: str
     warnings: tuple[str, ...]
     profile: Profile | None = None  # kernels that the user measured
+    usual: Hardware | None = None  # the device before its figures were changed: its kernels keep their ratios
 
     def setup(self) -> Setup:
         """The request bound to names, ready to be priced."""
         return prepare(self.model, self.device, self.engine, self.plan, roles=self.roles, efficiency=self.efficiency,
-                       norm_dtype=self.norm_dtype, profile=self.profile)  # fmt: skip
+                       norm_dtype=self.norm_dtype, profile=self.profile, usual=self.usual)  # fmt: skip
 
 
 def request(
@@ -83,6 +84,7 @@ def request(
     max_model_len: int | None = None,
     max_num_batched_tokens: int | None = None,
     max_num_seqs: int | None = None,
+    max_cudagraph_capture_size: int | None = None,
     gpu_memory_utilization: float | None = None,
     block_size: int | None = None,
     routing_skew: float = 0.0,
@@ -99,6 +101,8 @@ def request(
     device, machine = catalog.hardware(gpu), catalog.engine(_or(engine, usual))
     case = catalog.usecase(usecase) if usecase is not None else None
     warnings = [*network.warnings]
+    if max_cudagraph_capture_size is not None:
+        machine = _captured(machine, whole("--max-cudagraph-capture-size", max_cudagraph_capture_size, least=0))
     if calibration is not None:
         known = calibrations.calibration(calibration)
         warnings += calibrations.elsewhere(known, entry.name, device.name, machine.name)
@@ -214,8 +218,17 @@ def request(
     named = msgspec.structs.replace(network, name=entry.name)
     norms = catalog.plain_dtype(norm_dtype, "--norm-dtype") if norm_dtype is not None else ""
     mine = None if profile is None else profile_of(read_rows(local(profile)), device, profile)
+    name, _, changed = str(gpu).partition(":")
+    before = catalog.hardware(name) if changed else None
     return Request(named, device, machine, plan, work, roles, factors(efficiency), norms, entry.source, tuple(warnings),
-                   mine)  # fmt: skip
+                   mine, before)  # fmt: skip
+
+
+def _captured(machine: Engine, most: int) -> Engine:
+    """An engine whose graphs reach up to steps of so many tokens."""
+    kept = tuple(pair for pair in machine.graph_sizes if pair[0] < most)
+    above = next((by for upto, by in machine.graph_sizes if upto >= most), machine.graph_sizes[-1][1] if kept else 1)
+    return msgspec.structs.replace(machine, graph_tokens=most, graph_sizes=(*kept, (most, above)) if most else ())
 
 
 def _or(value: Any, default: Any) -> Any:

@@ -69,9 +69,11 @@ class Engine(Spec, frozen=True, kw_only=True):
     step_floor_per_sequence: float = 0.0  # s more for every sequence of the step
     graph_sizes: tuple[tuple[int, int], ...] = ()  # (up to so many tokens, every so many): what a step is padded to
     graph_tokens: int = 0  # the largest step that is captured as graphs; larger ones are launched kernel by kernel
+    side_stream_tokens: int = 0  # steps of up to so many tokens run shared experts beside the routed ones
     launch: dict[str, float] = {}  # host s to launch a kernel of a kind, `other` for those not named
     request_overhead: float = 0.0  # s per request in the engine's own front end
     http_overhead: float = 0.0  # s per request more when the client speaks HTTP
+    token_overhead: float = 0.0  # s per token of the prompt more then: its text is made into tokens, one at a time
     memory_utilization: float = 0.9  # default of --gpu-memory-utilization
     memory_reserve: float = 0.0  # bytes that are neither weights, KV nor activations (context, graphs, workspaces)
     max_num_batched_tokens: int = 8192

@@ -196,6 +196,15 @@ def least(a: Value, b: Value) -> Value:
     return np.minimum(a, b)
 
 
+def chosen(which: Value, a: Value, b: Value) -> Value:
+    """``a`` where ``which`` holds, else ``b``; point by point where it is an array."""
+    if isinstance(which, bool):
+        return a if which else b
+    import numpy as np
+
+    return np.where(which, a, b)
+
+
 def log2(a: Value) -> Value:
     """Of a float or an array: ``log2(8.0)  # 3.0``"""
     if scalar(a):

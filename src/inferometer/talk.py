@@ -9,32 +9,33 @@ from .evaluate import Setup, stages, step_rows, tower_rows
 from .images import images
 from .spec import Workload
 from .steps import Group, Images, Step
+from .symbols import Value
 
 
 class Talk(NamedTuple):
-    """Counts of one data-parallel replica, unless said."""
+    """Counts of one data-parallel replica, unless said; each may be an array (``input_len`` of numbers)."""
 
-    batch: int  # sequences of all replicas
-    mine: int  # sequences of the fullest replica
+    batch: Value  # sequences of all replicas
+    mine: Value  # sequences of the fullest replica
     beams: int
-    input_len: int | tuple[int, ...]
-    prompt: int  # new tokens of the longest layer, images included
-    cached: int
-    output_len: int
-    images: Images
+    input_len: Value | tuple[int, ...]
+    prompt: Value  # new tokens of the longest layer, images included
+    cached: Value
+    output_len: Value
+    images: Images = Images()
 
     @property
-    def sequences(self) -> int:
+    def sequences(self) -> Value:
         """Sequences that decode at once on a replica, beams included."""
         return self.mine * self.beams
 
     @property
-    def context(self) -> int:
+    def context(self) -> Value:
         """Tokens of a sequence when its answer begins."""
         return self.cached + self.prompt
 
     @property
-    def length(self) -> int:
+    def length(self) -> Value:
         """Tokens of a finished sequence."""
         return self.context + self.output_len
 
@@ -95,7 +96,7 @@ def tower_step(talk: Talk) -> Step:
     return Step((), talk.images)
 
 
-def prompt_seconds(setup: Setup, talk: Talk) -> float:
+def prompt_seconds(setup: Setup, talk: Talk) -> Value:
     """From the first prompt token to the last sequence's first token, front end not counted."""
     first = stages(setup)[0]
     seen = tower_rows(first, tower_step(talk)) if talk.images.count else []
@@ -103,15 +104,15 @@ def prompt_seconds(setup: Setup, talk: Talk) -> float:
     steps = prefill_steps(setup, talk)
     if isinstance(steps[0][0], list):
         return took + _per_layer(setup, steps[0][0])
-    return took + float(timing.prefill_seconds(setup, steps))  # type: ignore[arg-type]
+    return took + timing.prefill_seconds(setup, steps)  # type: ignore[arg-type]
 
 
-def token_seconds(setup: Setup, talk: Talk) -> float:
+def token_seconds(setup: Setup, talk: Talk) -> Value:
     """Mean seconds per output token."""
     step = decode_step(setup, talk)
     if isinstance(step, list):
         return _per_layer(setup, step)
-    return float(timing.decode_seconds(setup, talk.sequences, talk.context, talk.output_len))
+    return timing.decode_seconds(setup, talk.sequences, talk.context, talk.output_len)
 
 
 def _per_layer(setup: Setup, steps: list[Step]) -> float:

@@ -50,12 +50,13 @@ def prefill_budget(setup: Setup, tokens: Value) -> Value:
 def prefill_seconds(setup: Setup, steps: Steps) -> Value:
     """All steps through the pipeline: each costs its slowest stage, and the first one fills it."""
     total: Value = 0.0
-    for number, (step, often) in enumerate(steps):
+    empty: Value = 1.0  # whether the pipeline has yet to be filled
+    for step, often in steps:
         times = stage_seconds(setup, step)
         top = slowest(times)
-        total = total + often * top
-        if number == 0:
-            total = total + (sum(times) - top)
+        first = empty * (often > 0)
+        total = total + often * top + first * (sum(times) - top)
+        empty = empty - first
     return total
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from ..graph import Part
 from ..operators import Formula, Op, all_reduce, all_to_all, elementwise, experts, linear, norm
 from ..symbols import names as s
@@ -79,8 +81,9 @@ def moe(*, hidden_size: int, moe_intermediate_size: int, num_experts: int, num_e
     if shared:
         dims["shared_expert_intermediate_size"] = shared_expert_intermediate_size
         words = ("shared_experts", "shared_experts_act", "shared_experts")
-        ops += _two_layers(words, s.shared_expert_intermediate_size, role="shared", gated=gated, bias=expert_bias,
+        pair = _two_layers(words, s.shared_expert_intermediate_size, role="shared", gated=gated, bias=expert_bias,
                            inputs=source)  # fmt: skip
+        ops += [msgspec.structs.replace(op, beside="experts") for op in pair]
         if shared_gate:
             ops.append(linear("shared_expert_gate", s.hidden_size, 1, role="router", inputs=source))
     outputs = ("latent_up_proj" if moe_latent_size else "experts",) + (("shared_experts",) if shared else ())

@@ -57,6 +57,7 @@ class Op(msgspec.Struct, frozen=True):
     calls: int = 1  # kernels it launches
     role: str = ""
     axis: str = ""  # collectives: the group of ranks it runs over (tp, ep, pp, dcp)
+    beside: str = ""  # the operator that it can run beside, on a stream of its own
 
     @property
     def formula(self) -> str:

@@ -14,7 +14,7 @@ from .grid import Grid
 from .measured import moved
 from .rows import head_label
 from .shapes import SHAPES, Shape, head_sheet
-from .shelf import Curves, Profile, read, relatives
+from .shelf import Curves, Profile, known_device, read, relatives
 from .source import Source, Terms
 
 # Which sheet serves a format that has none: its kernels are built alike, and the base knows its bytes and its peak.
@@ -52,9 +52,12 @@ def sheet_of(op: Op, dims: Mapping[str, Value], known: Mapping[str, object], for
 class Kernels:
     """Answers for the kinds of kernels that a profile has, with ratios from curves or surfaces."""
 
-    def __init__(self, profile: Profile, formats: Formats, device: Hardware, *, exact: bool = False) -> None:
+    def __init__(self, profile: Profile, formats: Formats, device: Hardware, *, exact: bool = False,
+                 own: bool = False, moved_by: Profile | None = None) -> None:  # fmt: skip
         self.profile, self.formats, self.exact = profile, formats, exact
-        whose = hardware(profile.device)
+        self.own = own or exact  # no sheet of another format may stand in
+        self.moved = moved_by.measured if moved_by is not None else {}  # what lies where the user's rows do
+        whose = known_device(profile.device)
         self.near = whose.architecture == device.architecture
         self.faster = octaves_faster(whose, device)
         self.reach = (whose.reach_flops / device.reach_flops, whose.reach_memory / device.reach_memory)
@@ -67,23 +70,28 @@ class Kernels:
             return float("nan")
         tables: Mapping[str, Any] = (self.profile.measured if self.exact else self.profile.fitted)[op.kind]
         sheet, own = sheet_of(op, d, tables, self.formats)
-        if not sheet or (self.exact and not own):
+        if not sheet or (self.own and not own):
             return float("nan")
         if self.exact:
             took = shape.base(terms, d) * 2.0 ** _exact(tables[sheet], shape, d)
         else:
-            took = self._surface(tables[sheet], shape, d, terms)
+            placed = sheet in self.moved.get(op.kind, ())
+            took = self._surface(tables[sheet], shape, d, terms, (1.0, 1.0) if placed else self.reach)
         took = most(took, terms.roofline)
         if op.kind == "linear" and not self.profile.rounds and self.formats.roles.get(op.role) in ROUNDED:
             took = took + self.formats.rounding(d["m"] * d["k"])
         return took * (terms.memory > 0)
 
-    def _surface(self, surface: Grid, shape: Shape, d: Mapping[str, Value], terms: Terms) -> Value:
-        """Seconds by a surface of this device or of a relative, which is never beaten by a slower device."""
+    def _surface(self, surface: Grid, shape: Shape, d: Mapping[str, Value], terms: Terms,
+                 share: tuple[float, float]) -> Value:  # fmt: skip
+        """Seconds by a surface of this device or of a relative, which is never beaten by a slower device.
+
+        ``share``: how much more of its peaks the relative's best kernels reach than this device's do.
+        """
         memory, compute = self.faster
         if not memory and not compute:
             return shape.base(terms, d) * 2.0 ** surface.at(*shape.places(d))
-        reach = terms._replace(compute=terms.compute * self.reach[0], memory=terms.memory * self.reach[1])
+        reach = terms._replace(compute=terms.compute * share[0], memory=terms.memory * share[1])
         took = shape.base(reach, d) * 2.0 ** surface.at(*shape.places(d, self.faster[shape.compute]))
         theirs = terms._replace(compute=terms.compute / 2**compute, memory=terms.memory / 2**memory)
         there = shape.base(theirs, d) * 2.0 ** surface.at(*shape.places(d))
@@ -137,20 +145,23 @@ def by_shape(device: Hardware, whose: str, formats: Formats, kinds: tuple[str, .
              mine: Profile | None = None) -> tuple[Source, ...]:  # fmt: skip
     """What is known of a device's kernels, best first: the user's own rows, measured curves, surfaces; relatives' last.
 
-    Surfaces are moved to where the user's rows lie, so a few shapes of an unknown GPU serve all others too.
+    Surfaces are moved to where the user's rows lie, so a few shapes of an unknown GPU serve all others too. What the
+    engine has of a format itself comes before what was measured of a format like it.
     """
-    shelf: list[Profile] = []
+    shelf: list[tuple[Profile, bool]] = []  # and whether they are this engine's on this very device
     measured = read(device.name, "measured")
     if measured is not None and whose == "vllm":
-        shelf.append(measured)
-    shelf += [one for name, engine in relatives(device, whose)[:3] if (one := read(name, engine)) is not None]
+        shelf.append((measured, True))
+    shelf += [(one, (name, engine) == (device.name, whose)) for name, engine in relatives(device, whose)[:3]
+              if (one := read(name, engine)) is not None]  # fmt: skip
     found: list[Source] = []
     if mine is not None:
         found.append(Kernels(mine, formats, device, exact=True).source())
-        shelf = [moved(one, mine, octaves_faster(hardware(one.device), device)) for one in shelf]
-    for profile in shelf:
-        found += [Kernels(profile, formats, device, exact=exact).source()
-                  for exact in (True, False) if profile.measured or not exact]  # fmt: skip
+        shelf = [(moved(one, mine, octaves_faster(hardware(one.device), device)), own) for one, own in shelf]
+    fitted = [(one, own) for one, own in shelf if one.fitted]
+    found += [Kernels(one, formats, device, exact=True).source() for one, _ in shelf if one.measured]
+    found += [Kernels(one, formats, device, own=True, moved_by=mine).source() for one, own in fitted if own]
+    found += [Kernels(one, formats, device, moved_by=mine).source() for one, _ in fitted]
     if kinds:
         found = [s._replace(kinds=(s.kinds or frozenset()) & frozenset(kinds)) for s in found]
     return tuple(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 
@@ -35,24 +36,37 @@ class Curves:
 
     def __init__(self, places: Mapping[str, Place], architecture: str, engine: str) -> None:
         self.places, self.architecture, self.engine = places, architecture, engine
-        self.architecture = architecture
-        self.known: dict[tuple[str, str, float, int], float] = {}
+        self.known: dict[tuple[str, str, float], dict[int, float]] = {}
         self.origins: dict[tuple[str, str], str] = {}
 
     def style(self, op: Op) -> str:
         """How the link of an operator's axis behaves; looked up only where ranks talk at all."""
         return collectives.style(self.places[op.axis].name, self.architecture)
 
-    def node(self, op: Op, ranks: float, index: int) -> float:
-        """log₂ of the seconds at message size 2^(index/8)."""
-        key = (op.kind, op.axis, ranks, index)
+    def nodes(self, op: Op, ranks: float) -> dict[int, float]:
+        """log₂ of the seconds at message sizes 2^(index/8), as far as they are known."""
+        key = (op.kind, op.axis, ranks)
         if key not in self.known:
-            place = self.places[op.axis]
-            took = collectives.seconds(_KIND.get(op.kind, op.kind), 2.0 ** (index / self.NODES), ranks, link=place.link,
-                                       style=self.style(op), network=place.network, per_node=place.per_node,
-                                       engine=self.engine)  # fmt: skip
-            self.known[key] = math.log2(took)
+            self.known[key] = _shared(op.kind, self.places[op.axis], self.architecture, self.engine, ranks)
         return self.known[key]
+
+    def fill(self, op: Op, ranks: float, first: int, last: int) -> dict[int, float]:
+        """The nodes, of which those from ``first`` to ``last`` are known."""
+        known = self.nodes(op, ranks)
+        lacking = [i for i in range(first, last + 1) if i not in known]
+        if len(lacking) > 4:  # worth an array
+            import numpy as np
+
+            took = self._asked(op, ranks, 2.0 ** (np.array(lacking) / self.NODES))
+            known |= zip(lacking, np.log2(took).tolist(), strict=True)
+        else:
+            known |= {i: math.log2(self._asked(op, ranks, 2.0 ** (i / self.NODES))) for i in lacking}
+        return known
+
+    def _asked(self, op: Op, ranks: float, size: Value) -> Value:
+        place = self.places[op.axis]
+        return collectives.seconds(_KIND.get(op.kind, op.kind), size, ranks, link=place.link, style=self.style(op),
+                                   network=place.network, per_node=place.per_node, engine=self.engine)  # fmt: skip
 
     def seconds(self, op: Op, size: Value, ranks: Value) -> Value:
         """Seconds of an operator's collective for a message size and a number of ranks, floats or arrays."""
@@ -61,8 +75,8 @@ class Curves:
                 return 0.0
             place = math.log2(size) * self.NODES
             low = math.floor(place)
-            a, b = self.node(op, float(ranks), low), self.node(op, float(ranks), low + 1)
-            return 2.0 ** (a + (b - a) * (place - low))
+            known = self.fill(op, float(ranks), low, low + 1)
+            return 2.0 ** (known[low] + (known[low + 1] - known[low]) * (place - low))
         return self._many(op, size, ranks)
 
     def _many(self, op: Op, size: Value, ranks: Value) -> Value:
@@ -78,9 +92,13 @@ class Curves:
         present = [int(n) for n in np.flatnonzero(np.bincount(group.ravel()))]
         row = np.zeros(present[-1] + 1, np.intp)
         row[present] = np.arange(len(present)) * (last - first + 1)
-        nodes = [self.node(op, float(n), i) if n > 1 else -np.inf for n in present for i in range(first, last + 1)]
+        lines = np.full((len(present), last - first + 1), -np.inf)
+        for line, n in zip(lines, present, strict=True):
+            if n > 1:
+                known = self.fill(op, float(n), first, last)
+                line[:] = [known[i] for i in range(first, last + 1)]
         index += row[group] - first
-        curve = np.array(nodes)
+        curve = lines.ravel()
         start = curve[index]
         with np.errstate(invalid="ignore"):
             took = np.exp2(start + (curve[index + 1] - start) * (place - low))
@@ -105,3 +123,9 @@ class Curves:
 
 
 _KIND = {"send": "send_recv"}
+
+
+@functools.lru_cache(maxsize=1024)
+def _shared(kind: str, place: Place, architecture: str, engine: str, ranks: float) -> dict[int, float]:
+    """The nodes of one curve: plans that lay the same ranks over the same links share them."""
+    return {}

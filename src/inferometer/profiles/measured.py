@@ -150,13 +150,14 @@ def moved(surfaces: Profile, mine: Profile, faster: tuple[float, float]) -> Prof
         fitted[kind] = dict(sheets)
         for sheet, curves in mine.measured.get(kind, {}).items():
             if sheet in sheets:
-                by = _offset(sheets[sheet], shape, curves, faster[shape.compute])
+                off = sorted(offsets(sheets[sheet], shape, curves, faster[shape.compute]))
+                by = off[len(off) // 2]
                 fitted[kind][sheet] = Grid(sheets[sheet].axes, [value + by for value in sheets[sheet].values])
     return msgspec.structs.replace(surfaces, fitted=fitted, measured={})
 
 
-def _offset(surface: Grid, shape: Shape, curves: Curves, faster: float) -> float:
-    """How far measured curves lie above a surface: the median of all their nodes."""
+def offsets(surface: Grid, shape: Shape, curves: Curves, faster: float) -> list[float]:
+    """How far the nodes of measured curves lie above a surface, in octaves."""
     found = []
     for name, values in curves.shapes.items():
         rest = shape.fixed(tuple(float(size) for size in name.split("x")))
@@ -164,4 +165,4 @@ def _offset(surface: Grid, shape: Shape, curves: Curves, faster: float) -> float
             where = [*place, *rest]
             where[shape.wide] += faster
             found.append(value - float(surface.at(*where)))
-    return sorted(found)[len(found) // 2]
+    return found

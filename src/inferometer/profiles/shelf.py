@@ -8,6 +8,7 @@ from math import log2
 import msgspec
 
 from ..catalog import DATA, hardware
+from ..files import decoded
 from ..spec import Hardware
 from .grid import Grid
 
@@ -46,7 +47,7 @@ def shipped() -> dict[str, tuple[str, ...]]:
 def read(device: str, whose: str) -> Profile | None:
     """One file of the shelf: ``read("h200", "vllm")``; None where there is none."""
     path = DATA / "profiles" / device / f"{whose}.json"
-    return msgspec.json.decode(path.read_bytes(), type=Profile) if path.exists() else None
+    return decoded(path.read_bytes(), Profile) if path.exists() else None
 
 
 def relatives(device: Hardware, whose: str) -> list[tuple[str, str]]:
@@ -57,7 +58,13 @@ def relatives(device: Hardware, whose: str) -> list[tuple[str, str]]:
     if device.architecture not in NVIDIA:
         return []
     able = [(name, engine) for name, engines in shipped().items() for engine in engines]
-    return sorted(able, key=lambda one: (*_distance(device, hardware(one[0])), one[1] != whose))
+    return sorted(able, key=lambda one: (*_distance(device, known_device(one[0])), one[1] != whose))
+
+
+@functools.cache
+def known_device(name: str) -> Hardware:
+    """Read once: a search asks for relatives hundreds of times."""
+    return hardware(name)
 
 
 def _distance(a: Hardware, b: Hardware) -> tuple[bool, bool, bool, float]:
