@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from recipes import one_length, recipe
 
 from inferometer.errors import InferometerError
 from inferometer.serving.metrics import metrics
@@ -38,6 +39,10 @@ SHARED = Path(os.environ.get("INFEROMETER_SHARED", ROOT.parent / "shared"))
 MEASURED = SHARED / "measured"
 PAGE = ROOT / "docs" / "accuracy.md"
 LABELS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2E"}
+# The runs' profiles ask for other numbers of prompts in words that inference-perf did not know then and passed over:
+# it went round its default of 10 system prompts with 10 questions each. The configuration it wrote beside run
+# 20260217-155451 says so (github.com/inference-sim/training), and so does that run's mean prompt of 591.63 tokens.
+GROUPS, QUESTIONS = 10, 10
 
 
 class Case(NamedTuple):
@@ -79,6 +84,16 @@ def h200() -> Iterator[Case]:
         yield Case("h200", path.stem, path.stem.split("_")[0], "h200", words, ("file", str(path)), _means(path), {})
 
 
+def own() -> Iterator[Case]:
+    """vLLM 0.25.1 on two other H200s (`benchmarks/data`): online in process, and by HTTP as `inferometer bench` saw it."""
+    for path in sorted((ROOT / "benchmarks" / "data").glob("h200_*_*_*.csv")):
+        _, way, model, load = path.stem.split("_", 3)
+        if way in ("online", "http"):
+            words = {"frontend": "http" if way == "http" else "in-process", "max_num_seqs": 256, "max_model_len": 16384,
+                     "enable_prefix_caching": False}  # fmt: skip
+            yield Case("own", f"{model} {way} {load}", model, "h200", words, ("file", str(path)), _means(path), {})
+
+
 def h100() -> Iterator[Case]:
     """vLLM 0.15.1 on H100, over HTTP; the requests are built from what the load generator was told."""
     for e in json.loads((MEASURED / "vllm015_h100.json").read_text(encoding="utf-8"))["experiments"]:
@@ -89,8 +104,7 @@ def h100() -> Iterator[Case]:
                  "num_gpu_blocks_override": e["total_gpu_kv_blocks"],
                  "quantization": "fp8" if e["precision"] == "FP8" else None,
                  "dtype": "fp16" if e["precision"] == "FP16" else "auto"}  # fmt: skip
-        shape = ("shared", load["num_unique_system_prompts"], load["num_users_per_system_prompt"],
-                 load["system_prompt_len"], load["question_len"], load["output_len"],
+        shape = ("shared", load["system_prompt_len"], load["question_len"], load["output_len"],
                  tuple((s["rate_rps"], s["duration_s"]) for s in load["stages"]), e["block_size"])  # fmt: skip
         # where an event carried several tokens the gap between events is not the one between tokens
         itl = seen["itl_mean_ms"]
@@ -132,17 +146,16 @@ def silicon() -> Iterator[Case]:
                      "pipeline_parallel_size": int(row["pp_size"]), "quantization": row["quantization"],
                      "data_parallel_size": int(row["attention_dp_size"]),
                      "enable_expert_parallel": int(float(row["moe_ep_size"] or 1)) > 1}  # fmt: skip
-            many = int(float(row["silicon_concurrency"]))
-            fixed = "gap_analysis" in row["source_kind"] and row["backend"] == "sglang"  # its own client has one length
-            least = 1.0 if fixed else 0.8  # of the nominal lengths
-            build = ("closed", int(row["isl"]), int(row["osl"]), least, many)
+            least = 1.0 if one_length(row) else 0.8  # of the nominal lengths
+            build = ("closed", int(row["isl"]), int(row["osl"]), least, int(float(row["silicon_concurrency"])))
             truth = {"ttft": float(row["silicon_ttft_ms"]), "tpot": float(row["silicon_tpot_ms"])}
             peer = {m: float(row[f"aic_{m}_ms"]) for m in ("ttft", "tpot") if row[f"aic_{m}_ms"]}
-            yield Case("silicon", row["id"], row["model_path"], GPUS[row["system"]], words, build, truth, peer)
+            yield Case("silicon", row["id"], row["model_path"], GPUS[row["system"]], words | recipe(row), build,
+                       truth, peer)  # fmt: skip
 
 
 SETS: dict[str, Callable[[], Iterator[Case]]] = {
-    "h200": h200, "h100": h100, "rtx4090": rtx4090, "rtx3090": rtx3090, "silicon": silicon,
+    "h200": h200, "own": own, "h100": h100, "rtx4090": rtx4090, "rtx3090": rtx3090, "silicon": silicon,
 }  # fmt: skip
 
 
@@ -165,9 +178,9 @@ def requests(build: tuple[Any, ...]) -> tuple[Trace, int | None]:
     return _closed(*rest), rest[-1]
 
 
-def _shared(groups: int, users: int, system: int, question: int, output: int, stages: tuple[tuple[float, float], ...],
-            size: int) -> Trace:  # fmt: skip
-    """A load generator that goes round a fixed list of prompts: from the second round on, each is in the cache.
+def _shared(system: int, question: int, output: int, stages: tuple[tuple[float, float], ...], size: int) -> Trace:
+    """A load generator that goes round a fixed list of prompts: from the second round on, each is in the cache,
+    unless answers have filled it meanwhile.
 
     Its "constant" rate has exponential gaps, scaled so that a stage lasts as long as it should.
     """
@@ -178,9 +191,9 @@ def _shared(groups: int, users: int, system: int, question: int, output: int, st
         arrival.append(start + np.cumsum(gaps) * (lasts / gaps.sum()))
         start += lasts + 60.0  # the stage before has ended by then
     times = np.concatenate(arrival)
-    order = rng.permutation(groups * users)  # prompts are shuffled once
+    order = rng.permutation(GROUPS * QUESTIONS)  # prompts are shuffled once
     heads, length = system // size, (system + question) // size
-    prompts = [np.concatenate([np.arange(heads) + (p // users) * heads,
+    prompts = [np.concatenate([np.arange(heads) + (p // QUESTIONS) * heads,
                                10**6 + p * length + np.arange(length - heads)]) for p in order.tolist()]  # fmt: skip
     count = len(times)
     return Trace(

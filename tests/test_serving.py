@@ -100,6 +100,8 @@ def engines(draw: st.DrawFn) -> dict[str, Any]:
             tokens=draw(st.sampled_from([64, 256, 2048])), seqs=draw(st.sampled_from([1, 4, 16])), width=width,
             piece=draw(st.sampled_from([10**9, 10**9, 40])), whole=name == "sarathi", padded=name == "static",
             lag=name != "static" and draw(st.booleans()), wasted=draw(st.booleans()), priority=draw(st.booleans()),
+            interval=draw(st.sampled_from([1, 1, 3, 30])), hold=draw(st.sampled_from([0, 0, 5])),
+            company=draw(st.sampled_from([50, 10**6])),
         ),
     }  # fmt: skip
 

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 from conftest import ROOT
 
-QUICK = ("h200", "rtx4090", "rtx3090")
+QUICK = ("h200", "own", "rtx4090", "rtx3090")
 SLOW = ("h100", "silicon")  # half a minute, and minutes
 
 
@@ -19,11 +19,13 @@ SLOW = ("h100", "silicon")  # half a minute, and minutes
 def serving() -> Iterator[ModuleType]:
     spec = importlib.util.spec_from_file_location("serving_benchmark", ROOT / "benchmarks" / "serving.py")
     assert spec and spec.loader
+    sys.path.insert(0, str(ROOT / "benchmarks"))  # the recipes lie beside it
     module = importlib.util.module_from_spec(spec)
     sys.modules["serving_benchmark"] = module
     spec.loader.exec_module(module)
     yield module
     del sys.modules["serving_benchmark"]
+    sys.path.remove(str(ROOT / "benchmarks"))
 
 
 @pytest.mark.parametrize("name", [*QUICK, *SLOW])
@@ -42,7 +44,7 @@ def test_every_run_of_the_sets_can_be_built(serving: ModuleType) -> None:
     if not serving.MEASURED.is_dir():
         pytest.skip(f"{serving.MEASURED} is not at hand")
     counts = {name: len(list(cases())) for name, cases in serving.SETS.items()}
-    assert counts == {"h200": 4, "h100": 13, "rtx4090": 1, "rtx3090": 1, "silicon": 1399}
+    assert counts == {"h200": 4, "own": 8, "h100": 13, "rtx4090": 1, "rtx3090": 1, "silicon": 1399}
     case = next(c for c in serving.h100() if "codegen" in c.name)
     trace, limit = serving.requests(case.build)
     assert len(trace) == 9000 and limit is None and set(trace.input_tokens.tolist()) == {566}
@@ -52,3 +54,27 @@ def test_every_run_of_the_sets_can_be_built(serving: ModuleType) -> None:
     trace, limit = serving.requests(case.build)
     assert limit == 128 and len(trace) == 1280 and trace.input_tokens.min() >= 0.8 * 1024 - 1
     assert trace.input_tokens.max() <= 1024
+
+
+def test_servers_are_started_as_their_scripts_say(serving: ModuleType) -> None:
+    """One row of each kind, written here: the measurements themselves need not be at hand."""
+    usual = {"source_kind": "inferencex_csv_dump", "backend": "sglang", "backend_version": "0.5.9",
+             "system": "b200_sxm", "model_path": "deepseek-ai/DeepSeek-R1", "precision": "fp4", "quantization": "nvfp4", "isl": "1024",
+             "osl": "1024", "tp_size": "8", "attention_dp_size": "1", "moe_ep_size": "1", "silicon_concurrency": "8",
+             "measured_date": "2026-03-25"}  # fmt: skip
+
+    def told(**words: str) -> dict[str, object]:
+        return dict(serving.recipe({**usual, **words}))
+
+    assert told()["scheduler_recv_interval"] == 10 and told(silicon_concurrency="64")["scheduler_recv_interval"] == 30
+    assert "scheduler_recv_interval" not in told(system="h200_sxm")
+    assert told(precision="fp8", quantization="fp8")["quantization"] == "fp8-block"
+    engine = {"backend": "trtllm", "backend_version": "1.2.0rc6.post3", "measured_date": "2026-02-06"}
+    assert told(**engine)["speculative_config"] == {"method": "mtp", "num_speculative_tokens": 3}
+    assert told(**engine)["max_num_batched_tokens"] == 1152, "four tokens of each answer and one prompt, in 64s"
+    assert "speculative_config" not in told(**{**engine, "backend_version": "1.2.0rc6.post2"})
+    llama = {"backend": "trtllm", "model_path": "meta-llama/Llama-3.1-70B"}
+    assert told(**llama, tp_size="4")["batch_wait_timeout_iters"] == 20
+    assert "batch_wait_timeout_iters" not in told(**llama)
+    made = told(source_kind="nvidia_gap_analysis", backend="vllm")
+    assert made == {"max_num_batched_tokens": 1024 + 8 + 1500, "async_scheduling": False}

@@ -103,6 +103,43 @@ def test_asynchronous_scheduling_learns_of_arrivals_one_step_later() -> None:
     assert serve([(0.0, 10, 1), (0.5, 10, 2)], lag=True)[0]["scheduled"] == [0.0, 1.0], "nothing else was under way"
 
 
+def test_an_engine_that_answers_looks_seldom_who_has_come() -> None:
+    requests = [(0.0, 4, 40), (2.5, 4, 40), (7.5, 4, 2)]
+    assert serve(requests)[0]["scheduled"] == [0.0, 3.0, 8.0]
+    # the prompt ends at 1, five steps later somebody looks, then a prompt is in the step and five more follow
+    assert serve(requests, interval=5)[0]["scheduled"] == [0.0, 6.0, 12.0]
+    assert serve([(0.0, 4, 40), (0.5, 4, 2)], interval=5)[0]["scheduled"][1] == 1.0, "after a prompt it looks at once"
+    assert serve([(0.0, 4, 2), (2.5, 4, 2)], interval=5)[0]["scheduled"][1] == 2.5, "and with nothing to do"
+
+
+def test_whole_prompts_begin_only_when_all_answers_have_room() -> None:
+    _, times, _ = serve([(0.0, 6, 1), (0.0, 8, 1), (0.0, 25, 1)], scheduler="trtllm", tokens=10)
+    assert times.seen == [(0, [6]), (0, [8, 2]), (0, [10]), (0, [10]), (0, [3])], "what no step has room for is cut"
+    # 8 tokens need 2 blocks to their end: the second waits for the first to end, and nobody is preempted
+    found, _, _ = serve([(0.0, 4, 5), (0.0, 4, 5)], scheduler="trtllm", blocks=3)
+    assert found["scheduled"] == [0.0, 5.0] and found["preempted"] == [0.0, 0.0]
+
+
+def test_prompts_are_held_back_for_company() -> None:
+    requests = [(0.0, 4, 40), (1.5, 4, 2), (3.5, 4, 2)]
+    assert serve(requests, scheduler="trtllm")[0]["scheduled"] == [0.0, 2.0, 4.0]
+    wait = {"scheduler": "trtllm", "hold": 4}
+    assert serve(requests, **wait, company=100)[0]["scheduled"] == [0.0, 6.0, 6.0], "four steps"
+    assert serve(requests, **wait, company=9)[0]["scheduled"] == [0.0, 4.0, 4.0], "two prompts and an answer are enough"
+    assert serve([(0.0, 4, 2), (5.0, 4, 2)], **wait, company=100)[0]["scheduled"] == [0.0, 5.0], "nobody answers"
+
+
+def test_a_front_end_reads_one_prompt_after_the_other() -> None:
+    trace = Trace(input_tokens=np.array([4, 4, 4]), output_tokens=np.ones(3, int), arrival_s=np.array([0.0, 0.5, 9.0]))
+    sent = Ledger([4] * 3, [1] * 3).arrival
+    reading = [2.0, 1.0, 3.0]
+    for feed in (Open(*in_order(trace), sent, 0.5, reading), Closed(trace, sent, 3, 0.5, (), reading)):
+        there = []
+        while feed.next < np.inf:
+            there.append((feed.next, feed.take(feed.next)))
+        assert there == [(2.5, [0]), (3.5, [1]), (12.5, [2])] and sent.tolist() == [0.0, 0.5, 9.0]
+
+
 def test_asynchronous_scheduling_learns_of_ends_one_step_later() -> None:
     requests = [(0.0, 4, 9), (0.0, 4, 2), (0.0, 4, 2)]
     assert serve(requests, seqs=2)[0]["scheduled"][2] == 2.0
@@ -129,11 +166,18 @@ def test_whoever_was_admitted_last_gives_his_blocks() -> None:
     assert found["first"] == [1.0, 1.0] and found["finished"][1] == 7.0
 
 
+def test_a_prompt_that_is_cut_begins_when_all_of_it_has_room() -> None:
+    found, times, _ = serve([(0.0, 4, 12), (0.5, 24, 1)], blocks=7, tokens=9)
+    # its first two pieces would have fitted from 1 s on, and the third not before the other has ended at 12 s
+    assert found["preempted"] == [0, 0] and found["scheduled"] == [0.0, 12.0] and found["finished"] == [12.0, 15.0]
+    assert times.seen[-3:] == [(0, [9]), (0, [9]), (0, [6])]
+
+
 def test_a_prompt_under_way_loses_its_blocks_too() -> None:
-    found, _, replica = serve([(0.0, 4, 12), (0.5, 24, 1)], blocks=7, tokens=9)
-    # two pieces fit, the third does not, and it begins anew: at 3, 6, 9 and 11 s, until the other has ended at 12 s
-    assert found["preempted"] == [0, 4] and replica.cache.free == 7
-    assert found["finished"] == [12.0, 15.0]
+    found, times, replica = serve([(0.0, 4, 12), (0.5, 24, 1)], blocks=8, tokens=4)
+    # all six blocks were free when it began at 1 s; at 7 s it has five and the other, which goes on answering, three
+    assert found["preempted"] == [0, 1] and found["scheduled"] == [0.0, 1.0] and replica.cache.free == 8
+    assert times.seen[1:8] == [(1, [3])] * 6 + [(1, [])] and found["finished"] == [12.0, 18.0]
 
 
 def test_priority_goes_first_and_is_preempted_last() -> None:

@@ -78,6 +78,10 @@ def test_tokens_are_conserved() -> None:
     {"scheduler": "sarathi", "max_num_batched_tokens": 512, "max_num_seqs": 64}, {"stops": "token"},
     {"prefill_replicas": 1, "decode_replicas": 1, "num_gpu_blocks_override": 80, "gpu": SLOW},
     {"num_gpu_blocks_override": 120, "scheduler": "vllm"}, {"policy": "priority", "num_gpu_blocks_override": 120},
+    {"scheduler_recv_interval": 7, "data_parallel_size": 2, "router": "least_loaded", "max_concurrency": 6},
+    {"scheduler_recv_interval": 7, "data_parallel_size": 2, "router": "least_loaded", "scheduler": "prefill_first"},
+    {"scheduler": "trtllm", "num_gpu_blocks_override": 120, "batch_wait_timeout_iters": 5,
+     "batch_wait_max_tokens_ratio": 0.5, "frontend": "http", "engine": "trtllm"},
 ], ids=str)  # fmt: skip
 def test_deployments_fast_and_step_by_step(words: dict[str, Any]) -> None:
     trace = some(60, rate=20, prefix_len=40)
@@ -246,6 +250,12 @@ def test_progress_is_told() -> None:
     ({"pools": ["h200"]}, "mapping"), ({"pools": [{"replicas": 0}]}, "replicas"),
     ({"max_num_batched_tokens": 64, "max_num_seqs": 256}, "--max-num-batched-tokens"),
     ({"pools": [{}], "prefill_replicas": 1, "decode_replicas": 1}, "pools"),
+    ({"scheduler_recv_interval": 0}, "--scheduler-recv-interval"),
+    ({"scheduler_recv_interval": 5, "pipeline_parallel_size": 2}, "--pipeline-parallel-size"),
+    ({"batch_wait_timeout_iters": -1}, "--batch-wait-timeout-iters"),
+    ({"batch_wait_timeout_iters": 5}, "--batch-wait-max-tokens-ratio"),
+    ({"batch_wait_max_tokens_ratio": 1.5}, "--batch-wait-max-tokens-ratio"),
+    ({"batch_wait_timeout_iters": 5, "batch_wait_max_tokens_ratio": 0.5}, "scheduler trtllm, not of vllm"),
 ])  # fmt: skip
 def test_what_makes_no_sense_is_said(words: dict[str, Any], sentence: str) -> None:
     with pytest.raises((BadValue, UnknownName), match=sentence):

@@ -5,11 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-import signal
 import struct
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -234,19 +230,6 @@ def test_what_cannot_be_written_is_said_and_nothing_is_lost(run: Command, tmp_pa
     kept.write_text("mine")
     assert run("simulate", MODEL, "--num-prompts", "0", "--requests-out", str(kept)).code == 2
     assert kept.read_text() == "mine"
-
-
-def test_an_interrupted_run_leaves_what_was_there(tmp_path: Path) -> None:
-    kept = tmp_path / "kept.csv"
-    kept.write_text("mine")
-    args = ["simulate", MODEL, "--num-prompts", "3000000", "--requests-out", str(kept)]
-    process = subprocess.Popen([sys.executable, "-m", "inferometer", *args], stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, text=True)  # fmt: skip
-    time.sleep(1.5)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
-    assert process.returncode == 130 and out == "" and "Traceback" not in err
-    assert kept.read_text() == "mine" and [p.name for p in tmp_path.iterdir()] == ["kept.csv"]
 
 
 def test_capacity(run: Command) -> None:

@@ -6,16 +6,18 @@ import contextlib
 import json
 import os
 import tempfile
+import threading
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
 from .errors import BadFile, short
 
 S = TypeVar("S")
+_ALONE = threading.Lock()  # msgspec works out a type when it first meets it; two threads that do so at once crash it
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -44,9 +46,16 @@ def local(text: str) -> Path:
 def convert(data: Mapping[str, Any], kind: type[S], where: str) -> S:
     """A dict as a spec; what does not fit is a sentence that names the key."""
     try:
-        return msgspec.convert(data, kind)
+        with _ALONE:
+            return msgspec.convert(data, kind)
     except msgspec.ValidationError as error:
         raise BadFile(f"{where}: {error}") from None
+
+
+def decoded(data: bytes, kind: type[S]) -> S:
+    """JSON that comes with the package as a spec."""
+    with _ALONE:
+        return msgspec.json.decode(data, type=kind)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -66,8 +75,26 @@ def read_json(path: Path) -> dict[str, Any]:
     return data
 
 
+def target(text: str | Path) -> Path:
+    """Where a result that the user named is to be written: a file in a folder that is there."""
+    path = local(str(text))
+    if path.is_dir():
+        raise BadFile(f"{path} is a folder; give the name of a file to write")
+    if not path.parent.is_dir():
+        raise BadFile(f"{path} cannot be written: No such file or directory")
+    return path
+
+
 def replaced(path: Path, data: str | bytes) -> Path:
-    """Write all of a file or nothing: under a temporary name beside it, then renamed."""
+    """Write all of a file or nothing."""
+    with growing(path) as file:
+        file.write(data.encode() if isinstance(data, str) else data)
+    return path
+
+
+@contextlib.contextmanager
+def growing(path: Path) -> Iterator[BinaryIO]:
+    """A file to be written piece by piece: under a temporary name beside it, renamed when all of it is there."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -75,13 +102,13 @@ def replaced(path: Path, data: str | bytes) -> Path:
         raise BadFile(f"{path} cannot be written: {error.strerror}") from None
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(data.encode() if isinstance(data, str) else data)
+            yield file
         mask = os.umask(0)
         os.umask(mask)
         os.chmod(name, 0o666 & ~mask)
         os.replace(name, path)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
         raise BadFile(f"{path} cannot be written: {error.strerror}") from None
-    return path
+    finally:
+        with contextlib.suppress(OSError):  # gone already, unless something went wrong or the run was interrupted
+            os.unlink(name)

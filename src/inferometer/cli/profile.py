@@ -66,22 +66,13 @@ def profile(context: click.Context, /, model: str | None, kernels: bool, tables:
         raise BadValue("profile does one thing at a time: give a MODEL, --kernels or --import PATH"
                        + (f", not {' and '.join(given)}" if given else ""))  # fmt: skip
     _only(context, given[0])
+    from ..measure.verb import profile as measured
+
+    shared = {key: words.pop(key) for key in ("kinds", "gpu", "budget", "device")}
+    layers = words if model else {}  # what the other jobs have no use for was refused, if it was given
     with _voices() as (say, progress):
-        if kernels:
-            from ..measure.campaign import profile_kernels
-
-            found: dict[str, Any] = profile_kernels(output or "kernels.csv", words["budget"] or "10m", words["device"],
-                                                    say, progress, words["kinds"])  # fmt: skip
-        elif tables is not None:
-            from ..measure.tables import import_tables
-
-            found = import_tables(tables, output, gpu=words["gpu"], say=say)
-        else:
-            from ..measure.layers import profile_model
-
-            for other in ("kinds", "gpu"):
-                words.pop(other)
-            found = profile_model(str(model), output=output or ".", say=say, progress=progress, **words)
+        found = measured(model, kernels=kernels, tables=tables, output=output, say=say, progress=progress, **shared,
+                         **layers)  # fmt: skip
     if as_json:
         import msgspec
 

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import click
 
 from ..errors import BadValue
+from ..serving.traffic import traffic
 from .options import ENGINE, METHODS, MODEL_HELP, NUMBERS, OUTPUT, SERVER, named, one_gpu, options
 from .output import deliver, show_rich
-from .traffic import TRAFFIC, traffic
+from .progress import progress
+from .traffic import TRAFFIC
 
 SERVING = [
-    click.option("--scheduler", help="vllm, sarathi, prefill_first, or static batches.  [default: the engine's]"),
+    click.option("--scheduler", help="vllm, sarathi, prefill_first, trtllm or static.  [default: the engine's]"),
     click.option("--policy", default="fcfs", help="Who comes first: fcfs, or priority (a column of the trace)."),
     click.option("--enable-prefix-caching/--no-enable-prefix-caching", default=None,
                  help="Keep the cache of prompts for those that begin alike.  [default: the engine's]"),
     click.option("--long-prefill-token-threshold", type=int, default=0, help="Longest piece of a prompt; 0: no limit."),
+    click.option("--scheduler-recv-interval", type=int, default=1, help="Steps of an engine that answers from one look "
+                 "at new requests to the next (SGLang)."),
+    click.option("--batch-wait-timeout-iters", type=int, default=0, help="Steps that prompts are held back for company "
+                 "while others answer (TensorRT-LLM)."),
+    click.option("--batch-wait-max-tokens-ratio", type=float, default=0.0, help="Share of the token budget that is "
+                 "company enough."),
     click.option("--num-gpu-blocks-override", type=int, help="KV blocks of a replica.  [default: what fits]"),
     click.option("--router", default="round_robin", help="Which replica (-dp) gets a request: round_robin, "
                  "least_loaded, prefix_aware."),
@@ -37,8 +44,9 @@ RESULTS = [
     click.option("--plot", metavar="DIR", callback=named, help="Write the engine over time, and latencies, there."),
     click.option("--chrome-trace", metavar="FILE", callback=named, help="Events for chrome://tracing or Perfetto."),
 ]
-_SERVED = ("scheduler", "policy", "enable_prefix_caching", "long_prefill_token_threshold", "num_gpu_blocks_override",
-           "router", "prefill_replicas", "decode_replicas")  # fmt: skip
+_SERVED = ("scheduler", "policy", "enable_prefix_caching", "long_prefill_token_threshold", "scheduler_recv_interval",
+           "batch_wait_timeout_iters", "batch_wait_max_tokens_ratio", "num_gpu_blocks_override", "router",
+           "prefill_replicas", "decode_replicas")  # fmt: skip
 
 
 @click.command(epilog=MODEL_HELP)
@@ -49,6 +57,7 @@ def simulate(model: str, gpu: str, goodput: tuple[str, ...], find_capacity: bool
              **words: Any) -> int:  # fmt: skip
     """Serve a trace, or requests made up, and say what every request and the whole run come to."""
     from ..serving.metrics import objectives
+    from ..serving.runs import served as run
 
     device, goals = one_gpu("simulate", gpu), objectives(goodput)
     files = {key: words.pop(key) for key in ("requests_out", "plot", "chrome_trace")}
@@ -64,7 +73,11 @@ def simulate(model: str, gpu: str, goodput: tuple[str, ...], find_capacity: bool
         return capacity(model, device, goals, search, words, served, (as_json, as_csv, output))
     about = {key: words[key] for key in ("request_rate", "burstiness", "seed")}
     trace, source = traffic(words, max_concurrency)
-    result, outcome = _served(model, device, trace, source, goals, served, words)
+    try:
+        with progress("simulating", len(trace)) as reached:
+            result, outcome = run(model, device, trace, source, goals, served, words, reached)
+    except KeyboardInterrupt as stop:
+        return _cut(getattr(stop, "found", None), len(trace), files["requests_out"])
     result |= {**about, "max_concurrency": max_concurrency}
     _files(outcome, result, goals, files)
     if as_json:
@@ -76,9 +89,9 @@ def simulate(model: str, gpu: str, goodput: tuple[str, ...], find_capacity: bool
 
         deliver(rows_csv(outcome), output)
     else:
-        from ..views.serving import run
+        from ..views import serving
 
-        show_rich(run(result, outcome.series), output)
+        show_rich(serving.run(result, outcome.series), output)
     if as_json or as_csv:
         for warning in result["warnings"]:
             click.echo(f"warning: {warning}", err=True)
@@ -87,38 +100,17 @@ def simulate(model: str, gpu: str, goodput: tuple[str, ...], find_capacity: bool
     return 0 if result["completed"] else 1
 
 
-def _served(model: str, gpu: str, trace: Any, source: str, goals: dict[str, float], served: dict[str, Any],
-            words: dict[str, Any]) -> tuple[dict[str, Any], Any]:  # fmt: skip
-    """Run the simulation and sum it up."""
-    from ..catalog import engine
-    from ..serving.metrics import metrics
-    from ..serving.simulate import simulate as serve
-    from .about import described
-    from .progress import progress
+def _cut(outcome: Any, asked: int, path: str | None) -> int:
+    """Interrupted: what had ended by then is kept where rows were asked for."""
+    from ..views.files import write
+    from ..views.requests import rows_csv
 
-    result = {"schema": "inferometer.simulate/1", **described(model, gpu, words, source, len(trace))}
-    with progress("simulating", len(trace)) as reached:
-        outcome = serve(model, gpu, trace=trace, progress=lambda done, _: reached(done), **served, **words)
-    result |= metrics(outcome, goals)
-    used = outcome.series.get("kv_used", ())
-    result |= {
-        "goodput": goals or None, "policy": served["policy"],
-        "scheduler": served["scheduler"] or engine(words["engine"] or "vllm").scheduler,
-        "prefix_cache_hit_rate": outcome.prefix_hit_rate, "preemptions": int(outcome.preemptions.sum()),
-        "kv_cache_tokens": outcome.kv_cache_tokens, "max_kv_cache_usage": float(max(used)) if len(used) else None,
-        "steps": outcome.steps, "reason": outcome.reason,
-        "rejection_reasons": _reasons(outcome.rejected),
-        "warnings": list(dict.fromkeys([*result["warnings"], *outcome.warnings])),
-    }  # fmt: skip
-    return result, outcome
-
-
-def _reasons(rejected: dict[int, str]) -> dict[str, int]:
-    """Each kind of reason with how often it was given; those that differ by numbers only are one, told by the first."""
-    kinds: dict[str, list[str]] = {}
-    for reason in rejected.values():
-        kinds.setdefault(re.sub(r"\d[\d,]*", "", reason), []).append(reason)
-    return {given[0]: len(given) for given in sorted(kinds.values(), key=len, reverse=True)}
+    done = int(outcome.done.sum()) if outcome is not None else 0
+    kept = "nothing was written"
+    if done and path is not None:
+        kept = f"their rows are in {write(path, rows_csv(outcome, done=True))}"
+    click.echo(f"interrupted: {done:,} of {asked:,} requests had ended; {kept}", err=True)
+    return 130
 
 
 def _files(outcome: Any, result: dict[str, Any], goals: dict[str, float], files: dict[str, str | None]) -> None:

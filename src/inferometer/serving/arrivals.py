@@ -2,14 +2,15 @@
 
 ``feed.next`` is when the engine gets the next request, ``feed.take(t)`` gives those that it has got by t, and
 ``feed.ended(i, t)`` tells that one ended, which may let others go. The time that a request spends in the front end
-before the engine sees it is added here; a request's arrival is when its client sends it.
+before the engine sees it is added here: a fixed one, and that of reading its prompt, one after the other, which makes a
+burst wait. A request's arrival is when its client sends it.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Protocol
@@ -30,22 +31,27 @@ class Feed(Protocol):
 
 
 class Open:
-    """Requests at given times: ``Open(ids, times, arrival, 0.003)``, sorted by time."""
+    """Requests at given times: ``Open(ids, times, arrival, 0.003)``, sorted by time; ``reading``: s for each prompt."""
 
-    def __init__(self, ids: list[int], times: list[float], arrival: array[float], overhead: float = 0.0) -> None:
-        self.ids, self.times, self.arrival, self.overhead = ids, [*times, inf], arrival, overhead
+    def __init__(self, ids: list[int], times: list[float], arrival: array[float], overhead: float = 0.0,
+                 reading: Sequence[float] = ()) -> None:  # fmt: skip
+        self.ids, self.times, self.arrival, self.overhead, self.reading = ids, [*times, inf], arrival, overhead, reading
+        self.there, free = [time + overhead for time in self.times], -inf
+        for place, i in enumerate(ids if reading else ()):
+            free = max(times[place], free) + reading[i]
+            self.there[place] = free + overhead
         self.place = 0
-        self.next = self.times[0] + overhead
+        self.next = self.there[0]
 
     def take(self, now: float) -> list[int]:
         """Requests that are there by now, in order."""
         start = place = self.place
-        times, overhead, arrival, ids = self.times, self.overhead, self.arrival, self.ids
-        while times[place] + overhead <= now:
+        times, there, arrival, ids = self.times, self.there, self.arrival, self.ids
+        while there[place] <= now:
             arrival[ids[place]] = times[place]
             place += 1
         self.place = place
-        self.next = times[place] + overhead
+        self.next = there[place]
         return ids[start:place]
 
 
@@ -78,9 +84,10 @@ class Closed:
     """
 
     def __init__(self, trace: Trace, arrival: array[float], most: int | None, overhead: float = 0.0,
-                 rejected: Container[int] = ()) -> None:  # fmt: skip
+                 rejected: Container[int] = (), reading: Sequence[float] = ()) -> None:  # fmt: skip
         n = len(trace)
-        self.arrival, self.overhead, self.rejected = arrival, overhead, rejected
+        self.arrival, self.overhead, self.rejected, self.reading = arrival, overhead, rejected, reading
+        self.free = -inf  # when the front end has read the prompts that were sent
         times = np.zeros(n) if trace.arrival_s is None else np.nan_to_num(trace.arrival_s, nan=0.0)
         self.times: list[float] = times.tolist()
         self.think: list[float] = [0.0] * n if trace.think_s is None else np.nan_to_num(trace.think_s, nan=0.0).tolist()
@@ -99,7 +106,8 @@ class Closed:
             self.sends = self.next = inf
         else:
             self.sends = max(self.ready[0][0], self.places[0] if self.places else -inf)
-            self.next = self.sends + self.overhead
+            read = max(self.sends, self.free) + self.reading[self.ready[0][1]] if self.reading else self.sends
+            self.next = read + self.overhead
 
     def take(self, now: float) -> list[int]:
         """Requests that are there by now, in order."""
@@ -108,6 +116,7 @@ class Closed:
             _, i = heappop(self.ready)
             if self.places is not None:
                 self.places.popleft()
+            self.free = self.next - self.overhead
             sent = self.arrival[i] = self.sends
             if i in self.rejected:
                 self.ended(i, sent)

@@ -109,6 +109,14 @@ class Batch:
         found = cycles * self.rows + sum(self.ring[start:end])
         return found if end <= self.block else found + sum(self.ring[: end - self.block])
 
+    def lacking(self) -> int:
+        """Blocks that all sequences will still take, to their ends."""
+        size, clock, mask, offset, found = self.block, self.clock, (1 << self.bits) - 1, self.offset, 0
+        for entry in self.ends:
+            mine = offset[entry & mask]
+            found += -(-(mine + (entry >> self.bits)) // size) + -(mine + clock) // size
+        return found
+
     def affordable(self, steps: int, free: int) -> int:
         """The most steps, up to ``steps``, that so many free blocks are enough for."""
         if self.growth(steps) <= free:

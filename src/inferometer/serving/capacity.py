@@ -15,7 +15,7 @@ import numpy as np
 from ..errors import BadValue, UnknownName, positive, real, short
 from .fanout import pool, workers
 from .metrics import GOALS, good, latencies
-from .outcome import Outcome
+from .outcome import Interrupted, Outcome
 from .requests import Trace
 from .simulate import simulate
 from .synthetic import at_rate
@@ -68,35 +68,44 @@ def find_capacity(model: str, gpu: str = "h100-sxm", *, trace: Trace, goodput: M
                        "(--max-concurrency, the turns of a conversation)")  # fmt: skip
     width = max(2, workers(backend, jobs))
     at_once = msgspec.structs.replace(trace, arrival_s=np.zeros(len(trace)))
-    whole = simulate(model, gpu, trace=at_once, **words)
-    highest = _throughput(whole)
-    found = Capacity(request_rate=0.0, goodput=goals, share=share, highest=highest, tried=[])
-    if not highest:
-        return found
-    with pool(backend, jobs, address) as run:
+    found = Capacity(request_rate=0.0, goodput=goals, share=share, highest=0.0, tried=[])
 
-        def attempt(rates: list[float]) -> None:
-            asked = [(model, gpu, trace, rate, seed, goals, share, words) for rate in rates]
-            found.tried += run(_try, asked)
-            found.tried.sort(key=lambda one: one.request_rate)
-            if progress is not None:
-                progress(len(found.tried), 0)
+    def attempt(run: Callable[..., list[Tried]], rates: list[float]) -> None:
+        found.tried += run(_try, [(model, gpu, trace, rate, seed, goals, share, words) for rate in rates])
+        found.tried.sort(key=lambda one: one.request_rate)
+        if progress is not None:
+            progress(len(found.tried), 0)
 
-        low, high = LOWEST * highest, 2 * highest
-        attempt([low, *np.geomspace(highest / 8, high, width + 1).tolist()])
-        while True:
-            held = [one.request_rate for one in found.tried if one.holds]
-            failed = [one.request_rate for one in found.tried if not one.holds]
-            low = max((rate for rate in held if not failed or rate < min(failed)), default=0.0)
-            high = min(failed, default=float("inf"))
-            if not low or high <= low * (1 + precision):
-                break
-            between = np.geomspace(low, high, width + 2)[1:-1] if high < float("inf") else low * 2.0 ** np.arange(1, 3)
-            if high == float("inf") and low > 64 * highest:  # so few requests that even all at once are fine
-                break
-            attempt(between.tolist())
-    found.request_rate = low
+    try:
+        found.highest = _throughput(simulate(model, gpu, trace=at_once, **words))
+        if found.highest:
+            with pool(backend, jobs, address) as run:
+                _search(found, precision, width, lambda rates: attempt(run, rates))
+    except KeyboardInterrupt:
+        found.request_rate = _between(found.tried)[0]
+        raise Interrupted(found) from None
     return found
+
+
+def _search(found: Capacity, precision: float, width: int, attempt: Callable[[list[float]], None]) -> None:
+    """Try rates, a round at a time, until the last that held and the first that did not are close."""
+    highest = found.highest
+    attempt([LOWEST * highest, *np.geomspace(highest / 8, 2 * highest, width + 1).tolist()])
+    while True:
+        found.request_rate, high = _between(found.tried)
+        low = found.request_rate
+        if not low or high <= low * (1 + precision):
+            break
+        between = np.geomspace(low, high, width + 2)[1:-1] if high < float("inf") else low * 2.0 ** np.arange(1, 3)
+        if high == float("inf") and low > 64 * highest:  # so few requests that even all at once are fine
+            break
+        attempt(between.tolist())
+
+
+def _between(tried: list[Tried]) -> tuple[float, float]:
+    """The highest rate below which all held, 0 if there is none; and the lowest that did not hold."""
+    high = min((one.request_rate for one in tried if not one.holds), default=float("inf"))
+    return max((one.request_rate for one in tried if one.holds and one.request_rate < high), default=0.0), high
 
 
 def _throughput(outcome: Outcome) -> float:

@@ -11,10 +11,10 @@ import numpy as np
 from .. import memory, parallel, timing
 from ..errors import BadValue
 from ..evaluate import Setup, stages
+from ..footprint import memory_table
 from ..request import Request
 from ..spec import Hardware, Link, Workload
 from ..steps import Group, Step
-from ..tables import memory_table
 from ..talk import conversation
 from .replica import Limits
 from .requests import Trace
@@ -87,18 +87,19 @@ def _too_much(needed: float, usable: float) -> str:
     return f"needs {needed / 1e9:.1f} GB of the {usable / 1e9:.1f} GB per GPU that it may use, and leaves no KV cache"
 
 
-def limits(found: Pool, scheduler: str, policy: str, *, piece: int, lag: bool, wasted: bool) -> Limits:
+def limits(found: Pool, scheduler: str, policy: str, *, piece: int, lag: bool, wasted: bool,
+           interval: int = 1, hold: int = 0, company: float = 0.0) -> Limits:  # fmt: skip
     """What the engine of a pool allows itself in a step."""
     plan, width = found.setup.plan, found.stages[0].width
     tokens, seqs = plan.max_num_batched_tokens, min(plan.max_num_seqs, found.seqs)
-    if tokens < seqs and scheduler in ("vllm", "sarathi"):
+    if tokens < seqs and scheduler in ("vllm", "sarathi", "trtllm"):
         raise BadValue(f"--max-num-batched-tokens {tokens:,} must be at least --max-num-seqs {seqs:,}: everyone who "
                        "decodes needs a token of the budget")  # fmt: skip
     static = scheduler == "static"
     return Limits(
         tokens=tokens, seqs=max(1, min(seqs, tokens // width)), width=width, piece=piece or 10**9,
         whole=scheduler == "sarathi", lag=lag and not static, wasted=wasted, padded=static,
-        priority=policy == "priority",
+        priority=policy == "priority", interval=interval, hold=hold, company=math.ceil(company * tokens),
     )  # fmt: skip
 
 

@@ -26,7 +26,7 @@ def glides(replica: Replica) -> bool:
     sharing = isinstance(cache, PrefixCache) and cache.paths is not None
     return (
         replica.fast and replica.times.closed and replica.plan is vllm and not limits.wasted and not sharing
-        and replica.ledger.given is None and limits.width == 1
+        and replica.ledger.given is None and limits.width == limits.interval == 1 and not limits.hold
     )  # fmt: skip
 
 
@@ -35,21 +35,10 @@ def at_ease(replica: Replica) -> bool:
     if replica.waiting or replica.partial or replica.leaving or replica.lent or replica.steps < replica.patience:
         return False
     cache = replica.cache
-    if (isinstance(cache, PrefixCache) and not cache.calm) or _lacking(replica) > cache.free:
+    if (isinstance(cache, PrefixCache) and not cache.calm) or replica.batch.lacking() > cache.free:
         replica.patience = replica.steps + PATIENCE
         return False
     return True
-
-
-def _lacking(replica: Replica) -> int:
-    """Blocks that those who answer will still take."""
-    batch = replica.batch
-    size, clock, mask, offset = batch.block, batch.clock, (1 << batch.bits) - 1, batch.offset
-    found = 0
-    for entry in batch.ends:
-        mine = offset[entry & mask]
-        found += -(-(mine + (entry >> batch.bits)) // size) + -(mine + clock) // size
-    return found
 
 
 def glide(replica: Replica, until: float) -> None:
@@ -65,7 +54,7 @@ def glide(replica: Replica, until: float) -> None:
     )  # fmt: skip
     search, mixed, heat = times.whole.search, times.mixed, replica.heat
     now, seen, clock, rows, base = replica.now, replica.seen, batch.clock, batch.rows, batch.base
-    free = cache.free - _lacking(replica)
+    free = cache.free - batch.lacking()
     gone: list[tuple[int, int]] = []  # ended with the last step: request, blocks
     steps = computed = asked = 0
     busy = 0.0
@@ -162,14 +151,14 @@ def glide(replica: Replica, until: float) -> None:
             replica.busy += busy
             replica.computed += computed
             steps, computed, busy = 0, 0, 0.0
-            cache.free = free + _lacking(replica)
+            cache.free = free + batch.lacking()
             watch.look(replica)
     batch.clock = batch.steps = clock
     batch.rows, batch.base = rows, base
     batch.ring = [0] * size
     for mine in offset.values():
         batch.ring[-mine % size] += 1
-    cache.free = free + _lacking(replica)
+    cache.free = free + batch.lacking()
     cache.asked += asked
     replica.now, replica.seen = now, seen
     replica.steps += steps

@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -43,7 +45,7 @@ def pool(backend: str, jobs: int | None = None, address: str | None = None) -> I
     joblib: Any = importlib.import_module("joblib")
 
     def run(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-        return list(joblib.Parallel(n_jobs=count)(joblib.delayed(function)(item) for item in items))
+        return list(joblib.Parallel(n_jobs=count)(joblib.delayed(_undisturbed)(function, item) for item in items))
 
     if backend == "dask":
         client_of: Any = importlib.import_module("distributed").Client
@@ -58,6 +60,13 @@ def pool(backend: str, jobs: int | None = None, address: str | None = None) -> I
     else:
         with joblib.parallel_config(backend="loky", n_jobs=count):
             yield run
+
+
+def _undisturbed(function: Callable[[Any], Any], item: Any) -> Any:
+    """A worker's part: Ctrl-C reaches every process of a terminal, but only the one that asked should end it all."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return function(item)
 
 
 def spread(function: Callable[[Given], Found], items: Sequence[Given], *, backend: str = "processes",

@@ -33,13 +33,15 @@ class KVCache:
         """Tokens of a request's ``tokens`` that need not be computed; at least one always must."""
         return 0
 
+    def fits(self, i: int, cached: int, upto: int) -> bool:
+        """Whether a request's first ``upto`` tokens, ``cached`` of which are there, have room among the free blocks."""
+        return -(-upto // self.size) <= self.free
+
     def begin(self, i: int, cached: int, upto: int) -> bool:
-        """Hand a request the blocks of its first ``upto`` tokens, ``cached`` of which are there; False if too few are
-        free."""
-        need = -(-upto // self.size)
-        if need > self.free:
+        """Hand a request the blocks of its first ``upto`` tokens; False if too few are free."""
+        if not self.fits(i, cached, upto):
             return False
-        self.free -= need
+        self.free -= -(-upto // self.size)
         return True
 
     def extend(self, i: int, computed: int, upto: int) -> bool:
@@ -97,10 +99,8 @@ class PrefixCache(KVCache):
             found = max(found, self.mark[i] + own)
         return min(found, (tokens - 1) // self.size) * self.size
 
-    def begin(self, i: int, cached: int, upto: int) -> bool:
-        """Take over the cached blocks and hand out the others; all or nothing."""
-        if self.calm:
-            return super().begin(i, cached, upto)
+    def _found(self, i: int, cached: int) -> tuple[list[int], int, int]:
+        """Where a request's cached tokens are: the runs, blocks of theirs that are free, and blocks that it left."""
         wanted, kept = cached // self.size, 0
         runs: list[int] = []
         for run in self._runs(i):
@@ -110,7 +110,21 @@ class PrefixCache(KVCache):
                 continue
             runs.append(run)
             kept += self.there[run] if not self.users[run] else 0
-        own = max(0, wanted - (self.start[runs[-1]] + self.there[runs[-1]] if runs else 0))
+        return runs, kept, max(0, wanted - (self.start[runs[-1]] + self.there[runs[-1]] if runs else 0))
+
+    def fits(self, i: int, cached: int, upto: int) -> bool:
+        """Whether the free blocks suffice; those with cached tokens that nobody uses are among them."""
+        if self.calm:
+            return super().fits(i, cached, upto)
+        _, kept, own = self._found(i, cached)
+        return -(-upto // self.size) - cached // self.size + kept + own <= self.free
+
+    def begin(self, i: int, cached: int, upto: int) -> bool:
+        """Take over the cached blocks and hand out the others; all or nothing."""
+        if self.calm:
+            return super().begin(i, cached, upto)
+        wanted = cached // self.size
+        runs, kept, own = self._found(i, cached)
         need = -(-upto // self.size) - wanted
         if need + kept + own > self.free:
             return False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import numpy as np
 
@@ -26,3 +28,17 @@ class Outcome(msgspec.Struct, kw_only=True, eq=False):
     kv_cache_tokens: int = 0  # that the caches of all replicas hold
     reason: str = ""  # why nothing could be served at all: the plan does not fit
     warnings: tuple[str, ...] = ()
+
+    @property
+    def done(self) -> np.ndarray:
+        """Which requests have all their tokens."""
+        ended: np.ndarray = ~(np.isnan(self.finished_s) | np.isnan(self.first_token_s))
+        return ended
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C in the middle of a run: ``found`` is what there was by then (an `Outcome`, or a search's result)."""
+
+    def __init__(self, found: Any) -> None:
+        super().__init__()
+        self.found = found

@@ -43,7 +43,7 @@ class Pipeline(Replica):
     def __init__(self, stages: list[StepTime], limits: Limits, ledger: Ledger, cache: KVCache, feed: Feed,
                  plan: Callable[[Replica], Plan], *, number: int = 0, fast: bool = True,
                  apart: float = 0.0) -> None:  # fmt: skip
-        limits = limits._replace(lag=False)
+        limits = limits._replace(lag=False, interval=1)
         super().__init__(stages[0], limits, ledger, cache, feed, plan, number=number, fast=fast, apart=apart)
         self.stages = stages
         lanes = 1 if limits.padded else len(stages)  # a static batch is one

@@ -7,7 +7,8 @@ replica.run(until=12.5)      # or every step that begins before then
 Between two events (a request comes or ends, a prompt is under way, blocks run out) everyone decodes, and the steps up
 to the next event are summed at once (`StepTime.run`). With ``fast=False`` they are taken one by one; the outcome is the
 same. With asynchronous scheduling a step is planned while the one before it runs: who comes in the meantime waits for
-the step after, and whoever ends keeps his place and his blocks for one step more.
+the step after, and whoever ends keeps his place and his blocks for one step more. An engine may look only every so many
+steps who has come (``interval``); after a step with a prompt in it, and with nothing to do, it looks at once.
 """
 
 from __future__ import annotations
@@ -44,6 +45,9 @@ class Limits(NamedTuple):
     wasted: bool = False  # answers end with a stop token: the step after the last one computes a token in vain
     padded: bool = False  # answers that have ended stay in the batch until all have (static batches)
     priority: bool = False
+    interval: int = 1  # steps without prompts from one look at who has come to the next (SGLang's recv interval)
+    hold: int = 0  # steps that prompts are held back for company while others answer (TensorRT-LLM's batch wait) ...
+    company: int = 0  # ... unless they and the answers are as many tokens as this
 
 
 class Replica:
@@ -62,6 +66,8 @@ class Replica:
         self.heat = Heat(times.throttled) if times.throttled else None
         self.now = self.seen = 0.0  # the clock; arrivals up to `seen` are known
         self.asleep = 0.0  # until when nothing can be done, though somebody waits
+        self.held, self.holding = 0, False  # steps that prompts were held back; whether they are in this one
+        self.blind = 0  # steps without prompts since somebody looked who has come, modulo the interval: 0 is a look
         self.taken = 0  # blocks that the step being planned has taken for answers
         self.upset = False  # somebody was preempted in this step
         self.reserved = 0  # blocks of a static batch
@@ -85,9 +91,9 @@ class Replica:
                     return
             if self.leaving or self.lent:
                 self._let_go()
-            if self.feed.next <= self.seen:
+            if self.feed.next <= self.seen and not self.blind:
                 self._receive()
-            self.upset = False
+            self.upset = self.holding = False
             if self.waiting or self.partial or self.cache.free < self.batch.needs():
                 decoding, chunks = self.plan(self)
                 if chunks:
@@ -122,7 +128,7 @@ class Replica:
         self.busy += took
         self.steps += 1
         self.computed += rows * limits.width + new
-        self.taken = 0
+        self.taken = self.blind = 0
         if rows:
             self._pass(1)
         for i in ends:
@@ -163,11 +169,17 @@ class Replica:
                 most = max(1, batch.affordable(most, self.cache.free + self.taken))
         if most > 1:
             gap = until - now
-            if limits.priority or not self.waiting:  # first come, first served: who comes last changes nothing
+            if self.holding:
+                most = min(most, limits.hold + 1 - self.held)
+            # first come, first served: who comes last changes nothing
+            if limits.priority or limits.interval > 1 or self.holding or not self.waiting:
                 gap = min(gap, self.feed.next - now)
             if self.lent and self.waiting:
                 gap = min(gap, self.lent[0][0] - now)
             steps, took, before = self.times.run(batch, most, gap, int(limits.lag))
+            late = -(self.blind + steps) % limits.interval
+            if late and steps < most:  # whoever came is not seen before the next look
+                steps, took, before = self.times.run(batch, min(most, steps + late), until - now, int(limits.lag))
         else:
             steps, took, before = 1, self.times.decode(batch), 0.0
         if not limits.padded:
@@ -177,6 +189,8 @@ class Replica:
         self.seen = now + before if limits.lag else self.now
         self.busy += took
         self.steps += steps
+        self.blind = (self.blind + steps) % limits.interval
+        self.held += (steps - 1) * self.holding
         self.computed += steps * batch.rows * limits.width
         self._pass(steps)
 
@@ -245,6 +259,7 @@ class Replica:
 
         With nothing under way asynchronous scheduling is not behind: it knows at once who came and who ended.
         """
+        self.blind = 0
         if self.leaving or self.upset or self.feed.next <= self.now:
             self._know_all()
             self.seen = self.now
@@ -301,6 +316,16 @@ class Replica:
                 self.cache.hits += cached
         if cached + new < ledger.target[i]:
             self.partial[i] = cached + new
+
+    def holds(self) -> bool:
+        """Whether those who could begin are held back in this step, for more of them to begin together."""
+        limits, rows = self.limits, self.batch.rows
+        if not limits.hold or not rows:
+            return False
+        there = sum(self.ledger.target[i] for i in self.waiting) + rows * limits.width
+        self.holding = self.held < limits.hold and there < limits.company
+        self.held = self.held + 1 if self.holding else 0
+        return self.holding
 
     def grow_answers(self) -> bool:
         """Blocks for everyone who decodes; whoever was admitted last gives way where there are too few. False if so."""

@@ -31,8 +31,10 @@ def vllm(replica: Replica) -> Plan:
     """vLLM's V1 scheduler: one budget of tokens for everyone, those who run before those who wait.
 
     Everyone who decodes gets a token, then prompts under way go on, then waiting ones begin, in order, as long as the
-    budget, the sequences and the blocks last; a prompt that does not fit is cut. Who needs a block when there is none
-    takes those of whoever was admitted last, which waits again and computes everything anew; nobody is admitted then.
+    budget, the sequences and the blocks last; a prompt that is cut begins only if all of it has room at that moment
+    (`scheduler_reserve_full_isl`, the default of 0.19), though only the blocks of its first piece are taken. Who needs
+    a block when there is none takes those of whoever was admitted last, which waits again and computes everything
+    anew; nobody is admitted then.
     """
     limits, cache, target = replica.limits, replica.cache, replica.ledger.target
     chunks: list[Chunk] = []
@@ -56,7 +58,10 @@ def vllm(replica: Replica) -> Plan:
         i = replica.waiting.peek()
         cached = replica.cached(i)
         new = min(target[i] - cached, budget, limits.piece)
-        if (new < target[i] - cached and not limits.chunked) or not cache.begin(i, cached, cached + new):
+        cut = new < target[i] - cached
+        if cut and not (limits.chunked and cache.fits(i, cached, target[i])):
+            break
+        if not cache.begin(i, cached, cached + new):
             break
         replica.admit(i, cached, new)
         chunks.append((i, new, cached))
@@ -89,6 +94,54 @@ def sarathi(replica: Replica) -> Plan:
         chunks.append((i, new, cached))
         budget -= new
     return True, chunks
+
+
+@scheduler
+def trtllm(replica: Replica) -> Plan:
+    """TensorRT-LLM's in-flight batching: answers first, then whole prompts, in order, as long as the budget lasts.
+
+    A prompt begins when the cache has room for it and for all answers to their ends, so nobody is ever preempted
+    (GUARANTEED_NO_EVICT). Only one that no step has room for is cut (enable_chunked_prefill). While others answer,
+    prompts may be held back for company (`Limits.hold`).
+    """
+    limits, cache, ledger = replica.limits, replica.cache, replica.ledger
+    chunks: list[Chunk] = []
+    replica.grow_answers()
+    budget = limits.tokens - replica.batch.rows * limits.width
+    for i, done in list(replica.partial.items()):
+        new = min(ledger.target[i] - done, budget)
+        if new > 0 and cache.extend(i, done, done + new):
+            replica.partial[i] = done + new
+            chunks.append((i, new, done))
+            budget -= new
+    room = cache.free - _promised(replica)
+    begun = len(chunks)
+    while room > 0 and budget > 0 and replica.waiting and len(replica.running) < limits.seqs:
+        i = replica.waiting.peek()
+        cached = replica.cached(i)
+        prompt = ledger.target[i] - cached
+        new = min(prompt, budget)
+        room -= _blocks(replica, i) - cached // cache.size
+        if room < 0 or new < prompt <= limits.tokens or (len(chunks) == begun and replica.holds()):
+            break
+        if not cache.begin(i, cached, cached + new):
+            break
+        replica.admit(i, cached, new)
+        chunks.append((i, new, cached))
+        budget -= new
+    return True, chunks
+
+
+def _blocks(replica: Replica, i: int) -> int:
+    """Blocks of a request at the end of its answer."""
+    ledger = replica.ledger
+    return -(-(ledger.target[i] + max(ledger.left[i] - 1, 0)) // replica.cache.size)
+
+
+def _promised(replica: Replica) -> int:
+    """Blocks that those who were admitted will still take, to the ends of their answers."""
+    found = replica.batch.lacking() - replica.taken  # those of this step are taken already
+    return found + sum(_blocks(replica, i) - -(-done // replica.cache.size) for i, done in replica.partial.items())
 
 
 @scheduler

@@ -13,9 +13,10 @@ from .cluster import Cluster
 from .deployment import Pool, handover, limits
 from .kvcache import KVCache, PrefixCache
 from .ledger import Ledger, column
-from .outcome import Outcome
+from .outcome import Interrupted, Outcome
 from .pipeline import Pipeline
 from .prompts import Paths, paths
+from .relay import relay
 from .replica import Replica
 from .requests import Trace
 from .routers import Fleet
@@ -34,6 +35,9 @@ class Options(NamedTuple):
     wasted: bool = False  # answers end with a stop token
     prefix_caching: bool | None = None  # None: as the engine does
     lag: bool | None = None
+    interval: int = 1  # steps from one look at who has come to the next
+    hold: int = 0  # steps that prompts are held back for company
+    company: float = 0.0  # share of a step's tokens that is company enough
     fast: bool = True
     progress: Callable[[int, int], None] | None = None
 
@@ -71,29 +75,39 @@ def serve(trace: Trace, pools: list[tuple[str, Pool]], how: Options) -> Outcome:
     replicas = [replica for fleet in fleets for replica in fleet.replicas]
     if how.progress is not None:
         _report(replicas, back, len(trace), how.progress)
-    if split:
-        back.given = (taken.inputs - 1).tolist()
-        readers, writers = (next(each for role, each in pools if role == word) for word in ("prefill", "decode"))
-        short = (taken.outputs < 2).tolist()
-        Cluster(feed, fleets, handover(readers, writers, taken.inputs), short).run()
-    else:
-        _run(feed, fleets[0], how, front)
+    try:
+        if split:
+            back.given = (taken.inputs - 1).tolist()
+            readers, writers = (next(each for role, each in pools if role == word) for word in ("prefill", "decode"))
+            short = (taken.outputs < 2).tolist()
+            sent = handover(readers, writers, taken.inputs)
+            staged = any(len(each.stages) > 1 for _, each in pools)
+            if isinstance(feed, Open) and how.router == "round_robin" and not staged:
+                relay(feed, *fleets, sent, short)
+            else:
+                Cluster(feed, fleets, sent, short).run()
+        else:
+            _run(feed, fleets[0], how, front)
+    except KeyboardInterrupt:
+        raise Interrupted(_outcome(taken, front, back, replicas, warnings)) from None
     return _outcome(taken, front, back, replicas, warnings)
 
 
 def _feed(trace: Trace, pool: Pool, ledger: Ledger, taken: Admitted, how: Options) -> Open | Closed:
     """When requests reach the engine, its front end's time included."""
     engine = pool.setup.engine
-    overhead = engine.request_overhead + (engine.http_overhead if pool.setup.plan.frontend == "http" else 0.0)
+    http = pool.setup.plan.frontend == "http"
+    overhead = engine.request_overhead + (engine.http_overhead if http else 0.0)
+    reading = (engine.token_overhead * taken.inputs).tolist() if http and engine.token_overhead else ()
     if closed_loop(trace, how.max_concurrency):
         most = how.max_concurrency or (1 if trace.arrival_s is None else None)
-        return Closed(trace, ledger.arrival, most, overhead, taken.rejected)
+        return Closed(trace, ledger.arrival, most, overhead, taken.rejected, reading)
     ids, times = in_order(trace)
     if taken.rejected:
         column(ledger.arrival)[ids] = times
         kept = [(i, time) for i, time in zip(ids, times, strict=True) if i not in taken.rejected]
         ids, times = [i for i, _ in kept], [time for _, time in kept]
-    return Open(ids, times, ledger.arrival, overhead)
+    return Open(ids, times, ledger.arrival, overhead, reading)
 
 
 def _run(feed: Open | Closed, fleet: Fleet, how: Options, ledger: Ledger) -> None:
@@ -107,7 +121,8 @@ def _run(feed: Open | Closed, fleet: Fleet, how: Options, ledger: Ledger) -> Non
     elif isinstance(feed, Open) and how.router == "round_robin":
         for number, replica in enumerate(replicas):
             mine = slice(number, len(feed.ids), len(replicas))
-            replica.feed = Open(feed.ids[mine], feed.times[mine], ledger.arrival, feed.overhead)
+            replica.feed = Open(feed.ids[mine], feed.times[mine], ledger.arrival, feed.overhead,
+                                feed.reading)  # fmt: skip
             replica.run()
     else:
         Cluster(feed, [fleet]).run()
@@ -122,6 +137,7 @@ def _fleet(pools: list[Pool], ledger: Ledger, how: Options, caching: bool, share
     for each in pools:
         engine, size = each.setup.engine, each.setup.plan.block_size
         allowed = limits(each, how.scheduler, how.policy, piece=how.piece, wasted=how.wasted,
+                         interval=how.interval, hold=how.hold, company=how.company,
                          lag=engine.async_scheduling if how.lag is None else how.lag)  # fmt: skip
         for _ in range(each.replicas):
             cache = PrefixCache(each.blocks, size, shared) if caching else KVCache(each.blocks, size)

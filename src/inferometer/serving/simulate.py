@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..errors import BadValue, UnknownName, short, whole
+from ..errors import BadValue, UnknownName, share, short, whole
 from ..request import request
 from .deployment import pool
 from .outcome import Outcome
@@ -37,6 +37,9 @@ def simulate(
     num_gpu_blocks_override: int | None = None,
     long_prefill_token_threshold: int = 0,
     async_scheduling: bool | None = None,
+    scheduler_recv_interval: int = 1,
+    batch_wait_timeout_iters: int = 0,
+    batch_wait_max_tokens_ratio: float = 0.0,
     stops: str = "length",
     fast_forward: bool = True,
     progress: Callable[[int, int], None] | None = None,
@@ -47,6 +50,9 @@ def simulate(
     ``data_parallel_size`` replicas share the requests by the ``router``. With ``prefill_replicas`` and
     ``decode_replicas`` prompts are read on some and answered on others. ``pools`` names replicas that differ:
     ``[{"gpu": "h200", "replicas": 2}, {"gpu": "a100-sxm-80gb", "role": "decode"}]``, each with any keyword of a plan.
+    ``scheduler_recv_interval``: an engine that answers looks only every so many steps who has come (SGLang).
+    ``batch_wait_timeout_iters``: it holds prompts back so many steps for company, up to a share of a step's tokens
+    (``batch_wait_max_tokens_ratio``; TensorRT-LLM).
     ``stops``: answers end at their ``length`` (max_tokens, which an engine knows beforehand) or with a stop ``token``.
     """
     for what, given, allowed in (("--scheduler", scheduler or "vllm", SCHEDULERS), ("--policy", policy, POLICIES),
@@ -58,14 +64,27 @@ def simulate(
     if num_gpu_blocks_override is not None:
         whole("--num-gpu-blocks-override", num_gpu_blocks_override)
     piece = whole("--long-prefill-token-threshold", long_prefill_token_threshold, least=0)
+    whole("--scheduler-recv-interval", scheduler_recv_interval)
+    whole("--batch-wait-timeout-iters", batch_wait_timeout_iters, least=0)
+    share("--batch-wait-max-tokens-ratio", batch_wait_max_tokens_ratio, "0 and 1")
+    if batch_wait_timeout_iters and not batch_wait_max_tokens_ratio:
+        raise BadValue("--batch-wait-timeout-iters holds prompts back up to a share of a step's tokens: give "
+                       "--batch-wait-max-tokens-ratio, too")  # fmt: skip
     words.setdefault("frontend", "http")
     made = []
     for each in _pools(gpu, words, pools, prefill_replicas, decode_replicas):
         role, count = each.pop("role"), each.pop("replicas")
         asked = request(model, **each)
         made.append((role, pool(asked, count * asked.plan.data_parallel_size, trace, num_gpu_blocks_override)))
-    how = Options(scheduler or made[0][1].setup.engine.scheduler, policy, router, max_concurrency, piece,
-                  stops == "token", enable_prefix_caching, async_scheduling, fast_forward, progress)  # fmt: skip
+    name = scheduler or made[0][1].setup.engine.scheduler
+    if batch_wait_timeout_iters and name != "trtllm":
+        raise BadValue(f"--batch-wait-timeout-iters is of the scheduler trtllm, not of {name}")
+    if scheduler_recv_interval > 1 and any(each.setup.plan.pipeline_parallel_size > 1 for _, each in made):
+        raise BadValue("--scheduler-recv-interval counts the steps of one batch: it has no meaning with "
+                       "--pipeline-parallel-size above 1")  # fmt: skip
+    how = Options(name, policy, router, max_concurrency, piece,
+                  stops == "token", enable_prefix_caching, async_scheduling, scheduler_recv_interval,
+                  batch_wait_timeout_iters, batch_wait_max_tokens_ratio, fast_forward, progress)  # fmt: skip
     return serve(trace, made, how)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from heapq import heappop, heappush
 
 from .ledger import Ledger
@@ -27,6 +28,9 @@ class Ranks:
 
     def __len__(self) -> int:
         return len(self.heap)
+
+    def __iter__(self) -> Iterator[int]:
+        return (entry[2] for entry in self.heap)
 
     def push(self, i: int) -> None:
         """Someone comes, or comes back."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 from heapq import heappop, heappush
 from typing import Any
 
@@ -18,8 +19,11 @@ COLUMNS = ("request_id", "arrival_s", "input_tokens", "output_tokens", "TTFT", "
 EVENTS = 100_000  # requests that a chrome trace shows: its viewers do not open more
 
 
-def rows_csv(outcome: Outcome) -> str:
-    """One row per request; TTFT, TPOT, E2E and the time in the queue in ms, empty where there is none."""
+def rows_csv(outcome: Outcome, *, done: bool = False) -> str:
+    """One row per request; TTFT, TPOT, E2E and the time in the queue in ms, empty where there is none.
+
+    With ``done`` only those that have all their tokens: what an interrupted run has to show.
+    """
     found = latencies(outcome)
     queue = (outcome.scheduled_s - outcome.arrival_s) * 1e3
     status = ["done" if done else "unfinished" for done in (~np.isnan(outcome.finished_s)).tolist()]
@@ -28,11 +32,12 @@ def rows_csv(outcome: Outcome) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(COLUMNS)
-    writer.writerows(zip(
+    rows = zip(
         range(len(status)), _shown(outcome.arrival_s, 6), outcome.input_tokens.tolist(), outcome.output_tokens.tolist(),
         *(_shown(x, 4) for x in (found["ttft"], found["tpot"], found["e2el"], queue)), outcome.cached_tokens.tolist(),
         outcome.preemptions.tolist(), outcome.replica.tolist(), status, strict=True,
-    ))  # fmt: skip
+    )  # fmt: skip
+    writer.writerows(itertools.compress(rows, outcome.done) if done else rows)
     return out.getvalue()
 
 

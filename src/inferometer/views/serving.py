@@ -36,7 +36,10 @@ def capacity(result: Mapping[str, Any]) -> Group:
     limits = ", ".join(f"{key} ≤ {value:g} ms" for key, value in result["goodput"].items())
     promise = f"{percent(result['share'])} of the requests keep {limits}"
     rate = result["request_rate"]
-    if rate:
+    if result.get("interrupted"):
+        held = f"{rate:,.2f} requests/s held" if rate else "no rate held"
+        words = Text(f"interrupted: so far {held} ({promise})", style="bold yellow")
+    elif rate:
         words = Text(f"{rate:,.2f} requests/s is the highest rate at which {promise}", style="bold green")
     else:
         words = Text(f"✗ at no rate do so many keep the limits: {promise}", style="bold red")
@@ -49,7 +52,7 @@ def capacity(result: Mapping[str, Any]) -> Group:
             f"{tried['request_rate']:,.3f}", percent(tried["good"]), Text(mark, "green" if tried["holds"] else "red")
         )
     parts: list[Any] = [Text(header(result), style="bold"), words, table]
-    parts += [latency_table(result)] if rate else []
+    parts += [latency_table(result)] if rate and not result.get("interrupted") else []
     return Group(*parts, *(Text(f"! {warning}", style="yellow") for warning in result.get("warnings", ())))
 
 

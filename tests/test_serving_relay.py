@@ -1,0 +1,37 @@
+"""Replicas that read and answer one after the other give what the cluster gives, event by event."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from inferometer.serving import service
+from inferometer.serving.arrivals import Open
+from inferometer.serving.cluster import Cluster
+from inferometer.serving.outcome import Outcome
+from inferometer.serving.routers import Fleet
+from inferometer.serving.simulate import simulate
+from inferometer.serving.synthetic import synthetic
+
+
+@pytest.mark.parametrize(("rate", "readers", "writers"), [(5.0, 1, 1), (40.0, 3, 5), (80.0, 2, 1)])
+def test_a_relay_is_the_cluster(rate: float, readers: int, writers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = synthetic(num_prompts=250, request_rate=rate, input_len="uniform:min=20,max=3000",
+                      output_len="uniform:min=1,max=200", seed=2)  # fmt: skip
+    used = []
+
+    def run() -> Outcome:
+        return simulate("llama-3.1-8b", "h200", trace=trace, prefill_replicas=readers, decode_replicas=writers)
+
+    apart = run()
+
+    def through(feed: Open, first: Fleet, second: Fleet, sent: list[float], short: list[bool]) -> None:
+        used.append(True)
+        Cluster(feed, [first, second], sent, short).run()
+
+    monkeypatch.setattr(service, "relay", through)
+    together = run()
+    assert used
+    for word in ("first_token_s", "finished_s", "scheduled_s"):
+        np.testing.assert_allclose(getattr(apart, word), getattr(together, word), rtol=1e-9)
+    assert (apart.replica == together.replica).all() and apart.steps == together.steps
