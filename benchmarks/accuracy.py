@@ -1,7 +1,7 @@
 """Every figure of docs/accuracy.md in one command.
 
     python benchmarks/accuracy.py            prints all tables
-    python benchmarks/accuracy.py --write    puts them into the page
+    python benchmarks/accuracy.py --write    puts them into the page, and the page as data into the package
 
 Engine steps, memory and kernels of single GPUs, collectives, training, and the simulator against measured servers. What
 needs measurements that are not at hand (INFEROMETER_SHARED, default ../shared) is left as it stands.
@@ -16,6 +16,7 @@ from pathlib import Path
 import collectives
 import engine_steps
 import kernel_accuracy
+import shipped
 import training
 
 HERE = Path(__file__).parent
@@ -55,7 +56,10 @@ def main() -> None:
     if write:
         PAGE.write_text(page, encoding="utf-8")
     if engine_steps.SHARED.is_dir():
-        subprocess.run([sys.executable, HERE / "serving.py", *(["--write"] if write else [])], check=True)
+        for script in ("serving.py", "ranking.py"):
+            subprocess.run([sys.executable, HERE / script, *(["--write"] if write else [])], check=True)
+    if write:
+        shipped.write()
 
 
 if __name__ == "__main__":

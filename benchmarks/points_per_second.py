@@ -1,66 +1,79 @@
-"""Points per second of the vectorised evaluation, beside a scalar loop of the same formulas. Prints; asserts nothing.
+"""Points per second of ``sweep`` on a million points, beside a loop of single analyses. Prints; asserts nothing.
 
-A point is one (batch, context, tp) of Llama-3.1-8B's decode step, or of its prefill, engine and all.
+A point is a whole workload on a whole plan: its waits, throughputs, cost, energy and memory, and whether it works.
 """
 
 from __future__ import annotations
 
 import os
+import random
 import time
-from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 
 import numpy as np
 
-from inferometer import catalog, models
-from inferometer.evaluate import Setup, prepare, step_seconds
-from inferometer.spec import Plan
-from inferometer.steps import Group, Step
+from inferometer import Sweep, sweep
+from inferometer.figures import figures, talk_of
+from inferometer.footprint import footprint
+from inferometer.request import request
+from inferometer.sweeps.grid import Grid
+from inferometer.sweeps.points import pieces
 
-POINTS = 1_000_000
-CHUNK = 16_384  # small enough that a chunk's arrays stay in cache
-SCALAR = 300
-
-
-def axes(points: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Batches, contexts and tensor-parallel sizes, spread over their ranges."""
-    rng = np.random.default_rng(0)
-    return (
-        np.floor(2 ** rng.uniform(0, 9, points)),
-        np.floor(2 ** rng.uniform(5, 15, points)),
-        2.0 ** rng.integers(0, 4, points),
-    )
+SCALAR = 200
+GRIDS = {
+    "one plan": ("llama-3.1-8b", {"gpu": "h200", "batch_size": "1:250:1", "input_len": "16:8000:16",
+                                  "output_len": "64:512:64"}),
+    "16 plans": ("llama-3.1-8b", {"gpu": "h200,h100-sxm", "tensor_parallel_size": "1:8:x2", "quantization": "bf16,fp8",
+                                  "batch_size": "1:250:1", "input_len": "128:32000:128"}),
+    "experts": ("deepseek-v3", {"gpu": "h200", "tensor_parallel_size": 8, "enable_expert_parallel": [False, True],
+                                "batch_size": "1:250:1", "input_len": "16:16000:16", "output_len": [128, 1024]}),
+}  # fmt: skip
 
 
-def step(setup: Setup, batch: object, length: object, tp: object, decode: bool) -> object:
-    """Seconds of one step, floats or arrays."""
-    bound = setup._replace(env={**setup.env, "tp": tp, "moe_tp": tp})
-    group = Group(batch, 1, length, 1, True) if decode else Group(batch, length, 0)
-    return step_seconds(bound, Step((group,)))
+def loop(found: Sweep) -> tuple[float, float]:
+    """CPU seconds a point of the same figures one by one, the plans made once, and the largest difference."""
+    names = list(found.axes)
+    points = list(product(*(range(len(values)) for values in found.axes.values())))
+    chosen = random.Random(0).sample(range(len(points)), SCALAR)
+    plans: dict[tuple[object, ...], object] = {}
+    took = worst = 0.0
+    for at in chosen:
+        words = {name: found.axes[name][i] for name, i in zip(names, points[at], strict=True)}
+        work = [float(words.pop(name, usual)) for name, usual in (("batch_size", 1), ("input_len", 1024),
+                                                                  ("output_len", 128))]  # fmt: skip
+        key = tuple(words.values())
+        if key not in plans:
+            plans[key] = request(**words).setup()
+        setup = plans[key]
+        began = time.process_time()
+        talk = talk_of(setup, *work)  # type: ignore[arg-type]
+        one, held = figures(setup, talk), footprint(setup, talk).total  # type: ignore[arg-type]
+        took += time.process_time() - began
+        worst = max(worst, abs(found.columns["e2el_ms"][at] / one.e2el / 1e3 - 1),
+                    abs(found.columns["total_bytes"][at] / held - 1))  # fmt: skip
+    return took / SCALAR, worst
 
 
 def main() -> None:
-    model = models.build(catalog.model("llama-3.1-8b").config)
-    setup = prepare(model, catalog.hardware("h200"), catalog.engine("vllm"), Plan())
-    batch, length, tp = axes(POINTS)
-    for decode in (True, False):
-        name = "decode" if decode else "prefill"
-        out = np.empty(POINTS)
-
-        def fill(start: int, decode: bool = decode, out: np.ndarray = out) -> None:
-            part = slice(start, start + CHUNK)
-            out[part] = step(setup, batch[part], length[part], tp[part], decode)
-
-        fill(0)
-        began = time.perf_counter()
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(fill, range(0, POINTS, CHUNK)))
-        fast = time.perf_counter() - began
-        began = time.perf_counter()
-        slow_out = [step(setup, float(batch[i]), float(length[i]), float(tp[i]), decode) for i in range(SCALAR)]
-        slow = (time.perf_counter() - began) / SCALAR * POINTS
-        worst = float(np.max(np.abs(np.array(slow_out) / out[:SCALAR] - 1)))
-        print(f"{name:8} {POINTS / fast:12,.0f} points/s  ({fast:.2f} s for {POINTS:,})", end="")
-        print(f"   scalar loop {POINTS / slow:8,.0f} points/s   ratio {slow / fast:,.0f}x   difference {worst:.1e}")
+    sweep("llama-3.1-8b", gpu="h200,h100-sxm", batch_size=[1, 2])  # what is read once in a process has been read
+    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
+    for name, (model, axes) in GRIDS.items():
+        grid = Grid(model, **axes)
+        grid.check()
+        times, computing = {}, time.process_time()
+        for threads in (1, os.cpu_count() or 1):
+            began = time.perf_counter()
+            found = Sweep(grid, pieces(grid, threads))
+            times[threads] = time.perf_counter() - began
+        computing = (time.process_time() - computing) / len(times)
+        slow, worst = loop(found)
+        print(f"{name:9} {len(found):9,} points in {min(times.values()):5.2f} s", end="")
+        print(f" ({', '.join(f'{n} threads {t:.2f} s' for n, t in times.items())}), {computing:.2f} s of CPU", end="")
+        print(f"   one by one {slow * len(found):6,.0f} s of CPU", end="")
+        print(f"   ratio {slow * len(found) / computing:6,.0f}x   difference {worst:.0e}")
+    began = time.perf_counter()
+    rows = sum(np.size(found.columns[column]) for column in found.columns)
+    print(f"columns of the last one, put together: {rows:,} cells in {time.perf_counter() - began:.2f} s")
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def test_every_run_of_the_sets_can_be_built(serving: ModuleType) -> None:
     case = next(c for c in serving.h100() if "codegen" in c.name)
     trace, limit = serving.requests(case.build)
     assert len(trace) == 9000 and limit is None and set(trace.input_tokens.tolist()) == {566}
-    assert trace.blocks is not None and trace.blocks[0] is trace.blocks[44], "after 11 × 4 the first comes again"
+    assert trace.blocks is not None and trace.blocks[0] is trace.blocks[100], "after 10 × 10 the first comes again"
     assert trace.arrival_s is not None and (trace.arrival_s < 600.001).sum() == 3000
     case = next(iter(serving.silicon()))
     trace, limit = serving.requests(case.build)
@@ -59,9 +59,9 @@ def test_every_run_of_the_sets_can_be_built(serving: ModuleType) -> None:
 def test_servers_are_started_as_their_scripts_say(serving: ModuleType) -> None:
     """One row of each kind, written here: the measurements themselves need not be at hand."""
     usual = {"source_kind": "inferencex_csv_dump", "backend": "sglang", "backend_version": "0.5.9",
-             "system": "b200_sxm", "model_path": "deepseek-ai/DeepSeek-R1", "precision": "fp4", "quantization": "nvfp4", "isl": "1024",
-             "osl": "1024", "tp_size": "8", "attention_dp_size": "1", "moe_ep_size": "1", "silicon_concurrency": "8",
-             "measured_date": "2026-03-25"}  # fmt: skip
+             "system": "b200_sxm", "model_path": "deepseek-ai/DeepSeek-R1", "precision": "fp4",
+             "quantization": "nvfp4", "isl": "1024", "osl": "1024", "tp_size": "8", "attention_dp_size": "1",
+             "moe_ep_size": "1", "silicon_concurrency": "8", "measured_date": "2026-03-25"}  # fmt: skip
 
     def told(**words: str) -> dict[str, object]:
         return dict(serving.recipe({**usual, **words}))

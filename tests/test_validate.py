@@ -182,7 +182,7 @@ def test_the_file_goes_to_analyze_and_simulate(run: Command, tmp_path: Path) -> 
     ops = moved.phases["decode"].ops
     assert sum(op.seconds for op in ops) == pytest.approx(moved.phases["decode"].seconds)
     assert moved.roofline == plain.roofline and not moved.warnings
-    words = ("--num-prompts", "5", "--input-len", "100", "--output-len", "50", "--request-rate", "0.1", "--json")
+    words = ("--num-prompts", "5", "--input-len", "100", "--output-len", "50", "--request-rate", "0.001", "--json")
     a, b = (run("simulate", MODEL, "--gpu", GPU, *words, *more).json for more in ((), ("--calibration", str(mine))))
     assert b["mean_tpot_ms"] == pytest.approx(a["mean_tpot_ms"] * written.decode, rel=0.01)
     other = run("analyze", "llama-3.1-8b", "--gpu", GPU, "--calibration", str(mine), "--json")

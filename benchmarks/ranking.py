@@ -1,0 +1,203 @@
+"""Does it pick the right layout? Servers that were measured in several layouts, ranked by us and by what was measured.
+
+    python benchmarks/ranking.py                    prints the table of docs/accuracy.md
+    python benchmarks/ranking.py --write            puts it there
+    python benchmarks/ranking.py --groups all.csv   every group, with what was picked
+
+A group is one model, GPU, engine and version, day, client, precision and pair of lengths, with as many requests under
+way for every GPU: what some GPUs would be used for, in servers of one size or another. It counts if two layouts or more
+were measured (tp, pp, attention-DP, expert parallelism). Throughput per GPU follows from TTFT and TPOT, measured and
+predicted alike: C·O / (TTFT + (O-1)·TPOT) / GPUs. Predictions are the simulator's, as in benchmarks/serving.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any, NamedTuple
+
+import serving
+
+BEGIN, END = "<!-- ranking:begin -->", "<!-- ranking:end -->"
+HEAD = "| engine, GPU | groups | plans | Spearman | best picked | mean regret | nine in ten below | a plan at random |"
+
+
+class Run(NamedTuple):
+    """A measured run of one layout in its group."""
+
+    group: tuple[Any, ...]
+    when: tuple[str, str]  # the engine's version and the day, where they are known
+    layout: tuple[Any, ...]  # tp, pp, dp, ep
+    gpus: int
+    case: serving.Case
+
+
+class Plan(NamedTuple):
+    """A layout of a group: tokens/s per GPU, measured, ours and another tool's (0 where it has no answer)."""
+
+    layout: tuple[Any, ...]
+    measured: float
+    ours: float
+    peer: float
+
+
+Answers = list[tuple[Run, dict[str, float]]]
+Groups = dict[tuple[Any, ...], list[Plan]]
+
+
+def runs() -> list[Run]:
+    """The aggregated runs of the silicon set, by what they have in common."""
+    with (serving.MEASURED / "silicon_e2e.csv").open(newline="", encoding="utf-8") as file:
+        rows = {row["id"]: row for row in csv.DictReader(file)}
+    found = []
+    for case in serving.silicon():
+        row, words = rows[case.name], case.words
+        tp, pp, dp = (int(words[f"{axis}_parallel_size"]) for axis in ("tensor", "pipeline", "data"))
+        gpus = tp * pp * dp
+        load = int(float(row["silicon_concurrency"])) / gpus
+        group = (row["backend"], case.gpu, case.model, row["quantization"], row["source_kind"], row["isl"], row["osl"])
+        when = (row["backend_version"], row["measured_date"])
+        found.append(Run((*group, load), when, (tp, pp, dp, words["enable_expert_parallel"]), gpus, case))
+    return found
+
+
+def answers(every: list[Run], processes: int) -> Answers:
+    """What the simulator predicts for the runs that have another layout to be compared with, whatever the day."""
+    layouts: dict[tuple[Any, ...], set[tuple[Any, ...]]] = defaultdict(set)
+    for run in every:
+        layouts[run.group].add(run.layout)
+    wanted = [run for run in every if len(layouts[run.group]) > 1]
+    with ProcessPoolExecutor(processes) as pool:
+        found = list(pool.map(serving.run, [run.case for run in wanted], chunksize=4))
+    return [(run, one.predicted) for run, one in zip(wanted, found, strict=True)]
+
+
+def throughput(run: Run, latencies: dict[str, float]) -> float:
+    """Output tokens/s per GPU of a closed loop; 0 where a latency is missing."""
+    if "ttft" not in latencies or "tpot" not in latencies:
+        return 0.0
+    _, _, made, least, many = run.case.build
+    tokens = made * (1 + least) / 2
+    return many * tokens / (latencies["ttft"] + (tokens - 1) * latencies["tpot"]) * 1e3 / run.gpus
+
+
+def groups(predicted: Answers, strict: bool = True) -> Groups:
+    """Groups of two layouts or more that are all answered; a layout that was measured twice counts by its mean.
+
+    ``strict``: of one version and one day, so that nothing but the layout differs.
+    """
+    seen: dict[tuple[Any, ...], dict[tuple[Any, ...], list[tuple[float, ...]]]] = defaultdict(dict)
+    for run, ours in predicted:
+        figures = tuple(throughput(run, found) for found in (run.case.measured, ours, run.case.peer))
+        key = (*run.group, *run.when) if strict else run.group
+        seen[key].setdefault(run.layout, []).append(figures)
+    found = {}
+    for group, plans in seen.items():
+        means = [Plan(layout, *(statistics.fmean(x) for x in zip(*figures, strict=True)))
+                 for layout, figures in plans.items()]  # fmt: skip
+        if len(means) > 1 and all(plan.ours for plan in means):
+            found[group] = means
+    return found
+
+
+# ------------------------------------------------------------------ how good a choice is
+
+
+def ranks(values: list[float]) -> list[float]:
+    """Places from the smallest, those that are equal sharing theirs: ``ranks([5, 1, 5])  # [1.5, 0, 1.5]``"""
+    order = sorted(values)
+    return [order.index(v) + (order.count(v) - 1) / 2 for v in values]
+
+
+def spearman(plans: list[Plan]) -> float:
+    """Rank correlation of measured and ours; of two plans it is 1 or -1."""
+    x, y = ranks([p.measured for p in plans]), ranks([p.ours for p in plans])
+    mean = (len(plans) - 1) / 2
+    top = sum((p - mean) * (q - mean) for p, q in zip(x, y, strict=True))
+    size = (sum((p - mean) ** 2 for p in x) * sum((q - mean) ** 2 for q in y)) ** 0.5
+    return top / size if size else 0.0
+
+
+def regret(plans: list[Plan], choose: Callable[[Plan], float]) -> float:
+    """How much more the best plan gives than the one that is picked: 0 if they are the same."""
+    picked = max(plans, key=choose)
+    return max(plan.measured for plan in plans) / picked.measured - 1
+
+
+def line(name: str, some: list[list[Plan]]) -> str:
+    """One row of the table."""
+    lost = [regret(plans, lambda plan: plan.ours) for plans in some]
+    chance = [statistics.fmean(max(q.measured for q in plans) / p.measured - 1 for p in plans) for plans in some]
+    right, high = sum(one < 1e-9 for one in lost) / len(lost), sorted(lost)[int(0.9 * (len(lost) - 1))]
+    return (f"| {name} | {len(some)} | {sum(map(len, some))} | {statistics.fmean(map(spearman, some)):+.2f} | "
+            f"{right:.0%} | {statistics.fmean(lost):.1%} | {high:.1%} | {statistics.fmean(chance):.1%} |")  # fmt: skip
+
+
+def report(predicted: Answers) -> str:
+    """The table, and the comparison with the other tool."""
+    found, loose = groups(predicted), groups(predicted, strict=False)
+    parts: dict[str, list[list[Plan]]] = defaultdict(list)
+    for group, plans in found.items():
+        parts[f"{group[0]}, {group[1]}"].append(plans)
+    every = list(found.values())
+    lines = [HEAD, "|---|---:|---:|---:|---:|---:|---:|---:|", *(line(*part) for part in sorted(parts.items()))]
+    lines += [line("all", every), line("all, versions and days mixed", list(loose.values())), ""]
+    three = [spearman(plans) for plans in every if len(plans) > 2]
+    lines.append(f"Of the {len(three)} groups of three layouts or more, Spearman is {statistics.fmean(three):+.2f} in "
+                 f"the mean and {statistics.median(three):+.2f} in the middle.")  # fmt: skip
+    shared = [plans for plans in every if all(plan.peer for plan in plans)]
+    if shared:
+        words = []
+        for who, choose in (("ours", lambda plan: plan.ours), ("AIConfigurator's", lambda plan: plan.peer)):
+            lost = [regret(plans, choose) for plans in shared]
+            words.append(f"{who} {sum(one < 1e-9 for one in lost) / len(lost):.0%} right, "
+                         f"{statistics.fmean(lost):.1%} mean regret")  # fmt: skip
+        lines.append(f"On the {len(shared)} groups whose plans AIConfigurator answers, too: {'; '.join(words)}.")
+    return "\n".join(lines)
+
+
+def write_groups(path: str, found: Groups) -> None:
+    """Every plan of every group."""
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["engine", "gpu", "model", "quantization", "client", "input_len", "output_len", "per_gpu",
+                         "version", "day", "tp", "pp", "dp", "ep", "measured", "ours", "peer", "regret"])  # fmt: skip
+        for group, plans in found.items():
+            lost = regret(plans, lambda plan: plan.ours)
+            for plan in plans:
+                writer.writerow([*group, *plan.layout, *(f"{x:.2f}" for x in plan[1:]), f"{lost:.4f}"])
+
+
+def put(page: str, text: str) -> str:
+    """The page with the table between its markers."""
+    before, mark, rest = page.partition(BEGIN)
+    if not mark:
+        sys.exit(f"docs/accuracy.md has no place for the ranking: add {BEGIN} and {END}")
+    return f"{before}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}"
+
+
+def main() -> None:
+    """Run what was asked for."""
+    parser = argparse.ArgumentParser(description="Layouts ranked by us and by what was measured.")
+    parser.add_argument("--groups", help="every plan of every group as CSV")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/accuracy.md")
+    parser.add_argument("--processes", type=int, default=2)
+    given = parser.parse_args()
+    if not serving.MEASURED.is_dir():
+        sys.exit(f"{serving.MEASURED} is not there; INFEROMETER_SHARED names another folder")
+    predicted = answers(runs(), given.processes)
+    text = report(predicted)
+    print(text)
+    if given.groups:
+        write_groups(given.groups, groups(predicted))
+    if given.write:
+        serving.PAGE.write_text(put(serving.PAGE.read_text(encoding="utf-8"), text), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""How long a search takes, and how good its prices are: ``python benchmarks/search.py [--prices]``
+
+Three searches over 16 GPUs, each in a process of its own: plans priced a second, plans simulated, seconds from start to
+end. With ``--prices`` the mean-field figures that plans are priced by, against the simulator, over models, engines,
+layouts, lengths, budgets and loads.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from itertools import product
+
+MODELS = ("llama-3.1-70b", "qwen3-30b-a3b", "deepseek-v3")
+ASKED = ("--gpu", "h200", "--num-gpus", "16", "--input-len", "4000", "--output-len", "500", "--goodput",
+         "ttft:500,tpot:50", "--json")  # fmt: skip
+SERVERS = (
+    ("llama-3.1-8b", {}),
+    ("llama-3.1-70b", {"tensor_parallel_size": 4}),
+    ("llama-3.1-70b", {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "quantization": "fp8"}),
+    ("qwen3-30b-a3b", {"tensor_parallel_size": 2, "data_parallel_size": 2, "enable_expert_parallel": True}),
+    ("deepseek-v3", {"tensor_parallel_size": 8}),
+    ("gpt-oss-120b", {}),
+    ("llama-3.1-8b", {"engine": "sglang"}),
+)
+LENGTHS = ((4000, 500), (500, 500), (1000, 100), (200, 1000))
+
+
+def searches() -> None:
+    """Time the three searches, Python's start included."""
+    print(f"{'model':16}{'seconds':>9}{'CPU':>7}{'price':>8}{'simulate':>10}{'servers':>9}{'plans':>8}{'loads':>9}"
+          f"{'loads/s':>12}{'simulated':>11}{'runs':>6}  winner")  # fmt: skip
+    before = 0.0
+    for model in MODELS:
+        began = time.perf_counter()
+        ran = subprocess.run(
+            [sys.executable, "-m", "inferometer", "search", model, *ASKED], capture_output=True, text=True
+        )
+        took = time.perf_counter() - began
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu, before = used.ru_utime + used.ru_stime - before, used.ru_utime + used.ru_stime
+        found = json.loads(ran.stdout)
+        c, s = found["counts"], found["seconds"]
+        plans = c["plans_aggregated"] + c["plans_disaggregated"]
+        pools = " → ".join(f"{p['replicas']}×tp{p['tensor_parallel_size']}·pp{p['pipeline_parallel_size']}·dp"
+                           f"{p['data_parallel_size']}{'·ep' if p['enable_expert_parallel'] else ''}"
+                           for p in found["winner"]["pools"])  # fmt: skip
+        told = (f"{took:9.2f}{cpu:7.2f}{s['enumerate'] + s['price']:8.2f}{s['simulate']:10.2f}{c['servers']:9,}"
+                f"{plans:8,}{c['points']:9,}{c['points'] / s['price']:12,.0f}{c['plans_simulated']:11}"
+                f"{c['simulations']:6}")  # fmt: skip
+        print(f"{model:16}{told}  {pools}")
+
+
+def prices() -> None:
+    """Mean TTFT and TPOT of the means against the simulator, requests at random."""
+    import numpy as np
+
+    from inferometer.planning.asked import traffic
+    from inferometer.planning.steady import load, steady
+    from inferometer.request import request
+    from inferometer.serving.deployment import pool
+    from inferometer.serving.metrics import latencies
+    from inferometer.serving.service import Options, serve
+
+    errors: list[tuple[float, float]] = []
+    for (model, words), (given, made), budget in product(SERVERS, LENGTHS, (2048, 8192)):
+        asked = traffic(input_len=given, output_len=made)
+        one = request(model, "h200", frontend="http", max_num_batched_tokens=budget, **words)
+        setup = one.setup()
+        setup = setup._replace(env={**setup.env, "alike": 0.0})
+        found = steady([setup], load(asked, one.engine, one.plan, (budget,), 512))[0]
+        server = None
+        for wanted in (1, 8, 48, 150):
+            n = int(np.argmin(abs(found.decoding - wanted)))
+            rate, tpot = float(found.rate[0, n]), float(found.tpot[0, n])
+            ttft = float(found.ttft[0, n] + found.queue[0, n])
+            under_way = rate * (ttft + made * tpot)
+            trace = asked.requests(int(min(6000, max(300, 12 * under_way))), rate, 1) if rate else None
+            if trace is None:
+                continue
+            server = server or pool(one, 1, trace)
+            if server.reason or server.tokens < found.decoding[n] * (given + made / 2):
+                continue
+            seen = latencies(serve(trace, [("both", server)], Options(one.engine.scheduler)))
+            part = slice(int(3 * under_way), -int(under_way) - 1)
+            errors.append((ttft * 1e3 / float(np.nanmean(seen["ttft"][part])) - 1,
+                           tpot * 1e3 / float(np.nanmean(seen["tpot"][part])) - 1))  # fmt: skip
+    for number, name in enumerate(("TTFT", "TPOT")):
+        off = [error[number] for error in errors]
+        size = sorted(map(abs, off))
+        print(f"{name}: {len(off)} loads, median error {statistics.median(size):.1%}, nine in ten below "
+              f"{size[int(0.9 * len(size))]:.1%}, bias {statistics.median(off):+.1%}")  # fmt: skip
+
+
+if __name__ == "__main__":
+    prices() if "--prices" in sys.argv else searches()
