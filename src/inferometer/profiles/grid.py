@@ -24,6 +24,8 @@ class Grid(msgspec.Struct, frozen=True):
 
     def at(self, *where: Value) -> Value:
         """The value at a place, one coordinate per axis; single numbers are put in first, then arrays together."""
+        if all(map(scalar, where)):
+            return _among(self.axes, self.values, where)
         values: Any = self.values
         sizes = [len(axis) for axis in self.axes]
         left: list[int] = []
@@ -33,8 +35,6 @@ class Grid(msgspec.Struct, frozen=True):
                 sizes[index] = 1
             else:
                 left.insert(0, index)
-        if not left:
-            return float(values[0])
         return _between([self.axes[i] for i in left], values, [where[i] for i in left])
 
 
@@ -46,6 +46,20 @@ def _place(axis: Sequence[float], x: float) -> tuple[int, float]:
         return len(axis) - 2, 1.0
     low = bisect_right(axis, x) - 1
     return low, (x - axis[low]) / (axis[low + 1] - axis[low])
+
+
+def _among(axes: list[list[float]], values: Sequence[float], where: Sequence[Value]) -> float:
+    """Multilinear interpolation at one place: the corners around it, each by how close it is."""
+    corners = [(0, 1.0)]
+    for axis, x in zip(axes, where, strict=True):
+        low, share = _place(axis, float(x))
+        wide = len(axis)
+        if share == 0.0:
+            corners = [(at * wide + low, weight) for at, weight in corners]
+        else:
+            corners = [pair for at, weight in corners for pair in (
+                (at * wide + low, weight * (1 - share)), (at * wide + low + 1, weight * share))]  # fmt: skip
+    return float(sum(values[at] * weight for at, weight in corners))
 
 
 def _narrowed(values: Sequence[float], sizes: list[int], index: int, low: int, share: float) -> list[float]:

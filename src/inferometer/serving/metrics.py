@@ -6,12 +6,12 @@ metrics(outcome, objectives(["ttft:500 tpot:50"]))["p99_ttft_ms"]
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
-from ..errors import BadValue, UnknownName, positive
+from ..errors import BadValue, UnknownName, positive, short
 from .outcome import Outcome
 
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
@@ -19,8 +19,13 @@ GOALS = ("ttft", "tpot", "e2el")  # what --goodput may limit: what a request has
 PERCENTILES = (90, 99)
 
 
-def objectives(words: Iterable[str]) -> dict[str, float]:
+def objectives(words: str | Iterable[str] | Mapping[str, float]) -> dict[str, float]:
     """Limits in ms that a good request keeps: ``objectives(["ttft:500,tpot:50"])  # {'ttft': 500.0, 'tpot': 50.0}``"""
+    if isinstance(words, Mapping):
+        words = [f"{name}:{limit}" for name, limit in words.items()]
+    words = [words] if isinstance(words, str) else words
+    if not isinstance(words, Iterable) or not all(isinstance(word, str) for word in words):
+        raise BadValue(f"--goodput takes pairs such as ttft:500 (ms), not {short(words)}")
     found: dict[str, float] = {}
     for pair in (piece for word in words for piece in re.split(r"[,\s]+", word.strip()) if piece):
         name, colon, number = pair.partition(":")

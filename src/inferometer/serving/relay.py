@@ -16,9 +16,10 @@ def relay(feed: Open, readers: Fleet, writers: Fleet, handover: Sequence[float],
     """Run all who read, then all who answer; ``handover`` and ``short`` as a `Cluster` has them."""
     arrivals: list[tuple[float, int]] = []
     count = len(readers.replicas)
-    for number, replica in enumerate(readers.replicas):
-        mine = slice(number, len(feed.ids), count)
-        replica.feed = Open(feed.ids[mine], feed.times[mine], feed.arrival, feed.overhead, feed.reading)
+    for place, i in enumerate(feed.ids):
+        feed.arrival[i] = feed.times[place]
+        readers.inboxes[place % count].push(i, feed.there[place])
+    for replica in readers.replicas:
         replica.ends = _sender(arrivals, handover, short)
         replica.run()
     arrivals.sort()

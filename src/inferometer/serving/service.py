@@ -83,7 +83,7 @@ def serve(trace: Trace, pools: list[tuple[str, Pool]], how: Options) -> Outcome:
             sent = handover(readers, writers, taken.inputs)
             staged = any(len(each.stages) > 1 for _, each in pools)
             if isinstance(feed, Open) and how.router == "round_robin" and not staged:
-                relay(feed, *fleets, sent, short)
+                relay(feed, fleets[0], fleets[1], sent, short)
             else:
                 Cluster(feed, fleets, sent, short).run()
         else:

@@ -1,0 +1,121 @@
+"""The values of an axis, from what people write: lists, ranges by step or by ratio, and mixtures of them.
+
+numbers("--batch-size", "1,8:64:8", whole=True)           # (1, 8, 16, 24, 32, 40, 48, 56, 64)
+numbers("--input-len", "128:32768:x2", whole=True)        # (128, 256, 512, …, 32768)
+words("--quantization", ["bf16", "fp8,int8"])             # ('bf16', 'fp8', 'int8')
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from .errors import BadValue, real, short
+
+MOST = 10**6  # values of one axis
+FORMS = "numbers with commas between, start:stop:step, or start:stop:xratio"
+Number = int | float
+
+
+def numbers(what: str, given: Any, *, whole: bool) -> tuple[Number, ...]:
+    """The numbers of an axis in the order given, none of them twice; ``whole`` ones only, or any."""
+    found: dict[Number, None] = {}
+    for item in items(given):
+        pieces = item.split(",") if isinstance(item, str) else [item]
+        for piece in pieces:
+            values = _piece(what, piece.strip(), whole) if isinstance(piece, str) else [_number(what, piece, whole)]
+            found.update(dict.fromkeys(values))
+        if len(found) > MOST:
+            raise BadValue(f"{what} has more than {MOST:,} values; give fewer, or a larger step")
+    if not found:
+        raise BadValue(f"{what} has no values; it takes {FORMS}")
+    return tuple(found)
+
+
+def words(what: str, given: Any, split: Callable[[str], list[str]] | None = None) -> tuple[Any, ...]:
+    """The words of an axis, none of them twice. What is not text is a value as it stands.
+
+    ``split`` takes a text apart, at commas unless told; ``words("--turns", "512:128,256:64", lambda t: [t])``
+    """
+    apart = split or (lambda text: [word.strip() for word in text.split(",")])
+    found: list[Any] = []
+    for item in items(given):
+        found += [word for word in (apart(item) if isinstance(item, str) else [item]) if word not in (*found, "")]
+    if not found:
+        raise BadValue(f"{what} has no values; it takes words with commas between")
+    return tuple(found)
+
+
+def switches(what: str, given: Any) -> tuple[bool, ...]:
+    """Off, on, or both: ``switches("--enable-expert-parallel", [False, True])``"""
+    found = items(given)
+    if not found or not all(isinstance(item, bool) for item in found):
+        raise BadValue(f"{what} must be True, False or a list of both, not {short(given)}")
+    return tuple(dict.fromkeys(found))
+
+
+def items(given: Any) -> list[Any]:
+    """What was given as a list: a list, a range, an array, or one value."""
+    if hasattr(given, "tolist"):
+        given = given.tolist()
+    return list(given) if isinstance(given, Iterable) and not isinstance(given, str | bytes | dict) else [given]
+
+
+def _piece(what: str, text: str, whole: bool) -> Iterable[Number]:
+    """The values of one piece of a list: a number or a range; of nothing between two commas, none."""
+    if not text:
+        return []
+    parts = [part.strip() for part in text.split(":")]
+    if len(parts) == 1:
+        return [_number(what, text, whole)]
+    start, stop = (_number(f"{what} {text}", part, whole) for part in parts[:2])
+    if len(parts) == 2:
+        raise BadValue(f"{what} {text} lacks its step: {text}:1 counts up, {text}:x2 doubles")
+    if len(parts) > 3:
+        raise BadValue(f"{what} takes {FORMS}, not {short(text)}")
+    if stop < start:
+        raise BadValue(f"{what} {text} runs backwards: start with the smaller number")
+    if parts[2].lower().startswith("x"):
+        return _by_ratio(what, text, start, stop, _number(f"{what} {text}", parts[2][1:], False), whole)
+    return _by_step(what, text, start, stop, _number(f"{what} {text}", parts[2], whole))
+
+
+def _by_step(what: str, text: str, start: Number, stop: Number, step: Number) -> Iterable[Number]:
+    if step <= 0:
+        raise BadValue(f"{what} {text} never reaches {stop:g}: a step is more than 0")
+    count = _counted(what, text, (stop - start) / step)
+    if isinstance(start, int) and isinstance(step, int):
+        return range(start, start + count * step, step)
+    return [float(f"{start + i * step:.12g}") for i in range(count)]  # 3 · 0.1 is 0.3, not 0.30000000000000004
+
+
+def _by_ratio(what: str, text: str, start: Number, stop: Number, ratio: Number, whole: bool) -> Iterable[Number]:
+    if ratio <= 1:
+        raise BadValue(f"{what} {text} never reaches {stop:g}: a ratio is more than 1")
+    if start <= 0:
+        raise BadValue(f"{what} {text} never leaves {start:g}: what grows by a ratio starts above 0")
+    count = _counted(what, text, math.log(stop / start) / math.log(ratio))
+    values = (start * float(ratio) ** i for i in range(count))
+    return [v for v in (round(v) if whole else float(f"{v:.12g}") for v in values) if v <= stop]
+
+
+def _counted(what: str, text: str, steps: float) -> int:
+    """How many values so many steps give, both ends counted, where rounding may fall short of the last."""
+    if steps >= MOST:
+        raise BadValue(f"{what} {text} has {steps // 1 + 1:,.0f} values, more than {MOST:,}: give a larger step")
+    return math.floor(steps + 1e-9) + 1
+
+
+def _number(what: str, given: Any, whole: bool) -> Number:
+    value = given
+    if isinstance(given, str):
+        try:
+            value = int(given) if given.lstrip("+-").isdecimal() and len(given) < 300 else float(given)
+        except ValueError:
+            raise BadValue(f"{what} takes {FORMS}, not {short(given)}") from None
+    if not real(value) or not abs(value) < 1e18:  # written so that nan is refused, too
+        raise BadValue(f"{what} takes {FORMS}, not {short(given)}")
+    if whole and value % 1:
+        raise BadValue(f"{what} must be whole numbers, not {short(given)}")
+    return int(value) if whole else float(value)

@@ -1,0 +1,53 @@
+"""Layouts ranked by us and by what was measured: the arithmetic, and the page that shows it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+from conftest import ROOT
+
+
+@pytest.fixture(scope="module")
+def ranking() -> Iterator[ModuleType]:
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    yield importlib.import_module("ranking")
+    sys.path.remove(str(ROOT / "benchmarks"))
+
+
+def test_regret_and_rank_of_a_choice(ranking: ModuleType) -> None:
+    plans = [
+        ranking.Plan(("a",), 100.0, 5.0, 1.0),
+        ranking.Plan(("b",), 80.0, 7.0, 2.0),
+        ranking.Plan(("c",), 50.0, 1.0, 3.0),
+    ]
+    assert ranking.regret(plans, lambda plan: plan.ours) == pytest.approx(100 / 80 - 1)
+    assert ranking.regret(plans, lambda plan: plan.measured) == 0
+    assert ranking.spearman(plans) == pytest.approx(0.5)
+    assert ranking.spearman([plan._replace(ours=plan.measured) for plan in plans]) == pytest.approx(1.0)
+    assert ranking.spearman([plan._replace(ours=-plan.measured) for plan in plans]) == pytest.approx(-1.0)
+    assert ranking.ranks([5.0, 1.0, 5.0]) == [1.5, 0, 1.5]
+
+
+def test_groups_differ_in_their_layout_only(ranking: ModuleType) -> None:
+    if not ranking.serving.MEASURED.is_dir():
+        pytest.skip(f"{ranking.serving.MEASURED} is not at hand")
+    every = ranking.runs()
+    found = ranking.groups([(run, run.case.measured) for run in every])  # nothing is simulated here
+    assert len(found) > 100 and all(len({plan.layout for plan in plans}) == len(plans) > 1 for plans in found.values())
+    assert all(ranking.regret(plans, lambda plan: plan.ours) == 0 for plans in found.values())
+    assert len(ranking.groups([(run, run.case.measured) for run in every], strict=False)) > len(found)
+
+
+def test_the_page_is_what_the_code_gives(ranking: ModuleType) -> None:
+    if not ranking.serving.MEASURED.is_dir():
+        pytest.skip(f"{ranking.serving.MEASURED} is not at hand")
+    if not os.environ.get("INFEROMETER_SLOW_TESTS"):
+        pytest.skip("the ranking takes minutes; INFEROMETER_SLOW_TESTS=1 runs it")
+    page = ranking.serving.PAGE.read_text(encoding="utf-8")
+    text = ranking.report(ranking.answers(ranking.runs(), 2))
+    assert ranking.put(page, text) == page, "python benchmarks/ranking.py --write"

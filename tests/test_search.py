@@ -1,0 +1,326 @@
+"""The search: its parts against what they stand for, its winner against the simulator, its words against figures."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import inferometer
+from inferometer import BadValue, UnknownName, search
+from inferometer.evaluate import stages, step_seconds
+from inferometer.planning.asked import every, traffic
+from inferometer.planning.commands import commands
+from inferometer.planning.found import Candidate, Figures, Pool
+from inferometer.planning.front import front
+from inferometer.planning.pools import undominated
+from inferometer.planning.stages import Priced, distinct
+from inferometer.planning.steady import load, steady
+from inferometer.planning.table import table
+from inferometer.planning.verb import searched
+from inferometer.request import request
+from inferometer.serving.deployment import pool
+from inferometer.serving.metrics import good, latencies
+from inferometer.serving.requests import Trace
+from inferometer.serving.service import Options, serve
+from inferometer.serving.simulate import simulate
+from inferometer.spec import Speculation
+from inferometer.steps import Group, Step
+
+SMALL: dict[str, Any] = {"num_gpus": 2, "input_len": 1000, "output_len": 200, "goodput": "ttft:200,tpot:15"}
+
+
+# ------------------------------------------------------------------ parts
+
+
+@pytest.mark.parametrize(("model", "plan"), [
+    ("llama-3.1-8b", {"pipeline_parallel_size": 4}), ("gemma-3-27b", {"pipeline_parallel_size": 2}),
+    ("deepseek-v3", {"tensor_parallel_size": 4, "pipeline_parallel_size": 8, "enable_expert_parallel": True}),
+    ("qwen3-30b-a3b", {"data_parallel_size": 2, "pipeline_parallel_size": 3}),
+])  # fmt: skip
+def test_blocks_priced_once_are_the_stages(model: str, plan: dict[str, Any]) -> None:
+    setup = request(model, "h200", **plan).setup()
+    alone = request(model, "h200", **{**plan, "pipeline_parallel_size": 1}).setup()
+    step = Step((Group(np.array([1.0, 7, 64, 300]), 1, 900, 1, True), Group(1, np.array([0.0, 500, 40, 2000]), 100)))
+    priced, parts = Priced(alone, step), distinct(setup)
+    assert sum(part.alike for part in parts) == setup.plan.pipeline_parallel_size
+    whole = sum(part.alike * priced.seconds(part.setup, priced.kernels(part.setup)) for part in parts)
+    assert whole == pytest.approx(sum(step_seconds(part, step) for part in stages(setup)), rel=1e-9)
+
+
+def test_means_are_near_what_is_simulated() -> None:
+    """Requests at random on one server, over loads, lengths, engines and layouts: half of the errors are below 8%."""
+    errors = []
+    for model, words in (("llama-3.1-8b", {}), ("llama-3.1-8b", {"engine": "sglang"}),
+                         ("llama-3.1-70b", {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}),
+                         ("qwen3-30b-a3b", {"data_parallel_size": 2, "enable_expert_parallel": True})):  # fmt: skip
+        for given_len, made in ((3000, 300), (300, 300)):
+            asked = traffic(input_len=given_len, output_len=made)
+            one = request(model, "h200", frontend="http", **words)
+            setup = one.setup()
+            setup = setup._replace(env={**setup.env, "alike": 0.0})
+            loads = load(asked, one.engine, one.plan, (one.plan.max_num_batched_tokens,), 64)
+            found = steady([setup], loads)[0]
+            server = None
+            for n in (3, 13, len(loads.decoding) - 1):
+                rate, tpot = float(found.rate[0, n]), float(found.tpot[0, n])
+                ttft = float(found.ttft[0, n] + found.queue[0, n])
+                under_way = rate * (ttft + made * tpot)
+                trace = asked.requests(int(150 + 8 * under_way), rate, 1)
+                server = server or pool(one, 1, trace)
+                seen = latencies(serve(trace, [("both", server)], Options(one.engine.scheduler)))
+                part = slice(int(2 * under_way), -int(under_way) - 1)
+                errors.append((ttft * 1e3 / np.nanmean(seen["ttft"][part]) - 1,
+                               tpot * 1e3 / np.nanmean(seen["tpot"][part]) - 1))  # fmt: skip
+    middle = np.median(np.abs(errors), axis=0)
+    assert (middle < 0.08).all(), middle
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 3)), min_size=1, max_size=40), st.booleans()
+)
+def test_the_front_beats_everything_else(points: list[tuple[int, int, int]], costs: bool) -> None:
+    table_ = np.array(points, float)
+    kept = front(table_[:, 0], table_[:, 1], table_[:, 2] if costs else None)
+    score = np.stack([table_[:, 0], table_[:, 1], -table_[:, 2] if costs else 0 * table_[:, 2]], 1)
+    for n, one in enumerate(score):
+        as_good = (score[kept] >= one).all(1)
+        assert as_good.any()
+        if n in kept:  # nothing on the front is beaten by, or equal to, another that is
+            assert as_good.sum() == 1
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(0, 2)), min_size=1, max_size=30))
+def test_undominated_rows_cover_their_group(rows: list[tuple[int, int, int]]) -> None:
+    costs, groups = np.array([row[:2] for row in rows], float), np.array([row[2] for row in rows])
+    kept = undominated(costs, groups)
+    for one, group in zip(costs, groups, strict=True):
+        assert any((costs[n] <= one).all() for n in kept if groups[n] == group)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 5), st.integers(1, 40))
+def test_every_nth_request_is_what_round_robin_sends(step: int, most: int) -> None:
+    trace = Trace(input_tokens=np.arange(1, 31), output_tokens=np.full(30, 3), arrival_s=np.arange(30.0))
+    part = every(trace, step, most)
+    assert part.input_tokens.tolist() == list(range(1, 31))[::step][:most]
+
+
+# ------------------------------------------------------------------ the winner
+
+
+def test_the_winner_holds_on_the_whole_cluster_and_not_much_more() -> None:
+    found = search("llama-3.1-8b", gpu="h200", **SMALL)
+    assert found.feasible and found.winner is not None and found.winner.trial is not None
+    best, rate = found.winner.pools[0], found.winner.trial.request_rate
+    shares = []
+    for factor in (1.0, 1.3):
+        trace = traffic(input_len=1000, output_len=200).requests(1500, factor * rate, 1)
+        outcome = simulate("llama-3.1-8b", "h200", trace=trace, pools=_pools(found.winner))
+        shares.append(good(latencies(outcome), {"ttft": 200.0, "tpot": 15.0})[300:-200].mean())
+    assert shares[0] > 0.86 and shares[1] < 0.8, best
+
+
+def _pools(plan: Candidate) -> list[dict[str, Any]]:
+    return [{"role": one.role, "replicas": one.replicas, "tensor_parallel_size": one.tensor_parallel_size,
+             "pipeline_parallel_size": one.pipeline_parallel_size, "data_parallel_size": one.data_parallel_size,
+             "enable_expert_parallel": one.enable_expert_parallel, "quantization": one.quantization,
+             "kv_cache_dtype": one.kv_cache_dtype, "max_num_seqs": one.max_num_seqs,
+             "max_num_batched_tokens": one.max_num_batched_tokens} for one in plan.pools]  # fmt: skip
+
+
+def test_what_is_said_is_what_was_found() -> None:
+    found = search("llama-3.1-8b", gpu="h200", **SMALL)
+    values = [plan.simulated.output_throughput_per_gpu for plan in found.plans if plan.verdict in ("wins", "holds")
+              and plan.simulated]  # fmt: skip
+    assert found.plans[0] is not None and found.plans[0].verdict == "wins"
+    assert values == sorted(values, reverse=True) and len(found.plans) >= 3
+    assert found.margin["runner_up"] == pytest.approx(values[0] / values[1] - 1)
+    assert found.winner is not None and found.winner.label in found.why[0]
+    assert f"{values[0]:,.0f} output tokens/s per GPU" in found.why[0]
+    kept = found.winner.trial.tpot_ms["share"]  # type: ignore[union-attr]
+    assert found.margin["tpot"] == pytest.approx(1 - kept / 15)
+    assert found.counts["simulations"] == sum(plan.simulations for plan in found.plans)
+    assert found.front and found.space["tensor_parallel_size"] == [1, 2]
+
+
+def test_a_rate_is_carried_by_as_few_gpus_as_can_be() -> None:
+    words = {**SMALL, "num_gpus": 6, "goodput": "ttft:200,tpot:20", "request_rate": 60.0, "mode": "aggregated"}
+    found = search("llama-3.1-8b", gpu="h200", quantization="bf16", kv_cache_dtype="auto", **words)
+    assert found.winner is not None and 1 < found.winner.gpus < 6
+    fewer = search("llama-3.1-8b", gpu="h200", quantization="bf16", kv_cache_dtype="auto", relax=False,
+                   **{**words, "num_gpus": found.winner.gpus - 1})  # fmt: skip
+    assert not fewer.feasible
+
+
+def test_objectives_choose_differently() -> None:
+    words = {**SMALL, "goodput": "ttft:500,tpot:40"}
+    fast = search("llama-3.1-8b", gpu="h200", objective="latency", **words)
+    much = search("llama-3.1-8b", gpu="h200", objective="throughput", **words)
+    assert fast.winner and much.winner and fast.winner.simulated and much.winner.simulated
+    assert fast.winner.simulated.e2el_ms < much.winner.simulated.e2el_ms
+    assert fast.winner.simulated.output_throughput < much.winner.simulated.output_throughput
+    cheap = search("llama-3.1-8b", gpu="h200:price_per_hour=40,h100-sxm", objective="cost", **words)
+    assert cheap.winner and cheap.winner.gpu == "h100-sxm"
+    plans = [plan.simulated.cost_per_million_output_tokens for plan in cheap.plans if plan.simulated and
+             plan.verdict in ("wins", "holds")]  # fmt: skip
+    assert plans == sorted(plans)  # type: ignore[type-var]
+    thrifty = search("llama-3.1-8b", gpu="h200:power=5000,h100-sxm", objective="energy", **words)
+    assert thrifty.winner and thrifty.winner.gpu == "h100-sxm"
+
+
+def test_gpus_that_stay_idle_are_counted_and_said() -> None:
+    found = search("llama-3.1-8b", gpu="h200", tensor_parallel_size=2, pipeline_parallel_size=1, mode="aggregated",
+                   **{**SMALL, "num_gpus": 3})  # fmt: skip
+    assert found.winner and found.winner.idle_gpus == 1 and "1 of the 3 GPUs stay idle" in found.warnings
+    f = found.winner.simulated
+    assert f and f.output_throughput_per_gpu == pytest.approx(f.output_throughput / 3)
+
+
+def test_every_plan_that_is_not_possible_has_its_reason() -> None:
+    found, book, lost = searched("llama-3.1-70b", "h100-sxm", num_gpus=3, input_len=3000, output_len=300,
+                                 goodput="ttft:400,tpot:30", relax=False)  # fmt: skip
+    rows = table(book, lost)
+    assert all(bool(row["reason"]) != row["possible"] for row in rows)
+    assert any("attention heads do not divide by tp 3" in row["reason"] for row in rows)
+    assert any("GB per GPU that it may use" in row["reason"] for row in rows)
+    assert any("above the limit" in row["reason"] for row in rows)
+    assert all(plan.reason for plan in found.rejected) and found.rejections
+    assert sum(row["possible"] for row in rows) == found.counts["plans_possible"]
+
+
+def test_no_plan_says_by_how_much_and_what_would_do() -> None:
+    words = {"num_gpus": 1, "input_len": 2000, "output_len": 200}
+    found = search("llama-3.1-8b", gpu="h200", goodput="ttft:20,tpot:20", quantization="bf16", **words)
+    assert not found.feasible and not found.winner and not found.commands
+    assert "above the limit of 20.0 ms" in found.reason and found.relaxations
+    for one in found.relaxations:
+        flag, _, given_ = one.change.partition(" ")
+        change: dict[str, Any] = {"--goodput": {"goodput": f"{given_},tpot:20"}, "--num-gpus": {},
+                                  "-q": {"quantization": given_}}[flag]  # fmt: skip
+        change = {"num_gpus": int(given_)} if flag == "--num-gpus" else change
+        assert search("llama-3.1-8b", gpu="h200", **{"goodput": "ttft:20,tpot:20", "quantization": "bf16", **words,
+                                                     **change}).feasible, one  # fmt: skip
+    huge = search("llama-3.1-405b", gpu="a100-sxm-80gb", num_gpus=2, goodput="tpot:100", quantization="bf16",
+                  kv_cache_dtype="auto", relax=False)  # fmt: skip
+    assert not huge.feasible and "fits on no server of up to 2 GPUs" in huge.reason
+
+
+def test_a_trace_is_priced_by_its_means_and_simulated_as_it_is() -> None:
+    rng = np.random.default_rng(1)
+    trace = Trace(input_tokens=rng.integers(100, 3000, 900), output_tokens=rng.integers(20, 400, 900),
+                  arrival_s=np.cumsum(rng.exponential(1 / 20, 900)), source="made.csv")  # fmt: skip
+    found = search("llama-3.1-8b", gpu="h200", num_gpus=4, trace=trace, goodput="ttft:500,tpot:30")
+    assert found.feasible and found.workload["request_rate"] == pytest.approx(20, rel=0.1)
+    assert found.workload["input_len"] == pytest.approx(trace.input_tokens.mean())
+    assert "made.csv" in " ".join(found.commands["bench"])
+    with pytest.raises(BadValue, match="--trace says all lengths itself"):
+        search("llama-3.1-8b", trace=trace, input_len=5, goodput="ttft:500")
+
+
+def test_many_at_once_find_what_one_after_the_other_find() -> None:
+    pytest.importorskip("joblib")
+    alone = search("llama-3.1-8b", gpu="h200", finalists=3, **SMALL)
+    spread = search("llama-3.1-8b", gpu="h200", finalists=3, jobs=2, **SMALL)
+    assert alone.winner and spread.winner and alone.winner.trial and spread.winner.trial
+    assert spread.winner.trial.request_rate == pytest.approx(alone.winner.trial.request_rate, rel=0.05)
+
+
+def test_speculation_is_part_of_the_plan() -> None:
+    draft = {"method": "mtp", "num_speculative_tokens": 1, "acceptance_length": 1.8}
+    words = {"num_gpus": 8, "input_len": 1000, "output_len": 200, "goodput": "ttft:2000,tpot:40", "mode": "aggregated",
+             "data_parallel_size": 1, "pipeline_parallel_size": 1, "objective": "latency"}  # fmt: skip
+    plain = search("deepseek-v3", gpu="h200", **words)
+    quick = search("deepseek-v3", gpu="h200", speculative_config=draft, **words)
+    assert plain.winner and quick.winner
+    assert quick.winner.priced.tpot_ms < plain.winner.priced.tpot_ms
+    assert "--speculative-config" in quick.commands["vllm"][1]
+
+
+# ------------------------------------------------------------------ commands
+
+
+def _plan(*pools: Pool) -> Candidate:
+    nothing = Figures(request_rate=1, output_throughput=1, output_throughput_per_gpu=1, output_throughput_per_user=1,
+                      ttft_ms=1, tpot_ms=1, e2el_ms=1, cost_per_million_output_tokens=None,
+                      joules_per_output_token=None)  # fmt: skip
+    return Candidate(gpu="h200", mode="any", pools=list(pools), gpus=1, idle_gpus=0, priced=nothing)
+
+
+def _pool(role: str = "both", tp: int = 1, pp: int = 1, dp: int = 1, ep: bool = False, replicas: int = 1) -> Pool:
+    return Pool(role=role, replicas=replicas, tensor_parallel_size=tp, pipeline_parallel_size=pp, data_parallel_size=dp,
+                enable_expert_parallel=ep, quantization="fp8", kv_cache_dtype="fp8", max_num_batched_tokens=4096,
+                max_num_seqs=256)  # fmt: skip
+
+
+def _lines(*pools: Pool, **changes: Any) -> dict[str, list[str]]:
+    words = {"own": False, "own_cache": False, "longest": 4500, "per_node": 8, "speculation": None, **changes}
+    return commands(_plan(*pools), "owner/model", **words)
+
+
+def test_commands_say_the_layout_in_each_engines_words() -> None:
+    lines = _lines(_pool(tp=2, dp=4, ep=True))
+    vllm, sglang = (shlex.split(next(x for x in lines[key] if "#" not in x)) for key in ("vllm", "sglang"))
+    for flag, size in (("--tensor-parallel-size", "2"), ("--data-parallel-size", "4"), ("--quantization", "fp8"),
+                       ("--max-model-len", "4608"), ("--max-num-batched-tokens", "4096")):  # fmt: skip
+        assert vllm[vllm.index(flag) + 1] == size
+    assert "--enable-expert-parallel" in vllm
+    for flag, size in (("--tp-size", "8"), ("--dp-size", "4"), ("--ep-size", "8"), ("--max-running-requests", "1024")):
+        assert sglang[sglang.index(flag) + 1] == size
+    assert "--enable-dp-attention" in sglang
+    assert any("no such layout" in line for line in lines["trtllm"])
+    apart = _lines(_pool(dp=4, ep=True), own=True, own_cache=True)
+    assert any("enable_attention_dp: true" in line for line in apart["trtllm"])
+    assert not any("--quantization" in line or "kv-cache-dtype" in line for key in apart for line in apart[key])
+
+
+def test_commands_of_pools_hand_the_cache_over() -> None:
+    lines = _lines(_pool("prefill", tp=2, replicas=3), _pool("decode", tp=4))
+    text = {key: "\n".join(found) for key, found in lines.items()}
+    assert text["vllm"].count("NixlConnector") == 2 and '"kv_role": "kv_consumer"' in text["vllm"]
+    assert "--disaggregation-mode prefill" in text["sglang"] and "--disaggregation-mode decode" in text["sglang"]
+    assert "http://$PREFILL_3" in text["sglang"] and "http://$DECODE_1" in text["sglang"]
+    assert "trtllm-serve disaggregated" in text["trtllm"] and "cache_transceiver_config" in text["trtllm"]
+
+
+def test_commands_that_span_nodes_say_so() -> None:
+    wide = _lines(_pool(tp=8, pp=2))["vllm"]
+    assert "--nnodes 2" in wide[1] and "--headless" in wide[2]
+    spread = _lines(_pool(tp=4, dp=4, ep=True))["vllm"]
+    assert "--data-parallel-size-local 2" in spread[1] and "--data-parallel-start-rank $((NODE_RANK * 2))" in spread[1]
+    mtp = Speculation(method="mtp", num_speculative_tokens=2)
+    drafted = _lines(_pool(), speculation=mtp)
+    assert '"num_speculative_tokens": 2' in drafted["vllm"][1] and "max_draft_len" in "".join(drafted["trtllm"])
+
+
+# ------------------------------------------------------------------ what is refused
+
+
+@pytest.mark.parametrize(("words", "sentence"), [
+    ({"goodput": None}, "something that must hold"), ({"goodput": "e2el:100,ttft:500"}, "contradicts itself"),
+    ({"num_gpus": 0}, "--num-gpus"), ({"num_gpus": 9999}, "1,024"), ({"nodes": 1, "num_gpus": 16}, "1 nodes"),
+    ({"output_len": 1}, "at least 2 tokens"), ({"request_rate": -1}, "--request-rate"), ({"goodput_share": 0}, "share"),
+    ({"mode": "apart"}, "--mode"), ({"finalists": 0}, "--finalists"), ({"tensor_parallel_size": "a"}, "--tensor-p"),
+    ({"max_num_seqs": 0}, "--max-num-seqs"), ({"max_num_seqs": []}, "no values"), ({"jobs": 0}, "jobs"),
+    ({"objective": "cost", "gpu": "h200:price_per_hour=0"}, "price_per_hour"),
+    ({"max_num_seqs": "1:20000:1"}, "points, more than 10,000,000"),
+    ({"num_gpus": 256, "request_rate": 5}, "paired on up to 128 GPUs"),
+])  # fmt: skip
+def test_what_cannot_be_searched_is_said(words: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(BadValue, match=sentence):
+        search("llama-3.1-8b", **{"gpu": "h200", **SMALL, **words})
+
+
+@pytest.mark.parametrize("words", [{"objective": "speed"}, {"goodput": "tft:5"}, {"quantization": "fp9"},
+                                   {"backend": "dusk"}, {"gpu": "h20000"}, {"engine": "vlm"}])  # fmt: skip
+def test_names_that_do_not_exist_are_said(words: dict[str, Any]) -> None:
+    with pytest.raises(UnknownName):
+        search("llama-3.1-8b", **{"gpu": "h200", **SMALL, **words})
+
+
+def test_it_is_public() -> None:
+    assert inferometer.search is search and inferometer.Search.__name__ == "Search"

@@ -1,0 +1,91 @@
+"""``inferometer search``: what it prints and writes, and how it ends."""
+
+from __future__ import annotations
+
+import csv
+import io
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Ran
+
+Run = Callable[..., Ran]
+SMALL = ("search", "llama-3.1-8b", "--gpu", "h200", "--num-gpus", "2", "--input-len", "1000", "--output-len", "200",
+         "--goodput", "ttft:200", "--goodput", "tpot:15")  # fmt: skip
+
+
+def test_it_prints_the_winner_its_reasons_and_commands(run: Run) -> None:
+    ran = run(*SMALL)
+    assert ran.code == 0, ran.err
+    text = " ".join(ran.out.split())
+    for words in ("llama-3.1-8b · 2 × h200 · vLLM", "▶", "The limit that is nearest is", "wins", "trtllm-serve",
+                  "vllm serve meta-llama/", "python -m sglang.launch_server", "vllm bench serve",
+                  "--goodput ttft:200 tpot:15"):  # fmt: skip
+        assert words in text, words
+
+
+def test_commands_can_be_copied() -> None:
+    from inferometer.views.search import folded
+
+    command = "vllm serve owner/model " + " ".join(f"--flag-{n} value" for n in range(12)) + " --json '{\"a\": 1}'"
+    shown = folded(command)
+    assert max(map(len, shown.splitlines())) <= 108
+    assert shlex.split(shown.replace("\\\n", " ")) == shlex.split(command)
+
+
+def test_json_has_everything(run: Run, tmp_path: Path) -> None:
+    ran = run(*SMALL, "--json")
+    found = ran.json
+    assert found["schema"] == "inferometer.search/1" and found["feasible"] is True
+    keys = {"winner", "why", "margin", "plans", "rejected", "rejections", "front", "space", "counts", "commands",
+            "relaxations", "seconds", "warnings", "workload", "goodput"}  # fmt: skip
+    assert keys <= set(found)
+    assert found["winner"]["trial"]["ttft_ms"].keys() == {"mean", "p50", "p90", "p99", "share"}
+    assert found["winner"]["trial"]["good"] >= 0.9 and found["winner"]["simulated"]["request_rate"] > 0
+    assert set(found["commands"]) == {"vllm", "sglang", "trtllm", "bench"}
+
+
+def test_csv_has_one_row_per_plan(run: Run, tmp_path: Path) -> None:
+    target = tmp_path / "plans.csv"
+    assert run(*SMALL, "--csv", "-o", str(target)).code == 0
+    rows = list(csv.DictReader(io.StringIO(target.read_text(encoding="utf-8"))))
+    assert len(rows) > 100 and {row["mode"] for row in rows} == {"aggregated", "disaggregated"}
+    assert all((row["possible"] == "True") == (not row["reason"]) for row in rows)
+
+
+def test_the_picture_is_drawn(run: Run, tmp_path: Path) -> None:
+    ran = run(*SMALL, "--plot", str(tmp_path / "out"), "--json")
+    assert ran.code == 0 and (tmp_path / "out" / "pareto.png").stat().st_size > 20_000
+    assert "pareto.png" in ran.err
+
+
+def test_nothing_possible_ends_with_1_and_what_would_do(run: Run) -> None:
+    ran = run("search", "llama-3.1-8b", "--gpu", "h200", "--num-gpus", "1", "-q", "bf16", "--goodput", "tpot:3",
+              "--input-len", "500", "--output-len", "100")  # fmt: skip
+    assert ran.code == 1 and "no plan meets it" in ran.out and "What would do" in ran.out
+    assert "--goodput tpot:" in ran.out and "--num-gpus" in ran.out
+    quiet = run(
+        "search", "llama-3.1-8b", "--gpu", "h200", "--num-gpus", "1", "-tp", "3", "--goodput", "tpot:5", "--json"
+    )
+    assert quiet.code == 2 and "--tensor-parallel-size must be between 1 and 1" in quiet.err
+
+
+@pytest.mark.parametrize(("more", "sentence"), [
+    (("--num-prompts", "5"), "--num-prompts is of a --trace"), (("--json", "--csv"), "two forms"),
+    (("--trace", "nowhere.csv"), "nowhere.csv"), (("--plot", " "), "needs the name"),
+    (("--objective", "fame"), "unknown --objective 'fame'"),
+])  # fmt: skip
+def test_bad_requests_end_with_2(run: Run, more: tuple[str, ...], sentence: str) -> None:
+    ran = run(*SMALL, *more)
+    assert ran.code == 2 and sentence in ran.err
+
+
+def test_a_trace_on_the_command_line(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "few.csv"
+    lines = ["arrival_s,input_tokens,output_tokens", *(f"{n / 10},{400 + n % 200},{50 + n % 30}" for n in range(400))]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    ran = run("search", "llama-3.1-8b", "--gpu", "h200", "--num-gpus", "2", "--trace", str(path), "--num-prompts",
+              "300", "--goodput", "ttft:500,tpot:50")  # fmt: skip
+    assert ran.code == 0 and "few.csv" in ran.out and "at 10/s" in ran.out

@@ -1,0 +1,375 @@
+"""Figures of a machine, turned: signs, bounds and laws; targets hold when put back in; platforms are minimal."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inferometer import analyze, catalog, sensitivity
+from inferometer.levers.demand import demand
+from inferometer.levers.knobs import TOGETHER, knobs, links_in_use
+from inferometer.levers.reading import METRICS, point, read, reading
+from inferometer.levers.report import Sensitivity
+from inferometer.levers.sizing import laid_out, smallest
+from inferometer.levers.target import least, solved
+from inferometer.request import Request, request
+
+TIMES = ("ttft_ms", "tpot_ms", "e2el_ms")
+PLANS = [
+    ("llama-3.1-8b", {}),
+    ("llama-3.1-8b", {"quantization": "fp8", "engine": "trtllm"}),
+    ("qwen3-30b-a3b", {"data_parallel_size": 2, "enable_expert_parallel": True}),
+    ("llama-3.1-70b", {"tensor_parallel_size": 8, "engine": "sglang"}),
+    ("llama-3.1-70b", {"tensor_parallel_size": 8, "pipeline_parallel_size": 2, "engine": "roofline"}),
+    ("llama-3.1-8b", {"cpu_offload_gb": 4.0, "engine": "hf"}),
+]
+GPUS = ("h200", "h100-nvl", "gh200", "h20", "b100", "a100-sxm-40gb", "l40s", "rtx4090", "mi300x", "tpu-v5e")
+
+
+@cache
+def looked(model: str, gpu: str = "h200", **words: object) -> Sensitivity:
+    return sensitivity(model, gpu, **dict(words))
+
+
+# ------------------------------------------------------------------ figures
+
+
+@settings(max_examples=12, deadline=None)
+@given(plan=st.sampled_from(PLANS), gpu=st.sampled_from(GPUS), batch=st.integers(1, 300),
+       prompt=st.integers(16, 20_000), factor=st.floats(1.01, 40))  # fmt: skip
+def test_better_figures_never_make_anything_slower(plan, gpu, batch, prompt, factor):
+    model, words = plan
+    asked = request(model, gpu, batch_size=batch, input_len=prompt, **words)
+    base = reading(asked)
+    for key, knob in knobs(asked).items():
+        if key == "memory":
+            continue
+        better = reading(knob.turned(asked, factor**knob.better))
+        for field in TIMES:
+            here, there = getattr(base, field), getattr(better, field)
+            elasticity = math.log(there / here) / math.log(factor)
+            heat = asked.device.throttle  # a shorter prompt lowers the clocks less, so a little more than all arrives
+            assert -1 - heat - 1e-9 <= elasticity <= 1e-9, f"{key} ×{factor:.3g}: {field} {here} -> {there}"
+
+
+@settings(max_examples=15, deadline=None)
+@given(model=st.sampled_from(["llama-3.1-8b", "mixtral-8x7b-v0.1", "deepseek-v3"]), gpu=st.sampled_from(GPUS),
+       tp=st.sampled_from([1, 8]), batch=st.integers(1, 200), prompt=st.integers(16, 20_000),
+       factor=st.floats(1.05, 8))  # fmt: skip
+def test_all_speeds_together_divide_the_time_on_the_perfect_engine(model, gpu, tp, batch, prompt, factor):
+    """Time has no other unit to come from; and one by one, gains add up to no more than that, losses to no less."""
+    asked = request(model, gpu, engine="roofline", tensor_parallel_size=tp, batch_size=batch, input_len=prompt)
+    every, base = knobs(asked), reading(asked)
+    faster = reading(every[TOGETHER].turned(asked, factor))
+    for field in TIMES:
+        assert getattr(faster, field) == pytest.approx(getattr(base, field) / factor, rel=1e-9)
+    alone = [knob for knob in every.values() if not knob.within and knob.key != "memory" and knob.of == "hardware"]
+    for field in ("ttft_ms", "tpot_ms"):
+        for sign, beyond in ((1, False), (-1, True)):
+            moved = [reading(knob.turned(asked, factor ** (sign * knob.better))) for knob in alone]
+            total = sum(abs(math.log(getattr(one, field) / getattr(base, field))) for one in moved) / math.log(factor)
+            assert total >= 1 - 1e-9 if beyond else total <= 1 + 1e-9
+
+
+def test_decoding_on_an_h200_follows_its_memory():
+    """A large model's decode step is mostly reading weights: nearly all of a tenth arrives."""
+    figures = looked("qwen3-32b", batch_size=8).figures
+    up, down = figures["memory_bandwidth"].up, figures["memory_bandwidth"].down
+    assert -1 <= up.elasticity["tpot_ms"] < -0.85 and -1 <= down.elasticity["tpot_ms"] < -0.85
+    assert up.change["tpot_ms"] == pytest.approx(1.1 ** up.elasticity["tpot_ms"] - 1)
+    assert abs(figures["flops"].up.elasticity["tpot_ms"]) < 0.02
+    assert figures["flops"].up.elasticity["ttft_ms"] < -0.85
+
+
+def test_rooflines_kink():
+    """A prompt that just fills the host's launches gains little from faster chips and loses much from slower ones."""
+    figures = looked("llama-3.1-8b").figures
+    up, down = (abs(change.elasticity["ttft_ms"]) for change in (figures["flops"].up, figures["flops"].down))
+    assert down > 2 * up
+    assert figures["launch"].up.change["ttft_ms"] > 0.01 > abs(figures["launch"].down.change["ttft_ms"])
+
+
+def test_every_change_is_what_analyze_says():
+    """The keys are those of the hardware file, so a figure can be put back in by hand."""
+    found = looked("llama-3.1-70b", tensor_parallel_size=4, batch_size=16)
+    device = catalog.hardware("h200")
+    for key in ("memory_bandwidth", "flops.bf16", "links.nvlink.bandwidth", "links.nvlink.latency"):
+        value = found.figures[key].value
+        assert value == catalog.flat(msgspec.to_builtins(device))[key]
+        again = analyze("llama-3.1-70b", f"h200:{key}={1.1 * value!r}", tensor_parallel_size=4, batch_size=16)
+        for field in ("ttft_ms", "tpot_ms"):
+            ratio = getattr(again.metrics, field) / getattr(found.metrics, field)
+            assert ratio - 1 == pytest.approx(found.figures[key].up.change[field], rel=1e-9, abs=1e-12), key
+
+
+@pytest.mark.parametrize(
+    ("words", "used"),
+    [
+        ({}, set()),
+        ({"tensor_parallel_size": 4}, {"nvlink"}),
+        ({"tensor_parallel_size": 4, "interconnect": "pcie"}, {"pcie"}),
+        ({"pipeline_parallel_size": 2}, {"nvlink"}),
+        ({"tensor_parallel_size": 8, "pipeline_parallel_size": 2}, {"nvlink", "network"}),
+        ({"tensor_parallel_size": 16}, {"nvlink", "network"}),
+        ({"data_parallel_size": 4}, set()),
+        ({"cpu_offload_gb": 4.0}, {"pcie"}),
+    ],
+)
+def test_links_that_no_axis_uses_move_nothing(words, used):
+    asked = request("llama-3.1-8b" if words.get("tensor_parallel_size") != 16 else "llama-3.1-70b", "h200", **words)
+    assert links_in_use(asked) == used
+    base = reading(asked)
+    for key, knob in knobs(asked).items():
+        if key.startswith("links."):
+            assert knob.used == (key.split(".")[1] in used)
+            moved = reading(knob.turned(asked, 0.3)) != base
+            assert moved == knob.used or key.endswith("latency"), key
+
+
+def test_experts_of_replicas_meet_over_the_link():
+    asked = request("qwen3-30b-a3b", "h200", data_parallel_size=2, enable_expert_parallel=True, batch_size=64)
+    assert links_in_use(asked) == {"nvlink"}
+    assert links_in_use(request("llama-3.1-8b", "h200", data_parallel_size=2, batch_size=64)) == set()
+
+
+def test_memory_acts_through_the_largest_batch():
+    found = looked("llama-3.1-8b", "l40s", input_len=512, output_len=1024, batch_size=4)
+    up, down = found.figures["memory"].up, found.figures["memory"].down
+    for field in ("ttft_ms", "tpot_ms", "output_throughput", "cost_per_million_output_tokens"):
+        assert up.change[field] == down.change[field] == 0
+    assert up.change["full_batch_size"] > 0.1 > -0.1 > down.change["full_batch_size"]
+    assert up.change["full_output_throughput"] > 0 > down.change["full_output_throughput"]
+    assert up.elasticity["full_cost_per_million_output_tokens"] == pytest.approx(
+        -up.elasticity["full_output_throughput"]
+    )
+
+
+def test_formats_in_use_are_told_apart():
+    figures = looked("llama-3.1-8b", quantization="fp8", batch_size=64).figures
+    both = [figures[key].up.elasticity["ttft_ms"] for key in ("flops.fp8", "flops.bf16")]
+    assert all(x < -0.01 for x in both) and both[0] < both[1]
+    assert "flops.fp8" not in looked("llama-3.1-8b").figures
+    dequantised = looked("llama-3.1-8b", "a100-sxm-80gb", quantization="fp8").figures
+    assert [key for key in dequantised if key.startswith("flops.")] == ["flops.bf16"]
+
+
+def test_cost_and_energy_move_against_throughput():
+    figure = looked("llama-3.1-8b", batch_size=8).figures["memory_bandwidth"].up
+    rate = figure.elasticity["output_throughput"]
+    assert rate > 0
+    assert figure.elasticity["cost_per_million_output_tokens"] == pytest.approx(-rate)
+    assert figure.elasticity["joules_per_output_token"] == pytest.approx(-rate)
+
+
+def test_the_summary_names_the_figure_that_a_metric_follows():
+    text = looked("llama-3.1-70b", tensor_parallel_size=2, batch_size=8).summary
+    assert "TPOT follows memory bandwidth (−" in text and "TTFT follows FLOP/s (−" in text
+
+
+def test_a_model_that_does_not_fit_is_still_looked_at():
+    found = looked("llama-3.1-70b", "h100-sxm")
+    assert not found.feasible and "fits with -tp 2" in found.reason
+    assert found.figures["memory_bandwidth"].up.elasticity["tpot_ms"] < -0.8
+    again = analyze("llama-3.1-70b", f"h100-sxm:memory={found.memory_needed * 1.0001!r}")
+    assert again.feasible and not analyze("llama-3.1-70b", f"h100-sxm:memory={found.memory_needed * 0.999!r}").feasible
+
+
+# ------------------------------------------------------------------ targets
+
+
+@settings(max_examples=8, deadline=None)
+@given(plan=st.sampled_from(PLANS), gpu=st.sampled_from(("h200", "a100-sxm-80gb", "mi300x")),
+       word=st.sampled_from(["ttft", "tpot", "e2el", "throughput", "cost"]), aim=st.floats(0.3, 3))  # fmt: skip
+def test_targets_hold_when_put_back_in(plan, gpu, word, aim):
+    model, words = plan
+    asked = request(model, gpu, batch_size=8, **words)
+    metric = METRICS[word]
+    now = read(asked, metric)
+    if now is None:  # a device without a price
+        return
+    limit = now * aim
+    for key, knob in knobs(asked).items():
+        found = solved(asked, knob, metric, limit)
+        assert (found.status == "holds") == metric.holds(now, limit)
+        if found.status == "never":
+            far = read(knob.turned(asked, 64.0**knob.better), metric)
+            assert not metric.holds(far, limit), key
+            assert found.best is None or not metric.holds(found.best, limit) or key == TOGETHER
+        elif found.factor is not None and key != "memory":
+            there = read(knob.turned(asked, found.factor), metric)
+            assert metric.holds(there, limit), f"{key} ×{found.factor}: {there} for {limit}"
+            worse = read(knob.turned(asked, found.factor * 0.999**knob.better), metric)
+            assert not metric.holds(worse, limit) or worse == pytest.approx(limit, rel=1e-4), key
+
+
+def test_a_target_through_analyze():
+    found = sensitivity("llama-3.1-8b", "h200", batch_size=8, target="tpot:4")
+    one = found.targets["tpot"].figures["memory_bandwidth"]
+    assert one.status == "reached" and one.value == pytest.approx(4.8e12 * one.factor)
+    again = analyze("llama-3.1-8b", f"h200:memory_bandwidth={one.value!r}", batch_size=8).metrics.tpot_ms
+    assert 3.999 < again <= 4.0
+    assert found.targets["tpot"].figures["flops"].status == "never"
+    assert found.targets["tpot"].figures["flops"].best == pytest.approx(found.metrics.tpot_ms, rel=0.01)
+
+
+def test_slack_of_memory_ends_where_the_plan_no_longer_fits():
+    found = sensitivity("llama-3.1-8b", "h200", batch_size=8, target={"tpot": 50.0})
+    one = found.targets["tpot"].figures["memory"]
+    assert one.status == "holds" and one.value == pytest.approx(found.memory_needed, rel=1e-3)
+
+
+def test_throughput_at_full_load_can_be_a_target_of_memory():
+    words = {"input_len": 512, "output_len": 1024}
+    now = looked("llama-3.1-8b", "l40s", batch_size=4, **words).metrics.full_output_throughput
+    found = sensitivity("llama-3.1-8b", "l40s", batch_size=4, target={"full_throughput": 1.3 * now}, **words)
+    one = found.targets["full-throughput"].figures["memory"]
+    assert one.status == "reached" and 1 < one.factor < 4
+    again = sensitivity("llama-3.1-8b", f"l40s:memory={one.value!r}", batch_size=4, **words)
+    assert again.metrics.full_output_throughput >= 1.3 * now * (1 - 1e-9)
+
+
+def test_what_no_figure_reaches_is_infeasible():
+    found = sensitivity("llama-3.1-8b", "h200", target="tpot:0.01")
+    assert not found.feasible and found.reason.startswith("no figure alone brings TPOT ≤ 0.01 ms")
+    assert all(one.status == "never" for one in found.targets["tpot"].figures.values())
+
+
+@given(root=st.floats(-5.9, 5.9), slope=st.floats(0.01, 20), steps=st.booleans())
+def test_gaps_are_closed_from_above(root, slope, steps):
+    def gap(x: float) -> float:
+        y = (root - x) * slope
+        return math.ceil(y * 4) / 4 if steps else y
+
+    found = least(gap, -6, 6)
+    assert gap(found) <= 0 and (gap(found - 2e-3) > 0 or gap(found) > -2e-5)
+
+
+def test_gaps_that_stay_open_or_were_never_there():
+    assert least(lambda x: 1.0, -6, 6) is None
+    assert least(lambda x: -1.0, -6, 6) == -6
+    assert least(lambda x: math.inf if x < 1 else -1.0, -6, 6) == pytest.approx(1.0, abs=1e-3)
+
+
+# ------------------------------------------------------------------ platforms
+
+
+def works(asked: Request, ranks: tuple[int, int, int], limits: dict[str, float]) -> bool:
+    """A layout, judged by `analyze` alone."""
+    words = dict(zip(("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"), ranks, strict=True))
+    work = asked.workload
+    report = analyze(asked.model.name, asked.device.name, batch_size=work.batch_size, input_len=work.input_len,
+                     output_len=work.output_len, **words)  # fmt: skip
+    seen = {word: getattr(report.metrics, METRICS[word].field) for word in limits}
+    return report.feasible and all(seen[word] <= limit for word, limit in limits.items())
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "work", "limits"),
+    [
+        ("llama-3.1-8b", "l40s", {"batch_size": 4}, {}),
+        ("llama-3.1-70b", "h100-sxm", {"batch_size": 32, "input_len": 4000, "output_len": 500}, {}),
+        ("llama-3.1-70b", "h200", {"batch_size": 16}, {"tpot": 16.0}),
+        ("qwen2.5-7b", "l4", {"batch_size": 16, "input_len": 8000}, {}),
+        ("mixtral-8x7b-v0.1", "a100-sxm-80gb", {"batch_size": 8}, {"ttft": 400.0, "tpot": 20.0}),
+    ],
+)
+def test_no_smaller_platform_works(model, gpu, work, limits):
+    asked = request(model, gpu, **work)
+    size = smallest(asked, limits)
+    assert size.found is not None and works(asked, size.found.ranks, limits)
+    assert [tried.gpus for tried in size.tried] == list(range(1, size.found.gpus + 1))
+    for gpus in range(1, size.found.gpus):
+        every = [(tp, pp, gpus // (tp * pp)) for tp in range(1, gpus + 1) for pp in range(1, gpus + 1)]
+        for ranks in every:
+            assert math.prod(ranks) != gpus or not works(asked, ranks, limits), ranks
+    if size.smaller is not None:
+        assert size.smaller.gpus == size.found.gpus - 1 and size.smaller.reason and not size.smaller.works
+
+
+def test_what_binds_a_platform():
+    def bound(**words):
+        return smallest(request("llama-3.1-70b", "h100-sxm", **words), {}).tried
+
+    assert bound(batch_size=1)[0].binding == "weights"
+    long = bound(batch_size=64, input_len=4000)
+    assert long[-1].works and long[-2].binding == "kv_cache" and 0 < long[-2].short < 1
+    slow = smallest(request("llama-3.1-8b", "h100-sxm", batch_size=8), {"tpot": 5.0})
+    assert slow.smaller.binding == "tpot" and slow.found.tpot_ms <= 5.0 < slow.smaller.tpot_ms
+
+
+def test_the_best_of_several_gpu_types_is_taken():
+    found = sensitivity("llama-3.1-70b", "a100-sxm-40gb,h200", size=True, batch_size=16)
+    assert [one.gpu for one in found.size] == ["a100-sxm-40gb", "h200"]
+    assert found.device["name"] == "h200" and found.plan["gpus"] == 2 == found.size[1].found.gpus
+    assert found.feasible and "2 × h200 (-tp 2) are the smallest platform" in found.summary
+
+
+def test_no_platform_at_all():
+    found = sensitivity("llama-3.1-8b", "h200", size=True, target="ttft:0.1")
+    assert not found.feasible and "no platform of up to 128 × h200" in found.reason
+    assert found.size[0].found is None and "TTFT" in found.size[0].smaller.reason
+
+
+def test_nodes_are_whole_beyond_one():
+    size = smallest(request("deepseek-v3", "h100-sxm"), {})
+    assert size.found.gpus == 16 and [t.gpus for t in size.tried] == [*range(1, 9), 16]
+    placed = laid_out(request("deepseek-v3", "h100-sxm"), *size.found.ranks)
+    assert placed.plan.nodes == 2 and point(placed).fits
+
+
+# ------------------------------------------------------------------ models and use cases
+
+
+def test_a_larger_model_asks_for_more_of_everything():
+    found = sensitivity("llama-2-7b", "h100-sxm", batch_size=16, compare="llama-2-7b,llama-2-70b")
+    first, last = found.compare
+    assert [row.name for row in found.compare] == ["llama-2-7b", "llama-2-70b"]
+    assert first.meets and first.demand.flops == pytest.approx(1, rel=1e-3) and first.size.found.gpus == 1
+    assert first.demand.memory_bandwidth == pytest.approx(1, rel=1e-3)
+    assert not last.fits and "fits with" in last.reason and last.demand.memory > 1
+    for key in ("flops", "memory_bandwidth", "memory"):
+        assert getattr(last.demand, key) > 1.5 * getattr(first.demand, key), key
+    assert last.ttft_ms / first.ttft_ms == pytest.approx(69 / 6.7, rel=0.2)  # by their weights
+    assert last.alone["flops"]["tpot"].status == "never"
+    assert last.alone[TOGETHER]["tpot"].factor <= last.demand.flops
+
+
+def test_what_is_asked_for_is_enough_and_not_too_much():
+    asked = request("llama-2-13b", "h100-sxm", batch_size=16)
+    limits = {"ttft": 300.0, "tpot": 9.0}
+    found = demand(asked, limits)
+
+    def holds(flops: float, bandwidth: float, slack: float) -> list[bool]:
+        every = knobs(asked)
+        turned = every["memory_bandwidth"].turned(every["flops"].turned(asked, flops), bandwidth)
+        return [METRICS[w].holds(read(turned, METRICS[w]), limit * slack) for w, limit in limits.items()]
+
+    assert found.flops > 1 and found.memory_bandwidth > 1
+    assert all(holds(found.flops, found.memory_bandwidth, 1.002))
+    assert not holds(found.flops * 0.98, found.memory_bandwidth, 1)[0]
+    assert not holds(found.flops, found.memory_bandwidth * 0.98, 1)[1]
+
+
+def test_a_model_alone_takes_the_first_as_the_one_to_keep():
+    found = sensitivity(None, "h100-sxm", compare=["llama-2-7b", "llama-2-13b"])
+    assert found.model.name == "llama-2-7b" and [row.name for row in found.compare] == ["llama-2-7b", "llama-2-13b"]
+
+
+def test_use_cases_are_judged_by_what_their_users_expect():
+    found = sensitivity("llama-3.1-8b", "h100-sxm", compare_usecases=True)
+    assert [row.name for row in found.usecases] == list(catalog.usecases())
+    for row in found.usecases:
+        case, report = catalog.usecase(row.name), analyze("llama-3.1-8b", "h100-sxm", usecase=row.name)
+        assert row.limits == {"ttft": case.ttft * 1e3, "tpot": case.tpot * 1e3}
+        assert (row.ttft_ms, row.tpot_ms) == (report.metrics.ttft_ms, report.metrics.tpot_ms)
+        kept = report.metrics.ttft_ms <= case.ttft * 1e3 and report.metrics.tpot_ms <= case.tpot * 1e3
+        assert row.meets == (report.feasible and kept)
+        asked = (row.demand.flops, row.demand.memory_bandwidth, row.demand.memory)
+        assert row.meets == all(factor is not None and factor <= 1 for factor in asked), row.name
+        assert row.size.found is None or (row.size.found.gpus == 1) == row.meets
+    assert {row.meets for row in found.usecases} == {True, False}
