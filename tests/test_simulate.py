@@ -52,7 +52,8 @@ def test_the_front_end_comes_before_the_engine() -> None:
     trace = trace_of((1.0, 100, 5))
     near, far = (simulate(MODEL, GPU, trace=trace, frontend=word) for word in ("in-process", "http"))
     assert near.arrival_s[0] == far.arrival_s[0] == 1.0
-    assert far.first_token_s[0] - near.first_token_s[0] == pytest.approx(engine("vllm").http_overhead, abs=1e-9)
+    more = engine("vllm").http_overhead + 100 * engine("vllm").token_overhead
+    assert far.first_token_s[0] - near.first_token_s[0] == pytest.approx(more, abs=1e-9)
     assert simulate(MODEL, GPU, trace=trace).first_token_s[0] == far.first_token_s[0], "a client stands behind HTTP"
 
 
@@ -210,6 +211,15 @@ def test_an_empty_trace_is_served_at_once() -> None:
     none = Trace(input_tokens=np.zeros(0, np.int64), output_tokens=np.zeros(0, np.int64), arrival_s=np.zeros(0))
     outcome = simulate(MODEL, GPU, trace=none)
     assert outcome.duration_s == 0 and outcome.steps == 0 and len(outcome.finished_s) == 0
+
+
+def test_pipelines_serve_alike_whoever_routes() -> None:
+    """A request that is routed wakes an idle batch at once, as one that was known from the start does."""
+    trace = synthetic(num_prompts=120, input_len=300, output_len=60, request_rate=20.0)
+    plan = {"pipeline_parallel_size": 2, "data_parallel_size": 2}
+    apart, routed = (simulate(MODEL, GPU, trace=trace, router=r, **plan) for r in ("round_robin", "least_loaded"))
+    assert routed.steps == pytest.approx(apart.steps, rel=0.05)
+    assert routed.finished_s.mean() == pytest.approx(apart.finished_s.mean(), rel=0.01)
 
 
 def test_stages_overlap() -> None:

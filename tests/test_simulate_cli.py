@@ -43,9 +43,8 @@ def test_json_has_the_keys_of_the_benchmark(run: Command) -> None:
     assert found["request_goodput"] == pytest.approx(found["request_throughput"]) and found["rejected"] == 0
     assert found["frontend"] == "http", "the clock stands at a client, unless told"
     inside = sim(run, "--request-rate", "20", "--frontend", "in-process", "--json").json
-    assert inside["mean_ttft_ms"] < found["mean_ttft_ms"] and inside["mean_tpot_ms"] == pytest.approx(
-        found["mean_tpot_ms"]
-    )
+    assert inside["mean_ttft_ms"] < found["mean_ttft_ms"]
+    assert inside["mean_tpot_ms"] == pytest.approx(found["mean_tpot_ms"], rel=0.03)  # prompts come as they are read
 
 
 def test_the_table(run: Command) -> None:

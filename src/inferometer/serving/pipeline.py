@@ -82,7 +82,7 @@ class Pipeline(Replica):
     def _next(self) -> Lane:
         """The batch that is back first; of those at one time, one with work before one that waits for some."""
         for lane in self.lanes:
-            if lane.ready == inf and lane.flight is None:
+            if lane.flight is None and self.feed.next < lane.ready:  # who is idle begins when something comes
                 lane.ready = max(self.now, self.feed.next)
         return min(self.lanes, key=lambda lane: (lane.ready, lane.flight is None))
 
