@@ -27,6 +27,7 @@ bench: $(TESTS)
 	$(RUN)/python benchmarks/cold_start.py
 	$(RUN)/python benchmarks/points_per_second.py
 	$(RUN)/python benchmarks/serving_speed.py
+	$(RUN)/python benchmarks/web_load.py
 
 $(READY): pyproject.toml
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'inferometer needs Python 3.11 or newer')"
@@ -37,6 +38,8 @@ $(READY): pyproject.toml
 
 $(TESTS): $(READY)
 	$(RUN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' $(if $(strip $(TORCH)),$(strip $(TORCH)) transformers)
+	command -v chromium >/dev/null || { apt-get update -qq && apt-get install -qq -y chromium; } \
+	  || echo "Chromium cannot be installed here: the tests that look at the page will skip"
 	touch $(TESTS)
 
 clean:

@@ -5,6 +5,7 @@ The file name is the registration: ``data/hardware/h200.toml`` is the GPU ``h200
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 import re
@@ -59,6 +60,14 @@ def find(folder: str, name: str) -> str | None:
     return _heads(folder).get(key)
 
 
+_parsed = functools.lru_cache(64)(read_toml)  # a page asks for the same device a hundred times
+
+
+def _shipped(folder: str, name: str) -> dict[str, Any]:
+    """A file of the catalogue, to be changed at will."""
+    return copy.deepcopy(_parsed(DATA / folder / f"{name}.toml"))
+
+
 # ------------------------------------------------------------------ hardware
 
 
@@ -74,7 +83,7 @@ def hardware(text: str) -> Hardware:
         found = find("hardware", name)
         if found is None:
             raise UnknownName("GPU", name, names("hardware"))
-        data, title = read_toml(DATA / "hardware" / f"{found}.toml"), found
+        data, title = _shipped("hardware", found), found
     for piece in filter(None, overrides.split(",")):
         _override(data, piece, title)
     device = convert({**data, "name": title}, Hardware, f"hardware {title}")
@@ -170,7 +179,7 @@ def engine(text: str) -> Engine:
         found = find("engines", text)
         if found is None:
             raise UnknownName("engine", text, names("engines"))
-        data, title = read_toml(DATA / "engines" / f"{found}.toml"), found
+        data, title = _shipped("engines", found), found
     return convert({**_whole_engine(data, title), "name": title}, Engine, f"engine {title}")
 
 
@@ -181,7 +190,7 @@ def _whole_engine(data: dict[str, Any], title: str) -> dict[str, Any]:
         return data
     if not isinstance(other, str) or find("engines", other) in (None, title):
         raise UnknownName("engine to be like", str(other), [name for name in names("engines") if name != title])
-    below = _whole_engine(read_toml(DATA / "engines" / f"{find('engines', other)}.toml"), str(other))
+    below = _whole_engine(_shipped("engines", str(find("engines", other))), str(other))
     tables = {key: {**below[key], **value} for key, value in data.items() if isinstance(value, dict) and key in below}
     return {**below, **data, **tables}
 
@@ -296,9 +305,15 @@ def known(text: str) -> Entry | None:
         for name, quantization in _variants(candidate):
             stem = find("models", name)
             if stem is not None:
-                data = read_toml(DATA / "models" / f"{stem}.toml")
-                return Entry(stem, data["config"], data.get("source", ""), quantization)
+                return _entry(stem, quantization)
     return None
+
+
+@functools.lru_cache(64)
+def _entry(stem: str, quantization: str) -> Entry:
+    """One object for one entry, so that what is made of it once can be remembered."""
+    data = read_toml(DATA / "models" / f"{stem}.toml")
+    return Entry(stem, data["config"], data.get("source", ""), quantization)
 
 
 def _variants(key: str) -> Iterable[tuple[str, str]]:
@@ -372,3 +387,8 @@ def _reachable(url: str) -> bool:
     except (OSError, UnicodeError):
         return False
     return True
+
+
+def accuracy() -> dict[str, Any]:
+    """Predicted beside measured, as ``benchmarks/accuracy.py --write`` left it: tables, and points where there are."""
+    return read_json(DATA / "accuracy.json")

@@ -12,7 +12,7 @@ from . import catalog, models, numerics, parallel
 from .errors import BadValue, UnknownName, positive, real, share, short, whole
 from .evaluate import Setup, prepare
 from .files import local
-from .graph import Model
+from .graph import Model, once_per
 from .methods import adapters, doubt, speculation
 from .models.network import build_network
 from .profiles.measured import profile_of, read_rows
@@ -96,7 +96,7 @@ def request(
 ) -> Request:
     """Check everything and put it together; the first thing that is wrong is an error with one sentence."""
     entry = catalog.model(model, hf_token)
-    network = (build_network if entry.network else models.build)(entry.config, entry.source or entry.name)
+    network = _network(entry)
     usual = "vllm" if network.kind == "decoder" else "hf"
     device, machine = catalog.hardware(gpu), catalog.engine(_or(engine, usual))
     case = catalog.usecase(usecase) if usecase is not None else None
@@ -222,6 +222,12 @@ def request(
     before = catalog.hardware(name) if changed else None
     return Request(named, device, machine, plan, work, roles, factors(efficiency), norms, entry.source, tuple(warnings),
                    mine, before)  # fmt: skip
+
+
+@once_per(32)
+def _network(entry: catalog.Entry) -> Model:
+    """The network of an entry; those of the catalogue are built once, and all that is worked out for them stays."""
+    return (build_network if entry.network else models.build)(entry.config, entry.source or entry.name)
 
 
 def _captured(machine: Engine, most: int) -> Engine:

@@ -15,7 +15,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 Number = float | int
 Value = Any  # a float, or an ndarray of floats that broadcasts with the others
@@ -322,11 +322,15 @@ def words(expr: Expr | Number) -> list[str]:
 _RANK = {"+": 1, "-": 1, "*": 2, "/": 2, "**": 3}
 _SIGN = {"+": " + ", "-": " - ", "*": "·", "/": "/", "**": "^"}
 _SIGN_JS = {"+": " + ", "-": " - ", "*": " * ", "/": " / ", "**": " ** "}
+_told: WeakKeyDictionary[Expr, str] = WeakKeyDictionary()  # texts go with their formulas
 
 
 def text(expr: Expr | Number, js: bool = False) -> str:
     """The formula as people read it, or as JavaScript: ``text(2 * s.tokens, js=True)  # '2 * tokens'``"""
     sign = _SIGN_JS if js else _SIGN
+    whole = _lift(expr)
+    if not js and whole in _told:
+        return _told[whole]
 
     def show(e: Expr, outer: int) -> str:
         if e.op == "const":
@@ -341,4 +345,7 @@ def text(expr: Expr | Number, js: bool = False) -> str:
         body = show(e.args[0], rank + (e.op == "**")) + sign[e.op] + show(e.args[1], right_rank)
         return f"({body})" if rank < outer else body
 
-    return show(_lift(expr), 0)
+    found = show(whole, 0)
+    if not js:
+        _told[whole] = found
+    return found

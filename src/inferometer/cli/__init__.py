@@ -14,7 +14,8 @@ from .. import __version__
 from ..errors import InferometerError
 
 # in the order that people meet them; each is a file of this package
-COMMANDS = ("analyze", "simulate", "validate", "train", "profile", "bench", "show")
+COMMANDS = ("analyze", "sweep", "search", "sensitivity", "simulate", "validate", "train", "profile", "bench", "show",
+            "web")  # fmt: skip
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True}
 
 

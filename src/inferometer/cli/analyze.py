@@ -19,19 +19,23 @@ from .output import deliver, show_rich
 @click.option(
     "--plot", metavar="DIR", callback=named, help="Write distributions, roofline, memory and the structure graph there."
 )
+@click.option("--html", metavar="FILE", callback=named, help="Write a page with the report inside; opens in a browser.")
 @click.option("--all-ops", is_flag=True, help="Show operators with next to no time, too.")
 @options(OUTPUT)
-def analyze(model: str, explain: str | None, plot: str | None, all_ops: bool, as_json: bool, as_csv: bool,
-            output: str | None, phase: str, **words: Any) -> int:  # fmt: skip
+def analyze(model: str, explain: str | None, plot: str | None, html: str | None, all_ops: bool, as_json: bool,
+            as_csv: bool, output: str | None, phase: str, **words: Any) -> int:  # fmt: skip
     """What one plan does, and why: latency, throughput, memory, cost, every operator."""
     import msgspec
 
     from ..analyze import possible, report_of
     from ..request import request
 
-    if explain is not None and (as_csv or plot is not None):
-        raise BadValue(f"--explain is text or --json; it cannot be combined with {'--csv' if as_csv else '--plot'}")
-    asked = request(model, one_gpu("analyze", words.pop("gpu")), **words)
+    others = {"--csv": as_csv, "--plot": plot is not None, "--html": html is not None}
+    if explain is not None and any(others.values()):
+        other = next(flag for flag, given in others.items() if given)
+        raise BadValue(f"--explain is text or --json; it cannot be combined with {other}")
+    gpu = one_gpu("analyze", words.pop("gpu"))
+    asked = request(model, gpu, **words)
     possible(asked, phase)
     if explain is not None:
         from ..explain import explain as why
@@ -50,6 +54,14 @@ def analyze(model: str, explain: str | None, plot: str | None, all_ops: bool, as
 
         for path in write_plots(report, plot, asked.model):
             click.echo(f"wrote {path}", err=True)
+    if html is not None:
+        from ..views.files import write
+        from ..views.web.single import page
+        from ..views.web.words import Plan, command
+        from .controls import controls
+
+        line = command("analyze", Plan(model, gpu, {**words, "hf_token": None}, model))
+        click.echo(f"wrote {write(html, page(asked, report, line, controls()))}", err=True)
     if as_json:
         deliver(report.to_json(), output)
     elif as_csv:

@@ -8,9 +8,10 @@ from typing import Any
 import click
 
 from ..errors import BadValue, UnknownName, positive
+from ..serving.traffic import traffic
 from .options import ENGINE, LIVE, METHODS, NUMBERS, OUTPUT, named, one_gpu, options
 from .output import deliver, show_rich
-from .traffic import TRAFFIC, traffic
+from .traffic import TRAFFIC
 
 SAVE_EVERY = 5.0  # s between two writings of the rows so far
 LATE = 0.01  # s: a client that sends later than this is too slow for the rate

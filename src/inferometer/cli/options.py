@@ -90,6 +90,7 @@ ENGINE = [
     click.option("--max-model-len", type=int, help="Longest sequence.  [default: the model's]"),
     click.option("--max-num-batched-tokens", type=int, help="Token budget of a step.  [default: the engine's]"),
     click.option("--max-num-seqs", type=int, help="Sequences of a step.  [default: the engine's]"),
+    click.option("--max-cudagraph-capture-size", type=int, help="Tokens of the largest step that CUDA graphs replay."),
     click.option(
         "--gpu-memory-utilization", type=float, help="Share of memory the engine takes.  [default: the engine's]"
     ),

@@ -7,9 +7,9 @@ from typing import Any
 import click
 
 from ..errors import BadValue
+from ..serving.traffic import base
 from .options import ENGINE, MACHINE, METHODS, MODEL_HELP, NUMBERS, OUTPUT, named, one_gpu, options
 from .output import deliver, show_rich, table_csv
-from .traffic import base
 
 
 @click.command(epilog=MODEL_HELP)
@@ -66,13 +66,13 @@ def _requests(model: str, gpu: str, measured: str, ways: dict[str, Any], words: 
     """Latencies: fills the result and what is shown; gives a row per request and metric."""
     import msgspec
 
+    from ..serving.about import described
     from ..serving.metrics import metrics, objectives
     from ..serving.trace import read_trace
     from ..validation import measured_metrics, truths
     from ..validation import validate as compare
     from ..views.serving import header
     from ..views.validation import comparison
-    from .about import described
 
     goals = objectives(ways["goodput"])
     trace = read_trace(measured)

@@ -51,15 +51,14 @@ class Panel(NamedTuple):
 
 def structure(report: Report, model: Model, phase: str) -> Scene:
     """The picture of one phase; colours say what limits each operator, numbers are its share of the phase's time."""
+    parts, own = drawn(report, model, phase)
     cut = int(report.plan.get("pipeline_parallel_size", 1))
-    found = [shown(stage, report.phases[phase]) for stage in stages(model, cut)]
-    parts, own = min(found, key=lambda pair: len(pair[1]))
     kinds = [p for p in parts if p.block.stage == "layer"]
-    names = {id(p.block): chr(ord("A") + i % 26) for i, p in enumerate(kinds)} if len(kinds) > 1 else {}
+    names = letters(parts)
     panels = [_panel(p, names.get(id(p.block), "")) for p in parts]
     rows = [row for _, group in groupby(panels, lambda p: p.part.block.stage) for row in _broken(list(group))]
     title = header(report)
-    notes = [f"{sum(p.block.count for p in kinds)} layers, in the order {_order(kinds, names)}"] if names else []
+    notes = [f"{sum(p.block.count for p in kinds)} layers, in the order {layer_order(kinds, names)}"] if names else []
     if cut > 1:
         notes.append(f"the slowest of {cut} pipeline stages")
     order = " · ".join(notes)
@@ -95,6 +94,18 @@ def structure(report: Report, model: Model, phase: str) -> Scene:
         y += 34
     _legend(scene, report.phases[phase].ops, y + 14)
     return scene
+
+
+def drawn(report: Report, model: Model, phase: str) -> tuple[list[Part], list[OpRow]]:
+    """The blocks that took time in a phase (of a pipeline: in its slowest stage), and the rows that are no operator."""
+    found = [shown(stage, report.phases[phase]) for stage in stages(model, int(report.plan["pipeline_parallel_size"]))]
+    return min(found, key=lambda pair: len(pair[1]))
+
+
+def letters(parts: list[Part]) -> dict[int, str]:
+    """Names for kinds of layers by the identity of their block, where there are several: A, B …"""
+    kinds = [p for p in parts if p.block.stage == "layer"]
+    return {id(p.block): chr(ord("A") + i % 26) for i, p in enumerate(kinds)} if len(kinds) > 1 else {}
 
 
 # ------------------------------------------------------------------ layout
@@ -148,7 +159,7 @@ def _panel(part: Part, letter: str) -> Panel:
     xs += [x for points in bends.values() for x, _ in points]
     left = min(xs) - PAD - (LANE if block.residual else 0)
     layers = block.layers if block.stage == "layer" or block.count > 1 else ()
-    title = " · ".join(filter(None, [letter, "" if block.stage == "layer" else block.name, _ranges(layers)]))
+    title = " · ".join(filter(None, [letter, "" if block.stage == "layer" else block.name, layer_ranges(layers)]))
     right = max(max(xs) + PAD, left + text_width(title, 13) + 70)
     return Panel(part, wiring, title, middle, dict(bends), tops, node, left, right, y, layers)
 
@@ -331,15 +342,15 @@ def _runs(numbers: tuple[int, ...]) -> list[tuple[int, int]]:
     return found
 
 
-def _ranges(layers: tuple[int, ...]) -> str:
-    """``_ranges((0, 1, 2, 4))  # 'layers 0–2, 4'``"""
+def layer_ranges(layers: tuple[int, ...]) -> str:
+    """``layer_ranges((0, 1, 2, 4))  # 'layers 0–2, 4'``"""
     if not layers:
         return ""
     runs = [str(a) if a == b else f"{a}–{b}" for a, b in _runs(layers)]
     return ("layer " if len(layers) == 1 else "layers ") + ", ".join(runs[:3]) + (" …" if len(runs) > 3 else "")
 
 
-def _order(kinds: list[Part], names: dict[int, str]) -> str:
+def layer_order(kinds: list[Part], names: dict[int, str]) -> str:
     """``(3 × A, B) × 12``: which kind of layer follows which."""
     which = {i: names[id(p.block)] for p in kinds for i in p.block.layers}
     runs = [(name, len(list(group))) for name, group in groupby(which[i] for i in sorted(which))]

@@ -1,0 +1,89 @@
+// What the server answers. A mistake in the plan comes back as a Refused with the CLI's sentence and its control.
+
+export class Refused extends Error {
+  constructor(sentence, control) {
+    super(sentence);
+    this.control = control ?? null;
+  }
+}
+
+// A page with its report inside (analyze --html) asks nobody.
+const inside = document.getElementById("given");
+export const given = inside ? JSON.parse(inside.textContent) : null;
+
+async function answer(path, options) {
+  let response;
+  try {
+    response = await fetch(path, options);
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Refused("the server does not answer; is `inferometer web` still running?");
+  }
+  const text = await response.text();
+  let data = null;
+  try {
+    data = text ? JSON.parse(text) : null;
+  } catch {
+    throw new Refused(`the server's answer is no JSON (status ${response.status})`);
+  }
+  if (!response.ok) throw new Refused(data?.error ?? data?.detail ?? `status ${response.status}`, data?.control);
+  return data;
+}
+
+export const get = (path) => answer(path);
+
+export function post(path, body, signal) {
+  return answer(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal });
+}
+
+// One question at a time, and only the newest waits: sliders ask as fast as answers come, each is shown, the last stays.
+export function latest(ask, then) {
+  let busy = false;
+  let waiting = null;
+  return async function next(...words) {
+    if (busy) {
+      waiting = words;
+      return;
+    }
+    busy = true;
+    let result;
+    try {
+      result = { value: await ask(...words) };
+    } catch (error) {
+      result = { error };
+    }
+    busy = false;
+    const newer = waiting;
+    waiting = null;
+    if (newer) next(...newer);
+    then(result, ...words);
+  };
+}
+
+// A job runs on the server: told("progress"), and stop() cancels it.
+export function job(path, body, told) {
+  let id = null;
+  let stopped = false;
+  const cancel = () => fetch(`/api/jobs/${id}`, { method: "DELETE" }).catch(() => null);
+  const done = (async () => {
+    const begun = await post(path, body);
+    if (begun.job === undefined) return begun;
+    id = begun.job;
+    if (stopped) cancel();
+    for (let wait = 60; ; wait = Math.min(wait * 1.3, 500)) {
+      const now = await get(`/api/jobs/${id}`);
+      if (now.state === "done") return now.result;
+      if (now.state === "cancelled") throw new Refused("cancelled");
+      if (now.state === "failed") throw new Refused(now.error ?? "the job failed", now.control);
+      told(now.progress ?? 0, now.words);
+      await new Promise((resume) => setTimeout(resume, wait));
+    }
+  })();
+  return {
+    done,
+    stop() {
+      stopped = true;
+      if (id !== null) cancel();
+    },
+  };
+}

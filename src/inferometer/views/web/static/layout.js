@@ -1,0 +1,67 @@
+// Where the operators of a block stand: ranks downwards, those of one rank side by side, long edges in the gaps.
+
+const NODE = 200; // width of an operator, at least
+const LEAST = 40; // height of an operator that takes no time; the taller, the more time
+const GROWTH = 130; // more for one that takes all of it
+const GAP = 34;
+const SIDE = 26;
+export const JOIN = 20; // diameter of a residual sum
+const HEAD = 48;
+const PAD = 20;
+const LANE = 26; // room for residual connections, left
+
+// The place nearest to x that no span has taken.
+function free(x, taken) {
+  const spots = [x, ...taken.flat()].filter((spot) => !taken.some(([a, b]) => a < spot && spot < b));
+  return spots.reduce((best, spot) => (Math.abs(spot - x) < Math.abs(best - x) ? spot : best), spots[0]);
+}
+
+// block: of the graph; share(node): its part of the phase's time; need: pixels of the widest node. -> { at: id -> {x, y, w, h}, bends, left, right, height }
+export function laidOut(block, share, need) {
+  const node = Math.max(NODE, need);
+  const byId = new Map(block.nodes.map((node) => [node.id, node]));
+  const rankOf = (id) => byId.get(id).rank;
+  const isOp = (id) => byId.get(id).kind === "op";
+  const tall = (id) => (isOp(id) ? LEAST + GROWTH * share(byId.get(id)) : JOIN);
+  const wide = (id) => (isOp(id) ? node : JOIN);
+  const entry = block.nodes.find((n) => n.kind === "in");
+  const exit = block.nodes.find((n) => n.kind === "out");
+  const inner = block.nodes.filter((n) => n.kind === "op" || n.kind === "sum");
+  const ranks = [...new Set(inner.map((n) => n.rank))].sort((a, b) => a - b);
+  const at = new Map([[entry.id, { x: 0, y: HEAD, w: 0, h: 0 }]]);
+  const bends = new Map(); // edge -> [{ x, y0, y1 }] where it passes other ranks
+  const flowing = block.edges.filter((e) => e.kind !== "residual");
+  const above = (edge) => bends.get(edge)?.at(-1)?.x ?? at.get(edge.from).x;
+  // Where the inputs of a node come down.
+  const near = (id) => {
+    const xs = flowing.filter((e) => e.to === id && e.kind === "flow" && at.has(e.from)).map(above);
+    return xs.length ? xs.reduce((a, b) => a + b) / xs.length : 0;
+  };
+  let y = HEAD + GAP;
+  for (const rank of ranks) {
+    const mine = inner.filter((n) => n.rank === rank).map((n) => n.id);
+    const high = Math.max(...mine.map(tall));
+    const line = mine.filter((id) => !byId.get(id).aside).sort((a, b) => near(a) - near(b) || a - b);
+    const alone = line.length === 1;
+    let first = (-(line.length - 1) / 2) * (node + SIDE);
+    for (const id of mine.filter((i) => byId.get(i).aside)) { // beside its reader, where that stands in this rank
+      const reader = flowing.find((e) => e.from === id && line.includes(e.to))?.to ?? line.at(-1);
+      line.splice(reader === undefined ? 0 : line.indexOf(reader) + 1, 0, id);
+      first -= alone ? 0 : (node + SIDE) / 2;
+    }
+    line.forEach((id, k) => at.set(id, { x: first + k * (node + SIDE), y: y + (high - tall(id)) / 2, w: wide(id), h: tall(id) }));
+    const taken = mine.map((id) => [at.get(id).x - wide(id) / 2 - 12, at.get(id).x + wide(id) / 2 + 12]);
+    for (const edge of flowing) {
+      if (rankOf(edge.from) < rank && rank < rankOf(edge.to) && at.has(edge.from)) {
+        const x = free(above(edge), taken);
+        taken.push([x - 7, x + 7]);
+        bends.set(edge, [...(bends.get(edge) ?? []), { x, y0: y, y1: y + high }]);
+      }
+    }
+    y += high + GAP;
+  }
+  at.set(exit.id, { x: 0, y, w: 0, h: 0 });
+  const xs = [...inner.flatMap((n) => [at.get(n.id).x - wide(n.id) / 2, at.get(n.id).x + wide(n.id) / 2]), ...[...bends.values()].flat().map((b) => b.x)];
+  const residual = block.edges.some((e) => e.kind === "residual");
+  return { at, bends, left: Math.min(...xs) - PAD - (residual ? LANE : 0), right: Math.max(...xs) + PAD, height: y, lane: LANE };
+}

@@ -1,0 +1,85 @@
+"""The page in a real browser for tests: Debian's Chromium driven by Playwright, from the real server."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from web import Server, serving
+
+CHROMIUM = os.environ.get("INFEROMETER_CHROMIUM", "/usr/bin/chromium")
+FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+         "--disable-background-networking", "--disable-component-update"]  # fmt: skip
+TABS = ("graph", "roofline", "memory", "latency", "sweep", "search", "simulate", "sensitivity", "accuracy")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with serving() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api")
+    if not Path(CHROMIUM).exists():
+        pytest.skip(f"no Chromium at {CHROMIUM}")
+    with playwright.sync_playwright() as driver:
+        found = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield found
+        found.close()
+
+
+class Opened:
+    """Pages that were opened, with everything they complained about and asked for."""
+
+    def __init__(self, browser: Any, server: Server) -> None:
+        self.browser, self.server = browser, server
+        self.errors: list[str] = []
+        self.asked: list[str] = []
+        self.contexts: list[Any] = []
+
+    def __call__(self, query: str = "", width: int = 1280, scheme: str = "light", **words: Any) -> Any:
+        context = self.browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, **words)
+        self.contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(60_000)  # a busy machine is no failure
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("console", lambda line: self.errors.append(line.text) if line.type == "error" else None)
+        page.on("request", lambda request: self.asked.append(request.url))
+        page.goto(query if query.startswith("file:") else f"{self.server.address}/{query}")
+        page.wait_for_selector(".tile, .problem")
+        return page
+
+
+@pytest.fixture
+def opened(browser: Any, server: Server) -> Iterator[Opened]:
+    made = Opened(browser, server)
+    yield made
+    for context in made.contexts:
+        context.close()
+    refusals = [e for e in made.errors if "status of 400" in e or "status of 429" in e]  # what some tests provoke
+    assert [e for e in made.errors if e not in refusals] == []
+
+
+def figure(page: Any, metric: str) -> str:
+    found: str = page.inner_text(f"[data-metric={metric}] .value")
+    return found
+
+
+def changed(page: Any, metric: str, before: str) -> str:
+    """The figure once it is another one."""
+    there = f"document.querySelector('[data-metric={metric}] .value')"
+    page.wait_for_function(f"before => {there}.textContent !== before", arg=before)
+    return figure(page, metric)
+
+
+def slide(page: Any, name: str, position: int, end: bool = True) -> None:
+    page.eval_on_selector(f"[data-control={name}] input[type=range]", """(slider, [position, end]) => {
+        slider.value = position;
+        slider.dispatchEvent(new Event("input", { bubbles: true }));
+        if (end) slider.dispatchEvent(new Event("change", { bubbles: true }));
+    }""", [position, end])  # fmt: skip

@@ -1,0 +1,123 @@
+"""The page in a real browser: sweeps, searches, simulations; every tab in both themes and widths; one file alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import browser as chromium
+import pytest
+from browser import TABS, Opened, figure
+from conftest import Ran
+
+server, browser, opened = chromium.server, chromium.browser, chromium.opened  # fixtures, found by their names here
+TRACE = "input_tokens,output_tokens,arrival_s\n" + "".join(f"{100 + i},{10 + i},{i / 4}\n" for i in range(20))
+
+
+# ------------------------------------------------------------------ the other verbs
+
+
+def test_a_sweep_is_drawn_and_follows_the_plan(opened: Opened) -> None:
+    page = opened("?tab=sweep&sweep_values=1,2,4&sweep_by=none")
+    page.wait_for_selector("#chart-sweep .point")
+    assert page.inner_text("#chart-sweep .note").startswith("3 points")
+    page.select_option("#sweep_y", "ttft_ms")
+    page.wait_for_function("() => document.querySelector('#chart-sweep h3').textContent.startsWith('TTFT')")
+    page.fill("#sweep_values", "1:4:x")
+    page.press("#sweep_values", "Enter")
+    page.wait_for_selector(".view-sweep .wrong:visible")
+    assert "1:4:x" in page.inner_text(".view-sweep .wrong")
+
+
+def test_a_search_names_a_plan_and_a_click_takes_it(opened: Opened) -> None:
+    page = opened("?tab=search&search_num_gpus=2&gpu=h200")
+    page.click(".view-search .go")
+    page.wait_for_selector("#chart-pareto .point")
+    assert page.query_selector("#chart-pareto .shapelayer path, #chart-pareto .layer-below path"), "the limits' region"
+    row = page.inner_text(".view-search tr.best td >> nth=0")
+    page.click(".view-search tr.best")
+    page.wait_for_url(re.compile("quantization=|tensor_parallel_size=|kv_cache_dtype=|max_num"))
+    assert f"KV {page.input_value('#c-kv_cache_dtype')}" in row
+    assert "vllm serve" in page.inner_text(".commands")
+
+
+def test_a_simulation_of_an_uploaded_trace(opened: Opened, tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(TRACE)
+    page = opened("?tab=simulate")
+    page.set_input_files("#trace-file", path)
+    page.wait_for_selector("text=trace.csv: its own lengths")
+    page.click(".view-simulate .go")
+    page.wait_for_selector("#chart-timeline .js-line", state="attached")
+    assert page.inner_text(".view-simulate .first").startswith("20 requests in")
+    page.wait_for_selector("#chart-cdf-ttft_ms .js-line", state="attached")
+    assert "% keep it" in page.inner_text("#chart-cdf-ttft_ms .note")
+
+
+def test_a_simulation_can_be_cancelled(opened: Opened) -> None:
+    page = opened("?tab=simulate&sim_num_prompts=150000&sim_request_rate=20")
+    page.click(".view-simulate .go")
+    page.wait_for_selector(".progress:visible progress")
+    page.click(".progress button:visible")
+    page.wait_for_selector(".view-simulate .wrong:visible")
+    assert page.inner_text(".view-simulate .wrong") == "cancelled"
+    assert page.query_selector("#chart-timeline .js-line") is None
+
+
+def test_sensitivity_follows_what_the_verb_says(opened: Opened) -> None:
+    page = opened("?tab=sensitivity&sens_target=tpot:4")
+    page.wait_for_selector("#chart-tornado .bars .point")
+    found = opened.server.post("/api/sensitivity", {"plan": {}, "target": "tpot:4"}).json
+    assert page.inner_text(".view-sensitivity .sentences p >> nth=0") == found["summary"]
+    assert "memory bandwidth" in page.text_content("#chart-tornado")
+    assert "reached" in page.inner_text(".view-sensitivity .table")
+
+
+def test_accuracy_is_a_screen(opened: Opened) -> None:
+    page = opened("?tab=accuracy&acc_section=Serving")
+    page.wait_for_selector("#chart-accuracy-ttft .point")
+    assert "median error" in page.inner_text("#chart-accuracy-ttft .note")
+    assert page.query_selector_all(".view-accuracy table")
+
+
+# ------------------------------------------------------------------ everywhere
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")])
+def test_every_tab_at_every_width_and_theme(opened: Opened, width: int, scheme: str) -> None:
+    page = opened("?model=qwen3-30b-a3b&tensor_parallel_size=2&batch_size=8", width, scheme)
+    paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (paper == "rgb(255, 255, 255)") == (scheme == "light")
+    for tab in TABS:
+        page.click(f"#tab-{tab}")
+        page.wait_for_selector(f".view-{tab}:visible")
+        if tab in ("roofline", "memory", "latency", "sweep"):
+            page.wait_for_selector(f".view-{tab} .main-svg")
+        wide = page.evaluate("document.documentElement.scrollWidth")
+        assert wide <= width, f"{tab} is {wide} px wide"
+    assert {url.split("/")[2] for url in opened.asked if url.startswith("http")} == {opened.server.address[7:]}
+
+
+def test_the_theme_is_kept(opened: Opened) -> None:
+    page = opened()
+    page.click("#theme")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
+    page.reload()
+    page.wait_for_selector(".tile")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
+
+
+def test_a_report_in_one_file_opens_without_a_server(opened: Opened, run: Callable[..., Ran], tmp_path: Path) -> None:
+    path = tmp_path / "one.html"
+    assert run("analyze", "llama-3.1-8b", "--gpu", "h200", "-tp", "2", "--html", path).code == 0
+    page = opened(path.as_uri())
+    report = run("analyze", "llama-3.1-8b", "--gpu", "h200", "-tp", "2", "--json").json
+    assert figure(page, "ttft_ms").split()[0] == f"{report['metrics']['ttft_ms']:.3g}"
+    page.click("[data-op=qkv_proj]")
+    page.wait_for_selector(".operator .line output")
+    for tab in TABS[1:4]:
+        page.click(f"#tab-{tab}")
+        page.wait_for_selector(f".view-{tab} .main-svg")
+    assert page.query_selector("#tab-sweep") is None, "what needs a server is not offered"
+    assert all(url.startswith(("file:", "data:", "blob:")) for url in opened.asked)
