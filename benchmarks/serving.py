@@ -85,7 +85,7 @@ def h200() -> Iterator[Case]:
 
 
 def own() -> Iterator[Case]:
-    """vLLM 0.25.1 on two other H200s (`benchmarks/data`): online in process, and by HTTP as `inferometer bench` saw it."""
+    """vLLM 0.25.1 on two other H200s (`benchmarks/data`): online in process, and by HTTP as `bench` saw it."""
     for path in sorted((ROOT / "benchmarks" / "data").glob("h200_*_*_*.csv")):
         _, way, model, load = path.stem.split("_", 3)
         if way in ("online", "http"):
