@@ -91,15 +91,16 @@ def steadied(kind: str, curves: Curves, smooth: Grid) -> Curves:
 
 def placed(kind: str, curves: Curves, able: list[Grid]) -> Grid:
     """A surface for a format of which few shapes were timed: of some surfaces the one that those scatter least around,
-    moved to where they lie."""
-    best, least = able[0], float("inf")
+    moved to where they lie at each number of rows."""
+    found: list[tuple[float, Grid]] = []
     for surface in able:
-        off = np.array(offsets(surface, SHAPES[kind], curves, 0.0))
-        spread = float(np.median(np.abs(off - np.median(off))))
-        if spread < least:
-            least = spread
-            best = Grid(surface.axes, [round(value + float(np.median(off)), 2) for value in surface.values])
-    return best
+        off = np.array(offsets(surface, SHAPES[kind], curves, 0.0)).reshape(len(curves.shapes), -1)
+        by = np.median(off, axis=0)
+        nodes = np.asarray(surface.values).reshape([len(axis) for axis in surface.axes])
+        lifted = nodes + np.interp(surface.axes[0], curves.axes[0], by).reshape(-1, *[1] * (nodes.ndim - 1))
+        spread = float(np.median(np.abs(off - by))) + float(np.ptp(by)) / 10  # alike, and like the surface
+        found.append((spread, Grid(surface.axes, [round(float(x), 2) for x in lifted.ravel()])))
+    return min(found, key=lambda one: one[0])[1]
 
 
 def own() -> None:

@@ -275,3 +275,10 @@ def test_ones_own_rows_take_the_place_of_a_guessed_share(tmp_path: Path) -> None
         for share in (0.5, 1.0)
     ]  # fmt: skip
     assert near[0] == near[1]
+
+
+def test_a_format_timed_on_a_relative_comes_before_another_format_timed_here() -> None:
+    """4-bit products were timed on an H200 alone: an H100 has theirs, not twice the speed of its 16-bit ones."""
+    took = {q: analyze("llama-3.1-8b", "h100-sxm", batch_size=8, quantization=q).metrics.tpot_ms or 0.0
+            for q in ("bf16", "w4a16")}  # fmt: skip
+    assert 0.7 < took["w4a16"] / took["bf16"] < 0.9

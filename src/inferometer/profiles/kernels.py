@@ -14,7 +14,7 @@ from .grid import Grid
 from .measured import moved
 from .rows import head_label
 from .shapes import SHAPES, Shape, head_sheet
-from .shelf import Curves, Profile, known_device, read, relatives
+from .shelf import Curves, Profile, kin, known_device, read, relatives
 from .source import Source, Terms
 
 # Which sheet serves a format that has none: its kernels are built alike, and the base knows its bytes and its peak.
@@ -146,7 +146,8 @@ def by_shape(device: Hardware, whose: str, formats: Formats, kinds: tuple[str, .
     """What is known of a device's kernels, best first: the user's own rows, measured curves, surfaces; relatives' last.
 
     Surfaces are moved to where the user's rows lie, so a few shapes of an unknown GPU serve all others too. What the
-    engine has of a format itself comes before what was measured of a format like it.
+    engine has of a format itself, here or on a device of the same architecture, comes before what was measured of a
+    format like it.
     """
     shelf: list[tuple[Profile, bool]] = []  # and whether they are this engine's on this very device
     measured = read(device.name, "measured")
@@ -160,7 +161,8 @@ def by_shape(device: Hardware, whose: str, formats: Formats, kinds: tuple[str, .
         shelf = [(moved(one, mine, octaves_faster(hardware(one.device), device)), own) for one, own in shelf]
     fitted = [(one, own) for one, own in shelf if one.fitted]
     found += [Kernels(one, formats, device, exact=True).source() for one, _ in shelf if one.measured]
-    found += [Kernels(one, formats, device, own=True, moved_by=mine).source() for one, own in fitted if own]
+    same = [one for one, own in fitted if own] + (kin(device) if whose == "vllm" else [])
+    found += [Kernels(one, formats, device, own=True, moved_by=mine).source() for one in same]
     found += [Kernels(one, formats, device, moved_by=mine).source() for one, _ in fitted]
     if kinds:
         found = [s._replace(kinds=(s.kinds or frozenset()) & frozenset(kinds)) for s in found]

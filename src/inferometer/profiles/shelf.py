@@ -61,6 +61,19 @@ def relatives(device: Hardware, whose: str) -> list[tuple[str, str]]:
     return sorted(able, key=lambda one: (*_distance(device, known_device(one[0])), one[1] != whose))
 
 
+def kin(device: Hardware) -> list[Profile]:
+    """What vLLM's kernels take on other devices of the architecture: tables first, then what was measured here."""
+    near = [name for name in (*shipped(), *_measured()) if name != device.name
+            and known_device(name).architecture == device.architecture]  # fmt: skip
+    found = [read(name, word) for word in ("vllm", "measured") for name in sorted(set(near))]
+    return [one for one in found if one is not None and one.fitted]
+
+
+@functools.cache
+def _measured() -> tuple[str, ...]:
+    return tuple(sorted(path.parent.name for path in (DATA / "profiles").glob("*/measured.json")))
+
+
 @functools.cache
 def known_device(name: str) -> Hardware:
     """Read once: a search asks for relatives hundreds of times."""
