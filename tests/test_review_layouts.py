@@ -38,9 +38,9 @@ def origins(report: inferometer.Report, name: str) -> set[str]:
 
 
 def test_stages_launch_their_own_layers_only() -> None:
-    waits = [inferometer.analyze("llama-3.1-70b", gpu="h100-sxm", tensor_parallel_size=2, pipeline_parallel_size=pp,
-                                 input_len=64).metrics.ttft_ms for pp in (2, 4, 8)]  # fmt: skip
-    assert all(25 < wait < 36 for wait in waits if wait), waits  # 80 launches of 0.24 ms however they are cut
+    waits = [(inferometer.analyze("llama-3.1-70b", gpu="h100-sxm", tensor_parallel_size=2, pipeline_parallel_size=pp,
+                                  input_len=64).metrics.ttft_ms or 0.0) - 2.1 * pp for pp in (2, 4, 8)]  # fmt: skip
+    assert all(23 < wait < 30 for wait in waits), waits  # 80 launches of 0.25 ms however they are cut
     model = setup("llama-3.1-70b").model
     assert [part.num_layers for part in parallel.stages(model, 3)] == [27, 27, 26] and model.num_layers == 80
 
