@@ -117,8 +117,8 @@ def _sized(asked: list[Request], limits: Mapping[str, float], words: Mapping[str
             if not word.startswith("full"):
                 known(one, word)
     sizes = [smallest(one, limits) for one in asked]
-    ranked = sorted((s for s in sizes if s.found), key=lambda s: (s.found.gpus, s.found.price_per_hour or 0.0))  # type: ignore[union-attr]
-    best = ranked[0].found if ranked else None
+    able = [size.found for size in sizes if size.found]
+    best = min(able, key=lambda one: (one.gpus, one.price_per_hour or 0.0), default=None)
     chosen = next(one for one, size in zip(asked, sizes, strict=True) if not best or size.found is best)
     found = _about(laid_out(chosen, *best.ranks) if best and best.ranks else chosen)
     found.size = sizes
