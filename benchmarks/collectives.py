@@ -18,13 +18,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from inferometer import catalog, collectives
+from inferometer.costs import collectives
+from inferometer.specs import catalog
 
 GPUS = {"a100_sxm": "a100-sxm-80gb", "h100_sxm": "h100-sxm", "h200_sxm": "h200", "b200_sxm": "b200", "l40s": "l40s"}
 FITTED = {  # what the figures were fitted to, apart from the sizes left out
-    ("a100_sxm", "nccl 2.27.3"), ("a100_sxm", "vllm 0.14.0"), ("h100_sxm", "nccl 2.27.3"), ("h100_sxm", "vllm 0.24.0"),
-    ("h100_sxm", "trtllm 1.3.0rc20"), ("b200_sxm", "nccl 2.29.2"), ("b200_sxm", "vllm 0.24.0"), ("l40s", "nccl 2.27.3"),
-}  # fmt: skip
+    ("a100_sxm", "nccl 2.27.3"),
+    ("a100_sxm", "vllm 0.14.0"),
+    ("h100_sxm", "nccl 2.27.3"),
+    ("h100_sxm", "vllm 0.24.0"),
+    ("h100_sxm", "trtllm 1.3.0rc20"),
+    ("b200_sxm", "nccl 2.29.2"),
+    ("b200_sxm", "vllm 0.24.0"),
+    ("l40s", "nccl 2.27.3"),
+}
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "accuracy.md"
 BEGIN, END = "<!-- collectives:begin -->", "<!-- collectives:end -->"
 BYTES = {"half": 2, "bfloat16": 2, "int8": 1}

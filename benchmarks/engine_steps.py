@@ -20,10 +20,13 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from inferometer import analyze, catalog, models, numerics, timing
-from inferometer.evaluate import Setup, prepare, step_seconds
-from inferometer.spec import Plan
-from inferometer.steps import Group, Step
+from inferometer.costs import precision as numerics
+from inferometer.costs.bound_plan import Setup, prepare, step_seconds
+from inferometer.costs.step import Group, Step
+from inferometer.inference import analyze, latency
+from inferometer.network import families
+from inferometer.specs import catalog
+from inferometer.specs.structs import Plan
 
 ROOT = Path(__file__).parent.parent
 SHARED = Path(os.environ.get("INFEROMETER_SHARED", ROOT.parent / "shared")) / "measured" / "h200_vllm"
@@ -71,7 +74,7 @@ def rows(path: Path) -> dict[tuple[str, str], Rows]:
 @cache
 def setup(model: str, precision: str) -> Setup:
     """The engine as it was measured: vLLM on one H200, 512 sequences, 8,192 tokens a step."""
-    network = models.build(catalog.model(model).config)
+    network = families.build(catalog.model(model).config)
     plan = Plan(max_num_seqs=512, gpu_memory_utilization=0.92, quantization=precision)
     roles = numerics.by_role(network, "bf16", precision)
     return prepare(network, catalog.hardware("h200"), catalog.engine("vllm"), plan, roles=roles)
@@ -94,7 +97,8 @@ def errors(s: Setup, parts: Rows) -> dict[str, np.ndarray]:
             ours = step_seconds(s, Step((Group(part.batch, 1.0, part.length - 1, 1, True),)))
         else:
             ours = (
-                timing.prefill_seconds(s, timing.prefill_steps(s, part.batch, part.length)) + s.engine.request_overhead
+                latency.prefill_seconds(s, latency.budgeted_prefill(s, part.batch, part.length))
+                + s.engine.request_overhead
             )
         found[kind] = ours / part.seconds - 1
     return found
@@ -106,8 +110,10 @@ def table(path: Path) -> str:
 
 
 def _lines(found: dict[tuple[str, str], dict[str, np.ndarray]]) -> str:
-    lines = ["| model | decode step | TTFT, over 512 tokens | TTFT, up to 512 | TTFT of the last, several steps |",
-             "|---|---|---|---|---|"]  # fmt: skip
+    lines = [
+        "| model | decode step | TTFT, over 512 tokens | TTFT, up to 512 | TTFT of the last, several steps |",
+        "|---|---|---|---|---|",
+    ]
     for (model, precision), parts in found.items():
         cells = [_cell(parts.get(word)) for word in ("decode", "long", "short", "many")]
         lines.append(f"| {model} {precision} | " + " | ".join(cells) + " |")
@@ -152,19 +158,33 @@ def left_out() -> str:
 
 def memory() -> str:
     """Weights and cache capacity that the engine reported, and ours."""
-    lines = ["| model | weights measured, GB | predicted | error | KV tokens measured | predicted | error |",
-             "|---|---:|---:|---:|---:|---:|---:|"]  # fmt: skip
+    lines = [
+        "| model | weights measured, GB | predicted | error | KV tokens measured | predicted | error |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
     for key, row in json.loads((SHARED / "memory.json").read_text(encoding="utf-8")).items():
         if key.startswith("_"):
             continue
         name, precision = key.split()
-        found = analyze(name, gpu="h200", max_num_seqs=512, gpu_memory_utilization=0.92, quantization=precision,
-                        max_model_len=4096 if name == "llama-2-7b" else 33000).memory  # fmt: skip
+        found = analyze(
+            name,
+            gpu="h200",
+            max_num_seqs=512,
+            gpu_memory_utilization=0.92,
+            quantization=precision,
+            max_model_len=4096 if name == "llama-2-7b" else 33000,
+        ).memory
         weights, tokens = row["weight_bytes"], row["kv_cache_tokens"]
         ours = found.max_total_tokens or 0
         held = found.weights_bytes
-        cells = [f"{weights / 1e9:.3f}", f"{held / 1e9:.3f}", f"{held / weights - 1:+.2%}", f"{tokens:,}",
-                 f"{ours:,.0f}", f"{ours / tokens - 1:+.2%}"]  # fmt: skip
+        cells = [
+            f"{weights / 1e9:.3f}",
+            f"{held / 1e9:.3f}",
+            f"{held / weights - 1:+.2%}",
+            f"{tokens:,}",
+            f"{ours:,.0f}",
+            f"{ours / tokens - 1:+.2%}",
+        ]
         lines.append(f"| {key} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

@@ -15,12 +15,11 @@ import numpy as np
 from kernel_tables import ROOT, TABLES, Rows, everything, own_rows
 from surfaces import fit
 
-from inferometer import catalog
-from inferometer.catalog import DATA
-from inferometer.profiles.grid import Grid
-from inferometer.profiles.measured import offsets, profile_of, read_rows
-from inferometer.profiles.shapes import SHAPES
-from inferometer.profiles.shelf import Curves, Profile
+from inferometer.costs.kernels.measured import offsets, profile_of, read_rows
+from inferometer.costs.kernels.registry import Curves, Profile
+from inferometer.costs.kernels.surfaces import SHAPES, Grid
+from inferometer.specs import catalog
+from inferometer.specs.catalog import DATA
 
 ROWS = [0, 1, 2, 3, 4, 4.5, 5, 5.5, 6, 6.5, 7, 7.5, 8, 8.5, 9, 9.5, 10, 11, 12, 13, 14]
 SIDES = [6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]
@@ -63,8 +62,9 @@ def surface(rows: Rows) -> Grid:
     where = places(rows)
     axes = axes_of(rows, where[seen])
     few = 5.0 if len(where) < 12_000 and rows.kind == "linear" else 1.0  # real models' weights lie on no grid
-    nodes = fit(axes, where[seen], ratios(rows)[seen], smooth=SMOOTH[rows.kind] * few,
-                level=1.0 if rows.kind == "moe" else 0.1)  # fmt: skip
+    nodes = fit(
+        axes, where[seen], ratios(rows)[seen], smooth=SMOOTH[rows.kind] * few, level=1.0 if rows.kind == "moe" else 0.1
+    )
     return Grid(axes, [round(float(x), 2) for x in nodes])
 
 
@@ -113,9 +113,13 @@ def own() -> None:
     for part in own_rows():
         fitted.setdefault(part.kind, {})[part.sheet] = surface(part)
         print("h200 own", part.kind, part.sheet, len(part.seconds), flush=True)
-    measured = {kind: {sheet: steadied(kind, curves, fitted[kind][sheet]) if sheet in fitted[kind] else curves
-                       for sheet, curves in sheets.items()}
-                for kind, sheets in found.measured.items()}  # fmt: skip
+    measured = {
+        kind: {
+            sheet: steadied(kind, curves, fitted[kind][sheet]) if sheet in fitted[kind] else curves
+            for sheet, curves in sheets.items()
+        }
+        for kind, sheets in found.measured.items()
+    }
     tables = msgspec.json.decode((DATA / "profiles" / "h200" / "vllm.json").read_bytes(), type=Profile)
     for kind in ("linear", "moe"):
         for sheet, curves in measured[kind].items():

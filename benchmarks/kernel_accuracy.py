@@ -14,14 +14,18 @@ from collections.abc import Iterator
 import numpy as np
 from kernel_tables import TABLES, Rows, everything, own_rows
 
-from inferometer import catalog
-from inferometer.profiles.kernels import LIKE, octaves_faster
-from inferometer.profiles.shapes import SHAPES
-from inferometer.profiles.shelf import Profile, read, relatives
-from inferometer.symbols import most
+from inferometer.base.symbols import most
+from inferometer.costs.kernels.lookup import LIKE, octaves_faster
+from inferometer.costs.kernels.registry import Profile, read, relatives
+from inferometer.costs.kernels.surfaces import SHAPES
+from inferometer.specs import catalog
 
-WORDS = {"linear": "products", "decode_attention": "decode attention", "prefill_attention": "prefill attention",
-         "moe": "experts"}  # fmt: skip
+WORDS = {
+    "linear": "products",
+    "decode_attention": "decode attention",
+    "prefill_attention": "prefill attention",
+    "moe": "experts",
+}
 SIZES = ("small", "medium", "large")
 
 
@@ -34,8 +38,10 @@ def size(rows: Rows) -> np.ndarray:
 def predicted(rows: Rows, profile: Profile) -> np.ndarray | None:
     """Seconds of rows by a profile's surface; None where it has no such sheet."""
     sheets = profile.fitted.get(rows.kind, {})
-    sheet = next((word for word in (rows.sheet, *LIKE.get(rows.sheet, ()), rows.sheet.removesuffix("-fp8"))
-                  if word in sheets), None)  # fmt: skip
+    sheet = next(
+        (word for word in (rows.sheet, *LIKE.get(rows.sheet, ()), rows.sheet.removesuffix("-fp8")) if word in sheets),
+        None,
+    )
     if sheet is None:
         return None
     shape = SHAPES[rows.kind]
@@ -72,8 +78,14 @@ def errors() -> Iterator[tuple[str, str, str, np.ndarray, np.ndarray, np.ndarray
                 left = next(
                     (found for found in (predicted(rows, other) for other in others) if found is not None), None
                 )
-                yield (device, engine, family(rows), size(rows)[pick], np.abs(mine / rows.seconds - 1)[pick],
-                       None if left is None else np.abs(left / rows.seconds - 1)[pick])  # fmt: skip
+                yield (
+                    device,
+                    engine,
+                    family(rows),
+                    size(rows)[pick],
+                    np.abs(mine / rows.seconds - 1)[pick],
+                    None if left is None else np.abs(left / rows.seconds - 1)[pick],
+                )
 
 
 def cells(sizes: np.ndarray, off: np.ndarray) -> list[str]:

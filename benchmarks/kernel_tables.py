@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from inferometer import catalog
-from inferometer.profiles import Terms
-from inferometer.profiles.measured import read_rows
-from inferometer.profiles.rows import figures
+from inferometer.costs.kernels import Terms
+from inferometer.costs.kernels.kernel_rows import figures
+from inferometer.costs.kernels.measured import read_rows
+from inferometer.specs import catalog
 
 ROOT = Path(__file__).parent.parent
 Array = np.ndarray
@@ -30,8 +30,14 @@ TABLES = {  # device -> engine -> how its files begin
     "h200": {"vllm": "h200_sxm__vllm_0.24.0", "trtllm": "h200_sxm__trtllm_1.3.0rc20"},
     "b200": {"vllm": "b200_sxm__vllm_0.24.0"},
 }
-NUMBERS = {"bfloat16": "bf16", "fp8": "fp8", "fp8_block": "fp8-block", "nvfp4": "nvfp4", "int4_wo": "w4a16",
-           "w4a16_mxfp4": "mxfp4"}  # fmt: skip
+NUMBERS = {
+    "bfloat16": "bf16",
+    "fp8": "fp8",
+    "fp8_block": "fp8-block",
+    "nvfp4": "nvfp4",
+    "int4_wo": "w4a16",
+    "w4a16_mxfp4": "mxfp4",
+}
 
 
 class Rows(NamedTuple):
@@ -86,8 +92,9 @@ def products(device: str, engine: str) -> Iterator[Rows]:
             continue
         mine = found["gemm_dtype"] == number
         m, n, k = (found[c][mine].astype(float) for c in "mnk")
-        yield _rows(device, engine, "linear", NUMBERS[number], {"m": m, "n": n, "k": k}, found["latency"][mine],
-                    held_out(n, k))  # fmt: skip
+        yield _rows(
+            device, engine, "linear", NUMBERS[number], {"m": m, "n": n, "k": k}, found["latency"][mine], held_out(n, k)
+        )
 
 
 def attentions(device: str, engine: str) -> Iterator[Rows]:
@@ -108,10 +115,18 @@ def attentions(device: str, engine: str) -> Iterator[Rows]:
                 seqs, heads, kv = (
                     found[c][mine].astype(float) for c in ("batch_size", "num_heads", "num_key_value_heads")
                 )
-                sizes = {"seqs": seqs, "new": new, "context": context, "heads": heads, "kv_heads": kv,
-                         "head_dim": int(size), "kv_dtype": NUMBERS[kept]}  # fmt: skip
-                yield _rows(device, engine, kind, "bf16", sizes, found["latency"][mine],
-                            held_out(seqs, context, heads, kv))  # fmt: skip
+                sizes = {
+                    "seqs": seqs,
+                    "new": new,
+                    "context": context,
+                    "heads": heads,
+                    "kv_heads": kv,
+                    "head_dim": int(size),
+                    "kv_dtype": NUMBERS[kept],
+                }
+                yield _rows(
+                    device, engine, kind, "bf16", sizes, found["latency"][mine], held_out(seqs, context, heads, kv)
+                )
 
 
 def latents(device: str, engine: str) -> Iterator[Rows]:
@@ -124,11 +139,25 @@ def latents(device: str, engine: str) -> Iterator[Rows]:
             mine = (found["kv_cache_dtype"] == kept) & ((found["isl"] > 1) | (name == "generation"))
             seqs, new, heads = (found[c][mine].astype(float) for c in ("batch_size", "isl", "num_heads"))
             wide = name == "generation"
-            sizes = {"seqs": seqs, "new": new, "context": new + found["step"][mine], "heads": heads,
-                     "kv_heads": np.ones_like(heads) if wide else heads, "head_dim": 576 if wide else 192,
-                     "v_dim": 512 if wide else 128, "kv_dtype": NUMBERS[kept]}  # fmt: skip
-            yield _rows(device, engine, kind, "bf16", sizes, found["latency"][mine],
-                        held_out(seqs, new, found["step"][mine], heads))  # fmt: skip
+            sizes = {
+                "seqs": seqs,
+                "new": new,
+                "context": new + found["step"][mine],
+                "heads": heads,
+                "kv_heads": np.ones_like(heads) if wide else heads,
+                "head_dim": 576 if wide else 192,
+                "v_dim": 512 if wide else 128,
+                "kv_dtype": NUMBERS[kept],
+            }
+            yield _rows(
+                device,
+                engine,
+                kind,
+                "bf16",
+                sizes,
+                found["latency"][mine],
+                held_out(seqs, new, found["step"][mine], heads),
+            )
 
 
 def mixtures(device: str, engine: str) -> Iterator[Rows]:
@@ -145,10 +174,24 @@ def mixtures(device: str, engine: str) -> Iterator[Rows]:
         mine &= ~np.char.endswith(found["kernel_source"].astype(str), "nongated")
         columns = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
         tokens, hidden, inner, top_k, count, tp, ep = (found[c][mine].astype(float) for c in columns)
-        sizes = {"tokens": tokens, "hidden": hidden, "inner": inner / tp, "experts": count / ep, "top_k": top_k,
-                 "ep": ep, "even": True}  # fmt: skip
-        yield _rows(device, engine, "moe", NUMBERS[number], sizes, found["latency"][mine],
-                    held_out(tokens, hidden, inner / tp, count))  # fmt: skip
+        sizes = {
+            "tokens": tokens,
+            "hidden": hidden,
+            "inner": inner / tp,
+            "experts": count / ep,
+            "top_k": top_k,
+            "ep": ep,
+            "even": True,
+        }
+        yield _rows(
+            device,
+            engine,
+            "moe",
+            NUMBERS[number],
+            sizes,
+            found["latency"][mine],
+            held_out(tokens, hidden, inner / tp, count),
+        )
 
 
 def everything(device: str, engine: str) -> Iterator[Rows]:
@@ -159,8 +202,9 @@ def everything(device: str, engine: str) -> Iterator[Rows]:
             yield rows._replace(
                 dims={k: v[real] if isinstance(v, np.ndarray) else v for k, v in rows.dims.items()},
                 terms=Terms(rows.terms.compute[real], rows.terms.memory[real], 0.0, 0.0),
-                seconds=rows.seconds[real], unseen=rows.unseen[real],
-            )  # fmt: skip
+                seconds=rows.seconds[real],
+                unseen=rows.unseen[real],
+            )
 
 
 def own_rows() -> Iterator[Rows]:
@@ -177,7 +221,10 @@ def own_rows() -> Iterator[Rows]:
         sizes = {key: np.array([one[key] for one, _ in rows], float) for key in rows[0][0]}
         if kind.endswith("_attention"):
             sizes["head_dim"] = float(sizes["head_dim"][0])
-        fixed = [sizes[key] for key in ("n", "k", "seqs", "context", "heads", "hidden", "inner", "tokens")
-                 if isinstance(sizes.get(key), np.ndarray)]  # fmt: skip
+        fixed = [
+            sizes[key]
+            for key in ("n", "k", "seqs", "context", "heads", "hidden", "inner", "tokens")
+            if isinstance(sizes.get(key), np.ndarray)
+        ]
         number = "bf16" if kind.endswith("_attention") else number
         yield _rows("h200", "own", kind, number, sizes, np.array([took for _, took in rows]) * 1e3, held_out(*fixed))

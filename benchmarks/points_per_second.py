@@ -13,21 +13,40 @@ from itertools import product
 import numpy as np
 
 from inferometer import Sweep, sweep
-from inferometer.figures import figures, talk_of
-from inferometer.footprint import footprint
-from inferometer.request import request
-from inferometer.sweeps.grid import Grid
-from inferometer.sweeps.points import pieces
+from inferometer.inference.latency import figures, talk_of
+from inferometer.inference.memory import footprint
+from inferometer.inference.request import request
+from inferometer.sweep.grid import Grid
+from inferometer.sweep.points import pieces
 
 SCALAR = 200
 GRIDS = {
-    "one plan": ("llama-3.1-8b", {"gpu": "h200", "batch_size": "1:250:1", "input_len": "16:8000:16",
-                                  "output_len": "64:512:64"}),
-    "16 plans": ("llama-3.1-8b", {"gpu": "h200,h100-sxm", "tensor_parallel_size": "1:8:x2", "quantization": "bf16,fp8",
-                                  "batch_size": "1:250:1", "input_len": "128:32000:128"}),
-    "experts": ("deepseek-v3", {"gpu": "h200", "tensor_parallel_size": 8, "enable_expert_parallel": [False, True],
-                                "batch_size": "1:250:1", "input_len": "16:16000:16", "output_len": [128, 1024]}),
-}  # fmt: skip
+    "one plan": (
+        "llama-3.1-8b",
+        {"gpu": "h200", "batch_size": "1:250:1", "input_len": "16:8000:16", "output_len": "64:512:64"},
+    ),
+    "16 plans": (
+        "llama-3.1-8b",
+        {
+            "gpu": "h200,h100-sxm",
+            "tensor_parallel_size": "1:8:x2",
+            "quantization": "bf16,fp8",
+            "batch_size": "1:250:1",
+            "input_len": "128:32000:128",
+        },
+    ),
+    "experts": (
+        "deepseek-v3",
+        {
+            "gpu": "h200",
+            "tensor_parallel_size": 8,
+            "enable_expert_parallel": [False, True],
+            "batch_size": "1:250:1",
+            "input_len": "16:16000:16",
+            "output_len": [128, 1024],
+        },
+    ),
+}
 
 
 def loop(found: Sweep) -> tuple[float, float]:
@@ -39,8 +58,10 @@ def loop(found: Sweep) -> tuple[float, float]:
     took = worst = 0.0
     for at in chosen:
         words = {name: found.axes[name][i] for name, i in zip(names, points[at], strict=True)}
-        work = [float(words.pop(name, usual)) for name, usual in (("batch_size", 1), ("input_len", 1024),
-                                                                  ("output_len", 128))]  # fmt: skip
+        work = [
+            float(words.pop(name, usual))
+            for name, usual in (("batch_size", 1), ("input_len", 1024), ("output_len", 128))
+        ]
         key = tuple(words.values())
         if key not in plans:
             plans[key] = request(**words).setup()
@@ -49,8 +70,11 @@ def loop(found: Sweep) -> tuple[float, float]:
         talk = talk_of(setup, *work)  # type: ignore[arg-type]
         one, held = figures(setup, talk), footprint(setup, talk).total  # type: ignore[arg-type]
         took += time.process_time() - began
-        worst = max(worst, abs(found.columns["e2el_ms"][at] / one.e2el / 1e3 - 1),
-                    abs(found.columns["total_bytes"][at] / held - 1))  # fmt: skip
+        worst = max(
+            worst,
+            abs(found.columns["e2el_ms"][at] / one.e2el / 1e3 - 1),
+            abs(found.columns["total_bytes"][at] / held - 1),
+        )
     return took / SCALAR, worst
 
 

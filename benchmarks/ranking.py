@@ -98,8 +98,10 @@ def groups(predicted: Answers, strict: bool = True) -> Groups:
         seen[key].setdefault(run.layout, []).append(figures)
     found = {}
     for group, plans in seen.items():
-        means = [Plan(layout, *(statistics.fmean(x) for x in zip(*figures, strict=True)))
-                 for layout, figures in plans.items()]  # fmt: skip
+        means = [
+            Plan(layout, *(statistics.fmean(x) for x in zip(*figures, strict=True)))
+            for layout, figures in plans.items()
+        ]
         if len(means) > 1 and all(plan.ours for plan in means):
             found[group] = means
     return found
@@ -134,8 +136,10 @@ def line(name: str, some: list[list[Plan]]) -> str:
     lost = [regret(plans, lambda plan: plan.ours) for plans in some]
     chance = [statistics.fmean(max(q.measured for q in plans) / p.measured - 1 for p in plans) for plans in some]
     right, high = sum(one < 1e-9 for one in lost) / len(lost), sorted(lost)[int(0.9 * (len(lost) - 1))]
-    return (f"| {name} | {len(some)} | {sum(map(len, some))} | {statistics.fmean(map(spearman, some)):+.2f} | "
-            f"{right:.0%} | {statistics.fmean(lost):.1%} | {high:.1%} | {statistics.fmean(chance):.1%} |")  # fmt: skip
+    return (
+        f"| {name} | {len(some)} | {sum(map(len, some))} | {statistics.fmean(map(spearman, some)):+.2f} | "
+        f"{right:.0%} | {statistics.fmean(lost):.1%} | {high:.1%} | {statistics.fmean(chance):.1%} |"
+    )
 
 
 def report(predicted: Answers) -> str:
@@ -148,15 +152,19 @@ def report(predicted: Answers) -> str:
     lines = [HEAD, "|---|---:|---:|---:|---:|---:|---:|---:|", *(line(*part) for part in sorted(parts.items()))]
     lines += [line("all", every), line("all, versions and days mixed", list(loose.values())), ""]
     three = [spearman(plans) for plans in every if len(plans) > 2]
-    lines.append(f"Of the {len(three)} groups of three layouts or more, Spearman is {statistics.fmean(three):+.2f} in "
-                 f"the mean and {statistics.median(three):+.2f} in the middle.")  # fmt: skip
+    lines.append(
+        f"Of the {len(three)} groups of three layouts or more, Spearman is {statistics.fmean(three):+.2f} in "
+        f"the mean and {statistics.median(three):+.2f} in the middle."
+    )
     shared = [plans for plans in every if all(plan.peer for plan in plans)]
     if shared:
         words = []
         for who, choose in (("ours", lambda plan: plan.ours), ("AIConfigurator's", lambda plan: plan.peer)):
             lost = [regret(plans, choose) for plans in shared]
-            words.append(f"{who} {sum(one < 1e-9 for one in lost) / len(lost):.0%} right, "
-                         f"{statistics.fmean(lost):.1%} mean regret")  # fmt: skip
+            words.append(
+                f"{who} {sum(one < 1e-9 for one in lost) / len(lost):.0%} right, "
+                f"{statistics.fmean(lost):.1%} mean regret"
+            )
         lines.append(f"On the {len(shared)} groups whose plans AIConfigurator answers, too: {'; '.join(words)}.")
     return "\n".join(lines)
 
@@ -165,8 +173,28 @@ def write_groups(path: str, found: Groups) -> None:
     """Every plan of every group."""
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(["engine", "gpu", "model", "quantization", "client", "input_len", "output_len", "per_gpu",
-                         "version", "day", "tp", "pp", "dp", "ep", "measured", "ours", "peer", "regret"])  # fmt: skip
+        writer.writerow(
+            [
+                "engine",
+                "gpu",
+                "model",
+                "quantization",
+                "client",
+                "input_len",
+                "output_len",
+                "per_gpu",
+                "version",
+                "day",
+                "tp",
+                "pp",
+                "dp",
+                "ep",
+                "measured",
+                "ours",
+                "peer",
+                "regret",
+            ]
+        )
         for group, plans in found.items():
             lost = regret(plans, lambda plan: plan.ours)
             for plan in plans:

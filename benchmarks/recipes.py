@@ -52,16 +52,34 @@ def _sglang(row: Row) -> dict[str, Any]:
     new, often = row["system"][:4] in ("b200", "b300"), 30 if many >= 16 else 10
     if "DeepSeek" in model:
         if not new:
-            return {"max_num_batched_tokens": 32768, "max_num_seqs": 512 if row["isl"] == row["osl"] else 256,
-                    "gpu_memory_utilization": 0.82}  # fmt: skip
+            return {
+                "max_num_batched_tokens": 32768,
+                "max_num_seqs": 512 if row["isl"] == row["osl"] else 256,
+                "gpu_memory_utilization": 0.82,
+            }
         if precision == "fp4":
-            return {"scheduler_recv_interval": often, "max_num_batched_tokens": 16384, "max_num_seqs": 256,
-                    "kv_cache_dtype": "fp8", "gpu_memory_utilization": 0.85}  # fmt: skip
+            return {
+                "scheduler_recv_interval": often,
+                "max_num_batched_tokens": 16384,
+                "max_num_seqs": 256,
+                "kv_cache_dtype": "fp8",
+                "gpu_memory_utilization": 0.85,
+            }
         if row["tp_size"] == "4":
-            return {"scheduler_recv_interval": 10, "max_num_batched_tokens": 8192, "max_num_seqs": 32,
-                    "kv_cache_dtype": "fp8", "gpu_memory_utilization": 0.95}  # fmt: skip
-        return {"scheduler_recv_interval": often, "max_num_batched_tokens": 32768, "max_num_seqs": 128,
-                "kv_cache_dtype": "fp8", "gpu_memory_utilization": 0.82}  # fmt: skip
+            return {
+                "scheduler_recv_interval": 10,
+                "max_num_batched_tokens": 8192,
+                "max_num_seqs": 32,
+                "kv_cache_dtype": "fp8",
+                "gpu_memory_utilization": 0.95,
+            }
+        return {
+            "scheduler_recv_interval": often,
+            "max_num_batched_tokens": 32768,
+            "max_num_seqs": 128,
+            "kv_cache_dtype": "fp8",
+            "gpu_memory_utilization": 0.82,
+        }
     if "GLM" in model:
         if not new:
             return {"gpu_memory_utilization": 0.85}
@@ -73,13 +91,28 @@ def _sglang(row: Row) -> dict[str, Any]:
         if not new:
             return {"max_num_batched_tokens": 16384, "max_num_seqs": 128, "gpu_memory_utilization": 0.8, **cache}
         if precision == "fp4" and row["system"].startswith("b200"):
-            return {"scheduler_recv_interval": 30, "max_num_batched_tokens": 32768, "max_num_seqs": max(many, 128),
-                    "gpu_memory_utilization": 0.85, **cache}  # fmt: skip
+            return {
+                "scheduler_recv_interval": 30,
+                "max_num_batched_tokens": 32768,
+                "max_num_seqs": max(many, 128),
+                "gpu_memory_utilization": 0.85,
+                **cache,
+            }
         if precision == "fp8" and row["system"].startswith("b300"):
-            return {"scheduler_recv_interval": 10, "max_num_batched_tokens": 16384, "max_num_seqs": many,
-                    "gpu_memory_utilization": 0.8, **cache}  # fmt: skip
-        return {"scheduler_recv_interval": often, "max_num_batched_tokens": 32768, "max_num_seqs": max(many, 128),
-                "gpu_memory_utilization": 0.82, **cache}  # fmt: skip
+            return {
+                "scheduler_recv_interval": 10,
+                "max_num_batched_tokens": 16384,
+                "max_num_seqs": many,
+                "gpu_memory_utilization": 0.8,
+                **cache,
+            }
+        return {
+            "scheduler_recv_interval": often,
+            "max_num_batched_tokens": 32768,
+            "max_num_seqs": max(many, 128),
+            "gpu_memory_utilization": 0.82,
+            **cache,
+        }
     return {}
 
 

@@ -16,8 +16,19 @@ import time
 from itertools import product
 
 MODELS = ("llama-3.1-70b", "qwen3-30b-a3b", "deepseek-v3")
-ASKED = ("--gpu", "h200", "--num-gpus", "16", "--input-len", "4000", "--output-len", "500", "--goodput",
-         "ttft:500,tpot:50", "--json")  # fmt: skip
+ASKED = (
+    "--gpu",
+    "h200",
+    "--num-gpus",
+    "16",
+    "--input-len",
+    "4000",
+    "--output-len",
+    "500",
+    "--goodput",
+    "ttft:500,tpot:50",
+    "--json",
+)
 SERVERS = (
     ("llama-3.1-8b", {}),
     ("llama-3.1-70b", {"tensor_parallel_size": 4}),
@@ -32,8 +43,10 @@ LENGTHS = ((4000, 500), (500, 500), (1000, 100), (200, 1000))
 
 def searches() -> None:
     """Time the three searches, Python's start included."""
-    print(f"{'model':16}{'seconds':>9}{'CPU':>7}{'price':>8}{'simulate':>10}{'servers':>9}{'plans':>8}{'loads':>9}"
-          f"{'loads/s':>12}{'simulated':>11}{'runs':>6}  winner")  # fmt: skip
+    print(
+        f"{'model':16}{'seconds':>9}{'CPU':>7}{'price':>8}{'simulate':>10}{'servers':>9}{'plans':>8}{'loads':>9}"
+        f"{'loads/s':>12}{'simulated':>11}{'runs':>6}  winner"
+    )
     before = 0.0
     for model in MODELS:
         began = time.perf_counter()
@@ -46,12 +59,16 @@ def searches() -> None:
         found = json.loads(ran.stdout)
         c, s = found["counts"], found["seconds"]
         plans = c["plans_aggregated"] + c["plans_disaggregated"]
-        pools = " → ".join(f"{p['replicas']}×tp{p['tensor_parallel_size']}·pp{p['pipeline_parallel_size']}·dp"
-                           f"{p['data_parallel_size']}{'·ep' if p['enable_expert_parallel'] else ''}"
-                           for p in found["winner"]["pools"])  # fmt: skip
-        told = (f"{took:9.2f}{cpu:7.2f}{s['enumerate'] + s['price']:8.2f}{s['simulate']:10.2f}{c['servers']:9,}"
-                f"{plans:8,}{c['points']:9,}{c['points'] / s['price']:12,.0f}{c['plans_simulated']:11}"
-                f"{c['simulations']:6}")  # fmt: skip
+        pools = " → ".join(
+            f"{p['replicas']}×tp{p['tensor_parallel_size']}·pp{p['pipeline_parallel_size']}·dp"
+            f"{p['data_parallel_size']}{'·ep' if p['enable_expert_parallel'] else ''}"
+            for p in found["winner"]["pools"]
+        )
+        told = (
+            f"{took:9.2f}{cpu:7.2f}{s['enumerate'] + s['price']:8.2f}{s['simulate']:10.2f}{c['servers']:9,}"
+            f"{plans:8,}{c['points']:9,}{c['points'] / s['price']:12,.0f}{c['plans_simulated']:11}"
+            f"{c['simulations']:6}"
+        )
         print(f"{model:16}{told}  {pools}")
 
 
@@ -59,12 +76,12 @@ def prices() -> None:
     """Mean TTFT and TPOT of the means against the simulator, requests at random."""
     import numpy as np
 
-    from inferometer.planning.asked import traffic
-    from inferometer.planning.steady import load, steady
-    from inferometer.request import request
+    from inferometer.inference.request import request
+    from inferometer.search.objective import traffic
+    from inferometer.search.steady_state import load, steady
     from inferometer.serving.deployment import pool
+    from inferometer.serving.deployment_run import Options, serve
     from inferometer.serving.metrics import latencies
-    from inferometer.serving.service import Options, serve
 
     errors: list[tuple[float, float]] = []
     for (model, words), (given, made), budget in product(SERVERS, LENGTHS, (2048, 8192)):
@@ -87,13 +104,19 @@ def prices() -> None:
                 continue
             seen = latencies(serve(trace, [("both", server)], Options(one.engine.scheduler)))
             part = slice(int(3 * under_way), -int(under_way) - 1)
-            errors.append((ttft * 1e3 / float(np.nanmean(seen["ttft"][part])) - 1,
-                           tpot * 1e3 / float(np.nanmean(seen["tpot"][part])) - 1))  # fmt: skip
+            errors.append(
+                (
+                    ttft * 1e3 / float(np.nanmean(seen["ttft"][part])) - 1,
+                    tpot * 1e3 / float(np.nanmean(seen["tpot"][part])) - 1,
+                )
+            )
     for number, name in enumerate(("TTFT", "TPOT")):
         off = [error[number] for error in errors]
         size = sorted(map(abs, off))
-        print(f"{name}: {len(off)} loads, median error {statistics.median(size):.1%}, nine in ten below "
-              f"{size[int(0.9 * len(size))]:.1%}, bias {statistics.median(off):+.1%}")  # fmt: skip
+        print(
+            f"{name}: {len(off)} loads, median error {statistics.median(size):.1%}, nine in ten below "
+            f"{size[int(0.9 * len(size))]:.1%}, bias {statistics.median(off):+.1%}"
+        )
 
 
 if __name__ == "__main__":

@@ -25,14 +25,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from inferometer.validation.validate.validate import compared
 from recipes import one_length, recipe
 
-from inferometer.errors import InferometerError
+from inferometer.base.errors import InferometerError
 from inferometer.serving.metrics import metrics
-from inferometer.serving.requests import Trace
 from inferometer.serving.simulate import simulate
-from inferometer.serving.trace import read_trace
-from inferometer.validation import compared
+from inferometer.serving.trace import Trace, read_trace
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = Path(os.environ.get("INFEROMETER_SHARED", ROOT.parent / "shared"))
@@ -79,8 +78,7 @@ class Row(NamedTuple):
 def h200() -> Iterator[Case]:
     """vLLM 0.25.1 on one H200, engine in process, open loop."""
     for path in sorted((MEASURED / "h200_vllm").glob("*_r*.csv")):
-        words = {"frontend": "in-process", "max_num_seqs": 256, "max_model_len": 16384,
-                 "gpu_memory_utilization": 0.92}  # fmt: skip
+        words = {"frontend": "in-process", "max_num_seqs": 256, "max_model_len": 16384, "gpu_memory_utilization": 0.92}
         yield Case("h200", path.stem, path.stem.split("_")[0], "h200", words, ("file", str(path)), _means(path), {})
 
 
@@ -89,8 +87,12 @@ def own() -> Iterator[Case]:
     for path in sorted((ROOT / "benchmarks" / "data").glob("h200_*_*_*.csv")):
         _, way, model, load = path.stem.split("_", 3)
         if way in ("online", "http"):
-            words = {"frontend": "http" if way == "http" else "in-process", "max_num_seqs": 256, "max_model_len": 16384,
-                     "enable_prefix_caching": False}  # fmt: skip
+            words = {
+                "frontend": "http" if way == "http" else "in-process",
+                "max_num_seqs": 256,
+                "max_model_len": 16384,
+                "enable_prefix_caching": False,
+            }
             yield Case("own", f"{model} {way} {load}", model, "h200", words, ("file", str(path)), _means(path), {})
 
 
@@ -99,13 +101,24 @@ def h100() -> Iterator[Case]:
     for e in json.loads((MEASURED / "vllm015_h100.json").read_text(encoding="utf-8"))["experiments"]:
         load, seen = e["workload"], e["measured"]["overall"]
         model = e["model"].replace("-FP8-dynamic", "")
-        words = {"frontend": "http", "tensor_parallel_size": e["tp"], "max_num_seqs": e["max_num_seqs"],
-                 "max_num_batched_tokens": e["max_num_batched_tokens"], "block_size": e["block_size"],
-                 "num_gpu_blocks_override": e["total_gpu_kv_blocks"],
-                 "quantization": "fp8" if e["precision"] == "FP8" else None,
-                 "dtype": "fp16" if e["precision"] == "FP16" else "auto"}  # fmt: skip
-        shape = ("shared", load["system_prompt_len"], load["question_len"], load["output_len"],
-                 tuple((s["rate_rps"], s["duration_s"]) for s in load["stages"]), e["block_size"])  # fmt: skip
+        words = {
+            "frontend": "http",
+            "tensor_parallel_size": e["tp"],
+            "max_num_seqs": e["max_num_seqs"],
+            "max_num_batched_tokens": e["max_num_batched_tokens"],
+            "block_size": e["block_size"],
+            "num_gpu_blocks_override": e["total_gpu_kv_blocks"],
+            "quantization": "fp8" if e["precision"] == "FP8" else None,
+            "dtype": "fp16" if e["precision"] == "FP16" else "auto",
+        }
+        shape = (
+            "shared",
+            load["system_prompt_len"],
+            load["question_len"],
+            load["output_len"],
+            tuple((s["rate_rps"], s["duration_s"]) for s in load["stages"]),
+            e["block_size"],
+        )
         # where an event carried several tokens the gap between events is not the one between tokens
         itl = seen["itl_mean_ms"]
         if e["derived"]["implied_output_tokens"] < 0.9 * load["output_len"]:
@@ -119,10 +132,13 @@ def rtx4090() -> Iterator[Case]:
     """vLLM 0.19.0 on an RTX 4090: an overloaded queue with KV pressure."""
     path = MEASURED / "llmservingsim" / "RTX4090_Llama-3.1-8B.csv"
     about = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-    words = {"frontend": "in-process", "max_num_seqs": about["max_num_seqs"],
-             "max_num_batched_tokens": about["max_num_batched_tokens"],
-             "num_gpu_blocks_override": about["kv_cache"]["num_gpu_blocks"],
-             "block_size": about["kv_cache"]["block_size"]}  # fmt: skip
+    words = {
+        "frontend": "in-process",
+        "max_num_seqs": about["max_num_seqs"],
+        "max_num_batched_tokens": about["max_num_batched_tokens"],
+        "num_gpu_blocks_override": about["kv_cache"]["num_gpu_blocks"],
+        "block_size": about["kv_cache"]["block_size"],
+    }
     yield Case("rtx4090", path.stem, about["model"], "rtx4090", words, ("file", str(path)), _means(path), {})
 
 
@@ -142,21 +158,32 @@ def silicon() -> Iterator[Case]:
         for row in csv.DictReader(file):
             if row["mode"] != "agg":
                 continue
-            words = {"frontend": "http", "engine": row["backend"], "tensor_parallel_size": int(row["tp_size"]),
-                     "pipeline_parallel_size": int(row["pp_size"]), "quantization": row["quantization"],
-                     "data_parallel_size": int(row["attention_dp_size"]),
-                     "enable_expert_parallel": int(float(row["moe_ep_size"] or 1)) > 1}  # fmt: skip
+            words = {
+                "frontend": "http",
+                "engine": row["backend"],
+                "tensor_parallel_size": int(row["tp_size"]),
+                "pipeline_parallel_size": int(row["pp_size"]),
+                "quantization": row["quantization"],
+                "data_parallel_size": int(row["attention_dp_size"]),
+                "enable_expert_parallel": int(float(row["moe_ep_size"] or 1)) > 1,
+            }
             least = 1.0 if one_length(row) else 0.8  # of the nominal lengths
             build = ("closed", int(row["isl"]), int(row["osl"]), least, int(float(row["silicon_concurrency"])))
             truth = {"ttft": float(row["silicon_ttft_ms"]), "tpot": float(row["silicon_tpot_ms"])}
             peer = {m: float(row[f"aic_{m}_ms"]) for m in ("ttft", "tpot") if row[f"aic_{m}_ms"]}
-            yield Case("silicon", row["id"], row["model_path"], GPUS[row["system"]], words | recipe(row), build,
-                       truth, peer)  # fmt: skip
+            yield Case(
+                "silicon", row["id"], row["model_path"], GPUS[row["system"]], words | recipe(row), build, truth, peer
+            )
 
 
 SETS: dict[str, Callable[[], Iterator[Case]]] = {
-    "h200": h200, "own": own, "h100": h100, "rtx4090": rtx4090, "rtx3090": rtx3090, "silicon": silicon,
-}  # fmt: skip
+    "h200": h200,
+    "own": own,
+    "h100": h100,
+    "rtx4090": rtx4090,
+    "rtx3090": rtx3090,
+    "silicon": silicon,
+}
 
 
 def _means(path: Path) -> dict[str, float]:
@@ -193,13 +220,19 @@ def _shared(system: int, question: int, output: int, stages: tuple[tuple[float, 
     times = np.concatenate(arrival)
     order = rng.permutation(GROUPS * QUESTIONS)  # prompts are shuffled once
     heads, length = system // size, (system + question) // size
-    prompts = [np.concatenate([np.arange(heads) + (p // QUESTIONS) * heads,
-                               10**6 + p * length + np.arange(length - heads)]) for p in order.tolist()]  # fmt: skip
+    prompts = [
+        np.concatenate([np.arange(heads) + (p // QUESTIONS) * heads, 10**6 + p * length + np.arange(length - heads)])
+        for p in order.tolist()
+    ]
     count = len(times)
     return Trace(
-        input_tokens=np.full(count, system + question), output_tokens=np.full(count, output), arrival_s=times,
-        blocks=tuple(prompts[i % len(prompts)] for i in range(count)), block_tokens=size, source="load generator",
-    )  # fmt: skip
+        input_tokens=np.full(count, system + question),
+        output_tokens=np.full(count, output),
+        arrival_s=times,
+        blocks=tuple(prompts[i % len(prompts)] for i in range(count)),
+        block_tokens=size,
+        source="load generator",
+    )
 
 
 def _closed(given: int, made: int, least: float, many: int) -> Trace:
@@ -208,9 +241,10 @@ def _closed(given: int, made: int, least: float, many: int) -> Trace:
     count = 10 * many
     return Trace(
         input_tokens=rng.integers(max(1, int(least * given)), given + 1, count),
-        output_tokens=rng.integers(max(1, int(least * made)), made + 1, count), arrival_s=np.zeros(count),
+        output_tokens=rng.integers(max(1, int(least * made)), made + 1, count),
+        arrival_s=np.zeros(count),
         source="closed loop",
-    )  # fmt: skip
+    )
 
 
 def run(case: Case) -> Row:
@@ -240,8 +274,10 @@ def table(name: str, rows: list[Row]) -> list[str]:
     wanted = [m for m in LABELS if any(m in row.case.measured for row in rows)]
     lines = [f"**{name}**: {SETS[name].__doc__ or ''}", ""]
     if len(rows) <= 40:
-        lines += ["| run | " + " | ".join(f"{LABELS[m]} measured | predicted | error" for m in wanted) + " |",
-                  "|---|" + "---:|---:|---:|" * len(wanted)]  # fmt: skip
+        lines += [
+            "| run | " + " | ".join(f"{LABELS[m]} measured | predicted | error" for m in wanted) + " |",
+            "|---|" + "---:|---:|---:|" * len(wanted),
+        ]
         lines += [f"| {row.case.name} | " + " | ".join(_cells(row, m) for m in wanted) + " |" for row in rows]
     else:
         heads = " | ".join(f"{LABELS[m]} median | bias" for m in wanted)
@@ -250,8 +286,11 @@ def table(name: str, rows: list[Row]) -> list[str]:
         for row in rows:
             parts[f"{row.case.words.get('engine')}, {row.case.gpu}"].append(row)
         for part, mine in sorted(parts.items()):
-            lines.append(f"| {part} | {len(mine)} | {sum(bool(r.predicted) for r in mine)} | "
-                         + " | ".join(_middle(mine, m) for m in wanted) + " |")  # fmt: skip
+            lines.append(
+                f"| {part} | {len(mine)} | {sum(bool(r.predicted) for r in mine)} | "
+                + " | ".join(_middle(mine, m) for m in wanted)
+                + " |"
+            )
     words = [f"{LABELS[m]} {_summary(answered, m)}" for m in wanted]
     lines += ["", f"{len(answered)} of {len(rows)} runs answered. " + "; ".join(words) + "."]
     single = [m for m in LABELS if any(m in row.per_request for row in answered)]
@@ -284,8 +323,10 @@ def _summary(rows: list[Row], metric: str) -> str:
     if not offs:
         return "–"
     sizes = [abs(off) for off in offs]
-    return (f"mean error {statistics.fmean(sizes):.1%}, median {statistics.median(sizes):.1%}, worst {max(sizes):.1%}, "
-            f"bias {statistics.fmean(offs):+.1%}")  # fmt: skip
+    return (
+        f"mean error {statistics.fmean(sizes):.1%}, median {statistics.median(sizes):.1%}, worst {max(sizes):.1%}, "
+        f"bias {statistics.fmean(offs):+.1%}"
+    )
 
 
 def _peers(rows: list[Row]) -> str:
@@ -314,9 +355,22 @@ def write_rows(path: str, rows: list[Row]) -> None:
             values = [x.get(m) for m in LABELS for x in (case.measured, row.predicted)]
             sizes = (*case.build[1:3], case.build[-1]) if case.build[0] == "closed" else ("", "", "")
             words = [case.words.get(k) for k in keys]
-            writer.writerow([case.set, case.name, case.model, case.gpu, *words, *sizes, *values,
-                             *(row.error(m) for m in LABELS), case.peer.get("ttft"), case.peer.get("tpot"),
-                             row.reason, round(row.seconds, 3)])  # fmt: skip
+            writer.writerow(
+                [
+                    case.set,
+                    case.name,
+                    case.model,
+                    case.gpu,
+                    *words,
+                    *sizes,
+                    *values,
+                    *(row.error(m) for m in LABELS),
+                    case.peer.get("ttft"),
+                    case.peer.get("tpot"),
+                    row.reason,
+                    round(row.seconds, 3),
+                ]
+            )
 
 
 def section(name: str, rows: list[Row]) -> str:
@@ -350,8 +404,12 @@ def main() -> None:
     if not MEASURED.is_dir():
         sys.exit(f"{MEASURED} is not there; INFEROMETER_SHARED names another folder")
     names = given.set or list(SETS)
-    cases = [case for name in names for number, case in enumerate(SETS[name]())
-             if name != "silicon" or number % given.every == 0]  # fmt: skip
+    cases = [
+        case
+        for name in names
+        for number, case in enumerate(SETS[name]())
+        if name != "silicon" or number % given.every == 0
+    ]
     start = time.perf_counter()
     if given.processes > 1 and len(cases) > 1:
         with ProcessPoolExecutor(given.processes) as pool:

@@ -17,10 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from inferometer.serving.requests import Trace
 from inferometer.serving.simulate import simulate
 from inferometer.serving.synthetic import synthetic
-from inferometer.serving.trace import read_trace
+from inferometer.serving.trace import Trace, read_trace
 
 SHARED = Path(os.environ.get("INFEROMETER_SHARED", Path(__file__).parents[2] / "shared"))
 CHAT = {"input_len": "lognormal:mean=512,std=600,max=8000", "output_len": "lognormal:mean=250,std=250,max=2000"}
@@ -43,23 +42,40 @@ CASES: dict[str, tuple[Callable[[], Trace], str, dict[str, object]]] = {
     "100,000 chat-like at 20/s, Llama-3.1-8B on H100": (lambda: chat(100_000), "llama-3.1-8b h100-sxm", {}),
     "the same, every step by itself": (lambda: chat(5_000), "llama-3.1-8b h100-sxm", {"fast_forward": False}),
     "100,000 chat-like at once, 256 at a time": (
-        lambda: chat(100_000, float("inf")), "llama-3.1-8b h100-sxm", {"max_concurrency": 256}),
+        lambda: chat(100_000, float("inf")),
+        "llama-3.1-8b h100-sxm",
+        {"max_concurrency": 256},
+    ),
     "20,000 chat-like at 20/s, gpt-oss-120b (windows) on H100": (lambda: chat(20_000), "gpt-oss-120b h100-sxm", {}),
     "20,000 chat-like at 20/s, 4 replicas, least loaded": (
-        lambda: chat(20_000), "llama-3.1-8b a100-sxm-80gb", {"data_parallel_size": 4, "router": "least_loaded"}),
-}  # fmt: skip
+        lambda: chat(20_000),
+        "llama-3.1-8b a100-sxm-80gb",
+        {"data_parallel_size": 4, "router": "least_loaded"},
+    ),
+}
 LONG: dict[str, tuple[Callable[[], Trace], str, dict[str, object]]] = {
     "1,000,000 chat-like at 20/s, Llama-3.1-8B on H100": (lambda: chat(1_000_000), "llama-3.1-8b h100-sxm", {}),
     "Azure 2023, code, Llama-3.1-8B on H100": (
-        lambda: public("AzureLLMInferenceTrace_code.csv"), "llama-3.1-8b h100-sxm", {}),
+        lambda: public("AzureLLMInferenceTrace_code.csv"),
+        "llama-3.1-8b h100-sxm",
+        {},
+    ),
     "Azure 2023, conversation, Llama-3.1-8B on H100": (
-        lambda: public("AzureLLMInferenceTrace_conv.csv"), "llama-3.1-8b h100-sxm", {}),
+        lambda: public("AzureLLMInferenceTrace_conv.csv"),
+        "llama-3.1-8b h100-sxm",
+        {},
+    ),
     "Mooncake conversation, Llama-3.1-70B on 8 H200": (
-        lambda: public("mooncake_conversation.jsonl"), "llama-3.1-70b h200", {"tensor_parallel_size": 8}),
+        lambda: public("mooncake_conversation.jsonl"),
+        "llama-3.1-70b h200",
+        {"tensor_parallel_size": 8},
+    ),
     "the same without prefix cache": (
-        lambda: public("mooncake_conversation.jsonl"), "llama-3.1-70b h200",
-        {"tensor_parallel_size": 8, "enable_prefix_caching": False}),
-}  # fmt: skip
+        lambda: public("mooncake_conversation.jsonl"),
+        "llama-3.1-70b h200",
+        {"tensor_parallel_size": 8, "enable_prefix_caching": False},
+    ),
+}
 
 
 def run(name: str) -> None:
@@ -75,9 +91,12 @@ def run(name: str) -> None:
         took, busy = min(took, time.perf_counter() - start), min(busy, time.process_time() - began)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     served = int(np.count_nonzero(~np.isnan(outcome.finished_s)))
-    print(f"{name}: {len(trace) / took:,.0f} requests/s ({took:.2f} s, {busy:.2f} s of CPU), {outcome.steps:,} steps, "
-          f"{served:,} served, {int(outcome.preemptions.sum()):,} preemptions, {outcome.prefix_hit_rate:.1%} prefix "
-          f"hits, memory {before / 1024:,.0f} -> {peak / 1024:,.0f} MB", flush=True)  # fmt: skip
+    print(
+        f"{name}: {len(trace) / took:,.0f} requests/s ({took:.2f} s, {busy:.2f} s of CPU), {outcome.steps:,} steps, "
+        f"{served:,} served, {int(outcome.preemptions.sum()):,} preemptions, {outcome.prefix_hit_rate:.1%} prefix "
+        f"hits, memory {before / 1024:,.0f} -> {peak / 1024:,.0f} MB",
+        flush=True,
+    )
 
 
 def main() -> None:

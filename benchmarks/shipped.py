@@ -17,8 +17,12 @@ import engine_steps
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "accuracy.md"
 DATA = ROOT / "src" / "inferometer" / "data" / "accuracy.json"
-KINDS = {"decode": "decode step", "long": "TTFT, over 512 tokens", "short": "TTFT, up to 512",
-         "many": "TTFT, several steps"}  # fmt: skip
+KINDS = {
+    "decode": "decode step",
+    "long": "TTFT, over 512 tokens",
+    "short": "TTFT, up to 512",
+    "many": "TTFT, several steps",
+}
 
 
 def tables(page: str) -> list[dict[str, Any]]:
@@ -29,8 +33,15 @@ def tables(page: str) -> list[dict[str, Any]]:
         for number, table in enumerate(re.finditer(r"((?:^(?!\|).*\n)*)((?:^\|.*\n)+)", place[2], re.M)):
             lines = [_cells(line) for line in table[2].splitlines()]
             about = " ".join(table[1].replace("**", "").split())
-            found.append({"name": place[1] if not number else f"{place[1]}-{number + 1}", "section": section,
-                          "about": about, "columns": lines[0], "rows": lines[2:]})  # fmt: skip
+            found.append(
+                {
+                    "name": place[1] if not number else f"{place[1]}-{number + 1}",
+                    "section": section,
+                    "about": about,
+                    "columns": lines[0],
+                    "rows": lines[2:],
+                }
+            )
     return found
 
 
@@ -47,11 +58,16 @@ def pairs(table: dict[str, Any]) -> list[dict[str, Any]]:
             continue
         rows = [row for row in table["rows"] if _number(row[at]) is not None and _number(row[at + 1]) is not None]
         unit = rest.strip(", ") or ("tokens" if "tokens" in what else "ms" if what else "")
-        found.append({
-            "set": table["name"], "what": what.strip() or table["about"].rpartition(".")[2].strip(": "), "unit": unit,
-            "labels": [row[0] for row in rows], "measured": [_number(row[at]) for row in rows],
-            "predicted": [_number(row[at + 1]) for row in rows],
-        })  # fmt: skip
+        found.append(
+            {
+                "set": table["name"],
+                "what": what.strip() or table["about"].rpartition(".")[2].strip(": "),
+                "unit": unit,
+                "labels": [row[0] for row in rows],
+                "measured": [_number(row[at]) for row in rows],
+                "predicted": [_number(row[at + 1]) for row in rows],
+            }
+        )
     return [one for one in found if one["labels"]]
 
 
@@ -64,8 +80,11 @@ def _number(cell: str) -> float | None:
 
 def steps() -> list[dict[str, Any]]:
     """Steps of the engine one by one, of the files that are at hand, in ms."""
-    sets = {"steps-own": engine_steps.OWN, "steps-more": engine_steps.MORE,
-            "steps-shared": engine_steps.SHARED / "static.csv"}  # fmt: skip
+    sets = {
+        "steps-own": engine_steps.OWN,
+        "steps-more": engine_steps.MORE,
+        "steps-shared": engine_steps.SHARED / "static.csv",
+    }
     found = []
     for name, path in sets.items():
         by_kind: dict[str, dict[str, list[Any]]] = {}
@@ -73,8 +92,10 @@ def steps() -> list[dict[str, Any]]:
             off = engine_steps.errors(engine_steps.setup(*key), parts)
             for kind, part in parts.items():
                 mine = by_kind.setdefault(kind, {"labels": [], "measured": [], "predicted": []})
-                mine["labels"] += [f"{' '.join(key)}, {batch:.0f} × {length:.0f}"
-                                   for batch, length in zip(part.batch, part.length, strict=True)]  # fmt: skip
+                mine["labels"] += [
+                    f"{' '.join(key)}, {batch:.0f} × {length:.0f}"
+                    for batch, length in zip(part.batch, part.length, strict=True)
+                ]
                 mine["measured"] += [round(x * 1e3, 4) for x in part.seconds]
                 mine["predicted"] += [round(x * 1e3, 4) for x in part.seconds * (1 + off[kind])]
         found += [{"set": name, "what": KINDS[kind], "unit": "ms", **mine} for kind, mine in by_kind.items()]

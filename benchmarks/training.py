@@ -17,22 +17,25 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from inferometer import catalog
-from inferometer.profiles import assumed
-from inferometer.request import request
+from inferometer.costs.kernels import assumed
+from inferometer.inference.request import request
+from inferometer.specs import catalog
 from inferometer.training.iteration import stage_times, step_time
-from inferometer.training.memory import stage_memory
 from inferometer.training.passes import Recipe
-from inferometer.training.setup import Training, training_of
+from inferometer.training.training_memory import stage_memory
+from inferometer.training.training_setup import Training, training_of
 from inferometer.training.waves import waves
 
 SHARED = Path(os.environ.get("INFEROMETER_SHARED", Path(__file__).resolve().parents[2] / "shared"))
 FILE = SHARED / "reference" / "megatron_training.json"
 GIB = 2.0**30
 POLICIES = {
-    "none": (False, "none"), "seq": (True, "none"), "selective": (False, "selective"),
-    "seq_selective": (True, "selective"), "full": (False, "full"),
-}  # fmt: skip
+    "none": (False, "none"),
+    "seq": (True, "none"),
+    "selective": (False, "selective"),
+    "seq_selective": (True, "selective"),
+    "full": (False, "full"),
+}
 ROWS = {"full_recompute": "full", "sequence_parallel_selective_recompute": "seq_selective"}
 LABELS = {"none": "none", "seq": "none, sp", "selective": "selective", "seq_selective": "selective, sp", "full": "full"}
 PASSES = ("norm", "elementwise", "loss", "optimizer", "prefill_attention", "attention_backward")  # share one `hbm`
@@ -63,21 +66,43 @@ def published() -> dict[str, Any]:
 def setup(data: dict[str, Any], run: dict[str, Any], policy: str) -> Training:
     """One of its runs under a policy: GPT blocks with dropout, fp16, attention as of 2022."""
     sizes = data["models"][run["model"]]
-    config = {"model_type": "gpt2", "vocab_size": sizes["vocab"], "n_embd": sizes["hidden"], "n_layer": sizes["layers"],
-              "n_head": sizes["heads"], "n_positions": sizes["seq"], "torch_dtype": "float16"}  # fmt: skip
+    config = {
+        "model_type": "gpt2",
+        "vocab_size": sizes["vocab"],
+        "n_embd": sizes["hidden"],
+        "n_layer": sizes["layers"],
+        "n_head": sizes["heads"],
+        "n_positions": sizes["seq"],
+        "torch_dtype": "float16",
+    }
     sequence_parallel, recompute = POLICIES[policy]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.json"
         path.write_text(json.dumps(config), encoding="utf-8")
         asked = request(
-            str(path), "a100-sxm-80gb", engine="megatron", input_len=1, output_len=1, tensor_parallel_size=run["tp"],
-            pipeline_parallel_size=run["pp"], sequence_parallel=sequence_parallel, dtype="fp16", quantization="fp16",
-            kv_cache_dtype="fp16", attention="eager", fusion=False,
-        )  # fmt: skip
+            str(path),
+            "a100-sxm-80gb",
+            engine="megatron",
+            input_len=1,
+            output_len=1,
+            tensor_parallel_size=run["tp"],
+            pipeline_parallel_size=run["pp"],
+            sequence_parallel=sequence_parallel,
+            dtype="fp16",
+            quantization="fp16",
+            kv_cache_dtype="fp16",
+            attention="eager",
+            fusion=False,
+        )
     recipe = Recipe(
-        global_batch_size=run["global_batch"], micro_batch_size=run["micro_batch"], seq_len=sizes["seq"],
-        recompute=recompute, precision="fp16", interleave=run["interleave"], dropout=True,  # type: ignore[arg-type]
-    )  # fmt: skip
+        global_batch_size=run["global_batch"],
+        micro_batch_size=run["micro_batch"],
+        seq_len=sizes["seq"],
+        recompute=recompute,
+        precision="fp16",
+        interleave=run["interleave"],
+        dropout=True,  # type: ignore[arg-type]
+    )
     return training_of(asked, recipe)
 
 
@@ -126,8 +151,12 @@ def markdown() -> str:
     """The section of docs/accuracy.md."""
     data = published()
     rows = iterations(data)
-    lines = ["Seconds of an iteration:", "", "| model | layout | recompute | published | predicted | error |",
-             "|---|---|---|---:|---:|---:|"]  # fmt: skip
+    lines = [
+        "Seconds of an iteration:",
+        "",
+        "| model | layout | recompute | published | predicted | error |",
+        "|---|---|---|---:|---:|---:|",
+    ]
     lines += [
         f"| {r.model} | {r.layout} | {LABELS[r.policy]} | {r.published:.2f} | {r.predicted:.2f} | {r.error:+.1%} |"
         for r in rows
@@ -141,8 +170,12 @@ def markdown() -> str:
 
 
 def _memory(data: dict[str, Any]) -> list[str]:
-    lines = ["GiB per GPU (of the first pipeline stage, which keeps most activations):", "",
-             "| model | what | published | predicted | error |", "|---|---|---:|---:|---:|"]  # fmt: skip
+    lines = [
+        "GiB per GPU (of the first pipeline stage, which keeps most activations):",
+        "",
+        "| model | what | published | predicted | error |",
+        "|---|---|---:|---:|---:|",
+    ]
     for run in data["runs"]:
         want = data["memory_gib"][run["model"]]
         none, both = setup(data, run, "none"), setup(data, run, "seq_selective")
@@ -169,8 +202,12 @@ def _state(held: Any) -> float:
 
 
 def _percent(data: dict[str, Any]) -> list[str]:
-    lines = ["Activations in percent of those without recomputation and sequence parallelism:", "",
-             "| model | recompute | published | predicted |", "|---|---|---:|---:|"]  # fmt: skip
+    lines = [
+        "Activations in percent of those without recomputation and sequence parallelism:",
+        "",
+        "| model | recompute | published | predicted |",
+        "|---|---|---:|---:|",
+    ]
     for run in data["runs"]:
         base = stage_memory(setup(data, run, "none"), 0).activations
         for policy, theirs in data["activation_percent"].get(run["model"], {}).items():

@@ -37,11 +37,18 @@ async def user(port: int, bodies: list[bytes], took: list[float], wrong: list[st
 
 def bodies(count: int, start: int) -> list[bytes]:
     """Plans that differ, most of them of one GPU."""
-    models = itertools.cycle([{"model": "llama-3.1-8b"}, {"model": "qwen3-8b"},
-                              {"model": "llama-3.1-70b", "tensor_parallel_size": 4, "quantization": "fp8"},
-                              {"model": "qwen3-30b-a3b"}])  # fmt: skip
-    return [json.dumps({**next(models), "gpu": "h200", "batch_size": 1 + n % 64, "input_len": 100 + start + n}).encode()
-            for n in range(count)]  # fmt: skip
+    models = itertools.cycle(
+        [
+            {"model": "llama-3.1-8b"},
+            {"model": "qwen3-8b"},
+            {"model": "llama-3.1-70b", "tensor_parallel_size": 4, "quantization": "fp8"},
+            {"model": "qwen3-30b-a3b"},
+        ]
+    )
+    return [
+        json.dumps({**next(models), "gpu": "h200", "batch_size": 1 + n % 64, "input_len": 100 + start + n}).encode()
+        for n in range(count)
+    ]
 
 
 async def load(port: int, users: int, requests: int, start: int) -> None:
@@ -54,8 +61,10 @@ async def load(port: int, users: int, requests: int, start: int) -> None:
     at = statistics.quantiles(took, n=100)
     marks = {"p50": at[49], "p90": at[89], "p99": at[98], "max": max(took)}
     latency = "  ".join(f"{word} {seconds * 1e3:.0f}" for word, seconds in marks.items())
-    print(f"{users:>4} at once  {len(took):>6,} analyses in {whole:6.2f} s  {len(took) / whole:7.1f}/s  "
-          f"{len(wrong)} errors  ms: {latency}")  # fmt: skip
+    print(
+        f"{users:>4} at once  {len(took):>6,} analyses in {whole:6.2f} s  {len(took) / whole:7.1f}/s  "
+        f"{len(wrong)} errors  ms: {latency}"
+    )
     for line in wrong[:3]:
         print("  ", line)
 

@@ -11,8 +11,16 @@ import pytest
 from web import Server, serving
 
 CHROMIUM = os.environ.get("INFEROMETER_CHROMIUM", "/usr/bin/chromium")
-FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
-         "--disable-background-networking", "--disable-component-update"]  # fmt: skip
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-sync",
+    "--disable-background-networking",
+    "--disable-component-update",
+]
 TABS = ("graph", "roofline", "memory", "latency", "sweep", "search", "simulate", "sensitivity", "accuracy")
 
 
@@ -78,8 +86,12 @@ def changed(page: Any, metric: str, before: str) -> str:
 
 
 def slide(page: Any, name: str, position: int, end: bool = True) -> None:
-    page.eval_on_selector(f"[data-control={name}] input[type=range]", """(slider, [position, end]) => {
+    page.eval_on_selector(
+        f"[data-control={name}] input[type=range]",
+        """(slider, [position, end]) => {
         slider.value = position;
         slider.dispatchEvent(new Event("input", { bubbles: true }));
         if (end) slider.dispatchEvent(new Event("change", { bubbles: true }));
-    }""", [position, end])  # fmt: skip
+    }""",
+        [position, end],
+    )

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import settings
 
-from inferometer import Report, analyze
+from inferometer import Report
 from inferometer.cli import main
+from inferometer.inference import analyze
 
 ROOT = Path(__file__).parent.parent
 settings.register_profile("ci", derandomize=True)  # the same examples every time; elsewhere new ones are tried

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from inferometer.measure.tables import import_tables
+from inferometer.profiling.tables import import_tables
 
 Rows = dict[tuple[str, str], tuple[str, float, str]]  # (kind, shape) -> dtype, seconds, source
 
@@ -35,8 +35,13 @@ def take(path: Path, gpu: str | None = None, output: str = "out.csv") -> tuple[R
     return rows, counts, said
 
 
-def aic(op: str, *rows: dict[str, Any], kernel: str = "k", device: str = "NVIDIA H200", framework: str = "VLLM",
-        ) -> list[dict[str, Any]]:  # fmt: skip
+def aic(
+    op: str,
+    *rows: dict[str, Any],
+    kernel: str = "k",
+    device: str = "NVIDIA H200",
+    framework: str = "VLLM",
+) -> list[dict[str, Any]]:
     """Rows as AIConfigurator writes them."""
     who = {"framework": framework, "version": "0.24.0", "device": device, "op_name": op, "kernel_source": kernel}
     return [{**who, **row} for row in rows]
@@ -44,5 +49,8 @@ def aic(op: str, *rows: dict[str, Any], kernel: str = "k", device: str = "NVIDIA
 
 def stats(**medians: float | str) -> dict[str, float | str]:
     """Medians as Vidur writes them, with figures beside them that are not to be taken."""
-    return {f"time_stats.{op}.{word}": value if word == "median" else 99 for op, value in medians.items()
-            for word in ("min", "median", "std")}  # fmt: skip
+    return {
+        f"time_stats.{op}.{word}": value if word == "median" else 99
+        for op, value in medians.items()
+        for word in ("min", "median", "std")
+    }

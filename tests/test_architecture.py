@@ -15,31 +15,19 @@ import inferometer
 
 SOURCE = Path(inferometer.__file__).parent
 
-# A module or package imports only from groups above its own. A new one takes the highest place its imports allow.
+# The floors of the house, from the ground up: a package imports only from lines above its own.
 LAYERS = [
-    ["errors", "units", "symbols", "spec", "report"],
-    ["files", "operators", "axes"],
-    ["catalog", "sheets"],
-    ["graph", "collectives"],
-    ["blocks", "steps", "parallel", "numerics", "lora", "offload"],
-    ["models", "phases", "images", "profiles", "methods", "calibration", "folding"],
-    ["cost", "workload", "overhead"],
-    ["evaluate"],
-    ["memory", "timing"],
-    ["talk"],
-    ["request", "footprint", "figures"],
-    ["tables"],
-    ["insight", "explain", "measure"],
-    ["analyze"],
-    ["training", "serving", "sweeps"],
-    ["validation", "planning"],
-    ["calibrate", "levers"],
-    ["__init__"],
-    ["views"],
-    ["cli"],
-    ["__main__"],
+    ["base"],  # knows nothing of language models
+    ["specs"],  # what can be asked for, and on what
+    ["network"],  # what a model computes
+    ["costs"],  # how long one step takes
+    ["inference"],  # one plan
+    ["serving", "training"],  # requests over time; iterations
+    ["sweep", "search", "sensitivity", "validation"],  # many plans; predicted against measured
+    ["profiling", "bench"],  # real machines
+    ["views", "web", "cli"],  # what people see, each on top of the one before
 ]
-PLACE = {name: number for number, group in enumerate(LAYERS) for name in group}
+PLACE = {name: (floor, name in ("web", "cli"), name == "cli") for floor, group in enumerate(LAYERS) for name in group}
 PUBLIC = {
     "BadFile",
     "BadValue",
@@ -67,9 +55,20 @@ PUBLIC = {
     "train",
     "validate",
 }
-HEAVY = {"torch", "pandas", "scipy", "transformers", "matplotlib", "huggingface_hub", "litestar", "uvicorn", "rich",
-"plotly",
-         "pyarrow", "joblib"}  # fmt: skip
+HEAVY = {
+    "torch",
+    "pandas",
+    "scipy",
+    "transformers",
+    "matplotlib",
+    "huggingface_hub",
+    "litestar",
+    "uvicorn",
+    "rich",
+    "plotly",
+    "pyarrow",
+    "joblib",
+}
 FILES = sorted(SOURCE.rglob("*.py"))
 
 
@@ -91,9 +90,11 @@ def imports(path: Path, *, lazy: bool) -> set[str]:
     """The modules of this package that a file imports, also inside functions if ``lazy``; not those for types alone."""
     package = list(path.relative_to(SOURCE).parts[:-1])
     checking = {
-        inner for node in ast.walk(tree(path)) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        inner
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
         for inner in ast.walk(node)
-    }  # fmt: skip
+    }
     found: set[str] = set()
     for node in ast.walk(tree(path)) if lazy else tree(path).body:
         if not isinstance(node, ast.ImportFrom) or not node.level or node in checking:

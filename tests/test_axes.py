@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferometer.axes import MOST, numbers, switches, words
-from inferometer.errors import BadValue
+from inferometer.base.errors import BadValue
+from inferometer.base.ranges import MOST, numbers, switches, words
 
 FLAG = "--batch-size"
 
@@ -55,16 +55,38 @@ def test_mixtures_keep_their_order_and_nothing_comes_twice() -> None:
     assert switches("--fusion", [False, True, True]) == (False, True) and switches("--fusion", True) == (True,)
 
 
-@pytest.mark.parametrize(("text", "sentence"), [
-    ("", "has no values"), (",", "has no values"), ([], "has no values"), ("four", "not 'four'"),
-    ("1:8", "lacks its step: 1:8:1 counts up, 1:8:x2 doubles"), ("8:1:1", "8:1:1 runs backwards"),
-    ("1:8:0", "a step is more than 0"), ("1:8:-1", "a step is more than 0"), ("1:8:x1", "a ratio is more than 1"),
-    ("1:8:x0.5", "a ratio is more than 1"), ("0:8:x2", "starts above 0"), ("1:2:3:4", "not '1:2:3:4'"),
-    ("1:1e12:1", "has 1,000,000,000,000 values"), ("1:1e17:x1.0000001", "values, more than 1,000,000"),
-    ("1:8:1e-300", "must be whole numbers"), ("1.5", "must be whole numbers, not '1.5'"), ("1:9:2.5", "whole numbers"),
-    ("nan", "not 'nan'"), ("inf", "not 'inf'"), ("1:inf:1", "not 'inf'"), ("9" * 400, "not '999"), (":", "not ''"),
-    (True, "not True"), (None, "not None"), ({"a": 1}, "not {'a': 1}"), ([[1]], "not [1]"), (b"1", "not b'1'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "has no values"),
+        (",", "has no values"),
+        ([], "has no values"),
+        ("four", "not 'four'"),
+        ("1:8", "lacks its step: 1:8:1 counts up, 1:8:x2 doubles"),
+        ("8:1:1", "8:1:1 runs backwards"),
+        ("1:8:0", "a step is more than 0"),
+        ("1:8:-1", "a step is more than 0"),
+        ("1:8:x1", "a ratio is more than 1"),
+        ("1:8:x0.5", "a ratio is more than 1"),
+        ("0:8:x2", "starts above 0"),
+        ("1:2:3:4", "not '1:2:3:4'"),
+        ("1:1e12:1", "has 1,000,000,000,000 values"),
+        ("1:1e17:x1.0000001", "values, more than 1,000,000"),
+        ("1:8:1e-300", "must be whole numbers"),
+        ("1.5", "must be whole numbers, not '1.5'"),
+        ("1:9:2.5", "whole numbers"),
+        ("nan", "not 'nan'"),
+        ("inf", "not 'inf'"),
+        ("1:inf:1", "not 'inf'"),
+        ("9" * 400, "not '999"),
+        (":", "not ''"),
+        (True, "not True"),
+        (None, "not None"),
+        ({"a": 1}, "not {'a': 1}"),
+        ([[1]], "not [1]"),
+        (b"1", "not b'1'"),
+    ],
+)
 def test_what_makes_no_sense_is_a_sentence(text: object, sentence: str) -> None:
     with pytest.raises(BadValue) as error:
         numbers(FLAG, text, whole=True)

@@ -13,10 +13,15 @@ from test_bad_input import refused
 
 Run = Callable[..., Ran]
 SMALL: dict[str, Any] = {
-    "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "intermediate_size": 128, "vocab_size": 1000, "max_position_embeddings": 4096,
-}  # fmt: skip
+    "intermediate_size": 128,
+    "vocab_size": 1000,
+    "max_position_embeddings": 4096,
+}
 HARDWARE = "memory = 80e9\nmemory_bandwidth = 3e12\n[flops]\nbf16 = 1e15\n"
 
 
@@ -61,8 +66,18 @@ def test_a_missing_size_is_named(config: Callable[..., Ran], key: str, family: s
     refused(config(**{"model_type": family, key: None}), key)
 
 
-@pytest.mark.parametrize("key", ["hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
-                                 "intermediate_size", "vocab_size", "head_dim"])  # fmt: skip
+@pytest.mark.parametrize(
+    "key",
+    [
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "intermediate_size",
+        "vocab_size",
+        "head_dim",
+    ],
+)
 @pytest.mark.parametrize("value", ["x", "64", -1, 0, 1.5, 1e30, 10**30, True, [1], {"a": 1}])
 def test_a_size_is_a_positive_whole_number(config: Callable[..., Ran], key: str, value: Any) -> None:
     refused(config(**{key: value}), key)
@@ -116,19 +131,28 @@ def test_lengths_beyond_the_models_are_a_warning(config: Callable[..., Ran], run
     assert ran.code == 0 and "1,152" in ran.err and "1,000" in ran.err
 
 
-@pytest.mark.parametrize(("text", "expected"), [
-    ("memory = [", "TOML"), ("", "memory"), ("memory = 80e9\n", "memory_bandwidth"),
-    ("memory = 80e9\nmemory_bandwidth = 3e12\n", "flops"),
-    (f"colour = 3\n{HARDWARE}", "colour"), (HARDWARE.replace("80e9", "'big'"), "memory"),
-    (HARDWARE.replace("80e9", "-1.0"), "memory"),
-    (HARDWARE.replace("80e9", "0"), "memory"), (HARDWARE.replace("80e9", "nan"), "memory"),
-    (HARDWARE.replace("3e12", "inf"), "bandwidth"),
-    (HARDWARE.replace("bf16 = 1e15", ""), "bf16"), (HARDWARE.replace("bf16", "zzz"), "bf16"),
-    (HARDWARE.replace("1e15", "-1e15"), "bf16"),
-    (f"power = -1.0\n{HARDWARE}", "power"), ("memory = 80e9\nmemory_bandwidth = 3e12\nflops = 3\n", "flops"),
-    (f"{HARDWARE}[links.nvlink]\nlatency = 1e-6\n", "bandwidth"),
-    (f"{HARDWARE}[links.nvlink]\nbandwidth = 1e9\n", "nvlink"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("memory = [", "TOML"),
+        ("", "memory"),
+        ("memory = 80e9\n", "memory_bandwidth"),
+        ("memory = 80e9\nmemory_bandwidth = 3e12\n", "flops"),
+        (f"colour = 3\n{HARDWARE}", "colour"),
+        (HARDWARE.replace("80e9", "'big'"), "memory"),
+        (HARDWARE.replace("80e9", "-1.0"), "memory"),
+        (HARDWARE.replace("80e9", "0"), "memory"),
+        (HARDWARE.replace("80e9", "nan"), "memory"),
+        (HARDWARE.replace("3e12", "inf"), "bandwidth"),
+        (HARDWARE.replace("bf16 = 1e15", ""), "bf16"),
+        (HARDWARE.replace("bf16", "zzz"), "bf16"),
+        (HARDWARE.replace("1e15", "-1e15"), "bf16"),
+        (f"power = -1.0\n{HARDWARE}", "power"),
+        ("memory = 80e9\nmemory_bandwidth = 3e12\nflops = 3\n", "flops"),
+        (f"{HARDWARE}[links.nvlink]\nlatency = 1e-6\n", "bandwidth"),
+        (f"{HARDWARE}[links.nvlink]\nbandwidth = 1e9\n", "nvlink"),
+    ],
+)
 def test_a_hardware_file(run: Run, tmp_path: Path, text: str, expected: str) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(text)
@@ -142,8 +166,12 @@ def test_a_hardware_file_that_is_not_there(run: Run, tmp_path: Path) -> None:
 
 def test_an_engine_file(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
-    for text, expected in (("x = [", "TOML"), ("speed = 3\n", "speed"), ("step_overhead = 'x'\n", "step_overhead"),
-                           ("[kernels.linear]\nflops = 'x'\n", "flops")):  # fmt: skip
+    for text, expected in (
+        ("x = [", "TOML"),
+        ("speed = 3\n", "speed"),
+        ("step_overhead = 'x'\n", "step_overhead"),
+        ("[kernels.linear]\nflops = 'x'\n", "flops"),
+    ):
         path.write_text(text)
         refused(run("analyze", "llama-3.1-8b", "--engine", str(path), "--json"), "mine", expected)
     refused(run("analyze", "llama-3.1-8b", "--engine", str(tmp_path / "no.toml"), "--json"), "no.toml")

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from conftest import Ran
 
-from inferometer import BadValue, InferometerError, analyze
+from inferometer import BadValue, InferometerError
+from inferometer.inference import analyze
 
 Run = Callable[..., Ran]
 MODEL = "llama-3.1-8b"
@@ -25,41 +26,97 @@ def refused(ran: Ran, *words: str) -> None:
         assert word in ran.err, f"{word!r} is not in {ran.err!r}"
 
 
-@pytest.mark.parametrize(("flag", "given", "expected"), [
-    ("--gpu", "h10", "h100"), ("--gpu", "zzz", "a100"), ("--engine", "vlm", "vllm"), ("--engine", "zzz", "sglang"),
-    ("-q", "fp9", "fp8"), ("-q", "zzz", "bf16"), ("--dtype", "bf17", "bf16"), ("--dtype", "fp8", "-q"),
-    ("--kv-cache-dtype", "zzz", "fp8"), ("--norm-dtype", "zzz", "fp32"), ("--usecase", "chatbto", "chatbot"),
-    ("--usecase", "zzz", "summarization"), ("--explain", "qkv_prj", "qkv_proj"), ("--explain", "zzz", "attention"),
-    ("--interconnect", "zzz", "nvlink"), ("--phase", "zzz", "prefill"), ("--attention", "zzz", "eager"),
-    ("--frontend", "zzz", "http"), ("--efficiency", "zzz=0.5", "hbm"), ("--speculative-config", '{"zzz": 1}', "method"),
-    ("--lora-targets", "zzz", "qkv_proj"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("flag", "given", "expected"),
+    [
+        ("--gpu", "h10", "h100"),
+        ("--gpu", "zzz", "a100"),
+        ("--engine", "vlm", "vllm"),
+        ("--engine", "zzz", "sglang"),
+        ("-q", "fp9", "fp8"),
+        ("-q", "zzz", "bf16"),
+        ("--dtype", "bf17", "bf16"),
+        ("--dtype", "fp8", "-q"),
+        ("--kv-cache-dtype", "zzz", "fp8"),
+        ("--norm-dtype", "zzz", "fp32"),
+        ("--usecase", "chatbto", "chatbot"),
+        ("--usecase", "zzz", "summarization"),
+        ("--explain", "qkv_prj", "qkv_proj"),
+        ("--explain", "zzz", "attention"),
+        ("--interconnect", "zzz", "nvlink"),
+        ("--phase", "zzz", "prefill"),
+        ("--attention", "zzz", "eager"),
+        ("--frontend", "zzz", "http"),
+        ("--efficiency", "zzz=0.5", "hbm"),
+        ("--speculative-config", '{"zzz": 1}', "method"),
+        ("--lora-targets", "zzz", "qkv_proj"),
+    ],
+)
 def test_unknown_names_get_the_nearest_or_the_list(run: Run, flag: str, given: str, expected: str) -> None:
     more = ("--lora-rank", "8") if flag == "--lora-targets" else ()
     refused(run("analyze", MODEL, flag, given, *more, "--json"), given.strip('{}": 1').partition("=")[0], expected)
 
 
-@pytest.mark.parametrize(("given", "expected"), [
-    ("lama-3.1-8b", "llama-3.1-8b"), ("zzz", "config.json"), ("", "empty"),
-    ("nobody/llama-3.1-9b", "nobody/llama-3.1-9b"),
-    ("./nothing/here", "nothing/here"), ("nothing.json", "nothing.json"), ("nothing.toml", "nothing.toml"),
-    ("a/b/c", "a/b/c"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("lama-3.1-8b", "llama-3.1-8b"),
+        ("zzz", "config.json"),
+        ("", "empty"),
+        ("nobody/llama-3.1-9b", "nobody/llama-3.1-9b"),
+        ("./nothing/here", "nothing/here"),
+        ("nothing.json", "nothing.json"),
+        ("nothing.toml", "nothing.toml"),
+        ("a/b/c", "a/b/c"),
+    ],
+)
 def test_unknown_models(run: Run, given: str, expected: str) -> None:
     refused(run("analyze", given, "--json"), expected)
 
 
-@pytest.mark.parametrize("flag", ["--engine", "-q", "--dtype", "--kv-cache-dtype", "--norm-dtype", "--usecase",
-                                  "--explain",
-                                  "--interconnect", "--phase", "--attention", "--frontend", "--efficiency", "--turns",
-                                  "--input-len", "--gpu", "--batch-size", "-o"])  # fmt: skip
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--engine",
+        "-q",
+        "--dtype",
+        "--kv-cache-dtype",
+        "--norm-dtype",
+        "--usecase",
+        "--explain",
+        "--interconnect",
+        "--phase",
+        "--attention",
+        "--frontend",
+        "--efficiency",
+        "--turns",
+        "--input-len",
+        "--gpu",
+        "--batch-size",
+        "-o",
+    ],
+)
 def test_an_empty_word_is_not_a_default(run: Run, flag: str) -> None:
     refused(run("analyze", MODEL, flag, "", "--json"))
 
 
-WHOLE = ["--batch-size", "--input-len", "--output-len", "--beam-width", "-tp", "-pp", "-dp", "-dcp", "--max-model-len",
-         "--max-num-batched-tokens", "--max-num-seqs", "--block-size", "--gpus-per-node", "--nodes",
-         "--lora-rank"]  # fmt: skip
+WHOLE = [
+    "--batch-size",
+    "--input-len",
+    "--output-len",
+    "--beam-width",
+    "-tp",
+    "-pp",
+    "-dp",
+    "-dcp",
+    "--max-model-len",
+    "--max-num-batched-tokens",
+    "--max-num-seqs",
+    "--block-size",
+    "--gpus-per-node",
+    "--nodes",
+    "--lora-rank",
+]
 
 
 @pytest.mark.parametrize("flag", WHOLE)
@@ -77,34 +134,74 @@ def test_counts_that_may_be_zero(run: Run, flag: str, given: str) -> None:
     refused(run("analyze", MODEL, flag, given, "--json"))
 
 
-@pytest.mark.parametrize(("flag", "good"), [("--gpu-memory-utilization", "0.5"), ("--efficiency", "0.5"),
-                                            ("--routing-skew", "0.5"), ("--cpu-offload-gb", "1")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("flag", "good"),
+    [
+        ("--gpu-memory-utilization", "0.5"),
+        ("--efficiency", "0.5"),
+        ("--routing-skew", "0.5"),
+        ("--cpu-offload-gb", "1"),
+    ],
+)
 @pytest.mark.parametrize("given", ["-0.1", "abc", "1e30", "nan", "inf"])
 def test_shares_and_amounts(run: Run, flag: str, good: str, given: str) -> None:
     assert run("analyze", MODEL, flag, good, "--json").code == 0
     refused(run("analyze", MODEL, flag, given, "--json"), flag)
 
 
-@pytest.mark.parametrize("given", ["0", "1.1", "flops=0", "flops=1.1", "flops=", "flops", "flops=0.5,hbm=x", "=0.5",
-                                   ",",
-                                   "hbm=nan", "intra=inf", "inter=-1"])  # fmt: skip
+@pytest.mark.parametrize(
+    "given",
+    [
+        "0",
+        "1.1",
+        "flops=0",
+        "flops=1.1",
+        "flops=",
+        "flops",
+        "flops=0.5,hbm=x",
+        "=0.5",
+        ",",
+        "hbm=nan",
+        "intra=inf",
+        "inter=-1",
+    ],
+)
 def test_efficiency_is_in_zero_to_one(run: Run, given: str) -> None:
     refused(run("analyze", MODEL, "--efficiency", given, "--json"), "efficiency")
 
 
-@pytest.mark.parametrize(("given", "expected"), [
-    ("zzz=1", "zzz"), ("memory=abc", "abc"), ("memory=-1", "-1"), ("memory=0", "0"), ("memory=inf", "inf"),
-    ("memory=nan", "nan"),
-    ("memory", "memory"), ("memory=", "memory"), ("memory_bandwith=1", "memory_bandwidth"), ("flops=1", "flops.fp8"),
-    ("flops.bf16=0", "flops.bf16"), ("flops.bf61=1e15", "flops.bf16"), ("links.zzz.bandwidth=1", "links"),
-    ("links.nvlink.latency=-1", "latency"), ("links.nvlink.latency=nan", "latency"),
-    ("links.nvlink.devices=0", "devices"),
-    ("power=-5", "power"), ("price_per_hour=nan", "price_per_hour"), ("gpus_per_node=0", "gpus_per_node"),
-    ("name=5", "name"),
-    ("compute_units=1.5", "compute_units"), ("interconnect=zzz", "nvlink"), ("memory.x=3", "memory.x"),
-    ("source.memory=3", "source"),
-    ("label=3", "label"), ("aliases=3", "aliases"), (":", ":"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("zzz=1", "zzz"),
+        ("memory=abc", "abc"),
+        ("memory=-1", "-1"),
+        ("memory=0", "0"),
+        ("memory=inf", "inf"),
+        ("memory=nan", "nan"),
+        ("memory", "memory"),
+        ("memory=", "memory"),
+        ("memory_bandwith=1", "memory_bandwidth"),
+        ("flops=1", "flops.fp8"),
+        ("flops.bf16=0", "flops.bf16"),
+        ("flops.bf61=1e15", "flops.bf16"),
+        ("links.zzz.bandwidth=1", "links"),
+        ("links.nvlink.latency=-1", "latency"),
+        ("links.nvlink.latency=nan", "latency"),
+        ("links.nvlink.devices=0", "devices"),
+        ("power=-5", "power"),
+        ("price_per_hour=nan", "price_per_hour"),
+        ("gpus_per_node=0", "gpus_per_node"),
+        ("name=5", "name"),
+        ("compute_units=1.5", "compute_units"),
+        ("interconnect=zzz", "nvlink"),
+        ("memory.x=3", "memory.x"),
+        ("source.memory=3", "source"),
+        ("label=3", "label"),
+        ("aliases=3", "aliases"),
+        (":", ":"),
+    ],
+)
 def test_figures_of_a_gpu(run: Run, given: str, expected: str) -> None:
     refused(run("analyze", MODEL, "--gpu", f"h100-sxm:{given}", "--json"), expected)
 
@@ -139,8 +236,18 @@ def test_a_prefix_is_shorter_than_its_prompt(run: Run) -> None:
     refused(run("analyze", MODEL, "--prefix-len", "1024", "--json"), "1,024")
 
 
-@pytest.mark.parametrize("args", [("analyze",), ("zzz",), ("show",), ("show", "zzz"), ("analyze", MODEL, "--zzz", "1"),
-                                  ("analyze", MODEL, "another"), ("analyze", MODEL, "--batch-size")])  # fmt: skip
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("analyze",),
+        ("zzz",),
+        ("show",),
+        ("show", "zzz"),
+        ("analyze", MODEL, "--zzz", "1"),
+        ("analyze", MODEL, "another"),
+        ("analyze", MODEL, "--batch-size"),
+    ],
+)
 def test_words_that_are_no_command(run: Run, args: tuple[str, ...]) -> None:
     refused(run(*args))
 
@@ -158,14 +265,27 @@ def test_output_that_cannot_be_written(run: Run, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("words", [
-    {"batch_size": "8"}, {"batch_size": 1.5}, {"batch_size": True}, {"batch_size": float("nan")},
-    {"input_len": float("inf")},
-    {"input_len": []}, {"routing_skew": "x"}, {"gpu_memory_utilization": "0.9"}, {"efficiency": {"flops": "x"}},
-    {"efficiency": {"zzz": 0.5}}, {"efficiency": True}, {"turns": [(1, 0)]}, {"phase": "zzz"}, {"quantization": 8},
-    {"gpu": None},
-    {"output_len": None, "beam_width": 0},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"batch_size": "8"},
+        {"batch_size": 1.5},
+        {"batch_size": True},
+        {"batch_size": float("nan")},
+        {"input_len": float("inf")},
+        {"input_len": []},
+        {"routing_skew": "x"},
+        {"gpu_memory_utilization": "0.9"},
+        {"efficiency": {"flops": "x"}},
+        {"efficiency": {"zzz": 0.5}},
+        {"efficiency": True},
+        {"turns": [(1, 0)]},
+        {"phase": "zzz"},
+        {"quantization": 8},
+        {"gpu": None},
+        {"output_len": None, "beam_width": 0},
+    ],
+)
 def test_the_python_face_is_as_strict(words: dict[str, Any]) -> None:
     with pytest.raises(InferometerError) as error:
         analyze(MODEL, **words)

@@ -21,10 +21,10 @@ from conftest import Ran
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferometer.errors import BadValue
-from inferometer.measure.endpoint import Order, Reply, Run, Server, payload, read, root
-from inferometer.measure.stream import Broken, _Received
-from inferometer.serving.observed import measured_trace, observed, orders
+from inferometer.base.errors import BadValue
+from inferometer.bench.endpoint import Order, Reply, Run, Server, payload, read, root
+from inferometer.bench.observed import measured_trace, observed, orders
+from inferometer.bench.stream import Broken, _Received
 from inferometer.serving.synthetic import synthetic
 from inferometer.serving.trace import read_trace
 
@@ -147,8 +147,23 @@ def bench(run: Command, server: Fake, *more: str) -> Ran:
 
 def test_tokens_are_timed(run: Command, server: Fake, tmp_path: Path) -> None:
     rows = tmp_path / "rows.csv"
-    ran = bench(run, server, "--num-prompts", "6", "--request-rate", "20", "--input-len", "12", "--output-len", "5",
-                "--goodput", "ttft:1000 tpot:1000", "--requests-out", str(rows), "--json")  # fmt: skip
+    ran = bench(
+        run,
+        server,
+        "--num-prompts",
+        "6",
+        "--request-rate",
+        "20",
+        "--input-len",
+        "12",
+        "--output-len",
+        "5",
+        "--goodput",
+        "ttft:1000 tpot:1000",
+        "--requests-out",
+        str(rows),
+        "--json",
+    )
     assert ran.code == 0, ran.err
     found = ran.json
     assert found["completed"] == 6 and found["failed"] == 0 and found["total_input_tokens"] == 72
@@ -184,8 +199,21 @@ def test_one_after_another_without_arrivals(run: Command, server: Fake, tmp_path
 
 
 def test_turns_wait_for_the_answer(run: Command, server: Fake) -> None:
-    found = bench(run, server, "--num-prompts", "3", "--turns", "3", "--input-len", "20", "--output-len", "12",
-                  "--think-time", "0.01", "--json").json  # fmt: skip
+    found = bench(
+        run,
+        server,
+        "--num-prompts",
+        "3",
+        "--turns",
+        "3",
+        "--input-len",
+        "20",
+        "--output-len",
+        "12",
+        "--think-time",
+        "0.01",
+        "--json",
+    ).json
     assert server.most == 1 and found["completed"] == 3
     prompts = [asked["prompt"] for asked in server.asked]
     assert [len(p) for p in prompts] == [20, 52, 84] and prompts[1][:16] == prompts[0][:16]
@@ -193,9 +221,23 @@ def test_turns_wait_for_the_answer(run: Command, server: Fake) -> None:
 
 
 def test_chat_sends_words(run: Command, server: Fake) -> None:
-    found = bench(run, server, "--api", "chat", "--num-prompts", "2", "--input-len", "9", "--output-len", "4",
-                  "--api-key", "secret", "--extra-body", '{"top_p": 0.5, "ignore_eos": null}',
-                  "--json").json  # fmt: skip
+    found = bench(
+        run,
+        server,
+        "--api",
+        "chat",
+        "--num-prompts",
+        "2",
+        "--input-len",
+        "9",
+        "--output-len",
+        "4",
+        "--api-key",
+        "secret",
+        "--extra-body",
+        '{"top_p": 0.5, "ignore_eos": null}',
+        "--json",
+    ).json
     assert found["completed"] == 2 and found["total_output_tokens"] == 8
     asked = server.asked[0]
     assert len(asked["messages"][0]["content"].split()) == 9 and asked["top_p"] == 0.5 and "ignore_eos" not in asked
@@ -214,15 +256,34 @@ def test_the_table_and_the_rows(run: Command, server: Fake) -> None:
 # ------------------------------------------------------------------ what goes wrong
 
 
-@pytest.mark.parametrize(("trouble", "sentence"), [
-    ("500", "HTTP 500"), ("cut", "closed the connection in the middle of an answer"),
-    ("hang", "no whole answer within 0.4 s"), ("error event", "the server said"),
-    ("junk", "an event that is no completion"), ("not http", "does not speak HTTP"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("trouble", "sentence"),
+    [
+        ("500", "HTTP 500"),
+        ("cut", "closed the connection in the middle of an answer"),
+        ("hang", "no whole answer within 0.4 s"),
+        ("error event", "the server said"),
+        ("junk", "an event that is no completion"),
+        ("not http", "does not speak HTTP"),
+    ],
+)
 def test_failures_are_counted_and_said(run: Command, server: Fake, trouble: str, sentence: str) -> None:
     server.trouble = lambda number: trouble if number % 2 else ""
-    ran = bench(run, server, "--num-prompts", "4", "--max-concurrency", "1", "--input-len", "3", "--output-len", "3",
-                "--timeout", "0.4", "--json")  # fmt: skip
+    ran = bench(
+        run,
+        server,
+        "--num-prompts",
+        "4",
+        "--max-concurrency",
+        "1",
+        "--input-len",
+        "3",
+        "--output-len",
+        "3",
+        "--timeout",
+        "0.4",
+        "--json",
+    )
     found = ran.json
     assert ran.code == 0 and found["completed"] == 2 and found["failed"] == 2
     ((why, count),) = found["errors"].items()
@@ -236,20 +297,23 @@ def test_all_failed_is_exit_1(run: Command, server: Fake) -> None:
     assert ran.code == 1 and "2 failed: HTTP 500" in ran.out
 
 
-@pytest.mark.parametrize(("args", "sentence"), [
-    (["--base-url", "localhost:8000"], "--base-url must be an address such as http://localhost:8000"),
-    (["--base-url", "http://127.0.0.1:1"], "nobody answers at http://127.0.0.1:1: no connection to 127.0.0.1:1"),
-    (["--api", "embeddings"], "unknown --api 'embeddings'"),
-    (["--model", "huge"], "unknown model at http"),
-    (["--extra-body", "[1]"], "--extra-body must be a JSON object"),
-    (["--extra-body", "{"], "--extra-body is not valid JSON"),
-    (["--timeout", "0"], "--timeout must be a positive number"),
-    (["--gpu", "h10"], "unknown model 'tiny'"),
-    (["--requests-out", ""], "--requests-out needs the name of a file"),
-    (["--trace", "none.csv"], "there is no such file"),
-    (["--trace", "none.csv", "--input-len", "5"], "--trace says all lengths itself"),
-    (["--max-concurrency", "0"], "--max-concurrency must be between 1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (["--base-url", "localhost:8000"], "--base-url must be an address such as http://localhost:8000"),
+        (["--base-url", "http://127.0.0.1:1"], "nobody answers at http://127.0.0.1:1: no connection to 127.0.0.1:1"),
+        (["--api", "embeddings"], "unknown --api 'embeddings'"),
+        (["--model", "huge"], "unknown model at http"),
+        (["--extra-body", "[1]"], "--extra-body must be a JSON object"),
+        (["--extra-body", "{"], "--extra-body is not valid JSON"),
+        (["--timeout", "0"], "--timeout must be a positive number"),
+        (["--gpu", "h10"], "unknown model 'tiny'"),
+        (["--requests-out", ""], "--requests-out needs the name of a file"),
+        (["--trace", "none.csv"], "there is no such file"),
+        (["--trace", "none.csv", "--input-len", "5"], "--trace says all lengths itself"),
+        (["--max-concurrency", "0"], "--max-concurrency must be between 1"),
+    ],
+)
 def test_bad_requests_are_one_sentence(run: Command, server: Fake, args: list[str], sentence: str) -> None:
     ran = bench(run, server, *args)
     assert ran.code == 2 and sentence in ran.err and ran.err.count("\n") == 1 and not server.asked
@@ -257,10 +321,27 @@ def test_bad_requests_are_one_sentence(run: Command, server: Fake, args: list[st
 
 def test_an_interrupted_run_keeps_what_was_measured(server: Fake, tmp_path: Path) -> None:
     rows = tmp_path / "rows.csv"
-    args = ["bench", "--base-url", server.url, "--model", "tiny", "--num-prompts", "500", "--max-concurrency", "1",
-            "--input-len", "3", "--output-len", "2", "--requests-out", str(rows), "--json"]  # fmt: skip
-    process = subprocess.Popen([sys.executable, "-m", "inferometer", *args], stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, text=True)  # fmt: skip
+    args = [
+        "bench",
+        "--base-url",
+        server.url,
+        "--model",
+        "tiny",
+        "--num-prompts",
+        "500",
+        "--max-concurrency",
+        "1",
+        "--input-len",
+        "3",
+        "--output-len",
+        "2",
+        "--requests-out",
+        str(rows),
+        "--json",
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "inferometer", *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     while len(server.asked) < 4 and process.poll() is None:
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
@@ -313,11 +394,13 @@ def test_a_cut_answer_is_broken() -> None:
         received.connection_lost(None)
         received.answer(0.0)
 
-    for raw, why in ((b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc", "middle"),
-                     (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nabcde\r\n", "middle"),
-                     (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "without its length"),
-                     (b"HTTP/1.1 302 Found\r\nContent-Length: 0\r\n\r\n", "HTTP 302"),
-                     (b"hello", "does not speak HTTP")):  # fmt: skip
+    for raw, why in (
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc", "middle"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nabcde\r\n", "middle"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "without its length"),
+        (b"HTTP/1.1 302 Found\r\nContent-Length: 0\r\n\r\n", "HTTP 302"),
+        (b"hello", "does not speak HTTP"),
+    ):
         with pytest.raises(Broken, match=why):
             asyncio.run(take(raw))
 
@@ -363,8 +446,11 @@ def test_prompts_share_what_the_trace_says() -> None:
 
 def test_what_was_measured_is_a_trace_again() -> None:
     trace = synthetic(num_prompts=3, request_rate=5.0, input_len=20, output_len=4, turns=3)
-    replies = [Reply(sent=1.0, first=1.5, last=2.0, input_tokens=21, output_tokens=4), Reply(sent=2.1, error="no"),
-               Reply(sent=2.2, first=2.5, last=2.9)]  # fmt: skip
+    replies = [
+        Reply(sent=1.0, first=1.5, last=2.0, input_tokens=21, output_tokens=4),
+        Reply(sent=2.1, error="no"),
+        Reply(sent=2.2, first=2.5, last=2.9),
+    ]
     run = observed(trace, [*replies])
     assert run.input_tokens.tolist()[0] == 21 and run.output_tokens.tolist() == [4, 4, 4] and run.duration_s == 2.9
     seen = measured_trace(trace, run, closed=False)

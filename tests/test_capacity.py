@@ -7,13 +7,13 @@ import importlib.util
 import numpy as np
 import pytest
 
-from inferometer.errors import BadValue, UnknownName
+from inferometer.base.errors import BadValue, UnknownName
+from inferometer.base.parallel_map import spread
 from inferometer.serving.capacity import find_capacity, stretched
-from inferometer.serving.fanout import spread
 from inferometer.serving.metrics import good, latencies
-from inferometer.serving.requests import Trace
 from inferometer.serving.simulate import simulate
 from inferometer.serving.synthetic import synthetic
+from inferometer.serving.trace import Trace
 
 GOALS = {"ttft": 400.0, "tpot": 25.0}
 
@@ -57,10 +57,17 @@ def test_stretched_arrivals_keep_their_shape() -> None:
     assert made is not None and (made == stretched(none, 5.0, seed=1).arrival_s).all() and (np.diff(made) > 0).all()
 
 
-@pytest.mark.parametrize(("words", "sentence"), [
-    ({"goodput": {}}, "--goodput"), ({"goodput": {"ttft": -1}}, "positive"), ({"share": 0}, "share"),
-    ({"max_concurrency": 4}, "--max-concurrency"), ({"jobs": 0}, "jobs"), ({"trace": some(1)}, "two requests"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ({"goodput": {}}, "--goodput"),
+        ({"goodput": {"ttft": -1}}, "positive"),
+        ({"share": 0}, "share"),
+        ({"max_concurrency": 4}, "--max-concurrency"),
+        ({"jobs": 0}, "jobs"),
+        ({"trace": some(1)}, "two requests"),
+    ],
+)
 def test_what_has_no_capacity_is_said(words: dict[str, object], sentence: str) -> None:
     with pytest.raises(BadValue, match=sentence):
         find_capacity("llama-2-7b", **{"trace": some(5), "goodput": GOALS, **words})  # type: ignore[arg-type]
@@ -82,8 +89,15 @@ def test_a_real_dask_cluster_finds_the_same_rate() -> None:
     distributed = pytest.importorskip("distributed", reason="a cluster of Dask needs dask[distributed]")
     trace, words = some(60), {"goodput": GOALS, "precision": 0.1}
     with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
-        there = find_capacity("llama-2-7b", "a100-sxm-80gb", trace=trace, backend="dask", jobs=2,
-                              address=cluster.scheduler_address, **words)  # type: ignore[arg-type]  # fmt: skip
+        there = find_capacity(
+            "llama-2-7b",
+            "a100-sxm-80gb",
+            trace=trace,
+            backend="dask",
+            jobs=2,
+            address=cluster.scheduler_address,
+            **words,
+        )  # type: ignore[arg-type]
     here = find_capacity("llama-2-7b", "a100-sxm-80gb", trace=trace, jobs=2, **words)  # type: ignore[arg-type]
     assert there == here and there.request_rate > 0
 

@@ -7,23 +7,72 @@ from collections import Counter
 
 import pytest
 
-from inferometer import analyze, catalog, models
-from inferometer.errors import UnknownName
+from inferometer.base.errors import UnknownName
+from inferometer.inference import analyze
+from inferometer.network import families
+from inferometer.specs import catalog
 
 GPUS = [
-    "v100-sxm-32gb", "t4", "a10", "a6000", "a100-sxm-40gb", "a100-sxm-80gb", "a100-pcie-80gb", "l4", "l40s", "h20",
-    "h100-sxm", "h100-pcie", "h200", "h800", "gh200", "b200", "b300", "gb200", "gb300", "rtx3090", "rtx4090",
-    "rtx5090", "rtx-pro-6000", "mi210", "mi250x", "mi300x", "mi325x", "mi355x", "tpu-v4", "tpu-v5e", "tpu-v5p",
-    "tpu-v6e", "gaudi3",
-]  # fmt: skip
+    "v100-sxm-32gb",
+    "t4",
+    "a10",
+    "a6000",
+    "a100-sxm-40gb",
+    "a100-sxm-80gb",
+    "a100-pcie-80gb",
+    "l4",
+    "l40s",
+    "h20",
+    "h100-sxm",
+    "h100-pcie",
+    "h200",
+    "h800",
+    "gh200",
+    "b200",
+    "b300",
+    "gb200",
+    "gb300",
+    "rtx3090",
+    "rtx4090",
+    "rtx5090",
+    "rtx-pro-6000",
+    "mi210",
+    "mi250x",
+    "mi300x",
+    "mi325x",
+    "mi355x",
+    "tpu-v4",
+    "tpu-v5e",
+    "tpu-v5p",
+    "tpu-v6e",
+    "gaudi3",
+]
 ALIASES = {
-    "H100": "h100-sxm", "nvidia_H100": "h100-sxm", "nvidia_A100": "a100-sxm-40gb", "A100": "a100-sxm-80gb",
+    "H100": "h100-sxm",
+    "nvidia_H100": "h100-sxm",
+    "nvidia_A100": "a100-sxm-40gb",
+    "A100": "a100-sxm-80gb",
     "RTX4090_GPU": "rtx4090",
-    "H200": "h200", "A6000": "a6000", "V100": "v100-sxm-32gb", "RTX3090": "rtx3090", "MI300X": "mi300x",
-}  # fmt: skip
+    "H200": "h200",
+    "A6000": "a6000",
+    "V100": "v100-sxm-32gb",
+    "RTX3090": "rtx3090",
+    "MI300X": "mi300x",
+}
 PRECISIONS = [
-    "bf16", "fp16", "fp32", "fp8", "fp8-block", "int8", "w8a16", "w4a16", "int4", "mxfp4", "nvfp4", "int2",
-]  # fmt: skip
+    "bf16",
+    "fp16",
+    "fp32",
+    "fp8",
+    "fp8-block",
+    "int8",
+    "w8a16",
+    "w4a16",
+    "int4",
+    "mxfp4",
+    "nvfp4",
+    "int2",
+]
 WORDS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "awq": "w4a16", "gptq": "w4a16", "FP8": "fp8"}
 
 # what is written -> the entry it means, and the precision its name declares
@@ -106,8 +155,15 @@ def test_engines_of_the_contract() -> None:
         for kind, kernel in engine.kernels.items():
             assert 0 < kernel.flops <= 1 and 0 < kernel.hbm <= 1 and 0 < kernel.link <= 1, (name, kind)
             assert kernel.fixed >= 0 and kernel.source, (name, kind)
-        for key in ("step_overhead", "step_floor", "launch", "graph_sizes", "request_overhead", "http_overhead",
-                    "memory_reserve"):  # fmt: skip
+        for key in (
+            "step_overhead",
+            "step_floor",
+            "launch",
+            "graph_sizes",
+            "request_overhead",
+            "http_overhead",
+            "memory_reserve",
+        ):
             assert not getattr(engine, key) or key in engine.source, f"{name}: {key} has no source"
 
 
@@ -122,7 +178,7 @@ def test_no_two_entries_claim_the_same_name() -> None:
 
 @pytest.mark.parametrize("name", catalog.names("models"))
 def test_every_model_analyses_somewhere(name: str) -> None:
-    decoder = models.build(catalog.model(name).config).kind == "decoder"
+    decoder = families.build(catalog.model(name).config).kind == "decoder"
     found = analyze(name, gpu="b300:memory=2e12", input_len=256, output_len=16 if decoder else None)
     if decoder:
         assert found.feasible and found.metrics.tpot_ms and found.metrics.tpot_ms < 1000

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferometer import catalog, collectives
-from inferometer.errors import UnknownName
-from inferometer.spec import Link
+from inferometer.base.errors import UnknownName
+from inferometer.costs import collectives
+from inferometer.specs import catalog
+from inferometer.specs.structs import Link
 
 STYLES = sorted(collectives.figures().styles)
 NODE = Link(bandwidth=450e9, latency=2e-6)
@@ -112,8 +113,11 @@ def test_protocols_change_with_the_size() -> None:
         return collectives.algorithm(kind, size, n, **HOPPER, **more)
 
     assert [way("all_reduce", s, 8) for s in (4 * KIB, 256 * KIB, 16 * MIB, 512 * MIB)] == [
-        "ring LL", "ring LL128", "ring Simple", "switch",
-    ]  # fmt: skip
+        "ring LL",
+        "ring LL128",
+        "ring Simple",
+        "switch",
+    ]
     assert [way("all_to_all", s, 8) for s in (4 * KIB, 4 * MIB)] == ["pairs LL", "pairs Simple"]
     assert [way("all_reduce", s, 8, engine="vllm") for s in (64 * KIB, 4 * MIB)] == ["vllm one-shot", "vllm switch"]
     assert way("all_reduce", 512 * MIB, 8, engine="vllm") == "switch"  # beyond the engine's limit it is NCCL's

@@ -10,23 +10,55 @@ import pytest
 from inferometer import Report
 
 METRICS = {
-    "ttft_ms", "tpot_ms", "e2el_ms", "prefill_throughput", "output_throughput", "total_token_throughput",
-    "output_throughput_per_gpu", "cost_per_million_output_tokens", "joules_per_output_token",
-}  # fmt: skip
+    "ttft_ms",
+    "tpot_ms",
+    "e2el_ms",
+    "prefill_throughput",
+    "output_throughput",
+    "total_token_throughput",
+    "output_throughput_per_gpu",
+    "cost_per_million_output_tokens",
+    "joules_per_output_token",
+}
 MEMORY = {
-    "weights_bytes", "kv_cache_bytes", "activation_bytes", "overhead_bytes", "total_bytes", "capacity_bytes",
-    "kv_bytes_per_token", "max_batch_size", "max_total_tokens",
-}  # fmt: skip
+    "weights_bytes",
+    "kv_cache_bytes",
+    "activation_bytes",
+    "overhead_bytes",
+    "total_bytes",
+    "capacity_bytes",
+    "kv_bytes_per_token",
+    "max_batch_size",
+    "max_total_tokens",
+}
 CLASSES = ("load_weight", "load_act", "store_act", "load_kv_cache", "store_kv_cache")
 PHASE = {
-    "seconds", "OPs", "memory_access", *CLASSES, "inference_time", "memory_consumption", "memory_consumption_tmp_act",
-    "memory_consumption_weight", "memory_consumption_kv_cache", "ops",
-}  # fmt: skip
+    "seconds",
+    "OPs",
+    "memory_access",
+    *CLASSES,
+    "inference_time",
+    "memory_consumption",
+    "memory_consumption_tmp_act",
+    "memory_consumption_weight",
+    "memory_consumption_kv_cache",
+    "ops",
+}
 OP = {
-    "name", "kind", "count", "shape", "flops", "bytes", "seconds", "share", "bound", "intensity", "efficiency",
+    "name",
+    "kind",
+    "count",
+    "shape",
+    "flops",
+    "bytes",
+    "seconds",
+    "share",
+    "bound",
+    "intensity",
+    "efficiency",
     "origin",
     "formula",
-}  # fmt: skip
+}
 
 # model, keywords: dense, tensor-parallel, experts, latent attention, windows, recurrent, tower, per layer, chunked
 CASES: list[tuple[str, dict[str, Any]]] = [
@@ -54,8 +86,19 @@ def case(request: pytest.FixtureRequest, report: Callable[..., Report]) -> dict[
 
 def test_every_key_of_the_contract_is_there(case: dict[str, Any]) -> None:
     assert case["schema"] == "inferometer.analyze/1" and next(iter(case)) == "schema"
-    assert {"model", "device", "engine", "plan", "feasible", "reason", "metrics", "roofline", "memory", "phases",
-            "warnings"} <= set(case)  # fmt: skip
+    assert {
+        "model",
+        "device",
+        "engine",
+        "plan",
+        "feasible",
+        "reason",
+        "metrics",
+        "roofline",
+        "memory",
+        "phases",
+        "warnings",
+    } <= set(case)
     assert {"name", "params", "active_params"} <= set(case["model"])
     assert set(case["metrics"]) >= METRICS and {"ttft_ms", "tpot_ms"} <= set(case["roofline"])
     assert set(case["memory"]) >= MEMORY
@@ -148,9 +191,21 @@ def test_what_a_diffusion_transformer_has_not_is_null(report: Callable[..., Repo
 
 def test_the_names_that_engine_people_know(report: Callable[..., Report]) -> None:
     dense = {op.name for op in report("llama-3.1-8b").phases["prefill"].ops}
-    assert dense >= {"embed_tokens", "input_layernorm", "qkv_proj", "rope", "attention", "o_proj", "all_reduce",
-                     "post_attention_layernorm", "gate_up_proj", "act_fn", "down_proj",
-                     "lm_head", "sampler"}  # fmt: skip
+    assert dense >= {
+        "embed_tokens",
+        "input_layernorm",
+        "qkv_proj",
+        "rope",
+        "attention",
+        "o_proj",
+        "all_reduce",
+        "post_attention_layernorm",
+        "gate_up_proj",
+        "act_fn",
+        "down_proj",
+        "lm_head",
+        "sampler",
+    }
     sparse = {op.name for op in report("deepseek-v2-lite", batch_size=8).phases["decode"].ops}
     assert sparse >= {"router", "experts", "shared_experts"}
 

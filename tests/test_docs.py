@@ -16,10 +16,12 @@ import click
 import pytest
 from conftest import ROOT, Ran
 
-from inferometer import analyze, catalog, models
 from inferometer.cli import COMMANDS, app
-from inferometer.memory import parameters
-from inferometer.operators import KINDS
+from inferometer.inference import analyze
+from inferometer.inference.memory import parameters
+from inferometer.network import families
+from inferometer.network.operators import KINDS
+from inferometer.specs import catalog
 
 Run = Callable[..., Ran]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -159,8 +161,11 @@ def test_counts_of_the_readme() -> None:
     rows = re.findall(r"^\| [\w-]+ \| (\d+) cases: ([\d,]+) quantities the same", compared, re.M)
     same, cases = sum(int(b.replace(",", "")) for _, b in rows), sum(int(a) for a, _ in rows)
     assert f"{same:,} quantities of {cases} cases" in text
-    have = {"models in the catalogue": catalog.names("models"), "model types": models.families(),
-            "devices with sources": catalog.names("hardware")}  # fmt: skip
+    have = {
+        "models in the catalogue": catalog.names("models"),
+        "model types": families.families(),
+        "devices with sources": catalog.names("hardware"),
+    }
     for words, names in have.items():
         stated = re.search(rf"over (\d+) {words}", text)
         assert stated and int(stated[1]) <= len(names) < int(stated[1]) + 50, words
@@ -247,34 +252,43 @@ def test_adding_a_gpu(folder: Path) -> None:
 
 def test_adding_a_relative(monkeypatch: pytest.MonkeyPatch) -> None:
     line = contributing('"granite"', "python").strip().rstrip(",")
-    assert "granite" not in models.families()
+    assert "granite" not in families.families()
     for key, relative in ast.literal_eval(f"{{{line}}}").items():
-        monkeypatch.setitem(models.RELATIVES, key, relative)
-    granite = {"model_type": "granite", "hidden_size": 4096, "intermediate_size": 12800, "num_hidden_layers": 40,
-               "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 49155}  # fmt: skip
-    found = models.build(granite)
+        monkeypatch.setitem(families.RELATIVES, key, relative)
+    granite = {
+        "model_type": "granite",
+        "hidden_size": 4096,
+        "intermediate_size": 12800,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 49155,
+    }
+    found = families.build(granite)
     assert parameters(found) == 8_170_848_256 and not found.warnings
 
 
 def test_adding_a_family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text, check = contributing("smollm3", "python"), contributing("def test_smollm3", "python")
-    assert "smollm3" not in models.families()
+    assert "smollm3" not in families.families()
     (tmp_path / "smollm3.py").write_text(text, encoding="utf-8")
-    monkeypatch.setattr(models, "__path__", [*models.__path__, str(tmp_path)])
+    monkeypatch.setattr(families, "__path__", [*families.__path__, str(tmp_path)])
     names: dict[str, Any] = {}
     exec(compile(check, "CONTRIBUTING.md", "exec"), names)
     try:
         names["test_smollm3"]()
     finally:
-        sys.modules.pop("inferometer.models.smollm3", None)
+        sys.modules.pop("inferometer.network.families.smollm3", None)
 
 
 def test_adding_an_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each piece is run where the page says that it belongs."""
     assert "hadamard" not in KINDS
     try:
-        for mark, place, word in (('@operator("hadamard")', "operators.dense", "hadamard"),
-                                  ("def rotated_mlp", "blocks.mlp", "rotated_mlp")):  # fmt: skip
+        for mark, place, word in (
+            ('@operator("hadamard")', "operators.dense", "hadamard"),
+            ("def rotated_mlp", "blocks.mlp", "rotated_mlp"),
+        ):
             home = importlib.import_module(f"inferometer.{place}")
             names = dict(vars(home))
             exec(compile(contributing(mark, "python"), home.__name__, "exec"), names)

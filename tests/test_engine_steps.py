@@ -48,7 +48,11 @@ def test_decode_is_close(benchmarks: ModuleType) -> None:
     if not (steps.SHARED / "static.csv").exists():
         pytest.skip("the shared measurements are not at hand")
     shared = steps.rows(steps.SHARED / "static.csv")
-    limits = {("llama-3.1-8b", "bf16"): 0.025, ("llama-2-7b", "bf16"): 0.025, ("llama-3.1-8b", "fp8"): 0.04,
-              ("qwen3-30b-a3b", "bf16"): 0.04}  # fmt: skip
+    limits = {
+        ("llama-3.1-8b", "bf16"): 0.025,
+        ("llama-2-7b", "bf16"): 0.025,
+        ("llama-3.1-8b", "fp8"): 0.04,
+        ("qwen3-30b-a3b", "bf16"): 0.04,
+    }
     for key, most in limits.items():
         assert np.abs(steps.errors(steps.setup(*key), shared[key])["decode"]).mean() < most, key

@@ -8,14 +8,22 @@ from collections.abc import Callable
 import pytest
 from conftest import Ran
 
-from inferometer import Report, analyze, catalog
+from inferometer import Report
+from inferometer.inference import analyze
+from inferometer.specs import catalog
 
 Run = Callable[..., Ran]
 
 
-@pytest.mark.parametrize(("model", "gpu"), [
-    ("llama-3.1-8b", "h100-sxm"), ("llama-2-7b", "a100-sxm-80gb"), ("qwen3-32b", "h200"), ("opt-6.7b", "rtx3090"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("model", "gpu"),
+    [
+        ("llama-3.1-8b", "h100-sxm"),
+        ("llama-2-7b", "a100-sxm-80gb"),
+        ("qwen3-32b", "h200"),
+        ("opt-6.7b", "rtx3090"),
+    ],
+)
 def test_dense_decoding_reads_its_weights_once_a_token(model: str, gpu: str) -> None:
     found = analyze(model, gpu=gpu, engine="roofline", input_len=16, output_len=8)
     device = catalog.hardware(gpu)
@@ -49,12 +57,19 @@ def test_experts_are_read_only_where_a_token_chose_them() -> None:
     assert _experts(64, routing_skew=1.0) == pytest.approx(48 * 8 * layer), "always the same eight"
 
 
-@pytest.mark.parametrize(("model", "per_token"), [
-    ("llama-3.1-8b", 131072), ("deepseek-v3", 1152 * 61), ("llama-2-7b", 2 * 32 * 4096 * 2),
-    ("qwen3-30b-a3b", 48 * 2 * 4 * 128 * 2),
-    ("gpt-oss-20b", 24 * 2 * 8 * 64 * 2), ("mixtral-8x7b-v0.1", 131072), ("qwen2-0.5b", 24 * 2 * 2 * 64 * 2),
-    ("mamba2-2.7b", 0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("model", "per_token"),
+    [
+        ("llama-3.1-8b", 131072),
+        ("deepseek-v3", 1152 * 61),
+        ("llama-2-7b", 2 * 32 * 4096 * 2),
+        ("qwen3-30b-a3b", 48 * 2 * 4 * 128 * 2),
+        ("gpt-oss-20b", 24 * 2 * 8 * 64 * 2),
+        ("mixtral-8x7b-v0.1", 131072),
+        ("qwen2-0.5b", 24 * 2 * 2 * 64 * 2),
+        ("mamba2-2.7b", 0),
+    ],
+)
 def test_cache_bytes_of_a_token(report: Callable[..., Report], model: str, per_token: float) -> None:
     found = report(model, gpu="b300:memory=2e12", kv_cache_dtype="bf16")
     assert found.memory.kv_bytes_per_token == per_token
@@ -97,20 +112,23 @@ def test_a_cached_prefix_is_not_computed_again(report: Callable[..., Report]) ->
     assert flops - once_more == pytest.approx(whole.phases["prefill"].OPs, rel=1e-3)
 
 
-@pytest.mark.parametrize("words", [
-    ("llama-3.1-70b", "--gpu", "h100-sxm"),
-    ("llama-3.1-405b", "--gpu", "h200"),
-    ("llama-3.1-8b", "--gpu", "t4"),
-    ("llama-3.1-8b", "--batch-size", "1024", "--input-len", "4096"),
-    ("llama-2-7b", "--gpu", "a100-sxm-40gb", "--batch-size", "100"),
-    ("mixtral-8x22b-v0.1", "--gpu", "b200"),
-    ("qwen3-235b-a22b", "--gpu", "b300"),
-    ("llama-3.1-8b", "--turns", "60000:2000,60000:2000", "--batch-size", "8"),
-    ("llama-2-13b", "--beam-width", "16", "--batch-size", "32", "--gpu", "a100-sxm-80gb"),
-    ("llama-2-7b", "--batch-size", "64", "--engine", "hf", "--gpu", "a100-sxm-40gb"),
-    ("qwen2.5-vl-7b", "--images", "8x1344x1344", "--batch-size", "64"),
-    ("llama-2-7b", "--batch-size", "48", "--gpu", "a100-sxm-40gb", "--prefix-len", "512"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("llama-3.1-70b", "--gpu", "h100-sxm"),
+        ("llama-3.1-405b", "--gpu", "h200"),
+        ("llama-3.1-8b", "--gpu", "t4"),
+        ("llama-3.1-8b", "--batch-size", "1024", "--input-len", "4096"),
+        ("llama-2-7b", "--gpu", "a100-sxm-40gb", "--batch-size", "100"),
+        ("mixtral-8x22b-v0.1", "--gpu", "b200"),
+        ("qwen3-235b-a22b", "--gpu", "b300"),
+        ("llama-3.1-8b", "--turns", "60000:2000,60000:2000", "--batch-size", "8"),
+        ("llama-2-13b", "--beam-width", "16", "--batch-size", "32", "--gpu", "a100-sxm-80gb"),
+        ("llama-2-7b", "--batch-size", "64", "--engine", "hf", "--gpu", "a100-sxm-40gb"),
+        ("qwen2.5-vl-7b", "--images", "8x1344x1344", "--batch-size", "64"),
+        ("llama-2-7b", "--batch-size", "48", "--gpu", "a100-sxm-40gb", "--prefix-len", "512"),
+    ],
+)
 def test_what_is_said_to_fit_does_fit(run: Run, words: tuple[str, ...]) -> None:
     ran = run("analyze", *words, "--json")
     assert ran.code == 1 and ran.json["feasible"] is False

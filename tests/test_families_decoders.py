@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-import inferometer.models
-from inferometer.errors import BadFile
-from inferometer.graph import Block, Model
-from inferometer.memory import ALONE
-from inferometer.models import build
-from inferometer.steps import Group, Step, kept
-from inferometer.symbols import evaluate
+import inferometer.network.families
+from inferometer.base.errors import BadFile
+from inferometer.base.symbols import evaluate
+from inferometer.costs.step import Group, Step, kept
+from inferometer.inference.memory import ALONE
+from inferometer.network.families import build
+from inferometer.network.graph import Block, Model
 
-CATALOGUE = Path(inferometer.models.__file__).parent.parent / "data" / "models"
+CATALOGUE = Path(inferometer.network.families.__file__).parent.parent / "data" / "models"
 
 # name: (total, active) summed over the shapes of all tensors; active None where all but the input embedding is.
 # For some entries the sum is this package's own, kept so that a change is noticed: what checks those independently is
@@ -152,8 +152,11 @@ def cached(m: Model, context: int, kv_bytes: float = 2) -> float:
 
 def step(m: Model, *groups: Group) -> dict[str, Any]:
     """The names of a step in 16 bit on one device."""
-    names = {f"{role}_{what}_bytes": 2 for role in ("attn", "mlp", "experts", "shared", "router", "head", "embed")
-             for what in ("weight", "input")}  # fmt: skip
+    names = {
+        f"{role}_{what}_bytes": 2
+        for role in ("attn", "mlp", "experts", "shared", "router", "head", "embed")
+        for what in ("weight", "input")
+    }
     names |= {"act_bytes": 2, "kv_bytes": 2, "norm_bytes": 2, "state_bytes": 4, "eager": 0, "unfused": 1, "alike": 1}
     sums = Step(groups).sums(m.spans)
     return {**names, **sums, "moe_tokens": sums["tokens"], "routing_skew": 0}
@@ -277,8 +280,13 @@ def test_sliding_layers_without_layer_types() -> None:
     """Published Gemma configs often leave the list of layers, and many sizes, to the code."""
     bare = {k: v for k, v in config("gemma-2-9b").items() if k != "layer_types"}
     assert cached(build(bare), 1 << 17) == cached(model("gemma-2-9b"), 1 << 17)
-    text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34,
-            "sliding_window": 1024}  # fmt: skip
+    text = {
+        "model_type": "gemma3_text",
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 34,
+        "sliding_window": 1024,
+    }
     short = build({"model_type": "gemma3", "text_config": text, "vision_config": config("gemma-3-4b")["vision_config"]})
     assert summed(short.blocks, "params") == summed(model("gemma-3-4b").blocks, "params")
     assert cached(short, 1 << 17) == cached(model("gemma-3-4b"), 1 << 17)
@@ -286,10 +294,22 @@ def test_sliding_layers_without_layer_types() -> None:
 
 def test_layers_with_inputs_of_their_own() -> None:
     """Gemma 4's small ones: a table for every layer, and late layers that reuse keys and values."""
-    text = {"model_type": "gemma4_text", "vocab_size": 1000, "vocab_size_per_layer_input": 1000, "hidden_size": 64,
-            "intermediate_size": 128, "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2,
-            "head_dim": 16, "global_head_dim": 32, "sliding_window": 8, "hidden_size_per_layer_input": 8,
-            "num_kv_shared_layers": 2, "use_double_wide_mlp": True}  # fmt: skip
+    text = {
+        "model_type": "gemma4_text",
+        "vocab_size": 1000,
+        "vocab_size_per_layer_input": 1000,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "global_head_dim": 32,
+        "sliding_window": 8,
+        "hidden_size_per_layer_input": 8,
+        "num_kv_shared_layers": 2,
+        "use_double_wide_mlp": True,
+    }
     m = build({"model_type": "gemma4", "text_config": text})
     sliding, full = 2 * 64 * 64 + 2 * 64 * 32 + 32, 2 * 64 * 128  # the only full layer is a sharing one
     shared = [2 * 64 * 64 + 16, full + 32]
@@ -302,9 +322,13 @@ def test_layers_with_inputs_of_their_own() -> None:
 def test_step_with_heads_of_its_own_in_sliding_layers() -> None:
     """Step-3.5's whole config, of which Step-3.7's published one is a part."""
     found = config("step-3.7-flash")
-    whole = {**{k: v for k, v in found.items() if k != "num_key_value_heads"}, "num_attention_groups": 8,
-             "attention_other_setting": {"num_attention_heads": 96, "num_attention_groups": 8, "head_dim": 128},
-             "use_head_wise_attn_gate": True, "moe_layers_enum": ",".join(map(str, range(3, 45)))}  # fmt: skip
+    whole = {
+        **{k: v for k, v in found.items() if k != "num_key_value_heads"},
+        "num_attention_groups": 8,
+        "attention_other_setting": {"num_attention_heads": 96, "num_attention_groups": 8, "head_dim": 128},
+        "use_head_wise_attn_gate": True,
+        "moe_layers_enum": ",".join(map(str, range(3, 45))),
+    }
     m = build(whole)
     assert summed(m.blocks, "params") == 196_956_130_368
     assert summed(m.blocks, "active") == 11_459_365_952
@@ -312,15 +336,37 @@ def test_step_with_heads_of_its_own_in_sliding_layers() -> None:
 
 def test_older_relatives() -> None:
     """Falcon-RW is sequential with full KV heads; the first ChatGLM and StarCoder are of the biased kind."""
-    rw = {"model_type": "falcon", "vocab_size": 50304, "hidden_size": 2048, "num_hidden_layers": 24,
-          "num_attention_heads": 32, "bias": True, "alibi": True, "multi_query": False,
-          "parallel_attn": False}  # fmt: skip
+    rw = {
+        "model_type": "falcon",
+        "vocab_size": 50304,
+        "hidden_size": 2048,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 32,
+        "bias": True,
+        "alibi": True,
+        "multi_query": False,
+        "parallel_attn": False,
+    }
     assert summed(build(rw).blocks, "params") == pytest.approx(1.312e9, rel=0.01)
-    glm = {"model_type": "chatglm", "vocab_size": 130528, "hidden_size": 4096, "inner_hidden_size": 16384,
-           "num_layers": 28, "num_attention_heads": 32}  # fmt: skip
+    glm = {
+        "model_type": "chatglm",
+        "vocab_size": 130528,
+        "hidden_size": 4096,
+        "inner_hidden_size": 16384,
+        "num_layers": 28,
+        "num_attention_heads": 32,
+    }
     assert summed(build(glm).blocks, "params") == pytest.approx(6.173e9, rel=0.01)
-    coder = {"model_type": "gpt_bigcode", "vocab_size": 49152, "n_embd": 6144, "n_layer": 40, "n_head": 48,
-             "n_inner": 24576, "n_positions": 8192, "multi_query": True}  # fmt: skip
+    coder = {
+        "model_type": "gpt_bigcode",
+        "vocab_size": 49152,
+        "n_embd": 6144,
+        "n_layer": 40,
+        "n_head": 48,
+        "n_inner": 24576,
+        "n_positions": 8192,
+        "multi_query": True,
+    }
     assert summed(build(coder).blocks, "params") == pytest.approx(15.52e9, rel=0.01)
     assert cached(build(coder), 100) == 100 * 40 * 2 * 128 * 2
 
@@ -328,10 +374,29 @@ def test_older_relatives() -> None:
 BROKEN: list[Any] = [None, 0, -1, 1.5, 10**12, "many", [], [1], {}, True]
 
 
-@pytest.mark.parametrize("name", ["deepseek-v4-pro", "gemma-3-4b", "gemma-4-26b-a4b", "minimax-m3", "step-3.7-flash",
-                                  "mimo-v2-flash", "llama-4-scout-17b-16e", "opt-350m", "gpt2", "gpt-neox-20b", "bloom",
-                                  "falcon-40b", "chatglm3-6b", "phi-2", "command-r-35b", "dbrx", "grok-1", "qwen-7b",
-                                  ])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "deepseek-v4-pro",
+        "gemma-3-4b",
+        "gemma-4-26b-a4b",
+        "minimax-m3",
+        "step-3.7-flash",
+        "mimo-v2-flash",
+        "llama-4-scout-17b-16e",
+        "opt-350m",
+        "gpt2",
+        "gpt-neox-20b",
+        "bloom",
+        "falcon-40b",
+        "chatglm3-6b",
+        "phi-2",
+        "command-r-35b",
+        "dbrx",
+        "grok-1",
+        "qwen-7b",
+    ],
+)
 def test_broken_configs_get_a_sentence(name: str) -> None:
     whole = config(name)
     for section in ("", "text_config", "sparse_attention_config", "ffn_config", "attn_config"):

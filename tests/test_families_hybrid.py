@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from inferometer import models
-from inferometer.errors import BadFile
-from inferometer.graph import Block, Model
-from inferometer.memory import ALONE
-from inferometer.models import build
-from inferometer.steps import Group, Step
-from inferometer.symbols import evaluate
+from inferometer.base.errors import BadFile
+from inferometer.base.symbols import evaluate
+from inferometer.costs.step import Group, Step
+from inferometer.inference.memory import ALONE
+from inferometer.network import families
+from inferometer.network.families import build
+from inferometer.network.graph import Block, Model
 
-CATALOGUE = Path(models.__file__).parents[1] / "data" / "models"
+CATALOGUE = Path(families.__file__).parents[1] / "data" / "models"
 BYTES = {"act_bytes": 2, "kv_bytes": 2, "norm_bytes": 2, "unfused": 1, "eager": 0, "routing_skew": 0}
 ROLES = ("attn", "mlp", "experts", "shared", "router", "head", "embed", "vision")
 
@@ -41,7 +41,7 @@ REAL: dict[str, tuple[int, int, int, int, int, int]] = {
     "falcon-mamba-7b": (7_272_665_088, 7_006_326_784, 0, 0, 33_554_432, 3_145_728),
     "mamba-2.8b": (2_768_345_600, 2_768_345_600, 0, 0, 20_971_520, 1_966_080),
     "mamba2-2.7b": (2_702_599_680, 2_702_599_680, 0, 0, 167_772_160, 2_064_384),
-}  # fmt: skip
+}
 
 
 def config(name: str) -> dict[str, Any]:
@@ -137,8 +137,12 @@ def test_layers_of_nemotron_are_one_mixer_each() -> None:
     assert model.num_layers == 88
     (ahead,) = model.extras
     assert [op.name for op in ahead.ops if op.kind in ("norm", "moe")][:5] == [
-        "enorm", "hnorm", "attention_norm", "moe_norm", "experts",
-    ]  # fmt: skip
+        "enorm",
+        "hnorm",
+        "attention_norm",
+        "moe_norm",
+        "experts",
+    ]
     names = [op.name for block in model.blocks for op in block.ops]
     assert "rope" not in names and "latent_down_proj" in names
 
@@ -164,15 +168,30 @@ def test_kimi_linear() -> None:
     """Kimi-Linear-48B-A3B: gates of low rank, no latent experts, queries without compression."""
     full = [4, 8, 12, 16, 20, 24, 27]
     data = {
-        "model_type": "kimi_linear", "vocab_size": 163840, "hidden_size": 2304, "num_hidden_layers": 27,
-        "num_attention_heads": 32, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
-        "v_head_dim": 128, "intermediate_size": 9216, "moe_intermediate_size": 1024, "num_experts": 256,
-        "num_experts_per_token": 8, "num_shared_experts": 1, "first_k_dense_replace": 1, "mla_use_nope": True,
+        "model_type": "kimi_linear",
+        "vocab_size": 163840,
+        "hidden_size": 2304,
+        "num_hidden_layers": 27,
+        "num_attention_heads": 32,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "intermediate_size": 9216,
+        "moe_intermediate_size": 1024,
+        "num_experts": 256,
+        "num_experts_per_token": 8,
+        "num_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "mla_use_nope": True,
         "linear_attn_config": {
-            "num_heads": 32, "head_dim": 128, "short_conv_kernel_size": 4, "full_attn_layers": full,
+            "num_heads": 32,
+            "head_dim": 128,
+            "short_conv_kernel_size": 4,
+            "full_attn_layers": full,
             "kda_layers": [i for i in range(1, 28) if i not in full],
         },
-    }  # fmt: skip
+    }
     model = build(data)
     assert work(model.blocks, "params") == pytest.approx(48e9, rel=0.03)
     assert work(model.blocks, "active") == pytest.approx(3e9, rel=0.1)
@@ -272,9 +291,18 @@ def test_kimi_layers_without_a_kind_get_a_sentence() -> None:
         build(data)
 
 
-@pytest.mark.parametrize("name", ["qwen3-next-80b-a3b", "nemotron-3-super-120b-a12b", "nemotron-3-ultra-550b-a55b",
-                                  "llama-3_3-nemotron-super-49b-v1", "kimi-k3", "falcon-mamba-7b",
-                                  "mamba2-2.7b"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "qwen3-next-80b-a3b",
+        "nemotron-3-super-120b-a12b",
+        "nemotron-3-ultra-550b-a55b",
+        "llama-3_3-nemotron-super-49b-v1",
+        "kimi-k3",
+        "falcon-mamba-7b",
+        "mamba2-2.7b",
+    ],
+)
 def test_no_single_broken_value_gives_a_traceback(name: str) -> None:
     original = config(name)
     wrong: list[Any] = [None, "x", -1, 0, 1.5, [], [None], [[]], {}, True, 10**30]

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from inferometer.errors import BadFile, BadValue
-from inferometer.graph import Block, Model
-from inferometer.images import image_tokens, images
-from inferometer.memory import ALONE
-from inferometer.models import build
-from inferometer.steps import Group, Images, Step
-from inferometer.symbols import evaluate
+from inferometer.base.errors import BadFile, BadValue
+from inferometer.base.symbols import evaluate
+from inferometer.costs.images import image_tokens, images
+from inferometer.costs.step import Group, Images, Step
+from inferometer.inference.memory import ALONE
+from inferometer.network.families import build
+from inferometer.network.graph import Block, Model
 
 ONE_DEVICE = {**ALONE, "eager": 0}
 
@@ -85,15 +85,29 @@ def test_tower_parameters(name: str, size: int) -> None:
 
 
 LLAMA4 = {
-    "model_type": "llama4_vision_model", "hidden_size": 1408, "intermediate_size": 5632, "num_hidden_layers": 34,
-    "num_attention_heads": 16, "image_size": 336, "patch_size": 14, "pixel_shuffle_ratio": 0.5,
-    "projector_input_dim": 4096, "projector_output_dim": 4096, "vision_output_dim": 4096,
-}  # fmt: skip
+    "model_type": "llama4_vision_model",
+    "hidden_size": 1408,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 34,
+    "num_attention_heads": 16,
+    "image_size": 336,
+    "patch_size": 14,
+    "pixel_shuffle_ratio": 0.5,
+    "projector_input_dim": 4096,
+    "projector_output_dim": 4096,
+    "vision_output_dim": 4096,
+}
 MINIMAX = {
-    "model_type": "clip_vision_model", "hidden_size": 1280, "intermediate_size": 5120, "num_hidden_layers": 32,
-    "num_attention_heads": 16, "image_size": 2016, "patch_size": 14, "position_embedding_type": "rope",
+    "model_type": "clip_vision_model",
+    "hidden_size": 1280,
+    "intermediate_size": 5120,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 16,
+    "image_size": 2016,
+    "patch_size": 14,
+    "position_embedding_type": "rope",
     "img_token_compression_config": {"spatial_merge_size": 2, "temporal_patch_size": 2},
-}  # fmt: skip
+}
 
 
 def test_towers_whose_catalogue_entries_have_text_only() -> None:
@@ -177,8 +191,12 @@ def test_windows_bound_the_pairs_of_qwen_2_5() -> None:
     assert found.vision is not None
     step = Step((Group(1, 1300),), images(found.vision, 1008, 1008))
     env = {**step.sums(found.spans), **ONE_DEVICE}
-    pairs = {b.name: evaluate(op.dims["pairs"], {**env, **b.dims}) for b in tower(found) for op in b.ops
-             if op.kind == "prefill_attention"}  # fmt: skip
+    pairs = {
+        b.name: evaluate(op.dims["pairs"], {**env, **b.dims})
+        for b in tower(found)
+        for op in b.ops
+        if op.kind == "prefill_attention"
+    }
     assert pairs == {"vision.window_layers": 5184 * 64, "vision.layers": 5184**2}
     assert [b.count for b in tower(found) if "layers" in b.name] == [28, 4]
 
@@ -222,10 +240,19 @@ def test_broken_vision_config_is_a_sentence(name: str, change: dict[str, Any]) -
 
 
 DIT = {  # parameters, and the GMACs that the paper calls Gflops, at 256 × 256 pixels
-    "dit-s-2": (33e6, 6.06), "dit-b-2": (130e6, 23.01), "dit-l-2": (458e6, 80.71), "dit-xl-2": (675_129_632, 118.64),
-    "dit-s-4": (33e6, 1.41), "dit-b-4": (130e6, 5.56), "dit-l-4": (458e6, 19.70), "dit-xl-4": (675e6, 29.05),
-    "dit-s-8": (33e6, 0.36), "dit-b-8": (131e6, 1.42), "dit-l-8": (459e6, 5.01), "dit-xl-8": (676e6, 7.39),
-}  # fmt: skip
+    "dit-s-2": (33e6, 6.06),
+    "dit-b-2": (130e6, 23.01),
+    "dit-l-2": (458e6, 80.71),
+    "dit-xl-2": (675_129_632, 118.64),
+    "dit-s-4": (33e6, 1.41),
+    "dit-b-4": (130e6, 5.56),
+    "dit-l-4": (458e6, 19.70),
+    "dit-xl-4": (675e6, 29.05),
+    "dit-s-8": (33e6, 0.36),
+    "dit-b-8": (131e6, 1.42),
+    "dit-l-8": (459e6, 5.01),
+    "dit-xl-8": (676e6, 7.39),
+}
 
 
 @pytest.mark.parametrize(("name", "published"), DIT.items())

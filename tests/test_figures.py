@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferometer import analyze
-from inferometer.figures import Figures, figures, talk_of
-from inferometer.footprint import footprint
-from inferometer.request import request
+from inferometer.inference import analyze
+from inferometer.inference.latency import Figures, figures, talk_of
+from inferometer.inference.memory import footprint
+from inferometer.inference.request import request
 
 MS = ("ttft", "tpot", "e2el")
 PLANS = [
@@ -18,16 +18,24 @@ PLANS = [
     ("llama-3.1-8b", {"data_parallel_size": 2, "engine": "trtllm"}),
     ("llama-3.1-70b", {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}),
     ("gpt-oss-120b", {"tensor_parallel_size": 2, "engine": "roofline"}),
-    ("deepseek-v3", {"tensor_parallel_size": 8, "enable_expert_parallel": True,
-                     "speculative_config": {"method": "mtp", "num_speculative_tokens": 1}}),
-]  # fmt: skip
+    (
+        "deepseek-v3",
+        {
+            "tensor_parallel_size": 8,
+            "enable_expert_parallel": True,
+            "speculative_config": {"method": "mtp", "num_speculative_tokens": 1},
+        },
+    ),
+]
 
 
 @pytest.mark.parametrize(("model", "plan"), PLANS)
 @settings(max_examples=8, deadline=None)
-@given(batch=st.lists(st.integers(1, 500), min_size=2, max_size=3, unique=True),
-       prompt=st.lists(st.integers(1, 30_000), min_size=2, max_size=3, unique=True),
-       answer=st.lists(st.integers(1, 2_000), min_size=2, max_size=3, unique=True))  # fmt: skip
+@given(
+    batch=st.lists(st.integers(1, 500), min_size=2, max_size=3, unique=True),
+    prompt=st.lists(st.integers(1, 30_000), min_size=2, max_size=3, unique=True),
+    answer=st.lists(st.integers(1, 2_000), min_size=2, max_size=3, unique=True),
+)
 def test_a_grid_is_its_points(model, plan, batch, prompt, answer):
     setup = request(model, "h200", **plan).setup()
     axes = np.meshgrid(*(np.array(a, float) for a in (batch, prompt, answer)), indexing="ij", sparse=True)

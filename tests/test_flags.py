@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 from conftest import Ran
 
-from inferometer import analyze, catalog
+from inferometer.inference import analyze
+from inferometer.specs import catalog
 
 Run = Callable[..., Ran]
 MODEL = "llama-3.1-8b"
@@ -110,15 +111,19 @@ def test_usecases_set_lengths_and_flags_override_them(run: Run) -> None:
     for name in ("chatbot", "code", "summarization", "question-answering", "retrieval", "agent"):
         case, work = catalog.usecase(name), run("analyze", MODEL, "--usecase", name, "--json").json["workload"]
         assert (work["input_len"], work["output_len"], work["batch_size"], work["beam_width"]) == (
-            case.input_len, case.output_len, case.batch_size, case.beam_width,
-        )  # fmt: skip
+            case.input_len,
+            case.output_len,
+            case.batch_size,
+            case.beam_width,
+        )
     work = run("analyze", MODEL, "--usecase", "chatbot", "--output-len", "7", "--json").json["workload"]
     assert (work["input_len"], work["output_len"]) == (catalog.usecase("chatbot").input_len, 7)
 
 
 def test_efficiency_scales_the_bound(run: Run) -> None:
-    half, light = (run("analyze", MODEL, "--json", *more).json for more in (
-        ("--efficiency", "0.5"), ("--engine", "roofline")))  # fmt: skip
+    half, light = (
+        run("analyze", MODEL, "--json", *more).json for more in (("--efficiency", "0.5"), ("--engine", "roofline"))
+    )
     for phase in ("prefill", "decode"):
         ops = [op for op in half["phases"][phase]["ops"] if op["kind"] != "host"]
         assert sum(op["seconds"] for op in ops) == pytest.approx(2 * light["phases"][phase]["seconds"])
@@ -185,10 +190,17 @@ def test_a_gpu_of_your_own(run: Run, tmp_path: Path) -> None:
     assert changed["metrics"]["tpot_ms"] == pytest.approx(found["metrics"]["tpot_ms"] / 2, rel=0.01)
 
 
-@pytest.mark.parametrize(("kind", "name", "key"), [
-    ("models", MODEL, "params"), ("hardware", "h200", "memory_bandwidth"), ("engines", "vllm", "step_overhead"),
-    ("precisions", "nvfp4", "bits"), ("usecases", "chatbot", "input_len"), ("families", "qwen3", "read_like"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "name", "key"),
+    [
+        ("models", MODEL, "params"),
+        ("hardware", "h200", "memory_bandwidth"),
+        ("engines", "vllm", "step_overhead"),
+        ("precisions", "nvfp4", "bits"),
+        ("usecases", "chatbot", "input_len"),
+        ("families", "qwen3", "read_like"),
+    ],
+)
 def test_show_lists_and_details(run: Run, kind: str, name: str, key: str) -> None:
     rows, one = run("show", kind, "--json").json, run("show", kind, name, "--json").json
     labels = [row.get("name") or row.get("model_type") for row in rows]
@@ -208,10 +220,14 @@ def test_show_hardware_publishes_the_keys_of_a_hardware_file(run: Run) -> None:
     assert {"memory", "memory_bandwidth", "flops", "links"} <= set(found)
 
 
-@pytest.mark.parametrize(("args", "code"), [
-    (["analyze", MODEL, "--json"], 0), (["analyze", "llama-3.1-405b", "--json"], 1),
-    (["analyze", "nonsense", "--json"], 2),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("args", "code"),
+    [
+        (["analyze", MODEL, "--json"], 0),
+        (["analyze", "llama-3.1-405b", "--json"], 1),
+        (["analyze", "nonsense", "--json"], 2),
+    ],
+)
 def test_exit_codes_of_a_real_process(args: list[str], code: int) -> None:
     ran = subprocess.run([sys.executable, "-m", "inferometer", *args], capture_output=True, text=True, timeout=60)
     assert ran.returncode == code, ran.stderr

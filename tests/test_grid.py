@@ -8,24 +8,27 @@ from collections import Counter
 import pytest
 from conftest import ROOT
 
-from inferometer import catalog
-from inferometer.measure import grid, kinds, limits, sizes
-from inferometer.measure.kernels import CASES, Bench, Library
+from inferometer.profiling import limits, profile_csv, shapes
+from inferometer.profiling.microbenchmarks import CASES, Bench, Library
+from inferometer.specs import catalog
 
 H200 = catalog.hardware("h200")
 ROW = {"kind": "linear", "dtype": "bf16", "m": 1, "n": 64, "k": 32}
 
 
 def test_shapes_are_those_of_the_catalogue() -> None:
-    rows = grid.everything()
+    rows = shapes.everything()
     assert len(rows) == len({tuple(r.items()) for r in rows})
     assert {r["kind"] for r in rows} == set(CASES)
-    assert [tuple(r.items()) for r in grid.everything()] == [tuple(r.items()) for r in rows], "the order is stable"
-    assert (6144, 4096) in sizes.products()  # qkv_proj of Llama-3.1-8B
-    assert (28672, 4096) in sizes.products() and (28672 // 2, 4096) in sizes.products()  # whole, and half of it at tp 2
-    assert sizes.heads()[0] == (32, 8, 128) and {h[2] for h in sizes.heads()[:8]} == {64, 80, 96, 128, 192, 256}
-    assert (64, 8, 64, 128) in sizes.windows() and (16, 8, 256, 4096) in sizes.windows()  # gpt-oss, Gemma 2
-    assert (16, 512, 128, 64, 128) in sizes.latents()  # DeepSeek-V2-Lite
+    assert [tuple(r.items()) for r in shapes.everything()] == [tuple(r.items()) for r in rows], "the order is stable"
+    assert (6144, 4096) in shapes.products()  # qkv_proj of Llama-3.1-8B
+    assert (28672, 4096) in shapes.products() and (
+        28672 // 2,
+        4096,
+    ) in shapes.products()  # whole, and half of it at tp 2
+    assert shapes.heads()[0] == (32, 8, 128) and {h[2] for h in shapes.heads()[:8]} == {64, 80, 96, 128, 192, 256}
+    assert (64, 8, 64, 128) in shapes.windows() and (16, 8, 256, 4096) in shapes.windows()  # gpt-oss, Gemma 2
+    assert (16, 512, 128, 64, 128) in shapes.latents()  # DeepSeek-V2-Lite
     assert {"tokens": 1, "hidden": 2048, "inner": 768, "experts": 128, "top_k": 8}.items() <= next(
         r for r in rows if r["kind"] == "moe"
     ).items()
@@ -33,28 +36,28 @@ def test_shapes_are_those_of_the_catalogue() -> None:
 
 
 def test_shapes_are_written_in_the_profiles_order() -> None:
-    for row in grid.everything():
+    for row in shapes.everything():
         words = list(row)[2:]
-        assert words == [key for key in kinds.KEYS[row["kind"]] if key in row], row
-        assert all(row[key] != kinds.DEFAULTS[key] for key in words if key in kinds.DEFAULTS)
+        assert words == [key for key in profile_csv.KEYS[row["kind"]] if key in row], row
+        assert all(row[key] != profile_csv.DEFAULTS[key] for key in words if key in profile_csv.DEFAULTS)
 
 
 def test_short_budgets_span_all_kinds() -> None:
-    rows = grid.everything()
+    rows = shapes.everything()
     first = {(r["kind"], r["dtype"]) for r in rows[:300]}
     assert first == {(r["kind"], r["dtype"]) for r in rows}
     early = [r for r in rows[:2000] if r["kind"] == "linear" and r["dtype"] == "bf16"]
-    assert {r["m"] for r in early} >= set(grid.ROWS) and len({(r["n"], r["k"]) for r in early}) >= 4
-    alone = grid.everything((), "")
+    assert {r["m"] for r in early} >= set(shapes.ROWS) and len({(r["n"], r["k"]) for r in early}) >= 4
+    alone = shapes.everything((), "")
     assert not {"all_reduce", "all_to_all"} & {r["kind"] for r in alone}
-    assert {r["library"] for r in grid.everything((2,), "gloo") if r["kind"] == "all_gather"} == {"gloo"}
+    assert {r["library"] for r in shapes.everything((2,), "gloo") if r["kind"] == "all_gather"} == {"gloo"}
 
 
 def test_turns_double() -> None:
     long, short = list(range(100)), list(range(100, 103))
-    found = list(grid.turns([long, short]))
+    found = list(shapes.turns([long, short]))
     assert sorted(found) == list(range(103))
-    assert found[: grid.TURN + 3] == [*long[: grid.TURN], *short]
+    assert found[: shapes.TURN + 3] == [*long[: shapes.TURN], *short]
 
 
 # ------------------------------------------------------------------ the roof

@@ -6,8 +6,9 @@ import tomllib
 
 import pytest
 
-from inferometer import analyze, catalog
-from inferometer.spec import Hardware
+from inferometer.inference import analyze
+from inferometer.specs import catalog
+from inferometer.specs.structs import Hardware
 
 
 @pytest.fixture(params=catalog.names("hardware"))
@@ -36,8 +37,15 @@ def test_figures_are_in_si_units_and_plausible(device: Hardware) -> None:
 def test_fewer_bits_are_never_slower(device: Hardware) -> None:
     flops = device.flops
     assert flops.keys() & {"bf16", "fp16"} or "fp32" in flops
-    for wide, narrow in (("fp64", "bf16"), ("fp32", "fp16"), ("tf32", "bf16"), ("bf16", "fp8"), ("fp16", "int8"),
-                         ("fp8", "fp4"), ("int8", "int4")):  # fmt: skip
+    for wide, narrow in (
+        ("fp64", "bf16"),
+        ("fp32", "fp16"),
+        ("tf32", "bf16"),
+        ("bf16", "fp8"),
+        ("fp16", "int8"),
+        ("fp8", "fp4"),
+        ("int8", "int4"),
+    ):
         if wide in flops and narrow in flops and (device.name, narrow) not in {("b300", "int8"), ("gb300", "int8")}:
             assert flops[wide] <= flops[narrow] * 1.01, (wide, narrow)
 
@@ -52,8 +60,15 @@ def test_memory_in_the_name_is_the_memory(device: Hardware) -> None:
 
 def test_flops_are_dense() -> None:
     """The figures that data sheets print next to a sparsity footnote, halved."""
-    dense = {"h100-sxm": 989.4e12, "h200": 989.4e12, "a100-sxm-80gb": 312e12, "l40s": 362e12, "b200": 2.25e15,
-             "rtx4090": 165.2e12, "mi300x": 1307e12}  # fmt: skip
+    dense = {
+        "h100-sxm": 989.4e12,
+        "h200": 989.4e12,
+        "a100-sxm-80gb": 312e12,
+        "l40s": 362e12,
+        "b200": 2.25e15,
+        "rtx4090": 165.2e12,
+        "mi300x": 1307e12,
+    }
     for name, bf16 in dense.items():
         assert catalog.hardware(name).flops["bf16"] == pytest.approx(bf16, rel=0.03), name
 

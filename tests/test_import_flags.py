@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from imports import aic, table, take
 
-from inferometer import catalog
-from inferometer.measure import flags, roofs
-from inferometer.measure.kinds import DEFAULTS, KEYS, shapes, unflagged
+from inferometer.profiling import quality, roofline_limits
+from inferometer.profiling.profile_csv import DEFAULTS, KEYS, shapes, unflagged
+from inferometer.specs import catalog
 
 
 def products(time: Any, dtype: str, kernel: str) -> list[dict[str, Any]]:
@@ -24,7 +24,9 @@ def products(time: Any, dtype: str, kernel: str) -> list[dict[str, Any]]:
         for n in (128, 512, 2048, 8192):
             for k in (128, 256, 1024, 2048, 8192, 32768):
                 word = {"bfloat16": "bf16", "fp8_block": "fp8-block"}[dtype]
-                roof = float(roofs.seconds("linear", word, {"m": m, "n": n, "k": k}, catalog.hardware("h200")))
+                roof = float(
+                    roofline_limits.seconds("linear", word, {"m": m, "n": n, "k": k}, catalog.hardware("h200"))
+                )
                 rows.append({"gemm_dtype": dtype, "m": m, "n": n, "k": k, "latency": 1e3 * time(roof)})
     return aic("gemm", *rows, kernel=kernel)
 
@@ -62,13 +64,18 @@ def test_a_floor_shows_beside_another_way_of_timing(tmp_path: Path) -> None:
     take(path)
     with (tmp_path / "out.csv").open(newline="") as file:
         marked = {(r["shape"], "eager" in r["source"]) for r in csv.DictReader(file) if r["source"].endswith(" !floor")}
-    wanted = {(f"bytes={2 * a['message_size']} ranks={a['num_gpus']} library=vllm", True)
-              for a, b in zip(shape, late, strict=True) if b["latency"] > 1.3 * a["latency"]}  # fmt: skip
+    wanted = {
+        (f"bytes={2 * a['message_size']} ranks={a['num_gpus']} library=vllm", True)
+        for a, b in zip(shape, late, strict=True)
+        if b["latency"] > 1.3 * a["latency"]
+    }
     assert marked == wanted and len(wanted) > 30
 
 
 def test_what_beats_the_roof_is_flagged(tmp_path: Path) -> None:
-    roof = 1e3 * float(roofs.seconds("linear", "bf16", {"m": 1, "n": 8192, "k": 8192}, catalog.hardware("h200")))
+    roof = 1e3 * float(
+        roofline_limits.seconds("linear", "bf16", {"m": 1, "n": 8192, "k": 8192}, catalog.hardware("h200"))
+    )
     assert roof == pytest.approx(1e3 * (8192 * 8192 + 2 * 8192) * 2 / 4.8e12)
     shape = {"gemm_dtype": "bfloat16", "m": 1, "n": 8192, "k": 8192}
     rows = aic("gemm", shape | {"latency": 0.97 * roof}, kernel="fast")
@@ -86,45 +93,62 @@ def test_roofs_count_the_pairs_under_a_window(new: int, cached: int, window: int
     dims = {"seqs": 1, "heads": 1, "kv_heads": 1, "head_dim": 1, "new": new, "context": new + cached, "window": window}
     device = catalog.hardware("h200:memory_bandwidth=1e20,flops.bf16=1e9")
     pairs = sum(min(cached + i, window or cached + i) for i in range(1, new + 1))
-    assert float(roofs.seconds("prefill_attention", "bf16", dims, device)) == pytest.approx(4 * pairs / 1e9)
+    assert float(roofline_limits.seconds("prefill_attention", "bf16", dims, device)) == pytest.approx(4 * pairs / 1e9)
 
 
 @pytest.mark.parametrize(
     ("kind", "dtype", "dims", "seconds"),
     [
-        ("decode_attention", "bf16", {"seqs": 4, "heads": 32, "kv_heads": 8, "head_dim": 128, "context": 1000},
-         4 * 128 * (1000 * 8 * 2 * 2 + 32 * 2 * 2) / 4.8e12),
-        ("decode_attention", "bf16",
-         {"seqs": 4, "heads": 32, "kv_heads": 8, "head_dim": 128, "context": 1000, "kv_dtype": "fp8"},
-         4 * 128 * (1000 * 8 * 2 * 1 + 32 * 2 * 2) / 4.8e12),
-        ("moe", "bf16", {"tokens": 1, "hidden": 2048, "inner": 768, "experts": 128, "top_k": 8},
-         (8 * 3 * 2048 * 768 * 2 + 2048 * 4) / 4.8e12),
-        ("moe", "bf16", {"tokens": 4096, "hidden": 2048, "inner": 768, "experts": 32, "top_k": 8, "ep": 4},
-         2 * 4096 * 2 * 3 * 2048 * 768 / 989.4e12),
+        (
+            "decode_attention",
+            "bf16",
+            {"seqs": 4, "heads": 32, "kv_heads": 8, "head_dim": 128, "context": 1000},
+            4 * 128 * (1000 * 8 * 2 * 2 + 32 * 2 * 2) / 4.8e12,
+        ),
+        (
+            "decode_attention",
+            "bf16",
+            {"seqs": 4, "heads": 32, "kv_heads": 8, "head_dim": 128, "context": 1000, "kv_dtype": "fp8"},
+            4 * 128 * (1000 * 8 * 2 * 1 + 32 * 2 * 2) / 4.8e12,
+        ),
+        (
+            "moe",
+            "bf16",
+            {"tokens": 1, "hidden": 2048, "inner": 768, "experts": 128, "top_k": 8},
+            (8 * 3 * 2048 * 768 * 2 + 2048 * 4) / 4.8e12,
+        ),
+        (
+            "moe",
+            "bf16",
+            {"tokens": 4096, "hidden": 2048, "inner": 768, "experts": 32, "top_k": 8, "ep": 4},
+            2 * 4096 * 2 * 3 * 2048 * 768 / 989.4e12,
+        ),
         ("all_reduce", "bf16", {"bytes": 450e6, "ranks": 8}, 1e-3),
         ("all_gather", "bf16", {"bytes": 450e6, "ranks": 8}, 7 / 8 * 1e-3),
         ("linear", "w4a16", {"m": 4096, "n": 4096, "k": 4096}, 2 * 4096**3 / 989.4e12),
         ("linear", "fp8", {"m": 4096, "n": 4096, "k": 4096}, 2 * 4096**3 / 1978.9e12),
     ],
-)  # fmt: skip
+)
 def test_roofs(kind: str, dtype: str, dims: dict[str, Any], seconds: float) -> None:
-    assert float(roofs.seconds(kind, dtype, dims, catalog.hardware("h200"))) == pytest.approx(seconds, rel=1e-6)
+    assert float(roofline_limits.seconds(kind, dtype, dims, catalog.hardware("h200"))) == pytest.approx(
+        seconds, rel=1e-6
+    )
 
 
 def test_every_kind_that_works_has_a_roof() -> None:
     device = catalog.hardware("h200")
     for kind, keys in KEYS.items() - {("launch", ("kernels",)), ("graph_replay", ("kernels",))}:
         dims = {key: np.array([DEFAULTS.get(key, 64)] * 3) for key in keys}
-        took = roofs.seconds(kind, "bf16", dims, device)
+        took = roofline_limits.seconds(kind, "bf16", dims, device)
         assert took.shape == (3,) and (took > 0).all(), kind
 
 
 def test_groups_that_are_too_small_are_left_alone() -> None:
     seconds, roof = np.full(20, 50e-6), np.geomspace(1e-8, 20e-6, 20)
-    assert not flags.floored("linear", ["bf16"] * 20, ["x"] * 20, ["s"] * 20, seconds, roof)[0].any()
+    assert not quality.floored("linear", ["bf16"] * 20, ["x"] * 20, ["s"] * 20, seconds, roof)[0].any()
     more = np.tile(seconds, 3), np.geomspace(1e-8, 20e-6, 60)
-    assert flags.floored("linear", ["bf16"] * 60, ["x"] * 60, ["s"] * 60, *more)[0].all()
-    assert not flags.floored("rope", ["bf16"] * 60, ["x"] * 60, ["s"] * 60, *more)[0].any()  # eager: eight kernels
+    assert quality.floored("linear", ["bf16"] * 60, ["x"] * 60, ["s"] * 60, *more)[0].all()
+    assert not quality.floored("rope", ["bf16"] * 60, ["x"] * 60, ["s"] * 60, *more)[0].any()  # eager: eight kernels
 
 
 def test_shapes_are_cells_in_a_fixed_order() -> None:

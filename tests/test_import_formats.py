@@ -12,12 +12,22 @@ import pytest
 from imports import aic, stats, table, take
 
 from inferometer import BadFile, BadValue
-from inferometer.measure.network import network
+from inferometer.profiling.network import network
 
 HAS_PYARROW = importlib.util.find_spec("pyarrow") is not None
 ATTENTION = {"batch_size": 2, "num_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "beam_width": 1}
-MOE = {"moe_dtype": "bfloat16", "num_tokens": 16, "hidden_size": 2048, "inter_size": 768, "topk": 8, "num_experts": 128,
-       "moe_tp_size": 1, "moe_ep_size": 1, "distribution": "balanced", "latency": 0.5}  # fmt: skip
+MOE = {
+    "moe_dtype": "bfloat16",
+    "num_tokens": 16,
+    "hidden_size": 2048,
+    "inter_size": 768,
+    "topk": 8,
+    "num_experts": 128,
+    "moe_tp_size": 1,
+    "moe_ep_size": 1,
+    "distribution": "balanced",
+    "latency": 0.5,
+}
 EXCHANGE = {"ep_size": 8, "node_num": 1, "hidden_size": 4096, "topk": 8, "num_tokens": 64, "notify_us": 5.0}
 COPIES = 8 * (1 - (7 / 8) ** 8)  # ranks that hold one of a token's eight experts
 
@@ -25,45 +35,146 @@ COPIES = 8 * (1 - (7 / 8) ** 8)  # ranks that hold one of a token's eight expert
 @pytest.mark.parametrize(
     ("op", "row", "kind", "dtype", "shape", "seconds"),
     [
-        ("gemm", {"gemm_dtype": "bfloat16", "m": 8, "n": 6144, "k": 4096, "latency": 0.0125},
-         "linear", "bf16", "m=8 n=6144 k=4096", 1.25e-5),
-        ("gemm", {"gemm_dtype": "int4_wo", "m": 8, "n": 6144, "k": 4096, "latency": 0.0125},
-         "linear", "w4a16", "m=8 n=6144 k=4096", 1.25e-5),
-        ("context_attention", ATTENTION | {"isl": 512, "step": 1024, "attn_dtype": "bfloat16", "kv_cache_dtype": "fp8",
-                                           "window_size": 128, "latency": 0.2},
-         "prefill_attention", "bf16",
-         "seqs=2 heads=32 kv_heads=8 head_dim=128 new=512 context=1536 window=128 kv_dtype=fp8", 2e-4),
-        ("context_attention", ATTENTION | {"isl": 512, "step": 0, "attn_dtype": "fp8", "kv_cache_dtype": "fp8",
-                                           "window_size": 0, "latency": 0.2},
-         "prefill_attention", "fp8", "seqs=2 heads=32 kv_heads=8 head_dim=128 new=512 context=512", 2e-4),
-        ("generation_attention", ATTENTION | {"isl": 1, "step": 1023, "attn_dtype": "bfloat16",
-                                              "kv_cache_dtype": "bfloat16", "latency": 0.02},
-         "decode_attention", "bf16", "seqs=2 heads=32 kv_heads=8 head_dim=128 context=1024", 2e-5),
-        ("mla_context", {"mla_dtype": "bfloat16", "kv_cache_dtype": "fp8", "num_heads": 16, "batch_size": 4,
-                         "isl": 256, "step": 0, "tp_size": 8, "latency": 0.04},
-         "mla_prefill", "bf16", "seqs=4 heads=16 new=256 context=256 qk_dim=192 v_dim=128 kv_dtype=fp8", 4e-5),
-        ("mla_generation", {"mla_dtype": "bfloat16", "kv_cache_dtype": "bfloat16", "num_heads": 128, "batch_size": 4,
-                            "isl": 1, "step": 511, "tp_size": 1, "latency": 0.02},
-         "mla_decode", "bf16", "seqs=4 heads=128 context=512 kv_rank=512 rope_dim=64", 2e-5),
+        (
+            "gemm",
+            {"gemm_dtype": "bfloat16", "m": 8, "n": 6144, "k": 4096, "latency": 0.0125},
+            "linear",
+            "bf16",
+            "m=8 n=6144 k=4096",
+            1.25e-5,
+        ),
+        (
+            "gemm",
+            {"gemm_dtype": "int4_wo", "m": 8, "n": 6144, "k": 4096, "latency": 0.0125},
+            "linear",
+            "w4a16",
+            "m=8 n=6144 k=4096",
+            1.25e-5,
+        ),
+        (
+            "context_attention",
+            ATTENTION
+            | {
+                "isl": 512,
+                "step": 1024,
+                "attn_dtype": "bfloat16",
+                "kv_cache_dtype": "fp8",
+                "window_size": 128,
+                "latency": 0.2,
+            },
+            "prefill_attention",
+            "bf16",
+            "seqs=2 heads=32 kv_heads=8 head_dim=128 new=512 context=1536 window=128 kv_dtype=fp8",
+            2e-4,
+        ),
+        (
+            "context_attention",
+            ATTENTION
+            | {"isl": 512, "step": 0, "attn_dtype": "fp8", "kv_cache_dtype": "fp8", "window_size": 0, "latency": 0.2},
+            "prefill_attention",
+            "fp8",
+            "seqs=2 heads=32 kv_heads=8 head_dim=128 new=512 context=512",
+            2e-4,
+        ),
+        (
+            "generation_attention",
+            ATTENTION
+            | {"isl": 1, "step": 1023, "attn_dtype": "bfloat16", "kv_cache_dtype": "bfloat16", "latency": 0.02},
+            "decode_attention",
+            "bf16",
+            "seqs=2 heads=32 kv_heads=8 head_dim=128 context=1024",
+            2e-5,
+        ),
+        (
+            "mla_context",
+            {
+                "mla_dtype": "bfloat16",
+                "kv_cache_dtype": "fp8",
+                "num_heads": 16,
+                "batch_size": 4,
+                "isl": 256,
+                "step": 0,
+                "tp_size": 8,
+                "latency": 0.04,
+            },
+            "mla_prefill",
+            "bf16",
+            "seqs=4 heads=16 new=256 context=256 qk_dim=192 v_dim=128 kv_dtype=fp8",
+            4e-5,
+        ),
+        (
+            "mla_generation",
+            {
+                "mla_dtype": "bfloat16",
+                "kv_cache_dtype": "bfloat16",
+                "num_heads": 128,
+                "batch_size": 4,
+                "isl": 1,
+                "step": 511,
+                "tp_size": 1,
+                "latency": 0.02,
+            },
+            "mla_decode",
+            "bf16",
+            "seqs=4 heads=128 context=512 kv_rank=512 rope_dim=64",
+            2e-5,
+        ),
         ("moe", MOE, "moe", "bf16", "tokens=16 hidden=2048 inner=768 experts=128 top_k=8", 5e-4),
-        ("moe", MOE | {"distribution": "power_law_1.2", "moe_ep_size": 8, "moe_dtype": "fp8_block"},
-         "moe", "fp8-block", "tokens=16 hidden=2048 inner=768 experts=16 top_k=8 skew=1.2 ep=8", 5e-4),
+        (
+            "moe",
+            MOE | {"distribution": "power_law_1.2", "moe_ep_size": 8, "moe_dtype": "fp8_block"},
+            "moe",
+            "fp8-block",
+            "tokens=16 hidden=2048 inner=768 experts=16 top_k=8 skew=1.2 ep=8",
+            5e-4,
+        ),
         ("moe", MOE | {"moe_tp_size": 4}, "moe", "bf16", "tokens=16 hidden=2048 inner=192 experts=128 top_k=8", 5e-4),
-        ("scale_matrix", {"quant_dtype": "fp8", "m": 64, "k": 4096, "latency": 0.002},
-         "quantize", "fp8", "m=64 n=4096", 2e-6),
-        ("alltoall", {"nccl_dtype": "half", "num_gpus": 8, "message_size": 1024, "latency": 0.012},
-         "all_to_all", "fp16", "bytes=2048 ranks=8", 1.2e-5),
-        ("all_gather", {"nccl_dtype": "int8", "num_gpus": 4, "message_size": 1024, "latency": 0.012},
-         "all_gather", "int8", "bytes=1024 ranks=4", 1.2e-5),
-        ("all_reduce", {"allreduce_dtype": "bfloat16", "num_gpus": 2, "message_size": 1024, "latency": 0.006},
-         "all_reduce", "bf16", "bytes=2048 ranks=2 library=vllm", 6e-6),
-        ("moe_a2a", EXCHANGE | {"comm_dtype": "fp8", "phase": "dispatch", "comm_backend": "ll", "transmit_us": 40.0,
-                                "latency": 45.0},
-         "all_to_all", "fp8", f"bytes={round(64 * COPIES * 4096)} ranks=8 library=deepep", 4.5e-5),
+        (
+            "scale_matrix",
+            {"quant_dtype": "fp8", "m": 64, "k": 4096, "latency": 0.002},
+            "quantize",
+            "fp8",
+            "m=64 n=4096",
+            2e-6,
+        ),
+        (
+            "alltoall",
+            {"nccl_dtype": "half", "num_gpus": 8, "message_size": 1024, "latency": 0.012},
+            "all_to_all",
+            "fp16",
+            "bytes=2048 ranks=8",
+            1.2e-5,
+        ),
+        (
+            "all_gather",
+            {"nccl_dtype": "int8", "num_gpus": 4, "message_size": 1024, "latency": 0.012},
+            "all_gather",
+            "int8",
+            "bytes=1024 ranks=4",
+            1.2e-5,
+        ),
+        (
+            "all_reduce",
+            {"allreduce_dtype": "bfloat16", "num_gpus": 2, "message_size": 1024, "latency": 0.006},
+            "all_reduce",
+            "bf16",
+            "bytes=2048 ranks=2 library=vllm",
+            6e-6,
+        ),
+        (
+            "moe_a2a",
+            EXCHANGE
+            | {"comm_dtype": "fp8", "phase": "dispatch", "comm_backend": "ll", "transmit_us": 40.0, "latency": 45.0},
+            "all_to_all",
+            "fp8",
+            f"bytes={round(64 * COPIES * 4096)} ranks=8 library=deepep",
+            4.5e-5,
+        ),
     ],
-)  # fmt: skip
-def test_aiconfigurator(tmp_path: Path, op: str, row: dict[str, Any], kind: str, dtype: str, shape: str,
-                        seconds: float) -> None:  # fmt: skip
+)
+def test_aiconfigurator(
+    tmp_path: Path, op: str, row: dict[str, Any], kind: str, dtype: str, shape: str, seconds: float
+) -> None:
     rows, counts, _ = take(table(tmp_path / "t.csv", aic(op, row)))
     assert list(rows) == [(kind, shape)]
     found = rows[kind, shape]
@@ -75,8 +186,15 @@ def test_aiconfigurator(tmp_path: Path, op: str, row: dict[str, Any], kind: str,
 
 
 def test_deepep_has_two_phases_a_row(tmp_path: Path) -> None:
-    fast = {"node_num": 1, "hidden_size": 4096, "num_token": 64, "num_topk": 8, "num_experts": 256,
-            "dispatch_avg_t_us": 20.0, "combine_avg_t_us": 30.0}  # fmt: skip
+    fast = {
+        "node_num": 1,
+        "hidden_size": 4096,
+        "num_token": 64,
+        "num_topk": 8,
+        "num_experts": 256,
+        "dispatch_avg_t_us": 20.0,
+        "combine_avg_t_us": 30.0,
+    }
     rows, _, _ = take(table(tmp_path / "t.csv", aic("ll", fast)))
     sent = round(64 * COPIES * 4096)
     assert rows["all_to_all", f"bytes={sent} ranks=8 library=deepep"][:2] == ("fp8", 2e-5)
@@ -101,12 +219,19 @@ def test_deepep_has_two_phases_a_row(tmp_path: Path) -> None:
         ("gemm", {"gemm_dtype": "bfloat16", "m": 0, "n": 64, "k": 64, "latency": 0.01}, "a size of zero"),
         ("moe", MOE | {"distribution": "zigzag"}, "neither even nor a power law"),
         ("moe_a2a", EXCHANGE | {"comm_dtype": "default", "phase": "dispatch", "transmit_us": 40.0}, "format 'default'"),
-        ("moe_a2a", EXCHANGE | {"comm_dtype": "fp8", "phase": "dispatch", "transmit_us": 40.0, "node_num": 2},
-         "several nodes"),
-        ("context_attention", ATTENTION | {"isl": 8, "step": 0, "attn_dtype": "bfloat16", "kv_cache_dtype": "fp8",
-                                           "beam_width": 4, "latency": 0.2}, "several beams"),
+        (
+            "moe_a2a",
+            EXCHANGE | {"comm_dtype": "fp8", "phase": "dispatch", "transmit_us": 40.0, "node_num": 2},
+            "several nodes",
+        ),
+        (
+            "context_attention",
+            ATTENTION
+            | {"isl": 8, "step": 0, "attn_dtype": "bfloat16", "kv_cache_dtype": "fp8", "beam_width": 4, "latency": 0.2},
+            "several beams",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_has_no_place_is_counted_with_its_reason(
     tmp_path: Path, op: str, row: dict[str, Any], reason: str
 ) -> None:
@@ -161,10 +286,27 @@ def test_who_measured_may_stand_in_a_manifest_or_in_names(tmp_path: Path) -> Non
 
 
 def test_vidur_mlp(tmp_path: Path) -> None:
-    sizes = {"n_head": 64, "n_kv_head": 8, "n_embd": 8192, "n_expanded_embd": 28672, "vocab_size": 32000,
-             "use_gated_mlp": True, "num_tokens": 128, "num_tensor_parallel_workers": 2}  # fmt: skip
-    times = stats(emb=0.01, input_layernorm=0.02, attn_pre_proj=0.5, attn_rope=0.03, attn_post_proj=0.4,
-                  mlp_up_proj=1.5, mlp_act=0.04, mlp_down_proj=0.7, add=0.02)  # fmt: skip
+    sizes = {
+        "n_head": 64,
+        "n_kv_head": 8,
+        "n_embd": 8192,
+        "n_expanded_embd": 28672,
+        "vocab_size": 32000,
+        "use_gated_mlp": True,
+        "num_tokens": 128,
+        "num_tensor_parallel_workers": 2,
+    }
+    times = stats(
+        emb=0.01,
+        input_layernorm=0.02,
+        attn_pre_proj=0.5,
+        attn_rope=0.03,
+        attn_post_proj=0.4,
+        mlp_up_proj=1.5,
+        mlp_act=0.04,
+        mlp_down_proj=0.7,
+        add=0.02,
+    )
     rows, counts, _ = take(table(tmp_path / "mlp.csv", [times | sizes]), gpu="a100-sxm-80gb")
     assert {key: value[:2] for key, value in rows.items()} == {
         ("embedding", "m=128 n=8192 rows=16000"): ("fp16", 1e-5),
@@ -180,16 +322,26 @@ def test_vidur_mlp(tmp_path: Path) -> None:
 
 
 def test_vidur_attention(tmp_path: Path) -> None:
-    sizes = {"n_embd": 8192, "n_q_head": 64, "n_kv_head": 8, "block_size": 16, "num_tensor_parallel_workers": 2,
-             "attention_backend": "AttentionBackend.FLASH_ATTENTION"}  # fmt: skip
+    sizes = {
+        "n_embd": 8192,
+        "n_q_head": 64,
+        "n_kv_head": 8,
+        "block_size": 16,
+        "num_tensor_parallel_workers": 2,
+        "attention_backend": "AttentionBackend.FLASH_ATTENTION",
+    }
     decode = sizes | {"batch_size": 4, "prefill_chunk_size": 0, "kv_cache_size": 1023, "is_prefill": False}
     prompt = sizes | {"batch_size": 1, "prefill_chunk_size": 512, "kv_cache_size": 1024, "is_prefill": True}
     rows, counts, _ = take(
-        table(tmp_path / "attention.csv", [
-            stats(attn_decode=0.05, attn_prefill="", attn_kv_cache_save=0.01, attn_input_reshape=0.001) | decode,
-            stats(attn_decode="", attn_prefill=0.3, attn_kv_cache_save=0.0, attn_input_reshape="") | prompt,
-        ]), gpu="a100",
-    )  # fmt: skip
+        table(
+            tmp_path / "attention.csv",
+            [
+                stats(attn_decode=0.05, attn_prefill="", attn_kv_cache_save=0.01, attn_input_reshape=0.001) | decode,
+                stats(attn_decode="", attn_prefill=0.3, attn_kv_cache_save=0.0, attn_input_reshape="") | prompt,
+            ],
+        ),
+        gpu="a100",
+    )
     heads = "heads=32 kv_heads=4 head_dim=128"
     assert rows == {
         ("decode_attention", f"seqs=4 {heads} context=1024"): ("fp16", 5e-5, "vidur FLASH_ATTENTION"),
@@ -203,11 +355,16 @@ def test_vidur_collectives(tmp_path: Path) -> None:
     one = {"rank": 0, "num_workers": 4, "size": 65536, "collective": "all_reduce", "devices_per_node": 4}
     two = one | {"size": 131072}
     rows, counts, _ = take(
-        table(tmp_path / "a100_dgx" / "all_reduce.csv", [
-            {"": 0} | stats(all_reduce=0.03) | one, {"": 1} | stats(all_reduce=0.05) | one,
-            {"": 2} | stats(all_reduce=0.06) | two, {"": 3} | stats(all_reduce=0.5) | two | {"devices_per_node": 1},
-        ])
-    )  # fmt: skip
+        table(
+            tmp_path / "a100_dgx" / "all_reduce.csv",
+            [
+                {"": 0} | stats(all_reduce=0.03) | one,
+                {"": 1} | stats(all_reduce=0.05) | one,
+                {"": 2} | stats(all_reduce=0.06) | two,
+                {"": 3} | stats(all_reduce=0.5) | two | {"devices_per_node": 1},
+            ],
+        )
+    )
     assert rows == {
         ("all_reduce", "bytes=65536 ranks=4"): ("fp16", 4e-5, "vidur nccl"),  # the median of two
         ("all_reduce", "bytes=131072 ranks=4"): ("fp16", 6e-5, "vidur nccl"),
@@ -234,8 +391,14 @@ engine_effective:
 """
 
 
-def servingsim(folder: Path, name: str, rows: list[dict[str, Any]], tp: int = 1, model: str = "meta-llama/Llama-3.1-8B",
-               variant: str = "bf16") -> Path:  # fmt: skip
+def servingsim(
+    folder: Path,
+    name: str,
+    rows: list[dict[str, Any]],
+    tp: int = 1,
+    model: str = "meta-llama/Llama-3.1-8B",
+    variant: str = "bf16",
+) -> Path:
     path = table(folder / f"tp{tp}" / name, rows)
     (folder / "meta.yaml").write_text(META.format(model=model, variant=variant))
     return path
@@ -253,9 +416,14 @@ def test_llmservingsim_layers(tmp_path: Path) -> None:
         "down_proj",
         "odd",
     )
-    rows, counts, said = take(servingsim(
-        tmp_path, "dense.csv", [{"layer": w, "tokens": 16, "time_us": 100 * i} for i, w in enumerate(layers, 1)], tp=2
-    ))  # fmt: skip
+    rows, counts, said = take(
+        servingsim(
+            tmp_path,
+            "dense.csv",
+            [{"layer": w, "tokens": 16, "time_us": 100 * i} for i, w in enumerate(layers, 1)],
+            tp=2,
+        )
+    )
     assert {key: value[1] for key, value in rows.items()} == {
         ("embedding", "m=16 n=4096 rows=64128"): 1e-4,
         ("norm", "m=16 n=4096"): 2e-4,
@@ -319,8 +487,19 @@ def test_llmservingsim_says_what_it_needs(tmp_path: Path) -> None:
 
 
 def test_llm_profile(tmp_path: Path) -> None:
-    layers = {"embedding": 3, "input_layernorm": 20, "q_proj": 46, "k_proj": 21, "rope": 30, "o_proj": 47,
-              "gate_proj": 150, "act_fn": 3, "down_proj": 149, "lm_head": 1200, "attn": 7}  # fmt: skip
+    layers = {
+        "embedding": 3,
+        "input_layernorm": 20,
+        "q_proj": 46,
+        "k_proj": 21,
+        "rope": 30,
+        "o_proj": 47,
+        "gate_proj": 150,
+        "act_fn": 3,
+        "down_proj": 149,
+        "lm_head": 1200,
+        "attn": 7,
+    }
     start = {"hardware": "RTX3090", "model": "meta-llama/Llama-3.1-8B"}
     rows = [{**start, "layer_name": w, "input": 4, "kv_cache": 0, "latency(ns)": t * 1000} for w, t in layers.items()]
     rows += [{**start, "layer_name": "o_proj", "input": 4, "kv_cache": 0, "latency(ns)": t} for t in (47000, 51000)]

@@ -14,9 +14,9 @@ from conftest import command
 from imports import Rows, aic, stats, table, take
 
 from inferometer import BadFile, BadValue, UnknownName, profile
-from inferometer.measure import devices
-from inferometer.measure.readers import formats
-from inferometer.measure.tables import import_tables
+from inferometer.profiling import machine
+from inferometer.profiling.importers import formats
+from inferometer.profiling.tables import import_tables
 
 HAS_PYARROW = importlib.util.find_spec("pyarrow") is not None
 
@@ -32,8 +32,19 @@ def test_the_files_of_the_folder_are_the_formats() -> None:
 def test_a_folder_takes_what_it_knows_and_says_what_it_does_not(tmp_path: Path) -> None:
     folder = tmp_path / "mixed"
     table(folder / "deep" / "gemm_perf.txt", gemm())
-    table(folder / "layers.csv", [{"hardware": "H200", "model": "llama-3.1-8b", "layer_name": "o_proj", "input": 2,
-                                   "kv_cache": 0, "latency(ns)": 9000}])  # fmt: skip
+    table(
+        folder / "layers.csv",
+        [
+            {
+                "hardware": "H200",
+                "model": "llama-3.1-8b",
+                "layer_name": "o_proj",
+                "input": 2,
+                "kv_cache": 0,
+                "latency(ns)": 9000,
+            }
+        ],
+    )
     table(folder / "other.csv", [{"a": 1, "b": 2}])
     table(folder / "no_rows.csv", [])
     (folder / "no_rows.csv").write_text("op_name,kernel_source,latency\n")
@@ -47,9 +58,16 @@ def test_a_folder_takes_what_it_knows_and_says_what_it_does_not(tmp_path: Path) 
     assert set(rows) == {("linear", "m=1 n=64 k=64"), ("linear", "m=2 n=4096 k=4096")}
     assert counts["tables"] == 2 and counts["passed_over"] == 7
     passed = "\n".join(line for line in said if line.startswith("passed over: "))
-    for word in ("other.csv is not a table of", "its columns are 'a, b'", "no_rows.csv has a header but no rows",
-                 "profile.csv is a kernel profile", "empty.csv is empty", "README.txt is not a table", "git lfs pull",
-                 "bytes.csv is not UTF-8"):  # fmt: skip
+    for word in (
+        "other.csv is not a table of",
+        "its columns are 'a, b'",
+        "no_rows.csv has a header but no rows",
+        "profile.csv is a kernel profile",
+        "empty.csv is empty",
+        "README.txt is not a table",
+        "git lfs pull",
+        "bytes.csv is not UTF-8",
+    ):
         assert word in passed, word
 
 
@@ -68,9 +86,27 @@ def test_broken_tables_are_a_sentence_and_nothing_is_written(tmp_path: Path) -> 
     with pytest.raises(BadFile, match=r"bad\.csv, line 2: 6 cells where the header has 7"):
         take(path)
     with pytest.raises(BadFile, match=r"attention\.csv, line 2: is_prefill must be True or False, not 'maybe'"):
-        take(table(tmp_path / "attention.csv", [stats(attn_prefill=1) | dict.fromkeys((
-            "n_embd", "n_q_head", "n_kv_head", "num_tensor_parallel_workers", "batch_size", "prefill_chunk_size",
-            "kv_cache_size"), 1) | {"is_prefill": "maybe"}]))  # fmt: skip
+        take(
+            table(
+                tmp_path / "attention.csv",
+                [
+                    stats(attn_prefill=1)
+                    | dict.fromkeys(
+                        (
+                            "n_embd",
+                            "n_q_head",
+                            "n_kv_head",
+                            "num_tensor_parallel_workers",
+                            "batch_size",
+                            "prefill_chunk_size",
+                            "kv_cache_size",
+                        ),
+                        1,
+                    )
+                    | {"is_prefill": "maybe"}
+                ],
+            )
+        )
     with pytest.raises(BadFile, match="no such file or folder"):
         import_tables(str(tmp_path / "nothing"), None, gpu=None, say=print)
     (tmp_path / "void").mkdir()
@@ -119,8 +155,13 @@ def test_rows_that_are_there_stay_or_are_replaced(tmp_path: Path) -> None:
     assert counts["replaced"] == 1 and counts["kept"] == 2
     record = json.loads(output.with_suffix(".json").read_text())
     assert record["torch"] == "2.13" and record["device"] == "NVIDIA H200" and len(record["runs"]) == 3
-    assert record["runs"][1]["imported"][0] == {"file": "t.csv", "format": "aiconfigurator gemm", "rows": 2,
-                                                "skipped": {}, "versions": {"vllm": "0.24.0"}}  # fmt: skip
+    assert record["runs"][1]["imported"][0] == {
+        "file": "t.csv",
+        "format": "aiconfigurator gemm",
+        "rows": 2,
+        "skipped": {},
+        "versions": {"vllm": "0.24.0"},
+    }
     output.write_text("a,b\n1,2\n")
     with pytest.raises(BadFile, match=r"out\.csv is there and is not a kernel profile: it begins with 'a,b'"):
         take(path)
@@ -154,14 +195,23 @@ def test_the_output_is_named_after_the_table(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize(
     ("text", "name"),
-    [("NVIDIA H100 80GB HBM3", "h100-sxm"), ("NVIDIA A100-SXM4-40GB", "a100-sxm-40gb"),
-     ("NVIDIA H100 PCIe", "h100-pcie"),
-     ("NVIDIA GeForce RTX 4090", "rtx4090"), ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000-server"),
-     ("NVIDIA B300 SXM6 AC", "b300"), ("AMD Instinct MI300X", "mi300x"), ("h200_sxm", "h200"), ("RTX3090", "rtx3090"),
-     ("h100_dgx", "h100-sxm"), ("my laptop", None), ("", None)],
-)  # fmt: skip
+    [
+        ("NVIDIA H100 80GB HBM3", "h100-sxm"),
+        ("NVIDIA A100-SXM4-40GB", "a100-sxm-40gb"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000-server"),
+        ("NVIDIA B300 SXM6 AC", "b300"),
+        ("AMD Instinct MI300X", "mi300x"),
+        ("h200_sxm", "h200"),
+        ("RTX3090", "rtx3090"),
+        ("h100_dgx", "h100-sxm"),
+        ("my laptop", None),
+        ("", None),
+    ],
+)
 def test_devices_are_known_by_many_names(text: str, name: str | None) -> None:
-    assert devices.recognise(text) == name
+    assert machine.recognise(text) == name
 
 
 # ------------------------------------------------------------------ real tables
@@ -178,14 +228,21 @@ def test_devices_are_known_by_many_names(text: str, name: str | None) -> None:
         ("h200_sxm__trtllm_1.3.0rc20__context_mla_perf", {"mla_prefill"}, 1760, 0, range(1), 0),
         ("h200_sxm__trtllm_1.3.0rc20__generation_mla_perf", {"mla_decode"}, 2896, 0, range(1), 0),
         ("h200_sxm__vllm_0.24.0__custom_allreduce_perf", {"all_reduce"}, 138, 0, range(35, 50), 2),
-        ("b200_sxm__nccl_2.29.2__nccl_perf", {"all_reduce", "all_gather", "reduce_scatter", "all_to_all"}, 504, 0,
-         range(1), 0),
+        (
+            "b200_sxm__nccl_2.29.2__nccl_perf",
+            {"all_reduce", "all_gather", "reduce_scatter", "all_to_all"},
+            504,
+            0,
+            range(1),
+            0,
+        ),
         ("h100_sxm__sglang_0.5.12__wideep_deepep_ll_perf", {"all_to_all"}, 352, 0, range(1), 0),
         ("h200_sxm__vllm_0.24.0__scale_matrix_perf", {"quantize"}, 1628, 0, range(1), 5),
     ],
-)  # fmt: skip
-def test_real_tables(tmp_path: Path, shared: Path, name: str, kinds: set[str], imported: int, skipped: int,
-                     floor: range, most_roof: int) -> None:  # fmt: skip
+)
+def test_real_tables(
+    tmp_path: Path, shared: Path, name: str, kinds: set[str], imported: int, skipped: int, floor: range, most_roof: int
+) -> None:
     path = shared / "measured" / "kernel_tables" / f"{name}.parquet"
     if imported > 10_000:  # every eighth row is enough
         whole = importlib.import_module("pyarrow.parquet").read_table(path)
@@ -208,7 +265,10 @@ def test_from_python(tmp_path: Path) -> None:
     path = table(tmp_path / "gemm_perf.csv", gemm())
     assert profile(tables=str(path), output=str(output), say=said.append)["imported"] == 1 and said
     assert "m=1 n=64 k=64" in output.read_text()
-    for words, sentence in (({}, "not nothing"), ({"model": "llama-3.1-8b", "kernels": True}, "not a model and kern"),
-                            ({"tables": str(path), "repeat": 5}, "repeat belongs to the layers of a mod")):  # fmt: skip
+    for words, sentence in (
+        ({}, "not nothing"),
+        ({"model": "llama-3.1-8b", "kernels": True}, "not a model and kern"),
+        ({"tables": str(path), "repeat": 5}, "repeat belongs to the layers of a mod"),
+    ):
         with pytest.raises(BadValue, match=sentence):
             profile(**words)

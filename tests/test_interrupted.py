@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from conftest import Ran
 
-from inferometer.serving import service
+from inferometer.serving import deployment_run
 from inferometer.serving.capacity import Capacity, find_capacity
 from inferometer.serving.outcome import Interrupted, Outcome
 from inferometer.serving.simulate import simulate
@@ -43,8 +43,9 @@ def stopped(process: subprocess.Popen[str]) -> tuple[str, str]:
 def cut(args: list[str], enough: Callable[[str], bool]) -> tuple[str, str]:
     """What a run says that is sent SIGINT: later and later, until it had something to show by then."""
     for patience in (1.5, 3.0, 6.0, 12.0, 24.0):
-        process = subprocess.Popen([sys.executable, "-m", "inferometer", *args], stdout=subprocess.PIPE,
-                                   stderr=subprocess.PIPE, text=True)  # fmt: skip
+        process = subprocess.Popen(
+            [sys.executable, "-m", "inferometer", *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
         time.sleep(patience)
         out, err = stopped(process)
         if "Exception ignored" not in err and enough(err):
@@ -56,9 +57,24 @@ def cut(args: list[str], enough: Callable[[str], bool]) -> tuple[str, str]:
 def test_simulate_keeps_the_requests_that_had_ended(tmp_path: Path) -> None:
     rows = tmp_path / "rows.csv"
     rows.write_text("what was there before")
-    out, err = cut(["simulate", MODEL, "--num-prompts", str(MANY), "--request-rate", "20", "--input-len", "100",
-                    "--output-len", "3", "--requests-out", str(rows), "--json"], lambda _: "before" not in
-                   rows.read_text()[:30])  # fmt: skip
+    out, err = cut(
+        [
+            "simulate",
+            MODEL,
+            "--num-prompts",
+            str(MANY),
+            "--request-rate",
+            "20",
+            "--input-len",
+            "100",
+            "--output-len",
+            "3",
+            "--requests-out",
+            str(rows),
+            "--json",
+        ],
+        lambda _: "before" not in rows.read_text()[:30],
+    )
     with rows.open(newline="") as file:
         found = list(csv.DictReader(file))
     assert out == "" and {row["status"] for row in found} == {"done"} and 0 < len(found) < MANY
@@ -68,9 +84,25 @@ def test_simulate_keeps_the_requests_that_had_ended(tmp_path: Path) -> None:
 
 
 def test_find_capacity_prints_the_rates_that_were_tried() -> None:
-    out, err = cut(["simulate", MODEL, "--num-prompts", "60000", "--input-len", "100", "--output-len", "30",
-                    "--find-capacity", "--goodput", "ttft:30", "--jobs", "1", "--json"],
-                   lambda err: "interrupted: 0" not in err and "interrupted" in err)  # fmt: skip
+    out, err = cut(
+        [
+            "simulate",
+            MODEL,
+            "--num-prompts",
+            "60000",
+            "--input-len",
+            "100",
+            "--output-len",
+            "30",
+            "--find-capacity",
+            "--goodput",
+            "ttft:30",
+            "--jobs",
+            "1",
+            "--json",
+        ],
+        lambda err: "interrupted: 0" not in err and "interrupted" in err,
+    )
     found = json.loads(out)
     assert found["interrupted"] is True and found["tried"] and "completed" not in found
     assert err == f"interrupted: {len(found['tried'])} rates were tried, and the search was not over\n"
@@ -115,7 +147,7 @@ def test_where_nothing_had_ended_the_file_stays(run: Command, tmp_path: Path, mo
     def stopped(*args: object) -> NoReturn:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(service, "_run", stopped)
+    monkeypatch.setattr(deployment_run, "_run", stopped)
     kept = tmp_path / "kept.csv"
     kept.write_text("mine")
     ran = run("simulate", MODEL, "--num-prompts", "5", "--requests-out", str(kept))

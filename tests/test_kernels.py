@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from inferometer import catalog
-from inferometer.measure import clock, grid, machine
-from inferometer.measure.kernels import CASES, Bench, Library, Missing, Ready, bench, links
+from inferometer.profiling import machine, shapes, timer
+from inferometer.profiling.microbenchmarks import CASES, Bench, Library, Missing, Ready, nccl, runner
+from inferometer.specs import catalog
 
 
 @pytest.fixture(scope="module")
@@ -82,10 +82,9 @@ ATTENTION = [
     ("prefill_attention", {"seqs": 2, "heads": 4, "kv_heads": 2, "head_dim": 16, "new": 7, "context": 7}),
     ("prefill_attention", {"seqs": 2, "heads": 4, "kv_heads": 4, "head_dim": 96, "new": 3, "context": 8}),
     ("prefill_attention", {"seqs": 1, "heads": 2, "kv_heads": 1, "head_dim": 16, "new": 5, "context": 9, "window": 3}),
-    ("mixed_attention",
-     {"new": 4, "cached": 3, "seqs": 2, "context": 6, "heads": 4, "kv_heads": 2, "head_dim": 16}),
+    ("mixed_attention", {"new": 4, "cached": 3, "seqs": 2, "context": 6, "heads": 4, "kv_heads": 2, "head_dim": 16}),
     ("mla_prefill", {"seqs": 2, "heads": 2, "new": 3, "context": 5, "qk_dim": 24, "v_dim": 16}),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("number", range(len(ATTENTION)))
@@ -198,7 +197,7 @@ def test_quantised_numbers_come_back(cpu: Bench, dtype: str, more: dict[str, int
 
 
 def test_every_kind_has_a_case_and_its_words_are_the_rows(cpu: Bench) -> None:
-    rows = {(row["kind"], *row): row for row in grid.everything((2,), "gloo")}
+    rows = {(row["kind"], *row): row for row in shapes.everything((2,), "gloo")}
     assert {row["kind"] for row in rows.values()} == set(CASES)
     for row in rows.values():  # a row that a case does not understand would only show on the GPU
         inspect.signature(CASES[row["kind"]]).bind(cpu, **{k: v for k, v in row.items() if k != "kind"})
@@ -259,14 +258,14 @@ def test_without_any_kernel_all_reasons_are_said(cpu: Bench) -> None:
     with pytest.raises(Missing, match="no product in int2"):
         CASES["linear"](cpu, dtype="int2", m=1, n=16, k=16)
     with pytest.raises(ValueError, match="twice"):
-        bench.case("linear")(lambda: None)  # type: ignore[arg-type,return-value]
+        runner.case("linear")(lambda: None)  # type: ignore[arg-type,return-value]
 
 
 def test_buffers_rotate_through_more_than_the_cache(cpu: Bench) -> None:
     where = Bench(cpu.torch, "cpu", Library(), 10_000.0)
     assert len(where.copies("a", 3000, object)) == 4
     assert where.copies("a", 3000, object) is where.copies("a", 3000, object), "kept for the next shape"
-    assert len(where.copies("b", 1e9, object)) == 1 and len(where.copies("c", 1, object)) == bench.MOST_COPIES
+    assert len(where.copies("b", 1e9, object)) == 1 and len(where.copies("c", 1, object)) == runner.MOST_COPIES
     assert machine.rotation({"cache": 50e6}) == 100e6 and machine.rotation({"cache": 0}) > 100e6
 
 
@@ -300,9 +299,9 @@ def test_collectives_say_what_they_need(cpu: Bench) -> None:
     with pytest.raises(Missing, match="not 1 devices"):
         CASES["all_reduce"](cpu, dtype="bf16", bytes=4096, ranks=1, library="gloo")
     where = Bench(cpu.torch, "cpu", Library(), 1e4, deadline=time.monotonic() + 1)
-    with pytest.raises(clock.OutOfTime):  # processes take longer than that to start
+    with pytest.raises(timer.OutOfTime):  # processes take longer than that to start
         CASES["all_reduce"](where, dtype="bf16", bytes=4096, ranks=2, library="gloo")
-    assert not cpu.teams and not where.teams and links.LIBRARY["cuda"] == "nccl"
+    assert not cpu.teams and not where.teams and nccl.LIBRARY["cuda"] == "nccl"
 
 
 def test_a_missing_function_keeps_nobodys_buffers() -> None:

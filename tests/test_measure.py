@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from conftest import command
 
-from inferometer import catalog
-from inferometer.errors import BadFile, BadValue, UnknownName
-from inferometer.measure import campaign, clock, grid, limits, machine, progress, run, sheet
-from inferometer.measure.kernels import CASES, Bench, Library, Ready
+from inferometer.base.errors import BadFile, BadValue, UnknownName
+from inferometer.profiling import campaign, limits, machine, profile_csv, shapes, timer
+from inferometer.profiling.microbenchmarks import CASES, Bench, Library, Ready
+from inferometer.specs import catalog
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 needs_torch = pytest.mark.skipif(not HAS_TORCH, reason="PyTorch is not installed")
@@ -53,33 +53,33 @@ class Clock:
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(clock, "time", made)
-    monkeypatch.setattr(run, "time", made)
+    monkeypatch.setattr(timer, "time", made)
+    monkeypatch.setattr(campaign, "time", made)
     return made
 
 
 def test_the_clock_takes_the_median(watch: Clock) -> None:
     odd = watch.work(0.09, 0.01, 0.5, 0.02, 0.03, 0.0, 0.7, 0.04)  # one to warm up, then seven
-    assert clock.seconds(None, [odd], "cpu") == pytest.approx(0.03)
-    assert watch.calls == 1 + clock.REPLAYS
+    assert timer.seconds(None, [odd], "cpu") == pytest.approx(0.03)
+    assert watch.calls == 1 + timer.REPLAYS
     watch.calls = 0
-    assert clock.seconds(None, [watch.work(2.0, 1.0, 9.0, 3.0)], "cpu") == pytest.approx(3.0)
-    assert watch.calls == 1 + clock.ENOUGH, "of long ones fewer are enough"
+    assert timer.seconds(None, [watch.work(2.0, 1.0, 9.0, 3.0)], "cpu") == pytest.approx(3.0)
+    assert watch.calls == 1 + timer.ENOUGH, "of long ones fewer are enough"
     quick = [watch.work(1e-3) for _ in range(64)]
     watch.calls = 0
-    assert clock.seconds(None, quick, "cpu") == pytest.approx(1e-3)
-    assert watch.calls == 1 + clock.REPLAYS * 20, "20 ms are timed together"
+    assert timer.seconds(None, quick, "cpu") == pytest.approx(1e-3)
+    assert watch.calls == 1 + timer.REPLAYS * 20, "20 ms are timed together"
 
 
 def test_the_clock_stops_in_time(watch: Clock) -> None:
     for within, calls in ((0.0, 0), (0.5, 1), (1.5, 2), (2.5, 3)):  # no time; none to replay; too few for a median
         watch.calls = 0
-        with pytest.raises(clock.OutOfTime):
-            clock.seconds(None, [watch.work(1.0)], "cpu", deadline=watch.now + within)
+        with pytest.raises(timer.OutOfTime):
+            timer.seconds(None, [watch.work(1.0)], "cpu", deadline=watch.now + within)
         assert watch.calls == calls
     watch.calls = 0
-    assert clock.seconds(None, [watch.work(1.0)], "cpu", deadline=watch.now + 3.5) == 1.0
-    assert clock.seconds(None, [watch.work(0.09)], "cpu", deadline=watch.now + 0.4) == pytest.approx(0.09)
+    assert timer.seconds(None, [watch.work(1.0)], "cpu", deadline=watch.now + 3.5) == 1.0
+    assert timer.seconds(None, [watch.work(0.09)], "cpu", deadline=watch.now + 0.4) == pytest.approx(0.09)
     assert watch.calls == 4 + 5, "those that the time allows are enough"
 
 
@@ -118,13 +118,13 @@ class Cuda:
 
 def test_graphs_are_replayed_and_divided(watch: Clock) -> None:
     torch = Cuda(watch)
-    assert clock.seconds(torch, [watch.work(1e-4) for _ in range(4)]) == pytest.approx(1e-4)
+    assert timer.seconds(torch, [watch.work(1e-4) for _ in range(4)]) == pytest.approx(1e-4)
     assert torch.captured == 16, "four rounds of four calls fill the pass"
     torch.captured = 0
-    assert clock.seconds(torch, [watch.work(0.5), watch.work(1.5)]) == pytest.approx(1.0)
+    assert timer.seconds(torch, [watch.work(0.5), watch.work(1.5)]) == pytest.approx(1.0)
     assert torch.captured == 2, "long calls are captured once"
-    with pytest.raises(clock.OutOfTime):
-        clock.seconds(torch, [watch.work(1.0)], deadline=watch.now + 1.5)
+    with pytest.raises(timer.OutOfTime):
+        timer.seconds(torch, [watch.work(1.0)], deadline=watch.now + 1.5)
     torch._sleep = lambda cycles: watch.work(3e-6)()  # type: ignore[attr-defined]
     torch.captured = 0
     ready = CASES["graph_replay"](Bench(torch, "cuda", Library(), 1e4), dtype="bf16", kernels=16)
@@ -148,8 +148,8 @@ class Counted:
 @pytest.fixture
 def clocked(monkeypatch: pytest.MonkeyPatch) -> Counted:
     counted = Counted()
-    monkeypatch.setattr(clock, "seconds", counted)
-    monkeypatch.setattr(run, "bench", lambda device: Bench(None, "cpu", Library(), 1e4))
+    monkeypatch.setattr(timer, "seconds", counted)
+    monkeypatch.setattr(campaign, "bench", lambda device: Bench(None, "cpu", Library(), 1e4))
     monkeypatch.setitem(CASES, "linear", lambda bench, **shape: _fails_at_four(**shape))
     return counted
 
@@ -166,79 +166,82 @@ def quiet(line: str) -> None:
 
 def test_a_campaign_goes_on_where_it_stopped(tmp_path: Path, clocked: Counted) -> None:
     path, said = tmp_path / "k.csv", list[str]()
-    assert run.measure(ROWS[:1], path, budget=60, say=quiet).measured == 1
-    outcome = run.measure([*ROWS, {**ROWS[2], "n": 128}], path, budget=60, say=said.append)
+    assert campaign.measure(ROWS[:1], path, budget=60, say=quiet).measured == 1
+    outcome = campaign.measure([*ROWS, {**ROWS[2], "n": 128}], path, budget=60, say=said.append)
     assert outcome.counts == {"measured": 1, "kept": 1, "failed": 2, "refused": 0, "left": 0}
     assert outcome.reasons == {"linear bf16: RuntimeError: no kernel for this shape": 2}
     assert said == ["linear bf16 m=4 n=64 k=32: RuntimeError: no kernel for this shape"], "one reason is said once"
     assert clocked.timed == 2
-    assert list(run.done(path)) == [("linear", "bf16", "m=1 n=64 k=32"), ("linear", "bf16", "m=2 n=64 k=32")]
+    assert list(campaign.done(path)) == [("linear", "bf16", "m=1 n=64 k=32"), ("linear", "bf16", "m=2 n=64 k=32")]
 
 
 def test_figures_beyond_the_roof_are_refused(tmp_path: Path, clocked: Counted) -> None:
     path, said = tmp_path / "k.csv", list[str]()
     roof = limits.Limits(H200.memory_bandwidth, H200)
     clocked.seconds = 1e6 / 4.8e12 * 0.9  # 1 MB in less time than 4.8 TB/s allow
-    outcome = run.measure(ROWS[:2], path, budget=60, say=said.append, roof=roof)
+    outcome = campaign.measure(ROWS[:2], path, budget=60, say=said.append, roof=roof)
     assert outcome.counts == {"measured": 0, "kept": 0, "failed": 0, "refused": 2, "left": 0}
-    assert "beyond the roof of 2.08e-07 s" in said[0] and not run.done(path)
+    assert "beyond the roof of 2.08e-07 s" in said[0] and not campaign.done(path)
     clocked.seconds = 1e6 / 4.8e12
-    assert run.measure(ROWS[:2], path, budget=60, say=quiet, roof=roof).measured == 2
+    assert campaign.measure(ROWS[:2], path, budget=60, say=quiet, roof=roof).measured == 2
 
 
 def test_a_campaign_without_time_measures_nothing(tmp_path: Path, clocked: Counted) -> None:
-    assert run.measure(ROWS, tmp_path / "k.csv", budget=-1, say=quiet).left == 3
+    assert campaign.measure(ROWS, tmp_path / "k.csv", budget=-1, say=quiet).left == 3
     assert clocked.timed == 0
 
 
-def test_long_shapes_wait_and_those_that_do_not_fit_are_left(tmp_path: Path, clocked: Counted, watch: Clock,
-                                                              monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_long_shapes_wait_and_those_that_do_not_fit_are_left(
+    tmp_path: Path, clocked: Counted, watch: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def slow(torch: Any, calls: Any, device: str, deadline: float) -> float:
         watch.now += 1.0
         return 0.01
 
-    monkeypatch.setattr(clock, "seconds", slow)
+    monkeypatch.setattr(timer, "seconds", slow)
     long, huge = ({**ROWS[0], "n": 64 * times, "k": 32 * times} for times in (4, 100))  # 16 and 10,000 times the work
     rows, path = [ROWS[0], long, huge, *ROWS[:2]], tmp_path / "k.csv"
-    outcome = run.measure(rows, path, budget=10, say=quiet)
+    outcome = campaign.measure(rows, path, budget=10, say=quiet)
     assert outcome.counts == {"measured": 3, "kept": 1, "failed": 0, "refused": 0, "left": 1}
-    assert [shape for _, _, shape in run.done(path)] == ["m=1 n=64 k=32", "m=2 n=64 k=32", "m=1 n=256 k=128"]
-    assert run.measure([huge], path, budget=0.5, say=quiet).measured == 1, "nothing is known of its kind"
+    assert [shape for _, _, shape in campaign.done(path)] == ["m=1 n=64 k=32", "m=2 n=64 k=32", "m=1 n=256 k=128"]
+    assert campaign.measure([huge], path, budget=0.5, say=quiet).measured == 1, "nothing is known of its kind"
 
 
 def test_what_is_not_done_says_nothing_about_others() -> None:
-    pace = run.Pace()
+    pace = campaign.Pace()
     copy = {"kind": "copy", "dtype": "bf16", "bytes": 4096}
     product = {"kind": "linear", "dtype": "bf16", "m": 512, "n": 4096, "k": 4096}
     assert pace.expected(product) == 0
     pace.learn(copy, 1e-3)  # 4 KB in a millisecond: nothing is known of FLOPs
-    assert pace.expected(copy) == pytest.approx(run.CALLS * 1e-3)
+    assert pace.expected(copy) == pytest.approx(campaign.CALLS * 1e-3)
     moved = 2 * 4096 * (4096 + 2 * 512)
-    assert pace.expected(product) == pytest.approx(run.CALLS * 1e-3 * moved / 4096)
+    assert pace.expected(product) == pytest.approx(campaign.CALLS * 1e-3 * moved / 4096)
     pace.learn(product, 2e-3)
-    assert pace.expected({**product, "m": 1024}) == pytest.approx(run.CALLS * 4e-3)
+    assert pace.expected({**product, "m": 1024}) == pytest.approx(campaign.CALLS * 4e-3)
     assert pace.expected({"kind": "launch", "dtype": "bf16", "kernels": 64}) == 0
 
 
-def test_time_that_ends_inside_a_shape_leaves_it(tmp_path: Path, clocked: Counted,
-                                                 monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_time_that_ends_inside_a_shape_leaves_it(
+    tmp_path: Path, clocked: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def late(torch: Any, calls: Any, device: str, deadline: float) -> float:
-        raise clock.OutOfTime
+        raise timer.OutOfTime
 
-    monkeypatch.setattr(clock, "seconds", late)
-    assert run.measure(ROWS[:2], tmp_path / "k.csv", budget=60, say=quiet).left == 2
+    monkeypatch.setattr(timer, "seconds", late)
+    assert campaign.measure(ROWS[:2], tmp_path / "k.csv", budget=60, say=quiet).left == 2
 
 
-def test_a_dead_device_ends_the_run_and_keeps_the_rows(tmp_path: Path, clocked: Counted,
-                                                       monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_a_dead_device_ends_the_run_and_keeps_the_rows(
+    tmp_path: Path, clocked: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def dead(bench: Bench) -> None:
         raise RuntimeError("CUDA error: an illegal memory access")
 
     monkeypatch.setattr(Bench, "wait", dead)
     said: list[str] = []
-    outcome = run.measure([ROWS[0], ROWS[2], ROWS[1]], tmp_path / "k.csv", budget=60, say=said.append)
+    outcome = campaign.measure([ROWS[0], ROWS[2], ROWS[1]], tmp_path / "k.csv", budget=60, say=said.append)
     assert outcome.counts == {"measured": 1, "kept": 0, "failed": 1, "refused": 0, "left": 1}
-    assert "stopped answering at linear bf16 m=4" in said[-1] and len(run.done(tmp_path / "k.csv")) == 1
+    assert "stopped answering at linear bf16 m=4" in said[-1] and len(campaign.done(tmp_path / "k.csv")) == 1
 
 
 # ------------------------------------------------------------------ the file
@@ -246,12 +249,12 @@ def test_a_dead_device_ends_the_run_and_keeps_the_rows(tmp_path: Path, clocked: 
 
 def test_half_a_line_is_dropped_and_measured_again(tmp_path: Path, clocked: Counted) -> None:
     path = tmp_path / "k.csv"
-    run.measure(ROWS[:2], path, budget=60, say=quiet)
+    campaign.measure(ROWS[:2], path, budget=60, say=quiet)
     whole = path.read_bytes()
     for cut in range(1, len(whole)):  # wherever a run was cut off
         path.write_bytes(whole[:cut])
-        before = set(run.done(path))
-        outcome = run.measure(ROWS[:2], path, budget=60, say=quiet)
+        before = set(campaign.done(path))
+        outcome = campaign.measure(ROWS[:2], path, budget=60, say=quiet)
         assert outcome.kept == len(before) and outcome.kept + outcome.measured == 2
         assert path.read_bytes() == whole
 
@@ -266,18 +269,18 @@ def test_a_file_of_something_else_is_left_alone(tmp_path: Path) -> None:
     ):
         path.write_text(text)
         with pytest.raises(BadFile, match=words):
-            sheet.Sheet(path)
+            profile_csv.Sheet(path)
         assert path.read_text() == text
     path.write_bytes(b"\xff\xfe\n")
     with pytest.raises(BadFile, match="not text"):
-        sheet.done(path)
+        profile_csv.done(path)
 
 
 def test_old_files_with_other_line_ends_go_on(tmp_path: Path, clocked: Counted) -> None:
     path = tmp_path / "k.csv"
     path.write_bytes(b"kind,dtype,shape,seconds,source\r\nlinear,bf16,m=1 n=64 k=32,1.0e-06,torch\r\n")
-    assert run.measure(ROWS[:2], path, budget=60, say=quiet).counts["kept"] == 1
-    assert len(run.done(path)) == 2
+    assert campaign.measure(ROWS[:2], path, budget=60, say=quiet).counts["kept"] == 1
+    assert len(campaign.done(path)) == 2
 
 
 # ------------------------------------------------------------------ the machine
@@ -314,8 +317,13 @@ def test_clocks_are_what_nvidia_smi_says(tmp_path: Path, monkeypatch: pytest.Mon
     tool.write_text('#!/bin/sh\n[ "$4" = GPU-ab-1 ] && echo "1980, 3201, 1980, 121.5, 700.00, [N/A]"\n')
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert machine.clocks(Torch, "cuda") == {"sm_mhz": 1980.0, "memory_mhz": 3201.0, "max_sm_mhz": 1980.0,
-                                             "watts": 121.5, "limit_watts": 700.0}  # fmt: skip
+    assert machine.clocks(Torch, "cuda") == {
+        "sm_mhz": 1980.0,
+        "memory_mhz": 3201.0,
+        "max_sm_mhz": 1980.0,
+        "watts": 121.5,
+        "limit_watts": 700.0,
+    }
     tool.write_text("#!/bin/sh\nexit 9\n")
     assert machine.clocks(Torch, "cuda") is None
     monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
@@ -329,22 +337,23 @@ def test_clocks_are_what_nvidia_smi_says(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_profile_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, said, kinds = tmp_path / "kernels.csv", list[str](), "norm,launch,linear,graph_replay"
     tiny = [
-        *ROWS, *({"kind": kind, "dtype": "bf16", "kernels": 16} for kind in ("launch", "graph_replay")),
+        *ROWS,
+        *({"kind": kind, "dtype": "bf16", "kernels": 16} for kind in ("launch", "graph_replay")),
         *({"kind": kind, "dtype": "bf16", "m": 4, "n": 64} for kind in ("norm", "sampler")),
         {"kind": "linear", "dtype": "w4a16", "m": 4, "n": 64, "k": 100},
-    ]  # fmt: skip
+    ]
     asked: list[Any] = []
-    monkeypatch.setattr(grid, "everything", lambda *words: asked.append(words) or tiny)
+    monkeypatch.setattr(shapes, "everything", lambda *words: asked.append(words) or tiny)
     counts = campaign.profile_kernels(str(path), "60s", "cpu", said.append, kinds=kinds)
     assert asked == [((2,), "gloo")]
     assert counts == {"measured": 5, "kept": 0, "failed": 2, "refused": 0, "left": 0}
-    found = run.done(path)
+    found = campaign.done(path)
     assert [kind for kind, _, _ in found] == ["linear", "linear", "linear", "launch", "norm"]
     assert all(seconds > 0 for seconds in found.values())
     about = json.loads((tmp_path / "kernels.json").read_text())
     assert about["device"] == machine.processor() and about["kind"] == "cpu" and about["compute_units"] >= 1
     once = about["runs"][0]
-    assert once["counts"] == counts and once["replays"] == clock.REPLAYS and once["began"] <= once["ended"]
+    assert once["counts"] == counts and once["replays"] == timer.REPLAYS and once["began"] <= once["ended"]
     assert once["rotation_bytes"] == machine.rotation(about) and once["kinds"] == sorted(kinds.split(","))
     assert once["reasons"]["graph_replay bf16: a CPU has no CUDA graphs"] == 1 and len(once["reasons"]) == 2
     assert "kernels.json" in said[-1] and "5 measured, 2 failed" in said[-1]
@@ -359,17 +368,17 @@ def test_a_run_that_is_broken_off_has_its_record(tmp_path: Path, monkeypatch: py
     def interrupted(*args: Any) -> float:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(clock, "seconds", interrupted)
+    monkeypatch.setattr(timer, "seconds", interrupted)
     with pytest.raises(KeyboardInterrupt):
         campaign.profile_kernels(str(tmp_path / "k.csv"), "5s", "cpu", quiet, kinds="launch,norm")
     runs = json.loads((tmp_path / "k.json").read_text())["runs"]
-    assert runs[0]["counts"]["measured"] == 3 == len(run.done(tmp_path / "k.csv"))
+    assert runs[0]["counts"]["measured"] == 3 == len(campaign.done(tmp_path / "k.csv"))
 
 
 def test_lines_come_now_and_then(watch: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "time", watch)
+    monkeypatch.setattr(campaign, "time", watch)
     said: list[str] = []
-    tell = progress.lines(said.append)
+    tell = campaign.lines(said.append)
     for later in (0.0, 1.0, 8.5, 1.0, 1.5, 9.0):
         watch.now += later
         tell(7, 1000, f"{watch.now - 100:.0f} of 60 s")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from inferometer import catalog, models
-from inferometer.evaluate import Setup, bound, prepare
-from inferometer.memory import (
+from inferometer.base.symbols import evaluate
+from inferometer.costs.bound_plan import Setup, bound, prepare
+from inferometer.costs.step import Group, Step
+from inferometer.inference.memory import (
     activation_bytes,
     cache_bytes,
     live_peak,
@@ -15,9 +16,9 @@ from inferometer.memory import (
     profiling_step,
     weight_bytes,
 )
-from inferometer.spec import Plan
-from inferometer.steps import Group, Step
-from inferometer.symbols import evaluate
+from inferometer.network import families
+from inferometer.specs import catalog
+from inferometer.specs.structs import Plan
 
 MODELS = [
     "llama-3.1-8b",
@@ -32,7 +33,7 @@ MODELS = [
 
 
 def setup_of(model: str, **plan: object) -> Setup:
-    network = models.build(catalog.model(model).config)
+    network = families.build(catalog.model(model).config)
     return prepare(network, catalog.hardware("h200"), catalog.engine("vllm"), Plan(**plan))  # type: ignore[arg-type]
 
 
@@ -94,7 +95,7 @@ def test_shards_of_the_linears_add_up(model: str, tp: int) -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_weights_in_bf16_are_two_bytes_a_parameter(model: str) -> None:
-    network = models.build(catalog.model(model).config)
+    network = families.build(catalog.model(model).config)
     roles = dict.fromkeys(("attn", "mlp", "experts", "shared", "head", "embed", "router", "vision"), "bf16")
     setup = prepare(network, catalog.hardware("h200"), catalog.engine("vllm"), Plan(), roles=roles)
     assert weight_bytes(setup) == pytest.approx(2 * parameters(network), rel=1e-6)
@@ -111,7 +112,7 @@ def test_caches_grow_and_layers_add_up(model: str) -> None:
 
 @pytest.mark.parametrize("quantization", ["fp8", "fp8-block", "w4a16", "nvfp4", "mxfp4", "int8", "int2"])
 def test_quantised_layers_shrink_and_the_ends_stay(quantization: str) -> None:
-    network = models.build(catalog.model("llama-3.1-8b").config)
+    network = families.build(catalog.model("llama-3.1-8b").config)
     plain = prepare(network, catalog.hardware("h200"), catalog.engine("vllm"), Plan())
     small = prepare(network, catalog.hardware("h200"), catalog.engine("vllm"), Plan(quantization=quantization))
     ends = 2 * 128256 * 4096 * 2 + (2 * 32 + 1) * 4096 * 2

@@ -9,7 +9,7 @@ import pytest
 from conftest import Ran
 from test_bad_input import refused
 
-from inferometer import analyze
+from inferometer.inference import analyze
 
 Run = Callable[..., Ran]
 GQA = '{ block = "gqa", num_attention_heads = 4, num_key_value_heads = 2, head_dim = 16 }'
@@ -61,49 +61,54 @@ def test_experts_windows_and_several_kinds_of_layer(net: Callable[[str], Ran]) -
 
 
 def test_latent_and_recurrent_blocks(net: Callable[[str], Ran]) -> None:
-    mla = ('{ block = "mla", num_attention_heads = 4, q_lora_rank = 0, kv_lora_rank = 32, qk_nope_head_dim = 16, '
-           "qk_rope_head_dim = 8, v_head_dim = 16 }")  # fmt: skip
+    mla = (
+        '{ block = "mla", num_attention_heads = 4, q_lora_rank = 0, kv_lora_rank = 32, qk_nope_head_dim = 16, '
+        "qk_rope_head_dim = 8, v_head_dim = 16 }"
+    )
     sizes = "mamba_num_heads = 4, mamba_head_dim = 32, n_groups = 1, ssm_state_size = 16, conv_kernel = 4"
     mamba = f'{{ block = "mamba2", {sizes} }}'
     found = net(f"{TOP}[[layers]]\nblocks = [{mla}, {MLP}]\n[[layers]]\nblocks = [{mamba}]\n").json
     assert found["feasible"] and found["memory"]["kv_bytes_per_token"] == (32 + 8) * 2
 
 
-@pytest.mark.parametrize(("text", "words"), [
-    ("hidden_size = [", ("net.toml", "TOML")),
-    ("", ("hidden_size",)),
-    (TOP, ("[[layers]]",)),
-    (GOOD.replace("vocab_size = 100", ""), ("vocab_size",)),
-    (f"colour = 1\n{GOOD}", ("colour", "vocab_size")),
-    (GOOD.replace('"gqa"', '"gqx"'), ("gqx", "gqa")),
-    (GOOD.replace('"mlp"', "3"), ("'3'", "mlp")),
-    (GOOD.replace("head_dim", "hed_dim"), ("hed_dim", "head_dim")),
-    (GOOD.replace(", head_dim = 16", ""), ("gqa", "head_dim")),
-    (GOOD.replace("head_dim = 16", "head_dim = 'x'"), ("head_dim", "'x'")),
-    (GOOD.replace("head_dim = 16", "head_dim = -1"), ("head_dim", "-1")),
-    (GOOD.replace("head_dim = 16", "head_dim = 0"), ("head_dim", "0")),
-    (GOOD.replace("head_dim = 16", "head_dim = true"), ("head_dim", "True")),
-    (GOOD.replace("head_dim = 16", "head_dim = [1]"), ("head_dim",)),
-    (GOOD.replace("head_dim = 16", "head_dim = 16, bias = 'x'"), ("bias",)),
-    (GOOD.replace("head_dim = 16", "head_dim = 16, qk_norm = 'zzz'"), ("zzz",)),
-    (GOOD.replace("head_dim = 16", "head_dim = 16, index = 3"), ("index",)),
-    (GOOD.replace("head_dim = 16", "head_dim = 16, span = 'zzz'"), ("span",)),
-    (GOOD.replace("head_dim = 16", "head_dim = 16, window = 0"), ("window",)),
-    (GOOD.replace("intermediate_size = 128", "intermediate_size = 128, window = 8"), ("window", "mlp")),
-    (GOOD.replace("head_dim = 16", "head_dim = 16, hidden_size = 32"), ("hidden_size",)),
-    (GOOD.replace("num_key_value_heads = 2", "num_key_value_heads = 3"), ("num_key_value_heads",)),
-    (GOOD.replace("repeat = 3", "repeat = 0"), ("repeat",)),
-    (GOOD.replace("repeat = 3", "repeat = 'x'"), ("repeat", "'x'")),
-    (GOOD.replace("repeat = 3", "repeat = 100000000"), ("10,000",)),
-    (GOOD.replace("repeat", "repeet"), ("repeet", "repeat")),
-    (f"{TOP}layers = 3\n", ("layers",)),
-    (f"{TOP}layers = [3]\n", ("layers 1",)),
-    (f"{TOP}[[layers]]\nblocks = []\n", ("layers 1", "blocks")),
-    (f"{TOP}[[layers]]\nblocks = ['gqa']\n", ("layers 1", "block")),
-    (f"{TOP}[[layers]]\nblocks = [{{ intermediate_size = 8 }}]\n", ("layers 1", "block")),
-    ("config = 3\n", ("config",)),
-    ("[config]\n", ("net.toml", "empty")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("hidden_size = [", ("net.toml", "TOML")),
+        ("", ("hidden_size",)),
+        (TOP, ("[[layers]]",)),
+        (GOOD.replace("vocab_size = 100", ""), ("vocab_size",)),
+        (f"colour = 1\n{GOOD}", ("colour", "vocab_size")),
+        (GOOD.replace('"gqa"', '"gqx"'), ("gqx", "gqa")),
+        (GOOD.replace('"mlp"', "3"), ("'3'", "mlp")),
+        (GOOD.replace("head_dim", "hed_dim"), ("hed_dim", "head_dim")),
+        (GOOD.replace(", head_dim = 16", ""), ("gqa", "head_dim")),
+        (GOOD.replace("head_dim = 16", "head_dim = 'x'"), ("head_dim", "'x'")),
+        (GOOD.replace("head_dim = 16", "head_dim = -1"), ("head_dim", "-1")),
+        (GOOD.replace("head_dim = 16", "head_dim = 0"), ("head_dim", "0")),
+        (GOOD.replace("head_dim = 16", "head_dim = true"), ("head_dim", "True")),
+        (GOOD.replace("head_dim = 16", "head_dim = [1]"), ("head_dim",)),
+        (GOOD.replace("head_dim = 16", "head_dim = 16, bias = 'x'"), ("bias",)),
+        (GOOD.replace("head_dim = 16", "head_dim = 16, qk_norm = 'zzz'"), ("zzz",)),
+        (GOOD.replace("head_dim = 16", "head_dim = 16, index = 3"), ("index",)),
+        (GOOD.replace("head_dim = 16", "head_dim = 16, span = 'zzz'"), ("span",)),
+        (GOOD.replace("head_dim = 16", "head_dim = 16, window = 0"), ("window",)),
+        (GOOD.replace("intermediate_size = 128", "intermediate_size = 128, window = 8"), ("window", "mlp")),
+        (GOOD.replace("head_dim = 16", "head_dim = 16, hidden_size = 32"), ("hidden_size",)),
+        (GOOD.replace("num_key_value_heads = 2", "num_key_value_heads = 3"), ("num_key_value_heads",)),
+        (GOOD.replace("repeat = 3", "repeat = 0"), ("repeat",)),
+        (GOOD.replace("repeat = 3", "repeat = 'x'"), ("repeat", "'x'")),
+        (GOOD.replace("repeat = 3", "repeat = 100000000"), ("10,000",)),
+        (GOOD.replace("repeat", "repeet"), ("repeet", "repeat")),
+        (f"{TOP}layers = 3\n", ("layers",)),
+        (f"{TOP}layers = [3]\n", ("layers 1",)),
+        (f"{TOP}[[layers]]\nblocks = []\n", ("layers 1", "blocks")),
+        (f"{TOP}[[layers]]\nblocks = ['gqa']\n", ("layers 1", "block")),
+        (f"{TOP}[[layers]]\nblocks = [{{ intermediate_size = 8 }}]\n", ("layers 1", "block")),
+        ("config = 3\n", ("config",)),
+        ("[config]\n", ("net.toml", "empty")),
+    ],
+)
 def test_what_is_wrong_is_said(net: Callable[[str], Ran], text: str, words: tuple[str, ...]) -> None:
     refused(net(text), *words)
 

@@ -9,12 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import inferometer
-from inferometer import catalog, memory, models, numerics, parallel
-from inferometer.cost import weight_sum
-from inferometer.evaluate import Setup, bound, prepare, stages, step_rows, step_seconds
-from inferometer.spec import Plan
-from inferometer.steps import Group, Step
-from inferometer.symbols import evaluate
+from inferometer.base.symbols import evaluate
+from inferometer.costs import parallelism, precision
+from inferometer.costs.bound_plan import Setup, bound, prepare, stages, step_rows, step_seconds
+from inferometer.costs.roofline import weight_sum
+from inferometer.costs.step import Group, Step
+from inferometer.inference import memory
+from inferometer.network import families
+from inferometer.specs import catalog
+from inferometer.specs.structs import Plan
 
 NAMES = [
     "llama-3.1-8b",
@@ -28,9 +31,14 @@ DECODE, PREFILL = Step((Group(64, 1, 2000, 1, True),)), Step((Group(4, 1024, 0),
 
 
 def setup(name: str, gpu: str = "h200", engine: str = "vllm", **plan: Any) -> Setup:
-    model = models.build(catalog.model(name).config)
-    return prepare(model, catalog.hardware(gpu), catalog.engine(engine), Plan(**plan),
-                   roles=numerics.by_role(model, "bf16", "bf16"))  # fmt: skip
+    model = families.build(catalog.model(name).config)
+    return prepare(
+        model,
+        catalog.hardware(gpu),
+        catalog.engine(engine),
+        Plan(**plan),
+        roles=precision.by_role(model, "bf16", "bf16"),
+    )
 
 
 def flops(s: Setup, step: Step) -> float:
@@ -41,8 +49,15 @@ def flops(s: Setup, step: Step) -> float:
 @pytest.mark.parametrize("step", [DECODE, PREFILL], ids=["decode", "prefill"])
 def test_size_one_is_the_single_gpu(name: str, step: Step) -> None:
     alone = setup(name)
-    same = setup(name, tensor_parallel_size=1, pipeline_parallel_size=1, data_parallel_size=1,
-                 enable_expert_parallel=True, sequence_parallel=True, decode_context_parallel_size=1)  # fmt: skip
+    same = setup(
+        name,
+        tensor_parallel_size=1,
+        pipeline_parallel_size=1,
+        data_parallel_size=1,
+        enable_expert_parallel=True,
+        sequence_parallel=True,
+        decode_context_parallel_size=1,
+    )
     assert step_seconds(alone, step) == step_seconds(same, step)
     assert memory.weight_bytes(alone) == memory.weight_bytes(same)
     assert not any(row.work["sent"] for row in step_rows(alone, step))
@@ -85,7 +100,7 @@ def _experts(s: Setup) -> float:
 @pytest.mark.parametrize("pp", [2, 3, 5])
 def test_pipeline_stages_hold_every_layer_once(name: str, pp: int) -> None:
     s = setup(name)
-    parts = parallel.stages(s.model, pp)
+    parts = parallelism.stages(s.model, pp)
     layers = sorted(i for part in parts for b in part.blocks if b.stage == "layer" for i in b.layers)
     assert layers == list(range(s.model.num_layers))
     assert sum(weight_sum(p.blocks, s.env, "stored") for p in parts) == pytest.approx(memory.weight_bytes(s))
@@ -98,8 +113,11 @@ def test_pipeline_stages_hold_every_layer_once(name: str, pp: int) -> None:
 @pytest.mark.parametrize("step", [DECODE, PREFILL], ids=["decode", "prefill"])
 def test_flops_are_conserved(name: str, step: Step) -> None:
     whole = flops(setup(name), step)
-    for plan in ({"tensor_parallel_size": 4}, {"pipeline_parallel_size": 4}, {"tensor_parallel_size": 2,
-                 "pipeline_parallel_size": 2}):  # fmt: skip
+    for plan in (
+        {"tensor_parallel_size": 4},
+        {"pipeline_parallel_size": 4},
+        {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
+    ):
         s = setup(name, **plan)
         sharded = s.plan.tensor_parallel_size * _sharded(s, step) + _replicated(s, step)
         assert sharded == pytest.approx(whole, rel=1e-9), plan
@@ -108,8 +126,13 @@ def test_flops_are_conserved(name: str, step: Step) -> None:
 def _replicated(s: Setup, step: Step) -> float:
     """FLOPs that every rank repeats: norms, router, sampling."""
     rows = [r for stage in stages(s) for r in step_rows(stage, step)]
-    return float(sum(r.work["flops"] * r.count for r in rows if r.op.kind in ("norm", "sampler") or r.op.name in
-                     ("router", "topk")))  # fmt: skip
+    return float(
+        sum(
+            r.work["flops"] * r.count
+            for r in rows
+            if r.op.kind in ("norm", "sampler") or r.op.name in ("router", "topk")
+        )
+    )
 
 
 def _sharded(s: Setup, step: Step) -> float:
@@ -120,20 +143,34 @@ def _sharded(s: Setup, step: Step) -> float:
 @settings(max_examples=20, deadline=None)
 def test_communication_grows_with_the_group(tp: int, batch: int) -> None:
     step = Step((Group(batch, 1, 500, 1, True),))
-    sent = [sum(r.work["sent"] * r.count for r in step_rows(setup("llama-3.1-8b", tensor_parallel_size=n), step))
-            for n in (1, tp, 2 * tp)]  # fmt: skip
+    sent = [
+        sum(r.work["sent"] * r.count for r in step_rows(setup("llama-3.1-8b", tensor_parallel_size=n), step))
+        for n in (1, tp, 2 * tp)
+    ]
     assert sent[0] == 0 < sent[1] < sent[2]
 
 
 @pytest.mark.parametrize("key", ["links.nvlink.bandwidth", "links.network.bandwidth", "memory_bandwidth", "flops.bf16"])
-@pytest.mark.parametrize("plan", [{"tensor_parallel_size": 8}, {"tensor_parallel_size": 4, "pipeline_parallel_size": 4},
-                                  {"data_parallel_size": 16, "enable_expert_parallel": True}])  # fmt: skip
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {"tensor_parallel_size": 8},
+        {"tensor_parallel_size": 4, "pipeline_parallel_size": 4},
+        {"data_parallel_size": 16, "enable_expert_parallel": True},
+    ],
+)
 def test_better_hardware_is_never_slower(key: str, plan: dict[str, Any]) -> None:
-    figure = {"links.nvlink.bandwidth": 450e9, "links.network.bandwidth": 50e9, "memory_bandwidth": 4.8e12,
-              "flops.bf16": 989.4e12}[key]  # fmt: skip
+    figure = {
+        "links.nvlink.bandwidth": 450e9,
+        "links.network.bandwidth": 50e9,
+        "memory_bandwidth": 4.8e12,
+        "flops.bf16": 989.4e12,
+    }[key]
     for step in (DECODE, PREFILL):
-        slow, fast = (sum(step_seconds(stage, step) for stage in stages(setup("qwen3-30b-a3b", gpu, **plan)))
-                      for gpu in (f"h200:{key}={figure}", f"h200:{key}={figure * 1.5}"))  # fmt: skip
+        slow, fast = (
+            sum(step_seconds(stage, step) for stage in stages(setup("qwen3-30b-a3b", gpu, **plan)))
+            for gpu in (f"h200:{key}={figure}", f"h200:{key}={figure * 1.5}")
+        )
         assert fast <= slow * (1 + 1e-12)
 
 
@@ -164,14 +201,16 @@ def test_illegal_layouts_say_why(words: dict[str, Any], why: str) -> None:
 
 
 def test_deepseek_on_4090s_and_on_h200s_fits_for_the_right_reason() -> None:
-    small = inferometer.analyze("deepseek-v3", gpu="rtx4090", nodes=6, tensor_parallel_size=8, pipeline_parallel_size=6,
-                                quantization="fp8")  # fmt: skip
+    small = inferometer.analyze(
+        "deepseek-v3", gpu="rtx4090", nodes=6, tensor_parallel_size=8, pipeline_parallel_size=6, quantization="fp8"
+    )
     assert small.feasible and small.plan["gpus"] == 48
     assert (
         671e9 / 48 < small.memory.weights_bytes < 671e9 / 48 * 1.25
     )  # an even share, uneven stages, replicated latents
-    wide = inferometer.analyze("deepseek-v3", gpu="h200", nodes=4, data_parallel_size=32, enable_expert_parallel=True,
-                               batch_size=1024)  # fmt: skip
+    wide = inferometer.analyze(
+        "deepseek-v3", gpu="h200", nodes=4, data_parallel_size=32, enable_expert_parallel=True, batch_size=1024
+    )
     assert wide.feasible
     experts = 58 * 256 * 3 * 7168 * 2048 / 32  # bytes in fp8
     assert experts < wide.memory.weights_bytes < experts * 2  # attention, dense layers and embeddings on every GPU
@@ -181,8 +220,14 @@ def test_deepseek_on_4090s_and_on_h200s_fits_for_the_right_reason() -> None:
 
 def test_decode_context_parallel_shares_the_latent_cache() -> None:
     one = inferometer.analyze("deepseek-v3", gpu="h200", tensor_parallel_size=8, input_len=32768, batch_size=16)
-    eight = inferometer.analyze("deepseek-v3", gpu="h200", tensor_parallel_size=8, input_len=32768, batch_size=16,
-                                decode_context_parallel_size=8)  # fmt: skip
+    eight = inferometer.analyze(
+        "deepseek-v3",
+        gpu="h200",
+        tensor_parallel_size=8,
+        input_len=32768,
+        batch_size=16,
+        decode_context_parallel_size=8,
+    )
     assert eight.memory.kv_bytes_per_token == pytest.approx(one.memory.kv_bytes_per_token / 8)
     assert eight.phases["decode"].load_kv_cache == pytest.approx(one.phases["decode"].load_kv_cache / 8)
     assert "context_gather" in {op.name for op in eight.phases["decode"].ops}
@@ -210,8 +255,9 @@ def test_a_draft_model_takes_memory_and_time() -> None:
 
 def test_lora_adds_exactly_its_products() -> None:
     plain = inferometer.analyze("llama-3.1-8b", gpu="h200", batch_size=8)
-    tuned = inferometer.analyze("llama-3.1-8b", gpu="h200", batch_size=8, lora_rank=16, lora_targets="qkv_proj",
-                                lora_adapters=4)  # fmt: skip
+    tuned = inferometer.analyze(
+        "llama-3.1-8b", gpu="h200", batch_size=8, lora_rank=16, lora_targets="qkv_proj", lora_adapters=4
+    )
     per_layer = 16 * (3 * 4096 + 6144)  # q, k and v each have a way down of their own
     more = tuned.phases["decode"].OPs - plain.phases["decode"].OPs
     assert more == pytest.approx(32 * 2 * 8 * per_layer)
@@ -246,8 +292,14 @@ def test_prefix_and_beams_share_what_they_should() -> None:
 
 
 def test_a_mixed_step_costs_more_than_decoding_and_less_than_both_apart() -> None:
-    r = inferometer.analyze("llama-3.1-8b", gpu="h200", batch_size=64, input_len=2048, max_num_batched_tokens=1024,
-                            enable_chunked_prefill=True)  # fmt: skip
+    r = inferometer.analyze(
+        "llama-3.1-8b",
+        gpu="h200",
+        batch_size=64,
+        input_len=2048,
+        max_num_batched_tokens=1024,
+        enable_chunked_prefill=True,
+    )
     mixed, decode = r.phases["mixed"], r.phases["decode"]
     chunk = step_seconds(setup("llama-3.1-8b"), Step((Group(1, 960, 544),)))
     assert decode.seconds < mixed.seconds < decode.seconds + chunk

@@ -7,46 +7,71 @@ from pathlib import Path
 
 import pytest
 
-from inferometer import catalog, models
-from inferometer.memory import parameters, parameters_by_op
+from inferometer.inference.memory import parameters, parameters_by_op
+from inferometer.network import families
+from inferometer.specs import catalog
 
 # billions, by catalogue name; modules for multi-token prediction are stored apart and not counted
 TOTAL = {
-    "llama-2-7b": 6.738, "llama-3.1-8b": 8.030, "llama-3.1-70b": 70.55, "llama-3.1-405b": 405.85,
-    "qwen2-0.5b": 0.494, "qwen2.5-7b": 7.616, "qwen3-0.6b": 0.596, "qwen3-8b": 8.191, "qwen3-14b": 14.77,
-    "qwen3-32b": 32.76, "qwen3-30b-a3b": 30.53, "qwen3-235b-a22b": 235.1, "mixtral-8x7b-v0.1": 46.70,
-    "mixtral-8x22b-v0.1": 140.6, "deepseek-v2-lite": 15.71, "deepseek-v3": 671.0, "gpt-oss-20b": 20.91,
-    "gpt-oss-120b": 116.8, "kimi-k2": 1026, "qwen3-coder-480b-a35b": 480.2, "llama-4-scout-17b-16e": 107.8,
-    "opt-125m": 0.125, "DiT-XL/2": 0.675,
-}  # fmt: skip
+    "llama-2-7b": 6.738,
+    "llama-3.1-8b": 8.030,
+    "llama-3.1-70b": 70.55,
+    "llama-3.1-405b": 405.85,
+    "qwen2-0.5b": 0.494,
+    "qwen2.5-7b": 7.616,
+    "qwen3-0.6b": 0.596,
+    "qwen3-8b": 8.191,
+    "qwen3-14b": 14.77,
+    "qwen3-32b": 32.76,
+    "qwen3-30b-a3b": 30.53,
+    "qwen3-235b-a22b": 235.1,
+    "mixtral-8x7b-v0.1": 46.70,
+    "mixtral-8x22b-v0.1": 140.6,
+    "deepseek-v2-lite": 15.71,
+    "deepseek-v3": 671.0,
+    "gpt-oss-20b": 20.91,
+    "gpt-oss-120b": 116.8,
+    "kimi-k2": 1026,
+    "qwen3-coder-480b-a35b": 480.2,
+    "llama-4-scout-17b-16e": 107.8,
+    "opt-125m": 0.125,
+    "DiT-XL/2": 0.675,
+}
 ACTIVE = {
-    "qwen3-30b-a3b": 3.04, "qwen3-235b-a22b": 21.6, "mixtral-8x7b-v0.1": 12.75, "deepseek-v3": 36.6,
-    "deepseek-v2-lite": 2.45, "gpt-oss-20b": 3.61, "gpt-oss-120b": 5.13,
-}  # fmt: skip
+    "qwen3-30b-a3b": 3.04,
+    "qwen3-235b-a22b": 21.6,
+    "mixtral-8x7b-v0.1": 12.75,
+    "deepseek-v3": 36.6,
+    "deepseek-v2-lite": 2.45,
+    "gpt-oss-20b": 3.61,
+    "gpt-oss-120b": 5.13,
+}
 
 
 @pytest.mark.parametrize("name", TOTAL)
 def test_total(name: str) -> None:
-    model = models.build(catalog.model(name).config)
+    model = families.build(catalog.model(name).config)
     assert parameters(model) / 1e9 == pytest.approx(TOTAL[name], rel=0.01)
     assert sum(parameters_by_op(model).values()) == pytest.approx(parameters(model))
 
 
 @pytest.mark.parametrize("name", ACTIVE)
 def test_active(name: str) -> None:
-    assert parameters(models.build(catalog.model(name).config), "active") / 1e9 == pytest.approx(ACTIVE[name], rel=0.02)
+    assert parameters(families.build(catalog.model(name).config), "active") / 1e9 == pytest.approx(
+        ACTIVE[name], rel=0.02
+    )
 
 
 def test_dense_models_are_active_but_for_their_embedding() -> None:
-    model = models.build(catalog.model("llama-3.1-8b").config)
+    model = families.build(catalog.model("llama-3.1-8b").config)
     assert parameters(model) - parameters(model, "active") == 128256 * 4096
-    tied = models.build(catalog.model("qwen3-0.6b").config)
+    tied = families.build(catalog.model("qwen3-0.6b").config)
     assert parameters(tied) == parameters(tied, "active"), "a tied head multiplies by the embedding's weights"
 
 
 @pytest.mark.parametrize("name", catalog.names("models"))
 def test_every_entry_builds_and_has_the_parameters_it_states(name: str) -> None:
-    model = models.build(catalog.model(name).config, name)
+    model = families.build(catalog.model(name).config, name)
     stated = tomllib.loads((catalog.DATA / "models" / f"{name}.toml").read_text(encoding="utf-8")).get("params")
     assert not model.warnings, model.warnings
     assert parameters(model) > parameters(model, "active") * 0.999 > 0
@@ -58,7 +83,7 @@ def test_every_reference_config_loads_as_its_own_family(shared: Path) -> None:
     files = sorted((shared / "reference" / "hf_configs").glob("*.json"))
     assert len(files) >= 107
     for path in files:
-        model = models.build(catalog.read_json(path), path.name)
+        model = families.build(catalog.read_json(path), path.name)
         assert not model.warnings, (path.name, model.warnings)
         assert parameters(model) > 1e8, path.name
         assert model.num_layers and model.spans, path.name

@@ -11,8 +11,8 @@ import peers
 import pytest
 from peers import QKV, UP, Ledger, differences, elements, genz, llm_viewer, rows, total
 
-from inferometer import analyze
 from inferometer.cli import main
+from inferometer.inference import analyze
 
 PAGE = peers.ROOT / "docs" / "compared.md"
 NAMES = {"llm_viewer": "LLM-Viewer", "llm_profiler": "llm_profiler", "llm_analysis": "llm-analysis", "genz": "GenZ"}
@@ -49,8 +49,15 @@ def test_collectives() -> None:
 
 def test_the_sample_that_users_know() -> None:
     """llava-onevision-qwen2-0.5b-ov on A100, prompt 2048, 16 bit, no FlashAttention, from the shipped catalogue."""
-    report = analyze("llava-onevision-qwen2-0.5b-ov", gpu="nvidia_A100", engine="roofline", attention="eager",
-                     dtype="fp16", input_len=2048, output_len=2)  # fmt: skip
+    report = analyze(
+        "llava-onevision-qwen2-0.5b-ov",
+        gpu="nvidia_A100",
+        engine="roofline",
+        attention="eager",
+        dtype="fp16",
+        input_len=2048,
+        output_len=2,
+    )
     decode = report.phases["decode"]
     biases = 24 * (896 + 2 * 128) * 2
     assert elements(rows(decode, *LINEARS)) * 2 == 715_653_120

@@ -11,17 +11,25 @@ from typing import Any
 
 import msgspec
 import pytest
+from inferometer.views.plots.canvas import Scene, bounds, tint
+from inferometer.views.plots.roofline.roofline import (
+    bars,
+    distribution,
+    memory,
+    parameters_by_op,
+    roofline,
+    roofs,
+    write_plots,
+)
+from inferometer.views.plots.structure import structure
+from inferometer.views.plots.wiring import ENTRY, EXIT, Part, shown, wire
 
-from inferometer.analyze import report_of
-from inferometer.errors import BadFile, BadValue
-from inferometer.graph import Model
-from inferometer.memory import parameters
-from inferometer.report import Report
-from inferometer.request import request
-from inferometer.views.canvas import Scene, bounds, tint
-from inferometer.views.plots import bars, distribution, memory, parameters_by_op, roofline, roofs, write_plots
-from inferometer.views.structure import structure
-from inferometer.views.wiring import ENTRY, EXIT, Part, shown, wire
+from inferometer.base.errors import BadFile, BadValue
+from inferometer.inference.analyze import report_of
+from inferometer.inference.memory import parameters
+from inferometer.inference.report import Report
+from inferometer.inference.request import request
+from inferometer.network.graph import Model
 
 PNG = b"\x89PNG\r\n\x1a\n"
 PLANS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -71,9 +79,15 @@ def test_every_picture_is_written_and_whole(tmp_path: Path) -> None:
     files = write_plots(report, tmp_path / "new" / "folder", model)
     names = {f.name for f in files}
     assert names == {
-        "distribution_prefill.png", "distribution_decode.png", "roofline.png", "memory.png", "structure_prefill.svg",
-        "structure_prefill.png", "structure_decode.svg", "structure_decode.png",
-    }  # fmt: skip
+        "distribution_prefill.png",
+        "distribution_decode.png",
+        "roofline.png",
+        "memory.png",
+        "structure_prefill.svg",
+        "structure_prefill.png",
+        "structure_decode.svg",
+        "structure_decode.png",
+    }
     assert {f.name for f in (tmp_path / "new" / "folder").iterdir()} == names  # no temporary file is left
     for file in files:
         data = file.read_bytes()
@@ -181,8 +195,9 @@ def test_a_parallel_block_has_one_residual_connection() -> None:
     wiring, at = wire(layer), {name: places[0] for name, places in named(layer).items()}
     assert len([e for e in wiring.edges if e.residual]) == 1
     assert {e.end for e in wiring.edges if e.start == ENTRY and not e.residual} == {
-        at["input_layernorm"], at["post_attention_layernorm"],
-    }  # fmt: skip
+        at["input_layernorm"],
+        at["post_attention_layernorm"],
+    }
 
 
 def test_a_hybrid_shows_each_kind_of_layer_once() -> None:

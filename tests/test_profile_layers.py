@@ -16,28 +16,56 @@ from conftest import Ran, command
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferometer import catalog
-from inferometer import models as inferometer_models
-from inferometer.errors import BadFile, BadValue
-from inferometer.measure import calibrate, hf, layers
-from inferometer.measure.layer_rows import HEAD, LayerRows, Length
-from inferometer.measure.lengths import coarse_first, lengths, planned
-from inferometer.measure.parts import KNOWN, Parts, part_name
-from inferometer.measure.stopwatch import KernelClock, WallClock, kernel_seconds
-from inferometer.memory import parameters
+from inferometer.base.errors import BadFile, BadValue
+from inferometer.inference.memory import parameters
+from inferometer.network import families as inferometer_models
+from inferometer.profiling import hf, layers, scaling_factors
+from inferometer.profiling.layer_csv import HEAD, LayerRows, Length, coarse_first, lengths, planned
+from inferometer.profiling.parts import KNOWN, Parts, part_name
+from inferometer.profiling.timer import KernelClock, WallClock, kernel_seconds
+from inferometer.specs import catalog
 
-SIZES: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "vocab_size": 96,
-                         "num_key_value_heads": 2, "max_position_embeddings": 64}  # fmt: skip
+SIZES: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "vocab_size": 96,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
 EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {**SIZES, "num_hidden_layers": 3, "torch_dtype": "bfloat16"},
     "mixtral": {**SIZES, **EXPERTS, "num_hidden_layers": 2, "num_local_experts": 4},
-    "qwen3_moe": {**SIZES, **EXPERTS, "num_hidden_layers": 4, "num_experts": 4, "moe_intermediate_size": 16,
-                  "head_dim": 8, "mlp_only_layers": [0], "quantization_config": {"quant_method": "fp8"}},
+    "qwen3_moe": {
+        **SIZES,
+        **EXPERTS,
+        "num_hidden_layers": 4,
+        "num_experts": 4,
+        "moe_intermediate_size": 16,
+        "head_dim": 8,
+        "mlp_only_layers": [0],
+        "quantization_config": {"quant_method": "fp8"},
+    },
     "opt": {**SIZES, "num_hidden_layers": 2, "ffn_dim": 48, "word_embed_proj_dim": 32},
-}  # fmt: skip
-LLAMA = {"embedding", "input_layernorm", "q_proj", "k_proj", "v_proj", "rope", "attn", "o_proj", "post_layernorm",
-         "gate_proj", "up_proj", "act_fn", "down_proj", "final_layernorm", "lm_head"}  # fmt: skip
+}
+LLAMA = {
+    "embedding",
+    "input_layernorm",
+    "q_proj",
+    "k_proj",
+    "v_proj",
+    "rope",
+    "attn",
+    "o_proj",
+    "post_layernorm",
+    "gate_proj",
+    "up_proj",
+    "act_fn",
+    "down_proj",
+    "final_layernorm",
+    "lm_head",
+}
 ROUTED = LLAMA - {"gate_proj", "up_proj", "down_proj"} | {"gate", "expert.w1", "expert.w2", "expert.w3"}
 _SPLIT = {"qk_matmul", "softmax", "sv_matmul", "fc1", "fc2"}
 OPT = LLAMA - {"gate_proj", "up_proj", "down_proj", "rope", "attn"} | _SPLIT
@@ -119,15 +147,25 @@ def test_a_device_gives_the_folder_its_name() -> None:
 # ------------------------------------------------------------------ names and clocks
 
 
-@pytest.mark.parametrize(("path", "name"), [
-    ("model.layers.11.self_attn.out_proj", "o_proj"), ("model.decoder.layers.0.final_layer_norm", "post_layernorm"),
-    ("model.decoder.final_layer_norm", "final_layernorm"), ("model.norm", "final_layernorm"),
-    ("model.layers.0.mlp.experts.3.w2", "expert.w2"), ("model.layers.0.mlp.experts.0.up_proj", "expert.w3"),
-    ("model.layers.2.mlp.experts.act_fn", "act_fn"), ("transformer.h.0.attn.c_proj", "o_proj"),
-    ("transformer.h.0.mlp.c_proj", "fc2"), ("model.layers.0.mlp.shared_experts.up_proj", "shared_experts.up_proj"),
-    ("model.layers.0.mlp.shared_expert_gate", "shared_expert_gate"), ("model.layers.0.self_attn.q_norm", "q_norm"),
-    ("model.layers.5.mlp.router", "gate"), ("model.rotary_emb", "rotary_emb"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("model.layers.11.self_attn.out_proj", "o_proj"),
+        ("model.decoder.layers.0.final_layer_norm", "post_layernorm"),
+        ("model.decoder.final_layer_norm", "final_layernorm"),
+        ("model.norm", "final_layernorm"),
+        ("model.layers.0.mlp.experts.3.w2", "expert.w2"),
+        ("model.layers.0.mlp.experts.0.up_proj", "expert.w3"),
+        ("model.layers.2.mlp.experts.act_fn", "act_fn"),
+        ("transformer.h.0.attn.c_proj", "o_proj"),
+        ("transformer.h.0.mlp.c_proj", "fc2"),
+        ("model.layers.0.mlp.shared_experts.up_proj", "shared_experts.up_proj"),
+        ("model.layers.0.mlp.shared_expert_gate", "shared_expert_gate"),
+        ("model.layers.0.self_attn.q_norm", "q_norm"),
+        ("model.layers.5.mlp.router", "gate"),
+        ("model.rotary_emb", "rotary_emb"),
+    ],
+)
 def test_names_of_modules(path: str, name: str) -> None:
     assert part_name(path) == name
 
@@ -144,12 +182,20 @@ def test_kernels_belong_to_the_part_that_launched_them() -> None:
     events = [
         {"ph": "M", "name": "process_name", "args": {"name": "python"}},
         *launch(1, 5, 100),  # before the pass: filling the cache
-        mark("forward", 10, 80), mark("expert.dispatch", 20, 30), mark("act_fn", 30, 10), mark("q_proj", 60, 5),
-        *launch(2, 22, 3.0), *launch(3, 31, 4.5), *launch(4, 45, 1.0, "gpu_memset"),  # around the inner part, and in it
+        mark("forward", 10, 80),
+        mark("expert.dispatch", 20, 30),
+        mark("act_fn", 30, 10),
+        mark("q_proj", 60, 5),
+        *launch(2, 22, 3.0),
+        *launch(3, 31, 4.5),
+        *launch(4, 45, 1.0, "gpu_memset"),  # around the inner part, and in it
         *launch(5, 55, 50),  # between parts: a residual
-        mark("forward", 100, 50), mark("q_proj", 110, 20), *launch(6, 111, 7.0), *launch(7, 129, 0.5),
+        mark("forward", 100, 50),
+        mark("q_proj", 110, 20),
+        *launch(6, 111, 7.0),
+        *launch(7, 129, 0.5),
         {"ph": "X", "cat": "gpu_user_annotation", "name": "inferometer/q_proj", "ts": 2e4, "dur": 9, "args": {}},
-    ]  # fmt: skip
+    ]
     first, second = kernel_seconds(json.dumps({"traceEvents": events}).encode())
     assert first == pytest.approx({"expert.dispatch": 4e-6, "act_fn": 4.5e-6, "q_proj": 0.0})
     assert second == pytest.approx({"q_proj": 7.5e-6})
@@ -192,13 +238,18 @@ def build(models: Path, kind: str, number: int) -> hf.Built:
     return hf.build(hf.checkpoint(str(models / kind)), number, "cpu")
 
 
-@pytest.mark.parametrize(("kind", "number", "expected", "own"), [
-    ("llama", 3, LLAMA, {"rotary_emb"}), ("mixtral", 2, ROUTED, {"rotary_emb", "expert.dispatch"}),
-    ("qwen3_moe", 3, ROUTED | LLAMA, {"rotary_emb", "expert.dispatch", "q_norm", "k_norm"}),
-    ("opt", 2, OPT, {"embed_positions"}),
-])  # fmt: skip
-def test_every_part_of_a_layer_is_named(torch: Any, models: Path, kind: str, number: int, expected: set[str],
-                                        own: set[str]) -> None:  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "number", "expected", "own"),
+    [
+        ("llama", 3, LLAMA, {"rotary_emb"}),
+        ("mixtral", 2, ROUTED, {"rotary_emb", "expert.dispatch"}),
+        ("qwen3_moe", 3, ROUTED | LLAMA, {"rotary_emb", "expert.dispatch", "q_norm", "k_norm"}),
+        ("opt", 2, OPT, {"embed_positions"}),
+    ],
+)
+def test_every_part_of_a_layer_is_named(
+    torch: Any, models: Path, kind: str, number: int, expected: set[str], own: set[str]
+) -> None:
     built = build(models, kind, number)
     with torch.no_grad(), Parts(torch, built.model, built.layers, OneEach()) as parts:
         (found,) = parts.record(iter([lambda: built.run(built.tokens(4))]))
@@ -262,8 +313,9 @@ def test_rows_are_in_llm_profiles_columns(profile: Profile, tmp_path: Path) -> N
     assert how["repeat"] == 2 and how["num_layers"] == 1 and how["clock"] == "wall" and how["dtype"] == found["dtype"]
 
 
-def test_what_was_measured_is_not_measured_again(profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-                                                 ) -> None:  # fmt: skip
+def test_what_was_measured_is_not_measured_again(
+    profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert profile("llama", "--mode", "prefill", "--json").json["counts"]["measured"] == 4
     path = tmp_path / "here" / "llama.csv"
     before = path.read_text()
@@ -303,8 +355,9 @@ def test_an_interrupted_run_loses_nothing(profile: Profile, tmp_path: Path, monk
 
 def test_a_spent_budget_measures_nothing(torch: Any, models: Path, tmp_path: Path) -> None:
     built, table = build(models, "llama", 1), LayerRows(tmp_path / "x.csv", "here", "llama")
-    counts = layers._measure(built, table, [Length(1, 0), Length(1, 4)], layers.Passes(1, 1, -1.0), print,
-                             lambda *_: None)  # fmt: skip
+    counts = layers._measure(
+        built, table, [Length(1, 0), Length(1, 4)], layers.Passes(1, 1, -1.0), print, lambda *_: None
+    )
     assert counts["left"] == 2 and not counts["measured"] and not (tmp_path / "x.csv").exists()
 
 
@@ -339,10 +392,16 @@ def test_a_torn_line_costs_its_length_alone(tmp_path: Path) -> None:
     assert path.read_text().endswith("h,m,attn,4,0,7\nh,m,rope,4,0,1\n")
 
 
-@pytest.mark.parametrize(("text", "words"), [
-    ("h,m,attn,1,0,soon", "line 2: 'h,m,attn,1,0,soon'"), ("h,m,attn,1,0,5 h,m,attn,0,0,5", "line 3"),
-    ("h,m,attn,1,0", "line 2"), ("h,m,attn,1,0,-5", "line 2"), ("h,m,attn,1,0,nan", "line 2"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("h,m,attn,1,0,soon", "line 2: 'h,m,attn,1,0,soon'"),
+        ("h,m,attn,1,0,5 h,m,attn,0,0,5", "line 3"),
+        ("h,m,attn,1,0", "line 2"),
+        ("h,m,attn,1,0,-5", "line 2"),
+        ("h,m,attn,1,0,nan", "line 2"),
+    ],
+)
 def test_a_row_that_is_none_is_named(tmp_path: Path, text: str, words: str) -> None:
     path = table(tmp_path, text)
     before = path.read_text()
@@ -384,11 +443,21 @@ def test_quantised_models_say_that_they_are_measured_plain(profile: Profile) -> 
 
 
 def test_lists_per_layer_are_cut(models: Path) -> None:
-    config = {"num_hidden_layers": 4, "layer_types": ["a", "b", "c", "d"], "sizes": [1, 2, 3], "pattern": "M-M*",
-              "name": "four"}  # fmt: skip
+    config = {
+        "num_hidden_layers": 4,
+        "layer_types": ["a", "b", "c", "d"],
+        "sizes": [1, 2, 3],
+        "pattern": "M-M*",
+        "name": "four",
+    }
     before = copy.deepcopy(config)
-    assert hf.shortened(config, 2) == {"num_hidden_layers": 2, "layer_types": ["a", "b"], "sizes": [1, 2, 3],
-                                       "pattern": "M-", "name": "four"}  # fmt: skip
+    assert hf.shortened(config, 2) == {
+        "num_hidden_layers": 2,
+        "layer_types": ["a", "b"],
+        "sizes": [1, 2, 3],
+        "pattern": "M-",
+        "name": "four",
+    }
     assert config == before
     assert hf.shortened({"text_config": {"n_layer": 5}}, 1) == {"text_config": {"n_layer": 1}}
     sketch, sketched = hf.outline(hf.checkpoint(str(models / "qwen3_moe")), 4)
@@ -421,33 +490,44 @@ def test_what_a_catalogue_entry_leaves_out_is_null(torch: Any, models: Path) -> 
 
 
 def test_factors_are_medians_and_errors_what_is_left() -> None:
-    points = [calibrate.Point("prefill", n, 0, took, 1.0) for n, took in ((1, 1.0), (2, 2.0), (3, 4.0))]
-    found = calibrate.fitted([*points, calibrate.Point("decode", 1, 1, 30.0, 10.0)], "prefill")
+    points = [scaling_factors.Point("prefill", n, 0, took, 1.0) for n, took in ((1, 1.0), (2, 2.0), (3, 4.0))]
+    found = scaling_factors.fitted([*points, scaling_factors.Point("decode", 1, 1, 30.0, 10.0)], "prefill")
     assert found["factor"] == 2.0 and found["points"] == 3
     assert found["mean_error"] == pytest.approx((1.0 + 0.0 + 0.5) / 3) and found["max_error"] == pytest.approx(1.0)
-    assert calibrate.fitted([calibrate.Point("decode", 1, 1, 30.0, 10.0)], "decode")["factor"] == 3.0
+    assert scaling_factors.fitted([scaling_factors.Point("decode", 1, 1, 30.0, 10.0)], "decode")["factor"] == 3.0
 
 
 def test_a_sum_takes_each_part_as_often_as_it_is_there() -> None:
     rows = {0: {"q_proj": 1.0, "lm_head": 10.0}, 4: {"q_proj": 3.0, "lm_head": 10.0}}
-    assert calibrate.summed(rows, {"q_proj": 32, "lm_head": 1}, 1) == pytest.approx(32 * 1.5 + 10)
+    assert scaling_factors.summed(rows, {"q_proj": 32, "lm_head": 1}, 1) == pytest.approx(32 * 1.5 + 10)
 
 
 def test_a_grid_beyond_the_rows_is_refused() -> None:
-    asked = calibrate.grid(None, 4, 12, 4, 1)
+    asked = scaling_factors.grid(None, 4, 12, 4, 1)
     assert asked.inputs == (4, 8, 12)
     enough = [Length(1, 0), Length(12, 0), Length(1, 27)]
-    calibrate.check_covered(asked, enough, "has")
+    scaling_factors.check_covered(asked, enough, "has")
     with pytest.raises(BadValue, match="prefill rows from 4 to 12 tokens, but the file has from 1 to 11"):
-        calibrate.check_covered(asked, [Length(1, 0), Length(11, 0), Length(1, 40)], "has")
+        scaling_factors.check_covered(asked, [Length(1, 0), Length(11, 0), Length(1, 40)], "has")
     with pytest.raises(BadValue, match="decode rows from 4 to 27 tokens, but the file has from 0 to 26"):
-        calibrate.check_covered(asked, [*enough[:2], Length(1, 26)], "has")
+        scaling_factors.check_covered(asked, [*enough[:2], Length(1, 26)], "has")
     with pytest.raises(BadValue, match="none at all"):
-        calibrate.check_covered(asked, [Length(4, 0), Length(12, 0)], "has")
+        scaling_factors.check_covered(asked, [Length(4, 0), Length(12, 0)], "has")
 
 
-GRID = ["--calibrate", "--scaling-input-min", "4", "--scaling-input-max", "8", "--scaling-input-step", "4",
-        "--scaling-repeat", "1", "--decode-max", "24"]  # fmt: skip
+GRID = [
+    "--calibrate",
+    "--scaling-input-min",
+    "4",
+    "--scaling-input-max",
+    "8",
+    "--scaling-input-step",
+    "4",
+    "--scaling-repeat",
+    "1",
+    "--decode-max",
+    "24",
+]
 
 
 def test_the_whole_model_scales_the_rows(profile: Profile, tmp_path: Path) -> None:
@@ -477,8 +557,10 @@ def test_the_factors_are_right(profile: Profile, tmp_path: Path, monkeypatch: py
     def total(length: Length) -> float:
         return sum(seconds * (1 if name in once else 2) for name, seconds in rows.rows[length].items())
 
-    monkeypatch.setattr(calibrate, "STEPS", (1,))
-    monkeypatch.setattr(calibrate, "_run", lambda built, new: [2 * total(Length(new, 0)), 5 * total(Length(1, new))])
+    monkeypatch.setattr(scaling_factors, "STEPS", (1,))
+    monkeypatch.setattr(
+        scaling_factors, "_run", lambda built, new: [2 * total(Length(new, 0)), 5 * total(Length(1, new))]
+    )
     found = profile("llama", *GRID, "--scaling-num-layers", "2", "--json").json["calibration"]
     assert found["num_layers"] == 2
     assert (found["prefill"]["factor"], found["decode"]["factor"]) == pytest.approx((2.0, 5.0))
@@ -491,34 +573,47 @@ def test_the_factors_are_right(profile: Profile, tmp_path: Path, monkeypatch: py
 # ------------------------------------------------------------------ requests that cannot be
 
 
-@pytest.mark.parametrize(("args", "words"), [
-    ([], "give a MODEL, --kernels or --import PATH"), (["llama-2-7b", "--kernels"], "not MODEL and --kernels"),
-    (["--kernels", "--import", "x.csv"], "not --kernels and --import"),
-    (["--kernels", "--repeat", "100"], "--repeat belongs to profile MODEL, not to profile --kernels"),
-    (["--import", "x.csv", "--device", "cpu"], "--device belongs to profile MODEL, not to profile --import"),
-    (["llama-2-7b", "--gpu", "h200"], "--gpu belongs to profile --import, not to profile MODEL"),
-    (["llama-2-7b", "--kinds", "moe"], "--kinds belongs to profile --kernels, not to profile MODEL"),
-    (["llama-2-7b", "--scaling-repeat", "3"], "--scaling-repeat needs --calibrate"),
-    (["llama-2-7b", "--mode", "prefil"], "did you mean prefill"), (["llama-2-7b", "--repeat", "0"], "--repeat must be"),
-    (["llama-2-7b", "--budget", "soon"], "such as 90s, 10m or 1h, not 'soon'"),
-    (["llama-2-7b", "--num-layers", "33"], "--num-layers is 33, but llama-2-7b has 32 layers"),
-    (["llama-2-7b", "--calibrate", "--scaling-input-max", "64"], "at least --scaling-input-min, 128, not 64"),
-    (["llama-2-7", "--device", "cpu"], "did you mean llama-2-7b"), (["llama-2-7b", "-o", ""], "-o"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ([], "give a MODEL, --kernels or --import PATH"),
+        (["llama-2-7b", "--kernels"], "not MODEL and --kernels"),
+        (["--kernels", "--import", "x.csv"], "not --kernels and --import"),
+        (["--kernels", "--repeat", "100"], "--repeat belongs to profile MODEL, not to profile --kernels"),
+        (["--import", "x.csv", "--device", "cpu"], "--device belongs to profile MODEL, not to profile --import"),
+        (["llama-2-7b", "--gpu", "h200"], "--gpu belongs to profile --import, not to profile MODEL"),
+        (["llama-2-7b", "--kinds", "moe"], "--kinds belongs to profile --kernels, not to profile MODEL"),
+        (["llama-2-7b", "--scaling-repeat", "3"], "--scaling-repeat needs --calibrate"),
+        (["llama-2-7b", "--mode", "prefil"], "did you mean prefill"),
+        (["llama-2-7b", "--repeat", "0"], "--repeat must be"),
+        (["llama-2-7b", "--budget", "soon"], "such as 90s, 10m or 1h, not 'soon'"),
+        (["llama-2-7b", "--num-layers", "33"], "--num-layers is 33, but llama-2-7b has 32 layers"),
+        (["llama-2-7b", "--calibrate", "--scaling-input-max", "64"], "at least --scaling-input-min, 128, not 64"),
+        (["llama-2-7", "--device", "cpu"], "did you mean llama-2-7b"),
+        (["llama-2-7b", "-o", ""], "-o"),
+    ],
+)
 def test_one_sentence_for_a_bad_request(args: list[str], words: str) -> None:
     ran = command("profile", *args)
     assert ran.code == 2 and ran.out == "" and ran.err.count("\n") == 1
     assert words in ran.err
 
 
-@pytest.mark.parametrize(("args", "words"), [
-    (["--device", "gpu"], "unknown --device 'gpu'"), (["--hardware", "../up"], "plain name such as H200, not '../up'"),
-    (["--hardware", ".."], "plain name"), (["--calibrate"], "prefill rows from 128 to 1,024 tokens, but"),
-    ([*GRID, "--mode", "prefill"], "decode rows from 4 to 23 tokens, but the file would have from 0 to 0"),
-    (["--prefill-max", "0"], "--prefill-max must be between 1"), (["--step", "0"], "--step must be between 1"),
-])  # fmt: skip
-def test_one_sentence_before_anything_is_measured(profile: Profile, tmp_path: Path, args: list[str], words: str
-                                                  ) -> None:  # fmt: skip
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--device", "gpu"], "unknown --device 'gpu'"),
+        (["--hardware", "../up"], "plain name such as H200, not '../up'"),
+        (["--hardware", ".."], "plain name"),
+        (["--calibrate"], "prefill rows from 128 to 1,024 tokens, but"),
+        ([*GRID, "--mode", "prefill"], "decode rows from 4 to 23 tokens, but the file would have from 0 to 0"),
+        (["--prefill-max", "0"], "--prefill-max must be between 1"),
+        (["--step", "0"], "--step must be between 1"),
+    ],
+)
+def test_one_sentence_before_anything_is_measured(
+    profile: Profile, tmp_path: Path, args: list[str], words: str
+) -> None:
     ran = profile("llama", *args)
     assert ran.code == 2 and words in ran.err and "Traceback" not in ran.err
     assert not list(tmp_path.iterdir()), "nothing is written"

@@ -11,27 +11,30 @@ from conftest import command
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferometer import BadFile, analyze, catalog, models, overhead
-from inferometer.evaluate import Setup, prepare, step_rows, step_seconds
-from inferometer.operators import linear
-from inferometer.profiles.grid import Grid
-from inferometer.profiles.kernels import octaves_faster
-from inferometer.profiles.measured import profile_of, read_rows
-from inferometer.profiles.rows import figures
-from inferometer.profiles.shapes import SHAPES, head_sheet
-from inferometer.profiles.shelf import read, relatives, shipped
-from inferometer.request import request
-from inferometer.spec import Plan
-from inferometer.steps import Group, Step
-from inferometer.symbols import evaluate
-from inferometer.symbols import names as s
+from inferometer import BadFile
+from inferometer.base.symbols import evaluate
+from inferometer.base.symbols import names as s
+from inferometer.costs import host as overhead
+from inferometer.costs.bound_plan import Setup, prepare, step_rows, step_seconds
+from inferometer.costs.kernels.kernel_rows import figures
+from inferometer.costs.kernels.lookup import octaves_faster
+from inferometer.costs.kernels.measured import profile_of, read_rows
+from inferometer.costs.kernels.registry import read, relatives, shipped
+from inferometer.costs.kernels.surfaces import SHAPES, Grid, head_sheet
+from inferometer.costs.step import Group, Step
+from inferometer.inference import analyze
+from inferometer.inference.request import request
+from inferometer.network import families
+from inferometer.network.operators import linear
+from inferometer.specs import catalog
+from inferometer.specs.structs import Plan
 
 HEAD = "kind,dtype,shape,seconds,source\n"
 places = st.floats(-3, 9)
 
 
 def setup_of(model: str = "llama-3.1-8b", gpu: str = "h200", engine: str = "vllm", **plan: object) -> Setup:
-    network = models.build(catalog.model(model).config)
+    network = families.build(catalog.model(model).config)
     return prepare(network, catalog.hardware(gpu), catalog.engine(engine), Plan(**plan))  # type: ignore[arg-type]
 
 
@@ -97,8 +100,10 @@ def test_graphs_may_reach_further() -> None:
     assert overhead.padded(wide, 1025.0) == 1040 and overhead.padded(wide, 100.0) == overhead.padded(usual, 100.0)
     short = request("gpt-oss-120b", max_cudagraph_capture_size=12).engine
     assert overhead.padded(short, 9.0) == 16 and overhead.padded(short, 13.0) == 13
-    few, many = (analyze("gpt-oss-120b", "h200", tensor_parallel_size=8, max_cudagraph_capture_size=size).metrics
-                 for size in (512, 2048))  # fmt: skip
+    few, many = (
+        analyze("gpt-oss-120b", "h200", tensor_parallel_size=8, max_cudagraph_capture_size=size).metrics
+        for size in (512, 2048)
+    )
     assert few.ttft_ms and many.ttft_ms and many.ttft_ms < few.ttft_ms / 1.5, "launches of 36 layers are saved"
 
 
@@ -170,13 +175,16 @@ def test_flagged_rows_are_passed_over(tmp_path: Path) -> None:
     assert profile_of(read_rows(Path(file)), catalog.hardware("h200"), "x").measured == {}
 
 
-@pytest.mark.parametrize(("row", "words"), [
-    ("linear,bf16,m=1 n=8,1e-6,t", "line 2: linear needs a positive k"),
-    ("moe,bf16,tokens=1 hidden=8 inner=8 experts=0 top_k=1,1e-6,t", "experts"),
-    ("linear,bf16,m=1 n=8 k=8,soon,t", "line 2"),
-    ("linear,bf16,m=1 n=8 k=8,-1,t", "no kernel's time"),
-    ("linear,bf61,m=1 n=8 k=8,1e-6,t", "bf16"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ("linear,bf16,m=1 n=8,1e-6,t", "line 2: linear needs a positive k"),
+        ("moe,bf16,tokens=1 hidden=8 inner=8 experts=0 top_k=1,1e-6,t", "experts"),
+        ("linear,bf16,m=1 n=8 k=8,soon,t", "line 2"),
+        ("linear,bf16,m=1 n=8 k=8,-1,t", "no kernel's time"),
+        ("linear,bf61,m=1 n=8 k=8,1e-6,t", "bf16"),
+    ],
+)
 def test_a_broken_row_is_one_sentence(tmp_path: Path, row: str, words: str) -> None:
     ran = command("analyze", "llama-3.1-8b", "--profile", profile_file(tmp_path, row))
     assert ran.code == 2 and words in ran.err and "Traceback" not in ran.err and not ran.out
@@ -270,15 +278,22 @@ def test_ones_own_rows_take_the_place_of_a_guessed_share(tmp_path: Path) -> None
     path = tmp_path / "mine.csv"
     path.write_text(HEAD + "".join(f"linear,bf16,m={m} n=8192 k=4096,{3e-4 * m / 1024:.3e},me\n" for m in (2048, 4096)))
     near = [
-        next(op.seconds for op in analyze("llama-3.1-8b", gpu=f"rtx4090:reach_flops={share}", input_len=2048,
-                                          profile=str(path)).phases["prefill"].ops if op.name == "qkv_proj")
+        next(
+            op.seconds
+            for op in analyze("llama-3.1-8b", gpu=f"rtx4090:reach_flops={share}", input_len=2048, profile=str(path))
+            .phases["prefill"]
+            .ops
+            if op.name == "qkv_proj"
+        )
         for share in (0.5, 1.0)
-    ]  # fmt: skip
+    ]
     assert near[0] == near[1]
 
 
 def test_a_format_timed_on_a_relative_comes_before_another_format_timed_here() -> None:
     """4-bit products were timed on an H200 alone: an H100 has theirs, not twice the speed of its 16-bit ones."""
-    took = {q: analyze("llama-3.1-8b", "h100-sxm", batch_size=8, quantization=q).metrics.tpot_ms or 0.0
-            for q in ("bf16", "w4a16")}  # fmt: skip
+    took = {
+        q: analyze("llama-3.1-8b", "h100-sxm", batch_size=8, quantization=q).metrics.tpot_ms or 0.0
+        for q in ("bf16", "w4a16")
+    }
     assert 0.7 < took["w4a16"] / took["bf16"] < 0.9

@@ -10,15 +10,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferometer import analyze, catalog, models
-from inferometer.evaluate import Setup, prepare, step_rows, step_seconds
-from inferometer.spec import Plan
-from inferometer.steps import Group, Step
+from inferometer.costs.bound_plan import Setup, prepare, step_rows, step_seconds
+from inferometer.costs.step import Group, Step
+from inferometer.inference import analyze
+from inferometer.network import families
+from inferometer.specs import catalog
+from inferometer.specs.structs import Plan
 
-MODELS = st.sampled_from([
-    "llama-3.1-8b", "mixtral-8x7b-v0.1", "deepseek-v2-lite", "gpt-oss-20b", "qwen3-next-80b-a3b", "gemma-2-9b",
-    "mamba2-2.7b", "deepseek-v4-flash", "nemotron-h-56b", "minimax-m3",
-])  # fmt: skip
+MODELS = st.sampled_from(
+    [
+        "llama-3.1-8b",
+        "mixtral-8x7b-v0.1",
+        "deepseek-v2-lite",
+        "gpt-oss-20b",
+        "qwen3-next-80b-a3b",
+        "gemma-2-9b",
+        "mamba2-2.7b",
+        "deepseek-v4-flash",
+        "nemotron-h-56b",
+        "minimax-m3",
+    ]
+)
 GPUS = st.sampled_from(["h100-sxm", "h200", "a100-sxm-80gb", "b200", "rtx4090", "t4", "mi300x", "tpu-v5e"])
 ENGINES = st.sampled_from(["vllm", "sglang", "trtllm", "hf", "roofline"])
 TP = st.sampled_from([1, 2, 4, 8])
@@ -31,7 +43,7 @@ few = settings(max_examples=80, deadline=None)
 
 @cache
 def network(name: str) -> Any:
-    return models.build(catalog.model(name).config)
+    return families.build(catalog.model(name).config)
 
 
 def setup_of(model: str, gpu: str = "h200", engine: str = "vllm", tp: int = 1, **more: Any) -> Setup:

@@ -12,22 +12,32 @@ import pytest
 from conftest import Ran
 
 import inferometer
-from inferometer import catalog, collectives, insight, models, parallel, symbols, timing
-from inferometer.evaluate import Setup, bound, prepare, stages, step_rows
-from inferometer.graph import once_per
-from inferometer.request import request
-from inferometer.spec import Engine, Plan, Speculation
-from inferometer.steps import Group, Step
-from inferometer.symbols import evaluate
+from inferometer.base import symbols
+from inferometer.base.symbols import evaluate
+from inferometer.costs import collectives, parallelism
+from inferometer.costs.bound_plan import Setup, bound, prepare, stages, step_rows
+from inferometer.costs.step import Group, Step
+from inferometer.inference import advice, latency
+from inferometer.inference.request import request
+from inferometer.network import families
+from inferometer.network.graph import once_per
+from inferometer.specs import catalog
+from inferometer.specs.structs import Engine, Plan, Speculation
 
 Run = Callable[..., Ran]
 PREFILL = Step((Group(4, 1024, 0),))
 
 
-def setup(name: str, gpu: str = "h200", engine: str = "vllm", efficiency: dict[str, float] | None = None,
-          **plan: Any) -> Setup:  # fmt: skip
-    return prepare(models.build(catalog.model(name).config), catalog.hardware(gpu), catalog.engine(engine),
-                   Plan(**plan), efficiency=efficiency)  # fmt: skip
+def setup(
+    name: str, gpu: str = "h200", engine: str = "vllm", efficiency: dict[str, float] | None = None, **plan: Any
+) -> Setup:
+    return prepare(
+        families.build(catalog.model(name).config),
+        catalog.hardware(gpu),
+        catalog.engine(engine),
+        Plan(**plan),
+        efficiency=efficiency,
+    )
 
 
 def origins(report: inferometer.Report, name: str) -> set[str]:
@@ -38,15 +48,23 @@ def origins(report: inferometer.Report, name: str) -> set[str]:
 
 
 def test_stages_launch_their_own_layers_only() -> None:
-    waits = [(inferometer.analyze("llama-3.1-70b", gpu="h100-sxm", tensor_parallel_size=2, pipeline_parallel_size=pp,
-                                  input_len=64).metrics.ttft_ms or 0.0) - 2.1 * pp for pp in (2, 4, 8)]  # fmt: skip
+    waits = [
+        (
+            inferometer.analyze(
+                "llama-3.1-70b", gpu="h100-sxm", tensor_parallel_size=2, pipeline_parallel_size=pp, input_len=64
+            ).metrics.ttft_ms
+            or 0.0
+        )
+        - 2.1 * pp
+        for pp in (2, 4, 8)
+    ]
     assert all(23 < wait < 30 for wait in waits), waits  # 80 launches of 0.25 ms however they are cut
     model = setup("llama-3.1-70b").model
-    assert [part.num_layers for part in parallel.stages(model, 3)] == [27, 27, 26] and model.num_layers == 80
+    assert [part.num_layers for part in parallelism.stages(model, 3)] == [27, 27, 26] and model.num_layers == 80
 
 
 def test_a_stage_names_its_own_layers(run: Run) -> None:
-    names = [b.name for part in parallel.stages(setup("llama-3.1-8b").model, 2) for b in part.blocks]
+    names = [b.name for part in parallelism.stages(setup("llama-3.1-8b").model, 2) for b in part.blocks]
     assert "layers.0-15" in names and "layers.16-31" in names and "layers.0-31" not in names
     told = run("analyze", "llama-3.1-8b", "-pp", "2", "--explain", "qkv_proj")
     assert told.code == 0 and "layers.0-15" in told.out and "16 ×" in told.out
@@ -82,7 +100,7 @@ def test_smaller_nodes_have_the_network_between() -> None:
 )
 def test_the_domain_of_a_link(gpu: str, per_node: int, tp: int, together: int) -> None:
     plan = Plan(tensor_parallel_size=tp, gpus_per_node=per_node, nodes=-(-tp // per_node))
-    assert parallel.places(plan, catalog.hardware(gpu))["tp"].per_node == together
+    assert parallelism.places(plan, catalog.hardware(gpu))["tp"].per_node == together
 
 
 def test_inter_efficiency_is_for_axes_that_span_nodes() -> None:
@@ -117,8 +135,9 @@ def test_activations_are_those_of_the_largest_step() -> None:
 
 
 def test_expanded_latents_are_activations_too() -> None:
-    r = inferometer.analyze("deepseek-v3", gpu="h200", data_parallel_size=8, enable_expert_parallel=True,
-                            input_len=130000)  # fmt: skip
+    r = inferometer.analyze(
+        "deepseek-v3", gpu="h200", data_parallel_size=8, enable_expert_parallel=True, input_len=130000
+    )
     expanded = 130000 * 128 * (128 + 128) * 2
     assert r.memory.activation_bytes > expanded
     assert r.memory.activation_bytes >= r.phases["prefill"].memory_consumption_tmp_act > expanded
@@ -210,7 +229,7 @@ def test_only_precisions_that_the_device_runs_are_proposed(gpu: str) -> None:
     asked = request(name, gpu, dtype="fp16", batch_size=8 if "v100" in gpu else 1)
     reason = inferometer.analyze(name, gpu=gpu, dtype="fp16", batch_size=asked.workload.batch_size).reason or ""
     assert "-q w8a16" in reason and "fp8" not in reason.replace("--kv-cache-dtype fp8", "")
-    assert not insight._runs(asked.device, "fp8") and insight._runs(asked.device, "w4a16")
+    assert not advice._runs(asked.device, "fp8") and advice._runs(asked.device, "w4a16")
 
 
 # ------------------------------------------------------------------ rows without a kernel
@@ -293,18 +312,22 @@ blocks = [
 def test_a_draft_is_built_once() -> None:
     spec = Speculation(model="llama-3.2-1b", acceptance_length=2.0)
     target = setup("llama-3.1-8b", speculation=spec)
-    first = timing.draft_setup(target)
-    assert timing.draft_setup(target).model is first.model
+    first = latency.draft_setup(target)
+    assert latency.draft_setup(target).model is first.model
     own = setup("deepseek-v3", speculation=Speculation(method="mtp", acceptance_length=1.8))
-    assert timing.draft_setup(own).model is timing.draft_setup(own).model
+    assert latency.draft_setup(own).model is latency.draft_setup(own).model
 
 
 # ------------------------------------------------------------------ attention
 
 
 def test_expanded_keys_and_values_are_no_cache() -> None:
-    wide, narrow = (inferometer.analyze("deepseek-v2-lite", gpu="h200", input_len=4096, prefix_len=1024,
-                                        kv_cache_dtype=word).phases["prefill"] for word in ("bf16", "fp8"))  # fmt: skip
+    wide, narrow = (
+        inferometer.analyze(
+            "deepseek-v2-lite", gpu="h200", input_len=4096, prefix_len=1024, kv_cache_dtype=word
+        ).phases["prefill"]
+        for word in ("bf16", "fp8")
+    )
     latent = 27 * 4096 * (512 + 64)
     assert wide.load_kv_cache == pytest.approx(2 * latent) and narrow.load_kv_cache == pytest.approx(latent)
     keys = [next(op for op in phase.ops if op.name == "attention") for phase in (wide, narrow)]
@@ -316,7 +339,7 @@ def test_expanded_keys_and_values_are_no_cache() -> None:
 def test_indexers_score_in_fp8(name: str) -> None:
     if catalog.find("models", name) is None:
         pytest.skip(f"{name} is not in the catalogue")
-    network = models.build(catalog.model(name).config)
+    network = families.build(catalog.model(name).config)
     scores = [op for block in network.blocks for op in block.ops if op.name == "index_scores"]
     assert scores and {op.peak for op in scores} == {"index_peak_flops"}
     for gpu, word in (("h200", "fp8"), ("a100-sxm-80gb", "bf16")):
@@ -340,8 +363,10 @@ def test_experts_that_do_not_divide_are_spread_with_a_rest() -> None:
             if x.kind == "moe":
                 whole = evaluate(x.work.stored, {**one.env, **a.dims})
                 assert evaluate(y.work.stored, {**s.env, **b.dims}) == pytest.approx(whole * 37 / 256)
-                flops = [evaluate(op.work.flops, {**bound(st, PREFILL), **blk.dims})
-                         for op, st, blk in ((x, one, a), (y, s, b))]  # fmt: skip
+                flops = [
+                    evaluate(op.work.flops, {**bound(st, PREFILL), **blk.dims})
+                    for op, st, blk in ((x, one, a), (y, s, b))
+                ]
                 assert flops[1] == pytest.approx(flops[0] * 7 * 37 / 256)  # seven replicas' tokens
 
 

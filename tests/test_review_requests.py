@@ -14,17 +14,27 @@ from conftest import Ran, command
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferometer import BadFile, BadValue, InferometerError, Report, analyze, catalog, models, train
-from inferometer.memory import parameters
-from inferometer.methods import accepted
-from inferometer.models.patterns import matches
-from inferometer.units import percent
+from inferometer import BadFile, BadValue, InferometerError, Report, train
+from inferometer.base.units import percent
+from inferometer.inference import analyze
+from inferometer.inference.memory import parameters
+from inferometer.inference.speculation import accepted
+from inferometer.network import families
+from inferometer.network.families.patterns import matches
+from inferometer.specs import catalog
 
 Run = Callable[..., Ran]
 Reports = Callable[..., Report]
 MODEL = "llama-3.1-8b"
-LLAMA = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 100,
-         "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "vocab_size": 100,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 ROLES = ("attn", "mlp", "experts", "shared")
 
 
@@ -36,7 +46,7 @@ def refused(ran: Ran, *words: str) -> None:
 
 
 def roles(section: Any, **more: Any) -> dict[str, str]:
-    return models.build({**LLAMA, "quantization_config": section, **more}).quantization
+    return families.build({**LLAMA, "quantization_config": section, **more}).quantization
 
 
 # ------------------------------------------------------------------ conversations
@@ -88,10 +98,17 @@ def test_images_count_against_the_limit(report: Reports) -> None:
 # ------------------------------------------------------------------ words that exclude each other
 
 
-@pytest.mark.parametrize(("flag", "more"), [
-    ("--prefix-len", ("3",)), ("--speculative-config", ('{"method": "ngram"}',)), ("--pipeline-parallel-size", ("2",)),
-    ("--micro-batches", ("2",)), ("--turns", ("8:8",)), ("--enable-chunked-prefill", ()),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("flag", "more"),
+    [
+        ("--prefix-len", ("3",)),
+        ("--speculative-config", ('{"method": "ngram"}',)),
+        ("--pipeline-parallel-size", ("2",)),
+        ("--micro-batches", ("2",)),
+        ("--turns", ("8:8",)),
+        ("--enable-chunked-prefill", ()),
+    ],
+)
 def test_lengths_per_layer_stand_alone(run: Run, flag: str, more: tuple[str, ...]) -> None:
     ran = run("analyze", MODEL, "--input-len", ",".join(["64"] * 32), flag, *more, "--json")
     refused(ran, f"per-layer lengths cannot be combined with {flag}")
@@ -102,10 +119,19 @@ def test_lengths_per_layer_without_images(run: Run) -> None:
     refused(ran, "per-layer lengths cannot be combined with --images")
 
 
-@pytest.mark.parametrize(("flag", "value"), [
-    ("--turns", "1:2"), ("--beam-width", "1"), ("--speculative-config", "{}"), ("--output-len", "5"),
-    ("--prefix-len", "2"), ("--images", "1x8x8"), ("--phase", "decode"), ("--usecase", "chatbot"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--turns", "1:2"),
+        ("--beam-width", "1"),
+        ("--speculative-config", "{}"),
+        ("--output-len", "5"),
+        ("--prefix-len", "2"),
+        ("--images", "1x8x8"),
+        ("--phase", "decode"),
+        ("--usecase", "chatbot"),
+    ],
+)
 def test_what_a_diffusion_model_has_not(run: Run, flag: str, value: str) -> None:
     refused(run("analyze", "DiT-XL/2", flag, value, "--json"), flag, "does not apply to a diffusion model")
 
@@ -115,18 +141,32 @@ def test_diffusion_models_still_run() -> None:
     assert train("DiT-XL/2", gpu="h100-sxm").step_seconds > 0
 
 
-@pytest.mark.parametrize(("args", "words"), [
-    (("--lora-targets", "qkv_proj"), "--lora-rank"), (("--lora-adapters", "4"), "--lora-rank"),
-    (("--speculative-config", ""), "--speculative-config"), (("-o", ""), "--output"), (("--plot", ""), "--plot"),
-    (("--plot", " "), "--plot"), (("--explain", "o_proj", "--csv"), "--csv"),
-    (("--explain", "o_proj", "--plot", "x"), "--plot"), (("--json", "--csv"), "--json"), (("--csv", "--json"), "--csv"),
-    (("--phase", "decode", "--output-len", "1"), "at least 2"), (("--phase", "decode", "--turns", "8:1"), "at least 2"),
-    (("--max-num-seqs", "1", "--batch-size", "4"), "--max-num-seqs 1"),
-    (("--max-num-seqs", "7", "--batch-size", "2", "--beam-width", "4"), "--max-num-seqs 7"),
-    (("--kv-cache-dtype", "w4a16"), "int8"), (("--kv-cache-dtype", "nvfp4"), "fp8"), (("--norm-dtype", "int4"), "fp32"),
-    (("--gpu", "h200:compute_units=1.5"), "whole number, not 1.5"), (("--gpu", "h100:memory=80"), "SI units"),
-    (("--gpu", "h100:memory_bandwidth=3.35"), "SI units"), (("--gpu", "h100:flops.bf16=989"), "SI units"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("--lora-targets", "qkv_proj"), "--lora-rank"),
+        (("--lora-adapters", "4"), "--lora-rank"),
+        (("--speculative-config", ""), "--speculative-config"),
+        (("-o", ""), "--output"),
+        (("--plot", ""), "--plot"),
+        (("--plot", " "), "--plot"),
+        (("--explain", "o_proj", "--csv"), "--csv"),
+        (("--explain", "o_proj", "--plot", "x"), "--plot"),
+        (("--json", "--csv"), "--json"),
+        (("--csv", "--json"), "--csv"),
+        (("--phase", "decode", "--output-len", "1"), "at least 2"),
+        (("--phase", "decode", "--turns", "8:1"), "at least 2"),
+        (("--max-num-seqs", "1", "--batch-size", "4"), "--max-num-seqs 1"),
+        (("--max-num-seqs", "7", "--batch-size", "2", "--beam-width", "4"), "--max-num-seqs 7"),
+        (("--kv-cache-dtype", "w4a16"), "int8"),
+        (("--kv-cache-dtype", "nvfp4"), "fp8"),
+        (("--norm-dtype", "int4"), "fp32"),
+        (("--gpu", "h200:compute_units=1.5"), "whole number, not 1.5"),
+        (("--gpu", "h100:memory=80"), "SI units"),
+        (("--gpu", "h100:memory_bandwidth=3.35"), "SI units"),
+        (("--gpu", "h100:flops.bf16=989"), "SI units"),
+    ],
+)
 def test_flags_without_a_meaning(run: Run, args: tuple[str, ...], words: str, tmp_path: Path) -> None:
     refused(run("analyze", MODEL, *args), words)
 
@@ -162,10 +202,17 @@ def test_one_output_token_has_rates(report: Reports) -> None:
 # ------------------------------------------------------------------ precisions
 
 
-@pytest.mark.parametrize(("name", "expected"), [
-    ("nvidia/DeepSeek-R1-NVFP4", "nvfp4"), ("nvidia/DeepSeek-R1-FP4", "nvfp4"), ("DeepSeek-R1-AWQ", "w4a16"),
-    ("DeepSeek-R1-FP8", "fp8-block"), ("deepseek-ai/DeepSeek-R1", "fp8-block"), ("DeepSeek-R1-BF16", "bf16"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("nvidia/DeepSeek-R1-NVFP4", "nvfp4"),
+        ("nvidia/DeepSeek-R1-FP4", "nvfp4"),
+        ("DeepSeek-R1-AWQ", "w4a16"),
+        ("DeepSeek-R1-FP8", "fp8-block"),
+        ("deepseek-ai/DeepSeek-R1", "fp8-block"),
+        ("DeepSeek-R1-BF16", "bf16"),
+    ],
+)
 def test_the_name_says_how_it_is_quantised(report: Reports, name: str, expected: str) -> None:
     found = report(name, gpu="b200", tensor_parallel_size=8)
     assert {role: found.model.quantization[role] for role in ROLES} == dict.fromkeys(ROLES, expected)
@@ -184,42 +231,65 @@ def test_a_config_on_disk_knows_better_than_its_folder(tmp_path: Path) -> None:
         assert analyze(str(folder)).model.quantization["mlp"] == expected
 
 
-@pytest.mark.parametrize("section", [
-    {"quant_method": "compressed-tensors"}, {"quant_method": "compressed-tensors", "config_groups": {}},
-    {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": None}}},
-    {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"num_bits": 3}}}},
-    {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"num_bits": "8"}}}},
-    {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"type": "int"}}}},
-    {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"num_bits": 8, "type": "odd"}}}},
-    {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": "int4"}}},
-    {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, {"quant_method": "modelopt", "quant_algo": "W9"},
-    {"quant_method": "modelopt", "quantized_layers": {"model.layers.0.mlp.up_proj": {"quant_algo": "W9"}}},
-    {"quant_method": "gptq", "bits": 3}, {"quant_method": "awq", "bits": 5}, {"quant_method": "bitsandbytes"},
-    {"quant_method": "torchao"}, {"quant_method": "hqq"}, {"quant_method": "eetq"}, {"bits": 4},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"quant_method": "compressed-tensors"},
+        {"quant_method": "compressed-tensors", "config_groups": {}},
+        {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": None}}},
+        {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"num_bits": 3}}}},
+        {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"num_bits": "8"}}}},
+        {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"type": "int"}}}},
+        {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"num_bits": 8, "type": "odd"}}}},
+        {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": "int4"}}},
+        {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"},
+        {"quant_method": "modelopt", "quant_algo": "W9"},
+        {"quant_method": "modelopt", "quantized_layers": {"model.layers.0.mlp.up_proj": {"quant_algo": "W9"}}},
+        {"quant_method": "gptq", "bits": 3},
+        {"quant_method": "awq", "bits": 5},
+        {"quant_method": "bitsandbytes"},
+        {"quant_method": "torchao"},
+        {"quant_method": "hqq"},
+        {"quant_method": "eetq"},
+        {"bits": 4},
+    ],
+)
 def test_a_quantisation_is_never_guessed(section: dict[str, Any]) -> None:
     with pytest.raises(BadFile, match="take the section out and set -q") as error:
         roles(section)
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("section", ["fp8", ["fp8"], 8, {"quant_method": "fp8", "ignore": 5},
-                                     {"quant_method": "compressed-tensors", "config_groups": [5]},
-                                     {"quant_method": "compressed-tensors", "config_groups": {"g": {"targets": 5}}},
-                                     {"quant_method": "modelopt", "quantized_layers": 5}])  # fmt: skip
+@pytest.mark.parametrize(
+    "section",
+    [
+        "fp8",
+        ["fp8"],
+        8,
+        {"quant_method": "fp8", "ignore": 5},
+        {"quant_method": "compressed-tensors", "config_groups": [5]},
+        {"quant_method": "compressed-tensors", "config_groups": {"g": {"targets": 5}}},
+        {"quant_method": "modelopt", "quantized_layers": 5},
+    ],
+)
 def test_a_section_of_the_wrong_shape_is_named(section: Any) -> None:
     key = next((k for k in ("ignore", "targets", "config_groups", "quantized_layers") if k in str(section)), "")
     with pytest.raises(BadFile, match=key or "quantization_config"):
         roles(section)
     with pytest.raises(BadFile):
-        models.build({"text_config": {**LLAMA, "quantization_config": section}, "model_type": "llama"})
+        families.build({"text_config": {**LLAMA, "quantization_config": section}, "model_type": "llama"})
 
 
-@pytest.mark.parametrize(("section", "expected"), [
-    ({"quant_method": "fbgemm_fp8"}, "fp8"), ({"quant_method": "modelopt", "quant_algo": "INT8_SQ"}, "int8"),
-    ({"quant_method": "gptq", "bits": 8}, "w8a16"), ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "w8a16"),
-    ({"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"num_bits": 4}}}}, "w4a16"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("section", "expected"),
+    [
+        ({"quant_method": "fbgemm_fp8"}, "fp8"),
+        ({"quant_method": "modelopt", "quant_algo": "INT8_SQ"}, "int8"),
+        ({"quant_method": "gptq", "bits": 8}, "w8a16"),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "w8a16"),
+        ({"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"num_bits": 4}}}}, "w4a16"),
+    ],
+)
 def test_schemes_that_are_known(section: dict[str, Any], expected: str) -> None:
     assert roles(section) == dict.fromkeys(ROLES, expected)
 
@@ -231,8 +301,9 @@ def test_sixteen_bits_are_as_they_were() -> None:
 def test_a_class_of_modules_and_some_by_name() -> None:
     int8 = {"targets": ["Linear"], "weights": {"num_bits": 8}, "input_activations": {"num_bits": 8}}
     four = {"targets": ["re:.*mlp.experts.*"], "weights": {"num_bits": 4, "group_size": 32}}
-    found = roles({"quant_method": "compressed-tensors", "config_groups": {"a": int8, "b": four},
-                   "ignore": ["re:.*self_attn.*"]})  # fmt: skip
+    found = roles(
+        {"quant_method": "compressed-tensors", "config_groups": {"a": int8, "b": four}, "ignore": ["re:.*self_attn.*"]}
+    )
     assert found == {"mlp": "int8", "shared": "int8", "experts": "int4-g32"}
 
 
@@ -329,9 +400,15 @@ def test_kernels_of_other_devices_are_a_warning(report: Reports) -> None:
 # ------------------------------------------------------------------ files and words that broke it
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 5000 + "1" + "}" * 5000,
-                                  '{"hidden_size": ' + "9" * 5000 + "}",
-                                  '{"hidden_size": ' + "9" * 4000 + ', "model_type": "llama"}'])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        '{"a":' * 5000 + "1" + "}" * 5000,
+        '{"hidden_size": ' + "9" * 5000 + "}",
+        '{"hidden_size": ' + "9" * 4000 + ', "model_type": "llama"}',
+    ],
+)
 def test_files_that_no_config_is(run: Run, tmp_path: Path, text: str) -> None:
     path = tmp_path / "config.json"
     path.write_text(text)
@@ -366,14 +443,35 @@ def test_names_that_no_file_has(run: Run, name: str) -> None:
         refused(run("analyze", MODEL, "--json", *args))
 
 
-@pytest.mark.parametrize("words", [
-    {"overlap": "x"}, {"overlap": None}, {"cpu_offload_gb": "x"}, {"cpu_offload_gb": None}, {"turns": [5]},
-    {"turns": [(1, 2, 3)]}, {"turns": 5}, {"turns": []}, {"engine": 5}, {"quantization": ["fp8"]}, {"input_len": {}},
-    {"output_len": 10**5000}, {"lora_rank": 8, "lora_targets": 5}, {"lora_rank": 8, "lora_targets": []},
-    {"lora_rank": 8, "lora_adapters": "x"}, {"enable_expert_parallel": "x"}, {"fusion": "x"}, {"routing_skew": None},
-    {"images": 5}, {"gpu": 5}, {"dtype": None}, {"kv_cache_dtype": ["fp8"]}, {"speculative_config": 5},
-    {"speculative_config": "[" * 100_000},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"overlap": "x"},
+        {"overlap": None},
+        {"cpu_offload_gb": "x"},
+        {"cpu_offload_gb": None},
+        {"turns": [5]},
+        {"turns": [(1, 2, 3)]},
+        {"turns": 5},
+        {"turns": []},
+        {"engine": 5},
+        {"quantization": ["fp8"]},
+        {"input_len": {}},
+        {"output_len": 10**5000},
+        {"lora_rank": 8, "lora_targets": 5},
+        {"lora_rank": 8, "lora_targets": []},
+        {"lora_rank": 8, "lora_adapters": "x"},
+        {"enable_expert_parallel": "x"},
+        {"fusion": "x"},
+        {"routing_skew": None},
+        {"images": 5},
+        {"gpu": 5},
+        {"dtype": None},
+        {"kv_cache_dtype": ["fp8"]},
+        {"speculative_config": 5},
+        {"speculative_config": "[" * 100_000},
+    ],
+)
 def test_the_python_face_gives_sentences(words: dict[str, Any]) -> None:
     with pytest.raises(InferometerError) as error:
         analyze(MODEL, **words)
@@ -388,8 +486,10 @@ def test_images_by_hand(images: Any) -> None:
 
 def test_a_block_has_the_network_s_width(tmp_path: Path) -> None:
     path = tmp_path / "net.toml"
-    path.write_text('hidden_size = 64\nvocab_size = 100\n[[layers]]\nblocks = [{ block = "mlp", '
-                    'intermediate_size = 128, hidden_size = 32 }]\n')  # fmt: skip
+    path.write_text(
+        'hidden_size = 64\nvocab_size = 100\n[[layers]]\nblocks = [{ block = "mlp", '
+        "intermediate_size = 128, hidden_size = 32 }]\n"
+    )
     with pytest.raises(BadFile, match="hidden_size 32 is not the network's 64"):
         analyze(str(path))
 
@@ -397,40 +497,88 @@ def test_a_block_has_the_network_s_width(tmp_path: Path) -> None:
 # ------------------------------------------------------------------ patterns of a config
 
 
-@pytest.mark.parametrize(("pattern", "name", "expected"), [
-    (".*self_attn.*", "model.layers.7.self_attn.q_proj", True), (".*lm_head", "model.layers.7.mlp", False),
-    (r".*mlp\.(gate|up|gate_up|down)_proj.*", "model.layers.7.mlp.up_proj", True),
-    (r".*mlp\.(gate|up)_proj", "model.layers.7.mlp.down_proj", False),
-    (r"model\.layers\.7$", "model.layers.7.mlp", False),
-    (r"model\.layers\.\d+\.mlp", "model.layers.20.mlp.x", True),
-    (r"model.layers.[0-4]\..*", "model.layers.7.mlp", False),
-    (r".*layers\.(0|7)\.(?:mlp|self_attn)", "model.layers.7.mlp.x", True), ("layers", "model.layers", False),
-    ("(?!x).*self_attn", "model.layers.7.self_attn", True), ("(?!x).*self_attn", "model.layers.7.mlp", False),
-    ("[", "model", False), ("(" * 5000, "model", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("pattern", "name", "expected"),
+    [
+        (".*self_attn.*", "model.layers.7.self_attn.q_proj", True),
+        (".*lm_head", "model.layers.7.mlp", False),
+        (r".*mlp\.(gate|up|gate_up|down)_proj.*", "model.layers.7.mlp.up_proj", True),
+        (r".*mlp\.(gate|up)_proj", "model.layers.7.mlp.down_proj", False),
+        (r"model\.layers\.7$", "model.layers.7.mlp", False),
+        (r"model\.layers\.\d+\.mlp", "model.layers.20.mlp.x", True),
+        (r"model.layers.[0-4]\..*", "model.layers.7.mlp", False),
+        (r".*layers\.(0|7)\.(?:mlp|self_attn)", "model.layers.7.mlp.x", True),
+        ("layers", "model.layers", False),
+        ("(?!x).*self_attn", "model.layers.7.self_attn", True),
+        ("(?!x).*self_attn", "model.layers.7.mlp", False),
+        ("[", "model", False),
+        ("(" * 5000, "model", False),
+    ],
+)
 def test_patterns(pattern: str, name: str, expected: bool) -> None:
     assert matches(pattern, name) is expected
 
 
-@pytest.mark.parametrize("pattern", ["re:(([a-z.0-9_]+)+)+$!", "re:[", "re:" + "(a|b)" * 60, "re:" + "a*" * 5000 + "!",
-                                     "*" * 5000 + "!", "*a" * 2000])  # fmt: skip
+@pytest.mark.parametrize(
+    "pattern",
+    ["re:(([a-z.0-9_]+)+)+$!", "re:[", "re:" + "(a|b)" * 60, "re:" + "a*" * 5000 + "!", "*" * 5000 + "!", "*a" * 2000],
+)
 def test_patterns_take_no_time(pattern: str) -> None:
     started = time.perf_counter()
     assert roles({"quant_method": "fp8", "ignore": [pattern]})["mlp"] == "fp8"
     assert time.perf_counter() - started < 5
 
 
-SCALARS = st.one_of(st.none(), st.booleans(), st.integers(-3, 20), st.integers(), st.floats(), st.text(max_size=8),
-                    st.sampled_from([10**4000, "int", "float", "re:.*", "Linear", "fp8", "NVFP4"]))  # fmt: skip
-WORDS = st.sampled_from(["quant_method", "quant_algo", "config_groups", "weights", "num_bits", "type", "targets",
-                         "ignore", "bits", "strategy", "group_size", "quantized_layers", "kv_cache_scheme", "g",
-                         "weight_block_size", "modules_to_not_convert", "model.layers.1.mlp.up_proj"])  # fmt: skip
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 20),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=8),
+    st.sampled_from([10**4000, "int", "float", "re:.*", "Linear", "fp8", "NVFP4"]),
+)
+WORDS = st.sampled_from(
+    [
+        "quant_method",
+        "quant_algo",
+        "config_groups",
+        "weights",
+        "num_bits",
+        "type",
+        "targets",
+        "ignore",
+        "bits",
+        "strategy",
+        "group_size",
+        "quantized_layers",
+        "kv_cache_scheme",
+        "g",
+        "weight_block_size",
+        "modules_to_not_convert",
+        "model.layers.1.mlp.up_proj",
+    ]
+)
 TREES = st.recursive(
     SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=4), max_leaves=12
 )
-KEYS = st.sampled_from([*LLAMA, "head_dim", "sliding_window", "layer_types", "num_experts", "rope_scaling",
-                        "torch_dtype", "text_config", "vision_config", "max_position_embeddings", "tie_word_embeddings",
-                        "quantization_config", "kv_lora_rank"])  # fmt: skip
+KEYS = st.sampled_from(
+    [
+        *LLAMA,
+        "head_dim",
+        "sliding_window",
+        "layer_types",
+        "num_experts",
+        "rope_scaling",
+        "torch_dtype",
+        "text_config",
+        "vision_config",
+        "max_position_embeddings",
+        "tie_word_embeddings",
+        "quantization_config",
+        "kv_lora_rank",
+    ]
+)
 METHOD = st.sampled_from(["compressed-tensors", "modelopt", "fp8", "gptq", "awq"])
 
 
@@ -441,7 +589,7 @@ METHOD = st.sampled_from(["compressed-tensors", "modelopt", "fp8", "gptq", "awq"
 def test_any_config_is_a_network_or_a_sentence(changes: dict[str, Any], section: dict[str, Any], method: str) -> None:
     config = {**LLAMA, "quantization_config": {"quant_method": method, **section}, **changes}
     try:
-        assert parameters(models.build(config)) >= 0
+        assert parameters(families.build(config)) >= 0
     except InferometerError as error:
         assert "\n" not in str(error)
 

@@ -12,24 +12,23 @@ from hypothesis import strategies as st
 
 import inferometer
 from inferometer import BadValue, UnknownName, search
-from inferometer.evaluate import stages, step_seconds
-from inferometer.planning.asked import every, traffic
-from inferometer.planning.commands import commands
-from inferometer.planning.found import Candidate, Figures, Pool
-from inferometer.planning.front import front
-from inferometer.planning.pools import undominated
-from inferometer.planning.stages import Priced, distinct
-from inferometer.planning.steady import load, steady
-from inferometer.planning.table import table
-from inferometer.planning.verb import searched
-from inferometer.request import request
+from inferometer.costs.bound_plan import stages, step_seconds
+from inferometer.costs.step import Group, Step
+from inferometer.inference.request import request
+from inferometer.search.disaggregated import undominated
+from inferometer.search.explanation import table
+from inferometer.search.objective import every, traffic
+from inferometer.search.pareto import front
+from inferometer.search.search import searched
+from inferometer.search.search_result import Candidate, Figures, Pool
+from inferometer.search.serve_commands import commands
+from inferometer.search.steady_state import Priced, distinct, load, steady
 from inferometer.serving.deployment import pool
+from inferometer.serving.deployment_run import Options, serve
 from inferometer.serving.metrics import good, latencies
-from inferometer.serving.requests import Trace
-from inferometer.serving.service import Options, serve
 from inferometer.serving.simulate import simulate
-from inferometer.spec import Speculation
-from inferometer.steps import Group, Step
+from inferometer.serving.trace import Trace
+from inferometer.specs.structs import Speculation
 
 SMALL: dict[str, Any] = {"num_gpus": 2, "input_len": 1000, "output_len": 200, "goodput": "ttft:200,tpot:15"}
 
@@ -37,11 +36,15 @@ SMALL: dict[str, Any] = {"num_gpus": 2, "input_len": 1000, "output_len": 200, "g
 # ------------------------------------------------------------------ parts
 
 
-@pytest.mark.parametrize(("model", "plan"), [
-    ("llama-3.1-8b", {"pipeline_parallel_size": 4}), ("gemma-3-27b", {"pipeline_parallel_size": 2}),
-    ("deepseek-v3", {"tensor_parallel_size": 4, "pipeline_parallel_size": 8, "enable_expert_parallel": True}),
-    ("qwen3-30b-a3b", {"data_parallel_size": 2, "pipeline_parallel_size": 3}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("model", "plan"),
+    [
+        ("llama-3.1-8b", {"pipeline_parallel_size": 4}),
+        ("gemma-3-27b", {"pipeline_parallel_size": 2}),
+        ("deepseek-v3", {"tensor_parallel_size": 4, "pipeline_parallel_size": 8, "enable_expert_parallel": True}),
+        ("qwen3-30b-a3b", {"data_parallel_size": 2, "pipeline_parallel_size": 3}),
+    ],
+)
 def test_blocks_priced_once_are_the_stages(model: str, plan: dict[str, Any]) -> None:
     setup = request(model, "h200", **plan).setup()
     alone = request(model, "h200", **{**plan, "pipeline_parallel_size": 1}).setup()
@@ -55,9 +58,12 @@ def test_blocks_priced_once_are_the_stages(model: str, plan: dict[str, Any]) -> 
 def test_means_are_near_what_is_simulated() -> None:
     """Requests at random on one server, over loads, lengths, engines and layouts: half of the errors are below 8%."""
     errors = []
-    for model, words in (("llama-3.1-8b", {}), ("llama-3.1-8b", {"engine": "sglang"}),
-                         ("llama-3.1-70b", {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}),
-                         ("qwen3-30b-a3b", {"data_parallel_size": 2, "enable_expert_parallel": True})):  # fmt: skip
+    for model, words in (
+        ("llama-3.1-8b", {}),
+        ("llama-3.1-8b", {"engine": "sglang"}),
+        ("llama-3.1-70b", {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}),
+        ("qwen3-30b-a3b", {"data_parallel_size": 2, "enable_expert_parallel": True}),
+    ):
         for given_len, made in ((3000, 300), (300, 300)):
             asked = traffic(input_len=given_len, output_len=made)
             one = request(model, "h200", frontend="http", **words)
@@ -74,8 +80,9 @@ def test_means_are_near_what_is_simulated() -> None:
                 server = server or pool(one, 1, trace)
                 seen = latencies(serve(trace, [("both", server)], Options(one.engine.scheduler)))
                 part = slice(int(2 * under_way), -int(under_way) - 1)
-                errors.append((ttft * 1e3 / np.nanmean(seen["ttft"][part]) - 1,
-                               tpot * 1e3 / np.nanmean(seen["tpot"][part]) - 1))  # fmt: skip
+                errors.append(
+                    (ttft * 1e3 / np.nanmean(seen["ttft"][part]) - 1, tpot * 1e3 / np.nanmean(seen["tpot"][part]) - 1)
+                )
     middle = np.median(np.abs(errors), axis=0)
     assert (middle < 0.08).all(), middle
 
@@ -126,17 +133,30 @@ def test_the_winner_holds_on_the_whole_cluster_and_not_much_more() -> None:
 
 
 def _pools(plan: Candidate) -> list[dict[str, Any]]:
-    return [{"role": one.role, "replicas": one.replicas, "tensor_parallel_size": one.tensor_parallel_size,
-             "pipeline_parallel_size": one.pipeline_parallel_size, "data_parallel_size": one.data_parallel_size,
-             "enable_expert_parallel": one.enable_expert_parallel, "quantization": one.quantization,
-             "kv_cache_dtype": one.kv_cache_dtype, "max_num_seqs": one.max_num_seqs,
-             "max_num_batched_tokens": one.max_num_batched_tokens} for one in plan.pools]  # fmt: skip
+    return [
+        {
+            "role": one.role,
+            "replicas": one.replicas,
+            "tensor_parallel_size": one.tensor_parallel_size,
+            "pipeline_parallel_size": one.pipeline_parallel_size,
+            "data_parallel_size": one.data_parallel_size,
+            "enable_expert_parallel": one.enable_expert_parallel,
+            "quantization": one.quantization,
+            "kv_cache_dtype": one.kv_cache_dtype,
+            "max_num_seqs": one.max_num_seqs,
+            "max_num_batched_tokens": one.max_num_batched_tokens,
+        }
+        for one in plan.pools
+    ]
 
 
 def test_what_is_said_is_what_was_found() -> None:
     found = search("llama-3.1-8b", gpu="h200", **SMALL)
-    values = [plan.simulated.output_throughput_per_gpu for plan in found.plans if plan.verdict in ("wins", "holds")
-              and plan.simulated]  # fmt: skip
+    values = [
+        plan.simulated.output_throughput_per_gpu
+        for plan in found.plans
+        if plan.verdict in ("wins", "holds") and plan.simulated
+    ]
     assert found.plans[0] is not None and found.plans[0].verdict == "wins"
     assert values == sorted(values, reverse=True) and len(found.plans) >= 3
     assert found.margin["runner_up"] == pytest.approx(values[0] / values[1] - 1)
@@ -152,8 +172,14 @@ def test_a_rate_is_carried_by_as_few_gpus_as_can_be() -> None:
     words = {**SMALL, "num_gpus": 6, "goodput": "ttft:200,tpot:20", "request_rate": 60.0, "mode": "aggregated"}
     found = search("llama-3.1-8b", gpu="h200", quantization="bf16", kv_cache_dtype="auto", **words)
     assert found.winner is not None and 1 < found.winner.gpus < 6
-    fewer = search("llama-3.1-8b", gpu="h200", quantization="bf16", kv_cache_dtype="auto", relax=False,
-                   **{**words, "num_gpus": found.winner.gpus - 1})  # fmt: skip
+    fewer = search(
+        "llama-3.1-8b",
+        gpu="h200",
+        quantization="bf16",
+        kv_cache_dtype="auto",
+        relax=False,
+        **{**words, "num_gpus": found.winner.gpus - 1},
+    )
     assert not fewer.feasible
 
 
@@ -166,24 +192,34 @@ def test_objectives_choose_differently() -> None:
     assert fast.winner.simulated.output_throughput < much.winner.simulated.output_throughput
     cheap = search("llama-3.1-8b", gpu="h200:price_per_hour=40,h100-sxm", objective="cost", **words)
     assert cheap.winner and cheap.winner.gpu == "h100-sxm"
-    plans = [plan.simulated.cost_per_million_output_tokens for plan in cheap.plans if plan.simulated and
-             plan.verdict in ("wins", "holds")]  # fmt: skip
+    plans = [
+        plan.simulated.cost_per_million_output_tokens
+        for plan in cheap.plans
+        if plan.simulated and plan.verdict in ("wins", "holds")
+    ]
     assert plans == sorted(plans)  # type: ignore[type-var]
     thrifty = search("llama-3.1-8b", gpu="h200:power=5000,h100-sxm", objective="energy", **words)
     assert thrifty.winner and thrifty.winner.gpu == "h100-sxm"
 
 
 def test_gpus_that_stay_idle_are_counted_and_said() -> None:
-    found = search("llama-3.1-8b", gpu="h200", tensor_parallel_size=2, pipeline_parallel_size=1, mode="aggregated",
-                   **{**SMALL, "num_gpus": 3})  # fmt: skip
+    found = search(
+        "llama-3.1-8b",
+        gpu="h200",
+        tensor_parallel_size=2,
+        pipeline_parallel_size=1,
+        mode="aggregated",
+        **{**SMALL, "num_gpus": 3},
+    )
     assert found.winner and found.winner.idle_gpus == 1 and "1 of the 3 GPUs stay idle" in found.warnings
     f = found.winner.simulated
     assert f and f.output_throughput_per_gpu == pytest.approx(f.output_throughput / 3)
 
 
 def test_every_plan_that_is_not_possible_has_its_reason() -> None:
-    found, book, lost = searched("llama-3.1-70b", "h100-sxm", num_gpus=3, input_len=3000, output_len=300,
-                                 goodput="ttft:400,tpot:30", relax=False)  # fmt: skip
+    found, book, lost = searched(
+        "llama-3.1-70b", "h100-sxm", num_gpus=3, input_len=3000, output_len=300, goodput="ttft:400,tpot:30", relax=False
+    )
     rows = table(book, lost)
     assert all(bool(row["reason"]) != row["possible"] for row in rows)
     assert any("attention heads do not divide by tp 3" in row["reason"] for row in rows)
@@ -200,20 +236,35 @@ def test_no_plan_says_by_how_much_and_what_would_do() -> None:
     assert "above the limit of 20.0 ms" in found.reason and found.relaxations
     for one in found.relaxations:
         flag, _, given_ = one.change.partition(" ")
-        change: dict[str, Any] = {"--goodput": {"goodput": f"{given_},tpot:20"}, "--num-gpus": {},
-                                  "-q": {"quantization": given_}}[flag]  # fmt: skip
+        change: dict[str, Any] = {
+            "--goodput": {"goodput": f"{given_},tpot:20"},
+            "--num-gpus": {},
+            "-q": {"quantization": given_},
+        }[flag]
         change = {"num_gpus": int(given_)} if flag == "--num-gpus" else change
-        assert search("llama-3.1-8b", gpu="h200", **{"goodput": "ttft:20,tpot:20", "quantization": "bf16", **words,
-                                                     **change}).feasible, one  # fmt: skip
-    huge = search("llama-3.1-405b", gpu="a100-sxm-80gb", num_gpus=2, goodput="tpot:100", quantization="bf16",
-                  kv_cache_dtype="auto", relax=False)  # fmt: skip
+        assert search(
+            "llama-3.1-8b", gpu="h200", **{"goodput": "ttft:20,tpot:20", "quantization": "bf16", **words, **change}
+        ).feasible, one
+    huge = search(
+        "llama-3.1-405b",
+        gpu="a100-sxm-80gb",
+        num_gpus=2,
+        goodput="tpot:100",
+        quantization="bf16",
+        kv_cache_dtype="auto",
+        relax=False,
+    )
     assert not huge.feasible and "fits on no server of up to 2 GPUs" in huge.reason
 
 
 def test_a_trace_is_priced_by_its_means_and_simulated_as_it_is() -> None:
     rng = np.random.default_rng(1)
-    trace = Trace(input_tokens=rng.integers(100, 3000, 900), output_tokens=rng.integers(20, 400, 900),
-                  arrival_s=np.cumsum(rng.exponential(1 / 20, 900)), source="made.csv")  # fmt: skip
+    trace = Trace(
+        input_tokens=rng.integers(100, 3000, 900),
+        output_tokens=rng.integers(20, 400, 900),
+        arrival_s=np.cumsum(rng.exponential(1 / 20, 900)),
+        source="made.csv",
+    )
     found = search("llama-3.1-8b", gpu="h200", num_gpus=4, trace=trace, goodput="ttft:500,tpot:30")
     assert found.feasible and found.workload["request_rate"] == pytest.approx(20, rel=0.1)
     assert found.workload["input_len"] == pytest.approx(trace.input_tokens.mean())
@@ -232,8 +283,16 @@ def test_many_at_once_find_what_one_after_the_other_find() -> None:
 
 def test_speculation_is_part_of_the_plan() -> None:
     draft = {"method": "mtp", "num_speculative_tokens": 1, "acceptance_length": 1.8}
-    words = {"num_gpus": 8, "input_len": 1000, "output_len": 200, "goodput": "ttft:2000,tpot:40", "mode": "aggregated",
-             "data_parallel_size": 1, "pipeline_parallel_size": 1, "objective": "latency"}  # fmt: skip
+    words = {
+        "num_gpus": 8,
+        "input_len": 1000,
+        "output_len": 200,
+        "goodput": "ttft:2000,tpot:40",
+        "mode": "aggregated",
+        "data_parallel_size": 1,
+        "pipeline_parallel_size": 1,
+        "objective": "latency",
+    }
     plain = search("deepseek-v3", gpu="h200", **words)
     quick = search("deepseek-v3", gpu="h200", speculative_config=draft, **words)
     assert plain.winner and quick.winner
@@ -245,16 +304,33 @@ def test_speculation_is_part_of_the_plan() -> None:
 
 
 def _plan(*pools: Pool) -> Candidate:
-    nothing = Figures(request_rate=1, output_throughput=1, output_throughput_per_gpu=1, output_throughput_per_user=1,
-                      ttft_ms=1, tpot_ms=1, e2el_ms=1, cost_per_million_output_tokens=None,
-                      joules_per_output_token=None)  # fmt: skip
+    nothing = Figures(
+        request_rate=1,
+        output_throughput=1,
+        output_throughput_per_gpu=1,
+        output_throughput_per_user=1,
+        ttft_ms=1,
+        tpot_ms=1,
+        e2el_ms=1,
+        cost_per_million_output_tokens=None,
+        joules_per_output_token=None,
+    )
     return Candidate(gpu="h200", mode="any", pools=list(pools), gpus=1, idle_gpus=0, priced=nothing)
 
 
 def _pool(role: str = "both", tp: int = 1, pp: int = 1, dp: int = 1, ep: bool = False, replicas: int = 1) -> Pool:
-    return Pool(role=role, replicas=replicas, tensor_parallel_size=tp, pipeline_parallel_size=pp, data_parallel_size=dp,
-                enable_expert_parallel=ep, quantization="fp8", kv_cache_dtype="fp8", max_num_batched_tokens=4096,
-                max_num_seqs=256)  # fmt: skip
+    return Pool(
+        role=role,
+        replicas=replicas,
+        tensor_parallel_size=tp,
+        pipeline_parallel_size=pp,
+        data_parallel_size=dp,
+        enable_expert_parallel=ep,
+        quantization="fp8",
+        kv_cache_dtype="fp8",
+        max_num_batched_tokens=4096,
+        max_num_seqs=256,
+    )
 
 
 def _lines(*pools: Pool, **changes: Any) -> dict[str, list[str]]:
@@ -265,8 +341,13 @@ def _lines(*pools: Pool, **changes: Any) -> dict[str, list[str]]:
 def test_commands_say_the_layout_in_each_engines_words() -> None:
     lines = _lines(_pool(tp=2, dp=4, ep=True))
     vllm, sglang = (shlex.split(next(x for x in lines[key] if "#" not in x)) for key in ("vllm", "sglang"))
-    for flag, size in (("--tensor-parallel-size", "2"), ("--data-parallel-size", "4"), ("--quantization", "fp8"),
-                       ("--max-model-len", "4608"), ("--max-num-batched-tokens", "4096")):  # fmt: skip
+    for flag, size in (
+        ("--tensor-parallel-size", "2"),
+        ("--data-parallel-size", "4"),
+        ("--quantization", "fp8"),
+        ("--max-model-len", "4608"),
+        ("--max-num-batched-tokens", "4096"),
+    ):
         assert vllm[vllm.index(flag) + 1] == size
     assert "--enable-expert-parallel" in vllm
     for flag, size in (("--tp-size", "8"), ("--dp-size", "4"), ("--ep-size", "8"), ("--max-running-requests", "1024")):
@@ -300,23 +381,44 @@ def test_commands_that_span_nodes_say_so() -> None:
 # ------------------------------------------------------------------ what is refused
 
 
-@pytest.mark.parametrize(("words", "sentence"), [
-    ({"goodput": None}, "something that must hold"), ({"goodput": "e2el:100,ttft:500"}, "contradicts itself"),
-    ({"num_gpus": 0}, "--num-gpus"), ({"num_gpus": 9999}, "1,024"), ({"nodes": 1, "num_gpus": 16}, "1 nodes"),
-    ({"output_len": 1}, "at least 2 tokens"), ({"request_rate": -1}, "--request-rate"), ({"goodput_share": 0}, "share"),
-    ({"mode": "apart"}, "--mode"), ({"finalists": 0}, "--finalists"), ({"tensor_parallel_size": "a"}, "--tensor-p"),
-    ({"max_num_seqs": 0}, "--max-num-seqs"), ({"max_num_seqs": []}, "no values"), ({"jobs": 0}, "jobs"),
-    ({"objective": "cost", "gpu": "h200:price_per_hour=0"}, "price_per_hour"),
-    ({"max_num_seqs": "1:20000:1"}, "points, more than 10,000,000"),
-    ({"num_gpus": 256, "request_rate": 5}, "paired on up to 128 GPUs"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ({"goodput": None}, "something that must hold"),
+        ({"goodput": "e2el:100,ttft:500"}, "contradicts itself"),
+        ({"num_gpus": 0}, "--num-gpus"),
+        ({"num_gpus": 9999}, "1,024"),
+        ({"nodes": 1, "num_gpus": 16}, "1 nodes"),
+        ({"output_len": 1}, "at least 2 tokens"),
+        ({"request_rate": -1}, "--request-rate"),
+        ({"goodput_share": 0}, "share"),
+        ({"mode": "apart"}, "--mode"),
+        ({"finalists": 0}, "--finalists"),
+        ({"tensor_parallel_size": "a"}, "--tensor-p"),
+        ({"max_num_seqs": 0}, "--max-num-seqs"),
+        ({"max_num_seqs": []}, "no values"),
+        ({"jobs": 0}, "jobs"),
+        ({"objective": "cost", "gpu": "h200:price_per_hour=0"}, "price_per_hour"),
+        ({"max_num_seqs": "1:20000:1"}, "points, more than 10,000,000"),
+        ({"num_gpus": 256, "request_rate": 5}, "paired on up to 128 GPUs"),
+    ],
+)
 def test_what_cannot_be_searched_is_said(words: dict[str, Any], sentence: str) -> None:
     with pytest.raises(BadValue, match=sentence):
         search("llama-3.1-8b", **{"gpu": "h200", **SMALL, **words})
 
 
-@pytest.mark.parametrize("words", [{"objective": "speed"}, {"goodput": "tft:5"}, {"quantization": "fp9"},
-                                   {"backend": "dusk"}, {"gpu": "h20000"}, {"engine": "vlm"}])  # fmt: skip
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"objective": "speed"},
+        {"goodput": "tft:5"},
+        {"quantization": "fp9"},
+        {"backend": "dusk"},
+        {"gpu": "h20000"},
+        {"engine": "vlm"},
+    ],
+)
 def test_names_that_do_not_exist_are_said(words: dict[str, Any]) -> None:
     with pytest.raises(UnknownName):
         search("llama-3.1-8b", **{"gpu": "h200", **SMALL, **words})

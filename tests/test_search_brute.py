@@ -8,27 +8,25 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from inferometer import memory
-from inferometer.evaluate import stages
-from inferometer.figures import front_end
-from inferometer.planning.asked import Aim, Traffic, aim, traffic
-from inferometer.planning.front import listed
-from inferometer.planning.plans import MET, aggregated, joined, value
-from inferometer.planning.pools import disaggregated
-from inferometer.planning.prices import prices
-from inferometer.planning.rows import Book
-from inferometer.planning.space import Server, Space, servers, space
-from inferometer.planning.steady import FULL, MIXING, grid
+from inferometer.costs.bound_plan import stages
+from inferometer.costs.step import Group, Step
+from inferometer.inference import memory
+from inferometer.inference.latency import front_end, stage_seconds
+from inferometer.search.disaggregated import disaggregated
+from inferometer.search.objective import Aim, Traffic, aim, traffic
+from inferometer.search.pareto import listed
+from inferometer.search.plan_table import MET, Book, aggregated, joined, value
+from inferometer.search.server_costs import prices
+from inferometer.search.space import Server, Space, servers, space
+from inferometer.search.steady_state import FULL, MIXING, grid
 from inferometer.serving.deployment import Pool, handover
-from inferometer.steps import Group, Step
-from inferometer.timing import stage_seconds
 
 CASES = [
     ("llama-3.1-8b", {"num_gpus": 2, "input_len": 2000, "output_len": 200}, "ttft:150,tpot:15", {}),
     ("llama-3.1-8b", {"num_gpus": 3, "input_len": 700, "output_len": 300}, "tpot:9", {"engine": "sglang"}),
     ("qwen3-30b-a3b", {"num_gpus": 2, "input_len": 900, "output_len": 150}, "ttft:400,tpot:40", {}),
     ("llama-3.1-8b", {"num_gpus": 3, "input_len": 2000, "output_len": 200, "request_rate": 9.0}, "tpot:12", {}),
-]  # fmt: skip
+]
 LIMITS = {"max_num_batched_tokens": [2048, 8192], "max_num_seqs": [8, 48]}
 
 
@@ -162,8 +160,10 @@ def brute_pools(where: Space, asked: Traffic, wanted: Aim, able: list[Server]) -
         for writer in able:
             if reader.kind != writer.kind or reader.layout.pp > 1 or writer.layout.pp > 1:
                 continue
-            sent = [handover(side, side, np.array([round(asked.input_len)]))[0]
-                    for side in (Pool(s.setup(), 1, [], 0, 0, "", ()) for s in (reader, writer))]  # fmt: skip
+            sent = [
+                handover(side, side, np.array([round(asked.input_len)]))[0]
+                for side in (Pool(s.setup(), 1, [], 0, 0, "", ()) for s in (reader, writer))
+            ]
             budgets = sorted(where.budgets, key=lambda b: abs(b - default.max_num_batched_tokens))
             limits = sorted(where.sequences, key=lambda s: abs(s - default.max_num_seqs))
             room = room_for(writer, asked, budgets[0], limits[0])
@@ -198,8 +198,9 @@ def test_every_plan_is_what_plain_loops_say(
     count = load["num_gpus"]
     asked = traffic(**{key: given for key, given in load.items() if key != "num_gpus"})
     wanted = aim("throughput", limits, 0.9, asked.output_len)
-    where = space(model, ["h200"], count, modes=("aggregated",), frontend="http", kv_cache_dtype="auto", **LIMITS,
-                  **words)  # fmt: skip
+    where = space(
+        model, ["h200"], count, modes=("aggregated",), frontend="http", kv_cache_dtype="auto", **LIMITS, **words
+    )
     able, _ = servers(where, model)
     table, lacks = prices(able, where, asked)
     assert table is not None and not any(lacks)
@@ -207,9 +208,15 @@ def test_every_plan_is_what_plain_loops_say(
     kept = plans.at((plans.verdict == MET) & (plans.miss <= 1))
     mine = {
         (table.servers[a].layout, table.servers[a].kind, int(table.budgets[t]), int(table.sequences[s]), int(r)): v
-        for a, t, s, r, v in zip(kept.first.tolist(), kept.budget.tolist(), kept.seqs.tolist(), kept.replicas.tolist(),
-                                 value(kept, table, where, asked, wanted).tolist(), strict=True)
-    }  # fmt: skip
+        for a, t, s, r, v in zip(
+            kept.first.tolist(),
+            kept.budget.tolist(),
+            kept.seqs.tolist(),
+            kept.replicas.tolist(),
+            value(kept, table, where, asked, wanted).tolist(),
+            strict=True,
+        )
+    }
     theirs = {key: worth for worth, key in brute(where, asked, wanted, able)}
     assert set(mine) == set(theirs) and len(mine) > 3
     for key, worth in theirs.items():
@@ -219,8 +226,16 @@ def test_every_plan_is_what_plain_loops_say(
 def test_pools_that_are_left_out_are_no_better() -> None:
     asked = traffic(input_len=1500, output_len=200)
     wanted = aim("throughput", "ttft:250,tpot:12", 0.9, 200)
-    where = space("qwen3-30b-a3b", ["h200"], 3, modes=("disaggregated",), frontend="http", quantization="fp8",
-                  kv_cache_dtype="fp8", **LIMITS)  # fmt: skip
+    where = space(
+        "qwen3-30b-a3b",
+        ["h200"],
+        3,
+        modes=("disaggregated",),
+        frontend="http",
+        quantization="fp8",
+        kv_cache_dtype="fp8",
+        **LIMITS,
+    )
     able, _ = servers(where, "qwen3-30b-a3b")
     table, _ = prices(able, where, asked)
     assert table is not None
@@ -243,6 +258,8 @@ def test_the_front_is_what_comparing_all_with_all_gives() -> None:
     columns = np.stack([every.per_gpu, every.per_user, -every.cost], 1)
     beaten = [bool(((columns >= one).all(1) & (columns > one).any(1)).any()) for one in columns]
     left = {tuple(one) for one, lost in zip(columns.tolist(), beaten, strict=True) if not lost}
-    shown = {(p["output_throughput_per_gpu"], p["output_throughput_per_user"], -p["cost_per_million_output_tokens"])
-             for p in found}  # fmt: skip
+    shown = {
+        (p["output_throughput_per_gpu"], p["output_throughput_per_user"], -p["cost_per_million_output_tokens"])
+        for p in found
+    }
     assert shown == left

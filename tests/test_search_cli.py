@@ -12,22 +12,44 @@ import pytest
 from conftest import Ran
 
 Run = Callable[..., Ran]
-SMALL = ("search", "llama-3.1-8b", "--gpu", "h200", "--num-gpus", "2", "--input-len", "1000", "--output-len", "200",
-         "--goodput", "ttft:200", "--goodput", "tpot:15")  # fmt: skip
+SMALL = (
+    "search",
+    "llama-3.1-8b",
+    "--gpu",
+    "h200",
+    "--num-gpus",
+    "2",
+    "--input-len",
+    "1000",
+    "--output-len",
+    "200",
+    "--goodput",
+    "ttft:200",
+    "--goodput",
+    "tpot:15",
+)
 
 
 def test_it_prints_the_winner_its_reasons_and_commands(run: Run) -> None:
     ran = run(*SMALL)
     assert ran.code == 0, ran.err
     text = " ".join(ran.out.split())
-    for words in ("llama-3.1-8b · 2 × h200 · vLLM", "▶", "The limit that is nearest is", "wins", "trtllm-serve",
-                  "vllm serve meta-llama/", "python -m sglang.launch_server", "vllm bench serve",
-                  "--goodput ttft:200 tpot:15"):  # fmt: skip
+    for words in (
+        "llama-3.1-8b · 2 × h200 · vLLM",
+        "▶",
+        "The limit that is nearest is",
+        "wins",
+        "trtllm-serve",
+        "vllm serve meta-llama/",
+        "python -m sglang.launch_server",
+        "vllm bench serve",
+        "--goodput ttft:200 tpot:15",
+    ):
         assert words in text, words
 
 
 def test_commands_can_be_copied() -> None:
-    from inferometer.views.search import folded
+    from inferometer.views.text.search import folded
 
     command = "vllm serve owner/model " + " ".join(f"--flag-{n} value" for n in range(12)) + " --json '{\"a\": 1}'"
     shown = folded(command)
@@ -39,8 +61,23 @@ def test_json_has_everything(run: Run, tmp_path: Path) -> None:
     ran = run(*SMALL, "--json")
     found = ran.json
     assert found["schema"] == "inferometer.search/1" and found["feasible"] is True
-    keys = {"winner", "why", "margin", "plans", "rejected", "rejections", "front", "space", "counts", "commands",
-            "relaxations", "seconds", "warnings", "workload", "goodput"}  # fmt: skip
+    keys = {
+        "winner",
+        "why",
+        "margin",
+        "plans",
+        "rejected",
+        "rejections",
+        "front",
+        "space",
+        "counts",
+        "commands",
+        "relaxations",
+        "seconds",
+        "warnings",
+        "workload",
+        "goodput",
+    }
     assert keys <= set(found)
     assert found["winner"]["trial"]["ttft_ms"].keys() == {"mean", "p50", "p90", "p99", "share"}
     assert found["winner"]["trial"]["good"] >= 0.9 and found["winner"]["simulated"]["request_rate"] > 0
@@ -62,8 +99,22 @@ def test_the_picture_is_drawn(run: Run, tmp_path: Path) -> None:
 
 
 def test_nothing_possible_ends_with_1_and_what_would_do(run: Run) -> None:
-    ran = run("search", "llama-3.1-8b", "--gpu", "h200", "--num-gpus", "1", "-q", "bf16", "--goodput", "tpot:3",
-              "--input-len", "500", "--output-len", "100")  # fmt: skip
+    ran = run(
+        "search",
+        "llama-3.1-8b",
+        "--gpu",
+        "h200",
+        "--num-gpus",
+        "1",
+        "-q",
+        "bf16",
+        "--goodput",
+        "tpot:3",
+        "--input-len",
+        "500",
+        "--output-len",
+        "100",
+    )
     assert ran.code == 1 and "no plan meets it" in ran.out and "What would do" in ran.out
     assert "--goodput tpot:" in ran.out and "--num-gpus" in ran.out
     quiet = run(
@@ -72,11 +123,16 @@ def test_nothing_possible_ends_with_1_and_what_would_do(run: Run) -> None:
     assert quiet.code == 2 and "--tensor-parallel-size must be between 1 and 1" in quiet.err
 
 
-@pytest.mark.parametrize(("more", "sentence"), [
-    (("--num-prompts", "5"), "--num-prompts is of a --trace"), (("--json", "--csv"), "two forms"),
-    (("--trace", "nowhere.csv"), "nowhere.csv"), (("--plot", " "), "needs the name"),
-    (("--objective", "fame"), "unknown --objective 'fame'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        (("--num-prompts", "5"), "--num-prompts is of a --trace"),
+        (("--json", "--csv"), "two forms"),
+        (("--trace", "nowhere.csv"), "nowhere.csv"),
+        (("--plot", " "), "needs the name"),
+        (("--objective", "fame"), "unknown --objective 'fame'"),
+    ],
+)
 def test_bad_requests_end_with_2(run: Run, more: tuple[str, ...], sentence: str) -> None:
     ran = run(*SMALL, *more)
     assert ran.code == 2 and sentence in ran.err
@@ -86,6 +142,18 @@ def test_a_trace_on_the_command_line(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "few.csv"
     lines = ["arrival_s,input_tokens,output_tokens", *(f"{n / 10},{400 + n % 200},{50 + n % 30}" for n in range(400))]
     path.write_text("\n".join(lines), encoding="utf-8")
-    ran = run("search", "llama-3.1-8b", "--gpu", "h200", "--num-gpus", "2", "--trace", str(path), "--num-prompts",
-              "300", "--goodput", "ttft:500,tpot:50")  # fmt: skip
+    ran = run(
+        "search",
+        "llama-3.1-8b",
+        "--gpu",
+        "h200",
+        "--num-gpus",
+        "2",
+        "--trace",
+        str(path),
+        "--num-prompts",
+        "300",
+        "--goodput",
+        "ttft:500,tpot:50",
+    )
     assert ran.code == 0 and "few.csv" in ran.out and "at 10/s" in ran.out

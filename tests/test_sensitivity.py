@@ -10,14 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferometer import analyze, catalog, sensitivity
-from inferometer.levers.demand import demand
-from inferometer.levers.knobs import TOGETHER, knobs, links_in_use
-from inferometer.levers.reading import METRICS, point, read, reading
-from inferometer.levers.report import Sensitivity
-from inferometer.levers.sizing import laid_out, smallest
-from inferometer.levers.target import least, solved
-from inferometer.request import Request, request
+from inferometer import sensitivity
+from inferometer.inference import analyze
+from inferometer.inference.request import Request, request
+from inferometer.sensitivity.evaluation import METRICS, point, read, reading
+from inferometer.sensitivity.parameters import TOGETHER, knobs, links_in_use
+from inferometer.sensitivity.sensitivity_report import Sensitivity
+from inferometer.sensitivity.sizing import laid_out, smallest
+from inferometer.sensitivity.targets import demand, least, solved
+from inferometer.specs import catalog
 
 TIMES = ("ttft_ms", "tpot_ms", "e2el_ms")
 PLANS = [
@@ -40,8 +41,13 @@ def looked(model: str, gpu: str = "h200", **words: object) -> Sensitivity:
 
 
 @settings(max_examples=12, deadline=None)
-@given(plan=st.sampled_from(PLANS), gpu=st.sampled_from(GPUS), batch=st.integers(1, 300),
-       prompt=st.integers(16, 20_000), factor=st.floats(1.01, 40))  # fmt: skip
+@given(
+    plan=st.sampled_from(PLANS),
+    gpu=st.sampled_from(GPUS),
+    batch=st.integers(1, 300),
+    prompt=st.integers(16, 20_000),
+    factor=st.floats(1.01, 40),
+)
 def test_better_figures_never_make_anything_slower(plan, gpu, batch, prompt, factor):
     model, words = plan
     asked = request(model, gpu, batch_size=batch, input_len=prompt, **words)
@@ -58,9 +64,14 @@ def test_better_figures_never_make_anything_slower(plan, gpu, batch, prompt, fac
 
 
 @settings(max_examples=15, deadline=None)
-@given(model=st.sampled_from(["llama-3.1-8b", "mixtral-8x7b-v0.1", "deepseek-v3"]), gpu=st.sampled_from(GPUS),
-       tp=st.sampled_from([1, 8]), batch=st.integers(1, 200), prompt=st.integers(16, 20_000),
-       factor=st.floats(1.05, 8))  # fmt: skip
+@given(
+    model=st.sampled_from(["llama-3.1-8b", "mixtral-8x7b-v0.1", "deepseek-v3"]),
+    gpu=st.sampled_from(GPUS),
+    tp=st.sampled_from([1, 8]),
+    batch=st.integers(1, 200),
+    prompt=st.integers(16, 20_000),
+    factor=st.floats(1.05, 8),
+)
 def test_all_speeds_together_divide_the_time_on_the_perfect_engine(model, gpu, tp, batch, prompt, factor):
     """Time has no other unit to come from; and one by one, gains add up to no more than that, losses to no less."""
     asked = request(model, gpu, engine="roofline", tensor_parallel_size=tp, batch_size=batch, input_len=prompt)
@@ -183,8 +194,12 @@ def test_a_model_that_does_not_fit_is_still_looked_at():
 
 
 @settings(max_examples=8, deadline=None)
-@given(plan=st.sampled_from(PLANS), gpu=st.sampled_from(("h200", "a100-sxm-80gb", "mi300x")),
-       word=st.sampled_from(["ttft", "tpot", "e2el", "throughput", "cost"]), aim=st.floats(0.3, 3))  # fmt: skip
+@given(
+    plan=st.sampled_from(PLANS),
+    gpu=st.sampled_from(("h200", "a100-sxm-80gb", "mi300x")),
+    word=st.sampled_from(["ttft", "tpot", "e2el", "throughput", "cost"]),
+    aim=st.floats(0.3, 3),
+)
 def test_targets_hold_when_put_back_in(plan, gpu, word, aim):
     model, words = plan
     asked = request(model, gpu, batch_size=8, **words)
@@ -262,8 +277,14 @@ def works(asked: Request, ranks: tuple[int, int, int], limits: dict[str, float])
     """A layout, judged by `analyze` alone."""
     words = dict(zip(("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"), ranks, strict=True))
     work = asked.workload
-    report = analyze(asked.model.name, asked.device.name, batch_size=work.batch_size, input_len=work.input_len,
-                     output_len=work.output_len, **words)  # fmt: skip
+    report = analyze(
+        asked.model.name,
+        asked.device.name,
+        batch_size=work.batch_size,
+        input_len=work.input_len,
+        output_len=work.output_len,
+        **words,
+    )
     seen = {word: getattr(report.metrics, METRICS[word].field) for word in limits}
     return report.feasible and all(seen[word] <= limit for word, limit in limits.items())
 

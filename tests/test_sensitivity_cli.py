@@ -22,8 +22,17 @@ def test_json_is_keyed_by_the_hardware_file(run: Run) -> None:
         for word in key.split(".") if place is not None else ():
             place = place[word]
         assert place is None or place == figure["value"], key
-    assert {"flops", "flops.bf16", "memory_bandwidth", "memory", "clock", "links.nvlink.bandwidth",
-            "links.nvlink.latency", "launch", "step_overhead"} <= set(data["figures"])  # fmt: skip
+    assert {
+        "flops",
+        "flops.bf16",
+        "memory_bandwidth",
+        "memory",
+        "clock",
+        "links.nvlink.bandwidth",
+        "links.nvlink.latency",
+        "launch",
+        "step_overhead",
+    } <= set(data["figures"])
     one = data["figures"]["memory_bandwidth"]
     assert one["up"]["factor"] == 1.1 and -1 <= one["up"]["elasticity"]["tpot_ms"] < -0.5
     assert data["figures"]["links.pcie.bandwidth"]["used"] is False
@@ -34,8 +43,15 @@ def test_the_table_for_people(run: Run) -> None:
     assert ran.code == 2  # a second word is not a pair of the first flag
     ran = run("sensitivity", "llama-3.1-8b", "--gpu", "h200", "--batch-size", "8", "--target", "tpot:4,ttft:300")
     assert ran.code == 0
-    for words in ("TPOT follows memory bandwidth", "as it is", "nvlink bandwidth, latency", "unused", "TPOT ≤ 4 ms",
-                  "cannot: ", "holds to "):  # fmt: skip
+    for words in (
+        "TPOT follows memory bandwidth",
+        "as it is",
+        "nvlink bandwidth, latency",
+        "unused",
+        "TPOT ≤ 4 ms",
+        "cannot: ",
+        "holds to ",
+    ):
         assert words in " ".join(ran.out.split()), words
     assert max(len(line.rstrip()) for line in ran.out.splitlines()) <= 110
 
@@ -83,11 +99,13 @@ def test_pictures(run: Run, tmp_path: Path, args: list[str], names: set[str]) ->
         ("qwen2.5-vl-7b", ["--images", "2x672x1008"]),
         ("opt-125m", ["--input-len", "64,64,64,64,32,32,32,32,16,16,16,16"]),
         ("opt-125m", ["--input-len", "64,64,64,64,32,32,32,32,16,16,16,16", "--size"]),
-        ("deepseek-v3", ["-tp", "8", "--gpu", "h200", "--speculative-config",
-                         '{"method": "mtp", "num_speculative_tokens": 1}']),
+        (
+            "deepseek-v3",
+            ["-tp", "8", "--gpu", "h200", "--speculative-config", '{"method": "mtp", "num_speculative_tokens": 1}'],
+        ),
         ("mamba-2.8b", ["--gpu", "epyc-9654"]),
     ],
-)  # fmt: skip
+)
 def test_every_kind_of_request_is_looked_at(run: Run, model: str, words: list[str]) -> None:
     ran = run("sensitivity", model, *words)
     assert ran.code == 0, ran.err

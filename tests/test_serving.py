@@ -10,17 +10,16 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from inferometer.evaluate import prepare
-from inferometer.request import request
+from inferometer.costs.bound_plan import prepare
+from inferometer.inference.request import request
 from inferometer.serving.arrivals import Closed, Open, closed_loop, in_order
-from inferometer.serving.kvcache import KVCache, PrefixCache
-from inferometer.serving.ledger import Ledger, column
+from inferometer.serving.engine import Limits, Replica
+from inferometer.serving.kv_cache import KVCache, PrefixCache, paths
 from inferometer.serving.pipeline import Pipeline
-from inferometer.serving.prompts import paths
-from inferometer.serving.replica import Limits, Replica
-from inferometer.serving.requests import Trace
+from inferometer.serving.request_table import Ledger, column
 from inferometer.serving.schedulers import SCHEDULERS
-from inferometer.serving.steptime import StepTime
+from inferometer.serving.step_cost import StepTime
+from inferometer.serving.trace import Trace
 
 EXAMPLES = int(os.environ.get("SERVING_EXAMPLES", "60"))  # a few thousand find the rarest troubles
 QUICK = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -82,9 +81,15 @@ def traces(draw: st.DrawFn) -> Trace:
             for i, (g, p, m, o) in enumerate(zip(group, parting, inputs, outputs, strict=True))
         )
     return Trace(
-        input_tokens=inputs, output_tokens=outputs, arrival_s=arrival, blocks=blocks, block_tokens=size, after=after,
-        think_s=rng.exponential(0.1, n) if after is not None else None, priority=rng.integers(0, 3, n),
-    )  # fmt: skip
+        input_tokens=inputs,
+        output_tokens=outputs,
+        arrival_s=arrival,
+        blocks=blocks,
+        block_tokens=size,
+        after=after,
+        think_s=rng.exponential(0.1, n) if after is not None else None,
+        priority=rng.integers(0, 3, n),
+    )
 
 
 @st.composite
@@ -93,17 +98,28 @@ def engines(draw: st.DrawFn) -> dict[str, Any]:
     name = draw(st.sampled_from(sorted(SCHEDULERS)))
     width = draw(st.sampled_from([1, 1, 1, 4]))
     return {
-        "scheduler": name, "spare": draw(st.sampled_from([0, 3, 20, 1000])), "size": draw(st.sampled_from([1, 8, 16])),
-        "most": draw(st.sampled_from([None, None, 1, 4])), "caching": draw(st.booleans()), "width": width,
+        "scheduler": name,
+        "spare": draw(st.sampled_from([0, 3, 20, 1000])),
+        "size": draw(st.sampled_from([1, 8, 16])),
+        "most": draw(st.sampled_from([None, None, 1, 4])),
+        "caching": draw(st.booleans()),
+        "width": width,
         "stages": draw(st.sampled_from([1, 1, 1, 2])),
         "limits": Limits(
-            tokens=draw(st.sampled_from([64, 256, 2048])), seqs=draw(st.sampled_from([1, 4, 16])), width=width,
-            piece=draw(st.sampled_from([10**9, 10**9, 40])), whole=name == "sarathi", padded=name == "static",
-            lag=name != "static" and draw(st.booleans()), wasted=draw(st.booleans()), priority=draw(st.booleans()),
-            interval=draw(st.sampled_from([1, 1, 3, 30])), hold=draw(st.sampled_from([0, 0, 5])),
+            tokens=draw(st.sampled_from([64, 256, 2048])),
+            seqs=draw(st.sampled_from([1, 4, 16])),
+            width=width,
+            piece=draw(st.sampled_from([10**9, 10**9, 40])),
+            whole=name == "sarathi",
+            padded=name == "static",
+            lag=name != "static" and draw(st.booleans()),
+            wasted=draw(st.booleans()),
+            priority=draw(st.booleans()),
+            interval=draw(st.sampled_from([1, 1, 3, 30])),
+            hold=draw(st.sampled_from([0, 0, 5])),
             company=draw(st.sampled_from([50, 10**6])),
         ),
-    }  # fmt: skip
+    }
 
 
 def serve(trace: Trace, engine: dict[str, Any], *, fast: bool = True) -> tuple[Ledger, Replica]:

@@ -58,10 +58,22 @@ def test_every_run_of_the_sets_can_be_built(serving: ModuleType) -> None:
 
 def test_servers_are_started_as_their_scripts_say(serving: ModuleType) -> None:
     """One row of each kind, written here: the measurements themselves need not be at hand."""
-    usual = {"source_kind": "inferencex_csv_dump", "backend": "sglang", "backend_version": "0.5.9",
-             "system": "b200_sxm", "model_path": "deepseek-ai/DeepSeek-R1", "precision": "fp4",
-             "quantization": "nvfp4", "isl": "1024", "osl": "1024", "tp_size": "8", "attention_dp_size": "1",
-             "moe_ep_size": "1", "silicon_concurrency": "8", "measured_date": "2026-03-25"}  # fmt: skip
+    usual = {
+        "source_kind": "inferencex_csv_dump",
+        "backend": "sglang",
+        "backend_version": "0.5.9",
+        "system": "b200_sxm",
+        "model_path": "deepseek-ai/DeepSeek-R1",
+        "precision": "fp4",
+        "quantization": "nvfp4",
+        "isl": "1024",
+        "osl": "1024",
+        "tp_size": "8",
+        "attention_dp_size": "1",
+        "moe_ep_size": "1",
+        "silicon_concurrency": "8",
+        "measured_date": "2026-03-25",
+    }
 
     def told(**words: str) -> dict[str, object]:
         return dict(serving.recipe({**usual, **words}))

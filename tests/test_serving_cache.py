@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferometer.serving.batch import Batch
-from inferometer.serving.kvcache import KVCache, PrefixCache
-from inferometer.serving.prompts import paths
+from inferometer.serving.kv_cache import KVCache, PrefixCache, paths
 
 
 class BlockByBlock:
@@ -64,8 +63,10 @@ def test_runs_are_evicted_as_blocks_are(seed: int, blocks: int, together: int) -
     rng, size, n = np.random.default_rng(seed), 4, 40
     lengths = rng.integers(1, 11, n) * size + rng.integers(1, size, n)  # never whole blocks: none is computed twice
     group, parting = rng.integers(0, 4, n), rng.integers(0, 8, n)
-    words = [[int(g) if k < p else 100 + i for k in range(m // size)]
-             for i, (g, p, m) in enumerate(zip(group, parting, lengths, strict=True))]  # fmt: skip
+    words = [
+        [int(g) if k < p else 100 + i for k in range(m // size)]
+        for i, (g, p, m) in enumerate(zip(group, parting, lengths, strict=True))
+    ]
     ids = tuple(np.array([w * (10 if w < 100 else 1000) + k for k, w in enumerate(each)], np.int64) for each in words)
     ours = PrefixCache(blocks, size, paths(ids, size, lengths))
     truth = BlockByBlock(blocks, size)
@@ -153,14 +154,20 @@ def test_paths_say_what_prompts_share(seed: int, n: int) -> None:
         assert sum(found.last[r] - found.first[r] for r in runs) == 4 * len(blocks[i])
         assert all(found.first[b] == found.last[a] for a, b in pairwise(runs))
         for j in range(n):
-            same = next((k for k, (a, b) in enumerate(zip(blocks[i], blocks[j], strict=False)) if a != b),
-                        min(len(blocks[i]), len(blocks[j])))  # fmt: skip
+            same = next(
+                (k for k, (a, b) in enumerate(zip(blocks[i], blocks[j], strict=False)) if a != b),
+                min(len(blocks[i]), len(blocks[j])),
+            )
             both = [a for a, b in zip(runs, found.of(j), strict=False) if a == b]
             assert sum(found.last[r] - found.first[r] for r in both) == 4 * same
 
 
-@given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 60)), min_size=1, max_size=12),
-       st.sampled_from([1, 4, 16]), st.sampled_from([1.0, 1.0, 2.3]), st.integers(0, 80))  # fmt: skip
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.integers(1, 60)), min_size=1, max_size=12),
+    st.sampled_from([1, 4, 16]),
+    st.sampled_from([1.0, 1.0, 2.3]),
+    st.integers(0, 80),
+)
 @settings(max_examples=150, deadline=None)
 def test_a_batch_grows_as_its_sequences_do(many: list[tuple[int, int]], block: int, pace: float, steps: int) -> None:
     batch = Batch(len(many), block, pace)

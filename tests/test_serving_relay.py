@@ -5,19 +5,24 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from inferometer.serving import service
+from inferometer.serving import deployment_run
 from inferometer.serving.arrivals import Open
 from inferometer.serving.cluster import Cluster
 from inferometer.serving.outcome import Outcome
-from inferometer.serving.routers import Fleet
+from inferometer.serving.router import Fleet
 from inferometer.serving.simulate import simulate
 from inferometer.serving.synthetic import synthetic
 
 
 @pytest.mark.parametrize(("rate", "readers", "writers"), [(5.0, 1, 1), (40.0, 3, 5), (80.0, 2, 1)])
 def test_a_relay_is_the_cluster(rate: float, readers: int, writers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    trace = synthetic(num_prompts=250, request_rate=rate, input_len="uniform:min=20,max=3000",
-                      output_len="uniform:min=1,max=200", seed=2)  # fmt: skip
+    trace = synthetic(
+        num_prompts=250,
+        request_rate=rate,
+        input_len="uniform:min=20,max=3000",
+        output_len="uniform:min=1,max=200",
+        seed=2,
+    )
     used = []
 
     def run() -> Outcome:
@@ -29,7 +34,7 @@ def test_a_relay_is_the_cluster(rate: float, readers: int, writers: int, monkeyp
         used.append(True)
         Cluster(feed, [first, second], sent, short).run()
 
-    monkeypatch.setattr(service, "relay", through)
+    monkeypatch.setattr(deployment_run, "relay", through)
     together = run()
     assert used
     for word in ("first_token_s", "finished_s", "scheduled_s"):

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from inferometer.serving.arrivals import Closed, Open, closed_loop, in_order
-from inferometer.serving.kvcache import KVCache
-from inferometer.serving.ledger import Ledger, column
+from inferometer.serving.engine import Limits, Replica
+from inferometer.serving.kv_cache import KVCache
 from inferometer.serving.pipeline import Pipeline
-from inferometer.serving.replica import Limits, Replica
-from inferometer.serving.requests import Trace
+from inferometer.serving.request_table import Ledger, column
 from inferometer.serving.schedulers import SCHEDULERS
+from inferometer.serving.trace import Trace
 
 
 class Seconds:
@@ -33,19 +33,41 @@ class Seconds:
         return 1.0
 
 
-def serve(requests: list[tuple[float, int, int]], *, scheduler: str = "vllm", blocks: int = 1000,
-          most: int | None = None, priority: list[int] | None = None, stages: int = 1, after: list[int] | None = None,
-          think: float = 0.0, **limits: Any) -> tuple[dict[str, list[float]], Seconds, Replica]:  # fmt: skip
+def serve(
+    requests: list[tuple[float, int, int]],
+    *,
+    scheduler: str = "vllm",
+    blocks: int = 1000,
+    most: int | None = None,
+    priority: list[int] | None = None,
+    stages: int = 1,
+    after: list[int] | None = None,
+    think: float = 0.0,
+    **limits: Any,
+) -> tuple[dict[str, list[float]], Seconds, Replica]:
     """Requests as (arrival, prompt, answer); gives columns, the steps, and the engine."""
     arrival, inputs, outputs = (np.array(x) for x in zip(*requests, strict=True))
-    trace = Trace(input_tokens=inputs, output_tokens=outputs, arrival_s=arrival.astype(float),
-                  after=None if after is None else np.array(after), think_s=np.full(len(requests), think))  # fmt: skip
+    trace = Trace(
+        input_tokens=inputs,
+        output_tokens=outputs,
+        arrival_s=arrival.astype(float),
+        after=None if after is None else np.array(after),
+        think_s=np.full(len(requests), think),
+    )
     ledger = Ledger(inputs.tolist(), outputs.tolist(), priority)
     feed: Any = (
         Closed(trace, ledger.arrival, most) if closed_loop(trace, most) else Open(*in_order(trace), ledger.arrival)
     )
-    allowed = Limits(**{"tokens": 100, "seqs": 10, "priority": priority is not None, "padded": scheduler == "static",
-                        "whole": scheduler == "sarathi", **limits})  # fmt: skip
+    allowed = Limits(
+        **{
+            "tokens": 100,
+            "seqs": 10,
+            "priority": priority is not None,
+            "padded": scheduler == "static",
+            "whole": scheduler == "sarathi",
+            **limits,
+        }
+    )
     times: Any = Seconds()
     cache, plan = KVCache(blocks, 4), SCHEDULERS[scheduler]
     if stages > 1:

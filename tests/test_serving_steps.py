@@ -10,18 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferometer import analyze, evaluate
-from inferometer.evaluate import Setup, prepare, stages
-from inferometer.request import request
+from inferometer.costs import bound_plan
+from inferometer.costs.bound_plan import Setup, prepare, stages
+from inferometer.costs.step import Group, Step
+from inferometer.inference import analyze
+from inferometer.inference.request import request
 from inferometer.serving.batch import Batch
-from inferometer.serving.heat import Heat
-from inferometer.serving.parts import parts
-from inferometer.serving.requests import Trace
-from inferometer.serving.rows import Rows
+from inferometer.serving.engine import Heat
 from inferometer.serving.simulate import simulate
-from inferometer.serving.steptime import StepTime
-from inferometer.serving.surface import Surface
-from inferometer.steps import Group, Step
+from inferometer.serving.step_cost import StepTime
+from inferometer.serving.step_tables import Rows, Surface, parts
+from inferometer.serving.trace import Trace
 
 LONGEST = 20000
 PLANS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -58,7 +57,7 @@ def batch_of(contexts: list[int]) -> Batch:
 def exact(setup: Setup, contexts: list[int], chunks: list[tuple[int, int, int]], ends: int, width: int = 1) -> float:
     prompts = [Group(1, new, cached, float(k < ends)) for k, (_, new, cached) in enumerate(chunks)]
     answers = [Group(1, width, context, width, True) for context in contexts]
-    return float(evaluate.step_seconds(setup, Step((*prompts, *answers))))
+    return float(bound_plan.step_seconds(setup, Step((*prompts, *answers))))
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -98,14 +97,16 @@ def test_many_steps_are_the_sum_of_each(name: str) -> None:
 
 
 def test_guessing_costs_a_draft_and_a_wider_step() -> None:
-    words = {"speculative_config": '{"method": "draft_model", "model": "llama-3.2-1b", "num_speculative_tokens": 3, '
-             '"acceptance_length": 2.5}'}  # fmt: skip
+    words = {
+        "speculative_config": '{"method": "draft_model", "model": "llama-3.2-1b", "num_speculative_tokens": 3, '
+        '"acceptance_length": 2.5}'
+    }
     asked = request("llama-3.1-8b", "h200", **words)
     setup = prepare(asked.model, asked.device, asked.engine, asked.plan, roles=asked.roles)
     setup = setup._replace(env={**setup.env, "alike": 0.0})
     times, plain = StepTime(setup, 4096), StepTime(setup_of("perfect"), 4096)
     assert times.width == 4 and times.pace == 2.5 and plain.width == 1
-    one = evaluate.step_seconds(times.drafter, Step((Group(8, 1, 500, 1, True),)))  # type: ignore[arg-type]
+    one = bound_plan.step_seconds(times.drafter, Step((Group(8, 1, 500, 1, True),)))  # type: ignore[arg-type]
     verify = exact(setup, [500] * 8, [], 0, 4)
     assert times.decode(batch_of([500] * 8)) == pytest.approx(verify + 3 * float(one), rel=1e-4)
 
@@ -187,7 +188,11 @@ def test_a_hot_chip_is_slower_and_cools_down() -> None:
 
 
 def test_a_prompt_of_many_pieces_heats_as_analyze_says() -> None:
-    outcome = simulate("qwen3-8b", "h200", frontend="in-process", trace=Trace(
-        input_tokens=np.array([38000]), output_tokens=np.array([1]), arrival_s=np.zeros(1)))  # fmt: skip
+    outcome = simulate(
+        "qwen3-8b",
+        "h200",
+        frontend="in-process",
+        trace=Trace(input_tokens=np.array([38000]), output_tokens=np.array([1]), arrival_s=np.zeros(1)),
+    )
     report = analyze("qwen3-8b", gpu="h200", input_len=38000, output_len=1)
     assert outcome.first_token_s[0] * 1e3 == pytest.approx(report.metrics.ttft_ms, rel=0.02)  # of mean steps

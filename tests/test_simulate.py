@@ -10,13 +10,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from inferometer import analyze
-from inferometer.catalog import engine, hardware
-from inferometer.errors import BadValue, UnknownName
+from inferometer.base.errors import BadValue, UnknownName
+from inferometer.inference import analyze
 from inferometer.serving.outcome import Outcome
-from inferometer.serving.requests import Trace
 from inferometer.serving.simulate import simulate
 from inferometer.serving.synthetic import synthetic
+from inferometer.serving.trace import Trace
+from inferometer.specs.catalog import engine, hardware
 
 MODEL, GPU = "llama-2-7b", "a100-sxm-80gb"
 SLOW = "a100-sxm-80gb:links.network.bandwidth=1e9"  # a prompt's cache is long on its way, and its blocks are missed
@@ -28,8 +28,16 @@ def trace_of(*requests: tuple[float, int, int], **columns: Any) -> Trace:
 
 
 def some(count: int = 120, rate: float = 6, **words: Any) -> Trace:
-    return synthetic(**{"num_prompts": count, "request_rate": rate, "input_len": "uniform:min=20,max=900",
-                        "output_len": "uniform:min=1,max=120", "seed": 5, **words})  # fmt: skip
+    return synthetic(
+        **{
+            "num_prompts": count,
+            "request_rate": rate,
+            "input_len": "uniform:min=20,max=900",
+            "output_len": "uniform:min=1,max=120",
+            "seed": 5,
+            **words,
+        }
+    )
 
 
 def same(a: Outcome, b: Outcome) -> None:
@@ -70,20 +78,35 @@ def test_tokens_are_conserved() -> None:
     assert len({len(column) for column in series.values()}) == 1 and len(series["time_s"]) <= 4000
 
 
-@pytest.mark.parametrize("words", [
-    {"data_parallel_size": 3, "router": "least_loaded"}, {"data_parallel_size": 2, "router": "prefix_aware"},
-    {"prefill_replicas": 1, "decode_replicas": 2}, {"max_concurrency": 5, "data_parallel_size": 2},
-    {"max_concurrency": 7, "router": "least_loaded", "data_parallel_size": 3},
-    {"pools": [{"gpu": "h200"}, {"replicas": 2}], "router": "least_loaded"},
-    {"max_concurrency": 4, "prefill_replicas": 1, "decode_replicas": 1}, {"scheduler": "prefill_first"},
-    {"scheduler": "sarathi", "max_num_batched_tokens": 512, "max_num_seqs": 64}, {"stops": "token"},
-    {"prefill_replicas": 1, "decode_replicas": 1, "num_gpu_blocks_override": 80, "gpu": SLOW},
-    {"num_gpu_blocks_override": 120, "scheduler": "vllm"}, {"policy": "priority", "num_gpu_blocks_override": 120},
-    {"scheduler_recv_interval": 7, "data_parallel_size": 2, "router": "least_loaded", "max_concurrency": 6},
-    {"scheduler_recv_interval": 7, "data_parallel_size": 2, "router": "least_loaded", "scheduler": "prefill_first"},
-    {"scheduler": "trtllm", "num_gpu_blocks_override": 120, "batch_wait_timeout_iters": 5,
-     "batch_wait_max_tokens_ratio": 0.5, "frontend": "http", "engine": "trtllm"},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"data_parallel_size": 3, "router": "least_loaded"},
+        {"data_parallel_size": 2, "router": "prefix_aware"},
+        {"prefill_replicas": 1, "decode_replicas": 2},
+        {"max_concurrency": 5, "data_parallel_size": 2},
+        {"max_concurrency": 7, "router": "least_loaded", "data_parallel_size": 3},
+        {"pools": [{"gpu": "h200"}, {"replicas": 2}], "router": "least_loaded"},
+        {"max_concurrency": 4, "prefill_replicas": 1, "decode_replicas": 1},
+        {"scheduler": "prefill_first"},
+        {"scheduler": "sarathi", "max_num_batched_tokens": 512, "max_num_seqs": 64},
+        {"stops": "token"},
+        {"prefill_replicas": 1, "decode_replicas": 1, "num_gpu_blocks_override": 80, "gpu": SLOW},
+        {"num_gpu_blocks_override": 120, "scheduler": "vllm"},
+        {"policy": "priority", "num_gpu_blocks_override": 120},
+        {"scheduler_recv_interval": 7, "data_parallel_size": 2, "router": "least_loaded", "max_concurrency": 6},
+        {"scheduler_recv_interval": 7, "data_parallel_size": 2, "router": "least_loaded", "scheduler": "prefill_first"},
+        {
+            "scheduler": "trtllm",
+            "num_gpu_blocks_override": 120,
+            "batch_wait_timeout_iters": 5,
+            "batch_wait_max_tokens_ratio": 0.5,
+            "frontend": "http",
+            "engine": "trtllm",
+        },
+    ],
+    ids=str,
+)
 def test_deployments_fast_and_step_by_step(words: dict[str, Any]) -> None:
     trace = some(60, rate=20, prefix_len=40)
     trace = msgspec.structs.replace(trace, priority=np.arange(60) % 3)
@@ -94,8 +117,13 @@ def test_deployments_fast_and_step_by_step(words: dict[str, Any]) -> None:
     same(fast, simulate(MODEL, trace=trace, **words))
 
 
-@given(st.integers(0, 2**31), st.sampled_from(["round_robin", "least_loaded", "prefix_aware"]), st.integers(1, 4),
-       st.sampled_from([None, 1, 3, 10]), st.booleans())  # fmt: skip
+@given(
+    st.integers(0, 2**31),
+    st.sampled_from(["round_robin", "least_loaded", "prefix_aware"]),
+    st.integers(1, 4),
+    st.sampled_from([None, 1, 3, 10]),
+    st.booleans(),
+)
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_whatever_the_cluster_everyone_is_served(
     seed: int, router: str, count: int, most: int | None, split: bool
@@ -143,10 +171,17 @@ def test_prompts_go_where_their_prefix_is() -> None:
     rng = np.random.default_rng(1)
     group = rng.integers(0, 8, 160)
     blocks = tuple(np.arange(g * 100, g * 100 + 40) for g in group)
-    trace = Trace(input_tokens=np.full(160, 40 * 16 + 30), output_tokens=np.full(160, 8), blocks=blocks,
-                  block_tokens=16, arrival_s=np.sort(rng.uniform(0, 40, 160)))  # fmt: skip
-    blind, aware = (simulate(MODEL, GPU, trace=trace, data_parallel_size=4, router=router)
-                    for router in ("round_robin", "prefix_aware"))  # fmt: skip
+    trace = Trace(
+        input_tokens=np.full(160, 40 * 16 + 30),
+        output_tokens=np.full(160, 8),
+        blocks=blocks,
+        block_tokens=16,
+        arrival_s=np.sort(rng.uniform(0, 40, 160)),
+    )
+    blind, aware = (
+        simulate(MODEL, GPU, trace=trace, data_parallel_size=4, router=router)
+        for router in ("round_robin", "prefix_aware")
+    )
     ideal = (160 - 8) * 40 * 16 / (160 * (40 * 16 + 30))
     assert aware.prefix_hit_rate == pytest.approx(ideal) and blind.prefix_hit_rate < ideal - 0.1
     for g in range(8):
@@ -168,8 +203,14 @@ def test_a_conversation_finds_what_was_said() -> None:
 
 
 def test_prompts_and_answers_apart() -> None:
-    outcome = simulate(MODEL, GPU, trace=trace_of((0.0, 1000, 50), (30.0, 500, 1), (60.0, 500, 0)), prefill_replicas=1,
-                       decode_replicas=1, frontend="in-process")  # fmt: skip
+    outcome = simulate(
+        MODEL,
+        GPU,
+        trace=trace_of((0.0, 1000, 50), (30.0, 500, 1), (60.0, 500, 0)),
+        prefill_replicas=1,
+        decode_replicas=1,
+        frontend="in-process",
+    )
     together = simulate(MODEL, GPU, trace=trace_of((0.0, 1000, 50)), frontend="in-process")
     assert outcome.replica.tolist() == [1, 0, 0], "an answer of one token comes with its prompt"
     link, cache = hardware(GPU).links["network"].bandwidth, 1000 * 2 * 32 * 4096 * 2
@@ -177,8 +218,9 @@ def test_prompts_and_answers_apart() -> None:
     assert cache / link < late < cache / link + 0.03, "the cache is sent, then the last token of the prompt is computed"
     assert outcome.finished_s[1] == outcome.first_token_s[1] > 30
     shared = some(60, rate=20, prefix_len=64)
-    apart, one = (simulate(MODEL, GPU, trace=shared, **words)
-                  for words in ({"prefill_replicas": 1, "decode_replicas": 2}, {}))  # fmt: skip
+    apart, one = (
+        simulate(MODEL, GPU, trace=shared, **words) for words in ({"prefill_replicas": 1, "decode_replicas": 2}, {})
+    )
     assert apart.prefix_hit_rate == one.prefix_hit_rate > 0, "who reads the prompts finds what they share"
 
 
@@ -252,21 +294,32 @@ def test_progress_is_told() -> None:
     assert seen and seen == sorted(seen) and all(total == 400 for _, total in seen)
 
 
-@pytest.mark.parametrize(("words", "sentence"), [
-    ({"scheduler": "vlm"}, "did you mean vllm"), ({"policy": "lifo"}, "fcfs"), ({"router": "robin"}, "round_robin"),
-    ({"stops": "word"}, "length"), ({"max_concurrency": 0}, "--max-concurrency"), ({"prefill_replicas": 2}, "together"),
-    ({"num_gpu_blocks_override": 0}, "--num-gpu-blocks-override"), ({"pools": [{"role": "reader"}]}, "prefill"),
-    ({"pools": [{"role": "prefill"}]}, "role decode"), ({"pools": []}, "none"), ({"pools": [{"gpus": 2}]}, "gpu"),
-    ({"pools": ["h200"]}, "mapping"), ({"pools": [{"replicas": 0}]}, "replicas"),
-    ({"max_num_batched_tokens": 64, "max_num_seqs": 256}, "--max-num-batched-tokens"),
-    ({"pools": [{}], "prefill_replicas": 1, "decode_replicas": 1}, "pools"),
-    ({"scheduler_recv_interval": 0}, "--scheduler-recv-interval"),
-    ({"scheduler_recv_interval": 5, "pipeline_parallel_size": 2}, "--pipeline-parallel-size"),
-    ({"batch_wait_timeout_iters": -1}, "--batch-wait-timeout-iters"),
-    ({"batch_wait_timeout_iters": 5}, "--batch-wait-max-tokens-ratio"),
-    ({"batch_wait_max_tokens_ratio": 1.5}, "--batch-wait-max-tokens-ratio"),
-    ({"batch_wait_timeout_iters": 5, "batch_wait_max_tokens_ratio": 0.5}, "scheduler trtllm, not of vllm"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ({"scheduler": "vlm"}, "did you mean vllm"),
+        ({"policy": "lifo"}, "fcfs"),
+        ({"router": "robin"}, "round_robin"),
+        ({"stops": "word"}, "length"),
+        ({"max_concurrency": 0}, "--max-concurrency"),
+        ({"prefill_replicas": 2}, "together"),
+        ({"num_gpu_blocks_override": 0}, "--num-gpu-blocks-override"),
+        ({"pools": [{"role": "reader"}]}, "prefill"),
+        ({"pools": [{"role": "prefill"}]}, "role decode"),
+        ({"pools": []}, "none"),
+        ({"pools": [{"gpus": 2}]}, "gpu"),
+        ({"pools": ["h200"]}, "mapping"),
+        ({"pools": [{"replicas": 0}]}, "replicas"),
+        ({"max_num_batched_tokens": 64, "max_num_seqs": 256}, "--max-num-batched-tokens"),
+        ({"pools": [{}], "prefill_replicas": 1, "decode_replicas": 1}, "pools"),
+        ({"scheduler_recv_interval": 0}, "--scheduler-recv-interval"),
+        ({"scheduler_recv_interval": 5, "pipeline_parallel_size": 2}, "--pipeline-parallel-size"),
+        ({"batch_wait_timeout_iters": -1}, "--batch-wait-timeout-iters"),
+        ({"batch_wait_timeout_iters": 5}, "--batch-wait-max-tokens-ratio"),
+        ({"batch_wait_max_tokens_ratio": 1.5}, "--batch-wait-max-tokens-ratio"),
+        ({"batch_wait_timeout_iters": 5, "batch_wait_max_tokens_ratio": 0.5}, "scheduler trtllm, not of vllm"),
+    ],
+)
 def test_what_makes_no_sense_is_said(words: dict[str, Any], sentence: str) -> None:
     with pytest.raises((BadValue, UnknownName), match=sentence):
         simulate(MODEL, GPU, trace=some(3), **words)

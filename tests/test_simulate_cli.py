@@ -15,7 +15,7 @@ from conftest import Ran
 
 from inferometer.serving.simulate import simulate
 from inferometer.serving.trace import read_trace
-from inferometer.views.serving import spark
+from inferometer.views.text.serving import spark
 
 Command = Callable[..., Ran]
 MODEL = "qwen3-0.6b"
@@ -23,9 +23,20 @@ SMALL = ("--gpu", "h200", "--num-prompts", "30", "--input-len", "300", "--output
 KEYS = {
     f"{word}_{name}_ms" for word in ("mean", "median", "std", "p90", "p99") for name in ("ttft", "tpot", "itl", "e2el")
 }
-KEYS |= {"request_throughput", "output_throughput", "total_token_throughput", "request_goodput", "completed",
-         "duration", "total_input_tokens", "total_output_tokens", "max_concurrency", "num_prompts", "request_rate",
-         "burstiness"}  # fmt: skip
+KEYS |= {
+    "request_throughput",
+    "output_throughput",
+    "total_token_throughput",
+    "request_goodput",
+    "completed",
+    "duration",
+    "total_input_tokens",
+    "total_output_tokens",
+    "max_concurrency",
+    "num_prompts",
+    "request_rate",
+    "burstiness",
+}
 
 
 def sim(run: Command, *more: str) -> Ran:
@@ -55,8 +66,20 @@ def test_the_table(run: Command) -> None:
 
 def test_rows_and_files(run: Command, tmp_path: Path) -> None:
     rows, chrome, plots = tmp_path / "rows.csv", tmp_path / "trace.json", tmp_path / "plots"
-    ran = sim(run, "--request-rate", "20", "--requests-out", str(rows), "--chrome-trace", str(chrome), "--plot",
-              str(plots), "--goodput", "ttft:500", "--json")  # fmt: skip
+    ran = sim(
+        run,
+        "--request-rate",
+        "20",
+        "--requests-out",
+        str(rows),
+        "--chrome-trace",
+        str(chrome),
+        "--plot",
+        str(plots),
+        "--goodput",
+        "ttft:500",
+        "--json",
+    )
     assert ran.code == 0 and ran.err.count("wrote ") == 4
     again = read_trace(rows)
     assert len(again) == 30 and again.measured["TTFT"].mean() == pytest.approx(ran.json["mean_ttft_ms"], rel=1e-4)
@@ -194,29 +217,32 @@ def test_a_model_that_does_not_fit_is_exit_1(run: Command) -> None:
     assert shown.code == 1 and "does not work" in shown.out
 
 
-@pytest.mark.parametrize(("args", "sentence"), [
-    (["--trace", "none.csv"], "there is no such file"),
-    (["--trace", "x.csv", "--input-len", "5"], "--trace says all lengths itself and cannot be combined with"),
-    (["--trace", "x.csv", "--turns", "5"], "cannot be combined with --turns"),
-    (["--request-rate", "0"], "--request-rate must be a positive number"),
-    (["--scheduler", "lifo"], "unknown --scheduler 'lifo'"),
-    (["--policy", "random"], "unknown --policy 'random'"),
-    (["--router", "best"], "unknown --router 'best'"),
-    (["--max-concurrency", "0"], "--max-concurrency must be between 1"),
-    (["--goodput", "speed:5"], "unknown --goodput metric 'speed'"),
-    (["--pool", "h200"], "--pool takes pairs such as gpu=h200,replicas=2, not 'h200'"),
-    (["--num-gpu-blocks-override", "0"], "--num-gpu-blocks-override must be between 1"),
-    (["--frontend", "grpc"], "unknown --frontend 'grpc'"),
-    (["--json", "--csv"], "--json and --csv are two forms of one result"),
-    (["--plot", ""], "--plot needs the name of a folder"),
-    (["--chrome-trace", " "], "--chrome-trace needs the name of a file"),
-    (["--find-capacity"], "--find-capacity needs limits that must hold: --goodput ttft:500,tpot:50"),
-    (["--find-capacity", "--goodput", "ttft:5", "--request-rate", "5"], "looks for the rate itself"),
-    (["--find-capacity", "--goodput", "ttft:5", "--plot", "x"], "runs many simulations: --plot is of one"),
-    (["--find-capacity", "--goodput", "ttft:5", "--backend", "slurm"], "unknown --backend 'slurm'"),
-    (["--find-capacity", "--goodput", "ttft:5", "--max-concurrency", "4"], "finds a rate of arrivals"),
-    (["--seed", "-1"], "--seed must be between 0"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (["--trace", "none.csv"], "there is no such file"),
+        (["--trace", "x.csv", "--input-len", "5"], "--trace says all lengths itself and cannot be combined with"),
+        (["--trace", "x.csv", "--turns", "5"], "cannot be combined with --turns"),
+        (["--request-rate", "0"], "--request-rate must be a positive number"),
+        (["--scheduler", "lifo"], "unknown --scheduler 'lifo'"),
+        (["--policy", "random"], "unknown --policy 'random'"),
+        (["--router", "best"], "unknown --router 'best'"),
+        (["--max-concurrency", "0"], "--max-concurrency must be between 1"),
+        (["--goodput", "speed:5"], "unknown --goodput metric 'speed'"),
+        (["--pool", "h200"], "--pool takes pairs such as gpu=h200,replicas=2, not 'h200'"),
+        (["--num-gpu-blocks-override", "0"], "--num-gpu-blocks-override must be between 1"),
+        (["--frontend", "grpc"], "unknown --frontend 'grpc'"),
+        (["--json", "--csv"], "--json and --csv are two forms of one result"),
+        (["--plot", ""], "--plot needs the name of a folder"),
+        (["--chrome-trace", " "], "--chrome-trace needs the name of a file"),
+        (["--find-capacity"], "--find-capacity needs limits that must hold: --goodput ttft:500,tpot:50"),
+        (["--find-capacity", "--goodput", "ttft:5", "--request-rate", "5"], "looks for the rate itself"),
+        (["--find-capacity", "--goodput", "ttft:5", "--plot", "x"], "runs many simulations: --plot is of one"),
+        (["--find-capacity", "--goodput", "ttft:5", "--backend", "slurm"], "unknown --backend 'slurm'"),
+        (["--find-capacity", "--goodput", "ttft:5", "--max-concurrency", "4"], "finds a rate of arrivals"),
+        (["--seed", "-1"], "--seed must be between 0"),
+    ],
+)
 def test_bad_requests_are_one_sentence(run: Command, args: list[str], sentence: str) -> None:
     ran = run("simulate", MODEL, *args)
     assert ran.code == 2 and sentence in ran.err and ran.err.count("\n") == 1 and ran.out == ""
@@ -262,7 +288,7 @@ def test_a_line_of_blocks() -> None:
 
 
 def test_real_traces_run_as_they_are(shared: Path) -> None:
-    from inferometer.serving.requests import first
+    from inferometer.serving.trace import first
 
     talk = first(read_trace(shared / "reference" / "traces" / "mooncake_conversation.jsonl"), 300)
     with_cache, without = (

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferometer import catalog, models
-from inferometer.evaluate import prepare, step_seconds
-from inferometer.graph import Span
-from inferometer.phases import decode, decode_nodes, prefill
-from inferometer.spec import Plan
-from inferometer.steps import Group, Step, kept, pairs, touched
+from inferometer.costs.bound_plan import prepare, step_seconds
+from inferometer.costs.step import Group, Step, decode, decode_nodes, kept, pairs, prefill, touched
+from inferometer.network import families
+from inferometer.network.graph import Span
+from inferometer.specs import catalog
+from inferometer.specs.structs import Plan
 
 FULL = {"": Span()}
 SETUP = prepare(
-    models.build(catalog.model("llama-3.1-8b").config), catalog.hardware("h200"), catalog.engine("vllm"), Plan()
+    families.build(catalog.model("llama-3.1-8b").config), catalog.hardware("h200"), catalog.engine("vllm"), Plan()
 )
 
 
@@ -72,9 +72,11 @@ def test_narrow_attention_is_never_more_work(kind: str, size: int, n: int) -> No
 
 
 workloads = {
-    "batch": st.integers(1, 64), "new": st.integers(1, 9000), "cached": st.integers(0, 3000),
+    "batch": st.integers(1, 64),
+    "new": st.integers(1, 9000),
+    "cached": st.integers(0, 3000),
     "budget": st.integers(1, 9000),
-}  # fmt: skip
+}
 
 
 @settings(max_examples=200, deadline=None)
@@ -98,7 +100,7 @@ def test_chunks_add_up_to_the_prompts(batch: int, new: int, cached: int, budget:
 @settings(max_examples=25, deadline=None)
 @given(**workloads)
 def test_linear_work_does_not_depend_on_the_chunks(batch: int, new: int, cached: int, budget: int) -> None:
-    from inferometer.evaluate import step_rows
+    from inferometer.costs.bound_plan import step_rows
 
     def flops(limit: int) -> float:
         rows = [
@@ -120,7 +122,7 @@ def test_a_million_prefills_are_one_call(points: list[tuple[int, int, int, int]]
 
 def test_the_mean_step_of_an_answer_is_the_mean_of_its_steps() -> None:
     for model in ("llama-3.1-8b", "gemma-3-27b", "gpt-oss-20b"):
-        network = models.build(catalog.model(model).config)
+        network = families.build(catalog.model(model).config)
         setup = prepare(network, catalog.hardware("h200"), catalog.engine("roofline"), Plan())
         each = [float(step_seconds(setup, decode(4, 1000 + i, 2))) for i in range(0, 999, 2)]
         mean = sum(float(step_seconds(setup, step)) * weight for step, weight in decode_nodes(network, 4, 1000, 1000))

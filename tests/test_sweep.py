@@ -21,15 +21,16 @@ import pytest
 from conftest import Ran
 from hypothesis import given
 from hypothesis import strategies as st
+from inferometer.views.plots.curves import drawn, write_curves
 
-from inferometer import BadFile, BadValue, InferometerError, Sweep, UnknownName, analyze, sweep
+from inferometer import BadFile, BadValue, InferometerError, Sweep, UnknownName, sweep
 from inferometer.cli import app
-from inferometer.request import request
-from inferometer.sweeps.digest import Digest, fewer, pareto
-from inferometer.sweeps.grid import Grid
-from inferometer.sweeps.points import FIGURES, Piece, boxes, pieces
-from inferometer.sweeps.writers import write
-from inferometer.views.curves import drawn, write_curves
+from inferometer.inference import analyze
+from inferometer.inference.request import request
+from inferometer.sweep.digest import Digest, fewer, pareto
+from inferometer.sweep.grid import Grid
+from inferometer.sweep.points import FIGURES, Piece, boxes, pieces
+from inferometer.sweep.writers import write
 
 Run = Callable[..., Ran]
 MODEL = "llama-3.1-8b"
@@ -41,32 +42,91 @@ BYTES = [name for name in FIGURES if name.endswith("_bytes")]
 # images; conversations; diffusion; offload; use cases and efficiencies; links that a device lacks; one workload; meshes
 # so large that steps of equally many tokens are priced once
 CASES: list[tuple[str, dict[str, Any]]] = [
-    (MODEL, {"gpu": "h200,a100-sxm-80gb:memory=94e9,power=300", "batch_size": [1, 3, 300], "input_len": "1,777,40000",
-             "output_len": [1, 2, 300], "prefix_len": [0, 512]}),
-    ("llama-3.1-8b,mamba2-2.7b,gemma-3-27b", {"batch_size": [1, 64], "input_len": [100, 9000],
-                                              "engine": "vllm,roofline,hf"}),
-    ("llama-3.1-70b", {"gpu": "h200", "tensor_parallel_size": [1, 2, 3], "pipeline_parallel_size": [1, 2],
-                       "batch_size": [1, 64], "quantization": "bf16,fp8", "kv_cache_dtype": ["auto", "fp8"]}),
-    ("deepseek-v3", {"gpu": "h200", "tensor_parallel_size": 8, "data_parallel_size": [1, 2], "batch_size": [1, 65],
-                     "enable_expert_parallel": [False, True], "speculative_config": [MTP, None]}),
-    ("llama-2-7b", {"beam_width": [1, 4], "batch_size": [1, 7], "lora_rank": [8, 16],
-                    "lora_targets": "qkv_proj,o_proj"}),
-    ("qwen2.5-vl-7b", {"images": ["1x896x896", "2x448x448"], "batch_size": [1, 5, 9], "input_len": [10, 1000],
-                       "output_len": [1, 20]}),
+    (
+        MODEL,
+        {
+            "gpu": "h200,a100-sxm-80gb:memory=94e9,power=300",
+            "batch_size": [1, 3, 300],
+            "input_len": "1,777,40000",
+            "output_len": [1, 2, 300],
+            "prefix_len": [0, 512],
+        },
+    ),
+    (
+        "llama-3.1-8b,mamba2-2.7b,gemma-3-27b",
+        {"batch_size": [1, 64], "input_len": [100, 9000], "engine": "vllm,roofline,hf"},
+    ),
+    (
+        "llama-3.1-70b",
+        {
+            "gpu": "h200",
+            "tensor_parallel_size": [1, 2, 3],
+            "pipeline_parallel_size": [1, 2],
+            "batch_size": [1, 64],
+            "quantization": "bf16,fp8",
+            "kv_cache_dtype": ["auto", "fp8"],
+        },
+    ),
+    (
+        "deepseek-v3",
+        {
+            "gpu": "h200",
+            "tensor_parallel_size": 8,
+            "data_parallel_size": [1, 2],
+            "batch_size": [1, 65],
+            "enable_expert_parallel": [False, True],
+            "speculative_config": [MTP, None],
+        },
+    ),
+    (
+        "llama-2-7b",
+        {"beam_width": [1, 4], "batch_size": [1, 7], "lora_rank": [8, 16], "lora_targets": "qkv_proj,o_proj"},
+    ),
+    (
+        "qwen2.5-vl-7b",
+        {"images": ["1x896x896", "2x448x448"], "batch_size": [1, 5, 9], "input_len": [10, 1000], "output_len": [1, 20]},
+    ),
     (MODEL, {"turns": ["512:128,256:64", "100:10"], "batch_size": [1, 2000, 16]}),
     ("DiT-XL/2", {"gpu": "a6000", "batch_size": [1, 8, 64]}),
     ("llama-3.1-70b", {"gpu": "h200", "cpu_offload_gb": [0, 20, 160], "batch_size": [1, 32]}),
     (MODEL, {"usecase": "chatbot,code", "efficiency": [0.5, "flops=0.7,hbm=0.8,intra=0.9,inter=0.9"]}),
-    (MODEL, {"gpu": "h200,l40s", "interconnect": ["nvlink", "pcie"], "tensor_parallel_size": 2,
-             "max_num_batched_tokens": "512:8192:x4"}),
+    (
+        MODEL,
+        {
+            "gpu": "h200,l40s",
+            "interconnect": ["nvlink", "pcie"],
+            "tensor_parallel_size": 2,
+            "max_num_batched_tokens": "512:8192:x4",
+        },
+    ),
     (MODEL, {"gpu": "h200", "batch_size": 1, "overlap": "0:1:0.5", "tensor_parallel_size": 2}),
-    ("gemma-3-27b", {"gpu": "h200", "batch_size": "1:64:1", "input_len": "64:6400:64", "overlap": 0.5,
-                     "tensor_parallel_size": 2, "pipeline_parallel_size": 2}),
-    ("deepseek-v3", {"gpu": "h200", "batch_size": "1:640:10", "input_len": "37:6400:64", "tensor_parallel_size": 4,
-                     "data_parallel_size": 2, "speculative_config": MTP}),
-    ("qwen3-next-80b-a3b", {"gpu": "h200", "batch_size": "1:64:1", "input_len": "100:30000:300",
-                            "prefix_len": [0, 99]}),
-]  # fmt: skip
+    (
+        "gemma-3-27b",
+        {
+            "gpu": "h200",
+            "batch_size": "1:64:1",
+            "input_len": "64:6400:64",
+            "overlap": 0.5,
+            "tensor_parallel_size": 2,
+            "pipeline_parallel_size": 2,
+        },
+    ),
+    (
+        "deepseek-v3",
+        {
+            "gpu": "h200",
+            "batch_size": "1:640:10",
+            "input_len": "37:6400:64",
+            "tensor_parallel_size": 4,
+            "data_parallel_size": 2,
+            "speculative_config": MTP,
+        },
+    ),
+    (
+        "qwen3-next-80b-a3b",
+        {"gpu": "h200", "batch_size": "1:64:1", "input_len": "100:30000:300", "prefix_len": [0, 99]},
+    ),
+]
 
 
 def close(a: Any, b: Any, rel: float) -> bool:
@@ -92,8 +152,13 @@ def test_points_are_what_analyze_says(model: str, axes: dict[str, Any]) -> None:
                 assert close(row[name], getattr(figures, name), 1e-9), (name, words)
         tpot = one.metrics.tpot_ms
         assert close(row["output_throughput_per_user"], tpot and 1e3 / tpot, 1e-9)
-        plan = {"gpus": one.plan["gpus"], "engine": one.engine["name"], "quantization": one.plan["quantization"],
-                "kv_cache_dtype": one.plan["kv_cache_dtype"], "batch_size": one.workload["batch_size"]}  # fmt: skip
+        plan = {
+            "gpus": one.plan["gpus"],
+            "engine": one.engine["name"],
+            "quantization": one.plan["quantization"],
+            "kv_cache_dtype": one.plan["kv_cache_dtype"],
+            "batch_size": one.workload["batch_size"],
+        }
         assert {name: row[name] for name in plan} == plan
 
 
@@ -105,8 +170,14 @@ def reasons(found: Sweep) -> dict[str, int]:
 
 
 def test_infeasible_points_are_marked_and_not_dropped() -> None:
-    found = sweep("llama-3.1-70b", gpu="h200", tensor_parallel_size=[1, 3, 4], batch_size=[1, 512, 4096],
-                  input_len=[2048, 100], prefix_len=[0, 100])  # fmt: skip
+    found = sweep(
+        "llama-3.1-70b",
+        gpu="h200",
+        tensor_parallel_size=[1, 3, 4],
+        batch_size=[1, 512, 4096],
+        input_len=[2048, 100],
+        prefix_len=[0, 100],
+    )
     assert len(found) == 36
     said = reasons(found)
     assert said["64 attention heads do not divide by tp 3"] == 12
@@ -144,7 +215,7 @@ def test_a_combination_that_is_refused_is_marked_and_a_mistake_is_an_error() -> 
         ({"profile": "nowhere.csv"}, BadFile, "nowhere.csv"),
         ({"output_len": []}, BadValue, "--output-len has no values"),
         ({"turns": "1:2", "input_len": [1, 2]}, BadValue, "--turns says all lengths itself"),
-    ]:  # fmt: skip
+    ]:
         with pytest.raises(error) as caught:
             sweep(MODEL, **axes)
         assert words in str(caught.value), axes
@@ -176,9 +247,15 @@ def test_boxes_are_runs_of_rows(sizes: list[int], most: int) -> None:
 
 
 def test_pieces_and_threads_do_not_matter() -> None:
-    axes = {"gpu": "h200,h100-sxm", "tensor_parallel_size": [1, 3], "batch_size": "1:2000:x7",
-            "input_len": "10:9000:x5", "output_len": [1, 100], "prefix_len": [0, 30],
-            "data_parallel_size": 2}  # fmt: skip
+    axes = {
+        "gpu": "h200,h100-sxm",
+        "tensor_parallel_size": [1, 3],
+        "batch_size": "1:2000:x7",
+        "input_len": "10:9000:x5",
+        "output_len": [1, 100],
+        "prefix_len": [0, 30],
+        "data_parallel_size": 2,
+    }
     whole = sweep(MODEL, **axes)
     for threads, most in ((1, 7), (2, 64), (5, 1)):
         grid = Grid(MODEL, **axes)
@@ -197,7 +274,7 @@ def test_types_are_worked_out_by_one_thread_at_a_time() -> None:
     """The library that reads data crashes where two threads meet a type for the first time; ours do not."""
     code = (
         "import sys, threading, msgspec\n"
-        "from inferometer.files import convert, decoded\n"
+        "from inferometer.base.files import convert, decoded\n"
         "sys.setswitchinterval(1e-6)\n"
         "for _ in range(1500):\n"
         "    inner = msgspec.defstruct('I', [('a', int), ('b', dict[str, tuple[str, ...]])])\n"
@@ -218,9 +295,17 @@ def test_types_are_worked_out_by_one_thread_at_a_time() -> None:
 
 @pytest.fixture(scope="module")
 def found() -> Sweep:
-    return sweep(MODEL, gpu=["h200", "l40s"], interconnect=["pcie", "nvlink"], batch_size="1:512:x8",
-                 input_len=[64, 8000], output_len=[1, 64], prefix_len=[0, 64], enable_expert_parallel=False,
-                 max_num_seqs=256)  # fmt: skip
+    return sweep(
+        MODEL,
+        gpu=["h200", "l40s"],
+        interconnect=["pcie", "nvlink"],
+        batch_size="1:512:x8",
+        input_len=[64, 8000],
+        output_len=[1, 64],
+        prefix_len=[0, 64],
+        enable_expert_parallel=False,
+        max_num_seqs=256,
+    )
 
 
 def test_columns_rows_and_cubes_are_one_table(found: Sweep) -> None:
@@ -240,8 +325,13 @@ def test_columns_rows_and_cubes_are_one_table(found: Sweep) -> None:
 def test_the_best_point(found: Sweep) -> None:
     usable = [row for row in found.rows() if row["feasible"]]
     assert found.best("output_throughput_per_gpu") in usable
-    for name, choose in (("output_throughput_per_gpu", max), ("tpot_ms", min), ("total_bytes", min),
-                         ("cost_per_million_output_tokens", min), ("output_throughput_per_user", max)):  # fmt: skip
+    for name, choose in (
+        ("output_throughput_per_gpu", max),
+        ("tpot_ms", min),
+        ("total_bytes", min),
+        ("cost_per_million_output_tokens", min),
+        ("output_throughput_per_user", max),
+    ):
         known = [row[name] for row in usable if row[name] is not None]
         assert found.best(name)[name] == choose(known)
     with pytest.raises(UnknownName, match="figure"):
@@ -331,8 +421,14 @@ def test_the_digest_counts_everything_and_keeps_the_front() -> None:
 
 
 def test_pictures(tmp_path: Path) -> None:
-    found = sweep("llama-3.1-70b", gpu="h200,h100-sxm", tensor_parallel_size=[8, 2], batch_size="1:512:x8",
-                  input_len="128:32768:x4", quantization="bf16,fp8")  # fmt: skip
+    found = sweep(
+        "llama-3.1-70b",
+        gpu="h200,h100-sxm",
+        tensor_parallel_size=[8, 2],
+        batch_size="1:512:x8",
+        input_len="128:32768:x4",
+        quantization="bf16,fp8",
+    )
     lines = drawn(found, "batch_size")
     assert len(lines.lines) == 8 and lines.held == {"input_len": "input 2,048"}, "the rest is named"
     assert {line.name for line in lines.lines} == {
@@ -360,8 +456,22 @@ def test_every_word_of_a_request_is_an_axis() -> None:
 
 
 def test_the_command_prints_the_table(run: Run, tmp_path: Path) -> None:
-    args = ("sweep", MODEL, "--gpu", "h200,h100-sxm:memory=94e9,power=700", "-tp", "1,2", "--batch-size", "1:64:x8",
-            "-q", "bf16", "-q", "fp8", "--hf-token", "s3cret")  # fmt: skip
+    args = (
+        "sweep",
+        MODEL,
+        "--gpu",
+        "h200,h100-sxm:memory=94e9,power=700",
+        "-tp",
+        "1,2",
+        "--batch-size",
+        "1:64:x8",
+        "-q",
+        "bf16",
+        "-q",
+        "fp8",
+        "--hf-token",
+        "s3cret",
+    )
     ran = run(*args, "--csv")
     rows = list(csv.DictReader(ran.out.splitlines()))
     assert (ran.code, len(rows)) == (0, 24) and "s3cret" not in ran.out + ran.err
@@ -391,23 +501,26 @@ def test_nothing_that_works_is_exit_1(run: Run) -> None:
     assert ran.code == 1 and not ran.json["rows"][0]["feasible"] and "infeasible: needs more memory" in ran.err
 
 
-@pytest.mark.parametrize(("args", "words"), [
-    (["--gpu", "h10"], "unknown GPU 'h10'; did you mean"),
-    (["--batch-size", ""], "--batch-size has no values"),
-    (["--batch-size", "1:8"], "lacks its step"),
-    (["--batch-size", "8:1:1"], "runs backwards"),
-    (["--input-len", "1:1e15:1"], "has 1,000,000,000,000,000 values"),
-    (["--batch-size", "1:4000:1", "--input-len", "1:4000:1"], "has 16,000,000 points"),
-    (["--batch-size", "1:4000:1", "--input-len", "1:4000:1", "-o", "x.csv", "--plot", "d"], "without --plot"),
-    (["--batch-size", "1:1e6:1", "--input-len", "1:1e6:1", "-o", "x.csv"], "has 1,000,000,000,000 points"),
-    (["--batchsize", "1"], "--batchsize"),
-    (["--tensor-parallel-size", "two"], "--tensor-parallel-size takes numbers"),
-    (["-o", "x.xlsx"], "its name may end with .csv, .json, .jsonl, .ndjson, .parquet"),
-    (["--json", "-o", "x.csv"], "--json and 'x.csv' are two forms of one table"),
-    (["--json", "--csv"], "two forms of one result"),
-    (["-o", "no/x.csv"], "No such file or directory"),
-    (["--overlap", "0:2:1"], "--overlap must be between 0"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--gpu", "h10"], "unknown GPU 'h10'; did you mean"),
+        (["--batch-size", ""], "--batch-size has no values"),
+        (["--batch-size", "1:8"], "lacks its step"),
+        (["--batch-size", "8:1:1"], "runs backwards"),
+        (["--input-len", "1:1e15:1"], "has 1,000,000,000,000,000 values"),
+        (["--batch-size", "1:4000:1", "--input-len", "1:4000:1"], "has 16,000,000 points"),
+        (["--batch-size", "1:4000:1", "--input-len", "1:4000:1", "-o", "x.csv", "--plot", "d"], "without --plot"),
+        (["--batch-size", "1:1e6:1", "--input-len", "1:1e6:1", "-o", "x.csv"], "has 1,000,000,000,000 points"),
+        (["--batchsize", "1"], "--batchsize"),
+        (["--tensor-parallel-size", "two"], "--tensor-parallel-size takes numbers"),
+        (["-o", "x.xlsx"], "its name may end with .csv, .json, .jsonl, .ndjson, .parquet"),
+        (["--json", "-o", "x.csv"], "--json and 'x.csv' are two forms of one table"),
+        (["--json", "--csv"], "two forms of one result"),
+        (["-o", "no/x.csv"], "No such file or directory"),
+        (["--overlap", "0:2:1"], "--overlap must be between 0"),
+    ],
+)
 def test_bad_input_is_one_sentence(args: list[str], words: str, run: Run, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     ran = run("sweep", MODEL, *args)

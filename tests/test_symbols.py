@@ -17,11 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferometer import catalog, models
-from inferometer.evaluate import bound, prepare
-from inferometer.spec import Plan
-from inferometer.steps import Group, Step
-from inferometer.symbols import (
+from inferometer.base.symbols import (
     Expr,
     Program,
     ceil,
@@ -35,12 +31,20 @@ from inferometer.symbols import (
     total,
     words,
 )
+from inferometer.costs.bound_plan import bound, prepare
+from inferometer.costs.step import Group, Step
+from inferometer.network import families
+from inferometer.specs import catalog
+from inferometer.specs.structs import Plan
 
 NAMES = ("tokens", "hidden_size", "tp")
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
-    ast.Div: operator.truediv, ast.Pow: operator.pow,
-}  # fmt: skip
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.Pow: operator.pow,
+}
 _CALLS = {"max": max, "min": min, "ceil": math.ceil}
 
 
@@ -141,7 +145,7 @@ MODELS = [
 @pytest.mark.parametrize("model", MODELS)
 def test_every_formula_of_a_network_reads_as_javascript(model: str) -> None:
     """What the web page shows and computes is what this package computes."""
-    network = models.build(catalog.model(model).config)
+    network = families.build(catalog.model(model).config)
     plan = Plan(tensor_parallel_size=2)
     setup = prepare(network, catalog.hardware("h200"), catalog.engine("vllm"), plan)
     env = bound(setup, Step((Group(3, 700, 50), Group(5, 1, 900, decode=True))))

@@ -12,13 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferometer.errors import BadFile, BadValue, InferometerError, UnknownName
+from inferometer.base.errors import BadFile, BadValue, InferometerError, UnknownName
 from inferometer.serving.metrics import good, latencies, metrics, objectives
 from inferometer.serving.outcome import Outcome
-from inferometer.serving.prefixes import shared_blocks, turns_before
-from inferometer.serving.requests import Trace, first
 from inferometer.serving.synthetic import amount, at_rate, synthetic
-from inferometer.serving.trace import read_trace
+from inferometer.serving.trace import Trace, first, read_trace, shared_blocks, turns_before
 from inferometer.views.requests import chrome_trace, rows_csv
 
 Write = Callable[..., Path]
@@ -38,8 +36,12 @@ def write(tmp_path: Path) -> Write:
 
 
 def test_ours(write: Write) -> None:
-    trace = read_trace(write("request_id,arrival_s,input_tokens,output_tokens,TTFT,TPOT,E2E,note\n"
-                             "a,0.5,887,149,39.343,5.1443,800.697,x\n\nb,0.25,59,0,20.5,,20.5,\"y, z\"\n"))  # fmt: skip
+    trace = read_trace(
+        write(
+            "request_id,arrival_s,input_tokens,output_tokens,TTFT,TPOT,E2E,note\n"
+            'a,0.5,887,149,39.343,5.1443,800.697,x\n\nb,0.25,59,0,20.5,,20.5,"y, z"\n'
+        )
+    )
     assert trace.input_tokens.tolist() == [887, 59] and trace.output_tokens.tolist() == [149, 0]
     assert trace.arrival_s is not None and trace.arrival_s.tolist() == [0.5, 0.25], "in the file's order, unsorted"
     assert trace.measured["TTFT"].tolist() == [39.343, 20.5] and math.isnan(trace.measured["TPOT"][1])
@@ -47,33 +49,49 @@ def test_ours(write: Write) -> None:
 
 
 def test_chat_csv_in_its_folder(tmp_path: Path) -> None:
-    (tmp_path / "chat.csv").write_text("conversation_id,input_tokens,output_tokens,E2E,TTFT,TPOT\n0,24,200.0,3735.787,"
-                                       "24.597,18.649\n")  # fmt: skip
+    (tmp_path / "chat.csv").write_text(
+        "conversation_id,input_tokens,output_tokens,E2E,TTFT,TPOT\n0,24,200.0,3735.787,24.597,18.649\n"
+    )
     trace = read_trace(tmp_path)
     assert (trace.output_tokens[0], trace.measured["E2E"][0], trace.arrival_s) == (200, 3735.787, None)
 
 
 def test_azure(write: Write) -> None:
-    trace = read_trace(write("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n"
-                             "2023-11-16 18:17:04.0319600,3180,8\n"))  # fmt: skip
+    trace = read_trace(
+        write(
+            "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n"
+            "2023-11-16 18:17:04.0319600,3180,8\n"
+        )
+    )
     assert trace.arrival_s == pytest.approx([0, 0.052]) and trace.input_tokens.tolist() == [4808, 3180]
-    zoned = read_trace(write("TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:01.5+00:00,5,1\n"
-                             "2024-05-10 00:00:00+00:00,6,2\n"))  # fmt: skip
+    zoned = read_trace(
+        write(
+            "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:01.5+00:00,5,1\n2024-05-10 00:00:00+00:00,6,2\n"
+        )
+    )
     assert zoned.arrival_s == pytest.approx([1.5, 0])
 
 
 def test_mooncake(write: Write) -> None:
-    trace = read_trace(write('{"timestamp": 0, "input_length": 1030, "output_length": 5, "hash_ids": [0, 1, 2]}\n'
-                             '{"timestamp": 1500, "input_length": 600, "output_length": 7, "hash_ids": [0, 9]}\n',
-                             "m.jsonl"))  # fmt: skip
+    trace = read_trace(
+        write(
+            '{"timestamp": 0, "input_length": 1030, "output_length": 5, "hash_ids": [0, 1, 2]}\n'
+            '{"timestamp": 1500, "input_length": 600, "output_length": 7, "hash_ids": [0, 9]}\n',
+            "m.jsonl",
+        )
+    )
     assert trace.block_tokens == 512 and trace.blocks is not None
     assert [ids.tolist() for ids in trace.blocks] == [[0, 1, 2], [0, 9]]
     assert trace.arrival_s is not None and trace.arrival_s.tolist() == [0, 1.5]
 
 
 def test_burstgpt(write: Write) -> None:
-    trace = read_trace(write("Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
-                             "5,ChatGPT,472,18,490,Conversation log\n45.5,GPT-4,1087,0,1087,API log\n"))  # fmt: skip
+    trace = read_trace(
+        write(
+            "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+            "5,ChatGPT,472,18,490,Conversation log\n45.5,GPT-4,1087,0,1087,API log\n"
+        )
+    )
     assert trace.arrival_s is not None and trace.arrival_s.tolist() == [5, 45.5]
     assert trace.output_tokens.tolist() == [18, 0]
 
@@ -86,13 +104,15 @@ def test_servingsim_and_vidur(write: Write) -> None:
 
 
 def test_prefixes_and_sessions(write: Write) -> None:
-    trace = read_trace(write("input_tokens,output_tokens,prefix_id,prefix_tokens\n100,5,a,40\n90,5,b,32\n70,5,a,40\n"
-                             "50,5,,0\n"))  # fmt: skip
+    trace = read_trace(
+        write("input_tokens,output_tokens,prefix_id,prefix_tokens\n100,5,a,40\n90,5,b,32\n70,5,a,40\n50,5,,0\n")
+    )
     assert trace.blocks is not None and trace.block_tokens == 16
     a, b, again, none = (ids.tolist() for ids in trace.blocks)
     assert a == again and len(a) == 2 and len(b) == 2 and not set(a) & set(b) and none == []
-    trace = read_trace(write("input_tokens,output_tokens,session_id,think_s,arrival_s\n32,16,s,0,0\n32,16,t,0,1\n"
-                             "80,16,s,2.5,0\n"))  # fmt: skip
+    trace = read_trace(
+        write("input_tokens,output_tokens,session_id,think_s,arrival_s\n32,16,s,0,0\n32,16,t,0,1\n80,16,s,2.5,0\n")
+    )
     assert trace.after is not None and trace.after.tolist() == [-1, -1, 0]
     assert trace.think_s is not None and trace.think_s[2] == 2.5 and trace.blocks is not None
     s, t, later = (ids.tolist() for ids in trace.blocks)
@@ -119,36 +139,50 @@ def test_the_real_ones(shared: Path) -> None:
 # ------------------------------------------------------------------ what is wrong with a file
 
 
-@pytest.mark.parametrize(("text", "sentence"), [
-    ("input_tokens,output_tokens\n5,6\n7\n", "line 3: 1 cell where the header has 2"),
-    ("input_tokens,output_tokens\n5,6\n7,many\n", "line 3: output_tokens must be a whole number from 0 to 100,000,000, "
-     "not 'many'"),
-    ("input_tokens,output_tokens\n5,6\n\n7,-1\n", "line 4: output_tokens must be a whole number"),
-    ("input_tokens,output_tokens\n5,nan\n", "line 2: output_tokens must be a whole number"),
-    ("input_tokens,output_tokens\n5.5,1\n", "line 2: input_tokens must be a whole number"),
-    ("input_tokens,output_tokens\n0,1\n", "line 2: input_tokens must be a whole number from 1"),
-    ("input_tokens,output_tokens\n1e30,1\n", "line 2: input_tokens must be a whole number from 1 to 100,000,000"),
-    ("input_tokens,output_tokens,arrival_s\n1,1,\n", "line 2: arrival_s must be a number from 0 to 1e+10, but"),
-    ("input_tokens,output_tokens,arrival_s\n1,1,-2\n", "line 2: arrival_s must be a number"),
-    ("input_tokens,output_tokens,arrival_s\n1,1,inf\n", "line 2: arrival_s must be a number"),
-    ("input_tokens,output_tokens,TTFT\n1,1,-3\n", "line 2: TTFT must be a number"),
-    ("input_tokens,output_tokens,prefix_tokens\n9,1,10\n", "line 2: prefix_tokens must be at most its 9 input_tokens"),
-    ("input_tokens,output_tokens\n", "has a header but no requests"),
-    ("", "is empty"),
-    ("a,b\n1,2\n", "has the columns a, b; a trace has those of one of: input_tokens, output_tokens"),
-    ("input_tokens,output_tokens,input_tokens\n1,2,3\n", "has two columns named 'input_tokens'"),
-    ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:00,1,1\nyesterday,1,1\n",
-     "line 3: TIMESTAMP must be a time such as 2023-11-16 18:15:46.68, not 'yesterday'"),
-    ('{"input_toks": 1, "output_toks": 2}\n{"input_toks": 1,\n', "line 2: not JSON"),
-    ('{"input_toks": 1, "output_toks": 2}\n{"input_toks": 1}\n', "line 2: output_toks must be a whole number"),
-    ('{"input_toks": 1, "output_toks": 2}\n[1]\n', "line 2: '[1]' is not a JSON object"),
-    ('{"input_toks": 1, "output_toks": 2}\n{"input_toks": 1, "output_toks": 2, "arrival_time_ns": 3}\n',
-     "line 2: has 'arrival_time_ns', which the lines before it lack"),
-    ('{"timestamp": 0, "input_length": 5, "output_length": 5, "hash_ids": [1, "x"]}\n',
-     "line 1: hash_ids must be a list of whole numbers"),
-    ('[{"input_toks": 1}]', "begins with a JSON list"),
-    (b"\xff\xfe\x00", "is not UTF-8 text"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("input_tokens,output_tokens\n5,6\n7\n", "line 3: 1 cell where the header has 2"),
+        (
+            "input_tokens,output_tokens\n5,6\n7,many\n",
+            "line 3: output_tokens must be a whole number from 0 to 100,000,000, not 'many'",
+        ),
+        ("input_tokens,output_tokens\n5,6\n\n7,-1\n", "line 4: output_tokens must be a whole number"),
+        ("input_tokens,output_tokens\n5,nan\n", "line 2: output_tokens must be a whole number"),
+        ("input_tokens,output_tokens\n5.5,1\n", "line 2: input_tokens must be a whole number"),
+        ("input_tokens,output_tokens\n0,1\n", "line 2: input_tokens must be a whole number from 1"),
+        ("input_tokens,output_tokens\n1e30,1\n", "line 2: input_tokens must be a whole number from 1 to 100,000,000"),
+        ("input_tokens,output_tokens,arrival_s\n1,1,\n", "line 2: arrival_s must be a number from 0 to 1e+10, but"),
+        ("input_tokens,output_tokens,arrival_s\n1,1,-2\n", "line 2: arrival_s must be a number"),
+        ("input_tokens,output_tokens,arrival_s\n1,1,inf\n", "line 2: arrival_s must be a number"),
+        ("input_tokens,output_tokens,TTFT\n1,1,-3\n", "line 2: TTFT must be a number"),
+        (
+            "input_tokens,output_tokens,prefix_tokens\n9,1,10\n",
+            "line 2: prefix_tokens must be at most its 9 input_tokens",
+        ),
+        ("input_tokens,output_tokens\n", "has a header but no requests"),
+        ("", "is empty"),
+        ("a,b\n1,2\n", "has the columns a, b; a trace has those of one of: input_tokens, output_tokens"),
+        ("input_tokens,output_tokens,input_tokens\n1,2,3\n", "has two columns named 'input_tokens'"),
+        (
+            "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:00,1,1\nyesterday,1,1\n",
+            "line 3: TIMESTAMP must be a time such as 2023-11-16 18:15:46.68, not 'yesterday'",
+        ),
+        ('{"input_toks": 1, "output_toks": 2}\n{"input_toks": 1,\n', "line 2: not JSON"),
+        ('{"input_toks": 1, "output_toks": 2}\n{"input_toks": 1}\n', "line 2: output_toks must be a whole number"),
+        ('{"input_toks": 1, "output_toks": 2}\n[1]\n', "line 2: '[1]' is not a JSON object"),
+        (
+            '{"input_toks": 1, "output_toks": 2}\n{"input_toks": 1, "output_toks": 2, "arrival_time_ns": 3}\n',
+            "line 2: has 'arrival_time_ns', which the lines before it lack",
+        ),
+        (
+            '{"timestamp": 0, "input_length": 5, "output_length": 5, "hash_ids": [1, "x"]}\n',
+            "line 1: hash_ids must be a list of whole numbers",
+        ),
+        ('[{"input_toks": 1}]', "begins with a JSON list"),
+        (b"\xff\xfe\x00", "is not UTF-8 text"),
+    ],
+)
 def test_a_broken_file_is_one_sentence(write: Write, text: str | bytes, sentence: str) -> None:
     with pytest.raises(BadFile) as error:
         read_trace(write(text))
@@ -214,8 +248,9 @@ def test_distributions_have_the_figures_that_were_asked() -> None:
 
 
 def test_conversations_grow_and_share() -> None:
-    trace = synthetic(num_prompts=7, request_rate=1.0, input_len=20, output_len=10, turns=3, think_time=4.0,
-                      prefix_len=16)  # fmt: skip
+    trace = synthetic(
+        num_prompts=7, request_rate=1.0, input_len=20, output_len=10, turns=3, think_time=4.0, prefix_len=16
+    )
     assert trace.input_tokens.tolist() == [20, 50, 80, 20, 50, 80, 20]
     assert trace.after is not None and trace.after.tolist() == [-1, 0, 1, -1, 3, 4, -1]
     assert trace.think_s is not None and trace.think_s.tolist() == [0, 4, 4, 0, 4, 4, 0]
@@ -236,24 +271,27 @@ def test_a_prefix_is_part_of_the_prompt() -> None:
     assert {len(ids) for ids in trace.blocks} == {6} and trace.blocks[0] is trace.blocks[99], "100 // 16, held once"
 
 
-@pytest.mark.parametrize(("words", "sentence"), [
-    ({"request_rate": 0}, "--request-rate must be a positive number of requests a second, or inf, not 0"),
-    ({"request_rate": math.nan}, "--request-rate must be a positive number"),
-    ({"burstiness": 0, "request_rate": 1}, "--burstiness must be a positive number"),
-    ({"num_prompts": 0}, "--num-prompts must be between 1"),
-    ({"input_len": "long"}, "--input-len must be a number from 1 to 1e+07, or one of fixed, uniform"),
-    ({"input_len": "gauss:mean=1"}, "unknown distribution of --input-len 'gauss'"),
-    ({"input_len": "lognormal:mean=5"}, "--input-len lognormal lacks std: it needs mean and std"),
-    ({"input_len": "lognormal"}, "--input-len lognormal needs mean and std: lognormal:mean=512,std=300"),
-    ({"input_len": "uniform:min=9,max=3"}, "--input-len uniform: min 9 is above max 3"),
-    ({"input_len": "uniform:min=x,max=3"}, "--input-len uniform: min must be a number, not 'x'"),
-    ({"input_len": "uniform:low=1,max=3"}, "unknown figure of --input-len uniform 'low'"),
-    ({"output_len": -1}, "--output-len must be a number from 0"),
-    ({"prefix_len": 2000}, "--prefix-len 2,000 must be shorter than the prompts, of which the longest has 1,024"),
-    ({"seed": -1}, "--seed must be between 0"),
-    ({"turns": 0}, "--turns must be a number from 1"),
-    ({"think_time": "x"}, "--think-time must be a number from 0"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ({"request_rate": 0}, "--request-rate must be a positive number of requests a second, or inf, not 0"),
+        ({"request_rate": math.nan}, "--request-rate must be a positive number"),
+        ({"burstiness": 0, "request_rate": 1}, "--burstiness must be a positive number"),
+        ({"num_prompts": 0}, "--num-prompts must be between 1"),
+        ({"input_len": "long"}, "--input-len must be a number from 1 to 1e+07, or one of fixed, uniform"),
+        ({"input_len": "gauss:mean=1"}, "unknown distribution of --input-len 'gauss'"),
+        ({"input_len": "lognormal:mean=5"}, "--input-len lognormal lacks std: it needs mean and std"),
+        ({"input_len": "lognormal"}, "--input-len lognormal needs mean and std: lognormal:mean=512,std=300"),
+        ({"input_len": "uniform:min=9,max=3"}, "--input-len uniform: min 9 is above max 3"),
+        ({"input_len": "uniform:min=x,max=3"}, "--input-len uniform: min must be a number, not 'x'"),
+        ({"input_len": "uniform:low=1,max=3"}, "unknown figure of --input-len uniform 'low'"),
+        ({"output_len": -1}, "--output-len must be a number from 0"),
+        ({"prefix_len": 2000}, "--prefix-len 2,000 must be shorter than the prompts, of which the longest has 1,024"),
+        ({"seed": -1}, "--seed must be between 0"),
+        ({"turns": 0}, "--turns must be a number from 1"),
+        ({"think_time": "x"}, "--think-time must be a number from 0"),
+    ],
+)
 def test_bad_words_are_one_sentence(words: dict[str, object], sentence: str) -> None:
     with pytest.raises(InferometerError) as error:
         synthetic(**words)  # type: ignore[arg-type]
@@ -281,8 +319,10 @@ def test_turns_follow_each_other(talks: list[int]) -> None:
 @settings(max_examples=50)
 def test_blocks_are_equal_where_content_is(data: st.DataObject) -> None:
     n = data.draw(st.integers(1, 12))
-    draw = [data.draw(st.lists(st.integers(low, high), min_size=n, max_size=n)) for low, high in
-            ((1, 90), (0, 30), (-1, 2), (0, 60), (-1, 2))]  # fmt: skip
+    draw = [
+        data.draw(st.lists(st.integers(low, high), min_size=n, max_size=n))
+        for low, high in ((1, 90), (0, 30), (-1, 2), (0, 60), (-1, 2))
+    ]
     given_, made, prefix, heads, talk = (np.array(x) for x in draw)
     blocks = shared_blocks(given_, made, prefix=prefix, prefix_tokens=heads, session=talk)
     for i in range(n):
@@ -299,20 +339,36 @@ def test_blocks_are_equal_where_content_is(data: st.DataObject) -> None:
 # ------------------------------------------------------------------ what a run amounts to
 
 
-def outcome(arrival: list[float], first_: list[float], finish: list[float], output: list[int],
-            rejected: dict[int, str] | None = None) -> Outcome:  # fmt: skip
+def outcome(
+    arrival: list[float],
+    first_: list[float],
+    finish: list[float],
+    output: list[int],
+    rejected: dict[int, str] | None = None,
+) -> Outcome:
     n = len(arrival)
     zeros = np.zeros(n, np.int64)
     return Outcome(
-        arrival_s=np.array(arrival), scheduled_s=np.array(arrival), first_token_s=np.array(first_),
-        finished_s=np.array(finish), input_tokens=zeros + 100, output_tokens=np.array(output), cached_tokens=zeros,
-        preemptions=zeros, replica=zeros, rejected=rejected or {}, duration_s=float(np.nan_to_num(finish).max()),
-        series={}, steps=0, prefix_hit_rate=0.0,
-    )  # fmt: skip
+        arrival_s=np.array(arrival),
+        scheduled_s=np.array(arrival),
+        first_token_s=np.array(first_),
+        finished_s=np.array(finish),
+        input_tokens=zeros + 100,
+        output_tokens=np.array(output),
+        cached_tokens=zeros,
+        preemptions=zeros,
+        replica=zeros,
+        rejected=rejected or {},
+        duration_s=float(np.nan_to_num(finish).max()),
+        series={},
+        steps=0,
+        prefix_hit_rate=0.0,
+    )
 
 
-THREE = outcome([0.0, 1.0, 2.0, 2.0], [0.1, 1.3, 2.2, math.nan], [1.1, 1.3, 4.0, math.nan], [11, 1, 10, 5],
-                {3: "too long"})  # fmt: skip
+THREE = outcome(
+    [0.0, 1.0, 2.0, 2.0], [0.1, 1.3, 2.2, math.nan], [1.1, 1.3, 4.0, math.nan], [11, 1, 10, 5], {3: "too long"}
+)
 
 
 def test_metrics_by_hand() -> None:
@@ -356,8 +412,13 @@ def test_goals_come_in_every_form() -> None:
             objectives(words)
 
 
-@given(st.lists(st.tuples(st.floats(0, 100), st.floats(0.001, 5), st.floats(0, 20), st.integers(0, 40)),
-                min_size=1, max_size=30), st.floats(1, 5000), st.floats(1, 5000))  # fmt: skip
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 100), st.floats(0.001, 5), st.floats(0, 20), st.integers(0, 40)), min_size=1, max_size=30
+    ),
+    st.floats(1, 5000),
+    st.floats(1, 5000),
+)
 def test_goodput_and_percentiles_are_ordered(rows: list[tuple[float, float, float, int]], a: float, b: float) -> None:
     arrival = [r[0] for r in rows]
     first_ = [r[0] + r[1] for r in rows]

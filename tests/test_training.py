@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from peers import llm_analysis
 
 from inferometer import BadValue, TrainReport, UnknownName, train
-from inferometer.errors import InferometerError
-from inferometer.operators import KINDS, all_gather, all_reduce, attention, linear, norm, reduce_scatter
-from inferometer.symbols import evaluate
-from inferometer.symbols import names as s
+from inferometer.base.errors import InferometerError
+from inferometer.base.symbols import evaluate
+from inferometer.base.symbols import names as s
+from inferometer.network.operators import KINDS, all_gather, all_reduce, attention, linear, norm, reduce_scatter
 from inferometer.training.backward import SERVING, backward, kept, stash
 from inferometer.training.iteration import PRODUCTS
 from inferometer.training.passes import RECOMPUTE, Recipe, passes_of, trained
@@ -32,10 +32,23 @@ from inferometer.training.waves import fill
 Run = Callable[..., Ran]
 SMALL = "smollm2-360m"
 ENV: dict[str, float] = {
-    "tokens": 96, "tp": 4, "sp": 4, "act_bytes": 2, "grad_bytes": 4, "eager": 0, "unfused": 1, "norm_bytes": 2,
-    "kv_bytes": 2, "mlp_weight_bytes": 2, "mlp_input_bytes": 2, "prefill_tokens": 96, "prefill_kv": 96,
-    "prefill_qk": 4656, "prefill_dense": 9216, "prefill_seqs": 1,
-}  # fmt: skip
+    "tokens": 96,
+    "tp": 4,
+    "sp": 4,
+    "act_bytes": 2,
+    "grad_bytes": 4,
+    "eager": 0,
+    "unfused": 1,
+    "norm_bytes": 2,
+    "kv_bytes": 2,
+    "mlp_weight_bytes": 2,
+    "mlp_input_bytes": 2,
+    "prefill_tokens": 96,
+    "prefill_kv": 96,
+    "prefill_qk": 4656,
+    "prefill_dense": 9216,
+    "prefill_seqs": 1,
+}
 
 
 def value(formula: Any, **more: float) -> float:
@@ -106,8 +119,8 @@ def test_every_kind_can_be_trained_or_is_for_serving() -> None:
 
 
 def trained_layer(**how: bool) -> dict[str, Any]:
-    from inferometer.catalog import model
-    from inferometer.models import build
+    from inferometer.network.families import build
+    from inferometer.specs.catalog import model
 
     block = next(b for b in build(model("gpt2").config).blocks if b.stage == "layer")
     return {op.name: op for op in trained(block, **how).ops}
@@ -115,8 +128,8 @@ def trained_layer(**how: bool) -> dict[str, Any]:
 
 def test_the_graph_of_a_step() -> None:
     """Nothing of serving is left, the loss takes the place of the sampler, every product has two gradients."""
-    from inferometer.catalog import model
-    from inferometer.models import build
+    from inferometer.network.families import build
+    from inferometer.specs.catalog import model
 
     passes = passes_of(build(model("llama-3.1-8b").config), Recipe(recompute="selective"))
     ahead = [op for block in passes.forward for op in block.ops]
@@ -137,9 +150,16 @@ def test_a_tensor_that_two_keep_counts_once() -> None:
 
 def test_what_megatron_keeps_of_a_layer() -> None:
     """sbh(10 + 24/t + 5as/ht), or sbh·34/t with sequence parallelism and selective recomputation (arXiv 2205.05198)."""
-    words: dict[str, Any] = {"gpu": "a100-sxm-80gb", "tensor_parallel_size": 8, "attention": "eager", "dropout": True,
-                             "precision": "fp16", "pipeline_parallel_size": 8, "interleave": 3,
-                             "global_batch_size": 64}  # fmt: skip
+    words: dict[str, Any] = {
+        "gpu": "a100-sxm-80gb",
+        "tensor_parallel_size": 8,
+        "attention": "eager",
+        "dropout": True,
+        "precision": "fp16",
+        "pipeline_parallel_size": 8,
+        "interleave": 3,
+        "global_batch_size": 64,
+    }
     sbh, flying = 2048 * 12288, 96 + 96 * 7 / 24
     plain = train("gpt-3-175b", **words)
     assert plain.memory.activation_bytes == flying * sbh * (10 + 24 / 8 + 5 * 96 * 2048 / 12288 / 8) + 8 * sbh
@@ -159,19 +179,21 @@ def test_waves() -> None:
 
 # ------------------------------------------------------------------ properties of a step
 
-LAYOUT = st.fixed_dictionaries({
-    "tensor_parallel_size": st.sampled_from([1, 5]),
-    "pipeline_parallel_size": st.sampled_from([1, 2, 4]),
-    "data_parallel_size": st.sampled_from([1, 2, 8]),
-    "sequence_parallel": st.booleans(),
-    "recompute": st.sampled_from(RECOMPUTE),
-    "zero": st.sampled_from([0, 1, 2, 3]),
-    "attention": st.sampled_from(["flash", "eager"]),
-    "dropout": st.booleans(),
-    "micro_batch_size": st.sampled_from([1, 2]),
-    "global_batch_size": st.just(64),
-    "seq_len": st.sampled_from([512, 1000]),
-})  # fmt: skip
+LAYOUT = st.fixed_dictionaries(
+    {
+        "tensor_parallel_size": st.sampled_from([1, 5]),
+        "pipeline_parallel_size": st.sampled_from([1, 2, 4]),
+        "data_parallel_size": st.sampled_from([1, 2, 8]),
+        "sequence_parallel": st.booleans(),
+        "recompute": st.sampled_from(RECOMPUTE),
+        "zero": st.sampled_from([0, 1, 2, 3]),
+        "attention": st.sampled_from(["flash", "eager"]),
+        "dropout": st.booleans(),
+        "micro_batch_size": st.sampled_from([1, 2]),
+        "global_batch_size": st.just(64),
+        "seq_len": st.sampled_from([512, 1000]),
+    }
+)
 
 
 @settings(max_examples=12, deadline=None)
@@ -187,8 +209,12 @@ def test_parts_add_up(words: dict[str, Any]) -> None:
     assert found.hardware_flops >= found.model_flops * (1 - 1e-12)
     assert 0 < found.model_flops_utilization <= found.hardware_flops_utilization * (1 + 1e-12) < 1
     assert found.tokens_per_second * found.step_seconds == pytest.approx(64 * words["seq_len"])
-    comm = {"tp_comm": words["tensor_parallel_size"], "dp_comm": words["data_parallel_size"],
-            "pp_bubble": words["pipeline_parallel_size"], "pp_comm": words["pipeline_parallel_size"]}  # fmt: skip
+    comm = {
+        "tp_comm": words["tensor_parallel_size"],
+        "dp_comm": words["data_parallel_size"],
+        "pp_bubble": words["pipeline_parallel_size"],
+        "pp_comm": words["pipeline_parallel_size"],
+    }
     for word, ranks in comm.items():
         assert (getattr(b, word) > 0) == (ranks > 1), word
 
@@ -299,8 +325,19 @@ def test_experts_are_replicated_or_spread() -> None:
     assert spread.model_flops == pytest.approx(copied.model_flops, rel=1e-9)
 
 
-@pytest.mark.parametrize("model", ["deepseek-v3", "qwen3-next-80b-a3b", "mamba2-2.7b", "dit-xl-2", "gpt-oss-20b",
-                                   "nemotron-h-56b", "gemma-2-9b", "qwen2-vl-7b"])  # fmt: skip
+@pytest.mark.parametrize(
+    "model",
+    [
+        "deepseek-v3",
+        "qwen3-next-80b-a3b",
+        "mamba2-2.7b",
+        "dit-xl-2",
+        "gpt-oss-20b",
+        "nemotron-h-56b",
+        "gemma-2-9b",
+        "qwen2-vl-7b",
+    ],
+)
 def test_all_kinds_of_models(model: str) -> None:
     found = train(model, gpu="b200", recompute="full", data_parallel_size=8, zero=3, enable_expert_parallel=True)
     assert found.model_flops_utilization > 0.01 and found.memory.total_bytes > 0
@@ -319,8 +356,13 @@ def test_infeasible_says_what_would_fit() -> None:
     assert {"--zero 2", "-pp 4"} <= set(ways) and found.step_seconds > 0
     for way in ways:
         flag, number = way.split()
-        word = {"--zero": "zero", "--recompute": "recompute", "-tp": "tensor_parallel_size",
-                "-pp": "pipeline_parallel_size", "--micro-batch-size": "micro_batch_size"}[flag]  # fmt: skip
+        word = {
+            "--zero": "zero",
+            "--recompute": "recompute",
+            "-tp": "tensor_parallel_size",
+            "-pp": "pipeline_parallel_size",
+            "--micro-batch-size": "micro_batch_size",
+        }[flag]
         changed = {word: number if word == "recompute" else int(number)}
         again = train("llama-3.1-8b", gpu="a100-sxm-80gb", **{"data_parallel_size": 8, "seq_len": 4096, **changed})
         assert again.feasible, way
@@ -331,34 +373,40 @@ def test_many_changes_together() -> None:
     assert found.reason and "no single change makes it fit, --recompute full and" in found.reason
 
 
-@pytest.mark.parametrize(("words", "reason"), [
-    ({"tensor_parallel_size": 2}, "15 attention heads do not divide by tp 2"),
-    ({"pipeline_parallel_size": 2, "nodes": 1, "gpus_per_node": 1}, "= 2 GPUs, but 1 × 1 = 1 are there"),
-    ({"pipeline_parallel_size": 2, "interleave": 5, "global_batch_size": 2}, "do not divide into 2 stages × 5"),
-    ({"pipeline_parallel_size": 4, "interleave": 2, "global_batch_size": 6}, "multiples of pp 4, not 6"),
-    ({"interleave": 2}, "needs pipeline stages"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ({"tensor_parallel_size": 2}, "15 attention heads do not divide by tp 2"),
+        ({"pipeline_parallel_size": 2, "nodes": 1, "gpus_per_node": 1}, "= 2 GPUs, but 1 × 1 = 1 are there"),
+        ({"pipeline_parallel_size": 2, "interleave": 5, "global_batch_size": 2}, "do not divide into 2 stages × 5"),
+        ({"pipeline_parallel_size": 4, "interleave": 2, "global_batch_size": 6}, "multiples of pp 4, not 6"),
+        ({"interleave": 2}, "needs pipeline stages"),
+    ],
+)
 def test_illegal_layouts(words: dict[str, Any], reason: str) -> None:
     found = train(SMALL, **words)
     assert not found.feasible and found.reason and reason in found.reason
 
 
-@pytest.mark.parametrize(("words", "kind", "sentence"), [
-    ({"zero": 4}, BadValue, "--zero must be between 0 and 3"),
-    ({"recompute": "ful"}, UnknownName, "did you mean full?"),
-    ({"optimizer": "adam"}, UnknownName, "adamw"),
-    ({"precision": "w4a16"}, UnknownName, "unknown --precision"),
-    ({"grad_dtype": "fp8"}, UnknownName, "unknown --grad-dtype"),
-    ({"global_batch_size": 10, "data_parallel_size": 4}, BadValue, "give a multiple of 4"),
-    ({"micro_batch_size": 0}, BadValue, "--micro-batch-size must be between 1"),
-    ({"seq_len": "12,x"}, BadValue, "--seq-len must be whole numbers"),
-    ({"seq_len": [8, 8]}, BadValue, "--seq-len has 2 numbers for 32 layers"),
-    ({"tokens": float("nan")}, BadValue, "--tokens must be a positive number"),
-    ({"overlap": 1.5}, BadValue, "--overlap must be between 0"),
-    ({"interleave": 1.5}, BadValue, "--interleave must be a whole number"),
-    ({"efficiency": 2}, BadValue, "--efficiency"),
-    ({"gpu": "h10"}, UnknownName, "unknown GPU"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "kind", "sentence"),
+    [
+        ({"zero": 4}, BadValue, "--zero must be between 0 and 3"),
+        ({"recompute": "ful"}, UnknownName, "did you mean full?"),
+        ({"optimizer": "adam"}, UnknownName, "adamw"),
+        ({"precision": "w4a16"}, UnknownName, "unknown --precision"),
+        ({"grad_dtype": "fp8"}, UnknownName, "unknown --grad-dtype"),
+        ({"global_batch_size": 10, "data_parallel_size": 4}, BadValue, "give a multiple of 4"),
+        ({"micro_batch_size": 0}, BadValue, "--micro-batch-size must be between 1"),
+        ({"seq_len": "12,x"}, BadValue, "--seq-len must be whole numbers"),
+        ({"seq_len": [8, 8]}, BadValue, "--seq-len has 2 numbers for 32 layers"),
+        ({"tokens": float("nan")}, BadValue, "--tokens must be a positive number"),
+        ({"overlap": 1.5}, BadValue, "--overlap must be between 0"),
+        ({"interleave": 1.5}, BadValue, "--interleave must be a whole number"),
+        ({"efficiency": 2}, BadValue, "--efficiency"),
+        ({"gpu": "h10"}, UnknownName, "unknown GPU"),
+    ],
+)
 def test_bad_requests(words: dict[str, Any], kind: type[InferometerError], sentence: str) -> None:
     with pytest.raises(kind, match=sentence.replace("?", r"\?")):
         train(SMALL, **words)
@@ -412,8 +460,11 @@ def test_published_iterations_and_memory(shared: Path) -> None:
     assert section == bench.markdown(), "run benchmarks/training.py and paste"
 
 
-TRAIN_CASES = [c["id"] for c in peers.cases("llm_analysis") if c["kind"] == "train"] if (
-    peers.path("llm_analysis").is_file()) else []  # fmt: skip
+TRAIN_CASES = (
+    [c["id"] for c in peers.cases("llm_analysis") if c["kind"] == "train"]
+    if (peers.path("llm_analysis").is_file())
+    else []
+)
 
 
 @pytest.mark.parametrize("case_id", TRAIN_CASES)
@@ -425,11 +476,20 @@ def test_llm_analysis(case_id: str) -> None:
     tp, pp, micro = i.get("tp_size", 1), i.get("pp_size", 1), o["batch_size_per_gpu"]
     zero = {"NONE": 0, "STAGE_1": 1, "STAGE_2": 2, "STAGE_3": 3}[o["ds_zero"]]
     found = train(
-        llm_analysis.model(case), gpu="a100-sxm-80gb", precision="fp16", attention="eager", zero=zero,
-        seq_len=i["seq_len"], data_parallel_size=o["dp_size"], tensor_parallel_size=tp, pipeline_parallel_size=pp,
+        llm_analysis.model(case),
+        gpu="a100-sxm-80gb",
+        precision="fp16",
+        attention="eager",
+        zero=zero,
+        seq_len=i["seq_len"],
+        data_parallel_size=o["dp_size"],
+        tensor_parallel_size=tp,
+        pipeline_parallel_size=pp,
         micro_batch_size=micro,
-        global_batch_size=o["global_batch_size"], recompute=mode or "none", sequence_parallel=tp > 1,
-    )  # fmt: skip
+        global_batch_size=o["global_batch_size"],
+        recompute=mode or "none",
+        sequence_parallel=tp > 1,
+    )
     assert found.model.params == o["num_params_total"]
     layers, hidden = m["num_layers"], m["hidden_dim"]
     passed = o["gradient_accumulation_steps"] * o["dp_size"]
@@ -451,8 +511,13 @@ def test_llm_analysis(case_id: str) -> None:
         mlp, norms = o["activation_memory_mlp_per_gpu"], o["activation_memory_layernorm_per_gpu"]
         sbh = micro * i["seq_len"] * hidden
         assert mlp == layers * 18 * sbh and norms == layers * 8 * sbh
-        flash = train(llm_analysis.model(case), gpu="a100-sxm-80gb", precision="fp16", seq_len=i["seq_len"],
-                      micro_batch_size=micro)  # fmt: skip
+        flash = train(
+            llm_analysis.model(case),
+            gpu="a100-sxm-80gb",
+            precision="fp16",
+            seq_len=i["seq_len"],
+            micro_batch_size=micro,
+        )
         ends = 2 * micro * i["seq_len"] * (hidden * 2 + m["vocab_size"] * 2)
         statistics = layers * micro * i["seq_len"] * m["n_head"] * 8
         assert flash.memory.activation_bytes == layers * (18 + 4 + 10) * sbh + ends + statistics

@@ -14,23 +14,28 @@ import pytest
 from conftest import Ran
 from hypothesis import given
 from hypothesis import strategies as st
+from inferometer.validation.validate.fit_calibration import calibrate
+from inferometer.validation.validate.validate import compared, errors, truths, validate, validate_memory
 
-from inferometer import analyze
-from inferometer.calibrate import calibrate
-from inferometer.calibration import as_toml, calibration
-from inferometer.errors import BadFile, BadValue
+from inferometer.base.errors import BadFile, BadValue
+from inferometer.inference import analyze
 from inferometer.serving.metrics import latencies
-from inferometer.serving.requests import Trace
 from inferometer.serving.simulate import simulate
 from inferometer.serving.synthetic import synthetic
-from inferometer.spec import Calibration
-from inferometer.validation import compared, errors, truths, validate, validate_memory
+from inferometer.serving.trace import Trace
+from inferometer.specs.calibration import as_toml, calibration
+from inferometer.specs.structs import Calibration
 from inferometer.views.requests import rows_csv
 
 Command = Callable[..., Ran]
 MODEL, GPU = "qwen3-0.6b", "h200"
-TALK = synthetic(num_prompts=40, request_rate=6.0, input_len="lognormal:mean=900,std=900,max=6000",
-                 output_len="lognormal:mean=80,std=60", seed=3)  # fmt: skip
+TALK = synthetic(
+    num_prompts=40,
+    request_rate=6.0,
+    input_len="lognormal:mean=900,std=900,max=6000",
+    output_len="lognormal:mean=80,std=60",
+    seed=3,
+)
 ALONE = Trace(input_tokens=TALK.input_tokens, output_tokens=TALK.output_tokens)
 
 
@@ -149,8 +154,9 @@ def test_outliers_do_not_move_it() -> None:
     before = validate(MODEL, GPU, measured=seen)
     fit = calibrate(lambda c: validate(MODEL, GPU, measured=seen, calibration=c), before)
     assert (fit.calibration.prefill, fit.calibration.decode) == (
-        pytest.approx(1.3, rel=0.08), pytest.approx(0.8, rel=0.03),
-    )  # fmt: skip
+        pytest.approx(1.3, rel=0.08),
+        pytest.approx(0.8, rel=0.03),
+    )
 
 
 def test_few_rows_move_it_little_where_they_cannot_tell() -> None:
@@ -167,8 +173,10 @@ def test_the_file_goes_to_analyze_and_simulate(run: Command, tmp_path: Path) -> 
     seen = measured(ALONE, TRUTH)
     rows = tmp_path / "seen.csv"
     columns = zip(seen.input_tokens, seen.output_tokens, seen.measured["TTFT"], seen.measured["TPOT"], strict=True)
-    rows.write_text("input_tokens,output_tokens,TTFT,TPOT\n" + "".join(
-        f"{i},{o},{a},{'' if np.isnan(b) else b}\n" for i, o, a, b in columns))  # fmt: skip
+    rows.write_text(
+        "input_tokens,output_tokens,TTFT,TPOT\n"
+        + "".join(f"{i},{o},{a},{'' if np.isnan(b) else b}\n" for i, o, a, b in columns)
+    )
     mine = tmp_path / "mine.toml"
     ran = run("validate", MODEL, "--gpu", GPU, "--measured", str(rows), "--write-calibration", str(mine), "--json")
     assert ran.code == 0 and str(mine) in ran.err
@@ -203,13 +211,16 @@ def test_a_calibration_file_is_read_as_it_was_written(a: float, b: float, c: flo
     assert read.request == pytest.approx(c, rel=1e-5, abs=1e-12) and read.measured == words and read.error == made.error
 
 
-@pytest.mark.parametrize(("text", "sentence"), [
-    ("prefill = 0", "prefill must be a factor from 0.01 to 100, not 0"),
-    ("decode = 'fast'", "Expected `float`, got `str` - at `$.decode`"),
-    ("request = 1e9", "request must be from -60 to 60 s"),
-    ("speed = 2", "Object contains unknown field `speed`"),
-    ("prefill =", "is not valid TOML"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("prefill = 0", "prefill must be a factor from 0.01 to 100, not 0"),
+        ("decode = 'fast'", "Expected `float`, got `str` - at `$.decode`"),
+        ("request = 1e9", "request must be from -60 to 60 s"),
+        ("speed = 2", "Object contains unknown field `speed`"),
+        ("prefill =", "is not valid TOML"),
+    ],
+)
 def test_a_bad_calibration_is_one_sentence(run: Command, tmp_path: Path, text: str, sentence: str) -> None:
     path = tmp_path / "bad.toml"
     path.write_text(text)
@@ -220,8 +231,10 @@ def test_a_bad_calibration_is_one_sentence(run: Command, tmp_path: Path, text: s
 # ------------------------------------------------------------------ memory
 
 
-MEMORY = ("Model,Platform,Input_Tokens,Output_Tokens,Weights (MB),KV Prefill (MB),KV Total (MB),KV Decode Delta (MB)\n"
-          "llama2_7b,RTX3090,4096,128,12852.51,2306.75,2376.76,70.01\n")  # fmt: skip
+MEMORY = (
+    "Model,Platform,Input_Tokens,Output_Tokens,Weights (MB),KV Prefill (MB),KV Total (MB),KV Decode Delta (MB)\n"
+    "llama2_7b,RTX3090,4096,128,12852.51,2306.75,2376.76,70.01\n"
+)
 
 
 def test_memory(run: Command, tmp_path: Path) -> None:
@@ -265,36 +278,46 @@ def test_pictures(run: Command, tmp_path: Path) -> None:
 
 def test_pictures_of_little(tmp_path: Path) -> None:
     """One request, no TTFT, requests that failed: nothing breaks, and there is a file of each."""
-    from inferometer.views.validation import write_validation
+    from inferometer.views.text.validation import write_validation
 
-    one = Trace(input_tokens=np.array([50, 60]), output_tokens=np.array([1, 9]),
-                measured={"TPOT": np.array([np.nan, 4.0])})  # fmt: skip
+    one = Trace(
+        input_tokens=np.array([50, 60]), output_tokens=np.array([1, 9]), measured={"TPOT": np.array([np.nan, 4.0])}
+    )
     found = compared(one, simulate(MODEL, GPU, trace=one))
     assert len(write_validation(found, tmp_path, "x")) == 4
-    gone = Trace(input_tokens=np.array([50]), output_tokens=np.array([5]),
-                 measured={"TTFT": np.array([np.nan]), "E2E": np.array([np.nan])})  # fmt: skip
+    gone = Trace(
+        input_tokens=np.array([50]),
+        output_tokens=np.array([5]),
+        measured={"TTFT": np.array([np.nan]), "E2E": np.array([np.nan])},
+    )
     assert len(write_validation(compared(gone, simulate(MODEL, GPU, trace=gone)), tmp_path, "x")) == 4
 
 
 # ------------------------------------------------------------------ bad requests, and the real thing
 
 
-@pytest.mark.parametrize(("args", "sentence"), [
-    ([], "validate needs --measured FILE, --memory FILE or both"),
-    (["--memory", "kv.csv", "--plot", "x"], "--plot needs --measured FILE"),
-    (["--measured", "none.csv"], "there is no such file"),
-    (["--measured", "plain.csv"], "has no measurements"),
-    (["--memory", "plain.csv"], "measured memory has Input_Tokens, Output_Tokens and some of Weights (MB)"),
-    (["--measured", "rows.csv", "--write-calibration", "a.toml", "--calibration", "b.toml"],
-     "--write-calibration fits what is not calibrated yet"),
-    (["--measured", "rows.csv", "--calibration", "none.toml"], "no calibration file 'none.toml'"),
-    (["--measured", "rows.csv", "--gpu", "h10"], "unknown GPU 'h10'"),
-    (["--measured", "rows.csv", "--gpu", "h200,h100-sxm"], "validate looks at one GPU type at a time"),
-    (["--measured", "rows.csv", "--plot", ""], "--plot needs the name of a folder"),
-    (["--measured", "rows.csv", "--goodput", "ttft"], "--goodput takes pairs"),
-])  # fmt: skip
-def test_bad_requests_are_one_sentence(run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args: list[str],
-                                       sentence: str) -> None:  # fmt: skip
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        ([], "validate needs --measured FILE, --memory FILE or both"),
+        (["--memory", "kv.csv", "--plot", "x"], "--plot needs --measured FILE"),
+        (["--measured", "none.csv"], "there is no such file"),
+        (["--measured", "plain.csv"], "has no measurements"),
+        (["--memory", "plain.csv"], "measured memory has Input_Tokens, Output_Tokens and some of Weights (MB)"),
+        (
+            ["--measured", "rows.csv", "--write-calibration", "a.toml", "--calibration", "b.toml"],
+            "--write-calibration fits what is not calibrated yet",
+        ),
+        (["--measured", "rows.csv", "--calibration", "none.toml"], "no calibration file 'none.toml'"),
+        (["--measured", "rows.csv", "--gpu", "h10"], "unknown GPU 'h10'"),
+        (["--measured", "rows.csv", "--gpu", "h200,h100-sxm"], "validate looks at one GPU type at a time"),
+        (["--measured", "rows.csv", "--plot", ""], "--plot needs the name of a folder"),
+        (["--measured", "rows.csv", "--goodput", "ttft"], "--goodput takes pairs"),
+    ],
+)
+def test_bad_requests_are_one_sentence(
+    run: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args: list[str], sentence: str
+) -> None:
     (tmp_path / "plain.csv").write_text("input_tokens,output_tokens\n5,5\n")
     (tmp_path / "rows.csv").write_text("input_tokens,output_tokens,TTFT\n5,5,1\n")
     (tmp_path / "kv.csv").write_text(MEMORY)
@@ -310,11 +333,14 @@ def test_a_calibration_needs_something_to_fit() -> None:
         calibrate(lambda c: before, before)
 
 
-@pytest.mark.parametrize(("file", "model", "gpu"), [
-    ("rtx3090/llama2-7b_tp1_chat.csv", "llama-2-7b", "rtx3090"),
-    ("h200_vllm/llama-3.1-8b_chat_r4.csv", "llama-3.1-8b", "h200"),
-    ("h200_vllm/llama-3.1-8b_sum_r2.csv", "llama-3.1-8b", "h200"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("file", "model", "gpu"),
+    [
+        ("rtx3090/llama2-7b_tp1_chat.csv", "llama-2-7b", "rtx3090"),
+        ("h200_vllm/llama-3.1-8b_chat_r4.csv", "llama-3.1-8b", "h200"),
+        ("h200_vllm/llama-3.1-8b_sum_r2.csv", "llama-3.1-8b", "h200"),
+    ],
+)
 def test_real_servers(shared: Path, file: str, model: str, gpu: str) -> None:
     found = validate(model, gpu, measured=shared / "measured" / file, max_num_seqs=256)
     for metric in ("tpot", "e2el"):

@@ -13,16 +13,24 @@ import pytest
 from conftest import ROOT, Ran
 from web import Server, serving
 
-from inferometer import analyze, catalog
-from inferometer.cli.controls import flags
-from inferometer.views.web.guard import Guard
-from inferometer.views.web.words import WORDS, Plan, command, concerns, plan_of
-from inferometer.views.web.workers import Gone, Worker
+from inferometer.cli.options import flags
+from inferometer.inference import analyze
+from inferometer.specs import catalog
+from inferometer.web.guard import Guard
+from inferometer.web.words import WORDS, Plan, command, concerns, plan_of
+from inferometer.web.workers import Gone, Worker
 
 Run = Callable[..., Ran]
 PLAN = {"model": "llama-3.1-8b", "gpu": "h200", "batch_size": 8}
-GRANITE = {"model_type": "granite", "hidden_size": 4096, "intermediate_size": 12800, "num_hidden_layers": 40,
-           "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 49155}  # fmt: skip
+GRANITE = {
+    "model_type": "granite",
+    "hidden_size": 4096,
+    "intermediate_size": 12800,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 49155,
+}
 TRACE = "input_tokens,output_tokens,arrival_s\n" + "".join(f"{100 + i},{10 + i},{i / 4}\n" for i in range(20))
 
 
@@ -222,10 +230,18 @@ def test_files_of_this_machine_stay_out_of_reach(server: Server, tmp_path: Path)
     mine = str(tmp_path / "mine.toml")
     drafts = {"model": str(network), "num_speculative_tokens": 2}
     tries: list[dict[str, Any]] = [
-        {"model": str(network)}, {"model": str(tmp_path)}, {"model": "someone/unknown-model"}, {"gpu": mine},
-        {"gpu": "../h200"}, {"engine": mine}, {"profile": "/etc/passwd"}, {"calibration": "/etc/passwd"},
-        {"hf_token": "x"}, {"speculative_config": drafts}, {"speculative_config": json.dumps(drafts)},
-    ]  # fmt: skip
+        {"model": str(network)},
+        {"model": str(tmp_path)},
+        {"model": "someone/unknown-model"},
+        {"gpu": mine},
+        {"gpu": "../h200"},
+        {"engine": mine},
+        {"profile": "/etc/passwd"},
+        {"calibration": "/etc/passwd"},
+        {"hf_token": "x"},
+        {"speculative_config": drafts},
+        {"speculative_config": json.dumps(drafts)},
+    ]
     for words in tries:
         reply = server.post("/api/analyze", {**PLAN, **words})
         assert reply.status == 400 and "unknown" in reply.json["error"], words
@@ -378,11 +394,21 @@ def test_accuracy_is_the_page_of_accuracy(server: Server, monkeypatch: pytest.Mo
 
 
 def test_a_command_says_all_words(tmp_path: Path) -> None:
-    given = {"model": "qwen3-0.6b", "gpu": "h200", "turns": [[512, 128], [64, 32]], "fusion": False, "block_size": None,
-             "enable_expert_parallel": False, "sequence_parallel": True, "efficiency": {"flops": 0.5}}  # fmt: skip
+    given = {
+        "model": "qwen3-0.6b",
+        "gpu": "h200",
+        "turns": [[512, 128], [64, 32]],
+        "fusion": False,
+        "block_size": None,
+        "enable_expert_parallel": False,
+        "sequence_parallel": True,
+        "efficiency": {"flops": 0.5},
+    }
     line = command("analyze", plan_of(given, tmp_path))
-    assert line == ("inferometer analyze qwen3-0.6b --gpu h200 --turns 512:128,64:32 --no-fusion --sequence-parallel "
-                    "--efficiency flops=0.5")  # fmt: skip
+    assert line == (
+        "inferometer analyze qwen3-0.6b --gpu h200 --turns 512:128,64:32 --no-fusion --sequence-parallel "
+        "--efficiency flops=0.5"
+    )
     spec = {"method": "ngram", "num_speculative_tokens": 2}
     quoted = command("analyze", Plan("m", "h200", {"speculative_config": spec}, "m"))
     assert json.loads(shlex.split(quoted)[-1]) == spec
@@ -390,8 +416,12 @@ def test_a_command_says_all_words(tmp_path: Path) -> None:
 
 def test_a_sentence_finds_its_control() -> None:
     for sentence, control in {
-        "--batch-size must be a whole number": "batch_size", "unknown GPU 'x'": "gpu", "hardware h200: memory …": "gpu",
-        "8 sequences on a replica are more than --max-num-seqs 4": "max_num_seqs", "nothing is wrong": None,
-        "x/config.json lacks 'hidden_size'": "model", "--no-such-flag is wrong": None,
-    }.items():  # fmt: skip
+        "--batch-size must be a whole number": "batch_size",
+        "unknown GPU 'x'": "gpu",
+        "hardware h200: memory …": "gpu",
+        "8 sequences on a replica are more than --max-num-seqs 4": "max_num_seqs",
+        "nothing is wrong": None,
+        "x/config.json lacks 'hidden_size'": "model",
+        "--no-such-flag is wrong": None,
+    }.items():
         assert concerns(sentence) == control

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from schemathesis.checks import not_a_server_error
 from web import Server, serving
 
-from inferometer.cli.controls import controls
-from inferometer.views.web.catalogue import Control
-from inferometer.views.web.schema import body_schemas, plan_schema
-from inferometer.views.web.verbs import answer
-from inferometer.views.web.words import OWN, WORDS
-from inferometer.views.web.workers import Worker
+from inferometer.cli.options import controls
+from inferometer.web.catalogue import Control
+from inferometer.web.schema import body_schemas, plan_schema
+from inferometer.web.verbs import answer
+from inferometer.web.words import OWN, WORDS
+from inferometer.web.workers import Worker
 
 CALM = settings(deadline=None, suppress_health_check=list(HealthCheck))
 QUICK = ("analyze", "explain", "sweep", "sensitivity")
@@ -60,8 +60,23 @@ def test_the_document_has_every_verb(server: Server) -> None:
 # ------------------------------------------------------------------ likelier, and worse
 
 ABSURD = st.one_of(st.integers(), st.floats(), st.sampled_from([0, -1, 2**31, 2**63, 10**400, 1e308, 1e-320, 0.5]))
-WORDY = ["1:8:x2", "512:128", "1x64x64", "../x", "", "0.6", "flops=0.5", "qkv_proj", "ttft:500,tpot:50", "a=b", "inf",
-         '{"method": "ngram"}', '{"model": "qwen3-0.6b"}', "uniform:min=1,max=9", "fp8"]  # fmt: skip
+WORDY = [
+    "1:8:x2",
+    "512:128",
+    "1x64x64",
+    "../x",
+    "",
+    "0.6",
+    "flops=0.5",
+    "qkv_proj",
+    "ttft:500,tpot:50",
+    "a=b",
+    "inf",
+    '{"method": "ngram"}',
+    '{"model": "qwen3-0.6b"}',
+    "uniform:min=1,max=9",
+    "fp8",
+]
 PLAIN = st.one_of(st.none(), st.booleans(), ABSURD, st.sampled_from(WORDY), st.text(max_size=8))
 ANY = st.recursive(PLAIN, lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=4), inner), max_leaves=5)
 MODELS = st.sampled_from(["qwen3-0.6b", "mixtral-8x7b-v0.1", "deepseek-v2-lite", "dit-s-2", "qwen2.5-vl-7b"])
@@ -94,11 +109,24 @@ FIGURES = st.dictionaries(st.sampled_from(["memory", "memory_bandwidth", "power"
 PLANS = some(gpu_figures=FIGURES, **{one.name: likely(one) for one in controls()}).map(lambda plan: {**SMALL, **plan})
 FEW = st.integers(0, 3)
 TRAFFIC = some(
-    request_rate=st.floats(0, 1e9), burstiness=ABSURD, max_concurrency=FEW, seed=ABSURD, input_len=st.integers(1, 99),
-    output_len=st.integers(0, 9), turns=FEW, think_time=FEW, scheduler=st.sampled_from(["vllm", "static", "trtllm"]),
-    prefill_replicas=FEW, decode_replicas=FEW, goodput=st.just({"ttft": 100}), pools=st.just([{"replicas": 2}]),
-    policy=st.just("priority"), find_capacity=st.booleans(), enable_prefix_caching=st.booleans(), prefix_len=FEW,
-).map(lambda words: {"num_prompts": 3, **words})  # fmt: skip
+    request_rate=st.floats(0, 1e9),
+    burstiness=ABSURD,
+    max_concurrency=FEW,
+    seed=ABSURD,
+    input_len=st.integers(1, 99),
+    output_len=st.integers(0, 9),
+    turns=FEW,
+    think_time=FEW,
+    scheduler=st.sampled_from(["vllm", "static", "trtllm"]),
+    prefill_replicas=FEW,
+    decode_replicas=FEW,
+    goodput=st.just({"ttft": 100}),
+    pools=st.just([{"replicas": 2}]),
+    policy=st.just("priority"),
+    find_capacity=st.booleans(),
+    enable_prefix_caching=st.booleans(),
+    prefix_len=FEW,
+).map(lambda words: {"num_prompts": 3, **words})
 AXES = some(**dict.fromkeys(WORDS, st.sampled_from(["1,2", "1:8:x2", ["fp8", "bf16"], [1, 3], [True, False]])))
 TRACES = st.sampled_from(["input_tokens,output_tokens\n5,5\n", "input_tokens,output_tokens\n", "", "{}"]) | st.text()
 
@@ -114,14 +142,31 @@ BODIES = st.one_of(
     asked("sweep", axes=AXES, figures=rarely(st.just(["tpot_ms"]))),
     asked("simulate", traffic=TRAFFIC),
     asked("simulate", trace=some(name=st.text(max_size=9), text=TRACES)),
-    st.tuples(st.just("sensitivity"), some(
-        plan=PLANS, target=st.sampled_from(["tpot:5", "ttft:x", ""]), size=st.booleans(), compare=MODELS,
-        compare_usecases=st.booleans(), curves=st.booleans())),
-    st.tuples(st.just("search"), some(
-        plan=PLANS, num_gpus=FEW, goodput=st.just("ttft:900"), request_rate=FEW, mode=st.just("aggregated"),
-        objective=st.sampled_from(["cost", "latency"]), tensor_parallel_size=st.just([1, 2]), output_len=FEW,
-    ).map(lambda words: {**words, "finalists": 1})),
-)  # fmt: skip
+    st.tuples(
+        st.just("sensitivity"),
+        some(
+            plan=PLANS,
+            target=st.sampled_from(["tpot:5", "ttft:x", ""]),
+            size=st.booleans(),
+            compare=MODELS,
+            compare_usecases=st.booleans(),
+            curves=st.booleans(),
+        ),
+    ),
+    st.tuples(
+        st.just("search"),
+        some(
+            plan=PLANS,
+            num_gpus=FEW,
+            goodput=st.just("ttft:900"),
+            request_rate=FEW,
+            mode=st.just("aggregated"),
+            objective=st.sampled_from(["cost", "latency"]),
+            tensor_parallel_size=st.just([1, 2]),
+            output_len=FEW,
+        ).map(lambda words: {**words, "finalists": 1}),
+    ),
+)
 
 
 def sent(body: Any) -> bytes:

@@ -12,9 +12,16 @@ from browser import TABS, Opened, changed, figure, slide
 from conftest import Ran
 
 server, browser, opened = chromium.server, chromium.browser, chromium.opened  # fixtures, found by their names here
-GRANITE = {"model_type": "granite", "hidden_size": 4096, "intermediate_size": 12800, "num_hidden_layers": 40,
-           "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 49155,
-           "_name_or_path": "ibm-granite/granite-8b"}  # fmt: skip
+GRANITE = {
+    "model_type": "granite",
+    "hidden_size": 4096,
+    "intermediate_size": 12800,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 49155,
+    "_name_or_path": "ibm-granite/granite-8b",
+}
 
 
 # ------------------------------------------------------------------ plan and address
@@ -28,8 +35,9 @@ def test_a_slider_changes_the_figures_and_the_address(opened: Opened) -> None:
     assert float(after.split()[0]) > float(before.split()[0])
     assert page.input_value("#c-batch_size") == "64" and "?batch_size=64" in page.url
     asked = opened.server.post("/api/analyze", {"batch_size": 64}).json
-    assert after == page.evaluate("v => import('/static/format.js').then(f => f.milliseconds(v))",
-                                  asked["metrics"]["tpot_ms"])  # fmt: skip
+    assert after == page.evaluate(
+        "v => import('/static/format.js').then(f => f.milliseconds(v))", asked["metrics"]["tpot_ms"]
+    )
 
 
 def test_a_slider_is_one_step_back_however_far_it_moved(opened: Opened) -> None:
@@ -48,8 +56,10 @@ def test_a_slider_is_one_step_back_however_far_it_moved(opened: Opened) -> None:
 
 
 def test_a_shared_address_gives_the_same_page(opened: Opened) -> None:
-    query = ("?model=llama-3.1-70b&gpu=h200:memory_bandwidth=6000000000000&tensor_parallel_size=4&batch_size=32"
-             "&tab=memory&pin=model%3Dllama-3.1-70b%26tensor_parallel_size%3D8")  # fmt: skip
+    query = (
+        "?model=llama-3.1-70b&gpu=h200:memory_bandwidth=6000000000000&tensor_parallel_size=4&batch_size=32"
+        "&tab=memory&pin=model%3Dllama-3.1-70b%26tensor_parallel_size%3D8"
+    )
     page = opened(query)
     page.wait_for_selector(".delta")
     assert page.get_attribute("#tab-memory", "aria-selected") == "true"
@@ -58,10 +68,16 @@ def test_a_shared_address_gives_the_same_page(opened: Opened) -> None:
     again = opened(page.url.removeprefix(f"{opened.server.address}/"))
     again.wait_for_selector(".delta")
     assert again.inner_text("#headline") == page.inner_text("#headline")
-    asked = opened.server.post("/api/analyze", {
-        "model": "llama-3.1-70b", "gpu": "h200", "gpu_figures": {"memory_bandwidth": 6 * 10**12},
-        "tensor_parallel_size": 4, "batch_size": 32,
-    })  # fmt: skip
+    asked = opened.server.post(
+        "/api/analyze",
+        {
+            "model": "llama-3.1-70b",
+            "gpu": "h200",
+            "gpu_figures": {"memory_bandwidth": 6 * 10**12},
+            "tensor_parallel_size": 4,
+            "batch_size": 32,
+        },
+    )
     assert page.get_attribute("#copy-command", "title") == asked.json["command"]
 
 
@@ -185,8 +201,11 @@ def test_nodes_are_as_high_as_their_time_and_coloured_by_their_bound(opened: Ope
     page = opened("?batch_size=8")
     decode = opened.server.post("/api/analyze", {"batch_size": 8}).json["phases"]["decode"]
     ops = {op["name"]: op for op in decode["ops"]}
-    boxes = page.eval_on_selector_all("[data-block='layers.0-31'] .op", """nodes => nodes.map(node => [node.dataset.op,
-        Number(node.children[0].getAttribute("height")), node.children[1].getAttribute("fill")])""")  # fmt: skip
+    boxes = page.eval_on_selector_all(
+        "[data-block='layers.0-31'] .op",
+        """nodes => nodes.map(node => [node.dataset.op,
+        Number(node.children[0].getAttribute("height")), node.children[1].getAttribute("fill")])""",
+    )
     assert len(boxes) > 8
     ranked = sorted(boxes, key=lambda box: ops[box[0]]["share"])
     assert [height for _, height, _ in ranked] == sorted(height for _, height, _ in boxes)

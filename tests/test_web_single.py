@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from conftest import Ran
 
-from inferometer.explain import explain
-from inferometer.request import request
-from inferometer.views.web.app import static
-from inferometer.views.web.single import filled
+from inferometer.inference.explain import explain
+from inferometer.inference.request import request
+from inferometer.web.app import static
+from inferometer.web.single import filled
 
 Run = Callable[..., Ran]
 LINE = ("analyze", "llama-3.1-8b", "--gpu", "h200", "--batch-size", "8", "-tp", "2")

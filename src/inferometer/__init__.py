@@ -5,51 +5,87 @@ report = inferometer.analyze("llama-3.1-8b", gpu="h200", batch_size=8, input_len
 print(report.metrics.ttft_ms, report.metrics.tpot_ms, report.summary)
 """
 
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from .analyze import analyze
-from .errors import BadFile, BadValue, InferometerError, UnknownName
-from .report import Report
+from .base.errors import BadFile, BadValue, InferometerError, UnknownName
+from .inference.analyze import analyze
+from .inference.report import Report
 
-if TYPE_CHECKING:
-    from .levers.report import Sensitivity
-    from .levers.verb import sensitivity
-    from .measure.verb import profile
-    from .planning.found import Search
-    from .planning.verb import search
-    from .serving.capacity import Capacity, find_capacity
-    from .serving.metrics import metrics
-    from .serving.outcome import Outcome
-    from .serving.requests import Trace
-    from .serving.simulate import simulate
-    from .serving.synthetic import synthetic
-    from .serving.trace import read_trace
-    from .sweeps.table import Sweep
-    from .sweeps.verb import sweep
-    from .training.report import TrainReport
-    from .training.verb import train
-    from .validation import validate
+if TYPE_CHECKING:  # the same names as in _LAZY, for editors and type checkers
+    from .profiling.profile import profile as profile
+    from .search.search import search as search
+    from .search.search_result import Search as Search
+    from .sensitivity.sensitivity import sensitivity as sensitivity
+    from .sensitivity.sensitivity_report import Sensitivity as Sensitivity
+    from .serving.capacity import Capacity as Capacity
+    from .serving.capacity import find_capacity as find_capacity
+    from .serving.metrics import metrics as metrics
+    from .serving.outcome import Outcome as Outcome
+    from .serving.simulate import simulate as simulate
+    from .serving.synthetic import synthetic as synthetic
+    from .serving.trace import Trace as Trace
+    from .serving.trace import read_trace as read_trace
+    from .sweep.sweep import sweep as sweep
+    from .sweep.sweep_table import Sweep as Sweep
+    from .training.train import train as train
+    from .training.training_report import TrainReport as TrainReport
+    from .validation.validate import validate as validate
 
 __version__ = "0.1.0"
-__all__ = [
-    "BadFile", "BadValue", "Capacity", "InferometerError", "Outcome", "Report", "Search", "Sensitivity", "Sweep",
-    "Trace", "TrainReport", "UnknownName", "__version__", "analyze", "find_capacity", "metrics", "profile",
-    "read_trace", "search", "sensitivity", "simulate", "sweep", "synthetic", "train", "validate",
-]  # fmt: skip
 
-_LATER = {  # loaded when they are asked for
-    "Capacity": ".serving.capacity", "find_capacity": ".serving.capacity", "profile": ".measure.verb",
-    "Search": ".planning.found", "search": ".planning.verb",
-    "Sensitivity": ".levers.report", "sensitivity": ".levers.verb", "Sweep": ".sweeps.table", "sweep": ".sweeps.verb",
-    "Outcome": ".serving.outcome", "Trace": ".serving.requests", "TrainReport": ".training.report",
-    "metrics": ".serving.metrics", "read_trace": ".serving.trace", "simulate": ".serving.simulate",
-    "synthetic": ".serving.synthetic", "train": ".training.verb", "validate": ".validation",
-}  # fmt: skip
+_LAZY = {  # public name: the module that is loaded when the name is first used
+    "Capacity": "serving.capacity",
+    "Outcome": "serving.outcome",
+    "Search": "search.search_result",
+    "Sensitivity": "sensitivity.sensitivity_report",
+    "Sweep": "sweep.sweep_table",
+    "Trace": "serving.trace",
+    "TrainReport": "training.training_report",
+    "find_capacity": "serving.capacity",
+    "metrics": "serving.metrics",
+    "profile": "profiling.profile",
+    "read_trace": "serving.trace",
+    "search": "search.search",
+    "sensitivity": "sensitivity.sensitivity",
+    "simulate": "serving.simulate",
+    "sweep": "sweep.sweep",
+    "synthetic": "serving.synthetic",
+    "train": "training.train",
+    "validate": "validation.validate",
+}
+__all__ = [
+    "BadFile",
+    "BadValue",
+    "InferometerError",
+    "Report",
+    "UnknownName",
+    "__version__",
+    "analyze",
+    *_LAZY,
+]
+
+
+class _Package(ModuleType):
+    """Keeps public functions callable where a package has the same name.
+
+    Importing ``inferometer.search.space`` would bind ``inferometer.search`` to the package; the function stays instead.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in _LAZY or not isinstance(value, ModuleType):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LATER:
+    if name in _LAZY:
         from importlib import import_module
 
-        return getattr(import_module(_LATER[name], __name__), name)
+        value = getattr(import_module(f".{_LAZY[name]}", __name__), name)
+        globals()[name] = value
+        return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from inferometer.analyze import analyze
-from inferometer.catalog import precision
-from inferometer.report import OpRow, Phase, Report
+from inferometer.inference.analyze import analyze
+from inferometer.inference.report import OpRow, Phase, Report
+from inferometer.specs.catalog import precision
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = Path(os.environ.get("INFEROMETER_SHARED", ROOT.parent / "shared"))
@@ -80,8 +80,9 @@ class Ledger:
 
     def wrong(self, tolerance: float = 1e-9) -> list[str]:
         """The quantities that disagree, as sentences."""
-        return [f"{x.case}: {x.what}: theirs {x.theirs!r}, ours {x.ours!r} {x.why}"
-                for x in self.lines if x.off > tolerance]  # fmt: skip
+        return [
+            f"{x.case}: {x.what}: theirs {x.theirs!r}, ours {x.ours!r} {x.why}" for x in self.lines if x.off > tolerance
+        ]
 
     @property
     def worst(self) -> float:
@@ -114,17 +115,36 @@ def config_file(config: Mapping[str, Any]) -> str:
     return str(place)
 
 
-def network_file(*, hidden: int, vocab: int, layers: int, heads: int, kv_heads: int, head_dim: int, inner: int,
-                 gated: bool, tied: bool = False, experts: int = 0, top_k: int = 0) -> str:  # fmt: skip
+def network_file(
+    *,
+    hidden: int,
+    vocab: int,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    inner: int,
+    gated: bool,
+    tied: bool = False,
+    experts: int = 0,
+    top_k: int = 0,
+) -> str:
     """The path of a network's TOML description: for sizes that no config.json has (an MLP without a gate …)."""
     attention = {"block": "gqa", "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim}
     feed: dict[str, Any] = {"block": "mlp", "intermediate_size": inner, "gated": gated}
     if experts:
-        feed = {"block": "moe", "moe_intermediate_size": inner, "gated": gated, "num_experts": experts,
-                "num_experts_per_tok": top_k}  # fmt: skip
+        feed = {
+            "block": "moe",
+            "moe_intermediate_size": inner,
+            "gated": gated,
+            "num_experts": experts,
+            "num_experts_per_tok": top_k,
+        }
     rows = ", ".join("{ " + ", ".join(f"{k} = {json.dumps(v)}" for k, v in b.items()) + " }" for b in (attention, feed))
-    text = (f"hidden_size = {hidden}\nvocab_size = {vocab}\ntie_word_embeddings = {json.dumps(tied)}\n"
-            f"[[layers]]\nrepeat = {layers}\nblocks = [{rows}]\n")  # fmt: skip
+    text = (
+        f"hidden_size = {hidden}\nvocab_size = {vocab}\ntie_word_embeddings = {json.dumps(tied)}\n"
+        f"[[layers]]\nrepeat = {layers}\nblocks = [{rows}]\n"
+    )
     place = _folder() / f"{hashlib.sha1(text.encode()).hexdigest()[:12]}.toml"
     place.write_text(text, encoding="utf-8")
     return str(place)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from inferometer.operators import all_gather, all_reduce
-from inferometer.report import Phase, Report
-from inferometer.symbols import evaluate
-from inferometer.symbols import names as s
+from inferometer.base.symbols import evaluate
+from inferometer.base.symbols import names as s
+from inferometer.inference.report import Phase, Report
+from inferometer.network.operators import all_gather, all_reduce
 
 from . import DOWN, OUT, QKV, UP, Case, Ledger, data, elements, gpu, network_file, rows, run, total
 
@@ -34,36 +34,66 @@ def model(case: Case) -> str:
     m = case["model_dims"]
     mixture = {"experts": m["num_experts"], "top_k": m["expert_top_k"]} if m["is_moe"] else {}
     return network_file(
-        hidden=m["hidden_size"], vocab=m["vocab_size"], layers=m["num_decoder_layers"], heads=m["num_attention_heads"],
-        kv_heads=m["num_key_value_heads"], head_dim=m["head_dim"], inner=int(m["intermediate_size"]),
-        gated=m["num_ffi"] == 2, **mixture,
-    )  # fmt: skip
+        hidden=m["hidden_size"],
+        vocab=m["vocab_size"],
+        layers=m["num_decoder_layers"],
+        heads=m["num_attention_heads"],
+        kv_heads=m["num_key_value_heads"],
+        head_dim=m["head_dim"],
+        inner=int(m["intermediate_size"]),
+        gated=m["num_ffi"] == 2,
+        **mixture,
+    )
 
 
 def device(case: Case, unit: float = GI) -> str:
     """Its system as overrides of one of ours; ``unit`` is what it takes a GB for."""
     y = case["inputs"]["system_dict"]
     peak = y["Flops"] * 1e12
-    return gpu("h100-sxm", memory_bandwidth=y["Memory_BW"] * unit, flops__bf16=peak, flops__fp16=peak,
-               flops__int8=2 * peak, flops__fp8=2 * peak, links__nvlink__bandwidth=y["ICN"] * unit,
-               links__nvlink__latency=y.get("ICN_LL", 1) * 1e-6)  # fmt: skip
+    return gpu(
+        "h100-sxm",
+        memory_bandwidth=y["Memory_BW"] * unit,
+        flops__bf16=peak,
+        flops__fp16=peak,
+        flops__int8=2 * peak,
+        flops__fp8=2 * peak,
+        links__nvlink__bandwidth=y["ICN"] * unit,
+        links__nvlink__latency=y.get("ICN_LL", 1) * 1e-6,
+    )
 
 
 def words(case: Case) -> dict[str, Any]:
     """Its options as ours."""
     i = case["inputs"]
-    return {"batch_size": i["batch_size"], "tensor_parallel_size": i["tensor_parallel"], "quantization": i["bits"],
-            "kv_cache_dtype": i["bits"], "attention": "eager",
-            "efficiency": {"flops": i["system_eff"], "hbm": i["system_eff"]}}  # fmt: skip
+    return {
+        "batch_size": i["batch_size"],
+        "tensor_parallel_size": i["tensor_parallel"],
+        "quantization": i["bits"],
+        "kv_cache_dtype": i["bits"],
+        "attention": "eager",
+        "efficiency": {"flops": i["system_eff"], "hbm": i["system_eff"]},
+    }
 
 
 def reports(case: Case) -> tuple[Report, Report]:
     """Ours for its prefill, and for its decode step: the one of the last answer token."""
     i = case["inputs"]
-    first = run(model(case), device(case), input_len=i["input_tokens"], output_len=i["output_tokens"],
-                beam_width=i["beam_size"], **words(case))  # fmt: skip
-    last = run(model(case), device(case), input_len=i["input_tokens"] + i["output_tokens"] - 1, output_len=2,
-               beam_width=i["beam_size"], **words(case))  # fmt: skip
+    first = run(
+        model(case),
+        device(case),
+        input_len=i["input_tokens"],
+        output_len=i["output_tokens"],
+        beam_width=i["beam_size"],
+        **words(case),
+    )
+    last = run(
+        model(case),
+        device(case),
+        input_len=i["input_tokens"] + i["output_tokens"] - 1,
+        output_len=2,
+        beam_width=i["beam_size"],
+        **words(case),
+    )
     return first, last
 
 
@@ -72,8 +102,13 @@ def theirs(case: Case, phase: str, *starts: str) -> dict[str, float]:
     found = [op for op in case[phase]["ops"] if op["name"].startswith(starts)]
     ends = ("classifier", "embeddings", "Emb_AR")
     times = 1 if starts[0] in ends else case["model_dims"]["num_decoder_layers"]
-    keys = {"flops": ("MFLOP", 1e6), "load_weight": ("in_w_MiB", MI), "load_act": ("in_a_MiB", MI),
-            "store_act": ("out_MiB", MI), "seconds": ("latency_ms", 1e-3)}  # fmt: skip
+    keys = {
+        "flops": ("MFLOP", 1e6),
+        "load_weight": ("in_w_MiB", MI),
+        "load_act": ("in_a_MiB", MI),
+        "store_act": ("out_MiB", MI),
+        "seconds": ("latency_ms", 1e-3),
+    }
     return {k: times * sum(op[word] * unit for op in found) for k, (word, unit) in keys.items()}
 
 
@@ -168,8 +203,11 @@ def _memory(ledger: Ledger, case: Case, report: Report) -> None:
     """Weights without norms, and the cache of the whole conversation."""
     i, m, d = case["inputs"], case["model_dims"], case["derived"]
     ledger.same("KV cache", d["kv_MiB_per_chip_genz"] * MI, report.memory.kv_cache_bytes)
-    ledger.same("KV cache of the prompt", case["prefill"]["summary"]["KV Cache (MB)"] * MI,
-                report.phases["prefill"].memory_consumption_kv_cache)  # fmt: skip
+    ledger.same(
+        "KV cache of the prompt",
+        case["prefill"]["summary"]["KV Cache (MB)"] * MI,
+        report.phases["prefill"].memory_consumption_kv_cache,
+    )
     if i["bits"] == "bf16":
         norms = (2 * m["num_decoder_layers"] + 1) * m["hidden_size"] * 2
         router = m["num_experts"] * m["hidden_size"] * m["num_decoder_layers"] * 2 if m["is_moe"] else 0

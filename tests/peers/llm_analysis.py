@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from inferometer.report import Phase, Report
+from inferometer.inference.report import Phase, Report
 
 from . import DOWN, OUT, QKV, UP, Case, Ledger, elements, gpu, network_file, rows, run, total
 
@@ -24,30 +24,47 @@ def model(case: Case) -> str:
     """Its sizes as a network of ours."""
     m = case["model_config"]
     return network_file(
-        hidden=m["hidden_dim"], vocab=m["vocab_size"], layers=m["num_layers"], heads=m["n_head"],
-        kv_heads=m["num_key_value_heads"], head_dim=m["hidden_dim"] // m["n_head"], inner=m["ffn_embed_dim"],
-        gated=m["mlp_gated_linear_units"], tied=True,
-    )  # fmt: skip
+        hidden=m["hidden_dim"],
+        vocab=m["vocab_size"],
+        layers=m["num_layers"],
+        heads=m["n_head"],
+        kv_heads=m["num_key_value_heads"],
+        head_dim=m["hidden_dim"] // m["n_head"],
+        inner=m["ffn_embed_dim"],
+        gated=m["mlp_gated_linear_units"],
+        tied=True,
+    )
 
 
 def device(case: Case) -> str:
     """Its GPU as overrides of one of ours."""
     g = case["gpu_config"]
     peak = g["peak_fp16_TFLOPS"] * 1e12
-    return gpu("a100-sxm-40gb", memory_bandwidth=g["hbm_bandwidth_in_GB_per_sec"] * 1e9, flops__fp16=peak,
-               flops__bf16=peak, flops__int8=g["peak_i8_TFLOPS"] * 1e12, memory=g["mem_per_GPU_in_GB"] * 1e9,
-               links__nvlink__bandwidth=g["intra_node_bandwidth_in_GB_per_sec"] * 1e9)  # fmt: skip
+    return gpu(
+        "a100-sxm-40gb",
+        memory_bandwidth=g["hbm_bandwidth_in_GB_per_sec"] * 1e9,
+        flops__fp16=peak,
+        flops__bf16=peak,
+        flops__int8=g["peak_i8_TFLOPS"] * 1e12,
+        memory=g["mem_per_GPU_in_GB"] * 1e9,
+        links__nvlink__bandwidth=g["intra_node_bandwidth_in_GB_per_sec"] * 1e9,
+    )
 
 
 def report(case: Case, **more: Any) -> Report:
     """Ours for a case."""
     i, o, kind = case["inputs"], case["outputs"], WEIGHTS[case["dtype_config"]["name"]]
     words = {
-        "batch_size": i["batch_size_per_gpu"], "input_len": i["seq_len"], "output_len": i["num_tokens_to_generate"],
-        "tensor_parallel_size": i.get("tp_size", 1), "dtype": "fp16", "quantization": kind, "attention": "eager",
+        "batch_size": i["batch_size_per_gpu"],
+        "input_len": i["seq_len"],
+        "output_len": i["num_tokens_to_generate"],
+        "tensor_parallel_size": i.get("tp_size", 1),
+        "dtype": "fp16",
+        "quantization": kind,
+        "attention": "eager",
         "kv_cache_dtype": "int8" if kind == "int8" else "fp16",
         "efficiency": {"flops": o["flops_efficiency"], "hbm": o["hbm_memory_efficiency"]},
-    }  # fmt: skip
+    }
     return run(model(case), device(case), **{**words, **more})
 
 

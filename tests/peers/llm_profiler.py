@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from inferometer.report import Phase, Report
+from inferometer.inference.report import Phase, Report
 
 from . import DOWN, OUT, QKV, UP, Case, Ledger, config_file, elements, gpu, rows, run, total
 
@@ -18,26 +18,40 @@ def device(case: Case) -> str:
     """Its GPU as overrides of one of ours."""
     g = case["gpu_config"]
     peak = g["peak_fp16_TFLOPS"] * 1e12
-    return gpu("a100-sxm-40gb", memory_bandwidth=g["hbm_bandwidth_in_GB_per_sec"] * 1e9, flops__fp16=peak,
-               flops__bf16=peak, memory=g["memory_GPU_in_GB"] * 1e9,
-               links__nvlink__bandwidth=g["intra_node_bandwidth_in_GB_per_sec"] * 1e9)  # fmt: skip
+    return gpu(
+        "a100-sxm-40gb",
+        memory_bandwidth=g["hbm_bandwidth_in_GB_per_sec"] * 1e9,
+        flops__fp16=peak,
+        flops__bf16=peak,
+        memory=g["memory_GPU_in_GB"] * 1e9,
+        links__nvlink__bandwidth=g["intra_node_bandwidth_in_GB_per_sec"] * 1e9,
+    )
 
 
 def model(case: Case) -> str:
     """Its sizes as a config.json."""
     m = case["model_config"]
     config: dict[str, Any] = {
-        "model_type": "llama", "hidden_size": m["hidden_size"], "intermediate_size": m["intermediate_size"],
-        "num_hidden_layers": m["num_layers"], "num_attention_heads": m["num_heads"], "head_dim": m["head_dim"],
-        "num_key_value_heads": m["num_kv_heads"], "vocab_size": m["vocab_size"], "torch_dtype": "float16",
+        "model_type": "llama",
+        "hidden_size": m["hidden_size"],
+        "intermediate_size": m["intermediate_size"],
+        "num_hidden_layers": m["num_layers"],
+        "num_attention_heads": m["num_heads"],
+        "head_dim": m["head_dim"],
+        "num_key_value_heads": m["num_kv_heads"],
+        "vocab_size": m["vocab_size"],
+        "torch_dtype": "float16",
         "tie_word_embeddings": False,
-    }  # fmt: skip
+    }
     if normed(case):
         config["model_type"] = "qwen3"
     if m.get("num_experts"):
-        config |= {"model_type": "mixtral", "num_local_experts": m["num_experts"],
-                   "num_experts_per_tok": m["num_experts_per_tok"],
-                   "moe_intermediate_size": m["moe_intermediate_size"]}  # fmt: skip
+        config |= {
+            "model_type": "mixtral",
+            "num_local_experts": m["num_experts"],
+            "num_experts_per_tok": m["num_experts_per_tok"],
+            "moe_intermediate_size": m["moe_intermediate_size"],
+        }
     return config_file(config)
 
 
@@ -55,8 +69,15 @@ def outputs(case: Case) -> dict[str, Any]:
 def report(case: Case, **more: Any) -> Report:
     """Ours for a case."""
     i = case["inputs"]
-    words = {"batch_size": i["batch_size"], "input_len": i["seq_len"], "output_len": i["generate_len"], "dtype": "fp16",
-             "tensor_parallel_size": i["tp_size"], "attention": "eager", "efficiency": EFFICIENCY}  # fmt: skip
+    words = {
+        "batch_size": i["batch_size"],
+        "input_len": i["seq_len"],
+        "output_len": i["generate_len"],
+        "dtype": "fp16",
+        "tensor_parallel_size": i["tp_size"],
+        "attention": "eager",
+        "efficiency": EFFICIENCY,
+    }
     return run(model(case), device(case), **{**words, **more})
 
 
@@ -87,8 +108,12 @@ def check(ledger: Ledger, case: Case) -> None:
         tp, hidden, layers = i["tp_size"], m["hidden_size"], m["num_layers"]
         input_table, norms = 2 * m["vocab_size"] * hidden / tp, y["params_per_layer"]["rmsnorm"] * layers
         ours = x.memory.weights_bytes - input_table - 2 * hidden - 2 * norms * (1 - 1 / tp)
-        ledger.explained("weights", y["memory_prefill"]["weight_memory_per_gpu"], ours,
-                         "no input embedding nor final norm; sharded norms")  # fmt: skip
+        ledger.explained(
+            "weights",
+            y["memory_prefill"]["weight_memory_per_gpu"],
+            ours,
+            "no input embedding nor final norm; sharded norms",
+        )
 
 
 def _seconds(ledger: Ledger, case: Case, word: str, phase: Phase, *names: str) -> None:
@@ -111,8 +136,12 @@ def _parameters(ledger: Ledger, case: Case, x: Report) -> None:
         ledger.explained("parameters", y["params_model"], x.model.active_params - hidden, "only the chosen experts")
     else:
         ledger.same("MLP parameters", own["mlp"], elements(rows(phase, *UP, *DOWN)) * tp / layers)
-        ledger.explained("parameters", y["params_model"], x.model.params - m["vocab_size"] * hidden - hidden,
-                         "no input embedding nor final norm")  # fmt: skip
+        ledger.explained(
+            "parameters",
+            y["params_model"],
+            x.model.params - m["vocab_size"] * hidden - hidden,
+            "no input embedding nor final norm",
+        )
     norms = total(phase, "input_layernorm", "post_attention_layernorm", "qk_norm")["load_weight"] / 2
     ledger.same("norm parameters", own["rmsnorm"], norms / layers)
     ledger.same("head parameters", own["output_embedding"], elements(rows(phase, "lm_head")) * tp)

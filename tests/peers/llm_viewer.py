@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from inferometer.report import Phase, Report
+from inferometer.inference.report import Phase, Report
 
 from . import DOWN, OUT, QKV, UP, Case, Ledger, config_file, elements, gpu, rows, run, total
 
@@ -39,10 +39,13 @@ def words(case: Case) -> dict[str, Any]:
     """Its options as ours."""
     i = case["inputs"]
     return {
-        "batch_size": i["batchsize"], "dtype": "fp16", "quantization": _WEIGHTS[i["w_bit"], i["a_bit"]],
-        "kv_cache_dtype": _CACHE.get(i["kv_bit"] or 16, "fp16"), "tensor_parallel_size": i.get("tp_size", 1),
+        "batch_size": i["batchsize"],
+        "dtype": "fp16",
+        "quantization": _WEIGHTS[i["w_bit"], i["a_bit"]],
+        "kv_cache_dtype": _CACHE.get(i["kv_bit"] or 16, "fp16"),
+        "tensor_parallel_size": i.get("tp_size", 1),
         "attention": "flash" if i.get("use_flashattention") else "eager",
-    }  # fmt: skip
+    }
 
 
 def model(case: Case) -> str:

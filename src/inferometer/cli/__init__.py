@@ -11,11 +11,22 @@ import sys
 import click
 
 from .. import __version__
-from ..errors import InferometerError
+from ..base.errors import InferometerError
 
 # in the order that people meet them; each is a file of this package
-COMMANDS = ("analyze", "sweep", "search", "sensitivity", "simulate", "validate", "train", "profile", "bench", "show",
-            "web")  # fmt: skip
+COMMANDS = (
+    "analyze",
+    "sweep",
+    "search",
+    "sensitivity",
+    "simulate",
+    "validate",
+    "train",
+    "profile",
+    "bench",
+    "show",
+    "web",
+)
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True}
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from ..errors import BadValue
+from ..base.errors import BadValue
 from .options import ENGINE, MACHINE, METHODS, MODEL_HELP, NUMBERS, OUTPUT, WORKLOAD, named, one_gpu, options
 from .output import deliver, show_rich
 
@@ -22,13 +22,23 @@ from .output import deliver, show_rich
 @click.option("--html", metavar="FILE", callback=named, help="Write a page with the report inside; opens in a browser.")
 @click.option("--all-ops", is_flag=True, help="Show operators with next to no time, too.")
 @options(OUTPUT)
-def analyze(model: str, explain: str | None, plot: str | None, html: str | None, all_ops: bool, as_json: bool,
-            as_csv: bool, output: str | None, phase: str, **words: Any) -> int:  # fmt: skip
+def analyze(
+    model: str,
+    explain: str | None,
+    plot: str | None,
+    html: str | None,
+    all_ops: bool,
+    as_json: bool,
+    as_csv: bool,
+    output: str | None,
+    phase: str,
+    **words: Any,
+) -> int:
     """What one plan does, and why: latency, throughput, memory, cost, every operator."""
     import msgspec
 
-    from ..analyze import possible, report_of
-    from ..request import request
+    from ..inference.analyze import possible, report_of
+    from ..inference.request import request
 
     others = {"--csv": as_csv, "--plot": plot is not None, "--html": html is not None}
     if explain is not None and any(others.values()):
@@ -38,27 +48,27 @@ def analyze(model: str, explain: str | None, plot: str | None, html: str | None,
     asked = request(model, gpu, **words)
     possible(asked, phase)
     if explain is not None:
-        from ..explain import explain as why
+        from ..inference.explain import explain as why
 
         found = why(asked, explain, phase)
         if as_json:
             deliver(msgspec.json.format(msgspec.json.encode(found), indent=1), output)
         else:
-            from ..views import terminal
+            from ..views.text import terminal
 
             show_rich(terminal.explanation(found), output)
         return 0
     report = report_of(asked, phase)
     if plot is not None:
-        from ..views.plots import write_plots
+        from ..views.plots.roofline import write_plots
 
         for path in write_plots(report, plot, asked.model):
             click.echo(f"wrote {path}", err=True)
     if html is not None:
         from ..views.files import write
-        from ..views.web.single import page
-        from ..views.web.words import Plan, command
-        from .controls import controls
+        from ..web.single import page
+        from ..web.words import Plan, command
+        from .options import controls
 
         line = command("analyze", Plan(model, gpu, {**words, "hf_token": None}, model))
         click.echo(f"wrote {write(html, page(asked, report, line, controls()))}", err=True)
@@ -67,7 +77,7 @@ def analyze(model: str, explain: str | None, plot: str | None, html: str | None,
     elif as_csv:
         deliver(report.to_csv(), output)
     else:
-        from ..views import terminal
+        from ..views.text import terminal
 
         show_rich(terminal.analysis(report, all_ops), output)
     if as_json or as_csv:

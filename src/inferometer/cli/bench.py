@@ -7,11 +7,10 @@ from typing import Any
 
 import click
 
-from ..errors import BadValue, UnknownName, positive
-from ..serving.traffic import traffic
-from .options import ENGINE, LIVE, METHODS, NUMBERS, OUTPUT, named, one_gpu, options
+from ..base.errors import BadValue, UnknownName, positive
+from ..serving.arrivals import traffic
+from .options import ENGINE, LIVE, METHODS, NUMBERS, OUTPUT, TRAFFIC, named, one_gpu, options
 from .output import deliver, show_rich
-from .traffic import TRAFFIC
 
 SAVE_EVERY = 5.0  # s between two writings of the rows so far
 LATE = 0.01  # s: a client that sends later than this is too slow for the rate
@@ -31,9 +30,18 @@ _WAYS = ("api", "prompt_text", "api_key", "timeout", "extra_body", "served_model
 @click.option("--goodput", multiple=True, metavar="METRIC:MS", help="What a good request keeps: ttft:500,tpot:50.")
 @click.option("--requests-out", metavar="FILE", callback=named, help="One CSV row per request, as validate takes it.")
 @options(LIVE, METHODS, NUMBERS, ENGINE, OUTPUT)
-def bench(base_url: str, model: str, goodput: tuple[str, ...], requests_out: str | None, gpu: str | None,
-          max_concurrency: int | None, as_json: bool, as_csv: bool, output: str | None,
-          **words: Any) -> int:  # fmt: skip
+def bench(
+    base_url: str,
+    model: str,
+    goodput: tuple[str, ...],
+    requests_out: str | None,
+    gpu: str | None,
+    max_concurrency: int | None,
+    as_json: bool,
+    as_csv: bool,
+    output: str | None,
+    **words: Any,
+) -> int:
     """Measure a live OpenAI-compatible server: requests open or closed loop, every token timed."""
     from ..serving.metrics import objectives
 
@@ -61,7 +69,7 @@ def bench(base_url: str, model: str, goodput: tuple[str, ...], requests_out: str
 
         deliver(rows_csv(outcome), output)
     else:
-        from ..views.validation import benchmark
+        from ..views.text.validation import benchmark
 
         show_rich(benchmark(result, gpu or "", compared), output)
     for warning in result["warnings"] if as_json or as_csv else ():
@@ -69,21 +77,23 @@ def bench(base_url: str, model: str, goodput: tuple[str, ...], requests_out: str
     return 130 if cut else 0 if result["completed"] else 1
 
 
-def _driven(base_url: str, model: str, ways: dict[str, Any], trace: Any, limit: int | None, seed: int,
-            path: str | None) -> tuple[list[Any], bool]:  # fmt: skip
+def _driven(
+    base_url: str, model: str, ways: dict[str, Any], trace: Any, limit: int | None, seed: int, path: str | None
+) -> tuple[list[Any], bool]:
     """Send everything; the replies, and whether the run was cut short. What came is saved every few seconds."""
     import asyncio
 
-    from ..measure.endpoint import APIS, Run, Server
-    from ..serving.observed import orders
-    from .progress import progress
+    from ..bench.endpoint import APIS, Run, Server
+    from ..bench.observed import orders
+    from .output import progress
 
     if ways["api"] not in APIS:
         raise UnknownName("--api", ways["api"], APIS)
     positive("--timeout", ways["timeout"], 1e6)
     headers = {"Authorization": f"Bearer {ways['api_key']}"} if ways["api_key"] else {}
-    server = Server(base_url, ways["served_model_name"] or model, ways["api"], ways["timeout"], headers,
-                    _extra(ways["extra_body"]))  # fmt: skip
+    server = Server(
+        base_url, ways["served_model_name"] or model, ways["api"], ways["timeout"], headers, _extra(ways["extra_body"])
+    )
     text = ways["api"] == "chat" or ways["prompt_text"]
     todo = orders(trace, text=text, vocabulary=_vocabulary(model), seed=seed)
     done, saved, cut = 0, time.monotonic(), False
@@ -105,12 +115,13 @@ def _driven(base_url: str, model: str, ways: dict[str, Any], trace: Any, limit: 
     return run.replies, cut
 
 
-def _summed(trace: Any, replies: list[Any], cut: bool, goals: dict[str, float],
-            about: dict[str, Any]) -> tuple[dict[str, Any], Any]:  # fmt: skip
+def _summed(
+    trace: Any, replies: list[Any], cut: bool, goals: dict[str, float], about: dict[str, Any]
+) -> tuple[dict[str, Any], Any]:
     import numpy as np
 
+    from ..bench.observed import observed
     from ..serving.metrics import metrics
-    from ..serving.observed import observed
 
     outcome = observed(trace, replies)
     gaps = np.array([gap * 1e3 for reply in replies if reply is not None for gap in reply.gaps])
@@ -120,13 +131,20 @@ def _summed(trace: Any, replies: list[Any], cut: bool, goals: dict[str, float],
     for reply in replies:
         if reply is not None and reply.error:
             errors[reply.error] = errors.get(reply.error, 0) + 1
-    result = {"schema": "inferometer.bench/1", **about, "num_prompts": len(trace), **found, "goodput": goals or None,
-              "errors": errors, "warnings": _warnings(replies, cut)}  # fmt: skip
+    result = {
+        "schema": "inferometer.bench/1",
+        **about,
+        "num_prompts": len(trace),
+        **found,
+        "goodput": goals or None,
+        "errors": errors,
+        "warnings": _warnings(replies, cut),
+    }
     return result, outcome
 
 
 def _save(trace: Any, replies: list[Any], path: str) -> Any:
-    from ..serving.observed import observed
+    from ..bench.observed import observed
     from ..views.files import write
     from ..views.requests import rows_csv
 
@@ -138,15 +156,17 @@ def _warnings(replies: list[Any], cut: bool) -> list[str]:
     late = sorted(reply.late for reply in replies if reply is not None)
     worst = late[int(0.99 * (len(late) - 1))] if late else 0.0
     if worst > LATE:
-        found.append(f"the client itself was late: 1% of the requests were sent {worst * 1e3:,.0f} ms or more after "
-                     "they were due; send at a lower rate, or from a faster machine")  # fmt: skip
+        found.append(
+            f"the client itself was late: 1% of the requests were sent {worst * 1e3:,.0f} ms or more after "
+            "they were due; send at a lower rate, or from a faster machine"
+        )
     return found
 
 
 def _predicted(trace: Any, outcome: Any, model: str, limit: int | None, gpu: str, words: dict[str, Any]) -> Any:
     """The same requests in the simulation: as they were sent, or in a closed loop of the same width."""
-    from ..serving.observed import measured_trace
-    from ..validation import validate
+    from ..bench.observed import measured_trace
+    from ..validation.validate import validate
 
     closed = trace.arrival_s is None or (limit is not None and not trace.arrival_s.any())
     seen = measured_trace(trace, outcome, closed)
@@ -154,7 +174,7 @@ def _predicted(trace: Any, outcome: Any, model: str, limit: int | None, gpu: str
 
 
 def _asked(model: str, gpu: str, words: dict[str, Any]) -> None:
-    from ..request import request
+    from ..inference.request import request
 
     request(model, one_gpu("bench", gpu), **words)
 
@@ -175,7 +195,7 @@ def _extra(text: str | None) -> dict[str, Any]:
 
 def _vocabulary(model: str) -> int | None:
     """How many token ids the model has, if the catalogue knows it."""
-    from ..catalog import known
+    from ..specs.catalog import known
 
     entry = known(model)
     size = entry.config.get("vocab_size") if entry is not None else None

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import BadValue
+from ..base.errors import BadValue
+
+if TYPE_CHECKING:
+    from ..web.catalogue import Control
+
 
 MODEL_HELP = (
     "MODEL: a catalogue name, a Hugging Face id, or the path of a config.json, its folder or a network's TOML file."
@@ -152,9 +156,54 @@ OUTPUT = [
 
 def one_gpu(verb: str, text: str) -> str:
     """The only GPU of a list: ``one_gpu("analyze", "h100-sxm,")  # 'h100-sxm'``"""
-    from ..catalog import split_gpus
+    from ..specs.catalog import split_gpus
 
     found = split_gpus(text)
     if len(found) > 1:
         raise BadValue(f"{verb} looks at one GPU type at a time; give one name to --gpu")
     return found[0]
+
+
+# ------------------------------------------------------------------ traffic
+# Where requests come from: the flags of ``simulate`` and ``bench``; what they mean says `serving.traffic`.
+
+
+_LENGTH = "a number, or how it varies: uniform:min=…,max=… lognormal:mean=…,std=… zipf:a=…,min=…,max=…"
+TRAFFIC = [
+    click.option("--trace", metavar="FILE", help="Requests as CSV or JSON lines: ours, Azure, Mooncake, BurstGPT …"),
+    click.option("--num-prompts", type=int, help="Requests; of a trace, its first ones.  [default: 1000, or all]"),
+    click.option("--request-rate", type=float, help="Requests a second; inf: at once.  [default: inf, or a trace's]"),
+    click.option("--burstiness", type=float, default=1.0, help="1: Poisson; less comes in bursts, more is more even."),
+    click.option("--input-len", metavar="N|DIST", help=f"Prompt tokens: {_LENGTH}.  [default: 1024]"),
+    click.option("--output-len", metavar="N|DIST", help="Tokens of the answer, likewise.  [default: 128]"),
+    click.option("--prefix-len", type=int, default=0, help="First prompt tokens that all requests share."),
+    click.option("--turns", metavar="N|DIST", help="Turns of a conversation; --input-len is what each adds."),
+    click.option("--think-time", metavar="S|DIST", help="Seconds between an answer and the user's next request."),
+    click.option("--max-concurrency", type=int, help="Requests under way at most: a new one waits for an end."),
+    click.option("--seed", type=int, default=0, help="Of everything that chance decides."),
+]
+
+
+# ------------------------------------------------------------------ controls
+# The flags of ``analyze`` as the controls of a page: one help text for both.
+
+
+NOT_SHOWN = ("profile", "calibration", "hf_token")  # they name files and secrets of this machine
+
+
+def flags() -> dict[str, click.Option]:
+    """The options that describe a plan, by keyword: ``flags()["batch_size"].help``"""
+
+    def holder() -> None:
+        """Has the options."""
+
+    options(WORKLOAD, MACHINE, METHODS, NUMBERS, ENGINE)(holder)
+    found = {option.name: option for option in reversed(holder.__click_params__)}  # type: ignore[attr-defined]
+    return {str(name): option for name, option in found.items() if name not in NOT_SHOWN}
+
+
+def controls() -> list[Control]:
+    """The controls of the page, in its order."""
+    from ..web.catalogue import controls as made
+
+    return made(flags())

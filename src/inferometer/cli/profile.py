@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from ..errors import BadValue
+from ..base.errors import BadValue
 from .options import MODEL_HELP, named, options
 
 Say = Callable[[str], None]
@@ -51,34 +51,48 @@ _ALSO = {"--kernels": {"budget", "device"}, "--import": set[str]()}  # flags of 
 @click.option("--device", default="cuda", help="cuda or cpu.")
 @click.option("--json", "as_json", is_flag=True, help="A summary as JSON to stdout.")
 @click.option(
-    "-o", "--output", metavar="PATH", callback=named,
+    "-o",
+    "--output",
+    metavar="PATH",
+    callback=named,
     help="MODEL: a folder, to which rows are added.  --kernels, --import: a file.  [default: ., kernels.csv]",
-)  # fmt: skip
+)
 @click.pass_context
-def profile(context: click.Context, /, model: str | None, kernels: bool, tables: str | None, as_json: bool,
-            output: str | None, **words: Any) -> int:  # fmt: skip
+def profile(
+    context: click.Context,
+    /,
+    model: str | None,
+    kernels: bool,
+    tables: str | None,
+    as_json: bool,
+    output: str | None,
+    **words: Any,
+) -> int:
     """Measure this machine: the layers of a MODEL, or --kernels by shape; or --import what others measured.
 
     Rows that a file has are kept and not measured again; a run that is stopped loses nothing.
     """
     given = [job for job, asked in (("MODEL", model), ("--kernels", kernels), ("--import", tables)) if asked]
     if len(given) != 1:
-        raise BadValue("profile does one thing at a time: give a MODEL, --kernels or --import PATH"
-                       + (f", not {' and '.join(given)}" if given else ""))  # fmt: skip
+        raise BadValue(
+            "profile does one thing at a time: give a MODEL, --kernels or --import PATH"
+            + (f", not {' and '.join(given)}" if given else "")
+        )
     _only(context, given[0])
-    from ..measure.verb import profile as measured
+    from ..profiling.profile import profile as measured
 
     shared = {key: words.pop(key) for key in ("kinds", "gpu", "budget", "device")}
     layers = words if model else {}  # what the other jobs have no use for was refused, if it was given
     with _voices() as (say, progress):
-        found = measured(model, kernels=kernels, tables=tables, output=output, say=say, progress=progress, **shared,
-                         **layers)  # fmt: skip
+        found = measured(
+            model, kernels=kernels, tables=tables, output=output, say=say, progress=progress, **shared, **layers
+        )
     if as_json:
         import msgspec
 
         click.echo(msgspec.json.format(msgspec.json.encode(found), indent=1).decode())
     elif model:
-        from ..views.layers import summary
+        from ..views.text.listing import summary
 
         click.echo(summary(found), nl=False)
     return 0

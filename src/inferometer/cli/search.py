@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from ..errors import BadValue
+from ..base.errors import BadValue
 from .options import MODEL_HELP, OUTPUT, named, options
 from .output import deliver, show_rich, table_csv
 
@@ -62,11 +62,20 @@ SETTING = [
 @click.command(epilog=MODEL_HELP)
 @click.argument("model")
 @options(WANTED, SPACE, SETTING, OUTPUT)
-def search(model: str, as_json: bool, as_csv: bool, output: str | None, plot: str | None, backend_address: str | None,
-           num_prompts: int | None, trace: str | None, **words: Any) -> int:  # fmt: skip
+def search(
+    model: str,
+    as_json: bool,
+    as_csv: bool,
+    output: str | None,
+    plot: str | None,
+    backend_address: str | None,
+    num_prompts: int | None,
+    trace: str | None,
+    **words: Any,
+) -> int:
     """Price every legal plan on some GPUs, simulate the best of them, and say which to run, and why."""
-    from ..planning.verb import searched
-    from .progress import progress
+    from ..search.search import searched
+    from .output import progress
 
     words = {key: value for key, value in words.items() if value is not None}
     words["trace"] = _requests(trace, num_prompts)
@@ -81,7 +90,7 @@ def search(model: str, as_json: bool, as_csv: bool, output: str | None, plot: st
 
         found, book, lost = searched(model, address=backend_address, progress=step, **words)
     if plot is not None and book is not None:
-        from ..views.search import write_front
+        from ..views.text.search import write_front
 
         for path in write_front(found, book, plot):
             click.echo(f"wrote {path}", err=True)
@@ -90,11 +99,11 @@ def search(model: str, as_json: bool, as_csv: bool, output: str | None, plot: st
 
         deliver(msgspec.json.format(msgspec.json.encode(found), indent=1), output)
     elif as_csv:
-        from ..planning.table import table
+        from ..search.explanation import table
 
         deliver(table_csv(table(book, lost)), output)
     else:
-        from ..views.search import shown
+        from ..views.text.search import shown
 
         show_rich(shown(found), output)
     if (as_json or as_csv) and not found.feasible:
@@ -106,9 +115,8 @@ def _requests(path: str | None, most: int | None) -> Any:
     """The requests of a trace, or its first ones."""
     if path is None:
         return None
-    from ..errors import whole
-    from ..serving.requests import first
-    from ..serving.trace import read_trace
+    from ..base.errors import whole
+    from ..serving.trace import first, read_trace
 
     trace = read_trace(path)
     return first(trace, whole("--num-prompts", most)) if most is not None else trace

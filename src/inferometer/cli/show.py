@@ -14,10 +14,10 @@ from .output import deliver, table_csv
 @options(OUTPUT)
 def show(kind: str, name: str | None, as_json: bool, as_csv: bool, output: str | None) -> int:
     """What the catalogue holds: all of a kind, or everything about one NAME."""
-    from ..views.listing import KINDS, detail, listing, shown
+    from ..views.text.listing import KINDS, detail, listing, shown
 
     if kind not in KINDS:
-        from ..errors import UnknownName
+        from ..base.errors import UnknownName
 
         raise UnknownName("list", kind, KINDS)
     rows = [detail(kind, name)] if name else listing(kind)
@@ -28,11 +28,11 @@ def show(kind: str, name: str | None, as_json: bool, as_csv: bool, output: str |
     elif as_csv:
         deliver(table_csv(rows), output)
     elif name:
-        from ..catalog import flat
+        from ..specs.catalog import flat
 
         deliver("".join(f"{k} = {shown(k, v)}\n" for k, v in flat(rows[0]).items()), output)
     else:
-        from ..views.columns import plain_table
+        from ..views.text.listing import plain_table
 
         deliver(plain_table(rows, shown), output)
     return 0

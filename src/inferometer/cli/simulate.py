@@ -1,4 +1,4 @@
-"""``inferometer simulate``: requests through an engine, step by step."""
+"""``inferometer simulate --find-capacity``: the highest rate at which what was promised holds."""
 
 from __future__ import annotations
 
@@ -6,33 +6,93 @@ from typing import Any
 
 import click
 
-from ..errors import BadValue
-from ..serving.traffic import traffic
-from .options import ENGINE, METHODS, MODEL_HELP, NUMBERS, OUTPUT, SERVER, named, one_gpu, options
-from .output import deliver, show_rich
-from .progress import progress
-from .traffic import TRAFFIC
+from ..base.errors import BadValue
+from ..serving.arrivals import traffic
+from .options import ENGINE, METHODS, MODEL_HELP, NUMBERS, OUTPUT, SERVER, TRAFFIC, named, one_gpu, options
+from .output import deliver, progress, show_rich, table_csv
+
+
+def capacity(
+    model: str,
+    gpu: str,
+    goals: dict[str, float],
+    ways: dict[str, Any],
+    words: dict[str, Any],
+    served: dict[str, Any],
+    form: tuple[bool, bool, str | None],
+) -> int:
+    """Search, then serve the requests once more at the rate that was found, and show both."""
+    import msgspec
+
+    from ..serving.summary import sized
+    from .output import progress
+
+    search = {"share": ways["goodput_share"], "address": ways["backend_address"]}
+    search |= {key: ways[key] for key in ("jobs", "backend")}
+    with progress("trying rates", None, "rates") as reached:
+        result = sized(model, gpu, goals, search, served, words, reached)
+    cut = result["interrupted"]
+    if cut:
+        click.echo(f"interrupted: {len(result['tried']):,} rates were tried, and the search was not over", err=True)
+    as_json, as_csv, output = form
+    if as_json:
+        deliver(msgspec.json.format(msgspec.json.encode(result), indent=1), output)
+    elif as_csv:
+        deliver(table_csv(result["tried"] or [{"request_rate": "", "good": "", "holds": ""}]), output)
+    else:
+        from ..views.text.serving import capacity as table
+
+        show_rich(table(result), output)
+    return 130 if cut else 0 if result["request_rate"] else 1
+
+
+# ------------------------------------------------------------------ simulate
+# ``inferometer simulate``: requests through an engine, step by step.
+
 
 SERVING = [
     click.option("--scheduler", help="vllm, sarathi, prefill_first, trtllm or static.  [default: the engine's]"),
     click.option("--policy", default="fcfs", help="Who comes first: fcfs, or priority (a column of the trace)."),
-    click.option("--enable-prefix-caching/--no-enable-prefix-caching", default=None,
-                 help="Keep the cache of prompts for those that begin alike.  [default: the engine's]"),
+    click.option(
+        "--enable-prefix-caching/--no-enable-prefix-caching",
+        default=None,
+        help="Keep the cache of prompts for those that begin alike.  [default: the engine's]",
+    ),
     click.option("--long-prefill-token-threshold", type=int, default=0, help="Longest piece of a prompt; 0: no limit."),
-    click.option("--scheduler-recv-interval", type=int, default=1, help="Steps of an engine that answers from one look "
-                 "at new requests to the next (SGLang)."),
-    click.option("--batch-wait-timeout-iters", type=int, default=0, help="Steps that prompts are held back for company "
-                 "while others answer (TensorRT-LLM)."),
-    click.option("--batch-wait-max-tokens-ratio", type=float, default=0.0, help="Share of the token budget that is "
-                 "company enough."),
+    click.option(
+        "--scheduler-recv-interval",
+        type=int,
+        default=1,
+        help="Steps of an engine that answers from one look at new requests to the next (SGLang).",
+    ),
+    click.option(
+        "--batch-wait-timeout-iters",
+        type=int,
+        default=0,
+        help="Steps that prompts are held back for company while others answer (TensorRT-LLM).",
+    ),
+    click.option(
+        "--batch-wait-max-tokens-ratio",
+        type=float,
+        default=0.0,
+        help="Share of the token budget that is company enough.",
+    ),
     click.option("--num-gpu-blocks-override", type=int, help="KV blocks of a replica.  [default: what fits]"),
-    click.option("--router", default="round_robin", help="Which replica (-dp) gets a request: round_robin, "
-                 "least_loaded, prefix_aware."),
+    click.option(
+        "--router",
+        default="round_robin",
+        help="Which replica (-dp) gets a request: round_robin, least_loaded, prefix_aware.",
+    ),
     click.option("--prefill-replicas", type=int, help="Read prompts on replicas of their own: so many of them."),
     click.option("--decode-replicas", type=int, help="Write answers on replicas of their own: so many of them."),
-    click.option("--pool", "pools", multiple=True, metavar="KEY=VALUE,…", help="Replicas that differ, one flag each: "
-                 "gpu=h200,replicas=2,role=prefill,tensor_parallel_size=2."),
-]  # fmt: skip
+    click.option(
+        "--pool",
+        "pools",
+        multiple=True,
+        metavar="KEY=VALUE,…",
+        help="Replicas that differ, one flag each: gpu=h200,replicas=2,role=prefill,tensor_parallel_size=2.",
+    ),
+]
 RESULTS = [
     click.option("--goodput", multiple=True, metavar="METRIC:MS", help="What a good request keeps: ttft:500,tpot:50."),
     click.option("--find-capacity", is_flag=True, help="Find the highest --request-rate at which --goodput holds."),
@@ -44,20 +104,39 @@ RESULTS = [
     click.option("--plot", metavar="DIR", callback=named, help="Write the engine over time, and latencies, there."),
     click.option("--chrome-trace", metavar="FILE", callback=named, help="Events for chrome://tracing or Perfetto."),
 ]
-_SERVED = ("scheduler", "policy", "enable_prefix_caching", "long_prefill_token_threshold", "scheduler_recv_interval",
-           "batch_wait_timeout_iters", "batch_wait_max_tokens_ratio", "num_gpu_blocks_override", "router",
-           "prefill_replicas", "decode_replicas")  # fmt: skip
+_SERVED = (
+    "scheduler",
+    "policy",
+    "enable_prefix_caching",
+    "long_prefill_token_threshold",
+    "scheduler_recv_interval",
+    "batch_wait_timeout_iters",
+    "batch_wait_max_tokens_ratio",
+    "num_gpu_blocks_override",
+    "router",
+    "prefill_replicas",
+    "decode_replicas",
+)
 
 
 @click.command(epilog=MODEL_HELP)
 @click.argument("model")
 @options(TRAFFIC, SERVING, RESULTS, SERVER, METHODS, NUMBERS, ENGINE, OUTPUT)
-def simulate(model: str, gpu: str, goodput: tuple[str, ...], find_capacity: bool, pools: tuple[str, ...],
-             max_concurrency: int | None, as_json: bool, as_csv: bool, output: str | None,
-             **words: Any) -> int:  # fmt: skip
+def simulate(
+    model: str,
+    gpu: str,
+    goodput: tuple[str, ...],
+    find_capacity: bool,
+    pools: tuple[str, ...],
+    max_concurrency: int | None,
+    as_json: bool,
+    as_csv: bool,
+    output: str | None,
+    **words: Any,
+) -> int:
     """Serve a trace, or requests made up, and say what every request and the whole run come to."""
     from ..serving.metrics import objectives
-    from ..serving.runs import served as run
+    from ..serving.summary import served as run
 
     device, goals = one_gpu("simulate", gpu), objectives(goodput)
     files = {key: words.pop(key) for key in ("requests_out", "plot", "chrome_trace")}
@@ -65,7 +144,7 @@ def simulate(model: str, gpu: str, goodput: tuple[str, ...], find_capacity: bool
     served |= {"max_concurrency": max_concurrency, "pools": [_pool(text) for text in pools] or None}
     search = {key: words.pop(key) for key in ("goodput_share", "backend", "backend_address", "jobs")}
     if find_capacity:
-        from .capacity import capacity
+        pass  # merged
 
         for key, value in files.items():
             if value is not None:
@@ -89,7 +168,7 @@ def simulate(model: str, gpu: str, goodput: tuple[str, ...], find_capacity: bool
 
         deliver(rows_csv(outcome), output)
     else:
-        from ..views import serving
+        from ..views.text import serving
 
         show_rich(serving.run(result, outcome.series), output)
     if as_json or as_csv:
@@ -129,8 +208,8 @@ def _files(outcome: Any, result: dict[str, Any], goals: dict[str, float], files:
         if len(outcome.arrival_s) > EVENTS:
             click.echo(f"the chrome trace shows the first {EVENTS:,} requests", err=True)
     if files["plot"] is not None and result["completed"]:
-        from ..views.serving import header
-        from ..views.timeline import write_timeline
+        from ..views.plots.timeline import write_timeline
+        from ..views.text.serving import header
 
         made += write_timeline(outcome, files["plot"], header(result), goals)
     for path in made:

@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .options import ENGINE, MACHINE, METHODS, MODEL_HELP, NUMBERS, OUTPUT, WORKLOAD, named, options
-from .output import show_rich
-from .progress import progress
+from .output import progress, show_rich
 
 if TYPE_CHECKING:
-    from ..sweeps.digest import Digest
-    from ..sweeps.grid import Grid
-    from ..sweeps.points import Piece
+    from ..sweep.digest import Digest
+    from ..sweep.grid import Grid
+    from ..sweep.points import Piece
 
-_AXES = ("Every flag of analyze is an axis. Numbers: 1,2,4 or 16:8000:16 by step or 1:1024:x2 by ratio, or all of them "
-         "with commas between. Words: bf16,fp8. Any flag may be given more than once; a switch and its --no- form "
-         "together try both. MODEL may be a list, too. ")  # fmt: skip
+_AXES = (
+    "Every flag of analyze is an axis. Numbers: 1,2,4 or 16:8000:16 by step or 1:1024:x2 by ratio, or all of them "
+    "with commas between. Words: bf16,fp8. Any flag may be given more than once; a switch and its --no- form "
+    "together try both. MODEL may be a list, too. "
+)
 _METAVARS = {"integer": "N,…", "float": "X,…"}
 
 
@@ -41,8 +42,9 @@ def _flags() -> list[Callable[[Any], Any]]:
             usual = f"  [default: {option.default}]" if isinstance(option.default, str | int | float) else ""
             text = option.help.replace(": one number, or one per layer", "") + usual  # a list is an axis here
             wide = (option.metavar or _METAVARS.get(option.type.name, "WORD,…")).replace("[,N…]", ",…")
-            found.append(click.option(*option.opts, option.name, multiple=True, metavar=wide, help=text,
-                                      show_default=False))  # fmt: skip
+            found.append(
+                click.option(*option.opts, option.name, multiple=True, metavar=wide, help=text, show_default=False)
+            )
     return found
 
 
@@ -56,11 +58,11 @@ def sweep(model: str, plot: str | None, as_json: bool, as_csv: bool, output: str
 
     The file's name says what -o writes: .csv .json .jsonl .parquet
     """
-    from ..sweeps.digest import Digest
-    from ..sweeps.points import pieces
-    from ..sweeps.table import Sweep, column_kinds
-    from ..sweeps.verb import checked
-    from ..sweeps.writers import TEXTS, form_of, write
+    from ..sweep.digest import Digest
+    from ..sweep.points import pieces
+    from ..sweep.sweep import checked
+    from ..sweep.sweep_table import Sweep, column_kinds
+    from ..sweep.writers import TEXTS, form_of, write
 
     said = "json" if as_json else "csv" if as_csv else None
     form = form_of(output, said) if output is not None else said
@@ -80,7 +82,7 @@ def sweep(model: str, plot: str | None, as_json: bool, as_csv: bool, output: str
         deque(stream, maxlen=0)
     took = time.perf_counter() - began
     if plot is not None:
-        from ..views.curves import write_curves
+        from ..views.plots.curves import write_curves
 
         for path in write_curves(kept, plot):
             click.echo(f"wrote {path}", err=True)
@@ -109,7 +111,7 @@ def _watched(pieces: Iterator[Piece], reached: Callable[[float], None]) -> Itera
 
 def _say(grid: Grid, digest: Digest, took: float, output: str | None, form: str | None) -> None:
     """The best of it for people; beside a table for programs, a few lines on stderr."""
-    from ..views.sweeps import counted, summary
+    from ..views.text.sweeps import counted, summary
 
     if form is None:
         show_rich(summary(grid, digest, took), None)

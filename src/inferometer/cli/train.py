@@ -17,7 +17,7 @@ from .output import deliver, show_rich
 @options(OUTPUT)
 def train(model: str, all_ops: bool, as_json: bool, as_csv: bool, output: str | None, **words: Any) -> int:
     """What training costs: step time, memory, utilization, days and dollars, every operator forward and back."""
-    from ..training.verb import train as priced
+    from ..training.train import train as priced
 
     report = priced(model, one_gpu("train", words.pop("gpu")), **words)
     if as_json or as_csv:
@@ -27,7 +27,7 @@ def train(model: str, all_ops: bool, as_json: bool, as_csv: bool, output: str | 
         if not report.feasible:
             click.echo(f"infeasible: {report.reason}", err=True)
     else:
-        from ..views.training import training
+        from ..views.text.training import training
 
         show_rich(training(report, all_ops), output)
     return 0 if report.feasible else 1

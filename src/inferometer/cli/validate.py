@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from ..errors import BadValue
-from ..serving.traffic import base
+from ..base.errors import BadValue
+from ..serving.arrivals import base
 from .options import ENGINE, MACHINE, METHODS, MODEL_HELP, NUMBERS, OUTPUT, named, one_gpu, options
 from .output import deliver, show_rich, table_csv
 
@@ -22,8 +22,16 @@ from .output import deliver, show_rich, table_csv
 @click.option("--goodput", multiple=True, metavar="METRIC:MS", help="What a good request keeps: ttft:500,tpot:50.")
 @click.option("--requests-out", metavar="FILE", callback=named, help="One CSV row per request, as simulated.")
 @options(MACHINE, METHODS, NUMBERS, ENGINE, OUTPUT)
-def validate(model: str, measured: str | None, memory: str | None, as_json: bool, as_csv: bool, output: str | None,
-             gpu: str, **words: Any) -> int:  # fmt: skip
+def validate(
+    model: str,
+    measured: str | None,
+    memory: str | None,
+    as_json: bool,
+    as_csv: bool,
+    output: str | None,
+    gpu: str,
+    **words: Any,
+) -> int:
     """Replay measured requests and say how far the prediction is off, one by one and over all."""
     keys = ("max_concurrency", "plot", "write_calibration", "goodput", "requests_out")
     ways = {key: words.pop(key) for key in keys}
@@ -61,18 +69,25 @@ def _possible(measured: str | None, memory: str | None, ways: dict[str, Any], wo
         raise BadValue("--write-calibration fits what is not calibrated yet: leave --calibration away")
 
 
-def _requests(model: str, gpu: str, measured: str, ways: dict[str, Any], words: dict[str, Any], result: dict[str, Any],
-              parts: list[Any]) -> list[dict[str, Any]]:  # fmt: skip
+def _requests(
+    model: str,
+    gpu: str,
+    measured: str,
+    ways: dict[str, Any],
+    words: dict[str, Any],
+    result: dict[str, Any],
+    parts: list[Any],
+) -> list[dict[str, Any]]:
     """Latencies: fills the result and what is shown; gives a row per request and metric."""
     import msgspec
 
-    from ..serving.about import described
     from ..serving.metrics import metrics, objectives
+    from ..serving.summary import described
     from ..serving.trace import read_trace
-    from ..validation import measured_metrics, truths
-    from ..validation import validate as compare
-    from ..views.serving import header
-    from ..views.validation import comparison
+    from ..validation.validate import measured_metrics, truths
+    from ..validation.validate import validate as compare
+    from ..views.text.serving import header
+    from ..views.text.validation import comparison
 
     goals = objectives(ways["goodput"])
     trace = read_trace(measured)
@@ -90,7 +105,7 @@ def _requests(model: str, gpu: str, measured: str, ways: dict[str, Any], words: 
     if ways["write_calibration"] is not None:
         result["calibration"] = _calibration(found, replay, labels, ways["write_calibration"], parts)
     if ways["plot"] is not None:
-        from ..views.validation import write_validation
+        from ..views.text.validation import write_validation
 
         for path in write_validation(found, ways["plot"], header(labels)):
             click.echo(f"wrote {path}", err=True)
@@ -100,20 +115,36 @@ def _requests(model: str, gpu: str, measured: str, ways: dict[str, Any], words: 
 
         click.echo(f"wrote {write(ways['requests_out'], rows_csv(found.outcome))}", err=True)
     given, made = trace.input_tokens.tolist(), trace.output_tokens.tolist()
-    return [{"request_id": i, "input_tokens": given[i], "output_tokens": made[i], "metric": metric,
-             "measured_ms": m, "predicted_ms": p, "error": e} for metric in found.errors for i, (m, p, e) in
-            enumerate(zip(found.measured[metric].tolist(), found.predicted[metric].tolist(),
-                          found.relative(metric).tolist(), strict=True))]  # fmt: skip
+    return [
+        {
+            "request_id": i,
+            "input_tokens": given[i],
+            "output_tokens": made[i],
+            "metric": metric,
+            "measured_ms": m,
+            "predicted_ms": p,
+            "error": e,
+        }
+        for metric in found.errors
+        for i, (m, p, e) in enumerate(
+            zip(
+                found.measured[metric].tolist(),
+                found.predicted[metric].tolist(),
+                found.relative(metric).tolist(),
+                strict=True,
+            )
+        )
+    ]
 
 
 def _calibration(found: Any, replay: Any, labels: dict[str, Any], path: str, parts: list[Any]) -> dict[str, Any]:
     """Fit, write and tell: how far each figure moved, and which error is left."""
     import msgspec
 
-    from ..calibrate import calibrate, signed
-    from ..calibration import as_toml
+    from ..specs.calibration import as_toml
+    from ..validation.fit_calibration import calibrate, signed
     from ..views.files import write
-    from ..views.validation import fitted
+    from ..views.text.validation import fitted
 
     made = signed(calibrate(replay, found), labels["model"], labels["gpu"], labels["engine_name"])
     click.echo(f"wrote {write(path, as_toml(made))}", err=True)
@@ -122,13 +153,14 @@ def _calibration(found: Any, replay: Any, labels: dict[str, Any], path: str, par
     return built
 
 
-def _memory(model: str, gpu: str, path: str, words: dict[str, Any], result: dict[str, Any],
-            parts: list[Any]) -> list[dict[str, Any]]:  # fmt: skip
+def _memory(
+    model: str, gpu: str, path: str, words: dict[str, Any], result: dict[str, Any], parts: list[Any]
+) -> list[dict[str, Any]]:
     """Weights and cache: fills the result and what is shown; gives a row per amount."""
     import msgspec
 
-    from ..validation import validate_memory
-    from ..views.validation import memory_table
+    from ..validation.validate import validate_memory
+    from ..views.text.validation import memory_table
 
     held = validate_memory(model, gpu, measured=path, **words)
     rows: list[dict[str, Any]] = msgspec.to_builtins(held)

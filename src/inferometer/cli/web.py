@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..errors import BadValue
-from .controls import controls
+from ..base.errors import BadValue
+from .options import controls
 
 if TYPE_CHECKING:
     from socket import socket
 
-    from ..views.web.guard import Guard
+    from ..web.guard import Guard
 
 
 @click.command()
@@ -30,8 +30,9 @@ def web(host: str, port: int, show: bool) -> int:
             import webbrowser
 
             webbrowser.open_new_tab(address)
-        config = uvicorn.Config(application(host), log_level="warning", lifespan="on", server_header=False,
-                                timeout_graceful_shutdown=2)  # fmt: skip
+        config = uvicorn.Config(
+            application(host), log_level="warning", lifespan="on", server_header=False, timeout_graceful_shutdown=2
+        )
         try:
             uvicorn.Server(config).run(sockets=[door])
         except KeyboardInterrupt:
@@ -41,7 +42,7 @@ def web(host: str, port: int, show: bool) -> int:
 
 def application(host: str = "127.0.0.1", workers: int | None = None) -> Guard:
     """The ASGI application that `web` serves."""
-    from ..views.web.app import made
+    from ..web.app import made
 
     return made(controls(), host, workers)
 

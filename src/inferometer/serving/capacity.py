@@ -12,13 +12,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ..errors import BadValue, UnknownName, positive, real, short
-from .fanout import pool, workers
+from ..base.errors import BadValue, UnknownName, positive, real, short
+from ..base.parallel_map import pool, workers
 from .metrics import GOALS, good, latencies
 from .outcome import Interrupted, Outcome
-from .requests import Trace
 from .simulate import simulate
 from .synthetic import at_rate
+from .trace import Trace
 
 LOWEST = 1e-3  # of the throughput of all requests at once: practically one after another
 
@@ -41,10 +41,21 @@ class Capacity(msgspec.Struct, kw_only=True):
     tried: list[Tried]
 
 
-def find_capacity(model: str, gpu: str = "h100-sxm", *, trace: Trace, goodput: Mapping[str, float], share: float = 0.9,
-                  precision: float = 0.01, backend: str = "processes", jobs: int | None = None,
-                  address: str | None = None, seed: int = 0, progress: Callable[[int, int], None] | None = None,
-                  **words: Any) -> Capacity:  # fmt: skip
+def find_capacity(
+    model: str,
+    gpu: str = "h100-sxm",
+    *,
+    trace: Trace,
+    goodput: Mapping[str, float],
+    share: float = 0.9,
+    precision: float = 0.01,
+    backend: str = "processes",
+    jobs: int | None = None,
+    address: str | None = None,
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+    **words: Any,
+) -> Capacity:
     """The highest rate of a trace's requests at which a ``share`` of them keeps all limits of ``goodput`` (ms).
 
     Arrivals are stretched to each rate, so that bursts stay bursts; a trace without any gets Poisson arrivals. The
@@ -64,8 +75,10 @@ def find_capacity(model: str, gpu: str = "h100-sxm", *, trace: Trace, goodput: M
     if len(trace) < 2:
         raise BadValue(f"a rate needs at least two requests, not {len(trace)}")
     if words.get("max_concurrency") is not None or (trace.after is not None and (trace.after >= 0).any()):
-        raise BadValue("--find-capacity finds a rate of arrivals, which requests that wait for others have not "
-                       "(--max-concurrency, the turns of a conversation)")  # fmt: skip
+        raise BadValue(
+            "--find-capacity finds a rate of arrivals, which requests that wait for others have not "
+            "(--max-concurrency, the turns of a conversation)"
+        )
     width = max(2, workers(backend, jobs))
     at_once = msgspec.structs.replace(trace, arrival_s=np.zeros(len(trace)))
     found = Capacity(request_rate=0.0, goodput=goals, share=share, highest=0.0, tried=[])

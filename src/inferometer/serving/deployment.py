@@ -8,17 +8,18 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from .. import memory, parallel, timing
-from ..errors import BadValue
-from ..evaluate import Setup, stages
-from ..footprint import memory_table
-from ..request import Request
-from ..spec import Hardware, Link, Workload
-from ..steps import Group, Step
-from ..talk import conversation
-from .replica import Limits
-from .requests import Trace
-from .steptime import StepTime
+from ..base.errors import BadValue
+from ..costs import parallelism
+from ..costs.bound_plan import Setup, stages
+from ..costs.step import Group, Step
+from ..inference import latency, memory
+from ..inference.latency import conversation
+from ..inference.memory import memory_table
+from ..inference.request import Request
+from ..specs.structs import Hardware, Link, Workload
+from .engine import Limits
+from .step_cost import StepTime
+from .trace import Trace
 
 FEW = 8  # lengths of prompts that are worth a table each
 PLENTY = 10**9  # blocks of a cache that does not grow with the tokens (recurrent models)
@@ -43,7 +44,7 @@ class Pool(NamedTuple):
     def speed(self) -> float:
         """Tokens a second of a usual batch, to compare pools by."""
         step = Step((Group(32, 1, 1024, 1, True),))
-        took = sum(float(seconds) for seconds in timing.stage_seconds(self.setup, step))
+        took = sum(float(seconds) for seconds in latency.stage_seconds(self.setup, step))
         return 32 / took if took else 1.0
 
 
@@ -58,7 +59,7 @@ def pool(asked: Request, replicas: int, trace: Trace, blocks: int | None = None)
     usual, longest = (math.ceil(lengths.mean()), int(lengths.max())) if len(trace) else (2, 2)
     longest = min(longest, plan.max_model_len or longest)
     prompts = np.unique(trace.input_tokens)
-    why = parallel.reason(asked.model, plan, asked.device) or timing.draft_reason(setup)
+    why = parallelism.reason(asked.model, plan, asked.device) or latency.draft_reason(setup)
     room, seqs, lack = _room(setup, max(2, min(usual, plan.max_model_len or usual)))
     if blocks is not None:
         room, lack = blocks, ""
@@ -87,20 +88,41 @@ def _too_much(needed: float, usable: float) -> str:
     return f"needs {needed / 1e9:.1f} GB of the {usable / 1e9:.1f} GB per GPU that it may use, and leaves no KV cache"
 
 
-def limits(found: Pool, scheduler: str, policy: str, *, piece: int, lag: bool, wasted: bool,
-           interval: int = 1, hold: int = 0, company: float = 0.0) -> Limits:  # fmt: skip
+def limits(
+    found: Pool,
+    scheduler: str,
+    policy: str,
+    *,
+    piece: int,
+    lag: bool,
+    wasted: bool,
+    interval: int = 1,
+    hold: int = 0,
+    company: float = 0.0,
+) -> Limits:
     """What the engine of a pool allows itself in a step."""
     plan, width = found.setup.plan, found.stages[0].width
     tokens, seqs = plan.max_num_batched_tokens, min(plan.max_num_seqs, found.seqs)
     if tokens < seqs and scheduler in ("vllm", "sarathi", "trtllm"):
-        raise BadValue(f"--max-num-batched-tokens {tokens:,} must be at least --max-num-seqs {seqs:,}: everyone who "
-                       "decodes needs a token of the budget")  # fmt: skip
+        raise BadValue(
+            f"--max-num-batched-tokens {tokens:,} must be at least --max-num-seqs {seqs:,}: everyone who "
+            "decodes needs a token of the budget"
+        )
     static = scheduler == "static"
     return Limits(
-        tokens=tokens, seqs=max(1, min(seqs, tokens // width)), width=width, piece=piece or 10**9,
-        whole=scheduler == "sarathi", lag=lag and not static, wasted=wasted, padded=static,
-        priority=policy == "priority", interval=interval, hold=hold, company=math.ceil(company * tokens),
-    )  # fmt: skip
+        tokens=tokens,
+        seqs=max(1, min(seqs, tokens // width)),
+        width=width,
+        piece=piece or 10**9,
+        whole=scheduler == "sarathi",
+        lag=lag and not static,
+        wasted=wasted,
+        padded=static,
+        priority=policy == "priority",
+        interval=interval,
+        hold=hold,
+        company=math.ceil(company * tokens),
+    )
 
 
 def handover(readers: Pool, writers: Pool, prompts: np.ndarray) -> list[float]:
@@ -111,8 +133,13 @@ def handover(readers: Pool, writers: Pool, prompts: np.ndarray) -> list[float]:
     took = np.zeros(len(prompts))
     for pool in (readers, writers):
         link = _link(pool.setup.device)
-        size = np.max([np.broadcast_to(memory.cache_bytes(part, prompts.astype(float)), prompts.shape)
-                       for part in stages(pool.setup)], axis=0)  # fmt: skip
+        size = np.max(
+            [
+                np.broadcast_to(memory.cache_bytes(part, prompts.astype(float)), prompts.shape)
+                for part in stages(pool.setup)
+            ],
+            axis=0,
+        )
         took = np.maximum(took, link.latency + size / link.bandwidth)
     found: list[float] = took.tolist()
     return found

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import BadValue, UnknownName, positive, short
+from ..base.errors import BadValue, UnknownName, positive, short
 from .outcome import Outcome
 
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
@@ -57,8 +57,9 @@ def latencies(outcome: Outcome) -> dict[str, np.ndarray]:
     return {"ttft": ttft, "tpot": tpot, "e2el": e2el}
 
 
-def metrics(outcome: Outcome, goals: dict[str, float] | None = None,
-            gaps_ms: np.ndarray | None = None) -> dict[str, Any]:  # fmt: skip
+def metrics(
+    outcome: Outcome, goals: dict[str, float] | None = None, gaps_ms: np.ndarray | None = None
+) -> dict[str, Any]:
     """The result as ``vllm bench serve`` would print it; ``gaps_ms`` are the gaps between tokens where they were seen.
 
     Without them a request's gaps all are its TPOT, so that the mean inter-token latency is right and its percentiles

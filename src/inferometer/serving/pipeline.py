@@ -13,12 +13,11 @@ from typing import NamedTuple
 
 from .arrivals import Feed
 from .batch import Batch
-from .heat import Heat
-from .kvcache import KVCache
-from .ledger import Ledger
-from .replica import Limits, Replica
+from .engine import Heat, Limits, Replica
+from .kv_cache import KVCache
+from .request_table import Ledger
 from .schedulers import Plan
-from .steptime import Chunk, StepTime
+from .step_cost import Chunk, StepTime
 
 
 class Flight(NamedTuple):
@@ -40,9 +39,19 @@ class Lane:
 class Pipeline(Replica):
     """A replica of several stages: ``Pipeline([first, second], limits, ledger, cache, feed, plan)``"""
 
-    def __init__(self, stages: list[StepTime], limits: Limits, ledger: Ledger, cache: KVCache, feed: Feed,
-                 plan: Callable[[Replica], Plan], *, number: int = 0, fast: bool = True,
-                 apart: float = 0.0) -> None:  # fmt: skip
+    def __init__(
+        self,
+        stages: list[StepTime],
+        limits: Limits,
+        ledger: Ledger,
+        cache: KVCache,
+        feed: Feed,
+        plan: Callable[[Replica], Plan],
+        *,
+        number: int = 0,
+        fast: bool = True,
+        apart: float = 0.0,
+    ) -> None:
         limits = limits._replace(lag=False, interval=1)
         super().__init__(stages[0], limits, ledger, cache, feed, plan, number=number, fast=fast, apart=apart)
         self.stages = stages

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from .steptime import Chunk
+from .step_cost import Chunk
 
 if TYPE_CHECKING:
-    from .replica import Replica
+    from .engine import Replica
 
 Plan = tuple[bool, list[Chunk]]
 SCHEDULERS: dict[str, Callable[[Replica], Plan]] = {}

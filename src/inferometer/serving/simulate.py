@@ -6,14 +6,14 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..errors import BadValue, UnknownName, share, short, whole
-from ..request import request
+from ..base.errors import BadValue, UnknownName, share, short, whole
+from ..inference.request import request
 from .deployment import pool
+from .deployment_run import Options, serve
 from .outcome import Outcome
-from .requests import Trace
-from .routers import ROUTERS
+from .router import ROUTERS
 from .schedulers import SCHEDULERS
-from .service import Options, serve
+from .trace import Trace
 
 POLICIES = ("fcfs", "priority")
 STOPS = ("length", "token")
@@ -55,8 +55,12 @@ def simulate(
     (``batch_wait_max_tokens_ratio``; TensorRT-LLM).
     ``stops``: answers end at their ``length`` (max_tokens, which an engine knows beforehand) or with a stop ``token``.
     """
-    for what, given, allowed in (("--scheduler", scheduler or "vllm", SCHEDULERS), ("--policy", policy, POLICIES),
-                                 ("--router", router, ROUTERS), ("stops", stops, STOPS)):  # fmt: skip
+    for what, given, allowed in (
+        ("--scheduler", scheduler or "vllm", SCHEDULERS),
+        ("--policy", policy, POLICIES),
+        ("--router", router, ROUTERS),
+        ("stops", stops, STOPS),
+    ):
         if given not in allowed:
             raise UnknownName(what, given, allowed)
     if max_concurrency is not None:
@@ -68,8 +72,10 @@ def simulate(
     whole("--batch-wait-timeout-iters", batch_wait_timeout_iters, least=0)
     share("--batch-wait-max-tokens-ratio", batch_wait_max_tokens_ratio, "0 and 1")
     if batch_wait_timeout_iters and not batch_wait_max_tokens_ratio:
-        raise BadValue("--batch-wait-timeout-iters holds prompts back up to a share of a step's tokens: give "
-                       "--batch-wait-max-tokens-ratio, too")  # fmt: skip
+        raise BadValue(
+            "--batch-wait-timeout-iters holds prompts back up to a share of a step's tokens: give "
+            "--batch-wait-max-tokens-ratio, too"
+        )
     words.setdefault("frontend", "http")
     made = []
     for each in _pools(gpu, words, pools, prefill_replicas, decode_replicas):
@@ -80,20 +86,37 @@ def simulate(
     if batch_wait_timeout_iters and name != "trtllm":
         raise BadValue(f"--batch-wait-timeout-iters is of the scheduler trtllm, not of {name}")
     if scheduler_recv_interval > 1 and any(each.setup.plan.pipeline_parallel_size > 1 for _, each in made):
-        raise BadValue("--scheduler-recv-interval counts the steps of one batch: it has no meaning with "
-                       "--pipeline-parallel-size above 1")  # fmt: skip
-    how = Options(name, policy, router, max_concurrency, piece,
-                  stops == "token", enable_prefix_caching, async_scheduling, scheduler_recv_interval,
-                  batch_wait_timeout_iters, batch_wait_max_tokens_ratio, fast_forward, progress)  # fmt: skip
+        raise BadValue(
+            "--scheduler-recv-interval counts the steps of one batch: it has no meaning with "
+            "--pipeline-parallel-size above 1"
+        )
+    how = Options(
+        name,
+        policy,
+        router,
+        max_concurrency,
+        piece,
+        stops == "token",
+        enable_prefix_caching,
+        async_scheduling,
+        scheduler_recv_interval,
+        batch_wait_timeout_iters,
+        batch_wait_max_tokens_ratio,
+        fast_forward,
+        progress,
+    )
     return serve(trace, made, how)
 
 
-def _pools(gpu: str, words: dict[str, Any], pools: Sequence[Mapping[str, Any]] | None, readers: int | None,
-           writers: int | None) -> list[dict[str, Any]]:  # fmt: skip
+def _pools(
+    gpu: str, words: dict[str, Any], pools: Sequence[Mapping[str, Any]] | None, readers: int | None, writers: int | None
+) -> list[dict[str, Any]]:
     """The words of every pool of replicas, with its role and how many there are."""
     if (readers is None) != (writers is None):
-        raise BadValue("--prefill-replicas and --decode-replicas come together: prompts are read on the first and "
-                       "answered on the second")  # fmt: skip
+        raise BadValue(
+            "--prefill-replicas and --decode-replicas come together: prompts are read on the first and "
+            "answered on the second"
+        )
     if readers is not None and pools is not None:
         raise BadValue("pools say themselves which replicas read and which answer: leave out --prefill-replicas")
     if readers is not None and writers is not None:
@@ -112,6 +135,8 @@ def _pools(gpu: str, words: dict[str, Any], pools: Sequence[Mapping[str, Any]] |
         found.append(each)
     roles = {each["role"] for each in found}
     if not found or roles not in ({"both"}, {"prefill", "decode"}):
-        raise BadValue("pools must all do both, or some read prompts (role prefill) and others answer (role decode); "
-                       f"given: {', '.join(sorted(roles)) or 'none'}")  # fmt: skip
+        raise BadValue(
+            "pools must all do both, or some read prompts (role prefill) and others answer (role decode); "
+            f"given: {', '.join(sorted(roles)) or 'none'}"
+        )
     return found

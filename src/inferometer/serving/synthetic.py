@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from ..errors import BadValue, UnknownName, positive, real, short, whole
-from .prefixes import BLOCK, shared_blocks, turns_before
-from .requests import Trace
+from ..base.errors import BadValue, UnknownName, positive, real, short, whole
+from .trace import BLOCK, Trace, shared_blocks, turns_before
 
 TOKENS = 10**7  # the longest length that is drawn
 PROMPTS = 10**8
@@ -94,8 +93,10 @@ def amount(flag: str, given: float | str, *, least: float = 1.0, most: float = T
         if kind in KINDS:
             raise BadValue(f"{flag} {kind} needs {_words(kind)}: {kind}:{_example(kind)}")
         if isinstance(given, bool) or not least <= value <= most:
-            raise BadValue(f"{flag} must be a number from {least:,g} to {most:,g}, or one of {', '.join(KINDS)}, such "
-                           f"as lognormal:mean=512,std=300, not {short(given)}")  # fmt: skip
+            raise BadValue(
+                f"{flag} must be a number from {least:,g} to {most:,g}, or one of {', '.join(KINDS)}, such "
+                f"as lognormal:mean=512,std=300, not {short(given)}"
+            )
         return Amount("fixed", {"value": value}, least, most)
     if kind not in KINDS:
         raise UnknownName(f"distribution of {flag}", kind, KINDS)
@@ -118,8 +119,9 @@ def _sound(flag: str, kind: str, figures: dict[str, float], least: float, most: 
     for key, value in figures.items():
         low = 0.0 if key == "std" else least if key in ("min", "max", "value") else 1e-9
         if not low <= value <= (100.0 if key == "a" else most):
-            raise BadValue(f"{flag} {kind}: {key} must be from {low:,g} to {100.0 if key == 'a' else most:,g}, "
-                           f"not {value:,g}")  # fmt: skip
+            raise BadValue(
+                f"{flag} {kind}: {key} must be from {low:,g} to {100.0 if key == 'a' else most:,g}, not {value:,g}"
+            )
     low, high = figures.get("min", least), figures.get("max", most)
     if low > high:
         raise BadValue(f"{flag} {kind}: min {low:,g} is above max {high:,g}")
@@ -141,10 +143,20 @@ def _example(kind: str) -> str:
 # ------------------------------------------------------------------ requests
 
 
-def synthetic(*, num_prompts: int = 1000, request_rate: float = math.inf, burstiness: float = 1.0,
-              input_len: float | str = 1024, output_len: float | str = 128, prefix_len: int = 0,
-              turns: float | str = 1, think_time: float | str = 0, users: int | None = None, seed: int = 0,
-              block_tokens: int = BLOCK) -> Trace:  # fmt: skip
+def synthetic(
+    *,
+    num_prompts: int = 1000,
+    request_rate: float = math.inf,
+    burstiness: float = 1.0,
+    input_len: float | str = 1024,
+    output_len: float | str = 128,
+    prefix_len: int = 0,
+    turns: float | str = 1,
+    think_time: float | str = 0,
+    users: int | None = None,
+    seed: int = 0,
+    block_tokens: int = BLOCK,
+) -> Trace:
     """Requests that were never sent: the same seed gives the same ones.
 
     The first ``prefix_len`` tokens of every prompt are the same; a prompt has at least one more.
@@ -161,8 +173,9 @@ def synthetic(*, num_prompts: int = 1000, request_rate: float = math.inf, bursti
     talks = _sessions(rng, amount("--turns", turns, most=10**5), count)
     after = None if talks is None else turns_before(talks)
     if shared >= new.max():
-        raise BadValue(f"--prefix-len {shared:,} must be shorter than the prompts, of which the longest has "
-                       f"{new.max():,} tokens")  # fmt: skip
+        raise BadValue(
+            f"--prefix-len {shared:,} must be shorter than the prompts, of which the longest has {new.max():,} tokens"
+        )
     new = np.maximum(new, np.where(True if after is None else after < 0, shared + 1, 0))
     if talks is None and users is not None and pause.draw(rng, 1)[0] > 0:
         after = np.maximum(np.arange(count) - users, -1)
@@ -172,13 +185,24 @@ def synthetic(*, num_prompts: int = 1000, request_rate: float = math.inf, bursti
     blocks = None
     if shared or talks is not None:
         zeros = np.zeros(count, np.int64)
-        blocks = shared_blocks(prompt, made, prefix=zeros if shared else None, block_tokens=block_tokens,
-                               prefix_tokens=zeros + shared if shared else None, session=talks)  # fmt: skip
+        blocks = shared_blocks(
+            prompt,
+            made,
+            prefix=zeros if shared else None,
+            block_tokens=block_tokens,
+            prefix_tokens=zeros + shared if shared else None,
+            session=talks,
+        )
     return Trace(
-        input_tokens=prompt, output_tokens=made, arrival_s=arrival, blocks=blocks,
-        block_tokens=block_tokens if blocks is not None else 0, after=after,
-        think_s=None if after is None else np.where(after >= 0, pause.draw(rng, count), 0.0), source="synthetic",
-    )  # fmt: skip
+        input_tokens=prompt,
+        output_tokens=made,
+        arrival_s=arrival,
+        blocks=blocks,
+        block_tokens=block_tokens if blocks is not None else 0,
+        after=after,
+        think_s=None if after is None else np.where(after >= 0, pause.draw(rng, count), 0.0),
+        source="synthetic",
+    )
 
 
 def _sessions(rng: np.random.Generator, turns: Amount, count: int) -> np.ndarray | None:
@@ -231,8 +255,9 @@ def of_users(trace: Trace, users: int | None, think_time: float | str, seed: int
     rng = np.random.default_rng(whole("--seed", seed, least=0, most=2**63))
     after = np.maximum(np.arange(len(trace)) - users, -1)
     arrival = np.zeros(len(trace)) if trace.arrival_s is None else trace.arrival_s
-    return msgspec.structs.replace(trace, arrival_s=arrival, after=after,
-                                   think_s=np.where(after >= 0, pause.draw(rng, len(trace)), 0.0))  # fmt: skip
+    return msgspec.structs.replace(
+        trace, arrival_s=arrival, after=after, think_s=np.where(after >= 0, pause.draw(rng, len(trace)), 0.0)
+    )
 
 
 def at_rate(trace: Trace, request_rate: float, burstiness: float = 1.0, seed: int = 0) -> Trace:

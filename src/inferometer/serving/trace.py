@@ -1,8 +1,6 @@
-"""Traces in files: CSV or JSON lines in the forms that people publish, recognised by their columns.
+"""Requests as columns: what arrives at a server, when, how long it is and what it shares with others.
 
-read_trace("AzureLLMInferenceTrace_code.csv").input_tokens      # array([4808, 3180, …])
-
-A form is one small function that turns some rows into columns of a `Trace`.
+Trace(input_tokens=np.array([512, 64]), output_tokens=np.array([128, 0]), arrival_s=np.array([0.0, 0.3]))
 """
 
 from __future__ import annotations
@@ -11,13 +9,114 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
-from ..errors import BadFile
-from ..files import local
-from ..sheets import Rows, header, sheet
-from .prefixes import BLOCK, shared_blocks, turns_before
-from .requests import Trace
+from ..base.errors import BadFile
+from ..base.files import local
+from ..base.tabular import Rows, header, sheet
+
+
+class Trace(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Requests in the order of their file; every column has one entry per request."""
+
+    input_tokens: np.ndarray  # int64
+    output_tokens: np.ndarray  # int64; 0 is allowed: such a request ends with its prefill
+    arrival_s: np.ndarray | None = None  # float64; None: each request waits for the end of the one before it
+    blocks: tuple[np.ndarray, ...] | None = None
+    """Per request the ids (int64) of the leading blocks of its tokens; equal ids are equal content. They may run on
+    past the prompt: those ids name the blocks of its answer, which the conversation's next turn has in its prompt."""
+    block_tokens: int = 0  # tokens that one of those ids stands for (Mooncake: 512)
+    after: np.ndarray | None = None  # int64: the request that must end first (the turn before), -1 = none
+    think_s: np.ndarray | None = None  # float64: pause after that end before this one is sent
+    priority: np.ndarray | None = None  # int64, smaller first, for the priority policy
+    measured: dict[str, np.ndarray] = {}  # TTFT, TPOT, E2E in ms where the file has them; nan where a row has none
+    source: str = ""
+
+    def __len__(self) -> int:
+        return len(self.input_tokens)
+
+
+def first(trace: Trace, count: int) -> Trace:
+    """The first requests of a trace, in its order: ``first(trace, 100)``"""
+    if count >= len(trace):
+        return trace
+    columns = {name: column[:count] for name in _COLUMNS if (column := getattr(trace, name)) is not None}
+    if "after" in columns:  # one that waits for a request that is left out need not wait
+        columns["after"] = np.where(columns["after"] < count, columns["after"], -1)
+    measured = {name: column[:count] for name, column in trace.measured.items()}
+    return msgspec.structs.replace(trace, **columns, measured=measured)
+
+
+_COLUMNS = ("input_tokens", "output_tokens", "arrival_s", "blocks", "after", "think_s", "priority")
+
+
+# ------------------------------------------------------------------ prefixes
+# What requests share at their beginning, as ids of blocks: one system prompt, or everything said so far in a talk.
+#
+# Content is named by where it comes from: block k of prefix p, block k of session s. Equal ids are equal content.
+
+
+BLOCK = 16  # tokens that an id stands for: engines cache whole blocks, and 16 is the usual size
+
+
+def shared_blocks(
+    input_tokens: np.ndarray,
+    output_tokens: np.ndarray,
+    *,
+    prefix: np.ndarray | None = None,
+    prefix_tokens: np.ndarray | None = None,
+    session: np.ndarray | None = None,
+    block_tokens: int = BLOCK,
+) -> tuple[np.ndarray, ...]:
+    """Ids of the leading blocks of every request.
+
+    ``prefix`` numbers what the first ``prefix_tokens`` of a request are (-1: nothing that others have). ``session``
+    numbers the conversation that it is a turn of (-1: none), whose turns begin with everything said before them.
+    ``shared_blocks(i, o, prefix=zeros, prefix_tokens=full(n, 100))  # six ids each, the same for all``
+    """
+    count = len(input_tokens)
+    nobody, nothing = np.full(count, -1), np.zeros(count, np.int64)
+    group = nobody if prefix is None else prefix
+    talk = nobody if session is None else session
+    least = nothing if prefix_tokens is None else np.where(group >= 0, np.minimum(prefix_tokens, input_tokens), 0)
+    heads = least // block_tokens
+    whole = np.where(talk >= 0, (input_tokens + output_tokens) // block_tokens, heads)
+    widest, longest = int(heads.max(initial=0)), int(whole.max(initial=0))
+    base = (int(group.max(initial=-1)) + 1) * widest  # ids of sessions begin after those of the prefixes
+    known: dict[tuple[int, int], np.ndarray] = {}
+    found: list[np.ndarray] = []
+    for g, s, head, length in zip(group.tolist(), talk.tolist(), heads.tolist(), whole.tolist(), strict=True):
+        if s < 0:  # many requests have the very same prefix: they share one array
+            key = (g, head)
+            if key not in known:
+                known[key] = np.arange(g * widest, g * widest + head, dtype=np.int64)
+            found.append(known[key])
+            continue
+        ids = np.arange(base + s * longest, base + s * longest + length, dtype=np.int64)
+        ids[:head] = np.arange(g * widest, g * widest + head)
+        found.append(ids)
+    return tuple(found)
+
+
+def turns_before(session: np.ndarray) -> np.ndarray:
+    """Of every request, the one before it in its session, -1 if there is none: ``[7, 3, 7] -> [-1, -1, 0]``"""
+    last: dict[int, int] = {}
+    found = np.full(len(session), -1, np.int64)
+    for at, talk in enumerate(session.tolist()):
+        if talk >= 0:
+            found[at] = last.get(talk, -1)
+            last[talk] = at
+    return found
+
+
+# ------------------------------------------------------------------ trace
+# Traces in files: CSV or JSON lines in the forms that people publish, recognised by their columns.
+#
+# read_trace("AzureLLMInferenceTrace_code.csv").input_tokens      # array([4808, 3180, …])
+#
+# A form is one small function that turns some rows into columns of a `Trace`.
+
 
 TOKENS = 10**8  # no request is longer
 SECONDS = 1e10  # no arrival is later: three centuries
@@ -82,9 +181,22 @@ def _seconds(rows: Rows, name: str, unit: float = 1.0) -> np.ndarray:
     return rows.numbers(name, most=SECONDS / unit) * unit
 
 
-@form("ours and the chat.csv of measurements", "input_tokens", "output_tokens",
-      may_have=("arrival_s", *MEASURED, "session_id", "think_s", "prefix_id", "prefix_tokens", "priority",
-                "hash_ids", "block_tokens"))  # fmt: skip
+@form(
+    "ours and the chat.csv of measurements",
+    "input_tokens",
+    "output_tokens",
+    may_have=(
+        "arrival_s",
+        *MEASURED,
+        "session_id",
+        "think_s",
+        "prefix_id",
+        "prefix_tokens",
+        "priority",
+        "hash_ids",
+        "block_tokens",
+    ),
+)
 def _ours(rows: Rows) -> Columns:
     found: Columns = {"input_tokens": _count(rows, "input_tokens", 1), "output_tokens": _count(rows, "output_tokens")}
     have = rows.columns
@@ -113,14 +225,20 @@ def _ours(rows: Rows) -> Columns:
 
 @form("Azure LLM inference", "TIMESTAMP", "ContextTokens", "GeneratedTokens")
 def _azure(rows: Rows) -> Columns:
-    return {"input_tokens": _count(rows, "ContextTokens", 1), "output_tokens": _count(rows, "GeneratedTokens"),
-            "arrival_s": _moments(rows, "TIMESTAMP")}  # fmt: skip
+    return {
+        "input_tokens": _count(rows, "ContextTokens", 1),
+        "output_tokens": _count(rows, "GeneratedTokens"),
+        "arrival_s": _moments(rows, "TIMESTAMP"),
+    }
 
 
 @form("Mooncake", "timestamp", "input_length", "output_length", may_have=("hash_ids",))
 def _mooncake(rows: Rows) -> Columns:
-    found: Columns = {"input_tokens": _count(rows, "input_length", 1), "output_tokens": _count(rows, "output_length"),
-                      "arrival_s": _seconds(rows, "timestamp", 1e-3)}  # fmt: skip
+    found: Columns = {
+        "input_tokens": _count(rows, "input_length", 1),
+        "output_tokens": _count(rows, "output_length"),
+        "arrival_s": _seconds(rows, "timestamp", 1e-3),
+    }
     if "hash_ids" in rows.columns:
         found |= {"blocks": _ids(rows, "hash_ids"), "block_tokens": np.array([512])}
     return found
@@ -128,8 +246,11 @@ def _mooncake(rows: Rows) -> Columns:
 
 @form("BurstGPT", "Timestamp", "Request tokens", "Response tokens")
 def _burst(rows: Rows) -> Columns:
-    return {"input_tokens": _count(rows, "Request tokens", 1), "output_tokens": _count(rows, "Response tokens"),
-            "arrival_s": _seconds(rows, "Timestamp")}  # fmt: skip
+    return {
+        "input_tokens": _count(rows, "Request tokens", 1),
+        "output_tokens": _count(rows, "Response tokens"),
+        "arrival_s": _seconds(rows, "Timestamp"),
+    }
 
 
 @form("LLMServingSim", "input_toks", "output_toks", may_have=("arrival_time_ns",))
@@ -142,8 +263,11 @@ def _servingsim(rows: Rows) -> Columns:
 
 @form("Vidur", "arrived_at", "num_prefill_tokens", "num_decode_tokens")
 def _vidur(rows: Rows) -> Columns:
-    return {"input_tokens": _count(rows, "num_prefill_tokens", 1), "output_tokens": _count(rows, "num_decode_tokens"),
-            "arrival_s": _seconds(rows, "arrived_at")}  # fmt: skip
+    return {
+        "input_tokens": _count(rows, "num_prefill_tokens", 1),
+        "output_tokens": _count(rows, "num_decode_tokens"),
+        "arrival_s": _seconds(rows, "arrived_at"),
+    }
 
 
 def _ids(rows: Rows, name: str) -> list[np.ndarray]:
@@ -211,10 +335,17 @@ def _joined(pieces: list[Columns], source: str) -> Trace:
     think = column("think_s")
     after = turns_before(session) if session is not None else None
     return Trace(
-        input_tokens=given, output_tokens=made, arrival_s=arrival, blocks=blocks, block_tokens=block_tokens,
-        after=after, think_s=think if after is not None else None, priority=column("priority"),
-        measured={name: found for name in MEASURED if (found := column(name)) is not None}, source=source,
-    )  # fmt: skip
+        input_tokens=given,
+        output_tokens=made,
+        arrival_s=arrival,
+        blocks=blocks,
+        block_tokens=block_tokens,
+        after=after,
+        think_s=think if after is not None else None,
+        priority=column("priority"),
+        measured={name: found for name in MEASURED if (found := column(name)) is not None},
+        source=source,
+    )
 
 
 def _one_size(sizes: np.ndarray | None, source: str) -> int:

@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from ..errors import BadValue
-from ..operators import Formula, Op, Work
-from ..operators.op import role_bytes
-from ..symbols import Expr, constant, minimum
-from ..symbols import names as s
+from ..base.errors import BadValue
+from ..base.symbols import Expr, constant, minimum
+from ..base.symbols import names as s
+from ..network.operators import Formula, Op, Work
+from ..network.operators.op import role_bytes
 
 SERVING = frozenset({"kv_write", "decode_attention", "sampler"})  # kinds that a training step does not run
 GATHER, SCATTER = "sequence_gather", "sequence_scatter"  # the two halves of an all-reduce under sequence parallelism
@@ -50,12 +50,27 @@ def stash(op: Op) -> Stash:
     return _STASH[op.kind](op) if op.kind in _STASH else Stash()
 
 
-def _derive(op: Op, suffix: str, work: Work, kind: str = "", dims: dict[str, Formula] | None = None,
-            shape: dict[str, tuple[Formula, ...]] | None = None, calls: int = 1) -> Op:  # fmt: skip
+def _derive(
+    op: Op,
+    suffix: str,
+    work: Work,
+    kind: str = "",
+    dims: dict[str, Formula] | None = None,
+    shape: dict[str, tuple[Formula, ...]] | None = None,
+    calls: int = 1,
+) -> Op:
     return msgspec.structs.replace(
-        op, name=f"{op.name}_{suffix}", kind=kind or op.kind, work=work, dims=op.dims if dims is None else dims,
-        shape=op.shape if shape is None else shape, calls=calls, output=0, inputs=None, cache=None,
-    )  # fmt: skip
+        op,
+        name=f"{op.name}_{suffix}",
+        kind=kind or op.kind,
+        work=work,
+        dims=op.dims if dims is None else dims,
+        shape=op.shape if shape is None else shape,
+        calls=calls,
+        output=0,
+        inputs=None,
+        cache=None,
+    )
 
 
 # ------------------------------------------------------------------ products
@@ -68,16 +83,19 @@ def _linear(op: Op) -> tuple[Op, ...]:
     rows_in, rows_out = m * k * groups, m * n
     gradient = n * k * s.grad_bytes
     dgrad = _derive(
-        op, "dgrad",
+        op,
+        "dgrad",
         Work(flops=op.work.flops, weights=op.work.weights, reads=rows_out * inp, writes=rows_in * s.act_bytes),
         dims={"m": m, "n": k, "k": n, "groups": groups},
         shape={"input": (m, n), "weight": (n, k), "output": (m, k * groups)},
-    )  # fmt: skip
+    )
     wgrad = _derive(
-        op, "wgrad", Work(flops=op.work.flops, reads=(rows_in + rows_out) * inp + gradient, writes=gradient),
+        op,
+        "wgrad",
+        Work(flops=op.work.flops, reads=(rows_in + rows_out) * inp + gradient, writes=gradient),
         dims={"m": k, "n": n, "k": m, "groups": groups},
         shape={"input": (k * groups, m), "gradient": (m, n), "output": (k, n)},
-    )  # fmt: skip
+    )
     return dgrad, wgrad
 
 
@@ -92,8 +110,12 @@ def _moe(op: Op) -> tuple[Op, ...]:
     weight, inp, _ = role_bytes("experts")
     wide = (op.dims["matrices"] - 1) * inner
     gradients = rows * (hidden + wide + inner) * s.act_bytes  # of the output, the activation's input and its output
-    dgrad = Work(flops=op.work.flops, weights=op.work.weights, reads=gradients + rows * wide * s.act_bytes,
-                 writes=rows * (hidden + wide + inner) * s.act_bytes)  # fmt: skip
+    dgrad = Work(
+        flops=op.work.flops,
+        weights=op.work.weights,
+        reads=gradients + rows * wide * s.act_bytes,
+        writes=rows * (hidden + wide + inner) * s.act_bytes,
+    )
     own = op.work.stored / weight * s.grad_bytes
     wgrad = Work(flops=op.work.flops, reads=rows * (2 * hidden + wide + inner) * inp + own, writes=own)
     return _derive(op, "dgrad", dgrad, calls=op.calls), _derive(op, "wgrad", wgrad, calls=op.calls)
@@ -224,10 +246,21 @@ def _scatter(op: Op) -> tuple[Op, ...]:
 
 
 _BACKWARD: dict[str, Callable[[Op], tuple[Op, ...]]] = {
-    "linear": _linear, "moe": _moe, "embedding": _embedding, "prefill_attention": _attention, "scan": _scan,
-    "norm": _norm, "elementwise": _elementwise, "loss": _loss, "all_reduce": _nothing, "copy": _copy,
-    "all_gather": _gather, "reduce_scatter": _scatter, "all_to_all": _same, "send": _same,
-}  # fmt: skip
+    "linear": _linear,
+    "moe": _moe,
+    "embedding": _embedding,
+    "prefill_attention": _attention,
+    "scan": _scan,
+    "norm": _norm,
+    "elementwise": _elementwise,
+    "loss": _loss,
+    "all_reduce": _nothing,
+    "copy": _copy,
+    "all_gather": _gather,
+    "reduce_scatter": _scatter,
+    "all_to_all": _same,
+    "send": _same,
+}
 _STASH: dict[str, Callable[[Op], Stash]] = {
     "linear": _keep_linear,
     "moe": _keep_moe,

@@ -11,15 +11,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from .. import memory
-from ..cost import OpCost
-from ..evaluate import step_rows
-from ..graph import Block, Model
-from ..operators import Op
-from ..profiles import LINKED
+from ..costs.bound_plan import step_rows
+from ..costs.kernels import LINKED
+from ..costs.roofline import OpCost
+from ..inference import memory
+from ..network.graph import Block, Model
+from ..network.operators import Op
 from .backward import GATHER
 from .passes import figures, gradient_sum, handover, overlap_of, passes_of, update, weight_gather
-from .setup import Training, has_master, parameters, steps_of
+from .training_setup import Training, has_master, parameters, steps_of
 
 PRODUCTS = frozenset({"linear", "moe", "prefill_attention", "attention_backward", "scan"})  # what FLOPs are counted of
 BESIDE = ("all_reduce_backward", f"{GATHER}_again", f"{GATHER}_backward")  # run beside products of the backward pass
@@ -45,8 +45,7 @@ class StageTime(NamedTuple):
     @property
     def total(self) -> float:
         """All of it."""
-        return (self.forward + self.recompute + self.backward + self.tp_comm + self.ep_comm + self.pp_comm
-                + self.dp_comm)  # fmt: skip
+        return self.forward + self.recompute + self.backward + self.tp_comm + self.ep_comm + self.pp_comm + self.dp_comm
 
 
 class StepTime(NamedTuple):
@@ -114,11 +113,17 @@ def _stage_time(training: Training, index: int) -> StageTime:
     rows["data_parallel"] = dp_rows
     done = [row for word in ("forward", "recompute", "backward") for row in rows[word] if row.op.kind in PRODUCTS]
     return StageTime(
-        busy["forward"], busy["recompute"], busy["backward"],
+        busy["forward"],
+        busy["recompute"],
+        busy["backward"],
         _seconds([row for row in linked if row.op.axis == "tp"]) - gone,
         _seconds([row for row in linked if row.op.axis == "ep"]),
-        _seconds(sends), dp, rows, float(sum(row.work["flops"] * row.count for row in done)), free,
-    )  # fmt: skip
+        _seconds(sends),
+        dp,
+        rows,
+        float(sum(row.work["flops"] * row.count for row in done)),
+        free,
+    )
 
 
 def _sends(training: Training, index: int) -> tuple[Block, ...]:
@@ -167,9 +172,17 @@ def step_time(training: Training, times: list[StageTime]) -> tuple[StepTime, lis
     kind = figures().optimizers[recipe.optimizer]
     updates = _price(training, index, (_alone(update(kind, master=has_master(training)), update_params=share),))
     parts = StepTime(
-        n * slow.forward, n * slow.backward, n * slow.recompute, _seconds(updates), n * slow.tp_comm,
-        n * slow.ep_comm, n * slow.pp_comm, n * slow.dp_comm + exposed, bubble, training.setup.engine.step_overhead,
-    )  # fmt: skip
+        n * slow.forward,
+        n * slow.backward,
+        n * slow.recompute,
+        _seconds(updates),
+        n * slow.tp_comm,
+        n * slow.ep_comm,
+        n * slow.pp_comm,
+        n * slow.dp_comm + exposed,
+        bubble,
+        training.setup.engine.step_overhead,
+    )
     return parts, sums + gathers + updates
 
 

@@ -15,11 +15,11 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from .. import catalog
-from ..graph import Block, Model
-from ..operators import Formula, Op, Work, all_gather, all_reduce, reduce_scatter, send
-from ..spec import Spec
-from ..symbols import names as s
+from ..base.symbols import names as s
+from ..network.graph import Block, Model
+from ..network.operators import Formula, Op, Work, all_gather, all_reduce, reduce_scatter, send
+from ..specs import catalog
+from ..specs.structs import Spec
 from .backward import GATHER, SCATTER, SERVING, backward
 
 RECOMPUTE = ("none", "selective", "full")
@@ -160,24 +160,39 @@ def _begins(width: Formula, rows: Formula, sequence_parallel: bool) -> Op:
 def _dropout() -> Op:
     """In the kernel of the residual's sum, so that only the mask is more: a byte an element."""
     rows = s.tokens / s.sp
-    return Op("dropout", "elementwise", Work(flops=rows * s.hidden_size, writes=rows * s.hidden_size),
-              {"m": rows, "n": s.hidden_size}, shape={"input": (rows, s.hidden_size)})  # fmt: skip
+    return Op(
+        "dropout",
+        "elementwise",
+        Work(flops=rows * s.hidden_size, writes=rows * s.hidden_size),
+        {"m": rows, "n": s.hidden_size},
+        shape={"input": (rows, s.hidden_size)},
+    )
 
 
 def _attention_dropout(op: Op) -> Op:
     """A pass of its own over the scores of eager attention."""
     size = op.dims["pairs"] * op.dims["heads"]
-    return Op("attention_dropout", "elementwise",
-              Work(flops=size, reads=size * s.act_bytes, writes=size * (s.act_bytes + 1)),
-              {"m": op.dims["pairs"], "n": op.dims["heads"]},
-              shape={"input": (op.dims["pairs"], op.dims["heads"])})  # fmt: skip
+    return Op(
+        "attention_dropout",
+        "elementwise",
+        Work(flops=size, reads=size * s.act_bytes, writes=size * (s.act_bytes + 1)),
+        {"m": op.dims["pairs"], "n": op.dims["heads"]},
+        shape={"input": (op.dims["pairs"], op.dims["heads"])},
+    )
 
 
 def _loss(head: Op) -> Op:
     """Cross entropy in fp32 over this rank's share of the vocabulary."""
     m, n = head.dims["m"], head.dims["n"]
-    return Op("loss", "loss", Work(flops=5 * m * n, reads=m * n * s.act_bytes, writes=4 * m * n), {"m": m, "n": n},
-              output=4 * m * n, shape={"input": (m, n)}, calls=2)  # fmt: skip
+    return Op(
+        "loss",
+        "loss",
+        Work(flops=5 * m * n, reads=m * n * s.act_bytes, writes=4 * m * n),
+        {"m": m, "n": n},
+        output=4 * m * n,
+        shape={"input": (m, n)},
+        calls=2,
+    )
 
 
 # ------------------------------------------------------------------ again, and back
@@ -213,10 +228,13 @@ def update(optimizer: Optimizer, *, master: bool) -> Op:
     held = optimizer.states + (optimizer.master if master else 0)
     read = 2 * s.grad_bytes + held + (0 if master else s.param_bytes)
     size = s.update_params
-    return Op("optimizer_step", "optimizer",
-              Work(flops=optimizer.flops * size, reads=size * read,
-                   writes=size * (held + s.param_bytes + s.grad_bytes)),
-              {"m": size}, shape={"parameters": (size,)})  # fmt: skip
+    return Op(
+        "optimizer_step",
+        "optimizer",
+        Work(flops=optimizer.flops * size, reads=size * read, writes=size * (held + s.param_bytes + s.grad_bytes)),
+        {"m": size},
+        shape={"parameters": (size,)},
+    )
 
 
 def _sized(build: Callable[..., Op], name: str, size: Formula) -> Op:

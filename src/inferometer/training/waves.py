@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..operators import Op
-from ..profiles import Source, Terms, assumed
-from ..spec import Engine, Hardware
-from ..symbols import Value, most, scalar
+from ..base.symbols import Value, most, scalar
+from ..costs.kernels import Source, Terms, assumed
+from ..network.operators import Op
+from ..specs.structs import Engine, Hardware
 
 TILES = ((128, 256), (256, 128))  # the usual large tiles of 16-bit products on tensor cores; the better one is taken
 

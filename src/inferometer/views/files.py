@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..errors import BadFile
-from ..files import local, replaced, target
+from ..base.errors import BadFile
+from ..base.files import local, replaced, target
 
 
 def write(path: str | Path, data: str | bytes) -> Path:

@@ -14,8 +14,20 @@ import numpy as np
 from ..serving.metrics import latencies
 from ..serving.outcome import Outcome
 
-COLUMNS = ("request_id", "arrival_s", "input_tokens", "output_tokens", "TTFT", "TPOT", "E2E", "queue_ms",
-           "cached_tokens", "preemptions", "replica", "status")  # fmt: skip
+COLUMNS = (
+    "request_id",
+    "arrival_s",
+    "input_tokens",
+    "output_tokens",
+    "TTFT",
+    "TPOT",
+    "E2E",
+    "queue_ms",
+    "cached_tokens",
+    "preemptions",
+    "replica",
+    "status",
+)
 EVENTS = 100_000  # requests that a chrome trace shows: its viewers do not open more
 
 
@@ -33,10 +45,17 @@ def rows_csv(outcome: Outcome, *, done: bool = False) -> str:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(COLUMNS)
     rows = zip(
-        range(len(status)), _shown(outcome.arrival_s, 6), outcome.input_tokens.tolist(), outcome.output_tokens.tolist(),
-        *(_shown(x, 4) for x in (found["ttft"], found["tpot"], found["e2el"], queue)), outcome.cached_tokens.tolist(),
-        outcome.preemptions.tolist(), outcome.replica.tolist(), status, strict=True,
-    )  # fmt: skip
+        range(len(status)),
+        _shown(outcome.arrival_s, 6),
+        outcome.input_tokens.tolist(),
+        outcome.output_tokens.tolist(),
+        *(_shown(x, 4) for x in (found["ttft"], found["tpot"], found["e2el"], queue)),
+        outcome.cached_tokens.tolist(),
+        outcome.preemptions.tolist(),
+        outcome.replica.tolist(),
+        status,
+        strict=True,
+    )
     writer.writerows(itertools.compress(rows, outcome.done) if done else rows)
     return out.getvalue()
 
@@ -61,15 +80,31 @@ def chrome_trace(outcome: Outcome) -> bytes:
         replica = int(outcome.replica[index])
         lane = lanes.setdefault(replica, _Lanes()).take(float(outcome.arrival_s[index]), end)
         moments = [float(t[index]) for t in (outcome.arrival_s, outcome.scheduled_s, outcome.first_token_s)] + [end]
-        what = {"request": index, "input_tokens": int(outcome.input_tokens[index]),
-                "output_tokens": int(outcome.output_tokens[index]), "cached_tokens": int(outcome.cached_tokens[index]),
-                "preemptions": int(outcome.preemptions[index])}  # fmt: skip
+        what = {
+            "request": index,
+            "input_tokens": int(outcome.input_tokens[index]),
+            "output_tokens": int(outcome.output_tokens[index]),
+            "cached_tokens": int(outcome.cached_tokens[index]),
+            "preemptions": int(outcome.preemptions[index]),
+        }
         for name, start, stop in zip(("queue", "prefill", "decode"), moments, moments[1:], strict=False):
             if stop > start:
-                events.append({"name": name, "cat": "request", "ph": "X", "pid": replica, "tid": lane,
-                               "ts": start * 1e6, "dur": (stop - start) * 1e6, "args": what})  # fmt: skip
-    names = [{"name": "process_name", "ph": "M", "pid": replica, "args": {"name": f"replica {replica}"}}
-             for replica in sorted(lanes)]  # fmt: skip
+                events.append(
+                    {
+                        "name": name,
+                        "cat": "request",
+                        "ph": "X",
+                        "pid": replica,
+                        "tid": lane,
+                        "ts": start * 1e6,
+                        "dur": (stop - start) * 1e6,
+                        "args": what,
+                    }
+                )
+    names = [
+        {"name": "process_name", "ph": "M", "pid": replica, "args": {"name": f"replica {replica}"}}
+        for replica in sorted(lanes)
+    ]
     return msgspec.json.encode({"traceEvents": [*names, *_counters(outcome), *events], "displayTimeUnit": "ms"})
 
 
@@ -92,5 +127,9 @@ def _counters(outcome: Outcome) -> list[dict[str, Any]]:
     series = outcome.series
     words = ("running", "waiting", "kv_used", "tokens_per_s", "batch_tokens")
     times = (series.get("time_s", np.empty(0)) * 1e6).tolist()
-    return [{"name": word, "ph": "C", "pid": 0, "ts": t, "args": {word: v}}
-            for word in words if word in series for t, v in zip(times, series[word].tolist(), strict=True)]  # fmt: skip
+    return [
+        {"name": word, "ph": "C", "pid": 0, "ts": t, "args": {word: v}}
+        for word in words
+        if word in series
+        for t, v in zip(times, series[word].tolist(), strict=True)
+    ]

@@ -1,0 +1,1 @@
+"""What knows nothing of language models: errors, units, formulas, files, ranges."""

@@ -1,0 +1,351 @@
+"""Formulas over names. One formula text is shown to people, evaluated on floats and on arrays.
+
+    from inferometer.base.symbols import names as s, Program
+    flops = 2 * s.tokens * s.hidden_size * s.intermediate_size
+    str(flops)                                    # '2·tokens·hidden_size·intermediate_size'
+    Program([flops])({"tokens": 8, "hidden_size": 4096, "intermediate_size": 14336})    # [939524096.0]
+
+Equal formulas are the same object, so a `Program` evaluates every shared part once. Formulas are only ever
+built by Python code of this package, never parsed from a user's file.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+Number = float | int
+Value = Any  # a float, or an ndarray of floats that broadcasts with the others
+Env = Mapping[str, Value]
+_PLAIN = (float, int)
+
+# Weak, so that the formulas of a model go with it. A formula holds its parts, so the ids in a key outlive the entry.
+_interned: WeakValueDictionary[tuple[Any, ...], Expr] = WeakValueDictionary()
+
+
+class Expr:
+    """A formula: a constant, a name, or an operation on formulas."""
+
+    __slots__ = ("__weakref__", "args", "op")
+    op: str
+    args: tuple[Any, ...]
+
+    def __new__(cls, op: str, args: tuple[Any, ...]) -> Expr:
+        key = (op, *(id(a) if isinstance(a, Expr) else a for a in args))
+        found = _interned.get(key)
+        if found is None:
+            found = object.__new__(cls)
+            found.op, found.args = op, args
+            _interned[key] = found
+        return found
+
+    def __reduce__(self) -> tuple[type[Expr], tuple[str, tuple[Any, ...]]]:
+        return Expr, (self.op, self.args)
+
+    def __add__(self, other: Expr | Number) -> Expr:
+        return _binary("+", self, other)
+
+    def __radd__(self, other: Number) -> Expr:
+        return _binary("+", other, self)
+
+    def __sub__(self, other: Expr | Number) -> Expr:
+        return _binary("-", self, other)
+
+    def __rsub__(self, other: Number) -> Expr:
+        return _binary("-", other, self)
+
+    def __mul__(self, other: Expr | Number) -> Expr:
+        return _binary("*", self, other)
+
+    def __rmul__(self, other: Number) -> Expr:
+        return _binary("*", other, self)
+
+    def __truediv__(self, other: Expr | Number) -> Expr:
+        return _binary("/", self, other)
+
+    def __rtruediv__(self, other: Number) -> Expr:
+        return _binary("/", other, self)
+
+    def __pow__(self, other: Expr | Number) -> Expr:
+        return _binary("**", self, other)
+
+    def __str__(self) -> str:
+        return text(self)
+
+    def __repr__(self) -> str:
+        return f"<{text(self)}>"
+
+
+def constant(value: Number) -> Expr:
+    """``constant(2)``: a number as a formula."""
+    return Expr("const", (float(value),))
+
+
+def name(word: str) -> Expr:
+    """``name("tokens")``: a value that is bound later."""
+    return Expr("name", (word,))
+
+
+class _Names:
+    """``names.tokens`` is the formula ``tokens``."""
+
+    def __getattr__(self, word: str) -> Expr:
+        return name(word)
+
+
+names = _Names()
+
+
+def maximum(a: Expr | Number, b: Expr | Number) -> Expr:
+    """``maximum(s.num_key_value_heads / s.tp, 1)``"""
+    return _binary("max", a, b)
+
+
+def minimum(a: Expr | Number, b: Expr | Number) -> Expr:
+    """``minimum(s.tokens, 512)``"""
+    return _binary("min", a, b)
+
+
+def ceil(a: Expr | Number) -> Expr:
+    """``ceil(s.tokens / 128)``"""
+    a = _lift(a)
+    return constant(math.ceil(a.args[0])) if a.op == "const" else Expr("ceil", (a,))
+
+
+def total(items: Iterable[Expr | Number]) -> Expr:
+    """The sum of formulas; 0 of none."""
+    result: Expr = constant(0)
+    for item in items:
+        result = result + item
+    return result
+
+
+def _lift(value: Expr | Number) -> Expr:
+    return value if isinstance(value, Expr) else constant(value)
+
+
+def _is(expr: Expr, value: float) -> bool:
+    return expr.op == "const" and expr.args[0] == value
+
+
+def _binary(op: str, a: Expr | Number, b: Expr | Number) -> Expr:
+    """Build `a op b`, dropping what does nothing so that the text stays readable."""
+    a, b = _lift(a), _lift(b)
+    if a.op == "const" and b.op == "const":
+        return constant(_SCALAR[op](a.args[0], b.args[0]))
+    if op == "+":
+        if _is(a, 0):
+            return b
+        if _is(b, 0):
+            return a
+        if a is b:
+            return 2 * a
+    elif op == "-" and _is(b, 0):
+        return a
+    elif op == "*":
+        if _is(a, 0) or _is(b, 0):
+            return constant(0)
+        if _is(a, 1):
+            return b
+        if _is(b, 1):
+            return a
+        if b.op == "const":  # numbers first, as people write them
+            a, b = b, a
+        if a.op == "const" and b.op == "*" and b.args[0].op == "const":
+            rest: Expr = b.args[1]
+            return constant(a.args[0] * b.args[0].args[0]) * rest
+    elif op == "/":
+        if _is(b, 1):
+            return a
+        if _is(a, 0):
+            return a
+    elif op == "**" and _is(b, 1):
+        return a
+    return Expr(op, (a, b))
+
+
+# ------------------------------------------------------------------ evaluation
+
+
+def scalar(*values: Value) -> bool:
+    """Whether all are plain numbers; NumPy is loaded only where one is not, since most questions are one point."""
+    for value in values:  # noqa: SIM110  a plain loop: this is asked a million times
+        if not isinstance(value, _PLAIN):
+            return False
+    return True
+
+
+def most(a: Value, b: Value) -> Value:
+    """The larger of two values, point by point where one is an array."""
+    if isinstance(a, _PLAIN) and isinstance(b, _PLAIN):
+        return b if b > a else a
+    import numpy as np
+
+    return np.maximum(a, b)
+
+
+def least(a: Value, b: Value) -> Value:
+    """The smaller of two values, point by point where one is an array."""
+    if isinstance(a, _PLAIN) and isinstance(b, _PLAIN):
+        return b if b < a else a
+    import numpy as np
+
+    return np.minimum(a, b)
+
+
+def chosen(which: Value, a: Value, b: Value) -> Value:
+    """``a`` where ``which`` holds, else ``b``; point by point where it is an array."""
+    if isinstance(which, bool):
+        return a if which else b
+    import numpy as np
+
+    return np.where(which, a, b)
+
+
+def log2(a: Value) -> Value:
+    """Of a float or an array: ``log2(8.0)  # 3.0``"""
+    if scalar(a):
+        return math.log2(a)
+    import numpy as np
+
+    return np.log2(a)
+
+
+def exp(a: Value) -> Value:
+    """Of a float or an array: ``exp(0.0)  # 1.0``"""
+    if scalar(a):
+        return math.exp(a)
+    import numpy as np
+
+    return np.exp(a)
+
+
+def whole_up(a: Value) -> Value:
+    """The next whole number, of a float or an array: ``whole_up(1.2)  # 2``"""
+    if scalar(a):
+        return math.ceil(a)
+    import numpy as np
+
+    return np.ceil(a)
+
+
+def _times(a: Value, b: Value) -> Value:
+    """A product in which nothing times an array stays nothing: what a plan switches off costs no array work."""
+    if (isinstance(a, float | int) and a == 0) or (isinstance(b, float | int) and b == 0):
+        return 0.0
+    return a * b
+
+
+_SCALAR: dict[str, Callable[..., Any]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": _times,
+    "/": operator.truediv,
+    "**": operator.pow,
+    "max": most,
+    "min": least,
+    "ceil": whole_up,
+}
+
+
+class Program:
+    """Formulas, put in order once and then applied to many bindings: ``Program([e1, e2])(env)  # [v1, v2]``"""
+
+    __slots__ = ("names", "outputs", "steps", "width")
+
+    def __init__(self, exprs: Sequence[Expr]) -> None:
+        slots: dict[Expr, int] = {}
+        self.names: dict[str, int] = {}
+        self.steps: list[tuple[int, Callable[..., Any] | None, Any]] = []
+
+        def visit(expr: Expr) -> int:
+            if expr in slots:
+                return slots[expr]
+            inputs = tuple(visit(a) for a in expr.args) if expr.op not in ("const", "name") else ()
+            slot = slots[expr] = len(slots)
+            if expr.op == "name":
+                self.names[expr.args[0]] = slot
+            elif expr.op == "const":
+                self.steps.append((slot, None, expr.args[0]))
+            else:
+                self.steps.append((slot, _SCALAR[expr.op], inputs))
+            return slot
+
+        self.outputs = [visit(e) for e in exprs]
+        self.width = len(slots)
+
+    def __call__(self, env: Env) -> list[Value]:
+        values: list[Value] = [0.0] * self.width
+        for word, slot in self.names.items():
+            values[slot] = env[word]
+        for slot, function, args in self.steps:
+            if function is None:
+                values[slot] = args
+            elif len(args) == 2:
+                values[slot] = function(values[args[0]], values[args[1]])
+            else:
+                values[slot] = function(values[args[0]])
+        return [values[i] for i in self.outputs]
+
+
+def evaluate(expr: Expr | Number, env: Env) -> Value:
+    """``evaluate(2 * names.tokens, {"tokens": 4})  # 8.0``; for many bindings of one formula use a `Program`."""
+    if not isinstance(expr, Expr):
+        return expr
+    if expr.op == "const":
+        return expr.args[0]
+    if expr.op == "name":
+        return env[expr.args[0]]
+    return _SCALAR[expr.op](*(evaluate(a, env) for a in expr.args))
+
+
+def words(expr: Expr | Number) -> list[str]:
+    """The names in a formula, in the order they appear."""
+    found: dict[str, None] = {}
+
+    def visit(e: Expr) -> None:
+        if e.op == "name":
+            found[e.args[0]] = None
+        elif e.op != "const":
+            for a in e.args:
+                visit(a)
+
+    visit(_lift(expr))
+    return list(found)
+
+
+# ------------------------------------------------------------------ text
+
+_RANK = {"+": 1, "-": 1, "*": 2, "/": 2, "**": 3}
+_SIGN = {"+": " + ", "-": " - ", "*": "·", "/": "/", "**": "^"}
+_SIGN_JS = {"+": " + ", "-": " - ", "*": " * ", "/": " / ", "**": " ** "}
+_told: WeakKeyDictionary[Expr, str] = WeakKeyDictionary()  # texts go with their formulas
+
+
+def text(expr: Expr | Number, js: bool = False) -> str:
+    """The formula as people read it, or as JavaScript: ``text(2 * s.tokens, js=True)  # '2 * tokens'``"""
+    sign = _SIGN_JS if js else _SIGN
+    whole = _lift(expr)
+    if not js and whole in _told:
+        return _told[whole]
+
+    def show(e: Expr, outer: int) -> str:
+        if e.op == "const":
+            value = e.args[0]
+            return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(value)
+        if e.op == "name":
+            return str(e.args[0])
+        if e.op in ("max", "min", "ceil"):
+            return f"{'Math.' if js else ''}{e.op}({', '.join(show(a, 0) for a in e.args)})"
+        rank = _RANK[e.op]
+        right_rank = rank + 1 if e.op in "-/" else rank
+        body = show(e.args[0], rank + (e.op == "**")) + sign[e.op] + show(e.args[1], right_rank)
+        return f"({body})" if rank < outer else body
+
+    found = show(whole, 0)
+    if not js:
+        _told[whole] = found
+    return found

@@ -1,0 +1,1 @@
+"""Live servers: requests sent, tokens timed."""

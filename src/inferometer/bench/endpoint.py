@@ -1,0 +1,223 @@
+"""Drives a live OpenAI-compatible server: sends requests when they are due and times every token that comes back.
+
+run = Run(Server("http://localhost:8000", "meta-llama/Llama-3.1-8B-Instruct"), orders)
+asyncio.run(run.drive())
+run.replies      # one per request: when it was sent, its first and last token, or what went wrong
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ..base.errors import BadValue, UnknownName, short
+from .stream import Broken, Refused, get, post
+
+APIS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+
+
+class Server(NamedTuple):
+    """Where to send, as what, and how long to wait for one answer."""
+
+    base_url: str
+    model: str
+    api: str = "completions"
+    timeout: float = 600.0
+    headers: Mapping[str, str] = {}
+    extra: Mapping[str, Any] = {}  # of the body; None takes a key away
+
+    @property
+    def url(self) -> str:
+        """The address of the chosen API; a base that ends in /v1 is as good."""
+        return root(self.base_url) + APIS[self.api]
+
+
+class Order(NamedTuple):
+    """One request to send: the prompt as token ids or text, the length of the answer, and when it is due."""
+
+    prompt: Callable[[], Sequence[int] | str]  # made when it is sent: a million prompts would not fit
+    output_tokens: int
+    due: float | None  # s after the start; None: when the one before it has ended
+    after: int = -1  # the request that must have ended
+    think: float = 0.0  # s after that end
+
+
+class Reply(msgspec.Struct, kw_only=True):
+    """What became of an order; seconds after the start of the run, nan where it never came to that."""
+
+    sent: float = math.nan
+    first: float = math.nan
+    last: float = math.nan
+    input_tokens: int = 0  # as the server counts
+    output_tokens: int = 0
+    gaps: list[float] = []  # s between events
+    late: float = 0.0  # s between when it was due and when it was sent: the client's own delay
+    error: str = ""
+
+
+def root(base_url: str) -> str:
+    """The address without its path: ``root("http://host:8000/v1/")  # 'http://host:8000'``"""
+    from urllib.parse import urlsplit
+
+    try:
+        parts = urlsplit(base_url.strip())
+        good = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
+    except ValueError:
+        good = False
+    if not good:
+        raise BadValue(f"--base-url must be an address such as http://localhost:8000, not {short(base_url)}")
+    return base_url.strip().rstrip("/").removesuffix("/v1")
+
+
+async def check(server: Server) -> None:
+    """One sentence if nobody answers there, or does not serve the model."""
+    try:
+        async with asyncio.timeout(min(server.timeout, 30.0)):
+            answer = await get(root(server.base_url) + "/v1/models", server.headers)
+        served = [str(m["id"]) for m in msgspec.json.decode(answer.body)["data"]]
+    except (Broken, TimeoutError) as error:
+        raise BadValue(f"nobody answers at {server.base_url}: {error or 'no answer in time'}") from None
+    except (Refused, msgspec.DecodeError, LookupError, TypeError):
+        return  # a server without a list of models may still serve
+    if served and server.model not in served:
+        raise UnknownName(f"model at {server.base_url}", server.model, served)
+
+
+class Run:
+    """Orders, and the replies as they come; what was there when a run is cut short stays."""
+
+    def __init__(
+        self,
+        server: Server,
+        orders: Sequence[Order],
+        max_concurrency: int | None = None,
+        progress: Callable[[Reply], None] = lambda reply: None,
+    ) -> None:
+        root(server.base_url)
+        self.server, self.orders, self.progress = server, orders, progress
+        self.limit = max_concurrency
+        self.replies: list[Reply | None] = [None] * len(orders)
+        self.start = 0.0
+
+    async def drive(self) -> None:
+        """Send everything and wait for the last answer."""
+        await check(self.server)
+        one_by_one = all(order.due is None and order.after < 0 for order in self.orders)
+        places = asyncio.Semaphore(self.limit or (1 if one_by_one else len(self.orders)))
+        ended = [asyncio.Event() for _ in self.orders]
+        self.start = perf_counter()
+        waiting: set[asyncio.Task[None]] = set()
+        for index in sorted(range(len(self.orders)), key=lambda i: self.orders[i].due or 0.0):
+            order = self.orders[index]
+            await self._until(order.due or 0.0)
+            if order.after < 0:
+                await places.acquire()  # before the task: so few of them wait
+            task = asyncio.create_task(self._serve(index, order, places, ended))
+            waiting.add(task)
+            task.add_done_callback(waiting.discard)
+        await asyncio.gather(*waiting)
+
+    async def _until(self, due: float) -> None:
+        left = self.start + due - perf_counter()
+        if left > 0:
+            await asyncio.sleep(left)
+
+    async def _serve(self, index: int, order: Order, places: asyncio.Semaphore, ended: list[asyncio.Event]) -> None:
+        due = order.due
+        if order.after >= 0:
+            await ended[order.after].wait()
+            due = perf_counter() - self.start + order.think
+            await asyncio.sleep(order.think)
+            await places.acquire()
+        try:
+            reply = await self._ask(order)
+            if due is not None and self.limit is None:
+                reply.late = max(0.0, reply.sent - due)
+            self.replies[index] = reply
+            self.progress(reply)
+        finally:
+            places.release()
+            ended[index].set()
+
+    async def _ask(self, order: Order) -> Reply:
+        """One request and its answer; what goes wrong is a part of the reply."""
+        body = payload(self.server, order)
+        reply = Reply(sent=perf_counter() - self.start)
+        try:
+            async with asyncio.timeout(self.server.timeout):
+                answer = await post(self.server.url, body, self.server.headers)
+        except TimeoutError:
+            reply.error = f"no whole answer within {self.server.timeout:g} s"
+        except (Broken, Refused) as error:
+            reply.error = str(error)
+        else:
+            reply.sent = answer.sent - self.start
+            read(reply, [(moment - self.start, data) for moment, data in answer.events()])
+        return reply
+
+
+def payload(server: Server, order: Order) -> bytes:
+    """The JSON that asks for a streamed answer of exactly so many tokens."""
+    prompt = order.prompt()
+    body: dict[str, Any] = {
+        "model": server.model,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "max_tokens": max(1, order.output_tokens),
+        "temperature": 0.0,
+        "ignore_eos": True,
+    }
+    if server.api == "chat":
+        body["messages"] = [{"role": "user", "content": prompt}]
+    else:
+        body["prompt"] = prompt
+    body |= server.extra
+    return msgspec.json.encode({key: value for key, value in body.items() if value is not None})
+
+
+def read(reply: Reply, events: list[tuple[float, bytes]]) -> None:
+    """Fill a reply from the events of its answer: ``read(reply, [(0.1, b'{"choices": [{"text": "a"}]}')])``"""
+    moments: list[float] = []
+    counted = 0
+    for moment, data in events:
+        try:
+            event = msgspec.json.decode(data)
+            if isinstance(event, dict) and "error" in event:
+                reply.error = f"the server said {short(event['error'])}"
+                return
+            if _speaks(event):
+                moments.append(moment)
+            usage = event.get("usage") or {}
+            counted = int(usage.get("completion_tokens") or counted)
+            reply.input_tokens = int(usage.get("prompt_tokens") or reply.input_tokens)
+        except (msgspec.DecodeError, AttributeError, LookupError, TypeError, ValueError):
+            reply.error = f"the server sent an event that is no completion: {short(data[:60])}"
+            return
+    if not moments:
+        reply.error = "the answer has no tokens"
+        return
+    reply.first, reply.last = moments[0], moments[-1]
+    reply.gaps = [b - a for a, b in pairwise(moments)]
+    reply.output_tokens = counted or len(moments)
+
+
+def _speaks(event: Mapping[str, Any]) -> bool:
+    """Whether an event carries a token: not one that only names the role, counts, or says why it ended."""
+    if not event.get("choices"):
+        return False
+    choice = event["choices"][0]
+    said = choice.get("text")
+    if "delta" in choice:
+        delta = choice["delta"] or {}
+        words = [delta.get(key) for key in ("content", "reasoning_content", "reasoning", "tool_calls")]
+        said = next((word for word in words if word), None)
+        if said is None and delta.get("role"):
+            return False
+        said = "" if said is None and any(word == "" for word in words) else said
+    return bool(said) or (said == "" and not choice.get("finish_reason"))

@@ -1,0 +1,189 @@
+"""Between a trace and a live server: prompts to send, and replies as the outcome and the trace that they were."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import msgspec
+import numpy as np
+
+from ..serving.outcome import Outcome
+from ..serving.trace import Trace
+from .endpoint import Order, Reply
+
+WORDS = (
+    "the",
+    "of",
+    "and",
+    "to",
+    "in",
+    "is",
+    "that",
+    "for",
+    "it",
+    "was",
+    "on",
+    "are",
+    "as",
+    "with",
+    "they",
+    "be",
+    "at",
+    "one",
+    "have",
+    "this",
+    "from",
+    "or",
+    "had",
+    "by",
+    "but",
+    "not",
+    "what",
+    "all",
+    "were",
+    "we",
+    "when",
+    "your",
+    "can",
+    "said",
+    "there",
+    "use",
+    "an",
+    "each",
+    "which",
+    "she",
+    "do",
+    "how",
+    "their",
+    "if",
+    "will",
+    "up",
+    "other",
+    "about",
+    "out",
+    "many",
+    "then",
+    "them",
+    "these",
+    "so",
+    "some",
+    "her",
+    "would",
+    "make",
+    "like",
+    "him",
+    "into",
+    "time",
+    "has",
+    "look",
+    "two",
+    "more",
+    "write",
+    "go",
+    "see",
+    "number",
+    "no",
+    "way",
+    "could",
+    "people",
+)
+FIRST, VOCABULARY = 1000, 30000  # token ids that every large vocabulary has and that are ordinary words
+
+
+def orders(trace: Trace, *, text: bool, vocabulary: int | None = None, seed: int = 0) -> list[Order]:
+    """What to send for a trace: random prompts of its lengths that share what its blocks say they share.
+
+    As ``text`` a token is a common word, which most vocabularies have as one token, so that lengths are nearly right.
+    """
+    top = max(2, min(vocabulary or VOCABULARY, 10**7))
+    spread = (min(FIRST, top // 2), top)
+    found: list[Order] = []
+    for index, (given, made) in enumerate(zip(trace.input_tokens.tolist(), trace.output_tokens.tolist(), strict=True)):
+        ids = trace.blocks[index] if trace.blocks is not None else np.empty(0, np.int64)
+        make = partial(_prompt, given, ids, trace.block_tokens, spread, (seed, index), text)
+        found.append(
+            Order(
+                prompt=make,
+                output_tokens=made,
+                due=None if trace.arrival_s is None else float(trace.arrival_s[index]),
+                after=-1 if trace.after is None else int(trace.after[index]),
+                think=0.0 if trace.think_s is None else float(trace.think_s[index]),
+            )
+        )
+    return found
+
+
+def _prompt(
+    length: int, ids: np.ndarray, block_tokens: int, spread: tuple[int, int], seed: tuple[int, int], text: bool
+) -> Sequence[int] | str:
+    """Equal block ids give equal tokens; the rest is this request's own."""
+    low, high = (0, len(WORDS)) if text else spread
+    parts = [
+        np.random.default_rng((seed[0], 1, abs(int(i)))).integers(low, high, block_tokens)
+        for i in ids[: -(-length // block_tokens) if block_tokens else 0]
+    ]
+    known = sum(map(len, parts))
+    if known < length:
+        parts.append(np.random.default_rng((seed[0], 0, seed[1])).integers(low, high, length - known))
+    tokens = np.concatenate(parts)[:length].tolist()
+    return " ".join(WORDS[t] for t in tokens) if text else tokens
+
+
+def observed(trace: Trace, replies: Sequence[Reply | None]) -> Outcome:
+    """Replies as the outcome of a run, so that one table and one file show both; nan where a request failed."""
+    nothing = Reply()
+    rows = [reply or nothing for reply in replies]
+    counts = {"input_tokens": trace.input_tokens, "output_tokens": trace.output_tokens}
+    for name, asked in counts.items():  # the server's own count where it gave one
+        said = np.array([getattr(row, name) for row in rows], np.int64)
+        counts[name] = np.where(said > 0, said, asked)
+    zeros = np.zeros(len(rows), np.int64)
+    columns = {name: np.array([getattr(row, name) for row in rows]) for name in ("sent", "first", "last")}
+    reasons = {index: row.error for index, row in enumerate(rows) if row.error}
+    return Outcome(
+        arrival_s=columns["sent"],
+        scheduled_s=np.full(len(rows), np.nan),
+        first_token_s=columns["first"],
+        finished_s=columns["last"],
+        input_tokens=counts["input_tokens"],
+        output_tokens=counts["output_tokens"],
+        cached_tokens=zeros,
+        preemptions=zeros,
+        replica=zeros,
+        rejected=reasons,
+        duration_s=float(np.nanmax(columns["last"])) if np.isfinite(columns["last"]).any() else 0.0,
+        series={},
+        steps=0,
+        prefix_hit_rate=float("nan"),
+    )
+
+
+def measured_trace(trace: Trace, outcome: Outcome, closed: bool) -> Trace:
+    """The requests that were answered, as they were sent, with what was measured: what a prediction is compared with.
+
+    Of a ``closed`` loop the moments are left out: they follow from the answers.
+    """
+    from ..serving.metrics import latencies
+
+    done = np.flatnonzero(np.isfinite(outcome.finished_s))
+    found = latencies(outcome)
+    renumbered = np.full(len(trace) + 1, -1)  # the last one stands for -1
+    renumbered[done] = np.arange(len(done))
+    columns = {"TTFT": found["ttft"], "TPOT": found["tpot"], "E2E": found["e2el"]}
+    waits = closed or trace.after is not None
+    return msgspec.structs.replace(
+        trace,
+        input_tokens=outcome.input_tokens[done],
+        output_tokens=outcome.output_tokens[done],
+        arrival_s=None
+        if closed
+        else trace.arrival_s[done]
+        if waits and trace.arrival_s is not None
+        else outcome.arrival_s[done],
+        blocks=None if trace.blocks is None else tuple(trace.blocks[i] for i in done),
+        after=None if trace.after is None else renumbered[trace.after[done]],
+        think_s=None if trace.think_s is None else trace.think_s[done],
+        priority=None if trace.priority is None else trace.priority[done],
+        measured={name: column[done] for name, column in columns.items()},
+    )

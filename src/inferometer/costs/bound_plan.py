@@ -1,0 +1,204 @@
+"""A model on a machine under an engine: binds every name, and prices steps.
+
+setup = prepare(model, hardware("h200"), engine("vllm"), Plan())
+step_seconds(setup, Step((Group(8, 1, 1024, decode=True),)))      # floats, or arrays of a million points
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..base.symbols import Env, Value, most, scalar
+from ..network.adapters import adapted, offloaded
+from ..network.graph import Block, Model
+from ..network.operators import Op, Work
+from ..specs.structs import Engine, Hardware, Link, Plan
+from . import host as overhead
+from . import kernels as profiles
+from . import parallelism, precision, roofline
+from .kernels import Profile, Source, Terms
+from .roofline import FIELDS, OpCost
+from .step import Step
+
+HOST = Op("host_overhead", "host", Work(), {})
+_HOST_BLOCK = Block("engine", (HOST,), {}, stage="head", residual=False)
+
+
+class Setup(NamedTuple):
+    """Everything of a request but its steps, bound to names."""
+
+    model: Model
+    device: Hardware
+    engine: Engine
+    plan: Plan
+    env: dict[str, Value]
+    sources: tuple[Source, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> tuple[Block, ...]:
+        """The blocks of every step."""
+        return tuple(b for b in self.model.blocks if b.stage != "vision")
+
+    @property
+    def tower(self) -> tuple[Block, ...]:
+        """The blocks that run once per image."""
+        return tuple(b for b in self.model.blocks if b.stage == "vision")
+
+
+def prepare(
+    model: Model,
+    device: Hardware,
+    engine: Engine,
+    plan: Plan,
+    *,
+    roles: dict[str, str] | None = None,
+    efficiency: dict[str, float] | None = None,
+    norm_dtype: str = "",
+    profile: Profile | None = None,
+    usual: Hardware | None = None,
+) -> Setup:
+    """Bind hardware, precision and layout to the names that formulas use.
+
+    Where figures of a device were changed, ``usual`` is the device as it was. Its kernels keep their ratios to the
+    roofline: a better figure then never makes anything slower, and a small change never swaps one relative for another.
+    """
+    roles = roles or precision.by_role(model, plan.dtype, plan.quantization)
+    env, notes = precision.bind(
+        model, device, dtype=plan.dtype, roles=roles, kv_cache_dtype=plan.kv_cache_dtype, norm_dtype=norm_dtype
+    )
+    places = parallelism.places(plan, device)
+    host = device.links.get("c2c") or device.links.get("pcie") or device.links.get("host") or Link(bandwidth=16e9)
+    env |= {f"{axis}_bandwidth": place.bandwidth for axis, place in places.items()} | {"host_bandwidth": host.bandwidth}
+    env |= {f"{axis}_latency": place.link.latency for axis, place in places.items()} | {"host_latency": host.latency}
+    env |= {
+        "memory_bandwidth": device.memory_bandwidth,
+        **parallelism.sizes(plan, model),
+        "routing_skew": plan.routing_skew,
+        "eager": 1.0 if plan.attention == "eager" else 0.0,
+        "unfused": 0.0 if plan.fusion else 1.0,
+        "overlap": plan.overlap,
+        "side_stream_tokens": engine.side_stream_tokens if efficiency is None else 0,
+        "throttle": device.throttle if engine.profile and efficiency is None else 0.0,
+        "throttle_after": device.throttle_after,
+        "alike": 1.0,  # the sequences of a step are of one length; 0 where they are mixed, as in a simulation
+        "offload_share": 0.0,
+        "kv_offload_share": 0.0,  # of the workload's cache: bound where that is known
+    }
+    if plan.lora:
+        model = adapted(model, plan.lora)
+    if plan.cpu_offload_bytes:
+        stored = roofline.weight_sum(model.blocks, env, "stored") / plan.pipeline_parallel_size
+        env["offload_share"] = min(1.0, plan.cpu_offload_bytes / stored)
+        env["host_cache_bytes"] = max(0.0, plan.cpu_offload_bytes - stored)  # what is left of the budget
+        model = offloaded(model)
+    formats = profiles.Formats(
+        precision.formats(device, roles, plan.dtype), plan.kv_cache_dtype, profiles.rounding(engine, device)
+    )
+    answers = profiles.sources(engine, efficiency, places, usual or device, formats, profile)
+    return Setup(model, device, engine, plan, env, answers, tuple(notes))
+
+
+def stages(setup: Setup) -> tuple[Setup, ...]:
+    """The same setup for each pipeline stage's part of the model."""
+    cut = parallelism.stages(setup.model, setup.plan.pipeline_parallel_size)
+    return tuple(setup._replace(model=part) for part in cut)
+
+
+def bound(setup: Setup, step: Step) -> dict[str, Value]:
+    """All names of a step: hardware, precision, layout and the step's sums."""
+    sums = step.sums(setup.model.spans)
+    return {**setup.env, **sums, "moe_tokens": sums["tokens"] * setup.env["dp"]}
+
+
+def as_run(setup: Setup, env: dict[str, Value]) -> dict[str, Value]:
+    """The names of a step as the engine runs it: its tokens padded to what was captured as a graph."""
+    tokens = overhead.padded(setup.engine, env["tokens"])
+    return {**env, "tokens": tokens, "moe_tokens": tokens * env["dp"]} if tokens is not env["tokens"] else env
+
+
+def host_seconds(setup: Setup, sums: Env, kernels: Value) -> Value:
+    """What engine and chip add to a step's kernels."""
+    return overhead.host_seconds(setup.model, setup.engine, sums, kernels)
+
+
+def step_seconds(setup: Setup, step: Step) -> Value:
+    """Seconds of one step, engine included."""
+    env = bound(setup, step)
+    kernels = roofline.seconds(setup.text, as_run(setup, env), setup.sources)
+    return (kernels + host_seconds(setup, env, kernels)) * calibrated(setup, env)
+
+
+def calibrated(setup: Setup, sums: Env) -> Value:
+    """The factor that a calibration puts on a step's seconds: prompts' and answers' tokens have one each."""
+    e = setup.engine
+    if e.prefill_factor == e.decode_factor:
+        return e.prefill_factor
+    share = sums["prefill_tokens"] / most(sums["tokens"], 1)  # a step of none, in an array of steps, costs nothing
+    return e.decode_factor + (e.prefill_factor - e.decode_factor) * share
+
+
+def step_rows(setup: Setup, steps: Step | list[Step]) -> list[OpCost]:
+    """Every operator of a step, and the engine's own time as a last row.
+
+    A list has one step per layer (token pruning): each layer is priced with its own tokens, then summed.
+    """
+    per_layer = not isinstance(steps, Step)
+    every = [bound(setup, steps)] if isinstance(steps, Step) else [bound(setup, step) for step in steps]
+    rows: list[OpCost] = []
+    for block in setup.text:
+        if per_layer and block.layers:
+            import numpy as np
+
+            mine = {k: np.array([every[i][k] for i in block.layers], dtype=float) for k in every[0]}
+            rows += [_collapse(row) for row in roofline.price(block, mine, setup.sources)]
+        else:
+            env = every[-1] if block.stage == "head" else every[0]
+            rows += _as_run(setup, block, env)
+    rows = _overlapped(rows, every[0])
+    kernels = sum(row.seconds * row.count for row in rows)
+    rows = [*rows, _host_row(host_seconds(setup, every[0], kernels))]
+    factor = calibrated(setup, every[0])
+    return rows if scalar(factor) and factor == 1 else [row._replace(seconds=row.seconds * factor) for row in rows]
+
+
+def _as_run(setup: Setup, block: Block, env: dict[str, Value]) -> list[OpCost]:
+    """A block's operators: the work that was asked for, the seconds of what is run."""
+    rows, run = roofline.price(block, env, setup.sources), as_run(setup, env)
+    if run is env or run["tokens"] == env["tokens"]:
+        return rows
+    padded = roofline.price(block, run, setup.sources)
+    return [row._replace(seconds=more.seconds, origin=more.origin) for row, more in zip(rows, padded, strict=True)]
+
+
+def _overlapped(rows: list[OpCost], env: Env) -> list[OpCost]:
+    """Communication shortened by what runs behind computing."""
+    linked = sum(row.seconds * row.count for row in rows if row.op.axis)
+    computing = sum(row.seconds * row.count for row in rows if not row.op.axis)
+    gone = roofline.hidden(env, computing, linked)
+    if not gone:
+        return rows
+    left = 1 - gone / linked
+    return [row._replace(seconds=row.seconds * left) if row.op.axis else row for row in rows]
+
+
+def tower_rows(setup: Setup, step: Step) -> list[OpCost]:
+    """The vision tower's operators for the images of a step."""
+    env = bound(setup, step)
+    return [row for block in setup.tower for row in roofline.price(block, env, setup.sources)]
+
+
+def _collapse(row: OpCost) -> OpCost:
+    """Rows that differ by layer, as one mean call of each layer."""
+    import numpy as np
+
+    def mean(value: Value) -> float:
+        return float(np.mean(np.broadcast_to(value, row.count)))
+
+    work = {f: mean(row.work[f]) for f in FIELDS}
+    return row._replace(work=work, terms=Terms(*map(mean, row.terms)), seconds=mean(row.seconds))
+
+
+def _host_row(took: Value) -> OpCost:
+    zero = dict.fromkeys(FIELDS, 0.0)
+    return OpCost(_HOST_BLOCK, HOST, 1, zero, Terms(0.0, 0.0, 0.0, 0.0), "assumed", took)

@@ -1,0 +1,78 @@
+"""Which number format each part of a network is stored and multiplied in, on a device: bytes and peak FLOP/s by role.
+
+A role is a group of weights that quantisations treat alike. What a device cannot multiply natively it dequantises to
+the model's dtype (that is what W4A16 kernels do), and then the input stays in that dtype too.
+"""
+
+from __future__ import annotations
+
+from ..base.errors import BadValue
+from ..base.symbols import Value
+from ..network.graph import Model
+from ..specs.catalog import precision
+from ..specs.structs import Hardware, Precision
+
+QUANTISED = ("attn", "mlp", "experts", "shared")  # roles that -q applies to
+PLAIN = ("head", "embed", "router", "vision")  # roles that stay in the model's dtype
+ROLES = QUANTISED + PLAIN
+
+
+def by_role(model: Model, dtype: str, quantization: str | None) -> dict[str, str]:
+    """The precision's name of every role: what the config declares, or what ``-q`` asks for."""
+    chosen = dict.fromkeys(ROLES, dtype)
+    if quantization is None or quantization in model.quantization.values():
+        return chosen | {r: p for r, p in model.quantization.items() if r in QUANTISED}
+    if quantization in ("bf16", "fp16", "fp32"):
+        return dict.fromkeys(ROLES, quantization)
+    return chosen | dict.fromkeys(QUANTISED, quantization)
+
+
+def summary(roles: dict[str, str], dtype: str) -> str:
+    """One word for a mix of precisions: the experts' or the MLP's, which hold the most weights."""
+    return roles["experts"] if roles["experts"] != dtype else roles["mlp"]
+
+
+def peak_format(device: Hardware, wanted: Precision, dtype: str) -> str:
+    """The format a product runs in: the precision's own if the device has it, else the model's dtype or the nearest."""
+    for word in (*wanted.compute, *precision(dtype).compute, "fp16", "bf16", "tf32", "fp32"):
+        if word in device.flops:
+            return word
+    raise BadValue(f"{device.name} has no FLOP/s in any of fp16, bf16, fp32: give it one as {device.name}:flops.bf16=…")
+
+
+def formats(device: Hardware, roles: dict[str, str], dtype: str) -> dict[str, str]:
+    """What each role's products run as: ``{"mlp": "fp8"}``, or ``w8a16`` on a device that cannot multiply in fp8.
+
+    mxfp4 stays: where it is no format of the matrix units, its kernels were timed as those that widen the weights.
+    """
+    found = {}
+    for role, word in roles.items():
+        wanted = precision(word)
+        native = not wanted.compute or peak_format(device, wanted, dtype) in wanted.compute
+        found[role] = word if native or word == "mxfp4" else "w8a16" if wanted.bits > 4 else "w4a16"
+    return found
+
+
+def bind(
+    model: Model, device: Hardware, *, dtype: str, roles: dict[str, str], kv_cache_dtype: str, norm_dtype: str = ""
+) -> tuple[dict[str, Value], list[str]]:
+    """The names that formulas use for bytes and peaks, and notes about what the device lacks."""
+    act = precision(dtype).bits / 8
+    env: dict[str, Value] = {"act_bytes": act, "norm_bytes": precision(norm_dtype or dtype).bits / 8}
+    env["kv_bytes"] = precision(kv_cache_dtype, "KV cache dtype").bits / 8
+    env["state_bytes"] = model.state_bits / 8
+    used = {op.role for block in model.blocks for op in block.ops}
+    notes: list[str] = []
+    for role in ROLES:
+        wanted = precision(roles[role])
+        runs = peak_format(device, wanted, dtype)
+        native = bool(wanted.compute) and runs == wanted.compute[0]
+        env[f"{role}_weight_bytes"] = wanted.bytes
+        env[f"{role}_input_bytes"] = min(act, wanted.activation_bits / 8) if native else act
+        env[f"{role}_peak_flops"] = device.flops[runs]
+        if role in used and wanted.compute and runs not in wanted.compute:
+            notes.append(f"{device.name} has no {wanted.compute[0]} units: {wanted.name} weights compute in {runs}")
+    env["attention_peak_flops"] = device.flops[peak_format(device, precision(dtype), dtype)]
+    env["index_peak_flops"] = device.flops.get("fp8") or env["attention_peak_flops"]  # sparse attention chooses in fp8
+    env["vector_peak_flops"] = device.flops.get("fp32") or max(device.flops.values())
+    return env, list(dict.fromkeys(notes))

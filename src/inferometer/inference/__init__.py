@@ -1,0 +1,1 @@
+"""One plan: its request, latency, memory, report and advice."""

@@ -1,0 +1,178 @@
+"""Why an operator takes as long as it does: formulas, the values put in, and where its efficiency came from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from ..base.errors import UnknownName
+from ..base.symbols import evaluate, text, words
+from ..base.units import seconds
+from ..costs import roofline
+from ..costs.bound_plan import Setup, bound, stages
+from ..costs.roofline import FIELDS, OpCost
+from ..costs.step import Step
+from .breakdown import phase_tables
+from .latency import Talk, conversation, decode_step, prefill_steps, tower_step
+from .memory import cache_offloaded
+from .request import Request
+
+
+class Line(msgspec.Struct):
+    """One quantity: its formula, what was put in, what came out."""
+
+    quantity: str
+    formula: str
+    values: dict[str, float]
+    result: float
+
+
+class Explanation(msgspec.Struct):
+    """One operator of one block in one phase; figures are of one call on one GPU."""
+
+    phase: str
+    block: str
+    op: str
+    kind: str
+    count: int
+    lines: list[Line]
+    compute_seconds: float
+    memory_seconds: float
+    link_seconds: float
+    roofline_seconds: float
+    bound: str
+    efficiency: float
+    origin: str
+    note: str
+    seconds: float
+
+
+def explain(asked: Request, name: str, phase: str = "all") -> list[Explanation]:
+    """Every place where an operator of that name works: ``explain(request("llama-3.1-8b"), "qkv_proj")``"""
+    setup = asked.setup()
+    names = {op.name for part in stages(setup) for block in part.model.blocks for op in block.ops}
+    if name not in names | IDLE.keys():
+        raise UnknownName("operator", name, names | IDLE.keys())
+    talk = conversation(setup, asked.workload)
+    setup = cache_offloaded(setup, talk)
+    if name in IDLE:
+        return _idle(setup, talk, name, phase)
+    steps: dict[str, Step] = {}
+    if talk.images.count:
+        steps["vision"] = tower_step(talk)
+    steps["prefill"] = _one(prefill_steps(setup, talk)[0][0])
+    if asked.model.kind == "decoder" and talk.output_len > 1:
+        steps["decode"] = _one(decode_step(setup, talk))
+    found: list[Explanation] = []
+    for when, step in steps.items():
+        if phase not in ("all", when):
+            continue
+        env = bound(setup, step)
+        for part in stages(setup):  # of a pipeline, the first stage that has it
+            blocks = part.tower if when == "vision" else part.text
+            rows = [row for block in blocks for row in roofline.price(block, env, setup.sources)]
+            mine = [_one_op(setup, when, row, env) for row in rows if row.op.name == name and row.seconds > 0]
+            found += mine
+            if mine:
+                break
+    return found
+
+
+def _idle(setup: Setup, talk: Talk, name: str, phase: str) -> list[Explanation]:
+    """A row of the table in which no kernel runs: what it is, and where its figure comes from."""
+    decodes = setup.model.kind == "decoder" and phase != "prefill" and talk.output_len > 1
+    return [
+        Explanation(
+            phase=when,
+            block=row.block,
+            op=name,
+            kind=row.kind,
+            count=round(row.count),
+            lines=[],
+            compute_seconds=0.0,
+            memory_seconds=0.0,
+            link_seconds=0.0,
+            roofline_seconds=0.0,
+            bound=row.bound,
+            efficiency=1.0,
+            origin=row.origin,
+            note=IDLE[name](setup),
+            seconds=row.seconds / row.count,
+        )
+        for when, table in phase_tables(setup, talk, phase, decodes).items()
+        for row in table.ops
+        if row.name == name and row.block in ("engine", "pipeline", "draft")
+    ]
+
+
+def _host(setup: Setup) -> str:
+    e = setup.engine
+    words = f"the engine's own time in every step, {seconds(e.step_overhead)} ({e.source.get('step_overhead', '')})"
+    if e.step_floor:
+        words += f"; a step takes at least {seconds(e.step_floor)} of the host ({e.source.get('step_floor', '')})"
+    if e.launch:
+        words += f"; prefills also wait until their kernels are launched ({e.source.get('launch', '')})"
+    if setup.device.throttle:
+        words += (
+            f"; and long ones run up to {setup.device.throttle:.0%} slower, because the power limit lowers the "
+            f"clocks ({setup.device.source.get('throttle', '')})"
+        )
+    return words
+
+
+def _drafting(setup: Setup) -> str:
+    spec = setup.plan.speculation
+    who = "nobody" if spec is None else spec.model or "the model's own prediction module"
+    times = 0 if spec is None else spec.num_speculative_tokens
+    return f"{times} steps of {who} before each verification, priced operator by operator as any step is"
+
+
+IDLE: dict[str, Callable[[Setup], str]] = {
+    "host_overhead": _host,
+    "pipeline_wait": lambda setup: (
+        "this stage has nothing to do while its sequences are on the other stages: the time between two tokens, "
+        "max(sum of all stages, micro-batches × slowest stage), less its own work"
+    ),
+    "pipeline_fill": lambda setup: (
+        "the first step must pass the other stages, in which this one has nothing to do: the sum of their times"
+    ),
+    "draft": _drafting,
+}
+
+
+def _one(step: Step | list[Step]) -> Step:
+    return step if isinstance(step, Step) else step[0]
+
+
+def _one_op(setup: Setup, phase: str, row: OpCost, env: dict[str, Any]) -> Explanation:
+    names = {**env, **row.block.dims}
+    lines = []
+    for field in (*FIELDS, "params", "stored"):
+        formula = getattr(row.op.work, field)
+        if text(formula) == "0":
+            continue
+        values = {w: float(names[w]) for w in words(formula)}
+        result = row.work[field] if field in FIELDS else evaluate(formula, names)
+        lines.append(Line(field, text(formula), values, float(result)))
+    t = row.terms
+    mine = [s for s in setup.sources if s.kinds is None or row.op.kind in s.kinds]
+    source = next(s for s in mine if s.whose(row.op) == str(row.origin))
+    return Explanation(
+        phase=phase,
+        block=row.block.name,
+        op=row.op.name,
+        kind=row.op.kind,
+        count=row.count,
+        lines=lines,
+        compute_seconds=float(t.compute),
+        memory_seconds=float(t.memory),
+        link_seconds=float(t.link + t.latency),
+        roofline_seconds=float(t.roofline),
+        bound=row.bound,
+        efficiency=float(row.efficiency),
+        origin=str(row.origin),
+        note=source.note(row.op),
+        seconds=float(row.seconds),
+    )

@@ -1,0 +1,304 @@
+"""What a plan keeps in a device's memory: weights, cache, the peak of live activations, and the engine's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ..base.symbols import Expr, Program, Value, chosen, constant, evaluate, least, maximum, most, scalar
+from ..base.symbols import names as s
+from ..costs.bound_plan import Setup, bound, stages
+from ..costs.roofline import weight_sum
+from ..costs.step import Group, Images, Step, kept
+from ..network.graph import Block, Model, once_per
+from . import latency
+from .latency import Talk, tower_step
+from .report import Memory
+
+ALONE = {"tp": 1, "ep": 1, "moe_tp": 1, "sp": 1, "dp": 1, "dcp": 1, "a2a": 1, "gathered": 0}
+
+
+def weight_bytes(setup: Setup) -> Value:
+    """Weights kept on one device; what is offloaded to the host is not."""
+    return weight_sum(setup.model.blocks, setup.env, "stored") * (1 - setup.env["offload_share"])
+
+
+def parameters(model: Model, field: str = "params") -> float:
+    """Parameters of the whole network, or with ``field="active"`` those that one token multiplies by."""
+    return float(weight_sum(model.blocks, ALONE, field))
+
+
+def parameters_by_op(model: Model) -> dict[str, float]:
+    """Parameters of every operator by name, over all layers: ``parameters_by_op(model)["down_proj"]``"""
+    found: dict[str, float] = {}
+    for block in model.blocks:
+        env = {**ALONE, **block.dims}
+        for op in block.ops:
+            amount = float(evaluate(op.work.params, env)) * block.count
+            if amount:
+                found[op.name] = found.get(op.name, 0.0) + amount
+    return found
+
+
+def cache_bytes(setup: Setup, length: Value, layers: tuple[int, ...] | None = None) -> Value:
+    """Cache of one sequence of ``length`` tokens: latents, windows and recurrent states included."""
+    found: Value = 0.0
+    for block in setup.model.blocks:
+        env = {**setup.env, **block.dims}
+        times = block.count if layers is None else len(set(block.layers) & set(layers))
+        for op in block.ops:
+            if op.cache is not None:
+                held = kept(setup.model.spans[op.cache.span], length)
+                each = evaluate(op.cache.per_token, env) * held + evaluate(op.cache.per_sequence, env)
+                found = found + times * each
+    return found
+
+
+def kv_bytes_per_token(setup: Setup) -> Value:
+    """What one more token of a short sequence takes (windows not full yet, states not counted)."""
+    return cache_bytes(setup, 1) - cache_bytes(setup, 0)
+
+
+def live_peak(block: Block) -> Expr:
+    """The largest sum of tensors that are alive at once while the block runs, as a formula.
+
+    A tensor lives from the operator that writes it to the last one that reads it; the residual stream throughout.
+    """
+    last: dict[int, int] = {}  # producer -> last reader
+    where: dict[str, int] = {}
+    previous = -1
+    for index, op in enumerate(block.ops):
+        read = [previous] if op.inputs is None else [where[w] for w in op.inputs if w in where]
+        for producer in read:
+            last[producer] = index
+        where[op.name] = index
+        if not _zero(op.output):
+            previous = index
+    rows = s.patches if block.stage == "vision" else s.tokens
+    stream = rows / s.sp * s.hidden_size * s.act_bytes if block.residual else constant(0)
+    peak = constant(0)
+    for index in range(len(block.ops)):
+        alive = [op.output for i, op in enumerate(block.ops[: index + 1]) if i == index or last.get(i, -1) >= index]
+        total = stream
+        for size in alive:
+            total = total + size
+        peak = maximum(peak, total)
+    return peak
+
+
+@once_per(2000)
+def _peak(block: Block) -> Program:
+    return Program([live_peak(block)])
+
+
+def activation_bytes(setup: Setup, step: Step) -> Value:
+    """Peak of live activations while a step runs."""
+    env = bound(setup, step)
+    peak: Value = 0.0
+    for block in setup.model.blocks:
+        peak = most(peak, _peak(block)({**env, **block.dims})[0])
+    return peak
+
+
+def profiling_step(setup: Setup) -> Step:
+    """The step that an engine tries out when it starts: its whole token budget, in as many sequences as it may have."""
+    plan = setup.plan
+    seqs = min(plan.max_num_seqs, plan.max_num_batched_tokens)
+    return Step((Group(seqs, plan.max_num_batched_tokens / seqs, 0, 1),))
+
+
+def longest_step(batch: Value, new: Value, cached: Value = 0, *, budget: Value) -> Step:
+    """The largest step of a workload's prefill: as many tokens as the budget lets through, at the prompts' ends."""
+    total = least(batch * new, budget)
+    piece = least(new, total)
+    return Step((Group(total / piece, piece, cached + new - piece),))
+
+
+def max_total_tokens(setup: Setup, room: Value, length: Value) -> Value:
+    """Tokens that the cache can hold, for sequences of up to ``length`` tokens."""
+    each = cache_bytes(setup, length)
+    return most(room, 0) / each * length if each else float("inf")
+
+
+def _zero(value: object) -> bool:
+    return not isinstance(value, Expr) and value == 0
+
+
+# ------------------------------------------------------------------ footprint
+# What a plan keeps on the fullest GPU for a workload, and how many sequences would fit: bytes, floats or arrays.
+
+
+class Footprint(NamedTuple):
+    """Bytes on one GPU, of one workload or of an array of them."""
+
+    weights: Value
+    cache: Value
+    live: Value  # activations
+    reserve: float  # the engine's own
+    usable: float
+
+    @property
+    def total(self) -> Value:
+        """All of it."""
+        return self.weights + self.cache + self.live + self.reserve
+
+
+def footprint(setup: Setup, talk: Talk) -> Footprint:
+    """Of the pipeline stage whose GPUs are fullest: ``footprint(setup, conversation(setup, work)).total``"""
+    parts = [_stage(stage, talk) for stage in stages(setup)]
+    fullest = parts[0]
+    for part in parts[1:]:
+        more = part.total > fullest.total
+        fullest = Footprint(*(chosen(more, a, b) for a, b in zip(part, fullest, strict=True)))
+    return fullest
+
+
+def _stage(setup: Setup, talk: Talk) -> Footprint:
+    more_weights, more_cache = drafter(setup, talk.length)
+    cache = held(setup, talk, talk.output_len) * (1 - setup.env["kv_offload_share"]) + talk.sequences * more_cache
+    return Footprint(
+        weight_bytes(setup) + more_weights,
+        cache,
+        peak(setup, prompt_peaks(setup, talk) + answer_peaks(setup, talk), reserved(setup)),
+        setup.engine.memory_reserve,
+        setup.device.memory * setup.plan.gpu_memory_utilization,
+    )
+
+
+def reserved(setup: Setup) -> Value:
+    """Activations that an engine sets aside by trying out its largest step, if it does."""
+    return activation_bytes(setup, profiling_step(setup)) if setup.engine.profile_run else 0.0
+
+
+def cache_of(setup: Setup, talk: Talk, length: Value) -> Value:
+    """Cache of one sequence of ``length`` tokens, layer by layer where tokens are pruned."""
+    if isinstance(talk.input_len, tuple):
+        more = length - talk.context
+        return sum(cache_bytes(setup, n + more, (i,)) for i, n in enumerate(talk.input_len))
+    return cache_bytes(setup, length)
+
+
+def held(setup: Setup, talk: Talk, answered: Value) -> Value:
+    """Cache of a replica's sequences after some answer tokens; beams share the prompt's."""
+    first, whole = cache_of(setup, talk, talk.context), cache_of(setup, talk, talk.context + answered)
+    return talk.mine * first + talk.sequences * (whole - first)
+
+
+def memory_table(setup: Setup, talk: Talk) -> Memory:
+    """Of the pipeline stage whose GPUs are fullest; what fits must fit on every stage. All replicas count."""
+    parts = [_stage_memory(stage, talk) for stage in stages(setup)]
+    fullest = max(parts, key=lambda m: m.total_bytes)
+    for word in ("max_batch_size", "max_batch_size_prefill", "max_batch_size_decode"):
+        setattr(fullest, word, min(getattr(m, word) for m in parts))
+    tokens = [m.max_total_tokens for m in parts if m.max_total_tokens is not None]
+    fullest.max_total_tokens = min(tokens) if tokens else None
+    return fullest
+
+
+def prompt_peaks(setup: Setup, talk: Talk) -> list[Step]:
+    """The steps of the prompts that may need the most memory: the largest one, and the images'."""
+    if isinstance(talk.input_len, tuple):
+        largest = Step((Group(talk.mine, max(talk.input_len), 0),))
+    else:
+        budget = latency.prefill_budget(setup, talk.mine * talk.prompt)
+        largest = longest_step(talk.mine, talk.prompt, talk.cached, budget=budget)
+    return [largest, tower_step(talk)] if talk.images.count else [largest]
+
+
+def answer_peaks(setup: Setup, talk: Talk) -> list[Step]:
+    """The last step of the answers, if there are any."""
+    if scalar(talk.output_len) and talk.output_len < 2:
+        return []
+    spec = setup.plan.speculation
+    new = spec.num_speculative_tokens + 1 if spec else 1
+    each = talk.sequences / latency.micro_batches(setup, talk.sequences) * (talk.output_len > 1)
+    return [Step((Group(each, new, most(talk.length - new, 0), new, True),))]
+
+
+def peak(setup: Setup, steps: list[Step], aside: Value = 0.0) -> Value:
+    """The largest peak of some steps, or what is set aside anyway."""
+    for step in steps:
+        aside = most(aside, activation_bytes(setup, step))
+    return aside
+
+
+def cache_offloaded(setup: Setup, talk: Talk) -> Setup:
+    """The setup with its share of the cache in host memory: what --cpu-offload-gb leaves when all weights are there."""
+    room = setup.env.get("host_cache_bytes", 0.0)
+    if not room:
+        return setup
+    cache: Value = 0.0
+    for stage in stages(setup):
+        cache = most(cache, held(stage, talk, talk.output_len))
+    return setup._replace(env={**setup.env, "kv_offload_share": least(1.0, room / most(cache, 1.0))})
+
+
+def _stage_memory(setup: Setup, talk: Talk) -> Memory:
+    replicas = setup.plan.data_parallel_size
+    mine, aside = _stage(setup, talk), float(reserved(setup))
+    _, more_cache = drafter(setup, talk.length)
+    per_prompt, per_sequence = cache_of(setup, talk, talk.context), cache_of(setup, talk, talk.length) + more_cache
+    each = per_prompt + talk.beams * (per_sequence - per_prompt)  # beams share the prompt's
+
+    def prompts(batch: int) -> float:
+        return float(peak(setup, prompt_peaks(setup, _scaled(talk, batch)), aside))
+
+    def answers(batch: int) -> float:
+        return float(peak(setup, answer_peaks(setup, _scaled(talk, batch)), aside))
+
+    def both(batch: int) -> float:
+        return max(prompts(batch), answers(batch))
+
+    room = mine.usable - mine.weights - mine.reserve + setup.env.get("host_cache_bytes", 0.0)
+    limit, per_token = setup.plan.max_model_len or talk.length, float(kv_bytes_per_token(setup))
+    # an engine that profiles sizes its cache by that run alone
+    tokens = max_total_tokens(setup, room - (aside or mine.live), limit) if per_token else None
+    return Memory(
+        weights_bytes=float(mine.weights),
+        kv_cache_bytes=float(mine.cache),
+        activation_bytes=float(mine.live),
+        overhead_bytes=mine.reserve,
+        total_bytes=float(mine.total),
+        capacity_bytes=setup.device.memory,
+        usable_bytes=mine.usable,
+        kv_bytes_per_token=per_token,
+        max_batch_size=_most(room, each, both) * replicas,
+        max_batch_size_prefill=_most(room, per_prompt, prompts) * replicas,
+        max_batch_size_decode=_most(room, each, answers) * replicas,
+        max_total_tokens=_whole_blocks(setup, tokens) if tokens is not None and tokens < 1e18 else None,
+    )
+
+
+def _scaled(talk: Talk, batch: int) -> Talk:
+    """The same talk of another number of sequences on this replica."""
+    return talk._replace(mine=batch, images=Images(*(x * batch / talk.mine for x in talk.images)))
+
+
+def drafter(setup: Setup, length: Value) -> tuple[Value, Value]:
+    """Weights of the model that drafts, and its cache of a sequence of ``length`` tokens."""
+    spec = setup.plan.speculation
+    if spec is None or spec.method == "ngram":
+        return 0.0, 0.0
+    small = latency.draft_setup(setup)
+    if spec.method == "mtp":  # embedding and head are the model's own
+        only = tuple(b for b in small.model.blocks if b.stage == "mtp")
+        small = small._replace(model=latency.only(small.model, only))
+    return weight_bytes(small), cache_bytes(small, length)
+
+
+def _most(room: float, each: float, live: Callable[[int], float]) -> int:
+    """The largest batch whose caches and activations fit: found by halving, because activations stop growing."""
+    free = room - live(1)
+    low, high = 0, max(0, min(10**9, int(free // each))) if each > 0 else 10**9 if free >= 0 else 0
+    if high and high * each + live(high) <= room:  # the usual case: activations that do not depend on it
+        return high
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if middle * each + live(middle) <= room else (low, middle - 1)
+    return low
+
+
+def _whole_blocks(setup: Setup, tokens: float) -> int:
+    """Engines hand out the cache in blocks; a rest that is less than one is no use."""
+    block = setup.plan.block_size if setup.engine.profile_run else 1
+    return int(tokens // block) * block

@@ -1,0 +1,1 @@
+"""What a model computes: operators, blocks, families, the graph."""

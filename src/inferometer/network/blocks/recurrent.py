@@ -1,0 +1,265 @@
+"""Mixers with a fixed-size state instead of a growing cache: gated delta nets (Qwen3-Next, Kimi) and Mamba 1 and 2."""
+
+from __future__ import annotations
+
+from ...base.symbols import names as s
+from ..graph import Part
+from ..operators import Formula, Op, all_reduce, elementwise, linear, local_kv_heads, norm, scan
+
+CHUNK = 64  # prompt tokens that the kernels of delta nets process as one matrix product
+
+
+def _delta_rule(
+    name: str,
+    heads: Formula,
+    key_dim: Formula,
+    value_dim: Formula,
+    *,
+    width: Formula,
+    history: Formula,
+    params: Formula,
+    inputs: tuple[str, ...],
+) -> Op:
+    """Per token and state element: decay 1, read by key 2, update 2, read by query 2.
+
+    Inside a chunk of a prompt, per token: k·kᵀ, q·kᵀ and T·k over keys, T·v and A·v over values.
+    """
+    return scan(
+        name,
+        heads=heads,
+        key_dim=key_dim,
+        value_dim=value_dim,
+        width=width,
+        flops_per_state=7,
+        conv_state=history,
+        params=params,
+        chunk=s.chunk_size,
+        chunk_flops=heads * s.chunk_size * (6 * key_dim + 4 * value_dim),
+        inputs=inputs,
+    )
+
+
+def _gated_norm(width: Formula, params: Formula, inputs: tuple[str, str]) -> Op:
+    """Norm of the scan's output times an activation of the gate: two tensors in, one out."""
+    return elementwise("gated_norm", 2 * width, width, flops=9, params=params, inputs=inputs)
+
+
+def delta_net(
+    *,
+    hidden_size: int,
+    linear_num_key_heads: int,
+    linear_num_value_heads: int,
+    linear_key_head_dim: int,
+    linear_value_head_dim: int,
+    linear_conv_kernel_dim: int,
+    pre_norm: str = "input_layernorm",
+) -> Part:
+    """Gated delta net (Qwen3-Next, Qwen3.5): projections, a short convolution, a gated delta-rule scan, gated norm."""
+    dims: dict[str, float] = {
+        "hidden_size": hidden_size,
+        "linear_num_key_heads": linear_num_key_heads,
+        "linear_num_value_heads": linear_num_value_heads,
+        "linear_key_head_dim": linear_key_head_dim,
+        "linear_value_head_dim": linear_value_head_dim,
+        "linear_conv_kernel_dim": linear_conv_kernel_dim,
+        "chunk_size": CHUNK,
+    }
+    keys = s.linear_num_key_heads * s.linear_key_head_dim
+    values = s.linear_num_value_heads * s.linear_value_head_dim
+    mixed = 2 * keys + values
+    ops = (
+        norm(pre_norm, s.hidden_size, residual=True),
+        linear("in_proj_qkvz", s.hidden_size, mixed + values, role="attn", shard="column"),
+        linear(
+            "in_proj_ba", s.hidden_size, 2 * s.linear_num_value_heads, role="router", shard="column", inputs=(pre_norm,)
+        ),
+        elementwise(
+            "conv1d",
+            mixed / s.tp,
+            flops=2 * s.linear_conv_kernel_dim,
+            params=mixed * s.linear_conv_kernel_dim,
+            inputs=("in_proj_qkvz",),
+        ),
+        _delta_rule(
+            "linear_attention",
+            s.linear_num_value_heads / s.tp,
+            s.linear_key_head_dim,
+            s.linear_value_head_dim,
+            width=(mixed + 2 * s.linear_num_value_heads) / s.tp,
+            history=mixed / s.tp * (s.linear_conv_kernel_dim - 1),
+            params=2 * s.linear_num_value_heads,
+            inputs=("conv1d", "in_proj_ba"),
+        ),
+        _gated_norm(values / s.tp, s.linear_value_head_dim, ("linear_attention", "in_proj_qkvz")),
+        linear("out_proj", values, s.hidden_size, role="attn", shard="row"),
+        all_reduce("all_reduce", s.hidden_size),
+    )
+    return Part(ops, dims)
+
+
+def kimi_delta(
+    *,
+    hidden_size: int,
+    num_heads: int,
+    head_dim: int,
+    short_conv_kernel_size: int,
+    full_gate: bool = False,
+    pre_norm: str = "input_layernorm",
+) -> Part:
+    """Kimi delta attention: a delta net whose decay is per channel, from a low-rank projection.
+
+    The output gate has a projection of full rank (Kimi-K3) or, like the decay, one of rank ``head_dim``.
+    """
+    dims: dict[str, float] = {
+        "hidden_size": hidden_size,
+        "num_heads": num_heads,
+        "head_dim": head_dim,
+        "short_conv_kernel_size": short_conv_kernel_size,
+        "chunk_size": CHUNK,
+    }
+    width, source = s.num_heads * s.head_dim, (pre_norm,)
+    mixed = 3 * width
+    gate = (
+        [linear("g_proj", s.hidden_size, width, role="attn", shard="column", inputs=source)]
+        if full_gate
+        else [
+            linear("g_a_proj", s.hidden_size, s.head_dim, role="attn", inputs=source),
+            linear("g_b_proj", s.head_dim, width, role="attn", shard="column"),
+        ]
+    )
+    ops = (
+        norm(pre_norm, s.hidden_size, residual=True),
+        linear("qkv_proj", s.hidden_size, mixed, role="attn", shard="column"),
+        elementwise(
+            "conv1d", mixed / s.tp, flops=2 * s.short_conv_kernel_size, params=mixed * s.short_conv_kernel_size
+        ),
+        linear("f_a_proj", s.hidden_size, s.head_dim, role="attn", inputs=source),
+        linear("f_b_proj", s.head_dim, width, role="attn", shard="column"),
+        linear("b_proj", s.hidden_size, s.num_heads, role="router", shard="column", inputs=source),
+        _delta_rule(
+            "linear_attention",
+            s.num_heads / s.tp,
+            s.head_dim,
+            s.head_dim,
+            width=(mixed + width + s.num_heads) / s.tp,
+            history=mixed / s.tp * (s.short_conv_kernel_size - 1),
+            params=s.num_heads + width,
+            inputs=("conv1d", "f_b_proj", "b_proj"),
+        ),
+        *gate,
+        _gated_norm(width / s.tp, s.head_dim, ("linear_attention", gate[-1].name)),
+        linear("o_proj", width, s.hidden_size, role="attn", shard="row"),
+        all_reduce("all_reduce", s.hidden_size),
+    )
+    return Part(ops, dims)
+
+
+def mamba(
+    *,
+    hidden_size: int,
+    intermediate_size: int,
+    state_size: int,
+    time_step_rank: int,
+    conv_kernel: int,
+    conv_bias: bool = True,
+    bias: bool = False,
+    inner_norm: bool = False,
+    pre_norm: str = "norm",
+) -> Part:
+    """Mamba (1): every channel of ``intermediate_size`` has its own state of ``state_size``.
+
+    Such a scan has no matrix product to use tensor cores with. ``inner_norm``: Falcon-Mamba's norm of B, C and dt.
+    """
+    dims: dict[str, float] = {
+        "hidden_size": hidden_size,
+        "intermediate_size": intermediate_size,
+        "state_size": state_size,
+        "time_step_rank": time_step_rank,
+        "conv_kernel": conv_kernel,
+    }
+    inner, mine = s.intermediate_size, s.intermediate_size / s.tp
+    low = s.time_step_rank + 2 * s.state_size
+    ops = [
+        norm(pre_norm, s.hidden_size, residual=True),
+        linear("in_proj", s.hidden_size, 2 * inner, role="attn", shard="column", bias=bias),
+        elementwise("conv1d", mine, flops=2 * s.conv_kernel, params=inner * (s.conv_kernel + int(conv_bias))),
+        linear("x_proj", inner, low, role="attn", shard="row"),
+        all_reduce("x_all_reduce", low),
+    ]
+    if inner_norm:
+        ops.append(norm("bcdt_norm", low, weightless=True, inputs=("x_proj",)))
+    ops += [
+        linear("dt_proj", s.time_step_rank, inner, role="attn", shard="column", bias=True, inputs=("x_proj",)),
+        # exp(dt·A) 2, decay 1, input 2, output 2
+        scan(
+            "ssm_scan",
+            heads=mine,
+            key_dim=s.state_size,
+            value_dim=1,
+            width=3 * mine + 2 * s.state_size,
+            flops_per_state=7,
+            conv_state=mine * (s.conv_kernel - 1),
+            params=inner * (s.state_size + 1),
+            peak="vector_peak_flops",
+            inputs=("conv1d", "x_proj", "dt_proj", "in_proj"),
+        ),
+        linear("out_proj", inner, s.hidden_size, role="attn", shard="row", bias=bias),
+        all_reduce("all_reduce", s.hidden_size),
+    ]
+    return Part(tuple(ops), dims)
+
+
+def mamba2(
+    *,
+    hidden_size: int,
+    mamba_num_heads: int,
+    mamba_head_dim: int,
+    n_groups: int,
+    ssm_state_size: int,
+    conv_kernel: int,
+    chunk_size: int = 256,
+    conv_bias: bool = True,
+    bias: bool = False,
+    pre_norm: str = "norm",
+) -> Part:
+    """Mamba-2: one wide projection (gate, x, B, C, dt), a short convolution, the state-space scan, gated norm.
+
+    B and C are shared by the heads of a group; groups are replicated once there are more ranks than groups.
+    """
+    dims: dict[str, float] = {
+        "hidden_size": hidden_size,
+        "mamba_num_heads": mamba_num_heads,
+        "mamba_head_dim": mamba_head_dim,
+        "n_groups": n_groups,
+        "ssm_state_size": ssm_state_size,
+        "conv_kernel": conv_kernel,
+        "chunk_size": chunk_size,
+    }
+    heads, inner = s.mamba_num_heads, s.mamba_num_heads * s.mamba_head_dim
+    shared, my_shared = s.n_groups * s.ssm_state_size, local_kv_heads(s.n_groups) * s.ssm_state_size
+    mixed, mine = inner + 2 * shared, inner / s.tp + 2 * my_shared
+    ops = (
+        norm(pre_norm, s.hidden_size, residual=True),
+        linear(
+            "in_proj", s.hidden_size, inner + mixed + heads, local=(inner + heads) / s.tp + mine, role="attn", bias=bias
+        ),
+        elementwise("conv1d", mine, flops=2 * s.conv_kernel, params=mixed * (s.conv_kernel + int(conv_bias))),
+        # decay 1, input 2, output 2; inside a chunk C·Bᵀ for each group and its product with x
+        scan(
+            "ssm_scan",
+            heads=heads / s.tp,
+            key_dim=s.ssm_state_size,
+            value_dim=s.mamba_head_dim,
+            width=mine + heads / s.tp,
+            flops_per_state=5,
+            conv_state=mine * (s.conv_kernel - 1),
+            params=3 * heads,
+            chunk=s.chunk_size,
+            chunk_flops=2 * s.chunk_size * (my_shared + inner / s.tp),
+            inputs=("conv1d", "in_proj"),
+        ),
+        _gated_norm(inner / s.tp, inner, ("ssm_scan", "in_proj")),
+        linear("out_proj", inner, s.hidden_size, role="attn", shard="row", bias=bias),
+        all_reduce("all_reduce", s.hidden_size),
+    )
+    return Part(ops, dims)

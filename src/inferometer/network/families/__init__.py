@@ -1,0 +1,128 @@
+"""Model families: config.json in, `Model` out. The file name is the family; relatives and their traits are listed here.
+
+A relative of a family that is read like it is one line in ``RELATIVES``; something built differently is one file with a
+``build(config, *, family)`` function.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from typing import Any
+
+from ...base.errors import BadFile
+from ..graph import Model
+from .config import Config
+
+_TOOLS = {
+    "config",
+    "decoder",
+    "network_file",
+    "patterns",
+    "quantization",
+    "vision",
+    "clip",
+    "vision_config",
+}  # what families are built with
+
+# Decoders of the first kind: biases everywhere, LayerNorm with a bias too, an MLP without a gate.
+_BIASED = {"bias": True, "out_bias": True, "mlp_bias": True, "norm_bias": True, "gated": False}
+
+# model_type -> (family, traits)
+RELATIVES: dict[str, tuple[str, dict[str, Any]]] = {
+    "mistral": ("llama", {}),
+    "mixtral": ("llama", {}),
+    "yi": ("llama", {}),
+    "internlm2": ("llama", {}),
+    "baichuan": ("llama", {}),
+    "phi3": ("llama", {}),
+    "qwen2": ("llama", {"bias": True, "out_bias": False}),
+    "qwen2_moe": ("llama", {"bias": True, "out_bias": False, "shared_gate": True}),
+    "qwen3": ("llama", {"qk_norm": "head"}),
+    "qwen3_moe": ("llama", {"qk_norm": "head"}),
+    "minimax_m2": ("llama", {"qk_norm": "layer"}),
+    "mimo": ("llama", {"out_bias": False}),
+    "olmo2": ("llama", {"qk_norm": "layer", "norms": "after"}),
+    "grok-1": ("llama", {"norms": "both"}),
+    "gemma": ("llama", {"tied": True}),
+    "gemma2": ("llama", {"tied": True, "norms": "both", "pattern": 2}),
+    "gemma3_text": ("gemma3", {}),
+    "gemma4_text": ("gemma4", {}),
+    "llama4_text": ("llama4", {}),
+    "minimax_m3_vl": ("minimax_m3", {}),
+    "step3p5": ("step3p7", {}),
+    "gpt2": ("llama", {**_BIASED, "rope": False, "learned": 0, "tied": True}),
+    "gpt_bigcode": ("llama", {**_BIASED, "rope": False, "learned": 0, "tied": True}),
+    "bloom": ("llama", {**_BIASED, "rope": False, "embed_norms": 2, "tied": True}),
+    "starcoder2": ("llama", {**_BIASED, "tied": True}),
+    "gpt_neox": ("llama", {**_BIASED, "parallel": 2}),
+    "gptj": ("llama", {**_BIASED, "bias": False, "out_bias": False, "parallel": 1, "head_bias": True}),
+    "phi": ("llama", {**_BIASED, "parallel": 1, "head_bias": True, "qk_norm": "head", "qk_norm_key": "qk_layernorm"}),
+    "cohere": ("llama", {"parallel": 1, "tied": True, "qk_norm": "layer", "qk_norm_key": "use_qk_norm"}),
+    "cohere2": ("llama", {"parallel": 1, "tied": True, "pattern": 4}),
+    "RefinedWeb": ("falcon", {}),
+    "RefinedWebModel": ("falcon", {}),
+    "deepseek_ref": ("deepseek_v4", {}),
+    "gpt_oss": ("llama", {"sinks": True, "router_bias": True, "expert_bias": True}),
+    "deepseek_v2": ("deepseek_v3", {}),
+    "deepseek_v32": ("deepseek_v3", {}),
+    "kimi_k2": ("deepseek_v3", {}),
+    "glm_moe_dsa": ("deepseek_v3", {}),
+    "qwen2_vl": ("llama", {"bias": True, "out_bias": False}),
+    "qwen2_5_vl": ("llama", {"bias": True, "out_bias": False}),
+    "qwen3_vl": ("llama", {"qk_norm": "head"}),
+    "qwen3_vl_moe": ("llama", {"qk_norm": "head"}),
+    "kimi_k25": ("deepseek_v3", {}),
+    "llava_next": ("llava", {}),
+    "llava_onevision": ("llava", {}),
+    "llava_qwen": ("llava", {}),
+    "llava_llama": ("llava", {}),
+    "llava_mistral": ("llava", {}),
+    "qwen3_5": ("qwen3_next", {}),
+    "qwen3_5_text": ("qwen3_next", {}),
+    "qwen3_5_moe": ("qwen3_next", {}),
+    "qwen3_5_moe_text": ("qwen3_next", {}),
+    "nemotron-nas": ("nemotron_nas", {}),
+    "falcon_mamba": ("mamba", {"inner_norm": True}),
+    "kimi_k3": ("kimi_linear", {}),
+}
+
+
+def families() -> list[str]:
+    """Every ``model_type`` that is read on purpose."""
+    files = {m.name for m in pkgutil.iter_modules(__path__)} - _TOOLS
+    return sorted(files | set(RELATIVES))
+
+
+def build(data: Mapping[str, Any], where: str = "config.json") -> Model:
+    """``build(json.load(open("config.json")))``: the network that a config describes."""
+    config = Config(data, where)
+    if not data:
+        raise BadFile(f"{where} is empty")
+    kind = str(config.get("model_type", default="") or "")
+    inner = config.section("text_config", "llm_config", "language_config")
+    for word in (kind, str(inner.get("model_type", default="") or "") if inner else ""):
+        if word in families():
+            family, traits = RELATIVES.get(word, (word, {}))
+            module = importlib.import_module(f"{__name__}.{family}")
+            model: Model = module.build(config, family=word, **traits)
+            return model
+    return _guess(config, kind)
+
+
+def _guess(config: Config, kind: str) -> Model:
+    """An unknown family that has the sizes of a decoder is read as one, and says so."""
+    from . import deepseek_v3, llama
+
+    name = f"model_type {kind!r}" if kind else "a config without model_type"
+    note = f"{name} is not known; read as a Llama-like decoder from its sizes: check the parameter count"
+    text = config.text
+    if text.get("kv_lora_rank"):
+        import msgspec
+
+        return msgspec.structs.replace(deepseek_v3.build(config, family=kind or "decoder"), warnings=(note,))
+    for key in (("hidden_size", "n_embd", "d_model"), ("num_attention_heads", "n_head", "n_heads")):
+        text.size(*key)
+    bias = text.flag("attention_bias", "add_qkv_bias", "qkv_bias")
+    return llama.build(config, family=kind or "decoder", bias=bias, warnings=(note,))

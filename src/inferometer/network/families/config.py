@@ -1,0 +1,89 @@
+"""A Hugging Face config.json, read with care: synonyms, nested sections, and sentences about what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...base.errors import BadFile, short
+
+HUGE = 10**9  # no size of a network is larger than this
+
+MOST_LAYERS = 10_000
+
+
+class Config:
+    """``Config({"hidden_size": 4096}).size("hidden_size", "n_embd")  # 4096``"""
+
+    def __init__(self, data: Mapping[str, Any], where: str = "config.json") -> None:
+        self.data, self.where = data, where
+
+    def get(self, *keys: str, default: Any = None) -> Any:
+        """The first of the keys that is there and not null."""
+        for key in keys:
+            if self.data.get(key) is not None:
+                return self.data[key]
+        return default
+
+    def size(self, *keys: str, default: int | None = None, least: int = 1) -> int:
+        """A whole number of at least ``least``; an error names the key when it is missing or absurd."""
+        for key in keys:
+            value = self.data.get(key)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float) or value % 1 != 0:
+                raise BadFile(f"{self.where}: {key!r} must be a whole number, not {short(value)}")
+            if not least <= value <= HUGE:
+                raise BadFile(f"{self.where}: {key!r} must be between {least} and {HUGE:,}, not {short(value)}")
+            return int(value)
+        if default is not None:
+            return default
+        others = f" (or {', '.join(map(repr, keys[1:]))})" if len(keys) > 1 else ""
+        raise BadFile(f"{self.where} lacks {keys[0]!r}{others}, which the size of the network depends on")
+
+    def number(self, *keys: str, default: float) -> float:
+        """A finite number."""
+        value = self.get(*keys, default=default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e300:
+            raise BadFile(f"{self.where}: {keys[0]!r} must be a number, not {short(value)}")
+        return float(value)
+
+    def flag(self, *keys: str, default: bool = False) -> bool:
+        """A yes or no."""
+        return bool(self.get(*keys, default=default))
+
+    def items(self, key: str, length: int | None = None) -> list[Any]:
+        """A list, of ``length`` entries if that is given; empty if it is missing."""
+        value = self.get(key, default=[])
+        if not isinstance(value, list | tuple):
+            raise BadFile(f"{self.where}: {key!r} must be a list, not {short(value)}")
+        if value and length is not None and len(value) < length:
+            raise BadFile(f"{self.where}: {key!r} has {len(value)} entries for {length} layers")
+        return list(value)
+
+    def section(self, *keys: str) -> Config | None:
+        """A nested table such as ``text_config``, or None."""
+        for key in keys:
+            value = self.data.get(key)
+            if isinstance(value, Mapping) and value:
+                return Config(value, f"{self.where}, {key}")
+        return None
+
+    @property
+    def text(self) -> Config:
+        """The language model's own section of a multimodal config, with the outer keys behind it."""
+        inner = self.section("text_config", "llm_config", "language_config")
+        return Config({**self.data, **inner.data}, inner.where) if inner else self
+
+    @property
+    def layers(self) -> int:
+        """How many layers there are."""
+        number = self.size("num_hidden_layers", "n_layer", "num_layers", "n_layers", "depth")
+        if number > MOST_LAYERS:
+            raise BadFile(f"{self.where}: {number:,} layers are more than the {MOST_LAYERS:,} that any network has")
+        return number
+
+    @property
+    def tied(self) -> bool:
+        """Whether the LM head shares the embedding's weights."""
+        return self.flag("tie_word_embeddings")

@@ -1,0 +1,90 @@
+"""DeepSeek-V4: compressed attention, hyper-connections instead of a residual sum, experts in every layer.
+
+The first ``num_hash_layers`` layers route by a table of token ids, which is no parameter.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import msgspec
+
+from ...base.errors import BadFile
+from ...base.symbols import names as s
+from ..blocks import compressed, hyper_connected, hyper_head, moe
+from ..graph import Block, Model, Part, Span
+from ..operators import linear, norm
+from .config import Config
+from .decoder import decoder, expert_sizes
+
+_RATIOS = {"sliding_attention": 0, "compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
+
+
+def build(config: Config, *, family: str = "deepseek_v4") -> Model:
+    """``build(Config({"model_type": "deepseek_v4", "compress_ratios": [0, 4, 128, …], "hc_mult": 4, …}))``"""
+    c = config.text
+    ratios, streams = _ratios(c), c.size("hc_mult", default=4)
+    hidden, hashed = c.size("hidden_size"), c.size("num_hash_layers", default=0, least=0)
+    sizes = {
+        key: c.size(key)
+        for key in (
+            "hidden_size",
+            "num_attention_heads",
+            "head_dim",
+            "qk_rope_head_dim",
+            "q_lora_rank",
+            "o_lora_rank",
+            "o_groups",
+            "index_n_heads",
+            "index_head_dim",
+        )
+    }
+
+    @cache
+    def part(ratio: int, learned: bool) -> Part:
+        entry = Part((norm("post_attention_layernorm", s.hidden_size),), {})
+        feed = moe(**expert_sizes(c), router_bias=learned, pre_norm="", inputs=("post_attention_layernorm",))
+        around = {"hidden_size": hidden, "hc_mult": streams}
+        attention = hyper_connected("attn", compressed(**sizes, ratio=ratio), **around)
+        return attention + hyper_connected("ffn", entry + feed, **around)
+
+    def layer(index: int) -> tuple[str, Part]:
+        return "layers", part(ratios[index] if index < len(ratios) else 0, index >= hashed)
+
+    spans = {f"ratio_{r}": Span(ratio=r) for r in sorted(set(ratios)) if r}
+    spans |= {"window": Span("window", c.size("sliding_window")), "top_k": Span("top_k", c.size("index_topk"), 4)}
+    model = decoder(config, layer, family=family, spans=spans)
+    head = model.blocks[-1]
+    joined = msgspec.structs.replace(head, ops=hyper_head() + head.ops, dims={**head.dims, "hc_mult": streams})
+    return msgspec.structs.replace(
+        model,
+        blocks=(*model.blocks[:-1], joined),
+        extras=_mtp(c, layer(c.layers)[1]),
+        kv_cache_dtype=model.kv_cache_dtype or "fp8",  # what it was trained to be served with
+    )
+
+
+def _ratios(c: Config) -> list[int]:
+    """How many tokens an entry of the compressed cache stands for, by layer; 0 = the layer has a window only."""
+    kinds = c.items("layer_types", c.layers)
+    found = c.items("compress_ratios", c.layers) or [_RATIOS.get(str(kind)) for kind in kinds]
+    if not found:
+        raise BadFile(f"{c.where} lacks 'compress_ratios', which the attention of every layer depends on")
+    if any(isinstance(r, bool) or not isinstance(r, int) or not 0 <= r <= 1 << 20 for r in found):
+        raise BadFile(f"{c.where}: 'compress_ratios' must be whole numbers of at least 0, one for each layer")
+    return found
+
+
+def _mtp(c: Config, layer: Part) -> tuple[Block, ...]:
+    """Multi-token prediction: the embedding and the state, each projected, through one layer with a window only."""
+    number = c.size("num_nextn_predict_layers", default=0, least=0)
+    if not number:
+        return ()
+    join = (
+        norm("enorm", s.hidden_size, inputs=()),
+        linear("e_proj", s.hidden_size, s.hidden_size, role="attn"),
+        norm("hnorm", s.hidden_size, inputs=()),
+        linear("h_proj", s.hidden_size, s.hidden_size, role="attn"),
+    )
+    ops = (*join, *layer.ops, *hyper_head(), norm("norm", s.hidden_size))
+    return (Block("mtp", ops, layer.dims, tuple(range(number)), stage="mtp"),)

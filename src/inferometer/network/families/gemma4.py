@@ -1,0 +1,111 @@
+"""Gemma 4: full layers with their own head size and KV heads, experts beside the dense MLP, inputs for every layer."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import msgspec
+
+from ...base.symbols import names as s
+from ..blocks import gqa, mlp, moe
+from ..graph import Block, Model, Part
+from ..operators import elementwise, embedding, linear, norm
+from .config import Config
+from .decoder import decoder, expert_sizes, heads, window_span, windows
+from .vision import tower
+
+
+def build(config: Config, *, family: str = "gemma4") -> Model:
+    """``build(Config({"model_type": "gemma4", "text_config": {"global_head_dim": 512, …}, "vision_config": {…}}))``"""
+    c = config.text
+    local = windows(c, 6)
+    sizes = heads(c)
+    sliding = {**sizes, "span": "window"}
+    full = {
+        **sizes,
+        "head_dim": c.size("global_head_dim", default=sizes["head_dim"]),
+        "num_key_value_heads": c.size("num_global_key_value_heads", default=sizes["num_key_value_heads"]),
+        "k_is_v": c.flag("attention_k_eq_v"),
+    }
+    first_shared = c.layers - c.size("num_kv_shared_layers", default=0, least=0)
+    wide = 2 if c.flag("use_double_wide_mlp") else 1
+    per_layer = c.size("hidden_size_per_layer_input", default=0, least=0)
+
+    @cache
+    def part(near: bool, shared: bool) -> Part:
+        attention = gqa(
+            **(sliding if near else full),
+            bias=c.flag("attention_bias"),
+            qk_norm="head",
+            shared_kv=shared,
+            post_norm="post_attention_layernorm",
+        )
+        found = attention + _feed(c, c.size("intermediate_size") * (wide if shared else 1))
+        return found + _layer_input(sizes["hidden_size"], per_layer) if per_layer else found
+
+    def layer(index: int) -> tuple[str, Part]:
+        # a sharing layer has no keys and values of its own: it takes those of the last earlier layer of its kind
+        return "layers", part(local[index], index >= first_shared)
+
+    model = decoder(
+        config,
+        layer,
+        family=family,
+        spans=window_span(c) if any(local) else {},
+        tied=c.flag("tie_word_embeddings", default=True),
+        vision=tower(config),
+    )
+    return _with_layer_inputs(model, c, per_layer) if per_layer else model
+
+
+def _feed(c: Config, width: int) -> Part:
+    """The dense MLP, and where there are experts these beside it, each side between norms of its own."""
+    before, after = "pre_feedforward_layernorm", "post_feedforward_layernorm"
+    hidden = c.size("hidden_size")
+    mixed = c.flag("enable_moe_block")
+    dense = mlp(hidden_size=hidden, intermediate_size=width, pre_norm=before, post_norm=after + "_1" * mixed)
+    if not mixed:
+        return dense
+    entry = (
+        norm("router_norm", s.hidden_size, inputs=(before,)),
+        norm(f"{before}_2", s.hidden_size, inputs=(before,)),
+    )
+    experts = moe(**expert_sizes(c), pre_norm="", inputs=(f"{before}_2",), post_norm=f"{after}_2")
+    join = (
+        elementwise("add", 2 * s.hidden_size, s.hidden_size, params=s.num_experts, inputs=(f"{after}_1", f"{after}_2")),
+        norm(after, s.hidden_size),
+    )
+    return dense + Part(entry, {}) + experts + Part(join, {})
+
+
+def _layer_input(hidden: int, width: int) -> Part:
+    """A layer's own slice of the per-layer embeddings, gated by the hidden state and added to it."""
+    ops = (
+        linear("per_layer_input_gate", s.hidden_size, s.hidden_size_per_layer_input, role="mlp"),
+        elementwise("per_layer_act", 2 * s.hidden_size_per_layer_input, s.hidden_size_per_layer_input, flops=5),
+        linear("per_layer_projection", s.hidden_size_per_layer_input, s.hidden_size, role="mlp"),
+        norm("post_per_layer_input_norm", s.hidden_size),
+    )
+    return Part(ops, {"hidden_size": hidden, "hidden_size_per_layer_input": width})
+
+
+def _with_layer_inputs(model: Model, c: Config, width: int) -> Model:
+    """The table and the projection that give all layers their inputs, at the end of the embedding."""
+    total = s.num_hidden_layers * s.hidden_size_per_layer_input
+    ops = (
+        embedding("embed_tokens_per_layer", s.vocab_size_per_layer_input, total),
+        linear("per_layer_model_projection", s.hidden_size, total, role="embed", inputs=("embed_tokens",)),
+        norm("per_layer_projection_norm", s.hidden_size_per_layer_input, rows=s.num_hidden_layers),
+    )
+    dims: dict[str, float] = {
+        "num_hidden_layers": c.layers,
+        "hidden_size_per_layer_input": width,
+        "vocab_size_per_layer_input": c.size("vocab_size_per_layer_input", "vocab_size"),
+    }
+
+    def extend(block: Block) -> Block:
+        if block.stage != "embed":
+            return block
+        return msgspec.structs.replace(block, ops=block.ops + ops, dims={**block.dims, **dims})
+
+    return msgspec.structs.replace(model, blocks=tuple(extend(b) for b in model.blocks))

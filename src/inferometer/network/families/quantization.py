@@ -1,0 +1,228 @@
+"""What a config's ``quantization_config`` says: which parts of the network are stored in which precision."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ...base.errors import BadFile, short
+from .config import Config
+from .patterns import matches
+
+ROLES = ("attn", "mlp", "experts", "shared")  # what a quantisation applies to unless it is excluded
+SAMPLES = {  # a module of each role, to hold against patterns of excluded modules; {} is the layer
+    "attn": ("self_attn.q_proj", "self_attn.o_proj", "attn.wq_a", "linear_attn.out_proj", "mixer.q_proj"),
+    "mlp": ("mlp.gate_proj", "mlp.down_proj", "feed_forward.gate_proj"),
+    "experts": (
+        "mlp.experts.0.gate_proj",
+        "block_sparse_moe.experts.0.w1",
+        "ffn.experts.0.w1",
+        "mixer.experts.0.up_proj",
+        "mlp.experts.gate_up_proj",
+        "feed_forward.experts.gate_up_proj",
+    ),
+    "shared": (
+        "mlp.shared_experts.gate_proj",
+        "mlp.shared_expert.gate_proj",
+        "ffn.shared_experts.w1",
+        "mixer.shared_experts.up_proj",
+        "feed_forward.shared_expert.gate_proj",
+    ),
+}
+_PREFIXES = ("model.layers", "layers", "model.language_model.layers", "language_model.model.layers", "backbone.layers")
+_LAYERS = (7, 20)  # two layers of the regular part; what excludes both excludes the role
+_DTYPES = {"auto": "bf16", "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
+DTYPES = {**_DTYPES, **{word: word for word in _DTYPES.values()}}
+
+
+def dtype(config: Config) -> str:
+    """The number format a config computes in: ``dtype(Config({"torch_dtype": "float16"}))  # 'fp16'``"""
+    word = str(config.get("torch_dtype", "dtype", default="bfloat16")).removeprefix("torch.")
+    if word not in DTYPES:
+        raise BadFile(f"{config.where}: torch_dtype {short(word)} is not known; allowed: {', '.join(DTYPES)}")
+    return DTYPES[word]
+
+
+def declared(config: Config) -> tuple[dict[str, str], str]:
+    """Precision by role, and the KV cache's, as the config declares them: ``({"experts": "mxfp4"}, "")``"""
+    found = _section(config)
+    if found is None:
+        return {}, ""
+    if str(found.get("moe_quant_algo", default="")).upper() == "NVFP4":
+        roles = dict.fromkeys(ROLES, "fp8-block") | {"experts": "nvfp4"}  # only the experts of an fp8 model were redone
+    else:
+        roles = _by_scheme(found) | _by_module(found)
+    if config.text.get("expert_dtype") == "fp4" and roles.get("experts", "").startswith("fp8"):
+        roles["experts"] = "mxfp4"  # DeepSeek-V4 keeps its experts in fp4 under an fp8 scheme
+    kv = found.get("kv_cache_scheme")
+    kv_bits = kv.get("num_bits") if isinstance(kv, dict) else None
+    algo = str(found.get("kv_cache_quant_algo", default="") or "").lower()
+    return {role: p for role, p in roles.items() if p}, "fp8" if kv_bits == 8 or algo == "fp8" else ""
+
+
+def _section(config: Config) -> Config | None:
+    """The part that speaks of quantisation: the config's own, or its language model's."""
+    for place in (config, config.section("text_config", "llm_config", "language_config")):
+        for key in _SECTIONS if place is not None else ():
+            value = place.get(key)  # type: ignore[union-attr]
+            if value is not None and not isinstance(value, Mapping):
+                raise BadFile(f"{place.where}: {key!r} must be an object, not {short(value)}")  # type: ignore[union-attr]
+            if value:
+                return place.section(key)  # type: ignore[union-attr]
+    return None
+
+
+def _by_scheme(found: Config) -> dict[str, str]:
+    """One scheme for every role that is not excluded; none where the modules are named one by one."""
+    if _layers(found) or (_groups(found, named=True) and not _groups(found, named=False)):
+        return {}
+    scheme, excluded = _scheme(found), _excluded(found)
+    kept = {role for role in ROLES if all(any(_excludes(p, role, i) for p in excluded) for i in _LAYERS)}
+    return {role: scheme for role in ROLES if role not in kept}
+
+
+def _by_module(found: Config) -> dict[str, str]:
+    """Recipes that name their modules one by one: each role takes the precision that most of its modules have."""
+    votes: dict[str, list[str]] = {}
+    for name, how in _layers(found).items():
+        algo = str(how.get("quant_algo", "")).lower() if isinstance(how, Mapping) else ""
+        if algo not in _ALGOS:
+            raise _unknown(found, f"algorithm {short(algo)} of layer {short(str(name))}")
+        votes.setdefault(_role(str(name)), []).append(_ALGOS[algo])
+    for group in _groups(found, named=True):
+        for target in group["targets"]:
+            votes.setdefault(_role(str(target)), []).append(_group(found, group))
+    return {role: max(sorted(set(v)), key=v.count) for role, v in votes.items() if role in ROLES}
+
+
+def _layers(found: Config) -> Mapping[str, Any]:
+    """ModelOpt's table of modules."""
+    layers = found.get("quantized_layers", default={})
+    if not isinstance(layers, Mapping):
+        raise BadFile(f"{found.where}: 'quantized_layers' must be an object, not {short(layers)}")
+    return layers
+
+
+def _groups(found: Config, named: bool) -> list[Mapping[str, Any]]:
+    """The groups whose targets are modules by name (``named``), or those of a whole class such as Linear."""
+    groups = found.get("config_groups", default={})
+    if not isinstance(groups, Mapping) or not all(isinstance(g, Mapping) for g in groups.values()):
+        raise BadFile(f"{found.where}: 'config_groups' must be an object of groups, not {short(groups)}")
+    chosen: list[Mapping[str, Any]] = []
+    for group in groups.values():
+        targets = group.get("targets") or ["Linear"]
+        if not isinstance(targets, list | tuple):
+            raise BadFile(f"{found.where}: 'targets' must be a list, not {short(targets)}")
+        if any("." in str(t) for t in targets) == named:
+            chosen.append({**group, "targets": [t for t in targets if not named or "." in str(t)]})
+    return chosen
+
+
+_SECTIONS = ("quantization_config", "compression_config")
+_ALGOS = {
+    "nvfp4": "nvfp4",
+    "w4a16_nvfp4": "nvfp4",
+    "nvfp4_awq": "nvfp4",
+    "fp8": "fp8",
+    "mxfp8": "mxfp8",
+    "mxfp4": "mxfp4",
+    "fp8_pb_wo": "fp8-block",
+    "fp8_per_channel_per_token": "fp8",
+    "int4_awq": "w4a16",
+    "w4a16_awq": "w4a16",
+    "w4a16": "w4a16",
+    "int8": "int8",
+    "int8_sq": "int8",
+    "w8a8_sq_per_channel": "int8",
+    "w8a16": "w8a16",
+}
+
+
+def _role(module: str) -> str:
+    """The role of a module's weights, by the words in its name."""
+    words = module.lower()
+    for mark, role in (
+        ("shared_expert", "shared"),
+        ("experts", "experts"),
+        ("attn", "attn"),
+        ("mixer", "attn"),
+        ("mlp", "mlp"),
+        ("feed_forward", "mlp"),
+        ("ffn", "mlp"),
+    ):
+        if mark in words:
+            return role
+    return ""
+
+
+def _scheme(found: Config) -> str:
+    """The name in precisions.toml that a quantisation section means; empty where the weights stay as they are."""
+    method = str(found.get("quant_method", default="")).lower()
+    algo = str(found.get("quant_algo", default="")).lower()
+    if method == "mxfp4":
+        return "mxfp4"
+    if method in ("fp8", "fbgemm_fp8") or algo == "fp8":
+        return "fp8-block" if found.get("weight_block_size") else "fp8"
+    if method in ("awq", "gptq", "auto-round", "awq_marlin", "gptq_marlin"):
+        bits = found.size("bits", "w_bit", default=4)
+        if bits not in _BITS:
+            raise _unknown(found, f"{bits} bits of method {method!r}")
+        return _BITS[bits]
+    if algo in _ALGOS:
+        return _ALGOS[algo]
+    groups = _groups(found, named=False)
+    if method in _LISTED and groups and not algo:
+        return _group(found, groups[0])
+    if method == "bitsandbytes" and (found.flag("load_in_4bit") or found.flag("load_in_8bit")):
+        return "w4a16" if found.flag("load_in_4bit") else "w8a16"
+    without = " without groups or layers" if method in _LISTED else ""
+    raise _unknown(found, f"method {short(' '.join(filter(None, (method, algo))))}{without}")
+
+
+_LISTED = ("compressed-tensors", "modelopt", "quark")  # methods that list groups of modules
+_BITS = {2: "int2", 4: "w4a16", 8: "w8a16"}  # weights alone, in groups
+
+
+def _unknown(found: Config, what: str) -> BadFile:
+    return BadFile(f"{found.where}: quantisation {what} is not known; take the section out and set -q")
+
+
+def _group(found: Config, group: Mapping[str, Any]) -> str:
+    """One group of compressed-tensors or ModelOpt: bits, grouping and type of its weights; 16 bits are as they were."""
+    weights, inputs = group.get("weights"), group.get("input_activations")
+    if not isinstance(weights, Mapping):
+        raise _unknown(found, f"of a group whose 'weights' are {short(weights)}")
+    bits, size, kind = weights.get("num_bits"), weights.get("group_size"), weights.get("type", "int")
+    if bits == 16 and isinstance(bits, int):
+        return ""
+    known = bits if isinstance(bits, int) else None
+    if (kind, known) == ("float", 4):
+        return "nvfp4" if size == 16 else "mxfp4"
+    if (kind, known) == ("float", 8):
+        return "fp8-block" if weights.get("strategy") == "block" else "fp8"
+    if (kind, known) == ("int", 8):
+        return "int8" if inputs else "w8a16"
+    if (kind, known) == ("int", 4):
+        return "int4-g32" if size == 32 else "w4a16"
+    raise _unknown(found, f"of {short(bits)} bits of type {short(kind)}")
+
+
+def _excluded(found: Config) -> list[str]:
+    words: list[str] = []
+    for key in ("modules_to_not_convert", "ignore", "exclude_modules", "ignored_layers"):
+        words += map(str, found.items(key))
+    return words
+
+
+def _excludes(pattern: str, role: str, layer: int) -> bool:
+    """Whether a pattern keeps the modules of a role in one layer from being quantised."""
+    if role == "experts" and re.search(r"mlp\*?$", pattern):
+        return False  # where experts stand beside a dense MLP (Gemma 4) this means the MLP alone
+    names = [f"{prefix}.{layer}.{module}" for prefix in _PREFIXES for module in SAMPLES[role]]
+    if pattern.startswith("re:"):
+        return any(matches(pattern[3:], name) for name in names)
+    if "*" in pattern:
+        return any(fnmatch.fnmatch(name, pattern) or fnmatch.fnmatch(name, f"{pattern}.*") for name in names)
+    return any(f".{pattern}." in f".{name}." for name in names)  # whole path components, so that gate ≠ gate_proj

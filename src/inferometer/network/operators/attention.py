@@ -1,0 +1,150 @@
+"""Operators with a memory of the past: cache writes, softmax attention, recurrent scans."""
+
+from __future__ import annotations
+
+from ...base.symbols import Expr, maximum, total
+from ...base.symbols import names as s
+from .op import KINDS, Cache, Formula, Op, Work, operator
+
+
+@operator("kv_write")
+def kv_write(name: str, width: Formula, *, m: Formula = s.tokens, span: str = "", per_sequence: Formula = 0) -> Op:
+    """Append ``m`` entries of ``width`` elements to the cache: one a token, or fewer where the cache is compressed.
+
+    Under decode context parallelism each of ``dcp`` ranks keeps its share of the positions.
+    """
+    return Op(
+        name,
+        "kv_write",
+        Work(reads=m * width * s.act_bytes * s.unfused, kv_writes=m * width * s.kv_bytes / s.dcp),
+        {"m": m, "n": width},
+        output=0,
+        shape={"input": (m, width)},
+        cache=Cache(width * s.kv_bytes / s.dcp, per_sequence, span),
+    )
+
+
+def attention(
+    name: str,
+    phase: str,
+    *,
+    heads: Formula,
+    kv_heads: Formula,
+    qk_dim: Formula,
+    v_dim: Formula,
+    span: str | tuple[str, ...] = "",
+    causal: bool = True,
+    kv_width: Formula | None = None,
+    m: Formula | None = None,
+    dense: Formula | None = None,
+    seqs: Formula | None = None,
+    cached: bool = True,
+    kv: Formula | None = None,
+    peak: str = "attention_peak_flops",
+    inputs: tuple[str, ...] | None = None,
+) -> Op:
+    """Softmax attention of one ``phase`` ("prefill" or "decode"); ``heads`` and ``kv_heads`` are this device's.
+
+    Works over exactly the pairs that the masks of ``span`` let through; without ``causal`` over all ``dense`` ones.
+    Eager attention computes them all and moves the scores through memory four times. ``kv_width`` is the cached
+    elements per token where K and V share storage; what is not ``cached`` is read as an activation, ``kv`` rows of it
+    (its own tokens' unless told). Under decode context parallelism a rank attends with the queries of its ``dcp`` group
+    to its share of the positions.
+    """
+    tails = [f"_{word}" if word else "" for word in ((span,) if isinstance(span, str) else span)]
+    m = getattr(s, f"{phase}_tokens") if m is None else m
+    dense = getattr(s, f"{phase}_dense") if dense is None else dense
+    seqs = getattr(s, f"{phase}_seqs") if seqs is None else seqs
+    if kv is None:
+        kv = total(getattr(s, f"{phase}_kv{tail}") for tail in tails) if cached else m
+    pairs = total(getattr(s, f"{phase}_qk{tail}") for tail in tails) if causal else dense
+    pairs = pairs + s.eager * (dense - pairs) if causal else pairs
+    if phase == "decode" and cached:
+        heads, pairs, kv, dense = heads * s.dcp, pairs / s.dcp, kv / s.dcp, dense / s.dcp
+    width = kv_heads * (qk_dim + v_dim) if kv_width is None else kv_width
+    scores = s.eager * heads * dense * s.act_bytes
+    return Op(
+        name,
+        f"{phase}_attention",
+        Work(
+            flops=2 * heads * (qk_dim + v_dim) * pairs,
+            reads=m * heads * qk_dim * s.act_bytes + (0 if cached else kv * width * s.act_bytes) + 2 * scores,
+            writes=m * heads * v_dim * s.act_bytes + 2 * scores,
+            kv_reads=kv * width * s.kv_bytes if cached else 0,
+        ),
+        {
+            "seqs": seqs,
+            "heads": heads,
+            "kv_heads": kv_heads,
+            "qk_dim": qk_dim,
+            "v_dim": v_dim,
+            "tokens": m,
+            "kv": kv,
+            "pairs": pairs,
+            "alike": s.alike,
+        },
+        peak,
+        inputs,
+        m * heads * v_dim * s.act_bytes + scores,
+        {"query": (m, heads, qk_dim), "keys": (kv, kv_heads, qk_dim), "output": (m, heads, v_dim)},
+    )
+
+
+KINDS["prefill_attention"] = KINDS["decode_attention"] = attention
+
+
+@operator("scan")
+def scan(
+    name: str,
+    *,
+    heads: Formula,
+    key_dim: Formula,
+    value_dim: Formula,
+    width: Formula,
+    flops_per_state: float,
+    conv_state: Formula = 0,
+    params: Formula = 0,
+    chunk: Formula = 0,
+    chunk_flops: Formula = 0,
+    peak: str = "attention_peak_flops",
+    inputs: tuple[str, ...] | None = None,
+) -> Op:
+    """A recurrent mixer (gated delta net, Mamba): a ``heads × key_dim × value_dim`` state per sequence.
+
+    ``flops_per_state`` multiply-adds·2 per token and state element; ``width`` elements in and out per token;
+    ``conv_state`` elements of short-convolution history per sequence. Prompts that are processed in chunks of
+    ``chunk`` tokens cost ``chunk_flops`` more per token, and the state at each chunk's start goes through memory.
+    """
+    state = heads * key_dim * value_dim
+    starts = s.prefill_tokens / chunk * state * s.act_bytes if chunk else 0
+    kept = state * s.state_bytes + conv_state * s.act_bytes
+    return Op(
+        name,
+        "scan",
+        Work(
+            flops=flops_per_state * s.tokens * state + s.prefill_tokens * chunk_flops,
+            weights=params * s.norm_bytes,
+            reads=s.tokens * width * s.act_bytes + starts,
+            writes=s.tokens * heads * value_dim * s.act_bytes + starts,
+            kv_reads=s.seqs * kept,
+            kv_writes=s.seqs * kept,
+            params=params,
+            active=params,
+            stored=params * s.norm_bytes,
+        ),
+        {"m": s.tokens, "seqs": s.seqs, "heads": heads, "key_dim": key_dim, "value_dim": value_dim},
+        peak,
+        inputs,
+        s.tokens * heads * value_dim * s.act_bytes,
+        {
+            "input": (s.tokens, width),
+            "state": (s.seqs, heads, key_dim, value_dim),
+            "output": (s.tokens, heads, value_dim),
+        },
+        cache=Cache(0, kept),
+    )
+
+
+def local_kv_heads(kv_heads: Formula) -> Expr:
+    """KV heads of one tensor-parallel rank: they are replicated once there are more ranks than heads."""
+    return maximum(kv_heads / s.tp, 1)

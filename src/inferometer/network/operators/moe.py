@@ -1,0 +1,65 @@
+"""Routed experts: stored by all, read by choice."""
+
+from __future__ import annotations
+
+from ...base.symbols import ceil, constant
+from ...base.symbols import names as s
+from .op import Formula, Op, Work, operator, role_bytes
+
+
+@operator("moe")
+def experts(
+    name: str,
+    hidden: Formula,
+    intermediate: Formula,
+    *,
+    count: Formula,
+    top_k: Formula,
+    gated: bool = True,
+    bias: bool = False,
+    inputs: tuple[str, ...] | None = None,
+) -> Op:
+    """Routed experts: all are stored, those that some token chose are read.
+
+    Of ``count`` experts ``T`` tokens choosing ``top_k`` each touch count·(1-(1-top_k/count)^T) on average; routing
+    skew shrinks the number that is really in use, and loads the hottest of ``ep`` ranks by ep^skew. Experts are split
+    over ``ep`` ranks (where they do not divide, this is a rank that has one more) and inside over ``moe_tp``;
+    ``moe_tokens`` are those of all data-parallel ranks.
+    """
+    weight, inp, peak = role_bytes("experts")
+    matrices = 3 if gated else 2
+    per_expert = matrices * hidden * intermediate + ((intermediate * (matrices - 1) + hidden) if bias else 0)
+    in_use = top_k + (count - top_k) * (1 - s.routing_skew)
+    mine = ceil(count / s.ep)
+    touched = in_use * mine / count * (1 - (1 - top_k / in_use) ** s.moe_tokens)
+    rows = s.moe_tokens * top_k * mine / count * s.ep**s.routing_skew
+    inner = intermediate / s.moe_tp
+    return Op(
+        name,
+        "moe",
+        Work(
+            flops=2 * rows * matrices * hidden * inner,
+            weights=touched * per_expert * weight / s.moe_tp,
+            reads=rows * (hidden * inp + (matrices - 1) * inner * s.act_bytes + inner * inp + hidden * s.act_bytes),
+            writes=rows * (matrices * inner + hidden) * s.act_bytes + s.moe_tokens / s.ep * hidden * s.act_bytes,
+            params=count * per_expert,
+            active=top_k * per_expert,
+            stored=mine * per_expert * weight / s.moe_tp,
+        ),
+        {
+            "tokens": s.moe_tokens,
+            "hidden": hidden,
+            "inner": inner,
+            "experts": mine,
+            "top_k": top_k,
+            "matrices": constant(matrices),
+            "touched": touched,
+            "rows": rows,
+        },
+        peak,
+        inputs,
+        rows * (matrices * inner + hidden) * s.act_bytes,
+        {"input": (rows, hidden), "weight": (mine, hidden, matrices * inner), "output": (s.moe_tokens, hidden)},
+        calls=4,
+        role="experts",
+    )

@@ -1,0 +1,235 @@
+"""``profile MODEL``: the layers of a Hugging Face model, timed over lengths and written in LLM-Profile's columns.
+
+A length is measured with all its repeats or not at all, and its rows are written as soon as it is done. The shortest
+and the longest come first, then the middles between them: a short budget already spans the range.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+from ..base.errors import BadFile, BadValue, InferometerError, UnknownName, short, whole
+from ..base.files import local
+from . import hf
+from . import scaling_factors as calibration
+from .campaign import Progress, lines, span
+from .layer_csv import MODES, LayerRows, Length, Seconds, planned
+from .machine import processor
+from .parts import KNOWN, Parts
+from .timer import Forward, KernelClock, WallClock
+
+SAME = ("device", "dtype", "attention", "weights", "num_layers")  # rows that differ in these are not of one file
+SHARE = 0.6  # of a budget is for the layers where the whole model is run afterwards
+Say = Callable[[str], None]
+
+
+class OutOfTime(Exception):
+    """The budget is spent."""
+
+
+class Passes(NamedTuple):
+    """How often a length is run, and until when."""
+
+    warmup: int
+    repeat: int
+    deadline: float = math.inf  # on the monotonic clock
+
+
+def label(name: str) -> str:
+    """A device's name as the name of a folder: ``label("NVIDIA GeForce RTX 3090")  # 'RTX-3090'``"""
+    bare = re.sub(r"\((R|TM)\)|@.*|\b(NVIDIA|AMD|Intel|GeForce|Instinct|CPU|Processor)\b", " ", name, flags=re.I)
+    return "-".join(re.findall(r"[\w.+]+", bare)) or "unknown"
+
+
+def _folder_name(text: str) -> str:
+    if not re.fullmatch(r"[\w.+ -]*[\w+-][\w.+ -]*", text):
+        raise BadValue(f"--hardware names a folder, so it must be a plain name such as H200, not {short(text)}")
+    return text.strip()
+
+
+def profile_model(
+    model: str,
+    *,
+    num_layers: int = 1,
+    device: str = "cuda",
+    hardware: str | None = None,
+    mode: str = "both",
+    warmup: int = 10,
+    repeat: int = 100,
+    prefill_max: int = 2048,
+    decode_max: int = 2048,
+    step: int | None = None,
+    budget: str | None = None,
+    hf_token: str | None = None,
+    calibrate: bool = False,
+    scaling_num_layers: int | None = None,
+    scaling_input_min: int = 128,
+    scaling_input_max: int = 1024,
+    scaling_input_step: int = 128,
+    scaling_repeat: int = 3,
+    output: str = ".",
+    say: Say = print,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Measure what the file lacks, and say what came of it: ``profile_model("qwen3-0.6b", device="cpu")["counts"]``"""
+    progress = progress or lines(say, "lengths")
+    seconds = math.inf if budget is None else span(budget)
+    if mode not in MODES:
+        raise UnknownName("--mode", mode, MODES)
+    passes = Passes(whole("--warmup", warmup, least=0, most=10**6), whole("--repeat", repeat, most=10**6))
+    asked = (
+        calibration.grid(scaling_num_layers, scaling_input_min, scaling_input_max, scaling_input_step, scaling_repeat)
+        if calibrate
+        else None
+    )
+    check = hf.checkpoint(model, hf_token)
+    for flag, given in (("--num-layers", num_layers), ("--scaling-num-layers", scaling_num_layers or 1)):
+        if whole(flag, given) > check.layers:
+            raise BadValue(f"{flag} is {given:,}, but {check.name} has {check.layers:,} layers")
+    new, old = whole("--prefill-max", prefill_max, most=10**7), whole("--decode-max", decode_max, least=0, most=10**7)
+    if step is not None:
+        whole("--step", step)
+    torch, _ = hf.libraries()
+    hf.usable(torch, device)
+    machine = str(torch.cuda.get_device_name()) if device == "cuda" else processor()
+    table = _table(output, _folder_name(hardware) if hardware is not None else label(machine), check.name)
+
+    sketch = hf.outline(check, check.layers)
+    positions = hf.positions(sketch[0])
+    if positions is not None and max(new, old + 1) > positions:
+        say(f"{check.name} has {positions:,} positions: longer lengths are left out")
+    todo = planned(mode, new, old, step, positions)
+    kinds = hf.layers_of_every_kind(sketch[1])
+    if asked is not None:
+        if num_layers < kinds:
+            raise BadValue(
+                f"--calibrate needs rows of every kind of layer: in {check.name} the first {kinds} layers "
+                f"have them all; give --num-layers {kinds}"
+            )
+        calibration.check_covered(asked, [*todo, *table.rows], "would have")
+    elif num_layers < kinds:
+        say(f"the layers of {check.name} differ: --num-layers {kinds} would measure every kind")
+
+    built = hf.build(check, num_layers, device)
+    say(
+        f"{check.name}: {num_layers} of {check.layers} layers with {built.weights} in {built.dtype}, "
+        f"{built.attention} attention, on {machine}" + (f"; {check.remark}" if check.remark else "")
+    )
+    how = {
+        "device": machine,
+        "dtype": built.dtype,
+        "attention": built.attention,
+        "weights": built.weights,
+        "num_layers": num_layers,
+    }
+    table.describe({**how, **_versions(built), "warmup": warmup, "repeat": repeat}, SAME)
+    began = time.monotonic()  # the budget is for measuring: loading libraries and a model takes what it takes
+    until = began + seconds * (1.0 if asked is None else SHARE)
+    counts = _measure(built, table, todo, passes._replace(deadline=until), say, progress)
+    del built  # the whole model may need its memory
+    own = sorted({part for rows in table.rows.values() for part in rows} - KNOWN)
+    if own:
+        say(f"parts that LLM-Profile has no name for keep their own: {', '.join(own)}")
+    say(f"{table.path}: {', '.join(f'{number:,} {word}' for word, number in counts.items() if number)}")
+    scaled = None
+    if asked is not None and counts["left"] and not calibration.covered(asked, table.rows):
+        say("not calibrated: the budget ended before the rows reached around the grid; run it again to go on")
+    elif asked is not None:
+        calibration.check_covered(asked, table.rows, "has")
+        scaled = calibration.run(asked, check, table, device, sketch, began + seconds, say, progress)
+    return {
+        "schema": "inferometer.profile/1",
+        "file": str(table.path),
+        "hardware": table.hardware,
+        "model": check.name,
+        "layers": check.layers,
+        **how,
+        "counts": counts,
+        "own_names": own,
+        "rows": sum(map(len, table.rows.values())),
+        "longest": _longest(table),
+        "calibration": scaled,
+    }
+
+
+def _table(output: str, hardware: str, model: str) -> LayerRows:
+    folder = local(output)
+    if folder.exists() and not folder.is_dir():
+        raise BadFile(f"{folder} is a file; -o names the folder that profiles are written to")
+    return LayerRows(folder / hardware / f"{model}.csv", hardware, model)
+
+
+def _versions(built: hf.Built) -> dict[str, Any]:
+    """What rows are worth depends on it."""
+    torch, transformers = hf.libraries()
+    return {
+        "clock": "kernels" if built.device == "cuda" else "wall",
+        "torch": str(torch.__version__),
+        "transformers": str(transformers.__version__),
+        "cuda": torch.version.cuda,
+        "threads": torch.get_num_threads(),
+        "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def _longest(table: LayerRows) -> dict[str, Any]:
+    """The rows at the longest prompt and at the longest context, for people."""
+    phases = {phase: table.phase(phase) for phase in ("prefill", "decode")}
+    return {phase: {"length": max(rows), "seconds": rows[max(rows)]} for phase, rows in phases.items() if rows}
+
+
+def _measure(
+    built: hf.Built, table: LayerRows, todo: list[Length], passes: Passes, say: Say, progress: Progress
+) -> dict[str, int]:
+    counts = {"measured": 0, "kept": sum(length in table.rows for length in todo), "failed": 0, "left": 0}
+    clock = KernelClock(built.torch) if built.device == "cuda" else WallClock()
+    with built.torch.no_grad(), Parts(built.torch, built.model, built.layers, clock) as parts:
+        for number, length in enumerate(todo):
+            words = f"input {length.input:,} after {length.kv_cache:,}"
+            progress(number, len(todo), words)
+            if length in table.rows:
+                continue
+            try:
+                table.add(length, _timed(built, parts, length, passes))
+                counts["measured"] += 1
+            except OutOfTime:
+                counts["left"] = sum(later not in table.rows for later in todo[number:])
+                break
+            except InferometerError:
+                raise
+            except Exception as error:  # out of memory, or what a model's own code raises: other lengths may do
+                counts["failed"] += 1
+                say(f"{words}: {' '.join(str(error).split())[:160]}")
+        else:
+            progress(len(todo), len(todo), "")
+    return counts
+
+
+def _timed(built: hf.Built, parts: Parts, length: Length, passes: Passes) -> Seconds:
+    """Median seconds of every part that did something."""
+    if time.monotonic() > passes.deadline:
+        raise OutOfTime
+    tokens, cache = built.tokens(length.input), built.filled(length.kv_cache)
+
+    def forwards(number: int) -> Iterator[Forward]:
+        for _ in range(number):
+            if time.monotonic() > passes.deadline:
+                raise OutOfTime
+            again = copy.deepcopy(cache)  # a pass adds to its cache
+            built.settle()
+            yield partial(built.run, tokens, again)
+
+    for forward in forwards(passes.warmup):
+        forward()
+    built.settle()
+    found = parts.record(forwards(passes.repeat))
+    names = dict.fromkeys(name for one in found for name in one)
+    medians = {name: statistics.median(one.get(name, 0.0) for one in found) for name in names}
+    return {name: seconds for name, seconds in medians.items() if seconds > 0}

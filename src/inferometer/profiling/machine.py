@@ -1,0 +1,226 @@
+"""Which catalogue entry a device's name means, as drivers, tables and folders write it."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import importlib
+import json
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..base.errors import BadFile, BadValue, short
+from ..base.files import replaced
+from ..specs.catalog import find, plain
+
+NOISE = (
+    "nvidia",
+    "geforce",
+    "amd",
+    "instinct",
+    "tesla",
+    "generation",
+    "blackwell",
+    "server",
+    "workstation",
+    "edition",
+    "max-q",
+    "gpu",
+)
+
+
+def recognise(text: str) -> str | None:
+    """``recognise("NVIDIA GeForce RTX 4090")  # 'rtx4090'``; None if the catalogue has no such device."""
+    found = find("hardware", text) if text.strip() else None
+    pieces = [word for word in re.split(r"[-\s]+", plain(text)) if word and word not in NOISE]
+    while pieces and not found:  # what follows a name may be a form factor, a count or a site's own word
+        found = find("hardware", "-".join(pieces)) or find("hardware", "".join(pieces))
+        pieces.pop()
+    return found
+
+
+def hinted(parts: Sequence[str]) -> str | None:
+    """The device that a file's folders or name mention, the nearest first: ``hinted(Path("a100/mlp.csv").parts)``"""
+    for part in reversed(parts[-8:]):
+        for word in (part, *part.split("__"), *part.split(".")):
+            found = find("hardware", word) or find("hardware", word.partition("_")[0])
+            if found:
+                return found
+    return None
+
+
+# ------------------------------------------------------------------ machine
+# The machine at hand: its device, what runs on it, how fast it is clocked; kept beside the rows as JSON.
+#
+# What a figure is worth depends on these. A file of rows belongs to one device: rows of another are refused.
+
+
+SCHEMA = "inferometer.kernels/1"
+CACHE = 64e6  # bytes of last-level cache where the system does not say: as large as any usual one
+ROTATION = 2.0  # times the last-level cache that rotating buffers exceed
+ASKED = {
+    "sm_mhz": "clocks.sm",
+    "memory_mhz": "clocks.mem",
+    "max_sm_mhz": "clocks.max.sm",
+    "watts": "power.draw",
+    "limit_watts": "power.limit",
+    "celsius": "temperature.gpu",
+}
+
+
+def describe(torch: Any, device: str) -> dict[str, Any]:
+    """The device and the versions: ``describe(torch, "cuda")["device"]  # 'NVIDIA H200'``"""
+    found: dict[str, Any] = {"schema": SCHEMA, "torch": torch.__version__, "python": platform.python_version()}
+    if device != "cuda":
+        return {
+            "device": processor(),
+            **found,
+            "kind": "cpu",
+            "compute_units": os.cpu_count() or 1,
+            "memory": _memory(),
+            "cache": processor_cache(),
+        }
+    p = torch.cuda.get_device_properties(0)
+    return {
+        "device": p.name,
+        **found,
+        "kind": "cuda",
+        "compute_units": p.multi_processor_count,
+        "memory": p.total_memory,
+        "cache": getattr(p, "L2_cache_size", 0),
+        "devices": torch.cuda.device_count(),
+        "cuda": torch.version.cuda,
+        "vllm": _version("vllm"),
+        **driver(_uuid(p)),
+    }
+
+
+def rotation(machine: dict[str, Any]) -> float:
+    """Bytes that rotating buffers must exceed so that the device's cache keeps none of them."""
+    return ROTATION * (machine["cache"] or CACHE)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return str(importlib.import_module("importlib.metadata").version(name))
+    except Exception:  # not installed as a package
+        return None
+
+
+def processor() -> str:
+    """The name of the CPU: ``processor()  # 'AMD EPYC 9654 96-Core Processor'``"""
+    with contextlib.suppress(OSError):
+        names = re.findall(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.M)
+        if names:
+            return str(names[0]).strip()
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        ran = subprocess.run(["lscpu"], capture_output=True, text=True, timeout=20, env={**os.environ, "LC_ALL": "C"})
+        names = re.findall(r"^Model name:\s*(.+)$", ran.stdout, re.M)
+        if names:
+            return str(names[0]).strip()
+    return platform.processor() or platform.machine() or "CPU"
+
+
+def processor_cache() -> int:
+    """Bytes of the CPU's last-level cache, 0 where the system does not say."""
+    most = 0
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        with contextlib.suppress(OSError):
+            found = re.fullmatch(r"(\d+)([KM]?)", path.read_text(encoding="utf-8").strip())
+            if found:
+                most = max(most, int(found[1]) * {"": 1, "K": 1 << 10, "M": 1 << 20}[found[2]])
+    return most
+
+
+def _memory() -> int:
+    with contextlib.suppress(ValueError, OSError, AttributeError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return 0
+
+
+# ------------------------------------------------------------------ what nvidia-smi says
+
+
+def _uuid(properties: Any) -> str:
+    word = str(getattr(properties, "uuid", "") or "")
+    return f"GPU-{word}" if word else ""
+
+
+def _smi(fields: list[str], uuid: str) -> list[str]:
+    """What nvidia-smi answers, nothing where there is none."""
+    words = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+    try:
+        ran = subprocess.run([*words, *(["-i", uuid] if uuid else [])], capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    line = ran.stdout.strip().partition("\n")[0]
+    cells = [cell.strip() for cell in line.split(",")]
+    return cells if ran.returncode == 0 and len(cells) == len(fields) else []
+
+
+def driver(uuid: str = "") -> dict[str, Any]:
+    """The driver's version, None where nvidia-smi does not answer."""
+    return {"driver": next(iter(_smi(["driver_version"], uuid)), None)}
+
+
+def clocks(torch: Any, device: str) -> dict[str, float] | None:
+    """Clocks, power and temperature of the GPU now: ``{"sm_mhz": 1980.0, "celsius": 34.0, …}``, None if unknown."""
+    if device != "cuda":
+        return None
+    found: dict[str, float] = {}
+    for name, cell in zip(ASKED, _smi(list(ASKED.values()), _uuid(torch.cuda.get_device_properties(0))), strict=False):
+        with contextlib.suppress(ValueError):  # "[N/A]"
+            found[name] = float(cell)
+    return found or None
+
+
+# ------------------------------------------------------------------ the file beside the rows
+
+
+class Record:
+    """The JSON file beside a profile: which machine, and each run that added rows.
+
+    ``Record(Path("kernels.csv"), describe(torch, "cuda"))`` refuses a profile of another device.
+    """
+
+    def __init__(self, rows: Path, machine: dict[str, Any]) -> None:
+        self.path = rows.with_suffix(".json")
+        if self.path == rows:
+            raise BadValue(
+                f"-o {rows.name} must not end in .json: beside the rows a .json file keeps what machine it was"
+            )
+        before = _read(self.path)
+        mine, theirs = machine["device"], before.get("device")
+        if before and theirs is None:
+            raise BadFile(f"{self.path} is there and does not say what machine it is about; give another name with -o")
+        if before and theirs != mine and (recognise(str(theirs)) or theirs) != (recognise(mine) or mine):
+            raise BadFile(f"{rows} has rows of {short(theirs)}, and this is {short(mine)}; give another name with -o")
+        self.before, self.machine = before, machine
+
+    def write(self, run: dict[str, Any]) -> None:
+        """Add a run, and say what the machine is now; what other tools noted there stays."""
+        runs = self.before.get("runs")
+        data = {**self.before, **self.machine, "runs": [*(runs if isinstance(runs, list) else []), run]}
+        replaced(self.path, json.dumps(data, indent=1) + "\n")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        data = None
+    if not isinstance(data, dict):
+        raise BadFile(f"{path} is there and is not a record of a machine; give another name with -o")
+    return data
+
+
+def now() -> str:
+    """The time as text: ``now()  # '2026-11-16T07:00:00+00:00'``"""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -1,0 +1,189 @@
+"""Kernels that move more than they compute: norms, activations, rope, cache writes, look-ups, sampling, copies."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import cycle
+from typing import Any
+
+from .runner import Bench, Missing, Ready, case
+
+PAGE = 16  # tokens a page of the cache
+POSITIONS = 32768  # that the table of angles covers
+
+
+@case("norm")
+def norm(b: Bench, *, dtype: str, m: int, n: int) -> Ready:
+    """RMSNorm with the residual added in the same kernel."""
+    t = b.torch
+    weight = b.random(n)
+
+    def rows() -> list[Any]:
+        return b.copies(("norm", m, n), m * n * 4, lambda: (b.random(m, n), b.random(m, n)))
+
+    def vllm() -> Ready:
+        fused = b.vllm("_custom_ops:fused_add_rms_norm")
+        return Ready([partial(fused, x, residual, weight, 1e-6) for x, residual in rows()], "vllm", cold=4 * m * n)
+
+    def torch() -> Ready:
+        def added(x: Any, residual: Any) -> Any:
+            whole = x + residual
+            return t.nn.functional.rms_norm(whole, (n,), weight, 1e-6), whole
+
+        x, residual = rows()[0]
+        inputs = {"x": x, "residual": residual, "weight": weight}
+        return Ready([partial(added, *pair) for pair in rows()], "torch", inputs, 4 * m * n)
+
+    return b.first(vllm, torch)
+
+
+@case("activation")
+def activation(b: Bench, *, dtype: str, m: int, n: int) -> Ready:
+    """SiLU of one half times the other: n columns in, n/2 out."""
+    t = b.torch
+
+    def rows() -> list[Any]:
+        return b.copies(("act", m, n), m * n * 3, lambda: (b.random(m, n), b.random(m, n // 2)))
+
+    def vllm() -> Ready:
+        b.vllm("_custom_ops:rms_norm")  # loads the library that has it
+        return Ready([partial(t.ops._C.silu_and_mul, out, x) for x, out in rows()], "vllm", cold=2 * m * n)
+
+    def torch() -> Ready:
+        def gated(x: Any) -> Any:
+            return t.nn.functional.silu(x[:, : n // 2]) * x[:, n // 2 :]
+
+        return Ready([partial(gated, x) for x, _ in rows()], "torch", {"x": rows()[0][0]}, 2 * m * n)
+
+    return b.first(vllm, torch)
+
+
+@case("rope")
+def rope(b: Bench, *, dtype: str, m: int, heads: int, kv_heads: int, head_dim: int) -> Ready:
+    """Queries and keys of m tokens turned by the angles of their positions, halves against each other."""
+    t = b.torch
+    positions = t.randint(0, POSITIONS, (m,), device=b.device)
+    speed = 10000.0 ** -(t.arange(0, head_dim, 2, device=b.device).float() / head_dim)
+    angles = t.arange(POSITIONS, device=b.device).float()[:, None] * speed
+    table = t.cat((angles.cos(), angles.sin()), -1).to(t.bfloat16)
+    cold = 2.0 * m * (heads + kv_heads) * head_dim
+
+    def rows() -> list[Any]:
+        widths = (heads * head_dim, kv_heads * head_dim)
+        return b.copies(("rope", m, *widths), 2 * m * sum(widths), lambda: tuple(b.random(m, w) for w in widths))
+
+    def vllm() -> Ready:
+        turn = b.vllm("_custom_ops:rotary_embedding")
+        return Ready([partial(turn, positions, q, k, head_dim, table, True) for q, k in rows()], "vllm", cold=cold)
+
+    def torch() -> Ready:
+        def turned(x: Any, cos: Any, sin: Any) -> Any:
+            first, second = x.view(m, -1, head_dim).chunk(2, -1)
+            return t.cat((first * cos - second * sin, second * cos + first * sin), -1)
+
+        def both(q: Any, k: Any) -> Any:
+            cos, sin = table[positions][:, None].chunk(2, -1)
+            return turned(q, cos, sin), turned(k, cos, sin)
+
+        q, k = rows()[0]
+        inputs = {"query": q, "key": k, "positions": positions}
+        return Ready([partial(both, *pair) for pair in rows()], "torch", inputs, cold)
+
+    return b.first(vllm, torch)
+
+
+@case("kv_write")
+def kv_write(b: Bench, *, dtype: str, m: int, kv_heads: int, head_dim: int) -> Ready:
+    """Keys and values of m tokens into free places of the paged cache."""
+    t = b.torch
+    count = max(-(-m // PAGE) * 4, 64)
+    slots = t.randperm(count * PAGE, device=b.device)[:m]
+    cold = 4.0 * m * kv_heads * head_dim
+
+    def made() -> Any:
+        new = tuple(b.random(m, kv_heads, head_dim) for _ in range(2))
+        return new, tuple(b.random(count, PAGE, kv_heads, head_dim) for _ in range(2))
+
+    def rows() -> list[Any]:
+        return b.copies(("slots", m, kv_heads, head_dim), 4 * (m + count * PAGE) * kv_heads * head_dim, made)
+
+    def vllm() -> Ready:
+        write, one = b.vllm("_custom_ops:reshape_and_cache_flash"), t.ones(1, device=b.device)
+        return Ready(
+            [partial(write, *new, *cache, slots, "auto", one, one) for new, cache in rows()], "vllm", cold=cold
+        )
+
+    def torch() -> Ready:
+        def write(new: Any, cache: Any) -> Any:
+            for tensor, place in zip(new, cache, strict=True):
+                place.view(-1, kv_heads, head_dim).index_copy_(0, slots, tensor)
+            return cache
+
+        new, _ = rows()[0]
+        return Ready([partial(write, *pair) for pair in rows()], "torch", {"new": new, "slots": slots}, cold)
+
+    return b.first(vllm, torch)
+
+
+@case("embedding")
+def embedding(b: Bench, *, dtype: str, m: int, n: int, rows: int) -> Ready:
+    """m rows of a table of ``rows`` × n; others in each call, because a table does not fit a cache."""
+    t = b.torch
+    tables = b.copies(("table", n, rows), rows * n * 2, lambda: b.random(rows, n))
+    chosen = [t.randint(0, rows, (m,), device=b.device) for _ in range(max(16, len(tables)))]
+    look = t.nn.functional.embedding
+    calls = [partial(look, ids, table) for ids, table in zip(chosen, cycle(tables), strict=False)]
+    return Ready(calls, "torch", {"ids": chosen[0], "table": tables[0]})
+
+
+@case("sampler")
+def sampler(b: Bench, *, dtype: str, m: int, n: int) -> Ready:
+    """Greedy sampling: logits to fp32, then the largest."""
+    t = b.torch
+    rows = b.copies(("logits", m, n), m * n * 2, lambda: b.random(m, n))
+
+    def largest(x: Any) -> Any:
+        return x.to(t.float32).argmax(dim=-1)
+
+    return Ready([partial(largest, x) for x in rows], "torch", {"x": rows[0]}, 2 * m * n)
+
+
+@case("quantize")
+def quantize(b: Bench, *, dtype: str, m: int, n: int, block: int = 0) -> Ready:
+    """Activations to 8 bits with scales found on the way: one for all, or for each ``block`` of a row; int8 per row."""
+    t = b.torch
+    if dtype not in ("fp8", "int8") or (block and (dtype == "int8" or n % block)):
+        raise Missing(f"no activations in {dtype} by blocks of {block} are known")
+    kind = t.float8_e4m3fn if dtype == "fp8" else t.int8
+    top = float(t.finfo(kind).max if dtype == "fp8" else t.iinfo(kind).max)
+
+    def rows() -> list[Any]:
+        return b.copies(("quantize", m, n), m * n * 2, lambda: b.random(m, n))
+
+    def vllm() -> Ready:
+        if block:
+            home = "model_executor.layers.quantization.utils.fp8_utils"
+            calls = [partial(b.vllm(f"{home}:per_token_group_quant_fp8"), x, block) for x in rows()]
+        else:
+            word = "scaled_fp8_quant" if dtype == "fp8" else "scaled_int8_quant"
+            calls = [partial(b.vllm(f"_custom_ops:{word}"), x) for x in rows()]
+        return Ready(calls, "vllm", cold=2 * m * n)
+
+    def torch() -> Ready:
+        def scaled(x: Any) -> Any:
+            groups = x.float().view(m, -1, block) if block else x.float()
+            scale = groups.abs().amax() if dtype == "fp8" and not block else groups.abs().amax(-1, keepdim=True)
+            scale = scale.clamp(min=1e-6) / top
+            found = groups / scale
+            return (found if dtype == "fp8" else found.round()).clamp(-top, top).to(kind).view(m, n), scale
+
+        return Ready([partial(scaled, x) for x in rows()], "torch", {"x": rows()[0]}, 2 * m * n)
+
+    return b.first(vllm, torch)
+
+
+@case("copy")
+def copy(b: Bench, *, dtype: str, bytes: int) -> Ready:
+    """A copy inside the device: half of the bytes read, half written."""
+    rows = b.copies(("copy", bytes), bytes, lambda: (b.random(bytes // 4), b.random(bytes // 4)))
+    return Ready([partial(target.copy_, source) for source, target in rows], "torch", {"x": rows[0][0]}, bytes)

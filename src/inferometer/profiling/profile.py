@@ -1,0 +1,51 @@
+"""Measuring from Python: the three jobs of ``inferometer profile`` as one function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..base.errors import BadValue
+from .campaign import Progress
+
+
+def profile(
+    model: str | None = None,
+    *,
+    kernels: bool = False,
+    tables: str | None = None,
+    output: str | None = None,
+    budget: str | None = None,
+    device: str = "cuda",
+    kinds: str | None = None,
+    gpu: str | None = None,
+    say: Callable[[str], None] = print,
+    progress: Progress | None = None,
+    **words: Any,
+) -> dict[str, Any]:
+    """Measure this machine, or take over what others measured; gives what came of it, rows go to ``output``.
+
+    ``profile("qwen3-0.6b", device="cpu", prefill_max=128)``: the layers of a model, rows added in a folder
+    ``profile(kernels=True, budget="90s", kinds="linear")``: kernels by shape, into a file
+    ``profile(tables="gemm_perf.parquet", gpu="h200")``: tables of other tools (``--import``)
+    """
+    given = [job for job, asked in (("a model", model), ("kernels", kernels), ("tables", tables)) if asked]
+    if len(given) != 1:
+        raise BadValue(
+            f"profile does one thing at a time: a model, kernels or tables, not {' and '.join(given) or 'nothing'}"
+        )
+    if model:
+        from .layers import profile_model
+
+        return profile_model(
+            model, output=output or ".", budget=budget, device=device, say=say, progress=progress, **words
+        )
+    if words:
+        raise BadValue(f"{', '.join(sorted(words))} belongs to the layers of a model, not to {given[0]}")
+    if kernels:
+        from .campaign import profile_kernels
+
+        return dict(profile_kernels(output or "kernels.csv", budget or "10m", device, say, progress, kinds))
+    from .tables import import_tables
+
+    return dict(import_tables(str(tables), output, gpu=gpu, say=say))

@@ -1,0 +1,71 @@
+"""A calibration: what a user's own measurements say about predictions, in a file, and put into an engine."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..base.errors import BadFile, BadValue, short
+from ..base.files import convert, local, read_toml
+from .catalog import plain
+from .structs import Calibration, Engine
+
+
+def calibration(given: str | Calibration) -> Calibration:
+    """The file that ``validate --write-calibration`` wrote, checked: ``calibration("mine.toml").decode``"""
+    if isinstance(given, Calibration):
+        return _sound(given, "calibration")
+    if not isinstance(given, str):
+        raise BadValue(f"--calibration must be the name of a file, not {short(given)}")
+    path = local(given)
+    if not path.is_file():
+        raise BadFile(f"no calibration file {short(given)}")
+    return _sound(convert(read_toml(path), Calibration, f"calibration {path}"), f"calibration {path}")
+
+
+def _sound(found: Calibration, where: str) -> Calibration:
+    for key in ("prefill", "decode"):
+        if not 0.01 <= getattr(found, key) <= 100:
+            raise BadFile(f"{where}: {key} must be a factor from 0.01 to 100, not {getattr(found, key):g}")
+    if not -60 <= found.request <= 60:
+        raise BadFile(f"{where}: request must be from -60 to 60 s, not {found.request:g}")
+    return found
+
+
+def applied(engine: Engine, found: Calibration) -> Engine:
+    """The engine with the factors of a calibration, and its time per request."""
+    return msgspec.structs.replace(
+        engine,
+        prefill_factor=engine.prefill_factor * found.prefill,
+        decode_factor=engine.decode_factor * found.decode,
+        request_overhead=max(0.0, engine.request_overhead + found.request),
+    )
+
+
+def elsewhere(found: Calibration, model: str, gpu: str, engine: str) -> list[str]:
+    """A warning where a calibration was made for something else than what is asked."""
+    pairs = ((found.model, model), (found.gpu, gpu), (found.engine, engine))
+    if all(not was or plain(was) == plain(now) for was, now in pairs):
+        return []
+    return [f"the calibration was made for {found.model} on {found.gpu} with {found.engine}"]
+
+
+def as_toml(found: Calibration) -> str:
+    """The text of its file, with what each figure means."""
+    words = {"model": found.model, "gpu": found.gpu, "engine": found.engine, "measured": found.measured}
+    lines = [
+        "# How measurements differ from predictions; analyze and simulate take it with --calibration.",
+        f"prefill = {found.prefill:.6g}  # factor on the seconds of prompts' tokens",
+        f"decode = {found.decode:.6g}  # factor on the seconds of answers' tokens",
+        f"request = {found.request:.6g}  # s that every request takes more",
+        *(f"{key} = {_quoted(value)}" for key, value in words.items()),
+        f"requests = {found.requests}",
+    ]
+    for metric, errors in found.error.items():
+        lines += ["", f"[error.{metric}]  # mean absolute relative error"]
+        lines += [f"{key} = {value:.4g}" for key, value in errors.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    """A string as TOML has it: JSON's, but for one character that only JSON allows."""
+    return msgspec.json.encode(text).decode().replace("\x7f", "\\u007f")

@@ -1,0 +1,410 @@
+"""From a name to a spec: hardware, engines, precisions, use cases and models. Shipped data is read here.
+
+The file name is the registration: ``data/hardware/h200.toml`` is the GPU ``h200``.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import os
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from ..base.errors import BadFile, BadValue, UnknownName, nearest, short, whole
+from ..base.files import convert, local, read_json, read_toml
+from .structs import Engine, Hardware, Precision, Usecase
+
+DATA = Path(__file__).parent.parent / "data"
+S = TypeVar("S")
+TINY = 1e8  # no device has so few bytes, bytes/s or FLOP/s: a smaller figure is one in GB or TFLOP/s
+
+
+def plain(name: str) -> str:
+    """How names are compared: ``plain("RTX4090_GPU")  # 'rtx4090-gpu'``"""
+    return re.sub(r"[\s_/]+", "-", str(name).strip().lower())
+
+
+def figures(name: str, kind: type[S]) -> S:
+    """A table of constants that comes with the package: ``figures("training", Figures)``"""
+    return convert(read_toml(DATA / f"{name}.toml"), kind, name)
+
+
+def names(folder: str) -> list[str]:
+    """The names that a folder of data registers: ``names("engines")  # ['hf', 'roofline', …]``"""
+    return sorted(p.stem for p in (DATA / folder).glob("*.toml"))
+
+
+@functools.cache
+def _heads(folder: str) -> dict[str, str]:
+    """Alias (and id) -> name, from the top of every file of a folder."""
+    found: dict[str, str] = {}
+    for path in sorted((DATA / folder).glob("*.toml")):
+        top = re.split(r"^\[", path.read_text(encoding="utf-8"), maxsplit=1, flags=re.M)[0]
+        data = tomllib.loads(top)
+        for alias in (path.stem, *data.get("aliases", ()), *data.get("ids", ())):
+            found.setdefault(plain(alias), path.stem)
+    return found
+
+
+def find(folder: str, name: str) -> str | None:
+    """The registered name that a name or alias means, or None."""
+    key = plain(name)
+    if len(key) < 100 and (DATA / folder / f"{key}.toml").exists():
+        return key
+    return _heads(folder).get(key)
+
+
+_parsed = functools.lru_cache(64)(read_toml)  # a page asks for the same device a hundred times
+
+
+def _shipped(folder: str, name: str) -> dict[str, Any]:
+    """A file of the catalogue, to be changed at will."""
+    return copy.deepcopy(_parsed(DATA / folder / f"{name}.toml"))
+
+
+# ------------------------------------------------------------------ hardware
+
+
+def hardware(text: str) -> Hardware:
+    """A name, a TOML file, or either with figures of your own: ``hardware("h100-sxm:memory_bandwidth=4e12")``"""
+    name, _, overrides = str(text).strip().partition(":")
+    if name.endswith(".toml") or os.sep in name:
+        path = local(name)
+        if not path.is_file():
+            raise BadFile(f"no hardware file {short(name)}")
+        data, title = read_toml(path), path.stem
+    else:
+        found = find("hardware", name)
+        if found is None:
+            raise UnknownName("GPU", name, names("hardware"))
+        data, title = _shipped("hardware", found), found
+    for piece in filter(None, overrides.split(",")):
+        _override(data, piece, title)
+    device = convert({**data, "name": title}, Hardware, f"hardware {title}")
+    return _sane(device, bool(overrides))
+
+
+def split_gpus(text: str) -> list[str]:
+    """A list of GPUs; a piece with ``=`` goes on with the one before: ``split_gpus("a100,h200:power=1,memory=2")``"""
+    found: list[str] = []
+    for piece in text.split(","):
+        if found and "=" in piece and ":" not in piece:
+            found[-1] += "," + piece
+        elif piece.strip():
+            found.append(piece.strip())
+    if not found:
+        raise BadValue("--gpu needs at least one name")
+    return found
+
+
+def _override(data: dict[str, Any], piece: str, title: str) -> None:
+    key, _, value = piece.partition("=")
+    *path, last = key.strip().split(".")
+    place: Any = data
+    for word in path:
+        place = place.get(word) if isinstance(place, dict) else None
+    figures = {k for k, v in flat(data).items() if isinstance(v, int | float)} | {"interconnect"}
+    figures |= {f.name for f in msgspec.structs.fields(Hardware) if f.type in (int, float)}
+    figures |= {f"flops.{word}" for p in precisions().values() for word in p.compute}
+    figures |= {f"links.{k}.{word}" for k in data.get("links", ()) for word in ("bandwidth", "latency", "devices")}
+    if not isinstance(place, dict) or key.strip() not in figures:
+        raise UnknownName(f"figure of {title}", key, figures)
+    if last == "interconnect":
+        place[last] = value.strip()
+    else:
+        try:
+            number = float(value)
+        except ValueError:
+            raise BadValue(f"--gpu {title}:{key} must be a number, not {value!r}") from None
+        counted = last in ("compute_units", "gpus_per_node", "devices")
+        place[last] = whole(f"--gpu {title}:{key}", number, least=0) if counted else number
+    data.setdefault("source", {})[key] = "given by you"
+
+
+def flat(data: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Nested tables as dotted keys: ``flat({"flops": {"bf16": 1}})  # {"flops.bf16": 1}``"""
+    found: dict[str, Any] = {}
+    for key, value in data.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{before}{key}.")
+        else:
+            found[f"{before}{key}"] = value
+    return found
+
+
+def _sane(device: Hardware, changed: bool) -> Hardware:
+    figures = {"memory": device.memory, "memory_bandwidth": device.memory_bandwidth}
+    figures |= {f"flops.{k}": v for k, v in device.flops.items()}
+    figures |= {f"links.{k}.bandwidth": v.bandwidth for k, v in device.links.items()}
+    for key, value in figures.items():
+        if not 0 < value < 1e21:
+            raise BadValue(f"hardware {device.name}: {key} must be a positive number in SI units, not {value:g}")
+        if value < TINY and not key.startswith("links"):
+            unit = {"memory": "bytes: 80 GB is 80e9", "memory_bandwidth": "bytes/s: 3.35 TB/s is 3.35e12"}.get(key)
+            raise BadValue(
+                f"hardware {device.name}: {key} cannot be as small as {value:g}: figures are in SI units, "
+                f"here {unit or 'FLOP/s: 989 TFLOP/s is 989e12'}"
+            )
+    others = {k: getattr(device, k) for k in ("cache", "compute_units", "clock", "power", "price_per_hour")}
+    others |= {f"links.{k}.latency": v.latency for k, v in device.links.items()}
+    for key, value in others.items():
+        if not 0 <= value < 1e21:
+            raise BadValue(f"hardware {device.name}: {key} must be zero or more, in SI units, not {value:g}")
+    whole(f"hardware {device.name}: gpus_per_node", device.gpus_per_node)
+    for key, link in device.links.items():
+        whole(f"hardware {device.name}: links.{key}.devices", link.devices)
+    if device.links and device.interconnect not in device.links:
+        raise UnknownName(f"interconnect of hardware {device.name}", device.interconnect, device.links)
+    if not device.flops:
+        raise BadValue(f"hardware {device.name}: flops needs at least one number format, such as bf16")
+    return device
+
+
+# ------------------------------------------------------------------ engines, precisions, use cases
+
+
+def engine(text: str) -> Engine:
+    """``engine("vllm")``, or the path of a TOML file. A file that says ``like = "vllm"`` has only what differs."""
+    text = str(text)
+    if text.endswith(".toml"):
+        path = local(text)
+        if not path.is_file():
+            raise BadFile(f"no engine file {short(text)}")
+        data, title = read_toml(path), path.stem
+    else:
+        found = find("engines", text)
+        if found is None:
+            raise UnknownName("engine", text, names("engines"))
+        data, title = _shipped("engines", found), found
+    return convert({**_whole_engine(data, title), "name": title}, Engine, f"engine {title}")
+
+
+def _whole_engine(data: dict[str, Any], title: str) -> dict[str, Any]:
+    """An engine's figures with those of the one that it is like beneath them."""
+    other = data.pop("like", None)
+    if other is None:
+        return data
+    if not isinstance(other, str) or find("engines", other) in (None, title):
+        raise UnknownName("engine to be like", str(other), [name for name in names("engines") if name != title])
+    below = _whole_engine(_shipped("engines", str(find("engines", other))), str(other))
+    tables = {key: {**below[key], **value} for key, value in data.items() if isinstance(value, dict) and key in below}
+    return {**below, **data, **tables}
+
+
+def _table(file: str, kind: type[S], what: str) -> Callable[[], dict[str, S]]:
+    @functools.cache
+    def load() -> dict[str, S]:
+        data = read_toml(DATA / file)
+        return {k: convert({**v, "name": k}, kind, f"{what} {k}") for k, v in data.items()}
+
+    return load
+
+
+precisions = _table("precisions.toml", Precision, "precision")
+usecases = _table("usecases.toml", Usecase, "use case")
+
+
+@functools.cache
+def acceptance() -> dict[tuple[str, str], dict[str, float]]:
+    """Measured tokens per step of speculative decoding: (model, method) -> number of drafted tokens -> tokens."""
+    return {(name, row["method"]): dict(row["length"]) for name, row in read_toml(DATA / "acceptance.toml").items()}
+
+
+_WORDS = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
+_WORDS |= {"fp8-e4m3": "fp8", "fp8-e5m2": "fp8", "awq": "w4a16", "gptq": "w4a16", "w8a8": "int8", "fp4": "nvfp4"}
+
+
+def precision(text: str, what: str = "precision") -> Precision:
+    """``precision("w4a16")``; takes vLLM's words too (``bfloat16``, ``awq``)."""
+    return _precision(str(text), what)
+
+
+@functools.cache
+def _precision(text: str, what: str) -> Precision:
+    key = plain(text)
+    found = precisions().get(_WORDS.get(key, key))
+    if found is None:
+        raise UnknownName(what, text, precisions())
+    return found
+
+
+PLAIN = ("bf16", "fp16", "fp32")
+CACHED = (*PLAIN, "fp8", "int8", "int4")  # what a cache can be kept in
+
+
+def plain_dtype(text: str, what: str = "dtype", allowed: tuple[str, ...] = PLAIN) -> str:
+    """A number format without groups or scales: ``plain_dtype("bfloat16")  # 'bf16'``"""
+    key = plain(text)
+    found = _WORDS.get(key, key)
+    if found not in allowed:
+        raise UnknownName(what, text, allowed, "(quantisations of weights are set with -q)")
+    return found
+
+
+def usecase(text: str) -> Usecase:
+    """``usecase("chatbot")``: typical lengths and what users expect."""
+    found = usecases().get(plain(text))
+    if found is None:
+        raise UnknownName("use case", text, usecases())
+    return found
+
+
+# ------------------------------------------------------------------ models
+
+_TUNED = re.compile(r"-(instruct|hf|chat|it|base|dynamic|static|pertensor|per-tensor|thinking|v0\.\d-hf)(?=-|$)")
+_QUANTISED = {
+    "gptq-int4": "w4a16",
+    "gptq-int8": "w8a16",
+    "fp8-block": "fp8-block",
+    "fp8": "fp8",
+    "nvfp4": "nvfp4",
+    "fp4": "nvfp4",
+    "awq": "w4a16",
+    "gptq": "w4a16",
+    "int4": "w4a16",
+    "int8": "int8",
+    "w4a16": "w4a16",
+    "w8a16": "w8a16",
+    "w8a8": "int8",
+    "mxfp4": "mxfp4",
+    "bf16": "bf16",
+}
+_FAMILIES = ({"fp8", "fp8-block"}, {"w4a16", "int4", "int4-g32"})  # a name does not say which of these it means
+
+
+def means(word: str, declared: Iterable[str]) -> bool:
+    """Whether a name's precision is what a config declares, more exactly: ``means("fp8", ["fp8-block"])  # True``"""
+    family = next((f for f in _FAMILIES if word in f), {word})
+    return any(p in family for p in declared)
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A model found by name: its config and, if its name says so, its quantisation."""
+
+    name: str
+    config: dict[str, Any]
+    source: str
+    quantization: str = ""
+    network: bool = False  # a TOML description of blocks rather than a config.json
+
+
+def model(text: str, token: str | None = None) -> Entry:
+    """A catalogue name, a Hugging Face id, or the path of a config.json, its folder or a network's TOML file."""
+    word = str(text).strip()
+    if not word:
+        raise BadValue("the model's name is empty")
+    if word.startswith((".", "/", "~")) or word.endswith((".json", ".toml")):
+        return _file(local(word))
+    found = known(word)
+    path = local(word)
+    if found is None and path.is_dir() and (path / "config.json").exists():
+        return _file(path)
+    if found is not None:
+        return found
+    if path.is_dir():
+        raise BadFile(f"{path} is a folder without a config.json")
+    if word.count("/") == 1:
+        return _download(word, token)
+    raise UnknownName("model", word, names("models"), "(or give a Hugging Face id or the path of a config.json)")
+
+
+def known(text: str) -> Entry | None:
+    """The catalogue's entry for a name or an id, tuned and quantised variants included; None if there is none."""
+    key = plain(text)
+    for candidate in (key, key.partition("-")[2] if "/" in text else key, plain(text.rpartition("/")[2])):
+        for name, quantization in _variants(candidate):
+            stem = find("models", name)
+            if stem is not None:
+                return _entry(stem, quantization)
+    return None
+
+
+@functools.lru_cache(64)
+def _entry(stem: str, quantization: str) -> Entry:
+    """One object for one entry, so that what is made of it once can be remembered."""
+    data = read_toml(DATA / "models" / f"{stem}.toml")
+    return Entry(stem, data["config"], data.get("source", ""), quantization)
+
+
+def _variants(key: str) -> Iterable[tuple[str, str]]:
+    """The name itself, then without its tuning and quantisation words."""
+    yield key, ""
+    bare = _TUNED.sub("", key)
+    yield bare, ""
+    for suffix, meaning in _QUANTISED.items():
+        shorter = re.sub(rf"-{suffix}(?=-|$)", "", bare)
+        if shorter != bare:
+            yield shorter, meaning
+            yield _TUNED.sub("", shorter), meaning
+
+
+def named_precision(name: str) -> str:
+    """The quantisation that a repository's or folder's name declares: ``named_precision("X-NVFP4")  # 'nvfp4'``"""
+    word = f"-{plain(name)}-"
+    return next((meaning for suffix, meaning in _QUANTISED.items() if f"-{suffix}-" in word), "")
+
+
+def _file(path: Path) -> Entry:
+    target = path / "config.json" if path.is_dir() else path
+    if not target.is_file():
+        if path.is_dir():
+            raise BadFile(f"{path} is a folder without a config.json")
+        raise BadFile(f"no such file: {path}")
+    if target.suffix == ".toml":
+        data = read_toml(target)
+        if isinstance(data.get("config"), dict):
+            return Entry(target.stem, data["config"], str(data.get("source", target)))
+        return Entry(target.stem, data, str(target), network=True)
+    name = target.parent.resolve().name if target.name == "config.json" else target.stem
+    config = read_json(target)
+    return Entry(name, config, str(target), _said(name, config))
+
+
+def _said(name: str, config: Mapping[str, Any]) -> str:
+    """What a repository's name says about its precision, unless its config says it itself."""
+    inner = (config.get(key) for key in ("text_config", "llm_config", "language_config"))
+    sections = [config, *(part for part in inner if isinstance(part, Mapping))]
+    declares = any(part.get(key) for part in sections for key in ("quantization_config", "compression_config"))
+    return "" if declares else named_precision(name)
+
+
+def _download(repo: str, token: str | None) -> Entry:
+    """The config.json of a repository that the catalogue does not have; offline, from the local cache."""
+    from huggingface_hub import constants, hf_hub_download, logging
+
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    offline = not _reachable(constants.ENDPOINT)
+    try:
+        path = hf_hub_download(repo, "config.json", token=token or os.environ.get("HF_TOKEN"), local_files_only=offline)
+    except Exception as error:  # the library raises many kinds: not there, gated, malformed, cut off
+        why = "there is no network" if offline else f"{type(error).__name__}"
+        near = nearest(repo.rpartition("/")[2].lower(), names("models"))
+        hint = f"; the nearest entries are {' and '.join(near)}" if near else ""
+        raise BadFile(
+            f"{repo!r} is not in the catalogue and its config.json could not be fetched ({why}){hint}"
+        ) from None
+    config = read_json(Path(path))
+    return Entry(repo.rpartition("/")[2].lower(), config, repo, _said(repo, config))
+
+
+def _reachable(url: str) -> bool:
+    """Whether the host's name resolves: asked first, because the library retries for half a minute."""
+    import socket
+    from urllib.parse import urlsplit
+
+    try:
+        socket.getaddrinfo(urlsplit(url).hostname, 443)
+    except (OSError, UnicodeError):
+        return False
+    return True
+
+
+def accuracy() -> dict[str, Any]:
+    """Predicted beside measured, as ``benchmarks/accuracy.py --write`` left it: tables, and points where there are."""
+    return read_json(DATA / "accuracy.json")

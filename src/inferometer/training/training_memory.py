@@ -1,0 +1,188 @@
+"""Bytes on every pipeline stage of a training run, and what would make it fit.
+
+Activations follow from what each operator keeps for its gradient (`backward.stash`) and from the recomputation policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from ..base.symbols import Expr, Program, constant
+from ..base.symbols import names as s
+from ..base.units import size
+from ..costs.bound_plan import bound
+from ..costs.step import Step
+from ..inference import memory
+from ..inference.request import Request
+from ..network.graph import Block
+from .backward import kept
+from .passes import RECOMPUTE, Recipe, figures
+from .training_setup import Training, has_master, illegal, parameters, steps_of, training_of
+
+
+class StageMemory(NamedTuple):
+    """Bytes on a GPU of one pipeline stage."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float  # kept from the forward to the backward pass
+    working: float  # alive only while one block runs: what is recomputed, and gradients of activations
+    overhead: float
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return float(sum(self))
+
+
+def stage_memory(training: Training, index: int) -> StageMemory:
+    """A stage's bytes under the recipe's ZeRO stage, optimizer and recomputation."""
+    recipe, env, found = training.recipe, training.setup.env, parameters(training, index)
+    each = env["param_bytes"] + 2 * (recipe.precision not in ("bf16", "fp16", "fp32"))  # and 8-bit copies, both ways
+    kind = figures().optimizers[recipe.optimizer]
+    states = kind.states + (kind.master if has_master(training) else 0)
+    shards = found.sharded(training)
+    held = found.total
+    if recipe.zero == 3:
+        held = min(held, shards + figures().zero.gathered_layers * found.largest)
+    return StageMemory(
+        weights=held * each,
+        gradients=(shards if recipe.zero >= 2 else found.total) * env["grad_bytes"],
+        optimizer=(shards if recipe.zero >= 1 else found.total) * states,
+        activations=activation_bytes(training, index),
+        working=working_bytes(training, index),
+        overhead=training.setup.engine.memory_reserve,
+    )
+
+
+def in_flight(training: Training, index: int) -> float:
+    """Micro-batches whose activations a stage holds at its fullest, one forward one backward, perhaps interleaved."""
+    p, v = len(training.stages), training.recipe.interleave
+    parts = p - index if v == 1 else 2 * (p - index - 1) + (v - 1) * p + 1
+    return min(parts, training.micro_batches * v) / v
+
+
+def activation_bytes(training: Training, index: int) -> float:
+    """What a stage keeps of all micro-batches under way."""
+    flying = {
+        "layer": in_flight(training, index),
+        "head": 1.0,
+        "embed": float(min(len(training.stages), training.micro_batches)),
+    }
+    mode = training.recipe.recompute
+    return sum(flying[b.stage] * sum(_each(training, b, _held(b, mode))) for b in training.passes[index].forward)
+
+
+def working_bytes(training: Training, index: int) -> float:
+    """The block that needs most while it runs: what it computes again, and tensors that live only inside it."""
+    mode = training.recipe.recompute
+    found = [0.0]
+    for block in training.passes[index].forward:
+        again = kept(block.ops) - _held(block, mode) if block.stage == "layer" else constant(0)
+        found += _each(training, block, again + memory.live_peak(block))
+    return max(found)
+
+
+def _held(block: Block, recompute: str) -> Expr:
+    if block.stage != "layer" or recompute == "none":
+        return _lift(kept(block.ops))
+    if recompute == "selective":
+        return _lift(kept(block.ops, core=False))
+    return s.tokens / s.sp * s.hidden_size * s.act_bytes
+
+
+def _each(training: Training, block: Block, formula: Expr) -> list[float]:
+    """A formula's value in every layer of a block."""
+    steps = steps_of(training.recipe)
+    program = Program([formula])
+
+    def value(step: Step) -> float:
+        return float(program({**bound(training.setup, step), **block.dims})[0])
+
+    if isinstance(steps, Step):
+        return [value(steps)] * block.count
+    if block.layers:
+        return [value(steps[i]) for i in block.layers]
+    return [value(steps[-1 if block.stage == "head" else 0])]
+
+
+def _lift(value: object) -> Expr:
+    return value if isinstance(value, Expr) else constant(float(value))  # type: ignore[arg-type]
+
+
+def fullest(training: Training) -> tuple[StageMemory, int]:
+    """The stage whose GPUs are fullest, and which one it is."""
+    found = [stage_memory(training, index) for index in range(len(training.stages))]
+    index = max(range(len(found)), key=lambda i: found[i].total)
+    return found[index], index
+
+
+# ------------------------------------------------------------------ what would fit
+
+
+def fits_with(asked: Request, recipe: Recipe, held: StageMemory, usable: float) -> str:
+    """``needs 130 GB of 83.3 GB usable per GPU …; fits with --recompute full or --zero 1``"""
+    needs = f"needs {size(held.total)} of {size(usable)} usable per GPU"
+    ways = [words for words, other, changed in _changes(asked, recipe) if _fits(other, changed, usable)]
+    seen: dict[str, str] = {}
+    for words in ways:  # the smallest change of each kind
+        seen.setdefault(words.split()[0], words)
+    if seen:
+        return f"{needs}; fits with {' or '.join(seen.values())}"
+    best = _together(asked, recipe, usable)
+    return f"{needs}; no single change makes it fit" + (f", {best} together do" if best else "")
+
+
+def _changes(asked: Request, recipe: Recipe) -> Iterator[tuple[str, Request, Recipe]]:
+    """Plans one change away, the mildest of each kind first."""
+    plan = asked.plan
+    for word in RECOMPUTE[RECOMPUTE.index(recipe.recompute) + 1 :]:
+        yield f"--recompute {word}", asked, msgspec.structs.replace(recipe, recompute=word)
+    if plan.data_parallel_size > 1:
+        for stage in range(recipe.zero + 1, 4):
+            yield f"--zero {stage}", asked, msgspec.structs.replace(recipe, zero=stage)
+    for micro in (m for m in range(recipe.micro_batch_size - 1, 0, -1) if recipe.micro_batch_size % m == 0):
+        yield f"--micro-batch-size {micro}", asked, msgspec.structs.replace(recipe, micro_batch_size=micro)
+    for flag, word in (("-tp", "tensor_parallel_size"), ("-pp", "pipeline_parallel_size")):
+        most = asked.plan.gpus_per_node if flag == "-tp" else 64  # tensor parallelism does not pay across nodes
+        for ranks in (r for r in (2, 4, 8, 16, 32, 64) if r <= most):
+            wider = _wider(asked, recipe, word, ranks)
+            if wider is not None:
+                yield f"{flag} {ranks}", wider, recipe
+
+
+def _wider(asked: Request, recipe: Recipe, word: str, ranks: int) -> Request | None:
+    if ranks <= getattr(asked.plan, word):
+        return None
+    plan = msgspec.structs.replace(asked.plan, **{word: ranks})
+    plan = msgspec.structs.replace(plan, nodes=max(plan.nodes, -(-plan.gpus // plan.gpus_per_node)))
+    other = asked._replace(plan=plan)
+    each = recipe.micro_batch_size * plan.data_parallel_size
+    return None if illegal(other, recipe, recipe.global_batch_size // each) else other
+
+
+def _together(asked: Request, recipe: Recipe, usable: float) -> str:
+    """Everything that costs no GPUs at once, then more and more tensor-parallel ranks and stages with it."""
+    words, other = ["--recompute full"], msgspec.structs.replace(recipe, recompute="full", micro_batch_size=1)
+    if recipe.micro_batch_size > 1:
+        words.append("--micro-batch-size 1")
+    if asked.plan.data_parallel_size > 1:
+        words, other = [*words, "--zero 3"], msgspec.structs.replace(other, zero=3)
+    if _fits(asked, other, usable):
+        return " and ".join(words)
+    for tp in (2, 4, 8):
+        wide = _wider(asked, other, "tensor_parallel_size", tp) or asked
+        for pp in (1, 2, 4, 8, 16, 32, 64):
+            deep = wide if pp == 1 else _wider(wide, other, "pipeline_parallel_size", pp)
+            if deep is not None and _fits(deep, other, usable):
+                sizes = [f"-tp {deep.plan.tensor_parallel_size}"] + ([f"-pp {pp}"] if pp > 1 else [])
+                return " and ".join([*words, *sizes])
+    return ""
+
+
+def _fits(asked: Request, recipe: Recipe, usable: float) -> bool:
+    return fullest(training_of(asked, recipe))[0].total <= usable

@@ -1,0 +1,97 @@
+"""The result of pricing a training step: structs that are also the JSON contract (schema ``inferometer.train/1``).
+
+report = inferometer.train("llama-3.1-8b", gpu="h100-sxm", data_parallel_size=8, zero=1)
+report.step_seconds        report.memory.total_bytes        report.phases["backward"].ops[0].name
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ..inference.report import ModelInfo, OpRow, as_dict, as_json, ops_csv
+
+SCHEMA = "inferometer.train/1"
+
+
+class TrainMemory(msgspec.Struct):
+    """Bytes on a GPU of the fullest pipeline stage."""
+
+    weights_bytes: float
+    gradients_bytes: float
+    optimizer_bytes: float
+    activation_bytes: float
+    working_bytes: float
+    overhead_bytes: float
+    total_bytes: float
+    usable_bytes: float
+    capacity_bytes: float
+    stage: int
+
+
+class Breakdown(msgspec.Struct):
+    """Seconds of a step, on the pipeline stage that holds up the others; communication is what is not hidden."""
+
+    forward: float
+    backward: float
+    recompute: float
+    optimizer: float
+    tp_comm: float
+    ep_comm: float
+    pp_comm: float
+    dp_comm: float
+    pp_bubble: float
+    host: float
+
+
+class TrainPhase(msgspec.Struct):
+    """A pass of all micro-batches of a step on one GPU, operator by operator."""
+
+    seconds: float
+    flops: float
+    bytes: float
+    ops: list[OpRow]
+
+
+class TrainReport(msgspec.Struct):
+    """Everything about one optimizer step, and what follows for a budget of tokens."""
+
+    model: ModelInfo
+    device: dict[str, Any]
+    engine: dict[str, Any]
+    plan: dict[str, Any]
+    recipe: dict[str, Any]
+    feasible: bool
+    reason: str | None
+    step_seconds: float
+    roofline_step_seconds: float
+    tokens_per_step: int
+    tokens_per_second: float
+    tokens_per_second_per_gpu: float
+    micro_batches: int
+    model_flops: float
+    hardware_flops: float
+    model_flops_utilization: float
+    hardware_flops_utilization: float
+    breakdown: Breakdown
+    memory: TrainMemory
+    phases: dict[str, TrainPhase]
+    days: float | None = None
+    gpu_hours: float | None = None
+    cost: float | None = None
+    summary: str = ""
+    warnings: list[str] = []
+    schema: str = SCHEMA
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain dicts and lists, ``schema`` first."""
+        return as_dict(self)
+
+    def to_json(self) -> bytes:
+        """The report as indented JSON."""
+        return as_json(self)
+
+    def to_csv(self) -> str:
+        """One line per operator and phase."""
+        return ops_csv(self.phases)

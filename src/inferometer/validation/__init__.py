@@ -1,0 +1,1 @@
+"""Predicted against measured, and a calibration from the difference."""

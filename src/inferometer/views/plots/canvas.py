@@ -1,0 +1,346 @@
+"""The paper that pictures are drawn on: one style, a page with its title, and figures as files.
+
+with style():
+    figure = page(10, 4, "Requests over time", "llama-3.1-8b · 1 × NVIDIA H200")
+    picture(figure, "png")      # the bytes of a file
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+from html import escape
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple
+
+from ...base.units import seconds
+
+# Okabe and Ito's palette: told apart by people with any kind of colour vision
+BLUE, ORANGE, SKY, GREEN, VERMILLION, PURPLE = "#0072B2", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#CC79A7"
+INK, MUTED, FAINT = "#1f2933", "#66717e", "#d5dae0"
+BOUNDS = {
+    "memory": BLUE,
+    "compute": VERMILLION,
+    "communication": GREEN,
+    "host": "#7f7f7f",
+    "wait": PURPLE,
+    "draft": ORANGE,
+}
+WAITS = {"host": "host", "wait": "other stages", "draft": "draft model"}
+FONT = "DejaVu Sans"  # what matplotlib brings along, so that both pictures have the same widths
+_WIDE = 0.66  # of a character, in units of the font's size: an upper estimate
+
+Point = tuple[float, float]
+Anchor = Literal["start", "middle", "end"]
+
+
+class Box(NamedTuple):
+    """A rectangle, maybe with round corners."""
+
+    x: float
+    y: float
+    w: float
+    h: float
+    fill: str
+    edge: str
+    radius: float
+    width: float
+
+
+class Words(NamedTuple):
+    """One line of text; ``y`` is its baseline."""
+
+    x: float
+    y: float
+    text: str
+    size: float
+    color: str
+    anchor: Anchor
+    bold: bool
+    halo: bool
+
+
+class Curve(NamedTuple):
+    """From point to point, straight, or smooth with vertical ends; with an arrow's head where it ends."""
+
+    points: tuple[Point, ...]
+    color: str
+    width: float
+    smooth: bool
+    dashed: bool
+    head: bool
+
+
+def bounds(found: Iterable[str]) -> dict[str, str]:
+    """What limits, in words, with its colour: ``bounds(["memory"])  # {'memory-bound': '#0072B2'}``"""
+    seen = set(found)
+    order = [*BOUNDS, *sorted(seen - set(BOUNDS))]
+    return {WAITS.get(b, f"{b}-bound"): BOUNDS.get(b, MUTED) for b in order if b in seen}
+
+
+def tint(color: str, share: float) -> str:
+    """A colour on white paper: ``tint("#000000", 0.5)  # '#808080'``"""
+    parts = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
+    return "#" + "".join(f"{round(255 - (255 - p) * share):02x}" for p in parts)
+
+
+def clean(text: str) -> str:
+    """Text without the control characters that XML forbids."""
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+def text_width(text: str, size: float) -> float:
+    """Pixels that a line of text needs at most."""
+    return len(text) * size * _WIDE
+
+
+class Scene:
+    """Things to draw, later ones on top."""
+
+    def __init__(self, width: float, height: float, title: str = "") -> None:
+        self.width, self.height, self.title = width, height, clean(title)
+        self.items: list[Box | Words | Curve] = []
+
+    def box(
+        self,
+        x: float,
+        y: float,
+        w: float,
+        h: float,
+        *,
+        fill: str = "none",
+        edge: str = "none",
+        radius: float = 0.0,
+        width: float = 1.0,
+    ) -> None:
+        """A rectangle from its upper left corner."""
+        self.items.append(Box(x, y, w, h, fill, edge, radius, width))
+
+    def words(
+        self,
+        x: float,
+        y: float,
+        text: str,
+        *,
+        size: float = 12.0,
+        color: str = INK,
+        anchor: Anchor = "start",
+        bold: bool = False,
+        halo: bool = False,
+    ) -> None:
+        """A line of text; with ``halo`` a white rim keeps it readable on top of lines."""
+        self.items.append(Words(x, y, clean(text), size, color, anchor, bold, halo))
+
+    def curve(
+        self,
+        *points: Point,
+        color: str = MUTED,
+        width: float = 1.3,
+        smooth: bool = False,
+        dashed: bool = False,
+        head: bool = True,
+    ) -> None:
+        """A line through the points."""
+        self.items.append(Curve(points, color, width, smooth, dashed, head))
+
+    def svg(self) -> str:
+        """The picture as SVG text."""
+        size = f'width="{self.width:g}" height="{self.height:g}" viewBox="0 0 {self.width:g} {self.height:g}"'
+        lines = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="{FONT}, Verdana, sans-serif">',
+            f"<title>{escape(self.title)}</title>",
+            '<rect width="100%" height="100%" fill="white"/>',
+            *(_svg(item) for item in self.items),
+            "</svg>",
+        ]
+        return "\n".join(lines) + "\n"
+
+    def figure(self, dpi: float = 100.0) -> Any:
+        """The picture as a matplotlib figure of one pixel per unit at 100 dpi."""
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(self.width / 100, self.height / 100), dpi=dpi, facecolor="white")
+        axes = figure.add_axes((0, 0, 1, 1))
+        axes.set_xlim(0, self.width)
+        axes.set_ylim(self.height, 0)
+        axes.axis("off")
+        for order, item in enumerate(self.items):
+            _paint(axes, item, 10 + order)
+        return figure
+
+
+def _svg(item: Box | Words | Curve) -> str:
+    if isinstance(item, Box):
+        place = f'x="{item.x:.1f}" y="{item.y:.1f}" width="{item.w:.1f}" height="{item.h:.1f}" rx="{item.radius:g}"'
+        return f'<rect {place} fill="{item.fill}" stroke="{item.edge}" stroke-width="{item.width:g}"/>'
+    if isinstance(item, Words):
+        style = ' font-weight="bold"' if item.bold else ""
+        style += ' stroke="white" stroke-width="3.5" stroke-linejoin="round" paint-order="stroke"' if item.halo else ""
+        place = f'x="{item.x:.1f}" y="{item.y:.1f}" font-size="{item.size:g}" text-anchor="{item.anchor}"'
+        return f'<text {place} fill="{item.color}"{style}>{escape(item.text)}</text>'
+    path = ""
+    for command, points in _path(item):
+        path += command + " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    dash = ' stroke-dasharray="5 4"' if item.dashed else ""
+    line = f'<path d="{path}" fill="none" stroke="{item.color}" stroke-width="{item.width:g}"{dash}/>'
+    if not item.head:
+        return line
+    corners = " ".join(f"{x:.1f},{y:.1f}" for x, y in _head(item))
+    return f'{line}<polygon points="{corners}" fill="{item.color}"/>'
+
+
+def _path(item: Curve) -> list[tuple[str, list[Point]]]:
+    """The line as move, line and cubic commands; it stops where the arrow's head begins."""
+    points = list(item.points)
+    if item.head:
+        (x0, y0), (x1, y1) = points[-2], points[-1]
+        dx, dy = (0.0, 1.0 if y1 >= y0 else -1.0) if item.smooth else _direction(points[-2], points[-1])
+        points[-1] = (x1 - 5 * dx, y1 - 5 * dy)
+    found: list[tuple[str, list[Point]]] = [("M", [points[0]])]
+    for (x0, y0), (x1, y1) in pairwise(points):
+        if item.smooth and x0 != x1:
+            middle = (y0 + y1) / 2
+            found.append(("C", [(x0, middle), (x1, middle), (x1, y1)]))
+        else:
+            found.append(("L", [(x1, y1)]))
+    return found
+
+
+def _direction(a: Point, b: Point) -> Point:
+    dx, dy = b[0] - a[0], b[1] - a[1]
+    length = (dx * dx + dy * dy) ** 0.5 or 1.0
+    return dx / length, dy / length
+
+
+def _head(item: Curve) -> list[Point]:
+    """The corners of the arrow's head."""
+    (x, y), before = item.points[-1], item.points[-2]
+    dx, dy = (0.0, 1.0 if y >= before[1] else -1.0) if item.smooth else _direction(before, (x, y))
+    back = (x - 7 * dx, y - 7 * dy)
+    return [(x, y), (back[0] - 3.5 * dy, back[1] + 3.5 * dx), (back[0] + 3.5 * dy, back[1] - 3.5 * dx)]
+
+
+def _paint(axes: Any, item: Box | Words | Curve, order: float) -> None:
+    from matplotlib import patheffects
+    from matplotlib.patches import Ellipse, FancyBboxPatch, PathPatch, Polygon
+    from matplotlib.path import Path
+
+    if isinstance(item, Box) and 2 * item.radius == item.w == item.h:
+        middle = (item.x + item.w / 2, item.y + item.h / 2)
+        axes.add_patch(
+            Ellipse(
+                middle,
+                item.w,
+                item.h,
+                facecolor=item.fill,
+                edgecolor=item.edge,
+                linewidth=item.width * 0.72,
+                zorder=order,
+            )
+        )
+    elif isinstance(item, Box):
+        style = f"round,pad=0,rounding_size={item.radius}" if item.radius else "square,pad=0"
+        axes.add_patch(
+            FancyBboxPatch(
+                (item.x, item.y),
+                item.w,
+                item.h,
+                boxstyle=style,
+                facecolor=item.fill,
+                edgecolor=item.edge,
+                linewidth=item.width * 0.72,
+                zorder=order,
+            )
+        )
+    elif isinstance(item, Words):
+        where = {"start": "left", "middle": "center", "end": "right"}[item.anchor]
+        rim = [patheffects.withStroke(linewidth=2.5, foreground="white")] if item.halo else []
+        axes.text(
+            item.x,
+            item.y,
+            item.text,
+            fontsize=item.size * 0.72,
+            color=item.color,
+            ha=where,
+            va="baseline",
+            weight="bold" if item.bold else "normal",
+            family=FONT,
+            path_effects=rim,
+            zorder=order,
+            parse_math=False,
+        )
+    else:
+        kinds = {"M": [Path.MOVETO], "L": [Path.LINETO], "C": [Path.CURVE4] * 3}
+        points: list[Point] = []
+        codes: list[Any] = []
+        for command, more in _path(item):
+            points += more
+            codes += kinds[command]
+        dashes = (0, (4, 3)) if item.dashed else "solid"
+        axes.add_patch(
+            PathPatch(
+                Path(points, codes),
+                facecolor="none",
+                edgecolor=item.color,
+                linestyle=dashes,
+                linewidth=item.width * 0.72,
+                zorder=order,
+                capstyle="butt",
+            )
+        )
+        if item.head:
+            axes.add_patch(Polygon(_head(item), closed=True, facecolor=item.color, linewidth=0, zorder=order))
+
+
+# ------------------------------------------------------------------ paper: one style for all figures
+
+DPI = 150.0
+_PIXELS = 12e6  # no picture is larger than this
+_STYLE: dict[Any, Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9.5,
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": INK,
+    "text.color": INK,
+    "xtick.color": MUTED,
+    "ytick.color": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "svg.hashsalt": "inferometer",
+    "svg.fonttype": "none",
+}
+
+
+def style() -> Any:
+    """The context in which figures are made and saved."""
+    from matplotlib import rc_context
+
+    return rc_context(_STYLE)
+
+
+def page(width: float, height: float, title: str, subtitle: str) -> Any:
+    """A figure of so many inches with its title: what it shows, and of what."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height))
+    FigureCanvasAgg(figure)  # what measures text; pyplot, and the user's own backend, are left alone
+    figure.text(0.28 / width, 1 - 0.34 / height, title, fontsize=13, weight="bold", parse_math=False)
+    figure.text(0.28 / width, 1 - 0.58 / height, clean(subtitle), fontsize=9, color=MUTED, parse_math=False)
+    return figure
+
+
+def picture(figure: Any, kind: str = "png") -> bytes:
+    """A figure as the bytes of a file; the same figure always gives the same bytes."""
+    out = io.BytesIO()
+    width, height = figure.get_size_inches()
+    dpi = min(DPI, (_PIXELS / (width * height)) ** 0.5)
+    dates = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
+    figure.savefig(out, format=kind, dpi=dpi, facecolor="white", metadata=dates)
+    return out.getvalue()
+
+
+def brief(value: float) -> str:
+    """Seconds along an axis, without digits that say nothing: ``20 ms``"""
+    number, _, unit = seconds(value).partition(" ")
+    return f"{float(number):g} {unit}"

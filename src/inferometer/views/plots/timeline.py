@@ -1,0 +1,178 @@
+"""A run of requests as pictures: the engine over time, and how the latencies are spread.
+
+write_timeline(outcome, "out", "llama-3.1-8b · 1 × NVIDIA H200")      # [out/timeline.png, out/latencies.png]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...base.units import percent, seconds, si
+from ...serving.metrics import good, latencies
+from ...serving.outcome import Outcome
+from .. import files
+from .canvas import BLUE, FAINT, GREEN, INK, MUTED, ORANGE, SKY, VERMILLION, brief, page, picture, style, tint
+
+TITLES = {"ttft": "time to first token", "tpot": "time per output token", "e2el": "end to end"}
+
+
+def write_timeline(
+    outcome: Outcome,
+    folder: str | Path,
+    subtitle: str,
+    goals: Mapping[str, float] | None = None,
+) -> list[Path]:
+    """Both pictures; limits of ``--goodput`` are drawn into the second."""
+    target = files.folder(folder)
+    with style():
+        return [
+            files.write(target / "timeline.png", picture(timeline(outcome, subtitle))),
+            files.write(target / "latencies.png", picture(spread(outcome, subtitle, goals or {}))),
+        ]
+
+
+# ------------------------------------------------------------------ the engine over time
+
+
+def timeline(outcome: Outcome, subtitle: str) -> Any:
+    """Requests running and waiting, the cache, tokens a second and the batch, one above the other."""
+    s = outcome.series
+    figure = page(11.0, 8.2, "Over time", subtitle)
+    rows = [("requests", _requests), ("KV cache used", _cache), ("tokens/s", _tokens), ("first token after", _waits)]
+    left, right, low, high, gap = 0.085, 0.985, 0.065, 0.905, 0.035
+    tall = (high - low - gap * (len(rows) - 1)) / len(rows)
+    end = float(s["time_s"][-1]) if len(s.get("time_s", ())) else float(np.nanmax(outcome.finished_s, initial=1.0))
+    for number, (label, draw) in enumerate(rows):
+        axes = figure.add_axes((left, high - tall - number * (tall + gap), right - left, tall))
+        draw(axes, outcome)
+        axes.set_xlim(0, end or 1.0)
+        axes.set_ylabel(label, fontsize=9)
+        axes.grid(True, color="#eceff2", linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.tick_params(labelsize=8.5, length=3, colors=MUTED, labelbottom=number == len(rows) - 1)
+        if number == len(rows) - 1:
+            axes.set_xlabel("seconds", fontsize=9)
+    return figure
+
+
+def _requests(axes: Any, outcome: Outcome) -> None:
+    s = outcome.series
+    running, waiting = s["running"], s["waiting"]
+    axes.fill_between(s["time_s"], 0, running, step="post", color=BLUE, linewidth=0, label="running")
+    axes.fill_between(s["time_s"], running, running + waiting, step="post", color=ORANGE, linewidth=0, label="waiting")
+    axes.set_ylim(0, max(1.0, float((running + waiting).max(initial=0))) * 1.12)
+    axes.legend(
+        loc="upper right", ncols=2, frameon=False, fontsize=8.5, labelcolor=MUTED, handlelength=1, borderaxespad=0.2
+    )
+
+
+def _cache(axes: Any, outcome: Outcome) -> None:
+    s = outcome.series
+    axes.fill_between(s["time_s"], 0, s["kv_used"] * 100, step="post", color=SKY, linewidth=0)
+    axes.plot(s["time_s"], s["kv_used"] * 100, color=BLUE, linewidth=0.8, drawstyle="steps-post")
+    axes.set_ylim(0, 104)
+    axes.yaxis.set_major_formatter(lambda y, _: f"{y:.0f}%")
+    lost = int(outcome.preemptions.sum())
+    top = percent(float(s["kv_used"].max(initial=0)))
+    words = f"at most {top}" + (f", {lost:,} preemptions" if lost else "")
+    axes.text(0.995, 0.93, words, transform=axes.transAxes, ha="right", va="top", fontsize=8.5, color=MUTED)
+
+
+def _tokens(axes: Any, outcome: Outcome) -> None:
+    """Tokens a second by the engine's account, and those that came out, each over an eightieth of the run."""
+    s = outcome.series
+    end = float(outcome.duration_s) or 1.0
+    edges = np.linspace(0, end, 81)
+    done = ~np.isnan(outcome.finished_s)
+    made = _spread_out(outcome.first_token_s[done], outcome.finished_s[done], outcome.output_tokens[done], edges)
+    wide = edges[1] - edges[0]
+    at = np.clip(np.searchsorted(edges, s["time_s"], side="right") - 1, 0, len(edges) - 2)
+    seen = np.maximum(np.bincount(at, minlength=len(edges) - 1), 1)
+    computed = np.bincount(at, s["tokens_per_s"], minlength=len(edges) - 1) / seen
+    axes.stairs(computed, edges, color=VERMILLION, linewidth=1.2, label="computed, prompts included")
+    axes.stairs(made / wide, edges, color=GREEN, linewidth=1.4, label="answers")
+    axes.set_ylim(0, max(1.0, float(computed.max()), float((made / wide).max())) * 1.2)
+    axes.yaxis.set_major_formatter(lambda y, _: si(y))
+    axes.legend(
+        loc="upper right", ncols=2, frameon=False, fontsize=8.5, labelcolor=MUTED, handlelength=1.4, borderaxespad=0.2
+    )
+
+
+def _spread_out(start: np.ndarray, stop: np.ndarray, amount: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """How much falls between the edges when every amount is spread evenly from its start to its stop."""
+    total = np.zeros(len(edges))
+    for low in range(0, len(start), 4096):  # in pieces: requests × edges would be a large array
+        part = slice(low, low + 4096)
+        a, b, n = start[part, None], stop[part, None], amount[part, None]
+        total += (n * np.clip((edges - a) / np.maximum(b - a, 1e-9), 0, 1)).sum(axis=0)
+    return np.diff(total)
+
+
+def _waits(axes: Any, outcome: Outcome) -> None:
+    ttft = latencies(outcome)["ttft"] / 1e3
+    seen = ~np.isnan(ttft)
+    size = 14 if seen.sum() < 300 else 5 if seen.sum() < 5000 else 1.5
+    axes.scatter(outcome.arrival_s[seen], ttft[seen], s=size, color=BLUE, linewidth=0, alpha=0.7, rasterized=True)
+    if seen.any() and ttft[seen].min() > 0:
+        axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(lambda y, _: brief(y))
+    axes.minorticks_off()
+
+
+# ------------------------------------------------------------------ how latencies are spread
+
+
+def spread(outcome: Outcome, subtitle: str, goals: Mapping[str, float]) -> Any:
+    """Histograms of the three latencies with median, p90 and p99, and the share that keeps each limit."""
+    found = latencies(outcome)
+    kept = f" · {percent(float(good(found, dict(goals)).mean()))} keep every limit" if goals else ""
+    figure = page(11.0, 3.9, f"Latencies of {len(outcome.arrival_s):,} requests{kept}", subtitle)
+    for number, (key, title) in enumerate(TITLES.items()):
+        axes = figure.add_axes((0.027 + number * 0.328, 0.12, 0.29, 0.53))
+        _histogram(axes, found[key][~np.isnan(found[key])] / 1e3, title, goals.get(key))
+    return figure
+
+
+def _histogram(axes: Any, values: np.ndarray, title: str, limit: float | None) -> None:
+    axes.text(0, 1.17, title, transform=axes.transAxes, fontsize=10, weight="bold")
+    axes.tick_params(labelsize=8.5, length=3, colors=MUTED, left=False, labelleft=False)
+    axes.spines["left"].set_visible(False)
+    if not len(values):
+        axes.text(0.5, 0.5, "none", transform=axes.transAxes, ha="center", color=MUTED)
+        return
+    low, high = float(values.min()), float(values.max())
+    wide = high > 12 * max(float(np.median(values)), 1e-9) and low > 0
+    edges = np.geomspace(low, high, 45) if wide else np.linspace(0 if low < 0.5 * high else low, high, 45)
+    if edges[0] == edges[-1]:
+        edges = np.array([values[0] * 0.9, values[0] * 1.1 + 1e-9])
+    axes.hist(values, edges, color=tint(BLUE, 0.75), linewidth=0)
+    if wide:
+        axes.set_xscale("log")
+    top = axes.get_ylim()[1]
+    points = np.percentile(values, (50, 90, 99))
+    for value, color in zip(points, (INK, ORANGE, VERMILLION), strict=True):
+        axes.plot([value, value], [0, top], color=color, linewidth=1.3)
+    if limit is not None:
+        axes.axvspan(limit / 1e3, max(axes.get_xlim()[1], limit / 1e3), color=FAINT, alpha=0.45, linewidth=0, zorder=0)
+        share = percent(float((values <= limit / 1e3).mean()))
+        axes.text(
+            1.0,
+            1.17,
+            f"{share} within {brief(limit / 1e3)}",
+            transform=axes.transAxes,
+            ha="right",
+            fontsize=8.5,
+            color=GREEN,
+        )
+    words = zip(("median", "p90", "p99"), points, (INK, ORANGE, VERMILLION), (0.0, 0.36, 0.68), strict=True)
+    for word, value, color, x in words:
+        axes.text(x, 1.04, f"{word} {seconds(float(value))}", transform=axes.transAxes, fontsize=8.5, color=color)
+    axes.set_ylim(0, top)
+    if not wide:
+        axes.locator_params(axis="x", nbins=5)
+    axes.xaxis.set_major_formatter(lambda x, _: brief(x))
+    axes.minorticks_off()

@@ -1,0 +1,335 @@
+"""What moves a plan, as pictures: a tornado of its figures, curves to a target, and what models and use cases ask for.
+
+write_pictures(found, "out")      # [out/tornado.png, out/target_tpot.png]
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from ...base.units import seconds, si, size
+from ...sensitivity.findings import binding, name, signed, times
+from ...sensitivity.parameters import TOGETHER
+from ...sensitivity.sensitivity_report import Figure, Row, Sensitivity
+from .. import files
+from ..text.sensitivity import about, effect
+from .canvas import BLUE, FAINT, GREEN, INK, MUTED, ORANGE, PURPLE, SKY, VERMILLION, page, picture, style
+
+PANELS = {
+    "ttft_ms": "time to first token",
+    "tpot_ms": "time per output token",
+    "full_output_throughput": "tokens/s at batch",
+}
+ASKED = {"flops": "FLOP/s", "memory_bandwidth": "memory bandwidth", "memory": "memory size"}
+COLORS = {"flops": VERMILLION, "memory_bandwidth": BLUE, "memory": ORANGE}
+LINES = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY)
+ROWS = 9  # bars of a tornado
+SEEN = 0.0005  # a change that is drawn
+
+
+def write_pictures(found: Sensitivity, folder: str | Path) -> list[Path]:
+    """Every picture of an answer."""
+    target = files.folder(folder)
+    made = {}
+    with style():
+        if found.figures:
+            made["tornado"] = picture(tornado(found))
+        if found.curves:
+            made["curves"] = picture(along(found))
+        if found.size:
+            made["size"] = picture(sizes(found))
+        if found.compare:
+            made["compare"] = picture(asked_for(found, found.compare[1:], _compared(found)))
+        if found.usecases:
+            made["usecases"] = picture(asked_for(found, found.usecases, _cases(found)))
+    return [files.write(target / f"{word}.png", data) for word, data in made.items()]
+
+
+# ------------------------------------------------------------------ the tornado
+
+
+def tornado(found: Sensitivity) -> Any:
+    """A bar to each side for a tenth more and a tenth less of every figure, the strongest on top."""
+    fields = [field for field in PANELS if getattr(found.metrics, field) is not None]
+    ranked = sorted((f for f in found.figures.values() if f.used and not f.within), key=lambda f: -effect(f, fields))
+    shown = [*(f for f in ranked[:ROWS] if effect(f, fields) >= SEEN), found.figures[TOGETHER]]
+    reach = max(0.1, *(effect(f, fields) for f in shown)) * 1.32
+    tall = 1.75 + 0.36 * len(shown)
+    figure = page(11.0, tall, _headline(found, fields), about(found))
+    panels = figure.subplots(1, len(fields), sharey=True, squeeze=False)[0]
+    figure.subplots_adjust(left=0.175, right=0.985, top=1 - 1.06 / tall, bottom=0.5 / tall, wspace=0.09)
+    for axes, field in zip(panels, fields, strict=True):
+        _bars(axes, shown, field, reach)
+        axes.set_title(_panel(found, field), loc="left", fontsize=10, weight="bold", pad=7)
+    panels[0].set_yticks(range(len(shown)), [name(f) for f in shown])
+    panels[0].set_ylim(len(shown) - 0.4, -0.6)
+    _key(figure, (("10% more of it", BLUE), ("10% less of it", ORANGE)))
+    return figure
+
+
+def _headline(found: Sensitivity, fields: list[str]) -> str:
+    """The finding: what each metric follows."""
+    words = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "full_output_throughput": "throughput"}
+    told = []
+    for field in fields:
+        first = max((f for f in found.figures.values() if not f.within), key=lambda f: effect(f, [field]))
+        told.append(f"{words[field]} follows {name(first)} ({signed(first.up.change[field])} for 10% more)")
+    return " · ".join(told[:2])
+
+
+def _bars(axes: Any, shown: list[Figure], field: str, reach: float) -> None:
+    for y, figure in enumerate(shown):
+        pair = ((figure.up.change[field] or 0.0, BLUE), (figure.down.change[field] or 0.0, ORANGE))
+        same = pair[0][0] * pair[1][0] > 0  # a kink: both to one side, so each gets half of the height
+        for number, (value, color) in enumerate(pair):
+            where = y + (0.17 if number else -0.17) * same
+            axes.barh(where, value, height=0.32 if same else 0.66, color=color, linewidth=0, zorder=2)
+            if abs(value) >= SEEN:
+                side = 1 if value > 0 else -1
+                axes.text(
+                    value + side * reach * 0.02,
+                    where,
+                    signed(value),
+                    ha="left" if side > 0 else "right",
+                    va="center",
+                    fontsize=8,
+                    color=INK,
+                )
+    axes.axvline(0, color=MUTED, linewidth=0.9, zorder=3)
+    axes.set_xlim(-reach, reach)
+    axes.set_xticks([-0.1, -0.05, 0, 0.05, 0.1], ["−10%", "−5%", "0", "+5%", "+10%"])
+    axes.tick_params(axis="x", labelsize=8, length=2, colors=MUTED)
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+    axes.grid(True, axis="x", color="#eceff2", linewidth=0.8)
+    axes.set_axisbelow(True)
+
+
+def _panel(found: Sensitivity, field: str) -> str:
+    value = float(getattr(found.metrics, field))
+    if field.endswith("_ms"):
+        return f"{PANELS[field]} · {seconds(value / 1e3)}"
+    return f"{PANELS[field]} {found.metrics.full_batch_size:,} · {value:,.0f}"
+
+
+def _key(figure: Any, entries: tuple[tuple[str, str], ...]) -> None:
+    from matplotlib.patches import Patch
+
+    patches = [Patch(facecolor=color, label=word) for word, color in entries]
+    figure.legend(
+        handles=patches,
+        loc="lower left",
+        bbox_to_anchor=(0.005, 0.005),
+        ncols=len(entries),
+        frameon=False,
+        fontsize=8.5,
+        labelcolor=MUTED,
+        handlelength=1,
+        handleheight=1,
+    )
+
+
+# ------------------------------------------------------------------ far beyond a tenth
+
+
+def along(found: Sensitivity) -> Any:
+    """Latencies along each figure: where more of it stops helping; targets are drawn in."""
+    fields = [field for field in ("ttft_ms", "tpot_ms") if getattr(found.metrics, field) is not None]
+    spans = {key: max(_span(getattr(curve, field)) for field in fields) for key, curve in found.curves.items()}
+    strong = sorted((key for key in spans if spans[key] > 1.02), key=lambda key: -spans[key])
+    colors = dict(zip(strong, LINES, strict=False))
+    figure = page(11.0, 4.4, _twice(found, fields), about(found))
+    panels = figure.subplots(1, len(fields), squeeze=False)[0]
+    figure.subplots_adjust(left=0.07, right=0.86, top=0.76, bottom=0.13, wspace=0.42)
+    for axes, field in zip(panels, fields, strict=True):
+        _lines(axes, found, field, colors)
+        axes.set_title(PANELS[field], loc="left", fontsize=10, weight="bold", pad=7)
+        for target in found.targets.values():
+            if target.metric == field:
+                axes.axhline(target.limit, color=INK, linewidth=1.1, linestyle=(0, (4, 3)))
+                axes.text(
+                    axes.get_xlim()[0], target.limit, f" target {target.limit:g} ms", va="bottom", fontsize=8, color=INK
+                )
+    return figure
+
+
+def _twice(found: Sensitivity, fields: list[str]) -> str:
+    """The finding: what two times the best figure does to each latency."""
+    told = []
+    for field in fields:
+        at = {key: getattr(c, field)[c.factor.index(2.0)] or math.inf for key, c in found.curves.items()}
+        best = min(at, key=lambda key: at[key])
+        cut = at[best] / getattr(found.metrics, field) - 1
+        told.append(f"twice the {name(found.figures[best])}: {field[:4].upper()} {signed(cut)}")
+    text = " · ".join(told)
+    return text[0].upper() + text[1:]
+
+
+def _lines(axes: Any, found: Sensitivity, field: str, colors: dict[str, str]) -> None:
+    """The figures that matter, each with its name where its line ends."""
+    ends = []
+    for key, color in colors.items():
+        curve = found.curves[key]
+        if _span(getattr(curve, field)) < 1.02:
+            continue
+        axes.plot(curve.factor, getattr(curve, field), color=color, linewidth=2, marker="o", markersize=2.5)
+        ends.append((getattr(curve, field)[-1], name(found.figures[key]), color))
+    axes.plot(1, getattr(found.metrics, field), marker="o", color=INK, markersize=6, zorder=5)
+    axes.set(xscale="log", yscale="log")
+    axes.set_xticks([0.25, 0.5, 1, 2, 4, 8, 16], ["¼", "½", "1", "2", "4", "8", "16"])
+    axes.minorticks_off()
+    low, high = axes.get_ylim()
+    ticks = [m * 10.0**e for e in range(-3, 7) for m in (1, 1.5, 2, 3, 5, 7) if low <= m * 10.0**e <= high]
+    axes.set_yticks(ticks[:: max(1, len(ticks) // 7)], [seconds(t / 1e3) for t in ticks[:: max(1, len(ticks) // 7)]])
+    axes.set_xlabel("times the figure as it is", fontsize=8.5)
+    axes.tick_params(labelsize=8, colors=MUTED, length=2)
+    axes.grid(True, color="#eceff2", linewidth=0.8)
+    axes.set_axisbelow(True)
+    gap, below = (high / low) ** 0.065, math.inf
+    for value, words, color in sorted(ends, reverse=True):  # names keep clear of each other, from the top down
+        below = min(value, below / gap)
+        axes.text(17.5, below, words, va="center", fontsize=8.5, color=color)
+
+
+def _span(values: list[float | None]) -> float:
+    known = [value for value in values if value]
+    return max(known) / min(known) if known else 1.0
+
+
+# ------------------------------------------------------------------ models and use cases
+
+
+def asked_for(found: Sensitivity, rows: list[Row], title: str) -> Any:
+    """Bars of FLOP/s, bandwidth and memory beside what the GPU has, one group per model or use case."""
+    tall = 1.9 + 0.82 * len(rows)
+    figure = page(10.0, tall, title, about(found))
+    axes = figure.add_axes((0.225, 0.62 / tall, 0.63, 1 - 1.55 / tall))
+    factors = [f for row in rows for f in _factors(row).values() if f]
+    low, high = min(0.25, *factors) / 1.4, max(2.0, *factors) * 2.6
+    for y, row in enumerate(rows):
+        for number, (key, factor) in enumerate(_factors(row).items()):
+            words = (
+                f"{times(factor)}  {_amount(row, key)}" if factor else f"none is enough: {binding(row.demand.binding)}"
+            )
+            axes.barh(
+                y + (number - 1) * 0.26,
+                (factor or high) - low,
+                left=low,
+                height=0.24,
+                zorder=2,
+                linewidth=0,
+                color=COLORS[key] if factor else FAINT,
+                alpha=1.0 if (factor or 0) > 1 else 0.55,
+            )
+            text = axes.text(
+                (factor or low) * 1.04, y + (number - 1) * 0.26, words, va="center", fontsize=8, color=INK, zorder=4
+            )
+            text.set_bbox({"facecolor": "white" if factor else "none", "edgecolor": "none", "pad": 0.6})
+        best = row.size.found if row.size else None
+        words = f"{best.gpus} × {best.gpu}\n{best.layout}" if best else "no layout\ndoes it"
+        axes.text(
+            1.19,
+            y,
+            words,
+            ha="right",
+            va="center",
+            fontsize=8.5,
+            color=INK if best else VERMILLION,
+            transform=axes.get_yaxis_transform(),
+            linespacing=1.3,
+        )
+    axes.axvline(1, color=INK, linewidth=1.3, zorder=3)
+    axes.text(1, -0.62, "what this GPU has", ha="center", va="bottom", fontsize=8.5, color=INK)
+    axes.text(
+        1.19,
+        -0.62,
+        "or: smallest platform",
+        ha="right",
+        va="bottom",
+        fontsize=8.5,
+        color=MUTED,
+        transform=axes.get_yaxis_transform(),
+    )
+    axes.set(xscale="log", xlim=(low, high), ylim=(len(rows) - 0.45, -0.55))
+    axes.set_yticks(range(len(rows)), [_label(row, found) for row in rows], linespacing=1.3)
+    axes.xaxis.set_major_formatter(lambda x, _: f"×{x:g}")
+    axes.minorticks_off()
+    axes.tick_params(axis="x", labelsize=8, colors=MUTED)
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+    axes.grid(True, axis="x", color="#eceff2", linewidth=0.8)
+    axes.set_axisbelow(True)
+    _key(figure, tuple((f"{ASKED[key]} of each GPU", color) for key, color in COLORS.items()))
+    return figure
+
+
+def _factors(row: Row) -> dict[str, float | None]:
+    return {"flops": row.demand.flops, "memory_bandwidth": row.demand.memory_bandwidth, "memory": row.demand.memory}
+
+
+def _amount(row: Row, key: str) -> str:
+    value = float(getattr(row.demand, f"{key}_value"))
+    return size(value) if key == "memory" else si(value, "FLOP/s" if key == "flops" else "B/s")
+
+
+def _label(row: Row, found: Sensitivity) -> str:
+    """A use case with its limits; a model with what is lost if nothing changes."""
+    if not found.compare:
+        return "\n".join(
+            [row.name, *(f"{word.upper()} ≤ {seconds(value / 1e3)}" for word, value in row.limits.items())]
+        )
+    first = found.compare[0]
+    lost = [
+        f"{label} {times(getattr(row, field) / getattr(first, field))} as it is"
+        for field, label in (("ttft_ms", "TTFT"), ("tpot_ms", "TPOT"))
+        if getattr(first, field)
+    ]
+    return "\n".join([row.name, *lost])
+
+
+def _compared(found: Sensitivity) -> str:
+    """The finding for the model that asks for the most."""
+    top = _hardest(found.compare[1:])
+    d = top.demand
+    factors = f"FLOP/s {times(d.flops)}, bandwidth {times(d.memory_bandwidth)}, memory {times(d.memory)}"
+    return f"{top.name} as fast as {found.compare[0].name} takes {factors}"
+
+
+def _cases(found: Sensitivity) -> str:
+    top = _hardest(found.usecases)
+    return f"What each use case asks of a GPU: {top.name} the most, for {binding(top.demand.binding)}"
+
+
+def _hardest(rows: list[Row]) -> Row:
+    return max(rows, key=lambda row: max(factor or math.inf for factor in _factors(row).values()))
+
+
+# ------------------------------------------------------------------ platforms
+
+
+def sizes(found: Sensitivity) -> Any:
+    """Memory of the fullest GPU by number of GPUs, and what the ones that do not do lack."""
+    rows = [tried for one in found.size for tried in [t for t in one.tried if t.binding != "layout"][-8:]]
+    tall = 1.6 + 0.42 * len(rows)
+    head = found.summary.partition(";")[0] if found.feasible else "No platform does it"
+    figure = page(10.0, tall, head, about(found))
+    axes = figure.add_axes((0.2, 0.45 / tall, 0.77, 1 - 1.35 / tall))
+    for y, tried in enumerate(rows):
+        share = tried.memory_share if tried.memory_share is not None else 1 + (tried.short or 0.0)
+        axes.barh(
+            y, share, height=0.62, color=GREEN if tried.works else VERMILLION if share > 1 else FAINT, linewidth=0
+        )
+        words = "does it" if tried.works else tried.reason.partition(" usable")[0]
+        axes.text(max(share, 1.0) + 0.02, y, words, va="center", fontsize=8, color=INK, parse_math=False)
+    axes.axvline(1, color=INK, linewidth=1.3)
+    axes.set_xlim(0, max(3.2, 1.6 * max(t.memory_share or 1 + (t.short or 0) for t in rows)))
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set_yticks(range(len(rows)), [f"{t.gpus} × {t.gpu}  {t.layout}" for t in rows])
+    axes.xaxis.set_major_formatter(lambda x, _: f"{x * 100:.0f}%")
+    axes.set_xlabel("usable memory of the fullest GPU that is taken", fontsize=8.5)
+    axes.tick_params(axis="x", labelsize=8, colors=MUTED)
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+    return figure

@@ -1,0 +1,209 @@
+"""Who reads whom inside a block, as people draw it: operators that took time, residual sums, and the rank of each.
+
+A report has rows, a model has blocks; `shown` brings them together, `wire` makes a small graph of one block.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import NamedTuple
+
+from ...base.symbols import Program, constant
+from ...inference.report import OpRow, Phase
+from ...network.graph import Block, Model
+from ...network.operators import Op
+
+ENTRY, EXIT = -1, -2  # where the block's input comes in and its output goes out
+
+
+class Part(NamedTuple):
+    """A block with the operators of it that took time: place in the block -> row, and its part of the row."""
+
+    block: Block
+    rows: dict[int, tuple[OpRow, float]]
+
+    @property
+    def share(self) -> float:
+        """Of the phase's time."""
+        return sum(row.share * part for row, part in self.rows.values())
+
+
+class Edge(NamedTuple):
+    """From a producer to a reader; what goes through the cache is ``kept``, what skips a part is ``residual``."""
+
+    start: int
+    end: int
+    kept: bool = False
+    residual: bool = False
+
+
+class Wiring(NamedTuple):
+    """Operators by their place in the block; numbers from ``len(block.ops)`` on are residual sums."""
+
+    edges: list[Edge]
+    ranks: dict[int, int]
+
+
+def shown(model: Model, phase: Phase) -> tuple[list[Part], list[OpRow]]:
+    """The blocks that took time, in order, and the rows that are no operator of the model (the engine's own).
+
+    Rows come block by block in the order of the model, without the operators that have no work. Blocks may be alike
+    in name and begin alike, so each run of rows belongs to the block that explains most of it.
+    """
+    left = list(phase.ops)
+    found: dict[int, dict[int, OpRow]] = {}
+    own: list[OpRow] = []
+    while left:
+        fits = {i: _fit(block, left) for i, block in enumerate(model.blocks) if i not in found}
+        best = max(fits, key=lambda i: (len(fits[i]), -i), default=-1)
+        if best < 0 or not fits[best]:
+            own.append(left.pop(0))
+            continue
+        found[best] = fits[best]
+        del left[: len(fits[best])]
+    parts = [Part(model.blocks[i], _shared(model.blocks[i], rows)) for i, rows in sorted(found.items())]
+    return [p for p in parts if p.rows], [row for row in own if row.seconds > 0]
+
+
+def _fit(block: Block, rows: list[OpRow]) -> dict[int, OpRow]:
+    """The first rows as operators of a block, as far as they go."""
+    found: dict[int, OpRow] = {}
+    for index, op in enumerate(block.ops):
+        if len(found) < len(rows) and _same(op, block, rows[len(found)]):
+            found[index] = rows[len(found)]
+    return found
+
+
+def _shared(block: Block, rows: dict[int, OpRow]) -> dict[int, tuple[OpRow, float]]:
+    """Rows that took time; an operator that stands twice in a block shares its row with itself."""
+    found: dict[int, tuple[OpRow, float]] = {}
+    for index, row in rows.items():
+        twins = [i for i, op in enumerate(block.ops) if op is block.ops[index] and (i == index or i not in rows)]
+        if row.seconds > 0:
+            found |= {i: (row, 1 / len(twins)) for i in twins}
+    return dict(sorted(found.items()))
+
+
+def _same(op: Op, block: Block, row: OpRow) -> bool:
+    return (op.name, op.kind, block.name, op.formula) == (row.name, row.kind, row.block, row.formula)
+
+
+def wire(part: Part) -> Wiring:
+    """Connect the operators of a block that took time; what did not is as if it were not there."""
+    return _Wirer(part).run()
+
+
+def attends(op: Op) -> bool:
+    """Whether it reads the cache."""
+    return op.kind.endswith("_attention")
+
+
+class _Wirer:
+    def __init__(self, part: Part) -> None:
+        self.ops, self.residual, self.visible = part.block.ops, part.block.residual, list(part.rows)
+        self.edges: list[Edge] = []
+        self.ranks: dict[int, int] = {ENTRY: 0}
+        self.stream = ENTRY  # what the residual connection carries
+        self.segment: list[int] = []  # operators since the last residual sum
+        self.joins = 0
+
+    def run(self) -> Wiring:
+        cuts = _cuts(self.ops) if self.residual else set()
+        before = -1
+        for i in self.visible:
+            if self.segment and any(before < cut <= i for cut in cuts):
+                self._join()
+            self._add(i)
+            before = i
+        ends = [self._join()] if self.residual else self._loose()
+        self.edges += [Edge(j, EXIT) for j in ends]
+        self.ranks[EXIT] = 1 + max(self.ranks.values())
+        return Wiring(self.edges, self.ranks)
+
+    def _add(self, i: int) -> None:
+        op = self.ops[i]
+        kept: list[int] = []
+        together = self._loose() if op.kind == "all_reduce" and op.inputs is None else []  # of all branches before it
+        sources = together or self._inputs(i)
+        if attends(op):
+            waiting = [j for j in self._loose(cached=True) if j not in sources]
+            caches = [j for j in waiting if self.ops[j].kind == "kv_write"]
+            twins = [j for j in self.segment if self.ops[j].name == op.name and attends(self.ops[j])]
+            if op.name == "attention":
+                kept = caches + [e.start for e in self.edges if e.end in twins and e.kept]
+                sources += [j for j in waiting if j not in caches and not attends(self.ops[j])]
+            else:
+                kept = caches[-1:]  # an index has a cache of its own, written just before
+        for j in [j for j in sources if self._kind(j) == "kv_write"]:
+            sources.remove(j)  # what was just written to the cache is also at hand
+            sources += [e.start for e in self.edges if e.end == j and e.start not in sources]
+            kept.append(j)
+        passed = {e.start for e in self.edges if e.end in sources and self._kind(e.start).endswith("attention")}
+        sources = [j for j in dict.fromkeys(sources) if j not in passed] or [self.stream]
+        self.edges += [Edge(j, i) for j in sources] + [Edge(j, i, kept=True) for j in dict.fromkeys(kept)]
+        self.ranks[i] = max([self.ranks[j] + 1 for j in sources] + [self.ranks[j] for j in kept])
+        self.segment.append(i)
+
+    def _inputs(self, i: int) -> list[int]:
+        op = self.ops[i]
+        line = [j for j in self.segment if self.ops[j].kind != "kv_write"]
+        if op.inputs is None:
+            if line and attends(op) and self.ops[line[-1]].name == op.name:  # prompts and decoding, side by side
+                return [e.start for e in self.edges if e.end == line[-1] and not e.kept]
+            return self._named(self.ops[line[-1]].name, line) if line else [self.stream]
+        if not op.inputs and not _flows(op) and line:  # it leaves nothing, so it does not start a branch
+            return line[-1:]
+        found = [j for word in op.inputs for j in self._named(word, [j for j in self.visible if j < i])]
+        if line and _sends(self.ops[line[-1]]) and {e.start for e in self.edges if e.end == line[-1]} == set(found):
+            return line[-1:]  # what these inputs became on their way to other ranks
+        if found or not op.inputs or not any(word == other.name for word in op.inputs for other in self.ops[:i]):
+            return found or [self.stream]
+        return line[-1:] or [self.stream]
+
+    def _kind(self, i: int) -> str:
+        return self.ops[i].kind if 0 <= i < len(self.ops) else ""
+
+    def _named(self, word: str, among: list[int]) -> list[int]:
+        """The last operator of that name; of each phase where it is an attention."""
+        return list({self.ops[j].kind: j for j in among if self.ops[j].name == word}.values())
+
+    def _loose(self, cached: bool = False) -> list[int]:
+        """Operators whose output nobody has read yet; with ``cached`` also those that leave theirs in memory."""
+        read = {e.start for e in self.edges}
+        return [j for j in self.segment if j not in read and (cached or _flows(self.ops[j]))]
+
+    def _join(self) -> int:
+        """A residual sum of what the segment made and what went past it."""
+        join = len(self.ops) + self.joins
+        ends = self._loose() or self.segment[-1:]
+        self.edges += [Edge(j, join) for j in ends] + [Edge(self.stream, join, residual=True)]
+        self.ranks[join] = 1 + max(self.ranks[j] for j in self.segment)
+        self.joins, self.stream, self.segment = self.joins + 1, join, []
+        return join
+
+
+def _cuts(ops: tuple[Op, ...]) -> set[int]:
+    """Where a new part of a residual block starts: at its next norm with residual, or after one that closes a part."""
+    sums = [i for i, op in enumerate(ops) if op.kind == "norm" and _adds(op)]
+    direct = {i for i, op in enumerate(ops) if i and op.kind == "linear" and op.inputs == ()}  # reads the stream itself
+    if not sums:
+        return direct
+    closing = any(attends(op) or op.kind == "scan" for op in ops[: sums[0]])
+    return direct | ({i + 1 for i in sums} if closing else set(sums[1:]))
+
+
+def _sends(op: Op) -> bool:
+    return str(op.work.sent) != "0"
+
+
+def _flows(op: Op) -> bool:
+    """Whether an output goes on to the next operator; collectives hand on what they were given."""
+    return _sends(op) or str(op.output) != "0"
+
+
+def _adds(op: Op) -> bool:
+    """Whether a norm adds the residual stream: then it reads two tensors of its output's size."""
+    formulas = [f if hasattr(f, "op") else constant(f) for f in (op.work.reads, op.output)]
+    ones: defaultdict[str, float] = defaultdict(lambda: 1.0)
+    reads, output = Program(formulas)(ones)
+    return bool(reads > 1.5 * output)

@@ -1,0 +1,124 @@
+"""A sweep for people in a terminal: how many points there are, the best of them, and why others cannot be used."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from rich import box
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from ...base.units import percent, seconds, si, size
+from ...sweep.digest import QUESTIONS, Digest, fewer
+from ...sweep.grid import Grid
+
+SHORT = {
+    "tensor_parallel_size": "tp",
+    "pipeline_parallel_size": "pp",
+    "data_parallel_size": "dp",
+    "batch_size": "batch",
+    "decode_context_parallel_size": "dcp",
+    "enable_expert_parallel": "ep",
+    "sequence_parallel": "sp",
+    "quantization": "weights",
+    "kv_cache_dtype": "KV",
+    "input_len": "input",
+    "output_len": "output",
+    "prefix_len": "prefix",
+    "max_num_batched_tokens": "budget",
+    "max_num_seqs": "seqs",
+    "gpu_memory_utilization": "share",
+}
+REASONS = 4  # lines about why points cannot be used
+
+
+def counted(digest: Digest, took: float) -> str:
+    """``1,584 points, 1,203 feasible (75.9%), in 0.41 s``"""
+    share = f" ({percent(digest.feasible / digest.points)})" if digest.feasible < digest.points else ""
+    return f"{digest.points:,} points, {digest.feasible:,} feasible{share}, in {seconds(took)}"
+
+
+def summary(grid: Grid, digest: Digest, took: float) -> Group:
+    """What a sweep found, short enough for a screen."""
+    fixed = [
+        str(values[0]) if name in ("model", "gpu") else f"{short(name)} {values[0]}"
+        for name, values in grid.every.items()
+        if len(values) == 1
+    ]
+    axes = [f"{len(values):,} {short(name)}" for name, values in grid.every.items() if len(values) > 1]
+    parts: list[Any] = [Text(" · ".join([*fixed, " × ".join(axes)]).strip(" ·"), style="bold")]
+    parts.append(Text(counted(digest, took)))
+    rows = digest.table()
+    if rows:
+        parts += [Text(""), Text(_caption(grid, digest, len(rows))), table(grid, rows)]
+    kinds = reasons(digest.reasons)
+    parts += [Text(f"✗ {line}", style="dim" if rows else "red") for line in kinds[:REASONS]]
+    if len(kinds) > REASONS:
+        parts.append(Text(f"  and {len(kinds) - REASONS} more reasons", style="dim"))
+    return Group(*parts, *(Text(f"! {warning}", style="yellow") for warning in fewer(list(grid.warnings), REASONS)))
+
+
+def short(name: str) -> str:
+    """A column's name in few letters: ``short("tensor_parallel_size")  # 'tp'``"""
+    return SHORT.get(name, name.replace("_", " "))
+
+
+def reasons(found: Mapping[str, int]) -> list[str]:
+    """Reasons with their counts, the most frequent first; those that differ by numbers only are one line."""
+    alike: dict[str, dict[str, int]] = {}
+    for reason, number in found.items():
+        alike.setdefault(re.sub(r"\d[\d,.]*", "", reason), {})[reason] = number
+    most = sorted(alike.values(), key=lambda kind: -sum(kind.values()))
+    return [f"{sum(kind.values()):,} points{', such as' if len(kind) > 1 else ''}: {next(iter(kind))}" for kind in most]
+
+
+def _caption(grid: Grid, digest: Digest, rows: int) -> str:
+    if len(digest.fronts) == 1:
+        front = len(next(iter(digest.fronts.values())))
+        some = f"{rows} of {front} points" if front > rows else f"{front} points" if front > 1 else "the one point"
+        return f"{some} that no other beats in both tokens/s of a user and tokens/s of a GPU"
+    workloads = 1
+    for name in QUESTIONS:
+        workloads *= len(grid.every.get(name, (None,)))
+    some = f"{rows} of {workloads:,} workloads" if workloads > rows else f"{rows} workloads"
+    return f"{some}, each with the plan that gets most out of a GPU"
+
+
+def table(grid: Grid, rows: list[dict[str, Any]]) -> Table:
+    """Rows with the axes that vary, and the figures that people ask for."""
+    found = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    axes = [name for name, values in grid.every.items() if len(values) > 1]
+    for name in axes:
+        found.add_column(short(name), justify="left" if isinstance(rows[0][name], str) else "right", no_wrap=True)
+    for title in ("TTFT", "TPOT", "tok/s/user", "tok/s/GPU", "$/M out", "memory"):
+        found.add_column(title, justify="right", no_wrap=True)
+    for row in rows:
+        found.add_row(
+            *(_cell(row[name]) for name in axes),
+            _ms(row["ttft_ms"]),
+            _ms(row["tpot_ms"]),
+            _number(row["output_throughput_per_user"]),
+            _number(row["output_throughput_per_gpu"]),
+            _money(row["cost_per_million_output_tokens"]),
+            f"{size(row['total_bytes'])[:-3]} of {size(row['usable_bytes'])}",
+        )
+    return found
+
+
+def _cell(value: Any) -> str:
+    return "–" if value is None else f"{value:,}" if isinstance(value, int) and value is not True else str(value)
+
+
+def _ms(value: float | None) -> str:
+    return "–" if value is None else seconds(value / 1e3)
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else si(value) if value >= 1e6 else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _money(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}"
