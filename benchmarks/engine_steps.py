@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from inferometer.costs import precision as numerics
-from inferometer.costs.bound_plan import Setup, prepare, step_seconds
+from inferometer.costs.binding import BoundPlan, bind, step_seconds
 from inferometer.costs.step import Group, Step
 from inferometer.inference import analyze, latency
 from inferometer.network import families
@@ -72,15 +72,15 @@ def rows(path: Path) -> dict[tuple[str, str], Rows]:
 
 
 @cache
-def setup(model: str, precision: str) -> Setup:
+def bound_plan(model: str, precision: str) -> BoundPlan:
     """The engine as it was measured: vLLM on one H200, 512 sequences, 8,192 tokens a step."""
     network = families.build(catalog.model(model).config)
     plan = Plan(max_num_seqs=512, gpu_memory_utilization=0.92, quantization=precision)
-    roles = numerics.by_role(network, "bf16", precision)
-    return prepare(network, catalog.hardware("h200"), catalog.engine("vllm"), plan, roles=roles)
+    roles = numerics.precision_by_role(network, "bf16", precision)
+    return bind(network, catalog.hardware("h200"), catalog.engine("vllm"), plan, roles=roles)
 
 
-def with_figures(s: Setup, figures: dict[str, float]) -> Setup:
+def with_figures(s: BoundPlan, figures: dict[str, float]) -> BoundPlan:
     """The same setup with other figures of engine and chip."""
     e = s.engine
     launch = {**e.launch, **{kind: figures[kind] for kind in ("prefill_attention", "moe") if kind in figures}}
@@ -89,7 +89,7 @@ def with_figures(s: Setup, figures: dict[str, float]) -> Setup:
     return s._replace(engine=msgspec.structs.replace(e, launch=launch, **own), env=env)
 
 
-def errors(s: Setup, parts: Rows) -> dict[str, np.ndarray]:
+def errors(s: BoundPlan, parts: Rows) -> dict[str, np.ndarray]:
     """Relative errors of each kind of rows."""
     found = {}
     for kind, part in parts.items():
@@ -106,7 +106,7 @@ def errors(s: Setup, parts: Rows) -> dict[str, np.ndarray]:
 
 def table(path: Path) -> str:
     """Mean absolute error and bias in percent, a line a model."""
-    return _lines({key: errors(setup(*key), parts) for key, parts in sorted(rows(path).items())})
+    return _lines({key: errors(bound_plan(*key), parts) for key, parts in sorted(rows(path).items())})
 
 
 def _lines(found: dict[tuple[str, str], dict[str, np.ndarray]]) -> str:
@@ -132,7 +132,7 @@ def chosen_without(left: tuple[str, str], every: dict[tuple[str, str], Rows]) ->
     figures = {key: values[len(values) // 2] for key, values in FIGURES.items()}
 
     def loss() -> float:
-        all_off = [errors(with_figures(setup(*key), figures), parts) for key, parts in others.items()]
+        all_off = [errors(with_figures(bound_plan(*key), figures), parts) for key, parts in others.items()]
         seen = [off for parts in all_off for kind, off in parts.items() if kind != "many"]
         return float(np.mean([np.median(np.abs(off)) for off in seen]))
 
@@ -152,7 +152,7 @@ def left_out() -> str:
     found = {}
     for key in sorted(rows(SHARED / "static.csv")):
         if key[0] != "deepseek-v2-lite":
-            found[key] = errors(with_figures(setup(*key), chosen_without(key, every)), every[key])
+            found[key] = errors(with_figures(bound_plan(*key), chosen_without(key, every)), every[key])
     return _lines(found)
 
 

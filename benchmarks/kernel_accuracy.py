@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 from kernel_tables import TABLES, Rows, everything, own_rows
 
-from inferometer.base.symbols import most
+from inferometer.base.symbols import maximum_of
 from inferometer.costs.kernels.lookup import LIKE, octaves_faster
 from inferometer.costs.kernels.registry import Profile, read, relatives
 from inferometer.costs.kernels.surfaces import SHAPES
@@ -47,7 +47,7 @@ def predicted(rows: Rows, profile: Profile) -> np.ndarray | None:
     shape = SHAPES[rows.kind]
     faster = octaves_faster(catalog.hardware(profile.device), catalog.hardware(rows.device))
     ratio = sheets[sheet].at(*shape.places(rows.dims, faster[shape.compute]))
-    return np.asarray(most(shape.base(rows.terms, rows.dims) * 2.0**ratio, rows.terms.roofline))
+    return np.asarray(maximum_of(shape.base(rows.terms, rows.dims) * 2.0**ratio, rows.terms.roofline))
 
 
 def family(rows: Rows) -> str:

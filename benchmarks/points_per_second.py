@@ -13,9 +13,9 @@ from itertools import product
 import numpy as np
 
 from inferometer import Sweep, sweep
-from inferometer.inference.latency import figures, talk_of
+from inferometer.inference.latency import predict, uniform_batch_shape
 from inferometer.inference.memory import footprint
-from inferometer.inference.request import request
+from inferometer.inference.request import build_request
 from inferometer.sweep.grid import Grid
 from inferometer.sweep.points import pieces
 
@@ -64,11 +64,11 @@ def loop(found: Sweep) -> tuple[float, float]:
         ]
         key = tuple(words.values())
         if key not in plans:
-            plans[key] = request(**words).setup()
-        setup = plans[key]
+            plans[key] = build_request(**words).bind()
+        bound_plan = plans[key]
         began = time.process_time()
-        talk = talk_of(setup, *work)  # type: ignore[arg-type]
-        one, held = figures(setup, talk), footprint(setup, talk).total  # type: ignore[arg-type]
+        talk = uniform_batch_shape(bound_plan, *work)  # type: ignore[arg-type]
+        one, held = predict(bound_plan, talk), footprint(bound_plan, talk).total  # type: ignore[arg-type]
         took += time.process_time() - began
         worst = max(
             worst,

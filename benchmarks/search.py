@@ -76,7 +76,7 @@ def prices() -> None:
     """Mean TTFT and TPOT of the means against the simulator, requests at random."""
     import numpy as np
 
-    from inferometer.inference.request import request
+    from inferometer.inference.request import build_request
     from inferometer.search.objective import traffic
     from inferometer.search.steady_state import load, steady
     from inferometer.serving.deployment import pool
@@ -86,10 +86,10 @@ def prices() -> None:
     errors: list[tuple[float, float]] = []
     for (model, words), (given, made), budget in product(SERVERS, LENGTHS, (2048, 8192)):
         asked = traffic(input_len=given, output_len=made)
-        one = request(model, "h200", frontend="http", max_num_batched_tokens=budget, **words)
-        setup = one.setup()
-        setup = setup._replace(env={**setup.env, "alike": 0.0})
-        found = steady([setup], load(asked, one.engine, one.plan, (budget,), 512))[0]
+        one = build_request(model, "h200", frontend="http", max_num_batched_tokens=budget, **words)
+        bound_plan = one.bind()
+        bound_plan = bound_plan._replace(env={**bound_plan.env, "alike": 0.0})
+        found = steady([bound_plan], load(asked, one.engine, one.plan, (budget,), 512))[0]
         server = None
         for wanted in (1, 8, 48, 150):
             n = int(np.argmin(abs(found.decoding - wanted)))

@@ -89,7 +89,7 @@ def steps() -> list[dict[str, Any]]:
     for name, path in sets.items():
         by_kind: dict[str, dict[str, list[Any]]] = {}
         for key, parts in sorted(engine_steps.rows(path).items()) if path.exists() else ():
-            off = engine_steps.errors(engine_steps.setup(*key), parts)
+            off = engine_steps.errors(engine_steps.bound_plan(*key), parts)
             for kind, part in parts.items():
                 mine = by_kind.setdefault(kind, {"labels": [], "measured": [], "predicted": []})
                 mine["labels"] += [

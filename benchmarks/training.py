@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from inferometer.costs.kernels import assumed
-from inferometer.inference.request import request
+from inferometer.inference.request import build_request
 from inferometer.specs import catalog
 from inferometer.training.iteration import stage_times, step_time
 from inferometer.training.passes import Recipe
@@ -63,7 +63,7 @@ def published() -> dict[str, Any]:
     return found
 
 
-def setup(data: dict[str, Any], run: dict[str, Any], policy: str) -> Training:
+def bound_plan(data: dict[str, Any], run: dict[str, Any], policy: str) -> Training:
     """One of its runs under a policy: GPT blocks with dropout, fp16, attention as of 2022."""
     sizes = data["models"][run["model"]]
     config = {
@@ -79,7 +79,7 @@ def setup(data: dict[str, Any], run: dict[str, Any], policy: str) -> Training:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.json"
         path.write_text(json.dumps(config), encoding="utf-8")
-        asked = request(
+        asked = build_request(
             str(path),
             "a100-sxm-80gb",
             engine="megatron",
@@ -118,7 +118,7 @@ def iterations(data: dict[str, Any]) -> list[Row]:
         layout = f"{run['gpus']} GPUs: tp {run['tp']}, pp {run['pp']}"
         layout += f" × {run['interleave']}" if run["interleave"] > 1 else ""
         for key, policy in ROWS.items():
-            training = setup(data, run, policy)
+            training = bound_plan(data, run, policy)
             found.append(Row(run["model"], policy, layout, run["iteration_s"][key], training, seconds(training)))
     return found
 
@@ -130,9 +130,11 @@ def refitted(training: Training, flops: float, hbm: float) -> float:
     kernels["linear"] = msgspec.structs.replace(kernels["linear"], flops=flops)
     kernels |= {kind: msgspec.structs.replace(kernels[kind], hbm=hbm) for kind in PASSES}
     engine = msgspec.structs.replace(engine, kernels=kernels)
-    sources = (*training.setup.sources[:-2], waves(engine, training.setup.device), assumed(engine))
+    sources = (*training.bound_plan.sources[:-2], waves(engine, training.bound_plan.device), assumed(engine))
     stages = tuple(stage._replace(engine=engine, sources=sources) for stage in training.stages)
-    return seconds(training._replace(setup=training.setup._replace(engine=engine, sources=sources), stages=stages))
+    return seconds(
+        training._replace(bound_plan=training.bound_plan._replace(engine=engine, sources=sources), stages=stages)
+    )
 
 
 def left_out(rows: list[Row]) -> dict[str, list[float]]:
@@ -178,7 +180,7 @@ def _memory(data: dict[str, Any]) -> list[str]:
     ]
     for run in data["runs"]:
         want = data["memory_gib"][run["model"]]
-        none, both = setup(data, run, "none"), setup(data, run, "seq_selective")
+        none, both = bound_plan(data, run, "none"), bound_plan(data, run, "seq_selective")
         first, inner = stage_memory(none, 0), stage_memory(none, min(1, run["pp"] - 1))
         found = {
             "activations, no recompute": (want["activations_none"], first.activations),
@@ -209,9 +211,9 @@ def _percent(data: dict[str, Any]) -> list[str]:
         "|---|---|---:|---:|",
     ]
     for run in data["runs"]:
-        base = stage_memory(setup(data, run, "none"), 0).activations
+        base = stage_memory(bound_plan(data, run, "none"), 0).activations
         for policy, theirs in data["activation_percent"].get(run["model"], {}).items():
-            ours = stage_memory(setup(data, run, policy), 0).activations / base * 100
+            ours = stage_memory(bound_plan(data, run, policy), 0).activations / base * 100
             lines.append(f"| {run['model']} | {LABELS[policy]} | {theirs:.2f} | {ours:.2f} |")
     return lines
 

@@ -43,7 +43,7 @@ def test_decode_is_close(benchmarks: ModuleType) -> None:
     steps = benchmarks.engine_steps
     every = steps.rows(steps.OWN)
     for model in ("qwen3-8b", "mixtral-8x7b-v0.1"):
-        off = steps.errors(steps.setup(model, "bf16"), every[model, "bf16"])["decode"]
+        off = steps.errors(steps.bound_plan(model, "bf16"), every[model, "bf16"])["decode"]
         assert np.abs(off).mean() < 0.03
     if not (steps.SHARED / "static.csv").exists():
         pytest.skip("the shared measurements are not at hand")
@@ -55,4 +55,4 @@ def test_decode_is_close(benchmarks: ModuleType) -> None:
         ("qwen3-30b-a3b", "bf16"): 0.04,
     }
     for key, most in limits.items():
-        assert np.abs(steps.errors(steps.setup(*key), shared[key])["decode"]).mean() < most, key
+        assert np.abs(steps.errors(steps.bound_plan(*key), shared[key])["decode"]).mean() < most, key

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferometer.inference import analyze
-from inferometer.inference.latency import Figures, figures, talk_of
+from inferometer.inference.latency import Prediction, predict, uniform_batch_shape
 from inferometer.inference.memory import footprint
-from inferometer.inference.request import request
+from inferometer.inference.request import build_request
 
 MS = ("ttft", "tpot", "e2el")
 PLANS = [
@@ -37,14 +37,14 @@ PLANS = [
     answer=st.lists(st.integers(1, 2_000), min_size=2, max_size=3, unique=True),
 )
 def test_a_grid_is_its_points(model, plan, batch, prompt, answer):
-    setup = request(model, "h200", **plan).setup()
+    bound_plan = build_request(model, "h200", **plan).bind()
     axes = np.meshgrid(*(np.array(a, float) for a in (batch, prompt, answer)), indexing="ij", sparse=True)
-    talk = talk_of(setup, *axes)
-    found, held = figures(setup, talk), footprint(setup, talk)
+    talk = uniform_batch_shape(bound_plan, *axes)
+    found, held = predict(bound_plan, talk), footprint(bound_plan, talk)
     shape = (len(batch), len(prompt), len(answer))
     at = (len(batch) - 1, 0, len(answer) - 1)
     one = analyze(model, "h200", batch_size=batch[at[0]], input_len=prompt[0], output_len=answer[at[2]], **plan)
-    for word in Figures._fields:
+    for word in Prediction._fields:
         mine = float(np.broadcast_to(getattr(found, word), shape)[at]) * (1e3 if word in MS else 1)
         alone = getattr(one.metrics, f"{word}_ms" if word in MS else word)
         assert mine == pytest.approx(alone or 0.0, rel=1e-9), word

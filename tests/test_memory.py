@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inferometer.base.symbols import evaluate
-from inferometer.costs.bound_plan import Setup, bound, prepare
+from inferometer.costs.binding import BoundPlan, step_env, bind
 from inferometer.costs.step import Group, Step
 from inferometer.inference.memory import (
     activation_bytes,
@@ -32,16 +32,16 @@ MODELS = [
 ]
 
 
-def setup_of(model: str, **plan: object) -> Setup:
+def setup_of(model: str, **plan: object) -> BoundPlan:
     network = families.build(catalog.model(model).config)
-    return prepare(network, catalog.hardware("h200"), catalog.engine("vllm"), Plan(**plan))  # type: ignore[arg-type]
+    return bind(network, catalog.hardware("h200"), catalog.engine("vllm"), Plan(**plan))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_the_live_peak_lies_between_the_largest_tensor_and_all_of_them(model: str) -> None:
-    setup = setup_of(model)
-    env = bound(setup, Step((Group(2, 600, 0),)))
-    for block in setup.model.blocks:
+    bound_plan = setup_of(model)
+    env = step_env(bound_plan, Step((Group(2, 600, 0),)))
+    for block in bound_plan.model.blocks:
         here = {**env, **block.dims}
         outputs = [float(evaluate(op.output, here)) for op in block.ops]
         stream = (
@@ -56,20 +56,22 @@ def test_the_live_peak_lies_between_the_largest_tensor_and_all_of_them(model: st
 
 
 def test_the_live_peak_of_a_llama_layer_is_its_mlp() -> None:
-    setup = setup_of("llama-3.1-8b")
+    bound_plan = setup_of("llama-3.1-8b")
     step = Step((Group(1, 1000, 0),))
-    layer = next(b for b in setup.model.blocks if b.stage == "layer")
-    peak = float(evaluate(live_peak(layer), {**bound(setup, step), **layer.dims}))
+    layer = next(b for b in bound_plan.model.blocks if b.stage == "layer")
+    peak = float(evaluate(live_peak(layer), {**step_env(bound_plan, step), **layer.dims}))
     wide, stream = 1000 * 2 * 14336 * 2, 1000 * 4096 * 2
     assert peak == wide + wide / 2 + stream, "gate and up, what act_fn makes of them, and the residual stream"
-    assert activation_bytes(setup, step) >= peak
+    assert activation_bytes(bound_plan, step) >= peak
 
 
 def test_activations_grow_with_the_step() -> None:
-    setup = setup_of("llama-3.1-8b")
-    sizes = [float(activation_bytes(setup, Step((Group(1, n, 0),)))) for n in (1, 10, 1000, 8000)]
+    bound_plan = setup_of("llama-3.1-8b")
+    sizes = [float(activation_bytes(bound_plan, Step((Group(1, n, 0),)))) for n in (1, 10, 1000, 8000)]
     assert sizes == sorted(sizes) and sizes[0] < sizes[-1]
-    assert profiling_step(setup).groups[0].new * profiling_step(setup).groups[0].seqs == 8192, "vLLM profiles it"
+    assert profiling_step(bound_plan).groups[0].new * profiling_step(bound_plan).groups[0].seqs == 8192, (
+        "vLLM profiles it"
+    )
     last = longest_step(3, 5000, 1000, budget=8192).groups[0]
     assert last.seqs * last.new == 8192 and last.cached + last.new == 6000
 
@@ -97,24 +99,24 @@ def test_shards_of_the_linears_add_up(model: str, tp: int) -> None:
 def test_weights_in_bf16_are_two_bytes_a_parameter(model: str) -> None:
     network = families.build(catalog.model(model).config)
     roles = dict.fromkeys(("attn", "mlp", "experts", "shared", "head", "embed", "router", "vision"), "bf16")
-    setup = prepare(network, catalog.hardware("h200"), catalog.engine("vllm"), Plan(), roles=roles)
-    assert weight_bytes(setup) == pytest.approx(2 * parameters(network), rel=1e-6)
+    bound_plan = bind(network, catalog.hardware("h200"), catalog.engine("vllm"), Plan(), roles=roles)
+    assert weight_bytes(bound_plan) == pytest.approx(2 * parameters(network), rel=1e-6)
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_caches_grow_and_layers_add_up(model: str) -> None:
-    setup = setup_of(model)
-    sizes = [float(cache_bytes(setup, n)) for n in (0, 1, 100, 10_000)]
+    bound_plan = setup_of(model)
+    sizes = [float(cache_bytes(bound_plan, n)) for n in (0, 1, 100, 10_000)]
     assert sizes == sorted(sizes) and sizes[-1] > 0
-    layers = sum(float(cache_bytes(setup, 700, (i,))) for i in range(setup.model.num_layers))
-    assert layers == pytest.approx(float(cache_bytes(setup, 700)))
+    layers = sum(float(cache_bytes(bound_plan, 700, (i,))) for i in range(bound_plan.model.num_layers))
+    assert layers == pytest.approx(float(cache_bytes(bound_plan, 700)))
 
 
 @pytest.mark.parametrize("quantization", ["fp8", "fp8-block", "w4a16", "nvfp4", "mxfp4", "int8", "int2"])
 def test_quantised_layers_shrink_and_the_ends_stay(quantization: str) -> None:
     network = families.build(catalog.model("llama-3.1-8b").config)
-    plain = prepare(network, catalog.hardware("h200"), catalog.engine("vllm"), Plan())
-    small = prepare(network, catalog.hardware("h200"), catalog.engine("vllm"), Plan(quantization=quantization))
+    plain = bind(network, catalog.hardware("h200"), catalog.engine("vllm"), Plan())
+    small = bind(network, catalog.hardware("h200"), catalog.engine("vllm"), Plan(quantization=quantization))
     ends = 2 * 128256 * 4096 * 2 + (2 * 32 + 1) * 4096 * 2
     layers = float(weight_bytes(plain)) - ends
     assert (float(weight_bytes(small)) - ends) / layers == pytest.approx(catalog.precision(quantization).bytes / 2)

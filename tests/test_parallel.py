@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import inferometer
 from inferometer.base.symbols import evaluate
 from inferometer.costs import parallelism, precision
-from inferometer.costs.bound_plan import Setup, bound, prepare, stages, step_rows, step_seconds
+from inferometer.costs.binding import BoundPlan, step_env, bind, stages, step_rows, step_seconds
 from inferometer.costs.roofline import weight_sum
 from inferometer.costs.step import Group, Step
 from inferometer.inference import memory
@@ -30,26 +30,26 @@ NAMES = [
 DECODE, PREFILL = Step((Group(64, 1, 2000, 1, True),)), Step((Group(4, 1024, 0),))
 
 
-def setup(name: str, gpu: str = "h200", engine: str = "vllm", **plan: Any) -> Setup:
+def bound_plan(name: str, gpu: str = "h200", engine: str = "vllm", **plan: Any) -> BoundPlan:
     model = families.build(catalog.model(name).config)
-    return prepare(
+    return bind(
         model,
         catalog.hardware(gpu),
         catalog.engine(engine),
         Plan(**plan),
-        roles=precision.by_role(model, "bf16", "bf16"),
+        roles=precision.precision_by_role(model, "bf16", "bf16"),
     )
 
 
-def flops(s: Setup, step: Step) -> float:
+def flops(s: BoundPlan, step: Step) -> float:
     return float(sum(row.work["flops"] * row.count for stage in stages(s) for row in step_rows(stage, step)))
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("step", [DECODE, PREFILL], ids=["decode", "prefill"])
 def test_size_one_is_the_single_gpu(name: str, step: Step) -> None:
-    alone = setup(name)
-    same = setup(
+    alone = bound_plan(name)
+    same = bound_plan(
         name,
         tensor_parallel_size=1,
         pipeline_parallel_size=1,
@@ -66,7 +66,7 @@ def test_size_one_is_the_single_gpu(name: str, step: Step) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("tp", [2, 4, 8])
 def test_weights_over_ranks_are_the_model_plus_what_is_replicated(name: str, tp: int) -> None:
-    one, many = setup(name), setup(name, tensor_parallel_size=tp)
+    one, many = bound_plan(name), bound_plan(name, tensor_parallel_size=tp)
     for a, b in zip(one.model.blocks, many.model.blocks, strict=True):
         for op in a.ops:
             whole = evaluate(op.work.stored, {**one.env, **a.dims})
@@ -79,15 +79,15 @@ def test_weights_over_ranks_are_the_model_plus_what_is_replicated(name: str, tp:
 
 @pytest.mark.parametrize("name", ["qwen3-30b-a3b", "deepseek-v3", "gpt-oss-120b"])
 def test_experts_spread_or_sliced_over_ranks_are_all_there(name: str) -> None:
-    whole = _experts(setup(name))
-    assert 8 * _experts(setup(name, tensor_parallel_size=8)) == pytest.approx(whole)
-    assert 8 * _experts(setup(name, tensor_parallel_size=8, enable_expert_parallel=True)) == pytest.approx(whole)
-    assert 8 * _experts(setup(name, data_parallel_size=8, enable_expert_parallel=True)) == pytest.approx(whole)
-    both = setup(name, tensor_parallel_size=2, data_parallel_size=4, enable_expert_parallel=True)
+    whole = _experts(bound_plan(name))
+    assert 8 * _experts(bound_plan(name, tensor_parallel_size=8)) == pytest.approx(whole)
+    assert 8 * _experts(bound_plan(name, tensor_parallel_size=8, enable_expert_parallel=True)) == pytest.approx(whole)
+    assert 8 * _experts(bound_plan(name, data_parallel_size=8, enable_expert_parallel=True)) == pytest.approx(whole)
+    both = bound_plan(name, tensor_parallel_size=2, data_parallel_size=4, enable_expert_parallel=True)
     assert 8 * _experts(both) == pytest.approx(whole)
 
 
-def _experts(s: Setup) -> float:
+def _experts(s: BoundPlan) -> float:
     found = 0.0
     for block in s.model.blocks:
         for op in block.ops:
@@ -99,7 +99,7 @@ def _experts(s: Setup) -> float:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("pp", [2, 3, 5])
 def test_pipeline_stages_hold_every_layer_once(name: str, pp: int) -> None:
-    s = setup(name)
+    s = bound_plan(name)
     parts = parallelism.stages(s.model, pp)
     layers = sorted(i for part in parts for b in part.blocks if b.stage == "layer" for i in b.layers)
     assert layers == list(range(s.model.num_layers))
@@ -112,18 +112,18 @@ def test_pipeline_stages_hold_every_layer_once(name: str, pp: int) -> None:
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "mixtral-8x7b-v0.1"])
 @pytest.mark.parametrize("step", [DECODE, PREFILL], ids=["decode", "prefill"])
 def test_flops_are_conserved(name: str, step: Step) -> None:
-    whole = flops(setup(name), step)
+    whole = flops(bound_plan(name), step)
     for plan in (
         {"tensor_parallel_size": 4},
         {"pipeline_parallel_size": 4},
         {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
     ):
-        s = setup(name, **plan)
+        s = bound_plan(name, **plan)
         sharded = s.plan.tensor_parallel_size * _sharded(s, step) + _replicated(s, step)
         assert sharded == pytest.approx(whole, rel=1e-9), plan
 
 
-def _replicated(s: Setup, step: Step) -> float:
+def _replicated(s: BoundPlan, step: Step) -> float:
     """FLOPs that every rank repeats: norms, router, sampling."""
     rows = [r for stage in stages(s) for r in step_rows(stage, step)]
     return float(
@@ -135,7 +135,7 @@ def _replicated(s: Setup, step: Step) -> float:
     )
 
 
-def _sharded(s: Setup, step: Step) -> float:
+def _sharded(s: BoundPlan, step: Step) -> float:
     return flops(s, step) - _replicated(s, step)
 
 
@@ -144,7 +144,7 @@ def _sharded(s: Setup, step: Step) -> float:
 def test_communication_grows_with_the_group(tp: int, batch: int) -> None:
     step = Step((Group(batch, 1, 500, 1, True),))
     sent = [
-        sum(r.work["sent"] * r.count for r in step_rows(setup("llama-3.1-8b", tensor_parallel_size=n), step))
+        sum(r.work["sent"] * r.count for r in step_rows(bound_plan("llama-3.1-8b", tensor_parallel_size=n), step))
         for n in (1, tp, 2 * tp)
     ]
     assert sent[0] == 0 < sent[1] < sent[2]
@@ -168,7 +168,7 @@ def test_better_hardware_is_never_slower(key: str, plan: dict[str, Any]) -> None
     }[key]
     for step in (DECODE, PREFILL):
         slow, fast = (
-            sum(step_seconds(stage, step) for stage in stages(setup("qwen3-30b-a3b", gpu, **plan)))
+            sum(step_seconds(stage, step) for stage in stages(bound_plan("qwen3-30b-a3b", gpu, **plan)))
             for gpu in (f"h200:{key}={figure}", f"h200:{key}={figure * 1.5}")
         )
         assert fast <= slow * (1 + 1e-12)
@@ -301,13 +301,13 @@ def test_a_mixed_step_costs_more_than_decoding_and_less_than_both_apart() -> Non
         enable_chunked_prefill=True,
     )
     mixed, decode = r.phases["mixed"], r.phases["decode"]
-    chunk = step_seconds(setup("llama-3.1-8b"), Step((Group(1, 960, 544),)))
+    chunk = step_seconds(bound_plan("llama-3.1-8b"), Step((Group(1, 960, 544),)))
     assert decode.seconds < mixed.seconds < decode.seconds + chunk
-    assert bound(setup("llama-3.1-8b"), PREFILL)["tokens"] == 4096
+    assert step_env(bound_plan("llama-3.1-8b"), PREFILL)["tokens"] == 4096
 
 
 def test_a_tied_head_has_its_own_table_on_the_last_stage() -> None:
-    whole, cut = setup("qwen3-0.6b"), setup("qwen3-0.6b", pipeline_parallel_size=2)
+    whole, cut = bound_plan("qwen3-0.6b"), bound_plan("qwen3-0.6b", pipeline_parallel_size=2)
     parts = sum(memory.weight_bytes(stage) for stage in stages(cut))
     assert parts - memory.weight_bytes(whole) == pytest.approx(151936 * 1024 * 2)
 

@@ -28,7 +28,7 @@ from inferometer.base.errors import BadFile, BadValue
 from inferometer.inference.analyze import report_of
 from inferometer.inference.memory import parameters
 from inferometer.inference.report import Report
-from inferometer.inference.request import request
+from inferometer.inference.request import build_request
 from inferometer.network.graph import Model
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -47,7 +47,7 @@ PLANS: dict[str, tuple[str, str, dict[str, Any]]] = {
 @functools.cache
 def made(plan: str) -> tuple[Report, Model]:
     name, gpu, words = PLANS[plan]
-    asked = request(name, gpu, **words)
+    asked = build_request(name, gpu, **words)
     return report_of(asked), asked.model
 
 
@@ -217,7 +217,7 @@ def test_folded_layers_and_shapes_are_written() -> None:
 
 
 def test_prompts_and_decoding_in_one_step() -> None:
-    asked = request("llama-3.1-8b", "h200", batch_size=8, enable_chunked_prefill=True)
+    asked = build_request("llama-3.1-8b", "h200", batch_size=8, enable_chunked_prefill=True)
     layer = shown(asked.model, report_of(asked).phases["mixed"])[0][1]
     wiring, at = wire(layer), named(layer)
     first, second = at["attention"]
@@ -226,7 +226,7 @@ def test_prompts_and_decoding_in_one_step() -> None:
 
 
 def test_a_pipeline_shows_its_slowest_stage() -> None:
-    asked = request("deepseek-v3", "h200", tensor_parallel_size=4, pipeline_parallel_size=4)
+    asked = build_request("deepseek-v3", "h200", tensor_parallel_size=4, pipeline_parallel_size=4)
     words = texts(structure(report_of(asked), asked.model, "decode").svg())
     assert "the slowest of 4 pipeline stages" in words
     assert [w for w in words if w.startswith("×")] == ["×15"]
@@ -234,7 +234,7 @@ def test_a_pipeline_shows_its_slowest_stage() -> None:
 
 
 def test_adapters_are_in_the_picture(tmp_path: Path) -> None:
-    asked = request("llama-3.2-1b", "h200", lora_rank=16, output_len=1)
+    asked = build_request("llama-3.2-1b", "h200", lora_rank=16, output_len=1)
     files = write_plots(report_of(asked), tmp_path, asked.model, fmt=("svg",))
     assert "qkv_proj_lora_a" in texts(next(f for f in files if f.name == "structure_prefill.svg").read_text())
 
@@ -302,7 +302,7 @@ def test_memory_is_one_bar_with_its_limits() -> None:
 
 
 def test_memory_says_what_does_not_fit() -> None:
-    asked = request("llama-3.1-70b", "h200")
+    asked = build_request("llama-3.1-70b", "h200")
     report = report_of(asked)
     assert any("does not fit: needs" in t.get_text() for t in memory(report).texts)
 

@@ -15,7 +15,7 @@ from inferometer import BadFile
 from inferometer.base.symbols import evaluate
 from inferometer.base.symbols import names as s
 from inferometer.costs import host as overhead
-from inferometer.costs.bound_plan import Setup, prepare, step_rows, step_seconds
+from inferometer.costs.binding import BoundPlan, bind, step_rows, step_seconds
 from inferometer.costs.kernels.kernel_rows import figures
 from inferometer.costs.kernels.lookup import octaves_faster
 from inferometer.costs.kernels.measured import profile_of, read_rows
@@ -23,7 +23,7 @@ from inferometer.costs.kernels.registry import read, relatives, shipped
 from inferometer.costs.kernels.surfaces import SHAPES, Grid, head_sheet
 from inferometer.costs.step import Group, Step
 from inferometer.inference import analyze
-from inferometer.inference.request import request
+from inferometer.inference.request import build_request
 from inferometer.network import families
 from inferometer.network.operators import linear
 from inferometer.specs import catalog
@@ -33,9 +33,9 @@ HEAD = "kind,dtype,shape,seconds,source\n"
 places = st.floats(-3, 9)
 
 
-def setup_of(model: str = "llama-3.1-8b", gpu: str = "h200", engine: str = "vllm", **plan: object) -> Setup:
+def setup_of(model: str = "llama-3.1-8b", gpu: str = "h200", engine: str = "vllm", **plan: object) -> BoundPlan:
     network = families.build(catalog.model(model).config)
-    return prepare(network, catalog.hardware(gpu), catalog.engine(engine), Plan(**plan))  # type: ignore[arg-type]
+    return bind(network, catalog.hardware(gpu), catalog.engine(engine), Plan(**plan))  # type: ignore[arg-type]
 
 
 def decoding(batch: float, context: float) -> Step:
@@ -95,10 +95,10 @@ def test_a_format_of_its_own_comes_before_one_like_it() -> None:
 
 
 def test_graphs_may_reach_further() -> None:
-    usual, wide = (request("gpt-oss-120b", max_cudagraph_capture_size=size).engine for size in (None, 2048))
+    usual, wide = (build_request("gpt-oss-120b", max_cudagraph_capture_size=size).engine for size in (None, 2048))
     assert usual.graph_tokens == 512 and wide.graph_tokens == 2048
     assert overhead.padded(wide, 1025.0) == 1040 and overhead.padded(wide, 100.0) == overhead.padded(usual, 100.0)
-    short = request("gpt-oss-120b", max_cudagraph_capture_size=12).engine
+    short = build_request("gpt-oss-120b", max_cudagraph_capture_size=12).engine
     assert overhead.padded(short, 9.0) == 16 and overhead.padded(short, 13.0) == 13
     few, many = (
         analyze("gpt-oss-120b", "h200", tensor_parallel_size=8, max_cudagraph_capture_size=size).metrics
@@ -211,26 +211,26 @@ def test_steps_are_padded_to_captured_sizes() -> None:
 
 
 def test_a_small_prefill_waits_for_its_launches_and_a_long_one_does_not() -> None:
-    setup = setup_of()
+    bound_plan = setup_of()
     short, long = Step((Group(1, 16, 0),)), Step((Group(1, 8192, 0),))
-    host = {step: step_rows(setup, step)[-1].seconds for step in (short, long)}
+    host = {step: step_rows(bound_plan, step)[-1].seconds for step in (short, long)}
     host_alone = 32 * 2.5e-4 + 2.1e-3 + 1.8e-5  # launches of attention, then the step and its one sequence
-    assert step_seconds(setup, short) == pytest.approx(host_alone + 1.7e-4, rel=3e-3)
-    assert host[long] < 0.1 * step_seconds(setup, long)
+    assert step_seconds(bound_plan, short) == pytest.approx(host_alone + 1.7e-4, rel=3e-3)
+    assert host[long] < 0.1 * step_seconds(bound_plan, long)
     eager = setup_of(engine="hf")
     assert step_seconds(eager, decoding(1, 512)) > 32 * 1e-3  # without graphs answers wait, too
 
 
 def test_clocks_fall_under_prompts_only_and_the_more_the_longer() -> None:
-    setup = setup_of()
+    bound_plan = setup_of()
 
     def lost(step: Step) -> float:
-        env = {**setup.env, **step.sums(setup.model.spans)}
+        env = {**bound_plan.env, **step.sums(bound_plan.model.spans)}
         return float(overhead.slowed(env, 0.1))
 
     once, often = Step((Group(1, 4096, 0),)), Step((Group(1, 4096, 0),), in_a_row=16.0)
     assert lost(decoding(64, 4096)) == 0
-    assert 0 < lost(once) < lost(often) < 0.1 * setup.device.throttle
+    assert 0 < lost(once) < lost(often) < 0.1 * bound_plan.device.throttle
     roofline = analyze("llama-3.1-8b", gpu="h200", input_len=8192, engine="roofline")
     assert roofline.metrics.ttft_ms == roofline.roofline.ttft_ms
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferometer.costs.bound_plan import Setup, prepare, step_rows, step_seconds
+from inferometer.costs.binding import BoundPlan, bind, step_rows, step_seconds
 from inferometer.costs.step import Group, Step
 from inferometer.inference import analyze
 from inferometer.network import families
@@ -46,20 +46,20 @@ def network(name: str) -> Any:
     return families.build(catalog.model(name).config)
 
 
-def setup_of(model: str, gpu: str = "h200", engine: str = "vllm", tp: int = 1, **more: Any) -> Setup:
+def setup_of(model: str, gpu: str = "h200", engine: str = "vllm", tp: int = 1, **more: Any) -> BoundPlan:
     plan = Plan(tensor_parallel_size=tp, **more)
-    return prepare(network(model), catalog.hardware(gpu), catalog.engine(engine), plan)
+    return bind(network(model), catalog.hardware(gpu), catalog.engine(engine), plan)
 
 
 @few
 @given(MODELS, GPUS, ENGINES, TP, steps)
 def test_no_operator_beats_its_roofline(model: str, gpu: str, engine: str, tp: int, step: Step) -> None:
-    setup = setup_of(model, gpu, engine, tp)
-    rows = step_rows(setup, step)
+    bound_plan = setup_of(model, gpu, engine, tp)
+    rows = step_rows(bound_plan, step)
     for row in rows:
         assert row.seconds >= row.terms.roofline * (1 - 1e-9), row.op.name
         assert all(np.isfinite(value) and value >= 0 for value in row.work.values()), row.op.name
-    assert sum(row.seconds * row.count for row in rows) == pytest.approx(step_seconds(setup, step), rel=1e-9)
+    assert sum(row.seconds * row.count for row in rows) == pytest.approx(step_seconds(bound_plan, step), rel=1e-9)
 
 
 @few
@@ -78,12 +78,14 @@ def test_better_hardware_is_never_slower(model: str, engine: str, tp: int, step:
 @few
 @given(MODELS, GPUS, ENGINES, st.integers(1, 300), st.integers(1, 4000), st.integers(0, 9000), st.booleans())
 def test_more_work_is_never_faster(model: str, gpu: str, engine: str, n: int, q: int, c: int, decoding: bool) -> None:
-    setup = setup_of(model, gpu, engine)
+    bound_plan = setup_of(model, gpu, engine)
     q = 1 if decoding else q
 
     def took(seqs: int, new: int, cached: int) -> float:
         kernels = [
-            row for row in step_rows(setup, Step((Group(seqs, new, cached, 1, decoding),))) if row.op.kind != "host"
+            row
+            for row in step_rows(bound_plan, Step((Group(seqs, new, cached, 1, decoding),)))
+            if row.op.kind != "host"
         ]
         return float(sum(row.seconds * row.count for row in kernels))
 
@@ -102,11 +104,11 @@ def test_more_work_is_never_faster(model: str, gpu: str, engine: str, n: int, q:
     st.lists(st.tuples(st.integers(1, 500), st.integers(1, 4000), st.integers(0, 9000)), min_size=2, max_size=6),
 )
 def test_arrays_are_floats_side_by_side(model: str, engine: str, tp: int, points: list[tuple[int, int, int]]) -> None:
-    setup = setup_of(model, engine=engine, tp=tp)
+    bound_plan = setup_of(model, engine=engine, tp=tp)
     seqs, new, cached = (np.array(column, dtype=float) for column in zip(*points, strict=True))
     both = Step((Group(seqs, new, cached), Group(seqs, 1.0, cached, decode=True)))
-    alone = [step_seconds(setup, Step((Group(n, q, c), Group(n, 1.0, c, decode=True)))) for n, q, c in points]
-    assert step_seconds(setup, both) == pytest.approx(alone, rel=1e-9)
+    alone = [step_seconds(bound_plan, Step((Group(n, q, c), Group(n, 1.0, c, decode=True)))) for n, q, c in points]
+    assert step_seconds(bound_plan, both) == pytest.approx(alone, rel=1e-9)
 
 
 @few
@@ -146,10 +148,10 @@ def test_a_lower_efficiency_is_never_faster(model: str, step: Step, a: float, b:
 
     def took(share: float) -> float:
         factors = dict.fromkeys(("flops", "hbm", "intra", "inter"), share)
-        setup = prepare(
+        bound_plan = bind(
             network(model), catalog.hardware("h200"), catalog.engine("roofline"), Plan(), efficiency=factors
         )
-        return float(step_seconds(setup, step))
+        return float(step_seconds(bound_plan, step))
 
     times = [took(low), took(high), took(1.0)]
     assert times == sorted(times, reverse=True)

@@ -15,10 +15,10 @@ import inferometer
 from inferometer.base import symbols
 from inferometer.base.symbols import evaluate
 from inferometer.costs import collectives, parallelism
-from inferometer.costs.bound_plan import Setup, bound, prepare, stages, step_rows
+from inferometer.costs.binding import BoundPlan, step_env, bind, stages, step_rows
 from inferometer.costs.step import Group, Step
 from inferometer.inference import advice, latency
-from inferometer.inference.request import request
+from inferometer.inference.request import build_request
 from inferometer.network import families
 from inferometer.network.graph import once_per
 from inferometer.specs import catalog
@@ -28,10 +28,10 @@ Run = Callable[..., Ran]
 PREFILL = Step((Group(4, 1024, 0),))
 
 
-def setup(
+def bound_plan(
     name: str, gpu: str = "h200", engine: str = "vllm", efficiency: dict[str, float] | None = None, **plan: Any
-) -> Setup:
-    return prepare(
+) -> BoundPlan:
+    return bind(
         families.build(catalog.model(name).config),
         catalog.hardware(gpu),
         catalog.engine(engine),
@@ -59,19 +59,19 @@ def test_stages_launch_their_own_layers_only() -> None:
         for pp in (2, 4, 8)
     ]
     assert all(23 < wait < 30 for wait in waits), waits  # 80 launches of 0.25 ms however they are cut
-    model = setup("llama-3.1-70b").model
+    model = bound_plan("llama-3.1-70b").model
     assert [part.num_layers for part in parallelism.stages(model, 3)] == [27, 27, 26] and model.num_layers == 80
 
 
 def test_a_stage_names_its_own_layers(run: Run) -> None:
-    names = [b.name for part in parallelism.stages(setup("llama-3.1-8b").model, 2) for b in part.blocks]
+    names = [b.name for part in parallelism.stages(bound_plan("llama-3.1-8b").model, 2) for b in part.blocks]
     assert "layers.0-15" in names and "layers.16-31" in names and "layers.0-31" not in names
     told = run("analyze", "llama-3.1-8b", "-pp", "2", "--explain", "qkv_proj")
     assert told.code == 0 and "layers.0-15" in told.out and "16 ×" in told.out
 
 
 def test_stages_are_cut_once() -> None:
-    one = setup("llama-3.1-8b", pipeline_parallel_size=4)
+    one = bound_plan("llama-3.1-8b", pipeline_parallel_size=4)
     assert all(a.model is b.model for a, b in zip(stages(one), stages(one), strict=True))
 
 
@@ -105,7 +105,7 @@ def test_the_domain_of_a_link(gpu: str, per_node: int, tp: int, together: int) -
 
 def test_inter_efficiency_is_for_axes_that_span_nodes() -> None:
     def seconds(axis: str, factors: dict[str, float], **plan: Any) -> float:
-        s = setup("qwen3-30b-a3b", efficiency=factors, **plan)
+        s = bound_plan("qwen3-30b-a3b", efficiency=factors, **plan)
         return float(sum(r.seconds for st in stages(s) for r in step_rows(st, PREFILL) if r.op.axis == axis))
 
     one = {"intra": 1.0, "inter": 1.0}
@@ -226,7 +226,7 @@ def test_more_nodes_are_proposed() -> None:
 def test_only_precisions_that_the_device_runs_are_proposed(gpu: str) -> None:
     name = "llama-2-13b" if gpu.startswith("a100") else "llama-3.1-8b"
     gpu = f"{gpu}:memory=18e9" if gpu.startswith("a100") else gpu
-    asked = request(name, gpu, dtype="fp16", batch_size=8 if "v100" in gpu else 1)
+    asked = build_request(name, gpu, dtype="fp16", batch_size=8 if "v100" in gpu else 1)
     reason = inferometer.analyze(name, gpu=gpu, dtype="fp16", batch_size=asked.workload.batch_size).reason or ""
     assert "-q w8a16" in reason and "fp8" not in reason.replace("--kv-cache-dtype fp8", "")
     assert not advice._runs(asked.device, "fp8") and advice._runs(asked.device, "w4a16")
@@ -311,11 +311,11 @@ blocks = [
 
 def test_a_draft_is_built_once() -> None:
     spec = Speculation(model="llama-3.2-1b", acceptance_length=2.0)
-    target = setup("llama-3.1-8b", speculation=spec)
-    first = latency.draft_setup(target)
-    assert latency.draft_setup(target).model is first.model
-    own = setup("deepseek-v3", speculation=Speculation(method="mtp", acceptance_length=1.8))
-    assert latency.draft_setup(own).model is latency.draft_setup(own).model
+    target = bound_plan("llama-3.1-8b", speculation=spec)
+    first = latency.draft_plan(target)
+    assert latency.draft_plan(target).model is first.model
+    own = bound_plan("deepseek-v3", speculation=Speculation(method="mtp", acceptance_length=1.8))
+    assert latency.draft_plan(own).model is latency.draft_plan(own).model
 
 
 # ------------------------------------------------------------------ attention
@@ -344,7 +344,7 @@ def test_indexers_score_in_fp8(name: str) -> None:
     assert scores and {op.peak for op in scores} == {"index_peak_flops"}
     for gpu, word in (("h200", "fp8"), ("a100-sxm-80gb", "bf16")):
         device = catalog.hardware(gpu)
-        env = prepare(network, device, Engine(), Plan()).env
+        env = bind(network, device, Engine(), Plan()).env
         assert env["index_peak_flops"] == device.flops[word] and env["attention_peak_flops"] == device.flops["bf16"]
 
 
@@ -356,15 +356,15 @@ def test_experts_that_do_not_divide_are_spread_with_a_rest() -> None:
     assert "experts" not in (r.reason or "")
     op = next(op for op in r.phases["decode"].ops if op.name == "experts")
     assert op.shape["weight"][0] == 37  # 256 = 4·37 + 3·36
-    s = setup("deepseek-v3", data_parallel_size=7, enable_expert_parallel=True)
-    one = setup("deepseek-v3")
+    s = bound_plan("deepseek-v3", data_parallel_size=7, enable_expert_parallel=True)
+    one = bound_plan("deepseek-v3")
     for a, b in zip(one.model.blocks, s.model.blocks, strict=True):
         for x, y in zip(a.ops, b.ops, strict=True):
             if x.kind == "moe":
                 whole = evaluate(x.work.stored, {**one.env, **a.dims})
                 assert evaluate(y.work.stored, {**s.env, **b.dims}) == pytest.approx(whole * 37 / 256)
                 flops = [
-                    evaluate(op.work.flops, {**bound(st, PREFILL), **blk.dims})
+                    evaluate(op.work.flops, {**step_env(st, PREFILL), **blk.dims})
                     for op, st, blk in ((x, one, a), (y, s, b))
                 ]
                 assert flops[1] == pytest.approx(flops[0] * 7 * 37 / 256)  # seven replicas' tokens

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 import inferometer
 from inferometer import BadValue, UnknownName, search
-from inferometer.costs.bound_plan import stages, step_seconds
+from inferometer.costs.binding import stages, step_seconds
 from inferometer.costs.step import Group, Step
-from inferometer.inference.request import request
+from inferometer.inference.request import build_request
 from inferometer.search.disaggregated import undominated
 from inferometer.search.explanation import table
 from inferometer.search.objective import every, traffic
@@ -46,13 +46,13 @@ SMALL: dict[str, Any] = {"num_gpus": 2, "input_len": 1000, "output_len": 200, "g
     ],
 )
 def test_blocks_priced_once_are_the_stages(model: str, plan: dict[str, Any]) -> None:
-    setup = request(model, "h200", **plan).setup()
-    alone = request(model, "h200", **{**plan, "pipeline_parallel_size": 1}).setup()
+    bound_plan = build_request(model, "h200", **plan).bind()
+    alone = build_request(model, "h200", **{**plan, "pipeline_parallel_size": 1}).bind()
     step = Step((Group(np.array([1.0, 7, 64, 300]), 1, 900, 1, True), Group(1, np.array([0.0, 500, 40, 2000]), 100)))
-    priced, parts = Priced(alone, step), distinct(setup)
-    assert sum(part.alike for part in parts) == setup.plan.pipeline_parallel_size
-    whole = sum(part.alike * priced.seconds(part.setup, priced.kernels(part.setup)) for part in parts)
-    assert whole == pytest.approx(sum(step_seconds(part, step) for part in stages(setup)), rel=1e-9)
+    priced, parts = Priced(alone, step), distinct(bound_plan)
+    assert sum(part.alike for part in parts) == bound_plan.plan.pipeline_parallel_size
+    whole = sum(part.alike * priced.seconds(part.bound_plan, priced.kernels(part.bound_plan)) for part in parts)
+    assert whole == pytest.approx(sum(step_seconds(part, step) for part in stages(bound_plan)), rel=1e-9)
 
 
 def test_means_are_near_what_is_simulated() -> None:
@@ -66,11 +66,11 @@ def test_means_are_near_what_is_simulated() -> None:
     ):
         for given_len, made in ((3000, 300), (300, 300)):
             asked = traffic(input_len=given_len, output_len=made)
-            one = request(model, "h200", frontend="http", **words)
-            setup = one.setup()
-            setup = setup._replace(env={**setup.env, "alike": 0.0})
+            one = build_request(model, "h200", frontend="http", **words)
+            bound_plan = one.bind()
+            bound_plan = bound_plan._replace(env={**bound_plan.env, "alike": 0.0})
             loads = load(asked, one.engine, one.plan, (one.plan.max_num_batched_tokens,), 64)
-            found = steady([setup], loads)[0]
+            found = steady([bound_plan], loads)[0]
             server = None
             for n in (3, 13, len(loads.decoding) - 1):
                 rate, tpot = float(found.rate[0, n]), float(found.tpot[0, n])

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from inferometer.costs.bound_plan import stages
+from inferometer.costs.binding import stages
 from inferometer.costs.step import Group, Step
 from inferometer.inference import memory
-from inferometer.inference.latency import front_end, stage_seconds
+from inferometer.inference.latency import frontend_seconds, stage_seconds
 from inferometer.search.disaggregated import disaggregated
 from inferometer.search.objective import Aim, Traffic, aim, traffic
 from inferometer.search.pareto import listed
@@ -42,18 +42,18 @@ class Priced(NamedTuple):
 
 def steps_of(server: Server, asked: Traffic, budget: int, d: float, prompts: float, heat: float) -> list[float]:
     """Seconds on every stage of a step with d answers and so many tokens of prompts."""
-    setup = server.setup()
-    setup = setup._replace(env={**setup.env, "heat": heat})
+    bound_plan = server.bind()
+    bound_plan = bound_plan._replace(env={**bound_plan.env, "heat": heat})
     groups = [Group(d, 1, asked.input_len + asked.output_len / 2, 1, True)] if d else []
     if prompts:
         piece = min(asked.input_len, prompts)
         groups.append(Group(prompts / piece, piece, (asked.input_len - piece) / 2, piece / asked.input_len))
-    return [float(t) for t in stage_seconds(setup, Step(tuple(groups)))]
+    return [float(t) for t in stage_seconds(bound_plan, Step(tuple(groups)))]
 
 
 def one_load(server: Server, asked: Traffic, budget: int, d: float) -> Priced:
     """The mean field, written out for floats."""
-    engine, lanes, setup = server.asked.engine, server.layout.pp, server.setup()
+    engine, lanes, bound_plan = server.request.engine, server.layout.pp, server.bind()
     prompt, answers, mixes = asked.input_len, asked.output_len - 1, engine.scheduler in MIXING
     begun = d / answers
     room = budget - d if mixes else budget
@@ -68,7 +68,7 @@ def one_load(server: Server, asked: Traffic, budget: int, d: float) -> Priced:
     often = min(often, 1.0) if mixes else often
     plain = steps_of(server, asked, budget, d, 0, 0.0)
     mixed = steps_of(server, asked, budget, d if mixes else 0, new, 0.0)
-    if setup.env["throttle"]:
+    if bound_plan.env["throttle"]:
         mean = max(plain) * (1 - often * mixes) + often * max(mixed)
         share = new / (new + (d if mixes else 0))
         mixed = steps_of(server, asked, budget, d if mixes else 0, new, min(often * max(mixed) / mean, 1) * share)
@@ -84,14 +84,16 @@ def one_load(server: Server, asked: Traffic, budget: int, d: float) -> Priced:
     each = max(mixed) * (prompt / max(room, 1) if mixes else often / begun)
     full = min(used, FULL)
     queue = full / (1 - full) / 2 * each + busy * (second / top - max(plain)) / 2
-    ttft = front_end(setup, prompt) + busy * (max(plain) / 2 + ahead) + sum(mixed) + (pieces - 1) * max(mixed)
+    ttft = (
+        frontend_seconds(bound_plan, prompt) + busy * (max(plain) / 2 + ahead) + sum(mixed) + (pieces - 1) * max(mixed)
+    )
     return Priced(rate * server.layout.dp, ttft, queue, used, period)
 
 
 def room_for(server: Server, asked: Traffic, budget: int, seqs: int) -> float:
     """Sequences that the fullest stage has memory for."""
-    setup = server.setup()
-    engine, usable = server.asked.engine, server.asked.device.memory * server.asked.plan.gpu_memory_utilization
+    bound_plan = server.bind()
+    engine, usable = server.request.engine, server.request.device.memory * server.request.plan.gpu_memory_utilization
     if engine.profile_run:
         rows = min(seqs, budget)
         largest = Step((Group(rows, budget / rows, 0, 1),))
@@ -99,7 +101,7 @@ def room_for(server: Server, asked: Traffic, budget: int, seqs: int) -> float:
         piece = min(budget, asked.input_len)
         largest = Step((Group(budget / piece, piece, asked.input_len - piece, 1),))
     found = float("inf")
-    for part in stages(setup):
+    for part in stages(bound_plan):
         fixed = memory.weight_bytes(part) + engine.memory_reserve + memory.activation_bytes(part, largest)
         left = usable - fixed - memory.cache_bytes(part, float(asked.longest))
         each = float(memory.cache_bytes(part, asked.input_len + asked.output_len / 2))
@@ -129,7 +131,7 @@ def brute(where: Space, asked: Traffic, wanted: Aim, able: list[Server]) -> list
         for budget in where.budgets:
             priced = {d: one_load(server, asked, budget, d) for d in loads}
             for seqs in where.sequences:
-                if server.asked.engine.scheduler in MIXING and seqs > budget:
+                if server.request.engine.scheduler in MIXING and seqs > budget:
                     continue
                 room = room_for(server, asked, budget, seqs)
                 for replicas in range(1, most + 1) if asked.rate else [most]:
@@ -155,14 +157,14 @@ def brute(where: Space, asked: Traffic, wanted: Aim, able: list[Server]) -> list
 def brute_pools(where: Space, asked: Traffic, wanted: Aim, able: list[Server]) -> list[float]:
     """Every pair of pools without pipeline stages, at every load: tokens/s per GPU of those that keep the limits."""
     found = []
-    default = able[0].asked.plan
+    default = able[0].request.plan
     for reader in able:
         for writer in able:
             if reader.kind != writer.kind or reader.layout.pp > 1 or writer.layout.pp > 1:
                 continue
             sent = [
                 handover(side, side, np.array([round(asked.input_len)]))[0]
-                for side in (Pool(s.setup(), 1, [], 0, 0, "", ()) for s in (reader, writer))
+                for side in (Pool(s.bind(), 1, [], 0, 0, "", ()) for s in (reader, writer))
             ]
             budgets = sorted(where.budgets, key=lambda b: abs(b - default.max_num_batched_tokens))
             limits = sorted(where.sequences, key=lambda s: abs(s - default.max_num_seqs))
@@ -182,8 +184,8 @@ def brute_pools(where: Space, asked: Traffic, wanted: Aim, able: list[Server]) -
                         rate = y * writer.layout.dp * d / (asked.output_len - 1) / gap
                         used = rate / (x * reading)
                         wait = min(used, FULL) / (1 - min(used, FULL)) / 2 * dp / reading
-                        ahead = 1.5 if writer.asked.engine.async_scheduling else 0.5
-                        fixed = front_end(reader.setup(), asked.input_len) + alone + max(sent) + (1 + ahead) * gap
+                        ahead = 1.5 if writer.request.engine.async_scheduling else 0.5
+                        fixed = frontend_seconds(reader.bind(), asked.input_len) + alone + max(sent) + (1 + ahead) * gap
                         _, late = waits(Priced(rate, fixed, wait, used, gap), x * dp, wanted.share)
                         figures = {"ttft": late, "tpot": gap}
                         if used < 1 and all(figures[name] <= limit for name, limit in wanted.limits.items()):

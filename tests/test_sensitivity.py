@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from inferometer import sensitivity
 from inferometer.inference import analyze
-from inferometer.inference.request import Request, request
+from inferometer.inference.request import Request, build_request
 from inferometer.sensitivity.evaluation import METRICS, point, read, reading
 from inferometer.sensitivity.parameters import TOGETHER, knobs, links_in_use
 from inferometer.sensitivity.sensitivity_report import Sensitivity
@@ -50,7 +50,7 @@ def looked(model: str, gpu: str = "h200", **words: object) -> Sensitivity:
 )
 def test_better_figures_never_make_anything_slower(plan, gpu, batch, prompt, factor):
     model, words = plan
-    asked = request(model, gpu, batch_size=batch, input_len=prompt, **words)
+    asked = build_request(model, gpu, batch_size=batch, input_len=prompt, **words)
     base = reading(asked)
     for key, knob in knobs(asked).items():
         if key == "memory":
@@ -74,7 +74,7 @@ def test_better_figures_never_make_anything_slower(plan, gpu, batch, prompt, fac
 )
 def test_all_speeds_together_divide_the_time_on_the_perfect_engine(model, gpu, tp, batch, prompt, factor):
     """Time has no other unit to come from; and one by one, gains add up to no more than that, losses to no less."""
-    asked = request(model, gpu, engine="roofline", tensor_parallel_size=tp, batch_size=batch, input_len=prompt)
+    asked = build_request(model, gpu, engine="roofline", tensor_parallel_size=tp, batch_size=batch, input_len=prompt)
     every, base = knobs(asked), reading(asked)
     faster = reading(every[TOGETHER].turned(asked, factor))
     for field in TIMES:
@@ -132,7 +132,9 @@ def test_every_change_is_what_analyze_says():
     ],
 )
 def test_links_that_no_axis_uses_move_nothing(words, used):
-    asked = request("llama-3.1-8b" if words.get("tensor_parallel_size") != 16 else "llama-3.1-70b", "h200", **words)
+    asked = build_request(
+        "llama-3.1-8b" if words.get("tensor_parallel_size") != 16 else "llama-3.1-70b", "h200", **words
+    )
     assert links_in_use(asked) == used
     base = reading(asked)
     for key, knob in knobs(asked).items():
@@ -143,9 +145,9 @@ def test_links_that_no_axis_uses_move_nothing(words, used):
 
 
 def test_experts_of_replicas_meet_over_the_link():
-    asked = request("qwen3-30b-a3b", "h200", data_parallel_size=2, enable_expert_parallel=True, batch_size=64)
+    asked = build_request("qwen3-30b-a3b", "h200", data_parallel_size=2, enable_expert_parallel=True, batch_size=64)
     assert links_in_use(asked) == {"nvlink"}
-    assert links_in_use(request("llama-3.1-8b", "h200", data_parallel_size=2, batch_size=64)) == set()
+    assert links_in_use(build_request("llama-3.1-8b", "h200", data_parallel_size=2, batch_size=64)) == set()
 
 
 def test_memory_acts_through_the_largest_batch():
@@ -202,7 +204,7 @@ def test_a_model_that_does_not_fit_is_still_looked_at():
 )
 def test_targets_hold_when_put_back_in(plan, gpu, word, aim):
     model, words = plan
-    asked = request(model, gpu, batch_size=8, **words)
+    asked = build_request(model, gpu, batch_size=8, **words)
     metric = METRICS[word]
     now = read(asked, metric)
     if now is None:  # a device without a price
@@ -300,7 +302,7 @@ def works(asked: Request, ranks: tuple[int, int, int], limits: dict[str, float])
     ],
 )
 def test_no_smaller_platform_works(model, gpu, work, limits):
-    asked = request(model, gpu, **work)
+    asked = build_request(model, gpu, **work)
     size = smallest(asked, limits)
     assert size.found is not None and works(asked, size.found.ranks, limits)
     assert [tried.gpus for tried in size.tried] == list(range(1, size.found.gpus + 1))
@@ -314,12 +316,12 @@ def test_no_smaller_platform_works(model, gpu, work, limits):
 
 def test_what_binds_a_platform():
     def bound(**words):
-        return smallest(request("llama-3.1-70b", "h100-sxm", **words), {}).tried
+        return smallest(build_request("llama-3.1-70b", "h100-sxm", **words), {}).tried
 
     assert bound(batch_size=1)[0].binding == "weights"
     long = bound(batch_size=64, input_len=4000)
     assert long[-1].works and long[-2].binding == "kv_cache" and 0 < long[-2].short < 1
-    slow = smallest(request("llama-3.1-8b", "h100-sxm", batch_size=8), {"tpot": 5.0})
+    slow = smallest(build_request("llama-3.1-8b", "h100-sxm", batch_size=8), {"tpot": 5.0})
     assert slow.smaller.binding == "tpot" and slow.found.tpot_ms <= 5.0 < slow.smaller.tpot_ms
 
 
@@ -337,9 +339,9 @@ def test_no_platform_at_all():
 
 
 def test_nodes_are_whole_beyond_one():
-    size = smallest(request("deepseek-v3", "h100-sxm"), {})
+    size = smallest(build_request("deepseek-v3", "h100-sxm"), {})
     assert size.found.gpus == 16 and [t.gpus for t in size.tried] == [*range(1, 9), 16]
-    placed = laid_out(request("deepseek-v3", "h100-sxm"), *size.found.ranks)
+    placed = laid_out(build_request("deepseek-v3", "h100-sxm"), *size.found.ranks)
     assert placed.plan.nodes == 2 and point(placed).fits
 
 
@@ -361,7 +363,7 @@ def test_a_larger_model_asks_for_more_of_everything():
 
 
 def test_what_is_asked_for_is_enough_and_not_too_much():
-    asked = request("llama-2-13b", "h100-sxm", batch_size=16)
+    asked = build_request("llama-2-13b", "h100-sxm", batch_size=16)
     limits = {"ttft": 300.0, "tpot": 9.0}
     found = demand(asked, limits)
 

@@ -10,8 +10,8 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from inferometer.costs.bound_plan import prepare
-from inferometer.inference.request import request
+from inferometer.costs.binding import bind
+from inferometer.inference.request import build_request
 from inferometer.serving.arrivals import Closed, Open, closed_loop, in_order
 from inferometer.serving.engine import Limits, Replica
 from inferometer.serving.kv_cache import KVCache, PrefixCache, paths
@@ -27,9 +27,9 @@ QUICK = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[He
 
 @cache
 def times(model: str = "llama-2-7b", gpu: str = "a100-sxm-80gb", **words: Any) -> StepTime:
-    asked = request(model, gpu, **words)
-    setup = prepare(asked.model, asked.device, asked.engine, asked.plan, roles=asked.roles)
-    return StepTime(setup._replace(env={**setup.env, "alike": 0.0}), 1024)
+    asked = build_request(model, gpu, **words)
+    bound_plan = bind(asked.model, asked.device, asked.engine, asked.plan, roles=asked.roles)
+    return StepTime(bound_plan._replace(env={**bound_plan.env, "alike": 0.0}), 1024)
 
 
 class Watched(PrefixCache):

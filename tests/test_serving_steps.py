@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferometer.costs import bound_plan
-from inferometer.costs.bound_plan import Setup, prepare, stages
+from inferometer.costs import binding
+from inferometer.costs.binding import BoundPlan, bind, stages
 from inferometer.costs.step import Group, Step
 from inferometer.inference import analyze
-from inferometer.inference.request import request
+from inferometer.inference.request import build_request
 from inferometer.serving.batch import Batch
 from inferometer.serving.engine import Heat
 from inferometer.serving.simulate import simulate
@@ -40,10 +40,10 @@ PLANS: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 
 @cache
-def setup_of(name: str) -> Setup:
+def setup_of(name: str) -> BoundPlan:
     model, gpu, words = PLANS[name]
-    asked = request(model, gpu, **words)
-    found = prepare(asked.model, asked.device, asked.engine, asked.plan, roles=asked.roles)
+    asked = build_request(model, gpu, **words)
+    found = bind(asked.model, asked.device, asked.engine, asked.plan, roles=asked.roles)
     return found._replace(env={**found.env, "alike": 0.0})
 
 
@@ -54,27 +54,31 @@ def batch_of(contexts: list[int]) -> Batch:
     return batch
 
 
-def exact(setup: Setup, contexts: list[int], chunks: list[tuple[int, int, int]], ends: int, width: int = 1) -> float:
+def exact(
+    bound_plan: BoundPlan, contexts: list[int], chunks: list[tuple[int, int, int]], ends: int, width: int = 1
+) -> float:
     prompts = [Group(1, new, cached, float(k < ends)) for k, (_, new, cached) in enumerate(chunks)]
     answers = [Group(1, width, context, width, True) for context in contexts]
-    return float(bound_plan.step_seconds(setup, Step((*prompts, *answers))))
+    return float(binding.step_seconds(bound_plan, Step((*prompts, *answers))))
 
 
 @pytest.mark.parametrize("name", PLANS)
 def test_compiled_steps_are_the_cost_functions(name: str) -> None:
-    setup, rng = setup_of(name), np.random.default_rng(7)
-    times = StepTime(setup, LONGEST)
+    bound_plan, rng = setup_of(name), np.random.default_rng(7)
+    times = StepTime(bound_plan, LONGEST)
     for trial in range(12):
         contexts = rng.integers(1, int(rng.choice([150, 2000, 16000])), int(rng.integers(1, 24))).tolist()
         batch = batch_of(contexts)
-        assert times.decode(batch) == pytest.approx(exact(setup, contexts, [], 0), rel=5e-4)
+        assert times.decode(batch) == pytest.approx(exact(bound_plan, contexts, [], 0), rel=5e-4)
         past = [0, int(rng.integers(1, 9000))]
         many = [(0, int(rng.integers(1, 3000)), int(rng.choice(past))) for _ in range(1 + trial % 5)]
         ends = int(rng.integers(0, len(many) + 1))
-        assert times.mixed(batch, many, ends) == pytest.approx(exact(setup, contexts, many, ends), rel=5e-3)
-        assert times.mixed(None, many, ends) == pytest.approx(exact(setup, [], many, ends), rel=5e-3)
+        assert times.mixed(batch, many, ends) == pytest.approx(exact(bound_plan, contexts, many, ends), rel=5e-3)
+        assert times.mixed(None, many, ends) == pytest.approx(exact(bound_plan, [], many, ends), rel=5e-3)
         fresh = [(0, int(rng.integers(1, 9000)), 0)]
-        assert times.mixed(None, fresh, 1) == pytest.approx(exact(setup, [], fresh, 1), rel=1e-9), "a table is exact"
+        assert times.mixed(None, fresh, 1) == pytest.approx(exact(bound_plan, [], fresh, 1), rel=1e-9), (
+            "a table is exact"
+        )
 
 
 @pytest.mark.parametrize("name", ["dense", "windows", "states"])
@@ -101,28 +105,30 @@ def test_guessing_costs_a_draft_and_a_wider_step() -> None:
         "speculative_config": '{"method": "draft_model", "model": "llama-3.2-1b", "num_speculative_tokens": 3, '
         '"acceptance_length": 2.5}'
     }
-    asked = request("llama-3.1-8b", "h200", **words)
-    setup = prepare(asked.model, asked.device, asked.engine, asked.plan, roles=asked.roles)
-    setup = setup._replace(env={**setup.env, "alike": 0.0})
-    times, plain = StepTime(setup, 4096), StepTime(setup_of("perfect"), 4096)
+    asked = build_request("llama-3.1-8b", "h200", **words)
+    bound_plan = bind(asked.model, asked.device, asked.engine, asked.plan, roles=asked.roles)
+    bound_plan = bound_plan._replace(env={**bound_plan.env, "alike": 0.0})
+    times, plain = StepTime(bound_plan, 4096), StepTime(setup_of("perfect"), 4096)
     assert times.width == 4 and times.pace == 2.5 and plain.width == 1
-    one = bound_plan.step_seconds(times.drafter, Step((Group(8, 1, 500, 1, True),)))  # type: ignore[arg-type]
-    verify = exact(setup, [500] * 8, [], 0, 4)
+    one = binding.step_seconds(times.drafter, Step((Group(8, 1, 500, 1, True),)))  # type: ignore[arg-type]
+    verify = exact(bound_plan, [500] * 8, [], 0, 4)
     assert times.decode(batch_of([500] * 8)) == pytest.approx(verify + 3 * float(one), rel=1e-4)
 
 
 def test_stages_have_times_of_their_own() -> None:
-    asked = request("llama-3.1-8b", "h100-sxm", pipeline_parallel_size=2)
-    setup = prepare(asked.model, asked.device, asked.engine, asked.plan, roles=asked.roles)
+    asked = build_request("llama-3.1-8b", "h100-sxm", pipeline_parallel_size=2)
+    bound_plan = bind(asked.model, asked.device, asked.engine, asked.plan, roles=asked.roles)
     batch = batch_of([300] * 4)
-    halves = [StepTime(part, 1024).decode(batch) for part in stages(setup)]
-    whole = StepTime(setup_of("perfect")._replace(engine=setup.engine, sources=setup.sources), 1024).decode(batch)
+    halves = [StepTime(part, 1024).decode(batch) for part in stages(bound_plan)]
+    whole = StepTime(setup_of("perfect")._replace(engine=bound_plan.engine, sources=bound_plan.sources), 1024).decode(
+        batch
+    )
     assert len(halves) == 2 and max(halves) < whole < 1.5 * sum(halves)
 
 
 def test_a_usual_prompt_is_a_row_of_its_own() -> None:
-    setup = setup_of("dense")
-    usual, plain = StepTime(setup, 2048, [256]), StepTime(setup, 2048)
+    bound_plan = setup_of("dense")
+    usual, plain = StepTime(bound_plan, 2048, [256]), StepTime(bound_plan, 2048)
     batch = batch_of([100, 900, 30])
     assert usual.mixed(batch, [(9, 256, 0)], 1) == pytest.approx(plain.mixed(batch, [(9, 256, 0)], 1), rel=1e-4)
     assert usual.mixed(batch, [(9, 257, 0)], 1) == plain.mixed(batch, [(9, 257, 0)], 1)
@@ -171,8 +177,8 @@ def test_any_mix_of_prompts_is_as_good_as_some_alike(mix: list[tuple[int, int]])
 
 
 def test_a_hot_chip_is_slower_and_cools_down() -> None:
-    setup = setup_of("experts")  # on an H200, which throttles
-    times, usual = StepTime(setup, 4096), StepTime(setup, 4096, [2000])
+    bound_plan = setup_of("experts")  # on an H200, which throttles
+    times, usual = StepTime(bound_plan, 4096), StepTime(bound_plan, 4096, [2000])
     batch, chunk = batch_of([300] * 4), [(9, 2000, 0)]
     cold, warm, hot = (times.mixed(batch, chunk, 1, heat) for heat in (0.0, 0.5, 1.0))
     assert cold == times.mixed(batch, chunk, 1) < warm < hot < 1.13 * cold

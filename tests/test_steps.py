@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferometer.costs.bound_plan import prepare, step_seconds
+from inferometer.costs.binding import bind, step_seconds
 from inferometer.costs.step import Group, Step, decode, decode_nodes, kept, pairs, prefill, touched
 from inferometer.network import families
 from inferometer.network.graph import Span
@@ -17,7 +17,7 @@ from inferometer.specs import catalog
 from inferometer.specs.structs import Plan
 
 FULL = {"": Span()}
-SETUP = prepare(
+SETUP = bind(
     families.build(catalog.model("llama-3.1-8b").config), catalog.hardware("h200"), catalog.engine("vllm"), Plan()
 )
 
@@ -100,7 +100,7 @@ def test_chunks_add_up_to_the_prompts(batch: int, new: int, cached: int, budget:
 @settings(max_examples=25, deadline=None)
 @given(**workloads)
 def test_linear_work_does_not_depend_on_the_chunks(batch: int, new: int, cached: int, budget: int) -> None:
-    from inferometer.costs.bound_plan import step_rows
+    from inferometer.costs.binding import step_rows
 
     def flops(limit: int) -> float:
         rows = [
@@ -123,7 +123,9 @@ def test_a_million_prefills_are_one_call(points: list[tuple[int, int, int, int]]
 def test_the_mean_step_of_an_answer_is_the_mean_of_its_steps() -> None:
     for model in ("llama-3.1-8b", "gemma-3-27b", "gpt-oss-20b"):
         network = families.build(catalog.model(model).config)
-        setup = prepare(network, catalog.hardware("h200"), catalog.engine("roofline"), Plan())
-        each = [float(step_seconds(setup, decode(4, 1000 + i, 2))) for i in range(0, 999, 2)]
-        mean = sum(float(step_seconds(setup, step)) * weight for step, weight in decode_nodes(network, 4, 1000, 1000))
+        bound_plan = bind(network, catalog.hardware("h200"), catalog.engine("roofline"), Plan())
+        each = [float(step_seconds(bound_plan, decode(4, 1000 + i, 2))) for i in range(0, 999, 2)]
+        mean = sum(
+            float(step_seconds(bound_plan, step)) * weight for step, weight in decode_nodes(network, 4, 1000, 1000)
+        )
         assert mean == pytest.approx(sum(each) / len(each), rel=2e-3), model

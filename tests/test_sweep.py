@@ -26,7 +26,7 @@ from inferometer.views.plots.curves import drawn, write_curves
 from inferometer import BadFile, BadValue, InferometerError, Sweep, UnknownName, sweep
 from inferometer.cli import app
 from inferometer.inference import analyze
-from inferometer.inference.request import request
+from inferometer.inference.request import build_request
 from inferometer.sweep.digest import Digest, fewer, pareto
 from inferometer.sweep.grid import Grid
 from inferometer.sweep.points import FIGURES, Piece, boxes, pieces
@@ -449,9 +449,9 @@ def test_every_word_of_a_request_is_an_axis() -> None:
     ours, theirs = (app.get_command(click.Context(app), name) for name in ("sweep", "analyze"))
     assert ours is not None and theirs is not None
     flags = {p.name: set(p.opts) for p in ours.params}
-    assert set(signature(request).parameters) <= set(flags)
+    assert set(signature(build_request).parameters) <= set(flags)
     assert all(set(p.opts) == flags[p.name] for p in theirs.params if p.name in flags), "under the same flags"
-    switches = [name for name, p in signature(request).parameters.items() if "bool" in str(p.annotation)]
+    switches = [name for name, p in signature(build_request).parameters.items() if "bool" in str(p.annotation)]
     assert switches and all(f"no_{name}" in flags for name in switches)
 
 

@@ -29,9 +29,9 @@ from inferometer.base.symbols import (
     names,
     text,
     total,
-    words,
+    free_names,
 )
-from inferometer.costs.bound_plan import bound, prepare
+from inferometer.costs.binding import step_env, bind
 from inferometer.costs.step import Group, Step
 from inferometer.network import families
 from inferometer.specs import catalog
@@ -105,7 +105,7 @@ def test_arrays_are_floats_side_by_side(formula: Expr, envs: list[dict[str, floa
 @given(formulas)
 def test_equal_formulas_are_one_object_and_survive_pickling(formula: Expr) -> None:
     assert pickle.loads(pickle.dumps(formula)) is formula
-    assert set(words(formula)) <= set(NAMES)
+    assert set(free_names(formula)) <= set(NAMES)
 
 
 def test_what_does_nothing_is_not_written() -> None:
@@ -116,7 +116,7 @@ def test_what_does_nothing_is_not_written() -> None:
     assert str((s.tokens + 1) * s.tp) == "(tokens + 1)·tp" and str(s.tokens - (s.tp - 1)) == "tokens - (tp - 1)"
     assert str(s.tokens / (s.tp / 2)) == "tokens/(tp/2)" and str((s.tokens / s.tp) ** 2) == "(tokens/tp)^2"
     assert text(maximum(s.tokens, 1), js=True) == "Math.max(tokens, 1)"
-    assert str(total([])) == "0" and words(s.tokens * s.tp + s.tokens) == ["tokens", "tp"]
+    assert str(total([])) == "0" and free_names(s.tokens * s.tp + s.tokens) == ["tokens", "tp"]
 
 
 def test_a_name_that_is_not_bound_is_an_error_and_not_a_zero() -> None:
@@ -147,15 +147,15 @@ def test_every_formula_of_a_network_reads_as_javascript(model: str) -> None:
     """What the web page shows and computes is what this package computes."""
     network = families.build(catalog.model(model).config)
     plan = Plan(tensor_parallel_size=2)
-    setup = prepare(network, catalog.hardware("h200"), catalog.engine("vllm"), plan)
-    env = bound(setup, Step((Group(3, 700, 50), Group(5, 1, 900, decode=True))))
+    bound_plan = bind(network, catalog.hardware("h200"), catalog.engine("vllm"), plan)
+    env = step_env(bound_plan, Step((Group(3, 700, 50), Group(5, 1, 900, decode=True))))
     asked: list[tuple[str, float, dict[str, float]]] = []
     for block in network.blocks:
         here = {**env, **block.dims}
         for op in block.ops:
             for field in ("flops", "weights", "reads", "writes", "kv_reads", "kv_writes", "sent", "params", "stored"):
                 formula = getattr(op.work, field)
-                used = {word: float(here[word]) for word in words(formula)}
+                used = {word: float(here[word]) for word in free_names(formula)}
                 asked.append((text(formula, js=True), float(evaluate(formula, here)), used))
     for source, expected, used in asked:
         assert read(source, used) == pytest.approx(expected, rel=1e-12), source

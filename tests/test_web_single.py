@@ -13,7 +13,7 @@ import pytest
 from conftest import Ran
 
 from inferometer.inference.explain import explain
-from inferometer.inference.request import request
+from inferometer.inference.request import build_request
 from inferometer.web.app import static
 from inferometer.web.single import filled
 
@@ -49,7 +49,7 @@ def test_every_operator_is_explained(page: str) -> None:
     data = given(page)
     told = data["explanations"]
     assert isinstance(told, list)
-    asked = request("llama-3.1-8b", "h200", batch_size=8, tensor_parallel_size=2)
+    asked = build_request("llama-3.1-8b", "h200", batch_size=8, tensor_parallel_size=2)
     names = {(op["phase"], op["op"]) for op in told}
     assert {("prefill", "qkv_proj"), ("decode", "all_reduce"), ("decode", "lm_head")} <= names
     mine = [op for op in told if op["op"] == "down_proj"]

@@ -30,7 +30,7 @@ class UnknownName(InferometerError):
         else:
             shown = ", ".join(names[:16]) + (" …" if len(names) > 16 else "")
             tail = f"allowed: {shown}" if names else "none are known"
-        super().__init__(f"unknown {what} {short(str(given))}; {tail}{' ' + hint if hint else ''}")
+        super().__init__(f"unknown {what} {abbreviate(str(given))}; {tail}{' ' + hint if hint else ''}")
 
 
 class BadValue(InferometerError):
@@ -53,7 +53,7 @@ def nearest(given: str, names: Iterable[str], most: int = 2) -> list[str]:
     return list(dict.fromkeys(starts + close))[:most]
 
 
-def short(value: object, most: int = 120) -> str:
+def abbreviate(value: object, most: int = 120) -> str:
     """What was given, for a sentence about it; ``short("x" * 5000)`` ends with an ellipsis."""
     if isinstance(value, int) and abs(value) >= 10**most:
         return f"a number of more than {most} digits"
@@ -61,29 +61,29 @@ def short(value: object, most: int = 120) -> str:
     return text if len(text) <= most else f"{text[:most]}…"
 
 
-def share(what: str, value: Any, ends: str) -> float:
+def check_fraction(what: str, value: Any, ends: str) -> float:
     """The value as a number from 0 to 1, whose meaning ``ends`` tells: ``share("--overlap", 0.5, "0 (none)")``"""
-    if not real(value) or not 0 <= value <= 1:
-        raise BadValue(f"{what} must be between {ends}, not {short(value)}")
+    if not is_number(value) or not 0 <= value <= 1:
+        raise BadValue(f"{what} must be between {ends}, not {abbreviate(value)}")
     return float(value)
 
 
-def real(value: object) -> bool:
+def is_number(value: object) -> bool:
     """Whether it is a number: NumPy's count, True and False do not."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def positive(what: str, value: float, most: float = 1e15) -> None:
+def check_positive(what: str, value: float, most: float = 1e15) -> None:
     """Refuse a value that is not a positive finite number below ``most``."""
-    if not real(value) or not 0 < value <= most:
-        raise BadValue(f"{what} must be a positive number up to {most:g}, not {short(value)}")
+    if not is_number(value) or not 0 < value <= most:
+        raise BadValue(f"{what} must be a positive number up to {most:g}, not {abbreviate(value)}")
 
 
-def whole(what: str, value: Any, least: int = 1, most: int = 10**9) -> int:
+def check_int(what: str, value: Any, least: int = 1, most: int = 10**9) -> int:
     """The value as an integer in ``[least, most]``: ``whole("--batch-size", 8)  # 8``"""
-    if not real(value) or value != value or value % 1 != 0:
-        raise BadValue(f"{what} must be a whole number, not {short(value)}")
+    if not is_number(value) or value != value or value % 1 != 0:
+        raise BadValue(f"{what} must be a whole number, not {abbreviate(value)}")
     if not least <= value <= most:
-        given = f"{int(value):,}" if abs(value) < 1e100 else short(value)
+        given = f"{int(value):,}" if abs(value) < 1e100 else abbreviate(value)
         raise BadValue(f"{what} must be between {least:,} and {most:,}, not {given}")
     return int(value)

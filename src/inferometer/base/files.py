@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
-from .errors import BadFile, short
+from .errors import BadFile, abbreviate
 
 S = TypeVar("S")
 _ALONE = threading.Lock()  # msgspec works out a type when it first meets it; two threads that do so at once crash it
@@ -39,7 +39,7 @@ def local(text: str) -> Path:
         path.exists()
     except (OSError, RuntimeError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        raise BadFile(f"{short(text)} is not a path that can be used: {why}") from None
+        raise BadFile(f"{abbreviate(text)} is not a path that can be used: {why}") from None
     return path
 
 

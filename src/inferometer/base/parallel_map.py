@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from .errors import BadValue, UnknownName, whole
+from .errors import BadValue, UnknownName, check_int
 
 BACKENDS = ("processes", "dask", "ray")
 _NEEDS = {"processes": ("joblib",), "dask": ("joblib", "distributed"), "ray": ("joblib", "ray")}
@@ -27,7 +27,7 @@ def workers(backend: str, jobs: int | None) -> int:
     """How many simulations run at once: ``jobs``, or one per core; checks that the backend is there."""
     if backend not in BACKENDS:
         raise UnknownName("--backend", backend, BACKENDS)
-    count = whole("jobs", jobs, most=10**5) if jobs is not None else os.cpu_count() or 1
+    count = check_int("jobs", jobs, most=10**5) if jobs is not None else os.cpu_count() or 1
     lacking = [name for name in _NEEDS[backend] if importlib.util.find_spec(name) is None]
     if lacking and (backend != "processes" or count > 1):
         extra = "dask[distributed]" if "distributed" in lacking else lacking[0]

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from .errors import BadValue, real, short
+from .errors import BadValue, is_number, abbreviate
 
 MOST = 10**6  # values of one axis
 FORMS = "numbers with commas between, start:stop:step, or start:stop:xratio"
@@ -51,7 +51,7 @@ def switches(what: str, given: Any) -> tuple[bool, ...]:
     """Off, on, or both: ``switches("--enable-expert-parallel", [False, True])``"""
     found = items(given)
     if not found or not all(isinstance(item, bool) for item in found):
-        raise BadValue(f"{what} must be True, False or a list of both, not {short(given)}")
+        raise BadValue(f"{what} must be True, False or a list of both, not {abbreviate(given)}")
     return tuple(dict.fromkeys(found))
 
 
@@ -73,7 +73,7 @@ def _piece(what: str, text: str, whole: bool) -> Iterable[Number]:
     if len(parts) == 2:
         raise BadValue(f"{what} {text} lacks its step: {text}:1 counts up, {text}:x2 doubles")
     if len(parts) > 3:
-        raise BadValue(f"{what} takes {FORMS}, not {short(text)}")
+        raise BadValue(f"{what} takes {FORMS}, not {abbreviate(text)}")
     if stop < start:
         raise BadValue(f"{what} {text} runs backwards: start with the smaller number")
     if parts[2].lower().startswith("x"):
@@ -113,9 +113,9 @@ def _number(what: str, given: Any, whole: bool) -> Number:
         try:
             value = int(given) if given.lstrip("+-").isdecimal() and len(given) < 300 else float(given)
         except ValueError:
-            raise BadValue(f"{what} takes {FORMS}, not {short(given)}") from None
-    if not real(value) or not abs(value) < 1e18:  # written so that nan is refused, too
-        raise BadValue(f"{what} takes {FORMS}, not {short(given)}")
+            raise BadValue(f"{what} takes {FORMS}, not {abbreviate(given)}") from None
+    if not is_number(value) or not abs(value) < 1e18:  # written so that nan is refused, too
+        raise BadValue(f"{what} takes {FORMS}, not {abbreviate(given)}")
     if whole and value % 1:
-        raise BadValue(f"{what} must be whole numbers, not {short(given)}")
+        raise BadValue(f"{what} must be whole numbers, not {abbreviate(given)}")
     return int(value) if whole else float(value)

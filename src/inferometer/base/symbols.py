@@ -178,7 +178,7 @@ def scalar(*values: Value) -> bool:
     return True
 
 
-def most(a: Value, b: Value) -> Value:
+def maximum_of(a: Value, b: Value) -> Value:
     """The larger of two values, point by point where one is an array."""
     if isinstance(a, _PLAIN) and isinstance(b, _PLAIN):
         return b if b > a else a
@@ -187,7 +187,7 @@ def most(a: Value, b: Value) -> Value:
     return np.maximum(a, b)
 
 
-def least(a: Value, b: Value) -> Value:
+def minimum_of(a: Value, b: Value) -> Value:
     """The smaller of two values, point by point where one is an array."""
     if isinstance(a, _PLAIN) and isinstance(b, _PLAIN):
         return b if b < a else a
@@ -196,7 +196,7 @@ def least(a: Value, b: Value) -> Value:
     return np.minimum(a, b)
 
 
-def chosen(which: Value, a: Value, b: Value) -> Value:
+def where(which: Value, a: Value, b: Value) -> Value:
     """``a`` where ``which`` holds, else ``b``; point by point where it is an array."""
     if isinstance(which, bool):
         return a if which else b
@@ -223,7 +223,7 @@ def exp(a: Value) -> Value:
     return np.exp(a)
 
 
-def whole_up(a: Value) -> Value:
+def ceil_of(a: Value) -> Value:
     """The next whole number, of a float or an array: ``whole_up(1.2)  # 2``"""
     if scalar(a):
         return math.ceil(a)
@@ -245,9 +245,9 @@ _SCALAR: dict[str, Callable[..., Any]] = {
     "*": _times,
     "/": operator.truediv,
     "**": operator.pow,
-    "max": most,
-    "min": least,
-    "ceil": whole_up,
+    "max": maximum_of,
+    "min": minimum_of,
+    "ceil": ceil_of,
 }
 
 
@@ -302,7 +302,7 @@ def evaluate(expr: Expr | Number, env: Env) -> Value:
     return _SCALAR[expr.op](*(evaluate(a, env) for a in expr.args))
 
 
-def words(expr: Expr | Number) -> list[str]:
+def free_names(expr: Expr | Number) -> list[str]:
     """The names in a formula, in the order they appear."""
     found: dict[str, None] = {}
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TextIO
 import msgspec
 import numpy as np
 
-from .errors import BadFile, short
+from .errors import BadFile, abbreviate
 
 PIECE = 1024  # rows that are held as text at once: few enough for the processor's caches
 
@@ -51,7 +51,7 @@ class Rows(NamedTuple):
     def wrong(self, name: str, at: int, allowed: str) -> BadFile:
         """The error about one cell: ``trace.csv, line 7: output_tokens must be …, not 'many'``"""
         cell = self.columns[name][at]
-        given = "but is empty" if cell is None or cell == "" else f"not {short(cell, 60)}"
+        given = "but is empty" if cell is None or cell == "" else f"not {abbreviate(cell, 60)}"
         return BadFile(f"{self.path}, line {self.lines[at]}: {name} must be {allowed}, {given}")
 
 
@@ -132,7 +132,7 @@ def _decoded(path: Path, number: int, line: str) -> dict[str, Any]:
     except (msgspec.DecodeError, RecursionError) as error:
         raise BadFile(f"{path}, line {number}: not JSON ({error})") from None
     if not isinstance(row, dict):
-        raise BadFile(f"{path}, line {number}: {short(line.strip(), 60)} is not a JSON object")
+        raise BadFile(f"{path}, line {number}: {abbreviate(line.strip(), 60)} is not a JSON object")
     return row
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ..base.errors import BadValue, UnknownName, short
+from ..base.errors import BadValue, UnknownName, abbreviate
 from .stream import Broken, Refused, get, post
 
 APIS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
@@ -71,7 +71,7 @@ def root(base_url: str) -> str:
     except ValueError:
         good = False
     if not good:
-        raise BadValue(f"--base-url must be an address such as http://localhost:8000, not {short(base_url)}")
+        raise BadValue(f"--base-url must be an address such as http://localhost:8000, not {abbreviate(base_url)}")
     return base_url.strip().rstrip("/").removesuffix("/v1")
 
 
@@ -189,7 +189,7 @@ def read(reply: Reply, events: list[tuple[float, bytes]]) -> None:
         try:
             event = msgspec.json.decode(data)
             if isinstance(event, dict) and "error" in event:
-                reply.error = f"the server said {short(event['error'])}"
+                reply.error = f"the server said {abbreviate(event['error'])}"
                 return
             if _speaks(event):
                 moments.append(moment)
@@ -197,7 +197,7 @@ def read(reply: Reply, events: list[tuple[float, bytes]]) -> None:
             counted = int(usage.get("completion_tokens") or counted)
             reply.input_tokens = int(usage.get("prompt_tokens") or reply.input_tokens)
         except (msgspec.DecodeError, AttributeError, LookupError, TypeError, ValueError):
-            reply.error = f"the server sent an event that is no completion: {short(data[:60])}"
+            reply.error = f"the server sent an event that is no completion: {abbreviate(data[:60])}"
             return
     if not moments:
         reply.error = "the answer has no tokens"

@@ -37,16 +37,16 @@ def analyze(
     """What one plan does, and why: latency, throughput, memory, cost, every operator."""
     import msgspec
 
-    from ..inference.analyze import possible, report_of
-    from ..inference.request import request
+    from ..inference.analyze import check_phase, report_of
+    from ..inference.request import build_request
 
     others = {"--csv": as_csv, "--plot": plot is not None, "--html": html is not None}
     if explain is not None and any(others.values()):
         other = next(flag for flag, given in others.items() if given)
         raise BadValue(f"--explain is text or --json; it cannot be combined with {other}")
     gpu = one_gpu("analyze", words.pop("gpu"))
-    asked = request(model, gpu, **words)
-    possible(asked, phase)
+    asked = build_request(model, gpu, **words)
+    check_phase(asked, phase)
     if explain is not None:
         from ..inference.explain import explain as why
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ..base.errors import BadValue, UnknownName, positive
+from ..base.errors import BadValue, UnknownName, check_positive
 from ..serving.arrivals import traffic
 from .options import ENGINE, LIVE, METHODS, NUMBERS, OUTPUT, TRAFFIC, named, one_gpu, options
 from .output import deliver, show_rich
@@ -89,7 +89,7 @@ def _driven(
 
     if ways["api"] not in APIS:
         raise UnknownName("--api", ways["api"], APIS)
-    positive("--timeout", ways["timeout"], 1e6)
+    check_positive("--timeout", ways["timeout"], 1e6)
     headers = {"Authorization": f"Bearer {ways['api_key']}"} if ways["api_key"] else {}
     server = Server(
         base_url, ways["served_model_name"] or model, ways["api"], ways["timeout"], headers, _extra(ways["extra_body"])
@@ -174,9 +174,9 @@ def _predicted(trace: Any, outcome: Any, model: str, limit: int | None, gpu: str
 
 
 def _asked(model: str, gpu: str, words: dict[str, Any]) -> None:
-    from ..inference.request import request
+    from ..inference.request import build_request
 
-    request(model, one_gpu("bench", gpu), **words)
+    build_request(model, one_gpu("bench", gpu), **words)
 
 
 def _extra(text: str | None) -> dict[str, Any]:

@@ -115,8 +115,8 @@ def _requests(path: str | None, most: int | None) -> Any:
     """The requests of a trace, or its first ones."""
     if path is None:
         return None
-    from ..base.errors import whole
+    from ..base.errors import check_int
     from ..serving.trace import first, read_trace
 
     trace = read_trace(path)
-    return first(trace, whole("--num-prompts", most)) if most is not None else trace
+    return first(trace, check_int("--num-prompts", most)) if most is not None else trace

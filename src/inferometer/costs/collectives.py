@@ -25,7 +25,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from ..base.errors import UnknownName
-from ..base.symbols import Value, least, most, scalar
+from ..base.symbols import Value, minimum_of, maximum_of, scalar
 from ..specs import catalog
 from ..specs.structs import Link, Spec
 
@@ -120,7 +120,7 @@ def seconds(
     """
     best: Value = math.inf
     for way in _ways(kind, size, ranks, link, style, network, per_node, engine):
-        best = least(best, way.seconds)
+        best = minimum_of(best, way.seconds)
     if scalar(best):
         return best if ranks > 1 and size > 0 else 0.0
     import numpy as np
@@ -177,13 +177,13 @@ def _ways(
     if style not in data.styles:
         raise UnknownName("style of link", style, data.styles)
     near = data.styles[style]
-    inside: Value = ranks if per_node is None or network is None else least(ranks, per_node)
+    inside: Value = ranks if per_node is None or network is None else minimum_of(ranks, per_node)
     nodes: Value = 1.0 if per_node is None or network is None else _ceil(ranks / inside)
     far = data.styles["network"]
     across = nodes > 1
     if scalar(nodes) and not across:
         network = None
-    share = 1.0 if not near.crowd else least(1.0, (2 / inside) ** near.crowd)
+    share = 1.0 if not near.crowd else minimum_of(1.0, (2 / inside) ** near.crowd)
     free = link.bandwidth * share
 
     def cost(protocol: Protocol, course: _Course) -> tuple[Value, Value]:
@@ -196,7 +196,7 @@ def _ways(
         if network is None:
             return fixed + moving
         further = protocol.start + course.hops * protocol.hop * network.latency
-        return fixed + across * further + most(moving, course.wire / (network.bandwidth * protocol.efficiency))
+        return fixed + across * further + maximum_of(moving, course.wire / (network.bandwidth * protocol.efficiency))
 
     if kind in ("all_to_all", "send_recv"):
         beyond = ranks - inside
@@ -208,7 +208,7 @@ def _ways(
             each = size / ranks
             out = each * (inside - 1)
             if name == "LL":  # each peer has a channel of its own; all of them share a link that is half full of flags
-                out = most(each, out * 2 * protocol.efficiency)
+                out = maximum_of(each, out * 2 * protocol.efficiency)
             fixed, moving = cost(protocol, _Course(inside - 1, out, each))
             yield _Way(f"pairs {name}", joined(fixed, moving, far.pairs[name], _Course(beyond, each * beyond)))
         return

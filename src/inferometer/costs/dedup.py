@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ..base.symbols import Env, Value, scalar, words
+from ..base.symbols import Env, Value, scalar, free_names
 from ..network.graph import Block, once_per
 from ..network.operators import Op
 
@@ -79,4 +79,4 @@ def halves(block: Block) -> tuple[Block, Block]:
 def _step_names(op: Op) -> set[str]:
     """The names of a step in an operator's formulas and in its kernel's shape."""
     formulas = [*(getattr(op.work, field) for field in _WORK), *op.dims.values()]
-    return {word for formula in formulas for word in words(formula) if _of_step(word)}
+    return {word for formula in formulas for word in free_names(formula) if _of_step(word)}

@@ -7,7 +7,7 @@ launched kernel by kernel.
 
 from __future__ import annotations
 
-from ..base.symbols import Env, Value, exp, most, scalar, whole_up
+from ..base.symbols import Env, Value, exp, maximum_of, scalar, ceil_of
 from ..network.graph import Block, Model, once_per
 from ..specs.structs import Engine
 
@@ -20,7 +20,7 @@ def padded(engine: Engine, tokens: Value) -> Value:
     if scalar(tokens):
         for upto, by in engine.graph_sizes:
             if tokens <= upto:
-                return by * whole_up(tokens / by)
+                return by * ceil_of(tokens / by)
         return tokens
     import numpy as np
 
@@ -53,7 +53,7 @@ def host_seconds(model: Model, engine: Engine, sums: Env, kernels: Value) -> Val
     prompts = sums["prefill_tokens"] > 0
     launching = large * everything + (1 - large) * prompts * pieces
     floor = launching + engine.step_floor + engine.step_floor_per_sequence * sums["seqs"]
-    return engine.step_overhead + most(floor - kernels, 0.0) + slowed(sums, kernels)
+    return engine.step_overhead + maximum_of(floor - kernels, 0.0) + slowed(sums, kernels)
 
 
 def slowed(sums: Env, kernels: Value) -> Value:
@@ -64,6 +64,6 @@ def slowed(sums: Env, kernels: Value) -> Value:
     """
     if not sums["throttle"]:
         return 0.0
-    busy = kernels * sums["prefill_tokens"] / most(sums["tokens"], 1)
-    time = most(busy * sums["in_a_row"] / sums["throttle_after"], 1e-9)
+    busy = kernels * sums["prefill_tokens"] / maximum_of(sums["tokens"], 1)
+    time = maximum_of(busy * sums["in_a_row"] / sums["throttle_after"], 1e-9)
     return sums["throttle"] * busy * (1 - (1 - sums.get("heat", 0.0)) * (1 - exp(-time)) / time)

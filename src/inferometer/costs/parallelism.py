@@ -182,7 +182,7 @@ def _domain(plan: Plan, device: Hardware, name: str, link: Link) -> int:
     return link.devices if usual and link.devices > plan.gpus_per_node and name != "pcie" else plan.gpus_per_node
 
 
-def usual_node(device: Hardware, used: int) -> int:
+def gpus_per_nvlink_domain(device: Hardware, used: int) -> int:
     """GPUs of a usual node: what the fast link joins, where that is more than one box (NVL72)."""
     link = device.links.get(device.interconnect)
     return max(device.gpus_per_node, min(link.devices, used) if link and link.devices <= 1024 else 1)

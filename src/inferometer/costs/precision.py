@@ -17,7 +17,7 @@ PLAIN = ("head", "embed", "router", "vision")  # roles that stay in the model's 
 ROLES = QUANTISED + PLAIN
 
 
-def by_role(model: Model, dtype: str, quantization: str | None) -> dict[str, str]:
+def precision_by_role(model: Model, dtype: str, quantization: str | None) -> dict[str, str]:
     """The precision's name of every role: what the config declares, or what ``-q`` asks for."""
     chosen = dict.fromkeys(ROLES, dtype)
     if quantization is None or quantization in model.quantization.values():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..base.symbols import Env, Expr, Program, Value, constant, evaluate, least, most, scalar
+from ..base.symbols import Env, Expr, Program, Value, constant, evaluate, minimum_of, maximum_of, scalar
 from ..network.graph import Block, once_per
 from ..network.operators import Op
 from .dedup import fold, halves
@@ -137,10 +137,10 @@ def _side_by_side(rows: list[OpCost], env: Env) -> list[OpCost]:
     for side in ([row for row in rows if row.op.beside], [row for row in rows if row.op.name in names]):
         spare = [row.seconds - row.terms.roofline for row in side]
         room = sum(spare)
-        taken = least(gone, room)
+        taken = minimum_of(gone, room)
         gone = gone - taken
         shorter = {
-            id(row): row.seconds - more * taken / most(room, 1e-30) for row, more in zip(side, spare, strict=True)
+            id(row): row.seconds - more * taken / maximum_of(room, 1e-30) for row, more in zip(side, spare, strict=True)
         }
         rows = [row._replace(seconds=shorter[id(row)]) if id(row) in shorter else row for row in rows]
     return rows
@@ -169,8 +169,8 @@ def beside(env: Env, rows: list[Timed]) -> Value:
     names = {row.op.beside for row in rows}
     pair = [[row for row in rows if row.op.beside], [row for row in rows if row.op.name in names]]
     aside, main = (sum(row.seconds for row in side) for side in pair)
-    saved = aside + main - most(most(aside, main), sum(row.terms.roofline for side in pair for row in side))
-    return most(saved, 0.0) * (env["tokens"] <= limit)
+    saved = aside + main - maximum_of(maximum_of(aside, main), sum(row.terms.roofline for side in pair for row in side))
+    return maximum_of(saved, 0.0) * (env["tokens"] <= limit)
 
 
 def seconds(blocks: tuple[Block, ...], env: Env, sources: tuple[Source, ...]) -> Value:
@@ -216,4 +216,4 @@ def _sums(blocks: tuple[Block, ...], env: Env, sources: tuple[Source, ...]) -> t
 
 def hidden(env: Env, computing: Value, linked: Value) -> Value:
     """Seconds of communication that run behind computing."""
-    return env["overlap"] * least(computing, linked) if env["overlap"] else 0.0
+    return env["overlap"] * minimum_of(computing, linked) if env["overlap"] else 0.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ..base.symbols import Value, least, most, scalar
+from ..base.symbols import Value, minimum_of, maximum_of, scalar
 from ..network.graph import Model, Span
 
 
@@ -32,7 +32,7 @@ def pairs(span: Span, n: Value) -> Value:
     if span.size == float("inf"):
         return n * (n + 1) / 2 / span.ratio
     reach = span.size * span.ratio
-    near = least(n, reach)
+    near = minimum_of(n, reach)
     return (near * (near + 1) / 2 + (n - near) * reach) / span.ratio
 
 
@@ -40,9 +40,9 @@ def touched(span: Span, cached: Value, new: Value) -> Value:
     """Cache entries that one step of a sequence reads."""
     n = cached + new
     if span.kind == "window":
-        return least(n, span.size + new - 1)
+        return minimum_of(n, span.size + new - 1)
     if span.kind == "top_k":
-        return least(n / span.ratio, new * span.size)
+        return minimum_of(n / span.ratio, new * span.size)
     if span.kind == "chunk":
         return n - cached // span.size * span.size
     return n / span.ratio
@@ -50,7 +50,7 @@ def touched(span: Span, cached: Value, new: Value) -> Value:
 
 def kept(span: Span, n: Value) -> Value:
     """Cache entries that n tokens of a sequence occupy."""
-    return least(n, span.size) if span.kind in ("window", "chunk") else n / span.ratio
+    return minimum_of(n, span.size) if span.kind in ("window", "chunk") else n / span.ratio
 
 
 class Images(NamedTuple):
@@ -121,8 +121,8 @@ def prefill(batch: Value, new: Value, cached: Value = 0, *, budget: Value) -> St
     split = (rest > 0) * 1.0 * (rest < new)
     head = split * (new - rest)
     complete = split * (batch - 1) + (1 - split) * full * budget / new
-    piece, start, times = least(new, budget), least(most(head, 1), budget), most(full, 1)
-    last = least(new, most(rest, 1))
+    piece, start, times = minimum_of(new, budget), minimum_of(maximum_of(head, 1), budget), maximum_of(full, 1)
+    last = minimum_of(new, maximum_of(rest, 1))
     whole = Step(
         (
             Group(complete * new / piece / times, piece, cached + (new - piece) / 2, piece / new),
@@ -137,12 +137,12 @@ def prefill(batch: Value, new: Value, cached: Value = 0, *, budget: Value) -> St
 
 def decode(batch: Value, context: Value, output: Value) -> Step:
     """One step at the mean context of output tokens 2..N: ``decode(8, 1024, 128)``"""
-    return Step((Group(batch, 1, context + most(output - 2, 0) / 2, 1, True),))
+    return Step((Group(batch, 1, context + maximum_of(output - 2, 0) / 2, 1, True),))
 
 
 def decode_nodes(model: Model, batch: Value, context: Value, output: Value) -> Steps:
     """Steps whose weighted sum is the mean step of the answer; more than one only where cost is not linear in that."""
     if all(span.size == float("inf") for span in model.spans.values()):
         return [(decode(batch, context, output), 1.0)]
-    middle, half = context + most(output - 2, 0) / 2, most(output - 2, 0) / 2
+    middle, half = context + maximum_of(output - 2, 0) / 2, maximum_of(output - 2, 0) / 2
     return [(Step((Group(batch, 1, middle + x * half, 1, True),)), weight) for x, weight in _GAUSS]

@@ -8,11 +8,11 @@ import msgspec
 
 from ..base.units import percent, seconds, size
 from ..costs import parallelism, precision
-from ..costs.bound_plan import Setup
+from ..costs.binding import BoundPlan
 from ..specs import catalog
 from ..specs.structs import Hardware, Plan
 from . import memory
-from .latency import conversation, prompt_seconds, token_seconds
+from .latency import batch_shape_of, prompt_seconds, token_seconds
 from .memory import cache_offloaded, memory_table
 
 if TYPE_CHECKING:
@@ -24,15 +24,18 @@ _FLAGS = {"tensor_parallel_size": "-tp", "pipeline_parallel_size": "-pp"}
 WAITS = {"host": "waiting for the host", "wait": "waiting for other pipeline stages", "draft": "mostly drafting"}
 
 
-def limits(asked: Request, setup: Setup, report: Report) -> str:
+def bottleneck_summary(request: Request, bound_plan: BoundPlan, report: Report) -> str:
     """``Prefill is compute-bound (gate_up_proj 41%); decode is memory-bound … -q fp8 would cut TPOT by 41%.``"""
-    called = {"prefill": "A denoising step"} if asked.model.kind == "diffusion" else {}
-    parts = [f"{called.get(name, name.capitalize())} is {_why(phase)}" for name, phase in report.phases.items()]
+    called = {"prefill": "A denoising step"} if request.model.kind == "diffusion" else {}
+    parts = [
+        f"{called.get(name, name.capitalize())} is {_bottleneck_sentence(phase)}"
+        for name, phase in report.phases.items()
+    ]
     sentence = "; ".join(p if i == 0 else p[0].lower() + p[1:] for i, p in enumerate(parts)) + "."
-    return f"{sentence} {_help(asked, setup, report)}".strip()
+    return f"{sentence} {_best_single_change(request, bound_plan, report)}".strip()
 
 
-def _why(phase: Phase) -> str:
+def _bottleneck_sentence(phase: Phase) -> str:
     """What most of a phase's time waits for."""
     waits: dict[str, float] = {}
     for op in phase.ops:
@@ -52,100 +55,106 @@ def _why(phase: Phase) -> str:
     return f"{word} ({percent(took / phase.seconds)} of {seconds(phase.seconds)}; {most})"
 
 
-def _help(asked: Request, setup: Setup, report: Report) -> str:
+def _best_single_change(request: Request, bound_plan: BoundPlan, report: Report) -> str:
     """The change that helps most, tried out on this plan."""
     best: dict[str, list[str]] = {}
     for phase, label in (("prefill", "TTFT"), ("decode", "TPOT")):
         if phase not in report.phases:
             continue
-        now = _time(setup, asked, phase)
-        gains = [(1 - _time(other, asked, phase) / now, words) for words, other in _alternatives(asked, setup)]
+        now = _time(bound_plan, request, phase)
+        gains = [(1 - _time(other, request, phase) / now, words) for words, other in _alternatives(request, bound_plan)]
         gain, words = max(gains, default=(0.0, ""))
         if gain > 0.02:
             best.setdefault(words, []).append(f"{label} by {percent(gain)}")
     return "; ".join(f"{words} would cut {' and '.join(cuts)}" for words, cuts in best.items()) + "." if best else ""
 
 
-def _alternatives(asked: Request, setup: Setup) -> list[tuple[str, Setup]]:
+def _alternatives(request: Request, bound_plan: BoundPlan) -> list[tuple[str, BoundPlan]]:
     """Plans one change away that the device supports."""
-    plan, found = asked.plan, []
+    plan, found = request.plan, []
     for name in ("fp8", "w4a16"):
-        if catalog.precision(plan.quantization).bits > catalog.precision(name).bits and _runs(setup.device, name):
-            roles = precision.by_role(asked.model, plan.dtype, name)
-            found.append((f"-q {name}", _again(asked, setup, plan=plan, roles=roles)))
-    if catalog.precision(plan.kv_cache_dtype).bits > 8 and memory.kv_bytes_per_token(setup):
-        found.append(("--kv-cache-dtype fp8", _again(asked, setup, plan=_with(plan, kv_cache_dtype="fp8"))))
+        if catalog.precision(plan.quantization).bits > catalog.precision(name).bits and _runs(bound_plan.device, name):
+            roles = precision.precision_by_role(request.model, plan.dtype, name)
+            found.append((f"-q {name}", _with_plan(request, bound_plan, plan=plan, roles=roles)))
+    if catalog.precision(plan.kv_cache_dtype).bits > 8 and memory.kv_bytes_per_token(bound_plan):
+        found.append(("--kv-cache-dtype fp8", _with_plan(request, bound_plan, plan=_with(plan, kv_cache_dtype="fp8"))))
     wider = _with(plan, tensor_parallel_size=2 * plan.tensor_parallel_size)
-    if not parallelism.reason(asked.model, wider, asked.device) and asked.model.kind == "decoder":
-        found.append((f"-tp {wider.tensor_parallel_size}", _again(asked, setup, plan=wider)))
+    if not parallelism.reason(request.model, wider, request.device) and request.model.kind == "decoder":
+        found.append((f"-tp {wider.tensor_parallel_size}", _with_plan(request, bound_plan, plan=wider)))
     return found
 
 
-def _time(setup: Setup, asked: Request, phase: str) -> float:
-    talk = conversation(setup, asked.workload)
-    return float(token_seconds(setup, talk) if phase == "decode" else prompt_seconds(setup, talk))
+def _time(bound_plan: BoundPlan, request: Request, phase: str) -> float:
+    batch_shape = batch_shape_of(bound_plan, request.workload)
+    return float(
+        token_seconds(bound_plan, batch_shape) if phase == "decode" else prompt_seconds(bound_plan, batch_shape)
+    )
 
 
-def fits_with(asked: Request, setup: Setup, held: Memory) -> str:
+def fits_with(request: Request, bound_plan: BoundPlan, held: Memory) -> str:
     """``needs 92.1 GB of 72.0 GB usable per GPU (90% of 80.0 GB); fits with -tp 2 or -q fp8``"""
     per_device = (
         f"needs {size(held.total_bytes)} of {size(held.usable_bytes)} usable per GPU "
-        f"({percent(asked.plan.gpu_memory_utilization)} of {size(held.capacity_bytes)})"
+        f"({percent(request.plan.gpu_memory_utilization)} of {size(held.capacity_bytes)})"
     )
-    plan, ways = asked.plan, _layouts(asked, setup)
+    plan, ways = request.plan, _layouts(request, bound_plan)
     for name in ("fp8", "w8a16", "w4a16"):
-        if catalog.precision(plan.quantization).bits > catalog.precision(name).bits and _runs(asked.device, name):
-            roles = precision.by_role(asked.model, plan.dtype, name)
-            if _fits(asked, _again(asked, setup, plan=plan, roles=roles)):
+        if catalog.precision(plan.quantization).bits > catalog.precision(name).bits and _runs(request.device, name):
+            roles = precision.precision_by_role(request.model, plan.dtype, name)
+            if _fits(request, _with_plan(request, bound_plan, plan=plan, roles=roles)):
                 ways.append(f"-q {name}")
                 break
     if catalog.precision(plan.kv_cache_dtype).bits > 8 and _fits(
-        asked, _again(asked, setup, plan=_with(plan, kv_cache_dtype="fp8"))
+        request, _with_plan(request, bound_plan, plan=_with(plan, kv_cache_dtype="fp8"))
     ):
         ways.append("--kv-cache-dtype fp8")
-    if 0 < held.max_batch_size < asked.workload.batch_size:
+    if 0 < held.max_batch_size < request.workload.batch_size:
         ways.append(f"--batch-size {held.max_batch_size}")
     return f"{per_device}; fits with {' or '.join(ways)}" if ways else f"{per_device}; no single change makes it fit"
 
 
-def _layouts(asked: Request, setup: Setup) -> list[str]:
+def _layouts(request: Request, bound_plan: BoundPlan) -> list[str]:
     """More GPUs that make it fit: tp inside a node, else tp or pp over several, or tp inside and pp between them."""
-    plan = asked.plan
+    plan = request.plan
     tps, pps = (
         [{word: n} for n in (2, 4, 8, 16, 32, 64) if n > getattr(plan, word)]
         for word in ("tensor_parallel_size", "pipeline_parallel_size")
     )
-    inside = [change for change in tps if _wider(asked, change).nodes <= plan.nodes]
-    found = _first(asked, setup, inside)
+    inside = [change for change in tps if _wider(request, change).nodes <= plan.nodes]
+    found = _first(request, bound_plan, inside)
     if found:
         return [found]
-    if asked.model.kind != "decoder":
+    if request.model.kind != "decoder":
         return []
-    ways = [way for way in (_first(asked, setup, tps), _first(asked, setup, pps)) if way]
+    ways = [way for way in (_first(request, bound_plan, tps), _first(request, bound_plan, pps)) if way]
     if len(ways) < 2:
         legal = [
-            change for change in inside if not parallelism.reason(asked.model, _wider(asked, change), asked.device)
+            change
+            for change in inside
+            if not parallelism.reason(request.model, _wider(request, change), request.device)
         ]
-        both = _first(asked, setup, [{**legal[-1], **change} for change in pps]) if legal else ""
+        both = _first(request, bound_plan, [{**legal[-1], **change} for change in pps]) if legal else ""
         ways += [both] if both else []
     return ways
 
 
-def _first(asked: Request, setup: Setup, changes: list[dict[str, int]]) -> str:
+def _first(request: Request, bound_plan: BoundPlan, changes: list[dict[str, int]]) -> str:
     """The first of some layouts that is legal and fits, as flags."""
     for change in changes:
-        plan = _wider(asked, change)
-        if not parallelism.reason(asked.model, plan, asked.device) and _fits(asked, _again(asked, setup, plan=plan)):
+        plan = _wider(request, change)
+        if not parallelism.reason(request.model, plan, request.device) and _fits(
+            request, _with_plan(request, bound_plan, plan=plan)
+        ):
             flags = " ".join(f"{_FLAGS[word]} {number}" for word, number in change.items())
-            return flags + (f" ({plan.nodes} nodes)" if plan.nodes > asked.plan.nodes else "")
+            return flags + (f" ({plan.nodes} nodes)" if plan.nodes > request.plan.nodes else "")
     return ""
 
 
-def _wider(asked: Request, change: dict[str, int]) -> Plan:
+def _wider(request: Request, change: dict[str, int]) -> Plan:
     """The plan with another layout, and as many nodes as that needs."""
-    plan, per_node = _with(asked.plan, **change), asked.plan.gpus_per_node
-    if per_node == parallelism.usual_node(asked.device, asked.plan.gpus):
-        per_node = parallelism.usual_node(asked.device, plan.gpus)
+    plan, per_node = _with(request.plan, **change), request.plan.gpus_per_node
+    if per_node == parallelism.gpus_per_nvlink_domain(request.device, request.plan.gpus):
+        per_node = parallelism.gpus_per_nvlink_domain(request.device, plan.gpus)
     return _with(plan, gpus_per_node=per_node, nodes=max(plan.nodes, -(-plan.gpus // per_node)))
 
 
@@ -155,8 +164,8 @@ def _runs(device: Hardware, name: str) -> bool:
     return not native or native[0] in device.flops
 
 
-def _fits(asked: Request, setup: Setup) -> bool:
-    held = memory_table(setup, conversation(setup, asked.workload))
+def _fits(request: Request, bound_plan: BoundPlan) -> bool:
+    held = memory_table(bound_plan, batch_shape_of(bound_plan, request.workload))
     return held.total_bytes <= held.usable_bytes
 
 
@@ -164,6 +173,8 @@ def _with(plan: Plan, **changes: Any) -> Plan:
     return msgspec.structs.replace(plan, **changes)
 
 
-def _again(asked: Request, setup: Setup, *, plan: Plan, roles: dict[str, str] | None = None) -> Setup:
-    other = asked._replace(plan=plan, roles=roles or asked.roles).setup()
-    return cache_offloaded(other, conversation(other, asked.workload))
+def _with_plan(
+    request: Request, bound_plan: BoundPlan, *, plan: Plan, roles: dict[str, str] | None = None
+) -> BoundPlan:
+    other = request._replace(plan=plan, roles=roles or request.roles).bind()
+    return cache_offloaded(other, batch_shape_of(other, request.workload))

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from ..base.symbols import evaluate
-from ..costs.bound_plan import Setup, bound, stages, step_rows, tower_rows
+from ..costs.binding import BoundPlan, step_env, stages, step_rows, tower_rows
 from ..costs.kernels import Terms
 from ..costs.roofline import FIELDS, OpCost
 from ..costs.step import Step
 from ..network.graph import Block
 from ..network.operators import Op, Work
 from . import latency, memory
-from .latency import Talk, decode_step, mixed_step, prefill_steps, prompt_seconds, tower_step
+from .latency import BatchShape, decode_step, mixed_step, prefill_steps, prompt_seconds, tower_step
 from .memory import cache_of, held, peak, prompt_peaks
 from .report import OpRow, Phase
 
@@ -20,64 +20,68 @@ IDLE = ("host", "wait", "draft")  # kinds of rows that are not a kernel of this 
 Rows = list[tuple[OpCost, float, dict[str, Any]]]
 
 
-def phase_tables(setup: Setup, talk: Talk, phase: str, decodes: bool) -> dict[str, Phase]:
+def phase_tables(bound_plan: BoundPlan, batch_shape: BatchShape, phase: str, decodes: bool) -> dict[str, Phase]:
     """``{"prefill": …, "decode": …}``, or one of them; with chunked prefill a step that mixes both, too."""
     found: dict[str, Phase] = {}
     if phase != "decode":
-        found["prefill"] = _prefill(setup, talk)
+        found["prefill"] = _prefill(bound_plan, batch_shape)
     if decodes:
-        found["decode"] = _decode(setup, talk)
-        if setup.plan.enable_chunked_prefill and isinstance(talk.input_len, int):
-            found["mixed"] = _mixed(setup, talk)
+        found["decode"] = _decode(bound_plan, batch_shape)
+        if bound_plan.plan.enable_chunked_prefill and isinstance(batch_shape.input_len, int):
+            found["mixed"] = _mixed(bound_plan, batch_shape)
     return found
 
 
-def _mixed(setup: Setup, talk: Talk) -> Phase:
-    step = mixed_step(setup, talk)
-    stage = _slowest(setup, step)
-    env = bound(stage, step)
+def _mixed(bound_plan: BoundPlan, batch_shape: BatchShape) -> Phase:
+    step = mixed_step(bound_plan, batch_shape)
+    stage = _slowest(bound_plan, step)
+    env = step_env(stage, step)
     rows: Rows = [(row, 1.0, env) for row in step_rows(stage, step)]
-    return _phase(stage, rows, 1.0, [step], float(held(stage, talk, max(talk.output_len - 2, 0) // 2 + 1)))
+    return _phase(
+        stage, rows, 1.0, [step], float(held(stage, batch_shape, max(batch_shape.output_len - 2, 0) // 2 + 1))
+    )
 
 
-def _prefill(setup: Setup, talk: Talk) -> Phase:
-    steps = prefill_steps(setup, talk)
+def _prefill(bound_plan: BoundPlan, batch_shape: BatchShape) -> Phase:
+    steps = prefill_steps(bound_plan, batch_shape)
     first = steps[0][0]
-    stage = _slowest(setup, first)
+    stage = _slowest(bound_plan, first)
     rows: Rows = []
-    if talk.images.count:
-        env = bound(stage, tower_step(talk))
-        rows += [(row, 1.0, env) for row in tower_rows(stages(setup)[0], tower_step(talk))]
+    if batch_shape.images.count:
+        env = step_env(stage, tower_step(batch_shape))
+        rows += [(row, 1.0, env) for row in tower_rows(stages(bound_plan)[0], tower_step(batch_shape))]
     for step, often in steps:
-        env = bound(stage, step if isinstance(step, Step) else step[0])
+        env = step_env(stage, step if isinstance(step, Step) else step[0])
         rows += [(row, often, env) for row in step_rows(stage, step)]
-    rows += _waiting("pipeline_fill", prompt_seconds(setup, talk) - _total(rows))
-    kept = float(talk.mine * cache_of(stage, talk, talk.context))
-    return _phase(stage, rows, sum(often for _, often in steps), prompt_peaks(setup, talk), kept)
+    rows += _waiting("pipeline_fill", prompt_seconds(bound_plan, batch_shape) - _total(rows))
+    kept = float(batch_shape.batch_per_replica * cache_of(stage, batch_shape, batch_shape.context))
+    return _phase(stage, rows, sum(often for _, often in steps), prompt_peaks(bound_plan, batch_shape), kept)
 
 
-def _decode(setup: Setup, talk: Talk) -> Phase:
-    step = decode_step(setup, talk)
+def _decode(bound_plan: BoundPlan, batch_shape: BatchShape) -> Phase:
+    step = decode_step(bound_plan, batch_shape)
     one = step if isinstance(step, Step) else step[0]
-    stage = _slowest(setup, step)
-    env = bound(stage, one)
-    rotating = float(latency.micro_batches(setup, talk.sequences)) if isinstance(step, Step) else 1.0
+    stage = _slowest(bound_plan, step)
+    env = step_env(stage, one)
+    rotating = float(latency.micro_batches(bound_plan, batch_shape.sequences)) if isinstance(step, Step) else 1.0
     rows: Rows = [(row, rotating, env) for row in step_rows(stage, step)]
     if isinstance(step, Step):
-        rows += _waiting("pipeline_wait", float(latency.period(setup, step, rotating)) - _total(rows))
-        if setup.plan.speculation is not None:
-            guess = latency.guess(setup, talk.sequences / rotating, talk.context, talk.output_len, rotating)
+        rows += _waiting("pipeline_wait", float(latency.period(bound_plan, step, rotating)) - _total(rows))
+        if bound_plan.plan.speculation is not None:
+            guess = latency.speculative_step(
+                bound_plan, batch_shape.sequences / rotating, batch_shape.context, batch_shape.output_len, rotating
+            )
             rows += _waiting("draft", float(guess.draft_seconds))
-    kept = held(stage, talk, max(talk.output_len - 2, 0) // 2 + 1)
+    kept = held(stage, batch_shape, max(batch_shape.output_len - 2, 0) // 2 + 1)
     return _phase(stage, rows, 1.0, [one], float(kept))
 
 
-def _slowest(setup: Setup, step: Step | list[Step]) -> Setup:
+def _slowest(bound_plan: BoundPlan, step: Step | list[Step]) -> BoundPlan:
     """The pipeline stage that holds up the others."""
-    parts = stages(setup)
+    parts = stages(bound_plan)
     if len(parts) == 1 or isinstance(step, list):
-        return setup
-    times = [float(t) for t in latency.stage_seconds(setup, step)]
+        return bound_plan
+    times = [float(t) for t in latency.stage_seconds(bound_plan, step)]
     return parts[times.index(max(times))]
 
 
@@ -95,7 +99,7 @@ def _waiting(name: str, took: float) -> Rows:
     return [(row, 1.0, {})]
 
 
-def _phase(setup: Setup, rows: Rows, steps: float, largest: list[Step], cache: float) -> Phase:
+def _phase(bound_plan: BoundPlan, rows: Rows, steps: float, largest: list[Step], cache: float) -> Phase:
     merged: dict[tuple[int, int], OpRow] = {}
     for row, often, env in rows:
         _merge(merged, row, often, env)
@@ -105,8 +109,8 @@ def _phase(setup: Setup, rows: Rows, steps: float, largest: list[Step], cache: f
         op.share = op.seconds / total if total else 0.0
         op.intensity = op.flops / op.bytes if op.bytes else 0.0
         op.efficiency = min(1.0, op.roofline_seconds / op.seconds) if op.seconds and op.roofline_seconds else 1.0
-    live, weights = peak(setup, largest), float(memory.weight_bytes(setup))
-    cache *= 1 - setup.env["kv_offload_share"]
+    live, weights = peak(bound_plan, largest), float(memory.weight_bytes(bound_plan))
+    cache *= 1 - bound_plan.env["kv_offload_share"]
     sums = {
         f: sum(getattr(op, f) for op in ops)
         for f in ("load_weight", "load_act", "store_act", "load_kv_cache", "store_kv_cache")

@@ -8,14 +8,14 @@ from typing import Any
 import msgspec
 
 from ..base.errors import UnknownName
-from ..base.symbols import evaluate, text, words
+from ..base.symbols import evaluate, text, free_names
 from ..base.units import seconds
 from ..costs import roofline
-from ..costs.bound_plan import Setup, bound, stages
+from ..costs.binding import BoundPlan, step_env, stages
 from ..costs.roofline import FIELDS, OpCost
 from ..costs.step import Step
 from .breakdown import phase_tables
-from .latency import Talk, conversation, decode_step, prefill_steps, tower_step
+from .latency import BatchShape, batch_shape_of, decode_step, prefill_steps, tower_step
 from .memory import cache_offloaded
 from .request import Request
 
@@ -49,40 +49,40 @@ class Explanation(msgspec.Struct):
     seconds: float
 
 
-def explain(asked: Request, name: str, phase: str = "all") -> list[Explanation]:
+def explain(request: Request, name: str, phase: str = "all") -> list[Explanation]:
     """Every place where an operator of that name works: ``explain(request("llama-3.1-8b"), "qkv_proj")``"""
-    setup = asked.setup()
-    names = {op.name for part in stages(setup) for block in part.model.blocks for op in block.ops}
+    bound_plan = request.bind()
+    names = {op.name for part in stages(bound_plan) for block in part.model.blocks for op in block.ops}
     if name not in names | IDLE.keys():
         raise UnknownName("operator", name, names | IDLE.keys())
-    talk = conversation(setup, asked.workload)
-    setup = cache_offloaded(setup, talk)
+    batch_shape = batch_shape_of(bound_plan, request.workload)
+    bound_plan = cache_offloaded(bound_plan, batch_shape)
     if name in IDLE:
-        return _idle(setup, talk, name, phase)
+        return _idle(bound_plan, batch_shape, name, phase)
     steps: dict[str, Step] = {}
-    if talk.images.count:
-        steps["vision"] = tower_step(talk)
-    steps["prefill"] = _one(prefill_steps(setup, talk)[0][0])
-    if asked.model.kind == "decoder" and talk.output_len > 1:
-        steps["decode"] = _one(decode_step(setup, talk))
+    if batch_shape.images.count:
+        steps["vision"] = tower_step(batch_shape)
+    steps["prefill"] = _one(prefill_steps(bound_plan, batch_shape)[0][0])
+    if request.model.kind == "decoder" and batch_shape.output_len > 1:
+        steps["decode"] = _one(decode_step(bound_plan, batch_shape))
     found: list[Explanation] = []
     for when, step in steps.items():
         if phase not in ("all", when):
             continue
-        env = bound(setup, step)
-        for part in stages(setup):  # of a pipeline, the first stage that has it
+        env = step_env(bound_plan, step)
+        for part in stages(bound_plan):  # of a pipeline, the first stage that has it
             blocks = part.tower if when == "vision" else part.text
-            rows = [row for block in blocks for row in roofline.price(block, env, setup.sources)]
-            mine = [_one_op(setup, when, row, env) for row in rows if row.op.name == name and row.seconds > 0]
+            rows = [row for block in blocks for row in roofline.price(block, env, bound_plan.sources)]
+            mine = [_one_op(bound_plan, when, row, env) for row in rows if row.op.name == name and row.seconds > 0]
             found += mine
             if mine:
                 break
     return found
 
 
-def _idle(setup: Setup, talk: Talk, name: str, phase: str) -> list[Explanation]:
+def _idle(bound_plan: BoundPlan, batch_shape: BatchShape, name: str, phase: str) -> list[Explanation]:
     """A row of the table in which no kernel runs: what it is, and where its figure comes from."""
-    decodes = setup.model.kind == "decoder" and phase != "prefill" and talk.output_len > 1
+    decodes = bound_plan.model.kind == "decoder" and phase != "prefill" and batch_shape.output_len > 1
     return [
         Explanation(
             phase=when,
@@ -98,44 +98,44 @@ def _idle(setup: Setup, talk: Talk, name: str, phase: str) -> list[Explanation]:
             bound=row.bound,
             efficiency=1.0,
             origin=row.origin,
-            note=IDLE[name](setup),
+            note=IDLE[name](bound_plan),
             seconds=row.seconds / row.count,
         )
-        for when, table in phase_tables(setup, talk, phase, decodes).items()
+        for when, table in phase_tables(bound_plan, batch_shape, phase, decodes).items()
         for row in table.ops
         if row.name == name and row.block in ("engine", "pipeline", "draft")
     ]
 
 
-def _host(setup: Setup) -> str:
-    e = setup.engine
+def _host(bound_plan: BoundPlan) -> str:
+    e = bound_plan.engine
     words = f"the engine's own time in every step, {seconds(e.step_overhead)} ({e.source.get('step_overhead', '')})"
     if e.step_floor:
         words += f"; a step takes at least {seconds(e.step_floor)} of the host ({e.source.get('step_floor', '')})"
     if e.launch:
         words += f"; prefills also wait until their kernels are launched ({e.source.get('launch', '')})"
-    if setup.device.throttle:
+    if bound_plan.device.throttle:
         words += (
-            f"; and long ones run up to {setup.device.throttle:.0%} slower, because the power limit lowers the "
-            f"clocks ({setup.device.source.get('throttle', '')})"
+            f"; and long ones run up to {bound_plan.device.throttle:.0%} slower, because the power limit lowers the "
+            f"clocks ({bound_plan.device.source.get('throttle', '')})"
         )
     return words
 
 
-def _drafting(setup: Setup) -> str:
-    spec = setup.plan.speculation
+def _drafting(bound_plan: BoundPlan) -> str:
+    spec = bound_plan.plan.speculation
     who = "nobody" if spec is None else spec.model or "the model's own prediction module"
     times = 0 if spec is None else spec.num_speculative_tokens
     return f"{times} steps of {who} before each verification, priced operator by operator as any step is"
 
 
-IDLE: dict[str, Callable[[Setup], str]] = {
+IDLE: dict[str, Callable[[BoundPlan], str]] = {
     "host_overhead": _host,
-    "pipeline_wait": lambda setup: (
+    "pipeline_wait": lambda bound_plan: (
         "this stage has nothing to do while its sequences are on the other stages: the time between two tokens, "
         "max(sum of all stages, micro-batches × slowest stage), less its own work"
     ),
-    "pipeline_fill": lambda setup: (
+    "pipeline_fill": lambda bound_plan: (
         "the first step must pass the other stages, in which this one has nothing to do: the sum of their times"
     ),
     "draft": _drafting,
@@ -146,18 +146,18 @@ def _one(step: Step | list[Step]) -> Step:
     return step if isinstance(step, Step) else step[0]
 
 
-def _one_op(setup: Setup, phase: str, row: OpCost, env: dict[str, Any]) -> Explanation:
+def _one_op(bound_plan: BoundPlan, phase: str, row: OpCost, env: dict[str, Any]) -> Explanation:
     names = {**env, **row.block.dims}
     lines = []
     for field in (*FIELDS, "params", "stored"):
         formula = getattr(row.op.work, field)
         if text(formula) == "0":
             continue
-        values = {w: float(names[w]) for w in words(formula)}
+        values = {w: float(names[w]) for w in free_names(formula)}
         result = row.work[field] if field in FIELDS else evaluate(formula, names)
         lines.append(Line(field, text(formula), values, float(result)))
     t = row.terms
-    mine = [s for s in setup.sources if s.kinds is None or row.op.kind in s.kinds]
+    mine = [s for s in bound_plan.sources if s.kinds is None or row.op.kind in s.kinds]
     source = next(s for s in mine if s.whose(row.op) == str(row.origin))
     return Explanation(
         phase=phase,

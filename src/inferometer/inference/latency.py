@@ -13,10 +13,10 @@ from typing import NamedTuple
 import msgspec
 
 from ..base.errors import BadValue
-from ..base.symbols import Value, least, most
+from ..base.symbols import Value, minimum_of, maximum_of
 from ..costs import parallelism, precision
 from ..costs import step as phases
-from ..costs.bound_plan import Setup, prepare, stages, step_rows, step_seconds, tower_rows
+from ..costs.binding import BoundPlan, bind, stages, step_rows, step_seconds, tower_rows
 from ..costs.images import images
 from ..costs.step import Group, Images, Step, Steps
 from ..network import families
@@ -26,36 +26,38 @@ from ..specs import catalog
 from ..specs.structs import Engine, Plan, Workload
 
 
-def stage_seconds(setup: Setup, step: Step) -> list[Value]:
+def stage_seconds(bound_plan: BoundPlan, step: Step) -> list[Value]:
     """Seconds of one step on each pipeline stage."""
-    return [step_seconds(stage, step) for stage in stages(setup)]
+    return [step_seconds(stage, step) for stage in stages(bound_plan)]
 
 
 def slowest(times: list[Value]) -> Value:
     """The stage that holds up the others."""
     top = times[0]
     for t in times[1:]:
-        top = most(top, t)
+        top = maximum_of(top, t)
     return top
 
 
-def budgeted_prefill(setup: Setup, batch: Value, new: Value, cached: Value = 0) -> Steps:
+def budgeted_prefill(bound_plan: BoundPlan, batch: Value, new: Value, cached: Value = 0) -> Steps:
     """The prompts of one replica, cut by the token budget, or finer into the micro-batches that were asked for."""
-    return phases.prefill(batch, new, cached, budget=prefill_budget(setup, batch * new))
+    return phases.prefill(batch, new, cached, budget=prefill_budget(bound_plan, batch * new))
 
 
-def prefill_budget(setup: Setup, tokens: Value) -> Value:
+def prefill_budget(bound_plan: BoundPlan, tokens: Value) -> Value:
     """Tokens of one step of a prefill of so many."""
-    budget: Value = setup.plan.max_num_batched_tokens
-    return least(budget, -(-tokens // setup.plan.micro_batches)) if setup.plan.micro_batches > 1 else budget
+    budget: Value = bound_plan.plan.max_num_batched_tokens
+    return (
+        minimum_of(budget, -(-tokens // bound_plan.plan.micro_batches)) if bound_plan.plan.micro_batches > 1 else budget
+    )
 
 
-def prefill_seconds(setup: Setup, steps: Steps) -> Value:
+def prefill_seconds(bound_plan: BoundPlan, steps: Steps) -> Value:
     """All steps through the pipeline: each costs its slowest stage, and the first one fills it."""
     total: Value = 0.0
     empty: Value = 1.0  # whether the pipeline has yet to be filled
     for step, often in steps:
-        times = stage_seconds(setup, step)
+        times = stage_seconds(bound_plan, step)
         top = slowest(times)
         first = empty * (often > 0)
         total = total + often * top + first * (sum(times) - top)
@@ -63,34 +65,34 @@ def prefill_seconds(setup: Setup, steps: Steps) -> Value:
     return total
 
 
-def micro_batches(setup: Setup, sequences: Value) -> Value:
+def micro_batches(bound_plan: BoundPlan, sequences: Value) -> Value:
     """How many micro-batches take turns while decoding: as many as stages, but no more than sequences."""
-    wanted = setup.plan.micro_batches or setup.plan.pipeline_parallel_size
-    return least(wanted, sequences)
+    wanted = bound_plan.plan.micro_batches or bound_plan.plan.pipeline_parallel_size
+    return minimum_of(wanted, sequences)
 
 
-def period(setup: Setup, step: Step, rotating: Value) -> Value:
+def period(bound_plan: BoundPlan, step: Step, rotating: Value) -> Value:
     """Seconds between two tokens of a sequence when ``rotating`` micro-batches take turns."""
-    times = stage_seconds(setup, step)
-    return most(sum(times), rotating * slowest(times))
+    times = stage_seconds(bound_plan, step)
+    return maximum_of(sum(times), rotating * slowest(times))
 
 
-def decode_seconds(setup: Setup, sequences: Value, context: Value, output: Value) -> Value:
+def decode_seconds(bound_plan: BoundPlan, sequences: Value, context: Value, output: Value) -> Value:
     """Mean seconds per output token of one replica's sequences over the growing context, speculation included."""
-    m = micro_batches(setup, sequences)
-    if setup.plan.speculation is not None:
-        return _speculative(setup, sequences / m, context, output, m)
-    nodes = phases.decode_nodes(setup.model, sequences / m, context, output)
+    m = micro_batches(bound_plan, sequences)
+    if bound_plan.plan.speculation is not None:
+        return _speculative(bound_plan, sequences / m, context, output, m)
+    nodes = phases.decode_nodes(bound_plan.model, sequences / m, context, output)
     found: Value = 0.0
     for step, weight in nodes:
-        found = found + weight * period(setup, step, m)
+        found = found + weight * period(bound_plan, step, m)
     return found
 
 
 # ------------------------------------------------------------------ speculative decoding
 
 
-class Guess(NamedTuple):
+class SpeculativeStep(NamedTuple):
     """One step of speculation: what is verified, what drafting costs, and what comes out."""
 
     verify: Step
@@ -99,53 +101,59 @@ class Guess(NamedTuple):
     tokens: float
 
 
-def guess(setup: Setup, sequences: Value, context: Value, output: Value, rotating: Value = 1) -> Guess:
+def speculative_step(
+    bound_plan: BoundPlan, sequences: Value, context: Value, output: Value, rotating: Value = 1
+) -> SpeculativeStep:
     """Cost of drafting k tokens and verifying them with one step of k+1 tokens a sequence."""
-    spec = setup.plan.speculation
+    spec = bound_plan.plan.speculation
     assert spec is not None
     k = spec.num_speculative_tokens
-    middle = context + most(output - 2, 0) / 2
+    middle = context + maximum_of(output - 2, 0) / 2
     verify = Step((Group(sequences, k + 1, middle, k + 1, True),))
     one = Step((Group(sequences, 1, middle, 1, True),))
     draft: Value = 0.0
     if spec.method != "ngram":
-        drafter = draft_setup(setup)
+        drafter = draft_plan(bound_plan)
         draft = k * step_seconds(drafter, one)
-    return Guess(verify, period(setup, verify, rotating), draft, spec.acceptance_length)
+    return SpeculativeStep(verify, period(bound_plan, verify, rotating), draft, spec.acceptance_length)
 
 
-def _speculative(setup: Setup, sequences: Value, context: Value, output: Value, rotating: Value) -> Value:
-    g = guess(setup, sequences, context, output, rotating)
+def _speculative(bound_plan: BoundPlan, sequences: Value, context: Value, output: Value, rotating: Value) -> Value:
+    g = speculative_step(bound_plan, sequences, context, output, rotating)
     return (g.verify_seconds + g.draft_seconds) / g.tokens
 
 
-def draft_setup(setup: Setup) -> Setup:
+def draft_plan(bound_plan: BoundPlan) -> BoundPlan:
     """Who drafts, on the same machine: a smaller model, or the model's own prediction modules with its head."""
-    spec = setup.plan.speculation
+    spec = bound_plan.plan.speculation
     assert spec is not None
     if spec.method == "mtp":
-        return setup._replace(model=_modules(setup.model), engine=_within(setup.engine))
-    small, roles = _draft_model(spec.model, _stamp(spec.model), setup.plan.dtype)
-    plan = msgspec.structs.replace(_alone(setup.plan), quantization=precision.summary(roles, setup.plan.dtype))
-    drafter = prepare(small, setup.device, _within(setup.engine), plan, roles=roles)
-    return drafter._replace(sources=setup.sources)  # the same machine and layout, and what --efficiency says of them
+        return bound_plan._replace(model=_modules(bound_plan.model), engine=_draft_engine(bound_plan.engine))
+    small, roles = _draft_model(spec.model, _stamp(spec.model), bound_plan.plan.dtype)
+    plan = msgspec.structs.replace(
+        _draft_layout(bound_plan.plan), quantization=precision.summary(roles, bound_plan.plan.dtype)
+    )
+    drafter = bind(small, bound_plan.device, _draft_engine(bound_plan.engine), plan, roles=roles)
+    return drafter._replace(
+        sources=bound_plan.sources
+    )  # the same machine and layout, and what --efficiency says of them
 
 
-def _within(engine: Engine) -> Engine:
+def _draft_engine(engine: Engine) -> Engine:
     """The engine of steps inside of a step: while drafting, the host does not go round again."""
     return msgspec.structs.replace(engine, step_floor=0.0, step_floor_per_sequence=0.0)
 
 
-def draft_reason(setup: Setup) -> str:
+def draft_reason(bound_plan: BoundPlan) -> str:
     """Why the layout does not suit the model that drafts, as a sentence; empty if it does or nobody drafts."""
-    spec = setup.plan.speculation
+    spec = bound_plan.plan.speculation
     if spec is None or spec.method != "draft_model":
         return ""
-    why = parallelism.reason(draft_setup(setup).model, _alone(setup.plan), setup.device)
+    why = parallelism.reason(draft_plan(bound_plan).model, _draft_layout(bound_plan.plan), bound_plan.device)
     return f"{spec.model} cannot draft here: {why}" if why else ""
 
 
-def _alone(plan: Plan) -> Plan:
+def _draft_layout(plan: Plan) -> Plan:
     """The plan of a model that drafts: whole on every stage, without adapters and on the device."""
     return msgspec.structs.replace(plan, speculation=None, lora=None, cpu_offload_bytes=0.0, pipeline_parallel_size=1)
 
@@ -158,7 +166,7 @@ def _draft_model(name: str, stamp: float, dtype: str) -> tuple[Model, dict[str, 
     if small.kind != "decoder":
         raise BadValue(f"{name} is a {small.kind} model: only a decoder can draft tokens")
     declared = entry.quantization if entry.quantization and not small.quantization else None
-    return small, precision.by_role(small, dtype, declared)
+    return small, precision.precision_by_role(small, dtype, declared)
 
 
 def _stamp(name: str) -> float:
@@ -188,27 +196,27 @@ def only(model: Model, blocks: tuple[Block, ...]) -> Model:
 # A workload as one prompt and one answer, and the time of each: what reports and explanations are computed for.
 
 
-class Talk(NamedTuple):
+class BatchShape(NamedTuple):
     """Counts of one data-parallel replica, unless said; each may be an array (``input_len`` of numbers)."""
 
-    batch: Value  # sequences of all replicas
-    mine: Value  # sequences of the fullest replica
+    batch_size: Value  # sequences of all replicas
+    batch_per_replica: Value  # sequences of the fullest replica
     beams: int
     input_len: Value | tuple[int, ...]
-    prompt: Value  # new tokens of the longest layer, images included
-    cached: Value
+    new_tokens: Value  # new tokens of the longest layer, images included
+    cached_tokens: Value
     output_len: Value
     images: Images = Images()
 
     @property
     def sequences(self) -> Value:
         """Sequences that decode at once on a replica, beams included."""
-        return self.mine * self.beams
+        return self.batch_per_replica * self.beams
 
     @property
     def context(self) -> Value:
         """Tokens of a sequence when its answer begins."""
-        return self.cached + self.prompt
+        return self.cached_tokens + self.new_tokens
 
     @property
     def length(self) -> Value:
@@ -216,11 +224,11 @@ class Talk(NamedTuple):
         return self.context + self.output_len
 
 
-def conversation(setup: Setup, work: Workload) -> Talk:
+def batch_shape_of(bound_plan: BoundPlan, work: Workload) -> BatchShape:
     """The last turn of a conversation, or the only one."""
     pictures, shown = Images(), work.images
-    if shown and setup.model.vision:
-        pictures = images(setup.model.vision, shown.height, shown.width, shown.count)
+    if shown and bound_plan.model.vision:
+        pictures = images(bound_plan.model.vision, shown.height, shown.width, shown.count)
     seen = int(pictures.tokens)
     if work.turns:
         *before, last = work.turns
@@ -234,77 +242,81 @@ def conversation(setup: Setup, work: Workload) -> Talk:
         longest = work.input_len if isinstance(work.input_len, int) else max(work.input_len)
         new, cached, output = longest + seen - work.prefix_len, work.prefix_len, work.output_len
         lengths = work.input_len
-    mine = -(-work.batch_size // setup.plan.data_parallel_size)
+    mine = -(-work.batch_size // bound_plan.plan.data_parallel_size)
     scaled = Images(*(mine * x for x in pictures))
-    output = output if setup.model.kind == "decoder" else 0
-    return Talk(work.batch_size, mine, work.beam_width, lengths, new, cached, output, scaled)
+    output = output if bound_plan.model.kind == "decoder" else 0
+    return BatchShape(work.batch_size, mine, work.beam_width, lengths, new, cached, output, scaled)
 
 
-def prefill_steps(setup: Setup, talk: Talk) -> list[tuple[Step | list[Step], float]]:
+def prefill_steps(bound_plan: BoundPlan, batch_shape: BatchShape) -> list[tuple[Step | list[Step], float]]:
     """The steps of the prompts and how often each runs; a list of steps is one per layer (token pruning)."""
-    if isinstance(talk.input_len, tuple):
-        return [([Step((Group(talk.mine, n, 0),)) for n in talk.input_len], 1.0)]
-    return list(budgeted_prefill(setup, talk.mine, talk.prompt, talk.cached))
+    if isinstance(batch_shape.input_len, tuple):
+        return [([Step((Group(batch_shape.batch_per_replica, n, 0),)) for n in batch_shape.input_len], 1.0)]
+    return list(
+        budgeted_prefill(bound_plan, batch_shape.batch_per_replica, batch_shape.new_tokens, batch_shape.cached_tokens)
+    )
 
 
-def decode_step(setup: Setup, talk: Talk) -> Step | list[Step]:
+def decode_step(bound_plan: BoundPlan, batch_shape: BatchShape) -> Step | list[Step]:
     """One step at the mean context of the answer: of a micro-batch, and of a verification if tokens are drafted."""
-    if isinstance(talk.input_len, tuple):
-        return [phases.decode(talk.sequences, n, talk.output_len) for n in talk.input_len]
-    each = talk.sequences / micro_batches(setup, talk.sequences)
-    if setup.plan.speculation is not None:
-        return guess(setup, each, talk.context, talk.output_len).verify
-    return phases.decode(each, talk.context, talk.output_len)
+    if isinstance(batch_shape.input_len, tuple):
+        return [phases.decode(batch_shape.sequences, n, batch_shape.output_len) for n in batch_shape.input_len]
+    each = batch_shape.sequences / micro_batches(bound_plan, batch_shape.sequences)
+    if bound_plan.plan.speculation is not None:
+        return speculative_step(bound_plan, each, batch_shape.context, batch_shape.output_len).verify
+    return phases.decode(each, batch_shape.context, batch_shape.output_len)
 
 
-def mixed_step(setup: Setup, talk: Talk) -> Step:
+def mixed_step(bound_plan: BoundPlan, batch_shape: BatchShape) -> Step:
     """A step of chunked prefill: all sequences decode, and a piece of a prompt fills the rest of the token budget."""
-    decoding = phases.decode(talk.sequences, talk.context, talk.output_len).groups
-    piece = max(0, min(talk.prompt, setup.plan.max_num_batched_tokens - talk.sequences))
+    decoding = phases.decode(batch_shape.sequences, batch_shape.context, batch_shape.output_len).groups
+    piece = max(0, min(batch_shape.new_tokens, bound_plan.plan.max_num_batched_tokens - batch_shape.sequences))
     if not piece:
         return Step(decoding)
-    chunk = Group(1, piece, talk.cached + (talk.prompt - piece) / 2, piece / talk.prompt)
+    chunk = Group(
+        1, piece, batch_shape.cached_tokens + (batch_shape.new_tokens - piece) / 2, piece / batch_shape.new_tokens
+    )
     return Step((*decoding, chunk))
 
 
-def tower_step(talk: Talk) -> Step:
+def tower_step(batch_shape: BatchShape) -> Step:
     """The images of the prompts."""
-    return Step((), talk.images)
+    return Step((), batch_shape.images)
 
 
-def prompt_seconds(setup: Setup, talk: Talk) -> Value:
+def prompt_seconds(bound_plan: BoundPlan, batch_shape: BatchShape) -> Value:
     """From the first prompt token to the last sequence's first token, front end not counted."""
-    first = stages(setup)[0]
-    seen = tower_rows(first, tower_step(talk)) if talk.images.count else []
+    first = stages(bound_plan)[0]
+    seen = tower_rows(first, tower_step(batch_shape)) if batch_shape.images.count else []
     took = float(sum(row.seconds * row.count for row in seen))
-    steps = prefill_steps(setup, talk)
+    steps = prefill_steps(bound_plan, batch_shape)
     if isinstance(steps[0][0], list):
-        return took + _per_layer(setup, steps[0][0])
-    return took + prefill_seconds(setup, steps)  # type: ignore[arg-type]
+        return took + _per_layer(bound_plan, steps[0][0])
+    return took + prefill_seconds(bound_plan, steps)  # type: ignore[arg-type]
 
 
-def token_seconds(setup: Setup, talk: Talk) -> Value:
+def token_seconds(bound_plan: BoundPlan, batch_shape: BatchShape) -> Value:
     """Mean seconds per output token."""
-    step = decode_step(setup, talk)
+    step = decode_step(bound_plan, batch_shape)
     if isinstance(step, list):
-        return _per_layer(setup, step)
-    return decode_seconds(setup, talk.sequences, talk.context, talk.output_len)
+        return _per_layer(bound_plan, step)
+    return decode_seconds(bound_plan, batch_shape.sequences, batch_shape.context, batch_shape.output_len)
 
 
-def _per_layer(setup: Setup, steps: list[Step]) -> float:
-    return float(sum(row.seconds * row.count for row in step_rows(setup, steps)))
+def _per_layer(bound_plan: BoundPlan, steps: list[Step]) -> float:
+    return float(sum(row.seconds * row.count for row in step_rows(bound_plan, steps)))
 
 
 # ------------------------------------------------------------------ figures
 # What users of a plan see, of one workload or of arrays of them: waits, rates, cost, energy.
 #
-# setup = request("llama-3.1-8b", "h200").setup()
+# setup = request("llama-3.1-8b", "h200").bind()
 # figures(setup, talk_of(setup, batch[:, None], input_len[None, :], 128)).tpot  # axes that broadcast: a whole grid
 #
 # Axes that stand apart (one dimension each) are cheap: what depends on the batch alone is computed once per batch.
 
 
-class Figures(NamedTuple):
+class Prediction(NamedTuple):
     """Seconds, tokens/s, US dollars, joules; None where a device has no price or power."""
 
     ttft: Value
@@ -318,36 +330,48 @@ class Figures(NamedTuple):
     joules_per_output_token: Value | None
 
 
-def talk_of(setup: Setup, batch: Value, input_len: Value, output_len: Value, prefix_len: Value = 0) -> Talk:
+def uniform_batch_shape(
+    bound_plan: BoundPlan, batch: Value, input_len: Value, output_len: Value, prefix_len: Value = 0
+) -> BatchShape:
     """Prompts and answers by the numbers, which may be arrays that broadcast: ``talk_of(setup, 8, 1024, 128)``"""
-    mine = -(-batch // setup.plan.data_parallel_size)
-    return Talk(batch, mine, 1, input_len, input_len - prefix_len, prefix_len, output_len)
+    mine = -(-batch // bound_plan.plan.data_parallel_size)
+    return BatchShape(batch, mine, 1, input_len, input_len - prefix_len, prefix_len, output_len)
 
 
-def front_end(setup: Setup, tokens: Value = 0.0) -> Value:
+def frontend_seconds(bound_plan: BoundPlan, tokens: Value = 0.0) -> Value:
     """Seconds that a request takes outside of steps, with so many tokens in its prompts."""
-    e = setup.engine
+    e = bound_plan.engine
     http = e.http_overhead + e.token_overhead * tokens
-    return e.request_overhead + (http if setup.plan.frontend == "http" else 0.0)
+    return e.request_overhead + (http if bound_plan.plan.frontend == "http" else 0.0)
 
 
-def figures(setup: Setup, talk: Talk) -> Figures:
+def predict(bound_plan: BoundPlan, batch_shape: BatchShape) -> Prediction:
     """Of a batch that is prefilled and then decodes together, until its last token."""
-    ttft = front_end(setup, talk.batch * talk.context) + prompt_seconds(setup, talk)
-    more = talk.output_len > 1
-    tpot = token_seconds(setup, talk) * more
-    e2el = ttft + most(talk.output_len - 1, 0) * tpot
-    return rated(
-        setup, ttft, tpot, e2el, talk.batch * talk.prompt, talk.batch * talk.output_len, talk.batch * talk.context
+    ttft = frontend_seconds(bound_plan, batch_shape.batch_size * batch_shape.context) + prompt_seconds(
+        bound_plan, batch_shape
+    )
+    more = batch_shape.output_len > 1
+    tpot = token_seconds(bound_plan, batch_shape) * more
+    e2el = ttft + maximum_of(batch_shape.output_len - 1, 0) * tpot
+    return throughput_and_cost(
+        bound_plan,
+        ttft,
+        tpot,
+        e2el,
+        batch_shape.batch_size * batch_shape.new_tokens,
+        batch_shape.batch_size * batch_shape.output_len,
+        batch_shape.batch_size * batch_shape.context,
     )
 
 
-def rated(setup: Setup, ttft: Value, tpot: Value, e2el: Value, new: Value, produced: Value, read: Value) -> Figures:
+def throughput_and_cost(
+    bound_plan: BoundPlan, ttft: Value, tpot: Value, e2el: Value, new: Value, produced: Value, read: Value
+) -> Prediction:
     """The rates that follow: ``new`` prompt tokens computed, ``produced`` tokens of answers, ``read`` of prompts."""
-    gpus, device = setup.plan.gpus, setup.device
+    gpus, device = bound_plan.plan.gpus, bound_plan.device
     rate = produced / e2el
-    each = e2el / most(produced, 1) * gpus  # device-seconds of an output token
-    return Figures(
+    each = e2el / maximum_of(produced, 1) * gpus  # device-seconds of an output token
+    return Prediction(
         ttft,
         tpot,
         e2el,

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ..base.symbols import Expr, Program, Value, chosen, constant, evaluate, least, maximum, most, scalar
+from ..base.symbols import Expr, Program, Value, where, constant, evaluate, minimum_of, maximum, maximum_of, scalar
 from ..base.symbols import names as s
-from ..costs.bound_plan import Setup, bound, stages
+from ..costs.binding import BoundPlan, step_env, stages
 from ..costs.roofline import weight_sum
 from ..costs.step import Group, Images, Step, kept
 from ..network.graph import Block, Model, once_per
 from . import latency
-from .latency import Talk, tower_step
+from .latency import BatchShape, tower_step
 from .report import Memory
 
 ALONE = {"tp": 1, "ep": 1, "moe_tp": 1, "sp": 1, "dp": 1, "dcp": 1, "a2a": 1, "gathered": 0}
 
 
-def weight_bytes(setup: Setup) -> Value:
+def weight_bytes(bound_plan: BoundPlan) -> Value:
     """Weights kept on one device; what is offloaded to the host is not."""
-    return weight_sum(setup.model.blocks, setup.env, "stored") * (1 - setup.env["offload_share"])
+    return weight_sum(bound_plan.model.blocks, bound_plan.env, "stored") * (1 - bound_plan.env["offload_share"])
 
 
 def parameters(model: Model, field: str = "params") -> float:
@@ -40,23 +40,23 @@ def parameters_by_op(model: Model) -> dict[str, float]:
     return found
 
 
-def cache_bytes(setup: Setup, length: Value, layers: tuple[int, ...] | None = None) -> Value:
+def cache_bytes(bound_plan: BoundPlan, length: Value, layers: tuple[int, ...] | None = None) -> Value:
     """Cache of one sequence of ``length`` tokens: latents, windows and recurrent states included."""
     found: Value = 0.0
-    for block in setup.model.blocks:
-        env = {**setup.env, **block.dims}
+    for block in bound_plan.model.blocks:
+        env = {**bound_plan.env, **block.dims}
         times = block.count if layers is None else len(set(block.layers) & set(layers))
         for op in block.ops:
             if op.cache is not None:
-                held = kept(setup.model.spans[op.cache.span], length)
+                held = kept(bound_plan.model.spans[op.cache.span], length)
                 each = evaluate(op.cache.per_token, env) * held + evaluate(op.cache.per_sequence, env)
                 found = found + times * each
     return found
 
 
-def kv_bytes_per_token(setup: Setup) -> Value:
+def kv_bytes_per_token(bound_plan: BoundPlan) -> Value:
     """What one more token of a short sequence takes (windows not full yet, states not counted)."""
-    return cache_bytes(setup, 1) - cache_bytes(setup, 0)
+    return cache_bytes(bound_plan, 1) - cache_bytes(bound_plan, 0)
 
 
 def live_peak(block: Block) -> Expr:
@@ -91,33 +91,33 @@ def _peak(block: Block) -> Program:
     return Program([live_peak(block)])
 
 
-def activation_bytes(setup: Setup, step: Step) -> Value:
+def activation_bytes(bound_plan: BoundPlan, step: Step) -> Value:
     """Peak of live activations while a step runs."""
-    env = bound(setup, step)
+    env = step_env(bound_plan, step)
     peak: Value = 0.0
-    for block in setup.model.blocks:
-        peak = most(peak, _peak(block)({**env, **block.dims})[0])
+    for block in bound_plan.model.blocks:
+        peak = maximum_of(peak, _peak(block)({**env, **block.dims})[0])
     return peak
 
 
-def profiling_step(setup: Setup) -> Step:
+def profiling_step(bound_plan: BoundPlan) -> Step:
     """The step that an engine tries out when it starts: its whole token budget, in as many sequences as it may have."""
-    plan = setup.plan
+    plan = bound_plan.plan
     seqs = min(plan.max_num_seqs, plan.max_num_batched_tokens)
     return Step((Group(seqs, plan.max_num_batched_tokens / seqs, 0, 1),))
 
 
 def longest_step(batch: Value, new: Value, cached: Value = 0, *, budget: Value) -> Step:
     """The largest step of a workload's prefill: as many tokens as the budget lets through, at the prompts' ends."""
-    total = least(batch * new, budget)
-    piece = least(new, total)
+    total = minimum_of(batch * new, budget)
+    piece = minimum_of(new, total)
     return Step((Group(total / piece, piece, cached + new - piece),))
 
 
-def max_total_tokens(setup: Setup, room: Value, length: Value) -> Value:
+def max_total_tokens(bound_plan: BoundPlan, room: Value, length: Value) -> Value:
     """Tokens that the cache can hold, for sequences of up to ``length`` tokens."""
-    each = cache_bytes(setup, length)
-    return most(room, 0) / each * length if each else float("inf")
+    each = cache_bytes(bound_plan, length)
+    return maximum_of(room, 0) / each * length if each else float("inf")
 
 
 def _zero(value: object) -> bool:
@@ -143,50 +143,60 @@ class Footprint(NamedTuple):
         return self.weights + self.cache + self.live + self.reserve
 
 
-def footprint(setup: Setup, talk: Talk) -> Footprint:
+def footprint(bound_plan: BoundPlan, batch_shape: BatchShape) -> Footprint:
     """Of the pipeline stage whose GPUs are fullest: ``footprint(setup, conversation(setup, work)).total``"""
-    parts = [_stage(stage, talk) for stage in stages(setup)]
+    parts = [_stage(stage, batch_shape) for stage in stages(bound_plan)]
     fullest = parts[0]
     for part in parts[1:]:
         more = part.total > fullest.total
-        fullest = Footprint(*(chosen(more, a, b) for a, b in zip(part, fullest, strict=True)))
+        fullest = Footprint(*(where(more, a, b) for a, b in zip(part, fullest, strict=True)))
     return fullest
 
 
-def _stage(setup: Setup, talk: Talk) -> Footprint:
-    more_weights, more_cache = drafter(setup, talk.length)
-    cache = held(setup, talk, talk.output_len) * (1 - setup.env["kv_offload_share"]) + talk.sequences * more_cache
+def _stage(bound_plan: BoundPlan, batch_shape: BatchShape) -> Footprint:
+    more_weights, more_cache = drafter(bound_plan, batch_shape.length)
+    cache = (
+        held(bound_plan, batch_shape, batch_shape.output_len) * (1 - bound_plan.env["kv_offload_share"])
+        + batch_shape.sequences * more_cache
+    )
     return Footprint(
-        weight_bytes(setup) + more_weights,
+        weight_bytes(bound_plan) + more_weights,
         cache,
-        peak(setup, prompt_peaks(setup, talk) + answer_peaks(setup, talk), reserved(setup)),
-        setup.engine.memory_reserve,
-        setup.device.memory * setup.plan.gpu_memory_utilization,
+        peak(
+            bound_plan,
+            prompt_peaks(bound_plan, batch_shape) + answer_peaks(bound_plan, batch_shape),
+            reserved(bound_plan),
+        ),
+        bound_plan.engine.memory_reserve,
+        bound_plan.device.memory * bound_plan.plan.gpu_memory_utilization,
     )
 
 
-def reserved(setup: Setup) -> Value:
+def reserved(bound_plan: BoundPlan) -> Value:
     """Activations that an engine sets aside by trying out its largest step, if it does."""
-    return activation_bytes(setup, profiling_step(setup)) if setup.engine.profile_run else 0.0
+    return activation_bytes(bound_plan, profiling_step(bound_plan)) if bound_plan.engine.profile_run else 0.0
 
 
-def cache_of(setup: Setup, talk: Talk, length: Value) -> Value:
+def cache_of(bound_plan: BoundPlan, batch_shape: BatchShape, length: Value) -> Value:
     """Cache of one sequence of ``length`` tokens, layer by layer where tokens are pruned."""
-    if isinstance(talk.input_len, tuple):
-        more = length - talk.context
-        return sum(cache_bytes(setup, n + more, (i,)) for i, n in enumerate(talk.input_len))
-    return cache_bytes(setup, length)
+    if isinstance(batch_shape.input_len, tuple):
+        more = length - batch_shape.context
+        return sum(cache_bytes(bound_plan, n + more, (i,)) for i, n in enumerate(batch_shape.input_len))
+    return cache_bytes(bound_plan, length)
 
 
-def held(setup: Setup, talk: Talk, answered: Value) -> Value:
+def held(bound_plan: BoundPlan, batch_shape: BatchShape, answered: Value) -> Value:
     """Cache of a replica's sequences after some answer tokens; beams share the prompt's."""
-    first, whole = cache_of(setup, talk, talk.context), cache_of(setup, talk, talk.context + answered)
-    return talk.mine * first + talk.sequences * (whole - first)
+    first, whole = (
+        cache_of(bound_plan, batch_shape, batch_shape.context),
+        cache_of(bound_plan, batch_shape, batch_shape.context + answered),
+    )
+    return batch_shape.batch_per_replica * first + batch_shape.sequences * (whole - first)
 
 
-def memory_table(setup: Setup, talk: Talk) -> Memory:
+def memory_table(bound_plan: BoundPlan, batch_shape: BatchShape) -> Memory:
     """Of the pipeline stage whose GPUs are fullest; what fits must fit on every stage. All replicas count."""
-    parts = [_stage_memory(stage, talk) for stage in stages(setup)]
+    parts = [_stage_memory(stage, batch_shape) for stage in stages(bound_plan)]
     fullest = max(parts, key=lambda m: m.total_bytes)
     for word in ("max_batch_size", "max_batch_size_prefill", "max_batch_size_decode"):
         setattr(fullest, word, min(getattr(m, word) for m in parts))
@@ -195,91 +205,102 @@ def memory_table(setup: Setup, talk: Talk) -> Memory:
     return fullest
 
 
-def prompt_peaks(setup: Setup, talk: Talk) -> list[Step]:
+def prompt_peaks(bound_plan: BoundPlan, batch_shape: BatchShape) -> list[Step]:
     """The steps of the prompts that may need the most memory: the largest one, and the images'."""
-    if isinstance(talk.input_len, tuple):
-        largest = Step((Group(talk.mine, max(talk.input_len), 0),))
+    if isinstance(batch_shape.input_len, tuple):
+        largest = Step((Group(batch_shape.batch_per_replica, max(batch_shape.input_len), 0),))
     else:
-        budget = latency.prefill_budget(setup, talk.mine * talk.prompt)
-        largest = longest_step(talk.mine, talk.prompt, talk.cached, budget=budget)
-    return [largest, tower_step(talk)] if talk.images.count else [largest]
+        budget = latency.prefill_budget(bound_plan, batch_shape.batch_per_replica * batch_shape.new_tokens)
+        largest = longest_step(
+            batch_shape.batch_per_replica, batch_shape.new_tokens, batch_shape.cached_tokens, budget=budget
+        )
+    return [largest, tower_step(batch_shape)] if batch_shape.images.count else [largest]
 
 
-def answer_peaks(setup: Setup, talk: Talk) -> list[Step]:
+def answer_peaks(bound_plan: BoundPlan, batch_shape: BatchShape) -> list[Step]:
     """The last step of the answers, if there are any."""
-    if scalar(talk.output_len) and talk.output_len < 2:
+    if scalar(batch_shape.output_len) and batch_shape.output_len < 2:
         return []
-    spec = setup.plan.speculation
+    spec = bound_plan.plan.speculation
     new = spec.num_speculative_tokens + 1 if spec else 1
-    each = talk.sequences / latency.micro_batches(setup, talk.sequences) * (talk.output_len > 1)
-    return [Step((Group(each, new, most(talk.length - new, 0), new, True),))]
+    each = (
+        batch_shape.sequences / latency.micro_batches(bound_plan, batch_shape.sequences) * (batch_shape.output_len > 1)
+    )
+    return [Step((Group(each, new, maximum_of(batch_shape.length - new, 0), new, True),))]
 
 
-def peak(setup: Setup, steps: list[Step], aside: Value = 0.0) -> Value:
+def peak(bound_plan: BoundPlan, steps: list[Step], aside: Value = 0.0) -> Value:
     """The largest peak of some steps, or what is set aside anyway."""
     for step in steps:
-        aside = most(aside, activation_bytes(setup, step))
+        aside = maximum_of(aside, activation_bytes(bound_plan, step))
     return aside
 
 
-def cache_offloaded(setup: Setup, talk: Talk) -> Setup:
+def cache_offloaded(bound_plan: BoundPlan, batch_shape: BatchShape) -> BoundPlan:
     """The setup with its share of the cache in host memory: what --cpu-offload-gb leaves when all weights are there."""
-    room = setup.env.get("host_cache_bytes", 0.0)
+    room = bound_plan.env.get("host_cache_bytes", 0.0)
     if not room:
-        return setup
+        return bound_plan
     cache: Value = 0.0
-    for stage in stages(setup):
-        cache = most(cache, held(stage, talk, talk.output_len))
-    return setup._replace(env={**setup.env, "kv_offload_share": least(1.0, room / most(cache, 1.0))})
+    for stage in stages(bound_plan):
+        cache = maximum_of(cache, held(stage, batch_shape, batch_shape.output_len))
+    return bound_plan._replace(
+        env={**bound_plan.env, "kv_offload_share": minimum_of(1.0, room / maximum_of(cache, 1.0))}
+    )
 
 
-def _stage_memory(setup: Setup, talk: Talk) -> Memory:
-    replicas = setup.plan.data_parallel_size
-    mine, aside = _stage(setup, talk), float(reserved(setup))
-    _, more_cache = drafter(setup, talk.length)
-    per_prompt, per_sequence = cache_of(setup, talk, talk.context), cache_of(setup, talk, talk.length) + more_cache
-    each = per_prompt + talk.beams * (per_sequence - per_prompt)  # beams share the prompt's
+def _stage_memory(bound_plan: BoundPlan, batch_shape: BatchShape) -> Memory:
+    replicas = bound_plan.plan.data_parallel_size
+    mine, aside = _stage(bound_plan, batch_shape), float(reserved(bound_plan))
+    _, more_cache = drafter(bound_plan, batch_shape.length)
+    per_prompt, per_sequence = (
+        cache_of(bound_plan, batch_shape, batch_shape.context),
+        cache_of(bound_plan, batch_shape, batch_shape.length) + more_cache,
+    )
+    each = per_prompt + batch_shape.beams * (per_sequence - per_prompt)  # beams share the prompt's
 
     def prompts(batch: int) -> float:
-        return float(peak(setup, prompt_peaks(setup, _scaled(talk, batch)), aside))
+        return float(peak(bound_plan, prompt_peaks(bound_plan, _scaled(batch_shape, batch)), aside))
 
     def answers(batch: int) -> float:
-        return float(peak(setup, answer_peaks(setup, _scaled(talk, batch)), aside))
+        return float(peak(bound_plan, answer_peaks(bound_plan, _scaled(batch_shape, batch)), aside))
 
     def both(batch: int) -> float:
         return max(prompts(batch), answers(batch))
 
-    room = mine.usable - mine.weights - mine.reserve + setup.env.get("host_cache_bytes", 0.0)
-    limit, per_token = setup.plan.max_model_len or talk.length, float(kv_bytes_per_token(setup))
+    room = mine.usable - mine.weights - mine.reserve + bound_plan.env.get("host_cache_bytes", 0.0)
+    limit, per_token = bound_plan.plan.max_model_len or batch_shape.length, float(kv_bytes_per_token(bound_plan))
     # an engine that profiles sizes its cache by that run alone
-    tokens = max_total_tokens(setup, room - (aside or mine.live), limit) if per_token else None
+    tokens = max_total_tokens(bound_plan, room - (aside or mine.live), limit) if per_token else None
     return Memory(
         weights_bytes=float(mine.weights),
         kv_cache_bytes=float(mine.cache),
         activation_bytes=float(mine.live),
         overhead_bytes=mine.reserve,
         total_bytes=float(mine.total),
-        capacity_bytes=setup.device.memory,
+        capacity_bytes=bound_plan.device.memory,
         usable_bytes=mine.usable,
         kv_bytes_per_token=per_token,
         max_batch_size=_most(room, each, both) * replicas,
         max_batch_size_prefill=_most(room, per_prompt, prompts) * replicas,
         max_batch_size_decode=_most(room, each, answers) * replicas,
-        max_total_tokens=_whole_blocks(setup, tokens) if tokens is not None and tokens < 1e18 else None,
+        max_total_tokens=_whole_blocks(bound_plan, tokens) if tokens is not None and tokens < 1e18 else None,
     )
 
 
-def _scaled(talk: Talk, batch: int) -> Talk:
+def _scaled(batch_shape: BatchShape, batch: int) -> BatchShape:
     """The same talk of another number of sequences on this replica."""
-    return talk._replace(mine=batch, images=Images(*(x * batch / talk.mine for x in talk.images)))
+    return batch_shape._replace(
+        batch_per_replica=batch, images=Images(*(x * batch / batch_shape.batch_per_replica for x in batch_shape.images))
+    )
 
 
-def drafter(setup: Setup, length: Value) -> tuple[Value, Value]:
+def drafter(bound_plan: BoundPlan, length: Value) -> tuple[Value, Value]:
     """Weights of the model that drafts, and its cache of a sequence of ``length`` tokens."""
-    spec = setup.plan.speculation
+    spec = bound_plan.plan.speculation
     if spec is None or spec.method == "ngram":
         return 0.0, 0.0
-    small = latency.draft_setup(setup)
+    small = latency.draft_plan(bound_plan)
     if spec.method == "mtp":  # embedding and head are the model's own
         only = tuple(b for b in small.model.blocks if b.stage == "mtp")
         small = small._replace(model=latency.only(small.model, only))
@@ -298,7 +319,7 @@ def _most(room: float, each: float, live: Callable[[int], float]) -> int:
     return low
 
 
-def _whole_blocks(setup: Setup, tokens: float) -> int:
+def _whole_blocks(bound_plan: BoundPlan, tokens: float) -> int:
     """Engines hand out the cache in blocks; a rest that is less than one is no use."""
-    block = setup.plan.block_size if setup.engine.profile_run else 1
+    block = bound_plan.plan.block_size if bound_plan.engine.profile_run else 1
     return int(tokens // block) * block

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ..base.errors import BadValue, UnknownName, positive, real, share, short, whole
+from ..base.errors import BadValue, UnknownName, check_positive, is_number, check_fraction, abbreviate, check_int
 from ..base.files import local
 from ..costs import parallelism, precision
-from ..costs.bound_plan import Setup, prepare
+from ..costs.binding import BoundPlan, bind
 from ..costs.kernels.measured import profile_of, read_rows
 from ..costs.kernels.registry import Profile
 from ..network import families
@@ -19,7 +19,7 @@ from ..network.graph import Model, once_per
 from ..specs import calibration as calibrations
 from ..specs import catalog
 from ..specs.structs import Calibration, Engine, Hardware, Plan, Workload
-from .speculation import adapters, doubt, speculation
+from .speculation import parse_lora, acceptance_warnings, speculation
 from .workload import TOKENS, lengths, longest, pictures, reached, refuse, talk_turns
 
 _FACTORS = ("flops", "hbm", "intra", "inter")
@@ -41,9 +41,9 @@ class Request(NamedTuple):
     profile: Profile | None = None  # kernels that the user measured
     usual: Hardware | None = None  # the device before its figures were changed: its kernels keep their ratios
 
-    def setup(self) -> Setup:
+    def bind(self) -> BoundPlan:
         """The request bound to names, ready to be priced."""
-        return prepare(
+        return bind(
             self.model,
             self.device,
             self.engine,
@@ -56,7 +56,7 @@ class Request(NamedTuple):
         )
 
 
-def request(
+def build_request(
     model: str,
     gpu: str = "h100-sxm",
     *,
@@ -113,7 +113,7 @@ def request(
     case = catalog.usecase(usecase) if usecase is not None else None
     warnings = [*network.warnings]
     if max_cudagraph_capture_size is not None:
-        machine = _captured(machine, whole("--max-cudagraph-capture-size", max_cudagraph_capture_size, least=0))
+        machine = _captured(machine, check_int("--max-cudagraph-capture-size", max_cudagraph_capture_size, least=0))
     if calibration is not None:
         known = calibrations.calibration(calibration)
         warnings += calibrations.elsewhere(known, entry.name, device.name, machine.name)
@@ -130,7 +130,7 @@ def request(
         warnings.append(
             f"the checkpoint is fp32, which {machine.label or machine.name} runs in {number} unless told --dtype fp32"
         )
-    roles = precision.by_role(network, number, wanted)
+    roles = precision.precision_by_role(network, number, wanted)
     given_kv = (
         catalog.plain_dtype(kv_cache_dtype, "--kv-cache-dtype", catalog.CACHED) if kv_cache_dtype != "auto" else ""
     )
@@ -151,11 +151,11 @@ def request(
         )
     default = (case.input_len if case else 1024) if network.kind == "decoder" else (network.max_position or 256)
     work = Workload(
-        batch_size=whole("--batch-size", _or(batch_size, case.batch_size if case else 1), most=10**7),
+        batch_size=check_int("--batch-size", _or(batch_size, case.batch_size if case else 1), most=10**7),
         input_len=lengths(_or(input_len, default), network.num_layers),
-        output_len=whole("--output-len", _or(output_len, case.output_len if case else 128), most=TOKENS),
-        prefix_len=whole("--prefix-len", prefix_len, least=0, most=TOKENS),
-        beam_width=whole("--beam-width", _or(beam_width, case.beam_width if case else 1), most=1024),
+        output_len=check_int("--output-len", _or(output_len, case.output_len if case else 128), most=TOKENS),
+        prefix_len=check_int("--prefix-len", prefix_len, least=0, most=TOKENS),
+        beam_width=check_int("--beam-width", _or(beam_width, case.beam_width if case else 1), most=1024),
         turns=talk_turns(turns),
         images=pictures(images, network),
     )
@@ -184,9 +184,9 @@ def request(
             },
         )
 
-    positive("--gpu-memory-utilization", _or(gpu_memory_utilization, 0.9), 1.0)
-    skew = share("--routing-skew", routing_skew, "0 (uniform) and 1 (always the same experts)")
-    behind = share("--overlap", overlap, "0 (none) and 1 (all that fits behind computing)")
+    check_positive("--gpu-memory-utilization", _or(gpu_memory_utilization, 0.9), 1.0)
+    skew = check_fraction("--routing-skew", routing_skew, "0 (uniform) and 1 (always the same experts)")
+    behind = check_fraction("--overlap", overlap, "0 (none) and 1 (all that fits behind computing)")
     for flag, switch in (
         ("--enable-expert-parallel", enable_expert_parallel),
         ("--sequence-parallel", sequence_parallel),
@@ -194,7 +194,7 @@ def request(
         ("--fusion", bool(fusion) if fusion is None else fusion),
     ):
         if not isinstance(switch, bool):
-            raise BadValue(f"{flag} must be True or False, not {short(switch)}")
+            raise BadValue(f"{flag} must be True or False, not {abbreviate(switch)}")
     for what, given, allowed in (
         ("--attention", attention, ("flash", "eager")),
         ("--frontend", frontend, ("in-process", "http")),
@@ -208,11 +208,13 @@ def request(
         "data_parallel_size": data_parallel_size,
         "decode_context_parallel_size": decode_context_parallel_size,
     }
-    ranks = {key: whole(f"--{key.replace('_', '-')}", value, most=65536) for key, value in layout.items()}
+    ranks = {key: check_int(f"--{key.replace('_', '-')}", value, most=65536) for key, value in layout.items()}
     used = ranks["tensor_parallel_size"] * ranks["pipeline_parallel_size"] * ranks["data_parallel_size"]
-    per_node = whole("--gpus-per-node", _or(gpus_per_node, parallelism.usual_node(device, used)), most=65536)
-    if not real(cpu_offload_gb) or not 0 <= cpu_offload_gb < 1e6:
-        raise BadValue(f"--cpu-offload-gb must be between 0 and a million, not {short(cpu_offload_gb)}")
+    per_node = check_int(
+        "--gpus-per-node", _or(gpus_per_node, parallelism.gpus_per_nvlink_domain(device, used)), most=65536
+    )
+    if not is_number(cpu_offload_gb) or not 0 <= cpu_offload_gb < 1e6:
+        raise BadValue(f"--cpu-offload-gb must be between 0 and a million, not {abbreviate(cpu_offload_gb)}")
     usual_cache = machine.cache_dtype.get(precision.summary(roles, number), number)
     plan = Plan(
         **ranks,
@@ -220,24 +222,26 @@ def request(
         sequence_parallel=sequence_parallel,
         enable_chunked_prefill=enable_chunked_prefill,
         overlap=behind,
-        micro_batches=whole("--micro-batches", micro_batches, least=0, most=10**6),
-        nodes=whole("--nodes", _or(nodes, -(-used // per_node)), most=10**6),
+        micro_batches=check_int("--micro-batches", micro_batches, least=0, most=10**6),
+        nodes=check_int("--nodes", _or(nodes, -(-used // per_node)), most=10**6),
         gpus_per_node=per_node,
         cpu_offload_bytes=cpu_offload_gb * 1e9,
         speculation=speculation(speculative_config, network, entry.name),
-        lora=adapters(lora_rank, lora_targets, lora_adapters, network),
+        lora=parse_lora(lora_rank, lora_targets, lora_adapters, network),
         dtype=number,
         quantization=precision.summary(roles, number),
         kv_cache_dtype=given_kv or network.kv_cache_dtype or usual_cache,
         attention=attention or machine.attention,
         fusion=machine.fusion if fusion is None else fusion,
-        max_num_batched_tokens=whole(
+        max_num_batched_tokens=check_int(
             "--max-num-batched-tokens", _or(max_num_batched_tokens, machine.max_num_batched_tokens)
         ),
-        max_num_seqs=whole("--max-num-seqs", _or(max_num_seqs, machine.max_num_seqs)),
-        max_model_len=whole("--max-model-len", max_model_len) if max_model_len is not None else network.max_position,
+        max_num_seqs=check_int("--max-num-seqs", _or(max_num_seqs, machine.max_num_seqs)),
+        max_model_len=check_int("--max-model-len", max_model_len)
+        if max_model_len is not None
+        else network.max_position,
         gpu_memory_utilization=float(_or(gpu_memory_utilization, machine.memory_utilization)),
-        block_size=whole("--block-size", _or(block_size, machine.block_size), most=10**6),
+        block_size=check_int("--block-size", _or(block_size, machine.block_size), most=10**6),
         routing_skew=skew,
         interconnect=interconnect or device.interconnect,
         frontend=frontend,  # type: ignore[arg-type]
@@ -252,7 +256,7 @@ def request(
             f"{alone:,} sequences on a replica are more than --max-num-seqs {plan.max_num_seqs:,}: they "
             "would not run at once; raise --max-num-seqs or give a smaller --batch-size"
         )
-    warnings += doubt(plan.speculation)
+    warnings += acceptance_warnings(plan.speculation)
     named = msgspec.structs.replace(network, name=entry.name)
     norms = catalog.plain_dtype(norm_dtype, "--norm-dtype") if norm_dtype is not None else ""
     mine = None if profile is None else profile_of(read_rows(local(profile)), device, profile)
@@ -301,14 +305,14 @@ def factors(value: float | str | Mapping[str, float] | None) -> dict[str, float]
         else:
             pairs = [piece.partition("=") for piece in value.split(",")]
             value = {key.strip(): _fraction(f"--efficiency {key}", number) for key, _, number in pairs}
-    if isinstance(value, int | float) and real(value):
+    if isinstance(value, int | float) and is_number(value):
         value = dict.fromkeys(_FACTORS, float(value))
     if not isinstance(value, Mapping):
         raise BadValue(f"--efficiency must be a number in (0, 1] or flops=…,hbm=…,intra=…,inter=…, not {value!r}")
     for key, factor in value.items():
         if key not in _FACTORS:
             raise UnknownName("efficiency", key, _FACTORS)
-        positive(f"--efficiency {key}", factor, 1.0)
+        check_positive(f"--efficiency {key}", factor, 1.0)
     return dict(value)
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..base.errors import BadValue, UnknownName, positive, real, short, whole
+from ..base.errors import BadValue, UnknownName, check_positive, is_number, abbreviate, check_int
 from ..network.adapters import USUAL
 from ..network.graph import Model
 from ..specs import catalog
@@ -31,9 +31,9 @@ def speculation(value: str | Mapping[str, Any] | None, model: Model, name: str) 
         try:
             value = json.loads(value)
         except (ValueError, RecursionError) as error:
-            raise BadValue(f"--speculative-config is not valid JSON: {short(str(error))}") from None
+            raise BadValue(f"--speculative-config is not valid JSON: {abbreviate(str(error))}") from None
     if not isinstance(value, Mapping):
-        raise BadValue(f"--speculative-config must be a JSON object, not {short(value)}")
+        raise BadValue(f"--speculative-config must be a JSON object, not {abbreviate(value)}")
     for key in value:
         if key not in _KEYS:
             raise UnknownName("key of --speculative-config", key, _KEYS)
@@ -51,7 +51,9 @@ def speculation(value: str | Mapping[str, Any] | None, model: Model, name: str) 
         raise BadValue("--speculative-config with a draft model needs its name as 'model'")
     if method == "mtp" and not model.extras:
         raise BadValue(f"{name} has no multi-token-prediction module; give a draft 'model' or method 'ngram'")
-    drafted = whole("num_speculative_tokens", value.get("num_speculative_tokens", 1 if method == "mtp" else 3), most=64)
+    drafted = check_int(
+        "num_speculative_tokens", value.get("num_speculative_tokens", 1 if method == "mtp" else 3), most=64
+    )
     length, source = _length(value, drafted, name, given if given in _HEADS else method)
     return Speculation(
         method=method,  # type: ignore[arg-type]
@@ -71,15 +73,15 @@ def _length(value: Mapping[str, Any], drafted: int, name: str, method: str) -> t
     """Tokens per step: given, from a given rate, measured, or assumed."""
     length = value.get("acceptance_length")
     if length is not None:
-        if not real(length) or not 1 <= length <= drafted + 1:
+        if not is_number(length) or not 1 <= length <= drafted + 1:
             raise BadValue(
                 f"acceptance_length must be between 1 (no draft is accepted) and {drafted + 1} "
-                f"(all {drafted} are, and the bonus token), not {short(length)}"
+                f"(all {drafted} are, and the bonus token), not {abbreviate(length)}"
             )
         return float(length), "given"
     rate = value.get("acceptance_rate")
     if rate is not None:
-        positive("acceptance_rate", rate, 1.0)
+        check_positive("acceptance_rate", rate, 1.0)
         return accepted(float(rate), drafted), "given"
     known = catalog.acceptance().get((name, method), {})
     if str(drafted) in known:
@@ -87,7 +89,7 @@ def _length(value: Mapping[str, Any], drafted: int, name: str, method: str) -> t
     return accepted(ASSUMED, drafted), f"assumed: each draft is accepted with probability {ASSUMED}"
 
 
-def doubt(guess: Speculation | None) -> list[str]:
+def acceptance_warnings(guess: Speculation | None) -> list[str]:
     """A warning where the acceptance is nobody's measurement."""
     if guess is None or not guess.source.startswith("assumed"):
         return []
@@ -97,7 +99,7 @@ def doubt(guess: Speculation | None) -> list[str]:
     ]
 
 
-def adapters(rank: int | None, targets: str | Sequence[str] | None, number: int, model: Model) -> Lora | None:
+def parse_lora(rank: int | None, targets: str | Sequence[str] | None, number: int, model: Model) -> Lora | None:
     """``--lora-rank 16 --lora-targets qkv_proj,o_proj --lora-adapters 4``"""
     if rank is None:
         if targets is not None or number != 1:
@@ -113,12 +115,12 @@ def adapters(rank: int | None, targets: str | Sequence[str] | None, number: int,
         )
     words = targets.split(",") if isinstance(targets, str) else usual if targets is None else targets
     if not isinstance(words, Sequence) or not words:
-        raise BadValue(f"--lora-targets must be names with commas between, not {short(targets)}")
+        raise BadValue(f"--lora-targets must be names with commas between, not {abbreviate(targets)}")
     for word in words:
         if word not in names:
             raise UnknownName("LoRA target", word, names)
     return Lora(
-        rank=whole("--lora-rank", rank, most=8192),
+        rank=check_int("--lora-rank", rank, most=8192),
         targets=tuple(dict.fromkeys(words)),
-        adapters=whole("--lora-adapters", number, most=10**6),
+        adapters=check_int("--lora-adapters", number, most=10**6),
     )

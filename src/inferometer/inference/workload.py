@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..base.errors import BadValue, real, short, whole
+from ..base.errors import BadValue, is_number, abbreviate, check_int
 from ..costs.images import images as tokens_of
 from ..network.graph import Model
 from ..specs.structs import Image, Turn, Workload
@@ -19,18 +19,18 @@ def numbers(what: str, text: str) -> list[int]:
     try:
         return [int(piece) for piece in text.replace(" ", "").split(",")]
     except ValueError:
-        raise BadValue(f"{what} must be whole numbers with commas between, not {short(text)}") from None
+        raise BadValue(f"{what} must be whole numbers with commas between, not {abbreviate(text)}") from None
 
 
 def lengths(value: int | Sequence[int] | str, layers: int) -> int | tuple[int, ...]:
     """One length, or one per layer."""
     if isinstance(value, str):
         value = numbers("--input-len", value)
-    if isinstance(value, int) or real(value):
-        return whole("--input-len", value, most=TOKENS)
+    if isinstance(value, int) or is_number(value):
+        return check_int("--input-len", value, most=TOKENS)
     if not isinstance(value, Sequence) and not hasattr(value, "tolist"):
-        raise BadValue(f"--input-len must be a whole number, or one per layer, not {short(value)}")
-    found = tuple(whole("--input-len", v, most=TOKENS) for v in value)
+        raise BadValue(f"--input-len must be a whole number, or one per layer, not {abbreviate(value)}")
+    found = tuple(check_int("--input-len", v, most=TOKENS) for v in value)
     if len(found) == 1:
         return found[0]
     if len(found) != layers:
@@ -47,11 +47,12 @@ def talk_turns(value: str | Sequence[tuple[int, int]] | None) -> tuple[Turn, ...
     pairs: Any = [piece.split(":") for piece in value.split(",")] if isinstance(value, str) else value
     listed = isinstance(pairs, Sequence) and bool(pairs)
     if not listed or any(isinstance(p, str) or not isinstance(p, Sequence) or len(p) != 2 for p in pairs):
-        raise BadValue(f"--turns must be pairs input:output with commas between, not {short(value)}")
+        raise BadValue(f"--turns must be pairs input:output with commas between, not {abbreviate(value)}")
     if isinstance(value, str):
         pairs = [(numbers("--turns", a)[0], numbers("--turns", b)[0]) for a, b in pairs]
     return tuple(
-        Turn(input_len=whole("--turns", a, most=TOKENS), output_len=whole("--turns", b, most=TOKENS)) for a, b in pairs
+        Turn(input_len=check_int("--turns", a, most=TOKENS), output_len=check_int("--turns", b, most=TOKENS))
+        for a, b in pairs
     )
 
 
@@ -66,12 +67,12 @@ def pictures(value: str | Sequence[int] | None, model: Model) -> Image | None:
         found = re.fullmatch(r"(\d{1,9})x(\d{1,9})x(\d{1,9})", value.strip().lower())
         sides = [int(number) for number in found.groups()] if found else ()
     if not isinstance(sides, Sequence) or len(sides) != 3:
-        raise BadValue(f"--images must be COUNTxHEIGHTxWIDTH such as 1x896x896, not {short(value)}")
+        raise BadValue(f"--images must be COUNTxHEIGHTxWIDTH such as 1x896x896, not {abbreviate(value)}")
     count, height, width = sides
     return Image(
-        count=whole("--images", count, most=10000),
-        height=whole("--images", height, most=100000),
-        width=whole("--images", width, most=100000),
+        count=check_int("--images", count, most=10000),
+        height=check_int("--images", height, most=100000),
+        width=check_int("--images", width, most=100000),
     )
 
 

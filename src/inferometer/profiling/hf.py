@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..base.errors import BadFile, BadValue, UnknownName, short
+from ..base.errors import BadFile, BadValue, UnknownName, abbreviate
 from ..specs import catalog
 
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
@@ -116,7 +116,7 @@ def checkpoint(text: str, token: str | None = None) -> Checkpoint:
     layers = _whole(section)
     if not isinstance(layers, int) or isinstance(layers, bool) or layers < 1:
         raise BadFile(
-            f"the config of {entry.name} must say how many layers it has (num_hidden_layers), not {short(layers)}"
+            f"the config of {entry.name} must say how many layers it has (num_hidden_layers), not {abbreviate(layers)}"
         )
     source = Path(entry.source)
     toml = str(text).endswith(".toml") or (not source.is_file() and catalog.known(str(text)) is not None)
@@ -162,7 +162,7 @@ def _made(check: Checkpoint, layers: int, make: Callable[[Any, Any], Any]) -> tu
     data["model_type"] = _SAME.get(data["model_type"], data["model_type"])
     if data["model_type"] not in transformers.CONFIG_MAPPING:
         raise BadValue(
-            f"transformers {transformers.__version__} has no models of type {short(data['model_type'])}, "
+            f"transformers {transformers.__version__} has no models of type {abbreviate(data['model_type'])}, "
             f"which {check.name} is; code that comes with a model is not run"
         )
     try:

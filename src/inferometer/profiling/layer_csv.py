@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ..base.errors import BadFile, short
+from ..base.errors import BadFile, abbreviate
 from ..base.files import replaced
 
 HEAD = ("hardware", "model", "layer_name", "input", "kv_cache", "latency(ns)")
@@ -58,7 +58,7 @@ class LayerRows:
                     raise ValueError
             except ValueError:
                 raise BadFile(
-                    f"{self.path}, line {number}: {short(','.join(row))} is not a row of {','.join(HEAD)}"
+                    f"{self.path}, line {number}: {abbreviate(','.join(row))} is not a row of {','.join(HEAD)}"
                 ) from None
             if (hardware, model) == (self.hardware, self.model):
                 self.rows.setdefault(length, {})[name] = seconds
@@ -117,8 +117,8 @@ class LayerRows:
             for key in same:
                 if before.get(key) != how.get(key):
                     raise BadFile(
-                        f"the rows of {self.path} were taken with {key} {short(before.get(key))}, not "
-                        f"{short(how.get(key))}; give another -o or --hardware"
+                        f"the rows of {self.path} were taken with {key} {abbreviate(before.get(key))}, not "
+                        f"{abbreviate(how.get(key))}; give another -o or --hardware"
                     )
         replaced(path, msgspec.json.format(msgspec.json.encode(how), indent=1).decode() + "\n")
 

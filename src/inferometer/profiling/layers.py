@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
-from ..base.errors import BadFile, BadValue, InferometerError, UnknownName, short, whole
+from ..base.errors import BadFile, BadValue, InferometerError, UnknownName, abbreviate, check_int
 from ..base.files import local
 from . import hf
 from . import scaling_factors as calibration
@@ -50,7 +50,7 @@ def label(name: str) -> str:
 
 def _folder_name(text: str) -> str:
     if not re.fullmatch(r"[\w.+ -]*[\w+-][\w.+ -]*", text):
-        raise BadValue(f"--hardware names a folder, so it must be a plain name such as H200, not {short(text)}")
+        raise BadValue(f"--hardware names a folder, so it must be a plain name such as H200, not {abbreviate(text)}")
     return text.strip()
 
 
@@ -83,7 +83,7 @@ def profile_model(
     seconds = math.inf if budget is None else span(budget)
     if mode not in MODES:
         raise UnknownName("--mode", mode, MODES)
-    passes = Passes(whole("--warmup", warmup, least=0, most=10**6), whole("--repeat", repeat, most=10**6))
+    passes = Passes(check_int("--warmup", warmup, least=0, most=10**6), check_int("--repeat", repeat, most=10**6))
     asked = (
         calibration.grid(scaling_num_layers, scaling_input_min, scaling_input_max, scaling_input_step, scaling_repeat)
         if calibrate
@@ -91,11 +91,14 @@ def profile_model(
     )
     check = hf.checkpoint(model, hf_token)
     for flag, given in (("--num-layers", num_layers), ("--scaling-num-layers", scaling_num_layers or 1)):
-        if whole(flag, given) > check.layers:
+        if check_int(flag, given) > check.layers:
             raise BadValue(f"{flag} is {given:,}, but {check.name} has {check.layers:,} layers")
-    new, old = whole("--prefill-max", prefill_max, most=10**7), whole("--decode-max", decode_max, least=0, most=10**7)
+    new, old = (
+        check_int("--prefill-max", prefill_max, most=10**7),
+        check_int("--decode-max", decode_max, least=0, most=10**7),
+    )
     if step is not None:
-        whole("--step", step)
+        check_int("--step", step)
     torch, _ = hf.libraries()
     hf.usable(torch, device)
     machine = str(torch.cuda.get_device_name()) if device == "cuda" else processor()

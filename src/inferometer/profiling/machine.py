@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..base.errors import BadFile, BadValue, short
+from ..base.errors import BadFile, BadValue, abbreviate
 from ..base.files import replaced
 from ..specs.catalog import find, plain
 
@@ -199,7 +199,9 @@ class Record:
         if before and theirs is None:
             raise BadFile(f"{self.path} is there and does not say what machine it is about; give another name with -o")
         if before and theirs != mine and (recognise(str(theirs)) or theirs) != (recognise(mine) or mine):
-            raise BadFile(f"{rows} has rows of {short(theirs)}, and this is {short(mine)}; give another name with -o")
+            raise BadFile(
+                f"{rows} has rows of {abbreviate(theirs)}, and this is {abbreviate(mine)}; give another name with -o"
+            )
         self.before, self.machine = before, machine
 
     def write(self, run: dict[str, Any]) -> None:

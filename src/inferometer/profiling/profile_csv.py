@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from ..base.errors import BadFile, short
+from ..base.errors import BadFile, abbreviate
 from ..base.files import replaced
 from .machine import SCHEMA, Record, now, recognise
 
@@ -103,7 +103,7 @@ def _rows(path: Path, text: str) -> dict[Key, float]:
     lines = list(csv.reader(io.StringIO(text)))
     if lines and tuple(lines[0]) != HEAD:
         raise BadFile(
-            f"{path} is not a kernel profile: it begins with {short(','.join(lines[0]))}, not {','.join(HEAD)}"
+            f"{path} is not a kernel profile: it begins with {abbreviate(','.join(lines[0]))}, not {','.join(HEAD)}"
         )
     found: dict[Key, float] = {}
     for number, line in enumerate(lines[1:], 2):
@@ -114,7 +114,7 @@ def _rows(path: Path, text: str) -> dict[Key, float]:
             found[kind, dtype, shape] = float(seconds)
         except ValueError:
             wants = f"{len(HEAD)} cells with seconds in the fourth"
-            raise BadFile(f"{path}, line {number}: {short(','.join(line))} is not a row of {wants}") from None
+            raise BadFile(f"{path}, line {number}: {abbreviate(','.join(line))} is not a row of {wants}") from None
     return found
 
 
@@ -125,7 +125,7 @@ class Sheet:
         self.path = path
         keep, rest = _lines(path)
         if not keep and not ",".join(HEAD).encode().startswith(rest.rstrip()):
-            raise BadFile(f"{path} is not a kernel profile: it begins with {short(rest[:60])}")
+            raise BadFile(f"{path} is not a kernel profile: it begins with {abbreviate(rest[:60])}")
         self.known = _rows(path, keep)
         try:
             self.file = path.open("r+b" if path.exists() else "xb")
@@ -224,14 +224,18 @@ def _read(path: Path) -> list[Row]:
     lines = list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1])))
     if not lines or tuple(lines[0]) != HEAD:
         begins = ",".join(lines[0]) if lines else text[:60]
-        raise BadFile(f"{path} is there and is not a kernel profile: it begins with {short(begins)}; give another -o")
+        raise BadFile(
+            f"{path} is there and is not a kernel profile: it begins with {abbreviate(begins)}; give another -o"
+        )
     rows = []
     for number, line in enumerate(lines[1:], 2):
         try:
             kind, dtype, shape, seconds, source = line
             rows.append(Row(kind, dtype, shape, float(seconds), source))
         except ValueError:
-            raise BadFile(f"{path}, line {number}: {short(','.join(line))} is not a row of {','.join(HEAD)}") from None
+            raise BadFile(
+                f"{path}, line {number}: {abbreviate(','.join(line))} is not a row of {','.join(HEAD)}"
+            ) from None
     return rows
 
 

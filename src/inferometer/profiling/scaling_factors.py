@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from ..base.errors import BadValue, whole
+from ..base.errors import BadValue, check_int
 from . import hf
 from .layer_csv import LayerRows, Length, Seconds
 from .parts import Parts
@@ -41,13 +41,15 @@ class Point(NamedTuple):
 def grid(layers: int | None, least: int, most: int, step: int, repeat: int) -> Grid:
     """``grid(None, 128, 1024, 128, 3).inputs  # (128, 256, …, 1024)``"""
     if layers is not None:
-        whole("--scaling-num-layers", layers)
-    whole("--scaling-input-min", least)
-    whole("--scaling-input-max", most)
+        check_int("--scaling-num-layers", layers)
+    check_int("--scaling-input-min", least)
+    check_int("--scaling-input-max", most)
     if most < least:
         raise BadValue(f"--scaling-input-max must be at least --scaling-input-min, {least:,}, not {most:,}")
     return Grid(
-        layers, tuple(range(least, most + 1, whole("--scaling-input-step", step))), whole("--scaling-repeat", repeat)
+        layers,
+        tuple(range(least, most + 1, check_int("--scaling-input-step", step))),
+        check_int("--scaling-repeat", repeat),
     )
 
 

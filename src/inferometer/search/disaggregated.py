@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..inference.latency import front_end
+from ..inference.latency import frontend_seconds
 from .objective import Aim, Traffic
 from .plan_table import MET, MISSES, NO_ROOM, SLACK, TOO_SLOW, Plans, best_load, joined, worst
 from .server_costs import Prices
@@ -116,9 +116,9 @@ def _with(
     first = prices.servers[reader.server]
     spread = 1 / (x[:, None, None] * first.layout.dp * traffic.burstiness)
     queue = waiting(used) * reader.each * evenly(used, spread)
-    ahead = 1.5 if prices.servers[0].asked.engine.async_scheduling else 0.5
+    ahead = 1.5 if prices.servers[0].request.engine.async_scheduling else 0.5
     sent = np.maximum(reader.handed, prices.handed[writers])[None, :, None]
-    fixed = front_end(first.setup(), traffic.input_len) + reader.alone + sent + (1 + ahead) * gaps
+    fixed = frontend_seconds(first.bind(), traffic.input_len) + reader.alone + sent + (1 + ahead) * gaps
     ttft, late = fixed + queue, fixed + queue * tail(used, aim.share)
     slow, off = used >= 1, worst(aim, traffic, late, gaps)
     kept = able & ~slow & (off <= SLACK)

@@ -170,7 +170,7 @@ def rejected(book: Book, entries: list[Entry], winner: Entry | None) -> list[Can
     seen: set[tuple[str, str, str]] = set()
     for server in np.argsort(-top, kind="stable").tolist():
         one = prices.servers[server]
-        kind = (one.gpu, str(one.layout), one.asked.plan.quantization)
+        kind = (one.gpu, str(one.layout), one.request.plan.quantization)
         mine = np.flatnonzero((p.first == server) & (p.second < 0))
         if len(found) >= 2 * SHOWN or server in met or not len(mine) or kind in seen:
             continue
@@ -282,10 +282,10 @@ def table(book: Book | None, lost: list[tuple[Server, str]]) -> list[dict[str, A
         line["reason"] = reason(book, row)
         found.append(line)
     for server, why in lost:
-        plan_ = server.asked.plan
+        plan_ = server.request.plan
         found.append(
             {
-                "gpu": server.asked.device.name,
+                "gpu": server.request.device.name,
                 "mode": "any",
                 "gpus": server.layout.gpus,
                 "replicas": None,

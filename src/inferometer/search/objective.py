@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from ..base.errors import BadValue, UnknownName, positive, real, short, whole
+from ..base.errors import BadValue, UnknownName, check_positive, is_number, abbreviate, check_int
 from ..serving.capacity import stretched
 from ..serving.metrics import objectives
 from ..serving.synthetic import at_rate, beginning_alike, synthetic
@@ -77,9 +77,9 @@ def traffic(
     block_tokens: int = 16,
 ) -> Traffic:
     """Requests made up by their lengths, or those of a trace; its own rate holds unless another is given."""
-    if request_rate is not None and (not real(request_rate) or not 0 < request_rate < 1e9):
+    if request_rate is not None and (not is_number(request_rate) or not 0 < request_rate < 1e9):
         raise BadValue(
-            f"--request-rate must be a positive number of requests a second, not {short(request_rate)}; "
+            f"--request-rate must be a positive number of requests a second, not {abbreviate(request_rate)}; "
             "leave it away to find the highest"
         )
     made_up: dict[str, Any] = {}
@@ -119,7 +119,7 @@ def traffic(
     return Traffic(
         float(sample.input_tokens.mean()),
         answers,
-        whole("--prefix-len", prefix_len, least=0),
+        check_int("--prefix-len", prefix_len, least=0),
         longest,
         request_rate,
         made_up,
@@ -135,7 +135,7 @@ def aim(objective: str, goodput: str | Iterable[str] | Mapping[str, float] | Non
     if isinstance(goodput, Mapping):
         goodput = [f"{name}:{limit}" for name, limit in goodput.items()]
     found = objectives([goodput] if isinstance(goodput, str) else goodput or ())
-    positive("--goodput-share", share, 1.0)
+    check_positive("--goodput-share", share, 1.0)
     if "e2el" in found and found["e2el"] <= found.get("ttft", 0.0) and "ttft" in found:
         raise BadValue(
             f"--goodput contradicts itself: e2el:{found['e2el']:g} is not above ttft:{found['ttft']:g}, but "

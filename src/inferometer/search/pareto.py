@@ -34,7 +34,7 @@ def points(book: Book) -> Points:
     first = np.concatenate([server, p.first[split]])
     tokens = np.concatenate([prices.rate[able] * replicas, p.rate[split]]) * book.traffic.output_len
     used = np.concatenate([replicas * prices.gpus[server], p.gpus[split]])
-    price = np.array([one.asked.device.price_per_hour for one in prices.servers])[first]
+    price = np.array([one.request.device.price_per_hour for one in prices.servers])[first]
     return Points(
         first,
         np.concatenate([nobody, p.second[split]]),
@@ -80,7 +80,7 @@ def listed(book: Book) -> tuple[list[dict[str, Any]], Points]:
         found.append(
             {
                 "plan": plan,
-                "gpu": one.asked.device.name,
+                "gpu": one.request.device.name,
                 "mode": "disaggregated" if every.second[n] >= 0 else "aggregated",
                 "max_num_batched_tokens": int(book.prices.budgets[every.budget[n]]),
                 "output_throughput_per_gpu": float(every.per_gpu[n]),

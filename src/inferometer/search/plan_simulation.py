@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from ..inference.request import request
+from ..inference.request import build_request
 from ..serving.deployment import Pool, pool
 from ..serving.deployment_run import Options, serve
 from ..serving.metrics import good, latencies
@@ -61,16 +61,18 @@ class Bench:
         for _, _, words in plan.pools:
             key = repr(sorted(words.items(), key=lambda pair: pair[0]))
             if key not in servers:
-                servers[key] = pool(request(plan.model, **words), 1, sample)
+                servers[key] = pool(build_request(plan.model, **words), 1, sample)
             made.append(servers[key])
-        ranks = [count * one.setup.plan.data_parallel_size for (_, count, _), one in zip(plan.pools, made, strict=True)]
+        ranks = [
+            count * one.bound_plan.plan.data_parallel_size for (_, count, _), one in zip(plan.pools, made, strict=True)
+        ]
         self.parts = gcd(*ranks)  # alike, of which one is simulated
         self.pools = [
             (role, one._replace(replicas=many // self.parts))
             for (role, _, _), one, many in zip(plan.pools, made, ranks, strict=True)
         ]
         self.reason = next((one.reason for _, one in self.pools if one.reason), "")
-        self.how = Options(made[0].setup.engine.scheduler)
+        self.how = Options(made[0].bound_plan.engine.scheduler)
         self.tried: list[Trial] = []
 
     def at(self, rate: float, longer: int = 1) -> Trial:

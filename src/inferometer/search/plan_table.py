@@ -155,14 +155,14 @@ def value(plans: Plans, prices: Prices, space: Space, traffic: Traffic, aim: Aim
         found = tokens / (plans.gpus if traffic.rate else space.num_gpus)
     else:
         figure = "price_per_hour" if aim.objective == "cost" else "power"
-        each = np.array([getattr(server.asked.device, figure) for server in prices.servers])[plans.first]
+        each = np.array([getattr(server.request.device, figure) for server in prices.servers])[plans.first]
         found = -plans.gpus * each / np.maximum(tokens, 1e-12)
     return found
 
 
 def order(plans: Plans, values: np.ndarray, prices: Prices) -> np.ndarray:
     """Best first; of those alike fewer GPUs, then one kind of server, faster answers, the engine's own limits."""
-    engine = prices.servers[0].asked.engine
+    engine = prices.servers[0].request.engine
     away = np.abs(np.log2(prices.budgets[plans.budget] / engine.max_num_batched_tokens))
     answer = plans.ttft + (prices.load.answers) * plans.tpot
     keys = (-prices.sequences[plans.seqs], away, answer, plans.second >= 0, plans.gpus, -values)
@@ -193,7 +193,7 @@ class Book(NamedTuple):
             pools.append(self._pool("decode", second, row))
         gpus = int(p.gpus[row])
         return Candidate(
-            gpu=self.prices.servers[first].asked.device.name,
+            gpu=self.prices.servers[first].request.device.name,
             mode="disaggregated" if second >= 0 else "aggregated",
             pools=pools,
             gpus=gpus,
@@ -204,7 +204,7 @@ class Book(NamedTuple):
     def _pool(self, role: str, server: int, row: int) -> Pool:
         p, one = self.plans, self.prices.servers[server]
         tp, pp, dp, ep = one.layout
-        plan = one.asked.plan
+        plan = one.request.plan
         answers = role == "decode"
         return Pool(
             role=role,
@@ -224,7 +224,7 @@ class Book(NamedTuple):
     def figures(self, row: int, rate: float, ttft: float, tpot: float) -> Figures:
         """What a plan does at a rate, with these means in seconds."""
         tokens, gpus = rate * self.traffic.output_len, int(self.plans.gpus[row])
-        device = self.prices.servers[int(self.plans.first[row])].asked.device
+        device = self.prices.servers[int(self.plans.first[row])].request.device
         each = gpus / tokens if tokens else float("inf")  # device-seconds of a token
         return Figures(
             request_rate=rate,
@@ -264,4 +264,4 @@ class Book(NamedTuple):
 
 
 def _own(server: Server, word: str) -> int:
-    return int(getattr(server.asked.plan, word))
+    return int(getattr(server.request.plan, word))

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ..base.errors import BadValue, whole
+from ..base.errors import BadValue, check_int
 from ..base.parallel_map import workers
 from ..serving.trace import Trace
 from ..specs.catalog import hardware, split_gpus
@@ -88,7 +88,7 @@ def searched(
         )
     if mode not in (*MODES, "both"):
         raise BadValue(f"--mode must be aggregated, disaggregated or both, not {mode!r}")
-    whole("--finalists", finalists, most=1000)
+    check_int("--finalists", finalists, most=1000)
     workers(backend, jobs)
     words.setdefault("frontend", "http")
     where = space(model, gpus, count, modes=MODES if mode == "both" else (mode,), **words)
@@ -130,9 +130,11 @@ def _size(
 ) -> tuple[int, dict[str, Any]]:
     """How many GPUs there are: said, or by nodes, or one usual node."""
     per_node = words.get("gpus_per_node")
-    usual = whole("--gpus-per-node", per_node, most=65536) if per_node is not None else hardware(gpus[0]).gpus_per_node
+    usual = (
+        check_int("--gpus-per-node", per_node, most=65536) if per_node is not None else hardware(gpus[0]).gpus_per_node
+    )
     if nodes is not None:
-        room = whole("--nodes", nodes, most=10**5) * usual
+        room = check_int("--nodes", nodes, most=10**5) * usual
         if num_gpus is not None and num_gpus > room:
             raise BadValue(f"--num-gpus {num_gpus:,} are more than {nodes:,} nodes of {usual} GPUs have: {room:,}")
         return (room if num_gpus is None else num_gpus), {**words, "gpus_per_node": usual}
@@ -231,7 +233,7 @@ class _Quest:
         plans = [explanation.told(book, one, best) for one in entries] if book is not None else []
         winner = plans[0] if best is not None else None
         points, _ = listed(book) if book is not None else ([], None)
-        first = book.prices.servers[0].asked if book is not None else None
+        first = book.prices.servers[0].request if book is not None else None
         lengths = {
             "input_len": self.traffic.input_len,
             "output_len": self.traffic.output_len,
@@ -282,12 +284,12 @@ class _Quest:
     def _warnings(self, book: Book | None, winner: Candidate | None) -> list[str]:
         if book is None:
             return []
-        found = list(book.prices.servers[0].asked.warnings)
+        found = list(book.prices.servers[0].request.warnings)
         if winner is None:
             return found
         if winner.idle_gpus:
             found.append(f"{winner.idle_gpus} of the {self.space.num_gpus} GPUs stay idle")
-        own, pool = book.prices.servers[0].asked, winner.pools[0]
+        own, pool = book.prices.servers[0].request, winner.pools[0]
         given = {own.model.dtype, *own.model.quantization.values()}
         lossy = [f"{pool.quantization} weights"] if pool.quantization not in given else []
         lossy += ["an fp8 KV cache"] if pool.kv_cache_dtype == "fp8" and own.model.kv_cache_dtype != "fp8" else []
@@ -300,9 +302,9 @@ class _Quest:
 
     def _commands(self, book: Book, best: Entry, winner: Candidate, trace: Trace | None) -> dict[str, list[str]]:
         server = book.prices.servers[int(book.plans.first[best.row])]
-        known = re.match(r"Hugging Face (\S+/[^\s,]+)", server.asked.source)
+        known = re.match(r"Hugging Face (\S+/[^\s,]+)", server.request.source)
         name = self.model if "/" in self.model or known is None else known[1]
-        plan = server.asked.plan
+        plan = server.request.plan
         found = serve_commands.commands(
             winner,
             name,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..costs.bound_plan import Setup
+from ..costs.binding import BoundPlan
 from ..costs.step import Group, Step
 from ..inference.memory import drafter
 from ..serving.deployment import Pool, handover
@@ -32,7 +32,7 @@ class Room(NamedTuple):
         return f"needs {self.needed / 1e9:.1f} GB of the {self.usable / 1e9:.1f} GB per GPU that it may use"
 
 
-def rooms(setups: list[Setup], load: Load, traffic: Traffic, sequences: tuple[int, ...]) -> list[Room]:
+def rooms(setups: list[BoundPlan], load: Load, traffic: Traffic, sequences: tuple[int, ...]) -> list[Room]:
     """Of one layout at several depths of pipeline: bytes of a block are counted once for all."""
     engine, plan = setups[0].engine, setups[0].plan
     shared = float(traffic.prefix_len if engine.prefix_caching else 0)
@@ -48,10 +48,10 @@ def rooms(setups: list[Setup], load: Load, traffic: Traffic, sequences: tuple[in
     more_weights, more_cache = drafter(setups[0], lengths[0])
     usable = setups[0].device.memory * plan.gpu_memory_utilization
     found = []
-    for setup in setups:
+    for bound_plan in setups:
         fit, need = np.full((budget.size, seqs.size), np.inf), 0.0
-        for stage in distinct(setup):
-            weights, (mean, longest, prefix), live = sizes.stage(stage.setup)
+        for stage in distinct(bound_plan):
+            weights, (mean, longest, prefix), live = sizes.stage(stage.bound_plan)
             fixed = weights + more_weights + engine.memory_reserve + np.broadcast_to(live, fit.shape)
             left = usable - fixed - longest - more_cache  # one that comes in must have room for all of itself
             each = max(mean - prefix + more_cache, 1.0)
@@ -102,7 +102,7 @@ def prices(
 
     Servers that differ in the depth of their pipeline only share the work.
     """
-    asked = servers[0].asked
+    asked = servers[0].request
     found = load(traffic, asked.engine, asked.plan, space.budgets, max(space.sequences))
     families: dict[tuple[object, ...], list[int]] = {}
     for number, server in enumerate(servers):
@@ -112,19 +112,21 @@ def prices(
     rows: dict[int, tuple[np.ndarray, ...]] = {}
     lacks = [""] * len(servers)
     for done, members in enumerate(families.values()):
-        setups = [servers[number].setup() for number in members]
+        setups = [servers[number].bind() for number in members]
         room = rooms(setups, found, traffic, space.sequences)
         large = [number for number, one in zip(members, room, strict=True) if one.reason]
-        kept = [setup for setup, one in zip(setups, room, strict=True) if not one.reason]
+        kept = [bound_plan for bound_plan, one in zip(setups, room, strict=True) if not one.reason]
         results = iter(steady(kept, found) if kept else ())
-        for number, setup, one in zip(members, setups, room, strict=True):
+        for number, bound_plan, one in zip(members, setups, room, strict=True):
             lacks[number] = one.reason
             if number not in large:
                 dp, s = servers[number].layout.dp, next(results)
                 at_once = s.decoding[None, None, :]
                 fits = (at_once <= one.sequences[:, :, None]) & (at_once <= seqs[None, :, None])
                 room_to_answer = s.decoding <= min(one.answering, seqs.max())
-                handed = _handed(setup, traffic) if servers[number].layout.pp == 1 else 0.0  # stages hand over nothing
+                handed = (
+                    _handed(bound_plan, traffic) if servers[number].layout.pp == 1 else 0.0
+                )  # stages hand over nothing
                 rows[number] = (
                     s.decoding,
                     s.ttft,
@@ -150,7 +152,7 @@ def prices(
     return Prices(able, found, np.array(space.budgets), np.array(space.sequences), gpus, *columns), lacks
 
 
-def _handed(setup: Setup, traffic: Traffic) -> float:
+def _handed(bound_plan: BoundPlan, traffic: Traffic) -> float:
     """Seconds that one side of a handover needs, as the simulator has it."""
-    side = Pool(setup, 1, [], 0, 0, "", ())
+    side = Pool(bound_plan, 1, [], 0, 0, "", ())
     return handover(side, side, np.array([round(traffic.input_len)]))[0]

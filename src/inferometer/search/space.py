@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ..base import ranges
-from ..base.errors import BadValue, whole
+from ..base.errors import BadValue, check_int
 from ..costs import parallelism, precision
-from ..costs.bound_plan import Setup
+from ..costs.binding import BoundPlan
 from ..inference.latency import draft_reason
-from ..inference.request import Request, request
+from ..inference.request import Request, build_request
 from ..specs import catalog
 from ..specs.structs import Hardware
 
@@ -45,14 +45,14 @@ class Server(NamedTuple):
     """One engine that could be started."""
 
     gpu: str  # as it was given
-    asked: Request  # with the plan of its layout; limits of a step are still the engine's defaults
+    request: Request  # with the plan of its layout; limits of a step are still the engine's defaults
     layout: Layout
     given: tuple[str | None, str] = (None, "auto")  # precision and cache in the words of a request
 
     @property
     def kind(self) -> tuple[str, str, str]:
         """What servers that hand caches to each other must have in common: GPU, precision, cache."""
-        return self.gpu, self.asked.plan.quantization, self.asked.plan.kv_cache_dtype
+        return self.gpu, self.request.plan.quantization, self.request.plan.kv_cache_dtype
 
     def words(self) -> dict[str, Any]:
         """The server in the words of a request, but for limits of a step."""
@@ -68,9 +68,9 @@ class Server(NamedTuple):
             "kv_cache_dtype": cache,
         }
 
-    def setup(self) -> Setup:
+    def bind(self) -> BoundPlan:
         """Ready to be priced, for sequences of all lengths."""
-        found = self.asked.setup()
+        found = self.request.bind()
         return found._replace(env={**found.env, "alike": 0.0})
 
 
@@ -125,9 +125,9 @@ def space(
     **words: Any,
 ) -> Space:
     """The axes: what was given, or what is worth trying. Words that are none of them go to every request."""
-    count = whole("--num-gpus", num_gpus, most=1024)
+    count = check_int("--num-gpus", num_gpus, most=1024)
     sizes = sizes_of(count)
-    first = request(model, gpus[0], **words)
+    first = build_request(model, gpus[0], **words)
     if first.model.kind != "decoder":
         raise BadValue(f"{first.model.name} is a {first.model.kind} model: only a decoder answers requests with tokens")
     mixture = any(op.kind == "moe" for block in first.model.blocks for op in block.ops)
@@ -180,13 +180,13 @@ def sizes_of(num_gpus: int) -> tuple[int, ...]:
 
 
 def _whole(flag: str, given: Any, most: int) -> tuple[int, ...]:
-    return tuple(whole(flag, n, most=most) for n in ranges.numbers(flag, given, whole=True))
+    return tuple(check_int(flag, n, most=most) for n in ranges.numbers(flag, given, whole=True))
 
 
 def _limits(flag: str, given: Any, usual: tuple[int, ...]) -> tuple[int, ...]:
     if given is None:
         return tuple(sorted(set(usual)))
-    return tuple(sorted(whole(flag, n) for n in ranges.numbers(flag, given, whole=True)))
+    return tuple(sorted(check_int(flag, n) for n in ranges.numbers(flag, given, whole=True)))
 
 
 def layouts(space: Space) -> list[Layout]:
@@ -210,21 +210,24 @@ def servers(space: Space, model: str) -> tuple[list[Server], list[tuple[Server, 
         seen: set[tuple[str, str]] = set()
         for quantization in space.quantizations:
             for cache in space.kv_cache_dtypes:
-                asked = request(model, gpu, quantization=quantization, kv_cache_dtype=cache, **space.words)
-                kind = (asked.plan.quantization, asked.plan.kv_cache_dtype)
+                request = build_request(model, gpu, quantization=quantization, kv_cache_dtype=cache, **space.words)
+                kind = (request.plan.quantization, request.plan.kv_cache_dtype)
                 if kind in seen:  # "as it is" may be what was asked for by name, too
                     continue
                 seen.add(kind)
-                network = network or asked.model
-                asked = asked._replace(model=network)  # one object: what is remembered about its blocks serves all
-                why_not = _unable(asked.device, quantization, cache)
+                network = network or request.model
+                request = request._replace(model=network)  # one object: what is remembered about its blocks serves all
+                why_not = _unable(request.device, quantization, cache)
                 for layout in layouts(space):
                     server = Server(
-                        gpu, asked._replace(plan=_laid_out(asked, layout, space.words)), layout, (quantization, cache)
+                        gpu,
+                        request._replace(plan=_laid_out(request, layout, space.words)),
+                        layout,
+                        (quantization, cache),
                     )
-                    why = why_not or parallelism.reason(network, server.asked.plan, asked.device)
-                    if not why and asked.plan.speculation is not None:
-                        why = draft_reason(server.asked.setup())
+                    why = why_not or parallelism.reason(network, server.request.plan, request.device)
+                    if not why and request.plan.speculation is not None:
+                        why = draft_reason(server.request.bind())
                     if why:
                         illegal.append((server, why))
                     else:
@@ -240,11 +243,11 @@ def _unable(device: Hardware, quantization: str | None, cache: str) -> str:
     return ""
 
 
-def _laid_out(asked: Request, layout: Layout, words: dict[str, Any]) -> Any:
+def _laid_out(request: Request, layout: Layout, words: dict[str, Any]) -> Any:
     """The plan of a layout, on as many nodes as it needs."""
-    per_node = words.get("gpus_per_node") or parallelism.usual_node(asked.device, layout.gpus)
+    per_node = words.get("gpus_per_node") or parallelism.gpus_per_nvlink_domain(request.device, layout.gpus)
     return msgspec.structs.replace(
-        asked.plan,
+        request.plan,
         tensor_parallel_size=layout.tp,
         pipeline_parallel_size=layout.pp,
         data_parallel_size=layout.dp,

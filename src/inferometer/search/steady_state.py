@@ -13,10 +13,10 @@ import numpy as np
 
 from ..base.symbols import Value
 from ..costs import host, roofline
-from ..costs.bound_plan import Setup, as_run, bound, calibrated, stages, step_seconds
+from ..costs.binding import BoundPlan, padded_env, step_env, calibrated, stages, step_seconds
 from ..costs.step import Group, Step
 from ..inference import memory
-from ..inference.latency import draft_setup, front_end
+from ..inference.latency import draft_plan, frontend_seconds
 from ..network.graph import Block, once_per
 from ..specs.structs import Engine, Plan
 from .objective import Traffic
@@ -25,17 +25,17 @@ from .objective import Traffic
 class Stage(NamedTuple):
     """A part of the model that some stages have alike."""
 
-    setup: Setup
+    bound_plan: BoundPlan
     alike: int  # stages that are like this one
 
 
-def distinct(setup: Setup) -> list[Stage]:
+def distinct(bound_plan: BoundPlan) -> list[Stage]:
     """The stages of a setup's pipeline, those that are alike once."""
     found: dict[tuple[tuple[int, int], ...], Stage] = {}
-    for part in stages(setup):
+    for part in stages(bound_plan):
         key = tuple((id(block.ops), block.count) for block in part.model.blocks)
         known = found.get(key)
-        found[key] = Stage(known.setup if known else part, known.alike + 1 if known else 1)
+        found[key] = Stage(known.bound_plan if known else part, known.alike + 1 if known else 1)
     return list(found.values())
 
 
@@ -48,13 +48,13 @@ def _single(block: Block) -> Block:
 class Priced:
     """A layout's blocks under some steps: ``Priced(setup, step).seconds(distinct(setup))``"""
 
-    def __init__(self, setup: Setup, step: Step) -> None:
-        self.setup = setup
-        self.sums = bound(setup, step)
-        self.run = as_run(setup, self.sums)
+    def __init__(self, bound_plan: BoundPlan, step: Step) -> None:
+        self.bound_plan = bound_plan
+        self.sums = step_env(bound_plan, step)
+        self.run = padded_env(bound_plan, self.sums)
         self.known: dict[int, Value] = {}
 
-    def kernels(self, stage: Setup) -> Value:
+    def kernels(self, stage: BoundPlan) -> Value:
         """Seconds of a stage's kernels. What is sent between stages goes over the stage's own link."""
         total: Value = 0.0
         for block in stage.model.blocks:
@@ -66,11 +66,11 @@ class Priced:
                 continue
             key = id(block.ops)
             if key not in self.known:
-                self.known[key] = roofline.seconds((_single(block),), self.run, self.setup.sources)
+                self.known[key] = roofline.seconds((_single(block),), self.run, self.bound_plan.sources)
             total = total + block.count * self.known[key]
         return total
 
-    def seconds(self, stage: Setup, kernels: Value, heat: Value = 0.0) -> Any:
+    def seconds(self, stage: BoundPlan, kernels: Value, heat: Value = 0.0) -> Any:
         """A step's seconds on a stage whose kernels take so long, the engine's own time included."""
         sums = {**self.sums, "heat": heat}
         added = host.host_seconds(stage.model, stage.engine, sums, kernels)
@@ -80,11 +80,11 @@ class Priced:
 class Sizes:
     """Bytes of a layout's stages, block by block: weights, a sequence's cache, activations of its largest steps."""
 
-    def __init__(self, setup: Setup, lengths: np.ndarray, largest: Step) -> None:
-        self.setup, self.lengths, self.largest = setup, lengths, largest
+    def __init__(self, bound_plan: BoundPlan, lengths: np.ndarray, largest: Step) -> None:
+        self.bound_plan, self.lengths, self.largest = bound_plan, lengths, largest
         self.known: dict[int, tuple[float, Any, Any]] = {}
 
-    def stage(self, stage: Setup) -> tuple[float, Any, Any]:
+    def stage(self, stage: BoundPlan) -> tuple[float, Any, Any]:
         """Weights; cache of a sequence at each length; the peak of activations of each of the largest steps."""
         weights, live = 0.0, np.zeros(())
         cache = np.zeros(len(self.lengths))
@@ -96,8 +96,8 @@ class Sizes:
             weights, cache, live = weights + block.count * stored, cache + block.count * kept, np.maximum(live, peak)
         return weights, cache, live
 
-    def _of(self, block: Block, stage: Setup) -> tuple[float, Any, Any]:
-        one = self.setup._replace(model=msgspec.structs.replace(stage.model, blocks=(_single(block),)))
+    def _of(self, block: Block, stage: BoundPlan) -> tuple[float, Any, Any]:
+        one = self.bound_plan._replace(model=msgspec.structs.replace(stage.model, blocks=(_single(block),)))
         return (
             float(memory.weight_bytes(one)),
             memory.cache_bytes(one, self.lengths),
@@ -195,19 +195,19 @@ class Steady(NamedTuple):
     writing: np.ndarray  # requests/s that such a rank answers, by load
 
 
-def steady(setups: list[Setup], load: Load) -> list[Steady]:
+def steady(setups: list[BoundPlan], load: Load) -> list[Steady]:
     """One layout at several depths of pipeline: its blocks are priced once for all."""
     priced, drafting = Priced(setups[0], load.step), _drafting(setups[0], load)
-    return [_depth(setup, priced, load, drafting) for setup in setups]
+    return [_depth(bound_plan, priced, load, drafting) for bound_plan in setups]
 
 
-def _drafting(setup: Setup, load: Load) -> Any:
+def _drafting(bound_plan: BoundPlan, load: Load) -> Any:
     """Seconds of drafting before a step, by load."""
-    speculation = setup.plan.speculation
+    speculation = bound_plan.plan.speculation
     if speculation is None or speculation.method == "ngram":
         return 0.0
     one = Step((Group(load.decoding, 1, load.context, 1, True),))
-    return speculation.num_speculative_tokens * step_seconds(draft_setup(setup), one)
+    return speculation.num_speculative_tokens * step_seconds(draft_plan(bound_plan), one)
 
 
 class _Times(NamedTuple):
@@ -219,17 +219,17 @@ class _Times(NamedTuple):
     full: tuple[Any, Any]
 
 
-def _depth(setup: Setup, priced: Priced, load: Load, drafting: Any) -> Steady:
-    lanes, stages = setup.plan.pipeline_parallel_size, distinct(setup)
-    kernels = [priced.kernels(stage.setup) for stage in stages]
+def _depth(bound_plan: BoundPlan, priced: Priced, load: Load, drafting: Any) -> Steady:
+    lanes, stages = bound_plan.plan.pipeline_parallel_size, distinct(bound_plan)
+    kernels = [priced.kernels(stage.bound_plan) for stage in stages]
 
     def times(heat: Any) -> _Times:
-        took = [priced.seconds(stage.setup, k, heat) for stage, k in zip(stages, kernels, strict=True)]
+        took = [priced.seconds(stage.bound_plan, k, heat) for stage, k in zip(stages, kernels, strict=True)]
         whole = sum(stage.alike * t for stage, t in zip(stages, took, strict=True))
         return _Times(*zip(_split(load, whole), _split(load, np.max(took, axis=0)), strict=True))
 
     found = times(0.0)
-    if setup.env["throttle"]:  # prompts heat the chip for a share of the time: so hot it is in the mean
+    if bound_plan.env["throttle"]:  # prompts heat the chip for a share of the time: so hot it is in the mean
         prompts = priced.sums["prefill_tokens"] / np.maximum(priced.sums["tokens"], 1)
         warm = load.mixed * found.mixed[1] / np.maximum(_mean(load, found.plain[1], found.mixed[1], load.mixed), 1e-12)
         heat = np.concatenate([0 * load.decoding, np.minimum(warm, 1).ravel(), np.ones(2 * len(load.budgets))])
@@ -245,12 +245,17 @@ def _depth(setup: Setup, priced: Priced, load: Load, drafting: Any) -> Steady:
     rate = np.where((used < 1) & (load.room > 0), lanes * load.decoding / load.answers / tpot, 0.0)
     # a prompt waits for the step under way, and for the one that is planned already; for prompts before it; for itself
     second = slow**2 * (1 - load.mixed * load.mixes) + load.mixed * slow_mixed**2
-    ahead = top if setup.engine.async_scheduling and lanes == 1 else 0.0
+    ahead = top if bound_plan.engine.async_scheduling and lanes == 1 else 0.0
     busy = -np.expm1(-lanes * load.decoding)
     each = slow_mixed * (load.prompt / np.maximum(load.room, 1) if load.mixes else load.mixed / load.begun)
     # who comes at random may meet a step with others' prompts; who comes evenly comes when they are over
     queue = waiting(used) * each + busy * (second / top - slow) / 2
-    ttft = front_end(setup, load.given) + busy * (slow / 2 + ahead) + found.mixed[0] + (load.pieces - 1) * slow_mixed
+    ttft = (
+        frontend_seconds(bound_plan, load.given)
+        + busy * (slow / 2 + ahead)
+        + found.mixed[0]
+        + (load.pieces - 1) * slow_mixed
+    )
     alone = found.alone[0] + (np.ceil(load.prompt / load.budgets) - 1) * found.alone[1]
     gap = (np.maximum(found.plain[0], lanes * slow) + drafting) / load.pace
     reading = load.budgets / load.prompt / found.full[1]

@@ -18,47 +18,47 @@ Again = Callable[..., Request]  # the same words for another model, or with othe
 KEPT = ("ttft", "tpot")  # the performance that is to be kept
 
 
-def why_not(asked: Request) -> str | None:
+def why_not(request: Request) -> str | None:
     """Why a plan does not work, and what would; None if it does."""
-    here = point(asked)
-    return unusable(asked) or (None if here.fits else fits_with(asked, here.setup, here.held))
+    here = point(request)
+    return unusable(request) or (None if here.fits else fits_with(request, here.bound_plan, here.held))
 
 
-def models(asked: Request, base: Reading, others: Iterable[str], again: Again) -> list[Row]:
+def models(request: Request, base: Reading, others: Iterable[str], again: Again) -> list[Row]:
     """The model itself, then the others beside its time to first token and time per token."""
     limits = {word: value for word in KEPT if (value := getattr(base, METRICS[word].field)) is not None}
     alone = ("flops", "memory_bandwidth", TOGETHER)
-    rows = [_row(asked, limits, alone=alone)]
+    rows = [_row(request, limits, alone=alone)]
     for name in others:
         other = again(name)
-        if other.model.kind != asked.model.kind:
+        if other.model.kind != request.model.kind:
             raise BadValue(
-                f"--compare {asked.model.name} with {other.model.name}: a {asked.model.kind} and a "
+                f"--compare {request.model.name} with {other.model.name}: a {request.model.kind} and a "
                 f"{other.model.kind} model have no time in common"
             )
-        if other.model.name != asked.model.name:
+        if other.model.name != request.model.name:
             rows.append(_row(other, limits, alone=alone))
     return rows
 
 
-def usecases(asked: Request, again: Again) -> list[Row]:
+def usecases(request: Request, again: Again) -> list[Row]:
     """Every use case of the catalogue at its own lengths and batch, beside what its users expect."""
     found = []
     for name, case in catalog.usecases().items():
-        other = again(asked.model.name, usecase=name)
+        other = again(request.model.name, usecase=name)
         found.append(_row(other, {"ttft": case.ttft * 1e3, "tpot": case.tpot * 1e3}, name, case.label))
     return found
 
 
 def _row(
-    asked: Request,
+    request: Request,
     limits: dict[str, float],
     name: str = "",
     label: str = "",
     alone: tuple[str, ...] = (),
 ) -> Row:
-    info = model_info(asked)
-    return row(asked, limits, name or info.name, label or info.name, why_not(asked), info.params, alone)
+    info = model_info(request)
+    return row(request, limits, name or info.name, label or info.name, why_not(request), info.params, alone)
 
 
 def words_of(text: str | Iterable[str]) -> list[str]:

@@ -9,10 +9,10 @@ import msgspec
 from msgspec.structs import replace
 
 from ..costs import parallelism
-from ..costs.bound_plan import Setup
+from ..costs.binding import BoundPlan
 from ..inference import latency
 from ..inference.analyze import metrics_of
-from ..inference.latency import conversation
+from ..inference.latency import batch_shape_of
 from ..inference.memory import cache_offloaded, memory_table
 from ..inference.report import Memory, Metrics
 from ..inference.request import Request
@@ -66,8 +66,8 @@ _PHASES = {"ttft_ms": "prefill", "tpot_ms": "decode"}  # what needs only one of 
 class Point(NamedTuple):
     """A request bound to names, with what it keeps in memory."""
 
-    asked: Request
-    setup: Setup
+    request: Request
+    bound_plan: BoundPlan
     held: Memory
 
     @property
@@ -78,47 +78,47 @@ class Point(NamedTuple):
     @property
     def needed(self) -> float:
         """Memory, in bytes, that a device of this plan needs."""
-        return self.held.total_bytes / self.asked.plan.gpu_memory_utilization
+        return self.held.total_bytes / self.request.plan.gpu_memory_utilization
 
     @property
     def largest(self) -> int:
         """The largest batch that fits and that the engine runs at once."""
-        plan = self.asked.plan
-        most = plan.max_num_seqs // self.asked.workload.beam_width * plan.data_parallel_size
+        plan = self.request.plan
+        most = plan.max_num_seqs // self.request.workload.beam_width * plan.data_parallel_size
         return min(self.held.max_batch_size, most)
 
     def metrics(self, phase: str = "all") -> Metrics:
         """At the plan's batch."""
-        return metrics_of(self.setup, self.asked.workload, phase)[0]
+        return metrics_of(self.bound_plan, self.request.workload, phase)[0]
 
     def full(self) -> Metrics:
         """At the largest batch."""
         if not self.largest:
             return Metrics()
-        return metrics_of(self.setup, replace(self.asked.workload, batch_size=self.largest))[0]
+        return metrics_of(self.bound_plan, replace(self.request.workload, batch_size=self.largest))[0]
 
 
-def bound(asked: Request) -> Setup:
+def bound(request: Request) -> BoundPlan:
     """The request bound to names, its share of the cache on the host where there is one."""
-    setup = asked.setup()
-    return cache_offloaded(setup, conversation(setup, asked.workload))
+    bound_plan = request.bind()
+    return cache_offloaded(bound_plan, batch_shape_of(bound_plan, request.workload))
 
 
-def point(asked: Request) -> Point:
+def point(request: Request) -> Point:
     """``point(request("llama-3.1-8b", "h200")).fits``"""
-    setup = bound(asked)
-    return Point(asked, setup, memory_table(setup, conversation(setup, asked.workload)))
+    bound_plan = bound(request)
+    return Point(request, bound_plan, memory_table(bound_plan, batch_shape_of(bound_plan, request.workload)))
 
 
-def unusable(asked: Request) -> str:
+def unusable(request: Request) -> str:
     """Why a layout cannot be run at all, as a sentence; empty if it can."""
-    why = parallelism.reason(asked.model, asked.plan, asked.device)
-    return why or (latency.draft_reason(asked.setup()) if asked.plan.speculation else "")
+    why = parallelism.reason(request.model, request.plan, request.device)
+    return why or (latency.draft_reason(request.bind()) if request.plan.speculation else "")
 
 
-def reading(asked: Request) -> Reading:
+def reading(request: Request) -> Reading:
     """Everything at a point."""
-    here = point(asked)
+    here = point(request)
     now, full = here.metrics(), here.full()
     return Reading(
         ttft_ms=now.ttft_ms,
@@ -133,12 +133,12 @@ def reading(asked: Request) -> Reading:
     )
 
 
-def read(asked: Request, metric: Metric) -> float | None:
+def read(request: Request, metric: Metric) -> float | None:
     """One figure alone, without pricing what it does not need."""
     if metric.field.startswith(FULL):
-        found: float | None = getattr(point(asked).full(), metric.field.removeprefix(FULL))
+        found: float | None = getattr(point(request).full(), metric.field.removeprefix(FULL))
         return found
     now: float | None = getattr(
-        metrics_of(bound(asked), asked.workload, _PHASES.get(metric.field, "all"))[0], metric.field
+        metrics_of(bound(request), request.workload, _PHASES.get(metric.field, "all"))[0], metric.field
     )
     return now

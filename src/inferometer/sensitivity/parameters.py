@@ -40,22 +40,22 @@ class Knob(NamedTuple):
         return None if self.value is None else self.value * factor
 
 
-def knobs(asked: Request) -> dict[str, Knob]:
+def knobs(request: Request) -> dict[str, Knob]:
     """All of a request, by key, in the order people ask for them."""
-    found = [*_chip(asked), *_links(asked), *_host(asked), _together()]
+    found = [*_chip(request), *_links(request), *_host(request), _together()]
     return {knob.key: knob for knob in found}
 
 
-def _changed(asked: Request, **figures: Any) -> Request:
+def _changed(request: Request, **figures: Any) -> Request:
     """The request on a device with other figures; its kernels are the usual device's."""
-    return asked._replace(device=replace(asked.device, **figures), usual=asked.usual or asked.device)
+    return request._replace(device=replace(request.device, **figures), usual=request.usual or request.device)
 
 
 # ------------------------------------------------------------------ the chip
 
 
-def _chip(asked: Request) -> list[Knob]:
-    device, formats = asked.device, formats_in_use(asked)
+def _chip(request: Request) -> list[Knob]:
+    device, formats = request.device, formats_in_use(request)
     named = [
         Knob(f"flops.{word}", f"FLOP/s in {word}", "FLOP/s", device.flops[word], _one_format(word), within="flops")
         for word in formats
@@ -75,40 +75,40 @@ def _chip(asked: Request) -> list[Knob]:
     ]
 
 
-def formats_in_use(asked: Request) -> list[str]:
+def formats_in_use(request: Request) -> list[str]:
     """Number formats that the plan's products run in, that of the most weights first: ``['fp8', 'bf16']``"""
-    device, dtype = asked.device, asked.plan.dtype
-    ops = [op for block in asked.model.blocks for op in block.ops]
+    device, dtype = request.device, request.plan.dtype
+    ops = [op for block in request.model.blocks for op in block.ops]
     roles = {op.role for op in ops if op.peak.removesuffix("_peak_flops") in ROLES}
-    words = [asked.roles[role] for role in ("experts", "mlp", *ROLES) if role in roles]
+    words = [request.roles[role] for role in ("experts", "mlp", *ROLES) if role in roles]
     attends = [dtype] if any(op.peak.startswith("attention") for op in ops) else []
     return list(dict.fromkeys(peak_format(device, precision(word), dtype) for word in (*words, *attends, dtype)))
 
 
-def _flops(asked: Request, factor: float) -> Request:
-    return _changed(asked, flops={word: peak * factor for word, peak in asked.device.flops.items()})
+def _flops(request: Request, factor: float) -> Request:
+    return _changed(request, flops={word: peak * factor for word, peak in request.device.flops.items()})
 
 
 def _one_format(word: str) -> Turn:
-    def turned(asked: Request, factor: float) -> Request:
-        return _changed(asked, flops={**asked.device.flops, word: asked.device.flops[word] * factor})
+    def turned(request: Request, factor: float) -> Request:
+        return _changed(request, flops={**request.device.flops, word: request.device.flops[word] * factor})
 
     return turned
 
 
-def _clock(asked: Request, factor: float) -> Request:
+def _clock(request: Request, factor: float) -> Request:
     """What the chip's clock moves: all FLOP/s, and the start of kernels; memory and links have clocks of their own."""
-    faster = _starts(_flops(asked, factor), 1 / factor)
-    return _changed(faster, clock=asked.device.clock * factor)
+    faster = _starts(_flops(request, factor), 1 / factor)
+    return _changed(faster, clock=request.device.clock * factor)
 
 
 # ------------------------------------------------------------------ links
 
 
-def _links(asked: Request) -> list[Knob]:
-    used = links_in_use(asked)
+def _links(request: Request) -> list[Knob]:
+    used = links_in_use(request)
     found = []
-    for name, link in asked.device.links.items():
+    for name, link in request.device.links.items():
         for word, unit, better in (("bandwidth", "B/s", 1), ("latency", "s", -1)):
             found.append(
                 Knob(
@@ -125,18 +125,18 @@ def _links(asked: Request) -> list[Knob]:
 
 
 def _link(name: str, word: str) -> Turn:
-    def turned(asked: Request, factor: float) -> Request:
-        link = asked.device.links[name]
+    def turned(request: Request, factor: float) -> Request:
+        link = request.device.links[name]
         other = replace(link, **{word: getattr(link, word) * factor})
-        return _changed(asked, links={**asked.device.links, name: other})
+        return _changed(request, links={**request.device.links, name: other})
 
     return turned
 
 
-def links_in_use(asked: Request) -> set[str]:
+def links_in_use(request: Request) -> set[str]:
     """The links that an axis of the plan, or what is kept on the host, runs over."""
-    plan, device = asked.plan, asked.device
-    sizes = parallelism.sizes(plan, asked.model)
+    plan, device = request.plan, request.device
+    sizes = parallelism.sizes(plan, request.model)
     ranks = {
         "tp": sizes["tp"],
         "dcp": sizes["dcp"],
@@ -155,9 +155,9 @@ def links_in_use(asked: Request) -> set[str]:
 # ------------------------------------------------------------------ the host and its engine
 
 
-def _host(asked: Request) -> list[Knob]:
-    engine, front = asked.engine, asked.plan.frontend == "http"
-    request = engine.request_overhead + (engine.http_overhead if front else 0.0)
+def _host(request: Request) -> list[Knob]:
+    engine, front = request.engine, request.plan.frontend == "http"
+    frontend = engine.request_overhead + (engine.http_overhead if front else 0.0)
     starts = any(kernel.fixed for kernel in engine.kernels.values())
     return [
         Knob("launch", "launching kernels", "s", None, _launch, any(engine.launch.values()), -1, of="engine"),
@@ -185,9 +185,9 @@ def _host(asked: Request) -> list[Knob]:
             "request_overhead",
             "front end, per request",
             "s",
-            request,
+            frontend,
             _scaled("request_overhead", "http_overhead"),
-            request > 0,
+            frontend > 0,
             -1,
             of="engine",
         ),
@@ -196,21 +196,21 @@ def _host(asked: Request) -> list[Knob]:
 
 
 def _scaled(*words: str) -> Turn:
-    def turned(asked: Request, factor: float) -> Request:
-        figures = {word: getattr(asked.engine, word) * factor for word in words}
-        return asked._replace(engine=replace(asked.engine, **figures))
+    def turned(request: Request, factor: float) -> Request:
+        figures = {word: getattr(request.engine, word) * factor for word in words}
+        return request._replace(engine=replace(request.engine, **figures))
 
     return turned
 
 
-def _launch(asked: Request, factor: float) -> Request:
-    figures = {kind: took * factor for kind, took in asked.engine.launch.items()}
-    return asked._replace(engine=replace(asked.engine, launch=figures))
+def _launch(request: Request, factor: float) -> Request:
+    figures = {kind: took * factor for kind, took in request.engine.launch.items()}
+    return request._replace(engine=replace(request.engine, launch=figures))
 
 
-def _starts(asked: Request, factor: float) -> Request:
-    kernels = {kind: replace(kernel, fixed=kernel.fixed * factor) for kind, kernel in asked.engine.kernels.items()}
-    return asked._replace(engine=replace(asked.engine, kernels=kernels))
+def _starts(request: Request, factor: float) -> Request:
+    kernels = {kind: replace(kernel, fixed=kernel.fixed * factor) for kind, kernel in request.engine.kernels.items()}
+    return request._replace(engine=replace(request.engine, kernels=kernels))
 
 
 # ------------------------------------------------------------------ everything
@@ -221,10 +221,10 @@ def _together() -> Knob:
     return Knob(TOGETHER, "all speeds at once", "", None, _speeds, within=TOGETHER)
 
 
-def _speeds(asked: Request, factor: float) -> Request:
-    device: Hardware = asked.device
+def _speeds(request: Request, factor: float) -> Request:
+    device: Hardware = request.device
     links = {
         name: replace(link, bandwidth=link.bandwidth * factor, latency=link.latency / factor)
         for name, link in device.links.items()
     }
-    return _changed(_flops(asked, factor), memory_bandwidth=device.memory_bandwidth * factor, links=links)
+    return _changed(_flops(request, factor), memory_bandwidth=device.memory_bandwidth * factor, links=links)

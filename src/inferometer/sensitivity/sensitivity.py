@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 from msgspec.structs import asdict
 
-from ..base.errors import BadValue, short
+from ..base.errors import BadValue, abbreviate
 from ..inference.analyze import model_info
-from ..inference.request import Request, request
+from ..inference.request import Request, build_request
 from ..inference.workload import refuse
 from ..specs import catalog
 from . import compare as comparing
@@ -26,13 +26,13 @@ STEP = 0.1
 FACTORS = tuple(2.0 ** (n / 2) for n in range(-4, 9))  # of curves: a quarter to sixteen times
 
 
-def elasticities(asked: Request, base: Reading) -> dict[str, Figure]:
+def elasticities(request: Request, base: Reading) -> dict[str, Figure]:
     """Every figure by key: ``elasticities(asked, reading(asked))["memory_bandwidth"].up.elasticity["tpot_ms"]``"""
-    return {key: _figure(asked, base, knob) for key, knob in knobs(asked).items()}
+    return {key: _figure(request, base, knob) for key, knob in knobs(request).items()}
 
 
-def _figure(asked: Request, base: Reading, knob: Knob) -> Figure:
-    up, down = (_change(asked, base, knob, factor) for factor in (1 + STEP, 1 - STEP))
+def _figure(request: Request, base: Reading, knob: Knob) -> Figure:
+    up, down = (_change(request, base, knob, factor) for factor in (1 + STEP, 1 - STEP))
     return Figure(
         label=knob.label,
         unit=knob.unit,
@@ -45,9 +45,9 @@ def _figure(asked: Request, base: Reading, knob: Knob) -> Figure:
     )
 
 
-def _change(asked: Request, base: Reading, knob: Knob, factor: float) -> Change:
+def _change(request: Request, base: Reading, knob: Knob, factor: float) -> Change:
     """An elasticity is the share of a change that arrives: ln(there/here) / ln(factor)."""
-    there = asdict(reading(knob.turned(asked, factor)) if knob.used else base)
+    there = asdict(reading(knob.turned(request, factor)) if knob.used else base)
     change: dict[str, float | None] = {}
     elasticity: dict[str, float | None] = {}
     for field, here in asdict(base).items():
@@ -57,12 +57,12 @@ def _change(asked: Request, base: Reading, knob: Knob, factor: float) -> Change:
     return Change(factor=factor, change=change, elasticity=elasticity)
 
 
-def scaled_curves(asked: Request) -> dict[str, Curve]:
+def scaled_curves(request: Request) -> dict[str, Curve]:
     """Latencies along every figure that the plan uses, far beyond a tenth: where more of it stops helping."""
     found = {}
-    for key, knob in knobs(asked).items():
+    for key, knob in knobs(request).items():
         if knob.used and not knob.within:
-            seen = [point(knob.turned(asked, factor)).metrics() for factor in FACTORS]
+            seen = [point(knob.turned(request, factor)).metrics() for factor in FACTORS]
             found[key] = Curve(
                 factor=list(FACTORS), ttft_ms=[m.ttft_ms for m in seen], tpot_ms=[m.tpot_ms for m in seen]
             )
@@ -104,7 +104,7 @@ def sensitivity(
     asked_for = {"--size": size, "--compare": compare is not None, "--compare-usecases": compare_usecases}
     for flag, given in (("--size", size), ("--compare-usecases", compare_usecases)):
         if not isinstance(given, bool):
-            raise BadValue(f"{flag} must be True or False, not {short(given)}")
+            raise BadValue(f"{flag} must be True or False, not {abbreviate(given)}")
     chosen = [flag for flag, given in asked_for.items() if given]
     if len(chosen) > 1:
         raise BadValue(f"{chosen[0]} and {chosen[1]} are two questions: ask one of them")
@@ -119,54 +119,54 @@ def sensitivity(
     first = model if model is not None else names.pop(0)
 
     def again(name: str, **more: Any) -> Request:
-        return request(name, gpus[0], **{**words, **more})
+        return build_request(name, gpus[0], **{**words, **more})
 
     if size:
-        return _sized([request(first, name, **words) for name in gpus], limits, words)
+        return _sized([build_request(first, name, **words) for name in gpus], limits, words)
     if compare_usecases:
         refuse(
             "--compare-usecases brings lengths and batches of its own and cannot be combined with {}",
             {f"--{word.replace('_', '-')}": words.get(word) is not None for word in WORKLOAD}
             | {"--prefix-len": words.get("prefix_len")},
         )
-    asked = again(first)
-    found = _about(asked)
+    request = again(first)
+    found = _about(request)
     if compare_usecases:
-        if asked.model.kind != "decoder":
+        if request.model.kind != "decoder":
             raise BadValue("--compare-usecases does not apply to a diffusion model: its use cases are conversations")
-        found.usecases = comparing.usecases(asked, lambda name, **more: again(first, **more))
+        found.usecases = comparing.usecases(request, lambda name, **more: again(first, **more))
         found.feasible, found.reason = True, None
         found.summary = findings.of_usecases(found)
     elif compare is not None:
-        found.compare = comparing.models(asked, found.metrics, names, again)
+        found.compare = comparing.models(request, found.metrics, names, again)
         if len(found.compare) < 2:
-            raise BadValue(f"--compare needs another model than {asked.model.name}")
+            raise BadValue(f"--compare needs another model than {request.model.name}")
         found.summary = findings.of_models(found)
     else:
-        found.figures = elasticities(asked, found.metrics)
-        found.curves = scaled_curves(asked) if curves else {}
-        found.targets = {word: met(asked, word, limit) for word, limit in limits.items()}
+        found.figures = elasticities(request, found.metrics)
+        found.curves = scaled_curves(request) if curves else {}
+        found.targets = {word: met(request, word, limit) for word, limit in limits.items()}
         found.summary = findings.of_figures(found)
         _unreachable(found)
     return found
 
 
-def _about(asked: Request) -> Sensitivity:
+def _about(request: Request) -> Sensitivity:
     """What was asked, and where it stands."""
-    here, why = point(asked), comparing.why_not(asked)
-    device = {k: v for k, v in msgspec.to_builtins(asked.device).items() if k not in ("source", "aliases")}
-    engine = {"name": asked.engine.name, "label": asked.engine.label, "version": asked.engine.version}
+    here, why = point(request), comparing.why_not(request)
+    device = {k: v for k, v in msgspec.to_builtins(request.device).items() if k not in ("source", "aliases")}
+    engine = {"name": request.engine.name, "label": request.engine.label, "version": request.engine.version}
     return Sensitivity(
-        model=model_info(asked),
+        model=model_info(request),
         device=device,
         engine=engine,
-        plan={**msgspec.to_builtins(asked.plan), "gpus": asked.plan.gpus},
-        workload=msgspec.to_builtins(asked.workload),
+        plan={**msgspec.to_builtins(request.plan), "gpus": request.plan.gpus},
+        workload=msgspec.to_builtins(request.workload),
         feasible=why is None,
         reason=why,
-        metrics=reading(asked),
+        metrics=reading(request),
         memory_needed=here.needed,
-        warnings=[*asked.warnings, *here.setup.notes],
+        warnings=[*request.warnings, *here.bound_plan.notes],
     )
 
 
@@ -177,19 +177,19 @@ def _unreachable(found: Sensitivity) -> None:
             found.feasible, found.reason = False, findings.out_of_reach(word, target)
 
 
-def _sized(asked: list[Request], limits: Mapping[str, float], words: Mapping[str, Any]) -> Sensitivity:
+def _sized(request: list[Request], limits: Mapping[str, float], words: Mapping[str, Any]) -> Sensitivity:
     refuse(
         "--size chooses the layout itself and cannot be combined with {}",
         {f"--{word.replace('_', '-')}": words.get(word) not in (None, 1) for word in LAYOUT},
     )
-    for one in asked:
+    for one in request:
         for word in limits:
             if not word.startswith("full"):
                 known(one, word)
-    sizes = [smallest(one, limits) for one in asked]
+    sizes = [smallest(one, limits) for one in request]
     able = [size.found for size in sizes if size.found]
     best = min(able, key=lambda one: (one.gpus, one.price_per_hour or 0.0), default=None)
-    chosen = next(one for one, size in zip(asked, sizes, strict=True) if not best or size.found is best)
+    chosen = next(one for one, size in zip(request, sizes, strict=True) if not best or size.found is best)
     found = _about(laid_out(chosen, *best.ranks) if best and best.ranks else chosen)
     found.size = sizes
     found.feasible = best is not None

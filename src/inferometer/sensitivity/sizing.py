@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from ..base.units import percent, size
 from ..costs import parallelism
 from ..inference.analyze import metrics_of
-from ..inference.latency import conversation
+from ..inference.latency import batch_shape_of
 from ..inference.memory import Footprint, footprint
 from ..inference.request import Request
 from .evaluation import FULL, METRICS, bound, point, unusable
@@ -23,46 +23,46 @@ MOST = 128  # GPUs that are tried
 STAGES = 16  # of a pipeline, at most
 
 
-def smallest(asked: Request, limits: Mapping[str, float]) -> Size:
+def smallest(request: Request, limits: Mapping[str, float]) -> Size:
     """Every tp × pp × dp of every number of GPUs: one by one in a machine, whole machines beyond.
 
     Of the layouts of one number that work, the fastest for the whole batch is taken; of those that do not, the one
     that lacks the least is shown.
     """
     tried: list[Tried] = []
-    alone = bound(laid_out(asked, 1, 1, 1))
-    stored = footprint(alone, conversation(alone, asked.workload))
-    for gpus in _counts(asked):
-        tried.append(_best(asked, gpus, limits, stored))
+    alone = bound(laid_out(request, 1, 1, 1))
+    stored = footprint(alone, batch_shape_of(alone, request.workload))
+    for gpus in _counts(request):
+        tried.append(_best(request, gpus, limits, stored))
         if tried[-1].works:
             break
     if not tried[-1].works:
-        return Size(gpu=asked.device.name, found=None, smaller=min(tried, key=_rank), tried=tried)
-    return Size(gpu=asked.device.name, found=tried[-1], smaller=tried[-2] if len(tried) > 1 else None, tried=tried)
+        return Size(gpu=request.device.name, found=None, smaller=min(tried, key=_rank), tried=tried)
+    return Size(gpu=request.device.name, found=tried[-1], smaller=tried[-2] if len(tried) > 1 else None, tried=tried)
 
 
-def _counts(asked: Request) -> Iterator[int]:
-    node = max(1, min(asked.plan.gpus_per_node, MOST))
+def _counts(request: Request) -> Iterator[int]:
+    node = max(1, min(request.plan.gpus_per_node, MOST))
     yield from range(1, node)
     yield from range(node, MOST + 1, node)
 
 
-def _layouts(asked: Request, gpus: int) -> Iterator[tuple[int, int, int]]:
+def _layouts(request: Request, gpus: int) -> Iterator[tuple[int, int, int]]:
     """(tp, pp, dp) whose product is the number of GPUs; replicas without a sequence are left out."""
-    whole = asked.model.kind != "decoder" or isinstance(asked.workload.input_len, tuple)  # has no pipeline
+    whole = request.model.kind != "decoder" or isinstance(request.workload.input_len, tuple)  # has no pipeline
     for tp in range(1, gpus + 1):
         for pp in range(1, 2 if whole else STAGES + 1):
             dp = gpus // (tp * pp)
-            if tp * pp * dp == gpus and dp <= asked.workload.batch_size:
+            if tp * pp * dp == gpus and dp <= request.workload.batch_size:
                 yield tp, pp, dp
 
 
-def laid_out(asked: Request, tp: int, pp: int, dp: int) -> Request:
+def laid_out(request: Request, tp: int, pp: int, dp: int) -> Request:
     """The request on another layout, on as many machines as that needs."""
-    plan, used = asked.plan, tp * pp * dp
+    plan, used = request.plan, tp * pp * dp
     node = plan.gpus_per_node
-    if node == parallelism.usual_node(asked.device, plan.gpus):  # nobody said otherwise
-        node = parallelism.usual_node(asked.device, used)
+    if node == parallelism.gpus_per_nvlink_domain(request.device, plan.gpus):  # nobody said otherwise
+        node = parallelism.gpus_per_nvlink_domain(request.device, used)
     other = replace(
         plan,
         tensor_parallel_size=tp,
@@ -71,26 +71,26 @@ def laid_out(asked: Request, tp: int, pp: int, dp: int) -> Request:
         gpus_per_node=node,
         nodes=-(-used // node),
     )
-    return asked._replace(plan=other)
+    return request._replace(plan=other)
 
 
-def _best(asked: Request, gpus: int, limits: Mapping[str, float], stored: Footprint) -> Tried:
+def _best(request: Request, gpus: int, limits: Mapping[str, float], stored: Footprint) -> Tried:
     """The best layout of so many GPUs."""
     hopeless = stored.weights / gpus > stored.usable  # no layout splits weights finer than evenly
-    if hopeless and gpus > asked.plan.gpus_per_node and not asked.plan.cpu_offload_bytes:
+    if hopeless and gpus > request.plan.gpus_per_node and not request.plan.cpu_offload_bytes:
         short = stored.weights / gpus / stored.usable - 1
         why = f"weights alone are {size(stored.weights / gpus)} of {size(stored.usable)} usable per GPU"
         return Tried(
-            gpu=asked.device.name,
+            gpu=request.device.name,
             gpus=gpus,
             layout="",
             works=False,
             binding="weights",
             short=short,
             reason=why,
-            price_per_hour=_price(asked, gpus),
+            price_per_hour=_price(request, gpus),
         )
-    every = [_tried(laid_out(asked, *layout), limits) for layout in _layouts(asked, gpus)]
+    every = [_tried(laid_out(request, *layout), limits) for layout in _layouts(request, gpus)]
     return min(every, key=_rank)
 
 
@@ -101,26 +101,26 @@ def _rank(tried: Tried) -> tuple[int, float]:
     return (1 if tried.binding in METRICS else 2 if tried.short is not None else 3), tried.short or 0.0
 
 
-def _tried(asked: Request, limits: Mapping[str, float]) -> Tried:
+def _tried(request: Request, limits: Mapping[str, float]) -> Tried:
     """One layout, priced as far as it goes."""
-    plan = asked.plan
+    plan = request.plan
     ranks = (plan.tensor_parallel_size, plan.pipeline_parallel_size, plan.data_parallel_size)
     layout = " ".join(f"{flag} {n}" for flag, n in zip(("-tp", "-pp", "-dp"), ranks, strict=True) if n > 1) or "-tp 1"
     tried = Tried(
-        gpu=asked.device.name,
+        gpu=request.device.name,
         gpus=plan.gpus,
         layout=layout,
         ranks=ranks,
         works=False,
-        price_per_hour=_price(asked, plan.gpus),
+        price_per_hour=_price(request, plan.gpus),
     )
-    illegal = unusable(asked)
+    illegal = unusable(request)
     if illegal:
         return replace(tried, binding="layout", reason=illegal)
-    setup = bound(asked)
-    held = footprint(setup, conversation(setup, asked.workload))
+    bound_plan = bound(request)
+    held = footprint(bound_plan, batch_shape_of(bound_plan, request.workload))
     tried = replace(tried, memory_share=float(held.total / held.usable))
-    return _too_full(tried, held) if held.total > held.usable else _judged(tried, asked, limits)
+    return _too_full(tried, held) if held.total > held.usable else _judged(tried, request, limits)
 
 
 def _too_full(tried: Tried, held: Footprint) -> Tried:
@@ -133,11 +133,11 @@ def _too_full(tried: Tried, held: Footprint) -> Tried:
     return replace(tried, binding=binding, short=short, reason=why)
 
 
-def _judged(tried: Tried, asked: Request, limits: Mapping[str, float]) -> Tried:
+def _judged(tried: Tried, request: Request, limits: Mapping[str, float]) -> Tried:
     """A layout that fits, beside the limits."""
-    seen = metrics_of(bound(asked), asked.workload)[0]
+    seen = metrics_of(bound(request), request.workload)[0]
     tried = replace(tried, **{field: getattr(seen, field) for field in SEEN})
-    full = point(asked).full() if any(METRICS[word].field.startswith(FULL) for word in limits) else seen
+    full = point(request).full() if any(METRICS[word].field.startswith(FULL) for word in limits) else seen
     missed: dict[str, tuple[float, float]] = {}
     for word, limit in limits.items():
         metric = METRICS[word]
@@ -152,5 +152,5 @@ def _judged(tried: Tried, asked: Request, limits: Mapping[str, float]) -> Tried:
     return replace(tried, binding=worst, short=short, reason=why)
 
 
-def _price(asked: Request, gpus: int) -> float | None:
-    return asked.device.price_per_hour * gpus or None
+def _price(request: Request, gpus: int) -> float | None:
+    return request.device.price_per_hour * gpus or None

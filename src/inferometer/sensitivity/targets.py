@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 
-from ..base.errors import BadValue, UnknownName, positive
+from ..base.errors import BadValue, UnknownName, check_positive
 from ..inference.request import Request
 from .evaluation import METRICS, Metric, point, read, unusable
 from .parameters import TOGETHER, Knob, knobs
@@ -22,38 +22,38 @@ _TURNS = 8  # rounds at most until the two no longer move
 _STILL = 1e-3  # octaves
 
 
-def demand(asked: Request, limits: Mapping[str, float]) -> Demand:
+def demand(request: Request, limits: Mapping[str, float]) -> Demand:
     """The factors on a GPU's figures at which the limits just hold: ``demand(asked, {"ttft": 200, "tpot": 20})``"""
-    every, here = knobs(asked), point(asked)
+    every, here = knobs(request), point(request)
     flops, bandwidth = every["flops"], every["memory_bandwidth"]
-    pair = _pair(asked, flops, bandwidth, limits)
+    pair = _pair(request, flops, bandwidth, limits)
     if None in pair:
-        pair = _even(asked, flops, bandwidth, limits) or pair
-    factors = {"flops": pair[0], "memory_bandwidth": pair[1], "memory": here.needed / asked.device.memory}
+        pair = _even(request, flops, bandwidth, limits) or pair
+    factors = {"flops": pair[0], "memory_bandwidth": pair[1], "memory": here.needed / request.device.memory}
     known = {key: factor for key, factor in factors.items() if factor is not None}
     return Demand(
         flops=pair[0],
         memory_bandwidth=pair[1],
-        memory=here.needed / asked.device.memory,
+        memory=here.needed / request.device.memory,
         flops_value=flops.scaled(pair[0]) if pair[0] else None,
         memory_bandwidth_value=bandwidth.scaled(pair[1]) if pair[1] else None,
         memory_value=here.needed,
-        binding=_obstacle(asked, limits) if None in pair else max(known, key=lambda key: known[key]),
+        binding=_obstacle(request, limits) if None in pair else max(known, key=lambda key: known[key]),
     )
 
 
 Pair = tuple[float | None, float | None]  # factors on FLOP/s and on bandwidth
 
 
-def _pair(asked: Request, flops: Knob, bandwidth: Knob, limits: Mapping[str, float]) -> Pair:
+def _pair(request: Request, flops: Knob, bandwidth: Knob, limits: Mapping[str, float]) -> Pair:
     """FLOP/s and bandwidth, found in turns; None where none is enough."""
     f: float | None = None
     b: float | None = None
     for _ in range(_TURNS):
         before = f
         if "tpot" in limits:
-            b = _needed(flops.turned(asked, _factor(f)), bandwidth, {"tpot": limits["tpot"]})
-        f = _needed(bandwidth.turned(asked, _factor(b)), flops, {"ttft": limits["ttft"]})
+            b = _needed(flops.turned(request, _factor(f)), bandwidth, {"tpot": limits["tpot"]})
+        f = _needed(bandwidth.turned(request, _factor(b)), flops, {"ttft": limits["ttft"]})
         if f is None or (before is not None and abs(f - before) < _STILL):
             break
     return None if f is None else 2.0**f, (None if b is None else 2.0**b) if "tpot" in limits else 1.0
@@ -64,31 +64,31 @@ def _factor(octaves: float | None) -> float:
     return 2.0 ** (REACH if octaves is None else max(0.0, octaves))
 
 
-def _even(asked: Request, flops: Knob, bandwidth: Knob, limits: Mapping[str, float]) -> Pair | None:
+def _even(request: Request, flops: Knob, bandwidth: Knob, limits: Mapping[str, float]) -> Pair | None:
     """One factor on both, for a prompt that waits for memory as well."""
     both = flops._replace(turned=lambda a, factor: bandwidth.turned(flops.turned(a, factor), factor))
-    octaves = _needed(asked, both, limits)
+    octaves = _needed(request, both, limits)
     return None if octaves is None else (2.0**octaves, 2.0**octaves)
 
 
-def _needed(asked: Request, knob: Knob, limits: Mapping[str, float]) -> float | None:
+def _needed(request: Request, knob: Knob, limits: Mapping[str, float]) -> float | None:
     """The lowest octave of a knob at which the limits hold."""
 
     def gap(octaves: float) -> float:
-        turned = knob.turned(asked, 2.0**octaves)
+        turned = knob.turned(request, 2.0**octaves)
         return max(METRICS[word].gap(read(turned, METRICS[word]), limit) for word, limit in limits.items())
 
     return least(gap, -REACH, REACH)
 
 
-def _obstacle(asked: Request, limits: Mapping[str, float]) -> str:
+def _obstacle(request: Request, limits: Mapping[str, float]) -> str:
     """What holds the limits up when the chip's speed does not help: the links, or else the host."""
-    faster = knobs(asked)[TOGETHER].turned(asked, 2.0**REACH)
+    faster = knobs(request)[TOGETHER].turned(request, 2.0**REACH)
     return "links" if all(METRICS[w].holds(read(faster, METRICS[w]), limit) for w, limit in limits.items()) else "host"
 
 
 def row(
-    asked: Request,
+    request: Request,
     limits: Mapping[str, float],
     name: str,
     label: str,
@@ -97,14 +97,14 @@ def row(
     alone: Iterable[str] = (),
 ) -> Row:
     """A model or use case on the same machine; for figures in ``alone`` also what each would have to be by itself."""
-    here = point(asked)
+    here = point(request)
     seen = here.metrics()
-    fits = here.fits and not unusable(asked)
+    fits = here.fits and not unusable(request)
     kept = {w: METRICS[w].holds(getattr(seen, METRICS[w].field), limit) for w, limit in limits.items()}
-    work = asked.workload
-    every = knobs(asked)
+    work = request.workload
+    every = knobs(request)
     single: dict[str, dict[str, Solution]] = {
-        key: {w: solved(asked, every[key], METRICS[w], limit) for w, limit in limits.items()} for key in alone
+        key: {w: solved(request, every[key], METRICS[w], limit) for w, limit in limits.items()} for key in alone
     }
     return Row(
         name=name,
@@ -123,9 +123,9 @@ def row(
         ttft_ms=seen.ttft_ms,
         tpot_ms=seen.tpot_ms,
         output_throughput=seen.output_throughput,
-        demand=demand(asked, limits),
+        demand=demand(request, limits),
         alone=single,
-        size=smallest(asked, limits),
+        size=smallest(request, limits),
     )
 
 
@@ -158,7 +158,7 @@ def targets(given: str | Iterable[str] | Mapping[str, float] | None) -> dict[str
         word = name.lower().replace("_", "-")
         if word not in METRICS:
             raise UnknownName("--target metric", name, METRICS)
-        positive(f"--target {word}", value)
+        check_positive(f"--target {word}", value)
         if word in found:
             raise BadValue(f"--target sets {word} twice: {found[word]:g} and {value:g}")
         found[word] = float(value)
@@ -175,31 +175,31 @@ def _pair_target(piece: str) -> tuple[str, float]:
         raise BadValue(f"--target {name} must be a number, not {number!r}") from None
 
 
-def known(asked: Request, word: str) -> float | None:
+def known(request: Request, word: str) -> float | None:
     """A metric as it is now, None while not even one sequence fits; what a plan never has cannot be a target."""
-    now = read(asked, METRICS[word])
-    if now is not None or (word.startswith("full") and asked.model.kind == "decoder" and _priced(asked, word)):
+    now = read(request, METRICS[word])
+    if now is not None or (word.startswith("full") and request.model.kind == "decoder" and _priced(request, word)):
         return now
-    what, device = METRICS[word].label, asked.device.name
-    if not _priced(asked, word):
+    what, device = METRICS[word].label, request.device.name
+    if not _priced(request, word):
         raise BadValue(f"--target {word}: {device} has no price; give one as --gpu {device}:price_per_hour=2.5")
-    if word == "energy" and not asked.device.power:
+    if word == "energy" and not request.device.power:
         raise BadValue(f"--target {word}: {device} has no power; give one as --gpu {device}:power=700")
-    raise BadValue(f"--target {word}: {asked.model.name} has no {what} with this workload")
+    raise BadValue(f"--target {word}: {request.model.name} has no {what} with this workload")
 
 
-def _priced(asked: Request, word: str) -> bool:
-    return "cost" not in word or asked.device.price_per_hour > 0
+def _priced(request: Request, word: str) -> bool:
+    return "cost" not in word or request.device.price_per_hour > 0
 
 
-def met(asked: Request, word: str, limit: float) -> Target:
+def met(request: Request, word: str, limit: float) -> Target:
     """What every figure alone can do for one target."""
-    metric, now = METRICS[word], known(asked, word)
-    found = {key: solved(asked, knob, metric, limit) for key, knob in knobs(asked).items()}
+    metric, now = METRICS[word], known(request, word)
+    found = {key: solved(request, knob, metric, limit) for key, knob in knobs(request).items()}
     return Target(metric=metric.field, limit=limit, now=now, holds=metric.holds(now, limit), figures=found)
 
 
-def solved(asked: Request, knob: Knob, metric: Metric, limit: float) -> Solution:
+def solved(request: Request, knob: Knob, metric: Metric, limit: float) -> Solution:
     """The least that a figure must become, or the worst that it may be where the target holds already.
 
     ``reached``: with ``factor`` on the figure. ``holds``: down (or up) to ``factor``, whatever it is if that is None.
@@ -207,7 +207,7 @@ def solved(asked: Request, knob: Knob, metric: Metric, limit: float) -> Solution
     """
 
     def gap(octaves: float) -> float:
-        turned = knob.turned(asked, 2.0 ** (octaves * knob.better))
+        turned = knob.turned(request, 2.0 ** (octaves * knob.better))
         if knob.key == "memory" and not point(turned).fits:
             return math.inf
         return metric.gap(read(turned, metric), limit)
@@ -219,14 +219,14 @@ def solved(asked: Request, knob: Knob, metric: Metric, limit: float) -> Solution
 
     now = gap(0)
     if not knob.used:
-        return answer("holds", None) if now <= 0 else answer("never", None, read(asked, metric))
+        return answer("holds", None) if now <= 0 else answer("never", None, read(request, metric))
     if now <= 0:
         lowest = least(gap, -REACH, 0)
         return answer("holds", None if lowest == -REACH else lowest)
     reached = least(gap, 0, REACH)
     if reached is not None:
         return answer("reached", reached)
-    return answer("never", None, read(knob.turned(asked, 2.0 ** (ENDLESS * knob.better)), metric))
+    return answer("never", None, read(knob.turned(request, 2.0 ** (ENDLESS * knob.better)), metric))
 
 
 def least(gap: Callable[[float], float], low: float, high: float) -> float | None:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..base.errors import BadValue, whole
+from ..base.errors import BadValue, check_int
 from .trace import Trace
 
 
@@ -190,7 +190,7 @@ def traffic(words: dict[str, Any], limit: int | None) -> tuple[Any, str]:
     """Take the words that are about requests (``limit``: --max-concurrency); give them, and what they are in words."""
     w = {**USUAL, **{key: words.pop(key) for key in USUAL if key in words}}
     if limit is not None:
-        whole("--max-concurrency", limit, most=10**7)
+        check_int("--max-concurrency", limit, most=10**7)
     if w["trace"] is not None:
         return _replayed(w, limit)
     from .synthetic import synthetic
@@ -223,7 +223,7 @@ def _replayed(w: dict[str, Any], limit: int | None) -> tuple[Any, str]:
 
     trace = read_trace(w["trace"])
     if w["num_prompts"] is not None:
-        trace = first(trace, whole("--num-prompts", w["num_prompts"]))
+        trace = first(trace, check_int("--num-prompts", w["num_prompts"]))
     if w["prefix_len"]:
         trace = beginning_alike(trace, w["prefix_len"])
     if w["think_time"] is not None:

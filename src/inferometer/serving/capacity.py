@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ..base.errors import BadValue, UnknownName, positive, real, short
+from ..base.errors import BadValue, UnknownName, check_positive, is_number, abbreviate
 from ..base.parallel_map import pool, workers
 from .metrics import GOALS, good, latencies
 from .outcome import Interrupted, Outcome
@@ -66,12 +66,14 @@ def find_capacity(
     for name, limit in goals.items():
         if name not in GOALS:
             raise UnknownName("--goodput metric", name, GOALS)
-        positive(f"--goodput {name}", limit)
+        check_positive(f"--goodput {name}", limit)
     if not goals:
         raise BadValue("--find-capacity needs limits that must hold: --goodput ttft:500,tpot:50")
-    if not real(share) or not 0 < share <= 1:
-        raise BadValue(f"the share of requests that must keep the limits is above 0 and at most 1, not {short(share)}")
-    positive("precision", precision, 1.0)
+    if not is_number(share) or not 0 < share <= 1:
+        raise BadValue(
+            f"the share of requests that must keep the limits is above 0 and at most 1, not {abbreviate(share)}"
+        )
+    check_positive("precision", precision, 1.0)
     if len(trace) < 2:
         raise BadValue(f"a rate needs at least two requests, not {len(trace)}")
     if words.get("max_concurrency") is not None or (trace.after is not None and (trace.after >= 0).any()):

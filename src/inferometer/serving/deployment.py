@@ -10,10 +10,10 @@ import numpy as np
 
 from ..base.errors import BadValue
 from ..costs import parallelism
-from ..costs.bound_plan import Setup, stages
+from ..costs.binding import BoundPlan, stages
 from ..costs.step import Group, Step
 from ..inference import latency, memory
-from ..inference.latency import conversation
+from ..inference.latency import batch_shape_of
 from ..inference.memory import memory_table
 from ..inference.request import Request
 from ..specs.structs import Hardware, Link, Workload
@@ -28,7 +28,7 @@ PLENTY = 10**9  # blocks of a cache that does not grow with the tokens (recurren
 class Pool(NamedTuple):
     """Replicas alike."""
 
-    setup: Setup
+    bound_plan: BoundPlan
     replicas: int
     stages: list[StepTime]
     blocks: int  # of each replica's cache
@@ -39,46 +39,48 @@ class Pool(NamedTuple):
     @property
     def tokens(self) -> int:
         """What the cache of one replica holds."""
-        return self.blocks * self.setup.plan.block_size
+        return self.blocks * self.bound_plan.plan.block_size
 
     def speed(self) -> float:
         """Tokens a second of a usual batch, to compare pools by."""
         step = Step((Group(32, 1, 1024, 1, True),))
-        took = sum(float(seconds) for seconds in latency.stage_seconds(self.setup, step))
+        took = sum(float(seconds) for seconds in latency.stage_seconds(self.bound_plan, step))
         return 32 / took if took else 1.0
 
 
-def pool(asked: Request, replicas: int, trace: Trace, blocks: int | None = None) -> Pool:
+def pool(request: Request, replicas: int, trace: Trace, blocks: int | None = None) -> Pool:
     """So many replicas of a plan, for the requests of a trace; with ``blocks`` in each cache, or what fits."""
-    if asked.model.kind != "decoder":
-        raise BadValue(f"{asked.model.name} is a {asked.model.kind} model: only a decoder answers requests with tokens")
-    setup = asked.setup()
-    setup = setup._replace(env={**setup.env, "alike": 0.0})  # sequences of all lengths
-    plan = asked.plan
+    if request.model.kind != "decoder":
+        raise BadValue(
+            f"{request.model.name} is a {request.model.kind} model: only a decoder answers requests with tokens"
+        )
+    bound_plan = request.bind()
+    bound_plan = bound_plan._replace(env={**bound_plan.env, "alike": 0.0})  # sequences of all lengths
+    plan = request.plan
     lengths = trace.input_tokens + trace.output_tokens
     usual, longest = (math.ceil(lengths.mean()), int(lengths.max())) if len(trace) else (2, 2)
     longest = min(longest, plan.max_model_len or longest)
     prompts = np.unique(trace.input_tokens)
-    why = parallelism.reason(asked.model, plan, asked.device) or latency.draft_reason(setup)
-    room, seqs, lack = _room(setup, max(2, min(usual, plan.max_model_len or usual)))
+    why = parallelism.reason(request.model, plan, request.device) or latency.draft_reason(bound_plan)
+    room, seqs, lack = _room(bound_plan, max(2, min(usual, plan.max_model_len or usual)))
     if blocks is not None:
         room, lack = blocks, ""
     often = prompts.tolist() if len(prompts) <= FEW else []
-    parts = [StepTime(part, longest, often) for part in stages(setup)] if not (why or lack) else []
-    return Pool(setup, replicas, parts, room, seqs, why or lack, (*asked.warnings, *setup.notes))
+    parts = [StepTime(part, longest, often) for part in stages(bound_plan)] if not (why or lack) else []
+    return Pool(bound_plan, replicas, parts, room, seqs, why or lack, (*request.warnings, *bound_plan.notes))
 
 
-def _room(setup: Setup, usual: int) -> tuple[int, int, str]:
+def _room(bound_plan: BoundPlan, usual: int) -> tuple[int, int, str]:
     """Blocks of a replica's cache, sequences that its memory has room for, and why there is none.
 
     Where windows or states make a token's share depend on the length, sequences of the ``usual`` length count.
     """
-    sized = setup._replace(plan=msgspec.structs.replace(setup.plan, max_model_len=usual))
-    work = Workload(batch_size=setup.plan.data_parallel_size, input_len=usual - 1, output_len=1)
-    held = memory_table(sized, conversation(sized, work))
-    size = setup.plan.block_size
+    sized = bound_plan._replace(plan=msgspec.structs.replace(bound_plan.plan, max_model_len=usual))
+    work = Workload(batch_size=bound_plan.plan.data_parallel_size, input_len=usual - 1, output_len=1)
+    held = memory_table(sized, batch_shape_of(sized, work))
+    size = bound_plan.plan.block_size
     if held.max_total_tokens is None:
-        seqs = held.max_batch_size // setup.plan.data_parallel_size
+        seqs = held.max_batch_size // bound_plan.plan.data_parallel_size
         return PLENTY, seqs, "" if seqs else _too_much(held.total_bytes, held.usable_bytes)
     blocks = held.max_total_tokens // size
     return blocks, PLENTY, "" if blocks else _too_much(held.total_bytes, held.usable_bytes)
@@ -101,7 +103,7 @@ def limits(
     company: float = 0.0,
 ) -> Limits:
     """What the engine of a pool allows itself in a step."""
-    plan, width = found.setup.plan, found.stages[0].width
+    plan, width = found.bound_plan.plan, found.stages[0].width
     tokens, seqs = plan.max_num_batched_tokens, min(plan.max_num_seqs, found.seqs)
     if tokens < seqs and scheduler in ("vllm", "sarathi", "trtllm"):
         raise BadValue(
@@ -132,11 +134,11 @@ def handover(readers: Pool, writers: Pool, prompts: np.ndarray) -> list[float]:
     """
     took = np.zeros(len(prompts))
     for pool in (readers, writers):
-        link = _link(pool.setup.device)
+        link = _link(pool.bound_plan.device)
         size = np.max(
             [
                 np.broadcast_to(memory.cache_bytes(part, prompts.astype(float)), prompts.shape)
-                for part in stages(pool.setup)
+                for part in stages(pool.bound_plan)
             ],
             axis=0,
         )

@@ -45,14 +45,14 @@ def serve(trace: Trace, pools: list[tuple[str, Pool]], how: Options) -> Outcome:
     reason = next((each.reason for _, each in pools if each.reason), "")
     if reason:
         return _nothing(trace, reason, warnings)
-    caching = pools[0][1].setup.engine.prefix_caching if how.prefix_caching is None else how.prefix_caching
+    caching = pools[0][1].bound_plan.engine.prefix_caching if how.prefix_caching is None else how.prefix_caching
     caching = caching and how.scheduler != "static"
     known = caching and trace.blocks is not None and trace.block_tokens > 0
     shared = paths(trace.blocks, trace.block_tokens, trace.input_tokens) if known and trace.blocks is not None else None
-    longest = min(each.setup.plan.max_model_len or 10**9 for _, each in pools)
+    longest = min(each.bound_plan.plan.max_model_len or 10**9 for _, each in pools)
     # a prompt that is all cached computes its last block again, beside what others have cached of it
-    spare = trace.block_tokens + max(each.setup.plan.block_size for _, each in pools) if shared else 0
-    held = min(each.blocks * each.setup.plan.block_size - spare for _, each in pools)
+    spare = trace.block_tokens + max(each.bound_plan.plan.block_size for _, each in pools) if shared else 0
+    held = min(each.blocks * each.bound_plan.plan.block_size - spare for _, each in pools)
     taken = admitted(trace, longest, held)
 
     priority = trace.priority.tolist() if trace.priority is not None and how.policy == "priority" else None
@@ -92,8 +92,8 @@ def serve(trace: Trace, pools: list[tuple[str, Pool]], how: Options) -> Outcome:
 
 def _feed(trace: Trace, pool: Pool, ledger: Ledger, taken: Admitted, how: Options) -> Open | Closed:
     """When requests reach the engine, its front end's time included."""
-    engine = pool.setup.engine
-    http = pool.setup.plan.frontend == "http"
+    engine = pool.bound_plan.engine
+    http = pool.bound_plan.plan.frontend == "http"
     overhead = engine.request_overhead + (engine.http_overhead if http else 0.0)
     reading = (engine.token_overhead * taken.inputs).tolist() if http and engine.token_overhead else ()
     if closed_loop(trace, how.max_concurrency):
@@ -132,7 +132,7 @@ def _fleet(
     speeds: list[float] = []
     plan = SCHEDULERS[how.scheduler]
     for each in pools:
-        engine, size = each.setup.engine, each.setup.plan.block_size
+        engine, size = each.bound_plan.engine, each.bound_plan.plan.block_size
         allowed = limits(
             each,
             how.scheduler,

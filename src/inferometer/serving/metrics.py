@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..base.errors import BadValue, UnknownName, positive, short
+from ..base.errors import BadValue, UnknownName, check_positive, abbreviate
 from .outcome import Outcome
 
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
@@ -25,7 +25,7 @@ def objectives(words: str | Iterable[str] | Mapping[str, float]) -> dict[str, fl
         words = [f"{name}:{limit}" for name, limit in words.items()]
     words = [words] if isinstance(words, str) else words
     if not isinstance(words, Iterable) or not all(isinstance(word, str) for word in words):
-        raise BadValue(f"--goodput takes pairs such as ttft:500 (ms), not {short(words)}")
+        raise BadValue(f"--goodput takes pairs such as ttft:500 (ms), not {abbreviate(words)}")
     found: dict[str, float] = {}
     for pair in (piece for word in words for piece in re.split(r"[,\s]+", word.strip()) if piece):
         name, colon, number = pair.partition(":")
@@ -37,7 +37,7 @@ def objectives(words: str | Iterable[str] | Mapping[str, float]) -> dict[str, fl
             limit = float(number)
         except ValueError:
             raise BadValue(f"--goodput {name} must be a number of ms, not {number!r}") from None
-        positive(f"--goodput {name}", limit)
+        check_positive(f"--goodput {name}", limit)
         if name.lower() in found:
             raise BadValue(f"--goodput limits {name} twice: {found[name.lower()]:g} and {limit:g} ms")
         found[name.lower()] = limit

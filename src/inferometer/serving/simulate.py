@@ -6,8 +6,8 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..base.errors import BadValue, UnknownName, share, short, whole
-from ..inference.request import request
+from ..base.errors import BadValue, UnknownName, check_fraction, abbreviate, check_int
+from ..inference.request import build_request
 from .deployment import pool
 from .deployment_run import Options, serve
 from .outcome import Outcome
@@ -18,7 +18,7 @@ from .trace import Trace
 POLICIES = ("fcfs", "priority")
 STOPS = ("length", "token")
 ROLES = ("both", "prefill", "decode")
-_WORDS = frozenset(inspect.signature(request).parameters) - {"model"}
+_WORDS = frozenset(inspect.signature(build_request).parameters) - {"model"}
 
 
 def simulate(
@@ -64,13 +64,13 @@ def simulate(
         if given not in allowed:
             raise UnknownName(what, given, allowed)
     if max_concurrency is not None:
-        whole("--max-concurrency", max_concurrency)
+        check_int("--max-concurrency", max_concurrency)
     if num_gpu_blocks_override is not None:
-        whole("--num-gpu-blocks-override", num_gpu_blocks_override)
-    piece = whole("--long-prefill-token-threshold", long_prefill_token_threshold, least=0)
-    whole("--scheduler-recv-interval", scheduler_recv_interval)
-    whole("--batch-wait-timeout-iters", batch_wait_timeout_iters, least=0)
-    share("--batch-wait-max-tokens-ratio", batch_wait_max_tokens_ratio, "0 and 1")
+        check_int("--num-gpu-blocks-override", num_gpu_blocks_override)
+    piece = check_int("--long-prefill-token-threshold", long_prefill_token_threshold, least=0)
+    check_int("--scheduler-recv-interval", scheduler_recv_interval)
+    check_int("--batch-wait-timeout-iters", batch_wait_timeout_iters, least=0)
+    check_fraction("--batch-wait-max-tokens-ratio", batch_wait_max_tokens_ratio, "0 and 1")
     if batch_wait_timeout_iters and not batch_wait_max_tokens_ratio:
         raise BadValue(
             "--batch-wait-timeout-iters holds prompts back up to a share of a step's tokens: give "
@@ -80,12 +80,12 @@ def simulate(
     made = []
     for each in _pools(gpu, words, pools, prefill_replicas, decode_replicas):
         role, count = each.pop("role"), each.pop("replicas")
-        asked = request(model, **each)
+        asked = build_request(model, **each)
         made.append((role, pool(asked, count * asked.plan.data_parallel_size, trace, num_gpu_blocks_override)))
-    name = scheduler or made[0][1].setup.engine.scheduler
+    name = scheduler or made[0][1].bound_plan.engine.scheduler
     if batch_wait_timeout_iters and name != "trtllm":
         raise BadValue(f"--batch-wait-timeout-iters is of the scheduler trtllm, not of {name}")
-    if scheduler_recv_interval > 1 and any(each.setup.plan.pipeline_parallel_size > 1 for _, each in made):
+    if scheduler_recv_interval > 1 and any(each.bound_plan.plan.pipeline_parallel_size > 1 for _, each in made):
         raise BadValue(
             "--scheduler-recv-interval counts the steps of one batch: it has no meaning with "
             "--pipeline-parallel-size above 1"
@@ -124,14 +124,16 @@ def _pools(
     found = []
     for given in [{}] if pools is None else pools:
         if not isinstance(given, Mapping):
-            raise BadValue(f'a pool must be a mapping such as {{"gpu": "h200", "replicas": 2}}, not {short(given)}')
+            raise BadValue(
+                f'a pool must be a mapping such as {{"gpu": "h200", "replicas": 2}}, not {abbreviate(given)}'
+            )
         unknown = next((word for word in given if word not in _WORDS and word not in ("role", "replicas")), None)
         if unknown is not None:
             raise UnknownName("word of a pool", unknown, {"role", "replicas", *_WORDS})
         each = {"gpu": gpu, **words, "role": "both", "replicas": 1, **given}
         if each["role"] not in ROLES:
             raise UnknownName("role of a pool", each["role"], ROLES)
-        whole("replicas of a pool", each["replicas"], most=10**5)
+        check_int("replicas of a pool", each["replicas"], most=10**5)
         found.append(each)
     roles = {each["role"] for each in found}
     if not found or roles not in ({"both"}, {"prefill", "decode"}):

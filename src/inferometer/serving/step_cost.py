@@ -18,8 +18,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..costs import bound_plan, roofline
-from ..costs.bound_plan import Setup
+from ..costs import binding, roofline
+from ..costs.binding import BoundPlan
 from ..costs.step import Group, Step, pairs, touched
 from ..inference import latency
 from ..network.graph import Block, Span
@@ -51,21 +51,21 @@ class Contexts(Protocol):
 class StepTime:
     """How long the steps of one engine take (of one pipeline stage, where there are several)."""
 
-    def __init__(self, setup: Setup, longest: int, usual: Iterable[int] = ()) -> None:
-        self.setup, self.spans, self.parts = setup, setup.model.spans, parts(setup)
-        speculation = setup.plan.speculation
+    def __init__(self, bound_plan: BoundPlan, longest: int, usual: Iterable[int] = ()) -> None:
+        self.bound_plan, self.spans, self.parts = bound_plan, bound_plan.model.spans, parts(bound_plan)
+        speculation = bound_plan.plan.speculation
         self.width = 1 + (speculation.num_speculative_tokens if speculation else 0)  # rows of a sequence that decodes
         self.pace = speculation.acceptance_length if speculation else 1.0  # tokens that it gains a step
-        self.drafter: Setup | None = None
+        self.drafter: BoundPlan | None = None
         if speculation and speculation.method != "ngram":
-            drafter = latency.draft_setup(setup)
-            self.drafter = drafter._replace(env={**drafter.env, "alike": setup.env["alike"]})
+            drafter = latency.draft_plan(bound_plan)
+            self.drafter = drafter._replace(env={**drafter.env, "alike": bound_plan.env["alike"]})
         used = {key for group in (*self.parts.prefill, *self.parts.decode) for key in group}
         self.windows = any(self.spans[key].size != float("inf") for key in used)
-        self.eager = bool(setup.env["eager"])
+        self.eager = bool(bound_plan.env["eager"])
         self.closed = not self.windows and self.pace == 1  # many decode steps have a closed form
-        self.direct = bool(setup.env["overlap"])  # where communication hides, the parts of a step do not add up
-        reach, most = longest + self.width, setup.plan.max_num_seqs
+        self.direct = bool(bound_plan.env["overlap"])  # where communication hides, the parts of a step do not add up
+        reach, most = longest + self.width, bound_plan.plan.max_num_seqs
         self.whole = Rows(self._decode_whole, reach, most)
         self.draft = Rows(self._draft, reach, most) if self.drafter else None
         if self.windows:
@@ -76,13 +76,13 @@ class StepTime:
         else:  # all sums follow from the tokens before: one function for all spans
             self.look = {(): Rows(self._all_answers, reach, most)}
             self.back = {(): Surface(self._all_prompts, self.eager)}
-        self.names = bound_plan.bound(setup, Step(()))
+        self.names = binding.step_env(bound_plan, Step(()))
         lengths = () if self.windows else usual
         self.usual = {
             new: (Rows(self._with_prompt(new, 0.0), reach, most), Rows(self._with_prompt(new, 1.0), reach, most))
             for new in lengths
         }  # a step's seconds are linear in the heat
-        self.throttled = setup.env["throttle_after"] if setup.env["throttle"] else 0.0
+        self.throttled = bound_plan.env["throttle_after"] if bound_plan.env["throttle"] else 0.0
         self.tokens, self.logits, self.fresh = (
             _Table(self._of_tokens),
             _Table(self._of_logits),
@@ -160,8 +160,8 @@ class StepTime:
 
     def _engine(self, names: dict[str, Any], kernels: Any) -> Any:
         """A step's seconds from its kernels': the one place where the engine's own time comes in."""
-        added = bound_plan.host_seconds(self.setup, names, kernels)
-        return (kernels + added) * bound_plan.calibrated(self.setup, names)
+        added = binding.host_seconds(self.bound_plan, names, kernels)
+        return (kernels + added) * binding.calibrated(self.bound_plan, names)
 
     # ------------------------------------------------------------------ tables
 
@@ -175,29 +175,29 @@ class StepTime:
         return self._kernels(_every(self.parts.prefill), Step((Group(1, counts, 0),)))
 
     def _kernels(self, blocks: tuple[Block, ...], step: Step) -> Any:
-        return self._seconds(blocks, bound_plan.bound(self.setup, step))
+        return self._seconds(blocks, binding.step_env(self.bound_plan, step))
 
     def _seconds(self, blocks: tuple[Block, ...], names: dict[str, Any]) -> Any:
-        return roofline.seconds(blocks, bound_plan.as_run(self.setup, names), self.setup.sources)
+        return roofline.seconds(blocks, binding.padded_env(self.bound_plan, names), self.bound_plan.sources)
 
     def _decode_whole(self, seqs: np.ndarray, context: np.ndarray) -> Any:
         step = Step((Group(seqs, self.width, context, self.width, True),))
         drafting = self._draft(seqs, context) if self.drafter else 0.0
-        return bound_plan.step_seconds(self.setup, step) + drafting
+        return binding.step_seconds(self.bound_plan, step) + drafting
 
     def _with_prompt(self, new: int, heat: float) -> Callable[[np.ndarray, np.ndarray], Any]:
         """A step of answers with one fresh prompt of a length that is met again and again."""
-        setup = self.setup._replace(env={**self.setup.env, "heat": heat})
+        bound_plan = self.bound_plan._replace(env={**self.bound_plan.env, "heat": heat})
 
         def price(seqs: np.ndarray, context: np.ndarray) -> Any:
             step = Step((Group(1, new, 0), Group(seqs, self.width, context, self.width, True)))
-            return bound_plan.step_seconds(setup, step) + (self._draft(seqs, context) if self.drafter else 0.0)
+            return binding.step_seconds(bound_plan, step) + (self._draft(seqs, context) if self.drafter else 0.0)
 
         return price
 
     def _draft(self, seqs: np.ndarray, context: np.ndarray) -> Any:
         assert self.drafter is not None
-        return (self.width - 1) * bound_plan.step_seconds(self.drafter, Step((Group(seqs, 1, context, 1, True),)))
+        return (self.width - 1) * binding.step_seconds(self.drafter, Step((Group(seqs, 1, context, 1, True),)))
 
     def _all_answers(self, seqs: np.ndarray, context: np.ndarray) -> Any:
         return self._kernels(_every(self.parts.decode), Step((Group(seqs, self.width, context, self.width, True),)))
@@ -273,7 +273,7 @@ class StepTime:
         for key, rows in (*self.look.items(), *self.both.items()):
             mean = self._entries(key, lengths).mean(axis=0)
             kernels += np.interp(mean, rows.nodes, rows.row(n))
-        names = bound_plan.bound(self.setup, Step((Group(n, self.width, 0, self.width, True),)))
+        names = binding.step_env(self.bound_plan, Step((Group(n, self.width, 0, self.width, True),)))
         took: np.ndarray = self._engine(names, kernels)
         if self.draft is not None:
             took = took + np.interp(batch.total() / n + gains, self.draft.nodes, self.draft.row(n))
@@ -288,17 +288,19 @@ class StepTime:
     def _sums(self, batch: Contexts | None, chunks: list[Chunk], ends: int) -> dict[str, Any]:
         """All names of a step, sequence by sequence."""
         share = ends / len(chunks) if chunks else 0.0
-        names = bound_plan.bound(self.setup, Step(tuple(Group(1, new, cached, share) for _, new, cached in chunks)))
+        names = binding.step_env(
+            self.bound_plan, Step(tuple(Group(1, new, cached, share) for _, new, cached in chunks))
+        )
         if batch is not None and batch.rows:
             lengths = batch.lengths()
             each = Step((Group(np.ones(len(lengths)), self.width, lengths, self.width, True),)).sums(self.spans)
             names |= {word: names[word] + float(np.sum(value)) for word, value in each.items() if word != "in_a_row"}
-            names["moe_tokens"] = names["tokens"] * self.setup.env["dp"]
+            names["moe_tokens"] = names["tokens"] * self.bound_plan.env["dp"]
         return names
 
     def _exact(self, batch: Contexts | None, chunks: list[Chunk], ends: int, heat: float) -> float:
         names = {**self._sums(batch, chunks, ends), "heat": heat}
-        kernels = self._seconds(self.setup.text, names)
+        kernels = self._seconds(self.bound_plan.text, names)
         drafting = self.draft.one(batch.rows, batch.total()) if self.draft and batch and batch.rows else 0.0
         return float(self._engine(names, kernels)) + drafting
 

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from ..base.symbols import Env, evaluate, words
-from ..costs.bound_plan import Setup, bound
+from ..base.symbols import Env, evaluate, free_names
+from ..costs.binding import BoundPlan, step_env
 from ..costs.roofline import FIELDS
 from ..costs.step import Group, Step
 from ..network.graph import Block
@@ -190,13 +190,13 @@ class Parts(NamedTuple):
     other: tuple[Block, ...]  # several at once: a scan over a state, an index over both phases
 
 
-def parts(setup: Setup) -> Parts:
+def parts(bound_plan: BoundPlan) -> Parts:
     """Take the text blocks of a setup apart: ``parts(setup).decode[("",)]`` is full attention of answers."""
     found: dict[tuple[str, Spans], list[Block]] = {}
-    windows = any(span.size != float("inf") for span in setup.model.spans.values())
-    mixed = bool(setup.env["eager"]) and windows  # eager attention computes all pairs, but reads what a window has
-    some = bound(setup, Step((Group(3, 5, 7), Group(2, 1, 11, 1, True))))
-    for block in setup.text:
+    windows = any(span.size != float("inf") for span in bound_plan.model.spans.values())
+    mixed = bool(bound_plan.env["eager"]) and windows  # eager attention computes all pairs, but reads what a window has
+    some = step_env(bound_plan, Step((Group(3, 5, 7), Group(2, 1, 11, 1, True))))
+    for block in bound_plan.text:
         mine: dict[tuple[str, Spans], list[Op]] = {}
         for op in block.ops:
             if not _works(op, {**some, **block.dims}):
@@ -240,7 +240,7 @@ def _part(op: Op) -> tuple[str, Spans]:
 def step_names(op: Op) -> frozenset[str]:
     """The step's names in an operator's work and in its shape."""
     formulas = [*(getattr(op.work, field) for field in FIELDS), *op.dims.values()]
-    names = {word for formula in formulas for word in words(formula)}
+    names = {word for formula in formulas for word in free_names(formula)}
     return frozenset(word for word in names if word in _STEP or word.startswith(("prefill_", "decode_")))
 
 

@@ -20,9 +20,9 @@ from .trace import Trace
 
 def described(model: str, gpu: str, words: dict[str, Any], traffic: str, count: int) -> dict[str, Any]:
     """The labels of a checked request, and what it warns of; a bad word is an error here, before anything is run."""
-    from ..inference.request import request
+    from ..inference.request import build_request
 
-    asked = request(model, gpu, **words)
+    asked = build_request(model, gpu, **words)
     plan = asked.plan
     label = asked.device.label or asked.device.name
     kv = "" if plan.kv_cache_dtype == plan.dtype else f", KV {plan.kv_cache_dtype}"

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from ..base.errors import BadValue, UnknownName, positive, real, short, whole
+from ..base.errors import BadValue, UnknownName, check_positive, is_number, abbreviate, check_int
 from .trace import BLOCK, Trace, shared_blocks, turns_before
 
 TOKENS = 10**7  # the longest length that is drawn
@@ -95,7 +95,7 @@ def amount(flag: str, given: float | str, *, least: float = 1.0, most: float = T
         if isinstance(given, bool) or not least <= value <= most:
             raise BadValue(
                 f"{flag} must be a number from {least:,g} to {most:,g}, or one of {', '.join(KINDS)}, such "
-                f"as lognormal:mean=512,std=300, not {short(given)}"
+                f"as lognormal:mean=512,std=300, not {abbreviate(given)}"
             )
         return Amount("fixed", {"value": value}, least, most)
     if kind not in KINDS:
@@ -164,11 +164,11 @@ def synthetic(
     prompt is everything said before it and that. ``think_time`` (s) passes between an answer and the next turn; with
     ``users`` but no turns, it passes between the requests of each of so many users.
     """
-    count = whole("--num-prompts", num_prompts, most=PROMPTS)
-    rng = np.random.default_rng(whole("--seed", seed, least=0, most=2**63))
+    count = check_int("--num-prompts", num_prompts, most=PROMPTS)
+    rng = np.random.default_rng(check_int("--seed", seed, least=0, most=2**63))
     new = amount("--input-len", input_len).draw_whole(rng, count)
     made = amount("--output-len", output_len, least=0).draw_whole(rng, count)
-    shared = whole("--prefix-len", prefix_len, least=0, most=TOKENS)
+    shared = check_int("--prefix-len", prefix_len, least=0, most=TOKENS)
     pause = amount("--think-time", think_time, least=0, most=1e7)
     talks = _sessions(rng, amount("--turns", turns, most=10**5), count)
     after = None if talks is None else turns_before(talks)
@@ -226,9 +226,9 @@ def _with_history(new: np.ndarray, made: np.ndarray, after: np.ndarray) -> np.nd
 
 def _arrivals(rng: np.random.Generator, count: int, rate: Any, burstiness: Any) -> np.ndarray:
     """Gaps from a gamma distribution of mean 1/rate: 1 is Poisson, less comes in bursts, more is more even."""
-    if not real(rate) or not rate > 0:
-        raise BadValue(f"--request-rate must be a positive number of requests a second, or inf, not {short(rate)}")
-    positive("--burstiness", burstiness, 1e6)
+    if not is_number(rate) or not rate > 0:
+        raise BadValue(f"--request-rate must be a positive number of requests a second, or inf, not {abbreviate(rate)}")
+    check_positive("--burstiness", burstiness, 1e6)
     if math.isinf(rate):
         return np.zeros(count)
     gaps = rng.gamma(burstiness, 1 / (rate * burstiness), count)
@@ -238,7 +238,7 @@ def _arrivals(rng: np.random.Generator, count: int, rate: Any, burstiness: Any) 
 
 def beginning_alike(trace: Trace, prefix_len: int) -> Trace:
     """The requests of a trace, whose first tokens are the same: ``beginning_alike(trace, 512)``"""
-    shared = whole("--prefix-len", prefix_len, least=0, most=TOKENS)
+    shared = check_int("--prefix-len", prefix_len, least=0, most=TOKENS)
     if trace.blocks is not None:
         raise BadValue(f"--prefix-len {shared:,} says what {trace.source} says itself: which prompts begin alike")
     zeros = np.zeros(len(trace), np.int64)
@@ -250,9 +250,9 @@ def of_users(trace: Trace, users: int | None, think_time: float | str, seed: int
     """The requests of a trace, sent in turn by so many users who think in between: ``of_users(trace, 8, 2.0)``"""
     if users is None or trace.after is not None:
         why = "is of users, whose number is --max-concurrency" if users is None else "stands in the trace itself"
-        raise BadValue(f"--think-time {short(think_time)} {why}")
+        raise BadValue(f"--think-time {abbreviate(think_time)} {why}")
     pause = amount("--think-time", think_time, least=0, most=1e7)
-    rng = np.random.default_rng(whole("--seed", seed, least=0, most=2**63))
+    rng = np.random.default_rng(check_int("--seed", seed, least=0, most=2**63))
     after = np.maximum(np.arange(len(trace)) - users, -1)
     arrival = np.zeros(len(trace)) if trace.arrival_s is None else trace.arrival_s
     return msgspec.structs.replace(
@@ -262,5 +262,5 @@ def of_users(trace: Trace, users: int | None, think_time: float | str, seed: int
 
 def at_rate(trace: Trace, request_rate: float, burstiness: float = 1.0, seed: int = 0) -> Trace:
     """The requests of a trace, sent at another rate than they were: ``at_rate(trace, 8.0)``"""
-    rng = np.random.default_rng(whole("--seed", seed, least=0, most=2**63))
+    rng = np.random.default_rng(check_int("--seed", seed, least=0, most=2**63))
     return msgspec.structs.replace(trace, arrival_s=_arrivals(rng, len(trace), request_rate, burstiness))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ..base.errors import BadFile, BadValue, short
+from ..base.errors import BadFile, BadValue, abbreviate
 from ..base.files import convert, local, read_toml
 from .catalog import plain
 from .structs import Calibration, Engine
@@ -15,10 +15,10 @@ def calibration(given: str | Calibration) -> Calibration:
     if isinstance(given, Calibration):
         return _sound(given, "calibration")
     if not isinstance(given, str):
-        raise BadValue(f"--calibration must be the name of a file, not {short(given)}")
+        raise BadValue(f"--calibration must be the name of a file, not {abbreviate(given)}")
     path = local(given)
     if not path.is_file():
-        raise BadFile(f"no calibration file {short(given)}")
+        raise BadFile(f"no calibration file {abbreviate(given)}")
     return _sound(convert(read_toml(path), Calibration, f"calibration {path}"), f"calibration {path}")
 
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ..base.errors import BadFile, BadValue, UnknownName, nearest, short, whole
+from ..base.errors import BadFile, BadValue, UnknownName, nearest, abbreviate, check_int
 from ..base.files import convert, local, read_json, read_toml
 from .structs import Engine, Hardware, Precision, Usecase
 
@@ -77,7 +77,7 @@ def hardware(text: str) -> Hardware:
     if name.endswith(".toml") or os.sep in name:
         path = local(name)
         if not path.is_file():
-            raise BadFile(f"no hardware file {short(name)}")
+            raise BadFile(f"no hardware file {abbreviate(name)}")
         data, title = read_toml(path), path.stem
     else:
         found = find("hardware", name)
@@ -123,7 +123,7 @@ def _override(data: dict[str, Any], piece: str, title: str) -> None:
         except ValueError:
             raise BadValue(f"--gpu {title}:{key} must be a number, not {value!r}") from None
         counted = last in ("compute_units", "gpus_per_node", "devices")
-        place[last] = whole(f"--gpu {title}:{key}", number, least=0) if counted else number
+        place[last] = check_int(f"--gpu {title}:{key}", number, least=0) if counted else number
     data.setdefault("source", {})[key] = "given by you"
 
 
@@ -156,9 +156,9 @@ def _sane(device: Hardware, changed: bool) -> Hardware:
     for key, value in others.items():
         if not 0 <= value < 1e21:
             raise BadValue(f"hardware {device.name}: {key} must be zero or more, in SI units, not {value:g}")
-    whole(f"hardware {device.name}: gpus_per_node", device.gpus_per_node)
+    check_int(f"hardware {device.name}: gpus_per_node", device.gpus_per_node)
     for key, link in device.links.items():
-        whole(f"hardware {device.name}: links.{key}.devices", link.devices)
+        check_int(f"hardware {device.name}: links.{key}.devices", link.devices)
     if device.links and device.interconnect not in device.links:
         raise UnknownName(f"interconnect of hardware {device.name}", device.interconnect, device.links)
     if not device.flops:
@@ -175,7 +175,7 @@ def engine(text: str) -> Engine:
     if text.endswith(".toml"):
         path = local(text)
         if not path.is_file():
-            raise BadFile(f"no engine file {short(text)}")
+            raise BadFile(f"no engine file {abbreviate(text)}")
         data, title = read_toml(path), path.stem
     else:
         found = find("engines", text)

@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from ..base.errors import BadValue, InferometerError, UnknownName, whole
+from ..base.errors import BadValue, InferometerError, UnknownName, check_int
 from ..base.ranges import items, numbers, switches, words
 from ..costs import parallelism
-from ..costs.bound_plan import Setup
+from ..costs.binding import BoundPlan
 from ..inference import latency
-from ..inference.analyze import doubts
-from ..inference.request import Request, request
+from ..inference.analyze import provenance_warnings
+from ..inference.request import Request, build_request
 from ..inference.workload import TOKENS
 from ..network.graph import Model
 from ..specs.catalog import split_gpus
@@ -30,7 +30,7 @@ INNER = ("batch_size", "input_len", "output_len", "prefix_len")
 _LIMITS = {"batch_size": (1, 10**7), "input_len": (1, TOKENS), "output_len": (1, TOKENS), "prefix_len": (0, TOKENS)}
 _UNCUT = ("turns", "speculative_config", "lora_targets", "profile", "calibration")  # their values may have commas
 _SECRET = "hf_token"  # not an axis, and never in a table
-_WORDS = inspect.signature(request).parameters
+_WORDS = inspect.signature(build_request).parameters
 _LOOKED_AT = 20  # values of an axis; of more, the first and the last stand for all
 
 
@@ -41,8 +41,8 @@ class Case(NamedTuple):
     words: dict[str, Any]
     mesh: tuple[np.ndarray, ...]  # the values of INNER
     reason: str = ""
-    asked: Request | None = None
-    setup: Setup | None = None
+    request: Request | None = None
+    bound_plan: BoundPlan | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -71,7 +71,7 @@ def axis(name: str, given: Any) -> tuple[Any, ...]:
     if takes != "word":
         values = numbers(flag(name), given, whole=takes == "whole")
         for value in (min(values), max(values)) if name in _LIMITS else ():
-            whole(flag(name), value, *_LIMITS[name])
+            check_int(flag(name), value, *_LIMITS[name])
         return values
     if name == "efficiency":  # numbers, and texts with a number for each kind of limit
         parts = [[item] if "=" in str(item) else numbers(flag(name), item, whole=False) for item in items(given)]
@@ -92,8 +92,8 @@ class Grid:
             if name not in _WORDS:
                 raise UnknownName("axis", name, [word for word in _WORDS if word != _SECRET])
         self.token = given.pop(_SECRET, None)
-        asked = {"model": model, "gpu": gpu, **given}
-        axes = {name: axis(name, asked[name]) for name in _WORDS if asked.get(name) is not None}
+        request = {"model": model, "gpu": gpu, **given}
+        axes = {name: axis(name, request[name]) for name in _WORDS if request.get(name) is not None}
         self.inner = {name: axes.pop(name) for name in INNER if name in axes}
         self.axes: dict[str, tuple[Any, ...]] = axes  # those of the outer loop
         self.lengths = tuple(len(values) for values in axes.values())
@@ -118,21 +118,21 @@ class Grid:
         for place, (name, values) in enumerate(self.axes.items()):
             for index in range(len(values)) if len(values) <= _LOOKED_AT else (0, len(values) - 1):
                 self._check_value(name, values[index], place, index)
-        if all(case.asked is None for case in chain(self._seen.values(), map(self._made, range(self.cases)))):
+        if all(case.request is None for case in chain(self._seen.values(), map(self._made, range(self.cases)))):
             raise BadValue(self._seen[0].reason)
 
     def _check_value(self, name: str, value: Any, place: int, index: int) -> None:
         """A value is a mistake if it is refused by itself, and in every case that has it."""
         strides = [math.prod(self.lengths[at + 1 :]) for at in range(len(self.lengths))]
         first = index * strides[place]
-        if self._seen.setdefault(first, self._seen.get(first) or self._made(first)).asked is not None:
+        if self._seen.setdefault(first, self._seen.get(first) or self._made(first)).request is not None:
             return
         try:
-            request(**{"model": self.axes["model"][0], name: value}, hf_token=self.token)
+            build_request(**{"model": self.axes["model"][0], name: value}, hf_token=self.token)
         except InferometerError:
             spots = product(*(range(n) if at != place else (index,) for at, n in enumerate(self.lengths)))
             around = (sum(i * step for i, step in zip(spot, strides, strict=True)) for spot in spots)
-            if all(self._made(number).asked is None for number in around):
+            if all(self._made(number).request is None for number in around):
                 raise
 
     def __iter__(self) -> Iterator[Case]:
@@ -147,15 +147,15 @@ class Grid:
             chosen[name] = values[at]
         words = {name: chosen[name] for name in self.axes}
         try:
-            asked = request(**words, **self._workload(), hf_token=self.token)
+            request = build_request(**words, **self._workload(), hf_token=self.token)
         except InferometerError as error:
             return Case(number, words, self._mesh(None), str(error))
         # equal models are one model, so that what was worked out for the last case serves for this one
-        asked = asked._replace(model=self._models.setdefault(words["model"], asked.model))
-        setup = asked.setup()
-        self.warnings.update(dict.fromkeys([*asked.warnings, *doubts(asked), *setup.notes]))
-        reason = parallelism.reason(asked.model, asked.plan, asked.device) or latency.draft_reason(setup)
-        return Case(number, words, self._mesh(asked), reason, asked, setup)
+        request = request._replace(model=self._models.setdefault(words["model"], request.model))
+        bound_plan = request.bind()
+        self.warnings.update(dict.fromkeys([*request.warnings, *provenance_warnings(request), *bound_plan.notes]))
+        reason = parallelism.reason(request.model, request.plan, request.device) or latency.draft_reason(bound_plan)
+        return Case(number, words, self._mesh(request), reason, request, bound_plan)
 
     def _workload(self) -> dict[str, Any]:
         """The words of a workload that stand for the whole mesh: one sequence, the longest lengths, if any a prefix."""
@@ -166,9 +166,9 @@ class Grid:
             longest["prefix_len"] = min(1, longest["prefix_len"], longest.get("input_len", 2) - 1)
         return longest
 
-    def _mesh(self, asked: Request | None) -> tuple[np.ndarray, ...]:
+    def _mesh(self, request: Request | None) -> tuple[np.ndarray, ...]:
         """The values of the inner axes: those given, or what the request has by default."""
-        work = msgspec.structs.asdict(asked.workload) if asked and not asked.workload.turns else {}
-        if asked:
-            work["batch_size"] = asked.workload.batch_size
+        work = msgspec.structs.asdict(request.workload) if request and not request.workload.turns else {}
+        if request:
+            work["batch_size"] = request.workload.batch_size
         return tuple(np.array(self.inner.get(name, (work.get(name, np.nan),)), float) for name in INNER)

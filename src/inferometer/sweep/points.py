@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from ..base.symbols import Value, chosen, least
+from ..base.symbols import Value, where, minimum_of
 from ..base.units import size
 from ..costs.images import images
 from ..costs.step import Images
 from ..inference.analyze import report_of
-from ..inference.latency import Talk, figures, front_end, prompt_seconds, talk_of
+from ..inference.latency import BatchShape, predict, frontend_seconds, prompt_seconds, uniform_batch_shape
 from ..inference.memory import Footprint, cache_offloaded, footprint
 from ..inference.report import Metrics
 from .grid import INNER, Case, Grid
@@ -129,8 +129,8 @@ def price(case: Case, start: int, box: tuple[slice, ...]) -> Piece:
     mesh = np.ix_(*axes)
     columns = {**_constants(case), **dict(zip(INNER, mesh, strict=True))}
     found, reason = dict.fromkeys(FIGURES), Texts(np.zeros((1,) * len(shape), np.uint8), (case.reason,))
-    if case.asked is not None:
-        found, reason = (_one_by_one if case.asked.workload.turns else _priced)(case, mesh)
+    if case.request is not None:
+        found, reason = (_one_by_one if case.request.workload.turns else _priced)(case, mesh)
     columns |= {"feasible": np.array(reason.texts) == "", "reason": reason, **found}
     columns["feasible"] = columns["feasible"][reason.codes]
     return Piece(start, shape, columns)
@@ -142,10 +142,10 @@ def _constants(case: Case) -> dict[str, Any]:
     sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
     found = {**dict.fromkeys(ALWAYS), **dict.fromkeys(sizes, 1), "enable_expert_parallel": False, **given}
     found["gpus"] = math.prod(found[name] for name in sizes)
-    if case.asked is not None:
-        plan = case.asked.plan
+    if case.request is not None:
+        plan = case.request.plan
         found |= {
-            "engine": case.asked.engine.name,
+            "engine": case.request.engine.name,
             "quantization": plan.quantization,
             "kv_cache_dtype": plan.kv_cache_dtype,
         }
@@ -163,8 +163,8 @@ def label(value: Any) -> Any:
 
 def _priced(case: Case, mesh: tuple[np.ndarray, ...]) -> tuple[dict[str, Any], Texts]:
     """Figures of a mesh and why points of it cannot be used. Images are priced one batch size at a time."""
-    assert case.asked is not None
-    if not case.asked.workload.images or len(mesh[0]) == 1:
+    assert case.request is not None
+    if not case.request.workload.images or len(mesh[0]) == 1:
         return _together(case, mesh)
     shape = np.broadcast_shapes(*(axis.shape for axis in mesh))[1:]
     parts = [_together(case, (mesh[0][i : i + 1], *mesh[1:])) for i in range(len(mesh[0]))]
@@ -179,17 +179,17 @@ def _priced(case: Case, mesh: tuple[np.ndarray, ...]) -> tuple[dict[str, Any], T
 
 
 def _together(case: Case, mesh: tuple[np.ndarray, ...]) -> tuple[dict[str, Any], Texts]:
-    assert case.asked is not None and case.setup is not None
+    assert case.request is not None and case.bound_plan is not None
     alone = all(axis.size == 1 for axis in mesh)  # one point is six times as fast in plain numbers
     batch, prompt, answer, prefix = (axis.item() for axis in mesh) if alone else mesh
     lost = prefix >= prompt
-    prefix = least(prefix, prompt - 1)
-    talk = _talk(case, batch, prompt, answer, prefix)
-    setup = cache_offloaded(case.setup, talk)
-    held = footprint(setup, talk)
-    if case.asked.model.kind == "decoder":
-        found = figures(setup, talk)
-        tpot = chosen(answer > 1, found.tpot, math.nan)
+    prefix = minimum_of(prefix, prompt - 1)
+    batch_shape = _talk(case, batch, prompt, answer, prefix)
+    bound_plan = cache_offloaded(case.bound_plan, batch_shape)
+    held = footprint(bound_plan, batch_shape)
+    if case.request.model.kind == "decoder":
+        found = predict(bound_plan, batch_shape)
+        tpot = where(answer > 1, found.tpot, math.nan)
         columns = {
             "ttft_ms": found.ttft * 1e3,
             "tpot_ms": tpot * 1e3,
@@ -199,25 +199,33 @@ def _together(case: Case, mesh: tuple[np.ndarray, ...]) -> tuple[dict[str, Any],
             **{name: getattr(found, name) for name in RATES},
         }
     else:
-        ttft = front_end(setup) + prompt_seconds(setup, talk)
-        columns = {"ttft_ms": ttft * 1e3, "e2el_ms": ttft * 1e3, "prefill_throughput": batch * talk.prompt / ttft}
+        ttft = frontend_seconds(bound_plan) + prompt_seconds(bound_plan, batch_shape)
+        columns = {
+            "ttft_ms": ttft * 1e3,
+            "e2el_ms": ttft * 1e3,
+            "prefill_throughput": batch * batch_shape.new_tokens / ttft,
+        }
     if np.any(lost):
-        columns = {name: None if value is None else chosen(lost, math.nan, value) for name, value in columns.items()}
-    many = talk.sequences > case.asked.plan.max_num_seqs
+        columns = {name: None if value is None else where(lost, math.nan, value) for name, value in columns.items()}
+    many = batch_shape.sequences > case.request.plan.max_num_seqs
     return {**dict.fromkeys(FIGURES), **columns, **_memory(held)}, _reasons(case, lost, many, held.total > held.usable)
 
 
-def _talk(case: Case, batch: Value, prompt: Value, answer: Value, prefix: Value) -> Talk:
+def _talk(case: Case, batch: Value, prompt: Value, answer: Value, prefix: Value) -> BatchShape:
     """The workloads of a mesh, with the images and beams of the case."""
-    assert case.asked is not None and case.setup is not None
-    work, network = case.asked.workload, case.asked.model
-    talk = talk_of(case.setup, batch, prompt, answer if network.kind == "decoder" else 0, prefix)
-    talk = talk._replace(beams=work.beam_width)
+    assert case.request is not None and case.bound_plan is not None
+    work, network = case.request.workload, case.request.model
+    batch_shape = uniform_batch_shape(
+        case.bound_plan, batch, prompt, answer if network.kind == "decoder" else 0, prefix
+    )
+    batch_shape = batch_shape._replace(beams=work.beam_width)
     if work.images and network.vision:
         seen = images(network.vision, work.images.height, work.images.width, work.images.count)
-        mine = np.asarray(talk.mine).item()
-        talk = talk._replace(prompt=talk.prompt + int(seen.tokens), images=Images(*(mine * x for x in seen)))
-    return talk
+        mine = np.asarray(batch_shape.batch_per_replica).item()
+        batch_shape = batch_shape._replace(
+            new_tokens=batch_shape.new_tokens + int(seen.tokens), images=Images(*(mine * x for x in seen))
+        )
+    return batch_shape
 
 
 def _memory(held: Footprint) -> dict[str, Value]:
@@ -231,16 +239,16 @@ def _memory(held: Footprint) -> dict[str, Value]:
 
 def _reasons(case: Case, lost: Value, many: Value, full: Value) -> Texts:
     """Why points cannot be used: the layout before the workload, the workload before the memory."""
-    asked = case.asked
-    assert asked is not None
+    request = case.request
+    assert request is not None
     if case.reason:
         return Texts(np.zeros((1,) * len(INNER), np.uint8), (case.reason,))
-    usable = asked.device.memory * asked.plan.gpu_memory_utilization
+    usable = request.device.memory * request.plan.gpu_memory_utilization
     texts = (
         "",
         _PREFIX,
-        _MANY.format(asked.plan.max_num_seqs),
-        _FULL.format(size(usable), asked.engine.label or asked.engine.name),
+        _MANY.format(request.plan.max_num_seqs),
+        _FULL.format(size(usable), request.engine.label or request.engine.name),
     )
     conditions = np.broadcast_arrays(lost, many, full, np.ones((1,) * len(INNER), bool))
     return Texts(np.select(conditions, [np.uint8(n) for n in (1, 2, 3, 0)]), texts)
@@ -248,9 +256,9 @@ def _reasons(case: Case, lost: Value, many: Value, full: Value) -> Texts:
 
 def _one_by_one(case: Case, mesh: tuple[np.ndarray, ...]) -> tuple[dict[str, Any], Texts]:
     """Conversations, which have no lengths of their own: a report for every batch size."""
-    assert case.asked is not None
+    assert case.request is not None
     reports = [
-        report_of(case.asked._replace(workload=msgspec.structs.replace(case.asked.workload, batch_size=int(n))))
+        report_of(case.request._replace(workload=msgspec.structs.replace(case.request.workload, batch_size=int(n))))
         for n in mesh[0].flat
     ]
 
@@ -260,7 +268,7 @@ def _one_by_one(case: Case, mesh: tuple[np.ndarray, ...]) -> tuple[dict[str, Any
     columns = {name: column([getattr(r.metrics, name) for r in reports]) for name in Metrics.__struct_fields__}
     columns["output_throughput_per_user"] = 1e3 / columns["tpot_ms"]
     held = {name: column([getattr(r.memory, name) for r in reports]) for name in FIGURES if name.endswith("_bytes")}
-    plan = case.asked.plan
-    mine = -(-mesh[0] // plan.data_parallel_size) * case.asked.workload.beam_width
+    plan = case.request.plan
+    mine = -(-mesh[0] // plan.data_parallel_size) * case.request.workload.beam_width
     full = held["total_bytes"] > held["usable_bytes"]
     return {**columns, **held}, _reasons(case, mesh[0] < 0, mine > plan.max_num_seqs, full)

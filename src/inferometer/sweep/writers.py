@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import msgspec
 import numpy as np
 
-from ..base.errors import BadValue, short
+from ..base.errors import BadValue, abbreviate
 from ..base.files import growing, target
 from .points import Piece, Texts, label
 
@@ -29,9 +29,11 @@ def form_of(path: str | Path, said: str | None = None) -> str:
     """The form that a file's name asks for; ``said`` is one that was asked for beside it."""
     found = ENDINGS.get(Path(path).suffix.lower())
     if said is not None and found not in (None, said):
-        raise BadValue(f"--{said} and {short(str(path))} are two forms of one table: give one of them")
+        raise BadValue(f"--{said} and {abbreviate(str(path))} are two forms of one table: give one of them")
     if said is None and found is None:
-        raise BadValue(f"{short(str(path))} does not say what to write: its name may end with {', '.join(ENDINGS)}")
+        raise BadValue(
+            f"{abbreviate(str(path))} does not say what to write: its name may end with {', '.join(ENDINGS)}"
+        )
     return said or found or "csv"
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ..costs.bound_plan import step_rows
+from ..costs.binding import step_rows
 from ..costs.kernels import LINKED
 from ..costs.roofline import OpCost
 from ..inference import memory
@@ -129,7 +129,7 @@ def _stage_time(training: Training, index: int) -> StageTime:
 def _sends(training: Training, index: int) -> tuple[Block, ...]:
     """What a stage sends ahead and back for a micro-batch."""
     last = len(training.stages) - 1
-    model, v = training.setup.model, training.recipe.interleave
+    model, v = training.bound_plan.model, training.recipe.interleave
     layers = [i for block in training.stages[index].model.blocks if block.stage == "layer" for i in block.layers]
     ahead, back = handover(model, max(layers), v), handover(model, min(layers), v)
     return (*((ahead,) if index < last else ()), *((back,) if index else ()))
@@ -149,7 +149,7 @@ def _sharded_comm(training: Training, index: int, forward: float, free: float) -
 def _collective(training: Training, index: int, op: Op) -> list[OpCost]:
     """One collective of the replicas, over the parameters of a rank that they have in common."""
     found = parameters(training, index)
-    own = found.dense if training.setup.plan.enable_expert_parallel else found.total
+    own = found.dense if training.bound_plan.plan.enable_expert_parallel else found.total
     return _price(training, index, (_alone(op, reduced_params=own),))
 
 
@@ -181,7 +181,7 @@ def step_time(training: Training, times: list[StageTime]) -> tuple[StepTime, lis
         n * slow.pp_comm,
         n * slow.dp_comm + exposed,
         bubble,
-        training.setup.engine.step_overhead,
+        training.bound_plan.engine.step_overhead,
     )
     return parts, sums + gathers + updates
 
@@ -191,8 +191,8 @@ def step_time(training: Training, times: list[StageTime]) -> tuple[StepTime, lis
 
 def model_flops(training: Training) -> float:
     """What one micro-batch of the model needs, three times its forward products: no recomputation, nothing twice."""
-    env = {**training.setup.env, **memory.ALONE}
-    alone = training.setup._replace(env=env, model=_text(training.setup.model))
+    env = {**training.bound_plan.env, **memory.ALONE}
+    alone = training.bound_plan._replace(env=env, model=_text(training.bound_plan.model))
     blocks = passes_of(alone.model, training.recipe).forward
     whole = alone._replace(model=msgspec.structs.replace(alone.model, blocks=blocks))
     rows = step_rows(whole, steps_of(training.recipe))

@@ -7,16 +7,16 @@ from typing import Any
 
 import msgspec
 
-from ..base.errors import BadValue, UnknownName, positive, real, whole
+from ..base.errors import BadValue, UnknownName, check_positive, is_number, check_int
 from ..base.symbols import evaluate
 from ..base.units import percent, seconds
 from ..costs import kernels
-from ..costs.bound_plan import bound
+from ..costs.binding import step_env
 from ..costs.roofline import OpCost
 from ..costs.step import Step
 from ..inference.analyze import model_info
 from ..inference.report import OpRow
-from ..inference.request import Request, request
+from ..inference.request import Request, build_request
 from ..inference.workload import TOKENS, numbers
 from ..specs.structs import Engine, Plan
 from . import iteration
@@ -65,7 +65,7 @@ def train(
     """
     _one_of("--precision", precision, PRECISIONS)
     dtype = precision if precision in ("bf16", "fp16", "fp32") else "bf16"
-    asked = request(
+    request = build_request(
         model,
         gpu,
         engine=engine,
@@ -87,27 +87,27 @@ def train(
         routing_skew=routing_skew,
         hf_token=hf_token,
     )
-    usual = 2048 if asked.model.kind == "decoder" else asked.model.max_position or 256
+    usual = 2048 if request.model.kind == "decoder" else request.model.max_position or 256
     _one_of("--recompute", recompute, RECOMPUTE)
     _one_of("--optimizer", optimizer, tuple(figures().optimizers))
     _one_of("--grad-dtype", grad_dtype, ("fp32", "bf16", "fp16"))
     if tokens is not None:
-        positive("--tokens", tokens, 1e18)
-    if overlap is not None and (not real(overlap) or not 0 <= overlap <= 1):
+        check_positive("--tokens", tokens, 1e18)
+    if overlap is not None and (not is_number(overlap) or not 0 <= overlap <= 1):
         raise BadValue(f"--overlap must be between 0 (none) and 1 (all that fits behind computing), not {overlap!r}")
-    micro = whole("--micro-batch-size", micro_batch_size, most=10**6)
-    each = micro * asked.plan.data_parallel_size
-    batch = each if global_batch_size is None else whole("--global-batch-size", global_batch_size, most=10**7)
+    micro = check_int("--micro-batch-size", micro_batch_size, most=10**6)
+    each = micro * request.plan.data_parallel_size
+    batch = each if global_batch_size is None else check_int("--global-batch-size", global_batch_size, most=10**7)
     recipe = Recipe(
         global_batch_size=batch,
         micro_batch_size=micro,
-        seq_len=_lengths(usual if seq_len is None else seq_len, asked.model.num_layers),
-        zero=whole("--zero", zero, least=0, most=3),  # type: ignore[arg-type]
+        seq_len=_lengths(usual if seq_len is None else seq_len, request.model.num_layers),
+        zero=check_int("--zero", zero, least=0, most=3),  # type: ignore[arg-type]
         recompute=recompute,  # type: ignore[arg-type]
         optimizer=optimizer,
         precision=precision,
         grad_dtype=grad_dtype,
-        interleave=whole("--interleave", interleave, most=1024),
+        interleave=check_int("--interleave", interleave, most=1024),
         dropout=dropout,
         overlap=overlap,
         tokens=tokens,
@@ -115,34 +115,34 @@ def train(
     if batch % each:
         raise BadValue(
             f"--global-batch-size {batch:,} does not divide into micro-batches of {micro} on "
-            f"{asked.plan.data_parallel_size} data-parallel ranks: give a multiple of {each}"
+            f"{request.plan.data_parallel_size} data-parallel ranks: give a multiple of {each}"
         )
-    return report_of(asked, recipe)
+    return report_of(request, recipe)
 
 
-def report_of(asked: Request, recipe: Recipe) -> TrainReport:
+def report_of(request: Request, recipe: Recipe) -> TrainReport:
     """The report of a checked request."""
-    training = training_of(asked, recipe)
+    training = training_of(request, recipe)
     times = iteration.stage_times(training)
     parts, once = iteration.step_time(training, times)
     held, stage = fullest(training)
-    usable = asked.device.memory * asked.plan.gpu_memory_utilization
-    banned = illegal(asked, recipe, training.micro_batches)
+    usable = request.device.memory * request.plan.gpu_memory_utilization
+    banned = illegal(request, recipe, training.micro_batches)
     fits = held.total <= usable
-    plan, n = asked.plan, training.micro_batches
+    plan, n = request.plan, training.micro_batches
     worked = recipe.global_batch_size * recipe.length
     needed = iteration.model_flops(training) * n * training.replicas
     done = sum(t.flops for t in times) * n * plan.tensor_parallel_size * training.replicas
-    peak = training.setup.env["mlp_peak_flops"] * plan.gpus
+    peak = training.bound_plan.env["mlp_peak_flops"] * plan.gpus
     rate = worked / parts.total
     report = TrainReport(
-        model=model_info(asked),
-        device={k: v for k, v in msgspec.to_builtins(asked.device).items() if k not in ("source", "aliases")},
-        engine={"name": asked.engine.name, "label": asked.engine.label, "version": asked.engine.version},
+        model=model_info(request),
+        device={k: v for k, v in msgspec.to_builtins(request.device).items() if k not in ("source", "aliases")},
+        engine={"name": request.engine.name, "label": request.engine.label, "version": request.engine.version},
         plan=_plan(plan),
         recipe=msgspec.to_builtins(recipe),
         feasible=fits and not banned,
-        reason=banned or (None if fits else fits_with(asked, recipe, held, usable)),
+        reason=banned or (None if fits else fits_with(request, recipe, held, usable)),
         step_seconds=parts.total,
         roofline_step_seconds=_perfect(training),
         tokens_per_step=worked,
@@ -154,15 +154,15 @@ def report_of(asked: Request, recipe: Recipe) -> TrainReport:
         model_flops_utilization=needed / (parts.total * peak),
         hardware_flops_utilization=done / (parts.total * peak),
         breakdown=Breakdown(*parts),
-        memory=_memory(held, usable, asked.device.memory, stage),
+        memory=_memory(held, usable, request.device.memory, stage),
         phases=_phases(training, times, once),
-        warnings=[*asked.warnings, *training.setup.notes, *_warnings(asked, recipe)],
+        warnings=[*request.warnings, *training.bound_plan.notes, *_warnings(request, recipe)],
     )
     if recipe.tokens:
         spent = recipe.tokens / rate
         report.days, report.gpu_hours = spent / DAY, spent * plan.gpus / 3600
-        if asked.device.price_per_hour:
-            report.cost = report.gpu_hours * asked.device.price_per_hour
+        if request.device.price_per_hour:
+            report.cost = report.gpu_hours * request.device.price_per_hour
     report.summary = _summary(parts, report)
     return report
 
@@ -178,16 +178,16 @@ def _one_of(what: str, given: object, allowed: tuple[str, ...]) -> None:
 def _lengths(value: int | Sequence[int] | str, layers: int) -> int | tuple[int, ...]:
     if isinstance(value, str):
         value = numbers("--seq-len", value)
-    if isinstance(value, int) or real(value):
-        return whole("--seq-len", value, most=TOKENS)
-    found = tuple(whole("--seq-len", v, most=TOKENS) for v in value)
+    if isinstance(value, int) or is_number(value):
+        return check_int("--seq-len", value, most=TOKENS)
+    found = tuple(check_int("--seq-len", v, most=TOKENS) for v in value)
     if len(found) not in (1, layers):
         raise BadValue(f"--seq-len has {len(found)} numbers for {layers} layers: give one, or one per layer")
     return found if len(found) > 1 else found[0]
 
 
-def _warnings(asked: Request, recipe: Recipe) -> Iterator[str]:
-    model, plan = asked.model, asked.plan
+def _warnings(request: Request, recipe: Recipe) -> Iterator[str]:
+    model, plan = request.model, request.plan
     if model.max_position and recipe.length > model.max_position:
         yield f"{recipe.length:,} tokens are more than the model's {model.max_position:,} positions"
     if recipe.recompute == "selective" and plan.attention == "flash":
@@ -228,7 +228,7 @@ def _perfect(training: Training) -> float:
     """The same step at the speed of light."""
     ideal = (kernels.ideal(),)
     stages = tuple(stage._replace(engine=Engine(), sources=ideal) for stage in training.stages)
-    fast = training._replace(setup=training.setup._replace(engine=Engine(), sources=ideal), stages=stages)
+    fast = training._replace(bound_plan=training.bound_plan._replace(engine=Engine(), sources=ideal), stages=stages)
     return iteration.step_time(fast, iteration.stage_times(fast))[0].total
 
 
@@ -254,7 +254,7 @@ def _row(training: Training, row: OpCost, often: int) -> OpRow:
     calls, w = row.count * often, row.work
     steps = steps_of(training.recipe)
     step = steps if isinstance(steps, Step) else steps[(row.block.layers or (0,))[0]]
-    names = {**bound(training.setup, step), **row.block.dims}
+    names = {**step_env(training.bound_plan, step), **row.block.dims}
     size_of = {k: [float(evaluate(v, names)) for v in vs] for k, vs in row.op.shape.items()}
     took, light = float(row.seconds) * calls, float(row.terms.roofline) * calls
     flops, moved = float(w["flops"]) * calls, float(row.bytes) * calls

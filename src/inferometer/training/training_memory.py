@@ -13,7 +13,7 @@ import msgspec
 from ..base.symbols import Expr, Program, constant
 from ..base.symbols import names as s
 from ..base.units import size
-from ..costs.bound_plan import bound
+from ..costs.binding import step_env
 from ..costs.step import Step
 from ..inference import memory
 from ..inference.request import Request
@@ -41,7 +41,7 @@ class StageMemory(NamedTuple):
 
 def stage_memory(training: Training, index: int) -> StageMemory:
     """A stage's bytes under the recipe's ZeRO stage, optimizer and recomputation."""
-    recipe, env, found = training.recipe, training.setup.env, parameters(training, index)
+    recipe, env, found = training.recipe, training.bound_plan.env, parameters(training, index)
     each = env["param_bytes"] + 2 * (recipe.precision not in ("bf16", "fp16", "fp32"))  # and 8-bit copies, both ways
     kind = figures().optimizers[recipe.optimizer]
     states = kind.states + (kind.master if has_master(training) else 0)
@@ -55,7 +55,7 @@ def stage_memory(training: Training, index: int) -> StageMemory:
         optimizer=(shards if recipe.zero >= 1 else found.total) * states,
         activations=activation_bytes(training, index),
         working=working_bytes(training, index),
-        overhead=training.setup.engine.memory_reserve,
+        overhead=training.bound_plan.engine.memory_reserve,
     )
 
 
@@ -101,7 +101,7 @@ def _each(training: Training, block: Block, formula: Expr) -> list[float]:
     program = Program([formula])
 
     def value(step: Step) -> float:
-        return float(program({**bound(training.setup, step), **block.dims})[0])
+        return float(program({**step_env(training.bound_plan, step), **block.dims})[0])
 
     if isinstance(steps, Step):
         return [value(steps)] * block.count
@@ -124,58 +124,58 @@ def fullest(training: Training) -> tuple[StageMemory, int]:
 # ------------------------------------------------------------------ what would fit
 
 
-def fits_with(asked: Request, recipe: Recipe, held: StageMemory, usable: float) -> str:
+def fits_with(request: Request, recipe: Recipe, held: StageMemory, usable: float) -> str:
     """``needs 130 GB of 83.3 GB usable per GPU …; fits with --recompute full or --zero 1``"""
     needs = f"needs {size(held.total)} of {size(usable)} usable per GPU"
-    ways = [words for words, other, changed in _changes(asked, recipe) if _fits(other, changed, usable)]
+    ways = [words for words, other, changed in _changes(request, recipe) if _fits(other, changed, usable)]
     seen: dict[str, str] = {}
     for words in ways:  # the smallest change of each kind
         seen.setdefault(words.split()[0], words)
     if seen:
         return f"{needs}; fits with {' or '.join(seen.values())}"
-    best = _together(asked, recipe, usable)
+    best = _together(request, recipe, usable)
     return f"{needs}; no single change makes it fit" + (f", {best} together do" if best else "")
 
 
-def _changes(asked: Request, recipe: Recipe) -> Iterator[tuple[str, Request, Recipe]]:
+def _changes(request: Request, recipe: Recipe) -> Iterator[tuple[str, Request, Recipe]]:
     """Plans one change away, the mildest of each kind first."""
-    plan = asked.plan
+    plan = request.plan
     for word in RECOMPUTE[RECOMPUTE.index(recipe.recompute) + 1 :]:
-        yield f"--recompute {word}", asked, msgspec.structs.replace(recipe, recompute=word)
+        yield f"--recompute {word}", request, msgspec.structs.replace(recipe, recompute=word)
     if plan.data_parallel_size > 1:
         for stage in range(recipe.zero + 1, 4):
-            yield f"--zero {stage}", asked, msgspec.structs.replace(recipe, zero=stage)
+            yield f"--zero {stage}", request, msgspec.structs.replace(recipe, zero=stage)
     for micro in (m for m in range(recipe.micro_batch_size - 1, 0, -1) if recipe.micro_batch_size % m == 0):
-        yield f"--micro-batch-size {micro}", asked, msgspec.structs.replace(recipe, micro_batch_size=micro)
+        yield f"--micro-batch-size {micro}", request, msgspec.structs.replace(recipe, micro_batch_size=micro)
     for flag, word in (("-tp", "tensor_parallel_size"), ("-pp", "pipeline_parallel_size")):
-        most = asked.plan.gpus_per_node if flag == "-tp" else 64  # tensor parallelism does not pay across nodes
+        most = request.plan.gpus_per_node if flag == "-tp" else 64  # tensor parallelism does not pay across nodes
         for ranks in (r for r in (2, 4, 8, 16, 32, 64) if r <= most):
-            wider = _wider(asked, recipe, word, ranks)
+            wider = _wider(request, recipe, word, ranks)
             if wider is not None:
                 yield f"{flag} {ranks}", wider, recipe
 
 
-def _wider(asked: Request, recipe: Recipe, word: str, ranks: int) -> Request | None:
-    if ranks <= getattr(asked.plan, word):
+def _wider(request: Request, recipe: Recipe, word: str, ranks: int) -> Request | None:
+    if ranks <= getattr(request.plan, word):
         return None
-    plan = msgspec.structs.replace(asked.plan, **{word: ranks})
+    plan = msgspec.structs.replace(request.plan, **{word: ranks})
     plan = msgspec.structs.replace(plan, nodes=max(plan.nodes, -(-plan.gpus // plan.gpus_per_node)))
-    other = asked._replace(plan=plan)
+    other = request._replace(plan=plan)
     each = recipe.micro_batch_size * plan.data_parallel_size
     return None if illegal(other, recipe, recipe.global_batch_size // each) else other
 
 
-def _together(asked: Request, recipe: Recipe, usable: float) -> str:
+def _together(request: Request, recipe: Recipe, usable: float) -> str:
     """Everything that costs no GPUs at once, then more and more tensor-parallel ranks and stages with it."""
     words, other = ["--recompute full"], msgspec.structs.replace(recipe, recompute="full", micro_batch_size=1)
     if recipe.micro_batch_size > 1:
         words.append("--micro-batch-size 1")
-    if asked.plan.data_parallel_size > 1:
+    if request.plan.data_parallel_size > 1:
         words, other = [*words, "--zero 3"], msgspec.structs.replace(other, zero=3)
-    if _fits(asked, other, usable):
+    if _fits(request, other, usable):
         return " and ".join(words)
     for tp in (2, 4, 8):
-        wide = _wider(asked, other, "tensor_parallel_size", tp) or asked
+        wide = _wider(request, other, "tensor_parallel_size", tp) or request
         for pp in (1, 2, 4, 8, 16, 32, 64):
             deep = wide if pp == 1 else _wider(wide, other, "pipeline_parallel_size", pp)
             if deep is not None and _fits(deep, other, usable):
@@ -184,5 +184,5 @@ def _together(asked: Request, recipe: Recipe, usable: float) -> str:
     return ""
 
 
-def _fits(asked: Request, recipe: Recipe, usable: float) -> bool:
-    return fullest(training_of(asked, recipe))[0].total <= usable
+def _fits(request: Request, recipe: Recipe, usable: float) -> bool:
+    return fullest(training_of(request, recipe))[0].total <= usable

@@ -8,7 +8,7 @@ import msgspec
 
 from ..base.symbols import evaluate
 from ..costs import kernels, parallelism
-from ..costs.bound_plan import Setup, prepare, stages
+from ..costs.binding import BoundPlan, bind, stages
 from ..costs.parallelism import Place
 from ..costs.step import Group, Step
 from ..inference.request import Request
@@ -20,29 +20,29 @@ from .waves import waves
 class Training(NamedTuple):
     """A request and its recipe, with every name bound."""
 
-    setup: Setup
+    bound_plan: BoundPlan
     recipe: Recipe
-    stages: tuple[Setup, ...]
+    stages: tuple[BoundPlan, ...]
     passes: tuple[Passes, ...]
 
     @property
     def micro_batches(self) -> int:
         """Of one replica in an optimizer step."""
-        return self.recipe.global_batch_size // (self.recipe.micro_batch_size * self.setup.plan.data_parallel_size)
+        return self.recipe.global_batch_size // (self.recipe.micro_batch_size * self.bound_plan.plan.data_parallel_size)
 
     @property
     def replicas(self) -> int:
         """Copies of the model."""
-        return self.setup.plan.data_parallel_size
+        return self.bound_plan.plan.data_parallel_size
 
 
-def training_of(asked: Request, recipe: Recipe) -> Training:
+def training_of(request: Request, recipe: Recipe) -> Training:
     """Bind the names of a training step. Experts are spread over all tp·dp ranks, or every replica has them all."""
-    plan, device, engine = asked.plan, asked.device, asked.engine
-    setup = prepare(asked.model, device, engine, plan, roles=asked.roles, efficiency=asked.efficiency)
-    env = setup.env
+    plan, device, engine = request.plan, request.device, request.engine
+    bound_plan = bind(request.model, device, engine, plan, roles=request.roles, efficiency=request.efficiency)
+    env = bound_plan.env
     if not plan.enable_expert_parallel:
-        env |= parallelism.sizes(msgspec.structs.replace(plan, data_parallel_size=1), asked.model)
+        env |= parallelism.sizes(msgspec.structs.replace(plan, data_parallel_size=1), request.model)
     places = parallelism.places(plan, device)
     near = max(1.0, places["ep"].per_node // plan.tensor_parallel_size)  # replicas of a rank inside a node
     places["dp"] = places["ep"]._replace(per_node=near, ranks=plan.data_parallel_size, scattered=False)
@@ -54,14 +54,14 @@ def training_of(asked: Request, recipe: Recipe) -> Training:
         "grad_bytes": 4.0 if recipe.grad_dtype == "fp32" else 2.0,
         "param_bytes": env["act_bytes"],
     }
-    answers = kernels.sources(engine, asked.efficiency, places, device)
-    if engine.kernels and not asked.efficiency:
+    answers = kernels.sources(engine, request.efficiency, places, device)
+    if engine.kernels and not request.efficiency:
         answers = (*answers[:-1], waves(engine, device), answers[-1])
-    setup = setup._replace(sources=answers)
-    cut = stages(setup)
+    bound_plan = bound_plan._replace(sources=answers)
+    cut = stages(bound_plan)
     eager = plan.attention == "eager"
     found = tuple(passes_of(c.model, recipe, sequence_parallel=plan.sequence_parallel, eager=eager) for c in cut)
-    return Training(setup, recipe, cut, found)
+    return Training(bound_plan, recipe, cut, found)
 
 
 def _replica_link(place: Place, replicas: int) -> Link:
@@ -72,9 +72,9 @@ def _replica_link(place: Place, replicas: int) -> Link:
     return Link(bandwidth=min(place.link.bandwidth, rails), latency=place.network.latency)
 
 
-def illegal(asked: Request, recipe: Recipe, micro_batches: int) -> str:
+def illegal(request: Request, recipe: Recipe, micro_batches: int) -> str:
     """Why the layout cannot be trained on; empty if it can."""
-    plan, v, pp = asked.plan, recipe.interleave, asked.plan.pipeline_parallel_size
+    plan, v, pp = request.plan, recipe.interleave, request.plan.pipeline_parallel_size
     alone = plan if plan.enable_expert_parallel else msgspec.structs.replace(plan, data_parallel_size=1)
     room = plan.nodes * plan.gpus_per_node
     if plan.gpus > room:
@@ -84,11 +84,11 @@ def illegal(asked: Request, recipe: Recipe, micro_batches: int) -> str:
         )
     if v > 1 and pp == 1:
         return f"interleave {v} needs pipeline stages to interleave: give -pp"
-    if v > 1 and asked.model.num_layers % (pp * v):
-        return f"{asked.model.num_layers} layers do not divide into {pp} stages × {v} virtual ones"
+    if v > 1 and request.model.num_layers % (pp * v):
+        return f"{request.model.num_layers} layers do not divide into {pp} stages × {v} virtual ones"
     if v > 1 and micro_batches % pp:
         return f"interleaved stages need micro-batches in multiples of pp {pp}, not {micro_batches}"
-    return parallelism.reason(asked.model, alone, asked.device)
+    return parallelism.reason(request.model, alone, request.device)
 
 
 def steps_of(recipe: Recipe) -> Step | list[Step]:
@@ -117,7 +117,7 @@ class Parameters(NamedTuple):
     def sharded(self, training: Training) -> float:
         """What is left when replicas share; experts that are spread over all ranks have no second copy to share."""
         n = training.replicas
-        return self.dense / n + self.experts / (1 if training.setup.plan.enable_expert_parallel else n)
+        return self.dense / n + self.experts / (1 if training.bound_plan.plan.enable_expert_parallel else n)
 
 
 def parameters(training: Training, index: int) -> Parameters:
@@ -139,4 +139,4 @@ def parameters(training: Training, index: int) -> Parameters:
 
 def has_master(training: Training) -> bool:
     """Whether weights have fewer bits than fp32, so that the optimizer keeps its own."""
-    return bool(training.setup.env["act_bytes"] < 4)
+    return bool(training.bound_plan.env["act_bytes"] < 4)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..base.symbols import Value, most, scalar
+from ..base.symbols import Value, maximum_of, scalar
 from ..costs.kernels import Source, Terms, assumed
 from ..network.operators import Op
 from ..specs.structs import Engine, Hardware
@@ -25,7 +25,7 @@ def fill(m: Value, n: Value, groups: Value, units: int) -> Value:
     best: Value = 0.0
     for high, wide in TILES:
         tiles = _ceil(m / high) * _ceil(n / wide) * groups
-        best = most(best, tiles / (most(_ceil(tiles / units), 1) * units))
+        best = maximum_of(best, tiles / (maximum_of(_ceil(tiles / units), 1) * units))
     if scalar(best):
         return best if tiles >= units else 1.0
     import numpy as np

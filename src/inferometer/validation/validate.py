@@ -16,7 +16,7 @@ from ..base.errors import BadFile
 from ..base.files import local
 from ..base.tabular import header, sheet
 from ..inference import memory
-from ..inference.request import request
+from ..inference.request import build_request
 from ..serving.metrics import latencies, metrics
 from ..serving.outcome import Outcome
 from ..serving.simulate import simulate
@@ -163,17 +163,17 @@ def validate_memory(model: str, gpu: str = "h100-sxm", *, measured: str | Path, 
             f"{path} has the columns {', '.join(names)[:200]}; measured memory has {need} and some of "
             f"{', '.join(HELD.values())}"
         )
-    asked = request(model, gpu, **words)
-    setup = asked.setup()
+    asked = build_request(model, gpu, **words)
+    bound_plan = asked.bind()
     found: list[Held] = []
     for rows in sheet(path, ("Input_Tokens", "Output_Tokens", *kinds.values())):
         lengths = [rows.numbers(n, whole=True, most=10**8).tolist() for n in ("Input_Tokens", "Output_Tokens")]
         amounts = {what: rows.numbers(column, most=1e9).tolist() for what, column in kinds.items()}
         for at, (given, made) in enumerate(zip(*lengths, strict=True)):
-            start = float(memory.cache_bytes(setup, given))
-            end = float(memory.cache_bytes(setup, given + made))
+            start = float(memory.cache_bytes(bound_plan, given))
+            end = float(memory.cache_bytes(bound_plan, given + made))
             ours = {
-                "weights": float(memory.weight_bytes(setup)),
+                "weights": float(memory.weight_bytes(bound_plan)),
                 "kv_prefill": start,
                 "kv_total": end,
                 "kv_decode_delta": end - start,

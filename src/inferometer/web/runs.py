@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..base.errors import BadValue, UnknownName, short
+from ..base.errors import BadValue, UnknownName, abbreviate
 from .words import WORDS, Plan, command, known
 
 if TYPE_CHECKING:
@@ -44,14 +44,14 @@ def sweep(plan: Plan, axes: Any, figures: Any = None) -> dict[str, Any]:
 
     axes = {n: v for n, v in axes.items() if v is not None} if isinstance(axes, Mapping) else axes
     if not isinstance(axes, Mapping) or not axes:
-        raise BadValue(f'axes are words with their values such as {{"batch_size": "1:256:x2"}}, not {short(axes)}')
+        raise BadValue(f'axes are words with their values such as {{"batch_size": "1:256:x2"}}, not {abbreviate(axes)}')
     for name in axes:
         if name not in WORDS:
             raise UnknownName("axis", name, WORDS)
     known(axes)
     wanted = list(FIGURES) if figures is None else figures
     if not isinstance(wanted, list) or not all(isinstance(one, str) for one in wanted):
-        raise BadValue(f"figures are a list of names, not {short(figures)}")
+        raise BadValue(f"figures are a list of names, not {abbreviate(figures)}")
     for name in wanted:
         if name not in FIGURES:
             raise UnknownName("figure", name, FIGURES)
@@ -184,7 +184,7 @@ def _said(plan: Plan, words: dict[str, Any], trace: Path | None) -> dict[str, An
             raise UnknownName("word of the traffic", name, [*allowed, "find_capacity"])
     pools = words.get("pools", [])
     if not isinstance(pools, list) or not all(isinstance(pool, Mapping) for pool in pools):
-        raise BadValue(f'pools are a list such as [{{"gpu": "h200", "replicas": 2}}], not {short(pools)}')
+        raise BadValue(f'pools are a list such as [{{"gpu": "h200", "replicas": 2}}], not {abbreviate(pools)}')
     for pool in pools:
         for name in pool:
             if name not in (*WORDS, "role", "replicas"):

@@ -28,14 +28,14 @@ _MAIN = re.compile(r'<script type="module" src="/static/([\w.-]+)"></script>')
 _IMPORT = re.compile(r"""((?:\bfrom|\bimport)\s*\(?\s*)["']\./([\w.-]+\.js)["']""")
 
 
-def page(asked: Request, report: Report, command: str, controls: Sequence[Control]) -> str:
+def page(request: Request, report: Report, command: str, controls: Sequence[Control]) -> str:
     """The page of a report, with every operator explained: ``page(asked, report_of(asked), "inferometer …", [])``"""
     names = dict.fromkeys(op.name for phase in report.phases.values() for op in phase.ops)
     given = {
-        "report": {**report.to_dict(), "command": command, "graph": graph(report, asked.model)},
+        "report": {**report.to_dict(), "command": command, "graph": graph(report, request.model)},
         "controls": list(controls),
         "catalogue": {},
-        "explanations": [one for name in names for one in explain(asked, name)],
+        "explanations": [one for name in names for one in explain(request, name)],
     }
     return filled((static() / "index.html").read_text(encoding="utf-8"), given)
 

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ..base.errors import BadValue, InferometerError, UnknownName, short
-from ..inference.analyze import PHASES, possible, report_of
+from ..base.errors import BadValue, InferometerError, UnknownName, abbreviate
+from ..inference.analyze import PHASES, check_phase, report_of
 from ..inference.explain import explain
-from ..inference.request import Request, request
+from ..inference.request import Request, build_request
 from ..specs import catalog
 from .runs import capacity, search, sensitivity, simulate, sweep
 from .words import Plan, command, concerns, plan_of
@@ -46,12 +46,12 @@ def explained(given: dict[str, Any], folder: Path, tell: Tell) -> Any:
     """One operator: as ``analyze --explain OP --json``."""
     op, phase = given.get("op"), given.get("phase", "all")
     if not isinstance(op, str):
-        raise BadValue(f"the operator must be a name, not {short(op)}")
+        raise BadValue(f"the operator must be a name, not {abbreviate(op)}")
     if not isinstance(phase, str) or phase not in (*PHASES, "vision"):
         raise UnknownName("--phase", phase, (*PHASES, "vision"))
     _, asked = _asked(_plan(given, "op", "phase"), folder)
     if phase != "vision":
-        possible(asked, phase)
+        check_phase(asked, phase)
     return explain(asked, op, phase)
 
 
@@ -59,7 +59,7 @@ def _asked(given: Any, folder: Path) -> tuple[Plan, Request]:
     plan = plan_of(given, folder)
     if "," in plan.gpu.partition(":")[0]:
         raise BadValue("analyze looks at one GPU type at a time; give one name to --gpu")
-    return plan, request(plan.model, plan.gpu, **plan.words)
+    return plan, build_request(plan.model, plan.gpu, **plan.words)
 
 
 def _plan(given: dict[str, Any], *others: str) -> Any:
@@ -90,10 +90,10 @@ def simulated(given: dict[str, Any], folder: Path, tell: Tell) -> Any:
     """Requests through an engine, or the highest rate that holds."""
     plan, words = plan_of(_plan(given, "traffic", "trace"), folder), given.get("traffic") or {}
     if not isinstance(words, Mapping):
-        raise BadValue(f'traffic is an object such as {{"request_rate": 8}}, not {short(words)}')
+        raise BadValue(f'traffic is an object such as {{"request_rate": 8}}, not {abbreviate(words)}')
     find = words.get("find_capacity", False)
     if not isinstance(find, bool):
-        raise BadValue(f"--find-capacity must be True or False, not {short(find)}")
+        raise BadValue(f"--find-capacity must be True or False, not {abbreviate(find)}")
     rest = {name: value for name, value in words.items() if name != "find_capacity" and value is not None}
     return (capacity if find else simulate)(plan, rest, _trace(given, folder), tell)
 
@@ -105,7 +105,7 @@ def _trace(given: Mapping[str, Any], folder: Path) -> Path | None:
         return None
     name, text = (sent.get("name", "trace.csv"), sent.get("text")) if isinstance(sent, Mapping) else (None, None)
     if not isinstance(name, str) or not isinstance(text, str):
-        raise BadValue(f'a trace is {{"name": "trace.csv", "text": "…"}}, not {short(sent)}')
+        raise BadValue(f'a trace is {{"name": "trace.csv", "text": "…"}}, not {abbreviate(sent)}')
     from .words import safe
 
     path = folder / safe(name.replace("\\", "/").rpartition("/")[2])
@@ -166,9 +166,9 @@ def _decoded(body: bytes) -> dict[str, Any]:
     try:
         found = msgspec.json.decode(body or b"{}")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadValue(f"what was sent is not JSON: {short(str(error))}") from None
+        raise BadValue(f"what was sent is not JSON: {abbreviate(str(error))}") from None
     if not isinstance(found, dict):
-        raise BadValue(f"what is sent must be a JSON object, not {short(found)}")
+        raise BadValue(f"what is sent must be a JSON object, not {abbreviate(found)}")
     return found
 
 

@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ..base.errors import BadValue, UnknownName, real, short
+from ..base.errors import BadValue, UnknownName, is_number, abbreviate
 from ..base.ranges import items
-from ..inference.request import request
+from ..inference.request import build_request
 from ..specs import catalog
 
 MODEL = "llama-3.1-8b"  # of a plan that does not name one
 _ELSEWHERE = {"profile", "calibration", "hf_token"}  # files and secrets of this machine
-_REQUEST = inspect.signature(request).parameters
+_REQUEST = inspect.signature(build_request).parameters
 WORDS = tuple(name for name in _REQUEST if name not in _ELSEWHERE)
 OWN = ("config", "gpu_figures")  # words of a plan that the command line says otherwise
 _FIGURE = re.compile(r"[A-Za-z0-9_.-]{1,80}")
@@ -40,7 +40,7 @@ class Plan(NamedTuple):
 def plan_of(given: Any, folder: Path) -> Plan:
     """Check a plan; a config.json that came with it is put into the folder: ``plan_of({"gpu": "h200"}, folder)``"""
     if not isinstance(given, Mapping):
-        raise BadValue(f'a plan is an object such as {{"model": "{MODEL}", "gpu": "h200"}}, not {short(given)}')
+        raise BadValue(f'a plan is an object such as {{"model": "{MODEL}", "gpu": "h200"}}, not {abbreviate(given)}')
     words = {name: value for name, value in given.items() if value is not None}
     for name in words:
         if name not in (*WORDS, *OWN):
@@ -49,11 +49,11 @@ def plan_of(given: Any, folder: Path) -> Plan:
     model, gpu = words.pop("model", MODEL), words.pop("gpu", _REQUEST["gpu"].default)
     known({"model": [] if config is not None else model, "gpu": gpu, **words})
     if not isinstance(model, str):
-        raise BadValue(f"the model must be a name, not {short(model)}")
+        raise BadValue(f"the model must be a name, not {abbreviate(model)}")
     if config is None:
         return Plan(model, f"{gpu}{_changes(gpu, figures)}", words, model)
     if not isinstance(config, Mapping):
-        raise BadValue(f"a config.json is an object, not {short(config)}")
+        raise BadValue(f"a config.json is an object, not {abbreviate(config)}")
     label = safe(model.rpartition("/")[2] if model != MODEL else "uploaded")
     path = folder / label / "config.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,7 +66,7 @@ def known(words: Mapping[str, Any]) -> None:
     for name, value in words.items():
         for text in _texts(value):
             if any(ord(letter) < 32 for letter in text):
-                raise BadValue(f"--{name.replace('_', '-')} has a letter that cannot be printed: {short(text)}")
+                raise BadValue(f"--{name.replace('_', '-')} has a letter that cannot be printed: {abbreviate(text)}")
     for model in _names(words.get("model"), lambda text: text.split(",")):
         if catalog.known(model) is None:
             raise UnknownName("model", model, catalog.names("models"), "(or give its config.json)")
@@ -86,7 +86,7 @@ def _names(value: Any, split: Any) -> Iterable[str]:
     """Every name of a value: one, several with commas between, or a list of such."""
     for item in items(value) if value is not None else []:
         if not isinstance(item, str):
-            raise BadValue(f"a name must be text, not {short(item)}")
+            raise BadValue(f"a name must be text, not {abbreviate(item)}")
         yield from (name.strip() for name in split(item))
 
 
@@ -111,10 +111,12 @@ def _texts(value: Any) -> Iterable[str]:
 def _changes(gpu: str, figures: Any) -> str:
     """``:memory=1e11,power=500``, or a comma first where the name already has some."""
     if not isinstance(figures, Mapping):
-        raise BadValue(f'gpu_figures are figures by name such as {{"memory": 96e9}}, not {short(figures)}')
+        raise BadValue(f'gpu_figures are figures by name such as {{"memory": 96e9}}, not {abbreviate(figures)}')
     for key, value in figures.items():
-        if not _FIGURE.fullmatch(key) or not (real(value) or (isinstance(value, str) and _FIGURE.fullmatch(value))):
-            raise BadValue(f"--gpu takes figures such as memory=96e9, not {short(key)}: {short(value)}")
+        if not _FIGURE.fullmatch(key) or not (
+            is_number(value) or (isinstance(value, str) and _FIGURE.fullmatch(value))
+        ):
+            raise BadValue(f"--gpu takes figures such as memory=96e9, not {abbreviate(key)}: {abbreviate(value)}")
     pairs = ",".join(f"{key}={value}" for key, value in figures.items())
     return f"{',' if ':' in gpu else ':'}{pairs}" if pairs else ""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ...base.symbols import Value, most
+from ...base.symbols import Value, maximum_of
 from ...network.operators import Op
 from ...specs.structs import Engine, Hardware, Kernel
 from ..parallelism import Place
@@ -28,7 +28,7 @@ def given(
 
     def answer(op: Op, dims: Callable[[], dict[str, Value]], terms: Terms) -> Value:
         link = inter if op.axis in wide else intra
-        return most(most(terms.compute / flops, terms.memory / hbm), terms.link / link + terms.latency)
+        return maximum_of(maximum_of(terms.compute / flops, terms.memory / hbm), terms.link / link + terms.latency)
 
     return Source(
         "given", answer, lambda op: f"--efficiency flops={flops:g},hbm={hbm:g},intra={intra:g},inter={inter:g}"

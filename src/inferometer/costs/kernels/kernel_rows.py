@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ...base.symbols import Value, evaluate, least, most
+from ...base.symbols import Value, evaluate, minimum_of, maximum_of
 from ...base.symbols import names as s
 from ...network.operators import Op, attention, experts, linear
 from ...specs import catalog
@@ -60,7 +60,7 @@ def heads(kind: str, sizes: Mapping[str, Value], device: Hardware) -> Figures:
     qk = sizes["head_dim"]
     v = sizes.get("v_dim", qk)
     cache = sizes.get("kv_dtype", "bf16")
-    context = least(context, sizes["window"] + new - 1) if "window" in sizes else context
+    context = minimum_of(context, sizes["window"] + new - 1) if "window" in sizes else context
     pairs = seqs * (new * (context - new) + new * (new + 1) / 2)
     latent = qk == 576  # keys and values are one latent: it is read once
     dims = {
@@ -116,7 +116,7 @@ def mixture(number: str, sizes: Mapping[str, Value], device: Hardware) -> Figure
     dims = {key: evaluate(value, env) for key, value in _EXPERTS.dims.items()}
     terms = _terms(_EXPERTS, env, device, peak)
     if sizes.get("even"):
-        more = least(dims["experts"], most(dims["rows"], 1.0)) - dims["touched"]
+        more = minimum_of(dims["experts"], maximum_of(dims["rows"], 1.0)) - dims["touched"]
         moved = more * 3 * sizes["hidden"] * sizes["inner"] * weight
         terms = terms._replace(memory=terms.memory + moved / device.memory_bandwidth)
     return Figures(number, dims, terms)

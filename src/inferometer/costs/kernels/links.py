@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping
 
-from ...base.symbols import Value, most, scalar
+from ...base.symbols import Value, maximum_of, scalar
 from ...network.operators import Op
 from .. import collectives
 from ..parallelism import Place
@@ -21,7 +21,7 @@ def linked(places: Mapping[str, Place], architecture: str, engine: str) -> Sourc
         if scalar(terms.link) and terms.link == 0:
             return 0.0
         shape = dims()
-        return most(curves.seconds(op, shape["bytes"], shape["ranks"]), terms.roofline)
+        return maximum_of(curves.seconds(op, shape["bytes"], shape["ranks"]), terms.roofline)
 
     return Source(curves.origin, answer, curves.note, LINKED - {"host_copy"})
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from ...base.symbols import Value, least, most, scalar
+from ...base.symbols import Value, minimum_of, maximum_of, scalar
 from ...network.operators import Op
 from ...specs.catalog import hardware
 from ...specs.structs import Hardware
@@ -93,7 +93,7 @@ class Kernels:
         else:
             placed = sheet in self.moved.get(op.kind, ())
             took = self._surface(tables[sheet], shape, d, terms, (1.0, 1.0) if placed else self.reach)
-        took = most(took, terms.roofline)
+        took = maximum_of(took, terms.roofline)
         if op.kind == "linear" and not self.profile.rounds and self.formats.roles.get(op.role) in ROUNDED:
             took = took + self.formats.rounding(d["m"] * d["k"])
         return took * (terms.memory > 0)
@@ -113,8 +113,8 @@ class Kernels:
         theirs = terms._replace(compute=terms.compute / 2**compute, memory=terms.memory / 2**memory)
         there = shape.base(theirs, d) * 2.0 ** surface.at(*shape.places(d))
         if self.reach == (1.0, 1.0) and memory <= 0 and compute <= 0:
-            return least(took, there)
-        return most(took, there) if self.reach == (1.0, 1.0) and memory >= 0 and compute >= 0 else took
+            return minimum_of(took, there)
+        return maximum_of(took, there) if self.reach == (1.0, 1.0) and memory >= 0 and compute >= 0 else took
 
     def origin(self, op: Op) -> str:
         """Measured, fitted, or assumed where the figures are of another format or generation."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ...base.symbols import Value, least, most, scalar
+from ...base.symbols import Value, minimum_of, maximum_of, scalar
 from ...network.operators import Op
 
 ORIGINS = {"measured": "●", "fitted": "◐", "assumed": "○", "given": "◇", "ideal": "·"}
@@ -29,7 +29,7 @@ class Terms(NamedTuple):
     @property
     def roofline(self) -> Value:
         """The speed of light: nothing is faster than its slowest resource."""
-        return most(most(self.compute, self.memory), self.link + self.latency)
+        return maximum_of(maximum_of(self.compute, self.memory), self.link + self.latency)
 
 
 class Source(NamedTuple):
@@ -47,10 +47,10 @@ class Source(NamedTuple):
 
 def joined(a: Value, b: Value, p: float) -> Value:
     """(aᵖ + bᵖ)^(1/p), scaled so that it neither over- nor underflows; cubes and squares without the slow power."""
-    big = most(a, b)
+    big = maximum_of(a, b)
     if p >= 100:
         return big
-    ratio = least(a, b) / most(big, 1e-300)
+    ratio = minimum_of(a, b) / maximum_of(big, 1e-300)
     if p == 3:
         return big * _cube_root(1 + ratio * ratio * ratio)
     return big * (1 + ratio**p) ** (1 / p)

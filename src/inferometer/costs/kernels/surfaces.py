@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ...base.symbols import Value, log2, most, scalar, whole_up
+from ...base.symbols import Value, log2, maximum_of, scalar, ceil_of
 from .source import Terms, joined
 
 
@@ -154,7 +154,7 @@ class Shape(NamedTuple):
 
 
 def _log(value: Value) -> Value:
-    return log2(most(value, 1e-9))
+    return log2(maximum_of(value, 1e-9))
 
 
 def _context(d: Dims) -> Value:
@@ -162,18 +162,18 @@ def _context(d: Dims) -> Value:
 
     A batch of one length crosses a tile's edge all at once; in a mixed one the last tile is half full on average.
     """
-    mean = d["kv"] / most(d["seqs"], 1e-9)
-    whole = d["alike"] * (TILE * whole_up(mean / TILE)) + (1 - d["alike"]) * (mean + TILE / 2)
+    mean = d["kv"] / maximum_of(d["seqs"], 1e-9)
+    whole = d["alike"] * (TILE * ceil_of(mean / TILE)) + (1 - d["alike"]) * (mean + TILE / 2)
     return mean + (whole - mean) * (mean > TILE)  # within one tile it is latency that counts
 
 
 def _tiles(d: Dims) -> Value:
-    return _context(d) * d["seqs"] / most(d["kv"], 1e-9)
+    return _context(d) * d["seqs"] / maximum_of(d["kv"], 1e-9)
 
 
 def _length(d: Dims) -> Value:
     """The prompt whose queries see as many keys on average as these do."""
-    return 2 * d["pairs"] / most(d["tokens"], 1e-9)
+    return 2 * d["pairs"] / maximum_of(d["tokens"], 1e-9)
 
 
 SHAPES: dict[str, Shape] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...base.errors import BadFile, short
+from ...base.errors import BadFile, abbreviate
 
 HUGE = 10**9  # no size of a network is larger than this
 
@@ -32,9 +32,9 @@ class Config:
             if value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int | float) or value % 1 != 0:
-                raise BadFile(f"{self.where}: {key!r} must be a whole number, not {short(value)}")
+                raise BadFile(f"{self.where}: {key!r} must be a whole number, not {abbreviate(value)}")
             if not least <= value <= HUGE:
-                raise BadFile(f"{self.where}: {key!r} must be between {least} and {HUGE:,}, not {short(value)}")
+                raise BadFile(f"{self.where}: {key!r} must be between {least} and {HUGE:,}, not {abbreviate(value)}")
             return int(value)
         if default is not None:
             return default
@@ -45,7 +45,7 @@ class Config:
         """A finite number."""
         value = self.get(*keys, default=default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e300:
-            raise BadFile(f"{self.where}: {keys[0]!r} must be a number, not {short(value)}")
+            raise BadFile(f"{self.where}: {keys[0]!r} must be a number, not {abbreviate(value)}")
         return float(value)
 
     def flag(self, *keys: str, default: bool = False) -> bool:
@@ -56,7 +56,7 @@ class Config:
         """A list, of ``length`` entries if that is given; empty if it is missing."""
         value = self.get(key, default=[])
         if not isinstance(value, list | tuple):
-            raise BadFile(f"{self.where}: {key!r} must be a list, not {short(value)}")
+            raise BadFile(f"{self.where}: {key!r} must be a list, not {abbreviate(value)}")
         if value and length is not None and len(value) < length:
             raise BadFile(f"{self.where}: {key!r} has {len(value)} entries for {length} layers")
         return list(value)

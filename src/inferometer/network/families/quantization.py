@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ...base.errors import BadFile, short
+from ...base.errors import BadFile, abbreviate
 from .config import Config
 from .patterns import matches
 
@@ -41,7 +41,7 @@ def dtype(config: Config) -> str:
     """The number format a config computes in: ``dtype(Config({"torch_dtype": "float16"}))  # 'fp16'``"""
     word = str(config.get("torch_dtype", "dtype", default="bfloat16")).removeprefix("torch.")
     if word not in DTYPES:
-        raise BadFile(f"{config.where}: torch_dtype {short(word)} is not known; allowed: {', '.join(DTYPES)}")
+        raise BadFile(f"{config.where}: torch_dtype {abbreviate(word)} is not known; allowed: {', '.join(DTYPES)}")
     return DTYPES[word]
 
 
@@ -68,7 +68,7 @@ def _section(config: Config) -> Config | None:
         for key in _SECTIONS if place is not None else ():
             value = place.get(key)  # type: ignore[union-attr]
             if value is not None and not isinstance(value, Mapping):
-                raise BadFile(f"{place.where}: {key!r} must be an object, not {short(value)}")  # type: ignore[union-attr]
+                raise BadFile(f"{place.where}: {key!r} must be an object, not {abbreviate(value)}")  # type: ignore[union-attr]
             if value:
                 return place.section(key)  # type: ignore[union-attr]
     return None
@@ -89,7 +89,7 @@ def _by_module(found: Config) -> dict[str, str]:
     for name, how in _layers(found).items():
         algo = str(how.get("quant_algo", "")).lower() if isinstance(how, Mapping) else ""
         if algo not in _ALGOS:
-            raise _unknown(found, f"algorithm {short(algo)} of layer {short(str(name))}")
+            raise _unknown(found, f"algorithm {abbreviate(algo)} of layer {abbreviate(str(name))}")
         votes.setdefault(_role(str(name)), []).append(_ALGOS[algo])
     for group in _groups(found, named=True):
         for target in group["targets"]:
@@ -101,7 +101,7 @@ def _layers(found: Config) -> Mapping[str, Any]:
     """ModelOpt's table of modules."""
     layers = found.get("quantized_layers", default={})
     if not isinstance(layers, Mapping):
-        raise BadFile(f"{found.where}: 'quantized_layers' must be an object, not {short(layers)}")
+        raise BadFile(f"{found.where}: 'quantized_layers' must be an object, not {abbreviate(layers)}")
     return layers
 
 
@@ -109,12 +109,12 @@ def _groups(found: Config, named: bool) -> list[Mapping[str, Any]]:
     """The groups whose targets are modules by name (``named``), or those of a whole class such as Linear."""
     groups = found.get("config_groups", default={})
     if not isinstance(groups, Mapping) or not all(isinstance(g, Mapping) for g in groups.values()):
-        raise BadFile(f"{found.where}: 'config_groups' must be an object of groups, not {short(groups)}")
+        raise BadFile(f"{found.where}: 'config_groups' must be an object of groups, not {abbreviate(groups)}")
     chosen: list[Mapping[str, Any]] = []
     for group in groups.values():
         targets = group.get("targets") or ["Linear"]
         if not isinstance(targets, list | tuple):
-            raise BadFile(f"{found.where}: 'targets' must be a list, not {short(targets)}")
+            raise BadFile(f"{found.where}: 'targets' must be a list, not {abbreviate(targets)}")
         if any("." in str(t) for t in targets) == named:
             chosen.append({**group, "targets": [t for t in targets if not named or "." in str(t)]})
     return chosen
@@ -178,7 +178,7 @@ def _scheme(found: Config) -> str:
     if method == "bitsandbytes" and (found.flag("load_in_4bit") or found.flag("load_in_8bit")):
         return "w4a16" if found.flag("load_in_4bit") else "w8a16"
     without = " without groups or layers" if method in _LISTED else ""
-    raise _unknown(found, f"method {short(' '.join(filter(None, (method, algo))))}{without}")
+    raise _unknown(found, f"method {abbreviate(' '.join(filter(None, (method, algo))))}{without}")
 
 
 _LISTED = ("compressed-tensors", "modelopt", "quark")  # methods that list groups of modules
@@ -193,7 +193,7 @@ def _group(found: Config, group: Mapping[str, Any]) -> str:
     """One group of compressed-tensors or ModelOpt: bits, grouping and type of its weights; 16 bits are as they were."""
     weights, inputs = group.get("weights"), group.get("input_activations")
     if not isinstance(weights, Mapping):
-        raise _unknown(found, f"of a group whose 'weights' are {short(weights)}")
+        raise _unknown(found, f"of a group whose 'weights' are {abbreviate(weights)}")
     bits, size, kind = weights.get("num_bits"), weights.get("group_size"), weights.get("type", "int")
     if bits == 16 and isinstance(bits, int):
         return ""
@@ -206,7 +206,7 @@ def _group(found: Config, group: Mapping[str, Any]) -> str:
         return "int8" if inputs else "w8a16"
     if (kind, known) == ("int", 4):
         return "int4-g32" if size == 32 else "w4a16"
-    raise _unknown(found, f"of {short(bits)} bits of type {short(kind)}")
+    raise _unknown(found, f"of {abbreviate(bits)} bits of type {abbreviate(kind)}")
 
 
 def _excluded(found: Config) -> list[str]:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from ...base import tabular
-from ...base.errors import BadFile, BadValue, short
+from ...base.errors import BadFile, BadValue, abbreviate
 from ..profile_csv import DEFAULTS, HEAD, KEYS
 
 SUFFIXES = (".csv", ".txt", ".parquet")
@@ -81,7 +81,7 @@ def read(path: Path) -> Table:
     if any(name.startswith("version https://git-lfs") for name in columns):
         raise Unusable(f"{path} is a Git LFS pointer, not the table: fetch it with git lfs pull")
     shown = ", ".join(sorted(columns - {""})[:8]) + (" …" if len(columns) > 8 else "")
-    raise Unusable(f"{path} is not a table of {', '.join(formats())}: its columns are {short(shown)}")
+    raise Unusable(f"{path} is not a table of {', '.join(formats())}: its columns are {abbreviate(shown)}")
 
 
 def _columns(path: Path) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..base.symbols import Env, Value, most, scalar
+from ..base.symbols import Env, Value, maximum_of, scalar
 from ..network.adapters import adapted, offloaded
 from ..network.graph import Block, Model
 from ..network.operators import Op, Work
@@ -24,7 +24,7 @@ HOST = Op("host_overhead", "host", Work(), {})
 _HOST_BLOCK = Block("engine", (HOST,), {}, stage="head", residual=False)
 
 
-class Setup(NamedTuple):
+class BoundPlan(NamedTuple):
     """Everything of a request but its steps, bound to names."""
 
     model: Model
@@ -46,7 +46,7 @@ class Setup(NamedTuple):
         return tuple(b for b in self.model.blocks if b.stage == "vision")
 
 
-def prepare(
+def bind(
     model: Model,
     device: Hardware,
     engine: Engine,
@@ -57,13 +57,13 @@ def prepare(
     norm_dtype: str = "",
     profile: Profile | None = None,
     usual: Hardware | None = None,
-) -> Setup:
+) -> BoundPlan:
     """Bind hardware, precision and layout to the names that formulas use.
 
     Where figures of a device were changed, ``usual`` is the device as it was. Its kernels keep their ratios to the
     roofline: a better figure then never makes anything slower, and a small change never swaps one relative for another.
     """
-    roles = roles or precision.by_role(model, plan.dtype, plan.quantization)
+    roles = roles or precision.precision_by_role(model, plan.dtype, plan.quantization)
     env, notes = precision.bind(
         model, device, dtype=plan.dtype, roles=roles, kv_cache_dtype=plan.kv_cache_dtype, norm_dtype=norm_dtype
     )
@@ -96,78 +96,80 @@ def prepare(
         precision.formats(device, roles, plan.dtype), plan.kv_cache_dtype, profiles.rounding(engine, device)
     )
     answers = profiles.sources(engine, efficiency, places, usual or device, formats, profile)
-    return Setup(model, device, engine, plan, env, answers, tuple(notes))
+    return BoundPlan(model, device, engine, plan, env, answers, tuple(notes))
 
 
-def stages(setup: Setup) -> tuple[Setup, ...]:
+def stages(bound_plan: BoundPlan) -> tuple[BoundPlan, ...]:
     """The same setup for each pipeline stage's part of the model."""
-    cut = parallelism.stages(setup.model, setup.plan.pipeline_parallel_size)
-    return tuple(setup._replace(model=part) for part in cut)
+    cut = parallelism.stages(bound_plan.model, bound_plan.plan.pipeline_parallel_size)
+    return tuple(bound_plan._replace(model=part) for part in cut)
 
 
-def bound(setup: Setup, step: Step) -> dict[str, Value]:
+def step_env(bound_plan: BoundPlan, step: Step) -> dict[str, Value]:
     """All names of a step: hardware, precision, layout and the step's sums."""
-    sums = step.sums(setup.model.spans)
-    return {**setup.env, **sums, "moe_tokens": sums["tokens"] * setup.env["dp"]}
+    sums = step.sums(bound_plan.model.spans)
+    return {**bound_plan.env, **sums, "moe_tokens": sums["tokens"] * bound_plan.env["dp"]}
 
 
-def as_run(setup: Setup, env: dict[str, Value]) -> dict[str, Value]:
+def padded_env(bound_plan: BoundPlan, env: dict[str, Value]) -> dict[str, Value]:
     """The names of a step as the engine runs it: its tokens padded to what was captured as a graph."""
-    tokens = overhead.padded(setup.engine, env["tokens"])
+    tokens = overhead.padded(bound_plan.engine, env["tokens"])
     return {**env, "tokens": tokens, "moe_tokens": tokens * env["dp"]} if tokens is not env["tokens"] else env
 
 
-def host_seconds(setup: Setup, sums: Env, kernels: Value) -> Value:
+def host_seconds(bound_plan: BoundPlan, sums: Env, kernels: Value) -> Value:
     """What engine and chip add to a step's kernels."""
-    return overhead.host_seconds(setup.model, setup.engine, sums, kernels)
+    return overhead.host_seconds(bound_plan.model, bound_plan.engine, sums, kernels)
 
 
-def step_seconds(setup: Setup, step: Step) -> Value:
+def step_seconds(bound_plan: BoundPlan, step: Step) -> Value:
     """Seconds of one step, engine included."""
-    env = bound(setup, step)
-    kernels = roofline.seconds(setup.text, as_run(setup, env), setup.sources)
-    return (kernels + host_seconds(setup, env, kernels)) * calibrated(setup, env)
+    env = step_env(bound_plan, step)
+    kernels = roofline.seconds(bound_plan.text, padded_env(bound_plan, env), bound_plan.sources)
+    return (kernels + host_seconds(bound_plan, env, kernels)) * calibrated(bound_plan, env)
 
 
-def calibrated(setup: Setup, sums: Env) -> Value:
+def calibrated(bound_plan: BoundPlan, sums: Env) -> Value:
     """The factor that a calibration puts on a step's seconds: prompts' and answers' tokens have one each."""
-    e = setup.engine
+    e = bound_plan.engine
     if e.prefill_factor == e.decode_factor:
         return e.prefill_factor
-    share = sums["prefill_tokens"] / most(sums["tokens"], 1)  # a step of none, in an array of steps, costs nothing
+    share = sums["prefill_tokens"] / maximum_of(
+        sums["tokens"], 1
+    )  # a step of none, in an array of steps, costs nothing
     return e.decode_factor + (e.prefill_factor - e.decode_factor) * share
 
 
-def step_rows(setup: Setup, steps: Step | list[Step]) -> list[OpCost]:
+def step_rows(bound_plan: BoundPlan, steps: Step | list[Step]) -> list[OpCost]:
     """Every operator of a step, and the engine's own time as a last row.
 
     A list has one step per layer (token pruning): each layer is priced with its own tokens, then summed.
     """
     per_layer = not isinstance(steps, Step)
-    every = [bound(setup, steps)] if isinstance(steps, Step) else [bound(setup, step) for step in steps]
+    every = [step_env(bound_plan, steps)] if isinstance(steps, Step) else [step_env(bound_plan, step) for step in steps]
     rows: list[OpCost] = []
-    for block in setup.text:
+    for block in bound_plan.text:
         if per_layer and block.layers:
             import numpy as np
 
             mine = {k: np.array([every[i][k] for i in block.layers], dtype=float) for k in every[0]}
-            rows += [_collapse(row) for row in roofline.price(block, mine, setup.sources)]
+            rows += [_collapse(row) for row in roofline.price(block, mine, bound_plan.sources)]
         else:
             env = every[-1] if block.stage == "head" else every[0]
-            rows += _as_run(setup, block, env)
+            rows += _padded_rows(bound_plan, block, env)
     rows = _overlapped(rows, every[0])
     kernels = sum(row.seconds * row.count for row in rows)
-    rows = [*rows, _host_row(host_seconds(setup, every[0], kernels))]
-    factor = calibrated(setup, every[0])
+    rows = [*rows, _host_row(host_seconds(bound_plan, every[0], kernels))]
+    factor = calibrated(bound_plan, every[0])
     return rows if scalar(factor) and factor == 1 else [row._replace(seconds=row.seconds * factor) for row in rows]
 
 
-def _as_run(setup: Setup, block: Block, env: dict[str, Value]) -> list[OpCost]:
+def _padded_rows(bound_plan: BoundPlan, block: Block, env: dict[str, Value]) -> list[OpCost]:
     """A block's operators: the work that was asked for, the seconds of what is run."""
-    rows, run = roofline.price(block, env, setup.sources), as_run(setup, env)
+    rows, run = roofline.price(block, env, bound_plan.sources), padded_env(bound_plan, env)
     if run is env or run["tokens"] == env["tokens"]:
         return rows
-    padded = roofline.price(block, run, setup.sources)
+    padded = roofline.price(block, run, bound_plan.sources)
     return [row._replace(seconds=more.seconds, origin=more.origin) for row, more in zip(rows, padded, strict=True)]
 
 
@@ -182,10 +184,10 @@ def _overlapped(rows: list[OpCost], env: Env) -> list[OpCost]:
     return [row._replace(seconds=row.seconds * left) if row.op.axis else row for row in rows]
 
 
-def tower_rows(setup: Setup, step: Step) -> list[OpCost]:
+def tower_rows(bound_plan: BoundPlan, step: Step) -> list[OpCost]:
     """The vision tower's operators for the images of a step."""
-    env = bound(setup, step)
-    return [row for block in setup.tower for row in roofline.price(block, env, setup.sources)]
+    env = step_env(bound_plan, step)
+    return [row for block in bound_plan.tower for row in roofline.price(block, env, bound_plan.sources)]
 
 
 def _collapse(row: OpCost) -> OpCost:
