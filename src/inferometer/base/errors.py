@@ -5,24 +5,54 @@
     ├── BadValue      a value of the wrong type, sign, size or shape
     └── BadFile       a file that cannot be read, parsed or lacks something
 
-Something that cannot *work* (a model that does not fit) is a result, never an exception.
+Sentences name arguments in backticks, "`batch_size` must be …": Python prints the keyword, the command line its flag,
+and the page marks the control, each with `InferometerError.text`. Something that cannot *work* (a model that does not
+fit) is a result, never an exception.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
 from numbers import Real
 from typing import Any
 
+_ARGUMENT = re.compile(r"`([a-z][a-z0-9_]*)`")
+
 
 class InferometerError(Exception):
-    """Base of all errors that are the request's fault. ``str(error)`` is a sentence for the user."""
+    """Base of all errors that are the request's fault: one sentence, and the arguments that it is about.
+
+    ``InferometerError("`nodes` must be 2").text(lambda name: f"--{name}")  # '--nodes must be 2'``
+    """
+
+    def __init__(self, sentence: str, *, field: str = "") -> None:
+        super().__init__(sentence)
+        self.sentence = sentence
+        named = _ARGUMENT.findall(sentence)
+        self.field: str = field or (named[0] if named else "")  # the argument at fault; empty if it is none
+
+    def text(self, spell: Callable[[str], str]) -> str:
+        """The sentence with every argument spelled as a front end does."""
+        return _ARGUMENT.sub(lambda found: spell(found[1]), self.sentence)
+
+    def __str__(self) -> str:
+        return self.text(str)
+
+    def __reduce__(self) -> tuple[Any, ...]:  # errors travel between processes
+        return _revived, (type(self), self.sentence, self.field)
+
+
+def _revived(kind: type[InferometerError], sentence: str, field: str) -> InferometerError:
+    error = kind.__new__(kind)
+    InferometerError.__init__(error, sentence, field=field)
+    return error
 
 
 class UnknownName(InferometerError):
     """``UnknownName("GPU", "h10", ["h100-sxm", "a100"])  # unknown GPU 'h10'; did you mean h100-sxm?``"""
 
-    def __init__(self, what: str, given: object, allowed: Iterable[str], hint: str = "") -> None:
+    def __init__(self, what: str, given: object, allowed: Iterable[str], hint: str = "", *, field: str = "") -> None:
         names = sorted(set(allowed))
         near = nearest(str(given)[:200], names)
         if near:
@@ -30,11 +60,18 @@ class UnknownName(InferometerError):
         else:
             shown = ", ".join(names[:16]) + (" …" if len(names) > 16 else "")
             tail = f"allowed: {shown}" if names else "none are known"
-        super().__init__(f"unknown {what} {abbreviate(str(given))}; {tail}{' ' + hint if hint else ''}")
+        sentence = f"unknown {what} {abbreviate(str(given))}; {tail}{' ' + hint if hint else ''}"
+        super().__init__(sentence, field=field)
 
 
 class BadValue(InferometerError):
-    """A value that is not allowed: says what was given and what is allowed."""
+    """A value that is not allowed, as a sentence or as data.
+
+    ``BadValue(field="share", given=2, allowed="a number in (0, 1]")  # share must be a number in (0, 1], not 2``
+    """
+
+    def __init__(self, sentence: str = "", *, field: str = "", given: object = None, allowed: str = "") -> None:
+        super().__init__(sentence or f"`{field}` must be {allowed}, not {abbreviate(given)}", field=field)
 
 
 class BadFile(InferometerError):
@@ -54,17 +91,21 @@ def nearest(given: str, names: Iterable[str], most: int = 2) -> list[str]:
 
 
 def abbreviate(value: object, most: int = 120) -> str:
-    """What was given, for a sentence about it; ``short("x" * 5000)`` ends with an ellipsis."""
+    """What was given, for a sentence about it; ``abbreviate("x" * 5000)`` ends with an ellipsis."""
     if isinstance(value, int) and abs(value) >= 10**most:
         return f"a number of more than {most} digits"
     text = repr(value)
     return text if len(text) <= most else f"{text[:most]}…"
 
 
-def check_fraction(what: str, value: Any, ends: str) -> float:
-    """The value as a number from 0 to 1, whose meaning ``ends`` tells: ``share("--overlap", 0.5, "0 (none)")``"""
+def _marked(name: str) -> str:
+    return f"`{name}`" if name.isidentifier() else name
+
+
+def check_fraction(name: str, value: Any, ends: str) -> float:
+    """The value as a number from 0 to 1, whose meaning ``ends`` tells: ``check_fraction("overlap", 0.5, "0 (none)")``"""
     if not is_number(value) or not 0 <= value <= 1:
-        raise BadValue(f"{what} must be between {ends}, not {abbreviate(value)}")
+        raise BadValue(f"{_marked(name)} must be between {ends}, not {abbreviate(value)}")
     return float(value)
 
 
@@ -73,17 +114,17 @@ def is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def check_positive(what: str, value: float, most: float = 1e15) -> None:
+def check_positive(name: str, value: float, most: float = 1e15) -> None:
     """Refuse a value that is not a positive finite number below ``most``."""
     if not is_number(value) or not 0 < value <= most:
-        raise BadValue(f"{what} must be a positive number up to {most:g}, not {abbreviate(value)}")
+        raise BadValue(f"{_marked(name)} must be a positive number up to {most:g}, not {abbreviate(value)}")
 
 
-def check_int(what: str, value: Any, least: int = 1, most: int = 10**9) -> int:
-    """The value as an integer in ``[least, most]``: ``whole("--batch-size", 8)  # 8``"""
+def check_int(name: str, value: Any, least: int = 1, most: int = 10**9) -> int:
+    """The value as an integer in ``[least, most]``: ``check_int("batch_size", 8)  # 8``"""
     if not is_number(value) or value != value or value % 1 != 0:
-        raise BadValue(f"{what} must be a whole number, not {abbreviate(value)}")
+        raise BadValue(f"{_marked(name)} must be a whole number, not {abbreviate(value)}")
     if not least <= value <= most:
         given = f"{int(value):,}" if abs(value) < 1e100 else abbreviate(value)
-        raise BadValue(f"{what} must be between {least:,} and {most:,}, not {given}")
+        raise BadValue(f"{_marked(name)} must be between {least:,} and {most:,}, not {given}")
     return int(value)

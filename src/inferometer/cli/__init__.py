@@ -43,6 +43,11 @@ class _Commands(click.Group):
         return found
 
 
+def flag(name: str) -> str:
+    """How the command line spells an argument: ``flag("batch_size")  # --batch-size``"""
+    return f"--{name.replace('_', '-')}"
+
+
 @click.group(cls=_Commands, context_settings=CONTEXT)
 @click.version_option(__version__, prog_name="inferometer")
 def app() -> None:
@@ -54,7 +59,7 @@ def main(args: list[str] | None = None) -> None:
     try:
         code = app.main(args=args, prog_name="inferometer", standalone_mode=False)
     except InferometerError as error:
-        click.echo(f"inferometer: {error}", err=True)
+        click.echo(f"inferometer: {error.text(flag)}", err=True)
         code = 2
     except click.ClickException as error:
         click.echo(f"inferometer: {error.format_message()}", err=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from imports import aic, stats, table, take
+from helpers.foreign_tables import aic, stats, table, take
 
 from inferometer import BadFile, BadValue
 from inferometer.profiling.network import network

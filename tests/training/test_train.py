@@ -12,12 +12,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import peers
 import pytest
 from conftest import ROOT, Ran
+from helpers import peers
+from helpers.peers import llm_analysis
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from peers import llm_analysis
 
 from inferometer import BadValue, TrainReport, UnknownName, train
 from inferometer.base.errors import InferometerError

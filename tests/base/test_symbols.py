@@ -23,15 +23,15 @@ from inferometer.base.symbols import (
     ceil,
     constant,
     evaluate,
+    free_names,
     maximum,
     minimum,
     name,
     names,
     text,
     total,
-    free_names,
 )
-from inferometer.costs.binding import step_env, bind
+from inferometer.costs.binding import bind, step_env
 from inferometer.costs.step import Group, Step
 from inferometer.network import families
 from inferometer.specs import catalog

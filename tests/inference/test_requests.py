@@ -598,7 +598,7 @@ def test_any_config_is_a_network_or_a_sentence(changes: dict[str, Any], section:
 
 
 def test_pages_are_finished() -> None:
-    root = Path(__file__).parent.parent
+    root = Path(__file__).parents[2]
     for page in (root / "README.md", *(root / "docs").glob("*.md")):
         assert not [w for w in page.read_text(encoding="utf-8").split() if w.startswith("@") and w.endswith("@")], page
     assert (root / "docs" / "README.md").read_text(encoding="utf-8").count("(training.md)") == 1

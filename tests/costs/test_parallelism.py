@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import inferometer
 from inferometer.base.symbols import evaluate
 from inferometer.costs import parallelism, precision
-from inferometer.costs.binding import BoundPlan, step_env, bind, stages, step_rows, step_seconds
+from inferometer.costs.binding import BoundPlan, bind, stages, step_env, step_rows, step_seconds
 from inferometer.costs.roofline import weight_sum
 from inferometer.costs.step import Group, Step
 from inferometer.inference import memory

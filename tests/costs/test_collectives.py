@@ -171,7 +171,7 @@ def test_unknown_names_are_sentences() -> None:
 
 @pytest.fixture(scope="module")
 def benchmark_module() -> ModuleType:
-    path = Path(__file__).resolve().parents[1] / "benchmarks" / "collectives.py"
+    path = Path(__file__).resolve().parents[2] / "benchmarks" / "collectives.py"
     spec = importlib.util.spec_from_file_location("benchmark_collectives", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

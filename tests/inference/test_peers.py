@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import importlib
 
-import peers
 import pytest
-from peers import QKV, UP, Ledger, differences, elements, genz, llm_viewer, rows, total
+from helpers import peers
+from helpers.peers import QKV, UP, Ledger, differences, elements, genz, llm_viewer, rows, total
 
 from inferometer.cli import main
 from inferometer.inference import analyze

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from conftest import command
-from imports import Rows, aic, stats, table, take
+from helpers.foreign_tables import Rows, aic, stats, table, take
 
 from inferometer import BadFile, BadValue, UnknownName, profile
 from inferometer.profiling import machine

@@ -17,7 +17,7 @@ from inferometer.network import families
 from inferometer.network.families import build
 from inferometer.network.graph import Block, Model
 
-CATALOGUE = Path(families.__file__).parents[1] / "data" / "models"
+CATALOGUE = Path(families.__file__).parents[2] / "data" / "models"
 BYTES = {"act_bytes": 2, "kv_bytes": 2, "norm_bytes": 2, "unfused": 1, "eager": 0, "routing_skew": 0}
 ROLES = ("attn", "mlp", "experts", "shared", "router", "head", "embed", "vision")
 

@@ -17,7 +17,7 @@ from inferometer.inference.memory import ALONE
 from inferometer.network.families import build
 from inferometer.network.graph import Block, Model
 
-CATALOGUE = Path(inferometer.network.families.__file__).parent.parent / "data" / "models"
+CATALOGUE = Path(inferometer.network.families.__file__).parents[2] / "data" / "models"
 
 # name: (total, active) summed over the shapes of all tensors; active None where all but the input embedding is.
 # For some entries the sum is this package's own, kept so that a change is noticed: what checks those independently is

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from conftest import ROOT, Ran
-from web import Server, serving
+from helpers.web_server import Server, serving
 
 from inferometer.cli.options import flags
 from inferometer.inference import analyze

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import schemathesis
+from helpers.web_server import Server, serving
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schemathesis.checks import not_a_server_error
-from web import Server, serving
 
 from inferometer.cli.options import controls
 from inferometer.web.catalogue import Control

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from web import Server, serving
+
+from helpers.web_server import Server, serving
 
 CHROMIUM = os.environ.get("INFEROMETER_CHROMIUM", "/usr/bin/chromium")
 FLAGS = [

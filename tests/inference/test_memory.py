@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inferometer.base.symbols import evaluate
-from inferometer.costs.binding import BoundPlan, step_env, bind
+from inferometer.costs.binding import BoundPlan, bind, step_env
 from inferometer.costs.step import Group, Step
 from inferometer.inference.memory import (
     activation_bytes,

@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from inferometer.views.plots.canvas import Scene, bounds, tint
 from inferometer.views.plots.roofline.roofline import (
     bars,
     distribution,
@@ -21,8 +20,6 @@ from inferometer.views.plots.roofline.roofline import (
     roofs,
     write_plots,
 )
-from inferometer.views.plots.structure import structure
-from inferometer.views.plots.wiring import ENTRY, EXIT, Part, shown, wire
 
 from inferometer.base.errors import BadFile, BadValue
 from inferometer.inference.analyze import report_of
@@ -30,6 +27,9 @@ from inferometer.inference.memory import parameters
 from inferometer.inference.report import Report
 from inferometer.inference.request import build_request
 from inferometer.network.graph import Model
+from inferometer.views.plots.canvas import Scene, bounds, tint
+from inferometer.views.plots.structure import structure
+from inferometer.views.plots.wiring import ENTRY, EXIT, Part, shown, wire
 
 PNG = b"\x89PNG\r\n\x1a\n"
 PLANS: dict[str, tuple[str, str, dict[str, Any]]] = {

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.foreign_tables import aic, table, take
 from hypothesis import given
 from hypothesis import strategies as st
-from imports import aic, table, take
 
 from inferometer.profiling import quality, roofline_limits
 from inferometer.profiling.profile_csv import DEFAULTS, KEYS, shapes, unflagged

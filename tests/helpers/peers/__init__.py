@@ -19,7 +19,7 @@ from inferometer.inference.analyze import analyze
 from inferometer.inference.report import OpRow, Phase, Report
 from inferometer.specs.catalog import precision
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SHARED = Path(os.environ.get("INFEROMETER_SHARED", ROOT.parent / "shared"))
 Case = dict[str, Any]
 FIGURES = ("flops", "load_weight", "load_act", "store_act", "load_kv_cache", "store_kv_cache", "seconds")

@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-import browser as chromium
-from browser import TABS, Opened, changed, figure, slide
 from conftest import Ran
+from helpers import browser as chromium
+from helpers.browser import TABS, Opened, changed, figure, slide
 
 server, browser, opened = chromium.server, chromium.browser, chromium.opened  # fixtures, found by their names here
 GRANITE = {

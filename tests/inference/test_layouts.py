@@ -15,7 +15,7 @@ import inferometer
 from inferometer.base import symbols
 from inferometer.base.symbols import evaluate
 from inferometer.costs import collectives, parallelism
-from inferometer.costs.binding import BoundPlan, step_env, bind, stages, step_rows
+from inferometer.costs.binding import BoundPlan, bind, stages, step_env, step_rows
 from inferometer.costs.step import Group, Step
 from inferometer.inference import advice, latency
 from inferometer.inference.request import build_request

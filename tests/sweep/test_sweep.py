@@ -21,7 +21,6 @@ import pytest
 from conftest import Ran
 from hypothesis import given
 from hypothesis import strategies as st
-from inferometer.views.plots.curves import drawn, write_curves
 
 from inferometer import BadFile, BadValue, InferometerError, Sweep, UnknownName, sweep
 from inferometer.cli import app
@@ -31,6 +30,7 @@ from inferometer.sweep.digest import Digest, fewer, pareto
 from inferometer.sweep.grid import Grid
 from inferometer.sweep.points import FIGURES, Piece, boxes, pieces
 from inferometer.sweep.writers import write
+from inferometer.views.plots.curves import drawn, write_curves
 
 Run = Callable[..., Ran]
 MODEL = "llama-3.1-8b"

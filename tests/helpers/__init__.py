@@ -1,0 +1,1 @@
+"""What tests share: a browser, a web server, tables of other tools, the peers' formulas."""
