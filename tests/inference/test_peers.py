@@ -29,7 +29,7 @@ def page() -> str:
 @pytest.mark.parametrize("tool", NAMES)
 def test_every_quantity_of_every_case(tool: str) -> None:
     """FLOPs, bytes, roofline times, parameters, weights and cache, as the tool says or as its own doing explains."""
-    check = importlib.import_module(f"peers.{tool}").check
+    check = importlib.import_module(f"helpers.peers.{tool}").check
     ledger = Ledger(tool)
     for case in peers.cases(tool):
         ledger.case = case["id"]

@@ -14,8 +14,8 @@ import pytest
 from conftest import Ran
 from hypothesis import given
 from hypothesis import strategies as st
-from inferometer.validation.validate.fit_calibration import calibrate
-from inferometer.validation.validate.validate import compared, errors, truths, validate, validate_memory
+from inferometer.validation.fit_calibration import calibrate
+from inferometer.validation.validate import compared, errors, truths, validate, validate_memory
 
 from inferometer.base.errors import BadFile, BadValue
 from inferometer.inference import analyze

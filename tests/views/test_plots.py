@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from inferometer.views.plots.roofline.roofline import (
+from inferometer.views.plots.roofline import (
     bars,
     distribution,
     memory,
