@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from inferometer.validation.validate.validate import compared
+from inferometer.validation.validate import compared
 from recipes import one_length, recipe
 
 from inferometer.base.errors import InferometerError
