@@ -13,8 +13,8 @@ from inferometer.costs.step import Group, Step
 from inferometer.inference import memory
 from inferometer.inference.latency import frontend_seconds, stage_seconds
 from inferometer.search.disaggregated import disaggregated
+from inferometer.search.front import listed
 from inferometer.search.objective import Aim, Traffic, aim, traffic
-from inferometer.search.pareto import listed
 from inferometer.search.plan_table import MET, Book, aggregated, joined, value
 from inferometer.search.server_costs import prices
 from inferometer.search.space import Server, Space, servers, space

@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 
 import inferometer
 from inferometer import BadValue, UnknownName, search
+from inferometer.base.pareto import pareto_front, undominated
 from inferometer.costs.binding import stages, step_seconds
 from inferometer.costs.step import Group, Step
 from inferometer.inference.request import build_request
-from inferometer.search.disaggregated import undominated
 from inferometer.search.explanation import table
 from inferometer.search.objective import every, traffic
-from inferometer.search.pareto import front
 from inferometer.search.search import searched
 from inferometer.search.search_result import Candidate, Figures, Pool
 from inferometer.search.serve_commands import commands
@@ -92,7 +91,7 @@ def test_means_are_near_what_is_simulated() -> None:
 )
 def test_the_front_beats_everything_else(points: list[tuple[int, int, int]], costs: bool) -> None:
     table_ = np.array(points, float)
-    kept = front(table_[:, 0], table_[:, 1], table_[:, 2] if costs else None)
+    kept = pareto_front(table_[:, 1], table_[:, 0], table_[:, 2] if costs else None)
     score = np.stack([table_[:, 0], table_[:, 1], -table_[:, 2] if costs else 0 * table_[:, 2]], 1)
     for n, one in enumerate(score):
         as_good = (score[kept] >= one).all(1)

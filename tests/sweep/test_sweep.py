@@ -23,10 +23,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferometer import BadFile, BadValue, InferometerError, Sweep, UnknownName, sweep
+from inferometer.base.pareto import pareto_front
 from inferometer.cli import app
 from inferometer.inference import analyze
 from inferometer.inference.request import build_request
-from inferometer.sweep.digest import Digest, fewer, pareto
+from inferometer.sweep.digest import Digest, fewer
 from inferometer.sweep.grid import Grid
 from inferometer.sweep.points import FIGURES, Piece, boxes, pieces
 from inferometer.sweep.writers import write
@@ -393,7 +394,7 @@ def test_a_run_that_breaks_leaves_what_was_there(found: Sweep, tmp_path: Path) -
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), min_size=1, max_size=40))
 def test_the_front_is_what_no_other_beats(points: list[tuple[int, int]]) -> None:
     x, y = np.array(points, float).T
-    kept = pareto(x, y).tolist()
+    kept = pareto_front(x, y).tolist()
     assert [x[i] for i in kept] == sorted({x[i] for i in kept}, reverse=True), "x falls, and no point comes twice"
     for i, (a, b) in enumerate(points):
         beaten = any(c >= a and d >= b and (c, d) != (a, b) for c, d in points)
@@ -410,7 +411,7 @@ def test_the_digest_counts_everything_and_keeps_the_front() -> None:
     assert digest.reasons == {text: n for text, n in reasons(found).items() if text}
     (front,) = digest.fronts.values()
     x, y = (np.array([row[f"output_throughput_per_{who}"] for row in rows]) for who in ("user", "gpu"))
-    assert [spot.row["batch_size"] for spot in front] == [rows[i]["batch_size"] for i in pareto(x, y)]
+    assert [spot.row["batch_size"] for spot in front] == [rows[i]["batch_size"] for i in pareto_front(x, y)]
     several = Digest(Grid(MODEL, gpu="h200", batch_size=[1, 8], input_len="16:3200:16"))
     for piece in pieces(Grid(MODEL, gpu="h200", batch_size=[1, 8], input_len="16:3200:16")):
         several.add(piece)

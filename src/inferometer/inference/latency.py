@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from ..base.errors import BadValue
-from ..base.symbols import Value, minimum_of, maximum_of
+from ..base.symbols import Value, maximum_of, minimum_of
 from ..costs import parallelism, precision
 from ..costs import step as phases
 from ..costs.binding import BoundPlan, bind, stages, step_rows, step_seconds, tower_rows
@@ -379,6 +379,19 @@ def throughput_and_cost(
         rate,
         (produced + read) / e2el,
         rate / gpus,
-        each * device.price_per_hour / 3600 * 1e6 if device.price_per_hour else None,
-        each * device.power if device.power else None,
+        cost_per_million_tokens(each, device.price_per_hour) if device.price_per_hour else None,
+        joules_per_token(each, device.power) if device.power else None,
     )
+
+
+def cost_per_million_tokens(gpu_seconds: Value, price_per_hour: Value) -> Value:
+    """US dollars for a million output tokens of which each takes ``gpu_seconds`` on GPUs that cost so much an hour.
+
+    Numbers or arrays: ``cost_per_million_tokens(8 / 4000, 3.6)  # 2.0: eight GPUs give 4,000 tokens/s``
+    """
+    return gpu_seconds * price_per_hour / 3600 * 1e6
+
+
+def joules_per_token(gpu_seconds: Value, power: Value) -> Value:
+    """Energy of an output token that takes ``gpu_seconds`` on GPUs of so many watts: ``joules_per_token(0.01, 700)``"""
+    return gpu_seconds * power

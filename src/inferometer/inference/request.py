@@ -40,6 +40,7 @@ class Request(NamedTuple):
     warnings: tuple[str, ...]
     profile: Profile | None = None  # kernels that the user measured
     usual: Hardware | None = None  # the device before its figures were changed: its kernels keep their ratios
+    hf_id: str = ""  # the model's repository on Hugging Face, where the catalogue knows it
 
     def bind(self) -> BoundPlan:
         """The request bound to names, ready to be priced."""
@@ -275,6 +276,7 @@ def build_request(
         tuple(warnings),
         mine,
         before,
+        entry.hf_id,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..base.pareto import undominated
 from ..inference.latency import frontend_seconds
 from .objective import Aim, Traffic
 from .plan_table import MET, MISSES, NO_ROOM, SLACK, TOO_SLOW, Plans, best_load, joined, worst
@@ -68,22 +69,6 @@ def _best(prices: Prices, options: list[tuple[int, int]]) -> list[Readers]:
         found.append(Readers(v, t, float(prices.alone[v, t]), rate, float(prices.handed[v]), dp / rate))
     figures = np.array([(prices.gpus[r.server], r.alone, -r.rate, r.handed, r.each) for r in found])
     return [found[n] for n in undominated(figures[:, 1:], figures[:, 0])]
-
-
-def undominated(costs: np.ndarray, groups: np.ndarray) -> list[int]:
-    """Rows that no other of their group beats or equals in every column; of equal ones the first.
-
-    ``undominated(np.array([[1, 2], [2, 1], [2, 2]]), np.zeros(3))  # [0, 1]``
-    """
-    kept: list[int] = []
-    order = np.lexsort((*costs.T[::-1], groups))
-    for group in np.unique(groups):
-        mine: list[int] = []
-        for n in (int(n) for n in order if groups[n] == group):
-            if not mine or not (costs[mine] <= costs[n]).all(1).any():
-                mine.append(n)
-        kept += mine
-    return sorted(kept)
 
 
 def _with(

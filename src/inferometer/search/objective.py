@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from ..base.errors import BadValue, UnknownName, check_positive, is_number, abbreviate, check_int
+from ..base.errors import BadValue, UnknownName, abbreviate, check_int, check_positive, is_number
 from ..serving.capacity import stretched
 from ..serving.metrics import objectives
 from ..serving.synthetic import at_rate, beginning_alike, synthetic

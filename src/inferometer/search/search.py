@@ -16,8 +16,8 @@ from ..specs.catalog import hardware, split_gpus
 from . import explanation, serve_commands
 from .disaggregated import disaggregated
 from .finalists import Entry, Ways, contest, ranked
+from .front import listed
 from .objective import Aim, Traffic, aim, traffic
-from .pareto import listed
 from .plan_table import MET, Book, Plans, aggregated, joined
 from .relaxation import relaxations
 from .search_result import Candidate, Search
@@ -302,8 +302,7 @@ class _Quest:
 
     def _commands(self, book: Book, best: Entry, winner: Candidate, trace: Trace | None) -> dict[str, list[str]]:
         server = book.prices.servers[int(book.plans.first[best.row])]
-        known = re.match(r"Hugging Face (\S+/[^\s,]+)", server.request.source)
-        name = self.model if "/" in self.model or known is None else known[1]
+        name = self.model if "/" in self.model else server.request.hf_id or self.model
         plan = server.request.plan
         found = serve_commands.commands(
             winner,

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..base.symbols import Value
 from ..costs import host, roofline
-from ..costs.binding import BoundPlan, padded_env, step_env, calibrated, stages, step_seconds
+from ..costs.binding import BoundPlan, calibrated, padded_env, stages, step_env, step_seconds
 from ..costs.step import Group, Step
 from ..inference import memory
 from ..inference.latency import draft_plan, frontend_seconds

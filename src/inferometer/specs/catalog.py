@@ -292,6 +292,7 @@ class Entry(msgspec.Struct, frozen=True):
     source: str
     quantization: str = ""
     network: bool = False  # a TOML description of blocks rather than a config.json
+    hf_id: str = ""  # its repository on Hugging Face; empty if it has none
 
 
 def model(text: str, token: str | None = None) -> Entry:
@@ -329,7 +330,7 @@ def known(text: str) -> Entry | None:
 def _entry(stem: str, quantization: str) -> Entry:
     """One object for one entry, so that what is made of it once can be remembered."""
     data = read_toml(DATA / "models" / f"{stem}.toml")
-    return Entry(stem, data["config"], data.get("source", ""), quantization)
+    return Entry(stem, data["config"], data.get("source", ""), quantization, hf_id=data.get("hf_id", ""))
 
 
 def _variants(key: str) -> Iterable[tuple[str, str]]:

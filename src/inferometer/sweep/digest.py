@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..base.pareto import pareto_front
 from .grid import INNER, Grid
 from .points import Piece, Texts, label
 from .sweep_table import cell, column_kinds
@@ -26,13 +27,6 @@ class Spot(NamedTuple):
     user: float
     gpu: float
     row: dict[str, Any]
-
-
-def pareto(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Places of points that no other beats in both, x falling: ``pareto(array([1, 2]), array([5, 4]))  # [1, 0]``"""
-    order = np.lexsort((-y, -x))
-    best = np.maximum.accumulate(np.concatenate([[-np.inf], y[order][:-1]]))
-    return order[y[order] > best]
 
 
 def fewer(values: list[Any], most: int = SHOWN) -> list[Any]:
@@ -111,7 +105,7 @@ class Digest:
         old = len(known)
         self.fronts[question] = [
             known[at] if at < old else Spot(float(x[at]), float(y[at]), self._row(piece, int(where[at - old])))
-            for at in pareto(x, y).tolist()
+            for at in pareto_front(x, y).tolist()
         ]
 
     def _row(self, piece: Piece, at: int) -> dict[str, Any]:

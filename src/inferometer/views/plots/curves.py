@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...base.pareto import pareto_front
 from ...base.units import si
-from ...sweep.digest import QUESTIONS, fewer, pareto
+from ...sweep.digest import QUESTIONS, fewer
 from ...sweep.grid import INNER
 from ...sweep.points import label
 from ...sweep.sweep_table import Sweep
@@ -308,7 +309,7 @@ def front(sweep: Sweep) -> Any:
     y = np.concatenate([gpu[line.at] for line in shown.lines])
     works = np.concatenate([usable[line.at] for line in shown.lines]) & np.isfinite(x)
     one = len(sweep.axes["model"]) == 1
-    best = np.flatnonzero(works)[pareto(x[works], y[works])] if one and works.any() else np.array([], int)
+    best = np.flatnonzero(works)[pareto_front(x[works], y[works])] if one and works.any() else np.array([], int)
     figure = page(wide, high, _trade(sweep, x, y, best), _about(sweep, shown))
     axes = figure.add_axes((0.085, 0.105, right - 0.085, 0.72))
     _across(axes, x)

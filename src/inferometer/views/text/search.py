@@ -12,8 +12,9 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from ...base.pareto import pareto_front
 from ...base.units import seconds
-from ...search.pareto import Points, front, points
+from ...search.front import Points, points
 from ...search.plan_table import Book
 from ...search.search_result import Candidate, Search
 from ...search.serve_commands import BENCH, SGLANG, TRTLLM, VLLM
@@ -194,7 +195,7 @@ def pareto(found: Search, book: Book) -> Any:
                 rasterized=True,
                 label=label,
             )
-    line = front(every.per_gpu, every.per_user)
+    line = pareto_front(every.per_user, every.per_gpu)
     axes.plot(every.per_user[line], every.per_gpu[line], color=INK, linewidth=1.1, label="Pareto front", zorder=4)
     _simulated(axes, found)
     axes.set_xscale("log")

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..base.pareto import pareto_front
 from .plan_table import Book
 
 
@@ -48,28 +49,11 @@ def points(book: Book) -> Points:
     )
 
 
-def front(per_gpu: np.ndarray, per_user: np.ndarray, cost: np.ndarray | None = None) -> np.ndarray:
-    """Which points are on the front, by falling tokens/s per user: ``front(y, x)``; of equal ones the first.
-
-    Without costs that is a walk along the sorted points. With costs every point is compared with those on the front.
-    """
-    order = np.lexsort((-per_gpu, -per_user) if cost is None else (cost, -per_gpu, -per_user))
-    if cost is None:
-        best = np.maximum.accumulate(np.concatenate([[-np.inf], per_gpu[order][:-1]]))
-        found: np.ndarray = order[per_gpu[order] > best]
-        return found
-    kept: list[int] = []
-    for n in order.tolist():  # those before it have as many tokens/s per user or more
-        if not kept or not ((per_gpu[kept] >= per_gpu[n]) & (cost[kept] <= cost[n])).any():
-            kept.append(n)
-    return np.array(kept, int)
-
-
 def listed(book: Book) -> tuple[list[dict[str, Any]], Points]:
     """The front as rows for people, and all points for a picture."""
     every = points(book)
     several = len(book.space.gpus) > 1 and bool((every.cost > 0).all())
-    rows = front(every.per_gpu, every.per_user, every.cost if several else None)
+    rows = pareto_front(every.per_user, every.per_gpu, every.cost if several else None)
     names = [f"{one.layout} {one.kind[1]}, KV {one.kind[2]}" for one in book.prices.servers]
     found = []
     for n in rows.tolist():
