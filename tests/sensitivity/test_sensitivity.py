@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferometer import sensitivity
-from inferometer.inference import analyze
+from inferometer.inference.analyze import analyze
 from inferometer.inference.request import Request, build_request
 from inferometer.sensitivity.evaluation import METRICS, point, read, reading
 from inferometer.sensitivity.parameters import TOGETHER, knobs, links_in_use

@@ -18,7 +18,7 @@ from inferometer.validation.fit_calibration import calibrate
 from inferometer.validation.validate import compared, errors, truths, validate, validate_memory
 
 from inferometer.base.errors import BadFile, BadValue
-from inferometer.inference import analyze
+from inferometer.inference.analyze import analyze
 from inferometer.serving.metrics import latencies
 from inferometer.serving.simulate import simulate
 from inferometer.serving.synthetic import synthetic
