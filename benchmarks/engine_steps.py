@@ -20,10 +20,11 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from inferometer import analyze
 from inferometer.costs import precision as numerics
 from inferometer.costs.binding import BoundPlan, bind, step_seconds
 from inferometer.costs.step import Group, Step
-from inferometer.inference import analyze, latency
+from inferometer.inference import latency
 from inferometer.network import families
 from inferometer.specs import catalog
 from inferometer.specs.structs import Plan

@@ -25,13 +25,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from inferometer.validation.validate import compared
 from recipes import one_length, recipe
 
 from inferometer.base.errors import InferometerError
 from inferometer.serving.metrics import metrics
 from inferometer.serving.simulate import simulate
 from inferometer.serving.trace import Trace, read_trace
+from inferometer.validation.validate import compared
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = Path(os.environ.get("INFEROMETER_SHARED", ROOT.parent / "shared"))

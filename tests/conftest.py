@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import settings
 
-from inferometer import Report
+from inferometer import Report, analyze
 from inferometer.cli import main
-from inferometer.inference import analyze
 
 ROOT = Path(__file__).parent.parent
 settings.register_profile("ci", derandomize=True)  # the same examples every time; elsewhere new ones are tried
@@ -46,20 +45,29 @@ def command(*args: str) -> Ran:
     return Ran(code if isinstance(code, int) else 0, out.getvalue(), err.getvalue())
 
 
+def refused(ran: Ran, *parts: str) -> None:
+    """Exit code 2, one line on stderr that has all the parts, no traceback and no half a result."""
+    assert ran.code == 2, (ran.code, ran.err, ran.out[:200])
+    assert ran.out == "" and ran.err.count("\n") == 1 and ran.err.startswith("inferometer: "), ran.err
+    assert "Traceback" not in ran.err
+    for part in parts:
+        assert part in ran.err, f"{part!r} is not in {ran.err!r}"
+
+
 @pytest.fixture(scope="session")
 def run() -> Callable[..., Ran]:
     return command
 
 
 @cache
-def _report(model: str, words: tuple[tuple[str, Any], ...]) -> Report:
-    return analyze(model, **dict(words))
+def _report(model: str, kwargs: tuple[tuple[str, Any], ...]) -> Report:
+    return analyze(model, **dict(kwargs))
 
 
 @pytest.fixture(scope="session")
 def report() -> Callable[..., Report]:
     """``report("llama-3.1-8b", batch_size=8)``: an analysis, made once however many tests look at it."""
-    return lambda model, **words: _report(model, tuple(sorted(words.items())))
+    return lambda model, **kwargs: _report(model, tuple(sorted(kwargs.items())))
 
 
 @pytest.fixture(scope="session")

@@ -16,8 +16,8 @@ import click
 import pytest
 from conftest import ROOT, Ran
 
+from inferometer import analyze
 from inferometer.cli import COMMANDS, app
-from inferometer.inference import analyze
 from inferometer.inference.memory import parameters
 from inferometer.network import families
 from inferometer.network.operators import KINDS
@@ -286,8 +286,8 @@ def test_adding_an_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "hadamard" not in KINDS
     try:
         for mark, place, word in (
-            ('@operator("hadamard")', "operators.dense", "hadamard"),
-            ("def rotated_mlp", "blocks.mlp", "rotated_mlp"),
+            ('@operator("hadamard")', "network.operators.dense", "hadamard"),
+            ("def rotated_mlp", "network.blocks.mlp", "rotated_mlp"),
         ):
             home = importlib.import_module(f"inferometer.{place}")
             names = dict(vars(home))

@@ -8,22 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Ran
+from conftest import Ran, refused
 
-from inferometer import BadValue, InferometerError
-from inferometer.inference import analyze
+from inferometer import BadValue, InferometerError, analyze
 
 Run = Callable[..., Ran]
 MODEL = "llama-3.1-8b"
-
-
-def refused(ran: Ran, *words: str) -> None:
-    """Exit code 2, one line on stderr that has all the words, no traceback and no half a result."""
-    assert ran.code == 2, (ran.code, ran.err, ran.out[:200])
-    assert ran.out == "" and ran.err.count("\n") == 1 and ran.err.startswith("inferometer: "), ran.err
-    assert "Traceback" not in ran.err
-    for word in words:
-        assert word in ran.err, f"{word!r} is not in {ran.err!r}"
 
 
 @pytest.mark.parametrize(

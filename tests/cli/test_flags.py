@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from conftest import Ran
 
-from inferometer.inference import analyze
+from inferometer import analyze
 from inferometer.specs import catalog
 
 Run = Callable[..., Ran]

@@ -11,7 +11,7 @@ from conftest import command
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferometer import BadFile
+from inferometer import BadFile, analyze
 from inferometer.base.symbols import evaluate
 from inferometer.base.symbols import names as s
 from inferometer.costs import host as overhead
@@ -22,7 +22,6 @@ from inferometer.costs.kernels.measured import profile_of, read_rows
 from inferometer.costs.kernels.registry import read, relatives, shipped
 from inferometer.costs.kernels.surfaces import SHAPES, Grid, head_sheet
 from inferometer.costs.step import Group, Step
-from inferometer.inference import analyze
 from inferometer.inference.request import build_request
 from inferometer.network import families
 from inferometer.network.operators import linear

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inferometer import analyze
 from inferometer.costs.binding import BoundPlan, bind, step_rows, step_seconds
 from inferometer.costs.step import Group, Step
-from inferometer.inference import analyze
 from inferometer.network import families
 from inferometer.specs import catalog
 from inferometer.specs.structs import Plan

@@ -11,8 +11,8 @@ import pytest
 from helpers import peers
 from helpers.peers import QKV, UP, Ledger, differences, elements, genz, llm_viewer, rows, total
 
+from inferometer import analyze
 from inferometer.cli import main
-from inferometer.inference import analyze
 
 PAGE = peers.ROOT / "docs" / "compared.md"
 NAMES = {"llm_viewer": "LLM-Viewer", "llm_profiler": "llm_profiler", "llm_analysis": "llm-analysis", "genz": "GenZ"}

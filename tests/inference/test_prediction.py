@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferometer.inference import analyze
+from inferometer import analyze
 from inferometer.inference.latency import Prediction, predict, uniform_batch_shape
 from inferometer.inference.memory import footprint
 from inferometer.inference.request import build_request

@@ -14,9 +14,8 @@ from conftest import Ran, command
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferometer import BadFile, BadValue, InferometerError, Report, train
+from inferometer import BadFile, BadValue, InferometerError, Report, analyze, train
 from inferometer.base.units import percent
-from inferometer.inference import analyze
 from inferometer.inference.memory import parameters
 from inferometer.inference.speculation import accepted
 from inferometer.network import families

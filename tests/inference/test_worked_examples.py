@@ -8,8 +8,7 @@ from collections.abc import Callable
 import pytest
 from conftest import Ran
 
-from inferometer import Report
-from inferometer.inference import analyze
+from inferometer import Report, analyze
 from inferometer.specs import catalog
 
 Run = Callable[..., Ran]

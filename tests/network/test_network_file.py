@@ -6,10 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Ran
-from test_bad_input import refused
+from conftest import Ran, refused
 
-from inferometer.inference import analyze
+from inferometer import analyze
 
 Run = Callable[..., Ran]
 GQA = '{ block = "gqa", num_attention_heads = 4, num_key_value_heads = 2, head_dim = 16 }'

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from inferometer import analyze
 from inferometer.base.errors import BadValue, UnknownName
-from inferometer.inference import analyze
 from inferometer.serving.outcome import Outcome
 from inferometer.serving.simulate import simulate
 from inferometer.serving.synthetic import synthetic

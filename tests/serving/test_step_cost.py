@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inferometer import analyze
 from inferometer.costs import binding
 from inferometer.costs.binding import BoundPlan, bind, stages
 from inferometer.costs.step import Group, Step
-from inferometer.inference import analyze
 from inferometer.inference.request import build_request
 from inferometer.serving.batch import Batch
 from inferometer.serving.engine import Heat

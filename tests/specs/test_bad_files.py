@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Ran
-from test_bad_input import refused
+from conftest import Ran, refused
 
 Run = Callable[..., Ran]
 SMALL: dict[str, Any] = {

@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
+from inferometer import analyze
 from inferometer.base.errors import UnknownName
-from inferometer.inference import analyze
 from inferometer.network import families
 from inferometer.specs import catalog
 

@@ -6,7 +6,7 @@ import tomllib
 
 import pytest
 
-from inferometer.inference import analyze
+from inferometer import analyze
 from inferometer.specs import catalog
 from inferometer.specs.structs import Hardware
 

@@ -11,6 +11,14 @@ from typing import Any
 
 import msgspec
 import pytest
+
+from inferometer.base.errors import BadFile, BadValue
+from inferometer.inference.analyze import report_of
+from inferometer.inference.memory import parameters
+from inferometer.inference.report import Report
+from inferometer.inference.request import build_request
+from inferometer.network.graph import Model
+from inferometer.views.plots.canvas import Scene, bounds, tint
 from inferometer.views.plots.roofline import (
     bars,
     distribution,
@@ -20,14 +28,6 @@ from inferometer.views.plots.roofline import (
     roofs,
     write_plots,
 )
-
-from inferometer.base.errors import BadFile, BadValue
-from inferometer.inference.analyze import report_of
-from inferometer.inference.memory import parameters
-from inferometer.inference.report import Report
-from inferometer.inference.request import build_request
-from inferometer.network.graph import Model
-from inferometer.views.plots.canvas import Scene, bounds, tint
 from inferometer.views.plots.structure import structure
 from inferometer.views.plots.wiring import ENTRY, EXIT, Part, shown, wire
 

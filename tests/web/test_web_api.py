@@ -13,8 +13,8 @@ import pytest
 from conftest import ROOT, Ran
 from helpers.web_server import Server, serving
 
+from inferometer import analyze
 from inferometer.cli.options import flags
-from inferometer.inference import analyze
 from inferometer.specs import catalog
 from inferometer.web.guard import Guard
 from inferometer.web.words import WORDS, Plan, command, concerns, plan_of
