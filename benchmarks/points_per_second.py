@@ -17,7 +17,7 @@ from inferometer.inference.latency import predict, uniform_batch_shape
 from inferometer.inference.memory import footprint
 from inferometer.inference.request import build_request
 from inferometer.sweep.grid import Grid
-from inferometer.sweep.points import pieces
+from inferometer.sweep.points import chunks
 
 SCALAR = 200
 GRIDS = {
@@ -87,7 +87,7 @@ def main() -> None:
         times, computing = {}, time.process_time()
         for threads in (1, os.cpu_count() or 1):
             began = time.perf_counter()
-            found = Sweep(grid, pieces(grid, threads))
+            found = Sweep(grid, chunks(grid, threads))
             times[threads] = time.perf_counter() - began
         computing = (time.process_time() - computing) / len(times)
         slow, worst = loop(found)

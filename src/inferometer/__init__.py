@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # the same names as in _LAZY, for editors and type checkers
     from .serving.trace import Trace as Trace
     from .serving.trace import read_trace as read_trace
     from .sweep.sweep import sweep as sweep
-    from .sweep.sweep_table import Sweep as Sweep
+    from .sweep.sweep import Sweep as Sweep
     from .training.train import train as train
     from .training.training_report import TrainReport as TrainReport
     from .validation.validate import validate as validate
@@ -40,7 +40,7 @@ _LAZY = {  # public name: the module that is loaded when the name is first used
     "Outcome": "serving.outcome",
     "Search": "search.search_result",
     "Sensitivity": "sensitivity.sensitivity_report",
-    "Sweep": "sweep.sweep_table",
+    "Sweep": "sweep.sweep",
     "Trace": "serving.trace",
     "TrainReport": "training.training_report",
     "find_capacity": "serving.capacity",

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferometer import analyze, sensitivity
+from inferometer import sensitivity
+from inferometer.inference.analyze import analyze
 from inferometer.inference.request import Request, build_request
 from inferometer.sensitivity.evaluation import METRICS, point, read, reading
 from inferometer.sensitivity.parameters import TOGETHER, knobs, links_in_use

@@ -22,21 +22,22 @@ from conftest import Ran
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferometer import BadFile, BadValue, InferometerError, Sweep, UnknownName, analyze, sweep
+from inferometer import BadFile, BadValue, InferometerError, Sweep, UnknownName, sweep
 from inferometer.base.pareto import pareto_front
 from inferometer.cli import app
+from inferometer.inference.analyze import analyze
 from inferometer.inference.request import build_request
-from inferometer.sweep.digest import Digest, fewer
+from inferometer.sweep.digest import Digest, spread
 from inferometer.sweep.grid import Grid
-from inferometer.sweep.points import FIGURES, Piece, boxes, pieces
+from inferometer.sweep.points import METRICS, Chunk, boxes, chunks
 from inferometer.sweep.writers import write
 from inferometer.views.plots.curves import drawn, write_curves
 
 Run = Callable[..., Ran]
 MODEL = "llama-3.1-8b"
 MTP = {"method": "mtp", "num_speculative_tokens": 1, "acceptance_rate": 0.8}
-METRICS = [name for name in FIGURES if not name.endswith(("_bytes", "_per_user"))]
-BYTES = [name for name in FIGURES if name.endswith("_bytes")]
+REPORTED = [name for name in METRICS if not name.endswith(("_bytes", "_per_user"))]
+BYTES = [name for name in METRICS if name.endswith("_bytes")]
 
 # dense, overrides and prefixes; families and engines; layouts and precisions; experts and drafts; beams and adapters;
 # images; conversations; diffusion; offload; use cases and efficiencies; links that a device lacks; one workload; meshes
@@ -147,7 +148,7 @@ def test_points_are_what_analyze_says(model: str, axes: dict[str, Any]) -> None:
             assert not row["feasible"] and row["reason"], words
             continue
         assert (row["feasible"], row["reason"] is None) == (one.feasible, one.feasible), words
-        for names, figures in ((METRICS, one.metrics), (BYTES, one.memory)):
+        for names, figures in ((REPORTED, one.metrics), (BYTES, one.memory)):
             for name in names:
                 assert close(row[name], getattr(figures, name), 1e-9), (name, words)
         tpot = one.metrics.tpot_ms
@@ -206,14 +207,14 @@ def test_a_combination_that_is_refused_is_marked_and_a_mistake_is_an_error() -> 
         ({"tensor_parallel_size": [1, 0]}, BadValue, "--tensor-parallel-size must be between 1"),
         ({"interconnect": ["nvlink", "string"]}, UnknownName, "unknown --interconnect 'string'"),
         ({"gpu": "l40s", "interconnect": "nvlink"}, BadValue, "unknown --interconnect 'nvlink'"),
-        ({"batch_size": [1, 0]}, BadValue, "--batch-size must be between 1 and 10,000,000, not 0"),
-        ({"input_len": "1:2000000000:x10"}, BadValue, "--input-len must be between 1 and 100,000,000"),
-        ({"prefix_len": [-1]}, BadValue, "--prefix-len must be between 0"),
+        ({"batch_size": [1, 0]}, BadValue, "batch_size must be between 1 and 10,000,000, not 0"),
+        ({"input_len": "1:2000000000:x10"}, BadValue, "input_len must be between 1 and 100,000,000"),
+        ({"prefix_len": [-1]}, BadValue, "prefix_len must be between 0"),
         ({"batchsize": [1]}, UnknownName, "unknown axis 'batchsize'; did you mean batch_size"),
         ({"phase": "decode"}, UnknownName, "unknown axis 'phase'"),
-        ({"enable_expert_parallel": "yes"}, BadValue, "--enable-expert-parallel must be True, False"),
+        ({"enable_expert_parallel": "yes"}, BadValue, "enable_expert_parallel must be True, False"),
         ({"profile": "nowhere.csv"}, BadFile, "nowhere.csv"),
-        ({"output_len": []}, BadValue, "--output-len has no values"),
+        ({"output_len": []}, BadValue, "output_len has no values"),
         ({"turns": "1:2", "input_len": [1, 2]}, BadValue, "--turns says all lengths itself"),
     ]:
         with pytest.raises(error) as caught:
@@ -246,7 +247,7 @@ def test_boxes_are_runs_of_rows(sizes: list[int], most: int) -> None:
     assert all(len(part) <= most for part in cut)
 
 
-def test_pieces_and_threads_do_not_matter() -> None:
+def test_chunks_and_threads_do_not_matter() -> None:
     axes = {
         "gpu": "h200,h100-sxm",
         "tensor_parallel_size": [1, 3],
@@ -259,7 +260,7 @@ def test_pieces_and_threads_do_not_matter() -> None:
     whole = sweep(MODEL, **axes)
     for threads, most in ((1, 7), (2, 64), (5, 1)):
         grid = Grid(MODEL, **axes)
-        parts = list(pieces(grid, threads, most))
+        parts = list(chunks(grid, threads, most))
         assert [p.start for p in parts] == np.cumsum([0, *map(len, parts[:-1])]).tolist() and len(parts) > 4
         cut = Sweep(grid, parts)
         assert set(cut.columns) == set(whole.columns)
@@ -370,8 +371,8 @@ def test_files_hold_the_table(found: Sweep, tmp_path: Path) -> None:
 
 
 def test_a_run_that_breaks_leaves_what_was_there(found: Sweep, tmp_path: Path) -> None:
-    def broken() -> Iterator[Piece]:
-        yield found.pieces[0]
+    def broken() -> Iterator[Chunk]:
+        yield found.chunks[0]
         raise KeyboardInterrupt
 
     for form in ("csv", "json", "parquet"):
@@ -404,7 +405,7 @@ def test_the_digest_counts_everything_and_keeps_the_front() -> None:
     axes = {"gpu": "h200,h100-sxm", "tensor_parallel_size": [1, 2, 4], "batch_size": "1:4096:x2"}
     grid = Grid("llama-3.1-70b", **axes)
     digest = Digest(grid)
-    found = Sweep(grid, digest.seen(pieces(grid, most=9)))
+    found = Sweep(grid, digest.watch(chunks(grid, most=9)))
     rows = [row for row in found.rows() if row["feasible"]]
     assert (digest.points, digest.feasible) == (len(found), len(rows))
     assert digest.reasons == {text: n for text, n in reasons(found).items() if text}
@@ -412,12 +413,12 @@ def test_the_digest_counts_everything_and_keeps_the_front() -> None:
     x, y = (np.array([row[f"output_throughput_per_{who}"] for row in rows]) for who in ("user", "gpu"))
     assert [spot.row["batch_size"] for spot in front] == [rows[i]["batch_size"] for i in pareto_front(x, y)]
     several = Digest(Grid(MODEL, gpu="h200", batch_size=[1, 8], input_len="16:3200:16"))
-    for piece in pieces(Grid(MODEL, gpu="h200", batch_size=[1, 8], input_len="16:3200:16")):
-        several.add(piece)
+    for chunk in chunks(Grid(MODEL, gpu="h200", batch_size=[1, 8], input_len="16:3200:16")):
+        several.add(chunk)
     shown = several.table()
     assert len(shown) == 12 and shown[0]["input_len"] == 16 and shown[-1]["input_len"] == 3200
     assert all(row["batch_size"] == 8 for row in shown), "more sequences get more out of a GPU"
-    assert fewer([1, 2, 3, 4, 5], 3) == [1, 3, 5]
+    assert spread([1, 2, 3, 4, 5], 3) == [1, 3, 5]
 
 
 def test_pictures(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from .output import progress, show_rich
 if TYPE_CHECKING:
     from ..sweep.digest import Digest
     from ..sweep.grid import Grid
-    from ..sweep.points import Piece
+    from ..sweep.points import Chunk
 
 _AXES = (
     "Every flag of analyze is an axis. Numbers: 1,2,4 or 16:8000:16 by step or 1:1024:x2 by ratio, or all of them "
@@ -59,25 +59,24 @@ def sweep(model: str, plot: str | None, as_json: bool, as_csv: bool, output: str
     The file's name says what -o writes: .csv .json .jsonl .parquet
     """
     from ..sweep.digest import Digest
-    from ..sweep.points import pieces
-    from ..sweep.sweep import checked
-    from ..sweep.sweep_table import Sweep, column_kinds
-    from ..sweep.writers import TEXTS, form_of, write
+    from ..sweep.points import chunks, column_kinds
+    from ..sweep.sweep import Sweep, checked_grid
+    from ..sweep.writers import TEXT_FORMATS, file_format, write
 
     said = "json" if as_json else "csv" if as_csv else None
-    form = form_of(output, said) if output is not None else said
+    form = file_format(output, said) if output is not None else said
     words = _words(flags)
-    grid = checked(model, words.pop("gpu", "h100-sxm"), to_file=output is not None and plot is None, **words)
+    grid = checked_grid(model, words.pop("gpu", "h100-sxm"), to_file=output is not None and plot is None, **words)
     digest, began = Digest(grid), time.perf_counter()
     with progress("pricing", grid.points, "points") as reached:
-        stream: Iterable[Piece] = _watched(digest.seen(pieces(grid)), reached)
+        stream: Iterable[Chunk] = _watched(digest.watch(chunks(grid)), reached)
         if plot is not None:
             kept = Sweep(grid, stream)
-            stream = kept.pieces
+            stream = kept.chunks
         if output is not None and form is not None:
-            write(output, form, stream, column_kinds(grid), grid.every, grid.warnings)
+            write(output, form, stream, column_kinds(grid), grid.axes, grid.warnings)
         elif form is not None:
-            for text in TEXTS[form](stream, column_kinds(grid), grid.every, grid.warnings):
+            for text in TEXT_FORMATS[form](stream, column_kinds(grid), grid.axes, grid.warnings):
                 click.echo(text.decode(), nl=False)
         deque(stream, maxlen=0)
     took = time.perf_counter() - began
@@ -103,10 +102,10 @@ def _words(flags: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _watched(pieces: Iterator[Piece], reached: Callable[[float], None]) -> Iterator[Piece]:
-    for piece in pieces:
-        yield piece
-        reached(piece.start + len(piece))
+def _watched(stream: Iterator[Chunk], reached: Callable[[float], None]) -> Iterator[Chunk]:
+    for chunk in stream:
+        yield chunk
+        reached(chunk.start + len(chunk))
 
 
 def _say(grid: Grid, digest: Digest, took: float, output: str | None, form: str | None) -> None:

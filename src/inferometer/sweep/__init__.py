@@ -1,1 +1,1 @@
-"""Many plans and workloads at once: axes as a grid, its points priced in pieces, and the table that they make."""
+"""Many plans and workloads at once: axes as a grid, its points evaluated in chunks, and the table that they make."""

@@ -1,7 +1,8 @@
-"""The grid of a sweep: which values each word of a request takes, and the cases that they make.
+"""The grid of a sweep: which values each argument of a request takes, and the cases that they make.
 
-A case is one request for a whole mesh of workloads: batch sizes and lengths are arrays of it, every other axis is an
-outer loop. Rows are numbered case by case, and inside of one by batch size, input, output and prefix length.
+A case is one request for a whole mesh of workloads: batch sizes and lengths are arrays of it (`INNER_AXES`), every
+other axis is an outer loop. Rows are numbered case by case, and inside of one by batch size, input, output and prefix
+length.
 """
 
 from __future__ import annotations
@@ -26,139 +27,139 @@ from ..inference.workload import TOKENS
 from ..network.graph import Model
 from ..specs.catalog import split_gpus
 
-INNER = ("batch_size", "input_len", "output_len", "prefix_len")
+INNER_AXES = ("batch_size", "input_len", "output_len", "prefix_len")
 _LIMITS = {"batch_size": (1, 10**7), "input_len": (1, TOKENS), "output_len": (1, TOKENS), "prefix_len": (0, TOKENS)}
-_UNCUT = ("turns", "speculative_config", "lora_targets", "profile", "calibration")  # their values may have commas
+_UNSPLIT = ("turns", "speculative_config", "lora_targets", "profile", "calibration")  # their values may have commas
 _SECRET = "hf_token"  # not an axis, and never in a table
-_WORDS = inspect.signature(build_request).parameters
-_LOOKED_AT = 20  # values of an axis; of more, the first and the last stand for all
+_PARAMETERS = inspect.signature(build_request).parameters
+_MAX_CHECKED = 20  # values of an axis that `Grid.check` tries; of a longer axis, the first and the last
 
 
 class Case(NamedTuple):
-    """One request for a mesh of workloads; refused ones have a reason and no request."""
+    """One request for a mesh of workloads; a refused one has an error and no request."""
 
     number: int
-    words: dict[str, Any]
-    mesh: tuple[np.ndarray, ...]  # the values of INNER
-    reason: str = ""
+    arguments: dict[str, Any]  # of the outer axes
+    mesh: tuple[np.ndarray, ...]  # the values of INNER_AXES, one dimension each
+    reason: str = ""  # why none of its points can be used; empty if some may
     request: Request | None = None
     bound_plan: BoundPlan | None = None
+    error: InferometerError | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Values of each inner axis."""
+        """How many values each inner axis has."""
         return tuple(len(values) for values in self.mesh)
 
 
 def kind(name: str) -> str:
     """What an axis takes: ``kind("batch_size")  # 'whole'``, or 'real', 'switch', 'word'"""
-    said = str(_WORDS[name].annotation)
-    if name == "input_len" or said.startswith("int"):
+    annotation = str(_PARAMETERS[name].annotation)
+    if name == "input_len" or annotation.startswith("int"):
         return "whole"
-    return "switch" if "bool" in said else "word" if "str" in said else "real"
+    return "switch" if "bool" in annotation else "word" if "str" in annotation else "real"
 
 
-def flag(name: str) -> str:
-    """``flag("batch_size")  # '--batch-size'``"""
-    return f"--{name.replace('_', '-')}" if name != "model" else "MODEL"
-
-
-def axis(name: str, given: Any) -> tuple[Any, ...]:
-    """The values of a word of the request: ``axis("batch_size", "1:8:x2")  # (1, 2, 4, 8)``"""
-    takes = kind(name)
+def axis_values(name: str, given: Any) -> tuple[Any, ...]:
+    """The values of an argument of the request: ``axis_values("batch_size", "1:8:x2")  # (1, 2, 4, 8)``"""
+    takes, argument = kind(name), f"`{name}`"
     if takes == "switch":
-        return switches(flag(name), given)
+        return switches(argument, given)
     if takes != "word":
-        values = numbers(flag(name), given, whole=takes == "whole")
+        values = numbers(argument, given, whole=takes == "whole")
         for value in (min(values), max(values)) if name in _LIMITS else ():
-            check_int(flag(name), value, *_LIMITS[name])
+            check_int(name, value, *_LIMITS[name])
         return values
     if name == "efficiency":  # numbers, and texts with a number for each kind of limit
-        parts = [[item] if "=" in str(item) else numbers(flag(name), item, whole=False) for item in items(given)]
+        parts = [[item] if "=" in str(item) else numbers(argument, item, whole=False) for item in items(given)]
         return tuple(chain.from_iterable(parts))
-    if name in _UNCUT:
+    if name in _UNSPLIT:
         several = isinstance(given, list | tuple) and all(isinstance(v, str | Mapping | None) for v in given)
-        return words(flag(name), given if several else [given], lambda text: [text])
+        return words(argument, given if several else [given], lambda text: [text])
     if name == "images" and all(isinstance(side, int) for side in items(given)):
         given = [tuple(given)]
-    return words(flag(name), given, split_gpus if name == "gpu" else None)
+    # MODEL is an argument of the command, not one of its flags
+    return words(argument if name != "model" else "MODEL", given, split_gpus if name == "gpu" else None)
 
 
 class Grid:
-    """``Grid("llama-3.1-8b", gpu="h200,h100-sxm", batch_size="1:256:x2")``: checked, counted and ready to be priced."""
+    """``Grid("llama-3.1-8b", gpu="h200,h100-sxm", batch_size="1:256:x2")``: axes checked, points counted."""
 
     def __init__(self, model: Any, gpu: Any = "h100-sxm", **given: Any) -> None:
         for name in given:
-            if name not in _WORDS:
-                raise UnknownName("axis", name, [word for word in _WORDS if word != _SECRET])
+            if name not in _PARAMETERS:
+                raise UnknownName("axis", name, [known for known in _PARAMETERS if known != _SECRET])
         self.token = given.pop(_SECRET, None)
-        request = {"model": model, "gpu": gpu, **given}
-        axes = {name: axis(name, request[name]) for name in _WORDS if request.get(name) is not None}
-        self.inner = {name: axes.pop(name) for name in INNER if name in axes}
-        self.axes: dict[str, tuple[Any, ...]] = axes  # those of the outer loop
-        self.lengths = tuple(len(values) for values in axes.values())
-        self.cases = math.prod(self.lengths)
-        self.each = math.prod(len(values) for values in self.inner.values())
+        arguments = {"model": model, "gpu": gpu, **given}
+        axes = {name: axis_values(name, arguments[name]) for name in _PARAMETERS if arguments.get(name) is not None}
+        self.inner = {name: axes.pop(name) for name in INNER_AXES if name in axes}
+        self.outer: dict[str, tuple[Any, ...]] = axes
+        self.outer_shape = tuple(len(values) for values in axes.values())
+        self.num_cases = math.prod(self.outer_shape)
+        self.points_per_case = math.prod(len(values) for values in self.inner.values())
         self.warnings: dict[str, None] = {}
         self._models: dict[str, Model] = {}
-        self._seen: dict[int, Case] = {}
+        self._cases: dict[int, Case] = {}  # those that `check` has built
 
     @property
-    def every(self) -> dict[str, tuple[Any, ...]]:
+    def axes(self) -> dict[str, tuple[Any, ...]]:
         """All axes in the order of rows."""
-        return {**self.axes, **self.inner}
+        return {**self.outer, **self.inner}
 
     @property
     def points(self) -> int:
-        """Rows of the table."""
-        return self.cases * self.each
+        """How many rows the table has."""
+        return self.num_cases * self.points_per_case
 
     def check(self) -> None:
-        """Refuse a value that nothing could make right, and a grid of which no case can be asked for."""
-        for place, (name, values) in enumerate(self.axes.items()):
-            for index in range(len(values)) if len(values) <= _LOOKED_AT else (0, len(values) - 1):
+        """Refuse a value that no other axis could make right, and a grid without a single valid request."""
+        for place, (name, values) in enumerate(self.outer.items()):
+            for index in range(len(values)) if len(values) <= _MAX_CHECKED else (0, len(values) - 1):
                 self._check_value(name, values[index], place, index)
-        if all(case.request is None for case in chain(self._seen.values(), map(self._made, range(self.cases)))):
-            raise BadValue(self._seen[0].reason)
+        if all(case.request is None for case in chain(self._cases.values(), map(self._case, range(self.num_cases)))):
+            error = self._cases[0].error
+            assert error is not None
+            raise BadValue(error.sentence, field=error.field)
 
     def _check_value(self, name: str, value: Any, place: int, index: int) -> None:
         """A value is a mistake if it is refused by itself, and in every case that has it."""
-        strides = [math.prod(self.lengths[at + 1 :]) for at in range(len(self.lengths))]
+        strides = [math.prod(self.outer_shape[at + 1 :]) for at in range(len(self.outer_shape))]
         first = index * strides[place]
-        if self._seen.setdefault(first, self._seen.get(first) or self._made(first)).request is not None:
+        if self._cases.setdefault(first, self._cases.get(first) or self._case(first)).request is not None:
             return
         try:
-            build_request(**{"model": self.axes["model"][0], name: value}, hf_token=self.token)
+            build_request(**{"model": self.outer["model"][0], name: value}, hf_token=self.token)
         except InferometerError:
-            spots = product(*(range(n) if at != place else (index,) for at, n in enumerate(self.lengths)))
-            around = (sum(i * step for i, step in zip(spot, strides, strict=True)) for spot in spots)
-            if all(self._made(number).request is None for number in around):
+            spots = product(*(range(n) if at != place else (index,) for at, n in enumerate(self.outer_shape)))
+            numbers_with_it = (sum(i * step for i, step in zip(spot, strides, strict=True)) for spot in spots)
+            if all(self._case(number).request is None for number in numbers_with_it):
                 raise
 
     def __iter__(self) -> Iterator[Case]:
-        """The cases in the order of rows; those that were made to be checked are used, and let go."""
-        for number in range(self.cases):
-            yield self._seen.pop(number) if number in self._seen else self._made(number)
+        """The cases in the order of rows; those that `check` has built are used, and let go."""
+        for number in range(self.num_cases):
+            yield self._cases.pop(number) if number in self._cases else self._case(number)
 
-    def _made(self, number: int) -> Case:
+    def _case(self, number: int) -> Case:
+        """Build one case. Its number counts the outer axes like an odometer, the last axis fastest."""
         chosen, rest = {}, number
-        for name, values in reversed(self.axes.items()):
+        for name, values in reversed(self.outer.items()):
             rest, at = divmod(rest, len(values))
             chosen[name] = values[at]
-        words = {name: chosen[name] for name in self.axes}
+        arguments = {name: chosen[name] for name in self.outer}
         try:
-            request = build_request(**words, **self._workload(), hf_token=self.token)
+            request = build_request(**arguments, **self._largest_workload(), hf_token=self.token)
         except InferometerError as error:
-            return Case(number, words, self._mesh(None), str(error))
-        # equal models are one model, so that what was worked out for the last case serves for this one
-        request = request._replace(model=self._models.setdefault(words["model"], request.model))
+            return Case(number, arguments, self._mesh(None), _reason(error), error=error)
+        # equal models are one object, so that what was worked out for the last case serves for this one
+        request = request._replace(model=self._models.setdefault(arguments["model"], request.model))
         bound_plan = request.bind()
         self.warnings.update(dict.fromkeys([*request.warnings, *provenance_warnings(request), *bound_plan.notes]))
         reason = parallelism.reason(request.model, request.plan, request.device) or latency.draft_reason(bound_plan)
-        return Case(number, words, self._mesh(request), reason, request, bound_plan)
+        return Case(number, arguments, self._mesh(request), reason, request, bound_plan)
 
-    def _workload(self) -> dict[str, Any]:
-        """The words of a workload that stand for the whole mesh: one sequence, the longest lengths, if any a prefix."""
+    def _largest_workload(self) -> dict[str, Any]:
+        """The workload that stands for the mesh in a request: one sequence, the longest lengths, if any a prefix."""
         longest = {name: max(values) for name, values in self.inner.items()}
         if "batch_size" in longest:
             longest["batch_size"] = 1
@@ -171,4 +172,9 @@ class Grid:
         work = msgspec.structs.asdict(request.workload) if request and not request.workload.turns else {}
         if request:
             work["batch_size"] = request.workload.batch_size
-        return tuple(np.array(self.inner.get(name, (work.get(name, np.nan),)), float) for name in INNER)
+        return tuple(np.array(self.inner.get(name, (work.get(name, np.nan),)), float) for name in INNER_AXES)
+
+
+def _reason(error: InferometerError) -> str:
+    """A refusal as the text of a table, which names arguments as the command's reports do."""
+    return error.text(lambda name: f"--{name.replace('_', '-')}")

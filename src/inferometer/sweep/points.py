@@ -1,7 +1,7 @@
-"""The points of a case, priced together: every figure of a box of its mesh as arrays that broadcast.
+"""The points of a case, evaluated together: every metric of a box of its mesh as arrays that broadcast.
 
-for piece in pieces(grid):
-    piece.column("tpot_ms")       # the rows from piece.start on: a number if all are alike, else an array
+for chunk in chunks(grid):
+    chunk.column("tpot_ms")       # the rows from chunk.start on: a number if all are alike, else an array
 """
 
 from __future__ import annotations
@@ -9,25 +9,25 @@ from __future__ import annotations
 import math
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from ..base.symbols import Value, where, minimum_of
+from ..base.symbols import Value, minimum_of, where
 from ..base.units import size
 from ..costs.images import images
 from ..costs.step import Images
 from ..inference.analyze import report_of
-from ..inference.latency import BatchShape, predict, frontend_seconds, prompt_seconds, uniform_batch_shape
+from ..inference.latency import BatchShape, frontend_seconds, predict, prompt_seconds, uniform_batch_shape
 from ..inference.memory import Footprint, cache_offloaded, footprint
 from ..inference.report import Metrics
-from .grid import INNER, Case, Grid
+from .grid import INNER_AXES, Case, Grid, kind
 
-POINTS = 262_144  # of a piece: enough that NumPy does the work, few enough that memory stays small
-ALWAYS = (
+CHUNK_POINTS = 262_144  # enough that NumPy does the work, few enough that memory stays small
+PLAN_COLUMNS = (
     "model",
     "gpu",
     "engine",
@@ -46,7 +46,7 @@ RATES = (
     "cost_per_million_output_tokens",
     "joules_per_output_token",
 )
-FIGURES = (
+METRICS = (
     "ttft_ms",
     "tpot_ms",
     "e2el_ms",
@@ -59,20 +59,23 @@ FIGURES = (
     "total_bytes",
     "usable_bytes",
 )
-_MANY = "more sequences on a replica than --max-num-seqs {:,}: they would not run at once"
-_PREFIX = "--prefix-len must be shorter than the input"
-_FULL = "needs more memory than the {} of each GPU that {} may use"
+_TOO_MANY_SEQS = "more sequences on a replica than --max-num-seqs {:,}: they would not run at once"
+_PREFIX_TOO_LONG = "--prefix-len must be shorter than the input"
+_OUT_OF_MEMORY = "needs more memory than the {} of each GPU that {} may use"
 
 
-class Texts(NamedTuple):
-    """A column of few different texts: which of them each row has."""
+# ------------------------------------------------------------------ chunks of a table
+
+
+class Categorical(NamedTuple):
+    """A column of few different texts: ``categories[codes[row]]``"""
 
     codes: np.ndarray
-    texts: tuple[str, ...]
+    categories: tuple[str, ...]
 
 
-class Piece(NamedTuple):
-    """Rows that follow each other: constants, arrays that broadcast to ``shape``, and texts."""
+class Chunk(NamedTuple):
+    """Rows that follow each other: constants, arrays that broadcast to ``shape``, and categorical texts."""
 
     start: int
     shape: tuple[int, ...]
@@ -83,24 +86,69 @@ class Piece(NamedTuple):
 
     def column(self, name: str) -> Any:
         """A constant, or one value (of texts, one code) per row."""
-        found = self.columns[name]
-        if isinstance(found, Texts):
-            return Texts(np.broadcast_to(found.codes, self.shape).ravel(), found.texts)
-        if isinstance(found, np.ndarray):
-            return np.broadcast_to(found, self.shape).ravel()
-        return found
+        values = self.columns[name]
+        if isinstance(values, Categorical):
+            return Categorical(np.broadcast_to(values.codes, self.shape).ravel(), values.categories)
+        if isinstance(values, np.ndarray):
+            return np.broadcast_to(values, self.shape).ravel()
+        return values
 
 
-def pieces(grid: Grid, threads: int | None = None, most: int = POINTS) -> Iterator[Piece]:
-    """All points of a grid, in the order of rows, a few pieces ahead of whoever takes them."""
+def column_kinds(grid: Grid) -> dict[str, str]:
+    """The columns of a grid's table in order, and what each holds: 'word', 'whole', 'switch' or 'real'."""
+    given = {**dict.fromkeys(PLAN_COLUMNS), **grid.outer, **dict.fromkeys(INNER_AXES[:3]), **grid.inner}
+    kinds = {name: "whole" if name == "gpus" else kind(name) for name in given}
+    return {**kinds, "feasible": "switch", "reason": "word", **dict.fromkeys(METRICS, "real")}
+
+
+def rows(chunk: Chunk, kinds: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """The points of a chunk as dicts."""
+    names = list(kinds)
+    return (dict(zip(names, values, strict=True)) for values in zip(*_cells(chunk, kinds), strict=True))
+
+
+def _cells(chunk: Chunk, kinds: Mapping[str, str]) -> Iterator[list[Any]]:
+    """The columns of a chunk as lists of plain values, None where there is none."""
+    for name, holds in kinds.items():
+        column = chunk.column(name)
+        if isinstance(column, Categorical):
+            texts = [text or None for text in column.categories]
+            yield [texts[code] for code in column.codes.tolist()]
+        elif isinstance(column, np.ndarray):
+            missing = column.dtype == float and np.isnan(column)
+            whole = column.astype(np.int64) if holds == "whole" and not np.any(missing) else column
+            values = whole.tolist()
+            yield [None if lost else v for v, lost in zip(values, missing, strict=True)] if np.any(missing) else values
+        else:
+            value = cell(column)
+            yield [int(value) if holds == "whole" and value is not None else value] * len(chunk)
+
+
+def cell(value: Any) -> Any:
+    """One value of a column as Python has it; nan and the empty text are None."""
+    plain = value.item() if hasattr(value, "item") else value
+    return None if plain != plain or plain == "" else plain
+
+
+def axis_cell(value: Any) -> Any:
+    """A value of an axis as a cell of a table: texts and numbers as they are, anything else as JSON."""
+    plain = value is None or isinstance(value, str | bool | int | float)
+    return value if plain else msgspec.json.encode(value).decode()
+
+
+# ------------------------------------------------------------------ boxes of a mesh
+
+
+def chunks(grid: Grid, threads: int | None = None, most: int = CHUNK_POINTS) -> Iterator[Chunk]:
+    """All points of a grid, in the order of rows, evaluated by threads a few chunks ahead of the consumer."""
     workers = threads or os.cpu_count() or 1
-    waiting: deque[Future[Piece]] = deque()
+    waiting: deque[Future[Chunk]] = deque()
     pool = ThreadPoolExecutor(workers)
     try:
         for case in grid:
-            start = case.number * grid.each
+            start = case.number * grid.points_per_case
             for box in boxes(case.shape, most):
-                waiting.append(pool.submit(price, case, start, box))
+                waiting.append(pool.submit(_evaluate, case, start, box))
                 start += math.prod(part.stop - part.start for part in box)
                 if len(waiting) > 2 * workers:
                     yield waiting.popleft().result()
@@ -122,81 +170,77 @@ def boxes(shape: tuple[int, ...], most: int) -> Iterator[tuple[slice, ...]]:
         yield (slice(index, min(index + step, shape[0])), *(slice(0, n) for n in shape[1:]))
 
 
-def price(case: Case, start: int, box: tuple[slice, ...]) -> Piece:
+def _evaluate(case: Case, start: int, box: tuple[slice, ...]) -> Chunk:
     """The rows of a box of a case."""
     axes = [values[part] for values, part in zip(case.mesh, box, strict=True)]
     shape = tuple(map(len, axes))
     mesh = np.ix_(*axes)
-    columns = {**_constants(case), **dict(zip(INNER, mesh, strict=True))}
-    found, reason = dict.fromkeys(FIGURES), Texts(np.zeros((1,) * len(shape), np.uint8), (case.reason,))
+    columns = {**_plan_columns(case), **dict(zip(INNER_AXES, mesh, strict=True))}
+    metrics: dict[str, Any] = dict.fromkeys(METRICS)
+    reason = Categorical(np.zeros((1,) * len(shape), np.uint8), (case.reason,))
     if case.request is not None:
-        found, reason = (_one_by_one if case.request.workload.turns else _priced)(case, mesh)
-    columns |= {"feasible": np.array(reason.texts) == "", "reason": reason, **found}
+        metrics, reason = (_conversations if case.request.workload.turns else _mesh_metrics)(case, mesh)
+    columns |= {"feasible": np.array(reason.categories) == "", "reason": reason, **metrics}
     columns["feasible"] = columns["feasible"][reason.codes]
-    return Piece(start, shape, columns)
+    return Chunk(start, shape, columns)
 
 
-def _constants(case: Case) -> dict[str, Any]:
-    """What all points of a case have in common: the layout and the precision, and every word that was given."""
-    given = {name: label(value) for name, value in case.words.items()}
+def _plan_columns(case: Case) -> dict[str, Any]:
+    """What all points of a case have in common: the layout and the precision, and every argument that was given."""
+    given = {name: axis_cell(value) for name, value in case.arguments.items()}
     sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
-    found = {**dict.fromkeys(ALWAYS), **dict.fromkeys(sizes, 1), "enable_expert_parallel": False, **given}
-    found["gpus"] = math.prod(found[name] for name in sizes)
+    columns = {**dict.fromkeys(PLAN_COLUMNS), **dict.fromkeys(sizes, 1), "enable_expert_parallel": False, **given}
+    columns["gpus"] = math.prod(columns[name] for name in sizes)
     if case.request is not None:
         plan = case.request.plan
-        found |= {
+        columns |= {
             "engine": case.request.engine.name,
             "quantization": plan.quantization,
             "kv_cache_dtype": plan.kv_cache_dtype,
         }
-    return found
+    return columns
 
 
-def label(value: Any) -> Any:
-    """A value of an axis as a cell of a table: words and numbers as they are, anything else as JSON."""
-    plain = value is None or isinstance(value, str | bool | int | float)
-    return value if plain else msgspec.json.encode(value).decode()
+# ------------------------------------------------------------------ metrics
 
 
-# ------------------------------------------------------------------ figures
-
-
-def _priced(case: Case, mesh: tuple[np.ndarray, ...]) -> tuple[dict[str, Any], Texts]:
-    """Figures of a mesh and why points of it cannot be used. Images are priced one batch size at a time."""
+def _mesh_metrics(case: Case, mesh: tuple[np.ndarray, ...]) -> tuple[dict[str, Any], Categorical]:
+    """Metrics of a mesh, and why points of it cannot be used. With images, one batch size at a time."""
     assert case.request is not None
     if not case.request.workload.images or len(mesh[0]) == 1:
-        return _together(case, mesh)
+        return _vectorised(case, mesh)
     shape = np.broadcast_shapes(*(axis.shape for axis in mesh))[1:]
-    parts = [_together(case, (mesh[0][i : i + 1], *mesh[1:])) for i in range(len(mesh[0]))]
+    parts = [_vectorised(case, (mesh[0][i : i + 1], *mesh[1:])) for i in range(len(mesh[0]))]
 
     def joined(values: list[Any]) -> Any:
         return np.concatenate([np.broadcast_to(value, (1, *shape)) for value in values])
 
     columns = {
-        name: None if parts[0][0][name] is None else joined([found[name] for found, _ in parts]) for name in FIGURES
+        name: None if parts[0][0][name] is None else joined([metrics[name] for metrics, _ in parts]) for name in METRICS
     }
-    return columns, Texts(joined([reason.codes for _, reason in parts]), parts[0][1].texts)
+    return columns, Categorical(joined([reason.codes for _, reason in parts]), parts[0][1].categories)
 
 
-def _together(case: Case, mesh: tuple[np.ndarray, ...]) -> tuple[dict[str, Any], Texts]:
+def _vectorised(case: Case, mesh: tuple[np.ndarray, ...]) -> tuple[dict[str, Any], Categorical]:
+    """Metrics and reasons of all points at once; mesh: (batch, 1, 1, 1), (1, input, 1, 1) …"""
     assert case.request is not None and case.bound_plan is not None
-    alone = all(axis.size == 1 for axis in mesh)  # one point is six times as fast in plain numbers
-    batch, prompt, answer, prefix = (axis.item() for axis in mesh) if alone else mesh
-    lost = prefix >= prompt
-    prefix = minimum_of(prefix, prompt - 1)
-    batch_shape = _talk(case, batch, prompt, answer, prefix)
+    one_point = all(axis.size == 1 for axis in mesh)  # six times as fast in plain numbers
+    batch, input_len, output_len, prefix_len = (axis.item() for axis in mesh) if one_point else mesh
+    prefix_too_long = prefix_len >= input_len
+    prefix_len = minimum_of(prefix_len, input_len - 1)
+    batch_shape = _batch_shape(case, batch, input_len, output_len, prefix_len)
     bound_plan = cache_offloaded(case.bound_plan, batch_shape)
     held = footprint(bound_plan, batch_shape)
     if case.request.model.kind == "decoder":
-        found = predict(bound_plan, batch_shape)
-        tpot = where(answer > 1, found.tpot, math.nan)
+        prediction = predict(bound_plan, batch_shape)
+        tpot = where(output_len > 1, prediction.tpot, math.nan)
         columns = {
-            "ttft_ms": found.ttft * 1e3,
+            "ttft_ms": prediction.ttft * 1e3,
             "tpot_ms": tpot * 1e3,
-            "e2el_ms": found.e2el * 1e3,
-            "prefill_throughput": found.prefill_throughput,
+            "e2el_ms": prediction.e2el * 1e3,
+            "prefill_throughput": prediction.prefill_throughput,
             "output_throughput_per_user": 1 / tpot,
-            **{name: getattr(found, name) for name in RATES},
+            **{name: getattr(prediction, name) for name in RATES},
         }
     else:
         ttft = frontend_seconds(bound_plan) + prompt_seconds(bound_plan, batch_shape)
@@ -205,25 +249,28 @@ def _together(case: Case, mesh: tuple[np.ndarray, ...]) -> tuple[dict[str, Any],
             "e2el_ms": ttft * 1e3,
             "prefill_throughput": batch * batch_shape.new_tokens / ttft,
         }
-    if np.any(lost):
-        columns = {name: None if value is None else where(lost, math.nan, value) for name, value in columns.items()}
-    many = batch_shape.sequences > case.request.plan.max_num_seqs
-    return {**dict.fromkeys(FIGURES), **columns, **_memory(held)}, _reasons(case, lost, many, held.total > held.usable)
+    if np.any(prefix_too_long):
+        columns = {
+            n: None if value is None else where(prefix_too_long, math.nan, value) for n, value in columns.items()
+        }
+    too_many = batch_shape.sequences > case.request.plan.max_num_seqs
+    reasons = _reasons(case, prefix_too_long, too_many, held.total > held.usable)
+    return {**dict.fromkeys(METRICS), **columns, **_memory(held)}, reasons
 
 
-def _talk(case: Case, batch: Value, prompt: Value, answer: Value, prefix: Value) -> BatchShape:
+def _batch_shape(case: Case, batch: Value, input_len: Value, output_len: Value, prefix_len: Value) -> BatchShape:
     """The workloads of a mesh, with the images and beams of the case."""
     assert case.request is not None and case.bound_plan is not None
     work, network = case.request.workload, case.request.model
     batch_shape = uniform_batch_shape(
-        case.bound_plan, batch, prompt, answer if network.kind == "decoder" else 0, prefix
+        case.bound_plan, batch, input_len, output_len if network.kind == "decoder" else 0, prefix_len
     )
     batch_shape = batch_shape._replace(beams=work.beam_width)
     if work.images and network.vision:
         seen = images(network.vision, work.images.height, work.images.width, work.images.count)
-        mine = np.asarray(batch_shape.batch_per_replica).item()
+        sequences = np.asarray(batch_shape.batch_per_replica).item()
         batch_shape = batch_shape._replace(
-            new_tokens=batch_shape.new_tokens + int(seen.tokens), images=Images(*(mine * x for x in seen))
+            new_tokens=batch_shape.new_tokens + int(seen.tokens), images=Images(*(sequences * x for x in seen))
         )
     return batch_shape
 
@@ -237,25 +284,25 @@ def _memory(held: Footprint) -> dict[str, Value]:
     }
 
 
-def _reasons(case: Case, lost: Value, many: Value, full: Value) -> Texts:
+def _reasons(case: Case, prefix_too_long: Value, too_many: Value, full: Value) -> Categorical:
     """Why points cannot be used: the layout before the workload, the workload before the memory."""
     request = case.request
     assert request is not None
     if case.reason:
-        return Texts(np.zeros((1,) * len(INNER), np.uint8), (case.reason,))
+        return Categorical(np.zeros((1,) * len(INNER_AXES), np.uint8), (case.reason,))
     usable = request.device.memory * request.plan.gpu_memory_utilization
     texts = (
         "",
-        _PREFIX,
-        _MANY.format(request.plan.max_num_seqs),
-        _FULL.format(size(usable), request.engine.label or request.engine.name),
+        _PREFIX_TOO_LONG,
+        _TOO_MANY_SEQS.format(request.plan.max_num_seqs),
+        _OUT_OF_MEMORY.format(size(usable), request.engine.label or request.engine.name),
     )
-    conditions = np.broadcast_arrays(lost, many, full, np.ones((1,) * len(INNER), bool))
-    return Texts(np.select(conditions, [np.uint8(n) for n in (1, 2, 3, 0)]), texts)
+    conditions = np.broadcast_arrays(prefix_too_long, too_many, full, np.ones((1,) * len(INNER_AXES), bool))
+    return Categorical(np.select(conditions, [np.uint8(n) for n in (1, 2, 3, 0)]), texts)
 
 
-def _one_by_one(case: Case, mesh: tuple[np.ndarray, ...]) -> tuple[dict[str, Any], Texts]:
-    """Conversations, which have no lengths of their own: a report for every batch size."""
+def _conversations(case: Case, mesh: tuple[np.ndarray, ...]) -> tuple[dict[str, Any], Categorical]:
+    """Conversations of several turns, whose lengths are no axes: a report for every batch size."""
     assert case.request is not None
     reports = [
         report_of(case.request._replace(workload=msgspec.structs.replace(case.request.workload, batch_size=int(n))))
@@ -267,8 +314,8 @@ def _one_by_one(case: Case, mesh: tuple[np.ndarray, ...]) -> tuple[dict[str, Any
 
     columns = {name: column([getattr(r.metrics, name) for r in reports]) for name in Metrics.__struct_fields__}
     columns["output_throughput_per_user"] = 1e3 / columns["tpot_ms"]
-    held = {name: column([getattr(r.memory, name) for r in reports]) for name in FIGURES if name.endswith("_bytes")}
+    held = {name: column([getattr(r.memory, name) for r in reports]) for name in METRICS if name.endswith("_bytes")}
     plan = case.request.plan
-    mine = -(-mesh[0] // plan.data_parallel_size) * case.request.workload.beam_width
+    sequences = -(-mesh[0] // plan.data_parallel_size) * case.request.workload.beam_width
     full = held["total_bytes"] > held["usable_bytes"]
-    return {**columns, **held}, _reasons(case, mesh[0] < 0, mine > plan.max_num_seqs, full)
+    return {**columns, **held}, _reasons(case, mesh[0] < 0, sequences > plan.max_num_seqs, full)

@@ -1,6 +1,6 @@
-"""Tables of sweeps as files, piece by piece: CSV, JSON, JSON lines, Parquet.
+"""Tables of sweeps as files, chunk by chunk: CSV, JSON, JSON lines, Parquet.
 
-write("points.parquet", "parquet", pieces(grid), column_kinds(grid), grid.axes)
+write("points.parquet", "parquet", chunks(grid), column_kinds(grid), grid.axes)
 """
 
 from __future__ import annotations
@@ -17,42 +17,42 @@ import numpy as np
 
 from ..base.errors import BadValue, abbreviate
 from ..base.files import growing, target
-from .points import Piece, Texts, label
+from .points import Categorical, Chunk, axis_cell
 
 SCHEMA = "inferometer.sweep/1"
-ENDINGS = {".csv": "csv", ".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
-_ROWS = 1_000_000  # of a row group: readers skip whole groups, and compress each
+FORMATS = {".csv": "csv", ".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
+_ROW_GROUP = 1_000_000  # rows: readers skip whole groups, and each is compressed by itself
 Kinds = Mapping[str, str]
 
 
-def form_of(path: str | Path, said: str | None = None) -> str:
-    """The form that a file's name asks for; ``said`` is one that was asked for beside it."""
-    found = ENDINGS.get(Path(path).suffix.lower())
-    if said is not None and found not in (None, said):
-        raise BadValue(f"--{said} and {abbreviate(str(path))} are two forms of one table: give one of them")
-    if said is None and found is None:
+def file_format(path: str | Path, chosen: str | None = None) -> str:
+    """The format that a file's name says: ``file_format("points.csv")  # 'csv'``; ``chosen`` is one given beside it."""
+    named = FORMATS.get(Path(path).suffix.lower())
+    if chosen is not None and named not in (None, chosen):
+        raise BadValue(f"`{chosen}` and {abbreviate(str(path))} are two forms of one table: give one of them")
+    if chosen is None and named is None:
         raise BadValue(
-            f"{abbreviate(str(path))} does not say what to write: its name may end with {', '.join(ENDINGS)}"
+            f"{abbreviate(str(path))} does not say what to write: its name may end with {', '.join(FORMATS)}"
         )
-    return said or found or "csv"
+    return chosen or named or "csv"
 
 
 def write(
     path: str | Path,
-    form: str,
-    pieces: Iterable[Piece],
+    format_name: str,
+    stream: Iterable[Chunk],
     kinds: Kinds,
     axes: Mapping[str, Any],
     warnings: Iterable[str] = (),
 ) -> Path:
     """All of a table or nothing: the file has its name when its last row is in it."""
     place = target(path)
-    arrow = _arrow() if form == "parquet" else None
+    arrow = _arrow() if format_name == "parquet" else None
     with growing(place) as file:
         if arrow:
-            _parquet(arrow, file, pieces, kinds)
+            _parquet(arrow, file, stream, kinds)
         else:
-            for text in TEXTS[form](pieces, kinds, axes, warnings):
+            for text in TEXT_FORMATS[format_name](stream, kinds, axes, warnings):
                 file.write(text)
     return place
 
@@ -60,34 +60,34 @@ def write(
 # ------------------------------------------------------------------ text
 
 
-def csv_text(pieces: Iterable[Piece], kinds: Kinds, *_: Any) -> Iterator[bytes]:
+def csv_text(stream: Iterable[Chunk], kinds: Kinds, *_: Any) -> Iterator[bytes]:
     """A line of names, then a line per point; nothing stands where a point has no figure."""
     yield ",".join(kinds).encode() + b"\n"
-    for piece in pieces:
-        yield _lines(piece, kinds, lambda cells: b",".join(cells) + b"\n", _csv_cell)
+    for chunk in stream:
+        yield _lines(chunk, kinds, lambda cells: b",".join(cells) + b"\n", _csv_cell)
 
 
-def jsonl_text(pieces: Iterable[Piece], kinds: Kinds, *_: Any) -> Iterator[bytes]:
+def jsonl_text(stream: Iterable[Chunk], kinds: Kinds, *_: Any) -> Iterator[bytes]:
     """An object per line."""
-    for piece in pieces:
-        yield _lines(piece, kinds, lambda cells: _object(kinds, cells) + b"\n", msgspec.json.encode)
+    for chunk in stream:
+        yield _lines(chunk, kinds, lambda cells: _object(kinds, cells) + b"\n", msgspec.json.encode)
 
 
 def json_text(
-    pieces: Iterable[Piece],
+    stream: Iterable[Chunk],
     kinds: Kinds,
     axes: Mapping[str, Any],
     warnings: Iterable[str] = (),
 ) -> Iterator[bytes]:
     """One document: the axes, every point, and how many of them can be used."""
-    said = {name: [label(value) for value in values] for name, values in axes.items()}
-    yield msgspec.json.encode({"schema": SCHEMA, "axes": said})[:-1] + b',"rows":['
+    cells = {name: [axis_cell(value) for value in values] for name, values in axes.items()}
+    yield msgspec.json.encode({"schema": SCHEMA, "axes": cells})[:-1] + b',"rows":['
     points = usable = 0
-    for piece in pieces:
-        lines = _lines(piece, kinds, lambda cells: b",\n" + _object(kinds, cells), msgspec.json.encode)
+    for chunk in stream:
+        lines = _lines(chunk, kinds, lambda cells: b",\n" + _object(kinds, cells), msgspec.json.encode)
         yield lines if points else lines[1:]
-        points += len(piece)
-        usable += int(np.broadcast_to(piece.columns["feasible"], piece.shape).sum())
+        points += len(chunk)
+        usable += int(np.broadcast_to(chunk.columns["feasible"], chunk.shape).sum())
     tail = {"points": points, "feasible": usable, "warnings": list(warnings)}
     yield b"],\n" + msgspec.json.encode(tail)[1:] + b"\n"
 
@@ -96,28 +96,28 @@ def _object(kinds: Kinds, cells: list[bytes]) -> bytes:
     return b"{" + b",".join(f'"{name}":'.encode() + cell for name, cell in zip(kinds, cells, strict=True)) + b"}"
 
 
-TEXTS: dict[str, Callable[..., Iterator[bytes]]] = {"csv": csv_text, "json": json_text, "jsonl": jsonl_text}
+TEXT_FORMATS: dict[str, Callable[..., Iterator[bytes]]] = {"csv": csv_text, "json": json_text, "jsonl": jsonl_text}
 
 
-def _lines(piece: Piece, kinds: Kinds, joined: Callable[[list[bytes]], bytes], cell: Callable[[Any], bytes]) -> bytes:
-    """The rows of a piece: a line with its constants filled in, and with gaps that every point fills."""
+def _lines(chunk: Chunk, kinds: Kinds, join: Callable[[list[bytes]], bytes], cell: Callable[[Any], bytes]) -> bytes:
+    """The rows of a chunk: a line with its constants filled in, and with gaps that every point fills."""
     slots: list[bytes] = []
     varying: list[list[bytes]] = []
     for name, holds in kinds.items():
-        found = piece.columns[name]
-        if isinstance(found, Texts) and len(found.texts) > 1:
-            texts = np.array([cell(text or None) for text in found.texts], object)[found.codes]
-        elif isinstance(found, np.ndarray) and found.size > 1:
-            texts = np.array(_numbers(name, holds, found, cell(None)), object).reshape(found.shape)
+        column = chunk.columns[name]
+        if isinstance(column, Categorical) and len(column.categories) > 1:
+            texts = np.array([cell(text or None) for text in column.categories], object)[column.codes]
+        elif isinstance(column, np.ndarray) and column.size > 1:
+            texts = np.array(_numbers(name, holds, column, cell(None)), object).reshape(column.shape)
         else:
-            value = found.texts[0] if isinstance(found, Texts) else found
+            value = column.categories[0] if isinstance(column, Categorical) else column
             value = _rounded(name, holds, value).item() if isinstance(value, np.ndarray | float) else value
             slots.append(cell(None if value == "" or value != value else value).replace(b"%", b"%%"))
             continue
         slots.append(b"%b")
-        varying.append(np.broadcast_to(texts, piece.shape).ravel().tolist())
-    line = joined(slots)
-    return b"".join(map(line.__mod__, zip(*varying, strict=True))) if varying else line % () * len(piece)
+        varying.append(np.broadcast_to(texts, chunk.shape).ravel().tolist())
+    line = join(slots)
+    return b"".join(map(line.__mod__, zip(*varying, strict=True))) if varying else line % () * len(chunk)
 
 
 def _numbers(name: str, holds: str, values: np.ndarray, blank: bytes) -> list[bytes]:
@@ -127,7 +127,7 @@ def _numbers(name: str, holds: str, values: np.ndarray, blank: bytes) -> list[by
 
 
 def _rounded(name: str, holds: str, values: Any) -> Any:
-    """Figures to seven digits, bytes and counts to whole ones: nobody predicts more."""
+    """Figures to seven digits, bytes and counts to whole ones: no prediction has more."""
     values = np.asarray(values)
     if holds == "switch" or values.dtype != float:
         return values
@@ -160,8 +160,8 @@ def _arrow() -> Any:
         raise BadValue("a .parquet file needs pyarrow: pip install 'inferometer[tables]', or write .csv") from None
 
 
-def _parquet(arrow: Any, file: BinaryIO, pieces: Iterable[Piece], kinds: Kinds) -> None:
-    """Rows in groups of about a million; words are dictionaries, what is not there is null."""
+def _parquet(arrow: Any, file: BinaryIO, stream: Iterable[Chunk], kinds: Kinds) -> None:
+    """Rows in groups of about a million; texts are dictionaries, what is missing is null."""
     types = {
         "word": arrow.dictionary(arrow.int32(), arrow.string()),
         "whole": arrow.int64(),
@@ -174,26 +174,26 @@ def _parquet(arrow: Any, file: BinaryIO, pieces: Iterable[Piece], kinds: Kinds) 
         file, schema, use_dictionary=few, use_byte_stream_split=reals, compression="zstd", compression_level=1
     ) as writer:
         waiting: list[Any] = []
-        for piece in pieces:
-            columns = [_column(arrow, piece, name, schema.field(name).type) for name in kinds]
+        for chunk in stream:
+            columns = [_column(arrow, chunk, name, schema.field(name).type) for name in kinds]
             waiting.append(arrow.RecordBatch.from_arrays(columns, schema=schema))
-            if sum(batch.num_rows for batch in waiting) >= _ROWS:
+            if sum(batch.num_rows for batch in waiting) >= _ROW_GROUP:
                 writer.write_table(arrow.Table.from_batches(waiting).unify_dictionaries())
                 waiting = []
         if waiting:
             writer.write_table(arrow.Table.from_batches(waiting).unify_dictionaries())
 
 
-def _column(arrow: Any, piece: Piece, name: str, kind: Any) -> Any:
-    found = piece.column(name)
+def _column(arrow: Any, chunk: Chunk, name: str, kind: Any) -> Any:
+    column = chunk.column(name)
     if arrow.types.is_dictionary(kind):
-        if not isinstance(found, Texts):
-            found = Texts(np.zeros(len(piece), np.int32), (found,))
-        texts = [text or None for text in found.texts]
+        if not isinstance(column, Categorical):
+            column = Categorical(np.zeros(len(chunk), np.int32), (column,))
+        texts = [text or None for text in column.categories]
         known = [text for text in texts if text is not None]
-        place = np.array([known.index(text) if text is not None else -1 for text in texts], np.int32)[found.codes]
+        place = np.array([known.index(text) if text is not None else -1 for text in texts], np.int32)[column.codes]
         return arrow.DictionaryArray.from_arrays(arrow.array(place, mask=place < 0), arrow.array(known, arrow.string()))
-    if found is None:
-        return arrow.nulls(len(piece), kind)
-    values = found if isinstance(found, np.ndarray) else np.full(len(piece), found)
+    if column is None:
+        return arrow.nulls(len(chunk), kind)
+    values = column if isinstance(column, np.ndarray) else np.full(len(chunk), column)
     return arrow.array(values, from_pandas=True).cast(kind)

@@ -39,8 +39,8 @@ _CHOSEN = (
 def sweep(plan: Plan, axes: Any, figures: Any = None) -> dict[str, Any]:
     """Columns of every combination; words that do not vary are ``constants``. ``figures`` names those that matter."""
     from ..sweep.grid import Grid
-    from ..sweep.points import FIGURES, pieces
-    from ..sweep.sweep_table import Sweep
+    from ..sweep.points import METRICS, chunks
+    from ..sweep.sweep import Sweep
 
     axes = {n: v for n, v in axes.items() if v is not None} if isinstance(axes, Mapping) else axes
     if not isinstance(axes, Mapping) or not axes:
@@ -49,12 +49,12 @@ def sweep(plan: Plan, axes: Any, figures: Any = None) -> dict[str, Any]:
         if name not in WORDS:
             raise UnknownName("axis", name, WORDS)
     known(axes)
-    wanted = list(FIGURES) if figures is None else figures
+    wanted = list(METRICS) if figures is None else figures
     if not isinstance(wanted, list) or not all(isinstance(one, str) for one in wanted):
         raise BadValue(f"figures are a list of names, not {abbreviate(figures)}")
     for name in wanted:
-        if name not in FIGURES:
-            raise UnknownName("figure", name, FIGURES)
+        if name not in METRICS:
+            raise UnknownName("figure", name, METRICS)
     words = {"model": plan.model, "gpu": plan.gpu, **plan.words, **axes}
     grid = Grid(**words)
     if grid.points > POINTS:
@@ -63,8 +63,8 @@ def sweep(plan: Plan, axes: Any, figures: Any = None) -> dict[str, Any]:
             "or use inferometer sweep"
         )
     grid.check()
-    found = Sweep(grid, pieces(grid))
-    given = {name: found.columns[name] for name in found.kinds if name not in FIGURES}
+    found = Sweep(grid, chunks(grid))
+    given = {name: found.columns[name] for name in found.kinds if name not in METRICS}
     same = {
         name: _plain(column[:1])[0]
         for name, column in given.items()

@@ -21,7 +21,7 @@ from .verbs import Answer, Tell, answer, wrong
 
 MEMORY = 4 * 2**30  # bytes that a worker may take beyond what it has at the start
 APART = 0.05  # s between two words about how far it is
-_FIRST = ["inferometer.serving.summary", "inferometer.sweep.sweep_table", "inferometer.web.verbs"]
+_FIRST = ["inferometer.serving.summary", "inferometer.sweep.sweep", "inferometer.web.verbs"]
 
 
 class Gone(Exception):

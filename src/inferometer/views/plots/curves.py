@@ -15,10 +15,10 @@ import numpy as np
 
 from ...base.pareto import pareto_front
 from ...base.units import si
-from ...sweep.digest import QUESTIONS, fewer
-from ...sweep.grid import INNER
-from ...sweep.points import label
-from ...sweep.sweep_table import Sweep
+from ...sweep.digest import WORKLOAD_AXES, spread
+from ...sweep.grid import INNER_AXES
+from ...sweep.points import axis_cell
+from ...sweep.sweep import Sweep
 from .. import files
 from ..text.sweeps import short
 from .canvas import BLUE, FAINT, GREEN, INK, MUTED, ORANGE, PURPLE, SKY, VERMILLION, brief, page, picture, style
@@ -60,7 +60,7 @@ def write_curves(sweep: Sweep, folder: str | Path) -> list[Path]:
     along = [name for name, values in sweep.axes.items() if len(values) > 1 and sweep.kinds[name] in ("whole", "real")]
     with style():
         made = [files.write(target / f"{name}.png", picture(curves(sweep, name))) for name in along]
-        if any(len(values) > 1 for name, values in sweep.axes.items() if name not in QUESTIONS):
+        if any(len(values) > 1 for name, values in sweep.axes.items() if name not in WORKLOAD_AXES):
             made.append(files.write(target / "front.png", picture(front(sweep))))
     return made
 
@@ -71,7 +71,7 @@ def write_curves(sweep: Sweep, folder: str | Path) -> list[Path]:
 def drawn(sweep: Sweep, along: str, hold: tuple[str, ...] = ()) -> Drawn:
     """Up to eight lines along an axis: words first, then layouts, then the workload; the rest is held and named."""
     others = [name for name, values in sweep.axes.items() if name != along and len(values) > 1]
-    others.sort(key=lambda name: (name in INNER[1:], name == "batch_size", sweep.kinds[name] in ("whole", "real")))
+    others.sort(key=lambda name: (name in INNER_AXES[1:], name == "batch_size", sweep.kinds[name] in ("whole", "real")))
     picks: dict[str, list[int]] = {}
     notes: dict[str, str] = {}
     room = len(COLORS)
@@ -98,7 +98,7 @@ def _held(sweep: Sweep, name: str) -> int:
     """The value of an axis that stands for all: of a workload the middle one, else the one with most that works."""
     works = _works(sweep, name)
     middle = (len(works) - 1) // 2
-    return middle if name in INNER and works[middle] else int(np.argmax(works))
+    return middle if name in INNER_AXES and works[middle] else int(np.argmax(works))
 
 
 def _some(sweep: Sweep, name: str, room: int) -> list[int]:
@@ -109,7 +109,7 @@ def _some(sweep: Sweep, name: str, room: int) -> list[int]:
     able = np.flatnonzero(_works(sweep, name)).tolist() or list(range(len(values)))
     numbers = np.array([values[i] for i in able], float) if sweep.kinds[name] in ("whole", "real") else np.zeros(1)
     if numbers.min() <= 0 or len(able) <= room:
-        return fewer(able, room)
+        return spread(able, room)
     wanted = np.geomspace(numbers.min(), numbers.max(), room)
     return sorted({able[int(np.argmin(np.abs(numbers - value)))] for value in wanted})
 
@@ -128,14 +128,14 @@ def _lines(sweep: Sweep, along: str, picks: dict[str, list[int]]) -> Iterator[Li
 def _word(name: str, value: Any, holds: str) -> str:
     if holds == "switch":
         return f"{'' if value else 'no '}{short(name)}"
-    return str(label(value)) if holds == "word" else f"{short(name)} {value:,}"
+    return str(axis_cell(value)) if holds == "word" else f"{short(name)} {value:,}"
 
 
 def _about(sweep: Sweep, shown: Drawn) -> str:
     """What all points have in common, and what the picture leaves out."""
     fixed = {name: values[0] for name, values in sweep.axes.items() if len(values) == 1}
-    for name in INNER[:3]:
-        values = {piece.columns[name].flat[0] for piece in sweep.pieces} if name not in sweep.axes else set()
+    for name in INNER_AXES[:3]:
+        values = {chunk.columns[name].flat[0] for chunk in sweep.chunks} if name not in sweep.axes else set()
         if len(values) == 1 and not np.isnan(value := values.pop()):
             fixed[name] = int(value)
     words = {name: _word(name, value, sweep.kinds[name]) for name, value in fixed.items()} | shown.held
@@ -299,7 +299,7 @@ def _legend(figure: Any, lines: list[Line], left: float, usable: np.ndarray) -> 
 def front(sweep: Sweep) -> Any:
     """Tokens/s of a GPU over tokens/s of a user, of one workload; the points that no other beats in both are joined."""
     along = "batch_size" if len(sweep.axes.get("batch_size", ())) > 1 else _most_values(sweep)
-    shown = drawn(sweep, along, QUESTIONS[1:])  # models are compared, workloads are not
+    shown = drawn(sweep, along, WORKLOAD_AXES[1:])  # models are compared, workloads are not
     user, gpu = sweep.cube("output_throughput_per_user"), sweep.cube("output_throughput_per_gpu")
     usable = sweep.cube("feasible")
     keyed = any(line.name or not usable[line.at].all() for line in shown.lines)
@@ -328,7 +328,7 @@ def front(sweep: Sweep) -> Any:
 
 def _most_values(sweep: Sweep) -> str:
     """The axis that is not part of the workload and has most values."""
-    return max((name for name in sweep.axes if name not in QUESTIONS), key=lambda name: len(sweep.axes[name]))
+    return max((name for name in sweep.axes if name not in WORKLOAD_AXES), key=lambda name: len(sweep.axes[name]))
 
 
 def _marks(axes: Any, x: np.ndarray, y: np.ndarray, best: np.ndarray, word: Callable[[int], str]) -> None:

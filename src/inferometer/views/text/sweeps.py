@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...base.units import percent, seconds, si, size
-from ...sweep.digest import QUESTIONS, Digest, fewer
+from ...sweep.digest import WORKLOAD_AXES, Digest, spread
 from ...sweep.grid import Grid
 
 SHORT = {
@@ -42,23 +42,23 @@ def counted(digest: Digest, took: float) -> str:
 
 
 def summary(grid: Grid, digest: Digest, took: float) -> Group:
-    """What a sweep found, short enough for a screen."""
+    """The result of a sweep, short enough for a screen."""
     fixed = [
         str(values[0]) if name in ("model", "gpu") else f"{short(name)} {values[0]}"
-        for name, values in grid.every.items()
+        for name, values in grid.axes.items()
         if len(values) == 1
     ]
-    axes = [f"{len(values):,} {short(name)}" for name, values in grid.every.items() if len(values) > 1]
+    axes = [f"{len(values):,} {short(name)}" for name, values in grid.axes.items() if len(values) > 1]
     parts: list[Any] = [Text(" · ".join([*fixed, " × ".join(axes)]).strip(" ·"), style="bold")]
     parts.append(Text(counted(digest, took)))
     rows = digest.table()
     if rows:
-        parts += [Text(""), Text(_caption(grid, digest, len(rows))), table(grid, rows)]
+        parts += [Text(""), Text(_caption(grid, digest, len(rows))), best_points(grid, rows)]
     kinds = reasons(digest.reasons)
     parts += [Text(f"✗ {line}", style="dim" if rows else "red") for line in kinds[:REASONS]]
     if len(kinds) > REASONS:
         parts.append(Text(f"  and {len(kinds) - REASONS} more reasons", style="dim"))
-    return Group(*parts, *(Text(f"! {warning}", style="yellow") for warning in fewer(list(grid.warnings), REASONS)))
+    return Group(*parts, *(Text(f"! {warning}", style="yellow") for warning in spread(list(grid.warnings), REASONS)))
 
 
 def short(name: str) -> str:
@@ -66,10 +66,10 @@ def short(name: str) -> str:
     return SHORT.get(name, name.replace("_", " "))
 
 
-def reasons(found: Mapping[str, int]) -> list[str]:
+def reasons(counts: Mapping[str, int]) -> list[str]:
     """Reasons with their counts, the most frequent first; those that differ by numbers only are one line."""
     alike: dict[str, dict[str, int]] = {}
-    for reason, number in found.items():
+    for reason, number in counts.items():
         alike.setdefault(re.sub(r"\d[\d,.]*", "", reason), {})[reason] = number
     most = sorted(alike.values(), key=lambda kind: -sum(kind.values()))
     return [f"{sum(kind.values()):,} points{', such as' if len(kind) > 1 else ''}: {next(iter(kind))}" for kind in most]
@@ -81,22 +81,22 @@ def _caption(grid: Grid, digest: Digest, rows: int) -> str:
         some = f"{rows} of {front} points" if front > rows else f"{front} points" if front > 1 else "the one point"
         return f"{some} that no other beats in both tokens/s of a user and tokens/s of a GPU"
     workloads = 1
-    for name in QUESTIONS:
-        workloads *= len(grid.every.get(name, (None,)))
+    for name in WORKLOAD_AXES:
+        workloads *= len(grid.axes.get(name, (None,)))
     some = f"{rows} of {workloads:,} workloads" if workloads > rows else f"{rows} workloads"
     return f"{some}, each with the plan that gets most out of a GPU"
 
 
-def table(grid: Grid, rows: list[dict[str, Any]]) -> Table:
+def best_points(grid: Grid, rows: list[dict[str, Any]]) -> Table:
     """Rows with the axes that vary, and the figures that people ask for."""
-    found = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    axes = [name for name, values in grid.every.items() if len(values) > 1]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    axes = [name for name, values in grid.axes.items() if len(values) > 1]
     for name in axes:
-        found.add_column(short(name), justify="left" if isinstance(rows[0][name], str) else "right", no_wrap=True)
+        table.add_column(short(name), justify="left" if isinstance(rows[0][name], str) else "right", no_wrap=True)
     for title in ("TTFT", "TPOT", "tok/s/user", "tok/s/GPU", "$/M out", "memory"):
-        found.add_column(title, justify="right", no_wrap=True)
+        table.add_column(title, justify="right", no_wrap=True)
     for row in rows:
-        found.add_row(
+        table.add_row(
             *(_cell(row[name]) for name in axes),
             _ms(row["ttft_ms"]),
             _ms(row["tpot_ms"]),
@@ -105,7 +105,7 @@ def table(grid: Grid, rows: list[dict[str, Any]]) -> Table:
             _money(row["cost_per_million_output_tokens"]),
             f"{size(row['total_bytes'])[:-3]} of {size(row['usable_bytes'])}",
         )
-    return found
+    return table
 
 
 def _cell(value: Any) -> str:
