@@ -79,8 +79,8 @@ def prices() -> None:
     from inferometer.inference.request import build_request
     from inferometer.search.objective import traffic
     from inferometer.search.steady_state import load, steady
-    from inferometer.serving.deployment import pool
-    from inferometer.serving.deployment_run import Options, serve
+    from inferometer.serving.deployment import build_pool
+    from inferometer.serving.deployment_run import ServingOptions, serve
     from inferometer.serving.metrics import latencies
 
     errors: list[tuple[float, float]] = []
@@ -99,10 +99,10 @@ def prices() -> None:
             trace = asked.requests(int(min(6000, max(300, 12 * under_way))), rate, 1) if rate else None
             if trace is None:
                 continue
-            server = server or pool(one, 1, trace)
+            server = server or build_pool(one, 1, trace)
             if server.reason or server.tokens < found.decoding[n] * (given + made / 2):
                 continue
-            seen = latencies(serve(trace, [("both", server)], Options(one.engine.scheduler)))
+            seen = latencies(serve(trace, [("both", server)], ServingOptions(one.engine.scheduler)))
             part = slice(int(3 * under_way), -int(under_way) - 1)
             errors.append(
                 (

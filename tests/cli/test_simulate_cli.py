@@ -288,9 +288,9 @@ def test_a_line_of_blocks() -> None:
 
 
 def test_real_traces_run_as_they_are(shared: Path) -> None:
-    from inferometer.serving.trace import first
+    from inferometer.serving.trace import first_requests
 
-    talk = first(read_trace(shared / "reference" / "traces" / "mooncake_conversation.jsonl"), 300)
+    talk = first_requests(read_trace(shared / "reference" / "traces" / "mooncake_conversation.jsonl"), 300)
     with_cache, without = (
         simulate("llama-3.1-8b", "h200", trace=talk, enable_prefix_caching=on) for on in (True, False)
     )
@@ -303,6 +303,6 @@ def test_real_traces_run_as_they_are(shared: Path) -> None:
     most = shared_tokens / talk.input_tokens.sum()
     assert 0.2 * most < with_cache.prefix_hit_rate <= most, "what an endless cache would find is the most"
     assert without.prefix_hit_rate == 0
-    code = first(read_trace(shared / "reference" / "traces" / "AzureLLMInferenceTrace_code.csv"), 500)
+    code = first_requests(read_trace(shared / "reference" / "traces" / "AzureLLMInferenceTrace_code.csv"), 500)
     done = simulate("llama-3.1-8b", "h200", trace=code)
     assert not np.isnan(done.finished_s).any() and not done.rejected

@@ -19,7 +19,7 @@ from inferometer.search.plan_table import MET, Book, aggregated, joined, value
 from inferometer.search.server_costs import prices
 from inferometer.search.space import Server, Space, servers, space
 from inferometer.search.steady_state import FULL, MIXING, grid
-from inferometer.serving.deployment import Pool, handover
+from inferometer.serving.deployment import ReplicaPool, kv_transfer_seconds
 
 CASES = [
     ("llama-3.1-8b", {"num_gpus": 2, "input_len": 2000, "output_len": 200}, "ttft:150,tpot:15", {}),
@@ -163,8 +163,8 @@ def brute_pools(where: Space, asked: Traffic, wanted: Aim, able: list[Server]) -
             if reader.kind != writer.kind or reader.layout.pp > 1 or writer.layout.pp > 1:
                 continue
             sent = [
-                handover(side, side, np.array([round(asked.input_len)]))[0]
-                for side in (Pool(s.bind(), 1, [], 0, 0, "", ()) for s in (reader, writer))
+                kv_transfer_seconds(side, side, np.array([round(asked.input_len)]))[0]
+                for side in (ReplicaPool(s.bind(), 1, [], 0, 0, "", ()) for s in (reader, writer))
             ]
             budgets = sorted(where.budgets, key=lambda b: abs(b - default.max_num_batched_tokens))
             limits = sorted(where.sequences, key=lambda s: abs(s - default.max_num_seqs))

@@ -22,9 +22,9 @@ from inferometer.search.search import searched
 from inferometer.search.search_result import Candidate, Figures, Pool
 from inferometer.search.serve_commands import commands
 from inferometer.search.steady_state import Priced, distinct, load, steady
-from inferometer.serving.deployment import pool
-from inferometer.serving.deployment_run import Options, serve
-from inferometer.serving.metrics import good, latencies
+from inferometer.serving.deployment import build_pool
+from inferometer.serving.deployment_run import ServingOptions, serve
+from inferometer.serving.metrics import good_requests, latencies
 from inferometer.serving.simulate import simulate
 from inferometer.serving.trace import Trace
 from inferometer.specs.structs import Speculation
@@ -76,8 +76,8 @@ def test_means_are_near_what_is_simulated() -> None:
                 ttft = float(found.ttft[0, n] + found.queue[0, n])
                 under_way = rate * (ttft + made * tpot)
                 trace = asked.requests(int(150 + 8 * under_way), rate, 1)
-                server = server or pool(one, 1, trace)
-                seen = latencies(serve(trace, [("both", server)], Options(one.engine.scheduler)))
+                server = server or build_pool(one, 1, trace)
+                seen = latencies(serve(trace, [("both", server)], ServingOptions(one.engine.scheduler)))
                 part = slice(int(2 * under_way), -int(under_way) - 1)
                 errors.append(
                     (ttft * 1e3 / np.nanmean(seen["ttft"][part]) - 1, tpot * 1e3 / np.nanmean(seen["tpot"][part]) - 1)
@@ -127,7 +127,7 @@ def test_the_winner_holds_on_the_whole_cluster_and_not_much_more() -> None:
     for factor in (1.0, 1.3):
         trace = traffic(input_len=1000, output_len=200).requests(1500, factor * rate, 1)
         outcome = simulate("llama-3.1-8b", "h200", trace=trace, pools=_pools(found.winner))
-        shares.append(good(latencies(outcome), {"ttft": 200.0, "tpot": 15.0})[300:-200].mean())
+        shares.append(good_requests(latencies(outcome), {"ttft": 200.0, "tpot": 15.0})[300:-200].mean())
     assert shares[0] > 0.86 and shares[1] < 0.8, best
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from inferometer.base.errors import BadValue, UnknownName
 from inferometer.base.parallel_map import spread
-from inferometer.serving.capacity import find_capacity, stretched
-from inferometer.serving.metrics import good, latencies
+from inferometer.serving.capacity import find_capacity, scale_to_rate
+from inferometer.serving.metrics import good_requests, latencies
 from inferometer.serving.simulate import simulate
 from inferometer.serving.synthetic import synthetic
 from inferometer.serving.trace import Trace
@@ -28,8 +28,8 @@ def test_the_rate_that_is_found_holds_and_a_little_more_does_not() -> None:
     assert 0 < found.request_rate < 2 * found.highest
     shares = []
     for factor in (1.0, 1.03):
-        outcome = simulate("llama-2-7b", "a100-sxm-80gb", trace=stretched(trace, factor * found.request_rate))
-        shares.append(good(latencies(outcome), GOALS).mean())
+        outcome = simulate("llama-2-7b", "a100-sxm-80gb", trace=scale_to_rate(trace, factor * found.request_rate))
+        shares.append(good_requests(latencies(outcome), GOALS).mean())
     assert shares[0] >= 0.9 > shares[1]
     tried = [one.request_rate for one in found.tried]
     assert tried == sorted(tried) and len(set(tried)) == len(tried)
@@ -48,13 +48,13 @@ def test_a_plan_that_does_not_fit_has_no_rate() -> None:
 
 def test_stretched_arrivals_keep_their_shape() -> None:
     trace = some(50)
-    twice = stretched(trace, 20.0)
+    twice = scale_to_rate(trace, 20.0)
     assert trace.arrival_s is not None and twice.arrival_s is not None
     assert (len(trace) - 1) / np.ptp(twice.arrival_s) == pytest.approx(20.0)
     assert np.corrcoef(trace.arrival_s, twice.arrival_s)[0, 1] == pytest.approx(1.0)
     none = Trace(input_tokens=trace.input_tokens, output_tokens=trace.output_tokens)
-    made = stretched(none, 5.0, seed=1).arrival_s
-    assert made is not None and (made == stretched(none, 5.0, seed=1).arrival_s).all() and (np.diff(made) > 0).all()
+    made = scale_to_rate(none, 5.0, seed=1).arrival_s
+    assert made is not None and (made == scale_to_rate(none, 5.0, seed=1).arrival_s).all() and (np.diff(made) > 0).all()
 
 
 @pytest.mark.parametrize(

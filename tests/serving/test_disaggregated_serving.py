@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from inferometer.serving import deployment_run
-from inferometer.serving.arrivals import Open
+from inferometer.serving.arrivals import OpenLoop
 from inferometer.serving.cluster import Cluster
 from inferometer.serving.outcome import Outcome
 from inferometer.serving.router import Fleet
@@ -30,11 +30,11 @@ def test_a_relay_is_the_cluster(rate: float, readers: int, writers: int, monkeyp
 
     apart = run()
 
-    def through(feed: Open, first: Fleet, second: Fleet, sent: list[float], short: list[bool]) -> None:
+    def through(feed: OpenLoop, first: Fleet, second: Fleet, sent: list[float], short: list[bool]) -> None:
         used.append(True)
         Cluster(feed, [first, second], sent, short).run()
 
-    monkeypatch.setattr(deployment_run, "relay", through)
+    monkeypatch.setattr(deployment_run, "run_disaggregated", through)
     together = run()
     assert used
     for word in ("first_token_s", "finished_s", "scheduled_s"):

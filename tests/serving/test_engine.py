@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from inferometer.costs.binding import bind
 from inferometer.inference.request import build_request
-from inferometer.serving.arrivals import Closed, Open, closed_loop, in_order
-from inferometer.serving.engine import Limits, Replica
-from inferometer.serving.kv_cache import KVCache, PrefixCache, paths
-from inferometer.serving.pipeline import Pipeline
-from inferometer.serving.request_table import Ledger, column
+from inferometer.serving.arrivals import ClosedLoop, OpenLoop, is_closed_loop, by_arrival
+from inferometer.serving.engine import SchedulerLimits, EngineCore
+from inferometer.serving.kv_cache import KVCache, PrefixCache, prefix_tree
+from inferometer.serving.pipeline import PipelineEngine
+from inferometer.serving.request_table import RequestTable, column
 from inferometer.serving.schedulers import SCHEDULERS
-from inferometer.serving.step_cost import StepTime
+from inferometer.serving.step_cost import StepCost
 from inferometer.serving.trace import Trace
 
 EXAMPLES = int(os.environ.get("SERVING_EXAMPLES", "60"))  # a few thousand find the rarest troubles
@@ -26,10 +26,10 @@ QUICK = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[He
 
 
 @cache
-def times(model: str = "llama-2-7b", gpu: str = "a100-sxm-80gb", **words: Any) -> StepTime:
+def times(model: str = "llama-2-7b", gpu: str = "a100-sxm-80gb", **words: Any) -> StepCost:
     asked = build_request(model, gpu, **words)
     bound_plan = bind(asked.model, asked.device, asked.engine, asked.plan, roles=asked.roles)
-    return StepTime(bound_plan._replace(env={**bound_plan.env, "alike": 0.0}), 1024)
+    return StepCost(bound_plan._replace(env={**bound_plan.env, "alike": 0.0}), 1024)
 
 
 class Watched(PrefixCache):
@@ -105,7 +105,7 @@ def engines(draw: st.DrawFn) -> dict[str, Any]:
         "caching": draw(st.booleans()),
         "width": width,
         "stages": draw(st.sampled_from([1, 1, 1, 2])),
-        "limits": Limits(
+        "limits": SchedulerLimits(
             tokens=draw(st.sampled_from([64, 256, 2048])),
             seqs=draw(st.sampled_from([1, 4, 16])),
             width=width,
@@ -122,28 +122,28 @@ def engines(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-def serve(trace: Trace, engine: dict[str, Any], *, fast: bool = True) -> tuple[Ledger, Replica]:
+def serve(trace: Trace, engine: dict[str, Any], *, fast: bool = True) -> tuple[RequestTable, EngineCore]:
     limits, size = engine["limits"], engine["size"]
     inputs, outputs = trace.input_tokens.tolist(), trace.output_tokens.tolist()
-    ledger = Ledger(inputs[:], outputs[:], trace.priority.tolist() if limits.priority else None)
-    if closed_loop(trace, engine["most"]):
-        feed: Any = Closed(trace, ledger.arrival, engine["most"], 0.001)
+    ledger = RequestTable(inputs[:], outputs[:], trace.priority.tolist() if limits.priority else None)
+    if is_closed_loop(trace, engine["most"]):
+        feed: Any = ClosedLoop(trace, ledger.arrival, engine["most"], 0.001)
     else:
-        feed = Open(*in_order(trace), ledger.arrival, 0.001)
+        feed = OpenLoop(*by_arrival(trace), ledger.arrival, 0.001)
     longest = max(i + o for i, o in zip(inputs, outputs, strict=True)) + limits.width
     blocks = -(-longest // size) + 1 + trace.block_tokens // size + engine["spare"]
     caching = engine["caching"] and not limits.padded
     known = None
     if caching and trace.blocks is not None:
-        known = paths(trace.blocks, trace.block_tokens, trace.input_tokens)
+        known = prefix_tree(trace.blocks, trace.block_tokens, trace.input_tokens)
     cache = Watched(blocks, size, known) if caching else KVCache(blocks, size)
     words = {} if limits.width == 1 else {"speculative_config": _GUESSES}
     plan = SCHEDULERS[engine["scheduler"]]
     if engine["stages"] > 1:
-        replica: Replica = Pipeline([times(**words)] * engine["stages"], limits, ledger, cache, feed, plan)
+        replica: EngineCore = PipelineEngine([times(**words)] * engine["stages"], limits, ledger, cache, feed, plan)
     else:
-        replica = Replica(times(**words), limits, ledger, cache, feed, plan, fast=fast)
-    if isinstance(feed, Closed):
+        replica = EngineCore(times(**words), limits, ledger, cache, feed, plan, fast=fast)
+    if isinstance(feed, ClosedLoop):
         replica.ends = feed.ended
     replica.run()
     return ledger, replica

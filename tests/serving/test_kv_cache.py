@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inferometer.serving.batch import Batch
-from inferometer.serving.kv_cache import KVCache, PrefixCache, paths
+from inferometer.serving.batch import DecodeBatch
+from inferometer.serving.kv_cache import KVCache, PrefixCache, prefix_tree
 
 
 class BlockByBlock:
@@ -68,7 +68,7 @@ def test_runs_are_evicted_as_blocks_are(seed: int, blocks: int, together: int) -
         for i, (g, p, m) in enumerate(zip(group, parting, lengths, strict=True))
     ]
     ids = tuple(np.array([w * (10 if w < 100 else 1000) + k for k, w in enumerate(each)], np.int64) for each in words)
-    ours = PrefixCache(blocks, size, paths(ids, size, lengths))
+    ours = PrefixCache(blocks, size, prefix_tree(ids, size, lengths))
     truth = BlockByBlock(blocks, size)
     open_: list[tuple[int, list[int]]] = []
     for i in range(n):
@@ -91,7 +91,7 @@ def test_runs_are_evicted_as_blocks_are(seed: int, blocks: int, together: int) -
 
 def test_a_prompt_that_is_all_there_computes_its_last_token() -> None:
     ids = (np.array([1, 2, 3]), np.array([1, 2, 3]), np.array([1, 2, 9]))
-    cache = PrefixCache(20, 16, paths(ids, 16, np.array([48, 48, 48])))
+    cache = PrefixCache(20, 16, prefix_tree(ids, 16, np.array([48, 48, 48])))
     assert cache.match(0, 48) == 0 and cache.begin(0, 0, 48)
     assert cache.match(1, 48) == 32, "only whole blocks, and never the last token"
     assert cache.match(2, 48) == 32
@@ -105,7 +105,7 @@ def test_a_prompt_that_is_all_there_computes_its_last_token() -> None:
 
 def test_what_is_computed_in_this_step_others_have_in_this_step() -> None:
     ids = (np.arange(4), np.arange(4))
-    cache = PrefixCache(100, 16, paths(ids, 16, np.array([64, 64])))
+    cache = PrefixCache(100, 16, prefix_tree(ids, 16, np.array([64, 64])))
     assert cache.begin(0, 0, 40)  # a piece of the prompt: two blocks and a half
     assert cache.match(1, 64) == 32
     assert cache.extend(0, 40, 64) and cache.match(1, 64) == 48
@@ -113,7 +113,7 @@ def test_what_is_computed_in_this_step_others_have_in_this_step() -> None:
 
 def test_an_answer_is_part_of_the_next_prompt() -> None:
     ids = (np.array([1, 2, 3, 4]), np.array([1, 2, 3, 4, 5]))
-    cache = PrefixCache(100, 16, paths(ids, 16, np.array([32, 80])))
+    cache = PrefixCache(100, 16, prefix_tree(ids, 16, np.array([32, 80])))
     assert cache.begin(0, 0, 32)
     assert cache.match(1, 80) == 32
     cache.take(2)  # an answer of 40 tokens
@@ -148,7 +148,7 @@ def test_paths_say_what_prompts_share(seed: int, n: int) -> None:
     rng = np.random.default_rng(seed)
     blocks = tuple(rng.integers(0, 2, rng.integers(0, 8)) for _ in range(n))
     lengths = rng.integers(1, 40, n)
-    found = paths(blocks, 4, lengths)
+    found = prefix_tree(blocks, 4, lengths)
     for i in range(n):
         runs = found.of(i)
         assert sum(found.last[r] - found.first[r] for r in runs) == 4 * len(blocks[i])
@@ -170,7 +170,7 @@ def test_paths_say_what_prompts_share(seed: int, n: int) -> None:
 )
 @settings(max_examples=150, deadline=None)
 def test_a_batch_grows_as_its_sequences_do(many: list[tuple[int, int]], block: int, pace: float, steps: int) -> None:
-    batch = Batch(len(many), block, pace)
+    batch = DecodeBatch(len(many), block, pace)
     batch.advance(3)
     for i, (context, left) in enumerate(many):
         batch.join(i, context, left)
@@ -195,7 +195,7 @@ def test_a_batch_grows_as_its_sequences_do(many: list[tuple[int, int]], block: i
 
 
 def test_dropping_a_sequence_says_what_it_lacks() -> None:
-    batch = Batch(4, 16)
+    batch = DecodeBatch(4, 16)
     batch.join(0, 100, 30)
     batch.join(3, 50, 10)
     batch.advance(4)

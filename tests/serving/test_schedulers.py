@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from inferometer.serving.arrivals import Closed, Open, closed_loop, in_order
-from inferometer.serving.engine import Limits, Replica
+from inferometer.serving.arrivals import ClosedLoop, OpenLoop, is_closed_loop, by_arrival
+from inferometer.serving.engine import SchedulerLimits, EngineCore
 from inferometer.serving.kv_cache import KVCache
-from inferometer.serving.pipeline import Pipeline
-from inferometer.serving.request_table import Ledger, column
+from inferometer.serving.pipeline import PipelineEngine
+from inferometer.serving.request_table import RequestTable, column
 from inferometer.serving.schedulers import SCHEDULERS
 from inferometer.serving.trace import Trace
 
@@ -44,7 +44,7 @@ def serve(
     after: list[int] | None = None,
     think: float = 0.0,
     **limits: Any,
-) -> tuple[dict[str, list[float]], Seconds, Replica]:
+) -> tuple[dict[str, list[float]], Seconds, EngineCore]:
     """Requests as (arrival, prompt, answer); gives columns, the steps, and the engine."""
     arrival, inputs, outputs = (np.array(x) for x in zip(*requests, strict=True))
     trace = Trace(
@@ -54,11 +54,13 @@ def serve(
         after=None if after is None else np.array(after),
         think_s=np.full(len(requests), think),
     )
-    ledger = Ledger(inputs.tolist(), outputs.tolist(), priority)
+    ledger = RequestTable(inputs.tolist(), outputs.tolist(), priority)
     feed: Any = (
-        Closed(trace, ledger.arrival, most) if closed_loop(trace, most) else Open(*in_order(trace), ledger.arrival)
+        ClosedLoop(trace, ledger.arrival, most)
+        if is_closed_loop(trace, most)
+        else OpenLoop(*by_arrival(trace), ledger.arrival)
     )
-    allowed = Limits(
+    allowed = SchedulerLimits(
         **{
             "tokens": 100,
             "seqs": 10,
@@ -71,10 +73,10 @@ def serve(
     times: Any = Seconds()
     cache, plan = KVCache(blocks, 4), SCHEDULERS[scheduler]
     if stages > 1:
-        replica: Replica = Pipeline([times] * stages, allowed, ledger, cache, feed, plan)
+        replica: EngineCore = PipelineEngine([times] * stages, allowed, ledger, cache, feed, plan)
     else:
-        replica = Replica(times, allowed, ledger, cache, feed, plan, fast=False)
-    if isinstance(feed, Closed):
+        replica = EngineCore(times, allowed, ledger, cache, feed, plan, fast=False)
+    if isinstance(feed, ClosedLoop):
         replica.ends = feed.ended
     replica.run()
     names = ("arrival", "scheduled", "first", "finished", "preempted")
@@ -153,9 +155,9 @@ def test_prompts_are_held_back_for_company() -> None:
 
 def test_a_front_end_reads_one_prompt_after_the_other() -> None:
     trace = Trace(input_tokens=np.array([4, 4, 4]), output_tokens=np.ones(3, int), arrival_s=np.array([0.0, 0.5, 9.0]))
-    sent = Ledger([4] * 3, [1] * 3).arrival
+    sent = RequestTable([4] * 3, [1] * 3).arrival
     reading = [2.0, 1.0, 3.0]
-    for feed in (Open(*in_order(trace), sent, 0.5, reading), Closed(trace, sent, 3, 0.5, (), reading)):
+    for feed in (OpenLoop(*by_arrival(trace), sent, 0.5, reading), ClosedLoop(trace, sent, 3, 0.5, (), reading)):
         there = []
         while feed.next < np.inf:
             there.append((feed.next, feed.take(feed.next)))

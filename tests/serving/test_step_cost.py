@@ -15,11 +15,11 @@ from inferometer.costs import binding
 from inferometer.costs.binding import BoundPlan, bind, stages
 from inferometer.costs.step import Group, Step
 from inferometer.inference.request import build_request
-from inferometer.serving.batch import Batch
-from inferometer.serving.engine import Heat
+from inferometer.serving.batch import DecodeBatch
+from inferometer.serving.engine import Throttle
 from inferometer.serving.simulate import simulate
-from inferometer.serving.step_cost import StepTime
-from inferometer.serving.step_tables import Rows, Surface, parts
+from inferometer.serving.step_cost import StepCost
+from inferometer.serving.step_tables import ContextTable, PrefillSurface, split_by_dependence
 from inferometer.serving.trace import Trace
 
 LONGEST = 20000
@@ -47,8 +47,8 @@ def setup_of(name: str) -> BoundPlan:
     return found._replace(env={**found.env, "alike": 0.0})
 
 
-def batch_of(contexts: list[int]) -> Batch:
-    batch = Batch(len(contexts), 16)
+def batch_of(contexts: list[int]) -> DecodeBatch:
+    batch = DecodeBatch(len(contexts), 16)
     for i, context in enumerate(contexts):
         batch.join(i, context, 10)
     return batch
@@ -65,7 +65,7 @@ def exact(
 @pytest.mark.parametrize("name", PLANS)
 def test_compiled_steps_are_the_cost_functions(name: str) -> None:
     bound_plan, rng = setup_of(name), np.random.default_rng(7)
-    times = StepTime(bound_plan, LONGEST)
+    times = StepCost(bound_plan, LONGEST)
     for trial in range(12):
         contexts = rng.integers(1, int(rng.choice([150, 2000, 16000])), int(rng.integers(1, 24))).tolist()
         batch = batch_of(contexts)
@@ -83,7 +83,7 @@ def test_compiled_steps_are_the_cost_functions(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["dense", "windows", "states"])
 def test_many_steps_are_the_sum_of_each(name: str) -> None:
-    times = StepTime(setup_of(name), LONGEST)
+    times = StepCost(setup_of(name), LONGEST)
     batch = batch_of([100, 101, 700, 3000, 130])
     each = []
     for _ in range(400):
@@ -108,7 +108,7 @@ def test_guessing_costs_a_draft_and_a_wider_step() -> None:
     asked = build_request("llama-3.1-8b", "h200", **words)
     bound_plan = bind(asked.model, asked.device, asked.engine, asked.plan, roles=asked.roles)
     bound_plan = bound_plan._replace(env={**bound_plan.env, "alike": 0.0})
-    times, plain = StepTime(bound_plan, 4096), StepTime(setup_of("perfect"), 4096)
+    times, plain = StepCost(bound_plan, 4096), StepCost(setup_of("perfect"), 4096)
     assert times.width == 4 and times.pace == 2.5 and plain.width == 1
     one = binding.step_seconds(times.drafter, Step((Group(8, 1, 500, 1, True),)))  # type: ignore[arg-type]
     verify = exact(bound_plan, [500] * 8, [], 0, 4)
@@ -119,8 +119,8 @@ def test_stages_have_times_of_their_own() -> None:
     asked = build_request("llama-3.1-8b", "h100-sxm", pipeline_parallel_size=2)
     bound_plan = bind(asked.model, asked.device, asked.engine, asked.plan, roles=asked.roles)
     batch = batch_of([300] * 4)
-    halves = [StepTime(part, 1024).decode(batch) for part in stages(bound_plan)]
-    whole = StepTime(setup_of("perfect")._replace(engine=bound_plan.engine, sources=bound_plan.sources), 1024).decode(
+    halves = [StepCost(part, 1024).decode(batch) for part in stages(bound_plan)]
+    whole = StepCost(setup_of("perfect")._replace(engine=bound_plan.engine, sources=bound_plan.sources), 1024).decode(
         batch
     )
     assert len(halves) == 2 and max(halves) < whole < 1.5 * sum(halves)
@@ -128,22 +128,24 @@ def test_stages_have_times_of_their_own() -> None:
 
 def test_a_usual_prompt_is_a_row_of_its_own() -> None:
     bound_plan = setup_of("dense")
-    usual, plain = StepTime(bound_plan, 2048, [256]), StepTime(bound_plan, 2048)
+    usual, plain = StepCost(bound_plan, 2048, [256]), StepCost(bound_plan, 2048)
     batch = batch_of([100, 900, 30])
     assert usual.mixed(batch, [(9, 256, 0)], 1) == pytest.approx(plain.mixed(batch, [(9, 256, 0)], 1), rel=1e-4)
     assert usual.mixed(batch, [(9, 257, 0)], 1) == plain.mixed(batch, [(9, 257, 0)], 1)
 
 
 def test_operators_fall_into_parts_by_their_formulas() -> None:
-    dense = parts(setup_of("dense"))
+    dense = split_by_dependence(setup_of("dense"))
     names = {op.name for block in dense.tokens for op in block.ops}
     assert {"qkv_proj", "down_proj", "embed_tokens"} <= names
     assert "lm_head" in {op.name for block in dense.logits for op in block.ops}
     assert set(dense.prefill) == set(dense.decode) == {("",)} and not dense.other
     assert "all_reduce" not in names, "one GPU reduces nothing"
-    assert "all_reduce" in {op.name for block in parts(setup_of("tensor parallel")).tokens for op in block.ops}
-    assert len(parts(setup_of("windows")).decode) == 2
-    assert {op.kind for block in parts(setup_of("states")).other for op in block.ops} == {"scan"}
+    assert "all_reduce" in {
+        op.name for block in split_by_dependence(setup_of("tensor parallel")).tokens for op in block.ops
+    }
+    assert len(split_by_dependence(setup_of("windows")).decode) == 2
+    assert {op.kind for block in split_by_dependence(setup_of("states")).other for op in block.ops} == {"scan"}
 
 
 @given(st.integers(1, 200), st.integers(0, 5000), st.integers(1, 3000), st.floats(0, 2), st.integers(0, 1))
@@ -161,7 +163,7 @@ def test_a_search_along_a_row_is_a_walk_along_it(n: int, context: int, most: int
     assert not more or before == pytest.approx(walk[steps - 2] if steps > 1 else 0.0, rel=1e-9, abs=1e-12)
 
 
-_ROWS = Rows(lambda n, c: 0.001 + 1e-6 * n + 1e-9 * n * c + 2e-5 * np.sqrt(c), 9000, 200)
+_ROWS = ContextTable(lambda n, c: 0.001 + 1e-6 * n + 1e-9 * n * c + 2e-5 * np.sqrt(c), 9000, 200)
 
 
 @given(st.lists(st.tuples(st.integers(1, 4000), st.integers(0, 20000)), min_size=1, max_size=6))
@@ -170,7 +172,7 @@ def test_any_mix_of_prompts_is_as_good_as_some_alike(mix: list[tuple[int, int]])
     def seconds(tokens: Any, pairs: Any, kv: Any) -> Any:  # any smooth function of the three sums
         return 1e-5 + ((1e-10 * pairs) ** 3 + (2e-9 * tokens + 3e-9 * kv) ** 3) ** (1 / 3)
 
-    surface = Surface(lambda n, q, c: seconds(n * q, n * q * (c + (q + 1) / 2), n * (c + q)))
+    surface = PrefillSurface(lambda n, q, c: seconds(n * q, n * q * (c + (q + 1) / 2), n * (c + q)))
     tokens, kv = sum(q for q, _ in mix), sum(c + q for q, c in mix)
     pairs = sum(q * (c + (q + 1) / 2) for q, c in mix)
     assert surface.at(tokens, pairs, kv) == pytest.approx(seconds(tokens, pairs, kv), rel=3e-3)
@@ -178,13 +180,13 @@ def test_any_mix_of_prompts_is_as_good_as_some_alike(mix: list[tuple[int, int]])
 
 def test_a_hot_chip_is_slower_and_cools_down() -> None:
     bound_plan = setup_of("experts")  # on an H200, which throttles
-    times, usual = StepTime(bound_plan, 4096), StepTime(bound_plan, 4096, [2000])
+    times, usual = StepCost(bound_plan, 4096), StepCost(bound_plan, 4096, [2000])
     batch, chunk = batch_of([300] * 4), [(9, 2000, 0)]
     cold, warm, hot = (times.mixed(batch, chunk, 1, heat) for heat in (0.0, 0.5, 1.0))
     assert cold == times.mixed(batch, chunk, 1) < warm < hot < 1.13 * cold
     assert warm == pytest.approx((cold + hot) / 2, rel=1e-9) == usual.mixed(batch, chunk, 1, 0.5)
-    assert times.throttled and not StepTime(setup_of("dense"), 64).throttled
-    heat = Heat(0.1)
+    assert times.throttled and not StepCost(setup_of("dense"), 64).throttled
+    heat = Throttle(0.1)
     levels = []
     for step in range(30):
         levels.append(heat.at(0.05 * step))

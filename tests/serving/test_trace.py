@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferometer.base.errors import BadFile, BadValue, InferometerError, UnknownName
-from inferometer.serving.metrics import good, latencies, metrics, objectives
+from inferometer.serving.metrics import good_requests, latencies, metrics, parse_goodput
 from inferometer.serving.outcome import Outcome
-from inferometer.serving.synthetic import amount, at_rate, synthetic
-from inferometer.serving.trace import Trace, first, read_trace, shared_blocks, turns_before
+from inferometer.serving.synthetic import parse_distribution, at_rate, synthetic
+from inferometer.serving.trace import Trace, first_requests, read_trace, shared_blocks, turns_before
 from inferometer.views.requests import chrome_trace, rows_csv
 
 Write = Callable[..., Path]
@@ -236,15 +236,15 @@ def test_rates_and_bursts() -> None:
 
 def test_distributions_have_the_figures_that_were_asked() -> None:
     rng = np.random.default_rng(0)
-    x = amount("--input-len", "lognormal:mean=512,std=300").draw(rng, 100_000)
+    x = parse_distribution("--input-len", "lognormal:mean=512,std=300").draw(rng, 100_000)
     assert (x.mean(), x.std()) == (pytest.approx(512, rel=0.02), pytest.approx(300, rel=0.05))
-    x = amount("--input-len", "uniform:min=10,max=20").draw_whole(rng, 5000)
+    x = parse_distribution("--input-len", "uniform:min=10,max=20").draw_whole(rng, 5000)
     assert (x.min(), x.max(), x.mean()) == (10, 20, pytest.approx(15, abs=0.2))
-    x = amount("--input-len", "zipf:a=1.0,min=1,max=4").draw_whole(rng, 50_000)
+    x = parse_distribution("--input-len", "zipf:a=1.0,min=1,max=4").draw_whole(rng, 50_000)
     share = 1 / (1 + 1 / 2 + 1 / 3 + 1 / 4)
     assert [(x == k).mean() for k in (1, 2, 4)] == pytest.approx([share, share / 2, share / 4], abs=0.01)
-    assert amount("--input-len", "lognormal:mean=512,std=3000,max=600").draw(rng, 1000).max() == 600
-    assert set(amount("--input-len", 7).draw_whole(rng, 3)) == {7}
+    assert parse_distribution("--input-len", "lognormal:mean=512,std=3000,max=600").draw(rng, 1000).max() == 600
+    assert set(parse_distribution("--input-len", 7).draw_whole(rng, 3)) == {7}
 
 
 def test_conversations_grow_and_share() -> None:
@@ -303,8 +303,8 @@ def test_a_trace_at_another_rate_and_its_beginning() -> None:
     fast = at_rate(trace, 50.0)
     assert fast.arrival_s is not None and fast.arrival_s[-1] == pytest.approx(20, rel=0.15)
     assert fast.input_tokens is trace.input_tokens
-    few = first(trace, 3)
-    assert len(few) == 3 and few.blocks is not None and len(few.blocks) == 3 and first(trace, 5000) is trace
+    few = first_requests(trace, 3)
+    assert len(few) == 3 and few.blocks is not None and len(few.blocks) == 3 and first_requests(trace, 5000) is trace
 
 
 @given(st.lists(st.integers(-1, 4), max_size=40))
@@ -400,7 +400,7 @@ def test_seen_gaps_are_taken_as_they_are() -> None:
 
 def test_goals_come_in_every_form() -> None:
     for words in (["ttft:500", "tpot:50"], ["ttft:500,tpot:50"], ["ttft:500 tpot:50"], ["TTFT:500,  tpot:50 "]):
-        assert objectives(words) == {"ttft": 500.0, "tpot": 50.0}
+        assert parse_goodput(words) == {"ttft": 500.0, "tpot": 50.0}
     for words, error, sentence in (
         (["ttft"], BadValue, "--goodput takes pairs such as ttft:500"),
         (["itl:5"], UnknownName, "--goodput metric"),
@@ -409,7 +409,7 @@ def test_goals_come_in_every_form() -> None:
         (["ttft:5", "ttft:6"], BadValue, "limits ttft twice"),
     ):
         with pytest.raises(error, match=sentence):
-            objectives(words)
+            parse_goodput(words)
 
 
 @given(
@@ -433,7 +433,7 @@ def test_goodput_and_percentiles_are_ordered(rows: list[tuple[float, float, floa
         points = [found[f"{p}_{name}_ms"] for p in ("median", "p90", "p99")]
         assert points == sorted(points) if None not in points else points == [None] * 3
     assert 1 <= found["max_concurrent_requests"] <= len(rows)
-    assert good(latencies(run), {}).all()
+    assert good_requests(latencies(run), {}).all()
 
 
 # ------------------------------------------------------------------ requests in files

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ..base.errors import BadValue, UnknownName, check_positive
-from ..serving.arrivals import traffic
+from ..serving.arrivals import load_traffic
 from .options import ENGINE, LIVE, METHODS, NUMBERS, OUTPUT, TRAFFIC, named, one_gpu, options
 from .output import deliver, show_rich
 
@@ -43,11 +43,11 @@ def bench(
     **words: Any,
 ) -> int:
     """Measure a live OpenAI-compatible server: requests open or closed loop, every token timed."""
-    from ..serving.metrics import objectives
+    from ..serving.metrics import parse_goodput
 
     ways = {key: words.pop(key) for key in _WAYS}
-    goals, seed = objectives(goodput), words["seed"]
-    trace, source = traffic(words, max_concurrency)
+    goals, seed = parse_goodput(goodput), words["seed"]
+    trace, source = load_traffic(words, max_concurrency)
     if gpu is not None:  # what would be refused later is refused now, not after an hour of measuring
         _asked(model, gpu, words)
     replies, cut = _driven(base_url, model, ways, trace, max_concurrency, seed, requests_out)

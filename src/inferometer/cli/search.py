@@ -116,7 +116,7 @@ def _requests(path: str | None, most: int | None) -> Any:
     if path is None:
         return None
     from ..base.errors import check_int
-    from ..serving.trace import first, read_trace
+    from ..serving.trace import first_requests, read_trace
 
     trace = read_trace(path)
-    return first(trace, check_int("--num-prompts", most)) if most is not None else trace
+    return first_requests(trace, check_int("--num-prompts", most)) if most is not None else trace

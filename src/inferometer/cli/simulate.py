@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from ..base.errors import BadValue
-from ..serving.arrivals import traffic
+from ..serving.arrivals import load_traffic
 from .options import ENGINE, METHODS, MODEL_HELP, NUMBERS, OUTPUT, SERVER, TRAFFIC, named, one_gpu, options
 from .output import deliver, progress, show_rich, table_csv
 
@@ -24,13 +24,13 @@ def capacity(
     """Search, then serve the requests once more at the rate that was found, and show both."""
     import msgspec
 
-    from ..serving.summary import sized
+    from ..serving.summary import capacity_and_summarize
     from .output import progress
 
     search = {"share": ways["goodput_share"], "address": ways["backend_address"]}
     search |= {key: ways[key] for key in ("jobs", "backend")}
     with progress("trying rates", None, "rates") as reached:
-        result = sized(model, gpu, goals, search, served, words, reached)
+        result = capacity_and_summarize(model, gpu, goals, search, served, words, reached)
     cut = result["interrupted"]
     if cut:
         click.echo(f"interrupted: {len(result['tried']):,} rates were tried, and the search was not over", err=True)
@@ -135,10 +135,10 @@ def simulate(
     **words: Any,
 ) -> int:
     """Serve a trace, or requests made up, and say what every request and the whole run come to."""
-    from ..serving.metrics import objectives
-    from ..serving.summary import served as run
+    from ..serving.metrics import parse_goodput
+    from ..serving.summary import simulate_and_summarize as run
 
-    device, goals = one_gpu("simulate", gpu), objectives(goodput)
+    device, goals = one_gpu("simulate", gpu), parse_goodput(goodput)
     files = {key: words.pop(key) for key in ("requests_out", "plot", "chrome_trace")}
     served = {key: words.pop(key) for key in _SERVED}
     served |= {"max_concurrency": max_concurrency, "pools": [_pool(text) for text in pools] or None}
@@ -151,7 +151,7 @@ def simulate(
                 raise BadValue(f"--find-capacity runs many simulations: --{key.replace('_', '-')} is of one")
         return capacity(model, device, goals, search, words, served, (as_json, as_csv, output))
     about = {key: words[key] for key in ("request_rate", "burstiness", "seed")}
-    trace, source = traffic(words, max_concurrency)
+    trace, source = load_traffic(words, max_concurrency)
     try:
         with progress("simulating", len(trace)) as reached:
             result, outcome = run(model, device, trace, source, goals, served, words, reached)

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from ..base.errors import BadValue
-from ..serving.arrivals import base
+from ..serving.arrivals import file_name
 from .options import ENGINE, MACHINE, METHODS, MODEL_HELP, NUMBERS, OUTPUT, named, one_gpu, options
 from .output import deliver, show_rich, table_csv
 
@@ -81,18 +81,18 @@ def _requests(
     """Latencies: fills the result and what is shown; gives a row per request and metric."""
     import msgspec
 
-    from ..serving.metrics import metrics, objectives
-    from ..serving.summary import described
+    from ..serving.metrics import metrics, parse_goodput
+    from ..serving.summary import run_header
     from ..serving.trace import read_trace
     from ..validation.validate import measured_metrics, truths
     from ..validation.validate import validate as compare
     from ..views.text.serving import header
     from ..views.text.validation import comparison
 
-    goals = objectives(ways["goodput"])
+    goals = parse_goodput(ways["goodput"])
     trace = read_trace(measured)
     truths(trace)
-    labels = described(model, gpu, words, f"of {base(trace.source)}", len(trace))
+    labels = run_header(model, gpu, words, f"of {file_name(trace.source)}", len(trace))
 
     def replay(calibration: Any = words["calibration"]) -> Any:
         again = {**words, "calibration": calibration}

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..base import parallel_map
-from ..serving.deployment import Pool
+from ..serving.deployment import ReplicaPool
 from .plan_simulation import LONGER, Bench, Trial, tried
 from .plan_table import MET, Book, order, value
 
@@ -40,7 +40,7 @@ class Ways(NamedTuple):
     jobs: int
     address: str | None
     progress: Callable[[int], None] | None = None
-    known: dict[str, Pool] | None = None  # servers that were simulated: plans have many in common
+    known: dict[str, ReplicaPool] | None = None  # servers that were simulated: plans have many in common
 
     def told(self, done: int) -> None:
         """So many plans have been simulated."""

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from ..base.errors import BadValue, UnknownName, abbreviate, check_int, check_positive, is_number
-from ..serving.capacity import stretched
-from ..serving.metrics import objectives
-from ..serving.synthetic import at_rate, beginning_alike, synthetic
+from ..base.errors import BadValue, UnknownName, check_positive, is_number, abbreviate, check_int
+from ..serving.capacity import scale_to_rate
+from ..serving.metrics import parse_goodput
+from ..serving.synthetic import at_rate, with_shared_prefix, synthetic
 from ..serving.trace import Trace
 
 OBJECTIVES = ("throughput", "cost", "latency", "energy")
@@ -43,10 +43,10 @@ class Traffic(NamedTuple):
         if self.trace is None:
             words = {**self.made_up, "burstiness": self.made_up["burstiness"] * among}
             made = synthetic(num_prompts=count, request_rate=rate, seed=self.seed, **words)
-            return stretched(made, rate)  # so that few requests come at the rate, too, and not by chance at another
+            return scale_to_rate(made, rate)  # so that few requests come at the rate, too, and not by chance at another
         mine = every(self.trace, among, count)
         mine = at_rate(mine, rate, float(among), self.seed) if mine.arrival_s is None else mine
-        return stretched(mine, rate, self.seed)
+        return scale_to_rate(mine, rate, self.seed)
 
 
 class Aim(NamedTuple):
@@ -103,12 +103,12 @@ def traffic(
                 "a search thins out a trace for one replica, which conversations do not survive: leave the "
                 "sessions of the trace away"
             )
-        trace = beginning_alike(trace, prefix_len) if prefix_len else trace
+        trace = with_shared_prefix(trace, prefix_len) if prefix_len else trace
         span = float(np.ptp(trace.arrival_s)) if trace.arrival_s is not None else 0.0
         if request_rate is None and span > 0:
             request_rate = (len(trace) - 1) / span
         elif request_rate is not None and span > 0:
-            trace = stretched(trace, request_rate, seed)
+            trace = scale_to_rate(trace, request_rate, seed)
         elif request_rate is not None:
             trace = at_rate(trace, request_rate, burstiness, seed)
         sample = trace
@@ -134,7 +134,7 @@ def aim(objective: str, goodput: str | Iterable[str] | Mapping[str, float] | Non
         raise UnknownName("--objective", objective, OBJECTIVES)
     if isinstance(goodput, Mapping):
         goodput = [f"{name}:{limit}" for name, limit in goodput.items()]
-    found = objectives([goodput] if isinstance(goodput, str) else goodput or ())
+    found = parse_goodput([goodput] if isinstance(goodput, str) else goodput or ())
     check_positive("--goodput-share", share, 1.0)
     if "e2el" in found and found["e2el"] <= found.get("ttft", 0.0) and "ttft" in found:
         raise BadValue(

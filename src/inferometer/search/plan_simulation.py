@@ -13,9 +13,9 @@ import msgspec
 import numpy as np
 
 from ..inference.request import build_request
-from ..serving.deployment import Pool, pool
-from ..serving.deployment_run import Options, serve
-from ..serving.metrics import good, latencies
+from ..serving.deployment import ReplicaPool, build_pool
+from ..serving.deployment_run import ServingOptions, serve
+from ..serving.metrics import good_requests, latencies
 from ..serving.outcome import Outcome
 from .objective import Aim, Traffic
 
@@ -52,16 +52,18 @@ class Contender(NamedTuple):
 class Bench:
     """Simulates one plan at any rate: ``Bench(contender, traffic, aim).at(4.0)``"""
 
-    def __init__(self, plan: Contender, traffic: Traffic, aim: Aim, known: dict[str, Pool] | None = None) -> None:
+    def __init__(
+        self, plan: Contender, traffic: Traffic, aim: Aim, known: dict[str, ReplicaPool] | None = None
+    ) -> None:
         """``known``: servers that other plans have, too; their tables of step times need not be made anew."""
         self.plan, self.traffic, self.aim = plan, traffic, aim
         sample = traffic.requests(FEWEST, 1.0, 1) if traffic.trace is None else traffic.trace
         servers = known if known is not None else {}
-        made: list[Pool] = []
+        made: list[ReplicaPool] = []
         for _, _, words in plan.pools:
             key = repr(sorted(words.items(), key=lambda pair: pair[0]))
             if key not in servers:
-                servers[key] = pool(build_request(plan.model, **words), 1, sample)
+                servers[key] = build_pool(build_request(plan.model, **words), 1, sample)
             made.append(servers[key])
         ranks = [
             count * one.bound_plan.plan.data_parallel_size for (_, count, _), one in zip(plan.pools, made, strict=True)
@@ -72,7 +74,7 @@ class Bench:
             for (role, _, _), one, many in zip(plan.pools, made, ranks, strict=True)
         ]
         self.reason = next((one.reason for _, one in self.pools if one.reason), "")
-        self.how = Options(made[0].bound_plan.engine.scheduler)
+        self.how = ServingOptions(made[0].bound_plan.engine.scheduler)
         self.tried: list[Trial] = []
 
     def at(self, rate: float, longer: int = 1) -> Trial:
@@ -90,7 +92,7 @@ class Bench:
 
     def _trial(self, outcome: Outcome, part: slice, rate: float) -> Trial:
         found = {name: values[part] for name, values in latencies(outcome).items()}
-        kept = good(found, {name: limit * 1e3 for name, limit in self.aim.limits.items()})
+        kept = good_requests(found, {name: limit * 1e3 for name, limit in self.aim.limits.items()})
         come, end = outcome.arrival_s[part], np.sort(outcome.finished_s[part])
         lasted, took = float(np.ptp(come)), float(end[-1] - end[0]) if len(end) and not np.isnan(end).any() else np.inf
         share = float(kept.mean()) if len(kept) else 0.0
@@ -140,7 +142,7 @@ def _spread(values: np.ndarray, share: float) -> dict[str, float]:
 
 
 def tried(
-    asked: tuple[Contender, Traffic, Aim, float | None], known: dict[str, Pool] | None = None
+    asked: tuple[Contender, Traffic, Aim, float | None], known: dict[str, ReplicaPool] | None = None
 ) -> tuple[list[Trial], Trial | None, str]:
     """One plan on the bench: all simulations, the one that counts, and why it cannot work at all.
 

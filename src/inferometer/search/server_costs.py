@@ -10,7 +10,7 @@ import numpy as np
 from ..costs.binding import BoundPlan
 from ..costs.step import Group, Step
 from ..inference.memory import drafter
-from ..serving.deployment import Pool, handover
+from ..serving.deployment import ReplicaPool, kv_transfer_seconds
 from .objective import Traffic
 from .space import Server, Space
 from .steady_state import Load, Sizes, distinct, load, steady
@@ -154,5 +154,5 @@ def prices(
 
 def _handed(bound_plan: BoundPlan, traffic: Traffic) -> float:
     """Seconds that one side of a handover needs, as the simulator has it."""
-    side = Pool(bound_plan, 1, [], 0, 0, "", ())
-    return handover(side, side, np.array([round(traffic.input_len)]))[0]
+    side = ReplicaPool(bound_plan, 1, [], 0, 0, "", ())
+    return kv_transfer_seconds(side, side, np.array([round(traffic.input_len)]))[0]

@@ -21,7 +21,7 @@ from ..base.errors import BadValue, check_int
 from .trace import Trace
 
 
-class Feed(Protocol):
+class RequestSource(Protocol):
     """Where a replica's requests come from."""
 
     next: float  # when the next one is there; inf: not before another ends
@@ -31,7 +31,7 @@ class Feed(Protocol):
         raise NotImplementedError
 
 
-class Open:
+class OpenLoop:
     """Requests at given times: ``Open(ids, times, arrival, 0.003)``, sorted by time; ``reading``: s for each prompt."""
 
     def __init__(
@@ -62,7 +62,7 @@ class Open:
         return ids[start:place]
 
 
-class Inbox:
+class RouterInbox:
     """Requests that a router hands on: ``inbox.push(i, t)``, in order of time."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class Inbox:
         return found
 
 
-class Closed:
+class ClosedLoop:
     """At most ``most`` requests at once, and turns of a conversation one after the other.
 
     A request is ready at its time or when the one it waits for has ended and its user has thought; it is sent when it
@@ -149,7 +149,7 @@ class Closed:
         return now
 
 
-def closed_loop(trace: Trace, max_concurrency: int | None) -> bool:
+def is_closed_loop(trace: Trace, max_concurrency: int | None) -> bool:
     """Whether when a request is sent depends on how others fare."""
     return (
         max_concurrency is not None
@@ -158,7 +158,7 @@ def closed_loop(trace: Trace, max_concurrency: int | None) -> bool:
     )
 
 
-def in_order(trace: Trace) -> tuple[list[int], list[float]]:
+def by_arrival(trace: Trace) -> tuple[list[int], list[float]]:
     """Requests by time of arrival, those of one time as they stand in the file; unknown times count as 0."""
     assert trace.arrival_s is not None
     times = np.nan_to_num(trace.arrival_s, nan=0.0)
@@ -172,7 +172,7 @@ def in_order(trace: Trace) -> tuple[list[int], list[float]]:
 # traffic({"num_prompts": 100, "request_rate": 8.0}, None)        # a Trace, and '1024 in, 128 out, at 8/s'
 
 
-USUAL: Mapping[str, Any] = {  # the words that are about requests, and what they are where nobody says
+TRAFFIC_DEFAULTS: Mapping[str, Any] = {  # the words that are about requests, and what they are where nobody says
     "trace": None,
     "num_prompts": None,
     "request_rate": None,
@@ -186,9 +186,9 @@ USUAL: Mapping[str, Any] = {  # the words that are about requests, and what they
 }
 
 
-def traffic(words: dict[str, Any], limit: int | None) -> tuple[Any, str]:
+def load_traffic(words: dict[str, Any], limit: int | None) -> tuple[Any, str]:
     """Take the words that are about requests (``limit``: --max-concurrency); give them, and what they are in words."""
-    w = {**USUAL, **{key: words.pop(key) for key in USUAL if key in words}}
+    w = {**TRAFFIC_DEFAULTS, **{key: words.pop(key) for key in TRAFFIC_DEFAULTS if key in words}}
     if limit is not None:
         check_int("--max-concurrency", limit, most=10**7)
     if w["trace"] is not None:
@@ -218,16 +218,16 @@ def _replayed(w: dict[str, Any], limit: int | None) -> tuple[Any, str]:
     for key in ("input_len", "output_len", "turns"):
         if w[key]:
             raise BadValue(f"--trace says all lengths itself and cannot be combined with --{key.replace('_', '-')}")
-    from .synthetic import at_rate, beginning_alike, of_users
-    from .trace import first, read_trace
+    from .synthetic import at_rate, with_shared_prefix, with_users
+    from .trace import first_requests, read_trace
 
     trace = read_trace(w["trace"])
     if w["num_prompts"] is not None:
-        trace = first(trace, check_int("--num-prompts", w["num_prompts"]))
+        trace = first_requests(trace, check_int("--num-prompts", w["num_prompts"]))
     if w["prefix_len"]:
-        trace = beginning_alike(trace, w["prefix_len"])
+        trace = with_shared_prefix(trace, w["prefix_len"])
     if w["think_time"] is not None:
-        trace = of_users(trace, limit, w["think_time"], w["seed"])
+        trace = with_users(trace, limit, w["think_time"], w["seed"])
     how = "one after another" if trace.arrival_s is None and limit is None else "as they came"
     if w["request_rate"] is not None:
         trace = at_rate(trace, w["request_rate"], w["burstiness"], w["seed"])
@@ -235,10 +235,10 @@ def _replayed(w: dict[str, Any], limit: int | None) -> tuple[Any, str]:
     if limit is not None:
         how += f", {limit} at a time" if trace.arrival_s is not None else ""
         how = how if trace.arrival_s is not None else f"{limit} at a time"
-    return trace, f"of {base(trace.source)}, {how}"
+    return trace, f"of {file_name(trace.source)}, {how}"
 
 
-def base(path: str) -> str:
+def file_name(path: str) -> str:
     """The name of a file without its folders, for headers."""
     return path.replace("\\", "/").rpartition("/")[2]
 

@@ -13,7 +13,7 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 
 
-class Batch:
+class DecodeBatch:
     """``batch.join(i, context=512, left=100)``: request i has 512 tokens in the cache and is to gain 100 more."""
 
     __slots__ = ("base", "bits", "block", "clock", "ends", "offset", "pace", "ring", "rows", "steps")

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..base.errors import BadValue, UnknownName, check_positive, is_number, abbreviate
 from ..base.parallel_map import pool, workers
-from .metrics import GOALS, good, latencies
+from .metrics import GOODPUT_METRICS, good_requests, latencies
 from .outcome import Interrupted, Outcome
 from .simulate import simulate
 from .synthetic import at_rate
@@ -23,7 +23,7 @@ from .trace import Trace
 LOWEST = 1e-3  # of the throughput of all requests at once: practically one after another
 
 
-class Tried(msgspec.Struct, kw_only=True):
+class TriedRate(msgspec.Struct, kw_only=True):
     """One rate, and how requests fared at it."""
 
     request_rate: float
@@ -38,7 +38,7 @@ class Capacity(msgspec.Struct, kw_only=True):
     goodput: dict[str, float]  # limits in ms
     share: float  # of the requests that must keep them
     highest: float  # requests a second when all come at once: no rate above it can last
-    tried: list[Tried]
+    tried: list[TriedRate]
 
 
 def find_capacity(
@@ -64,8 +64,8 @@ def find_capacity(
     """
     goals = {name: float(limit) for name, limit in goodput.items()}
     for name, limit in goals.items():
-        if name not in GOALS:
-            raise UnknownName("--goodput metric", name, GOALS)
+        if name not in GOODPUT_METRICS:
+            raise UnknownName("--goodput metric", name, GOODPUT_METRICS)
         check_positive(f"--goodput {name}", limit)
     if not goals:
         raise BadValue("--find-capacity needs limits that must hold: --goodput ttft:500,tpot:50")
@@ -85,7 +85,7 @@ def find_capacity(
     at_once = msgspec.structs.replace(trace, arrival_s=np.zeros(len(trace)))
     found = Capacity(request_rate=0.0, goodput=goals, share=share, highest=0.0, tried=[])
 
-    def attempt(run: Callable[..., list[Tried]], rates: list[float]) -> None:
+    def attempt(run: Callable[..., list[TriedRate]], rates: list[float]) -> None:
         found.tried += run(_try, [(model, gpu, trace, rate, seed, goals, share, words) for rate in rates])
         found.tried.sort(key=lambda one: one.request_rate)
         if progress is not None:
@@ -117,7 +117,7 @@ def _search(found: Capacity, precision: float, width: int, attempt: Callable[[li
         attempt(between.tolist())
 
 
-def _between(tried: list[Tried]) -> tuple[float, float]:
+def _between(tried: list[TriedRate]) -> tuple[float, float]:
     """The highest rate below which all held, 0 if there is none; and the lowest that did not hold."""
     high = min((one.request_rate for one in tried if not one.holds), default=float("inf"))
     return max((one.request_rate for one in tried if one.holds and one.request_rate < high), default=0.0), high
@@ -128,15 +128,15 @@ def _throughput(outcome: Outcome) -> float:
     return done / outcome.duration_s if outcome.duration_s else 0.0
 
 
-def _try(asked: tuple[str, str, Trace, float, int, dict[str, float], float, dict[str, Any]]) -> Tried:
+def _try(asked: tuple[str, str, Trace, float, int, dict[str, float], float, dict[str, Any]]) -> TriedRate:
     model, gpu, trace, rate, seed, goals, share, words = asked
-    outcome = simulate(model, gpu, trace=stretched(trace, rate, seed), **words)
+    outcome = simulate(model, gpu, trace=scale_to_rate(trace, rate, seed), **words)
     served = len(trace) - len(outcome.rejected)
-    kept = int(good(latencies(outcome), goals).sum()) / served if served else 0.0
-    return Tried(request_rate=rate, good=kept, holds=kept >= share)
+    kept = int(good_requests(latencies(outcome), goals).sum()) / served if served else 0.0
+    return TriedRate(request_rate=rate, good=kept, holds=kept >= share)
 
 
-def stretched(trace: Trace, rate: float, seed: int = 0) -> Trace:
+def scale_to_rate(trace: Trace, rate: float, seed: int = 0) -> Trace:
     """The trace with its arrivals at another mean rate: ``stretched(trace, 8.0)``"""
     times = trace.arrival_s
     span = float(times.max() - times.min()) if times is not None and len(trace) > 1 else 0.0

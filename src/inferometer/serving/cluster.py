@@ -10,11 +10,13 @@ from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from math import inf, nextafter
 
-from .arrivals import Closed, Open
+from .arrivals import ClosedLoop, OpenLoop
 from .router import Fleet
 
 
-def relay(feed: Open, readers: Fleet, writers: Fleet, handover: Sequence[float], short: Sequence[bool]) -> None:
+def run_disaggregated(
+    feed: OpenLoop, readers: Fleet, writers: Fleet, handover: Sequence[float], short: Sequence[bool]
+) -> None:
     """Run all who read, then all who answer; ``handover`` and ``short`` as a `Cluster` has them."""
     arrivals: list[tuple[float, int]] = []
     count = len(readers.replicas)
@@ -64,7 +66,11 @@ class Cluster:
     """
 
     def __init__(
-        self, feed: Open | Closed, fleets: list[Fleet], handover: Sequence[float] = (), short: Sequence[bool] = ()
+        self,
+        feed: OpenLoop | ClosedLoop,
+        fleets: list[Fleet],
+        handover: Sequence[float] = (),
+        short: Sequence[bool] = (),
     ) -> None:
         self.feed, self.fleets, self.handover, self.short = feed, fleets, handover, short
         self.events: list[tuple[float, int, int]] = []  # time, what (`OVER`, `READ` or `THERE`), request
@@ -91,7 +97,7 @@ class Cluster:
                 which = asked.index(min(asked))
                 fleet, place = self.fleets[which], asked[which][1]
                 fleet.horizons[place] = inf  # what the others may do first
-                alone = len(self.fleets) == 1 and isinstance(self.feed, Open)
+                alone = len(self.fleets) == 1 and isinstance(self.feed, OpenLoop)
                 others = inf if alone else min(min(each.horizons) for each in self.fleets)
                 until = min(event, self.feed.next, others)
                 fleet.step(place, max(until, nextafter(work, inf)))  # of several that wake at once, one must begin
@@ -102,7 +108,7 @@ class Cluster:
             self.fleets[1].send(i, now)
             return
         self.fleets[0 if what == READ or i in self.fleets[0].where else 1].ended(i)
-        if what == OVER and isinstance(self.feed, Closed):
+        if what == OVER and isinstance(self.feed, ClosedLoop):
             self.feed.ended(i, now)
 
     def _over(self, i: int, now: float) -> float:

@@ -17,20 +17,20 @@ from ..inference.latency import batch_shape_of
 from ..inference.memory import memory_table
 from ..inference.request import Request
 from ..specs.structs import Hardware, Link, Workload
-from .engine import Limits
-from .step_cost import StepTime
+from .engine import SchedulerLimits
+from .step_cost import StepCost
 from .trace import Trace
 
 FEW = 8  # lengths of prompts that are worth a table each
 PLENTY = 10**9  # blocks of a cache that does not grow with the tokens (recurrent models)
 
 
-class Pool(NamedTuple):
+class ReplicaPool(NamedTuple):
     """Replicas alike."""
 
     bound_plan: BoundPlan
     replicas: int
-    stages: list[StepTime]
+    stages: list[StepCost]
     blocks: int  # of each replica's cache
     seqs: int  # that its memory has room for
     reason: str  # why it cannot work; empty if it can
@@ -48,7 +48,7 @@ class Pool(NamedTuple):
         return 32 / took if took else 1.0
 
 
-def pool(request: Request, replicas: int, trace: Trace, blocks: int | None = None) -> Pool:
+def build_pool(request: Request, replicas: int, trace: Trace, blocks: int | None = None) -> ReplicaPool:
     """So many replicas of a plan, for the requests of a trace; with ``blocks`` in each cache, or what fits."""
     if request.model.kind != "decoder":
         raise BadValue(
@@ -66,8 +66,8 @@ def pool(request: Request, replicas: int, trace: Trace, blocks: int | None = Non
     if blocks is not None:
         room, lack = blocks, ""
     often = prompts.tolist() if len(prompts) <= FEW else []
-    parts = [StepTime(part, longest, often) for part in stages(bound_plan)] if not (why or lack) else []
-    return Pool(bound_plan, replicas, parts, room, seqs, why or lack, (*request.warnings, *bound_plan.notes))
+    parts = [StepCost(part, longest, often) for part in stages(bound_plan)] if not (why or lack) else []
+    return ReplicaPool(bound_plan, replicas, parts, room, seqs, why or lack, (*request.warnings, *bound_plan.notes))
 
 
 def _room(bound_plan: BoundPlan, usual: int) -> tuple[int, int, str]:
@@ -90,8 +90,8 @@ def _too_much(needed: float, usable: float) -> str:
     return f"needs {needed / 1e9:.1f} GB of the {usable / 1e9:.1f} GB per GPU that it may use, and leaves no KV cache"
 
 
-def limits(
-    found: Pool,
+def scheduler_limits(
+    found: ReplicaPool,
     scheduler: str,
     policy: str,
     *,
@@ -101,7 +101,7 @@ def limits(
     interval: int = 1,
     hold: int = 0,
     company: float = 0.0,
-) -> Limits:
+) -> SchedulerLimits:
     """What the engine of a pool allows itself in a step."""
     plan, width = found.bound_plan.plan, found.stages[0].width
     tokens, seqs = plan.max_num_batched_tokens, min(plan.max_num_seqs, found.seqs)
@@ -111,7 +111,7 @@ def limits(
             "decodes needs a token of the budget"
         )
     static = scheduler == "static"
-    return Limits(
+    return SchedulerLimits(
         tokens=tokens,
         seqs=max(1, min(seqs, tokens // width)),
         width=width,
@@ -127,7 +127,7 @@ def limits(
     )
 
 
-def handover(readers: Pool, writers: Pool, prompts: np.ndarray) -> list[float]:
+def kv_transfer_seconds(readers: ReplicaPool, writers: ReplicaPool, prompts: np.ndarray) -> list[float]:
     """Seconds that the cache of each prompt is on its way from one replica to another.
 
     Every GPU sends its share over its own link, and every GPU at the other end gets its own; the slower side counts.

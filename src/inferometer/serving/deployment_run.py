@@ -7,21 +7,21 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .arrivals import Closed, Inbox, Open, closed_loop, in_order
-from .cluster import Cluster, relay
-from .deployment import Pool, handover, limits
-from .engine import Replica
-from .kv_cache import KVCache, Paths, PrefixCache, paths
+from .arrivals import ClosedLoop, RouterInbox, OpenLoop, is_closed_loop, by_arrival
+from .cluster import Cluster, run_disaggregated
+from .deployment import ReplicaPool, kv_transfer_seconds, scheduler_limits
+from .engine import EngineCore
+from .kv_cache import KVCache, PrefixTree, PrefixCache, prefix_tree
 from .outcome import Interrupted, Outcome
-from .pipeline import Pipeline
-from .recorder import POINTS, joined
-from .request_table import Admitted, Ledger, admitted, column
+from .pipeline import PipelineEngine
+from .recorder import POINTS, merge_series
+from .request_table import AdmittedRequests, RequestTable, admit_trace, column
 from .router import Fleet
 from .schedulers import SCHEDULERS
 from .trace import Trace
 
 
-class Options(NamedTuple):
+class ServingOptions(NamedTuple):
     """How replicas work, whatever they are made of."""
 
     scheduler: str = "vllm"
@@ -39,7 +39,7 @@ class Options(NamedTuple):
     progress: Callable[[int, int], None] | None = None
 
 
-def serve(trace: Trace, pools: list[tuple[str, Pool]], how: Options) -> Outcome:
+def serve(trace: Trace, pools: list[tuple[str, ReplicaPool]], how: ServingOptions) -> Outcome:
     """Serve a trace on pools of replicas, each with its role (both, prefill or decode)."""
     warnings = tuple(dict.fromkeys(word for _, each in pools for word in each.warnings))
     reason = next((each.reason for _, each in pools if each.reason), "")
@@ -48,20 +48,24 @@ def serve(trace: Trace, pools: list[tuple[str, Pool]], how: Options) -> Outcome:
     caching = pools[0][1].bound_plan.engine.prefix_caching if how.prefix_caching is None else how.prefix_caching
     caching = caching and how.scheduler != "static"
     known = caching and trace.blocks is not None and trace.block_tokens > 0
-    shared = paths(trace.blocks, trace.block_tokens, trace.input_tokens) if known and trace.blocks is not None else None
+    shared = (
+        prefix_tree(trace.blocks, trace.block_tokens, trace.input_tokens)
+        if known and trace.blocks is not None
+        else None
+    )
     longest = min(each.bound_plan.plan.max_model_len or 10**9 for _, each in pools)
     # a prompt that is all cached computes its last block again, beside what others have cached of it
     spare = trace.block_tokens + max(each.bound_plan.plan.block_size for _, each in pools) if shared else 0
     held = min(each.blocks * each.bound_plan.plan.block_size - spare for _, each in pools)
-    taken = admitted(trace, longest, held)
+    taken = admit_trace(trace, longest, held)
 
     priority = trace.priority.tolist() if trace.priority is not None and how.policy == "priority" else None
     split = pools[0][0] != "both"
     outputs = np.ones_like(taken.outputs) if split else taken.outputs
-    front = Ledger(taken.inputs.tolist(), outputs.tolist(), priority)
-    back = Ledger(taken.inputs.tolist(), taken.outputs.tolist(), priority) if split else front
+    front = RequestTable(taken.inputs.tolist(), outputs.tolist(), priority)
+    back = RequestTable(taken.inputs.tolist(), taken.outputs.tolist(), priority) if split else front
     feed = _feed(trace, pools[0][1], front, taken, how)
-    apart = 2 * feed.times[-2] / POINTS if isinstance(feed, Open) and feed.ids else 0.0
+    apart = 2 * feed.times[-2] / POINTS if isinstance(feed, OpenLoop) and feed.ids else 0.0
     fleets: list[Fleet] = []
     for roles, ledger in ((("both", "prefill"), front), (("decode",), back)):
         mine = [each for role, each in pools if role in roles]
@@ -77,10 +81,10 @@ def serve(trace: Trace, pools: list[tuple[str, Pool]], how: Options) -> Outcome:
             back.given = (taken.inputs - 1).tolist()
             readers, writers = (next(each for role, each in pools if role == word) for word in ("prefill", "decode"))
             short = (taken.outputs < 2).tolist()
-            sent = handover(readers, writers, taken.inputs)
+            sent = kv_transfer_seconds(readers, writers, taken.inputs)
             staged = any(len(each.stages) > 1 for _, each in pools)
-            if isinstance(feed, Open) and how.router == "round_robin" and not staged:
-                relay(feed, fleets[0], fleets[1], sent, short)
+            if isinstance(feed, OpenLoop) and how.router == "round_robin" and not staged:
+                run_disaggregated(feed, fleets[0], fleets[1], sent, short)
             else:
                 Cluster(feed, fleets, sent, short).run()
         else:
@@ -90,50 +94,58 @@ def serve(trace: Trace, pools: list[tuple[str, Pool]], how: Options) -> Outcome:
     return _outcome(taken, front, back, replicas, warnings)
 
 
-def _feed(trace: Trace, pool: Pool, ledger: Ledger, taken: Admitted, how: Options) -> Open | Closed:
+def _feed(
+    trace: Trace, pool: ReplicaPool, ledger: RequestTable, taken: AdmittedRequests, how: ServingOptions
+) -> OpenLoop | ClosedLoop:
     """When requests reach the engine, its front end's time included."""
     engine = pool.bound_plan.engine
     http = pool.bound_plan.plan.frontend == "http"
     overhead = engine.request_overhead + (engine.http_overhead if http else 0.0)
     reading = (engine.token_overhead * taken.inputs).tolist() if http and engine.token_overhead else ()
-    if closed_loop(trace, how.max_concurrency):
+    if is_closed_loop(trace, how.max_concurrency):
         most = how.max_concurrency or (1 if trace.arrival_s is None else None)
-        return Closed(trace, ledger.arrival, most, overhead, taken.rejected, reading)
-    ids, times = in_order(trace)
+        return ClosedLoop(trace, ledger.arrival, most, overhead, taken.rejected, reading)
+    ids, times = by_arrival(trace)
     if taken.rejected:
         column(ledger.arrival)[ids] = times
         kept = [(i, time) for i, time in zip(ids, times, strict=True) if i not in taken.rejected]
         ids, times = [i for i, _ in kept], [time for _, time in kept]
-    return Open(ids, times, ledger.arrival, overhead, reading)
+    return OpenLoop(ids, times, ledger.arrival, overhead, reading)
 
 
-def _run(feed: Open | Closed, fleet: Fleet, how: Options, ledger: Ledger) -> None:
+def _run(feed: OpenLoop | ClosedLoop, fleet: Fleet, how: ServingOptions, ledger: RequestTable) -> None:
     """Replicas that do everything; those that need not look at each other run one after the other."""
     replicas = fleet.replicas
     if len(replicas) == 1:
         replicas[0].feed = feed
-        if isinstance(feed, Closed):
+        if isinstance(feed, ClosedLoop):
             replicas[0].ends = feed.ended
         replicas[0].run()
-    elif isinstance(feed, Open) and how.router == "round_robin":
+    elif isinstance(feed, OpenLoop) and how.router == "round_robin":
         for number, replica in enumerate(replicas):
             mine = slice(number, len(feed.ids), len(replicas))
-            replica.feed = Open(feed.ids[mine], feed.times[mine], ledger.arrival, feed.overhead, feed.reading)
+            replica.feed = OpenLoop(feed.ids[mine], feed.times[mine], ledger.arrival, feed.overhead, feed.reading)
             replica.run()
     else:
         Cluster(feed, [fleet]).run()
 
 
 def _fleet(
-    pools: list[Pool], ledger: Ledger, how: Options, caching: bool, shared: Paths | None, first: int, apart: float
+    pools: list[ReplicaPool],
+    ledger: RequestTable,
+    how: ServingOptions,
+    caching: bool,
+    shared: PrefixTree | None,
+    first: int,
+    apart: float,
 ) -> Fleet:
-    replicas: list[Replica] = []
-    inboxes: list[Inbox] = []
+    replicas: list[EngineCore] = []
+    inboxes: list[RouterInbox] = []
     speeds: list[float] = []
     plan = SCHEDULERS[how.scheduler]
     for each in pools:
         engine, size = each.bound_plan.engine, each.bound_plan.plan.block_size
-        allowed = limits(
+        allowed = scheduler_limits(
             each,
             how.scheduler,
             how.policy,
@@ -146,11 +158,13 @@ def _fleet(
         )
         for _ in range(each.replicas):
             cache = PrefixCache(each.blocks, size, shared) if caching else KVCache(each.blocks, size)
-            inbox, number = Inbox(), first + len(replicas)
+            inbox, number = RouterInbox(), first + len(replicas)
             if len(each.stages) > 1:
-                made: Replica = Pipeline(each.stages, allowed, ledger, cache, inbox, plan, number=number, apart=apart)
+                made: EngineCore = PipelineEngine(
+                    each.stages, allowed, ledger, cache, inbox, plan, number=number, apart=apart
+                )
             else:
-                made = Replica(
+                made = EngineCore(
                     each.stages[0], allowed, ledger, cache, inbox, plan, number=number, fast=how.fast, apart=apart
                 )
             replicas.append(made)
@@ -159,7 +173,7 @@ def _fleet(
     return Fleet(replicas, inboxes, speeds, how.router, shared)
 
 
-def _report(replicas: list[Replica], ledger: Ledger, total: int, progress: Callable[[int, int], None]) -> None:
+def _report(replicas: list[EngineCore], ledger: RequestTable, total: int, progress: Callable[[int, int], None]) -> None:
     """Tell how many requests have ended, whenever a replica is looked at."""
     done = column(ledger.finished)
     for replica in replicas:
@@ -186,7 +200,7 @@ def _nothing(trace: Trace, reason: str, warnings: tuple[str, ...]) -> Outcome:
         replica=none,
         rejected=dict.fromkeys(range(n), reason),
         duration_s=0.0,
-        series=joined([]),
+        series=merge_series([]),
         steps=0,
         prefix_hit_rate=0.0,
         reason=reason,
@@ -195,7 +209,11 @@ def _nothing(trace: Trace, reason: str, warnings: tuple[str, ...]) -> Outcome:
 
 
 def _outcome(
-    taken: Admitted, front: Ledger, back: Ledger, replicas: list[Replica], warnings: tuple[str, ...]
+    taken: AdmittedRequests,
+    front: RequestTable,
+    back: RequestTable,
+    replicas: list[EngineCore],
+    warnings: tuple[str, ...],
 ) -> Outcome:
     rejected = dict(taken.rejected)
     for replica in replicas:
@@ -220,7 +238,7 @@ def _outcome(
         replica=where,
         rejected=dict(sorted(rejected.items())),
         duration_s=float(ends.max() - begins.min()) if len(ends) else 0.0,
-        series=joined([replica.watch.series() for replica in replicas]),
+        series=merge_series([replica.watch.series() for replica in replicas]),
         steps=sum(replica.steps for replica in replicas),
         prefix_hit_rate=sum(replica.cache.hits for replica in replicas) / asked if asked else 0.0,
         kv_cache_tokens=sum(replica.cache.blocks * replica.cache.size for replica in replicas),

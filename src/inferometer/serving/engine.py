@@ -13,18 +13,18 @@ from heapq import heappop, heappush
 from math import exp, inf
 from typing import NamedTuple
 
-from .arrivals import Feed
-from .batch import Batch
-from .fast_path import at_ease, glide, glides
+from .arrivals import RequestSource
+from .batch import DecodeBatch
+from .fast_path import is_uncontended, run_uncontended, fast_path_applies
 from .kv_cache import KVCache
-from .recorder import Watch
-from .request_queue import Line, Ranks, rank
-from .request_table import Ledger
+from .recorder import Recorder
+from .request_queue import FCFSQueue, PriorityQueue, priority_key
+from .request_table import RequestTable
 from .schedulers import Plan
-from .step_cost import Chunk, StepTime
+from .step_cost import Chunk, StepCost
 
 
-class Heat:
+class Throttle:
     """The share of its loss of speed that a chip has reached, moving with one time constant both ways."""
 
     __slots__ = ("after", "level", "when")
@@ -61,7 +61,7 @@ class Heat:
 Ended = tuple[int, int, int, int, float]  # a request, its blocks, tokens in them, its last step, until when they stay
 
 
-class Limits(NamedTuple):
+class SchedulerLimits(NamedTuple):
     """What an engine allows itself in a step."""
 
     tokens: int  # max_num_batched_tokens
@@ -79,17 +79,17 @@ class Limits(NamedTuple):
     company: int = 0  # ... unless they and the answers are as many tokens as this
 
 
-class Replica:
+class EngineCore:
     """An engine with its queue, its batch and its cache."""
 
     def __init__(
         self,
-        times: StepTime,
-        limits: Limits,
-        ledger: Ledger,
+        times: StepCost,
+        limits: SchedulerLimits,
+        ledger: RequestTable,
         cache: KVCache,
-        feed: Feed,
-        plan: Callable[[Replica], Plan],
+        feed: RequestSource,
+        plan: Callable[[EngineCore], Plan],
         *,
         number: int = 0,
         fast: bool = True,
@@ -97,12 +97,12 @@ class Replica:
     ) -> None:
         self.times, self.limits, self.ledger, self.cache, self.feed = times, limits, ledger, cache, feed
         self.plan, self.number, self.fast = plan, number, fast
-        self.watch = Watch(apart)
-        self.waiting: Line | Ranks = Ranks(ledger) if limits.priority else Line()
+        self.watch = Recorder(apart)
+        self.waiting: FCFSQueue | PriorityQueue = PriorityQueue(ledger) if limits.priority else FCFSQueue()
         self.running: dict[int, None] = {}  # in order of admission
         self.partial: dict[int, int] = {}  # prompts under way -> tokens computed
-        self.batch = Batch(len(ledger), cache.size, times.pace)
-        self.heat = Heat(times.throttled) if times.throttled else None
+        self.batch = DecodeBatch(len(ledger), cache.size, times.pace)
+        self.heat = Throttle(times.throttled) if times.throttled else None
         self.now = self.seen = 0.0  # the clock; arrivals up to `seen` are known
         self.asleep = 0.0  # until when nothing can be done, though somebody waits
         self.held, self.holding = 0, False  # steps that prompts were held back; whether they are in this one
@@ -122,10 +122,10 @@ class Replica:
 
     def run(self, until: float = inf, once: bool = False) -> None:
         """Take all steps that begin before ``until``; with ``once`` only those up to the next event."""
-        easy, self.asleep = not once and glides(self), 0.0
+        easy, self.asleep = not once and fast_path_applies(self), 0.0
         while self.now < until:
-            if easy and not self.waiting and at_ease(self):
-                glide(self, until)
+            if easy and not self.waiting and is_uncontended(self):
+                run_uncontended(self, until)
                 if self.now >= until:
                     return
             if self.leaving or self.lent:
@@ -178,7 +178,7 @@ class Replica:
             self._clear()
 
     def _computed(
-        self, times: StepTime, heat: Heat | None, start: float, rows: int, new: int, chunks: list[Chunk], ends: int
+        self, times: StepCost, heat: Throttle | None, start: float, rows: int, new: int, chunks: list[Chunk], ends: int
     ) -> float:
         """Seconds of a step with pieces of prompts in it, which heats the chip up."""
         batch = self.batch if rows else None
@@ -385,7 +385,7 @@ class Replica:
     def preempt(self) -> int:
         """Whoever was admitted last, or is of least priority, waits again and loses his blocks."""
         able = self._able()
-        i = max(able, key=lambda j: rank(self.ledger, j)) if self.limits.priority else able[0]
+        i = max(able, key=lambda j: priority_key(self.ledger, j)) if self.limits.priority else able[0]
         ledger, batch, size = self.ledger, self._home(i), self.cache.size
         if i in self.partial:
             computed = self.partial.pop(i)
@@ -414,11 +414,11 @@ class Replica:
         gone = {ended[0] for ended in self.leaving}
         return [i for i in reversed(self.running) if i not in gone]
 
-    def _home(self, i: int) -> Batch:
+    def _home(self, i: int) -> DecodeBatch:
         """The batch that a request decodes in."""
         return self.batch
 
-    def _granted(self, batch: Batch) -> bool:
+    def _granted(self, batch: DecodeBatch) -> bool:
         """Whether the sequences of a batch have their blocks for its next tokens already."""
         return self.taken > 0
 

@@ -15,12 +15,12 @@ from .kv_cache import PrefixCache
 from .schedulers import vllm
 
 if TYPE_CHECKING:
-    from .engine import Replica
+    from .engine import EngineCore
 
-PATIENCE = 256  # steps until an engine short of blocks is looked at again
+RETRY_STEPS = 256  # steps until an engine short of blocks is looked at again
 
 
-def glides(replica: Replica) -> bool:
+def fast_path_applies(replica: EngineCore) -> bool:
     """Whether a replica can go this way at all: vLLM's scheduler, and nothing that ties its steps together."""
     limits, cache = replica.limits, replica.cache
     sharing = isinstance(cache, PrefixCache) and cache.paths is not None
@@ -36,18 +36,18 @@ def glides(replica: Replica) -> bool:
     )
 
 
-def at_ease(replica: Replica) -> bool:
+def is_uncontended(replica: EngineCore) -> bool:
     """Whether nobody waits or is about to go, and all who answer have their blocks to the end."""
     if replica.waiting or replica.partial or replica.leaving or replica.lent or replica.steps < replica.patience:
         return False
     cache = replica.cache
     if (isinstance(cache, PrefixCache) and not cache.calm) or replica.batch.lacking() > cache.free:
-        replica.patience = replica.steps + PATIENCE
+        replica.patience = replica.steps + RETRY_STEPS
         return False
     return True
 
 
-def glide(replica: Replica, until: float) -> None:
+def run_uncontended(replica: EngineCore, until: float) -> None:
     """Take all steps that begin before ``until``, as long as the replica is at ease."""
     batch, cache, feed, ledger, times, watch = (
         replica.batch,

@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 
 
-class Paths:
+class PrefixTree:
     """``paths.of(i)``: the runs of request i, from its first token on; run r has tokens ``first[r]`` to ``last[r]``."""
 
     def __init__(self, first: np.ndarray, last: np.ndarray, runs: list[tuple[int, ...]], which: list[int]) -> None:
@@ -24,7 +24,7 @@ class Paths:
         return self.runs[self.which[i]]
 
 
-def paths(blocks: tuple[np.ndarray, ...], tokens: int, prompts: np.ndarray) -> Paths:
+def prefix_tree(blocks: tuple[np.ndarray, ...], tokens: int, prompts: np.ndarray) -> PrefixTree:
     """Runs of every request, whose leading blocks of ``tokens`` tokens have these ids.
 
     Runs part where a prompt ends, too: what comes after is its answer, which others have in their prompt.
@@ -41,7 +41,7 @@ def paths(blocks: tuple[np.ndarray, ...], tokens: int, prompts: np.ndarray) -> P
     sizes = np.array([len(ids) for ids in lists], np.int64)
     if not sizes.sum():
         empty = np.zeros(0, np.int64)
-        return Paths(empty, empty, [()] * len(lists), which)
+        return PrefixTree(empty, empty, [()] * len(lists), which)
     flat = np.concatenate(lists).astype(np.uint64)
     starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
     place = np.arange(len(flat)) - np.repeat(starts, sizes)
@@ -64,7 +64,7 @@ def paths(blocks: tuple[np.ndarray, ...], tokens: int, prompts: np.ndarray) -> P
     owner = np.searchsorted(starts + sizes, heads, side="right")
     cuts = np.searchsorted(owner, np.arange(len(lists) + 1))
     listed = run.tolist()
-    return Paths(first, last, [tuple(listed[a:b]) for a, b in pairwise(cuts.tolist())], which)
+    return PrefixTree(first, last, [tuple(listed[a:b]) for a, b in pairwise(cuts.tolist())], which)
 
 
 def _fingerprints(ids: np.ndarray, place: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
@@ -141,7 +141,7 @@ class PrefixCache(KVCache):
     Without ``paths`` no two requests share anything; but one that is preempted may find its own blocks again.
     """
 
-    def __init__(self, blocks: int, size: int, paths: Paths | None = None) -> None:
+    def __init__(self, blocks: int, size: int, paths: PrefixTree | None = None) -> None:
         super().__init__(blocks, size)
         self.paths = paths
         self.calm = paths is None  # nothing in the queue will ever be asked for: counting is enough

@@ -15,11 +15,11 @@ from ..base.errors import BadValue, UnknownName, check_positive, abbreviate
 from .outcome import Outcome
 
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
-GOALS = ("ttft", "tpot", "e2el")  # what --goodput may limit: what a request has one of
+GOODPUT_METRICS = ("ttft", "tpot", "e2el")  # what --goodput may limit: what a request has one of
 PERCENTILES = (90, 99)
 
 
-def objectives(words: str | Iterable[str] | Mapping[str, float]) -> dict[str, float]:
+def parse_goodput(words: str | Iterable[str] | Mapping[str, float]) -> dict[str, float]:
     """Limits in ms that a good request keeps: ``objectives(["ttft:500,tpot:50"])  # {'ttft': 500.0, 'tpot': 50.0}``"""
     if isinstance(words, Mapping):
         words = [f"{name}:{limit}" for name, limit in words.items()]
@@ -31,8 +31,8 @@ def objectives(words: str | Iterable[str] | Mapping[str, float]) -> dict[str, fl
         name, colon, number = pair.partition(":")
         if not colon:
             raise BadValue(f"--goodput takes pairs such as ttft:500 (ms), not {pair!r}")
-        if name.lower() not in GOALS:
-            raise UnknownName("--goodput metric", name, GOALS)
+        if name.lower() not in GOODPUT_METRICS:
+            raise UnknownName("--goodput metric", name, GOODPUT_METRICS)
         try:
             limit = float(number)
         except ValueError:
@@ -81,7 +81,7 @@ def metrics(
         "total_input_tokens": given,
         "total_output_tokens": made,
         "request_throughput": rate(completed),
-        "request_goodput": rate(int(good(found, goals).sum())) if goals else None,
+        "request_goodput": rate(int(good_requests(found, goals).sum())) if goals else None,
         "output_throughput": rate(made),
         "total_token_throughput": rate(given + made),
         "max_concurrent_requests": _most_at_once(outcome),
@@ -96,7 +96,7 @@ def metrics(
     return result
 
 
-def good(found: dict[str, np.ndarray], goals: dict[str, float]) -> np.ndarray:
+def good_requests(found: dict[str, np.ndarray], goals: dict[str, float]) -> np.ndarray:
     """Which requests keep all limits; what a request has not (the TPOT of one token) it keeps."""
     kept: np.ndarray = ~np.isnan(found["e2el"])
     for name, limit in goals.items():

@@ -11,42 +11,42 @@ from collections.abc import Callable
 from math import inf
 from typing import NamedTuple
 
-from .arrivals import Feed
-from .batch import Batch
-from .engine import Heat, Limits, Replica
+from .arrivals import RequestSource
+from .batch import DecodeBatch
+from .engine import Throttle, SchedulerLimits, EngineCore
 from .kv_cache import KVCache
-from .request_table import Ledger
+from .request_table import RequestTable
 from .schedulers import Plan
-from .step_cost import Chunk, StepTime
+from .step_cost import Chunk, StepCost
 
 
-class Flight(NamedTuple):
+class StepInFlight(NamedTuple):
     """A step under way: whether answers are in it, and the prompts that it ends, with how often each was preempted."""
 
     decoding: bool
     ends: list[tuple[int, int]]
 
 
-class Lane:
+class PipelineBatch:
     """A batch, and when it is back from the last stage."""
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: DecodeBatch) -> None:
         self.batch = batch
         self.ready = inf
-        self.flight: Flight | None = None
+        self.flight: StepInFlight | None = None
 
 
-class Pipeline(Replica):
+class PipelineEngine(EngineCore):
     """A replica of several stages: ``Pipeline([first, second], limits, ledger, cache, feed, plan)``"""
 
     def __init__(
         self,
-        stages: list[StepTime],
-        limits: Limits,
-        ledger: Ledger,
+        stages: list[StepCost],
+        limits: SchedulerLimits,
+        ledger: RequestTable,
         cache: KVCache,
-        feed: Feed,
-        plan: Callable[[Replica], Plan],
+        feed: RequestSource,
+        plan: Callable[[EngineCore], Plan],
         *,
         number: int = 0,
         fast: bool = True,
@@ -56,9 +56,9 @@ class Pipeline(Replica):
         super().__init__(stages[0], limits, ledger, cache, feed, plan, number=number, fast=fast, apart=apart)
         self.stages = stages
         lanes = 1 if limits.padded else len(stages)  # a static batch is one
-        self.lanes = [Lane(Batch(len(ledger), cache.size, stages[0].pace)) for _ in range(lanes)]
+        self.lanes = [PipelineBatch(DecodeBatch(len(ledger), cache.size, stages[0].pace)) for _ in range(lanes)]
         self.free = [0.0] * len(stages)  # when each stage has done what was planned
-        self.heats = [Heat(stage.throttled) if stage.throttled else None for stage in stages]
+        self.heats = [Throttle(stage.throttled) if stage.throttled else None for stage in stages]
 
     def run(self, until: float = inf, once: bool = False) -> None:
         """Take all steps that begin before ``until``; with ``once`` the next one."""
@@ -88,14 +88,14 @@ class Pipeline(Replica):
         """Nothing ends before this."""
         return self._next().ready
 
-    def _next(self) -> Lane:
+    def _next(self) -> PipelineBatch:
         """The batch that is back first; of those at one time, one with work before one that waits for some."""
         for lane in self.lanes:
             if lane.flight is None and self.feed.next < lane.ready:  # who is idle begins when something comes
                 lane.ready = max(self.now, self.feed.next)
         return min(self.lanes, key=lambda lane: (lane.ready, lane.flight is None))
 
-    def _step(self, lane: Lane) -> None:
+    def _step(self, lane: PipelineBatch) -> None:
         """Plan a step of this batch and send it through the stages."""
         chunks: list[Chunk] = []
         decoding = True
@@ -127,9 +127,9 @@ class Pipeline(Replica):
             self.busy += took / len(self.stages)
         self.steps += 1
         self.computed += rows * self.limits.width + new
-        lane.ready, lane.flight = time, Flight(rows > 0, ends)
+        lane.ready, lane.flight = time, StepInFlight(rows > 0, ends)
 
-    def _land(self, lane: Lane) -> None:
+    def _land(self, lane: PipelineBatch) -> None:
         """The tokens of a step are there."""
         flight, lane.flight = lane.flight, None
         assert flight is not None
@@ -146,10 +146,10 @@ class Pipeline(Replica):
         decoding = {i for lane in self.lanes for i in lane.batch.offset}
         return [i for i in reversed(self.running) if i in decoding or i in self.partial]
 
-    def _home(self, i: int) -> Batch:
+    def _home(self, i: int) -> DecodeBatch:
         return next((lane.batch for lane in self.lanes if i in lane.batch.offset), self.batch)
 
-    def _granted(self, batch: Batch) -> bool:
+    def _granted(self, batch: DecodeBatch) -> bool:
         if batch is self.batch:
             return self.taken > 0
         return any(lane.batch is batch and lane.flight is not None and lane.flight.decoding for lane in self.lanes)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from .engine import Replica
+    from .engine import EngineCore
 
 POINTS = 4000  # kept at most; when they are twice as many, every second one is dropped
 COLUMNS = ("time_s", "running", "waiting", "kv_used", "tokens_per_s", "busy", "batch_tokens")
 
 
-class Watch:
+class Recorder:
     """Looks at a replica from time to time, ever more seldom as the run grows long."""
 
     def __init__(self, apart: float = 0.0) -> None:
@@ -23,7 +23,7 @@ class Watch:
         self.tell: Callable[[], None] | None = None  # somebody who wants to know that time passes
         self.rows: list[tuple[float, int, int, float, int, float, int]] = []
 
-    def look(self, replica: Replica) -> None:
+    def look(self, replica: EngineCore) -> None:
         """Note how things stand."""
         cache = replica.cache
         self.rows.append(
@@ -63,11 +63,11 @@ class Watch:
         }
 
 
-def joined(series: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+def merge_series(series: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """Several replicas as one: sums of requests and tokens, means of shares, at times that all have."""
     some = [one for one in series if len(one["time_s"])]
     if len(series) == 1 or not some:
-        return series[0] if series else Watch().series()
+        return series[0] if series else Recorder().series()
     time = np.unique(np.concatenate([one["time_s"] for one in some]))
     time = time[:: -(-len(time) // POINTS)]
     found = {"time_s": time}

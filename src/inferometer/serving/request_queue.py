@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Iterator
 from heapq import heappop, heappush
 
-from .request_table import Ledger
+from .request_table import RequestTable
 
 
-class Line(deque[int]):
+class FCFSQueue(deque[int]):
     """Who waits, first come first; whoever is preempted goes to the front."""
 
     push, push_front, pop_first = deque.append, deque.appendleft, deque.popleft
@@ -19,10 +19,10 @@ class Line(deque[int]):
         return self[0]
 
 
-class Ranks:
+class PriorityQueue:
     """Who waits, by priority (smaller first), then by arrival."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: RequestTable) -> None:
         self.ledger = ledger
         self.heap: list[tuple[int, float, int]] = []
 
@@ -34,7 +34,7 @@ class Ranks:
 
     def push(self, i: int) -> None:
         """Someone comes, or comes back."""
-        heappush(self.heap, (*rank(self.ledger, i), i))
+        heappush(self.heap, (*priority_key(self.ledger, i), i))
 
     push_front = push
 
@@ -47,6 +47,6 @@ class Ranks:
         return self.heap[0][2]
 
 
-def rank(ledger: Ledger, i: int) -> tuple[int, float]:
+def priority_key(ledger: RequestTable, i: int) -> tuple[int, float]:
     """Priority and arrival of a request: the smallest goes first, the largest is preempted first."""
     return (ledger.priority[i] if ledger.priority else 0), ledger.arrival[i]

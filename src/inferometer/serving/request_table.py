@@ -10,7 +10,7 @@ import numpy as np
 from .trace import Trace
 
 
-class Ledger:
+class RequestTable:
     """``Ledger([512, 64], [128, 8])``: prompts and answers of two requests, by number."""
 
     __slots__ = (
@@ -50,7 +50,7 @@ def column(values: array[float] | array[int]) -> np.ndarray:
 # Which requests an engine takes: as vLLM does, too long ones are rejected with a reason, and answers are cut.
 
 
-class Admitted(NamedTuple):
+class AdmittedRequests(NamedTuple):
     """Prompts and answers as the engine takes them, and why it rejects the others."""
 
     inputs: np.ndarray
@@ -58,7 +58,7 @@ class Admitted(NamedTuple):
     rejected: dict[int, str]
 
 
-def admitted(trace: Trace, longest: int, held: int) -> Admitted:
+def admit_trace(trace: Trace, longest: int, held: int) -> AdmittedRequests:
     """Requests for a model of ``longest`` tokens (max_model_len) and a KV cache that holds ``held``.
 
     A prompt must leave room for a token of the answer; an answer ends at the longest length; and one request alone must
@@ -78,4 +78,4 @@ def admitted(trace: Trace, longest: int, held: int) -> Admitted:
             )
         else:
             rejected[i] = f"{given:,} + {made:,} tokens are more than the {held:,} that the KV cache holds"
-    return Admitted(inputs, outputs, rejected)
+    return AdmittedRequests(inputs, outputs, rejected)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import inf, nextafter
 
-from .arrivals import Inbox
-from .engine import Replica
-from .kv_cache import Paths
+from .arrivals import RouterInbox
+from .engine import EngineCore
+from .kv_cache import PrefixTree
 
 ROUTERS: dict[str, Callable[[Fleet, int], int]] = {}
 UNEVEN, MANY = 1.5, 32  # a fleet is uneven when the fullest has so much more than the emptiest, and so many more
@@ -18,11 +18,11 @@ class Fleet:
 
     def __init__(
         self,
-        replicas: list[Replica],
-        inboxes: list[Inbox],
+        replicas: list[EngineCore],
+        inboxes: list[RouterInbox],
         speeds: list[float],
         router: str,
-        paths: Paths | None = None,
+        paths: PrefixTree | None = None,
     ) -> None:
         self.replicas, self.inboxes, self.speeds = replicas, inboxes, speeds
         self.route, self.paths = ROUTERS[router], paths

@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING
 from .step_cost import Chunk
 
 if TYPE_CHECKING:
-    from .engine import Replica
+    from .engine import EngineCore
 
 Plan = tuple[bool, list[Chunk]]
-SCHEDULERS: dict[str, Callable[[Replica], Plan]] = {}
+SCHEDULERS: dict[str, Callable[[EngineCore], Plan]] = {}
 
 
-def scheduler(function: Callable[[Replica], Plan]) -> Callable[[Replica], Plan]:
+def scheduler(function: Callable[[EngineCore], Plan]) -> Callable[[EngineCore], Plan]:
     """Register a scheduler under its name: ``@scheduler``"""
     SCHEDULERS[function.__name__] = function
     return function
 
 
 @scheduler
-def vllm(replica: Replica) -> Plan:
+def vllm(replica: EngineCore) -> Plan:
     """vLLM's V1 scheduler: one budget of tokens for everyone, those who run before those who wait.
 
     Everyone who decodes gets a token, then prompts under way go on, then waiting ones begin, in order, as long as the
@@ -70,7 +70,7 @@ def vllm(replica: Replica) -> Plan:
 
 
 @scheduler
-def sarathi(replica: Replica) -> Plan:
+def sarathi(replica: EngineCore) -> Plan:
     """Sarathi-Serve: stall-free batches. As vLLM's, but a prompt begins only when there is room for all of it and a
     hundredth of the cache to spare, so that prompts under way never lack blocks."""
     limits, cache, target = replica.limits, replica.cache, replica.ledger.target
@@ -97,7 +97,7 @@ def sarathi(replica: Replica) -> Plan:
 
 
 @scheduler
-def trtllm(replica: Replica) -> Plan:
+def trtllm(replica: EngineCore) -> Plan:
     """TensorRT-LLM's in-flight batching: answers first, then whole prompts, in order, as long as the budget lasts.
 
     A prompt begins when the cache has room for it and for all answers to their ends, so nobody is ever preempted
@@ -132,20 +132,20 @@ def trtllm(replica: Replica) -> Plan:
     return True, chunks
 
 
-def _blocks(replica: Replica, i: int) -> int:
+def _blocks(replica: EngineCore, i: int) -> int:
     """Blocks of a request at the end of its answer."""
     ledger = replica.ledger
     return -(-(ledger.target[i] + max(ledger.left[i] - 1, 0)) // replica.cache.size)
 
 
-def _promised(replica: Replica) -> int:
+def _promised(replica: EngineCore) -> int:
     """Blocks that those who were admitted will still take, to the ends of their answers."""
     found = replica.batch.lacking() - replica.taken  # those of this step are taken already
     return found + sum(_blocks(replica, i) - -(-done // replica.cache.size) for i, done in replica.partial.items())
 
 
 @scheduler
-def prefill_first(replica: Replica) -> Plan:
+def prefill_first(replica: EngineCore) -> Plan:
     """Whole prompts before answers (Orca, FasterTransformer's successors, vLLM's V0): while prompts can begin, a step
     computes as many as the budget takes, uncut, and nobody decodes; a prompt above the budget comes alone."""
     limits, cache, target = replica.limits, replica.cache, replica.ledger.target
@@ -166,7 +166,7 @@ def prefill_first(replica: Replica) -> Plan:
 
 
 @scheduler
-def static(replica: Replica) -> Plan:
+def static(replica: EngineCore) -> Plan:
     """Static batches: whoever waits when the engine is empty is served together, and nobody joins before all have
     ended. Answers that end early stay in the batch as padding; the cache holds the longest prompt and answer for each.
     """

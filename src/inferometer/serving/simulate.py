@@ -8,8 +8,8 @@ from typing import Any
 
 from ..base.errors import BadValue, UnknownName, check_fraction, abbreviate, check_int
 from ..inference.request import build_request
-from .deployment import pool
-from .deployment_run import Options, serve
+from .deployment import build_pool
+from .deployment_run import ServingOptions, serve
 from .outcome import Outcome
 from .router import ROUTERS
 from .schedulers import SCHEDULERS
@@ -81,7 +81,7 @@ def simulate(
     for each in _pools(gpu, words, pools, prefill_replicas, decode_replicas):
         role, count = each.pop("role"), each.pop("replicas")
         asked = build_request(model, **each)
-        made.append((role, pool(asked, count * asked.plan.data_parallel_size, trace, num_gpu_blocks_override)))
+        made.append((role, build_pool(asked, count * asked.plan.data_parallel_size, trace, num_gpu_blocks_override)))
     name = scheduler or made[0][1].bound_plan.engine.scheduler
     if batch_wait_timeout_iters and name != "trtllm":
         raise BadValue(f"--batch-wait-timeout-iters is of the scheduler trtllm, not of {name}")
@@ -90,7 +90,7 @@ def simulate(
             "--scheduler-recv-interval counts the steps of one batch: it has no meaning with "
             "--pipeline-parallel-size above 1"
         )
-    how = Options(
+    how = ServingOptions(
         name,
         policy,
         router,

@@ -23,14 +23,14 @@ from ..costs.binding import BoundPlan
 from ..costs.step import Group, Step, pairs, touched
 from ..inference import latency
 from ..network.graph import Block, Span
-from .step_tables import Rows, Spans, Surface, answering, parts
+from .step_tables import ContextTable, Spans, PrefillSurface, decode_only_parts, split_by_dependence
 
 TABLE = 16384  # counts that a table may have; what is larger is priced when it is met
 FIRST = 512  # counts that a table begins with
 Chunk = tuple[int, int, int]  # a request, the tokens of its prompt that a step computes, and those before them
 
 
-class Contexts(Protocol):
+class DecodeContexts(Protocol):
     """What a step needs to know of the sequences that decode in it."""
 
     rows: int  # how many there are
@@ -48,11 +48,11 @@ class Contexts(Protocol):
         raise NotImplementedError
 
 
-class StepTime:
+class StepCost:
     """How long the steps of one engine take (of one pipeline stage, where there are several)."""
 
     def __init__(self, bound_plan: BoundPlan, longest: int, usual: Iterable[int] = ()) -> None:
-        self.bound_plan, self.spans, self.parts = bound_plan, bound_plan.model.spans, parts(bound_plan)
+        self.bound_plan, self.spans, self.parts = bound_plan, bound_plan.model.spans, split_by_dependence(bound_plan)
         speculation = bound_plan.plan.speculation
         self.width = 1 + (speculation.num_speculative_tokens if speculation else 0)  # rows of a sequence that decodes
         self.pace = speculation.acceptance_length if speculation else 1.0  # tokens that it gains a step
@@ -66,20 +66,25 @@ class StepTime:
         self.closed = not self.windows and self.pace == 1  # many decode steps have a closed form
         self.direct = bool(bound_plan.env["overlap"])  # where communication hides, the parts of a step do not add up
         reach, most = longest + self.width, bound_plan.plan.max_num_seqs
-        self.whole = Rows(self._decode_whole, reach, most)
-        self.draft = Rows(self._draft, reach, most) if self.drafter else None
+        self.whole = ContextTable(self._decode_whole, reach, most)
+        self.draft = ContextTable(self._draft, reach, most) if self.drafter else None
         if self.windows:
-            self.plain, shared = answering(self.parts)
-            self.look = {key: Rows(self._answers(key, group), reach, most) for key, group in self.parts.decode.items()}
-            self.both = {key: Rows(self._answers(key, group), reach, most) for key, group in shared.items()}
-            self.back = {key: Surface(self._prompts(key, group)) for key, group in self.parts.prefill.items()}
+            self.plain, shared = decode_only_parts(self.parts)
+            self.look = {
+                key: ContextTable(self._answers(key, group), reach, most) for key, group in self.parts.decode.items()
+            }
+            self.both = {key: ContextTable(self._answers(key, group), reach, most) for key, group in shared.items()}
+            self.back = {key: PrefillSurface(self._prompts(key, group)) for key, group in self.parts.prefill.items()}
         else:  # all sums follow from the tokens before: one function for all spans
-            self.look = {(): Rows(self._all_answers, reach, most)}
-            self.back = {(): Surface(self._all_prompts, self.eager)}
+            self.look = {(): ContextTable(self._all_answers, reach, most)}
+            self.back = {(): PrefillSurface(self._all_prompts, self.eager)}
         self.names = binding.step_env(bound_plan, Step(()))
         lengths = () if self.windows else usual
         self.usual = {
-            new: (Rows(self._with_prompt(new, 0.0), reach, most), Rows(self._with_prompt(new, 1.0), reach, most))
+            new: (
+                ContextTable(self._with_prompt(new, 0.0), reach, most),
+                ContextTable(self._with_prompt(new, 1.0), reach, most),
+            )
             for new in lengths
         }  # a step's seconds are linear in the heat
         self.throttled = bound_plan.env["throttle_after"] if bound_plan.env["throttle"] else 0.0
@@ -92,11 +97,11 @@ class StepTime:
 
     # ------------------------------------------------------------------ what the loop asks
 
-    def decode(self, batch: Contexts) -> float:
+    def decode(self, batch: DecodeContexts) -> float:
         """Seconds of a step in which everyone decodes."""
         return float(self._durations(batch, 0, 1)[0]) if self.windows else self.whole.one(batch.rows, batch.total())
 
-    def run(self, batch: Contexts, most: int, gap: float, more: int) -> tuple[int, float, float]:
+    def run(self, batch: DecodeContexts, most: int, gap: float, more: int) -> tuple[int, float, float]:
         """Decode steps until ``gap`` seconds have passed, and ``more`` after that; ``most`` at most, one at least.
 
         Gives the steps, their seconds, and the seconds without the last one.
@@ -113,7 +118,7 @@ class StepTime:
             took = np.append(took, took[-1] + self._durations(batch, steps - 1, 1)[0])
         return steps, float(took[steps]), float(took[steps - 1])
 
-    def mixed(self, batch: Contexts | None, chunks: list[Chunk], ends: int, heat: float = 0.0) -> float:
+    def mixed(self, batch: DecodeContexts | None, chunks: list[Chunk], ends: int, heat: float = 0.0) -> float:
         """Seconds of a step that computes pieces of prompts, of which some end, while everyone in the batch decodes.
 
         ``heat`` is how hot the chip is when it begins (`Heat`).
@@ -246,7 +251,7 @@ class StepTime:
             found += surface.at(new, seen, read)
         return found
 
-    def _looking(self, batch: Contexts) -> float:
+    def _looking(self, batch: DecodeContexts) -> float:
         lengths = batch.lengths()
         return sum(rows.one(batch.rows, float(self._entries(key, lengths).sum())) for key, rows in self.look.items())
 
@@ -261,7 +266,7 @@ class StepTime:
     def _over(self, key: Spans) -> list[Span]:
         return [self.spans[word] for word in key] or [Span()]
 
-    def _durations(self, batch: Contexts, first: int, steps: int) -> np.ndarray:
+    def _durations(self, batch: DecodeContexts, first: int, steps: int) -> np.ndarray:
         """Seconds of some decode steps, each by itself."""
         n, gains = batch.rows, batch.gains(first, steps)
         if not self.windows:
@@ -285,7 +290,7 @@ class StepTime:
 
     # ------------------------------------------------------------------ without tables
 
-    def _sums(self, batch: Contexts | None, chunks: list[Chunk], ends: int) -> dict[str, Any]:
+    def _sums(self, batch: DecodeContexts | None, chunks: list[Chunk], ends: int) -> dict[str, Any]:
         """All names of a step, sequence by sequence."""
         share = ends / len(chunks) if chunks else 0.0
         names = binding.step_env(
@@ -298,7 +303,7 @@ class StepTime:
             names["moe_tokens"] = names["tokens"] * self.bound_plan.env["dp"]
         return names
 
-    def _exact(self, batch: Contexts | None, chunks: list[Chunk], ends: int, heat: float) -> float:
+    def _exact(self, batch: DecodeContexts | None, chunks: list[Chunk], ends: int, heat: float) -> float:
         names = {**self._sums(batch, chunks, ends), "heat": heat}
         kernels = self._seconds(self.bound_plan.text, names)
         drafting = self.draft.one(batch.rows, batch.total()) if self.draft and batch and batch.rows else 0.0

@@ -29,7 +29,7 @@ TOGETHER = 64  # rows that are worked out at once: arrays cost hardly more than 
 SHORT = 4096  # sums up to here are lists, which are read faster; longer ones are arrays, which take less room
 
 
-class Rows:
+class ContextTable:
     """``Rows(price, 4096, 256)``: rows up to a context and a number of sequences.
 
     ``price(n, context)`` gives seconds for arrays of both.
@@ -126,7 +126,7 @@ _SPANS = (np.arange(FINE + 1), np.arange(FINE + 1), np.arange(COARSE + 1))
 _ACROSS, _DOWN = (FINE + 1) * (COARSE + 1), COARSE + 1
 
 
-class Surface:
+class PrefillSurface:
     """``Surface(price).at(tokens, pairs, kv)``; ``price(seqs, new, cached)`` gives seconds for arrays of prompts."""
 
     def __init__(self, price: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray], dense: bool = False) -> None:
@@ -180,7 +180,7 @@ _COUNTS = frozenset({"tokens", "moe_tokens"})
 _STEP = frozenset({"seqs", "logits", "images", "patches", "patch_pairs", "image_tokens"}) | _COUNTS
 
 
-class Parts(NamedTuple):
+class StepParts(NamedTuple):
     """Blocks with only some of their operators, by what those depend on."""
 
     tokens: tuple[Block, ...]
@@ -190,7 +190,7 @@ class Parts(NamedTuple):
     other: tuple[Block, ...]  # several at once: a scan over a state, an index over both phases
 
 
-def parts(bound_plan: BoundPlan) -> Parts:
+def split_by_dependence(bound_plan: BoundPlan) -> StepParts:
     """Take the text blocks of a setup apart: ``parts(setup).decode[("",)]`` is full attention of answers."""
     found: dict[tuple[str, Spans], list[Block]] = {}
     windows = any(span.size != float("inf") for span in bound_plan.model.spans.values())
@@ -209,7 +209,7 @@ def parts(bound_plan: BoundPlan) -> Parts:
     def of(kind: str) -> dict[Spans, tuple[Block, ...]]:
         return {spans: tuple(blocks) for (word, spans), blocks in found.items() if word == kind}
 
-    return Parts(
+    return StepParts(
         tuple(found.get(("tokens", ()), ())),
         tuple(found.get(("logits", ()), ())),
         of("prefill"),
@@ -244,7 +244,7 @@ def step_names(op: Op) -> frozenset[str]:
     return frozenset(word for word in names if word in _STEP or word.startswith(("prefill_", "decode_")))
 
 
-def answering(found: Parts) -> tuple[tuple[Block, ...], dict[Spans, tuple[Block, ...]]]:
+def decode_only_parts(found: StepParts) -> tuple[tuple[Block, ...], dict[Spans, tuple[Block, ...]]]:
     """What else a step of answers alone has: operators that know only their number, and, by spans, those of `other`
     that look back for both phases at once."""
     plain: list[Block] = [*found.tokens, *found.logits]

@@ -10,15 +10,15 @@ import msgspec
 
 from ..base.errors import BadValue
 from ..specs.catalog import engine
-from .arrivals import traffic
-from .capacity import find_capacity, stretched
+from .arrivals import load_traffic
+from .capacity import find_capacity, scale_to_rate
 from .metrics import metrics
 from .outcome import Interrupted, Outcome
 from .simulate import simulate
 from .trace import Trace
 
 
-def described(model: str, gpu: str, words: dict[str, Any], traffic: str, count: int) -> dict[str, Any]:
+def run_header(model: str, gpu: str, words: dict[str, Any], traffic: str, count: int) -> dict[str, Any]:
     """The labels of a checked request, and what it warns of; a bad word is an error here, before anything is run."""
     from ..inference.request import build_request
 
@@ -51,7 +51,7 @@ def described(model: str, gpu: str, words: dict[str, Any], traffic: str, count: 
 Reached = Callable[[int], None]
 
 
-def served(
+def simulate_and_summarize(
     model: str,
     gpu: str,
     trace: Trace,
@@ -62,7 +62,7 @@ def served(
     reached: Reached = lambda done: None,
 ) -> tuple[dict[str, Any], Outcome]:
     """Run a simulation and sum it up; ``ways`` are the scheduler's words, ``words`` the plan's."""
-    result = {"schema": "inferometer.simulate/1", **described(model, gpu, words, source, len(trace))}
+    result = {"schema": "inferometer.simulate/1", **run_header(model, gpu, words, source, len(trace))}
     outcome = simulate(model, gpu, trace=trace, progress=lambda done, _: reached(done), **ways, **words)
     result |= metrics(outcome, goals)
     used = outcome.series.get("kv_used", ())
@@ -90,7 +90,7 @@ def _reasons(rejected: dict[int, str]) -> dict[str, int]:
     return {given[0]: len(given) for given in sorted(kinds.values(), key=len, reverse=True)}
 
 
-def sized(
+def capacity_and_summarize(
     model: str,
     gpu: str,
     goals: dict[str, float],
@@ -111,9 +111,9 @@ def sized(
     seed = words.get("seed", 0)
     # what is made up gets arrivals, so that its burstiness is stretched to every rate; a trace has its own
     words["request_rate"] = 1.0 if words.get("trace") is None else None
-    trace, source = traffic(words, None)
+    trace, source = load_traffic(words, None)
     source = source.replace("at 1/s", "at the highest rate")
-    result = {"schema": "inferometer.capacity/1", **described(model, gpu, words, source, len(trace))}
+    result = {"schema": "inferometer.capacity/1", **run_header(model, gpu, words, source, len(trace))}
     cut = False
     try:
         found = find_capacity(
@@ -134,5 +134,5 @@ def sized(
         return result
     if not found.request_rate:
         return {**result, "completed": 0}
-    again = stretched(trace, found.request_rate, seed)
+    again = scale_to_rate(trace, found.request_rate, seed)
     return {**result, **metrics(simulate(model, gpu, trace=again, **ways, **words), goals)}

@@ -46,23 +46,23 @@ def _zipf(rng: np.random.Generator, n: int, a: float, min: float, max: float) ->
     return found
 
 
-class Kind(NamedTuple):
+class DistributionKind(NamedTuple):
     """A distribution: the figures that it needs, and how it is drawn; ``min`` and ``max`` cut any of them."""
 
     needs: tuple[str, ...]
     draw: Callable[..., np.ndarray]
 
 
-KINDS = {
-    "fixed": Kind(("value",), _fixed),
-    "uniform": Kind(("min", "max"), _uniform),
-    "lognormal": Kind(("mean", "std"), _lognormal),
-    "exponential": Kind(("mean",), _exponential),
-    "zipf": Kind(("a", "min", "max"), _zipf),
+DISTRIBUTIONS = {
+    "fixed": DistributionKind(("value",), _fixed),
+    "uniform": DistributionKind(("min", "max"), _uniform),
+    "lognormal": DistributionKind(("mean", "std"), _lognormal),
+    "exponential": DistributionKind(("mean",), _exponential),
+    "zipf": DistributionKind(("a", "min", "max"), _zipf),
 }
 
 
-class Amount(NamedTuple):
+class Distribution(NamedTuple):
     """A number, or how it varies: ``amount("--input-len", "uniform:min=100,max=900").draw(rng, 10)``"""
 
     kind: str
@@ -72,7 +72,7 @@ class Amount(NamedTuple):
 
     def draw(self, rng: np.random.Generator, n: int) -> np.ndarray:
         """``n`` of them, within the limits."""
-        kind = KINDS[self.kind]
+        kind = DISTRIBUTIONS[self.kind]
         found: np.ndarray = kind.draw(rng, n, **{k: self.figures[k] for k in kind.needs})
         return found.clip(self.least, self.most)
 
@@ -81,7 +81,7 @@ class Amount(NamedTuple):
         return self.draw(rng, n).round().astype(np.int64)
 
 
-def amount(flag: str, given: float | str, *, least: float = 1.0, most: float = TOKENS) -> Amount:
+def parse_distribution(flag: str, given: float | str, *, least: float = 1.0, most: float = TOKENS) -> Distribution:
     """Check a number or the words of a distribution: ``512``, ``"lognormal:mean=512,std=300,max=4096"``"""
     text = str(given).strip()
     kind, colon, rest = text.partition(":")
@@ -90,21 +90,21 @@ def amount(flag: str, given: float | str, *, least: float = 1.0, most: float = T
             value = float(text)
         except ValueError:
             value = math.nan
-        if kind in KINDS:
+        if kind in DISTRIBUTIONS:
             raise BadValue(f"{flag} {kind} needs {_words(kind)}: {kind}:{_example(kind)}")
         if isinstance(given, bool) or not least <= value <= most:
             raise BadValue(
-                f"{flag} must be a number from {least:,g} to {most:,g}, or one of {', '.join(KINDS)}, such "
+                f"{flag} must be a number from {least:,g} to {most:,g}, or one of {', '.join(DISTRIBUTIONS)}, such "
                 f"as lognormal:mean=512,std=300, not {abbreviate(given)}"
             )
-        return Amount("fixed", {"value": value}, least, most)
-    if kind not in KINDS:
-        raise UnknownName(f"distribution of {flag}", kind, KINDS)
+        return Distribution("fixed", {"value": value}, least, most)
+    if kind not in DISTRIBUTIONS:
+        raise UnknownName(f"distribution of {flag}", kind, DISTRIBUTIONS)
     figures: dict[str, float] = {}
     for piece in rest.split(","):
         key, _, number = piece.partition("=")
-        if key.strip() not in {*KINDS[kind].needs, "min", "max"}:
-            raise UnknownName(f"figure of {flag} {kind}", key.strip(), {*KINDS[kind].needs, "min", "max"})
+        if key.strip() not in {*DISTRIBUTIONS[kind].needs, "min", "max"}:
+            raise UnknownName(f"figure of {flag} {kind}", key.strip(), {*DISTRIBUTIONS[kind].needs, "min", "max"})
         try:
             figures[key.strip()] = float(number)
         except ValueError:
@@ -112,8 +112,8 @@ def amount(flag: str, given: float | str, *, least: float = 1.0, most: float = T
     return _sound(flag, kind, figures, least, most)
 
 
-def _sound(flag: str, kind: str, figures: dict[str, float], least: float, most: float) -> Amount:
-    lacking = [key for key in KINDS[kind].needs if key not in figures]
+def _sound(flag: str, kind: str, figures: dict[str, float], least: float, most: float) -> Distribution:
+    lacking = [key for key in DISTRIBUTIONS[kind].needs if key not in figures]
     if lacking:
         raise BadValue(f"{flag} {kind} lacks {' and '.join(lacking)}: it needs {_words(kind)}")
     for key, value in figures.items():
@@ -127,17 +127,17 @@ def _sound(flag: str, kind: str, figures: dict[str, float], least: float, most: 
         raise BadValue(f"{flag} {kind}: min {low:,g} is above max {high:,g}")
     if kind == "zipf" and math.ceil(low) > math.floor(high):
         raise BadValue(f"{flag} zipf: there is no whole number from {low:g} to {high:g}")
-    return Amount(kind, figures, low, high)
+    return Distribution(kind, figures, low, high)
 
 
 def _words(kind: str) -> str:
-    needs = KINDS[kind].needs
+    needs = DISTRIBUTIONS[kind].needs
     return needs[0] if len(needs) == 1 else f"{', '.join(needs[:-1])} and {needs[-1]}"
 
 
 def _example(kind: str) -> str:
     usual = {"value": "512", "min": "64", "max": "4096", "mean": "512", "std": "300", "a": "1.2"}
-    return ",".join(f"{key}={usual[key]}" for key in KINDS[kind].needs)
+    return ",".join(f"{key}={usual[key]}" for key in DISTRIBUTIONS[kind].needs)
 
 
 # ------------------------------------------------------------------ requests
@@ -166,11 +166,11 @@ def synthetic(
     """
     count = check_int("--num-prompts", num_prompts, most=PROMPTS)
     rng = np.random.default_rng(check_int("--seed", seed, least=0, most=2**63))
-    new = amount("--input-len", input_len).draw_whole(rng, count)
-    made = amount("--output-len", output_len, least=0).draw_whole(rng, count)
+    new = parse_distribution("--input-len", input_len).draw_whole(rng, count)
+    made = parse_distribution("--output-len", output_len, least=0).draw_whole(rng, count)
     shared = check_int("--prefix-len", prefix_len, least=0, most=TOKENS)
-    pause = amount("--think-time", think_time, least=0, most=1e7)
-    talks = _sessions(rng, amount("--turns", turns, most=10**5), count)
+    pause = parse_distribution("--think-time", think_time, least=0, most=1e7)
+    talks = _sessions(rng, parse_distribution("--turns", turns, most=10**5), count)
     after = None if talks is None else turns_before(talks)
     if shared >= new.max():
         raise BadValue(
@@ -205,7 +205,7 @@ def synthetic(
     )
 
 
-def _sessions(rng: np.random.Generator, turns: Amount, count: int) -> np.ndarray | None:
+def _sessions(rng: np.random.Generator, turns: Distribution, count: int) -> np.ndarray | None:
     """Which conversation every request is a turn of; None if all are alone."""
     if turns.kind == "fixed" and round(turns.figures["value"]) == 1:
         return None
@@ -236,7 +236,7 @@ def _arrivals(rng: np.random.Generator, count: int, rate: Any, burstiness: Any) 
     return np.cumsum(gaps)
 
 
-def beginning_alike(trace: Trace, prefix_len: int) -> Trace:
+def with_shared_prefix(trace: Trace, prefix_len: int) -> Trace:
     """The requests of a trace, whose first tokens are the same: ``beginning_alike(trace, 512)``"""
     shared = check_int("--prefix-len", prefix_len, least=0, most=TOKENS)
     if trace.blocks is not None:
@@ -246,12 +246,12 @@ def beginning_alike(trace: Trace, prefix_len: int) -> Trace:
     return msgspec.structs.replace(trace, blocks=blocks, block_tokens=BLOCK)
 
 
-def of_users(trace: Trace, users: int | None, think_time: float | str, seed: int = 0) -> Trace:
+def with_users(trace: Trace, users: int | None, think_time: float | str, seed: int = 0) -> Trace:
     """The requests of a trace, sent in turn by so many users who think in between: ``of_users(trace, 8, 2.0)``"""
     if users is None or trace.after is not None:
         why = "is of users, whose number is --max-concurrency" if users is None else "stands in the trace itself"
         raise BadValue(f"--think-time {abbreviate(think_time)} {why}")
-    pause = amount("--think-time", think_time, least=0, most=1e7)
+    pause = parse_distribution("--think-time", think_time, least=0, most=1e7)
     rng = np.random.default_rng(check_int("--seed", seed, least=0, most=2**63))
     after = np.maximum(np.arange(len(trace)) - users, -1)
     arrival = np.zeros(len(trace)) if trace.arrival_s is None else trace.arrival_s

@@ -37,7 +37,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return len(self.input_tokens)
 
 
-def first(trace: Trace, count: int) -> Trace:
+def first_requests(trace: Trace, count: int) -> Trace:
     """The first requests of a trace, in its order: ``first(trace, 100)``"""
     if count >= len(trace):
         return trace
@@ -126,7 +126,7 @@ MEASURED = ("TTFT", "TPOT", "E2E")
 Columns = dict[str, Any]  # fields of a Trace for some rows; words for names that are still to be numbered
 
 
-class Form(NamedTuple):
+class TraceFormat(NamedTuple):
     """A way to write traces: the columns that it is known by, those that it may have, and its reader."""
 
     name: str
@@ -135,14 +135,14 @@ class Form(NamedTuple):
     read: Callable[[Rows], Columns]
 
 
-FORMS: list[Form] = []
+TRACE_FORMATS: list[TraceFormat] = []
 
 
-def form(name: str, *needs: str, may_have: tuple[str, ...] = ()) -> Callable[[Any], Any]:
+def trace_format(name: str, *needs: str, may_have: tuple[str, ...] = ()) -> Callable[[Any], Any]:
     """Register a reader for files with these columns."""
 
     def register(read: Callable[[Rows], Columns]) -> Callable[[Rows], Columns]:
-        FORMS.append(Form(name, needs, may_have, read))
+        TRACE_FORMATS.append(TraceFormat(name, needs, may_have, read))
         return read
 
     return register
@@ -154,9 +154,9 @@ def read_trace(path: str | Path) -> Trace:
     if place.is_dir():
         place = _within(place)
     names = header(place)
-    known = next((f for f in FORMS if set(f.needs) <= set(names)), None)
+    known = next((f for f in TRACE_FORMATS if set(f.needs) <= set(names)), None)
     if known is None:
-        forms = "; ".join(f"{', '.join(f.needs)} ({f.name})" for f in FORMS)
+        forms = "; ".join(f"{', '.join(f.needs)} ({f.name})" for f in TRACE_FORMATS)
         raise BadFile(f"{place} has the columns {', '.join(names)[:200]}; a trace has those of one of: {forms}")
     pieces = [known.read(rows) for rows in sheet(place, (*known.needs, *known.may_have))]
     if not pieces:
@@ -181,7 +181,7 @@ def _seconds(rows: Rows, name: str, unit: float = 1.0) -> np.ndarray:
     return rows.numbers(name, most=SECONDS / unit) * unit
 
 
-@form(
+@trace_format(
     "ours and the chat.csv of measurements",
     "input_tokens",
     "output_tokens",
@@ -223,7 +223,7 @@ def _ours(rows: Rows) -> Columns:
     return found
 
 
-@form("Azure LLM inference", "TIMESTAMP", "ContextTokens", "GeneratedTokens")
+@trace_format("Azure LLM inference", "TIMESTAMP", "ContextTokens", "GeneratedTokens")
 def _azure(rows: Rows) -> Columns:
     return {
         "input_tokens": _count(rows, "ContextTokens", 1),
@@ -232,7 +232,7 @@ def _azure(rows: Rows) -> Columns:
     }
 
 
-@form("Mooncake", "timestamp", "input_length", "output_length", may_have=("hash_ids",))
+@trace_format("Mooncake", "timestamp", "input_length", "output_length", may_have=("hash_ids",))
 def _mooncake(rows: Rows) -> Columns:
     found: Columns = {
         "input_tokens": _count(rows, "input_length", 1),
@@ -244,7 +244,7 @@ def _mooncake(rows: Rows) -> Columns:
     return found
 
 
-@form("BurstGPT", "Timestamp", "Request tokens", "Response tokens")
+@trace_format("BurstGPT", "Timestamp", "Request tokens", "Response tokens")
 def _burst(rows: Rows) -> Columns:
     return {
         "input_tokens": _count(rows, "Request tokens", 1),
@@ -253,7 +253,7 @@ def _burst(rows: Rows) -> Columns:
     }
 
 
-@form("LLMServingSim", "input_toks", "output_toks", may_have=("arrival_time_ns",))
+@trace_format("LLMServingSim", "input_toks", "output_toks", may_have=("arrival_time_ns",))
 def _servingsim(rows: Rows) -> Columns:
     found: Columns = {"input_tokens": _count(rows, "input_toks", 1), "output_tokens": _count(rows, "output_toks")}
     if "arrival_time_ns" in rows.columns:
@@ -261,7 +261,7 @@ def _servingsim(rows: Rows) -> Columns:
     return found
 
 
-@form("Vidur", "arrived_at", "num_prefill_tokens", "num_decode_tokens")
+@trace_format("Vidur", "arrived_at", "num_prefill_tokens", "num_decode_tokens")
 def _vidur(rows: Rows) -> Columns:
     return {
         "input_tokens": _count(rows, "num_prefill_tokens", 1),

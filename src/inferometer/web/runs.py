@@ -137,40 +137,42 @@ def search(plan: Plan, words: dict[str, Any], trace: Path | None, tell: Tell) ->
 
 def simulate(plan: Plan, words: dict[str, Any], trace: Path | None, tell: Tell) -> dict[str, Any]:
     """One run: the benchmark's keys, the engine over time, distributions, and some requests one by one."""
-    from ..serving.arrivals import USUAL, traffic
-    from ..serving.summary import served
+    from ..serving.arrivals import TRAFFIC_DEFAULTS, load_traffic
+    from ..serving.summary import simulate_and_summarize
 
     said = _said(plan, words, trace)
     goals, ways, rest = _parts(said)
     ways.pop("goodput_share", None)  # of the search for a rate
-    about = {key: rest.get(key, USUAL[key]) for key in ("request_rate", "burstiness", "seed")}
+    about = {key: rest.get(key, TRAFFIC_DEFAULTS[key]) for key in ("request_rate", "burstiness", "seed")}
     about["max_concurrency"] = ways.get("max_concurrency")
-    requests, source = traffic(rest, ways.get("max_concurrency"))
+    requests, source = load_traffic(rest, ways.get("max_concurrency"))
     _bounded(len(requests))
     whole = len(requests)
 
     def reached(done: int) -> None:
         tell(done / max(whole, 1), f"{done:,} of {whole:,} requests")
 
-    result, outcome = served(plan.model, plan.gpu, requests, source, goals, ways, rest, reached)
+    result, outcome = simulate_and_summarize(plan.model, plan.gpu, requests, source, goals, ways, rest, reached)
     return {**result, **about, **_over_time(outcome), "command": _line(plan, said, trace)}
 
 
 def capacity(plan: Plan, words: dict[str, Any], trace: Path | None, tell: Tell) -> dict[str, Any]:
     """The highest rate that holds, and how the share of good requests falls with the rate."""
-    from ..serving.summary import sized
+    from ..serving.summary import capacity_and_summarize
 
     said = _said(plan, words, trace)
     _bounded(said.get("num_prompts") or 1000)
     goals, ways, rest = _parts(said)
     search = {"jobs": 1, **({"share": ways.pop("goodput_share")} if "goodput_share" in ways else {})}
-    found = sized(plan.model, plan.gpu, goals, search, ways, rest, lambda done: tell(None, f"{done} rates tried"))
+    found = capacity_and_summarize(
+        plan.model, plan.gpu, goals, search, ways, rest, lambda done: tell(None, f"{done} rates tried")
+    )
     return {**found, "command": _line(plan, {**said, "find_capacity": True}, trace)}
 
 
 def _said(plan: Plan, words: dict[str, Any], trace: Path | None) -> dict[str, Any]:
     """The words of a simulation: those of the plan that are not of one batch, and those of the traffic."""
-    from ..serving.arrivals import USUAL
+    from ..serving.arrivals import TRAFFIC_DEFAULTS
     from ..serving.simulate import simulate as verb
 
     own = [
@@ -178,7 +180,7 @@ def _said(plan: Plan, words: dict[str, Any], trace: Path | None) -> dict[str, An
         for name in inspect.signature(verb).parameters
         if name not in ("model", "gpu", "trace", "progress", "words", "fast_forward")
     ]
-    allowed = [*(name for name in USUAL if name != "trace"), *own, "goodput", "goodput_share"]
+    allowed = [*(name for name in TRAFFIC_DEFAULTS if name != "trace"), *own, "goodput", "goodput_share"]
     for name in words:
         if name not in allowed:
             raise UnknownName("word of the traffic", name, [*allowed, "find_capacity"])
@@ -207,12 +209,12 @@ def _bounded(count: Any) -> None:
 
 def _parts(said: dict[str, Any]) -> tuple[dict[str, float], dict[str, Any], dict[str, Any]]:
     """Limits, the scheduler's words, and all others."""
-    from ..serving.arrivals import USUAL
-    from ..serving.metrics import objectives
+    from ..serving.arrivals import TRAFFIC_DEFAULTS
+    from ..serving.metrics import parse_goodput
 
     rest = {"frontend": "http", **said}  # where requests come from, unless said otherwise
-    goals = objectives(rest.pop("goodput", None) or [])
-    ways = {name: rest.pop(name) for name in [*rest] if name not in WORDS and name not in USUAL}
+    goals = parse_goodput(rest.pop("goodput", None) or [])
+    ways = {name: rest.pop(name) for name in [*rest] if name not in WORDS and name not in TRAFFIC_DEFAULTS}
     return goals, ways, rest
 
 

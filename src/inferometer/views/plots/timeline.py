@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...base.units import percent, seconds, si
-from ...serving.metrics import good, latencies
+from ...serving.metrics import good_requests, latencies
 from ...serving.outcome import Outcome
 from .. import files
 from .canvas import BLUE, FAINT, GREEN, INK, MUTED, ORANGE, SKY, VERMILLION, brief, page, picture, style, tint
@@ -129,7 +129,7 @@ def _waits(axes: Any, outcome: Outcome) -> None:
 def spread(outcome: Outcome, subtitle: str, goals: Mapping[str, float]) -> Any:
     """Histograms of the three latencies with median, p90 and p99, and the share that keeps each limit."""
     found = latencies(outcome)
-    kept = f" · {percent(float(good(found, dict(goals)).mean()))} keep every limit" if goals else ""
+    kept = f" · {percent(float(good_requests(found, dict(goals)).mean()))} keep every limit" if goals else ""
     figure = page(11.0, 3.9, f"Latencies of {len(outcome.arrival_s):,} requests{kept}", subtitle)
     for number, (key, title) in enumerate(TITLES.items()):
         axes = figure.add_axes((0.027 + number * 0.328, 0.12, 0.29, 0.53))
