@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from inferometer.costs.binding import bind
 from inferometer.inference.request import build_request
-from inferometer.serving.arrivals import ClosedLoop, OpenLoop, is_closed_loop, by_arrival
-from inferometer.serving.engine import SchedulerLimits, EngineCore
+from inferometer.serving.arrivals import ClosedLoop, OpenLoop, by_arrival, is_closed_loop
+from inferometer.serving.engine import EngineCore, SchedulerLimits
 from inferometer.serving.kv_cache import KVCache, PrefixCache, prefix_tree
 from inferometer.serving.pipeline import PipelineEngine
 from inferometer.serving.request_table import RequestTable, column

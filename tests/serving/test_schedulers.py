@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from inferometer.serving.arrivals import ClosedLoop, OpenLoop, is_closed_loop, by_arrival
-from inferometer.serving.engine import SchedulerLimits, EngineCore
+from inferometer.serving.arrivals import ClosedLoop, OpenLoop, by_arrival, is_closed_loop
+from inferometer.serving.engine import EngineCore, SchedulerLimits
 from inferometer.serving.kv_cache import KVCache
 from inferometer.serving.pipeline import PipelineEngine
 from inferometer.serving.request_table import RequestTable, column

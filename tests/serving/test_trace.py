@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from inferometer.base.errors import BadFile, BadValue, InferometerError, UnknownName
 from inferometer.serving.metrics import good_requests, latencies, metrics, parse_goodput
 from inferometer.serving.outcome import Outcome
-from inferometer.serving.synthetic import parse_distribution, at_rate, synthetic
+from inferometer.serving.synthetic import at_rate, parse_distribution, synthetic
 from inferometer.serving.trace import Trace, first_requests, read_trace, shared_blocks, turns_before
 from inferometer.views.requests import chrome_trace, rows_csv
 

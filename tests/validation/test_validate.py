@@ -14,8 +14,6 @@ import pytest
 from conftest import Ran
 from hypothesis import given
 from hypothesis import strategies as st
-from inferometer.validation.fit_calibration import calibrate
-from inferometer.validation.validate import compared, errors, truths, validate, validate_memory
 
 from inferometer.base.errors import BadFile, BadValue
 from inferometer.inference.analyze import analyze
@@ -25,6 +23,8 @@ from inferometer.serving.synthetic import synthetic
 from inferometer.serving.trace import Trace
 from inferometer.specs.calibration import as_toml, calibration
 from inferometer.specs.structs import Calibration
+from inferometer.validation.fit_calibration import calibrate
+from inferometer.validation.validate import compared, errors, truths, validate, validate_memory
 from inferometer.views.requests import rows_csv
 
 Command = Callable[..., Ran]

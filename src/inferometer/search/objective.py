@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from ..base.errors import BadValue, UnknownName, check_positive, is_number, abbreviate, check_int
+from ..base.errors import BadValue, UnknownName, abbreviate, check_int, check_positive, is_number
 from ..serving.capacity import scale_to_rate
 from ..serving.metrics import parse_goodput
-from ..serving.synthetic import at_rate, with_shared_prefix, synthetic
+from ..serving.synthetic import at_rate, synthetic, with_shared_prefix
 from ..serving.trace import Trace
 
 OBJECTIVES = ("throughput", "cost", "latency", "energy")

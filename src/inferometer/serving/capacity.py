@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ..base.errors import BadValue, UnknownName, check_positive, is_number, abbreviate
+from ..base.errors import BadValue, UnknownName, abbreviate, check_positive, is_number
 from ..base.parallel_map import pool, workers
 from .metrics import GOODPUT_METRICS, good_requests, latencies
 from .outcome import Interrupted, Outcome

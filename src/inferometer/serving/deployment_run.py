@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .arrivals import ClosedLoop, RouterInbox, OpenLoop, is_closed_loop, by_arrival
+from .arrivals import ClosedLoop, OpenLoop, RouterInbox, by_arrival, is_closed_loop
 from .cluster import Cluster, run_disaggregated
 from .deployment import ReplicaPool, kv_transfer_seconds, scheduler_limits
 from .engine import EngineCore
-from .kv_cache import KVCache, PrefixTree, PrefixCache, prefix_tree
+from .kv_cache import KVCache, PrefixCache, PrefixTree, prefix_tree
 from .outcome import Interrupted, Outcome
 from .pipeline import PipelineEngine
 from .recorder import POINTS, merge_series

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from .arrivals import RequestSource
 from .batch import DecodeBatch
-from .fast_path import is_uncontended, run_uncontended, fast_path_applies
+from .fast_path import fast_path_applies, is_uncontended, run_uncontended
 from .kv_cache import KVCache
 from .recorder import Recorder
 from .request_queue import FCFSQueue, PriorityQueue, priority_key

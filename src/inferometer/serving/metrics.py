@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..base.errors import BadValue, UnknownName, check_positive, abbreviate
+from ..base.errors import BadValue, UnknownName, abbreviate, check_positive
 from .outcome import Outcome
 
 LATENCIES = ("ttft", "tpot", "itl", "e2el")

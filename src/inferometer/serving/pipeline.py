@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from .arrivals import RequestSource
 from .batch import DecodeBatch
-from .engine import Throttle, SchedulerLimits, EngineCore
+from .engine import EngineCore, SchedulerLimits, Throttle
 from .kv_cache import KVCache
 from .request_table import RequestTable
 from .schedulers import Plan

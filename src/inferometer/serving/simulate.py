@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..base.errors import BadValue, UnknownName, check_fraction, abbreviate, check_int
+from ..base.errors import BadValue, UnknownName, abbreviate, check_fraction, check_int
 from ..inference.request import build_request
 from .deployment import build_pool
 from .deployment_run import ServingOptions, serve

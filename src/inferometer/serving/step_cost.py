@@ -23,7 +23,7 @@ from ..costs.binding import BoundPlan
 from ..costs.step import Group, Step, pairs, touched
 from ..inference import latency
 from ..network.graph import Block, Span
-from .step_tables import ContextTable, Spans, PrefillSurface, decode_only_parts, split_by_dependence
+from .step_tables import ContextTable, PrefillSurface, Spans, decode_only_parts, split_by_dependence
 
 TABLE = 16384  # counts that a table may have; what is larger is priced when it is met
 FIRST = 512  # counts that a table begins with

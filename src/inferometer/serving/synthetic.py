@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from ..base.errors import BadValue, UnknownName, check_positive, is_number, abbreviate, check_int
+from ..base.errors import BadValue, UnknownName, abbreviate, check_int, check_positive, is_number
 from .trace import BLOCK, Trace, shared_blocks, turns_before
 
 TOKENS = 10**7  # the longest length that is drawn
