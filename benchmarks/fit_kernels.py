@@ -16,8 +16,8 @@ from kernel_tables import ROOT, TABLES, Rows, everything, own_rows
 from surfaces import fit
 
 from inferometer.costs.kernels.measured import offsets, profile_of, read_rows
-from inferometer.costs.kernels.registry import Curves, Profile
-from inferometer.costs.kernels.surfaces import SHAPES, Grid
+from inferometer.costs.kernels.registry import KernelProfile, MeasuredCurves
+from inferometer.costs.kernels.surfaces import SHAPES, Surface
 from inferometer.specs import catalog
 from inferometer.specs.catalog import DATA
 
@@ -34,7 +34,7 @@ SMOOTH = {"linear": 0.02, "decode_attention": 0.01, "prefill_attention": 0.01, "
 
 def places(rows: Rows) -> np.ndarray:
     """Coordinates of rows on their kind's axes."""
-    return np.stack(SHAPES[rows.kind].places(rows.dims), axis=1)
+    return np.stack(SHAPES[rows.kind].coords(rows.dims), axis=1)
 
 
 def ratios(rows: Rows) -> np.ndarray:
@@ -56,7 +56,7 @@ def axes_of(rows: Rows, where: np.ndarray) -> list[list[float]]:
     return found
 
 
-def surface(rows: Rows) -> Grid:
+def surface(rows: Rows) -> Surface:
     """The surface of a sheet, from the rows that may be seen."""
     seen = ~rows.unseen
     where = places(rows)
@@ -65,10 +65,10 @@ def surface(rows: Rows) -> Grid:
     nodes = fit(
         axes, where[seen], ratios(rows)[seen], smooth=SMOOTH[rows.kind] * few, level=1.0 if rows.kind == "moe" else 0.1
     )
-    return Grid(axes, [round(float(x), 2) for x in nodes])
+    return Surface(axes, [round(float(x), 2) for x in nodes])
 
 
-def steadied(kind: str, curves: Curves, smooth: Grid) -> Curves:
+def steadied(kind: str, curves: MeasuredCurves, smooth: Surface) -> MeasuredCurves:
     """Curves steadied where one row says little: long products run at whatever clock the chip has at that
     moment, and a mixture's row is one draw of experts. There a node is a quarter its row, three quarters the surface.
     """
@@ -86,20 +86,20 @@ def steadied(kind: str, curves: Curves, smooth: Grid) -> Curves:
             round((value + 3 * smooth.at(x, *rest)) / 4, 3) if kind == "moe" or x >= 10 else value
             for x, value in zip(curves.axes[0], values, strict=True)
         ]
-    return Curves(curves.axes, found)
+    return MeasuredCurves(curves.axes, found)
 
 
-def placed(kind: str, curves: Curves, able: list[Grid]) -> Grid:
+def placed(kind: str, curves: MeasuredCurves, able: list[Surface]) -> Surface:
     """A surface for a format of which few shapes were timed: of some surfaces the one that those scatter least around,
     moved to where they lie at each number of rows."""
-    found: list[tuple[float, Grid]] = []
+    found: list[tuple[float, Surface]] = []
     for surface in able:
         off = np.array(offsets(surface, SHAPES[kind], curves, 0.0)).reshape(len(curves.shapes), -1)
         by = np.median(off, axis=0)
         nodes = np.asarray(surface.values).reshape([len(axis) for axis in surface.axes])
         lifted = nodes + np.interp(surface.axes[0], curves.axes[0], by).reshape(-1, *[1] * (nodes.ndim - 1))
         spread = float(np.median(np.abs(off - by))) + float(np.ptp(by)) / 10  # alike, and like the surface
-        found.append((spread, Grid(surface.axes, [round(float(x), 2) for x in lifted.ravel()])))
+        found.append((spread, Surface(surface.axes, [round(float(x), 2) for x in lifted.ravel()])))
     return min(found, key=lambda one: one[0])[1]
 
 
@@ -109,10 +109,10 @@ def own() -> None:
     kept = ROOT / "benchmarks" / "data"
     rows = read_rows(kept / "h200_kernels.csv") + read_rows(kept / "h200_kernels_more.csv")
     found = profile_of(rows, device, "benchmarks/data/h200_kernels*.csv: vLLM 0.25.1 and torch 2.11 on two H200")
-    fitted: dict[str, dict[str, Grid]] = {}
+    fitted: dict[str, dict[str, Surface]] = {}
     for part in own_rows():
-        fitted.setdefault(part.kind, {})[part.sheet] = surface(part)
-        print("h200 own", part.kind, part.sheet, len(part.seconds), flush=True)
+        fitted.setdefault(part.kind, {})[part.table_key] = surface(part)
+        print("h200 own", part.kind, part.table_key, len(part.seconds), flush=True)
     measured = {
         kind: {
             sheet: steadied(kind, curves, fitted[kind][sheet]) if sheet in fitted[kind] else curves
@@ -120,7 +120,7 @@ def own() -> None:
         }
         for kind, sheets in found.measured.items()
     }
-    tables = msgspec.json.decode((DATA / "profiles" / "h200" / "vllm.json").read_bytes(), type=Profile)
+    tables = msgspec.json.decode((DATA / "profiles" / "h200" / "vllm.json").read_bytes(), type=KernelProfile)
     for kind in ("linear", "moe"):
         for sheet, curves in measured[kind].items():
             if sheet not in fitted[kind]:
@@ -146,15 +146,15 @@ def main() -> None:
     wanted = sys.argv[1:] or list(TABLES)
     for device in wanted:
         for engine, name in TABLES[device].items():
-            fitted: dict[str, dict[str, Grid]] = {}
+            fitted: dict[str, dict[str, Surface]] = {}
             for rows in everything(device, engine):
-                fitted.setdefault(rows.kind, {})[rows.sheet] = surface(rows)
-                print(device, engine, rows.kind, rows.sheet, len(rows.seconds), flush=True)
+                fitted.setdefault(rows.kind, {})[rows.table_key] = surface(rows)
+                print(device, engine, rows.kind, rows.table_key, len(rows.seconds), flush=True)
             source = f"fitted to the public kernel table {name.replace('__', ' ')}, see docs/accuracy.md"
             path = DATA / "profiles" / device / f"{engine}.json"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(
-                msgspec.json.encode(Profile(device=device, source=source, rounds=True, fitted=fitted)) + b"\n"
+                msgspec.json.encode(KernelProfile(device=device, source=source, rounds=True, fitted=fitted)) + b"\n"
             )
 
 

@@ -15,8 +15,8 @@ import numpy as np
 from kernel_tables import TABLES, Rows, everything, own_rows
 
 from inferometer.base.symbols import maximum_of
-from inferometer.costs.kernels.lookup import LIKE, octaves_faster
-from inferometer.costs.kernels.registry import Profile, read, relatives
+from inferometer.costs.kernels.lookup import SIMILAR_FORMATS, octaves_faster
+from inferometer.costs.kernels.registry import KernelProfile, fallback_order, read_profile
 from inferometer.costs.kernels.surfaces import SHAPES
 from inferometer.specs import catalog
 
@@ -35,32 +35,38 @@ def size(rows: Rows) -> np.ndarray:
     return np.digitize(light, [2e-5, 2e-4])
 
 
-def predicted(rows: Rows, profile: Profile) -> np.ndarray | None:
+def predicted(rows: Rows, profile: KernelProfile) -> np.ndarray | None:
     """Seconds of rows by a profile's surface; None where it has no such sheet."""
     sheets = profile.fitted.get(rows.kind, {})
     sheet = next(
-        (word for word in (rows.sheet, *LIKE.get(rows.sheet, ()), rows.sheet.removesuffix("-fp8")) if word in sheets),
+        (
+            word
+            for word in (rows.table_key, *SIMILAR_FORMATS.get(rows.table_key, ()), rows.table_key.removesuffix("-fp8"))
+            if word in sheets
+        ),
         None,
     )
     if sheet is None:
         return None
     shape = SHAPES[rows.kind]
     faster = octaves_faster(catalog.hardware(profile.device), catalog.hardware(rows.device))
-    ratio = sheets[sheet].at(*shape.places(rows.dims, faster[shape.compute]))
+    ratio = sheets[sheet].at(*shape.coords(rows.dims, faster[shape.by_compute]))
     return np.asarray(maximum_of(shape.base(rows.terms, rows.dims) * 2.0**ratio, rows.terms.roofline))
 
 
 def family(rows: Rows) -> str:
     """What a line of the table is about."""
     if rows.kind in ("linear", "moe"):
-        return f"{WORDS[rows.kind]}, {rows.sheet}"
-    latent = ", latent (MLA)" if "x" in rows.sheet else ""
-    return WORDS[rows.kind] + latent + (", fp8 cache" if rows.sheet.endswith("-fp8") else "")
+        return f"{WORDS[rows.kind]}, {rows.table_key}"
+    latent = ", latent (MLA)" if "x" in rows.table_key else ""
+    return WORDS[rows.kind] + latent + (", fp8 cache" if rows.table_key.endswith("-fp8") else "")
 
 
-def kin(device: str, engine: str) -> list[Profile]:
+def kin(device: str, engine: str) -> list[KernelProfile]:
     """Profiles of other devices, nearest first."""
-    found = [read(name, whose) for name, whose in relatives(catalog.hardware(device), engine) if name != device]
+    found = [
+        read_profile(name, whose) for name, whose in fallback_order(catalog.hardware(device), engine) if name != device
+    ]
     return [profile for profile in found if profile is not None]
 
 
@@ -68,7 +74,7 @@ def errors() -> Iterator[tuple[str, str, str, np.ndarray, np.ndarray, np.ndarray
     """Device, engine, family, size, error of unseen rows, and error of the same rows with the device left out."""
     for device, engines in TABLES.items():
         for engine in engines:
-            own = read(device, engine)
+            own = read_profile(device, engine)
             assert own is not None
             others = kin(device, engine)
             for rows in everything(device, engine):
@@ -115,14 +121,14 @@ def tables() -> str:
 
 def own_table() -> str:
     """Our own rows of one H200: shapes that the surface never saw, by the surface alone."""
-    profile = read("h200", "measured")
+    profile = read_profile("h200", "measured")
     assert profile is not None
     lines = ["| kernel | rows not seen | small | medium | large |", "|---|---:|---:|---:|---:|"]
     for rows in own_rows():
         found = predicted(rows, profile)
         assert found is not None
         off, sizes = np.abs(found / rows.seconds - 1)[rows.unseen], size(rows)[rows.unseen]
-        label = family(rows) + (f", head {rows.sheet}" if rows.kind.endswith("_attention") else "")
+        label = family(rows) + (f", head {rows.table_key}" if rows.kind.endswith("_attention") else "")
         lines.append(f"| {label} | {len(off):,} | " + " | ".join(cells(sizes, off)) + " |")
     return "\n".join(lines)
 

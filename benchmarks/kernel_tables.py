@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from inferometer.costs.kernels import Terms
-from inferometer.costs.kernels.kernel_rows import figures
+from inferometer.costs.kernels.kernel_rows import row_terms
 from inferometer.costs.kernels.measured import read_rows
 from inferometer.specs import catalog
 
@@ -46,7 +46,7 @@ class Rows(NamedTuple):
     device: str
     engine: str
     kind: str
-    sheet: str
+    table_key: str
     dims: dict[str, Array]
     terms: Terms
     seconds: Array
@@ -79,9 +79,9 @@ def held_out(*sizes: Array, share: int = 4) -> Array:
 
 
 def _rows(device: str, engine: str, kind: str, number: str, sizes: dict[str, Any], ms: Array, unseen: Array) -> Rows:
-    found = figures(kind, number, sizes, catalog.hardware(device))
+    found = row_terms(kind, number, sizes, catalog.hardware(device))
     assert found is not None
-    return Rows(device, engine, kind, found.sheet, found.dims, found.terms, ms / 1e3, unseen)
+    return Rows(device, engine, kind, found.table_key, found.dims, found.terms, ms / 1e3, unseen)
 
 
 def products(device: str, engine: str) -> Iterator[Rows]:
@@ -212,9 +212,9 @@ def own_rows() -> Iterator[Rows]:
     device = catalog.hardware("h200")
     groups: dict[tuple[str, str], list[tuple[dict[str, Any], float]]] = defaultdict(list)
     for row in read_rows(ROOT / "benchmarks" / "data" / "h200_kernels.csv"):
-        found = figures(row.kind, row.number, row.sizes, device)
+        found = row_terms(row.kind, row.dtype, row.sizes, device)
         if found is not None:
-            groups[row.kind, row.number if row.kind in ("linear", "moe") else found.sheet].append(
+            groups[row.kind, row.dtype if row.kind in ("linear", "moe") else found.table_key].append(
                 (row.sizes, row.seconds)
             )
     for (kind, number), rows in groups.items():

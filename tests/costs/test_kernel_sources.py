@@ -16,11 +16,11 @@ from inferometer.base.symbols import evaluate
 from inferometer.base.symbols import names as s
 from inferometer.costs import host as overhead
 from inferometer.costs.binding import BoundPlan, bind, step_rows, step_seconds
-from inferometer.costs.kernels.kernel_rows import figures
-from inferometer.costs.kernels.lookup import octaves_faster
+from inferometer.costs.kernels.kernel_rows import row_terms
+from inferometer.costs.kernels.lookup import octaves_faster, shape_codes
 from inferometer.costs.kernels.measured import profile_of, read_rows
-from inferometer.costs.kernels.registry import read, relatives, shipped
-from inferometer.costs.kernels.surfaces import SHAPES, Grid, head_sheet
+from inferometer.costs.kernels.registry import fallback_order, installed, read_profile
+from inferometer.costs.kernels.surfaces import SHAPES, Surface, head_table_key
 from inferometer.costs.step import Group, Step
 from inferometer.inference.request import build_request
 from inferometer.network import families
@@ -45,27 +45,27 @@ def decoding(batch: float, context: float) -> Step:
 def test_a_grid_of_arrays_is_a_grid_of_floats(where: list[float], as_arrays: int) -> None:
     """Whichever coordinates are arrays, and outside of the grid too."""
     values = [math.sin(i) for i in range(4 * 3 * 2)]
-    grid = Grid([[0, 1, 2, 4], [0, 3, 6], [1, 2]], values)
+    grid = Surface([[0, 1, 2, 4], [0, 3, 6], [1, 2]], values)
     mixed = [np.array([x, x]) if as_arrays >> i & 1 else x for i, x in enumerate(where)]
     assert np.asarray(grid.at(*mixed)).flat[0] == pytest.approx(grid.at(*where), abs=1e-12)
 
 
 def test_a_grid_is_exact_at_its_nodes_and_flat_beyond() -> None:
-    grid = Grid([[0, 1, 3], [2, 4]], [10, 20, 30, 40, 50, 60])
+    grid = Surface([[0, 1, 3], [2, 4]], [10, 20, 30, 40, 50, 60])
     assert [grid.at(x, y) for x in (0, 1, 3) for y in (2, 4)] == [10, 20, 30, 40, 50, 60]
     assert grid.at(2, 3) == 45 and grid.at(-9, 2) == 10 and grid.at(99, 99) == 60
 
 
 def test_a_row_is_priced_as_the_operator_is() -> None:
     device = catalog.hardware("h200")
-    found = figures("linear", "fp8", {"m": 16, "n": 4096, "k": 1024}, device)
+    found = row_terms("linear", "fp8", {"m": 16, "n": 4096, "k": 1024}, device)
     env = {"m": 16, "n": 4096, "k": 1024, "tp": 1, "act_bytes": 2, "mlp_weight_bytes": 1, "mlp_input_bytes": 1}
     work = linear("x", s.k, s.n, m=s.m).work
     moved = sum(evaluate(x, env) for x in (work.weights, work.reads, work.writes))
-    assert found is not None and found.sheet == "fp8"
+    assert found is not None and found.table_key == "fp8"
     assert found.terms.memory == pytest.approx(moved / 4.8e12)
     assert found.terms.compute == pytest.approx(2 * 16 * 4096 * 1024 / 1978.9e12)
-    assert figures("norm", "bf16", {"m": 1, "n": 64}, device) is None
+    assert row_terms("norm", "bf16", {"m": 1, "n": 64}, device) is None
 
 
 def test_the_curve_of_a_measured_shape_gives_back_its_row() -> None:
@@ -87,7 +87,7 @@ def test_shapes_that_were_not_measured_are_fitted_and_other_generations_assumed(
 
 def test_a_format_of_its_own_comes_before_one_like_it() -> None:
     """Experts in 4 bits on an H200: vLLM's are on the shelf, and so are bf16 ones that were measured here."""
-    assert "w4a16" not in read("h200", "measured").fitted["moe"]  # type: ignore[union-attr]
+    assert "w4a16" not in read_profile("h200", "measured").fitted["moe"]  # type: ignore[union-attr]
     rows = step_rows(setup_of("kimi-k2.5", tensor_parallel_size=8, quantization="w4a16"), decoding(64, 1024))
     moe = next(row for row in rows if row.op.kind == "moe")
     assert 310e-6 < float(moe.seconds) < 470e-6, "313 to 466 µs in the table of vLLM 0.24, by how experts are chosen"
@@ -107,20 +107,20 @@ def test_graphs_may_reach_further() -> None:
 
 
 def test_relatives_come_in_order() -> None:
-    assert [name for name, _ in relatives(catalog.hardware("h200"), "trtllm")][:2] == ["h200", "h200"]
-    assert relatives(catalog.hardware("h200"), "trtllm")[0] == ("h200", "trtllm")
-    assert relatives(catalog.hardware("rtx3090"), "vllm")[0][0] == "a100-sxm-80gb"
-    assert relatives(catalog.hardware("t4"), "vllm")[0][0] in ("h100-sxm", "h200")
-    assert relatives(catalog.hardware("mi300x"), "vllm") == []
-    assert set(shipped()) == {"a100-sxm-80gb", "b200", "h100-sxm", "h200", "l40s"}
+    assert [name for name, _ in fallback_order(catalog.hardware("h200"), "trtllm")][:2] == ["h200", "h200"]
+    assert fallback_order(catalog.hardware("h200"), "trtllm")[0] == ("h200", "trtllm")
+    assert fallback_order(catalog.hardware("rtx3090"), "vllm")[0][0] == "a100-sxm-80gb"
+    assert fallback_order(catalog.hardware("t4"), "vllm")[0][0] in ("h100-sxm", "h200")
+    assert fallback_order(catalog.hardware("mi300x"), "vllm") == []
+    assert set(installed()) == {"a100-sxm-80gb", "b200", "h100-sxm", "h200", "l40s"}
 
 
 def test_heads_find_their_sheet() -> None:
     known = {"64": 0, "128": 0, "128-fp8": 0, "576x512": 0}
-    assert head_sheet("128", known, "bf16") == "128" and head_sheet("128", known, "fp8") == "128-fp8"
-    assert head_sheet("96", known, "bf16") == "128" and head_sheet("80", known, "bf16") == "64"
-    assert head_sheet("576x512", known, "bf16") == "576x512"  # latent attention runs kernels of its own
-    assert head_sheet("192x128", known, "bf16") == "" and head_sheet("512", known, "bf16") == ""
+    assert head_table_key("128", known, "bf16") == "128" and head_table_key("128", known, "fp8") == "128-fp8"
+    assert head_table_key("96", known, "bf16") == "128" and head_table_key("80", known, "bf16") == "64"
+    assert head_table_key("576x512", known, "bf16") == "576x512"  # latent attention runs kernels of its own
+    assert head_table_key("192x128", known, "bf16") == "" and head_table_key("512", known, "bf16") == ""
 
 
 def test_a_slower_relative_is_looked_up_where_it_takes_as_long() -> None:
@@ -128,7 +128,7 @@ def test_a_slower_relative_is_looked_up_where_it_takes_as_long() -> None:
     memory, _ = octaves_faster(h100, l4)
     assert memory == pytest.approx(math.log2(h100.memory_bandwidth / l4.memory_bandwidth))
     shape = SHAPES["linear"]
-    plain, moved = shape.places({"m": 8, "n": 4096, "k": 4096}), shape.places({"m": 8, "n": 4096, "k": 4096}, memory)
+    plain, moved = shape.coords({"m": 8, "n": 4096, "k": 4096}), shape.coords({"m": 8, "n": 4096, "k": 4096}, memory)
     assert moved[1] - plain[1] == pytest.approx(memory) and (moved[0], moved[2]) == (plain[0], plain[2])
 
 
@@ -136,10 +136,11 @@ def test_decoding_walks_over_whole_tiles() -> None:
     """A batch of one length pays for the tile it has begun; a mixed one for half a tile on average."""
     dims = {"seqs": 4.0, "kv_heads": 8, "heads": 32, "alike": 1.0}
     at = {
-        context: SHAPES["decode_attention"].along({**dims, "kv": 4.0 * context})[1] for context in (100, 256, 257, 384)
+        context: SHAPES["decode_attention"].step_axes({**dims, "kv": 4.0 * context})[1]
+        for context in (100, 256, 257, 384)
     }
     assert at[257] == at[384] == math.log2(384) and at[256] == 8 and at[100] == math.log2(100)
-    mixed = SHAPES["decode_attention"].along({**dims, "kv": 4.0 * 1000, "alike": 0.0})[1]
+    mixed = SHAPES["decode_attention"].step_axes({**dims, "kv": 4.0 * 1000, "alike": 0.0})[1]
     assert mixed == pytest.approx(math.log2(1064))
 
 
@@ -249,9 +250,9 @@ def test_an_engine_like_another_has_only_what_differs(tmp_path: Path) -> None:
 
 def test_the_shelf_is_whole() -> None:
     """Every surface has a value for each of its nodes, and none is absurd."""
-    for device, engines in shipped().items():
+    for device, engines in installed().items():
         for whose in (*engines, "measured"):
-            profile = read(device, whose)
+            profile = read_profile(device, whose)
             for kind, sheets in (profile.fitted if profile else {}).items():
                 for sheet, grid in sheets.items():
                     assert len(grid.values) == math.prod(map(len, grid.axes)), (device, whose, kind, sheet)
@@ -267,7 +268,7 @@ def test_a_card_with_curves_and_no_surfaces_borrows_the_others() -> None:
     timed = {"qkv_proj": 60.817e-6, "gate_up_proj": 271.747e-6, "lm_head": 1190.84e-6, "attention": 181.391e-6}
     for name, seconds in timed.items():
         assert own[name].seconds == pytest.approx(seconds, rel=0.003) and own[name].origin == "measured"
-    assert other["gate_up_proj"].origin == "fitted" and "rtx4090" not in shipped()
+    assert other["gate_up_proj"].origin == "fitted" and "rtx4090" not in installed()
     bandwidth = 2 * 4096 * 24576 / other["gate_up_proj"].seconds
     assert 0.75 < bandwidth / catalog.hardware("rtx4090").memory_bandwidth < 0.95
 
@@ -296,3 +297,16 @@ def test_a_format_timed_on_a_relative_comes_before_another_format_timed_here() -
         for q in ("bf16", "w4a16")
     }
     assert 0.7 < took["w4a16"] / took["bf16"] < 0.9
+
+
+@given(st.lists(st.tuples(*[st.sampled_from([1.0, 5.25, 5.5, 4096.0, 1e6, 1_048_583.0])] * 5), min_size=1, max_size=40))
+def test_codes_are_equal_where_all_sizes_are(rows: list[tuple[float, ...]]) -> None:
+    codes = shape_codes([np.array(column) for column in zip(*rows, strict=True)])
+    assert [[a == b for b in codes] for a in codes] == [[a == b for b in rows] for a in rows]
+
+
+def test_codes_of_many_sizes_stay_apart() -> None:
+    """Five columns of 10,000 values each are more combinations than an int64 has numbers."""
+    rng = np.random.default_rng(0)
+    columns = [rng.permutation(10_000).astype(float) for _ in range(5)]
+    assert len(np.unique(shape_codes(columns))) == 10_000

@@ -16,7 +16,7 @@ from ..specs.structs import Engine, Hardware, Link, Plan
 from . import host as overhead
 from . import kernels as profiles
 from . import parallelism, precision, roofline
-from .kernels import Profile, Source, Terms
+from .kernels import KernelProfile, Source, Terms
 from .roofline import FIELDS, OpCost
 from .step import Step
 
@@ -55,7 +55,7 @@ def bind(
     roles: dict[str, str] | None = None,
     efficiency: dict[str, float] | None = None,
     norm_dtype: str = "",
-    profile: Profile | None = None,
+    profile: KernelProfile | None = None,
     usual: Hardware | None = None,
 ) -> BoundPlan:
     """Bind hardware, precision and layout to the names that formulas use.

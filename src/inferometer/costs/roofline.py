@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..base.symbols import Env, Expr, Program, Value, constant, evaluate, minimum_of, maximum_of, scalar
+from ..base.symbols import Env, Expr, Program, Value, constant, evaluate, maximum_of, minimum_of, scalar
 from ..network.graph import Block, once_per
 from ..network.operators import Op
 from .dedup import fold, halves
@@ -96,7 +96,7 @@ def _answer(op: Op, env: Env, terms: Terms, sources: tuple[Source, ...]) -> tupl
         if not scalar(took):
             return _filled(op, dims, terms, took, mine[number:])
         if took == took:  # not nan: known, and NumPy stays unloaded
-            return took, source.whose(op)
+            return took, source.origin_of(op)
     return took, "assumed"
 
 
@@ -106,13 +106,13 @@ def _filled(
     """An array of answers, what the first source does not know filled by the next."""
     import numpy as np
 
-    origin: Any = mine[0].whose(op)
+    origin: Any = mine[0].origin_of(op)
     for source in mine[1:]:
         missing = np.isnan(took)
         if not np.any(missing):
             break
         took = np.where(missing, source.answer(op, dims, terms), took)
-        origin = np.where(missing, source.whose(op), origin)
+        origin = np.where(missing, source.origin_of(op), origin)
     return took, origin
 
 

@@ -12,7 +12,7 @@ from ..costs.binding import BoundPlan
 from ..specs import catalog
 from ..specs.structs import Engine, Workload
 from . import latency, memory
-from .advice import fits_with, bottleneck_summary
+from .advice import bottleneck_summary, fits_with
 from .breakdown import phase_tables
 from .latency import BatchShape, batch_shape_of, frontend_seconds, prompt_seconds, throughput_and_cost, token_seconds
 from .memory import cache_offloaded, memory_table
@@ -85,7 +85,7 @@ def provenance_warnings(request: Request) -> list[str]:
     seen, device = request.engine.kernels_from, request.device
     if not seen or request.efficiency is not None or request.profile is not None:
         return []
-    nearest = next(iter(kernels.relatives(device, request.engine.profile)), None)
+    nearest = next(iter(kernels.fallback_order(device, request.engine.profile)), None)
     if nearest is None:
         return [f"kernel efficiencies are assumed from one {seen.upper()}"]
     if catalog.hardware(nearest[0]).architecture != device.architecture:

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 
 from ..base.errors import UnknownName
-from ..base.symbols import evaluate, text, free_names
+from ..base.symbols import evaluate, free_names, text
 from ..base.units import seconds
 from ..costs import roofline
-from ..costs.binding import BoundPlan, step_env, stages
+from ..costs.binding import BoundPlan, stages, step_env
 from ..costs.roofline import FIELDS, OpCost
 from ..costs.step import Step
 from .breakdown import phase_tables
@@ -158,7 +158,7 @@ def _one_op(bound_plan: BoundPlan, phase: str, row: OpCost, env: dict[str, Any])
         lines.append(Line(field, text(formula), values, float(result)))
     t = row.terms
     mine = [s for s in bound_plan.sources if s.kinds is None or row.op.kind in s.kinds]
-    source = next(s for s in mine if s.whose(row.op) == str(row.origin))
+    source = next(s for s in mine if s.origin_of(row.op) == str(row.origin))
     return Explanation(
         phase=phase,
         block=row.block.name,

@@ -7,19 +7,19 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ..base.errors import BadValue, UnknownName, check_positive, is_number, check_fraction, abbreviate, check_int
+from ..base.errors import BadValue, UnknownName, abbreviate, check_fraction, check_int, check_positive, is_number
 from ..base.files import local
 from ..costs import parallelism, precision
 from ..costs.binding import BoundPlan, bind
 from ..costs.kernels.measured import profile_of, read_rows
-from ..costs.kernels.registry import Profile
+from ..costs.kernels.registry import KernelProfile
 from ..network import families
 from ..network.families.network_file import build_network
 from ..network.graph import Model, once_per
 from ..specs import calibration as calibrations
 from ..specs import catalog
 from ..specs.structs import Calibration, Engine, Hardware, Plan, Workload
-from .speculation import parse_lora, acceptance_warnings, speculation
+from .speculation import acceptance_warnings, parse_lora, speculation
 from .workload import TOKENS, lengths, longest, pictures, reached, refuse, talk_turns
 
 _FACTORS = ("flops", "hbm", "intra", "inter")
@@ -38,7 +38,7 @@ class Request(NamedTuple):
     norm_dtype: str
     source: str
     warnings: tuple[str, ...]
-    profile: Profile | None = None  # kernels that the user measured
+    profile: KernelProfile | None = None  # kernels that the user measured
     usual: Hardware | None = None  # the device before its figures were changed: its kernels keep their ratios
     hf_id: str = ""  # the model's repository on Hugging Face, where the catalogue knows it
 

@@ -1,4 +1,4 @@
-"""Where efficiencies come from: sources that answer in order, each saying who it is."""
+"""Where kernel times come from: a chain of sources, the best known first, each with its origin."""
 
 from __future__ import annotations
 
@@ -6,25 +6,24 @@ from collections.abc import Mapping
 
 from ...specs.structs import Engine, Hardware
 from ..parallelism import Place
-from .assumed import assumed, given, ideal, rounding
-from .links import linked
-from .lookup import Formats, by_shape
-from .registry import Profile, relatives
-from .source import FUSED, LINKED, ORIGINS, Source, Terms
+from .collective_curves import linked
+from .lookup import Formats, kernel_sources
+from .registry import KernelProfile, fallback_order
+from .source import FUSED, LINKED, ORIGINS, Source, Terms, assumed, given, ideal, rounding
 
 __all__ = [
     "FUSED",
     "LINKED",
     "ORIGINS",
     "Formats",
-    "Profile",
+    "KernelProfile",
     "Source",
     "Terms",
     "assumed",
+    "fallback_order",
     "given",
     "ideal",
     "linked",
-    "relatives",
     "rounding",
     "sources",
 ]
@@ -36,16 +35,16 @@ def sources(
     places: Mapping[str, Place] | None = None,
     device: Hardware | None = None,
     formats: Formats | None = None,
-    profile: Profile | None = None,
+    profile: KernelProfile | None = None,
 ) -> tuple[Source, ...]:
-    """The sources of a request, best first."""
+    """The sources of a plan, best first: ``sources(catalog.engine("vllm"))[-1].origin  # "assumed"``"""
     if efficiency:
         return (given(**efficiency, places=places),)
     if not engine.kernels:
         return (ideal(),)
-    found: tuple[Source, ...] = ()
+    chain: tuple[Source, ...] = ()
     if places and device:
-        found += (linked(places, device.architecture, engine.name),)
+        chain += (linked(places, device.architecture, engine.name),)
     if device and formats and engine.profile:
-        found += by_shape(device, engine.profile, formats, engine.profile_kinds, profile)
-    return (*found, assumed(engine))
+        chain += kernel_sources(device, engine.profile, formats, kinds=engine.profile_kinds, user_profile=profile)
+    return (*chain, assumed(engine))

@@ -1,4 +1,4 @@
-"""A file of measured kernels (``inferometer profile``) as a profile: curves by exact shape."""
+"""A file of measured kernels (``inferometer profile``) as a kernel profile: curves by exact shape."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import functools
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable
+from math import log2
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,156 +15,146 @@ import msgspec
 
 from ...base.errors import BadFile
 from ...specs.structs import Hardware
-from .kernel_rows import figures
-from .registry import Curves, Profile
-from .surfaces import SHAPES, Grid, Shape
-
-HEAD = ("kind", "dtype", "shape", "seconds", "source")
-NEEDS = {  # sizes that rows of a kind must have
-    "linear": ("m", "n", "k"),
-    "prefill_attention": ("seqs", "heads", "kv_heads", "head_dim", "new", "context"),
-    "decode_attention": ("seqs", "heads", "kv_heads", "head_dim", "context"),
-    "moe": ("tokens", "hidden", "inner", "experts", "top_k"),
-}
+from .kernel_rows import HEADER, is_flagged, parse_shape, required_sizes, row_terms
+from .registry import KernelProfile, MeasuredCurves
+from .surfaces import SHAPES, Shape, Surface
 
 
-class Row(NamedTuple):
-    """One kernel that was timed."""
+class MeasuredKernel(NamedTuple):
+    """One kernel that was timed: ``MeasuredKernel("linear", "bf16", {"m": 8, "n": 4096, "k": 4096}, 1.1e-5)``"""
 
     kind: str
-    number: str
+    dtype: str
     sizes: dict[str, Any]
     seconds: float
 
 
-def read_rows(path: Path) -> list[Row]:
+def read_rows(path: Path) -> list[MeasuredKernel]:
     """The usable rows of a file; a flagged one (``… !roof`` in its source) is passed over, a broken one is an error."""
-    found = []
     try:
         with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
-            if tuple(reader.fieldnames or ()) != HEAD:
-                raise BadFile(f"{path} is not a profile of kernels: its first line must be {','.join(HEAD)}")
-            for line, row in enumerate(reader, 2):
-                if " !" in (row["source"] or ""):
-                    continue
-                try:
-                    sizes = dict(_size(piece) for piece in row["shape"].split())
-                    one = Row(row["kind"], row["dtype"], sizes, float(row["seconds"]))
-                except (AttributeError, TypeError, ValueError):
-                    raise BadFile(f"{path}, line {line}: {row} lacks a kind, dtype, shape or seconds") from None
-                lacking = [word for word in NEEDS.get(one.kind, ()) if not _positive(sizes.get(word))]
-                if lacking:
-                    raise BadFile(
-                        f"{path}, line {line}: {one.kind} needs a positive {' and '.join(lacking)}, not "
-                        f"{row['shape']!r}"
-                    )
-                if not 0 < one.seconds < 1e4:
-                    raise BadFile(f"{path}, line {line}: {row['seconds']} seconds is no kernel's time")
-                found.append(one)
+            if tuple(reader.fieldnames or ()) != HEADER:
+                raise BadFile(f"{path} is not a profile of kernels: its first line must be {','.join(HEADER)}")
+            return [
+                _kernel(row, f"{path}, line {line}")
+                for line, row in enumerate(reader, 2)
+                if not is_flagged(row["source"] or "")
+            ]
     except UnicodeDecodeError:
         raise BadFile(f"{path} is not a text file") from None
     except OSError as error:
         raise BadFile(f"{path} cannot be read: {error.strerror}") from None
-    return found
 
 
-def _positive(value: Any) -> bool:
+def _kernel(row: dict[str, Any], where: str) -> MeasuredKernel:
+    """A row of the file; only kinds that predictions look up by shape must have all of their sizes."""
+    try:
+        kernel = MeasuredKernel(row["kind"], row["dtype"], parse_shape(row["shape"]), float(row["seconds"]))
+    except (AttributeError, TypeError, ValueError):
+        raise BadFile(f"{where}: {row} lacks a kind, dtype, shape or seconds") from None
+    sizes = required_sizes(kernel.kind) if kernel.kind in SHAPES else ()
+    missing = [name for name in sizes if not _is_size(kernel.sizes.get(name))]
+    if missing:
+        raise BadFile(f"{where}: {kernel.kind} needs a positive {' and '.join(missing)}, not {row['shape']!r}")
+    if not 0 < kernel.seconds < 1e4:
+        raise BadFile(f"{where}: {row['seconds']} seconds is no kernel's time")
+    return kernel
+
+
+def _is_size(value: Any) -> bool:
     return isinstance(value, int | float) and 0 < value < 1e12
 
 
-def _size(piece: str) -> tuple[str, Any]:
-    key, _, value = piece.partition("=")
-    try:
-        return key, int(value)
-    except ValueError:
-        return key, value if value.isidentifier() or "-" in value else float(value)
+Coords = tuple[float, ...]
 
 
-def profile_of(rows: Iterable[Row], device: Hardware, source: str) -> Profile:
-    """Curves of all rows that have a shape, as ratios to the base at this device's peaks."""
-    points: dict[tuple[str, str], dict[str, dict[tuple[float, ...], float]]] = defaultdict(lambda: defaultdict(dict))
+def profile_of(rows: Iterable[MeasuredKernel], device: Hardware, source: str) -> KernelProfile:
+    """Curves of all rows that have a shape, as ratios to the base at this device's peaks.
+
+    ``profile_of(read_rows(Path("kernels.csv")), catalog.hardware("h200"), "kernels.csv").measured["linear"]["bf16"]``
+    """
+    ratios: dict[tuple[str, str], dict[str, dict[Coords, float]]] = defaultdict(lambda: defaultdict(dict))
     for row in rows:
-        found = figures(row.kind, row.number, row.sizes, device)
-        if found is None or "skew" in row.sizes or "window" in row.sizes:
+        terms = row_terms(row.kind, row.dtype, row.sizes, device)
+        if terms is None or "skew" in row.sizes or "window" in row.sizes:
             continue
         shape = SHAPES[row.kind]
-        key = "x".join(f"{size:g}" for size in shape.exact(found.dims))
-        place = tuple(round(float(x), 4) for x in shape.along(found.dims))
-        points[row.kind, found.sheet][key][place] = _log2(row.seconds / shape.base(found.terms, found.dims))
-    measured: dict[str, dict[str, Curves]] = {}
-    for (kind, sheet), shapes in points.items():
-        measured.setdefault(kind, {})[sheet] = _curves(shapes)
-    return Profile(device=device.name, source=source, measured=measured)
+        key = "x".join(f"{size:g}" for size in shape.exact_sizes(terms.dims))
+        coords = tuple(round(float(x), 4) for x in shape.step_axes(terms.dims))
+        ratios[row.kind, terms.table_key][key][coords] = log2(row.seconds / shape.base(terms.terms, terms.dims))
+    measured: dict[str, dict[str, MeasuredCurves]] = {}
+    for (kind, table_key), shapes in ratios.items():
+        measured.setdefault(kind, {})[table_key] = _curves(shapes)
+    return KernelProfile(device=device.name, source=source, measured=measured)
 
 
-def _curves(shapes: dict[str, dict[tuple[float, ...], float]]) -> Curves:
-    """All shapes on one set of axes; a place that was not measured has the value of the nearest one that was."""
-    places = sorted({place for known in shapes.values() for place in known})
-    axes = [sorted({place[i] for place in places}) for i in range(len(places[0]))]
-    axes = [_thinned(axis) for axis in axes]
-    return Curves(axes, {key: _on_axes(axes, known) for key, known in shapes.items()})
+def _curves(shapes: dict[str, dict[Coords, float]]) -> MeasuredCurves:
+    """All shapes on one set of axes; a node that was not measured has the value of the nearest one that was."""
+    nodes = sorted({coords for ratios in shapes.values() for coords in ratios})
+    axes = [_thinned(sorted({coords[i] for coords in nodes})) for i in range(len(nodes[0]))]
+    return MeasuredCurves(axes, {key: _on_axes(axes, ratios) for key, ratios in shapes.items()})
 
 
 def _thinned(axis: list[float]) -> list[float]:
     """Nodes at least a sixteenth of an octave apart."""
-    found = axis[:1]
+    nodes = axis[:1]
     for x in axis[1:]:
-        if x - found[-1] >= 1 / 16:
-            found.append(x)
-    return found
+        if x - nodes[-1] >= 1 / 16:
+            nodes.append(x)
+    return nodes
 
 
-def _on_axes(axes: list[list[float]], known: dict[tuple[float, ...], float]) -> list[float]:
+def _on_axes(axes: list[list[float]], ratios: dict[Coords, float]) -> list[float]:
     import numpy as np
 
     if len(axes) == 1:
-        place = sorted(known)
-        values = np.interp(axes[0], [p[0] for p in place], [known[p] for p in place])
+        coords = sorted(ratios)
+        values = np.interp(axes[0], [x[0] for x in coords], [ratios[x] for x in coords])
     else:
-        nodes = np.stack([x.ravel() for x in np.meshgrid(*axes, indexing="ij")], axis=1)
-        there, ratio = np.array(list(known)), np.array(list(known.values()))
-        values = np.array([_near(node, there, ratio) for node in nodes])
+        nodes = np.stack([x.ravel() for x in np.meshgrid(*axes, indexing="ij")], axis=1)  # (nodes, axes)
+        measured, ratio = np.array(list(ratios)), np.array(list(ratios.values()))  # (rows, axes), (rows,)
+        values = np.array([_nearest(node, measured, ratio) for node in nodes])
     return [round(float(x), 3) for x in values]
 
 
-def _near(node: Any, there: Any, ratio: Any) -> float:
-    """The mean of the nearest rows around a node, the near ones counting far more."""
+def _nearest(node: Any, measured: Any, ratio: Any) -> float:
+    """The mean of the rows around a node, weighted by the inverse fourth power of their distance."""
     import numpy as np
 
-    far = ((there - node) ** 2).sum(axis=1)
-    weight = 1 / (far + 1e-4) ** 2
+    squared = ((measured - node) ** 2).sum(axis=1)
+    weight = 1 / (squared + 1e-4) ** 2
     return float((weight * ratio).sum() / np.sum(weight))
 
 
-def _log2(x: float) -> float:
-    from math import log2
-
-    return log2(x)
-
-
 @functools.lru_cache(maxsize=64)
-def moved(surfaces: Profile, mine: Profile, faster: tuple[float, float]) -> Profile:
-    """Surfaces raised or lowered, kind by kind and format by format, by the median of what the user's rows say."""
+def shifted_to_user_rows(
+    surfaces: KernelProfile, user_profile: KernelProfile, octaves: tuple[float, float]
+) -> KernelProfile:
+    """Surfaces raised or lowered, table by table, by the median of how far the user's own rows lie off them.
+
+    ``octaves``: how much faster the surfaces' device is than the user's, as of `lookup.octaves_faster`.
+    """
     fitted = {}
-    for kind, sheets in surfaces.fitted.items():
+    for kind, tables in surfaces.fitted.items():
         shape = SHAPES[kind]
-        fitted[kind] = dict(sheets)
-        for sheet, curves in mine.measured.get(kind, {}).items():
-            if sheet in sheets:
-                off = sorted(offsets(sheets[sheet], shape, curves, faster[shape.compute]))
-                by = off[len(off) // 2]
-                fitted[kind][sheet] = Grid(sheets[sheet].axes, [value + by for value in sheets[sheet].values])
+        fitted[kind] = dict(tables)
+        for table_key, curves in user_profile.measured.get(kind, {}).items():
+            if table_key in tables:
+                surface = tables[table_key]
+                off = sorted(offsets(surface, shape, curves, octaves[shape.by_compute]))
+                shift = off[len(off) // 2]
+                fitted[kind][table_key] = Surface(surface.axes, [value + shift for value in surface.values])
     return msgspec.structs.replace(surfaces, fitted=fitted, measured={})
 
 
-def offsets(surface: Grid, shape: Shape, curves: Curves, faster: float) -> list[float]:
-    """How far the nodes of measured curves lie above a surface, in octaves."""
-    found = []
+def offsets(surface: Surface, shape: Shape, curves: MeasuredCurves, octaves: float) -> list[float]:
+    """How far the nodes of measured curves lie above a surface of a device faster by ``octaves``, in octaves."""
+    off = []
     for name, values in curves.shapes.items():
-        rest = shape.fixed(tuple(float(size) for size in name.split("x")))
-        for place, value in zip(itertools.product(*curves.axes), values, strict=True):
-            where = [*place, *rest]
-            where[shape.wide] += faster
-            found.append(value - float(surface.at(*where)))
-    return found
+        fixed = shape.fixed_coords(tuple(float(size) for size in name.split("x")))
+        for node, value in zip(itertools.product(*curves.axes), values, strict=True):
+            coords = [*node, *fixed]
+            coords[shape.size_axis] += octaves
+            off.append(value - float(surface.at(*coords)))
+    return off

@@ -1,4 +1,4 @@
-"""The shipped figures of kernels by shape, and whose a device uses that has none of its own."""
+"""The installed kernel profiles, and which other device's profile serves a device that has none of its own."""
 
 from __future__ import annotations
 
@@ -10,66 +10,66 @@ import msgspec
 from ...base.files import decoded
 from ...specs.catalog import DATA, hardware
 from ...specs.structs import Hardware
-from .surfaces import Grid
+from .surfaces import Surface
 
 NVIDIA = ("volta", "turing", "ampere", "ada", "hopper", "blackwell")  # architectures that run the measured kernels
-STAND_IN = "hopper"  # whose kernels came closest on devices that were left out
+FALLBACK_ARCH = "hopper"  # its kernels came closest on devices that were left out
 
 
-class Curves(msgspec.Struct, frozen=True):
+class MeasuredCurves(msgspec.Struct, frozen=True):
     """Measured ratios of kernels of one kind and format: for each exact shape the values on the same axes."""
 
     axes: list[list[float]]
     shapes: dict[str, list[float]]  # "6144x4096" -> values, row by row
 
 
-class Profile(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class KernelProfile(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What is known of a device's kernels: measured curves by exact shape, surfaces fitted over all shapes."""
 
     device: str
     source: str
     rounds: bool = False  # times of its 8-bit products include rounding their input
-    measured: dict[str, dict[str, Curves]] = {}  # kind -> format or head size -> curves
-    fitted: dict[str, dict[str, Grid]] = {}  # kind -> format or head size -> surface
+    measured: dict[str, dict[str, MeasuredCurves]] = {}  # kind -> format or head size -> curves
+    fitted: dict[str, dict[str, Surface]] = {}  # kind -> format or head size -> surface
 
 
 @functools.cache
-def shipped() -> dict[str, tuple[str, ...]]:
-    """Devices with figures of their own, and whose kernels: ``shipped()["h200"]  # ('trtllm', 'vllm')``"""
-    found: dict[str, list[str]] = {}
+def installed() -> dict[str, tuple[str, ...]]:
+    """Devices with fitted profiles, and of which engines' kernels: ``installed()["h200"]  # ('trtllm', 'vllm')``"""
+    engines: dict[str, list[str]] = {}
     for path in sorted((DATA / "profiles").glob("*/*.json")):
         if path.stem != "measured":
-            found.setdefault(path.parent.name, []).append(path.stem)
-    return {device: tuple(engines) for device, engines in found.items()}
+            engines.setdefault(path.parent.name, []).append(path.stem)
+    return {device: tuple(names) for device, names in engines.items()}
 
 
 @functools.cache
-def read(device: str, whose: str) -> Profile | None:
-    """One file of the shelf: ``read("h200", "vllm")``; None where there is none."""
-    path = DATA / "profiles" / device / f"{whose}.json"
-    return decoded(path.read_bytes(), Profile) if path.exists() else None
+def read_profile(device: str, engine: str) -> KernelProfile | None:
+    """One installed profile: ``read_profile("h200", "vllm")``; None where there is none."""
+    path = DATA / "profiles" / device / f"{engine}.json"
+    return decoded(path.read_bytes(), KernelProfile) if path.exists() else None
 
 
-def relatives(device: Hardware, whose: str) -> list[tuple[str, str]]:
-    """Devices and engines whose figures may stand in, nearest first: itself, its architecture, then Hopper's.
+def fallback_order(device: Hardware, engine: str) -> list[tuple[str, str]]:
+    """(device, engine) of all profiles that may serve a device, nearest first: its own, its architecture's, Hopper's.
 
     An engine's own kernels come before another's on the same device.
     """
     if device.architecture not in NVIDIA:
         return []
-    able = [(name, engine) for name, engines in shipped().items() for engine in engines]
-    return sorted(able, key=lambda one: (*_distance(device, known_device(one[0])), one[1] != whose))
+    pairs = [(name, maker) for name, engines in installed().items() for maker in engines]
+    return sorted(pairs, key=lambda pair: (*_distance(device, known_device(pair[0])), pair[1] != engine))
 
 
-def kin(device: Hardware) -> list[Profile]:
-    """What vLLM's kernels take on other devices of the architecture: tables first, then what was measured here."""
-    near = [
+def same_architecture(device: Hardware) -> list[KernelProfile]:
+    """vLLM's kernels on other devices of the architecture: public tables first, then what this project measured."""
+    names = {
         name
-        for name in (*shipped(), *_measured())
+        for name in (*installed(), *_measured())
         if name != device.name and known_device(name).architecture == device.architecture
-    ]
-    found = [read(name, word) for word in ("vllm", "measured") for name in sorted(set(near))]
-    return [one for one in found if one is not None and one.fitted]
+    }
+    profiles = [read_profile(name, stem) for stem in ("vllm", "measured") for name in sorted(names)]
+    return [profile for profile in profiles if profile is not None and profile.fitted]
 
 
 @functools.cache
@@ -79,12 +79,12 @@ def _measured() -> tuple[str, ...]:
 
 @functools.cache
 def known_device(name: str) -> Hardware:
-    """Read once: a search asks for relatives hundreds of times."""
+    """A catalogue device, read once: a search orders its fallbacks hundreds of times."""
     return hardware(name)
 
 
 def _distance(a: Hardware, b: Hardware) -> tuple[bool, bool, bool, float]:
-    """The same device, architecture, a good stand-in; then octaves of bandwidth and of FLOP/s."""
+    """Another device, another architecture, not the fallback's; then octaves of bandwidth and of FLOP/s apart."""
     peaks = (a.flops.get("bf16") or a.flops["fp16"]) / (b.flops.get("bf16") or b.flops["fp16"])
-    far = abs(log2(a.memory_bandwidth / b.memory_bandwidth)) + abs(log2(peaks))
-    return a.name != b.name, a.architecture != b.architecture, b.architecture != STAND_IN, far
+    octaves = abs(log2(a.memory_bandwidth / b.memory_bandwidth)) + abs(log2(peaks))
+    return a.name != b.name, a.architecture != b.architecture, b.architecture != FALLBACK_ARCH, octaves

@@ -1,16 +1,18 @@
-"""What a source is: one function of an operator's shape and its roofline terms, and who it is.
+"""Where the seconds of a kernel come from: one function of an operator's shape and its roofline terms, with its origin.
 
-It answers with the seconds of a call (a stored efficiency is roofline seconds over real ones), nan where it does not
-know; the first answer wins and its ``origin`` is kept.
+A source answers with the seconds of a call, nan where it has no figure; the first answer of a chain wins and its
+``origin`` is kept. The sources here look at no shapes: data sheet peaks, given shares of them, an engine's constants.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from ...base.symbols import Value, minimum_of, maximum_of, scalar
+from ...base.symbols import Value, maximum_of, minimum_of, scalar
 from ...network.operators import Op
+from ...specs.structs import Engine, Hardware, Kernel
+from ..parallelism import Place
 
 ORIGINS = {"measured": "●", "fitted": "◐", "assumed": "○", "given": "◇", "ideal": "·"}
 LINKED = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send", "host_copy"})
@@ -33,19 +35,76 @@ class Terms(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Who answers, and how: ``answer(op, dims, terms)`` gives seconds, never less than the roofline, or nan."""
+    """Seconds of kernels and where they come from.
+
+    ``answer(op, dims, terms)`` gives seconds, never less than the roofline, or nan: ``ideal().answer(op, dims, terms)``
+    """
 
     origin: str | Callable[[Op], str]
     answer: Callable[[Op, Callable[[], dict[str, Value]], Terms], Value]
     note: Callable[[Op], str]
-    kinds: frozenset[str] | None = None  # operator kinds it speaks for; None = all
+    kinds: frozenset[str] | None = None  # operator kinds it has figures for; None = all
 
-    def whose(self, op: Op) -> str:
-        """The origin of its answer for an operator."""
+    def origin_of(self, op: Op) -> str:
+        """The origin of its answer for an operator: ``source.origin_of(op)  # "fitted"``"""
         return self.origin if isinstance(self.origin, str) else self.origin(op)
 
 
-def joined(a: Value, b: Value, p: float) -> Value:
+def ideal() -> Source:
+    """Everything at its peak: ``analyze(…, engine="ideal")``."""
+    return Source("ideal", lambda op, dims, terms: terms.roofline, lambda op: "the data sheet's peak, nothing lost")
+
+
+def given(
+    flops: float = 1.0,
+    hbm: float = 1.0,
+    intra: float = 1.0,
+    inter: float = 1.0,
+    places: Mapping[str, Place] | None = None,
+) -> Source:
+    """``given(flops=0.7, hbm=0.85)``: constant shares of each peak; ``inter`` where an axis spans nodes."""
+    across_nodes = {axis for axis, place in (places or {}).items() if place.spans_nodes}
+
+    def answer(op: Op, dims: Callable[[], dict[str, Value]], terms: Terms) -> Value:
+        link = inter if op.axis in across_nodes else intra
+        return maximum_of(maximum_of(terms.compute / flops, terms.memory / hbm), terms.link / link + terms.latency)
+
+    return Source(
+        "given", answer, lambda op: f"--efficiency flops={flops:g},hbm={hbm:g},intra={intra:g},inter={inter:g}"
+    )
+
+
+def assumed(engine: Engine) -> Source:
+    """The engine file's constants per kind of kernel: fixed + ‖compute, memory‖ₚ, each at its share of peak."""
+    default = Kernel(flops=0.7, hbm=0.8, link=0.75, fixed=3e-6, source="assumed")
+    p = engine.smooth
+
+    def answer(op: Op, dims: Callable[[], dict[str, Value]], terms: Terms) -> Value:
+        kernel = engine.kernels.get(op.kind, default)
+        if op.kind in LINKED:
+            busy = terms.link / kernel.link + terms.latency
+        else:
+            busy = p_norm(terms.compute / kernel.flops, terms.memory / kernel.hbm, p)
+        fixed = kernel.fixed * op.calls * (terms.unfused if op.kind in FUSED else 1.0)
+        return busy + fixed * (busy > 0)
+
+    def note(op: Op) -> str:
+        k = engine.kernels.get(op.kind, default)
+        return (
+            f"engine {engine.name}, kind {op.kind}: {op.calls} × {k.fixed * 1e6:.3g} µs + "
+            f"‖compute/{k.flops:g}, memory/{k.hbm:g}‖ with p = {p:g} ({k.source})"
+        )
+
+    return Source("assumed", answer, note)
+
+
+def rounding(engine: Engine, device: Hardware) -> Callable[[Value], Value]:
+    """Seconds to round a product's input from 16 to 8 bits, by its elements: a pass of 3 bytes each through memory."""
+    kernel = engine.kernels.get("rounding", Kernel())
+    return lambda elements: kernel.fixed + 3 * elements / (device.memory_bandwidth * kernel.hbm)
+
+
+def p_norm(a: Value, b: Value, p: float) -> Value:
     """(aᵖ + bᵖ)^(1/p), scaled so that it neither over- nor underflows; cubes and squares without the slow power."""
     big = maximum_of(a, b)
     if p >= 100:

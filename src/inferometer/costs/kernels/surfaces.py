@@ -1,7 +1,9 @@
-"""Figures on a grid of shapes, straight lines between its nodes: floats or arrays, NumPy only where there are arrays.
+"""Kernel ratios over shapes: a surface with straight lines between its nodes, and each kind's coordinates on it.
 
-Coordinates are logarithms (base 2) of sizes. Beyond its last node a grid says what it says there: an efficiency stays
-what it was at the edge of what is known.
+A ratio is seconds over a plain base, ``start + ‖compute, memory‖₃`` at the peaks of the device. It is flat where the
+roofline is right and changes slowly elsewhere, so straight lines between few nodes follow it, and it carries over to
+another device of the kind. Coordinates and values are logarithms (base 2); beyond its last node a surface stays as it
+is there. Floats or arrays; NumPy is loaded only where there are arrays.
 """
 
 from __future__ import annotations
@@ -13,33 +15,36 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ...base.symbols import Value, log2, maximum_of, scalar, ceil_of
-from .source import Terms, joined
+from ...base.symbols import Value, ceil_of, log2, maximum_of, scalar
+from .source import Terms, p_norm
+
+Dims = Mapping[str, Value]
+TILE = 128  # cached positions that decode kernels take at once (FlashAttention 3 with heads of 128)
 
 
-class Grid(msgspec.Struct, frozen=True):
-    """``Grid([[0, 1], [0, 4]], [1, 2, 3, 4]).at(0.5, 0.0)  # 2.0``: axes of rising nodes, values row by row."""
+class Surface(msgspec.Struct, frozen=True):
+    """``Surface([[0, 1], [0, 4]], [1, 2, 3, 4]).at(0.5, 0.0)  # 2.0``: axes of rising nodes, values row by row."""
 
     axes: list[list[float]]
     values: list[float]
 
-    def at(self, *where: Value) -> Value:
-        """The value at a place, one coordinate per axis; single numbers are put in first, then arrays together."""
-        if all(map(scalar, where)):
-            return _among(self.axes, self.values, where)
+    def at(self, *coords: Value) -> Value:
+        """The value at some coordinates, one per axis; axes with a single number are contracted first, then arrays."""
+        if all(map(scalar, coords)):
+            return _interpolate_point(self.axes, self.values, coords)
         values: Any = self.values
         sizes = [len(axis) for axis in self.axes]
         left: list[int] = []
-        for index in range(len(sizes) - 1, -1, -1):  # last axis first: it is the one whose nodes lie side by side
-            if scalar(where[index]):
-                values = _narrowed(values, sizes, index, *_place(self.axes[index], float(where[index])))
+        for index in range(len(sizes) - 1, -1, -1):  # last axis first: its nodes lie side by side in memory
+            if scalar(coords[index]):
+                values = _contract_axis(values, sizes, index, *_bracket(self.axes[index], float(coords[index])))
                 sizes[index] = 1
             else:
                 left.insert(0, index)
-        return _between([self.axes[i] for i in left], values, [where[i] for i in left])
+        return _interpolate_arrays([self.axes[i] for i in left], values, [coords[i] for i in left])
 
 
-def _place(axis: Sequence[float], x: float) -> tuple[int, float]:
+def _bracket(axis: Sequence[float], x: float) -> tuple[int, float]:
     """The node before a coordinate, and how far it is to the next one."""
     if x <= axis[0] or len(axis) == 1:
         return 0, 0.0
@@ -49,52 +54,52 @@ def _place(axis: Sequence[float], x: float) -> tuple[int, float]:
     return low, (x - axis[low]) / (axis[low + 1] - axis[low])
 
 
-def _among(axes: list[list[float]], values: Sequence[float], where: Sequence[Value]) -> float:
-    """Multilinear interpolation at one place: the corners around it, each by how close it is."""
+def _interpolate_point(axes: list[list[float]], values: Sequence[float], coords: Sequence[Value]) -> float:
+    """Multilinear interpolation at one point: the 2ⁿ corners around it, each weighted by how close it is."""
     corners = [(0, 1.0)]
-    for axis, x in zip(axes, where, strict=True):
-        low, share = _place(axis, float(x))
-        wide = len(axis)
+    for axis, x in zip(axes, coords, strict=True):
+        low, share = _bracket(axis, float(x))
+        nodes = len(axis)
         if share == 0.0:
-            corners = [(at * wide + low, weight) for at, weight in corners]
+            corners = [(at * nodes + low, weight) for at, weight in corners]
         else:
             corners = [
                 pair
                 for at, weight in corners
-                for pair in ((at * wide + low, weight * (1 - share)), (at * wide + low + 1, weight * share))
+                for pair in ((at * nodes + low, weight * (1 - share)), (at * nodes + low + 1, weight * share))
             ]
     return float(sum(values[at] * weight for at, weight in corners))
 
 
-def _narrowed(values: Sequence[float], sizes: list[int], index: int, low: int, share: float) -> list[float]:
-    """The values with one axis put in."""
+def _contract_axis(values: Sequence[float], sizes: list[int], index: int, low: int, share: float) -> list[float]:
+    """The values, row by row, with one axis contracted to a point between two of its nodes."""
     inner = math.prod(sizes[index + 1 :])
     outer, nodes = math.prod(sizes[:index]), sizes[index]
-    found: list[float] = []
+    contracted: list[float] = []
     for o in range(outer):
         start = (o * nodes + low) * inner
         if nodes == 1 or share == 0.0:
-            found += values[start : start + inner]
+            contracted += values[start : start + inner]
         else:
-            found += [values[i] + (values[i + inner] - values[i]) * share for i in range(start, start + inner)]
-    return found
+            contracted += [values[i] + (values[i + inner] - values[i]) * share for i in range(start, start + inner)]
+    return contracted
 
 
-def _between(axes: list[list[float]], values: Sequence[float], where: list[Value]) -> Value:
-    """Multilinear interpolation over arrays."""
+def _interpolate_arrays(axes: list[list[float]], values: Sequence[float], coords: list[Value]) -> Value:
+    """Multilinear interpolation at many points; ``coords`` are arrays that broadcast, one per axis."""
     import numpy as np
 
     if len(axes) == 1:
-        return np.interp(where[0], axes[0], values)
+        return np.interp(coords[0], axes[0], values)
     table = np.asarray(values).reshape([len(axis) for axis in axes])
     lows, shares = [], []
-    for axis, x in zip(axes, np.broadcast_arrays(*where), strict=True):
+    for axis, x in zip(axes, np.broadcast_arrays(*coords), strict=True):
         nodes = np.asarray(axis)
-        place = np.clip(x, nodes[0], nodes[-1])
-        low = np.clip(np.searchsorted(nodes, place, side="right") - 1, 0, len(nodes) - 2)
+        inside = np.clip(x, nodes[0], nodes[-1])
+        low = np.clip(np.searchsorted(nodes, inside, side="right") - 1, 0, len(nodes) - 2)
         lows.append(low)
-        shares.append((place - nodes[low]) / (nodes[low + 1] - nodes[low]))
-    found: Any = 0.0
+        shares.append((inside - nodes[low]) / (nodes[low + 1] - nodes[low]))
+    total: Any = 0.0
     for corner in range(1 << len(axes)):
         weight: Any = 1.0
         index = []
@@ -102,77 +107,68 @@ def _between(axes: list[list[float]], values: Sequence[float], where: list[Value
             upper = corner >> number & 1
             weight = weight * (share if upper else 1 - share)
             index.append(low + upper)
-        found = found + weight * table[tuple(index)]
-    return found
-
-
-# ------------------------------------------------------------------ shapes
-# Kernels by shape: for each kind, what is looked up exactly, what lies on a curve, and on which sheet of figures.
-#
-# A figure is a ratio, seconds over a plain base: ``start + ‖compute, memory‖₃`` at the peaks of the device. It is flat
-# where the roofline is right and changes slowly elsewhere, so straight lines between few nodes follow it, and it carries
-# over to another device of the kind.
-
-
-Dims = Mapping[str, Value]
-TILE = 128  # cached positions that decode kernels take at once (FlashAttention 3 with heads of 128)
+        total = total + weight * table[tuple(index)]
+    return total
 
 
 class Shape(NamedTuple):
-    """One kind of kernel: ``words`` name its fixed sizes, ``along`` are the coordinates that vary from step to step."""
+    """The coordinates of one kind of kernel: ``SHAPES["linear"].coords({"m": 8, "n": 4096, "k": 1024})  # (3, 12, 10)``
+
+    Some axes vary from step to step (rows, sequences, context), the others are fixed by the model (weights, heads).
+    """
 
     start: float  # s that even the smallest call takes, roughly
-    words: tuple[str, ...]  # sizes of the weight or the heads: measured curves are keyed by them
-    along: Callable[[Dims], tuple[Value, ...]]  # what varies from step to step, in log2
-    rest: Callable[[Dims], tuple[Value, ...]]  # the fixed sizes as coordinates, in log2: a surface has them as axes
-    padded: Callable[[Dims], Value] = lambda d: 1.0  # how much more it does than asked, because it works in tiles
-    wide: int = 0  # the coordinate that grows with the work alone: on a slower device it takes less of it to fill time
-    compute: bool = False  # that work is FLOPs, not bytes
+    size_names: tuple[str, ...]  # sizes of the weight or the heads: measured curves are keyed by them
+    step_axes: Callable[[Dims], tuple[Value, ...]]  # what varies from step to step, in log2
+    fixed_axes: Callable[[Dims], tuple[Value, ...]]  # the fixed sizes, in log2: a surface has them as further axes
+    padding: Callable[[Dims], Value] = lambda d: 1.0  # how much more a call does than it needs to, working in tiles
+    size_axis: int = 0  # the coordinate that grows with the work alone: a slower device fills the same time with less
+    by_compute: bool = False  # that work is FLOPs, not bytes
 
-    def places(self, dims: Dims, faster: float = 0.0) -> tuple[Value, ...]:
-        """Coordinates on a surface of a device that is ``faster`` by so many octaves: where it takes the same time.
+    def coords(self, dims: Dims, octaves: float = 0.0) -> tuple[Value, ...]:
+        """Coordinates on a surface of a device that is faster by ``octaves``: where it takes the same time.
 
         How much of its speed a kernel reaches depends on how long it runs: launches, waves and latencies are much the
         same on all devices. So a small shape on a slow device is like a larger one on a fast device.
         """
-        found = [*self.along(dims), *self.rest(dims)]
-        if faster:
-            found[self.wide] = found[self.wide] + faster
-        return tuple(found)
+        coords = [*self.step_axes(dims), *self.fixed_axes(dims)]
+        if octaves:
+            coords[self.size_axis] = coords[self.size_axis] + octaves
+        return tuple(coords)
 
-    def fixed(self, sizes: tuple[float, ...]) -> tuple[Value, ...]:
-        """The fixed coordinates of an exact shape: ``SHAPES["linear"].fixed((4096.0, 1024.0))  # (12.0, 10.0)``"""
-        return self.rest(dict(zip(self.words, sizes, strict=True)))
+    def fixed_coords(self, sizes: tuple[float, ...]) -> tuple[Value, ...]:
+        """The fixed coordinates of exact sizes: ``SHAPES["linear"].fixed_coords((4096.0, 1024.0))  # (12.0, 10.0)``"""
+        return self.fixed_axes(dict(zip(self.size_names, sizes, strict=True)))
 
-    def exact(self, dims: Dims) -> tuple[Value, ...]:
+    def exact_sizes(self, dims: Dims) -> tuple[Value, ...]:
         """The sizes that a measured curve is keyed by."""
-        return tuple(dims[word] for word in self.words)
+        return tuple(dims[name] for name in self.size_names)
 
     def base(self, terms: Terms, dims: Dims) -> Value:
-        """Seconds that a ratio is of."""
-        return self.start + joined(terms.compute, terms.memory, 3) * self.padded(dims)
+        """The seconds that ratios are relative to."""
+        return self.start + p_norm(terms.compute, terms.memory, 3) * self.padding(dims)
 
 
 def _log(value: Value) -> Value:
     return log2(maximum_of(value, 1e-9))
 
 
-def _context(d: Dims) -> Value:
+def _tiled_context(d: Dims) -> Value:
     """Positions that a sequence's decoding walks over, in whole tiles of the cache.
 
     A batch of one length crosses a tile's edge all at once; in a mixed one the last tile is half full on average.
     """
     mean = d["kv"] / maximum_of(d["seqs"], 1e-9)
-    whole = d["alike"] * (TILE * ceil_of(mean / TILE)) + (1 - d["alike"]) * (mean + TILE / 2)
-    return mean + (whole - mean) * (mean > TILE)  # within one tile it is latency that counts
+    tiled = d["alike"] * (TILE * ceil_of(mean / TILE)) + (1 - d["alike"]) * (mean + TILE / 2)
+    return mean + (tiled - mean) * (mean > TILE)  # within one tile it is latency that counts
 
 
-def _tiles(d: Dims) -> Value:
-    return _context(d) * d["seqs"] / maximum_of(d["kv"], 1e-9)
+def _tile_padding(d: Dims) -> Value:
+    return _tiled_context(d) * d["seqs"] / maximum_of(d["kv"], 1e-9)
 
 
-def _length(d: Dims) -> Value:
-    """The prompt whose queries see as many keys on average as these do."""
+def _equivalent_prompt(d: Dims) -> Value:
+    """Length of the plain prompt in which a query sees as many keys on average as here: n queries see n/2 each."""
     return 2 * d["pairs"] / maximum_of(d["tokens"], 1e-9)
 
 
@@ -182,46 +178,46 @@ SHAPES: dict[str, Shape] = {
         ("n", "k"),
         lambda d: (_log(d["m"]),),
         lambda d: (_log(d["n"]), _log(d["k"])),
-        wide=1,
+        size_axis=1,
     ),
     "decode_attention": Shape(
         5e-6,
         ("heads", "kv_heads", "qk_dim"),
-        lambda d: (_log(d["seqs"] * d["kv_heads"]), _log(_context(d))),
+        lambda d: (_log(d["seqs"] * d["kv_heads"]), _log(_tiled_context(d))),
         lambda d: (_log(d["heads"] / d["kv_heads"]),),
-        _tiles,
+        _tile_padding,
     ),
     "prefill_attention": Shape(
         5e-6,
         ("heads", "kv_heads", "qk_dim"),
-        lambda d: (_log(d["tokens"] * d["heads"]), _log(_length(d))),
+        lambda d: (_log(d["tokens"] * d["heads"]), _log(_equivalent_prompt(d))),
         lambda d: (_log(d["heads"]),),
-        compute=True,
+        by_compute=True,
     ),
     "moe": Shape(
         1e-5,
         ("hidden", "inner", "experts", "top_k"),
         lambda d: (_log(d["rows"] / d["experts"]),),
         lambda d: (_log(d["hidden"] * d["inner"]), _log(d["experts"]), _log(d["top_k"])),
-        wide=1,
+        size_axis=1,
     ),
 }
 
 
-def head_sheet(label: str, known: Mapping[str, object], cache: str) -> str:
-    """The sheet of a head's sizes and a cache format, the nearest if there is none: ``head_sheet("96", …)  # '128'``
+def head_table_key(label: str, tables: Mapping[str, object], cache: str) -> str:
+    """The table for a head's sizes and a cache format, the nearest there is: ``head_table_key("96", …)  # '128'``
 
-    Latent attention (keys and values of different sizes) runs other kernels and has sheets of its own.
+    Latent attention (keys and values of different sizes) runs other kernels and has tables of its own.
     """
-    tail = "-fp8" if cache == "fp8" else ""
-    able = [word for word in known if word.endswith("-fp8") == bool(tail) and ("x" in word) == ("x" in label)]
-    if not able:
-        return head_sheet(label, known, "") if tail and known else ""
-    best = min(able, key=lambda word: (abs(_octaves(word, label)), word))
+    fp8 = cache == "fp8"
+    similar = [key for key in tables if key.endswith("-fp8") == fp8 and ("x" in key) == ("x" in label)]
+    if not similar:
+        return head_table_key(label, tables, "") if fp8 and tables else ""
+    best = min(similar, key=lambda key: (abs(_octaves(key, label)), key))
     return best if abs(_octaves(best, label)) <= 0.6 else ""
 
 
 def _octaves(a: str, b: str) -> float:
     """How far apart two heads are in size, keys and values together."""
-    sizes = [[float(x) for x in word.removesuffix("-fp8").split("x")] for word in (a, b)]
+    sizes = [[float(x) for x in key.removesuffix("-fp8").split("x")] for key in (a, b)]
     return float(log2((sizes[0][0] + sizes[0][-1]) / (sizes[1][0] + sizes[1][-1])))

@@ -1,4 +1,4 @@
-"""Collectives by their own model, as curves along the message size."""
+"""Collectives as a source: times by `costs.collectives`, kept as curves along the message size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .source import LINKED, Source, Terms
 
 def linked(places: Mapping[str, Place], architecture: str, engine: str) -> Source:
     """Collectives by their own model: the algorithm and protocol that NCCL or the engine would choose."""
-    curves = Curves(places, architecture, engine)
+    curves = CollectiveCurves(places, architecture, engine)
 
     def answer(op: Op, dims: Callable[[], dict[str, Value]], terms: Terms) -> Value:
         if scalar(terms.link) and terms.link == 0:
@@ -26,10 +26,10 @@ def linked(places: Mapping[str, Place], architecture: str, engine: str) -> Sourc
     return Source(curves.origin, answer, curves.note, LINKED - {"host_copy"})
 
 
-class Curves:
+class CollectiveCurves:
     """Collective times along the message size, eight nodes an octave, straight in log-log between them.
 
-    The model tries every algorithm and protocol; a curve asks it once per node, so that sweeps and simulations do not.
+    The model tries every algorithm and protocol; it is evaluated once per node of a curve, not once per step.
     """
 
     NODES = 8
@@ -40,7 +40,7 @@ class Curves:
         self.origins: dict[tuple[str, str], str] = {}
 
     def style(self, op: Op) -> str:
-        """How the link of an operator's axis behaves; looked up only where ranks talk at all."""
+        """How the link of an operator's axis behaves; looked up only where ranks send anything."""
         return collectives.style(self.places[op.axis].name, self.architecture)
 
     def nodes(self, op: Op, ranks: float) -> dict[int, float]:
@@ -53,17 +53,17 @@ class Curves:
     def fill(self, op: Op, ranks: float, first: int, last: int) -> dict[int, float]:
         """The nodes, of which those from ``first`` to ``last`` are known."""
         known = self.nodes(op, ranks)
-        lacking = [i for i in range(first, last + 1) if i not in known]
-        if len(lacking) > 4:  # worth an array
+        missing = [i for i in range(first, last + 1) if i not in known]
+        if len(missing) > 4:  # worth an array
             import numpy as np
 
-            took = self._asked(op, ranks, 2.0 ** (np.array(lacking) / self.NODES))
-            known |= zip(lacking, np.log2(took).tolist(), strict=True)
+            seconds = self._model_seconds(op, ranks, 2.0 ** (np.array(missing) / self.NODES))
+            known |= zip(missing, np.log2(seconds).tolist(), strict=True)
         else:
-            known |= {i: math.log2(self._asked(op, ranks, 2.0 ** (i / self.NODES))) for i in lacking}
+            known |= {i: math.log2(self._model_seconds(op, ranks, 2.0 ** (i / self.NODES))) for i in missing}
         return known
 
-    def _asked(self, op: Op, ranks: float, size: Value) -> Value:
+    def _model_seconds(self, op: Op, ranks: float, size: Value) -> Value:
         place = self.places[op.axis]
         return collectives.seconds(
             _KIND.get(op.kind, op.kind),
@@ -81,35 +81,36 @@ class Curves:
         if scalar(size, ranks):
             if ranks <= 1 or size <= 0:
                 return 0.0
-            place = math.log2(size) * self.NODES
-            low = math.floor(place)
+            position = math.log2(size) * self.NODES
+            low = math.floor(position)
             known = self.fill(op, float(ranks), low, low + 1)
-            return 2.0 ** (known[low] + (known[low + 1] - known[low]) * (place - low))
+            return 2.0 ** (known[low] + (known[low + 1] - known[low]) * (position - low))
         return self._many(op, size, ranks)
 
     def _many(self, op: Op, size: Value, ranks: Value) -> Value:
+        """Seconds for arrays that broadcast: a row of nodes per number of ranks, looked up as one flat array."""
         import numpy as np
 
         size, ranks = np.broadcast_arrays(np.asarray(size, float), np.asarray(ranks))
         group = ranks.astype(np.intp)
         some = size > 0
-        place = np.log2(size if some.all() else np.where(some, size, 1.0)) * self.NODES
-        low = np.floor(place)
+        position = np.log2(size if some.all() else np.where(some, size, 1.0)) * self.NODES
+        low = np.floor(position)
         index = low.astype(np.intp)
         first, last = int(index.min()), int(index.max()) + 1
         present = [int(n) for n in np.flatnonzero(np.bincount(group.ravel()))]
-        row = np.zeros(present[-1] + 1, np.intp)
-        row[present] = np.arange(len(present)) * (last - first + 1)
+        offset = np.zeros(present[-1] + 1, np.intp)  # where the row of so many ranks begins
+        offset[present] = np.arange(len(present)) * (last - first + 1)
         lines = np.full((len(present), last - first + 1), -np.inf)
         for line, n in zip(lines, present, strict=True):
             if n > 1:
                 known = self.fill(op, float(n), first, last)
                 line[:] = [known[i] for i in range(first, last + 1)]
-        index += row[group] - first
+        index += offset[group] - first
         curve = lines.ravel()
         start = curve[index]
         with np.errstate(invalid="ignore"):
-            took = np.exp2(start + (curve[index + 1] - start) * (place - low))
+            took = np.exp2(start + (curve[index + 1] - start) * (position - low))
         return np.where(some & (group > 1), took, 0.0)
 
     def origin(self, op: Op) -> str:
