@@ -88,7 +88,7 @@ def prices() -> None:
         asked = traffic(input_len=given, output_len=made)
         one = build_request(model, "h200", frontend="http", max_num_batched_tokens=budget, **words)
         bound_plan = one.bind()
-        bound_plan = bound_plan._replace(env={**bound_plan.env, "alike": 0.0})
+        bound_plan = bound_plan._replace(env={**bound_plan.env, "uniform_lengths": 0.0})
         found = steady([bound_plan], load(asked, one.engine, one.plan, (budget,), 512))[0]
         server = None
         for wanted in (1, 8, 48, 150):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferometer.base.errors import BadValue
-from inferometer.base.ranges import MOST, numbers, switches, words
+from inferometer.base.ranges import MAX_VALUES, choices, numbers, switches
 
 FLAG = "--batch-size"
 
@@ -49,9 +49,9 @@ def test_mixtures_keep_their_order_and_nothing_comes_twice() -> None:
     assert numbers(FLAG, ["1:4:x2", 3, "1e3"], whole=True) == (1, 2, 4, 3, 1000)
     assert numbers(FLAG, np.array([1, 2]), whole=True) == numbers(FLAG, range(1, 3), whole=True) == (1, 2)
     assert numbers("--overlap", "0.1:0.5:0.1", whole=False) == (0.1, 0.2, 0.3, 0.4, 0.5)
-    assert words("-q", ["bf16", "fp8, int8,bf16"]) == ("bf16", "fp8", "int8")
-    assert words("--turns", "1:2,3:4", lambda text: [text]) == ("1:2,3:4",)
-    assert words("-q", [None, "fp8"]) == (None, "fp8")
+    assert choices("-q", ["bf16", "fp8, int8,bf16"]) == ("bf16", "fp8", "int8")
+    assert choices("--turns", "1:2,3:4", lambda text: [text]) == ("1:2,3:4",)
+    assert choices("-q", [None, "fp8"]) == (None, "fp8")
     assert switches("--fusion", [False, True, True]) == (False, True) and switches("--fusion", True) == (True,)
 
 
@@ -94,12 +94,12 @@ def test_what_makes_no_sense_is_a_sentence(text: object, sentence: str) -> None:
 
 
 def test_an_axis_has_an_end() -> None:
-    assert len(numbers(FLAG, f"1:{MOST}:1", whole=True)) == MOST
+    assert len(numbers(FLAG, f"1:{MAX_VALUES}:1", whole=True)) == MAX_VALUES
     with pytest.raises(BadValue, match="more than 1,000,000 values"):
-        numbers(FLAG, f"1:{MOST}:1,{MOST + 5}", whole=True)
+        numbers(FLAG, f"1:{MAX_VALUES}:1,{MAX_VALUES + 5}", whole=True)
     with pytest.raises(BadValue, match="values, more than"):
         numbers("--overlap", "0:1:1e-300", whole=False)
     with pytest.raises(BadValue, match="a list of both"):
         switches("--fusion", "yes")
     with pytest.raises(BadValue, match="has no values"):
-        words("-q", " , ")
+        choices("-q", " , ")

@@ -17,7 +17,7 @@ from inferometer.costs import collectives
 from inferometer.specs import catalog
 from inferometer.specs.structs import Link
 
-STYLES = sorted(collectives.figures().styles)
+STYLES = sorted(collectives.constants().styles)
 NODE = Link(bandwidth=450e9, latency=2e-6)
 NETWORK = Link(bandwidth=50e9, latency=8e-6)
 HOPPER: dict[str, Any] = {"link": NODE, "style": "nvlink-hopper"}
@@ -143,7 +143,7 @@ def test_engine_kernels_need_a_fully_connected_node_and_few_ranks() -> None:
 
 
 def test_every_link_of_every_device_has_a_style() -> None:
-    known = collectives.figures()
+    known = collectives.constants()
     for name in catalog.names("hardware"):
         device = catalog.hardware(name)
         for link in device.links:
@@ -155,7 +155,7 @@ def test_every_link_of_every_device_has_a_style() -> None:
 
 
 def test_shares_of_a_link_are_shares() -> None:
-    known = collectives.figures()
+    known = collectives.constants()
     protocols = [p for s in known.styles.values() for t in (s.ring, s.pairs, s.tree) for p in t.values()]
     protocols += [s.switch for s in known.styles.values() if s.switch]
     protocols += [p for e in known.engines.values() for t in e.values() for p in t.values()]

@@ -96,9 +96,11 @@ def test_a_format_of_its_own_comes_before_one_like_it() -> None:
 def test_graphs_may_reach_further() -> None:
     usual, wide = (build_request("gpt-oss-120b", max_cudagraph_capture_size=size).engine for size in (None, 2048))
     assert usual.graph_tokens == 512 and wide.graph_tokens == 2048
-    assert overhead.padded(wide, 1025.0) == 1040 and overhead.padded(wide, 100.0) == overhead.padded(usual, 100.0)
+    assert overhead.padded_tokens(wide, 1025.0) == 1040 and overhead.padded_tokens(
+        wide, 100.0
+    ) == overhead.padded_tokens(usual, 100.0)
     short = build_request("gpt-oss-120b", max_cudagraph_capture_size=12).engine
-    assert overhead.padded(short, 9.0) == 16 and overhead.padded(short, 13.0) == 13
+    assert overhead.padded_tokens(short, 9.0) == 16 and overhead.padded_tokens(short, 13.0) == 13
     few, many = (
         analyze("gpt-oss-120b", "h200", tensor_parallel_size=8, max_cudagraph_capture_size=size).metrics
         for size in (512, 2048)
@@ -134,13 +136,13 @@ def test_a_slower_relative_is_looked_up_where_it_takes_as_long() -> None:
 
 def test_decoding_walks_over_whole_tiles() -> None:
     """A batch of one length pays for the tile it has begun; a mixed one for half a tile on average."""
-    dims = {"seqs": 4.0, "kv_heads": 8, "heads": 32, "alike": 1.0}
+    dims = {"seqs": 4.0, "kv_heads": 8, "heads": 32, "uniform_lengths": 1.0}
     at = {
         context: SHAPES["decode_attention"].step_axes({**dims, "kv": 4.0 * context})[1]
         for context in (100, 256, 257, 384)
     }
     assert at[257] == at[384] == math.log2(384) and at[256] == 8 and at[100] == math.log2(100)
-    mixed = SHAPES["decode_attention"].step_axes({**dims, "kv": 4.0 * 1000, "alike": 0.0})[1]
+    mixed = SHAPES["decode_attention"].step_axes({**dims, "kv": 4.0 * 1000, "uniform_lengths": 0.0})[1]
     assert mixed == pytest.approx(math.log2(1064))
 
 
@@ -203,8 +205,8 @@ def test_another_table_is_not_a_profile(tmp_path: Path) -> None:
 def test_steps_are_padded_to_captured_sizes() -> None:
     vllm = catalog.engine("vllm")
     sizes = {1: 1, 2: 2, 3: 4, 5: 8, 33: 40, 256: 256, 257: 272, 512: 512, 513: 513}
-    assert {n: overhead.padded(vllm, float(n)) for n in sizes} == sizes
-    assert overhead.padded(vllm, np.array(list(sizes), float)).tolist() == list(sizes.values())
+    assert {n: overhead.padded_tokens(vllm, float(n)) for n in sizes} == sizes
+    assert overhead.padded_tokens(vllm, np.array(list(sizes), float)).tolist() == list(sizes.values())
     rows = {n: step_rows(setup_of(), decoding(n, 512)) for n in (33, 40)}
     product = {n: next(row for row in found if row.op.name == "gate_up_proj") for n, found in rows.items()}
     assert product[33].seconds == product[40].seconds and product[33].work["flops"] < product[40].work["flops"]
@@ -226,7 +228,7 @@ def test_clocks_fall_under_prompts_only_and_the_more_the_longer() -> None:
 
     def lost(step: Step) -> float:
         env = {**bound_plan.env, **step.sums(bound_plan.model.spans)}
-        return float(overhead.slowed(env, 0.1))
+        return float(overhead.throttle_seconds(env, 0.1))
 
     once, often = Step((Group(1, 4096, 0),)), Step((Group(1, 4096, 0),), in_a_row=16.0)
     assert lost(decoding(64, 4096)) == 0

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import inferometer
 from inferometer.base.symbols import evaluate
 from inferometer.costs import parallelism, precision
-from inferometer.costs.binding import BoundPlan, bind, stages, step_env, step_rows, step_seconds
+from inferometer.costs.binding import BoundPlan, bind, stage_plans, step_env, step_rows, step_seconds
 from inferometer.costs.roofline import weight_sum
 from inferometer.costs.step import Group, Step
 from inferometer.inference import memory
@@ -42,7 +42,7 @@ def bound_plan(name: str, gpu: str = "h200", engine: str = "vllm", **plan: Any) 
 
 
 def flops(s: BoundPlan, step: Step) -> float:
-    return float(sum(row.work["flops"] * row.count for stage in stages(s) for row in step_rows(stage, step)))
+    return float(sum(row.work["flops"] * row.count for stage in stage_plans(s) for row in step_rows(stage, step)))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -100,7 +100,7 @@ def _experts(s: BoundPlan) -> float:
 @pytest.mark.parametrize("pp", [2, 3, 5])
 def test_pipeline_stages_hold_every_layer_once(name: str, pp: int) -> None:
     s = bound_plan(name)
-    parts = parallelism.stages(s.model, pp)
+    parts = parallelism.pipeline_stages(s.model, pp)
     layers = sorted(i for part in parts for b in part.blocks if b.stage == "layer" for i in b.layers)
     assert layers == list(range(s.model.num_layers))
     assert sum(weight_sum(p.blocks, s.env, "stored") for p in parts) == pytest.approx(memory.weight_bytes(s))
@@ -125,7 +125,7 @@ def test_flops_are_conserved(name: str, step: Step) -> None:
 
 def _replicated(s: BoundPlan, step: Step) -> float:
     """FLOPs that every rank repeats: norms, router, sampling."""
-    rows = [r for stage in stages(s) for r in step_rows(stage, step)]
+    rows = [r for stage in stage_plans(s) for r in step_rows(stage, step)]
     return float(
         sum(
             r.work["flops"] * r.count
@@ -168,7 +168,7 @@ def test_better_hardware_is_never_slower(key: str, plan: dict[str, Any]) -> None
     }[key]
     for step in (DECODE, PREFILL):
         slow, fast = (
-            sum(step_seconds(stage, step) for stage in stages(bound_plan("qwen3-30b-a3b", gpu, **plan)))
+            sum(step_seconds(stage, step) for stage in stage_plans(bound_plan("qwen3-30b-a3b", gpu, **plan)))
             for gpu in (f"h200:{key}={figure}", f"h200:{key}={figure * 1.5}")
         )
         assert fast <= slow * (1 + 1e-12)
@@ -308,7 +308,7 @@ def test_a_mixed_step_costs_more_than_decoding_and_less_than_both_apart() -> Non
 
 def test_a_tied_head_has_its_own_table_on_the_last_stage() -> None:
     whole, cut = bound_plan("qwen3-0.6b"), bound_plan("qwen3-0.6b", pipeline_parallel_size=2)
-    parts = sum(memory.weight_bytes(stage) for stage in stages(cut))
+    parts = sum(memory.weight_bytes(stage) for stage in stage_plans(cut))
     assert parts - memory.weight_bytes(whole) == pytest.approx(151936 * 1024 * 2)
 
 

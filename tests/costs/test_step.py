@@ -10,7 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferometer.costs.binding import bind, step_seconds
-from inferometer.costs.step import Group, Step, decode, decode_nodes, kept, pairs, prefill, touched
+from inferometer.costs.step import (
+    Group,
+    Step,
+    cache_entries,
+    decode,
+    decode_quadrature,
+    entries_read,
+    prefill,
+    query_key_pairs,
+)
 from inferometer.network import families
 from inferometer.network.graph import Span
 from inferometer.specs import catalog
@@ -46,29 +55,29 @@ def test_pairs_and_entries_are_what_counting_gives(kind: str, size: int, cached:
 @given(st.integers(1, 30), st.integers(1, 200))
 def test_a_top_k_query_sees_at_most_k(size: int, n: int) -> None:
     span = Span("top_k", size)
-    assert pairs(span, n) == sum(min(position + 1, size) for position in range(n))
-    assert touched(span, n - 1, 1) == min(n, size) and kept(span, n) == n, "all are kept, few are read"
+    assert query_key_pairs(span, n) == sum(min(position + 1, size) for position in range(n))
+    assert entries_read(span, n - 1, 1) == min(n, size) and cache_entries(span, n) == n, "all are kept, few are read"
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from([2, 4, 8]), st.integers(1, 50))
 def test_a_compressed_cache_has_fewer_entries(ratio: int, blocks: int) -> None:
     span, n = Span(ratio=ratio), ratio * blocks
-    assert kept(span, n) == touched(span, n - 1, 1) == blocks
+    assert cache_entries(span, n) == entries_read(span, n - 1, 1) == blocks
     exact = sum((position + 1) / ratio for position in range(n))
-    assert pairs(span, n) == pytest.approx(exact)
+    assert query_key_pairs(span, n) == pytest.approx(exact)
     narrow = Span("top_k", 3, ratio)
-    assert pairs(narrow, n) <= pairs(span, n) and touched(narrow, n - 1, 1) == min(blocks, 3)
+    assert query_key_pairs(narrow, n) <= query_key_pairs(span, n) and entries_read(narrow, n - 1, 1) == min(blocks, 3)
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(["window", "top_k", "chunk"]), st.integers(1, 5000), st.integers(1, 5000))
 def test_narrow_attention_is_never_more_work(kind: str, size: int, n: int) -> None:
     span = Span(kind, size)  # type: ignore[arg-type]
-    assert pairs(span, n) <= pairs(Span(), n) and kept(span, n) <= n
+    assert query_key_pairs(span, n) <= query_key_pairs(Span(), n) and cache_entries(span, n) <= n
     if size >= n:
-        assert pairs(span, n) == pairs(Span(), n)
-        assert touched(span, n - 1, 1) == touched(Span(), n - 1, 1) == n
+        assert query_key_pairs(span, n) == query_key_pairs(Span(), n)
+        assert entries_read(span, n - 1, 1) == entries_read(Span(), n - 1, 1) == n
 
 
 workloads = {
@@ -126,6 +135,6 @@ def test_the_mean_step_of_an_answer_is_the_mean_of_its_steps() -> None:
         bound_plan = bind(network, catalog.hardware("h200"), catalog.engine("roofline"), Plan())
         each = [float(step_seconds(bound_plan, decode(4, 1000 + i, 2))) for i in range(0, 999, 2)]
         mean = sum(
-            float(step_seconds(bound_plan, step)) * weight for step, weight in decode_nodes(network, 4, 1000, 1000)
+            float(step_seconds(bound_plan, step)) * weight for step, weight in decode_quadrature(network, 4, 1000, 1000)
         )
         assert mean == pytest.approx(sum(each) / len(each), rel=2e-3), model

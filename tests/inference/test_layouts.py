@@ -13,14 +13,14 @@ from conftest import Ran
 
 import inferometer
 from inferometer.base import symbols
+from inferometer.base.cache import cache_by_identity
 from inferometer.base.symbols import evaluate
 from inferometer.costs import collectives, parallelism
-from inferometer.costs.binding import BoundPlan, bind, stages, step_env, step_rows
+from inferometer.costs.binding import BoundPlan, bind, stage_plans, step_env, step_rows
 from inferometer.costs.step import Group, Step
 from inferometer.inference import advice, latency
 from inferometer.inference.request import build_request
 from inferometer.network import families
-from inferometer.network.graph import once_per
 from inferometer.specs import catalog
 from inferometer.specs.structs import Engine, Plan, Speculation
 
@@ -60,11 +60,15 @@ def test_stages_launch_their_own_layers_only() -> None:
     ]
     assert all(23 < wait < 30 for wait in waits), waits  # 80 launches of 0.25 ms however they are cut
     model = bound_plan("llama-3.1-70b").model
-    assert [part.num_layers for part in parallelism.stages(model, 3)] == [27, 27, 26] and model.num_layers == 80
+    assert [part.num_layers for part in parallelism.pipeline_stages(model, 3)] == [
+        27,
+        27,
+        26,
+    ] and model.num_layers == 80
 
 
 def test_a_stage_names_its_own_layers(run: Run) -> None:
-    names = [b.name for part in parallelism.stages(bound_plan("llama-3.1-8b").model, 2) for b in part.blocks]
+    names = [b.name for part in parallelism.pipeline_stages(bound_plan("llama-3.1-8b").model, 2) for b in part.blocks]
     assert "layers.0-15" in names and "layers.16-31" in names and "layers.0-31" not in names
     told = run("analyze", "llama-3.1-8b", "-pp", "2", "--explain", "qkv_proj")
     assert told.code == 0 and "layers.0-15" in told.out and "16 ×" in told.out
@@ -72,7 +76,7 @@ def test_a_stage_names_its_own_layers(run: Run) -> None:
 
 def test_stages_are_cut_once() -> None:
     one = bound_plan("llama-3.1-8b", pipeline_parallel_size=4)
-    assert all(a.model is b.model for a, b in zip(stages(one), stages(one), strict=True))
+    assert all(a.model is b.model for a, b in zip(stage_plans(one), stage_plans(one), strict=True))
 
 
 # ------------------------------------------------------------------ nodes
@@ -106,7 +110,7 @@ def test_the_domain_of_a_link(gpu: str, per_node: int, tp: int, together: int) -
 def test_inter_efficiency_is_for_axes_that_span_nodes() -> None:
     def seconds(axis: str, factors: dict[str, float], **plan: Any) -> float:
         s = bound_plan("qwen3-30b-a3b", efficiency=factors, **plan)
-        return float(sum(r.seconds for st in stages(s) for r in step_rows(st, PREFILL) if r.op.axis == axis))
+        return float(sum(r.seconds for st in stage_plans(s) for r in step_rows(st, PREFILL) if r.op.axis == axis))
 
     one = {"intra": 1.0, "inter": 1.0}
     for axis, plan, wide in (
@@ -337,7 +341,7 @@ def test_expanded_keys_and_values_are_no_cache() -> None:
 
 @pytest.mark.parametrize("name", ["deepseek-v3.2", "deepseek-v4-flash", "minimax-m3"])
 def test_indexers_score_in_fp8(name: str) -> None:
-    if catalog.find("models", name) is None:
+    if catalog.registered_name("models", name) is None:
         pytest.skip(f"{name} is not in the catalogue")
     network = families.build(catalog.model(name).config)
     scores = [op for block in network.blocks for op in block.ops if op.name == "index_scores"]
@@ -386,7 +390,7 @@ def test_formulas_go_with_their_model() -> None:
 def test_what_is_remembered_is_bounded() -> None:
     calls: list[str] = []
 
-    @once_per(3)
+    @cache_by_identity(3)
     def shout(thing: list[str], mark: str) -> str:
         calls.append(mark)
         return thing[0].upper() + mark

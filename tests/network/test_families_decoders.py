@@ -12,7 +12,7 @@ import pytest
 import inferometer.network.families
 from inferometer.base.errors import BadFile
 from inferometer.base.symbols import evaluate
-from inferometer.costs.step import Group, Step, kept
+from inferometer.costs.step import Group, Step, cache_entries
 from inferometer.inference.memory import ALONE
 from inferometer.network.families import build
 from inferometer.network.graph import Block, Model
@@ -143,7 +143,7 @@ def cached(m: Model, context: int, kv_bytes: float = 2) -> float:
         bound = {**names, **block.dims}
         for op in block.ops:
             if op.cache is not None:
-                entries = kept(m.spans[op.cache.span], context)
+                entries = cache_entries(m.spans[op.cache.span], context)
                 found += block.count * float(
                     evaluate(op.cache.per_token, bound) * entries + evaluate(op.cache.per_sequence, bound)
                 )
@@ -157,7 +157,15 @@ def step(m: Model, *groups: Group) -> dict[str, Any]:
         for role in ("attn", "mlp", "experts", "shared", "router", "head", "embed")
         for what in ("weight", "input")
     }
-    names |= {"act_bytes": 2, "kv_bytes": 2, "norm_bytes": 2, "state_bytes": 4, "eager": 0, "unfused": 1, "alike": 1}
+    names |= {
+        "act_bytes": 2,
+        "kv_bytes": 2,
+        "norm_bytes": 2,
+        "state_bytes": 4,
+        "eager": 0,
+        "unfused": 1,
+        "uniform_lengths": 1,
+    }
     sums = Step(groups).sums(m.spans)
     return {**names, **sums, "moe_tokens": sums["tokens"], "routing_skew": 0}
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from inferometer.costs.binding import stages
+from inferometer.costs.binding import stage_plans
 from inferometer.costs.step import Group, Step
 from inferometer.inference import memory
 from inferometer.inference.latency import frontend_seconds, stage_seconds
@@ -43,7 +43,7 @@ class Priced(NamedTuple):
 def steps_of(server: Server, asked: Traffic, budget: int, d: float, prompts: float, heat: float) -> list[float]:
     """Seconds on every stage of a step with d answers and so many tokens of prompts."""
     bound_plan = server.bind()
-    bound_plan = bound_plan._replace(env={**bound_plan.env, "heat": heat})
+    bound_plan = bound_plan._replace(env={**bound_plan.env, "thermal_state": heat})
     groups = [Group(d, 1, asked.input_len + asked.output_len / 2, 1, True)] if d else []
     if prompts:
         piece = min(asked.input_len, prompts)
@@ -101,7 +101,7 @@ def room_for(server: Server, asked: Traffic, budget: int, seqs: int) -> float:
         piece = min(budget, asked.input_len)
         largest = Step((Group(budget / piece, piece, asked.input_len - piece, 1),))
     found = float("inf")
-    for part in stages(bound_plan):
+    for part in stage_plans(bound_plan):
         fixed = memory.weight_bytes(part) + engine.memory_reserve + memory.activation_bytes(part, largest)
         left = usable - fixed - memory.cache_bytes(part, float(asked.longest))
         each = float(memory.cache_bytes(part, asked.input_len + asked.output_len / 2))

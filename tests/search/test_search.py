@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import inferometer
 from inferometer import BadValue, UnknownName, search
 from inferometer.base.pareto import pareto_front, undominated
-from inferometer.costs.binding import stages, step_seconds
+from inferometer.costs.binding import stage_plans, step_seconds
 from inferometer.costs.step import Group, Step
 from inferometer.inference.request import build_request
 from inferometer.search.explanation import table
@@ -51,7 +51,7 @@ def test_blocks_priced_once_are_the_stages(model: str, plan: dict[str, Any]) -> 
     priced, parts = Priced(alone, step), distinct(bound_plan)
     assert sum(part.alike for part in parts) == bound_plan.plan.pipeline_parallel_size
     whole = sum(part.alike * priced.seconds(part.bound_plan, priced.kernels(part.bound_plan)) for part in parts)
-    assert whole == pytest.approx(sum(step_seconds(part, step) for part in stages(bound_plan)), rel=1e-9)
+    assert whole == pytest.approx(sum(step_seconds(part, step) for part in stage_plans(bound_plan)), rel=1e-9)
 
 
 def test_means_are_near_what_is_simulated() -> None:
@@ -67,7 +67,7 @@ def test_means_are_near_what_is_simulated() -> None:
             asked = traffic(input_len=given_len, output_len=made)
             one = build_request(model, "h200", frontend="http", **words)
             bound_plan = one.bind()
-            bound_plan = bound_plan._replace(env={**bound_plan.env, "alike": 0.0})
+            bound_plan = bound_plan._replace(env={**bound_plan.env, "uniform_lengths": 0.0})
             loads = load(asked, one.engine, one.plan, (one.plan.max_num_batched_tokens,), 64)
             found = steady([bound_plan], loads)[0]
             server = None

@@ -111,7 +111,7 @@ def test_every_change_is_what_analyze_says():
     device = catalog.hardware("h200")
     for key in ("memory_bandwidth", "flops.bf16", "links.nvlink.bandwidth", "links.nvlink.latency"):
         value = found.figures[key].value
-        assert value == catalog.flat(msgspec.to_builtins(device))[key]
+        assert value == catalog.dotted(msgspec.to_builtins(device))[key]
         again = analyze("llama-3.1-70b", f"h200:{key}={1.1 * value!r}", tensor_parallel_size=4, batch_size=16)
         for field in ("ttft_ms", "tpot_ms"):
             ratio = getattr(again.metrics, field) / getattr(found.metrics, field)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from inferometer.base.errors import BadValue, UnknownName
-from inferometer.base.parallel_map import spread
+from inferometer.base.parallel_map import parallel_map
 from inferometer.serving.capacity import find_capacity, scale_to_rate
 from inferometer.serving.metrics import good_requests, latencies
 from inferometer.serving.simulate import simulate
@@ -77,12 +77,12 @@ def test_names_that_do_not_exist_are_said() -> None:
     with pytest.raises(UnknownName, match="ttft"):
         find_capacity("llama-2-7b", trace=some(5), goodput={"tft": 5})
     with pytest.raises(UnknownName, match="dask"):
-        spread(abs, [-1], backend="dusk")
+        parallel_map(abs, [-1], backend="dusk")
 
 
 def test_processes_and_this_process_agree() -> None:
     pytest.importorskip("joblib", reason="many simulations at once need joblib")
-    assert spread(abs, [-3, 2, -1], jobs=2) == spread(abs, [-3, 2, -1], jobs=1) == [3, 2, 1]
+    assert parallel_map(abs, [-3, 2, -1], jobs=2) == parallel_map(abs, [-3, 2, -1], jobs=1) == [3, 2, 1]
 
 
 def test_a_real_dask_cluster_finds_the_same_rate() -> None:
@@ -105,4 +105,4 @@ def test_a_real_dask_cluster_finds_the_same_rate() -> None:
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed here")
 def test_a_backend_that_is_not_installed_is_said() -> None:
     with pytest.raises(BadValue, match="ray, which is not installed"):
-        spread(abs, [1], backend="ray")
+        parallel_map(abs, [1], backend="ray")

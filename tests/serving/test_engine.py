@@ -29,7 +29,7 @@ QUICK = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[He
 def times(model: str = "llama-2-7b", gpu: str = "a100-sxm-80gb", **words: Any) -> StepCost:
     asked = build_request(model, gpu, **words)
     bound_plan = bind(asked.model, asked.device, asked.engine, asked.plan, roles=asked.roles)
-    return StepCost(bound_plan._replace(env={**bound_plan.env, "alike": 0.0}), 1024)
+    return StepCost(bound_plan._replace(env={**bound_plan.env, "uniform_lengths": 0.0}), 1024)
 
 
 class Watched(PrefixCache):

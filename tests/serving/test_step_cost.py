@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from inferometer import analyze
 from inferometer.costs import binding
-from inferometer.costs.binding import BoundPlan, bind, stages
+from inferometer.costs.binding import BoundPlan, bind, stage_plans
 from inferometer.costs.step import Group, Step
 from inferometer.inference.request import build_request
 from inferometer.serving.batch import DecodeBatch
@@ -44,7 +44,7 @@ def setup_of(name: str) -> BoundPlan:
     model, gpu, words = PLANS[name]
     asked = build_request(model, gpu, **words)
     found = bind(asked.model, asked.device, asked.engine, asked.plan, roles=asked.roles)
-    return found._replace(env={**found.env, "alike": 0.0})
+    return found._replace(env={**found.env, "uniform_lengths": 0.0})
 
 
 def batch_of(contexts: list[int]) -> DecodeBatch:
@@ -107,7 +107,7 @@ def test_guessing_costs_a_draft_and_a_wider_step() -> None:
     }
     asked = build_request("llama-3.1-8b", "h200", **words)
     bound_plan = bind(asked.model, asked.device, asked.engine, asked.plan, roles=asked.roles)
-    bound_plan = bound_plan._replace(env={**bound_plan.env, "alike": 0.0})
+    bound_plan = bound_plan._replace(env={**bound_plan.env, "uniform_lengths": 0.0})
     times, plain = StepCost(bound_plan, 4096), StepCost(setup_of("perfect"), 4096)
     assert times.width == 4 and times.pace == 2.5 and plain.width == 1
     one = binding.step_seconds(times.drafter, Step((Group(8, 1, 500, 1, True),)))  # type: ignore[arg-type]
@@ -119,7 +119,7 @@ def test_stages_have_times_of_their_own() -> None:
     asked = build_request("llama-3.1-8b", "h100-sxm", pipeline_parallel_size=2)
     bound_plan = bind(asked.model, asked.device, asked.engine, asked.plan, roles=asked.roles)
     batch = batch_of([300] * 4)
-    halves = [StepCost(part, 1024).decode(batch) for part in stages(bound_plan)]
+    halves = [StepCost(part, 1024).decode(batch) for part in stage_plans(bound_plan)]
     whole = StepCost(setup_of("perfect")._replace(engine=bound_plan.engine, sources=bound_plan.sources), 1024).decode(
         batch
     )

@@ -124,7 +124,7 @@ def test_every_id_and_alias_of_an_entry_means_that_entry(name: str) -> None:
     data = tomllib.loads((catalog.DATA / "models" / f"{name}.toml").read_text(encoding="utf-8"))
     assert data["source"]
     for written in (name, *data.get("ids", ()), *data.get("aliases", ())):
-        found = catalog.known(written)
+        found = catalog.catalog_entry(written)
         assert found is not None and found.name == name, f"{written} means {found and found.name}"
 
 
@@ -172,7 +172,7 @@ def test_no_two_entries_claim_the_same_name() -> None:
         claims: Counter[str] = Counter()
         for name in catalog.names(folder):
             data = tomllib.loads((catalog.DATA / folder / f"{name}.toml").read_text(encoding="utf-8"))
-            claims.update({catalog.plain(w) for w in (name, *data.get("aliases", ()), *data.get("ids", ()))})
+            claims.update({catalog.normalized(w) for w in (name, *data.get("aliases", ()), *data.get("ids", ()))})
         assert not [word for word, often in claims.items() if often > 1]
 
 

@@ -32,7 +32,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise BadFile(f"{path} cannot be read: {error.strerror}") from None
 
 
-def local(text: str) -> Path:
+def user_path(text: str) -> Path:
     """A path that the user gave, ``~`` resolved; one that no system could have is a sentence."""
     try:
         path = Path(text).expanduser()
@@ -52,7 +52,7 @@ def convert(data: Mapping[str, Any], kind: type[S], where: str) -> S:
         raise BadFile(f"{where}: {error}") from None
 
 
-def decoded(data: bytes, kind: type[S]) -> S:
+def decode_json(data: bytes, kind: type[S]) -> S:
     """JSON that comes with the package as a spec."""
     with _ALONE:
         return msgspec.json.decode(data, type=kind)
@@ -75,9 +75,9 @@ def read_json(path: Path) -> dict[str, Any]:
     return data
 
 
-def target(text: str | Path) -> Path:
+def output_path(text: str | Path) -> Path:
     """Where a result that the user named is to be written: a file in a folder that is there."""
-    path = local(str(text))
+    path = user_path(str(text))
     if path.is_dir():
         raise BadFile(f"{path} is a folder; give the name of a file to write")
     if not path.parent.is_dir():
@@ -85,15 +85,15 @@ def target(text: str | Path) -> Path:
     return path
 
 
-def replaced(path: Path, data: str | bytes) -> Path:
+def write_atomic(path: Path, data: str | bytes) -> Path:
     """Write all of a file or nothing."""
-    with growing(path) as file:
+    with atomic_writer(path) as file:
         file.write(data.encode() if isinstance(data, str) else data)
     return path
 
 
 @contextlib.contextmanager
-def growing(path: Path) -> Iterator[BinaryIO]:
+def atomic_writer(path: Path) -> Iterator[BinaryIO]:
     """A file to be written piece by piece: under a temporary name beside it, renamed when all of it is there."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -23,7 +23,7 @@ Given = TypeVar("Given")
 Found = TypeVar("Found")
 
 
-def workers(backend: str, jobs: int | None) -> int:
+def worker_count(backend: str, jobs: int | None) -> int:
     """How many simulations run at once: ``jobs``, or one per core; checks that the backend is there."""
     if backend not in BACKENDS:
         raise UnknownName("--backend", backend, BACKENDS)
@@ -36,9 +36,11 @@ def workers(backend: str, jobs: int | None) -> int:
 
 
 @contextmanager
-def pool(backend: str, jobs: int | None = None, address: str | None = None) -> Iterator[Callable[..., list[Any]]]:
+def worker_pool(
+    backend: str, jobs: int | None = None, address: str | None = None
+) -> Iterator[Callable[..., list[Any]]]:
     """Workers that stay until the end: ``with pool("processes") as run: run(square, [1, 2, 3])``"""
-    count = workers(backend, jobs)
+    count = worker_count(backend, jobs)
     if backend == "processes" and count == 1:
         yield lambda function, items: [function(item) for item in items]
         return
@@ -69,7 +71,7 @@ def _undisturbed(function: Callable[[Any], Any], item: Any) -> Any:
     return function(item)
 
 
-def spread(
+def parallel_map(
     function: Callable[[Given], Found],
     items: Sequence[Given],
     *,
@@ -78,5 +80,5 @@ def spread(
     address: str | None = None,
 ) -> list[Found]:
     """A function of every item, on all workers; results in the order of the items."""
-    with pool(backend, jobs, address) as run:
+    with worker_pool(backend, jobs, address) as run:
         return run(function, items)

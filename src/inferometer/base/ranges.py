@@ -11,9 +11,9 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from .errors import BadValue, is_number, abbreviate
+from .errors import BadValue, abbreviate, is_number
 
-MOST = 10**6  # values of one axis
+MAX_VALUES = 10**6  # values of one axis
 FORMS = "numbers with commas between, start:stop:step, or start:stop:xratio"
 Number = int | float
 
@@ -21,26 +21,26 @@ Number = int | float
 def numbers(what: str, given: Any, *, whole: bool) -> tuple[Number, ...]:
     """The numbers of an axis in the order given, none of them twice; ``whole`` ones only, or any."""
     found: dict[Number, None] = {}
-    for item in items(given):
+    for item in as_list(given):
         pieces = item.split(",") if isinstance(item, str) else [item]
         for piece in pieces:
             values = _piece(what, piece.strip(), whole) if isinstance(piece, str) else [_number(what, piece, whole)]
             found.update(dict.fromkeys(values))
-        if len(found) > MOST:
-            raise BadValue(f"{what} has more than {MOST:,} values; give fewer, or a larger step")
+        if len(found) > MAX_VALUES:
+            raise BadValue(f"{what} has more than {MAX_VALUES:,} values; give fewer, or a larger step")
     if not found:
         raise BadValue(f"{what} has no values; it takes {FORMS}")
     return tuple(found)
 
 
-def words(what: str, given: Any, split: Callable[[str], list[str]] | None = None) -> tuple[Any, ...]:
+def choices(what: str, given: Any, split: Callable[[str], list[str]] | None = None) -> tuple[Any, ...]:
     """The words of an axis, none of them twice. What is not text is a value as it stands.
 
     ``split`` takes a text apart, at commas unless told; ``words("--turns", "512:128,256:64", lambda t: [t])``
     """
     apart = split or (lambda text: [word.strip() for word in text.split(",")])
     found: list[Any] = []
-    for item in items(given):
+    for item in as_list(given):
         found += [word for word in (apart(item) if isinstance(item, str) else [item]) if word not in (*found, "")]
     if not found:
         raise BadValue(f"{what} has no values; it takes words with commas between")
@@ -49,13 +49,13 @@ def words(what: str, given: Any, split: Callable[[str], list[str]] | None = None
 
 def switches(what: str, given: Any) -> tuple[bool, ...]:
     """Off, on, or both: ``switches("--enable-expert-parallel", [False, True])``"""
-    found = items(given)
+    found = as_list(given)
     if not found or not all(isinstance(item, bool) for item in found):
         raise BadValue(f"{what} must be True, False or a list of both, not {abbreviate(given)}")
     return tuple(dict.fromkeys(found))
 
 
-def items(given: Any) -> list[Any]:
+def as_list(given: Any) -> list[Any]:
     """What was given as a list: a list, a range, an array, or one value."""
     if hasattr(given, "tolist"):
         given = given.tolist()
@@ -102,8 +102,8 @@ def _by_ratio(what: str, text: str, start: Number, stop: Number, ratio: Number, 
 
 def _counted(what: str, text: str, steps: float) -> int:
     """How many values so many steps give, both ends counted, where rounding may fall short of the last."""
-    if steps >= MOST:
-        raise BadValue(f"{what} {text} has {steps // 1 + 1:,.0f} values, more than {MOST:,}: give a larger step")
+    if steps >= MAX_VALUES:
+        raise BadValue(f"{what} {text} has {steps // 1 + 1:,.0f} values, more than {MAX_VALUES:,}: give a larger step")
     return math.floor(steps + 1e-9) + 1
 
 

@@ -20,7 +20,7 @@ from .errors import BadFile, abbreviate
 PIECE = 1024  # rows that are held as text at once: few enough for the processor's caches
 
 
-class Rows(NamedTuple):
+class TableChunk(NamedTuple):
     """Some rows of a table: cells by column, and the line that each row stands on."""
 
     path: Path
@@ -55,7 +55,7 @@ class Rows(NamedTuple):
         return BadFile(f"{self.path}, line {self.lines[at]}: {name} must be {allowed}, {given}")
 
 
-def header(path: Path) -> list[str]:
+def column_names(path: Path) -> list[str]:
     """The names of a table's columns; of JSON lines, the keys of the first."""
     with _opened(path) as file:
         first = _first(path, file)
@@ -64,7 +64,7 @@ def header(path: Path) -> list[str]:
         return _names(path, next(csv.reader([first])))
 
 
-def sheet(path: Path, wanted: Iterable[str]) -> Iterator[Rows]:
+def read_table(path: Path, wanted: Iterable[str]) -> Iterator[TableChunk]:
     """The rows of a table in pieces, with the columns that are wanted and there."""
     keep = list(wanted)
     with _opened(path) as file:
@@ -73,7 +73,7 @@ def sheet(path: Path, wanted: Iterable[str]) -> Iterator[Rows]:
         yield from _json_rows(path, file, keep) if first.startswith("{") else _csv_rows(path, file, keep)
 
 
-def _csv_rows(path: Path, file: TextIO, keep: list[str]) -> Iterator[Rows]:
+def _csv_rows(path: Path, file: TextIO, keep: list[str]) -> Iterator[TableChunk]:
     reader = csv.reader(file)
     try:
         names = _names(path, next(row for row in reader if any(row)))
@@ -89,7 +89,7 @@ def _csv_rows(path: Path, file: TextIO, keep: list[str]) -> Iterator[Rows]:
                 lines, rows = _full(path, lines, rows, len(names))
             if rows:
                 turned = list(zip(*rows, strict=True))
-                yield Rows(path, {name: turned[place] for name, place in places.items()}, lines)
+                yield TableChunk(path, {name: turned[place] for name, place in places.items()}, lines)
     except csv.Error as error:
         raise BadFile(f"{path}, line {reader.line_num}: not CSV ({error})") from None
     except UnicodeDecodeError:
@@ -105,7 +105,7 @@ def _full(path: Path, lines: Sequence[int], rows: list[list[str]], width: int) -
     return [line for line, _ in kept], [row for _, row in kept]
 
 
-def _json_rows(path: Path, file: TextIO, keep: list[str]) -> Iterator[Rows]:
+def _json_rows(path: Path, file: TextIO, keep: list[str]) -> Iterator[TableChunk]:
     numbered = enumerate(file, start=1)
     names: list[str] | None = None  # the first line's
     while True:
@@ -123,7 +123,9 @@ def _json_rows(path: Path, file: TextIO, keep: list[str]) -> Iterator[Rows]:
             if late:
                 raise BadFile(f"{path}, line {number}: has {late[0]!r}, which the lines before it lack")
         if found:
-            yield Rows(path, {name: [row.get(name) for _, row in found] for name in names or ()}, [n for n, _ in found])
+            yield TableChunk(
+                path, {name: [row.get(name) for _, row in found] for name in names or ()}, [n for n, _ in found]
+            )
 
 
 def _decoded(path: Path, number: int, line: str) -> dict[str, Any]:

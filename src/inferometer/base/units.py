@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 
-GB = 1e9
-GiB = 2.0**30
-
 _BIG = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _SMALL = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
+
+
+def ceil_div(a: int, b: int) -> int:
+    """How many pieces of ``b`` hold ``a``, the last of them perhaps not full: ``ceil_div(33, 16)  # 3``"""
+    return -(-a // b)
 
 
 def si(value: float, unit: str = "", digits: int = 3) -> str:

@@ -195,8 +195,8 @@ def _extra(text: str | None) -> dict[str, Any]:
 
 def _vocabulary(model: str) -> int | None:
     """How many token ids the model has, if the catalogue knows it."""
-    from ..specs.catalog import known
+    from ..specs.catalog import catalog_entry
 
-    entry = known(model)
+    entry = catalog_entry(model)
     size = entry.config.get("vocab_size") if entry is not None else None
     return size if isinstance(size, int) else None

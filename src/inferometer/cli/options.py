@@ -156,9 +156,9 @@ OUTPUT = [
 
 def one_gpu(verb: str, text: str) -> str:
     """The only GPU of a list: ``one_gpu("analyze", "h100-sxm,")  # 'h100-sxm'``"""
-    from ..specs.catalog import split_gpus
+    from ..specs.catalog import gpu_names
 
-    found = split_gpus(text)
+    found = gpu_names(text)
     if len(found) > 1:
         raise BadValue(f"{verb} looks at one GPU type at a time; give one name to --gpu")
     return found[0]

@@ -28,9 +28,9 @@ def show(kind: str, name: str | None, as_json: bool, as_csv: bool, output: str |
     elif as_csv:
         deliver(table_csv(rows), output)
     elif name:
-        from ..specs.catalog import flat
+        from ..specs.catalog import dotted
 
-        deliver("".join(f"{k} = {shown(k, v)}\n" for k, v in flat(rows[0]).items()), output)
+        deliver("".join(f"{k} = {shown(k, v)}\n" for k, v in dotted(rows[0]).items()), output)
     else:
         from ..views.text.listing import plain_table
 

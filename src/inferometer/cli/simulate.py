@@ -144,7 +144,7 @@ def simulate(
     served |= {"max_concurrency": max_concurrency, "pools": [_pool(text) for text in pools] or None}
     search = {key: words.pop(key) for key in ("goodput_share", "backend", "backend_address", "jobs")}
     if find_capacity:
-        pass  # merged
+        # merged
 
         for key, value in files.items():
             if value is not None:

@@ -9,15 +9,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ..base.symbols import Env, Value, maximum_of, scalar
-from ..network.adapters import adapted, offloaded
+from ..network.adapters import with_lora, with_offload
 from ..network.graph import Block, Model
-from ..network.operators import Op, Work
+from ..network.operators import WORK_FIELDS, Op, Work
 from ..specs.structs import Engine, Hardware, Link, Plan
-from . import host as overhead
-from . import kernels as profiles
-from . import parallelism, precision, roofline
+from . import host, kernels, parallelism, precision, roofline
 from .kernels import KernelProfile, Source, Terms
-from .roofline import FIELDS, OpCost
+from .roofline import OpCost
 from .step import Step
 
 HOST = Op("host_overhead", "host", Work(), {})
@@ -56,24 +54,29 @@ def bind(
     efficiency: dict[str, float] | None = None,
     norm_dtype: str = "",
     profile: KernelProfile | None = None,
-    usual: Hardware | None = None,
+    nominal_device: Hardware | None = None,
 ) -> BoundPlan:
     """Bind hardware, precision and layout to the names that formulas use.
 
-    Where figures of a device were changed, ``usual`` is the device as it was. Its kernels keep their ratios to the
-    roofline: a better figure then never makes anything slower, and a small change never swaps one relative for another.
+    Where figures of a device were changed, ``nominal_device`` is the device as its data sheet has it. The kernels keep
+    their ratios to that device's roofline: a better figure then never makes anything slower, and a small change never
+    swaps the profile of one related device for another's.
     """
     roles = roles or precision.precision_by_role(model, plan.dtype, plan.quantization)
     env, notes = precision.bind(
         model, device, dtype=plan.dtype, roles=roles, kv_cache_dtype=plan.kv_cache_dtype, norm_dtype=norm_dtype
     )
     places = parallelism.places(plan, device)
-    host = device.links.get("c2c") or device.links.get("pcie") or device.links.get("host") or Link(bandwidth=16e9)
-    env |= {f"{axis}_bandwidth": place.bandwidth for axis, place in places.items()} | {"host_bandwidth": host.bandwidth}
-    env |= {f"{axis}_latency": place.link.latency for axis, place in places.items()} | {"host_latency": host.latency}
+    host_link = device.links.get("c2c") or device.links.get("pcie") or device.links.get("host") or Link(bandwidth=16e9)
+    env |= {f"{axis}_bandwidth": place.bandwidth for axis, place in places.items()} | {
+        "host_bandwidth": host_link.bandwidth
+    }
+    env |= {f"{axis}_latency": place.link.latency for axis, place in places.items()} | {
+        "host_latency": host_link.latency
+    }
     env |= {
         "memory_bandwidth": device.memory_bandwidth,
-        **parallelism.sizes(plan, model),
+        **parallelism.layout_env(plan, model),
         "routing_skew": plan.routing_skew,
         "eager": 1.0 if plan.attention == "eager" else 0.0,
         "unfused": 0.0 if plan.fusion else 1.0,
@@ -81,27 +84,27 @@ def bind(
         "side_stream_tokens": engine.side_stream_tokens if efficiency is None else 0,
         "throttle": device.throttle if engine.profile and efficiency is None else 0.0,
         "throttle_after": device.throttle_after,
-        "alike": 1.0,  # the sequences of a step are of one length; 0 where they are mixed, as in a simulation
+        "uniform_lengths": 1.0,  # the sequences of a step are of one length; 0 where they are mixed, as in a simulation
         "offload_share": 0.0,
         "kv_offload_share": 0.0,  # of the workload's cache: bound where that is known
     }
     if plan.lora:
-        model = adapted(model, plan.lora)
+        model = with_lora(model, plan.lora)
     if plan.cpu_offload_bytes:
         stored = roofline.weight_sum(model.blocks, env, "stored") / plan.pipeline_parallel_size
         env["offload_share"] = min(1.0, plan.cpu_offload_bytes / stored)
         env["host_cache_bytes"] = max(0.0, plan.cpu_offload_bytes - stored)  # what is left of the budget
-        model = offloaded(model)
-    formats = profiles.Formats(
-        precision.formats(device, roles, plan.dtype), plan.kv_cache_dtype, profiles.rounding(engine, device)
+        model = with_offload(model)
+    formats = kernels.Formats(
+        precision.formats(device, roles, plan.dtype), plan.kv_cache_dtype, kernels.rounding(engine, device)
     )
-    answers = profiles.sources(engine, efficiency, places, usual or device, formats, profile)
+    answers = kernels.sources(engine, efficiency, places, nominal_device or device, formats, profile)
     return BoundPlan(model, device, engine, plan, env, answers, tuple(notes))
 
 
-def stages(bound_plan: BoundPlan) -> tuple[BoundPlan, ...]:
+def stage_plans(bound_plan: BoundPlan) -> tuple[BoundPlan, ...]:
     """The same setup for each pipeline stage's part of the model."""
-    cut = parallelism.stages(bound_plan.model, bound_plan.plan.pipeline_parallel_size)
+    cut = parallelism.pipeline_stages(bound_plan.model, bound_plan.plan.pipeline_parallel_size)
     return tuple(bound_plan._replace(model=part) for part in cut)
 
 
@@ -113,23 +116,19 @@ def step_env(bound_plan: BoundPlan, step: Step) -> dict[str, Value]:
 
 def padded_env(bound_plan: BoundPlan, env: dict[str, Value]) -> dict[str, Value]:
     """The names of a step as the engine runs it: its tokens padded to what was captured as a graph."""
-    tokens = overhead.padded(bound_plan.engine, env["tokens"])
+    tokens = host.padded_tokens(bound_plan.engine, env["tokens"])
     return {**env, "tokens": tokens, "moe_tokens": tokens * env["dp"]} if tokens is not env["tokens"] else env
-
-
-def host_seconds(bound_plan: BoundPlan, sums: Env, kernels: Value) -> Value:
-    """What engine and chip add to a step's kernels."""
-    return overhead.host_seconds(bound_plan.model, bound_plan.engine, sums, kernels)
 
 
 def step_seconds(bound_plan: BoundPlan, step: Step) -> Value:
     """Seconds of one step, engine included."""
     env = step_env(bound_plan, step)
-    kernels = roofline.seconds(bound_plan.text, padded_env(bound_plan, env), bound_plan.sources)
-    return (kernels + host_seconds(bound_plan, env, kernels)) * calibrated(bound_plan, env)
+    kernel_seconds = roofline.kernel_seconds(bound_plan.text, padded_env(bound_plan, env), bound_plan.sources)
+    added = host.host_seconds(bound_plan.model, bound_plan.engine, env, kernel_seconds)
+    return (kernel_seconds + added) * calibration_factor(bound_plan, env)
 
 
-def calibrated(bound_plan: BoundPlan, sums: Env) -> Value:
+def calibration_factor(bound_plan: BoundPlan, sums: Env) -> Value:
     """The factor that a calibration puts on a step's seconds: prompts' and answers' tokens have one each."""
     e = bound_plan.engine
     if e.prefill_factor == e.decode_factor:
@@ -153,23 +152,24 @@ def step_rows(bound_plan: BoundPlan, steps: Step | list[Step]) -> list[OpCost]:
             import numpy as np
 
             mine = {k: np.array([every[i][k] for i in block.layers], dtype=float) for k in every[0]}
-            rows += [_collapse(row) for row in roofline.price(block, mine, bound_plan.sources)]
+            rows += [_collapse(row) for row in roofline.op_costs(block, mine, bound_plan.sources)]
         else:
             env = every[-1] if block.stage == "head" else every[0]
             rows += _padded_rows(bound_plan, block, env)
     rows = _overlapped(rows, every[0])
-    kernels = sum(row.seconds * row.count for row in rows)
-    rows = [*rows, _host_row(host_seconds(bound_plan, every[0], kernels))]
-    factor = calibrated(bound_plan, every[0])
+    kernel_seconds = sum(row.seconds * row.count for row in rows)
+    added = host.host_seconds(bound_plan.model, bound_plan.engine, every[0], kernel_seconds)
+    rows = [*rows, _host_row(added)]
+    factor = calibration_factor(bound_plan, every[0])
     return rows if scalar(factor) and factor == 1 else [row._replace(seconds=row.seconds * factor) for row in rows]
 
 
 def _padded_rows(bound_plan: BoundPlan, block: Block, env: dict[str, Value]) -> list[OpCost]:
     """A block's operators: the work that was asked for, the seconds of what is run."""
-    rows, run = roofline.price(block, env, bound_plan.sources), padded_env(bound_plan, env)
+    rows, run = roofline.op_costs(block, env, bound_plan.sources), padded_env(bound_plan, env)
     if run is env or run["tokens"] == env["tokens"]:
         return rows
-    padded = roofline.price(block, run, bound_plan.sources)
+    padded = roofline.op_costs(block, run, bound_plan.sources)
     return [row._replace(seconds=more.seconds, origin=more.origin) for row, more in zip(rows, padded, strict=True)]
 
 
@@ -177,7 +177,7 @@ def _overlapped(rows: list[OpCost], env: Env) -> list[OpCost]:
     """Communication shortened by what runs behind computing."""
     linked = sum(row.seconds * row.count for row in rows if row.op.axis)
     computing = sum(row.seconds * row.count for row in rows if not row.op.axis)
-    gone = roofline.hidden(env, computing, linked)
+    gone = roofline.overlapped_seconds(env, computing, linked)
     if not gone:
         return rows
     left = 1 - gone / linked
@@ -187,7 +187,7 @@ def _overlapped(rows: list[OpCost], env: Env) -> list[OpCost]:
 def tower_rows(bound_plan: BoundPlan, step: Step) -> list[OpCost]:
     """The vision tower's operators for the images of a step."""
     env = step_env(bound_plan, step)
-    return [row for block in bound_plan.tower for row in roofline.price(block, env, bound_plan.sources)]
+    return [row for block in bound_plan.tower for row in roofline.op_costs(block, env, bound_plan.sources)]
 
 
 def _collapse(row: OpCost) -> OpCost:
@@ -197,10 +197,10 @@ def _collapse(row: OpCost) -> OpCost:
     def mean(value: Value) -> float:
         return float(np.mean(np.broadcast_to(value, row.count)))
 
-    work = {f: mean(row.work[f]) for f in FIELDS}
+    work = {f: mean(row.work[f]) for f in WORK_FIELDS}
     return row._replace(work=work, terms=Terms(*map(mean, row.terms)), seconds=mean(row.seconds))
 
 
 def _host_row(took: Value) -> OpCost:
-    zero = dict.fromkeys(FIELDS, 0.0)
+    zero = dict.fromkeys(WORK_FIELDS, 0.0)
     return OpCost(_HOST_BLOCK, HOST, 1, zero, Terms(0.0, 0.0, 0.0, 0.0), "assumed", took)

@@ -25,7 +25,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from ..base.errors import UnknownName
-from ..base.symbols import Value, minimum_of, maximum_of, scalar
+from ..base.symbols import Value, maximum_of, minimum_of, scalar
 from ..specs import catalog
 from ..specs.structs import Link, Spec
 
@@ -56,7 +56,7 @@ class Style(Spec, frozen=True, kw_only=True):
     source: str = ""
 
 
-class Figures(Spec, frozen=True, kw_only=True):
+class CollectiveConstants(Spec, frozen=True, kw_only=True):
     """The file: links by name, styles of links, and the kernels that engines bring along."""
 
     names: dict[str, str]  # a link's name, or name-architecture, -> its style
@@ -69,14 +69,14 @@ class Figures(Spec, frozen=True, kw_only=True):
 
 
 @functools.cache
-def figures() -> Figures:
+def constants() -> CollectiveConstants:
     """data/collectives.toml, read once."""
-    return catalog.figures("collectives", Figures)
+    return catalog.constants("collectives", CollectiveConstants)
 
 
 def style(name: str, architecture: str = "") -> str:
     """The style of a link: ``style("nvlink", "hopper")  # 'nvlink-hopper'``; one that nobody knows is like PCIe."""
-    names = figures().names
+    names = constants().names
     return names.get(f"{name}-{architecture}", names.get(name, "pcie"))
 
 
@@ -85,7 +85,7 @@ def origin(kind: str, name: str, architecture: str = "", engine: str = "", *, sp
 
     Fitted on a link of this kind, or assumed: like another kind of link, like another engine's kernels, the network.
     """
-    data, mine = figures(), style(name, architecture)
+    data, mine = constants(), style(name, architecture)
     if spans_nodes and data.styles["network"].origin == "assumed":
         return "assumed"
     known = f"{name}-{architecture}" if f"{name}-{architecture}" in data.names else name
@@ -173,7 +173,7 @@ def _ways(
 ) -> Iterator[_Way]:
     if kind not in KINDS:
         raise UnknownName("collective", kind, KINDS)
-    data = figures()
+    data = constants()
     if style not in data.styles:
         raise UnknownName("style of link", style, data.styles)
     near = data.styles[style]

@@ -10,17 +10,17 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ..base.symbols import Env, Value, scalar, free_names
-from ..network.graph import Block, once_per
-from ..network.operators import Op
+from ..base.cache import cache_by_identity
+from ..base.symbols import Env, Value, free_names, scalar
+from ..network.graph import Block
+from ..network.operators import WORK_FIELDS, Op
 
 LARGE = 4096  # points, below which looking for equals costs more than it saves
 _MOST = 2**22  # tokens of a step, above which a table of all numbers is too long
 _COUNTS = frozenset({"tokens", "moe_tokens"})
-_WORK = ("flops", "weights", "reads", "writes", "kv_reads", "kv_writes", "sent", "hops")
 
 
-class Fold(NamedTuple):
+class UniqueTokens(NamedTuple):
     """The names of some steps with every number of tokens once, and which of them each point has."""
 
     env: dict[str, Value]
@@ -31,7 +31,7 @@ class Fold(NamedTuple):
         return value if scalar(value) else value[self.which]
 
 
-def fold(env: Env) -> Fold | None:
+def dedup_by_tokens(env: Env) -> UniqueTokens | None:
     """The names of many steps, folded; None where they are few, or differ in more than their steps' sums."""
     tokens = env["tokens"]
     if scalar(tokens) or tokens.size < LARGE:
@@ -50,15 +50,15 @@ def fold(env: Env) -> Fold | None:
     if 2 * len(each) > tokens.size:
         return None
     counts = each.astype(float)
-    return Fold({**env, "tokens": counts, "moe_tokens": counts * env["dp"]}, (np.cumsum(there) - 1)[index])
+    return UniqueTokens({**env, "tokens": counts, "moe_tokens": counts * env["dp"]}, (np.cumsum(there) - 1)[index])
 
 
 def _of_step(name: str) -> bool:
     return name in ("tokens", "moe_tokens", "seqs", "logits", "in_a_row") or name.startswith(("prefill_", "decode_"))
 
 
-@once_per(2000)
-def halves(block: Block) -> tuple[Block, Block]:
+@cache_by_identity(2000)
+def split_token_only_ops(block: Block) -> tuple[Block, Block]:
     """A block with the operators that know only how many tokens there are, and with all others.
 
     Operators that run beside each other stay together.
@@ -68,8 +68,8 @@ def halves(block: Block) -> tuple[Block, Block]:
     torn = {
         word
         for op in block.ops
-        if op.beside and (op.name in names) != (op.beside in names)
-        for word in (op.name, op.beside)
+        if op.side_stream_of and (op.name in names) != (op.side_stream_of in names)
+        for word in (op.name, op.side_stream_of)
     }
     light = [op for op in light if op.name not in torn]
     rest = tuple(op for op in block.ops if not any(op is other for other in light))
@@ -78,5 +78,5 @@ def halves(block: Block) -> tuple[Block, Block]:
 
 def _step_names(op: Op) -> set[str]:
     """The names of a step in an operator's formulas and in its kernel's shape."""
-    formulas = [*(getattr(op.work, field) for field in _WORK), *op.dims.values()]
+    formulas = [*(getattr(op.work, field) for field in WORK_FIELDS), *op.dims.values()]
     return {word for formula in formulas for word in free_names(formula) if _of_step(word)}

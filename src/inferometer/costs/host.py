@@ -7,15 +7,16 @@ launched kernel by kernel.
 
 from __future__ import annotations
 
-from ..base.symbols import Env, Value, exp, maximum_of, scalar, ceil_of
-from ..network.graph import Block, Model, once_per
+from ..base.cache import cache_by_identity
+from ..base.symbols import Env, Value, ceil_of, exp, maximum_of, scalar
+from ..network.graph import Block, Model
 from ..specs.structs import Engine
 
 ATTENTION = ("prefill_attention", "decode_attention", "scan")
 _USUAL = "other"  # the entry of `launch` for kinds that have none
 
 
-def padded(engine: Engine, tokens: Value) -> Value:
+def padded_tokens(engine: Engine, tokens: Value) -> Value:
     """Tokens that a step computes: up to the next size that was captured as a graph, ``padded(vllm, 33)  # 40``"""
     if scalar(tokens):
         for upto, by in engine.graph_sizes:
@@ -28,7 +29,7 @@ def padded(engine: Engine, tokens: Value) -> Value:
     return np.select(cases, [by * np.ceil(tokens / by) for _, by in engine.graph_sizes], tokens) if cases else tokens
 
 
-@once_per(64)
+@cache_by_identity(64)
 def _launches(blocks: tuple[Block, ...], *launch: tuple[str, float]) -> tuple[float, float]:
     """Host seconds to launch all kernels of a step, and those between the pieces of a graph."""
     pieces = whole = 0.0
@@ -53,10 +54,10 @@ def host_seconds(model: Model, engine: Engine, sums: Env, kernels: Value) -> Val
     prompts = sums["prefill_tokens"] > 0
     launching = large * everything + (1 - large) * prompts * pieces
     floor = launching + engine.step_floor + engine.step_floor_per_sequence * sums["seqs"]
-    return engine.step_overhead + maximum_of(floor - kernels, 0.0) + slowed(sums, kernels)
+    return engine.step_overhead + maximum_of(floor - kernels, 0.0) + throttle_seconds(sums, kernels)
 
 
-def slowed(sums: Env, kernels: Value) -> Value:
+def throttle_seconds(sums: Env, kernels: Value) -> Value:
     """Seconds that falling clocks add: prompts keep the matrix units busy until the power limit bites.
 
     The loss of speed grows to ``throttle`` with a time constant; ``in_a_row`` like steps follow each other. A chip that
@@ -66,4 +67,4 @@ def slowed(sums: Env, kernels: Value) -> Value:
         return 0.0
     busy = kernels * sums["prefill_tokens"] / maximum_of(sums["tokens"], 1)
     time = maximum_of(busy * sums["in_a_row"] / sums["throttle_after"], 1e-9)
-    return sums["throttle"] * busy * (1 - (1 - sums.get("heat", 0.0)) * (1 - exp(-time)) / time)
+    return sums["throttle"] * busy * (1 - (1 - sums.get("thermal_state", 0.0)) * (1 - exp(-time)) / time)

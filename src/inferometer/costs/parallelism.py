@@ -10,14 +10,15 @@ from typing import NamedTuple
 
 import msgspec
 
+from ..base.cache import cache_by_identity
 from ..base.symbols import names as s
 from ..base.symbols import text
-from ..network.graph import Block, Model, once_per, positions
+from ..network.graph import Block, Model, layer_range
 from ..network.operators import send
 from ..specs.structs import Hardware, Link, Plan
 
 
-def sizes(plan: Plan, model: Model) -> dict[str, float]:
+def layout_env(plan: Plan, model: Model) -> dict[str, float]:
     """The names of a layout that formulas use.
 
     With expert parallelism the experts are spread over all tp·dp ranks, without it they are sliced over them; tokens of
@@ -39,7 +40,7 @@ def sizes(plan: Plan, model: Model) -> dict[str, float]:
     }
 
 
-def reason(model: Model, plan: Plan, device: Hardware) -> str:
+def illegal_reason(model: Model, plan: Plan, device: Hardware) -> str:
     """Why a layout cannot be used, as a sentence; empty if it can: ``"28 attention heads do not divide by tp 8"``"""
     tp, pp, dcp = plan.tensor_parallel_size, plan.pipeline_parallel_size, plan.decode_context_parallel_size
     room = plan.nodes * plan.gpus_per_node
@@ -82,8 +83,8 @@ def _block_reason(block: Block, plan: Plan) -> str:
     return ""
 
 
-@once_per(64)
-def stages(model: Model, pp: int) -> tuple[Model, ...]:
+@cache_by_identity(64)
+def pipeline_stages(model: Model, pp: int) -> tuple[Model, ...]:
     """A model cut into pipeline stages: layers as evenly as they go, embedding first, head last, sends between.
 
     Where layers do not divide, the last stage (it has the head) gets none of the rest, nor the first if that can be.
@@ -103,7 +104,7 @@ def stages(model: Model, pp: int) -> tuple[Model, ...]:
             if block.stage == "layer":
                 layers = tuple(i for i in block.layers if i in mine)
                 if layers:
-                    name = f"{block.name.rpartition('.')[0] or block.name}.{positions(list(layers))}"
+                    name = f"{block.name.rpartition('.')[0] or block.name}.{layer_range(list(layers))}"
                     blocks.append(msgspec.structs.replace(block, layers=layers, name=name))
             elif block.stage == "head" and stage == pp - 1:
                 blocks.append(_own_head(block))
@@ -188,7 +189,7 @@ def gpus_per_nvlink_domain(device: Hardware, used: int) -> int:
     return max(device.gpus_per_node, min(link.devices, used) if link and link.devices <= 1024 else 1)
 
 
-def placement(plan: Plan, device: Hardware) -> dict[str, str]:
+def placement_summary(plan: Plan, device: Hardware) -> dict[str, str]:
     """Where each axis runs, in words: ``{"tp": "8 ranks on nvlink", "pp": "6 stages over the network"}``"""
     found: dict[str, str] = {}
     at = places(plan, device)

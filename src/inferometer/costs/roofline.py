@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from ..base.cache import cache_by_identity
 from ..base.symbols import Env, Expr, Program, Value, constant, evaluate, maximum_of, minimum_of, scalar
-from ..network.graph import Block, once_per
-from ..network.operators import Op
-from .dedup import fold, halves
+from ..network.graph import Block
+from ..network.operators import MEMORY_FIELDS, WORK_FIELDS, Op
+from .dedup import dedup_by_tokens, split_token_only_ops
 from .kernels import Source, Terms
 
-FIELDS = ("flops", "weights", "reads", "writes", "kv_reads", "kv_writes", "sent", "hops")
-MOVED = FIELDS[1:6]  # bytes through the device's memory
 _BOUNDS = ("memory", "compute", "communication")
 
 
@@ -36,7 +35,7 @@ class OpCost(NamedTuple):
     @property
     def bytes(self) -> Value:
         """Bytes through the device's memory in one call."""
-        return sum(self.work[f] for f in MOVED)
+        return sum(self.work[f] for f in MEMORY_FIELDS)
 
     @property
     def bound(self) -> str:
@@ -49,15 +48,15 @@ def _first(value: Value) -> float:
     return float(value) if scalar(value) else float(value.flat[0])
 
 
-@once_per(2000)
+@cache_by_identity(2000)
 def _program(block: Block, brief: bool) -> Program:
     """The formulas of a block, put in order once. ``brief`` has only what time needs."""
     formulas: list[Expr] = []
     for op in block.ops:
-        values = {f: _lift(getattr(op.work, f)) for f in FIELDS}
+        values = {f: _lift(getattr(op.work, f)) for f in WORK_FIELDS}
         if brief:
             moved = constant(0)
-            for f in MOVED:
+            for f in MEMORY_FIELDS:
                 moved = moved + values[f]
             formulas += [values["flops"], moved, values["sent"], values["hops"]]
         else:
@@ -116,14 +115,14 @@ def _filled(
     return took, origin
 
 
-def price(block: Block, env: Env, sources: tuple[Source, ...]) -> list[OpCost]:
+def op_costs(block: Block, env: Env, sources: tuple[Source, ...]) -> list[OpCost]:
     """Every operator of a block with its work, its efficiency and its seconds."""
     bound = {**env, **block.dims}
     values = _program(block, False)(bound)
     found = []
     for index, op in enumerate(block.ops):
-        work = dict(zip(FIELDS, values[index * len(FIELDS) : (index + 1) * len(FIELDS)], strict=True))
-        moved = sum(work[f] for f in MOVED)
+        work = dict(zip(WORK_FIELDS, values[index * len(WORK_FIELDS) : (index + 1) * len(WORK_FIELDS)], strict=True))
+        moved = sum(work[f] for f in MEMORY_FIELDS)
         terms = _terms(op, work["flops"], moved, work["sent"], work["hops"], bound)
         took, origin = _answer(op, bound, terms, sources)
         found.append(OpCost(block, op, block.count, work, terms, origin, took))
@@ -132,9 +131,9 @@ def price(block: Block, env: Env, sources: tuple[Source, ...]) -> list[OpCost]:
 
 def _side_by_side(rows: list[OpCost], env: Env) -> list[OpCost]:
     """Rows of which some run beside others: what that saves is taken off them, but never below their rooflines."""
-    gone = beside(env, [Timed(row.op, row.seconds, row.terms) for row in rows])
-    names = {row.op.beside for row in rows if row.op.beside}
-    for side in ([row for row in rows if row.op.beside], [row for row in rows if row.op.name in names]):
+    gone = side_stream_savings(env, [Timed(row.op, row.seconds, row.terms) for row in rows])
+    names = {row.op.side_stream_of for row in rows if row.op.side_stream_of}
+    for side in ([row for row in rows if row.op.side_stream_of], [row for row in rows if row.op.name in names]):
         spare = [row.seconds - row.terms.roofline for row in side]
         room = sum(spare)
         taken = minimum_of(gone, room)
@@ -154,38 +153,38 @@ class Timed(NamedTuple):
     terms: Terms
 
 
-@once_per(2000)
+@cache_by_identity(2000)
 def _pairs(block: Block) -> bool:
     """Whether some operator of a block can run beside another."""
-    return any(op.beside for op in block.ops)
+    return any(op.side_stream_of for op in block.ops)
 
 
-def beside(env: Env, rows: list[Timed]) -> Value:
+def side_stream_savings(env: Env, rows: list[Timed]) -> Value:
     """Seconds that a block saves by a second stream: kernels side by side take as long as the longer of them, but
     never less than their rooflines together."""
     limit = env["side_stream_tokens"]
     if not rows or not limit:
         return 0.0
-    names = {row.op.beside for row in rows}
-    pair = [[row for row in rows if row.op.beside], [row for row in rows if row.op.name in names]]
+    names = {row.op.side_stream_of for row in rows}
+    pair = [[row for row in rows if row.op.side_stream_of], [row for row in rows if row.op.name in names]]
     aside, main = (sum(row.seconds for row in side) for side in pair)
     saved = aside + main - maximum_of(maximum_of(aside, main), sum(row.terms.roofline for side in pair for row in side))
     return maximum_of(saved, 0.0) * (env["tokens"] <= limit)
 
 
-def seconds(blocks: tuple[Block, ...], env: Env, sources: tuple[Source, ...]) -> Value:
+def kernel_seconds(blocks: tuple[Block, ...], env: Env, sources: tuple[Source, ...]) -> Value:
     """The kernels' time of a step, nothing else: what sweeps and simulations ask a million times.
 
     A share ``overlap`` of the shorter of computing and communicating runs behind the other.
     """
-    folded = fold(env)
+    folded = dedup_by_tokens(env)
     if folded is None:
         computing, linked = _sums(blocks, env, sources)
     else:
-        light, rest = zip(*map(halves, blocks), strict=True)
+        light, rest = zip(*map(split_token_only_ops, blocks), strict=True)
         once, each = _sums(light, folded.env, sources), _sums(rest, env, sources)
         computing, linked = (folded.unfold(a) + b for a, b in zip(once, each, strict=True))
-    return computing + linked - hidden(env, computing, linked)
+    return computing + linked - overlapped_seconds(env, computing, linked)
 
 
 def _sums(blocks: tuple[Block, ...], env: Env, sources: tuple[Source, ...]) -> tuple[Value, Value]:
@@ -210,10 +209,10 @@ def _sums(blocks: tuple[Block, ...], env: Env, sources: tuple[Source, ...]) -> t
                 total = total + took
             if several:
                 pairs.append(Timed(op, took, terms))
-        result = result + block.count * (total - beside(bound, pairs))
+        result = result + block.count * (total - side_stream_savings(bound, pairs))
     return result, linked
 
 
-def hidden(env: Env, computing: Value, linked: Value) -> Value:
+def overlapped_seconds(env: Env, computing: Value, linked: Value) -> Value:
     """Seconds of communication that run behind computing."""
     return env["overlap"] * minimum_of(computing, linked) if env["overlap"] else 0.0

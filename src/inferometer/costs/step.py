@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ..base.symbols import Value, minimum_of, maximum_of, scalar
+from ..base.symbols import Value, maximum_of, minimum_of, scalar
 from ..network.graph import Model, Span
 
 
@@ -23,7 +23,7 @@ class Group(NamedTuple):
     decode: bool = False
 
 
-def pairs(span: Span, n: Value) -> Value:
+def query_key_pairs(span: Span, n: Value) -> Value:
     """Query-key pairs of the first n positions under the mask: ``pairs(Span(), 3)  # 6.0``"""
     if span.kind == "chunk":
         whole = n // span.size
@@ -36,7 +36,7 @@ def pairs(span: Span, n: Value) -> Value:
     return (near * (near + 1) / 2 + (n - near) * reach) / span.ratio
 
 
-def touched(span: Span, cached: Value, new: Value) -> Value:
+def entries_read(span: Span, cached: Value, new: Value) -> Value:
     """Cache entries that one step of a sequence reads."""
     n = cached + new
     if span.kind == "window":
@@ -48,7 +48,7 @@ def touched(span: Span, cached: Value, new: Value) -> Value:
     return n / span.ratio
 
 
-def kept(span: Span, n: Value) -> Value:
+def cache_entries(span: Span, n: Value) -> Value:
     """Cache entries that n tokens of a sequence occupy."""
     return minimum_of(n, span.size) if span.kind in ("window", "chunk") else n / span.ratio
 
@@ -86,8 +86,8 @@ class Step(NamedTuple):
             found[f"{phase}_seqs"] += n
             found[f"{phase}_dense"] += n * q * (c + q)
             for tail, span in _tails(spans).items():
-                found[f"{phase}_qk{tail}"] += n * (pairs(span, c + q) - pairs(span, c))
-                found[f"{phase}_kv{tail}"] += n * touched(span, c, q)
+                found[f"{phase}_qk{tail}"] += n * (query_key_pairs(span, c + q) - query_key_pairs(span, c))
+                found[f"{phase}_kv{tail}"] += n * entries_read(span, c, q)
         found["in_a_row"] = self.in_a_row
         found |= {"images": self.images.count, "patches": self.images.patches}
         found |= {"patch_pairs": self.images.pairs, "image_tokens": self.images.tokens}
@@ -140,7 +140,7 @@ def decode(batch: Value, context: Value, output: Value) -> Step:
     return Step((Group(batch, 1, context + maximum_of(output - 2, 0) / 2, 1, True),))
 
 
-def decode_nodes(model: Model, batch: Value, context: Value, output: Value) -> Steps:
+def decode_quadrature(model: Model, batch: Value, context: Value, output: Value) -> Steps:
     """Steps whose weighted sum is the mean step of the answer; more than one only where cost is not linear in that."""
     if all(span.size == float("inf") for span in model.spans.values()):
         return [(decode(batch, context, output), 1.0)]

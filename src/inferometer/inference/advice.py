@@ -79,7 +79,7 @@ def _alternatives(request: Request, bound_plan: BoundPlan) -> list[tuple[str, Bo
     if catalog.precision(plan.kv_cache_dtype).bits > 8 and memory.kv_bytes_per_token(bound_plan):
         found.append(("--kv-cache-dtype fp8", _with_plan(request, bound_plan, plan=_with(plan, kv_cache_dtype="fp8"))))
     wider = _with(plan, tensor_parallel_size=2 * plan.tensor_parallel_size)
-    if not parallelism.reason(request.model, wider, request.device) and request.model.kind == "decoder":
+    if not parallelism.illegal_reason(request.model, wider, request.device) and request.model.kind == "decoder":
         found.append((f"-tp {wider.tensor_parallel_size}", _with_plan(request, bound_plan, plan=wider)))
     return found
 
@@ -131,7 +131,7 @@ def _layouts(request: Request, bound_plan: BoundPlan) -> list[str]:
         legal = [
             change
             for change in inside
-            if not parallelism.reason(request.model, _wider(request, change), request.device)
+            if not parallelism.illegal_reason(request.model, _wider(request, change), request.device)
         ]
         both = _first(request, bound_plan, [{**legal[-1], **change} for change in pps]) if legal else ""
         ways += [both] if both else []
@@ -142,7 +142,7 @@ def _first(request: Request, bound_plan: BoundPlan, changes: list[dict[str, int]
     """The first of some layouts that is legal and fits, as flags."""
     for change in changes:
         plan = _wider(request, change)
-        if not parallelism.reason(request.model, plan, request.device) and _fits(
+        if not parallelism.illegal_reason(request.model, plan, request.device) and _fits(
             request, _with_plan(request, bound_plan, plan=plan)
         ):
             flags = " ".join(f"{_FLAGS[word]} {number}" for word, number in change.items())

@@ -48,7 +48,9 @@ def report_of(request: Request, phase: str = "all") -> Report:
     check_phase(request, phase)
     bound_plan = request.bind()
     work = request.workload
-    illegal = parallelism.reason(request.model, request.plan, request.device) or latency.draft_reason(bound_plan)
+    illegal = parallelism.illegal_reason(request.model, request.plan, request.device) or latency.draft_reason(
+        bound_plan
+    )
     batch_shape = batch_shape_of(bound_plan, work)
     bound_plan = cache_offloaded(bound_plan, batch_shape)
     priced = phase_tables(bound_plan, batch_shape, phase, _decodes(batch_shape, phase))
@@ -64,7 +66,7 @@ def report_of(request: Request, phase: str = "all") -> Report:
         plan={
             **msgspec.to_builtins(request.plan),
             "gpus": request.plan.gpus,
-            "placement": parallelism.placement(request.plan, request.device),
+            "placement": parallelism.placement_summary(request.plan, request.device),
         },
         workload=msgspec.to_builtins(work),
         feasible=fits and not illegal,

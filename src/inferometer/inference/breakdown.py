@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from ..base.symbols import evaluate
-from ..costs.binding import BoundPlan, step_env, stages, step_rows, tower_rows
+from ..costs.binding import BoundPlan, stage_plans, step_env, step_rows, tower_rows
 from ..costs.kernels import Terms
-from ..costs.roofline import FIELDS, OpCost
+from ..costs.roofline import OpCost
 from ..costs.step import Step
 from ..network.graph import Block
-from ..network.operators import Op, Work
+from ..network.operators import WORK_FIELDS, Op, Work
 from . import latency, memory
 from .latency import BatchShape, decode_step, mixed_step, prefill_steps, prompt_seconds, tower_step
 from .memory import cache_of, held, peak, prompt_peaks
@@ -49,7 +49,7 @@ def _prefill(bound_plan: BoundPlan, batch_shape: BatchShape) -> Phase:
     rows: Rows = []
     if batch_shape.images.count:
         env = step_env(stage, tower_step(batch_shape))
-        rows += [(row, 1.0, env) for row in tower_rows(stages(bound_plan)[0], tower_step(batch_shape))]
+        rows += [(row, 1.0, env) for row in tower_rows(stage_plans(bound_plan)[0], tower_step(batch_shape))]
     for step, often in steps:
         env = step_env(stage, step if isinstance(step, Step) else step[0])
         rows += [(row, often, env) for row in step_rows(stage, step)]
@@ -78,7 +78,7 @@ def _decode(bound_plan: BoundPlan, batch_shape: BatchShape) -> Phase:
 
 def _slowest(bound_plan: BoundPlan, step: Step | list[Step]) -> BoundPlan:
     """The pipeline stage that holds up the others."""
-    parts = stages(bound_plan)
+    parts = stage_plans(bound_plan)
     if len(parts) == 1 or isinstance(step, list):
         return bound_plan
     times = [float(t) for t in latency.stage_seconds(bound_plan, step)]
@@ -95,7 +95,7 @@ def _waiting(name: str, took: float) -> Rows:
         return []
     op = Op(name, "draft" if name == "draft" else "wait", Work(), {})
     block = Block("pipeline" if name != "draft" else "draft", (op,), {}, stage="head", residual=False)
-    row = OpCost(block, op, 1, dict.fromkeys(FIELDS, 0.0), Terms(0.0, 0.0, 0.0, 0.0), "assumed", took)
+    row = OpCost(block, op, 1, dict.fromkeys(WORK_FIELDS, 0.0), Terms(0.0, 0.0, 0.0, 0.0), "assumed", took)
     return [(row, 1.0, {})]
 
 

@@ -11,9 +11,10 @@ from ..base.errors import UnknownName
 from ..base.symbols import evaluate, free_names, text
 from ..base.units import seconds
 from ..costs import roofline
-from ..costs.binding import BoundPlan, stages, step_env
-from ..costs.roofline import FIELDS, OpCost
+from ..costs.binding import BoundPlan, stage_plans, step_env
+from ..costs.roofline import OpCost
 from ..costs.step import Step
+from ..network.operators import WORK_FIELDS
 from .breakdown import phase_tables
 from .latency import BatchShape, batch_shape_of, decode_step, prefill_steps, tower_step
 from .memory import cache_offloaded
@@ -52,7 +53,7 @@ class Explanation(msgspec.Struct):
 def explain(request: Request, name: str, phase: str = "all") -> list[Explanation]:
     """Every place where an operator of that name works: ``explain(request("llama-3.1-8b"), "qkv_proj")``"""
     bound_plan = request.bind()
-    names = {op.name for part in stages(bound_plan) for block in part.model.blocks for op in block.ops}
+    names = {op.name for part in stage_plans(bound_plan) for block in part.model.blocks for op in block.ops}
     if name not in names | IDLE.keys():
         raise UnknownName("operator", name, names | IDLE.keys())
     batch_shape = batch_shape_of(bound_plan, request.workload)
@@ -70,9 +71,9 @@ def explain(request: Request, name: str, phase: str = "all") -> list[Explanation
         if phase not in ("all", when):
             continue
         env = step_env(bound_plan, step)
-        for part in stages(bound_plan):  # of a pipeline, the first stage that has it
+        for part in stage_plans(bound_plan):  # of a pipeline, the first stage that has it
             blocks = part.tower if when == "vision" else part.text
-            rows = [row for block in blocks for row in roofline.price(block, env, bound_plan.sources)]
+            rows = [row for block in blocks for row in roofline.op_costs(block, env, bound_plan.sources)]
             mine = [_one_op(bound_plan, when, row, env) for row in rows if row.op.name == name and row.seconds > 0]
             found += mine
             if mine:
@@ -149,12 +150,12 @@ def _one(step: Step | list[Step]) -> Step:
 def _one_op(bound_plan: BoundPlan, phase: str, row: OpCost, env: dict[str, Any]) -> Explanation:
     names = {**env, **row.block.dims}
     lines = []
-    for field in (*FIELDS, "params", "stored"):
+    for field in (*WORK_FIELDS, "params", "stored"):
         formula = getattr(row.op.work, field)
         if text(formula) == "0":
             continue
         values = {w: float(names[w]) for w in free_names(formula)}
-        result = row.work[field] if field in FIELDS else evaluate(formula, names)
+        result = row.work[field] if field in WORK_FIELDS else evaluate(formula, names)
         lines.append(Line(field, text(formula), values, float(result)))
     t = row.terms
     mine = [s for s in bound_plan.sources if s.kinds is None or row.op.kind in s.kinds]

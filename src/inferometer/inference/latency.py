@@ -12,23 +12,24 @@ from typing import NamedTuple
 
 import msgspec
 
+from ..base.cache import cache_by_identity
 from ..base.errors import BadValue
 from ..base.symbols import Value, maximum_of, minimum_of
 from ..costs import parallelism, precision
 from ..costs import step as phases
-from ..costs.binding import BoundPlan, bind, stages, step_rows, step_seconds, tower_rows
+from ..costs.binding import BoundPlan, bind, stage_plans, step_rows, step_seconds, tower_rows
 from ..costs.images import images
 from ..costs.step import Group, Images, Step, Steps
 from ..network import families
 from ..network.families.network_file import build_network
-from ..network.graph import Block, Model, once_per
+from ..network.graph import Block, Model
 from ..specs import catalog
 from ..specs.structs import Engine, Plan, Workload
 
 
 def stage_seconds(bound_plan: BoundPlan, step: Step) -> list[Value]:
     """Seconds of one step on each pipeline stage."""
-    return [step_seconds(stage, step) for stage in stages(bound_plan)]
+    return [step_seconds(stage, step) for stage in stage_plans(bound_plan)]
 
 
 def slowest(times: list[Value]) -> Value:
@@ -82,7 +83,7 @@ def decode_seconds(bound_plan: BoundPlan, sequences: Value, context: Value, outp
     m = micro_batches(bound_plan, sequences)
     if bound_plan.plan.speculation is not None:
         return _speculative(bound_plan, sequences / m, context, output, m)
-    nodes = phases.decode_nodes(bound_plan.model, sequences / m, context, output)
+    nodes = phases.decode_quadrature(bound_plan.model, sequences / m, context, output)
     found: Value = 0.0
     for step, weight in nodes:
         found = found + weight * period(bound_plan, step, m)
@@ -149,7 +150,7 @@ def draft_reason(bound_plan: BoundPlan) -> str:
     spec = bound_plan.plan.speculation
     if spec is None or spec.method != "draft_model":
         return ""
-    why = parallelism.reason(draft_plan(bound_plan).model, _draft_layout(bound_plan.plan), bound_plan.device)
+    why = parallelism.illegal_reason(draft_plan(bound_plan).model, _draft_layout(bound_plan.plan), bound_plan.device)
     return f"{spec.model} cannot draft here: {why}" if why else ""
 
 
@@ -178,7 +179,7 @@ def _stamp(name: str) -> float:
         return 0.0
 
 
-@once_per(64)
+@cache_by_identity(64)
 def _modules(model: Model) -> Model:
     """One prediction module between embedding and head, which it shares with the model."""
     ends = [b for b in model.blocks if b.stage in ("embed", "head")]
@@ -286,7 +287,7 @@ def tower_step(batch_shape: BatchShape) -> Step:
 
 def prompt_seconds(bound_plan: BoundPlan, batch_shape: BatchShape) -> Value:
     """From the first prompt token to the last sequence's first token, front end not counted."""
-    first = stages(bound_plan)[0]
+    first = stage_plans(bound_plan)[0]
     seen = tower_rows(first, tower_step(batch_shape)) if batch_shape.images.count else []
     took = float(sum(row.seconds * row.count for row in seen))
     steps = prefill_steps(bound_plan, batch_shape)

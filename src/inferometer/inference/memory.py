@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ..base.symbols import Expr, Program, Value, where, constant, evaluate, minimum_of, maximum, maximum_of, scalar
+from ..base.cache import cache_by_identity
+from ..base.symbols import Expr, Program, Value, constant, evaluate, maximum, maximum_of, minimum_of, scalar, where
 from ..base.symbols import names as s
-from ..costs.binding import BoundPlan, step_env, stages
+from ..costs.binding import BoundPlan, stage_plans, step_env
 from ..costs.roofline import weight_sum
-from ..costs.step import Group, Images, Step, kept
-from ..network.graph import Block, Model, once_per
+from ..costs.step import Group, Images, Step, cache_entries
+from ..network.graph import Block, Model
 from . import latency
 from .latency import BatchShape, tower_step
 from .report import Memory
@@ -48,7 +49,7 @@ def cache_bytes(bound_plan: BoundPlan, length: Value, layers: tuple[int, ...] | 
         times = block.count if layers is None else len(set(block.layers) & set(layers))
         for op in block.ops:
             if op.cache is not None:
-                held = kept(bound_plan.model.spans[op.cache.span], length)
+                held = cache_entries(bound_plan.model.spans[op.cache.span], length)
                 each = evaluate(op.cache.per_token, env) * held + evaluate(op.cache.per_sequence, env)
                 found = found + times * each
     return found
@@ -86,7 +87,7 @@ def live_peak(block: Block) -> Expr:
     return peak
 
 
-@once_per(2000)
+@cache_by_identity(2000)
 def _peak(block: Block) -> Program:
     return Program([live_peak(block)])
 
@@ -145,7 +146,7 @@ class Footprint(NamedTuple):
 
 def footprint(bound_plan: BoundPlan, batch_shape: BatchShape) -> Footprint:
     """Of the pipeline stage whose GPUs are fullest: ``footprint(setup, conversation(setup, work)).total``"""
-    parts = [_stage(stage, batch_shape) for stage in stages(bound_plan)]
+    parts = [_stage(stage, batch_shape) for stage in stage_plans(bound_plan)]
     fullest = parts[0]
     for part in parts[1:]:
         more = part.total > fullest.total
@@ -196,7 +197,7 @@ def held(bound_plan: BoundPlan, batch_shape: BatchShape, answered: Value) -> Val
 
 def memory_table(bound_plan: BoundPlan, batch_shape: BatchShape) -> Memory:
     """Of the pipeline stage whose GPUs are fullest; what fits must fit on every stage. All replicas count."""
-    parts = [_stage_memory(stage, batch_shape) for stage in stages(bound_plan)]
+    parts = [_stage_memory(stage, batch_shape) for stage in stage_plans(bound_plan)]
     fullest = max(parts, key=lambda m: m.total_bytes)
     for word in ("max_batch_size", "max_batch_size_prefill", "max_batch_size_decode"):
         setattr(fullest, word, min(getattr(m, word) for m in parts))
@@ -242,7 +243,7 @@ def cache_offloaded(bound_plan: BoundPlan, batch_shape: BatchShape) -> BoundPlan
     if not room:
         return bound_plan
     cache: Value = 0.0
-    for stage in stages(bound_plan):
+    for stage in stage_plans(bound_plan):
         cache = maximum_of(cache, held(stage, batch_shape, batch_shape.output_len))
     return bound_plan._replace(
         env={**bound_plan.env, "kv_offload_share": minimum_of(1.0, room / maximum_of(cache, 1.0))}

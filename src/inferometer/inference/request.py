@@ -7,15 +7,16 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from ..base.cache import cache_by_identity
 from ..base.errors import BadValue, UnknownName, abbreviate, check_fraction, check_int, check_positive, is_number
-from ..base.files import local
+from ..base.files import user_path
 from ..costs import parallelism, precision
 from ..costs.binding import BoundPlan, bind
 from ..costs.kernels.measured import profile_of, read_rows
 from ..costs.kernels.registry import KernelProfile
 from ..network import families
 from ..network.families.network_file import build_network
-from ..network.graph import Model, once_per
+from ..network.graph import Model
 from ..specs import calibration as calibrations
 from ..specs import catalog
 from ..specs.structs import Calibration, Engine, Hardware, Plan, Workload
@@ -53,7 +54,7 @@ class Request(NamedTuple):
             efficiency=self.efficiency,
             norm_dtype=self.norm_dtype,
             profile=self.profile,
-            usual=self.usual,
+            nominal_device=self.usual,
         )
 
 
@@ -117,14 +118,14 @@ def build_request(
         machine = _captured(machine, check_int("--max-cudagraph-capture-size", max_cudagraph_capture_size, least=0))
     if calibration is not None:
         known = calibrations.calibration(calibration)
-        warnings += calibrations.elsewhere(known, entry.name, device.name, machine.name)
-        machine = calibrations.applied(machine, known)
+        warnings += calibrations.mismatch_warnings(known, entry.name, device.name, machine.name)
+        machine = calibrations.calibrated_engine(machine, known)
 
     number = network.dtype if dtype == "auto" else catalog.plain_dtype(dtype)
     wanted = catalog.precision(quantization, "quantization").name if quantization is not None else None
     if wanted is None and entry.quantization and not catalog.means(entry.quantization, network.quantization.values()):
         wanted = entry.quantization
-    if dtype == "auto" and wanted in catalog.PLAIN:
+    if dtype == "auto" and wanted in catalog.UNQUANTIZED:
         number = wanted
     elif dtype == "auto" and number == "fp32" and machine.name not in ("hf", "roofline"):
         number = "bf16" if "bf16" in device.flops else "fp16"
@@ -133,7 +134,9 @@ def build_request(
         )
     roles = precision.precision_by_role(network, number, wanted)
     given_kv = (
-        catalog.plain_dtype(kv_cache_dtype, "--kv-cache-dtype", catalog.CACHED) if kv_cache_dtype != "auto" else ""
+        catalog.plain_dtype(kv_cache_dtype, "--kv-cache-dtype", catalog.KV_CACHE_FORMATS)
+        if kv_cache_dtype != "auto"
+        else ""
     )
 
     if network.kind != "decoder":
@@ -260,7 +263,7 @@ def build_request(
     warnings += acceptance_warnings(plan.speculation)
     named = msgspec.structs.replace(network, name=entry.name)
     norms = catalog.plain_dtype(norm_dtype, "--norm-dtype") if norm_dtype is not None else ""
-    mine = None if profile is None else profile_of(read_rows(local(profile)), device, profile)
+    mine = None if profile is None else profile_of(read_rows(user_path(profile)), device, profile)
     name, _, changed = str(gpu).partition(":")
     before = catalog.hardware(name) if changed else None
     return Request(
@@ -280,8 +283,8 @@ def build_request(
     )
 
 
-@once_per(32)
-def _network(entry: catalog.Entry) -> Model:
+@cache_by_identity(32)
+def _network(entry: catalog.ModelEntry) -> Model:
     """The network of an entry; those of the catalogue are built once, and all that is worked out for them stays."""
     return (build_network if entry.network else families.build)(entry.config, entry.source or entry.name)
 

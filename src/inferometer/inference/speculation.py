@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..base.errors import BadValue, UnknownName, check_positive, is_number, abbreviate, check_int
-from ..network.adapters import USUAL
+from ..base.errors import BadValue, UnknownName, abbreviate, check_int, check_positive, is_number
+from ..network.adapters import DEFAULT_TARGETS
 from ..network.graph import Model
 from ..specs import catalog
 from ..specs.structs import Lora, Speculation
@@ -107,7 +107,7 @@ def parse_lora(rank: int | None, targets: str | Sequence[str] | None, number: in
             raise BadValue(f"{flag} needs --lora-rank: without a rank there are no adapters")
         return None
     names = {op.name for block in model.blocks for op in block.ops if op.kind == "linear"}
-    usual = [t for t in USUAL if t in names]
+    usual = [t for t in DEFAULT_TARGETS if t in names]
     if targets is None and not usual:
         raise BadValue(
             f"the model has none of the usual targets of adapters; name some with --lora-targets: "

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..base.errors import BadValue, is_number, abbreviate, check_int
+from ..base.errors import BadValue, abbreviate, check_int, is_number
 from ..costs.images import images as tokens_of
 from ..network.graph import Model
 from ..specs.structs import Image, Turn, Workload

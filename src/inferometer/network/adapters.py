@@ -13,7 +13,7 @@ from .operators import Op, Work, linear
 
 LINKS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 FUSED = {"qkv_proj": 3, "gate_up_proj": 2, "qkv_a_proj": 2}  # products that engines join
-USUAL = (  # what adapters are trained on unless told: attention, dense MLP, shared experts; never routed experts
+DEFAULT_TARGETS = (  # what adapters are trained on unless told: attention, dense MLP, shared experts; never routed experts
     "qkv_proj",
     "qkv_a_proj",
     "q_b_proj",
@@ -27,7 +27,7 @@ USUAL = (  # what adapters are trained on unless told: attention, dense MLP, sha
 )
 
 
-def adapted(model: Model, lora: Lora) -> Model:
+def with_lora(model: Model, lora: Lora) -> Model:
     """``adapted(model, Lora(rank=16, targets=("qkv_proj", "o_proj"), adapters=4))``"""
     names = {op.name for block in model.blocks for op in block.ops if op.kind == "linear"}
     for target in lora.targets:
@@ -86,7 +86,7 @@ def _many(op: Op) -> Op:
 # Weights (and cache) that stay in the host's memory and come over its link whenever they are read.
 
 
-def offloaded(model: Model) -> Model:
+def with_offload(model: Model) -> Model:
     """The model with a read over the host link in every block: a share of the weights and of the cache it reads."""
     return msgspec.structs.replace(model, blocks=tuple(_block_offload(b) for b in model.blocks))
 

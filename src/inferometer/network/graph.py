@@ -5,40 +5,11 @@ Layers that are alike are one `Block` with the list of their positions, so a gra
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, Literal
 
 import msgspec
 
 from .operators import Op
-
-Found = TypeVar("Found")
-Given = ParamSpec("Given")
-
-
-def once_per(most: int) -> Callable[[Callable[Given, Found]], Callable[Given, Found]]:
-    """Remember what a function makes of a block or a model (by identity) and of the words after it: ``@once_per(64)``
-
-    Blocks and models hold dicts, so they have no hash. What is remembered is forgotten at ``most`` entries.
-    """
-
-    def decorate(function: Callable[Given, Found]) -> Callable[Given, Found]:
-        known: dict[tuple[object, ...], tuple[object, Found]] = {}
-
-        @functools.wraps(function)
-        def remembered(*args: Given.args, **words: Given.kwargs) -> Found:
-            key = (id(args[0]), *args[1:], *words.items())
-            found = known.get(key)
-            if found is None:
-                if len(known) >= most:
-                    known.clear()
-                found = known[key] = (args[0], function(*args, **words))  # held, so that its id stays its own
-            return found[1]
-
-        return remembered
-
-    return decorate
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -120,16 +91,16 @@ class Model(msgspec.Struct, frozen=True):
     source: str = ""
 
 
-def layered(parts: list[tuple[str, Part]]) -> tuple[Block, ...]:
+def group_layers(parts: list[tuple[str, Part]]) -> tuple[Block, ...]:
     """Group equal layers: ``layered([("layers", part0), ("layers", part1), …])``, in order of first appearance."""
     found: dict[Any, tuple[str, Part, list[int]]] = {}
     for index, (label, part) in enumerate(parts):
         key = (label, tuple((o.name, o.work, o.cache) for o in part.ops), tuple(part.dims.items()))
         found.setdefault(key, (label, part, []))[2].append(index)
-    return tuple(Block(f"{label}.{positions(w)}", p.ops, p.dims, tuple(w)) for label, p, w in found.values())
+    return tuple(Block(f"{label}.{layer_range(w)}", p.ops, p.dims, tuple(w)) for label, p, w in found.values())
 
 
-def positions(where: list[int]) -> str:
+def layer_range(where: list[int]) -> str:
     """Positions in short: ``0-31``, every fourth as ``3-47:4``, anything else as ``0,1,5…(18)``."""
     first, last, step = where[0], where[-1], where[1] - where[0] if len(where) > 1 else 1
     if where == list(range(first, last + 1, step)):

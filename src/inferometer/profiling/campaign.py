@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from ..base.errors import BadFile, BadValue, UnknownName
-from ..base.files import local
+from ..base.files import user_path
 from ..specs import catalog
 from . import limits, timer
 from .machine import describe, rotation
@@ -72,7 +72,7 @@ def profile_kernels(
     seconds, wanted = span(budget), chosen(kinds)
     if device not in ("cuda", "cpu"):
         raise UnknownName("--device", device, ("cuda", "cpu"))
-    path = local(output)
+    path = user_path(output)
     if path.is_dir() or not path.parent.is_dir():
         raise BadFile(f"{path} cannot be written: it is a folder, or its folder is not there")
     if importlib.util.find_spec("torch") is None:

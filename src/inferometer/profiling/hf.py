@@ -119,7 +119,7 @@ def checkpoint(text: str, token: str | None = None) -> Checkpoint:
             f"the config of {entry.name} must say how many layers it has (num_hidden_layers), not {abbreviate(layers)}"
         )
     source = Path(entry.source)
-    toml = str(text).endswith(".toml") or (not source.is_file() and catalog.known(str(text)) is not None)
+    toml = str(text).endswith(".toml") or (not source.is_file() and catalog.catalog_entry(str(text)) is not None)
     folder = source.parent if source.name == "config.json" and source.is_file() else None
     if folder and (quantised or not any(found for pattern in _WEIGHTS for found in folder.glob(pattern))):
         folder = None

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ..base.errors import BadFile, abbreviate
-from ..base.files import replaced
+from ..base.files import write_atomic
 
 HEAD = ("hardware", "model", "layer_name", "input", "kv_cache", "latency(ns)")
 
@@ -68,7 +68,7 @@ class LayerRows:
         if torn:
             lost = mine[-1][0] if mine else None  # a length that lacks a row is measured again
             self.rows.pop(lost, None)  # type: ignore[arg-type]
-            replaced(self.path, _text([list(HEAD), *others, *(row for length, row in mine if length != lost)]))
+            write_atomic(self.path, _text([list(HEAD), *others, *(row for length, row in mine if length != lost)]))
 
     def add(self, length: Length, found: Mapping[str, float]) -> None:
         """Write a length's rows at once, at the end of the file."""
@@ -104,7 +104,7 @@ class LayerRows:
             for length, parts in self.rows.items()
             for name, seconds in parts.items()
         ]
-        replaced(path, _text([list(HEAD), *rows]))
+        write_atomic(path, _text([list(HEAD), *rows]))
 
     def describe(self, how: Mapping[str, Any], same: tuple[str, ...]) -> None:
         """Note how rows are taken; refuse to mix rows that were taken differently in what ``same`` names."""
@@ -120,7 +120,7 @@ class LayerRows:
                         f"the rows of {self.path} were taken with {key} {abbreviate(before.get(key))}, not "
                         f"{abbreviate(how.get(key))}; give another -o or --hardware"
                     )
-        replaced(path, msgspec.json.format(msgspec.json.encode(how), indent=1).decode() + "\n")
+        write_atomic(path, msgspec.json.format(msgspec.json.encode(how), indent=1).decode() + "\n")
 
 
 def _text(rows: list[list[str]]) -> str:

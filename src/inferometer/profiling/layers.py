@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ..base.errors import BadFile, BadValue, InferometerError, UnknownName, abbreviate, check_int
-from ..base.files import local
+from ..base.files import user_path
 from . import hf
 from . import scaling_factors as calibration
 from .campaign import Progress, lines, span
@@ -163,7 +163,7 @@ def profile_model(
 
 
 def _table(output: str, hardware: str, model: str) -> LayerRows:
-    folder = local(output)
+    folder = user_path(output)
     if folder.exists() and not folder.is_dir():
         raise BadFile(f"{folder} is a file; -o names the folder that profiles are written to")
     return LayerRows(folder / hardware / f"{model}.csv", hardware, model)

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ..base.errors import BadFile, BadValue, abbreviate
-from ..base.files import replaced
-from ..specs.catalog import find, plain
+from ..base.files import write_atomic
+from ..specs.catalog import normalized, registered_name
 
 NOISE = (
     "nvidia",
@@ -36,10 +36,10 @@ NOISE = (
 
 def recognise(text: str) -> str | None:
     """``recognise("NVIDIA GeForce RTX 4090")  # 'rtx4090'``; None if the catalogue has no such device."""
-    found = find("hardware", text) if text.strip() else None
-    pieces = [word for word in re.split(r"[-\s]+", plain(text)) if word and word not in NOISE]
+    found = registered_name("hardware", text) if text.strip() else None
+    pieces = [word for word in re.split(r"[-\s]+", normalized(text)) if word and word not in NOISE]
     while pieces and not found:  # what follows a name may be a form factor, a count or a site's own word
-        found = find("hardware", "-".join(pieces)) or find("hardware", "".join(pieces))
+        found = registered_name("hardware", "-".join(pieces)) or registered_name("hardware", "".join(pieces))
         pieces.pop()
     return found
 
@@ -48,7 +48,7 @@ def hinted(parts: Sequence[str]) -> str | None:
     """The device that a file's folders or name mention, the nearest first: ``hinted(Path("a100/mlp.csv").parts)``"""
     for part in reversed(parts[-8:]):
         for word in (part, *part.split("__"), *part.split(".")):
-            found = find("hardware", word) or find("hardware", word.partition("_")[0])
+            found = registered_name("hardware", word) or registered_name("hardware", word.partition("_")[0])
             if found:
                 return found
     return None
@@ -208,7 +208,7 @@ class Record:
         """Add a run, and say what the machine is now; what other tools noted there stays."""
         runs = self.before.get("runs")
         data = {**self.before, **self.machine, "runs": [*(runs if isinstance(runs, list) else []), run]}
-        replaced(self.path, json.dumps(data, indent=1) + "\n")
+        write_atomic(self.path, json.dumps(data, indent=1) + "\n")
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -44,7 +44,7 @@ class Network(NamedTuple):
 @functools.cache
 def network(name: str, tp: int = 1) -> Network | None:
     """``network("meta-llama/Llama-3.1-8B").products["o_proj"]  # (4096, 4096)``; None if it is not in the catalogue."""
-    entry = catalog.known(name)
+    entry = catalog.catalog_entry(name)
     if entry is None:
         return None
     model = families.build(entry.config)

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from ..base.errors import BadFile, abbreviate
-from ..base.files import replaced
+from ..base.files import write_atomic
 from .machine import SCHEMA, Record, now, recognise
 
 HEAD = ("kind", "dtype", "shape", "seconds", "source")
@@ -209,7 +209,7 @@ class Profile:
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(HEAD)
         writer.writerows((*row[:3], f"{row.seconds:.4e}", row.source) for row in self.rows.values())
-        replaced(self.path, text.getvalue())
+        write_atomic(self.path, text.getvalue())
         record.write({"when": now(), **run})
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..base.errors import BadFile, BadValue
-from ..base.files import local
+from ..base.files import user_path
 from ..specs import catalog
 from ..specs.structs import Hardware
 from . import importers, machine
@@ -44,11 +44,11 @@ def import_tables(path: str, output: str | None, *, gpu: str | None, say: Say) -
 
     Nothing is written unless all of it could be read.
     """
-    root = local(path)
+    root = user_path(path)
     if not root.exists():
         raise BadFile(f"no such file or folder: {root}")
     named = catalog.hardware(gpu) if gpu else None
-    profile = Profile(local(output or f"{root.resolve().stem}.kernels.csv"))
+    profile = Profile(user_path(output or f"{root.resolve().stem}.kernels.csv"))
     every, passed = _folder(root, profile.path) if root.is_dir() else ([_found(root)], [])
     found, device = _of_one_device(root, every, named)
     taken = {each.path for each in found}

@@ -112,7 +112,7 @@ def _everyone(book: Book, rows: list[int], ways: Ways) -> list[Entry]:
     """Finalists at once, on processes or a cluster; at a given rate more of them until one holds."""
     found: list[Entry] = []
     ordered = sorted(rows, key=lambda row: bool(book.plans.miss[row] > 1)) if book.traffic.rate else rows
-    with parallel_map.pool(ways.backend, ways.jobs, ways.address) as run:
+    with parallel_map.worker_pool(ways.backend, ways.jobs, ways.address) as run:
         for start in range(0, min(len(ordered), 8 * ways.finalists), ways.finalists):
             some = ordered[start : start + ways.finalists]
             asked = [(book.contender(row), book.traffic, book.aim, book.traffic.rate) for row in some]

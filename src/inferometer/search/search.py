@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..base.errors import BadValue, check_int
-from ..base.parallel_map import workers
+from ..base.parallel_map import worker_count
 from ..serving.trace import Trace
-from ..specs.catalog import hardware, split_gpus
+from ..specs.catalog import gpu_names, hardware
 from . import explanation, serve_commands
 from .disaggregated import disaggregated
 from .finalists import Entry, Ways, contest, ranked
@@ -68,7 +68,7 @@ def searched(
     several (``tensor_parallel_size=[2, 4]``) and are tried as stated in ``Search.space`` where they are not.
     """
     started = time.perf_counter()
-    gpus = split_gpus(gpu) if isinstance(gpu, str) else list(gpu)
+    gpus = gpu_names(gpu) if isinstance(gpu, str) else list(gpu)
     count, words = _size(gpus, num_gpus, nodes, words)
     asked = traffic(
         trace=trace,
@@ -89,7 +89,7 @@ def searched(
     if mode not in (*MODES, "both"):
         raise BadValue(f"--mode must be aggregated, disaggregated or both, not {mode!r}")
     check_int("--finalists", finalists, most=1000)
-    workers(backend, jobs)
+    worker_count(backend, jobs)
     words.setdefault("frontend", "http")
     where = space(model, gpus, count, modes=MODES if mode == "both" else (mode,), **words)
     _priced(where, wanted)

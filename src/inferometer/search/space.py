@@ -71,7 +71,7 @@ class Server(NamedTuple):
     def bind(self) -> BoundPlan:
         """Ready to be priced, for sequences of all lengths."""
         found = self.request.bind()
-        return found._replace(env={**found.env, "alike": 0.0})
+        return found._replace(env={**found.env, "uniform_lengths": 0.0})
 
 
 class Space(NamedTuple):
@@ -147,16 +147,16 @@ def space(
     own = precision.summary(first.roles, first.plan.dtype)
     devices = [catalog.hardware(gpu) for gpu in gpus]
     eight = any("fp8" in device.flops for device in devices)
-    quantizations: tuple[str | None, ...] = (None, "fp8") if own in catalog.PLAIN and eight else (None,)
+    quantizations: tuple[str | None, ...] = (None, "fp8") if own in catalog.UNQUANTIZED and eight else (None,)
     if quantization is not None:
         quantizations = tuple(
             dict.fromkeys(
-                catalog.precision(q, "quantization").name for q in ranges.words("--quantization", quantization)
+                catalog.precision(q, "quantization").name for q in ranges.choices("--quantization", quantization)
             )
         )
     caches = ("auto", "fp8") if eight and first.plan.kv_cache_dtype != "fp8" else ("auto",)
     if kv_cache_dtype is not None:
-        caches = ranges.words("--kv-cache-dtype", kv_cache_dtype)
+        caches = ranges.choices("--kv-cache-dtype", kv_cache_dtype)
     return Space(
         tuple(gpus),
         count,
@@ -225,7 +225,7 @@ def servers(space: Space, model: str) -> tuple[list[Server], list[tuple[Server, 
                         layout,
                         (quantization, cache),
                     )
-                    why = why_not or parallelism.reason(network, server.request.plan, request.device)
+                    why = why_not or parallelism.illegal_reason(network, server.request.plan, request.device)
                     if not why and request.plan.speculation is not None:
                         why = draft_reason(server.request.bind())
                     if why:

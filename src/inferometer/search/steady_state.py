@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from ..base.cache import cache_by_identity
 from ..base.symbols import Value
 from ..costs import host, roofline
-from ..costs.binding import BoundPlan, calibrated, padded_env, stages, step_env, step_seconds
+from ..costs.binding import BoundPlan, calibration_factor, padded_env, stage_plans, step_env, step_seconds
 from ..costs.step import Group, Step
 from ..inference import memory
 from ..inference.latency import draft_plan, frontend_seconds
-from ..network.graph import Block, once_per
+from ..network.graph import Block
 from ..specs.structs import Engine, Plan
 from .objective import Traffic
 
@@ -32,14 +33,14 @@ class Stage(NamedTuple):
 def distinct(bound_plan: BoundPlan) -> list[Stage]:
     """The stages of a setup's pipeline, those that are alike once."""
     found: dict[tuple[tuple[int, int], ...], Stage] = {}
-    for part in stages(bound_plan):
+    for part in stage_plans(bound_plan):
         key = tuple((id(block.ops), block.count) for block in part.model.blocks)
         known = found.get(key)
         found[key] = Stage(known.bound_plan if known else part, known.alike + 1 if known else 1)
     return list(found.values())
 
 
-@once_per(2000)
+@cache_by_identity(2000)
 def _single(block: Block) -> Block:
     """One layer of a block."""
     return msgspec.structs.replace(block, layers=block.layers[:1])
@@ -62,19 +63,19 @@ class Priced:
                 continue
             if block.name == "pipeline":
                 env = {**self.run, "pp_bandwidth": stage.env["pp_bandwidth"], "pp_latency": stage.env["pp_latency"]}
-                total = total + roofline.seconds((block,), env, stage.sources)
+                total = total + roofline.kernel_seconds((block,), env, stage.sources)
                 continue
             key = id(block.ops)
             if key not in self.known:
-                self.known[key] = roofline.seconds((_single(block),), self.run, self.bound_plan.sources)
+                self.known[key] = roofline.kernel_seconds((_single(block),), self.run, self.bound_plan.sources)
             total = total + block.count * self.known[key]
         return total
 
     def seconds(self, stage: BoundPlan, kernels: Value, heat: Value = 0.0) -> Any:
         """A step's seconds on a stage whose kernels take so long, the engine's own time included."""
-        sums = {**self.sums, "heat": heat}
+        sums = {**self.sums, "thermal_state": heat}
         added = host.host_seconds(stage.model, stage.engine, sums, kernels)
-        return (kernels + added) * calibrated(stage, sums)
+        return (kernels + added) * calibration_factor(stage, sums)
 
 
 class Sizes:

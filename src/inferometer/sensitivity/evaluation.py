@@ -112,7 +112,7 @@ def point(request: Request) -> Point:
 
 def unusable(request: Request) -> str:
     """Why a layout cannot be run at all, as a sentence; empty if it can."""
-    why = parallelism.reason(request.model, request.plan, request.device)
+    why = parallelism.illegal_reason(request.model, request.plan, request.device)
     return why or (latency.draft_reason(request.bind()) if request.plan.speculation else "")
 
 

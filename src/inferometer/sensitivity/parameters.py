@@ -136,7 +136,7 @@ def _link(name: str, word: str) -> Turn:
 def links_in_use(request: Request) -> set[str]:
     """The links that an axis of the plan, or what is kept on the host, runs over."""
     plan, device = request.plan, request.device
-    sizes = parallelism.sizes(plan, request.model)
+    sizes = parallelism.layout_env(plan, request.model)
     ranks = {
         "tp": sizes["tp"],
         "dcp": sizes["dcp"],

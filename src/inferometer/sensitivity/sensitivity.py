@@ -111,7 +111,7 @@ def sensitivity(
     names = comparing.words_of(compare) if compare is not None else []
     if model is None and not names:
         raise BadValue("sensitivity needs a MODEL, or --compare with the models to hold against each other")
-    gpus = catalog.split_gpus(str(gpu))
+    gpus = catalog.gpu_names(str(gpu))
     if len(gpus) > 1 and not size:
         raise BadValue("only --size looks at several GPU types; give one name to --gpu")
     if limits and chosen and not size:

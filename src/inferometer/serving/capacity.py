@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from ..base.errors import BadValue, UnknownName, abbreviate, check_positive, is_number
-from ..base.parallel_map import pool, workers
+from ..base.parallel_map import worker_pool, worker_count
 from .metrics import GOODPUT_METRICS, good_requests, latencies
 from .outcome import Interrupted, Outcome
 from .simulate import simulate
@@ -81,7 +81,7 @@ def find_capacity(
             "--find-capacity finds a rate of arrivals, which requests that wait for others have not "
             "(--max-concurrency, the turns of a conversation)"
         )
-    width = max(2, workers(backend, jobs))
+    width = max(2, worker_count(backend, jobs))
     at_once = msgspec.structs.replace(trace, arrival_s=np.zeros(len(trace)))
     found = Capacity(request_rate=0.0, goodput=goals, share=share, highest=0.0, tried=[])
 
@@ -94,7 +94,7 @@ def find_capacity(
     try:
         found.highest = _throughput(simulate(model, gpu, trace=at_once, **words))
         if found.highest:
-            with pool(backend, jobs, address) as run:
+            with worker_pool(backend, jobs, address) as run:
                 _search(found, precision, width, lambda rates: attempt(run, rates))
     except KeyboardInterrupt:
         found.request_rate = _between(found.tried)[0]

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..base.errors import BadValue
 from ..costs import parallelism
-from ..costs.binding import BoundPlan, stages
+from ..costs.binding import BoundPlan, stage_plans
 from ..costs.step import Group, Step
 from ..inference import latency, memory
 from ..inference.latency import batch_shape_of
@@ -55,18 +55,18 @@ def build_pool(request: Request, replicas: int, trace: Trace, blocks: int | None
             f"{request.model.name} is a {request.model.kind} model: only a decoder answers requests with tokens"
         )
     bound_plan = request.bind()
-    bound_plan = bound_plan._replace(env={**bound_plan.env, "alike": 0.0})  # sequences of all lengths
+    bound_plan = bound_plan._replace(env={**bound_plan.env, "uniform_lengths": 0.0})  # sequences of all lengths
     plan = request.plan
     lengths = trace.input_tokens + trace.output_tokens
     usual, longest = (math.ceil(lengths.mean()), int(lengths.max())) if len(trace) else (2, 2)
     longest = min(longest, plan.max_model_len or longest)
     prompts = np.unique(trace.input_tokens)
-    why = parallelism.reason(request.model, plan, request.device) or latency.draft_reason(bound_plan)
+    why = parallelism.illegal_reason(request.model, plan, request.device) or latency.draft_reason(bound_plan)
     room, seqs, lack = _room(bound_plan, max(2, min(usual, plan.max_model_len or usual)))
     if blocks is not None:
         room, lack = blocks, ""
     often = prompts.tolist() if len(prompts) <= FEW else []
-    parts = [StepCost(part, longest, often) for part in stages(bound_plan)] if not (why or lack) else []
+    parts = [StepCost(part, longest, often) for part in stage_plans(bound_plan)] if not (why or lack) else []
     return ReplicaPool(bound_plan, replicas, parts, room, seqs, why or lack, (*request.warnings, *bound_plan.notes))
 
 
@@ -138,7 +138,7 @@ def kv_transfer_seconds(readers: ReplicaPool, writers: ReplicaPool, prompts: np.
         size = np.max(
             [
                 np.broadcast_to(memory.cache_bytes(part, prompts.astype(float)), prompts.shape)
-                for part in stages(pool.bound_plan)
+                for part in stage_plans(pool.bound_plan)
             ],
             axis=0,
         )

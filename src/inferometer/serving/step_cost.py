@@ -18,9 +18,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..costs import binding, roofline
+from ..costs import binding, host, roofline
 from ..costs.binding import BoundPlan
-from ..costs.step import Group, Step, pairs, touched
+from ..costs.step import Group, Step, query_key_pairs, entries_read
 from ..inference import latency
 from ..network.graph import Block, Span
 from .step_tables import ContextTable, PrefillSurface, Spans, decode_only_parts, split_by_dependence
@@ -59,7 +59,7 @@ class StepCost:
         self.drafter: BoundPlan | None = None
         if speculation and speculation.method != "ngram":
             drafter = latency.draft_plan(bound_plan)
-            self.drafter = drafter._replace(env={**drafter.env, "alike": bound_plan.env["alike"]})
+            self.drafter = drafter._replace(env={**drafter.env, "uniform_lengths": bound_plan.env["uniform_lengths"]})
         used = {key for group in (*self.parts.prefill, *self.parts.decode) for key in group}
         self.windows = any(self.spans[key].size != float("inf") for key in used)
         self.eager = bool(bound_plan.env["eager"])
@@ -160,13 +160,13 @@ class StepCost:
             kernels += float(self._seconds(self.parts.other, self._sums(batch, chunks, ends)))
         names["tokens"], names["logits"], names["seqs"] = new + decoding, ends + decoding, rows + pieces
         names["prefill_tokens"], names["prefill_seqs"] = new, pieces
-        names["decode_tokens"], names["decode_seqs"], names["heat"] = decoding, rows, heat
+        names["decode_tokens"], names["decode_seqs"], names["thermal_state"] = decoding, rows, heat
         return float(self._engine(names, kernels)) + drafting
 
     def _engine(self, names: dict[str, Any], kernels: Any) -> Any:
         """A step's seconds from its kernels': the one place where the engine's own time comes in."""
-        added = binding.host_seconds(self.bound_plan, names, kernels)
-        return (kernels + added) * binding.calibrated(self.bound_plan, names)
+        added = host.host_seconds(self.bound_plan.model, self.bound_plan.engine, names, kernels)
+        return (kernels + added) * binding.calibration_factor(self.bound_plan, names)
 
     # ------------------------------------------------------------------ tables
 
@@ -183,7 +183,7 @@ class StepCost:
         return self._seconds(blocks, binding.step_env(self.bound_plan, step))
 
     def _seconds(self, blocks: tuple[Block, ...], names: dict[str, Any]) -> Any:
-        return roofline.seconds(blocks, binding.padded_env(self.bound_plan, names), self.bound_plan.sources)
+        return roofline.kernel_seconds(blocks, binding.padded_env(self.bound_plan, names), self.bound_plan.sources)
 
     def _decode_whole(self, seqs: np.ndarray, context: np.ndarray) -> Any:
         step = Step((Group(seqs, self.width, context, self.width, True),))
@@ -192,7 +192,7 @@ class StepCost:
 
     def _with_prompt(self, new: int, heat: float) -> Callable[[np.ndarray, np.ndarray], Any]:
         """A step of answers with one fresh prompt of a length that is met again and again."""
-        bound_plan = self.bound_plan._replace(env={**self.bound_plan.env, "heat": heat})
+        bound_plan = self.bound_plan._replace(env={**self.bound_plan.env, "thermal_state": heat})
 
         def price(seqs: np.ndarray, context: np.ndarray) -> Any:
             step = Step((Group(1, new, 0), Group(seqs, self.width, context, self.width, True)))
@@ -246,8 +246,8 @@ class StepCost:
             ratio, seen, read = _ratio(self.spans, key), 0.0, 0.0
             for span in self._over(key):
                 for _, tokens, cached in chunks:
-                    seen += (pairs(span, cached + tokens) - pairs(span, cached)) * ratio
-                    read += touched(span, cached, tokens) * ratio
+                    seen += (query_key_pairs(span, cached + tokens) - query_key_pairs(span, cached)) * ratio
+                    read += entries_read(span, cached, tokens) * ratio
             found += surface.at(new, seen, read)
         return found
 
@@ -260,7 +260,7 @@ class StepCost:
         ratio = _ratio(self.spans, key)
         read = np.zeros(lengths.shape)
         for span in self._over(key):
-            read += touched(span, lengths, self.width) * ratio
+            read += entries_read(span, lengths, self.width) * ratio
         return read
 
     def _over(self, key: Spans) -> list[Span]:
@@ -304,7 +304,7 @@ class StepCost:
         return names
 
     def _exact(self, batch: DecodeContexts | None, chunks: list[Chunk], ends: int, heat: float) -> float:
-        names = {**self._sums(batch, chunks, ends), "heat": heat}
+        names = {**self._sums(batch, chunks, ends), "thermal_state": heat}
         kernels = self._seconds(self.bound_plan.text, names)
         drafting = self.draft.one(batch.rows, batch.total()) if self.draft and batch and batch.rows else 0.0
         return float(self._engine(names, kernels)) + drafting

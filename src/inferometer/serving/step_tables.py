@@ -19,10 +19,9 @@ import numpy as np
 
 from ..base.symbols import Env, evaluate, free_names
 from ..costs.binding import BoundPlan, step_env
-from ..costs.roofline import FIELDS
 from ..costs.step import Group, Step
 from ..network.graph import Block
-from ..network.operators import Op
+from ..network.operators import WORK_FIELDS, Op
 
 CELLS = 16  # cells that an octave of contexts is cut into; below 128 tokens they are 8 wide
 TOGETHER = 64  # rows that are worked out at once: arrays cost hardly more than single numbers
@@ -220,7 +219,7 @@ def split_by_dependence(bound_plan: BoundPlan) -> StepParts:
 
 def _works(op: Op, names: Env) -> bool:
     """Whether an operator does anything on this layout: at tp 1 an all-reduce does not."""
-    return any(evaluate(getattr(op.work, field), names) for field in FIELDS if field != "hops")
+    return any(evaluate(getattr(op.work, field), names) for field in WORK_FIELDS if field != "hops")
 
 
 def _part(op: Op) -> tuple[str, Spans]:
@@ -239,7 +238,7 @@ def _part(op: Op) -> tuple[str, Spans]:
 
 def step_names(op: Op) -> frozenset[str]:
     """The step's names in an operator's work and in its shape."""
-    formulas = [*(getattr(op.work, field) for field in FIELDS), *op.dims.values()]
+    formulas = [*(getattr(op.work, field) for field in WORK_FIELDS), *op.dims.values()]
     names = {word for formula in formulas for word in free_names(formula)}
     return frozenset(word for word in names if word in _STEP or word.startswith(("prefill_", "decode_")))
 

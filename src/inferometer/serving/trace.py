@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 
 from ..base.errors import BadFile
-from ..base.files import local
-from ..base.tabular import Rows, header, sheet
+from ..base.files import user_path
+from ..base.tabular import TableChunk, column_names, read_table
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -132,7 +132,7 @@ class TraceFormat(NamedTuple):
     name: str
     needs: tuple[str, ...]
     may_have: tuple[str, ...]
-    read: Callable[[Rows], Columns]
+    read: Callable[[TableChunk], Columns]
 
 
 TRACE_FORMATS: list[TraceFormat] = []
@@ -141,7 +141,7 @@ TRACE_FORMATS: list[TraceFormat] = []
 def trace_format(name: str, *needs: str, may_have: tuple[str, ...] = ()) -> Callable[[Any], Any]:
     """Register a reader for files with these columns."""
 
-    def register(read: Callable[[Rows], Columns]) -> Callable[[Rows], Columns]:
+    def register(read: Callable[[TableChunk], Columns]) -> Callable[[TableChunk], Columns]:
         TRACE_FORMATS.append(TraceFormat(name, needs, may_have, read))
         return read
 
@@ -150,15 +150,15 @@ def trace_format(name: str, *needs: str, may_have: tuple[str, ...] = ()) -> Call
 
 def read_trace(path: str | Path) -> Trace:
     """All requests of a file, or one sentence about the first line that is wrong; nothing is half read."""
-    place = local(str(path))
+    place = user_path(str(path))
     if place.is_dir():
         place = _within(place)
-    names = header(place)
+    names = column_names(place)
     known = next((f for f in TRACE_FORMATS if set(f.needs) <= set(names)), None)
     if known is None:
         forms = "; ".join(f"{', '.join(f.needs)} ({f.name})" for f in TRACE_FORMATS)
         raise BadFile(f"{place} has the columns {', '.join(names)[:200]}; a trace has those of one of: {forms}")
-    pieces = [known.read(rows) for rows in sheet(place, (*known.needs, *known.may_have))]
+    pieces = [known.read(rows) for rows in read_table(place, (*known.needs, *known.may_have))]
     if not pieces:
         raise BadFile(f"{place} has a header but no requests")
     return _joined(pieces, str(place))
@@ -173,11 +173,11 @@ def _within(folder: Path) -> Path:
 # ------------------------------------------------------------------ the forms
 
 
-def _count(rows: Rows, name: str, least: int = 0) -> np.ndarray:
+def _count(rows: TableChunk, name: str, least: int = 0) -> np.ndarray:
     return rows.numbers(name, whole=True, least=least, most=TOKENS)
 
 
-def _seconds(rows: Rows, name: str, unit: float = 1.0) -> np.ndarray:
+def _seconds(rows: TableChunk, name: str, unit: float = 1.0) -> np.ndarray:
     return rows.numbers(name, most=SECONDS / unit) * unit
 
 
@@ -197,7 +197,7 @@ def _seconds(rows: Rows, name: str, unit: float = 1.0) -> np.ndarray:
         "block_tokens",
     ),
 )
-def _ours(rows: Rows) -> Columns:
+def _ours(rows: TableChunk) -> Columns:
     found: Columns = {"input_tokens": _count(rows, "input_tokens", 1), "output_tokens": _count(rows, "output_tokens")}
     have = rows.columns
     for name in ("arrival_s", "think_s"):
@@ -224,7 +224,7 @@ def _ours(rows: Rows) -> Columns:
 
 
 @trace_format("Azure LLM inference", "TIMESTAMP", "ContextTokens", "GeneratedTokens")
-def _azure(rows: Rows) -> Columns:
+def _azure(rows: TableChunk) -> Columns:
     return {
         "input_tokens": _count(rows, "ContextTokens", 1),
         "output_tokens": _count(rows, "GeneratedTokens"),
@@ -233,7 +233,7 @@ def _azure(rows: Rows) -> Columns:
 
 
 @trace_format("Mooncake", "timestamp", "input_length", "output_length", may_have=("hash_ids",))
-def _mooncake(rows: Rows) -> Columns:
+def _mooncake(rows: TableChunk) -> Columns:
     found: Columns = {
         "input_tokens": _count(rows, "input_length", 1),
         "output_tokens": _count(rows, "output_length"),
@@ -245,7 +245,7 @@ def _mooncake(rows: Rows) -> Columns:
 
 
 @trace_format("BurstGPT", "Timestamp", "Request tokens", "Response tokens")
-def _burst(rows: Rows) -> Columns:
+def _burst(rows: TableChunk) -> Columns:
     return {
         "input_tokens": _count(rows, "Request tokens", 1),
         "output_tokens": _count(rows, "Response tokens"),
@@ -254,7 +254,7 @@ def _burst(rows: Rows) -> Columns:
 
 
 @trace_format("LLMServingSim", "input_toks", "output_toks", may_have=("arrival_time_ns",))
-def _servingsim(rows: Rows) -> Columns:
+def _servingsim(rows: TableChunk) -> Columns:
     found: Columns = {"input_tokens": _count(rows, "input_toks", 1), "output_tokens": _count(rows, "output_toks")}
     if "arrival_time_ns" in rows.columns:
         found["arrival_s"] = _seconds(rows, "arrival_time_ns", 1e-9)
@@ -262,7 +262,7 @@ def _servingsim(rows: Rows) -> Columns:
 
 
 @trace_format("Vidur", "arrived_at", "num_prefill_tokens", "num_decode_tokens")
-def _vidur(rows: Rows) -> Columns:
+def _vidur(rows: TableChunk) -> Columns:
     return {
         "input_tokens": _count(rows, "num_prefill_tokens", 1),
         "output_tokens": _count(rows, "num_decode_tokens"),
@@ -270,7 +270,7 @@ def _vidur(rows: Rows) -> Columns:
     }
 
 
-def _ids(rows: Rows, name: str) -> list[np.ndarray]:
+def _ids(rows: TableChunk, name: str) -> list[np.ndarray]:
     """Ids of blocks, one list a row."""
     found: list[np.ndarray] = []
     for at, cell in enumerate(rows.columns[name]):
@@ -285,7 +285,7 @@ def _ids(rows: Rows, name: str) -> list[np.ndarray]:
     return found
 
 
-def _moments(rows: Rows, name: str) -> np.ndarray:
+def _moments(rows: TableChunk, name: str) -> np.ndarray:
     """Dates and times as seconds of 1970; without a zone, or all in UTC."""
     cells = [str(cell).strip().removesuffix("Z").removesuffix("+00:00") for cell in rows.columns[name]]
     try:

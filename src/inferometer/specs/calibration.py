@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from ..base.errors import BadFile, BadValue, abbreviate
-from ..base.files import convert, local, read_toml
-from .catalog import plain
+from ..base.files import convert, read_toml, user_path
+from .catalog import normalized
 from .structs import Calibration, Engine
 
 
@@ -16,7 +16,7 @@ def calibration(given: str | Calibration) -> Calibration:
         return _sound(given, "calibration")
     if not isinstance(given, str):
         raise BadValue(f"--calibration must be the name of a file, not {abbreviate(given)}")
-    path = local(given)
+    path = user_path(given)
     if not path.is_file():
         raise BadFile(f"no calibration file {abbreviate(given)}")
     return _sound(convert(read_toml(path), Calibration, f"calibration {path}"), f"calibration {path}")
@@ -31,7 +31,7 @@ def _sound(found: Calibration, where: str) -> Calibration:
     return found
 
 
-def applied(engine: Engine, found: Calibration) -> Engine:
+def calibrated_engine(engine: Engine, found: Calibration) -> Engine:
     """The engine with the factors of a calibration, and its time per request."""
     return msgspec.structs.replace(
         engine,
@@ -41,10 +41,10 @@ def applied(engine: Engine, found: Calibration) -> Engine:
     )
 
 
-def elsewhere(found: Calibration, model: str, gpu: str, engine: str) -> list[str]:
+def mismatch_warnings(found: Calibration, model: str, gpu: str, engine: str) -> list[str]:
     """A warning where a calibration was made for something else than what is asked."""
     pairs = ((found.model, model), (found.gpu, gpu), (found.engine, engine))
-    if all(not was or plain(was) == plain(now) for was, now in pairs):
+    if all(not was or normalized(was) == normalized(now) for was, now in pairs):
         return []
     return [f"the calibration was made for {found.model} on {found.gpu} with {found.engine}"]
 

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ..base.errors import BadFile, BadValue, UnknownName, nearest, abbreviate, check_int
-from ..base.files import convert, local, read_json, read_toml
+from ..base.errors import BadFile, BadValue, UnknownName, abbreviate, check_int, nearest
+from ..base.files import convert, read_json, read_toml, user_path
 from .structs import Engine, Hardware, Precision, Usecase
 
 DATA = Path(__file__).parent.parent / "data"
@@ -25,12 +25,12 @@ S = TypeVar("S")
 TINY = 1e8  # no device has so few bytes, bytes/s or FLOP/s: a smaller figure is one in GB or TFLOP/s
 
 
-def plain(name: str) -> str:
+def normalized(name: str) -> str:
     """How names are compared: ``plain("RTX4090_GPU")  # 'rtx4090-gpu'``"""
     return re.sub(r"[\s_/]+", "-", str(name).strip().lower())
 
 
-def figures(name: str, kind: type[S]) -> S:
+def constants(name: str, kind: type[S]) -> S:
     """A table of constants that comes with the package: ``figures("training", Figures)``"""
     return convert(read_toml(DATA / f"{name}.toml"), kind, name)
 
@@ -48,13 +48,13 @@ def _heads(folder: str) -> dict[str, str]:
         top = re.split(r"^\[", path.read_text(encoding="utf-8"), maxsplit=1, flags=re.M)[0]
         data = tomllib.loads(top)
         for alias in (path.stem, *data.get("aliases", ()), *data.get("ids", ())):
-            found.setdefault(plain(alias), path.stem)
+            found.setdefault(normalized(alias), path.stem)
     return found
 
 
-def find(folder: str, name: str) -> str | None:
+def registered_name(folder: str, name: str) -> str | None:
     """The registered name that a name or alias means, or None."""
-    key = plain(name)
+    key = normalized(name)
     if len(key) < 100 and (DATA / folder / f"{key}.toml").exists():
         return key
     return _heads(folder).get(key)
@@ -75,12 +75,12 @@ def hardware(text: str) -> Hardware:
     """A name, a TOML file, or either with figures of your own: ``hardware("h100-sxm:memory_bandwidth=4e12")``"""
     name, _, overrides = str(text).strip().partition(":")
     if name.endswith(".toml") or os.sep in name:
-        path = local(name)
+        path = user_path(name)
         if not path.is_file():
             raise BadFile(f"no hardware file {abbreviate(name)}")
         data, title = read_toml(path), path.stem
     else:
-        found = find("hardware", name)
+        found = registered_name("hardware", name)
         if found is None:
             raise UnknownName("GPU", name, names("hardware"))
         data, title = _shipped("hardware", found), found
@@ -90,7 +90,7 @@ def hardware(text: str) -> Hardware:
     return _sane(device, bool(overrides))
 
 
-def split_gpus(text: str) -> list[str]:
+def gpu_names(text: str) -> list[str]:
     """A list of GPUs; a piece with ``=`` goes on with the one before: ``split_gpus("a100,h200:power=1,memory=2")``"""
     found: list[str] = []
     for piece in text.split(","):
@@ -109,7 +109,7 @@ def _override(data: dict[str, Any], piece: str, title: str) -> None:
     place: Any = data
     for word in path:
         place = place.get(word) if isinstance(place, dict) else None
-    figures = {k for k, v in flat(data).items() if isinstance(v, int | float)} | {"interconnect"}
+    figures = {k for k, v in dotted(data).items() if isinstance(v, int | float)} | {"interconnect"}
     figures |= {f.name for f in msgspec.structs.fields(Hardware) if f.type in (int, float)}
     figures |= {f"flops.{word}" for p in precisions().values() for word in p.compute}
     figures |= {f"links.{k}.{word}" for k in data.get("links", ()) for word in ("bandwidth", "latency", "devices")}
@@ -127,12 +127,12 @@ def _override(data: dict[str, Any], piece: str, title: str) -> None:
     data.setdefault("source", {})[key] = "given by you"
 
 
-def flat(data: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+def dotted(data: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     """Nested tables as dotted keys: ``flat({"flops": {"bf16": 1}})  # {"flops.bf16": 1}``"""
     found: dict[str, Any] = {}
     for key, value in data.items():
         if isinstance(value, Mapping):
-            found |= flat(value, f"{before}{key}.")
+            found |= dotted(value, f"{before}{key}.")
         else:
             found[f"{before}{key}"] = value
     return found
@@ -173,12 +173,12 @@ def engine(text: str) -> Engine:
     """``engine("vllm")``, or the path of a TOML file. A file that says ``like = "vllm"`` has only what differs."""
     text = str(text)
     if text.endswith(".toml"):
-        path = local(text)
+        path = user_path(text)
         if not path.is_file():
             raise BadFile(f"no engine file {abbreviate(text)}")
         data, title = read_toml(path), path.stem
     else:
-        found = find("engines", text)
+        found = registered_name("engines", text)
         if found is None:
             raise UnknownName("engine", text, names("engines"))
         data, title = _shipped("engines", found), found
@@ -190,9 +190,9 @@ def _whole_engine(data: dict[str, Any], title: str) -> dict[str, Any]:
     other = data.pop("like", None)
     if other is None:
         return data
-    if not isinstance(other, str) or find("engines", other) in (None, title):
+    if not isinstance(other, str) or registered_name("engines", other) in (None, title):
         raise UnknownName("engine to be like", str(other), [name for name in names("engines") if name != title])
-    below = _whole_engine(_shipped("engines", str(find("engines", other))), str(other))
+    below = _whole_engine(_shipped("engines", str(registered_name("engines", other))), str(other))
     tables = {key: {**below[key], **value} for key, value in data.items() if isinstance(value, dict) and key in below}
     return {**below, **data, **tables}
 
@@ -227,20 +227,20 @@ def precision(text: str, what: str = "precision") -> Precision:
 
 @functools.cache
 def _precision(text: str, what: str) -> Precision:
-    key = plain(text)
+    key = normalized(text)
     found = precisions().get(_WORDS.get(key, key))
     if found is None:
         raise UnknownName(what, text, precisions())
     return found
 
 
-PLAIN = ("bf16", "fp16", "fp32")
-CACHED = (*PLAIN, "fp8", "int8", "int4")  # what a cache can be kept in
+UNQUANTIZED = ("bf16", "fp16", "fp32")
+KV_CACHE_FORMATS = (*UNQUANTIZED, "fp8", "int8", "int4")  # what a cache can be kept in
 
 
-def plain_dtype(text: str, what: str = "dtype", allowed: tuple[str, ...] = PLAIN) -> str:
+def plain_dtype(text: str, what: str = "dtype", allowed: tuple[str, ...] = UNQUANTIZED) -> str:
     """A number format without groups or scales: ``plain_dtype("bfloat16")  # 'bf16'``"""
-    key = plain(text)
+    key = normalized(text)
     found = _WORDS.get(key, key)
     if found not in allowed:
         raise UnknownName(what, text, allowed, "(quantisations of weights are set with -q)")
@@ -249,7 +249,7 @@ def plain_dtype(text: str, what: str = "dtype", allowed: tuple[str, ...] = PLAIN
 
 def usecase(text: str) -> Usecase:
     """``usecase("chatbot")``: typical lengths and what users expect."""
-    found = usecases().get(plain(text))
+    found = usecases().get(normalized(text))
     if found is None:
         raise UnknownName("use case", text, usecases())
     return found
@@ -284,7 +284,7 @@ def means(word: str, declared: Iterable[str]) -> bool:
     return any(p in family for p in declared)
 
 
-class Entry(msgspec.Struct, frozen=True):
+class ModelEntry(msgspec.Struct, frozen=True):
     """A model found by name: its config and, if its name says so, its quantisation."""
 
     name: str
@@ -295,15 +295,15 @@ class Entry(msgspec.Struct, frozen=True):
     hf_id: str = ""  # its repository on Hugging Face; empty if it has none
 
 
-def model(text: str, token: str | None = None) -> Entry:
+def model(text: str, token: str | None = None) -> ModelEntry:
     """A catalogue name, a Hugging Face id, or the path of a config.json, its folder or a network's TOML file."""
     word = str(text).strip()
     if not word:
         raise BadValue("the model's name is empty")
     if word.startswith((".", "/", "~")) or word.endswith((".json", ".toml")):
-        return _file(local(word))
-    found = known(word)
-    path = local(word)
+        return _file(user_path(word))
+    found = catalog_entry(word)
+    path = user_path(word)
     if found is None and path.is_dir() and (path / "config.json").exists():
         return _file(path)
     if found is not None:
@@ -315,22 +315,22 @@ def model(text: str, token: str | None = None) -> Entry:
     raise UnknownName("model", word, names("models"), "(or give a Hugging Face id or the path of a config.json)")
 
 
-def known(text: str) -> Entry | None:
+def catalog_entry(text: str) -> ModelEntry | None:
     """The catalogue's entry for a name or an id, tuned and quantised variants included; None if there is none."""
-    key = plain(text)
-    for candidate in (key, key.partition("-")[2] if "/" in text else key, plain(text.rpartition("/")[2])):
+    key = normalized(text)
+    for candidate in (key, key.partition("-")[2] if "/" in text else key, normalized(text.rpartition("/")[2])):
         for name, quantization in _variants(candidate):
-            stem = find("models", name)
+            stem = registered_name("models", name)
             if stem is not None:
                 return _entry(stem, quantization)
     return None
 
 
 @functools.lru_cache(64)
-def _entry(stem: str, quantization: str) -> Entry:
+def _entry(stem: str, quantization: str) -> ModelEntry:
     """One object for one entry, so that what is made of it once can be remembered."""
     data = read_toml(DATA / "models" / f"{stem}.toml")
-    return Entry(stem, data["config"], data.get("source", ""), quantization, hf_id=data.get("hf_id", ""))
+    return ModelEntry(stem, data["config"], data.get("source", ""), quantization, hf_id=data.get("hf_id", ""))
 
 
 def _variants(key: str) -> Iterable[tuple[str, str]]:
@@ -347,11 +347,11 @@ def _variants(key: str) -> Iterable[tuple[str, str]]:
 
 def named_precision(name: str) -> str:
     """The quantisation that a repository's or folder's name declares: ``named_precision("X-NVFP4")  # 'nvfp4'``"""
-    word = f"-{plain(name)}-"
+    word = f"-{normalized(name)}-"
     return next((meaning for suffix, meaning in _QUANTISED.items() if f"-{suffix}-" in word), "")
 
 
-def _file(path: Path) -> Entry:
+def _file(path: Path) -> ModelEntry:
     target = path / "config.json" if path.is_dir() else path
     if not target.is_file():
         if path.is_dir():
@@ -360,11 +360,11 @@ def _file(path: Path) -> Entry:
     if target.suffix == ".toml":
         data = read_toml(target)
         if isinstance(data.get("config"), dict):
-            return Entry(target.stem, data["config"], str(data.get("source", target)))
-        return Entry(target.stem, data, str(target), network=True)
+            return ModelEntry(target.stem, data["config"], str(data.get("source", target)))
+        return ModelEntry(target.stem, data, str(target), network=True)
     name = target.parent.resolve().name if target.name == "config.json" else target.stem
     config = read_json(target)
-    return Entry(name, config, str(target), _said(name, config))
+    return ModelEntry(name, config, str(target), _said(name, config))
 
 
 def _said(name: str, config: Mapping[str, Any]) -> str:
@@ -375,7 +375,7 @@ def _said(name: str, config: Mapping[str, Any]) -> str:
     return "" if declares else named_precision(name)
 
 
-def _download(repo: str, token: str | None) -> Entry:
+def _download(repo: str, token: str | None) -> ModelEntry:
     """The config.json of a repository that the catalogue does not have; offline, from the local cache."""
     from huggingface_hub import constants, hf_hub_download, logging
 
@@ -391,7 +391,7 @@ def _download(repo: str, token: str | None) -> Entry:
             f"{repo!r} is not in the catalogue and its config.json could not be fetched ({why}){hint}"
         ) from None
     config = read_json(Path(path))
-    return Entry(repo.rpartition("/")[2].lower(), config, repo, _said(repo, config))
+    return ModelEntry(repo.rpartition("/")[2].lower(), config, repo, _said(repo, config))
 
 
 def _reachable(url: str) -> bool:

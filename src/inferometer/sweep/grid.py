@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from ..base.errors import BadValue, InferometerError, UnknownName, check_int
-from ..base.ranges import items, numbers, switches, words
+from ..base.ranges import as_list, choices, numbers, switches
 from ..costs import parallelism
 from ..costs.binding import BoundPlan
 from ..inference import latency
@@ -25,7 +25,7 @@ from ..inference.analyze import provenance_warnings
 from ..inference.request import Request, build_request
 from ..inference.workload import TOKENS
 from ..network.graph import Model
-from ..specs.catalog import split_gpus
+from ..specs.catalog import gpu_names
 
 INNER_AXES = ("batch_size", "input_len", "output_len", "prefix_len")
 _LIMITS = {"batch_size": (1, 10**7), "input_len": (1, TOKENS), "output_len": (1, TOKENS), "prefix_len": (0, TOKENS)}
@@ -71,15 +71,15 @@ def axis_values(name: str, given: Any) -> tuple[Any, ...]:
             check_int(name, value, *_LIMITS[name])
         return values
     if name == "efficiency":  # numbers, and texts with a number for each kind of limit
-        parts = [[item] if "=" in str(item) else numbers(argument, item, whole=False) for item in items(given)]
+        parts = [[item] if "=" in str(item) else numbers(argument, item, whole=False) for item in as_list(given)]
         return tuple(chain.from_iterable(parts))
     if name in _UNSPLIT:
         several = isinstance(given, list | tuple) and all(isinstance(v, str | Mapping | None) for v in given)
-        return words(argument, given if several else [given], lambda text: [text])
-    if name == "images" and all(isinstance(side, int) for side in items(given)):
+        return choices(argument, given if several else [given], lambda text: [text])
+    if name == "images" and all(isinstance(side, int) for side in as_list(given)):
         given = [tuple(given)]
     # MODEL is an argument of the command, not one of its flags
-    return words(argument if name != "model" else "MODEL", given, split_gpus if name == "gpu" else None)
+    return choices(argument if name != "model" else "MODEL", given, gpu_names if name == "gpu" else None)
 
 
 class Grid:
@@ -155,7 +155,9 @@ class Grid:
         request = request._replace(model=self._models.setdefault(arguments["model"], request.model))
         bound_plan = request.bind()
         self.warnings.update(dict.fromkeys([*request.warnings, *provenance_warnings(request), *bound_plan.notes]))
-        reason = parallelism.reason(request.model, request.plan, request.device) or latency.draft_reason(bound_plan)
+        reason = parallelism.illegal_reason(request.model, request.plan, request.device) or latency.draft_reason(
+            bound_plan
+        )
         return Case(number, arguments, self._mesh(request), reason, request, bound_plan)
 
     def _largest_workload(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from ..base.errors import BadValue, abbreviate
-from ..base.files import growing, target
+from ..base.files import atomic_writer, output_path
 from .points import Categorical, Chunk, axis_cell
 
 SCHEMA = "inferometer.sweep/1"
@@ -46,9 +46,9 @@ def write(
     warnings: Iterable[str] = (),
 ) -> Path:
     """All of a table or nothing: the file has its name when its last row is in it."""
-    place = target(path)
+    place = output_path(path)
     arrow = _arrow() if format_name == "parquet" else None
-    with growing(place) as file:
+    with atomic_writer(place) as file:
         if arrow:
             _parquet(arrow, file, stream, kinds)
         else:

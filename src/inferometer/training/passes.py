@@ -84,7 +84,7 @@ class Figures(Spec, frozen=True, kw_only=True):
 @functools.cache
 def figures() -> Figures:
     """data/training.toml, read once."""
-    return catalog.figures("training", Figures)
+    return catalog.constants("training", Figures)
 
 
 def overlap_of(recipe: Recipe) -> Overlap:

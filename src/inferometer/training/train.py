@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ..base.errors import BadValue, UnknownName, check_positive, is_number, check_int
+from ..base.errors import BadValue, UnknownName, check_int, check_positive, is_number
 from ..base.symbols import evaluate
 from ..base.units import percent, seconds
 from ..costs import kernels

@@ -8,7 +8,7 @@ import msgspec
 
 from ..base.symbols import evaluate
 from ..costs import kernels, parallelism
-from ..costs.binding import BoundPlan, bind, stages
+from ..costs.binding import BoundPlan, bind, stage_plans
 from ..costs.parallelism import Place
 from ..costs.step import Group, Step
 from ..inference.request import Request
@@ -42,7 +42,7 @@ def training_of(request: Request, recipe: Recipe) -> Training:
     bound_plan = bind(request.model, device, engine, plan, roles=request.roles, efficiency=request.efficiency)
     env = bound_plan.env
     if not plan.enable_expert_parallel:
-        env |= parallelism.sizes(msgspec.structs.replace(plan, data_parallel_size=1), request.model)
+        env |= parallelism.layout_env(msgspec.structs.replace(plan, data_parallel_size=1), request.model)
     places = parallelism.places(plan, device)
     near = max(1.0, places["ep"].per_node // plan.tensor_parallel_size)  # replicas of a rank inside a node
     places["dp"] = places["ep"]._replace(per_node=near, ranks=plan.data_parallel_size, scattered=False)
@@ -58,7 +58,7 @@ def training_of(request: Request, recipe: Recipe) -> Training:
     if engine.kernels and not request.efficiency:
         answers = (*answers[:-1], waves(engine, device), answers[-1])
     bound_plan = bound_plan._replace(sources=answers)
-    cut = stages(bound_plan)
+    cut = stage_plans(bound_plan)
     eager = plan.attention == "eager"
     found = tuple(passes_of(c.model, recipe, sequence_parallel=plan.sequence_parallel, eager=eager) for c in cut)
     return Training(bound_plan, recipe, cut, found)
@@ -88,7 +88,7 @@ def illegal(request: Request, recipe: Recipe, micro_batches: int) -> str:
         return f"{request.model.num_layers} layers do not divide into {pp} stages × {v} virtual ones"
     if v > 1 and micro_batches % pp:
         return f"interleaved stages need micro-batches in multiples of pp {pp}, not {micro_batches}"
-    return parallelism.reason(request.model, alone, request.device)
+    return parallelism.illegal_reason(request.model, alone, request.device)
 
 
 def steps_of(recipe: Recipe) -> Step | list[Step]:

@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 
 from ..base.errors import BadFile
-from ..base.files import local
-from ..base.tabular import header, sheet
+from ..base.files import user_path
+from ..base.tabular import column_names, read_table
 from ..inference import memory
 from ..inference.request import build_request
 from ..serving.metrics import latencies, metrics
@@ -153,8 +153,8 @@ class Held(msgspec.Struct, kw_only=True):
 
 def validate_memory(model: str, gpu: str = "h100-sxm", *, measured: str | Path, **words: Any) -> list[Held]:
     """Weights and KV cache against a table of measurements, whose MB are MiB."""
-    path = local(str(measured))
-    names = header(path)
+    path = user_path(str(measured))
+    names = column_names(path)
     lacking = [name for name in ("Input_Tokens", "Output_Tokens") if name not in names]
     kinds = {what: column for what, column in HELD.items() if column in names}
     if lacking or not kinds:
@@ -166,7 +166,7 @@ def validate_memory(model: str, gpu: str = "h100-sxm", *, measured: str | Path, 
     asked = build_request(model, gpu, **words)
     bound_plan = asked.bind()
     found: list[Held] = []
-    for rows in sheet(path, ("Input_Tokens", "Output_Tokens", *kinds.values())):
+    for rows in read_table(path, ("Input_Tokens", "Output_Tokens", *kinds.values())):
         lengths = [rows.numbers(n, whole=True, most=10**8).tolist() for n in ("Input_Tokens", "Output_Tokens")]
         amounts = {what: rows.numbers(column, most=1e9).tolist() for what, column in kinds.items()}
         for at, (given, made) in enumerate(zip(*lengths, strict=True)):

@@ -57,7 +57,7 @@ class Control(msgspec.Struct, kw_only=True):
 
 def catalogue() -> dict[str, Any]:
     """Everything by its kind: ``catalogue()["hardware"][0]["name"]``"""
-    presets = catalog.figures("presets", dict[str, Preset])
+    presets = catalog.constants("presets", dict[str, Preset])
     return {
         "models": [_model(name) for name in catalog.names("models")],
         "hardware": [_device(name) for name in catalog.names("hardware")],
@@ -94,7 +94,7 @@ def controls(flags: Mapping[str, click.Option]) -> list[Control]:
 
 def extras() -> dict[str, Extra]:
     """What the page adds to each flag, by keyword."""
-    return catalog.figures("controls", dict[str, Extra])
+    return catalog.constants("controls", dict[str, Extra])
 
 
 def _control(name: str, extra: Extra, flag: click.Option | None) -> Control:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from ..inference.report import Report
-from ..network.adapters import adapted
+from ..network.adapters import with_lora
 from ..network.graph import Model
 from ..specs.structs import Lora
 from ..views.plots.structure import drawn, layer_order, layer_ranges, letters
@@ -20,7 +20,7 @@ from ..views.plots.wiring import ENTRY, EXIT, Edge, Part, wire
 def graph(report: Report, model: Model) -> dict[str, Any]:
     """Every phase: ``blocks`` in their order, ``own`` rows that are no operator, and how kinds of layers follow."""
     if report.plan.get("lora"):
-        model = adapted(model, msgspec.convert(report.plan["lora"], Lora))
+        model = with_lora(model, msgspec.convert(report.plan["lora"], Lora))
     return {phase: _phase(report, model, phase) for phase in report.phases}
 
 

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ..base.errors import BadValue, UnknownName, is_number, abbreviate
-from ..base.ranges import items
+from ..base.errors import BadValue, UnknownName, abbreviate, is_number
+from ..base.ranges import as_list
 from ..inference.request import build_request
 from ..specs import catalog
 
@@ -68,23 +68,23 @@ def known(words: Mapping[str, Any]) -> None:
             if any(ord(letter) < 32 for letter in text):
                 raise BadValue(f"--{name.replace('_', '-')} has a letter that cannot be printed: {abbreviate(text)}")
     for model in _names(words.get("model"), lambda text: text.split(",")):
-        if catalog.known(model) is None:
+        if catalog.catalog_entry(model) is None:
             raise UnknownName("model", model, catalog.names("models"), "(or give its config.json)")
-    for gpu in _names(words.get("gpu"), catalog.split_gpus):
+    for gpu in _names(words.get("gpu"), catalog.gpu_names):
         name = gpu.partition(":")[0].strip()
-        if catalog.find("hardware", name) is None:
+        if catalog.registered_name("hardware", name) is None:
             raise UnknownName("GPU", name, catalog.names("hardware"))
     for engine in _names(words.get("engine"), lambda text: text.split(",")):
-        if catalog.find("engines", engine) is None:
+        if catalog.registered_name("engines", engine) is None:
             raise UnknownName("engine", engine, catalog.names("engines"))
     for draft in _drafts(words.get("speculative_config")):
-        if catalog.known(draft) is None:
+        if catalog.catalog_entry(draft) is None:
             raise UnknownName("model of --speculative-config", draft, catalog.names("models"))
 
 
 def _names(value: Any, split: Any) -> Iterable[str]:
     """Every name of a value: one, several with commas between, or a list of such."""
-    for item in items(value) if value is not None else []:
+    for item in as_list(value) if value is not None else []:
         if not isinstance(item, str):
             raise BadValue(f"a name must be text, not {abbreviate(item)}")
         yield from (name.strip() for name in split(item))
@@ -92,7 +92,7 @@ def _names(value: Any, split: Any) -> Iterable[str]:
 
 def _drafts(value: Any) -> Iterable[str]:
     """The models that speculative decoding would draft with."""
-    for item in items(value) if not isinstance(value, Mapping) else [value]:
+    for item in as_list(value) if not isinstance(value, Mapping) else [value]:
         if isinstance(item, str):
             try:
                 item = msgspec.json.decode(item)

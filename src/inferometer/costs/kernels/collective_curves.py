@@ -127,7 +127,7 @@ class CollectiveCurves:
         """Which link and which model of it."""
         place, style = self.places[op.axis], self.style(op)
         far = " and the network" if place.spans_nodes and style != "network" else ""
-        source = collectives.figures().styles[style].source
+        source = collectives.constants().styles[style].source
         return (
             f"{op.kind} over {op.axis} on {place.name} ({style}{far}), up to {place.per_node:g} ranks a node, the "
             f"fastest algorithm and protocol for its size ({source})"

@@ -160,7 +160,7 @@ def _attention_terms(kind: str, sizes: Mapping[str, Value], device: Hardware) ->
         "tokens": seqs * new,
         "kv": seqs * context,
         "pairs": pairs,
-        "alike": 1.0,
+        "uniform_lengths": 1.0,
     }
     env = {
         **dims,

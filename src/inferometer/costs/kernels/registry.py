@@ -7,7 +7,7 @@ from math import log2
 
 import msgspec
 
-from ...base.files import decoded
+from ...base.files import decode_json
 from ...specs.catalog import DATA, hardware
 from ...specs.structs import Hardware
 from .surfaces import Surface
@@ -47,7 +47,7 @@ def installed() -> dict[str, tuple[str, ...]]:
 def read_profile(device: str, engine: str) -> KernelProfile | None:
     """One installed profile: ``read_profile("h200", "vllm")``; None where there is none."""
     path = DATA / "profiles" / device / f"{engine}.json"
-    return decoded(path.read_bytes(), KernelProfile) if path.exists() else None
+    return decode_json(path.read_bytes(), KernelProfile) if path.exists() else None
 
 
 def fallback_order(device: Hardware, engine: str) -> list[tuple[str, str]]:

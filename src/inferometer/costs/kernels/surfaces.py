@@ -159,7 +159,7 @@ def _tiled_context(d: Dims) -> Value:
     A batch of one length crosses a tile's edge all at once; in a mixed one the last tile is half full on average.
     """
     mean = d["kv"] / maximum_of(d["seqs"], 1e-9)
-    tiled = d["alike"] * (TILE * ceil_of(mean / TILE)) + (1 - d["alike"]) * (mean + TILE / 2)
+    tiled = d["uniform_lengths"] * (TILE * ceil_of(mean / TILE)) + (1 - d["uniform_lengths"]) * (mean + TILE / 2)
     return mean + (tiled - mean) * (mean > TILE)  # within one tile it is latency that counts
 
 

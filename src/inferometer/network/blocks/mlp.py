@@ -123,7 +123,7 @@ def moe(
         pair = _two_layers(
             words, s.shared_expert_intermediate_size, role="shared", gated=gated, bias=expert_bias, inputs=source
         )
-        ops += [msgspec.structs.replace(op, beside="experts") for op in pair]
+        ops += [msgspec.structs.replace(op, side_stream_of="experts") for op in pair]
         if shared_gate:
             ops.append(linear("shared_expert_gate", s.hidden_size, 1, role="router", inputs=source))
     outputs = ("latent_up_proj" if moe_latent_size else "experts",) + (("shared_experts",) if shared else ())

@@ -10,7 +10,7 @@ from ..blocks import encoder, patch_embed, projection
 from ..graph import Block, Part, Vision
 from ..operators import Op, elementwise, embedding, norm
 from .config import Config
-from .vision_config import Tower, last_norm, pixels, projector, side_of, sizes, text_width
+from .vision_config import Tower, last_norm, pixels, projector, side_of, text_width, tower_sizes
 
 
 def clip(v: Config, config: Config) -> Tower:
@@ -42,7 +42,7 @@ def clip(v: Config, config: Config) -> Tower:
 def _clip_body(v: Config, config: Config) -> tuple[Block, ...]:
     """The layers: CLIP has a class token and a norm in front, SigLIP a bias at the patches."""
     siglip = str(v.get("model_type", default="")).startswith("siglip")
-    layers, number = sizes(v), side_of(v)[2] ** 2
+    layers, number = tower_sizes(v), side_of(v)[2] ** 2
     original = -1 if siglip else config.get("mm_vision_select_layer", default=-1)
     taken = config.get("vision_feature_layer", default=original)
     taken = taken if isinstance(taken, int) else -1  # a list takes from several layers, up to the last

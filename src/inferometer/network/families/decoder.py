@@ -7,7 +7,7 @@ from typing import Any
 
 from ...base.errors import BadFile
 from ..blocks import embed, head, mlp, moe
-from ..graph import Block, Model, Part, Span, Vision, layered
+from ..graph import Block, Model, Part, Span, Vision, group_layers
 from .config import Config
 from .quantization import DTYPES, declared, dtype
 from .vision import tower
@@ -50,7 +50,7 @@ def decoder(
         blocks=(
             *eyes,
             embed(**ends, positions=positions, norms=embed_norms),
-            *layered([layer(i) for i in range(number)]),
+            *group_layers([layer(i) for i in range(number)]),
             head(**ends, tied=tie, bias=head_bias, norm_bias=norm_bias, final_norm=final_norm),
         ),
         spans={"": Span(), **(spans or {})},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...base.errors import BadFile
 from ...base.symbols import names as s
 from ..blocks import dit_block
-from ..graph import Block, Model, layered
+from ..graph import Block, Model, group_layers
 from ..operators import elementwise, embedding, linear, norm
 from .config import Config
 from .quantization import dtype
@@ -54,7 +54,7 @@ def build(config: Config, *, family: str = "dit") -> Model:
         kind="diffusion",
         blocks=(
             Block("embed", before, dims, stage="embed", residual=False),
-            *layered([("blocks", block)] * depth),
+            *group_layers([("blocks", block)] * depth),
             Block("head", after, dims, stage="head", residual=False),
         ),
         max_position=tokens,

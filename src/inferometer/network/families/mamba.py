@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...base.units import ceil_div
 from ..blocks import mamba
 from ..graph import Model
 from .config import Config
@@ -17,7 +18,7 @@ def build(config: Config, *, family: str = "mamba", inner_norm: bool = False) ->
         hidden_size=hidden,
         intermediate_size=c.size("intermediate_size", default=c.size("expand", default=2) * hidden),
         state_size=c.size("state_size", default=16),
-        time_step_rank=-(-hidden // 16) if auto else c.size("time_step_rank"),
+        time_step_rank=ceil_div(hidden, 16) if auto else c.size("time_step_rank"),
         conv_kernel=c.size("conv_kernel", default=4),
         conv_bias=c.flag("use_conv_bias", default=True),
         bias=c.flag("use_bias"),

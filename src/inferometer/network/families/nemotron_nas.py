@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...base.errors import BadFile
 from ...base.symbols import names as s
+from ...base.units import ceil_div
 from ..blocks import gqa, mlp
 from ..graph import Model, Part
 from ..operators import linear, norm
@@ -53,7 +54,7 @@ def _feed_forward(c: Config, block: Config) -> Part:
     width = int(2 * block.number("ffn_mult", default=0.0) * hidden / 3)
     if width <= 0:
         raise BadFile(f"{block.where}: 'ffn_mult' must be a positive number")
-    return mlp(hidden_size=hidden, intermediate_size=-(-width // ROUND) * ROUND, bias=c.flag("mlp_bias"))
+    return mlp(hidden_size=hidden, intermediate_size=ceil_div(width, ROUND) * ROUND, bias=c.flag("mlp_bias"))
 
 
 def _linear(c: Config, before: str, name: str, role: str) -> Part:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 MOST = 1000  # alternatives of a pattern, and characters of one, beyond which it is only searched for plain text
 
 
-class Piece(NamedTuple):
+class PatternPiece(NamedTuple):
     """One kind of character, and how often."""
 
     fits: Callable[[str], bool]
@@ -32,7 +32,7 @@ def matches(pattern: str, name: str) -> bool:
 
 
 @functools.lru_cache(maxsize=1000)
-def _read(pattern: str) -> list[tuple[list[Piece], bool]] | None:
+def _read(pattern: str) -> list[tuple[list[PatternPiece], bool]] | None:
     """Each way to match as pieces, and whether it must reach the name's end; None if it is not all understood."""
     found = []
     for way in _expanded(pattern):
@@ -58,15 +58,15 @@ def _expanded(pattern: str) -> list[str]:
     return ways
 
 
-def _pieces(text: str) -> list[Piece] | None:
+def _pieces(text: str) -> list[PatternPiece] | None:
     """A pattern without alternatives as pieces in a row; None if it has anything else."""
-    found: list[Piece] = []
+    found: list[PatternPiece] = []
     for token in re.finditer(r"(\\.|\[[\w.-]+\]|[^\\()\[\]{}|^$*+?])([*+?]?)|(.)", text, re.S):
         word, often, other = token.groups()
         fits = None if other else _fits(word)
         if fits is None:
             return None
-        found.append(Piece(fits, 0 if often in ("*", "?") and often else 1, often in ("*", "+") and bool(often)))
+        found.append(PatternPiece(fits, 0 if often in ("*", "?") and often else 1, often in ("*", "+") and bool(often)))
     return found
 
 
@@ -86,7 +86,7 @@ def _fits(word: str) -> Callable[[str], bool] | None:
     return lambda c: c == word
 
 
-def _runs(pieces: list[Piece], name: str, whole: bool) -> bool:
+def _runs(pieces: list[PatternPiece], name: str, whole: bool) -> bool:
     """All places that the pieces so far can end at, moved on piece by piece: no way is tried twice."""
     places = {0}
     for piece in pieces:

@@ -16,7 +16,7 @@ from ..graph import Part, Vision
 from ..operators import Op, elementwise, norm
 from .clip import clip, gemma3, named
 from .config import Config
-from .vision_config import Tower, last_norm, mlp_width, pixels, projector, side_of, sizes, text_width
+from .vision_config import Tower, last_norm, mlp_width, pixels, projector, side_of, text_width, tower_sizes
 
 
 def tower(config: Config) -> Tower | None:
@@ -47,7 +47,7 @@ def qwen2(v: Config, config: Config) -> Tower:
     out = v.size("out_hidden_size", default=text_width(config)) if newer else v.size("hidden_size")
     patch, merge = v.size("patch_size", default=14), v.size("spatial_merge_size", default=2)
     inner = v.size("intermediate_size") if newer else mlp_width(v, width)
-    layers = sizes(Config({**v.data, "hidden_size": width, "intermediate_size": inner}, v.where))
+    layers = tower_sizes(Config({**v.data, "hidden_size": width, "intermediate_size": inner}, v.where))
     windowed = newer and v.get("window_size") is not None
     blocks = (
         patch_embed(hidden_size=width, patch_inputs=pixels(v, v.size("temporal_patch_size", default=2)), bias=False),
@@ -67,7 +67,7 @@ def qwen2(v: Config, config: Config) -> Tower:
 
 def qwen3(v: Config, config: Config) -> Tower:
     """Qwen3-VL and Qwen3.5: learned positions besides rotary ones, and DeepStack mergers that feed the first layers."""
-    layers = sizes(v)
+    layers = tower_sizes(v)
     width, out = layers["hidden_size"], v.size("out_hidden_size", default=text_width(config))
     patch, merge = v.size("patch_size", default=16), v.size("spatial_merge_size", default=2)
     blocks = [
@@ -90,7 +90,7 @@ def qwen3(v: Config, config: Config) -> Tower:
 
 def gemma4(v: Config, config: Config) -> Tower:
     """Any aspect ratio within a budget of tokens; sandwich norms, a gated MLP, positions by row and by column."""
-    layers, patch, merge = sizes(v), v.size("patch_size"), v.size("pooling_kernel_size", default=3)
+    layers, patch, merge = tower_sizes(v), v.size("patch_size"), v.size("pooling_kernel_size", default=3)
     width = layers["hidden_size"]
     heads = layers["num_attention_heads"]
     tokens = config.size("vision_soft_tokens_per_image", default=v.size("default_output_length", default=280))
@@ -129,7 +129,7 @@ def gemma4(v: Config, config: Config) -> Tower:
 
 def moonvit(v: Config, config: Config) -> Tower:
     """Kimi's MoonViT: native resolution, an interpolated position table; K3 drops the biases and widens attention."""
-    layers, patch = sizes(v), v.size("patch_size", default=14)
+    layers, patch = tower_sizes(v), v.size("patch_size", default=14)
     kernel = v.items("merge_kernel_size") or [2, 2]
     if not isinstance(kernel[0], int) or kernel[0] < 1:
         raise BadFile(f"{v.where}: 'merge_kernel_size' must hold whole numbers, not {kernel!r}")
@@ -173,7 +173,7 @@ def moonvit(v: Config, config: Config) -> Tower:
 
 def llama4(v: Config, config: Config) -> Tower:
     """Tiles of 336 × 336 pixels, each with a class token; a pixel shuffle joins 2 × 2 patches before the adapter."""
-    layers, (patch, side, per_side) = sizes(v), side_of(v)
+    layers, (patch, side, per_side) = tower_sizes(v), side_of(v)
     width = layers["hidden_size"]
     merge = max(1, round(1 / max(v.number("pixel_shuffle_ratio", default=0.5), 0.05)))
     adapter = {
@@ -205,7 +205,7 @@ def llama4(v: Config, config: Config) -> Tower:
 
 def minimax(v: Config, config: Config) -> Tower:
     """MiniMax-M3: CLIP's layers with rotary positions and native resolution, and a second MLP that merges patches."""
-    layers, patch = sizes(v), v.size("patch_size", default=14)
+    layers, patch = tower_sizes(v), v.size("patch_size", default=14)
     shrink = v.section("img_token_compression_config") or Config({}, v.where)
     merge, frames = shrink.size("spatial_merge_size", default=2), shrink.size("temporal_patch_size", default=2)
     width, out = layers["hidden_size"], text_width(config)

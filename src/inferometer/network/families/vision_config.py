@@ -13,7 +13,7 @@ from .config import Config
 Tower = tuple[tuple[Block, ...], Vision]
 
 
-class Sizes(TypedDict):
+class TowerSizes(TypedDict):
     """What every tower has."""
 
     hidden_size: int
@@ -22,7 +22,7 @@ class Sizes(TypedDict):
     num_attention_heads: int
 
 
-def sizes(v: Config) -> Sizes:
+def tower_sizes(v: Config) -> TowerSizes:
     """The sizes of a tower's layers under one set of names."""
     return {
         "hidden_size": v.size("hidden_size", "vt_hidden_size"),

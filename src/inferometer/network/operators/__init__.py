@@ -9,10 +9,12 @@ from .attention import attention, kv_write, local_kv_heads, scan
 from .communication import all_gather, all_reduce, all_to_all, reduce_scatter, send
 from .dense import elementwise, embedding, linear, norm, sampler
 from .moe import experts
-from .op import KINDS, Cache, Formula, Op, Work, operator
+from .op import KINDS, MEMORY_FIELDS, WORK_FIELDS, Cache, Formula, Op, Work, operator
 
 __all__ = [
     "KINDS",
+    "MEMORY_FIELDS",
+    "WORK_FIELDS",
     "Cache",
     "Formula",
     "Op",

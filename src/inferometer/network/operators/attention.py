@@ -81,7 +81,7 @@ def attention(
             "tokens": m,
             "kv": kv,
             "pairs": pairs,
-            "alike": s.alike,
+            "uniform_lengths": s.uniform_lengths,
         },
         peak,
         inputs,

@@ -34,6 +34,10 @@ class Work(msgspec.Struct, frozen=True):
     stored: Formula = 0  # weight bytes kept on this device
 
 
+WORK_FIELDS = ("flops", "weights", "reads", "writes", "kv_reads", "kv_writes", "sent", "hops")  # what takes time
+MEMORY_FIELDS = WORK_FIELDS[1:6]  # of those, bytes through the device's memory
+
+
 class Cache(msgspec.Struct, frozen=True):
     """What an operator keeps between steps: bytes per cached token of a span, and bytes per sequence."""
 
@@ -57,7 +61,7 @@ class Op(msgspec.Struct, frozen=True):
     calls: int = 1  # kernels it launches
     role: str = ""
     axis: str = ""  # collectives: the group of ranks it runs over (tp, ep, pp, dcp)
-    beside: str = ""  # the operator that it can run beside, on a stream of its own
+    side_stream_of: str = ""  # the operator that it may run beside, on a CUDA stream of its own
 
     @property
     def formula(self) -> str:

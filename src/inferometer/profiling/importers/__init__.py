@@ -21,7 +21,7 @@ from ...base.errors import BadFile, BadValue, abbreviate
 from ..profile_csv import DEFAULTS, HEAD, KEYS
 
 SUFFIXES = (".csv", ".txt", ".parquet")
-Sheet = tabular.Rows  # a whole table: cells by column, and the line of each row
+Sheet = tabular.TableChunk  # a whole table: cells by column, and the line of each row
 
 
 class Unusable(BadFile):
@@ -89,7 +89,7 @@ def _columns(path: Path) -> list[str]:
     if path.suffix == ".parquet":
         return list(_parquet(path).schema_arrow.names)
     try:
-        return tabular.header(path)
+        return tabular.column_names(path)
     except BadFile as error:
         raise Unusable(str(error)) from None
 
@@ -102,8 +102,8 @@ def load(path: Path) -> Sheet:
         except (OSError, ValueError) as error:
             raise _broken(path, error) from None
         return Sheet(path, table.to_pydict(), range(1, table.num_rows + 1))
-    names = tabular.header(path)
-    pieces = list(tabular.sheet(path, names))
+    names = tabular.column_names(path)
+    pieces = list(tabular.read_table(path, names))
     columns: dict[str, Sequence[Any]] = {}
     columns |= {name: [cell for piece in pieces for cell in piece.columns[name]] for name in names}
     return Sheet(path, columns, [line for piece in pieces for line in piece.lines])

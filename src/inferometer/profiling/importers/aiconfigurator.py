@@ -132,7 +132,7 @@ def _said(sheet: Sheet) -> dict[str, str]:
     if len(parts) == 3 and "version" not in found:
         library = re.match(r"([a-z]+)_(\d.*)", parts[1]) if len(pieces) == 3 else None
         framework, version = library.groups() if library else (parts[1], parts[2])
-        if catalog.find("hardware", parts[0]) and version[:1].isdigit():
+        if catalog.registered_name("hardware", parts[0]) and version[:1].isdigit():
             found = {"device": parts[0], "framework": framework, "version": version} | found
     return found
 
@@ -241,7 +241,7 @@ def _ungated() -> frozenset[tuple[int, int, int]]:
     """(hidden, inner, experts) of the catalogue's models whose experts are two products, not three."""
     found = set()
     for name in catalog.names("models"):
-        entry = catalog.known(name)
+        entry = catalog.catalog_entry(name)
         for block in families.build(entry.config).blocks if entry else ():
             for op in block.ops:
                 if op.kind == "moe" and evaluate(op.dims["matrices"], block.dims) == 2:

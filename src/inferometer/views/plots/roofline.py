@@ -17,7 +17,7 @@ from ...base.units import count, seconds, si, size
 from ...costs.precision import QUANTISED, peak_format
 from ...inference.memory import parameters
 from ...inference.report import OpRow, Phase, Report
-from ...network.adapters import adapted
+from ...network.adapters import with_lora
 from ...network.graph import Model
 from ...specs.catalog import precision
 from ...specs.structs import Hardware, Lora
@@ -58,7 +58,7 @@ def write_plots(
             raise BadValue(f"plots are written as {', '.join(FORMATS)}, not {word!r}")
     target = files.folder(folder)
     if model is not None and report.plan.get("lora"):
-        model = adapted(model, msgspec.convert(report.plan["lora"], Lora))
+        model = with_lora(model, msgspec.convert(report.plan["lora"], Lora))
     params = parameters_by_op(model) if model is not None else None
     made: list[Path] = []
 

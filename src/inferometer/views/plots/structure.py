@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from ...base.units import seconds
-from ...costs.parallelism import stages
+from ...costs.parallelism import pipeline_stages
 from ...inference.report import OpRow, Report
 from ...network.graph import Model
 from ..text.terminal import header
@@ -98,7 +98,10 @@ def structure(report: Report, model: Model, phase: str) -> Scene:
 
 def drawn(report: Report, model: Model, phase: str) -> tuple[list[Part], list[OpRow]]:
     """The blocks that took time in a phase (of a pipeline: in its slowest stage), and the rows that are no operator."""
-    found = [shown(stage, report.phases[phase]) for stage in stages(model, int(report.plan["pipeline_parallel_size"]))]
+    found = [
+        shown(stage, report.phases[phase])
+        for stage in pipeline_stages(model, int(report.plan["pipeline_parallel_size"]))
+    ]
     return min(found, key=lambda pair: len(pair[1]))
 
 

@@ -109,7 +109,7 @@ def detail(kind: str, name: str) -> dict[str, Any]:
     raise UnknownName("list", kind, KINDS)
 
 
-def _model_row(name: str, entry: catalog.Entry | None = None) -> dict[str, Any]:
+def _model_row(name: str, entry: catalog.ModelEntry | None = None) -> dict[str, Any]:
     entry = entry or catalog.model(name)
     built = families.build(entry.config, name)
     return {
