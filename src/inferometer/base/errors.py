@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from numbers import Real
-from typing import Any
+from typing import Any, ClassVar
 
 _ARGUMENT = re.compile(r"`([a-z][a-z0-9_]*)`")
 
@@ -26,15 +26,17 @@ class InferometerError(Exception):
     ``InferometerError("`nodes` must be 2").text(lambda name: f"--{name}")  # '--nodes must be 2'``
     """
 
+    marks_arguments: ClassVar[bool] = True  # whether backticks in the sentence are arguments of ours
+
     def __init__(self, sentence: str, *, field: str = "") -> None:
         super().__init__(sentence)
         self.sentence = sentence
-        named = _ARGUMENT.findall(sentence)
+        named = _ARGUMENT.findall(sentence) if self.marks_arguments else []
         self.field: str = field or (named[0] if named else "")  # the argument at fault; empty if it is none
 
     def text(self, spell: Callable[[str], str]) -> str:
         """The sentence with every argument spelled as a front end does."""
-        return _ARGUMENT.sub(lambda found: spell(found[1]), self.sentence)
+        return _ARGUMENT.sub(lambda mark: spell(mark[1]), self.sentence) if self.marks_arguments else self.sentence
 
     def __str__(self) -> str:
         return self.text(str)
@@ -75,7 +77,9 @@ class BadValue(InferometerError):
 
 
 class BadFile(InferometerError):
-    """A file that cannot be used: says which one and why."""
+    """A file that cannot be used: says which one and why. Backticks in the sentence are keys of the file."""
+
+    marks_arguments = False
 
 
 def nearest(given: str, names: Iterable[str], most: int = 2) -> list[str]:
@@ -103,7 +107,10 @@ def _marked(name: str) -> str:
 
 
 def check_fraction(name: str, value: Any, ends: str) -> float:
-    """The value as a number from 0 to 1, whose meaning ``ends`` tells: ``check_fraction("overlap", 0.5, "0 (none)")``"""
+    """The value as a number from 0 to 1: ``check_fraction("overlap", 0.5, "0 (none) and 1 (all)")``
+
+    ``ends`` says what the two ends of the range mean, for the sentence of the error.
+    """
     if not is_number(value) or not 0 <= value <= 1:
         raise BadValue(f"{_marked(name)} must be between {ends}, not {abbreviate(value)}")
     return float(value)

@@ -13,7 +13,7 @@ from .operators import Op, Work, linear
 
 LINKS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 FUSED = {"qkv_proj": 3, "gate_up_proj": 2, "qkv_a_proj": 2}  # products that engines join
-DEFAULT_TARGETS = (  # what adapters are trained on unless told: attention, dense MLP, shared experts; never routed experts
+DEFAULT_TARGETS = (  # what adapters are trained on: attention, dense MLP, shared experts; never routed experts
     "qkv_proj",
     "qkv_a_proj",
     "q_b_proj",
