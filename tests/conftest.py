@@ -36,6 +36,15 @@ class Ran(NamedTuple):
         return json.loads(self.out)
 
 
+def command(*args: str) -> Ran:
+    """``command("analyze", "llama-3.1-8b", "--json").json["metrics"]``: a command as a shell would see it."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as stopped:
+        main([str(a) for a in args])
+    code = stopped.value.code
+    return Ran(code if isinstance(code, int) else 0, out.getvalue(), err.getvalue())
+
+
 def refused(ran: Ran, *parts: str) -> None:
     """Exit code 2, one line on stderr that has all the parts, no traceback and no half a result."""
     assert ran.code == 2, (ran.code, ran.err, ran.out[:200])
