@@ -27,8 +27,8 @@ if TYPE_CHECKING:  # the same names as in _LAZY, for editors and type checkers
     from .serving.synthetic import synthetic as synthetic
     from .serving.trace import Trace as Trace
     from .serving.trace import read_trace as read_trace
-    from .sweep.sweep import sweep as sweep
     from .sweep.sweep import Sweep as Sweep
+    from .sweep.sweep import sweep as sweep
     from .training.train import train as train
     from .training.training_report import TrainReport as TrainReport
     from .validation.validate import validate as validate

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from ..base.errors import BadValue, UnknownName, abbreviate, check_positive, is_number
-from ..base.parallel_map import worker_pool, worker_count
+from ..base.parallel_map import worker_count, worker_pool
 from .metrics import GOODPUT_METRICS, good_requests, latencies
 from .outcome import Interrupted, Outcome
 from .simulate import simulate

@@ -20,7 +20,7 @@ import numpy as np
 
 from ..costs import binding, host, roofline
 from ..costs.binding import BoundPlan
-from ..costs.step import Group, Step, query_key_pairs, entries_read
+from ..costs.step import Group, Step, entries_read, query_key_pairs
 from ..inference import latency
 from ..network.graph import Block, Span
 from .step_tables import ContextTable, PrefillSurface, Spans, decode_only_parts, split_by_dependence
