@@ -298,3 +298,8 @@ def test_adding_an_operator(monkeypatch: pytest.MonkeyPatch) -> None:
         names["test_hadamard"]()
     finally:
         KINDS.pop("hadamard", None)
+
+
+def test_pages_are_finished() -> None:
+    for page in PAGES:
+        assert not [w for w in page.read_text(encoding="utf-8").split() if w.startswith("@") and w.endswith("@")], page

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import json
 import math
 import operator
@@ -17,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inferometer.base import symbols
 from inferometer.base.symbols import (
     Expr,
     Program,
@@ -168,3 +170,13 @@ def test_every_formula_of_a_network_reads_as_javascript(model: str) -> None:
     script = f"console.log(JSON.stringify([{', '.join(lines)}]))"
     ran = subprocess.run([node, "-e", script], capture_output=True, text=True, timeout=30, check=True)
     assert json.loads(ran.stdout) == pytest.approx([expected for _, expected, _ in asked], rel=1e-12)
+
+
+def test_formulas_go_with_their_model() -> None:
+    start = 3 * symbols.name("never_seen_before") + 0.123456
+    key = next(k for k, v in symbols._interned.items() if v is start)
+    del start
+    gc.collect()
+    assert key not in symbols._interned
+    x, y = symbols.names.tokens * 7, symbols.names.tokens * 7
+    assert x is y  # equal formulas are still one object

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 from conftest import Ran, refused
-
-from inferometer import BadValue, InferometerError, analyze
 
 Run = Callable[..., Ran]
 MODEL = "llama-3.1-8b"
@@ -253,36 +249,3 @@ def test_output_that_cannot_be_written(run: Run, tmp_path: Path) -> None:
     refused(run("analyze", MODEL, "--csv", "-o", str(tmp_path / "no" / "x.csv")), "x.csv")
     refused(run("analyze", MODEL, "-o", str(tmp_path / "no" / "x.txt")), "x.txt")
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        {"batch_size": "8"},
-        {"batch_size": 1.5},
-        {"batch_size": True},
-        {"batch_size": float("nan")},
-        {"input_len": float("inf")},
-        {"input_len": []},
-        {"routing_skew": "x"},
-        {"gpu_memory_utilization": "0.9"},
-        {"efficiency": {"flops": "x"}},
-        {"efficiency": {"zzz": 0.5}},
-        {"efficiency": True},
-        {"turns": [(1, 0)]},
-        {"phase": "zzz"},
-        {"quantization": 8},
-        {"gpu": None},
-        {"output_len": None, "beam_width": 0},
-    ],
-)
-def test_the_python_face_is_as_strict(words: dict[str, Any]) -> None:
-    with pytest.raises(InferometerError) as error:
-        analyze(MODEL, **words)
-    assert "\n" not in str(error.value)
-
-
-def test_numpy_numbers_are_numbers() -> None:
-    assert analyze(MODEL, batch_size=np.int64(2), input_len=np.int32(64)).workload["input_len"] == 64
-    with pytest.raises(BadValue, match="batch-size"):
-        analyze(MODEL, batch_size=np.float64(1.5))

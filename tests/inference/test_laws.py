@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
+from helpers.plans import bound_plan
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferometer import analyze
-from inferometer.costs.binding import BoundPlan, bind, step_rows, step_seconds
+from inferometer.costs.binding import step_rows, step_seconds
 from inferometer.costs.step import Group, Step
-from inferometer.network import families
 from inferometer.specs import catalog
-from inferometer.specs.structs import Plan
 
 MODELS = st.sampled_from(
     [
@@ -37,29 +35,19 @@ TP = st.sampled_from([1, 2, 4, 8])
 groups = st.tuples(st.integers(1, 200), st.integers(1, 3000), st.integers(0, 5000), st.booleans()).map(
     lambda g: Group(g[0], 1 if g[3] else g[1], g[2], 1, g[3])
 )
-steps = st.lists(groups, min_size=1, max_size=3).map(lambda found: Step(tuple(found)))
+steps = st.lists(groups, min_size=1, max_size=3).map(lambda groups: Step(tuple(groups)))
 few = settings(max_examples=80, deadline=None)
-
-
-@cache
-def network(name: str) -> Any:
-    return families.build(catalog.model(name).config)
-
-
-def setup_of(model: str, gpu: str = "h200", engine: str = "vllm", tp: int = 1, **more: Any) -> BoundPlan:
-    plan = Plan(tensor_parallel_size=tp, **more)
-    return bind(network(model), catalog.hardware(gpu), catalog.engine(engine), plan)
 
 
 @few
 @given(MODELS, GPUS, ENGINES, TP, steps)
 def test_no_operator_beats_its_roofline(model: str, gpu: str, engine: str, tp: int, step: Step) -> None:
-    bound_plan = setup_of(model, gpu, engine, tp)
-    rows = step_rows(bound_plan, step)
+    plan = bound_plan(model, gpu, engine, tensor_parallel_size=tp)
+    rows = step_rows(plan, step)
     for row in rows:
         assert row.seconds >= row.terms.roofline * (1 - 1e-9), row.op.name
         assert all(np.isfinite(value) and value >= 0 for value in row.work.values()), row.op.name
-    assert sum(row.seconds * row.count for row in rows) == pytest.approx(step_seconds(bound_plan, step), rel=1e-9)
+    assert sum(row.seconds * row.count for row in rows) == pytest.approx(step_seconds(plan, step), rel=1e-9)
 
 
 @few
@@ -71,21 +59,22 @@ def test_better_hardware_is_never_slower(model: str, engine: str, tp: int, step:
         "flops": ",".join(f"flops.{k}={v * by}" for k, v in device.flops.items()),
         "links": f"links.nvlink.bandwidth={device.links['nvlink'].bandwidth * by},links.nvlink.latency=0",
     }[what]
-    base, other = setup_of(model, "h100-sxm", engine, tp), setup_of(model, f"h100-sxm:{better}", engine, tp)
+    base, other = (
+        bound_plan(model, "h100-sxm", engine, tensor_parallel_size=tp),
+        bound_plan(model, f"h100-sxm:{better}", engine, tensor_parallel_size=tp),
+    )
     assert step_seconds(other, step) <= step_seconds(base, step) * (1 + 1e-9)
 
 
 @few
 @given(MODELS, GPUS, ENGINES, st.integers(1, 300), st.integers(1, 4000), st.integers(0, 9000), st.booleans())
 def test_more_work_is_never_faster(model: str, gpu: str, engine: str, n: int, q: int, c: int, decoding: bool) -> None:
-    bound_plan = setup_of(model, gpu, engine)
+    plan = bound_plan(model, gpu, engine)
     q = 1 if decoding else q
 
     def took(seqs: int, new: int, cached: int) -> float:
         kernels = [
-            row
-            for row in step_rows(bound_plan, Step((Group(seqs, new, cached, 1, decoding),)))
-            if row.op.kind != "host"
+            row for row in step_rows(plan, Step((Group(seqs, new, cached, 1, decoding),))) if row.op.kind != "host"
         ]
         return float(sum(row.seconds * row.count for row in kernels))
 
@@ -104,17 +93,17 @@ def test_more_work_is_never_faster(model: str, gpu: str, engine: str, n: int, q:
     st.lists(st.tuples(st.integers(1, 500), st.integers(1, 4000), st.integers(0, 9000)), min_size=2, max_size=6),
 )
 def test_arrays_are_floats_side_by_side(model: str, engine: str, tp: int, points: list[tuple[int, int, int]]) -> None:
-    bound_plan = setup_of(model, engine=engine, tp=tp)
+    plan = bound_plan(model, engine=engine, tensor_parallel_size=tp)
     seqs, new, cached = (np.array(column, dtype=float) for column in zip(*points, strict=True))
     both = Step((Group(seqs, new, cached), Group(seqs, 1.0, cached, decode=True)))
-    alone = [step_seconds(bound_plan, Step((Group(n, q, c), Group(n, 1.0, c, decode=True)))) for n, q, c in points]
-    assert step_seconds(bound_plan, both) == pytest.approx(alone, rel=1e-9)
+    alone = [step_seconds(plan, Step((Group(n, q, c), Group(n, 1.0, c, decode=True)))) for n, q, c in points]
+    assert step_seconds(plan, both) == pytest.approx(alone, rel=1e-9)
 
 
 @few
 @given(MODELS, GPUS, ENGINES, steps)
 def test_one_device_sends_nothing(model: str, gpu: str, engine: str, step: Step) -> None:
-    for row in step_rows(setup_of(model, gpu, engine), step):
+    for row in step_rows(bound_plan(model, gpu, engine), step):
         assert row.work["sent"] == row.work["hops"] == row.terms.link == row.terms.latency == 0
         assert row.op.kind not in ("all_reduce", "all_gather") or row.seconds == 0
 
@@ -122,7 +111,7 @@ def test_one_device_sends_nothing(model: str, gpu: str, engine: str, step: Step)
 @few
 @given(MODELS, TP, steps)
 def test_ranks_share_the_work(model: str, tp: int, step: Step) -> None:
-    one, many = step_rows(setup_of(model), step), step_rows(setup_of(model, tp=tp), step)
+    one, many = step_rows(bound_plan(model), step), step_rows(bound_plan(model, tensor_parallel_size=tp), step)
 
     def flops(rows: list[Any]) -> float:
         return float(sum(row.work["flops"] * row.count for row in rows))
@@ -134,7 +123,7 @@ def test_ranks_share_the_work(model: str, tp: int, step: Step) -> None:
 @given(MODELS, steps)
 def test_fewer_bits_never_read_more(model: str, step: Step) -> None:
     def moved(**plan: Any) -> float:
-        return float(sum(row.bytes * row.count for row in step_rows(setup_of(model, **plan), step)))
+        return float(sum(row.bytes * row.count for row in step_rows(bound_plan(model, **plan), step)))
 
     base = moved(quantization="bf16", kv_cache_dtype="bf16")
     assert moved(quantization="bf16", kv_cache_dtype="fp8") <= base
@@ -148,10 +137,8 @@ def test_a_lower_efficiency_is_never_faster(model: str, step: Step, a: float, b:
 
     def took(share: float) -> float:
         factors = dict.fromkeys(("flops", "hbm", "intra", "inter"), share)
-        bound_plan = bind(
-            network(model), catalog.hardware("h200"), catalog.engine("roofline"), Plan(), efficiency=factors
-        )
-        return float(step_seconds(bound_plan, step))
+        plan = bound_plan(model, engine="roofline", efficiency=factors)
+        return float(step_seconds(plan, step))
 
     times = [took(low), took(high), took(1.0)]
     assert times == sorted(times, reverse=True)
@@ -161,12 +148,12 @@ def test_a_lower_efficiency_is_never_faster(model: str, step: Step, a: float, b:
 @settings(max_examples=20, deadline=None)
 @given(MODELS, st.integers(1, 64), st.integers(1, 8000), st.integers(2, 600), TP)
 def test_reports_hold_together(model: str, batch: int, length: int, answer: int, tp: int) -> None:
-    words = {"batch_size": batch, "input_len": length, "output_len": answer, "tensor_parallel_size": tp}
-    found = analyze(model, gpu="b200", **words)
-    m = found.metrics
-    assert found.roofline.ttft_ms <= m.ttft_ms and found.roofline.tpot_ms <= m.tpot_ms  # type: ignore[operator]
+    kwargs = {"batch_size": batch, "input_len": length, "output_len": answer, "tensor_parallel_size": tp}
+    report = analyze(model, gpu="b200", **kwargs)
+    m = report.metrics
+    assert report.roofline.ttft_ms <= m.ttft_ms and report.roofline.tpot_ms <= m.tpot_ms  # type: ignore[operator]
     assert m.e2el_ms == pytest.approx(m.ttft_ms + (answer - 1) * m.tpot_ms)  # type: ignore[operator]
-    held = found.memory
-    assert found.feasible == (held.total_bytes <= held.usable_bytes and "divide" not in (found.reason or ""))
+    held = report.memory
+    assert report.feasible == (held.total_bytes <= held.usable_bytes and "divide" not in (report.reason or ""))
     assert (held.max_batch_size >= batch) == (held.total_bytes <= held.usable_bytes)
-    assert (found.reason is None) == found.feasible
+    assert (report.reason is None) == report.feasible

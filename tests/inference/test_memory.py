@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Callable
+from typing import Any
 
+import pytest
+from conftest import Ran
+from helpers.plans import bound_plan
+
+import inferometer
+from inferometer import Report
 from inferometer.base.symbols import evaluate
-from inferometer.costs.binding import BoundPlan, bind, step_env
+from inferometer.costs.binding import bind, step_env
 from inferometer.costs.step import Group, Step
 from inferometer.inference.memory import (
     activation_bytes,
@@ -32,16 +39,11 @@ MODELS = [
 ]
 
 
-def setup_of(model: str, **plan: object) -> BoundPlan:
-    network = families.build(catalog.model(model).config)
-    return bind(network, catalog.hardware("h200"), catalog.engine("vllm"), Plan(**plan))  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("model", MODELS)
 def test_the_live_peak_lies_between_the_largest_tensor_and_all_of_them(model: str) -> None:
-    bound_plan = setup_of(model)
-    env = step_env(bound_plan, Step((Group(2, 600, 0),)))
-    for block in bound_plan.model.blocks:
+    plan = bound_plan(model)
+    env = step_env(plan, Step((Group(2, 600, 0),)))
+    for block in plan.model.blocks:
         here = {**env, **block.dims}
         outputs = [float(evaluate(op.output, here)) for op in block.ops]
         stream = (
@@ -56,22 +58,20 @@ def test_the_live_peak_lies_between_the_largest_tensor_and_all_of_them(model: st
 
 
 def test_the_live_peak_of_a_llama_layer_is_its_mlp() -> None:
-    bound_plan = setup_of("llama-3.1-8b")
+    plan = bound_plan("llama-3.1-8b")
     step = Step((Group(1, 1000, 0),))
-    layer = next(b for b in bound_plan.model.blocks if b.stage == "layer")
-    peak = float(evaluate(live_peak(layer), {**step_env(bound_plan, step), **layer.dims}))
+    layer = next(b for b in plan.model.blocks if b.stage == "layer")
+    peak = float(evaluate(live_peak(layer), {**step_env(plan, step), **layer.dims}))
     wide, stream = 1000 * 2 * 14336 * 2, 1000 * 4096 * 2
     assert peak == wide + wide / 2 + stream, "gate and up, what act_fn makes of them, and the residual stream"
-    assert activation_bytes(bound_plan, step) >= peak
+    assert activation_bytes(plan, step) >= peak
 
 
 def test_activations_grow_with_the_step() -> None:
-    bound_plan = setup_of("llama-3.1-8b")
-    sizes = [float(activation_bytes(bound_plan, Step((Group(1, n, 0),)))) for n in (1, 10, 1000, 8000)]
+    plan = bound_plan("llama-3.1-8b")
+    sizes = [float(activation_bytes(plan, Step((Group(1, n, 0),)))) for n in (1, 10, 1000, 8000)]
     assert sizes == sorted(sizes) and sizes[0] < sizes[-1]
-    assert profiling_step(bound_plan).groups[0].new * profiling_step(bound_plan).groups[0].seqs == 8192, (
-        "vLLM profiles it"
-    )
+    assert profiling_step(plan).groups[0].new * profiling_step(plan).groups[0].seqs == 8192, "vLLM profiles it"
     last = longest_step(3, 5000, 1000, budget=8192).groups[0]
     assert last.seqs * last.new == 8192 and last.cached + last.new == 6000
 
@@ -79,7 +79,7 @@ def test_activations_grow_with_the_step() -> None:
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("tp", [2, 4])
 def test_shards_of_the_linears_add_up(model: str, tp: int) -> None:
-    one, many = setup_of(model), setup_of(model, tensor_parallel_size=tp)
+    one, many = bound_plan(model), bound_plan(model, tensor_parallel_size=tp)
     for block in one.model.blocks:
         if block.stage == "vision":
             continue
@@ -99,17 +99,17 @@ def test_shards_of_the_linears_add_up(model: str, tp: int) -> None:
 def test_weights_in_bf16_are_two_bytes_a_parameter(model: str) -> None:
     network = families.build(catalog.model(model).config)
     roles = dict.fromkeys(("attn", "mlp", "experts", "shared", "head", "embed", "router", "vision"), "bf16")
-    bound_plan = bind(network, catalog.hardware("h200"), catalog.engine("vllm"), Plan(), roles=roles)
-    assert weight_bytes(bound_plan) == pytest.approx(2 * parameters(network), rel=1e-6)
+    plan = bind(network, catalog.hardware("h200"), catalog.engine("vllm"), Plan(), roles=roles)
+    assert weight_bytes(plan) == pytest.approx(2 * parameters(network), rel=1e-6)
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_caches_grow_and_layers_add_up(model: str) -> None:
-    bound_plan = setup_of(model)
-    sizes = [float(cache_bytes(bound_plan, n)) for n in (0, 1, 100, 10_000)]
+    plan = bound_plan(model)
+    sizes = [float(cache_bytes(plan, n)) for n in (0, 1, 100, 10_000)]
     assert sizes == sorted(sizes) and sizes[-1] > 0
-    layers = sum(float(cache_bytes(bound_plan, 700, (i,))) for i in range(bound_plan.model.num_layers))
-    assert layers == pytest.approx(float(cache_bytes(bound_plan, 700)))
+    layers = sum(float(cache_bytes(plan, 700, (i,))) for i in range(plan.model.num_layers))
+    assert layers == pytest.approx(float(cache_bytes(plan, 700)))
 
 
 @pytest.mark.parametrize("quantization", ["fp8", "fp8-block", "w4a16", "nvfp4", "mxfp4", "int8", "int2"])
@@ -120,3 +120,113 @@ def test_quantised_layers_shrink_and_the_ends_stay(quantization: str) -> None:
     ends = 2 * 128256 * 4096 * 2 + (2 * 32 + 1) * 4096 * 2
     layers = float(weight_bytes(plain)) - ends
     assert (float(weight_bytes(small)) - ends) / layers == pytest.approx(catalog.precision(quantization).bytes / 2)
+
+
+Run = Callable[..., Ran]
+
+
+def test_activations_are_those_of_the_largest_step() -> None:
+    eager = inferometer.analyze("llama-3.1-8b", attention="eager", input_len=32768)
+    scores = 32 * 8192 * 32768 * 2  # the last 8,192 queries over all keys, heads and bytes
+    assert scores < eager.memory.activation_bytes < 1.05 * scores
+    assert eager.memory.activation_bytes == eager.phases["prefill"].memory_consumption_tmp_act
+    flash = inferometer.analyze("llama-3.1-8b", input_len=32768)
+    assert flash.memory.activation_bytes < 1e9
+
+
+def test_expanded_latents_are_activations_too() -> None:
+    r = inferometer.analyze(
+        "deepseek-v3", gpu="h200", data_parallel_size=8, enable_expert_parallel=True, input_len=130000
+    )
+    expanded = 130000 * 128 * (128 + 128) * 2
+    assert r.memory.activation_bytes > expanded
+    assert r.memory.activation_bytes >= r.phases["prefill"].memory_consumption_tmp_act > expanded
+
+
+def test_a_vision_tower_needs_its_own_memory() -> None:
+    r = inferometer.analyze("qwen2.5-vl-7b", images="20x2016x2016")
+    wide = 20 * (2016 // 14) ** 2 * 2 * 3420 * 2  # gate and up of all patches
+    assert r.memory.activation_bytes > wide
+    assert r.phases["prefill"].memory_consumption_tmp_act == r.memory.activation_bytes
+
+
+def test_the_largest_batch_counts_what_grows_with_it(run: Run) -> None:
+    words = ("qwen2.5-vl-7b", "--images", "2x2016x2016", "--input-len", "64", "--json")
+    most = run("analyze", *words).json["memory"]["max_batch_size"]
+    assert most > 1
+    assert run("analyze", *words, "--batch-size", str(most)).code == 0
+    assert run("analyze", *words, "--batch-size", str(most + 1)).code == 1
+
+
+@pytest.mark.parametrize("name", ["mamba-2.8b", "mamba2-2.7b"])
+def test_a_model_without_kv_cache_has_no_room_in_tokens(run: Run, name: str) -> None:
+    held = inferometer.analyze(name).memory
+    assert held.kv_bytes_per_token == 0 and held.max_total_tokens is None and held.max_batch_size > 1
+    assert "tokens of KV cache" not in run("analyze", name).out
+
+
+def test_offloading_takes_the_weights_first_and_then_the_cache() -> None:
+    plan: dict[str, Any] = {"gpu": "h200", "batch_size": 64, "engine": "roofline"}
+    plain = inferometer.analyze("llama-3.1-8b", **plan)
+    weights = inferometer.analyze("llama-3.1-8b", **plan, cpu_offload_gb=plain.memory.weights_bytes / 1e9)
+    both = inferometer.analyze("llama-3.1-8b", **plan, cpu_offload_gb=plain.memory.weights_bytes / 1e9 + 4)
+    assert weights.memory.weights_bytes == pytest.approx(0, abs=1)
+    assert weights.memory.kv_cache_bytes == plain.memory.kv_cache_bytes
+    assert plain.memory.kv_cache_bytes - both.memory.kv_cache_bytes == pytest.approx(4e9)
+    assert both.memory.max_batch_size > weights.memory.max_batch_size
+    sent = [sum(op.sent for op in r.phases["decode"].ops if op.name == "host_copy") for r in (weights, both)]
+    share = 4e9 / plain.memory.kv_cache_bytes
+    assert sent[1] - sent[0] == pytest.approx(share * plain.phases["decode"].load_kv_cache)
+    assert (both.metrics.tpot_ms or 0) > (weights.metrics.tpot_ms or 0)
+
+
+def test_the_cache_is_counted_in_whole_blocks() -> None:
+    for block in (16, 1000, 7):
+        held = inferometer.analyze("llama-3.1-8b", gpu="h200", block_size=block).memory
+        assert held.max_total_tokens is not None and held.max_total_tokens % block == 0
+        assert 0 <= 898_746 - held.max_total_tokens < block + 16
+
+
+@pytest.mark.parametrize(
+    ("model", "per_token"),
+    [
+        ("llama-3.1-8b", 131072),
+        ("deepseek-v3", 1152 * 61),
+        ("llama-2-7b", 2 * 32 * 4096 * 2),
+        ("qwen3-30b-a3b", 48 * 2 * 4 * 128 * 2),
+        ("gpt-oss-20b", 24 * 2 * 8 * 64 * 2),
+        ("mixtral-8x7b-v0.1", 131072),
+        ("qwen2-0.5b", 24 * 2 * 2 * 64 * 2),
+        ("mamba2-2.7b", 0),
+    ],
+)
+def test_cache_bytes_of_a_token(report: Callable[..., Report], model: str, per_token: float) -> None:
+    found = report(model, gpu="b300:memory=2e12", kv_cache_dtype="bf16")
+    assert found.memory.kv_bytes_per_token == per_token
+    half = report(model, gpu="b300:memory=2e12", kv_cache_dtype="fp8")
+    assert half.memory.kv_bytes_per_token == per_token / 2
+
+
+def test_a_window_bounds_the_cache(report: Callable[..., Report]) -> None:
+    short, long = (report("gemma-3-1b", input_len=n, output_len=2).memory.kv_cache_bytes for n in (400, 8000))
+    layer = 2 * 1 * 256 * 2  # one KV head of 256
+    assert short == 26 * layer * 402
+    assert long == (4 * 8002 + 22 * 512) * layer, "22 of 26 layers see 512 tokens"
+
+
+def test_tensor_parallel_ranks_share_weights_and_cache(report: Callable[..., Report]) -> None:
+    one, four = report("llama-3.1-8b"), report("llama-3.1-8b", tensor_parallel_size=4)
+    norms = (2 * 32 + 1) * 4096 * 2
+    assert four.memory.weights_bytes == pytest.approx((one.memory.weights_bytes - norms) / 4 + norms)
+    assert four.memory.kv_bytes_per_token == one.memory.kv_bytes_per_token / 4
+    assert four.phases["decode"].load_kv_cache == one.phases["decode"].load_kv_cache / 4
+    sixteen = report("llama-3.1-8b", tensor_parallel_size=16)
+    assert sixteen.memory.kv_bytes_per_token == one.memory.kv_bytes_per_token / 8, "eight KV heads, each on two ranks"
+
+
+def test_the_largest_batch_is_the_largest(run: Run) -> None:
+    for engine in ("vllm", "hf", "roofline"):
+        words = ("llama-2-7b", "--gpu", "a100-sxm-40gb", "--engine", engine, "--json")
+        most = run("analyze", *words).json["memory"]["max_batch_size"]
+        assert run("analyze", *words, "--batch-size", str(most)).code == 0, engine
+        assert run("analyze", *words, "--batch-size", str(most + 1)).code == 1, engine

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import Ran, refused
 
-from inferometer import analyze
+from inferometer import BadFile, analyze
 
 Run = Callable[..., Ran]
 GQA = '{ block = "gqa", num_attention_heads = 4, num_key_value_heads = 2, head_dim = 16 }'
@@ -115,3 +115,13 @@ def test_what_is_wrong_is_said(net: Callable[[str], Ran], text: str, words: tupl
 def test_the_good_one_is_good(net: Callable[[str], Ran]) -> None:
     ran = net(GOOD)
     assert (ran.code, ran.err) == (0, "")
+
+
+def test_a_block_has_the_network_s_width(tmp_path: Path) -> None:
+    path = tmp_path / "net.toml"
+    path.write_text(
+        'hidden_size = 64\nvocab_size = 100\n[[layers]]\nblocks = [{ block = "mlp", '
+        "intermediate_size = 128, hidden_size = 32 }]\n"
+    )
+    with pytest.raises(BadFile, match="hidden_size 32 is not the network's 64"):
+        analyze(str(path))

@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 from conftest import Ran, refused
 
+from inferometer import analyze
+from inferometer.specs import catalog
+
 Run = Callable[..., Ran]
 SMALL: dict[str, Any] = {
     "model_type": "llama",
@@ -176,3 +179,58 @@ def test_an_engine_file(run: Run, tmp_path: Path) -> None:
     refused(run("analyze", "llama-3.1-8b", "--engine", str(tmp_path / "no.toml"), "--json"), "no.toml")
     path.write_text("step_overhead = 1e-3\n")
     assert run("analyze", "llama-3.1-8b", "--engine", str(path), "--json").json["engine"]["name"] == "mine"
+
+
+MODEL = "llama-3.1-8b"
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "vocab_size": 100,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        '{"a":' * 5000 + "1" + "}" * 5000,
+        '{"hidden_size": ' + "9" * 5000 + "}",
+        '{"hidden_size": ' + "9" * 4000 + ', "model_type": "llama"}',
+    ],
+)
+def test_files_that_no_config_is(run: Run, tmp_path: Path, text: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    ran = run("analyze", str(path), "--json")
+    refused(ran, "config.json")
+    assert len(ran.err) < 1000
+
+
+def test_a_byte_order_mark_is_fine(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA), encoding="utf-8-sig")
+    assert analyze(str(path)).model.layers == 2
+    device = tmp_path / "mine.toml"
+    device.write_text("memory = 1e9\nmemory_bandwidth = 1e11\n[flops]\nbf16 = 1e12\n", encoding="utf-8-sig")
+    assert catalog.hardware(str(device)).memory == 1e9
+
+
+def test_toml_that_is_too_deep(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "net.toml"
+    path.write_text("a = " + "[" * 50_000)
+    refused(run("analyze", str(path)), "net.toml")
+
+
+@pytest.mark.parametrize(
+    "name", ["x" * 5000, "./" + "x" * 5000, "a/" + "x" * 5000, "~nosuchuser/x.json", "~nosuchuser"]
+)
+def test_names_that_no_file_has(run: Run, name: str) -> None:
+    ran = run("analyze", name, "--json")
+    refused(ran)
+    assert len(ran.err) < 500
+    for args in (("--gpu", f"{name}.toml"), ("--engine", f"{name}.toml"), ("-o", name)):
+        refused(run("analyze", MODEL, "--json", *args))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from inferometer import analyze
+from inferometer import Report, analyze
 from inferometer.base.errors import UnknownName
 from inferometer.network import families
 from inferometer.specs import catalog
@@ -190,3 +193,54 @@ def test_the_nearest_name_is_offered() -> None:
         catalog.hardware("h10")
     with pytest.raises(UnknownName, match=r"did you mean llama-3\.1-8b"):
         catalog.model("lama-3.1-8b")
+
+
+Reports = Callable[..., Report]
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "vocab_size": 100,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+ROLES = ("attn", "mlp", "experts", "shared")
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("nvidia/DeepSeek-R1-NVFP4", "nvfp4"),
+        ("nvidia/DeepSeek-R1-FP4", "nvfp4"),
+        ("DeepSeek-R1-AWQ", "w4a16"),
+        ("DeepSeek-R1-FP8", "fp8-block"),
+        ("deepseek-ai/DeepSeek-R1", "fp8-block"),
+        ("DeepSeek-R1-BF16", "bf16"),
+    ],
+)
+def test_the_name_says_how_it_is_quantised(report: Reports, name: str, expected: str) -> None:
+    found = report(name, gpu="b200", tensor_parallel_size=8)
+    assert {role: found.model.quantization[role] for role in ROLES} == dict.fromkeys(ROLES, expected)
+
+
+def test_a_name_of_the_declared_family_keeps_the_roles(report: Reports) -> None:
+    named, plain = report("openai/gpt-oss-120b-MXFP4", gpu="h200"), report("gpt-oss-120b", gpu="h200")
+    assert named.model.quantization == plain.model.quantization and plain.model.quantization["attn"] == "bf16"
+
+
+def test_a_config_on_disk_knows_better_than_its_folder(tmp_path: Path) -> None:
+    for name, section, expected in (("net-AWQ", {"quant_method": "fp8"}, "fp8"), ("net-awq-2", None, "w4a16")):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps({**LLAMA, "quantization_config": section}))
+        assert analyze(str(folder)).model.quantization["mlp"] == expected
+
+
+def test_engines_have_no_figures_that_nothing_reads() -> None:
+    for name in catalog.names("engines"):
+        assert not {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"} & set(
+            catalog.engine(name).kernels
+        ), name

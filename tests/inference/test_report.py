@@ -214,3 +214,15 @@ def test_one_token_of_answer_has_no_decode(report: Callable[..., Report]) -> Non
     found = report("llama-3.1-8b", output_len=1)
     assert found.metrics.tpot_ms is None and found.metrics.e2el_ms == found.metrics.ttft_ms
     assert "decode" not in found.phases
+
+
+Reports = Callable[..., Report]
+MODEL = "llama-3.1-8b"
+
+
+def test_one_output_token_has_rates(report: Reports) -> None:
+    found = report(MODEL, output_len=1, batch_size=4).metrics
+    assert found.ttft_ms and found.e2el_ms == found.ttft_ms and found.tpot_ms is None
+    assert found.output_throughput == pytest.approx(4 / (found.ttft_ms / 1e3))
+    assert found.cost_per_million_output_tokens and found.joules_per_output_token
+    assert report(MODEL, output_len=1, phase="prefill").metrics.output_throughput is None

@@ -1,0 +1,56 @@
+"""Where figures come from: measured, fitted or assumed, and the warnings that say so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from conftest import Ran
+
+import inferometer
+from inferometer import Report
+from inferometer.costs import collectives
+
+Reports = Callable[..., Report]
+MODEL = "llama-3.1-8b"
+Run = Callable[..., Ran]
+
+
+def origins(report: inferometer.Report, name: str) -> set[str]:
+    return {op.origin for phase in report.phases.values() for op in phase.ops if op.name == name and op.seconds > 0}
+
+
+def test_kernels_of_other_devices_are_a_warning(report: Reports) -> None:
+    def doubts(**words: Any) -> list[str]:
+        return [w for w in report(MODEL, **words).warnings if "stand in" in w or "assumed from one H200" in w]
+
+    assert doubts(gpu="h200") == doubts(gpu="h100-sxm") == doubts(gpu="rtx4090") == []  # of measured architectures
+    assert doubts(gpu="t4") == ["no turing GPU was measured: kernels of the H100-SXM stand in"]
+    assert doubts(gpu="mi300x") == ["kernel efficiencies are assumed from one H200"]
+    assert doubts(gpu="t4", engine="roofline") == doubts(gpu="t4", efficiency=0.5) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "origin"),
+    [
+        ({"gpu": "h200"}, "fitted"),
+        ({"gpu": "l40s"}, "fitted"),
+        ({"gpu": "mi300x"}, "assumed"),
+        ({"gpu": "v100-sxm-32gb", "dtype": "fp16"}, "assumed"),
+        ({"gpu": "h200", "engine": "sglang"}, "assumed"),
+        ({"gpu": "h200", "engine": "trtllm"}, "fitted"),
+        ({"gpu": "b200", "engine": "trtllm"}, "assumed"),
+        ({"gpu": "h200", "gpus_per_node": 2, "nodes": 2}, "assumed"),
+    ],
+)
+def test_collectives_say_what_nobody_measured(words: dict[str, Any], origin: str) -> None:
+    found = inferometer.analyze("llama-3.1-8b", tensor_parallel_size=4, output_len=2, **words)
+    assert origins(found, "all_reduce") == {origin}
+
+
+def test_an_assumed_collective_is_explained_as_one(run: Run) -> None:
+    told = run("analyze", "llama-3.1-8b", "--gpu", "mi300x", "-tp", "4", "--explain", "all_reduce").out
+    assert "○ assumed" in told and "xgmi (direct)" in told and "rounded from the three NVLink styles" in told
+    assert collectives.origin("all_gather", "nvlink", "hopper", "sglang") == "fitted"  # NCCL's, whoever calls it
+    assert collectives.origin("all_reduce", "something-new") == "assumed"
