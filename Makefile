@@ -1,4 +1,4 @@
-# Two commands do everything on a machine with Python 3.11 or newer: `make demo` and `make test`.
+# `make demo` shows it, `make check` is for every edit, `make test` for every commit. Python 3.11 or newer is all they need.
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin
@@ -6,12 +6,16 @@ READY := $(VENV)/.ready
 TESTS := $(VENV)/.tests-ready
 TORCH ?= torch==2.13.0  # `make test TORCH=` leaves it out: the tests that measure layers and kernels then skip
 
-.PHONY: demo test lint types check bench clean
+.PHONY: demo check test lint types bench clean
 
 demo: $(READY)
 	$(RUN)/inferometer analyze llama-3.1-8b --gpu h200 --batch-size 8 --input-len 1024 --output-len 128
 
-test: lint types check
+check: $(TESTS)  # the quick tests, within a minute
+	$(RUN)/pytest -m "not slow"
+
+test: lint types  # everything, within minutes; says what was skipped and why
+	$(RUN)/pytest -rs
 
 lint: $(TESTS)
 	$(RUN)/ruff check src tests benchmarks
@@ -19,9 +23,6 @@ lint: $(TESTS)
 
 types: $(TESTS)
 	$(RUN)/mypy
-
-check: $(TESTS)
-	$(RUN)/pytest
 
 bench: $(TESTS)
 	$(RUN)/python benchmarks/cold_start.py
