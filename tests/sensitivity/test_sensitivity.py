@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from inferometer import sensitivity
 from inferometer.inference.analyze import analyze
 from inferometer.inference.request import Request, build_request
-from inferometer.sensitivity.evaluation import METRICS, point, read, reading
-from inferometer.sensitivity.parameters import TOGETHER, knobs, links_in_use
+from inferometer.sensitivity.evaluation import METRICS, bind_request, evaluate, evaluate_metric
+from inferometer.sensitivity.parameters import ALL_SPEEDS, links_in_use, parameters
 from inferometer.sensitivity.sensitivity_report import Sensitivity
-from inferometer.sensitivity.sizing import laid_out, smallest
-from inferometer.sensitivity.targets import demand, least, solved
+from inferometer.sensitivity.sizing import smallest_platform, with_layout
+from inferometer.sensitivity.targets import bisect, demand, solve
 from inferometer.specs import catalog
 
 TIMES = ("ttft_ms", "tpot_ms", "e2el_ms")
@@ -50,16 +50,16 @@ def looked(model: str, gpu: str = "h200", **words: object) -> Sensitivity:
 )
 def test_better_figures_never_make_anything_slower(plan, gpu, batch, prompt, factor):
     model, words = plan
-    asked = build_request(model, gpu, batch_size=batch, input_len=prompt, **words)
-    base = reading(asked)
-    for key, knob in knobs(asked).items():
+    request = build_request(model, gpu, batch_size=batch, input_len=prompt, **words)
+    base = evaluate(request)
+    for key, parameter in parameters(request).items():
         if key == "memory":
             continue
-        better = reading(knob.turned(asked, factor**knob.better))
+        better = evaluate(parameter.scaled_request(request, factor**parameter.better))
         for field in TIMES:
             here, there = getattr(base, field), getattr(better, field)
             elasticity = math.log(there / here) / math.log(factor)
-            heat = asked.device.throttle  # a shorter prompt lowers the clocks less, so a little more than all arrives
+            heat = request.device.throttle  # a shorter prompt lowers the clocks less, so a little more than all arrives
             assert -1 - heat - 1e-9 <= elasticity <= 1e-9, f"{key} ×{factor:.3g}: {field} {here} -> {there}"
 
 
@@ -74,15 +74,21 @@ def test_better_figures_never_make_anything_slower(plan, gpu, batch, prompt, fac
 )
 def test_all_speeds_together_divide_the_time_on_the_perfect_engine(model, gpu, tp, batch, prompt, factor):
     """Time has no other unit to come from; and one by one, gains add up to no more than that, losses to no less."""
-    asked = build_request(model, gpu, engine="roofline", tensor_parallel_size=tp, batch_size=batch, input_len=prompt)
-    every, base = knobs(asked), reading(asked)
-    faster = reading(every[TOGETHER].turned(asked, factor))
+    request = build_request(model, gpu, engine="roofline", tensor_parallel_size=tp, batch_size=batch, input_len=prompt)
+    every, base = parameters(request), evaluate(request)
+    faster = evaluate(every[ALL_SPEEDS].scaled_request(request, factor))
     for field in TIMES:
         assert getattr(faster, field) == pytest.approx(getattr(base, field) / factor, rel=1e-9)
-    alone = [knob for knob in every.values() if not knob.within and knob.key != "memory" and knob.of == "hardware"]
+    alone = [
+        parameter
+        for parameter in every.values()
+        if not parameter.within and parameter.key != "memory" and parameter.of == "hardware"
+    ]
     for field in ("ttft_ms", "tpot_ms"):
         for sign, beyond in ((1, False), (-1, True)):
-            moved = [reading(knob.turned(asked, factor ** (sign * knob.better))) for knob in alone]
+            moved = [
+                evaluate(parameter.scaled_request(request, factor ** (sign * parameter.better))) for parameter in alone
+            ]
             total = sum(abs(math.log(getattr(one, field) / getattr(base, field))) for one in moved) / math.log(factor)
             assert total >= 1 - 1e-9 if beyond else total <= 1 + 1e-9
 
@@ -132,21 +138,21 @@ def test_every_change_is_what_analyze_says():
     ],
 )
 def test_links_that_no_axis_uses_move_nothing(words, used):
-    asked = build_request(
+    request = build_request(
         "llama-3.1-8b" if words.get("tensor_parallel_size") != 16 else "llama-3.1-70b", "h200", **words
     )
-    assert links_in_use(asked) == used
-    base = reading(asked)
-    for key, knob in knobs(asked).items():
+    assert links_in_use(request) == used
+    base = evaluate(request)
+    for key, parameter in parameters(request).items():
         if key.startswith("links."):
-            assert knob.used == (key.split(".")[1] in used)
-            moved = reading(knob.turned(asked, 0.3)) != base
-            assert moved == knob.used or key.endswith("latency"), key
+            assert parameter.used == (key.split(".")[1] in used)
+            moved = evaluate(parameter.scaled_request(request, 0.3)) != base
+            assert moved == parameter.used or key.endswith("latency"), key
 
 
 def test_experts_of_replicas_meet_over_the_link():
-    asked = build_request("qwen3-30b-a3b", "h200", data_parallel_size=2, enable_expert_parallel=True, batch_size=64)
-    assert links_in_use(asked) == {"nvlink"}
+    request = build_request("qwen3-30b-a3b", "h200", data_parallel_size=2, enable_expert_parallel=True, batch_size=64)
+    assert links_in_use(request) == {"nvlink"}
     assert links_in_use(build_request("llama-3.1-8b", "h200", data_parallel_size=2, batch_size=64)) == set()
 
 
@@ -204,23 +210,23 @@ def test_a_model_that_does_not_fit_is_still_looked_at():
 )
 def test_targets_hold_when_put_back_in(plan, gpu, word, aim):
     model, words = plan
-    asked = build_request(model, gpu, batch_size=8, **words)
+    request = build_request(model, gpu, batch_size=8, **words)
     metric = METRICS[word]
-    now = read(asked, metric)
+    now = evaluate_metric(request, metric)
     if now is None:  # a device without a price
         return
     limit = now * aim
-    for key, knob in knobs(asked).items():
-        found = solved(asked, knob, metric, limit)
+    for key, parameter in parameters(request).items():
+        found = solve(request, parameter, metric, limit)
         assert (found.status == "holds") == metric.holds(now, limit)
         if found.status == "never":
-            far = read(knob.turned(asked, 64.0**knob.better), metric)
+            far = evaluate_metric(parameter.scaled_request(request, 64.0**parameter.better), metric)
             assert not metric.holds(far, limit), key
-            assert found.best is None or not metric.holds(found.best, limit) or key == TOGETHER
+            assert found.best is None or not metric.holds(found.best, limit) or key == ALL_SPEEDS
         elif found.factor is not None and key != "memory":
-            there = read(knob.turned(asked, found.factor), metric)
+            there = evaluate_metric(parameter.scaled_request(request, found.factor), metric)
             assert metric.holds(there, limit), f"{key} ×{found.factor}: {there} for {limit}"
-            worse = read(knob.turned(asked, found.factor * 0.999**knob.better), metric)
+            worse = evaluate_metric(parameter.scaled_request(request, found.factor * 0.999**parameter.better), metric)
             assert not metric.holds(worse, limit) or worse == pytest.approx(limit, rel=1e-4), key
 
 
@@ -262,26 +268,26 @@ def test_gaps_are_closed_from_above(root, slope, steps):
         y = (root - x) * slope
         return math.ceil(y * 4) / 4 if steps else y
 
-    found = least(gap, -6, 6)
+    found = bisect(gap, -6, 6)
     assert gap(found) <= 0 and (gap(found - 2e-3) > 0 or gap(found) > -2e-5)
 
 
 def test_gaps_that_stay_open_or_were_never_there():
-    assert least(lambda x: 1.0, -6, 6) is None
-    assert least(lambda x: -1.0, -6, 6) == -6
-    assert least(lambda x: math.inf if x < 1 else -1.0, -6, 6) == pytest.approx(1.0, abs=1e-3)
+    assert bisect(lambda x: 1.0, -6, 6) is None
+    assert bisect(lambda x: -1.0, -6, 6) == -6
+    assert bisect(lambda x: math.inf if x < 1 else -1.0, -6, 6) == pytest.approx(1.0, abs=1e-3)
 
 
 # ------------------------------------------------------------------ platforms
 
 
-def works(asked: Request, ranks: tuple[int, int, int], limits: dict[str, float]) -> bool:
+def works(request: Request, ranks: tuple[int, int, int], limits: dict[str, float]) -> bool:
     """A layout, judged by `analyze` alone."""
     words = dict(zip(("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"), ranks, strict=True))
-    work = asked.workload
+    work = request.workload
     report = analyze(
-        asked.model.name,
-        asked.device.name,
+        request.model.name,
+        request.device.name,
         batch_size=work.batch_size,
         input_len=work.input_len,
         output_len=work.output_len,
@@ -302,47 +308,47 @@ def works(asked: Request, ranks: tuple[int, int, int], limits: dict[str, float])
     ],
 )
 def test_no_smaller_platform_works(model, gpu, work, limits):
-    asked = build_request(model, gpu, **work)
-    size = smallest(asked, limits)
-    assert size.found is not None and works(asked, size.found.ranks, limits)
-    assert [tried.gpus for tried in size.tried] == list(range(1, size.found.gpus + 1))
-    for gpus in range(1, size.found.gpus):
+    request = build_request(model, gpu, **work)
+    size = smallest_platform(request, limits)
+    assert size.smallest is not None and works(request, size.smallest.ranks, limits)
+    assert [tried.gpus for tried in size.tried] == list(range(1, size.smallest.gpus + 1))
+    for gpus in range(1, size.smallest.gpus):
         every = [(tp, pp, gpus // (tp * pp)) for tp in range(1, gpus + 1) for pp in range(1, gpus + 1)]
         for ranks in every:
-            assert math.prod(ranks) != gpus or not works(asked, ranks, limits), ranks
+            assert math.prod(ranks) != gpus or not works(request, ranks, limits), ranks
     if size.smaller is not None:
-        assert size.smaller.gpus == size.found.gpus - 1 and size.smaller.reason and not size.smaller.works
+        assert size.smaller.gpus == size.smallest.gpus - 1 and size.smaller.reason and not size.smaller.works
 
 
 def test_what_binds_a_platform():
     def bound(**words):
-        return smallest(build_request("llama-3.1-70b", "h100-sxm", **words), {}).tried
+        return smallest_platform(build_request("llama-3.1-70b", "h100-sxm", **words), {}).tried
 
     assert bound(batch_size=1)[0].binding == "weights"
     long = bound(batch_size=64, input_len=4000)
     assert long[-1].works and long[-2].binding == "kv_cache" and 0 < long[-2].short < 1
-    slow = smallest(build_request("llama-3.1-8b", "h100-sxm", batch_size=8), {"tpot": 5.0})
-    assert slow.smaller.binding == "tpot" and slow.found.tpot_ms <= 5.0 < slow.smaller.tpot_ms
+    slow = smallest_platform(build_request("llama-3.1-8b", "h100-sxm", batch_size=8), {"tpot": 5.0})
+    assert slow.smaller.binding == "tpot" and slow.smallest.tpot_ms <= 5.0 < slow.smaller.tpot_ms
 
 
 def test_the_best_of_several_gpu_types_is_taken():
     found = sensitivity("llama-3.1-70b", "a100-sxm-40gb,h200", size=True, batch_size=16)
     assert [one.gpu for one in found.size] == ["a100-sxm-40gb", "h200"]
-    assert found.device["name"] == "h200" and found.plan["gpus"] == 2 == found.size[1].found.gpus
+    assert found.device["name"] == "h200" and found.plan["gpus"] == 2 == found.size[1].smallest.gpus
     assert found.feasible and "2 × h200 (-tp 2) are the smallest platform" in found.summary
 
 
 def test_no_platform_at_all():
     found = sensitivity("llama-3.1-8b", "h200", size=True, target="ttft:0.1")
     assert not found.feasible and "no platform of up to 128 × h200" in found.reason
-    assert found.size[0].found is None and "TTFT" in found.size[0].smaller.reason
+    assert found.size[0].smallest is None and "TTFT" in found.size[0].smaller.reason
 
 
 def test_nodes_are_whole_beyond_one():
-    size = smallest(build_request("deepseek-v3", "h100-sxm"), {})
-    assert size.found.gpus == 16 and [t.gpus for t in size.tried] == [*range(1, 9), 16]
-    placed = laid_out(build_request("deepseek-v3", "h100-sxm"), *size.found.ranks)
-    assert placed.plan.nodes == 2 and point(placed).fits
+    size = smallest_platform(build_request("deepseek-v3", "h100-sxm"), {})
+    assert size.smallest.gpus == 16 and [t.gpus for t in size.tried] == [*range(1, 9), 16]
+    placed = with_layout(build_request("deepseek-v3", "h100-sxm"), *size.smallest.ranks)
+    assert placed.plan.nodes == 2 and bind_request(placed).fits
 
 
 # ------------------------------------------------------------------ models and use cases
@@ -352,25 +358,25 @@ def test_a_larger_model_asks_for_more_of_everything():
     found = sensitivity("llama-2-7b", "h100-sxm", batch_size=16, compare="llama-2-7b,llama-2-70b")
     first, last = found.compare
     assert [row.name for row in found.compare] == ["llama-2-7b", "llama-2-70b"]
-    assert first.meets and first.demand.flops == pytest.approx(1, rel=1e-3) and first.size.found.gpus == 1
+    assert first.meets and first.demand.flops == pytest.approx(1, rel=1e-3) and first.size.smallest.gpus == 1
     assert first.demand.memory_bandwidth == pytest.approx(1, rel=1e-3)
     assert not last.fits and "fits with" in last.reason and last.demand.memory > 1
     for key in ("flops", "memory_bandwidth", "memory"):
         assert getattr(last.demand, key) > 1.5 * getattr(first.demand, key), key
     assert last.ttft_ms / first.ttft_ms == pytest.approx(69 / 6.7, rel=0.2)  # by their weights
     assert last.alone["flops"]["tpot"].status == "never"
-    assert last.alone[TOGETHER]["tpot"].factor <= last.demand.flops
+    assert last.alone[ALL_SPEEDS]["tpot"].factor <= last.demand.flops
 
 
 def test_what_is_asked_for_is_enough_and_not_too_much():
-    asked = build_request("llama-2-13b", "h100-sxm", batch_size=16)
+    request = build_request("llama-2-13b", "h100-sxm", batch_size=16)
     limits = {"ttft": 300.0, "tpot": 9.0}
-    found = demand(asked, limits)
+    found = demand(request, limits)
 
     def holds(flops: float, bandwidth: float, slack: float) -> list[bool]:
-        every = knobs(asked)
-        turned = every["memory_bandwidth"].turned(every["flops"].turned(asked, flops), bandwidth)
-        return [METRICS[w].holds(read(turned, METRICS[w]), limit * slack) for w, limit in limits.items()]
+        every = parameters(request)
+        turned = every["memory_bandwidth"].scaled_request(every["flops"].scaled_request(request, flops), bandwidth)
+        return [METRICS[w].holds(evaluate_metric(turned, METRICS[w]), limit * slack) for w, limit in limits.items()]
 
     assert found.flops > 1 and found.memory_bandwidth > 1
     assert all(holds(found.flops, found.memory_bandwidth, 1.002))
@@ -392,7 +398,7 @@ def test_use_cases_are_judged_by_what_their_users_expect():
         assert (row.ttft_ms, row.tpot_ms) == (report.metrics.ttft_ms, report.metrics.tpot_ms)
         kept = report.metrics.ttft_ms <= case.ttft * 1e3 and report.metrics.tpot_ms <= case.tpot * 1e3
         assert row.meets == (report.feasible and kept)
-        asked = (row.demand.flops, row.demand.memory_bandwidth, row.demand.memory)
-        assert row.meets == all(factor is not None and factor <= 1 for factor in asked), row.name
-        assert row.size.found is None or (row.size.found.gpus == 1) == row.meets
+        request = (row.demand.flops, row.demand.memory_bandwidth, row.demand.memory)
+        assert row.meets == all(factor is not None and factor <= 1 for factor in request), row.name
+        assert row.size.smallest is None or (row.size.smallest.gpus == 1) == row.meets
     assert {row.meets for row in found.usecases} == {True, False}

@@ -10,7 +10,7 @@ from ..base.errors import BadValue, UnknownName
 from ..costs import kernels, parallelism
 from ..costs.binding import BoundPlan
 from ..specs import catalog
-from ..specs.structs import Engine, Workload
+from ..specs.structs import Engine, Hardware, Workload
 from . import latency, memory
 from .advice import bottleneck_summary, fits_with
 from .breakdown import phase_tables
@@ -61,8 +61,8 @@ def report_of(request: Request, phase: str = "all") -> Report:
     reason = illegal or (None if fits else fits_with(request, bound_plan, held))
     report = Report(
         model=model_info(request),
-        device=_device(request),
-        engine={"name": request.engine.name, "label": request.engine.label, "version": request.engine.version},
+        device=device_info(request.device),
+        engine=engine_info(request.engine),
         plan={
             **msgspec.to_builtins(request.plan),
             "gpus": request.plan.gpus,
@@ -208,6 +208,11 @@ def model_info(request: Request) -> ModelInfo:
     )
 
 
-def _device(request: Request) -> dict[str, Any]:
-    data = msgspec.to_builtins(request.device)
-    return {k: v for k, v in data.items() if k not in ("source", "aliases")}
+def device_info(device: Hardware) -> dict[str, Any]:
+    """The figures of a device, without their sources and its other names: ``device_info(request.device)["memory"]``"""
+    return {k: v for k, v in msgspec.to_builtins(device).items() if k not in ("source", "aliases")}
+
+
+def engine_info(engine: Engine) -> dict[str, Any]:
+    """Which engine and version: ``{"name": "vllm", "label": "vLLM", "version": "0.15"}``"""
+    return {"name": engine.name, "label": engine.label, "version": engine.version}

@@ -1,1 +1,1 @@
-"""What moves what: a machine's figures turned one by one or until a target holds, and machines sized for a task."""
+"""What moves what: parameters of a machine scaled one by one or until a target holds, and machines sized for a task."""

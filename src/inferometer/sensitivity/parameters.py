@@ -1,8 +1,8 @@
-"""Figures of a machine that can be turned, under the keys of its hardware file and of its engine's.
+"""Parameters of a machine that can be scaled, under the keys of its hardware file and of its engine's.
 
-asked = request("llama-3.1-8b", "h200")
-knob = knobs(asked)["memory_bandwidth"]
-knob.turned(asked, 1.1)        # the same request on a device with 10% more of it
+request = build_request("llama-3.1-8b", "h200")
+bandwidth = parameters(request)["memory_bandwidth"]
+bandwidth.scaled_request(request, 1.1)        # the same request on a device with 10% more of it
 """
 
 from __future__ import annotations
@@ -18,60 +18,54 @@ from ..inference.request import Request
 from ..specs.catalog import precision
 from ..specs.structs import Hardware
 
-Turn = Callable[[Request, float], Request]
-TOGETHER = "speeds"  # the knob that turns everything of the device that is a speed
+Scaling = Callable[[Request, float], Request]
+ALL_SPEEDS = "speeds"  # the parameter that scales everything of the device that is a speed
 
 
-class Knob(NamedTuple):
-    """One figure, or several that are turned together."""
+class Parameter(NamedTuple):
+    """One number of a machine, or several that are scaled together."""
 
     key: str
     label: str
     unit: str
-    value: float | None  # in SI; None where it is several figures
-    turned: Turn
+    value: float | None  # in SI; None where it is several numbers
+    scaled_request: Scaling
     used: bool = True  # by this plan
     better: int = 1  # -1: less of it is better
-    within: str = ""  # the knob that turns this figure too, so that the two are not told as two findings
-    of: str = "hardware"  # whose file has the key
+    within: str = ""  # the parameter that scales this one too, so that the two are not two findings
+    of: str = "hardware"  # which file has the key
 
-    def scaled(self, factor: float) -> float | None:
-        """The figure times a factor, where it is one figure."""
+    def scaled_value(self, factor: float) -> float | None:
+        """The number times a factor, where it is one number."""
         return None if self.value is None else self.value * factor
 
 
-def knobs(request: Request) -> dict[str, Knob]:
-    """All of a request, by key, in the order people ask for them."""
-    found = [*_chip(request), *_links(request), *_host(request), _together()]
-    return {knob.key: knob for knob in found}
+def parameters(request: Request) -> dict[str, Parameter]:
+    """All parameters of a request, by key: ``parameters(request)["flops"].value``"""
+    rows = [*_chip(request), *_links(request), *_host(request), _all_speeds()]
+    return {parameter.key: parameter for parameter in rows}
 
 
-def _changed(request: Request, **figures: Any) -> Request:
-    """The request on a device with other figures; its kernels are the usual device's."""
+def _with_device(request: Request, **figures: Any) -> Request:
+    """The request on a device with other figures; its kernels are the nominal device's."""
     return request._replace(device=replace(request.device, **figures), usual=request.usual or request.device)
 
 
 # ------------------------------------------------------------------ the chip
 
 
-def _chip(request: Request) -> list[Knob]:
+def _chip(request: Request) -> list[Parameter]:
     device, formats = request.device, formats_in_use(request)
-    named = [
-        Knob(f"flops.{word}", f"FLOP/s in {word}", "FLOP/s", device.flops[word], _one_format(word), within="flops")
-        for word in formats
+    by_format = [
+        Parameter(f"flops.{name}", f"FLOP/s in {name}", "FLOP/s", device.flops[name], _one_format(name), within="flops")
+        for name in formats
     ]
     return [
-        Knob("flops", "FLOP/s, all formats", "FLOP/s", device.flops[formats[0]], _flops),
-        *named,
-        Knob(
-            "memory_bandwidth",
-            "memory bandwidth",
-            "B/s",
-            device.memory_bandwidth,
-            lambda a, f: _changed(a, memory_bandwidth=a.device.memory_bandwidth * f),
-        ),
-        Knob("memory", "memory size", "B", device.memory, lambda a, f: _changed(a, memory=a.device.memory * f)),
-        Knob("clock", "clock", "Hz", device.clock or None, _clock, within="flops"),
+        Parameter("flops", "FLOP/s, all formats", "FLOP/s", device.flops[formats[0]], _flops),
+        *by_format,
+        Parameter("memory_bandwidth", "memory bandwidth", "B/s", device.memory_bandwidth, _memory_bandwidth),
+        Parameter("memory", "memory size", "B", device.memory, _memory),
+        Parameter("clock", "clock", "Hz", device.clock or None, _clock, within="flops"),
     ]
 
 
@@ -80,57 +74,64 @@ def formats_in_use(request: Request) -> list[str]:
     device, dtype = request.device, request.plan.dtype
     ops = [op for block in request.model.blocks for op in block.ops]
     roles = {op.role for op in ops if op.peak.removesuffix("_peak_flops") in ROLES}
-    words = [request.roles[role] for role in ("experts", "mlp", *ROLES) if role in roles]
-    attends = [dtype] if any(op.peak.startswith("attention") for op in ops) else []
-    return list(dict.fromkeys(peak_format(device, precision(word), dtype) for word in (*words, *attends, dtype)))
+    quantizations = [request.roles[role] for role in ("experts", "mlp", *ROLES) if role in roles]
+    attention = [dtype] if any(op.peak.startswith("attention") for op in ops) else []
+    formats = (peak_format(device, precision(name), dtype) for name in (*quantizations, *attention, dtype))
+    return list(dict.fromkeys(formats))
 
 
 def _flops(request: Request, factor: float) -> Request:
-    return _changed(request, flops={word: peak * factor for word, peak in request.device.flops.items()})
+    return _with_device(request, flops={name: peak * factor for name, peak in request.device.flops.items()})
 
 
-def _one_format(word: str) -> Turn:
-    def turned(request: Request, factor: float) -> Request:
-        return _changed(request, flops={**request.device.flops, word: request.device.flops[word] * factor})
+def _one_format(name: str) -> Scaling:
+    def scaled(request: Request, factor: float) -> Request:
+        return _with_device(request, flops={**request.device.flops, name: request.device.flops[name] * factor})
 
-    return turned
+    return scaled
+
+
+def _memory_bandwidth(request: Request, factor: float) -> Request:
+    return _with_device(request, memory_bandwidth=request.device.memory_bandwidth * factor)
+
+
+def _memory(request: Request, factor: float) -> Request:
+    return _with_device(request, memory=request.device.memory * factor)
 
 
 def _clock(request: Request, factor: float) -> Request:
     """What the chip's clock moves: all FLOP/s, and the start of kernels; memory and links have clocks of their own."""
-    faster = _starts(_flops(request, factor), 1 / factor)
-    return _changed(faster, clock=request.device.clock * factor)
+    faster = _kernel_starts(_flops(request, factor), 1 / factor)
+    return _with_device(faster, clock=request.device.clock * factor)
 
 
 # ------------------------------------------------------------------ links
 
 
-def _links(request: Request) -> list[Knob]:
+def _links(request: Request) -> list[Parameter]:
     used = links_in_use(request)
-    found = []
-    for name, link in request.device.links.items():
-        for word, unit, better in (("bandwidth", "B/s", 1), ("latency", "s", -1)):
-            found.append(
-                Knob(
-                    f"links.{name}.{word}",
-                    f"{name} {word}",
-                    unit,
-                    getattr(link, word),
-                    _link(name, word),
-                    name in used,
-                    better,
-                )
-            )
-    return found
+    return [
+        Parameter(
+            key=f"links.{name}.{field}",
+            label=f"{name} {field}",
+            unit=unit,
+            value=getattr(link, field),
+            scaled_request=_link(name, field),
+            used=name in used,
+            better=better,
+        )
+        for name, link in request.device.links.items()
+        for field, unit, better in (("bandwidth", "B/s", 1), ("latency", "s", -1))
+    ]
 
 
-def _link(name: str, word: str) -> Turn:
-    def turned(request: Request, factor: float) -> Request:
+def _link(name: str, field: str) -> Scaling:
+    def scaled(request: Request, factor: float) -> Request:
         link = request.device.links[name]
-        other = replace(link, **{word: getattr(link, word) * factor})
-        return _changed(request, links={**request.device.links, name: other})
+        other = replace(link, **{field: getattr(link, field) * factor})
+        return _with_device(request, links={**request.device.links, name: other})
 
-    return turned
+    return scaled
 
 
 def links_in_use(request: Request) -> set[str]:
@@ -148,67 +149,57 @@ def links_in_use(request: Request) -> set[str]:
         if ranks[axis] > 1:
             used |= {place.name} | ({"network"} if place.spans_nodes else set())
     if plan.cpu_offload_bytes:
-        used |= {next((word for word in ("c2c", "pcie", "host") if word in device.links), "")}
+        used |= {next((name for name in ("c2c", "pcie", "host") if name in device.links), "")}
     return used
 
 
 # ------------------------------------------------------------------ the host and its engine
 
 
-def _host(request: Request) -> list[Knob]:
-    engine, front = request.engine, request.plan.frontend == "http"
-    frontend = engine.request_overhead + (engine.http_overhead if front else 0.0)
+def _host(request: Request) -> list[Parameter]:
+    engine, http = request.engine, request.plan.frontend == "http"
+    frontend = engine.request_overhead + (engine.http_overhead if http else 0.0)
     starts = any(kernel.fixed for kernel in engine.kernels.values())
+
+    def seconds(key: str, label: str, value: float | None, scaling: Scaling, used: bool) -> Parameter:
+        return Parameter(key, label, "s", value, scaling, used, better=-1, of="engine")
+
+    floor = _engine_fields("step_floor", "step_floor_per_sequence")
     return [
-        Knob("launch", "launching kernels", "s", None, _launch, any(engine.launch.values()), -1, of="engine"),
-        Knob(
+        seconds("launch", "launching kernels", None, _launch, any(engine.launch.values())),
+        seconds(
             "step_overhead",
             "host time of a step",
-            "s",
             engine.step_overhead,
-            _scaled("step_overhead"),
+            _engine_fields("step_overhead"),
             engine.step_overhead > 0,
-            -1,
-            of="engine",
         ),
-        Knob(
-            "step_floor",
-            "shortest step of the host",
-            "s",
-            engine.step_floor,
-            _scaled("step_floor", "step_floor_per_sequence"),
-            engine.step_floor > 0,
-            -1,
-            of="engine",
-        ),
-        Knob(
+        seconds("step_floor", "shortest step of the host", engine.step_floor, floor, engine.step_floor > 0),
+        seconds(
             "request_overhead",
             "front end, per request",
-            "s",
             frontend,
-            _scaled("request_overhead", "http_overhead"),
+            _engine_fields("request_overhead", "http_overhead"),
             frontend > 0,
-            -1,
-            of="engine",
         ),
-        Knob("kernels.fixed", "start of a kernel", "s", None, _starts, starts, -1, of="engine"),
+        seconds("kernels.fixed", "start of a kernel", None, _kernel_starts, starts),
     ]
 
 
-def _scaled(*words: str) -> Turn:
-    def turned(request: Request, factor: float) -> Request:
-        figures = {word: getattr(request.engine, word) * factor for word in words}
-        return request._replace(engine=replace(request.engine, **figures))
+def _engine_fields(*fields: str) -> Scaling:
+    def scaled(request: Request, factor: float) -> Request:
+        values = {field: getattr(request.engine, field) * factor for field in fields}
+        return request._replace(engine=replace(request.engine, **values))
 
-    return turned
+    return scaled
 
 
 def _launch(request: Request, factor: float) -> Request:
-    figures = {kind: took * factor for kind, took in request.engine.launch.items()}
-    return request._replace(engine=replace(request.engine, launch=figures))
+    launch = {kind: took * factor for kind, took in request.engine.launch.items()}
+    return request._replace(engine=replace(request.engine, launch=launch))
 
 
-def _starts(request: Request, factor: float) -> Request:
+def _kernel_starts(request: Request, factor: float) -> Request:
     kernels = {kind: replace(kernel, fixed=kernel.fixed * factor) for kind, kernel in request.engine.kernels.items()}
     return request._replace(engine=replace(request.engine, kernels=kernels))
 
@@ -216,9 +207,9 @@ def _starts(request: Request, factor: float) -> Request:
 # ------------------------------------------------------------------ everything
 
 
-def _together() -> Knob:
+def _all_speeds() -> Parameter:
     """FLOP/s, memory and links as one: what is left of the time is the host's and the kernels' own."""
-    return Knob(TOGETHER, "all speeds at once", "", None, _speeds, within=TOGETHER)
+    return Parameter(ALL_SPEEDS, "all speeds at once", "", None, _speeds, within=ALL_SPEEDS)
 
 
 def _speeds(request: Request, factor: float) -> Request:
@@ -227,4 +218,4 @@ def _speeds(request: Request, factor: float) -> Request:
         name: replace(link, bandwidth=link.bandwidth * factor, latency=link.latency / factor)
         for name, link in device.links.items()
     }
-    return _changed(_flops(request, factor), memory_bandwidth=device.memory_bandwidth * factor, links=links)
+    return _with_device(_flops(request, factor), memory_bandwidth=device.memory_bandwidth * factor, links=links)

@@ -1,4 +1,11 @@
-"""How much each figure of a machine moves what users see, a tenth up and a tenth down: rooflines have kinks."""
+"""What moves a plan's latency, throughput and cost, and what a target, a model or a use case needs of a machine.
+
+sensitivity("llama-3.1-8b", gpu="h200", batch_size=8).summary
+sensitivity("llama-3.1-8b", gpu="h200", target="tpot:4").targets["tpot"].figures["memory_bandwidth"].value
+sensitivity("llama-3.1-70b", gpu="h100-sxm", size=True, batch_size=32).size[0].smallest.layout
+sensitivity("llama-2-7b", gpu="h100-sxm", compare="llama-2-70b").compare[1].demand.memory_bandwidth
+sensitivity("llama-3.1-8b", gpu="h100-sxm", compare_usecases=True).usecases[0].meets
+"""
 
 from __future__ import annotations
 
@@ -10,75 +17,18 @@ import msgspec
 from msgspec.structs import asdict
 
 from ..base.errors import BadValue, abbreviate
-from ..inference.analyze import model_info
+from ..inference.analyze import device_info, engine_info, model_info
 from ..inference.request import Request, build_request
 from ..inference.workload import refuse
 from ..specs import catalog
-from . import compare as comparing
-from . import findings
-from .evaluation import Reading, point, reading
-from .parameters import Knob, knobs
-from .sensitivity_report import Change, Curve, Figure, Sensitivity
-from .sizing import laid_out, smallest
-from .targets import known, met, targets
+from . import findings, sizing
+from .evaluation import Evaluation, bind_request, evaluate
+from .parameters import Parameter, parameters
+from .sensitivity_report import Change, ParameterEffect, ScalingCurve, Sensitivity
+from .targets import current_value, parse_targets, solve_target
 
-STEP = 0.1
-FACTORS = tuple(2.0 ** (n / 2) for n in range(-4, 9))  # of curves: a quarter to sixteen times
-
-
-def elasticities(request: Request, base: Reading) -> dict[str, Figure]:
-    """Every figure by key: ``elasticities(asked, reading(asked))["memory_bandwidth"].up.elasticity["tpot_ms"]``"""
-    return {key: _figure(request, base, knob) for key, knob in knobs(request).items()}
-
-
-def _figure(request: Request, base: Reading, knob: Knob) -> Figure:
-    up, down = (_change(request, base, knob, factor) for factor in (1 + STEP, 1 - STEP))
-    return Figure(
-        label=knob.label,
-        unit=knob.unit,
-        value=knob.value,
-        used=knob.used,
-        of=knob.of,
-        within=knob.within,
-        up=up,
-        down=down,
-    )
-
-
-def _change(request: Request, base: Reading, knob: Knob, factor: float) -> Change:
-    """An elasticity is the share of a change that arrives: ln(there/here) / ln(factor)."""
-    there = asdict(reading(knob.turned(request, factor)) if knob.used else base)
-    change: dict[str, float | None] = {}
-    elasticity: dict[str, float | None] = {}
-    for field, here in asdict(base).items():
-        known = bool(here and there[field])
-        change[field] = there[field] / here - 1 if known else None
-        elasticity[field] = math.log(there[field] / here) / math.log(factor) if known else None
-    return Change(factor=factor, change=change, elasticity=elasticity)
-
-
-def scaled_curves(request: Request) -> dict[str, Curve]:
-    """Latencies along every figure that the plan uses, far beyond a tenth: where more of it stops helping."""
-    found = {}
-    for key, knob in knobs(request).items():
-        if knob.used and not knob.within:
-            seen = [point(knob.turned(request, factor)).metrics() for factor in FACTORS]
-            found[key] = Curve(
-                factor=list(FACTORS), ttft_ms=[m.ttft_ms for m in seen], tpot_ms=[m.tpot_ms for m in seen]
-            )
-    return found
-
-
-# ------------------------------------------------------------------ verb
-# The verb: a machine's figures turned one by one, turned until a target holds, sized, or held against other tasks.
-#
-# sensitivity("llama-3.1-8b", gpu="h200", batch_size=8).summary
-# sensitivity("llama-3.1-8b", gpu="h200", target="tpot:4").targets["tpot"].figures["memory_bandwidth"].value
-# sensitivity("llama-3.1-70b", gpu="h100-sxm", size=True, batch_size=32).size[0].found.layout
-# sensitivity("llama-2-7b", gpu="h100-sxm", compare="llama-2-70b").compare[1].demand.memory_bandwidth
-# sensitivity("llama-3.1-8b", gpu="h100-sxm", compare_usecases=True).usecases[0].meets
-
-
+STEP = 0.1  # a tenth up and a tenth down, apart: rooflines have kinks
+CURVE_FACTORS = tuple(2.0 ** (n / 2) for n in range(-4, 9))  # a quarter to sixteen times
 LAYOUT = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "nodes")
 WORKLOAD = ("batch_size", "input_len", "output_len", "beam_width", "turns", "usecase")
 
@@ -92,107 +42,180 @@ def sensitivity(
     compare: str | Iterable[str] | None = None,
     compare_usecases: bool = False,
     curves: bool = False,
-    **words: Any,
+    **kwargs: Any,
 ) -> Sensitivity:
     """What moves a plan's latency, throughput and cost, and what a target, a model or a use case needs of a machine.
 
     ``target`` is ``"tpot:20,ttft:500"`` or a mapping; without ``model``, the first of ``compare`` is the one that the
-    others are held against. With ``curves``, latencies are also priced far beyond a tenth of each figure. All other
-    keywords are those of ``analyze``.
+    others are compared with. With ``curves``, latencies are also estimated far beyond a tenth of each parameter. All
+    other keywords are those of ``analyze``.
     """
-    limits = targets(target)
-    asked_for = {"--size": size, "--compare": compare is not None, "--compare-usecases": compare_usecases}
-    for flag, given in (("--size", size), ("--compare-usecases", compare_usecases)):
-        if not isinstance(given, bool):
-            raise BadValue(f"{flag} must be True or False, not {abbreviate(given)}")
-    chosen = [flag for flag, given in asked_for.items() if given]
-    if len(chosen) > 1:
-        raise BadValue(f"{chosen[0]} and {chosen[1]} are two questions: ask one of them")
-    names = comparing.words_of(compare) if compare is not None else []
+    limits = parse_targets(target)
+    question = _question(size=size, compare=compare is not None, compare_usecases=compare_usecases)
+    names = sizing.model_names(compare) if compare is not None else []
     if model is None and not names:
-        raise BadValue("sensitivity needs a MODEL, or --compare with the models to hold against each other")
+        raise BadValue("sensitivity needs a MODEL, or `compare` with the models to hold against each other")
     gpus = catalog.gpu_names(str(gpu))
     if len(gpus) > 1 and not size:
-        raise BadValue("only --size looks at several GPU types; give one name to --gpu")
-    if limits and chosen and not size:
-        raise BadValue(f"--target cannot be combined with {chosen[0]}, which has limits of its own")
+        raise BadValue("only `size` looks at several GPU types; give one name to `gpu`")
+    if limits and question and not size:
+        raise BadValue(f"`target` cannot be combined with `{question}`, which has limits of its own")
     first = model if model is not None else names.pop(0)
 
-    def again(name: str, **more: Any) -> Request:
-        return build_request(name, gpus[0], **{**words, **more})
+    def build(name: str = first, **more: Any) -> Request:
+        return build_request(name, gpus[0], **{**kwargs, **more})
 
     if size:
-        return _sized([build_request(first, name, **words) for name in gpus], limits, words)
+        requests = [build_request(first, name, **kwargs) for name in gpus]
+        _refuse_layout(kwargs)
+        return _sized(requests, limits)
     if compare_usecases:
-        refuse(
-            "--compare-usecases brings lengths and batches of its own and cannot be combined with {}",
-            {f"--{word.replace('_', '-')}": words.get(word) is not None for word in WORKLOAD}
-            | {"--prefix-len": words.get("prefix_len")},
-        )
-    request = again(first)
-    found = _about(request)
-    if compare_usecases:
-        if request.model.kind != "decoder":
-            raise BadValue("--compare-usecases does not apply to a diffusion model: its use cases are conversations")
-        found.usecases = comparing.usecases(request, lambda name, **more: again(first, **more))
-        found.feasible, found.reason = True, None
-        found.summary = findings.of_usecases(found)
-    elif compare is not None:
-        found.compare = comparing.models(request, found.metrics, names, again)
-        if len(found.compare) < 2:
-            raise BadValue(f"--compare needs another model than {request.model.name}")
-        found.summary = findings.of_models(found)
-    else:
-        found.figures = elasticities(request, found.metrics)
-        found.curves = scaled_curves(request) if curves else {}
-        found.targets = {word: met(request, word, limit) for word, limit in limits.items()}
-        found.summary = findings.of_figures(found)
-        _unreachable(found)
-    return found
+        _refuse_workload(kwargs)
+        return _usecases(build)
+    if compare is not None:
+        return _models(build, names)
+    return _parameters(build(), limits, curves)
 
 
-def _about(request: Request) -> Sensitivity:
-    """What was asked, and where it stands."""
-    here, why = point(request), comparing.why_not(request)
-    device = {k: v for k, v in msgspec.to_builtins(request.device).items() if k not in ("source", "aliases")}
-    engine = {"name": request.engine.name, "label": request.engine.label, "version": request.engine.version}
+def _question(**given: bool) -> str:
+    """The one question beside parameters and targets that is asked, by the name of its argument; empty if none is."""
+    for name, value in given.items():
+        if not isinstance(value, bool):
+            raise BadValue(f"`{name}` must be True or False, not {abbreviate(value)}")
+    chosen = [name for name, value in given.items() if value]
+    if len(chosen) > 1:
+        raise BadValue(f"`{chosen[0]}` and `{chosen[1]}` are two questions: ask one of them")
+    return chosen[0] if chosen else ""
+
+
+def _refuse_layout(kwargs: Mapping[str, Any]) -> None:
+    given = {f"`{name}`": kwargs.get(name) not in (None, 1) for name in LAYOUT}
+    refuse("`size` chooses the layout itself and cannot be combined with {}", given)
+
+
+def _refuse_workload(kwargs: Mapping[str, Any]) -> None:
+    given = {f"`{name}`": kwargs.get(name) is not None for name in WORKLOAD}
+    refuse(
+        "`compare_usecases` brings lengths and batches of its own and cannot be combined with {}",
+        given | {"`prefix_len`": kwargs.get("prefix_len")},
+    )
+
+
+# ------------------------------------------------------------------ one answer per question
+
+
+def _base_report(request: Request) -> Sensitivity:
+    """The plan and its metrics, before any question."""
+    bound, reason = bind_request(request), sizing.infeasible_reason(request)
     return Sensitivity(
         model=model_info(request),
-        device=device,
-        engine=engine,
+        device=device_info(request.device),
+        engine=engine_info(request.engine),
         plan={**msgspec.to_builtins(request.plan), "gpus": request.plan.gpus},
         workload=msgspec.to_builtins(request.workload),
-        feasible=why is None,
-        reason=why,
-        metrics=reading(request),
-        memory_needed=here.needed,
-        warnings=[*request.warnings, *here.bound_plan.notes],
+        feasible=reason is None,
+        reason=reason,
+        metrics=evaluate(request),
+        memory_needed=bound.memory_needed,
+        warnings=[*request.warnings, *bound.bound_plan.notes],
     )
 
 
-def _unreachable(found: Sensitivity) -> None:
-    """A target that no figure alone can meet is a plan that cannot do what was asked."""
-    for word, target in found.targets.items():
-        if found.feasible and all(one.status == "never" for one in target.figures.values()):
-            found.feasible, found.reason = False, findings.out_of_reach(word, target)
+def _parameters(request: Request, limits: Mapping[str, float], curves: bool) -> Sensitivity:
+    """What each parameter moves, and what it would have to be for the targets."""
+    report = _base_report(request)
+    report.figures = elasticities(request, report.metrics)
+    report.curves = scaling_curves(request) if curves else {}
+    report.targets = {name: solve_target(request, name, limit) for name, limit in limits.items()}
+    report.summary = findings.parameters_summary(report)
+    for name, target in report.targets.items():
+        if report.feasible and all(one.status == "never" for one in target.figures.values()):
+            report.feasible, report.reason = False, findings.unreachable_reason(name, target)
+    return report
 
 
-def _sized(request: list[Request], limits: Mapping[str, float], words: Mapping[str, Any]) -> Sensitivity:
-    refuse(
-        "--size chooses the layout itself and cannot be combined with {}",
-        {f"--{word.replace('_', '-')}": words.get(word) not in (None, 1) for word in LAYOUT},
+def _models(build: sizing.BuildRequest, others: list[str]) -> Sensitivity:
+    """What other models lose on the same machine."""
+    request = build()
+    report = _base_report(request)
+    report.compare = sizing.compare_models(request, report.metrics, others, build)
+    if len(report.compare) < 2:
+        raise BadValue(f"`compare` needs another model than {request.model.name}")
+    report.summary = findings.models_summary(report)
+    return report
+
+
+def _usecases(build: sizing.BuildRequest) -> Sensitivity:
+    """Which use cases the machine serves."""
+    request = build()
+    report = _base_report(request)
+    if request.model.kind != "decoder":
+        raise BadValue("`compare_usecases` does not apply to a diffusion model: its use cases are conversations")
+    report.usecases = sizing.compare_usecases(build)
+    report.feasible, report.reason = True, None
+    report.summary = findings.usecases_summary(report)
+    return report
+
+
+def _sized(requests: list[Request], limits: Mapping[str, float]) -> Sensitivity:
+    """The smallest platform of each GPU type, and the plan on the best of them."""
+    for request in requests:
+        for name in limits:
+            if not name.startswith("full"):
+                current_value(request, name)  # refuses what the plan never has
+    sizes = [sizing.smallest_platform(request, limits) for request in requests]
+    able = [size.smallest for size in sizes if size.smallest]
+    best = min(able, key=lambda platform: (platform.gpus, platform.price_per_hour or 0.0), default=None)
+    chosen = next(one for one, size in zip(requests, sizes, strict=True) if not best or size.smallest is best)
+    report = _base_report(sizing.with_layout(chosen, *best.ranks) if best and best.ranks else chosen)
+    report.size = sizes
+    report.feasible = best is not None
+    report.reason = None if best else findings.no_platform_reason(sizes)
+    report.summary = findings.platform_summary(report, best)
+    return report
+
+
+# ------------------------------------------------------------------ elasticities
+
+
+def elasticities(request: Request, base: Evaluation) -> dict[str, ParameterEffect]:
+    """Every parameter by key: ``elasticities(request, evaluate(request))["flops"].up.elasticity["ttft_ms"]``"""
+    return {key: _effect(request, base, parameter) for key, parameter in parameters(request).items()}
+
+
+def _effect(request: Request, base: Evaluation, parameter: Parameter) -> ParameterEffect:
+    up, down = (_change(request, base, parameter, factor) for factor in (1 + STEP, 1 - STEP))
+    return ParameterEffect(
+        label=parameter.label,
+        unit=parameter.unit,
+        value=parameter.value,
+        used=parameter.used,
+        of=parameter.of,
+        within=parameter.within,
+        up=up,
+        down=down,
     )
-    for one in request:
-        for word in limits:
-            if not word.startswith("full"):
-                known(one, word)
-    sizes = [smallest(one, limits) for one in request]
-    able = [size.found for size in sizes if size.found]
-    best = min(able, key=lambda one: (one.gpus, one.price_per_hour or 0.0), default=None)
-    chosen = next(one for one, size in zip(request, sizes, strict=True) if not best or size.found is best)
-    found = _about(laid_out(chosen, *best.ranks) if best and best.ranks else chosen)
-    found.size = sizes
-    found.feasible = best is not None
-    found.reason = None if best else findings.no_size(sizes)
-    found.summary = findings.of_sizes(found, best)
-    return found
+
+
+def _change(request: Request, base: Evaluation, parameter: Parameter, factor: float) -> Change:
+    """An elasticity is the share of a change that arrives: ln(there/here) / ln(factor)."""
+    scaled = asdict(evaluate(parameter.scaled_request(request, factor)) if parameter.used else base)
+    change: dict[str, float | None] = {}
+    elasticity: dict[str, float | None] = {}
+    for field, here in asdict(base).items():
+        there = scaled[field]
+        change[field] = there / here - 1 if here and there else None
+        elasticity[field] = math.log(there / here) / math.log(factor) if here and there else None
+    return Change(factor=factor, change=change, elasticity=elasticity)
+
+
+def scaling_curves(request: Request) -> dict[str, ScalingCurve]:
+    """Latencies along every parameter that the plan uses, far beyond a tenth: where more of it stops helping."""
+    curves = {}
+    for key, parameter in parameters(request).items():
+        if parameter.used and not parameter.within:
+            points = [bind_request(parameter.scaled_request(request, factor)).metrics() for factor in CURVE_FACTORS]
+            curves[key] = ScalingCurve(
+                factor=list(CURVE_FACTORS), ttft_ms=[m.ttft_ms for m in points], tpot_ms=[m.tpot_ms for m in points]
+            )
+    return curves

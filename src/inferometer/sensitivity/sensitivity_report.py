@@ -1,7 +1,7 @@
-"""The result of a look at a machine's figures: plain structs that are also the JSON (``inferometer.sensitivity/1``).
+"""The result of a sensitivity analysis: plain structs that are also the JSON (``inferometer.sensitivity/1``).
 
-found = inferometer.sensitivity("llama-3.1-8b", gpu="h200", target="tpot:4")
-found.figures["memory_bandwidth"].up.change["tpot_ms"]        found.targets["tpot"].figures["memory_bandwidth"].value
+report = inferometer.sensitivity("llama-3.1-8b", gpu="h200", target="tpot:4")
+report.figures["memory_bandwidth"].up.change["tpot_ms"]        report.targets["tpot"].figures["memory_bandwidth"].value
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from typing import Any
 import msgspec
 
 from ..inference.report import ModelInfo, as_dict, as_json
-from .evaluation import Reading
+from .evaluation import Evaluation
 
 SCHEMA = "inferometer.sensitivity/1"
-SEEN = ("ttft_ms", "tpot_ms", "output_throughput")  # what comparisons show
+COMPARED = ("ttft_ms", "tpot_ms", "output_throughput")  # the metrics of comparisons
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """A figure times ``factor``: relative changes of all metrics, and the share of the figure's change that arrives."""
+    """A parameter times ``factor``: relative changes of all metrics, and their elasticities."""
 
     factor: float
     change: dict[str, float | None]
-    elasticity: dict[str, float | None]
+    elasticity: dict[str, float | None]  # ln(metric ratio) / ln(factor)
 
 
-class Figure(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure, a tenth up and a tenth down."""
+class ParameterEffect(msgspec.Struct, frozen=True, kw_only=True):
+    """One parameter, a tenth up and a tenth down."""
 
     label: str
     unit: str
@@ -38,8 +38,8 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     down: Change
 
 
-class Curve(msgspec.Struct, frozen=True, kw_only=True):
-    """Latencies at several factors on one figure."""
+class ScalingCurve(msgspec.Struct, frozen=True, kw_only=True):
+    """Latencies at several factors on one parameter."""
 
     factor: list[float]
     ttft_ms: list[float | None]
@@ -47,7 +47,7 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Solution(msgspec.Struct, frozen=True, kw_only=True):
-    """What one figure alone must be for a target: see `levers.target.solved` for the words of ``status``."""
+    """What one parameter alone must be for a target: `targets.solve` says what each ``status`` means."""
 
     status: str
     factor: float | None = None
@@ -56,7 +56,7 @@ class Solution(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """A limit on one metric, and each figure's part in keeping it."""
+    """A limit on one metric, and each parameter's part in keeping it."""
 
     metric: str
     limit: float
@@ -65,12 +65,12 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     figures: dict[str, Solution]
 
 
-class Tried(msgspec.Struct, frozen=True, kw_only=True):
+class Platform(msgspec.Struct, frozen=True, kw_only=True):
     """So many GPUs in their best layout: whether they do, and what they lack."""
 
     gpu: str
     gpus: int
-    layout: str  # '-tp 4 -pp 2'; empty where no layout was worth pricing
+    layout: str  # '-tp 4 -pp 2'; empty where no layout was worth evaluating
     works: bool
     ranks: tuple[int, int, int] | None = None  # tp, pp, dp
     binding: str = ""  # weights, kv_cache, layout, or the metric that is missed the most
@@ -83,13 +83,13 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
     price_per_hour: float | None = None
 
 
-class Size(msgspec.Struct, frozen=True, kw_only=True):
+class Size(msgspec.Struct, frozen=True, kw_only=True, rename={"smallest": "found"}):
     """The smallest platform of one GPU type, and the next smaller one (or, if none does, the closest) with its lack."""
 
     gpu: str
-    found: Tried | None
-    smaller: Tried | None
-    tried: list[Tried]
+    smallest: Platform | None
+    smaller: Platform | None
+    tried: list[Platform]
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,8 +104,8 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     binding: str  # the figure that is asked for the most, or what keeps speed from helping
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One model or use case on the same machine: how it fares, what it would need, how many GPUs would do."""
+class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One model or use case on the same machine: its metrics, what it would need, how many GPUs would do."""
 
     name: str
     label: str
@@ -119,12 +119,12 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     tpot_ms: float | None
     output_throughput: float | None
     demand: Demand
-    alone: dict[str, dict[str, Solution]]  # figure -> target -> what that figure alone would have to be
+    alone: dict[str, dict[str, Solution]]  # parameter -> target -> what that parameter alone would have to be
     size: Size | None
 
 
 class Sensitivity(msgspec.Struct, kw_only=True):
-    """Everything that was found; what was not asked for is empty."""
+    """The plan, its metrics, and the answer to one question; the fields of the other questions are empty."""
 
     model: ModelInfo
     device: dict[str, Any]
@@ -133,14 +133,14 @@ class Sensitivity(msgspec.Struct, kw_only=True):
     workload: dict[str, Any]
     feasible: bool
     reason: str | None
-    metrics: Reading
+    metrics: Evaluation
     memory_needed: float
-    figures: dict[str, Figure] = {}
-    curves: dict[str, Curve] = {}
+    figures: dict[str, ParameterEffect] = {}
+    curves: dict[str, ScalingCurve] = {}
     targets: dict[str, Target] = {}
     size: list[Size] = []
-    compare: list[Row] = []
-    usecases: list[Row] = []
+    compare: list[ComparisonRow] = []
+    usecases: list[ComparisonRow] = []
     summary: str = ""
     warnings: list[str] = []
     schema: str = SCHEMA
@@ -154,32 +154,32 @@ class Sensitivity(msgspec.Struct, kw_only=True):
         return as_json(self)
 
     def rows(self) -> list[dict[str, Any]]:
-        """As a table: a row per figure, per platform that was tried, per model or per use case."""
+        """As a table: a row per parameter, per platform that was tried, per model or per use case."""
         if self.size:
-            return [_platform(tried) for size in self.size for tried in size.tried]
+            return [_platform_row(platform) for size in self.size for platform in size.tried]
         if self.compare or self.usecases:
-            return [_flat(row) for row in self.compare or self.usecases]
-        return [self._row(key, figure) for key, figure in self.figures.items()]
+            return [_comparison_row(row) for row in self.compare or self.usecases]
+        return [self._parameter_row(key, effect) for key, effect in self.figures.items()]
 
-    def _row(self, key: str, figure: Figure) -> dict[str, Any]:
-        found = {"figure": key, "label": figure.label, "unit": figure.unit, "value": figure.value, "used": figure.used}
-        for word, change in (("up", figure.up), ("down", figure.down)):
-            found |= {f"{word}_change_{field}": value for field, value in change.change.items()}
-            found |= {f"{word}_elasticity_{field}": value for field, value in change.elasticity.items()}
-        for word, target in self.targets.items():
+    def _parameter_row(self, key: str, effect: ParameterEffect) -> dict[str, Any]:
+        row = {"figure": key, "label": effect.label, "unit": effect.unit, "value": effect.value, "used": effect.used}
+        for direction, change in (("up", effect.up), ("down", effect.down)):
+            row |= {f"{direction}_change_{field}": value for field, value in change.change.items()}
+            row |= {f"{direction}_elasticity_{field}": value for field, value in change.elasticity.items()}
+        for metric, target in self.targets.items():
             solution = msgspec.to_builtins(target.figures[key])
-            found |= {f"target_{word}_{field}": value for field, value in solution.items()}
-        return found
+            row |= {f"target_{metric}_{field}": value for field, value in solution.items()}
+        return row
 
 
-def _platform(tried: Tried) -> dict[str, Any]:
-    found: dict[str, Any] = msgspec.to_builtins(tried)
-    return {key: value for key, value in found.items() if key != "ranks"}  # which its layout says
+def _platform_row(platform: Platform) -> dict[str, Any]:
+    row: dict[str, Any] = msgspec.to_builtins(platform)
+    return {key: value for key, value in row.items() if key != "ranks"}  # which its layout says
 
 
-def _flat(row: Row) -> dict[str, Any]:
-    best = row.size.found if row.size else None
-    found = {key: getattr(row, key) for key in ("name", "label", "params", "fits", "meets", *SEEN)}
-    found |= {f"limit_{word}": limit for word, limit in row.limits.items()}
-    found |= {f"needs_{key}": value for key, value in msgspec.to_builtins(row.demand).items()}
-    return found | {"gpus_needed": best.gpus if best else None, "layout_needed": best.layout if best else None}
+def _comparison_row(compared: ComparisonRow) -> dict[str, Any]:
+    best = compared.size.smallest if compared.size else None
+    row = {key: getattr(compared, key) for key in ("name", "label", "params", "fits", "meets", *COMPARED)}
+    row |= {f"limit_{metric}": limit for metric, limit in compared.limits.items()}
+    row |= {f"needs_{key}": value for key, value in msgspec.to_builtins(compared.demand).items()}
+    return row | {"gpus_needed": best.gpus if best else None, "layout_needed": best.layout if best else None}

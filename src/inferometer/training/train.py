@@ -14,7 +14,7 @@ from ..costs import kernels
 from ..costs.binding import step_env
 from ..costs.roofline import OpCost
 from ..costs.step import Step
-from ..inference.analyze import model_info
+from ..inference.analyze import device_info, engine_info, model_info
 from ..inference.report import OpRow
 from ..inference.request import Request, build_request
 from ..inference.workload import TOKENS, numbers
@@ -137,8 +137,8 @@ def report_of(request: Request, recipe: Recipe) -> TrainReport:
     rate = worked / parts.total
     report = TrainReport(
         model=model_info(request),
-        device={k: v for k, v in msgspec.to_builtins(request.device).items() if k not in ("source", "aliases")},
-        engine={"name": request.engine.name, "label": request.engine.label, "version": request.engine.version},
+        device=device_info(request.device),
+        engine=engine_info(request.engine),
         plan=_plan(plan),
         recipe=msgspec.to_builtins(recipe),
         feasible=fits and not banned,

@@ -8,6 +8,7 @@ from typing import Any
 import click
 import msgspec
 
+from ..inference.analyze import device_info
 from ..inference.memory import parameters
 from ..network import families
 from ..specs import catalog
@@ -60,7 +61,7 @@ def catalogue() -> dict[str, Any]:
     presets = catalog.constants("presets", dict[str, Preset])
     return {
         "models": [_model(name) for name in catalog.names("models")],
-        "hardware": [_device(name) for name in catalog.names("hardware")],
+        "hardware": [device_info(catalog.hardware(name)) for name in catalog.names("hardware")],
         **{kind: listing(kind) for kind in ("engines", "precisions", "usecases")},
         "presets": [{"name": name, **msgspec.to_builtins(one)} for name, one in presets.items()],
     }
@@ -80,11 +81,6 @@ def _model(name: str) -> dict[str, Any]:
         "max_position": built.max_position or None,
         "images": built.vision is not None,
     }
-
-
-def _device(name: str) -> dict[str, Any]:
-    data: dict[str, Any] = msgspec.to_builtins(catalog.hardware(name))
-    return {key: value for key, value in data.items() if key not in ("source", "aliases")}
 
 
 def controls(flags: Mapping[str, click.Option]) -> list[Control]:

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from ...base.units import seconds, si, size
-from ...sensitivity.findings import binding, name, signed, times
-from ...sensitivity.parameters import TOGETHER
-from ...sensitivity.sensitivity_report import Figure, Row, Sensitivity
+from ...sensitivity.findings import binding_text, factor_text, percent_change, short_label
+from ...sensitivity.parameters import ALL_SPEEDS
+from ...sensitivity.sensitivity_report import ComparisonRow, ParameterEffect, Sensitivity
 from .. import files
-from ..text.sensitivity import about, effect
+from ..text.sensitivity import largest_change, plan_header
 from .canvas import BLUE, FAINT, GREEN, INK, MUTED, ORANGE, PURPLE, SKY, VERMILLION, page, picture, style
 
 PANELS = {
@@ -53,17 +53,19 @@ def write_pictures(found: Sensitivity, folder: str | Path) -> list[Path]:
 def tornado(found: Sensitivity) -> Any:
     """A bar to each side for a tenth more and a tenth less of every figure, the strongest on top."""
     fields = [field for field in PANELS if getattr(found.metrics, field) is not None]
-    ranked = sorted((f for f in found.figures.values() if f.used and not f.within), key=lambda f: -effect(f, fields))
-    shown = [*(f for f in ranked[:ROWS] if effect(f, fields) >= SEEN), found.figures[TOGETHER]]
-    reach = max(0.1, *(effect(f, fields) for f in shown)) * 1.32
+    ranked = sorted(
+        (f for f in found.figures.values() if f.used and not f.within), key=lambda f: -largest_change(f, fields)
+    )
+    shown = [*(f for f in ranked[:ROWS] if largest_change(f, fields) >= SEEN), found.figures[ALL_SPEEDS]]
+    reach = max(0.1, *(largest_change(f, fields) for f in shown)) * 1.32
     tall = 1.75 + 0.36 * len(shown)
-    figure = page(11.0, tall, _headline(found, fields), about(found))
+    figure = page(11.0, tall, _headline(found, fields), plan_header(found))
     panels = figure.subplots(1, len(fields), sharey=True, squeeze=False)[0]
     figure.subplots_adjust(left=0.175, right=0.985, top=1 - 1.06 / tall, bottom=0.5 / tall, wspace=0.09)
     for axes, field in zip(panels, fields, strict=True):
         _bars(axes, shown, field, reach)
         axes.set_title(_panel(found, field), loc="left", fontsize=10, weight="bold", pad=7)
-    panels[0].set_yticks(range(len(shown)), [name(f) for f in shown])
+    panels[0].set_yticks(range(len(shown)), [short_label(f) for f in shown])
     panels[0].set_ylim(len(shown) - 0.4, -0.6)
     _key(figure, (("10% more of it", BLUE), ("10% less of it", ORANGE)))
     return figure
@@ -74,12 +76,13 @@ def _headline(found: Sensitivity, fields: list[str]) -> str:
     words = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "full_output_throughput": "throughput"}
     told = []
     for field in fields:
-        first = max((f for f in found.figures.values() if not f.within), key=lambda f: effect(f, [field]))
-        told.append(f"{words[field]} follows {name(first)} ({signed(first.up.change[field])} for 10% more)")
+        first = max((f for f in found.figures.values() if not f.within), key=lambda f: largest_change(f, [field]))
+        change = percent_change(first.up.change[field])
+        told.append(f"{words[field]} follows {short_label(first)} ({change} for 10% more)")
     return " · ".join(told[:2])
 
 
-def _bars(axes: Any, shown: list[Figure], field: str, reach: float) -> None:
+def _bars(axes: Any, shown: list[ParameterEffect], field: str, reach: float) -> None:
     for y, figure in enumerate(shown):
         pair = ((figure.up.change[field] or 0.0, BLUE), (figure.down.change[field] or 0.0, ORANGE))
         same = pair[0][0] * pair[1][0] > 0  # a kink: both to one side, so each gets half of the height
@@ -91,7 +94,7 @@ def _bars(axes: Any, shown: list[Figure], field: str, reach: float) -> None:
                 axes.text(
                     value + side * reach * 0.02,
                     where,
-                    signed(value),
+                    percent_change(value),
                     ha="left" if side > 0 else "right",
                     va="center",
                     fontsize=8,
@@ -140,7 +143,7 @@ def along(found: Sensitivity) -> Any:
     spans = {key: max(_span(getattr(curve, field)) for field in fields) for key, curve in found.curves.items()}
     strong = sorted((key for key in spans if spans[key] > 1.02), key=lambda key: -spans[key])
     colors = dict(zip(strong, LINES, strict=False))
-    figure = page(11.0, 4.4, _twice(found, fields), about(found))
+    figure = page(11.0, 4.4, _twice(found, fields), plan_header(found))
     panels = figure.subplots(1, len(fields), squeeze=False)[0]
     figure.subplots_adjust(left=0.07, right=0.86, top=0.76, bottom=0.13, wspace=0.42)
     for axes, field in zip(panels, fields, strict=True):
@@ -162,7 +165,7 @@ def _twice(found: Sensitivity, fields: list[str]) -> str:
         at = {key: getattr(c, field)[c.factor.index(2.0)] or math.inf for key, c in found.curves.items()}
         best = min(at, key=lambda key: at[key])
         cut = at[best] / getattr(found.metrics, field) - 1
-        told.append(f"twice the {name(found.figures[best])}: {field[:4].upper()} {signed(cut)}")
+        told.append(f"twice the {short_label(found.figures[best])}: {field[:4].upper()} {percent_change(cut)}")
     text = " · ".join(told)
     return text[0].upper() + text[1:]
 
@@ -175,7 +178,7 @@ def _lines(axes: Any, found: Sensitivity, field: str, colors: dict[str, str]) ->
         if _span(getattr(curve, field)) < 1.02:
             continue
         axes.plot(curve.factor, getattr(curve, field), color=color, linewidth=2, marker="o", markersize=2.5)
-        ends.append((getattr(curve, field)[-1], name(found.figures[key]), color))
+        ends.append((getattr(curve, field)[-1], short_label(found.figures[key]), color))
     axes.plot(1, getattr(found.metrics, field), marker="o", color=INK, markersize=6, zorder=5)
     axes.set(xscale="log", yscale="log")
     axes.set_xticks([0.25, 0.5, 1, 2, 4, 8, 16], ["¼", "½", "1", "2", "4", "8", "16"])
@@ -201,17 +204,19 @@ def _span(values: list[float | None]) -> float:
 # ------------------------------------------------------------------ models and use cases
 
 
-def asked_for(found: Sensitivity, rows: list[Row], title: str) -> Any:
+def asked_for(found: Sensitivity, rows: list[ComparisonRow], title: str) -> Any:
     """Bars of FLOP/s, bandwidth and memory beside what the GPU has, one group per model or use case."""
     tall = 1.9 + 0.82 * len(rows)
-    figure = page(10.0, tall, title, about(found))
+    figure = page(10.0, tall, title, plan_header(found))
     axes = figure.add_axes((0.225, 0.62 / tall, 0.63, 1 - 1.55 / tall))
     factors = [f for row in rows for f in _factors(row).values() if f]
     low, high = min(0.25, *factors) / 1.4, max(2.0, *factors) * 2.6
     for y, row in enumerate(rows):
         for number, (key, factor) in enumerate(_factors(row).items()):
             words = (
-                f"{times(factor)}  {_amount(row, key)}" if factor else f"none is enough: {binding(row.demand.binding)}"
+                f"{factor_text(factor)}  {_amount(row, key)}"
+                if factor
+                else f"none is enough: {binding_text(row.demand.binding)}"
             )
             axes.barh(
                 y + (number - 1) * 0.26,
@@ -227,7 +232,7 @@ def asked_for(found: Sensitivity, rows: list[Row], title: str) -> Any:
                 (factor or low) * 1.04, y + (number - 1) * 0.26, words, va="center", fontsize=8, color=INK, zorder=4
             )
             text.set_bbox({"facecolor": "white" if factor else "none", "edgecolor": "none", "pad": 0.6})
-        best = row.size.found if row.size else None
+        best = row.size.smallest if row.size else None
         words = f"{best.gpus} × {best.gpu}\n{best.layout}" if best else "no layout\ndoes it"
         axes.text(
             1.19,
@@ -265,16 +270,16 @@ def asked_for(found: Sensitivity, rows: list[Row], title: str) -> Any:
     return figure
 
 
-def _factors(row: Row) -> dict[str, float | None]:
+def _factors(row: ComparisonRow) -> dict[str, float | None]:
     return {"flops": row.demand.flops, "memory_bandwidth": row.demand.memory_bandwidth, "memory": row.demand.memory}
 
 
-def _amount(row: Row, key: str) -> str:
+def _amount(row: ComparisonRow, key: str) -> str:
     value = float(getattr(row.demand, f"{key}_value"))
     return size(value) if key == "memory" else si(value, "FLOP/s" if key == "flops" else "B/s")
 
 
-def _label(row: Row, found: Sensitivity) -> str:
+def _label(row: ComparisonRow, found: Sensitivity) -> str:
     """A use case with its limits; a model with what is lost if nothing changes."""
     if not found.compare:
         return "\n".join(
@@ -282,7 +287,7 @@ def _label(row: Row, found: Sensitivity) -> str:
         )
     first = found.compare[0]
     lost = [
-        f"{label} {times(getattr(row, field) / getattr(first, field))} as it is"
+        f"{label} {factor_text(getattr(row, field) / getattr(first, field))} as it is"
         for field, label in (("ttft_ms", "TTFT"), ("tpot_ms", "TPOT"))
         if getattr(first, field)
     ]
@@ -292,17 +297,17 @@ def _label(row: Row, found: Sensitivity) -> str:
 def _compared(found: Sensitivity) -> str:
     """The finding for the model that asks for the most."""
     top = _hardest(found.compare[1:])
-    d = top.demand
-    factors = f"FLOP/s {times(d.flops)}, bandwidth {times(d.memory_bandwidth)}, memory {times(d.memory)}"
+    flops, bandwidth, memory = map(factor_text, (top.demand.flops, top.demand.memory_bandwidth, top.demand.memory))
+    factors = f"FLOP/s {flops}, bandwidth {bandwidth}, memory {memory}"
     return f"{top.name} as fast as {found.compare[0].name} takes {factors}"
 
 
 def _cases(found: Sensitivity) -> str:
     top = _hardest(found.usecases)
-    return f"What each use case asks of a GPU: {top.name} the most, for {binding(top.demand.binding)}"
+    return f"What each use case asks of a GPU: {top.name} the most, for {binding_text(top.demand.binding)}"
 
 
-def _hardest(rows: list[Row]) -> Row:
+def _hardest(rows: list[ComparisonRow]) -> ComparisonRow:
     return max(rows, key=lambda row: max(factor or math.inf for factor in _factors(row).values()))
 
 
@@ -314,7 +319,7 @@ def sizes(found: Sensitivity) -> Any:
     rows = [tried for one in found.size for tried in [t for t in one.tried if t.binding != "layout"][-8:]]
     tall = 1.6 + 0.42 * len(rows)
     head = found.summary.partition(";")[0] if found.feasible else "No platform does it"
-    figure = page(10.0, tall, head, about(found))
+    figure = page(10.0, tall, head, plan_header(found))
     axes = figure.add_axes((0.2, 0.45 / tall, 0.77, 1 - 1.35 / tall))
     for y, tried in enumerate(rows):
         share = tried.memory_share if tried.memory_share is not None else 1 + (tried.short or 0.0)
