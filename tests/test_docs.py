@@ -40,9 +40,9 @@ def examples(*languages: str) -> Iterator[Example]:
     """Every fenced block in one of the languages."""
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
-        for found in re.finditer(r"^```(\w+)\n(.*?)^```$", text, re.M | re.S):
-            if found[1] in languages:
-                yield Example(page.name, text[: found.start()].count("\n") + 1, found[1], found[2])
+        for block in re.finditer(r"^```(\w+)\n(.*?)^```$", text, re.M | re.S):
+            if block[1] in languages:
+                yield Example(page.name, text[: block.start()].count("\n") + 1, block[1], block[2])
 
 
 def name(example: object) -> str:
@@ -50,11 +50,11 @@ def name(example: object) -> str:
 
 
 class Command(NamedTuple):
-    """A ``$ inferometer`` line: its arguments, ``# exit code: words`` that it notes, and the lines below it."""
+    """A ``$ inferometer`` line: its arguments, ``# exit code: text`` that it notes, and the lines below it."""
 
     args: list[str]
     code: int
-    words: str
+    expected: str
     below: list[str]
 
 
@@ -86,13 +86,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_flag_is_documented(command: str) -> None:
-    words = "\n".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md"))
-    found = app.get_command(click.Context(app), command)
-    assert found is not None
-    flags = [f for p in found.params if isinstance(p, click.Option) for f in (*p.opts, *p.secondary_opts)]
-    missing = [flag for flag in flags if not re.search(rf"(?<![\w-]){re.escape(flag)}(?![\w-])", words)]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md"))
+    wrapped = app.get_command(click.Context(app), command)
+    assert wrapped is not None
+    flags = [f for p in wrapped.params if isinstance(p, click.Option) for f in (*p.opts, *p.secondary_opts)]
+    missing = [flag for flag in flags if not re.search(rf"(?<![\w-]){re.escape(flag)}(?![\w-])", text)]
     assert not missing, f"docs/*.md do not mention {missing} of inferometer {command}"
-    assert f"inferometer {command}" in words
+    assert f"inferometer {command}" in text
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -128,13 +128,13 @@ def test_pictures_are_small() -> None:
 
 @pytest.mark.parametrize("example", list(examples("console")), ids=name)
 def test_commands_run(example: Example, run: Run, folder: Path) -> None:
-    for args, code, words, _ in commands(example):
+    for args, code, expected, _ in commands(example):
         if "--plot" in args:  # pictures take seconds and have tests of their own
             at = args.index("--plot")
             del args[at : at + 2]
         ran = run(*args)
         assert ran.code == code, f"{shlex.join(args)}: {ran.err or ran.out}"
-        assert words in " ".join((ran.out + ran.err).split()), f"{shlex.join(args)} does not say {words!r}"
+        assert expected in " ".join((ran.out + ran.err).split()), f"{shlex.join(args)} does not say {expected!r}"
 
 
 @pytest.mark.parametrize("example", [e for e in examples("python") if "import inferometer" in e.text], ids=name)
@@ -166,9 +166,9 @@ def test_counts_of_the_readme() -> None:
         "model types": families.families(),
         "devices with sources": catalog.names("hardware"),
     }
-    for words, names in have.items():
-        stated = re.search(rf"over (\d+) {words}", text)
-        assert stated and int(stated[1]) <= len(names) < int(stated[1]) + 50, words
+    for noun, names in have.items():
+        stated = re.search(rf"over (\d+) {noun}", text)
+        assert stated and int(stated[1]) <= len(names) < int(stated[1]) + 50, noun
 
 
 # ------------------------------------------------------------------ sums
@@ -176,13 +176,13 @@ def test_counts_of_the_readme() -> None:
 
 def value(data: Any, path: str) -> float:
     """``memory.weights_bytes``; after ``ops`` comes an operator's name, and rows of that name are added."""
-    words = path.split(".")
-    for place, word in enumerate(words):
+    keys = path.split(".")
+    for place, key in enumerate(keys):
         if isinstance(data, list):
-            rows = [row for row in data if row["name"] == word]
-            assert rows, f"no operator {word!r} for {path}"
-            return float(sum(row[words[place + 1]] for row in rows))
-        data = data[word]
+            rows = [row for row in data if row["name"] == key]
+            assert rows, f"no operator {key!r} for {path}"
+            return float(sum(row[keys[place + 1]] for row in rows))
+        data = data[key]
     return float(data)
 
 
@@ -204,13 +204,13 @@ SUM = re.compile(r"^  ([\w.]+) [=≈] (.+) ([=≈]) ([\d.,e]+)$")
 def test_sums_by_hand_are_what_the_command_says(example: Example, run: Run, folder: Path) -> None:
     """``=`` is right to the digits shown, ``≈`` to 2 %."""
     for args, code, _, below in commands(example):
-        sums = [found for found in map(SUM.match, below) if found]
+        sums = [line for line in map(SUM.match, below) if line]
         if not sums:
             continue
         ran = run(*args, "--json")
         assert ran.code == code, ran.err
-        for found in sums:
-            path, formula, sign, text = found[1], found[2], found[3], found[4].replace(",", "")
+        for line in sums:
+            path, formula, sign, text = line[1], line[2], line[3], line[4].replace(",", "")
             written = float(text)
             digits = len(text.partition(".")[2]) if "e" not in text else 0
             slack = 0.5000001 * 10**-digits if sign == "=" else 0.02 * abs(written)
@@ -229,7 +229,7 @@ def test_the_sums_are_found() -> None:
 def test_the_table_of_precisions() -> None:
     page = (ROOT / "docs" / "hardware.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (`.*?`) \| ([\d.]+) \|", page.partition("## Precisions")[2], re.M)
-    written = {word: float(size) for words, size in rows for word in re.findall(r"`([\w-]+)`", words)}
+    written = {word: float(size) for names, size in rows for word in re.findall(r"`([\w-]+)`", names)}
     assert written == {k: pytest.approx(p.bytes, rel=1e-3) for k, p in catalog.precisions().items()}
 
 
@@ -264,8 +264,8 @@ def test_adding_a_relative(monkeypatch: pytest.MonkeyPatch) -> None:
         "num_key_value_heads": 8,
         "vocab_size": 49155,
     }
-    found = families.build(granite)
-    assert parameters(found) == 8_170_848_256 and not found.warnings
+    model = families.build(granite)
+    assert parameters(model) == 8_170_848_256 and not model.warnings
 
 
 def test_adding_a_family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ def test_what_a_diffusion_model_has_not(run: Run, flag: str, value: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("args", "words"),
+    ("args", "expected"),
     [
         (("--lora-targets", "qkv_proj"), "--lora-rank"),
         (("--lora-adapters", "4"), "--lora-rank"),
@@ -76,8 +76,8 @@ def test_what_a_diffusion_model_has_not(run: Run, flag: str, value: str) -> None
         (("--gpu", "h100:flops.bf16=989"), "SI units"),
     ],
 )
-def test_flags_without_a_meaning(run: Run, args: tuple[str, ...], words: str, tmp_path: Path) -> None:
-    refused(run("analyze", MODEL, *args), words)
+def test_flags_without_a_meaning(run: Run, args: tuple[str, ...], expected: str, tmp_path: Path) -> None:
+    refused(run("analyze", MODEL, *args), expected)
 
 
 @pytest.mark.parametrize("verb", [("train", MODEL), ("show", "engines")])

@@ -49,16 +49,16 @@ def test_output_goes_to_a_file(run: Run, tmp_path: Path) -> None:
 def test_csv_has_a_row_per_operator(run: Run) -> None:
     ran = run("analyze", MODEL, "--csv")
     rows = list(csv.DictReader(io.StringIO(ran.out)))
-    found = run("analyze", MODEL, "--json").json["phases"]
-    assert len(rows) == sum(len(phase["ops"]) for phase in found.values())
+    result = run("analyze", MODEL, "--json").json["phases"]
+    assert len(rows) == sum(len(phase["ops"]) for phase in result.values())
     total = sum(float(row["seconds"]) for row in rows if row["phase"] == "decode")
-    assert total == pytest.approx(found["decode"]["seconds"])
+    assert total == pytest.approx(result["decode"]["seconds"])
 
 
 def test_explain_shows_formula_values_and_origin(run: Run) -> None:
-    found = run("analyze", MODEL, "--explain", "qkv_proj", "--json").json
-    assert {e["phase"] for e in found} == {"prefill", "decode"}
-    decode = next(e for e in found if e["phase"] == "decode")
+    result = run("analyze", MODEL, "--explain", "qkv_proj", "--json").json
+    assert {e["phase"] for e in result} == {"prefill", "decode"}
+    decode = next(e for e in result if e["phase"] == "decode")
     flops = next(line for line in decode["lines"] if line["quantity"] == "flops")
     assert flops["result"] == 2 * 4096 * (4096 + 2 * 1024)
     assert flops["values"]["hidden_size"] == 4096 and "hidden_size" in flops["formula"]
@@ -77,14 +77,14 @@ def test_one_phase_alone(run: Run, phase: str) -> None:
 
 
 def test_turns_grow_one_context(run: Run) -> None:
-    found = run("analyze", MODEL, "--turns", "512:128,256:64", "--json").json
-    first, second = found["turns"]
+    result = run("analyze", MODEL, "--turns", "512:128,256:64", "--json").json
+    first, second = result["turns"]
     assert (first["context"], second["context"]) == (0, 640)
     alone = analyze(MODEL, input_len=512, output_len=128).metrics
     assert (first["ttft_ms"], first["e2el_ms"]) == pytest.approx((alone.ttft_ms, alone.e2el_ms))
     after = analyze(MODEL, input_len=896, prefix_len=640, output_len=64).metrics
     assert (second["ttft_ms"], second["tpot_ms"]) == pytest.approx((after.ttft_ms, after.tpot_ms))
-    assert found["metrics"]["e2el_ms"] == pytest.approx(first["e2el_ms"] + second["e2el_ms"])
+    assert result["metrics"]["e2el_ms"] == pytest.approx(first["e2el_ms"] + second["e2el_ms"])
 
 
 def test_beams_share_the_prompt(run: Run) -> None:
@@ -134,10 +134,10 @@ def test_efficiency_scales_the_bound(run: Run) -> None:
 
 
 def test_roofline_is_its_own_bound(run: Run) -> None:
-    found = run("analyze", MODEL, "--engine", "roofline", "--json").json
-    assert found["metrics"]["ttft_ms"] == pytest.approx(found["roofline"]["ttft_ms"])
-    assert found["metrics"]["tpot_ms"] == pytest.approx(found["roofline"]["tpot_ms"])
-    assert all(op["efficiency"] == 1 for phase in found["phases"].values() for op in phase["ops"])
+    result = run("analyze", MODEL, "--engine", "roofline", "--json").json
+    assert result["metrics"]["ttft_ms"] == pytest.approx(result["roofline"]["ttft_ms"])
+    assert result["metrics"]["tpot_ms"] == pytest.approx(result["roofline"]["tpot_ms"])
+    assert all(op["efficiency"] == 1 for phase in result["phases"].values() for op in phase["ops"])
 
 
 def test_eager_attention_moves_the_scores(run: Run) -> None:
@@ -173,21 +173,21 @@ def test_lengths_per_layer(run: Run) -> None:
 
 
 def test_figures_of_a_gpu_can_be_changed(run: Run) -> None:
-    found = run("analyze", MODEL, "--gpu", "h100-sxm:memory_bandwidth=4e12,memory=94e9", "--json").json["device"]
-    assert (found["memory_bandwidth"], found["memory"], found["flops"]["bf16"]) == (4e12, 94e9, 989.4e12)
-    found = run("analyze", MODEL, "--gpu", "H100:flops.bf16=1e15,links.nvlink.bandwidth=1e12", "--json").json["device"]
-    assert (found["flops"]["bf16"], found["links"]["nvlink"]["bandwidth"]) == (1e15, 1e12)
-    found = run("analyze", MODEL, "--gpu", "h100-sxm:interconnect=pcie", "--json").json["device"]
-    assert found["interconnect"] == "pcie"
+    result = run("analyze", MODEL, "--gpu", "h100-sxm:memory_bandwidth=4e12,memory=94e9", "--json").json["device"]
+    assert (result["memory_bandwidth"], result["memory"], result["flops"]["bf16"]) == (4e12, 94e9, 989.4e12)
+    result = run("analyze", MODEL, "--gpu", "H100:flops.bf16=1e15,links.nvlink.bandwidth=1e12", "--json").json["device"]
+    assert (result["flops"]["bf16"], result["links"]["nvlink"]["bandwidth"]) == (1e15, 1e12)
+    result = run("analyze", MODEL, "--gpu", "h100-sxm:interconnect=pcie", "--json").json["device"]
+    assert result["interconnect"] == "pcie"
 
 
 def test_a_gpu_of_your_own(run: Run, tmp_path: Path) -> None:
-    mine = tmp_path / "my.toml"
-    mine.write_text("memory = 64e9\nmemory_bandwidth = 2e12\n[flops]\nbf16 = 5e14\n")
-    found = run("analyze", MODEL, "--gpu", str(mine), "--engine", "roofline", "--json").json
-    assert found["device"]["name"] == "my" and found["memory"]["capacity_bytes"] == 64e9
-    changed = run("analyze", MODEL, "--gpu", f"{mine}:memory_bandwidth=4e12", "--engine", "roofline", "--json").json
-    assert changed["metrics"]["tpot_ms"] == pytest.approx(found["metrics"]["tpot_ms"] / 2, rel=0.01)
+    file = tmp_path / "my.toml"
+    file.write_text("memory = 64e9\nmemory_bandwidth = 2e12\n[flops]\nbf16 = 5e14\n")
+    result = run("analyze", MODEL, "--gpu", str(file), "--engine", "roofline", "--json").json
+    assert result["device"]["name"] == "my" and result["memory"]["capacity_bytes"] == 64e9
+    changed = run("analyze", MODEL, "--gpu", f"{file}:memory_bandwidth=4e12", "--engine", "roofline", "--json").json
+    assert changed["metrics"]["tpot_ms"] == pytest.approx(result["metrics"]["tpot_ms"] / 2, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -214,10 +214,10 @@ def test_show_lists_and_details(run: Run, kind: str, name: str, key: str) -> Non
 
 
 def test_show_hardware_publishes_the_keys_of_a_hardware_file(run: Run) -> None:
-    found = run("show", "hardware", "h100-sxm", "--json").json
+    result = run("show", "hardware", "h100-sxm", "--json").json
     written = tomllib.loads((catalog.DATA / "hardware" / "h100-sxm.toml").read_text())
-    assert found["memory"] == written["memory"] and found["flops"] == written["flops"] and found["source"]
-    assert {"memory", "memory_bandwidth", "flops", "links"} <= set(found)
+    assert result["memory"] == written["memory"] and result["flops"] == written["flops"] and result["source"]
+    assert {"memory", "memory_bandwidth", "flops", "links"} <= set(result)
 
 
 @pytest.mark.parametrize(

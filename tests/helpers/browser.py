@@ -27,8 +27,8 @@ TABS = ("graph", "roofline", "memory", "latency", "sweep", "search", "simulate",
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with serving() as found:
-        yield found
+    with serving() as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +37,9 @@ def browser() -> Iterator[Any]:
     if not Path(CHROMIUM).exists():
         pytest.skip(f"no Chromium at {CHROMIUM}")
     with playwright.sync_playwright() as driver:
-        found = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield found
-        found.close()
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()
 
 
 class Opened:
@@ -51,8 +51,8 @@ class Opened:
         self.asked: list[str] = []
         self.contexts: list[Any] = []
 
-    def __call__(self, query: str = "", width: int = 1280, scheme: str = "light", **words: Any) -> Any:
-        context = self.browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, **words)
+    def __call__(self, query: str = "", width: int = 1280, scheme: str = "light", **options: Any) -> Any:
+        context = self.browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, **options)
         self.contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(60_000)  # a busy machine is no failure
@@ -75,8 +75,8 @@ def opened(browser: Any, server: Server) -> Iterator[Opened]:
 
 
 def figure(page: Any, metric: str) -> str:
-    found: str = page.inner_text(f"[data-metric={metric}] .value")
-    return found
+    text: str = page.inner_text(f"[data-metric={metric}] .value")
+    return text
 
 
 def changed(page: Any, metric: str, before: str) -> str:

@@ -36,8 +36,8 @@ class Server(NamedTuple):
         connection = http.client.HTTPConnection(urlsplit(self.address).netloc, timeout=120)
         try:
             connection.request(method, path, body, headers or {})
-            found = connection.getresponse()
-            return Reply(found.status, {k.lower(): v for k, v in found.getheaders()}, found.read())
+            response = connection.getresponse()
+            return Reply(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
         finally:
             connection.close()
 
@@ -67,9 +67,9 @@ def serving(*flags: str) -> Iterator[Server]:
     try:
         assert process.stdout is not None
         said = process.stdout.readline()
-        found = re.search(r"http://\S+?(?=/ )", said)
-        assert found, f"the server said {said!r}"
-        yield Server(found[0])
+        address = re.search(r"http://\S+?(?=/ )", said)
+        assert address, f"the server said {said!r}"
+        yield Server(address[0])
     finally:
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=30) == 0, "Ctrl-C ends it well"

@@ -21,11 +21,11 @@ def test_the_usual_adapters_of_latent_attention(report: Reports) -> None:
 
 
 def test_adapters_of_shared_experts_have_a_way_down_for_gate_and_up(report: Reports) -> None:
-    words = {"gpu": "b200", "tensor_parallel_size": 8}
-    plain = report("deepseek-v3", **words).memory.weights_bytes
-    found = report("deepseek-v3", lora_rank=8, lora_targets="shared_experts", **words).memory.weights_bytes
+    kwargs = {"gpu": "b200", "tensor_parallel_size": 8}
+    plain = report("deepseek-v3", **kwargs).memory.weights_bytes
+    adapted = report("deepseek-v3", lora_rank=8, lora_targets="shared_experts", **kwargs).memory.weights_bytes
     per_layer = 2 * 7168 + 2 * 2048 / 8 + 2048 / 8 + 7168  # gate and up share no way down; 1/8 of the inner width
-    assert found - plain == pytest.approx(58 * 2 * 8 * per_layer)
+    assert adapted - plain == pytest.approx(58 * 2 * 8 * per_layer)
 
 
 def test_a_model_without_usual_targets_names_its_own(run: Run) -> None:

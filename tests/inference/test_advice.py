@@ -30,14 +30,14 @@ def test_more_nodes_are_proposed() -> None:
 def test_only_precisions_that_the_device_runs_are_proposed(gpu: str) -> None:
     name = "llama-2-13b" if gpu.startswith("a100") else "llama-3.1-8b"
     gpu = f"{gpu}:memory=18e9" if gpu.startswith("a100") else gpu
-    asked = build_request(name, gpu, dtype="fp16", batch_size=8 if "v100" in gpu else 1)
-    reason = inferometer.analyze(name, gpu=gpu, dtype="fp16", batch_size=asked.workload.batch_size).reason or ""
+    request = build_request(name, gpu, dtype="fp16", batch_size=8 if "v100" in gpu else 1)
+    reason = inferometer.analyze(name, gpu=gpu, dtype="fp16", batch_size=request.workload.batch_size).reason or ""
     assert "-q w8a16" in reason and "fp8" not in reason.replace("--kv-cache-dtype fp8", "")
-    assert not advice._runs(asked.device, "fp8") and advice._runs(asked.device, "w4a16")
+    assert not advice._runs(request.device, "fp8") and advice._runs(request.device, "w4a16")
 
 
 @pytest.mark.parametrize(
-    "words",
+    "args",
     [
         ("llama-3.1-70b", "--gpu", "h100-sxm"),
         ("llama-3.1-405b", "--gpu", "h200"),
@@ -53,8 +53,8 @@ def test_only_precisions_that_the_device_runs_are_proposed(gpu: str) -> None:
         ("llama-2-7b", "--batch-size", "48", "--gpu", "a100-sxm-40gb", "--prefix-len", "512"),
     ],
 )
-def test_what_is_said_to_fit_does_fit(run: Run, words: tuple[str, ...]) -> None:
-    ran = run("analyze", *words, "--json")
+def test_what_is_said_to_fit_does_fit(run: Run, args: tuple[str, ...]) -> None:
+    ran = run("analyze", *args, "--json")
     assert ran.code == 1 and ran.json["feasible"] is False
     reason = ran.json["reason"]
     assert f"infeasible: {reason}" in ran.err and re.match(r"needs [\d.]+ .?B of [\d.]+ .?B usable per GPU", reason)
@@ -64,7 +64,7 @@ def test_what_is_said_to_fit_does_fit(run: Run, words: tuple[str, ...]) -> None:
     ways = reason.partition("fits with ")[2]
     for way in ways.split(" or ") if ways else []:
         flags = way.partition(" (")[0].split()  # what stands after them is how many nodes that takes
-        again = run("analyze", *words, *flags, "--json")
+        again = run("analyze", *args, *flags, "--json")
         assert again.code == 0, f"{way}: {again.json['reason']}"
 
 

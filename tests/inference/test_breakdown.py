@@ -14,9 +14,9 @@ from inferometer.specs import catalog
 from inferometer.specs.structs import Engine, Plan
 
 
-def _experts(batch: int, **words: float) -> float:
-    found = analyze("qwen3-30b-a3b", gpu="h200", batch_size=batch, input_len=64, **words)  # type: ignore[arg-type]
-    return next(op for op in found.phases["decode"].ops if op.name == "experts").load_weight
+def _experts(batch: int, **kwargs: float) -> float:
+    result = analyze("qwen3-30b-a3b", gpu="h200", batch_size=batch, input_len=64, **kwargs)  # type: ignore[arg-type]
+    return next(op for op in result.phases["decode"].ops if op.name == "experts").load_weight
 
 
 @pytest.mark.parametrize(
@@ -29,22 +29,22 @@ def _experts(batch: int, **words: float) -> float:
     ],
 )
 def test_dense_decoding_reads_its_weights_once_a_token(model: str, gpu: str) -> None:
-    found = analyze(model, gpu=gpu, engine="roofline", input_len=16, output_len=8)
+    result = analyze(model, gpu=gpu, engine="roofline", input_len=16, output_len=8)
     device = catalog.hardware(gpu)
-    bound = found.model.active_params * 2 / device.memory_bandwidth
-    assert found.phases["decode"].seconds == pytest.approx(bound, rel=0.03)
-    assert found.phases["decode"].load_weight == pytest.approx(2 * found.model.active_params, rel=0.001)
+    bound = result.model.active_params * 2 / device.memory_bandwidth
+    assert result.phases["decode"].seconds == pytest.approx(bound, rel=0.03)
+    assert result.phases["decode"].load_weight == pytest.approx(2 * result.model.active_params, rel=0.001)
 
 
 def test_prefill_computes_two_flops_per_active_parameter_and_token(report: Callable[..., Report]) -> None:
-    found = report("llama-3.1-8b", engine="roofline", input_len=2048)
+    result = report("llama-3.1-8b", engine="roofline", input_len=2048)
     head = 4096 * 128256
-    linear = 2 * 2048 * (found.model.active_params - head) + 2 * head
+    linear = 2 * 2048 * (result.model.active_params - head) + 2 * head
     pairs = 2048 * 2049 / 2
     attention = 2 * 2 * pairs * 32 * 128 * 32
-    assert found.phases["prefill"].OPs == pytest.approx(linear + attention, rel=0.002)
+    assert result.phases["prefill"].OPs == pytest.approx(linear + attention, rel=0.002)
     ideal = (linear + attention) / 989.4e12
-    assert ideal < found.phases["prefill"].seconds < 1.2 * ideal, "the rest is norms and activations through memory"
+    assert ideal < result.phases["prefill"].seconds < 1.2 * ideal, "the rest is norms and activations through memory"
 
 
 def test_experts_are_read_only_where_a_token_chose_them() -> None:

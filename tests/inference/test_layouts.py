@@ -47,8 +47,8 @@ def test_stages_launch_their_own_layers_only() -> None:
 def test_a_stage_names_its_own_layers(run: Run) -> None:
     names = [b.name for part in parallelism.pipeline_stages(bound_plan("llama-3.1-8b").model, 2) for b in part.blocks]
     assert "layers.0-15" in names and "layers.16-31" in names and "layers.0-31" not in names
-    told = run("analyze", "llama-3.1-8b", "-pp", "2", "--explain", "qkv_proj")
-    assert told.code == 0 and "layers.0-15" in told.out and "16 ×" in told.out
+    ran = run("analyze", "llama-3.1-8b", "-pp", "2", "--explain", "qkv_proj")
+    assert ran.code == 0 and "layers.0-15" in ran.out and "16 ×" in ran.out
 
 
 def test_stages_are_cut_once() -> None:

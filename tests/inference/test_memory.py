@@ -151,11 +151,11 @@ def test_a_vision_tower_needs_its_own_memory() -> None:
 
 
 def test_the_largest_batch_counts_what_grows_with_it(run: Run) -> None:
-    words = ("qwen2.5-vl-7b", "--images", "2x2016x2016", "--input-len", "64", "--json")
-    most = run("analyze", *words).json["memory"]["max_batch_size"]
+    args = ("qwen2.5-vl-7b", "--images", "2x2016x2016", "--input-len", "64", "--json")
+    most = run("analyze", *args).json["memory"]["max_batch_size"]
     assert most > 1
-    assert run("analyze", *words, "--batch-size", str(most)).code == 0
-    assert run("analyze", *words, "--batch-size", str(most + 1)).code == 1
+    assert run("analyze", *args, "--batch-size", str(most)).code == 0
+    assert run("analyze", *args, "--batch-size", str(most + 1)).code == 1
 
 
 @pytest.mark.parametrize("name", ["mamba-2.8b", "mamba2-2.7b"])
@@ -201,8 +201,8 @@ def test_the_cache_is_counted_in_whole_blocks() -> None:
     ],
 )
 def test_cache_bytes_of_a_token(report: Callable[..., Report], model: str, per_token: float) -> None:
-    found = report(model, gpu="b300:memory=2e12", kv_cache_dtype="bf16")
-    assert found.memory.kv_bytes_per_token == per_token
+    full = report(model, gpu="b300:memory=2e12", kv_cache_dtype="bf16")
+    assert full.memory.kv_bytes_per_token == per_token
     half = report(model, gpu="b300:memory=2e12", kv_cache_dtype="fp8")
     assert half.memory.kv_bytes_per_token == per_token / 2
 
@@ -226,7 +226,7 @@ def test_tensor_parallel_ranks_share_weights_and_cache(report: Callable[..., Rep
 
 def test_the_largest_batch_is_the_largest(run: Run) -> None:
     for engine in ("vllm", "hf", "roofline"):
-        words = ("llama-2-7b", "--gpu", "a100-sxm-40gb", "--engine", engine, "--json")
-        most = run("analyze", *words).json["memory"]["max_batch_size"]
-        assert run("analyze", *words, "--batch-size", str(most)).code == 0, engine
-        assert run("analyze", *words, "--batch-size", str(most + 1)).code == 1, engine
+        args = ("llama-2-7b", "--gpu", "a100-sxm-40gb", "--engine", engine, "--json")
+        most = run("analyze", *args).json["memory"]["max_batch_size"]
+        assert run("analyze", *args, "--batch-size", str(most)).code == 0, engine
+        assert run("analyze", *args, "--batch-size", str(most + 1)).code == 1, engine

@@ -91,8 +91,10 @@ def test_generations_take_about_as_long(start: str) -> None:
     i, theirs = case["inputs"], case["outputs"]["inference_time"]
     length = i.get("prompt_len") or i["promptlen"]
     steps = i.get("gen_len") or i["seqlen_generated"]
-    words = llm_viewer.words(case)
-    report = peers.run(llm_viewer.model(case), llm_viewer.device(case), input_len=length, output_len=steps + 1, **words)
+    kwargs = llm_viewer.arguments(case)
+    report = peers.run(
+        llm_viewer.model(case), llm_viewer.device(case), input_len=length, output_len=steps + 1, **kwargs
+    )
     assert report.metrics.e2el_ms is not None
     assert 1.0 < report.metrics.e2el_ms / 1e3 / theirs < 1.05
 
@@ -103,9 +105,9 @@ def test_differences_are_as_the_page_says(tool: str) -> None:
     """Each row of the tool's section: the case, both figures and their ratio; and no row that is not computed."""
     section = page().split(f"\n## {NAMES[tool]}\n")[1].split("\n## ")[0]
     lines = [line for line in section.splitlines() if line.count("|") == 7 and not line.startswith(("| what ", "|--"))]
-    found = list(differences.TOOLS[tool]())
-    assert all(d.theirs != d.ours for d in found)
-    assert [line[: line.rindex("|", 0, -1) + 1] for line in lines] == [d.row for d in found]
+    rows = list(differences.TOOLS[tool]())
+    assert all(d.theirs != d.ours for d in rows)
+    assert [line[: line.rindex("|", 0, -1) + 1] for line in lines] == [d.row for d in rows]
 
 
 def test_every_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,11 +116,11 @@ def test_every_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     commands = "\n".join(b for b in blocks if b.startswith("bash\n")).replace("\\\n", " ").splitlines()
     ran = [line.split()[1:] for line in commands if line.startswith("inferometer ")]
     assert len(ran) >= 10
-    for words in ran:
+    for args in ran:
         with pytest.raises(SystemExit) as done:
-            main(words)
+            main(args)
         assert done.value.code in (0, 1), (
-            f"{' '.join(words)}: {capsys.readouterr().err}"
+            f"{' '.join(args)}: {capsys.readouterr().err}"
         )  # 1: it does not fit, and says so
     calls = [b.removeprefix("python\n") for b in blocks if b.startswith("python\n")]
     assert calls

@@ -39,13 +39,13 @@ PLANS = [
 def test_a_grid_is_its_points(model, plan, batch, prompt, answer):
     bound_plan = build_request(model, "h200", **plan).bind()
     axes = np.meshgrid(*(np.array(a, float) for a in (batch, prompt, answer)), indexing="ij", sparse=True)
-    talk = uniform_batch_shape(bound_plan, *axes)
-    found, held = predict(bound_plan, talk), footprint(bound_plan, talk)
+    batch_shape = uniform_batch_shape(bound_plan, *axes)
+    prediction, held = predict(bound_plan, batch_shape), footprint(bound_plan, batch_shape)
     shape = (len(batch), len(prompt), len(answer))
     at = (len(batch) - 1, 0, len(answer) - 1)
     one = analyze(model, "h200", batch_size=batch[at[0]], input_len=prompt[0], output_len=answer[at[2]], **plan)
     for word in Prediction._fields:
-        mine = float(np.broadcast_to(getattr(found, word), shape)[at]) * (1e3 if word in MS else 1)
+        value = float(np.broadcast_to(getattr(prediction, word), shape)[at]) * (1e3 if word in MS else 1)
         alone = getattr(one.metrics, f"{word}_ms" if word in MS else word)
-        assert mine == pytest.approx(alone or 0.0, rel=1e-9), word
+        assert value == pytest.approx(alone or 0.0, rel=1e-9), word
     assert float(np.broadcast_to(held.total, shape)[at]) == pytest.approx(one.memory.total_bytes, rel=1e-9)

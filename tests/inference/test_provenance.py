@@ -22,8 +22,8 @@ def origins(report: inferometer.Report, name: str) -> set[str]:
 
 
 def test_kernels_of_other_devices_are_a_warning(report: Reports) -> None:
-    def doubts(**words: Any) -> list[str]:
-        return [w for w in report(MODEL, **words).warnings if "stand in" in w or "assumed from one H200" in w]
+    def doubts(**kwargs: Any) -> list[str]:
+        return [w for w in report(MODEL, **kwargs).warnings if "stand in" in w or "assumed from one H200" in w]
 
     assert doubts(gpu="h200") == doubts(gpu="h100-sxm") == doubts(gpu="rtx4090") == []  # of measured architectures
     assert doubts(gpu="t4") == ["no turing GPU was measured: kernels of the H100-SXM stand in"]
@@ -32,7 +32,7 @@ def test_kernels_of_other_devices_are_a_warning(report: Reports) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "origin"),
+    ("kwargs", "origin"),
     [
         ({"gpu": "h200"}, "fitted"),
         ({"gpu": "l40s"}, "fitted"),
@@ -44,13 +44,13 @@ def test_kernels_of_other_devices_are_a_warning(report: Reports) -> None:
         ({"gpu": "h200", "gpus_per_node": 2, "nodes": 2}, "assumed"),
     ],
 )
-def test_collectives_say_what_nobody_measured(words: dict[str, Any], origin: str) -> None:
-    found = inferometer.analyze("llama-3.1-8b", tensor_parallel_size=4, output_len=2, **words)
-    assert origins(found, "all_reduce") == {origin}
+def test_collectives_say_what_nobody_measured(kwargs: dict[str, Any], origin: str) -> None:
+    result = inferometer.analyze("llama-3.1-8b", tensor_parallel_size=4, output_len=2, **kwargs)
+    assert origins(result, "all_reduce") == {origin}
 
 
 def test_an_assumed_collective_is_explained_as_one(run: Run) -> None:
-    told = run("analyze", "llama-3.1-8b", "--gpu", "mi300x", "-tp", "4", "--explain", "all_reduce").out
-    assert "○ assumed" in told and "xgmi (direct)" in told and "rounded from the three NVLink styles" in told
+    text = run("analyze", "llama-3.1-8b", "--gpu", "mi300x", "-tp", "4", "--explain", "all_reduce").out
+    assert "○ assumed" in text and "xgmi (direct)" in text and "rounded from the three NVLink styles" in text
     assert collectives.origin("all_gather", "nvlink", "hopper", "sglang") == "fitted"  # NCCL's, whoever calls it
     assert collectives.origin("all_reduce", "something-new") == "assumed"

@@ -79,9 +79,9 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.fixture(params=CASES, ids=lambda case: f"{case[0]}-{len(case[1])}")
 def case(request: pytest.FixtureRequest, report: Callable[..., Report]) -> dict[str, Any]:
-    model, words = request.param
-    found: dict[str, Any] = report(model, **words).to_dict()
-    return found
+    model, kwargs = request.param
+    data: dict[str, Any] = report(model, **kwargs).to_dict()
+    return data
 
 
 def test_every_key_of_the_contract_is_there(case: dict[str, Any]) -> None:
@@ -158,9 +158,9 @@ def test_metrics_agree_with_each_other(case: dict[str, Any]) -> None:
 
 
 def test_tpot_is_the_decode_phase_where_cost_is_linear(report: Callable[..., Report]) -> None:
-    found = report("llama-3.1-8b", batch_size=8)
-    assert found.metrics.tpot_ms == pytest.approx(found.phases["decode"].seconds * 1e3)
-    front_end = found.metrics.ttft_ms / 1e3 - found.phases["prefill"].seconds
+    result = report("llama-3.1-8b", batch_size=8)
+    assert result.metrics.tpot_ms == pytest.approx(result.phases["decode"].seconds * 1e3)
+    front_end = result.metrics.ttft_ms / 1e3 - result.phases["prefill"].seconds
     assert 0 <= front_end < 0.02
 
 
@@ -175,18 +175,18 @@ def test_memory_adds_up(case: dict[str, Any]) -> None:
 
 
 def test_defaults(report: Callable[..., Report]) -> None:
-    found = report("llama-3.1-8b").to_dict()
-    work = found["workload"]
+    result = report("llama-3.1-8b").to_dict()
+    work = result["workload"]
     assert (work["batch_size"], work["input_len"], work["output_len"]) == (1, 1024, 128)
-    assert (found["device"]["name"], found["engine"]["name"], found["plan"]["gpus"]) == ("h100-sxm", "vllm", 1)
-    assert found["plan"]["gpu_memory_utilization"] == 0.9
-    assert found == report("llama-3.1-8b", batch_size=1, input_len=1024, output_len=128).to_dict()
+    assert (result["device"]["name"], result["engine"]["name"], result["plan"]["gpus"]) == ("h100-sxm", "vllm", 1)
+    assert result["plan"]["gpu_memory_utilization"] == 0.9
+    assert result == report("llama-3.1-8b", batch_size=1, input_len=1024, output_len=128).to_dict()
 
 
 def test_what_a_diffusion_transformer_has_not_is_null(report: Callable[..., Report]) -> None:
-    found = report("DiT-XL/2", gpu="a6000", input_len=256)
-    assert found.feasible and found.metrics.ttft_ms and found.metrics.tpot_ms is None
-    assert list(found.phases) == ["prefill"] and found.memory.kv_bytes_per_token == 0
+    result = report("DiT-XL/2", gpu="a6000", input_len=256)
+    assert result.feasible and result.metrics.ttft_ms and result.metrics.tpot_ms is None
+    assert list(result.phases) == ["prefill"] and result.memory.kv_bytes_per_token == 0
 
 
 def test_the_names_that_engine_people_know(report: Callable[..., Report]) -> None:
@@ -211,9 +211,9 @@ def test_the_names_that_engine_people_know(report: Callable[..., Report]) -> Non
 
 
 def test_one_token_of_answer_has_no_decode(report: Callable[..., Report]) -> None:
-    found = report("llama-3.1-8b", output_len=1)
-    assert found.metrics.tpot_ms is None and found.metrics.e2el_ms == found.metrics.ttft_ms
-    assert "decode" not in found.phases
+    result = report("llama-3.1-8b", output_len=1)
+    assert result.metrics.tpot_ms is None and result.metrics.e2el_ms == result.metrics.ttft_ms
+    assert "decode" not in result.phases
 
 
 Reports = Callable[..., Report]
@@ -221,8 +221,8 @@ MODEL = "llama-3.1-8b"
 
 
 def test_one_output_token_has_rates(report: Reports) -> None:
-    found = report(MODEL, output_len=1, batch_size=4).metrics
-    assert found.ttft_ms and found.e2el_ms == found.ttft_ms and found.tpot_ms is None
-    assert found.output_throughput == pytest.approx(4 / (found.ttft_ms / 1e3))
-    assert found.cost_per_million_output_tokens and found.joules_per_output_token
+    metrics = report(MODEL, output_len=1, batch_size=4).metrics
+    assert metrics.ttft_ms and metrics.e2el_ms == metrics.ttft_ms and metrics.tpot_ms is None
+    assert metrics.output_throughput == pytest.approx(4 / (metrics.ttft_ms / 1e3))
+    assert metrics.cost_per_million_output_tokens and metrics.joules_per_output_token
     assert report(MODEL, output_len=1, phase="prefill").metrics.output_throughput is None

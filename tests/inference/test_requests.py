@@ -36,13 +36,13 @@ def test_the_limit_is_named_as_it_was_given(report: Reports) -> None:
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "hf", "roofline"])
 @pytest.mark.parametrize("model", ["mamba-2.8b", "mamba2-2.7b"])
 def test_a_checkpoint_in_fp32(report: Reports, model: str, engine: str) -> None:
-    found = report(model, engine=engine)
+    loaded = report(model, engine=engine)
     wide = engine in ("hf", "roofline")
-    assert found.plan["dtype"] == ("fp32" if wide else "bf16")
-    assert any("checkpoint is fp32" in w for w in found.warnings) != wide
+    assert loaded.plan["dtype"] == ("fp32" if wide else "bf16")
+    assert any("checkpoint is fp32" in w for w in loaded.warnings) != wide
     kept = report(model, engine=engine, dtype="fp32")
     assert kept.plan["dtype"] == "fp32" and not any("checkpoint is fp32" in w for w in kept.warnings)
-    assert kept.memory.weights_bytes == pytest.approx(found.memory.weights_bytes * (1 if wide else 2), rel=1e-3)
+    assert kept.memory.weights_bytes == pytest.approx(loaded.memory.weights_bytes * (1 if wide else 2), rel=1e-3)
 
 
 def test_a_device_without_bf16_takes_fp16(report: Reports) -> None:
@@ -50,7 +50,7 @@ def test_a_device_without_bf16_takes_fp16(report: Reports) -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "kwargs",
     [
         {"overlap": "x"},
         {"overlap": None},
@@ -78,9 +78,9 @@ def test_a_device_without_bf16_takes_fp16(report: Reports) -> None:
         {"speculative_config": "[" * 100_000},
     ],
 )
-def test_the_python_face_gives_sentences(words: dict[str, Any]) -> None:
+def test_the_python_face_gives_sentences(kwargs: dict[str, Any]) -> None:
     with pytest.raises(InferometerError) as error:
-        analyze(MODEL, **words)
+        analyze(MODEL, **kwargs)
     assert "\n" not in str(error.value) and len(str(error.value)) < 500
 
 
@@ -91,7 +91,7 @@ def test_images_by_hand(images: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "kwargs",
     [
         {"batch_size": "8"},
         {"batch_size": 1.5},
@@ -111,9 +111,9 @@ def test_images_by_hand(images: Any) -> None:
         {"output_len": None, "beam_width": 0},
     ],
 )
-def test_the_python_face_is_as_strict(words: dict[str, Any]) -> None:
+def test_the_python_face_is_as_strict(kwargs: dict[str, Any]) -> None:
     with pytest.raises(InferometerError) as error:
-        analyze(MODEL, **words)
+        analyze(MODEL, **kwargs)
     assert "\n" not in str(error.value)
 
 

@@ -23,9 +23,9 @@ MODEL = "llama-3.1-8b"
 Run = Callable[..., Ran]
 
 
-def drafted(model: str, **words: Any) -> inferometer.Report:
+def drafted(model: str, **kwargs: Any) -> inferometer.Report:
     spec = {"model": model, "num_speculative_tokens": 4, "acceptance_rate": 0.7}
-    return inferometer.analyze("llama-3.1-70b", gpu="h200", tensor_parallel_size=8, speculative_config=spec, **words)
+    return inferometer.analyze("llama-3.1-70b", gpu="h200", tensor_parallel_size=8, speculative_config=spec, **kwargs)
 
 
 def draft_seconds(report: inferometer.Report) -> float:
@@ -41,29 +41,29 @@ def test_an_acceptance_length_is_possible(length: Any) -> None:
 def test_acceptance() -> None:
     assert accepted(0.8, 3) == pytest.approx(2.952) and accepted(1.0, 3) == 4.0
     for length in (1, 4):
-        words = {"method": "ngram", "num_speculative_tokens": 3, "acceptance_length": length}
-        assert analyze(MODEL, speculative_config=words).plan["speculation"]["acceptance_length"] == length
+        config = {"method": "ngram", "num_speculative_tokens": 3, "acceptance_length": length}
+        assert analyze(MODEL, speculative_config=config).plan["speculation"]["acceptance_length"] == length
 
 
 @pytest.mark.parametrize("method", ["eagle", "eagle3"])
 def test_an_eagle_head_is_not_the_model_s_own_module(method: str) -> None:
     with pytest.raises(BadValue, match="'model'"):
         analyze("deepseek-v3", gpu="h200", tensor_parallel_size=8, speculative_config={"method": method})
-    words = {"method": method, "model": "llama-3.2-1b", "acceptance_length": 2.5}
-    assert analyze(MODEL, speculative_config=words).plan["speculation"]["method"] == "draft_model"
+    config = {"method": method, "model": "llama-3.2-1b", "acceptance_length": 2.5}
+    assert analyze(MODEL, speculative_config=config).plan["speculation"]["method"] == "draft_model"
 
 
 def test_an_assumed_acceptance_is_a_warning(report: Reports) -> None:
     assert any("assumed" in w and "0.7" in w for w in analyze(MODEL, speculative_config={"method": "ngram"}).warnings)
-    told = analyze(MODEL, speculative_config={"method": "ngram", "acceptance_rate": 0.7})
-    assert not any("speculative" in w for w in told.warnings)
+    given = analyze(MODEL, speculative_config={"method": "ngram", "acceptance_rate": 0.7})
+    assert not any("speculative" in w for w in given.warnings)
 
 
 def test_a_measured_acceptance_is_of_its_own_method() -> None:
-    words: dict[str, Any] = {"gpu": "b200", "tensor_parallel_size": 8}
-    own = analyze("deepseek-v4-pro", speculative_config={"method": "mtp", "num_speculative_tokens": 2}, **words)
+    kwargs: dict[str, Any] = {"gpu": "b200", "tensor_parallel_size": 8}
+    own = analyze("deepseek-v4-pro", speculative_config={"method": "mtp", "num_speculative_tokens": 2}, **kwargs)
     assert own.plan["speculation"]["source"] == "measured"
-    other = analyze("deepseek-v4-pro", speculative_config={"method": "ngram", "num_speculative_tokens": 2}, **words)
+    other = analyze("deepseek-v4-pro", speculative_config={"method": "ngram", "num_speculative_tokens": 2}, **kwargs)
     assert other.plan["speculation"]["source"].startswith("assumed")
 
 
@@ -86,9 +86,9 @@ def test_only_decoders_draft(run: Run) -> None:
 
 
 def test_a_layout_must_suit_the_draft() -> None:
-    found = drafted("qwen2.5-0.5b")  # 14 heads
-    assert not found.feasible and "qwen2.5-0.5b cannot draft here: 14 attention heads do not divide by tp 8" in (
-        found.reason or ""
+    result = drafted("qwen2.5-0.5b")  # 14 heads
+    assert not result.feasible and "qwen2.5-0.5b cannot draft here: 14 attention heads do not divide by tp 8" in (
+        result.reason or ""
     )
 
 

@@ -162,16 +162,16 @@ def test_sixteen_bits_are_as_they_were() -> None:
 def test_a_class_of_modules_and_some_by_name() -> None:
     int8 = {"targets": ["Linear"], "weights": {"num_bits": 8}, "input_activations": {"num_bits": 8}}
     four = {"targets": ["re:.*mlp.experts.*"], "weights": {"num_bits": 4, "group_size": 32}}
-    found = roles(
+    by_role = roles(
         {"quant_method": "compressed-tensors", "config_groups": {"a": int8, "b": four}, "ignore": ["re:.*self_attn.*"]}
     )
-    assert found == {"mlp": "int8", "shared": "int8", "experts": "int4-g32"}
+    assert by_role == {"mlp": "int8", "shared": "int8", "experts": "int4-g32"}
 
 
 def test_meta_keeps_attention_of_the_fp8_405b() -> None:
     kept = [f"model.layers.{i}.self_attn.{p}_proj" for i in range(126) for p in "qkvo"]
-    found = roles({"quant_method": "fbgemm_fp8", "modules_to_not_convert": kept})
-    assert "attn" not in found and found["mlp"] == "fp8"
+    by_role = roles({"quant_method": "fbgemm_fp8", "modules_to_not_convert": kept})
+    assert "attn" not in by_role and by_role["mlp"] == "fp8"
 
 
 @pytest.mark.parametrize(

@@ -33,14 +33,14 @@ def path(tool: str) -> Path:
 @functools.cache
 def data(tool: str) -> dict[str, Any]:
     """Everything that a tool's file holds."""
-    found: dict[str, Any] = json.loads(path(tool).read_text(encoding="utf-8"))
-    return found
+    data: dict[str, Any] = json.loads(path(tool).read_text(encoding="utf-8"))
+    return data
 
 
 def cases(tool: str) -> list[Case]:
     """The cases of a tool."""
-    found: list[Case] = data(tool)["cases"]
-    return found
+    entries: list[Case] = data(tool)["cases"]
+    return entries
 
 
 def case(tool: str, start: str) -> Case:
@@ -156,9 +156,9 @@ def gpu(base: str, **figures: float) -> str:
     return f"{base}:{','.join(pieces)}"
 
 
-def run(model: str, device: str, **words: Any) -> Report:
+def run(model: str, device: str, **kwargs: Any) -> Report:
     """Our analysis at the speed of light."""
-    return analyze(model, gpu=device, engine="roofline", **words)
+    return analyze(model, gpu=device, engine="roofline", **kwargs)
 
 
 def rows(phase: Phase, *names: str) -> list[OpRow]:
@@ -171,10 +171,10 @@ def total(phase: Phase, *names: str) -> dict[str, float]:
     return {f: sum(getattr(op, f) for op in rows(phase, *names)) for f in FIGURES}
 
 
-def elements(found: Iterable[OpRow], kind: str = "fp16") -> float:
+def elements(ops: Iterable[OpRow], kind: str = "fp16") -> float:
     """Weight elements that matrix products read, from the bytes of a precision; a bias is not one."""
     number = 0.0
-    for op in found:
+    for op in ops:
         k, n = op.shape["weight"]
         read = op.load_weight / precision(kind).bytes
         number += read - (n * op.count if read > k * n * op.count * (1 + 1e-12) else 0.0)

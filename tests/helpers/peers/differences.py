@@ -44,11 +44,13 @@ def _sent(phase: Phase, *names: str) -> float:
 
 
 def _viewer() -> Iterator[Difference]:
-    def pair(start: str, phase: str, others: tuple[str, ...], mine: tuple[str, ...], field: str) -> tuple[float, float]:
+    def pair(
+        start: str, phase: str, others: tuple[str, ...], our_ops: tuple[str, ...], field: str
+    ) -> tuple[float, float]:
         y = case("llm_viewer", start)
         x = llm_viewer.reports(y)[0 if phase == "prefill" else 1]
         assert x is not None
-        return llm_viewer.theirs(y, phase, *others)[field], total(x.phases[phase], *mine)[field]
+        return llm_viewer.theirs(y, phase, *others)[field], total(x.phases[phase], *our_ops)[field]
 
     attention = ("fused_attention",), ("attention",)
     sample, sampled = case("llm_viewer", "lv028"), llm_viewer.reports(case("llm_viewer", "lv028"))
@@ -174,12 +176,12 @@ def _profiler() -> Iterator[Difference]:
     yield Difference(
         "decode, cache apart from attention", "lp004", again, ours("lp004", "decode", "kv_cache_write"), "s"
     )
-    asked = {"flops": 0.5, "hbm": 0.5, "intra": 0.3}
+    efficiency = {"flops": 0.5, "hbm": 0.5, "intra": 0.3}
     yield Difference(
         "prefill MLP at flops_efficiency 0.5",
         "lp018",
         theirs("lp018", "latency_prefill", "prefill_mlp"),
-        total(report("lp018", efficiency=asked).phases["prefill"], *mlp)["seconds"],
+        total(report("lp018", efficiency=efficiency).phases["prefill"], *mlp)["seconds"],
         "s",
     )
     yield Difference(
@@ -314,7 +316,7 @@ def _genz() -> Iterator[Difference]:
         genz.device(plain, 1e9),
         input_len=i["input_tokens"] + i["output_tokens"] - 1,
         output_len=2,
-        **genz.words(plain),
+        **genz.arguments(plain),
     )
     yield Difference(
         "decode step at 2,039 GB/s", "c00", plain["derived"]["TPOT_ms"] / 1e3, (real.metrics.tpot_ms or 0) / 1e3, "s"
@@ -323,7 +325,7 @@ def _genz() -> Iterator[Difference]:
         genz.model(case("genz", "c01")),
         genz.device(case("genz", "c01")),
         input_len=1024,
-        **{**genz.words(case("genz", "c01")), "attention": "flash"},
+        **{**genz.arguments(case("genz", "c01")), "attention": "flash"},
     )
     yield Difference(
         "prefill, attention FLOPs",
@@ -389,7 +391,7 @@ def _genz() -> Iterator[Difference]:
         input_len=i["input_tokens"],
         output_len=i["output_tokens"],
         pipeline_parallel_size=i["pipeline_parallel"],
-        **genz.words(stages),
+        **genz.arguments(stages),
     )
     yield Difference(
         "cache per GPU, TP 2 × PP 2",

@@ -62,7 +62,7 @@ def device(case: Case, unit: float = GI) -> str:
     )
 
 
-def words(case: Case) -> dict[str, Any]:
+def arguments(case: Case) -> dict[str, Any]:
     """Its options as ours."""
     i = case["inputs"]
     return {
@@ -84,7 +84,7 @@ def reports(case: Case) -> tuple[Report, Report]:
         input_len=i["input_tokens"],
         output_len=i["output_tokens"],
         beam_width=i["beam_size"],
-        **words(case),
+        **arguments(case),
     )
     last = run(
         model(case),
@@ -92,14 +92,14 @@ def reports(case: Case) -> tuple[Report, Report]:
         input_len=i["input_tokens"] + i["output_tokens"] - 1,
         output_len=2,
         beam_width=i["beam_size"],
-        **words(case),
+        **arguments(case),
     )
     return first, last
 
 
 def theirs(case: Case, phase: str, *starts: str) -> dict[str, float]:
     """Its figures for the operators whose names begin so, summed over all layers."""
-    found = [op for op in case[phase]["ops"] if op["name"].startswith(starts)]
+    ops = [op for op in case[phase]["ops"] if op["name"].startswith(starts)]
     ends = ("classifier", "embeddings", "Emb_AR")
     times = 1 if starts[0] in ends else case["model_dims"]["num_decoder_layers"]
     keys = {
@@ -109,7 +109,7 @@ def theirs(case: Case, phase: str, *starts: str) -> dict[str, float]:
         "store_act": ("out_MiB", MI),
         "seconds": ("latency_ms", 1e-3),
     }
-    return {k: times * sum(op[word] * unit for op in found) for k, (word, unit) in keys.items()}
+    return {k: times * sum(op[word] * unit for op in ops) for k, (word, unit) in keys.items()}
 
 
 def check(ledger: Ledger, case: Case) -> None:
@@ -119,9 +119,9 @@ def check(ledger: Ledger, case: Case) -> None:
     first, last = reports(case)
     for name, report in (("prefill", first), ("decode", last)):
         phase = report.phases[name]
-        for group, mine in GROUPS.items():
+        for group, our_ops in GROUPS.items():
             if not case["model_dims"]["is_moe"] or group in ("QKV", "Out Proj"):
-                _linear(ledger, case, name, phase, group, mine)
+                _linear(ledger, case, name, phase, group, our_ops)
         if case["model_dims"]["is_moe"]:
             y, x = theirs(case, name, "up+gate", "down"), total(phase, "experts")
             ledger.same(f"{name} experts FLOPs", y["flops"], x["flops"])
@@ -131,11 +131,11 @@ def check(ledger: Ledger, case: Case) -> None:
     _memory(ledger, case, first)
 
 
-def _linear(ledger: Ledger, case: Case, name: str, phase: Phase, group: str, mine: tuple[str, ...]) -> None:
-    i, y, x = case["inputs"], theirs(case, name, group), total(phase, *mine)
+def _linear(ledger: Ledger, case: Case, name: str, phase: Phase, group: str, our_ops: tuple[str, ...]) -> None:
+    i, y, x = case["inputs"], theirs(case, name, group), total(phase, *our_ops)
     size = BITS[i["bits"]] / 8
     ledger.same(f"{name} {group} FLOPs", y["flops"], x["flops"])
-    ledger.same(f"{name} {group} weights", y["load_weight"], elements(rows(phase, *mine), i["bits"]) * size)
+    ledger.same(f"{name} {group} weights", y["load_weight"], elements(rows(phase, *our_ops), i["bits"]) * size)
     ledger.same(f"{name} {group} output", y["store_act"], x["store_act"] / 2 * size)
     if i["bits"] != "int4":  # ours has no int4 units to multiply in on that device
         ledger.same(f"{name} {group} input", y["load_act"], x["load_act"])
@@ -148,8 +148,8 @@ def _linear(ledger: Ledger, case: Case, name: str, phase: Phase, group: str, min
 
 
 def _bound(case: Case, phase: str, group: str) -> str:
-    found: str = next(op["bound"] for op in case[phase]["ops"] if op["name"] == group)
-    return found
+    bound: str = next(op["bound"] for op in case[phase]["ops"] if op["name"] == group)
+    return bound
 
 
 def _attention(ledger: Ledger, case: Case, name: str, phase: Phase) -> None:
@@ -190,8 +190,8 @@ def _collectives(ledger: Ledger, case: Case, name: str, phase: Phase) -> None:
     ranks, speed, latency = i["tensor_parallel"], system["ICN"] * GI, system.get("ICN_LL", 1) * 1e-6
     if ranks == 1 or i["bits"] != "bf16":
         return
-    mine = [op for op in rows(phase, "all_reduce") if op.block.startswith("layers")]
-    ours = sum(op.sent / speed + op.count * ring(ranks, 2, latency) for op in mine)
+    our_ops = [op for op in rows(phase, "all_reduce") if op.block.startswith("layers")]
+    ours = sum(op.sent / speed + op.count * ring(ranks, 2, latency) for op in our_ops)
     why = "a ring's hops and 5 µs to start"
     ledger.explained(f"{name} all-reduce seconds", theirs(case, name, "MHA AR", "FFN AR")["seconds"], ours, why)
     if name == "decode":

@@ -54,7 +54,7 @@ def device(case: Case) -> str:
 def report(case: Case, **more: Any) -> Report:
     """Ours for a case."""
     i, o, kind = case["inputs"], case["outputs"], WEIGHTS[case["dtype_config"]["name"]]
-    words = {
+    kwargs = {
         "batch_size": i["batch_size_per_gpu"],
         "input_len": i["seq_len"],
         "output_len": i["num_tokens_to_generate"],
@@ -65,7 +65,7 @@ def report(case: Case, **more: Any) -> Report:
         "kv_cache_dtype": "int8" if kind == "int8" else "fp16",
         "efficiency": {"flops": o["flops_efficiency"], "hbm": o["hbm_memory_efficiency"]},
     }
-    return run(model(case), device(case), **{**words, **more})
+    return run(model(case), device(case), **{**kwargs, **more})
 
 
 def check(ledger: Ledger, case: Case) -> None:

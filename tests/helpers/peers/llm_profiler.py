@@ -62,14 +62,14 @@ def normed(case: Case) -> bool:
 
 def outputs(case: Case) -> dict[str, Any]:
     """Its figures, before they are rounded for printing."""
-    found: dict[str, Any] = case["outputs"].get("raw", case["outputs"])
-    return found
+    data: dict[str, Any] = case["outputs"].get("raw", case["outputs"])
+    return data
 
 
 def report(case: Case, **more: Any) -> Report:
     """Ours for a case."""
     i = case["inputs"]
-    words = {
+    kwargs = {
         "batch_size": i["batch_size"],
         "input_len": i["seq_len"],
         "output_len": i["generate_len"],
@@ -78,7 +78,7 @@ def report(case: Case, **more: Any) -> Report:
         "attention": "eager",
         "efficiency": EFFICIENCY,
     }
-    return run(model(case), device(case), **{**words, **more})
+    return run(model(case), device(case), **{**kwargs, **more})
 
 
 def check(ledger: Ledger, case: Case) -> None:

@@ -35,7 +35,7 @@ def device(case: Case) -> str:
     return gpu("a100-sxm-40gb", **figures)
 
 
-def words(case: Case) -> dict[str, Any]:
+def arguments(case: Case) -> dict[str, Any]:
     """Its options as ours."""
     i = case["inputs"]
     return {
@@ -59,10 +59,10 @@ def reports(case: Case) -> tuple[Report, Report | None]:
     i = case["inputs"]
     length = i.get("promptlen") or i["seqlen"]
     if i["model_id"].startswith("DiT"):
-        return run(model(case), device(case), input_len=length, **words(case)), None
+        return run(model(case), device(case), input_len=length, **arguments(case)), None
     shorter = [n - 1 for n in length] if isinstance(length, list) else max(1, length - 1)
-    first = run(model(case), device(case), input_len=length, output_len=2, **words(case))
-    return first, run(model(case), device(case), input_len=shorter, output_len=2, **words(case))
+    first = run(model(case), device(case), input_len=length, output_len=2, **arguments(case))
+    return first, run(model(case), device(case), input_len=shorter, output_len=2, **arguments(case))
 
 
 def check(ledger: Ledger, case: Case) -> None:
@@ -91,11 +91,11 @@ def layers(case: Case) -> int:
 
 def theirs(case: Case, phase: str, *names: str) -> dict[str, float]:
     """Its figures for these operators, summed over all layers."""
-    words = {"flops": "OPs", "seconds": "inference_time"}
-    found = [case["outputs"][phase][n] for n in names if n in case["outputs"][phase]]
+    keys_there = {"flops": "OPs", "seconds": "inference_time"}
+    ops = [case["outputs"][phase][n] for n in names if n in case["outputs"][phase]]
     times = 1 if "lm_head" in names else layers(case)
     keys = ("flops", "load_weight", "load_act", "store_act", "load_kv_cache", "store_kv_cache", "seconds")
-    return {k: times * sum(op[words.get(k, k)] for op in found) for k in keys}
+    return {k: times * sum(op[keys_there.get(k, k)] for op in ops) for k in keys}
 
 
 def gates(case: Case, group: str) -> float:
@@ -112,11 +112,11 @@ def _operators(ledger: Ledger, case: Case, name: str, phase: Phase) -> None:
     """Linears: FLOPs, weights, activations and, in 16 bit, seconds."""
     i, h = case["inputs"], case["hardware_params"]
     bits = (i["w_bit"], i["a_bit"])
-    for group, (mine, other) in GROUPS.items():
-        found, y, x = rows(phase, *mine), theirs(case, name, *other), total(phase, *mine)
+    for group, (our_ops, other) in GROUPS.items():
+        ops, y, x = rows(phase, *our_ops), theirs(case, name, *other), total(phase, *our_ops)
         twice, what = gates(case, group), f"{name} {group}"
         _one(ledger, f"{what} FLOPs", y["flops"], x["flops"], twice, "a gate that the model has not")
-        weight = elements(found, _WEIGHTS[bits]) * i["w_bit"] / 8
+        weight = elements(ops, _WEIGHTS[bits]) * i["w_bit"] / 8
         _one(ledger, f"{what} weights", y["load_weight"], weight, twice, "a gate that the model has not")
         parts = len([n for n in other if n in case["outputs"][name]])
         if bits in _NATIVE:
@@ -180,12 +180,12 @@ def _heads(case: Case) -> int:
 
 def _head(ledger: Ledger, case: Case, name: str, phase: Phase) -> None:
     """The LM head: its weights the same, its OPs half, its rows of one sequence only, and nothing sharded."""
-    found = rows(phase, "lm_head")
-    if not found:
+    ops = rows(phase, "lm_head")
+    if not ops:
         return
     i, y, x = case["inputs"], theirs(case, name, "lm_head"), total(phase, "lm_head")
     tp = i.get("tp_size", 1)
-    _one(ledger, f"{name} head weights", y["load_weight"], elements(found) * i["w_bit"] / 8, tp, "TP: not sharded")
+    _one(ledger, f"{name} head weights", y["load_weight"], elements(ops) * i["w_bit"] / 8, tp, "TP: not sharded")
     ledger.explained(f"{name} head OPs", y["flops"], x["flops"] / 2 * tp, "a multiply-add counted as one")
     if i["a_bit"] == 16:
         alone = 1 / i["batchsize"]
@@ -198,7 +198,7 @@ def _sums(ledger: Ledger, case: Case, name: str, phase: Phase) -> None:
     i = case["inputs"]
     lengths = i["promptlen"] if "promptlen" in i else [i["seqlen"]] * layers(case)
     hidden = case["model_config"].get("hidden_size") or case["model_config"]["n_embd"]
-    ops = sum(gates(case, group) * total(phase, *mine)["flops"] for group, (mine, _) in GROUPS.items())
+    ops = sum(gates(case, group) * total(phase, *our_ops)["flops"] for group, (our_ops, _) in GROUPS.items())
     ops += total(phase, "attention")["flops"] + total(phase, "lm_head")["flops"] / 2
     pairs = sum(n * (n if name == "prefill" else 1) for n in lengths)
     tokens = sum(n if name == "prefill" else 1 for n in lengths)
