@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterable
 
 from conftest import ROOT
 from helpers.source_tree import (
@@ -85,7 +86,7 @@ HEAVY = [
     "joblib",
 ]
 
-MAX_FILES = 243
+MAX_FILES = 241
 MAX_LINES_OF_A_FILE = 500
 MAX_LINES_OF_A_FUNCTION = 60
 MAX_FMT_SKIPS = 60
@@ -110,8 +111,7 @@ LONG_FUNCTIONS: list[str] = [
     "search.objective:traffic",
     "search.search:searched",
     "search.space:space",
-    "sensitivity.sensitivity:sensitivity",
-    "serving.fast_path:glide",
+    "serving.fast_path:run_uncontended",
     "serving.simulate:simulate",
     "training.train:train",
     "views.plots.canvas:_paint",
@@ -124,39 +124,25 @@ DUPLICATE_CLASSES: list[str] = [
     "Answer",
     "Batch",
     "Bench",
-    "Curve",
-    "Curves",
-    "Entry",
     "Figures",
     "Found",
     "Grid",
     "Group",
-    "Limits",
     "Line",
     "Order",
     "OutOfTime",
     "Outcome",
     "Part",
-    "Parts",
     "Passes",
-    "Piece",
     "Plan",
-    "Point",
-    "Pool",
-    "Profile",
-    "Row",
-    "Rows",
     "Run",
     "Server",
-    "Sizes",
-    "StepTime",
-    "Tried",
 ]
-PRIVATE_WORDS: dict[str, int] = {"found": 1559, "asked": 114, "words": 451, "mine": 171, "usual": 49, "told": 41}
+PRIVATE_WORDS: dict[str, int] = {"found": 1280, "asked": 114, "words": 416, "mine": 159, "usual": 46, "told": 32}
 SPELLED_FLAGS: dict[str, int] = {
     "base.parallel_map": 2,
     "bench.endpoint": 1,
-    "costs.kernels.assumed": 1,
+    "costs.kernels.source": 1,
     "inference.advice": 3,
     "inference.analyze": 4,
     "inference.request": 53,
@@ -173,9 +159,6 @@ SPELLED_FLAGS: dict[str, int] = {
     "search.relaxation": 4,
     "search.search": 10,
     "search.space": 9,
-    "sensitivity.compare": 2,
-    "sensitivity.sensitivity": 13,
-    "sensitivity.targets": 11,
     "serving.arrivals": 3,
     "serving.capacity": 4,
     "serving.deployment": 2,
@@ -186,11 +169,16 @@ SPELLED_FLAGS: dict[str, int] = {
     "specs.calibration": 2,
     "specs.catalog": 3,
     "sweep.points": 2,
-    "sweep.sweep": 1,
     "training.passes": 1,
     "training.train": 16,
     "training.training_memory": 6,
 }
+
+
+def only_shrinks(now: Iterable[object], known: Iterable[object]) -> None:
+    """Nothing new breaks the rule, and what is mended is off the list."""
+    assert sorted(map(str, set(now) - set(known))) == [], "these are new"
+    assert sorted(map(str, set(known) - set(now))) == [], "these are mended: take them off the list"
 
 
 # ------------------------------------------------------------------ imports
@@ -208,6 +196,11 @@ def test_the_tree_is_packages() -> None:
     folders = {path.name for path in SOURCE.iterdir() if path.is_dir() and path.name != "__pycache__"}
     assert folders == {*PACKAGES, "data"}
     assert {path.name for path in SOURCE.iterdir() if path.is_file()} == {"__init__.py", "__main__.py", "py.typed"}
+
+
+def test_tests_mirror_the_tree() -> None:
+    folders = {path.name for path in (ROOT / "tests").iterdir() if list(path.glob("test_*.py"))}
+    assert folders == set(PACKAGES)
 
 
 def test_the_design_page_shows_the_layers() -> None:
@@ -241,7 +234,7 @@ def test_imports_within_the_package_are_relative() -> None:
 
 def test_no_file_imports_itself_around_a_corner() -> None:
     """Imports inside functions and for types alone count, too."""
-    assert sorted(circles()) == KNOWN_CIRCLES
+    only_shrinks(circles(), KNOWN_CIRCLES)
 
 
 # ------------------------------------------------------------------ sizes
@@ -258,7 +251,7 @@ def test_files_stay_small() -> None:
 
 def test_functions_stay_small() -> None:
     sizes = {f"{module}:{name}": size for module, path in MODULES.items() for name, size in functions(path)}
-    assert sorted(name for name, size in sizes.items() if size > MAX_LINES_OF_A_FUNCTION) == LONG_FUNCTIONS
+    only_shrinks((name for name, size in sizes.items() if size > MAX_LINES_OF_A_FUNCTION), LONG_FUNCTIONS)
 
 
 def test_code_is_formatted() -> None:
@@ -278,23 +271,23 @@ def test_a_module_name_means_one_thing() -> None:
         for module, path in MODULES.items()
         if path.name != "__init__.py" and not is_front_end(module)
     )
-    assert sorted(name for name, times in names.items() if times > 1) == DUPLICATE_MODULES
+    only_shrinks((name for name, times in names.items() if times > 1), DUPLICATE_MODULES)
 
 
 def test_a_class_name_means_one_thing() -> None:
     names = Counter(name for path in FILES for name in classes(path))
-    assert sorted(name for name, times in names.items() if times > 1) == DUPLICATE_CLASSES
+    only_shrinks((name for name, times in names.items() if times > 1), DUPLICATE_CLASSES)
 
 
 def test_names_are_nouns_of_the_domain() -> None:
     names = sum((identifiers(path) for path in FILES), Counter[str]())
-    assert {word: names[word] for word in PRIVATE_WORDS} == PRIVATE_WORDS
+    only_shrinks(((word, names[word]) for word in PRIVATE_WORDS), PRIVATE_WORDS.items())
 
 
 def test_only_front_ends_spell_flags() -> None:
     """``search.serve_commands`` writes the command lines of other tools."""
     spelled = {module: flags(path) for module, path in MODULES.items() if not is_front_end(module)}
-    assert {m: n for m, n in spelled.items() if n and m != "search.serve_commands"} == SPELLED_FLAGS
+    only_shrinks(((m, n) for m, n in spelled.items() if n and m != "search.serve_commands"), SPELLED_FLAGS.items())
 
 
 def test_what_is_public_is_documented() -> None:
