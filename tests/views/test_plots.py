@@ -18,7 +18,8 @@ from inferometer.inference.memory import parameters
 from inferometer.inference.report import Report
 from inferometer.inference.request import build_request
 from inferometer.network.graph import Model
-from inferometer.views.plots.canvas import Scene, bounds, tint
+from inferometer.views.plots.canvas import Scene, bounds
+from inferometer.views.plots.palette import tint
 from inferometer.views.plots.roofline import (
     bars,
     distribution,

@@ -14,11 +14,15 @@ from conftest import ROOT, Ran
 from helpers.web_server import Server, serving
 
 from inferometer import analyze
+from inferometer.base.errors import BadValue, InferometerError
 from inferometer.cli.options import flags
+from inferometer.inference.request import build_request
 from inferometer.specs import catalog
+from inferometer.web.answers import refusal_of
+from inferometer.web.catalogue import control_label
 from inferometer.web.guard import Guard
-from inferometer.web.words import WORDS, Plan, command, concerns, plan_of
-from inferometer.web.workers import Gone, Worker
+from inferometer.web.plan_args import ARGUMENTS, PlanArgs, command, plan_args
+from inferometer.web.workers import Worker, WorkerDied
 
 Run = Callable[..., Ran]
 PLAN = {"model": "llama-3.1-8b", "gpu": "h200", "batch_size": 8}
@@ -199,7 +203,7 @@ MISTAKES = [
     ({"gpu_figures": {"memory=1,power": 80}}, "gpu", "not 'memory=1,power'"),
     ({"gpu_figures": [1]}, None, "gpu_figures are figures by name"),
     ({"batchsize": 8}, None, "unknown word of a plan 'batchsize'; did you mean batch_size"),
-    ({"speculative_config": {"method": "mtp"}}, None, "has no multi-token-prediction module"),
+    ({"speculative_config": {"method": "mtp"}}, "speculative_config", "has no multi-token-prediction module"),
     ({"config": [1, 2]}, "model", "a config.json is an object"),
     ({"output_len": 1e30}, "output_len", "must be between 1 and"),
 ]
@@ -267,7 +271,7 @@ def test_what_takes_too_much_is_ended() -> None:
         assert other.ask("analyze", json.dumps(PLAN).encode(), 20.0).status == 200, "it lives on"
     finally:
         other.end()
-    with pytest.raises(Gone):
+    with pytest.raises(WorkerDied):
         other.ask("analyze", b"{}", 1.0)
 
 
@@ -323,10 +327,10 @@ def test_a_server_for_all_addresses_takes_addresses_but_no_names() -> None:
         """Answers nothing."""
 
     here, everywhere, named = Guard(nothing), Guard(nothing, "0.0.0.0"), Guard(nothing, "gpu-box")
-    assert here.mine("localhost:8642") and here.mine("[::1]:8642") and not here.mine("192.168.1.7:8642")
-    assert everywhere.mine("192.168.1.7:8642") and not everywhere.mine("evil.example")
-    assert named.mine("gpu-box:80") and not named.mine("gpu-box.evil.example")
-    assert not here.mine("localhost:x") and not here.mine("[::1") and not here.mine("a b")
+    assert here.is_local("localhost:8642") and here.is_local("[::1]:8642") and not here.is_local("192.168.1.7:8642")
+    assert everywhere.is_local("192.168.1.7:8642") and not everywhere.is_local("evil.example")
+    assert named.is_local("gpu-box:80") and not named.is_local("gpu-box.evil.example")
+    assert not here.is_local("localhost:x") and not here.is_local("[::1") and not here.is_local("a b")
 
 
 # ------------------------------------------------------------------ the page's parts
@@ -355,7 +359,7 @@ def test_the_catalogue(server: Server) -> None:
 
 def test_the_controls_are_the_flags_of_the_command(server: Server) -> None:
     found = {one["name"]: one for one in server.get("/api/controls").json}
-    assert set(found) == {"model", *flags()} == set(WORDS), "each flag has a control, a label and a group"
+    assert set(found) == {"model", *flags()} == set(ARGUMENTS), "each flag has a control, a label and a group"
     for name, option in flags().items():
         control = found[name]
         assert (
@@ -404,24 +408,27 @@ def test_a_command_says_all_words(tmp_path: Path) -> None:
         "sequence_parallel": True,
         "efficiency": {"flops": 0.5},
     }
-    line = command("analyze", plan_of(given, tmp_path))
+    line = command("analyze", plan_args(given, tmp_path))
     assert line == (
         "inferometer analyze qwen3-0.6b --gpu h200 --turns 512:128,64:32 --no-fusion --sequence-parallel "
         "--efficiency flops=0.5"
     )
     spec = {"method": "ngram", "num_speculative_tokens": 2}
-    quoted = command("analyze", Plan("m", "h200", {"speculative_config": spec}, "m"))
+    quoted = command("analyze", PlanArgs("m", "h200", {"speculative_config": spec}, "m"))
     assert json.loads(shlex.split(quoted)[-1]) == spec
 
 
-def test_a_sentence_finds_its_control() -> None:
-    for sentence, control in {
-        "--batch-size must be a whole number": "batch_size",
-        "unknown GPU 'x'": "gpu",
-        "hardware h200: memory …": "gpu",
-        "8 sequences on a replica are more than --max-num-seqs 4": "max_num_seqs",
-        "nothing is wrong": None,
-        "x/config.json lacks 'hidden_size'": "model",
-        "--no-such-flag is wrong": None,
+def test_an_error_is_about_a_control(tmp_path: Path) -> None:
+    for given, control in {
+        "gpu": "h200:memory=80",
+        "quantization": "fp9",
+        "lora_targets": "none",
+        "usecase": "none",
     }.items():
-        assert concerns(sentence) == control
+        plan = {"batch_size": 8, "lora_rank": 8, given: control}
+        with pytest.raises(InferometerError) as caught:
+            arguments = plan_args(plan, tmp_path)
+            build_request(arguments.model, arguments.gpu, **arguments.options)
+        assert caught.value.field == given
+    refused = json.loads(refusal_of(BadValue("`batch_size` must be 8"), control_label).body)
+    assert refused == {"error": "Batch size must be 8", "control": "batch_size"}

@@ -15,9 +15,9 @@ from schemathesis.checks import not_a_server_error
 
 from inferometer.cli.options import controls
 from inferometer.web.catalogue import Control
+from inferometer.web.endpoints import answer
+from inferometer.web.plan_args import ARGUMENTS, PAGE_ONLY
 from inferometer.web.schema import body_schemas, plan_schema
-from inferometer.web.verbs import answer
-from inferometer.web.words import OWN, WORDS
 from inferometer.web.workers import Worker
 
 CALM = settings(deadline=None, suppress_health_check=list(HealthCheck))
@@ -53,7 +53,7 @@ def test_the_document_has_every_verb(server: Server) -> None:
         operation = found["paths"][f"/api/{verb}"]["post"]
         body = operation["requestBody"]["content"]["application/json"]["schema"]
         words = body["properties"] if verb == "analyze" else body["properties"]["plan"]["properties"]
-        assert set(words) == {*WORDS, *OWN}, "a plan's words are in the document"
+        assert set(words) == {*ARGUMENTS, *PAGE_ONLY}, "a plan's words are in the document"
     assert {"/api/jobs/{job}", "/api/catalogue", "/api/controls", "/api/accuracy"} <= set(found["paths"])
 
 
@@ -127,7 +127,7 @@ TRAFFIC = some(
     enable_prefix_caching=st.booleans(),
     prefix_len=FEW,
 ).map(lambda words: {"num_prompts": 3, **words})
-AXES = some(**dict.fromkeys(WORDS, st.sampled_from(["1,2", "1:8:x2", ["fp8", "bf16"], [1, 3], [True, False]])))
+AXES = some(**dict.fromkeys(ARGUMENTS, st.sampled_from(["1,2", "1:8:x2", ["fp8", "bf16"], [1, 3], [True, False]])))
 TRACES = st.sampled_from(["input_tokens,output_tokens\n5,5\n", "input_tokens,output_tokens\n", "", "{}"]) | st.text()
 
 

@@ -11,6 +11,8 @@ from conftest import Ran
 from helpers import browser as chromium
 from helpers.browser import TABS, Opened, changed, figure, slide
 
+from inferometer.views.plots.palette import LIGHT
+
 server, browser, opened = chromium.server, chromium.browser, chromium.opened  # fixtures, found by their names here
 GRANITE = {
     "model_type": "granite",
@@ -209,7 +211,7 @@ def test_nodes_are_as_high_as_their_time_and_coloured_by_their_bound(opened: Ope
     assert len(boxes) > 8
     ranked = sorted(boxes, key=lambda box: ops[box[0]]["share"])
     assert [height for _, height, _ in ranked] == sorted(height for _, height, _ in boxes)
-    assert {color for name, _, color in boxes if ops[name]["bound"] == "memory"} == {"#0072B2"}
+    assert {color for name, _, color in boxes if ops[name]["bound"] == "memory"} == {LIGHT["blue"]}
 
 
 def test_pinned_figures_are_compared_everywhere(opened: Opened) -> None:

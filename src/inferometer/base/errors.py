@@ -13,7 +13,8 @@ fit) is a result, never an exception.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from numbers import Real
 from typing import Any, ClassVar
 
@@ -80,6 +81,19 @@ class BadFile(InferometerError):
     """A file that cannot be used: says which one and why. Backticks in the sentence are keys of the file."""
 
     marks_arguments = False
+
+
+@contextmanager
+def about(field: str) -> Iterator[None]:
+    """Errors from inside that name no argument are about this one; for ``with``, and as a decorator.
+
+    ``with about("gpu"): catalog.hardware("h10")``
+    """
+    try:
+        yield
+    except InferometerError as error:
+        error.field = error.field or field
+        raise
 
 
 def nearest(given: str, names: Iterable[str], most: int = 2) -> list[str]:

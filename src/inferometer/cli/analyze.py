@@ -66,11 +66,11 @@ def analyze(
             click.echo(f"wrote {path}", err=True)
     if html is not None:
         from ..views.files import write
+        from ..web.plan_args import PlanArgs, command
         from ..web.single import page
-        from ..web.words import Plan, command
         from .options import controls
 
-        line = command("analyze", Plan(model, gpu, {**words, "hf_token": None}, model))
+        line = command("analyze", PlanArgs(model, gpu, {**words, "hf_token": None}, model))
         click.echo(f"wrote {write(html, page(asked, report, line, controls()))}", err=True)
     if as_json:
         deliver(report.to_json(), output)

@@ -42,9 +42,9 @@ def web(host: str, port: int, show: bool) -> int:
 
 def application(host: str = "127.0.0.1", workers: int | None = None) -> Guard:
     """The ASGI application that `web` serves."""
-    from ..web.app import made
+    from ..web.app import create_app
 
-    return made(controls(), host, workers)
+    return create_app(controls(), host, workers)
 
 
 def bound(host: str, port: int) -> socket:

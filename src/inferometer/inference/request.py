@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ..base.cache import cache_by_identity
-from ..base.errors import BadValue, UnknownName, abbreviate, check_fraction, check_int, check_positive, is_number
+from ..base.errors import BadValue, UnknownName, abbreviate, about, check_fraction, check_int, check_positive, is_number
 from ..base.files import user_path
 from ..costs import parallelism, precision
 from ..costs.binding import BoundPlan, bind
@@ -300,6 +300,7 @@ def _or(value: Any, default: Any) -> Any:
     return default if value is None else value
 
 
+@about("efficiency")
 def factors(value: float | str | Mapping[str, float] | None) -> dict[str, float] | None:
     """``--efficiency 0.6`` or ``flops=0.7,hbm=0.85,intra=0.8,inter=0.7``; each in (0, 1]."""
     if value is None:

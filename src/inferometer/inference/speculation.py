@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..base.errors import BadValue, UnknownName, abbreviate, check_int, check_positive, is_number
+from ..base.errors import BadValue, UnknownName, abbreviate, about, check_int, check_positive, is_number
 from ..network.adapters import DEFAULT_TARGETS
 from ..network.graph import Model
 from ..specs import catalog
@@ -19,6 +19,7 @@ _OWN = {"deepseek_mtp": "mtp", "qwen3_next_mtp": "mtp", "draft": "draft_model"}
 _HEADS = ("eagle", "eagle3")  # trained for one model, with weights of their own
 
 
+@about("speculative_config")
 def speculation(value: str | Mapping[str, Any] | None, model: Model, name: str) -> Speculation | None:
     """vLLM's ``--speculative-config``: JSON with method, model, num_speculative_tokens, and how much is accepted.
 
@@ -118,7 +119,7 @@ def parse_lora(rank: int | None, targets: str | Sequence[str] | None, number: in
         raise BadValue(f"--lora-targets must be names with commas between, not {abbreviate(targets)}")
     for word in words:
         if word not in names:
-            raise UnknownName("LoRA target", word, names)
+            raise UnknownName("LoRA target", word, names, field="lora_targets")
     return Lora(
         rank=check_int("--lora-rank", rank, most=8192),
         targets=tuple(dict.fromkeys(words)),

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ..base.errors import BadFile, BadValue, UnknownName, abbreviate, check_int, nearest
+from ..base.errors import BadFile, BadValue, UnknownName, abbreviate, about, check_int, nearest
 from ..base.files import convert, read_json, read_toml, user_path
 from .structs import Engine, Hardware, Precision, Usecase
 
@@ -71,6 +71,7 @@ def _shipped(folder: str, name: str) -> dict[str, Any]:
 # ------------------------------------------------------------------ hardware
 
 
+@about("gpu")
 def hardware(text: str) -> Hardware:
     """A name, a TOML file, or either with figures of your own: ``hardware("h100-sxm:memory_bandwidth=4e12")``"""
     name, _, overrides = str(text).strip().partition(":")
@@ -99,7 +100,7 @@ def gpu_names(text: str) -> list[str]:
         elif piece.strip():
             found.append(piece.strip())
     if not found:
-        raise BadValue("--gpu needs at least one name")
+        raise BadValue("`gpu` needs at least one name")
     return found
 
 
@@ -121,9 +122,9 @@ def _override(data: dict[str, Any], piece: str, title: str) -> None:
         try:
             number = float(value)
         except ValueError:
-            raise BadValue(f"--gpu {title}:{key} must be a number, not {value!r}") from None
+            raise BadValue(f"`gpu` {title}:{key} must be a number, not {value!r}") from None
         counted = last in ("compute_units", "gpus_per_node", "devices")
-        place[last] = check_int(f"--gpu {title}:{key}", number, least=0) if counted else number
+        place[last] = check_int(f"`gpu` {title}:{key}", number, least=0) if counted else number
     data.setdefault("source", {})[key] = "given by you"
 
 
@@ -169,6 +170,7 @@ def _sane(device: Hardware, changed: bool) -> Hardware:
 # ------------------------------------------------------------------ engines, precisions, use cases
 
 
+@about("engine")
 def engine(text: str) -> Engine:
     """``engine("vllm")``, or the path of a TOML file. A file that says ``like = "vllm"`` has only what differs."""
     text = str(text)
@@ -230,7 +232,7 @@ def _precision(text: str, what: str) -> Precision:
     key = normalized(text)
     found = precisions().get(_WORDS.get(key, key))
     if found is None:
-        raise UnknownName(what, text, precisions())
+        raise UnknownName(what, text, precisions(), field=what if what.isidentifier() else "")
     return found
 
 
@@ -243,10 +245,12 @@ def plain_dtype(text: str, what: str = "dtype", allowed: tuple[str, ...] = UNQUA
     key = normalized(text)
     found = _WORDS.get(key, key)
     if found not in allowed:
-        raise UnknownName(what, text, allowed, "(quantisations of weights are set with -q)")
+        field = what if what.isidentifier() else ""
+        raise UnknownName(what, text, allowed, "(quantisations of weights are set with -q)", field=field)
     return found
 
 
+@about("usecase")
 def usecase(text: str) -> Usecase:
     """``usecase("chatbot")``: typical lengths and what users expect."""
     found = usecases().get(normalized(text))
@@ -295,6 +299,7 @@ class ModelEntry(msgspec.Struct, frozen=True):
     hf_id: str = ""  # its repository on Hugging Face; empty if it has none
 
 
+@about("model")
 def model(text: str, token: str | None = None) -> ModelEntry:
     """A catalogue name, a Hugging Face id, or the path of a config.json, its folder or a network's TOML file."""
     word = str(text).strip()

@@ -1,6 +1,6 @@
 """The server: the page, its parts, and the verbs as JSON; OpenAPI at /schema.
 
-Guard(made(controls), "127.0.0.1")      # an ASGI application; `inferometer web` gives it to uvicorn
+create_app(controls, "127.0.0.1")      # an ASGI application behind its `Guard`; `inferometer web` gives it to uvicorn
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from importlib.resources import files
 from pathlib import Path
@@ -18,18 +18,19 @@ import msgspec
 
 from .. import __version__
 from ..base.errors import BadFile, InferometerError
+from ..views.plots.palette import palette_css
+from .answers import Answer, Refusal, refusal
 from .catalogue import Control
 from .guard import Guard
-from .jobs import Jobs, TooMany
+from .jobs import Jobs, TooManyJobs
 from .schema import body_schemas, plan_schema, with_body
-from .verbs import Answer, wrong
-from .workers import Crew
+from .workers import WorkerPool
 
-QUICK = {"analyze": 20.0, "explain": 20.0, "sweep": 30.0, "sensitivity": 30.0}  # verb -> s that are waited
-LONG = ("simulate", "search")  # these become jobs
-REMEMBERED = 256  # answers: a slider that comes back asks the same again
-LARGEST = 1_000_000  # bytes of an answer that is remembered
-ABOUT = {
+TIMEOUTS = {"analyze": 20.0, "explain": 20.0, "sweep": 30.0, "sensitivity": 30.0}  # s; verbs that answer at once
+JOBS = ("simulate", "search")  # verbs that take long
+CACHED_ANSWERS = 256  # a slider that comes back asks the same again
+LARGEST_CACHED = 1_000_000  # bytes
+SUMMARIES = {
     "analyze": "One plan, explained: the report, the command that makes it, and the network to be drawn.",
     "explain": "One operator: formulas, values put in, and where its efficiency comes from.",
     "sweep": "Every combination of some axes, as columns.",
@@ -39,37 +40,30 @@ ABOUT = {
 }
 
 
-class Wrong(msgspec.Struct):
-    """Why a request is refused: the sentence of the command line, and the control that it concerns."""
+class AnswerCache:
+    """Short requests: the same one is answered once, also while its answer is still on the way."""
 
-    error: str
-    control: str | None = None
-
-
-class Desk:
-    """Where short questions are asked: the same one is answered once, also while its answer is still on the way."""
-
-    def __init__(self, crew: Crew) -> None:
-        self.crew = crew
-        self.known: OrderedDict[tuple[str, bytes], asyncio.Task[Answer]] = OrderedDict()
+    def __init__(self, pool: WorkerPool) -> None:
+        self.pool = pool
+        self.tasks: OrderedDict[tuple[str, bytes], asyncio.Task[Answer]] = OrderedDict()
 
     async def ask(self, verb: str, body: bytes = b"{}") -> Answer:
         """The answer, from a worker or from memory."""
         key = (verb, body)
-        task = self.known.get(key)
+        task = self.tasks.get(key)
         if task is None:
-            task = self.known[key] = asyncio.create_task(self.crew.ask(verb, body, QUICK.get(verb, 30.0)))
-            if len(self.known) > REMEMBERED:
-                self.known.popitem(last=False)
-        self.known.move_to_end(key)
+            task = self.tasks[key] = asyncio.create_task(self.pool.ask(verb, body, TIMEOUTS.get(verb, 30.0)))
+            if len(self.tasks) > CACHED_ANSWERS:
+                self.tasks.popitem(last=False)
+        self.tasks.move_to_end(key)
         keep = False
         try:
-            found = await asyncio.shield(task)
-            keep = found.status == 200 and len(found.body) <= LARGEST
+            answer = await asyncio.shield(task)
+            keep = answer.status == 200 and len(answer.body) <= LARGEST_CACHED
         finally:
             if not keep:
-                self.known.pop(key, None)
-        return found
+                self.tasks.pop(key, None)
+        return answer
 
 
 def plotly() -> Path:
@@ -89,7 +83,7 @@ def static() -> Path:
     return Path(str(files(__package__))) / "static"
 
 
-def made(controls: Sequence[Control], host: str = "127.0.0.1", workers: int | None = None) -> Guard:
+def create_app(controls: Sequence[Control], host: str = "127.0.0.1", workers: int | None = None) -> Guard:
     """The application behind its gate; its processes begin and end with the server's life."""
     from litestar import Litestar, Response
     from litestar.exceptions import HTTPException
@@ -98,57 +92,60 @@ def made(controls: Sequence[Control], host: str = "127.0.0.1", workers: int | No
     from litestar.response import File
     from litestar.static_files import create_static_files_router
 
-    crew, jobs = Crew(workers or min(4, os.cpu_count() or 1)), Jobs()
-    desk = Desk(crew)
+    pool, jobs = WorkerPool(workers or min(4, os.cpu_count() or 1)), Jobs()
+    cache = AnswerCache(pool)
 
     @asynccontextmanager
-    async def alive(_: Litestar) -> AsyncIterator[None]:
-        crew.start()
-        first = asyncio.create_task(desk.ask("catalogue"))  # so that it is there when the page asks for it
+    async def lifespan(_: Litestar) -> AsyncIterator[None]:
+        pool.start()
+        first = asyncio.create_task(cache.ask("catalogue"))  # so that it is there when the page asks for it
         try:
             yield
         finally:
             first.cancel()
-            crew.stop()
+            pool.stop()
             jobs.stop()
 
     def refused(_: Any, error: Exception) -> Any:
         status = getattr(error, "status_code", 500)
-        return _response(wrong(status, str(getattr(error, "detail", "") or "inferometer made a mistake")))
+        return _response(refusal(status, str(getattr(error, "detail", "") or "inferometer made a mistake")))
 
     app = Litestar(
         [
-            *_pages(),
-            *_questions(controls, desk),
-            *_jobs(controls, jobs),
+            *_page_routes(),
+            *_answer_routes(controls, cache),
+            *_job_routes(controls, jobs),
             create_static_files_router("/static", [static()], include_in_schema=False),
         ],
-        lifespan=[alive],
+        lifespan=[lifespan],
         exception_handlers={HTTPException: refused},
         logging_config=None,
         request_max_body_size=None,
-        signature_namespace={"Response": Response, "File": File},  # which are known inside of functions alone
+        signature_namespace={"Response": Response, "File": File},  # imported inside of functions alone
         openapi_config=OpenAPIConfig("inferometer", __version__, render_plugins=[JsonRenderPlugin(path="/")]),
     )
     return Guard(app, host)  # type: ignore[arg-type]
 
 
-def _response(found: Answer) -> Any:
+def _response(answer: Answer) -> Any:
     from litestar import Response
 
-    return Response(
-        found.body, status_code=found.status, media_type="application/json", headers={"cache-control": "no-store"}
-    )
+    headers = {"cache-control": "no-store"}
+    return Response(answer.body, status_code=answer.status, media_type="application/json", headers=headers)
 
 
-def _pages() -> list[Any]:
-    """The page and the library that draws its charts."""
-    from litestar import get
+def _page_routes() -> list[Any]:
+    """The page, its colours, and the library that draws its charts."""
+    from litestar import Response, get
     from litestar.response import File
 
     @get("/", include_in_schema=False, sync_to_thread=False)
     def page() -> File:
         return File(static() / "index.html", media_type="text/html", content_disposition_type="inline")
+
+    @get("/palette.css", include_in_schema=False, sync_to_thread=False)
+    def palette() -> Response[Any]:
+        return Response(palette_css(), media_type="text/css")
 
     @get("/plotly.js", include_in_schema=False, sync_to_thread=False)
     def charts() -> File:
@@ -159,54 +156,54 @@ def _pages() -> list[Any]:
             headers={"cache-control": "max-age=86400"},
         )
 
-    return [page, charts]
+    return [page, palette, charts]
 
 
-def _questions(controls: Sequence[Control], desk: Desk) -> list[Any]:
+def _answer_routes(controls: Sequence[Control], cache: AnswerCache) -> list[Any]:
     """What is answered at once."""
     from litestar import Response, get, post
     from litestar.openapi import ResponseSpec
 
-    said = msgspec.json.encode(controls)
+    encoded = msgspec.json.encode(controls)
     bodies = body_schemas(plan_schema(controls))
 
-    async def asked(verb: str, body: bytes = b"{}") -> Response[Any]:
-        response: Response[Any] = _response(await desk.ask(verb, body))
+    async def ask(verb: str, body: bytes = b"{}") -> Response[Any]:
+        response: Response[Any] = _response(await cache.ask(verb, body))
         return response
 
     @get("/api/controls", sync_to_thread=False, summary="The words of a plan: labels, help, units, bounds.")
-    def words() -> Response[Any]:
-        response: Response[Any] = _response(Answer(200, said))
+    def list_controls() -> Response[Any]:
+        response: Response[Any] = _response(Answer(200, encoded))
         return response
 
     @get("/api/catalogue", summary="Models, hardware, engines, precisions, use cases, presets.")
     async def catalogue() -> Response[Any]:
-        return await asked("catalogue")
+        return await ask("catalogue")
 
     @get("/api/accuracy", summary="Predicted beside measured, as shipped.")
     async def accuracy() -> Response[Any]:
-        return await asked("accuracy")
+        return await ask("accuracy")
 
     def route(verb: str) -> Any:
         @post(
             f"/api/{verb}",
             status_code=200,
             name=verb,
-            summary=ABOUT[verb],
+            summary=SUMMARIES[verb],
             operation_id=verb,
             operation_class=with_body(bodies[verb]),
-            responses={400: ResponseSpec(Wrong)},
+            responses={400: ResponseSpec(Refusal)},
         )
         async def answered(body: bytes) -> Response[Any]:
-            return await asked(verb, body)
+            return await ask(verb, body)
 
         return answered
 
-    return [words, catalogue, accuracy, *map(route, QUICK)]
+    return [list_controls, catalogue, accuracy, *map(route, TIMEOUTS)]
 
 
-def _jobs(controls: Sequence[Control], jobs: Jobs) -> list[Any]:
-    """What takes long: begun, looked at, cancelled."""
+def _job_routes(controls: Sequence[Control], jobs: Jobs) -> list[Any]:
+    """What takes long: begun, polled, cancelled."""
     from litestar import Response, delete, get, post
     from litestar.openapi import ResponseSpec
 
@@ -217,48 +214,51 @@ def _jobs(controls: Sequence[Control], jobs: Jobs) -> list[Any]:
             f"/api/{verb}",
             status_code=202,
             name=verb,
-            summary=ABOUT[verb],
+            summary=SUMMARIES[verb],
             operation_id=verb,
             sync_to_thread=False,
             operation_class=with_body(bodies[verb]),
-            responses={400: ResponseSpec(Wrong)},
+            responses={400: ResponseSpec(Refusal)},
         )
-        def begun(body: bytes) -> Response[Any]:
-            try:
-                job = jobs.begin(verb, body)
-                found = Answer(202, msgspec.json.encode({"job": job.name}))
-            except TooMany as error:
-                found = wrong(429, str(error))
-            response: Response[Any] = _response(found)
+        def begin(body: bytes) -> Response[Any]:
+            response: Response[Any] = _response(_begin(jobs, verb, body))
             return response
 
-        return begun
-
-    def known(look: Any, name: str) -> Response[Any]:
-        try:
-            found = Answer(200, look(name))
-        except InferometerError as error:
-            found = wrong(404, str(error))
-        response: Response[Any] = _response(found)
-        return response
+        return begin
 
     @get(
         "/api/jobs/{job:str}",
         sync_to_thread=False,
         summary="How a job stands, and its result once it is done.",
-        responses={404: ResponseSpec(Wrong)},
+        responses={404: ResponseSpec(Refusal)},
     )
-    def told(job: str) -> Response[Any]:
-        return known(jobs.told, job)
+    def status(job: str) -> Response[Any]:
+        response: Response[Any] = _response(_of_job(jobs.status, job))
+        return response
 
     @delete(
         "/api/jobs/{job:str}",
         status_code=200,
         sync_to_thread=True,
         summary="Cancel a job.",
-        responses={404: ResponseSpec(Wrong)},
+        responses={404: ResponseSpec(Refusal)},
     )
-    def cancelled(job: str) -> Response[Any]:
-        return known(jobs.cancel, job)
+    def cancel(job: str) -> Response[Any]:
+        response: Response[Any] = _response(_of_job(jobs.cancel, job))
+        return response
 
-    return [*map(route, LONG), told, cancelled]
+    return [*map(route, JOBS), status, cancel]
+
+
+def _begin(jobs: Jobs, verb: str, body: bytes) -> Answer:
+    try:
+        return Answer(202, msgspec.json.encode({"job": jobs.begin(verb, body).name}))
+    except TooManyJobs as error:
+        return refusal(429, str(error))
+
+
+def _of_job(action: Callable[[str], bytes], name: str) -> Answer:
+    try:
+        return Answer(200, action(name))
+    except InferometerError as error:
+        return refusal(404, str(error))

@@ -13,11 +13,11 @@ from ..inference.memory import parameters
 from ..network import families
 from ..specs import catalog
 from ..views.text.listing import listing
-from .words import MODEL
+from .plan_args import DEFAULT_MODEL
 
 
 class Extra(msgspec.Struct, forbid_unknown_fields=True):
-    """What a control has beyond its flag: words for people, and the bounds of its slider."""
+    """What a control has beyond its flag: a label for people, and the bounds of its slider."""
 
     group: str
     label: str
@@ -40,7 +40,7 @@ class Preset(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Control(msgspec.Struct, kw_only=True):
-    """One word of a plan as the page shows it."""
+    """One argument of a plan as the page shows it."""
 
     name: str
     flag: str
@@ -88,6 +88,12 @@ def controls(flags: Mapping[str, click.Option]) -> list[Control]:
     return [_control(name, extra, flags.get(name)) for name, extra in extras().items()]
 
 
+def control_label(name: str) -> str:
+    """What the page calls an argument: ``control_label("batch_size")  # 'Batch size'``"""
+    extra = extras().get(name)
+    return extra.label if extra else name
+
+
 def extras() -> dict[str, Extra]:
     """What the page adds to each flag, by keyword."""
     return catalog.constants("controls", dict[str, Extra])
@@ -107,12 +113,12 @@ def _control(name: str, extra: Extra, flag: click.Option | None) -> Control:
             least=None,
             most=None,
             step=None,
-            default=extra.default or MODEL,
+            default=extra.default or DEFAULT_MODEL,
             choices=[],
         )
-    usual = flag.default if isinstance(flag.default, str | int | float) else None
+    default = flag.default if isinstance(flag.default, str | int | float) else None
     if flag.is_flag and not flag.secondary_opts:
-        usual = False  # one without its --no- form is off
+        default = False  # one without its --no- form is off
     number = isinstance(flag.type, click.types.IntParamType | click.types.FloatParamType)
     kind = extra.kind or ("switch" if flag.is_flag else "choice" if allowed else "number" if number else "text")
     return Control(
@@ -126,15 +132,15 @@ def _control(name: str, extra: Extra, flag: click.Option | None) -> Control:
         least=extra.least,
         most=extra.most,
         step=extra.step,
-        default=usual,
+        default=default,
         choices=allowed,
     )
 
 
-def _choices(said: str | list[str]) -> list[str]:
-    if isinstance(said, list):
-        return said
-    if said == "links":
+def _choices(given: str | list[str]) -> list[str]:
+    if isinstance(given, list):
+        return given
+    if given == "links":
         return sorted({link for name in catalog.names("hardware") for link in catalog.hardware(name).links})
     tables: dict[str, Iterable[str]] = {"precisions": catalog.precisions(), "usecases": catalog.usecases()}
-    return list(tables[said]) if said in tables else catalog.names(said) if said else []
+    return list(tables[given]) if given in tables else catalog.names(given) if given else []

@@ -1,4 +1,4 @@
-"""The network of a report as data for a page that draws it: blocks, operators, who reads whom.
+"""The network of a report as data for a page that draws it: blocks, operators, and which of them reads which.
 
 graph(report, model)["decode"]["blocks"][1]["count"]      # 32: layers that are alike are one block
 """

@@ -1,4 +1,4 @@
-"""Who may ask, and how much: the gate in front of the server.
+"""Which requests are let in, and how large they may be: the gate in front of the server.
 
 A page on another site can make a browser send requests to this machine. So the Host must be a name of this machine (a
 foreign one that was pointed at 127.0.0.1 is not), a foreign Origin is refused, bodies are JSON and of bounded size, and
@@ -13,13 +13,13 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from .verbs import Answer, wrong
+from .answers import Answer, refusal
 
 LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
-SMALL = 2_200_000  # bytes: a config.json of 2 MB and the words around it
-LARGE = {"/api/simulate": 24_000_000, "/api/search": 24_000_000}  # a trace of 20 MB, its quotes escaped
-ENDLESS = 100_000_000  # bytes after which nobody reads on
-SLOW = 30.0  # s for a body to come
+MAX_BODY = 2_200_000  # bytes: a config.json of 2 MB and the plan around it
+LARGE_BODIES = {"/api/simulate": 24_000_000, "/api/search": 24_000_000}  # a trace of 20 MB, its quotes escaped
+ABANDONED = 100_000_000  # bytes after which a body is not read on
+BODY_TIMEOUT = 30.0  # s for a body to come
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
     "connect-src 'self'; font-src 'self'; worker-src 'self' blob:; base-uri 'none'; form-action 'none'; "
@@ -59,18 +59,18 @@ class Guard:
         refused = self.refused(scope["method"], scope["path"], headers)
         body = b""
         if refused is None and scope["method"] not in ("GET", "HEAD"):
-            found = await _body(receive, LARGE.get(scope["path"], SMALL))
-            refused, body = (found, b"") if isinstance(found, Answer) else (None, found)
+            received = await _body(receive, LARGE_BODIES.get(scope["path"], MAX_BODY))
+            refused, body = (received, b"") if isinstance(received, Answer) else (None, received)
 
         async def decorated(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
-                mine = {name for name, _ in HEADERS}
-                kept = [pair for pair in message.get("headers", ()) if pair[0].lower() not in mine]
+                ours = {name for name, _ in HEADERS}
+                kept = [pair for pair in message.get("headers", ()) if pair[0].lower() not in ours]
                 message["headers"] = [*kept, *HEADERS]
             await send(message)
 
         if refused is not None:
-            await _answer(decorated, refused)
+            await _send(decorated, refused)
             return
         sent = False
 
@@ -86,21 +86,21 @@ class Guard:
     def refused(self, method: str, path: str, headers: dict[str, str]) -> Answer | None:
         """Why a request is not answered, or None."""
         host, origin = headers.get("host", ""), headers.get("origin")
-        if not self.mine(host):
-            return wrong(403, f"this page is served for {', '.join(sorted(self.hosts))}, not for the host {host!r}")
+        if not self.is_local(host):
+            return refusal(403, f"this page is served for {', '.join(sorted(self.hosts))}, not for the host {host!r}")
         if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
-            return wrong(403, f"a page of {origin!r} may not ask this server")
+            return refusal(403, f"a page of {origin!r} may not ask this server")
         if headers.get("sec-fetch-site") == "cross-site" and path != "/":
-            return wrong(403, "a page of another site may not ask this server")
+            return refusal(403, "a page of another site may not ask this server")
         if method == "POST":
             kind = headers.get("content-type", "").partition(";")[0].strip().lower()
             if kind != "application/json":
-                return wrong(415, f"what is sent must be application/json, not {kind or 'of no type'!r}")
+                return refusal(415, f"what is sent must be application/json, not {kind or 'of no type'!r}")
         return None
 
-    def mine(self, host: str) -> bool:
+    def is_local(self, host: str) -> bool:
         """Whether a Host header names this machine; a server for all addresses takes any address, but no other name."""
-        name = (urlsplit(f"//{host}").hostname or "") if _sound(host) else ""
+        name = (urlsplit(f"//{host}").hostname or "") if _well_formed(host) else ""
         if name in self.hosts:
             return True
         try:
@@ -110,7 +110,7 @@ class Guard:
         return self.everywhere
 
 
-def _sound(host: str) -> bool:
+def _well_formed(host: str) -> bool:
     try:
         port = urlsplit(f"//{host}").port  # which is checked when it is read
     except ValueError:
@@ -125,22 +125,22 @@ async def _body(receive: Receive, most: int) -> bytes | Answer:
     size, more = 0, True
     while more:
         try:
-            message = await asyncio.wait_for(receive(), SLOW)
+            message = await asyncio.wait_for(receive(), BODY_TIMEOUT)
         except TimeoutError:
-            return wrong(400, f"the rest of the request did not come within {SLOW:g} s")
+            return refusal(400, f"the rest of the request did not come within {BODY_TIMEOUT:g} s")
         if message["type"] != "http.request":
-            return wrong(400, "the request was broken off")
+            return refusal(400, "the request was broken off")
         part = message.get("body", b"")
         size += len(part)
         parts = [*parts, part] if size <= most else []
-        more = message.get("more_body", False) and size <= ENDLESS
+        more = message.get("more_body", False) and size <= ABANDONED
     if size > most:
-        return wrong(413, "what was sent is too large: a config.json may have 2 MB, a trace 20 MB")
+        return refusal(413, "what was sent is too large: a config.json may have 2 MB, a trace 20 MB", "model")
     return b"".join(parts)
 
 
-async def _answer(send: Send, found: Answer) -> None:
-    length = str(len(found.body)).encode()
+async def _send(send: Send, answer: Answer) -> None:
+    length = str(len(answer.body)).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", length), (b"connection", b"close")]
-    await send({"type": "http.response.start", "status": found.status, "headers": headers})
-    await send({"type": "http.response.body", "body": found.body})
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    await send({"type": "http.response.body", "body": answer.body})

@@ -1,8 +1,8 @@
-"""Questions that take long: begun, looked at from time to time, cancelled; each has a process of its own.
+"""Requests that take long: begun, polled, cancelled; each has a process of its own.
 
 jobs = Jobs()
 job = jobs.begin("simulate", body)
-jobs.told(job.name)         # b'{"job": "3f…", "state": "running", "progress": 0.4, …}'
+jobs.status(job.name)       # b'{"job": "3f…", "state": "running", "progress": 0.4, …}'
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 import msgspec
 
 from ..base.errors import BadValue, UnknownName
-from .verbs import Answer
-from .workers import Gone, Worker
+from .answers import Answer, refusal
+from .workers import Worker, WorkerDied
 
 AT_ONCE = 2
-WAITING = 8
-KEPT = 24  # jobs that are over and can still be looked at
+MAX_WAITING = 8
+KEPT = 24  # jobs that are over and can still be polled
 SECONDS = 120.0  # of one
 
 
@@ -32,8 +32,8 @@ class Job(msgspec.Struct, kw_only=True):
     verb: str
     begun: float
     state: str = "running"  # running, done, failed, cancelled
-    progress: float | None = 0.0  # share of it; None where nobody knows how long it is
-    words: str = "waiting"
+    progress: float | None = 0.0  # share of it; None where its length is unknown
+    text: str = "waiting"  # the progress in words
     seconds: float = 0.0
     answer: Answer | None = None
 
@@ -43,7 +43,7 @@ class Job(msgspec.Struct, kw_only=True):
         return self.state != "running"
 
 
-class TooMany(BadValue):
+class TooManyJobs(BadValue):
     """More jobs than a page may have under way."""
 
 
@@ -52,21 +52,21 @@ class Jobs:
 
     def __init__(self, seconds: float = SECONDS) -> None:
         self.limit = seconds
-        self.known: dict[str, Job] = {}
+        self.jobs: dict[str, Job] = {}
         self.workers: dict[str, Worker] = {}
         self.threads = ThreadPoolExecutor(AT_ONCE, "job")
         self.lock = threading.Lock()
 
     def begin(self, verb: str, body: bytes) -> Job:
-        """Put a question in line."""
+        """Put a request in the queue."""
         with self.lock:
-            running = sum(not job.over for job in self.known.values())
-            if running >= AT_ONCE + WAITING:
-                raise TooMany(f"{running} jobs are under way already: cancel one, or wait for its end")
-            for name in [name for name, job in self.known.items() if job.over][: -KEPT or None]:
-                del self.known[name]
+            running = sum(not job.over for job in self.jobs.values())
+            if running >= AT_ONCE + MAX_WAITING:
+                raise TooManyJobs(f"{running} jobs are under way already: cancel one, or wait for its end")
+            for name in [name for name, job in self.jobs.items() if job.over][: -KEPT or None]:
+                del self.jobs[name]
             job = Job(name=secrets.token_hex(8), verb=verb, begun=time.monotonic())
-            self.known[job.name] = job
+            self.jobs[job.name] = job
         self.threads.submit(self._run, job, body)
         return job
 
@@ -76,45 +76,44 @@ class Jobs:
                 return
             worker = self.workers[job.name] = Worker()
 
-        def tell(share: float | None, words: str) -> None:
-            job.progress, job.words = share, words
+        def progress(share: float | None, text: str) -> None:
+            job.progress, job.text = share, text
 
         try:
-            found = worker.ask(job.verb, body, self.limit, tell)
-        except Gone:
-            found = Answer(422, msgspec.json.encode({"error": "the job was ended: it took too much", "control": None}))
+            answer = worker.ask(job.verb, body, self.limit, progress)
+        except WorkerDied:
+            answer = refusal(422, "the job was ended: it took too much")
         with self.lock:
             del self.workers[job.name]
             job.seconds = time.monotonic() - job.begun
             if not job.over:
-                job.answer, job.state = found, "done" if found.status == 200 else "failed"
+                job.answer, job.state = answer, "done" if answer.status == 200 else "failed"
         worker.end()
 
     def find(self, name: str) -> Job:
         """The job of that name."""
-        found = self.known.get(name)
-        if found is None:
+        job = self.jobs.get(name)
+        if job is None:
             raise UnknownName("job", name, [])
-        return found
+        return job
 
-    def told(self, name: str) -> bytes:
+    def status(self, name: str) -> bytes:
         """How a job stands, and its result once it is done."""
         job = self.find(name)
-        body = msgspec.Raw(job.answer.body) if job.answer is not None else None
         now = job.seconds or time.monotonic() - job.begun
-        found: dict[str, Any] = {
+        status: dict[str, Any] = {
             "job": job.name,
             "verb": job.verb,
             "state": job.state,
             "progress": job.progress,
-            "words": job.words,
+            "words": job.text,
             "seconds": round(now, 3),
         }
-        if job.state == "done":
-            found |= {"progress": 1.0, "result": body}
+        if job.state == "done" and job.answer is not None:
+            status |= {"progress": 1.0, "result": msgspec.Raw(job.answer.body)}
         elif job.state == "failed" and job.answer is not None:
-            found |= msgspec.json.decode(job.answer.body)
-        return msgspec.json.encode(found)
+            status |= msgspec.json.decode(job.answer.body)
+        return msgspec.json.encode(status)
 
     def cancel(self, name: str) -> bytes:
         """End a job; one that is over stays as it is."""
@@ -125,10 +124,10 @@ class Jobs:
             worker = self.workers.get(name)
         if worker is not None:
             worker.end()
-        return self.told(name)
+        return self.status(name)
 
     def stop(self) -> None:
         """End all of them."""
-        for name in list(self.known):
+        for name in list(self.jobs):
             self.cancel(name)
         self.threads.shutdown(wait=False, cancel_futures=True)

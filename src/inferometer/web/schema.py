@@ -1,4 +1,4 @@
-"""The bodies of requests for the OpenAPI document: a plan's words come from the controls, so that they cannot drift."""
+"""The bodies of requests for the OpenAPI document; a plan's arguments come from the controls, so they cannot drift."""
 
 from __future__ import annotations
 
@@ -7,84 +7,84 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .catalogue import Control
-from .words import OWN
+from .plan_args import PAGE_ONLY
 
 AXIS = {"description": "One value, a list, or a range: 1,2,4 or 16:8000:16 or 1:1024:x2"}
 _TEXT: dict[str, Any] = {"type": "string"}
+_NUMBER, _WHOLE = {"type": "number"}, {"type": "integer"}
+_LIMITS = {"type": "string", "description": "ttft:500,tpot:50 (ms)"}
 _TRACE = {
     "type": "object",
     "description": "Requests as CSV or JSON lines, up to 20 MB.",
     "required": ["text"],
     "properties": {"name": _TEXT, "text": _TEXT},
 }
+_TRAFFIC = {
+    "type": "object",
+    "properties": {
+        "num_prompts": _WHOLE,
+        "request_rate": _NUMBER,
+        "burstiness": _NUMBER,
+        "input_len": _TEXT,
+        "output_len": _TEXT,
+        "prefix_len": _WHOLE,
+        "turns": _TEXT,
+        "think_time": _TEXT,
+        "max_concurrency": _WHOLE,
+        "seed": _WHOLE,
+        "scheduler": _TEXT,
+        "router": _TEXT,
+        "goodput": _LIMITS,
+        "find_capacity": {"type": "boolean"},
+    },
+}
 
 
 def plan_schema(controls: Iterable[Control]) -> dict[str, Any]:
-    """A plan: every word of ``analyze`` that a page may say."""
-    words = {one.name: _word(one) for one in controls}
-    words["config"] = {"type": "object", "description": "A config.json instead of a name of the catalogue."}
-    words["gpu_figures"] = {
+    """A plan: every argument of ``analyze`` that a page may give."""
+    properties = {control.name: _property(control) for control in controls}
+    properties["config"] = {"type": "object", "description": "A config.json instead of a name of the catalogue."}
+    properties["gpu_figures"] = {
         "type": "object",
         "additionalProperties": {"type": "number"},
         "description": "Figures of the GPU that differ from the catalogue's.",
     }
-    return {"type": "object", "additionalProperties": False, "properties": words}
+    return {"type": "object", "additionalProperties": False, "properties": properties}
 
 
-def _word(one: Control) -> dict[str, Any]:
-    about = f"{one.help} ({one.flag})".strip()
-    if one.kind == "switch":
-        return {"type": "boolean", "description": about}
-    if one.kind == "number":
-        whole = all(value is None or value % 1 == 0 for value in (one.least, one.most)) and not isinstance(
-            one.default, float
-        )
-        return {"type": "integer" if whole and one.step != 0.01 else "number", "description": about}
-    return {"type": "string", "description": about, **({"examples": one.choices[:3]} if one.choices else {})}
+def _property(control: Control) -> dict[str, Any]:
+    description = f"{control.help} ({control.flag})".strip()
+    if control.kind == "switch":
+        return {"type": "boolean", "description": description}
+    if control.kind == "number":
+        whole = all(bound is None or bound % 1 == 0 for bound in (control.least, control.most))
+        fractional = isinstance(control.default, float) or control.step == 0.01
+        return {"type": "integer" if whole and not fractional else "number", "description": description}
+    examples = {"examples": control.choices[:3]} if control.choices else {}
+    return {"type": "string", "description": description, **examples}
 
 
 def body_schemas(plan: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """The body of every verb by its name."""
 
-    def beside(required: tuple[str, ...] = (), **words: Any) -> dict[str, Any]:
-        return {"type": "object", "properties": {"plan": plan, **words}, "required": ["plan", *required]}
+    def beside(required: tuple[str, ...] = (), **properties: Any) -> dict[str, Any]:
+        return {"type": "object", "properties": {"plan": plan, **properties}, "required": ["plan", *required]}
 
-    words = {word: AXIS for word in plan["properties"] if word not in OWN}
-    axes = {"type": "object", "additionalProperties": False, "minProperties": 1, "properties": words}
-    limits = {"type": "string", "description": "ttft:500,tpot:50 (ms)"}
-    number, whole = {"type": "number"}, {"type": "integer"}
-    traffic = {
-        "type": "object",
-        "properties": {
-            "num_prompts": whole,
-            "request_rate": number,
-            "burstiness": number,
-            "input_len": _TEXT,
-            "output_len": _TEXT,
-            "prefix_len": whole,
-            "turns": _TEXT,
-            "think_time": _TEXT,
-            "max_concurrency": whole,
-            "seed": whole,
-            "scheduler": _TEXT,
-            "router": _TEXT,
-            "goodput": limits,
-            "find_capacity": {"type": "boolean"},
-        },
-    }
+    swept = {name: AXIS for name in plan["properties"] if name not in PAGE_ONLY}
+    axes = {"type": "object", "additionalProperties": False, "minProperties": 1, "properties": swept}
     return {
         "analyze": plan,
         "explain": beside(("op",), op=_TEXT, phase={"type": "string", "enum": ["prefill", "decode", "vision", "all"]}),
         "sweep": beside(("axes",), axes=axes, figures={"type": "array", "items": _TEXT}),
         "search": beside(
-            num_gpus=whole,
-            nodes=whole,
-            request_rate=number,
-            goodput=limits,
-            goodput_share=number,
+            num_gpus=_WHOLE,
+            nodes=_WHOLE,
+            request_rate=_NUMBER,
+            goodput=_LIMITS,
+            goodput_share=_NUMBER,
             objective={"type": "string", "enum": ["throughput", "cost", "latency", "energy"]},
             mode={"type": "string", "enum": ["both", "aggregated", "disaggregated"]},
-            finalists=whole,
+            finalists=_WHOLE,
             input_len=_TEXT,
             output_len=_TEXT,
             trace=_TRACE,
@@ -96,7 +96,7 @@ def body_schemas(plan: dict[str, Any]) -> dict[str, dict[str, Any]]:
             compare_usecases={"type": "boolean"},
             curves={"type": "boolean"},
         ),
-        "simulate": beside(traffic=traffic, trace=_TRACE),
+        "simulate": beside(traffic=_TRAFFIC, trace=_TRACE),
     }
 
 
@@ -113,7 +113,7 @@ def with_body(schema: dict[str, Any]) -> Any:
             enum=part.get("enum"),
             examples=part.get("examples"),
             min_properties=part.get("minProperties"),
-            properties={word: made(one) for word, one in part["properties"].items()} if "properties" in part else None,
+            properties={name: made(one) for name, one in part["properties"].items()} if "properties" in part else None,
             additional_properties=made(inner) if isinstance(inner, dict) else inner,
             items=made(part["items"]) if "items" in part else None,
         )

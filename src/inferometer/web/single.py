@@ -12,6 +12,7 @@ import msgspec
 from ..inference.explain import explain
 from ..inference.report import Report
 from ..inference.request import Request
+from ..views.plots.palette import palette_css
 from .app import plotly, static
 from .catalogue import Control
 from .graph import graph
@@ -21,6 +22,7 @@ POLICY = (
     "default-src 'none'; script-src 'unsafe-inline' data:; style-src 'unsafe-inline'; img-src data: blob:; "
     "font-src data:"
 )
+_PALETTE = re.compile(r'<link rel="stylesheet" href="/palette.css">')
 _SHEET = re.compile(r'<link rel="stylesheet" href="/static/([\w.-]+)">')
 _ICON = re.compile(r'href="/static/([\w.-]+\.svg)"')
 _CHARTS = re.compile(r'<script src="/plotly\.js"[^>]*></script>')
@@ -29,7 +31,7 @@ _IMPORT = re.compile(r"""((?:\bfrom|\bimport)\s*\(?\s*)["']\./([\w.-]+\.js)["']"
 
 
 def page(request: Request, report: Report, command: str, controls: Sequence[Control]) -> str:
-    """The page of a report, with every operator explained: ``page(asked, report_of(asked), "inferometer …", [])``"""
+    """The page of a report, every operator explained: ``page(request, report_of(request), "inferometer …", [])``"""
     names = dict.fromkeys(op.name for phase in report.phases.values() for op in phase.ops)
     given = {
         "report": {**report.to_dict(), "command": command, "graph": graph(report, request.model)},
@@ -45,10 +47,11 @@ def filled(html: str, given: dict[str, Any]) -> str:
     inside = msgspec.json.encode(given).decode().replace("<", "\\u003c").replace("\u2028", "\\u2028")
     head = f'<meta http-equiv="content-security-policy" content="{POLICY}">'
     html = html.replace("<head>", f"<head>\n  {head}", 1)
-    html = _SHEET.sub(lambda found: f"<style>\n{_text(found[1])}</style>", html)
-    html = _ICON.sub(lambda found: f'href="{_data(_text(found[1]), "image/svg+xml")}"', html)
+    html = _PALETTE.sub(lambda _: f"<style>\n{palette_css()}</style>", html)
+    html = _SHEET.sub(lambda match: f"<style>\n{_text(match[1])}</style>", html)
+    html = _ICON.sub(lambda match: f'href="{_data(_text(match[1]), "image/svg+xml")}"', html)
     html = _CHARTS.sub(lambda _: f"<script>{_script(plotly().read_text(encoding='utf-8'))}</script>", html)
-    return _MAIN.sub(lambda found: _modules(found[1], inside), html)
+    return _MAIN.sub(lambda match: _modules(match[1], inside), html)
 
 
 def _text(name: str) -> str:

@@ -1,7 +1,7 @@
-"""Processes that answer for the server, so that it stays at hand whatever they do, and can end what takes too long.
+"""Processes that answer for the server: it stays responsive whatever they do, and can end what takes too long.
 
-crew = Crew(2)
-await crew.ask("analyze", b'{"gpu": "h200"}')       # Answer(status=200, …)
+pool = WorkerPool(2)
+await pool.ask("analyze", b'{"gpu": "h200"}')       # Answer(status=200, …)
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from .verbs import Answer, Tell, answer, wrong
+from .answers import Answer, ProgressCallback, no_progress, refusal
+from .endpoints import answer
 
 MEMORY = 4 * 2**30  # bytes that a worker may take beyond what it has at the start
-APART = 0.05  # s between two words about how far it is
-_FIRST = ["inferometer.serving.summary", "inferometer.sweep.sweep", "inferometer.web.verbs"]
+PROGRESS_INTERVAL = 0.05  # s between two reports of progress
+_PRELOADED = ["inferometer.serving.summary", "inferometer.sweep.sweep", "inferometer.web.endpoints"]
 
 
-class Gone(Exception):
+class WorkerDied(Exception):
     """The worker was ended, or ended itself, before it had answered."""
 
 
 class Worker:
-    """One process: ``Worker().ask("analyze", body, 10.0)``; whoever ends it makes the question raise `Gone`."""
+    """One process: ``Worker().ask("analyze", body, 10.0)``; `end` from another thread makes that raise `WorkerDied`."""
 
     def __init__(self) -> None:
         context = _context()
@@ -38,21 +39,21 @@ class Worker:
         self.process.start()
         theirs.close()
 
-    def ask(self, verb: str, body: bytes, seconds: float, tell: Tell = lambda share, words: None) -> Answer:
+    def ask(self, verb: str, body: bytes, seconds: float, progress: ProgressCallback = no_progress) -> Answer:
         """Wait for the answer; where it does not come in time, the process is ended and that is the answer."""
         deadline = time.monotonic() + seconds
         try:
             self.pipe.send((verb, body))
             while self.pipe.poll(max(0.0, deadline - time.monotonic())):
-                kind, *found = self.pipe.recv()
+                kind, *values = self.pipe.recv()
                 if kind == "answer":
-                    return Answer(*found)
-                tell(*found)
+                    return Answer(*values)
+                progress(*values)
         except (EOFError, OSError):
             self.end()
-            raise Gone from None
+            raise WorkerDied from None
         self.end()
-        return wrong(
+        return refusal(
             422, f"this takes longer than the {seconds:g} s that a page waits: ask for less, or use the command line"
         )
 
@@ -69,15 +70,15 @@ class Worker:
 
 def _context() -> Any:
     """Processes begin from one that has read the package already, where the system has such."""
-    known = multiprocessing.get_all_start_methods()
-    context: Any = multiprocessing.get_context("forkserver" if "forkserver" in known else "spawn")
-    if "forkserver" in known:
-        context.set_forkserver_preload(_FIRST)
+    methods = multiprocessing.get_all_start_methods()
+    context: Any = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
+    if "forkserver" in methods:
+        context.set_forkserver_preload(_PRELOADED)
     return context
 
 
 def _serve(pipe: Any) -> None:
-    """A worker's life: questions in, answers out, until nobody is there any more."""
+    """The loop of a worker: requests in, answers out, until the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which ends its workers itself
     _limit_memory()
     with contextlib.suppress(EOFError, OSError):
@@ -85,13 +86,13 @@ def _serve(pipe: Any) -> None:
             verb, body = pipe.recv()
             last = 0.0
 
-            def tell(share: float | None, words: str) -> None:
+            def progress(share: float | None, text: str) -> None:
                 nonlocal last
-                if time.monotonic() - last > APART:
+                if time.monotonic() - last > PROGRESS_INTERVAL:
                     last = time.monotonic()
-                    pipe.send(("told", share, words))
+                    pipe.send(("progress", share, text))
 
-            pipe.send(("answer", *answer(verb, body, tell)))
+            pipe.send(("answer", *answer(verb, body, progress)))
 
 
 def _limit_memory() -> None:
@@ -106,52 +107,52 @@ def _limit_memory() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (now + MEMORY, now + MEMORY))
 
 
-class Crew:
-    """So many workers for short questions; who comes while all are busy waits for the next that is free."""
+class WorkerPool:
+    """So many workers for short requests; one that comes while all are busy waits for the next that is free."""
 
-    def __init__(self, number: int, waiting: int = 1000) -> None:
-        self.number, self.most = number, waiting
-        self.threads = ThreadPoolExecutor(number, "crew")
+    def __init__(self, number: int, max_waiting: int = 1000) -> None:
+        self.number, self.max_waiting = number, max_waiting
+        self.threads = ThreadPoolExecutor(number, "worker")
         self.free: queue.SimpleQueue[Worker] = queue.SimpleQueue()
-        self.all: list[Worker] = []
-        self.asked, self.over = 0, False
+        self.workers: list[Worker] = []
+        self.pending, self.stopped = 0, False
 
     def start(self) -> None:
-        """Begin the processes; a first question to each lets it read what every answer needs."""
+        """Begin the processes; a first request to each lets it import what every answer needs."""
         for _ in range(self.number):
-            self._hire()
+            self._start_worker()
             self.threads.submit(self._ask, "analyze", b"{}", 20.0)
 
     async def ask(self, verb: str, body: bytes, seconds: float = 20.0) -> Answer:
-        """The answer to a short question."""
-        if self.asked >= self.most:
-            return wrong(429, f"{self.most:,} questions are waiting already: ask again in a moment")
-        self.asked += 1
+        """The answer to a short request."""
+        if self.pending >= self.max_waiting:
+            return refusal(429, f"{self.max_waiting:,} questions are waiting already: ask again in a moment")
+        self.pending += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self.threads, self._ask, verb, body, seconds)
         finally:
-            self.asked -= 1
+            self.pending -= 1
 
     def _ask(self, verb: str, body: bytes, seconds: float) -> Answer:
         worker = self.free.get()
         try:
             return worker.ask(verb, body, seconds)
-        except Gone:
-            return wrong(422, "this took more than a page may ask for, and was ended")
+        except WorkerDied:
+            return refusal(422, "this took more than a page may ask for, and was ended")
         finally:
             if worker.alive:
                 self.free.put(worker)
-            elif not self.over:
-                self.all.remove(worker)
-                self._hire()
+            elif not self.stopped:
+                self.workers.remove(worker)
+                self._start_worker()
 
-    def _hire(self) -> None:
-        self.all.append(Worker())
-        self.free.put(self.all[-1])
+    def _start_worker(self) -> None:
+        self.workers.append(Worker())
+        self.free.put(self.workers[-1])
 
     def stop(self) -> None:
         """End all of them, also those that are at work."""
-        self.over = True
+        self.stopped = True
         self.threads.shutdown(wait=False, cancel_futures=True)
-        for worker in list(self.all):
+        for worker in list(self.workers):
             worker.end()

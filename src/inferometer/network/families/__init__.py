@@ -11,7 +11,7 @@ import pkgutil
 from collections.abc import Mapping
 from typing import Any
 
-from ...base.errors import BadFile
+from ...base.errors import BadFile, about
 from ..graph import Model
 from .config import Config
 
@@ -95,6 +95,7 @@ def families() -> list[str]:
     return sorted(files | set(RELATIVES))
 
 
+@about("model")
 def build(data: Mapping[str, Any], where: str = "config.json") -> Model:
     """``build(json.load(open("config.json")))``: the network that a config describes."""
     config = Config(data, where)

@@ -14,15 +14,13 @@ from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 from ...base.units import seconds
+from .palette import BLUE, GREEN, GREY, INK, MUTED, ORANGE, PURPLE, VERMILLION
 
-# Okabe and Ito's palette: told apart by people with any kind of colour vision
-BLUE, ORANGE, SKY, GREEN, VERMILLION, PURPLE = "#0072B2", "#E69F00", "#56B4E9", "#009E73", "#D55E00", "#CC79A7"
-INK, MUTED, FAINT = "#1f2933", "#66717e", "#d5dae0"
 BOUNDS = {
     "memory": BLUE,
     "compute": VERMILLION,
     "communication": GREEN,
-    "host": "#7f7f7f",
+    "host": GREY,
     "wait": PURPLE,
     "draft": ORANGE,
 }
@@ -71,17 +69,11 @@ class Curve(NamedTuple):
     head: bool
 
 
-def bounds(found: Iterable[str]) -> dict[str, str]:
-    """What limits, in words, with its colour: ``bounds(["memory"])  # {'memory-bound': '#0072B2'}``"""
-    seen = set(found)
+def bounds(kinds: Iterable[str]) -> dict[str, str]:
+    """Names of what limits, with their colours: ``bounds(["memory"])  # {'memory-bound': BLUE}``"""
+    seen = set(kinds)
     order = [*BOUNDS, *sorted(seen - set(BOUNDS))]
     return {WAITS.get(b, f"{b}-bound"): BOUNDS.get(b, MUTED) for b in order if b in seen}
-
-
-def tint(color: str, share: float) -> str:
-    """A colour on white paper: ``tint("#000000", 0.5)  # '#808080'``"""
-    parts = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
-    return "#" + "".join(f"{round(255 - (255 - p) * share):02x}" for p in parts)
 
 
 def clean(text: str) -> str:

@@ -21,11 +21,11 @@ from ...sweep.points import axis_cell
 from ...sweep.sweep import Sweep
 from .. import files
 from ..text.sweeps import short
-from .canvas import BLUE, FAINT, GREEN, INK, MUTED, ORANGE, PURPLE, SKY, VERMILLION, brief, page, picture, style
+from .canvas import brief, page, picture, style
+from .palette import BLUE, BROWN, FAINT, GREEN, GRID, INK, MUTED, ORANGE, PURPLE, SILVER, SKY, VERMILLION
 
 _END = "end of what works"
-COLORS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, "#7a5c2e", INK)
-GREY = "#b9c0c8"
+COLORS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BROWN, INK)
 PANELS = {
     "ttft_ms": "time to first token",
     "tpot_ms": "time per output token",
@@ -197,7 +197,7 @@ def _finding(sweep: Sweep, along: str, shown: Drawn) -> str:
 
 def _across(axes: Any, x: np.ndarray, *, ticks: bool = False) -> None:
     """The axis of what is varied; ``ticks`` stand on its values where these are few."""
-    axes.grid(True, color="#eceff2", linewidth=0.8)
+    axes.grid(True, color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(labelsize=8.5, length=3, colors=MUTED)
     steps = np.diff(np.sort(x))
@@ -235,7 +235,7 @@ def _upwards(axes: Any, name: str, values: np.ndarray) -> None:
 def _curve(axes: Any, x: np.ndarray, y: np.ndarray, usable: np.ndarray, color: str) -> None:
     """What works in colour; what does not in grey, from the last point that does, which is marked."""
     beside = np.concatenate([~usable[1:], [False]]) | np.concatenate([[False], ~usable[:-1]])
-    axes.plot(x, np.where(~usable | beside, y, np.nan), color=GREY, linewidth=1.1, linestyle=(0, (2, 2)), zorder=1.5)
+    axes.plot(x, np.where(~usable | beside, y, np.nan), color=SILVER, linewidth=1.1, linestyle=(0, (2, 2)), zorder=1.5)
     axes.plot(
         x,
         np.where(usable, y, np.nan),
@@ -277,10 +277,10 @@ def _legend(figure: Any, lines: list[Line], left: float, usable: np.ndarray) -> 
         if line.name and usable[line.at].any()
     ]
     lost = [line.name for line in lines if line.name and not usable[line.at].any()]
-    entries += [Line2D([], [], color=GREY, linewidth=1.3, linestyle=(0, (2, 2)), label=name) for name in lost]
+    entries += [Line2D([], [], color=SILVER, linewidth=1.3, linestyle=(0, (2, 2)), label=name) for name in lost]
     if not all(usable[line.at].all() for line in lines):
         entries.append(Line2D([], [], linestyle="", marker="|", markersize=10, color=MUTED, label=_END))
-        entries.append(Line2D([], [], color=GREY, linewidth=1.3, linestyle=(0, (2, 2)), label="does not work"))
+        entries.append(Line2D([], [], color=SILVER, linewidth=1.3, linestyle=(0, (2, 2)), label="does not work"))
     figure.legend(
         handles=entries,
         loc="upper left",

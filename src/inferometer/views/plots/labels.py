@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from .canvas import INK, MUTED
+from .palette import INK, MUTED
 
 _ANGLES = (0, 180, 90, 270, 35, 145, 325, 215)
 _REACH = (0.0, 10.0, 22.0, 36.0, 52.0, 70.0)  # pixels away from the dot's rim, at 100 dpi

@@ -23,29 +23,14 @@ from ...specs.catalog import precision
 from ...specs.structs import Hardware, Lora
 from .. import files
 from ..text.terminal import header
-from .canvas import (
-    BLUE,
-    BOUNDS,
-    FAINT,
-    GREEN,
-    INK,
-    MUTED,
-    ORANGE,
-    SKY,
-    VERMILLION,
-    bounds,
-    clean,
-    page,
-    picture,
-    style,
-    tint,
-)
+from .canvas import BOUNDS, bounds, clean, page, picture, style
 from .labels import area, place
+from .palette import BLUE, FAINT, GREEN, GRID, INK, MUTED, ORANGE, OVERHEAD, SKY, SLATE, VERMILLION, tint
 from .structure import structure
 
 FORMATS = ("png", "svg", "pdf")
 _ROWS = 16  # bars of a distribution, before the rest is summed up
-_MEMORY = (("weights", BLUE), ("kv_cache", ORANGE), ("activation", SKY), ("overhead", "#9aa3ad"))
+_MEMORY = (("weights", BLUE), ("kv_cache", ORANGE), ("activation", SKY), ("overhead", OVERHEAD))
 _WORDS = {"weights": "weights", "kv_cache": "KV cache", "activation": "activations", "overhead": "overhead"}
 
 
@@ -163,8 +148,8 @@ def distribution(report: Report, phase: str, params: dict[str, float] | None = N
     kinds: list[tuple[str, Callable[[float], str], Callable[[Bar], list[tuple[float, str]]]]] = [
         ("Latency", seconds, lambda b: [(took, BOUNDS.get(k, MUTED)) for k, took in b.time.items()]),
         ("Memory traffic", size, lambda b: list(zip(b.traffic, (BLUE, SKY, ORANGE), strict=True))),
-        ("FLOPs", lambda v: si(v, "FLOP"), lambda b: [(b.flops, "#6b7785")]),
-        ("Parameters", count, lambda b: [(b.params, "#6b7785")]),
+        ("FLOPs", lambda v: si(v, "FLOP"), lambda b: [(b.flops, SLATE)]),
+        ("Parameters", count, lambda b: [(b.params, SLATE)]),
     ]
     if params is None:
         kinds.pop()
@@ -275,7 +260,7 @@ def roofline(report: Report) -> Any:
 def _roofs(axes: Any, tops: dict[str, float], bandwidth: float, limits: tuple[float, float]) -> None:
     x0, x1 = limits
     peak = max(tops.values())
-    axes.grid(True, which="major", color="#eceff2", linewidth=0.8)
+    axes.grid(True, which="major", color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.minorticks_off()
     axes.tick_params(labelsize=8.5, length=3, colors=MUTED)

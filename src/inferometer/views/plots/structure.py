@@ -16,7 +16,8 @@ from ...costs.parallelism import pipeline_stages
 from ...inference.report import OpRow, Report
 from ...network.graph import Model
 from ..text.terminal import header
-from .canvas import BOUNDS, FAINT, INK, MUTED, Point, Scene, bounds, text_width, tint
+from .canvas import BOUNDS, Point, Scene, bounds, text_width
+from .palette import ARROW, FAINT, INK, MUTED, PANEL, tint
 from .wiring import ENTRY, EXIT, Edge, Part, Wiring, shown, wire
 
 HEIGHT, GAP, SIDE = 46.0, 36.0, 30.0  # of a node, below it, beside it
@@ -240,7 +241,7 @@ def _around(scene: Scene, start: Point, height: float, lane: float, end: Point, 
 
 def _draw(scene: Scene, panel: Panel, x: float, y: float) -> None:
     part, ops = panel.part, panel.part.block.ops
-    scene.box(x + panel.left, y, panel.width, panel.height, fill="#fafbfc", edge=FAINT, radius=10)
+    scene.box(x + panel.left, y, panel.width, panel.height, fill=PANEL, edge=FAINT, radius=10)
     scene.words(x + panel.left + 16, y + 24, panel.title, size=13, bold=True)
     scene.words(x + panel.left + 16, y + 41, f"{_share(part.share)} of the time", size=10.5, color=MUTED)
     if panel.layers:
@@ -273,7 +274,7 @@ def _edge(scene: Scene, panel: Panel, edge: Edge, x: float, y: float) -> None:
         lane = panel.left + LANE * 0.6
         high = low + 5
         points = [(x0, high), (lane, high), (lane, y1 + JOIN / 2), (x1 - JOIN / 2, y1 + JOIN / 2)]
-        scene.curve(*((x + a, y + b) for a, b in points), color="#98a2ad", width=1.3)
+        scene.curve(*((x + a, y + b) for a, b in points), color=ARROW, width=1.3)
         return
     if edge.kept and panel.wiring.ranks[edge.start] == panel.wiring.ranks[edge.end]:
         side = -1 if x0 > x1 else 1

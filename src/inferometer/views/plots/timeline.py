@@ -15,7 +15,8 @@ from ...base.units import percent, seconds, si
 from ...serving.metrics import good_requests, latencies
 from ...serving.outcome import Outcome
 from .. import files
-from .canvas import BLUE, FAINT, GREEN, INK, MUTED, ORANGE, SKY, VERMILLION, brief, page, picture, style, tint
+from .canvas import brief, page, picture, style
+from .palette import BLUE, FAINT, GREEN, GRID, INK, MUTED, ORANGE, SKY, VERMILLION, tint
 
 TITLES = {"ttft": "time to first token", "tpot": "time per output token", "e2el": "end to end"}
 
@@ -51,7 +52,7 @@ def timeline(outcome: Outcome, subtitle: str) -> Any:
         draw(axes, outcome)
         axes.set_xlim(0, end or 1.0)
         axes.set_ylabel(label, fontsize=9)
-        axes.grid(True, color="#eceff2", linewidth=0.8)
+        axes.grid(True, color=GRID, linewidth=0.8)
         axes.set_axisbelow(True)
         axes.tick_params(labelsize=8.5, length=3, colors=MUTED, labelbottom=number == len(rows) - 1)
         if number == len(rows) - 1:

@@ -15,7 +15,8 @@ from ...sensitivity.parameters import ALL_SPEEDS
 from ...sensitivity.sensitivity_report import ComparisonRow, ParameterEffect, Sensitivity
 from .. import files
 from ..text.sensitivity import largest_change, plan_header
-from .canvas import BLUE, FAINT, GREEN, INK, MUTED, ORANGE, PURPLE, SKY, VERMILLION, page, picture, style
+from .canvas import page, picture, style
+from .palette import BLUE, FAINT, GREEN, GRID, INK, MUTED, ORANGE, PURPLE, SKY, VERMILLION
 
 PANELS = {
     "ttft_ms": "time to first token",
@@ -106,7 +107,7 @@ def _bars(axes: Any, shown: list[ParameterEffect], field: str, reach: float) -> 
     axes.tick_params(axis="x", labelsize=8, length=2, colors=MUTED)
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
-    axes.grid(True, axis="x", color="#eceff2", linewidth=0.8)
+    axes.grid(True, axis="x", color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
 
 
@@ -188,7 +189,7 @@ def _lines(axes: Any, found: Sensitivity, field: str, colors: dict[str, str]) ->
     axes.set_yticks(ticks[:: max(1, len(ticks) // 7)], [seconds(t / 1e3) for t in ticks[:: max(1, len(ticks) // 7)]])
     axes.set_xlabel("times the figure as it is", fontsize=8.5)
     axes.tick_params(labelsize=8, colors=MUTED, length=2)
-    axes.grid(True, color="#eceff2", linewidth=0.8)
+    axes.grid(True, color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     gap, below = (high / low) ** 0.065, math.inf
     for value, words, color in sorted(ends, reverse=True):  # names keep clear of each other, from the top down
@@ -264,7 +265,7 @@ def asked_for(found: Sensitivity, rows: list[ComparisonRow], title: str) -> Any:
     axes.tick_params(axis="x", labelsize=8, colors=MUTED)
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
-    axes.grid(True, axis="x", color="#eceff2", linewidth=0.8)
+    axes.grid(True, axis="x", color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     _key(figure, tuple((f"{ASKED[key]} of each GPU", color) for key, color in COLORS.items()))
     return figure

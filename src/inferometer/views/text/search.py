@@ -20,7 +20,8 @@ from ...search.search_result import Candidate, Search
 from ...search.serve_commands import BENCH, SGLANG, TRTLLM, VLLM
 from ...specs.catalog import engine
 from .. import files
-from ..plots.canvas import BLUE, GREEN, INK, MUTED, ORANGE, SKY, VERMILLION, page, picture, style, tint
+from ..plots.canvas import page, picture, style
+from ..plots.palette import BLUE, GREEN, GRID, INK, MUTED, ORANGE, SILVER, SKY, VERMILLION, tint
 
 ENGINES = {VLLM: "vLLM", SGLANG: "SGLang", TRTLLM: "TensorRT-LLM", BENCH: "and measure it"}
 
@@ -178,7 +179,7 @@ def pareto(found: Search, book: Book) -> Any:
         every.per_user[~kept],
         every.per_gpu[~kept],
         s=5,
-        color="#cdd3d9",
+        color=SILVER,
         linewidth=0,
         rasterized=True,
         label="misses a limit",
@@ -206,7 +207,7 @@ def pareto(found: Search, book: Book) -> Any:
     axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
     axes.xaxis.set_minor_formatter(lambda x, _: f"{x:g}" if f"{x:e}"[0] in "25" else "")
     axes.tick_params(which="both", labelsize=8.5, colors=MUTED)
-    axes.grid(True, color="#eceff2", linewidth=0.8)
+    axes.grid(True, color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     legend = axes.legend(loc="upper right", frameon=True, framealpha=0.9, edgecolor="none", fontsize=8.5)
     for handle in legend.legend_handles:

@@ -19,7 +19,8 @@ from ...base.units import percent, seconds, size
 from ...specs.structs import Calibration
 from ...validation.validate import Errors, Held, Validation
 from .. import files
-from ..plots.canvas import BLUE, FAINT, GREEN, INK, MUTED, ORANGE, VERMILLION, brief, clean, page, picture, style, tint
+from ..plots.canvas import brief, clean, page, picture, style
+from ..plots.palette import BLUE, FAINT, GREEN, GRID, INK, MUTED, ORANGE, VERMILLION, tint
 from .serving import run
 
 NAMES = {"ttft": "time to first token", "tpot": "time per output token", "e2el": "end to end"}
@@ -139,7 +140,7 @@ def _panels(figure: Any, count: int, low: float, high: float) -> list[Any]:
     wide = 0.94 / count
     panels = [figure.add_axes((0.055 + k * wide, low, wide - 0.05, high - low)) for k in range(count)]
     for axes in panels:
-        axes.grid(True, color="#eceff2", linewidth=0.8)
+        axes.grid(True, color=GRID, linewidth=0.8)
         axes.set_axisbelow(True)
         axes.tick_params(labelsize=8.5, length=3, colors=MUTED)
     return panels
@@ -288,7 +289,7 @@ def breakdown_picture(found: Validation, subtitle: str) -> Any:
     axes.set_ylim(len(shown) - 0.4, -0.6)
     axes.tick_params(labelsize=7.5, length=0, colors=MUTED)
     axes.xaxis.set_major_formatter(lambda x, _: brief(x))
-    axes.grid(True, axis="x", color="#eceff2", linewidth=0.8)
+    axes.grid(True, axis="x", color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.margins(x=0.08)
     _key(axes, tall)

@@ -1,30 +1,37 @@
-// The state as an address: readable words in the query, an uploaded config.json behind the #.
+// The state as an address: readable arguments in the query, an uploaded config.json behind the #.
 //   /?model=llama-3.1-70b&gpu=h200:memory_bandwidth=4e12&tensor_parallel_size=4&tab=memory&pin=model%3D…
 
 const VIEW = /^(tab|phase|op|block|sweep_|search_|sim_|sens_|acc_)/;
 
-function planWords(plan) {
-  const words = new URLSearchParams();
+function planQuery(plan) {
+  const params = new URLSearchParams();
   for (const [name, value] of Object.entries(plan)) {
     if (name === "config" || name === "gpu_figures") continue;
-    words.set(name, value === true ? "on" : value === false ? "off" : String(value));
+    params.set(name, value === true ? "on" : value === false ? "off" : String(value));
   }
   const figures = Object.entries(plan.gpu_figures ?? {});
-  if (figures.length) words.set("gpu", `${plan.gpu ?? ""}:${figures.map(([k, v]) => `${k}=${v}`).join(",")}`);
-  return words;
+  if (figures.length) params.set("gpu", `${plan.gpu ?? ""}:${figures.map(([k, v]) => `${k}=${v}`).join(",")}`);
+  return params;
 }
 
 // Colons, commas and slashes may stand in a query as they are, and read better so.
-const readable = (words) => words.toString().replaceAll("%3A", ":").replaceAll("%2C", ",").replaceAll("%2F", "/").replaceAll("%3D", "=");
+const readable = (params) =>
+  params.toString().replaceAll("%3A", ":").replaceAll("%2C", ",").replaceAll("%2F", "/").replaceAll("%3D", "=");
 
-function planOf(words, controls) {
+function planOf(params, controls) {
   const plan = {};
-  for (const [name, text] of words) {
+  for (const [name, text] of params) {
     const control = controls.find((c) => c.name === name);
     if (name === "gpu") {
       const [gpu, figures] = [text.split(":")[0], text.split(":").slice(1).join(":")];
       if (gpu) plan.gpu = gpu;
-      if (figures) plan.gpu_figures = Object.fromEntries(figures.split(",").map((pair) => pair.split("=")).map(([k, v]) => [k, Number.isNaN(Number(v)) ? v : Number(v)]));
+      if (figures)
+        plan.gpu_figures = Object.fromEntries(
+          figures
+            .split(",")
+            .map((pair) => pair.split("="))
+            .map(([k, v]) => [k, Number.isNaN(Number(v)) ? v : Number(v)]),
+        );
     } else if (control?.kind === "switch") plan[name] = text !== "off";
     else if (control?.kind === "number" && text.trim() !== "" && !Number.isNaN(Number(text))) plan[name] = Number(text);
     else plan[name] = text;
@@ -33,24 +40,26 @@ function planOf(words, controls) {
 }
 
 export function write(state, packed) {
-  const words = planWords(state.plan);
-  for (const [name, value] of Object.entries(state.view)) words.set(name, value);
-  const pin = state.pinned ? `pin=${encodeURIComponent(planWords(state.pinned).toString() || "default")}` : "";
-  const query = [readable(words), pin].filter(Boolean).join("&");
-  const marks = [packed.plan && `config=${packed.plan}`, packed.pinned && `pinned=${packed.pinned}`].filter(Boolean).join("&");
-  return `${location.pathname}${query ? `?${query}` : ""}${marks ? `#${marks}` : ""}`;
+  const params = planQuery(state.plan);
+  for (const [name, value] of Object.entries(state.view)) params.set(name, value);
+  const pin = state.pinned ? `pin=${encodeURIComponent(planQuery(state.pinned).toString() || "default")}` : "";
+  const search = [readable(params), pin].filter(Boolean).join("&");
+  const marks = [packed.plan && `config=${packed.plan}`, packed.pinned && `pinned=${packed.pinned}`]
+    .filter(Boolean)
+    .join("&");
+  return `${location.pathname}${search ? `?${search}` : ""}${marks ? `#${marks}` : ""}`;
 }
 
 export async function read(controls) {
-  const words = new URLSearchParams(location.search);
+  const params = new URLSearchParams(location.search);
   const view = {};
   let pin = null;
-  for (const [name, text] of [...words]) {
+  for (const [name, text] of [...params]) {
     if (name === "pin") pin = text;
     if (VIEW.test(name)) view[name] = text;
-    if (name === "pin" || VIEW.test(name)) words.delete(name);
+    if (name === "pin" || VIEW.test(name)) params.delete(name);
   }
-  const plan = planOf(words, controls);
+  const plan = planOf(params, controls);
   const pinned = pin === null ? null : planOf(new URLSearchParams(pin === "default" ? "" : pin), controls);
   const marks = new URLSearchParams(location.hash.slice(1));
   if (marks.get("config")) plan.config = await unpack(marks.get("config"));
@@ -58,12 +67,16 @@ export async function read(controls) {
   return { plan, view, pinned };
 }
 
-const pipe = async (data, stream) => new Uint8Array(await new Response(new Blob([data]).stream().pipeThrough(stream)).arrayBuffer());
+const pipe = async (data, stream) =>
+  new Uint8Array(await new Response(new Blob([data]).stream().pipeThrough(stream)).arrayBuffer());
 
 // A config.json of 2 kB becomes some 600 letters.
 export async function pack(config) {
   const small = await pipe(new TextEncoder().encode(JSON.stringify(config)), new CompressionStream("deflate-raw"));
-  return btoa(Array.from(small, (byte) => String.fromCharCode(byte)).join("")).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
+  return btoa(Array.from(small, (byte) => String.fromCharCode(byte)).join(""))
+    .replaceAll("+", "-")
+    .replaceAll("/", "_")
+    .replaceAll("=", "");
 }
 
 // Nothing where a link was cut on its way: the server will then ask for a model it knows.

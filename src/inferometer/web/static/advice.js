@@ -3,28 +3,46 @@ import { given } from "./api.js";
 import { h } from "./dom.js";
 import { setPlan, state } from "./state.js";
 
-const SHORT = { "-tp": "tensor_parallel_size", "-pp": "pipeline_parallel_size", "-dp": "data_parallel_size", "-q": "quantization", "-dcp": "decode_context_parallel_size", "-sp": "sequence_parallel" };
+const SHORT = {
+  "-tp": "tensor_parallel_size",
+  "-pp": "pipeline_parallel_size",
+  "-dp": "data_parallel_size",
+  "-q": "quantization",
+  "-dcp": "decode_context_parallel_size",
+  "-sp": "sequence_parallel",
+};
 const FLAG = /(^|\s)(--?[a-z][a-z-]*)(?:\s+([A-Za-z0-9][\w.\/-]*[A-Za-z0-9]|[0-9]))?/g;
 
-function control(flag) {
+function controlOfFlag(flag) {
   const name = SHORT[flag] ?? flag.replace(/^-+/, "").replaceAll("-", "_");
   return state.controls.find((c) => c.name === name);
 }
 
-// The words of a sentence; those that are a flag of a control with a value become buttons.
+// The parts of a sentence; those that are a flag of a control with a value become buttons.
 export function advice(sentence) {
   const parts = [];
   let at = 0;
   for (const match of sentence.matchAll(FLAG)) {
     const [whole, space, flag, value] = match;
-    const mine = control(flag);
-    if (given || !mine || (mine.kind !== "switch" && !value)) continue;
-    const isSwitch = mine.kind === "switch";
-    const chosen = isSwitch ? true : mine.kind === "number" ? Number(value) : value;
-    if (mine.kind === "number" && Number.isNaN(chosen)) continue;
+    const control = controlOfFlag(flag);
+    if (given || !control || (control.kind !== "switch" && !value)) continue;
+    const isSwitch = control.kind === "switch";
+    const chosen = isSwitch ? true : control.kind === "number" ? Number(value) : value;
+    if (control.kind === "number" && Number.isNaN(chosen)) continue;
     parts.push(sentence.slice(at, match.index) + space);
     const text = isSwitch ? flag : `${flag} ${value}`;
-    parts.push(h("button", { type: "button", class: "apply", title: `Try it: ${mine.label} = ${chosen}`, onclick: () => setPlan({ [mine.name]: chosen }) }, text));
+    parts.push(
+      h(
+        "button",
+        {
+          type: "button",
+          class: "apply",
+          title: `Try it: ${control.label} = ${chosen}`,
+          onclick: () => setPlan({ [control.name]: chosen }),
+        },
+        text,
+      ),
+    );
     at = match.index + space.length + (isSwitch ? flag.length : whole.length - space.length);
   }
   parts.push(sentence.slice(at));

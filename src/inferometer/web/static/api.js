@@ -7,7 +7,7 @@ export class Refused extends Error {
   }
 }
 
-// A page with its report inside (analyze --html) asks nobody.
+// A page with its report inside (analyze --html) asks no server.
 const inside = document.getElementById("given");
 export const given = inside ? JSON.parse(inside.textContent) : null;
 
@@ -33,22 +33,28 @@ async function answer(path, options) {
 export const get = (path) => answer(path);
 
 export function post(path, body, signal) {
-  return answer(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal });
+  return answer(path, {
+    method: "POST",
+    headers: { "Content-Type": "application/json" },
+    body: JSON.stringify(body),
+    signal,
+  });
 }
 
-// One question at a time, and only the newest waits: sliders ask as fast as answers come, each is shown, the last stays.
+// One question at a time, and only the newest waits: sliders ask as fast as answers come,
+// each is shown, the last stays.
 export function latest(ask, then) {
   let busy = false;
   let waiting = null;
-  return async function next(...words) {
+  return async function next(...args) {
     if (busy) {
-      waiting = words;
+      waiting = args;
       return;
     }
     busy = true;
     let result;
     try {
-      result = { value: await ask(...words) };
+      result = { value: await ask(...args) };
     } catch (error) {
       result = { error };
     }
@@ -56,12 +62,12 @@ export function latest(ask, then) {
     const newer = waiting;
     waiting = null;
     if (newer) next(...newer);
-    then(result, ...words);
+    then(result, ...args);
   };
 }
 
-// A job runs on the server: told("progress"), and stop() cancels it.
-export function job(path, body, told) {
+// A job runs on the server: onProgress("progress"), and stop() cancels it.
+export function job(path, body, onProgress) {
   let id = null;
   let stopped = false;
   const cancel = () => fetch(`/api/jobs/${id}`, { method: "DELETE" }).catch(() => null);
@@ -75,7 +81,7 @@ export function job(path, body, told) {
       if (now.state === "done") return now.result;
       if (now.state === "cancelled") throw new Refused("cancelled");
       if (now.state === "failed") throw new Refused(now.error ?? "the job failed", now.control);
-      told(now.progress ?? 0, now.words);
+      onProgress(now.progress ?? 0, now.words);
       await new Promise((resume) => setTimeout(resume, wait));
     }
   })();

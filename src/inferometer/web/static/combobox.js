@@ -4,31 +4,57 @@ import { h, show } from "./dom.js";
 const MOST = 60; // entries shown at once
 
 // Every word must occur: "llama 70" finds llama-3.1-70b
-function matches(entry, text) {
+function fits(entry, text) {
   const hay = `${entry.name} ${entry.label ?? ""} ${entry.detail ?? ""}`.toLowerCase();
-  return text.toLowerCase().split(/\s+/).every((word) => hay.includes(word));
+  return text
+    .toLowerCase()
+    .split(/\s+/)
+    .every((word) => hay.includes(word));
 }
 
 // entries(): [{ name, label, detail }]; taken(name) also hears of names that the list has not (a Hugging Face id).
 export function combobox({ id, entries, taken, describedBy, label }) {
   const list = h("ul", { id: `${id}-list`, role: "listbox", hidden: true, class: "options", "aria-label": label });
   const input = h("input", {
-    id, type: "text", role: "combobox", spellcheck: "false", "aria-expanded": "false", "aria-autocomplete": "list",
-    "aria-controls": list.id, "aria-describedby": describedBy,
+    id,
+    type: "text",
+    role: "combobox",
+    spellcheck: "false",
+    "aria-expanded": "false",
+    "aria-autocomplete": "list",
+    "aria-controls": list.id,
+    "aria-describedby": describedBy,
   });
   let active = -1;
-  let found = [];
+  let matches = [];
   let current = "";
 
   function open(all) {
     const text = all ? "" : input.value.trim();
-    found = entries().filter((entry) => matches(entry, text)).slice(0, all ? 500 : MOST);
-    active = all ? found.findIndex((entry) => entry.name === current) : found.length ? 0 : -1;
-    show(list, found.map((entry, i) => h("li", {
-      id: `${id}-${i}`, role: "option", "aria-selected": String(i === active),
-      onpointerdown: (event) => { event.preventDefault(); take(entry.name); },
-    }, h("b", {}, entry.name), entry.detail && h("span", {}, entry.detail))));
-    list.hidden = !found.length;
+    matches = entries()
+      .filter((entry) => fits(entry, text))
+      .slice(0, all ? 500 : MOST);
+    active = all ? matches.findIndex((entry) => entry.name === current) : matches.length ? 0 : -1;
+    show(
+      list,
+      matches.map((entry, i) =>
+        h(
+          "li",
+          {
+            id: `${id}-${i}`,
+            role: "option",
+            "aria-selected": String(i === active),
+            onpointerdown: (event) => {
+              event.preventDefault();
+              take(entry.name);
+            },
+          },
+          h("b", {}, entry.name),
+          entry.detail && h("span", {}, entry.detail),
+        ),
+      ),
+    );
+    list.hidden = !matches.length;
     input.setAttribute("aria-expanded", String(!list.hidden));
     mark();
   }
@@ -60,16 +86,19 @@ export function combobox({ id, entries, taken, describedBy, label }) {
   input.addEventListener("focus", () => input.select());
   input.addEventListener("click", () => list.hidden && open(true));
   input.addEventListener("input", () => open(false));
-  input.addEventListener("blur", () => { close(); take(input.value.trim() || current); });
+  input.addEventListener("blur", () => {
+    close();
+    take(input.value.trim() || current);
+  });
   input.addEventListener("keydown", (event) => {
     if (event.key === "ArrowDown" || event.key === "ArrowUp") {
       event.preventDefault();
       if (list.hidden) return open(true);
-      active = (active + (event.key === "ArrowDown" ? 1 : -1) + found.length) % found.length;
+      active = (active + (event.key === "ArrowDown" ? 1 : -1) + matches.length) % matches.length;
       mark();
     } else if (event.key === "Enter") {
       event.preventDefault();
-      take(!list.hidden && found[active] ? found[active].name : input.value.trim());
+      take(!list.hidden && matches[active] ? matches[active].name : input.value.trim());
     } else if (event.key === "Escape") {
       input.value = current;
       close();

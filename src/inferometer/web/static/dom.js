@@ -48,7 +48,8 @@ export async function copy(text, what) {
 }
 
 export function save(name, content, type) {
-  const url = content instanceof Blob ? URL.createObjectURL(content) : URL.createObjectURL(new Blob([content], { type }));
+  const url =
+    content instanceof Blob ? URL.createObjectURL(content) : URL.createObjectURL(new Blob([content], { type }));
   h("a", { href: url, download: name }).click();
   setTimeout(() => URL.revokeObjectURL(url), 5000);
 }

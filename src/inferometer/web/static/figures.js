@@ -14,9 +14,10 @@ const FIGURES = [
 ];
 
 // Where a figure stands in the answer: link is the one that joins the GPUs of the plan.
-function found(device) {
+function figuresOf(device) {
   return FIGURES.map(([key, label, scale, unit]) => {
-    if (key !== "link") return { key, label, scale, unit, value: key.split(".").reduce((at, word) => at?.[word], device) };
+    if (key !== "link")
+      return { key, label, scale, unit, value: key.split(".").reduce((at, word) => at?.[word], device) };
     const name = state.report?.plan.interconnect ?? device.interconnect;
     return { key: `links.${name}.bandwidth`, label: name, scale, unit, value: device.links?.[name]?.bandwidth };
   }).filter((figure) => Number.isFinite(figure.value));
@@ -39,20 +40,45 @@ export function figuresEditor() {
     refresh() {
       const device = state.report?.device;
       if (!device) return;
-      const mine = state.plan.gpu_figures ?? {};
-      const shown = found(device);
-      const now = JSON.stringify([shown, mine]);
-      if (now === drawn || rows.contains(document.activeElement) && drawn === "") return;
+      const changed = state.plan.gpu_figures ?? {};
+      const shown = figuresOf(device);
+      const now = JSON.stringify([shown, changed]);
+      if (now === drawn || (rows.contains(document.activeElement) && drawn === "")) return;
       drawn = now;
-      if (Object.keys(mine).length) element.open = true;
-      show(rows, shown.map(({ key, label, scale, unit, value }) => {
-        const id = `f-${key.replaceAll(".", "-")}`;
-        const field = h("input", { id, type: "number", step: "any", min: "0", value: Number(digits(value / scale, 5).replaceAll(",", "")),
-          onchange: () => change(key, field.value === "" ? null : Number((Number(field.value) * scale).toPrecision(12))) });
-        return h("div", { class: key in mine ? "figure changed" : "figure" }, h("label", { for: id }, label), field,
-          h("span", { class: "unit" }, unit),
-          key in mine && h("button", { type: "button", class: "back", "aria-label": `${label}: back to the catalogue's figure`, onclick: () => change(key, null) }, "↺"));
-      }));
+      if (Object.keys(changed).length) element.open = true;
+      show(
+        rows,
+        shown.map(({ key, label, scale, unit, value }) => {
+          const id = `f-${key.replaceAll(".", "-")}`;
+          const field = h("input", {
+            id,
+            type: "number",
+            step: "any",
+            min: "0",
+            value: Number(digits(value / scale, 5).replaceAll(",", "")),
+            onchange: () =>
+              change(key, field.value === "" ? null : Number((Number(field.value) * scale).toPrecision(12))),
+          });
+          return h(
+            "div",
+            { class: key in changed ? "figure changed" : "figure" },
+            h("label", { for: id }, label),
+            field,
+            h("span", { class: "unit" }, unit),
+            key in changed &&
+              h(
+                "button",
+                {
+                  type: "button",
+                  class: "back",
+                  "aria-label": `${label}: back to the catalogue's figure`,
+                  onclick: () => change(key, null),
+                },
+                "↺",
+              ),
+          );
+        }),
+      );
     },
   };
 }

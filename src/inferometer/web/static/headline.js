@@ -6,13 +6,36 @@ import { advice } from "./advice.js";
 import { differences, on, setPinned, replacePlan, state } from "./state.js";
 
 const TILES = [
-  { key: "ttft_ms", label: "TTFT", help: "Time to first token: one prefill of the whole batch", text: milliseconds, less: true },
+  {
+    key: "ttft_ms",
+    label: "TTFT",
+    help: "Time to first token: one prefill of the whole batch",
+    text: milliseconds,
+    less: true,
+  },
   { key: "tpot_ms", label: "TPOT", help: "Time per output token while decoding", text: milliseconds, less: true },
   { key: "e2el_ms", label: "End to end", help: "From the request to its last token", text: milliseconds, less: true },
   { key: "output_throughput", label: "Output tokens/s", help: "Of all sequences together", text: (v) => digits(v) },
-  { key: "output_throughput_per_gpu", label: "Tokens/s per GPU", help: "Output tokens/s over the GPUs used", text: (v) => digits(v) },
-  { key: "cost_per_million_output_tokens", label: "$ per M tokens", help: "Price of the GPUs for a million output tokens", text: (v) => (v === null ? "–" : `$${digits(v)}`), less: true },
-  { key: "joules_per_output_token", label: "J per token", help: "At the GPUs' rated power", text: (v) => digits(v), less: true },
+  {
+    key: "output_throughput_per_gpu",
+    label: "Tokens/s per GPU",
+    help: "Output tokens/s over the GPUs used",
+    text: (v) => digits(v),
+  },
+  {
+    key: "cost_per_million_output_tokens",
+    label: "$ per M tokens",
+    help: "Price of the GPUs for a million output tokens",
+    text: (v) => (v === null ? "–" : `$${digits(v)}`),
+    less: true,
+  },
+  {
+    key: "joules_per_output_token",
+    label: "J per token",
+    help: "At the GPUs' rated power",
+    text: (v) => digits(v),
+    less: true,
+  },
 ];
 
 function tile({ key, label, help, text, less }) {
@@ -20,47 +43,131 @@ function tile({ key, label, help, text, less }) {
   const before = state.before?.metrics[key];
   const light = state.report.roofline[key];
   const moved = state.before && change(value, before);
-  const better = moved && moved !== "±0%" && (value < before) === Boolean(less);
-  return h("div", { class: "tile", title: help, "data-metric": key },
+  const better = moved && moved !== "±0%" && value < before === Boolean(less);
+  return h(
+    "div",
+    { class: "tile", title: help, "data-metric": key },
     h("dt", {}, label),
-    h("dd", {}, h("span", { class: "value" }, value === null || value === undefined ? "–" : text(value)),
-      moved && h("span", { class: `delta ${moved === "±0%" ? "" : better ? "better" : "worse"}`, title: `pinned: ${text(before)}` }, `${moved === "±0%" ? "" : better ? "▲ " : "▼ "}${moved}`),
-      light && !moved ? h("span", { class: "light", title: "The same plan at the speed of light: every kernel at its roofline" }, `roofline ${text(light)}`) : null));
+    h(
+      "dd",
+      {},
+      h("span", { class: "value" }, value === null || value === undefined ? "–" : text(value)),
+      moved &&
+        h(
+          "span",
+          { class: `delta ${moved === "±0%" ? "" : better ? "better" : "worse"}`, title: `pinned: ${text(before)}` },
+          `${moved === "±0%" ? "" : better ? "▲ " : "▼ "}${moved}`,
+        ),
+      light && !moved
+        ? h(
+            "span",
+            { class: "light", title: "The same plan at the speed of light: every kernel at its roofline" },
+            `roofline ${text(light)}`,
+          )
+        : null,
+    ),
+  );
 }
 
-const PARTS = [["weights", "weights"], ["kv_cache", "KV cache"], ["activation", "activations"], ["overhead", "overhead"]];
+const PARTS = [
+  ["weights", "weights"],
+  ["kv_cache", "KV cache"],
+  ["activation", "activations"],
+  ["overhead", "overhead"],
+];
 
 function memoryBar(memory, label) {
   const end = Math.max(memory.total_bytes, memory.capacity_bytes);
   const fits = memory.total_bytes <= memory.usable_bytes;
-  const words = `${label}${bytes(memory.total_bytes)} of ${bytes(memory.usable_bytes)} usable per GPU (${percent(memory.total_bytes / memory.usable_bytes, 0)})`;
-  return h("div", { class: "membar" }, h("span", { class: fits ? "" : "over" }, words),
-    h("div", { class: "bar", role: "img", "aria-label": words },
-      PARTS.map(([key, word]) => h("i", { class: key, style: `width:${(memory[`${key}_bytes`] / end) * 100}%`, title: `${word} ${bytes(memory[`${key}_bytes`])}` })),
-      h("b", { style: `left:${(memory.usable_bytes / end) * 100}%`, title: `usable ${bytes(memory.usable_bytes)}` })));
+  const share = percent(memory.total_bytes / memory.usable_bytes, 0);
+  const caption = `${label}${bytes(memory.total_bytes)} of ${bytes(memory.usable_bytes)} usable per GPU (${share})`;
+  return h(
+    "div",
+    { class: "membar" },
+    h("span", { class: fits ? "" : "over" }, caption),
+    h(
+      "div",
+      { class: "bar", role: "img", "aria-label": caption },
+      PARTS.map(([key, word]) =>
+        h("i", {
+          class: key,
+          style: `width:${(memory[`${key}_bytes`] / end) * 100}%`,
+          title: `${word} ${bytes(memory[`${key}_bytes`])}`,
+        }),
+      ),
+      h("b", { style: `left:${(memory.usable_bytes / end) * 100}%`, title: `usable ${bytes(memory.usable_bytes)}` }),
+    ),
+  );
 }
 
 function pinRow() {
   if (given) return null;
   if (!state.pinned) {
-    return h("button", { type: "button", id: "pin", title: "Keep these figures and see how every change compares", onclick: () => setPinned({ ...state.plan }) }, "Pin and compare");
+    return h(
+      "button",
+      {
+        type: "button",
+        id: "pin",
+        title: "Keep these figures and see how every change compares",
+        onclick: () => setPinned({ ...state.plan }),
+      },
+      "Pin and compare",
+    );
   }
   const changed = differences(state.pinned, state.plan);
-  return h("div", { class: "pinned" }, h("span", { class: "pinword" }, "Pinned"),
-    changed.length ? changed.map((d) => h("span", { class: "word" }, `${d.name} `, h("s", {}, d.before), ` → `, h("b", {}, d.now))) : h("span", { class: "word" }, "the same plan: change something"),
-    h("button", { type: "button", onclick: () => { const now = { ...state.plan }; const then = state.pinned; Object.assign(state, { pinned: now, before: null }); replacePlan(then); } }, "Swap"),
-    h("button", { type: "button", id: "unpin", onclick: () => setPinned(null) }, "Unpin"));
+  return h(
+    "div",
+    { class: "pinned" },
+    h("span", { class: "pinword" }, "Pinned"),
+    changed.length
+      ? changed.map((d) => h("span", { class: "word" }, `${d.name} `, h("s", {}, d.before), ` → `, h("b", {}, d.now)))
+      : h("span", { class: "word" }, "the same plan: change something"),
+    h(
+      "button",
+      {
+        type: "button",
+        onclick: () => {
+          const now = { ...state.plan };
+          const then = state.pinned;
+          Object.assign(state, { pinned: now, before: null });
+          replacePlan(then);
+        },
+      },
+      "Swap",
+    ),
+    h("button", { type: "button", id: "unpin", onclick: () => setPinned(null) }, "Unpin"),
+  );
 }
 
 function problem() {
   const wont = state.report && !state.report.feasible;
   if (!state.refused && !wont) return null;
-  const back = state.worked && h("button", { type: "button", class: "retreat", onclick: () => replacePlan(state.worked) }, "Back to the last plan that works");
-  if (state.refused) return h("div", { class: "problem", role: "alert", id: "refused" }, h("b", {}, "Not a plan: "), advice(state.refused.message), back);
-  return h("div", { class: "problem", role: "alert", id: "infeasible" }, h("b", {}, "Does not work: "), advice(state.report.reason ?? ""), back);
+  const back =
+    state.worked &&
+    h(
+      "button",
+      { type: "button", class: "retreat", onclick: () => replacePlan(state.worked) },
+      "Back to the last plan that works",
+    );
+  if (state.refused)
+    return h(
+      "div",
+      { class: "problem", role: "alert", id: "refused" },
+      h("b", {}, "Not a plan: "),
+      advice(state.refused.message),
+      back,
+    );
+  return h(
+    "div",
+    { class: "problem", role: "alert", id: "infeasible" },
+    h("b", {}, "Does not work: "),
+    advice(state.report.reason ?? ""),
+    back,
+  );
 }
 
-const head = (report) => `${report.model.name} · ${report.plan.gpus} × ${report.device.label} · ${report.engine.label} · ${report.model.quantization.mlp ?? report.model.dtype}`;
+const head = ({ model, plan, device, engine }) =>
+  `${model.name} · ${plan.gpus} × ${device.label} · ${engine.label} · ${model.quantization.mlp ?? model.dtype}`;
 
 export function startHeadline() {
   const place = find("headline");
@@ -69,14 +176,43 @@ export function startHeadline() {
     place.classList.toggle("stale", Boolean(state.refused));
     if (!report) return show(place, problem());
     document.title = `${report.model.name} on ${report.plan.gpus} × ${report.device.name} · inferometer`;
-    show(place,
-      h("div", { class: "what" }, h("p", {}, head(report)), h("div", { class: "acts" }, pinRow(),
-        h("button", { type: "button", id: "copy-command", title: report.command, onclick: () => copy(report.command, "command") }, "Copy command"))),
+    show(
+      place,
+      h(
+        "div",
+        { class: "what" },
+        h("p", {}, head(report)),
+        h(
+          "div",
+          { class: "acts" },
+          pinRow(),
+          h(
+            "button",
+            {
+              type: "button",
+              id: "copy-command",
+              title: report.command,
+              onclick: () => copy(report.command, "command"),
+            },
+            "Copy command",
+          ),
+        ),
+      ),
       problem(),
-      h("dl", { class: `tiles${report.feasible ? "" : " wont"}` }, TILES.filter((t) => report.metrics[t.key] !== null).map(tile)),
-      h("div", { class: "bars" }, memoryBar(report.memory, ""), state.before && memoryBar(state.before.memory, "pinned: ")),
+      h(
+        "dl",
+        { class: `tiles${report.feasible ? "" : " wont"}` },
+        TILES.filter((t) => report.metrics[t.key] !== null).map(tile),
+      ),
+      h(
+        "div",
+        { class: "bars" },
+        memoryBar(report.memory, ""),
+        state.before && memoryBar(state.before.memory, "pinned: "),
+      ),
       report.summary && h("p", { class: "summary" }, advice(report.summary)),
-      report.warnings.map((w) => h("p", { class: "warning" }, w)));
+      report.warnings.map((w) => h("p", { class: "warning" }, w)),
+    );
   };
   on("answer", draw);
   on("plan", (detail) => (detail.pin || detail.fresh) && draw());

@@ -16,7 +16,8 @@ function free(x, taken) {
   return spots.reduce((best, spot) => (Math.abs(spot - x) < Math.abs(best - x) ? spot : best), spots[0]);
 }
 
-// block: of the graph; share(node): its part of the phase's time; need: pixels of the widest node. -> { at: id -> {x, y, w, h}, bends, left, right, height }
+// block: of the graph; share(node): its part of the phase's time; need: pixels of the widest node.
+// -> { at: id -> {x, y, w, h}, bends, left, right, height }
 export function laidOut(block, share, need) {
   const node = Math.max(NODE, need);
   const byId = new Map(block.nodes.map((node) => [node.id, node]));
@@ -39,18 +40,21 @@ export function laidOut(block, share, need) {
   };
   let y = HEAD + GAP;
   for (const rank of ranks) {
-    const mine = inner.filter((n) => n.rank === rank).map((n) => n.id);
-    const high = Math.max(...mine.map(tall));
-    const line = mine.filter((id) => !byId.get(id).aside).sort((a, b) => near(a) - near(b) || a - b);
+    const ids = inner.filter((n) => n.rank === rank).map((n) => n.id);
+    const high = Math.max(...ids.map(tall));
+    const line = ids.filter((id) => !byId.get(id).aside).sort((a, b) => near(a) - near(b) || a - b);
     const alone = line.length === 1;
     let first = (-(line.length - 1) / 2) * (node + SIDE);
-    for (const id of mine.filter((i) => byId.get(i).aside)) { // beside its reader, where that stands in this rank
+    for (const id of ids.filter((i) => byId.get(i).aside)) {
+      // beside its reader, where that stands in this rank
       const reader = flowing.find((e) => e.from === id && line.includes(e.to))?.to ?? line.at(-1);
       line.splice(reader === undefined ? 0 : line.indexOf(reader) + 1, 0, id);
       first -= alone ? 0 : (node + SIDE) / 2;
     }
-    line.forEach((id, k) => at.set(id, { x: first + k * (node + SIDE), y: y + (high - tall(id)) / 2, w: wide(id), h: tall(id) }));
-    const taken = mine.map((id) => [at.get(id).x - wide(id) / 2 - 12, at.get(id).x + wide(id) / 2 + 12]);
+    line.forEach((id, k) =>
+      at.set(id, { x: first + k * (node + SIDE), y: y + (high - tall(id)) / 2, w: wide(id), h: tall(id) }),
+    );
+    const taken = ids.map((id) => [at.get(id).x - wide(id) / 2 - 12, at.get(id).x + wide(id) / 2 + 12]);
     for (const edge of flowing) {
       if (rankOf(edge.from) < rank && rank < rankOf(edge.to) && at.has(edge.from)) {
         const x = free(above(edge), taken);
@@ -61,7 +65,17 @@ export function laidOut(block, share, need) {
     y += high + GAP;
   }
   at.set(exit.id, { x: 0, y, w: 0, h: 0 });
-  const xs = [...inner.flatMap((n) => [at.get(n.id).x - wide(n.id) / 2, at.get(n.id).x + wide(n.id) / 2]), ...[...bends.values()].flat().map((b) => b.x)];
+  const xs = [
+    ...inner.flatMap((n) => [at.get(n.id).x - wide(n.id) / 2, at.get(n.id).x + wide(n.id) / 2]),
+    ...[...bends.values()].flat().map((b) => b.x),
+  ];
   const residual = block.edges.some((e) => e.kind === "residual");
-  return { at, bends, left: Math.min(...xs) - PAD - (residual ? LANE : 0), right: Math.max(...xs) + PAD, height: y, lane: LANE };
+  return {
+    at,
+    bends,
+    left: Math.min(...xs) - PAD - (residual ? LANE : 0),
+    right: Math.max(...xs) + PAD,
+    height: y,
+    lane: LANE,
+  };
 }

@@ -2,7 +2,7 @@
 import { accuracyView } from "./accuracy.js";
 import { pack, read, write } from "./address.js";
 import { get, given, latest, post, Refused } from "./api.js";
-import { asked } from "./asked.js";
+import { withModel } from "./request.js";
 import { copy, find, h, say, show } from "./dom.js";
 import { graphView } from "./graph.js";
 import { startHeadline } from "./headline.js";
@@ -18,14 +18,27 @@ import { sweepView } from "./sweep.js";
 import { startTabs } from "./tabs.js";
 import { startTheme } from "./theme.js";
 
-const VIEWS = [graphView, rooflineView, memoryView, latencyView, sweepView, searchView, simulateView, sensitivityView, accuracyView];
+const VIEWS = [
+  graphView,
+  rooflineView,
+  memoryView,
+  latencyView,
+  sweepView,
+  searchView,
+  simulateView,
+  sensitivityView,
+  accuracyView,
+];
 
 // ------------------------------------------------------------------ the address
 
 let packed = { plan: "", pinned: "" };
 
 async function remember(replace) {
-  packed = { plan: state.plan.config ? await pack(state.plan.config) : "", pinned: state.pinned?.config ? await pack(state.pinned.config) : "" };
+  packed = {
+    plan: state.plan.config ? await pack(state.plan.config) : "",
+    pinned: state.pinned?.config ? await pack(state.pinned.config) : "",
+  };
   const address = write(state, packed);
   if (address === location.pathname + location.search + location.hash) return;
   if (replace) history.replaceState(null, "", address);
@@ -33,8 +46,7 @@ async function remember(replace) {
 }
 
 async function recall() {
-  const found = await read(state.controls);
-  Object.assign(state, found, { before: null });
+  Object.assign(state, await read(state.controls), { before: null });
   emit("plan", { recalled: true });
   emit("view", {});
 }
@@ -47,7 +59,11 @@ function refused(error) {
 }
 
 const ask = latest(
-  (plan, pinned) => Promise.all([post("/api/analyze", asked(plan)), pinned && (state.before ?? post("/api/analyze", asked(pinned)))]),
+  (plan, pinned) =>
+    Promise.all([
+      post("/api/analyze", withModel(plan)),
+      pinned && (state.before ?? post("/api/analyze", withModel(pinned))),
+    ]),
   ({ value, error }, plan, pinned) => {
     if (value?.[0].feasible) state.worked = plan;
     if (error) refused(error);
@@ -85,17 +101,21 @@ function startTools() {
 
 // A default that the CLI only tells in its help ("[default: 1024]") is this control's default, too.
 function settle(control) {
-  const told = /\[default: ([^\]]*)\]/.exec(control.help ?? "")?.[1];
-  if (control.default !== null || told === undefined) return;
-  if (control.kind === "number" && told !== "" && !Number.isNaN(Number(told))) control.default = Number(told);
-  if (control.kind === "choice" && control.choices?.includes(told)) control.default = told;
+  const text = /\[default: ([^\]]*)\]/.exec(control.help ?? "")?.[1];
+  if (control.default !== null || text === undefined) return;
+  if (control.kind === "number" && text !== "" && !Number.isNaN(Number(text))) control.default = Number(text);
+  if (control.kind === "choice" && control.choices?.includes(text)) control.default = text;
 }
 
 async function start() {
   startTools();
   if (given) {
     document.body.classList.add("given");
-    Object.assign(state, { report: given.report, controls: given.controls ?? [], catalogue: { ...state.catalogue, ...given.catalogue } });
+    Object.assign(state, {
+      report: given.report,
+      controls: given.controls ?? [],
+      catalogue: { ...state.catalogue, ...given.catalogue },
+    });
     startHeadline();
     startTabs(VIEWS.filter((view) => !view.asks));
     return emit("answer");
@@ -115,5 +135,7 @@ async function start() {
   ask(state.plan, state.pinned);
 }
 
-addEventListener("unhandledrejection", (event) => say(`something went wrong in this page: ${event.reason?.message ?? event.reason}`));
+addEventListener("unhandledrejection", (event) =>
+  say(`something went wrong in this page: ${event.reason?.message ?? event.reason}`),
+);
 start();

@@ -5,29 +5,102 @@ import { bytes, digits, percent } from "./format.js";
 import { setPlan, state } from "./state.js";
 import { palette } from "./theme.js";
 
-const PARTS = [["weights", "weights", "blue"], ["kv_cache", "KV cache", "orange"], ["activation", "activations", "sky"], ["overhead", "overhead", "grey"]];
+const PARTS = [
+  ["weights", "weights", "blue"],
+  ["kv_cache", "KV cache", "orange"],
+  ["activation", "activations", "sky"],
+  ["overhead", "overhead", "grey"],
+];
 
 function stacked(one) {
   const p = palette();
-  const plans = [["this plan", state.report.memory], ...(state.before ? [["pinned", state.before.memory]] : [])].reverse();
+  const plans = [
+    ["this plan", state.report.memory],
+    ...(state.before ? [["pinned", state.before.memory]] : []),
+  ].reverse();
   const names = plans.map(([name]) => name);
   const traces = PARTS.map(([key, word, color]) => ({
-    type: "bar", orientation: "h", name: word, y: names, x: plans.map(([, m]) => m[`${key}_bytes`] / 1e9), marker: { color: p[color] },
-    text: plans.map(([, m]) => (m[`${key}_bytes`] > 0.07 * Math.max(m.capacity_bytes, m.total_bytes) ? `${word}<br>${bytes(m[`${key}_bytes`])}` : "")), textposition: "inside", insidetextanchor: "middle", textfont: { size: 11 },
-    hovertext: plans.map(([name, m]) => `${name}: ${word} ${bytes(m[`${key}_bytes`])} (${percent(m[`${key}_bytes`] / m.total_bytes)})`), hoverinfo: "text",
+    type: "bar",
+    orientation: "h",
+    name: word,
+    y: names,
+    x: plans.map(([, m]) => m[`${key}_bytes`] / 1e9),
+    marker: { color: p[color] },
+    text: plans.map(([, m]) =>
+      m[`${key}_bytes`] > 0.07 * Math.max(m.capacity_bytes, m.total_bytes)
+        ? `${word}<br>${bytes(m[`${key}_bytes`])}`
+        : "",
+    ),
+    textposition: "inside",
+    insidetextanchor: "middle",
+    textfont: { size: 11 },
+    hovertext: plans.map(
+      ([name, m]) => `${name}: ${word} ${bytes(m[`${key}_bytes`])} (${percent(m[`${key}_bytes`] / m.total_bytes)})`,
+    ),
+    hoverinfo: "text",
   }));
   const m = state.report.memory;
-  const upright = (x, text, dash, anchor) => ({ shape: { type: "line", x0: x / 1e9, x1: x / 1e9, yref: "paper", y0: 0, y1: 1, line: { color: p.ink, width: 1.5, dash } }, note: { x: x / 1e9, yref: "paper", y: 1, yanchor: "bottom", xanchor: anchor, text, showarrow: false, font: { size: 11 } } });
-  const marks = [upright(m.usable_bytes, `usable ${bytes(m.usable_bytes)}`, "solid", "right"), upright(m.capacity_bytes, `capacity ${bytes(m.capacity_bytes)}`, "dot", "left")];
-  const fits = m.total_bytes <= m.usable_bytes;
-  one.draw(traces, {
-    barmode: "stack", xaxis: { title: "GB on the fullest GPU", range: [0, Math.max(m.total_bytes, m.capacity_bytes, state.before?.memory.total_bytes ?? 0) / 1e9 * 1.14] }, yaxis: {}, bargap: 0.3,
-    shapes: marks.map((x) => x.shape), annotations: marks.map((x) => x.note), legend: { orientation: "h", y: -0.38, x: 0, yanchor: "top", traceorder: "normal" }, margin: { l: 60, r: 16, t: 24, b: 90 },
-  }, plans.flatMap(([name, mem]) => PARTS.map(([key]) => ({ plan: name, part: key, bytes: mem[`${key}_bytes`], usable_bytes: mem.usable_bytes, capacity_bytes: mem.capacity_bytes }))), {
-    title: `${bytes(m.total_bytes)} of ${bytes(m.usable_bytes)} usable${fits ? "" : `: ${bytes(m.total_bytes - m.usable_bytes)} too much`}`,
-    note: `${bytes(m.kv_bytes_per_token)} of KV cache per token and GPU · room for ${m.max_total_tokens === null ? "–" : digits(m.max_total_tokens)} tokens, ${digits(m.max_batch_size)} sequences of these lengths`,
-    height: plans.length > 1 ? 290 : 230,
+  const upright = (x, text, dash, anchor) => ({
+    shape: {
+      type: "line",
+      x0: x / 1e9,
+      x1: x / 1e9,
+      yref: "paper",
+      y0: 0,
+      y1: 1,
+      line: { color: p.ink, width: 1.5, dash },
+    },
+    note: {
+      x: x / 1e9,
+      yref: "paper",
+      y: 1,
+      yanchor: "bottom",
+      xanchor: anchor,
+      text,
+      showarrow: false,
+      font: { size: 11 },
+    },
   });
+  const marks = [
+    upright(m.usable_bytes, `usable ${bytes(m.usable_bytes)}`, "solid", "right"),
+    upright(m.capacity_bytes, `capacity ${bytes(m.capacity_bytes)}`, "dot", "left"),
+  ];
+  const fits = m.total_bytes <= m.usable_bytes;
+  one.draw(
+    traces,
+    {
+      barmode: "stack",
+      xaxis: {
+        title: "GB on the fullest GPU",
+        range: [0, (Math.max(m.total_bytes, m.capacity_bytes, state.before?.memory.total_bytes ?? 0) / 1e9) * 1.14],
+      },
+      yaxis: {},
+      bargap: 0.3,
+      shapes: marks.map((x) => x.shape),
+      annotations: marks.map((x) => x.note),
+      legend: { orientation: "h", y: -0.38, x: 0, yanchor: "top", traceorder: "normal" },
+      margin: { l: 60, r: 16, t: 24, b: 90 },
+    },
+    plans.flatMap(([name, mem]) =>
+      PARTS.map(([key]) => ({
+        plan: name,
+        part: key,
+        bytes: mem[`${key}_bytes`],
+        usable_bytes: mem.usable_bytes,
+        capacity_bytes: mem.capacity_bytes,
+      })),
+    ),
+    {
+      title:
+        `${bytes(m.total_bytes)} of ${bytes(m.usable_bytes)} usable` +
+        (fits ? "" : `: ${bytes(m.total_bytes - m.usable_bytes)} too much`),
+      note:
+        `${bytes(m.kv_bytes_per_token)} of KV cache per token and GPU · ` +
+        `room for ${m.max_total_tokens === null ? "–" : digits(m.max_total_tokens)} tokens, ` +
+        `${digits(m.max_batch_size)} sequences of these lengths`,
+      height: plans.length > 1 ? 290 : 230,
+    },
+  );
 }
 
 // Bytes against sequences: what grows is the cache (and activations, here as they are); the rest is a floor.
@@ -37,26 +110,93 @@ function growth(one) {
   const each = m.kv_cache_bytes / workload.batch_size;
   const floor = m.total_bytes - m.kv_cache_bytes;
   const room = each > 0 ? (m.usable_bytes - floor) / each : Infinity;
-  const limit = Math.max(2, Math.ceil(Math.max(workload.batch_size * 1.6, Math.min(room * 1.3, workload.batch_size * 400), 4)));
+  const limit = Math.max(
+    2,
+    Math.ceil(Math.max(workload.batch_size * 1.6, Math.min(room * 1.3, workload.batch_size * 400), 4)),
+  );
   const xs = Array.from({ length: 61 }, (_, i) => (limit * i) / 60);
-  const area = (key, word, color, value) => ({ type: "scatter", mode: "lines", stackgroup: "all", name: word, x: xs, y: xs.map((n) => value(n) / 1e9), line: { width: 0 }, fillcolor: p[color], hovertemplate: `${word} %{y:.3~s} GB<extra></extra>` });
-  const traces = [area("overhead", "overhead", "grey", () => m.overhead_bytes), area("activation", "activations", "sky", () => m.activation_bytes), area("weights", "weights", "blue", () => m.weights_bytes), area("kv_cache", "KV cache", "orange", (n) => n * each)];
-  const line = (y, dash) => ({ type: "line", xref: "paper", x0: 0, x1: 1, y0: y / 1e9, y1: y / 1e9, line: { color: p.ink, width: 1.5, dash } });
-  const upright = (x, color) => ({ type: "line", x0: x, x1: x, yref: "paper", y0: 0, y1: 1, line: { color, width: 1.5, dash: "4px,3px" } });
-  const told = (x, text, color, y) => ({ x, yref: "paper", y, text, showarrow: false, xanchor: x > limit * 0.6 ? "right" : "left", xshift: x > limit * 0.6 ? -5 : 5, font: { size: 11.5, color }, bgcolor: p.paper, opacity: 0.92 });
+  const area = (key, word, color, value) => ({
+    type: "scatter",
+    mode: "lines",
+    stackgroup: "all",
+    name: word,
+    x: xs,
+    y: xs.map((n) => value(n) / 1e9),
+    line: { width: 0 },
+    fillcolor: p[color],
+    hovertemplate: `${word} %{y:.3~s} GB<extra></extra>`,
+  });
+  const traces = [
+    area("overhead", "overhead", "grey", () => m.overhead_bytes),
+    area("activation", "activations", "sky", () => m.activation_bytes),
+    area("weights", "weights", "blue", () => m.weights_bytes),
+    area("kv_cache", "KV cache", "orange", (n) => n * each),
+  ];
+  const line = (y, dash) => ({
+    type: "line",
+    xref: "paper",
+    x0: 0,
+    x1: 1,
+    y0: y / 1e9,
+    y1: y / 1e9,
+    line: { color: p.ink, width: 1.5, dash },
+  });
+  const upright = (x, color) => ({
+    type: "line",
+    x0: x,
+    x1: x,
+    yref: "paper",
+    y0: 0,
+    y1: 1,
+    line: { color, width: 1.5, dash: "4px,3px" },
+  });
+  const annotation = (x, text, color, y) => ({
+    x,
+    yref: "paper",
+    y,
+    text,
+    showarrow: false,
+    xanchor: x > limit * 0.6 ? "right" : "left",
+    xshift: x > limit * 0.6 ? -5 : 5,
+    font: { size: 11.5, color },
+    bgcolor: p.paper,
+    opacity: 0.92,
+  });
   const shapes = [line(m.usable_bytes, "solid"), line(m.capacity_bytes, "dot"), upright(workload.batch_size, p.ink)];
-  const annotations = [told(workload.batch_size, `now: ${workload.batch_size}`, p.ink, 0.07)];
+  const annotations = [annotation(workload.batch_size, `now: ${workload.batch_size}`, p.ink, 0.07)];
   if (room > 0 && room <= limit) {
     shapes.push(upright(room, p.vermillion));
-    annotations.push(told(room, `overflows after ${digits(Math.floor(room), 6)} sequences`, p.vermillion, 0.16));
+    annotations.push(annotation(room, `overflows after ${digits(Math.floor(room), 6)} sequences`, p.vermillion, 0.16));
   }
   const length = `${workload.input_len ?? ""} + ${workload.output_len ?? ""}`;
-  one.draw(traces, {
-    xaxis: { title: `sequences of ${length} tokens at once`, range: [0, limit] }, yaxis: { title: "GB on the fullest GPU", range: [0, Math.max(m.capacity_bytes * 1.08, m.total_bytes) / 1e9] },
-    shapes, annotations, hovermode: "x unified",
-  }, xs.map((n) => ({ sequences: n, weights_bytes: m.weights_bytes, activation_bytes: m.activation_bytes, overhead_bytes: m.overhead_bytes, kv_cache_bytes: n * each, usable_bytes: m.usable_bytes })), {
-    title: "KV cache against sequences", note: each > 0 && room < 1 ? "Not even one sequence fits: weights, activations and overhead take all there is." : each > 0 ? `${bytes(each)} per sequence; all else as in this plan. Solid: usable, dotted: capacity. Click to choose a batch size.` : "This network keeps no cache.",
-  });
+  one.draw(
+    traces,
+    {
+      xaxis: { title: `sequences of ${length} tokens at once`, range: [0, limit] },
+      yaxis: { title: "GB on the fullest GPU", range: [0, Math.max(m.capacity_bytes * 1.08, m.total_bytes) / 1e9] },
+      shapes,
+      annotations,
+      hovermode: "x unified",
+    },
+    xs.map((n) => ({
+      sequences: n,
+      weights_bytes: m.weights_bytes,
+      activation_bytes: m.activation_bytes,
+      overhead_bytes: m.overhead_bytes,
+      kv_cache_bytes: n * each,
+      usable_bytes: m.usable_bytes,
+    })),
+    {
+      title: "KV cache against sequences",
+      note:
+        each > 0 && room < 1
+          ? "Not even one sequence fits: weights, activations and overhead take all there is."
+          : each > 0
+            ? `${bytes(each)} per sequence; all else as in this plan. ` +
+              "Solid: usable, dotted: capacity. Click to choose a batch size."
+            : "This network keeps no cache.",
+    },
+  );
 }
 
 export const memoryView = {
@@ -64,17 +204,60 @@ export const memoryView = {
   label: "Memory",
   mount(host) {
     const first = chart(host, { name: "memory", title: "", height: 230 });
-    const second = chart(host, { name: "memory-sequences", title: "", height: 380, onpick: (point) => setPlan({ batch_size: Math.max(1, Math.round(point.x)) }) });
+    const second = chart(host, {
+      name: "memory-sequences",
+      title: "",
+      height: 380,
+      onpick: (point) => setPlan({ batch_size: Math.max(1, Math.round(point.x)) }),
+    });
     const facts = h("div", { class: "table" });
     host.append(facts);
     return {
       draw() {
         stacked(first);
         growth(second);
-        const rows = [["weights", "weights_bytes"], ["KV cache", "kv_cache_bytes"], ["activations", "activation_bytes"], ["overhead", "overhead_bytes"], ["total", "total_bytes"], ["usable", "usable_bytes"], ["capacity", "capacity_bytes"], ["KV per token", "kv_bytes_per_token"], ["most sequences, prefill", "max_batch_size_prefill"], ["most sequences, decode", "max_batch_size_decode"], ["most tokens in cache", "max_total_tokens"]];
+        const rows = [
+          ["weights", "weights_bytes"],
+          ["KV cache", "kv_cache_bytes"],
+          ["activations", "activation_bytes"],
+          ["overhead", "overhead_bytes"],
+          ["total", "total_bytes"],
+          ["usable", "usable_bytes"],
+          ["capacity", "capacity_bytes"],
+          ["KV per token", "kv_bytes_per_token"],
+          ["most sequences, prefill", "max_batch_size_prefill"],
+          ["most sequences, decode", "max_batch_size_decode"],
+          ["most tokens in cache", "max_total_tokens"],
+        ];
         const shown = (m, key) => (m[key] === null ? "–" : key.startsWith("max") ? digits(m[key]) : bytes(m[key]));
-        const body = rows.map(([word, key]) => h("tr", {}, h("th", { scope: "row" }, word), h("td", {}, shown(state.report.memory, key)), state.before && h("td", {}, shown(state.before.memory, key))));
-        facts.replaceChildren(h("table", {}, h("caption", {}, "Figures, per GPU"), h("thead", {}, h("tr", {}, h("th", {}, ""), h("th", { scope: "col" }, "this plan"), state.before && h("th", { scope: "col" }, "pinned"))), h("tbody", {}, body)));
+        const body = rows.map(([word, key]) =>
+          h(
+            "tr",
+            {},
+            h("th", { scope: "row" }, word),
+            h("td", {}, shown(state.report.memory, key)),
+            state.before && h("td", {}, shown(state.before.memory, key)),
+          ),
+        );
+        facts.replaceChildren(
+          h(
+            "table",
+            {},
+            h("caption", {}, "Figures, per GPU"),
+            h(
+              "thead",
+              {},
+              h(
+                "tr",
+                {},
+                h("th", {}, ""),
+                h("th", { scope: "col" }, "this plan"),
+                state.before && h("th", { scope: "col" }, "pinned"),
+              ),
+            ),
+            h("tbody", {}, body),
+          ),
+        );
       },
     };
   },

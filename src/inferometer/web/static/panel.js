@@ -13,12 +13,18 @@ const FIRST = [
   ["Workload", ["batch_size", "input_len", "output_len", "prefix_len"]],
 ];
 
-const models = () => state.catalogue.models.map((m) => ({
-  name: m.name, label: m.label, detail: [m.params && count(m.params), m.family].filter(Boolean).join(" · "),
-}));
-const gpus = () => state.catalogue.hardware.map((g) => ({
-  name: g.name, label: g.label, detail: `${bytes(g.memory)} · ${si(g.memory_bandwidth, "B/s")}`,
-}));
+const models = () =>
+  state.catalogue.models.map((m) => ({
+    name: m.name,
+    label: m.label,
+    detail: [m.params && count(m.params), m.family].filter(Boolean).join(" · "),
+  }));
+const gpus = () =>
+  state.catalogue.hardware.map((g) => ({
+    name: g.name,
+    label: g.label,
+    detail: `${bytes(g.memory)} · ${si(g.memory_bandwidth, "B/s")}`,
+  }));
 
 // ------------------------------------------------------------------ a config.json of one's own
 
@@ -26,7 +32,8 @@ async function uploaded(file) {
   try {
     if (file.size > 2e6) throw new Error(`${file.name} has ${bytes(file.size)}; a config.json may have 2 MB`);
     const config = JSON.parse(await file.text());
-    if (config === null || typeof config !== "object" || Array.isArray(config)) throw new Error(`${file.name} is no JSON object`);
+    if (config === null || typeof config !== "object" || Array.isArray(config))
+      throw new Error(`${file.name} is no JSON object`);
     const label = config._name_or_path?.split("/").at(-1) || file.name.replace(/\.json$/, "");
     setPlan({ model: label, config });
     say(`${file.name} is the model now`);
@@ -36,15 +43,40 @@ async function uploaded(file) {
 }
 
 function uploader(form) {
-  const field = h("input", { type: "file", id: "config-file", accept: ".json,application/json", class: "unseen",
-    onchange: () => { if (field.files[0]) uploaded(field.files[0]); field.value = ""; } });
+  const field = h("input", {
+    type: "file",
+    id: "config-file",
+    accept: ".json,application/json",
+    class: "unseen",
+    onchange: () => {
+      if (field.files[0]) uploaded(field.files[0]);
+      field.value = "";
+    },
+  });
   const name = h("span", {});
-  const away = h("button", { type: "button", class: "back", "aria-label": "Remove the uploaded config.json",
-    onclick: () => setPlan({ config: null, model: null }) }, "✕");
+  const away = h(
+    "button",
+    {
+      type: "button",
+      class: "back",
+      "aria-label": "Remove the uploaded config.json",
+      onclick: () => setPlan({ config: null, model: null }),
+    },
+    "✕",
+  );
   const chip = h("p", { class: "chip" }, name, away);
-  const element = h("div", { class: "upload" }, h("label", { class: "button", for: "config-file" }, "Upload or drop a config.json"), field, chip);
+  const element = h(
+    "div",
+    { class: "upload" },
+    h("label", { class: "button", for: "config-file" }, "Upload or drop a config.json"),
+    field,
+    chip,
+  );
   for (const kind of ["dragenter", "dragover"]) {
-    document.addEventListener(kind, (event) => { event.preventDefault(); form.classList.add("dropping"); });
+    document.addEventListener(kind, (event) => {
+      event.preventDefault();
+      form.classList.add("dropping");
+    });
   }
   document.addEventListener("dragleave", (event) => event.relatedTarget === null && form.classList.remove("dropping"));
   document.addEventListener("drop", (event) => {
@@ -55,7 +87,13 @@ function uploader(form) {
     else if (file && /\.json$/.test(file.name)) uploaded(file);
     else if (file) say(`${file.name}: here goes a config.json; traces go to the Simulate tab`);
   });
-  return { element, refresh() { chip.hidden = !state.plan.config; name.textContent = `uploaded: ${state.plan.model}`; } };
+  return {
+    element,
+    refresh() {
+      chip.hidden = !state.plan.config;
+      name.textContent = `uploaded: ${state.plan.model}`;
+    },
+  };
 }
 
 // ------------------------------------------------------------------ the panel
@@ -82,11 +120,22 @@ export function startPanel() {
   const figures = figuresEditor();
   made.push(upload, figures);
   const shown = new Set(FIRST.flatMap(([, names]) => names));
-  const groups = FIRST.map(([title, names]) => group(title, [names.filter((n) => byName[n]).map(make),
-    title === "Model" && upload.element, title === "Machine" && figures.element]));
+  const groups = FIRST.map(([title, names]) =>
+    group(title, [
+      names.filter((n) => byName[n]).map(make),
+      title === "Model" && upload.element,
+      title === "Machine" && figures.element,
+    ]),
+  );
   const others = state.controls.filter((c) => !shown.has(c.name));
   for (const title of [...new Set(others.map((c) => c.group))]) {
-    groups.push(group(`More: ${title.toLowerCase()}`, others.filter((c) => c.group === title).map((c) => make(c.name)), false));
+    groups.push(
+      group(
+        `More: ${title.toLowerCase()}`,
+        others.filter((c) => c.group === title).map((c) => make(c.name)),
+        false,
+      ),
+    );
   }
   show(form, groups);
   const refresh = () => made.forEach((one) => one.refresh());
@@ -97,5 +146,10 @@ export function startPanel() {
 
 export function startPresets() {
   const presets = state.catalogue.presets ?? [];
-  show(find("presets"), presets.map((p) => h("button", { type: "button", title: p.help ?? "", onclick: () => replacePlan(p.plan) }, p.label)));
+  show(
+    find("presets"),
+    presets.map((p) =>
+      h("button", { type: "button", title: p.help ?? "", onclick: () => replacePlan(p.plan) }, p.label),
+    ),
+  );
 }

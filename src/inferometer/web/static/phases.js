@@ -16,8 +16,23 @@ export function phaseSwitch(host) {
     if (group.dataset.shown !== `${names}|${now}`) {
       const focused = group.contains(document.activeElement);
       group.dataset.shown = `${names}|${now}`;
-      show(group, names.map((name) => h("label", {}, h("input", { type: "radio", name: "phase", value: name, checked: name === now,
-        onchange: () => setView({ phase: name, op: null }) }), name)));
+      show(
+        group,
+        names.map((name) =>
+          h(
+            "label",
+            {},
+            h("input", {
+              type: "radio",
+              name: "phase",
+              value: name,
+              checked: name === now,
+              onchange: () => setView({ phase: name, op: null }),
+            }),
+            name,
+          ),
+        ),
+      );
       if (focused) group.querySelector("input:checked").focus();
     }
   };

@@ -1,6 +1,6 @@
 // Tab: what moves the plan. A tornado of the machine's figures, a tenth up and a tenth down; and what a target needs.
 import { latest, post, Refused } from "./api.js";
-import { asked } from "./asked.js";
+import { withModel } from "./request.js";
 import { advice } from "./advice.js";
 import { chart, halfDecades } from "./chart.js";
 import { form, table } from "./form.js";
@@ -9,7 +9,11 @@ import { digits, milliseconds, si } from "./format.js";
 import { setPlan, state } from "./state.js";
 import { palette } from "./theme.js";
 
-const PANELS = [["ttft_ms", "TTFT"], ["tpot_ms", "TPOT"], ["full_output_throughput", "tokens/s at the largest batch"]];
+const PANELS = [
+  ["ttft_ms", "TTFT"],
+  ["tpot_ms", "TPOT"],
+  ["full_output_throughput", "tokens/s at the largest batch"],
+];
 const signed = (share) => `${share > 0 ? "+" : "−"}${Math.abs(share * 100).toFixed(1)}%`;
 
 export const sensitivityView = {
@@ -18,13 +22,37 @@ export const sensitivityView = {
   asks: true,
   mount(host) {
     let [answer, before] = [null, null];
-    const ask = form("sens", [{ name: "target", label: "Target (optional)", kind: "text", value: "", placeholder: "tpot:5 or ttft:200", title: "What each figure alone must be to reach it: tpot:20 (ms), ttft, e2el, throughput, cost, energy" }], { button: "Ask", run: () => go(), changed: () => go() });
+    const ask = form(
+      "sens",
+      [
+        {
+          name: "target",
+          label: "Target (optional)",
+          kind: "text",
+          value: "",
+          placeholder: "tpot:5 or ttft:200",
+          title: "What each figure alone must be to reach it: tpot:20 (ms), ttft, e2el, throughput, cost, energy",
+        },
+      ],
+      { button: "Ask", run: () => go(), changed: () => go() },
+    );
     const said = h("div", { class: "sentences" });
     host.append(ask.element, said);
     const place = h("div", {});
     host.append(place);
-    const one = chart(place, { name: "tornado", title: "What moves the plan", height: 420, command: () => answer?.command ?? "", onpick: (point) => point.customdata && twist(point.customdata) });
-    const lines = chart(place, { name: "curves", title: "Far beyond a tenth", height: 360, command: () => answer?.command ?? "" });
+    const one = chart(place, {
+      name: "tornado",
+      title: "What moves the plan",
+      height: 420,
+      command: () => answer?.command ?? "",
+      onpick: (point) => point.customdata && twist(point.customdata),
+    });
+    const lines = chart(place, {
+      name: "curves",
+      title: "Far beyond a tenth",
+      height: 360,
+      command: () => answer?.command ?? "",
+    });
     const below = h("div", {});
     host.append(below);
 
@@ -35,40 +63,120 @@ export const sensitivityView = {
       setPlan({ gpu_figures: { ...(state.plan.gpu_figures ?? {}), [key]: figure.value * factor } });
     }
 
-    const send = latest((body, pinned) => Promise.all([post("/api/sensitivity", body), pinned && post("/api/sensitivity", { plan: asked(pinned) }).catch(() => null)]), ({ value, error }) => {
-      if (error && !(error instanceof Refused)) throw error;
-      ask.refuse(error?.message);
-      if (value) [answer, before] = value;
-      draw();
-    });
-    const go = () => send({ plan: asked(state.plan), curves: true, ...(ask.value("target") ? { target: ask.value("target") } : {}) }, state.pinned);
+    const send = latest(
+      (body, pinned) =>
+        Promise.all([
+          post("/api/sensitivity", body),
+          pinned && post("/api/sensitivity", { plan: withModel(pinned) }).catch(() => null),
+        ]),
+      ({ value, error }) => {
+        if (error && !(error instanceof Refused)) throw error;
+        ask.refuse(error?.message);
+        if (value) [answer, before] = value;
+        draw();
+      },
+    );
+    const go = () =>
+      send(
+        { plan: withModel(state.plan), curves: true, ...(ask.value("target") ? { target: ask.value("target") } : {}) },
+        state.pinned,
+      );
 
     function tornado() {
       const p = palette();
       const fields = PANELS.filter(([key]) => answer.metrics[key] !== null && answer.metrics[key] !== undefined);
-      const effect = (f) => Math.max(...fields.flatMap(([key]) => [Math.abs(f.up.change[key] ?? 0), Math.abs(f.down.change[key] ?? 0)]));
-      const figures = Object.entries(answer.figures).filter(([, f]) => f.used && !f.within && effect(f) > 5e-4).sort((a, b) => effect(b[1]) - effect(a[1])).slice(0, 10).reverse();
+      const effect = (f) =>
+        Math.max(...fields.flatMap(([key]) => [Math.abs(f.up.change[key] ?? 0), Math.abs(f.down.change[key] ?? 0)]));
+      const figures = Object.entries(answer.figures)
+        .filter(([, f]) => f.used && !f.within && effect(f) > 5e-4)
+        .sort((a, b) => effect(b[1]) - effect(a[1]))
+        .slice(0, 10)
+        .reverse();
       const labels = figures.map(([, f]) => f.label);
       const narrow = one.box.clientWidth < 560;
-      const traces = fields.flatMap(([key], i) => [["up", "10% more of it", p.blue], ["down", "10% less of it", p.orange]].map(([way, name, color]) => ({
-        type: "bar", orientation: "h", name, legendgroup: way, showlegend: i === 0, y: labels, x: figures.map(([, f]) => (f[way].change[key] ?? 0) * 100), xaxis: `x${i ? i + 1 : ""}`, yaxis: `y${narrow && i ? i + 1 : ""}`, marker: { color },
-        text: figures.map(([, f]) => (Math.abs(f[way].change[key] ?? 0) > 5e-4 ? signed(f[way].change[key]) : "")), textposition: "outside", cliponaxis: false, textfont: { size: 10.5 },
-        customdata: figures.map(([k, f]) => ({ key: k, factor: f[way].factor })), hoverinfo: "text", hovertext: figures.map(([, f]) => `${f.label} × ${f[way].factor}: ${signed(f[way].change[key] ?? 0)}`),
-      })));
+      const traces = fields.flatMap(([key], i) =>
+        [
+          ["up", "10% more of it", p.blue],
+          ["down", "10% less of it", p.orange],
+        ].map(([way, name, color]) => ({
+          type: "bar",
+          orientation: "h",
+          name,
+          legendgroup: way,
+          showlegend: i === 0,
+          y: labels,
+          x: figures.map(([, f]) => (f[way].change[key] ?? 0) * 100),
+          xaxis: `x${i ? i + 1 : ""}`,
+          yaxis: `y${narrow && i ? i + 1 : ""}`,
+          marker: { color },
+          text: figures.map(([, f]) => (Math.abs(f[way].change[key] ?? 0) > 5e-4 ? signed(f[way].change[key]) : "")),
+          textposition: "outside",
+          cliponaxis: false,
+          textfont: { size: 10.5 },
+          customdata: figures.map(([k, f]) => ({ key: k, factor: f[way].factor })),
+          hoverinfo: "text",
+          hovertext: figures.map(([, f]) => `${f.label} × ${f[way].factor}: ${signed(f[way].change[key] ?? 0)}`),
+        })),
+      );
       if (before) {
-        for (const [i, [key]] of fields.entries()) for (const way of ["up", "down"]) traces.push({
-          type: "scatter", mode: "markers", name: "pinned", legendgroup: "pinned", showlegend: i === 0 && way === "up", y: labels, x: figures.map(([k]) => before.figures?.[k]?.[way].change[key] ?? 0).map((v) => (Math.abs(v) > 5e-4 ? v * 100 : null)), xaxis: `x${i ? i + 1 : ""}`, yaxis: `y${narrow && i ? i + 1 : ""}`,
-          marker: { symbol: "diamond-open", size: 9, color: p.ink }, hoverinfo: "text", hovertext: figures.map(([k, f]) => `pinned: ${f.label} ${signed(before.figures?.[k]?.[way].change[key] ?? 0)}`),
-        });
+        for (const [i, [key]] of fields.entries())
+          for (const way of ["up", "down"])
+            traces.push({
+              type: "scatter",
+              mode: "markers",
+              name: "pinned",
+              legendgroup: "pinned",
+              showlegend: i === 0 && way === "up",
+              y: labels,
+              x: figures
+                .map(([k]) => before.figures?.[k]?.[way].change[key] ?? 0)
+                .map((v) => (Math.abs(v) > 5e-4 ? v * 100 : null)),
+              xaxis: `x${i ? i + 1 : ""}`,
+              yaxis: `y${narrow && i ? i + 1 : ""}`,
+              marker: { symbol: "diamond-open", size: 9, color: p.ink },
+              hoverinfo: "text",
+              hovertext: figures.map(
+                ([k, f]) => `pinned: ${f.label} ${signed(before.figures?.[k]?.[way].change[key] ?? 0)}`,
+              ),
+            });
       }
       const reach = Math.max(10, ...figures.map(([, f]) => effect(f) * 100)) * 1.45;
       const wide = 1 / fields.length;
       const across = (i) => (narrow ? [0, 1] : [i * wide + (i ? 0.015 : 0), (i + 1) * wide - 0.015]);
-      const rows = narrow ? Object.fromEntries(fields.map((_, i) => [`yaxis${i ? i + 1 : ""}`, { ticks: "", anchor: `x${i ? i + 1 : ""}`, domain: [1 - (i + 1) * wide + 0.07, 1 - i * wide] }])) : { yaxis: { ticks: "" } };
-      const axes = Object.fromEntries(fields.map(([key, word], i) => [`xaxis${i ? i + 1 : ""}`, { domain: across(i), anchor: `y${narrow && i ? i + 1 : ""}`, range: [-reach, reach], ticksuffix: "%", nticks: 5, title: { text: `${word} · ${key.endsWith("_ms") ? milliseconds(answer.metrics[key]) : digits(answer.metrics[key])}` } }]));
-      one.draw(traces, { ...axes, ...rows, barmode: "overlay", bargap: 0.28, margin: { l: 60, r: 12, t: 10, b: 50 } },
-        figures.flatMap(([k, f]) => ["up", "down"].map((way) => ({ figure: k, label: f.label, factor: f[way].factor, ...f[way].change }))),
-        { note: "each figure of the machine a tenth up and down; click a bar to try it", height: 130 + figures.length * 32 * (narrow ? fields.length : 1) + (narrow ? 110 : 0) });
+      const rows = narrow
+        ? Object.fromEntries(
+            fields.map((_, i) => [
+              `yaxis${i ? i + 1 : ""}`,
+              { ticks: "", anchor: `x${i ? i + 1 : ""}`, domain: [1 - (i + 1) * wide + 0.07, 1 - i * wide] },
+            ]),
+          )
+        : { yaxis: { ticks: "" } };
+      const axes = Object.fromEntries(
+        fields.map(([key, word], i) => [
+          `xaxis${i ? i + 1 : ""}`,
+          {
+            domain: across(i),
+            anchor: `y${narrow && i ? i + 1 : ""}`,
+            range: [-reach, reach],
+            ticksuffix: "%",
+            nticks: 5,
+            title: {
+              text: `${word} · ${(key.endsWith("_ms") ? milliseconds : digits)(answer.metrics[key])}`,
+            },
+          },
+        ]),
+      );
+      one.draw(
+        traces,
+        { ...axes, ...rows, barmode: "overlay", bargap: 0.28, margin: { l: 60, r: 12, t: 10, b: 50 } },
+        figures.flatMap(([k, f]) =>
+          ["up", "down"].map((way) => ({ figure: k, label: f.label, factor: f[way].factor, ...f[way].change })),
+        ),
+        {
+          note: "each figure of the machine a tenth up and down; click a bar to try it",
+          height: 130 + figures.length * 32 * (narrow ? fields.length : 1) + (narrow ? 110 : 0),
+        },
+      );
     }
 
     function curves() {
@@ -77,33 +185,103 @@ export const sensitivityView = {
       lines.element.hidden = !keys.length;
       if (!keys.length) return;
       const fields = PANELS.slice(0, 2).filter(([key]) => answer.metrics[key] != null);
-      const span = (list) => { const known = list.filter((v) => v); return known.length ? Math.max(...known) / Math.min(...known) : 1; };
+      const span = (list) => {
+        const known = list.filter((v) => v);
+        return known.length ? Math.max(...known) / Math.min(...known) : 1;
+      };
       const strong = keys.filter((k) => fields.some(([key]) => span(answer.curves[k][key]) > 1.02)).slice(0, 6);
       const colors = [p.blue, p.vermillion, p.green, p.orange, p.purple, p.sky];
-      const traces = fields.flatMap(([key], i) => strong.map((k, n) => ({ type: "scatter", mode: "lines+markers", marker: { size: 4 }, name: answer.figures[k].label, legendgroup: k, showlegend: i === 0, x: answer.curves[k].factor, y: answer.curves[k][key], line: { color: colors[n], width: 2 }, xaxis: `x${i ? 2 : ""}`, yaxis: `y${i ? 2 : ""}`, hovertemplate: `${answer.figures[k].label} × %{x}: %{y:.4~g} ms<extra></extra>` })));
+      const traces = fields.flatMap(([key], i) =>
+        strong.map((k, n) => ({
+          type: "scatter",
+          mode: "lines+markers",
+          marker: { size: 4 },
+          name: answer.figures[k].label,
+          legendgroup: k,
+          showlegend: i === 0,
+          x: answer.curves[k].factor,
+          y: answer.curves[k][key],
+          line: { color: colors[n], width: 2 },
+          xaxis: `x${i ? 2 : ""}`,
+          yaxis: `y${i ? 2 : ""}`,
+          hovertemplate: `${answer.figures[k].label} × %{x}: %{y:.4~g} ms<extra></extra>`,
+        })),
+      );
       const level = (key) => {
         const all = strong.flatMap((k) => answer.curves[k][key]).filter((v) => v);
         return { type: "log", ...halfDecades(Math.min(...all) / 1.3, Math.max(...all) * 1.3, (v) => digits(v)) };
       };
-      const ticks = { type: "log", tickvals: [0.25, 0.5, 1, 2, 4, 8, 16], ticktext: ["¼", "½", "1", "2", "4", "8", "16"] };
+      const ticks = {
+        type: "log",
+        tickvals: [0.25, 0.5, 1, 2, 4, 8, 16],
+        ticktext: ["¼", "½", "1", "2", "4", "8", "16"],
+      };
       const narrow = lines.box.clientWidth < 560;
-      const [left, right] = narrow ? [{ domain: [0, 1] }, { domain: [0, 1] }] : [{ domain: [0, 0.46] }, { domain: [0.55, 1] }];
+      const [left, right] = narrow
+        ? [{ domain: [0, 1] }, { domain: [0, 1] }]
+        : [{ domain: [0, 0.46] }, { domain: [0.55, 1] }];
       const [upper, lower] = narrow && fields[1] ? [{ domain: [0.58, 1] }, { domain: [0, 0.42] }] : [{}, {}];
-      lines.draw(traces, { xaxis: { ...ticks, ...left, anchor: "y", title: "times the figure as it is" }, yaxis: { ...level(fields[0][0]), ...upper, title: `${fields[0][1]} (ms)` }, ...(fields[1] ? { xaxis2: { ...ticks, ...right, anchor: "y2", title: "times the figure as it is" }, yaxis2: { ...level(fields[1][0]), ...lower, anchor: "x2", title: `${fields[1][1]} (ms)` } } : {}) },
-        strong.flatMap((k) => answer.curves[k].factor.map((factor, i) => ({ figure: k, factor, ttft_ms: answer.curves[k].ttft_ms[i], tpot_ms: answer.curves[k].tpot_ms[i] }))), { note: "where more of a figure stops helping", height: narrow ? 640 : 360 });
+      lines.draw(
+        traces,
+        {
+          xaxis: { ...ticks, ...left, anchor: "y", title: "times the figure as it is" },
+          yaxis: { ...level(fields[0][0]), ...upper, title: `${fields[0][1]} (ms)` },
+          ...(fields[1]
+            ? {
+                xaxis2: { ...ticks, ...right, anchor: "y2", title: "times the figure as it is" },
+                yaxis2: { ...level(fields[1][0]), ...lower, anchor: "x2", title: `${fields[1][1]} (ms)` },
+              }
+            : {}),
+        },
+        strong.flatMap((k) =>
+          answer.curves[k].factor.map((factor, i) => ({
+            figure: k,
+            factor,
+            ttft_ms: answer.curves[k].ttft_ms[i],
+            tpot_ms: answer.curves[k].tpot_ms[i],
+          })),
+        ),
+        { note: "where more of a figure stops helping", height: narrow ? 640 : 360 },
+      );
     }
 
     function targets() {
-      const found = Object.entries(answer.targets ?? {});
-      show(below, found.map(([word, target]) => table(`${word.toUpperCase()} ≤ ${target.limit}${target.metric.endsWith("_ms") ? " ms" : ""}: ${target.holds ? "holds already" : `now ${digits(target.now)}`}`, ["figure alone", "status", "factor", "value", "best reachable"],
-        Object.entries(target.figures).filter(([, s]) => s.status !== "never" || s.best < target.now * 0.995).map(([key, s]) => ({ cells: [answer.figures[key]?.label ?? key, s.status, s.factor ? `×${digits(s.factor)}` : "–", s.value ? si(s.value, answer.figures[key]?.unit ?? "") : "–", s.best ? digits(s.best) : "–"] })))));
+      show(
+        below,
+        Object.entries(answer.targets ?? {}).map(([word, target]) =>
+          table(
+            `${word.toUpperCase()} ≤ ${target.limit}${target.metric.endsWith("_ms") ? " ms" : ""}: ` +
+              (target.holds ? "holds already" : `now ${digits(target.now)}`),
+            ["figure alone", "status", "factor", "value", "best reachable"],
+            Object.entries(target.figures)
+              .filter(([, s]) => s.status !== "never" || s.best < target.now * 0.995)
+              .map(([key, s]) => ({
+                cells: [
+                  answer.figures[key]?.label ?? key,
+                  s.status,
+                  s.factor ? `×${digits(s.factor)}` : "–",
+                  s.value ? si(s.value, answer.figures[key]?.unit ?? "") : "–",
+                  s.best ? digits(s.best) : "–",
+                ],
+              })),
+          ),
+        ),
+      );
     }
 
     function draw() {
       if (!answer) return;
-      show(said, h("p", {}, advice(String(answer.summary ?? ""))), !answer.feasible && answer.reason && h("p", { class: "problem" }, advice(answer.reason)), (answer.warnings ?? []).map((w) => h("p", { class: "warning" }, w)));
+      show(
+        said,
+        h("p", {}, advice(String(answer.summary ?? ""))),
+        !answer.feasible && answer.reason && h("p", { class: "problem" }, advice(answer.reason)),
+        (answer.warnings ?? []).map((w) => h("p", { class: "warning" }, w)),
+      );
       place.hidden = !Object.keys(answer.figures ?? {}).length;
-      if (!place.hidden) { tornado(); curves(); }
+      if (!place.hidden) {
+        tornado();
+        curves();
+      }
       targets();
     }
     let seen = null;

@@ -1,8 +1,8 @@
-// The one state of the page: the plan, which view is open, what was answered. Whoever changes it says so; views listen.
+// The one state of the page: the plan, which view is open, what was answered. Each change emits an event; views listen.
 
 export const state = {
-  plan: {}, // words of analyze that differ from their defaults
-  view: {}, // tab, phase, operator and the words of each tab
+  plan: {}, // arguments of analyze that differ from their defaults
+  view: {}, // tab, phase, operator and the fields of each tab
   pinned: null, // a plan to compare with
   report: null, // the answer to the plan
   before: null, // the answer to the pinned plan
@@ -25,7 +25,8 @@ export function emit(event, detail) {
 export const defaultOf = (name) => state.controls.find((c) => c.name === name)?.default ?? null;
 export const valueOf = (name, plan = state.plan) => plan[name] ?? defaultOf(name);
 
-// Words of the plan; null takes one back to its default. `live` while a slider moves: one step of history at its end.
+// Arguments of the plan; null takes one back to its default.
+// `live` while a slider moves: one step of history at its end.
 export function setPlan(changes, live = false) {
   const plan = { ...state.plan };
   for (const [name, value] of Object.entries(changes)) {
@@ -55,12 +56,20 @@ export function setPinned(plan) {
   emit("plan", { live: false, pin: true });
 }
 
-// Which words of two plans differ: [{ name, before, now }]
+// Which arguments of two plans differ: [{ name, before, now }]
 export function differences(before, now) {
   const names = [...new Set([...Object.keys(before), ...Object.keys(now)])];
   const text = (plan, name) => {
     const value = valueOf(name, plan);
-    return name === "config" && value ? "uploaded" : value !== null && typeof value === "object" ? Object.entries(value).map(([k, v]) => `${k}=${v}`).join(" ") : String(value ?? "default");
+    return name === "config" && value
+      ? "uploaded"
+      : value !== null && typeof value === "object"
+        ? Object.entries(value)
+            .map(([k, v]) => `${k}=${v}`)
+            .join(" ")
+        : String(value ?? "default");
   };
-  return names.map((name) => ({ name, before: text(before, name), now: text(now, name) })).filter((d) => d.before !== d.now);
+  return names
+    .map((name) => ({ name, before: text(before, name), now: text(now, name) }))
+    .filter((d) => d.before !== d.now);
 }

@@ -7,10 +7,19 @@ export function startTabs(views) {
   const bar = find("tabs");
   const host = find("view");
   const chosen = () => views.find((v) => v.id === state.view.tab) ?? views[0];
-  const buttons = views.map((view) => h("button", {
-    type: "button", role: "tab", id: `tab-${view.id}`, "aria-controls": "view",
-    onclick: () => setView({ tab: view.id === views[0].id ? null : view.id, op: null }),
-  }, view.label));
+  const buttons = views.map((view) =>
+    h(
+      "button",
+      {
+        type: "button",
+        role: "tab",
+        id: `tab-${view.id}`,
+        "aria-controls": "view",
+        onclick: () => setView({ tab: view.id === views[0].id ? null : view.id, op: null }),
+      },
+      view.label,
+    ),
+  );
   bar.addEventListener("keydown", (event) => {
     const now = views.indexOf(chosen());
     const next = { ArrowRight: now + 1, ArrowLeft: now - 1, Home: 0, End: views.length - 1 }[event.key];
@@ -28,10 +37,10 @@ export function startTabs(views) {
     if (view !== open) {
       open = view;
       buttons.forEach((button, i) => {
-        const mine = views[i] === view;
-        button.setAttribute("aria-selected", String(mine));
-        button.tabIndex = mine ? 0 : -1;
-        if (mine) host.setAttribute("aria-labelledby", button.id);
+        const selected = views[i] === view;
+        button.setAttribute("aria-selected", String(selected));
+        button.tabIndex = selected ? 0 : -1;
+        if (selected) host.setAttribute("aria-labelledby", button.id);
       });
       bar.scrollLeft = buttons[views.indexOf(view)].offsetLeft - 40; // scrollIntoView would move where Tab begins
     }
@@ -45,7 +54,12 @@ export function startTabs(views) {
     if (ready) mounted.get(view).draw(detail);
   };
   let due = 0; // charts take longer than numbers: they are drawn with the next frame, once for all answers by then
-  on("answer", () => { due ||= requestAnimationFrame(() => { due = 0; draw({ answer: true }); }); });
+  on("answer", () => {
+    due ||= requestAnimationFrame(() => {
+      due = 0;
+      draw({ answer: true });
+    });
+  });
   on("view", (detail) => !detail.quiet && draw(detail));
   onTheme(() => draw({ theme: true }));
   return draw;

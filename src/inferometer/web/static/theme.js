@@ -1,13 +1,4 @@
-// Light and dark, and Okabe and Ito's palette in both: told apart with any kind of colour vision.
-
-const LIGHT = {
-  ink: "#1f2933", muted: "#5b6672", faint: "#d5dae0", paper: "#ffffff", panel: "#fafbfc", grid: "#e9edf1",
-  blue: "#0072B2", orange: "#E69F00", sky: "#56B4E9", green: "#009E73", vermillion: "#D55E00", purple: "#CC79A7", grey: "#7f7f7f",
-};
-const DARK = {
-  ink: "#e6eaee", muted: "#9aa6b2", faint: "#3a444f", paper: "#151a20", panel: "#1b2129", grid: "#28303a",
-  blue: "#4aa8e0", orange: "#f0b429", sky: "#8fd0f7", green: "#2fc79b", vermillion: "#f57f3b", purple: "#dd9cc0", grey: "#9aa3ad",
-};
+// Light and dark. The colours of both are CSS variables; charts read them from there.
 
 const system = matchMedia("(prefers-color-scheme: dark)");
 const watchers = [];
@@ -25,20 +16,46 @@ export function isDark() {
   return chosen ? chosen === "dark" : system.matches;
 }
 
-export const palette = () => (isDark() ? DARK : LIGHT);
+const NEUTRAL = ["ink", "muted", "faint", "paper", "panel", "grid"];
+const NAMES = [...NEUTRAL, "blue", "orange", "sky", "green", "vermillion", "purple", "grey"];
+const read = {}; // "light", "dark" -> { ink, … }
+
+// The colours of this theme by name: palette().blue
+export function palette() {
+  const theme = isDark() ? "dark" : "light";
+  if (!read[theme]) {
+    const style = getComputedStyle(document.documentElement);
+    read[theme] = Object.fromEntries(NAMES.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
+  }
+  return read[theme];
+}
 
 export function boundColor(bound) {
   const p = palette();
-  return { memory: p.blue, compute: p.vermillion, communication: p.green, host: p.grey, wait: p.purple, draft: p.orange }[bound] ?? p.muted;
+  return (
+    { memory: p.blue, compute: p.vermillion, communication: p.green, host: p.grey, wait: p.purple, draft: p.orange }[
+      bound
+    ] ?? p.muted
+  );
 }
 
-export const boundWords = (bound) => ({ host: "host", wait: "other stages", draft: "draft model" })[bound] ?? `${bound}-bound`;
+export const boundWords = (bound) =>
+  ({ host: "host", wait: "other stages", draft: "draft model" })[bound] ?? `${bound}-bound`;
 
-// A colour on this paper: tint("#0072B2", 0.1)
+// A colour on this paper: tint(palette().blue, 0.1)
 export function tint(color, share) {
   const mix = (text) => [1, 3, 5].map((i) => parseInt(text.slice(i, i + 2), 16));
   const [over, under] = [mix(color), mix(palette().paper)];
-  return "#" + over.map((v, i) => Math.round(under[i] + (v - under[i]) * share).toString(16).padStart(2, "0")).join("");
+  return (
+    "#" +
+    over
+      .map((v, i) =>
+        Math.round(under[i] + (v - under[i]) * share)
+          .toString(16)
+          .padStart(2, "0"),
+      )
+      .join("")
+  );
 }
 
 export function onTheme(watcher) {

@@ -1,4 +1,4 @@
 // A plan as the server wants it: the model is always named.
 import { defaultOf } from "./state.js";
 
-export const asked = (plan) => ({ model: defaultOf("model") ?? "llama-3.1-8b", ...plan });
+export const withModel = (plan) => ({ model: defaultOf("model") ?? "llama-3.1-8b", ...plan });

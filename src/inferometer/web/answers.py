@@ -1,0 +1,61 @@
+"""What goes back to a page: a status and JSON, be it a result or a refusal.
+
+refusal(403, "a page of another site may not ask this server")      # Answer(status=403, body=b'{"error": …')
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ..base.errors import BadValue, InferometerError, abbreviate
+
+ProgressCallback = Callable[[float | None, str], None]  # share that is done (None: unknown), and a sentence for people
+
+
+def no_progress(share: float | None, text: str) -> None:
+    """A `ProgressCallback` that shows nothing."""
+
+
+class Answer(NamedTuple):
+    """Status and body of a response; a tuple, because it travels between processes."""
+
+    status: int
+    body: bytes
+
+
+class Refusal(msgspec.Struct):
+    """Why a request is refused: one sentence, and the control of the page that it is about."""
+
+    error: str
+    control: str | None = None
+
+
+def result(value: Any) -> Answer:
+    """Anything that JSON can say: ``result({"schema": …})``"""
+    return Answer(200, msgspec.json.encode(value))
+
+
+def refusal(status: int, sentence: str, control: str | None = None) -> Answer:
+    """``refusal(404, "unknown job 'x'")``"""
+    return Answer(status, msgspec.json.encode(Refusal(sentence, control)))
+
+
+def refusal_of(error: InferometerError, label: Callable[[str], str]) -> Answer:
+    """A request's own mistake: arguments are called as their controls are, and the first of them is marked."""
+    flag = re.search(r"--([a-z][a-z0-9-]+)", error.sentence)
+    return refusal(400, error.text(label), error.field or (flag[1].replace("-", "_") if flag else None))
+
+
+def decoded(body: bytes) -> dict[str, Any]:
+    """The JSON object of a request; nothing is an empty one."""
+    try:
+        value = msgspec.json.decode(body or b"{}")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadValue(f"what was sent is not JSON: {abbreviate(str(error))}") from None
+    if not isinstance(value, dict):
+        raise BadValue(f"what is sent must be a JSON object, not {abbreviate(value)}")
+    return value

@@ -1,0 +1,163 @@
+"""The verbs of the package for a page: a body as it came in JSON, the same functions as the command line's, JSON back.
+
+answer("analyze", b'{"model": "llama-3.1-8b", "gpu": "h200"}')      # Answer(status=200, body=b'{"schema": …')
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..base.errors import BadValue, InferometerError, UnknownName, abbreviate
+from ..inference.analyze import PHASES, check_phase, report_of
+from ..inference.explain import explain
+from ..inference.request import Request, build_request
+from ..specs import catalog
+from . import runs
+from .answers import Answer, ProgressCallback, decoded, no_progress, refusal, refusal_of, result
+from .plan_args import PlanArgs, check_allowed, command, file_name, plan_args
+
+Body = dict[str, Any]
+Endpoint = Callable[[Body, Path, ProgressCallback], Any]  # the folder holds files that came with the request
+ENDPOINTS: dict[str, Endpoint] = {}
+
+
+def endpoint(verb: str) -> Callable[[Endpoint], Endpoint]:
+    """Register a function as what answers a verb."""
+
+    def register(function: Endpoint) -> Endpoint:
+        if verb in ENDPOINTS:
+            raise ValueError(f"the verb {verb!r} is registered already")
+        ENDPOINTS[verb] = function
+        return function
+
+    return register
+
+
+def answer(verb: str, body: bytes, progress: ProgressCallback = no_progress) -> Answer:
+    """Whatever comes, an answer: the result, or one sentence and the control that it is about."""
+    with tempfile.TemporaryDirectory(prefix="inferometer-") as name:
+        prefix = f"{name}{os.sep}"  # paths of files that came with the request lose it again
+        try:
+            status, content = result(ENDPOINTS[verb](decoded(body), Path(name), progress))
+        except InferometerError as error:
+            from .catalogue import control_label
+
+            status, content = refusal_of(error, control_label)
+        except (MemoryError, RecursionError):
+            return refusal(422, "this needs more memory than a page may ask for; the command line has no such limit")
+        except Exception as error:
+            traceback.print_exc()
+            return refusal(500, f"inferometer made a mistake ({type(error).__name__}); please report it with this plan")
+        return Answer(status, content.replace(prefix.encode(), b""))
+
+
+# ------------------------------------------------------------------ one plan
+
+
+@endpoint("analyze")
+def analyze_endpoint(body: Body, folder: Path, progress: ProgressCallback) -> Any:
+    """A plan is its own body: the report, the command that makes it, and the network to be drawn."""
+    from .graph import graph
+
+    plan, request = _one_plan(body, folder)
+    report = report_of(request)
+    return {**report.to_dict(), "command": command("analyze", plan), "graph": graph(report, request.model)}
+
+
+@endpoint("explain")
+def explain_endpoint(body: Body, folder: Path, progress: ProgressCallback) -> Any:
+    """One operator: as ``analyze --explain OP --json``."""
+    op, phase = body.get("op"), body.get("phase", "all")
+    if not isinstance(op, str):
+        raise BadValue(f"the operator must be a name, not {abbreviate(op)}")
+    if not isinstance(phase, str) or phase not in (*PHASES, "vision"):
+        raise UnknownName("`phase`", phase, (*PHASES, "vision"))
+    _, request = _one_plan(_plan_of(body, "op", "phase"), folder)
+    if phase != "vision":
+        check_phase(request, phase)
+    return explain(request, op, phase)
+
+
+def _one_plan(given: Any, folder: Path) -> tuple[PlanArgs, Request]:
+    plan = plan_args(given, folder)
+    if "," in plan.gpu.partition(":")[0]:
+        raise BadValue("analyze looks at one GPU type at a time; give one name to `gpu`")
+    return plan, build_request(plan.model, plan.gpu, **plan.options)
+
+
+def _plan_of(body: Body, *others: str) -> Any:
+    """The plan of a body that may have some keys beside it."""
+    check_allowed("word", body, ("plan", *others))
+    return body.get("plan", {})
+
+
+# ------------------------------------------------------------------ many plans
+
+
+@endpoint("sweep")
+def sweep_endpoint(body: Body, folder: Path, progress: ProgressCallback) -> Any:
+    """Columns of every combination of the axes."""
+    return runs.sweep(plan_args(_plan_of(body, "axes", "figures"), folder), body.get("axes"), body.get("figures"))
+
+
+@endpoint("sensitivity")
+def sensitivity_endpoint(body: Body, folder: Path, progress: ProgressCallback) -> Any:
+    """What moves a plan."""
+    plan = plan_args(_plan_of(body, "target", "size", "compare", "compare_usecases", "curves"), folder)
+    return runs.sensitivity(plan, {name: value for name, value in body.items() if name != "plan"})
+
+
+@endpoint("search")
+def search_endpoint(body: Body, folder: Path, progress: ProgressCallback) -> Any:
+    """The best deployment; options as of the verb, beside the plan."""
+    options = {name: value for name, value in body.items() if name not in ("plan", "trace")}
+    return runs.search(plan_args(body.get("plan", {}), folder), options, _trace(body, folder), progress)
+
+
+@endpoint("simulate")
+def simulate_endpoint(body: Body, folder: Path, progress: ProgressCallback) -> Any:
+    """Requests through an engine, or the highest rate that holds."""
+    plan, traffic = plan_args(_plan_of(body, "traffic", "trace"), folder), body.get("traffic") or {}
+    if not isinstance(traffic, Mapping):
+        raise BadValue(f'traffic is an object such as {{"request_rate": 8}}, not {abbreviate(traffic)}')
+    find_capacity = traffic.get("find_capacity", False)
+    if not isinstance(find_capacity, bool):
+        raise BadValue(f"`find_capacity` must be True or False, not {abbreviate(find_capacity)}")
+    options = {name: value for name, value in traffic.items() if name != "find_capacity" and value is not None}
+    run = runs.capacity if find_capacity else runs.simulate
+    return run(plan, options, _trace(body, folder), progress)
+
+
+def _trace(body: Mapping[str, Any], folder: Path) -> Path | None:
+    """A trace that came as text, as a file."""
+    sent = body.get("trace")
+    if sent is None:
+        return None
+    name, text = (sent.get("name", "trace.csv"), sent.get("text")) if isinstance(sent, Mapping) else (None, None)
+    if not isinstance(name, str) or not isinstance(text, str):
+        raise BadValue(f'a trace is {{"name": "trace.csv", "text": "…"}}, not {abbreviate(sent)}')
+    path = folder / file_name(name.replace("\\", "/").rpartition("/")[2])
+    path.write_text(text, encoding="utf-8", errors="surrogatepass")
+    return path
+
+
+# ------------------------------------------------------------------ what is shipped
+
+
+@endpoint("catalogue")
+def catalogue_endpoint(body: Body, folder: Path, progress: ProgressCallback) -> Any:
+    """What there is to choose from."""
+    from .catalogue import catalogue
+
+    return catalogue()
+
+
+@endpoint("accuracy")
+def accuracy_endpoint(body: Body, folder: Path, progress: ProgressCallback) -> Any:
+    """Predicted beside measured, as it stood when this version was made."""
+    return catalog.accuracy()

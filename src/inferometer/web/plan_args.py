@@ -1,0 +1,170 @@
+"""The arguments of a plan as a page sends them: which it may give, and the same plan as a command line.
+
+A page speaks for anyone who opened a link, so it names what the catalogue has: no files of this machine, and nothing
+that would have to be fetched from another one.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import shlex
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ..base.errors import BadValue, UnknownName, abbreviate, is_number
+from ..base.ranges import as_list
+from ..inference.request import build_request
+from ..specs import catalog
+
+DEFAULT_MODEL = "llama-3.1-8b"  # of a plan that does not name one
+_PRIVATE = {"profile", "calibration", "hf_token"}  # files and secrets of this machine
+_PARAMETERS = inspect.signature(build_request).parameters
+ARGUMENTS = tuple(name for name in _PARAMETERS if name not in _PRIVATE)
+PAGE_ONLY = ("config", "gpu_figures")  # arguments that the command line spells otherwise
+_FIGURE = re.compile(r"[A-Za-z0-9_.-]{1,80}")
+
+
+class PlanArgs(NamedTuple):
+    """A plan that names only what is known: ``model`` may be the path of a config.json that was sent with it."""
+
+    model: str
+    gpu: str
+    options: dict[str, Any]  # all other arguments
+    label: str  # the model's name for people
+
+    def without_options(self) -> PlanArgs:
+        """The same model and GPU, for a command that spells its options itself."""
+        return self._replace(options={})
+
+
+def plan_args(given: Any, folder: Path) -> PlanArgs:
+    """Check a plan; a config.json that came with it is put into the folder: ``plan_args({"gpu": "h200"}, folder)``"""
+    if not isinstance(given, Mapping):
+        example = f'{{"model": "{DEFAULT_MODEL}", "gpu": "h200"}}'
+        raise BadValue(f"a plan is an object such as {example}, not {abbreviate(given)}")
+    options = {name: value for name, value in given.items() if value is not None}
+    check_allowed("word of a plan", options, (*ARGUMENTS, *PAGE_ONLY))
+    config, figures = options.pop("config", None), options.pop("gpu_figures", {})
+    model, gpu = options.pop("model", DEFAULT_MODEL), options.pop("gpu", _PARAMETERS["gpu"].default)
+    check_names({"model": [] if config is not None else model, "gpu": gpu, **options})
+    if not isinstance(model, str):
+        raise BadValue(f"the model must be a name, not {abbreviate(model)}", field="model")
+    gpu = f"{gpu}{_gpu_changes(gpu, figures)}"
+    if config is None:
+        return PlanArgs(model, gpu, options, model)
+    if not isinstance(config, Mapping):
+        raise BadValue(f"a config.json is an object, not {abbreviate(config)}", field="model")
+    label = file_name(model.rpartition("/")[2] if model != DEFAULT_MODEL else "uploaded")
+    path = folder / label / "config.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.encode(config))
+    return PlanArgs(str(path), gpu, options, label)
+
+
+def check_allowed(what: str, names: Iterable[str], allowed: Iterable[str]) -> None:
+    """Refuse a name that is not allowed: ``check_allowed("word of a plan", ["batchsize"], ARGUMENTS)``"""
+    allowed = tuple(allowed)
+    for name in names:
+        if name not in allowed:
+            raise UnknownName(what, name, allowed)
+
+
+def check_names(options: Mapping[str, Any]) -> None:
+    """Refuse models, GPUs and engines that the catalogue has not; values may be lists of names, as axes are."""
+    for name, value in options.items():
+        for text in _texts(value):
+            if any(ord(letter) < 32 for letter in text):
+                raise BadValue(f"`{name}` has a letter that cannot be printed: {abbreviate(text)}")
+    for model in _names("model", options, lambda text: text.split(",")):
+        if catalog.catalog_entry(model) is None:
+            raise UnknownName("model", model, catalog.names("models"), "(or give its config.json)", field="model")
+    for gpu in _names("gpu", options, catalog.gpu_names):
+        name = gpu.partition(":")[0].strip()
+        if catalog.registered_name("hardware", name) is None:
+            raise UnknownName("GPU", name, catalog.names("hardware"), field="gpu")
+    for engine in _names("engine", options, lambda text: text.split(",")):
+        if catalog.registered_name("engines", engine) is None:
+            raise UnknownName("engine", engine, catalog.names("engines"), field="engine")
+    for draft in _draft_models(options.get("speculative_config")):
+        if catalog.catalog_entry(draft) is None:
+            raise UnknownName("model of `speculative_config`", draft, catalog.names("models"))
+
+
+def _names(field: str, options: Mapping[str, Any], split: Callable[[str], list[str]]) -> Iterable[str]:
+    """Every name of an argument: one, several with commas between, or a list of such."""
+    value = options.get(field)
+    for item in as_list(value) if value is not None else []:
+        if not isinstance(item, str):
+            raise BadValue(f"a name must be text, not {abbreviate(item)}", field=field)
+        yield from (name.strip() for name in split(item))
+
+
+def _draft_models(value: Any) -> Iterable[str]:
+    """The models that speculative decoding would draft with."""
+    for item in as_list(value) if not isinstance(value, Mapping) else [value]:
+        if isinstance(item, str):
+            try:
+                item = msgspec.json.decode(item)
+            except (msgspec.DecodeError, RecursionError):
+                continue  # not JSON: the request says so
+        if isinstance(item, Mapping) and item.get("model"):
+            yield str(item["model"])
+
+
+def _texts(value: Any) -> Iterable[str]:
+    """All texts of a value that came as JSON."""
+    inner = [*value, *value.values()] if isinstance(value, Mapping) else value if isinstance(value, list) else []
+    yield from [value] if isinstance(value, str) else (text for part in inner for text in _texts(part))
+
+
+def _gpu_changes(gpu: str, figures: Any) -> str:
+    """``:memory=1e11,power=500``, or a comma first where the name already has some."""
+    if not isinstance(figures, Mapping):
+        raise BadValue(f'gpu_figures are figures by name such as {{"memory": 96e9}}, not {abbreviate(figures)}')
+    for key, value in figures.items():
+        sound = is_number(value) or (isinstance(value, str) and _FIGURE.fullmatch(value))
+        if not _FIGURE.fullmatch(key) or not sound:
+            raise BadValue(f"`gpu` takes figures such as memory=96e9, not {abbreviate(key)}: {abbreviate(value)}")
+    pairs = ",".join(f"{key}={value}" for key, value in figures.items())
+    return f"{',' if ':' in gpu else ':'}{pairs}" if pairs else ""
+
+
+def file_name(name: str) -> str:
+    """A name that can be a file's: ``file_name("../my model")  # 'my-model'``"""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:80] or "uploaded"
+
+
+# ------------------------------------------------------------------ the same on the command line
+
+
+def command(verb: str, plan: PlanArgs, more: Mapping[str, Any] | None = None) -> str:
+    """The line for a shell: ``command("analyze", plan)  # 'inferometer analyze llama-3.1-8b --gpu h200 …'``"""
+    model = plan.model if plan.label == plan.model else f"{plan.label}/config.json"
+    line = ["inferometer", verb, model]
+    for name, value in {"gpu": plan.gpu, **plan.options, **(more or {})}.items():
+        default = _PARAMETERS[name].default if name in _PARAMETERS else None
+        if value is None or (value == default and not (more or {}).get(name)):
+            continue
+        flag = f"--{name.replace('_', '-')}"
+        if isinstance(value, bool):
+            line.append(flag if value else flag.replace("--", "--no-", 1))
+        else:
+            line += [flag, _flag_value(name, value)]
+    return shlex.join(line)
+
+
+def _flag_value(name: str, value: Any) -> str:
+    if isinstance(value, Mapping):
+        separator = {"goodput": ":", "efficiency": "="}.get(name)
+        if separator is None:
+            return msgspec.json.encode(value).decode()
+        return ",".join(f"{key}{separator}{inner}" for key, inner in value.items())
+    if isinstance(value, list):
+        separator = {"turns": ":", "images": "x"}.get(name, ",")
+        inner = [separator.join(map(str, one)) if isinstance(one, list) else str(one) for one in value]
+        return ("x" if name == "images" else ",").join(inner)
+    return str(value)
