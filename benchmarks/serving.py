@@ -31,7 +31,7 @@ from inferometer.base.errors import InferometerError
 from inferometer.serving.metrics import metrics
 from inferometer.serving.simulate import simulate
 from inferometer.serving.trace import Trace, read_trace
-from inferometer.validation.validate import compared
+from inferometer.validation.validate import compare
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = Path(os.environ.get("INFEROMETER_SHARED", ROOT.parent / "shared"))
@@ -260,7 +260,7 @@ def run(case: Case) -> Row:
     reason = outcome.reason or (
         "" if found["completed"] else next(iter(outcome.rejected.values()), "nothing was served")
     )
-    errors = compared(trace, outcome).errors if trace.measured else {}
+    errors = compare(trace, outcome).errors if trace.measured else {}
     each = {m: e.mape for m, e in errors.items() if e.mape is not None}
     return Row(case, ours, each, reason, time.perf_counter() - start)
 

@@ -23,8 +23,15 @@ from inferometer.serving.synthetic import synthetic
 from inferometer.serving.trace import Trace
 from inferometer.specs.calibration import as_toml, calibration
 from inferometer.specs.structs import Calibration
-from inferometer.validation.fit_calibration import calibrate
-from inferometer.validation.validate import compared, errors, truths, validate, validate_memory
+from inferometer.validation.fit_calibration import fit_calibration
+from inferometer.validation.validate import (
+    Validation,
+    compare,
+    error_statistics,
+    measured_latencies,
+    validate,
+    validate_memory,
+)
 from inferometer.views.requests import rows_csv
 
 Command = Callable[..., Ran]
@@ -58,18 +65,20 @@ def write(path: Path, trace: Trace) -> Path:
 
 
 def test_errors_by_hand() -> None:
-    e = errors(np.array([11.0, 18.0, 33.0, np.nan, 5.0]), np.array([10.0, 20.0, 30.0, 4.0, np.nan]))
+    e = error_statistics(np.array([11.0, 18.0, 33.0, np.nan, 5.0]), np.array([10.0, 20.0, 30.0, 4.0, np.nan]))
     assert e.requests == 3 and e.mape == pytest.approx(0.1) and e.median_ape == pytest.approx(0.1)
     assert e.max_ape == pytest.approx(0.1) and e.bias == pytest.approx(0.1 / 3)
     assert e.mean_error == pytest.approx(62 / 60 - 1) and e.measured_mean_ms == 20
     assert e.pearson_r == pytest.approx(np.corrcoef([11, 18, 33], [10, 20, 30])[0, 1])
-    assert errors(np.array([2.0, 3.0]), np.array([1.0, 1.0])).pearson_r is None, "what does not vary has no correlation"
-    assert errors(np.array([1.0]), np.array([0.0])).requests == 0, "no error is relative to nothing"
+    assert error_statistics(np.array([2.0, 3.0]), np.array([1.0, 1.0])).pearson_r is None, (
+        "what does not vary has no correlation"
+    )
+    assert error_statistics(np.array([1.0]), np.array([0.0])).requests == 0, "no error is relative to nothing"
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 1e4), st.floats(0.1, 1e4)), min_size=1, max_size=30))
 def test_errors_are_ordered(pairs: list[tuple[float, float]]) -> None:
-    e = errors(np.array([p for p, _ in pairs]), np.array([m for _, m in pairs]))
+    e = error_statistics(np.array([p for p, _ in pairs]), np.array([m for _, m in pairs]))
     assert e.mape is not None and e.max_ape is not None and e.median_ape is not None and e.bias is not None
     assert abs(e.bias) <= e.mape * (1 + 1e-9) and e.mape <= e.max_ape * (1 + 1e-9) and e.median_ape <= e.max_ape
     assert e.pearson_r is None or -1 - 1e-9 <= e.pearson_r <= 1 + 1e-9
@@ -77,12 +86,14 @@ def test_errors_are_ordered(pairs: list[tuple[float, float]]) -> None:
 
 def test_what_the_file_lacks_follows_from_the_rest() -> None:
     tokens = {"input_tokens": np.array([5, 5]), "output_tokens": np.array([11, 1])}
-    found = truths(Trace(**tokens, measured={"TTFT": np.array([10.0, 20.0]), "E2E": np.array([60.0, 20.0])}))
+    found = measured_latencies(
+        Trace(**tokens, measured={"TTFT": np.array([10.0, 20.0]), "E2E": np.array([60.0, 20.0])})
+    )
     assert found["tpot"][0] == 5 and np.isnan(found["tpot"][1])
-    found = truths(Trace(**tokens, measured={"TTFT": np.array([10.0, 20.0]), "TPOT": np.array([5.0, 9.0])}))
+    found = measured_latencies(Trace(**tokens, measured={"TTFT": np.array([10.0, 20.0]), "TPOT": np.array([5.0, 9.0])}))
     assert found["e2el"].tolist() == [60, 20] and np.isnan(found["tpot"][1])
     with pytest.raises(BadFile, match="has no measurements: at least one of the columns TTFT, TPOT, E2E"):
-        truths(Trace(**tokens, source="x.csv"))
+        measured_latencies(Trace(**tokens, source="x.csv"))
 
 
 # ------------------------------------------------------------------ replayed
@@ -138,7 +149,7 @@ TRUTH = Calibration(prefill=1.3, decode=0.8, request=0.006)
 def test_a_calibration_is_found_again(trace: Trace) -> None:
     seen = measured(trace, TRUTH)
     before = validate(MODEL, GPU, measured=seen)
-    fit = calibrate(lambda c: validate(MODEL, GPU, measured=seen, calibration=c), before)
+    fit = fit_calibration(lambda c: validate(MODEL, GPU, measured=seen, calibration=c), before)
     found = fit.calibration
     assert (found.prefill, found.decode) == (pytest.approx(1.3, rel=0.04), pytest.approx(0.8, rel=0.02))
     assert found.request == pytest.approx(0.006, abs=0.001)
@@ -152,10 +163,31 @@ def test_outliers_do_not_move_it() -> None:
     for column in seen.measured.values():
         column[::13] *= 8
     before = validate(MODEL, GPU, measured=seen)
-    fit = calibrate(lambda c: validate(MODEL, GPU, measured=seen, calibration=c), before)
+    fit = fit_calibration(lambda c: validate(MODEL, GPU, measured=seen, calibration=c), before)
     assert (fit.calibration.prefill, fit.calibration.decode) == (
         pytest.approx(1.3, rel=0.08),
         pytest.approx(0.8, rel=0.03),
+    )
+
+
+def test_a_few_requests_that_get_worse_do_not_veto_a_step() -> None:
+    """Nine requests are a fifth too slow; two wait eight times as long once steps are faster than in the start."""
+    trace = Trace(input_tokens=np.full(11, 100), output_tokens=np.full(11, 50))
+    tpot = np.full(11, 10.0)
+
+    def replay(made: Calibration) -> Validation:
+        predicted = 1.2 * tpot * made.decode
+        predicted[9:] *= 8 if made.decode < 0.99 else 1
+        both = {"tpot": error_statistics(predicted, tpot)}
+        return Validation(
+            trace=trace, outcome=None, measured={"tpot": tpot}, predicted={"tpot": predicted}, errors=both
+        )
+
+    fit = fit_calibration(replay, replay(Calibration()))
+    assert fit.calibration.decode == pytest.approx(1 / 1.2, rel=0.02)
+    before, after = (e["tpot"] for e in (fit.before.errors, fit.after.errors))
+    assert (after.median_ape or 1) < 0.02 < (before.median_ape or 0) and (before.mape or 0) < (after.mape or 0), (
+        "though the mean grew"
     )
 
 
@@ -164,7 +196,7 @@ def test_few_rows_move_it_little_where_they_cannot_tell() -> None:
     one = Trace(input_tokens=np.array([2000, 2000]), output_tokens=np.array([1, 1]))
     seen = measured(one, Calibration(prefill=1.5))
     before = validate(MODEL, GPU, measured=seen)
-    fit = calibrate(lambda c: validate(MODEL, GPU, measured=seen, calibration=c), before)
+    fit = fit_calibration(lambda c: validate(MODEL, GPU, measured=seen, calibration=c), before)
     assert fit.calibration.decode == pytest.approx(1.0, abs=1e-6), "nothing was said about answers"
     assert (fit.after.errors["ttft"].mape or 1) < 0.02
 
@@ -283,14 +315,14 @@ def test_pictures_of_little(tmp_path: Path) -> None:
     one = Trace(
         input_tokens=np.array([50, 60]), output_tokens=np.array([1, 9]), measured={"TPOT": np.array([np.nan, 4.0])}
     )
-    found = compared(one, simulate(MODEL, GPU, trace=one))
+    found = compare(one, simulate(MODEL, GPU, trace=one))
     assert len(write_validation(found, tmp_path, "x")) == 4
     gone = Trace(
         input_tokens=np.array([50]),
         output_tokens=np.array([5]),
         measured={"TTFT": np.array([np.nan]), "E2E": np.array([np.nan])},
     )
-    assert len(write_validation(compared(gone, simulate(MODEL, GPU, trace=gone)), tmp_path, "x")) == 4
+    assert len(write_validation(compare(gone, simulate(MODEL, GPU, trace=gone)), tmp_path, "x")) == 4
 
 
 # ------------------------------------------------------------------ bad requests, and the real thing
@@ -328,9 +360,9 @@ def test_bad_requests_are_one_sentence(
 
 def test_a_calibration_needs_something_to_fit() -> None:
     only = Trace(input_tokens=np.array([50]), output_tokens=np.array([5]), measured={"E2E": np.array([40.0])})
-    before = compared(only, simulate(MODEL, GPU, trace=only))
+    before = compare(only, simulate(MODEL, GPU, trace=only))
     with pytest.raises(BadValue, match="a calibration needs measured TTFT or TPOT"):
-        calibrate(lambda c: before, before)
+        fit_calibration(lambda c: before, before)
 
 
 @pytest.mark.parametrize(

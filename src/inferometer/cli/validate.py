@@ -84,14 +84,14 @@ def _requests(
     from ..serving.metrics import metrics, parse_goodput
     from ..serving.summary import run_header
     from ..serving.trace import read_trace
-    from ..validation.validate import measured_metrics, truths
+    from ..validation.validate import measured_latencies, measured_metrics
     from ..validation.validate import validate as compare
     from ..views.text.serving import header
     from ..views.text.validation import comparison
 
     goals = parse_goodput(ways["goodput"])
     trace = read_trace(measured)
-    truths(trace)
+    measured_latencies(trace)
     labels = run_header(model, gpu, words, f"of {file_name(trace.source)}", len(trace))
 
     def replay(calibration: Any = words["calibration"]) -> Any:
@@ -142,13 +142,13 @@ def _calibration(found: Any, replay: Any, labels: dict[str, Any], path: str, par
     import msgspec
 
     from ..specs.calibration import as_toml
-    from ..validation.fit_calibration import calibrate, signed
+    from ..validation.fit_calibration import fit_calibration, with_provenance
     from ..views.files import write
-    from ..views.text.validation import fitted
+    from ..views.text.validation import calibration_table
 
-    made = signed(calibrate(replay, found), labels["model"], labels["gpu"], labels["engine_name"])
+    made = with_provenance(fit_calibration(replay, found), labels["model"], labels["gpu"], labels["engine_name"])
     click.echo(f"wrote {write(path, as_toml(made))}", err=True)
-    parts.append(fitted(made))
+    parts.append(calibration_table(made))
     built: dict[str, Any] = msgspec.to_builtins(made)
     return built
 

@@ -1,7 +1,7 @@
 """Measured against predicted: requests replayed one by one, and memory.
 
-found = validate("llama-2-7b", gpu="rtx3090", measured="chat.csv")
-found.errors["tpot"].mape        # 0.04: 4% off on average
+validation = validate("llama-2-7b", gpu="rtx3090", measured="chat.csv")
+validation.errors["tpot"].mape        # 0.04: 4% off on average
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 from ..base.errors import BadFile
 from ..base.files import user_path
 from ..base.tabular import column_names, read_table
+from ..costs.binding import BoundPlan
 from ..inference import memory
 from ..inference.request import build_request
 from ..serving.metrics import latencies, metrics
@@ -24,7 +25,8 @@ from ..serving.trace import Trace, read_trace
 
 MEASURED = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E"}  # metric -> column, in ms
 MIB = 2.0**20
-HELD = {
+LENGTH_COLUMNS = ("Input_Tokens", "Output_Tokens")
+MEMORY_COLUMNS = {
     "weights": "Weights (MB)",
     "kv_prefill": "KV Prefill (MB)",
     "kv_total": "KV Total (MB)",
@@ -32,7 +34,7 @@ HELD = {
 }
 
 
-class Errors(msgspec.Struct, kw_only=True):
+class ErrorStatistics(msgspec.Struct, kw_only=True):
     """How far predictions are from measurements: relative errors, 0.05 is 5%; a positive one is too slow."""
 
     mape: float | None = None  # mean of the absolute errors
@@ -47,65 +49,65 @@ class Errors(msgspec.Struct, kw_only=True):
 
 
 class Validation(msgspec.Struct, kw_only=True, eq=False):
-    """A trace, what became of it in the simulation, and what was measured: ms per request, nan where there is none."""
+    """A trace, its simulation, and its measurements: ms per request, nan where there is none."""
 
     trace: Trace
     outcome: Outcome
     measured: dict[str, np.ndarray]
     predicted: dict[str, np.ndarray]
-    errors: dict[str, Errors]
+    errors: dict[str, ErrorStatistics]
 
     def relative(self, metric: str) -> np.ndarray:
         """Relative errors of the requests, nan where one of both is missing."""
         with np.errstate(divide="ignore", invalid="ignore"):
-            found: np.ndarray = self.predicted[metric] / self.measured[metric] - 1
-        return np.where(np.isfinite(found), found, np.nan)
+            errors: np.ndarray = self.predicted[metric] / self.measured[metric] - 1
+        return np.where(np.isfinite(errors), errors, np.nan)
 
 
-def validate(model: str, gpu: str = "h100-sxm", *, measured: str | Path | Trace, **words: Any) -> Validation:
+def validate(model: str, gpu: str = "h100-sxm", *, measured: str | Path | Trace, **kwargs: Any) -> Validation:
     """Replay measured requests and compare; the keywords are those of `simulate`.
 
-    Requests with an ``arrival_s`` come when they came; others run one at a time. The clock stands at the engine, unless
+    Requests with an ``arrival_s`` arrive then; others run one at a time. The clock stands at the engine, unless
     ``frontend="http"``.
     """
     trace = measured if isinstance(measured, Trace) else read_trace(measured)
-    return compared(trace, simulate(model, gpu, trace=trace, **{"frontend": "in-process", **words}))
+    return compare(trace, simulate(model, gpu, trace=trace, **{"frontend": "in-process", **kwargs}))
 
 
-def compared(trace: Trace, outcome: Outcome) -> Validation:
+def compare(trace: Trace, outcome: Outcome) -> Validation:
     """What was measured beside what a simulation of the same requests gave."""
-    truth = truths(trace)
-    ours = latencies(outcome)
-    found = {metric: errors(ours[metric], truth[metric]) for metric in truth}
-    return Validation(trace=trace, outcome=outcome, measured=truth, predicted={m: ours[m] for m in truth}, errors=found)
+    measured, ours = measured_latencies(trace), latencies(outcome)
+    predicted = {metric: ours[metric] for metric in measured}
+    errors = {metric: error_statistics(predicted[metric], measured[metric]) for metric in measured}
+    return Validation(trace=trace, outcome=outcome, measured=measured, predicted=predicted, errors=errors)
 
 
-def truths(trace: Trace) -> dict[str, np.ndarray]:
+def measured_latencies(trace: Trace) -> dict[str, np.ndarray]:
     """TTFT, TPOT and end-to-end latency in ms as measured; one that the file lacks follows from the other two."""
-    have = trace.measured
+    columns = trace.measured
     gaps = trace.output_tokens - 1
-    found = {metric: have[column] for metric, column in MEASURED.items() if column in have}
+    times = {metric: columns[column] for metric, column in MEASURED.items() if column in columns}
     with np.errstate(divide="ignore", invalid="ignore"):
-        if "tpot" not in found and {"ttft", "e2el"} <= set(found):
-            found["tpot"] = (found["e2el"] - found["ttft"]) / gaps
-        elif "e2el" not in found and {"ttft", "tpot"} <= set(found):
-            found["e2el"] = found["ttft"] + np.where(gaps > 0, found["tpot"] * gaps, 0.0)
-    if not found:
+        if "tpot" not in times and {"ttft", "e2el"} <= set(times):
+            times["tpot"] = (times["e2el"] - times["ttft"]) / gaps
+        elif "e2el" not in times and {"ttft", "tpot"} <= set(times):
+            times["e2el"] = times["ttft"] + np.where(gaps > 0, times["tpot"] * gaps, 0.0)
+    if not times:
         raise BadFile(f"{trace.source} has no measurements: at least one of the columns TTFT, TPOT, E2E (ms)")
-    if "tpot" in found:  # an answer of one token has none, whatever the file says
-        found["tpot"] = np.where(gaps > 0, found["tpot"], np.nan)
-    return {metric: found[metric] for metric in MEASURED if metric in found}
+    if "tpot" in times:  # an output of one token has none, whatever the file says
+        times["tpot"] = np.where(gaps > 0, times["tpot"], np.nan)
+    return {metric: times[metric] for metric in MEASURED if metric in times}
 
 
-def errors(predicted: np.ndarray, measured: np.ndarray) -> Errors:
-    """Statistics over the requests that have both: ``errors(np.array([11.0]), np.array([10.0])).mape  # 0.1``"""
+def error_statistics(predicted: np.ndarray, measured: np.ndarray) -> ErrorStatistics:
+    """Over the requests that have both: ``error_statistics(np.array([11.0]), np.array([10.0])).mape  # 0.1``"""
     both = np.isfinite(predicted) & np.isfinite(measured) & (measured > 0)
     p, m = predicted[both], measured[both]
     if not len(p):
-        return Errors()
+        return ErrorStatistics()
     off = p / m - 1
     varied = len(p) > 1 and p.std() > 1e-12 * abs(p.mean()) and m.std() > 1e-12 * abs(m.mean())
-    return Errors(
+    return ErrorStatistics(
         mape=float(np.abs(off).mean()),
         median_ape=float(np.median(np.abs(off))),
         max_ape=float(np.abs(off).max()),
@@ -118,20 +120,20 @@ def errors(predicted: np.ndarray, measured: np.ndarray) -> Errors:
     )
 
 
-def measured_metrics(found: Validation) -> dict[str, Any]:
-    """What was measured, under the names of the benchmark: the run as it was."""
-    if not {"ttft", "e2el"} <= set(found.measured):
+def measured_metrics(validation: Validation) -> dict[str, Any]:
+    """The measured run under the names of ``vllm bench serve``; empty without TTFT and end-to-end latency."""
+    if not {"ttft", "e2el"} <= set(validation.measured):
         return {}
-    outcome, arrival = found.outcome, found.outcome.arrival_s
-    if found.trace.arrival_s is None:  # one after another, as fast as they ended then
-        arrival = np.concatenate([[0.0], np.cumsum(found.measured["e2el"])[:-1] / 1e3])
+    outcome, arrival = validation.outcome, validation.outcome.arrival_s
+    if validation.trace.arrival_s is None:  # one after another, as fast as they ended then
+        arrival = np.concatenate([[0.0], np.cumsum(validation.measured["e2el"])[:-1] / 1e3])
     seen = msgspec.structs.replace(
         outcome,
         arrival_s=arrival,
-        first_token_s=arrival + found.measured["ttft"] / 1e3,
-        finished_s=arrival + found.measured["e2el"] / 1e3,
+        first_token_s=arrival + validation.measured["ttft"] / 1e3,
+        finished_s=arrival + validation.measured["e2el"] / 1e3,
         rejected={},
-        output_tokens=found.trace.output_tokens,
+        output_tokens=validation.trace.output_tokens,
     )
     last = float(np.nanmax(seen.finished_s)) if np.isfinite(seen.finished_s).any() else 0.0
     return metrics(msgspec.structs.replace(seen, duration_s=last))
@@ -140,10 +142,10 @@ def measured_metrics(found: Validation) -> dict[str, Any]:
 # ------------------------------------------------------------------ memory
 
 
-class Held(msgspec.Struct, kw_only=True):
-    """One measured amount of memory beside ours, bytes of one GPU."""
+class MemoryComparison(msgspec.Struct, kw_only=True):
+    """One measured amount of memory beside the predicted one, bytes of one GPU."""
 
-    what: str
+    what: str  # a key of MEMORY_COLUMNS
     input_tokens: int
     output_tokens: int
     measured_bytes: float
@@ -151,45 +153,48 @@ class Held(msgspec.Struct, kw_only=True):
     error: float
 
 
-def validate_memory(model: str, gpu: str = "h100-sxm", *, measured: str | Path, **words: Any) -> list[Held]:
-    """Weights and KV cache against a table of measurements, whose MB are MiB."""
+def validate_memory(
+    model: str, gpu: str = "h100-sxm", *, measured: str | Path, **kwargs: Any
+) -> list[MemoryComparison]:
+    """Weights and KV cache against a table of measurements, in which MB are MiB."""
     path = user_path(str(measured))
     names = column_names(path)
-    lacking = [name for name in ("Input_Tokens", "Output_Tokens") if name not in names]
-    kinds = {what: column for what, column in HELD.items() if column in names}
-    if lacking or not kinds:
-        need = ", ".join(("Input_Tokens", "Output_Tokens"))
+    lacking = [name for name in LENGTH_COLUMNS if name not in names]
+    columns = {what: column for what, column in MEMORY_COLUMNS.items() if column in names}
+    if lacking or not columns:
         raise BadFile(
-            f"{path} has the columns {', '.join(names)[:200]}; measured memory has {need} and some of "
-            f"{', '.join(HELD.values())}"
+            f"{path} has the columns {', '.join(names)[:200]}; measured memory has {', '.join(LENGTH_COLUMNS)} and "
+            f"some of {', '.join(MEMORY_COLUMNS.values())}"
         )
-    asked = build_request(model, gpu, **words)
-    bound_plan = asked.bind()
-    found: list[Held] = []
-    for rows in read_table(path, ("Input_Tokens", "Output_Tokens", *kinds.values())):
-        lengths = [rows.numbers(n, whole=True, most=10**8).tolist() for n in ("Input_Tokens", "Output_Tokens")]
-        amounts = {what: rows.numbers(column, most=1e9).tolist() for what, column in kinds.items()}
-        for at, (given, made) in enumerate(zip(*lengths, strict=True)):
-            start = float(memory.cache_bytes(bound_plan, given))
-            end = float(memory.cache_bytes(bound_plan, given + made))
-            ours = {
-                "weights": float(memory.weight_bytes(bound_plan)),
-                "kv_prefill": start,
-                "kv_total": end,
-                "kv_decode_delta": end - start,
-            }
-            for what in kinds:
-                truth = amounts[what][at] * MIB
-                found.append(
-                    Held(
-                        what=what,
-                        input_tokens=given,
-                        output_tokens=made,
-                        measured_bytes=truth,
-                        predicted_bytes=ours[what],
-                        error=ours[what] / truth - 1 if truth else float("nan"),
-                    )
+    bound_plan = build_request(model, gpu, **kwargs).bind()
+    comparisons: list[MemoryComparison] = []
+    for rows in read_table(path, (*LENGTH_COLUMNS, *columns.values())):
+        lengths = [rows.numbers(name, whole=True, most=10**8).tolist() for name in LENGTH_COLUMNS]
+        amounts = {what: rows.numbers(column, most=1e9).tolist() for what, column in columns.items()}
+        for at, (input_tokens, output_tokens) in enumerate(zip(*lengths, strict=True)):
+            predicted = _predicted_memory(bound_plan, input_tokens, output_tokens)
+            for what in columns:
+                measured_bytes = amounts[what][at] * MIB
+                comparison = MemoryComparison(
+                    what=what,
+                    input_tokens=input_tokens,
+                    output_tokens=output_tokens,
+                    measured_bytes=measured_bytes,
+                    predicted_bytes=predicted[what],
+                    error=predicted[what] / measured_bytes - 1 if measured_bytes else float("nan"),
                 )
-    if not found:
+                comparisons.append(comparison)
+    if not comparisons:
         raise BadFile(f"{path} has a header but no measurements")
-    return found
+    return comparisons
+
+
+def _predicted_memory(bound_plan: BoundPlan, input_tokens: int, output_tokens: int) -> dict[str, float]:
+    after_prefill = float(memory.cache_bytes(bound_plan, input_tokens))
+    at_the_end = float(memory.cache_bytes(bound_plan, input_tokens + output_tokens))
+    return {
+        "weights": float(memory.weight_bytes(bound_plan)),
+        "kv_prefill": after_prefill,
+        "kv_total": at_the_end,
+        "kv_decode_delta": at_the_end - after_prefill,
+    }

@@ -1,6 +1,6 @@
 """Measured beside predicted, for people: tables in a terminal, and four pictures.
 
-write_validation(found, "out", "llama-2-7b · 1 × RTX 3090")   # errors.png, values.png, scatter.png, breakdown.png
+write_validation(validation, "out", "llama-2-7b · 1 × RTX 3090")   # errors.png, values.png, scatter.png, breakdown.png
 """
 
 from __future__ import annotations
@@ -17,44 +17,44 @@ from rich.text import Text
 
 from ...base.units import percent, seconds, size
 from ...specs.structs import Calibration
-from ...validation.validate import Errors, Held, Validation
+from ...validation.validate import ErrorStatistics, MemoryComparison, Validation
 from .. import files
 from ..plots.canvas import brief, clean, page, picture, style
 from ..plots.palette import BLUE, FAINT, GREEN, GRID, INK, MUTED, ORANGE, VERMILLION, tint
 from .serving import run
 
 NAMES = {"ttft": "time to first token", "tpot": "time per output token", "e2el": "end to end"}
-WORDS = {
+MEMORY_LABELS = {
     "weights": "weights",
     "kv_prefill": "KV cache after the prompt",
     "kv_total": "KV cache at the end",
     "kv_decode_delta": "KV cache of the answer",
 }
 BAND = 0.2
-MOST = 40  # requests that the breakdown shows
+MAX_REQUESTS = 40  # of the breakdown
 
 
 # ------------------------------------------------------------------ in a terminal
 
 
-def comparison(header: str, found: Validation, warnings: list[str]) -> Group:
+def comparison(header: str, validation: Validation, warnings: list[str]) -> Group:
     """Header and one line per metric."""
-    lost = len(found.outcome.rejected)
-    parts: list[Any] = [Text(clean(header), style="bold"), error_table(found.errors)]
+    lost = len(validation.outcome.rejected)
+    parts: list[Any] = [Text(clean(header), style="bold"), error_table(validation.errors)]
     parts += [Text(f"✗ {lost:,} requests were rejected by the simulation", style="red")] if lost else []
     return Group(*parts, *(Text(f"! {warning}", style="yellow") for warning in warnings))
 
 
-def benchmark(result: Mapping[str, Any], gpu: str, found: Validation | None) -> Group:
+def benchmark(result: Mapping[str, Any], gpu: str, validation: Validation | None) -> Group:
     """A live server's run, what failed, and beside it what is predicted, if a GPU was named."""
     failed = [Text(f"✗ {count:,} failed: {why}", style="red") for why, count in result["errors"].items()]
     parts: list[Any] = [run(result), *failed]
-    if found is not None:
-        parts += [Text(f"beside what is predicted for {gpu}:", style="bold"), error_table(found.errors)]
+    if validation is not None:
+        parts += [Text(f"beside what is predicted for {gpu}:", style="bold"), error_table(validation.errors)]
     return Group(*parts)
 
 
-def error_table(errors: dict[str, Errors]) -> Table:
+def error_table(errors: dict[str, ErrorStatistics]) -> Table:
     """Means and relative errors of every metric."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     columns = ("", "measured", "predicted", "mean's error", "mean error", "median", "worst", "bias", "r", "rows")
@@ -76,14 +76,14 @@ def error_table(errors: dict[str, Errors]) -> Table:
     return table
 
 
-def memory_table(held: list[Held]) -> Table:
+def memory_table(comparisons: list[MemoryComparison]) -> Table:
     """Weights and cache, measured beside predicted."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0), title="memory", title_justify="left")
     for column in ("", "in", "out", "measured", "predicted", "error"):
         table.add_column(column, justify="right" if column else "left")
-    for h in held:
+    for h in comparisons:
         table.add_row(
-            WORDS[h.what],
+            MEMORY_LABELS[h.what],
             f"{h.input_tokens:,}",
             f"{h.output_tokens:,}",
             size(h.measured_bytes),
@@ -93,9 +93,9 @@ def memory_table(held: list[Held]) -> Table:
     return table
 
 
-def fitted(made: Calibration) -> Group:
+def calibration_table(made: Calibration) -> Group:
     """What a calibration changes, and which error it leaves: on its own rows, and on rows that it did not see."""
-    moved = (
+    change = (
         f"prefill × {made.prefill:.3f}, decode × {made.decode:.3f}, {made.request * 1e3:+.2f} ms a request, from "
         f"{made.requests:,} requests"
     )
@@ -104,7 +104,7 @@ def fitted(made: Calibration) -> Group:
         table.add_column(column, justify="left" if column == "mean error" else "right")
     for metric, error in made.error.items():
         table.add_row(NAMES[metric], *(_share(error.get(key)) for key in ("before", "after", "unseen")))
-    return Group(Text(f"calibration: {moved}", style="bold"), table)
+    return Group(Text(f"calibration: {change}", style="bold"), table)
 
 
 def _ms(value: float | None) -> str:
@@ -122,7 +122,7 @@ def _signed(value: float | None) -> str:
 # ------------------------------------------------------------------ pictures
 
 
-def write_validation(found: Validation, folder: str | Path, subtitle: str) -> list[Path]:
+def write_validation(validation: Validation, folder: str | Path, subtitle: str) -> list[Path]:
     """The four pictures, as files of a folder."""
     target = files.folder(folder)
     made: dict[str, Callable[[Validation, str], Any]] = {
@@ -132,7 +132,7 @@ def write_validation(found: Validation, folder: str | Path, subtitle: str) -> li
         "breakdown": breakdown_picture,
     }
     with style():
-        return [files.write(target / f"{name}.png", picture(draw(found, subtitle))) for name, draw in made.items()]
+        return [files.write(target / f"{name}.png", picture(draw(validation, subtitle))) for name, draw in made.items()]
 
 
 def _panels(figure: Any, count: int, low: float, high: float) -> list[Any]:
@@ -150,16 +150,23 @@ def _dot(count: int) -> float:
     return 22.0 if count < 100 else 9.0 if count < 1000 else 2.5
 
 
-def error_picture(found: Validation, subtitle: str) -> Any:
+def error_picture(validation: Validation, subtitle: str) -> Any:
     """Relative error of every request over its prompt's length, with a band of 20% and the statistics."""
-    figure = page(4.1 * len(found.errors) + 0.4, 4.3, "Relative error of each request", subtitle)
-    for axes, (metric, e) in zip(_panels(figure, len(found.errors), 0.12, 0.7), found.errors.items(), strict=True):
-        off = found.relative(metric) * 100
+    figure = page(4.1 * len(validation.errors) + 0.4, 4.3, "Relative error of each request", subtitle)
+    for axes, (metric, e) in zip(
+        _panels(figure, len(validation.errors), 0.12, 0.7), validation.errors.items(), strict=True
+    ):
+        off = validation.relative(metric) * 100
         there = np.isfinite(off)
         axes.axhspan(-BAND * 100, BAND * 100, color=tint(GREEN, 0.13), linewidth=0)
         axes.axhline(0, color=INK, linewidth=1)
         axes.scatter(
-            found.trace.input_tokens[there], off[there], s=_dot(int(there.sum())), color=BLUE, linewidth=0, alpha=0.75
+            validation.trace.input_tokens[there],
+            off[there],
+            s=_dot(int(there.sum())),
+            color=BLUE,
+            linewidth=0,
+            alpha=0.75,
         )
         axes.text(0, 1.12, NAMES[metric], transform=axes.transAxes, fontsize=10, weight="bold")
         axes.set_xlabel("prompt tokens", fontsize=9)
@@ -185,12 +192,12 @@ def error_picture(found: Validation, subtitle: str) -> Any:
     return figure
 
 
-def value_picture(found: Validation, subtitle: str) -> Any:
+def value_picture(validation: Validation, subtitle: str) -> Any:
     """Measured and predicted of every request, in the order of what was measured."""
-    count = len(found.errors)
+    count = len(validation.errors)
     figure = page(4.1 * count + 0.4, 4.1, "Measured and predicted, requests sorted by what was measured", subtitle)
-    for axes, metric in zip(_panels(figure, count, 0.12, 0.76), found.errors, strict=True):
-        m, p = found.measured[metric] / 1e3, found.predicted[metric] / 1e3
+    for axes, metric in zip(_panels(figure, count, 0.12, 0.76), validation.errors, strict=True):
+        m, p = validation.measured[metric] / 1e3, validation.predicted[metric] / 1e3
         there = np.isfinite(m) & np.isfinite(p)
         order = np.argsort(m[there], kind="stable")
         place = np.arange(1, len(order) + 1)
@@ -208,11 +215,13 @@ def value_picture(found: Validation, subtitle: str) -> Any:
     return figure
 
 
-def scatter_picture(found: Validation, subtitle: str) -> Any:
+def scatter_picture(validation: Validation, subtitle: str) -> Any:
     """Predicted over measured with the diagonal, a band of 20% around it, and the correlation."""
-    figure = page(4.1 * len(found.errors) + 0.4, 4.9, "Predicted over measured", subtitle)
-    for axes, (metric, e) in zip(_panels(figure, len(found.errors), 0.11, 0.79), found.errors.items(), strict=True):
-        m, p = found.measured[metric] / 1e3, found.predicted[metric] / 1e3
+    figure = page(4.1 * len(validation.errors) + 0.4, 4.9, "Predicted over measured", subtitle)
+    for axes, (metric, e) in zip(
+        _panels(figure, len(validation.errors), 0.11, 0.79), validation.errors.items(), strict=True
+    ):
+        m, p = validation.measured[metric] / 1e3, validation.predicted[metric] / 1e3
         there = np.isfinite(m) & np.isfinite(p) & (m > 0) & (p > 0)
         axes.text(0, 1.04, NAMES[metric], transform=axes.transAxes, fontsize=10, weight="bold")
         r = "" if e.pearson_r is None else f"r = {e.pearson_r:.4f}, "
@@ -250,23 +259,23 @@ def _log_ticks(axis: Any, low: float, high: float) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def breakdown_picture(found: Validation, subtitle: str) -> Any:
+def breakdown_picture(validation: Validation, subtitle: str) -> Any:
     """Prefill and decode of single requests, measured above predicted; of many requests, a fair choice by length."""
-    if not {"ttft", "e2el"} <= set(found.measured):
+    if not {"ttft", "e2el"} <= set(validation.measured):
         figure = page(9.0, 1.6, "Prefill and decode", subtitle)
         figure.text(0.03, 0.3, "needs measured TTFT and E2E", color=MUTED)
         return figure
-    m, p = found.measured, found.predicted
+    m, p = validation.measured, validation.predicted
     there = np.flatnonzero(np.isfinite(m["e2el"]) & np.isfinite(p["e2el"]) & np.isfinite(m["ttft"]))
     order = there[np.argsort(m["e2el"][there], kind="stable")]
     shown = (
-        order[np.unique(np.linspace(0, len(order) - 1, min(MOST, len(order))).round().astype(int))]
+        order[np.unique(np.linspace(0, len(order) - 1, min(MAX_REQUESTS, len(order))).round().astype(int))]
         if len(order)
         else order
     )
-    words = f"{len(shown)} of {len(order):,} requests" if len(shown) < len(order) else f"{len(order):,} requests"
+    count = f"{len(shown)} of {len(order):,} requests" if len(shown) < len(order) else f"{len(order):,} requests"
     tall = 1.9 + 0.27 * len(shown)
-    figure = page(10.0, tall, f"Prefill and decode of {words}, measured above predicted", subtitle)
+    figure = page(10.0, tall, f"Prefill and decode of {count}, measured above predicted", subtitle)
     axes = figure.add_axes((0.125, 0.62 / tall, 0.86, 1 - 1.75 / tall))
     rows = np.arange(len(shown))
     for values, shift, shade in ((m, -0.2, 1.0), (p, 0.2, 0.45)):
@@ -284,7 +293,7 @@ def breakdown_picture(found: Validation, subtitle: str) -> Any:
             fontsize=7.5,
             color=MUTED if abs(off) <= BAND else VERMILLION,
         )
-    given, made = found.trace.input_tokens, found.trace.output_tokens
+    given, made = validation.trace.input_tokens, validation.trace.output_tokens
     axes.set_yticks(rows, [f"{given[i]:,} in, {made[i]:,} out" for i in shown], fontsize=7.5)
     axes.set_ylim(len(shown) - 0.4, -0.6)
     axes.tick_params(labelsize=7.5, length=0, colors=MUTED)
