@@ -86,7 +86,7 @@ HEAVY = [
     "joblib",
 ]
 
-MAX_FILES = 241
+MAX_FILES = 243
 MAX_LINES_OF_A_FILE = 500
 MAX_LINES_OF_A_FUNCTION = 60
 MAX_FMT_SKIPS = 60
@@ -134,11 +134,10 @@ DUPLICATE_CLASSES: list[str] = [
     "Outcome",
     "Part",
     "Passes",
-    "Plan",
     "Run",
     "Server",
 ]
-PRIVATE_WORDS: dict[str, int] = {"found": 1280, "asked": 114, "words": 416, "mine": 159, "usual": 46, "told": 32}
+PRIVATE_WORDS: dict[str, int] = {"found": 1131, "asked": 90, "words": 342, "mine": 150, "usual": 43, "told": 27}
 SPELLED_FLAGS: dict[str, int] = {
     "base.parallel_map": 2,
     "bench.endpoint": 1,
@@ -167,7 +166,6 @@ SPELLED_FLAGS: dict[str, int] = {
     "serving.summary": 2,
     "serving.synthetic": 17,
     "specs.calibration": 2,
-    "specs.catalog": 3,
     "sweep.points": 2,
     "training.passes": 1,
     "training.train": 16,
@@ -194,8 +192,7 @@ def may_import(name: str) -> set[str]:
 
 def test_the_tree_is_packages() -> None:
     assert len(LAYERS) <= 10 and len(PACKAGES) <= 16
-    folders = {path.name for path in SOURCE.iterdir() if path.is_dir() and path.name != "__pycache__"}
-    assert folders == {*PACKAGES, "data"}
+    assert {path.parent.name for path in SOURCE.glob("*/*.py")} == set(PACKAGES)
     assert {path.name for path in SOURCE.iterdir() if path.is_file()} == {"__init__.py", "__main__.py", "py.typed"}
 
 
