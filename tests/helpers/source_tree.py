@@ -31,6 +31,12 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    """Every node of the parsed file."""
+    return list(ast.walk(tree(path)))
+
+
 def package(module: str) -> str:
     """``package("costs.kernels.fitted")  # "costs"``"""
     return module.partition(".")[0]
@@ -41,23 +47,25 @@ def is_front_end(module: str) -> bool:
     return package(module) in FRONT_ENDS
 
 
-def imported(path: Path) -> Iterator[tuple[str, str]]:
+@cache
+def imported(path: Path) -> list[tuple[str, str]]:
     """Each ``(module, name)`` of this package that a file imports: at the top, in functions and for types alone."""
     folder = list(path.relative_to(SOURCE).parts[:-1])
-    for node in ast.walk(tree(path)):
+    pairs = []
+    for node in nodes(path):
         if isinstance(node, ast.ImportFrom) and node.level:
             base = folder[: len(folder) + 1 - node.level] + (node.module.split(".") if node.module else [])
             for alias in node.names:
                 submodule = ".".join([*base, alias.name])
-                yield (submodule, "") if submodule in MODULES else (".".join(base) or "__init__", alias.name)
+                pairs.append((submodule, "") if submodule in MODULES else (".".join(base) or "__init__", alias.name))
+    return pairs
 
 
+@cache
 def absolute_imports(path: Path) -> set[str]:
     """The names after ``import`` or ``from`` that do not begin with a dot."""
-    names = {alias.name for node in ast.walk(tree(path)) if isinstance(node, ast.Import) for alias in node.names}
-    return names | {
-        str(node.module) for node in ast.walk(tree(path)) if isinstance(node, ast.ImportFrom) and not node.level
-    }
+    names = {alias.name for node in nodes(path) if isinstance(node, ast.Import) for alias in node.names}
+    return names | {str(node.module) for node in nodes(path) if isinstance(node, ast.ImportFrom) and not node.level}
 
 
 def circles() -> set[str]:
@@ -94,13 +102,14 @@ def functions(path: Path) -> Iterator[tuple[str, int]]:
 
 def classes(path: Path) -> Iterator[str]:
     """The names of the classes in a file."""
-    return (node.name for node in ast.walk(tree(path)) if isinstance(node, ast.ClassDef))
+    return (node.name for node in nodes(path) if isinstance(node, ast.ClassDef))
 
 
+@cache
 def identifiers(path: Path) -> Counter[str]:
     """How often each name is written: variables, arguments, attributes, functions and imports."""
     names: Counter[str] = Counter()
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         for field in ("id", "attr", "arg", "name", "asname"):
             value = getattr(node, field, None)
             if isinstance(value, str):
@@ -111,13 +120,11 @@ def identifiers(path: Path) -> Counter[str]:
 def flags(path: Path) -> int:
     """How many strings, docstrings aside, spell a flag such as ``--batch-size``."""
     docstrings = {
-        id(node.value)
-        for node in ast.walk(tree(path))
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        id(node.value) for node in nodes(path) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     }
     texts = [
         node.value
-        for node in ast.walk(tree(path))
+        for node in nodes(path)
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings
     ]
     return sum(bool(re.search(r"(?<![\w-])--[a-z]", text)) for text in texts)
