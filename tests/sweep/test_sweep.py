@@ -275,7 +275,7 @@ def test_types_are_worked_out_by_one_thread_at_a_time() -> None:
     """The library that reads data crashes where two threads meet a type for the first time; ours do not."""
     code = (
         "import sys, threading, msgspec\n"
-        "from inferometer.base.files import convert, decoded\n"
+        "from inferometer.base.files import convert, decode_json\n"
         "sys.setswitchinterval(1e-6)\n"
         "for _ in range(1500):\n"
         "    inner = msgspec.defstruct('I', [('a', int), ('b', dict[str, tuple[str, ...]])])\n"
@@ -283,7 +283,7 @@ def test_types_are_worked_out_by_one_thread_at_a_time() -> None:
         "    data, gate = {f'f{k}': {'q': {'a': 1, 'b': {}}} for k in range(6)}, threading.Barrier(4)\n"
         "    def go(way):\n"
         "        gate.wait()\n"
-        "        convert(data, outer, '') if way % 2 else decoded(msgspec.json.encode(data), outer)\n"
+        "        convert(data, outer, '') if way % 2 else decode_json(msgspec.json.encode(data), outer)\n"
         "    threads = [threading.Thread(target=go, args=[way]) for way in range(4)]\n"
         "    [t.start() for t in threads], [t.join() for t in threads]\n"
     )
