@@ -110,6 +110,15 @@ def test_links_lead_somewhere(page: Path) -> None:
                 assert heading in slugs, f"{page.name} links to {link}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_pages_name_exist(page: Path) -> None:
+    to_be_added = ("rtx-3080.toml", "smollm3.py", "NAME.toml")  # the examples of CONTRIBUTING
+    named = re.findall(
+        r"`(?:pytest )?((?:src|tests|benchmarks|tools|docs)/[\w./-]+)`", page.read_text(encoding="utf-8")
+    )
+    assert not [path for path in named if not path.endswith(to_be_added) and not (ROOT / path).exists()]
+
+
 def test_every_page_is_in_the_index() -> None:
     index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
     missing = [
