@@ -17,7 +17,7 @@ import msgspec
 from .errors import BadFile, abbreviate
 
 S = TypeVar("S")
-_ALONE = threading.Lock()  # msgspec works out a type when it first meets it; two threads that do so at once crash it
+_CONVERTING = threading.Lock()  # msgspec analyses a type at its first use; two threads that do so at once crash it
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def user_path(text: str) -> Path:
 def convert(data: Mapping[str, Any], kind: type[S], where: str) -> S:
     """A dict as a spec; what does not fit is a sentence that names the key."""
     try:
-        with _ALONE:
+        with _CONVERTING:
             return msgspec.convert(data, kind)
     except msgspec.ValidationError as error:
         raise BadFile(f"{where}: {error}") from None
@@ -54,7 +54,7 @@ def convert(data: Mapping[str, Any], kind: type[S], where: str) -> S:
 
 def decode_json(data: bytes, kind: type[S]) -> S:
     """JSON that comes with the package as a spec."""
-    with _ALONE:
+    with _CONVERTING:
         return msgspec.json.decode(data, type=kind)
 
 

@@ -1,7 +1,7 @@
-"""Many simulations at once: on processes of this machine, or on a cluster of Dask or Ray.
+"""A function of many items at once: on processes of this machine, or on a cluster of Dask or Ray.
 
-spread(square, [1, 2, 3], backend="processes")          # [1, 4, 9]
-spread(square, [1, 2, 3], backend="dask", address="tcp://scheduler:8786")
+parallel_map(square, [1, 2, 3], backend="processes")    # [1, 4, 9]
+parallel_map(square, [1, 2, 3], backend="dask", address="tcp://scheduler:8786")
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from .errors import BadValue, UnknownName, check_int
 
 BACKENDS = ("processes", "dask", "ray")
 _NEEDS = {"processes": ("joblib",), "dask": ("joblib", "distributed"), "ray": ("joblib", "ray")}
-Given = TypeVar("Given")
-Found = TypeVar("Found")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 def worker_count(backend: str, jobs: int | None) -> int:
-    """How many simulations run at once: ``jobs``, or one per core; checks that the backend is there."""
+    """How many calls run at once: ``jobs``, or one per core; checks that the backend is installed."""
     if backend not in BACKENDS:
-        raise UnknownName("--backend", backend, BACKENDS)
+        raise UnknownName("`backend`", backend, BACKENDS, field="backend")
     count = check_int("jobs", jobs, most=10**5) if jobs is not None else os.cpu_count() or 1
-    lacking = [name for name in _NEEDS[backend] if importlib.util.find_spec(name) is None]
-    if lacking and (backend != "processes" or count > 1):
-        extra = "dask[distributed]" if "distributed" in lacking else lacking[0]
-        raise BadValue(f"--backend {backend} needs the package {extra}, which is not installed")
+    missing = [name for name in _NEEDS[backend] if importlib.util.find_spec(name) is None]
+    if missing and (backend != "processes" or count > 1):
+        extra = "dask[distributed]" if "distributed" in missing else missing[0]
+        raise BadValue(f"`backend` {backend} needs the package {extra}, which is not installed")
     return count
 
 
@@ -39,7 +39,7 @@ def worker_count(backend: str, jobs: int | None) -> int:
 def worker_pool(
     backend: str, jobs: int | None = None, address: str | None = None
 ) -> Iterator[Callable[..., list[Any]]]:
-    """Workers that stay until the end: ``with pool("processes") as run: run(square, [1, 2, 3])``"""
+    """Workers that stay until the end: ``with worker_pool("processes") as run: run(square, [1, 2, 3])``"""
     count = worker_count(backend, jobs)
     if backend == "processes" and count == 1:
         yield lambda function, items: [function(item) for item in items]
@@ -47,7 +47,9 @@ def worker_pool(
     joblib: Any = importlib.import_module("joblib")
 
     def run(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-        return list(joblib.Parallel(n_jobs=count)(joblib.delayed(_undisturbed)(function, item) for item in items))
+        return list(
+            joblib.Parallel(n_jobs=count)(joblib.delayed(_without_interrupts)(function, item) for item in items)
+        )
 
     if backend == "dask":
         client_of: Any = importlib.import_module("distributed").Client
@@ -64,21 +66,21 @@ def worker_pool(
             yield run
 
 
-def _undisturbed(function: Callable[[Any], Any], item: Any) -> Any:
-    """A worker's part: Ctrl-C reaches every process of a terminal, but only the one that asked should end it all."""
+def _without_interrupts(function: Callable[[Any], Any], item: Any) -> Any:
+    """One call in a worker. Ctrl-C reaches every process of a terminal; the parent alone ends the run."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     return function(item)
 
 
 def parallel_map(
-    function: Callable[[Given], Found],
-    items: Sequence[Given],
+    function: Callable[[Item], Result],
+    items: Sequence[Item],
     *,
     backend: str = "processes",
     jobs: int | None = None,
     address: str | None = None,
-) -> list[Found]:
+) -> list[Result]:
     """A function of every item, on all workers; results in the order of the items."""
     with worker_pool(backend, jobs, address) as run:
         return run(function, items)

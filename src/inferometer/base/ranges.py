@@ -1,8 +1,10 @@
 """The values of an axis, from what people write: lists, ranges by step or by ratio, and mixtures of them.
 
-numbers("--batch-size", "1,8:64:8", whole=True)           # (1, 8, 16, 24, 32, 40, 48, 56, 64)
-numbers("--input-len", "128:32768:x2", whole=True)        # (128, 256, 512, …, 32768)
-words("--quantization", ["bf16", "fp8,int8"])             # ('bf16', 'fp8', 'int8')
+numbers("`batch_size`", "1,8:64:8", whole=True)           # (1, 8, 16, 24, 32, 40, 48, 56, 64)
+numbers("`input_len`", "128:32768:x2", whole=True)        # (128, 256, 512, …, 32768)
+choices("`quantization`", ["bf16", "fp8,int8"])           # ('bf16', 'fp8', 'int8')
+
+Errors begin with the name that is passed first: an argument is marked by backticks, as in `errors`.
 """
 
 from __future__ import annotations
@@ -20,39 +22,39 @@ Number = int | float
 
 def numbers(what: str, given: Any, *, whole: bool) -> tuple[Number, ...]:
     """The numbers of an axis in the order given, none of them twice; ``whole`` ones only, or any."""
-    found: dict[Number, None] = {}
+    values: dict[Number, None] = {}
     for item in as_list(given):
-        pieces = item.split(",") if isinstance(item, str) else [item]
-        for piece in pieces:
-            values = _piece(what, piece.strip(), whole) if isinstance(piece, str) else [_number(what, piece, whole)]
-            found.update(dict.fromkeys(values))
-        if len(found) > MAX_VALUES:
+        parts = item.split(",") if isinstance(item, str) else [item]
+        for part in parts:
+            more = _range(what, part.strip(), whole) if isinstance(part, str) else [_number(what, part, whole)]
+            values.update(dict.fromkeys(more))
+        if len(values) > MAX_VALUES:
             raise BadValue(f"{what} has more than {MAX_VALUES:,} values; give fewer, or a larger step")
-    if not found:
+    if not values:
         raise BadValue(f"{what} has no values; it takes {FORMS}")
-    return tuple(found)
+    return tuple(values)
 
 
 def choices(what: str, given: Any, split: Callable[[str], list[str]] | None = None) -> tuple[Any, ...]:
-    """The words of an axis, none of them twice. What is not text is a value as it stands.
+    """The texts of an axis, none of them twice. What is not text is a value as it stands.
 
-    ``split`` takes a text apart, at commas unless told; ``words("--turns", "512:128,256:64", lambda t: [t])``
+    ``split`` takes a text apart, by default at commas; ``choices("`turns`", "512:128,256:64", lambda text: [text])``
     """
-    apart = split or (lambda text: [word.strip() for word in text.split(",")])
-    found: list[Any] = []
+    split = split or (lambda text: [part.strip() for part in text.split(",")])
+    values: list[Any] = []
     for item in as_list(given):
-        found += [word for word in (apart(item) if isinstance(item, str) else [item]) if word not in (*found, "")]
-    if not found:
+        values += [value for value in (split(item) if isinstance(item, str) else [item]) if value not in (*values, "")]
+    if not values:
         raise BadValue(f"{what} has no values; it takes words with commas between")
-    return tuple(found)
+    return tuple(values)
 
 
 def switches(what: str, given: Any) -> tuple[bool, ...]:
-    """Off, on, or both: ``switches("--enable-expert-parallel", [False, True])``"""
-    found = as_list(given)
-    if not found or not all(isinstance(item, bool) for item in found):
+    """Off, on, or both: ``switches("`enable_expert_parallel`", [False, True])``"""
+    values = as_list(given)
+    if not values or not all(isinstance(value, bool) for value in values):
         raise BadValue(f"{what} must be True, False or a list of both, not {abbreviate(given)}")
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(values))
 
 
 def as_list(given: Any) -> list[Any]:
@@ -62,8 +64,8 @@ def as_list(given: Any) -> list[Any]:
     return list(given) if isinstance(given, Iterable) and not isinstance(given, str | bytes | dict) else [given]
 
 
-def _piece(what: str, text: str, whole: bool) -> Iterable[Number]:
-    """The values of one piece of a list: a number or a range; of nothing between two commas, none."""
+def _range(what: str, text: str, whole: bool) -> Iterable[Number]:
+    """The values of what stands between two commas: a number or a range; of nothing, none."""
     if not text:
         return []
     parts = [part.strip() for part in text.split(":")]
@@ -84,7 +86,7 @@ def _piece(what: str, text: str, whole: bool) -> Iterable[Number]:
 def _by_step(what: str, text: str, start: Number, stop: Number, step: Number) -> Iterable[Number]:
     if step <= 0:
         raise BadValue(f"{what} {text} never reaches {stop:g}: a step is more than 0")
-    count = _counted(what, text, (stop - start) / step)
+    count = _num_values(what, text, (stop - start) / step)
     if isinstance(start, int) and isinstance(step, int):
         return range(start, start + count * step, step)
     return [float(f"{start + i * step:.12g}") for i in range(count)]  # 3 · 0.1 is 0.3, not 0.30000000000000004
@@ -95,12 +97,12 @@ def _by_ratio(what: str, text: str, start: Number, stop: Number, ratio: Number, 
         raise BadValue(f"{what} {text} never reaches {stop:g}: a ratio is more than 1")
     if start <= 0:
         raise BadValue(f"{what} {text} never leaves {start:g}: what grows by a ratio starts above 0")
-    count = _counted(what, text, math.log(stop / start) / math.log(ratio))
+    count = _num_values(what, text, math.log(stop / start) / math.log(ratio))
     values = (start * float(ratio) ** i for i in range(count))
     return [v for v in (round(v) if whole else float(f"{v:.12g}") for v in values) if v <= stop]
 
 
-def _counted(what: str, text: str, steps: float) -> int:
+def _num_values(what: str, text: str, steps: float) -> int:
     """How many values so many steps give, both ends counted, where rounding may fall short of the last."""
     if steps >= MAX_VALUES:
         raise BadValue(f"{what} {text} has {steps // 1 + 1:,.0f} values, more than {MAX_VALUES:,}: give a larger step")

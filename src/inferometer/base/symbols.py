@@ -18,9 +18,16 @@ from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 Number = float | int
-Value = Any  # a float, or an ndarray of floats that broadcasts with the others
-Env = Mapping[str, Value]
-_PLAIN = (float, int)
+
+# What formulas are evaluated on and to: a float, or an ndarray of floats whose shape broadcasts with the others' in the
+# same binding. It is Any because NumPy is only loaded where an array is met: a single point never needs it.
+Value = Any
+
+# What operators are described with: an `Expr`, or a plain number where nothing is to be bound.
+Formula = Any
+
+Env = Mapping[str, Value]  # names -> values
+_SCALARS = (float, int)
 
 # Weak, so that the formulas of a model go with it. A formula holds its parts, so the ids in a key outlive the entry.
 _interned: WeakValueDictionary[tuple[Any, ...], Expr] = WeakValueDictionary()
@@ -35,12 +42,12 @@ class Expr:
 
     def __new__(cls, op: str, args: tuple[Any, ...]) -> Expr:
         key = (op, *(id(a) if isinstance(a, Expr) else a for a in args))
-        found = _interned.get(key)
-        if found is None:
-            found = object.__new__(cls)
-            found.op, found.args = op, args
-            _interned[key] = found
-        return found
+        expr = _interned.get(key)
+        if expr is None:
+            expr = object.__new__(cls)
+            expr.op, expr.args = op, args
+            _interned[key] = expr
+        return expr
 
     def __reduce__(self) -> tuple[type[Expr], tuple[str, tuple[Any, ...]]]:
         return Expr, (self.op, self.args)
@@ -111,7 +118,7 @@ def minimum(a: Expr | Number, b: Expr | Number) -> Expr:
 
 def ceil(a: Expr | Number) -> Expr:
     """``ceil(s.tokens / 128)``"""
-    a = _lift(a)
+    a = lift(a)
     return constant(math.ceil(a.args[0])) if a.op == "const" else Expr("ceil", (a,))
 
 
@@ -123,7 +130,8 @@ def total(items: Iterable[Expr | Number]) -> Expr:
     return result
 
 
-def _lift(value: Expr | Number) -> Expr:
+def lift(value: Expr | Number) -> Expr:
+    """A number as a formula, a formula as it is: ``lift(2) is constant(2)  # True``"""
     return value if isinstance(value, Expr) else constant(value)
 
 
@@ -133,9 +141,9 @@ def _is(expr: Expr, value: float) -> bool:
 
 def _binary(op: str, a: Expr | Number, b: Expr | Number) -> Expr:
     """Build `a op b`, dropping what does nothing so that the text stays readable."""
-    a, b = _lift(a), _lift(b)
+    a, b = lift(a), lift(b)
     if a.op == "const" and b.op == "const":
-        return constant(_SCALAR[op](a.args[0], b.args[0]))
+        return constant(_FUNCTIONS[op](a.args[0], b.args[0]))
     if op == "+":
         if _is(a, 0):
             return b
@@ -171,16 +179,16 @@ def _binary(op: str, a: Expr | Number, b: Expr | Number) -> Expr:
 
 
 def scalar(*values: Value) -> bool:
-    """Whether all are plain numbers; NumPy is loaded only where one is not, since most questions are one point."""
-    for value in values:  # noqa: SIM110  a plain loop: this is asked a million times
-        if not isinstance(value, _PLAIN):
+    """Whether all are plain numbers; NumPy is loaded only where one is not, since most requests are one point."""
+    for value in values:  # noqa: SIM110  a plain loop: it runs millions of times in a sweep
+        if not isinstance(value, _SCALARS):
             return False
     return True
 
 
 def maximum_of(a: Value, b: Value) -> Value:
     """The larger of two values, point by point where one is an array."""
-    if isinstance(a, _PLAIN) and isinstance(b, _PLAIN):
+    if isinstance(a, _SCALARS) and isinstance(b, _SCALARS):
         return b if b > a else a
     import numpy as np
 
@@ -189,7 +197,7 @@ def maximum_of(a: Value, b: Value) -> Value:
 
 def minimum_of(a: Value, b: Value) -> Value:
     """The smaller of two values, point by point where one is an array."""
-    if isinstance(a, _PLAIN) and isinstance(b, _PLAIN):
+    if isinstance(a, _SCALARS) and isinstance(b, _SCALARS):
         return b if b < a else a
     import numpy as np
 
@@ -224,7 +232,7 @@ def exp(a: Value) -> Value:
 
 
 def ceil_of(a: Value) -> Value:
-    """The next whole number, of a float or an array: ``whole_up(1.2)  # 2``"""
+    """The next whole number, of a float or an array: ``ceil_of(1.2)  # 2``"""
     if scalar(a):
         return math.ceil(a)
     import numpy as np
@@ -239,7 +247,7 @@ def _times(a: Value, b: Value) -> Value:
     return a * b
 
 
-_SCALAR: dict[str, Callable[..., Any]] = {
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "+": operator.add,
     "-": operator.sub,
     "*": _times,
@@ -271,7 +279,7 @@ class Program:
             elif expr.op == "const":
                 self.steps.append((slot, None, expr.args[0]))
             else:
-                self.steps.append((slot, _SCALAR[expr.op], inputs))
+                self.steps.append((slot, _FUNCTIONS[expr.op], inputs))
             return slot
 
         self.outputs = [visit(e) for e in exprs]
@@ -299,22 +307,22 @@ def evaluate(expr: Expr | Number, env: Env) -> Value:
         return expr.args[0]
     if expr.op == "name":
         return env[expr.args[0]]
-    return _SCALAR[expr.op](*(evaluate(a, env) for a in expr.args))
+    return _FUNCTIONS[expr.op](*(evaluate(a, env) for a in expr.args))
 
 
 def free_names(expr: Expr | Number) -> list[str]:
     """The names in a formula, in the order they appear."""
-    found: dict[str, None] = {}
+    in_order: dict[str, None] = {}
 
     def visit(e: Expr) -> None:
         if e.op == "name":
-            found[e.args[0]] = None
+            in_order[e.args[0]] = None
         elif e.op != "const":
             for a in e.args:
                 visit(a)
 
-    visit(_lift(expr))
-    return list(found)
+    visit(lift(expr))
+    return list(in_order)
 
 
 # ------------------------------------------------------------------ text
@@ -322,15 +330,15 @@ def free_names(expr: Expr | Number) -> list[str]:
 _RANK = {"+": 1, "-": 1, "*": 2, "/": 2, "**": 3}
 _SIGN = {"+": " + ", "-": " - ", "*": "·", "/": "/", "**": "^"}
 _SIGN_JS = {"+": " + ", "-": " - ", "*": " * ", "/": " / ", "**": " ** "}
-_told: WeakKeyDictionary[Expr, str] = WeakKeyDictionary()  # texts go with their formulas
+_text_cache: WeakKeyDictionary[Expr, str] = WeakKeyDictionary()  # weak, so that texts go with their formulas
 
 
 def text(expr: Expr | Number, js: bool = False) -> str:
     """The formula as people read it, or as JavaScript: ``text(2 * s.tokens, js=True)  # '2 * tokens'``"""
     sign = _SIGN_JS if js else _SIGN
-    whole = _lift(expr)
-    if not js and whole in _told:
-        return _told[whole]
+    formula = lift(expr)
+    if not js and formula in _text_cache:
+        return _text_cache[formula]
 
     def show(e: Expr, outer: int) -> str:
         if e.op == "const":
@@ -345,7 +353,7 @@ def text(expr: Expr | Number, js: bool = False) -> str:
         body = show(e.args[0], rank + (e.op == "**")) + sign[e.op] + show(e.args[1], right_rank)
         return f"({body})" if rank < outer else body
 
-    found = show(whole, 0)
+    shown = show(formula, 0)
     if not js:
-        _told[whole] = found
-    return found
+        _text_cache[formula] = shown
+    return shown

@@ -1,7 +1,7 @@
-"""Tables in files of the user, CSV or JSON lines, piece by piece: whatever is wrong is a sentence with its line.
+"""Tables in files of the user, CSV or JSON lines, in chunks of rows: whatever is wrong is a sentence with its line.
 
-for rows in sheet(path, ["input_tokens"]):
-    rows.numbers("input_tokens", whole=True)      # an array of up to 1,024 numbers
+for chunk in read_table(path, ["input_tokens"]):
+    chunk.numbers("input_tokens", whole=True)     # an array of up to 1,024 numbers
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from .errors import BadFile, abbreviate
 
-PIECE = 1024  # rows that are held as text at once: few enough for the processor's caches
+CHUNK_ROWS = 1024  # rows that are held as text at once: few enough for the processor's caches
 
 
 class TableChunk(NamedTuple):
@@ -35,18 +35,18 @@ class TableChunk(NamedTuple):
         if blank is not None:
             cells = [blank if c is None or c == "" else c for c in cells]
         try:
-            found = np.fromiter(map(float, cells), float, len(cells))
+            values = np.fromiter(map(float, cells), float, len(cells))
         except (TypeError, ValueError, OverflowError):
             at = next(i for i, cell in enumerate(cells) if not _is_number(cell))
             raise self.wrong(name, at, _allowed(whole, least, most)) from None
-        wrong = ~((found >= least) & (found <= most))  # written so that nan is wrong, too
+        wrong = ~((values >= least) & (values <= most))  # written so that nan is wrong, too
         if blank is not None and blank != blank:
-            wrong &= ~np.isnan(found)
+            wrong &= ~np.isnan(values)
         if whole:
-            wrong |= np.nan_to_num(found) % 1 != 0
+            wrong |= np.nan_to_num(values) % 1 != 0
         if wrong.any():
             raise self.wrong(name, int(np.argmax(wrong)), _allowed(whole, least, most))
-        return found.astype(np.int64) if whole else found
+        return values.astype(np.int64) if whole else values
 
     def wrong(self, name: str, at: int, allowed: str) -> BadFile:
         """The error about one cell: ``trace.csv, line 7: output_tokens must be …, not 'many'``"""
@@ -65,7 +65,7 @@ def column_names(path: Path) -> list[str]:
 
 
 def read_table(path: Path, wanted: Iterable[str]) -> Iterator[TableChunk]:
-    """The rows of a table in pieces, with the columns that are wanted and there."""
+    """The rows of a table in chunks, with those of the ``wanted`` columns that it has."""
     keep = list(wanted)
     with _opened(path) as file:
         first = _first(path, file)
@@ -80,7 +80,7 @@ def _csv_rows(path: Path, file: TextIO, keep: list[str]) -> Iterator[TableChunk]
         places = {name: names.index(name) for name in keep if name in names}
         while True:
             before = reader.line_num
-            rows = list(islice(reader, PIECE))
+            rows = list(islice(reader, CHUNK_ROWS))
             if not rows:
                 return
             # a quoted cell may hold line breaks: then a row's line is known to a few lines only
@@ -110,21 +110,21 @@ def _json_rows(path: Path, file: TextIO, keep: list[str]) -> Iterator[TableChunk
     names: list[str] | None = None  # the first line's
     while True:
         try:
-            piece = [(number, line) for number, line in islice(numbered, PIECE)]
+            lines = [(number, line) for number, line in islice(numbered, CHUNK_ROWS)]
         except UnicodeDecodeError:
             raise BadFile(f"{path} is not UTF-8 text") from None
-        if not piece:
+        if not lines:
             return
-        found = [(number, _decoded(path, number, line)) for number, line in piece if line.strip()]
-        if found and names is None:
-            names = [name for name in keep if name in found[0][1]]
-        for number, row in found:
+        rows = [(number, _decoded(path, number, line)) for number, line in lines if line.strip()]
+        if rows and names is None:
+            names = [name for name in keep if name in rows[0][1]]
+        for number, row in rows:
             late = [name for name in keep if name in row and name not in (names or ())]
             if late:
                 raise BadFile(f"{path}, line {number}: has {late[0]!r}, which the lines before it lack")
-        if found:
+        if rows:
             yield TableChunk(
-                path, {name: [row.get(name) for _, row in found] for name in names or ()}, [n for n, _ in found]
+                path, {name: [row.get(name) for _, row in rows] for name in names or ()}, [n for n, _ in rows]
             )
 
 

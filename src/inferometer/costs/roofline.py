@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..base.cache import cache_by_identity
-from ..base.symbols import Env, Expr, Program, Value, constant, evaluate, maximum_of, minimum_of, scalar
+from ..base.symbols import Env, Expr, Program, Value, constant, evaluate, lift, maximum_of, minimum_of, scalar
 from ..network.graph import Block
 from ..network.operators import MEMORY_FIELDS, WORK_FIELDS, Op
 from .dedup import dedup_by_tokens, split_token_only_ops
@@ -53,7 +53,7 @@ def _program(block: Block, brief: bool) -> Program:
     """The formulas of a block, put in order once. ``brief`` has only what time needs."""
     formulas: list[Expr] = []
     for op in block.ops:
-        values = {f: _lift(getattr(op.work, f)) for f in WORK_FIELDS}
+        values = {f: lift(getattr(op.work, f)) for f in WORK_FIELDS}
         if brief:
             moved = constant(0)
             for f in MEMORY_FIELDS:
@@ -62,10 +62,6 @@ def _program(block: Block, brief: bool) -> Program:
         else:
             formulas += values.values()
     return Program(formulas)
-
-
-def _lift(value: Any) -> Expr:
-    return value if isinstance(value, Expr) else constant(value)
 
 
 def _terms(op: Op, flops: Value, moved: Value, sent: Value, hops: Value, env: Env) -> Terms:
@@ -78,7 +74,7 @@ def weight_sum(blocks: tuple[Block, ...], env: Env, field: str) -> Value:
     """Sum of a field of work over all blocks: stored bytes, parameters, weights read."""
     found: Value = 0.0
     for block in blocks:
-        formulas = [_lift(getattr(op.work, field)) for op in block.ops]
+        formulas = [lift(getattr(op.work, field)) for op in block.ops]
         found = found + block.count * sum(Program(formulas)({**env, **block.dims}))
     return found
 

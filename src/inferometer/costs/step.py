@@ -1,8 +1,13 @@
-"""A step of the engine as a few sums over its sequences.
+"""A step of the engine as a few sums over its sequences, and a workload as the steps that an engine runs.
+
+    Step((Group(8, new=1024),)).sums({"": Span()})["prefill_qk"]      # query-key pairs of 8 prompts
+    prefill(8, 1024, budget=2048)                                     # [(a step of two prompts, 4 times)]
+    decode(8, 1024, output=128)                                       # the mean step of the answers
 
 With q new and c cached tokens per sequence: tokens = Σq, seqs = n, kv = what is read of the cache,
 qk = Σ(q·c + q(q+1)/2) pairs of query and key, and logits = rows that need the LM head. Prefill, decode, chunked mixes
-and speculative verification are all just groups of sequences, and every figure may be an array.
+and speculative verification are all just groups of sequences. Every number may be an array, so that the steps of a
+million workloads are one call.
 """
 
 from __future__ import annotations
@@ -12,9 +17,12 @@ from typing import Any, NamedTuple
 from ..base.symbols import Value, maximum_of, minimum_of, scalar
 from ..network.graph import Model, Span
 
+# Nodes on [-1, 1] and weights (that sum to 1) of Gauss-Legendre quadrature of order three.
+_GAUSS = ((-0.7745966692414834, 5 / 18), (0.0, 8 / 18), (0.7745966692414834, 5 / 18))
+
 
 class Group(NamedTuple):
-    """``seqs`` sequences alike: ``Group(8, new=1024, cached=0, logits=1)`` is the prefill of 8 prompts."""
+    """``seqs`` equal sequences: ``Group(8, new=1024, cached=0, logits=1)`` is the prefill of 8 prompts."""
 
     seqs: Value
     new: Value
@@ -24,11 +32,11 @@ class Group(NamedTuple):
 
 
 def query_key_pairs(span: Span, n: Value) -> Value:
-    """Query-key pairs of the first n positions under the mask: ``pairs(Span(), 3)  # 6.0``"""
+    """Query-key pairs of the first n positions under the mask: ``query_key_pairs(Span(), 3)  # 6.0``"""
     if span.kind == "chunk":
-        whole = n // span.size
-        rest = n - whole * span.size
-        return (whole * span.size * (span.size + 1) + rest * (rest + 1)) / 2
+        chunks = n // span.size
+        rest = n - chunks * span.size
+        return (chunks * span.size * (span.size + 1) + rest * (rest + 1)) / 2
     if span.size == float("inf"):
         return n * (n + 1) / 2 / span.ratio
     reach = span.size * span.ratio
@@ -54,7 +62,7 @@ def cache_entries(span: Span, n: Value) -> Value:
 
 
 class Images(NamedTuple):
-    """The pictures of a step: how many, patches in all, Σ patches² and the tokens they become."""
+    """The images of a step: how many, patches in all, Σ patches² and the tokens they become."""
 
     count: Value = 0
     patches: Value = 0
@@ -67,71 +75,72 @@ class Step(NamedTuple):
 
     groups: tuple[Group, ...]
     images: Images = Images()
-    in_a_row: Value = 1.0  # like steps that follow each other: they keep the chip hot
+    in_a_row: Value = 1.0  # equal steps that follow each other: they keep the chip hot
 
     def sums(self, spans: dict[str, Span]) -> dict[str, Value]:
         """The named sums that formulas use, for the spans that a model has."""
-        found: dict[str, Any] = {"tokens": 0.0, "seqs": 0.0, "logits": 0.0}
+        suffixed = {f"_{key}" if key else "": span for key, span in spans.items()}
+        sums: dict[str, Any] = {"tokens": 0.0, "seqs": 0.0, "logits": 0.0}
         for phase in ("prefill", "decode"):
-            found |= {f"{phase}_{word}": 0.0 for word in ("tokens", "seqs", "dense")}
-            for tail in _tails(spans):
-                found[f"{phase}_qk{tail}"] = found[f"{phase}_kv{tail}"] = 0.0
+            sums |= {f"{phase}_tokens": 0.0, f"{phase}_seqs": 0.0, f"{phase}_dense": 0.0}
+            for suffix in suffixed:
+                sums[f"{phase}_qk{suffix}"] = sums[f"{phase}_kv{suffix}"] = 0.0
         for group in self.groups:
             phase = "decode" if group.decode else "prefill"
             n, q, c = group.seqs, group.new, group.cached
-            found["tokens"] += n * q
-            found["seqs"] += n
-            found["logits"] += n * group.logits
-            found[f"{phase}_tokens"] += n * q
-            found[f"{phase}_seqs"] += n
-            found[f"{phase}_dense"] += n * q * (c + q)
-            for tail, span in _tails(spans).items():
-                found[f"{phase}_qk{tail}"] += n * (query_key_pairs(span, c + q) - query_key_pairs(span, c))
-                found[f"{phase}_kv{tail}"] += n * entries_read(span, c, q)
-        found["in_a_row"] = self.in_a_row
-        found |= {"images": self.images.count, "patches": self.images.patches}
-        found |= {"patch_pairs": self.images.pairs, "image_tokens": self.images.tokens}
-        return found
+            sums["tokens"] += n * q
+            sums["seqs"] += n
+            sums["logits"] += n * group.logits
+            sums[f"{phase}_tokens"] += n * q
+            sums[f"{phase}_seqs"] += n
+            sums[f"{phase}_dense"] += n * q * (c + q)
+            for suffix, span in suffixed.items():
+                sums[f"{phase}_qk{suffix}"] += n * (query_key_pairs(span, c + q) - query_key_pairs(span, c))
+                sums[f"{phase}_kv{suffix}"] += n * entries_read(span, c, q)
+        sums["in_a_row"] = self.in_a_row
+        sums |= {"images": self.images.count, "patches": self.images.patches}
+        sums |= {"patch_pairs": self.images.pairs, "image_tokens": self.images.tokens}
+        return sums
 
 
-def _tails(spans: dict[str, Span]) -> dict[str, Span]:
-    return {f"_{key}" if key else "": span for key, span in spans.items()}
-
-
-# ------------------------------------------------------------------ phases
-# From a workload to the steps that an engine runs: prefill in chunks of its token budget, then decoding.
-#
-# Each phase is a list of (step, how often). Everything may be an array, so a million workloads are one call.
-
-
-Steps = list[tuple[Step, Value]]
-_GAUSS = ((-0.7745966692414834, 5 / 18), (0.0, 8 / 18), (0.7745966692414834, 5 / 18))
+Steps = list[tuple[Step, Value]]  # steps, and how often each of them runs
 
 
 def prefill(batch: Value, new: Value, cached: Value = 0, *, budget: Value) -> Steps:
-    """The prompts of ``batch`` sequences, at most ``budget`` tokens a step.
+    """The prompts of ``batch`` sequences, ``new`` tokens each after ``cached`` ones, at most ``budget`` tokens a step.
 
-    Full steps are represented by their mean: the same tokens, and the mean context of their queries, which is exact
-    where attention's cost is linear in the context. The last step is whatever is left; where it is less than a prompt,
-    the head of that prompt stands in the full steps. So tokens, pairs and logits add up whatever the budget.
+    The prompts are laid end to end and cut every ``budget`` tokens: some full steps, and a last one with the rest. All
+    full steps are represented by their mean, which has the same tokens and the mean context of their queries; that is
+    exact where attention's cost is linear in the context. If the rest is less than a prompt, then the last prompt is cut
+    in two: its head runs in the full steps, its tail is the last step. Tokens, query-key pairs and logits of all steps
+    add up to those of the prompts, whatever the budget.
+
+    Three prompts of 1,000 tokens with a budget of 2,048 are one full step (two prompts, and a head of 48 tokens) and a
+    last step of 952 tokens after 48 cached ones:
+
+        prefill(3, 1000, budget=2048)
+        # [(Step((Group(2, 1000, 0, logits=1), Group(1, 48, 0, logits=0))), 1), (Step((Group(1, 952, 48),)), 1)]
     """
     total = batch * new
-    full = total // budget
-    rest = total - full * budget
-    split = (rest > 0) * 1.0 * (rest < new)
-    head = split * (new - rest)
-    complete = split * (batch - 1) + (1 - split) * full * budget / new
-    piece, start, times = minimum_of(new, budget), minimum_of(maximum_of(head, 1), budget), maximum_of(full, 1)
-    last = minimum_of(new, maximum_of(rest, 1))
-    whole = Step(
+    full_steps = total // budget
+    rest = total - full_steps * budget
+    has_rest = rest > 0
+    is_cut = has_rest * 1.0 * (rest < new)  # 1 where the last prompt is cut in two
+    head = is_cut * (new - rest)  # its tokens in the full steps
+    whole_prompts = is_cut * (batch - 1) + (1 - is_cut) * full_steps * budget / new  # other prompts in the full steps
+    # One full step runs `chunk` tokens of a prompt, so a prompt takes new / chunk steps; likewise the head.
+    chunk, head_chunk = minimum_of(new, budget), minimum_of(maximum_of(head, 1), budget)
+    divisor = maximum_of(full_steps, 1)  # the mean over no step is not used, but must not divide by 0
+    full = Step(
         (
-            Group(complete * new / piece / times, piece, cached + (new - piece) / 2, piece / new),
-            Group(head / start / times, start, cached + (head - start) / 2 * split, 0),
+            Group(whole_prompts * new / chunk / divisor, chunk, cached + (new - chunk) / 2, chunk / new),
+            Group(head / head_chunk / divisor, head_chunk, cached + (head - head_chunk) / 2 * is_cut, 0),
         ),
-        in_a_row=full + (rest > 0),
+        in_a_row=full_steps + has_rest,
     )
-    left = Step((Group(rest / last, last, cached + new - last),), in_a_row=full + 1)
-    steps: Steps = [(whole, full * 1.0), (left, (rest > 0) * 1.0)]
+    tail = minimum_of(new, maximum_of(rest, 1))  # tokens of each prompt in the last step
+    last = Step((Group(rest / tail, tail, cached + new - tail),), in_a_row=full_steps + 1)
+    steps: Steps = [(full, full_steps * 1.0), (last, has_rest * 1.0)]
     return [(step, often) for step, often in steps if not scalar(often) or often > 0]
 
 
@@ -141,8 +150,13 @@ def decode(batch: Value, context: Value, output: Value) -> Step:
 
 
 def decode_quadrature(model: Model, batch: Value, context: Value, output: Value) -> Steps:
-    """Steps whose weighted sum is the mean step of the answer; more than one only where cost is not linear in that."""
+    """Steps and weights whose weighted sum of seconds is that of the mean decode step of output tokens 2..N.
+
+    With full attention the cost is linear in the context, and one step at the mean context is exact. A window or top-k
+    makes it bend; Gauss-Legendre quadrature with three nodes then integrates over the contexts of the answer.
+    """
     if all(span.size == float("inf") for span in model.spans.values()):
         return [(decode(batch, context, output), 1.0)]
-    middle, half = context + maximum_of(output - 2, 0) / 2, maximum_of(output - 2, 0) / 2
-    return [(Step((Group(batch, 1, middle + x * half, 1, True),)), weight) for x, weight in _GAUSS]
+    half_range = maximum_of(output - 2, 0) / 2
+    middle = context + half_range
+    return [(Step((Group(batch, 1, middle + x * half_range, 1, True),)), weight) for x, weight in _GAUSS]

@@ -5,11 +5,12 @@ the plan, ``s.attn_weight_bytes`` by the precision. Parallelism is in the formul
 all-reduce sends (tp-1)/tp = 0 bytes. All figures are of one device and one call of the operator.
 """
 
+from ...base.symbols import Formula
 from .attention import attention, kv_write, local_kv_heads, scan
 from .communication import all_gather, all_reduce, all_to_all, reduce_scatter, send
 from .dense import elementwise, embedding, linear, norm, sampler
 from .moe import experts
-from .op import KINDS, MEMORY_FIELDS, WORK_FIELDS, Cache, Formula, Op, Work, operator
+from .op import KINDS, MEMORY_FIELDS, WORK_FIELDS, Cache, Op, Work, operator
 
 __all__ = [
     "KINDS",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ...base.symbols import Expr, maximum, total
+from ...base.symbols import Expr, Formula, maximum, total
 from ...base.symbols import names as s
-from .op import KINDS, Cache, Formula, Op, Work, operator
+from .op import KINDS, Cache, Op, Work, operator
 
 
 @operator("kv_write")

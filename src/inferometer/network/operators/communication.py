@@ -6,9 +6,9 @@ really takes is the collectives' own model (which algorithm, which protocol). ``
 
 from __future__ import annotations
 
-from ...base.symbols import minimum
+from ...base.symbols import Formula, minimum
 from ...base.symbols import names as s
-from .op import Formula, Op, Work, operator
+from .op import Op, Work, operator
 
 
 def _collective(

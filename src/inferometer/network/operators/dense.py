@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ...base.symbols import minimum
+from ...base.symbols import Formula, minimum
 from ...base.symbols import names as s
-from .op import Formula, Op, Work, operator, role_bytes
+from .op import Op, Work, operator, role_bytes
 
 
 @operator("linear")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ...base.symbols import ceil, constant
+from ...base.symbols import Formula, ceil, constant
 from ...base.symbols import names as s
-from .op import Formula, Op, Work, operator, role_bytes
+from .op import Op, Work, operator, role_bytes
 
 
 @operator("moe")

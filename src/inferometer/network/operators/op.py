@@ -8,14 +8,10 @@ all-reduce sends (tp-1)/tp = 0 bytes. All figures are of one device and one call
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
-
 import msgspec
 
-from ...base.symbols import Expr, text
+from ...base.symbols import Expr, Formula, text
 from ...base.symbols import names as s
-
-Formula = Any  # an Expr or a number
 
 
 class Work(msgspec.Struct, frozen=True):
