@@ -5,13 +5,13 @@
     seconds("all_reduce", 64e6, 8, link=link, style=kind)                      # 0.00031
     algorithm("all_reduce", 65536, 8, link=link, style=kind, engine="vllm")    # 'vllm one-shot'
 
-Every way of doing it is one line:
+Every algorithm with one of its protocols takes
 
     start + hops·hop·latency + wire/(bandwidth·efficiency) + own/(bandwidth·copy)
 
 where *hops* messages follow one another, *wire* bytes leave each device and *own* bytes it copies to itself, as the
 collective, the algorithm and the ranks have it; start, hop, efficiency and copy are the protocol's figures, by style
-of link, in data/collectives.toml. The fastest way is taken. Between nodes a second such line joins it for the
+of link, in data/collectives.toml. The fastest candidate is taken. Between nodes a second such term joins it for the
 network: latencies add up, while the bytes of both levels flow at the same time, as NCCL pipelines them.
 """
 
@@ -25,7 +25,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from ..base.errors import UnknownName
-from ..base.symbols import Value, maximum_of, minimum_of, scalar
+from ..base.symbols import Value, ceil_of, log2, maximum_of, minimum_of, scalar
 from ..specs import catalog
 from ..specs.structs import Link, Spec
 
@@ -33,7 +33,7 @@ KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv"
 
 
 class Protocol(Spec, frozen=True, kw_only=True):
-    """One way to move bytes, as it was measured."""
+    """One way to move bytes (NCCL's LL, LL128, Simple; an engine's kernel), as it was measured."""
 
     start: float = 0.0  # s, whatever the size
     hop: float = 0.0  # per message in a row, in latencies of the link
@@ -51,7 +51,7 @@ class Style(Spec, frozen=True, kw_only=True):
     pairs: dict[str, Protocol]  # every rank to every other: all-to-all, send and receive
     tree: dict[str, Protocol] = msgspec.field(default_factory=dict)  # between nodes
     switch: Protocol | None = None  # the switch adds up (NVLS)
-    crowd: float = 0.0  # what n ranks leave each other of a shared path: (2/n)^crowd
+    sharing_exponent: float = 0.0  # n ranks leave each other (2/n)^this of a path that they share
     origin: Literal["fitted", "assumed"] = "fitted"
     source: str = ""
 
@@ -62,9 +62,9 @@ class CollectiveConstants(Spec, frozen=True, kw_only=True):
     names: dict[str, str]  # a link's name, or name-architecture, -> its style
     styles: dict[str, Style]
     engines: dict[str, dict[str, dict[str, Protocol]]]  # engine -> style -> algorithm
-    alike: dict[str, str] = msgspec.field(default_factory=dict)  # an engine that was not measured -> one that was
-    borrowed: tuple[str, ...] = ()  # names whose style was measured on another kind of link
-    untried: dict[str, tuple[str, ...]] = msgspec.field(default_factory=dict)  # engine -> styles it was not measured on
+    kernels_of: dict[str, str] = msgspec.field(default_factory=dict)  # unmeasured engine -> the one with its kernels
+    borrowed: tuple[str, ...] = ()  # link names that have the style of another kind of link
+    unmeasured: dict[str, tuple[str, ...]] = msgspec.field(default_factory=dict)  # engine -> styles without a run
     source: dict[str, str] = msgspec.field(default_factory=dict)
 
 
@@ -75,7 +75,7 @@ def constants() -> CollectiveConstants:
 
 
 def style(name: str, architecture: str = "") -> str:
-    """The style of a link: ``style("nvlink", "hopper")  # 'nvlink-hopper'``; one that nobody knows is like PCIe."""
+    """The style of a link: ``style("nvlink", "hopper")  # 'nvlink-hopper'``; an unknown link is like PCIe."""
     names = constants().names
     return names.get(f"{name}-{architecture}", names.get(name, "pcie"))
 
@@ -85,16 +85,16 @@ def origin(kind: str, name: str, architecture: str = "", engine: str = "", *, sp
 
     Fitted on a link of this kind, or assumed: like another kind of link, like another engine's kernels, the network.
     """
-    data, mine = constants(), style(name, architecture)
+    data, link_style = constants(), style(name, architecture)
     if spans_nodes and data.styles["network"].origin == "assumed":
         return "assumed"
     known = f"{name}-{architecture}" if f"{name}-{architecture}" in data.names else name
     if known not in data.names or known in data.borrowed:
         return "assumed"
-    own = kind == "all_reduce" and mine in data.engines.get(data.alike.get(engine, engine), {})
-    if own and (engine in data.alike or mine in data.untried.get(engine, ())):
+    own_kernels = kind == "all_reduce" and link_style in data.engines.get(data.kernels_of.get(engine, engine), {})
+    if own_kernels and (engine in data.kernels_of or link_style in data.unmeasured.get(engine, ())):
         return "assumed"
-    return data.styles[mine].origin
+    return data.styles[link_style].origin
 
 
 def seconds(
@@ -115,12 +115,13 @@ def seconds(
     that a rank has to give, its own share (1/ranks) included. One rank needs no time, nor does an empty tensor.
 
     With ``network`` and ``per_node``, more ranks than that span nodes; each device has a network link of its own.
-    send_recv is then between neighbours on two nodes. ``engine`` says whose all-reduce kernels are at hand (``vllm``,
+    send_recv is then between neighbours on two nodes. ``engine`` brings its own all-reduce kernels (``vllm``,
     ``trtllm``, ``sglang``); others have NCCL's alone.
     """
     best: Value = math.inf
-    for way in _ways(kind, size, ranks, link, style, network, per_node, engine):
-        best = minimum_of(best, way.seconds)
+    levels = _levels(ranks, link=link, style=style, network=network, per_node=per_node)
+    for candidate in _candidates(kind, size, ranks, levels, engine):
+        best = minimum_of(best, candidate.seconds)
     if scalar(best):
         return best if ranks > 1 and size > 0 else 0.0
     import numpy as np
@@ -139,21 +140,24 @@ def algorithm(
     per_node: float | None = None,
     engine: str = "",
 ) -> str:
-    """The way that `seconds` takes: ``'ring LL128'``, ``'switch'``, ``'vllm one-shot'``; ``''`` for one rank."""
+    """What `seconds` chooses: ``'ring LL128'``, ``'switch'``, ``'vllm one-shot'``; ``''`` for one rank."""
     if ranks <= 1 or size <= 0:
         return ""
-    return min(_ways(kind, size, ranks, link, style, network, per_node, engine), key=lambda way: way.seconds).name
+    levels = _levels(ranks, link=link, style=style, network=network, per_node=per_node)
+    return min(_candidates(kind, size, ranks, levels, engine), key=lambda candidate: candidate.seconds).name
 
 
-# ------------------------------------------------------------------ the ways
+# ------------------------------------------------------------------ algorithms
 
 
-class _Way(NamedTuple):
+class _Candidate(NamedTuple):
+    """An algorithm with one of its protocols: ``ring LL128``, and its seconds."""
+
     name: str
     seconds: Value
 
 
-class _Course(NamedTuple):
+class _Messages(NamedTuple):
     """What a collective asks of one level: messages in a row, bytes out of each device, bytes to itself."""
 
     hops: Value
@@ -161,110 +165,141 @@ class _Course(NamedTuple):
     own: Value = 0.0
 
 
-def _ways(
-    kind: str,
-    size: Value,
-    ranks: Value,
-    link: Link,
-    style: str,
-    network: Link | None,
-    per_node: Value | None,
-    engine: str,
-) -> Iterator[_Way]:
-    if kind not in KINDS:
-        raise UnknownName("collective", kind, KINDS)
+class _Levels(NamedTuple):
+    """The ranks of a collective: ``inside`` a node over its link, ``nodes`` of them over the network."""
+
+    style_name: str
+    style: Style
+    link: Link
+    bandwidth: Value  # of the link, what ranks on a shared path leave each other
+    inside: Value
+    nodes: Value
+    spans_nodes: Value
+    network: Link | None  # None where there is one node
+
+    def in_node(self, protocol: Protocol, messages: _Messages) -> tuple[Value, Value]:
+        """Seconds inside a node: start-up, and the bytes."""
+        own = messages.own / (self.link.bandwidth * protocol.copy) if protocol.copy else 0.0
+        startup = protocol.start + messages.hops * protocol.hop * self.link.latency
+        return startup, messages.wire / (self.bandwidth * protocol.efficiency) + own
+
+    def across(self, in_node: tuple[Value, Value], protocol: Protocol, messages: _Messages) -> Value:
+        """Seconds of both levels: the network's start-up comes on top, the bytes of both flow at the same time."""
+        startup, moving = in_node
+        if self.network is None:
+            return startup + moving
+        more = protocol.start + messages.hops * protocol.hop * self.network.latency
+        sending = messages.wire / (self.network.bandwidth * protocol.efficiency)
+        return startup + self.spans_nodes * more + maximum_of(moving, sending)
+
+    def one_node_only(self, protocol: Protocol, messages: _Messages, size: Value, ranks: Value) -> Value:
+        """Seconds of a kernel that works inside a node and for some sizes; infinite elsewhere."""
+        seconds: Value = sum(self.in_node(protocol, messages))
+        usable: Value = not protocol.sizes
+        fewer = 1
+        for most_ranks, (low, high) in protocol.sizes.items():
+            usable = usable | ((ranks > fewer) & (ranks <= int(most_ranks)) & (size >= low) & (size <= high))
+            fewer = int(most_ranks)
+        if scalar(seconds):
+            return seconds if usable and not self.spans_nodes else math.inf
+        import numpy as np
+
+        return np.where(usable & np.logical_not(self.spans_nodes), seconds, math.inf)
+
+
+def _levels(ranks: Value, *, link: Link, style: str, network: Link | None, per_node: Value | None) -> _Levels:
     data = constants()
     if style not in data.styles:
         raise UnknownName("style of link", style, data.styles)
-    near = data.styles[style]
+    in_node = data.styles[style]
     inside: Value = ranks if per_node is None or network is None else minimum_of(ranks, per_node)
-    nodes: Value = 1.0 if per_node is None or network is None else _ceil(ranks / inside)
-    far = data.styles["network"]
-    across = nodes > 1
-    if scalar(nodes) and not across:
+    nodes: Value = 1.0 if per_node is None or network is None else ceil_of(ranks / inside)
+    spans_nodes = nodes > 1
+    if scalar(nodes) and not spans_nodes:
         network = None
-    share = 1.0 if not near.crowd else minimum_of(1.0, (2 / inside) ** near.crowd)
-    free = link.bandwidth * share
+    share = 1.0 if not in_node.sharing_exponent else minimum_of(1.0, (2 / inside) ** in_node.sharing_exponent)
+    return _Levels(
+        style_name=style,
+        style=in_node,
+        link=link,
+        bandwidth=link.bandwidth * share,
+        inside=inside,
+        nodes=nodes,
+        spans_nodes=spans_nodes,
+        network=network,
+    )
 
-    def cost(protocol: Protocol, course: _Course) -> tuple[Value, Value]:
-        own = course.own / (link.bandwidth * protocol.copy) if protocol.copy else 0.0
-        fixed = protocol.start + course.hops * protocol.hop * link.latency
-        return fixed, course.wire / (free * protocol.efficiency) + own
 
-    def joined(fixed: Value, moving: Value, protocol: Protocol, course: _Course) -> Value:
-        """A level of the node and one of the network: the start-up costs add up, the bytes flow together."""
-        if network is None:
-            return fixed + moving
-        further = protocol.start + course.hops * protocol.hop * network.latency
-        return fixed + across * further + maximum_of(moving, course.wire / (network.bandwidth * protocol.efficiency))
+def _candidates(kind: str, size: Value, ranks: Value, levels: _Levels, engine: str) -> Iterator[_Candidate]:
+    """Every algorithm that can run a collective."""
+    if kind not in KINDS:
+        raise UnknownName("collective", kind, KINDS)
+    if kind == "send_recv":
+        yield from _send_recv(size, levels)
+    elif kind == "all_to_all":
+        yield from _all_to_all(size, ranks, levels)
+    else:
+        yield from _rings_and_trees(kind, size, levels)
+    if kind == "all_reduce":
+        yield from _all_reduce_kernels(size, ranks, levels, engine)
 
-    if kind in ("all_to_all", "send_recv"):
-        beyond = ranks - inside
-        for name, protocol in near.pairs.items():
-            if kind == "send_recv":  # to a neighbour on the other side, where there is one
-                fixed, moving = cost(protocol, _Course(1.0, size * (1.0 - across)))
-                yield _Way(f"pairs {name}", joined(fixed, moving, far.pairs[name], _Course(1.0, size * across)))
-                continue
-            each = size / ranks
-            out = each * (inside - 1)
-            if name == "LL":  # each peer has a channel of its own; all of them share a link that is half full of flags
-                out = maximum_of(each, out * 2 * protocol.efficiency)
-            fixed, moving = cost(protocol, _Course(inside - 1, out, each))
-            yield _Way(f"pairs {name}", joined(fixed, moving, far.pairs[name], _Course(beyond, each * beyond)))
-        return
 
-    turns = 2 if kind == "all_reduce" else 1
-    part = 1.0 if kind == "broadcast" else (inside - 1) / inside
-    rail = size / inside * (across if kind == "broadcast" else (nodes - 1) / nodes)
-    for name, protocol in near.ring.items():
-        fixed, moving = cost(
-            protocol, _Course(turns * (inside - 1), turns * part * size, 0.0 if kind == "broadcast" else size / inside)
-        )
-        between = {"ring": (far.ring, nodes - 1), "tree": (far.tree, _log2(nodes))}
-        for shape, (protocols, hops) in between.items():
-            if shape == "ring" or (network is not None and kind in ("all_reduce", "broadcast")):
-                course = _Course(turns * hops, turns * rail)
-                yield _Way(f"{shape} {name}", joined(fixed, moving, protocols[name], course))
-    if kind != "all_reduce":
-        return
-    once = _Course(inside, size * (inside + 1) / inside)
-    if near.switch is not None:
-        yield _Way("switch", _only(sum(cost(near.switch, once)), near.switch, size, ranks, across))
-    kernels = data.engines.get(data.alike.get(engine, engine), {}).get(style, {})
-    courses = {
-        "one-shot": _Course(inside - 1, size * (inside - 1)),
-        "two-shot": _Course(inside - 1, 2 * size * (inside - 1) / inside),
-        "switch": once,
+def _send_recv(size: Value, levels: _Levels) -> Iterator[_Candidate]:
+    """One message: to a neighbour on the other node where there is one, else inside the node."""
+    for name, protocol in levels.style.pairs.items():
+        in_node = levels.in_node(protocol, _Messages(1.0, size * (1.0 - levels.spans_nodes)))
+        between = _Messages(1.0, size * levels.spans_nodes)
+        yield _Candidate(f"pairs {name}", levels.across(in_node, _network().pairs[name], between))
+
+
+def _all_to_all(size: Value, ranks: Value, levels: _Levels) -> Iterator[_Candidate]:
+    """A message from every rank to every other: to those of its node, and to those beyond."""
+    each = size / ranks
+    beyond = ranks - levels.inside
+    for name, protocol in levels.style.pairs.items():
+        wire = each * (levels.inside - 1)
+        if name == "LL":  # each peer has a channel of its own; all of them share a link that is half full of flags
+            wire = maximum_of(each, wire * 2 * protocol.efficiency)
+        in_node = levels.in_node(protocol, _Messages(levels.inside - 1, wire, each))
+        between = _Messages(beyond, each * beyond)
+        yield _Candidate(f"pairs {name}", levels.across(in_node, _network().pairs[name], between))
+
+
+def _rings_and_trees(kind: str, size: Value, levels: _Levels) -> Iterator[_Candidate]:
+    """A ring inside every node; between nodes a ring, or a tree where the collective has one."""
+    inside, nodes = levels.inside, levels.nodes
+    passes = 2 if kind == "all_reduce" else 1  # an all-reduce is a reduce-scatter and an all-gather
+    broadcast = kind == "broadcast"
+    part = 1.0 if broadcast else (inside - 1) / inside
+    rail = size / inside * (levels.spans_nodes if broadcast else (nodes - 1) / nodes)  # bytes of each network link
+    shapes = {"ring": (_network().ring, nodes - 1)}
+    if levels.network is not None and kind in ("all_reduce", "broadcast"):
+        shapes["tree"] = (_network().tree, log2(nodes))
+    for name, protocol in levels.style.ring.items():
+        messages = _Messages(passes * (inside - 1), passes * part * size, 0.0 if broadcast else size / inside)
+        in_node = levels.in_node(protocol, messages)
+        for shape, (protocols, hops) in shapes.items():
+            between = _Messages(passes * hops, passes * rail)
+            yield _Candidate(f"{shape} {name}", levels.across(in_node, protocols[name], between))
+
+
+def _all_reduce_kernels(size: Value, ranks: Value, levels: _Levels, engine: str) -> Iterator[_Candidate]:
+    """What adds up inside a node without a ring: the switch (NVLS), and the kernels that engines bring along."""
+    inside = levels.inside
+    messages = {
+        "one-shot": _Messages(inside - 1, size * (inside - 1)),
+        "two-shot": _Messages(inside - 1, 2 * size * (inside - 1) / inside),
+        "switch": _Messages(inside, size * (inside + 1) / inside),
     }
+    switch = levels.style.switch
+    if switch is not None:
+        yield _Candidate("switch", levels.one_node_only(switch, messages["switch"], size, ranks))
+    data = constants()
+    kernels = data.engines.get(data.kernels_of.get(engine, engine), {}).get(levels.style_name, {})
     for name, protocol in kernels.items():
-        yield _Way(f"{engine} {name}", _only(sum(cost(protocol, courses[name])), protocol, size, ranks, across))
+        yield _Candidate(f"{engine} {name}", levels.one_node_only(protocol, messages[name], size, ranks))
 
 
-def _only(took: Value, protocol: Protocol, size: Value, ranks: Value, across: Value) -> Value:
-    """The time where the protocol is used at all; elsewhere it never ends."""
-    holds: Value = not protocol.sizes
-    before = 1
-    for most_ranks, (low, high) in protocol.sizes.items():
-        holds = holds | ((ranks > before) & (ranks <= int(most_ranks)) & (size >= low) & (size <= high))
-        before = int(most_ranks)
-    if scalar(took):
-        return took if holds and not across else math.inf
-    import numpy as np
-
-    return np.where(holds & np.logical_not(across), took, math.inf)
-
-
-def _ceil(value: Value) -> Value:
-    if scalar(value):
-        return float(math.ceil(value))
-    import numpy as np
-
-    return np.ceil(value)
-
-
-def _log2(value: Value) -> Value:
-    if scalar(value):
-        return math.log2(value)
-    import numpy as np
-
-    return np.log2(value)
+def _network() -> Style:
+    """The style of the network between nodes."""
+    return constants().styles["network"]

@@ -1,7 +1,7 @@
-"""Arrays of steps of which few differ in their tokens: what depends on nothing else is priced once for each number.
+"""Arrays of steps that share few numbers of tokens: what depends on the tokens alone is estimated once per number.
 
 A grid of 250 batch sizes and 250 lengths has 62,500 prefills, but no more different last steps than a step may have
-tokens; products, norms and experts know nothing but these. Only attention and the head see every point.
+tokens. Matrix products, norms and experts depend on nothing but that number; attention and the head see every point.
 """
 
 from __future__ import annotations
@@ -15,68 +15,72 @@ from ..base.symbols import Env, Value, free_names, scalar
 from ..network.graph import Block
 from ..network.operators import WORK_FIELDS, Op
 
-LARGE = 4096  # points, below which looking for equals costs more than it saves
-_MOST = 2**22  # tokens of a step, above which a table of all numbers is too long
-_COUNTS = frozenset({"tokens", "moe_tokens"})
+MIN_POINTS = 4096  # below this, looking for equal points costs more than it saves
+_MAX_TOKENS = 2**22  # above this, a table of all numbers of tokens is too long
+_TOKEN_NAMES = frozenset({"tokens", "moe_tokens"})
 
 
 class UniqueTokens(NamedTuple):
-    """The names of some steps with every number of tokens once, and which of them each point has."""
+    """The names of many steps with every number of tokens once: ``unique.expand(seconds(unique.env))``"""
 
-    env: dict[str, Value]
-    which: Any
+    env: dict[str, Value]  # names; its tokens are an array of shape (different numbers,)
+    index: Any  # position in that array for every point: an array of the points' shape
 
-    def unfold(self, value: Value) -> Value:
-        """What was computed per number of tokens, per point."""
-        return value if scalar(value) else value[self.which]
+    def expand(self, value: Value) -> Value:
+        """From one value for each number of tokens to one for each point."""
+        return value if scalar(value) else value[self.index]
 
 
 def dedup_by_tokens(env: Env) -> UniqueTokens | None:
-    """The names of many steps, folded; None where they are few, or differ in more than their steps' sums."""
+    """The names of many steps by their different numbers of tokens.
+
+    None where that does not pay (few points, few of them equal) or does not hold: arrays of something else than sums
+    of steps, or numbers of tokens that are not whole.
+    """
     tokens = env["tokens"]
-    if scalar(tokens) or tokens.size < LARGE:
+    if scalar(tokens) or tokens.size < MIN_POINTS:
         return None
-    if not all(scalar(value) or _of_step(name) for name, value in env.items()):
+    if not all(scalar(value) or _is_step_sum(name) for name, value in env.items()):
         return None
     import numpy as np
 
     nearest = np.rint(tokens)
-    if np.abs(tokens - nearest).max() > 1e-6 or nearest.min() < 0 or nearest.max() > _MOST:
+    if np.abs(tokens - nearest).max() > 1e-6 or nearest.min() < 0 or nearest.max() > _MAX_TOKENS:
         return None
-    index = nearest.astype(np.intp)
-    there = np.zeros(int(index.max()) + 1, bool)
-    there[index] = True
-    each = np.flatnonzero(there)
-    if 2 * len(each) > tokens.size:
+    counts = nearest.astype(np.intp)
+    occurs = np.zeros(int(counts.max()) + 1, bool)  # by number of tokens; faster than np.unique, which sorts
+    occurs[counts] = True
+    unique = np.flatnonzero(occurs)
+    if 2 * len(unique) > tokens.size:
         return None
-    counts = each.astype(float)
-    return UniqueTokens({**env, "tokens": counts, "moe_tokens": counts * env["dp"]}, (np.cumsum(there) - 1)[index])
+    each = unique.astype(float)
+    return UniqueTokens({**env, "tokens": each, "moe_tokens": each * env["dp"]}, (np.cumsum(occurs) - 1)[counts])
 
 
-def _of_step(name: str) -> bool:
+def _is_step_sum(name: str) -> bool:
     return name in ("tokens", "moe_tokens", "seqs", "logits", "in_a_row") or name.startswith(("prefill_", "decode_"))
 
 
 @cache_by_identity(2000)
 def split_token_only_ops(block: Block) -> tuple[Block, Block]:
-    """A block with the operators that know only how many tokens there are, and with all others.
+    """A block with the operators whose time depends on the number of tokens alone, and the block with all others.
 
-    Operators that run beside each other stay together.
+    Operators that may run beside each other on two streams stay in one of the two.
     """
-    light = [op for op in block.ops if _step_names(op) <= _COUNTS]
-    names = {op.name for op in light}
-    torn = {
-        word
+    token_only = [op for op in block.ops if _step_names(op) <= _TOKEN_NAMES]
+    names = {op.name for op in token_only}
+    separated = {
+        name
         for op in block.ops
         if op.side_stream_of and (op.name in names) != (op.side_stream_of in names)
-        for word in (op.name, op.side_stream_of)
+        for name in (op.name, op.side_stream_of)
     }
-    light = [op for op in light if op.name not in torn]
-    rest = tuple(op for op in block.ops if not any(op is other for other in light))
-    return msgspec.structs.replace(block, ops=tuple(light)), msgspec.structs.replace(block, ops=rest)
+    token_only = [op for op in token_only if op.name not in separated]
+    others = tuple(op for op in block.ops if not any(op is other for other in token_only))
+    return msgspec.structs.replace(block, ops=tuple(token_only)), msgspec.structs.replace(block, ops=others)
 
 
 def _step_names(op: Op) -> set[str]:
-    """The names of a step in an operator's formulas and in its kernel's shape."""
+    """The sums of a step that an operator's formulas and its kernel's shape name."""
     formulas = [*(getattr(op.work, field) for field in WORK_FIELDS), *op.dims.values()]
-    return {word for formula in formulas for word in free_names(formula) if _of_step(word)}
+    return {name for formula in formulas for name in free_names(formula) if _is_step_sum(name)}

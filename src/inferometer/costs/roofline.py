@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ..base.cache import cache_by_identity
 from ..base.symbols import Env, Expr, Program, Value, constant, evaluate, lift, maximum_of, minimum_of, scalar
@@ -13,10 +13,11 @@ from .dedup import dedup_by_tokens, split_token_only_ops
 from .kernels import Source, Terms
 
 _BOUNDS = ("memory", "compute", "communication")
+Row = TypeVar("Row", "OpCost", "Timed")
 
 
 class OpCost(NamedTuple):
-    """One operator, priced: figures of one call, and how many calls there are."""
+    """The estimated cost of one operator: figures of one call, and how many calls there are."""
 
     block: Block
     op: Op
@@ -50,7 +51,10 @@ def _first(value: Value) -> float:
 
 @cache_by_identity(2000)
 def _program(block: Block, brief: bool) -> Program:
-    """The formulas of a block, put in order once. ``brief`` has only what time needs."""
+    """The formulas of a block, compiled once: all work fields of each operator in turn.
+
+    With ``brief`` only what time needs: FLOPs, bytes through memory, bytes sent, hops.
+    """
     formulas: list[Expr] = []
     for op in block.ops:
         values = {f: lift(getattr(op.work, f)) for f in WORK_FIELDS}
@@ -65,6 +69,7 @@ def _program(block: Block, brief: bool) -> Program:
 
 
 def _terms(op: Op, flops: Value, moved: Value, sent: Value, hops: Value, env: Env) -> Terms:
+    """Seconds at the peak of each resource: arithmetic, memory, the link's bandwidth and its latency."""
     link: Value = sent / env[f"{op.axis}_bandwidth"] if op.axis else 0.0
     wait: Value = hops * (sent > 0) * env[f"{op.axis}_latency"] if op.axis else 0.0
     return Terms(flops / env[op.peak], moved / env["memory_bandwidth"], link, wait, env["unfused"])
@@ -72,73 +77,60 @@ def _terms(op: Op, flops: Value, moved: Value, sent: Value, hops: Value, env: En
 
 def weight_sum(blocks: tuple[Block, ...], env: Env, field: str) -> Value:
     """Sum of a field of work over all blocks: stored bytes, parameters, weights read."""
-    found: Value = 0.0
+    total: Value = 0.0
     for block in blocks:
         formulas = [lift(getattr(op.work, field)) for op in block.ops]
-        found = found + block.count * sum(Program(formulas)({**env, **block.dims}))
-    return found
+        total = total + block.count * sum(Program(formulas)({**env, **block.dims}))
+    return total
 
 
-def _answer(op: Op, env: Env, terms: Terms, sources: tuple[Source, ...]) -> tuple[Value, Any]:
-    """The first source that knows this kind of operator, point by point."""
+def _lookup(op: Op, env: Env, terms: Terms, sources: tuple[Source, ...]) -> tuple[Value, Any]:
+    """Seconds of an operator and their origin, from the first source that knows its kind; point by point."""
 
     def dims() -> dict[str, Value]:
         return {k: evaluate(v, env) for k, v in op.dims.items()}
 
-    mine = [source for source in sources if source.kinds is None or op.kind in source.kinds]
-    for number, source in enumerate(mine):
-        took = source.answer(op, dims, terms)
-        if not scalar(took):
-            return _filled(op, dims, terms, took, mine[number:])
-        if took == took:  # not nan: known, and NumPy stays unloaded
-            return took, source.origin_of(op)
-    return took, "assumed"
+    candidates = [source for source in sources if source.kinds is None or op.kind in source.kinds]
+    for number, source in enumerate(candidates):
+        seconds = source.answer(op, dims, terms)
+        if not scalar(seconds):
+            return _fill_unknown(op, dims, terms, seconds, candidates[number:])
+        if seconds == seconds:  # not nan: known, and NumPy stays unloaded
+            return seconds, source.origin_of(op)
+    return seconds, "assumed"
 
 
-def _filled(
-    op: Op, dims: Callable[[], dict[str, Value]], terms: Terms, took: Value, mine: list[Source]
+def _fill_unknown(
+    op: Op, dims: Callable[[], dict[str, Value]], terms: Terms, seconds: Value, sources: list[Source]
 ) -> tuple[Value, Any]:
-    """An array of answers, what the first source does not know filled by the next."""
+    """An array of the first source's seconds; where that one knows nothing (nan), the next source's."""
     import numpy as np
 
-    origin: Any = mine[0].origin_of(op)
-    for source in mine[1:]:
-        missing = np.isnan(took)
-        if not np.any(missing):
+    origin: Any = sources[0].origin_of(op)
+    for source in sources[1:]:
+        unknown = np.isnan(seconds)
+        if not np.any(unknown):
             break
-        took = np.where(missing, source.answer(op, dims, terms), took)
-        origin = np.where(missing, source.origin_of(op), origin)
-    return took, origin
+        seconds = np.where(unknown, source.answer(op, dims, terms), seconds)
+        origin = np.where(unknown, source.origin_of(op), origin)
+    return seconds, origin
 
 
 def op_costs(block: Block, env: Env, sources: tuple[Source, ...]) -> list[OpCost]:
-    """Every operator of a block with its work, its efficiency and its seconds."""
+    """Every operator of a block with its work, its seconds and their origin."""
     bound = {**env, **block.dims}
     values = _program(block, False)(bound)
-    found = []
+    rows = []
     for index, op in enumerate(block.ops):
         work = dict(zip(WORK_FIELDS, values[index * len(WORK_FIELDS) : (index + 1) * len(WORK_FIELDS)], strict=True))
         moved = sum(work[f] for f in MEMORY_FIELDS)
         terms = _terms(op, work["flops"], moved, work["sent"], work["hops"], bound)
-        took, origin = _answer(op, bound, terms, sources)
-        found.append(OpCost(block, op, block.count, work, terms, origin, took))
-    return _side_by_side(found, bound) if _pairs(block) else found
+        seconds, origin = _lookup(op, bound, terms, sources)
+        rows.append(OpCost(block, op, block.count, work, terms, origin, seconds))
+    return _with_side_stream(rows, bound) if _has_side_stream(block) else rows
 
 
-def _side_by_side(rows: list[OpCost], env: Env) -> list[OpCost]:
-    """Rows of which some run beside others: what that saves is taken off them, but never below their rooflines."""
-    gone = side_stream_savings(env, [Timed(row.op, row.seconds, row.terms) for row in rows])
-    names = {row.op.side_stream_of for row in rows if row.op.side_stream_of}
-    for side in ([row for row in rows if row.op.side_stream_of], [row for row in rows if row.op.name in names]):
-        spare = [row.seconds - row.terms.roofline for row in side]
-        room = sum(spare)
-        taken = minimum_of(gone, room)
-        gone = gone - taken
-        shorter = {
-            id(row): row.seconds - more * taken / maximum_of(room, 1e-30) for row, more in zip(side, spare, strict=True)
-        }
-        rows = [row._replace(seconds=shorter[id(row)]) if id(row) in shorter else row for row in rows]
-    return rows
+# ------------------------------------------------------------------ a second stream
 
 
 class Timed(NamedTuple):
@@ -150,65 +142,93 @@ class Timed(NamedTuple):
 
 
 @cache_by_identity(2000)
-def _pairs(block: Block) -> bool:
-    """Whether some operator of a block can run beside another."""
+def _has_side_stream(block: Block) -> bool:
+    """Whether some operator of a block may run beside another, on a stream of its own."""
     return any(op.side_stream_of for op in block.ops)
 
 
 def side_stream_savings(env: Env, rows: list[Timed]) -> Value:
-    """Seconds that a block saves by a second stream: kernels side by side take as long as the longer of them, but
-    never less than their rooflines together."""
+    """Seconds that a block saves by a second stream.
+
+    Two streams take as long as the longer of them, but never less than all their rooflines together: they share the
+    device's memory and its arithmetic units.
+    """
     limit = env["side_stream_tokens"]
     if not rows or not limit:
         return 0.0
-    names = {row.op.side_stream_of for row in rows}
-    pair = [[row for row in rows if row.op.side_stream_of], [row for row in rows if row.op.name in names]]
-    aside, main = (sum(row.seconds for row in side) for side in pair)
-    saved = aside + main - maximum_of(maximum_of(aside, main), sum(row.terms.roofline for side in pair for row in side))
-    return maximum_of(saved, 0.0) * (env["tokens"] <= limit)
+    side, main = streams = _streams(rows)
+    side_seconds, main_seconds = (sum(row.seconds for row in stream) for stream in streams)
+    roofline = sum(row.terms.roofline for row in (*side, *main))
+    together = maximum_of(maximum_of(side_seconds, main_seconds), roofline)
+    return maximum_of(side_seconds + main_seconds - together, 0.0) * (env["tokens"] <= limit)
+
+
+def _streams(rows: list[Row]) -> tuple[list[Row], list[Row]]:
+    """The operators of the second stream, and those of the first that they run beside."""
+    names = {row.op.side_stream_of for row in rows if row.op.side_stream_of}
+    return [row for row in rows if row.op.side_stream_of], [row for row in rows if row.op.name in names]
+
+
+def _with_side_stream(rows: list[OpCost], env: Env) -> list[OpCost]:
+    """Rows with the savings of a second stream taken off: from its own operators first, never below their rooflines."""
+    savings = side_stream_savings(env, [Timed(row.op, row.seconds, row.terms) for row in rows])
+    for stream in _streams(rows):
+        above_roofline = [row.seconds - row.terms.roofline for row in stream]
+        most = sum(above_roofline)
+        taken = minimum_of(savings, most)
+        savings = savings - taken
+        shorter = {
+            id(row): row.seconds - above * taken / maximum_of(most, 1e-30)
+            for row, above in zip(stream, above_roofline, strict=True)
+        }
+        rows = [row._replace(seconds=shorter[id(row)]) if id(row) in shorter else row for row in rows]
+    return rows
+
+
+# ------------------------------------------------------------------ a step
 
 
 def kernel_seconds(blocks: tuple[Block, ...], env: Env, sources: tuple[Source, ...]) -> Value:
-    """The kernels' time of a step, nothing else: what sweeps and simulations ask a million times.
+    """Seconds of a step's kernels: what sweeps and simulations evaluate a million times.
 
     A share ``overlap`` of the shorter of computing and communicating runs behind the other.
     """
-    folded = dedup_by_tokens(env)
-    if folded is None:
-        computing, linked = _sums(blocks, env, sources)
+    unique = dedup_by_tokens(env)
+    if unique is None:
+        computing, communicating = _sums(blocks, env, sources)
     else:
-        light, rest = zip(*map(split_token_only_ops, blocks), strict=True)
-        once, each = _sums(light, folded.env, sources), _sums(rest, env, sources)
-        computing, linked = (folded.unfold(a) + b for a, b in zip(once, each, strict=True))
-    return computing + linked - overlapped_seconds(env, computing, linked)
+        token_only, others = zip(*map(split_token_only_ops, blocks), strict=True)
+        per_count, per_point = _sums(token_only, unique.env, sources), _sums(others, env, sources)
+        computing, communicating = (unique.expand(a) + b for a, b in zip(per_count, per_point, strict=True))
+    return computing + communicating - overlapped_seconds(env, computing, communicating)
 
 
 def _sums(blocks: tuple[Block, ...], env: Env, sources: tuple[Source, ...]) -> tuple[Value, Value]:
     """Seconds of computing, and of communicating."""
-    result: Value = 0.0
-    linked: Value = 0.0
+    computing: Value = 0.0
+    communicating: Value = 0.0
     for block in blocks:
         bound = {**env, **block.dims}
         values = _program(block, True)(bound)
-        total: Value = 0.0
-        pairs: list[Timed] = []
-        several = _pairs(block)
+        per_layer: Value = 0.0
+        rows: list[Timed] = []
+        has_side_stream = _has_side_stream(block)
         for index, op in enumerate(block.ops):
             flops, moved, sent, hops = values[4 * index : 4 * index + 4]
             if scalar(flops, moved, sent, hops) and not (flops or moved or sent):
                 continue
             terms = _terms(op, flops, moved, sent, hops, bound)
-            took = _answer(op, bound, terms, sources)[0]
+            seconds = _lookup(op, bound, terms, sources)[0]
             if op.axis:
-                linked = linked + block.count * took
+                communicating = communicating + block.count * seconds
             else:
-                total = total + took
-            if several:
-                pairs.append(Timed(op, took, terms))
-        result = result + block.count * (total - side_stream_savings(bound, pairs))
-    return result, linked
+                per_layer = per_layer + seconds
+            if has_side_stream:
+                rows.append(Timed(op, seconds, terms))
+        computing = computing + block.count * (per_layer - side_stream_savings(bound, rows))
+    return computing, communicating
 
 
-def overlapped_seconds(env: Env, computing: Value, linked: Value) -> Value:
+def overlapped_seconds(env: Env, computing: Value, communicating: Value) -> Value:
     """Seconds of communication that run behind computing."""
-    return env["overlap"] * minimum_of(computing, linked) if env["overlap"] else 0.0
+    return env["overlap"] * minimum_of(computing, communicating) if env["overlap"] else 0.0

@@ -111,9 +111,9 @@ def prefill(batch: Value, new: Value, cached: Value = 0, *, budget: Value) -> St
 
     The prompts are laid end to end and cut every ``budget`` tokens: some full steps, and a last one with the rest. All
     full steps are represented by their mean, which has the same tokens and the mean context of their queries; that is
-    exact where attention's cost is linear in the context. If the rest is less than a prompt, then the last prompt is cut
-    in two: its head runs in the full steps, its tail is the last step. Tokens, query-key pairs and logits of all steps
-    add up to those of the prompts, whatever the budget.
+    exact where attention's cost is linear in the context. If the rest is less than a prompt, the last prompt is cut in
+    two: its head runs in the full steps, its tail is the last step. Tokens, query-key pairs and logits of all steps add
+    up to those of the prompts, whatever the budget.
 
     Three prompts of 1,000 tokens with a budget of 2,048 are one full step (two prompts, and a head of 48 tokens) and a
     last step of 952 tokens after 48 cached ones:
