@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from inferometer import BadFile, InferometerError
 from inferometer.inference.memory import parameters
 from inferometer.network import families
+from inferometer.network.families import patterns
 from inferometer.network.families.patterns import matches
 
 LLAMA = {
@@ -196,12 +198,41 @@ def test_patterns(pattern: str, name: str, expected: bool) -> None:
     assert matches(pattern, name) is expected
 
 
+@settings(max_examples=300, deadline=None)
+@given(
+    pattern=st.lists(
+        st.sampled_from(["a", "b*", ".", ".*", r"\.", r"\d+", "[a-b0]?", "(a|b0)", "(?:|b*|(a|0).)", "0$", "^a"]),
+        max_size=8,
+    ).map("".join),
+    name=st.text("ab0.", max_size=8),
+)
+def test_patterns_mean_what_they_mean_to_python(pattern: str, name: str) -> None:
+    assert patterns.compiled(pattern) is not None
+    assert matches(pattern, name) is bool(re.match(pattern, name))
+
+
 @pytest.mark.parametrize(
     "pattern",
-    ["re:(([a-z.0-9_]+)+)+$!", "re:[", "re:" + "(a|b)" * 60, "re:" + "a*" * 5000 + "!", "*" * 5000 + "!", "*a" * 2000],
+    ["(([a-z.0-9_]+)+)+$!", "[", "(a|b)" * 60, "a*" * 499 + "!", "(a*|.*)" * 100 + "!", "a*" * 5000 + "!"],
 )
-def test_patterns_take_no_time(pattern: str) -> None:
+def test_matching_takes_one_step_for_each_character_of_a_pattern(pattern: str, monkeypatch: Any) -> None:
     """An engine that backtracks would not end in a lifetime."""
+    steps = 0
+
+    def counted(*args: Any) -> int:
+        nonlocal steps
+        steps += 1
+        return advance(*args)
+
+    advance = patterns.advance
+    monkeypatch.setattr(patterns, "advance", counted)
+    assert not matches(pattern, "model.layers.7.self_attn.q_proj" * 10)
+    assert steps <= min(len(pattern), patterns.MAX_LENGTH)
+    assert roles({"quant_method": "fp8", "ignore": [f"re:{pattern}"]})["mlp"] == "fp8"
+
+
+@pytest.mark.parametrize("pattern", ["*" * 5000 + "!", "*a" * 2000])
+def test_wildcards_of_any_length_are_read(pattern: str) -> None:
     assert roles({"quant_method": "fp8", "ignore": [pattern]})["mlp"] == "fp8"
 
 

@@ -1,7 +1,7 @@
-"""A model on a machine under an engine: binds every name, and prices steps.
+"""A model on a device under an engine: binds every name of the formulas, and estimates steps.
 
-setup = prepare(model, hardware("h200"), engine("vllm"), Plan())
-step_seconds(setup, Step((Group(8, 1, 1024, decode=True),)))      # floats, or arrays of a million points
+bound_plan = bind(model, hardware("h200"), engine("vllm"), Plan())
+step_seconds(bound_plan, Step((Group(8, 1, 1024, decode=True),)))      # floats, or arrays of a million points
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _HOST_BLOCK = Block("engine", (HOST,), {}, stage="head", residual=False)
 
 
 class BoundPlan(NamedTuple):
-    """Everything of a request but its steps, bound to names."""
+    """Everything of a request but its steps, bound to the names that formulas use."""
 
     model: Model
     device: Hardware
@@ -84,7 +84,7 @@ def bind(
         "side_stream_tokens": engine.side_stream_tokens if efficiency is None else 0,
         "throttle": device.throttle if engine.profile and efficiency is None else 0.0,
         "throttle_after": device.throttle_after,
-        "uniform_lengths": 1.0,  # the sequences of a step are of one length; 0 where they are mixed, as in a simulation
+        "uniform_lengths": 1.0,  # the sequences of a step have one length; 0 where they differ, as in a simulation
         "offload_share": 0.0,
         "kv_offload_share": 0.0,  # of the workload's cache: bound where that is known
     }
@@ -103,9 +103,9 @@ def bind(
 
 
 def stage_plans(bound_plan: BoundPlan) -> tuple[BoundPlan, ...]:
-    """The same setup for each pipeline stage's part of the model."""
-    cut = parallelism.pipeline_stages(bound_plan.model, bound_plan.plan.pipeline_parallel_size)
-    return tuple(bound_plan._replace(model=part) for part in cut)
+    """The same plan for each pipeline stage's part of the model."""
+    models = parallelism.pipeline_stages(bound_plan.model, bound_plan.plan.pipeline_parallel_size)
+    return tuple(bound_plan._replace(model=model) for model in models)
 
 
 def step_env(bound_plan: BoundPlan, step: Step) -> dict[str, Value]:
@@ -130,57 +130,55 @@ def step_seconds(bound_plan: BoundPlan, step: Step) -> Value:
 
 def calibration_factor(bound_plan: BoundPlan, sums: Env) -> Value:
     """The factor that a calibration puts on a step's seconds: prompts' and answers' tokens have one each."""
-    e = bound_plan.engine
-    if e.prefill_factor == e.decode_factor:
-        return e.prefill_factor
-    share = sums["prefill_tokens"] / maximum_of(
-        sums["tokens"], 1
-    )  # a step of none, in an array of steps, costs nothing
-    return e.decode_factor + (e.prefill_factor - e.decode_factor) * share
+    engine = bound_plan.engine
+    if engine.prefill_factor == engine.decode_factor:
+        return engine.prefill_factor
+    share = sums["prefill_tokens"] / maximum_of(sums["tokens"], 1)  # 0 of a step without tokens in an array of steps
+    return engine.decode_factor + (engine.prefill_factor - engine.decode_factor) * share
 
 
 def step_rows(bound_plan: BoundPlan, steps: Step | list[Step]) -> list[OpCost]:
     """Every operator of a step, and the engine's own time as a last row.
 
-    A list has one step per layer (token pruning): each layer is priced with its own tokens, then summed.
+    A list has one step per layer (token pruning): each layer is estimated with its own tokens, then summed.
     """
     per_layer = not isinstance(steps, Step)
-    every = [step_env(bound_plan, steps)] if isinstance(steps, Step) else [step_env(bound_plan, step) for step in steps]
+    envs = [step_env(bound_plan, step) for step in ([steps] if isinstance(steps, Step) else steps)]
     rows: list[OpCost] = []
     for block in bound_plan.text:
         if per_layer and block.layers:
             import numpy as np
 
-            mine = {k: np.array([every[i][k] for i in block.layers], dtype=float) for k in every[0]}
-            rows += [_collapse(row) for row in roofline.op_costs(block, mine, bound_plan.sources)]
+            by_layer = {k: np.array([envs[i][k] for i in block.layers], dtype=float) for k in envs[0]}  # (layers,)
+            rows += [_mean_over_layers(row) for row in roofline.op_costs(block, by_layer, bound_plan.sources)]
         else:
-            env = every[-1] if block.stage == "head" else every[0]
+            env = envs[-1] if block.stage == "head" else envs[0]
             rows += _padded_rows(bound_plan, block, env)
-    rows = _overlapped(rows, every[0])
+    rows = _overlapped(rows, envs[0])
     kernel_seconds = sum(row.seconds * row.count for row in rows)
-    added = host.host_seconds(bound_plan.model, bound_plan.engine, every[0], kernel_seconds)
+    added = host.host_seconds(bound_plan.model, bound_plan.engine, envs[0], kernel_seconds)
     rows = [*rows, _host_row(added)]
-    factor = calibration_factor(bound_plan, every[0])
+    factor = calibration_factor(bound_plan, envs[0])
     return rows if scalar(factor) and factor == 1 else [row._replace(seconds=row.seconds * factor) for row in rows]
 
 
 def _padded_rows(bound_plan: BoundPlan, block: Block, env: dict[str, Value]) -> list[OpCost]:
-    """A block's operators: the work that was asked for, the seconds of what is run."""
-    rows, run = roofline.op_costs(block, env, bound_plan.sources), padded_env(bound_plan, env)
-    if run is env or run["tokens"] == env["tokens"]:
+    """A block's operators: the work of the step itself, the seconds of the step as it is padded."""
+    rows, padded = roofline.op_costs(block, env, bound_plan.sources), padded_env(bound_plan, env)
+    if padded is env or padded["tokens"] == env["tokens"]:
         return rows
-    padded = roofline.op_costs(block, run, bound_plan.sources)
-    return [row._replace(seconds=more.seconds, origin=more.origin) for row, more in zip(rows, padded, strict=True)]
+    as_run = roofline.op_costs(block, padded, bound_plan.sources)
+    return [row._replace(seconds=run.seconds, origin=run.origin) for row, run in zip(rows, as_run, strict=True)]
 
 
 def _overlapped(rows: list[OpCost], env: Env) -> list[OpCost]:
     """Communication shortened by what runs behind computing."""
-    linked = sum(row.seconds * row.count for row in rows if row.op.axis)
+    communicating = sum(row.seconds * row.count for row in rows if row.op.axis)
     computing = sum(row.seconds * row.count for row in rows if not row.op.axis)
-    gone = roofline.overlapped_seconds(env, computing, linked)
-    if not gone:
+    overlapped = roofline.overlapped_seconds(env, computing, communicating)
+    if not overlapped:
         return rows
-    left = 1 - gone / linked
+    left = 1 - overlapped / communicating
     return [row._replace(seconds=row.seconds * left) if row.op.axis else row for row in rows]
 
 
@@ -190,7 +188,7 @@ def tower_rows(bound_plan: BoundPlan, step: Step) -> list[OpCost]:
     return [row for block in bound_plan.tower for row in roofline.op_costs(block, env, bound_plan.sources)]
 
 
-def _collapse(row: OpCost) -> OpCost:
+def _mean_over_layers(row: OpCost) -> OpCost:
     """Rows that differ by layer, as one mean call of each layer."""
     import numpy as np
 
@@ -201,6 +199,6 @@ def _collapse(row: OpCost) -> OpCost:
     return row._replace(work=work, terms=Terms(*map(mean, row.terms)), seconds=mean(row.seconds))
 
 
-def _host_row(took: Value) -> OpCost:
+def _host_row(seconds: Value) -> OpCost:
     zero = dict.fromkeys(WORK_FIELDS, 0.0)
-    return OpCost(_HOST_BLOCK, HOST, 1, zero, Terms(0.0, 0.0, 0.0, 0.0), "assumed", took)
+    return OpCost(_HOST_BLOCK, HOST, 1, zero, Terms(0.0, 0.0, 0.0, 0.0), "assumed", seconds)

@@ -1,8 +1,8 @@
 """What engine and chip add to a step's kernels: padding to captured graphs, launches that come late, falling clocks.
 
-Kernels run in a queue; the host fills it. While it is ahead nobody sees it: a step takes the longer of the two. Decode
-steps are replayed as one graph, prefills of up to ``graph_tokens`` as pieces between attentions, larger ones are
-launched kernel by kernel.
+Kernels run in a queue that the host fills. While the host is ahead of the device its work is hidden: a step takes the
+longer of the two. Decode steps are replayed as one CUDA graph; prefills of up to ``graph_tokens`` tokens as piecewise
+graphs, with the attention between them launched one by one; larger ones are launched kernel by kernel.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from ..network.graph import Block, Model
 from ..specs.structs import Engine
 
 ATTENTION = ("prefill_attention", "decode_attention", "scan")
-_USUAL = "other"  # the entry of `launch` for kinds that have none
+_OTHER = "other"  # the entry of `Engine.launch` for kinds that have none
 
 
 def padded_tokens(engine: Engine, tokens: Value) -> Value:
-    """Tokens that a step computes: up to the next size that was captured as a graph, ``padded(vllm, 33)  # 40``"""
+    """Tokens that a step computes: up to the next size that was captured as a graph, ``padded_tokens(vllm, 33)  # 40``"""
     if scalar(tokens):
         for upto, by in engine.graph_sizes:
             if tokens <= upto:
@@ -30,41 +30,42 @@ def padded_tokens(engine: Engine, tokens: Value) -> Value:
 
 
 @cache_by_identity(64)
-def _launches(blocks: tuple[Block, ...], *launch: tuple[str, float]) -> tuple[float, float]:
-    """Host seconds to launch all kernels of a step, and those between the pieces of a graph."""
-    pieces = whole = 0.0
-    known = dict(launch)
+def _launch_seconds(blocks: tuple[Block, ...], *launch: tuple[str, float]) -> tuple[float, float]:
+    """Host seconds to launch all kernels of a step one by one, and those between the pieces of a piecewise graph."""
+    between_pieces = others = 0.0
+    by_kind = dict(launch)
     for block in blocks:
         if block.stage == "vision":
             continue
         for op in block.ops:
-            each = known.get(op.kind, known.get(_USUAL, 0.0))
+            per_launch = by_kind.get(op.kind, by_kind.get(_OTHER, 0.0))
             if op.kind in ATTENTION:
-                # prompts and decoding sequences share one call; the graph has an operator for each
-                pieces += block.count * each * (op.kind != "decode_attention")
+                # prompts and decoding sequences share one call; the model has an operator for each
+                between_pieces += block.count * per_launch * (op.kind != "decode_attention")
             else:
-                whole += block.count * each * (op.calls if op.kind not in known else 1)
-    return pieces + whole, pieces
+                others += block.count * per_launch * (op.calls if op.kind not in by_kind else 1)
+    return between_pieces + others, between_pieces
 
 
 def host_seconds(model: Model, engine: Engine, sums: Env, kernels: Value) -> Value:
-    """Seconds that a step takes beyond its kernels."""
-    everything, pieces = _launches(model.blocks, *engine.launch.items())
-    large = sums["tokens"] > engine.graph_tokens
-    prompts = sums["prefill_tokens"] > 0
-    launching = large * everything + (1 - large) * prompts * pieces
+    """Seconds that a step takes beyond its kernels' ``kernels`` seconds."""
+    every_launch, between_pieces = _launch_seconds(model.blocks, *engine.launch.items())
+    without_graphs = sums["tokens"] > engine.graph_tokens
+    has_prompts = sums["prefill_tokens"] > 0
+    launching = without_graphs * every_launch + (1 - without_graphs) * has_prompts * between_pieces
     floor = launching + engine.step_floor + engine.step_floor_per_sequence * sums["seqs"]
     return engine.step_overhead + maximum_of(floor - kernels, 0.0) + throttle_seconds(sums, kernels)
 
 
 def throttle_seconds(sums: Env, kernels: Value) -> Value:
-    """Seconds that falling clocks add: prompts keep the matrix units busy until the power limit bites.
+    """Seconds that falling clocks add: prompts keep the matrix units busy until the power limit lowers the clocks.
 
-    The loss of speed grows to ``throttle`` with a time constant; ``in_a_row`` like steps follow each other. A chip that
-    was busy before begins with a share ``heat`` of that loss.
+    The loss of speed after t busy seconds is ``throttle · (1 - (1 - thermal_state) · exp(-t / throttle_after))``: it
+    grows to ``throttle``, and a chip that was busy before begins with a share ``thermal_state`` of it. Returned is its
+    mean over ``in_a_row`` equal steps that follow each other.
     """
     if not sums["throttle"]:
         return 0.0
     busy = kernels * sums["prefill_tokens"] / maximum_of(sums["tokens"], 1)
-    time = maximum_of(busy * sums["in_a_row"] / sums["throttle_after"], 1e-9)
+    time = maximum_of(busy * sums["in_a_row"] / sums["throttle_after"], 1e-9)  # in time constants
     return sums["throttle"] * busy * (1 - (1 - sums.get("thermal_state", 0.0)) * (1 - exp(-time)) / time)

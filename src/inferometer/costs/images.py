@@ -41,10 +41,10 @@ def _count(vision: Vision, height: int, width: int) -> tuple[int, int, int]:
     cell = vision.patch * vision.merge
     if vision.mode == "budget":  # the tower pads what it sees to the budget
         scale = math.sqrt(vision.tokens * cell * cell / (height * width))
-        down, across = max(1, int(scale * height / cell)), max(1, int(scale * width / cell))
-        return vision.tokens * vision.merge**2, 1, min(vision.tokens, down * across)
-    down, across = (_padded if vision.mode == "pad" else _rounded)(vision, height, width, cell)
-    return down * across * vision.merge**2, 1, down * across
+        rows, columns = max(1, int(scale * height / cell)), max(1, int(scale * width / cell))
+        return vision.tokens * vision.merge**2, 1, min(vision.tokens, rows * columns)
+    rows, columns = (_padded if vision.mode == "pad" else _rounded)(vision, height, width, cell)
+    return rows * columns * vision.merge**2, 1, rows * columns
 
 
 def _rounded(vision: Vision, height: int, width: int, cell: int) -> tuple[int, int]:
@@ -63,9 +63,9 @@ def _rounded(vision: Vision, height: int, width: int, cell: int) -> tuple[int, i
 def _padded(vision: Vision, height: int, width: int, cell: int) -> tuple[int, int]:
     """Rows and columns of tokens: too large an image is scaled down, then the sides are padded upwards."""
     patch = vision.patch
-    have = max(1, height // patch) * max(1, width // patch)
-    limit = vision.max_pixels / patch**2 if vision.max_pixels else have
-    scale = min(1.0, math.sqrt(limit / have), vision.side / width, vision.side / height)
+    patches = max(1, height // patch) * max(1, width // patch)
+    limit = vision.max_pixels / patch**2 if vision.max_pixels else patches
+    scale = min(1.0, math.sqrt(limit / patches), vision.side / width, vision.side / height)
     return math.ceil(max(1, int(height * scale)) / cell), math.ceil(max(1, int(width * scale)) / cell)
 
 

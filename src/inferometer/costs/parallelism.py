@@ -26,15 +26,15 @@ def layout_env(plan: Plan, model: Model) -> dict[str, float]:
     """
     tp, dp = plan.tensor_parallel_size, plan.data_parallel_size
     moe = any(op.kind == "moe" for block in model.blocks for op in block.ops)
-    joined = dp if moe else 1  # replicas of a dense model never speak to each other
-    spread = plan.enable_expert_parallel and moe
+    joined = dp if moe else 1  # replicas of a dense model exchange nothing
+    expert_parallel = plan.enable_expert_parallel and moe
     return {
         "tp": tp,
         "dp": joined,
-        "ep": tp * joined if spread else 1,
-        "moe_tp": 1 if spread else tp * joined,
+        "ep": tp * joined if expert_parallel else 1,
+        "moe_tp": 1 if expert_parallel else tp * joined,
         "a2a": tp * joined if joined > 1 else 1,
-        "gathered": 0.0 if spread else 1.0,
+        "gathered": 0.0 if expert_parallel else 1.0,
         "sp": tp if plan.sequence_parallel else 1,
         "dcp": plan.decode_context_parallel_size,
     }
@@ -43,11 +43,11 @@ def layout_env(plan: Plan, model: Model) -> dict[str, float]:
 def illegal_reason(model: Model, plan: Plan, device: Hardware) -> str:
     """Why a layout cannot be used, as a sentence; empty if it can: ``"28 attention heads do not divide by tp 8"``"""
     tp, pp, dcp = plan.tensor_parallel_size, plan.pipeline_parallel_size, plan.decode_context_parallel_size
-    room = plan.nodes * plan.gpus_per_node
-    if plan.gpus > room:
+    available = plan.nodes * plan.gpus_per_node
+    if plan.gpus > available:
         return (
             f"tp {tp} × pp {pp} × dp {plan.data_parallel_size} = {plan.gpus} GPUs, but {plan.nodes} × "
-            f"{plan.gpus_per_node} = {room} are there"
+            f"{plan.gpus_per_node} = {available} are there"
         )
     if pp > model.num_layers:
         return f"pp {pp} needs at least {pp} layers, but the model has {model.num_layers}"
@@ -55,13 +55,14 @@ def illegal_reason(model: Model, plan: Plan, device: Hardware) -> str:
         return f"decode context parallel {dcp} must divide tp {tp}"
     for block in model.blocks:
         if block.stage == "layer":
-            found = _block_reason(block, plan)
-            if found:
-                return found
+            reason = _block_reason(block, plan)
+            if reason:
+                return reason
     return ""
 
 
 def _block_reason(block: Block, plan: Plan) -> str:
+    """Why one block's heads, experts or widths cannot be split as a layout asks."""
     tp, dcp = plan.tensor_parallel_size, plan.decode_context_parallel_size
     d = block.dims
     heads, kv, experts = d.get("num_attention_heads"), d.get("num_key_value_heads"), d.get("num_experts")
@@ -75,11 +76,11 @@ def _block_reason(block: Block, plan: Plan) -> str:
     ranks = tp * plan.data_parallel_size
     if experts and plan.enable_expert_parallel and experts < ranks:
         return f"{int(experts)} experts are fewer than the {ranks} ranks of tp {tp} × dp {plan.data_parallel_size}"
-    for word in ("intermediate_size", "moe_intermediate_size", "linear_num_value_heads", "mamba_num_heads"):
-        size = d.get(word)
-        split = tp if word != "moe_intermediate_size" else (1 if plan.enable_expert_parallel else ranks)
-        if size and size % split:
-            return f"{word} {int(size)} does not divide by {split}"
+    for name in ("intermediate_size", "moe_intermediate_size", "linear_num_value_heads", "mamba_num_heads"):
+        size = d.get(name)
+        shards = tp if name != "moe_intermediate_size" else (1 if plan.enable_expert_parallel else ranks)
+        if size and size % shards:
+            return f"{name} {int(size)} does not divide by {shards}"
     return ""
 
 
@@ -87,36 +88,37 @@ def _block_reason(block: Block, plan: Plan) -> str:
 def pipeline_stages(model: Model, pp: int) -> tuple[Model, ...]:
     """A model cut into pipeline stages: layers as evenly as they go, embedding first, head last, sends between.
 
-    Where layers do not divide, the last stage (it has the head) gets none of the rest, nor the first if that can be.
+    Layers left over go to the stages before the last one, from the back: the last stage has the head, and the first
+    one gets an extra layer only when all stages between them have.
     """
     if pp == 1:
         return (model,)
     per, rest = divmod(model.num_layers, pp)
     counts = [per] * pp
-    for i in range(rest):
-        counts[-2 - i if pp > 1 else -1] += 1
-    found, start = [], 0
+    for i in range(rest):  # rest < pp: never as far back as -1 - pp
+        counts[-2 - i] += 1
+    stages, start = [], 0
     for stage, count in enumerate(counts):
-        mine = set(range(start, start + count))
+        of_stage = range(start, start + count)
         start += count
         blocks: list[Block] = []
         for block in model.blocks:
             if block.stage == "layer":
-                layers = tuple(i for i in block.layers if i in mine)
+                layers = tuple(i for i in block.layers if i in of_stage)
                 if layers:
                     name = f"{block.name.rpartition('.')[0] or block.name}.{layer_range(list(layers))}"
                     blocks.append(msgspec.structs.replace(block, layers=layers, name=name))
             elif block.stage == "head" and stage == pp - 1:
-                blocks.append(_own_head(block))
+                blocks.append(_with_own_table(block))
             elif block.stage != "head" and stage == 0:
                 blocks.append(block)
         if stage < pp - 1:
-            blocks.append(_handover(model))
-        found.append(msgspec.structs.replace(model, blocks=tuple(blocks), num_layers=count))
-    return tuple(found)
+            blocks.append(_send_block(model))
+        stages.append(msgspec.structs.replace(model, blocks=tuple(blocks), num_layers=count))
+    return tuple(stages)
 
 
-def _own_head(block: Block) -> Block:
+def _with_own_table(block: Block) -> Block:
     """A head that shares the embedding's table needs a copy of it on a stage of its own."""
     ops = []
     for op in block.ops:
@@ -127,7 +129,7 @@ def _own_head(block: Block) -> Block:
     return msgspec.structs.replace(block, ops=tuple(ops))
 
 
-def _handover(model: Model) -> Block:
+def _send_block(model: Model) -> Block:
     """Hidden state and residual go to the next stage, each tensor-parallel rank sending its share."""
     op = send("send_to_next_stage", 2 * s.hidden_size / s.tp)
     return Block("pipeline", (op,), {"hidden_size": model.sizes["hidden_size"]}, stage="head", residual=False)
@@ -175,36 +177,36 @@ def places(plan: Plan, device: Hardware) -> dict[str, Place]:
 
 
 def _domain(plan: Plan, device: Hardware, name: str, link: Link) -> int:
-    """Neighbours that the fast link joins: those of a node, or of a rack where usual boxes share it (NVL72).
+    """GPUs that the fast link joins: those of a node, or of a rack where the nodes of a rack share it (NVL72).
 
-    Who says that nodes have another number of GPUs than usual has the network between them; PCIe never leaves a box.
+    Where the plan gives nodes another number of GPUs than the device's own, the network is between them; PCIe never
+    leaves a node.
     """
-    usual = plan.gpus_per_node == device.gpus_per_node
-    return link.devices if usual and link.devices > plan.gpus_per_node and name != "pcie" else plan.gpus_per_node
+    standard_node = plan.gpus_per_node == device.gpus_per_node
+    rack = standard_node and link.devices > plan.gpus_per_node and name != "pcie"
+    return link.devices if rack else plan.gpus_per_node
 
 
 def gpus_per_nvlink_domain(device: Hardware, used: int) -> int:
-    """GPUs of a usual node: what the fast link joins, where that is more than one box (NVL72)."""
+    """GPUs of the device's own node, or of the rack whose nodes share the fast link (NVL72) as far as it is ``used``."""
     link = device.links.get(device.interconnect)
     return max(device.gpus_per_node, min(link.devices, used) if link and link.devices <= 1024 else 1)
 
 
 def placement_summary(plan: Plan, device: Hardware) -> dict[str, str]:
-    """Where each axis runs, in words: ``{"tp": "8 ranks on nvlink", "pp": "6 stages over the network"}``"""
-    found: dict[str, str] = {}
-    at = places(plan, device)
+    """Where each axis runs, as text: ``{"tp": "8 ranks on nvlink", "pp": "6 stages over the network"}``"""
+    texts: dict[str, str] = {}
+    by_axis = places(plan, device)
     ranks = {"tp": plan.tensor_parallel_size, "dcp": plan.decode_context_parallel_size, "ep": 1, "pp": 1}
     if plan.data_parallel_size > 1 or plan.enable_expert_parallel:
         ranks["ep"] = plan.tensor_parallel_size * plan.data_parallel_size
     for axis, number in ranks.items():
         if number > 1:
-            place = at[axis]
-            wide = number > place.per_node
-            found[axis] = f"{number} ranks on {place.name}" + (
-                f", {place.per_node:g} a node, network between" if wide else ""
-            )
+            place = by_axis[axis]
+            between = f", {place.per_node:g} a node, network between" if number > place.per_node else ""
+            texts[axis] = f"{number} ranks on {place.name}{between}"
     if plan.pipeline_parallel_size > 1:
-        name = at["pp"].name
+        name = by_axis["pp"].name
         where = "over the network" if name == "network" else f"on {name}"
-        found["pp"] = f"{plan.pipeline_parallel_size} stages {where}"
-    return found
+        texts["pp"] = f"{plan.pipeline_parallel_size} stages {where}"
+    return texts

@@ -12,13 +12,13 @@ from ..network.graph import Model
 from ..specs.catalog import precision
 from ..specs.structs import Hardware, Precision
 
-QUANTISED = ("attn", "mlp", "experts", "shared")  # roles that -q applies to
+QUANTISED = ("attn", "mlp", "experts", "shared")  # roles that a quantisation applies to
 PLAIN = ("head", "embed", "router", "vision")  # roles that stay in the model's dtype
 ROLES = QUANTISED + PLAIN
 
 
 def precision_by_role(model: Model, dtype: str, quantization: str | None) -> dict[str, str]:
-    """The precision's name of every role: what the config declares, or what ``-q`` asks for."""
+    """The precision's name of every role: what the config declares, or ``quantization``."""
     chosen = dict.fromkeys(ROLES, dtype)
     if quantization is None or quantization in model.quantization.values():
         return chosen | {r: p for r, p in model.quantization.items() if r in QUANTISED}
@@ -28,15 +28,15 @@ def precision_by_role(model: Model, dtype: str, quantization: str | None) -> dic
 
 
 def summary(roles: dict[str, str], dtype: str) -> str:
-    """One word for a mix of precisions: the experts' or the MLP's, which hold the most weights."""
+    """One name for a mix of precisions: the experts' or the MLP's, which hold the most weights."""
     return roles["experts"] if roles["experts"] != dtype else roles["mlp"]
 
 
 def peak_format(device: Hardware, wanted: Precision, dtype: str) -> str:
     """The format a product runs in: the precision's own if the device has it, else the model's dtype or the nearest."""
-    for word in (*wanted.compute, *precision(dtype).compute, "fp16", "bf16", "tf32", "fp32"):
-        if word in device.flops:
-            return word
+    for number_format in (*wanted.compute, *precision(dtype).compute, "fp16", "bf16", "tf32", "fp32"):
+        if number_format in device.flops:
+            return number_format
     raise BadValue(f"{device.name} has no FLOP/s in any of fp16, bf16, fp32: give it one as {device.name}:flops.bf16=…")
 
 
@@ -45,12 +45,12 @@ def formats(device: Hardware, roles: dict[str, str], dtype: str) -> dict[str, st
 
     mxfp4 stays: where it is no format of the matrix units, its kernels were timed as those that widen the weights.
     """
-    found = {}
-    for role, word in roles.items():
-        wanted = precision(word)
+    by_role = {}
+    for role, name in roles.items():
+        wanted = precision(name)
         native = not wanted.compute or peak_format(device, wanted, dtype) in wanted.compute
-        found[role] = word if native or word == "mxfp4" else "w8a16" if wanted.bits > 4 else "w4a16"
-    return found
+        by_role[role] = name if native or name == "mxfp4" else "w8a16" if wanted.bits > 4 else "w4a16"
+    return by_role
 
 
 def bind(

@@ -1,101 +1,121 @@
 """Regular expressions of a config, matched by hand: a file is never handed to an engine that may run for hours.
 
-What configs write is read exactly: characters, ``.``, ``\\.``, ``\\d``, ``[0-9a-z]`` with ``*``, ``+`` or ``?``, and
-alternatives in brackets, ``(gate|up)_proj``. Of anything else the longest run of plain characters must occur.
+What configs write is read exactly: characters, ``.``, ``\\.``, ``\\d``, ``\\w``, ``[0-9a-z]`` with ``*``, ``+`` or
+``?``, ``^`` and ``$``, and alternatives in brackets, ``(gate|up)_proj``. Of anything else, the longest run of plain
+characters must occur.
+
+A pattern becomes a list of instructions, no longer than the pattern. Matching runs through it once, with the set of all
+positions in the name that the pattern read so far can end at: never more steps than the pattern has characters.
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-MOST = 1000  # alternatives of a pattern, and characters of one, beyond which it is only searched for plain text
+MAX_LENGTH = 1000  # characters; a longer pattern is only searched for plain text
+_TOKEN = re.compile(
+    r"(?P<atom>\\.|\[[\w.-]+\]|[^\\()\[\]{}|^$*+?])(?P<repeat>[*+?]?)"
+    r"|(?P<open>\((?:\?:)?)|(?P<close>\)(?![*+?{]))|(?P<bar>\|)|(?P<anchor>[$^])|(?P<other>.)",
+    re.S,
+)
 
 
-class PatternPiece(NamedTuple):
-    """One kind of character, and how often."""
+class Instruction(NamedTuple):
+    """One step of matching: a kind of character and how often, or a bracket, a bar, an anchor."""
 
-    fits: Callable[[str], bool]
-    least: int = 1
-    repeats: bool = False
+    kind: Literal["atom", "open", "close", "bar", "anchor"]
+    text: str = ""
+    repeat: str = ""  # "", "*", "+" or "?"
 
 
 def matches(pattern: str, name: str) -> bool:
     """Whether a name begins with what the pattern describes: ``matches(r".*mlp\\.(gate|up)_proj", "a.mlp.up_proj")``"""
-    ways = _read(pattern)
-    if ways is None:
-        plain = max(re.findall(r"\w+", re.sub(r"\\[a-zA-Z]", " ", pattern)), key=len, default="")
+    program = compiled(pattern)
+    if program is None:
+        plain = _longest_plain_text(pattern)
         return len(plain) > 1 and plain in name
-    return any(_runs(pieces, name, whole) for pieces, whole in ways)
+    return _run(program, name) != 0
 
 
 @functools.lru_cache(maxsize=1000)
-def _read(pattern: str) -> list[tuple[list[PatternPiece], bool]] | None:
-    """Each way to match as pieces, and whether it must reach the name's end; None if it is not all understood."""
-    found = []
-    for way in _expanded(pattern):
-        pieces = _pieces(way.removeprefix("^").removesuffix("$"))
-        if pieces is None:
+def compiled(pattern: str) -> tuple[Instruction, ...] | None:
+    """The instructions of a pattern; None if it is too long or has anything that is not understood."""
+    if len(pattern) > MAX_LENGTH:
+        return None
+    program, depth = [], 0
+    for token in _TOKEN.finditer(pattern):
+        kind = token.lastgroup if token["atom"] is None else "atom"
+        depth += (kind == "open") - (kind == "close")
+        if kind == "other" or depth < 0 or (kind == "bar" and depth == 0):
             return None
-        found.append((pieces, way.endswith("$")))
-    return found or None
+        if kind == "atom" and re.match(r"\\[a-ce-vx-zA-Z0-9]", token["atom"]):
+            return None  # a class of characters other than \d and \w
+        program.append(Instruction(kind, token["atom"] or token[0], token["repeat"] or ""))  # type: ignore[arg-type]
+    return tuple(program) if depth == 0 else None
 
 
-def _expanded(pattern: str) -> list[str]:
-    """The pattern without its alternatives, once for each; empty if that is too much or the brackets do not pair."""
-    ways, done = [pattern], 0
-    while done < len(ways):
-        way = ways[done]
-        inner = re.search(r"(?<!\\)\((?:\?:)?([^()]*)\)(?![*+?{])", way)
-        if inner is None:
-            done += 1
-            continue
-        ways[done : done + 1] = [way[: inner.start()] + word + way[inner.end() :] for word in inner[1].split("|")]
-        if len(ways) > MOST or len(pattern) > MOST:
-            return []
-    return ways
+@functools.lru_cache(maxsize=1000)
+def _longest_plain_text(pattern: str) -> str:
+    """The longest run of letters, digits and underscores in a pattern, without its classes such as ``\\d``."""
+    return max(re.findall(r"\w+", re.sub(r"\\[a-zA-Z]", " ", pattern)), key=len, default="")
 
 
-def _pieces(text: str) -> list[PatternPiece] | None:
-    """A pattern without alternatives as pieces in a row; None if it has anything else."""
-    found: list[PatternPiece] = []
-    for token in re.finditer(r"(\\.|\[[\w.-]+\]|[^\\()\[\]{}|^$*+?])([*+?]?)|(.)", text, re.S):
-        word, often, other = token.groups()
-        fits = None if other else _fits(word)
-        if fits is None:
-            return None
-        found.append(PatternPiece(fits, 0 if often in ("*", "?") and often else 1, often in ("*", "+") and bool(often)))
-    return found
+def _run(program: tuple[Instruction, ...], name: str) -> int:
+    """All positions that a match can end at, as a set of bits: bit i is the position before ``name[i]``.
+
+    In brackets, every alternative begins at the positions where the bracket was opened; at its end they are joined.
+    """
+    positions = 1
+    brackets: list[tuple[int, int]] = []  # positions at the opening, and those at the ends of the alternatives so far
+    for step in program:
+        if step.kind == "atom":
+            positions = advance(positions, _places(step.text, name), step.repeat)
+        elif step.kind == "anchor":
+            positions &= 1 if step.text == "^" else 1 << len(name)
+        elif step.kind == "open":
+            brackets.append((positions, 0))
+        else:
+            opening, ends = brackets.pop()
+            if step.kind == "bar":
+                brackets.append((opening, ends | positions))
+                positions = opening
+            else:
+                positions |= ends
+    return positions
 
 
-def _fits(word: str) -> Callable[[str], bool] | None:
-    if word == ".":
-        return lambda c: True
-    if word == "\\d":
-        return str.isdigit
-    if word == "\\w":
-        return lambda c: c.isalnum() or c == "_"
-    if word.startswith("["):
-        ranges = re.findall(r"(.)-(.)", word[1:-1])
-        single = re.sub(r".-.", "", word[1:-1])
-        return lambda c: c in single or any(low <= c <= high for low, high in ranges)
-    if word.startswith("\\"):
-        return None if word[1].isalnum() else lambda c: c == word[1]
-    return lambda c: c == word
+def advance(positions: int, places: int, repeat: str) -> int:
+    """Positions after one character that is at ``places``, repeated or not; all three are sets of bits.
+
+    ``advance(0b0001, 0b0111, "+")  # 0b1110``: from position 0 over up to three such characters
+    """
+    once = (positions & places) << 1
+    if repeat == "":
+        return once
+    if repeat == "?":
+        return positions | once
+    start = once if repeat == "+" else positions
+    # Adding to a run of ones lets a carry ripple from each start to the bit behind the run; xor leaves what it passed.
+    return (((start & places) + places) ^ places) | start
 
 
-def _runs(pieces: list[PatternPiece], name: str, whole: bool) -> bool:
-    """All places that the pieces so far can end at, moved on piece by piece: no way is tried twice."""
-    places = {0}
-    for piece in pieces:
-        after = set(places) if piece.least == 0 else set()
-        front = places
-        while front:
-            front = {i + 1 for i in front if i < len(name) and piece.fits(name[i])} - after
-            after |= front
-            if not piece.repeats:
-                break
-        places = after
-    return len(name) in places if whole else bool(places)
+@functools.lru_cache(maxsize=20_000)
+def _places(atom: str, name: str) -> int:
+    """Where in a name a character of one kind is, as a set of bits: ``_places("a", "banana")  # 0b101010``"""
+    return sum(1 << i for i, character in enumerate(name) if _fits(atom, character))
+
+
+def _fits(atom: str, character: str) -> bool:
+    if atom == ".":
+        return True
+    if atom == "\\d":
+        return character.isdigit()
+    if atom == "\\w":
+        return character.isalnum() or character == "_"
+    if atom.startswith("["):
+        ranges = re.findall(r"(.)-(.)", atom[1:-1])
+        single = re.sub(r".-.", "", atom[1:-1])
+        return character in single or any(low <= character <= high for low, high in ranges)
+    return character == atom[-1]
