@@ -67,13 +67,7 @@ def bind(
         model, device, dtype=plan.dtype, roles=roles, kv_cache_dtype=plan.kv_cache_dtype, norm_dtype=norm_dtype
     )
     places = parallelism.places(plan, device)
-    host_link = device.links.get("c2c") or device.links.get("pcie") or device.links.get("host") or Link(bandwidth=16e9)
-    env |= {f"{axis}_bandwidth": place.bandwidth for axis, place in places.items()} | {
-        "host_bandwidth": host_link.bandwidth
-    }
-    env |= {f"{axis}_latency": place.link.latency for axis, place in places.items()} | {
-        "host_latency": host_link.latency
-    }
+    env |= _link_env(places, device)
     env |= {
         "memory_bandwidth": device.memory_bandwidth,
         **parallelism.layout_env(plan, model),
@@ -100,6 +94,14 @@ def bind(
     )
     answers = kernels.sources(engine, efficiency, places, nominal_device or device, formats, profile)
     return BoundPlan(model, device, engine, plan, env, answers, tuple(notes))
+
+
+def _link_env(places: dict[str, parallelism.Place], device: Hardware) -> dict[str, Value]:
+    """Bandwidth and latency of every axis' link, and of the one to the host."""
+    host_link = device.links.get("c2c") or device.links.get("pcie") or device.links.get("host") or Link(bandwidth=16e9)
+    env = {f"{axis}_bandwidth": place.bandwidth for axis, place in places.items()}
+    env |= {f"{axis}_latency": place.link.latency for axis, place in places.items()}
+    return {**env, "host_bandwidth": host_link.bandwidth, "host_latency": host_link.latency}
 
 
 def stage_plans(bound_plan: BoundPlan) -> tuple[BoundPlan, ...]:

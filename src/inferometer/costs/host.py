@@ -17,7 +17,7 @@ _OTHER = "other"  # the entry of `Engine.launch` for kinds that have none
 
 
 def padded_tokens(engine: Engine, tokens: Value) -> Value:
-    """Tokens that a step computes: up to the next size that was captured as a graph, ``padded_tokens(vllm, 33)  # 40``"""
+    """Tokens that a step computes: up to the next captured graph size, ``padded_tokens(vllm, 33)  # 40``"""
     if scalar(tokens):
         for upto, by in engine.graph_sizes:
             if tokens <= upto:

@@ -188,7 +188,7 @@ def _domain(plan: Plan, device: Hardware, name: str, link: Link) -> int:
 
 
 def gpus_per_nvlink_domain(device: Hardware, used: int) -> int:
-    """GPUs of the device's own node, or of the rack whose nodes share the fast link (NVL72) as far as it is ``used``."""
+    """GPUs of the device's own node, or up to ``used`` of the rack whose nodes share the fast link (NVL72)."""
     link = device.links.get(device.interconnect)
     return max(device.gpus_per_node, min(link.devices, used) if link and link.devices <= 1024 else 1)
 

@@ -123,7 +123,11 @@ def build_request(
 
     number = network.dtype if dtype == "auto" else catalog.plain_dtype(dtype)
     wanted = catalog.precision(quantization, "quantization").name if quantization is not None else None
-    if wanted is None and entry.quantization and not catalog.means(entry.quantization, network.quantization.values()):
+    if (
+        wanted is None
+        and entry.quantization
+        and not catalog.is_declared(entry.quantization, network.quantization.values())
+    ):
         wanted = entry.quantization
     if dtype == "auto" and wanted in catalog.UNQUANTIZED:
         number = wanted

@@ -1,1 +1,1 @@
-"""What can be asked for: hardware, engines, plans and workloads, and the catalogue of their names."""
+"""What a request is made of: hardware, engines, plans and workloads, and the catalogue of their names."""

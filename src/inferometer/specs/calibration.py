@@ -11,56 +11,61 @@ from .structs import Calibration, Engine
 
 
 def calibration(given: str | Calibration) -> Calibration:
-    """The file that ``validate --write-calibration`` wrote, checked: ``calibration("mine.toml").decode``"""
+    """The file that ``validate --write-calibration`` wrote, checked: ``calibration("h200.toml").decode``"""
     if isinstance(given, Calibration):
-        return _sound(given, "calibration")
+        return _checked(given, "calibration")
     if not isinstance(given, str):
-        raise BadValue(f"--calibration must be the name of a file, not {abbreviate(given)}")
+        raise BadValue(f"`calibration` must be the name of a file, not {abbreviate(given)}")
     path = user_path(given)
     if not path.is_file():
-        raise BadFile(f"no calibration file {abbreviate(given)}")
-    return _sound(convert(read_toml(path), Calibration, f"calibration {path}"), f"calibration {path}")
+        raise BadFile(f"no calibration file {abbreviate(given)}", field="calibration")
+    return _checked(convert(read_toml(path), Calibration, f"calibration {path}"), f"calibration {path}")
 
 
-def _sound(found: Calibration, where: str) -> Calibration:
+def _checked(calibration: Calibration, where: str) -> Calibration:
     for key in ("prefill", "decode"):
-        if not 0.01 <= getattr(found, key) <= 100:
-            raise BadFile(f"{where}: {key} must be a factor from 0.01 to 100, not {getattr(found, key):g}")
-    if not -60 <= found.request <= 60:
-        raise BadFile(f"{where}: request must be from -60 to 60 s, not {found.request:g}")
-    return found
+        if not 0.01 <= getattr(calibration, key) <= 100:
+            raise BadFile(f"{where}: {key} must be a factor from 0.01 to 100, not {getattr(calibration, key):g}")
+    if not -60 <= calibration.request <= 60:
+        raise BadFile(f"{where}: request must be from -60 to 60 s, not {calibration.request:g}")
+    return calibration
 
 
-def calibrated_engine(engine: Engine, found: Calibration) -> Engine:
+def calibrated_engine(engine: Engine, calibration: Calibration) -> Engine:
     """The engine with the factors of a calibration, and its time per request."""
     return msgspec.structs.replace(
         engine,
-        prefill_factor=engine.prefill_factor * found.prefill,
-        decode_factor=engine.decode_factor * found.decode,
-        request_overhead=max(0.0, engine.request_overhead + found.request),
+        prefill_factor=engine.prefill_factor * calibration.prefill,
+        decode_factor=engine.decode_factor * calibration.decode,
+        request_overhead=max(0.0, engine.request_overhead + calibration.request),
     )
 
 
-def mismatch_warnings(found: Calibration, model: str, gpu: str, engine: str) -> list[str]:
-    """A warning where a calibration was made for something else than what is asked."""
-    pairs = ((found.model, model), (found.gpu, gpu), (found.engine, engine))
+def mismatch_warnings(calibration: Calibration, model: str, gpu: str, engine: str) -> list[str]:
+    """A warning where a calibration was made for another model, GPU or engine than this plan's."""
+    pairs = ((calibration.model, model), (calibration.gpu, gpu), (calibration.engine, engine))
     if all(not was or normalized(was) == normalized(now) for was, now in pairs):
         return []
-    return [f"the calibration was made for {found.model} on {found.gpu} with {found.engine}"]
+    return [f"the calibration was made for {calibration.model} on {calibration.gpu} with {calibration.engine}"]
 
 
-def as_toml(found: Calibration) -> str:
+def as_toml(calibration: Calibration) -> str:
     """The text of its file, with what each figure means."""
-    words = {"model": found.model, "gpu": found.gpu, "engine": found.engine, "measured": found.measured}
+    origin = {
+        "model": calibration.model,
+        "gpu": calibration.gpu,
+        "engine": calibration.engine,
+        "measured": calibration.measured,
+    }
     lines = [
         "# How measurements differ from predictions; analyze and simulate take it with --calibration.",
-        f"prefill = {found.prefill:.6g}  # factor on the seconds of prompts' tokens",
-        f"decode = {found.decode:.6g}  # factor on the seconds of answers' tokens",
-        f"request = {found.request:.6g}  # s that every request takes more",
-        *(f"{key} = {_quoted(value)}" for key, value in words.items()),
-        f"requests = {found.requests}",
+        f"prefill = {calibration.prefill:.6g}  # factor on the seconds of prompts' tokens",
+        f"decode = {calibration.decode:.6g}  # factor on the seconds of answers' tokens",
+        f"request = {calibration.request:.6g}  # s that every request takes more",
+        *(f"{key} = {_quoted(value)}" for key, value in origin.items()),
+        f"requests = {calibration.requests}",
     ]
-    for metric, errors in found.error.items():
+    for metric, errors in calibration.error.items():
         lines += ["", f"[error.{metric}]  # mean absolute relative error"]
         lines += [f"{key} = {value:.4g}" for key, value in errors.items()]
     return "\n".join(lines) + "\n"

@@ -26,12 +26,12 @@ TINY = 1e8  # no device has so few bytes, bytes/s or FLOP/s: a smaller figure is
 
 
 def normalized(name: str) -> str:
-    """How names are compared: ``plain("RTX4090_GPU")  # 'rtx4090-gpu'``"""
+    """How names are compared: ``normalized("RTX4090_GPU")  # 'rtx4090-gpu'``"""
     return re.sub(r"[\s_/]+", "-", str(name).strip().lower())
 
 
 def constants(name: str, kind: type[S]) -> S:
-    """A table of constants that comes with the package: ``figures("training", Figures)``"""
+    """A table of constants that comes with the package: ``constants("collectives", CollectiveConstants)``"""
     return convert(read_toml(DATA / f"{name}.toml"), kind, name)
 
 
@@ -41,15 +41,16 @@ def names(folder: str) -> list[str]:
 
 
 @functools.cache
-def _heads(folder: str) -> dict[str, str]:
-    """Alias (and id) -> name, from the top of every file of a folder."""
-    found: dict[str, str] = {}
+def _aliases(folder: str) -> dict[str, str]:
+    """Alias (or Hugging Face id) -> registered name, from the top of every file of a folder; no alias means two."""
+    stems: dict[str, str] = {}
     for path in sorted((DATA / folder).glob("*.toml")):
         top = re.split(r"^\[", path.read_text(encoding="utf-8"), maxsplit=1, flags=re.M)[0]
         data = tomllib.loads(top)
         for alias in (path.stem, *data.get("aliases", ()), *data.get("ids", ())):
-            found.setdefault(normalized(alias), path.stem)
-    return found
+            if stems.setdefault(normalized(alias), path.stem) != path.stem:
+                raise BadFile(f"{path}: {alias!r} is a name of {stems[normalized(alias)]} already")
+    return stems
 
 
 def registered_name(folder: str, name: str) -> str | None:
@@ -57,14 +58,14 @@ def registered_name(folder: str, name: str) -> str | None:
     key = normalized(name)
     if len(key) < 100 and (DATA / folder / f"{key}.toml").exists():
         return key
-    return _heads(folder).get(key)
+    return _aliases(folder).get(key)
 
 
-_parsed = functools.lru_cache(64)(read_toml)  # a page asks for the same device a hundred times
+_parsed = functools.lru_cache(64)(read_toml)  # a session of the web page needs the same device a hundred times
 
 
 def _shipped(folder: str, name: str) -> dict[str, Any]:
-    """A file of the catalogue, to be changed at will."""
+    """A file of the catalogue, as a copy that may be changed."""
     return copy.deepcopy(_parsed(DATA / folder / f"{name}.toml"))
 
 
@@ -81,65 +82,66 @@ def hardware(text: str) -> Hardware:
             raise BadFile(f"no hardware file {abbreviate(name)}")
         data, title = read_toml(path), path.stem
     else:
-        found = registered_name("hardware", name)
-        if found is None:
-            raise UnknownName("GPU", name, names("hardware"))
-        data, title = _shipped("hardware", found), found
-    for piece in filter(None, overrides.split(",")):
-        _override(data, piece, title)
-    device = convert({**data, "name": title}, Hardware, f"hardware {title}")
-    return _sane(device, bool(overrides))
+        registered = registered_name("hardware", name)
+        if registered is None:
+            raise UnknownName("GPU", name, names("hardware"), field="gpu")
+        data, title = _shipped("hardware", registered), registered
+    for assignment in filter(None, overrides.split(",")):
+        _override(data, assignment, title)
+    return _checked(convert({**data, "name": title}, Hardware, f"hardware {title}"))
 
 
 def gpu_names(text: str) -> list[str]:
-    """A list of GPUs; a piece with ``=`` goes on with the one before: ``split_gpus("a100,h200:power=1,memory=2")``"""
-    found: list[str] = []
-    for piece in text.split(","):
-        if found and "=" in piece and ":" not in piece:
-            found[-1] += "," + piece
-        elif piece.strip():
-            found.append(piece.strip())
-    if not found:
+    """A list of GPUs; a figure after a comma belongs to the GPU before: ``gpu_names("a100,h200:power=1,memory=2")``"""
+    gpus: list[str] = []
+    for entry in text.split(","):
+        if gpus and "=" in entry and ":" not in entry:
+            gpus[-1] += "," + entry
+        elif entry.strip():
+            gpus.append(entry.strip())
+    if not gpus:
         raise BadValue("`gpu` needs at least one name")
-    return found
+    return gpus
 
 
-def _override(data: dict[str, Any], piece: str, title: str) -> None:
-    key, _, value = piece.partition("=")
+def _override(data: dict[str, Any], assignment: str, title: str) -> None:
+    """Put a figure of the user's into a device's data: ``_override(data, "links.nvlink.bandwidth=9e11", "h200")``"""
+    key, _, value = assignment.partition("=")
     *path, last = key.strip().split(".")
-    place: Any = data
-    for word in path:
-        place = place.get(word) if isinstance(place, dict) else None
+    table: Any = data
+    for step in path:
+        table = table.get(step) if isinstance(table, dict) else None
     figures = {k for k, v in dotted(data).items() if isinstance(v, int | float)} | {"interconnect"}
     figures |= {f.name for f in msgspec.structs.fields(Hardware) if f.type in (int, float)}
-    figures |= {f"flops.{word}" for p in precisions().values() for word in p.compute}
-    figures |= {f"links.{k}.{word}" for k in data.get("links", ()) for word in ("bandwidth", "latency", "devices")}
-    if not isinstance(place, dict) or key.strip() not in figures:
-        raise UnknownName(f"figure of {title}", key, figures)
+    figures |= {f"flops.{number_format}" for p in precisions().values() for number_format in p.compute}
+    figures |= {f"links.{k}.{field}" for k in data.get("links", ()) for field in ("bandwidth", "latency", "devices")}
+    if not isinstance(table, dict) or key.strip() not in figures:
+        raise UnknownName(f"figure of {title}", key, figures, field="gpu")
     if last == "interconnect":
-        place[last] = value.strip()
+        table[last] = value.strip()
     else:
         try:
             number = float(value)
         except ValueError:
             raise BadValue(f"`gpu` {title}:{key} must be a number, not {value!r}") from None
         counted = last in ("compute_units", "gpus_per_node", "devices")
-        place[last] = check_int(f"`gpu` {title}:{key}", number, least=0) if counted else number
+        table[last] = check_int(f"`gpu` {title}:{key}", number, least=0) if counted else number
     data.setdefault("source", {})[key] = "given by you"
 
 
 def dotted(data: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Nested tables as dotted keys: ``flat({"flops": {"bf16": 1}})  # {"flops.bf16": 1}``"""
-    found: dict[str, Any] = {}
+    """Nested tables as dotted keys: ``dotted({"flops": {"bf16": 1}})  # {"flops.bf16": 1}``"""
+    flat: dict[str, Any] = {}
     for key, value in data.items():
         if isinstance(value, Mapping):
-            found |= dotted(value, f"{before}{key}.")
+            flat |= dotted(value, f"{before}{key}.")
         else:
-            found[f"{before}{key}"] = value
-    return found
+            flat[f"{before}{key}"] = value
+    return flat
 
 
-def _sane(device: Hardware, changed: bool) -> Hardware:
+def _checked(device: Hardware) -> Hardware:
+    """The device itself; figures that cannot be in SI units, or that contradict each other, are refused."""
     figures = {"memory": device.memory, "memory_bandwidth": device.memory_bandwidth}
     figures |= {f"flops.{k}": v for k, v in device.flops.items()}
     figures |= {f"links.{k}.bandwidth": v.bandwidth for k, v in device.links.items()}
@@ -180,23 +182,25 @@ def engine(text: str) -> Engine:
             raise BadFile(f"no engine file {abbreviate(text)}")
         data, title = read_toml(path), path.stem
     else:
-        found = registered_name("engines", text)
-        if found is None:
-            raise UnknownName("engine", text, names("engines"))
-        data, title = _shipped("engines", found), found
-    return convert({**_whole_engine(data, title), "name": title}, Engine, f"engine {title}")
+        registered = registered_name("engines", text)
+        if registered is None:
+            raise UnknownName("engine", text, names("engines"), field="engine")
+        data, title = _shipped("engines", registered), registered
+    return convert({**_inherited(data, title), "name": title}, Engine, f"engine {title}")
 
 
-def _whole_engine(data: dict[str, Any], title: str) -> dict[str, Any]:
-    """An engine's figures with those of the one that it is like beneath them."""
+def _inherited(data: dict[str, Any], title: str) -> dict[str, Any]:
+    """An engine's figures over those of the engine that it is ``like``."""
     other = data.pop("like", None)
     if other is None:
         return data
     if not isinstance(other, str) or registered_name("engines", other) in (None, title):
-        raise UnknownName("engine to be like", str(other), [name for name in names("engines") if name != title])
-    below = _whole_engine(_shipped("engines", str(registered_name("engines", other))), str(other))
-    tables = {key: {**below[key], **value} for key, value in data.items() if isinstance(value, dict) and key in below}
-    return {**below, **data, **tables}
+        raise UnknownName(
+            "engine to be like", str(other), [name for name in names("engines") if name != title], field="engine"
+        )
+    base = _inherited(_shipped("engines", str(registered_name("engines", other))), str(other))
+    tables = {key: {**base[key], **value} for key, value in data.items() if isinstance(value, dict) and key in base}
+    return {**base, **data, **tables}
 
 
 def _table(file: str, kind: type[S], what: str) -> Callable[[], dict[str, S]]:
@@ -218,22 +222,22 @@ def acceptance() -> dict[tuple[str, str], dict[str, float]]:
     return {(name, row["method"]): dict(row["length"]) for name, row in read_toml(DATA / "acceptance.toml").items()}
 
 
-_WORDS = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
-_WORDS |= {"fp8-e4m3": "fp8", "fp8-e5m2": "fp8", "awq": "w4a16", "gptq": "w4a16", "w8a8": "int8", "fp4": "nvfp4"}
+_SYNONYMS = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
+_SYNONYMS |= {"fp8-e4m3": "fp8", "fp8-e5m2": "fp8", "awq": "w4a16", "gptq": "w4a16", "w8a8": "int8", "fp4": "nvfp4"}
 
 
 def precision(text: str, what: str = "precision") -> Precision:
-    """``precision("w4a16")``; takes vLLM's words too (``bfloat16``, ``awq``)."""
+    """``precision("w4a16")``; takes vLLM's names too (``bfloat16``, ``awq``)."""
     return _precision(str(text), what)
 
 
 @functools.cache
 def _precision(text: str, what: str) -> Precision:
     key = normalized(text)
-    found = precisions().get(_WORDS.get(key, key))
-    if found is None:
+    entry = precisions().get(_SYNONYMS.get(key, key))
+    if entry is None:
         raise UnknownName(what, text, precisions(), field=what if what.isidentifier() else "")
-    return found
+    return entry
 
 
 UNQUANTIZED = ("bf16", "fp16", "fp32")
@@ -243,20 +247,20 @@ KV_CACHE_FORMATS = (*UNQUANTIZED, "fp8", "int8", "int4")  # what a cache can be 
 def plain_dtype(text: str, what: str = "dtype", allowed: tuple[str, ...] = UNQUANTIZED) -> str:
     """A number format without groups or scales: ``plain_dtype("bfloat16")  # 'bf16'``"""
     key = normalized(text)
-    found = _WORDS.get(key, key)
-    if found not in allowed:
+    dtype = _SYNONYMS.get(key, key)
+    if dtype not in allowed:
         field = what if what.isidentifier() else ""
         raise UnknownName(what, text, allowed, "(quantisations of weights are set with -q)", field=field)
-    return found
+    return dtype
 
 
 @about("usecase")
 def usecase(text: str) -> Usecase:
     """``usecase("chatbot")``: typical lengths and what users expect."""
-    found = usecases().get(normalized(text))
-    if found is None:
-        raise UnknownName("use case", text, usecases())
-    return found
+    entry = usecases().get(normalized(text))
+    if entry is None:
+        raise UnknownName("use case", text, usecases(), field="usecase")
+    return entry
 
 
 # ------------------------------------------------------------------ models
@@ -279,17 +283,17 @@ _QUANTISED = {
     "mxfp4": "mxfp4",
     "bf16": "bf16",
 }
-_FAMILIES = ({"fp8", "fp8-block"}, {"w4a16", "int4", "int4-g32"})  # a name does not say which of these it means
+_UNSPECIFIC = ({"fp8", "fp8-block"}, {"w4a16", "int4", "int4-g32"})  # a name does not say which of these it means
 
 
-def means(word: str, declared: Iterable[str]) -> bool:
-    """Whether a name's precision is what a config declares, more exactly: ``means("fp8", ["fp8-block"])  # True``"""
-    family = next((f for f in _FAMILIES if word in f), {word})
-    return any(p in family for p in declared)
+def is_declared(quantization: str, declared: Iterable[str]) -> bool:
+    """Whether a config declares a name's precision, or a finer one: ``is_declared("fp8", ["fp8-block"])  # True``"""
+    family = next((family for family in _UNSPECIFIC if quantization in family), {quantization})
+    return any(precision in family for precision in declared)
 
 
 class ModelEntry(msgspec.Struct, frozen=True):
-    """A model found by name: its config and, if its name says so, its quantisation."""
+    """A model of a name: its config and, if its name says so, its quantisation."""
 
     name: str
     config: dict[str, Any]
@@ -301,23 +305,27 @@ class ModelEntry(msgspec.Struct, frozen=True):
 
 @about("model")
 def model(text: str, token: str | None = None) -> ModelEntry:
-    """A catalogue name, a Hugging Face id, or the path of a config.json, its folder or a network's TOML file."""
-    word = str(text).strip()
-    if not word:
+    """A catalogue name, a Hugging Face id, or the path of a config.json, its folder or a network's TOML file.
+
+    ``token`` is for gated repositories of Hugging Face; without it, the variable HF_TOKEN of the environment.
+    """
+    name = str(text).strip()
+    if not name:
         raise BadValue("the model's name is empty")
-    if word.startswith((".", "/", "~")) or word.endswith((".json", ".toml")):
-        return _file(user_path(word))
-    found = catalog_entry(word)
-    path = user_path(word)
-    if found is None and path.is_dir() and (path / "config.json").exists():
-        return _file(path)
-    if found is not None:
-        return found
+    if name.startswith((".", "/", "~")) or name.endswith((".json", ".toml")):
+        return _from_file(user_path(name))
+    entry = catalog_entry(name)
+    path = user_path(name)
+    if entry is None and path.is_dir() and (path / "config.json").exists():
+        return _from_file(path)
+    if entry is not None:
+        return entry
     if path.is_dir():
         raise BadFile(f"{path} is a folder without a config.json")
-    if word.count("/") == 1:
-        return _download(word, token)
-    raise UnknownName("model", word, names("models"), "(or give a Hugging Face id or the path of a config.json)")
+    if name.count("/") == 1:
+        return _download(name, token)
+    hint = "(or give a Hugging Face id or the path of a config.json)"
+    raise UnknownName("model", name, names("models"), hint, field="model")
 
 
 def catalog_entry(text: str) -> ModelEntry | None:
@@ -333,13 +341,13 @@ def catalog_entry(text: str) -> ModelEntry | None:
 
 @functools.lru_cache(64)
 def _entry(stem: str, quantization: str) -> ModelEntry:
-    """One object for one entry, so that what is made of it once can be remembered."""
+    """One object per entry, so that what is built from it can be cached by identity."""
     data = read_toml(DATA / "models" / f"{stem}.toml")
     return ModelEntry(stem, data["config"], data.get("source", ""), quantization, hf_id=data.get("hf_id", ""))
 
 
 def _variants(key: str) -> Iterable[tuple[str, str]]:
-    """The name itself, then without its tuning and quantisation words."""
+    """The name itself, then without its suffixes of tuning and quantisation."""
     yield key, ""
     bare = _TUNED.sub("", key)
     yield bare, ""
@@ -352,11 +360,11 @@ def _variants(key: str) -> Iterable[tuple[str, str]]:
 
 def named_precision(name: str) -> str:
     """The quantisation that a repository's or folder's name declares: ``named_precision("X-NVFP4")  # 'nvfp4'``"""
-    word = f"-{normalized(name)}-"
-    return next((meaning for suffix, meaning in _QUANTISED.items() if f"-{suffix}-" in word), "")
+    parts = f"-{normalized(name)}-"
+    return next((meaning for suffix, meaning in _QUANTISED.items() if f"-{suffix}-" in parts), "")
 
 
-def _file(path: Path) -> ModelEntry:
+def _from_file(path: Path) -> ModelEntry:
     target = path / "config.json" if path.is_dir() else path
     if not target.is_file():
         if path.is_dir():
@@ -369,11 +377,11 @@ def _file(path: Path) -> ModelEntry:
         return ModelEntry(target.stem, data, str(target), network=True)
     name = target.parent.resolve().name if target.name == "config.json" else target.stem
     config = read_json(target)
-    return ModelEntry(name, config, str(target), _said(name, config))
+    return ModelEntry(name, config, str(target), _named_quantization(name, config))
 
 
-def _said(name: str, config: Mapping[str, Any]) -> str:
-    """What a repository's name says about its precision, unless its config says it itself."""
+def _named_quantization(name: str, config: Mapping[str, Any]) -> str:
+    """The precision that a repository's name declares, unless its config does."""
     inner = (config.get(key) for key in ("text_config", "llm_config", "language_config"))
     sections = [config, *(part for part in inner if isinstance(part, Mapping))]
     declares = any(part.get(key) for part in sections for key in ("quantization_config", "compression_config"))
@@ -396,11 +404,11 @@ def _download(repo: str, token: str | None) -> ModelEntry:
             f"{repo!r} is not in the catalogue and its config.json could not be fetched ({why}){hint}"
         ) from None
     config = read_json(Path(path))
-    return ModelEntry(repo.rpartition("/")[2].lower(), config, repo, _said(repo, config))
+    return ModelEntry(repo.rpartition("/")[2].lower(), config, repo, _named_quantization(repo, config))
 
 
 def _reachable(url: str) -> bool:
-    """Whether the host's name resolves: asked first, because the library retries for half a minute."""
+    """Whether the host's name resolves: tried first, because the library retries for half a minute."""
     import socket
     from urllib.parse import urlsplit
 

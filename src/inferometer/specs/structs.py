@@ -74,7 +74,7 @@ class Engine(Spec, frozen=True, kw_only=True):
     request_overhead: float = 0.0  # s per request in the engine's own front end
     http_overhead: float = 0.0  # s per request more when the client speaks HTTP
     token_overhead: float = 0.0  # s per token of the prompt more then: its text is made into tokens, one at a time
-    memory_utilization: float = 0.9  # default of --gpu-memory-utilization
+    memory_utilization: float = 0.9  # default of gpu_memory_utilization
     memory_reserve: float = 0.0  # bytes that are neither weights, KV nor activations (context, graphs, workspaces)
     max_num_batched_tokens: int = 8192
     max_num_seqs: int = 1024
@@ -89,9 +89,9 @@ class Engine(Spec, frozen=True, kw_only=True):
     smooth: float = 3.0  # p of the norm that joins compute and memory time; large = a hard maximum
     kernels: dict[str, Kernel] = {}
     kernels_from: str = ""  # the one device that the kernels' shares of peak were seen on
-    profile: str = ""  # whose kernels by shape it runs: a file name under data/profiles/<device>
+    profile: str = ""  # the measured kernels that it runs: a file name under data/profiles/<device>
     profile_kinds: tuple[str, ...] = ()  # of those, the kinds that it runs; () = all
-    prefill_factor: float = 1.0  # on the seconds of prompts' tokens: what a calibration found
+    prefill_factor: float = 1.0  # on the seconds of prompts' tokens, from a calibration
     decode_factor: float = 1.0  # on the seconds of answers' tokens
     source: dict[str, str] = {}
 
@@ -144,7 +144,7 @@ class Image(Spec, frozen=True, kw_only=True):
 
 
 class Workload(Spec, frozen=True, kw_only=True):
-    """What is asked of the engine."""
+    """The requests of a batch: how many, and how long."""
 
     batch_size: int = 1
     input_len: int | tuple[int, ...] = 1024  # one number, or one per layer (token pruning)
@@ -156,7 +156,7 @@ class Workload(Spec, frozen=True, kw_only=True):
 
 
 class Speculation(Spec, frozen=True, kw_only=True):
-    """Speculative decoding: who drafts, how many tokens, and how many are accepted."""
+    """Speculative decoding: the drafting method, how many tokens it drafts, and how many are accepted."""
 
     method: Literal["draft_model", "ngram", "mtp"] = "draft_model"
     model: str = ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...base.symbols import Expr, Formula, maximum, total
 from ...base.symbols import names as s
-from .op import KINDS, Cache, Op, Work, operator
+from .op import Cache, Op, Work, operator
 
 
 @operator("kv_write")
@@ -24,6 +24,7 @@ def kv_write(name: str, width: Formula, *, m: Formula = s.tokens, span: str = ""
     )
 
 
+@operator("prefill_attention", "decode_attention")
 def attention(
     name: str,
     phase: str,
@@ -88,9 +89,6 @@ def attention(
         m * heads * v_dim * s.act_bytes + scores,
         {"query": (m, heads, qk_dim), "keys": (kv, kv_heads, qk_dim), "output": (m, heads, v_dim)},
     )
-
-
-KINDS["prefill_attention"] = KINDS["decode_attention"] = attention
 
 
 @operator("scan")

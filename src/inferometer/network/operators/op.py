@@ -8,6 +8,7 @@ all-reduce sends (tp-1)/tp = 0 bytes. All figures are of one device and one call
 from __future__ import annotations
 
 from collections.abc import Callable
+
 import msgspec
 
 from ...base.symbols import Expr, Formula, text
@@ -50,7 +51,7 @@ class Op(msgspec.Struct, frozen=True):
     work: Work
     dims: dict[str, Formula]  # the kernel's shape: what a measured profile is keyed by
     peak: str = "vector_peak_flops"  # the name of the FLOP/s it can reach
-    inputs: tuple[str, ...] | None = None  # operators whose output it reads; None = the one before it
+    inputs: tuple[str, ...] | None = None  # names of the operators that it reads from; None = the one before it
     output: Formula = 0  # bytes of its output tensor
     shape: dict[str, tuple[Formula, ...]] = {}  # tensor shapes for people
     cache: Cache | None = None
@@ -72,13 +73,14 @@ class Op(msgspec.Struct, frozen=True):
 KINDS: dict[str, Callable[..., Op]] = {}
 
 
-def operator(kind: str) -> Callable[[Callable[..., Op]], Callable[..., Op]]:
-    """Register an operator kind: ``@operator("linear")``. Registering a kind twice is an error."""
+def operator(*kinds: str) -> Callable[[Callable[..., Op]], Callable[..., Op]]:
+    """Register the function of an operator's kind, or kinds: ``@operator("linear")``. A kind has one function."""
 
     def register(function: Callable[..., Op]) -> Callable[..., Op]:
-        if kind in KINDS:
-            raise ValueError(f"operator kind {kind!r} is registered twice")
-        KINDS[kind] = function
+        for kind in kinds:
+            if kind in KINDS:
+                raise ValueError(f"operator kind {kind!r} is registered twice")
+            KINDS[kind] = function
         return function
 
     return register
