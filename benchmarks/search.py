@@ -77,24 +77,24 @@ def prices() -> None:
     import numpy as np
 
     from inferometer.inference.request import build_request
-    from inferometer.search.objective import traffic
-    from inferometer.search.steady_state import load, steady
+    from inferometer.search.objective import build_traffic
+    from inferometer.search.steady_state import load_grid, steady_states
     from inferometer.serving.deployment import build_pool
     from inferometer.serving.deployment_run import ServingOptions, serve
     from inferometer.serving.metrics import latencies
 
     errors: list[tuple[float, float]] = []
     for (model, words), (given, made), budget in product(SERVERS, LENGTHS, (2048, 8192)):
-        asked = traffic(input_len=given, output_len=made)
+        asked = build_traffic(input_len=given, output_len=made)
         one = build_request(model, "h200", frontend="http", max_num_batched_tokens=budget, **words)
         bound_plan = one.bind()
         bound_plan = bound_plan._replace(env={**bound_plan.env, "uniform_lengths": 0.0})
-        found = steady([bound_plan], load(asked, one.engine, one.plan, (budget,), 512))[0]
+        found = steady_states([bound_plan], load_grid(asked, one.engine, one.plan, (budget,), 512))[0]
         server = None
         for wanted in (1, 8, 48, 150):
             n = int(np.argmin(abs(found.decoding - wanted)))
-            rate, tpot = float(found.rate[0, n]), float(found.tpot[0, n])
-            ttft = float(found.ttft[0, n] + found.queue[0, n])
+            rate, tpot = float(found.request_rate[0, n]), float(found.tpot[0, n])
+            ttft = float(found.base_ttft[0, n] + found.queue_seconds[0, n])
             under_way = rate * (ttft + made * tpot)
             trace = asked.requests(int(min(6000, max(300, 12 * under_way))), rate, 1) if rate else None
             if trace is None:

@@ -108,17 +108,12 @@ LONG_FUNCTIONS: list[str] = [
     "network.operators.attention:attention",
     "profiling.campaign:measure",
     "profiling.layers:profile_model",
-    "search.disaggregated:_with",
-    "search.objective:traffic",
-    "search.search:searched",
-    "search.space:space",
     "serving.fast_path:run_uncontended",
     "serving.simulate:simulate",
     "training.train:train",
     "views.plots.canvas:_paint",
     "views.plots.roofline:memory",
     "views.plots.tornado:asked_for",
-    "views.text.search:pareto",
 ]
 DUPLICATE_MODULES: list[str] = []
 DUPLICATE_CLASSES: list[str] = [

@@ -1,4 +1,9 @@
-"""The search against brute force: plain loops over floats, every plan by itself, nothing shared and nothing pruned."""
+"""The search against brute force: plain loops over floats, every plan by itself, nothing shared and nothing pruned.
+
+This proves that arrays, shared pipeline stages and pruned pairs change nothing: `one_load` has the same queueing
+formulas as `search.steady_state`, written for floats. That the formulas are near the truth is another test's business:
+`test_search.test_means_are_near_what_is_simulated` compares them with the simulator.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +17,14 @@ from inferometer.costs.binding import stage_plans
 from inferometer.costs.step import Group, Step
 from inferometer.inference import memory
 from inferometer.inference.latency import frontend_seconds, stage_seconds
+from inferometer.search.aggregated import aggregated
 from inferometer.search.disaggregated import disaggregated
-from inferometer.search.front import listed
-from inferometer.search.objective import Aim, Traffic, aim, traffic
-from inferometer.search.plan_table import MET, Book, aggregated, joined, value
-from inferometer.search.server_costs import prices
-from inferometer.search.space import Server, Space, servers, space
-from inferometer.search.steady_state import FULL, MIXING, grid
+from inferometer.search.front import front_rows
+from inferometer.search.objective import Traffic, build_objective, build_traffic
+from inferometer.search.plan_table import Plans, PlanTable, Status, value
+from inferometer.search.server_table import ServerTable, estimate_servers
+from inferometer.search.space import Problem, Server, build_space, servers
+from inferometer.search.steady_state import MAX_UTILIZATION, MIXED_BATCHING, concurrency_grid
 from inferometer.serving.deployment import ReplicaPool, kv_transfer_seconds
 
 CASES = [
@@ -30,67 +36,66 @@ CASES = [
 LIMITS = {"max_num_batched_tokens": [2048, 8192], "max_num_seqs": [8, 48]}
 
 
-class Priced(NamedTuple):
+class OneLoad(NamedTuple):
     """One load of one server, by hand."""
 
     rate: float
     ttft: float
     queue: float
-    used: float
+    utilization: float
     tpot: float
 
 
-def steps_of(server: Server, asked: Traffic, budget: int, d: float, prompts: float, heat: float) -> list[float]:
-    """Seconds on every stage of a step with d answers and so many tokens of prompts."""
+def steps_of(server: Server, traffic: Traffic, d: float, prompts: float, heat: float) -> list[float]:
+    """Seconds on every stage of a step with d decoding sequences and so many tokens of prompts."""
     bound_plan = server.bind()
     bound_plan = bound_plan._replace(env={**bound_plan.env, "thermal_state": heat})
-    groups = [Group(d, 1, asked.input_len + asked.output_len / 2, 1, True)] if d else []
+    groups = [Group(d, 1, traffic.input_len + traffic.output_len / 2, 1, True)] if d else []
     if prompts:
-        piece = min(asked.input_len, prompts)
-        groups.append(Group(prompts / piece, piece, (asked.input_len - piece) / 2, piece / asked.input_len))
+        chunk = min(traffic.input_len, prompts)
+        groups.append(Group(prompts / chunk, chunk, (traffic.input_len - chunk) / 2, chunk / traffic.input_len))
     return [float(t) for t in stage_seconds(bound_plan, Step(tuple(groups)))]
 
 
-def one_load(server: Server, asked: Traffic, budget: int, d: float) -> Priced:
+def one_load(server: Server, traffic: Traffic, budget: int, d: float) -> OneLoad:
     """The mean field, written out for floats."""
-    engine, lanes, bound_plan = server.request.engine, server.layout.pp, server.bind()
-    prompt, answers, mixes = asked.input_len, asked.output_len - 1, engine.scheduler in MIXING
-    begun = d / answers
+    engine, micro_batches, bound_plan = server.request.engine, server.layout.pp, server.bind()
+    prompt, decode_tokens, mixes = traffic.input_len, traffic.output_len - 1, engine.scheduler in MIXED_BATCHING
+    arrivals = d / decode_tokens
     room = budget - d if mixes else budget
-    together = prompt * round(begun / (1 - exp(-begun)))
-    pieces = ceil(prompt / max(room, 1)) if mixes else 1
-    if mixes and pieces > 1:
-        crowd = min(begun * prompt / max(room, 1), 1)
-        new = prompt / (pieces + crowd * (prompt / max(room, 1) - pieces))
+    together = prompt * round(arrivals / (1 - exp(-arrivals)))
+    chunks = ceil(prompt / max(room, 1)) if mixes else 1
+    if mixes and chunks > 1:
+        crowd = min(arrivals * prompt / max(room, 1), 1)
+        new = prompt / (chunks + crowd * (prompt / max(room, 1) - chunks))
     else:
         new = min(together, max(room, 1) if mixes else prompt * max(room // prompt, 1))
-    often = begun * prompt / new
+    often = arrivals * prompt / new
     often = min(often, 1.0) if mixes else often
-    plain = steps_of(server, asked, budget, d, 0, 0.0)
-    mixed = steps_of(server, asked, budget, d if mixes else 0, new, 0.0)
+    decode = steps_of(server, traffic, d, 0, 0.0)
+    mixed = steps_of(server, traffic, d if mixes else 0, new, 0.0)
     if bound_plan.env["throttle"]:
-        mean = max(plain) * (1 - often * mixes) + often * max(mixed)
+        mean = max(decode) * (1 - often * mixes) + often * max(mixed)
         share = new / (new + (d if mixes else 0))
-        mixed = steps_of(server, asked, budget, d if mixes else 0, new, min(often * max(mixed) / mean, 1) * share)
-    held = 1 - (1 - often) ** ((pieces + lanes - 1) / pieces) if mixes and lanes > 1 else often
-    both = [max(sum(t), lanes * max(t)) for t in (plain, mixed)]
+        mixed = steps_of(server, traffic, d if mixes else 0, new, min(often * max(mixed) / mean, 1) * share)
+    several = mixes and micro_batches > 1
+    held = 1 - (1 - often) ** ((chunks + micro_batches - 1) / chunks) if several else often
+    both = [max(sum(t), micro_batches * max(t)) for t in (decode, mixed)]
     period = both[0] * (1 - held * mixes) + held * both[1]
-    top = period / lanes
-    used = begun * prompt / max(room, 1) if mixes else often * max(mixed) / top
-    rate = lanes * d / answers / period if used < 1 and room > 0 else 0.0
-    second = max(plain) ** 2 * (1 - often * mixes) + often * max(mixed) ** 2
-    ahead = top if engine.async_scheduling and lanes == 1 else 0.0
-    busy = 1 - exp(-lanes * d)
-    each = max(mixed) * (prompt / max(room, 1) if mixes else often / begun)
-    full = min(used, FULL)
-    queue = full / (1 - full) / 2 * each + busy * (second / top - max(plain)) / 2
-    ttft = (
-        frontend_seconds(bound_plan, prompt) + busy * (max(plain) / 2 + ahead) + sum(mixed) + (pieces - 1) * max(mixed)
-    )
-    return Priced(rate * server.layout.dp, ttft, queue, used, period)
+    interval = period / micro_batches
+    utilization = arrivals * prompt / max(room, 1) if mixes else often * max(mixed) / interval
+    rate = micro_batches * d / decode_tokens / period if utilization < 1 and room > 0 else 0.0
+    second = max(decode) ** 2 * (1 - often * mixes) + often * max(mixed) ** 2
+    ahead = interval if engine.async_scheduling and micro_batches == 1 else 0.0
+    busy = 1 - exp(-micro_batches * d)
+    each = max(mixed) * (prompt / max(room, 1) if mixes else often / arrivals)
+    full = min(utilization, MAX_UTILIZATION)
+    queue = full / (1 - full) / 2 * each + busy * (second / interval - max(decode)) / 2
+    fixed = frontend_seconds(bound_plan, prompt) + busy * (max(decode) / 2 + ahead)
+    return OneLoad(rate * server.layout.dp, fixed + sum(mixed) + (chunks - 1) * max(mixed), queue, utilization, period)
 
 
-def room_for(server: Server, asked: Traffic, budget: int, seqs: int) -> float:
+def max_seqs(server: Server, traffic: Traffic, budget: int, seqs: int) -> float:
     """Sequences that the fullest stage has memory for."""
     bound_plan = server.bind()
     engine, usable = server.request.engine, server.request.device.memory * server.request.plan.gpu_memory_utilization
@@ -98,170 +103,161 @@ def room_for(server: Server, asked: Traffic, budget: int, seqs: int) -> float:
         rows = min(seqs, budget)
         largest = Step((Group(rows, budget / rows, 0, 1),))
     else:
-        piece = min(budget, asked.input_len)
-        largest = Step((Group(budget / piece, piece, asked.input_len - piece, 1),))
-    found = float("inf")
-    for part in stage_plans(bound_plan):
-        fixed = memory.weight_bytes(part) + engine.memory_reserve + memory.activation_bytes(part, largest)
-        left = usable - fixed - memory.cache_bytes(part, float(asked.longest))
-        each = float(memory.cache_bytes(part, asked.input_len + asked.output_len / 2))
-        found = min(found, 1 + left // each if left >= 0 else 0)
-    return found
+        chunk = min(budget, traffic.input_len)
+        largest = Step((Group(budget / chunk, chunk, traffic.input_len - chunk, 1),))
+    fewest = float("inf")
+    for stage in stage_plans(bound_plan):
+        fixed = memory.weight_bytes(stage) + engine.memory_reserve + memory.activation_bytes(stage, largest)
+        left = usable - fixed - memory.cache_bytes(stage, float(traffic.max_len))
+        each = float(memory.cache_bytes(stage, traffic.input_len + traffic.output_len / 2))
+        fewest = min(fewest, 1 + left // each if left >= 0 else 0)
+    return fewest
 
 
-def waits(priced: Priced, ranks: int, share: float) -> tuple[float, float]:
-    """Mean TTFT, and what the share that counts keeps, where requests are dealt out to so many ranks."""
-    used = min(max(priced.used, 1e-9), FULL)
-    even = 1 / ranks * exp(-2 * (1 - used) / 3 / used * (1 - 1 / ranks) ** 2 * ranks)
-    late = max(log(used / (1 - share)) / used, 1.0)
-    return priced.ttft + priced.queue * even, priced.ttft + priced.queue * even * late
+def late_ttft(load: OneLoad, ranks: int, share: float) -> float:
+    """TTFT that the share that counts keeps, where requests are dealt out to so many ranks."""
+    rho = min(max(load.utilization, 1e-9), MAX_UTILIZATION)
+    even = 1 / ranks * exp(-2 * (1 - rho) / 3 / rho * (1 - 1 / ranks) ** 2 * ranks)
+    return load.ttft + load.queue * even * max(log(rho / (1 - share)) / rho, 1.0)
 
 
-def brute(where: Space, asked: Traffic, wanted: Aim, able: list[Server]) -> list[tuple[float, Any]]:
-    """Every plan that keeps the limits at some load, with what it is worth: tokens/s per GPU."""
-    found: list[tuple[float, Any]] = []
-    loads = [float(d) for d in grid(max(where.sequences))]
+def keeps(problem: Problem, ttft: float, tpot: float) -> bool:
+    metrics = {"ttft": ttft, "tpot": tpot, "e2el": ttft + (problem.traffic.output_len - 1) * tpot}
+    return all(metrics[name] <= limit for name, limit in problem.objective.slo.items())
 
-    def keeps(late: float, tpot: float) -> bool:
-        figures = {"ttft": late, "tpot": tpot, "e2el": late + (asked.output_len - 1) * tpot}
-        return all(figures[name] <= limit for name, limit in wanted.limits.items())
 
-    for server in able:
-        lanes, most = server.layout.pp, where.num_gpus // server.layout.gpus
-        for budget in where.budgets:
-            priced = {d: one_load(server, asked, budget, d) for d in loads}
-            for seqs in where.sequences:
-                if server.request.engine.scheduler in MIXING and seqs > budget:
+def brute(problem: Problem, legal: list[Server]) -> list[tuple[float, Any]]:
+    """Every plan that keeps the limits at some load, with its value: tokens/s per GPU."""
+    space, traffic = problem.space, problem.traffic
+    plans: list[tuple[float, Any]] = []
+    loads = [float(d) for d in concurrency_grid(max(space.max_num_seqs))]
+    for server in legal:
+        micro_batches, most = server.layout.pp, space.num_gpus // server.layout.gpus
+        for budget in space.max_num_batched_tokens:
+            estimated = {d: one_load(server, traffic, budget, d) for d in loads}
+            for seqs in space.max_num_seqs:
+                if server.request.engine.scheduler in MIXED_BATCHING and seqs > budget:
                     continue
-                room = room_for(server, asked, budget, seqs)
-                for replicas in range(1, most + 1) if asked.rate else [most]:
+                room = max_seqs(server, traffic, budget, seqs)
+                for replicas in range(1, most + 1) if traffic.request_rate else [most]:
                     best: float | None = None
                     for d in loads:
-                        one = priced[d]
-                        if not one.rate or lanes * d > min(room, seqs):
+                        one = estimated[d]
+                        if not one.rate or micro_batches * d > min(room, seqs):
                             continue
-                        if asked.rate and one.rate * replicas < asked.rate:
+                        if traffic.request_rate and one.rate * replicas < traffic.request_rate:
                             continue
-                        _, late = waits(one, replicas * server.layout.dp, wanted.share)
-                        carried = asked.rate or one.rate * replicas
-                        gpus = replicas * server.layout.gpus if asked.rate else where.num_gpus
-                        if keeps(late, one.tpot):
-                            best = max(best or 0.0, carried * asked.output_len / gpus)
-                        if asked.rate:
+                        late = late_ttft(one, replicas * server.layout.dp, problem.objective.goodput_share)
+                        carried = traffic.request_rate or one.rate * replicas
+                        gpus = replicas * server.layout.gpus if traffic.request_rate else space.num_gpus
+                        if keeps(problem, late, one.tpot):
+                            best = max(best or 0.0, carried * traffic.output_len / gpus)
+                        if traffic.request_rate:
                             break  # the lightest load that carries it is the plan's
                     if best is not None:
-                        found.append((best, (server.layout, server.kind, budget, seqs, replicas)))
-    return found
+                        plans.append((best, (server.layout, server.kind, budget, seqs, replicas)))
+    return plans
 
 
-def brute_pools(where: Space, asked: Traffic, wanted: Aim, able: list[Server]) -> list[float]:
+def brute_pairs(problem: Problem, legal: list[Server]) -> list[float]:
     """Every pair of pools without pipeline stages, at every load: tokens/s per GPU of those that keep the limits."""
-    found = []
-    default = able[0].request.plan
-    for reader in able:
-        for writer in able:
-            if reader.kind != writer.kind or reader.layout.pp > 1 or writer.layout.pp > 1:
+    space, traffic = problem.space, problem.traffic
+    throughputs = []
+    default = legal[0].request.plan
+    for prefill in legal:
+        for decode in legal:
+            if prefill.kind != decode.kind or prefill.layout.pp > 1 or decode.layout.pp > 1:
                 continue
-            sent = [
-                kv_transfer_seconds(side, side, np.array([round(asked.input_len)]))[0]
-                for side in (ReplicaPool(s.bind(), 1, [], 0, 0, "", ()) for s in (reader, writer))
+            transfer = [
+                kv_transfer_seconds(side, side, np.array([round(traffic.input_len)]))[0]
+                for side in (ReplicaPool(s.bind(), 1, [], 0, 0, "", ()) for s in (prefill, decode))
             ]
-            budgets = sorted(where.budgets, key=lambda b: abs(b - default.max_num_batched_tokens))
-            limits = sorted(where.sequences, key=lambda s: abs(s - default.max_num_seqs))
-            room = room_for(writer, asked, budgets[0], limits[0])
-            for budget in where.budgets:
-                pieces = ceil(asked.input_len / budget)
-                alone = sum(steps_of(reader, asked, budget, 0, asked.input_len / pieces, 1.0)) * pieces
-                full = sum(steps_of(reader, asked, budget, 0, budget, 1.0))
-                dp = reader.layout.dp
-                reading = min(dp * budget / asked.input_len / full, dp / sent[0])
-                for x in range(1, where.num_gpus + 1):
-                    y = (where.num_gpus - x * reader.layout.gpus) // writer.layout.gpus
-                    for d in (float(d) for d in grid(max(where.sequences))):
-                        if y < 1 or d > min(room, max(where.sequences)):
+            budgets = sorted(space.max_num_batched_tokens, key=lambda b: abs(b - default.max_num_batched_tokens))
+            limits = sorted(space.max_num_seqs, key=lambda s: abs(s - default.max_num_seqs))
+            room = max_seqs(decode, traffic, budgets[0], limits[0])
+            for budget in space.max_num_batched_tokens:
+                chunks = ceil(traffic.input_len / budget)
+                alone = sum(steps_of(prefill, traffic, 0, traffic.input_len / chunks, 1.0)) * chunks
+                full = sum(steps_of(prefill, traffic, 0, budget, 1.0))
+                dp = prefill.layout.dp
+                prefill_rate = min(dp * budget / traffic.input_len / full, dp / transfer[0])
+                for x in range(1, space.num_gpus + 1):
+                    y = (space.num_gpus - x * prefill.layout.gpus) // decode.layout.gpus
+                    for d in (float(d) for d in concurrency_grid(max(space.max_num_seqs))):
+                        if y < 1 or d > min(room, max(space.max_num_seqs)):
                             continue
-                        gap = sum(steps_of(writer, asked, budget, d, 0, 0.0))
-                        rate = y * writer.layout.dp * d / (asked.output_len - 1) / gap
-                        used = rate / (x * reading)
-                        wait = min(used, FULL) / (1 - min(used, FULL)) / 2 * dp / reading
-                        ahead = 1.5 if writer.request.engine.async_scheduling else 0.5
-                        fixed = frontend_seconds(reader.bind(), asked.input_len) + alone + max(sent) + (1 + ahead) * gap
-                        _, late = waits(Priced(rate, fixed, wait, used, gap), x * dp, wanted.share)
-                        figures = {"ttft": late, "tpot": gap}
-                        if used < 1 and all(figures[name] <= limit for name, limit in wanted.limits.items()):
-                            found.append(rate * asked.output_len / where.num_gpus)
-    return found
+                        tpot = sum(steps_of(decode, traffic, d, 0, 0.0))
+                        rate = y * decode.layout.dp * d / (traffic.output_len - 1) / tpot
+                        utilization = rate / (x * prefill_rate)
+                        rho = min(utilization, MAX_UTILIZATION)
+                        wait = rho / (1 - rho) / 2 * dp / prefill_rate
+                        ahead = 1.5 if decode.request.engine.async_scheduling else 0.5
+                        fixed = frontend_seconds(prefill.bind(), traffic.input_len) + alone + max(transfer)
+                        one = OneLoad(rate, fixed + (1 + ahead) * tpot, wait, utilization, tpot)
+                        late = late_ttft(one, x * dp, problem.objective.goodput_share)
+                        if utilization < 1 and keeps(problem, late, tpot):
+                            throughputs.append(rate * traffic.output_len / space.num_gpus)
+    return throughputs
 
 
-@pytest.mark.parametrize(("model", "load", "limits", "words"), CASES)
+def kept_values(plans: Plans, table: ServerTable, problem: Problem) -> dict[tuple[Any, ...], float]:
+    """Value of the plans that keep the limits, by server, limits and replicas."""
+    kept = plans.at((plans.status == Status.MEETS_SLO) & (plans.slo_ratio <= 1))
+    indices = (kept.prefill_server, kept.token_budget, kept.seqs, kept.replicas, value(kept, table, problem))
+    values = {}
+    for server, budget, seqs, replicas, worth in zip(*(column.tolist() for column in indices), strict=True):
+        limits = int(table.max_num_batched_tokens[budget]), int(table.max_num_seqs[seqs])
+        values[table.servers[server].layout, table.servers[server].kind, *limits, replicas] = worth
+    return values
+
+
+@pytest.mark.parametrize(("model", "load", "limits", "kwargs"), CASES)
 def test_every_plan_is_what_plain_loops_say(
-    model: str, load: dict[str, Any], limits: str, words: dict[str, Any]
+    model: str, load: dict[str, Any], limits: str, kwargs: dict[str, Any]
 ) -> None:
-    count = load["num_gpus"]
-    asked = traffic(**{key: given for key, given in load.items() if key != "num_gpus"})
-    wanted = aim("throughput", limits, 0.9, asked.output_len)
-    where = space(
-        model, ["h200"], count, modes=("aggregated",), frontend="http", kv_cache_dtype="auto", **LIMITS, **words
-    )
-    able, _ = servers(where, model)
-    table, lacks = prices(able, where, asked)
-    assert table is not None and not any(lacks)
-    plans = aggregated(table, where, asked, wanted)
-    kept = plans.at((plans.verdict == MET) & (plans.miss <= 1))
-    mine = {
-        (table.servers[a].layout, table.servers[a].kind, int(table.budgets[t]), int(table.sequences[s]), int(r)): v
-        for a, t, s, r, v in zip(
-            kept.first.tolist(),
-            kept.budget.tolist(),
-            kept.seqs.tolist(),
-            kept.replicas.tolist(),
-            value(kept, table, where, asked, wanted).tolist(),
-            strict=True,
-        )
-    }
-    theirs = {key: worth for worth, key in brute(where, asked, wanted, able)}
-    assert set(mine) == set(theirs) and len(mine) > 3
+    traffic = build_traffic(**{key: given for key, given in load.items() if key != "num_gpus"})
+    fixed = {"modes": ("aggregated",), "frontend": "http", "kv_cache_dtype": "auto", **LIMITS}
+    space = build_space(model, ["h200"], load["num_gpus"], **fixed, **kwargs)
+    problem = Problem(model, space, traffic, build_objective("throughput", limits, 0.9))
+    legal, _ = servers(space, model)
+    table, shortfalls = estimate_servers(legal, problem)
+    assert table is not None and not any(shortfalls)
+    ours = kept_values(aggregated(table, problem), table, problem)
+    theirs = {key: worth for worth, key in brute(problem, legal)}
+    assert set(ours) == set(theirs) and len(ours) > 3
     for key, worth in theirs.items():
-        assert mine[key] == pytest.approx(worth, rel=1e-9), key
+        assert ours[key] == pytest.approx(worth, rel=1e-9), key
 
 
 def test_pools_that_are_left_out_are_no_better() -> None:
-    asked = traffic(input_len=1500, output_len=200)
-    wanted = aim("throughput", "ttft:250,tpot:12", 0.9, 200)
-    where = space(
-        "qwen3-30b-a3b",
-        ["h200"],
-        3,
-        modes=("disaggregated",),
-        frontend="http",
-        quantization="fp8",
-        kv_cache_dtype="fp8",
-        **LIMITS,
-    )
-    able, _ = servers(where, "qwen3-30b-a3b")
-    table, _ = prices(able, where, asked)
+    model = "qwen3-30b-a3b"
+    fixed = {"modes": ("disaggregated",), "frontend": "http", "quantization": "fp8", "kv_cache_dtype": "fp8", **LIMITS}
+    space = build_space(model, ["h200"], 3, **fixed)
+    traffic = build_traffic(input_len=1500, output_len=200)
+    problem = Problem(model, space, traffic, build_objective("throughput", "ttft:250,tpot:12", 0.9))
+    legal, _ = servers(space, model)
+    table, _ = estimate_servers(legal, problem)
     assert table is not None
-    plans, considered = disaggregated(table, where, asked, wanted)
-    assert plans is not None and considered > len(plans.first)
-    kept = plans.at((plans.verdict == MET) & (plans.miss <= 1))
-    best = brute_pools(where, asked, wanted, able)
-    assert max(best) == pytest.approx(float(value(kept, table, where, asked, wanted).max()), rel=1e-9)
+    plans, considered = disaggregated(table, problem)
+    assert plans is not None and considered > len(plans.gpus)
+    kept = plans.at((plans.status == Status.MEETS_SLO) & (plans.slo_ratio <= 1))
+    assert max(brute_pairs(problem, legal)) == pytest.approx(float(value(kept, table, problem).max()), rel=1e-9)
 
 
 def test_the_front_is_what_comparing_all_with_all_gives() -> None:
-    asked = traffic(input_len=1000, output_len=100)
-    wanted = aim("throughput", "tpot:30", 0.9, 100)
-    where = space("llama-3.1-8b", ["h200", "h100-sxm"], 2, modes=("aggregated",), frontend="http", **LIMITS)
-    able, _ = servers(where, "llama-3.1-8b")
-    table, _ = prices(able, where, asked)
+    model = "llama-3.1-8b"
+    space = build_space(model, ["h200", "h100-sxm"], 2, modes=("aggregated",), frontend="http", **LIMITS)
+    traffic = build_traffic(input_len=1000, output_len=100)
+    problem = Problem(model, space, traffic, build_objective("throughput", "tpot:30", 0.9))
+    legal, _ = servers(space, model)
+    table, _ = estimate_servers(legal, problem)
     assert table is not None
-    book = Book("llama-3.1-8b", where, asked, wanted, table, joined([aggregated(table, where, asked, wanted)]))
-    found, every = listed(book)
-    columns = np.stack([every.per_gpu, every.per_user, -every.cost], 1)
+    rows, points = front_rows(PlanTable(problem, table, aggregated(table, problem)))
+    columns = np.stack([points.per_gpu, points.per_user, -points.cost], 1)
     beaten = [bool(((columns >= one).all(1) & (columns > one).any(1)).any()) for one in columns]
     left = {tuple(one) for one, lost in zip(columns.tolist(), beaten, strict=True) if not lost}
     shown = {
         (p["output_throughput_per_gpu"], p["output_throughput_per_user"], -p["cost_per_million_output_tokens"])
-        for p in found
+        for p in rows
     }
     assert shown == left

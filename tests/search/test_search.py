@@ -16,12 +16,13 @@ from inferometer.base.pareto import pareto_front, undominated
 from inferometer.costs.binding import stage_plans, step_seconds
 from inferometer.costs.step import Group, Step
 from inferometer.inference.request import build_request
-from inferometer.search.explanation import table
-from inferometer.search.objective import every, traffic
-from inferometer.search.search import searched
-from inferometer.search.search_result import Candidate, Figures, Pool
-from inferometer.search.serve_commands import commands
-from inferometer.search.steady_state import Priced, distinct, load, steady
+from inferometer.search.explanation import plan_rows
+from inferometer.search.objective import build_traffic, every_nth
+from inferometer.search.search import search_with_table
+from inferometer.search.search_result import Candidate, PlanMetrics, PoolSpec
+from inferometer.search.serve_commands import ServedModel, commands
+from inferometer.search.stage_costs import StageSeconds, distinct_stages
+from inferometer.search.steady_state import load_grid, steady_states
 from inferometer.serving.deployment import build_pool
 from inferometer.serving.deployment_run import ServingOptions, serve
 from inferometer.serving.metrics import good_requests, latencies
@@ -48,9 +49,9 @@ def test_blocks_priced_once_are_the_stages(model: str, plan: dict[str, Any]) -> 
     bound_plan = build_request(model, "h200", **plan).bind()
     alone = build_request(model, "h200", **{**plan, "pipeline_parallel_size": 1}).bind()
     step = Step((Group(np.array([1.0, 7, 64, 300]), 1, 900, 1, True), Group(1, np.array([0.0, 500, 40, 2000]), 100)))
-    priced, parts = Priced(alone, step), distinct(bound_plan)
-    assert sum(part.alike for part in parts) == bound_plan.plan.pipeline_parallel_size
-    whole = sum(part.alike * priced.seconds(part.bound_plan, priced.kernels(part.bound_plan)) for part in parts)
+    seconds, parts = StageSeconds(alone, step), distinct_stages(bound_plan)
+    assert sum(part.copies for part in parts) == bound_plan.plan.pipeline_parallel_size
+    whole = sum(part.copies * seconds.total(part.bound_plan, seconds.kernels(part.bound_plan)) for part in parts)
     assert whole == pytest.approx(sum(step_seconds(part, step) for part in stage_plans(bound_plan)), rel=1e-9)
 
 
@@ -64,16 +65,16 @@ def test_means_are_near_what_is_simulated() -> None:
         ("qwen3-30b-a3b", {"data_parallel_size": 2, "enable_expert_parallel": True}),
     ):
         for given_len, made in ((3000, 300), (300, 300)):
-            asked = traffic(input_len=given_len, output_len=made)
+            asked = build_traffic(input_len=given_len, output_len=made)
             one = build_request(model, "h200", frontend="http", **words)
             bound_plan = one.bind()
             bound_plan = bound_plan._replace(env={**bound_plan.env, "uniform_lengths": 0.0})
-            loads = load(asked, one.engine, one.plan, (one.plan.max_num_batched_tokens,), 64)
-            found = steady([bound_plan], loads)[0]
+            loads = load_grid(asked, one.engine, one.plan, (one.plan.max_num_batched_tokens,), 64)
+            state = steady_states([bound_plan], loads)[0]
             server = None
             for n in (3, 13, len(loads.decoding) - 1):
-                rate, tpot = float(found.rate[0, n]), float(found.tpot[0, n])
-                ttft = float(found.ttft[0, n] + found.queue[0, n])
+                rate, tpot = float(state.request_rate[0, n]), float(state.tpot[0, n])
+                ttft = float(state.base_ttft[0, n] + state.queue_seconds[0, n])
                 under_way = rate * (ttft + made * tpot)
                 trace = asked.requests(int(150 + 8 * under_way), rate, 1)
                 server = server or build_pool(one, 1, trace)
@@ -112,7 +113,7 @@ def test_undominated_rows_cover_their_group(rows: list[tuple[int, int, int]]) ->
 @given(st.integers(1, 5), st.integers(1, 40))
 def test_every_nth_request_is_what_round_robin_sends(step: int, most: int) -> None:
     trace = Trace(input_tokens=np.arange(1, 31), output_tokens=np.full(30, 3), arrival_s=np.arange(30.0))
-    part = every(trace, step, most)
+    part = every_nth(trace, step, most)
     assert part.input_tokens.tolist() == list(range(1, 31))[::step][:most]
 
 
@@ -125,7 +126,7 @@ def test_the_winner_holds_on_the_whole_cluster_and_not_much_more() -> None:
     best, rate = found.winner.pools[0], found.winner.trial.request_rate
     shares = []
     for factor in (1.0, 1.3):
-        trace = traffic(input_len=1000, output_len=200).requests(1500, factor * rate, 1)
+        trace = build_traffic(input_len=1000, output_len=200).requests(1500, factor * rate, 1)
         outcome = simulate("llama-3.1-8b", "h200", trace=trace, pools=_pools(found.winner))
         shares.append(good_requests(latencies(outcome), {"ttft": 200.0, "tpot": 15.0})[300:-200].mean())
     assert shares[0] > 0.86 and shares[1] < 0.8, best
@@ -216,10 +217,10 @@ def test_gpus_that_stay_idle_are_counted_and_said() -> None:
 
 
 def test_every_plan_that_is_not_possible_has_its_reason() -> None:
-    found, book, lost = searched(
+    found, table, rejected = search_with_table(
         "llama-3.1-70b", "h100-sxm", num_gpus=3, input_len=3000, output_len=300, goodput="ttft:400,tpot:30", relax=False
     )
-    rows = table(book, lost)
+    rows = plan_rows(table, rejected)
     assert all(bool(row["reason"]) != row["possible"] for row in rows)
     assert any("attention heads do not divide by tp 3" in row["reason"] for row in rows)
     assert any("GB per GPU that it may use" in row["reason"] for row in rows)
@@ -268,7 +269,7 @@ def test_a_trace_is_priced_by_its_means_and_simulated_as_it_is() -> None:
     assert found.feasible and found.workload["request_rate"] == pytest.approx(20, rel=0.1)
     assert found.workload["input_len"] == pytest.approx(trace.input_tokens.mean())
     assert "made.csv" in " ".join(found.commands["bench"])
-    with pytest.raises(BadValue, match="--trace says all lengths itself"):
+    with pytest.raises(BadValue, match="trace says all lengths itself"):
         search("llama-3.1-8b", trace=trace, input_len=5, goodput="ttft:500")
 
 
@@ -302,8 +303,8 @@ def test_speculation_is_part_of_the_plan() -> None:
 # ------------------------------------------------------------------ commands
 
 
-def _plan(*pools: Pool) -> Candidate:
-    nothing = Figures(
+def _plan(*pools: PoolSpec) -> Candidate:
+    nothing = PlanMetrics(
         request_rate=1,
         output_throughput=1,
         output_throughput_per_gpu=1,
@@ -317,8 +318,8 @@ def _plan(*pools: Pool) -> Candidate:
     return Candidate(gpu="h200", mode="any", pools=list(pools), gpus=1, idle_gpus=0, priced=nothing)
 
 
-def _pool(role: str = "both", tp: int = 1, pp: int = 1, dp: int = 1, ep: bool = False, replicas: int = 1) -> Pool:
-    return Pool(
+def _pool(role: str = "both", tp: int = 1, pp: int = 1, dp: int = 1, ep: bool = False, replicas: int = 1) -> PoolSpec:
+    return PoolSpec(
         role=role,
         replicas=replicas,
         tensor_parallel_size=tp,
@@ -332,9 +333,9 @@ def _pool(role: str = "both", tp: int = 1, pp: int = 1, dp: int = 1, ep: bool = 
     )
 
 
-def _lines(*pools: Pool, **changes: Any) -> dict[str, list[str]]:
-    words = {"own": False, "own_cache": False, "longest": 4500, "per_node": 8, "speculation": None, **changes}
-    return commands(_plan(*pools), "owner/model", **words)
+def _lines(*pools: PoolSpec, **changes: Any) -> dict[str, list[str]]:
+    model = ServedModel("owner/model", False, False, max_model_len=4608, gpus_per_node=8)
+    return commands(_plan(*pools), model._replace(**changes))
 
 
 def test_commands_say_the_layout_in_each_engines_words() -> None:
@@ -353,7 +354,7 @@ def test_commands_say_the_layout_in_each_engines_words() -> None:
         assert sglang[sglang.index(flag) + 1] == size
     assert "--enable-dp-attention" in sglang
     assert any("no such layout" in line for line in lines["trtllm"])
-    apart = _lines(_pool(dp=4, ep=True), own=True, own_cache=True)
+    apart = _lines(_pool(dp=4, ep=True), own_quantization=True, own_kv_cache_dtype=True)
     assert any("enable_attention_dp: true" in line for line in apart["trtllm"])
     assert not any("--quantization" in line or "kv-cache-dtype" in line for key in apart for line in apart[key])
 
@@ -385,16 +386,16 @@ def test_commands_that_span_nodes_say_so() -> None:
     [
         ({"goodput": None}, "something that must hold"),
         ({"goodput": "e2el:100,ttft:500"}, "contradicts itself"),
-        ({"num_gpus": 0}, "--num-gpus"),
+        ({"num_gpus": 0}, "num_gpus"),
         ({"num_gpus": 9999}, "1,024"),
         ({"nodes": 1, "num_gpus": 16}, "1 nodes"),
         ({"output_len": 1}, "at least 2 tokens"),
-        ({"request_rate": -1}, "--request-rate"),
+        ({"request_rate": -1}, "request_rate"),
         ({"goodput_share": 0}, "share"),
-        ({"mode": "apart"}, "--mode"),
-        ({"finalists": 0}, "--finalists"),
-        ({"tensor_parallel_size": "a"}, "--tensor-p"),
-        ({"max_num_seqs": 0}, "--max-num-seqs"),
+        ({"mode": "apart"}, "mode"),
+        ({"finalists": 0}, "finalists"),
+        ({"tensor_parallel_size": "a"}, "tensor_p"),
+        ({"max_num_seqs": 0}, "max_num_seqs"),
         ({"max_num_seqs": []}, "no values"),
         ({"jobs": 0}, "jobs"),
         ({"objective": "cost", "gpu": "h200:price_per_hour=0"}, "price_per_hour"),

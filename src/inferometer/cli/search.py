@@ -74,7 +74,7 @@ def search(
     **words: Any,
 ) -> int:
     """Price every legal plan on some GPUs, simulate the best of them, and say which to run, and why."""
-    from ..search.search import searched
+    from ..search.search import search_with_table
     from .output import progress
 
     words = {key: value for key, value in words.items() if value is not None}
@@ -88,27 +88,27 @@ def search(
             steps[0] += 1
             reached(steps[0])
 
-        found, book, lost = searched(model, address=backend_address, progress=step, **words)
-    if plot is not None and book is not None:
+        result, table, rejected = search_with_table(model, address=backend_address, progress=step, **words)
+    if plot is not None and table is not None:
         from ..views.text.search import write_front
 
-        for path in write_front(found, book, plot):
+        for path in write_front(result, table, plot):
             click.echo(f"wrote {path}", err=True)
     if as_json:
         import msgspec
 
-        deliver(msgspec.json.format(msgspec.json.encode(found), indent=1), output)
+        deliver(msgspec.json.format(msgspec.json.encode(result), indent=1), output)
     elif as_csv:
-        from ..search.explanation import table
+        from ..search.explanation import plan_rows
 
-        deliver(table_csv(table(book, lost)), output)
+        deliver(table_csv(plan_rows(table, rejected)), output)
     else:
         from ..views.text.search import shown
 
-        show_rich(shown(found), output)
-    if (as_json or as_csv) and not found.feasible:
-        click.echo(f"infeasible: {found.reason}", err=True)
-    return 0 if found.feasible else 1
+        show_rich(shown(result), output)
+    if (as_json or as_csv) and not result.feasible:
+        click.echo(f"infeasible: {result.reason}", err=True)
+    return 0 if result.feasible else 1
 
 
 def _requests(path: str | None, most: int | None) -> Any:

@@ -1,7 +1,7 @@
-"""Disaggregated plans: some servers read prompts, others answer, and the cache goes from the ones to the others.
+"""Disaggregated plans: a pool of servers for prefill, a pool for decode, and KV caches that go from one to the other.
 
-A pair is two servers of one kind (GPU, precision, cache) without pipeline stages, so many of each. Of readers on as
-many GPUs, one that is slower in every respect can be in no better plan: its pairs are counted, and left at that.
+A pair is two servers of one kind (GPU, precisions) without pipeline stages, each in some number. A prefill server that
+is slower in every respect than another on as many GPUs can be in no better plan: its pairs are counted, not estimated.
 """
 
 from __future__ import annotations
@@ -12,127 +12,215 @@ import numpy as np
 
 from ..base.pareto import undominated
 from ..inference.latency import frontend_seconds
-from .objective import Aim, Traffic
-from .plan_table import MET, MISSES, NO_ROOM, SLACK, TOO_SLOW, Plans, best_load, joined, worst
-from .server_costs import Prices
-from .space import Space
-from .steady_state import evenly, tail, waiting
+from .objective import Traffic
+from .plan_table import SLACK, LoadMetrics, Plans, Status, concatenated, slo_ratio
+from .server_table import ServerTable
+from .space import Problem
+from .steady_state import even_arrivals, mean_wait, wait_at_share
 
 
-class Readers(NamedTuple):
-    """One way to read prompts: a server and its token budget."""
+class PrefillServer(NamedTuple):
+    """A server of a prefill pool with its token budget."""
 
-    server: int
-    budget: int
-    alone: float  # s of a prompt
+    server: int  # row of the server table
+    token_budget: int  # index of max_num_batched_tokens
+    gpus: int
+    dp: int
+    prefill_seconds: float  # of one prompt
     rate: float  # prompts/s at most
-    handed: float
-    each: float  # s of a prompt in a full queue of one rank
+    kv_transfer_seconds: float
+
+    @property
+    def service_seconds(self) -> float:
+        """Seconds between two prompts of one busy rank."""
+        return self.dp / self.rate
 
 
-def disaggregated(prices: Prices, space: Space, traffic: Traffic, aim: Aim) -> tuple[Plans | None, int]:
-    """The plans that are no worse than others in every respect, and how many were considered."""
+def disaggregated(servers: ServerTable, problem: Problem) -> tuple[Plans | None, int]:
+    """The plans whose prefill servers no other dominates (None if there are none), and the number of all plans."""
     parts: list[Plans] = []
     count = 0
-    for kind in dict.fromkeys(server.kind for server in prices.servers):
-        mine = np.array([n for n, one in enumerate(prices.servers) if one.kind == kind and one.layout.pp == 1], int)
-        if not len(mine):
+    for kind in dict.fromkeys(server.kind for server in servers.servers):
+        members = [n for n, one in enumerate(servers.servers) if one.kind == kind and one.layout.pp == 1]
+        if not members:
             continue
-        writers = mine[prices.writing[mine].max(1) > 0]
-        readers = [(int(v), t) for v in mine for t in range(len(prices.budgets))]
-        sizes, wide = prices.gpus[writers], np.array([prices.gpus[v] for v, _ in readers])
-        pairs = _pairs(space.num_gpus, wide[:, None], sizes[None, :], bool(traffic.rate))
-        count += int(pairs.sum())
-        for reader in _best(prices, readers):
-            found = _with(reader, writers, prices, space, traffic, aim)
-            if found is not None:
-                parts.append(found)
-    return (joined(parts) if parts else None), count
+        decode_rows = np.array([n for n in members if servers.decode_rate[n].max() > 0], int)
+        options = [(n, budget) for n in members for budget in range(len(servers.max_num_batched_tokens))]
+        sizes = np.array([servers.gpus[n] for n, _ in options])[:, None], servers.gpus[decode_rows][None, :]
+        count += int(_count_pairs(problem, *sizes).sum())
+        for prefill in _undominated_prefill(servers, options):
+            plans = _pairs_with(prefill, decode_rows, servers, problem)
+            if plans is not None:
+                parts.append(plans)
+    return (concatenated(parts) if parts else None), count
 
 
-def _pairs(gpus: int, a: np.ndarray, b: np.ndarray, free: bool) -> np.ndarray:
-    """Numbers of pools of both sizes: any that fit, or unless ``free`` as many that answer as there is room for."""
-    total = np.zeros(np.broadcast_shapes(a.shape, b.shape), int)
-    for x in range(1, gpus + 1):
-        left = np.maximum(gpus - x * a, 0) // b
-        total += left if free else (left > 0).astype(int)
+def _count_pairs(problem: Problem, prefill_gpus: np.ndarray, decode_gpus: np.ndarray) -> np.ndarray:
+    """How many pairs of pools there are of servers of these sizes [prefill option, decode server].
+
+    With a given rate any numbers of both that fit; else the decode servers that there is room for beside each number
+    of prefill servers.
+    """
+    total = np.zeros(np.broadcast_shapes(prefill_gpus.shape, decode_gpus.shape), int)
+    for replicas in range(1, problem.space.num_gpus + 1):
+        room = np.maximum(problem.space.num_gpus - replicas * prefill_gpus, 0) // decode_gpus
+        total += room if problem.traffic.request_rate else (room > 0).astype(int)
     return total
 
 
-def _best(prices: Prices, options: list[tuple[int, int]]) -> list[Readers]:
-    """Readers that no other on as many GPUs beats in time, rate and handover alike."""
-    found: list[Readers] = []
-    for v, t in options:
-        dp = prices.servers[v].layout.dp
-        link = dp / prices.handed[v] if prices.handed[v] else np.inf  # a rank sends one cache at a time
-        rate = min(float(prices.reading[v, t]), link)
-        found.append(Readers(v, t, float(prices.alone[v, t]), rate, float(prices.handed[v]), dp / rate))
-    figures = np.array([(prices.gpus[r.server], r.alone, -r.rate, r.handed, r.each) for r in found])
-    return [found[n] for n in undominated(figures[:, 1:], figures[:, 0])]
-
-
-def _with(
-    reader: Readers, writers: np.ndarray, prices: Prices, space: Space, traffic: Traffic, aim: Aim
-) -> Plans | None:
-    """All plans with these readers: rows are numbers of readers, then servers that answer, then loads or numbers."""
-    wide, sizes = int(prices.gpus[reader.server]), prices.gpus[writers]
-    x = np.arange(1, (space.num_gpus - int(sizes.min(initial=space.num_gpus))) // wide + 1)
-    if not len(x) or not len(writers):
-        return None
-    left = np.maximum(space.num_gpus - x[:, None] * wide, 0) // sizes[None, :]
-    writing, gap = prices.writing[writers], prices.gap[writers]
-    if traffic.rate:  # any number that answer: each at the lightest load that carries its share
-        y = np.arange(1, max(int(left.max()), 1) + 1)
-        share = traffic.rate / y
-        carried = writing[:, :, None] >= share
-        at = carried.argmax(1)  # [writers, y]
-        able = carried.any(1)[None] & (y <= left[:, :, None])
-        at = np.broadcast_to(np.where(carried.any(1), at, writing.argmax(1)[:, None]), able.shape)
-        rate: Any = np.full(able.shape, traffic.rate)
-        many = np.broadcast_to(y, able.shape)
-        gaps = gap[np.arange(len(writers))[None, :, None], at]
-    else:
-        many = np.broadcast_to(left[:, :, None], (*left.shape, gap.shape[1]))
-        rate = many * writing[None]
-        able = (many > 0) & (rate > 0)
-        gaps = np.broadcast_to(gap[None], rate.shape)
-        at = np.broadcast_to(np.arange(gap.shape[1]), rate.shape)
-    used = rate / (x[:, None, None] * reader.rate)
-    first = prices.servers[reader.server]
-    spread = 1 / (x[:, None, None] * first.layout.dp * traffic.burstiness)
-    queue = waiting(used) * reader.each * evenly(used, spread)
-    ahead = 1.5 if prices.servers[0].request.engine.async_scheduling else 0.5
-    sent = np.maximum(reader.handed, prices.handed[writers])[None, :, None]
-    fixed = frontend_seconds(first.bind(), traffic.input_len) + reader.alone + sent + (1 + ahead) * gaps
-    ttft, late = fixed + queue, fixed + queue * tail(used, aim.share)
-    slow, off = used >= 1, worst(aim, traffic, late, gaps)
-    kept = able & ~slow & (off <= SLACK)
-    hope = rate
-    if not traffic.rate:  # the best load of each
-        hopeful = best_load(aim, traffic, able & ~slow, off, rate, ttft, gaps, SLACK)[..., None]
-        hope = np.take_along_axis(rate, hopeful, -1)
-        one = best_load(aim, traffic, able & ~slow, off, rate, ttft, gaps)[..., None]
-        shape = rate.shape
-        rate, ttft, late, gaps, many, off, at, able, slow, kept = (
-            np.take_along_axis(np.broadcast_to(a, shape), one, -1)
-            for a in (rate, ttft, late, gaps, many, off, at, able, slow, kept)
+def _undominated_prefill(servers: ServerTable, options: list[tuple[int, int]]) -> list[PrefillServer]:
+    """Prefill servers that no other on as many GPUs beats in seconds, rate and KV transfer alike."""
+    candidates: list[PrefillServer] = []
+    for row, budget in options:
+        dp = servers.servers[row].layout.dp
+        transfer = float(servers.kv_transfer_seconds[row])
+        transfer_rate = dp / transfer if transfer else np.inf  # a rank sends one KV cache at a time
+        candidates.append(
+            PrefillServer(
+                server=row,
+                token_budget=budget,
+                gpus=int(servers.gpus[row]),
+                dp=dp,
+                prefill_seconds=float(servers.prefill_seconds[row, budget]),
+                rate=min(float(servers.prefill_rate[row, budget]), transfer_rate),
+                kv_transfer_seconds=transfer,
+            )
         )
-    verdict = np.where(kept, MET, np.where(~able, NO_ROOM, np.where(slow, TOO_SLOW, MISSES)))
-    i, j, _ = np.indices(verdict.shape)
-    count = verdict.size
-    others = many.ravel()
-    readers, answering = x[i.ravel()], j.ravel()
-    found = Plans(
-        *[
-            np.full(count, reader.server),
-            readers,
-            writers[answering],
-            others,
-            np.full(count, reader.budget),
-            np.full(count, len(prices.sequences) - 1),
-            at.ravel(),
-            readers * wide + others * sizes[answering],
-            *(column.ravel() for column in (rate, hope, ttft, late, gaps, verdict, off)),
-        ]
+    costs = np.array([(c.prefill_seconds, -c.rate, c.kv_transfer_seconds, c.service_seconds) for c in candidates])
+    return [candidates[n] for n in undominated(costs, np.array([c.gpus for c in candidates]))]
+
+
+class _DecodeLoads(NamedTuple):
+    """What the decode pool does: all arrays [prefill replicas, decode server, load or decode replicas]."""
+
+    replicas: np.ndarray
+    load: np.ndarray  # index of the load of each server
+    request_rate: np.ndarray  # of the whole pool
+    tpot: np.ndarray
+    possible: np.ndarray  # there is room for so many, and they carry the rate
+
+
+def _decode_at_rate(room: np.ndarray, decode_rows: np.ndarray, servers: ServerTable, rate: float) -> _DecodeLoads:
+    """Decode pools for a given rate: any number of servers, each at the lightest load that carries its part."""
+    decode_rate, decode_tpot = servers.decode_rate[decode_rows], servers.decode_tpot[decode_rows]  # [server, load]
+    replicas = np.arange(1, max(int(room.max()), 1) + 1)
+    carries = decode_rate[:, :, None] >= rate / replicas  # [server, load, replicas]
+    possible = carries.any(1)[None] & (replicas <= room[:, :, None])
+    load = np.where(carries.any(1), carries.argmax(1), decode_rate.argmax(1)[:, None])
+    load = np.broadcast_to(load, possible.shape)
+    return _DecodeLoads(
+        replicas=np.broadcast_to(replicas, possible.shape),
+        load=load,
+        request_rate=np.full(possible.shape, rate),
+        tpot=decode_tpot[np.arange(len(decode_rows))[None, :, None], load],
+        possible=possible,
     )
-    return found.at((others > 0) & (found.gpus <= space.num_gpus))
+
+
+def _decode_at_all_loads(room: np.ndarray, decode_rows: np.ndarray, servers: ServerTable) -> _DecodeLoads:
+    """Decode pools without a given rate: as many servers as there is room for, at every load."""
+    decode_rate, decode_tpot = servers.decode_rate[decode_rows], servers.decode_tpot[decode_rows]  # [server, load]
+    replicas = np.broadcast_to(room[:, :, None], (*room.shape, decode_tpot.shape[1]))
+    request_rate = replicas * decode_rate[None]
+    return _DecodeLoads(
+        replicas=replicas,
+        load=np.broadcast_to(np.arange(decode_tpot.shape[1]), request_rate.shape),
+        request_rate=request_rate,
+        tpot=np.broadcast_to(decode_tpot[None], request_rate.shape),
+        possible=(replicas > 0) & (request_rate > 0),
+    )
+
+
+def _pairs_with(
+    prefill: PrefillServer, decode_rows: np.ndarray, servers: ServerTable, problem: Problem
+) -> Plans | None:
+    """All plans with a prefill server: [prefill replicas, decode server, and with a rate decode replicas]."""
+    num_gpus, rate = problem.space.num_gpus, problem.traffic.request_rate
+    sizes = servers.gpus[decode_rows]
+    replicas = np.arange(1, (num_gpus - int(sizes.min(initial=num_gpus))) // prefill.gpus + 1)
+    if not len(replicas) or not len(decode_rows):
+        return None
+    room = np.maximum(num_gpus - replicas[:, None] * prefill.gpus, 0) // sizes[None, :]
+    if rate:
+        decode = _decode_at_rate(room, decode_rows, servers, rate)
+    else:
+        decode = _decode_at_all_loads(room, decode_rows, servers)
+    utilization = decode.request_rate / (replicas[:, None, None] * prefill.rate)
+    metrics = _pair_metrics(prefill, replicas, decode, utilization, decode_rows, servers, problem)
+    too_slow = utilization >= 1
+    kept = metrics.served & (metrics.slo_ratio <= SLACK)
+    infeasible = np.where(~decode.possible, Status.NO_CAPACITY, np.where(too_slow, Status.TOO_SLOW, Status.MISSES_SLO))
+    columns: dict[str, Any] = {
+        "decode_replicas": decode.replicas,
+        "load": decode.load,
+        "request_rate": metrics.request_rate,
+        "optimistic_rate": metrics.request_rate,
+        "ttft": metrics.ttft,
+        "ttft_at_slo_share": metrics.ttft_at_slo_share,
+        "tpot": metrics.tpot,
+        "status": np.where(kept, Status.MEETS_SLO, infeasible),
+        "slo_ratio": metrics.slo_ratio,
+    }
+    if not rate:
+        columns = _at_best_load(columns, metrics, problem)
+    i, j, _ = np.indices(columns["status"].shape)
+    prefill_replicas, decode_server = replicas[i.ravel()], j.ravel()
+    decode_replicas = columns["decode_replicas"].ravel()
+    plans = Plans(
+        prefill_server=np.full(i.size, prefill.server),
+        replicas=prefill_replicas,
+        decode_server=decode_rows[decode_server],
+        token_budget=np.full(i.size, prefill.token_budget),
+        seqs=np.full(i.size, len(servers.max_num_seqs) - 1),
+        gpus=prefill_replicas * prefill.gpus + decode_replicas * sizes[decode_server],
+        **{name: column.ravel() for name, column in columns.items()},
+    )
+    return plans.at((decode_replicas > 0) & (plans.gpus <= num_gpus))
+
+
+def _at_best_load(columns: dict[str, Any], metrics: LoadMetrics, problem: Problem) -> dict[str, Any]:
+    """The columns at the best load of each pair, the last axis shrunk to 1; the optimistic rate at its own."""
+    shape = metrics.request_rate.shape
+    best = metrics.best_load(problem)[..., None]
+    optimistic = metrics.best_load(problem, SLACK)[..., None]
+    return {
+        name: np.take_along_axis(np.broadcast_to(column, shape), optimistic if name == "optimistic_rate" else best, -1)
+        for name, column in columns.items()
+    }
+
+
+def _pair_metrics(
+    prefill: PrefillServer,
+    replicas: np.ndarray,
+    decode: _DecodeLoads,
+    utilization: np.ndarray,
+    decode_rows: np.ndarray,
+    servers: ServerTable,
+    problem: Problem,
+) -> LoadMetrics:
+    """Latencies of pairs: prompts queue for a rank of the prefill pool, as in G/D/1, and then pass to the decode pool.
+
+    The first token comes with the prefill; TTFT here is of the first token that the decode pool sends: the transfer,
+    the rest of the step under way (half of one, and with asynchronous scheduling the one that is planned), and a step.
+    """
+    traffic: Traffic = problem.traffic
+    server = servers.servers[prefill.server]
+    scv = 1 / (replicas[:, None, None] * prefill.dp * traffic.burstiness)
+    queue = mean_wait(utilization) * prefill.service_seconds * even_arrivals(utilization, scv)
+    steps_ahead = 1.5 if servers.servers[0].request.engine.async_scheduling else 0.5
+    transfer = np.maximum(prefill.kv_transfer_seconds, servers.kv_transfer_seconds[decode_rows])[None, :, None]
+    base_ttft = (
+        frontend_seconds(server.bind(), traffic.input_len)
+        + prefill.prefill_seconds
+        + transfer
+        + (1 + steps_ahead) * decode.tpot
+    )
+    ttft_at_slo_share = base_ttft + queue * wait_at_share(utilization, problem.objective.goodput_share)
+    return LoadMetrics(
+        served=decode.possible & (utilization < 1),
+        request_rate=decode.request_rate,
+        ttft=base_ttft + queue,
+        ttft_at_slo_share=ttft_at_slo_share,
+        tpot=decode.tpot,
+        slo_ratio=slo_ratio(problem.objective, traffic, ttft_at_slo_share, decode.tpot),
+    )

@@ -1,4 +1,4 @@
-"""Why the winner won, by how much, and why the others did not: sentences made of the figures that were compared."""
+"""Why the winner won, by how much, and why the others did not: sentences made of the metrics that were compared."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from ..base.units import percent, seconds, si
-from .finalists import Entry
-from .plan_table import MET, MISSES, NO_ROOM, TOO_SLOW, Book, value
-from .search_result import Candidate
-from .space import Server
+from .finalists import Finalist
+from .plan_table import PlanTable, Status, latencies
+from .search_result import Candidate, PlanMetrics
+from .space import RejectedServer
 
 SHOWN, FEW = 5, 2  # rejected plans that are named, of each kind; those that look worse than the winner
 UNITS = {
@@ -20,231 +20,247 @@ UNITS = {
     "latency": "from request to last token",
     "energy": "J for an output token",
 }
+METRIC_OF = {  # the metric of an objective
+    "throughput": "output_throughput_per_gpu",
+    "cost": "cost_per_million_output_tokens",
+    "latency": "e2el_ms",
+    "energy": "joules_per_output_token",
+}
 
 
-def told(book: Book, entry: Entry, winner: Entry | None) -> Candidate:
-    """A simulated plan with what the simulation says."""
-    found = book.candidate(entry.row)
-    found.simulations = len(entry.trials)
-    found.trial = entry.final
-    found.simulated = book.simulated(entry.row, entry.final) if entry.final is not None else None
-    if entry.value > -np.inf:
-        found.verdict = "wins" if winner is entry else "holds"
-        return found
-    found.verdict = "beaten" if winner is not None and _free(book) and not entry.reason else "fails"
-    found.reason = entry.reason or failed(book, entry)
-    return found
+def to_candidate(table: PlanTable, finalist: Finalist, winner: Finalist | None) -> Candidate:
+    """A simulated plan with the metrics of its final simulation and its verdict."""
+    candidate = table.candidate(finalist.row)
+    candidate.simulations = len(finalist.results)
+    candidate.trial = finalist.final
+    if finalist.final is not None:
+        candidate.simulated = table.simulated_metrics(finalist.row, finalist.final)
+    if finalist.holds:
+        candidate.verdict = "wins" if winner is finalist else "holds"
+        return candidate
+    beaten = winner is not None and table.compares_rates and not finalist.reason
+    candidate.verdict = "beaten" if beaten else "fails"
+    candidate.reason = finalist.reason or failure_reason(table, finalist)
+    return candidate
 
 
-def _free(book: Book) -> bool:
-    """Whether plans compete by the rate that they hold, so that one that fails at a rate may hold a lower one."""
-    return book.traffic.rate is None and book.aim.objective != "latency"
-
-
-def failed(book: Book, entry: Entry) -> str:
+def failure_reason(table: PlanTable, finalist: Finalist) -> str:
     """Why a plan did not hold in the simulation."""
-    trial = entry.final
-    if trial is None:
+    result, objective = finalist.final, table.problem.objective
+    if result is None:
         return "no simulation could be run"
-    rate = f"at {trial.request_rate:.4g} requests/s"
+    rate = f"at {result.request_rate:.4g} requests/s"
+    if result.good >= objective.goodput_share:
+        return f"{rate} requests come faster than they are answered"
+    late = {name: getattr(result, f"{name}_ms").get("share") for name in objective.slo}
     broken = [
-        f"{name} {_ms(getattr(trial, f'{name}_ms').get('share', float('nan')))} of {_ms(limit * 1e3)}"
-        for name, limit in book.aim.limits.items()
-        if getattr(trial, f"{name}_ms").get("share", np.inf) > limit * 1e3
+        f"{name} {_ms(float('nan') if late[name] is None else late[name])} of {_ms(limit * 1e3)}"
+        for name, limit in objective.slo.items()
+        if late[name] is None or late[name] > limit * 1e3
     ]
-    if trial.good < book.aim.share:
-        return f"{rate} only {percent(trial.good)} of the requests keep the limits" + (
-            f" ({', '.join(broken)} for {percent(book.aim.share)})" if broken else ""
-        )
-    return f"{rate} requests come faster than they are answered"
+    detail = f" ({', '.join(broken)} for {percent(objective.goodput_share)})" if broken else ""
+    return f"{rate} only {percent(result.good)} of the requests keep the limits{detail}"
 
 
-def margin(book: Book, entries: list[Entry]) -> dict[str, float]:
+def margin(table: PlanTable, finalists: list[Finalist]) -> dict[str, float]:
     """What is left to each limit, and the winner's lead over the runner-up, as shares."""
-    winner = entries[0]
-    found: dict[str, float] = {}
+    winner = finalists[0]
+    margins: dict[str, float] = {}
     if winner.final is not None:
-        for name, limit in book.aim.limits.items():
+        for name, limit in table.problem.objective.slo.items():
             kept = getattr(winner.final, f"{name}_ms").get("share")
             if kept is not None:
-                found[name] = 1 - kept / (limit * 1e3)
-    second = next((one for one in entries[1:] if one.value > -np.inf), None)
+                margins[name] = 1 - kept / (limit * 1e3)
+    second = _runner_up(finalists)
     if second is not None:
-        found["runner_up"] = abs(winner.value - second.value) / abs(second.value)
-    return found
+        margins["runner_up"] = abs(winner.value - finalists[second].value) / abs(finalists[second].value)
+    return margins
 
 
-def why(book: Book, entries: list[Entry], plans: list[Candidate]) -> list[str]:
-    """Two or three sentences: the lead, what ends it, and what other ways would give."""
-    winner, best = entries[0], plans[0]
-    left = margin(book, entries)
-    found = [f"{best.label} {_does(book, best)}" + _lead(book, entries, plans, left)]
-    tight = min((name for name in book.aim.limits if name in left), key=lambda name: left[name], default=None)
-    if tight is not None and winner.final is not None:
-        kept = getattr(winner.final, f"{tight}_ms")["share"]
-        spare = "".join(
-            f"; {name} has {percent(left[name])} to spare" for name in book.aim.limits if name in left and name != tight
-        )
-        found.append(
-            f"The limit that is nearest is {tight}: {percent(book.aim.share)} of the requests stay within "
-            f"{_ms(kept)} of {_ms(book.aim.limits[tight] * 1e3)}{spare}."
-        )
-    other = _otherwise(book, best)
-    return [*found, other] if other else found
+def _runner_up(finalists: list[Finalist]) -> int | None:
+    """Index of the best plan after the winner that holds."""
+    return next((n for n, one in enumerate(finalists[1:], 1) if one.holds), None)
 
 
-def _does(book: Book, best: Candidate) -> str:
-    f = best.simulated or best.priced
-    if book.aim.objective == "latency":
-        return f"answers in {_ms(f.e2el_ms)} ({_ms(f.ttft_ms)} to the first token, then {_ms(f.tpot_ms)} each)"
-    on = f" on {best.gpus} GPUs" if book.traffic.rate else ""
-    return f"carries {f.request_rate:.4g} requests/s{on}, {f.output_throughput_per_gpu:,.0f} output tokens/s per GPU"
+def explain_winner(table: PlanTable, finalists: list[Finalist], candidates: list[Candidate]) -> list[str]:
+    """Two or three sentences: the winner's lead, the limit nearest to it, and the best plan of the other mode."""
+    margins = margin(table, finalists)
+    lead = winner_clause(table, candidates[0]) + runner_up_clause(table, finalists, candidates, margins)
+    sentences = [f"{candidates[0].label} {lead}", _nearest_limit(table, finalists[0], margins)]
+    return [sentence for sentence in (*sentences, _other_mode(table, candidates[0])) if sentence]
 
 
-def _lead(book: Book, entries: list[Entry], plans: list[Candidate], left: dict[str, float]) -> str:
-    second = next((n for n, one in enumerate(entries[1:], 1) if one.value > -np.inf), None)
+def _nearest_limit(table: PlanTable, winner: Finalist, margins: dict[str, float]) -> str:
+    """The limit with the least margin, and the margins of the others; empty without limits."""
+    objective = table.problem.objective
+    limited = [name for name in objective.slo if name in margins]
+    if not limited or winner.final is None:
+        return ""
+    nearest = min(limited, key=lambda name: margins[name])
+    kept = getattr(winner.final, f"{nearest}_ms")["share"]
+    spare = "".join(f"; {name} has {percent(margins[name])} to spare" for name in limited if name != nearest)
+    return (
+        f"The limit that is nearest is {nearest}: {percent(objective.goodput_share)} of the requests stay within "
+        f"{_ms(kept)} of {_ms(objective.slo[nearest] * 1e3)}{spare}."
+    )
+
+
+def _best_metrics(plan: Candidate) -> PlanMetrics:
+    """The metrics of the simulation, or the estimated ones."""
+    return plan.simulated or plan.priced
+
+
+def winner_clause(table: PlanTable, winner: Candidate) -> str:
+    """What the winner does: ``carries 21.5 requests/s, 1,234 output tokens/s per GPU``"""
+    m = _best_metrics(winner)
+    if table.problem.objective.name == "latency":
+        return f"answers in {_ms(m.e2el_ms)} ({_ms(m.ttft_ms)} to the first token, then {_ms(m.tpot_ms)} each)"
+    on = f" on {winner.gpus} GPUs" if table.problem.traffic.request_rate else ""
+    return f"carries {m.request_rate:.4g} requests/s{on}, {m.output_throughput_per_gpu:,.0f} output tokens/s per GPU"
+
+
+def runner_up_clause(
+    table: PlanTable, finalists: list[Finalist], candidates: list[Candidate], margins: dict[str, float]
+) -> str:
+    """The end of that sentence, which compares the runner-up: ``, 4.1% better than the next, 2 × tp1 fp8 (1,185).``"""
+    second = _runner_up(finalists)
     if second is None:
-        lost = len(entries) - 1
+        lost = len(finalists) - 1
         return f"; none of the {lost} others that were simulated holds." if lost else "; no other plan came so far."
-    f, best = plans[second].simulated or plans[second].priced, plans[0].simulated or plans[0].priced
-    name = plans[second].label + (f" on {plans[second].gpu}" if plans[second].gpu != plans[0].gpu else "")
-    if book.aim.objective in ("cost", "energy"):
-        word = "cost_per_million_output_tokens" if book.aim.objective == "cost" else "joules_per_output_token"
-        return f", {getattr(best, word):.3g} {UNITS[book.aim.objective]}; the next, {name}: {getattr(f, word):.3g}."
-    if book.traffic.rate and book.aim.objective == "throughput":
-        more = plans[second].gpus - plans[0].gpus
-        kept = [percent(one.final.good) for one in (entries[second], entries[0]) if one.final is not None]
-        return f"; the next, {name}, " + (
-            f"needs {more} GPUs more."
-            if more > 0
-            else f"needs as many and keeps the limits for {' of the requests, not '.join(kept)}."
-        )
-    what = _ms(f.e2el_ms) if book.aim.objective == "latency" else f"{f.output_throughput_per_gpu:,.0f}"
-    return f", {percent(left['runner_up'])} better than the next, {name} ({what})."
+    winner, plan, objective = candidates[0], candidates[second], table.problem.objective.name
+    best, other = _best_metrics(winner), _best_metrics(plan)
+    name = plan.label + (f" on {plan.gpu}" if plan.gpu != winner.gpu else "")
+    if objective in ("cost", "energy"):
+        metric = METRIC_OF[objective]
+        return f", {getattr(best, metric):.3g} {UNITS[objective]}; the next, {name}: {getattr(other, metric):.3g}."
+    if table.problem.traffic.request_rate and objective == "throughput":
+        if plan.gpus > winner.gpus:
+            return f"; the next, {name}, needs {plan.gpus - winner.gpus} GPUs more."
+        kept = [percent(one.final.good) for one in (finalists[second], finalists[0]) if one.final is not None]
+        return f"; the next, {name}, needs as many and keeps the limits for {' of the requests, not '.join(kept)}."
+    metric_text = _ms(other.e2el_ms) if objective == "latency" else f"{other.output_throughput_per_gpu:,.0f}"
+    return f", {percent(margins['runner_up'])} better than the next, {name} ({metric_text})."
 
 
-def _otherwise(book: Book, best: Candidate) -> str:
-    """The best plan of the other mode, as it is priced."""
-    p = book.plans
-    mode = (p.second < 0) if best.mode == "disaggregated" else (p.second >= 0)
-    rows = np.flatnonzero(mode & (p.verdict == MET))
-    name = "aggregated" if best.mode == "disaggregated" else "disaggregated"
+def _other_mode(table: PlanTable, winner: Candidate) -> str:
+    """The best plan of the mode that the winner is not, by estimates; empty if that mode was not searched."""
+    p, objective = table.plans, table.problem.objective.name
+    other_mode = (p.decode_server < 0) if winner.mode == "disaggregated" else (p.decode_server >= 0)
+    rows = np.flatnonzero(other_mode & (p.status == Status.MEETS_SLO))
+    name = "aggregated" if winner.mode == "disaggregated" else "disaggregated"
     if not len(rows):
-        return f"No {name} plan keeps the limits." if mode.any() else ""
-    values = value(p.at(rows), book.prices, book.space, book.traffic, book.aim)
-    row = int(rows[values.argmax()])
-    other, mine = book.candidate(row), best.priced
-    pairs = {
-        "throughput": (other.priced.output_throughput_per_gpu, mine.output_throughput_per_gpu),
-        "latency": (other.priced.e2el_ms, mine.e2el_ms),
-        "cost": (other.priced.cost_per_million_output_tokens, mine.cost_per_million_output_tokens),
-        "energy": (other.priced.joules_per_output_token, mine.joules_per_output_token),
-    }
-    theirs, ours = pairs[book.aim.objective]
+        return f"No {name} plan keeps the limits." if other_mode.any() else ""
+    other = table.candidate(int(rows[table.value(p.at(rows)).argmax()]))
+    theirs, ours = (getattr(plan.priced, METRIC_OF[objective]) for plan in (other, winner))
     if not theirs or not ours:
         return ""
     change = theirs / ours - 1
     return (
-        f"The best {name} plan, {other.label}, is priced at {si(theirs)} {UNITS[book.aim.objective]}, "
+        f"The best {name} plan, {other.label}, is priced at {si(theirs)} {UNITS[objective]}, "
         f"{percent(abs(change))} {'more' if change > 0 else 'less'} than this one's price."
     )
 
 
-def nearest(book: Book) -> int:
-    """The row that comes nearest: that misses limits least, or carries most of the rate."""
-    p = book.plans
-    able = np.flatnonzero(p.verdict == MISSES)
-    if len(able):
-        return int(able[p.miss[able].argmin()])
-    slow = np.flatnonzero(p.verdict == TOO_SLOW)
-    return int(slow[p.rate[slow].argmax()]) if len(slow) else 0
+def nearest_row(table: PlanTable) -> int:
+    """The plan that comes nearest: with the lowest SLO ratio, or where all are too slow the highest rate."""
+    p = table.plans
+    missing = np.flatnonzero(p.status == Status.MISSES_SLO)
+    if len(missing):
+        return int(missing[p.slo_ratio[missing].argmin()])
+    slow = np.flatnonzero(p.status == Status.TOO_SLOW)
+    return int(slow[p.request_rate[slow].argmax()]) if len(slow) else 0
 
 
-def rejected(book: Book, entries: list[Entry], winner: Entry | None) -> list[Candidate]:
-    """The best-looking plans that are not possible: by what they would give if nobody waited."""
-    p, prices = book.plans, book.prices
-    found = [plan for plan in (told(book, one, winner) for one in entries) if plan.verdict == "fails"][:SHOWN]
-    able = prices.fits.any(2) & (prices.rate > 0)
-    top = np.where(able, prices.rate, 0).max((1, 2)) * (book.space.num_gpus // prices.gpus)
-    met = set(p.first[(p.verdict == MET) & (p.second < 0)].tolist())
+def rejected_plans(table: PlanTable, finalists: list[Finalist], winner: Finalist | None) -> list[Candidate]:
+    """Plans that failed in the simulation, and of other servers that miss the SLO those with the highest throughput."""
+    candidates = (to_candidate(table, one, winner) for one in finalists)
+    rejected = [candidate for candidate in candidates if candidate.verdict == "fails"][:SHOWN]
+    p, servers, space = table.plans, table.servers, table.problem.space
+    aggregated = p.decode_server < 0
+    max_rate = np.where(servers.served(), servers.request_rate, 0).max((1, 2)) * (space.num_gpus // servers.gpus)
+    possible = set(p.prefill_server[(p.status == Status.MEETS_SLO) & aggregated].tolist())
     seen: set[tuple[str, str, str]] = set()
-    for server in np.argsort(-top, kind="stable").tolist():
-        one = prices.servers[server]
-        kind = (one.gpu, str(one.layout), one.request.plan.quantization)
-        mine = np.flatnonzero((p.first == server) & (p.second < 0))
-        if len(found) >= 2 * SHOWN or server in met or not len(mine) or kind in seen:
+    for server_row in np.argsort(-max_rate, kind="stable").tolist():
+        server = servers.servers[server_row]
+        key = (server.gpu, str(server.layout), server.kind.quantization)
+        rows = np.flatnonzero((p.prefill_server == server_row) & aggregated)
+        if len(rejected) >= 2 * SHOWN or server_row in possible or not len(rows) or key in seen:
             continue
-        seen.add(kind)
-        off = np.where(p.verdict[mine] == MISSES, p.miss[mine], np.inf)
-        row = int(mine[off.argmin() if np.isfinite(off).any() else p.rate[mine].argmax()])
-        plan = book.candidate(row)
-        most = top[server] * book.traffic.output_len / book.space.num_gpus
-        if winner is not None and len(found) >= FEW and most < _given(book, winner):
+        seen.add(key)
+        per_gpu = max_rate[server_row] * table.problem.traffic.output_len / space.num_gpus
+        if winner is not None and len(rejected) >= FEW and per_gpu < _throughput_per_gpu(table, winner):
             break
-        plan.verdict = "misses"
-        plan.reason = f"{reason(book, row)}; without limits it would give {most:,.0f} output tokens/s per GPU"
-        found.append(plan)
-    return found
+        rejected.append(_missing_candidate(table, rows, per_gpu))
+    return rejected
 
 
-def _given(book: Book, winner: Entry) -> float:
-    """Output tokens/s per GPU of the winner, of all GPUs that are there."""
-    rate = winner.final.request_rate if winner.final is not None else float(book.plans.rate[winner.row])
-    return rate * book.traffic.output_len / book.space.num_gpus
+def _missing_candidate(table: PlanTable, rows: np.ndarray, per_gpu: float) -> Candidate:
+    """The plan of one server that comes nearest to the SLO, with the throughput that it would have without one."""
+    p = table.plans
+    ratio = np.where(p.status[rows] == Status.MISSES_SLO, p.slo_ratio[rows], np.inf)
+    row = int(rows[ratio.argmin() if np.isfinite(ratio).any() else p.request_rate[rows].argmax()])
+    candidate = table.candidate(row)
+    candidate.verdict = "misses"
+    candidate.reason = (
+        f"{status_reason(table, row)}; without limits it would give {per_gpu:,.0f} output tokens/s per GPU"
+    )
+    return candidate
 
 
-def reason(book: Book, row: int) -> str:
+def _throughput_per_gpu(table: PlanTable, winner: Finalist) -> float:
+    """Output tokens/s of the winner per GPU that is given, idle ones included."""
+    rate = float(table.plans.request_rate[winner.row]) if winner.final is None else winner.final.request_rate
+    return rate * table.problem.traffic.output_len / table.problem.space.num_gpus
+
+
+def status_reason(table: PlanTable, row: int) -> str:
     """Why the plan of a row is not possible; empty if it is."""
-    p, verdict = book.plans, int(book.plans.verdict[row])
-    if verdict == TOO_SLOW:
-        return f"carries {p.rate[row]:.4g} of the {book.traffic.rate:.4g} requests/s"
-    if verdict == NO_ROOM:
+    p, status = table.plans, table.plans.status[row]
+    if status == Status.TOO_SLOW:
+        return f"carries {p.request_rate[row]:.4g} of the {table.problem.traffic.request_rate:.4g} requests/s"
+    if status == Status.NO_CAPACITY:
         return "has no room for a prompt in a step, or for its cache in memory, beside those that run"
-    if verdict == MISSES:
-        name, figure, limit = missed(book, row)
+    if status == Status.MISSES_SLO:
+        name, figure, limit = worst_limit(table, row)
         return f"{name} of {seconds(figure)} is {percent(figure / limit - 1)} above the limit of {seconds(limit)}"
     return ""
 
 
-def missed(book: Book, row: int) -> tuple[str, float, float]:
-    """The limit that a plan misses most: its name, the figure and the limit."""
-    p, answer = book.plans, book.traffic.output_len - 1
-    figures = {"ttft": float(p.late[row]), "tpot": float(p.tpot[row])}
-    figures["e2el"] = figures["ttft"] + answer * figures["tpot"]
-    name = max(book.aim.limits, key=lambda word: figures[word] / book.aim.limits[word])
-    return name, figures[name], book.aim.limits[name]
+def worst_limit(table: PlanTable, row: int) -> tuple[str, float, float]:
+    """The limit that a plan misses most: its name, the plan's metric and the limit, in seconds."""
+    p, slo = table.plans, table.problem.objective.slo
+    metrics = latencies(table.problem.traffic, float(p.ttft_at_slo_share[row]), float(p.tpot[row]))
+    name = max(slo, key=lambda metric: metrics[metric] / slo[metric])
+    return name, metrics[name], slo[name]
 
 
 def rejections(
-    book: Book | None, illegal: list[tuple[Server, str]], lacking: list[tuple[Server, str]]
+    table: PlanTable | None, illegal: list[RejectedServer], too_large: list[RejectedServer]
 ) -> dict[str, int]:
-    """Every reason with the number of plans (servers, where none of its plans was priced) that it rules out."""
-    found: Counter[str] = Counter(reason for _, reason in illegal)
-    found["does not fit in memory"] = len(lacking)
-    if book is not None:
-        p = book.plans
-        found["carries less than the rate"] = int((p.verdict == TOO_SLOW).sum())
-        found["no room for a prompt or its cache beside those that run"] = int((p.verdict == NO_ROOM).sum())
-        off = np.flatnonzero(p.verdict == MISSES)
-        answer = book.traffic.output_len - 1
-        figures = {"ttft": p.late[off], "tpot": p.tpot[off], "e2el": p.late[off] + answer * p.tpot[off]}
-        names = list(book.aim.limits)
-        if len(off):
-            ratios = np.stack([figures[name] / book.aim.limits[name] for name in names])
-            for number, name in enumerate(names):
-                found[f"misses {name}"] = int((ratios.argmax(0) == number).sum())
-    return {key: count for key, count in found.most_common() if count}
+    """Every reason with the number of plans (or servers, where none of its plans was estimated) that it rules out."""
+    counts: Counter[str] = Counter(server.reason for server in illegal)
+    counts["does not fit in memory"] = len(too_large)
+    if table is not None:
+        p, slo = table.plans, table.problem.objective.slo
+        counts["carries less than the rate"] = int((p.status == Status.TOO_SLOW).sum())
+        counts["no room for a prompt or its cache beside those that run"] = int((p.status == Status.NO_CAPACITY).sum())
+        missing = p.at(p.status == Status.MISSES_SLO)
+        if len(missing.gpus):
+            metrics = latencies(table.problem.traffic, missing.ttft_at_slo_share, missing.tpot)
+            worst = np.stack([metrics[name] / limit for name, limit in slo.items()]).argmax(0)
+            for number, name in enumerate(slo):
+                counts[f"misses {name}"] = int((worst == number).sum())
+    return {reason: count for reason, count in counts.most_common() if count}
 
 
 def _ms(value: float) -> str:
     return seconds(value / 1e3)
 
 
-# ------------------------------------------------------------------ table
-# Every plan that was looked at, as rows of a table: figures, and why it is not possible where it is not.
+# ------------------------------------------------------------------ the table of all plans
 
 
-_WORDS = (
+_METRICS = (
     "request_rate",
     "output_throughput_per_gpu",
     "output_throughput_per_user",
@@ -256,49 +272,49 @@ _WORDS = (
 )
 
 
-def table(book: Book | None, lost: list[tuple[Server, str]]) -> list[dict[str, Any]]:
-    """One row per plan, at the load that it is priced at; then servers that cannot be started."""
-    found = []
-    for row in range(len(book.plans.first)) if book is not None else ():
-        assert book is not None
-        plan = book.candidate(row)
-        first, last = plan.pools[0], plan.pools[-1]
-        split = plan.mode == "disaggregated"
-        line: dict[str, Any] = {
-            "gpu": plan.gpu,
-            "mode": plan.mode,
-            "gpus": plan.gpus,
-            "replicas": first.replicas,
-            "layout": first.layout,
-            "decode_replicas": last.replicas if split else None,
-            "decode_layout": last.layout if split else None,
-            "quantization": first.quantization,
-            "kv_cache_dtype": first.kv_cache_dtype,
-            "max_num_seqs": last.max_num_seqs,
-            "max_num_batched_tokens": first.max_num_batched_tokens,
-        }
-        line |= {word: getattr(plan.priced, word) for word in _WORDS}
-        line["possible"] = int(book.plans.verdict[row]) == MET
-        line["reason"] = reason(book, row)
-        found.append(line)
-    for server, why in lost:
-        plan_ = server.request.plan
-        found.append(
-            {
-                "gpu": server.request.device.name,
-                "mode": "any",
-                "gpus": server.layout.gpus,
-                "replicas": None,
-                "layout": str(server.layout),
-                "decode_replicas": None,
-                "decode_layout": None,
-                "quantization": plan_.quantization,
-                "kv_cache_dtype": plan_.kv_cache_dtype,
-                "max_num_seqs": None,
-                "max_num_batched_tokens": None,
-                **dict.fromkeys(_WORDS),
-                "possible": False,
-                "reason": why,
-            }
-        )
-    return found
+def plan_rows(table: PlanTable | None, rejected: list[RejectedServer]) -> list[dict[str, Any]]:
+    """One row per plan, at the load that it is estimated at, then one per server that cannot be started; for a CSV."""
+    rows = [_plan_row(table, row) for row in range(len(table.plans.gpus))] if table is not None else []
+    return rows + [_server_row(one) for one in rejected]
+
+
+def _plan_row(table: PlanTable, row: int) -> dict[str, Any]:
+    plan = table.candidate(row)
+    first, last = plan.pools[0], plan.pools[-1]
+    split = plan.mode == "disaggregated"
+    return {
+        "gpu": plan.gpu,
+        "mode": plan.mode,
+        "gpus": plan.gpus,
+        "replicas": first.replicas,
+        "layout": first.layout,
+        "decode_replicas": last.replicas if split else None,
+        "decode_layout": last.layout if split else None,
+        "quantization": first.quantization,
+        "kv_cache_dtype": first.kv_cache_dtype,
+        "max_num_seqs": last.max_num_seqs,
+        "max_num_batched_tokens": first.max_num_batched_tokens,
+        **{name: getattr(plan.priced, name) for name in _METRICS},
+        "possible": bool(table.plans.status[row] == Status.MEETS_SLO),
+        "reason": status_reason(table, row),
+    }
+
+
+def _server_row(rejected: RejectedServer) -> dict[str, Any]:
+    server = rejected.server
+    return {
+        "gpu": server.request.device.name,
+        "mode": "any",
+        "gpus": server.layout.gpus,
+        "replicas": None,
+        "layout": str(server.layout),
+        "decode_replicas": None,
+        "decode_layout": None,
+        "quantization": server.kind.quantization,
+        "kv_cache_dtype": server.kind.kv_cache_dtype,
+        "max_num_seqs": None,
+        "max_num_batched_tokens": None,
+        **dict.fromkeys(_METRICS),
+        "possible": False,
+        "reason": rejected.reason,
+    }

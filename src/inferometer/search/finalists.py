@@ -1,233 +1,314 @@
-"""Who wins under real arrivals: the best-priced plans are simulated until no other can be better.
+"""The finalists: the best plans by their estimates are simulated until no other can be better.
 
-Without a rate to carry, the first plan's highest rate is found; every other must hold a little more than what would
-make it as good, and only who does is looked at closely. Plans are taken in the order of their prices, in favour of each
-as far as means may be off, until even that is below what was simulated.
+Without a given rate, the first plan's highest rate is searched; every other must hold a little more than the rate that
+would make it as good, and only plans that do are looked at closely. Plans come in the order of their optimistic
+estimates, so that the search may end where even those are below what was simulated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
 from ..base import parallel_map
 from ..serving.deployment import ReplicaPool
-from .plan_simulation import LONGER, Bench, Trial, tried
-from .plan_table import MET, Book, order, value
+from .plan_simulation import CONFIRM, PlanSimulator, SimulatedCase, simulate_case
+from .plan_table import PlanTable, Status, ranking
+from .search_result import SimulationResult
 
-MORE = 1.01  # of its rate must a plan hold to be better
-PASSED = 3  # plans that hold a given rate, before the search ends
-SHOWN = 5  # plans that are simulated even where prices say that they lose
+AHEAD = 1.01  # a plan must hold this much more than the rate that makes it as good, to be better
+ENOUGH = 3  # plans that hold a given rate, before the search ends
+SHOWN = 5  # plans that are simulated even where estimates say that they lose
 
 
-class Entry(NamedTuple):
+class Finalist(NamedTuple):
     """A plan that was simulated."""
 
-    row: int
-    trials: list[Trial]
-    final: Trial | None  # at the given rate, or the highest that holds, or the one that it failed
+    row: int  # of the plan table
+    results: list[SimulationResult]
+    final: SimulationResult | None  # at the given rate, or the highest that holds, or the one that it failed
     reason: str  # why it cannot run at all
     value: float  # of the objective; -inf if it does not hold
 
+    @property
+    def holds(self) -> bool:
+        """Whether it holds the SLO in its final simulation."""
+        return self.value > -np.inf
 
-class Ways(NamedTuple):
+
+class SimulationOptions(NamedTuple):
     """How many simulations, and where they run."""
 
     finalists: int
-    backend: str
-    jobs: int
-    address: str | None
+    backend: str = "processes"
+    jobs: int = 1
+    address: str | None = None
     progress: Callable[[int], None] | None = None
-    known: dict[str, ReplicaPool] | None = None  # servers that were simulated: plans have many in common
+    server_cache: dict[str, ReplicaPool] | None = None  # simulated servers: plans have many in common
 
-    def told(self, done: int) -> None:
+    def report(self, done: int) -> None:
         """So many plans have been simulated."""
         if self.progress is not None:
             self.progress(done)
 
 
-def ranked(book: Book) -> tuple[list[int], np.ndarray]:
-    """Rows that may win, best first, one for every number of every server; and the value of all rows."""
-    values = value(book.plans._replace(rate=book.plans.hope), book.prices, book.space, book.traffic, book.aim)
-    rows = order(book.plans, np.where(book.plans.verdict == MET, values, -np.inf), book.prices)
-    p = book.plans
-    seen: set[tuple[int, ...]] = set()
-    found: list[int] = []
-    for row in rows[: int((p.verdict == MET).sum())].tolist():
-        key = (int(p.first[row]), int(p.replicas[row]), int(p.second[row]), int(p.others[row]))
-        if key not in seen:
-            seen.add(key)
-            found.append(row)
-    return found, values
+def ranked(table: PlanTable) -> tuple[list[int], np.ndarray]:
+    """Rows that may win, best first, one for every number of every server; and the optimistic value of all rows."""
+    p = table.plans
+    values = table.value(p._replace(request_rate=p.optimistic_rate))
+    possible = p.status == Status.MEETS_SLO
+    order = ranking(p, np.where(possible, values, -np.inf), table.servers)
+    best: dict[tuple[int, ...], int] = {}
+    for row in order[: int(possible.sum())].tolist():
+        columns = (p.prefill_server, p.replicas, p.decode_server, p.decode_replicas)
+        best.setdefault(tuple(int(column[row]) for column in columns), row)
+    return list(best.values()), values
 
 
-def contest(book: Book, rows: list[int], values: np.ndarray, ways: Ways) -> list[Entry]:
-    """Simulate finalists; the winner comes first, then those that hold, then those that do not."""
-    if ways.backend != "processes" or ways.jobs > 1:
-        found = _everyone(book, rows, ways)
-    elif book.aim.objective == "latency":
-        found = list(_by_answer(book, rows, ways))
-    elif book.traffic.rate is not None:
-        found = _at_the_rate(book, rows, values, ways)
+def simulate_finalists(
+    table: PlanTable, rows: list[int], values: np.ndarray, options: SimulationOptions
+) -> list[Finalist]:
+    """Simulate ranked rows; the winner comes first, then plans that hold, then those that do not."""
+    if options.backend != "processes" or options.jobs > 1:
+        finalists = _in_parallel(table, rows, options)
+    elif table.problem.objective.name == "latency":
+        finalists = _by_latency(table, rows, options)
+    elif table.problem.traffic.request_rate is not None:
+        finalists = _by_fewest_gpus(table, rows, values, options)
     else:
-        found = _highest(book, rows, values, ways)
-    return _confirmed(book, found, ways)
+        finalists = _by_max_rate(table, rows, values, options)
+    return _confirmed(table, finalists, options)
 
 
-def _confirmed(book: Book, found: list[Entry], ways: Ways) -> list[Entry]:
-    """Best first, of which the first has held in a longer run with other requests; who does not may come down."""
-    free = book.traffic.rate is None and book.aim.objective != "latency"
-    sure: set[int] = set()
+def _confirmed(table: PlanTable, finalists: list[Finalist], options: SimulationOptions) -> list[Finalist]:
+    """Best first, of which the first has held in a longer run with other requests; one that does not comes down."""
+    confirmed: set[int] = set()
     while True:
-        found = sorted(found, key=lambda one: -one.value)
-        first = found[0] if found else None
-        if first is None or first.value == -np.inf or first.row in sure or first.final is None:
-            return found
-        sure.add(first.row)
-        bench = Bench(book.contender(first.row), book.traffic, book.aim, ways.known)
+        finalists = sorted(finalists, key=lambda one: -one.value)
+        first = finalists[0] if finalists else None
+        if first is None or not first.holds or first.row in confirmed or first.final is None:
+            return finalists
+        confirmed.add(first.row)
+        simulator = PlanSimulator(table.simulation_case(first.row), options.server_cache)
         rate = first.final.request_rate
-        final = bench.confirmed(rate) if free else bench.at(rate, LONGER)
-        found[0] = _entry(book, first.row, [*first.trials, *bench.tried], final, "")
+        final = simulator.confirm(rate) if table.compares_rates else simulator.simulate(rate, CONFIRM)
+        finalists[0] = _finalist(table, first.row, SimulatedCase([*first.results, *simulator.results], final))
 
 
-def _entry(book: Book, row: int, trials: list[Trial], final: Trial | None, reason: str) -> Entry:
+def _finalist(table: PlanTable, row: int, simulated: SimulatedCase) -> Finalist:
+    results, final, reason = simulated
     if final is None or not final.holds:
-        return Entry(row, trials, final or (trials[-1] if trials else None), reason, -np.inf)
-    return Entry(row, trials, final, reason, worth(book, row, final))
+        return Finalist(row, results, final or (results[-1] if results else None), reason, -np.inf)
+    return Finalist(row, results, final, reason, simulated_value(table, row, final))
 
 
-def worth(book: Book, row: int, trial: Trial) -> float:
-    """What the objective makes of a simulated plan."""
-    seen = {"rate": trial.request_rate, "tpot": trial.tpot_ms["mean"] / 1e3, "ttft": trial.ttft_ms["mean"] / 1e3}
-    one = book.plans.at([row])._replace(**{word: np.array([figure]) for word, figure in seen.items()})
-    found = float(value(one, book.prices, book.space, book.traffic, book.aim)[0])
-    # at a given rate plans on as many GPUs are worth the same: more requests that keep the limits, then faster ones
-    tie = trial.good * 1e-3 - trial.e2el_ms["mean"] * 1e-9 if book.traffic.rate else 0.0
-    return found + abs(found) * tie
+def simulated_value(table: PlanTable, row: int, result: SimulationResult) -> float:
+    """The objective of a simulated plan.
+
+    At a given rate plans on as many GPUs are worth the same: ties go to the higher goodput, then to faster answers.
+    """
+    plan = table.plans.at([row])._replace(
+        request_rate=np.array([result.request_rate]),
+        tpot=np.array([result.tpot_ms["mean"] / 1e3]),
+        ttft=np.array([result.ttft_ms["mean"] / 1e3]),
+    )
+    value = float(table.value(plan)[0])
+    tie = result.good * 1e-3 - result.e2el_ms["mean"] * 1e-9 if table.problem.traffic.request_rate else 0.0
+    return value + abs(value) * tie
 
 
-def _everyone(book: Book, rows: list[int], ways: Ways) -> list[Entry]:
-    """Finalists at once, on processes or a cluster; at a given rate more of them until one holds."""
-    found: list[Entry] = []
-    ordered = sorted(rows, key=lambda row: bool(book.plans.miss[row] > 1)) if book.traffic.rate else rows
-    with parallel_map.worker_pool(ways.backend, ways.jobs, ways.address) as run:
-        for start in range(0, min(len(ordered), 8 * ways.finalists), ways.finalists):
-            some = ordered[start : start + ways.finalists]
-            asked = [(book.contender(row), book.traffic, book.aim, book.traffic.rate) for row in some]
-            found += [_entry(book, row, *one) for row, one in zip(some, run(tried, asked), strict=True)]
-            ways.told(len(found))
-            if any(one.value > -np.inf for one in found):
+def _in_parallel(table: PlanTable, rows: list[int], options: SimulationOptions) -> list[Finalist]:
+    """Batches of finalists at once, on processes or a cluster, until one holds."""
+    finalists: list[Finalist] = []
+    count = options.finalists
+    if table.problem.traffic.request_rate:
+        rows = sorted(rows, key=lambda row: bool(table.plans.slo_ratio[row] > 1))
+    with parallel_map.worker_pool(options.backend, options.jobs, options.address) as run:
+        for start in range(0, min(len(rows), 8 * count), count):
+            batch = rows[start : start + count]
+            simulated = run(simulate_case, [table.simulation_case(row) for row in batch])
+            finalists += [_finalist(table, row, SimulatedCase(*one)) for row, one in zip(batch, simulated, strict=True)]
+            options.report(len(finalists))
+            if any(one.holds for one in finalists):
                 break
-    return found
+    return finalists
 
 
-def _by_answer(book: Book, rows: list[int], ways: Ways) -> Iterable[Entry]:
-    """Plans by how fast they answer, until some hold."""
-    passed = 0
-    for done, row in enumerate(rows[: 4 * ways.finalists]):
-        if passed >= PASSED:
-            return
-        trials, final, reason = tried((book.contender(row), book.traffic, book.aim, book.traffic.rate), ways.known)
-        passed += final is not None and final.holds
-        ways.told(done + 1)
-        yield _entry(book, row, trials, final, reason)
+class _Simulations:
+    """Plans simulated one after the other: ``simulations.holds(row)``"""
+
+    def __init__(self, table: PlanTable, values: np.ndarray, options: SimulationOptions) -> None:
+        self.table, self.values, self.options = table, values, options
+        self.finalists: list[Finalist] = []
+        self.best = -np.inf  # highest optimistic value of the plans that hold
+
+    @property
+    def held(self) -> list[Finalist]:
+        """The plans that hold."""
+        return [one for one in self.finalists if one.holds]
+
+    def holds(self, row: int) -> bool:
+        """Simulate a plan: at the given rate, or for the objective latency at its estimated one."""
+        simulated = simulate_case(self.table.simulation_case(row), self.options.server_cache)
+        finalist = _finalist(self.table, row, simulated)
+        self.finalists.append(finalist)
+        self.options.report(len(self.finalists))
+        if finalist.holds:
+            self.best = max(self.best, float(self.values[row]))
+        return finalist.holds
 
 
-def _at_the_rate(book: Book, rows: list[int], values: np.ndarray, ways: Ways) -> list[Entry]:
-    """The fewest GPUs that carry the rate: servers one after the other, each in the number that would be as good."""
-    p, found = book.plans, []
-    ladders: dict[tuple[int, int], dict[int, int]] = {}
-    for row in rows:  # of every pair of servers and number of GPUs, the plan that is furthest from the limits
-        steps = ladders.setdefault((int(p.first[row]), int(p.second[row])), {})
-        gpus = int(p.gpus[row])
-        if gpus not in steps or p.miss[row] < p.miss[steps[gpus]]:
-            steps[gpus] = row
-    best = -np.inf
-
-    def holds(row: int) -> bool:
-        nonlocal best
-        trials, final, reason = tried((book.contender(row), book.traffic, book.aim, book.traffic.rate), ways.known)
-        found.append(_entry(book, row, trials, final, reason))
-        ways.told(len(found))
-        best = max(best, float(values[row])) if found[-1].value > -np.inf else best
-        return found[-1].value > -np.inf
-
-    for number, steps in enumerate(ladders.values()):
-        ladder = [row for _, row in sorted(steps.items())]
-        passed = sum(one.value > -np.inf for one in found)
-        if passed >= ways.finalists or len(found) >= 8 * ways.finalists or (passed and number >= 2 * ways.finalists):
+def _by_latency(table: PlanTable, rows: list[int], options: SimulationOptions) -> list[Finalist]:
+    """Objective latency: simulate plans in order of their estimated end-to-end latency until ENOUGH hold."""
+    simulations = _Simulations(table, np.zeros(len(table.plans.gpus)), options)
+    for row in rows[: 4 * options.finalists]:
+        if len(simulations.held) >= ENOUGH:
             break
-        if best == -np.inf:  # climb until a number of servers holds
-            low, high = -1, next((n for n, row in enumerate(ladder) if p.miss[row] <= 1), 0)
-            while high < len(ladder) and not holds(ladder[high]):
-                low, high = high, 2 * high - low if high > low else high + 1
-            if high >= len(ladder):
-                if low < len(ladder) - 1 and not holds(ladder[-1]):
-                    continue
-                high = len(ladder) - 1
-        else:  # only as many as would be as good as the best
-            able = [n for n, row in enumerate(ladder) if values[row] >= best - abs(best) * 1e-9]
-            low, high = -1, able[-1] if able else -1
-            if high < 0 or not holds(ladder[high]):
-                continue
+        simulations.holds(row)
+    return simulations.finalists
+
+
+def _by_fewest_gpus(
+    table: PlanTable, rows: list[int], values: np.ndarray, options: SimulationOptions
+) -> list[Finalist]:
+    """A given rate: for each server (or pair of servers) the fewest GPUs that hold it, as far as that may be best.
+
+    Of each server, plans with more GPUs are more likely to hold and worth less. Until a plan holds, the number of GPUs
+    is galloped up; afterwards only plans count that would be as good as the best. Then it is bisected down.
+    """
+    simulations = _Simulations(table, values, options)
+    count = options.finalists
+    for number, ladder in enumerate(ladders(table, rows)):
+        held = len(simulations.held)
+        if held >= count or len(simulations.finalists) >= 8 * count or (held and number >= 2 * count):
+            break
+
+        def holds(index: int, ladder: list[int] = ladder) -> bool:
+            return simulations.holds(ladder[index])
+
+        best = simulations.best
         if best == -np.inf:
-            continue
-        while high - low > 1:  # and fewer, if they hold
-            middle = (low + high) // 2
-            low, high = (low, middle) if holds(ladder[middle]) else (middle, high)
-    for row in rows:  # some that come after the best, for comparison
-        if best == -np.inf or sum(one.value > -np.inf for one in found) >= PASSED:
+            start = next((n for n, row in enumerate(ladder) if table.plans.slo_ratio[row] <= 1), 0)
+            bracket = gallop(len(ladder), start, holds)
+        else:
+            as_good = [n for n, row in enumerate(ladder) if values[row] >= best - abs(best) * 1e-9]
+            bracket = (-1, as_good[-1]) if as_good and holds(as_good[-1]) else None
+        if bracket is not None:
+            bisect_down(*bracket, holds)
+    _simulate_runners_up(simulations, rows)
+    return simulations.finalists
+
+
+def ladders(table: PlanTable, rows: list[int]) -> list[list[int]]:
+    """For each server (or pair), in the order of ``rows``, its plans by rising number of GPUs.
+
+    Of several plans on as many GPUs the one with the lowest SLO ratio counts.
+    """
+    p = table.plans
+    by_gpus: dict[tuple[int, int], dict[int, int]] = {}
+    for row in rows:
+        steps = by_gpus.setdefault((int(p.prefill_server[row]), int(p.decode_server[row])), {})
+        gpus = int(p.gpus[row])
+        if gpus not in steps or p.slo_ratio[row] < p.slo_ratio[steps[gpus]]:
+            steps[gpus] = row
+    return [[row for _, row in sorted(steps.items())] for steps in by_gpus.values()]
+
+
+def gallop(count: int, start: int, holds: Callable[[int], bool]) -> tuple[int, int] | None:
+    """Indices (low, high) of which high holds and low does not, or is -1; None if nothing up to the last holds.
+
+    From ``start`` up by steps that double; the last index is tried before giving up:
+    ``gallop(8, 0, lambda n: n >= 4)  # (3, 7): 0, 1 and 3 fail, 7 holds``
+    """
+    low, high = -1, start
+    while high < count:
+        if holds(high):
+            return low, high
+        low, high = high, 2 * high - low
+    last = count - 1
+    return (low, last) if low < last and holds(last) else None
+
+
+def bisect_down(low: int, high: int, holds: Callable[[int], bool]) -> int:
+    """The lowest index that holds, given that ``high`` does and ``low`` does not (or is -1).
+
+    ``bisect_down(3, 7, lambda n: n >= 4)  # 4``
+    """
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high
+
+
+def _simulate_runners_up(simulations: _Simulations, rows: list[int]) -> None:
+    """Plans of other servers that are worth less than the best, for comparison, until ENOUGH hold."""
+    p = simulations.table.plans
+
+    def servers(row: int) -> tuple[int, int]:
+        return int(p.prefill_server[row]), int(p.decode_server[row])
+
+    for row in rows:
+        held = simulations.held
+        if not held or len(held) >= ENOUGH:
             break
-        known = {(int(p.first[one.row]), int(p.second[one.row])) for one in found if one.value > -np.inf}
-        if values[row] < best and p.miss[row] <= 1 and (int(p.first[row]), int(p.second[row])) not in known:
-            holds(row)
-    return found
+        worse = simulations.values[row] < simulations.best and p.slo_ratio[row] <= 1
+        if worse and servers(row) not in {servers(one.row) for one in held}:
+            simulations.holds(row)
 
 
-def _highest(book: Book, rows: list[int], values: np.ndarray, ways: Ways) -> list[Entry]:
-    found: list[Entry] = []
-    best: Entry | None = None
-    benches: dict[int, Bench] = {}
+def _by_max_rate(table: PlanTable, rows: list[int], values: np.ndarray, options: SimulationOptions) -> list[Finalist]:
+    """No given rate: the highest rate of the first plan; of each other one if it holds what would make it better."""
+    finalists: list[Finalist] = []
+    best: Finalist | None = None
+    simulators: dict[int, PlanSimulator] = {}
     for done, row in enumerate(rows):
-        if best is not None and ((values[row] < best.value and done >= SHOWN) or done >= ways.finalists):
+        if best is not None and ((values[row] < best.value and done >= SHOWN) or done >= options.finalists):
             break
-        if best is None and done >= 4 * ways.finalists:
+        if best is None and done >= 4 * options.finalists:
             break
-        bench = benches[row] = Bench(book.contender(row), book.traffic, book.aim, ways.known)
-        final: Trial | None = None
-        if not bench.reason and best is None:
-            final = bench.highest(bench.plan.rate)
-        elif not bench.reason and best is not None:
-            target = _as_good(book, row, float(values[row]), best.value)
-            final = bench.at(target * MORE)
+        simulator = simulators[row] = PlanSimulator(table.simulation_case(row), options.server_cache)
+        final: SimulationResult | None = None
+        if not simulator.reason and best is None:
+            final = simulator.max_rate(simulator.case.estimated_rate)
+        elif not simulator.reason and best is not None:
+            target = _equal_rate(table, row, float(values[row]), best.value) * AHEAD
+            final = simulator.simulate(target)
             if final.holds:
-                final = bench.highest(target * MORE * MORE) or final
-        entry = _entry(book, row, bench.tried, final, bench.reason)
-        found.append(entry)
-        if entry.value > (best.value if best is not None else -np.inf):
-            best = entry
-        ways.told(done + 1)
-    return _runner_up(book, found, best, values, benches)
+                final = simulator.max_rate(target * AHEAD) or final
+        finalist = _finalist(table, row, SimulatedCase(simulator.results, final, simulator.reason))
+        finalists.append(finalist)
+        if finalist.value > (best.value if best is not None else -np.inf):
+            best = finalist
+        options.report(done + 1)
+    return _with_runner_up(table, finalists, best, values, simulators)
 
 
-def _as_good(book: Book, row: int, mine: float, best: float) -> float:
-    """The rate at which a plan would be worth as much as the best: tokens/s, or cost and energy by the token."""
-    ratio = best / mine if mine > 0 else mine / best
-    return float(book.plans.hope[row]) * ratio
+def _equal_rate(table: PlanTable, row: int, value: float, best: float) -> float:
+    """The rate at which a plan of this optimistic value would be as good as the best.
+
+    Values are tokens/s (positive), or cost or energy of a token (negative); both go with the rate.
+    """
+    ratio = best / value if value > 0 else value / best
+    return float(table.plans.optimistic_rate[row]) * ratio
 
 
-def _runner_up(
-    book: Book, found: list[Entry], best: Entry | None, values: np.ndarray, benches: dict[int, Bench]
-) -> list[Entry]:
-    """Of those that were beaten, the best-priced is looked at closely, too: the winner's margin is measured."""
-    others = [one for one in found if one is not best]
+def _with_runner_up(
+    table: PlanTable,
+    finalists: list[Finalist],
+    best: Finalist | None,
+    values: np.ndarray,
+    simulators: dict[int, PlanSimulator],
+) -> list[Finalist]:
+    """The highest rate also of the beaten plan with the best estimate, so that the winner's margin is measured."""
+    others = [one for one in finalists if one is not best]
     second = max((one.value for one in others), default=-np.inf)
-    lost = [one for one in others if one.value == -np.inf and one.final is not None and values[one.row] > second]
-    if best is None or not lost:
-        return found
-    near = max(lost, key=lambda one: float(values[one.row]))
-    bench = benches[near.row]
-    final = bench.highest(bench.tried[-1].request_rate / MORE**3)
-    return [_entry(book, one.row, bench.tried, final, "") if one is near else one for one in found]
+    beaten = [one for one in others if not one.holds and one.final is not None and values[one.row] > second]
+    if best is None or not beaten:
+        return finalists
+    nearest = max(beaten, key=lambda one: float(values[one.row]))
+    simulator = simulators[nearest.row]
+    final = simulator.max_rate(simulator.results[-1].request_rate / AHEAD**3)
+    measured = _finalist(table, nearest.row, SimulatedCase(simulator.results, final))
+    return [measured if one is nearest else one for one in finalists]

@@ -7,70 +7,72 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..base.pareto import pareto_front
-from .plan_table import Book
+from ..inference.latency import cost_per_million_tokens
+from .plan_table import PlanTable
+from .space import precision_label
 
 
-class Points(NamedTuple):
-    """Loads of plans, in columns, whether they keep limits or not."""
+class LoadPoints(NamedTuple):
+    """Loads of plans as columns, whether they meet the SLO or not."""
 
-    first: np.ndarray  # the server that reads (and answers)
-    second: np.ndarray  # the server that answers, or -1
+    prefill_server: np.ndarray  # row of the server table; it decodes, too, unless there is a decode server
+    decode_server: np.ndarray  # or -1
     replicas: np.ndarray
-    others: np.ndarray
-    budget: np.ndarray  # index of --max-num-batched-tokens
-    per_gpu: np.ndarray  # output tokens/s, of all GPUs that are there
+    decode_replicas: np.ndarray
+    token_budget: np.ndarray  # index of max_num_batched_tokens
+    per_gpu: np.ndarray  # output tokens/s, of all GPUs that are given
     per_user: np.ndarray  # output tokens/s
-    ttft: np.ndarray
-    cost: np.ndarray  # USD for a million output tokens; 0 where nobody knows
+    ttft: np.ndarray  # s
+    cost: np.ndarray  # USD for a million output tokens; 0 where no price is known
 
 
-def points(book: Book) -> Points:
-    """Every load of every server, as many of them as there is room for; and pools at the load that suits them best."""
-    prices, p, gpus = book.prices, book.plans, book.space.num_gpus
-    able = prices.fits.any(2) & (prices.rate > 0)
-    server, budget, _ = np.nonzero(able)
-    replicas = (gpus // prices.gpus)[server]
-    split = np.flatnonzero(p.second >= 0)
-    nobody = np.full(len(server), -1)
-    first = np.concatenate([server, p.first[split]])
-    tokens = np.concatenate([prices.rate[able] * replicas, p.rate[split]]) * book.traffic.output_len
-    used = np.concatenate([replicas * prices.gpus[server], p.gpus[split]])
-    price = np.array([one.request.device.price_per_hour for one in prices.servers])[first]
-    return Points(
-        first,
-        np.concatenate([nobody, p.second[split]]),
-        np.concatenate([replicas, p.replicas[split]]),
-        np.concatenate([0 * nobody, p.others[split]]),
-        np.concatenate([budget, p.budget[split]]),
-        tokens / gpus,
-        1 / np.concatenate([prices.tpot[able], p.tpot[split]]),
-        np.concatenate([prices.ttft[able], p.ttft[split]]),
-        used * price / 3600 / np.maximum(tokens, 1e-12) * 1e6,
+def load_points(table: PlanTable) -> LoadPoints:
+    """Every load of every server, in as many replicas as there is room for; disaggregated plans at their best load."""
+    servers, p, num_gpus = table.servers, table.plans, table.problem.space.num_gpus
+    served = servers.served()
+    server, token_budget, _ = np.nonzero(served)
+    replicas = (num_gpus // servers.gpus)[server]
+    pairs = p.at(p.decode_server >= 0)
+    none = np.full(len(server), -1)
+    prefill_server = np.concatenate([server, pairs.prefill_server])
+    request_rate = np.concatenate([servers.request_rate[served] * replicas, pairs.request_rate])
+    tokens = request_rate * table.problem.traffic.output_len
+    gpus = np.concatenate([replicas * servers.gpus[server], pairs.gpus])
+    price = servers.per_device("price_per_hour")[prefill_server]
+    return LoadPoints(
+        prefill_server=prefill_server,
+        decode_server=np.concatenate([none, pairs.decode_server]),
+        replicas=np.concatenate([replicas, pairs.replicas]),
+        decode_replicas=np.concatenate([0 * none, pairs.decode_replicas]),
+        token_budget=np.concatenate([token_budget, pairs.token_budget]),
+        per_gpu=tokens / num_gpus,
+        per_user=1 / np.concatenate([servers.tpot[served], pairs.tpot]),
+        ttft=np.concatenate([servers.base_ttft[served], pairs.ttft]),
+        cost=cost_per_million_tokens(gpus / np.maximum(tokens, 1e-12), price),
     )
 
 
-def listed(book: Book) -> tuple[list[dict[str, Any]], Points]:
-    """The front as rows for people, and all points for a picture."""
-    every = points(book)
-    several = len(book.space.gpus) > 1 and bool((every.cost > 0).all())
-    rows = pareto_front(every.per_user, every.per_gpu, every.cost if several else None)
-    names = [f"{one.layout} {one.kind[1]}, KV {one.kind[2]}" for one in book.prices.servers]
-    found = []
-    for n in rows.tolist():
-        one = book.prices.servers[int(every.first[n])]
-        plan = f"{every.replicas[n]} × {names[int(every.first[n])]}"
-        if every.second[n] >= 0:
-            plan = f"{every.replicas[n]} × {one.layout} → {every.others[n]} × {names[int(every.second[n])]}"
-        found.append(
-            {
-                "plan": plan,
-                "gpu": one.request.device.name,
-                "mode": "disaggregated" if every.second[n] >= 0 else "aggregated",
-                "max_num_batched_tokens": int(book.prices.budgets[every.budget[n]]),
-                "output_throughput_per_gpu": float(every.per_gpu[n]),
-                "output_throughput_per_user": float(every.per_user[n]),
-                "ttft_ms": float(every.ttft[n]) * 1e3,
-                "cost_per_million_output_tokens": float(every.cost[n]) or None,
-            }
-        )
-    return found, every
+def front_rows(table: PlanTable) -> tuple[list[dict[str, Any]], LoadPoints]:
+    """The front as rows for people, and all points for a picture; cost counts where several GPU types have prices."""
+    points = load_points(table)
+    by_cost = len(table.problem.space.gpus) > 1 and bool((points.cost > 0).all())
+    front = pareto_front(points.per_user, points.per_gpu, points.cost if by_cost else None)
+    return [_front_row(table, points, n) for n in front.tolist()], points
+
+
+def _front_row(table: PlanTable, points: LoadPoints, n: int) -> dict[str, Any]:
+    server = table.servers.servers[int(points.prefill_server[n])]
+    disaggregated = bool(points.decode_server[n] >= 0)
+    plan = f"{points.replicas[n]} × {server.layout}"
+    if disaggregated:
+        plan += f" → {points.decode_replicas[n]} × {table.servers.servers[int(points.decode_server[n])].layout}"
+    return {
+        "plan": f"{plan} {precision_label(server.kind.quantization, server.kind.kv_cache_dtype)}",
+        "gpu": server.request.device.name,
+        "mode": "disaggregated" if disaggregated else "aggregated",
+        "max_num_batched_tokens": int(table.servers.max_num_batched_tokens[points.token_budget[n]]),
+        "output_throughput_per_gpu": float(points.per_gpu[n]),
+        "output_throughput_per_user": float(points.per_user[n]),
+        "ttft_ms": float(points.ttft[n]) * 1e3,
+        "cost_per_million_output_tokens": float(points.cost[n]) or None,
+    }

@@ -1,4 +1,4 @@
-"""What a search is asked for: the requests that will come, what they must keep, and what is best."""
+"""What a search is for: the requests to serve (`Traffic`) and what makes a plan good (`Objective`)."""
 
 from __future__ import annotations
 
@@ -15,57 +15,63 @@ from ..serving.synthetic import at_rate, synthetic, with_shared_prefix
 from ..serving.trace import Trace
 
 OBJECTIVES = ("throughput", "cost", "latency", "energy")
-SAMPLE = 512  # requests that are drawn to learn the mean lengths
+SAMPLE = 512  # synthetic requests that are drawn for the mean lengths
 
 
 class Traffic(NamedTuple):
-    """Requests to come: means for pricing, and how to make as many as a simulation needs."""
+    """The requests: mean lengths for estimates, and the means to make as many requests as a simulation needs."""
 
     input_len: float  # mean tokens of a prompt
     output_len: float  # mean tokens of an answer
     prefix_len: int  # first tokens that all prompts share
-    longest: int  # tokens of the longest sequence
-    rate: float | None  # requests a second that must be carried; None: as many as can be
-    made_up: dict[str, Any]  # words of `synthetic`, where there is no trace
+    max_len: int  # tokens of the longest sequence
+    request_rate: float | None  # requests/s that must be carried; None: as many as possible
+    synthetic_args: dict[str, Any]  # keywords of `synthetic`, where there is no trace
     trace: Trace | None = None
     seed: int = 0
 
     @property
+    def decode_tokens(self) -> float:
+        """Mean tokens of an answer after the first."""
+        return self.output_len - 1
+
+    @property
     def burstiness(self) -> float:
-        """1: at random; more is more even. Of a trace nobody asks."""
-        return float(self.made_up.get("burstiness", 1.0))
+        """Shape of the gamma distribution of gaps, as in ``vllm bench serve``: 1 is Poisson; not known of a trace."""
+        return float(self.synthetic_args.get("burstiness", 1.0))
 
-    def requests(self, count: int, rate: float, among: int) -> Trace:
-        """What one of ``among`` replicas gets of the requests, in turn: ``count`` of them, ``rate`` a second here.
+    def requests(self, count: int, rate: float, replicas: int) -> Trace:
+        """``count`` requests at ``rate`` a second as one of ``replicas`` replicas gets them from a round-robin router.
 
-        Every n-th arrival of a Poisson stream: gaps are gamma distributed with shape n. A trace is thinned as it is.
+        Every n-th arrival of a Poisson process: gaps are gamma distributed with shape n. A trace is thinned as it is.
         """
         if self.trace is None:
-            words = {**self.made_up, "burstiness": self.made_up["burstiness"] * among}
-            made = synthetic(num_prompts=count, request_rate=rate, seed=self.seed, **words)
-            return scale_to_rate(made, rate)  # so that few requests come at the rate, too, and not by chance at another
-        mine = every(self.trace, among, count)
-        mine = at_rate(mine, rate, float(among), self.seed) if mine.arrival_s is None else mine
-        return scale_to_rate(mine, rate, self.seed)
+            kwargs = {**self.synthetic_args, "burstiness": self.synthetic_args["burstiness"] * replicas}
+            requests = synthetic(num_prompts=count, request_rate=rate, seed=self.seed, **kwargs)
+            return scale_to_rate(requests, rate)  # few requests have another mean rate by chance: stretched to this one
+        requests = every_nth(self.trace, replicas, count)
+        if requests.arrival_s is None:
+            requests = at_rate(requests, rate, float(replicas), self.seed)
+        return scale_to_rate(requests, rate, self.seed)
 
 
-class Aim(NamedTuple):
-    """What a good plan is."""
+class Objective(NamedTuple):
+    """What is optimised, under which service-level objectives: ``Objective("cost", {"ttft": 0.5}, 0.9)``"""
 
-    objective: str
-    limits: dict[str, float]  # of --goodput, in seconds
-    share: float  # of the requests that must keep them
+    name: str  # one of OBJECTIVES
+    slo: dict[str, float]  # limits of ttft, tpot, e2el in seconds
+    goodput_share: float  # of the requests that must keep all of them
 
 
-def every(trace: Trace, step: int, most: int) -> Trace:
-    """Every ``step``-th request of a trace, ``most`` at most: what round robin sends to one of so many replicas."""
+def every_nth(trace: Trace, step: int, most: int) -> Trace:
+    """Every ``step``-th request of a trace, at most ``most``: the part that round robin sends to one replica."""
     kept = slice(0, step * most, step)
-    words = ("input_tokens", "output_tokens", "arrival_s", "blocks", "priority")
-    taken = {word: column[kept] for word in words if (column := getattr(trace, word)) is not None}
-    return msgspec.structs.replace(trace, **taken, after=None, think_s=None, measured={})
+    names = ("input_tokens", "output_tokens", "arrival_s", "blocks", "priority")
+    columns = {name: column[kept] for name in names if (column := getattr(trace, name)) is not None}
+    return msgspec.structs.replace(trace, **columns, after=None, think_s=None, measured={})
 
 
-def traffic(
+def build_traffic(
     *,
     trace: Trace | None = None,
     input_len: float | str | None = None,
@@ -76,69 +82,84 @@ def traffic(
     seed: int = 0,
     block_tokens: int = 16,
 ) -> Traffic:
-    """Requests made up by their lengths, or those of a trace; its own rate holds unless another is given."""
+    """Synthetic requests of some lengths, or those of a trace, whose own rate holds unless another is given.
+
+    ``build_traffic(input_len=4000, output_len=500, request_rate=8.0)``
+    """
     if request_rate is not None and (not is_number(request_rate) or not 0 < request_rate < 1e9):
         raise BadValue(
-            f"--request-rate must be a positive number of requests a second, not {abbreviate(request_rate)}; "
+            f"`request_rate` must be a positive number of requests a second, not {abbreviate(request_rate)}; "
             "leave it away to find the highest"
         )
-    made_up: dict[str, Any] = {}
+    synthetic_args: dict[str, Any] = {}
     if trace is None:
-        made_up = {
+        synthetic_args = {
             "input_len": 1024 if input_len is None else input_len,
             "prefix_len": prefix_len,
             "output_len": 128 if output_len is None else output_len,
             "burstiness": burstiness,
             "block_tokens": block_tokens,
         }
-        sample = synthetic(num_prompts=SAMPLE, seed=seed, **made_up)
+        sample = synthetic(num_prompts=SAMPLE, seed=seed, **synthetic_args)
     else:
-        for word, value in (("--input-len", input_len), ("--output-len", output_len)):
-            if value is not None:
-                raise BadValue(f"--trace says all lengths itself and cannot be combined with {word}")
-        if len(trace) < 2:
-            raise BadValue(f"a search needs at least two requests, and the trace has {len(trace)}")
-        if trace.after is not None and (trace.after >= 0).any():
-            raise BadValue(
-                "a search thins out a trace for one replica, which conversations do not survive: leave the "
-                "sessions of the trace away"
-            )
+        _check_trace(trace, input_len, output_len)
         trace = with_shared_prefix(trace, prefix_len) if prefix_len else trace
-        span = float(np.ptp(trace.arrival_s)) if trace.arrival_s is not None else 0.0
-        if request_rate is None and span > 0:
-            request_rate = (len(trace) - 1) / span
-        elif request_rate is not None and span > 0:
-            trace = scale_to_rate(trace, request_rate, seed)
-        elif request_rate is not None:
-            trace = at_rate(trace, request_rate, burstiness, seed)
+        trace, request_rate = _at_request_rate(trace, request_rate, burstiness, seed)
         sample = trace
-    answers = float(sample.output_tokens.mean())
-    if answers < 2:
-        raise BadValue(f"a search is about answers of at least 2 tokens, not {answers:g}: one token is all prefill")
-    longest = int((sample.input_tokens + sample.output_tokens).max())
+    mean_output = float(sample.output_tokens.mean())
+    if mean_output < 2:
+        raise BadValue(f"a search is about answers of at least 2 tokens, not {mean_output:g}: one token is all prefill")
     return Traffic(
-        float(sample.input_tokens.mean()),
-        answers,
-        check_int("--prefix-len", prefix_len, least=0),
-        longest,
-        request_rate,
-        made_up,
-        trace,
-        seed,
+        input_len=float(sample.input_tokens.mean()),
+        output_len=mean_output,
+        prefix_len=check_int("prefix_len", prefix_len, least=0),
+        max_len=int((sample.input_tokens + sample.output_tokens).max()),
+        request_rate=request_rate,
+        synthetic_args=synthetic_args,
+        trace=trace,
+        seed=seed,
     )
 
 
-def aim(objective: str, goodput: str | Iterable[str] | Mapping[str, float] | None, share: float, answer: float) -> Aim:
-    """Check what is wanted; limits that no request could keep together are an error."""
-    if objective not in OBJECTIVES:
-        raise UnknownName("--objective", objective, OBJECTIVES)
-    if isinstance(goodput, Mapping):
-        goodput = [f"{name}:{limit}" for name, limit in goodput.items()]
-    found = parse_goodput([goodput] if isinstance(goodput, str) else goodput or ())
-    check_positive("--goodput-share", share, 1.0)
-    if "e2el" in found and found["e2el"] <= found.get("ttft", 0.0) and "ttft" in found:
+def _check_trace(trace: Trace, input_len: Any, output_len: Any) -> None:
+    """Refuse lengths beside a trace, and traces that one replica cannot get a part of."""
+    for name, value in (("input_len", input_len), ("output_len", output_len)):
+        if value is not None:
+            raise BadValue(f"`trace` says all lengths itself and cannot be combined with `{name}`")
+    if len(trace) < 2:
+        raise BadValue(f"a search needs at least two requests, and the trace has {len(trace)}")
+    if trace.after is not None and (trace.after >= 0).any():
         raise BadValue(
-            f"--goodput contradicts itself: e2el:{found['e2el']:g} is not above ttft:{found['ttft']:g}, but "
+            "a search thins out a trace for one replica, which conversations do not survive: leave the "
+            "sessions of the trace away"
+        )
+
+
+def _at_request_rate(
+    trace: Trace, request_rate: float | None, burstiness: float, seed: int
+) -> tuple[Trace, float | None]:
+    """A trace at the given rate, and the rate: its own if none is given and it has arrival times."""
+    span = float(np.ptp(trace.arrival_s)) if trace.arrival_s is not None else 0.0
+    if request_rate is None:
+        return trace, (len(trace) - 1) / span if span > 0 else None
+    if span > 0:
+        return scale_to_rate(trace, request_rate, seed), request_rate
+    return at_rate(trace, request_rate, burstiness, seed), request_rate
+
+
+def build_objective(
+    name: str, goodput: str | Iterable[str] | Mapping[str, float] | None, goodput_share: float
+) -> Objective:
+    """Checked: ``build_objective("throughput", "ttft:500,tpot:50", 0.9).slo  # {'ttft': 0.5, 'tpot': 0.05}``"""
+    if name not in OBJECTIVES:
+        raise UnknownName("`objective`", name, OBJECTIVES)
+    if isinstance(goodput, Mapping):
+        goodput = [f"{metric}:{limit}" for metric, limit in goodput.items()]
+    limits = parse_goodput([goodput] if isinstance(goodput, str) else goodput or ())
+    check_positive("goodput_share", goodput_share, 1.0)
+    if "e2el" in limits and "ttft" in limits and limits["e2el"] <= limits["ttft"]:
+        raise BadValue(
+            f"`goodput` contradicts itself: e2el:{limits['e2el']:g} is not above ttft:{limits['ttft']:g}, but "
             "the whole answer comes after its first token"
         )
-    return Aim(objective, {name: limit / 1e3 for name, limit in found.items()}, float(share))
+    return Objective(name, {metric: limit / 1e3 for metric, limit in limits.items()}, float(goodput_share))

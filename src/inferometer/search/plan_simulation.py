@@ -1,7 +1,7 @@
-"""A plan under real arrivals: simulated at a rate, or at the highest rate at which what was promised holds.
+"""A plan under real arrivals: simulated at a rate, or at the highest rate at which it holds its SLO.
 
-Round robin sends every n-th request to a replica. So what one of n replicas sees stands for all of them, and one is
-simulated; of pools that read and answer, the smallest part that has both in the same proportion.
+Round robin sends every n-th request to a replica. So one of n replicas stands for all of them, and one is simulated; of
+prefill and decode pools, the smallest part that has both in the same proportion.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from math import gcd
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 
 from ..inference.request import build_request
@@ -17,102 +16,117 @@ from ..serving.deployment import ReplicaPool, build_pool
 from ..serving.deployment_run import ServingOptions, serve
 from ..serving.metrics import good_requests, latencies
 from ..serving.outcome import Outcome
-from .objective import Aim, Traffic
+from .objective import Objective, Traffic
+from .search_result import SimulationResult
 
-FEWEST, MOST = 300, 8000  # requests of a simulation
-RANDOM = 1000  # requests that it takes where they come at random
-LONGER = 3  # times as many requests confirm a winner
-STRIDE = 1.07  # from a rate to the next, and more every time, until one holds and one does not: prices are that good
-PRECISION = 0.035  # of the rate that is found
-KEEPS_UP = 0.95  # of the requests that come must end meanwhile
-
-
-class Trial(msgspec.Struct, kw_only=True, frozen=True):
-    """What a simulation found. Latencies in ms, of the requests between filling up and running empty."""
-
-    request_rate: float  # requests/s of the whole plan
-    holds: bool
-    good: float  # share of the requests that kept every limit
-    requests: int  # that were counted
-    concurrency: float  # requests under way at a time, in the mean, of the whole plan
-    ttft_ms: dict[str, float]  # mean, p50, p90, p99, and what the share that must keep the limits does keep
-    tpot_ms: dict[str, float]
-    e2el_ms: dict[str, float]
+MIN_REQUESTS, MAX_REQUESTS = 300, 8000  # of a simulation
+POISSON_REQUESTS = 1000  # requests that a simulation takes where arrivals are Poisson
+CONFIRM = 3  # times as many requests confirm a winner
+STRIDE = 1.07  # first factor from a rate to the next; estimates are that good
+PRECISION = 0.035  # of the highest rate
+KEEPS_UP = 0.95  # arrivals and completions of the counted requests may differ in duration by this factor
 
 
-class Contender(NamedTuple):
-    """A plan to be simulated, in words, so that it can go to another process."""
+class PoolCase(NamedTuple):
+    """Identical servers to be simulated."""
+
+    role: str  # both, prefill, decode
+    replicas: int
+    request_kwargs: dict[str, Any]  # of `build_request`
+
+
+class SimulationCase(NamedTuple):
+    """A plan to be simulated, as plain data that can go to another process."""
 
     model: str
-    pools: tuple[tuple[str, int, dict[str, Any]], ...]  # role, replicas, the words of a request
-    rate: float  # that it is priced at
-    answer: float  # s from a request to the end of its answer, as priced
+    pools: tuple[PoolCase, ...]
+    traffic: Traffic
+    objective: Objective
+    estimated_rate: float  # requests/s
+    estimated_e2el: float  # s
 
 
-class Bench:
-    """Simulates one plan at any rate: ``Bench(contender, traffic, aim).at(4.0)``"""
+class SimulatedCase(NamedTuple):
+    """What `simulate_case` gives."""
 
-    def __init__(
-        self, plan: Contender, traffic: Traffic, aim: Aim, known: dict[str, ReplicaPool] | None = None
-    ) -> None:
-        """``known``: servers that other plans have, too; their tables of step times need not be made anew."""
-        self.plan, self.traffic, self.aim = plan, traffic, aim
-        sample = traffic.requests(FEWEST, 1.0, 1) if traffic.trace is None else traffic.trace
-        servers = known if known is not None else {}
-        made: list[ReplicaPool] = []
-        for _, _, words in plan.pools:
-            key = repr(sorted(words.items(), key=lambda pair: pair[0]))
-            if key not in servers:
-                servers[key] = build_pool(build_request(plan.model, **words), 1, sample)
-            made.append(servers[key])
+    results: list[SimulationResult]  # of all simulations
+    final: SimulationResult | None  # at the given rate, or at the highest that holds
+    reason: str = ""  # why the plan cannot run at all
+
+
+class PlanSimulator:
+    """Simulates one plan at any rate: ``PlanSimulator(table.simulation_case(row)).simulate(4.0).holds``"""
+
+    def __init__(self, case: SimulationCase, server_cache: dict[str, ReplicaPool] | None = None) -> None:
+        """``server_cache``: servers of other plans, whose tables of step times need not be made anew."""
+        self.case = case
+        traffic = case.traffic
+        sample = traffic.requests(MIN_REQUESTS, 1.0, 1) if traffic.trace is None else traffic.trace
+        cache = server_cache if server_cache is not None else {}
+        servers: list[ReplicaPool] = []
+        for one in case.pools:
+            key = repr(sorted(one.request_kwargs.items(), key=lambda pair: pair[0]))
+            if key not in cache:
+                cache[key] = build_pool(build_request(case.model, **one.request_kwargs), 1, sample)
+            servers.append(cache[key])
         ranks = [
-            count * one.bound_plan.plan.data_parallel_size for (_, count, _), one in zip(plan.pools, made, strict=True)
+            one.replicas * server.bound_plan.plan.data_parallel_size
+            for one, server in zip(case.pools, servers, strict=True)
         ]
-        self.parts = gcd(*ranks)  # alike, of which one is simulated
+        self.parts = gcd(*ranks)  # equal parts of the plan, of which one is simulated
         self.pools = [
-            (role, one._replace(replicas=many // self.parts))
-            for (role, _, _), one, many in zip(plan.pools, made, ranks, strict=True)
+            (one.role, server._replace(replicas=count // self.parts))
+            for one, server, count in zip(case.pools, servers, ranks, strict=True)
         ]
-        self.reason = next((one.reason for _, one in self.pools if one.reason), "")
-        self.how = ServingOptions(made[0].bound_plan.engine.scheduler)
-        self.tried: list[Trial] = []
+        self.reason = next((server.reason for _, server in self.pools if server.reason), "")
+        self.options = ServingOptions(servers[0].bound_plan.engine.scheduler)
+        self.results: list[SimulationResult] = []
 
-    def at(self, rate: float, longer: int = 1) -> Trial:
-        """At so many requests a second of the whole plan; ``longer`` times as many requests as usual, and others."""
-        mine = rate / self.parts
-        under_way = max(1.0, mine * self.plan.answer)
-        # those who come at random tell less, each, than those who come evenly
-        count = int(min(MOST, longer * max(FEWEST, 2.5 * under_way + 100, RANDOM / self.parts)))
-        trace = self.traffic._replace(seed=self.traffic.seed + longer - 1).requests(count, mine, self.parts)
-        outcome = serve(trace, self.pools, self.how)
-        skip = min(int(under_way), len(trace) // 4)  # the engine fills up, and runs empty
-        found = self._trial(outcome, slice(skip, len(trace) - skip // 2), rate)
-        self.tried.append(found)
-        return found
+    def simulate(self, rate: float, longer: int = 1) -> SimulationResult:
+        """At so many requests/s of the whole plan; ``longer`` times as many requests as else, and other ones."""
+        part_rate = rate / self.parts
+        in_flight = max(1.0, part_rate * self.case.estimated_e2el)
+        # Poisson arrivals vary more than even ones, so fewer parts need more requests
+        count = max(MIN_REQUESTS, 2.5 * in_flight + 100, POISSON_REQUESTS / self.parts)
+        traffic = self.case.traffic
+        trace = traffic._replace(seed=traffic.seed + longer - 1).requests(
+            int(min(MAX_REQUESTS, longer * count)), part_rate, self.parts
+        )
+        outcome = serve(trace, self.pools, self.options)
+        warm_up = min(int(in_flight), len(trace) // 4)  # the engine fills up, and runs empty in the end
+        result = self._result(outcome, slice(warm_up, len(trace) - warm_up // 2), rate)
+        self.results.append(result)
+        return result
 
-    def _trial(self, outcome: Outcome, part: slice, rate: float) -> Trial:
-        found = {name: values[part] for name, values in latencies(outcome).items()}
-        kept = good_requests(found, {name: limit * 1e3 for name, limit in self.aim.limits.items()})
-        come, end = outcome.arrival_s[part], np.sort(outcome.finished_s[part])
-        lasted, took = float(np.ptp(come)), float(end[-1] - end[0]) if len(end) and not np.isnan(end).any() else np.inf
-        share = float(kept.mean()) if len(kept) else 0.0
-        mean = float(np.nanmean(found["e2el"])) / 1e3 if kept.any() or not np.isnan(found["e2el"]).all() else 0.0
-        return Trial(
+    def _result(self, outcome: Outcome, counted: slice, rate: float) -> SimulationResult:
+        share = self.case.objective.goodput_share
+        metrics = {name: values[counted] for name, values in latencies(outcome).items()}
+        kept = good_requests(metrics, {name: limit * 1e3 for name, limit in self.case.objective.slo.items()})
+        arrivals, ends = outcome.arrival_s[counted], np.sort(outcome.finished_s[counted])
+        arriving = float(np.ptp(arrivals))
+        ending = float(ends[-1] - ends[0]) if len(ends) and not np.isnan(ends).any() else np.inf
+        goodput = float(kept.mean()) if len(kept) else 0.0
+        e2el = metrics["e2el"]
+        mean_e2el = float(np.nanmean(e2el)) / 1e3 if kept.any() or not np.isnan(e2el).all() else 0.0
+        return SimulationResult(
             request_rate=rate,
-            good=share,
-            requests=len(come),
-            concurrency=rate * mean,
-            holds=bool(share >= self.aim.share and took * KEEPS_UP <= max(lasted, mean)),
-            **{f"{name}_ms": _spread(found[name], self.aim.share) for name in ("ttft", "tpot", "e2el")},
+            good=goodput,
+            requests=len(arrivals),
+            concurrency=rate * mean_e2el,
+            holds=bool(goodput >= share and ending * KEEPS_UP <= max(arriving, mean_e2el)),
+            **{f"{name}_ms": _distribution(metrics[name], share) for name in ("ttft", "tpot", "e2el")},
         )
 
-    def highest(self, start: float) -> Trial | None:
-        """The highest rate that holds, within a few percent; None if not even a light load does."""
-        low: Trial | None = None
+    def max_rate(self, start: float) -> SimulationResult | None:
+        """The highest rate that holds, within PRECISION; None if not even a hundredth of ``start`` does.
+
+        From ``start`` up or down by growing factors until one rate holds and one does not, then bisection (geometric).
+        """
+        low: SimulationResult | None = None
         high, rate, stride = np.inf, start, STRIDE
         for _ in range(24):
-            found = self.at(rate)
-            low, high = (found, high) if found.holds else (low, min(high, rate))
+            result = self.simulate(rate)
+            low, high = (result, high) if result.holds else (low, min(high, rate))
             if low is None and rate < start / 100:
                 break
             if low is not None and high <= low.request_rate * (1 + PRECISION):
@@ -123,37 +137,35 @@ class Bench:
                 rate, stride = (rate / stride if low is None else rate * stride), stride**1.5
         return low
 
-    def confirmed(self, start: float) -> Trial | None:
-        """The highest rate, from one down, that a longer run with other requests holds, too."""
+    def confirm(self, start: float) -> SimulationResult | None:
+        """The highest rate, from ``start`` down, that a longer run with other requests holds, too."""
         for step in range(12):
-            found = self.at(start * (1 - PRECISION) ** step, LONGER)
-            if found.holds:
-                return found
+            result = self.simulate(start * (1 - PRECISION) ** step, CONFIRM)
+            if result.holds:
+                return result
         return None
 
 
-def _spread(values: np.ndarray, share: float) -> dict[str, float]:
+def _distribution(values: np.ndarray, share: float) -> dict[str, float]:
     """Mean and percentiles of what is not nan."""
     x = values[~np.isnan(values)]
     if not len(x):
         return {}
-    points = np.percentile(x, (50, 90, 99, 100 * share)).tolist()
-    return {"mean": float(x.mean()), **dict(zip(("p50", "p90", "p99", "share"), points, strict=True))}
+    percentiles = np.percentile(x, (50, 90, 99, 100 * share)).tolist()
+    return {"mean": float(x.mean()), **dict(zip(("p50", "p90", "p99", "share"), percentiles, strict=True))}
 
 
-def tried(
-    asked: tuple[Contender, Traffic, Aim, float | None], known: dict[str, ReplicaPool] | None = None
-) -> tuple[list[Trial], Trial | None, str]:
-    """One plan on the bench: all simulations, the one that counts, and why it cannot work at all.
-
-    With a rate that is the one; without, the highest that holds, or for the fastest answers the load it is priced at.
-    """
-    plan, traffic, aim, rate = asked
-    bench = Bench(plan, traffic, aim, known)
-    if bench.reason:
-        return [], None, bench.reason
-    if rate is not None or aim.objective == "latency":
-        found: Trial | None = bench.at(plan.rate if rate is None else rate)
+def simulate_case(case: SimulationCase, server_cache: dict[str, ReplicaPool] | None = None) -> SimulatedCase:
+    """One plan at the rate that is given; without one at the highest that holds, or for the objective latency at the
+    rate that it is estimated at."""
+    simulator = PlanSimulator(case, server_cache)
+    if simulator.reason:
+        return SimulatedCase([], None, simulator.reason)
+    final: SimulationResult | None
+    if case.traffic.request_rate is not None:
+        final = simulator.simulate(case.traffic.request_rate)
+    elif case.objective.name == "latency":
+        final = simulator.simulate(case.estimated_rate)
     else:
-        found = bench.highest(plan.rate)
-    return bench.tried, found, ""
+        final = simulator.max_rate(case.estimated_rate)
+    return SimulatedCase(simulator.results, final)

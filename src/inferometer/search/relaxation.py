@@ -1,131 +1,145 @@
-"""What would make a plan possible where none is: every answer is a search of its own that found one."""
+"""What would make a plan possible where none is: every relaxation is a search of its own that has a winner."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
-
-import numpy as np
 
 from ..base.errors import InferometerError
 from ..specs.catalog import hardware
-from .plan_table import Book, worst
+from .plan_table import PlanTable, Status, latencies, slo_ratio
 from .search_result import Relaxation, Search
 
-MORE_GPUS = (2, 4, 8, 16)
+MORE_GPUS = (2, 4, 8, 16)  # times the GPUs
 SMALLER = ("fp8", "nvfp4", "mxfp4", "w4a16")  # precisions, in the order they are tried
-TRIES = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0)  # times what the means say that a limit would have to be
+FACTORS = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0)  # times the limit that is possible by estimates
+FLOPS_OF = {"fp8": "fp8", "nvfp4": "fp4", "mxfp4": "fp4"}  # the rate of a GPU that a precision needs
 
 
-def relaxations(
-    search: Callable[..., Search],
-    again: dict[str, Any],
-    book: Book | None,
-    limits: dict[str, float],
-    rate: float | None,
-    gpus: int,
-    progress: Callable[[str, int], None] | None,
-) -> list[Relaxation]:
-    """One answer of each kind that has one: another limit, a lower rate, more GPUs, another precision."""
-    tries = [0]
+class Relaxer:
+    """Searches again with one thing changed: ``Relaxer(search, kwargs, limits).relaxations(table)``
 
-    def attempt(**changes: Any) -> Search | None:
-        tries[0] += 1
-        if progress is not None:
-            progress("relaxing", tries[0])
+    ``kwargs`` are those of the search that had no winner, ``limits`` its SLO in ms.
+    """
+
+    def __init__(
+        self,
+        search: Callable[..., Search],
+        kwargs: dict[str, Any],
+        limits: dict[str, float],
+        progress: Callable[[str, int], None] | None = None,
+    ) -> None:
+        self.search, self.limits, self.progress = search, limits, progress
+        self.kwargs = {**kwargs, "goodput": limits}
+        self.attempts = 0
+
+    def relaxations(self, table: PlanTable | None) -> list[Relaxation]:
+        """One of each kind that helps: another limit, a lower rate, more GPUs, another precision."""
+        relaxed = [one for name in self.limits for one in self._one_limit(name, table)]
+        if not relaxed and len(self.limits) > 1:
+            relaxed = self._all_limits(table)
+        return [*relaxed, *self._lower_rate(), *self._more_gpus(), *self._smaller_precision()]
+
+    def attempt(self, **changes: Any) -> Search | None:
+        """The search with some keywords changed; None if it has no winner, or the change is not allowed."""
+        self.attempts += 1
+        if self.progress is not None:
+            self.progress("relaxing", self.attempts)
         try:
-            found = search(**{**again, "num_gpus": gpus, "goodput": limits, "request_rate": rate, **changes})
+            result = self.search(**{**self.kwargs, **changes})
         except InferometerError:
             return None
-        return found if found.feasible else None
+        return result if result.feasible else None
 
-    found: list[Relaxation] = []
-    for name in limits:
-        found += _limit(name, limits, book, attempt)
-    if not found and len(limits) > 1 and book is not None:
-        found += _together(limits, book, attempt)
-    if rate is not None and limits:
-        one = attempt(request_rate=None)
-        if one is not None and one.winner is not None and one.winner.trial is not None:
-            found.append(_told(f"--request-rate {_down(one.winner.trial.request_rate)}", one))
-    for times in MORE_GPUS:
-        one = attempt(num_gpus=times * gpus)
-        if one is not None:
-            found.append(_told(f"--num-gpus {times * gpus}", one))
-            break
-    tried = again.get("quantization")
-    for word in SMALLER:
-        if (tried is None and word == "fp8") or not _knows(again["gpu"], word):
-            continue
-        one = attempt(quantization=word)
-        if one is not None:
-            found.append(_told(f"-q {word}", one))
-            break
-    return found
-
-
-def _limit(
-    name: str, limits: dict[str, float], book: Book | None, attempt: Callable[..., Search | None]
-) -> list[Relaxation]:
-    """The smallest value of one limit that a plan keeps together with the others, as far as it is tried."""
-    least = _least(name, book) if book is not None else None
-    if least is None:
+    def _one_limit(self, name: str, table: PlanTable | None) -> list[Relaxation]:
+        """The smallest value of one limit that a plan keeps together with the others, as far as it is tried."""
+        lowest = lowest_metric(name, table) if table is not None else None
+        for factor in FACTORS if lowest is not None else ():
+            assert lowest is not None
+            limit = round_up(max(lowest * factor * 1e3, self.limits[name]))
+            result = self.attempt(goodput={**self.limits, name: limit})
+            if result is not None:
+                return [_relaxation(f"--goodput {name}:{limit:g}", result)]
         return []
-    for times in TRIES:
-        value = _up(max(least * times * 1e3, limits[name]))
-        one = attempt(goodput={**limits, name: value})
-        if one is not None:
-            return [_told(f"--goodput {name}:{value:g}", one)]
-    return []
+
+    def _all_limits(self, table: PlanTable | None) -> list[Relaxation]:
+        """All limits by one factor: the SLO ratio of the closest plan, and more if need be."""
+        for factor in FACTORS if table is not None else ():
+            assert table is not None
+            ratio = max(float(table.plans.slo_ratio.min()) * factor, 1.0)
+            limits = {name: round_up(limit * ratio) for name, limit in self.limits.items()}
+            result = self.attempt(goodput=limits)
+            if result is not None:
+                return [_relaxation("--goodput " + ",".join(f"{name}:{x:g}" for name, x in limits.items()), result)]
+        return []
+
+    def _lower_rate(self) -> list[Relaxation]:
+        """The highest rate that the GPUs carry within the limits."""
+        if self.kwargs["request_rate"] is None or not self.limits:
+            return []
+        result = self.attempt(request_rate=None)
+        if result is None or result.winner is None or result.winner.trial is None:
+            return []
+        return [_relaxation(f"--request-rate {round_down(result.winner.trial.request_rate):.6g}", result)]
+
+    def _more_gpus(self) -> list[Relaxation]:
+        for times in MORE_GPUS:
+            num_gpus = times * self.kwargs["num_gpus"]
+            result = self.attempt(num_gpus=num_gpus)
+            if result is not None:
+                return [_relaxation(f"--num-gpus {num_gpus}", result)]
+        return []
+
+    def _smaller_precision(self) -> list[Relaxation]:
+        """The first smaller precision of weights that helps; fp8 has been tried unless a precision was given."""
+        tried = ("fp8",) if self.kwargs.get("quantization") is None else ()
+        for precision in SMALLER:
+            if precision in tried or not multiplies(self.kwargs["gpu"], precision):
+                continue
+            result = self.attempt(quantization=precision)
+            if result is not None:
+                return [_relaxation(f"-q {precision}", result)]
+        return []
 
 
-def _together(limits: dict[str, float], book: Book, attempt: Callable[..., Search | None]) -> list[Relaxation]:
-    """All limits by one factor: what the closest plan misses them by, and more if need be."""
-    off = float(book.plans.miss.min())
-    for times in TRIES:
-        wider = {name: _up(limit * max(off * times, 1.0)) for name, limit in limits.items()}
-        one = attempt(goodput=wider)
-        if one is not None:
-            return [_told("--goodput " + ",".join(f"{name}:{value:g}" for name, value in wider.items()), one)]
-    return []
+def lowest_metric(name: str, table: PlanTable) -> float | None:
+    """The lowest value (s) of a metric, by estimates, among plans that keep the other limits; None if none does.
+
+    Without a given rate any load of any server counts, else the load that carries it.
+    """
+    traffic, objective = table.problem.traffic, table.problem.objective
+    others = objective._replace(slo={other: limit for other, limit in objective.slo.items() if other != name})
+    if traffic.request_rate:
+        ttft, tpot = table.plans.ttft_at_slo_share, table.plans.tpot
+        possible = table.plans.status <= Status.MISSES_SLO
+    else:
+        ttft, tpot = table.servers.base_ttft, table.servers.tpot
+        possible = table.servers.served()
+    kept = possible & (slo_ratio(others, traffic, ttft, tpot) <= 1)
+    return float(latencies(traffic, ttft, tpot)[name][kept].min()) if kept.any() else None
 
 
-def _least(name: str, book: Book) -> float | None:
-    """By the means: the lowest figure of any plan that keeps the other limits; None if none does."""
-    p = book.plans
-    others = book.aim._replace(limits={word: limit for word, limit in book.aim.limits.items() if word != name})
-    figures = {"ttft": p.late, "tpot": p.tpot, "e2el": p.late + (book.traffic.output_len - 1) * p.tpot}
-    prices = book.prices
-    if not book.traffic.rate:  # any load would do
-        able = prices.fits.any(2) & (prices.rate > 0)
-        late, tpot = np.broadcast_arrays(prices.ttft, prices.tpot)
-        kept = able & (worst(others, book.traffic, late, tpot) <= 1)
-        whole = {"ttft": late, "tpot": tpot, "e2el": late + (book.traffic.output_len - 1) * tpot}
-        return float(whole[name][kept].min()) if kept.any() else None
-    kept = (worst(others, book.traffic, p.late, p.tpot) <= 1) & (p.verdict < 2)
-    return float(figures[name][kept].min()) if kept.any() else None
-
-
-def _knows(gpus: list[str], word: str) -> bool:
-    """Whether a GPU multiplies the precision, or reads it faster than it would the checkpoint's."""
-    needs = {"fp8": "fp8", "nvfp4": "fp4", "mxfp4": "fp4"}
-    return word not in needs or all(
-        any(key.startswith(needs[word]) or key == word for key in hardware(gpu).flops) for gpu in gpus
+def multiplies(gpus: Sequence[str], precision: str) -> bool:
+    """Whether all GPUs multiply in a precision, or need not: ``multiplies(["a100"], "fp8")  # False``"""
+    flops = FLOPS_OF.get(precision)
+    return flops is None or all(
+        any(key.startswith(flops) or key == precision for key in hardware(gpu).flops) for gpu in gpus
     )
 
 
-def _told(change: str, found: Search) -> Relaxation:
-    assert found.winner is not None
-    return Relaxation(change=change, plan=found.winner.label, simulated=found.winner.trial is not None)
+def _relaxation(change: str, result: Search) -> Relaxation:
+    assert result.winner is not None
+    return Relaxation(change=change, plan=result.winner.label, simulated=result.winner.trial is not None)
 
 
-def _up(value: float) -> float:
-    """Rounded up to two digits: ``_up(613)  # 620.0``"""
+def round_up(value: float) -> float:
+    """Two significant digits, up: ``round_up(613)  # 620.0``"""
     step = 10.0 ** (math.floor(math.log10(value)) - 1)
     return float(f"{math.ceil(value / step - 1e-9) * step:.6g}")
 
 
-def _down(value: float) -> str:
+def round_down(value: float) -> float:
+    """Two significant digits, down: ``round_down(12.39)  # 12.0``"""
     step = 10.0 ** (math.floor(math.log10(value)) - 1)
-    return f"{math.floor(value / step + 1e-9) * step:.6g}"
+    return float(f"{math.floor(value / step + 1e-9) * step:.6g}")

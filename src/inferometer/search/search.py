@@ -1,42 +1,57 @@
-"""The search itself: ``search("llama-3.1-70b", gpu="h200", num_gpus=16, input_len=4000, output_len=500,
-goodput="ttft:500,tpot:50")`` gives `Search`: the winner, why it won, what else there was, and how to start it.
+"""The search for the best deployment: ``search("llama-3.1-70b", gpu="h200", num_gpus=16, input_len=4000,
+output_len=500, goodput="ttft:500,tpot:50")`` gives `Search`: the winner, why it won, the other plans, how to start it.
+
+A plan goes through these shapes:
+
+    Server           an engine on its GPUs with a `Layout` and precisions          space.servers
+    ServerTable row  its means under every token budget, max_num_seqs and load     server_table.estimate_servers
+    Plans row        replicas of one server, or a prefill and a decode pool,       aggregated, disaggregated
+                     at the best load; a `PlanTable` has all of them
+    SimulationCase   the same as plain data, for the simulator in any process      plan_table.PlanTable.simulation_case
+    Finalist         a row of plans with its simulations                           finalists.simulate_finalists
+    Candidate        a plan in the result, for people and JSON                     explanation.to_candidate
 """
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..base.errors import BadValue, check_int
 from ..base.parallel_map import worker_count
+from ..base.units import ceil_div
 from ..serving.trace import Trace
 from ..specs.catalog import gpu_names, hardware
 from . import explanation, serve_commands
+from .aggregated import aggregated
 from .disaggregated import disaggregated
-from .finalists import Entry, Ways, contest, ranked
-from .front import listed
-from .objective import Aim, Traffic, aim, traffic
-from .plan_table import MET, Book, Plans, aggregated, joined
-from .relaxation import relaxations
+from .finalists import Finalist, SimulationOptions, ranked, simulate_finalists
+from .front import front_rows
+from .objective import build_objective, build_traffic
+from .plan_table import Plans, PlanTable, Status, concatenated
+from .relaxation import Relaxer
 from .search_result import Candidate, Search
-from .server_costs import prices
-from .space import Server, Space, servers, space
-from .steady_state import grid
+from .server_table import estimate_servers
+from .space import Problem, RejectedServer, Server, build_space, servers
+from .steady_state import concurrency_grid
 
 MODES = ("aggregated", "disaggregated")
-MOST_LOADS = 10**7  # points that are priced
-MOST_PAIRED = 128  # GPUs on which any number of readers is paired with any number that answer
+MAX_POINTS = 10**7  # loads of limits of servers that are estimated
+MAX_PAIRED_GPUS = 128  # on which, at a given rate, any numbers of prefill and decode servers are paired
 Progress = Callable[[str, int], None]
 
 
-def search(model: str, gpu: str | Sequence[str] = "h100-sxm", **words: Any) -> Search:
-    """Price every legal plan on the GPUs, simulate the best, and say which one to run; words as of `searched`."""
-    return searched(model, gpu, **words)[0]
+def search(model: str, gpu: str | Sequence[str] = "h100-sxm", **kwargs: Any) -> Search:
+    """Estimate every legal plan on the GPUs, simulate the best, and say which one to run.
+
+    ``search("llama-3.1-8b", gpu="h200", num_gpus=4, goodput="ttft:500,tpot:50").winner.label``; keywords are those of
+    `search_with_table`.
+    """
+    return search_with_table(model, gpu, **kwargs)[0]
 
 
-def searched(
+def search_with_table(
     model: str,
     gpu: str | Sequence[str] = "h100-sxm",
     *,
@@ -59,265 +74,281 @@ def searched(
     address: str | None = None,
     seed: int = 0,
     progress: Progress | None = None,
-    **words: Any,
-) -> tuple[Search, Book | None, list[tuple[Server, str]]]:
-    """What was found, all plans that were priced, and the servers that could not be started, each with its reason.
+    **kwargs: Any,
+) -> tuple[Search, PlanTable | None, list[RejectedServer]]:
+    """The result, the table of all plans (None if no server can be started), and the servers that cannot be started.
 
     Without ``request_rate`` (or a trace with arrivals) the highest rate that keeps the limits of ``goodput`` (ms) is
-    looked for; with one, the plan that carries it best. Sizes, precisions and limits may be given as one value or
-    several (``tensor_parallel_size=[2, 4]``) and are tried as stated in ``Search.space`` where they are not.
+    searched; with one, the plan that carries it best. Sizes, precisions and limits may be given as one value or
+    several (``tensor_parallel_size=[2, 4]``); else the values in ``Search.space`` are tried.
     """
     started = time.perf_counter()
     gpus = gpu_names(gpu) if isinstance(gpu, str) else list(gpu)
-    count, words = _size(gpus, num_gpus, nodes, words)
-    asked = traffic(
-        trace=trace,
-        input_len=input_len,
-        output_len=output_len,
-        prefix_len=prefix_len,
-        seed=seed,
-        request_rate=request_rate,
-        burstiness=burstiness,
-        block_tokens=words.get("block_size") or 16,
-    )
-    wanted = aim(objective, goodput, goodput_share, asked.output_len)
-    if not wanted.limits and asked.rate is None and objective != "latency":
-        raise BadValue(
-            "a search needs something that must hold: limits such as --goodput ttft:500,tpot:50, a "
-            "--request-rate, or both"
-        )
-    if mode not in (*MODES, "both"):
-        raise BadValue(f"--mode must be aggregated, disaggregated or both, not {mode!r}")
-    check_int("--finalists", finalists, most=1000)
-    worker_count(backend, jobs)
-    words.setdefault("frontend", "http")
-    where = space(model, gpus, count, modes=MODES if mode == "both" else (mode,), **words)
-    _priced(where, wanted)
-    able, illegal = servers(where, model)
-    _bounded(where, asked, len(able))
-    found = _Quest(model, where, asked, wanted, progress or (lambda stage, done: None))
-    found.timed("enumerate", started)
-    book = found.price(able, illegal)
-    entries = found.simulate(book, Ways(finalists, backend, jobs, address)) if book is not None else []
-    result = found.told(book, entries, trace)
+    count, kwargs = _cluster_size(gpus, num_gpus, nodes, kwargs)
+    requests = {
+        "trace": trace,
+        "input_len": input_len,
+        "output_len": output_len,
+        "prefix_len": prefix_len,
+        "request_rate": request_rate,
+        "burstiness": burstiness,
+        "seed": seed,
+    }
+    aims = {"goodput": goodput, "goodput_share": goodput_share, "objective": objective, "mode": mode}
+    kwargs.setdefault("frontend", "http")
+    options = SimulationOptions(finalists, backend, jobs, address)
+    problem = _problem(model, gpus, count, requests=requests, aims=aims, options=options, request_kwargs=kwargs)
+    legal, illegal = servers(problem.space, model)
+    _check_size(problem, len(legal))
+    run = SearchRun(problem, progress or (lambda stage, done: None))
+    run.note_seconds("enumerate", started)
+    table = run.estimate(legal, illegal)
+    simulated = run.simulate(table, options) if table is not None else []
+    result = run.to_result(table, simulated)
     if not result.feasible and relax:
-        again = {
-            "model": model,
-            "gpu": gpus,
-            "trace": trace,
-            "input_len": input_len,
-            "output_len": output_len,
-            "prefix_len": prefix_len,
-            "burstiness": burstiness,
-            "goodput_share": goodput_share,
-            "seed": seed,
-            "objective": objective,
-            "mode": mode,
-            "finalists": 2,
-            "relax": False,
-            **words,
-        }
-        begun = time.perf_counter()
-        limits = {name: limit * 1e3 for name, limit in wanted.limits.items()}
-        result.relaxations = relaxations(search, again, book, limits, request_rate, count, progress)
-        result.seconds["relax"] = time.perf_counter() - begun
-    result.seconds["total"] = time.perf_counter() - started
-    return result, book, [*found.illegal, *found.lacking]
+        since = time.perf_counter()
+        again = {**kwargs, **requests, **aims, "model": model, "gpu": gpus, "num_gpus": count}
+        limits = {name: limit * 1e3 for name, limit in problem.objective.slo.items()}
+        relaxer = Relaxer(search, {**again, "finalists": 2, "relax": False}, limits, progress)
+        result.relaxations = relaxer.relaxations(table)
+        run.note_seconds("relax", since)
+    run.note_seconds("total", started)
+    return result, table, [*run.illegal, *run.too_large]
 
 
-def _size(
-    gpus: list[str], num_gpus: int | None, nodes: int | None, words: dict[str, Any]
+def _cluster_size(
+    gpus: list[str], num_gpus: int | None, nodes: int | None, kwargs: dict[str, Any]
 ) -> tuple[int, dict[str, Any]]:
-    """How many GPUs there are: said, or by nodes, or one usual node."""
-    per_node = words.get("gpus_per_node")
-    usual = (
-        check_int("--gpus-per-node", per_node, most=65536) if per_node is not None else hardware(gpus[0]).gpus_per_node
-    )
-    if nodes is not None:
-        room = check_int("--nodes", nodes, most=10**5) * usual
-        if num_gpus is not None and num_gpus > room:
-            raise BadValue(f"--num-gpus {num_gpus:,} are more than {nodes:,} nodes of {usual} GPUs have: {room:,}")
-        return (room if num_gpus is None else num_gpus), {**words, "gpus_per_node": usual}
-    return (usual if num_gpus is None else num_gpus), dict(words)
+    """How many GPUs there are: as given, or those of the nodes, or of one node of the GPU's usual size."""
+    given = kwargs.get("gpus_per_node")
+    per_node = hardware(gpus[0]).gpus_per_node if given is None else check_int("gpus_per_node", given, most=65536)
+    if nodes is None:
+        return (per_node if num_gpus is None else num_gpus), dict(kwargs)
+    most = check_int("nodes", nodes, most=10**5) * per_node
+    if num_gpus is not None and num_gpus > most:
+        raise BadValue(f"`num_gpus` {num_gpus:,} are more than {nodes:,} nodes of {per_node} GPUs have: {most:,}")
+    return (most if num_gpus is None else num_gpus), {**kwargs, "gpus_per_node": per_node}
 
 
-def _bounded(where: Space, asked: Traffic, count: int) -> None:
-    """Refuse what would take memory and minutes rather than seconds."""
-    loads = count * len(where.budgets) * len(where.sequences) * len(grid(max(where.sequences)))
-    if loads > MOST_LOADS:
-        limits = f"{len(where.budgets):,} token budgets × {len(where.sequences):,} limits of sequences"
+def _problem(
+    model: str,
+    gpus: list[str],
+    num_gpus: int,
+    *,
+    requests: dict[str, Any],
+    aims: dict[str, Any],
+    options: SimulationOptions,
+    request_kwargs: dict[str, Any],
+) -> Problem:
+    """The checked problem; ``requests`` and ``aims`` are keywords of `search_with_table`."""
+    traffic = build_traffic(**requests, block_tokens=request_kwargs.get("block_size") or 16)
+    objective = build_objective(aims["objective"], aims["goodput"], aims["goodput_share"])
+    if not objective.slo and traffic.request_rate is None and objective.name != "latency":
         raise BadValue(
-            f"{count:,} servers × {limits} at every load are {loads:,} points, more than {MOST_LOADS:,}: "
-            "give fewer values"
+            "a search needs something that must hold: limits such as `goodput` ttft:500,tpot:50, a "
+            "`request_rate`, or both"
         )
-    if asked.rate is not None and "disaggregated" in where.modes and where.num_gpus > MOST_PAIRED:
-        raise BadValue(
-            f"at a given rate pools are paired on up to {MOST_PAIRED} GPUs, not {where.num_gpus:,}: leave "
-            "--request-rate away, or give --mode aggregated"
-        )
-
-
-def _priced(where: Space, wanted: Aim) -> None:
-    figure = {"cost": "price_per_hour", "energy": "power"}.get(wanted.objective)
-    for name in where.gpus if figure else ():
-        if not getattr(hardware(name), str(figure)):
+    mode = aims["mode"]
+    if mode not in (*MODES, "both"):
+        raise BadValue(f"`mode` must be aggregated, disaggregated or both, not {mode!r}")
+    check_int("finalists", options.finalists, most=1000)
+    worker_count(options.backend, options.jobs)
+    modes = MODES if mode == "both" else (mode,)
+    space = build_space(model, gpus, num_gpus, modes=modes, **request_kwargs)
+    figure = {"cost": "price_per_hour", "energy": "power"}.get(objective.name)
+    for device in map(hardware, space.gpus if figure else ()):
+        if not getattr(device, str(figure)):
             raise BadValue(
-                f"--objective {wanted.objective} needs the {figure} of {hardware(name).name}, which nobody "
-                f"knows: give it as --gpu {hardware(name).name}:{figure}=…"
+                f"`objective` {objective.name} needs the {figure} of {device.name}, which nobody "
+                f"knows: give it as `gpu` {device.name}:{figure}=…"
             )
+    return Problem(model, space, traffic, objective)
 
 
-class _Quest:
-    """One search under way: what it has priced and simulated, and how long that took."""
+def _check_size(problem: Problem, num_servers: int) -> None:
+    """Refuse what would take memory and minutes rather than seconds."""
+    space = problem.space
+    budgets, seqs = len(space.max_num_batched_tokens), len(space.max_num_seqs)
+    points = num_servers * budgets * seqs * len(concurrency_grid(max(space.max_num_seqs)))
+    if points > MAX_POINTS:
+        raise BadValue(
+            f"{num_servers:,} servers × {budgets:,} token budgets × {seqs:,} limits of sequences at every load are "
+            f"{points:,} points, more than {MAX_POINTS:,}: give fewer values"
+        )
+    paired = problem.traffic.request_rate is not None and "disaggregated" in space.modes
+    if paired and space.num_gpus > MAX_PAIRED_GPUS:
+        raise BadValue(
+            f"at a given rate pools are paired on up to {MAX_PAIRED_GPUS} GPUs, not {space.num_gpus:,}: leave "
+            "`request_rate` away, or give `mode` aggregated"
+        )
 
-    def __init__(self, model: str, where: Space, asked: Traffic, wanted: Aim, progress: Progress) -> None:
-        self.model, self.space, self.traffic, self.aim, self.progress = model, where, asked, wanted, progress
-        self.seconds: dict[str, float] = {}
+
+class SearchRun:
+    """One search under way: its stages in order, what they counted, and how long they took."""
+
+    def __init__(self, problem: Problem, progress: Progress) -> None:
+        self.problem, self.progress = problem, progress
+        self.seconds: dict[str, float] = {}  # of each stage
         self.counts: dict[str, int] = {}
-        self.illegal: list[tuple[Server, str]] = []
-        self.lacking: list[tuple[Server, str]] = []
+        self.illegal: list[RejectedServer] = []
+        self.too_large: list[RejectedServer] = []
 
-    def timed(self, stage: str, since: float) -> float:
+    def note_seconds(self, stage: str, since: float) -> None:
         """Note how long a stage took."""
-        now = time.perf_counter()
-        self.seconds[stage] = now - since
-        return now
+        self.seconds[stage] = time.perf_counter() - since
 
-    def pricing(self, done: int) -> None:
-        """Tell how many families of servers have been priced."""
-        self.progress("pricing", done)
-
-    def price(self, able: list[Server], illegal: list[tuple[Server, str]]) -> Book | None:
-        """All plans, priced; None if no server can be started."""
+    def estimate(self, legal: list[Server], illegal: list[RejectedServer]) -> PlanTable | None:
+        """All plans of the legal servers; None if no server can be started."""
         since = time.perf_counter()
         self.illegal = illegal
-        self.counts = {"servers": len(able) + len(illegal), "servers_illegal": len(illegal)}
-        table, lacks = prices(able, self.space, self.traffic, self.pricing) if able else (None, [])
-        self.lacking = [(server, lack) for server, lack in zip(able, lacks, strict=True) if lack]
-        self.counts["servers_too_large"] = len(self.lacking)
+        self.counts = {"servers": len(legal) + len(illegal), "servers_illegal": len(illegal)}
+
+        def report(done: int) -> None:
+            self.progress("pricing", done)
+
+        table, shortfalls = estimate_servers(legal, self.problem, report) if legal else (None, [])
+        self.too_large = [
+            RejectedServer(server, str(lack), lack.needed_bytes)
+            for server, lack in zip(legal, shortfalls, strict=True)
+            if lack is not None
+        ]
+        self.counts["servers_too_large"] = len(self.too_large)
         if table is None:
-            self.timed("price", since)
+            self.note_seconds("price", since)
             return None
         parts: list[Plans] = []
-        if "aggregated" in self.space.modes:
-            parts.append(aggregated(table, self.space, self.traffic, self.aim))
-            self.counts["plans_aggregated"] = len(parts[0].first)
-        if "disaggregated" in self.space.modes:
-            pairs, considered = disaggregated(table, self.space, self.traffic, self.aim)
+        if "aggregated" in self.problem.space.modes:
+            parts.append(aggregated(table, self.problem))
+            self.counts["plans_aggregated"] = len(parts[0].gpus)
+        if "disaggregated" in self.problem.space.modes:
+            pairs, considered = disaggregated(table, self.problem)
             parts += [pairs] if pairs is not None else []
             self.counts["plans_disaggregated"] = considered
-            self.counts["plans_dominated"] = considered - (len(pairs.first) if pairs is not None else 0)
+            self.counts["plans_dominated"] = considered - (len(pairs.gpus) if pairs is not None else 0)
         self.counts["points"] = table.points
-        self.timed("price", since)
-        if not parts or not sum(len(part.first) for part in parts):
+        self.note_seconds("price", since)
+        if not any(len(part.gpus) for part in parts):
             return None
-        book = Book(self.model, self.space, self.traffic, self.aim, table, joined(parts))
-        self.counts["plans_possible"] = int((book.plans.verdict == MET).sum())
-        return book
+        plans = concatenated(parts)
+        self.counts["plans_possible"] = int((plans.status == Status.MEETS_SLO).sum())
+        return PlanTable(self.problem, table, plans)
 
-    def simulate(self, book: Book, ways: Ways) -> list[Entry]:
+    def simulate(self, table: PlanTable, options: SimulationOptions) -> list[Finalist]:
         """The finalists under real arrivals."""
         since = time.perf_counter()
-        rows, values = ranked(book)
+        rows, values = ranked(table)
         self.counts["layouts_possible"] = len(rows)
-        ways = ways._replace(progress=lambda done: self.progress("simulating", done), known={})
-        entries = contest(book, rows, values, ways)
-        self.counts["plans_simulated"] = len(entries)
-        self.counts["simulations"] = sum(len(one.trials) for one in entries)
-        self.timed("simulate", since)
-        return entries
 
-    def told(self, book: Book | None, entries: list[Entry], trace: Trace | None) -> Search:
-        """The result."""
-        best = entries[0] if entries and entries[0].value > float("-inf") else None
-        plans = [explanation.told(book, one, best) for one in entries] if book is not None else []
+        def report(done: int) -> None:
+            self.progress("simulating", done)
+
+        options = options._replace(progress=report, server_cache={})
+        finalists = simulate_finalists(table, rows, values, options)
+        self.counts["plans_simulated"] = len(finalists)
+        self.counts["simulations"] = sum(len(one.results) for one in finalists)
+        self.note_seconds("simulate", since)
+        return finalists
+
+    def to_result(self, table: PlanTable | None, finalists: list[Finalist]) -> Search:
+        """The result; relaxations are added later."""
+        space, traffic, objective = self.problem.space, self.problem.traffic, self.problem.objective
+        best = finalists[0] if finalists and finalists[0].holds else None
+        plans = [explanation.to_candidate(table, one, best) for one in finalists] if table is not None else []
         winner = plans[0] if best is not None else None
-        points, _ = listed(book) if book is not None else ([], None)
-        first = book.prices.servers[0].request if book is not None else None
-        lengths = {
-            "input_len": self.traffic.input_len,
-            "output_len": self.traffic.output_len,
-            "prefix_len": self.traffic.prefix_len,
-            "request_rate": self.traffic.rate,
-            "trace": trace.source if trace is not None else None,
-        }
+        request = table.servers.servers[0].request if table is not None else None
+        won = table is not None and winner is not None
         return Search(
-            model=first.model.name if first else self.model,
-            engine=first.engine.name if first else "",
-            num_gpus=self.space.num_gpus,
-            objective=self.aim.objective,
-            goodput_share=self.aim.share,
-            workload=lengths,
-            goodput={name: limit * 1e3 for name, limit in self.aim.limits.items()},
+            model=request.model.name if request else self.problem.model,
+            engine=request.engine.name if request else "",
+            num_gpus=space.num_gpus,
+            objective=objective.name,
+            goodput_share=objective.goodput_share,
+            workload={
+                "input_len": traffic.input_len,
+                "output_len": traffic.output_len,
+                "prefix_len": traffic.prefix_len,
+                "request_rate": traffic.request_rate,
+                "trace": self._trace_source(),
+            },
+            goodput={name: limit * 1e3 for name, limit in objective.slo.items()},
             feasible=winner is not None,
-            reason="" if winner is not None else self._nothing(book, entries),
+            reason="" if winner is not None else self._infeasible_reason(table, finalists),
             winner=winner,
             plans=[plan for plan in plans if plan.verdict != "fails"],
-            why=explanation.why(book, entries, plans) if book is not None and winner is not None else [],
-            margin=explanation.margin(book, entries) if book is not None and winner is not None else {},
-            rejected=explanation.rejected(book, entries, best) if book is not None else [],
-            rejections=explanation.rejections(book, self.illegal, self.lacking),
-            front=points,
-            space=self.space.stated(),
+            why=explanation.explain_winner(table, finalists, plans) if table is not None and won else [],
+            margin=explanation.margin(table, finalists) if table is not None and won else {},
+            rejected=explanation.rejected_plans(table, finalists, best) if table is not None else [],
+            rejections=explanation.rejections(table, self.illegal, self.too_large),
+            front=front_rows(table)[0] if table is not None else [],
+            space=space.to_dict(),
             counts=self.counts,
             relaxations=[],
             seconds=self.seconds,
-            warnings=self._warnings(book, winner),
-            commands=self._commands(book, best, winner, trace) if book is not None and best and winner else {},
+            warnings=self._warnings(table, winner) if table is not None else [],
+            commands=self._commands(table, best, winner) if table is not None and best and winner else {},
         )
 
-    def _nothing(self, book: Book | None, entries: list[Entry]) -> str:
+    def _trace_source(self) -> str | None:
+        return self.problem.traffic.trace.source if self.problem.traffic.trace is not None else None
+
+    def _infeasible_reason(self, table: PlanTable | None, finalists: list[Finalist]) -> str:
         """Why no plan is possible, and how far the closest is away."""
-        if book is None:
-            if self.lacking:
-                server, lack = min(self.lacking, key=lambda one: float(re.findall(r"[\d.]+", one[1])[0]))
-                return f"the model fits on no server of up to {self.space.num_gpus} GPUs: {server.layout} {lack}"
+        if table is None and self.too_large:
+            smallest = min(self.too_large, key=lambda one: one.needed_bytes)
+            return (
+                f"the model fits on no server of up to {self.problem.space.num_gpus} GPUs: "
+                f"{smallest.server.layout} {smallest.reason}"
+            )
+        if table is None:
             reasons = explanation.rejections(None, self.illegal, [])
             return f"no layout is legal: {next(iter(reasons), 'none was asked for')}"
-        if entries:
-            near = max(entries, key=lambda one: one.final.good if one.final is not None else -1.0)
-            plan = book.candidate(near.row).label
-            return f"no plan holds in the simulation; of {plan}, the closest, {explanation.failed(book, near)}"
-        row = explanation.nearest(book)
-        return f"no plan meets it; the closest is {book.candidate(row).label}: {explanation.reason(book, row)}"
+        if finalists:
+            nearest = max(finalists, key=lambda one: one.final.good if one.final is not None else -1.0)
+            label = table.candidate(nearest.row).label
+            failure = explanation.failure_reason(table, nearest)
+            return f"no plan holds in the simulation; of {label}, the closest, {failure}"
+        row = explanation.nearest_row(table)
+        label = table.candidate(row).label
+        return f"no plan meets it; the closest is {label}: {explanation.status_reason(table, row)}"
 
-    def _warnings(self, book: Book | None, winner: Candidate | None) -> list[str]:
-        if book is None:
-            return []
-        found = list(book.prices.servers[0].request.warnings)
+    def _warnings(self, table: PlanTable, winner: Candidate | None) -> list[str]:
+        """Those of the request; idle GPUs; precisions below the checkpoint's."""
+        request = table.servers.servers[0].request
+        warnings = list(request.warnings)
         if winner is None:
-            return found
+            return warnings
         if winner.idle_gpus:
-            found.append(f"{winner.idle_gpus} of the {self.space.num_gpus} GPUs stay idle")
-        own, pool = book.prices.servers[0].request, winner.pools[0]
-        given = {own.model.dtype, *own.model.quantization.values()}
-        lossy = [f"{pool.quantization} weights"] if pool.quantization not in given else []
-        lossy += ["an fp8 KV cache"] if pool.kv_cache_dtype == "fp8" and own.model.kv_cache_dtype != "fp8" else []
+            warnings.append(f"{winner.idle_gpus} of the {self.problem.space.num_gpus} GPUs stay idle")
+        model, pool = request.model, winner.pools[0]
+        own = {model.dtype, *model.quantization.values()}
+        lossy = [f"{pool.quantization} weights"] if pool.quantization not in own else []
+        lossy += ["an fp8 KV cache"] if pool.kv_cache_dtype == "fp8" and model.kv_cache_dtype != "fp8" else []
         if lossy:
-            found.append(
+            warnings.append(
                 f"{' and '.join(lossy)} change a little what the model answers: -q and --kv-cache-dtype say "
                 "what is allowed"
             )
-        return found
+        return warnings
 
-    def _commands(self, book: Book, best: Entry, winner: Candidate, trace: Trace | None) -> dict[str, list[str]]:
-        server = book.prices.servers[int(book.plans.first[best.row])]
-        name = self.model if "/" in self.model else server.request.hf_id or self.model
-        plan = server.request.plan
-        found = serve_commands.commands(
-            winner,
-            name,
-            own=server.given[0] is None,
-            own_cache=server.given[1] == "auto",
-            longest=self.traffic.longest,
-            per_node=plan.gpus_per_node,
+    def _commands(self, table: PlanTable, best: Finalist, winner: Candidate) -> dict[str, list[str]]:
+        """How to start the winner, and how to measure it."""
+        server = table.servers.servers[int(table.plans.prefill_server[best.row])]
+        name, plan = self.problem.model, server.request.plan
+        model = serve_commands.ServedModel(
+            name=name if "/" in name else server.request.hf_id or name,
+            own_quantization=server.quantization_arg is None,
+            own_kv_cache_dtype=server.kv_cache_dtype_arg == "auto",
+            max_model_len=ceil_div(self.problem.traffic.max_len, 256) * 256,
+            gpus_per_node=plan.gpus_per_node,
             speculation=plan.speculation,
         )
         rate = best.final.request_rate if best.final is not None else winner.priced.request_rate
-        count = max(200, round(5 * rate * winner.priced.e2el_ms / 1e3))
-        return {
-            **found,
-            "bench": serve_commands.bench(
-                name, self.traffic, self.aim, rate, count, trace.source if trace is not None else None
-            ),
-        }
+        bench = serve_commands.bench(
+            model.name,
+            self.problem.traffic,
+            self.problem.objective,
+            request_rate=rate,
+            num_prompts=max(200, round(5 * rate * winner.priced.e2el_ms / 1e3)),
+            trace=self._trace_source(),
+        )
+        return {**serve_commands.commands(winner, model), "bench": bench}

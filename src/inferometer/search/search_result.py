@@ -1,4 +1,4 @@
-"""What a search found, as structs that are the JSON: plans with their figures, the front, rejections, commands."""
+"""The result of a search, as structs that are its JSON: plans with their metrics, the front, rejections, commands."""
 
 from __future__ import annotations
 
@@ -6,11 +6,24 @@ from typing import Any
 
 import msgspec
 
-from .plan_simulation import Trial
+from .space import Layout, precision_label
 
 
-class Pool(msgspec.Struct, kw_only=True, frozen=True):
-    """Servers alike, each on its own GPUs."""
+class SimulationResult(msgspec.Struct, kw_only=True, frozen=True):
+    """One simulation of a plan. Latencies in ms, of the requests between filling up and running empty."""
+
+    request_rate: float  # requests/s of the whole plan
+    holds: bool  # enough requests keep every limit, and the servers keep up with the arrivals
+    good: float  # goodput: share of the requests that keep every limit
+    requests: int  # counted requests
+    concurrency: float  # mean requests in flight in the whole plan
+    ttft_ms: dict[str, float]  # mean, p50, p90, p99, and "share": the percentile of --goodput-share
+    tpot_ms: dict[str, float]
+    e2el_ms: dict[str, float]
+
+
+class PoolSpec(msgspec.Struct, kw_only=True, frozen=True):
+    """Identical servers, each on its own GPUs."""
 
     role: str  # both, prefill, decode
     replicas: int
@@ -31,17 +44,16 @@ class Pool(msgspec.Struct, kw_only=True, frozen=True):
     @property
     def layout(self) -> str:
         """``tp4·pp2``"""
-        sizes = {"tp": self.tensor_parallel_size, "pp": self.pipeline_parallel_size, "dp": self.data_parallel_size}
-        words = [f"{name}{size}" for name, size in sizes.items() if size > 1] or ["tp1"]
-        return "·".join([*words, *(["ep"] if self.enable_expert_parallel else [])])
+        sizes = (self.tensor_parallel_size, self.pipeline_parallel_size, self.data_parallel_size)
+        return str(Layout(*sizes, self.enable_expert_parallel))
 
 
-class Figures(msgspec.Struct, kw_only=True, frozen=True):
-    """What a plan does at one rate of requests."""
+class PlanMetrics(msgspec.Struct, kw_only=True, frozen=True):
+    """Throughput, latency and cost of a plan at one request rate."""
 
     request_rate: float
     output_throughput: float  # tokens/s
-    output_throughput_per_gpu: float  # of the GPUs that were given, or with a rate of those that are used
+    output_throughput_per_gpu: float  # of all GPUs that are given; of those in use where a rate is given
     output_throughput_per_user: float
     ttft_ms: float  # means
     tpot_ms: float
@@ -51,38 +63,31 @@ class Figures(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Candidate(msgspec.Struct, kw_only=True):
-    """A plan: what runs where, what its means say, and what the simulation says."""
+    """A plan in the result: its pools, its estimated metrics (``priced``), and its simulation if it had one."""
 
     gpu: str
     mode: str  # aggregated, disaggregated
-    pools: list[Pool]
+    pools: list[PoolSpec]
     gpus: int
     idle_gpus: int
-    priced: Figures
-    simulated: Figures | None = None
-    trial: Trial | None = None
+    priced: PlanMetrics  # estimated from steady-state means
+    simulated: PlanMetrics | None = None
+    trial: SimulationResult | None = None
     simulations: int = 0
-    verdict: str = ""  # wins, holds (what was promised), beaten (where it would be as good), fails, misses
+    verdict: str = ""  # wins, holds (the limits), beaten (where it would be as good), fails, misses
     reason: str = ""  # why it is not the winner, where that takes a sentence
 
     @property
     def label(self) -> str:
-        """``8 × tp2 fp8, KV fp8``"""
-        first, *rest = self.pools
-        if not rest:
-            return f"{first.replicas} × {first.layout} {precision(first)}"
-        return f"{first.replicas} × {first.layout} → {rest[0].replicas} × {rest[0].layout} {precision(first)}"
-
-
-def precision(pool: Pool) -> str:
-    """Weights and cache in words: ``fp8, KV bf16``"""
-    return f"{pool.quantization}, KV {pool.kv_cache_dtype}"
+        """``8 × tp2 fp8, KV fp8``, or of two pools ``2 × tp1 → 3 × tp2 fp8, KV fp8``"""
+        precision = precision_label(self.pools[0].quantization, self.pools[0].kv_cache_dtype)
+        return f"{' → '.join(f'{pool.replicas} × {pool.layout}' for pool in self.pools)} {precision}"
 
 
 class Relaxation(msgspec.Struct, kw_only=True, frozen=True):
-    """One change that would make a plan possible, found by trying it."""
+    """One change to the request with which another search has a winner."""
 
-    change: str
+    change: str  # in the words of the command line: --num-gpus 16
     plan: str
     simulated: bool  # whether the simulator has confirmed it
 
@@ -103,8 +108,8 @@ class Search(msgspec.Struct, kw_only=True):
     winner: Candidate | None
     why: list[str]  # sentences
     margin: dict[str, float]  # of the winner: to each limit, and to the runner-up; shares
-    plans: list[Candidate]  # the best ones, simulated: the winner, those that hold, those that are beaten
-    rejected: list[Candidate]  # the best-looking ones that are not possible
+    plans: list[Candidate]  # simulated: the winner, those that hold, those that are beaten
+    rejected: list[Candidate]  # the plans with the highest throughput among those that are not possible
     rejections: dict[str, int]  # reason -> plans
     front: list[dict[str, Any]]
     space: dict[str, Any]

@@ -7,69 +7,61 @@ from __future__ import annotations
 
 import json
 import shlex
-from typing import Any
+from typing import Any, NamedTuple
 
+from ..base.units import ceil_div
 from ..specs.structs import Speculation
-from .objective import Aim, Traffic
-from .search_result import Candidate, Pool
+from .objective import Objective, Traffic
+from .search_result import Candidate, PoolSpec
 
 VLLM, SGLANG, TRTLLM, BENCH = "vllm", "sglang", "trtllm", "bench"
 _PORT = 8000
 
 
-def commands(
-    plan: Candidate,
-    model: str,
-    *,
-    own: bool,
-    own_cache: bool,
-    longest: int,
-    per_node: int,
-    speculation: Speculation | None,
-) -> dict[str, list[str]]:
-    """Lines of a shell by engine. ``own``: weights are as the checkpoint has them; ``own_cache``: so is the cache."""
-    words = _Words(model, own, own_cache, -(-longest // 256) * 256, per_node, speculation)
+class ServedModel(NamedTuple):
+    """What the commands of all pools have in common."""
+
+    name: str  # a Hugging Face id or a path
+    own_quantization: bool  # weights are as the checkpoint has them
+    own_kv_cache_dtype: bool  # so is the KV cache
+    max_model_len: int
+    gpus_per_node: int
+    speculation: Speculation | None = None
+
+
+def commands(plan: Candidate, model: ServedModel) -> dict[str, list[str]]:
+    """Lines of a shell by engine: ``commands(plan, model)["vllm"]  # ['# 2 × this, …', 'vllm serve …']``"""
     return {
-        engine: [line for pool in plan.pools for line in _pool(engine, pool, words)] + _front(engine, plan)
+        engine: [line for pool in plan.pools for line in _pool(engine, pool, model)] + _router(engine, plan)
         for engine in (VLLM, SGLANG, TRTLLM)
     }
 
 
-class _Words:
-    """What the commands of all pools have in common."""
-
-    def __init__(
-        self, model: str, own: bool, own_cache: bool, longest: int, per_node: int, speculation: Speculation | None
-    ) -> None:
-        self.model, self.own, self.own_cache, self.longest = model, own, own_cache, longest
-        self.per_node, self.speculation = per_node, speculation
-
-
-def _pool(engine: str, pool: Pool, words: _Words) -> list[str]:
-    nodes = -(-pool.gpus // words.per_node)
+def _pool(engine: str, pool: PoolSpec, model: ServedModel) -> list[str]:
+    """A comment and the command of one server of a pool."""
+    nodes = ceil_div(pool.gpus, model.gpus_per_node)
     verb = {"both": "serves", "prefill": "reads prompts", "decode": "answers"}[pool.role]
     gpus = f"{pool.gpus} GPU{'s' if pool.gpus > 1 else ''}"
     where = f"{gpus} over {nodes} nodes, once a node with its NODE_RANK" if nodes > 1 else gpus
-    note = f"# {pool.replicas} × this, each on {where}: {verb}"
-    built = {VLLM: _vllm, SGLANG: _sglang, TRTLLM: _trtllm}[engine](pool, words, nodes)
-    return [note, *built]
+    build = {VLLM: _vllm, SGLANG: _sglang, TRTLLM: _trtllm}[engine]
+    return [f"# {pool.replicas} × this, each on {where}: {verb}", *build(pool, model, nodes)]
 
 
-def _vllm(pool: Pool, words: _Words, nodes: int) -> list[str]:
+def _vllm(pool: PoolSpec, model: ServedModel, nodes: int) -> list[str]:
     flags = [*_sizes(pool, ("--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size"))]
     flags += ["--enable-expert-parallel"] if pool.enable_expert_parallel else []
-    flags += [] if words.own else ["--quantization", pool.quantization]
-    flags += [] if words.own_cache else ["--kv-cache-dtype", pool.kv_cache_dtype]
+    flags += [] if model.own_quantization else ["--quantization", pool.quantization]
+    flags += [] if model.own_kv_cache_dtype else ["--kv-cache-dtype", pool.kv_cache_dtype]
     flags += [
         "--max-model-len",
-        words.longest,
+        model.max_model_len,
         "--max-num-batched-tokens",
         pool.max_num_batched_tokens,
         "--max-num-seqs",
         pool.max_num_seqs,
     ]
-    if words.speculation is not None:
-        flags += ["--speculative-config", json.dumps(_drafting(words.speculation))]
+    if model.speculation is not None:
+        flags += ["--speculative-config", json.dumps(_speculative_config(model.speculation))]
     before: list[Any] = []
     if pool.role != "both":
         role = {"prefill": "kv_producer", "decode": "kv_consumer"}[pool.role]
@@ -90,32 +82,32 @@ def _vllm(pool: Pool, words: _Words, nodes: int) -> list[str]:
         ]
     elif nodes > 1:
         flags += ["--nnodes", nodes, "--node-rank", "$NODE_RANK", "--master-addr", "$HEAD_IP"]
-    lines = [_line(*before, "vllm", "serve", words.model, *flags)]
+    lines = [_line(*before, "vllm", "serve", model.name, *flags)]
     return [*lines, "# nodes after the first: add --headless"] if nodes > 1 else lines
 
 
-def _sglang(pool: Pool, words: _Words, nodes: int) -> list[str]:
+def _sglang(pool: PoolSpec, model: ServedModel, nodes: int) -> list[str]:
     tp, pp, dp = pool.tensor_parallel_size, pool.pipeline_parallel_size, pool.data_parallel_size
-    flags: list[Any] = ["--model-path", words.model, "--tp-size", tp * dp]  # its tp counts all ranks of a stage
+    flags: list[Any] = ["--model-path", model.name, "--tp-size", tp * dp]  # its tp counts all ranks of a stage
     flags += ["--pp-size", pp] if pp > 1 else []
     flags += ["--dp-size", dp, "--enable-dp-attention"] if dp > 1 else []
     flags += ["--ep-size", tp * dp] if pool.enable_expert_parallel else []
-    flags += [] if words.own else ["--quantization", pool.quantization]
+    flags += [] if model.own_quantization else ["--quantization", pool.quantization]
     flags += (
         []
-        if words.own_cache
+        if model.own_kv_cache_dtype
         else ["--kv-cache-dtype", "fp8_e4m3" if pool.kv_cache_dtype == "fp8" else pool.kv_cache_dtype]
     )
     flags += [
         "--context-length",
-        words.longest,
+        model.max_model_len,
         "--chunked-prefill-size",
         pool.max_num_batched_tokens,
         "--max-running-requests",
         pool.max_num_seqs * dp,
     ]
-    if words.speculation is not None and words.speculation.method == "mtp":
-        count = words.speculation.num_speculative_tokens
+    if model.speculation is not None and model.speculation.method == "mtp":
+        count = model.speculation.num_speculative_tokens
         flags += [
             "--speculative-algorithm",
             "EAGLE",
@@ -133,22 +125,22 @@ def _sglang(pool: Pool, words: _Words, nodes: int) -> list[str]:
     return [_line("python", "-m", "sglang.launch_server", *flags, "--port", "$PORT")]
 
 
-def _trtllm(pool: Pool, words: _Words, nodes: int) -> list[str]:
+def _trtllm(pool: PoolSpec, model: ServedModel, nodes: int) -> list[str]:
     tp, pp, dp = pool.tensor_parallel_size, pool.pipeline_parallel_size, pool.data_parallel_size
     if tp > 1 and dp > 1:
         return ["# TensorRT-LLM has no such layout: its attention is tensor parallel or data parallel, not both"]
     extra = ["enable_attention_dp: true"] if dp > 1 else []
-    kept = {} if words.own_cache else {"dtype": pool.kv_cache_dtype}
+    kept = {} if model.own_kv_cache_dtype else {"dtype": pool.kv_cache_dtype}
     extra += [f"kv_cache_config: {json.dumps(kept)}"] if kept else []
     extra += ["enable_chunked_prefill: true"]
     extra += ['cache_transceiver_config: {"backend": "DEFAULT"}'] if pool.role != "both" else []
     extra += ["disable_overlap_scheduler: true"] if pool.role == "prefill" else []
-    if words.speculation is not None and words.speculation.method == "mtp":
-        count = words.speculation.num_speculative_tokens
+    if model.speculation is not None and model.speculation.method == "mtp":
+        count = model.speculation.num_speculative_tokens
         extra.append(f'speculative_config: {{"decoding_type": "MTP", "max_draft_len": {count}}}')
     name = f"extra_{pool.role}.yaml"
     flags = [
-        words.model,
+        model.name,
         "--tp_size",
         tp * dp,
         *(["--pp_size", pp] if pp > 1 else []),
@@ -158,19 +150,23 @@ def _trtllm(pool: Pool, words: _Words, nodes: int) -> list[str]:
         "--max_num_tokens",
         pool.max_num_batched_tokens,
         "--max_seq_len",
-        words.longest,
+        model.max_model_len,
         "--extra_llm_api_options",
         name,
         "--port",
         "$PORT",
     ]
-    lines = [f"printf '%s\\n' {' '.join(shlex.quote(word) for word in extra)} > {name}"]
-    lines += [] if words.own else [f"# the model must be a checkpoint in {pool.quantization}: it does not convert one"]
+    lines = [f"printf '%s\\n' {' '.join(shlex.quote(line) for line in extra)} > {name}"]
+    lines += (
+        []
+        if model.own_quantization
+        else [f"# the model must be a checkpoint in {pool.quantization}: it does not convert one"]
+    )
     return [*lines, _line("trtllm-serve", *flags)]
 
 
-def _front(engine: str, plan: Candidate) -> list[str]:
-    """What stands before the servers, where there are several."""
+def _router(engine: str, plan: Candidate) -> list[str]:
+    """The router before the servers, where there are several."""
     split = len(plan.pools) > 1
     if not split:
         return ["# before them, a router that deals requests out in turn"] if plan.pools[0].replicas > 1 else []
@@ -181,8 +177,8 @@ def _front(engine: str, plan: Candidate) -> list[str]:
             "$DECODE_PORTS"
         ]
     if engine == SGLANG:
-        every = [(pool.role, n + 1) for pool in plan.pools for n in range(pool.replicas)]
-        urls = " ".join(f"--{role} http://${role.upper()}_{n}" for role, n in every)
+        servers = [(pool.role, n + 1) for pool in plan.pools for n in range(pool.replicas)]
+        urls = " ".join(f"--{role} http://${role.upper()}_{n}" for role, n in servers)
         return [f"python -m sglang_router.launch_router --pd-disaggregation {urls} --port {_PORT}"]
     return [
         "# disagg_config.yaml has context_servers and generation_servers, each with num_instances and urls",
@@ -190,7 +186,9 @@ def _front(engine: str, plan: Candidate) -> list[str]:
     ]
 
 
-def bench(model: str, traffic: Traffic, aim: Aim, rate: float, count: int, trace: str | None) -> list[str]:
+def bench(
+    model: str, traffic: Traffic, objective: Objective, *, request_rate: float, num_prompts: int, trace: str | None
+) -> list[str]:
     """The benchmark of vLLM that checks a plan at a rate: ``vllm bench serve …``; goodput is said in ms."""
     flags: list[Any] = [
         "--model",
@@ -198,9 +196,9 @@ def bench(model: str, traffic: Traffic, aim: Aim, rate: float, count: int, trace
         "--base-url",
         f"http://localhost:{_PORT}",
         "--request-rate",
-        f"{rate:.4g}",
+        f"{request_rate:.4g}",
         "--num-prompts",
-        count,
+        num_prompts,
     ]
     if trace is None:
         flags += ["--dataset-name", "random", "--random-input-len", round(traffic.input_len - traffic.prefix_len)]
@@ -209,23 +207,26 @@ def bench(model: str, traffic: Traffic, aim: Aim, rate: float, count: int, trace
         flags += ["--burstiness", f"{traffic.burstiness:g}"] if traffic.burstiness != 1 else []
     else:
         flags += ["--dataset-name", "custom", "--dataset-path", trace]
-    if aim.limits:
-        flags += ["--goodput", *(f"{name}:{limit * 1e3:g}" for name, limit in aim.limits.items())]
+    if objective.slo:
+        flags += ["--goodput", *(f"{name}:{limit * 1e3:g}" for name, limit in objective.slo.items())]
     flags += ["--percentile-metrics", "ttft,tpot,e2el", "--metric-percentiles", "50,90,99"]
     lines = [_line("vllm", "bench", "serve", *flags)]
     return lines if trace is None else ["# its prompts, as the custom dataset of vLLM wants them", *lines]
 
 
-def _sizes(pool: Pool, names: tuple[str, str, str]) -> list[Any]:
+def _sizes(pool: PoolSpec, names: tuple[str, str, str]) -> list[Any]:
+    """Flags of the parallel sizes above 1."""
     sizes = (pool.tensor_parallel_size, pool.pipeline_parallel_size, pool.data_parallel_size)
-    return [word for name, size in zip(names, sizes, strict=True) if size > 1 for word in (name, size)]
+    return [part for name, size in zip(names, sizes, strict=True) if size > 1 for part in (name, size)]
 
 
-def _drafting(speculation: Speculation) -> dict[str, Any]:
-    found: dict[str, Any] = {"method": speculation.method, "num_speculative_tokens": speculation.num_speculative_tokens}
-    return {**found, "model": speculation.model} if speculation.model else found
+def _speculative_config(speculation: Speculation) -> dict[str, Any]:
+    """The value of vLLM's --speculative-config."""
+    config: dict[str, Any] = {"method": speculation.method}
+    config["num_speculative_tokens"] = speculation.num_speculative_tokens
+    return {**config, "model": speculation.model} if speculation.model else config
 
 
-def _line(*words: Any) -> str:
+def _line(*parts: Any) -> str:
     """One command; what stands for a value of the user's machine keeps its dollar."""
-    return " ".join(str(word) if "$" in str(word) else shlex.quote(str(word)) for word in words)
+    return " ".join(str(part) if "$" in str(part) else shlex.quote(str(part)) for part in parts)

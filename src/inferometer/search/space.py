@@ -1,30 +1,33 @@
 """Every server that could be started: layouts, precisions, GPU types; and why the others cannot.
 
-A server is one engine on its own GPUs. A plan is one or more of them: replicas alike, or pools that read and answer.
+A server is one engine on its own GPUs. A plan is one or more of them: identical replicas, or a pool for prefill and a
+pool for decode.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
 from ..base import ranges
 from ..base.errors import BadValue, check_int
+from ..base.units import ceil_div
 from ..costs import parallelism, precision
 from ..costs.binding import BoundPlan
 from ..inference.latency import draft_reason
 from ..inference.request import Request, build_request
 from ..specs import catalog
-from ..specs.structs import Hardware
+from ..specs.structs import Hardware, Plan
+from .objective import Objective, Traffic
 
-BUDGETS = (2048, 4096, 8192, 16384)  # --max-num-batched-tokens
-SEQUENCES = (32, 64, 128, 256, 512)  # --max-num-seqs; the engine's own default is tried, too
+MAX_NUM_BATCHED_TOKENS = (2048, 4096, 8192, 16384)  # tried beside the engine's own default
+MAX_NUM_SEQS = (32, 64, 128, 256, 512)
 
 
 class Layout(NamedTuple):
-    """How a model lies on the GPUs of one server; dp > 1 only where its ranks meet at the experts."""
+    """Parallel sizes of one server; dp > 1 only where its ranks meet at the experts."""
 
     tp: int
     pp: int
@@ -37,8 +40,21 @@ class Layout(NamedTuple):
         return self.tp * self.pp * self.dp
 
     def __str__(self) -> str:
-        words = [f"{name}{size}" for name, size in (("tp", self.tp), ("pp", self.pp), ("dp", self.dp)) if size > 1]
-        return "·".join([*(words or ["tp1"]), *(["ep"] if self.ep else [])])
+        sizes = [f"{name}{size}" for name, size in (("tp", self.tp), ("pp", self.pp), ("dp", self.dp)) if size > 1]
+        return "·".join([*(sizes or ["tp1"]), *(["ep"] if self.ep else [])])
+
+
+def precision_label(quantization: str, kv_cache_dtype: str) -> str:
+    """``fp8, KV bf16``"""
+    return f"{quantization}, KV {kv_cache_dtype}"
+
+
+class ServerKind(NamedTuple):
+    """What servers that send KV caches to each other must have in common."""
+
+    gpu: str
+    quantization: str
+    kv_cache_dtype: str
 
 
 class Server(NamedTuple):
@@ -47,51 +63,57 @@ class Server(NamedTuple):
     gpu: str  # as it was given
     request: Request  # with the plan of its layout; limits of a step are still the engine's defaults
     layout: Layout
-    given: tuple[str | None, str] = (None, "auto")  # precision and cache in the words of a request
+    quantization_arg: str | None = None  # as `build_request` takes it; None: the checkpoint's own
+    kv_cache_dtype_arg: str = "auto"
 
     @property
-    def kind(self) -> tuple[str, str, str]:
-        """What servers that hand caches to each other must have in common: GPU, precision, cache."""
-        return self.gpu, self.request.plan.quantization, self.request.plan.kv_cache_dtype
+    def kind(self) -> ServerKind:
+        """GPU and precisions."""
+        return ServerKind(self.gpu, self.request.plan.quantization, self.request.plan.kv_cache_dtype)
 
-    def words(self) -> dict[str, Any]:
-        """The server in the words of a request, but for limits of a step."""
-        tp, pp, dp, ep = self.layout
-        quantization, cache = self.given
+    def request_kwargs(self) -> dict[str, Any]:
+        """The server as keywords of `build_request`, but for the limits of a step."""
         return {
             "gpu": self.gpu,
-            "tensor_parallel_size": tp,
-            "pipeline_parallel_size": pp,
-            "data_parallel_size": dp,
-            "enable_expert_parallel": ep,
-            "quantization": quantization,
-            "kv_cache_dtype": cache,
+            "tensor_parallel_size": self.layout.tp,
+            "pipeline_parallel_size": self.layout.pp,
+            "data_parallel_size": self.layout.dp,
+            "enable_expert_parallel": self.layout.ep,
+            "quantization": self.quantization_arg,
+            "kv_cache_dtype": self.kv_cache_dtype_arg,
         }
 
     def bind(self) -> BoundPlan:
-        """Ready to be priced, for sequences of all lengths."""
-        found = self.request.bind()
-        return found._replace(env={**found.env, "uniform_lengths": 0.0})
+        """Ready for estimates, for batches of sequences of all lengths."""
+        bound_plan = self.request.bind()
+        return bound_plan._replace(env={**bound_plan.env, "uniform_lengths": 0.0})
+
+
+class RejectedServer(NamedTuple):
+    """A server that cannot be started: an illegal layout, or one that does not fit in memory."""
+
+    server: Server
+    reason: str
+    needed_bytes: float = 0.0  # on its fullest GPU, where that is the reason
 
 
 class Space(NamedTuple):
-    """What is searched, axis by axis."""
+    """The axes that are searched."""
 
     gpus: tuple[str, ...]
     num_gpus: int
-    sizes: tuple[int, ...]  # of tp, pp and dp
     tp: tuple[int, ...]
     pp: tuple[int, ...]
     dp: tuple[int, ...]
     ep: tuple[bool, ...]
     quantizations: tuple[str | None, ...]
     kv_cache_dtypes: tuple[str, ...]
-    budgets: tuple[int, ...]
-    sequences: tuple[int, ...]
+    max_num_batched_tokens: tuple[int, ...]
+    max_num_seqs: tuple[int, ...]
     modes: tuple[str, ...]  # aggregated, disaggregated
-    words: dict[str, Any]  # of `request`, the same for all
+    request_kwargs: dict[str, Any]  # of `build_request`, the same for all servers
 
-    def stated(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The axes as the result shows them."""
         return {
             "gpu": list(self.gpus),
@@ -102,13 +124,22 @@ class Space(NamedTuple):
             "enable_expert_parallel": list(self.ep),
             "quantization": [q or "as it is" for q in self.quantizations],
             "kv_cache_dtype": list(self.kv_cache_dtypes),
-            "max_num_batched_tokens": list(self.budgets),
-            "max_num_seqs": list(self.sequences),
+            "max_num_batched_tokens": list(self.max_num_batched_tokens),
+            "max_num_seqs": list(self.max_num_seqs),
             "mode": list(self.modes),
         }
 
 
-def space(
+class Problem(NamedTuple):
+    """What all parts of a search need to know: which servers may be used, for which requests, to which end."""
+
+    model: str
+    space: Space
+    traffic: Traffic
+    objective: Objective
+
+
+def build_space(
     model: str,
     gpus: Sequence[str],
     num_gpus: int,
@@ -122,55 +153,40 @@ def space(
     kv_cache_dtype: Any = None,
     max_num_batched_tokens: Any = None,
     max_num_seqs: Any = None,
-    **words: Any,
+    **request_kwargs: Any,
 ) -> Space:
-    """The axes: what was given, or what is worth trying. Words that are none of them go to every request."""
-    count = check_int("--num-gpus", num_gpus, most=1024)
-    sizes = sizes_of(count)
-    first = build_request(model, gpus[0], **words)
+    """The axes: the values that are given, or those worth trying. Other keywords go to every `build_request`.
+
+    ``build_space("llama-3.1-8b", ["h200"], 4, modes=("aggregated",), tensor_parallel_size=[1, 2]).tp  # (1, 2)``
+    """
+    count = check_int("num_gpus", num_gpus, most=1024)
+    first = build_request(model, gpus[0], **request_kwargs)
     if first.model.kind != "decoder":
         raise BadValue(f"{first.model.name} is a {first.model.kind} model: only a decoder answers requests with tokens")
-    mixture = any(op.kind == "moe" for block in first.model.blocks for op in block.ops)
-    flags = {
-        "tp": ("--tensor-parallel-size", tensor_parallel_size),
-        "pp": ("--pipeline-parallel-size", pipeline_parallel_size),
-        "dp": ("--data-parallel-size", data_parallel_size),
-    }
-    chosen = {word: sizes if given is None else _whole(flag, given, count) for word, (flag, given) in flags.items()}
-    if data_parallel_size is None and not mixture:
-        chosen["dp"] = (1,)  # replicas of a dense model never speak to each other: they are servers of their own
-    given = enable_expert_parallel
-    spread = ranges.switches("--enable-expert-parallel", given) if given is not None else None
+    moe = any(op.kind == "moe" for block in first.model.blocks for op in block.ops)
+    tp = _sizes("tensor_parallel_size", tensor_parallel_size, count)
+    pp = _sizes("pipeline_parallel_size", pipeline_parallel_size, count)
+    dp = _sizes("data_parallel_size", data_parallel_size, count)
+    if data_parallel_size is None and not moe:
+        dp = (1,)  # data-parallel ranks of a dense model never communicate: they are servers of their own
+    ep: tuple[bool, ...] = (False, True) if moe else (False,)
+    if enable_expert_parallel is not None:
+        ep = ranges.switches("`enable_expert_parallel`", enable_expert_parallel)
     engine = first.engine
-    budgets = _limits("--max-num-batched-tokens", max_num_batched_tokens, (*BUDGETS, engine.max_num_batched_tokens))
-    sequences = _limits("--max-num-seqs", max_num_seqs, (*SEQUENCES, engine.max_num_seqs))
-    own = precision.summary(first.roles, first.plan.dtype)
-    devices = [catalog.hardware(gpu) for gpu in gpus]
-    eight = any("fp8" in device.flops for device in devices)
-    quantizations: tuple[str | None, ...] = (None, "fp8") if own in catalog.UNQUANTIZED and eight else (None,)
-    if quantization is not None:
-        quantizations = tuple(
-            dict.fromkeys(
-                catalog.precision(q, "quantization").name for q in ranges.choices("--quantization", quantization)
-            )
-        )
-    caches = ("auto", "fp8") if eight and first.plan.kv_cache_dtype != "fp8" else ("auto",)
-    if kv_cache_dtype is not None:
-        caches = ranges.choices("--kv-cache-dtype", kv_cache_dtype)
+    token_budgets = (*MAX_NUM_BATCHED_TOKENS, engine.max_num_batched_tokens)
     return Space(
-        tuple(gpus),
-        count,
-        sizes,
-        chosen["tp"],
-        chosen["pp"],
-        chosen["dp"],
-        spread or ((False, True) if mixture else (False,)),
-        quantizations,
-        caches,
-        budgets,
-        sequences,
-        modes,
-        words,
+        gpus=tuple(gpus),
+        num_gpus=count,
+        tp=tp,
+        pp=pp,
+        dp=dp,
+        ep=ep,
+        max_num_batched_tokens=_limits("max_num_batched_tokens", max_num_batched_tokens, token_budgets),
+        max_num_seqs=_limits("max_num_seqs", max_num_seqs, (*MAX_NUM_SEQS, engine.max_num_seqs)),
+        quantizations=_quantizations(first, gpus, quantization),
+        kv_cache_dtypes=_kv_cache_dtypes(first, gpus, kv_cache_dtype),
+        modes=modes,
+        request_kwargs=request_kwargs,
     )
 
 
@@ -179,14 +195,38 @@ def sizes_of(num_gpus: int) -> tuple[int, ...]:
     return tuple(n for n in range(1, num_gpus + 1) if n & (n - 1) == 0 or num_gpus % n == 0)
 
 
-def _whole(flag: str, given: Any, most: int) -> tuple[int, ...]:
-    return tuple(check_int(flag, n, most=most) for n in ranges.numbers(flag, given, whole=True))
-
-
-def _limits(flag: str, given: Any, usual: tuple[int, ...]) -> tuple[int, ...]:
+def _sizes(name: str, given: Any, num_gpus: int) -> tuple[int, ...]:
+    """Sizes of one parallel axis: those given, or all that may be useful."""
     if given is None:
-        return tuple(sorted(set(usual)))
-    return tuple(sorted(check_int(flag, n) for n in ranges.numbers(flag, given, whole=True)))
+        return sizes_of(num_gpus)
+    return tuple(check_int(name, n, most=num_gpus) for n in ranges.numbers(f"`{name}`", given, whole=True))
+
+
+def _limits(name: str, given: Any, default: tuple[int, ...]) -> tuple[int, ...]:
+    """Values of one limit of the engine's step, rising."""
+    if given is None:
+        return tuple(sorted(set(default)))
+    return tuple(sorted(check_int(name, n) for n in ranges.numbers(f"`{name}`", given, whole=True)))
+
+
+def _multiplies_fp8(gpus: Sequence[str]) -> bool:
+    return any("fp8" in catalog.hardware(gpu).flops for gpu in gpus)
+
+
+def _quantizations(request: Request, gpus: Sequence[str], given: Any) -> tuple[str | None, ...]:
+    """Precisions of weights: those given; else the checkpoint's own, and fp8 where that is plain and a GPU has it."""
+    if given is not None:
+        names = ranges.choices("`quantization`", given)
+        return tuple(dict.fromkeys(catalog.precision(name, "quantization").name for name in names))
+    unquantized = precision.summary(request.roles, request.plan.dtype) in catalog.UNQUANTIZED
+    return (None, "fp8") if unquantized and _multiplies_fp8(gpus) else (None,)
+
+
+def _kv_cache_dtypes(request: Request, gpus: Sequence[str], given: Any) -> tuple[str, ...]:
+    """Precisions of the KV cache: those given; else the model's own, and fp8 if a GPU has it."""
+    if given is not None:
+        return ranges.choices("`kv_cache_dtype`", given)
+    return ("auto", "fp8") if _multiplies_fp8(gpus) and request.plan.kv_cache_dtype != "fp8" else ("auto",)
 
 
 def layouts(space: Space) -> list[Layout]:
@@ -201,51 +241,53 @@ def layouts(space: Space) -> list[Layout]:
     ]
 
 
-def servers(space: Space, model: str) -> tuple[list[Server], list[tuple[Server, str]]]:
-    """Those that are legal, and those that are not, each with its reason."""
-    able: list[Server] = []
-    illegal: list[tuple[Server, str]] = []
+def servers(space: Space, model: str) -> tuple[list[Server], list[RejectedServer]]:
+    """The legal servers of a space, and the illegal ones: ``legal, illegal = servers(space, "llama-3.1-8b")``"""
+    legal: list[Server] = []
+    illegal: list[RejectedServer] = []
+    for server in _server_kinds(space, model):
+        device = server.request.device
+        no_fp8 = _lacks_fp8(device, server.quantization_arg, server.kv_cache_dtype_arg)
+        for layout in layouts(space):
+            plan = _plan_of(server.request, layout, space.request_kwargs.get("gpus_per_node"))
+            one = server._replace(request=server.request._replace(plan=plan), layout=layout)
+            reason = no_fp8 or parallelism.illegal_reason(one.request.model, plan, device)
+            if not reason and plan.speculation is not None:
+                reason = draft_reason(one.request.bind())
+            if reason:
+                illegal.append(RejectedServer(one, reason))
+            else:
+                legal.append(one)
+    return legal, illegal
+
+
+def _server_kinds(space: Space, model: str) -> Iterator[Server]:
+    """One server of every GPU and precision, on one GPU. All share one model, so that its blocks are cached once."""
     network = None
     for gpu in space.gpus:
-        seen: set[tuple[str, str]] = set()
+        seen: set[ServerKind] = set()
         for quantization in space.quantizations:
             for cache in space.kv_cache_dtypes:
-                request = build_request(model, gpu, quantization=quantization, kv_cache_dtype=cache, **space.words)
-                kind = (request.plan.quantization, request.plan.kv_cache_dtype)
-                if kind in seen:  # "as it is" may be what was asked for by name, too
-                    continue
-                seen.add(kind)
+                kwargs = {"quantization": quantization, "kv_cache_dtype": cache, **space.request_kwargs}
+                request = build_request(model, gpu, **kwargs)
                 network = network or request.model
-                request = request._replace(model=network)  # one object: what is remembered about its blocks serves all
-                why_not = _unable(request.device, quantization, cache)
-                for layout in layouts(space):
-                    server = Server(
-                        gpu,
-                        request._replace(plan=_laid_out(request, layout, space.words)),
-                        layout,
-                        (quantization, cache),
-                    )
-                    why = why_not or parallelism.illegal_reason(network, server.request.plan, request.device)
-                    if not why and request.plan.speculation is not None:
-                        why = draft_reason(server.request.bind())
-                    if why:
-                        illegal.append((server, why))
-                    else:
-                        able.append(server)
-    return able, illegal
+                server = Server(gpu, request._replace(model=network), Layout(1, 1, 1, False), quantization, cache)
+                if server.kind not in seen:  # the checkpoint's own precision may have been given by name, too
+                    seen.add(server.kind)
+                    yield server
 
 
-def _unable(device: Hardware, quantization: str | None, cache: str) -> str:
-    """Why a device is not tried with a precision that it would have to convert; empty if it is."""
-    for word, what in ((quantization, "weights"), (cache, "KV cache")):
-        if word == "fp8" and "fp8" not in device.flops:
+def _lacks_fp8(device: Hardware, quantization: str | None, kv_cache_dtype: str) -> str:
+    """Why a device is not tried with fp8, which it would have to convert; empty if it is."""
+    for name, what in ((quantization, "weights"), (kv_cache_dtype, "KV cache")):
+        if name == "fp8" and "fp8" not in device.flops:
             return f"{device.name} does not multiply in fp8, which the {what} would be in"
     return ""
 
 
-def _laid_out(request: Request, layout: Layout, words: dict[str, Any]) -> Any:
+def _plan_of(request: Request, layout: Layout, gpus_per_node: int | None) -> Plan:
     """The plan of a layout, on as many nodes as it needs."""
-    per_node = words.get("gpus_per_node") or parallelism.gpus_per_nvlink_domain(request.device, layout.gpus)
+    per_node = gpus_per_node or parallelism.gpus_per_nvlink_domain(request.device, layout.gpus)
     return msgspec.structs.replace(
         request.plan,
         tensor_parallel_size=layout.tp,
@@ -253,5 +295,5 @@ def _laid_out(request: Request, layout: Layout, words: dict[str, Any]) -> Any:
         data_parallel_size=layout.dp,
         enable_expert_parallel=layout.ep,
         gpus_per_node=per_node,
-        nodes=-(-layout.gpus // per_node),
+        nodes=ceil_div(layout.gpus, per_node),
     )

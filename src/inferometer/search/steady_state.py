@@ -1,308 +1,297 @@
-"""Seconds and bytes of pipeline stages, for one set of steps and every depth of pipeline: each block is priced once.
+"""The steady state of continuous batching, as means: what a server's users see while d sequences decode.
 
-A stage is a few layers of each block. So a model cut into 16 stages costs no more to price than the whole: its blocks
-are priced for one layer and counted.
+With d sequences decoding and answers of O tokens, every step ends λ = d·accepted/(O-1) answers, so that in the steady
+state λ prompts arrive per step. A step is either decode alone, or decode and chunks of prompts ("mixed"); how often the
+second happens follows from λ and the token budget. So a mean step, and with it TPOT, throughput and TTFT, are functions
+of d: no queue is simulated here. Percentiles come from formulas for queues (`mean_wait`, `even_arrivals`,
+`wait_at_share`) and, for the plans that matter, from the simulator.
+
+Arrays have the axes ``[server, token_budget, seqs, load]``, of which each has some: a load is a number d of decoding
+sequences, a token budget a value of ``max_num_batched_tokens``.
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 
-from ..base.cache import cache_by_identity
-from ..base.symbols import Value
-from ..costs import host, roofline
-from ..costs.binding import BoundPlan, calibration_factor, padded_env, stage_plans, step_env, step_seconds
+from ..costs.binding import BoundPlan, step_seconds
 from ..costs.step import Group, Step
-from ..inference import memory
 from ..inference.latency import draft_plan, frontend_seconds
-from ..network.graph import Block
 from ..specs.structs import Engine, Plan
 from .objective import Traffic
+from .stage_costs import StageSeconds, distinct_stages
+
+MIXED_BATCHING = ("vllm", "sarathi", "trtllm")  # schedulers with steps of prefill and decode at once
+MAX_UTILIZATION = 0.999  # a queue of prompts is never longer than at this utilization of the token budget
 
 
-class Stage(NamedTuple):
-    """A part of the model that some stages have alike."""
+class LoadGrid(NamedTuple):
+    """The steps of all loads of one micro-batch of a server; they depend on requests and engine, not on the layout."""
 
-    bound_plan: BoundPlan
-    alike: int  # stages that are like this one
-
-
-def distinct(bound_plan: BoundPlan) -> list[Stage]:
-    """The stages of a setup's pipeline, those that are alike once."""
-    found: dict[tuple[tuple[int, int], ...], Stage] = {}
-    for part in stage_plans(bound_plan):
-        key = tuple((id(block.ops), block.count) for block in part.model.blocks)
-        known = found.get(key)
-        found[key] = Stage(known.bound_plan if known else part, known.alike + 1 if known else 1)
-    return list(found.values())
-
-
-@cache_by_identity(2000)
-def _single(block: Block) -> Block:
-    """One layer of a block."""
-    return msgspec.structs.replace(block, layers=block.layers[:1])
+    decoding: np.ndarray  # [load] d, sequences that decode in one micro-batch
+    token_budgets: np.ndarray  # [token_budget]
+    input_len: float  # tokens of a prompt
+    new_tokens: float  # those of them that are computed, not cached
+    context: float  # mean tokens before a decoded token
+    decode_tokens: float  # tokens of an answer after the first
+    arrivals_per_step: np.ndarray  # [load] λ
+    mixed_step_ratio: np.ndarray  # [token_budget, load] steps with prompts per decode step
+    chunks_per_prompt: np.ndarray  # [token_budget, load]
+    prefill_budget: np.ndarray  # [token_budget, load] tokens of a step that prompts may have
+    mixed_batches: bool  # whether decode goes on in steps with prompts
+    accepted_per_step: float  # tokens that a sequence gains by a decode step
+    step: Step  # all steps in one array: decode [load], mixed [token_budget·load], one prompt, a full budget
 
 
-class Priced:
-    """A layout's blocks under some steps: ``Priced(setup, step).seconds(distinct(setup))``"""
-
-    def __init__(self, bound_plan: BoundPlan, step: Step) -> None:
-        self.bound_plan = bound_plan
-        self.sums = step_env(bound_plan, step)
-        self.run = padded_env(bound_plan, self.sums)
-        self.known: dict[int, Value] = {}
-
-    def kernels(self, stage: BoundPlan) -> Value:
-        """Seconds of a stage's kernels. What is sent between stages goes over the stage's own link."""
-        total: Value = 0.0
-        for block in stage.model.blocks:
-            if block.stage == "vision":
-                continue
-            if block.name == "pipeline":
-                env = {**self.run, "pp_bandwidth": stage.env["pp_bandwidth"], "pp_latency": stage.env["pp_latency"]}
-                total = total + roofline.kernel_seconds((block,), env, stage.sources)
-                continue
-            key = id(block.ops)
-            if key not in self.known:
-                self.known[key] = roofline.kernel_seconds((_single(block),), self.run, self.bound_plan.sources)
-            total = total + block.count * self.known[key]
-        return total
-
-    def seconds(self, stage: BoundPlan, kernels: Value, heat: Value = 0.0) -> Any:
-        """A step's seconds on a stage whose kernels take so long, the engine's own time included."""
-        sums = {**self.sums, "thermal_state": heat}
-        added = host.host_seconds(stage.model, stage.engine, sums, kernels)
-        return (kernels + added) * calibration_factor(stage, sums)
-
-
-class Sizes:
-    """Bytes of a layout's stages, block by block: weights, a sequence's cache, activations of its largest steps."""
-
-    def __init__(self, bound_plan: BoundPlan, lengths: np.ndarray, largest: Step) -> None:
-        self.bound_plan, self.lengths, self.largest = bound_plan, lengths, largest
-        self.known: dict[int, tuple[float, Any, Any]] = {}
-
-    def stage(self, stage: BoundPlan) -> tuple[float, Any, Any]:
-        """Weights; cache of a sequence at each length; the peak of activations of each of the largest steps."""
-        weights, live = 0.0, np.zeros(())
-        cache = np.zeros(len(self.lengths))
-        for block in stage.model.blocks:
-            key = id(block.ops)
-            if key not in self.known:
-                self.known[key] = self._of(block, stage)
-            stored, kept, peak = self.known[key]
-            weights, cache, live = weights + block.count * stored, cache + block.count * kept, np.maximum(live, peak)
-        return weights, cache, live
-
-    def _of(self, block: Block, stage: BoundPlan) -> tuple[float, Any, Any]:
-        one = self.bound_plan._replace(model=msgspec.structs.replace(stage.model, blocks=(_single(block),)))
-        return (
-            float(memory.weight_bytes(one)),
-            memory.cache_bytes(one, self.lengths),
-            memory.activation_bytes(one, self.largest),
-        )
-
-
-# ------------------------------------------------------------------ steady
-# The steady state of continuous batching, as means: what a server's users see while d answers are under way.
-#
-# With d sequences decoding and answers of O tokens, every step ends λ = d·pace/(O-1) answers, so λ prompts must begin. A
-# step is either answers alone, or answers and pieces of prompts; how often the second happens follows from λ and the
-# token budget. So a mean step, and with it TPOT, throughput and the wait for a first token, are functions of d: no queue
-# is simulated here. What chance does to percentiles is the simulator's business.
-
-
-MIXING = ("vllm", "sarathi", "trtllm")  # schedulers whose steps hold prompts and answers at once
-FULL = 0.999  # a queue of prompts is never longer than at this use of the budget
-
-
-class Load(NamedTuple):
-    """The steps of all loads on one lane of a server: rows are token budgets, columns sequences that decode."""
-
-    decoding: np.ndarray  # d, of one lane
-    budgets: np.ndarray
-    given: float  # tokens of a prompt
-    prompt: float  # those of them that are computed
-    context: float  # mean tokens before a token of an answer
-    answers: float  # tokens after the first
-    begun: np.ndarray  # λ, by d
-    mixed: np.ndarray  # steps with prompts for every step of answers
-    pieces: np.ndarray  # steps that one prompt takes
-    room: np.ndarray  # tokens of a step that prompts may have
-    mixes: bool
-    width: int  # tokens of a sequence that a step computes
-    pace: float  # tokens that it gains by that
-    step: Step  # of all loads: answers alone, mixed, one prompt alone, a budget full of prompts
-
-
-def grid(most: int) -> np.ndarray:
+def concurrency_grid(most: int) -> np.ndarray:
     """Numbers of sequences up to a limit, four an octave: 1 2 3 4 5 6 7 8 10 11 13 16 19 …"""
     octaves = np.arange(0, 4 * np.log2(max(most, 1)) + 1) / 4
     return np.unique(np.append(np.round(2**octaves), most)).clip(1, most).astype(float)
 
 
-def load(traffic: Traffic, engine: Engine, plan: Plan, budgets: tuple[int, ...], most: int) -> Load:
-    """What the steps of every load look like; it depends on the requests and the engine, not on the layout."""
+def load_grid(
+    traffic: Traffic, engine: Engine, plan: Plan, max_num_batched_tokens: tuple[int, ...], max_num_seqs: int
+) -> LoadGrid:
+    """Loads up to ``max_num_seqs`` under every token budget: ``load_grid(traffic, engine, plan, (2048, 8192), 64)``"""
     speculation = plan.speculation
-    width = 1 + (speculation.num_speculative_tokens if speculation else 0)
-    pace = speculation.acceptance_length if speculation else 1.0
+    tokens_per_decode = 1 + (speculation.num_speculative_tokens if speculation else 0)
+    accepted_per_step = speculation.acceptance_length if speculation else 1.0
     cached = float(traffic.prefix_len if engine.prefix_caching else 0)
-    prompt, answers = traffic.input_len - cached, max(traffic.output_len - 1, 1)
+    new_tokens, decode_tokens = traffic.input_len - cached, max(traffic.decode_tokens, 1)
     context = traffic.input_len + traffic.output_len / 2
-    mixes = engine.scheduler in MIXING
-    every, budget = grid(most), np.array(budgets, float)
-    d, begun = np.broadcast_to(every, (len(budget), len(every))), every * pace / answers
-    room = budget[:, None] - width * d * mixes
-    # tokens of the prompts of a step that has any: whole prompts, since seconds jump where graphs end
-    together = prompt * np.round(begun / -np.expm1(-begun))
-    able = np.maximum(room, 1.0)
-    if mixes:  # the last piece of a prompt leaves room, which the next one takes if it is there
-        pieces, crowd = np.ceil(prompt / able), np.minimum(begun * prompt / able, 1)
-        new = np.where(pieces > 1, prompt / (pieces + crowd * (prompt / able - pieces)), np.minimum(together, able))
-    else:  # whole prompts: one that is above the budget comes alone
-        pieces = np.ones(room.shape)
-        new = np.minimum(together, prompt * np.maximum(np.floor(able / prompt), 1))
-    alone = prompt / np.ceil(prompt / budget)
-    tokens = np.concatenate([0 * every, new.ravel(), alone, budget])
-    piece = np.maximum(np.minimum(prompt, tokens), 1)
-    decoding = np.concatenate([every, (d * mixes).ravel(), 0 * budget, 0 * budget])
-    step = Step(
-        (
-            Group(tokens / piece, piece, cached + (prompt - piece) / 2, piece / prompt),
-            Group(decoding, width, context, width, True),
-        )
+    mixed_batches = engine.scheduler in MIXED_BATCHING
+    decoding, token_budgets = concurrency_grid(max_num_seqs), np.array(max_num_batched_tokens, float)
+    d = np.broadcast_to(decoding, (len(token_budgets), len(decoding)))
+    arrivals = decoding * accepted_per_step / decode_tokens
+    prefill_budget = token_budgets[:, None] - tokens_per_decode * d * mixed_batches
+    chunks, prefill_tokens = _prefill_tokens(arrivals, new_tokens, prefill_budget, mixed_batches)
+    alone = new_tokens / np.ceil(new_tokens / token_budgets)
+    tokens = np.concatenate([0 * decoding, prefill_tokens.ravel(), alone, token_budgets])
+    chunk = np.maximum(np.minimum(new_tokens, tokens), 1)
+    decodes = np.concatenate([decoding, (d * mixed_batches).ravel(), 0 * token_budgets, 0 * token_budgets])
+    prefill_group = Group(tokens / chunk, chunk, cached + (new_tokens - chunk) / 2, chunk / new_tokens)
+    decode_group = Group(decodes, tokens_per_decode, context, tokens_per_decode, True)
+    return LoadGrid(
+        decoding=decoding,
+        token_budgets=token_budgets,
+        input_len=traffic.input_len,
+        new_tokens=new_tokens,
+        context=context,
+        decode_tokens=decode_tokens,
+        arrivals_per_step=arrivals,
+        mixed_step_ratio=np.minimum(arrivals * new_tokens / prefill_tokens, 1.0 if mixed_batches else np.inf),
+        chunks_per_prompt=chunks,
+        prefill_budget=prefill_budget,
+        mixed_batches=mixed_batches,
+        accepted_per_step=accepted_per_step,
+        step=Step((prefill_group, decode_group)),
     )
-    often = np.minimum(begun * prompt / new, 1.0 if mixes else np.inf)
-    return Load(
-        every, budget, traffic.input_len, prompt, context, answers, begun, often, pieces, room, mixes, width, pace, step
-    )
 
 
-class Steady(NamedTuple):
-    """What one rank of a server does under every load; rows are budgets, columns loads."""
+def _prefill_tokens(
+    arrivals: np.ndarray, new_tokens: float, prefill_budget: np.ndarray, mixed_batches: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Chunks per prompt, and mean prompt tokens of a step that has any: both [token_budget, load].
 
-    decoding: np.ndarray  # sequences that decode on the rank, of all its lanes
-    ttft: np.ndarray  # s, mean, but for the wait behind other prompts
-    queue: np.ndarray  # s, that wait in the mean where requests come at random
-    used: np.ndarray  # share of the room for prompts that is used
-    tpot: np.ndarray  # s, mean
-    rate: np.ndarray  # requests/s; 0 where the budget lets in fewer prompts than end
-    alone: np.ndarray  # s that a prompt takes on a rank that only reads, by budget
-    reading: np.ndarray  # prompts/s that such a rank reads, by budget
-    gap: np.ndarray  # s between two tokens on a rank that only answers, by load
-    writing: np.ndarray  # requests/s that such a rank answers, by load
+    Arrivals during a step are Poisson with mean λ; given at least one, their mean is λ / (1 - exp(-λ)). It is rounded
+    to whole prompts, since seconds jump where CUDA graphs end.
+    """
+    batched = new_tokens * np.round(arrivals / -np.expm1(-arrivals))
+    budget = np.maximum(prefill_budget, 1.0)
+    if not mixed_batches:  # whole prompts: one that is above the budget comes alone
+        whole_prompts = new_tokens * np.maximum(np.floor(budget / new_tokens), 1)
+        return np.ones(budget.shape), np.minimum(batched, whole_prompts)
+    # A prompt alone takes ⌈prompt/budget⌉ steps. The last chunk leaves room, which the next prompt takes if one waits,
+    # with a probability that is the utilization of the budget: then prompts take prompt/budget steps in the mean.
+    chunks, utilization = np.ceil(new_tokens / budget), np.minimum(arrivals * new_tokens / budget, 1)
+    chunked = new_tokens / (chunks + utilization * (new_tokens / budget - chunks))
+    return chunks, np.where(chunks > 1, chunked, np.minimum(batched, budget))
 
 
-def steady(setups: list[BoundPlan], load: Load) -> list[Steady]:
-    """One layout at several depths of pipeline: its blocks are priced once for all."""
-    priced, drafting = Priced(setups[0], load.step), _drafting(setups[0], load)
-    return [_depth(bound_plan, priced, load, drafting) for bound_plan in setups]
+class SteadyState(NamedTuple):
+    """One data-parallel rank of a server under every load."""
+
+    decoding: np.ndarray  # [load] sequences that decode on the rank, in all its micro-batches
+    base_ttft: np.ndarray  # [token_budget, load] s, mean, without queueing behind other prompts
+    queue_seconds: np.ndarray  # [token_budget, load] s, mean wait behind other prompts of Poisson arrivals
+    utilization: np.ndarray  # [token_budget, load] of the budget for prompts
+    tpot: np.ndarray  # [token_budget, load] s, mean
+    request_rate: np.ndarray  # [token_budget, load] requests/s; 0 where the budget lets in fewer prompts than end
+    prefill_seconds: np.ndarray  # [token_budget] s of a prompt on a rank of a prefill pool
+    prefill_rate: np.ndarray  # [token_budget] prompts/s of such a rank
+    decode_tpot: np.ndarray  # [load] s between two tokens on a rank of a decode pool
+    decode_rate: np.ndarray  # [load] requests/s of such a rank
 
 
-def _drafting(bound_plan: BoundPlan, load: Load) -> Any:
-    """Seconds of drafting before a step, by load."""
+def steady_states(bound_plans: list[BoundPlan], loads: LoadGrid) -> list[SteadyState]:
+    """One layout at several depths of pipeline: its blocks are estimated once for all."""
+    stage_seconds, draft_seconds = StageSeconds(bound_plans[0], loads.step), _draft_seconds(bound_plans[0], loads)
+    return [_steady_state(bound_plan, stage_seconds, loads, draft_seconds) for bound_plan in bound_plans]
+
+
+def _draft_seconds(bound_plan: BoundPlan, loads: LoadGrid) -> Any:
+    """Seconds of drafting before a step [load]."""
     speculation = bound_plan.plan.speculation
     if speculation is None or speculation.method == "ngram":
         return 0.0
-    one = Step((Group(load.decoding, 1, load.context, 1, True),))
-    return speculation.num_speculative_tokens * step_seconds(draft_plan(bound_plan), one)
+    one_token = Step((Group(loads.decoding, 1, loads.context, 1, True),))
+    return speculation.num_speculative_tokens * step_seconds(draft_plan(bound_plan), one_token)
 
 
-class _Times(NamedTuple):
-    """Seconds of the four kinds of steps: through all stages, and on the slowest."""
+class _StepKinds(NamedTuple):
+    """Seconds of the four kinds of steps of a `LoadGrid`."""
 
-    plain: tuple[Any, Any]
-    mixed: tuple[Any, Any]
-    alone: tuple[Any, Any]
-    full: tuple[Any, Any]
+    decode: Any  # [load]
+    mixed: Any  # [token_budget, load]
+    prompt: Any  # [token_budget] one chunk of a prompt alone
+    full: Any  # [token_budget] a budget full of prompts
 
 
-def _depth(bound_plan: BoundPlan, priced: Priced, load: Load, drafting: Any) -> Steady:
-    lanes, stages = bound_plan.plan.pipeline_parallel_size, distinct(bound_plan)
-    kernels = [priced.kernels(stage.bound_plan) for stage in stages]
+class _PipelineSeconds(NamedTuple):
+    """Seconds of steps through all pipeline stages, and on the slowest one."""
 
-    def times(heat: Any) -> _Times:
-        took = [priced.seconds(stage.bound_plan, k, heat) for stage, k in zip(stages, kernels, strict=True)]
-        whole = sum(stage.alike * t for stage, t in zip(stages, took, strict=True))
-        return _Times(*zip(_split(load, whole), _split(load, np.max(took, axis=0)), strict=True))
+    total: _StepKinds
+    slowest: _StepKinds
 
-    found = times(0.0)
-    if bound_plan.env["throttle"]:  # prompts heat the chip for a share of the time: so hot it is in the mean
-        prompts = priced.sums["prefill_tokens"] / np.maximum(priced.sums["tokens"], 1)
-        warm = load.mixed * found.mixed[1] / np.maximum(_mean(load, found.plain[1], found.mixed[1], load.mixed), 1e-12)
-        heat = np.concatenate([0 * load.decoding, np.minimum(warm, 1).ravel(), np.ones(2 * len(load.budgets))])
-        found = times(heat * prompts)
-    slow, slow_mixed = found.plain[1], found.mixed[1]
-    plain, mixed = (np.maximum(whole, lanes * most) for whole, most in (found.plain, found.mixed))
-    # prompts in one lane hold up all others; n pieces, which follow each other from lane to lane, touch n + lanes - 1
-    held = 1 - (1 - load.mixed) ** ((load.pieces + lanes - 1) / load.pieces) if load.mixes and lanes > 1 else load.mixed
-    period = _mean(load, plain, mixed, held)
-    top = np.maximum(period / lanes, 1e-12)
-    tpot = (period + drafting) / load.pace
-    used = load.begun * load.prompt / np.maximum(load.room, 1) if load.mixes else load.mixed * slow_mixed / top
-    rate = np.where((used < 1) & (load.room > 0), lanes * load.decoding / load.answers / tpot, 0.0)
-    # a prompt waits for the step under way, and for the one that is planned already; for prompts before it; for itself
-    second = slow**2 * (1 - load.mixed * load.mixes) + load.mixed * slow_mixed**2
-    ahead = top if bound_plan.engine.async_scheduling and lanes == 1 else 0.0
-    busy = -np.expm1(-lanes * load.decoding)
-    each = slow_mixed * (load.prompt / np.maximum(load.room, 1) if load.mixes else load.mixed / load.begun)
-    # who comes at random may meet a step with others' prompts; who comes evenly comes when they are over
-    queue = waiting(used) * each + busy * (second / top - slow) / 2
-    ttft = (
-        frontend_seconds(bound_plan, load.given)
-        + busy * (slow / 2 + ahead)
-        + found.mixed[0]
-        + (load.pieces - 1) * slow_mixed
+
+def _steady_state(
+    bound_plan: BoundPlan, stage_seconds: StageSeconds, loads: LoadGrid, draft_seconds: Any
+) -> SteadyState:
+    """The means of one depth of pipeline; a pipeline of n stages has n micro-batches in flight."""
+    micro_batches = bound_plan.plan.pipeline_parallel_size
+    steps = _pipeline_seconds(bound_plan, stage_seconds, loads)
+    total, slowest = steps
+    period = _token_period(steps, loads, micro_batches)
+    step_interval = np.maximum(period / micro_batches, 1e-12)  # from the start of a step to the next, any micro-batch
+    tpot = (period + draft_seconds) / loads.accepted_per_step
+    budget = np.maximum(loads.prefill_budget, 1)
+    if loads.mixed_batches:
+        utilization = loads.arrivals_per_step * loads.new_tokens / budget
+        prompt_seconds = slowest.mixed * (loads.new_tokens / budget)
+    else:
+        utilization = loads.mixed_step_ratio * slowest.mixed / step_interval
+        prompt_seconds = slowest.mixed * (loads.mixed_step_ratio / loads.arrivals_per_step)
+    decoding = micro_batches * loads.decoding
+    keeps_up = (utilization < 1) & (loads.prefill_budget > 0)
+    residual, poisson_excess = _residual_step(slowest, loads, step_interval, decoding)
+    # an asynchronous scheduler has planned the step after the one under way already: a prompt waits for that, too
+    planned = step_interval if bound_plan.engine.async_scheduling and micro_batches == 1 else 0.0
+    busy = _busy(decoding)
+    base_ttft = (
+        frontend_seconds(bound_plan, loads.input_len)
+        + busy * (residual + planned)
+        + total.mixed
+        + (loads.chunks_per_prompt - 1) * slowest.mixed
     )
-    alone = found.alone[0] + (np.ceil(load.prompt / load.budgets) - 1) * found.alone[1]
-    gap = (np.maximum(found.plain[0], lanes * slow) + drafting) / load.pace
-    reading = load.budgets / load.prompt / found.full[1]
-    return Steady(
-        lanes * load.decoding,
-        ttft,
-        queue,
-        used + 0 * queue,
-        tpot,
-        rate,
-        alone,
-        reading,
-        gap,
-        lanes * load.decoding / load.answers / gap,
+    queue_seconds = mean_wait(utilization) * prompt_seconds + poisson_excess
+    chunks_alone = np.ceil(loads.new_tokens / loads.token_budgets)
+    decode_tpot = (np.maximum(total.decode, micro_batches * slowest.decode) + draft_seconds) / loads.accepted_per_step
+    return SteadyState(
+        decoding=decoding,
+        base_ttft=base_ttft,
+        queue_seconds=queue_seconds,
+        utilization=utilization + 0 * queue_seconds,
+        tpot=tpot,
+        request_rate=np.where(keeps_up, decoding / loads.decode_tokens / tpot, 0.0),
+        prefill_seconds=total.prompt + (chunks_alone - 1) * slowest.prompt,
+        prefill_rate=loads.token_budgets / loads.new_tokens / slowest.full,
+        decode_tpot=decode_tpot,
+        decode_rate=decoding / loads.decode_tokens / decode_tpot,
     )
 
 
-def waiting(used: Any) -> Any:
-    """Mean wait behind others who come at random, in units of the time that each takes (Pollaczek and Khinchine)."""
-    used = np.minimum(used, FULL)
-    return used / (1 - used) / 2
+def _busy(decoding: np.ndarray) -> np.ndarray:
+    """Probability that a request arrives while a step runs: some sequence decodes, their number being Poisson."""
+    busy: np.ndarray = -np.expm1(-decoding)
+    return busy
 
 
-def evenly(used: Any, spread: Any) -> Any:
-    """What is left of that wait where requests come more evenly than at random (Krämer and Langenbach-Belz).
+def _residual_step(slowest: _StepKinds, loads: LoadGrid, step_interval: Any, decoding: np.ndarray) -> tuple[Any, Any]:
+    """Seconds that are left of the step under way when a request arrives [token_budget, load], and what is added to
+    them if arrivals are Poisson.
 
-    ``spread`` is the squared variation of the gaps between them: 1 at random, 1/n where each is the n-th of such.
+    Evenly spaced requests arrive after the mixed steps of others: half a decode step is left. Poisson arrivals see time
+    averages (PASTA) and are more likely to fall into a long mixed step: the mean residual is E[S²] / 2E[S] over all
+    steps S. The second figure is the difference of the two; it shrinks like a queue where arrivals are more even.
     """
-    used = np.clip(used, 1e-9, FULL)
-    return spread * np.exp(-2 * (1 - used) / 3 / used * np.maximum(1 - spread, 0) ** 2 / spread)
+    ratio = loads.mixed_step_ratio
+    second_moment = slowest.decode**2 * (1 - ratio * loads.mixed_batches) + ratio * slowest.mixed**2
+    return slowest.decode / 2, _busy(decoding) * (second_moment / step_interval - slowest.decode) / 2
 
 
-def tail(used: Any, share: float) -> Any:
-    """How many times the mean wait a ``share`` of the requests waits at most, the tail of waits being exponential."""
-    used = np.clip(used, 1e-9, FULL)
-    return np.maximum(np.log(used / max(1 - share, 1e-6)) / used, 1.0)
+def _token_period(steps: _PipelineSeconds, loads: LoadGrid, micro_batches: int) -> Any:
+    """Mean seconds from one decode step of a micro-batch to its next [token_budget, load].
+
+    A step passes all stages, or waits for the other micro-batches on the slowest one. A prompt in one micro-batch holds
+    up all others: its n chunks, which follow each other from micro-batch to micro-batch, touch n + micro_batches - 1
+    periods instead of n.
+    """
+    total, slowest = steps
+    decode = np.maximum(total.decode, micro_batches * slowest.decode)
+    mixed = np.maximum(total.mixed, micro_batches * slowest.mixed)
+    share = loads.mixed_step_ratio
+    if loads.mixed_batches and micro_batches > 1:
+        share = 1 - (1 - share) ** ((loads.chunks_per_prompt + micro_batches - 1) / loads.chunks_per_prompt)
+    return _mean_step(loads, decode, mixed, share)
 
 
-def _mean(load: Load, plain: Any, mixed: Any, share: Any) -> Any:
-    """Seconds from one token of an answer to the next: steps with prompts take the place of others, or come between."""
-    return plain * (1 - share * load.mixes) + share * mixed
+def _pipeline_seconds(bound_plan: BoundPlan, stage_seconds: StageSeconds, loads: LoadGrid) -> _PipelineSeconds:
+    """All steps through the pipeline; on a GPU that throttles, at the clock that the mean share of prefill leaves."""
+    stages = distinct_stages(bound_plan)
+    kernels = [stage_seconds.kernels(stage.bound_plan) for stage in stages]
+
+    def pipeline(thermal_state: Any) -> _PipelineSeconds:
+        seconds = [
+            stage_seconds.total(stage.bound_plan, k, thermal_state) for stage, k in zip(stages, kernels, strict=True)
+        ]
+        total = sum(stage.copies * s for stage, s in zip(stages, seconds, strict=True))
+        return _PipelineSeconds(_by_kind(loads, total), _by_kind(loads, np.max(seconds, axis=0)))
+
+    cold = pipeline(0.0)
+    if not bound_plan.env["throttle"]:
+        return cold
+    ratio, slowest = loads.mixed_step_ratio, cold.slowest
+    mean = np.maximum(_mean_step(loads, slowest.decode, slowest.mixed, ratio), 1e-12)
+    in_mixed_steps = np.minimum(ratio * slowest.mixed / mean, 1)  # share of the time
+    prefill_share = stage_seconds.env["prefill_tokens"] / np.maximum(stage_seconds.env["tokens"], 1)
+    always = np.ones(2 * len(loads.token_budgets))  # steps of a prefill pool
+    return pipeline(np.concatenate([0 * loads.decoding, in_mixed_steps.ravel(), always]) * prefill_share)
 
 
-def _split(load: Load, flat: Any) -> tuple[Any, Any, Any, Any]:
-    """The seconds of all steps, kind by kind."""
-    loads, budgets = len(load.decoding), len(load.budgets)
-    flat = np.broadcast_to(flat, (loads * (1 + budgets) + 2 * budgets,))
-    plain, mixed, alone, full = np.split(flat, np.cumsum([loads, loads * budgets, budgets]))
-    return plain, mixed.reshape(budgets, loads), alone, full
+def _mean_step(loads: LoadGrid, decode: Any, mixed: Any, share: Any) -> Any:
+    """Mean seconds from a decoded token to the next: mixed steps take the place of decode steps, or come in between."""
+    return decode * (1 - share * loads.mixed_batches) + share * mixed
+
+
+def _by_kind(loads: LoadGrid, flat: Any) -> _StepKinds:
+    """The seconds of all steps of ``loads.step``, kind by kind."""
+    n, budgets = len(loads.decoding), len(loads.token_budgets)
+    flat = np.broadcast_to(flat, (n * (1 + budgets) + 2 * budgets,))
+    decode, mixed, prompt, full = np.split(flat, np.cumsum([n, n * budgets, budgets]))
+    return _StepKinds(decode, mixed.reshape(budgets, n), prompt, full)
+
+
+def mean_wait(utilization: Any) -> Any:
+    """Mean wait in an M/D/1 queue in units of the service time (Pollaczek-Khinchine): ``mean_wait(0.5)  # 0.5``"""
+    rho = np.minimum(utilization, MAX_UTILIZATION)
+    return rho / (1 - rho) / 2
+
+
+def even_arrivals(utilization: Any, scv: Any) -> Any:
+    """Factor of `mean_wait` where arrivals are more even than Poisson (Krämer and Langenbach-Belz, G/D/1).
+
+    ``scv`` is the squared coefficient of variation of the gaps: 1 of Poisson, 1/n of every n-th of such arrivals.
+    """
+    rho = np.clip(utilization, 1e-9, MAX_UTILIZATION)
+    return scv * np.exp(-2 * (1 - rho) / 3 / rho * np.maximum(1 - scv, 0) ** 2 / scv)
+
+
+def wait_at_share(utilization: Any, share: float) -> Any:
+    """The percentile ``share`` of waits in units of their mean, the tail of waits being exponential; at least 1.
+
+    A request waits with probability ρ, then exponentially with mean W/ρ: P(wait > t) = ρ·exp(-t·ρ/W).
+    """
+    rho = np.clip(utilization, 1e-9, MAX_UTILIZATION)
+    return np.maximum(np.log(rho / max(1 - share, 1e-6)) / rho, 1.0)

@@ -130,11 +130,11 @@ def sensitivity(plan: PlanArgs, options: dict[str, Any]) -> dict[str, Any]:
 
 def search(plan: PlanArgs, options: dict[str, Any], trace: Path | None, progress: ProgressCallback) -> dict[str, Any]:
     """The best deployment on some GPUs. Of the plan its model, machine, precision and lengths count, not its layout."""
-    from ..search.search import searched
+    from ..search.search import search_with_table
     from ..serving.trace import read_trace
 
     never = ("model", "trace", "backend", "address", "jobs", "progress", *_BATCH)
-    allowed = [name for name in (*_parameters(searched), *ARGUMENTS) if name not in never]
+    allowed = [name for name in (*_parameters(search_with_table), *ARGUMENTS) if name not in never]
     check_allowed("word of a search", options, allowed)
     check_names(options)
     options = {name: value for name, value in options.items() if value is not None}
@@ -142,7 +142,7 @@ def search(plan: PlanArgs, options: dict[str, Any], trace: Path | None, progress
     gpu = options.pop("gpu", plan.gpu)
     if trace is not None:
         options = _without(options, *_LENGTHS)
-    result = searched(
+    result = search_with_table(
         plan.model,
         gpu,
         trace=None if trace is None else read_trace(trace),

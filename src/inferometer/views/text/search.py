@@ -1,4 +1,4 @@
-"""What a search found, for people: the winner and why, the others and why not, commands; and the Pareto front."""
+"""The result of a search for people: the winner and why, the others and why not, commands; and the Pareto front."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from rich.text import Text
 
 from ...base.pareto import pareto_front
 from ...base.units import seconds
-from ...search.front import Points, points
-from ...search.plan_table import Book
+from ...search.front import LoadPoints, load_points
+from ...search.plan_table import PlanTable
 from ...search.search_result import Candidate, Search
 from ...search.serve_commands import BENCH, SGLANG, TRTLLM, VLLM
 from ...specs.catalog import engine
@@ -26,27 +26,27 @@ from ..plots.palette import BLUE, GREEN, GRID, INK, MUTED, ORANGE, SILVER, SKY, 
 ENGINES = {VLLM: "vLLM", SGLANG: "SGLang", TRTLLM: "TensorRT-LLM", BENCH: "and measure it"}
 
 
-def shown(found: Search) -> Group:
+def shown(result: Search) -> Group:
     """The terminal's view."""
-    parts: list[Any] = [Text(header(found), style="bold"), Text("")]
-    if found.winner is not None:
-        parts.append(Text(f"▶ {found.winner.label}", style="bold green"))
-        parts += [Text(f"  {sentence}") for sentence in found.why]
+    parts: list[Any] = [Text(header(result), style="bold"), Text("")]
+    if result.winner is not None:
+        parts.append(Text(f"▶ {result.winner.label}", style="bold green"))
+        parts += [Text(f"  {sentence}") for sentence in result.why]
     else:
-        parts.append(Text(f"✗ {found.reason}", style="bold red"))
-    if found.plans:
-        parts += [Text(""), _table(found)]
-    if found.relaxations:
+        parts.append(Text(f"✗ {result.reason}", style="bold red"))
+    if result.plans:
+        parts += [Text(""), _table(result)]
+    if result.relaxations:
         parts += [Text("What would do, each found by trying:", style="bold")]
-        parts += [Text(f"  {one.change}  →  {one.plan}", style="green") for one in found.relaxations]
-    if found.rejected:
+        parts += [Text(f"  {one.change}  →  {one.plan}", style="green") for one in result.relaxations]
+    if result.rejected:
         parts += [Text("Looked good, but", style="bold")]
-        parts += [Text(f"  ✗ {plan.label}: {plan.reason}", style="red") for plan in found.rejected[:6]]
-    parts += [Text(line, style=MUTED) for line in _account(found)]
-    for key, lines in found.commands.items():
+        parts += [Text(f"  ✗ {plan.label}: {plan.reason}", style="red") for plan in result.rejected[:6]]
+    parts += [Text(line, style=MUTED) for line in _accounting(result)]
+    for key, lines in result.commands.items():
         parts += [Text(f"\n{ENGINES[key]}", style="bold")]
         parts += [Text(folded(line), style=MUTED if line.startswith("#") else "") for line in lines]
-    parts += [Text(f"! {warning}", style="yellow") for warning in found.warnings]
+    parts += [Text(f"! {warning}", style="yellow") for warning in result.warnings]
     return Group(*parts)
 
 
@@ -60,28 +60,28 @@ def folded(command: str, width: int = 100) -> str:
     return "  " + " \\\n    ".join(lines)
 
 
-def header(found: Search) -> str:
+def header(result: Search) -> str:
     """``llama-3.1-70b · 16 × h200 · vLLM · 4,000 in, 500 out · 90% keep ttft ≤ 500 ms``"""
-    work, gpus = found.workload, " or ".join(found.space["gpu"])
+    work, gpus = result.workload, " or ".join(result.space["gpu"])
     lengths = f"{work['input_len']:,.0f} in, {work['output_len']:,.0f} out"
     if work["trace"]:
         lengths = f"{Path(work['trace']).name} ({lengths})"
     rate = f" at {work['request_rate']:.4g}/s" if work["request_rate"] else ""
-    limits = ", ".join(f"{name} ≤ {limit:g} ms" for name, limit in found.goodput.items())
-    keep = f"{found.goodput_share:.0%} keep {limits}" if limits else found.objective
-    name = engine(found.engine).label if found.engine else ""
-    pieces = (found.model, f"{found.num_gpus} × {gpus}", name, lengths + rate, keep)
+    limits = ", ".join(f"{name} ≤ {limit:g} ms" for name, limit in result.goodput.items())
+    keep = f"{result.goodput_share:.0%} keep {limits}" if limits else result.objective
+    name = engine(result.engine).label if result.engine else ""
+    pieces = (result.model, f"{result.num_gpus} × {gpus}", name, lengths + rate, keep)
     return " · ".join(piece for piece in pieces if piece)
 
 
-def _table(found: Search) -> Table:
+def _table(result: Search) -> Table:
     """Plans that were simulated. One that is beaten does not hold the rate that would make it as good as the winner."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    several, share = len(found.space["gpu"]) > 1, f"p{found.goodput_share * 100:.0f}"
-    rated = found.workload["request_rate"] is not None
+    several_gpus, share = len(result.space["gpu"]) > 1, f"p{result.goodput_share * 100:.0f}"
+    rated = result.workload["request_rate"] is not None
     heads = [
         "plan",
-        *(["GPU"] if several else []),
+        *(["GPU"] if several_gpus else []),
         *(["GPUs"] if rated else []),
         "budget",
         "req/s",
@@ -95,43 +95,43 @@ def _table(found: Search) -> Table:
     for number, head in enumerate(heads):
         table.add_column(head, justify="left" if number == 0 or not head else "right", no_wrap=True)
     marks = {"wins": ("wins", "bold green"), "holds": ("holds", "green"), "beaten": ("beaten", "yellow")}
-    for plan in found.plans:
+    for plan in result.plans:
         f, cost = plan.simulated or plan.priced, (plan.simulated or plan.priced).cost_per_million_output_tokens
         less = "<" if plan.verdict == "beaten" else ""
         table.add_row(
             plan.label,
-            *([plan.gpu] if several else []),
+            *([plan.gpu] if several_gpus else []),
             *([f"{plan.gpus}"] if rated else []),
             f"{plan.pools[0].max_num_batched_tokens:,}",
             f"{less}{f.request_rate:,.4g}",
             f"{less}{f.output_throughput_per_gpu:,.0f}",
             f"{f.output_throughput_per_user:,.1f}",
-            _late(plan, "ttft"),
-            _late(plan, "tpot"),
+            _at_share(plan, "ttft"),
+            _at_share(plan, "tpot"),
             "–" if cost is None else f"{cost:,.2f}",
             Text(*marks.get(plan.verdict, ("", ""))),
         )
     return table
 
 
-def _late(plan: Candidate, name: str) -> str:
-    """What the share that counts keeps, in the simulation."""
+def _at_share(plan: Candidate, name: str) -> str:
+    """The percentile of --goodput-share in the simulation."""
     kept = getattr(plan.trial, f"{name}_ms", {}).get("share") if plan.trial is not None else None
     return "–" if kept is None else seconds(kept / 1e3)
 
 
-def _account(found: Search) -> list[str]:
-    """What was looked at, and how long that took."""
-    c, took = found.counts, found.seconds
+def _accounting(result: Search) -> list[str]:
+    """How many plans were estimated and simulated, how long that took, and why others are not possible."""
+    c, took = result.counts, result.seconds
     plans = c.get("plans_aggregated", 0) + c.get("plans_disaggregated", 0)
     lines = [
         f"{c.get('servers', 0):,} servers, {plans:,} plans of them, {c.get('points', 0):,} loads priced in "
         f"{seconds(took.get('enumerate', 0) + took.get('price', 0))}; {c.get('plans_simulated', 0)} plans "
         f"simulated, {c.get('simulations', 0)} runs in {seconds(took.get('simulate', 0))}"
     ]
-    if found.rejections:
+    if result.rejections:
         lines.append(
-            "not possible: " + "; ".join(f"{count:,} {reason}" for reason, count in list(found.rejections.items())[:6])
+            "not possible: " + "; ".join(f"{count:,} {reason}" for reason, count in list(result.rejections.items())[:6])
         )
     return lines
 
@@ -139,71 +139,79 @@ def _account(found: Search) -> list[str]:
 # ------------------------------------------------------------------ the front
 
 
-def write_front(found: Search, book: Book, folder: str | Path) -> list[Path]:
+def write_front(result: Search, table: PlanTable, folder: str | Path) -> list[Path]:
     """``pareto.png``: throughput against speed for one user, with the region that keeps the limits."""
     target = files.folder(folder)
     with style():
-        return [files.write(target / "pareto.png", picture(pareto(found, book)))]
+        return [files.write(target / "pareto.png", picture(pareto(result, table)))]
 
 
-def pareto(found: Search, book: Book) -> Any:
-    """All priced loads, those that keep the limits, the front, and what was simulated."""
-    every = points(book)
-    least = 1e3 / found.goodput["tpot"] if "tpot" in found.goodput else 0.0
-    late = found.goodput.get("ttft", np.inf) / 1e3
-    kept = (every.per_user >= least) & (every.ttft <= late)
-    if "e2el" in found.goodput:
-        kept &= every.ttft + (book.traffic.output_len - 1) / every.per_user <= found.goodput["e2el"] / 1e3
-    split = every.second >= 0
-    title = f"{found.winner.label} gives most" if found.winner is not None else "No plan keeps the limits"
-    if found.winner is not None:
-        f = found.winner.simulated or found.winner.priced
-        title = (
-            f"{found.winner.label}: {f.output_throughput_per_gpu:,.0f} tokens/s per GPU at "
-            f"{f.output_throughput_per_user:,.0f} tokens/s for a user"
-        )
-    figure = page(9.6, 5.6, title, header(found))
+def pareto(result: Search, table: PlanTable) -> Any:
+    """All estimated loads, those that keep the limits, the front, and the simulated plans."""
+    points = load_points(table)
+    figure = page(9.6, 5.6, _title(result), header(result))
     axes = figure.add_axes((0.085, 0.115, 0.89, 0.72))
-    if least:
-        axes.axvspan(least, every.per_user.max() * 1.5, color=tint(GREEN, 0.1), linewidth=0, zorder=0)
-        axes.text(
-            least,
-            0.985,
-            f" tpot ≤ {found.goodput['tpot']:g} ms",
-            transform=axes.get_xaxis_transform(),
-            fontsize=8.5,
-            color=GREEN,
-            va="top",
-        )
-    axes.scatter(
-        every.per_user[~kept],
-        every.per_gpu[~kept],
-        s=5,
-        color=SILVER,
-        linewidth=0,
-        rasterized=True,
-        label="misses a limit",
+    _draw_limit(axes, result, points)
+    _draw_loads(axes, points, _within_limits(result, table, points))
+    front = pareto_front(points.per_user, points.per_gpu)
+    axes.plot(points.per_user[front], points.per_gpu[front], color=INK, linewidth=1.1, label="Pareto front", zorder=4)
+    _draw_simulated(axes, result)
+    _finish_axes(axes, points)
+    _name_plans(axes, table, points, front)
+    return figure
+
+
+def _title(result: Search) -> str:
+    if result.winner is None:
+        return "No plan keeps the limits"
+    metrics = result.winner.simulated or result.winner.priced
+    return (
+        f"{result.winner.label}: {metrics.output_throughput_per_gpu:,.0f} tokens/s per GPU at "
+        f"{metrics.output_throughput_per_user:,.0f} tokens/s for a user"
     )
-    kinds = ((kept & ~split, BLUE, "one kind of server"), (kept & split, ORANGE, "pools that read and answer"))
-    for mask, color, label in kinds:
-        if mask.any():
-            axes.scatter(
-                every.per_user[mask],
-                every.per_gpu[mask],
-                s=7,
-                color=tint(color, 0.7),
-                linewidth=0,
-                rasterized=True,
-                label=label,
-            )
-    line = pareto_front(every.per_user, every.per_gpu)
-    axes.plot(every.per_user[line], every.per_gpu[line], color=INK, linewidth=1.1, label="Pareto front", zorder=4)
-    _simulated(axes, found)
+
+
+def _within_limits(result: Search, table: PlanTable, points: LoadPoints) -> np.ndarray:
+    """Which loads keep all limits."""
+    limits = {name: limit / 1e3 for name, limit in result.goodput.items()}
+    slowest = 1e3 / result.goodput["tpot"] if "tpot" in limits else 0.0
+    kept: np.ndarray = (points.per_user >= slowest) & (points.ttft <= limits.get("ttft", np.inf))
+    if "e2el" in limits:
+        kept &= points.ttft + table.problem.traffic.decode_tokens / points.per_user <= limits["e2el"]
+    return kept
+
+
+def _draw_limit(axes: Any, result: Search, points: LoadPoints) -> None:
+    """The region that keeps the limit of TPOT."""
+    if "tpot" not in result.goodput:
+        return
+    slowest = 1e3 / result.goodput["tpot"]
+    axes.axvspan(slowest, points.per_user.max() * 1.5, color=tint(GREEN, 0.1), linewidth=0, zorder=0)
+    label = f" tpot ≤ {result.goodput['tpot']:g} ms"
+    above = axes.get_xaxis_transform()
+    axes.text(slowest, 0.985, label, transform=above, fontsize=8.5, color=GREEN, va="top")
+
+
+def _draw_loads(axes: Any, points: LoadPoints, kept: np.ndarray) -> None:
+    """All loads as dots: those that miss a limit, and those that keep all, by mode."""
+    disaggregated = points.decode_server >= 0
+    kinds = (
+        (~kept, 5, SILVER, "misses a limit"),
+        (kept & ~disaggregated, 7, tint(BLUE, 0.7), "one kind of server"),
+        (kept & disaggregated, 7, tint(ORANGE, 0.7), "pools that read and answer"),
+    )
+    for number, (mask, size, color, label) in enumerate(kinds):
+        if mask.any() or number == 0:
+            dots = {"s": size, "color": color, "linewidth": 0, "rasterized": True, "label": label}
+            axes.scatter(points.per_user[mask], points.per_gpu[mask], **dots)
+
+
+def _finish_axes(axes: Any, points: LoadPoints) -> None:
     axes.set_xscale("log")
     axes.set_xlabel("output tokens/s for one user (1 / TPOT)", fontsize=9.5)
     axes.set_ylabel("output tokens/s per GPU", fontsize=9.5)
-    axes.set_ylim(0, float(every.per_gpu.max()) * 1.1)
-    axes.set_xlim(float(every.per_user.min()) * 0.92, float(every.per_user.max()) * 1.5)
+    axes.set_ylim(0, float(points.per_gpu.max()) * 1.1)
+    axes.set_xlim(float(points.per_user.min()) * 0.92, float(points.per_user.max()) * 1.5)
     axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
     axes.xaxis.set_minor_formatter(lambda x, _: f"{x:g}" if f"{x:e}"[0] in "25" else "")
     axes.tick_params(which="both", labelsize=8.5, colors=MUTED)
@@ -213,44 +221,35 @@ def pareto(found: Search, book: Book) -> Any:
     for handle in legend.legend_handles:
         if hasattr(handle, "set_sizes"):
             handle.set_sizes([90 if handle.get_label().startswith("the winner") else 22])
-    _named(axes, book, every, line)
-    return figure
 
 
-def _named(axes: Any, book: Book, every: Points, line: np.ndarray) -> None:
+def _name_plans(axes: Any, table: PlanTable, points: LoadPoints, front: np.ndarray) -> None:
     """Some plans of the front by their layout, where there is room."""
     last, before = (0.0, 0.0), ""
-    width, height = np.log(every.per_user.max() / every.per_user.min()), float(every.per_gpu.max())
-    for n in line.tolist():
-        at = (float(np.log(every.per_user[n]) / width), float(every.per_gpu[n]) / height)
-        one = book.prices.servers[int(every.first[n])]
-        words = f"{one.layout} {one.kind[1]}"
-        if every.second[n] >= 0:
-            other = book.prices.servers[int(every.second[n])].layout
-            words = f"{every.replicas[n]}×{one.layout}→{every.others[n]}×{other}"
-        if abs(at[0] - last[0]) + abs(at[1] - last[1]) < 0.13 or words == before:
+    width, height = np.log(points.per_user.max() / points.per_user.min()), float(points.per_gpu.max())
+    for n in front.tolist():
+        at = (float(np.log(points.per_user[n]) / width), float(points.per_gpu[n]) / height)
+        server = table.servers.servers[int(points.prefill_server[n])]
+        name = f"{server.layout} {server.kind.quantization}"
+        if points.decode_server[n] >= 0:
+            decode = table.servers.servers[int(points.decode_server[n])].layout
+            name = f"{points.replicas[n]}×{server.layout}→{points.decode_replicas[n]}×{decode}"
+        if abs(at[0] - last[0]) + abs(at[1] - last[1]) < 0.13 or name == before:
             continue
-        last, before = at, words
-        axes.annotate(
-            words,
-            (every.per_user[n], every.per_gpu[n]),
-            (4, 4),
-            textcoords="offset points",
-            fontsize=7.5,
-            color=MUTED,
-            zorder=5,
-        )
+        last, before = at, name
+        place = (points.per_user[n], points.per_gpu[n])
+        axes.annotate(name, place, (4, 4), textcoords="offset points", fontsize=7.5, color=MUTED, zorder=5)
 
 
-def _simulated(axes: Any, found: Search) -> None:
+def _draw_simulated(axes: Any, result: Search) -> None:
     """Plans that hold in the simulation, the winner as a star."""
-    for plan in found.plans:
+    for plan in result.plans:
         if plan.simulated is None or plan.verdict not in ("wins", "holds"):
             continue
         wins = plan.verdict == "wins"
-        at = (plan.simulated.output_throughput_per_user, plan.simulated.output_throughput_per_gpu)
         axes.scatter(
-            *at,
+            plan.simulated.output_throughput_per_user,
+            plan.simulated.output_throughput_per_gpu,
             s=190 if wins else 38,
             marker="*" if wins else "o",
             color=VERMILLION if wins else SKY,
