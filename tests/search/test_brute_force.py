@@ -17,11 +17,9 @@ from inferometer.costs.binding import stage_plans
 from inferometer.costs.step import Group, Step
 from inferometer.inference import memory
 from inferometer.inference.latency import frontend_seconds, stage_seconds
-from inferometer.search.aggregated import aggregated
-from inferometer.search.disaggregated import disaggregated
-from inferometer.search.front import front_rows
+from inferometer.search.modes import aggregated, disaggregated
 from inferometer.search.objective import Traffic, build_objective, build_traffic
-from inferometer.search.plan_table import Plans, PlanTable, Status, value
+from inferometer.search.plan_table import Plans, PlanTable, Status, front_rows, value
 from inferometer.search.server_table import ServerTable, estimate_servers
 from inferometer.search.space import Problem, Server, build_space, servers
 from inferometer.search.steady_state import MAX_UTILIZATION, MIXED_BATCHING, concurrency_grid

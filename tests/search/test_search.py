@@ -21,8 +21,7 @@ from inferometer.search.objective import build_traffic, every_nth
 from inferometer.search.search import search_with_table
 from inferometer.search.search_result import Candidate, PlanMetrics, PoolSpec
 from inferometer.search.serve_commands import ServedModel, commands
-from inferometer.search.stage_costs import StageSeconds, distinct_stages
-from inferometer.search.steady_state import load_grid, steady_states
+from inferometer.search.steady_state import StageSeconds, distinct_stages, load_grid, steady_states
 from inferometer.serving.deployment import build_pool
 from inferometer.serving.deployment_run import ServingOptions, serve
 from inferometer.serving.metrics import good_requests, latencies

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from ..costs.binding import BoundPlan
 from ..costs.step import Group, Step
+from ..inference import memory
 from ..inference.memory import drafter
+from ..network.graph import Block
 from .objective import Traffic
-from .stage_costs import BlockBytes, StageBytes, distinct_stages
-from .steady_state import LoadGrid
+from .steady_state import LoadGrid, distinct_stages, single_layer
 
 
 class Shortfall(NamedTuple):
@@ -37,6 +39,44 @@ class KVCapacity(NamedTuple):
     def shortfall(self) -> Shortfall | None:
         """What is missing where not even one request fits; None if one does."""
         return None if (self.max_seqs >= 1).any() else Shortfall(self.needed_bytes, self.usable_bytes)
+
+
+class BlockBytes(NamedTuple):
+    """Bytes on one GPU of one layer of a block, or of a stage."""
+
+    weights: float
+    kv_cache: Any  # [length] of one sequence at each of the lengths
+    activations: Any  # [token_budget, seqs] peak of the largest step
+
+
+class StageBytes:
+    """Bytes of any stage of a layout: ``StageBytes(bound_plan, lengths, largest_step).total(stage.bound_plan)``"""
+
+    def __init__(self, bound_plan: BoundPlan, lengths: np.ndarray, largest_step: Step) -> None:
+        self.bound_plan, self.lengths, self.largest_step = bound_plan, lengths, largest_step
+        self._layer_bytes: dict[int, BlockBytes] = {}  # by the identity of a block's operators
+
+    def total(self, stage: BoundPlan) -> BlockBytes:
+        """Weights and KV cache of all layers of a stage, and the highest peak of activations among them."""
+        weights, activations = 0.0, np.zeros(())
+        kv_cache = np.zeros(len(self.lengths))
+        for block in stage.model.blocks:
+            key = id(block.ops)
+            if key not in self._layer_bytes:
+                self._layer_bytes[key] = self._of_layer(block, stage)
+            layer = self._layer_bytes[key]
+            weights, kv_cache = weights + block.count * layer.weights, kv_cache + block.count * layer.kv_cache
+            activations = np.maximum(activations, layer.activations)
+        return BlockBytes(weights, kv_cache, activations)
+
+    def _of_layer(self, block: Block, stage: BoundPlan) -> BlockBytes:
+        model = msgspec.structs.replace(stage.model, blocks=(single_layer(block),))
+        layer = self.bound_plan._replace(model=model)
+        return BlockBytes(
+            weights=float(memory.weight_bytes(layer)),
+            kv_cache=memory.cache_bytes(layer, self.lengths),
+            activations=memory.activation_bytes(layer, self.largest_step),
+        )
 
 
 class _Reserved(NamedTuple):

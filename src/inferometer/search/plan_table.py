@@ -1,6 +1,7 @@
-"""All plans as columns, and a row of them as people and simulations read it.
+"""All plans as columns, a row of them as people and simulations read it, and the Pareto front of their loads.
 
-Every plan is kept, also those that fail, with the figures that say why.
+Every plan is kept, also those that fail, with the figures that say why. A load is on the front if no other beats it in
+tokens/s per GPU, tokens/s per user and cost alike.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..base.pareto import pareto_front
 from ..inference.latency import cost_per_million_tokens, joules_per_token
 from .objective import Objective, Traffic
 from .plan_simulation import PoolCase, SimulationCase
 from .search_result import Candidate, PlanMetrics, PoolSpec, SimulationResult
 from .server_table import ServerTable
-from .space import Problem
+from .space import Problem, precision_label
 
 SLACK = 1.1  # means are off by some percent: plans that miss a limit by less are left to the simulator
 
@@ -222,3 +224,72 @@ class PlanTable(NamedTuple):
             estimated_rate=plan.priced.request_rate,
             estimated_e2el=plan.priced.e2el_ms / 1e3,
         )
+
+
+# ------------------------------------------------------------------ the Pareto front of loads
+
+
+class LoadPoints(NamedTuple):
+    """Loads of plans as columns, whether they meet the SLO or not."""
+
+    prefill_server: np.ndarray  # row of the server table; it decodes, too, unless there is a decode server
+    decode_server: np.ndarray  # or -1
+    replicas: np.ndarray
+    decode_replicas: np.ndarray
+    token_budget: np.ndarray  # index of max_num_batched_tokens
+    per_gpu: np.ndarray  # output tokens/s, of all GPUs that are given
+    per_user: np.ndarray  # output tokens/s
+    ttft: np.ndarray  # s
+    cost: np.ndarray  # USD for a million output tokens; 0 where no price is known
+
+
+def load_points(table: PlanTable) -> LoadPoints:
+    """Every load of every server, in as many replicas as there is room for; disaggregated plans at their best load."""
+    servers, p, num_gpus = table.servers, table.plans, table.problem.space.num_gpus
+    served = servers.served()
+    server, token_budget, _ = np.nonzero(served)
+    replicas = (num_gpus // servers.gpus)[server]
+    pairs = p.at(p.decode_server >= 0)
+    none = np.full(len(server), -1)
+    prefill_server = np.concatenate([server, pairs.prefill_server])
+    request_rate = np.concatenate([servers.request_rate[served] * replicas, pairs.request_rate])
+    tokens = request_rate * table.problem.traffic.output_len
+    gpus = np.concatenate([replicas * servers.gpus[server], pairs.gpus])
+    price = servers.per_device("price_per_hour")[prefill_server]
+    return LoadPoints(
+        prefill_server=prefill_server,
+        decode_server=np.concatenate([none, pairs.decode_server]),
+        replicas=np.concatenate([replicas, pairs.replicas]),
+        decode_replicas=np.concatenate([0 * none, pairs.decode_replicas]),
+        token_budget=np.concatenate([token_budget, pairs.token_budget]),
+        per_gpu=tokens / num_gpus,
+        per_user=1 / np.concatenate([servers.tpot[served], pairs.tpot]),
+        ttft=np.concatenate([servers.base_ttft[served], pairs.ttft]),
+        cost=cost_per_million_tokens(gpus / np.maximum(tokens, 1e-12), price),
+    )
+
+
+def front_rows(table: PlanTable) -> tuple[list[dict[str, Any]], LoadPoints]:
+    """The front as rows for people, and all points for a picture; cost counts where several GPU types have prices."""
+    points = load_points(table)
+    by_cost = len(table.problem.space.gpus) > 1 and bool((points.cost > 0).all())
+    front = pareto_front(points.per_user, points.per_gpu, points.cost if by_cost else None)
+    return [_front_row(table, points, n) for n in front.tolist()], points
+
+
+def _front_row(table: PlanTable, points: LoadPoints, n: int) -> dict[str, Any]:
+    server = table.servers.servers[int(points.prefill_server[n])]
+    disaggregated = bool(points.decode_server[n] >= 0)
+    plan = f"{points.replicas[n]} × {server.layout}"
+    if disaggregated:
+        plan += f" → {points.decode_replicas[n]} × {table.servers.servers[int(points.decode_server[n])].layout}"
+    return {
+        "plan": f"{plan} {precision_label(server.kind.quantization, server.kind.kv_cache_dtype)}",
+        "gpu": server.request.device.name,
+        "mode": "disaggregated" if disaggregated else "aggregated",
+        "max_num_batched_tokens": int(table.servers.max_num_batched_tokens[points.token_budget[n]]),
+        "output_throughput_per_gpu": float(points.per_gpu[n]),
+        "output_throughput_per_user": float(points.per_user[n]),
+        "ttft_ms": float(points.ttft[n]) * 1e3,
+        "cost_per_million_output_tokens": float(points.cost[n]) or None,
+    }

@@ -5,7 +5,7 @@ A plan goes through these shapes:
 
     Server           an engine on its GPUs with a `Layout` and precisions          space.servers
     ServerTable row  its means under every token budget, max_num_seqs and load     server_table.estimate_servers
-    Plans row        replicas of one server, or a prefill and a decode pool,       aggregated, disaggregated
+    Plans row        replicas of one server, or a prefill and a decode pool,       modes.aggregated, .disaggregated
                      at the best load; a `PlanTable` has all of them
     SimulationCase   the same as plain data, for the simulator in any process      plan_table.PlanTable.simulation_case
     Finalist         a row of plans with its simulations                           finalists.simulate_finalists
@@ -24,14 +24,12 @@ from ..base.units import ceil_div
 from ..serving.trace import Trace
 from ..specs.catalog import gpu_names, hardware
 from . import explanation, serve_commands
-from .aggregated import aggregated
-from .disaggregated import disaggregated
 from .finalists import Finalist, SimulationOptions, ranked, simulate_finalists
-from .front import front_rows
+from .modes import aggregated, disaggregated
 from .objective import build_objective, build_traffic
-from .plan_table import Plans, PlanTable, Status, concatenated
+from .plan_table import Plans, PlanTable, Status, concatenated, front_rows
 from .relaxation import Relaxer
-from .search_result import Candidate, Search
+from .search_result import Candidate, Relaxation, Search
 from .server_table import estimate_servers
 from .space import Problem, RejectedServer, Server, build_space, servers
 from .steady_state import concurrency_grid
@@ -106,12 +104,7 @@ def search_with_table(
     simulated = run.simulate(table, options) if table is not None else []
     result = run.to_result(table, simulated)
     if not result.feasible and relax:
-        since = time.perf_counter()
-        again = {**kwargs, **requests, **aims, "model": model, "gpu": gpus, "num_gpus": count}
-        limits = {name: limit * 1e3 for name, limit in problem.objective.slo.items()}
-        relaxer = Relaxer(search, {**again, "finalists": 2, "relax": False}, limits, progress)
-        result.relaxations = relaxer.relaxations(table)
-        run.note_seconds("relax", since)
+        result.relaxations = run.relax(table, {**kwargs, **requests, **aims, "gpu": gpus, "num_gpus": count})
     run.note_seconds("total", started)
     return result, table, [*run.illegal, *run.too_large]
 
@@ -248,6 +241,15 @@ class SearchRun:
         self.counts["simulations"] = sum(len(one.results) for one in finalists)
         self.note_seconds("simulate", since)
         return finalists
+
+    def relax(self, table: PlanTable | None, kwargs: dict[str, Any]) -> list[Relaxation]:
+        """What would make a plan possible; ``kwargs`` are those of this search, except how it is run."""
+        since = time.perf_counter()
+        limits = {name: limit * 1e3 for name, limit in self.problem.objective.slo.items()}
+        again = {**kwargs, "model": self.problem.model, "finalists": 2, "relax": False}
+        relaxations = Relaxer(search, again, limits, self.progress).relaxations(table)
+        self.note_seconds("relax", since)
+        return relaxations
 
     def to_result(self, table: PlanTable | None, finalists: list[Finalist]) -> Search:
         """The result; relaxations are added later."""

@@ -14,14 +14,18 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
-from ..costs.binding import BoundPlan, step_seconds
+from ..base.cache import cache_by_identity
+from ..base.symbols import Value
+from ..costs import host, roofline
+from ..costs.binding import BoundPlan, calibration_factor, padded_env, stage_plans, step_env, step_seconds
 from ..costs.step import Group, Step
 from ..inference.latency import draft_plan, frontend_seconds
+from ..network.graph import Block
 from ..specs.structs import Engine, Plan
 from .objective import Traffic
-from .stage_costs import StageSeconds, distinct_stages
 
 MIXED_BATCHING = ("vllm", "sarathi", "trtllm")  # schedulers with steps of prefill and decode at once
 MAX_UTILIZATION = 0.999  # a queue of prompts is never longer than at this utilization of the token budget
@@ -108,6 +112,66 @@ def _prefill_tokens(
     chunks, utilization = np.ceil(new_tokens / budget), np.minimum(arrivals * new_tokens / budget, 1)
     chunked = new_tokens / (chunks + utilization * (new_tokens / budget - chunks))
     return chunks, np.where(chunks > 1, chunked, np.minimum(batched, budget))
+
+
+class DistinctStage(NamedTuple):
+    """A pipeline stage, and how many stages of the pipeline are like it."""
+
+    bound_plan: BoundPlan
+    copies: int
+
+
+def distinct_stages(bound_plan: BoundPlan) -> list[DistinctStage]:
+    """The stages of a plan's pipeline, equal ones once: ``sum(stage.copies for …)`` is the pipeline's depth."""
+    distinct: dict[tuple[tuple[int, int], ...], DistinctStage] = {}
+    for stage in stage_plans(bound_plan):
+        key = tuple((id(block.ops), block.count) for block in stage.model.blocks)
+        known = distinct.get(key, DistinctStage(stage, 0))
+        distinct[key] = known._replace(copies=known.copies + 1)
+    return list(distinct.values())
+
+
+@cache_by_identity(2000)
+def single_layer(block: Block) -> Block:
+    """A block with one of its layers."""
+    return msgspec.structs.replace(block, layers=block.layers[:1])
+
+
+class StageSeconds:
+    """Seconds of some steps on any stage of a layout: ``StageSeconds(bound_plan, step).kernels(stage.bound_plan)``
+
+    A stage is some layers of each block. So a model cut into 16 stages costs no more to estimate than the whole: its
+    blocks are estimated for one layer and multiplied.
+    """
+
+    def __init__(self, bound_plan: BoundPlan, step: Step) -> None:
+        self.bound_plan = bound_plan
+        self.env = step_env(bound_plan, step)
+        self.padded_env = padded_env(bound_plan, self.env)
+        self._layer_seconds: dict[int, Value] = {}  # by the identity of a block's operators
+
+    def kernels(self, stage: BoundPlan) -> Value:
+        """Seconds of a stage's kernels. Activations between stages go over the stage's own link."""
+        total: Value = 0.0
+        for block in stage.model.blocks:
+            if block.stage == "vision":
+                continue
+            if block.name == "pipeline":
+                link = {name: stage.env[name] for name in ("pp_bandwidth", "pp_latency")}
+                total = total + roofline.kernel_seconds((block,), {**self.padded_env, **link}, stage.sources)
+                continue
+            key = id(block.ops)
+            if key not in self._layer_seconds:
+                layer = (single_layer(block),)
+                self._layer_seconds[key] = roofline.kernel_seconds(layer, self.padded_env, self.bound_plan.sources)
+            total = total + block.count * self._layer_seconds[key]
+        return total
+
+    def total(self, stage: BoundPlan, kernels: Value, thermal_state: Value = 0.0) -> Any:
+        """A step's seconds on a stage with these kernel seconds, the host's time included."""
+        env = {**self.env, "thermal_state": thermal_state}
+        overhead = host.host_seconds(stage.model, stage.engine, env, kernels)
+        return (kernels + overhead) * calibration_factor(stage, env)
 
 
 class SteadyState(NamedTuple):

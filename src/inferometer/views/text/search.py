@@ -14,8 +14,7 @@ from rich.text import Text
 
 from ...base.pareto import pareto_front
 from ...base.units import seconds
-from ...search.front import LoadPoints, load_points
-from ...search.plan_table import PlanTable
+from ...search.plan_table import LoadPoints, PlanTable, load_points
 from ...search.search_result import Candidate, Search
 from ...search.serve_commands import BENCH, SGLANG, TRTLLM, VLLM
 from ...specs.catalog import engine
