@@ -20,11 +20,10 @@ import msgspec
 from inferometer.costs.kernels import assumed
 from inferometer.inference.request import build_request
 from inferometer.specs import catalog
-from inferometer.training.iteration import stage_times, step_time
+from inferometer.training.iteration import iteration_time, stage_times
 from inferometer.training.passes import Recipe
 from inferometer.training.training_memory import stage_memory
-from inferometer.training.training_setup import Training, training_of
-from inferometer.training.waves import waves
+from inferometer.training.training_setup import Training, bind_training, wave_quantization
 
 SHARED = Path(os.environ.get("INFEROMETER_SHARED", Path(__file__).resolve().parents[2] / "shared"))
 FILE = SHARED / "reference" / "megatron_training.json"
@@ -103,12 +102,12 @@ def bound_plan(data: dict[str, Any], run: dict[str, Any], policy: str) -> Traini
         interleave=run["interleave"],
         dropout=True,  # type: ignore[arg-type]
     )
-    return training_of(asked, recipe)
+    return bind_training(asked, recipe)
 
 
 def seconds(training: Training) -> float:
     """An iteration."""
-    return step_time(training, stage_times(training))[0].total
+    return iteration_time(training, stage_times(training))[0].total
 
 
 def iterations(data: dict[str, Any]) -> list[Row]:
@@ -130,7 +129,8 @@ def refitted(training: Training, flops: float, hbm: float) -> float:
     kernels["linear"] = msgspec.structs.replace(kernels["linear"], flops=flops)
     kernels |= {kind: msgspec.structs.replace(kernels[kind], hbm=hbm) for kind in PASSES}
     engine = msgspec.structs.replace(engine, kernels=kernels)
-    sources = (*training.bound_plan.sources[:-2], waves(engine, training.bound_plan.device), assumed(engine))
+    waves = wave_quantization(engine, training.bound_plan.device)
+    sources = (*training.bound_plan.sources[:-2], waves, assumed(engine))
     stages = tuple(stage._replace(engine=engine, sources=sources) for stage in training.stages)
     return seconds(
         training._replace(bound_plan=training.bound_plan._replace(engine=engine, sources=sources), stages=stages)

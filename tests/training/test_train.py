@@ -24,10 +24,10 @@ from inferometer.base.errors import InferometerError
 from inferometer.base.symbols import evaluate
 from inferometer.base.symbols import names as s
 from inferometer.network.operators import KINDS, all_gather, all_reduce, attention, linear, norm, reduce_scatter
-from inferometer.training.backward import SERVING, backward, kept, stash
+from inferometer.training.backward import SERVING, backward, stash, stashed_bytes
 from inferometer.training.iteration import PRODUCTS
-from inferometer.training.passes import RECOMPUTE, Recipe, passes_of, trained
-from inferometer.training.waves import fill
+from inferometer.training.passes import RECOMPUTE, Recipe, stage_passes, training_block
+from inferometer.training.training_setup import wave_occupancy
 
 Run = Callable[..., Ran]
 SMALL = "smollm2-360m"
@@ -123,7 +123,7 @@ def trained_layer(**how: bool) -> dict[str, Any]:
     from inferometer.specs.catalog import model
 
     block = next(b for b in build(model("gpt2").config).blocks if b.stage == "layer")
-    return {op.name: op for op in trained(block, **how).ops}
+    return {op.name: op for op in training_block(block, **how).ops}
 
 
 def test_the_graph_of_a_step() -> None:
@@ -131,7 +131,7 @@ def test_the_graph_of_a_step() -> None:
     from inferometer.network.families import build
     from inferometer.specs.catalog import model
 
-    passes = passes_of(build(model("llama-3.1-8b").config), Recipe(recompute="selective"))
+    passes = stage_passes(build(model("llama-3.1-8b").config), Recipe(recompute="selective"))
     ahead = [op for block in passes.forward for op in block.ops]
     assert not [op for op in ahead if op.kind in SERVING or op.axis == "dcp"]
     assert [op.name for op in ahead][-2:] == ["lm_head", "loss"]
@@ -145,7 +145,7 @@ def test_the_graph_of_a_step() -> None:
 def test_a_tensor_that_two_keep_counts_once() -> None:
     inputs = ("norm",)
     ops_ = (norm("norm", 64), linear("a", 64, 8, inputs=inputs), linear("b", 64, 8, inputs=inputs))
-    assert value(kept(ops_)) == value(kept(ops_[:2])) == 2 * 96 * 64 * 2
+    assert value(stashed_bytes(ops_)) == value(stashed_bytes(ops_[:2])) == 2 * 96 * 64 * 2
 
 
 def test_what_megatron_keeps_of_a_layer() -> None:
@@ -172,9 +172,9 @@ def test_what_megatron_keeps_of_a_layer() -> None:
 
 
 def test_waves() -> None:
-    assert fill(2048, 6144, 1, 108) == pytest.approx(384 / 432)
-    assert fill(64, 64, 1, 108) == 1.0, "split along k instead"
-    assert all(0.5 < fill(m, n, 1, 132) <= 1 for m in (512, 4096, 10000) for n in (5000, 8192, 13000))
+    assert wave_occupancy(2048, 6144, 1, 108) == pytest.approx(384 / 432)
+    assert wave_occupancy(64, 64, 1, 108) == 1.0, "split along k instead"
+    assert all(0.5 < wave_occupancy(m, n, 1, 132) <= 1 for m in (512, 4096, 10000) for n in (5000, 8192, 13000))
 
 
 # ------------------------------------------------------------------ properties of a step
@@ -391,20 +391,22 @@ def test_illegal_layouts(words: dict[str, Any], reason: str) -> None:
 @pytest.mark.parametrize(
     ("words", "kind", "sentence"),
     [
-        ({"zero": 4}, BadValue, "--zero must be between 0 and 3"),
+        ({"zero": 4}, BadValue, "zero must be between 0 and 3"),
         ({"recompute": "ful"}, UnknownName, "did you mean full?"),
         ({"optimizer": "adam"}, UnknownName, "adamw"),
-        ({"precision": "w4a16"}, UnknownName, "unknown --precision"),
-        ({"grad_dtype": "fp8"}, UnknownName, "unknown --grad-dtype"),
+        ({"precision": "w4a16"}, UnknownName, "unknown precision"),
+        ({"grad_dtype": "fp8"}, UnknownName, "unknown grad_dtype"),
         ({"global_batch_size": 10, "data_parallel_size": 4}, BadValue, "give a multiple of 4"),
-        ({"micro_batch_size": 0}, BadValue, "--micro-batch-size must be between 1"),
-        ({"seq_len": "12,x"}, BadValue, "--seq-len must be whole numbers"),
-        ({"seq_len": [8, 8]}, BadValue, "--seq-len has 2 numbers for 32 layers"),
-        ({"tokens": float("nan")}, BadValue, "--tokens must be a positive number"),
-        ({"overlap": 1.5}, BadValue, "--overlap must be between 0"),
-        ({"interleave": 1.5}, BadValue, "--interleave must be a whole number"),
-        ({"efficiency": 2}, BadValue, "--efficiency"),
+        ({"micro_batch_size": 0}, BadValue, "micro_batch_size must be between 1"),
+        ({"seq_len": "12,x"}, BadValue, "seq_len must be whole numbers"),
+        ({"seq_len": [8, 8]}, BadValue, "seq_len has 2 numbers for 32 layers"),
+        ({"tokens": float("nan")}, BadValue, "tokens must be a positive number"),
+        ({"overlap": 1.5}, BadValue, "overlap must be between 0"),
+        ({"interleave": 1.5}, BadValue, "interleave must be a whole number"),
+        ({"efficiency": 2}, BadValue, "efficiency"),
         ({"gpu": "h10"}, UnknownName, "unknown GPU"),
+        ({"micro_batchsize": 2}, UnknownName, "unknown argument 'micro_batchsize'; did you mean micro_batch_size"),
+        ({"batch_size": 2}, UnknownName, "unknown argument 'batch_size'"),
     ],
 )
 def test_bad_requests(words: dict[str, Any], kind: type[InferometerError], sentence: str) -> None:

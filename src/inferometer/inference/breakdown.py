@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from ..base.symbols import evaluate
@@ -103,12 +104,7 @@ def _phase(bound_plan: BoundPlan, rows: Rows, steps: float, largest: list[Step],
     merged: dict[tuple[int, int], OpRow] = {}
     for row, often, env in rows:
         _merge(merged, row, often, env)
-    ops = [op for op in merged.values() if op.seconds > 0 or op.flops > 0 or op.bytes > 0 or op.kind == "all_reduce"]
-    total = sum(op.seconds for op in ops)
-    for op in ops:
-        op.share = op.seconds / total if total else 0.0
-        op.intensity = op.flops / op.bytes if op.bytes else 0.0
-        op.efficiency = min(1.0, op.roofline_seconds / op.seconds) if op.seconds and op.roofline_seconds else 1.0
+    ops, total = finish_rows(merged.values())
     live, weights = peak(bound_plan, largest), float(memory.weight_bytes(bound_plan))
     cache *= 1 - bound_plan.env["kv_offload_share"]
     sums = {
@@ -132,37 +128,59 @@ def _phase(bound_plan: BoundPlan, rows: Rows, steps: float, largest: list[Step],
 
 def _merge(merged: dict[tuple[int, int], OpRow], row: OpCost, often: float, env: dict[str, Any]) -> None:
     """Add the calls of one step to an operator's row."""
-    calls = row.count * often
     place = next(i for i, op in enumerate(row.block.ops) if op is row.op)
     key = (id(row.block), place)
     if key not in merged:
-        names = {**env, **row.block.dims}
-        shape = {k: [float(evaluate(v, names)) for v in vs] for k, vs in row.op.shape.items()}
-        merged[key] = OpRow(
-            name=row.op.name,
-            kind=row.op.kind,
-            block=row.block.name,
-            count=0,
-            shape=shape,
-            flops=0.0,
-            bytes=0.0,
-            seconds=0.0,
-            share=0.0,
-            bound=row.op.kind if row.op.kind in IDLE else row.bound,
-            intensity=0.0,
-            efficiency=1.0,
-            origin=str(row.origin),
-            formula=row.op.formula,
-        )
-    op, w = merged[key], row.work
-    op.count += calls
-    op.flops += float(w["flops"]) * calls
-    op.bytes += float(row.bytes) * calls
-    op.load_weight += float(w["weights"]) * calls
-    op.load_act += float(w["reads"]) * calls
-    op.store_act += float(w["writes"]) * calls
-    op.load_kv_cache += float(w["kv_reads"]) * calls
-    op.store_kv_cache += float(w["kv_writes"]) * calls
-    op.sent += float(w["sent"]) * calls
-    op.seconds += float(row.seconds) * calls
-    op.roofline_seconds += float(row.terms.roofline) * calls
+        merged[key] = empty_row(row, env)
+    add_calls(merged[key], row, row.count * often)
+
+
+# ------------------------------------------------------------------ rows of operators, of any table
+
+
+def empty_row(cost: OpCost, env: dict[str, Any]) -> OpRow:
+    """The row of an operator before its calls are added; ``env`` has the names that its shape is written in."""
+    names = {**env, **cost.block.dims}
+    return OpRow(
+        name=cost.op.name,
+        kind=cost.op.kind,
+        block=cost.block.name,
+        count=0,
+        shape={k: [float(evaluate(v, names)) for v in vs] for k, vs in cost.op.shape.items()},
+        flops=0.0,
+        bytes=0.0,
+        seconds=0.0,
+        share=0.0,
+        bound=cost.op.kind if cost.op.kind in IDLE else cost.bound,
+        intensity=0.0,
+        efficiency=1.0,
+        origin=str(cost.origin),
+        formula=cost.op.formula,
+    )
+
+
+def add_calls(row: OpRow, cost: OpCost, calls: float) -> None:
+    """Add the work and time of so many calls of an operator to its row."""
+    work = cost.work
+    row.count += calls
+    row.flops += float(work["flops"]) * calls
+    row.bytes += float(cost.bytes) * calls
+    row.load_weight += float(work["weights"]) * calls
+    row.load_act += float(work["reads"]) * calls
+    row.store_act += float(work["writes"]) * calls
+    row.load_kv_cache += float(work["kv_reads"]) * calls
+    row.store_kv_cache += float(work["kv_writes"]) * calls
+    row.sent += float(work["sent"]) * calls
+    row.seconds += float(cost.seconds) * calls
+    row.roofline_seconds += float(cost.terms.roofline) * calls
+
+
+def finish_rows(rows: Iterable[OpRow]) -> tuple[list[OpRow], float]:
+    """The rows that have work, with their shares, intensities and efficiencies; and their seconds together."""
+    ops = [op for op in rows if op.seconds > 0 or op.flops > 0 or op.bytes > 0 or op.kind == "all_reduce"]
+    total = sum(op.seconds for op in ops)
+    for op in ops:
+        op.share = op.seconds / total if total else 0.0
+        op.intensity = op.flops / op.bytes if op.bytes else 0.0
+        op.efficiency = min(1.0, op.roofline_seconds / op.seconds) if op.seconds and op.roofline_seconds else 1.0
+    return ops, total

@@ -5,7 +5,7 @@
     str(wgrad.work.flops)                     # '2·tokens·hidden_size·hidden_size', as of the forward product
     stash(softmax).extra                      # bytes: q, k, v, and the statistics or the scores
 
-A gradient is an operator like any other: the same `Work` in formulas over the same names, priced by the same cost
+A gradient is an operator like any other: the same `Work` in formulas over the same names, estimated by the same cost
 function. ``grad_bytes`` are those of a weight's gradient, which is accumulated: read, added to, written.
 """
 
@@ -32,7 +32,7 @@ class Stash(NamedTuple):
 
     input: Formula = 0  # bytes of its input tensor, which others that read the same tensor keep with it
     output: Formula = 0  # bytes of its output tensor, likewise
-    extra: Formula = 0  # bytes that nobody else keeps
+    extra: Formula = 0  # bytes that no other operator keeps
     core: Formula = 0  # of `extra`, what selective recomputation gives up (Megatron-LM: the core of attention)
 
 
@@ -78,7 +78,7 @@ def _derive(
 
 def _linear(op: Op) -> tuple[Op, ...]:
     """Y = X·W gives dX = dY·Wᵀ and dW += Xᵀ·dY, each as many FLOPs as the product itself."""
-    m, n, k, groups = (op.dims[word] for word in ("m", "n", "k", "groups"))
+    m, n, k, groups = (op.dims[name] for name in ("m", "n", "k", "groups"))
     _, inp, _ = role_bytes(op.role)
     rows_in, rows_out = m * k * groups, m * n
     gradient = n * k * s.grad_bytes
@@ -99,7 +99,7 @@ def _linear(op: Op) -> tuple[Op, ...]:
     return dgrad, wgrad
 
 
-def _keep_linear(op: Op) -> Stash:
+def _stash_linear(op: Op) -> Stash:
     _, inp, _ = role_bytes(op.role)
     return Stash(input=op.dims["m"] * op.dims["k"] * op.dims["groups"] * inp)
 
@@ -116,12 +116,12 @@ def _moe(op: Op) -> tuple[Op, ...]:
         reads=gradients + rows * wide * s.act_bytes,
         writes=rows * (hidden + wide + inner) * s.act_bytes,
     )
-    own = op.work.stored / weight * s.grad_bytes
-    wgrad = Work(flops=op.work.flops, reads=rows * (2 * hidden + wide + inner) * inp + own, writes=own)
+    gradient = op.work.stored / weight * s.grad_bytes
+    wgrad = Work(flops=op.work.flops, reads=rows * (2 * hidden + wide + inner) * inp + gradient, writes=gradient)
     return _derive(op, "dgrad", dgrad, calls=op.calls), _derive(op, "wgrad", wgrad, calls=op.calls)
 
 
-def _keep_moe(op: Op) -> Stash:
+def _stash_moe(op: Op) -> Stash:
     """The rows as they were sorted by expert, and the input and output of the activation."""
     rows, hidden, inner = op.shape["input"][0], op.dims["hidden"], op.dims["inner"]
     _, inp, _ = role_bytes("experts")
@@ -164,7 +164,7 @@ def _attention(op: Op) -> tuple[Op, ...]:
     return (_derive(op, "backward", work, kind="attention_backward", calls=2),)
 
 
-def _keep_attention(op: Op) -> Stash:
+def _stash_attention(op: Op) -> Stash:
     """q, k and v; flash also its output and two statistics a row, eager the probabilities."""
     d = op.dims
     core = _scores(op) + (1 - s.eager) * d["tokens"] * d["heads"] * 8
@@ -189,12 +189,12 @@ def _norm(op: Op) -> tuple[Op, ...]:
 
 def _elementwise(op: Op) -> tuple[Op, ...]:
     """Reads the gradient of its output and what it kept; writes the gradient of its input."""
-    kept = 0 if op.name in STATELESS or _is_mask(op) else op.work.reads
-    work = Work(flops=2 * op.work.flops, weights=op.work.weights, reads=op.work.writes + kept, writes=op.work.reads)
+    stashed = 0 if op.name in STATELESS or _is_mask(op) else op.work.reads
+    work = Work(flops=2 * op.work.flops, weights=op.work.weights, reads=op.work.writes + stashed, writes=op.work.reads)
     return (_derive(op, "backward", work, calls=op.calls),)
 
 
-def _keep_elementwise(op: Op) -> Stash:
+def _stash_elementwise(op: Op) -> Stash:
     if op.name in STATELESS:
         return Stash()
     if _is_mask(op):
@@ -218,7 +218,7 @@ def _loss(op: Op) -> tuple[Op, ...]:
 # ------------------------------------------------------------------ collectives
 
 
-def _same(op: Op) -> tuple[Op, ...]:
+def _reversed_collective(op: Op) -> tuple[Op, ...]:
     """What was sent one way comes back the other."""
     return (_derive(op, "backward", op.work),)
 
@@ -258,48 +258,48 @@ _BACKWARD: dict[str, Callable[[Op], tuple[Op, ...]]] = {
     "copy": _copy,
     "all_gather": _gather,
     "reduce_scatter": _scatter,
-    "all_to_all": _same,
-    "send": _same,
+    "all_to_all": _reversed_collective,
+    "send": _reversed_collective,
 }
 _STASH: dict[str, Callable[[Op], Stash]] = {
-    "linear": _keep_linear,
-    "moe": _keep_moe,
-    "prefill_attention": _keep_attention,
+    "linear": _stash_linear,
+    "moe": _stash_moe,
+    "prefill_attention": _stash_attention,
     "scan": lambda op: Stash(extra=op.work.reads),
     "norm": lambda op: Stash(extra=op.output),
-    "elementwise": _keep_elementwise,
+    "elementwise": _stash_elementwise,
     "loss": lambda op: Stash(extra=4 * op.dims["m"] * op.dims["n"]),
 }
 
 
-def kept(ops: tuple[Op, ...], *, core: bool = True) -> Formula:
-    """Bytes that a run of operators keeps; without ``core`` what is left when attention's core is recomputed.
+def stashed_bytes(ops: tuple[Op, ...], *, core: bool = True) -> Formula:
+    """Bytes that a sequence of operators keeps; without ``core`` what is left when attention's core is recomputed.
 
     A tensor that several operators keep counts once. A norm leaves its output in shards under sequence parallelism,
     and in shards it is kept for those that read it.
     """
-    where: dict[str, Op] = {}
+    makers: dict[str, Op] = {}  # name -> operator that writes the tensor
     tensors: dict[str, Formula] = {}
-    found: Formula = constant(0)
+    total: Formula = constant(0)
     before = ""
     for op in ops:
-        mine = stash(op)
-        sources = [before] if op.inputs is None else [word for word in op.inputs if word in where]
+        held = stash(op)
+        sources = [before] if op.inputs is None else [name for name in op.inputs if name in makers]
         source = (sources[0] if sources else "") or f"into {op.name}"
-        if not _zero(mine.input):
-            maker = where.get(source)
+        if not _zero(held.input):
+            maker = makers.get(source)
             sharded = maker is not None and maker.kind == "norm" and op.kind == "linear"
-            size = maker.output * role_bytes(op.role)[1] / s.act_bytes if maker and sharded else mine.input
+            size = maker.output * role_bytes(op.role)[1] / s.act_bytes if maker and sharded else held.input
             tensors.setdefault(source, size)
-        if not _zero(mine.output):
-            tensors.setdefault(op.name, mine.output)
-        found = found + mine.extra - (0 if core else mine.core)
-        where[op.name] = op
+        if not _zero(held.output):
+            tensors.setdefault(op.name, held.output)
+        total = total + held.extra - (0 if core else held.core)
+        makers[op.name] = op
         if not _zero(op.output):
             before = op.name
     for size in tensors.values():
-        found = found + size
-    return found
+        total = total + size
+    return total
 
 
 def _zero(value: Formula) -> bool:

@@ -1,10 +1,10 @@
 """A model in training: the same graph, run forward, perhaps forward again, and backward.
 
-    passes = passes_of(model, Recipe(recompute="selective"), sequence_parallel=True)
+    passes = stage_passes(model, Recipe(recompute="selective"), sequence_parallel=True)
     passes.forward     # the model's blocks without what only serving needs, and with a loss
     passes.backward    # of every operator there its gradients, last operator first
 
-Nothing here is priced: blocks go through the cost function that every other step goes through.
+Nothing here takes time yet: blocks go through the cost function that every other step goes through.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Zero(Spec, frozen=True, kw_only=True):
     source: str
 
 
-class Figures(Spec, frozen=True, kw_only=True):
+class TrainingConstants(Spec, frozen=True, kw_only=True):
     """data/training.toml"""
 
     optimizers: dict[str, Optimizer]
@@ -82,18 +82,19 @@ class Figures(Spec, frozen=True, kw_only=True):
 
 
 @functools.cache
-def figures() -> Figures:
+def training_constants() -> TrainingConstants:
     """data/training.toml, read once."""
-    return catalog.constants("training", Figures)
+    return catalog.constants("training", TrainingConstants)
 
 
 def overlap_of(recipe: Recipe) -> Overlap:
-    """The shares that are hidden: the recipe's own for both axes, or the usual ones."""
-    usual = figures().overlap
-    return usual if recipe.overlap is None else Overlap(dp=recipe.overlap, tp=recipe.overlap, source="--overlap")
+    """The shares that are hidden: the recipe's own for both axes, or those of data/training.toml."""
+    if recipe.overlap is None:
+        return training_constants().overlap
+    return Overlap(dp=recipe.overlap, tp=recipe.overlap, source="given")
 
 
-class Passes(NamedTuple):
+class StagePasses(NamedTuple):
     """What one micro-batch runs on a pipeline stage."""
 
     forward: tuple[Block, ...]
@@ -101,22 +102,23 @@ class Passes(NamedTuple):
     backward: tuple[Block, ...]
 
 
-def passes_of(model: Model, recipe: Recipe, *, sequence_parallel: bool = False, eager: bool = False) -> Passes:
+def stage_passes(model: Model, recipe: Recipe, *, sequence_parallel: bool = False, eager: bool = False) -> StagePasses:
     """The passes of a model, or of a pipeline stage's part of it."""
-    ahead = tuple(
-        trained(block, sequence_parallel=sequence_parallel, dropout=recipe.dropout, eager=eager)
+    forward = tuple(
+        training_block(block, sequence_parallel=sequence_parallel, dropout=recipe.dropout, eager=eager)
         for block in model.blocks
         if block.stage in ("embed", "layer", "head") and block.name != "pipeline"
     )
-    again = tuple(filter(None, (_recomputed(block, recipe.recompute) for block in ahead)))
-    back = tuple(_reversed(block) for block in reversed(ahead))
-    return Passes(ahead, again, back)
+    recompute = tuple(filter(None, (_recomputed(block, recipe.recompute) for block in forward)))
+    return StagePasses(forward, recompute, tuple(_backward_block(block) for block in reversed(forward)))
 
 
 # ------------------------------------------------------------------ the forward pass of training
 
 
-def trained(block: Block, *, sequence_parallel: bool = False, dropout: bool = False, eager: bool = False) -> Block:
+def training_block(
+    block: Block, *, sequence_parallel: bool = False, dropout: bool = False, eager: bool = False
+) -> Block:
     """A block as training runs it: no cache and no sampling; a loss; what tensor parallelism needs in both passes.
 
     A region of tensor parallelism begins with a copy of its input to all ranks and ends with a sum over them; under
@@ -124,16 +126,16 @@ def trained(block: Block, *, sequence_parallel: bool = False, dropout: bool = Fa
     """
     ops: list[Op] = []
     for op in block.ops:
-        if _serves(op):
+        if _is_serving_only(op):
             continue
         if op.kind == "all_gather" and block.stage == "head":  # the loss works on the ranks' own parts of the logits
             continue
         if op.name == "lm_head":
-            ops.append(_begins(op.dims["k"], op.dims["m"], sequence_parallel))
+            ops.append(_region_start(op.dims["k"], op.dims["m"], sequence_parallel))
         if op.kind == "all_reduce":
             rows, width = op.shape["input"]
             if block.stage == "layer":
-                ops.append(_begins(width, rows, sequence_parallel and op.name == "all_reduce"))
+                ops.append(_region_start(width, rows, sequence_parallel and op.name == "all_reduce"))
             if sequence_parallel and op.name == "all_reduce":
                 op = reduce_scatter(SCATTER, width, m=rows)
         ops.append(op)
@@ -146,12 +148,12 @@ def trained(block: Block, *, sequence_parallel: bool = False, dropout: bool = Fa
     return msgspec.structs.replace(block, ops=tuple(ops))
 
 
-def _serves(op: Op) -> bool:
-    """Whether an operator only has work when something is served: caches, decoding, sampling."""
+def _is_serving_only(op: Op) -> bool:
+    """Whether an operator only has work in inference: caches, decoding, sampling."""
     return op.kind in SERVING or op.axis == "dcp" or op.dims.get("m") is s.decode_tokens or op.dims.get("m") == 0
 
 
-def _begins(width: Formula, rows: Formula, sequence_parallel: bool) -> Op:
+def _region_start(width: Formula, rows: Formula, sequence_parallel: bool) -> Op:
     if sequence_parallel:
         return all_gather(GATHER, width, m=rows)
     return Op("copy", "copy", Work(), {"bytes": rows * width * s.act_bytes, "ranks": s.tp}, axis="tp")
@@ -195,10 +197,10 @@ def _loss(head: Op) -> Op:
     )
 
 
-# ------------------------------------------------------------------ again, and back
+# ------------------------------------------------------------------ recomputation and the backward pass
 
 
-def is_core(op: Op) -> bool:
+def is_attention_core(op: Op) -> bool:
     """Whether selective recomputation runs it again: the scores, their softmax and dropout, the product with v."""
     return op.kind == "prefill_attention" or op.name == "attention_dropout"
 
@@ -206,15 +208,15 @@ def is_core(op: Op) -> bool:
 def _recomputed(block: Block, recompute: str) -> Block | None:
     if block.stage != "layer" or recompute == "none":
         return None
-    ops = block.ops if recompute == "full" else tuple(op for op in block.ops if is_core(op))
+    ops = block.ops if recompute == "full" else tuple(op for op in block.ops if is_attention_core(op))
     return msgspec.structs.replace(block, ops=ops) if ops else None
 
 
-def _reversed(block: Block) -> Block:
-    return msgspec.structs.replace(block, ops=tuple(found for op in reversed(block.ops) for found in backward(op)))
+def _backward_block(block: Block) -> Block:
+    return msgspec.structs.replace(block, ops=tuple(grad for op in reversed(block.ops) for grad in backward(op)))
 
 
-def handover(model: Model, layer: int, interleave: int) -> Block:
+def stage_send(model: Model, layer: int, interleave: int) -> Block:
     """The hidden state to the next part of the pipeline, each tensor-parallel rank sending its share."""
     op = send("send_to_next_stage", interleave * s.hidden_size / s.tp)
     return Block("pipeline", (op,), {"hidden_size": model.sizes["hidden_size"]}, (layer,), residual=False)
@@ -223,21 +225,21 @@ def handover(model: Model, layer: int, interleave: int) -> Block:
 # ------------------------------------------------------------------ after the micro-batches
 
 
-def update(optimizer: Optimizer, *, master: bool) -> Op:
+def optimizer_step(optimizer: Optimizer, *, master: bool) -> Op:
     """The optimizer's pass over its share of the parameters: gradients (twice, for clipping), copies and weights."""
-    held = optimizer.states + (optimizer.master if master else 0)
-    read = 2 * s.grad_bytes + held + (0 if master else s.param_bytes)
+    states = optimizer.states + (optimizer.master if master else 0)
+    read = 2 * s.grad_bytes + states + (0 if master else s.param_bytes)
     size = s.update_params
     return Op(
         "optimizer_step",
         "optimizer",
-        Work(flops=optimizer.flops * size, reads=size * read, writes=size * (held + s.param_bytes + s.grad_bytes)),
+        Work(flops=optimizer.flops * size, reads=size * read, writes=size * (states + s.param_bytes + s.grad_bytes)),
         {"m": size},
         shape={"parameters": (size,)},
     )
 
 
-def _sized(build: Callable[..., Op], name: str, size: Formula) -> Op:
+def _replica_collective(build: Callable[..., Op], name: str, size: Formula) -> Op:
     """A collective over the replicas of ``size`` bytes, whatever format they are in."""
     return build(name, size / s.act_bytes, m=1, ranks=s.replicas, axis="dp")
 
@@ -246,10 +248,10 @@ def gradient_sum(zero: int) -> Op:
     """Sum the gradients over replicas: all of them on each rank, or with ZeRO each rank its share."""
     size = s.reduced_params * s.grad_bytes
     if zero:
-        return _sized(reduce_scatter, "reduce_gradients", size)
-    return _sized(all_reduce, "all_reduce_gradients", size)
+        return _replica_collective(reduce_scatter, "reduce_gradients", size)
+    return _replica_collective(all_reduce, "all_reduce_gradients", size)
 
 
 def weight_gather() -> Op:
     """Collect the weights that the replicas hold (ZeRO-3) or have updated (ZeRO-1 and 2) in shards."""
-    return _sized(all_gather, "gather_weights", s.reduced_params * s.param_bytes)
+    return _replica_collective(all_gather, "gather_weights", s.reduced_params * s.param_bytes)

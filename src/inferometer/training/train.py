@@ -3,45 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import msgspec
 
 from ..base.errors import BadValue, UnknownName, check_int, check_positive, is_number
-from ..base.symbols import evaluate
 from ..base.units import percent, seconds
 from ..costs import kernels
 from ..costs.binding import step_env
 from ..costs.roofline import OpCost
 from ..costs.step import Step
 from ..inference.analyze import device_info, engine_info, model_info
+from ..inference.breakdown import add_calls, empty_row, finish_rows
 from ..inference.report import OpRow
 from ..inference.request import Request, build_request
 from ..inference.workload import TOKENS, numbers
 from ..specs.structs import Engine, Plan
-from . import iteration
-from .iteration import StageTime, StepTime
-from .passes import PRECISIONS, RECOMPUTE, Recipe, figures
-from .training_memory import StageMemory, fits_with, fullest
+from .iteration import IterationTime, StageTime, iteration_time, model_flops, stage_times
+from .passes import PRECISIONS, RECOMPUTE, Recipe, training_constants
+from .training_memory import StageMemory, fits_with, fullest_stage
 from .training_report import Breakdown, TrainMemory, TrainPhase, TrainReport
-from .training_setup import Training, illegal, steps_of, training_of
+from .training_setup import Training, bind_training, illegal_reason, micro_batch_steps
 
 DAY = 86400.0
+
+
+class TrainPlan(TypedDict, total=False):
+    """The arguments of `analyze` that training has, too: the machine and the layout."""
+
+    engine: str
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    data_parallel_size: int
+    sequence_parallel: bool
+    enable_expert_parallel: bool
+    attention: str | None
+    efficiency: float | str | Mapping[str, float] | None
+    nodes: int | None
+    gpus_per_node: int | None
+    interconnect: str | None
+    routing_skew: float
+    hf_token: str | None
 
 
 def train(
     model: str,
     gpu: str = "h100-sxm",
     *,
-    engine: str = "megatron",
     global_batch_size: int | None = None,
     micro_batch_size: int = 1,
     seq_len: int | Sequence[int] | str | None = None,
-    tensor_parallel_size: int = 1,
-    pipeline_parallel_size: int = 1,
-    data_parallel_size: int = 1,
-    sequence_parallel: bool = False,
-    enable_expert_parallel: bool = False,
     interleave: int = 1,
     zero: int = 0,
     recompute: str = "none",
@@ -51,139 +62,127 @@ def train(
     dropout: bool = False,
     overlap: float | None = None,
     tokens: float | None = None,
-    attention: str | None = None,
-    efficiency: float | str | Mapping[str, float] | None = None,
-    nodes: int | None = None,
-    gpus_per_node: int | None = None,
-    interconnect: str | None = None,
-    routing_skew: float = 0.0,
-    hf_token: str | None = None,
+    **plan: Unpack[TrainPlan],
 ) -> TrainReport:
     """Predict one optimizer step; the keywords are the command's long flags with underscores.
 
     ``train("llama-3.1-8b", gpu="h100-sxm", data_parallel_size=8, zero=1, global_batch_size=64).tokens_per_second``
     """
-    _one_of("--precision", precision, PRECISIONS)
-    dtype = precision if precision in ("bf16", "fp16", "fp32") else "bf16"
-    request = build_request(
-        model,
-        gpu,
-        engine=engine,
-        input_len=1,
-        tensor_parallel_size=tensor_parallel_size,
-        pipeline_parallel_size=pipeline_parallel_size,
-        data_parallel_size=data_parallel_size,
-        sequence_parallel=sequence_parallel,
-        enable_expert_parallel=enable_expert_parallel,
-        nodes=nodes,
-        gpus_per_node=gpus_per_node,
-        interconnect=interconnect,
-        dtype=dtype,
-        quantization=precision,
-        kv_cache_dtype=dtype,
-        attention=attention,
-        fusion=False,
-        efficiency=efficiency,
-        routing_skew=routing_skew,
-        hf_token=hf_token,
-    )
-    usual = 2048 if request.model.kind == "decoder" else request.model.max_position or 256
-    _one_of("--recompute", recompute, RECOMPUTE)
-    _one_of("--optimizer", optimizer, tuple(figures().optimizers))
-    _one_of("--grad-dtype", grad_dtype, ("fp32", "bf16", "fp16"))
+    _check_choice("precision", precision, PRECISIONS)
+    request = _build_request(model, gpu, precision, plan)
+    _check_choice("recompute", recompute, RECOMPUTE)
+    _check_choice("optimizer", optimizer, tuple(training_constants().optimizers))
+    _check_choice("grad_dtype", grad_dtype, ("fp32", "bf16", "fp16"))
     if tokens is not None:
-        check_positive("--tokens", tokens, 1e18)
+        check_positive("tokens", tokens, 1e18)
     if overlap is not None and (not is_number(overlap) or not 0 <= overlap <= 1):
-        raise BadValue(f"--overlap must be between 0 (none) and 1 (all that fits behind computing), not {overlap!r}")
-    micro = check_int("--micro-batch-size", micro_batch_size, most=10**6)
+        raise BadValue(f"`overlap` must be between 0 (none) and 1 (all that fits behind computing), not {overlap!r}")
+    micro = check_int("micro_batch_size", micro_batch_size, most=10**6)
     each = micro * request.plan.data_parallel_size
-    batch = each if global_batch_size is None else check_int("--global-batch-size", global_batch_size, most=10**7)
+    batch = each if global_batch_size is None else check_int("global_batch_size", global_batch_size, most=10**7)
     recipe = Recipe(
         global_batch_size=batch,
         micro_batch_size=micro,
-        seq_len=_lengths(usual if seq_len is None else seq_len, request.model.num_layers),
-        zero=check_int("--zero", zero, least=0, most=3),  # type: ignore[arg-type]
+        seq_len=_lengths(_default_length(request) if seq_len is None else seq_len, request.model.num_layers),
+        zero=check_int("zero", zero, least=0, most=3),  # type: ignore[arg-type]
         recompute=recompute,  # type: ignore[arg-type]
         optimizer=optimizer,
         precision=precision,
         grad_dtype=grad_dtype,
-        interleave=check_int("--interleave", interleave, most=1024),
+        interleave=check_int("interleave", interleave, most=1024),
         dropout=dropout,
         overlap=overlap,
         tokens=tokens,
     )
     if batch % each:
         raise BadValue(
-            f"--global-batch-size {batch:,} does not divide into micro-batches of {micro} on "
+            f"`global_batch_size` {batch:,} does not divide into micro-batches of {micro} on "
             f"{request.plan.data_parallel_size} data-parallel ranks: give a multiple of {each}"
         )
     return report_of(request, recipe)
 
 
+def _check_choice(name: str, given: object, allowed: tuple[str, ...]) -> None:
+    if given not in allowed:
+        raise UnknownName(f"`{name}`", given, allowed)
+
+
+def _build_request(model: str, gpu: str, precision: str, plan: TrainPlan) -> Request:
+    """The machine and layout as a request of inference, which knows how to check and bind them."""
+    for name in plan:
+        if name not in TrainPlan.__annotations__:
+            raise UnknownName("argument", name, (*TrainPlan.__annotations__, *Recipe.__struct_fields__))
+    dtype = precision if precision in ("bf16", "fp16", "fp32") else "bf16"
+    fixed: dict[str, Any] = {
+        "input_len": 1,
+        "dtype": dtype,
+        "quantization": precision,
+        "kv_cache_dtype": dtype,
+        "fusion": False,
+    }
+    return build_request(model, gpu, **{"engine": "megatron", **plan, **fixed})
+
+
+def _default_length(request: Request) -> int:
+    return 2048 if request.model.kind == "decoder" else request.model.max_position or 256
+
+
+def _lengths(value: int | Sequence[int] | str, layers: int) -> int | tuple[int, ...]:
+    if isinstance(value, str):
+        value = numbers("`seq_len`", value)
+    if isinstance(value, int) or is_number(value):
+        return check_int("seq_len", value, most=TOKENS)
+    found = tuple(check_int("seq_len", v, most=TOKENS) for v in value)
+    if len(found) not in (1, layers):
+        raise BadValue(f"`seq_len` has {len(found)} numbers for {layers} layers: give one, or one per layer")
+    return found if len(found) > 1 else found[0]
+
+
 def report_of(request: Request, recipe: Recipe) -> TrainReport:
     """The report of a checked request."""
-    training = training_of(request, recipe)
-    times = iteration.stage_times(training)
-    parts, once = iteration.step_time(training, times)
-    held, stage = fullest(training)
+    training = bind_training(request, recipe)
+    times = stage_times(training)
+    parts, once = iteration_time(training, times)
+    held, stage = fullest_stage(training)
     usable = request.device.memory * request.plan.gpu_memory_utilization
-    banned = illegal(request, recipe, training.micro_batches)
+    illegal = illegal_reason(request, recipe, training.micro_batches)
     fits = held.total <= usable
     plan, n = request.plan, training.micro_batches
-    worked = recipe.global_batch_size * recipe.length
-    needed = iteration.model_flops(training) * n * training.replicas
-    done = sum(t.flops for t in times) * n * plan.tensor_parallel_size * training.replicas
-    peak = training.bound_plan.env["mlp_peak_flops"] * plan.gpus
-    rate = worked / parts.total
+    tokens_per_step = recipe.global_batch_size * recipe.length
+    needed_flops = model_flops(training) * n * training.replicas
+    done_flops = sum(t.flops for t in times) * n * plan.tensor_parallel_size * training.replicas
+    peak_flops = training.bound_plan.env["mlp_peak_flops"] * plan.gpus
+    rate = tokens_per_step / parts.total
     report = TrainReport(
         model=model_info(request),
         device=device_info(request.device),
         engine=engine_info(request.engine),
-        plan=_plan(plan),
+        plan=_plan_info(plan),
         recipe=msgspec.to_builtins(recipe),
-        feasible=fits and not banned,
-        reason=banned or (None if fits else fits_with(request, recipe, held, usable)),
+        feasible=fits and not illegal,
+        reason=illegal or (None if fits else fits_with(request, recipe, held, usable)),
         step_seconds=parts.total,
-        roofline_step_seconds=_perfect(training),
-        tokens_per_step=worked,
+        roofline_step_seconds=_roofline_seconds(training),
+        tokens_per_step=tokens_per_step,
         tokens_per_second=rate,
         tokens_per_second_per_gpu=rate / plan.gpus,
         micro_batches=n,
-        model_flops=needed,
-        hardware_flops=done,
-        model_flops_utilization=needed / (parts.total * peak),
-        hardware_flops_utilization=done / (parts.total * peak),
+        model_flops=needed_flops,
+        hardware_flops=done_flops,
+        model_flops_utilization=needed_flops / (parts.total * peak_flops),
+        hardware_flops_utilization=done_flops / (parts.total * peak_flops),
         breakdown=Breakdown(*parts),
         memory=_memory(held, usable, request.device.memory, stage),
         phases=_phases(training, times, once),
         warnings=[*request.warnings, *training.bound_plan.notes, *_warnings(request, recipe)],
     )
     if recipe.tokens:
-        spent = recipe.tokens / rate
-        report.days, report.gpu_hours = spent / DAY, spent * plan.gpus / 3600
+        duration = recipe.tokens / rate
+        report.days, report.gpu_hours = duration / DAY, duration * plan.gpus / 3600
         if request.device.price_per_hour:
             report.cost = report.gpu_hours * request.device.price_per_hour
     report.summary = _summary(parts, report)
     return report
-
-
-# ------------------------------------------------------------------ request
-
-
-def _one_of(what: str, given: object, allowed: tuple[str, ...]) -> None:
-    if given not in allowed:
-        raise UnknownName(what, given, allowed)
-
-
-def _lengths(value: int | Sequence[int] | str, layers: int) -> int | tuple[int, ...]:
-    if isinstance(value, str):
-        value = numbers("--seq-len", value)
-    if isinstance(value, int) or is_number(value):
-        return check_int("--seq-len", value, most=TOKENS)
-    found = tuple(check_int("--seq-len", v, most=TOKENS) for v in value)
-    if len(found) not in (1, layers):
-        raise BadValue(f"--seq-len has {len(found)} numbers for {layers} layers: give one, or one per layer")
-    return found if len(found) > 1 else found[0]
 
 
 def _warnings(request: Request, recipe: Recipe) -> Iterator[str]:
@@ -200,8 +199,8 @@ def _warnings(request: Request, recipe: Recipe) -> Iterator[str]:
         yield "multi-token-prediction modules are left out"
 
 
-def _plan(plan: Plan) -> dict[str, Any]:
-    words = (
+def _plan_info(plan: Plan) -> dict[str, Any]:
+    fields = (
         "tensor_parallel_size",
         "pipeline_parallel_size",
         "data_parallel_size",
@@ -214,7 +213,7 @@ def _plan(plan: Plan) -> dict[str, Any]:
         "attention",
         "routing_skew",
     )
-    return {word: getattr(plan, word) for word in words} | {"gpus": plan.gpus}
+    return {field: getattr(plan, field) for field in fields} | {"gpus": plan.gpus}
 
 
 # ------------------------------------------------------------------ results
@@ -224,68 +223,41 @@ def _memory(held: StageMemory, usable: float, capacity: float, stage: int) -> Tr
     return TrainMemory(*held, held.total, usable, capacity, stage)
 
 
-def _perfect(training: Training) -> float:
+def _roofline_seconds(training: Training) -> float:
     """The same step at the speed of light."""
     ideal = (kernels.ideal(),)
     stages = tuple(stage._replace(engine=Engine(), sources=ideal) for stage in training.stages)
     fast = training._replace(bound_plan=training.bound_plan._replace(engine=Engine(), sources=ideal), stages=stages)
-    return iteration.step_time(fast, iteration.stage_times(fast))[0].total
+    return iteration_time(fast, stage_times(fast))[0].total
 
 
 def _phases(training: Training, times: list[StageTime], once: list[OpCost]) -> dict[str, TrainPhase]:
+    """The passes of all micro-batches on the slowest stage, then what runs once in a step."""
     slow = max(times, key=lambda t: t.total)
     n = training.micro_batches
-    sums = [row for row in once if row.op.kind != "optimizer"]
-    found = {word: [_row(training, row, n) for row in rows] for word, rows in slow.rows.items()}
-    found["data_parallel"] += [_row(training, row, 1) for row in sums]
-    found["optimizer"] = [_row(training, row, 1) for row in once if row.op.kind == "optimizer"]
-    return {word: _phase(ops) for word, ops in found.items() if ops}
+    rows = {name: [_op_row(training, cost, n) for cost in costs] for name, costs in slow.rows.items()}
+    rows["data_parallel"] += [_op_row(training, cost, 1) for cost in once if cost.op.kind != "optimizer"]
+    rows["optimizer"] = [_op_row(training, cost, 1) for cost in once if cost.op.kind == "optimizer"]
+    return {name: _phase(ops) for name, ops in rows.items() if ops}
 
 
-def _phase(ops: list[OpRow]) -> TrainPhase:
-    ops = [op for op in ops if op.seconds or op.flops or op.bytes or op.kind == "all_reduce"]
-    total = sum(op.seconds for op in ops)
-    for op in ops:
-        op.share = op.seconds / total if total else 0.0
+def _phase(rows: list[OpRow]) -> TrainPhase:
+    ops, total = finish_rows(rows)
     return TrainPhase(total, sum(op.flops for op in ops), sum(op.bytes for op in ops), ops)
 
 
-def _row(training: Training, row: OpCost, often: int) -> OpRow:
-    calls, w = row.count * often, row.work
-    steps = steps_of(training.recipe)
-    step = steps if isinstance(steps, Step) else steps[(row.block.layers or (0,))[0]]
-    names = {**step_env(training.bound_plan, step), **row.block.dims}
-    size_of = {k: [float(evaluate(v, names)) for v in vs] for k, vs in row.op.shape.items()}
-    took, light = float(row.seconds) * calls, float(row.terms.roofline) * calls
-    flops, moved = float(w["flops"]) * calls, float(row.bytes) * calls
-    return OpRow(
-        name=row.op.name,
-        kind=row.op.kind,
-        block=row.block.name,
-        count=calls,
-        shape=size_of,
-        flops=flops,
-        bytes=moved,
-        seconds=took,
-        share=0.0,
-        bound=row.bound,
-        intensity=flops / moved if moved else 0.0,
-        efficiency=min(1.0, light / took) if took and light else 1.0,
-        origin=str(row.origin),
-        formula=row.op.formula,
-        load_weight=float(w["weights"]) * calls,
-        load_act=float(w["reads"]) * calls,
-        store_act=float(w["writes"]) * calls,
-        load_kv_cache=float(w["kv_reads"]) * calls,
-        store_kv_cache=float(w["kv_writes"]) * calls,
-        sent=float(w["sent"]) * calls,
-        roofline_seconds=light,
-    )
+def _op_row(training: Training, cost: OpCost, often: int) -> OpRow:
+    """The row of an operator that runs ``often`` in each of its layers, shaped as in the first of them."""
+    steps = micro_batch_steps(training.recipe)
+    step = steps if isinstance(steps, Step) else steps[(cost.block.layers or (0,))[0]]
+    row = empty_row(cost, step_env(training.bound_plan, step))
+    add_calls(row, cost, cost.count * often)
+    return row
 
 
-def _summary(parts: StepTime, report: TrainReport) -> str:
+def _summary(parts: IterationTime, report: TrainReport) -> str:
     """``A step takes 13.6 s: forward 29%, backward 54% …; 51.9% of peak is the model's own work.``"""
-    words = {
+    labels = {
         "tp_comm": "tensor-parallel communication",
         "ep_comm": "expert all-to-all",
         "pp_comm": "pipeline sends",
@@ -293,9 +265,9 @@ def _summary(parts: StepTime, report: TrainReport) -> str:
         "pp_bubble": "pipeline bubble",
         "host": "host",
     }
-    shares = sorted(((took / parts.total, word) for word, took in parts._asdict().items()), reverse=True)
-    told = ", ".join(f"{words.get(word, word)} {percent(share)}" for share, word in shares if share >= 0.005)
+    shares = sorted(((took / parts.total, name) for name, took in parts._asdict().items()), reverse=True)
+    text = ", ".join(f"{labels.get(name, name)} {percent(share)}" for share, name in shares if share >= 0.005)
     return (
-        f"A step takes {seconds(parts.total)}: {told}. The model's own work is "
+        f"A step takes {seconds(parts.total)}: {text}. The model's own work is "
         f"{percent(report.model_flops_utilization)} of peak FLOP/s."
     )

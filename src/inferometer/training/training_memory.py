@@ -12,15 +12,22 @@ import msgspec
 
 from ..base.symbols import Expr, Program, constant
 from ..base.symbols import names as s
-from ..base.units import size
+from ..base.units import ceil_div, size
 from ..costs.binding import step_env
 from ..costs.step import Step
 from ..inference import memory
 from ..inference.request import Request
 from ..network.graph import Block
-from .backward import kept
-from .passes import RECOMPUTE, Recipe, figures
-from .training_setup import Training, has_master, illegal, parameters, steps_of, training_of
+from .backward import stashed_bytes
+from .passes import RECOMPUTE, Recipe, training_constants
+from .training_setup import (
+    Training,
+    bind_training,
+    has_master_weights,
+    illegal_reason,
+    micro_batch_steps,
+    parameter_counts,
+)
 
 
 class StageMemory(NamedTuple):
@@ -41,18 +48,18 @@ class StageMemory(NamedTuple):
 
 def stage_memory(training: Training, index: int) -> StageMemory:
     """A stage's bytes under the recipe's ZeRO stage, optimizer and recomputation."""
-    recipe, env, found = training.recipe, training.bound_plan.env, parameters(training, index)
-    each = env["param_bytes"] + 2 * (recipe.precision not in ("bf16", "fp16", "fp32"))  # and 8-bit copies, both ways
-    kind = figures().optimizers[recipe.optimizer]
-    states = kind.states + (kind.master if has_master(training) else 0)
-    shards = found.sharded(training)
-    held = found.total
+    recipe, env, counts = training.recipe, training.bound_plan.env, parameter_counts(training, index)
+    eight_bit = recipe.precision not in ("bf16", "fp16", "fp32")  # keeps 8-bit copies of the weights, both ways
+    optimizer = training_constants().optimizers[recipe.optimizer]
+    states = optimizer.states + (optimizer.master if has_master_weights(training) else 0)
+    shards = counts.sharded(training)
+    held = counts.total
     if recipe.zero == 3:
-        held = min(held, shards + figures().zero.gathered_layers * found.largest)
+        held = min(held, shards + training_constants().zero.gathered_layers * counts.largest)
     return StageMemory(
-        weights=held * each,
-        gradients=(shards if recipe.zero >= 2 else found.total) * env["grad_bytes"],
-        optimizer=(shards if recipe.zero >= 1 else found.total) * states,
+        weights=held * (env["param_bytes"] + 2 * eight_bit),
+        gradients=(shards if recipe.zero >= 2 else counts.total) * env["grad_bytes"],
+        optimizer=(shards if recipe.zero >= 1 else counts.total) * states,
         activations=activation_bytes(training, index),
         working=working_bytes(training, index),
         overhead=training.bound_plan.engine.memory_reserve,
@@ -60,44 +67,47 @@ def stage_memory(training: Training, index: int) -> StageMemory:
 
 
 def in_flight(training: Training, index: int) -> float:
-    """Micro-batches whose activations a stage holds at its fullest, one forward one backward, perhaps interleaved."""
+    """Micro-batches of which a stage keeps activations at its fullest: 1F1B, perhaps interleaved."""
     p, v = len(training.stages), training.recipe.interleave
     parts = p - index if v == 1 else 2 * (p - index - 1) + (v - 1) * p + 1
     return min(parts, training.micro_batches * v) / v
 
 
 def activation_bytes(training: Training, index: int) -> float:
-    """What a stage keeps of all micro-batches under way."""
-    flying = {
+    """What a stage keeps of all micro-batches in flight."""
+    in_flight_by_stage = {
         "layer": in_flight(training, index),
         "head": 1.0,
         "embed": float(min(len(training.stages), training.micro_batches)),
     }
     mode = training.recipe.recompute
-    return sum(flying[b.stage] * sum(_each(training, b, _held(b, mode))) for b in training.passes[index].forward)
+    return sum(
+        in_flight_by_stage[b.stage] * sum(_per_layer(training, b, _stashed(b, mode)))
+        for b in training.passes[index].forward
+    )
 
 
 def working_bytes(training: Training, index: int) -> float:
     """The block that needs most while it runs: what it computes again, and tensors that live only inside it."""
     mode = training.recipe.recompute
-    found = [0.0]
+    peaks = [0.0]
     for block in training.passes[index].forward:
-        again = kept(block.ops) - _held(block, mode) if block.stage == "layer" else constant(0)
-        found += _each(training, block, again + memory.live_peak(block))
-    return max(found)
+        recomputed = stashed_bytes(block.ops) - _stashed(block, mode) if block.stage == "layer" else constant(0)
+        peaks += _per_layer(training, block, recomputed + memory.live_peak(block))
+    return max(peaks)
 
 
-def _held(block: Block, recompute: str) -> Expr:
+def _stashed(block: Block, recompute: str) -> Expr:
     if block.stage != "layer" or recompute == "none":
-        return _lift(kept(block.ops))
+        return _as_formula(stashed_bytes(block.ops))
     if recompute == "selective":
-        return _lift(kept(block.ops, core=False))
+        return _as_formula(stashed_bytes(block.ops, core=False))
     return s.tokens / s.sp * s.hidden_size * s.act_bytes
 
 
-def _each(training: Training, block: Block, formula: Expr) -> list[float]:
+def _per_layer(training: Training, block: Block, formula: Expr) -> list[float]:
     """A formula's value in every layer of a block."""
-    steps = steps_of(training.recipe)
+    steps = micro_batch_steps(training.recipe)
     program = Program([formula])
 
     def value(step: Step) -> float:
@@ -110,15 +120,15 @@ def _each(training: Training, block: Block, formula: Expr) -> list[float]:
     return [value(steps[-1 if block.stage == "head" else 0])]
 
 
-def _lift(value: object) -> Expr:
+def _as_formula(value: object) -> Expr:
     return value if isinstance(value, Expr) else constant(float(value))  # type: ignore[arg-type]
 
 
-def fullest(training: Training) -> tuple[StageMemory, int]:
-    """The stage whose GPUs are fullest, and which one it is."""
-    found = [stage_memory(training, index) for index in range(len(training.stages))]
-    index = max(range(len(found)), key=lambda i: found[i].total)
-    return found[index], index
+def fullest_stage(training: Training) -> tuple[StageMemory, int]:
+    """The bytes of the pipeline stage that needs most, and its index."""
+    stages = [stage_memory(training, index) for index in range(len(training.stages))]
+    index = max(range(len(stages)), key=lambda i: stages[i].total)
+    return stages[index], index
 
 
 # ------------------------------------------------------------------ what would fit
@@ -127,62 +137,63 @@ def fullest(training: Training) -> tuple[StageMemory, int]:
 def fits_with(request: Request, recipe: Recipe, held: StageMemory, usable: float) -> str:
     """``needs 130 GB of 83.3 GB usable per GPU …; fits with --recompute full or --zero 1``"""
     needs = f"needs {size(held.total)} of {size(usable)} usable per GPU"
-    ways = [words for words, other, changed in _changes(request, recipe) if _fits(other, changed, usable)]
-    seen: dict[str, str] = {}
-    for words in ways:  # the smallest change of each kind
-        seen.setdefault(words.split()[0], words)
-    if seen:
-        return f"{needs}; fits with {' or '.join(seen.values())}"
-    best = _together(request, recipe, usable)
+    ways: dict[str, str] = {}  # the smallest change of each kind, by its flag
+    for flags, other, changed in _single_changes(request, recipe):
+        if _fits(other, changed, usable):
+            ways.setdefault(flags.split()[0], flags)
+    if ways:
+        return f"{needs}; fits with {' or '.join(ways.values())}"
+    best = _combined_changes(request, recipe, usable)
     return f"{needs}; no single change makes it fit" + (f", {best} together do" if best else "")
 
 
-def _changes(request: Request, recipe: Recipe) -> Iterator[tuple[str, Request, Recipe]]:
+def _single_changes(request: Request, recipe: Recipe) -> Iterator[tuple[str, Request, Recipe]]:
     """Plans one change away, the mildest of each kind first."""
     plan = request.plan
-    for word in RECOMPUTE[RECOMPUTE.index(recipe.recompute) + 1 :]:
-        yield f"--recompute {word}", request, msgspec.structs.replace(recipe, recompute=word)
+    for mode in RECOMPUTE[RECOMPUTE.index(recipe.recompute) + 1 :]:
+        yield f"--recompute {mode}", request, msgspec.structs.replace(recipe, recompute=mode)
     if plan.data_parallel_size > 1:
         for stage in range(recipe.zero + 1, 4):
             yield f"--zero {stage}", request, msgspec.structs.replace(recipe, zero=stage)
     for micro in (m for m in range(recipe.micro_batch_size - 1, 0, -1) if recipe.micro_batch_size % m == 0):
         yield f"--micro-batch-size {micro}", request, msgspec.structs.replace(recipe, micro_batch_size=micro)
-    for flag, word in (("-tp", "tensor_parallel_size"), ("-pp", "pipeline_parallel_size")):
+    for flag, field in (("-tp", "tensor_parallel_size"), ("-pp", "pipeline_parallel_size")):
         most = request.plan.gpus_per_node if flag == "-tp" else 64  # tensor parallelism does not pay across nodes
         for ranks in (r for r in (2, 4, 8, 16, 32, 64) if r <= most):
-            wider = _wider(request, recipe, word, ranks)
+            wider = _with_ranks(request, recipe, field, ranks)
             if wider is not None:
                 yield f"{flag} {ranks}", wider, recipe
 
 
-def _wider(request: Request, recipe: Recipe, word: str, ranks: int) -> Request | None:
-    if ranks <= getattr(request.plan, word):
+def _with_ranks(request: Request, recipe: Recipe, field: str, ranks: int) -> Request | None:
+    """The request on more ranks, on as many nodes as they need; None if it has as many, or they are illegal."""
+    if ranks <= getattr(request.plan, field):
         return None
-    plan = msgspec.structs.replace(request.plan, **{word: ranks})
-    plan = msgspec.structs.replace(plan, nodes=max(plan.nodes, -(-plan.gpus // plan.gpus_per_node)))
+    plan = msgspec.structs.replace(request.plan, **{field: ranks})
+    plan = msgspec.structs.replace(plan, nodes=max(plan.nodes, ceil_div(plan.gpus, plan.gpus_per_node)))
     other = request._replace(plan=plan)
     each = recipe.micro_batch_size * plan.data_parallel_size
-    return None if illegal(other, recipe, recipe.global_batch_size // each) else other
+    return None if illegal_reason(other, recipe, recipe.global_batch_size // each) else other
 
 
-def _together(request: Request, recipe: Recipe, usable: float) -> str:
+def _combined_changes(request: Request, recipe: Recipe, usable: float) -> str:
     """Everything that costs no GPUs at once, then more and more tensor-parallel ranks and stages with it."""
-    words, other = ["--recompute full"], msgspec.structs.replace(recipe, recompute="full", micro_batch_size=1)
+    flags, other = ["--recompute full"], msgspec.structs.replace(recipe, recompute="full", micro_batch_size=1)
     if recipe.micro_batch_size > 1:
-        words.append("--micro-batch-size 1")
+        flags.append("--micro-batch-size 1")
     if request.plan.data_parallel_size > 1:
-        words, other = [*words, "--zero 3"], msgspec.structs.replace(other, zero=3)
+        flags, other = [*flags, "--zero 3"], msgspec.structs.replace(other, zero=3)
     if _fits(request, other, usable):
-        return " and ".join(words)
+        return " and ".join(flags)
     for tp in (2, 4, 8):
-        wide = _wider(request, other, "tensor_parallel_size", tp) or request
+        wide = _with_ranks(request, other, "tensor_parallel_size", tp) or request
         for pp in (1, 2, 4, 8, 16, 32, 64):
-            deep = wide if pp == 1 else _wider(wide, other, "pipeline_parallel_size", pp)
+            deep = wide if pp == 1 else _with_ranks(wide, other, "pipeline_parallel_size", pp)
             if deep is not None and _fits(deep, other, usable):
                 sizes = [f"-tp {deep.plan.tensor_parallel_size}"] + ([f"-pp {pp}"] if pp > 1 else [])
-                return " and ".join([*words, *sizes])
+                return " and ".join([*flags, *sizes])
     return ""
 
 
 def _fits(request: Request, recipe: Recipe, usable: float) -> bool:
-    return fullest(training_of(request, recipe))[0].total <= usable
+    return fullest_stage(bind_training(request, recipe))[0].total <= usable

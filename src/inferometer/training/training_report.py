@@ -1,4 +1,4 @@
-"""The result of pricing a training step: structs that are also the JSON contract (schema ``inferometer.train/1``).
+"""The prediction of a training step: structs that are also the JSON contract (schema ``inferometer.train/1``).
 
 report = inferometer.train("llama-3.1-8b", gpu="h100-sxm", data_parallel_size=8, zero=1)
 report.step_seconds        report.memory.total_bytes        report.phases["backward"].ops[0].name
@@ -31,7 +31,7 @@ class TrainMemory(msgspec.Struct):
 
 
 class Breakdown(msgspec.Struct):
-    """Seconds of a step, on the pipeline stage that holds up the others; communication is what is not hidden."""
+    """Seconds of a step, on the slowest pipeline stage; communication is what is not hidden."""
 
     forward: float
     backward: float

@@ -1,20 +1,28 @@
-"""A training run with every name bound: a request, its recipe, and the passes of every pipeline stage."""
+"""A training run with every name bound: a request, its recipe, and the passes of every pipeline stage.
+
+training = bind_training(request, Recipe(global_batch_size=64, micro_batch_size=2))
+training.stages[0].env["tp"], training.micro_batches
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
 
-from ..base.symbols import evaluate
+from ..base.symbols import Value, ceil_of, evaluate, maximum_of, where
 from ..costs import kernels, parallelism
 from ..costs.binding import BoundPlan, bind, stage_plans
+from ..costs.kernels import Source, Terms, assumed
 from ..costs.parallelism import Place
 from ..costs.step import Group, Step
 from ..inference.request import Request
-from ..specs.structs import Link
-from .passes import Passes, Recipe, passes_of
-from .waves import waves
+from ..network.operators import Op
+from ..specs.structs import Engine, Hardware, Link
+from .passes import Recipe, StagePasses, stage_passes
+
+TILES = ((128, 256), (256, 128))  # large tiles of 16-bit products on tensor cores; the better one is taken
 
 
 class Training(NamedTuple):
@@ -23,7 +31,7 @@ class Training(NamedTuple):
     bound_plan: BoundPlan
     recipe: Recipe
     stages: tuple[BoundPlan, ...]
-    passes: tuple[Passes, ...]
+    passes: tuple[StagePasses, ...]
 
     @property
     def micro_batches(self) -> int:
@@ -36,7 +44,7 @@ class Training(NamedTuple):
         return self.bound_plan.plan.data_parallel_size
 
 
-def training_of(request: Request, recipe: Recipe) -> Training:
+def bind_training(request: Request, recipe: Recipe) -> Training:
     """Bind the names of a training step. Experts are spread over all tp·dp ranks, or every replica has them all."""
     plan, device, engine = request.plan, request.device, request.engine
     bound_plan = bind(request.model, device, engine, plan, roles=request.roles, efficiency=request.efficiency)
@@ -44,24 +52,26 @@ def training_of(request: Request, recipe: Recipe) -> Training:
     if not plan.enable_expert_parallel:
         env |= parallelism.layout_env(msgspec.structs.replace(plan, data_parallel_size=1), request.model)
     places = parallelism.places(plan, device)
-    near = max(1.0, places["ep"].per_node // plan.tensor_parallel_size)  # replicas of a rank inside a node
-    places["dp"] = places["ep"]._replace(per_node=near, ranks=plan.data_parallel_size, scattered=False)
-    wire = _replica_link(places["dp"], plan.data_parallel_size)
+    replicas_per_node = max(1.0, places["ep"].per_node // plan.tensor_parallel_size)  # that share a rank's link
+    places["dp"] = places["ep"]._replace(per_node=replicas_per_node, ranks=plan.data_parallel_size, scattered=False)
+    link = _replica_link(places["dp"], plan.data_parallel_size)
     env |= {
-        "dp_bandwidth": wire.bandwidth,
-        "dp_latency": wire.latency,
+        "dp_bandwidth": link.bandwidth,
+        "dp_latency": link.latency,
         "replicas": plan.data_parallel_size,
         "grad_bytes": 4.0 if recipe.grad_dtype == "fp32" else 2.0,
         "param_bytes": env["act_bytes"],
     }
-    answers = kernels.sources(engine, request.efficiency, places, device)
+    sources = kernels.sources(engine, request.efficiency, places, device)
     if engine.kernels and not request.efficiency:
-        answers = (*answers[:-1], waves(engine, device), answers[-1])
-    bound_plan = bound_plan._replace(sources=answers)
-    cut = stage_plans(bound_plan)
+        sources = (*sources[:-1], wave_quantization(engine, device), sources[-1])
+    bound_plan = bound_plan._replace(sources=sources)
+    stages = stage_plans(bound_plan)
     eager = plan.attention == "eager"
-    found = tuple(passes_of(c.model, recipe, sequence_parallel=plan.sequence_parallel, eager=eager) for c in cut)
-    return Training(bound_plan, recipe, cut, found)
+    passes = (
+        stage_passes(stage.model, recipe, sequence_parallel=plan.sequence_parallel, eager=eager) for stage in stages
+    )
+    return Training(bound_plan, recipe, stages, tuple(passes))
 
 
 def _replica_link(place: Place, replicas: int) -> Link:
@@ -72,15 +82,15 @@ def _replica_link(place: Place, replicas: int) -> Link:
     return Link(bandwidth=min(place.link.bandwidth, rails), latency=place.network.latency)
 
 
-def illegal(request: Request, recipe: Recipe, micro_batches: int) -> str:
+def illegal_reason(request: Request, recipe: Recipe, micro_batches: int) -> str:
     """Why the layout cannot be trained on; empty if it can."""
     plan, v, pp = request.plan, recipe.interleave, request.plan.pipeline_parallel_size
-    alone = plan if plan.enable_expert_parallel else msgspec.structs.replace(plan, data_parallel_size=1)
-    room = plan.nodes * plan.gpus_per_node
-    if plan.gpus > room:
+    one_replica = plan if plan.enable_expert_parallel else msgspec.structs.replace(plan, data_parallel_size=1)
+    available = plan.nodes * plan.gpus_per_node
+    if plan.gpus > available:
         return (
             f"tp {plan.tensor_parallel_size} × pp {pp} × dp {plan.data_parallel_size} = {plan.gpus} GPUs, but "
-            f"{plan.nodes} × {plan.gpus_per_node} = {room} are there"
+            f"{plan.nodes} × {plan.gpus_per_node} = {available} are there"
         )
     if v > 1 and pp == 1:
         return f"interleave {v} needs pipeline stages to interleave: give -pp"
@@ -88,21 +98,21 @@ def illegal(request: Request, recipe: Recipe, micro_batches: int) -> str:
         return f"{request.model.num_layers} layers do not divide into {pp} stages × {v} virtual ones"
     if v > 1 and micro_batches % pp:
         return f"interleaved stages need micro-batches in multiples of pp {pp}, not {micro_batches}"
-    return parallelism.illegal_reason(request.model, alone, request.device)
+    return parallelism.illegal_reason(request.model, one_replica, request.device)
 
 
-def steps_of(recipe: Recipe) -> Step | list[Step]:
-    """A micro-batch; a list has one step per layer (token pruning). Every token has a loss."""
+def micro_batch_steps(recipe: Recipe) -> Step | list[Step]:
+    """A micro-batch as a step; a list has one step per layer (token pruning). Every token has a loss."""
     if isinstance(recipe.seq_len, int):
-        return _micro(recipe, recipe.seq_len)
-    return [_micro(recipe, n) for n in recipe.seq_len]
+        return _micro_batch(recipe, recipe.seq_len)
+    return [_micro_batch(recipe, n) for n in recipe.seq_len]
 
 
-def _micro(recipe: Recipe, length: int) -> Step:
+def _micro_batch(recipe: Recipe, length: int) -> Step:
     return Step((Group(recipe.micro_batch_size, length, 0, length),))
 
 
-class Parameters(NamedTuple):
+class ParameterCounts(NamedTuple):
     """Parameters that a rank of a stage holds when nothing is sharded over replicas."""
 
     dense: float
@@ -120,23 +130,54 @@ class Parameters(NamedTuple):
         return self.dense / n + self.experts / (1 if training.bound_plan.plan.enable_expert_parallel else n)
 
 
-def parameters(training: Training, index: int) -> Parameters:
-    """Of one rank of a stage."""
+def parameter_counts(training: Training, index: int) -> ParameterCounts:
+    """Of one rank of a pipeline stage, every weight counted as one byte: ``parameter_counts(training, 0).total``"""
     stage = training.stages[index]
     env = {k: 1.0 if k.endswith("_weight_bytes") or k == "norm_bytes" else v for k, v in stage.env.items()}
-    sums, largest = {True: 0.0, False: 0.0}, 0.0
+    sums, largest = {True: 0.0, False: 0.0}, 0.0  # by whether they are experts
     for block in stage.model.blocks:
         if block.stage == "vision":
             continue
-        names, mine = {**env, **block.dims}, 0.0
+        names, layer = {**env, **block.dims}, 0.0
         for op in block.ops:
-            held = float(evaluate(op.work.stored, names))
-            sums[op.role == "experts"] += held * block.count
-            mine += held
-        largest = max(largest, mine)
-    return Parameters(sums[False], sums[True], largest)
+            stored = float(evaluate(op.work.stored, names))
+            sums[op.role == "experts"] += stored * block.count
+            layer += stored
+        largest = max(largest, layer)
+    return ParameterCounts(sums[False], sums[True], largest)
 
 
-def has_master(training: Training) -> bool:
-    """Whether weights have fewer bits than fp32, so that the optimizer keeps its own."""
+def has_master_weights(training: Training) -> bool:
+    """Whether weights have fewer bits than fp32, so that the optimizer keeps fp32 copies."""
     return bool(training.bound_plan.env["act_bytes"] < 4)
+
+
+# ------------------------------------------------------------------ wave quantization
+
+
+def wave_occupancy(m: Value, n: Value, groups: Value, units: int) -> Value:
+    """Mean share of the compute units that work while a product's output tiles run over them in waves.
+
+    A product of 2,048 × 6,144 outputs is 384 tiles of 128 × 256, which 108 units compute in 4 waves of which the last
+    is half empty: ``wave_occupancy(2048, 6144, 1, 108)  # 0.89``. One with fewer tiles than units is split along k.
+    """
+    best: Value = 0.0
+    for height, width in TILES:
+        tiles = ceil_of(m / height) * ceil_of(n / width) * groups
+        best = maximum_of(best, tiles / (maximum_of(ceil_of(tiles / units), 1) * units))
+    return where(tiles >= units, best, 1.0)
+
+
+def wave_quantization(engine: Engine, device: Hardware) -> Source:
+    """The engine's efficiency of products, at the mean occupancy of the device: one curve for all sizes."""
+    base = assumed(engine)
+
+    def answer(op: Op, dims: Callable[[], dict[str, Value]], terms: Terms) -> Value:
+        d = dims()
+        occupancy = wave_occupancy(d["m"], d["n"], d["groups"], device.compute_units)
+        return base.answer(op, dims, terms._replace(compute=terms.compute / occupancy))
+
+    def note(op: Op) -> str:
+        return f"{base.note(op)}, in waves of tiles over {device.compute_units} units"
+
+    return Source("assumed", answer, note, frozenset({"linear"}))

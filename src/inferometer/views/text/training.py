@@ -26,7 +26,7 @@ PARTS = {
     "pp_bubble": "pipeline bubble",
     "host": "host",
 }
-PIECES = (
+MEMORY_KINDS = (
     ("weights", "█", "blue"),
     ("gradients", "▓", "cyan"),
     ("optimizer", "▒", "green"),
@@ -96,8 +96,8 @@ def _step(report: TrainReport) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     for justify in ("left", "right", "right", "left"):
         table.add_column(justify=justify)
-    for word, label in PARTS.items():
-        took = getattr(report.breakdown, word)
+    for part, label in PARTS.items():
+        took = getattr(report.breakdown, part)
         share = took / report.step_seconds
         if took:
             table.add_row(label, seconds(took), percent(share), Text("█" * round(share * WIDTH), "cyan"))
@@ -108,13 +108,13 @@ def _memory(m: TrainMemory) -> Group:
     """A bar against capacity, with the limit that may be used."""
     scale = max(m.capacity_bytes, m.total_bytes)
     bar, legend, used = Text("memory  ▕"), Text("         "), 0
-    for word, mark, colour in PIECES:
-        amount = getattr(m, f"{word}_bytes")
+    for kind, mark, colour in MEMORY_KINDS:
+        amount = getattr(m, f"{kind}_bytes")
         cells = min(max(1, round(amount / scale * WIDTH)) if amount else 0, WIDTH - used)
         bar.append(mark * cells, colour)
         used += cells
         legend.append(f"{mark} ", colour)
-        legend.append(f"{'activations' if word == 'activation' else word} {size(amount)}  ")
+        legend.append(f"{'activations' if kind == 'activation' else kind} {size(amount)}  ")
     bar.append(" " * (WIDTH - used) + "▏ ")
     bar.append(
         f"{size(m.total_bytes)} of {size(m.usable_bytes)} usable, {size(m.capacity_bytes)} in all",
