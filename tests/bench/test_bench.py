@@ -22,9 +22,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferometer.base.errors import BadValue
-from inferometer.bench.endpoint import Order, Reply, Run, Server, payload, read, root
-from inferometer.bench.observed import measured_trace, observed, orders
-from inferometer.bench.stream import Broken, _Received
+from inferometer.bench.load_generator import PlannedRequest, Reply, LoadGenerator, Endpoint, payload, read_events, server_root
+from inferometer.bench.trace_replay import measured_trace, outcome_of_replies, planned_requests
+from inferometer.bench.http_stream import Broken, _Received
 from inferometer.serving.synthetic import synthetic
 from inferometer.serving.trace import read_trace
 
@@ -408,7 +408,7 @@ def test_a_cut_answer_is_broken() -> None:
 def test_events_as_servers_send_them() -> None:
     def reply(*events: dict[str, Any]) -> Reply:
         found = Reply()
-        read(found, [(float(i), json.dumps(e).encode()) for i, e in enumerate(events)])
+        read_events(found, [(float(i), json.dumps(e).encode()) for i, e in enumerate(events)])
         return found
 
     text: dict[str, Any] = {"choices": [{"text": "a"}]}
@@ -426,21 +426,21 @@ def test_events_as_servers_send_them() -> None:
 
 
 def test_addresses() -> None:
-    assert Server("http://h:1/v1/", "m").url == "http://h:1/v1/completions"
-    assert root("https://h") == "https://h"
+    assert Endpoint("http://h:1/v1/", "m").url == "http://h:1/v1/completions"
+    assert server_root("https://h") == "https://h"
     for bad in ("h:8000", "ftp://h", "http://", "http://h:99999", ""):
         with pytest.raises(BadValue, match="--base-url"):
-            root(bad)
+            server_root(bad)
 
 
 def test_prompts_share_what_the_trace_says() -> None:
     trace = synthetic(num_prompts=3, input_len=50, prefix_len=33, output_len=4, seed=5)
-    made = [order.prompt() for order in orders(trace, text=False, vocabulary=500, seed=5)]
+    made = [order.prompt() for order in planned_requests(trace, text=False, vocabulary=500, seed=5)]
     assert all(len(p) == 50 for p in made) and made[0][:32] == made[1][:32] and made[0][32:] != made[1][32:]
     assert all(250 <= int(t) < 500 for p in made for t in p), "ids that the model has"
-    again = orders(trace, text=False, vocabulary=500, seed=5)[0].prompt()
-    assert again == made[0] != orders(trace, text=False, vocabulary=500, seed=6)[0].prompt()
-    body = json.loads(payload(Server("http://h", "m"), Order(lambda: "hi", 0, None)))
+    again = planned_requests(trace, text=False, vocabulary=500, seed=5)[0].prompt()
+    assert again == made[0] != planned_requests(trace, text=False, vocabulary=500, seed=6)[0].prompt()
+    body = json.loads(payload(Endpoint("http://h", "m"), PlannedRequest(lambda: "hi", 0, None)))
     assert body["max_tokens"] == 1 and body["prompt"] == "hi"
 
 
@@ -451,7 +451,7 @@ def test_what_was_measured_is_a_trace_again() -> None:
         Reply(sent=2.1, error="no"),
         Reply(sent=2.2, first=2.5, last=2.9),
     ]
-    run = observed(trace, [*replies])
+    run = outcome_of_replies(trace, [*replies])
     assert run.input_tokens.tolist()[0] == 21 and run.output_tokens.tolist() == [4, 4, 4] and run.duration_s == 2.9
     seen = measured_trace(trace, run, closed=False)
     assert len(seen) == 2 and seen.after is not None and seen.after.tolist() == [-1, -1], "the turn between is lost"
@@ -460,9 +460,9 @@ def test_what_was_measured_is_a_trace_again() -> None:
 
 
 def test_a_late_client_is_noticed() -> None:
-    async def late() -> Run:
+    async def late() -> LoadGenerator:
         fake = Fake()
-        run = Run(Server(fake.url, "tiny"), [Order(lambda: time.sleep(0.05) or [1], 1, 0.0) for _ in range(3)])
+        run = LoadGenerator(Endpoint(fake.url, "tiny"), [PlannedRequest(lambda: time.sleep(0.05) or [1], 1, 0.0) for _ in range(3)])
         await run.drive()
         fake.stop()
         return run

@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from inferometer.profiling import machine, shapes, timer
-from inferometer.profiling.microbenchmarks import CASES, Bench, Library, Missing, Ready, nccl, runner
+from inferometer.profiling import machine, shape_grid, timer
+from inferometer.profiling.microbenchmarks import CASES, KernelBench, Library, Missing, Ready, nccl, runner
 from inferometer.specs import catalog
 
 
 @pytest.fixture(scope="module")
-def cpu() -> Iterator[Bench]:
+def cpu() -> Iterator[KernelBench]:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     torch.manual_seed(0)
-    made = Bench(torch, "cpu", Library(), 1e4)  # a small rotation: two or three buffers of a tiny shape
+    made = KernelBench(torch, "cpu", Library(), 1e4)  # a small rotation: two or three buffers of a tiny shape
     yield made
     made.close()
 
@@ -55,7 +55,7 @@ def _nibbles(q: Any, scale: Any) -> Any:
 
 
 @pytest.mark.parametrize("dtype", LINEARS)
-def test_products_multiply(cpu: Bench, dtype: str) -> None:
+def test_products_multiply(cpu: KernelBench, dtype: str) -> None:
     ready = CASES["linear"](cpu, dtype=dtype, m=5, n=128, k=256)
     close(ready.calls[0](), LINEARS[dtype](ready.inputs))
     assert ready.source.startswith("torch")
@@ -88,7 +88,7 @@ ATTENTION = [
 
 
 @pytest.mark.parametrize("number", range(len(ATTENTION)))
-def test_attention_attends(cpu: Bench, number: int) -> None:
+def test_attention_attends(cpu: KernelBench, number: int) -> None:
     kind, shape = ATTENTION[number]
     ready = CASES[kind](cpu, dtype="bf16", **shape)
     found = ready.calls[0]()
@@ -101,7 +101,7 @@ def test_attention_attends(cpu: Bench, number: int) -> None:
         assert [tuple(q.shape[::2]) for q, _, _ in groups] == [(1, 4), (2, 1)] and groups[0][1].shape[2] == 7
 
 
-def test_a_window_reads_only_what_it_sees(cpu: Bench) -> None:
+def test_a_window_reads_only_what_it_sees(cpu: KernelBench) -> None:
     shape: dict[str, Any] = {"seqs": 2, "heads": 4, "kv_heads": 2, "head_dim": 16, "context": 9}
     decode, prefill = CASES["decode_attention"], CASES["prefill_attention"]
     assert decode(cpu, dtype="bf16", **shape).cold == 2 * 2 * 2 * 16 * 9 * 2
@@ -111,7 +111,7 @@ def test_a_window_reads_only_what_it_sees(cpu: Bench) -> None:
 
 
 @pytest.mark.parametrize("more", [{}, {"kv_dtype": "fp8"}], ids=["bf16", "fp8"])
-def test_latents_are_attended_to(cpu: Bench, more: dict[str, str]) -> None:
+def test_latents_are_attended_to(cpu: KernelBench, more: dict[str, str]) -> None:
     ready = CASES["mla_decode"](cpu, dtype="bf16", seqs=2, heads=4, context=7, kv_rank=32, rope_dim=8, **more)
     q, latents = ready.inputs["query"].double(), ready.inputs["latents"].double()
     scores = q @ latents.transpose(1, 2) * 40**-0.5
@@ -123,7 +123,7 @@ def test_latents_are_attended_to(cpu: Bench, more: dict[str, str]) -> None:
     [("bf16", {}), ("bf16", {"skew": 1.0}), ("bf16", {"ep": 2}), ("fp8", {}), ("fp8-block", {})],
     ids=["bf16", "skewed", "one rank of two", "fp8", "fp8-block"],
 )
-def test_experts_are_chosen_weighted_and_summed(cpu: Bench, dtype: str, more: dict[str, Any]) -> None:
+def test_experts_are_chosen_weighted_and_summed(cpu: KernelBench, dtype: str, more: dict[str, Any]) -> None:
     ready = CASES["moe"](cpu, dtype=dtype, tokens=6, hidden=128, inner=128, experts=4, top_k=2, **more)
     i = ready.inputs
     up, down = ((w if dtype == "bf16" else w[0].double() * w[1].double()).double() for w in (i["up"], i["down"]))
@@ -138,7 +138,7 @@ def test_experts_are_chosen_weighted_and_summed(cpu: Bench, dtype: str, more: di
     assert len(ready.calls) >= 8, "each call has another choice"
 
 
-def test_skewed_routing_loads_few_experts(cpu: Bench) -> None:
+def test_skewed_routing_loads_few_experts(cpu: KernelBench) -> None:
     def hottest(skew: float) -> float:
         shape = {"tokens": 512, "hidden": 16, "inner": 16, "experts": 32, "top_k": 2, "skew": skew}
         ready = CASES["moe"](cpu, dtype="bf16", **shape)
@@ -149,7 +149,7 @@ def test_skewed_routing_loads_few_experts(cpu: Bench) -> None:
     assert skewed == pytest.approx(1 / sum(i**-1.2 for i in range(1, 33)), rel=0.35)  # Zipf's share of the first
 
 
-def test_small_kernels_compute(cpu: Bench) -> None:
+def test_small_kernels_compute(cpu: KernelBench) -> None:
     t = cpu.torch
     i, (found, whole) = _ran(cpu, "norm", m=3, n=64)
     right = i["x"].double() + i["residual"].double()
@@ -170,12 +170,12 @@ def test_small_kernels_compute(cpu: Bench) -> None:
     assert len(set(i["slots"].tolist())) == 5
 
 
-def _ran(cpu: Bench, kind: str, dtype: str = "bf16", **shape: Any) -> tuple[Any, Any]:
+def _ran(cpu: KernelBench, kind: str, dtype: str = "bf16", **shape: Any) -> tuple[Any, Any]:
     ready = CASES[kind](cpu, dtype=dtype, **shape)
     return ready.inputs, ready.calls[0]()
 
 
-def test_rope_turns_by_position(cpu: Bench) -> None:
+def test_rope_turns_by_position(cpu: KernelBench) -> None:
     t = cpu.torch
     i, found = _ran(cpu, "rope", m=3, heads=4, kv_heads=2, head_dim=16)
     speed = 10000.0 ** -(t.arange(8).double() / 8)
@@ -189,21 +189,23 @@ def test_rope_turns_by_position(cpu: Bench) -> None:
 @pytest.mark.parametrize(
     ("dtype", "more", "scales"), [("fp8", {}, ()), ("fp8", {"block": 32}, (3, 2, 1)), ("int8", {}, (3, 1))]
 )
-def test_quantised_numbers_come_back(cpu: Bench, dtype: str, more: dict[str, int], scales: tuple[int, ...]) -> None:
+def test_quantised_numbers_come_back(
+    cpu: KernelBench, dtype: str, more: dict[str, int], scales: tuple[int, ...]
+) -> None:
     i, (found, scale) = _ran(cpu, "quantize", dtype, m=3, n=64, **more)
     assert tuple(scale.shape) == scales and found.dtype in (cpu.torch.int8, cpu.torch.float8_e4m3fn)
     groups = found.double().view(3, 2, 32) if more else found.double()
     close((groups * scale.double()).view(3, 64), i["x"].double(), 0.04)
 
 
-def test_every_kind_has_a_case_and_its_words_are_the_rows(cpu: Bench) -> None:
-    rows = {(row["kind"], *row): row for row in shapes.everything((2,), "gloo")}
+def test_every_kind_has_a_case_and_its_words_are_the_rows(cpu: KernelBench) -> None:
+    rows = {(row["kind"], *row): row for row in shape_grid.all_shapes((2,), "gloo")}
     assert {row["kind"] for row in rows.values()} == set(CASES)
     for row in rows.values():  # a row that a case does not understand would only show on the GPU
         inspect.signature(CASES[row["kind"]]).bind(cpu, **{k: v for k, v in row.items() if k != "kind"})
 
 
-def test_launches_are_timed_on_the_host(cpu: Bench) -> None:
+def test_launches_are_timed_on_the_host(cpu: KernelBench) -> None:
     ready = CASES["launch"](cpu, dtype="bf16", kernels=16)
     assert ready.own is not None and ready.own() > 0
     with pytest.raises(Missing, match="no CUDA graphs"):
@@ -221,9 +223,9 @@ class Scaled:
         return ((x.float() @ w.float()) * sx * sw).to(dtype)
 
 
-def test_the_engines_kernel_comes_first_and_a_broken_one_is_passed_over(cpu: Bench) -> None:
+def test_the_engines_kernel_comes_first_and_a_broken_one_is_passed_over(cpu: KernelBench) -> None:
     library = Library("engine")
-    where = Bench(cpu.torch, "cpu", library, 1e4)
+    where = KernelBench(cpu.torch, "cpu", library, 1e4)
     library.known["_custom_ops:cutlass_scaled_mm"] = Scaled.product
     ready = CASES["linear"](where, dtype="fp8", m=2, n=32, k=16)
     assert ready.source == "vllm CUTLASS" and ready.calls[0]().shape == (2, 32)
@@ -246,7 +248,7 @@ def test_what_a_library_lacks_is_missing_alone() -> None:
         Library()("decoder:JSONDecoder")
 
 
-def test_without_any_kernel_all_reasons_are_said(cpu: Bench) -> None:
+def test_without_any_kernel_all_reasons_are_said(cpu: KernelBench) -> None:
     def first() -> Ready:
         raise Missing("needs another device")
 
@@ -261,8 +263,8 @@ def test_without_any_kernel_all_reasons_are_said(cpu: Bench) -> None:
         runner.case("linear")(lambda: None)  # type: ignore[arg-type,return-value]
 
 
-def test_buffers_rotate_through_more_than_the_cache(cpu: Bench) -> None:
-    where = Bench(cpu.torch, "cpu", Library(), 10_000.0)
+def test_buffers_rotate_through_more_than_the_cache(cpu: KernelBench) -> None:
+    where = KernelBench(cpu.torch, "cpu", Library(), 10_000.0)
     assert len(where.copies("a", 3000, object)) == 4
     assert where.copies("a", 3000, object) is where.copies("a", 3000, object), "kept for the next shape"
     assert len(where.copies("b", 1e9, object)) == 1 and len(where.copies("c", 1, object)) == runner.MOST_COPIES
@@ -272,8 +274,8 @@ def test_buffers_rotate_through_more_than_the_cache(cpu: Bench) -> None:
 # ------------------------------------------------------------------ collectives
 
 
-def test_two_processes_talk(cpu: Bench) -> None:
-    where = Bench(cpu.torch, "cpu", Library(), 1e4)
+def test_two_processes_talk(cpu: KernelBench) -> None:
+    where = KernelBench(cpu.torch, "cpu", Library(), 1e4)
     try:
         for kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
             ready = CASES[kind](where, dtype="bf16", bytes=4096, ranks=2, library="gloo")
@@ -293,12 +295,12 @@ def test_two_processes_talk(cpu: Bench) -> None:
     assert not team.folder.exists()
 
 
-def test_collectives_say_what_they_need(cpu: Bench) -> None:
+def test_collectives_say_what_they_need(cpu: KernelBench) -> None:
     with pytest.raises(Missing, match="gloo, not nccl"):
         CASES["all_reduce"](cpu, dtype="bf16", bytes=4096, ranks=2)
     with pytest.raises(Missing, match="not 1 devices"):
         CASES["all_reduce"](cpu, dtype="bf16", bytes=4096, ranks=1, library="gloo")
-    where = Bench(cpu.torch, "cpu", Library(), 1e4, deadline=time.monotonic())
+    where = KernelBench(cpu.torch, "cpu", Library(), 1e4, deadline=time.monotonic())
     with pytest.raises(timer.OutOfTime):  # no time is left for processes to start
         CASES["all_reduce"](where, dtype="bf16", bytes=4096, ranks=2, library="gloo")
     assert not cpu.teams and not where.teams and nccl.LIBRARY["cuda"] == "nccl"

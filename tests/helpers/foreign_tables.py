@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from inferometer.profiling.tables import import_tables
+from inferometer.profiling.import_tables import import_tables
 
 Rows = dict[tuple[str, str], tuple[str, float, str]]  # (kind, shape) -> dtype, seconds, source
 

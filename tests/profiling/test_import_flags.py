@@ -12,8 +12,8 @@ from helpers.foreign_tables import aic, table, take
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inferometer.costs.kernels.kernel_rows import SHAPE_DEFAULTS, SHAPE_KEYS, shape_cells, unflagged
 from inferometer.profiling import quality, roofline_limits
-from inferometer.profiling.profile_csv import DEFAULTS, KEYS, shapes, unflagged
 from inferometer.specs import catalog
 
 
@@ -25,7 +25,7 @@ def products(time: Any, dtype: str, kernel: str) -> list[dict[str, Any]]:
             for k in (128, 256, 1024, 2048, 8192, 32768):
                 word = {"bfloat16": "bf16", "fp8_block": "fp8-block"}[dtype]
                 roof = float(
-                    roofline_limits.seconds("linear", word, {"m": m, "n": n, "k": k}, catalog.hardware("h200"))
+                    roofline_limits.least_seconds("linear", word, {"m": m, "n": n, "k": k}, catalog.hardware("h200"))
                 )
                 rows.append({"gemm_dtype": dtype, "m": m, "n": n, "k": k, "latency": 1e3 * time(roof)})
     return aic("gemm", *rows, kernel=kernel)
@@ -74,7 +74,7 @@ def test_a_floor_shows_beside_another_way_of_timing(tmp_path: Path) -> None:
 
 def test_what_beats_the_roof_is_flagged(tmp_path: Path) -> None:
     roof = 1e3 * float(
-        roofline_limits.seconds("linear", "bf16", {"m": 1, "n": 8192, "k": 8192}, catalog.hardware("h200"))
+        roofline_limits.least_seconds("linear", "bf16", {"m": 1, "n": 8192, "k": 8192}, catalog.hardware("h200"))
     )
     assert roof == pytest.approx(1e3 * (8192 * 8192 + 2 * 8192) * 2 / 4.8e12)
     shape = {"gemm_dtype": "bfloat16", "m": 1, "n": 8192, "k": 8192}
@@ -93,7 +93,9 @@ def test_roofs_count_the_pairs_under_a_window(new: int, cached: int, window: int
     dims = {"seqs": 1, "heads": 1, "kv_heads": 1, "head_dim": 1, "new": new, "context": new + cached, "window": window}
     device = catalog.hardware("h200:memory_bandwidth=1e20,flops.bf16=1e9")
     pairs = sum(min(cached + i, window or cached + i) for i in range(1, new + 1))
-    assert float(roofline_limits.seconds("prefill_attention", "bf16", dims, device)) == pytest.approx(4 * pairs / 1e9)
+    assert float(roofline_limits.least_seconds("prefill_attention", "bf16", dims, device)) == pytest.approx(
+        4 * pairs / 1e9
+    )
 
 
 @pytest.mark.parametrize(
@@ -130,29 +132,31 @@ def test_roofs_count_the_pairs_under_a_window(new: int, cached: int, window: int
     ],
 )
 def test_roofs(kind: str, dtype: str, dims: dict[str, Any], seconds: float) -> None:
-    assert float(roofline_limits.seconds(kind, dtype, dims, catalog.hardware("h200"))) == pytest.approx(
+    assert float(roofline_limits.least_seconds(kind, dtype, dims, catalog.hardware("h200"))) == pytest.approx(
         seconds, rel=1e-6
     )
 
 
 def test_every_kind_that_works_has_a_roof() -> None:
     device = catalog.hardware("h200")
-    for kind, keys in KEYS.items() - {("launch", ("kernels",)), ("graph_replay", ("kernels",))}:
-        dims = {key: np.array([DEFAULTS.get(key, 64)] * 3) for key in keys}
-        took = roofline_limits.seconds(kind, "bf16", dims, device)
+    for kind, keys in SHAPE_KEYS.items() - {("launch", ("kernels",)), ("graph_replay", ("kernels",))}:
+        dims = {key: np.array([SHAPE_DEFAULTS.get(key, 64)] * 3) for key in keys}
+        took = roofline_limits.least_seconds(kind, "bf16", dims, device)
         assert took.shape == (3,) and (took > 0).all(), kind
 
 
 def test_groups_that_are_too_small_are_left_alone() -> None:
     seconds, roof = np.full(20, 50e-6), np.geomspace(1e-8, 20e-6, 20)
-    assert not quality.floored("linear", ["bf16"] * 20, ["x"] * 20, ["s"] * 20, seconds, roof)[0].any()
+    assert not quality.at_host_floor("linear", ["bf16"] * 20, ["x"] * 20, ["s"] * 20, seconds, roof)[0].any()
     more = np.tile(seconds, 3), np.geomspace(1e-8, 20e-6, 60)
-    assert quality.floored("linear", ["bf16"] * 60, ["x"] * 60, ["s"] * 60, *more)[0].all()
-    assert not quality.floored("rope", ["bf16"] * 60, ["x"] * 60, ["s"] * 60, *more)[0].any()  # eager: eight kernels
+    assert quality.at_host_floor("linear", ["bf16"] * 60, ["x"] * 60, ["s"] * 60, *more)[0].all()
+    assert not quality.at_host_floor("rope", ["bf16"] * 60, ["x"] * 60, ["s"] * 60, *more)[
+        0
+    ].any()  # eager: eight kernels
 
 
 def test_shapes_are_cells_in_a_fixed_order() -> None:
-    assert shapes("norm", {"n": [64, 64], "m": [1, 8]}) == ["m=1 n=64", "m=8 n=64"]
+    assert shape_cells("norm", {"n": [64, 64], "m": [1, 8]}) == ["m=1 n=64", "m=8 n=64"]
     dims = {"tokens": [1], "hidden": [2], "inner": [3], "experts": [4], "top_k": [5], "skew": [0.0], "ep": [1]}
-    assert shapes("moe", dims) == ["tokens=1 hidden=2 inner=3 experts=4 top_k=5"]
+    assert shape_cells("moe", dims) == ["tokens=1 hidden=2 inner=3 experts=4 top_k=5"]
     assert unflagged("vllm 0.24.0 !floor !roof") == "vllm 0.24.0"

@@ -12,7 +12,7 @@ import pytest
 from helpers.foreign_tables import aic, stats, table, take
 
 from inferometer import BadFile, BadValue
-from inferometer.profiling.network import network
+from inferometer.profiling.model_shapes import model_shapes
 
 HAS_PYARROW = importlib.util.find_spec("pyarrow") is not None
 ATTENTION = {"batch_size": 2, "num_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "beam_width": 1}
@@ -525,12 +525,12 @@ def test_llm_profile(tmp_path: Path) -> None:
 
 
 def test_sizes_of_models_come_from_the_catalogue() -> None:
-    one, four = network("llama-3.1-8b"), network("llama-3.1-8b", 4)
-    assert one and four and network("nobody/nothing") is None
+    one, four = model_shapes("llama-3.1-8b"), model_shapes("llama-3.1-8b", 4)
+    assert one and four and model_shapes("nobody/nothing") is None
     assert one.products["qkv_proj"] == (6144, 4096) and four.products["qkv_proj"] == (1536, 4096)
     assert four.attention == (8, 2, 128) and four.activation == 7168 and four.hidden == 4096
-    mixed, latent = network("gemma-2-9b"), network("deepseek-v3")
+    mixed, latent = model_shapes("gemma-2-9b"), model_shapes("deepseek-v3")
     assert mixed and latent and mixed.attention is None and latent.attention is None  # windows in turn; latents
     assert latent.experts == (7168, 2048, 256, 8)
-    opt = network("opt-6.7b")
+    opt = model_shapes("opt-6.7b")
     assert opt and opt.products["fc1"] == (16384, 4096) and opt.activation == 0

@@ -15,8 +15,8 @@ from helpers.foreign_tables import Rows, aic, stats, table, take
 
 from inferometer import BadFile, BadValue, UnknownName, profile
 from inferometer.profiling import machine
+from inferometer.profiling.import_tables import import_tables
 from inferometer.profiling.importers import formats
-from inferometer.profiling.tables import import_tables
 
 HAS_PYARROW = importlib.util.find_spec("pyarrow") is not None
 
@@ -120,7 +120,7 @@ def test_a_profile_is_of_one_device(tmp_path: Path) -> None:
     folder = tmp_path / "both"
     table(folder / "a.csv", gemm("NVIDIA H200"))
     table(folder / "b.csv", gemm("NVIDIA A100-SXM4-80GB", m=2))
-    with pytest.raises(BadValue, match=r"has tables of a100-sxm-80gb, h200: .* choose it with --gpu"):
+    with pytest.raises(BadValue, match=r"has tables of a100-sxm-80gb, h200: .* choose it with gpu"):
         take(folder)
     rows, counts, said = take(folder, gpu="A100")
     assert list(rows) == [("linear", "m=2 n=64 k=64")] and counts["passed_over"] == 1

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from inferometer.base.errors import BadFile, BadValue
 from inferometer.inference.memory import parameters
 from inferometer.network import families as inferometer_models
-from inferometer.profiling import hf, layers, scaling_factors
-from inferometer.profiling.layer_csv import HEAD, LayerRows, Length, coarse_first, lengths, planned
-from inferometer.profiling.parts import KNOWN, Parts, part_name
+from inferometer.profiling import hf_model, layers, scaling_factors
+from inferometer.profiling.layer_csv import COLUMNS, LayerRows, Length, coarse_first, lengths, planned_lengths
+from inferometer.profiling.layer_parts import LLM_PROFILE_PARTS, PartTimer, part_name
 from inferometer.profiling.timer import KernelClock, WallClock, kernel_seconds
 from inferometer.specs import catalog
 
@@ -132,16 +132,16 @@ def test_the_ends_come_first_and_nothing_is_lost(values: set[int]) -> None:
 
 
 def test_both_phases_take_turns_within_the_positions() -> None:
-    found = planned("both", 2048, 2048, None, 1024)
+    found = planned_lengths("both", 2048, 2048, None, 1024)
     assert found[:3] == [Length(1, 0), Length(1024, 0), Length(1, 1023)] and len(set(found)) == len(found)
     assert all(n.input + n.kv_cache <= 1024 and (n.input == 1 or n.kv_cache == 0) for n in found)
-    assert {n for n in found if not n.kv_cache} == set(planned("prefill", 2048, 2048, None, 1024))
-    assert {n for n in found if n.input == 1} == set(planned("decode", 2048, 2048, None, 1024))
+    assert {n for n in found if not n.kv_cache} == set(planned_lengths("prefill", 2048, 2048, None, 1024))
+    assert {n for n in found if n.input == 1} == set(planned_lengths("decode", 2048, 2048, None, 1024))
 
 
 def test_a_device_gives_the_folder_its_name() -> None:
-    assert layers.label("NVIDIA H200") == "H200" and layers.label("NVIDIA GeForce RTX 3090") == "RTX-3090"
-    assert layers.label("Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz") == "Xeon-Platinum-8481C"
+    assert layers.folder_label("NVIDIA H200") == "H200" and layers.folder_label("NVIDIA GeForce RTX 3090") == "RTX-3090"
+    assert layers.folder_label("Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz") == "Xeon-Platinum-8481C"
 
 
 # ------------------------------------------------------------------ names and clocks
@@ -234,8 +234,8 @@ class OneEach:
         return [self.spent]
 
 
-def build(models: Path, kind: str, number: int) -> hf.Built:
-    return hf.build(hf.checkpoint(str(models / kind)), number, "cpu")
+def build(models: Path, kind: str, number: int) -> hf_model.Built:
+    return hf_model.build(hf_model.checkpoint(str(models / kind)), number, "cpu")
 
 
 @pytest.mark.parametrize(
@@ -251,10 +251,10 @@ def test_every_part_of_a_layer_is_named(
     torch: Any, models: Path, kind: str, number: int, expected: set[str], own: set[str]
 ) -> None:
     built = build(models, kind, number)
-    with torch.no_grad(), Parts(torch, built.model, built.layers, OneEach()) as parts:
+    with torch.no_grad(), PartTimer(torch, built.model, built.layers, OneEach()) as parts:
         (found,) = parts.record(iter([lambda: built.run(built.tokens(4))]))
         counts = parts.layers_with(lambda: built.run(built.tokens(4)))
-    assert set(found) == expected | own and set(found) - KNOWN == own
+    assert set(found) == expected | own and set(found) - LLM_PROFILE_PARTS == own
     halves = {"expert.w1", "expert.w3"} if "expert.dispatch" in own else set()
     assert {name: seconds for name, seconds in found.items() if seconds != 1.0} == dict.fromkeys(halves, 0.5)
     once = {"embedding", "final_layernorm", "lm_head", "rotary_emb", "embed_positions"}
@@ -270,7 +270,7 @@ def test_watching_changes_nothing_and_leaves_nothing_behind(torch: Any, models: 
     before, tokens = code.apply_rotary_pos_emb, built.tokens(5)
     with torch.no_grad():
         plain = built.run(tokens).logits
-        with Parts(torch, built.model, built.layers, WallClock()):
+        with PartTimer(torch, built.model, built.layers, WallClock()):
             assert code.apply_rotary_pos_emb is not before
             watched = built.run(tokens).logits
             with pytest.raises(Exception, match="index"):
@@ -283,7 +283,7 @@ def test_watching_changes_nothing_and_leaves_nothing_behind(torch: Any, models: 
 def test_the_profiler_sees_the_same_parts(torch: Any, models: Path) -> None:
     built = build(models, "mixtral", 1)
     clock = KernelClock(torch)
-    with torch.no_grad(), Parts(torch, built.model, built.layers, clock) as parts:
+    with torch.no_grad(), PartTimer(torch, built.model, built.layers, clock) as parts:
         found = clock.traced([lambda: built.run(built.tokens(3))] * 2)
         assert len(found) == 2 and set(found[0]) == set(found[1]) == set(parts.places)
         if not torch.cuda.is_available():
@@ -356,7 +356,7 @@ def test_an_interrupted_run_loses_nothing(profile: Profile, tmp_path: Path, monk
 def test_a_spent_budget_measures_nothing(torch: Any, models: Path, tmp_path: Path) -> None:
     built, table = build(models, "llama", 1), LayerRows(tmp_path / "x.csv", "here", "llama")
     counts = layers._measure(
-        built, table, [Length(1, 0), Length(1, 4)], layers.Passes(1, 1, -1.0), print, lambda *_: None
+        built, table, [Length(1, 0), Length(1, 4)], layers.Repeats(1, 1, -1.0), print, lambda *_: None
     )
     assert counts["left"] == 2 and not counts["measured"] and not (tmp_path / "x.csv").exists()
 
@@ -364,14 +364,14 @@ def test_a_spent_budget_measures_nothing(torch: Any, models: Path, tmp_path: Pat
 def test_a_length_that_fails_is_said_and_the_others_are_measured(
     profile: Profile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = hf.Built.filled
+    real = hf_model.Built.filled
 
-    def filled(self: hf.Built, cached: int) -> dict[str, Any]:
+    def filled(self: hf_model.Built, cached: int) -> dict[str, Any]:
         if cached == 4:
             raise RuntimeError("CUDA out of memory.\nTried to allocate")
         return real(self, cached)
 
-    monkeypatch.setattr(hf.Built, "filled", filled)
+    monkeypatch.setattr(hf_model.Built, "filled", filled)
     ran = profile("llama", "--mode", "decode", "--json")
     assert ran.json["counts"] == {"measured": 4, "kept": 0, "failed": 1, "left": 0}
     assert "input 1 after 4: CUDA out of memory. Tried to allocate" in ran.err
@@ -379,7 +379,7 @@ def test_a_length_that_fails_is_said_and_the_others_are_measured(
 
 def table(tmp_path: Path, text: str, end: str = "\n") -> Path:
     path = tmp_path / "m.csv"
-    path.write_text("\n".join([",".join(HEAD), *text.split()]) + end)
+    path.write_text("\n".join([",".join(COLUMNS), *text.split()]) + end)
     return path
 
 
@@ -451,7 +451,7 @@ def test_lists_per_layer_are_cut(models: Path) -> None:
         "name": "four",
     }
     before = copy.deepcopy(config)
-    assert hf.shortened(config, 2) == {
+    assert hf_model.shortened(config, 2) == {
         "num_hidden_layers": 2,
         "layer_types": ["a", "b"],
         "sizes": [1, 2, 3],
@@ -459,30 +459,35 @@ def test_lists_per_layer_are_cut(models: Path) -> None:
         "name": "four",
     }
     assert config == before
-    assert hf.shortened({"text_config": {"n_layer": 5}}, 1) == {"text_config": {"n_layer": 1}}
-    sketch, sketched = hf.outline(hf.checkpoint(str(models / "qwen3_moe")), 4)
-    assert hf.layers_of_every_kind(sketched) == 2
+    assert hf_model.shortened({"text_config": {"n_layer": 5}}, 1) == {"text_config": {"n_layer": 1}}
+    sketch, sketched = hf_model.outline(hf_model.checkpoint(str(models / "qwen3_moe")), 4)
+    assert hf_model.layers_of_every_kind(sketched) == 2
     each = sum(w.numel() * w.element_size() for w in sketched.parameters()) / 4
     rest = sum(w.numel() * w.element_size() for w in sketch.parameters()) - 4 * each
-    assert [hf.layers_that_fit(sketch, sketched, rest + share * each) for share in (-1, 0.9, 2.1, 99)] == [0, 0, 2, 4]
+    assert [hf_model.layers_that_fit(sketch, sketched, rest + share * each) for share in (-1, 0.9, 2.1, 99)] == [
+        0,
+        0,
+        2,
+        4,
+    ]
 
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen3-30b-a3b", "deepseek-v2-lite", "opt-6.7b", "gpt-oss-20b"])
 def test_what_is_built_is_what_is_predicted(torch: Any, name: str) -> None:
     """transformers and our own reading of a config agree on every parameter, so rows are of the right sizes."""
-    check = hf.checkpoint(name)
-    sketch, _ = hf.outline(check, check.layers)
+    check = hf_model.checkpoint(name)
+    sketch, _ = hf_model.outline(check, check.layers)
     expected = parameters(inferometer_models.build(catalog.model(name).config))
     assert sum(weight.numel() for weight in sketch.parameters()) == pytest.approx(expected, rel=1e-5)
 
 
 def test_what_a_catalogue_entry_leaves_out_is_null(torch: Any, models: Path) -> None:
-    sketch, _ = hf.outline(hf.checkpoint("mistral-7b-v0.3"), 1)
+    sketch, _ = hf_model.outline(hf_model.checkpoint("mistral-7b-v0.3"), 1)
     assert sketch.config.sliding_window is None
     (models / "sliding").mkdir(exist_ok=True)
     config = {**CONFIGS["llama"], "model_type": "mistral"}
     (models / "sliding" / "config.json").write_text(json.dumps(config))
-    sketch, _ = hf.outline(hf.checkpoint(str(models / "sliding")), 1)
+    sketch, _ = hf_model.outline(hf_model.checkpoint(str(models / "sliding")), 1)
     assert sketch.config.sliding_window == 4096, "in a config.json the library's defaults hold"
 
 
@@ -490,20 +495,27 @@ def test_what_a_catalogue_entry_leaves_out_is_null(torch: Any, models: Path) -> 
 
 
 def test_factors_are_medians_and_errors_what_is_left() -> None:
-    points = [scaling_factors.Point("prefill", n, 0, took, 1.0) for n, took in ((1, 1.0), (2, 2.0), (3, 4.0))]
-    found = scaling_factors.fitted([*points, scaling_factors.Point("decode", 1, 1, 30.0, 10.0)], "prefill")
+    points = [
+        scaling_factors.CalibrationPoint("prefill", n, 0, took, 1.0) for n, took in ((1, 1.0), (2, 2.0), (3, 4.0))
+    ]
+    found = scaling_factors.fit_factor(
+        [*points, scaling_factors.CalibrationPoint("decode", 1, 1, 30.0, 10.0)], "prefill"
+    )
     assert found["factor"] == 2.0 and found["points"] == 3
     assert found["mean_error"] == pytest.approx((1.0 + 0.0 + 0.5) / 3) and found["max_error"] == pytest.approx(1.0)
-    assert scaling_factors.fitted([scaling_factors.Point("decode", 1, 1, 30.0, 10.0)], "decode")["factor"] == 3.0
+    assert (
+        scaling_factors.fit_factor([scaling_factors.CalibrationPoint("decode", 1, 1, 30.0, 10.0)], "decode")["factor"]
+        == 3.0
+    )
 
 
 def test_a_sum_takes_each_part_as_often_as_it_is_there() -> None:
     rows = {0: {"q_proj": 1.0, "lm_head": 10.0}, 4: {"q_proj": 3.0, "lm_head": 10.0}}
-    assert scaling_factors.summed(rows, {"q_proj": 32, "lm_head": 1}, 1) == pytest.approx(32 * 1.5 + 10)
+    assert scaling_factors.sum_of_parts(rows, {"q_proj": 32, "lm_head": 1}, 1) == pytest.approx(32 * 1.5 + 10)
 
 
 def test_a_grid_beyond_the_rows_is_refused() -> None:
-    asked = scaling_factors.grid(None, 4, 12, 4, 1)
+    asked = scaling_factors.calibration_grid(None, 4, 12, 4, 1)
     assert asked.inputs == (4, 8, 12)
     enough = [Length(1, 0), Length(12, 0), Length(1, 27)]
     scaling_factors.check_covered(asked, enough, "has")

@@ -8,8 +8,9 @@ from collections import Counter
 import pytest
 from conftest import ROOT
 
-from inferometer.profiling import limits, profile_csv, shapes
-from inferometer.profiling.microbenchmarks import CASES, Bench, Library
+from inferometer.costs.kernels import kernel_rows
+from inferometer.profiling import model_shapes, roofline_limits, shape_grid
+from inferometer.profiling.microbenchmarks import CASES, KernelBench, Library
 from inferometer.specs import catalog
 
 H200 = catalog.hardware("h200")
@@ -17,18 +18,32 @@ ROW = {"kind": "linear", "dtype": "bf16", "m": 1, "n": 64, "k": 32}
 
 
 def test_shapes_are_those_of_the_catalogue() -> None:
-    rows = shapes.everything()
+    rows = shape_grid.all_shapes()
     assert len(rows) == len({tuple(r.items()) for r in rows})
     assert {r["kind"] for r in rows} == set(CASES)
-    assert [tuple(r.items()) for r in shapes.everything()] == [tuple(r.items()) for r in rows], "the order is stable"
-    assert (6144, 4096) in shapes.products()  # qkv_proj of Llama-3.1-8B
-    assert (28672, 4096) in shapes.products() and (
+    assert [tuple(r.items()) for r in shape_grid.all_shapes()] == [tuple(r.items()) for r in rows], (
+        "the order is stable"
+    )
+    assert (6144, 4096) in model_shapes.products()  # qkv_proj of Llama-3.1-8B
+    assert (28672, 4096) in model_shapes.products() and (
         28672 // 2,
         4096,
-    ) in shapes.products()  # whole, and half of it at tp 2
-    assert shapes.heads()[0] == (32, 8, 128) and {h[2] for h in shapes.heads()[:8]} == {64, 80, 96, 128, 192, 256}
-    assert (64, 8, 64, 128) in shapes.windows() and (16, 8, 256, 4096) in shapes.windows()  # gpt-oss, Gemma 2
-    assert (16, 512, 128, 64, 128) in shapes.latents()  # DeepSeek-V2-Lite
+    ) in model_shapes.products()  # whole, and half of it at tp 2
+    assert model_shapes.heads()[0] == (32, 8, 128) and {h[2] for h in model_shapes.heads()[:8]} == {
+        64,
+        80,
+        96,
+        128,
+        192,
+        256,
+    }
+    assert (64, 8, 64, 128) in model_shapes.windows() and (
+        16,
+        8,
+        256,
+        4096,
+    ) in model_shapes.windows()  # gpt-oss, Gemma 2
+    assert (16, 512, 128, 64, 128) in model_shapes.latents()  # DeepSeek-V2-Lite
     assert {"tokens": 1, "hidden": 2048, "inner": 768, "experts": 128, "top_k": 8}.items() <= next(
         r for r in rows if r["kind"] == "moe"
     ).items()
@@ -36,28 +51,28 @@ def test_shapes_are_those_of_the_catalogue() -> None:
 
 
 def test_shapes_are_written_in_the_profiles_order() -> None:
-    for row in shapes.everything():
+    for row in shape_grid.all_shapes():
         words = list(row)[2:]
-        assert words == [key for key in profile_csv.KEYS[row["kind"]] if key in row], row
-        assert all(row[key] != profile_csv.DEFAULTS[key] for key in words if key in profile_csv.DEFAULTS)
+        assert words == [key for key in kernel_rows.SHAPE_KEYS[row["kind"]] if key in row], row
+        assert all(row[key] != kernel_rows.SHAPE_DEFAULTS[key] for key in words if key in kernel_rows.SHAPE_DEFAULTS)
 
 
 def test_short_budgets_span_all_kinds() -> None:
-    rows = shapes.everything()
+    rows = shape_grid.all_shapes()
     first = {(r["kind"], r["dtype"]) for r in rows[:300]}
     assert first == {(r["kind"], r["dtype"]) for r in rows}
     early = [r for r in rows[:2000] if r["kind"] == "linear" and r["dtype"] == "bf16"]
-    assert {r["m"] for r in early} >= set(shapes.ROWS) and len({(r["n"], r["k"]) for r in early}) >= 4
-    alone = shapes.everything((), "")
+    assert {r["m"] for r in early} >= set(shape_grid.ROWS) and len({(r["n"], r["k"]) for r in early}) >= 4
+    alone = shape_grid.all_shapes((), "")
     assert not {"all_reduce", "all_to_all"} & {r["kind"] for r in alone}
-    assert {r["library"] for r in shapes.everything((2,), "gloo") if r["kind"] == "all_gather"} == {"gloo"}
+    assert {r["library"] for r in shape_grid.all_shapes((2,), "gloo") if r["kind"] == "all_gather"} == {"gloo"}
 
 
 def test_turns_double() -> None:
     long, short = list(range(100)), list(range(100, 103))
-    found = list(shapes.turns([long, short]))
+    found = list(shape_grid.turns([long, short]))
     assert sorted(found) == list(range(103))
-    assert found[: shapes.TURN + 3] == [*long[: shapes.TURN], *short]
+    assert found[: shape_grid.TURN + 3] == [*long[: shape_grid.TURN], *short]
 
 
 # ------------------------------------------------------------------ the roof
@@ -65,7 +80,7 @@ def test_turns_double() -> None:
 
 def test_the_shipped_rows_are_below_no_roof() -> None:
     """No kernel beats the device, with a little for clocks; the weights and caches of these rows rotated."""
-    roof, counts = limits.Limits(H200.memory_bandwidth, H200), Counter[str]()
+    roof, counts = roofline_limits.DeviceLimits(H200.memory_bandwidth, H200), Counter[str]()
     with (ROOT / "benchmarks" / "data" / "h200_kernels.csv").open(newline="") as file:
         for number, line in enumerate(csv.DictReader(file)):
             if number % 7:  # one in seven: all take seconds
@@ -80,13 +95,13 @@ def test_the_shipped_rows_are_below_no_roof() -> None:
 
 
 def test_the_roof_counts_what_must_be_fetched_and_computed() -> None:
-    roof = limits.Limits(H200.memory_bandwidth, H200)
+    roof = roofline_limits.DeviceLimits(H200.memory_bandwidth, H200)
     small = {"kind": "linear", "dtype": "bf16", "m": 1, "n": 4096, "k": 4096}
     assert roof.least(small, 2 * 4096**2) == pytest.approx(2 * 4096**2 / 4.8e12)
     assert roof.least({**small, "m": 8192}) == pytest.approx(2 * 8192 * 4096**2 / 989.4e12)
     assert roof.least({**small, "m": 8192, "dtype": "fp8"}) == pytest.approx(2 * 8192 * 4096**2 / 1978.9e12)
     assert roof.least({"kind": "launch", "dtype": "bf16", "kernels": 64}) == 0
-    assert limits.Limits().least({**small, "m": 8192}, 1e12) == 0, "nothing is known of this device"
+    assert roofline_limits.DeviceLimits().least({**small, "m": 8192}, 1e12) == 0, "nothing is known of this device"
 
 
 @pytest.mark.parametrize(
@@ -107,19 +122,19 @@ def test_the_roof_counts_what_must_be_fetched_and_computed() -> None:
     ],
 )
 def test_devices_are_known_by_their_drivers_names(name: str, memory: float, found: str | None) -> None:
-    device = limits.known(name, memory)
+    device = roofline_limits.catalogue_device(name, memory)
     assert (device.name if device else None) == found
 
 
 def test_a_strange_device_is_held_to_what_it_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu = Bench(pytest.importorskip("torch", reason="PyTorch is not installed"), "cpu", Library(), 1e4)
-    monkeypatch.setattr(limits, "COPY", 1 << 22)
-    rate = limits.copied(cpu)
+    cpu = KernelBench(pytest.importorskip("torch", reason="PyTorch is not installed"), "cpu", Library(), 1e4)
+    monkeypatch.setattr(roofline_limits, "COPY", 1 << 22)
+    rate = roofline_limits.copy_bandwidth(cpu)
     assert 1e8 < rate < 1e13
-    monkeypatch.setattr(limits, "copied", lambda where: 1e12)
-    monkeypatch.setattr(Bench, "gpu", True)
-    found = limits.find(cpu, {"device": "Nobody's GPU", "memory": 8e10})
-    assert found == limits.Limits(1e12 / limits.REACH, None)
+    monkeypatch.setattr(roofline_limits, "copy_bandwidth", lambda where: 1e12)
+    monkeypatch.setattr(KernelBench, "gpu", True)
+    found = roofline_limits.device_limits(cpu, {"device": "Nobody's GPU", "memory": 8e10})
+    assert found == roofline_limits.DeviceLimits(1e12 / roofline_limits.REACH, None)
     assert found.refuses(ROW, 1e-6, cold=2e6) and not found.refuses(ROW, 2e-6, cold=2e6)
-    known = limits.find(cpu, {"device": "NVIDIA H200", "memory": 1.5e11}).device
+    known = roofline_limits.device_limits(cpu, {"device": "NVIDIA H200", "memory": 1.5e11}).device
     assert known is not None and known.name == "h200"

@@ -83,19 +83,19 @@ def _driven(
     """Send everything; the replies, and whether the run was cut short. What came is saved every few seconds."""
     import asyncio
 
-    from ..bench.endpoint import APIS, Run, Server
-    from ..bench.observed import orders
+    from ..bench.load_generator import APIS, LoadGenerator, Endpoint
+    from ..bench.trace_replay import planned_requests
     from .output import progress
 
     if ways["api"] not in APIS:
         raise UnknownName("--api", ways["api"], APIS)
     check_positive("--timeout", ways["timeout"], 1e6)
     headers = {"Authorization": f"Bearer {ways['api_key']}"} if ways["api_key"] else {}
-    server = Server(
+    server = Endpoint(
         base_url, ways["served_model_name"] or model, ways["api"], ways["timeout"], headers, _extra(ways["extra_body"])
     )
     text = ways["api"] == "chat" or ways["prompt_text"]
-    todo = orders(trace, text=text, vocabulary=_vocabulary(model), seed=seed)
+    todo = planned_requests(trace, text=text, vocabulary=_vocabulary(model), seed=seed)
     done, saved, cut = 0, time.monotonic(), False
     with progress("measuring", len(todo)) as reached:
 
@@ -107,7 +107,7 @@ def _driven(
                 _save(trace, run.replies, path)
                 saved = time.monotonic()
 
-        run = Run(server, todo, limit, count)
+        run = LoadGenerator(server, todo, limit, count)
         try:
             asyncio.run(run.drive())
         except KeyboardInterrupt:
@@ -120,10 +120,10 @@ def _summed(
 ) -> tuple[dict[str, Any], Any]:
     import numpy as np
 
-    from ..bench.observed import observed
+    from ..bench.trace_replay import outcome_of_replies
     from ..serving.metrics import metrics
 
-    outcome = observed(trace, replies)
+    outcome = outcome_of_replies(trace, replies)
     gaps = np.array([gap * 1e3 for reply in replies if reply is not None for gap in reply.gaps])
     found = metrics(outcome, goals, gaps)
     found["failed"] += found.pop("rejected")
@@ -144,11 +144,11 @@ def _summed(
 
 
 def _save(trace: Any, replies: list[Any], path: str) -> Any:
-    from ..bench.observed import observed
+    from ..bench.trace_replay import outcome_of_replies
     from ..views.files import write
     from ..views.requests import rows_csv
 
-    return write(path, rows_csv(observed(trace, replies)))
+    return write(path, rows_csv(outcome_of_replies(trace, replies)))
 
 
 def _warnings(replies: list[Any], cut: bool) -> list[str]:
@@ -165,7 +165,7 @@ def _warnings(replies: list[Any], cut: bool) -> list[str]:
 
 def _predicted(trace: Any, outcome: Any, model: str, limit: int | None, gpu: str, words: dict[str, Any]) -> Any:
     """The same requests in the simulation: as they were sent, or in a closed loop of the same width."""
-    from ..bench.observed import measured_trace
+    from ..bench.trace_replay import measured_trace
     from ..validation.validate import validate
 
     closed = trace.arrival_s is None or (limit is not None and not trace.arrival_s.any())

@@ -1,159 +1,131 @@
-"""How far a run has come, for those who are not looking at a bar: a line now and then."""
+"""``profile --kernels``: shapes in order of their worth, measured within a budget of time.
+
+A campaign is resumed where an earlier one stopped: rows that the file has are kept.
+"""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import math
-import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from ..base.errors import BadFile, BadValue, UnknownName
 from ..base.files import user_path
 from ..specs import catalog
-from . import limits, timer
-from .machine import describe, rotation
-from .microbenchmarks import CASES, Bench, Library, Ready, reason
-from .profile_csv import Sheet, done, shape_of
+from . import machine, shape_grid, timer
+from .machine import is_installed, optional_library
+from .microbenchmarks import CASES, KernelBench, Library, Ready, reason
+from .profile_csv import ProfileWriter, shape_cell
+from .roofline_limits import INFINITE_PEAK, DeviceLimits, device_limits, roofline_seconds
+from .timer import Log, OnProgress, parse_duration, progress_lines
 
-Progress = Callable[[int, int, str], None]  # done, of how many, and the time spent or what is next, in words
-EVERY = 10.0  # s between lines
-
-
-def lines(say: Callable[[str], None], what: str = "shapes") -> Progress:
-    """A line at the start and then every ten seconds: ``lines(print)(7, 1000, "12 of 60 s")``"""
-    last = -float("inf")
-
-    def progress(number: int, whole: int, words: str) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - last >= EVERY:
-            last = now
-            say(f"{number:,} of {whole:,} {what}, {words}")
-
-    return progress
-
-
-# ------------------------------------------------------------------ campaign
-# ``profile --kernels``: check what was asked, measure within the budget, say what came of it.
-
-
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-
-
-def span(text: str) -> float:
-    """Seconds of a budget: ``span("10m")  # 600.0``"""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text.strip().lower())
-    if not found or not 0 < float(found[1]) < math.inf:
-        raise BadValue(f"--budget must be a time such as 90s, 10m or 1h, not {text!r}")
-    return float(found[1]) * _UNITS[found[2]]
+WARNED = 20  # sentences about rows that were refused or failed; the rest is counted
+UNIT = "h200"  # the work of a row is counted in seconds at this device's peaks
+CALLS = timer.REPLAYS + 2  # that a long shape takes
+LONG_SHARE = 0.02  # of the budget that one shape may take before all others had their turn
+NO_WORK = 1e-12  # s of work below which a row has none
 
 
 def profile_kernels(
     output: str,
     budget: str,
     device: str,
-    say: Callable[[str], None],
-    progress: Progress | None = None,
+    say: Log,
+    progress: OnProgress | None = None,
     kinds: str | None = None,
 ) -> dict[str, int]:
-    """Measure the shapes that the file lacks; every row is written as it is found, so nothing is lost when it stops.
+    """Measure the shapes that the file lacks; every row is written at once, so nothing is lost when it stops.
 
     ``profile_kernels("kernels.csv", "10m", "cuda", print, kinds="linear,moe")``; ``progress`` moves a bar, without it a
     line is said now and then.
     """
-    seconds, wanted = span(budget), chosen(kinds)
+    seconds, wanted = parse_duration(budget), parse_kinds(kinds)
     if device not in ("cuda", "cpu"):
-        raise UnknownName("--device", device, ("cuda", "cpu"))
+        raise UnknownName("`device`", device, ("cuda", "cpu"))
     path = user_path(output)
     if path.is_dir() or not path.parent.is_dir():
         raise BadFile(f"{path} cannot be written: it is a folder, or its folder is not there")
-    if importlib.util.find_spec("torch") is None:
+    if not is_installed("torch"):
         raise BadValue("profile needs PyTorch, which is not installed here")
-    torch = importlib.import_module("torch")
+    torch = optional_library("torch")
     if device == "cuda" and not torch.cuda.is_available():
-        raise BadValue("profile finds no CUDA device here; --device cpu measures the processor")
-    return _measured(torch, path, seconds, device, say, progress, wanted)
+        raise BadValue("profile finds no CUDA device here; `device` cpu measures the processor")
+    return _run_campaign(torch, path, seconds, device, say, progress, wanted)
 
 
-def chosen(kinds: str | None) -> set[str]:
-    """The kinds of kernel that ``--kinds`` names, all without it: ``chosen("linear,moe")``"""
-    from .microbenchmarks import CASES
-
+def parse_kinds(kinds: str | None) -> set[str]:
+    """The kinds of kernel that a list names, all without one: ``parse_kinds("linear,moe")  # {"linear", "moe"}``"""
     if kinds is None:
         return set(CASES)
-    found = {word.strip() for word in kinds.split(",") if word.strip()}
-    for word in sorted(found - set(CASES)):
-        raise UnknownName("kind of kernel in --kinds", word, CASES)
-    if not found:
-        raise BadValue("--kinds needs at least one kind of kernel, such as linear,moe")
-    return found
+    names = {name.strip() for name in kinds.split(",") if name.strip()}
+    for name in sorted(names - set(CASES)):
+        raise UnknownName("kind of kernel in `kinds`", name, CASES)
+    if not names:
+        raise BadValue("`kinds` needs at least one kind of kernel, such as linear,moe")
+    return names
 
 
-def _measured(
+def _run_campaign(
     torch: Any,
     path: Path,
     seconds: float,
     device: str,
-    say: Callable[[str], None],
-    progress: Progress | None,
+    say: Log,
+    progress: OnProgress | None,
     wanted: set[str],
 ) -> dict[str, int]:
-    from . import limits, machine, shapes, timer
-
     about = machine.describe(torch, device)
-    record = machine.Record(path, about)
-    run_now: dict[str, Any] = {"began": machine.now(), "before": machine.clocks(torch, device), "budget": seconds}
-    versions = ", ".join(f"{word} {about[word]}" for word in ("torch", "cuda", "vllm") if about.get(word))
+    record = machine.MachineRecord(path, about)
+    start: dict[str, Any] = {"began": machine.now(), "before": machine.clocks(torch, device), "budget": seconds}
+    versions = ", ".join(f"{name} {about[name]}" for name in ("torch", "cuda", "vllm") if about.get(name))
     say(f"{about['device']}: {versions}")
-    where = bench(device, about)
-    roof = limits.find(where, about)
-    how = {"replays": timer.REPLAYS, "rotation_bytes": where.rotation, "data": "random", **roof.said()}
-    ranks = tuple(n for n in shapes.RANKS if n <= torch.cuda.device_count()) if device == "cuda" else (2,)
-    rows = [r for r in shapes.everything(ranks, "" if device == "cuda" else "gloo") if r["kind"] in wanted]
-    outcome = Outcome()
-    words: dict[str, Any] = {"budget": seconds, "device": device, "where": where, "roof": roof, "outcome": outcome}
-    try:
-        measure(rows, path, progress=progress or lines(say), say=say, **words)
-    finally:  # a run that is broken off has a record, too
-        record.write(
-            {
-                **run_now,
-                "ended": machine.now(),
-                "after": machine.clocks(torch, device),
-                **how,
-                "kinds": sorted(wanted),
-                "counts": outcome.counts,
-                "reasons": outcome.reasons,
-            }
-        )
-    counts = ", ".join(f"{number:,} {word}" for word, number in outcome.counts.items() if number)
+    with kernel_bench(device, about) as bench:
+        limits = device_limits(bench, about)
+        method = {"replays": timer.REPLAYS, "rotation_bytes": bench.rotation, "data": "random", **limits.as_record()}
+        ranks = tuple(n for n in shape_grid.RANKS if n <= torch.cuda.device_count()) if device == "cuda" else (2,)
+        every = shape_grid.all_shapes(ranks, "" if device == "cuda" else "gloo")
+        rows = [row for row in every if row["kind"] in wanted]
+        result = CampaignResult()
+        try:
+            measure(
+                rows,
+                path,
+                budget=seconds,
+                bench=bench,
+                progress=progress or progress_lines(say),
+                say=say,
+                limits=limits,
+                result=result,
+            )
+        finally:  # a run that is broken off has a record, too
+            record.write(
+                {
+                    **start,
+                    "ended": machine.now(),
+                    "after": machine.clocks(torch, device),
+                    **method,
+                    "kinds": sorted(wanted),
+                    "counts": result.counts,
+                    "reasons": result.reasons,
+                }
+            )
+    counts = ", ".join(f"{number:,} {name}" for name, number in result.counts.items() if number)
     say(f"wrote {path} and {record.path.name}: {counts or 'nothing'}")
-    return outcome.counts
+    return result.counts
 
 
-# ------------------------------------------------------------------ run
-# A measuring campaign: shapes in order of worth within a budget of time, resumed where an earlier one stopped.
+# ------------------------------------------------------------------ the campaign
 
 
-__all__ = ["Outcome", "bench", "done", "measure", "shape_of"]
-
-WARNED = 20  # sentences about rows that were refused or failed; the rest is counted
-UNIT = "h200"  # the device whose peaks are the measure of how much work a row is
-CALLS = timer.REPLAYS + 2  # that a long shape takes
-ENDLESS, NOTHING = 1e30, 1e-12  # a peak that takes no time, and seconds that are none
-SHARE = 0.02  # of the budget that one shape may take before all others had their turn
-
-
-class Outcome(msgspec.Struct):
-    """What came of a run."""
+class CampaignResult(msgspec.Struct):
+    """What came of a campaign: filled on the way, so that it is there even if the run is broken off."""
 
     measured: int = 0
     kept: int = 0  # the file had them
@@ -166,56 +138,66 @@ class Outcome(msgspec.Struct):
     @property
     def counts(self) -> dict[str, int]:
         """``{"measured": 12, "kept": 0, "failed": 1, "refused": 0, "left": 0}``"""
-        return {word: getattr(self, word) for word in ("measured", "kept", "failed", "refused", "left")}
+        return {name: getattr(self, name) for name in ("measured", "kept", "failed", "refused", "left")}
 
 
-def bench(device: str = "cuda", about: dict[str, Any] | None = None) -> Bench:
-    """The machine at hand: torch, and vLLM's kernels where they can be imported."""
-    torch = importlib.import_module("torch")
-    library = Library("vllm" if device == "cuda" and importlib.util.find_spec("vllm") else "")
-    if library.name:
-        _configured(library)
-    return Bench(torch, device, library, rotation(about or describe(torch, device)))
+@contextmanager
+def kernel_bench(device: str = "cuda", about: dict[str, Any] | None = None) -> Iterator[KernelBench]:
+    """The machine at hand, torch and vLLM's kernels where they can be imported; processes and buffers end with it.
+
+    ``with kernel_bench("cpu") as bench: measure(rows, path, budget=60, bench=bench)``
+    """
+    torch = optional_library("torch")
+    library = Library("vllm" if device == "cuda" and is_installed("vllm") else "")
+    with _vllm_config(library):
+        bench = KernelBench(torch, device, library, machine.rotation(about or machine.describe(torch, device)))
+        try:
+            yield bench
+        finally:
+            bench.close()
 
 
-def _configured(library: Library) -> None:
-    """Some kernels of vLLM ask for its configuration; without one they are missing alone."""
+def _vllm_config(library: Library) -> AbstractContextManager[Any]:
+    """vLLM's default configuration as the current one: some of its kernels read it, and fail alone without one."""
     try:
         context, config = library("config:set_current_vllm_config"), library("config:VllmConfig")
-        context(config()).__enter__()
-    except Exception:  # kernels that need it will say so
-        return
+        return cast(AbstractContextManager[Any], context(config()))
+    except Exception:  # no vLLM, or one that cannot be configured here: kernels that need it will say so
+        return nullcontext()
 
 
-class Pace:
-    """How long a shape will take, by the best that others of its kind did for their FLOPs and their bytes."""
+class CostEstimate:
+    """Seconds that measuring a shape will take, by the best rates per FLOP and per byte that were seen so far.
+
+    ``estimate.learn(row, took)``, then ``estimate.expected(larger_row)``.
+    """
 
     def __init__(self) -> None:
         device = catalog.hardware(UNIT)
         self.units = {
-            "flops": msgspec.structs.replace(device, memory_bandwidth=ENDLESS),
-            "bytes": msgspec.structs.replace(device, flops=dict.fromkeys(device.flops, ENDLESS)),
+            "flops": msgspec.structs.replace(device, memory_bandwidth=INFINITE_PEAK),
+            "bytes": msgspec.structs.replace(device, flops=dict.fromkeys(device.flops, INFINITE_PEAK)),
         }
-        self.rates: dict[tuple[str, ...], float] = {}  # of one kind, and of all
+        self.rates: dict[tuple[str, ...], float] = {}  # seconds per unit of work: of one kind and format, and of all
 
     def expected(self, row: Mapping[str, Any]) -> float:
         """Seconds to measure a row: at its kind's rates, else at the best of all kinds; 0 while nothing is known."""
-        found = 0.0
-        for word, work in self._works(row):
-            rate = self.rates.get((word, row["kind"], row["dtype"]), self.rates.get((word,), 0.0))
-            found = max(found, CALLS * rate * work)
-        return found
+        seconds = 0.0
+        for unit, work in self._works(row):
+            rate = self.rates.get((unit, row["kind"], row["dtype"]), self.rates.get((unit,), 0.0))
+            seconds = max(seconds, CALLS * rate * work)
+        return seconds
 
     def learn(self, row: Mapping[str, Any], took: float) -> None:
         """A row took so long: larger ones are held to the best rates so far."""
-        for word, work in self._works(row):
-            for key in ((word,), (word, row["kind"], row["dtype"])):
+        for unit, work in self._works(row):
+            for key in ((unit,), (unit, row["kind"], row["dtype"])):
                 self.rates[key] = min(self.rates.get(key, math.inf), took / work)
 
     def _works(self, row: Mapping[str, Any]) -> list[tuple[str, float]]:
         """What a row computes and what it moves, in seconds of the unit; not what it does not do."""
-        works = [(word, limits.work(row, unit)) for word, unit in self.units.items()]
-        return [(word, work) for word, work in works if work > NOTHING]
+        works = [(unit, roofline_seconds(row, device)) for unit, device in self.units.items()]
+        return [(unit, work) for unit, work in works if work > NO_WORK]
 
 
 def measure(
@@ -223,91 +205,115 @@ def measure(
     path: Path,
     *,
     budget: float,
-    device: str = "cuda",
-    progress: Progress | None = None,
-    say: Callable[[str], None] = print,
-    where: Bench | None = None,
-    roof: limits.Limits | None = None,
-    outcome: Outcome | None = None,
-) -> Outcome:
-    """Measure what is not in the file yet, until the budget is spent; each row is written as it is found.
+    bench: KernelBench,
+    progress: OnProgress | None = None,
+    say: Log = print,
+    limits: DeviceLimits | None = None,
+    result: CampaignResult | None = None,
+) -> CampaignResult:
+    """Measure what is not in the file yet, until the budget (s) is spent; each row is written at once.
 
-    ``outcome`` is filled on the way, for who wants to know it even if the run is broken off.
+    ``measure(all_shapes(), Path("kernels.csv"), budget=60, bench=bench).counts``
     """
-    began, todo, outcome = time.monotonic(), list(rows), Outcome() if outcome is None else outcome
-    deadline, pace, warned, later = began + budget, Pace(), Counter[str](), list[dict[str, Any]]()
-    where, roof = where or bench(device), roof or limits.Limits()
-    where.deadline = deadline
+    campaign = _Campaign(list(rows), budget, bench, say, limits or DeviceLimits(), result or CampaignResult())
+    with ProfileWriter(path) as writer:
+        campaign.run(writer, progress)
+    return campaign.result
 
-    def warn(word: str, sentence: str) -> None:
-        warned[word] += 1
-        if warned[word] <= WARNED:
-            say(sentence)
 
-    with Sheet(path) as sheet:
+class _Campaign:
+    """The rows to measure, and what is known so far: when time is up, how long shapes take, what went wrong."""
+
+    def __init__(
+        self,
+        rows: list[dict[str, Any]],
+        budget: float,
+        bench: KernelBench,
+        say: Log,
+        limits: DeviceLimits,
+        result: CampaignResult,
+    ) -> None:
+        self.rows, self.budget, self.bench, self.say = rows, budget, bench, say
+        self.limits, self.result = limits, result
+        self.estimate, self.warned = CostEstimate(), Counter[str]()
+        self.began = time.monotonic()
+        self.deadline = bench.deadline = self.began + budget
+
+    def run(self, writer: ProfileWriter, progress: OnProgress | None) -> None:
+        """All rows once; those that would take a large share of the budget after all others."""
+        later: list[dict[str, Any]] = []
+        for number, row in enumerate(chain(self.rows, later)):
+            now = time.monotonic()
+            if progress:
+                progress(sum(self.result.counts.values()), len(self.rows), self._spent(now))
+            if writer.has(row):
+                self.result.kept += 1
+                continue
+            expected = self.estimate.expected(row) if now < self.deadline else 0.0
+            if now + expected >= self.deadline:
+                self.result.left += 1
+            elif expected > LONG_SHARE * self.budget and number < len(self.rows):
+                later.append(row)
+            else:
+                self._measure_row(row, writer)
+                if self.result.broken:
+                    self.result.left += len(self.rows) - sum(self.result.counts.values())
+                    break
+        if progress:
+            progress(len(self.rows), len(self.rows), self._spent(time.monotonic()))
+
+    def _spent(self, now: float) -> str:
+        return f"{now - self.began:.0f} of {self.budget:.0f} s"
+
+    def _measure_row(self, row: dict[str, Any], writer: ProfileWriter) -> None:
+        name = f"{row['kind']} {row['dtype']} {shape_cell(row)}"
         try:
-            for number, row in enumerate(chain(todo, later)):
-                now = time.monotonic()
-                if progress:
-                    progress(sum(outcome.counts.values()), len(todo), f"{now - began:.0f} of {budget:.0f} s")
-                if sheet.has(row):
-                    outcome.kept += 1
-                    continue
-                expected = pace.expected(row) if now < deadline else 0.0
-                if now + expected >= deadline:
-                    outcome.left += 1
-                    continue
-                if expected > SHARE * budget and number < len(todo):
-                    later.append(row)
-                    continue
-                name = f"{row['kind']} {row['dtype']} {shape_of(row)}"
-                try:
-                    ready, took = _timed(where, row)
-                except timer.OutOfTime:
-                    outcome.left += 1
-                    continue
-                except Exception as error:  # a shape that a library refuses is a row that is missing, not the end
-                    why = reason(error)
-                    outcome.failed += 1
-                    told = f"{row['kind']} {row['dtype']}: {why}"
-                    outcome.reasons[told] = outcome.reasons.get(told, 0) + 1
-                    if outcome.reasons[told] == 1:
-                        warn("failed", f"{name}: {why}")
-                    outcome.broken = _broken(where)
-                    if outcome.broken:
-                        say(f"the device stopped answering at {name}: {outcome.broken}; run again to go on")
-                        outcome.left += len(todo) - sum(outcome.counts.values())
-                        break
-                    continue
-                pace.learn(row, took)
-                if roof.refuses(row, took, ready.cold):
-                    outcome.refused += 1
-                    least = roof.least(row, ready.cold)
-                    warn("refused", f"{name}: {took:.3g} s is beyond the roof of {least:.3g} s and is not kept")
-                    continue
-                sheet.add(row, took, ready.source)
-                outcome.measured += 1
-        finally:
-            where.close()
-    if progress:
-        progress(len(todo), len(todo), f"{time.monotonic() - began:.0f} of {budget:.0f} s")
-    return outcome
+            ready, took = _timed(self.bench, row)
+        except timer.OutOfTime:
+            self.result.left += 1
+            return
+        except Exception as error:  # a shape that a library refuses is a row that is missing, not the end
+            self._failed(row, name, reason(error))
+            return
+        self.estimate.learn(row, took)
+        if self.limits.refuses(row, took, ready.cold):
+            self.result.refused += 1
+            least = self.limits.least(row, ready.cold)
+            self._warn("refused", f"{name}: {took:.3g} s is beyond the roof of {least:.3g} s and is not kept")
+            return
+        writer.add(row, took, ready.source)
+        self.result.measured += 1
+
+    def _failed(self, row: dict[str, Any], name: str, why: str) -> None:
+        self.result.failed += 1
+        cause = f"{row['kind']} {row['dtype']}: {why}"
+        self.result.reasons[cause] = self.result.reasons.get(cause, 0) + 1
+        if self.result.reasons[cause] == 1:
+            self._warn("failed", f"{name}: {why}")
+        self.result.broken = _device_error(self.bench)
+        if self.result.broken:
+            self.say(f"the device stopped answering at {name}: {self.result.broken}; run again to go on")
+
+    def _warn(self, category: str, sentence: str) -> None:
+        self.warned[category] += 1
+        if self.warned[category] <= WARNED:
+            self.say(sentence)
 
 
-def _timed(where: Bench, row: Mapping[str, Any]) -> tuple[Ready, float]:
-    ready = CASES[row["kind"]](where, **{k: v for k, v in row.items() if k != "kind"})
+def _timed(bench: KernelBench, row: Mapping[str, Any]) -> tuple[Ready, float]:
+    ready = CASES[row["kind"]](bench, **{k: v for k, v in row.items() if k != "kind"})
     if ready.own is not None:
         return ready, ready.own()
-    return ready, timer.seconds(where.torch, ready.calls, where.device, where.deadline)
+    return ready, timer.median_seconds(bench.torch, ready.calls, bench.device, bench.deadline)
 
 
-def _broken(where: Bench) -> str:
+def _device_error(bench: KernelBench) -> str:
     """Let go of what the failed shape held; what the device says if it is beyond use, since then all others fail."""
-    where.shelf.clear()
+    bench.buffers.clear()
     try:
-        where.wait()
-        if where.gpu:
-            where.torch.cuda.empty_cache()
+        bench.wait()
+        if bench.gpu:
+            bench.torch.cuda.empty_cache()
     except Exception as error:
         return reason(error)
     return ""

@@ -17,7 +17,7 @@ import msgspec
 from ..base.errors import BadFile, abbreviate
 from ..base.files import write_atomic
 
-HEAD = ("hardware", "model", "layer_name", "input", "kv_cache", "latency(ns)")
+COLUMNS = ("hardware", "model", "layer_name", "input", "kv_cache", "latency(ns)")
 
 
 class Length(NamedTuple):
@@ -47,9 +47,9 @@ class LayerRows:
             raise BadFile(f"{self.path} cannot be read: {why}") from None
         torn = not text.endswith("\n")  # an earlier run was cut off within a line
         lines = csv.reader(io.StringIO(text[: text.rfind("\n") + 1]))
-        if tuple(next(lines, HEAD)) != HEAD:
-            raise BadFile(f"{self.path} does not have the columns {','.join(HEAD)}; give another -o or --hardware")
-        others, mine = [], []
+        if tuple(next(lines, COLUMNS)) != COLUMNS:
+            raise BadFile(f"{self.path} does not have the columns {','.join(COLUMNS)}; give another -o or `hardware`")
+        others, own = [], []
         for number, row in enumerate(lines, 2):
             try:
                 hardware, model, name, new, cached, nanoseconds = row
@@ -58,32 +58,32 @@ class LayerRows:
                     raise ValueError
             except ValueError:
                 raise BadFile(
-                    f"{self.path}, line {number}: {abbreviate(','.join(row))} is not a row of {','.join(HEAD)}"
+                    f"{self.path}, line {number}: {abbreviate(','.join(row))} is not a row of {','.join(COLUMNS)}"
                 ) from None
             if (hardware, model) == (self.hardware, self.model):
                 self.rows.setdefault(length, {})[name] = seconds
-                mine.append((length, row))
+                own.append((length, row))
             else:
                 others.append(row)
         if torn:
-            lost = mine[-1][0] if mine else None  # a length that lacks a row is measured again
+            lost = own[-1][0] if own else None  # a length that lacks a row is measured again
             self.rows.pop(lost, None)  # type: ignore[arg-type]
-            write_atomic(self.path, _text([list(HEAD), *others, *(row for length, row in mine if length != lost)]))
+            write_atomic(self.path, _text([list(COLUMNS), *others, *(row for length, row in own if length != lost)]))
 
-    def add(self, length: Length, found: Mapping[str, float]) -> None:
+    def add(self, length: Length, seconds_of: Mapping[str, float]) -> None:
         """Write a length's rows at once, at the end of the file."""
         fresh = not self.path.exists() or not self.path.stat().st_size
         rows = [
             [self.hardware, self.model, name, *map(str, length), str(max(1, round(seconds * 1e9)))]
-            for name, seconds in found.items()
+            for name, seconds in seconds_of.items()
         ]
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", encoding="utf-8", newline="") as file:
-                file.write(_text([list(HEAD), *rows] if fresh else rows))
+                file.write(_text([list(COLUMNS), *rows] if fresh else rows))
         except OSError as error:
             raise BadFile(f"{self.path} cannot be written: {error.strerror}") from None
-        self.rows[length] = dict(found)
+        self.rows[length] = dict(seconds_of)
 
     def phase(self, phase: str) -> dict[int, Seconds]:
         """The rows of prefill by input length, or of decode by cached length; one token after none is both."""
@@ -104,7 +104,7 @@ class LayerRows:
             for length, parts in self.rows.items()
             for name, seconds in parts.items()
         ]
-        write_atomic(path, _text([list(HEAD), *rows]))
+        write_atomic(path, _text([list(COLUMNS), *rows]))
 
     def describe(self, how: Mapping[str, Any], same: tuple[str, ...]) -> None:
         """Note how rows are taken; refuse to mix rows that were taken differently in what ``same`` names."""
@@ -118,7 +118,7 @@ class LayerRows:
                 if before.get(key) != how.get(key):
                     raise BadFile(
                         f"the rows of {self.path} were taken with {key} {abbreviate(before.get(key))}, not "
-                        f"{abbreviate(how.get(key))}; give another -o or --hardware"
+                        f"{abbreviate(how.get(key))}; give another -o or `hardware`"
                     )
         write_atomic(path, msgspec.json.format(msgspec.json.encode(how), indent=1).decode() + "\n")
 
@@ -149,17 +149,19 @@ def lengths(most: int, step: int | None = None) -> list[int]:
 
 def coarse_first(values: list[int]) -> list[int]:
     """The ends, then the middles of what is between: ``coarse_first([1, 2, 3, 4, 5])  # [1, 5, 3, 2, 4]``"""
-    found = [values[0], values[-1]]
+    order = [values[0], values[-1]]
     gaps = [(0, len(values) - 1)]
     for first, last in gaps:
         middle = (first + last) // 2
         if first < middle < last:
-            found.append(values[middle])
+            order.append(values[middle])
             gaps += [(first, middle), (middle, last)]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(order))
 
 
-def planned(mode: str, prefill_max: int, decode_max: int, step: int | None, positions: int | None) -> list[Length]:
+def planned_lengths(
+    mode: str, prefill_max: int, decode_max: int, step: int | None, positions: int | None
+) -> list[Length]:
     """All lengths in the order of their worth, the phases in turn; none is beyond the model's positions.
 
     ``planned("decode", 2048, 2048, None, 1024)  # [Length(1, 0), Length(1, 1023), …]``

@@ -11,30 +11,24 @@ import math
 import re
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
 from ..base.errors import BadFile, BadValue, InferometerError, UnknownName, abbreviate, check_int
 from ..base.files import user_path
-from . import hf
+from . import hf_model
 from . import scaling_factors as calibration
-from .campaign import Progress, lines, span
-from .layer_csv import MODES, LayerRows, Length, Seconds, planned
+from .layer_csv import MODES, LayerRows, Length, Seconds, planned_lengths
+from .layer_parts import LLM_PROFILE_PARTS, PartTimer
 from .machine import processor
-from .parts import KNOWN, Parts
-from .timer import Forward, KernelClock, WallClock
+from .timer import Forward, KernelClock, Log, OnProgress, OutOfTime, WallClock, parse_duration, progress_lines
 
 SAME = ("device", "dtype", "attention", "weights", "num_layers")  # rows that differ in these are not of one file
-SHARE = 0.6  # of a budget is for the layers where the whole model is run afterwards
-Say = Callable[[str], None]
+LAYERS_SHARE = 0.6  # of a budget is for the layers where the whole model is run afterwards
 
 
-class OutOfTime(Exception):
-    """The budget is spent."""
-
-
-class Passes(NamedTuple):
+class Repeats(NamedTuple):
     """How often a length is run, and until when."""
 
     warmup: int
@@ -42,7 +36,7 @@ class Passes(NamedTuple):
     deadline: float = math.inf  # on the monotonic clock
 
 
-def label(name: str) -> str:
+def folder_label(name: str) -> str:
     """A device's name as the name of a folder: ``label("NVIDIA GeForce RTX 3090")  # 'RTX-3090'``"""
     bare = re.sub(r"\((R|TM)\)|@.*|\b(NVIDIA|AMD|Intel|GeForce|Instinct|CPU|Processor)\b", " ", name, flags=re.I)
     return "-".join(re.findall(r"[\w.+]+", bare)) or "unknown"
@@ -50,7 +44,7 @@ def label(name: str) -> str:
 
 def _folder_name(text: str) -> str:
     if not re.fullmatch(r"[\w.+ -]*[\w+-][\w.+ -]*", text):
-        raise BadValue(f"--hardware names a folder, so it must be a plain name such as H200, not {abbreviate(text)}")
+        raise BadValue(f"`hardware` names a folder, so it must be a plain name such as H200, not {abbreviate(text)}")
     return text.strip()
 
 
@@ -75,58 +69,45 @@ def profile_model(
     scaling_input_step: int = 128,
     scaling_repeat: int = 3,
     output: str = ".",
-    say: Say = print,
-    progress: Progress | None = None,
+    say: Log = print,
+    progress: OnProgress | None = None,
 ) -> dict[str, Any]:
     """Measure what the file lacks, and say what came of it: ``profile_model("qwen3-0.6b", device="cpu")["counts"]``"""
-    progress = progress or lines(say, "lengths")
-    seconds = math.inf if budget is None else span(budget)
+    progress = progress or progress_lines(say, "lengths")
+    seconds = math.inf if budget is None else parse_duration(budget)
     if mode not in MODES:
-        raise UnknownName("--mode", mode, MODES)
-    passes = Passes(check_int("--warmup", warmup, least=0, most=10**6), check_int("--repeat", repeat, most=10**6))
-    asked = (
-        calibration.grid(scaling_num_layers, scaling_input_min, scaling_input_max, scaling_input_step, scaling_repeat)
+        raise UnknownName("`mode`", mode, MODES)
+    repeats = Repeats(check_int("warmup", warmup, least=0, most=10**6), check_int("repeat", repeat, most=10**6))
+    grid = (
+        calibration.calibration_grid(
+            scaling_num_layers, scaling_input_min, scaling_input_max, scaling_input_step, scaling_repeat
+        )
         if calibrate
         else None
     )
-    check = hf.checkpoint(model, hf_token)
-    for flag, given in (("--num-layers", num_layers), ("--scaling-num-layers", scaling_num_layers or 1)):
-        if check_int(flag, given) > check.layers:
-            raise BadValue(f"{flag} is {given:,}, but {check.name} has {check.layers:,} layers")
-    new, old = (
-        check_int("--prefill-max", prefill_max, most=10**7),
-        check_int("--decode-max", decode_max, least=0, most=10**7),
+    check = hf_model.checkpoint(model, hf_token)
+    _check_layers(check, num_layers=num_layers, scaling_num_layers=scaling_num_layers or 1)
+    longest = (
+        check_int("prefill_max", prefill_max, most=10**7),
+        check_int("decode_max", decode_max, least=0, most=10**7),
     )
     if step is not None:
-        check_int("--step", step)
-    torch, _ = hf.libraries()
-    hf.usable(torch, device)
-    machine = str(torch.cuda.get_device_name()) if device == "cuda" else processor()
-    table = _table(output, _folder_name(hardware) if hardware is not None else label(machine), check.name)
+        check_int("step", step)
+    torch, _ = hf_model.load_libraries()
+    hf_model.check_device(torch, device)
+    device_name = str(torch.cuda.get_device_name()) if device == "cuda" else processor()
+    table = _table(output, _folder_name(hardware) if hardware is not None else folder_label(device_name), check.name)
 
-    sketch = hf.outline(check, check.layers)
-    positions = hf.positions(sketch[0])
-    if positions is not None and max(new, old + 1) > positions:
-        say(f"{check.name} has {positions:,} positions: longer lengths are left out")
-    todo = planned(mode, new, old, step, positions)
-    kinds = hf.layers_of_every_kind(sketch[1])
-    if asked is not None:
-        if num_layers < kinds:
-            raise BadValue(
-                f"--calibrate needs rows of every kind of layer: in {check.name} the first {kinds} layers "
-                f"have them all; give --num-layers {kinds}"
-            )
-        calibration.check_covered(asked, [*todo, *table.rows], "would have")
-    elif num_layers < kinds:
-        say(f"the layers of {check.name} differ: --num-layers {kinds} would measure every kind")
-
-    built = hf.build(check, num_layers, device)
+    outline = hf_model.outline(check, check.layers)
+    todo = _planned(check, outline[0], mode, longest, step, say)
+    _check_kinds(check, outline[1], num_layers, grid, [*todo, *table.rows], say)
+    built = hf_model.build(check, num_layers, device)
     say(
         f"{check.name}: {num_layers} of {check.layers} layers with {built.weights} in {built.dtype}, "
-        f"{built.attention} attention, on {machine}" + (f"; {check.remark}" if check.remark else "")
+        f"{built.attention} attention, on {device_name}" + (f"; {check.remark}" if check.remark else "")
     )
     how = {
-        "device": machine,
+        "device": device_name,
         "dtype": built.dtype,
         "attention": built.attention,
         "weights": built.weights,
@@ -134,19 +115,16 @@ def profile_model(
     }
     table.describe({**how, **_versions(built), "warmup": warmup, "repeat": repeat}, SAME)
     began = time.monotonic()  # the budget is for measuring: loading libraries and a model takes what it takes
-    until = began + seconds * (1.0 if asked is None else SHARE)
-    counts = _measure(built, table, todo, passes._replace(deadline=until), say, progress)
+    until = began + seconds * (1.0 if grid is None else LAYERS_SHARE)
+    counts = _measure(built, table, todo, repeats._replace(deadline=until), say, progress)
     del built  # the whole model may need its memory
-    own = sorted({part for rows in table.rows.values() for part in rows} - KNOWN)
-    if own:
-        say(f"parts that LLM-Profile has no name for keep their own: {', '.join(own)}")
-    say(f"{table.path}: {', '.join(f'{number:,} {word}' for word, number in counts.items() if number)}")
+    own_names = _say_rows(table, counts, say)
     scaled = None
-    if asked is not None and counts["left"] and not calibration.covered(asked, table.rows):
+    if grid is not None and counts["left"] and calibration.uncovered(grid, table.rows):
         say("not calibrated: the budget ended before the rows reached around the grid; run it again to go on")
-    elif asked is not None:
-        calibration.check_covered(asked, table.rows, "has")
-        scaled = calibration.run(asked, check, table, device, sketch, began + seconds, say, progress)
+    elif grid is not None:
+        calibration.check_covered(grid, table.rows, "has")
+        scaled = calibration.calibrate(grid, check, table, device, outline, began + seconds, say, progress)
     return {
         "schema": "inferometer.profile/1",
         "file": str(table.path),
@@ -155,11 +133,57 @@ def profile_model(
         "layers": check.layers,
         **how,
         "counts": counts,
-        "own_names": own,
+        "own_names": own_names,
         "rows": sum(map(len, table.rows.values())),
         "longest": _longest(table),
         "calibration": scaled,
     }
+
+
+def _check_layers(check: hf_model.Checkpoint, **numbers: int) -> None:
+    for name, given in numbers.items():
+        if check_int(name, given) > check.layers:
+            raise BadValue(f"`{name}` is {given:,}, but {check.name} has {check.layers:,} layers")
+
+
+def _planned(
+    check: hf_model.Checkpoint, model: Any, mode: str, longest: tuple[int, int], step: int | None, say: Log
+) -> list[Length]:
+    """The lengths to measure, up to the longest prompt and context and the model's positions."""
+    positions = hf_model.positions(model)
+    if positions is not None and max(longest[0], longest[1] + 1) > positions:
+        say(f"{check.name} has {positions:,} positions: longer lengths are left out")
+    return planned_lengths(mode, *longest, step, positions)
+
+
+def _check_kinds(
+    check: hf_model.Checkpoint,
+    layers: Any,
+    num_layers: int,
+    grid: calibration.CalibrationGrid | None,
+    lengths: list[Length],
+    say: Log,
+) -> None:
+    """Refuse a calibration that the rows could not serve; say what is not measured where layers differ."""
+    kinds = hf_model.layers_of_every_kind(layers)
+    if grid is not None:
+        if num_layers < kinds:
+            raise BadValue(
+                f"`calibrate` needs rows of every kind of layer: in {check.name} the first {kinds} layers "
+                f"have them all; give `num_layers` {kinds}"
+            )
+        calibration.check_covered(grid, lengths, "would have")
+    elif num_layers < kinds:
+        say(f"the layers of {check.name} differ: --num-layers {kinds} would measure every kind")
+
+
+def _say_rows(table: LayerRows, counts: dict[str, int], say: Log) -> list[str]:
+    """Say what came of it; the parts that keep a name of their own."""
+    own_names = sorted({part for rows in table.rows.values() for part in rows} - LLM_PROFILE_PARTS)
+    if own_names:
+        say(f"parts that LLM-Profile has no name for keep their own: {', '.join(own_names)}")
+    say(f"{table.path}: {', '.join(f'{number:,} {name}' for name, number in counts.items() if number)}")
+    return own_names
 
 
 def _table(output: str, hardware: str, model: str) -> LayerRows:
@@ -169,9 +193,9 @@ def _table(output: str, hardware: str, model: str) -> LayerRows:
     return LayerRows(folder / hardware / f"{model}.csv", hardware, model)
 
 
-def _versions(built: hf.Built) -> dict[str, Any]:
+def _versions(built: hf_model.Built) -> dict[str, Any]:
     """What rows are worth depends on it."""
-    torch, transformers = hf.libraries()
+    torch, transformers = hf_model.load_libraries()
     return {
         "clock": "kernels" if built.device == "cuda" else "wall",
         "torch": str(torch.__version__),
@@ -189,18 +213,18 @@ def _longest(table: LayerRows) -> dict[str, Any]:
 
 
 def _measure(
-    built: hf.Built, table: LayerRows, todo: list[Length], passes: Passes, say: Say, progress: Progress
+    built: hf_model.Built, table: LayerRows, todo: list[Length], repeats: Repeats, say: Log, progress: OnProgress
 ) -> dict[str, int]:
     counts = {"measured": 0, "kept": sum(length in table.rows for length in todo), "failed": 0, "left": 0}
     clock = KernelClock(built.torch) if built.device == "cuda" else WallClock()
-    with built.torch.no_grad(), Parts(built.torch, built.model, built.layers, clock) as parts:
+    with built.torch.no_grad(), PartTimer(built.torch, built.model, built.layers, clock) as parts:
         for number, length in enumerate(todo):
-            words = f"input {length.input:,} after {length.kv_cache:,}"
-            progress(number, len(todo), words)
+            text = f"input {length.input:,} after {length.kv_cache:,}"
+            progress(number, len(todo), text)
             if length in table.rows:
                 continue
             try:
-                table.add(length, _timed(built, parts, length, passes))
+                table.add(length, _timed(built, parts, length, repeats))
                 counts["measured"] += 1
             except OutOfTime:
                 counts["left"] = sum(later not in table.rows for later in todo[number:])
@@ -209,30 +233,30 @@ def _measure(
                 raise
             except Exception as error:  # out of memory, or what a model's own code raises: other lengths may do
                 counts["failed"] += 1
-                say(f"{words}: {' '.join(str(error).split())[:160]}")
+                say(f"{text}: {' '.join(str(error).split())[:160]}")
         else:
             progress(len(todo), len(todo), "")
     return counts
 
 
-def _timed(built: hf.Built, parts: Parts, length: Length, passes: Passes) -> Seconds:
+def _timed(built: hf_model.Built, parts: PartTimer, length: Length, repeats: Repeats) -> Seconds:
     """Median seconds of every part that did something."""
-    if time.monotonic() > passes.deadline:
+    if time.monotonic() > repeats.deadline:
         raise OutOfTime
     tokens, cache = built.tokens(length.input), built.filled(length.kv_cache)
 
     def forwards(number: int) -> Iterator[Forward]:
         for _ in range(number):
-            if time.monotonic() > passes.deadline:
+            if time.monotonic() > repeats.deadline:
                 raise OutOfTime
             again = copy.deepcopy(cache)  # a pass adds to its cache
             built.settle()
             yield partial(built.run, tokens, again)
 
-    for forward in forwards(passes.warmup):
+    for forward in forwards(repeats.warmup):
         forward()
     built.settle()
-    found = parts.record(forwards(passes.repeat))
-    names = dict.fromkeys(name for one in found for name in one)
-    medians = {name: statistics.median(one.get(name, 0.0) for one in found) for name in names}
+    passes = parts.record(forwards(repeats.repeat))
+    names = dict.fromkeys(name for one in passes for name in one)
+    medians = {name: statistics.median(one.get(name, 0.0) for one in passes) for name in names}
     return {name: seconds for name, seconds in medians.items() if seconds > 0}

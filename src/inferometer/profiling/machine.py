@@ -1,10 +1,14 @@
-"""Which catalogue entry a device's name means, as drivers, tables and folders write it."""
+"""The machine at hand: its device, what runs on it, how fast it is clocked; kept beside the rows as JSON.
+
+What a figure is worth depends on these. A file of rows belongs to one device: rows of another are refused. Devices are
+recognised by the names that drivers, tables and folders give them.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import datetime
-import importlib
+import importlib.util
 import json
 import os
 import platform
@@ -18,6 +22,17 @@ from ..base.errors import BadFile, BadValue, abbreviate
 from ..base.files import write_atomic
 from ..specs.catalog import normalized, registered_name
 
+SCHEMA = "inferometer.kernels/1"
+CACHE = 64e6  # bytes of last-level cache where the system does not say: as large as that of any common device
+ROTATION = 2.0  # times the last-level cache that rotating buffers exceed
+SMI_FIELDS = {
+    "sm_mhz": "clocks.sm",
+    "memory_mhz": "clocks.mem",
+    "max_sm_mhz": "clocks.max.sm",
+    "watts": "power.draw",
+    "limit_watts": "power.limit",
+    "celsius": "temperature.gpu",
+}
 NOISE = (
     "nvidia",
     "geforce",
@@ -36,50 +51,34 @@ NOISE = (
 
 def recognise(text: str) -> str | None:
     """``recognise("NVIDIA GeForce RTX 4090")  # 'rtx4090'``; None if the catalogue has no such device."""
-    found = registered_name("hardware", text) if text.strip() else None
+    name = registered_name("hardware", text) if text.strip() else None
     pieces = [word for word in re.split(r"[-\s]+", normalized(text)) if word and word not in NOISE]
-    while pieces and not found:  # what follows a name may be a form factor, a count or a site's own word
-        found = registered_name("hardware", "-".join(pieces)) or registered_name("hardware", "".join(pieces))
+    while pieces and not name:  # what follows a name may be a form factor, a count or a site's own word
+        name = registered_name("hardware", "-".join(pieces)) or registered_name("hardware", "".join(pieces))
         pieces.pop()
-    return found
+    return name
 
 
-def hinted(parts: Sequence[str]) -> str | None:
-    """The device that a file's folders or name mention, the nearest first: ``hinted(Path("a100/mlp.csv").parts)``"""
+def device_in_path(parts: Sequence[str]) -> str | None:
+    """The device that folders or a file name mention, nearest first: ``device_in_path(Path("a100/mlp.csv").parts)``"""
     for part in reversed(parts[-8:]):
         for word in (part, *part.split("__"), *part.split(".")):
-            found = registered_name("hardware", word) or registered_name("hardware", word.partition("_")[0])
-            if found:
-                return found
+            name = registered_name("hardware", word) or registered_name("hardware", word.partition("_")[0])
+            if name:
+                return name
     return None
 
 
-# ------------------------------------------------------------------ machine
-# The machine at hand: its device, what runs on it, how fast it is clocked; kept beside the rows as JSON.
-#
-# What a figure is worth depends on these. A file of rows belongs to one device: rows of another are refused.
-
-
-SCHEMA = "inferometer.kernels/1"
-CACHE = 64e6  # bytes of last-level cache where the system does not say: as large as any usual one
-ROTATION = 2.0  # times the last-level cache that rotating buffers exceed
-ASKED = {
-    "sm_mhz": "clocks.sm",
-    "memory_mhz": "clocks.mem",
-    "max_sm_mhz": "clocks.max.sm",
-    "watts": "power.draw",
-    "limit_watts": "power.limit",
-    "celsius": "temperature.gpu",
-}
+# ------------------------------------------------------------------ the device and its versions
 
 
 def describe(torch: Any, device: str) -> dict[str, Any]:
     """The device and the versions: ``describe(torch, "cuda")["device"]  # 'NVIDIA H200'``"""
-    found: dict[str, Any] = {"schema": SCHEMA, "torch": torch.__version__, "python": platform.python_version()}
+    versions: dict[str, Any] = {"schema": SCHEMA, "torch": torch.__version__, "python": platform.python_version()}
     if device != "cuda":
         return {
             "device": processor(),
-            **found,
+            **versions,
             "kind": "cpu",
             "compute_units": os.cpu_count() or 1,
             "memory": _memory(),
@@ -88,7 +87,7 @@ def describe(torch: Any, device: str) -> dict[str, Any]:
     p = torch.cuda.get_device_properties(0)
     return {
         "device": p.name,
-        **found,
+        **versions,
         "kind": "cuda",
         "compute_units": p.multi_processor_count,
         "memory": p.total_memory,
@@ -105,10 +104,25 @@ def rotation(machine: dict[str, Any]) -> float:
     return ROTATION * (machine["cache"] or CACHE)
 
 
+def is_installed(library: str) -> bool:
+    """Whether an optional library is there, without loading it: ``is_installed("vllm")``"""
+    return importlib.util.find_spec(library) is not None
+
+
+def optional_library(name: str) -> Any:
+    """An optional library, loaded now: ``optional_library("torch").cuda``; ImportError if it is not there or broken.
+
+    A string instead of an import statement: torch takes seconds to load, and type checks must pass without it.
+    """
+    return importlib.import_module(name)
+
+
 def _version(name: str) -> str | None:
+    from importlib import metadata
+
     try:
-        return str(importlib.import_module("importlib.metadata").version(name))
-    except Exception:  # not installed as a package
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:  # not installed as a package
         return None
 
 
@@ -131,9 +145,9 @@ def processor_cache() -> int:
     most = 0
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         with contextlib.suppress(OSError):
-            found = re.fullmatch(r"(\d+)([KM]?)", path.read_text(encoding="utf-8").strip())
-            if found:
-                most = max(most, int(found[1]) * {"": 1, "K": 1 << 10, "M": 1 << 20}[found[2]])
+            match = re.fullmatch(r"(\d+)([KM]?)", path.read_text(encoding="utf-8").strip())
+            if match:
+                most = max(most, int(match[1]) * {"": 1, "K": 1 << 10, "M": 1 << 20}[match[2]])
     return most
 
 
@@ -153,9 +167,9 @@ def _uuid(properties: Any) -> str:
 
 def _smi(fields: list[str], uuid: str) -> list[str]:
     """What nvidia-smi answers, nothing where there is none."""
-    words = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+    command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
     try:
-        ran = subprocess.run([*words, *(["-i", uuid] if uuid else [])], capture_output=True, text=True, timeout=20)
+        ran = subprocess.run([*command, *(["-i", uuid] if uuid else [])], capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.SubprocessError):
         return []
     line = ran.stdout.strip().partition("\n")[0]
@@ -172,20 +186,22 @@ def clocks(torch: Any, device: str) -> dict[str, float] | None:
     """Clocks, power and temperature of the GPU now: ``{"sm_mhz": 1980.0, "celsius": 34.0, …}``, None if unknown."""
     if device != "cuda":
         return None
-    found: dict[str, float] = {}
-    for name, cell in zip(ASKED, _smi(list(ASKED.values()), _uuid(torch.cuda.get_device_properties(0))), strict=False):
+    readings: dict[str, float] = {}
+    for name, cell in zip(
+        SMI_FIELDS, _smi(list(SMI_FIELDS.values()), _uuid(torch.cuda.get_device_properties(0))), strict=False
+    ):
         with contextlib.suppress(ValueError):  # "[N/A]"
-            found[name] = float(cell)
-    return found or None
+            readings[name] = float(cell)
+    return readings or None
 
 
 # ------------------------------------------------------------------ the file beside the rows
 
 
-class Record:
+class MachineRecord:
     """The JSON file beside a profile: which machine, and each run that added rows.
 
-    ``Record(Path("kernels.csv"), describe(torch, "cuda"))`` refuses a profile of another device.
+    ``MachineRecord(Path("kernels.csv"), describe(torch, "cuda"))`` refuses a profile of another device.
     """
 
     def __init__(self, rows: Path, machine: dict[str, Any]) -> None:
@@ -195,12 +211,12 @@ class Record:
                 f"-o {rows.name} must not end in .json: beside the rows a .json file keeps what machine it was"
             )
         before = _read(self.path)
-        mine, theirs = machine["device"], before.get("device")
-        if before and theirs is None:
+        here, recorded = machine["device"], before.get("device")
+        if before and recorded is None:
             raise BadFile(f"{self.path} is there and does not say what machine it is about; give another name with -o")
-        if before and theirs != mine and (recognise(str(theirs)) or theirs) != (recognise(mine) or mine):
+        if before and recorded != here and (recognise(str(recorded)) or recorded) != (recognise(here) or here):
             raise BadFile(
-                f"{rows} has rows of {abbreviate(theirs)}, and this is {abbreviate(mine)}; give another name with -o"
+                f"{rows} has rows of {abbreviate(recorded)}, and this is {abbreviate(here)}; give another name with -o"
             )
         self.before, self.machine = before, machine
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..base.errors import BadValue
-from .campaign import Progress
+from .timer import OnProgress
 
 
 def profile(
@@ -20,8 +20,8 @@ def profile(
     kinds: str | None = None,
     gpu: str | None = None,
     say: Callable[[str], None] = print,
-    progress: Progress | None = None,
-    **words: Any,
+    progress: OnProgress | None = None,
+    **options: Any,
 ) -> dict[str, Any]:
     """Measure this machine, or take over what others measured; gives what came of it, rows go to ``output``.
 
@@ -29,7 +29,7 @@ def profile(
     ``profile(kernels=True, budget="90s", kinds="linear")``: kernels by shape, into a file
     ``profile(tables="gemm_perf.parquet", gpu="h200")``: tables of other tools (``--import``)
     """
-    given = [job for job, asked in (("a model", model), ("kernels", kernels), ("tables", tables)) if asked]
+    given = [job for job, wanted in (("a model", model), ("kernels", kernels), ("tables", tables)) if wanted]
     if len(given) != 1:
         raise BadValue(
             f"profile does one thing at a time: a model, kernels or tables, not {' and '.join(given) or 'nothing'}"
@@ -38,14 +38,14 @@ def profile(
         from .layers import profile_model
 
         return profile_model(
-            model, output=output or ".", budget=budget, device=device, say=say, progress=progress, **words
+            model, output=output or ".", budget=budget, device=device, say=say, progress=progress, **options
         )
-    if words:
-        raise BadValue(f"{', '.join(sorted(words))} belongs to the layers of a model, not to {given[0]}")
+    if options:
+        raise BadValue(f"{', '.join(sorted(options))} belongs to the layers of a model, not to {given[0]}")
     if kernels:
         from .campaign import profile_kernels
 
         return dict(profile_kernels(output or "kernels.csv", budget or "10m", device, say, progress, kinds))
-    from .tables import import_tables
+    from .import_tables import import_tables
 
     return dict(import_tables(str(tables), output, gpu=gpu, say=say))

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..costs.kernels.kernel_rows import FLAG_MARK, SHAPE_DEFAULTS, KernelRow, shape_cells
 from ..specs.structs import Hardware
 from . import roofline_limits
-from .importers import Batch
-from .profile_csv import DEFAULTS, MARK, Row, shapes
+from .importers import RowBatch
+from .roofline_limits import GRACE
 
-GRACE = 0.98  # of the roof: clocks and data sheets are not exact
 LAUNCH = 15e-6  # s: above what the start of one kernel takes on any device
 CALLS = {
     "norm": 8,
@@ -38,7 +38,7 @@ CLEAR = 1.5  # times the floor: slower rows show the kernel, not the host
 ALIKE = 1.3  # two ways of timing one kernel agree within this where it is large
 
 
-class Floor(NamedTuple):
+class HostFloor(NamedTuple):
     """A group of rows and the host time that its smallest ones show."""
 
     dtype: str
@@ -47,7 +47,7 @@ class Floor(NamedTuple):
     rows: int
 
 
-class Group(NamedTuple):
+class TimingGroup(NamedTuple):
     """Rows of one number format and one source."""
 
     at: np.ndarray
@@ -62,20 +62,20 @@ def beyond_roof(seconds: np.ndarray, roof: np.ndarray) -> np.ndarray:
     return np.asarray(seconds < GRACE * roof)
 
 
-def floored(
+def at_host_floor(
     kind: str,
     dtypes: Sequence[str],
     shapes: Sequence[str],
     sources: Sequence[str],
     seconds: np.ndarray,
     roof: np.ndarray,
-) -> tuple[np.ndarray, list[Floor]]:
-    """Which rows of a kind show the host, and what was found, group by group."""
+) -> tuple[np.ndarray, list[HostFloor]]:
+    """Which rows of a kind show the host instead of the kernel, and the floor of each group that has one."""
     indices: dict[tuple[str, str], list[int]] = {}
     for index, key in enumerate(zip(dtypes, sources, strict=True)):
         indices.setdefault(key, []).append(index)
     groups = {key: _group(np.array(at), seconds, roof, CALLS.get(kind, 1)) for key, at in indices.items()}
-    marked, found = np.zeros(len(seconds), bool), []
+    marked, floors = np.zeros(len(seconds), bool), []
     for (dtype, source), group in groups.items():
         slow = np.zeros(len(group.at), bool)
         if group.flat:
@@ -87,13 +87,13 @@ def floored(
                 slow |= _behind(group, other, shapes)
         if slow.any():
             marked[group.at[slow]] = True
-            found.append(Floor(dtype, source, group.level, int(slow.sum())))
-    return marked, found
+            floors.append(HostFloor(dtype, source, group.level, int(slow.sum())))
+    return marked, floors
 
 
-def _group(at: np.ndarray, every: np.ndarray, roofs: np.ndarray, calls: int) -> Group:
+def _group(at: np.ndarray, every: np.ndarray, roofs: np.ndarray, calls: int) -> TimingGroup:
     seconds, roof = every[at], roofs[at]
-    nothing = Group(at, seconds, roof, 0.0, False)
+    nothing = TimingGroup(at, seconds, roof, 0.0, False)
     if len(at) < ENOUGH:
         return nothing
     large = roof >= np.quantile(roof, 0.9)
@@ -109,55 +109,57 @@ def _group(at: np.ndarray, every: np.ndarray, roofs: np.ndarray, calls: int) -> 
         return nothing
     grown = (work > level / 4) & (work < level / 2)
     flat = grown.sum() >= 3 and 1 / FLAT < float(np.median(seconds[grown])) / level < FLAT
-    return Group(at, seconds, roof, level, flat)
+    return TimingGroup(at, seconds, roof, level, flat)
 
 
-def _behind(group: Group, other: Group, shapes: Sequence[str]) -> np.ndarray:
+def _behind(group: TimingGroup, other: TimingGroup, shapes: Sequence[str]) -> np.ndarray:
     """Rows that another way of timing shows to be slower than the kernel, if it shows the large ones to be equal."""
-    nobody = np.zeros(len(group.at), bool)
+    none = np.zeros(len(group.at), bool)
     theirs = {shapes[i]: t for i, t in zip(other.at.tolist(), other.seconds, strict=True)}
     ratio = np.array([t / theirs.get(shapes[i], np.nan) for i, t in zip(group.at.tolist(), group.seconds, strict=True)])
     known = ~np.isnan(ratio)
     if other is group or known.sum() < ENOUGH:
-        return nobody
+        return none
     middle, high = np.quantile(group.roof[known], (0.5, 0.9))
     small, large = known & (group.roof <= middle), known & (group.roof >= high)
     hides = np.mean(ratio[small] > 2) > 0.8 and np.mean(np.abs(np.log(ratio[large])) < np.log(ALIKE)) > 0.8
-    return np.asarray(known & (np.nan_to_num(ratio) > ALIKE)) if hides else nobody
+    return np.asarray(known & (np.nan_to_num(ratio) > ALIKE)) if hides else none
 
 
 # ------------------------------------------------------------------ marking
 # Rows of many tables as one: joined by kind, repeats merged, and what must not be used flagged.
 
 
-class Marked(NamedTuple):
+class FlaggedRows(NamedTuple):
     """Rows ready to be written."""
 
-    rows: list[Row]
+    rows: list[KernelRow]
     counts: Counter[str]  # repeated, floor, roof
     notes: list[str]  # what was flagged, for people
 
 
-def marked(batches: Iterable[Batch], device: Hardware | None) -> Marked:
+def flag_rows(batches: Iterable[RowBatch], device: Hardware | None) -> FlaggedRows:
     """The rows of all tables; without a device none can be held against its roof, and so none is flagged."""
-    found = Marked([], Counter(), [])
+    flagged = FlaggedRows([], Counter(), [])
     for batch in _joined(batches):
         once, cells = _merged(batch)
-        found.counts["repeated"] += len(batch.seconds) - len(once.seconds)
+        flagged.counts["repeated"] += len(batch.seconds) - len(once.seconds)
         slow, fast, notes = _flagged(once, cells, device)
-        found.counts["floor"] += int(slow.sum())
-        found.counts["roof"] += int(fast.sum())
-        found.notes.extend(notes)
-        tails = [f"{MARK}floor" * s + f"{MARK}roof" * f for s, f in zip(slow.tolist(), fast.tolist(), strict=True)]
+        flagged.counts["floor"] += int(slow.sum())
+        flagged.counts["roof"] += int(fast.sum())
+        flagged.notes.extend(notes)
+        tails = [
+            f"{FLAG_MARK}floor" * s + f"{FLAG_MARK}roof" * f for s, f in zip(slow.tolist(), fast.tolist(), strict=True)
+        ]
         sources = [source + tail for source, tail in zip(once.source, tails, strict=True)]
         columns = zip(once.dtype, cells, once.seconds.tolist(), sources, strict=True)
-        found.rows.extend(Row(once.kind, *row) for row in columns)
-    return found
+        flagged.rows.extend(KernelRow(once.kind, *row) for row in columns)
+    return flagged
 
 
-def _joined(batches: Iterable[Batch]) -> list[Batch]:
+def _joined(batches: Iterable[RowBatch]) -> list[RowBatch]:
     """All rows of each kind together: a floor shows only in many."""
-    groups: dict[str, list[Batch]] = defaultdict(list)
+    groups: dict[str, list[RowBatch]] = defaultdict(list)
     for batch in batches:
         if len(batch.seconds):
             groups[batch.kind].append(batch)
@@ -165,15 +167,17 @@ def _joined(batches: Iterable[Batch]) -> list[Batch]:
     for kind, parts in groups.items():
         dims: dict[str, Sequence[Any]] = {}
         for key in dict.fromkeys(key for part in parts for key in part.dims):  # what a part lacks is its default there
-            dims[key] = [cell for part in parts for cell in part.dims.get(key) or [DEFAULTS[key]] * len(part.seconds)]
+            dims[key] = [
+                cell for part in parts for cell in part.dims.get(key) or [SHAPE_DEFAULTS[key]] * len(part.seconds)
+            ]
         dtypes, sources = [d for part in parts for d in part.dtype], [s for part in parts for s in part.source]
-        joined.append(Batch(kind, dtypes, dims, np.concatenate([part.seconds for part in parts]), sources))
+        joined.append(RowBatch(kind, dtypes, dims, np.concatenate([part.seconds for part in parts]), sources))
     return joined
 
 
-def _merged(batch: Batch) -> tuple[Batch, list[str]]:
+def _merged(batch: RowBatch) -> tuple[RowBatch, list[str]]:
     """Of rows that agree in all but their time, one with the median; and the shapes as cells."""
-    cells = shapes(batch.kind, batch.dims)
+    cells = shape_cells(batch.kind, batch.dims)
     places: dict[tuple[str, str, str], list[int]] = {}
     for index, key in enumerate(zip(batch.dtype, cells, batch.source, strict=True)):
         places.setdefault(key, []).append(index)
@@ -183,10 +187,10 @@ def _merged(batch: Batch) -> tuple[Batch, list[str]]:
     seconds = [batch.seconds[at[0]] if len(at) == 1 else float(np.median(batch.seconds[at])) for at in same]
     dims = {key: [cells[at[0]] for at in same] for key, cells in batch.dims.items()}
     dtypes, sources = [batch.dtype[at[0]] for at in same], [batch.source[at[0]] for at in same]
-    return Batch(batch.kind, dtypes, dims, np.array(seconds), sources), [cells[at[0]] for at in same]
+    return RowBatch(batch.kind, dtypes, dims, np.array(seconds), sources), [cells[at[0]] for at in same]
 
 
-def _flagged(batch: Batch, cells: list[str], device: Hardware | None) -> tuple[np.ndarray, np.ndarray, list[str]]:
+def _flagged(batch: RowBatch, cells: list[str], device: Hardware | None) -> tuple[np.ndarray, np.ndarray, list[str]]:
     """Which rows show the host, which are beyond the roof, and sentences about them."""
     if device is None:
         return np.zeros(len(cells), bool), np.zeros(len(cells), bool), []
@@ -194,15 +198,15 @@ def _flagged(batch: Batch, cells: list[str], device: Hardware | None) -> tuple[n
     columns = {key: np.array(values) for key, values in batch.dims.items()}
     for dtype in np.unique(dtypes).tolist():
         at = np.flatnonzero(dtypes == dtype)
-        roof[at] = roofline_limits.seconds(
+        roof[at] = roofline_limits.least_seconds(
             batch.kind, dtype, {key: values[at] for key, values in columns.items()}, device
         )
-    slow, floors = floored(batch.kind, batch.dtype, cells, batch.source, batch.seconds, roof)
+    slow, floors = at_host_floor(batch.kind, batch.dtype, cells, batch.source, batch.seconds, roof)
     fast = beyond_roof(batch.seconds, roof)
     notes = [
-        f"flagged !floor: {found.rows:,} {batch.kind} {found.dtype} rows of {found.source}, which pile up at "
-        f"{found.seconds * 1e6:.3g} µs"
-        for found in floors
+        f"flagged !floor: {floor.rows:,} {batch.kind} {floor.dtype} rows of {floor.source}, which pile up at "
+        f"{floor.seconds * 1e6:.3g} µs"
+        for floor in floors
     ]
     quick = Counter(f"{batch.kind} {batch.dtype[i]} rows of {batch.source[i]}" for i in np.flatnonzero(fast).tolist())
     notes += [f"flagged !roof: {number:,} {rows}, faster than {device.name} can be" for rows, number in quick.items()]

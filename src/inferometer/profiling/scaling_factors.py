@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ..base.errors import BadValue, check_int
-from . import hf
+from . import hf_model
 from .layer_csv import LayerRows, Length, Seconds
-from .parts import Parts
+from .layer_parts import PartTimer
 from .timer import WallClock
 
 STEPS = (1, 4, 16)  # decode steps after the prompt: answers of 2, 5 and 17 tokens
 
 
-class Grid(NamedTuple):
+class CalibrationGrid(NamedTuple):
     """Where the whole model is run: prompts of these lengths, each with answers of a few lengths."""
 
     layers: int | None  # None: all that fit
@@ -28,7 +28,7 @@ class Grid(NamedTuple):
     repeat: int
 
 
-class Point(NamedTuple):
+class CalibrationPoint(NamedTuple):
     """One run of the whole model: its phase, its length, how long it took and what its rows add up to."""
 
     phase: str
@@ -38,50 +38,57 @@ class Point(NamedTuple):
     summed: float
 
 
-def grid(layers: int | None, least: int, most: int, step: int, repeat: int) -> Grid:
+def calibration_grid(layers: int | None, least: int, most: int, step: int, repeat: int) -> CalibrationGrid:
     """``grid(None, 128, 1024, 128, 3).inputs  # (128, 256, …, 1024)``"""
     if layers is not None:
-        check_int("--scaling-num-layers", layers)
-    check_int("--scaling-input-min", least)
-    check_int("--scaling-input-max", most)
+        check_int("scaling_num_layers", layers)
+    check_int("scaling_input_min", least)
+    check_int("scaling_input_max", most)
     if most < least:
-        raise BadValue(f"--scaling-input-max must be at least --scaling-input-min, {least:,}, not {most:,}")
-    return Grid(
+        raise BadValue(f"`scaling_input_max` must be at least `scaling_input_min`, {least:,}, not {most:,}")
+    return CalibrationGrid(
         layers,
-        tuple(range(least, most + 1, check_int("--scaling-input-step", step))),
-        check_int("--scaling-repeat", repeat),
+        tuple(range(least, most + 1, check_int("scaling_input_step", step))),
+        check_int("scaling_repeat", repeat),
     )
 
 
-def check_covered(asked: Grid, lengths: Iterable[Length], verb: str) -> None:
-    """Refuse a grid that the rows of a phase do not reach around: nothing is guessed beyond what was measured."""
-    have = list(lengths)
-    last = asked.inputs[-1]
-    wanted = {"prefill": (asked.inputs[0], last), "decode": (asked.inputs[0], last + STEPS[-1] - 1)}
-    for phase, (low, high) in wanted.items():
-        found = (
-            [n.input for n in have if not n.kv_cache]
-            if phase == "prefill"
-            else [n.kv_cache for n in have if n.input == 1]
-        )
-        if not found or min(found) > low or max(found) < high:
-            reach = f"from {min(found):,} to {max(found):,}" if found else "none at all"
-            raise BadValue(
-                f"--calibrate needs {phase} rows from {low:,} to {high:,} tokens, but the file {verb} "
-                f"{reach}; give a longer --{phase}-max, --mode both or a shorter --scaling-input-max"
-            )
+class Uncovered(NamedTuple):
+    """A phase with rows that do not reach around the calibration grid: the tokens they need to span, and do span."""
+
+    phase: str
+    needed: tuple[int, int]
+    measured: tuple[int, int] | None  # None: no rows at all
 
 
-def covered(asked: Grid, lengths: Iterable[Length]) -> bool:
-    """Whether the rows of both phases reach around the grid."""
-    try:
-        check_covered(asked, lengths, "has")
-    except BadValue:
-        return False
-    return True
+def uncovered(grid: CalibrationGrid, lengths: Iterable[Length]) -> Uncovered | None:
+    """The first phase with rows that do not reach around the grid; None if both do: ``uncovered(grid, table.rows)``"""
+    rows = list(lengths)
+    first, last = grid.inputs[0], grid.inputs[-1]
+    tokens = {
+        "prefill": ((first, last), [length.input for length in rows if not length.kv_cache]),
+        "decode": ((first, last + STEPS[-1] - 1), [length.kv_cache for length in rows if length.input == 1]),
+    }
+    for phase, (needed, measured) in tokens.items():
+        if not measured or min(measured) > needed[0] or max(measured) < needed[1]:
+            return Uncovered(phase, needed, (min(measured), max(measured)) if measured else None)
+    return None
 
 
-def summed(rows: Mapping[int, Seconds], layers: Mapping[str, int], length: int) -> float:
+def check_covered(grid: CalibrationGrid, lengths: Iterable[Length], verb: str) -> None:
+    """Refuse a grid that the rows of a phase do not reach around: nothing is extrapolated beyond what was measured."""
+    missing = uncovered(grid, lengths)
+    if missing is None:
+        return
+    (low, high), measured = missing.needed, missing.measured
+    reach = f"from {measured[0]:,} to {measured[1]:,}" if measured else "none at all"
+    raise BadValue(
+        f"`calibrate` needs {missing.phase} rows from {low:,} to {high:,} tokens, but the file {verb} {reach}; give a "
+        f"longer `{missing.phase}_max`, `mode` both or a shorter `scaling_input_max`"
+    )
+
+
+def sum_of_parts(rows: Mapping[int, Seconds], layers: Mapping[str, int], length: int) -> float:
     """What a model's parts add up to at a length, each as often as the model has it; between lengths, linearly.
 
     ``summed(table.phase("decode"), {"q_proj": 32, "lm_head": 1}, 300)``
@@ -95,17 +102,17 @@ def summed(rows: Mapping[int, Seconds], layers: Mapping[str, int], length: int) 
     )
 
 
-def fitted(points: Iterable[Point], phase: str) -> dict[str, Any]:
+def fit_factor(points: Iterable[CalibrationPoint], phase: str) -> dict[str, Any]:
     """The factor of a phase, the median over its points, and how far off the scaled sums still are."""
-    mine = [point for point in points if point.phase == phase]
-    factor = statistics.median(point.measured / point.summed for point in mine)
-    errors = [abs(factor * point.summed / point.measured - 1) for point in mine]
-    return {"factor": factor, "mean_error": statistics.fmean(errors), "max_error": max(errors), "points": len(mine)}
+    chosen = [point for point in points if point.phase == phase]
+    factor = statistics.median(point.measured / point.summed for point in chosen)
+    errors = [abs(factor * point.summed / point.measured - 1) for point in chosen]
+    return {"factor": factor, "mean_error": statistics.fmean(errors), "max_error": max(errors), "points": len(chosen)}
 
 
-def run(
-    asked: Grid,
-    check: hf.Checkpoint,
+def calibrate(
+    grid: CalibrationGrid,
+    check: hf_model.Checkpoint,
     table: LayerRows,
     device: str,
     sketch: tuple[Any, Any],
@@ -114,50 +121,52 @@ def run(
     progress: Callable[[int, int, str], None],
 ) -> dict[str, Any] | None:
     """Run the whole model over the grid, write the scaled rows, and say the factors; None where there was no time."""
-    torch, _ = hf.libraries()
-    fit = hf.layers_that_fit(*sketch, hf.free_bytes(torch, device))
-    layers = asked.layers or fit
+    torch, _ = hf_model.load_libraries()
+    fit = hf_model.layers_that_fit(*sketch, hf_model.free_bytes(torch, device))
+    layers = grid.layers or fit
     if not layers:
         raise BadValue(f"not one layer of {check.name} fits the memory here beside its embedding and head")
     say(
         f"calibrating with {layers} of {check.layers} layers"
-        + ("" if asked.layers or layers == check.layers else ", which is what fits here")
+        + ("" if grid.layers or layers == check.layers else ", which is what fits here")
     )
-    built = hf.build(check, layers, device)
+    built = hf_model.build(check, layers, device)
     with torch.no_grad():
-        with Parts(torch, built.model, built.layers, WallClock()) as parts:
+        with PartTimer(torch, built.model, built.layers, WallClock()) as parts:
             number = parts.layers_with(lambda: built.run(built.tokens(2)))
-        points: list[Point] = []
-        for done, new in enumerate(asked.inputs):
-            progress(done, len(asked.inputs), f"whole model, input {new:,}")
+        points: list[CalibrationPoint] = []
+        for done, new in enumerate(grid.inputs):
+            progress(done, len(grid.inputs), f"whole model, input {new:,}")
             if time.monotonic() > deadline:
-                say(f"the budget ended the calibration after {done} of {len(asked.inputs)} inputs")
+                say(f"the budget ended the calibration after {done} of {len(grid.inputs)} inputs")
                 break
-            points += _points(built, table, number, new, asked.repeat)
+            points += _points(built, table, number, new, grid.repeat)
         else:
-            progress(len(asked.inputs), len(asked.inputs), "done")
+            progress(len(grid.inputs), len(grid.inputs), "done")
     if not points:
         return None
-    found: dict[str, Any] = {phase: fitted(points, phase) for phase in ("prefill", "decode")}
+    factors: dict[str, Any] = {phase: fit_factor(points, phase) for phase in ("prefill", "decode")}
     path = table.path.with_suffix(".scaled.csv")
-    table.scaled(path, {phase: found[phase]["factor"] for phase in found})
+    table.scaled(path, {phase: factors[phase]["factor"] for phase in factors})
     say(f"wrote {path}")
-    return {"file": str(path), "num_layers": layers, "inputs": sorted({point.input for point in points}), **found}
+    return {"file": str(path), "num_layers": layers, "inputs": sorted({point.input for point in points}), **factors}
 
 
-def _points(built: hf.Built, table: LayerRows, number: Mapping[str, int], new: int, repeat: int) -> list[Point]:
+def _points(
+    built: hf_model.Built, table: LayerRows, number: Mapping[str, int], new: int, repeat: int
+) -> list[CalibrationPoint]:
     """A prompt and an answer, run greedily: the first time to warm up, then for the clock."""
     runs = [_run(built, new) for _ in range(repeat + 1)][1:]
     took = [statistics.median(times) for times in zip(*runs, strict=True)]
     contexts = table.phase("decode")
-    found = [Point("prefill", new, 0, took[0], summed(table.phase("prefill"), number, new))]
+    points = [CalibrationPoint("prefill", new, 0, took[0], sum_of_parts(table.phase("prefill"), number, new))]
     for place, steps in enumerate(STEPS, 1):
-        rows = sum(summed(contexts, number, new + step) for step in range(steps))
-        found.append(Point("decode", new, steps, took[place], rows))
-    return found
+        rows = sum(sum_of_parts(contexts, number, new + step) for step in range(steps))
+        points.append(CalibrationPoint("decode", new, steps, took[place], rows))
+    return points
 
 
-def _run(built: hf.Built, new: int) -> list[float]:
+def _run(built: hf_model.Built, new: int) -> list[float]:
     """Wall seconds of a prompt, then of the first 1, 4 and 16 decode steps after it.
 
     Logits are computed for every token of the prompt, because that is what the row of lm_head at its length is of.
@@ -165,14 +174,14 @@ def _run(built: hf.Built, new: int) -> list[float]:
     tokens = built.tokens(new)
     built.settle()
     began = time.perf_counter()
-    found = built.run(tokens)
-    token = found.logits[:, -1:].argmax(-1)
+    output = built.run(tokens)
+    token = output.logits[:, -1:].argmax(-1)
     built.settle()
     times = [time.perf_counter() - began]
     began = time.perf_counter()
     for step in range(1, STEPS[-1] + 1):
-        found = built.run(token, hf.kept(found))
-        token = found.logits[:, -1:].argmax(-1)
+        output = built.run(token, hf_model.kept_cache(output))
+        token = output.logits[:, -1:].argmax(-1)
         if step in STEPS:
             built.settle()
             times.append(time.perf_counter() - began)

@@ -1,8 +1,14 @@
-"""How long a piece of device work takes: CUDA-graph replays over rotating buffers, or plain repeats on a CPU."""
+"""Time: what a budget says, how far a run has come, and how long device work takes.
+
+A kernel is timed by CUDA-graph replays over rotating buffers, or by plain repeats on a CPU. The parts of a forward pass
+are timed by a clock that gives each part its own time alone, without that of the parts inside it: wall time on a CPU,
+the time of its kernels on a GPU.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 import statistics
 import tempfile
 import time
@@ -15,7 +21,15 @@ import msgspec
 
 from ..base.errors import BadValue
 
-Work = Callable[[], object]
+KernelCall = Callable[[], object]
+Log = Callable[[str], None]  # takes a line for people: ``print``
+OnProgress = Callable[[int, int, str], None]  # done, of how many, and the time spent or what is next, as text
+PROGRESS_EVERY = 10.0  # s between lines of progress
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+Forward = Callable[[], object]
+Spent = dict[str, float]  # part -> seconds, of one forward pass
+MARK = "inferometer/"  # how our parts are distinguished from everything else in a trace
+WHOLE = "forward"
 PASS = 1.5e-3  # s of work in one graph: long against a replay's own overhead
 PASS_CPU = 20e-3  # s of calls that are timed together on a CPU
 REPLAYS = 7
@@ -24,10 +38,32 @@ LONG = 0.1  # s of a call that no more than these are needed of
 
 
 class OutOfTime(Exception):
-    """The budget ended before a shape was measured."""
+    """The budget ended before a shape or a length was measured."""
 
 
-def seconds(torch: Any, calls: Sequence[Work], device: str = "cuda", deadline: float = math.inf) -> float:
+def parse_duration(text: str) -> float:
+    """Seconds of a budget: ``span("10m")  # 600.0``"""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text.strip().lower())
+    if not match or not 0 < float(match[1]) < math.inf:
+        raise BadValue(f"`budget` must be a time such as 90s, 10m or 1h, not {text!r}")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def progress_lines(say: Log, what: str = "shapes") -> OnProgress:
+    """A line at the start and then every ten seconds: ``lines(print)(7, 1000, "12 of 60 s")``"""
+    last = -float("inf")
+
+    def progress(number: int, whole: int, text: str) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= PROGRESS_EVERY:
+            last = now
+            say(f"{number:,} of {whole:,} {what}, {text}")
+
+    return progress
+
+
+def median_seconds(torch: Any, calls: Sequence[KernelCall], device: str = "cuda", deadline: float = math.inf) -> float:
     """Median seconds of one call; ``calls`` do the same on different buffers, so that no cache keeps the inputs.
 
     ``seconds(torch, [lambda: x @ w for w in weights])``. No replay begins after ``deadline`` (of ``time.monotonic``).
@@ -42,17 +78,17 @@ def _check(deadline: float) -> None:
 
 def _replays(once: Callable[[], float], deadline: float, number: int = REPLAYS) -> float:
     """The median of several measurements; of those that the time allows, if they are enough for one."""
-    found: list[float] = []
+    samples: list[float] = []
     for _ in range(number):
         if time.monotonic() >= deadline:
-            if len(found) < ENOUGH:
+            if len(samples) < ENOUGH:
                 raise OutOfTime
             break
-        found.append(once())
-    return float(statistics.median(found))
+        samples.append(once())
+    return float(statistics.median(samples))
 
 
-def _cpu(calls: Sequence[Work], deadline: float) -> float:
+def _cpu(calls: Sequence[KernelCall], deadline: float) -> float:
     _check(deadline)
     began = time.perf_counter()
     calls[0]()  # warms up
@@ -68,7 +104,7 @@ def _cpu(calls: Sequence[Work], deadline: float) -> float:
     return _replays(once, deadline, REPLAYS if each < LONG else ENOUGH)
 
 
-def _cuda(torch: Any, calls: Sequence[Work], deadline: float) -> float:
+def _cuda(torch: Any, calls: Sequence[KernelCall], deadline: float) -> float:
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):  # warm up where the capture will run: libraries choose and load kernels here
@@ -101,16 +137,7 @@ def _cuda(torch: Any, calls: Sequence[Work], deadline: float) -> float:
     return _replays(once, deadline)
 
 
-# ------------------------------------------------------------------ stopwatch
-# How long each named part of a forward pass takes: wall time on a CPU, time of its kernels on a GPU.
-#
-# Both clocks give a part its own time alone: what runs inside a part that it contains is that part's.
-
-
-Forward = Callable[[], object]
-Spent = dict[str, float]  # part -> seconds, of one forward pass
-MARK = "inferometer/"  # how our parts are told from everything else in a trace
-WHOLE = "forward"
+# ------------------------------------------------------------------ parts of a forward pass
 
 
 class WallClock:
@@ -137,12 +164,12 @@ class WallClock:
 
     def record(self, forwards: Iterable[Forward]) -> list[Spent]:
         """Run each, and say what its parts took: ``clock.record([lambda: model(tokens)])  # [{"q_proj": 1e-5, …}]``"""
-        found = []
+        passes = []
         for forward in forwards:
             self._open, self._spent = [], {}
             forward()
-            found.append(self._spent)
-        return found
+            passes.append(self._spent)
+        return passes
 
 
 class KernelClock:
@@ -164,10 +191,10 @@ class KernelClock:
 
     def record(self, forwards: Iterable[Forward]) -> list[Spent]:
         """Run each, and say what its parts took on the device."""
-        found = self.traced(forwards)
-        if not any(any(spent.values()) for spent in found):
+        passes = self.traced(forwards)
+        if not any(any(spent.values()) for spent in passes):
             raise BadValue("PyTorch's profiler saw no kernels on this device: without CUPTI, layers cannot be timed")
-        return found
+        return passes
 
     def traced(self, forwards: Iterable[Forward]) -> list[Spent]:
         """The same for any device; where there are no kernels, the parts are there and took nothing."""
@@ -218,7 +245,7 @@ def kernel_seconds(trace: bytes) -> list[Spent]:
             took[event.args.correlation] = took.get(event.args.correlation, 0.0) + event.dur * 1e-6
     calls = [e for e in events if e.cat in ("cuda_runtime", "cuda_driver") and e.args and e.args.correlation in took]
     parts = [e for e in events if e.cat == "user_annotation" and e.name.startswith(MARK)]
-    found: list[Spent] = []
+    passes: list[Spent] = []
     around: list[_Event] = []
     for event in sorted([*parts, *calls], key=lambda e: (e.ts, -e.dur)):
         while around and event.ts >= around[-1].ts + around[-1].dur:
@@ -226,11 +253,11 @@ def kernel_seconds(trace: bytes) -> list[Spent]:
         name = event.name.removeprefix(MARK)
         if event.cat == "user_annotation":
             if name == WHOLE:
-                found.append({})
-            elif found:
-                found[-1].setdefault(name, 0.0)
+                passes.append({})
+            elif passes:
+                passes[-1].setdefault(name, 0.0)
             around.append(event)
-        elif around and found and (inner := around[-1].name.removeprefix(MARK)) != WHOLE:
+        elif around and passes and (inner := around[-1].name.removeprefix(MARK)) != WHOLE:
             assert event.args is not None
-            found[-1][inner] += took[event.args.correlation]
-    return found
+            passes[-1][inner] += took[event.args.correlation]
+    return passes

@@ -33,7 +33,7 @@ SIMILAR_FORMATS = {
 }
 
 
-ROUNDED = ("fp8", "fp8-block", "mxfp8", "int8")  # formats whose input is rounded before the product
+ROUNDED = ("fp8", "fp8-block", "mxfp8", "int8")  # formats in which the input is rounded before the product
 
 
 class Formats(NamedTuple):

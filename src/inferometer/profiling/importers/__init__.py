@@ -18,17 +18,18 @@ import numpy as np
 
 from ...base import tabular
 from ...base.errors import BadFile, BadValue, abbreviate
-from ..profile_csv import DEFAULTS, HEAD, KEYS
+from ...costs.kernels.kernel_rows import HEADER, SHAPE_DEFAULTS, SHAPE_KEYS
+from ..machine import optional_library
 
 SUFFIXES = (".csv", ".txt", ".parquet")
-Sheet = tabular.TableChunk  # a whole table: cells by column, and the line of each row
+RawTable = tabular.TableChunk  # a whole table: cells by column, and the line of each row
 
 
 class Unusable(BadFile):
     """A table that is not broken but cannot be used: in a folder it is passed over, alone it is an error."""
 
 
-class Batch(NamedTuple):
+class RowBatch(NamedTuple):
     """Rows of one kind, column by column."""
 
     kind: str
@@ -38,12 +39,12 @@ class Batch(NamedTuple):
     source: Sequence[str]
 
 
-class Table(NamedTuple):
+class ImportedTable(NamedTuple):
     """What a reader made of a file."""
 
     label: str  # the format and the table: "aiconfigurator gemm"
     device: str  # as the table says it; "" where it does not
-    batches: list[Batch]
+    batches: list[RowBatch]
     skipped: Counter[str]  # reason -> measurements
     versions: dict[str, str]
 
@@ -54,23 +55,23 @@ class Reader(Protocol):
     def claims(self, columns: frozenset[str]) -> bool:
         """Whether a table with these columns is of this format."""
 
-    def read(self, sheet: Sheet) -> Table:
+    def read(self, sheet: RawTable) -> ImportedTable:
         """Its rows."""
 
 
 @functools.cache
 def formats() -> dict[str, Reader]:
     """The formats that are known: ``formats()["vidur"].claims(frozenset(columns))``"""
-    found: dict[str, Any] = {
+    readers: dict[str, Any] = {
         m.name: importlib.import_module(f"{__name__}.{m.name}") for m in pkgutil.iter_modules(__path__)
     }
-    return found
+    return readers
 
 
-def read(path: Path) -> Table:
+def read(path: Path) -> ImportedTable:
     """A file as rows of a kernel profile: ``read(Path("gemm_perf.parquet")).batches``"""
     columns = frozenset(_columns(path))
-    if set(HEAD) <= columns:
+    if set(HEADER) <= columns:
         raise Unusable(f"{path} is a kernel profile of inferometer already")
     for reader in formats().values():
         if reader.claims(columns):
@@ -94,24 +95,24 @@ def _columns(path: Path) -> list[str]:
         raise Unusable(str(error)) from None
 
 
-def load(path: Path) -> Sheet:
+def load(path: Path) -> RawTable:
     """A table as it is, CSV or Parquet."""
     if path.suffix == ".parquet":
         try:
             table = _parquet(path).read()
         except (OSError, ValueError) as error:
             raise _broken(path, error) from None
-        return Sheet(path, table.to_pydict(), range(1, table.num_rows + 1))
+        return RawTable(path, table.to_pydict(), range(1, table.num_rows + 1))
     names = tabular.column_names(path)
     pieces = list(tabular.read_table(path, names))
     columns: dict[str, Sequence[Any]] = {}
     columns |= {name: [cell for piece in pieces for cell in piece.columns[name]] for name in names}
-    return Sheet(path, columns, [line for piece in pieces for line in piece.lines])
+    return RawTable(path, columns, [line for piece in pieces for line in piece.lines])
 
 
 def _parquet(path: Path) -> Any:
     try:
-        parquet: Any = importlib.import_module("pyarrow.parquet")
+        parquet = optional_library("pyarrow.parquet")
     except ImportError:
         raise BadValue(f"{path} is Parquet, which needs pyarrow: pip install pyarrow (CSV tables do not)") from None
     try:
@@ -124,21 +125,21 @@ def _broken(path: Path, error: Exception) -> BadFile:
     return BadFile(f"{path} cannot be read as Parquet: {str(error).splitlines()[0]}")
 
 
-def needs(sheet: Sheet, columns: Iterable[str], what: str) -> None:
+def needs(sheet: RawTable, columns: Iterable[str], what: str) -> None:
     """Refuse a table that lacks a column: ``needs(sheet, ("m", "n"), "a gemm table")``"""
     missing = [name for name in columns if name not in sheet.columns]
     if missing:
         raise BadFile(f"{sheet.path} lacks the column {missing[0]!r}, which {what} has")
 
 
-def words(sheet: Sheet, column: str, at: np.ndarray | None = None) -> list[str]:
+def texts(sheet: RawTable, column: str, at: np.ndarray | None = None) -> list[str]:
     """A column as text, of some rows or of all."""
     cells = sheet.columns[column]
     chosen = cells if at is None else [cells[i] for i in at]
     return ["" if cell is None else str(cell) for cell in chosen]
 
 
-def batch(
+def row_batch(
     kind: str,
     dtype: str | Sequence[str],
     dims: Mapping[str, Any],
@@ -146,11 +147,11 @@ def batch(
     source: str | Sequence[str],
     skipped: Counter[str],
     drop: Mapping[str, np.ndarray] | None = None,
-) -> Batch:
+) -> RowBatch:
     """Rows of a kind, less those that some reason speaks against; single values stand for a whole column."""
     keep, empty = np.ones(len(seconds), bool), np.zeros(len(seconds), bool)
-    for key in KEYS[kind]:
-        if key in dims and key not in DEFAULTS and key != "cached":  # what may be nothing
+    for key in SHAPE_KEYS[kind]:
+        if key in dims and key not in SHAPE_DEFAULTS and key != "cached":  # what may be nothing
             empty |= np.asarray(dims[key]) < 1
     always = {"a size of zero": empty, "a time of zero: below the clock's resolution": ~(seconds > 0)}
     for reason, wrong in {**(drop or {}), **always}.items():
@@ -166,5 +167,5 @@ def batch(
             if kept
         ]
 
-    chosen = {key: column(dims[key]) for key in KEYS[kind] if key in dims}
-    return Batch(kind, column(dtype), chosen, seconds[keep], column(source))
+    chosen = {key: column(dims[key]) for key in SHAPE_KEYS[kind] if key in dims}
+    return RowBatch(kind, column(dtype), chosen, seconds[keep], column(source))

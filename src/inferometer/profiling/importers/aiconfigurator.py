@@ -21,7 +21,7 @@ from ...base.symbols import evaluate
 from ...inference.memory import ALONE
 from ...network import families
 from ...specs import catalog
-from . import Batch, Sheet, Table, batch, needs, words
+from . import ImportedTable, RawTable, RowBatch, needs, row_batch, texts
 
 DTYPES = {
     "bfloat16": "bf16",
@@ -50,10 +50,10 @@ FAR = "ranks on several nodes, which a shape cannot say"
 PER_NODE = 8  # devices that DeepEP's tests run on in a node
 
 
-class Rows(NamedTuple):
-    """The rows of one operation in a table, and who measured them."""
+class OperationRows(NamedTuple):
+    """The rows of one operation in a table, and what measured them."""
 
-    sheet: Sheet
+    sheet: RawTable
     at: np.ndarray
     maker: str  # "vllm", "trtllm", "nccl" …
     version: str
@@ -69,16 +69,16 @@ class Rows(NamedTuple):
         needs(self.sheet, columns, "a table of this operation")
         return np.asarray(np.sum([self.sheet.numbers(name)[self.at] for name in columns], axis=0) * unit)
 
-    def words(self, column: str, default: str = "") -> list[str]:
+    def texts(self, column: str, default: str = "") -> list[str]:
         """A column as text; ``default`` where the table has none."""
         if column not in self.sheet.columns:
             return [default] * len(self.at)
-        return words(self.sheet, column, self.at)
+        return texts(self.sheet, column, self.at)
 
     def sources(self, more: str = "") -> list[str]:
         """Whose kernel each row is: ``aiconfigurator vllm 0.24.0 vllm_flash_attn_fa3``."""
         start = " ".join(filter(None, ("aiconfigurator", self.maker, self.version)))
-        return [" ".join(filter(None, (start, word, more))) for word in self.words("kernel_source")]
+        return [" ".join(filter(None, (start, word, more))) for word in self.texts("kernel_source")]
 
     def rows(
         self,
@@ -88,12 +88,12 @@ class Rows(NamedTuple):
         seconds: np.ndarray,
         sources: list[str],
         drop: dict[str, np.ndarray] | None = None,
-    ) -> Batch:
+    ) -> RowBatch:
         """Rows of a kind; those in a number format that has no name here are left out."""
         unknown = sorted(set(dtypes) - set(DTYPES))
         no_name = {f"number format {word!r}": np.array([d == word for d in dtypes]) for word in unknown}
         named = [DTYPES.get(word, word) for word in dtypes]
-        return batch(kind, named, dims, seconds, sources, self.skipped, {**no_name, **(drop or {})})
+        return row_batch(kind, named, dims, seconds, sources, self.skipped, {**no_name, **(drop or {})})
 
 
 def claims(columns: frozenset[str]) -> bool:
@@ -101,47 +101,47 @@ def claims(columns: frozenset[str]) -> bool:
     return {"op_name", "kernel_source"} <= columns
 
 
-def read(sheet: Sheet) -> Table:
-    """Every row whose operation is a kind of kernel."""
+def read(sheet: RawTable) -> ImportedTable:
+    """Every row with an operation that is a kind of kernel."""
     said = _said(sheet)
     skipped: Counter[str] = Counter()
-    operations = np.array(words(sheet, "op_name"))
-    found: list[Batch] = []
+    operations = np.array(texts(sheet, "op_name"))
+    batches: list[RowBatch] = []
     library = "nccl" if "nccl_dtype" in sheet.columns else said.get("framework", "").lower()
     for word in np.unique(operations).tolist():
         at = np.flatnonzero(operations == word)
         if word in _KINDS:
-            found += _KINDS[word](Rows(sheet, at, library, said.get("version", ""), skipped))
+            batches += _KINDS[word](OperationRows(sheet, at, library, said.get("version", ""), skipped))
         else:
             skipped[NO_KIND.get(word, f"operation {word!r} has no kind")] += len(at)
     label = f"aiconfigurator {' '.join(np.unique(operations).tolist())}"
     versions = {library: said["version"]} if library and "version" in said else {}
-    return Table(label, said.get("device", ""), found, +skipped, versions)
+    return ImportedTable(label, said.get("device", ""), batches, +skipped, versions)
 
 
-def _said(sheet: Sheet) -> dict[str, str]:
+def _said(sheet: RawTable) -> dict[str, str]:
     """Device, framework and version: from columns, a manifest.json beside, or the names that the tables go by."""
-    found: dict[str, str] = {}
+    facts: dict[str, str] = {}
     for key in ("device", "framework", "version"):
         if sheet.columns.get(key):
-            found[key] = Counter(words(sheet, key)).most_common(1)[0][0]
-    if "device" not in found:
-        found |= _manifest(sheet.path)
+            facts[key] = Counter(texts(sheet, key)).most_common(1)[0][0]
+    if "device" not in facts:
+        facts |= _manifest(sheet.path)
     pieces = sheet.path.stem.split("__")  # h200_sxm__vllm_0.24.0__gemm_perf
     parts = pieces if len(pieces) == 3 else sheet.path.absolute().parts[-4:-1]  # h200_sxm/vllm/0.24.0/gemm_perf.txt
-    if len(parts) == 3 and "version" not in found:
+    if len(parts) == 3 and "version" not in facts:
         library = re.match(r"([a-z]+)_(\d.*)", parts[1]) if len(pieces) == 3 else None
         framework, version = library.groups() if library else (parts[1], parts[2])
         if catalog.registered_name("hardware", parts[0]) and version[:1].isdigit():
-            found = {"device": parts[0], "framework": framework, "version": version} | found
-    return found
+            facts = {"device": parts[0], "framework": framework, "version": version} | facts
+    return facts
 
 
 def _manifest(path: Path) -> dict[str, str]:
     try:
         entries = json.loads((path.parent / "manifest.json").read_text(encoding="utf-8"))
-        mine = next(entry for entry in entries if entry["file"] == path.name)["constants"]
-        return {key: str(mine[key]) for key in ("device", "framework", "version") if mine.get(key)}
+        constants = next(entry for entry in entries if entry["file"] == path.name)["constants"]
+        return {key: str(constants[key]) for key in ("device", "framework", "version") if constants.get(key)}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, StopIteration):
         return {}  # there is none, or it is about something else
 
@@ -149,12 +149,12 @@ def _manifest(path: Path) -> dict[str, str]:
 # ------------------------------------------------------------------ operations
 
 
-def _gemm(r: Rows) -> list[Batch]:
+def _gemm(r: OperationRows) -> list[RowBatch]:
     dims = {key: r.whole(key) for key in "mnk"}
-    return [r.rows("linear", r.words("gemm_dtype"), dims, r.seconds("latency", unit=1e-3), r.sources())]
+    return [r.rows("linear", r.texts("gemm_dtype"), dims, r.seconds("latency", unit=1e-3), r.sources())]
 
 
-def _attention(r: Rows) -> list[Batch]:
+def _attention(r: OperationRows) -> list[RowBatch]:
     """Prompts, and tokens that follow them one by one."""
     new = r.whole("isl")
     dims = {
@@ -166,14 +166,14 @@ def _attention(r: Rows) -> list[Batch]:
         "kv_dtype": _cache(r, "attn_dtype"),
         "window": r.whole("window_size") if "window_size" in r.sheet.columns else 0,
     }
-    kind = "decode_attention" if r.words("op_name")[0].startswith("generation") else "prefill_attention"
+    kind = "decode_attention" if r.texts("op_name")[0].startswith("generation") else "prefill_attention"
     beams = r.whole("beam_width") if "beam_width" in r.sheet.columns else np.ones(len(new))
     drop = {"several beams": beams > 1, "several new tokens a sequence": (new > 1) & (kind == "decode_attention")}
-    dtypes = r.words("attn_dtype")
+    dtypes = r.texts("attn_dtype")
     return [r.rows(kind, dtypes, dims | {"new": new}, r.seconds("latency", unit=1e-3), r.sources(), drop)]
 
 
-def _latent(r: Rows) -> list[Batch]:
+def _latent(r: OperationRows) -> list[RowBatch]:
     """Attention over latents, absorbed while decoding."""
     new = r.whole("isl")
     config = catalog.model("deepseek-v3").config
@@ -184,23 +184,23 @@ def _latent(r: Rows) -> list[Batch]:
         "context": new + r.whole("step"),
         "kv_dtype": _cache(r, "mla_dtype"),
     }
-    if r.words("op_name")[0] == "mla_context":
+    if r.texts("op_name")[0] == "mla_context":
         kind, more = "mla_prefill", {"new": new, "qk_dim": config["qk_nope_head_dim"] + rope, "v_dim": value}
     else:
         kind, more = "mla_decode", {"kv_rank": rank, "rope_dim": rope}
-    return [r.rows(kind, r.words("mla_dtype"), dims | more, r.seconds("latency", unit=1e-3), r.sources())]
+    return [r.rows(kind, r.texts("mla_dtype"), dims | more, r.seconds("latency", unit=1e-3), r.sources())]
 
 
-def _cache(r: Rows, dtype: str) -> list[str]:
+def _cache(r: OperationRows, dtype: str) -> list[str]:
     """The cache's number format where it is not that of the rest."""
-    own = [DTYPES.get(word, word) for word in r.words(dtype)]
+    own = [DTYPES.get(word, word) for word in r.texts(dtype)]
     return [
-        "" if DTYPES.get(kv, kv) == mine else DTYPES.get(kv, kv)
-        for kv, mine in zip(r.words("kv_cache_dtype"), own, strict=True)
+        "" if DTYPES.get(kv, kv) == plain else DTYPES.get(kv, kv)
+        for kv, plain in zip(r.texts("kv_cache_dtype"), own, strict=True)
     ]
 
 
-def _moe(r: Rows) -> list[Batch]:
+def _moe(r: OperationRows) -> list[RowBatch]:
     hidden, inner, experts = r.whole("hidden_size"), r.whole("inter_size"), r.whole("num_experts")
     sliced, spread = r.whole("moe_tp_size"), r.whole("moe_ep_size")
     dims = {
@@ -211,10 +211,10 @@ def _moe(r: Rows) -> list[Batch]:
         "top_k": r.whole("topk"),
         "ep": spread,
     }
-    kernels, dtypes = r.words("kernel_source"), r.words("moe_dtype")
+    kernels, dtypes = r.texts("kernel_source"), r.texts("moe_dtype")
     sizes = zip(hidden.tolist(), inner.tolist(), experts.tolist(), strict=True)
     single = [size in _ungated() or "nongated" in kernel for size, kernel in zip(sizes, kernels, strict=True)]
-    skews = [_skew(word) for word in r.words("distribution", "balanced")]
+    skews = [_skew(word) for word in r.texts("distribution", "balanced")]
     drop = {
         "experts without a gate, which a shape cannot say": np.array(single),
         "a routing that is neither even nor a power law": np.array([s is None for s in skews]),
@@ -232,35 +232,35 @@ def _skew(distribution: str) -> float | None:
     """``_skew("power_law_1.2")  # 1.2``"""
     if distribution in ("balanced", "uniform"):
         return 0.0
-    found = re.fullmatch(r"power_law_(\d+(?:\.\d+)?)", distribution)
-    return float(found[1]) if found else None
+    match = re.fullmatch(r"power_law_(\d+(?:\.\d+)?)", distribution)
+    return float(match[1]) if match else None
 
 
 @functools.cache
 def _ungated() -> frozenset[tuple[int, int, int]]:
-    """(hidden, inner, experts) of the catalogue's models whose experts are two products, not three."""
-    found = set()
+    """(hidden, inner, experts) of the catalogue's models with experts of two products, not three."""
+    shapes = set()
     for name in catalog.names("models"):
         entry = catalog.catalog_entry(name)
         for block in families.build(entry.config).blocks if entry else ():
             for op in block.ops:
                 if op.kind == "moe" and evaluate(op.dims["matrices"], block.dims) == 2:
                     env = {**ALONE, **block.dims}
-                    found.add(
+                    shapes.add(
                         tuple(round(float(evaluate(op.dims[key], env))) for key in ("hidden", "inner", "experts"))
                     )
-    return frozenset(found)  # type: ignore[arg-type]
+    return frozenset(shapes)  # type: ignore[arg-type]
 
 
-def _quantize(r: Rows) -> list[Batch]:
+def _quantize(r: OperationRows) -> list[RowBatch]:
     dims = {"m": r.whole("m"), "n": r.whole("k")}
-    return [r.rows("quantize", r.words("quant_dtype"), dims, r.seconds("latency", unit=1e-3), r.sources())]
+    return [r.rows("quantize", r.texts("quant_dtype"), dims, r.seconds("latency", unit=1e-3), r.sources())]
 
 
-def _collective(kind: str) -> Callable[[Rows], list[Batch]]:
-    def rows(r: Rows) -> list[Batch]:
+def _collective(kind: str) -> Callable[[OperationRows], list[RowBatch]]:
+    def rows(r: OperationRows) -> list[RowBatch]:
         nccl = "nccl_dtype" in r.sheet.columns
-        dtypes = r.words("nccl_dtype" if nccl else "allreduce_dtype")
+        dtypes = r.texts("nccl_dtype" if nccl else "allreduce_dtype")
         each = np.array([catalog.precision(DTYPES[word]).bytes if word in DTYPES else 0 for word in dtypes])
         dims = {
             "bytes": np.rint(r.whole("message_size") * each).astype(int),
@@ -272,38 +272,38 @@ def _collective(kind: str) -> Callable[[Rows], list[Batch]]:
     return rows
 
 
-def _sent(r: Rows, tokens: str, choices: str, ranks: np.ndarray, dtypes: list[str]) -> np.ndarray:
+def _sent(r: OperationRows, tokens: str, choices: str, ranks: np.ndarray, dtypes: list[str]) -> np.ndarray:
     """Bytes that a rank has to give: a token goes once to every rank that holds one of its experts."""
     each = np.array([catalog.precision(DTYPES[word]).bytes if word in DTYPES else 0 for word in dtypes])
     copies = ranks * (1 - (1 - 1 / np.maximum(ranks, 1)) ** r.whole(choices))
     return np.asarray(np.rint(r.whole(tokens) * copies * r.whole("hidden_size") * each), int)
 
 
-def _deepep(r: Rows) -> list[Batch]:
+def _deepep(r: OperationRows) -> list[RowBatch]:
     """Dispatch in fp8 and combine in bf16, with two columns of times or four."""
     ranks = r.whole("node_num") * PER_NODE
-    found = []
+    batches = []
     for phase, word in (("dispatch", "fp8"), ("combine", "bfloat16")):
         fast = f"{phase}_avg_t_us" in r.sheet.columns
         names = (f"{phase}_avg_t_us",) if fast else (f"{phase}_transmit_us", f"{phase}_notify_us")
         units = "" if fast else f"{phase}_sms"
         sources = [
             f"{source} {phase}" + (f" on {n} SMs" if n else "")
-            for source, n in zip(r.sources(r.words("op_name")[0]), r.words(units), strict=True)
+            for source, n in zip(r.sources(r.texts("op_name")[0]), r.texts(units), strict=True)
         ]
         dtypes = [word] * len(ranks)
         dims = {"bytes": _sent(r, "num_token", "num_topk", ranks, dtypes), "ranks": ranks, "library": "deepep"}
-        found.append(r.rows("all_to_all", dtypes, dims, r.seconds(*names), sources, {FAR: r.whole("node_num") > 1}))
-    return found
+        batches.append(r.rows("all_to_all", dtypes, dims, r.seconds(*names), sources, {FAR: r.whole("node_num") > 1}))
+    return batches
 
 
-def _exchange(r: Rows) -> list[Batch]:
+def _exchange(r: OperationRows) -> list[RowBatch]:
     """One phase a row; its latency is in µs, as the two parts of it are."""
-    dtypes, ranks = r.words("comm_dtype"), r.whole("ep_size")
+    dtypes, ranks = r.texts("comm_dtype"), r.whole("ep_size")
     dims = {"bytes": _sent(r, "num_tokens", "topk", ranks, dtypes), "ranks": ranks, "library": "deepep"}
     sources = [
         " ".join((source, *more))
-        for source, *more in zip(r.sources(), r.words("comm_backend"), r.words("phase"), strict=True)
+        for source, *more in zip(r.sources(), r.texts("comm_backend"), r.texts("phase"), strict=True)
     ]
     return [
         r.rows(
@@ -312,7 +312,7 @@ def _exchange(r: Rows) -> list[Batch]:
     ]
 
 
-_KINDS: dict[str, Callable[[Rows], list[Batch]]] = {
+_KINDS: dict[str, Callable[[OperationRows], list[RowBatch]]] = {
     "gemm": _gemm,
     "context_attention": _attention,
     "generation_attention": _attention,

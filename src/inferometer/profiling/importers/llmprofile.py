@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ..network import Network, network
-from . import Batch, Sheet, Table, Unusable, batch, words
+from ..model_shapes import ModelShapes, model_shapes
+from . import ImportedTable, RawTable, RowBatch, Unusable, row_batch, texts
 
 COLUMNS = ("hardware", "model", "layer_name", "input", "kv_cache", "latency(ns)")
 NORMS = ("input_layernorm", "post_layernorm", "post_attention_layernorm", "final_layernorm")
@@ -27,37 +27,37 @@ def claims(columns: frozenset[str]) -> bool:
     return set(COLUMNS) <= columns
 
 
-def read(sheet: Sheet) -> Table:
+def read(sheet: RawTable) -> ImportedTable:
     """Every layer that is a kernel of its own."""
-    hardware = sorted(set(words(sheet, "hardware")))
+    hardware = sorted(set(texts(sheet, "hardware")))
     if len(hardware) > 1:
         raise Unusable(
             f"{sheet.path} has rows of several devices: {', '.join(hardware[:8])}; one file is of one device"
         )
     skipped: Counter[str] = Counter()
-    names, layers = np.array(words(sheet, "model")), np.array(words(sheet, "layer_name"))
+    names, layers = np.array(texts(sheet, "model")), np.array(texts(sheet, "layer_name"))
     new, cached = sheet.numbers("input", whole=True, least=1), sheet.numbers("kv_cache", whole=True)
     seconds = sheet.numbers("latency(ns)") * 1e-9
-    found: list[Batch] = []
+    batches: list[RowBatch] = []
     for name in np.unique(names).tolist():
-        model = network(name)
+        model = model_shapes(name)
         for layer in np.unique(layers[names == name]).tolist():
             at = np.flatnonzero((names == name) & (layers == layer))
             if model is None:
                 skipped[f"model {name!r} is not in the catalogue"] += len(at)
             elif layer == "attn":
-                found += _attention(model, new[at], cached[at], seconds[at], skipped)
+                batches += _attention(model, new[at], cached[at], seconds[at], skipped)
             else:
                 kind, dims = _shape(model, layer)
                 if dims:
                     more = {"m": new[at], **dims}
-                    found.append(batch(kind, model.dtype, more, seconds[at], "llm-profile torch", skipped))
+                    batches.append(row_batch(kind, model.dtype, more, seconds[at], "llm-profile torch", skipped))
                 else:
                     skipped[kind] += len(at)
-    return Table("llm-profile layers", hardware[0] if hardware else "", found, +skipped, {})
+    return ImportedTable("llm-profile layers", hardware[0] if hardware else "", batches, +skipped, {})
 
 
-def _shape(model: Network, layer: str) -> tuple[str, dict[str, Any]]:
+def _shape(model: ModelShapes, layer: str) -> tuple[str, dict[str, Any]]:
     """The kind of a layer and its sizes besides the tokens; or why there is none."""
     heads = model.attention
     if layer in NORMS:
@@ -79,15 +79,15 @@ def _shape(model: Network, layer: str) -> tuple[str, dict[str, Any]]:
 
 
 def _attention(
-    model: Network, new: np.ndarray, cached: np.ndarray, seconds: np.ndarray, skipped: Counter[str]
-) -> list[Batch]:
+    model: ModelShapes, new: np.ndarray, cached: np.ndarray, seconds: np.ndarray, skipped: Counter[str]
+) -> list[RowBatch]:
     if model.attention is None:
         skipped[f"{model.name}'s attention differs from layer to layer"] += len(new)
         return []
     decoding = cached > 0
-    found = []
+    batches = []
     for kind, at in (("prefill_attention", ~decoding), ("decode_attention", decoding & (new == 1))):
         dims = {"seqs": 1, **model.attention._asdict(), "new": new[at], "context": (new + cached)[at]}
-        found.append(batch(kind, model.dtype, dims, seconds[at], "llm-profile torch", skipped))
+        batches.append(row_batch(kind, model.dtype, dims, seconds[at], "llm-profile torch", skipped))
     skipped["several tokens after a cached part"] += int((decoding & (new > 1)).sum())
-    return found
+    return batches

@@ -1,7 +1,7 @@
 """LLMServingSim's profiles, CSV in µs: dense.csv, per_sequence.csv, attention.csv, moe.csv in ``<variant>/tp<N>/``.
 
-The meta.yaml of the variant names the model, whose sizes the catalogue has, and the GPU. vLLM's layers were timed, so
-attention includes the write to the cache, and experts their router.
+The meta.yaml of the variant names the model, of which the catalogue has the sizes, and the GPU. vLLM's layers were
+timed, so attention includes the write to the cache, and experts their router.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...specs.catalog import precisions
-from ..network import Network, network
-from . import Batch, Sheet, Table, Unusable, batch, words
+from ..model_shapes import ModelShapes, model_shapes
+from . import ImportedTable, RawTable, RowBatch, Unusable, row_batch, texts
 
 ATTENTION = frozenset({"prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us"})
 MOE = frozenset({"tokens", "activated_experts", "time_us"})
@@ -23,10 +23,10 @@ NORMS = ("layernorm", "input_layernorm", "post_attention_layernorm", "final_laye
 EVEN = 0.05  # how far the experts in use may be from what even routing touches
 
 
-class Run(NamedTuple):
+class ProfiledRun(NamedTuple):
     """What a table by model leaves out."""
 
-    model: Network
+    model: ModelShapes
     tp: int
     dtype: str
     kv_dtype: str  # "" where it is the model's own
@@ -47,22 +47,22 @@ def claims(columns: frozenset[str]) -> bool:
     )
 
 
-def read(sheet: Sheet) -> Table:
-    """Every row whose layer is a kind of kernel."""
+def read(sheet: RawTable) -> ImportedTable:
+    """Every row with a layer that is a kind of kernel."""
     run = _run(sheet.path)
     skipped: Counter[str] = Counter()
     seconds = sheet.numbers("time_us") * 1e-6
     columns = frozenset(sheet.columns)
     if columns >= ATTENTION:
-        label, found = "attention", _attention(sheet, run, seconds, skipped)
+        label, batches = "attention", _attention(sheet, run, seconds, skipped)
     elif columns >= MOE:
-        label, found = "moe", _moe(sheet, run, seconds, skipped)
+        label, batches = "moe", _moe(sheet, run, seconds, skipped)
     else:
-        label, found = ("dense" if "tokens" in columns else "per_sequence"), _layers(sheet, run, seconds, skipped)
-    return Table(f"llmservingsim {label}", run.gpu, found, +skipped, {"vllm": run.vllm} if run.vllm else {})
+        label, batches = ("dense" if "tokens" in columns else "per_sequence"), _layers(sheet, run, seconds, skipped)
+    return ImportedTable(f"llmservingsim {label}", run.gpu, batches, +skipped, {"vllm": run.vllm} if run.vllm else {})
 
 
-def _run(path: Path) -> Run:
+def _run(path: Path) -> ProfiledRun:
     """From the nearest meta.yaml above a table: its plain ``key: value`` lines."""
     place = next(
         (folder / "meta.yaml" for folder in list(path.absolute().parents)[:3] if (folder / "meta.yaml").is_file()), None
@@ -78,20 +78,20 @@ def _run(path: Path) -> Run:
     if not (folder or degrees):
         raise Unusable(f"{path} does not say over how many GPUs the model was split: it should lie in a folder tp<N>")
     tp = int((folder or degrees)[1])  # type: ignore[index]
-    model = network(said.get("model", ""), tp) if said.get("model") else None
+    model = model_shapes(said.get("model", ""), tp) if said.get("model") else None
     if model is None or tp < 1:
         raise Unusable(f"{place} names the model {said.get('model', '')!r}, which the catalogue does not have")
     weights, _, cache = said.get("variant", model.dtype).partition("-kv")
     if weights not in precisions() or (cache and cache not in precisions()):
         raise Unusable(f"{place} names the variant {said['variant']!r}, which is no number format that is known")
     gpu, vllm = said.get("gpu") or said.get("hardware", ""), said.get("vllm_version", "")
-    return Run(model, tp, weights, "" if cache == model.dtype else cache, gpu, vllm)
+    return ProfiledRun(model, tp, weights, "" if cache == model.dtype else cache, gpu, vllm)
 
 
-def _layers(sheet: Sheet, run: Run, seconds: np.ndarray, skipped: Counter[str]) -> list[Batch]:
-    layers = np.array(words(sheet, "layer"))
+def _layers(sheet: RawTable, run: ProfiledRun, seconds: np.ndarray, skipped: Counter[str]) -> list[RowBatch]:
+    layers = np.array(texts(sheet, "layer"))
     rows = sheet.numbers("tokens" if "tokens" in sheet.columns else "sequences", whole=True, least=1)
-    found = []
+    batches = []
     for layer in np.unique(layers).tolist():
         at = np.flatnonzero(layers == layer)
         kind, dims = _shape(run.model, layer)
@@ -99,11 +99,11 @@ def _layers(sheet: Sheet, run: Run, seconds: np.ndarray, skipped: Counter[str]) 
             skipped[kind] += len(at)
             continue
         dtype = run.dtype if kind == "linear" and layer != "lm_head" else run.model.dtype
-        found.append(batch(kind, dtype, {"m": rows[at], **dims}, seconds[at], run.source, skipped))
-    return found
+        batches.append(row_batch(kind, dtype, {"m": rows[at], **dims}, seconds[at], run.source, skipped))
+    return batches
 
 
-def _shape(model: Network, layer: str) -> tuple[str, dict[str, Any]]:
+def _shape(model: ModelShapes, layer: str) -> tuple[str, dict[str, Any]]:
     """The kind of a layer and its sizes besides the rows; or why there is none."""
     if layer in NORMS:
         return "norm", {"n": model.hidden}
@@ -121,14 +121,14 @@ def _shape(model: Network, layer: str) -> tuple[str, dict[str, Any]]:
     return ("linear", {"n": product[0], "k": product[1]}) if product else (f"layer {layer!r} has no kind", {})
 
 
-def _attention(sheet: Sheet, run: Run, seconds: np.ndarray, skipped: Counter[str]) -> list[Batch]:
+def _attention(sheet: RawTable, run: ProfiledRun, seconds: np.ndarray, skipped: Counter[str]) -> list[RowBatch]:
     if run.model.attention is None:
         skipped[f"{run.model.name}'s attention differs from layer to layer"] += len(seconds)
         return []
     new, cached, seqs, past = (
         sheet.numbers(c, whole=True) for c in ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
     )
-    other = np.array(words(sheet, "layer")) != "attention" if "layer" in sheet.columns else np.zeros(len(new), bool)
+    other = np.array(texts(sheet, "layer")) != "attention" if "layer" in sheet.columns else np.zeros(len(new), bool)
     queries = sheet.numbers("decode_q_len", whole=True) if "decode_q_len" in sheet.columns else np.ones(len(new))
     drop = {
         "an attention of another kind": other,
@@ -141,17 +141,17 @@ def _attention(sheet: Sheet, run: Run, seconds: np.ndarray, skipped: Counter[str
         "decode_attention": ((new == 0) & (seqs > 0), {"seqs": seqs, "context": past + 1}),
         "mixed_attention": ((new > 0) & (seqs > 0), {"new": new, "cached": cached, "seqs": seqs, "context": past + 1}),
     }
-    found = []
-    for kind, (mine, dims) in cases.items():
-        at = np.flatnonzero(mine)
+    batches = []
+    for kind, (selected, dims) in cases.items():
+        at = np.flatnonzero(selected)
         chosen = {key: value if np.ndim(value) == 0 else value[at] for key, value in dims.items()}
         reasons = {reason: wrong[at] for reason, wrong in drop.items()}
-        found.append(batch(kind, run.model.dtype, {**shape, **chosen}, seconds[at], run.source, skipped, reasons))
-    return found
+        batches.append(row_batch(kind, run.model.dtype, {**shape, **chosen}, seconds[at], run.source, skipped, reasons))
+    return batches
 
 
-def _moe(sheet: Sheet, run: Run, seconds: np.ndarray, skipped: Counter[str]) -> list[Batch]:
-    """The rows whose number of experts in use is what even routing touches: a shape cannot say another."""
+def _moe(sheet: RawTable, run: ProfiledRun, seconds: np.ndarray, skipped: Counter[str]) -> list[RowBatch]:
+    """The rows with as many experts in use as even routing touches: a shape cannot say another."""
     size = run.model.experts
     if size is None:
         skipped[f"{run.model.name} has no gated experts of one size"] += len(seconds)
@@ -169,4 +169,4 @@ def _moe(sheet: Sheet, run: Run, seconds: np.ndarray, skipped: Counter[str]) -> 
         "top_k": size.top_k,
         "ep": ep,
     }
-    return [batch("moe", run.dtype, dims, seconds, run.source, skipped, drop)]
+    return [row_batch("moe", run.dtype, dims, seconds, run.source, skipped, drop)]

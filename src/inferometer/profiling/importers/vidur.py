@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from . import Batch, Sheet, Table, Unusable, batch, needs, words
+from . import ImportedTable, RawTable, RowBatch, Unusable, needs, row_batch, texts
 
 MLP = (
     "n_head",
@@ -48,41 +48,41 @@ def claims(columns: frozenset[str]) -> bool:
     return any(name.startswith(PREFIX) and name.endswith(SUFFIX) for name in columns)
 
 
-def read(sheet: Sheet) -> Table:
+def read(sheet: RawTable) -> ImportedTable:
     """The medians of every operation that is a kind of kernel."""
     columns = set(sheet.columns)
     skipped: Counter[str] = Counter()
     if set(COLLECTIVE) <= columns:
-        return Table("vidur collectives", "", _collectives(sheet, skipped), +skipped, {})
+        return ImportedTable("vidur collectives", "", _collectives(sheet, skipped), +skipped, {})
     if "prefill_chunk_size" in columns:
         needs(sheet, ATTENTION, "Vidur's attention.csv")
-        return Table("vidur attention", "", _attention(sheet, skipped), +skipped, {})
+        return ImportedTable("vidur attention", "", _attention(sheet, skipped), +skipped, {})
     if "num_tokens" in columns:
         needs(sheet, MLP, "Vidur's mlp.csv")
-        return Table("vidur mlp", "", _mlp(sheet, skipped), +skipped, {})
+        return ImportedTable("vidur mlp", "", _mlp(sheet, skipped), +skipped, {})
     raise Unusable(
         f"{sheet.path} has times as Vidur writes them, but not the sizes of its mlp, attention or collectives"
     )
 
 
-def _seconds(sheet: Sheet, name: str) -> np.ndarray:
+def _seconds(sheet: RawTable, name: str) -> np.ndarray:
     return sheet.numbers(f"{PREFIX}{name}{SUFFIX}", blank=float("nan")) * 1e-3
 
 
-def _operations(sheet: Sheet) -> list[str]:
+def _operations(sheet: RawTable) -> list[str]:
     return [c[len(PREFIX) : -len(SUFFIX)] for c in sheet.columns if c.startswith(PREFIX) and c.endswith(SUFFIX)]
 
 
-def _flag(sheet: Sheet, name: str) -> np.ndarray:
-    found = []
-    for index, word in enumerate(words(sheet, name)):
+def _flag(sheet: RawTable, name: str) -> np.ndarray:
+    flags = []
+    for index, word in enumerate(texts(sheet, name)):
         if word.lower() not in ("true", "false", "1", "0"):
             raise sheet.wrong(name, index, "True or False")
-        found.append(word.lower() in ("true", "1"))
-    return np.array(found)
+        flags.append(word.lower() in ("true", "1"))
+    return np.array(flags)
 
 
-def _mlp(sheet: Sheet, skipped: Counter[str]) -> list[Batch]:
+def _mlp(sheet: RawTable, skipped: Counter[str]) -> list[RowBatch]:
     size = {name: sheet.numbers(name, whole=True, least=1) for name in MLP if name != "use_gated_mlp"}
     gated = _flag(sheet, "use_gated_mlp")
     m, tp, hidden = size["num_tokens"], size["num_tensor_parallel_workers"], size["n_embd"]
@@ -101,7 +101,7 @@ def _mlp(sheet: Sheet, skipped: Counter[str]) -> list[Batch]:
         "mlp_act": ("activation", {"m": m, "n": up}),
         "mlp_down_proj": ("linear", {"m": m, "n": hidden, "k": inner}),
     }
-    found = []
+    batches = []
     for name in _operations(sheet):
         seconds = _seconds(sheet, name)
         if name not in shapes:
@@ -109,11 +109,11 @@ def _mlp(sheet: Sheet, skipped: Counter[str]) -> list[Batch]:
             continue
         kind, dims = shapes[name]
         drop = {"an activation without a gate has no kind": ~gated & (name == "mlp_act")}
-        found.append(_measured(kind, dims, seconds, "vidur sarathi", skipped, drop))
-    return found
+        batches.append(_measured(kind, dims, seconds, "vidur sarathi", skipped, drop))
+    return batches
 
 
-def _attention(sheet: Sheet, skipped: Counter[str]) -> list[Batch]:
+def _attention(sheet: RawTable, skipped: Counter[str]) -> list[RowBatch]:
     size = {name: sheet.numbers(name, whole=True) for name in ATTENTION if name != "is_prefill"}
     prompt = _flag(sheet, "is_prefill")
     tp, seqs, cached = np.maximum(size["num_tensor_parallel_workers"], 1), size["batch_size"], size["kv_cache_size"]
@@ -121,38 +121,38 @@ def _attention(sheet: Sheet, skipped: Counter[str]) -> list[Batch]:
     heads, kv_heads = size["n_q_head"] // tp, np.maximum(size["n_kv_head"] // tp, 1)
     new = np.where(prompt, size["prefill_chunk_size"], 1)
     dims = {"seqs": seqs, "heads": heads, "kv_heads": kv_heads, "head_dim": dim, "context": cached + new}
-    backends = words(sheet, "attention_backend") if "attention_backend" in sheet.columns else [""] * len(seqs)
+    backends = texts(sheet, "attention_backend") if "attention_backend" in sheet.columns else [""] * len(seqs)
     source = [f"vidur {word.rpartition('.')[2]}".strip() for word in backends]
-    found = []
+    batches = []
     for name in _operations(sheet):
         seconds = _seconds(sheet, name)
         if name == "attn_prefill":
-            found.append(_measured("prefill_attention", dims | {"new": new}, seconds, source, skipped, {"": ~prompt}))
+            batches.append(_measured("prefill_attention", dims | {"new": new}, seconds, source, skipped, {"": ~prompt}))
         elif name == "attn_decode":
-            found.append(_measured("decode_attention", dims, seconds, source, skipped, {"": prompt}))
+            batches.append(_measured("decode_attention", dims, seconds, source, skipped, {"": prompt}))
         elif name == "attn_kv_cache_save":
             written = {"m": seqs * new, "kv_heads": kv_heads, "head_dim": dim}
-            found.append(_measured("kv_write", written, seconds, source, skipped))
+            batches.append(_measured("kv_write", written, seconds, source, skipped))
         else:
             skipped[f"operation {name!r} has no kind"] += int((~np.isnan(seconds)).sum())
-    return found
+    return batches
 
 
-def _collectives(sheet: Sheet, skipped: Counter[str]) -> list[Batch]:
+def _collectives(sheet: RawTable, skipped: Counter[str]) -> list[RowBatch]:
     ranks, size = (sheet.numbers(name, whole=True, least=1) for name in ("num_workers", "size"))
     far = sheet.numbers("devices_per_node", whole=True, least=1) < ranks
-    which = np.array(words(sheet, "collective"))
-    found = []
+    which = np.array(texts(sheet, "collective"))
+    batches = []
     for name in _operations(sheet):
         seconds = _seconds(sheet, name)
         if name not in COLLECTIVES:
             skipped[f"collective {name!r} has no kind"] += int((~np.isnan(seconds)).sum())
             continue
         drop = {"": which != name, "ranks on several nodes, which a shape cannot say": far}
-        found.append(
+        batches.append(
             _measured(COLLECTIVES[name], {"bytes": size, "ranks": ranks}, seconds, "vidur nccl", skipped, drop)
         )
-    return found
+    return batches
 
 
 def _measured(
@@ -162,10 +162,10 @@ def _measured(
     source: str | list[str],
     skipped: Counter[str],
     drop: dict[str, np.ndarray] | None = None,
-) -> Batch:
+) -> RowBatch:
     """Rows of a kind; a cell that is empty is no measurement, and so is one of the other phase."""
     empty = np.isnan(seconds)
     reasons = {"": empty | (drop or {}).get("", False), **{k: v for k, v in (drop or {}).items() if k}}
-    found = batch(kind, "fp16", dims, seconds, source, skipped, reasons)
+    rows = row_batch(kind, "fp16", dims, seconds, source, skipped, reasons)
     skipped.pop("", None)
-    return found
+    return rows

@@ -5,21 +5,21 @@ shape and returns one call per buffer set, enough of them that together they are
 """
 
 from . import elementwise, fused_moe, gemm, launch, mla, nccl, paged_attention
-from .runner import CASES, Bench, Library, Missing, Ready, case, reason
+from .runner import CASES, KernelBench, Library, Missing, Ready, case, reason
 
 __all__ = [
     "CASES",
-    "Bench",
+    "KernelBench",
     "Library",
     "Missing",
     "Ready",
-    "attention",
     "case",
     "elementwise",
-    "experts",
-    "host",
-    "latent",
-    "links",
-    "products",
+    "fused_moe",
+    "gemm",
+    "launch",
+    "mla",
+    "nccl",
+    "paged_attention",
     "reason",
 ]

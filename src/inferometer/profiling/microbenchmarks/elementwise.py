@@ -6,14 +6,14 @@ from functools import partial
 from itertools import cycle
 from typing import Any
 
-from .runner import Bench, Missing, Ready, case
+from .runner import KernelBench, Missing, Ready, case
 
 PAGE = 16  # tokens a page of the cache
 POSITIONS = 32768  # that the table of angles covers
 
 
 @case("norm")
-def norm(b: Bench, *, dtype: str, m: int, n: int) -> Ready:
+def norm(b: KernelBench, *, dtype: str, m: int, n: int) -> Ready:
     """RMSNorm with the residual added in the same kernel."""
     t = b.torch
     weight = b.random(n)
@@ -38,7 +38,7 @@ def norm(b: Bench, *, dtype: str, m: int, n: int) -> Ready:
 
 
 @case("activation")
-def activation(b: Bench, *, dtype: str, m: int, n: int) -> Ready:
+def activation(b: KernelBench, *, dtype: str, m: int, n: int) -> Ready:
     """SiLU of one half times the other: n columns in, n/2 out."""
     t = b.torch
 
@@ -59,7 +59,7 @@ def activation(b: Bench, *, dtype: str, m: int, n: int) -> Ready:
 
 
 @case("rope")
-def rope(b: Bench, *, dtype: str, m: int, heads: int, kv_heads: int, head_dim: int) -> Ready:
+def rope(b: KernelBench, *, dtype: str, m: int, heads: int, kv_heads: int, head_dim: int) -> Ready:
     """Queries and keys of m tokens turned by the angles of their positions, halves against each other."""
     t = b.torch
     positions = t.randint(0, POSITIONS, (m,), device=b.device)
@@ -93,7 +93,7 @@ def rope(b: Bench, *, dtype: str, m: int, heads: int, kv_heads: int, head_dim: i
 
 
 @case("kv_write")
-def kv_write(b: Bench, *, dtype: str, m: int, kv_heads: int, head_dim: int) -> Ready:
+def kv_write(b: KernelBench, *, dtype: str, m: int, kv_heads: int, head_dim: int) -> Ready:
     """Keys and values of m tokens into free places of the paged cache."""
     t = b.torch
     count = max(-(-m // PAGE) * 4, 64)
@@ -126,7 +126,7 @@ def kv_write(b: Bench, *, dtype: str, m: int, kv_heads: int, head_dim: int) -> R
 
 
 @case("embedding")
-def embedding(b: Bench, *, dtype: str, m: int, n: int, rows: int) -> Ready:
+def embedding(b: KernelBench, *, dtype: str, m: int, n: int, rows: int) -> Ready:
     """m rows of a table of ``rows`` × n; others in each call, because a table does not fit a cache."""
     t = b.torch
     tables = b.copies(("table", n, rows), rows * n * 2, lambda: b.random(rows, n))
@@ -137,7 +137,7 @@ def embedding(b: Bench, *, dtype: str, m: int, n: int, rows: int) -> Ready:
 
 
 @case("sampler")
-def sampler(b: Bench, *, dtype: str, m: int, n: int) -> Ready:
+def sampler(b: KernelBench, *, dtype: str, m: int, n: int) -> Ready:
     """Greedy sampling: logits to fp32, then the largest."""
     t = b.torch
     rows = b.copies(("logits", m, n), m * n * 2, lambda: b.random(m, n))
@@ -149,8 +149,8 @@ def sampler(b: Bench, *, dtype: str, m: int, n: int) -> Ready:
 
 
 @case("quantize")
-def quantize(b: Bench, *, dtype: str, m: int, n: int, block: int = 0) -> Ready:
-    """Activations to 8 bits with scales found on the way: one for all, or for each ``block`` of a row; int8 per row."""
+def quantize(b: KernelBench, *, dtype: str, m: int, n: int, block: int = 0) -> Ready:
+    """Activations to 8 bits, scales computed on the way: one for all, or for each ``block`` of a row; int8 per row."""
     t = b.torch
     if dtype not in ("fp8", "int8") or (block and (dtype == "int8" or n % block)):
         raise Missing(f"no activations in {dtype} by blocks of {block} are known")
@@ -174,8 +174,10 @@ def quantize(b: Bench, *, dtype: str, m: int, n: int, block: int = 0) -> Ready:
             groups = x.float().view(m, -1, block) if block else x.float()
             scale = groups.abs().amax() if dtype == "fp8" and not block else groups.abs().amax(-1, keepdim=True)
             scale = scale.clamp(min=1e-6) / top
-            found = groups / scale
-            return (found if dtype == "fp8" else found.round()).clamp(-top, top).to(kind).view(m, n), scale
+            scaled_groups = groups / scale
+            return (scaled_groups if dtype == "fp8" else scaled_groups.round()).clamp(-top, top).to(kind).view(
+                m, n
+            ), scale
 
         return Ready([partial(scaled, x) for x in rows()], "torch", {"x": rows()[0]}, 2 * m * n)
 
@@ -183,7 +185,7 @@ def quantize(b: Bench, *, dtype: str, m: int, n: int, block: int = 0) -> Ready:
 
 
 @case("copy")
-def copy(b: Bench, *, dtype: str, bytes: int) -> Ready:
+def copy(b: KernelBench, *, dtype: str, bytes: int) -> Ready:
     """A copy inside the device: half of the bytes read, half written."""
     rows = b.copies(("copy", bytes), bytes, lambda: (b.random(bytes // 4), b.random(bytes // 4)))
     return Ready([partial(target.copy_, source) for source, target in rows], "torch", {"x": rows[0][0]}, bytes)

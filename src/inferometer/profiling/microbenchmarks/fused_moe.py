@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ...specs.catalog import precision
-from .runner import Bench, Missing, Ready, case
+from .runner import KernelBench, Missing, Ready, case
 
 BLOCK = 128  # weights along a side of a block that shares a scale
 CHOICES = 8  # calls with another choice of experts each, where one call does not touch them all
@@ -36,7 +36,7 @@ class Mixture(NamedTuple):
 
 @case("moe")
 def moe(
-    b: Bench,
+    b: KernelBench,
     *,
     dtype: str,
     tokens: int,
@@ -59,24 +59,24 @@ def moe(
     return msgspec.structs.replace(ready, cold=least if ep == 1 and least * CHOICES > b.rotation else 0.0)
 
 
-def choices(b: Bench, s: Mixture) -> list[Any]:
+def choices(b: KernelBench, s: Mixture) -> list[Any]:
     """Which experts each token chooses, once or several times over: distinct ones, the liked more often."""
     t = b.torch
     count = s.experts * s.ep
     liking = -s.skew * t.arange(1, count + 1, device=b.device).log()
-    found = []
+    drawn = []
     for _ in range(CHOICES if s.tokens <= MANY else 1):
         chance = -t.empty(s.tokens, count, device=b.device).exponential_().log()  # the largest sums are such a choice
-        who = t.randperm(count, device=b.device)
-        found.append((chance + liking[who]).topk(s.top_k, dim=1).indices.to(t.int32))
-    return found
+        order = t.randperm(count, device=b.device)
+        drawn.append((chance + liking[order]).topk(s.top_k, dim=1).indices.to(t.int32))
+    return drawn
 
 
-def _shares(b: Bench, s: Mixture) -> Any:
+def _shares(b: KernelBench, s: Mixture) -> Any:
     return b.torch.rand(s.tokens, s.top_k, device=b.device).softmax(-1)
 
 
-def _pairs(b: Bench, s: Mixture, dtype: Any) -> list[Any]:
+def _pairs(b: KernelBench, s: Mixture, dtype: Any) -> list[Any]:
     """Sets of weights: gate and up (experts, 2·inner, hidden), down (experts, hidden, inner); sums keep unit size."""
     t = b.torch
     size = 1 if dtype == t.float8_e4m3fn else 2
@@ -97,33 +97,33 @@ def _rounds(choice: list[Any], pairs: list[Any]) -> list[tuple[Any, Any]]:
 # ------------------------------------------------------------------ vLLM
 
 
-def _vllm(b: Bench, s: Mixture, dtype: Any, **more: Any) -> Ready:
+def _vllm(b: KernelBench, s: Mixture, dtype: Any, **more: Any) -> Ready:
     t = b.torch
     fused = b.vllm("model_executor.layers.fused_moe.fused_moe:fused_experts_impl")
     x, pairs, shares = b.random(s.tokens, s.hidden), _pairs(b, s, dtype), _shares(b, s)
     if s.ep > 1:
-        mine = t.full((s.experts * s.ep,), -1, device=b.device, dtype=t.int32)
-        mine[: s.experts] = t.arange(s.experts, device=b.device, dtype=t.int32)
-        more |= {"global_num_experts": s.experts * s.ep, "expert_map": mine}
+        expert_map = t.full((s.experts * s.ep,), -1, device=b.device, dtype=t.int32)
+        expert_map[: s.experts] = t.arange(s.experts, device=b.device, dtype=t.int32)
+        more |= {"global_num_experts": s.experts * s.ep, "expert_map": expert_map}
     calls = [partial(fused, x, *pair, shares, ids, **more) for ids, pair in _rounds(choices(b, s), pairs)]
     return Ready(calls, "vllm Triton")
 
 
-def _vllm_bf16(b: Bench, s: Mixture) -> Ready:
+def _vllm_bf16(b: KernelBench, s: Mixture) -> Ready:
     return _vllm(b, s, b.torch.bfloat16)
 
 
-def _vllm_fp8(b: Bench, s: Mixture) -> Ready:
+def _vllm_fp8(b: KernelBench, s: Mixture) -> Ready:
     scales = {"w1_scale": b.scales(s.experts), "w2_scale": b.scales(s.experts)}
     return _vllm(b, s, b.torch.float8_e4m3fn, use_fp8_w8a8=True, **scales)
 
 
-def _vllm_block(b: Bench, s: Mixture) -> Ready:
+def _vllm_block(b: KernelBench, s: Mixture) -> Ready:
     up, down = _block_scales(b, s)
     return _vllm(b, s, b.torch.float8_e4m3fn, use_fp8_w8a8=True, block_shape=[BLOCK, BLOCK], w1_scale=up, w2_scale=down)
 
 
-def _block_scales(b: Bench, s: Mixture) -> tuple[Any, Any]:
+def _block_scales(b: KernelBench, s: Mixture) -> tuple[Any, Any]:
     if s.inner % BLOCK or s.hidden % BLOCK:
         raise Missing(f"block scales want multiples of {BLOCK}")
     inner, hidden = s.inner // BLOCK, s.hidden // BLOCK
@@ -133,7 +133,7 @@ def _block_scales(b: Bench, s: Mixture) -> tuple[Any, Any]:
 # ------------------------------------------------------------------ PyTorch
 
 
-class Order(NamedTuple):
+class TokenOrder(NamedTuple):
     """Tokens in the order of their experts."""
 
     ids: Any  # (tokens, top_k), experts of other ranks as the number after the last
@@ -143,7 +143,7 @@ class Order(NamedTuple):
 Grouped = Callable[[Any, Any, Any], Any]  # weights of all experts, rows in their order, where each one's rows end
 
 
-def _sorted(b: Bench, s: Mixture, x: Any, product: Grouped, order: Order, up: Any, down: Any) -> Any:
+def _sorted(b: KernelBench, s: Mixture, x: Any, product: Grouped, order: TokenOrder, up: Any, down: Any) -> Any:
     """Sort the tokens by expert, multiply group by group, and sum what each token is owed."""
     t = b.torch
     where = order.ids.flatten().argsort(stable=True)
@@ -157,15 +157,15 @@ def _sorted(b: Bench, s: Mixture, x: Any, product: Grouped, order: Order, up: An
     return t.zeros_like(x).index_add_(0, where // s.top_k, owed)
 
 
-def _torch(b: Bench, s: Mixture, product: Grouped, pairs: list[Any], source: str) -> Ready:
+def _torch(b: KernelBench, s: Mixture, product: Grouped, pairs: list[Any], source: str) -> Ready:
     x, shares = b.random(s.tokens, s.hidden), _shares(b, s)
-    orders = [Order(ids.clamp(max=s.experts), shares) for ids in choices(b, s)]
+    orders = [TokenOrder(ids.clamp(max=s.experts), shares) for ids in choices(b, s)]
     calls = [partial(_sorted, b, s, x, product, order, *pair) for order, pair in _rounds(orders, pairs)]
     inputs = {"x": x, "ids": orders[0].ids, "shares": shares, "up": pairs[0][0], "down": pairs[0][1]}
     return Ready(calls, source, inputs)
 
 
-def _torch_bf16(b: Bench, s: Mixture) -> Ready:
+def _torch_bf16(b: KernelBench, s: Mixture) -> Ready:
     t = b.torch
 
     def product(w: Any, x: Any, ends: Any) -> Any:
@@ -174,8 +174,8 @@ def _torch_bf16(b: Bench, s: Mixture) -> Ready:
     return _torch(b, s, product, _pairs(b, s, t.bfloat16), "torch grouped_mm")
 
 
-def _torch_fp8(b: Bench, s: Mixture) -> Ready:
-    """Rows and columns with a scale each, found on the way for the rows."""
+def _torch_fp8(b: KernelBench, s: Mixture) -> Ready:
+    """Rows and columns with a scale each, computed on the way for the rows."""
     t = b.torch
     if not b.gpu:
         raise Missing("grouped 8-bit products are for GPUs")
@@ -193,16 +193,16 @@ def _torch_fp8(b: Bench, s: Mixture) -> Ready:
     return _torch(b, s, product, pairs, "torch scaled_grouped_mm")
 
 
-def _plain_fp8(b: Bench, s: Mixture) -> Ready:
+def _plain_fp8(b: KernelBench, s: Mixture) -> Ready:
     return _plain(b, s, b.scales(s.experts, 1, 1), b.scales(s.experts, 1, 1))
 
 
-def _plain_block(b: Bench, s: Mixture) -> Ready:
+def _plain_block(b: KernelBench, s: Mixture) -> Ready:
     up, down = (x.repeat_interleave(BLOCK, 1).repeat_interleave(BLOCK, 2) for x in _block_scales(b, s))
     return _plain(b, s, up, down)
 
 
-def _plain(b: Bench, s: Mixture, *scales: Any) -> Ready:
+def _plain(b: KernelBench, s: Mixture, *scales: Any) -> Ready:
     b.cpu_only("8-bit experts")
     t = b.torch
     pairs = [tuple(zip(pair, scales, strict=True)) for pair in _pairs(b, s, t.float8_e4m3fn)]

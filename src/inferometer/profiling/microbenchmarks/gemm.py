@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 
 from ...specs.catalog import precision
-from .runner import Bench, Missing, Ready, case
+from .runner import KernelBench, Missing, Ready, case
 
 BLOCK = 128  # weights along a side of a block that shares a scale, and in a group of 4-bit weights
 
 
 @case("linear")
-def linear(b: Bench, *, dtype: str, m: int, n: int, k: int) -> Ready:
+def linear(b: KernelBench, *, dtype: str, m: int, n: int, k: int) -> Ready:
     """A product of m rows with an n × k weight; inputs are quantised already, which is the kind ``quantize``."""
     if dtype not in PRODUCTS:
         raise Missing(f"no product in {dtype} is known")
@@ -22,15 +22,15 @@ def linear(b: Bench, *, dtype: str, m: int, n: int, k: int) -> Ready:
     return msgspec.structs.replace(ready, cold=n * k * precision(dtype).bytes)
 
 
-def _bf16(b: Bench, m: int, n: int, k: int) -> Ready:
+def _bf16(b: KernelBench, m: int, n: int, k: int) -> Ready:
     return _plain(b, m, n, k, b.torch.bfloat16)
 
 
-def _fp16(b: Bench, m: int, n: int, k: int) -> Ready:
+def _fp16(b: KernelBench, m: int, n: int, k: int) -> Ready:
     return _plain(b, m, n, k, b.torch.float16)
 
 
-def _plain(b: Bench, m: int, n: int, k: int, dtype: Any) -> Ready:
+def _plain(b: KernelBench, m: int, n: int, k: int, dtype: Any) -> Ready:
     x = b.random(m, k, dtype=dtype)
     weights = b.copies(("linear", dtype, n, k), n * k * 2, lambda: b.random(n, k, dtype=dtype))
     product = b.torch.nn.functional.linear
@@ -40,7 +40,7 @@ def _plain(b: Bench, m: int, n: int, k: int, dtype: Any) -> Ready:
 # ------------------------------------------------------------------ 8-bit floats and integers
 
 
-def _fp8(b: Bench, m: int, n: int, k: int) -> tuple[Any, list[Any], Any, Any]:
+def _fp8(b: KernelBench, m: int, n: int, k: int) -> tuple[Any, list[Any], Any, Any]:
     """Inputs, weights and one scale each."""
     t = b.torch
     if n % 16 or k % 16:
@@ -49,20 +49,20 @@ def _fp8(b: Bench, m: int, n: int, k: int) -> tuple[Any, list[Any], Any, Any]:
     return b.random(m, k, dtype=t.float8_e4m3fn), weights, b.scales(1), b.scales(1)
 
 
-def _fp8_vllm(b: Bench, m: int, n: int, k: int) -> Ready:
+def _fp8_vllm(b: KernelBench, m: int, n: int, k: int) -> Ready:
     product = b.vllm("_custom_ops:cutlass_scaled_mm")
     x, weights, sx, sw = _fp8(b, m, n, k)
     return Ready([partial(product, x, w.t(), sx, sw, b.torch.bfloat16) for w in weights], "vllm CUTLASS")
 
 
-def _fp8_torch(b: Bench, m: int, n: int, k: int) -> Ready:
+def _fp8_torch(b: KernelBench, m: int, n: int, k: int) -> Ready:
     t = b.torch
     x, weights, sx, sw = _fp8(b, m, n, k)
     calls = [partial(t._scaled_mm, x, w.t(), sx, sw, out_dtype=t.bfloat16) for w in weights]
     return Ready(calls, "torch", {"x": x, "weight": weights[0], "scale": sx * sw})
 
 
-def _int8(b: Bench, m: int, n: int, k: int) -> tuple[Any, list[Any]]:
+def _int8(b: KernelBench, m: int, n: int, k: int) -> tuple[Any, list[Any]]:
     t = b.torch
     if n % 16 or k % 16:
         raise Missing("8-bit products want multiples of 16")
@@ -70,14 +70,14 @@ def _int8(b: Bench, m: int, n: int, k: int) -> tuple[Any, list[Any]]:
     return b.random(m, k, dtype=t.int8), weights
 
 
-def _int8_vllm(b: Bench, m: int, n: int, k: int) -> Ready:
+def _int8_vllm(b: KernelBench, m: int, n: int, k: int) -> Ready:
     product = b.vllm("_custom_ops:cutlass_scaled_mm")
     x, weights = _int8(b, m, n, k)
     sx, sw = b.scales(m, 1), b.scales(n, 1)  # one a token, one a channel
     return Ready([partial(product, x, w.t(), sx, sw, b.torch.bfloat16) for w in weights], "vllm CUTLASS")
 
 
-def _int8_torch(b: Bench, m: int, n: int, k: int) -> Ready:
+def _int8_torch(b: KernelBench, m: int, n: int, k: int) -> Ready:
     t = b.torch
     rows = max(m, 32) if b.gpu else m  # cuBLAS takes no fewer than 17
     x, weights = _int8(b, rows, n, k)
@@ -93,7 +93,7 @@ def _int8_torch(b: Bench, m: int, n: int, k: int) -> Ready:
 # ------------------------------------------------------------------ 8-bit floats with a scale a block
 
 
-def _block(b: Bench, m: int, n: int, k: int) -> tuple[Any, list[Any], Any, Any]:
+def _block(b: KernelBench, m: int, n: int, k: int) -> tuple[Any, list[Any], Any, Any]:
     """Inputs with a scale per 1 × 128, weights with one per 128 × 128; scales as the libraries lay them out."""
     t = b.torch
     if n % BLOCK or k % BLOCK:
@@ -104,7 +104,7 @@ def _block(b: Bench, m: int, n: int, k: int) -> tuple[Any, list[Any], Any, Any]:
     return b.random(m, k, dtype=t.float8_e4m3fn), weights, sx, b.scales(down, across)
 
 
-def _block_deepgemm(b: Bench, m: int, n: int, k: int) -> Ready:
+def _block_deepgemm(b: KernelBench, m: int, n: int, k: int) -> Ready:
     t = b.torch
     if not b.vllm("utils.deep_gemm:is_deep_gemm_supported")():
         raise Missing("DeepGEMM is for Hopper and Blackwell")
@@ -122,20 +122,20 @@ def _block_deepgemm(b: Bench, m: int, n: int, k: int) -> Ready:
     return Ready(calls, "vllm DeepGEMM")
 
 
-def _block_cutlass(b: Bench, m: int, n: int, k: int) -> Ready:
+def _block_cutlass(b: KernelBench, m: int, n: int, k: int) -> Ready:
     product = b.vllm("_custom_ops:cutlass_scaled_mm")
     x, weights, sx, sw = _block(b, m, n, k)
     return Ready([partial(product, x, w.t(), sx, sw.t(), b.torch.bfloat16) for w in weights], "vllm CUTLASS")
 
 
-def _block_triton(b: Bench, m: int, n: int, k: int) -> Ready:
+def _block_triton(b: KernelBench, m: int, n: int, k: int) -> Ready:
     product = b.vllm("model_executor.layers.quantization.utils.fp8_utils:w8a8_triton_block_scaled_mm")
     x, weights, sx, sw = _block(b, m, n, k)
     calls = [partial(product, x, w, sx, sw, [BLOCK, BLOCK], b.torch.bfloat16) for w in weights]
     return Ready(calls, "vllm Triton")
 
 
-def _block_torch(b: Bench, m: int, n: int, k: int) -> Ready:
+def _block_torch(b: KernelBench, m: int, n: int, k: int) -> Ready:
     t = b.torch
     if not b.gpu:
         raise Missing("cuBLAS is for GPUs")
@@ -147,7 +147,7 @@ def _block_torch(b: Bench, m: int, n: int, k: int) -> Ready:
     return Ready([partial(t._scaled_mm, x, w.t(), sx, laid, out_dtype=t.bfloat16) for w in weights], "torch")
 
 
-def _block_plain(b: Bench, m: int, n: int, k: int) -> Ready:
+def _block_plain(b: KernelBench, m: int, n: int, k: int) -> Ready:
     b.cpu_only("block scales")
     t = b.torch
     x, weights, sx, sw = _block(b, m, n, k)
@@ -168,7 +168,7 @@ def _grouped(n: int, k: int) -> None:
         raise Missing(f"packed weights want n in multiples of 64 and k of {BLOCK}")
 
 
-def _w4_machete(b: Bench, m: int, n: int, k: int) -> Ready:
+def _w4_machete(b: KernelBench, m: int, n: int, k: int) -> Ready:
     t = b.torch
     pack, product = b.vllm("_custom_ops:machete_prepack_B"), b.vllm("_custom_ops:machete_mm")
     kind = b.vllm("scalar_type:scalar_types").uint4b8
@@ -186,7 +186,7 @@ def _w4_machete(b: Bench, m: int, n: int, k: int) -> Ready:
     return Ready([partial(run, b_q=w) for w in weights], "vllm Machete")
 
 
-def _marlin(b: Bench, m: int, n: int, k: int, bits: int) -> Ready:
+def _marlin(b: KernelBench, m: int, n: int, k: int, bits: int) -> Ready:
     t = b.torch
     home = "model_executor.layers.quantization.utils.marlin_utils"
     product, nothing = b.vllm(f"{home}:apply_gptq_marlin_linear"), b.vllm(f"{home}:marlin_make_empty_g_idx")
@@ -213,15 +213,15 @@ def _marlin(b: Bench, m: int, n: int, k: int, bits: int) -> Ready:
     return Ready([partial(run, weight=w) for w in weights], "vllm Marlin")
 
 
-def _w4_marlin(b: Bench, m: int, n: int, k: int) -> Ready:
+def _w4_marlin(b: KernelBench, m: int, n: int, k: int) -> Ready:
     return _marlin(b, m, n, k, 4)
 
 
-def _w8_marlin(b: Bench, m: int, n: int, k: int) -> Ready:
+def _w8_marlin(b: KernelBench, m: int, n: int, k: int) -> Ready:
     return _marlin(b, m, n, k, 8)
 
 
-def _w4_torch(b: Bench, m: int, n: int, k: int) -> Ready:
+def _w4_torch(b: KernelBench, m: int, n: int, k: int) -> Ready:
     """Groups of 128 with a scale and an offset each; a nibble q stands for (q - 8)·scale + offset."""
     t = b.torch
     _grouped(n, k)
@@ -240,7 +240,7 @@ def _w4_torch(b: Bench, m: int, n: int, k: int) -> Ready:
     return Ready([partial(product, x, w, BLOCK, scales) for w, _ in weights], "torch", inputs)
 
 
-def _w8_torch(b: Bench, m: int, n: int, k: int) -> Ready:
+def _w8_torch(b: KernelBench, m: int, n: int, k: int) -> Ready:
     t = b.torch
     weights = b.copies(("int8", n, k), n * k, lambda: b.random(n, k, dtype=t.int8))
     x, scale = b.random(m, k), b.scales(n, dtype=t.bfloat16)

@@ -8,30 +8,30 @@ from collections.abc import Callable
 from functools import partial
 
 from ..timer import REPLAYS
-from .runner import Bench, Missing, Ready, case
+from .runner import KernelBench, Missing, Ready, case
 
 
 @case("launch")
-def launch(b: Bench, *, dtype: str, kernels: int) -> Ready:
+def launch(b: KernelBench, *, dtype: str, kernels: int) -> Ready:
     """Host seconds to launch an empty kernel, averaged over ``kernels`` of them in a row; the device is not awaited."""
     empty = _empty(b)
 
     def seconds() -> float:
-        found = []
+        samples = []
         for _ in range(REPLAYS + 1):  # the first warms up
             b.wait()
             began = time.perf_counter()
             for _ in range(kernels):
                 empty()
-            found.append((time.perf_counter() - began) / kernels)
+            samples.append((time.perf_counter() - began) / kernels)
         b.wait()
-        return float(statistics.median(found[1:]))
+        return float(statistics.median(samples[1:]))
 
     return Ready([empty], "torch", own=seconds)
 
 
 @case("graph_replay")
-def graph_replay(b: Bench, *, dtype: str, kernels: int) -> Ready:
+def graph_replay(b: KernelBench, *, dtype: str, kernels: int) -> Ready:
     """Device seconds of an empty kernel in a captured graph of ``kernels`` of them, launch of the graph included."""
     t = b.torch
     if not b.gpu:
@@ -46,7 +46,7 @@ def graph_replay(b: Bench, *, dtype: str, kernels: int) -> Ready:
             for _ in range(kernels):
                 empty()
         graph.replay()
-        found = []
+        samples = []
         for _ in range(REPLAYS):
             first, last = (t.cuda.Event(enable_timing=True) for _ in range(2))
             b.wait()
@@ -54,13 +54,13 @@ def graph_replay(b: Bench, *, dtype: str, kernels: int) -> Ready:
             graph.replay()
             last.record()
             b.wait()
-            found.append(first.elapsed_time(last) / 1e3 / kernels)
-        return float(statistics.median(found))
+            samples.append(first.elapsed_time(last) / 1e3 / kernels)
+        return float(statistics.median(samples))
 
     return Ready([empty], "torch", own=seconds)
 
 
-def _empty(b: Bench) -> Callable[[], object]:
+def _empty(b: KernelBench) -> Callable[[], object]:
     """A kernel that does nothing; on a CPU the smallest operator, which costs what calling costs."""
     if b.gpu:
         return partial(b.torch.cuda._sleep, 0)

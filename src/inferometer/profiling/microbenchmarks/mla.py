@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 import msgspec
 
 from .paged_attention import SPLITS, flash_version, mask, pages, starts
-from .runner import Bench, Missing, Ready, case
+from .runner import KernelBench, Missing, Ready, case
 
 PAGE = 64  # tokens a page: what the engines' latent kernels want
 
 
 @case("mla_prefill")
 def mla_prefill(
-    b: Bench, *, dtype: str, seqs: int, heads: int, new: int, context: int, qk_dim: int, v_dim: int
+    b: KernelBench, *, dtype: str, seqs: int, heads: int, new: int, context: int, qk_dim: int, v_dim: int
 ) -> Ready:
     """``new`` query tokens a sequence; the latents of all ``context`` positions are expanded already."""
     shape = Prompt(seqs, heads, new, context, qk_dim, v_dim)
@@ -39,7 +39,7 @@ class Prompt(NamedTuple):
         return 2.0 * self.seqs * self.context * self.heads * (self.qk_dim + self.v_dim)
 
 
-def _prompt_rows(b: Bench, s: Prompt) -> tuple[Any, list[Any], Any, Any]:
+def _prompt_rows(b: KernelBench, s: Prompt) -> tuple[Any, list[Any], Any, Any]:
     """Queries, keys and values as rows of tokens, and where sequences begin."""
     rows = s.seqs * s.context
     cache = b.copies(
@@ -49,7 +49,7 @@ def _prompt_rows(b: Bench, s: Prompt) -> tuple[Any, list[Any], Any, Any]:
     return q, cache, starts(b, [s.new] * s.seqs), starts(b, [s.context] * s.seqs)
 
 
-def _prompt_vllm(b: Bench, s: Prompt) -> Ready:
+def _prompt_vllm(b: KernelBench, s: Prompt) -> Ready:
     t = b.torch
     flash, version = b.vllm("vllm_flash_attn:flash_attn_varlen_func"), flash_version(b, s.qk_dim)
     q, cache, begins, ends = _prompt_rows(b, s)
@@ -72,7 +72,7 @@ def _prompt_vllm(b: Bench, s: Prompt) -> Ready:
     return Ready([partial(attend, k, v) for k, v in cache], f"vllm FlashAttention {version}")
 
 
-def _prompt_flash(b: Bench, s: Prompt) -> Ready:
+def _prompt_flash(b: KernelBench, s: Prompt) -> Ready:
     t = b.torch
     if not b.gpu:
         raise Missing("FlashAttention is for GPUs")
@@ -87,7 +87,7 @@ def _prompt_flash(b: Bench, s: Prompt) -> Ready:
     return Ready([partial(attend, k, v) for k, v in cache], "torch FlashAttention 2")
 
 
-def _prompt_masked(b: Bench, s: Prompt) -> Ready:
+def _prompt_masked(b: KernelBench, s: Prompt) -> Ready:
     t = b.torch
     shape, dims = (s.seqs, s.heads, s.context), (s.qk_dim, s.v_dim)
     cache = b.copies(("expanded heads", s), s.size, lambda: tuple(b.random(*shape, dim) for dim in dims))
@@ -102,7 +102,7 @@ def _prompt_masked(b: Bench, s: Prompt) -> Ready:
 
 @case("mla_decode")
 def mla_decode(
-    b: Bench, *, dtype: str, seqs: int, heads: int, context: int, kv_rank: int, rope_dim: int, kv_dtype: str = ""
+    b: KernelBench, *, dtype: str, seqs: int, heads: int, context: int, kv_rank: int, rope_dim: int, kv_dtype: str = ""
 ) -> Ready:
     """One query token a sequence; all heads read the same latents, the expansion being part of the query."""
     if kv_dtype not in ("", "fp8"):
@@ -134,7 +134,7 @@ class Latents(NamedTuple):
         return float(self.seqs * self.context * self.width * (1 if self.kv_dtype else 2))
 
 
-def _paged(b: Bench, s: Latents) -> tuple[list[Any], Any]:
+def _paged(b: KernelBench, s: Latents) -> tuple[list[Any], Any]:
     """Pages of latents with their tables, and how many tokens each sequence has."""
     t = b.torch
     kept = t.float8_e4m3fn if s.kv_dtype else t.bfloat16
@@ -146,7 +146,7 @@ def _paged(b: Bench, s: Latents) -> tuple[list[Any], Any]:
     return b.copies(("latents", s), s.size, made), t.full((s.seqs,), s.context, device=b.device, dtype=t.int32)
 
 
-def _decode_flash(b: Bench, s: Latents) -> Ready:
+def _decode_flash(b: KernelBench, s: Latents) -> Ready:
     """FlashAttention 3 with the latent part of the query apart: the first choice on Hopper."""
     t = b.torch
     flash = b.vllm("vllm_flash_attn:flash_attn_varlen_func")
@@ -192,7 +192,7 @@ def _decode_flash(b: Bench, s: Latents) -> Ready:
     )
 
 
-def _decode_flashmla(b: Bench, s: Latents) -> Ready:
+def _decode_flashmla(b: KernelBench, s: Latents) -> Ready:
     home = "v1.attention.ops.flashmla"
     fine, why = b.vllm(f"{home}:is_flashmla_dense_supported")()
     if s.kv_dtype or not fine:
@@ -211,7 +211,7 @@ def _decode_flashmla(b: Bench, s: Latents) -> Ready:
     return Ready([partial(run, k_cache=c.unsqueeze(-2), block_table=table) for c, table in cache], "vllm FlashMLA")
 
 
-def _decode_flashmla_fp8(b: Bench, s: Latents) -> Ready:
+def _decode_flashmla_fp8(b: KernelBench, s: Latents) -> Ready:
     t, home = b.torch, "v1.attention.ops.flashmla"
     fine, why = b.vllm(f"{home}:is_flashmla_dense_supported")()
     if not s.kv_dtype or not fine:
@@ -235,7 +235,7 @@ def _decode_flashmla_fp8(b: Bench, s: Latents) -> Ready:
     return Ready([partial(run, k_cache=c.unsqueeze(-2), block_table=table) for c, table in cache], "vllm FlashMLA fp8")
 
 
-def _decode_triton(b: Bench, s: Latents) -> Ready:
+def _decode_triton(b: KernelBench, s: Latents) -> Ready:
     t = b.torch
     run = b.vllm("v1.attention.ops.triton_decode_attention:decode_attention_fwd")
     try:
@@ -255,7 +255,7 @@ def _decode_triton(b: Bench, s: Latents) -> Ready:
     return Ready([partial(attend, c.unsqueeze(2), table) for c, table in cache], "vllm Triton")
 
 
-def _decode_absorbed(b: Bench, s: Latents) -> Ready:
+def _decode_absorbed(b: KernelBench, s: Latents) -> Ready:
     """Two batched products and a softmax."""
     t = b.torch
     if s.kv_dtype:

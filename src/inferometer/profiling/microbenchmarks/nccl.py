@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import multiprocessing
 import shutil
 import statistics
@@ -12,8 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..machine import optional_library
 from ..timer import REPLAYS, OutOfTime
-from .runner import Bench, Missing, Ready, case
+from .runner import KernelBench, Missing, Ready, case
 
 PATIENCE = 120.0  # s until a team that does not answer is given up
 START = 15.0  # s that processes take to load torch and to meet
@@ -22,30 +22,30 @@ LIBRARY = {"cuda": "nccl", "cpu": "gloo"}
 
 
 @case("all_reduce")
-def all_reduce(b: Bench, *, dtype: str, bytes: int, ranks: int, library: str = "nccl") -> Ready:
+def all_reduce(b: KernelBench, *, dtype: str, bytes: int, ranks: int, library: str = "nccl") -> Ready:
     """The sum over all ranks of a tensor of ``bytes``, on each of them."""
     return _collective(b, "all_reduce", bytes, ranks, library)
 
 
 @case("all_gather")
-def all_gather(b: Bench, *, dtype: str, bytes: int, ranks: int, library: str = "nccl") -> Ready:
+def all_gather(b: KernelBench, *, dtype: str, bytes: int, ranks: int, library: str = "nccl") -> Ready:
     """A tensor of ``bytes`` out of the ranks' shares, on each of them."""
     return _collective(b, "all_gather", bytes, ranks, library)
 
 
 @case("reduce_scatter")
-def reduce_scatter(b: Bench, *, dtype: str, bytes: int, ranks: int, library: str = "nccl") -> Ready:
+def reduce_scatter(b: KernelBench, *, dtype: str, bytes: int, ranks: int, library: str = "nccl") -> Ready:
     """The sum over all ranks of a tensor of ``bytes``, of which each keeps its share."""
     return _collective(b, "reduce_scatter", bytes, ranks, library)
 
 
 @case("all_to_all")
-def all_to_all(b: Bench, *, dtype: str, bytes: int, ranks: int, library: str = "nccl") -> Ready:
+def all_to_all(b: KernelBench, *, dtype: str, bytes: int, ranks: int, library: str = "nccl") -> Ready:
     """Each rank has a tensor of ``bytes`` and sends every other one an equal share of it."""
     return _collective(b, "all_to_all", bytes, ranks, library)
 
 
-def _collective(b: Bench, kind: str, size: int, ranks: int, library: str) -> Ready:
+def _collective(b: KernelBench, kind: str, size: int, ranks: int, library: str) -> Ready:
     if library != LIBRARY[b.device]:
         raise Missing(f"collectives on {b.device} are by {LIBRARY[b.device]}, not {library}")
     if ranks < 2 or (b.gpu and b.torch.cuda.device_count() < ranks):
@@ -97,7 +97,7 @@ class Team:
         return pipe.recv()
 
     def close(self) -> None:
-        """End the processes: asked first, then made to."""
+        """End the processes: by a message first, then by a signal."""
         for _, pipe in self.members:
             try:
                 pipe.send(None)
@@ -117,8 +117,7 @@ class Team:
 
 
 def _member(rank: int, ranks: int, device: str, folder: str, pipe: Any) -> None:
-    torch = importlib.import_module("torch")
-    distributed = importlib.import_module("torch.distributed")
+    torch, distributed = optional_library("torch"), optional_library("torch.distributed")
     if device == "cuda":
         torch.cuda.set_device(rank)
     else:
@@ -127,14 +126,14 @@ def _member(rank: int, ranks: int, device: str, folder: str, pipe: Any) -> None:
     where = f"cuda:{rank}" if device == "cuda" else "cpu"
     while True:
         try:
-            asked = pipe.recv()
+            request = pipe.recv()
         except (EOFError, OSError):
             break
-        if asked is None:
+        if request is None:
             break
         try:
-            pipe.send(_timed(torch, distributed, where, ranks, *asked))
-        except Exception as error:  # sent to who asked; the process goes on
+            pipe.send(_timed(torch, distributed, where, ranks, *request))
+        except Exception as error:  # sent back as the answer; the process goes on
             pipe.send(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"[:160])
     distributed.destroy_process_group()
 
@@ -173,13 +172,13 @@ def _timed(torch: Any, distributed: Any, where: str, ranks: int, kind: str, size
 
 
 def _host(distributed: Any, run: Callable[[], Any]) -> float:
-    found = []
+    samples = []
     for _ in range(REPLAYS):
         distributed.barrier()
         began = time.perf_counter()
         run()
-        found.append(time.perf_counter() - began)
-    return float(statistics.median(found))
+        samples.append(time.perf_counter() - began)
+    return float(statistics.median(samples))
 
 
 def _device(torch: Any, distributed: Any, run: Callable[[], Any]) -> float:
@@ -193,7 +192,7 @@ def _device(torch: Any, distributed: Any, run: Callable[[], Any]) -> float:
     with torch.cuda.graph(graph, stream=stream):
         for _ in range(IN_GRAPH):
             run()
-    found = []
+    samples = []
     for number in range(REPLAYS + 1):
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         distributed.barrier()
@@ -203,5 +202,5 @@ def _device(torch: Any, distributed: Any, run: Callable[[], Any]) -> float:
         last.record()
         torch.cuda.synchronize()
         if number:  # the first warms up
-            found.append(first.elapsed_time(last) / 1e3 / IN_GRAPH)
-    return float(statistics.median(found))
+            samples.append(first.elapsed_time(last) / 1e3 / IN_GRAPH)
+    return float(statistics.median(samples))

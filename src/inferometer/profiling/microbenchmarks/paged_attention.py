@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from .runner import Bench, Missing, Ready, case
+from .runner import KernelBench, Missing, Ready, case
 
 PAGE = 16  # tokens a page, the engines' default
 SPLITS = 32  # parts of a context that one decoding sequence may be spread over: vLLM's limit in CUDA graphs
 
 
-class Group(NamedTuple):
+class SequenceGroup(NamedTuple):
     """Sequences that are alike: ``Group(8, 1, 4096)`` are eight that decode with 4,096 tokens each."""
 
     seqs: int
@@ -28,10 +28,10 @@ class Group(NamedTuple):
     context: int  # positions that its last query sees, the new ones included
 
 
-class Batch(NamedTuple):
+class AttentionBatch(NamedTuple):
     """What one call attends to."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[SequenceGroup, ...]
     heads: int
     kv_heads: int
     dim: int
@@ -66,7 +66,7 @@ class Batch(NamedTuple):
 
 @case("decode_attention")
 def decode_attention(
-    b: Bench,
+    b: KernelBench,
     *,
     dtype: str,
     seqs: int,
@@ -78,12 +78,12 @@ def decode_attention(
     kv_dtype: str = "",
 ) -> Ready:
     """One query token a sequence."""
-    return _attend(b, Batch((Group(seqs, 1, context),), heads, kv_heads, head_dim, window, kv_dtype))
+    return _attend(b, AttentionBatch((SequenceGroup(seqs, 1, context),), heads, kv_heads, head_dim, window, kv_dtype))
 
 
 @case("prefill_attention")
 def prefill_attention(
-    b: Bench,
+    b: KernelBench,
     *,
     dtype: str,
     seqs: int,
@@ -96,41 +96,55 @@ def prefill_attention(
     kv_dtype: str = "",
 ) -> Ready:
     """``new`` query tokens a sequence, of which the last sees ``context`` positions."""
-    return _attend(b, Batch((Group(seqs, new, context),), heads, kv_heads, head_dim, window, kv_dtype))
+    return _attend(b, AttentionBatch((SequenceGroup(seqs, new, context),), heads, kv_heads, head_dim, window, kv_dtype))
 
 
 @case("mixed_attention")
 def mixed_attention(
-    b: Bench, *, dtype: str, new: int, cached: int, seqs: int, context: int, heads: int, kv_heads: int, head_dim: int
+    b: KernelBench,
+    *,
+    dtype: str,
+    new: int,
+    cached: int,
+    seqs: int,
+    context: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
 ) -> Ready:
     """A piece of a prompt after its ``cached`` tokens, and ``seqs`` decoding sequences, in one call."""
-    return _attend(b, Batch((Group(1, new, cached + new), Group(seqs, 1, context)), heads, kv_heads, head_dim))
+    return _attend(
+        b,
+        AttentionBatch(
+            (SequenceGroup(1, new, cached + new), SequenceGroup(seqs, 1, context)), heads, kv_heads, head_dim
+        ),
+    )
 
 
-def _attend(b: Bench, batch: Batch) -> Ready:
+def _attend(b: KernelBench, batch: AttentionBatch) -> Ready:
     if batch.kv_dtype not in ("", "fp8"):
         raise Missing(f"no attention over a cache in {batch.kv_dtype} is known")
     ready = b.first(*(partial(attempt, b, batch) for attempt in (_vllm, _flash, _masked)))
     return msgspec.structs.replace(ready, cold=batch.seen)
 
 
-def starts(b: Bench, lengths: list[int]) -> Any:
+def starts(b: KernelBench, lengths: list[int]) -> Any:
     """Where each sequence begins, and the end: ``starts(b, [2, 3])  # tensor([0, 2, 5])``"""
     return b.torch.tensor([0, *accumulate(lengths)], device=b.device, dtype=b.torch.int32)
 
 
-def flash_version(b: Bench, dim: int) -> int:
+def flash_version(b: KernelBench, dim: int) -> int:
     """The FlashAttention that vLLM would choose on this device."""
     try:
-        found = b.vllm("v1.attention.backends.fa_utils:get_flash_attn_version")(head_size=dim)
-        if found:
-            return int(found)
+        version = b.vllm("v1.attention.backends.fa_utils:get_flash_attn_version")(head_size=dim)
+        if version:
+            return int(version)
     except Exception:  # another version of vLLM: ask the kernels themselves
         pass
     return 3 if b.vllm("vllm_flash_attn:is_fa_version_supported")(3) else 2
 
 
-def pages(b: Bench, contexts: list[int], page: int = PAGE) -> tuple[int, Any]:
+def pages(b: KernelBench, contexts: list[int], page: int = PAGE) -> tuple[int, Any]:
     """How many pages these contexts fill, and which, in random order, each sequence has."""
     t = b.torch
     counts = [-(-context // page) for context in contexts]
@@ -141,7 +155,7 @@ def pages(b: Bench, contexts: list[int], page: int = PAGE) -> tuple[int, Any]:
     return sum(counts), table.to(b.device)
 
 
-def _vllm(b: Bench, batch: Batch) -> Ready:
+def _vllm(b: KernelBench, batch: AttentionBatch) -> Ready:
     t = b.torch
     flash = b.vllm("vllm_flash_attn:flash_attn_varlen_func")
     version = flash_version(b, batch.dim)
@@ -197,7 +211,7 @@ def _vllm(b: Bench, batch: Batch) -> Ready:
     return Ready([partial(run, k=k, v=v, block_table=table) for k, v, table in cache], f"vllm FlashAttention {version}")
 
 
-def _flash(b: Bench, batch: Batch) -> Ready:
+def _flash(b: KernelBench, batch: AttentionBatch) -> Ready:
     """PyTorch's FlashAttention 2 over sequences of different lengths."""
     t = b.torch
     if not b.gpu:
@@ -218,7 +232,7 @@ def _flash(b: Bench, batch: Batch) -> Ready:
     return Ready([partial(attend, k, v) for k, v in cache], "torch FlashAttention 2")
 
 
-def _masked(b: Bench, batch: Batch) -> Ready:
+def _masked(b: KernelBench, batch: AttentionBatch) -> Ready:
     t = b.torch
     if batch.kv_dtype:
         b.cpu_only("an 8-bit cache")
@@ -246,7 +260,7 @@ def _masked(b: Bench, batch: Batch) -> Ready:
     return Ready([partial(run, pairs) for pairs in cache], source, inputs)
 
 
-def mask(b: Bench, new: int, context: int, window: int = 0) -> Any:
+def mask(b: KernelBench, new: int, context: int, window: int = 0) -> Any:
     """Which positions each query sees, the last query all; None where every one sees all."""
     if new == 1 and (not window or window >= context):
         return None

@@ -6,7 +6,6 @@ first that runs here is the one that is timed, and its name goes into the row.
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,7 +13,8 @@ from typing import Any
 
 import msgspec
 
-from ..timer import Work
+from ..machine import optional_library
+from ..timer import KernelCall
 
 NONE = "no engine's kernels here"
 TILE = 1 << 22  # random numbers that a CPU makes anew; more are these again, since making them takes seconds
@@ -24,9 +24,9 @@ MOST_COPIES = 64  # buffers of one kind; smaller ones than 1/64 of the rotation 
 class Ready(msgspec.Struct, frozen=True):
     """A kernel ready to be timed: ``Ready([partial(product, x, w)], "torch")``"""
 
-    calls: Sequence[Work]  # the same work on different buffers; each returns its result, unless it works in place
-    source: str  # whose kernel it is
-    inputs: dict[str, Any] = {}  # what the first call works on, for whoever checks its result
+    calls: Sequence[KernelCall]  # the same work on different buffers; each returns its result, unless it works in place
+    source: str  # the library of the kernel, and its name
+    inputs: dict[str, Any] = {}  # what the first call works on, for tests that check its result
     cold: float = 0.0  # bytes that each call must fetch from memory, since they rotate: none can be faster
     own: Callable[[], float] | None = None  # a clock of its own (host time, ranks); then ``calls`` are not timed
 
@@ -64,25 +64,25 @@ class Library:
     def __call__(self, path: str) -> Any:
         if path not in self.known:
             self.known[path] = self._look(path)
-        found = self.known[path]
-        if isinstance(found, Missing):
-            raise Missing(*found.args)  # a new one: an error that is kept would keep its callers' buffers, too
-        return found
+        function = self.known[path]
+        if isinstance(function, Missing):
+            raise Missing(*function.args)  # a new one: an error that is kept would keep its callers' buffers, too
+        return function
 
     def _look(self, path: str) -> Any:
         if not self.name:
             return Missing(NONE)
-        module, _, words = path.partition(":")
+        module, _, attributes = path.partition(":")
         try:
-            found = importlib.import_module(f"{self.name}.{module}" if module else self.name)
-            for word in words.split("."):
-                found = getattr(found, word)
+            target = optional_library(f"{self.name}.{module}" if module else self.name)
+            for attribute in attributes.split("."):
+                target = getattr(target, attribute)
         except Exception as error:  # a broken library raises anything while it is imported
             return Missing(f"{self.name} has no {path} ({type(error).__name__})")
-        return found
+        return target
 
 
-class Bench(msgspec.Struct):
+class KernelBench(msgspec.Struct):
     """Where kernels run: torch, the device, the engine's kernels, and buffers that shapes share."""
 
     torch: Any
@@ -90,7 +90,7 @@ class Bench(msgspec.Struct):
     vllm: Library
     rotation: float  # bytes that rotating buffers must exceed, so that no cache keeps them
     deadline: float = math.inf  # of ``time.monotonic``: nothing long begins shortly before it
-    shelf: dict[str, Any] = {}
+    buffers: dict[str, Any] = {}
     teams: dict[int, Any] = {}  # processes for collectives, by their number
 
     @property
@@ -118,13 +118,13 @@ class Bench(msgspec.Struct):
         return t.rand(shape, device=self.device).add_(0.5).to(dtype or t.float32)
 
     def copies(self, key: Any, each: float, make: Callable[[], Any]) -> list[Any]:
-        """Enough copies of a buffer to outgrow the cache, kept until another key is asked for."""
-        if self.shelf.get("key") != key:
-            self.shelf.clear()
+        """Enough copies of a buffer to outgrow the cache, kept until another key is needed."""
+        if self.buffers.get("key") != key:
+            self.buffers.clear()
             number = max(1, min(MOST_COPIES, math.ceil(self.rotation / max(each, 1.0))))
-            self.shelf["made"] = [make() for _ in range(number)]
-            self.shelf["key"] = key
-        made: list[Any] = self.shelf["made"]
+            self.buffers["made"] = [make() for _ in range(number)]
+            self.buffers["key"] = key
+        made: list[Any] = self.buffers["made"]
         return made
 
     def first(self, *tries: Callable[[], Ready]) -> Ready:
@@ -140,7 +140,7 @@ class Bench(msgspec.Struct):
             except Exception as error:  # a kernel that refuses a shape leaves it to the next
                 name = attempt.func.__name__ if isinstance(attempt, partial) else "kernel"
                 reasons.setdefault(reason(error), name.strip("_"))
-                self.shelf.clear()
+                self.buffers.clear()
         said = {text: name for text, name in reasons.items() if text != NONE} or reasons
         raise Missing("; ".join(f"{name}: {text}" for text, name in said.items()) or "no kernel is known")
 
@@ -156,7 +156,7 @@ class Bench(msgspec.Struct):
 
     def close(self) -> None:
         """End the processes of the collectives and let go of the buffers."""
-        self.shelf.clear()
+        self.buffers.clear()
         for team in self.teams.values():
             team.close()
         self.teams.clear()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import importlib
-import importlib.util
 import inspect
 import os
 from collections.abc import Callable
@@ -14,6 +12,7 @@ from typing import Any, NamedTuple
 
 from ..base.errors import BadFile, BadValue, UnknownName, abbreviate
 from ..specs import catalog
+from .machine import is_installed, optional_library
 
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _PER_LAYER = ("layer_types", "layers_block_type")  # say how many layers there are where nothing else does
@@ -21,7 +20,7 @@ _SECTIONS = ("text_config", "llm_config", "language_config")
 _QUANTISED = ("quantization_config", "compression_config")
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 _SAME = {"kimi_k2": "deepseek_v3"}  # types that differ by name alone
-_APART = ("opt",)  # families whose attention LLM-Profile measures product by product
+_APART = ("opt",)  # families with attention that LLM-Profile measures product by product
 _NULL = ("q_lora_rank", "sliding_window")  # null in a config.json, where the library's default is a number
 _FLAVOURS = ("attention_type", "layer_type", "is_sliding", "sliding_window", "use_rope")  # of layers of equal sizes
 
@@ -67,26 +66,26 @@ class Built(NamedTuple):
         if not cached:
             return {}
         short_answer = "logits_to_keep" in inspect.signature(self.model.forward).parameters
-        found = self.model(self.tokens(cached), use_cache=True, **({"logits_to_keep": 1} if short_answer else {}))
-        return kept(found)
+        output = self.model(self.tokens(cached), use_cache=True, **({"logits_to_keep": 1} if short_answer else {}))
+        return kept_cache(output)
 
 
-def kept(found: Any) -> dict[str, Any]:
+def kept_cache(output: Any) -> dict[str, Any]:
     """What a forward pass hands on to the next, under the name that the model takes it: its cache or its state."""
     for word in ("past_key_values", "cache_params"):
-        if getattr(found, word, None) is not None:
-            return {word: getattr(found, word)}
-    raise BadValue("this model keeps no cache, so it has no decode phase to measure; --mode prefill measures the other")
+        if getattr(output, word, None) is not None:
+            return {word: getattr(output, word)}
+    raise BadValue("this model keeps no cache, so it has no decode phase to measure; `mode` prefill measures the other")
 
 
-def libraries() -> tuple[Any, Any]:
+def load_libraries() -> tuple[Any, Any]:
     """PyTorch and transformers, or a sentence about the one that is missing."""
     for library in ("torch", "transformers"):
-        if importlib.util.find_spec(library) is None:
+        if not is_installed(library):
             raise BadValue(f"profile MODEL needs PyTorch and transformers; {library} is not installed here")
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler writes to stderr whenever it starts or stops
     try:
-        torch, transformers = (importlib.import_module(name) for name in ("torch", "transformers"))
+        torch, transformers = (optional_library(name) for name in ("torch", "transformers"))
     except ImportError as error:
         raise BadValue(f"profile MODEL needs PyTorch and transformers, which cannot be loaded here: {error}") from None
     transformers.logging.set_verbosity_error()
@@ -94,12 +93,12 @@ def libraries() -> tuple[Any, Any]:
     return torch, transformers
 
 
-def usable(torch: Any, device: str) -> None:
+def check_device(torch: Any, device: str) -> None:
     """Refuse a device that is not there."""
     if device not in ("cuda", "cpu"):
-        raise UnknownName("--device", device, ("cuda", "cpu"))
+        raise UnknownName("`device`", device, ("cuda", "cpu"))
     if device == "cuda" and not torch.cuda.is_available():
-        raise BadValue("profile finds no CUDA device here; --device cpu measures the processor")
+        raise BadValue("profile finds no CUDA device here; `device` cpu measures the processor")
 
 
 def checkpoint(text: str, token: str | None = None) -> Checkpoint:
@@ -121,7 +120,7 @@ def checkpoint(text: str, token: str | None = None) -> Checkpoint:
     source = Path(entry.source)
     toml = str(text).endswith(".toml") or (not source.is_file() and catalog.catalog_entry(str(text)) is not None)
     folder = source.parent if source.name == "config.json" and source.is_file() else None
-    if folder and (quantised or not any(found for pattern in _WEIGHTS for found in folder.glob(pattern))):
+    if folder and (quantised or not any(weights for pattern in _WEIGHTS for weights in folder.glob(pattern))):
         folder = None
     remark = "its quantisation is left out: layers are measured in plain numbers" if quantised else ""
     return Checkpoint(entry.name, config, layers, folder, remark, toml)
@@ -157,7 +156,7 @@ def shortened(config: dict[str, Any], layers: int) -> dict[str, Any]:
 
 def _made(check: Checkpoint, layers: int, make: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
     """A model and its decoder's config; the language model alone where the config describes more than that."""
-    _, transformers = libraries()
+    _, transformers = load_libraries()
     data = shortened(check.config, layers)
     data["model_type"] = _SAME.get(data["model_type"], data["model_type"])
     if data["model_type"] not in transformers.CONFIG_MAPPING:
@@ -168,8 +167,8 @@ def _made(check: Checkpoint, layers: int, make: Callable[[Any, Any], Any]) -> tu
     try:
         if check.toml:
             section = _section(data)
-            usual = transformers.CONFIG_MAPPING[section.get("model_type", data["model_type"])]()
-            section.update({word: None for word in _NULL if word not in section and getattr(usual, word, None)})
+            defaults = transformers.CONFIG_MAPPING[section.get("model_type", data["model_type"])]()
+            section.update({word: None for word in _NULL if word not in section and getattr(defaults, word, None)})
         config = transformers.AutoConfig.for_model(**data)
         text = config.get_text_config()
         alone, whole = (transformers.AutoModelForCausalLM, text), (transformers.AutoModelForCausalLM, config)
@@ -193,7 +192,7 @@ def _made(check: Checkpoint, layers: int, make: Callable[[Any, Any], Any]) -> tu
 
 def outline(check: Checkpoint, layers: int) -> tuple[Any, Any]:
     """The model without memory for its weights, and its list of layers: what there is, before anything is run."""
-    torch, _ = libraries()
+    torch, _ = load_libraries()
 
     def make(auto: Any, config: Any) -> Any:
         with torch.device("meta"):
@@ -216,17 +215,17 @@ def _stack(torch: Any, model: Any, check: Checkpoint, layers: int) -> Any:
 
 def build(check: Checkpoint, layers: int, device: str) -> Built:
     """The first layers of a model, on a device: ``build(checkpoint("qwen3-0.6b"), 1, "cpu")``"""
-    torch, _ = libraries()
+    torch, _ = load_libraries()
     torch.manual_seed(0)
 
     def make(auto: Any, config: Any) -> Any:
-        words: dict[str, Any] = {"dtype": _runs(torch, device, _plain(torch, config.dtype))}
+        options: dict[str, Any] = {"dtype": _runs(torch, device, _plain(torch, config.dtype))}
         if config.model_type in _APART:
-            words["attn_implementation"] = "eager"
+            options["attn_implementation"] = "eager"
         if check.folder:
-            return auto.from_pretrained(check.folder, config=config, local_files_only=True, **words).to(device)
+            return auto.from_pretrained(check.folder, config=config, local_files_only=True, **options).to(device)
         with torch.device(device):
-            return auto.from_config(config, **words)
+            return auto.from_config(config, **options)
 
     model, text = _made(check, layers, make)
     model.eval()
@@ -255,8 +254,8 @@ def _runs(torch: Any, device: str, dtype: Any) -> Any:
 
 def positions(model: Any) -> int | None:
     """The longest sequence that a model is made for; None where it does not say."""
-    found = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    return found if isinstance(found, int) and found > 0 else None
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return limit if isinstance(limit, int) and limit > 0 else None
 
 
 def layers_of_every_kind(layers: Any) -> int:

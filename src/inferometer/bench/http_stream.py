@@ -30,7 +30,7 @@ class Broken(Exception):
     """The connection could not be made, ended before the answer did, or spoke something else than HTTP."""
 
 
-class Answer(NamedTuple):
+class StreamedResponse(NamedTuple):
     """What came back: when the request was sent, the body's bytes, and when each of them was there."""
 
     sent: float
@@ -43,7 +43,7 @@ class Answer(NamedTuple):
 
     def events(self) -> list[tuple[float, bytes]]:
         """The data of every server-sent event with its moment, up to ``[DONE]``."""
-        found: list[tuple[float, bytes]] = []
+        events: list[tuple[float, bytes]] = []
         start = 0
         while (end := self.body.find(b"\n", start)) >= 0:
             line = self.body[start:end]
@@ -51,22 +51,22 @@ class Answer(NamedTuple):
                 data = line[5:].strip()
                 if data == b"[DONE]":
                     break
-                found.append((self.moment(end + 1), data))
+                events.append((self.moment(end + 1), data))
             start = end + 1
-        return found
+        return events
 
 
-async def post(url: str, body: bytes, headers: Mapping[str, str]) -> Answer:
+async def post(url: str, body: bytes, headers: Mapping[str, str]) -> StreamedResponse:
     """Send JSON and wait for the whole answer."""
     return await _exchange("POST", url, body, headers)
 
 
-async def get(url: str, headers: Mapping[str, str]) -> Answer:
+async def get(url: str, headers: Mapping[str, str]) -> StreamedResponse:
     """A plain page."""
     return await _exchange("GET", url, b"", headers)
 
 
-async def _exchange(method: str, url: str, body: bytes, headers: Mapping[str, str]) -> Answer:
+async def _exchange(method: str, url: str, body: bytes, headers: Mapping[str, str]) -> StreamedResponse:
     parts = urlsplit(url)
     secure = parts.scheme == "https"
     host, port = parts.hostname or "", parts.port or (443 if secure else 80)
@@ -77,10 +77,10 @@ async def _exchange(method: str, url: str, body: bytes, headers: Mapping[str, st
         raise Broken(f"no connection to {host}:{port} ({error.strerror or error})") from None
     try:
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        asked = {"Host": parts.netloc.rpartition("@")[2], "Connection": "close", "Accept": "*/*", **headers}
+        fields = {"Host": parts.netloc.rpartition("@")[2], "Connection": "close", "Accept": "*/*", **headers}
         if body:
-            asked |= {"Content-Type": "application/json", "Content-Length": str(len(body))}
-        head = f"{method} {path} HTTP/1.1\r\n" + "".join(f"{k}: {v}\r\n" for k, v in asked.items())
+            fields |= {"Content-Type": "application/json", "Content-Length": str(len(body))}
+        head = f"{method} {path} HTTP/1.1\r\n" + "".join(f"{k}: {v}\r\n" for k, v in fields.items())
         sent = perf_counter()
         transport.write(f"{head}\r\n".encode() + body)
         await received.over
@@ -97,7 +97,7 @@ class _Received(asyncio.Protocol):
         self.came: list[float] = []
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.tail = b""
-        self.left: int | None = None  # bytes of a body whose length was announced
+        self.left: int | None = None  # bytes to come of a body of announced length
 
     def data_received(self, data: bytes) -> None:
         self.came.append(perf_counter())
@@ -112,8 +112,8 @@ class _Received(asyncio.Protocol):
 
     def _announced(self, data: bytes) -> None:
         """A plain body says how long it is; servers send the headers in one piece."""
-        head, found, rest = data.partition(b"\r\n\r\n")
-        for line in head.lower().split(b"\r\n") if found else ():
+        head, separator, rest = data.partition(b"\r\n\r\n")
+        for line in head.lower().split(b"\r\n") if separator else ():
             if line.startswith(b"content-length:") and line[15:].strip().isdigit():
                 self.left = int(line[15:]) - len(rest)
 
@@ -124,7 +124,7 @@ class _Received(asyncio.Protocol):
         if not self.over.done():
             self.over.set_result(None)
 
-    def answer(self, sent: float) -> Answer:
+    def answer(self, sent: float) -> StreamedResponse:
         """The answer, if it is whole; else why not."""
         raw = b"".join(self.pieces)
         if not raw:
@@ -142,7 +142,7 @@ class _Received(asyncio.Protocol):
             raise Refused(status, " ".join(text.decode(errors="replace").split())[:300])
         if status != 200:
             raise Broken(f"HTTP {status} where an answer was expected")
-        return Answer(sent, text, tuple(_times(spans, ends, moment)))
+        return StreamedResponse(sent, text, tuple(_times(spans, ends, moment)))
 
 
 def _times(spans: list[tuple[int, int]], ends: list[int], moment: Any) -> Iterator[tuple[int, float]]:
@@ -159,11 +159,11 @@ def _times(spans: list[tuple[int, int]], ends: list[int], moment: Any) -> Iterat
 
 def _head(head: bytes) -> tuple[int, dict[str, str]]:
     first, *lines = head.decode("latin-1").split("\r\n")
-    words = first.split(None, 2)
-    if len(words) < 2 or not words[0].startswith("HTTP/1.") or not words[1].isdigit():
+    status_line = first.split(None, 2)
+    if len(status_line) < 2 or not status_line[0].startswith("HTTP/1.") or not status_line[1].isdigit():
         raise Broken(f"the server does not speak HTTP: it begins with {first[:40]!r}")
     pairs = (line.partition(":") for line in lines if line)
-    return int(words[1]), {name.strip().lower(): value.strip() for name, _, value in pairs}
+    return int(status_line[1]), {name.strip().lower(): value.strip() for name, _, value in pairs}
 
 
 def _spans(raw: bytes, start: int, said: Mapping[str, str]) -> Iterator[tuple[int, int]]:

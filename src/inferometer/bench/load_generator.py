@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ..base.errors import BadValue, UnknownName, abbreviate
-from .stream import Broken, Refused, get, post
+from .http_stream import Broken, Refused, get, post
 
 APIS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 
 
-class Server(NamedTuple):
+class Endpoint(NamedTuple):
     """Where to send, as what, and how long to wait for one answer."""
 
     base_url: str
@@ -35,10 +35,10 @@ class Server(NamedTuple):
     @property
     def url(self) -> str:
         """The address of the chosen API; a base that ends in /v1 is as good."""
-        return root(self.base_url) + APIS[self.api]
+        return server_root(self.base_url) + APIS[self.api]
 
 
-class Order(NamedTuple):
+class PlannedRequest(NamedTuple):
     """One request to send: the prompt as token ids or text, the length of the answer, and when it is due."""
 
     prompt: Callable[[], Sequence[int] | str]  # made when it is sent: a million prompts would not fit
@@ -61,7 +61,7 @@ class Reply(msgspec.Struct, kw_only=True):
     error: str = ""
 
 
-def root(base_url: str) -> str:
+def server_root(base_url: str) -> str:
     """The address without its path: ``root("http://host:8000/v1/")  # 'http://host:8000'``"""
     from urllib.parse import urlsplit
 
@@ -71,15 +71,15 @@ def root(base_url: str) -> str:
     except ValueError:
         good = False
     if not good:
-        raise BadValue(f"--base-url must be an address such as http://localhost:8000, not {abbreviate(base_url)}")
+        raise BadValue(f"`base_url` must be an address such as http://localhost:8000, not {abbreviate(base_url)}")
     return base_url.strip().rstrip("/").removesuffix("/v1")
 
 
-async def check(server: Server) -> None:
-    """One sentence if nobody answers there, or does not serve the model."""
+async def check_serves(server: Endpoint) -> None:
+    """Refuse an address where no server answers, or one that does not serve the model."""
     try:
         async with asyncio.timeout(min(server.timeout, 30.0)):
-            answer = await get(root(server.base_url) + "/v1/models", server.headers)
+            answer = await get(server_root(server.base_url) + "/v1/models", server.headers)
         served = [str(m["id"]) for m in msgspec.json.decode(answer.body)["data"]]
     except (Broken, TimeoutError) as error:
         raise BadValue(f"nobody answers at {server.base_url}: {error or 'no answer in time'}") from None
@@ -89,17 +89,17 @@ async def check(server: Server) -> None:
         raise UnknownName(f"model at {server.base_url}", server.model, served)
 
 
-class Run:
+class LoadGenerator:
     """Orders, and the replies as they come; what was there when a run is cut short stays."""
 
     def __init__(
         self,
-        server: Server,
-        orders: Sequence[Order],
+        server: Endpoint,
+        orders: Sequence[PlannedRequest],
         max_concurrency: int | None = None,
         progress: Callable[[Reply], None] = lambda reply: None,
     ) -> None:
-        root(server.base_url)
+        server_root(server.base_url)
         self.server, self.orders, self.progress = server, orders, progress
         self.limit = max_concurrency
         self.replies: list[Reply | None] = [None] * len(orders)
@@ -107,7 +107,7 @@ class Run:
 
     async def drive(self) -> None:
         """Send everything and wait for the last answer."""
-        await check(self.server)
+        await check_serves(self.server)
         one_by_one = all(order.due is None and order.after < 0 for order in self.orders)
         places = asyncio.Semaphore(self.limit or (1 if one_by_one else len(self.orders)))
         ended = [asyncio.Event() for _ in self.orders]
@@ -128,7 +128,9 @@ class Run:
         if left > 0:
             await asyncio.sleep(left)
 
-    async def _serve(self, index: int, order: Order, places: asyncio.Semaphore, ended: list[asyncio.Event]) -> None:
+    async def _serve(
+        self, index: int, order: PlannedRequest, places: asyncio.Semaphore, ended: list[asyncio.Event]
+    ) -> None:
         due = order.due
         if order.after >= 0:
             await ended[order.after].wait()
@@ -145,7 +147,7 @@ class Run:
             places.release()
             ended[index].set()
 
-    async def _ask(self, order: Order) -> Reply:
+    async def _ask(self, order: PlannedRequest) -> Reply:
         """One request and its answer; what goes wrong is a part of the reply."""
         body = payload(self.server, order)
         reply = Reply(sent=perf_counter() - self.start)
@@ -158,11 +160,11 @@ class Run:
             reply.error = str(error)
         else:
             reply.sent = answer.sent - self.start
-            read(reply, [(moment - self.start, data) for moment, data in answer.events()])
+            read_events(reply, [(moment - self.start, data) for moment, data in answer.events()])
         return reply
 
 
-def payload(server: Server, order: Order) -> bytes:
+def payload(server: Endpoint, order: PlannedRequest) -> bytes:
     """The JSON that asks for a streamed answer of exactly so many tokens."""
     prompt = order.prompt()
     body: dict[str, Any] = {
@@ -181,7 +183,7 @@ def payload(server: Server, order: Order) -> bytes:
     return msgspec.json.encode({key: value for key, value in body.items() if value is not None})
 
 
-def read(reply: Reply, events: list[tuple[float, bytes]]) -> None:
+def read_events(reply: Reply, events: list[tuple[float, bytes]]) -> None:
     """Fill a reply from the events of its answer: ``read(reply, [(0.1, b'{"choices": [{"text": "a"}]}')])``"""
     moments: list[float] = []
     counted = 0
@@ -215,9 +217,9 @@ def _speaks(event: Mapping[str, Any]) -> bool:
     said = choice.get("text")
     if "delta" in choice:
         delta = choice["delta"] or {}
-        words = [delta.get(key) for key in ("content", "reasoning_content", "reasoning", "tool_calls")]
-        said = next((word for word in words if word), None)
+        pieces = [delta.get(key) for key in ("content", "reasoning_content", "reasoning", "tool_calls")]
+        said = next((piece for piece in pieces if piece), None)
         if said is None and delta.get("role"):
             return False
-        said = "" if said is None and any(word == "" for word in words) else said
+        said = "" if said is None and any(piece == "" for piece in pieces) else said
     return bool(said) or (said == "" and not choice.get("finish_reason"))

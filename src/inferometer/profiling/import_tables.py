@@ -1,14 +1,13 @@
 """``profile --import``: measured tables of others as rows of a kernel profile.
 
-A file or a folder; of a folder every table whose columns are known. One profile is of one device, so a folder with
-tables of several needs to be told which. Of rows that agree in all but their time the median is kept; rows of the
+A file or a folder; of a folder every table with known columns. One profile is of one device, so a folder with
+tables of several needs its name. Of rows that agree in all but their time the median is kept; rows of the
 same kind, format, shape and source that the output has already are replaced, all others in it stay.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,19 +16,19 @@ from ..base.files import user_path
 from ..specs import catalog
 from ..specs.structs import Hardware
 from . import importers, machine
-from .importers import Table, Unusable
-from .profile_csv import Profile
-from .quality import marked
+from .importers import ImportedTable, Unusable
+from .profile_csv import ProfileFile
+from .quality import flag_rows
+from .timer import Log
 
-Say = Callable[[str], None]
 SHOWN = 12  # sentences about files that were passed over
 
 
-class Found(NamedTuple):
+class LocatedTable(NamedTuple):
     """A table, where it lay, and the device it is of."""
 
     path: Path
-    table: Table
+    table: ImportedTable
     gpu: str | None
     sure: bool  # it says so itself, or the folders of what was given tell it apart
 
@@ -39,7 +38,7 @@ class Found(NamedTuple):
         return sum(len(batch.seconds) for batch in self.table.batches)
 
 
-def import_tables(path: str, output: str | None, *, gpu: str | None, say: Say) -> dict[str, int]:
+def import_tables(path: str, output: str | None, *, gpu: str | None, say: Log) -> dict[str, int]:
     """Add the tables under a path to a profile: ``import_tables("gemm_perf.parquet", None, gpu=None, say=print)``
 
     Nothing is written unless all of it could be read.
@@ -48,32 +47,32 @@ def import_tables(path: str, output: str | None, *, gpu: str | None, say: Say) -
     if not root.exists():
         raise BadFile(f"no such file or folder: {root}")
     named = catalog.hardware(gpu) if gpu else None
-    profile = Profile(user_path(output or f"{root.resolve().stem}.kernels.csv"))
+    profile = ProfileFile(user_path(output or f"{root.resolve().stem}.kernels.csv"))
     every, passed = _folder(root, profile.path) if root.is_dir() else ([_found(root)], [])
-    found, device = _of_one_device(root, every, named)
-    taken = {each.path for each in found}
+    tables, device = _of_one_device(root, every, named)
+    taken = {each.path for each in tables}
     for line in _passed(root, passed, Counter(each.gpu for each in every if each.path not in taken)):
         say(line)
-    for each in found:
+    for each in tables:
         say(_summary(root, each))
-    new = marked((batch for each in found for batch in each.table.batches), device)
+    new = flag_rows((batch for each in tables for batch in each.table.batches), device)
     for line in new.notes:
         say(line)
     if not new.rows:
-        raise BadFile(f"{root} has nothing to import: {_reasons(found)}")
+        raise BadFile(f"{root} has nothing to import: {_reasons(tables)}")
     if device is None:
         say("the device is not known, so no row was held against its roof: name it with --gpu")
     counts = {
-        "tables": len(found),
-        "passed_over": len(every) + len(passed) - len(found),
+        "tables": len(tables),
+        "passed_over": len(every) + len(passed) - len(tables),
         "imported": len(new.rows),
         "repeated": new.counts["repeated"],
-        "skipped": sum(each.table.skipped.total() for each in found),
+        "skipped": sum(each.table.skipped.total() for each in tables),
         "floor": new.counts["floor"],
         "roof": new.counts["roof"],
     }
     counts["replaced"], counts["kept"] = profile.add(new.rows)
-    profile.write(_machine(found, device), {"imported": [_record(each) for each in found], "counts": counts})
+    profile.write(_machine(tables, device), {"imported": [_record(each) for each in tables], "counts": counts})
     shown = (f"{number:,} {word.replace('_', ' ')}" for word, number in counts.items() if number)
     say(f"wrote {profile.path}: {', '.join(shown)}")
     return counts
@@ -82,39 +81,41 @@ def import_tables(path: str, output: str | None, *, gpu: str | None, say: Say) -
 # ------------------------------------------------------------------ finding
 
 
-def _found(path: Path, root: Path | None = None) -> Found:
+def _found(path: Path, root: Path | None = None) -> LocatedTable:
     table = importers.read(path)
-    said = machine.recognise(table.device) or (machine.hinted(path.relative_to(root).parts) if root else None)
-    return Found(path, table, said or machine.hinted(path.absolute().parts), said is not None)
+    said = machine.recognise(table.device) or (machine.device_in_path(path.relative_to(root).parts) if root else None)
+    return LocatedTable(path, table, said or machine.device_in_path(path.absolute().parts), said is not None)
 
 
-def _folder(root: Path, output: Path) -> tuple[list[Found], list[str]]:
+def _folder(root: Path, output: Path) -> tuple[list[LocatedTable], list[str]]:
     """The tables of a folder, and why other files that look like tables were passed over."""
-    found, passed = [], []
+    tables, passed = [], []
     for path in sorted(p for p in root.rglob("*") if p.suffix in importers.SUFFIXES and p.is_file()):
         hidden = any(part.startswith(".") for part in path.relative_to(root).parts)
         if hidden or path.resolve() == output.resolve():
             continue
         try:
-            found.append(_found(path, root))
+            tables.append(_found(path, root))
         except Unusable as why:
             passed.append(str(why))
-    if not found and not passed:
+    if not tables and not passed:
         raise BadFile(f"{root} has no tables: no files that end in {', '.join(importers.SUFFIXES)}")
-    return found, passed
+    return tables, passed
 
 
-def _of_one_device(root: Path, found: list[Found], named: Hardware | None) -> tuple[list[Found], Hardware | None]:
+def _of_one_device(
+    root: Path, tables: list[LocatedTable], named: Hardware | None
+) -> tuple[list[LocatedTable], Hardware | None]:
     """The tables of the device that was named, or of the only one there is."""
-    names = sorted({each.gpu for each in found if each.gpu})
+    names = sorted({each.gpu for each in tables if each.gpu})
     if named is None:
         if len(names) > 1:
-            raise BadValue(f"{root} has tables of {', '.join(names)}: a profile is of one device, choose it with --gpu")
-        return found, catalog.hardware(names[0]) if names else None
-    mine = [each for each in found if each.gpu == named.name or not each.sure]
-    if found and not mine:
+            raise BadValue(f"{root} has tables of {', '.join(names)}: a profile is of one device, choose it with `gpu`")
+        return tables, catalog.hardware(names[0]) if names else None
+    matching = [each for each in tables if each.gpu == named.name or not each.sure]
+    if tables and not matching:
         raise BadValue(f"{root} was measured on {' and '.join(names)}, not on {named.name}")
-    return [each._replace(gpu=named.name) for each in mine], named
+    return [each._replace(gpu=named.name) for each in matching], named
 
 
 # ------------------------------------------------------------------ telling
@@ -127,28 +128,28 @@ def _passed(root: Path, passed: list[str], others: Counter[str | None]) -> list[
     return lines + [f"passed over: {number:,} tables of {name}" for name, number in others.items()]
 
 
-def _summary(root: Path, each: Found) -> str:
+def _summary(root: Path, each: LocatedTable) -> str:
     name = each.path.relative_to(root) if root.is_dir() else each.path.name
     left = "".join(f"; skipped {number:,}: {reason}" for reason, number in each.table.skipped.most_common(4))
     return f"{name}: {each.table.label}, {each.rows:,} rows" + (f" of {each.gpu}" if each.gpu else "") + left
 
 
-def _reasons(found: list[Found]) -> str:
+def _reasons(tables: list[LocatedTable]) -> str:
     every: Counter[str] = Counter()
-    for each in found:
+    for each in tables:
         every += each.table.skipped
     reasons = "; ".join(f"{number:,} rows skipped: {reason}" for reason, number in every.most_common(3))
     return reasons or "it has no table of a known format"
 
 
-def _machine(found: list[Found], device: Hardware | None) -> dict[str, Any]:
+def _machine(tables: list[LocatedTable], device: Hardware | None) -> dict[str, Any]:
     """What is known of the device: its figures are the catalogue's, not measured ones."""
-    names = Counter(each.table.device for each in found if each.table.device).most_common(1)
-    said = names[0][0] if names else ""
+    names = Counter(each.table.device for each in tables if each.table.device).most_common(1)
+    name = names[0][0] if names else ""
     if device is None:
-        return {"device": said or "unknown"}
+        return {"device": name or "unknown"}
     return {
-        "device": said if machine.recognise(said) == device.name else device.name,
+        "device": name if machine.recognise(name) == device.name else device.name,
         "gpu": device.name,
         "compute_units": device.compute_units,
         "memory": device.memory,
@@ -156,7 +157,7 @@ def _machine(found: list[Found], device: Hardware | None) -> dict[str, Any]:
     }
 
 
-def _record(each: Found) -> dict[str, Any]:
+def _record(each: LocatedTable) -> dict[str, Any]:
     return {
         "file": each.path.name,
         "format": each.table.label,

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from .timer import Forward, Spent
 
-KNOWN = frozenset(
+LLM_PROFILE_PARTS = frozenset(
     (
         "embedding",
         "input_layernorm",
@@ -84,17 +84,17 @@ _PRODUCTS = frozenset(
 
 def part_name(path: str) -> str:
     """The name of a module's part: ``part_name("model.layers.0.self_attn.out_proj")  # 'o_proj'``"""
-    words = path.split(".")
-    last = next(word for word in reversed(words) if not word.isdigit())
-    first = next((place for place, word in enumerate(words) if word.isdigit()), None)
+    names = path.split(".")
+    last = next(name for name in reversed(names) if not name.isdigit())
+    first = next((place for place, name in enumerate(names) if name.isdigit()), None)
     if first is None:
         return _OUTSIDE.get(last, last)
-    around = words[first + 1 : -1]
+    around = names[first + 1 : -1]
     if "experts" in around:
         return "act_fn" if last.startswith("act") else f"expert.{_IN_EXPERT.get(last, last)}"
-    if shared := next((word for word in around if word.startswith("shared_expert")), None):
+    if shared := next((name for name in around if name.startswith("shared_expert")), None):
         return f"{shared}.{_IN_LAYER.get(last, last)}"
-    if any("attn" in word or "attention" in word for word in around) and last in _IN_ATTENTION:
+    if any("attn" in name or "attention" in name for name in around) and last in _IN_ATTENTION:
         return _IN_ATTENTION[last]
     return _IN_LAYER.get(last, last)
 
@@ -139,8 +139,8 @@ class _Scope:
         return ("sv_matmul" if self.softmax else "qk_matmul") if call in _PRODUCTS else None
 
 
-class Parts:
-    """A model whose parts are timed while this is open: ``with Parts(torch, model, layers, clock): model(tokens)``
+class PartTimer:
+    """Times the parts of a model while it is open: ``with PartTimer(torch, model, layers, clock): model(tokens)``
 
     ``layers`` is the list of the model's decoder layers. ``places`` says in which layers each part was met.
     """
@@ -163,7 +163,7 @@ class Parts:
             },
         )
 
-    def __enter__(self) -> Parts:
+    def __enter__(self) -> PartTimer:
         inputs, outputs = self._model.get_input_embeddings(), self._model.get_output_embeddings()
         numbers = {id(layer): number for number, layer in enumerate(self._layers)}
         for path, module in self._model.named_modules():
@@ -195,11 +195,13 @@ class Parts:
     def record(self, forwards: Iterator[Forward]) -> list[Spent]:
         """Time the passes: each part's seconds in one layer, for each pass; halves of a fused product apart."""
         self.places, self._open = {}, []
-        found = []
+        passes = []
         for spent in self._clock.record(forwards):
             one = {name: seconds / len(self.places[name]) for name, seconds in spent.items()}
-            found.append({half: one[name] / len(halves) for name in one for halves in [split(name)] for half in halves})
-        return found
+            passes.append(
+                {half: one[name] / len(halves) for name in one for halves in [split(name)] for half in halves}
+            )
+        return passes
 
     def layers_with(self, forward: Forward) -> dict[str, int]:
         """In how many layers each part is, by running the model once: ``{"embedding": 1, "q_proj": 32, …}``"""

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..serving.outcome import Outcome
 from ..serving.trace import Trace
-from .endpoint import Order, Reply
+from .load_generator import PlannedRequest, Reply
 
 WORDS = (
     "the",
@@ -91,19 +91,19 @@ WORDS = (
 FIRST, VOCABULARY = 1000, 30000  # token ids that every large vocabulary has and that are ordinary words
 
 
-def orders(trace: Trace, *, text: bool, vocabulary: int | None = None, seed: int = 0) -> list[Order]:
+def planned_requests(trace: Trace, *, text: bool, vocabulary: int | None = None, seed: int = 0) -> list[PlannedRequest]:
     """What to send for a trace: random prompts of its lengths that share what its blocks say they share.
 
     As ``text`` a token is a common word, which most vocabularies have as one token, so that lengths are nearly right.
     """
     top = max(2, min(vocabulary or VOCABULARY, 10**7))
     spread = (min(FIRST, top // 2), top)
-    found: list[Order] = []
+    requests: list[PlannedRequest] = []
     for index, (given, made) in enumerate(zip(trace.input_tokens.tolist(), trace.output_tokens.tolist(), strict=True)):
         ids = trace.blocks[index] if trace.blocks is not None else np.empty(0, np.int64)
         make = partial(_prompt, given, ids, trace.block_tokens, spread, (seed, index), text)
-        found.append(
-            Order(
+        requests.append(
+            PlannedRequest(
                 prompt=make,
                 output_tokens=made,
                 due=None if trace.arrival_s is None else float(trace.arrival_s[index]),
@@ -111,7 +111,7 @@ def orders(trace: Trace, *, text: bool, vocabulary: int | None = None, seed: int
                 think=0.0 if trace.think_s is None else float(trace.think_s[index]),
             )
         )
-    return found
+    return requests
 
 
 def _prompt(
@@ -130,14 +130,14 @@ def _prompt(
     return " ".join(WORDS[t] for t in tokens) if text else tokens
 
 
-def observed(trace: Trace, replies: Sequence[Reply | None]) -> Outcome:
+def outcome_of_replies(trace: Trace, replies: Sequence[Reply | None]) -> Outcome:
     """Replies as the outcome of a run, so that one table and one file show both; nan where a request failed."""
     nothing = Reply()
     rows = [reply or nothing for reply in replies]
     counts = {"input_tokens": trace.input_tokens, "output_tokens": trace.output_tokens}
-    for name, asked in counts.items():  # the server's own count where it gave one
-        said = np.array([getattr(row, name) for row in rows], np.int64)
-        counts[name] = np.where(said > 0, said, asked)
+    for name, planned in counts.items():  # the server's own count where it gave one
+        reported = np.array([getattr(row, name) for row in rows], np.int64)
+        counts[name] = np.where(reported > 0, reported, planned)
     zeros = np.zeros(len(rows), np.int64)
     columns = {name: np.array([getattr(row, name) for row in rows]) for name in ("sent", "first", "last")}
     reasons = {index: row.error for index, row in enumerate(rows) if row.error}
@@ -167,10 +167,10 @@ def measured_trace(trace: Trace, outcome: Outcome, closed: bool) -> Trace:
     from ..serving.metrics import latencies
 
     done = np.flatnonzero(np.isfinite(outcome.finished_s))
-    found = latencies(outcome)
+    latency = latencies(outcome)
     renumbered = np.full(len(trace) + 1, -1)  # the last one stands for -1
     renumbered[done] = np.arange(len(done))
-    columns = {"TTFT": found["ttft"], "TPOT": found["tpot"], "E2E": found["e2el"]}
+    columns = {"TTFT": latency["ttft"], "TPOT": latency["tpot"], "E2E": latency["e2el"]}
     waits = closed or trace.after is not None
     return msgspec.structs.replace(
         trace,
