@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferometer.base.errors import BadValue
-from inferometer.bench.load_generator import PlannedRequest, Reply, LoadGenerator, Endpoint, payload, read_events, server_root
+from inferometer.bench.load_generator import PlannedRequest, Reply, LoadGenerator, BenchTarget, payload, read_events, server_root
 from inferometer.bench.trace_replay import measured_trace, outcome_of_replies, planned_requests
 from inferometer.bench.http_stream import Broken, _Received
 from inferometer.serving.synthetic import synthetic
@@ -426,7 +426,7 @@ def test_events_as_servers_send_them() -> None:
 
 
 def test_addresses() -> None:
-    assert Endpoint("http://h:1/v1/", "m").url == "http://h:1/v1/completions"
+    assert BenchTarget("http://h:1/v1/", "m").url == "http://h:1/v1/completions"
     assert server_root("https://h") == "https://h"
     for bad in ("h:8000", "ftp://h", "http://", "http://h:99999", ""):
         with pytest.raises(BadValue, match="--base-url"):
@@ -440,7 +440,7 @@ def test_prompts_share_what_the_trace_says() -> None:
     assert all(250 <= int(t) < 500 for p in made for t in p), "ids that the model has"
     again = planned_requests(trace, text=False, vocabulary=500, seed=5)[0].prompt()
     assert again == made[0] != planned_requests(trace, text=False, vocabulary=500, seed=6)[0].prompt()
-    body = json.loads(payload(Endpoint("http://h", "m"), PlannedRequest(lambda: "hi", 0, None)))
+    body = json.loads(payload(BenchTarget("http://h", "m"), PlannedRequest(lambda: "hi", 0, None)))
     assert body["max_tokens"] == 1 and body["prompt"] == "hi"
 
 
@@ -462,7 +462,7 @@ def test_what_was_measured_is_a_trace_again() -> None:
 def test_a_late_client_is_noticed() -> None:
     async def late() -> LoadGenerator:
         fake = Fake()
-        run = LoadGenerator(Endpoint(fake.url, "tiny"), [PlannedRequest(lambda: time.sleep(0.05) or [1], 1, 0.0) for _ in range(3)])
+        run = LoadGenerator(BenchTarget(fake.url, "tiny"), [PlannedRequest(lambda: time.sleep(0.05) or [1], 1, 0.0) for _ in range(3)])
         await run.drive()
         fake.stop()
         return run

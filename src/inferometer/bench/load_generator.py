@@ -22,7 +22,7 @@ from .http_stream import Broken, Refused, get, post
 APIS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 
 
-class Endpoint(NamedTuple):
+class BenchTarget(NamedTuple):
     """Where to send, as what, and how long to wait for one answer."""
 
     base_url: str
@@ -75,7 +75,7 @@ def server_root(base_url: str) -> str:
     return base_url.strip().rstrip("/").removesuffix("/v1")
 
 
-async def check_serves(server: Endpoint) -> None:
+async def check_serves(server: BenchTarget) -> None:
     """Refuse an address where no server answers, or one that does not serve the model."""
     try:
         async with asyncio.timeout(min(server.timeout, 30.0)):
@@ -94,7 +94,7 @@ class LoadGenerator:
 
     def __init__(
         self,
-        server: Endpoint,
+        server: BenchTarget,
         orders: Sequence[PlannedRequest],
         max_concurrency: int | None = None,
         progress: Callable[[Reply], None] = lambda reply: None,
@@ -164,7 +164,7 @@ class LoadGenerator:
         return reply
 
 
-def payload(server: Endpoint, order: PlannedRequest) -> bytes:
+def payload(server: BenchTarget, order: PlannedRequest) -> bytes:
     """The JSON that asks for a streamed answer of exactly so many tokens."""
     prompt = order.prompt()
     body: dict[str, Any] = {

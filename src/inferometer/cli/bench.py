@@ -83,7 +83,7 @@ def _driven(
     """Send everything; the replies, and whether the run was cut short. What came is saved every few seconds."""
     import asyncio
 
-    from ..bench.load_generator import APIS, LoadGenerator, Endpoint
+    from ..bench.load_generator import APIS, LoadGenerator, BenchTarget
     from ..bench.trace_replay import planned_requests
     from .output import progress
 
@@ -91,7 +91,7 @@ def _driven(
         raise UnknownName("--api", ways["api"], APIS)
     check_positive("--timeout", ways["timeout"], 1e6)
     headers = {"Authorization": f"Bearer {ways['api_key']}"} if ways["api_key"] else {}
-    server = Endpoint(
+    server = BenchTarget(
         base_url, ways["served_model_name"] or model, ways["api"], ways["timeout"], headers, _extra(ways["extra_body"])
     )
     text = ways["api"] == "chat" or ways["prompt_text"]

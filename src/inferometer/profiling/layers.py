@@ -73,24 +73,16 @@ def profile_model(
     progress: OnProgress | None = None,
 ) -> dict[str, Any]:
     """Measure what the file lacks, and say what came of it: ``profile_model("qwen3-0.6b", device="cpu")["counts"]``"""
-    progress = progress or progress_lines(say, "lengths")
     seconds = math.inf if budget is None else parse_duration(budget)
     if mode not in MODES:
         raise UnknownName("`mode`", mode, MODES)
     repeats = Repeats(check_int("warmup", warmup, least=0, most=10**6), check_int("repeat", repeat, most=10**6))
-    grid = (
-        calibration.calibration_grid(
-            scaling_num_layers, scaling_input_min, scaling_input_max, scaling_input_step, scaling_repeat
-        )
-        if calibrate
-        else None
-    )
+    inputs = (scaling_input_min, scaling_input_max, scaling_input_step)
+    grid = calibration.calibration_grid(scaling_num_layers, *inputs, scaling_repeat) if calibrate else None
     check = hf_model.checkpoint(model, hf_token)
     _check_layers(check, num_layers=num_layers, scaling_num_layers=scaling_num_layers or 1)
-    longest = (
-        check_int("prefill_max", prefill_max, most=10**7),
-        check_int("decode_max", decode_max, least=0, most=10**7),
-    )
+    longest_prompt = check_int("prefill_max", prefill_max, most=10**7)
+    longest_context = check_int("decode_max", decode_max, least=0, most=10**7)
     if step is not None:
         check_int("step", step)
     torch, _ = hf_model.load_libraries()
@@ -99,8 +91,40 @@ def profile_model(
     table = _table(output, _folder_name(hardware) if hardware is not None else folder_label(device_name), check.name)
 
     outline = hf_model.outline(check, check.layers)
-    todo = _planned(check, outline[0], mode, longest, step, say)
+    todo = _planned(check, outline[0], mode, (longest_prompt, longest_context), step, say)
     _check_kinds(check, outline[1], num_layers, grid, [*todo, *table.rows], say)
+    return _run(
+        check,
+        table,
+        todo,
+        outline,
+        device=device,
+        device_name=device_name,
+        num_layers=num_layers,
+        repeats=repeats,
+        seconds=seconds,
+        grid=grid,
+        say=say,
+        progress=progress or progress_lines(say, "lengths"),
+    )
+
+
+def _run(
+    check: hf_model.Checkpoint,
+    table: LayerRows,
+    todo: list[Length],
+    outline: tuple[Any, Any],
+    *,
+    device: str,
+    device_name: str,
+    num_layers: int,
+    repeats: Repeats,
+    seconds: float,
+    grid: calibration.CalibrationGrid | None,
+    say: Log,
+    progress: OnProgress,
+) -> dict[str, Any]:
+    """Build the first layers, measure them, and calibrate where there is a grid."""
     built = hf_model.build(check, num_layers, device)
     say(
         f"{check.name}: {num_layers} of {check.layers} layers with {built.weights} in {built.dtype}, "
@@ -113,7 +137,7 @@ def profile_model(
         "weights": built.weights,
         "num_layers": num_layers,
     }
-    table.describe({**how, **_versions(built), "warmup": warmup, "repeat": repeat}, SAME)
+    table.describe({**how, **_versions(built), "warmup": repeats.warmup, "repeat": repeats.repeat}, SAME)
     began = time.monotonic()  # the budget is for measuring: loading libraries and a model takes what it takes
     until = began + seconds * (1.0 if grid is None else LAYERS_SHARE)
     counts = _measure(built, table, todo, repeats._replace(deadline=until), say, progress)
