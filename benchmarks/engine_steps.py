@@ -98,7 +98,7 @@ def errors(s: BoundPlan, parts: Rows) -> dict[str, np.ndarray]:
             ours = step_seconds(s, Step((Group(part.batch, 1.0, part.length - 1, 1, True),)))
         else:
             ours = (
-                latency.prefill_seconds(s, latency.budgeted_prefill(s, part.batch, part.length))
+                latency.pipelined_seconds(s, latency.budgeted_prefill(s, part.batch, part.length))
                 + s.engine.request_overhead
             )
         found[kind] = ours / part.seconds - 1

@@ -13,9 +13,10 @@ from itertools import product
 import numpy as np
 
 from inferometer import Sweep, sweep
-from inferometer.inference.latency import predict, uniform_batch_shape
+from inferometer.inference.latency import predict
 from inferometer.inference.memory import footprint
 from inferometer.inference.request import build_request
+from inferometer.inference.workload import uniform_batch_shape
 from inferometer.sweep.grid import Grid
 from inferometer.sweep.points import chunks
 

@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferometer import analyze
-from inferometer.inference.latency import Prediction, predict, uniform_batch_shape
+from inferometer.inference.latency import Prediction, predict
 from inferometer.inference.memory import footprint
 from inferometer.inference.request import build_request
+from inferometer.inference.workload import uniform_batch_shape
 
 MS = ("ttft", "tpot", "e2el")
 PLANS = [

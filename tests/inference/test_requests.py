@@ -25,7 +25,7 @@ def test_diffusion_models_still_run() -> None:
 
 def test_sequences_at_once_count_by_replica() -> None:
     assert analyze(MODEL, batch_size=8, data_parallel_size=2, max_num_seqs=4).feasible
-    with pytest.raises(BadValue, match="max-num-seqs"):
+    with pytest.raises(BadValue, match="max_num_seqs"):
         analyze(MODEL, batch_size=9, data_parallel_size=2, max_num_seqs=4)
 
 
@@ -49,13 +49,16 @@ def test_a_device_without_bf16_takes_fp16(report: Reports) -> None:
     assert report("mamba-2.8b", gpu="t4").plan["dtype"] == "fp16"
 
 
+def test_none_is_the_same_as_not_given() -> None:
+    none = dict.fromkeys(("overlap", "cpu_offload_gb", "routing_skew", "dtype", "batch_size", "tensor_parallel_size"))
+    assert analyze(MODEL, **none).to_dict() == analyze(MODEL).to_dict()
+
+
 @pytest.mark.parametrize(
     "kwargs",
     [
         {"overlap": "x"},
-        {"overlap": None},
         {"cpu_offload_gb": "x"},
-        {"cpu_offload_gb": None},
         {"turns": [5]},
         {"turns": [(1, 2, 3)]},
         {"turns": 5},
@@ -69,10 +72,8 @@ def test_a_device_without_bf16_takes_fp16(report: Reports) -> None:
         {"lora_rank": 8, "lora_adapters": "x"},
         {"enable_expert_parallel": "x"},
         {"fusion": "x"},
-        {"routing_skew": None},
         {"images": 5},
         {"gpu": 5},
-        {"dtype": None},
         {"kv_cache_dtype": ["fp8"]},
         {"speculative_config": 5},
         {"speculative_config": "[" * 100_000},
@@ -86,7 +87,7 @@ def test_the_python_face_gives_sentences(kwargs: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("images", [5, (1, 2), "1x2", ("a", 1, 2)])
 def test_images_by_hand(images: Any) -> None:
-    with pytest.raises(BadValue, match="--images"):
+    with pytest.raises(BadValue, match="images"):
         analyze("qwen2.5-vl-7b", images=images)
 
 
@@ -119,5 +120,5 @@ def test_the_python_face_is_as_strict(kwargs: dict[str, Any]) -> None:
 
 def test_numpy_numbers_are_numbers() -> None:
     assert analyze(MODEL, batch_size=np.int64(2), input_len=np.int32(64)).workload["input_len"] == 64
-    with pytest.raises(BadValue, match="batch-size"):
+    with pytest.raises(BadValue, match="batch_size"):
         analyze(MODEL, batch_size=np.float64(1.5))

@@ -13,7 +13,7 @@ from helpers.plans import bound_plan
 
 import inferometer
 from inferometer import BadValue, Report, analyze
-from inferometer.inference import latency
+from inferometer.inference import speculation
 from inferometer.inference.speculation import accepted
 from inferometer.specs import catalog
 from inferometer.specs.structs import Speculation
@@ -113,7 +113,7 @@ blocks = [
 def test_a_draft_is_built_once() -> None:
     spec = Speculation(model="llama-3.2-1b", acceptance_length=2.0)
     target = bound_plan("llama-3.1-8b", speculation=spec)
-    first = latency.draft_plan(target)
-    assert latency.draft_plan(target).model is first.model
+    first = speculation.draft_plan(target)
+    assert speculation.draft_plan(target).model is first.model
     own = bound_plan("deepseek-v3", speculation=Speculation(method="mtp", acceptance_length=1.8))
-    assert latency.draft_plan(own).model is latency.draft_plan(own).model
+    assert speculation.draft_plan(own).model is speculation.draft_plan(own).model

@@ -83,7 +83,7 @@ def _driven(
     """Send everything; the replies, and whether the run was cut short. What came is saved every few seconds."""
     import asyncio
 
-    from ..bench.load_generator import APIS, LoadGenerator, BenchTarget
+    from ..bench.load_generator import APIS, BenchTarget, LoadGenerator
     from ..bench.trace_replay import planned_requests
     from .output import progress
 

@@ -32,6 +32,7 @@ class BoundPlan(NamedTuple):
     env: dict[str, Value]
     sources: tuple[Source, ...]
     notes: tuple[str, ...] = ()
+    hf_token: str | None = None  # for the config of a draft model
 
     @property
     def text(self) -> tuple[Block, ...]:
@@ -55,6 +56,7 @@ def bind(
     norm_dtype: str = "",
     profile: KernelProfile | None = None,
     nominal_device: Hardware | None = None,
+    hf_token: str | None = None,
 ) -> BoundPlan:
     """Bind hardware, precision and layout to the names that formulas use.
 
@@ -93,7 +95,7 @@ def bind(
         precision.formats(device, roles, plan.dtype), plan.kv_cache_dtype, kernels.rounding(engine, device)
     )
     answers = kernels.sources(engine, efficiency, places, nominal_device or device, formats, profile)
-    return BoundPlan(model, device, engine, plan, env, answers, tuple(notes))
+    return BoundPlan(model, device, engine, plan, env, answers, tuple(notes), hf_token)
 
 
 def _link_env(places: dict[str, parallelism.Place], device: Hardware) -> dict[str, Value]:

@@ -1,7 +1,11 @@
-"""What limits a plan, what would help, and what would make it fit: sentences backed by re-evaluation, not by rules."""
+"""What limits a plan, what would help, and what would make it fit: sentences backed by re-evaluation, not by rules.
+
+A change is data, ``{"tensor_parallel_size": 2}``; `spelled` writes it as flags.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -10,17 +14,19 @@ from ..base.units import percent, seconds, size
 from ..costs import parallelism, precision
 from ..costs.binding import BoundPlan
 from ..specs import catalog
+from ..specs.plan_args import short_flag
 from ..specs.structs import Hardware, Plan
 from . import memory
-from .latency import batch_shape_of, prompt_seconds, token_seconds
+from .latency import decode_seconds, prefill_seconds
 from .memory import cache_offloaded, memory_table
+from .report import Infeasibility
+from .workload import batch_shape_of
 
 if TYPE_CHECKING:
     from .report import Memory, Phase, Report
     from .request import Request
 
 
-_FLAGS = {"tensor_parallel_size": "-tp", "pipeline_parallel_size": "-pp"}
 WAITS = {"host": "waiting for the host", "wait": "waiting for other pipeline stages", "draft": "mostly drafting"}
 
 
@@ -61,93 +67,104 @@ def _best_single_change(request: Request, bound_plan: BoundPlan, report: Report)
     for phase, label in (("prefill", "TTFT"), ("decode", "TPOT")):
         if phase not in report.phases:
             continue
-        now = _time(bound_plan, request, phase)
-        gains = [(1 - _time(other, request, phase) / now, words) for words, other in _alternatives(request, bound_plan)]
-        gain, words = max(gains, default=(0.0, ""))
+        now = _phase_seconds(bound_plan, request, phase)
+        gains = [
+            (1 - _phase_seconds(other, request, phase) / now, spelled(change))
+            for change, other in _alternatives(request, bound_plan)
+        ]
+        gain, change = max(gains, default=(0.0, ""))
         if gain > 0.02:
-            best.setdefault(words, []).append(f"{label} by {percent(gain)}")
-    return "; ".join(f"{words} would cut {' and '.join(cuts)}" for words, cuts in best.items()) + "." if best else ""
+            best.setdefault(change, []).append(f"{label} by {percent(gain)}")
+    return "; ".join(f"{change} would cut {' and '.join(cuts)}" for change, cuts in best.items()) + "." if best else ""
 
 
-def _alternatives(request: Request, bound_plan: BoundPlan) -> list[tuple[str, BoundPlan]]:
+def spelled(change: Mapping[str, Any]) -> str:
+    """A change as flags: ``spelled({"tensor_parallel_size": 2})  # '-tp 2'``; nodes stand behind it."""
+    flags = " ".join(f"{short_flag(name)} {value}" for name, value in change.items() if name != "nodes")
+    return flags + (f" ({change['nodes']} nodes)" if "nodes" in change else "")
+
+
+def _alternatives(request: Request, bound_plan: BoundPlan) -> list[tuple[dict[str, Any], BoundPlan]]:
     """Plans one change away that the device supports."""
-    plan, found = request.plan, []
-    for name in ("fp8", "w4a16"):
-        if catalog.precision(plan.quantization).bits > catalog.precision(name).bits and _runs(bound_plan.device, name):
-            roles = precision.precision_by_role(request.model, plan.dtype, name)
-            found.append((f"-q {name}", _with_plan(request, bound_plan, plan=plan, roles=roles)))
+    plan = request.plan
+    alternatives: list[tuple[dict[str, Any], BoundPlan]] = [
+        ({"quantization": name}, _with_plan(request, bound_plan, plan=plan, roles=_roles(request, name)))
+        for name in ("fp8", "w4a16")
+        if _is_smaller(request, name)
+    ]
     if catalog.precision(plan.kv_cache_dtype).bits > 8 and memory.kv_bytes_per_token(bound_plan):
-        found.append(("--kv-cache-dtype fp8", _with_plan(request, bound_plan, plan=_with(plan, kv_cache_dtype="fp8"))))
+        other = _with_plan(request, bound_plan, plan=_with(plan, kv_cache_dtype="fp8"))
+        alternatives.append(({"kv_cache_dtype": "fp8"}, other))
     wider = _with(plan, tensor_parallel_size=2 * plan.tensor_parallel_size)
     if not parallelism.illegal_reason(request.model, wider, request.device) and request.model.kind == "decoder":
-        found.append((f"-tp {wider.tensor_parallel_size}", _with_plan(request, bound_plan, plan=wider)))
-    return found
+        other = _with_plan(request, bound_plan, plan=wider)
+        alternatives.append(({"tensor_parallel_size": wider.tensor_parallel_size}, other))
+    return alternatives
 
 
-def _time(bound_plan: BoundPlan, request: Request, phase: str) -> float:
+def _phase_seconds(bound_plan: BoundPlan, request: Request, phase: str) -> float:
     batch_shape = batch_shape_of(bound_plan, request.workload)
-    return float(
-        token_seconds(bound_plan, batch_shape) if phase == "decode" else prompt_seconds(bound_plan, batch_shape)
-    )
+    return float((decode_seconds if phase == "decode" else prefill_seconds)(bound_plan, batch_shape))
 
 
-def fits_with(request: Request, bound_plan: BoundPlan, held: Memory) -> str:
-    """``needs 92.1 GB of 72.0 GB usable per GPU (90% of 80.0 GB); fits with -tp 2 or -q fp8``"""
-    per_device = (
-        f"needs {size(held.total_bytes)} of {size(held.usable_bytes)} usable per GPU "
-        f"({percent(request.plan.gpu_memory_utilization)} of {size(held.capacity_bytes)})"
-    )
-    plan, ways = request.plan, _layouts(request, bound_plan)
+def memory_shortfall(request: Request, bound_plan: BoundPlan, held: Memory) -> Infeasibility:
+    """``needs 92.1 GB of 72.0 GB usable per GPU (90% of 80.0 GB); fits with -tp 2 or -q fp8``, also as data."""
+    plan, remedies = request.plan, _layouts(request, bound_plan)
     for name in ("fp8", "w8a16", "w4a16"):
-        if catalog.precision(plan.quantization).bits > catalog.precision(name).bits and _runs(request.device, name):
-            roles = precision.precision_by_role(request.model, plan.dtype, name)
-            if _fits(request, _with_plan(request, bound_plan, plan=plan, roles=roles)):
-                ways.append(f"-q {name}")
+        if _is_smaller(request, name):
+            other = _with_plan(request, bound_plan, plan=plan, roles=_roles(request, name))
+            if _fits(request, other):
+                remedies.append({"quantization": name})
                 break
     if catalog.precision(plan.kv_cache_dtype).bits > 8 and _fits(
         request, _with_plan(request, bound_plan, plan=_with(plan, kv_cache_dtype="fp8"))
     ):
-        ways.append("--kv-cache-dtype fp8")
+        remedies.append({"kv_cache_dtype": "fp8"})
     if 0 < held.max_batch_size < request.workload.batch_size:
-        ways.append(f"--batch-size {held.max_batch_size}")
-    return f"{per_device}; fits with {' or '.join(ways)}" if ways else f"{per_device}; no single change makes it fit"
+        remedies.append({"batch_size": held.max_batch_size})
+    per_device = (
+        f"needs {size(held.total_bytes)} of {size(held.usable_bytes)} usable per GPU "
+        f"({percent(request.plan.gpu_memory_utilization)} of {size(held.capacity_bytes)})"
+    )
+    changes = " or ".join(map(spelled, remedies))
+    return Infeasibility(
+        kind="memory",
+        reason=f"{per_device}; fits with {changes}" if remedies else f"{per_device}; no single change makes it fit",
+        needed_bytes=held.total_bytes,
+        available_bytes=held.usable_bytes,
+        remedies=remedies,
+    )
 
 
-def _layouts(request: Request, bound_plan: BoundPlan) -> list[str]:
+def _layouts(request: Request, bound_plan: BoundPlan) -> list[dict[str, Any]]:
     """More GPUs that make it fit: tp inside a node, else tp or pp over several, or tp inside and pp between them."""
     plan = request.plan
     tps, pps = (
-        [{word: n} for n in (2, 4, 8, 16, 32, 64) if n > getattr(plan, word)]
-        for word in ("tensor_parallel_size", "pipeline_parallel_size")
+        [{axis: n} for n in (2, 4, 8, 16, 32, 64) if n > getattr(plan, axis)]
+        for axis in ("tensor_parallel_size", "pipeline_parallel_size")
     )
     inside = [change for change in tps if _wider(request, change).nodes <= plan.nodes]
-    found = _first(request, bound_plan, inside)
-    if found:
-        return [found]
-    if request.model.kind != "decoder":
-        return []
-    ways = [way for way in (_first(request, bound_plan, tps), _first(request, bound_plan, pps)) if way]
-    if len(ways) < 2:
-        legal = [
-            change
-            for change in inside
-            if not parallelism.illegal_reason(request.model, _wider(request, change), request.device)
-        ]
-        both = _first(request, bound_plan, [{**legal[-1], **change} for change in pps]) if legal else ""
-        ways += [both] if both else []
-    return ways
+    first = _first_that_fits(request, bound_plan, inside)
+    if first or request.model.kind != "decoder":
+        return first
+    changes = _first_that_fits(request, bound_plan, tps) + _first_that_fits(request, bound_plan, pps)
+    legal = [change for change in inside if not _illegal(request, change)]
+    if len(changes) < 2 and legal:
+        changes += _first_that_fits(request, bound_plan, [{**legal[-1], **change} for change in pps])
+    return changes
 
 
-def _first(request: Request, bound_plan: BoundPlan, changes: list[dict[str, int]]) -> str:
-    """The first of some layouts that is legal and fits, as flags."""
+def _first_that_fits(request: Request, bound_plan: BoundPlan, changes: list[dict[str, int]]) -> list[dict[str, Any]]:
+    """The first of some layouts that is legal and fits, with the nodes it needs if they are more; or none."""
     for change in changes:
         plan = _wider(request, change)
-        if not parallelism.illegal_reason(request.model, plan, request.device) and _fits(
-            request, _with_plan(request, bound_plan, plan=plan)
-        ):
-            flags = " ".join(f"{_FLAGS[word]} {number}" for word, number in change.items())
-            return flags + (f" ({plan.nodes} nodes)" if plan.nodes > request.plan.nodes else "")
-    return ""
+        if not _illegal(request, change) and _fits(request, _with_plan(request, bound_plan, plan=plan)):
+            return [{**change, **({"nodes": plan.nodes} if plan.nodes > request.plan.nodes else {})}]
+    return []
+
+
+def _illegal(request: Request, change: dict[str, int]) -> str:
+    return parallelism.illegal_reason(request.model, _wider(request, change), request.device)
 
 
 def _wider(request: Request, change: dict[str, int]) -> Plan:
@@ -156,6 +173,16 @@ def _wider(request: Request, change: dict[str, int]) -> Plan:
     if per_node == parallelism.gpus_per_nvlink_domain(request.device, request.plan.gpus):
         per_node = parallelism.gpus_per_nvlink_domain(request.device, plan.gpus)
     return _with(plan, gpus_per_node=per_node, nodes=max(plan.nodes, -(-plan.gpus // per_node)))
+
+
+def _is_smaller(request: Request, name: str) -> bool:
+    """Whether a precision has fewer bits than the plan's, and the device computes with it."""
+    fewer = catalog.precision(request.plan.quantization).bits > catalog.precision(name).bits
+    return fewer and _runs(request.device, name)
+
+
+def _roles(request: Request, name: str) -> dict[str, str]:
+    return precision.precision_by_role(request.model, request.plan.dtype, name)
 
 
 def _runs(device: Hardware, name: str) -> bool:

@@ -13,9 +13,10 @@ from ..costs.step import Step
 from ..network.graph import Block
 from ..network.operators import WORK_FIELDS, Op, Work
 from . import latency, memory
-from .latency import BatchShape, decode_step, mixed_step, prefill_steps, prompt_seconds, tower_step
+from .latency import decode_step, mixed_step, prefill_seconds, prefill_steps, vision_step
 from .memory import cache_of, held, peak, prompt_peaks
 from .report import OpRow, Phase
+from .workload import BatchShape
 
 IDLE = ("host", "wait", "draft")  # kinds of rows that are not a kernel of this stage
 Rows = list[tuple[OpCost, float, dict[str, Any]]]
@@ -49,12 +50,12 @@ def _prefill(bound_plan: BoundPlan, batch_shape: BatchShape) -> Phase:
     stage = _slowest(bound_plan, first)
     rows: Rows = []
     if batch_shape.images.count:
-        env = step_env(stage, tower_step(batch_shape))
-        rows += [(row, 1.0, env) for row in tower_rows(stage_plans(bound_plan)[0], tower_step(batch_shape))]
+        env = step_env(stage, vision_step(batch_shape))
+        rows += [(row, 1.0, env) for row in tower_rows(stage_plans(bound_plan)[0], vision_step(batch_shape))]
     for step, often in steps:
         env = step_env(stage, step if isinstance(step, Step) else step[0])
         rows += [(row, often, env) for row in step_rows(stage, step)]
-    rows += _waiting("pipeline_fill", prompt_seconds(bound_plan, batch_shape) - _total(rows))
+    rows += _waiting("pipeline_fill", prefill_seconds(bound_plan, batch_shape) - _total(rows))
     kept = float(batch_shape.batch_per_replica * cache_of(stage, batch_shape, batch_shape.context))
     return _phase(stage, rows, sum(often for _, often in steps), prompt_peaks(bound_plan, batch_shape), kept)
 
@@ -67,7 +68,7 @@ def _decode(bound_plan: BoundPlan, batch_shape: BatchShape) -> Phase:
     rotating = float(latency.micro_batches(bound_plan, batch_shape.sequences)) if isinstance(step, Step) else 1.0
     rows: Rows = [(row, rotating, env) for row in step_rows(stage, step)]
     if isinstance(step, Step):
-        rows += _waiting("pipeline_wait", float(latency.period(bound_plan, step, rotating)) - _total(rows))
+        rows += _waiting("pipeline_wait", float(latency.decode_period(bound_plan, step, rotating)) - _total(rows))
         if bound_plan.plan.speculation is not None:
             guess = latency.speculative_step(
                 bound_plan, batch_shape.sequences / rotating, batch_shape.context, batch_shape.output_len, rotating

@@ -16,9 +16,10 @@ from ..costs.roofline import OpCost
 from ..costs.step import Step
 from ..network.operators import WORK_FIELDS
 from .breakdown import phase_tables
-from .latency import BatchShape, batch_shape_of, decode_step, prefill_steps, tower_step
+from .latency import decode_step, prefill_steps, vision_step
 from .memory import cache_offloaded
 from .request import Request
+from .workload import BatchShape, batch_shape_of
 
 
 class Line(msgspec.Struct):
@@ -62,7 +63,7 @@ def explain(request: Request, name: str, phase: str = "all") -> list[Explanation
         return _idle(bound_plan, batch_shape, name, phase)
     steps: dict[str, Step] = {}
     if batch_shape.images.count:
-        steps["vision"] = tower_step(batch_shape)
+        steps["vision"] = vision_step(batch_shape)
     steps["prefill"] = _one(prefill_steps(bound_plan, batch_shape)[0][0])
     if request.model.kind == "decoder" and batch_shape.output_len > 1:
         steps["decode"] = _one(decode_step(bound_plan, batch_shape))

@@ -12,9 +12,10 @@ from ..costs.binding import BoundPlan, stage_plans, step_env
 from ..costs.roofline import weight_sum
 from ..costs.step import Group, Images, Step, cache_entries
 from ..network.graph import Block, Model
-from . import latency
-from .latency import BatchShape, tower_step
+from . import latency, speculation
+from .latency import vision_step
 from .report import Memory
+from .workload import BatchShape
 
 ALONE = {"tp": 1, "ep": 1, "moe_tp": 1, "sp": 1, "dp": 1, "dcp": 1, "a2a": 1, "gathered": 0}
 
@@ -215,7 +216,7 @@ def prompt_peaks(bound_plan: BoundPlan, batch_shape: BatchShape) -> list[Step]:
         largest = longest_step(
             batch_shape.batch_per_replica, batch_shape.new_tokens, batch_shape.cached_tokens, budget=budget
         )
-    return [largest, tower_step(batch_shape)] if batch_shape.images.count else [largest]
+    return [largest, vision_step(batch_shape)] if batch_shape.images.count else [largest]
 
 
 def answer_peaks(bound_plan: BoundPlan, batch_shape: BatchShape) -> list[Step]:
@@ -301,7 +302,7 @@ def drafter(bound_plan: BoundPlan, length: Value) -> tuple[Value, Value]:
     spec = bound_plan.plan.speculation
     if spec is None or spec.method == "ngram":
         return 0.0, 0.0
-    small = latency.draft_plan(bound_plan)
+    small = speculation.draft_plan(bound_plan)
     if spec.method == "mtp":  # embedding and head are the model's own
         only = tuple(b for b in small.model.blocks if b.stage == "mtp")
         small = small._replace(model=latency.only(small.model, only))

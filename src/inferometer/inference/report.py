@@ -150,8 +150,18 @@ def ops_csv(phases: Mapping[str, Any]) -> str:
     return out.getvalue()
 
 
+class Infeasibility(msgspec.Struct, kw_only=True):
+    """Why a plan cannot run, as data: ``reason`` is the same in words."""
+
+    kind: str  # memory, or layout
+    reason: str
+    needed_bytes: float | None = None  # per GPU
+    available_bytes: float | None = None
+    remedies: list[dict[str, Any]] = []  # changes that make it fit, each tried: {"tensor_parallel_size": 2}
+
+
 class Report(msgspec.Struct):
-    """Everything an analysis found."""
+    """Everything an analysis says of a plan."""
 
     model: ModelInfo
     device: dict[str, Any]
@@ -167,6 +177,7 @@ class Report(msgspec.Struct):
     summary: str = ""
     turns: list[TurnRow] = []
     warnings: list[str] = []
+    infeasibility: Infeasibility | None = None
     schema: str = SCHEMA
 
     def to_dict(self) -> dict[str, Any]:

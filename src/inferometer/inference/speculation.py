@@ -1,16 +1,29 @@
-"""Decoding methods from the words of a request: speculative decoding and LoRA adapters."""
+"""Decoding methods: speculative decoding (its config, what is accepted, the plan of the draft model) and LoRA adapters.
+
+parse_speculation('{"method": "mtp", "num_speculative_tokens": 1}', model, "deepseek-v3").acceptance_length
+draft_plan(bound_plan)        # the draft model, or the model's own prediction module, bound on the same machine
+"""
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from ..base.cache import cache_by_identity
 from ..base.errors import BadValue, UnknownName, abbreviate, about, check_int, check_positive, is_number
+from ..costs import parallelism, precision
+from ..costs.binding import BoundPlan, bind
+from ..network import families
 from ..network.adapters import DEFAULT_TARGETS
-from ..network.graph import Model
+from ..network.families.network_file import build_network
+from ..network.graph import Block, Model
 from ..specs import catalog
-from ..specs.structs import Lora, Speculation
+from ..specs.structs import Engine, Lora, Plan, Speculation
 
 ASSUMED = 0.7  # probability that a draft is accepted, where nothing is known
 METHODS = ("draft_model", "ngram", "mtp")
@@ -20,8 +33,8 @@ _HEADS = ("eagle", "eagle3")  # trained for one model, with weights of their own
 
 
 @about("speculative_config")
-def speculation(value: str | Mapping[str, Any] | None, model: Model, name: str) -> Speculation | None:
-    """vLLM's ``--speculative-config``: JSON with method, model, num_speculative_tokens, and how much is accepted.
+def parse_speculation(value: str | Mapping[str, Any] | None, model: Model, name: str) -> Speculation | None:
+    """vLLM's ``speculative_config``: JSON with method, model, num_speculative_tokens, and how much is accepted.
 
     ``{"method": "mtp", "num_speculative_tokens": 1, "acceptance_rate": 0.8}``; without a rate or a length the measured
     length of the model is taken where one is known, else a rate of 0.7 is assumed.
@@ -32,12 +45,12 @@ def speculation(value: str | Mapping[str, Any] | None, model: Model, name: str) 
         try:
             value = json.loads(value)
         except (ValueError, RecursionError) as error:
-            raise BadValue(f"--speculative-config is not valid JSON: {abbreviate(str(error))}") from None
+            raise BadValue(f"`speculative_config` is not valid JSON: {abbreviate(str(error))}") from None
     if not isinstance(value, Mapping):
-        raise BadValue(f"--speculative-config must be a JSON object, not {abbreviate(value)}")
+        raise BadValue(f"`speculative_config` must be a JSON object, not {abbreviate(value)}")
     for key in value:
         if key not in _KEYS:
-            raise UnknownName("key of --speculative-config", key, _KEYS)
+            raise UnknownName("key of `speculative_config`", key, _KEYS)
     draft = value.get("model") or ""
     given = str(value.get("method") or ("draft_model" if draft else "mtp"))
     method = "draft_model" if given in _HEADS else _OWN.get(given, given)
@@ -49,11 +62,11 @@ def speculation(value: str | Mapping[str, Any] | None, model: Model, name: str) 
             "acceptance_length; the model's own prediction module is method 'mtp'"
         )
     if method == "draft_model" and not draft:
-        raise BadValue("--speculative-config with a draft model needs its name as 'model'")
+        raise BadValue("`speculative_config` with a draft model needs its name as 'model'")
     if method == "mtp" and not model.extras:
         raise BadValue(f"{name} has no multi-token-prediction module; give a draft 'model' or method 'ngram'")
     drafted = check_int(
-        "num_speculative_tokens", value.get("num_speculative_tokens", 1 if method == "mtp" else 3), most=64
+        "'num_speculative_tokens'", value.get("num_speculative_tokens", 1 if method == "mtp" else 3), most=64
     )
     length, source = _length(value, drafted, name, given if given in _HEADS else method)
     return Speculation(
@@ -101,27 +114,94 @@ def acceptance_warnings(guess: Speculation | None) -> list[str]:
 
 
 def parse_lora(rank: int | None, targets: str | Sequence[str] | None, number: int, model: Model) -> Lora | None:
-    """``--lora-rank 16 --lora-targets qkv_proj,o_proj --lora-adapters 4``"""
+    """``parse_lora(16, "qkv_proj,o_proj", 4, model).targets  # ('qkv_proj', 'o_proj')``"""
     if rank is None:
         if targets is not None or number != 1:
-            flag = "--lora-targets" if targets is not None else "--lora-adapters"
-            raise BadValue(f"{flag} needs --lora-rank: without a rank there are no adapters")
+            name = "lora_targets" if targets is not None else "lora_adapters"
+            raise BadValue(f"`{name}` needs `lora_rank`: without a rank there are no adapters")
         return None
     names = {op.name for block in model.blocks for op in block.ops if op.kind == "linear"}
     usual = [t for t in DEFAULT_TARGETS if t in names]
     if targets is None and not usual:
         raise BadValue(
-            f"the model has none of the usual targets of adapters; name some with --lora-targets: "
+            f"the model has none of the usual targets of adapters; name some with `lora_targets`: "
             f"{', '.join(sorted(names))}"
         )
     words = targets.split(",") if isinstance(targets, str) else usual if targets is None else targets
     if not isinstance(words, Sequence) or not words:
-        raise BadValue(f"--lora-targets must be names with commas between, not {abbreviate(targets)}")
+        raise BadValue(f"`lora_targets` must be names with commas between, not {abbreviate(targets)}")
     for word in words:
         if word not in names:
             raise UnknownName("LoRA target", word, names, field="lora_targets")
     return Lora(
-        rank=check_int("--lora-rank", rank, most=8192),
+        rank=check_int("lora_rank", rank, most=8192),
         targets=tuple(dict.fromkeys(words)),
-        adapters=check_int("--lora-adapters", number, most=10**6),
+        adapters=check_int("lora_adapters", number, most=10**6),
     )
+
+
+# ------------------------------------------------------------------ the model that drafts
+
+
+def draft_plan(bound_plan: BoundPlan) -> BoundPlan:
+    """The draft model bound on the same machine: a smaller one, or the model's own prediction modules with its head."""
+    spec = bound_plan.plan.speculation
+    assert spec is not None
+    if spec.method == "mtp":
+        return bound_plan._replace(model=_modules(bound_plan.model), engine=_draft_engine(bound_plan.engine))
+    small, roles = _draft_model(spec.model, _last_written(spec.model), bound_plan.plan.dtype, bound_plan.hf_token)
+    plan = msgspec.structs.replace(
+        _draft_layout(bound_plan.plan), quantization=precision.summary(roles, bound_plan.plan.dtype)
+    )
+    drafter = bind(small, bound_plan.device, _draft_engine(bound_plan.engine), plan, roles=roles)
+    return drafter._replace(
+        sources=bound_plan.sources
+    )  # the same machine and layout, and the efficiencies given for them
+
+
+def _draft_engine(engine: Engine) -> Engine:
+    """The engine of steps inside of a step: while drafting, the host does not go round again."""
+    return msgspec.structs.replace(engine, step_floor=0.0, step_floor_per_sequence=0.0)
+
+
+def draft_reason(bound_plan: BoundPlan) -> str:
+    """Why the layout does not suit the model that drafts, as a sentence; empty if it does, or if no model drafts."""
+    spec = bound_plan.plan.speculation
+    if spec is None or spec.method != "draft_model":
+        return ""
+    why = parallelism.illegal_reason(draft_plan(bound_plan).model, _draft_layout(bound_plan.plan), bound_plan.device)
+    return f"{spec.model} cannot draft here: {why}" if why else ""
+
+
+def _draft_layout(plan: Plan) -> Plan:
+    """The plan of a model that drafts: whole on every stage, without adapters and on the device."""
+    return msgspec.structs.replace(plan, speculation=None, lora=None, cpu_offload_bytes=0.0, pipeline_parallel_size=1)
+
+
+@functools.lru_cache(maxsize=16)
+def _draft_model(name: str, stamp: float, dtype: str, token: str | None) -> tuple[Model, dict[str, str]]:
+    """A model to draft with, and its precisions: what its config or its name declares."""
+    entry = catalog.model(name, token)
+    small = (build_network if entry.network else families.build)(entry.config, entry.source or entry.name)
+    if small.kind != "decoder":
+        raise BadValue(f"{name} is a {small.kind} model: only a decoder can draft tokens")
+    declared = entry.quantization if entry.quantization and not small.quantization else None
+    return small, precision.precision_by_role(small, dtype, declared)
+
+
+def _last_written(name: str) -> float:
+    """When a local model was last written, so that one that was edited is read again; 0 for any other name."""
+    path = Path(name).expanduser()
+    try:
+        return max(p.stat().st_mtime for p in (path, path / "config.json") if p.exists())
+    except (OSError, ValueError):
+        return 0.0
+
+
+@cache_by_identity(64)
+def _modules(model: Model) -> Model:
+    """One prediction module between embedding and head, which it shares with the model."""
+    ends = [b for b in model.blocks if b.stage in ("embed", "head")]
+    one = tuple(msgspec.structs.replace(b, layers=(0,)) for b in model.extras)
+    blocks: tuple[Block, ...] = (ends[0], *one, ends[-1])
+    return msgspec.structs.replace(model, blocks=blocks, num_layers=1, vision=None)

@@ -16,8 +16,8 @@ from ..base.errors import BadValue, check_int
 from ..base.units import ceil_div
 from ..costs import parallelism, precision
 from ..costs.binding import BoundPlan
-from ..inference.latency import draft_reason
 from ..inference.request import Request, build_request
+from ..inference.speculation import draft_reason
 from ..specs import catalog
 from ..specs.structs import Hardware, Plan
 from .objective import Objective, Traffic

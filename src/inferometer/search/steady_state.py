@@ -22,7 +22,8 @@ from ..base.symbols import Value
 from ..costs import host, roofline
 from ..costs.binding import BoundPlan, calibration_factor, padded_env, stage_plans, step_env, step_seconds
 from ..costs.step import Group, Step
-from ..inference.latency import draft_plan, frontend_seconds
+from ..inference.latency import frontend_seconds
+from ..inference.speculation import draft_plan
 from ..network.graph import Block
 from ..specs.structs import Engine, Plan
 from .objective import Traffic

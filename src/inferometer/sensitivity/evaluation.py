@@ -10,12 +10,12 @@ from msgspec.structs import replace
 
 from ..costs import parallelism
 from ..costs.binding import BoundPlan
-from ..inference import latency
+from ..inference import speculation
 from ..inference.analyze import metrics_of
-from ..inference.latency import batch_shape_of
 from ..inference.memory import cache_offloaded, memory_table
 from ..inference.report import Memory, Metrics
 from ..inference.request import Request
+from ..inference.workload import batch_shape_of
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,7 +113,7 @@ def bind_request(request: Request) -> BoundRequest:
 def illegal_layout(request: Request) -> str:
     """Why a layout cannot be run at all, as a sentence; empty if it can."""
     reason = parallelism.illegal_reason(request.model, request.plan, request.device)
-    return reason or (latency.draft_reason(request.bind()) if request.plan.speculation else "")
+    return reason or (speculation.draft_reason(request.bind()) if request.plan.speculation else "")
 
 
 def evaluate(request: Request) -> Evaluation:

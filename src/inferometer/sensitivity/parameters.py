@@ -48,7 +48,9 @@ def parameters(request: Request) -> dict[str, Parameter]:
 
 def _with_device(request: Request, **figures: Any) -> Request:
     """The request on a device with other figures; its kernels are the nominal device's."""
-    return request._replace(device=replace(request.device, **figures), usual=request.usual or request.device)
+    return request._replace(
+        device=replace(request.device, **figures), nominal_device=request.nominal_device or request.device
+    )
 
 
 # ------------------------------------------------------------------ the chip

@@ -16,11 +16,11 @@ from msgspec.structs import replace
 from ..base.errors import BadValue
 from ..base.units import ceil_div, percent, size
 from ..costs import parallelism
-from ..inference.advice import fits_with
+from ..inference.advice import memory_shortfall
 from ..inference.analyze import metrics_of, model_info
-from ..inference.latency import batch_shape_of
 from ..inference.memory import Footprint, footprint
 from ..inference.request import Request
+from ..inference.workload import batch_shape_of
 from ..specs import catalog
 from .evaluation import FULL_LOAD, METRICS, Evaluation, bind_offloaded, bind_request, illegal_layout
 from .parameters import ALL_SPEEDS, parameters
@@ -177,7 +177,9 @@ def _price_per_hour(request: Request, gpus: int) -> float | None:
 def infeasible_reason(request: Request) -> str | None:
     """Why a plan does not work, and what would; None if it does."""
     bound = bind_request(request)
-    return illegal_layout(request) or (None if bound.fits else fits_with(request, bound.bound_plan, bound.memory))
+    return illegal_layout(request) or (
+        None if bound.fits else memory_shortfall(request, bound.bound_plan, bound.memory).reason
+    )
 
 
 def compare_models(

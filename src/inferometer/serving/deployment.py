@@ -12,10 +12,10 @@ from ..base.errors import BadValue
 from ..costs import parallelism
 from ..costs.binding import BoundPlan, stage_plans
 from ..costs.step import Group, Step
-from ..inference import latency, memory
-from ..inference.latency import batch_shape_of
+from ..inference import latency, memory, speculation
 from ..inference.memory import memory_table
 from ..inference.request import Request
+from ..inference.workload import batch_shape_of
 from ..specs.structs import Hardware, Link, Workload
 from .engine import SchedulerLimits
 from .step_cost import StepCost
@@ -61,7 +61,7 @@ def build_pool(request: Request, replicas: int, trace: Trace, blocks: int | None
     usual, longest = (math.ceil(lengths.mean()), int(lengths.max())) if len(trace) else (2, 2)
     longest = min(longest, plan.max_model_len or longest)
     prompts = np.unique(trace.input_tokens)
-    why = parallelism.illegal_reason(request.model, plan, request.device) or latency.draft_reason(bound_plan)
+    why = parallelism.illegal_reason(request.model, plan, request.device) or speculation.draft_reason(bound_plan)
     room, seqs, lack = _room(bound_plan, max(2, min(usual, plan.max_model_len or usual)))
     if blocks is not None:
         room, lack = blocks, ""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..base.errors import BadValue, UnknownName, abbreviate, check_fraction, check_int
 from ..inference.request import build_request
+from ..specs.arguments import arguments
+from ..specs.plan_args import PlanArgs
 from .deployment import build_pool
 from .deployment_run import ServingOptions, serve
 from .outcome import Outcome
@@ -18,7 +19,7 @@ from .trace import Trace
 POLICIES = ("fcfs", "priority")
 STOPS = ("length", "token")
 ROLES = ("both", "prefill", "decode")
-_WORDS = frozenset(inspect.signature(build_request).parameters) - {"model"}
+_WORDS = frozenset(arguments(PlanArgs)) | {"gpu"}
 
 
 def simulate(

@@ -21,7 +21,7 @@ import numpy as np
 from ..costs import binding, host, roofline
 from ..costs.binding import BoundPlan
 from ..costs.step import Group, Step, entries_read, query_key_pairs
-from ..inference import latency
+from ..inference.speculation import draft_plan
 from ..network.graph import Block, Span
 from .step_tables import ContextTable, PrefillSurface, Spans, decode_only_parts, split_by_dependence
 
@@ -58,7 +58,7 @@ class StepCost:
         self.pace = speculation.acceptance_length if speculation else 1.0  # tokens that it gains a step
         self.drafter: BoundPlan | None = None
         if speculation and speculation.method != "ngram":
-            drafter = latency.draft_plan(bound_plan)
+            drafter = draft_plan(bound_plan)
             self.drafter = drafter._replace(env={**drafter.env, "uniform_lengths": bound_plan.env["uniform_lengths"]})
         used = {key for group in (*self.parts.prefill, *self.parts.decode) for key in group}
         self.windows = any(self.spans[key].size != float("inf") for key in used)

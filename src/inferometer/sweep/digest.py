@@ -116,7 +116,7 @@ class Digest:
             if isinstance(column, Categorical):
                 column = column.categories[int(np.broadcast_to(column.codes, chunk.shape)[place])]
             value = cell(np.broadcast_to(column, chunk.shape)[place]) if isinstance(column, np.ndarray) else column
-            row[name] = int(value) if holds == "whole" and value is not None and value == value else value
+            row[name] = int(value) if holds == "int" and value is not None and value == value else value
         return row
 
     def table(self) -> list[dict[str, Any]]:

@@ -7,7 +7,6 @@ length.
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Iterator, Mapping
 from itertools import chain, product
@@ -20,18 +19,21 @@ from ..base.errors import BadValue, InferometerError, UnknownName, check_int
 from ..base.ranges import as_list, choices, numbers, switches
 from ..costs import parallelism
 from ..costs.binding import BoundPlan
-from ..inference import latency
+from ..inference import speculation
 from ..inference.analyze import provenance_warnings
 from ..inference.request import Request, build_request
-from ..inference.workload import TOKENS
 from ..network.graph import Model
+from ..specs.arguments import arguments
 from ..specs.catalog import gpu_names
+from ..specs.plan_args import PlanArgs, TargetArgs
 
 INNER_AXES = ("batch_size", "input_len", "output_len", "prefix_len")
-_LIMITS = {"batch_size": (1, 10**7), "input_len": (1, TOKENS), "output_len": (1, TOKENS), "prefix_len": (0, TOKENS)}
 _UNSPLIT = ("turns", "speculative_config", "lora_targets", "profile", "calibration")  # their values may have commas
 _SECRET = "hf_token"  # not an axis, and never in a table
-_PARAMETERS = inspect.signature(build_request).parameters
+_ARGUMENTS = {**arguments(TargetArgs), **arguments(PlanArgs)}
+_ORDER = sorted(  # of the loops: rows with the same workload stand together, those that differ in a limit closest
+    _ARGUMENTS, key=lambda name: (_ARGUMENTS[name].group != "Machine", _ARGUMENTS[name].group != "Workload")
+)
 _MAX_CHECKED = 20  # values of an axis that `Grid.check` tries; of a longer axis, the first and the last
 
 
@@ -53,22 +55,19 @@ class Case(NamedTuple):
 
 
 def kind(name: str) -> str:
-    """What an axis takes: ``kind("batch_size")  # 'whole'``, or 'real', 'switch', 'word'"""
-    annotation = str(_PARAMETERS[name].annotation)
-    if name == "input_len" or annotation.startswith("int"):
-        return "whole"
-    return "switch" if "bool" in annotation else "word" if "str" in annotation else "real"
+    """What an axis takes: ``kind("batch_size")  # 'int'``, or 'float', 'switch', 'text'"""
+    return _ARGUMENTS[name].kind
 
 
 def axis_values(name: str, given: Any) -> tuple[Any, ...]:
     """The values of an argument of the request: ``axis_values("batch_size", "1:8:x2")  # (1, 2, 4, 8)``"""
-    takes, argument = kind(name), f"`{name}`"
-    if takes == "switch":
+    known, argument = _ARGUMENTS[name], f"`{name}`"
+    if known.kind == "switch":
         return switches(argument, given)
-    if takes != "word":
-        values = numbers(argument, given, whole=takes == "whole")
-        for value in (min(values), max(values)) if name in _LIMITS else ():
-            check_int(name, value, *_LIMITS[name])
+    if known.kind != "text":
+        values = numbers(argument, given, whole=known.kind == "int")
+        for value in (min(values), max(values)) if name in INNER_AXES else ():
+            check_int(name, value, int(known.ge or 0), int(known.le or 0))
         return values
     if name == "efficiency":  # numbers, and texts with a number for each kind of limit
         parts = [[item] if "=" in str(item) else numbers(argument, item, whole=False) for item in as_list(given)]
@@ -87,11 +86,11 @@ class Grid:
 
     def __init__(self, model: Any, gpu: Any = "h100-sxm", **given: Any) -> None:
         for name in given:
-            if name not in _PARAMETERS:
-                raise UnknownName("axis", name, [known for known in _PARAMETERS if known != _SECRET])
+            if name not in _ARGUMENTS:
+                raise UnknownName("axis", name, [known for known in _ARGUMENTS if known != _SECRET])
         self.token = given.pop(_SECRET, None)
         arguments = {"model": model, "gpu": gpu, **given}
-        axes = {name: axis_values(name, arguments[name]) for name in _PARAMETERS if arguments.get(name) is not None}
+        axes = {name: axis_values(name, arguments[name]) for name in _ORDER if arguments.get(name) is not None}
         self.inner = {name: axes.pop(name) for name in INNER_AXES if name in axes}
         self.outer: dict[str, tuple[Any, ...]] = axes
         self.outer_shape = tuple(len(values) for values in axes.values())
@@ -155,7 +154,7 @@ class Grid:
         request = request._replace(model=self._models.setdefault(arguments["model"], request.model))
         bound_plan = request.bind()
         self.warnings.update(dict.fromkeys([*request.warnings, *provenance_warnings(request), *bound_plan.notes]))
-        reason = parallelism.illegal_reason(request.model, request.plan, request.device) or latency.draft_reason(
+        reason = parallelism.illegal_reason(request.model, request.plan, request.device) or speculation.draft_reason(
             bound_plan
         )
         return Case(number, arguments, self._mesh(request), reason, request, bound_plan)

@@ -21,9 +21,10 @@ from ..base.units import size
 from ..costs.images import images
 from ..costs.step import Images
 from ..inference.analyze import report_of
-from ..inference.latency import BatchShape, frontend_seconds, predict, prompt_seconds, uniform_batch_shape
+from ..inference.latency import frontend_seconds, predict, prefill_seconds
 from ..inference.memory import Footprint, cache_offloaded, footprint
 from ..inference.report import Metrics
+from ..inference.workload import BatchShape, uniform_batch_shape
 from .grid import INNER_AXES, Case, Grid, kind
 
 CHUNK_POINTS = 262_144  # enough that NumPy does the work, few enough that memory stays small
@@ -97,8 +98,8 @@ class Chunk(NamedTuple):
 def column_kinds(grid: Grid) -> dict[str, str]:
     """The columns of a grid's table in order, and what each holds: 'word', 'whole', 'switch' or 'real'."""
     given = {**dict.fromkeys(PLAN_COLUMNS), **grid.outer, **dict.fromkeys(INNER_AXES[:3]), **grid.inner}
-    kinds = {name: "whole" if name == "gpus" else kind(name) for name in given}
-    return {**kinds, "feasible": "switch", "reason": "word", **dict.fromkeys(METRICS, "real")}
+    kinds = {name: "int" if name == "gpus" else kind(name) for name in given}
+    return {**kinds, "feasible": "switch", "reason": "text", **dict.fromkeys(METRICS, "float")}
 
 
 def rows(chunk: Chunk, kinds: Mapping[str, str]) -> Iterator[dict[str, Any]]:
@@ -116,12 +117,12 @@ def _cells(chunk: Chunk, kinds: Mapping[str, str]) -> Iterator[list[Any]]:
             yield [texts[code] for code in column.codes.tolist()]
         elif isinstance(column, np.ndarray):
             missing = column.dtype == float and np.isnan(column)
-            whole = column.astype(np.int64) if holds == "whole" and not np.any(missing) else column
+            whole = column.astype(np.int64) if holds == "int" and not np.any(missing) else column
             values = whole.tolist()
             yield [None if lost else v for v, lost in zip(values, missing, strict=True)] if np.any(missing) else values
         else:
             value = cell(column)
-            yield [int(value) if holds == "whole" and value is not None else value] * len(chunk)
+            yield [int(value) if holds == "int" and value is not None else value] * len(chunk)
 
 
 def cell(value: Any) -> Any:
@@ -243,7 +244,7 @@ def _vectorised(case: Case, mesh: tuple[np.ndarray, ...]) -> tuple[dict[str, Any
             **{name: getattr(prediction, name) for name in RATES},
         }
     else:
-        ttft = frontend_seconds(bound_plan) + prompt_seconds(bound_plan, batch_shape)
+        ttft = frontend_seconds(bound_plan) + prefill_seconds(bound_plan, batch_shape)
         columns = {
             "ttft_ms": ttft * 1e3,
             "e2el_ms": ttft * 1e3,

@@ -69,14 +69,14 @@ class LazyColumns(Mapping[str, np.ndarray]):
 
 def _joined(holds: str, parts: list[tuple[int, Any]]) -> np.ndarray:
     """A column of (rows, values) parts as one array. Texts are objects, so that equal ones are one."""
-    dtype: Any = {"word": object, "switch": bool}.get(holds, float)
+    dtype: Any = {"text": object, "switch": bool}.get(holds, float)
     column = np.empty(sum(count for count, _ in parts), dtype)
     at = 0
     for count, part in parts:
         value = np.array(part.categories, object)[part.codes] if isinstance(part, Categorical) else part
-        column[at : at + count] = value if value is not None or holds == "word" else np.nan
+        column[at : at + count] = value if value is not None or holds == "text" else np.nan
         at += count
-    return column.astype(np.int64) if holds == "whole" and not np.isnan(column).any() else column
+    return column.astype(np.int64) if holds == "int" and not np.isnan(column).any() else column
 
 
 class Sweep:

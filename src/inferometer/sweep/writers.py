@@ -131,7 +131,7 @@ def _rounded(name: str, holds: str, values: Any) -> Any:
     values = np.asarray(values)
     if holds == "switch" or values.dtype != float:
         return values
-    if holds == "whole" or name.endswith("_bytes"):
+    if holds == "int" or name.endswith("_bytes"):
         return values.astype(np.int64) if np.isfinite(values).all() else np.round(values)
     with np.errstate(divide="ignore", invalid="ignore"):
         scale = 10.0 ** (6 - np.floor(np.log10(np.abs(values))))
@@ -163,13 +163,13 @@ def _arrow() -> Any:
 def _parquet(arrow: Any, file: BinaryIO, stream: Iterable[Chunk], kinds: Kinds) -> None:
     """Rows in groups of about a million; texts are dictionaries, what is missing is null."""
     types = {
-        "word": arrow.dictionary(arrow.int32(), arrow.string()),
-        "whole": arrow.int64(),
+        "text": arrow.dictionary(arrow.int32(), arrow.string()),
+        "int": arrow.int64(),
         "switch": arrow.bool_(),
-        "real": arrow.float64(),
+        "float": arrow.float64(),
     }
     schema = arrow.schema([(name, types[holds]) for name, holds in kinds.items()], {"schema": SCHEMA})
-    few, reals = ([name for name, holds in kinds.items() if holds in of] for of in (("word", "whole"), ("real",)))
+    few, reals = ([name for name, holds in kinds.items() if holds in of] for of in (("text", "int"), ("float",)))
     with arrow.parquet.ParquetWriter(
         file, schema, use_dictionary=few, use_byte_stream_split=reals, compression="zstd", compression_level=1
     ) as writer:

@@ -17,7 +17,8 @@ from ..inference.analyze import device_info, engine_info, model_info
 from ..inference.breakdown import add_calls, empty_row, finish_rows
 from ..inference.report import OpRow
 from ..inference.request import Request, build_request
-from ..inference.workload import TOKENS, numbers
+from ..inference.workload import parse_numbers
+from ..specs.plan_args import TOKENS
 from ..specs.structs import Engine, Plan
 from .iteration import IterationTime, StageTime, iteration_time, model_flops, stage_times
 from .passes import PRECISIONS, RECOMPUTE, Recipe, training_constants
@@ -129,7 +130,7 @@ def _default_length(request: Request) -> int:
 
 def _lengths(value: int | Sequence[int] | str, layers: int) -> int | tuple[int, ...]:
     if isinstance(value, str):
-        value = numbers("`seq_len`", value)
+        value = parse_numbers("seq_len", value)
     if isinstance(value, int) or is_number(value):
         return check_int("seq_len", value, most=TOKENS)
     found = tuple(check_int("seq_len", v, most=TOKENS) for v in value)

@@ -57,7 +57,7 @@ class Drawn(NamedTuple):
 def write_curves(sweep: Sweep, folder: str | Path) -> list[Path]:
     """One picture for every axis of numbers that has several, and the front if anything varies but the workload."""
     target = files.folder(folder)
-    along = [name for name, values in sweep.axes.items() if len(values) > 1 and sweep.kinds[name] in ("whole", "real")]
+    along = [name for name, values in sweep.axes.items() if len(values) > 1 and sweep.kinds[name] in ("int", "float")]
     with style():
         made = [files.write(target / f"{name}.png", picture(curves(sweep, name))) for name in along]
         if any(len(values) > 1 for name, values in sweep.axes.items() if name not in WORKLOAD_AXES):
@@ -71,7 +71,7 @@ def write_curves(sweep: Sweep, folder: str | Path) -> list[Path]:
 def drawn(sweep: Sweep, along: str, hold: tuple[str, ...] = ()) -> Drawn:
     """Up to eight lines along an axis: words first, then layouts, then the workload; the rest is held and named."""
     others = [name for name, values in sweep.axes.items() if name != along and len(values) > 1]
-    others.sort(key=lambda name: (name in INNER_AXES[1:], name == "batch_size", sweep.kinds[name] in ("whole", "real")))
+    others.sort(key=lambda name: (name in INNER_AXES[1:], name == "batch_size", sweep.kinds[name] in ("int", "float")))
     picks: dict[str, list[int]] = {}
     notes: dict[str, str] = {}
     room = len(COLORS)
@@ -107,7 +107,7 @@ def _some(sweep: Sweep, name: str, room: int) -> list[int]:
     if len(values) <= room:
         return list(range(len(values)))
     able = np.flatnonzero(_works(sweep, name)).tolist() or list(range(len(values)))
-    numbers = np.array([values[i] for i in able], float) if sweep.kinds[name] in ("whole", "real") else np.zeros(1)
+    numbers = np.array([values[i] for i in able], float) if sweep.kinds[name] in ("int", "float") else np.zeros(1)
     if numbers.min() <= 0 or len(able) <= room:
         return spread(able, room)
     wanted = np.geomspace(numbers.min(), numbers.max(), room)
@@ -128,7 +128,7 @@ def _lines(sweep: Sweep, along: str, picks: dict[str, list[int]]) -> Iterator[Li
 def _word(name: str, value: Any, holds: str) -> str:
     if holds == "switch":
         return f"{'' if value else 'no '}{short(name)}"
-    return str(axis_cell(value)) if holds == "word" else f"{short(name)} {value:,}"
+    return str(axis_cell(value)) if holds == "text" else f"{short(name)} {value:,}"
 
 
 def _about(sweep: Sweep, shown: Drawn) -> str:

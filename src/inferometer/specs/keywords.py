@@ -1,0 +1,197 @@
+"""The schema of arguments as TypedDicts, for editors and type checkers. Written by tools/keywords.py: do not edit."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypedDict
+
+from .structs import Calibration
+
+
+class PlanKwargs(TypedDict, total=False):
+    """PlanArgs."""
+
+    engine: str | None
+    efficiency: float | str | Mapping[str, float] | None
+    profile: str | None
+    calibration: str | Calibration | None
+    quantization: str | None
+    dtype: str | None
+    kv_cache_dtype: str | None
+    norm_dtype: str | None
+    tensor_parallel_size: int | None
+    pipeline_parallel_size: int | None
+    data_parallel_size: int | None
+    enable_expert_parallel: bool | None
+    sequence_parallel: bool | None
+    decode_context_parallel_size: int | None
+    micro_batches: int | None
+    nodes: int | None
+    gpus_per_node: int | None
+    interconnect: str | None
+    overlap: float | None
+    speculative_config: str | Mapping[str, Any] | None
+    lora_rank: int | None
+    lora_targets: str | Sequence[str] | None
+    lora_adapters: int | None
+    enable_chunked_prefill: bool | None
+    cpu_offload_gb: float | None
+    attention: str | None
+    fusion: bool | None
+    frontend: str | None
+    routing_skew: float | None
+    max_model_len: int | None
+    max_num_batched_tokens: int | None
+    max_num_seqs: int | None
+    max_cudagraph_capture_size: int | None
+    gpu_memory_utilization: float | None
+    block_size: int | None
+    hf_token: str | None
+    batch_size: int | None
+    input_len: int | str | Sequence[int] | None
+    output_len: int | None
+    prefix_len: int | None
+    beam_width: int | None
+    turns: str | Sequence[tuple[int, int]] | None
+    images: str | tuple[int, int, int] | None
+    usecase: str | None
+
+
+class ServingKwargs(TypedDict, total=False):
+    """ServingArgs."""
+
+    engine: str | None
+    efficiency: float | str | Mapping[str, float] | None
+    profile: str | None
+    calibration: str | Calibration | None
+    quantization: str | None
+    dtype: str | None
+    kv_cache_dtype: str | None
+    norm_dtype: str | None
+    tensor_parallel_size: int | None
+    pipeline_parallel_size: int | None
+    data_parallel_size: int | None
+    enable_expert_parallel: bool | None
+    sequence_parallel: bool | None
+    decode_context_parallel_size: int | None
+    micro_batches: int | None
+    nodes: int | None
+    gpus_per_node: int | None
+    interconnect: str | None
+    overlap: float | None
+    speculative_config: str | Mapping[str, Any] | None
+    lora_rank: int | None
+    lora_targets: str | Sequence[str] | None
+    lora_adapters: int | None
+    enable_chunked_prefill: bool | None
+    cpu_offload_gb: float | None
+    attention: str | None
+    fusion: bool | None
+    frontend: str | None
+    routing_skew: float | None
+    max_model_len: int | None
+    max_num_batched_tokens: int | None
+    max_num_seqs: int | None
+    max_cudagraph_capture_size: int | None
+    gpu_memory_utilization: float | None
+    block_size: int | None
+    hf_token: str | None
+    scheduler: str | None
+    policy: str | None
+    enable_prefix_caching: bool | None
+    long_prefill_token_threshold: int | None
+    scheduler_recv_interval: int | None
+    batch_wait_timeout_iters: int | None
+    batch_wait_max_tokens_ratio: float | None
+    num_gpu_blocks_override: int | None
+    router: str | None
+    prefill_replicas: int | None
+    decode_replicas: int | None
+
+
+class SearchKwargs(TypedDict, total=False):
+    """SearchArgs."""
+
+    num_gpus: int | None
+    nodes: int | None
+    gpus_per_node: int | None
+    input_len: int | float | str | None
+    output_len: int | float | str | None
+    prefix_len: int | None
+    request_rate: float | None
+    burstiness: float | None
+    goodput: str | Iterable[str] | Mapping[str, float] | None
+    goodput_share: float | None
+    objective: str | None
+    mode: str | None
+    tensor_parallel_size: int | str | Sequence[int] | None
+    pipeline_parallel_size: int | str | Sequence[int] | None
+    data_parallel_size: int | str | Sequence[int] | None
+    enable_expert_parallel: bool | Sequence[bool] | None
+    quantization: str | Sequence[str] | None
+    kv_cache_dtype: str | Sequence[str] | None
+    max_num_batched_tokens: int | str | Sequence[int] | None
+    max_num_seqs: int | str | Sequence[int] | None
+    speculative_config: str | Mapping[str, Any] | None
+    finalists: int | None
+    engine: str | None
+    frontend: str | None
+    dtype: str | None
+    interconnect: str | None
+    efficiency: float | str | Mapping[str, float] | None
+    profile: str | None
+    calibration: str | None
+    gpu_memory_utilization: float | None
+    routing_skew: float | None
+    hf_token: str | None
+    backend: str | None
+    jobs: int | None
+    seed: int | None
+    norm_dtype: str | None
+    sequence_parallel: bool | None
+    decode_context_parallel_size: int | None
+    micro_batches: int | None
+    overlap: float | None
+    lora_rank: int | None
+    lora_targets: str | Sequence[str] | None
+    lora_adapters: int | None
+    enable_chunked_prefill: bool | None
+    cpu_offload_gb: float | None
+    attention: str | None
+    fusion: bool | None
+    max_model_len: int | None
+    max_cudagraph_capture_size: int | None
+    block_size: int | None
+    batch_size: int | None
+    beam_width: int | None
+    turns: str | Sequence[tuple[int, int]] | None
+    images: str | tuple[int, int, int] | None
+    usecase: str | None
+
+
+class TrainKwargs(TypedDict, total=False):
+    """TrainArgs."""
+
+    engine: str | None
+    global_batch_size: int | None
+    micro_batch_size: int | None
+    seq_len: int | str | Sequence[int] | None
+    data_parallel_size: int | None
+    tensor_parallel_size: int | None
+    pipeline_parallel_size: int | None
+    sequence_parallel: bool | None
+    enable_expert_parallel: bool | None
+    interleave: int | None
+    zero: int | None
+    recompute: str | None
+    optimizer: str | None
+    precision: str | None
+    grad_dtype: str | None
+    dropout: bool | None
+    attention: str | None
+    tokens: float | None
+    efficiency: float | str | Mapping[str, float] | None
+    nodes: int | None
+    gpus_per_node: int | None
+    overlap: float | None
+    interconnect: str | None
+    routing_skew: float | None
+    hf_token: str | None

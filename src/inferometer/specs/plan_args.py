@@ -1,0 +1,458 @@
+"""The arguments of one plan: machine, precision, layout, workload, methods, engine. `arguments.py` says what follows.
+
+Each group stands on the one before it, so that the last has all fields. A field is a flag, a keyword, a control of the page and an axis of a sweep: it is added here and nowhere else.
+"""
+
+# Annotations are looked at while the program runs: no postponed evaluation here.
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar
+
+from .arguments import Args, Slider, arg, arguments, flag
+from .structs import Calibration
+
+TOKENS = 10**8  # no request is longer than this
+RANKS = 65536
+
+
+class TargetArgs(Args):
+    """What is run, on what."""
+
+    GROUP: ClassVar[str] = "Machine"
+    model: Annotated[
+        str,
+        arg("A catalogue name, a Hugging Face id, a config.json or its folder, a network's TOML file.", label="Model"),
+    ] = "llama-3.1-8b"
+    gpu: Annotated[
+        str,
+        arg(
+            "A name, a TOML file, or name:key=value,… to change figures.",
+            label="GPU",
+            offered="hardware",
+            metavar="NAME",
+        ),
+    ] = "h100-sxm"
+
+
+class MachineArgs(Args):
+    """The engine."""
+
+    GROUP: ClassVar[str] = "Machine"
+    engine: Annotated[
+        str | None,
+        arg(
+            "vllm, sglang, trtllm, hf, or roofline: the speed of light.",
+            default_text="vllm",
+            label="Engine",
+            offered="engines",
+        ),
+    ] = None
+
+
+class LayoutArgs(MachineArgs):
+    """How the model lies on the GPUs."""
+
+    GROUP: ClassVar[str] = "Layout"
+    tensor_parallel_size: Annotated[
+        int,
+        arg(
+            "GPUs that share every layer.",
+            ge=1,
+            le=RANKS,
+            short="-tp",
+            label="Tensor parallel",
+            unit="GPUs",
+            slider=Slider(1, 64, "x2"),
+        ),
+    ] = 1
+    pipeline_parallel_size: Annotated[
+        int,
+        arg(
+            "Stages that share the layers.",
+            ge=1,
+            le=RANKS,
+            short="-pp",
+            label="Pipeline parallel",
+            unit="stages",
+            slider=Slider(1, 16, "x2"),
+        ),
+    ] = 1
+    data_parallel_size: Annotated[
+        int,
+        arg(
+            "Replicas of the attention (or the model).",
+            ge=1,
+            le=RANKS,
+            short="-dp",
+            label="Data parallel",
+            unit="replicas",
+            slider=Slider(1, 64, "x2"),
+        ),
+    ] = 1
+    enable_expert_parallel: Annotated[
+        bool, arg("Spread the experts over all tp × dp ranks.", label="Expert parallel")
+    ] = False
+    sequence_parallel: Annotated[
+        bool, arg("Norms and residuals split over tp ranks, too.", short="-sp", label="Sequence parallel")
+    ] = False
+    decode_context_parallel_size: Annotated[
+        int,
+        arg(
+            "Ranks of tp that share the KV.",
+            ge=1,
+            le=RANKS,
+            short="-dcp",
+            label="Decode context parallel",
+            unit="GPUs",
+            slider=Slider(1, 16, "x2"),
+        ),
+    ] = 1
+    micro_batches: Annotated[
+        int,
+        arg(
+            "In the pipeline; 0: as many as stages.",
+            ge=0,
+            le=10**6,
+            label="Micro-batches",
+            unit="of a batch",
+            slider=Slider(0, 32, 1),
+        ),
+    ] = 0
+    nodes: Annotated[
+        Annotated[int, arg("", ge=1, le=10**6)] | None,
+        arg(
+            "Machines.",
+            default_text="as many as the layout needs",
+            label="Nodes",
+            unit="machines",
+            slider=Slider(1, 64, "x2"),
+        ),
+    ] = None
+    gpus_per_node: Annotated[
+        Annotated[int, arg("", ge=1, le=RANKS)] | None,
+        arg(
+            "GPUs of a machine.",
+            default_text="the device's usual",
+            label="GPUs of a node",
+            unit="GPUs",
+            slider=Slider(1, 72, 1),
+        ),
+    ] = None
+    interconnect: Annotated[
+        str | None,
+        arg(
+            "Which link joins the GPUs: nvlink, pcie …",
+            default_text="the device's best",
+            label="Interconnect",
+            offered="links",
+        ),
+    ] = None
+    overlap: Annotated[
+        float,
+        arg(
+            "Share of communication that runs behind computing.",
+            ge=0,
+            le=1,
+            ends="0 (none) and 1 (all that fits behind computing)",
+            label="Communication hidden",
+            unit="share",
+            slider=Slider(0, 1, 0.05),
+        ),
+    ] = 0.0
+
+
+class MethodArgs(LayoutArgs):
+    """Methods that change what a step does."""
+
+    GROUP: ClassVar[str] = "Methods"
+    speculative_config: Annotated[
+        str | Mapping[str, Any] | None,
+        arg(
+            '{"method": "mtp", "num_speculative_tokens": 1, …}',
+            metavar="JSON",
+            label="Speculative decoding",
+            unit="JSON",
+        ),
+    ] = None
+    lora_rank: Annotated[
+        Annotated[int, arg("", ge=1, le=8192)] | None,
+        arg("Low-rank adapters of this rank.", label="LoRA rank", unit="rank", slider=Slider(1, 256, "x2")),
+    ] = None
+    lora_targets: Annotated[
+        str | Sequence[str] | None,
+        arg(
+            "Products that have adapters.",
+            default_text="attention and MLP",
+            metavar="OP,…",
+            label="LoRA targets",
+            unit="operators",
+        ),
+    ] = None
+    lora_adapters: Annotated[
+        int,
+        arg(
+            "Different adapters in a batch.",
+            ge=1,
+            le=10**6,
+            label="LoRA adapters",
+            unit="in a batch",
+            slider=Slider(1, 256, "x2"),
+        ),
+    ] = 1
+    enable_chunked_prefill: Annotated[
+        bool, arg("Also price a step that decodes and prefills at once.", label="Chunked prefill")
+    ] = False
+    cpu_offload_gb: Annotated[
+        float,
+        arg(
+            "GB of weights per GPU kept in host memory.",
+            ge=0,
+            le=1e6,
+            ends="0 and a million",
+            label="Weights on the host",
+            unit="GB a GPU",
+            slider=Slider(0, 512, 1),
+        ),
+    ] = 0.0
+
+
+class PrecisionArgs(MethodArgs):
+    """Formats of weights, activations and the cache."""
+
+    GROUP: ClassVar[str] = "Precision"
+    quantization: Annotated[
+        str | None,
+        arg(
+            "bf16 fp8 fp8-block int8 w4a16 mxfp4 nvfp4 …",
+            default_text="the config's",
+            short="-q",
+            label="Weights",
+            offered="precisions",
+        ),
+    ] = None
+    dtype: Annotated[
+        str,
+        arg(
+            "Of activations and plain weights: bf16, fp16, fp32.",
+            label="Activations",
+            offered=("auto", "bf16", "fp16", "fp32"),
+        ),
+    ] = "auto"
+    kv_cache_dtype: Annotated[
+        str,
+        arg("bf16, fp8, int8 …", label="KV cache", offered=("auto", "bf16", "fp16", "fp8", "int8", "int4")),
+    ] = "auto"
+    norm_dtype: Annotated[
+        str | None,
+        arg("Of the norms' weights.", default_text="--dtype", label="Norms", offered=("bf16", "fp16", "fp32")),
+    ] = None
+
+
+class EngineArgs(PrecisionArgs):
+    """Limits and habits of the engine."""
+
+    GROUP: ClassVar[str] = "Engine"
+    attention: Annotated[
+        str | None,
+        arg(
+            "flash, or eager: scores go through memory.",
+            default_text="the engine's",
+            choices=("flash", "eager"),
+            label="Attention",
+        ),
+    ] = None
+    fusion: Annotated[
+        bool | None,
+        arg("Element-wise operators ride on their neighbours.", default_text="the engine's", label="Fusion"),
+    ] = None
+    frontend: Annotated[
+        str,
+        arg(
+            "Where the clock stands: in-process, or at an http client.",
+            choices=("in-process", "http"),
+            label="Clock stands",
+        ),
+    ] = "in-process"
+    efficiency: Annotated[
+        float | str | Mapping[str, float] | None,
+        arg(
+            "Share of peak: 0.6, or flops=0.7,hbm=0.85,intra=0.8,inter=0.7.",
+            metavar="X",
+            label="Efficiency",
+            unit="share of peak",
+        ),
+    ] = None
+    profile: Annotated[str | None, arg("Kernels that inferometer profile measured or imported.", metavar="FILE")] = None
+    calibration: Annotated[
+        str | Calibration | None,
+        arg("What validate --write-calibration made of your measurements.", metavar="FILE"),
+    ] = None
+    routing_skew: Annotated[
+        float,
+        arg(
+            "0: experts are chosen evenly; 1: always the same.",
+            ge=0,
+            le=1,
+            ends="0 (uniform) and 1 (always the same experts)",
+            label="Routing skew",
+            unit="share",
+            slider=Slider(0, 1, 0.05),
+        ),
+    ] = 0.0
+    max_model_len: Annotated[
+        Annotated[int, arg("", ge=1, le=10**9)] | None,
+        arg(
+            "Longest sequence.",
+            default_text="the model's",
+            label="Longest sequence",
+            unit="tokens",
+            slider=Slider(16, 1048576, "x2"),
+        ),
+    ] = None
+    max_num_batched_tokens: Annotated[
+        Annotated[int, arg("", ge=1, le=10**9)] | None,
+        arg(
+            "Token budget of a step.",
+            default_text="the engine's",
+            label="Token budget",
+            unit="tokens a step",
+            slider=Slider(16, 131072, "x2"),
+        ),
+    ] = None
+    max_num_seqs: Annotated[
+        Annotated[int, arg("", ge=1, le=10**9)] | None,
+        arg(
+            "Sequences of a step.",
+            default_text="the engine's",
+            label="Sequences at most",
+            unit="a step",
+            slider=Slider(1, 4096, "x2"),
+        ),
+    ] = None
+    max_cudagraph_capture_size: Annotated[
+        Annotated[int, arg("", ge=0, le=10**9)] | None,
+        arg(
+            "Tokens of the largest step that CUDA graphs replay.",
+            default_text="the engine's",
+            label="CUDA graphs up to",
+            unit="tokens",
+            slider=Slider(0, 8192, "x2"),
+        ),
+    ] = None
+    gpu_memory_utilization: Annotated[
+        Annotated[float, arg("", gt=0, le=1)] | None,
+        arg(
+            "Share of memory the engine takes.",
+            default_text="the engine's",
+            label="Memory taken",
+            unit="share",
+            slider=Slider(0.5, 1, 0.01),
+        ),
+    ] = None
+    block_size: Annotated[
+        Annotated[int, arg("", ge=1, le=10**6)] | None,
+        arg(
+            "Tokens per KV block.",
+            default_text="the engine's",
+            label="KV block",
+            unit="tokens",
+            slider=Slider(1, 256, "x2"),
+        ),
+    ] = None
+    hf_token: Annotated[str | None, arg("For gated configs; HF_TOKEN works too.", secret=True)] = None
+
+
+class WorkloadArgs(EngineArgs):
+    """One batch of requests."""
+
+    GROUP: ClassVar[str] = "Workload"
+    batch_size: Annotated[
+        int,
+        arg(
+            "Sequences at once.",
+            ge=1,
+            le=10**7,
+            label="Batch size",
+            unit="sequences",
+            slider=Slider(1, 1024, "x2"),
+        ),
+    ] = 1
+    input_len: Annotated[
+        Annotated[int, arg("", ge=1, le=TOKENS)] | str | Sequence[int],
+        arg(
+            "Prompt tokens: one number, or one per layer.",
+            kind="int",
+            metavar="N[,N…]",
+            label="Input",
+            unit="tokens",
+            slider=Slider(16, 131072, "x2"),
+        ),
+    ] = 1024
+    output_len: Annotated[
+        int,
+        arg(
+            "Tokens of the answer.",
+            ge=1,
+            le=TOKENS,
+            label="Output",
+            unit="tokens",
+            slider=Slider(1, 32768, "x2"),
+        ),
+    ] = 128
+    prefix_len: Annotated[
+        int,
+        arg(
+            "Leading prompt tokens that are already in the cache.",
+            ge=0,
+            le=TOKENS,
+            label="Cached prefix",
+            unit="tokens",
+            slider=Slider(0, 131072, "x2"),
+        ),
+    ] = 0
+    beam_width: Annotated[
+        int,
+        arg(
+            "Beams per sequence; they share the prompt's cache.",
+            ge=1,
+            le=1024,
+            label="Beams",
+            unit="a sequence",
+            slider=Slider(1, 16, 1),
+        ),
+    ] = 1
+    turns: Annotated[
+        str | Sequence[tuple[int, int]] | None,
+        arg(
+            "A conversation: prompts and answers over one growing context.",
+            metavar="IN:OUT,…",
+            label="Conversation",
+            unit="in:out,…",
+        ),
+    ] = None
+    images: Annotated[
+        str | tuple[int, int, int] | None,
+        arg(
+            "Images in every request, for models that see: 1x896x896.",
+            metavar="NxHxW",
+            label="Images",
+            unit="N×H×W",
+        ),
+    ] = None
+    usecase: Annotated[
+        str | None,
+        arg(
+            "Typical lengths, batch and beams by name: chatbot, summarization, code …",
+            label="Use case",
+            offered="usecases",
+        ),
+    ] = None
+
+
+class PlanArgs(WorkloadArgs):
+    """Everything that one plan can be told: the keywords of `analyze`."""
+
+
+def short_flag(name: str) -> str:
+    """The shortest spelling of a plan's argument: ``short_flag("tensor_parallel_size")  # '-tp'``"""
+    known = arguments(PlanArgs).get(name)
+    return known.short if known and known.short else flag(name)

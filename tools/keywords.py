@@ -1,0 +1,71 @@
+"""Write src/inferometer/specs/keywords.py: the schema of arguments as TypedDicts, for editors and type checkers.
+
+python tools/keywords.py            # after a field of the schema changed; a test compares
+"""
+
+from __future__ import annotations
+
+import types
+from pathlib import Path
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from inferometer.specs.arguments import Args, Argument, arguments
+from inferometer.specs.command_args import SearchArgs, ServingArgs, TrainArgs
+from inferometer.specs.plan_args import PlanArgs
+
+TARGET = Path(__file__).parent.parent / "src" / "inferometer" / "specs" / "keywords.py"
+VERBS: dict[str, tuple[type[Args], ...]] = {  # what each public function takes as **kwargs
+    "PlanKwargs": (PlanArgs,),
+    "ServingKwargs": (ServingArgs,),
+    "SearchKwargs": (SearchArgs, PlanArgs),
+    "TrainKwargs": (TrainArgs,),
+}
+HEAD = '''"""The schema of arguments as TypedDicts, for editors and type checkers. Written by tools/keywords.py: do not edit."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypedDict
+
+from .structs import Calibration
+'''
+
+
+def written(annotation: Any) -> str:
+    """A type as source text: ``written(int | None)  # 'int | None'``"""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return written(get_args(annotation)[0])
+    if origin in (Union, types.UnionType):
+        return " | ".join(dict.fromkeys(map(written, get_args(annotation))))
+    if annotation is type(None):
+        return "None"
+    if annotation is Any:
+        return "Any"
+    inner = ", ".join(map(written, get_args(annotation)))
+    return f"{annotation.__name__}[{inner}]" if inner else str(annotation.__name__)
+
+
+def text() -> str:
+    """The whole file."""
+    parts = [HEAD]
+    for name, groups in VERBS.items():
+        fields: dict[str, Argument] = {}
+        for group in groups:
+            fields = {**arguments(group), **fields} if not fields else {**fields, **_missing(arguments(group), fields)}
+        lines = [f"    {field}: {_optional(written(argument.annotation))}" for field, argument in fields.items()]
+        parts.append(f'\n\nclass {name}(TypedDict, total=False):\n    """{groups[0].__name__}."""\n\n')
+        parts.append("\n".join(lines) + "\n")
+    return "".join(parts)
+
+
+def _missing(more: dict[str, Argument], fields: dict[str, Argument]) -> dict[str, Argument]:
+    return {name: argument for name, argument in more.items() if name not in fields}
+
+
+def _optional(kind: str) -> str:
+    """None is the same as not given."""
+    return kind if kind.endswith("None") else f"{kind} | None"
+
+
+if __name__ == "__main__":
+    TARGET.write_text(text(), encoding="utf-8")
+    print(f"wrote {TARGET}")
