@@ -135,6 +135,7 @@ def test_pictures_are_small() -> None:
 # ------------------------------------------------------------------ examples
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", list(examples("console")), ids=name)
 def test_commands_run(example: Example, run: Run, folder: Path) -> None:
     for args, code, expected, _ in commands(example):
@@ -146,6 +147,7 @@ def test_commands_run(example: Example, run: Run, folder: Path) -> None:
         assert expected in " ".join((ran.out + ran.err).split()), f"{shlex.join(args)} does not say {expected!r}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", [e for e in examples("python") if "import inferometer" in e.text], ids=name)
 def test_python_runs(example: Example, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile(example.text, f"{example.page}:{example.line}", "exec"), {})

@@ -22,9 +22,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferometer.base.errors import BadValue
-from inferometer.bench.load_generator import PlannedRequest, Reply, LoadGenerator, BenchTarget, payload, read_events, server_root
-from inferometer.bench.trace_replay import measured_trace, outcome_of_replies, planned_requests
 from inferometer.bench.http_stream import Broken, _Received
+from inferometer.bench.load_generator import (
+    BenchTarget,
+    LoadGenerator,
+    PlannedRequest,
+    Reply,
+    payload,
+    read_events,
+    server_root,
+)
+from inferometer.bench.trace_replay import measured_trace, outcome_of_replies, planned_requests
 from inferometer.serving.synthetic import synthetic
 from inferometer.serving.trace import read_trace
 
@@ -462,7 +470,9 @@ def test_what_was_measured_is_a_trace_again() -> None:
 def test_a_late_client_is_noticed() -> None:
     async def late() -> LoadGenerator:
         fake = Fake()
-        run = LoadGenerator(BenchTarget(fake.url, "tiny"), [PlannedRequest(lambda: time.sleep(0.05) or [1], 1, 0.0) for _ in range(3)])
+        run = LoadGenerator(
+            BenchTarget(fake.url, "tiny"), [PlannedRequest(lambda: time.sleep(0.05) or [1], 1, 0.0) for _ in range(3)]
+        )
         await run.drive()
         fake.stop()
         return run

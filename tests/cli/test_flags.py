@@ -190,6 +190,7 @@ def test_a_gpu_of_your_own(run: Run, tmp_path: Path) -> None:
     assert changed["metrics"]["tpot_ms"] == pytest.approx(result["metrics"]["tpot_ms"] / 2, rel=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "name", "key"),
     [

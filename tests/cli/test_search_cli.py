@@ -30,6 +30,7 @@ SMALL = (
 )
 
 
+@pytest.mark.slow
 def test_it_prints_the_winner_its_reasons_and_commands(run: Run) -> None:
     ran = run(*SMALL)
     assert ran.code == 0, ran.err
@@ -57,6 +58,7 @@ def test_commands_can_be_copied() -> None:
     assert shlex.split(shown.replace("\\\n", " ")) == shlex.split(command)
 
 
+@pytest.mark.slow
 def test_json_has_everything(run: Run, tmp_path: Path) -> None:
     ran = run(*SMALL, "--json")
     found = ran.json
@@ -84,6 +86,7 @@ def test_json_has_everything(run: Run, tmp_path: Path) -> None:
     assert set(found["commands"]) == {"vllm", "sglang", "trtllm", "bench"}
 
 
+@pytest.mark.slow
 def test_csv_has_one_row_per_plan(run: Run, tmp_path: Path) -> None:
     target = tmp_path / "plans.csv"
     assert run(*SMALL, "--csv", "-o", str(target)).code == 0
@@ -92,12 +95,14 @@ def test_csv_has_one_row_per_plan(run: Run, tmp_path: Path) -> None:
     assert all((row["possible"] == "True") == (not row["reason"]) for row in rows)
 
 
+@pytest.mark.slow
 def test_the_picture_is_drawn(run: Run, tmp_path: Path) -> None:
     ran = run(*SMALL, "--plot", str(tmp_path / "out"), "--json")
     assert ran.code == 0 and (tmp_path / "out" / "pareto.png").stat().st_size > 20_000
     assert "pareto.png" in ran.err
 
 
+@pytest.mark.slow
 def test_nothing_possible_ends_with_1_and_what_would_do(run: Run) -> None:
     ran = run(
         "search",

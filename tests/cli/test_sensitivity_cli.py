@@ -72,6 +72,7 @@ def test_csv_has_a_row_each(run: Run, args: list[str], first: str, rows: int) ->
     assert len(table) == rows and next(iter(table[0])) == first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("args", "names"),
     [
@@ -89,6 +90,7 @@ def test_pictures(run: Run, tmp_path: Path, args: list[str], names: set[str]) ->
     assert all(path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 10_000 for path in tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "words"),
     [
@@ -112,6 +114,7 @@ def test_every_kind_of_request_is_looked_at(run: Run, model: str, words: list[st
     assert "nan" not in ran.out and "None" not in ran.out
 
 
+@pytest.mark.slow
 def test_infeasible_is_a_result(run: Run) -> None:
     ran = run("sensitivity", "llama-3.1-70b", "--gpu", "h100-sxm", "--json")
     assert ran.code == 1 and "infeasible: needs" in ran.err

@@ -64,6 +64,7 @@ def test_the_table(run: Command) -> None:
     assert "0.0% keep ttft ≤ 1 ms, tpot ≤ 50 ms" in ran.out and "running" in ran.out and "300 in, 20 out" in ran.out
 
 
+@pytest.mark.slow
 def test_rows_and_files(run: Command, tmp_path: Path) -> None:
     rows, chrome, plots = tmp_path / "rows.csv", tmp_path / "trace.json", tmp_path / "plots"
     ran = sim(
@@ -257,6 +258,7 @@ def test_what_cannot_be_written_is_said_and_nothing_is_lost(run: Command, tmp_pa
     assert kept.read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_capacity(run: Command) -> None:
     alone, crowded = (sim(run, "--request-rate", r, "--json").json["mean_ttft_ms"] for r in ("0.1", "inf"))
     limit = round((alone + crowded) / 2, 3)  # what one request keeps, and many at once do not

@@ -54,6 +54,7 @@ def _nibbles(q: Any, scale: Any) -> Any:
     return (q.double() - 8) * factor + offset
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", LINEARS)
 def test_products_multiply(cpu: KernelBench, dtype: str) -> None:
     ready = CASES["linear"](cpu, dtype=dtype, m=5, n=128, k=256)
@@ -274,6 +275,7 @@ def test_buffers_rotate_through_more_than_the_cache(cpu: KernelBench) -> None:
 # ------------------------------------------------------------------ collectives
 
 
+@pytest.mark.slow
 def test_two_processes_talk(cpu: KernelBench) -> None:
     where = KernelBench(cpu.torch, "cpu", Library(), 1e4)
     try:

@@ -139,6 +139,7 @@ def _sharded(s: BoundPlan, step: Step) -> float:
     return flops(s, step) - _replicated(s, step)
 
 
+@pytest.mark.slow
 @given(tp=st.sampled_from([2, 4, 8]), batch=st.integers(1, 256))
 @settings(max_examples=20, deadline=None)
 def test_communication_grows_with_the_group(tp: int, batch: int) -> None:

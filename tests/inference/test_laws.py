@@ -85,6 +85,7 @@ def test_more_work_is_never_faster(model: str, gpu: str, engine: str, n: int, q:
     assert decoding or took(n, q + 1, c) >= base
 
 
+@pytest.mark.slow
 @few
 @given(
     MODELS,
@@ -119,6 +120,7 @@ def test_ranks_share_the_work(model: str, tp: int, step: Step) -> None:
     assert flops(one) / tp <= flops(many) * (1 + 1e-9) <= flops(one) * (1 + 1e-6)
 
 
+@pytest.mark.slow
 @few
 @given(MODELS, steps)
 def test_fewer_bits_never_read_more(model: str, step: Step) -> None:

@@ -25,6 +25,7 @@ def page() -> str:
     return PAGE.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 @needs_cases
 @pytest.mark.parametrize("tool", NAMES)
 def test_every_quantity_of_every_case(tool: str) -> None:
@@ -99,6 +100,7 @@ def test_generations_take_about_as_long(start: str) -> None:
     assert 1.0 < report.metrics.e2el_ms / 1e3 / theirs < 1.05
 
 
+@pytest.mark.slow
 @needs_cases
 @pytest.mark.parametrize("tool", NAMES)
 def test_differences_are_as_the_page_says(tool: str) -> None:
@@ -110,6 +112,7 @@ def test_differences_are_as_the_page_says(tool: str) -> None:
     assert [line[: line.rindex("|", 0, -1) + 1] for line in lines] == [d.row for d in rows]
 
 
+@pytest.mark.slow
 def test_every_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     """The commands and calls of docs/compared.md and docs/from-other-tools.md."""
     blocks = "\n".join((page(), (PAGE.parent / "from-other-tools.md").read_text(encoding="utf-8"))).split("```")[1::2]

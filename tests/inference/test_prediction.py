@@ -30,6 +30,7 @@ PLANS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "plan"), PLANS)
 @settings(max_examples=8, deadline=None)
 @given(

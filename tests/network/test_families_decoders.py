@@ -384,6 +384,7 @@ def test_older_relatives() -> None:
 BROKEN: list[Any] = [None, 0, -1, 1.5, 10**12, "many", [], [1], {}, True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

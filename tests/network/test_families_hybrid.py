@@ -291,6 +291,7 @@ def test_kimi_layers_without_a_kind_get_a_sentence() -> None:
         build(data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

@@ -79,6 +79,7 @@ def test_every_entry_builds_and_has_the_parameters_it_states(name: str) -> None:
         assert parameters(model) == pytest.approx(stated, rel=0.01)
 
 
+@pytest.mark.slow
 def test_every_reference_config_loads_as_its_own_family(shared: Path) -> None:
     files = sorted((shared / "reference" / "hf_configs").glob("*.json"))
     assert len(files) >= 107

@@ -236,6 +236,7 @@ def test_wildcards_of_any_length_are_read(pattern: str) -> None:
     assert roles({"quant_method": "fp8", "ignore": [pattern]})["mlp"] == "fp8"
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     changes=st.dictionaries(KEYS, TREES, max_size=3), section=st.dictionaries(WORDS, TREES, max_size=4), method=METHOD

@@ -209,6 +209,7 @@ def kept_values(plans: Plans, table: ServerTable, problem: Problem) -> dict[tupl
     return values
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "load", "limits", "kwargs"), CASES)
 def test_every_plan_is_what_plain_loops_say(
     model: str, load: dict[str, Any], limits: str, kwargs: dict[str, Any]
@@ -227,6 +228,7 @@ def test_every_plan_is_what_plain_loops_say(
         assert ours[key] == pytest.approx(worth, rel=1e-9), key
 
 
+@pytest.mark.slow
 def test_pools_that_are_left_out_are_no_better() -> None:
     model = "qwen3-30b-a3b"
     fixed = {"modes": ("disaggregated",), "frontend": "http", "quantization": "fp8", "kv_cache_dtype": "fp8", **LIMITS}

@@ -54,6 +54,7 @@ def test_blocks_priced_once_are_the_stages(model: str, plan: dict[str, Any]) -> 
     assert whole == pytest.approx(sum(step_seconds(part, step) for part in stage_plans(bound_plan)), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_means_are_near_what_is_simulated() -> None:
     """Requests at random on one server, over loads, lengths, engines and layouts: half of the errors are below 8%."""
     errors = []
@@ -119,6 +120,7 @@ def test_every_nth_request_is_what_round_robin_sends(step: int, most: int) -> No
 # ------------------------------------------------------------------ the winner
 
 
+@pytest.mark.slow
 def test_the_winner_holds_on_the_whole_cluster_and_not_much_more() -> None:
     found = search("llama-3.1-8b", gpu="h200", **SMALL)
     assert found.feasible and found.winner is not None and found.winner.trial is not None
@@ -149,6 +151,7 @@ def _pools(plan: Candidate) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.slow
 def test_what_is_said_is_what_was_found() -> None:
     found = search("llama-3.1-8b", gpu="h200", **SMALL)
     values = [
@@ -182,6 +185,7 @@ def test_a_rate_is_carried_by_as_few_gpus_as_can_be() -> None:
     assert not fewer.feasible
 
 
+@pytest.mark.slow
 def test_objectives_choose_differently() -> None:
     words = {**SMALL, "goodput": "ttft:500,tpot:40"}
     fast = search("llama-3.1-8b", gpu="h200", objective="latency", **words)
@@ -201,6 +205,7 @@ def test_objectives_choose_differently() -> None:
     assert thrifty.winner and thrifty.winner.gpu == "h100-sxm"
 
 
+@pytest.mark.slow
 def test_gpus_that_stay_idle_are_counted_and_said() -> None:
     found = search(
         "llama-3.1-8b",
@@ -215,6 +220,7 @@ def test_gpus_that_stay_idle_are_counted_and_said() -> None:
     assert f and f.output_throughput_per_gpu == pytest.approx(f.output_throughput / 3)
 
 
+@pytest.mark.slow
 def test_every_plan_that_is_not_possible_has_its_reason() -> None:
     found, table, rejected = search_with_table(
         "llama-3.1-70b", "h100-sxm", num_gpus=3, input_len=3000, output_len=300, goodput="ttft:400,tpot:30", relax=False
@@ -228,6 +234,7 @@ def test_every_plan_that_is_not_possible_has_its_reason() -> None:
     assert sum(row["possible"] for row in rows) == found.counts["plans_possible"]
 
 
+@pytest.mark.slow
 def test_no_plan_says_by_how_much_and_what_would_do() -> None:
     words = {"num_gpus": 1, "input_len": 2000, "output_len": 200}
     found = search("llama-3.1-8b", gpu="h200", goodput="ttft:20,tpot:20", quantization="bf16", **words)
@@ -256,6 +263,7 @@ def test_no_plan_says_by_how_much_and_what_would_do() -> None:
     assert not huge.feasible and "fits on no server of up to 2 GPUs" in huge.reason
 
 
+@pytest.mark.slow
 def test_a_trace_is_priced_by_its_means_and_simulated_as_it_is() -> None:
     rng = np.random.default_rng(1)
     trace = Trace(
@@ -272,6 +280,7 @@ def test_a_trace_is_priced_by_its_means_and_simulated_as_it_is() -> None:
         search("llama-3.1-8b", trace=trace, input_len=5, goodput="ttft:500")
 
 
+@pytest.mark.slow
 def test_many_at_once_find_what_one_after_the_other_find() -> None:
     pytest.importorskip("joblib")
     alone = search("llama-3.1-8b", gpu="h200", finalists=3, **SMALL)
@@ -280,6 +289,7 @@ def test_many_at_once_find_what_one_after_the_other_find() -> None:
     assert spread.winner.trial.request_rate == pytest.approx(alone.winner.trial.request_rate, rel=0.05)
 
 
+@pytest.mark.slow
 def test_speculation_is_part_of_the_plan() -> None:
     draft = {"method": "mtp", "num_speculative_tokens": 1, "acceptance_length": 1.8}
     words = {

@@ -40,6 +40,7 @@ def looked(model: str, gpu: str = "h200", **words: object) -> Sensitivity:
 # ------------------------------------------------------------------ figures
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(
     plan=st.sampled_from(PLANS),
@@ -63,6 +64,7 @@ def test_better_figures_never_make_anything_slower(plan, gpu, batch, prompt, fac
             assert -1 - heat - 1e-9 <= elasticity <= 1e-9, f"{key} ×{factor:.3g}: {field} {here} -> {there}"
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(
     model=st.sampled_from(["llama-3.1-8b", "mixtral-8x7b-v0.1", "deepseek-v3"]),
@@ -201,6 +203,7 @@ def test_a_model_that_does_not_fit_is_still_looked_at():
 # ------------------------------------------------------------------ targets
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(
     plan=st.sampled_from(PLANS),
@@ -246,6 +249,7 @@ def test_slack_of_memory_ends_where_the_plan_no_longer_fits():
     assert one.status == "holds" and one.value == pytest.approx(found.memory_needed, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_throughput_at_full_load_can_be_a_target_of_memory():
     words = {"input_len": 512, "output_len": 1024}
     now = looked("llama-3.1-8b", "l40s", batch_size=4, **words).metrics.full_output_throughput
@@ -338,6 +342,7 @@ def test_the_best_of_several_gpu_types_is_taken():
     assert found.feasible and "2 × h200 (-tp 2) are the smallest platform" in found.summary
 
 
+@pytest.mark.slow
 def test_no_platform_at_all():
     found = sensitivity("llama-3.1-8b", "h200", size=True, target="ttft:0.1")
     assert not found.feasible and "no platform of up to 128 × h200" in found.reason
@@ -354,6 +359,7 @@ def test_nodes_are_whole_beyond_one():
 # ------------------------------------------------------------------ models and use cases
 
 
+@pytest.mark.slow
 def test_a_larger_model_asks_for_more_of_everything():
     found = sensitivity("llama-2-7b", "h100-sxm", batch_size=16, compare="llama-2-7b,llama-2-70b")
     first, last = found.compare
@@ -384,11 +390,13 @@ def test_what_is_asked_for_is_enough_and_not_too_much():
     assert not holds(found.flops, found.memory_bandwidth * 0.98, 1)[1]
 
 
+@pytest.mark.slow
 def test_a_model_alone_takes_the_first_as_the_one_to_keep():
     found = sensitivity(None, "h100-sxm", compare=["llama-2-7b", "llama-2-13b"])
     assert found.model.name == "llama-2-7b" and [row.name for row in found.compare] == ["llama-2-7b", "llama-2-13b"]
 
 
+@pytest.mark.slow
 def test_use_cases_are_judged_by_what_their_users_expect():
     found = sensitivity("llama-3.1-8b", "h100-sxm", compare_usecases=True)
     assert [row.name for row in found.usecases] == list(catalog.usecases())

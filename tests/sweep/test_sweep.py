@@ -135,6 +135,7 @@ def close(a: Any, b: Any, rel: float) -> bool:
     return a == (pytest.approx(b, rel=rel) if isinstance(b, float) else b)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "axes"), CASES, ids=lambda v: v if isinstance(v, str) else "")
 def test_points_are_what_analyze_says(model: str, axes: dict[str, Any]) -> None:
     found = sweep(model, **axes)
@@ -247,6 +248,7 @@ def test_boxes_are_runs_of_rows(sizes: list[int], most: int) -> None:
     assert all(len(part) <= most for part in cut)
 
 
+@pytest.mark.slow
 def test_chunks_and_threads_do_not_matter() -> None:
     axes = {
         "gpu": "h200,h100-sxm",
@@ -421,6 +423,7 @@ def test_the_digest_counts_everything_and_keeps_the_front() -> None:
     assert spread([1, 2, 3, 4, 5], 3) == [1, 3, 5]
 
 
+@pytest.mark.slow
 def test_pictures(tmp_path: Path) -> None:
     found = sweep(
         "llama-3.1-70b",
@@ -456,6 +459,7 @@ def test_every_word_of_a_request_is_an_axis() -> None:
     assert switches and all(f"no_{name}" in flags for name in switches)
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_table(run: Run, tmp_path: Path) -> None:
     args = (
         "sweep",
@@ -529,6 +533,7 @@ def test_bad_input_is_one_sentence(args: list[str], words: str, run: Run, tmp_pa
     assert not os.listdir(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_cold_process() -> None:
     code = "from inferometer.cli import main; main(['sweep', 'llama-3.1-8b', '--batch-size', '1:8:x2', '--csv'])"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

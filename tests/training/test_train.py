@@ -219,6 +219,7 @@ def test_parts_add_up(words: dict[str, Any]) -> None:
         assert (getattr(b, word) > 0) == (ranks > 1), word
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(LAYOUT)
 def test_more_sharding_and_recomputing_never_takes_more_memory(words: dict[str, Any]) -> None:
@@ -240,6 +241,7 @@ def test_layouts_conserve_work(words: dict[str, Any]) -> None:
     assert spread.hardware_flops == pytest.approx(whole.hardware_flops, rel=1e-12)
 
 
+@pytest.mark.slow
 @settings(max_examples=6, deadline=None)
 @given(LAYOUT, st.floats(1.0, 4.0))
 def test_more_bandwidth_is_never_slower(words: dict[str, Any], more: float) -> None:
@@ -451,6 +453,7 @@ def _benchmark() -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_published_iterations_and_memory(shared: Path) -> None:
     """Megatron-LM on A100: one curve for all rows; docs/accuracy.md says what the code says."""
     bench = _benchmark()

@@ -23,6 +23,7 @@ def page(benchmarks: ModuleType) -> str:
     return str(benchmarks.PAGE.read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 def test_steps_and_memory(benchmarks: ModuleType, page: str) -> None:
     found = benchmarks.engine_steps.sections()
     for name, text in found.items():
@@ -31,6 +32,7 @@ def test_steps_and_memory(benchmarks: ModuleType, page: str) -> None:
         pytest.skip("the shared measurements are not at hand: only our own rows were compared")
 
 
+@pytest.mark.slow
 def test_kernels(benchmarks: ModuleType, page: str) -> None:
     assert benchmarks.stands(page, "kernels-own") == benchmarks.kernel_accuracy.own_table()
     if benchmarks.collectives.tables() is None:

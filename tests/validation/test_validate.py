@@ -145,6 +145,7 @@ def test_table_and_rows(run: Command, tmp_path: Path) -> None:
 TRUTH = Calibration(prefill=1.3, decode=0.8, request=0.006)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trace", [TALK, ALONE], ids=["with arrivals", "one at a time"])
 def test_a_calibration_is_found_again(trace: Trace) -> None:
     seen = measured(trace, TRUTH)
@@ -158,6 +159,7 @@ def test_a_calibration_is_found_again(trace: Trace) -> None:
         assert fit.unseen[metric] < 0.04, "and rows that were left out are as good"
 
 
+@pytest.mark.slow
 def test_outliers_do_not_move_it() -> None:
     seen = measured(ALONE, TRUTH)
     for column in seen.measured.values():
@@ -201,6 +203,7 @@ def test_few_rows_move_it_little_where_they_cannot_tell() -> None:
     assert (fit.after.errors["ttft"].mape or 1) < 0.02
 
 
+@pytest.mark.slow
 def test_the_file_goes_to_analyze_and_simulate(run: Command, tmp_path: Path) -> None:
     seen = measured(ALONE, TRUTH)
     rows = tmp_path / "seen.csv"
@@ -298,6 +301,7 @@ def size(path: Path) -> tuple[int, int]:
     return wide, high
 
 
+@pytest.mark.slow
 def test_pictures(run: Command, tmp_path: Path) -> None:
     path = write(tmp_path / "rows.csv", TALK)
     folder = tmp_path / "plots"
@@ -308,6 +312,7 @@ def test_pictures(run: Command, tmp_path: Path) -> None:
     assert all(p.stat().st_size > 10_000 for p in folder.iterdir()), "something is drawn"
 
 
+@pytest.mark.slow
 def test_pictures_of_little(tmp_path: Path) -> None:
     """One request, no TTFT, requests that failed: nothing breaks, and there is a file of each."""
     from inferometer.views.text.validation import write_validation

@@ -75,6 +75,7 @@ def named(part: Part) -> dict[str, list[int]]:
     return found
 
 
+@pytest.mark.slow
 def test_every_picture_is_written_and_whole(tmp_path: Path) -> None:
     report, model = made("dense")
     files = write_plots(report, tmp_path / "new" / "folder", model)
@@ -98,6 +99,7 @@ def test_every_picture_is_written_and_whole(tmp_path: Path) -> None:
             assert ET.fromstring(data).tag.endswith("svg") and len(data) > 5_000
 
 
+@pytest.mark.slow
 def test_other_formats_and_what_was_there_before(tmp_path: Path) -> None:
     report, model = made("diffusion")
     (tmp_path / "memory.svg").write_text("something else")
@@ -111,6 +113,7 @@ def test_other_formats_and_what_was_there_before(tmp_path: Path) -> None:
     assert {f: f.read_bytes() for f in files} == again
 
 
+@pytest.mark.slow
 def test_without_the_model_the_rest_is_written(tmp_path: Path) -> None:
     report, _ = made("diffusion")
     assert {f.stem for f in write_plots(report, tmp_path)} == {"distribution_prefill", "roofline", "memory"}
@@ -126,6 +129,7 @@ def test_a_folder_that_cannot_be_made_and_an_unknown_format(tmp_path: Path) -> N
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.slow
 def test_pyplot_is_left_alone(tmp_path: Path) -> None:
     import matplotlib
 
@@ -234,6 +238,7 @@ def test_a_pipeline_shows_its_slowest_stage() -> None:
     assert any(w.startswith("pipeline_wait  ") for w in words)
 
 
+@pytest.mark.slow
 def test_adapters_are_in_the_picture(tmp_path: Path) -> None:
     asked = build_request("llama-3.2-1b", "h200", lora_rank=16, output_len=1)
     files = write_plots(report_of(asked), tmp_path, asked.model, fmt=("svg",))
@@ -266,6 +271,7 @@ def test_roofs_are_those_of_the_formats_in_use() -> None:
     assert list(roofs(made("latent")[0])) == ["fp8", "bf16"]
 
 
+@pytest.mark.slow
 def test_roofline_has_a_dot_for_every_operator_with_arithmetic_and_none_above_the_roof() -> None:
     report, _ = made("latent")
     figure = roofline(report)
@@ -277,6 +283,7 @@ def test_roofline_has_a_dot_for_every_operator_with_arithmetic_and_none_above_th
         assert all(y <= min(x * bandwidth, peak) * 1.0001 for x, y in dots)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", ["dense", "latent", "hybrid", "diffusion"])
 def test_labels_of_the_roofline_do_not_overlap(plan: str) -> None:
     figure = roofline(made(plan)[0])
@@ -308,6 +315,7 @@ def test_memory_says_what_does_not_fit() -> None:
     assert any("does not fit: needs" in t.get_text() for t in memory(report).texts)
 
 
+@pytest.mark.slow
 def test_odd_names_are_escaped(tmp_path: Path) -> None:
     report, model = made("diffusion")
     name = 'a<b>&"$x$\x07_{'
