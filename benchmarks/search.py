@@ -56,20 +56,20 @@ def searches() -> None:
         took = time.perf_counter() - began
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         cpu, before = used.ru_utime + used.ru_stime - before, used.ru_utime + used.ru_stime
-        found = json.loads(ran.stdout)
-        c, s = found["counts"], found["seconds"]
+        result = json.loads(ran.stdout)
+        c, s = result["counts"], result["seconds"]
         plans = c["plans_aggregated"] + c["plans_disaggregated"]
         pools = " → ".join(
             f"{p['replicas']}×tp{p['tensor_parallel_size']}·pp{p['pipeline_parallel_size']}·dp"
             f"{p['data_parallel_size']}{'·ep' if p['enable_expert_parallel'] else ''}"
-            for p in found["winner"]["pools"]
+            for p in result["winner"]["pools"]
         )
-        told = (
+        columns = (
             f"{took:9.2f}{cpu:7.2f}{s['enumerate'] + s['price']:8.2f}{s['simulate']:10.2f}{c['servers']:9,}"
             f"{plans:8,}{c['points']:9,}{c['points'] / s['price']:12,.0f}{c['plans_simulated']:11}"
             f"{c['simulations']:6}"
         )
-        print(f"{model:16}{told}  {pools}")
+        print(f"{model:16}{columns}  {pools}")
 
 
 def prices() -> None:
@@ -84,23 +84,23 @@ def prices() -> None:
     from inferometer.serving.metrics import latencies
 
     errors: list[tuple[float, float]] = []
-    for (model, words), (given, made), budget in product(SERVERS, LENGTHS, (2048, 8192)):
-        asked = build_traffic(input_len=given, output_len=made)
-        one = build_request(model, "h200", frontend="http", max_num_batched_tokens=budget, **words)
+    for (model, kwargs), (given, made), budget in product(SERVERS, LENGTHS, (2048, 8192)):
+        traffic = build_traffic(input_len=given, output_len=made)
+        one = build_request(model, "h200", frontend="http", max_num_batched_tokens=budget, **kwargs)
         bound_plan = one.bind()
         bound_plan = bound_plan._replace(env={**bound_plan.env, "uniform_lengths": 0.0})
-        found = steady_states([bound_plan], load_grid(asked, one.engine, one.plan, (budget,), 512))[0]
+        state = steady_states([bound_plan], load_grid(traffic, one.engine, one.plan, (budget,), 512))[0]
         server = None
         for wanted in (1, 8, 48, 150):
-            n = int(np.argmin(abs(found.decoding - wanted)))
-            rate, tpot = float(found.request_rate[0, n]), float(found.tpot[0, n])
-            ttft = float(found.base_ttft[0, n] + found.queue_seconds[0, n])
+            n = int(np.argmin(abs(state.decoding - wanted)))
+            rate, tpot = float(state.request_rate[0, n]), float(state.tpot[0, n])
+            ttft = float(state.base_ttft[0, n] + state.queue_seconds[0, n])
             under_way = rate * (ttft + made * tpot)
-            trace = asked.requests(int(min(6000, max(300, 12 * under_way))), rate, 1) if rate else None
+            trace = traffic.requests(int(min(6000, max(300, 12 * under_way))), rate, 1) if rate else None
             if trace is None:
                 continue
             server = server or build_pool(one, 1, trace)
-            if server.reason or server.tokens < found.decoding[n] * (given + made / 2):
+            if server.reason or server.tokens < state.decoding[n] * (given + made / 2):
                 continue
             seen = latencies(serve(trace, [("both", server)], ServingOptions(one.engine.scheduler)))
             part = slice(int(3 * under_way), -int(under_way) - 1)

@@ -1,4 +1,4 @@
-"""The search: its parts against what they stand for, its winner against the simulator, its words against figures."""
+"""The search: its parts against what they stand for, its winner against the simulator, sentences against metrics."""
 
 from __future__ import annotations
 
@@ -21,7 +21,16 @@ from inferometer.search.objective import build_traffic, every_nth
 from inferometer.search.search import search_with_table
 from inferometer.search.search_result import Candidate, PlanMetrics, PoolSpec
 from inferometer.search.serve_commands import ServedModel, commands
-from inferometer.search.steady_state import StageSeconds, distinct_stages, load_grid, steady_states
+from inferometer.search.steady_state import (
+    MAX_UTILIZATION,
+    StageSeconds,
+    distinct_stages,
+    even_arrivals,
+    load_grid,
+    mean_wait,
+    steady_states,
+    wait_at_share,
+)
 from inferometer.serving.deployment import build_pool
 from inferometer.serving.deployment_run import ServingOptions, serve
 from inferometer.serving.metrics import good_requests, latencies
@@ -44,7 +53,7 @@ SMALL: dict[str, Any] = {"num_gpus": 2, "input_len": 1000, "output_len": 200, "g
         ("qwen3-30b-a3b", {"data_parallel_size": 2, "pipeline_parallel_size": 3}),
     ],
 )
-def test_blocks_priced_once_are_the_stages(model: str, plan: dict[str, Any]) -> None:
+def test_blocks_estimated_once_are_the_stages(model: str, plan: dict[str, Any]) -> None:
     bound_plan = build_request(model, "h200", **plan).bind()
     alone = build_request(model, "h200", **{**plan, "pipeline_parallel_size": 1}).bind()
     step = Step((Group(np.array([1.0, 7, 64, 300]), 1, 900, 1, True), Group(1, np.array([0.0, 500, 40, 2000]), 100)))
@@ -58,25 +67,25 @@ def test_blocks_priced_once_are_the_stages(model: str, plan: dict[str, Any]) -> 
 def test_means_are_near_what_is_simulated() -> None:
     """Requests at random on one server, over loads, lengths, engines and layouts: half of the errors are below 8%."""
     errors = []
-    for model, words in (
+    for model, kwargs in (
         ("llama-3.1-8b", {}),
         ("llama-3.1-8b", {"engine": "sglang"}),
         ("llama-3.1-70b", {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}),
         ("qwen3-30b-a3b", {"data_parallel_size": 2, "enable_expert_parallel": True}),
     ):
         for given_len, made in ((3000, 300), (300, 300)):
-            asked = build_traffic(input_len=given_len, output_len=made)
-            one = build_request(model, "h200", frontend="http", **words)
+            traffic = build_traffic(input_len=given_len, output_len=made)
+            one = build_request(model, "h200", frontend="http", **kwargs)
             bound_plan = one.bind()
             bound_plan = bound_plan._replace(env={**bound_plan.env, "uniform_lengths": 0.0})
-            loads = load_grid(asked, one.engine, one.plan, (one.plan.max_num_batched_tokens,), 64)
+            loads = load_grid(traffic, one.engine, one.plan, (one.plan.max_num_batched_tokens,), 64)
             state = steady_states([bound_plan], loads)[0]
             server = None
             for n in (3, 13, len(loads.decoding) - 1):
                 rate, tpot = float(state.request_rate[0, n]), float(state.tpot[0, n])
                 ttft = float(state.base_ttft[0, n] + state.queue_seconds[0, n])
                 under_way = rate * (ttft + made * tpot)
-                trace = asked.requests(int(150 + 8 * under_way), rate, 1)
+                trace = traffic.requests(int(150 + 8 * under_way), rate, 1)
                 server = server or build_pool(one, 1, trace)
                 seen = latencies(serve(trace, [("both", server)], ServingOptions(one.engine.scheduler)))
                 part = slice(int(2 * under_way), -int(under_way) - 1)
@@ -117,18 +126,44 @@ def test_every_nth_request_is_what_round_robin_sends(step: int, most: int) -> No
     assert part.input_tokens.tolist() == list(range(1, 31))[::step][:most]
 
 
+def test_a_server_that_does_not_fit_carries_its_bytes() -> None:
+    """The closest is chosen by bytes, not by a sentence about them."""
+    kwargs = {"num_gpus": 2, "goodput": "tpot:100", "quantization": "bf16", "kv_cache_dtype": "auto", "relax": False}
+    result, table, rejected = search_with_table("llama-3.1-405b", "a100-sxm-80gb", **kwargs)
+    assert table is None and rejected
+    smallest = min((one for one in rejected if one.needed_bytes), key=lambda one: one.needed_bytes)
+    assert smallest.needed_bytes > 80e9 and f"needs {smallest.needed_bytes / 1e9:.1f} GB" in smallest.reason
+    assert f"{smallest.server.layout} {smallest.reason}" in result.reason
+
+
+def test_the_commands_name_the_repository_of_a_catalogue_entry() -> None:
+    assert build_request("llama-3.1-8b", "h200").hf_id == "meta-llama/Meta-Llama-3.1-8B"
+    result = search("llama-3.1-8b", gpu="h200", num_gpus=1, goodput="tpot:40", finalists=1)
+    assert "vllm serve meta-llama/Meta-Llama-3.1-8B " in result.commands["vllm"][1]
+
+
+def test_queues_are_what_theory_says() -> None:
+    assert mean_wait(0.5) == pytest.approx(0.5)  # M/D/1: rho / 2(1 - rho)
+    assert mean_wait(1.5) == mean_wait(MAX_UTILIZATION), "a queue that only grows is cut off"
+    assert even_arrivals(0.7, 1.0) == pytest.approx(1.0), "Poisson arrivals are the reference"
+    factors = [float(even_arrivals(0.7, 1 / n)) for n in (1, 2, 4, 8)]
+    assert factors == sorted(factors, reverse=True) and factors[-1] < 1 / 8
+    assert wait_at_share(0.5, 0.9) == pytest.approx(np.log(5) / 0.5)  # P(wait > t) = rho exp(-t rho / W) = 0.1
+    assert wait_at_share(0.05, 0.9) == 1, "few requests wait: not less than the mean"
+
+
 # ------------------------------------------------------------------ the winner
 
 
 @pytest.mark.slow
 def test_the_winner_holds_on_the_whole_cluster_and_not_much_more() -> None:
-    found = search("llama-3.1-8b", gpu="h200", **SMALL)
-    assert found.feasible and found.winner is not None and found.winner.trial is not None
-    best, rate = found.winner.pools[0], found.winner.trial.request_rate
+    result = search("llama-3.1-8b", gpu="h200", **SMALL)
+    assert result.feasible and result.winner is not None and result.winner.trial is not None
+    best, rate = result.winner.pools[0], result.winner.trial.request_rate
     shares = []
     for factor in (1.0, 1.3):
         trace = build_traffic(input_len=1000, output_len=200).requests(1500, factor * rate, 1)
-        outcome = simulate("llama-3.1-8b", "h200", trace=trace, pools=_pools(found.winner))
+        outcome = simulate("llama-3.1-8b", "h200", trace=trace, pools=_pools(result.winner))
         shares.append(good_requests(latencies(outcome), {"ttft": 200.0, "tpot": 15.0})[300:-200].mean())
     assert shares[0] > 0.86 and shares[1] < 0.8, best
 
@@ -153,47 +188,47 @@ def _pools(plan: Candidate) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 def test_what_is_said_is_what_was_found() -> None:
-    found = search("llama-3.1-8b", gpu="h200", **SMALL)
+    result = search("llama-3.1-8b", gpu="h200", **SMALL)
     values = [
         plan.simulated.output_throughput_per_gpu
-        for plan in found.plans
+        for plan in result.plans
         if plan.verdict in ("wins", "holds") and plan.simulated
     ]
-    assert found.plans[0] is not None and found.plans[0].verdict == "wins"
-    assert values == sorted(values, reverse=True) and len(found.plans) >= 3
-    assert found.margin["runner_up"] == pytest.approx(values[0] / values[1] - 1)
-    assert found.winner is not None and found.winner.label in found.why[0]
-    assert f"{values[0]:,.0f} output tokens/s per GPU" in found.why[0]
-    kept = found.winner.trial.tpot_ms["share"]  # type: ignore[union-attr]
-    assert found.margin["tpot"] == pytest.approx(1 - kept / 15)
-    assert found.counts["simulations"] == sum(plan.simulations for plan in found.plans)
-    assert found.front and found.space["tensor_parallel_size"] == [1, 2]
+    assert result.plans[0] is not None and result.plans[0].verdict == "wins"
+    assert values == sorted(values, reverse=True) and len(result.plans) >= 3
+    assert result.margin["runner_up"] == pytest.approx(values[0] / values[1] - 1)
+    assert result.winner is not None and result.winner.label in result.why[0]
+    assert f"{values[0]:,.0f} output tokens/s per GPU" in result.why[0]
+    kept = result.winner.trial.tpot_ms["share"]  # type: ignore[union-attr]
+    assert result.margin["tpot"] == pytest.approx(1 - kept / 15)
+    assert result.counts["simulations"] == sum(plan.simulations for plan in result.plans)
+    assert result.front and result.space["tensor_parallel_size"] == [1, 2]
 
 
 def test_a_rate_is_carried_by_as_few_gpus_as_can_be() -> None:
-    words = {**SMALL, "num_gpus": 6, "goodput": "ttft:200,tpot:20", "request_rate": 60.0, "mode": "aggregated"}
-    found = search("llama-3.1-8b", gpu="h200", quantization="bf16", kv_cache_dtype="auto", **words)
-    assert found.winner is not None and 1 < found.winner.gpus < 6
+    kwargs = {**SMALL, "num_gpus": 6, "goodput": "ttft:200,tpot:20", "request_rate": 60.0, "mode": "aggregated"}
+    result = search("llama-3.1-8b", gpu="h200", quantization="bf16", kv_cache_dtype="auto", **kwargs)
+    assert result.winner is not None and 1 < result.winner.gpus < 6
     fewer = search(
         "llama-3.1-8b",
         gpu="h200",
         quantization="bf16",
         kv_cache_dtype="auto",
         relax=False,
-        **{**words, "num_gpus": found.winner.gpus - 1},
+        **{**kwargs, "num_gpus": result.winner.gpus - 1},
     )
     assert not fewer.feasible
 
 
 @pytest.mark.slow
 def test_objectives_choose_differently() -> None:
-    words = {**SMALL, "goodput": "ttft:500,tpot:40"}
-    fast = search("llama-3.1-8b", gpu="h200", objective="latency", **words)
-    much = search("llama-3.1-8b", gpu="h200", objective="throughput", **words)
+    kwargs = {**SMALL, "goodput": "ttft:500,tpot:40"}
+    fast = search("llama-3.1-8b", gpu="h200", objective="latency", **kwargs)
+    much = search("llama-3.1-8b", gpu="h200", objective="throughput", **kwargs)
     assert fast.winner and much.winner and fast.winner.simulated and much.winner.simulated
     assert fast.winner.simulated.e2el_ms < much.winner.simulated.e2el_ms
     assert fast.winner.simulated.output_throughput < much.winner.simulated.output_throughput
-    cheap = search("llama-3.1-8b", gpu="h200:price_per_hour=40,h100-sxm", objective="cost", **words)
+    cheap = search("llama-3.1-8b", gpu="h200:price_per_hour=40,h100-sxm", objective="cost", **kwargs)
     assert cheap.winner and cheap.winner.gpu == "h100-sxm"
     plans = [
         plan.simulated.cost_per_million_output_tokens
@@ -201,13 +236,13 @@ def test_objectives_choose_differently() -> None:
         if plan.simulated and plan.verdict in ("wins", "holds")
     ]
     assert plans == sorted(plans)  # type: ignore[type-var]
-    thrifty = search("llama-3.1-8b", gpu="h200:power=5000,h100-sxm", objective="energy", **words)
+    thrifty = search("llama-3.1-8b", gpu="h200:power=5000,h100-sxm", objective="energy", **kwargs)
     assert thrifty.winner and thrifty.winner.gpu == "h100-sxm"
 
 
 @pytest.mark.slow
 def test_gpus_that_stay_idle_are_counted_and_said() -> None:
-    found = search(
+    result = search(
         "llama-3.1-8b",
         gpu="h200",
         tensor_parallel_size=2,
@@ -215,14 +250,14 @@ def test_gpus_that_stay_idle_are_counted_and_said() -> None:
         mode="aggregated",
         **{**SMALL, "num_gpus": 3},
     )
-    assert found.winner and found.winner.idle_gpus == 1 and "1 of the 3 GPUs stay idle" in found.warnings
-    f = found.winner.simulated
+    assert result.winner and result.winner.idle_gpus == 1 and "1 of the 3 GPUs stay idle" in result.warnings
+    f = result.winner.simulated
     assert f and f.output_throughput_per_gpu == pytest.approx(f.output_throughput / 3)
 
 
 @pytest.mark.slow
 def test_every_plan_that_is_not_possible_has_its_reason() -> None:
-    found, table, rejected = search_with_table(
+    result, table, rejected = search_with_table(
         "llama-3.1-70b", "h100-sxm", num_gpus=3, input_len=3000, output_len=300, goodput="ttft:400,tpot:30", relax=False
     )
     rows = plan_rows(table, rejected)
@@ -230,17 +265,17 @@ def test_every_plan_that_is_not_possible_has_its_reason() -> None:
     assert any("attention heads do not divide by tp 3" in row["reason"] for row in rows)
     assert any("GB per GPU that it may use" in row["reason"] for row in rows)
     assert any("above the limit" in row["reason"] for row in rows)
-    assert all(plan.reason for plan in found.rejected) and found.rejections
-    assert sum(row["possible"] for row in rows) == found.counts["plans_possible"]
+    assert all(plan.reason for plan in result.rejected) and result.rejections
+    assert sum(row["possible"] for row in rows) == result.counts["plans_possible"]
 
 
 @pytest.mark.slow
 def test_no_plan_says_by_how_much_and_what_would_do() -> None:
-    words = {"num_gpus": 1, "input_len": 2000, "output_len": 200}
-    found = search("llama-3.1-8b", gpu="h200", goodput="ttft:20,tpot:20", quantization="bf16", **words)
-    assert not found.feasible and not found.winner and not found.commands
-    assert "above the limit of 20.0 ms" in found.reason and found.relaxations
-    for one in found.relaxations:
+    kwargs = {"num_gpus": 1, "input_len": 2000, "output_len": 200}
+    result = search("llama-3.1-8b", gpu="h200", goodput="ttft:20,tpot:20", quantization="bf16", **kwargs)
+    assert not result.feasible and not result.winner and not result.commands
+    assert "above the limit of 20.0 ms" in result.reason and result.relaxations
+    for one in result.relaxations:
         flag, _, given_ = one.change.partition(" ")
         change: dict[str, Any] = {
             "--goodput": {"goodput": f"{given_},tpot:20"},
@@ -249,7 +284,7 @@ def test_no_plan_says_by_how_much_and_what_would_do() -> None:
         }[flag]
         change = {"num_gpus": int(given_)} if flag == "--num-gpus" else change
         assert search(
-            "llama-3.1-8b", gpu="h200", **{"goodput": "ttft:20,tpot:20", "quantization": "bf16", **words, **change}
+            "llama-3.1-8b", gpu="h200", **{"goodput": "ttft:20,tpot:20", "quantization": "bf16", **kwargs, **change}
         ).feasible, one
     huge = search(
         "llama-3.1-405b",
@@ -264,7 +299,7 @@ def test_no_plan_says_by_how_much_and_what_would_do() -> None:
 
 
 @pytest.mark.slow
-def test_a_trace_is_priced_by_its_means_and_simulated_as_it_is() -> None:
+def test_a_trace_is_estimated_by_its_means_and_simulated_as_it_is() -> None:
     rng = np.random.default_rng(1)
     trace = Trace(
         input_tokens=rng.integers(100, 3000, 900),
@@ -272,10 +307,10 @@ def test_a_trace_is_priced_by_its_means_and_simulated_as_it_is() -> None:
         arrival_s=np.cumsum(rng.exponential(1 / 20, 900)),
         source="made.csv",
     )
-    found = search("llama-3.1-8b", gpu="h200", num_gpus=4, trace=trace, goodput="ttft:500,tpot:30")
-    assert found.feasible and found.workload["request_rate"] == pytest.approx(20, rel=0.1)
-    assert found.workload["input_len"] == pytest.approx(trace.input_tokens.mean())
-    assert "made.csv" in " ".join(found.commands["bench"])
+    result = search("llama-3.1-8b", gpu="h200", num_gpus=4, trace=trace, goodput="ttft:500,tpot:30")
+    assert result.feasible and result.workload["request_rate"] == pytest.approx(20, rel=0.1)
+    assert result.workload["input_len"] == pytest.approx(trace.input_tokens.mean())
+    assert "made.csv" in " ".join(result.commands["bench"])
     with pytest.raises(BadValue, match="trace says all lengths itself"):
         search("llama-3.1-8b", trace=trace, input_len=5, goodput="ttft:500")
 
@@ -292,7 +327,7 @@ def test_many_at_once_find_what_one_after_the_other_find() -> None:
 @pytest.mark.slow
 def test_speculation_is_part_of_the_plan() -> None:
     draft = {"method": "mtp", "num_speculative_tokens": 1, "acceptance_length": 1.8}
-    words = {
+    kwargs = {
         "num_gpus": 8,
         "input_len": 1000,
         "output_len": 200,
@@ -302,8 +337,8 @@ def test_speculation_is_part_of_the_plan() -> None:
         "pipeline_parallel_size": 1,
         "objective": "latency",
     }
-    plain = search("deepseek-v3", gpu="h200", **words)
-    quick = search("deepseek-v3", gpu="h200", speculative_config=draft, **words)
+    plain = search("deepseek-v3", gpu="h200", **kwargs)
+    quick = search("deepseek-v3", gpu="h200", speculative_config=draft, **kwargs)
     assert plain.winner and quick.winner
     assert quick.winner.priced.tpot_ms < plain.winner.priced.tpot_ms
     assert "--speculative-config" in quick.commands["vllm"][1]
@@ -370,7 +405,7 @@ def test_commands_say_the_layout_in_each_engines_words() -> None:
 
 def test_commands_of_pools_hand_the_cache_over() -> None:
     lines = _lines(_pool("prefill", tp=2, replicas=3), _pool("decode", tp=4))
-    text = {key: "\n".join(found) for key, found in lines.items()}
+    text = {key: "\n".join(text) for key, text in lines.items()}
     assert text["vllm"].count("NixlConnector") == 2 and '"kv_role": "kv_consumer"' in text["vllm"]
     assert "--disaggregation-mode prefill" in text["sglang"] and "--disaggregation-mode decode" in text["sglang"]
     assert "http://$PREFILL_3" in text["sglang"] and "http://$DECODE_1" in text["sglang"]
@@ -391,7 +426,7 @@ def test_commands_that_span_nodes_say_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("kwargs", "sentence"),
     [
         ({"goodput": None}, "something that must hold"),
         ({"goodput": "e2el:100,ttft:500"}, "contradicts itself"),
@@ -412,13 +447,13 @@ def test_commands_that_span_nodes_say_so() -> None:
         ({"num_gpus": 256, "request_rate": 5}, "paired on up to 128 GPUs"),
     ],
 )
-def test_what_cannot_be_searched_is_said(words: dict[str, Any], sentence: str) -> None:
+def test_what_cannot_be_searched_is_said(kwargs: dict[str, Any], sentence: str) -> None:
     with pytest.raises(BadValue, match=sentence):
-        search("llama-3.1-8b", **{"gpu": "h200", **SMALL, **words})
+        search("llama-3.1-8b", **{"gpu": "h200", **SMALL, **kwargs})
 
 
 @pytest.mark.parametrize(
-    "words",
+    "kwargs",
     [
         {"objective": "speed"},
         {"goodput": "tft:5"},
@@ -428,9 +463,9 @@ def test_what_cannot_be_searched_is_said(words: dict[str, Any], sentence: str) -
         {"engine": "vlm"},
     ],
 )
-def test_names_that_do_not_exist_are_said(words: dict[str, Any]) -> None:
+def test_names_that_do_not_exist_are_said(kwargs: dict[str, Any]) -> None:
     with pytest.raises(UnknownName):
-        search("llama-3.1-8b", **{"gpu": "h200", **SMALL, **words})
+        search("llama-3.1-8b", **{"gpu": "h200", **SMALL, **kwargs})
 
 
 def test_it_is_public() -> None:

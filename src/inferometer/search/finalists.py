@@ -176,7 +176,7 @@ def _by_fewest_gpus(
     """A given rate: for each server (or pair of servers) the fewest GPUs that hold it, as far as that may be best.
 
     Of each server, plans with more GPUs are more likely to hold and worth less. Until a plan holds, the number of GPUs
-    is galloped up; afterwards only plans count that would be as good as the best. Then it is bisected down.
+    climbs; afterwards only plans count that would be as good as the best. Then it is bisected down.
     """
     simulations = _Simulations(table, values, options)
     count = options.finalists
@@ -191,7 +191,7 @@ def _by_fewest_gpus(
         best = simulations.best
         if best == -np.inf:
             start = next((n for n, row in enumerate(ladder) if table.plans.slo_ratio[row] <= 1), 0)
-            bracket = gallop(len(ladder), start, holds)
+            bracket = climb(len(ladder), start, holds)
         else:
             as_good = [n for n, row in enumerate(ladder) if values[row] >= best - abs(best) * 1e-9]
             bracket = (-1, as_good[-1]) if as_good and holds(as_good[-1]) else None
@@ -216,17 +216,17 @@ def ladders(table: PlanTable, rows: list[int]) -> list[list[int]]:
     return [[row for _, row in sorted(steps.items())] for steps in by_gpus.values()]
 
 
-def gallop(count: int, start: int, holds: Callable[[int], bool]) -> tuple[int, int] | None:
+def climb(count: int, start: int, holds: Callable[[int], bool]) -> tuple[int, int] | None:
     """Indices (low, high) of which high holds and low does not, or is -1; None if nothing up to the last holds.
 
-    From ``start`` up by steps that double; the last index is tried before giving up:
-    ``gallop(8, 0, lambda n: n >= 4)  # (3, 7): 0, 1 and 3 fail, 7 holds``
+    From ``start`` up in steps of ``start + 1``, so that a bisection below ``high`` takes few tries; the last index is
+    tried before giving up: ``climb(9, 1, lambda n: n >= 4)  # (3, 5): 1 and 3 fail, 5 holds``
     """
-    low, high = -1, start
-    while high < count:
+    low = -1
+    for high in range(start, count, start + 1):
         if holds(high):
             return low, high
-        low, high = high, 2 * high - low
+        low = high
     last = count - 1
     return (low, last) if low < last and holds(last) else None
 

@@ -28,7 +28,7 @@ class Shortfall(NamedTuple):
 
 
 class KVCapacity(NamedTuple):
-    """Sequences whose KV cache fits beside the weights, and the bytes of the fullest GPU with one of them."""
+    """How many sequences fit beside the weights, and the bytes of the fullest GPU with one of them."""
 
     max_seqs: np.ndarray  # [token_budget, seqs]
     decode_seqs: float  # on a rank of a decode pool, with the engine's own limits

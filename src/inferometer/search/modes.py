@@ -146,7 +146,7 @@ class PrefillServer(NamedTuple):
 
 
 def disaggregated(servers: ServerTable, problem: Problem) -> tuple[Plans | None, int]:
-    """The plans whose prefill servers no other dominates (None if there are none), and the number of all plans."""
+    """The plans with an undominated prefill server (None if there are none), and the number of all plans."""
     parts: list[Plans] = []
     count = 0
     for kind in dict.fromkeys(server.kind for server in servers.servers):

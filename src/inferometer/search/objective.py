@@ -82,7 +82,7 @@ def build_traffic(
     seed: int = 0,
     block_tokens: int = 16,
 ) -> Traffic:
-    """Synthetic requests of some lengths, or those of a trace, whose own rate holds unless another is given.
+    """Synthetic requests of some lengths, or those of a trace, at its own rate unless another is given.
 
     ``build_traffic(input_len=4000, output_len=500, request_rate=8.0)``
     """

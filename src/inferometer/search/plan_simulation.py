@@ -58,7 +58,7 @@ class PlanSimulator:
     """Simulates one plan at any rate: ``PlanSimulator(table.simulation_case(row)).simulate(4.0).holds``"""
 
     def __init__(self, case: SimulationCase, server_cache: dict[str, ReplicaPool] | None = None) -> None:
-        """``server_cache``: servers of other plans, whose tables of step times need not be made anew."""
+        """``server_cache``: servers of other plans, so that their tables of step times need not be made anew."""
         self.case = case
         traffic = case.traffic
         sample = traffic.requests(MIN_REQUESTS, 1.0, 1) if traffic.trace is None else traffic.trace

@@ -43,7 +43,7 @@ class Plans(NamedTuple):
     load: np.ndarray  # index of the load that the plan is estimated at
     gpus: np.ndarray
     request_rate: np.ndarray  # requests/s of the whole plan at that load; of a plan that is TOO_SLOW, its most
-    optimistic_rate: np.ndarray  # the same at the best load whose SLO ratio is up to SLACK
+    optimistic_rate: np.ndarray  # the same at the best load with an SLO ratio up to SLACK
     ttft: np.ndarray  # s, mean
     ttft_at_slo_share: np.ndarray  # s, the percentile of goodput_share
     tpot: np.ndarray  # s, mean

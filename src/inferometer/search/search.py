@@ -112,7 +112,7 @@ def search_with_table(
 def _cluster_size(
     gpus: list[str], num_gpus: int | None, nodes: int | None, kwargs: dict[str, Any]
 ) -> tuple[int, dict[str, Any]]:
-    """How many GPUs there are: as given, or those of the nodes, or of one node of the GPU's usual size."""
+    """How many GPUs there are: as given, or those of the nodes, or of one node of the GPU's default size."""
     given = kwargs.get("gpus_per_node")
     per_node = hardware(gpus[0]).gpus_per_node if given is None else check_int("gpus_per_node", given, most=65536)
     if nodes is None:

@@ -87,7 +87,7 @@ class Candidate(msgspec.Struct, kw_only=True):
 class Relaxation(msgspec.Struct, kw_only=True, frozen=True):
     """One change to the request with which another search has a winner."""
 
-    change: str  # in the words of the command line: --num-gpus 16
+    change: str  # as flags of the command line: --num-gpus 16
     plan: str
     simulated: bool  # whether the simulator has confirmed it
 
