@@ -33,8 +33,8 @@ GPUS = ("h200", "h100-nvl", "gh200", "h20", "b100", "a100-sxm-40gb", "l40s", "rt
 
 
 @cache
-def looked(model: str, gpu: str = "h200", **words: object) -> Sensitivity:
-    return sensitivity(model, gpu, **dict(words))
+def looked(model: str, gpu: str = "h200", **kwargs: object) -> Sensitivity:
+    return sensitivity(model, gpu, **dict(kwargs))
 
 
 # ------------------------------------------------------------------ figures
@@ -50,8 +50,8 @@ def looked(model: str, gpu: str = "h200", **words: object) -> Sensitivity:
     factor=st.floats(1.01, 40),
 )
 def test_better_figures_never_make_anything_slower(plan, gpu, batch, prompt, factor):
-    model, words = plan
-    request = build_request(model, gpu, batch_size=batch, input_len=prompt, **words)
+    model, kwargs = plan
+    request = build_request(model, gpu, batch_size=batch, input_len=prompt, **kwargs)
     base = evaluate(request)
     for key, parameter in parameters(request).items():
         if key == "memory":
@@ -115,19 +115,19 @@ def test_rooflines_kink():
 
 def test_every_change_is_what_analyze_says():
     """The keys are those of the hardware file, so a figure can be put back in by hand."""
-    found = looked("llama-3.1-70b", tensor_parallel_size=4, batch_size=16)
+    report = looked("llama-3.1-70b", tensor_parallel_size=4, batch_size=16)
     device = catalog.hardware("h200")
     for key in ("memory_bandwidth", "flops.bf16", "links.nvlink.bandwidth", "links.nvlink.latency"):
-        value = found.figures[key].value
+        value = report.figures[key].value
         assert value == catalog.dotted(msgspec.to_builtins(device))[key]
         again = analyze("llama-3.1-70b", f"h200:{key}={1.1 * value!r}", tensor_parallel_size=4, batch_size=16)
         for field in ("ttft_ms", "tpot_ms"):
-            ratio = getattr(again.metrics, field) / getattr(found.metrics, field)
-            assert ratio - 1 == pytest.approx(found.figures[key].up.change[field], rel=1e-9, abs=1e-12), key
+            ratio = getattr(again.metrics, field) / getattr(report.metrics, field)
+            assert ratio - 1 == pytest.approx(report.figures[key].up.change[field], rel=1e-9, abs=1e-12), key
 
 
 @pytest.mark.parametrize(
-    ("words", "used"),
+    ("kwargs", "used"),
     [
         ({}, set()),
         ({"tensor_parallel_size": 4}, {"nvlink"}),
@@ -139,9 +139,9 @@ def test_every_change_is_what_analyze_says():
         ({"cpu_offload_gb": 4.0}, {"pcie"}),
     ],
 )
-def test_links_that_no_axis_uses_move_nothing(words, used):
+def test_links_that_no_axis_uses_move_nothing(kwargs, used):
     request = build_request(
-        "llama-3.1-8b" if words.get("tensor_parallel_size") != 16 else "llama-3.1-70b", "h200", **words
+        "llama-3.1-8b" if kwargs.get("tensor_parallel_size") != 16 else "llama-3.1-70b", "h200", **kwargs
     )
     assert links_in_use(request) == used
     base = evaluate(request)
@@ -159,8 +159,8 @@ def test_experts_of_replicas_meet_over_the_link():
 
 
 def test_memory_acts_through_the_largest_batch():
-    found = looked("llama-3.1-8b", "l40s", input_len=512, output_len=1024, batch_size=4)
-    up, down = found.figures["memory"].up, found.figures["memory"].down
+    report = looked("llama-3.1-8b", "l40s", input_len=512, output_len=1024, batch_size=4)
+    up, down = report.figures["memory"].up, report.figures["memory"].down
     for field in ("ttft_ms", "tpot_ms", "output_throughput", "cost_per_million_output_tokens"):
         assert up.change[field] == down.change[field] == 0
     assert up.change["full_batch_size"] > 0.1 > -0.1 > down.change["full_batch_size"]
@@ -193,11 +193,11 @@ def test_the_summary_names_the_figure_that_a_metric_follows():
 
 
 def test_a_model_that_does_not_fit_is_still_looked_at():
-    found = looked("llama-3.1-70b", "h100-sxm")
-    assert not found.feasible and "fits with -tp 2" in found.reason
-    assert found.figures["memory_bandwidth"].up.elasticity["tpot_ms"] < -0.8
-    again = analyze("llama-3.1-70b", f"h100-sxm:memory={found.memory_needed * 1.0001!r}")
-    assert again.feasible and not analyze("llama-3.1-70b", f"h100-sxm:memory={found.memory_needed * 0.999!r}").feasible
+    report = looked("llama-3.1-70b", "h100-sxm")
+    assert not report.feasible and "fits with -tp 2" in report.reason
+    assert report.figures["memory_bandwidth"].up.elasticity["tpot_ms"] < -0.8
+    again = analyze("llama-3.1-70b", f"h100-sxm:memory={report.memory_needed * 1.0001!r}")
+    assert again.feasible and not analyze("llama-3.1-70b", f"h100-sxm:memory={report.memory_needed * 0.999!r}").feasible
 
 
 # ------------------------------------------------------------------ targets
@@ -212,58 +212,60 @@ def test_a_model_that_does_not_fit_is_still_looked_at():
     aim=st.floats(0.3, 3),
 )
 def test_targets_hold_when_put_back_in(plan, gpu, word, aim):
-    model, words = plan
-    request = build_request(model, gpu, batch_size=8, **words)
+    model, kwargs = plan
+    request = build_request(model, gpu, batch_size=8, **kwargs)
     metric = METRICS[word]
     now = evaluate_metric(request, metric)
     if now is None:  # a device without a price
         return
     limit = now * aim
     for key, parameter in parameters(request).items():
-        found = solve(request, parameter, metric, limit)
-        assert (found.status == "holds") == metric.holds(now, limit)
-        if found.status == "never":
+        solution = solve(request, parameter, metric, limit)
+        assert (solution.status == "holds") == metric.holds(now, limit)
+        if solution.status == "never":
             far = evaluate_metric(parameter.scaled_request(request, 64.0**parameter.better), metric)
             assert not metric.holds(far, limit), key
-            assert found.best is None or not metric.holds(found.best, limit) or key == ALL_SPEEDS
-        elif found.factor is not None and key != "memory":
-            there = evaluate_metric(parameter.scaled_request(request, found.factor), metric)
-            assert metric.holds(there, limit), f"{key} ×{found.factor}: {there} for {limit}"
-            worse = evaluate_metric(parameter.scaled_request(request, found.factor * 0.999**parameter.better), metric)
+            assert solution.best is None or not metric.holds(solution.best, limit) or key == ALL_SPEEDS
+        elif solution.factor is not None and key != "memory":
+            there = evaluate_metric(parameter.scaled_request(request, solution.factor), metric)
+            assert metric.holds(there, limit), f"{key} ×{solution.factor}: {there} for {limit}"
+            worse = evaluate_metric(
+                parameter.scaled_request(request, solution.factor * 0.999**parameter.better), metric
+            )
             assert not metric.holds(worse, limit) or worse == pytest.approx(limit, rel=1e-4), key
 
 
 def test_a_target_through_analyze():
-    found = sensitivity("llama-3.1-8b", "h200", batch_size=8, target="tpot:4")
-    one = found.targets["tpot"].figures["memory_bandwidth"]
+    report = sensitivity("llama-3.1-8b", "h200", batch_size=8, target="tpot:4")
+    one = report.targets["tpot"].figures["memory_bandwidth"]
     assert one.status == "reached" and one.value == pytest.approx(4.8e12 * one.factor)
     again = analyze("llama-3.1-8b", f"h200:memory_bandwidth={one.value!r}", batch_size=8).metrics.tpot_ms
     assert 3.999 < again <= 4.0
-    assert found.targets["tpot"].figures["flops"].status == "never"
-    assert found.targets["tpot"].figures["flops"].best == pytest.approx(found.metrics.tpot_ms, rel=0.01)
+    assert report.targets["tpot"].figures["flops"].status == "never"
+    assert report.targets["tpot"].figures["flops"].best == pytest.approx(report.metrics.tpot_ms, rel=0.01)
 
 
 def test_slack_of_memory_ends_where_the_plan_no_longer_fits():
-    found = sensitivity("llama-3.1-8b", "h200", batch_size=8, target={"tpot": 50.0})
-    one = found.targets["tpot"].figures["memory"]
-    assert one.status == "holds" and one.value == pytest.approx(found.memory_needed, rel=1e-3)
+    report = sensitivity("llama-3.1-8b", "h200", batch_size=8, target={"tpot": 50.0})
+    one = report.targets["tpot"].figures["memory"]
+    assert one.status == "holds" and one.value == pytest.approx(report.memory_needed, rel=1e-3)
 
 
 @pytest.mark.slow
 def test_throughput_at_full_load_can_be_a_target_of_memory():
-    words = {"input_len": 512, "output_len": 1024}
-    now = looked("llama-3.1-8b", "l40s", batch_size=4, **words).metrics.full_output_throughput
-    found = sensitivity("llama-3.1-8b", "l40s", batch_size=4, target={"full_throughput": 1.3 * now}, **words)
-    one = found.targets["full-throughput"].figures["memory"]
+    kwargs = {"input_len": 512, "output_len": 1024}
+    now = looked("llama-3.1-8b", "l40s", batch_size=4, **kwargs).metrics.full_output_throughput
+    report = sensitivity("llama-3.1-8b", "l40s", batch_size=4, target={"full_throughput": 1.3 * now}, **kwargs)
+    one = report.targets["full-throughput"].figures["memory"]
     assert one.status == "reached" and 1 < one.factor < 4
-    again = sensitivity("llama-3.1-8b", f"l40s:memory={one.value!r}", batch_size=4, **words)
+    again = sensitivity("llama-3.1-8b", f"l40s:memory={one.value!r}", batch_size=4, **kwargs)
     assert again.metrics.full_output_throughput >= 1.3 * now * (1 - 1e-9)
 
 
 def test_what_no_figure_reaches_is_infeasible():
-    found = sensitivity("llama-3.1-8b", "h200", target="tpot:0.01")
-    assert not found.feasible and found.reason.startswith("no figure alone brings TPOT ≤ 0.01 ms")
-    assert all(one.status == "never" for one in found.targets["tpot"].figures.values())
+    report = sensitivity("llama-3.1-8b", "h200", target="tpot:0.01")
+    assert not report.feasible and report.reason.startswith("no figure alone brings TPOT ≤ 0.01 ms")
+    assert all(one.status == "never" for one in report.targets["tpot"].figures.values())
 
 
 @given(root=st.floats(-5.9, 5.9), slope=st.floats(0.01, 20), steps=st.booleans())
@@ -272,8 +274,8 @@ def test_gaps_are_closed_from_above(root, slope, steps):
         y = (root - x) * slope
         return math.ceil(y * 4) / 4 if steps else y
 
-    found = bisect(gap, -6, 6)
-    assert gap(found) <= 0 and (gap(found - 2e-3) > 0 or gap(found) > -2e-5)
+    closed = bisect(gap, -6, 6)
+    assert gap(closed) <= 0 and (gap(closed - 2e-3) > 0 or gap(closed) > -2e-5)
 
 
 def test_gaps_that_stay_open_or_were_never_there():
@@ -287,7 +289,7 @@ def test_gaps_that_stay_open_or_were_never_there():
 
 def works(request: Request, ranks: tuple[int, int, int], limits: dict[str, float]) -> bool:
     """A layout, judged by `analyze` alone."""
-    words = dict(zip(("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"), ranks, strict=True))
+    kwargs = dict(zip(("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"), ranks, strict=True))
     work = request.workload
     report = analyze(
         request.model.name,
@@ -295,7 +297,7 @@ def works(request: Request, ranks: tuple[int, int, int], limits: dict[str, float
         batch_size=work.batch_size,
         input_len=work.input_len,
         output_len=work.output_len,
-        **words,
+        **kwargs,
     )
     seen = {word: getattr(report.metrics, METRICS[word].field) for word in limits}
     return report.feasible and all(seen[word] <= limit for word, limit in limits.items())
@@ -325,8 +327,8 @@ def test_no_smaller_platform_works(model, gpu, work, limits):
 
 
 def test_what_binds_a_platform():
-    def bound(**words):
-        return smallest_platform(build_request("llama-3.1-70b", "h100-sxm", **words), {}).tried
+    def bound(**kwargs):
+        return smallest_platform(build_request("llama-3.1-70b", "h100-sxm", **kwargs), {}).tried
 
     assert bound(batch_size=1)[0].binding == "weights"
     long = bound(batch_size=64, input_len=4000)
@@ -336,17 +338,17 @@ def test_what_binds_a_platform():
 
 
 def test_the_best_of_several_gpu_types_is_taken():
-    found = sensitivity("llama-3.1-70b", "a100-sxm-40gb,h200", size=True, batch_size=16)
-    assert [one.gpu for one in found.size] == ["a100-sxm-40gb", "h200"]
-    assert found.device["name"] == "h200" and found.plan["gpus"] == 2 == found.size[1].smallest.gpus
-    assert found.feasible and "2 × h200 (-tp 2) are the smallest platform" in found.summary
+    report = sensitivity("llama-3.1-70b", "a100-sxm-40gb,h200", size=True, batch_size=16)
+    assert [one.gpu for one in report.size] == ["a100-sxm-40gb", "h200"]
+    assert report.device["name"] == "h200" and report.plan["gpus"] == 2 == report.size[1].smallest.gpus
+    assert report.feasible and "2 × h200 (-tp 2) are the smallest platform" in report.summary
 
 
 @pytest.mark.slow
 def test_no_platform_at_all():
-    found = sensitivity("llama-3.1-8b", "h200", size=True, target="ttft:0.1")
-    assert not found.feasible and "no platform of up to 128 × h200" in found.reason
-    assert found.size[0].smallest is None and "TTFT" in found.size[0].smaller.reason
+    report = sensitivity("llama-3.1-8b", "h200", size=True, target="ttft:0.1")
+    assert not report.feasible and "no platform of up to 128 × h200" in report.reason
+    assert report.size[0].smallest is None and "TTFT" in report.size[0].smaller.reason
 
 
 def test_nodes_are_whole_beyond_one():
@@ -361,9 +363,9 @@ def test_nodes_are_whole_beyond_one():
 
 @pytest.mark.slow
 def test_a_larger_model_asks_for_more_of_everything():
-    found = sensitivity("llama-2-7b", "h100-sxm", batch_size=16, compare="llama-2-7b,llama-2-70b")
-    first, last = found.compare
-    assert [row.name for row in found.compare] == ["llama-2-7b", "llama-2-70b"]
+    report = sensitivity("llama-2-7b", "h100-sxm", batch_size=16, compare="llama-2-7b,llama-2-70b")
+    first, last = report.compare
+    assert [row.name for row in report.compare] == ["llama-2-7b", "llama-2-70b"]
     assert first.meets and first.demand.flops == pytest.approx(1, rel=1e-3) and first.size.smallest.gpus == 1
     assert first.demand.memory_bandwidth == pytest.approx(1, rel=1e-3)
     assert not last.fits and "fits with" in last.reason and last.demand.memory > 1
@@ -377,36 +379,36 @@ def test_a_larger_model_asks_for_more_of_everything():
 def test_what_is_asked_for_is_enough_and_not_too_much():
     request = build_request("llama-2-13b", "h100-sxm", batch_size=16)
     limits = {"ttft": 300.0, "tpot": 9.0}
-    found = demand(request, limits)
+    needed = demand(request, limits)
 
     def holds(flops: float, bandwidth: float, slack: float) -> list[bool]:
         every = parameters(request)
         turned = every["memory_bandwidth"].scaled_request(every["flops"].scaled_request(request, flops), bandwidth)
         return [METRICS[w].holds(evaluate_metric(turned, METRICS[w]), limit * slack) for w, limit in limits.items()]
 
-    assert found.flops > 1 and found.memory_bandwidth > 1
-    assert all(holds(found.flops, found.memory_bandwidth, 1.002))
-    assert not holds(found.flops * 0.98, found.memory_bandwidth, 1)[0]
-    assert not holds(found.flops, found.memory_bandwidth * 0.98, 1)[1]
+    assert needed.flops > 1 and needed.memory_bandwidth > 1
+    assert all(holds(needed.flops, needed.memory_bandwidth, 1.002))
+    assert not holds(needed.flops * 0.98, needed.memory_bandwidth, 1)[0]
+    assert not holds(needed.flops, needed.memory_bandwidth * 0.98, 1)[1]
 
 
 @pytest.mark.slow
 def test_a_model_alone_takes_the_first_as_the_one_to_keep():
-    found = sensitivity(None, "h100-sxm", compare=["llama-2-7b", "llama-2-13b"])
-    assert found.model.name == "llama-2-7b" and [row.name for row in found.compare] == ["llama-2-7b", "llama-2-13b"]
+    report = sensitivity(None, "h100-sxm", compare=["llama-2-7b", "llama-2-13b"])
+    assert report.model.name == "llama-2-7b" and [row.name for row in report.compare] == ["llama-2-7b", "llama-2-13b"]
 
 
 @pytest.mark.slow
 def test_use_cases_are_judged_by_what_their_users_expect():
-    found = sensitivity("llama-3.1-8b", "h100-sxm", compare_usecases=True)
-    assert [row.name for row in found.usecases] == list(catalog.usecases())
-    for row in found.usecases:
-        case, report = catalog.usecase(row.name), analyze("llama-3.1-8b", "h100-sxm", usecase=row.name)
+    report = sensitivity("llama-3.1-8b", "h100-sxm", compare_usecases=True)
+    assert [row.name for row in report.usecases] == list(catalog.usecases())
+    for row in report.usecases:
+        case, alone = catalog.usecase(row.name), analyze("llama-3.1-8b", "h100-sxm", usecase=row.name)
         assert row.limits == {"ttft": case.ttft * 1e3, "tpot": case.tpot * 1e3}
-        assert (row.ttft_ms, row.tpot_ms) == (report.metrics.ttft_ms, report.metrics.tpot_ms)
-        kept = report.metrics.ttft_ms <= case.ttft * 1e3 and report.metrics.tpot_ms <= case.tpot * 1e3
-        assert row.meets == (report.feasible and kept)
-        request = (row.demand.flops, row.demand.memory_bandwidth, row.demand.memory)
-        assert row.meets == all(factor is not None and factor <= 1 for factor in request), row.name
+        assert (row.ttft_ms, row.tpot_ms) == (alone.metrics.ttft_ms, alone.metrics.tpot_ms)
+        kept = alone.metrics.ttft_ms <= case.ttft * 1e3 and alone.metrics.tpot_ms <= case.tpot * 1e3
+        assert row.meets == (alone.feasible and kept)
+        factors = (row.demand.flops, row.demand.memory_bandwidth, row.demand.memory)
+        assert row.meets == all(factor is not None and factor <= 1 for factor in factors), row.name
         assert row.size.smallest is None or (row.size.smallest.gpus == 1) == row.meets
-    assert {row.meets for row in found.usecases} == {True, False}
+    assert {row.meets for row in report.usecases} == {True, False}

@@ -138,20 +138,20 @@ def close(a: Any, b: Any, rel: float) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "axes"), CASES, ids=lambda v: v if isinstance(v, str) else "")
 def test_points_are_what_analyze_says(model: str, axes: dict[str, Any]) -> None:
-    found = sweep(model, **axes)
-    rows, points = list(found.rows()), list(product(*found.axes.values()))
-    assert len(rows) == len(points) == len(found)
+    table = sweep(model, **axes)
+    rows, points = list(table.rows()), list(product(*table.axes.values()))
+    assert len(rows) == len(points) == len(table)
     for at in random.Random(len(rows)).sample(range(len(rows)), min(8, len(rows))):
-        row, words = rows[at], dict(zip(found.axes, points[at], strict=True))
+        row, arguments = rows[at], dict(zip(table.axes, points[at], strict=True))
         try:
-            one = analyze(**words)
+            one = analyze(**arguments)
         except InferometerError:
-            assert not row["feasible"] and row["reason"], words
+            assert not row["feasible"] and row["reason"], arguments
             continue
-        assert (row["feasible"], row["reason"] is None) == (one.feasible, one.feasible), words
+        assert (row["feasible"], row["reason"] is None) == (one.feasible, one.feasible), arguments
         for names, figures in ((REPORTED, one.metrics), (BYTES, one.memory)):
             for name in names:
-                assert close(row[name], getattr(figures, name), 1e-9), (name, words)
+                assert close(row[name], getattr(figures, name), 1e-9), (name, arguments)
         tpot = one.metrics.tpot_ms
         assert close(row["output_throughput_per_user"], tpot and 1e3 / tpot, 1e-9)
         plan = {
@@ -167,12 +167,12 @@ def test_points_are_what_analyze_says(model: str, axes: dict[str, Any]) -> None:
 # ------------------------------------------------------------------ what cannot be used
 
 
-def reasons(found: Sweep) -> dict[str, int]:
-    return {text or "": found.columns["reason"].tolist().count(text) for text in set(found.columns["reason"])}
+def reasons(table: Sweep) -> dict[str, int]:
+    return {text or "": table.columns["reason"].tolist().count(text) for text in set(table.columns["reason"])}
 
 
 def test_infeasible_points_are_marked_and_not_dropped() -> None:
-    found = sweep(
+    table = sweep(
         "llama-3.1-70b",
         gpu="h200",
         tensor_parallel_size=[1, 3, 4],
@@ -180,28 +180,28 @@ def test_infeasible_points_are_marked_and_not_dropped() -> None:
         input_len=[2048, 100],
         prefix_len=[0, 100],
     )
-    assert len(found) == 36
-    said = reasons(found)
+    assert len(table) == 36
+    said = reasons(table)
     assert said["64 attention heads do not divide by tp 3"] == 12
     assert sum(n for text, n in said.items() if "than --max-num-seqs 1,024: they would not run at once" in text) == 6
     assert said["--prefix-len must be shorter than the input"] == 6
     assert sum(n for text, n in said.items() if "needs more memory than the 135 GB" in text) > 0
-    assert sum(said.values()) == 36 and said[""] == found.columns["feasible"].sum()
-    illegal = found.columns["tensor_parallel_size"] == 3
-    assert not np.isnan(found.columns["total_bytes"]).any(), "memory of what is illegal can be computed, and is there"
-    lost = found.columns["input_len"] <= found.columns["prefix_len"]
+    assert sum(said.values()) == 36 and said[""] == table.columns["feasible"].sum()
+    illegal = table.columns["tensor_parallel_size"] == 3
+    assert not np.isnan(table.columns["total_bytes"]).any(), "memory of what is illegal can be computed, and is there"
+    lost = table.columns["input_len"] <= table.columns["prefix_len"]
     assert (
-        np.isnan(found.columns["ttft_ms"][lost]).all() and not np.isnan(found.columns["ttft_ms"][illegal & ~lost]).any()
+        np.isnan(table.columns["ttft_ms"][lost]).all() and not np.isnan(table.columns["ttft_ms"][illegal & ~lost]).any()
     )
-    full = found.columns["total_bytes"] > found.columns["usable_bytes"]
-    assert not found.columns["feasible"][full].any()
+    full = table.columns["total_bytes"] > table.columns["usable_bytes"]
+    assert not table.columns["feasible"][full].any()
 
 
 def test_a_combination_that_is_refused_is_marked_and_a_mistake_is_an_error() -> None:
-    found = sweep(MODEL, gpu=["h200", "l40s"], interconnect="nvlink")
-    assert found.columns["feasible"].tolist() == [True, False]
-    assert "unknown --interconnect 'nvlink'" in found.columns["reason"][1] and np.isnan(found.columns["ttft_ms"][1])
-    for axes, error, words in [
+    table = sweep(MODEL, gpu=["h200", "l40s"], interconnect="nvlink")
+    assert table.columns["feasible"].tolist() == [True, False]
+    assert "unknown --interconnect 'nvlink'" in table.columns["reason"][1] and np.isnan(table.columns["ttft_ms"][1])
+    for axes, error, sentence in [
         ({"gpu": "h200,h10"}, UnknownName, "unknown GPU 'h10'; did you mean"),
         ({"engine": ["vllm", "vlm"]}, UnknownName, "unknown engine 'vlm'"),
         ({"quantization": "bf16,fp9"}, UnknownName, "'fp9'"),
@@ -220,7 +220,7 @@ def test_a_combination_that_is_refused_is_marked_and_a_mistake_is_an_error() -> 
     ]:
         with pytest.raises(error) as caught:
             sweep(MODEL, **axes)
-        assert words in str(caught.value), axes
+        assert sentence in str(caught.value), axes
     with pytest.raises(UnknownName, match="unknown model"):
         sweep("llama-3.1-8b,lama-9b")
     for axes in ({"output_len": [1, 2]}, {"prefix_len": [0, 7]}):
@@ -297,7 +297,7 @@ def test_types_are_worked_out_by_one_thread_at_a_time() -> None:
 
 
 @pytest.fixture(scope="module")
-def found() -> Sweep:
+def table() -> Sweep:
     return sweep(
         MODEL,
         gpu=["h200", "l40s"],
@@ -311,23 +311,23 @@ def found() -> Sweep:
     )
 
 
-def test_columns_rows_and_cubes_are_one_table(found: Sweep) -> None:
-    rows = list(found.rows())
-    assert list(rows[0]) == list(found.columns) and len(rows) == len(found) == 128
-    for name, values in found.columns.items():
+def test_columns_rows_and_cubes_are_one_table(table: Sweep) -> None:
+    rows = list(table.rows())
+    assert list(rows[0]) == list(table.columns) and len(rows) == len(table) == 128
+    for name, values in table.columns.items():
         said = [None if value is None else value for value in (row[name] for row in rows)]
         have = [None if v is None or v == "" or v != v else v for v in values.tolist()]
         assert said == have, name
-    cube = found.cube("batch_size")
+    cube = table.cube("batch_size")
     assert cube.shape == (1, 2, 1, 2, 1, 4, 2, 2, 2) and (cube == np.array([1, 8, 64, 512]).reshape(4, 1, 1, 1)).all()
-    assert found.columns["batch_size"].dtype == np.int64 and found.columns["feasible"].dtype == bool
+    assert table.columns["batch_size"].dtype == np.int64 and table.columns["feasible"].dtype == bool
     with pytest.raises(UnknownName, match="did you mean tpot_ms"):
-        found.columns["tpot"]
+        table.columns["tpot"]
 
 
-def test_the_best_point(found: Sweep) -> None:
-    usable = [row for row in found.rows() if row["feasible"]]
-    assert found.best("output_throughput_per_gpu") in usable
+def test_the_best_point(table: Sweep) -> None:
+    usable = [row for row in table.rows() if row["feasible"]]
+    assert table.best("output_throughput_per_gpu") in usable
     for name, choose in (
         ("output_throughput_per_gpu", max),
         ("tpot_ms", min),
@@ -336,26 +336,26 @@ def test_the_best_point(found: Sweep) -> None:
         ("output_throughput_per_user", max),
     ):
         known = [row[name] for row in usable if row[name] is not None]
-        assert found.best(name)[name] == choose(known)
+        assert table.best(name)[name] == choose(known)
     with pytest.raises(UnknownName, match="figure"):
-        found.best("speed")
+        table.best("speed")
     with pytest.raises(BadValue, match="can be used"):
         sweep("llama-3.1-70b", gpu="l4").best("ttft_ms")
 
 
-def test_files_hold_the_table(found: Sweep, tmp_path: Path) -> None:
+def test_files_hold_the_table(table: Sweep, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
-    rows = list(found.rows())
-    table = parquet.read_table(found.to_parquet(tmp_path / "x.parquet"))
-    assert table.to_pylist() == rows and table.schema.names == list(found.columns)
+    rows = list(table.rows())
+    arrow = parquet.read_table(table.to_parquet(tmp_path / "x.parquet"))
+    assert arrow.to_pylist() == rows and arrow.schema.names == list(table.columns)
     assert (
-        str(table.schema.field("gpu").type).startswith("dictionary")
-        and table.schema.field("batch_size").type == "int64"
+        str(arrow.schema.field("gpu").type).startswith("dictionary")
+        and arrow.schema.field("batch_size").type == "int64"
     )
 
-    with found.to_csv(tmp_path / "x.csv").open(newline="") as file:
+    with table.to_csv(tmp_path / "x.csv").open(newline="") as file:
         read = list(csv.DictReader(file))
     assert len(read) == len(rows)
     for line, row in zip(read, rows, strict=True):
@@ -365,29 +365,29 @@ def test_files_hold_the_table(found: Sweep, tmp_path: Path) -> None:
                 assert text == ("true" if value else "false")
             else:
                 assert close(text if isinstance(value, str) else float(text) if text else None, value, 1e-6), name
-    data = json.loads(found.to_json(tmp_path / "x.json").read_text())
+    data = json.loads(table.to_json(tmp_path / "x.json").read_text())
     assert data["schema"] == "inferometer.sweep/1" and data["axes"]["batch_size"] == [1, 8, 64, 512]
     assert (data["points"], data["feasible"]) == (128, sum(row["feasible"] for row in rows))
-    lines = [json.loads(line) for line in found._to(tmp_path / "x.jsonl", "jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in table._to(tmp_path / "x.jsonl", "jsonl").read_text().splitlines()]
     assert lines == data["rows"] and all(close(a[n], b[n], 1e-6) for a, b in zip(lines, rows, strict=True) for n in b)
 
 
-def test_a_run_that_breaks_leaves_what_was_there(found: Sweep, tmp_path: Path) -> None:
+def test_a_run_that_breaks_leaves_what_was_there(table: Sweep, tmp_path: Path) -> None:
     def broken() -> Iterator[Chunk]:
-        yield found.chunks[0]
+        yield table.chunks[0]
         raise KeyboardInterrupt
 
     for form in ("csv", "json", "parquet"):
-        target = tmp_path / f"mine.{form}"
+        target = tmp_path / f"kept.{form}"
         target.write_text("what the user had")
         with pytest.raises(KeyboardInterrupt):
-            write(target, form, broken(), found.kinds, found.axes)
+            write(target, form, broken(), table.kinds, table.axes)
         assert target.read_text() == "what the user had"
-    assert sorted(os.listdir(tmp_path)) == ["mine.csv", "mine.json", "mine.parquet"], "no temporary file stays behind"
+    assert sorted(os.listdir(tmp_path)) == ["kept.csv", "kept.json", "kept.parquet"], "no temporary file stays behind"
     with pytest.raises(BadFile, match="is a folder"):
-        found.to_csv(tmp_path)
+        table.to_csv(tmp_path)
     with pytest.raises(BadFile, match="No such file or directory"):
-        found.to_csv(tmp_path / "no" / "x.csv")
+        table.to_csv(tmp_path / "no" / "x.csv")
 
 
 # ------------------------------------------------------------------ what people read
@@ -407,10 +407,10 @@ def test_the_digest_counts_everything_and_keeps_the_front() -> None:
     axes = {"gpu": "h200,h100-sxm", "tensor_parallel_size": [1, 2, 4], "batch_size": "1:4096:x2"}
     grid = Grid("llama-3.1-70b", **axes)
     digest = Digest(grid)
-    found = Sweep(grid, digest.watch(chunks(grid, most=9)))
-    rows = [row for row in found.rows() if row["feasible"]]
-    assert (digest.points, digest.feasible) == (len(found), len(rows))
-    assert digest.reasons == {text: n for text, n in reasons(found).items() if text}
+    table = Sweep(grid, digest.watch(chunks(grid, most=9)))
+    rows = [row for row in table.rows() if row["feasible"]]
+    assert (digest.points, digest.feasible) == (len(table), len(rows))
+    assert digest.reasons == {text: n for text, n in reasons(table).items() if text}
     (front,) = digest.fronts.values()
     x, y = (np.array([row[f"output_throughput_per_{who}"] for row in rows]) for who in ("user", "gpu"))
     assert [spot.row["batch_size"] for spot in front] == [rows[i]["batch_size"] for i in pareto_front(x, y)]
@@ -425,7 +425,7 @@ def test_the_digest_counts_everything_and_keeps_the_front() -> None:
 
 @pytest.mark.slow
 def test_pictures(tmp_path: Path) -> None:
-    found = sweep(
+    table = sweep(
         "llama-3.1-70b",
         gpu="h200,h100-sxm",
         tensor_parallel_size=[8, 2],
@@ -433,13 +433,13 @@ def test_pictures(tmp_path: Path) -> None:
         input_len="128:32768:x4",
         quantization="bf16,fp8",
     )
-    lines = drawn(found, "batch_size")
+    lines = drawn(table, "batch_size")
     assert len(lines.lines) == 8 and lines.held == {"input_len": "input 2,048"}, "the rest is named"
     assert {line.name for line in lines.lines} == {
         f"{g} · tp {t} · {q}" for g in ("h200", "h100-sxm") for t in (8, 2) for q in ("bf16", "fp8")
     }
-    assert found.cube("input_len")[lines.lines[0].at].tolist() == [2048] * 4
-    made = write_curves(found, tmp_path)
+    assert table.cube("input_len")[lines.lines[0].at].tolist() == [2048] * 4
+    made = write_curves(table, tmp_path)
     assert [path.name for path in made] == ["tensor_parallel_size.png", "batch_size.png", "input_len.png", "front.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 10_000 for path in made)
     nothing = sweep("llama-3.1-70b,DiT-XL/2", gpu="l4", batch_size=[1, 2])
@@ -507,7 +507,7 @@ def test_nothing_that_works_is_exit_1(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "words"),
+    ("args", "sentence"),
     [
         (["--gpu", "h10"], "unknown GPU 'h10'; did you mean"),
         (["--batch-size", ""], "--batch-size has no values"),
@@ -526,10 +526,10 @@ def test_nothing_that_works_is_exit_1(run: Run) -> None:
         (["--overlap", "0:2:1"], "--overlap must be between 0"),
     ],
 )
-def test_bad_input_is_one_sentence(args: list[str], words: str, run: Run, tmp_path: Path, monkeypatch: Any) -> None:
+def test_bad_input_is_one_sentence(args: list[str], sentence: str, run: Run, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     ran = run("sweep", MODEL, *args)
-    assert ran.code == 2 and words in ran.err and not ran.out and ran.err.count("\n") == 1
+    assert ran.code == 2 and sentence in ran.err and not ran.out and ran.err.count("\n") == 1
     assert not os.listdir(tmp_path)
 
 

@@ -69,8 +69,10 @@ def test_gradients_of_a_product(k: int, n: int, shard: str, tokens: int) -> None
     op = linear("proj", k, n, shard=shard)
     dgrad, wgrad = backward(op)
     my_k, my_n = k / (4 if shard == "row" else 1), n / (4 if shard == "column" else 1)
-    for found in (dgrad, wgrad):
-        assert value(found.work.flops, tokens=tokens) == value(op.work.flops, tokens=tokens) == 2 * tokens * my_k * my_n
+    for report in (dgrad, wgrad):
+        assert (
+            value(report.work.flops, tokens=tokens) == value(op.work.flops, tokens=tokens) == 2 * tokens * my_k * my_n
+        )
     assert value(dgrad.work.weights) == value(op.work.weights)
     assert value(dgrad.work.reads, tokens=tokens) == value(op.work.writes, tokens=tokens)
     assert value(dgrad.work.writes, tokens=tokens) == value(op.work.reads, tokens=tokens)
@@ -150,7 +152,7 @@ def test_a_tensor_that_two_keep_counts_once() -> None:
 
 def test_what_megatron_keeps_of_a_layer() -> None:
     """sbh(10 + 24/t + 5as/ht), or sbh·34/t with sequence parallelism and selective recomputation (arXiv 2205.05198)."""
-    words: dict[str, Any] = {
+    kwargs: dict[str, Any] = {
         "gpu": "a100-sxm-80gb",
         "tensor_parallel_size": 8,
         "attention": "eager",
@@ -161,9 +163,9 @@ def test_what_megatron_keeps_of_a_layer() -> None:
         "global_batch_size": 64,
     }
     sbh, flying = 2048 * 12288, 96 + 96 * 7 / 24
-    plain = train("gpt-3-175b", **words)
+    plain = train("gpt-3-175b", **kwargs)
     assert plain.memory.activation_bytes == flying * sbh * (10 + 24 / 8 + 5 * 96 * 2048 / 12288 / 8) + 8 * sbh
-    thin = train("gpt-3-175b", sequence_parallel=True, recompute="selective", **words)
+    thin = train("gpt-3-175b", sequence_parallel=True, recompute="selective", **kwargs)
     assert thin.memory.activation_bytes == flying * sbh * 34 / 8 + 8 * sbh / 8
     assert not plain.feasible and thin.feasible
     exact = 72 * 64 * 96 * 2048 * 12288**2 * (1 + 2048 / 6 / 12288 + 50257 / 12 / 96 / 12288)
@@ -198,22 +200,22 @@ LAYOUT = st.fixed_dictionaries(
 
 @settings(max_examples=12, deadline=None)
 @given(LAYOUT)
-def test_parts_add_up(words: dict[str, Any]) -> None:
-    found = train(SMALL, **words)
-    b, m = found.breakdown, found.memory
+def test_parts_add_up(kwargs: dict[str, Any]) -> None:
+    report = train(SMALL, **kwargs)
+    b, m = report.breakdown, report.memory
     parts = [getattr(b, word) for word in b.__struct_fields__]
-    assert all(part >= 0 for part in parts) and sum(parts) == pytest.approx(found.step_seconds)
+    assert all(part >= 0 for part in parts) and sum(parts) == pytest.approx(report.step_seconds)
     held = m.weights_bytes + m.gradients_bytes + m.optimizer_bytes + m.activation_bytes + m.working_bytes
     assert held + m.overhead_bytes == pytest.approx(m.total_bytes)
-    assert found.step_seconds >= found.roofline_step_seconds > 0
-    assert found.hardware_flops >= found.model_flops * (1 - 1e-12)
-    assert 0 < found.model_flops_utilization <= found.hardware_flops_utilization * (1 + 1e-12) < 1
-    assert found.tokens_per_second * found.step_seconds == pytest.approx(64 * words["seq_len"])
+    assert report.step_seconds >= report.roofline_step_seconds > 0
+    assert report.hardware_flops >= report.model_flops * (1 - 1e-12)
+    assert 0 < report.model_flops_utilization <= report.hardware_flops_utilization * (1 + 1e-12) < 1
+    assert report.tokens_per_second * report.step_seconds == pytest.approx(64 * kwargs["seq_len"])
     comm = {
-        "tp_comm": words["tensor_parallel_size"],
-        "dp_comm": words["data_parallel_size"],
-        "pp_bubble": words["pipeline_parallel_size"],
-        "pp_comm": words["pipeline_parallel_size"],
+        "tp_comm": kwargs["tensor_parallel_size"],
+        "dp_comm": kwargs["data_parallel_size"],
+        "pp_bubble": kwargs["pipeline_parallel_size"],
+        "pp_comm": kwargs["pipeline_parallel_size"],
     }
     for word, ranks in comm.items():
         assert (getattr(b, word) > 0) == (ranks > 1), word
@@ -222,21 +224,21 @@ def test_parts_add_up(words: dict[str, Any]) -> None:
 @pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(LAYOUT)
-def test_more_sharding_and_recomputing_never_takes_more_memory(words: dict[str, Any]) -> None:
-    held = [train(SMALL, **{**words, "zero": stage}).memory for stage in range(4)]
+def test_more_sharding_and_recomputing_never_takes_more_memory(kwargs: dict[str, Any]) -> None:
+    held = [train(SMALL, **{**kwargs, "zero": stage}).memory for stage in range(4)]
     assert all(a.total_bytes >= b.total_bytes for a, b in itertools.pairwise(held))
-    found = [train(SMALL, **{**words, "recompute": mode}) for mode in RECOMPUTE]
-    kept_ = [r.memory.activation_bytes + r.memory.working_bytes for r in found]
+    reports = [train(SMALL, **{**kwargs, "recompute": mode}) for mode in RECOMPUTE]
+    kept_ = [r.memory.activation_bytes + r.memory.working_bytes for r in reports]
     assert all(a >= b for a, b in itertools.pairwise(kept_))
-    assert all(a.step_seconds <= b.step_seconds for a, b in itertools.pairwise(found))
-    assert found[0].breakdown.recompute == 0 < found[1].breakdown.recompute < found[2].breakdown.recompute
+    assert all(a.step_seconds <= b.step_seconds for a, b in itertools.pairwise(reports))
+    assert reports[0].breakdown.recompute == 0 < reports[1].breakdown.recompute < reports[2].breakdown.recompute
 
 
 @settings(max_examples=6, deadline=None)
 @given(LAYOUT)
-def test_layouts_conserve_work(words: dict[str, Any]) -> None:
-    alone = {**words, "tensor_parallel_size": 1, "pipeline_parallel_size": 1, "data_parallel_size": 1}
-    spread, whole = train(SMALL, **words), train(SMALL, **alone)
+def test_layouts_conserve_work(kwargs: dict[str, Any]) -> None:
+    alone = {**kwargs, "tensor_parallel_size": 1, "pipeline_parallel_size": 1, "data_parallel_size": 1}
+    spread, whole = train(SMALL, **kwargs), train(SMALL, **alone)
     assert spread.model_flops == pytest.approx(whole.model_flops, rel=1e-12)
     assert spread.hardware_flops == pytest.approx(whole.hardware_flops, rel=1e-12)
 
@@ -244,39 +246,39 @@ def test_layouts_conserve_work(words: dict[str, Any]) -> None:
 @pytest.mark.slow
 @settings(max_examples=6, deadline=None)
 @given(LAYOUT, st.floats(1.0, 4.0))
-def test_more_bandwidth_is_never_slower(words: dict[str, Any], more: float) -> None:
-    took = train(SMALL, gpu="h100-sxm", **words).step_seconds
+def test_more_bandwidth_is_never_slower(kwargs: dict[str, Any], more: float) -> None:
+    took = train(SMALL, gpu="h100-sxm", **kwargs).step_seconds
     for figure in ("memory_bandwidth=3.35e12", "links.nvlink.bandwidth=450e9", "links.network.bandwidth=50e9"):
         key, _, base = figure.partition("=")
-        assert train(SMALL, gpu=f"h100-sxm:{key}={float(base) * more}", **words).step_seconds <= took * (1 + 1e-12)
+        assert train(SMALL, gpu=f"h100-sxm:{key}={float(base) * more}", **kwargs).step_seconds <= took * (1 + 1e-12)
 
 
 def test_backward_is_about_twice_forward() -> None:
     """Exactly twice for products, and so for eager attention; flash computes the scores once more."""
-    found = train("llama-3.1-8b", seq_len=4096)
+    report = train("llama-3.1-8b", seq_len=4096)
     for name in ("qkv_proj", "o_proj", "gate_up_proj", "down_proj", "lm_head"):
-        both = sum(ops(found, "backward", f"{name}_{g}", "flops") for g in ("dgrad", "wgrad"))
-        assert both == 2 * ops(found, "forward", name, "flops")
-    assert 1.95 < found.breakdown.backward / found.breakdown.forward < 2.3
+        both = sum(ops(report, "backward", f"{name}_{g}", "flops") for g in ("dgrad", "wgrad"))
+        assert both == 2 * ops(report, "forward", name, "flops")
+    assert 1.95 < report.breakdown.backward / report.breakdown.forward < 2.3
     assert train("llama-3.1-8b", seq_len=512, attention="eager").hardware_flops == pytest.approx(
         train("llama-3.1-8b", seq_len=512, attention="eager").model_flops
     )
 
 
 def test_one_gpu_sends_nothing() -> None:
-    found = train(SMALL, zero=3)
-    assert sum(op.sent for phase in found.phases.values() for op in phase.ops) == 0
-    assert "with -dp 1 it changes nothing" in " ".join(found.warnings)
+    report = train(SMALL, zero=3)
+    assert sum(op.sent for phase in report.phases.values() for op in phase.ops) == 0
+    assert "with -dp 1 it changes nothing" in " ".join(report.warnings)
 
 
 def test_what_replicas_send() -> None:
     """Gradients of 4 bytes and weights of 2, 7/8 of them from each rank; ZeRO-3 gathers weights in both passes."""
-    words: dict[str, Any] = {"data_parallel_size": 8, "global_batch_size": 32}
+    kwargs: dict[str, Any] = {"data_parallel_size": 8, "global_batch_size": 32}
     n = train(SMALL).model.params
     share = 7 / 8 * n
 
     def sent(zero: int) -> float:
-        return sum(op.sent for op in train(SMALL, zero=zero, **words).phases["data_parallel"].ops)
+        return sum(op.sent for op in train(SMALL, zero=zero, **kwargs).phases["data_parallel"].ops)
 
     assert sent(0) == pytest.approx(2 * share * 4)
     assert sent(1) == pytest.approx(share * (4 + 2))
@@ -286,9 +288,9 @@ def test_what_replicas_send() -> None:
 
 @pytest.mark.parametrize(("optimizer", "each"), [("adamw", 12), ("sgd", 8), ("adafactor", 4)])
 def test_bytes_per_parameter(optimizer: str, each: int) -> None:
-    found = train(SMALL, optimizer=optimizer, precision="fp16")
-    n = found.model.params
-    m = found.memory
+    report = train(SMALL, optimizer=optimizer, precision="fp16")
+    n = report.model.params
+    m = report.memory
     assert (m.weights_bytes, m.gradients_bytes, m.optimizer_bytes) == (2 * n, 4 * n, each * n)
     half = train(SMALL, optimizer=optimizer, precision="fp16", grad_dtype="fp16")
     assert half.memory.gradients_bytes == 2 * n
@@ -305,20 +307,22 @@ def test_eight_bit_products_are_faster() -> None:
 def test_tokens_per_layer() -> None:
     """Every layer with its own tokens; the same number everywhere is one number."""
     lengths = [1024] * 4 + [512] * 4 + [256] * 4
-    found = train("gpt2", seq_len=lengths)
-    assert ops(found, "forward", "fc1", "flops") == 2 * 768 * 3072 * sum(lengths)
-    assert ops(found, "backward", "fc1_wgrad", "flops") == ops(found, "forward", "fc1", "flops")
+    report = train("gpt2", seq_len=lengths)
+    assert ops(report, "forward", "fc1", "flops") == 2 * 768 * 3072 * sum(lengths)
+    assert ops(report, "backward", "fc1_wgrad", "flops") == ops(report, "forward", "fc1", "flops")
     assert train("gpt2", seq_len=[512] * 12).step_seconds == pytest.approx(train("gpt2", seq_len=512).step_seconds)
     longest = train("gpt2", seq_len=1024)
-    assert found.step_seconds < longest.step_seconds and found.memory.activation_bytes < longest.memory.activation_bytes
+    assert (
+        report.step_seconds < longest.step_seconds and report.memory.activation_bytes < longest.memory.activation_bytes
+    )
     staged = train("gpt2", seq_len=",".join(map(str, lengths)), pipeline_parallel_size=3, global_batch_size=6)
-    assert staged.breakdown.pp_bubble > 0 and staged.model_flops == pytest.approx(6 * found.model_flops)
+    assert staged.breakdown.pp_bubble > 0 and staged.model_flops == pytest.approx(6 * report.model_flops)
 
 
 def test_experts_are_replicated_or_spread() -> None:
     """Spread over all ranks they have no copy to sum gradients with; else every replica has them all."""
-    words: dict[str, Any] = {"data_parallel_size": 8, "recompute": "full", "pipeline_parallel_size": 2}
-    copied, spread = (train("mixtral-8x7b-v0.1", enable_expert_parallel=ep, **words) for ep in (False, True))
+    kwargs: dict[str, Any] = {"data_parallel_size": 8, "recompute": "full", "pipeline_parallel_size": 2}
+    copied, spread = (train("mixtral-8x7b-v0.1", enable_expert_parallel=ep, **kwargs) for ep in (False, True))
     assert copied.breakdown.ep_comm == 0 < spread.breakdown.ep_comm
     assert spread.memory.weights_bytes < copied.memory.weights_bytes / 5
     assert ops(spread, "data_parallel", "all_reduce_gradients", "sent") < 0.1 * ops(
@@ -341,21 +345,21 @@ def test_experts_are_replicated_or_spread() -> None:
     ],
 )
 def test_all_kinds_of_models(model: str) -> None:
-    found = train(model, gpu="b200", recompute="full", data_parallel_size=8, zero=3, enable_expert_parallel=True)
-    assert found.model_flops_utilization > 0.01 and found.memory.total_bytes > 0
-    tokens = found.tokens_per_step
-    assert found.model_flops > 5.5 * tokens * found.model.active_params or model in ("dit-xl-2", "qwen2-vl-7b")
-    assert {op.kind for op in found.phases["backward"].ops} & PRODUCTS
+    report = train(model, gpu="b200", recompute="full", data_parallel_size=8, zero=3, enable_expert_parallel=True)
+    assert report.model_flops_utilization > 0.01 and report.memory.total_bytes > 0
+    tokens = report.tokens_per_step
+    assert report.model_flops > 5.5 * tokens * report.model.active_params or model in ("dit-xl-2", "qwen2-vl-7b")
+    assert {op.kind for op in report.phases["backward"].ops} & PRODUCTS
 
 
 # ------------------------------------------------------------------ what does not work
 
 
 def test_infeasible_says_what_would_fit() -> None:
-    found = train("llama-3.1-8b", gpu="a100-sxm-80gb", data_parallel_size=8, seq_len=4096)
-    assert not found.feasible and found.reason
-    ways = found.reason.partition("fits with ")[2].split(" or ")
-    assert {"--zero 2", "-pp 4"} <= set(ways) and found.step_seconds > 0
+    report = train("llama-3.1-8b", gpu="a100-sxm-80gb", data_parallel_size=8, seq_len=4096)
+    assert not report.feasible and report.reason
+    ways = report.reason.partition("fits with ")[2].split(" or ")
+    assert {"--zero 2", "-pp 4"} <= set(ways) and report.step_seconds > 0
     for way in ways:
         flag, number = way.split()
         word = {
@@ -371,12 +375,12 @@ def test_infeasible_says_what_would_fit() -> None:
 
 
 def test_many_changes_together() -> None:
-    found = train("llama-3.1-8b", gpu="h100-sxm", micro_batch_size=8, seq_len=8192, data_parallel_size=8)
-    assert found.reason and "no single change makes it fit, --recompute full and" in found.reason
+    report = train("llama-3.1-8b", gpu="h100-sxm", micro_batch_size=8, seq_len=8192, data_parallel_size=8)
+    assert report.reason and "no single change makes it fit, --recompute full and" in report.reason
 
 
 @pytest.mark.parametrize(
-    ("words", "reason"),
+    ("kwargs", "reason"),
     [
         ({"tensor_parallel_size": 2}, "15 attention heads do not divide by tp 2"),
         ({"pipeline_parallel_size": 2, "nodes": 1, "gpus_per_node": 1}, "= 2 GPUs, but 1 × 1 = 1 are there"),
@@ -385,13 +389,13 @@ def test_many_changes_together() -> None:
         ({"interleave": 2}, "needs pipeline stages"),
     ],
 )
-def test_illegal_layouts(words: dict[str, Any], reason: str) -> None:
-    found = train(SMALL, **words)
-    assert not found.feasible and found.reason and reason in found.reason
+def test_illegal_layouts(kwargs: dict[str, Any], reason: str) -> None:
+    report = train(SMALL, **kwargs)
+    assert not report.feasible and report.reason and reason in report.reason
 
 
 @pytest.mark.parametrize(
-    ("words", "kind", "sentence"),
+    ("kwargs", "kind", "sentence"),
     [
         ({"zero": 4}, BadValue, "zero must be between 0 and 3"),
         ({"recompute": "ful"}, UnknownName, "did you mean full?"),
@@ -411,9 +415,9 @@ def test_illegal_layouts(words: dict[str, Any], reason: str) -> None:
         ({"batch_size": 2}, UnknownName, "unknown argument 'batch_size'"),
     ],
 )
-def test_bad_requests(words: dict[str, Any], kind: type[InferometerError], sentence: str) -> None:
+def test_bad_requests(kwargs: dict[str, Any], kind: type[InferometerError], sentence: str) -> None:
     with pytest.raises(kind, match=sentence.replace("?", r"\?")):
-        train(SMALL, **words)
+        train(SMALL, **kwargs)
 
 
 # ------------------------------------------------------------------ the command
@@ -423,10 +427,10 @@ def test_the_command(run: Run, tmp_path: Path) -> None:
     args = ("train", SMALL, "-dp", "2", "--zero", "1", "--global-batch-size", "8", "--tokens", "1e9")
     data = run(*args, "--json")
     assert (data.code, data.json["schema"]) == (0, "inferometer.train/1") and data.err == ""
-    found = train(SMALL, data_parallel_size=2, zero=1, global_batch_size=8, tokens=1e9)
-    assert data.json["step_seconds"] == found.step_seconds and found.days and found.cost
-    assert found.days == pytest.approx(1e9 / found.tokens_per_second / 86400)
-    assert found.cost == pytest.approx(found.days * 24 * 2 * found.device["price_per_hour"])
+    report = train(SMALL, data_parallel_size=2, zero=1, global_batch_size=8, tokens=1e9)
+    assert data.json["step_seconds"] == report.step_seconds and report.days and report.cost
+    assert report.days == pytest.approx(1e9 / report.tokens_per_second / 86400)
+    assert report.cost == pytest.approx(report.days * 24 * 2 * report.device["price_per_hour"])
     rows = list(csv.DictReader(io.StringIO(run(*args, "--csv").out)))
     assert {row["phase"] for row in rows} == {"forward", "backward", "data_parallel", "optimizer"}
     shown = run(*args)
@@ -480,7 +484,7 @@ def test_llm_analysis(case_id: str) -> None:
     mode = {"NONE": "none", "ATTN_COMPUTE": "selective", "FULL": "full"}.get(o["activation_recomputation"])
     tp, pp, micro = i.get("tp_size", 1), i.get("pp_size", 1), o["batch_size_per_gpu"]
     zero = {"NONE": 0, "STAGE_1": 1, "STAGE_2": 2, "STAGE_3": 3}[o["ds_zero"]]
-    found = train(
+    report = train(
         llm_analysis.model(case),
         gpu="a100-sxm-80gb",
         precision="fp16",
@@ -495,15 +499,15 @@ def test_llm_analysis(case_id: str) -> None:
         recompute=mode or "none",
         sequence_parallel=tp > 1,
     )
-    assert found.model.params == o["num_params_total"]
+    assert report.model.params == o["num_params_total"]
     layers, hidden = m["num_layers"], m["hidden_dim"]
     passed = o["gradient_accumulation_steps"] * o["dp_size"]
     head = 2 * micro * i["seq_len"] * hidden * m["vocab_size"]  # its full recomputation runs the head again, too
     if mode:
         again = head if mode == "full" else 0
-        assert found.hardware_flops / passed + again == pytest.approx(o["num_flops_total_per_micro_batch"], rel=1e-12)
+        assert report.hardware_flops / passed + again == pytest.approx(o["num_flops_total_per_micro_batch"], rel=1e-12)
     if pp == 1:
-        held = found.memory
+        held = report.memory
         assert held.optimizer_bytes == o["optimizer_state_memory_per_gpu"]
         assert held.gradients_bytes == o["gradient_memory_per_gpu"]
         if zero < 3:
@@ -511,7 +515,7 @@ def test_llm_analysis(case_id: str) -> None:
     if mode == "full":
         ends = 2 * micro * i["seq_len"] * (hidden * 2 + m["vocab_size"] * 2)  # final norm, head's input, fp32 logits
         theirs = o["activation_memory_layernorm_per_gpu"]
-        assert found.memory.activation_bytes - ends == theirs == layers * 2 * micro * i["seq_len"] * hidden
+        assert report.memory.activation_bytes - ends == theirs == layers * 2 * micro * i["seq_len"] * hidden
     elif mode and tp == 1:  # 18 sbh of the MLP as ours; norms in fp32 there, in 16 bit here
         mlp, norms = o["activation_memory_mlp_per_gpu"], o["activation_memory_layernorm_per_gpu"]
         sbh = micro * i["seq_len"] * hidden
@@ -530,6 +534,6 @@ def test_llm_analysis(case_id: str) -> None:
 
 def test_names_are_the_graphs(run: Run) -> None:
     """The formula that people read has the names of the step and the config."""
-    found = train(SMALL)
-    op = next(op for op in found.phases["backward"].ops if op.name == "down_proj_wgrad")
+    report = train(SMALL)
+    op = next(op for op in report.phases["backward"].ops if op.name == "down_proj_wgrad")
     assert "grad_bytes" in op.formula and "intermediate_size" in op.formula and str(s.tokens) in op.formula

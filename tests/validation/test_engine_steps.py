@@ -25,10 +25,10 @@ def page(benchmarks: ModuleType) -> str:
 
 @pytest.mark.slow
 def test_steps_and_memory(benchmarks: ModuleType, page: str) -> None:
-    found = benchmarks.engine_steps.sections()
-    for name, text in found.items():
+    sections = benchmarks.engine_steps.sections()
+    for name, text in sections.items():
         assert benchmarks.stands(page, name) == text, f"{name}: python benchmarks/accuracy.py --write"
-    if "steps-shared" not in found:
+    if "steps-shared" not in sections:
         pytest.skip("the shared measurements are not at hand: only our own rows were compared")
 
 

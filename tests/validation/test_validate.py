@@ -1,4 +1,4 @@
-"""Measured against predicted: errors by hand, replayed requests, calibrations that are found again, pictures."""
+"""Measured against predicted: errors by hand, replayed requests, calibrations that are fitted again, pictures."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ TALK = synthetic(
 ALONE = Trace(input_tokens=TALK.input_tokens, output_tokens=TALK.output_tokens)
 
 
-def measured(trace: Trace, truth: Calibration | None = None, **words: Any) -> Trace:
+def measured(trace: Trace, truth: Calibration | None = None, **kwargs: Any) -> Trace:
     """A trace with what an engine would have measured if ``truth`` held of it."""
     import msgspec
 
-    found = latencies(simulate(MODEL, GPU, trace=trace, frontend="in-process", calibration=truth, **words))
+    times = latencies(simulate(MODEL, GPU, trace=trace, frontend="in-process", calibration=truth, **kwargs))
     names = {"TTFT": "ttft", "TPOT": "tpot", "E2E": "e2el"}
-    return msgspec.structs.replace(trace, measured={k: found[v] for k, v in names.items()}, source="made up")
+    return msgspec.structs.replace(trace, measured={k: times[v] for k, v in names.items()}, source="made up")
 
 
 def write(path: Path, trace: Trace) -> Path:
@@ -86,12 +86,12 @@ def test_errors_are_ordered(pairs: list[tuple[float, float]]) -> None:
 
 def test_what_the_file_lacks_follows_from_the_rest() -> None:
     tokens = {"input_tokens": np.array([5, 5]), "output_tokens": np.array([11, 1])}
-    found = measured_latencies(
+    times = measured_latencies(
         Trace(**tokens, measured={"TTFT": np.array([10.0, 20.0]), "E2E": np.array([60.0, 20.0])})
     )
-    assert found["tpot"][0] == 5 and np.isnan(found["tpot"][1])
-    found = measured_latencies(Trace(**tokens, measured={"TTFT": np.array([10.0, 20.0]), "TPOT": np.array([5.0, 9.0])}))
-    assert found["e2el"].tolist() == [60, 20] and np.isnan(found["tpot"][1])
+    assert times["tpot"][0] == 5 and np.isnan(times["tpot"][1])
+    times = measured_latencies(Trace(**tokens, measured={"TTFT": np.array([10.0, 20.0]), "TPOT": np.array([5.0, 9.0])}))
+    assert times["e2el"].tolist() == [60, 20] and np.isnan(times["tpot"][1])
     with pytest.raises(BadFile, match="has no measurements: at least one of the columns TTFT, TPOT, E2E"):
         measured_latencies(Trace(**tokens, source="x.csv"))
 
@@ -101,9 +101,9 @@ def test_what_the_file_lacks_follows_from_the_rest() -> None:
 
 @pytest.mark.parametrize("trace", [TALK, ALONE], ids=["with arrivals", "one at a time"])
 def test_a_perfect_prediction_has_no_error(trace: Trace, tmp_path: Path) -> None:
-    found = validate(MODEL, GPU, measured=write(tmp_path / "rows.csv", trace))
-    assert max(e.max_ape or 0.0 for e in found.errors.values()) < 0.002, "but for the digits of the file"
-    assert set(found.errors) == {"ttft", "tpot", "e2el"}
+    validation = validate(MODEL, GPU, measured=write(tmp_path / "rows.csv", trace))
+    assert max(e.max_ape or 0.0 for e in validation.errors.values()) < 0.002, "but for the digits of the file"
+    assert set(validation.errors) == {"ttft", "tpot", "e2el"}
 
 
 def test_the_front_end_stands_in_process_unless_told(tmp_path: Path) -> None:
@@ -116,15 +116,15 @@ def test_the_front_end_stands_in_process_unless_told(tmp_path: Path) -> None:
 def test_json_has_both_sides(run: Command, tmp_path: Path) -> None:
     path = write(tmp_path / "chat.csv", TALK)
     ran = run("validate", MODEL, "--gpu", GPU, "--measured", str(tmp_path), "--json", "--goodput", "ttft:1e5")
-    found = ran.json
-    assert ran.code == 0 and found["schema"] == "inferometer.validate/1" and found["num_prompts"] == 40
+    data = ran.json
+    assert ran.code == 0 and data["schema"] == "inferometer.validate/1" and data["num_prompts"] == 40
     keys = {"mape", "median_ape", "max_ape", "bias", "pearson_r"}
-    assert all(keys <= set(found["errors"][metric]) for metric in ("ttft", "tpot", "e2el"))
+    assert all(keys <= set(data["errors"][metric]) for metric in ("ttft", "tpot", "e2el"))
     for key in ("mean_ttft_ms", "p99_tpot_ms", "median_e2el_ms", "completed", "duration", "request_throughput"):
-        assert found[key] == pytest.approx(found["measured"][key], rel=0.01), key
-    assert found["request_goodput"] == pytest.approx(found["request_throughput"])
+        assert data[key] == pytest.approx(data["measured"][key], rel=0.01), key
+    assert data["request_goodput"] == pytest.approx(data["request_throughput"])
     again = run("validate", MODEL, "--gpu", GPU, "--measured", str(path), "--json", "--goodput", "ttft:1e5").json
-    assert again == found, "a folder stands for its chat.csv"
+    assert again == data, "a folder stands for its chat.csv"
 
 
 def test_table_and_rows(run: Command, tmp_path: Path) -> None:
@@ -147,13 +147,13 @@ TRUTH = Calibration(prefill=1.3, decode=0.8, request=0.006)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trace", [TALK, ALONE], ids=["with arrivals", "one at a time"])
-def test_a_calibration_is_found_again(trace: Trace) -> None:
+def test_a_calibration_is_recovered(trace: Trace) -> None:
     seen = measured(trace, TRUTH)
     before = validate(MODEL, GPU, measured=seen)
     fit = fit_calibration(lambda c: validate(MODEL, GPU, measured=seen, calibration=c), before)
-    found = fit.calibration
-    assert (found.prefill, found.decode) == (pytest.approx(1.3, rel=0.04), pytest.approx(0.8, rel=0.02))
-    assert found.request == pytest.approx(0.006, abs=0.001)
+    fitted = fit.calibration
+    assert (fitted.prefill, fitted.decode) == (pytest.approx(1.3, rel=0.04), pytest.approx(0.8, rel=0.02))
+    assert fitted.request == pytest.approx(0.006, abs=0.001)
     for metric in ("ttft", "tpot"):
         assert (before.errors[metric].mape or 0) > 0.1 > 0.03 > (fit.after.errors[metric].mape or 1)
         assert fit.unseen[metric] < 0.04, "and rows that were left out are as good"
@@ -212,38 +212,45 @@ def test_the_file_goes_to_analyze_and_simulate(run: Command, tmp_path: Path) -> 
         "input_tokens,output_tokens,TTFT,TPOT\n"
         + "".join(f"{i},{o},{a},{'' if np.isnan(b) else b}\n" for i, o, a, b in columns)
     )
-    mine = tmp_path / "mine.toml"
-    ran = run("validate", MODEL, "--gpu", GPU, "--measured", str(rows), "--write-calibration", str(mine), "--json")
-    assert ran.code == 0 and str(mine) in ran.err
-    told = ran.json["calibration"]
-    written = calibration(str(mine))
+    calibration_file = tmp_path / "calibration.toml"
+    ran = run(
+        "validate", MODEL, "--gpu", GPU, "--measured", str(rows), "--write-calibration", str(calibration_file), "--json"
+    )
+    assert ran.code == 0 and str(calibration_file) in ran.err
+    shown_calibration = ran.json["calibration"]
+    written = calibration(str(calibration_file))
     assert (written.model, written.gpu, written.engine, written.requests) == (MODEL, GPU, "vllm", 40)
-    assert written.decode == pytest.approx(told["decode"], rel=1e-4)
-    assert set(told["error"]["tpot"]) == {"before", "after", "unseen"}
-    plain, moved = (analyze(MODEL, GPU, output_len=200, **w) for w in ({}, {"calibration": str(mine)}))
+    assert written.decode == pytest.approx(shown_calibration["decode"], rel=1e-4)
+    assert set(shown_calibration["error"]["tpot"]) == {"before", "after", "unseen"}
+    plain, moved = (analyze(MODEL, GPU, output_len=200, **w) for w in ({}, {"calibration": str(calibration_file)}))
     assert moved.metrics.tpot_ms == pytest.approx((plain.metrics.tpot_ms or 0) * written.decode)
     ops = moved.phases["decode"].ops
     assert sum(op.seconds for op in ops) == pytest.approx(moved.phases["decode"].seconds)
     assert moved.roofline == plain.roofline and not moved.warnings
-    words = ("--num-prompts", "5", "--input-len", "100", "--output-len", "50", "--request-rate", "0.001", "--json")
-    a, b = (run("simulate", MODEL, "--gpu", GPU, *words, *more).json for more in ((), ("--calibration", str(mine))))
+    traffic = ("--num-prompts", "5", "--input-len", "100", "--output-len", "50", "--request-rate", "0.001", "--json")
+    a, b = (
+        run("simulate", MODEL, "--gpu", GPU, *traffic, *more).json
+        for more in ((), ("--calibration", str(calibration_file)))
+    )
     assert b["mean_tpot_ms"] == pytest.approx(a["mean_tpot_ms"] * written.decode, rel=0.01)
-    other = run("analyze", "llama-3.1-8b", "--gpu", GPU, "--calibration", str(mine), "--json")
+    other = run("analyze", "llama-3.1-8b", "--gpu", GPU, "--calibration", str(calibration_file), "--json")
     assert f"the calibration was made for {MODEL} on {GPU} with vllm" in other.err
-    shown = run("validate", MODEL, "--gpu", GPU, "--measured", str(rows), "--write-calibration", str(mine))
+    shown = run("validate", MODEL, "--gpu", GPU, "--measured", str(rows), "--write-calibration", str(calibration_file))
     assert "decode × 0.8" in shown.out and "on unseen rows" in shown.out
 
 
 @given(st.floats(0.02, 50), st.floats(0.02, 50), st.floats(-1, 1), st.text(max_size=20))
-def test_a_calibration_file_is_read_as_it_was_written(a: float, b: float, c: float, words: str) -> None:
+def test_a_calibration_file_is_read_as_it_was_written(a: float, b: float, c: float, source: str) -> None:
     import tomllib
 
     import msgspec
 
-    made = Calibration(prefill=a, decode=b, request=c, measured=words, error={"ttft": {"before": 0.1}})
+    made = Calibration(prefill=a, decode=b, request=c, measured=source, error={"ttft": {"before": 0.1}})
     read = msgspec.convert(tomllib.loads(as_toml(made)), Calibration)
     assert (read.prefill, read.decode) == (pytest.approx(a, rel=1e-5), pytest.approx(b, rel=1e-5))
-    assert read.request == pytest.approx(c, rel=1e-5, abs=1e-12) and read.measured == words and read.error == made.error
+    assert (
+        read.request == pytest.approx(c, rel=1e-5, abs=1e-12) and read.measured == source and read.error == made.error
+    )
 
 
 @pytest.mark.parametrize(
@@ -283,8 +290,8 @@ def test_memory(run: Command, tmp_path: Path) -> None:
     assert (
         held["kv_total"].predicted_bytes - held["kv_prefill"].predicted_bytes == held["kv_decode_delta"].predicted_bytes
     )
-    found = run("validate", "llama-2-7b", "--gpu", "rtx3090", "--memory", str(path), "--json").json["memory"]
-    assert [row["what"] for row in found] == list(held)
+    rows_of_json = run("validate", "llama-2-7b", "--gpu", "rtx3090", "--memory", str(path), "--json").json["memory"]
+    assert [row["what"] for row in rows_of_json] == list(held)
     assert "weights" in run("validate", "llama-2-7b", "--gpu", "rtx3090", "--memory", str(path)).out
     rows = csv.DictReader(io.StringIO(run("validate", "llama-2-7b", "--memory", str(path), "--csv").out))
     assert len(list(rows)) == 4
@@ -320,8 +327,8 @@ def test_pictures_of_little(tmp_path: Path) -> None:
     one = Trace(
         input_tokens=np.array([50, 60]), output_tokens=np.array([1, 9]), measured={"TPOT": np.array([np.nan, 4.0])}
     )
-    found = compare(one, simulate(MODEL, GPU, trace=one))
-    assert len(write_validation(found, tmp_path, "x")) == 4
+    validation = compare(one, simulate(MODEL, GPU, trace=one))
+    assert len(write_validation(validation, tmp_path, "x")) == 4
     gone = Trace(
         input_tokens=np.array([50]),
         output_tokens=np.array([5]),
@@ -379,7 +386,9 @@ def test_a_calibration_needs_something_to_fit() -> None:
     ],
 )
 def test_real_servers(shared: Path, file: str, model: str, gpu: str) -> None:
-    found = validate(model, gpu, measured=shared / "measured" / file, max_num_seqs=256)
+    validation = validate(model, gpu, measured=shared / "measured" / file, max_num_seqs=256)
     for metric in ("tpot", "e2el"):
-        assert abs(found.errors[metric].mean_error or 1) < 0.15 and (found.errors[metric].pearson_r or 0) > 0.8
-    assert abs(found.errors["ttft"].mean_error or 1) < 0.2
+        assert (
+            abs(validation.errors[metric].mean_error or 1) < 0.15 and (validation.errors[metric].pearson_r or 0) > 0.8
+        )
+    assert abs(validation.errors["ttft"].mean_error or 1) < 0.2

@@ -48,7 +48,7 @@ def factor_text(factor: float | None) -> str:
 
 
 def binding_text(binding: str) -> str:
-    """What binds, in words: ``binding_text("tpot")  # 'TPOT'``"""
+    """What binds, as text: ``binding_text("tpot")  # 'TPOT'``"""
     return BINDING.get(binding) or METRICS[binding].label
 
 

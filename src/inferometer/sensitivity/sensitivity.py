@@ -78,7 +78,7 @@ def sensitivity(
 
 
 def _question(**given: bool) -> str:
-    """The one question beside parameters and targets that is asked, by the name of its argument; empty if none is."""
+    """The name of the one argument that asks something else than parameters and targets; empty if none does."""
     for name, value in given.items():
         if not isinstance(value, bool):
             raise BadValue(f"`{name}` must be True or False, not {abbreviate(value)}")

@@ -101,7 +101,7 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     flops_value: float | None
     memory_bandwidth_value: float | None
     memory_value: float
-    binding: str  # the figure that is asked for the most, or what keeps speed from helping
+    binding: str  # the figure with the largest factor, or what keeps speed from helping
 
 
 class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -160,7 +160,7 @@ def chunks(grid: Grid, threads: int | None = None, most: int = CHUNK_POINTS) -> 
 
 
 def boxes(shape: tuple[int, ...], most: int) -> Iterator[tuple[slice, ...]]:
-    """A mesh cut into boxes of at most ``most`` points whose rows follow each other: ``boxes((4, 100), 200)``"""
+    """A mesh cut into boxes of at most ``most`` points, each a run of rows: ``boxes((4, 100), 200)``"""
     inner = math.prod(shape[1:])
     if len(shape) > 1 and inner > most:
         for index in range(shape[0]):
@@ -303,7 +303,7 @@ def _reasons(case: Case, prefix_too_long: Value, too_many: Value, full: Value) -
 
 
 def _conversations(case: Case, mesh: tuple[np.ndarray, ...]) -> tuple[dict[str, Any], Categorical]:
-    """Conversations of several turns, whose lengths are no axes: a report for every batch size."""
+    """Conversations of several turns, of which no length is an axis: a report for every batch size."""
     assert case.request is not None
     reports = [
         report_of(case.request._replace(workload=msgspec.structs.replace(case.request.workload, batch_size=int(n))))
@@ -317,6 +317,6 @@ def _conversations(case: Case, mesh: tuple[np.ndarray, ...]) -> tuple[dict[str, 
     columns["output_throughput_per_user"] = 1e3 / columns["tpot_ms"]
     held = {name: column([getattr(r.memory, name) for r in reports]) for name in METRICS if name.endswith("_bytes")}
     plan = case.request.plan
-    sequences = -(-mesh[0] // plan.data_parallel_size) * case.request.workload.beam_width
+    sequences = np.ceil(mesh[0] / plan.data_parallel_size) * case.request.workload.beam_width
     full = held["total_bytes"] > held["usable_bytes"]
     return {**columns, **held}, _reasons(case, mesh[0] < 0, sequences > plan.max_num_seqs, full)

@@ -133,10 +133,10 @@ def _lengths(value: int | Sequence[int] | str, layers: int) -> int | tuple[int, 
         value = parse_numbers("seq_len", value)
     if isinstance(value, int) or is_number(value):
         return check_int("seq_len", value, most=TOKENS)
-    found = tuple(check_int("seq_len", v, most=TOKENS) for v in value)
-    if len(found) not in (1, layers):
-        raise BadValue(f"`seq_len` has {len(found)} numbers for {layers} layers: give one, or one per layer")
-    return found if len(found) > 1 else found[0]
+    lengths = tuple(check_int("seq_len", v, most=TOKENS) for v in value)
+    if len(lengths) not in (1, layers):
+        raise BadValue(f"`seq_len` has {len(lengths)} numbers for {layers} layers: give one, or one per layer")
+    return lengths if len(lengths) > 1 else lengths[0]
 
 
 def report_of(request: Request, recipe: Recipe) -> TrainReport:

@@ -35,7 +35,7 @@ SHOWN = 10  # platforms of a table
 
 
 def sensitivity(report: Sensitivity) -> Group:
-    """The header, and the tables of the question that was asked."""
+    """The header, and the tables of whatever the report answers."""
     parts: list[Any] = [Text(plan_header(report), style="bold")]
     if not report.feasible:
         parts.append(Text(f"✗ does not work: {report.reason}", style="bold red"))
@@ -60,7 +60,7 @@ def plan_header(report: Sensitivity) -> str:
 
 
 def _table(title: str, *columns: str) -> Table:
-    """Left-aligned words, then figures to the right."""
+    """Left-aligned names, then numbers to the right."""
     table = Table(
         box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False, padding=(0, 1, 0, 0)
     )

@@ -310,7 +310,7 @@ def _key(axes: Any, tall: float) -> None:
 
     entries = [("prefill (TTFT)", ORANGE), ("decode", BLUE), ("predicted: lighter", FAINT)]
     axes.legend(
-        handles=[Patch(facecolor=color, label=word) for word, color in entries],
+        handles=[Patch(facecolor=color, label=label) for label, color in entries],
         frameon=False,
         fontsize=8.5,
         labelcolor=MUTED,
