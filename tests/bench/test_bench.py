@@ -327,6 +327,7 @@ def test_bad_requests_are_one_sentence(run: Command, server: Fake, args: list[st
     assert ran.code == 2 and sentence in ran.err and ran.err.count("\n") == 1 and not server.asked
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_keeps_what_was_measured(server: Fake, tmp_path: Path) -> None:
     rows = tmp_path / "rows.csv"
     args = [

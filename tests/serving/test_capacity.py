@@ -85,6 +85,7 @@ def test_processes_and_this_process_agree() -> None:
     assert parallel_map(abs, [-3, 2, -1], jobs=2) == parallel_map(abs, [-3, 2, -1], jobs=1) == [3, 2, 1]
 
 
+@pytest.mark.slow
 def test_a_real_dask_cluster_finds_the_same_rate() -> None:
     distributed = pytest.importorskip("distributed", reason="a cluster of Dask needs dask[distributed]")
     trace, words = some(60), {"goodput": GOALS, "precision": 0.1}

@@ -54,6 +54,7 @@ def cut(args: list[str], enough: Callable[[str], bool]) -> tuple[str, str]:
     pytest.fail(f"nothing came of {args} in {patience:g} s: {err}")
 
 
+@pytest.mark.slow
 def test_simulate_keeps_the_requests_that_had_ended(tmp_path: Path) -> None:
     rows = tmp_path / "rows.csv"
     rows.write_text("what was there before")
@@ -83,6 +84,7 @@ def test_simulate_keeps_the_requests_that_had_ended(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["rows.csv"], "no temporary file is left"
 
 
+@pytest.mark.slow
 def test_find_capacity_prints_the_rates_that_were_tried() -> None:
     out, err = cut(
         [

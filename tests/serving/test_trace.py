@@ -196,6 +196,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         read_trace(tmp_path)
 
 
+@pytest.mark.slow
 def test_long_files_take_bounded_memory(write: Write) -> None:
     lines = "".join(f"{i},{i * 0.01:.3f},{i % 5000 + 1},{i % 700},39.343,5.14,800.7\n" for i in range(20_000))
     path = write("request_id,arrival_s,input_tokens,output_tokens,TTFT,TPOT,E2E\n" + lines)

@@ -127,6 +127,7 @@ def test_a_search_is_a_job(server: Server) -> None:
 # ------------------------------------------------------------------ simulations
 
 
+@pytest.mark.slow
 def test_requests_made_up_are_served_as_by_the_command(server: Server, run: Run) -> None:
     traffic = {"num_prompts": 50, "request_rate": 4, "seed": 3, "goodput": {"ttft": 200, "tpot": 20}}
     found = server.job("/api/simulate", {"plan": {**PLAN, "input_len": 256}, "traffic": traffic})

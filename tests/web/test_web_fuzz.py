@@ -20,6 +20,8 @@ from inferometer.web.plan_args import ARGUMENTS, PAGE_ONLY
 from inferometer.web.schema import body_schemas, plan_schema
 from inferometer.web.workers import Worker
 
+pytestmark = pytest.mark.slow
+
 CALM = settings(deadline=None, suppress_health_check=list(HealthCheck))
 QUICK = ("analyze", "explain", "sweep", "sensitivity")
 

@@ -13,6 +13,8 @@ from helpers.browser import TABS, Opened, changed, figure, slide
 
 from inferometer.views.plots.palette import LIGHT
 
+pytestmark = pytest.mark.slow
+
 server, browser, opened = chromium.server, chromium.browser, chromium.opened  # fixtures, found by their names here
 GRANITE = {
     "model_type": "granite",

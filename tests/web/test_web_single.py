@@ -17,6 +17,8 @@ from inferometer.inference.request import build_request
 from inferometer.web.app import static
 from inferometer.web.single import filled
 
+pytestmark = pytest.mark.slow
+
 Run = Callable[..., Ran]
 LINE = ("analyze", "llama-3.1-8b", "--gpu", "h200", "--batch-size", "8", "-tp", "2")
 

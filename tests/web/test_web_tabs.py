@@ -11,6 +11,8 @@ from conftest import Ran
 from helpers import browser as chromium
 from helpers.browser import TABS, Opened, figure
 
+pytestmark = pytest.mark.slow
+
 server, browser, opened = chromium.server, chromium.browser, chromium.opened  # fixtures, found by their names here
 TRACE = "input_tokens,output_tokens,arrival_s\n" + "".join(f"{100 + i},{10 + i},{i / 4}\n" for i in range(20))
 
