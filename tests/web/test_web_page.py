@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from conftest import Ran
 from helpers import browser as chromium
 from helpers.browser import TABS, Opened, changed, figure, slide
