@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 TESTS := $(VENV)/.tests-ready
 TORCH ?= torch==2.13.0  # `make test TORCH=` leaves it out: the tests that measure layers and kernels then skip
 
-.PHONY: demo check test lint types bench clean
+.PHONY: demo check test lint types bench data clean
 
 demo: $(READY)
 	$(RUN)/inferometer analyze llama-3.1-8b --gpu h200 --batch-size 8 --input-len 1024 --output-len 128
@@ -18,17 +18,25 @@ test: lint types  # everything, within minutes; says what was skipped and why
 	$(RUN)/pytest -rs
 
 lint: $(TESTS)
-	$(RUN)/ruff check src tests benchmarks
-	$(RUN)/ruff format --check src tests benchmarks
+	$(RUN)/ruff check src tests benchmarks tools
+	$(RUN)/ruff format --check src tests benchmarks tools
 
 types: $(TESTS)
 	$(RUN)/mypy
 
+# How fast it is, then how right: the second group needs measurements that are not in the repository, and says so.
+SPEED := cold_start points_per_second serving_speed search web_load
+ACCURACY := engine_steps kernel_accuracy collectives training serving ranking
+
 bench: $(TESTS)
-	$(RUN)/python benchmarks/cold_start.py
-	$(RUN)/python benchmarks/points_per_second.py
-	$(RUN)/python benchmarks/serving_speed.py
-	$(RUN)/python benchmarks/web_load.py
+	for name in $(SPEED) $(ACCURACY); do echo "== $$name"; $(RUN)/python benchmarks/$$name.py || exit 1; done
+
+# What the package ships and code makes; everything else in src/inferometer/data is written by hand.
+#   data/accuracy.json     from docs/accuracy.md (`python benchmarks/accuracy.py --write` makes its tables)
+#   data/profiles/*/*.json from benchmarks/data/*_kernels*.csv and measured/kernel_tables of $INFEROMETER_SHARED
+data: $(TESTS)
+	$(RUN)/python tools/accuracy_data.py
+	$(RUN)/python tools/fit_kernels.py
 
 $(READY): pyproject.toml
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'inferometer needs Python 3.11 or newer')"

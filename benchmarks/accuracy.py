@@ -1,7 +1,7 @@
 """Every figure of docs/accuracy.md in one command.
 
     python benchmarks/accuracy.py            prints all tables
-    python benchmarks/accuracy.py --write    puts them into the page, and the page as data into the package
+    python benchmarks/accuracy.py --write    puts them into the page; `make data` then takes it over into the package
 
 Engine steps, memory and kernels of single GPUs, collectives, training, and the simulator against measured servers. What
 needs measurements that are not at hand (INFEROMETER_SHARED, default ../shared) is left as it stands.
@@ -16,21 +16,21 @@ from pathlib import Path
 import collectives
 import engine_steps
 import kernel_accuracy
-import shipped
 import training
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "accuracy.md"
+FULL = {"serving.py": ["--every", "1"], "ranking.py": ["--all"]}  # what makes them compare every run
 
 
 def sections() -> dict[str, str]:
     """Tables by the name of their markers; the simulator's are written by its own script."""
-    found = engine_steps.sections()
+    tables = engine_steps.sections()
     folder = collectives.tables()
     if folder is not None:
-        found |= {"kernels-own": kernel_accuracy.own_table(), "kernels": kernel_accuracy.tables()}
-        found |= {"collectives": collectives.report(folder), "training": training.markdown().rstrip("\n")}
-    return found
+        tables |= {"kernels-own": kernel_accuracy.own_table(), "kernels": kernel_accuracy.tables()}
+        tables |= {"collectives": collectives.report(folder), "training": training.markdown().rstrip("\n")}
+    return tables
 
 
 def put(page: str, name: str, text: str) -> str:
@@ -56,10 +56,10 @@ def main() -> None:
     if write:
         PAGE.write_text(page, encoding="utf-8")
     if engine_steps.SHARED.is_dir():
-        for script in ("serving.py", "ranking.py"):
-            subprocess.run([sys.executable, HERE / script, *(["--write"] if write else [])], check=True)
+        for script in FULL:
+            subprocess.run([sys.executable, HERE / script, *(["--write"] if write else FULL[script])], check=True)
     if write:
-        shipped.write()
+        print("docs/accuracy.md is written; `make data` takes it over into the package")
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ def read(folder: Path) -> Iterator[Rows]:
         data = parquet.read_table(path).to_pydict()
         dtypes = data.get("nccl_dtype") or data["allreduce_dtype"]
         how = data.get("backend") or [""] * len(dtypes)
-        found: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
+        points: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
         columns = zip(
             data["op_name"], dtypes, how, data["num_gpus"], data["message_size"], data["latency"], strict=True
         )
@@ -87,8 +87,8 @@ def read(folder: Path) -> Iterator[Rows]:
             kind = "all_to_all" if name == "alltoall" else name
             if backend == "vllm_eager" or (dtype == "int8" and kind in ("all_reduce", "reduce_scatter")):
                 continue
-            found[kind].append((elements * BYTES[dtype], ranks, milliseconds / 1e3))
-        for kind, rows in found.items():
+            points[kind].append((elements * BYTES[dtype], ranks, milliseconds / 1e3))
+        for kind, rows in points.items():
             size, ranks, took = np.array(rows, dtype=float).T
             seen = (np.round(np.log2(size)) % 2 == 0) & ((gpu, source) in FITTED)
             every = Rows(gpu, source, kind, size, ranks, took, seen)
@@ -139,10 +139,10 @@ def report(folder: Path) -> str:
     styles = ("nvlink-ampere", "nvlink-hopper", "nvlink-blackwell")
     lines += ["| GPU | " + " | ".join(styles) + " | direct |", "|---|" + "---:|" * (len(styles) + 1)]
     for gpu in ("a100_sxm", "h100_sxm", "b200_sxm"):
-        mine = [r for r in every if r.gpu == gpu and r.source.startswith("nccl")]
+        same_gpu = [r for r in every if r.gpu == gpu and r.source.startswith("nccl")]
         cells = []
         for style in (*styles, "direct"):
-            errors = [np.abs(predict(r, style) / r.seconds - 1)[r.size >= 2**16] for r in mine]
+            errors = [np.abs(predict(r, style) / r.seconds - 1)[r.size >= 2**16] for r in same_gpu]
             cells.append(_cell(np.concatenate(errors)))
         lines.append(f"| {GPUS[gpu]} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -156,16 +156,17 @@ def written() -> str:
 def main() -> None:
     folder = tables()
     if folder is None:
-        sys.exit("No measured tables: set INFEROMETER_SHARED to the folder that holds measured/kernel_tables.")
+        print("No collective is compared: set INFEROMETER_SHARED to the folder that holds measured/kernel_tables")
+        return
     try:
-        found = report(folder)
+        text = report(folder)
     except ImportError:
         sys.exit("Reading the tables needs pyarrow: pip install pyarrow")
     if "--write" not in sys.argv:
-        print(found)
+        print(text)
         return
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    PAGE.write_text(f"{before}{BEGIN}\n{found}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+    PAGE.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -57,19 +57,21 @@ Rows = dict[str, Part]
 
 def rows(path: Path) -> dict[tuple[str, str], Rows]:
     """The rows of a file by model and precision."""
-    found: dict[tuple[str, str], dict[str, list[tuple[float, float, float]]]] = defaultdict(lambda: defaultdict(list))
+    tables: dict[tuple[str, str], dict[str, list[tuple[float, float, float]]]] = defaultdict(lambda: defaultdict(list))
     with path.open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
             if row.get("routing") == "dummy":  # untrained routers choose few experts
                 continue
-            mine = found[NAMES.get(row["model"], row["model"]), row["precision"]]
+            table = tables[NAMES.get(row["model"], row["model"]), row["precision"]]
             batch, length = int(row["batch"]), int(row["input_len"])
             if row["decode_step_ms"]:
-                mine["decode"].append((batch, float(row["decode_context"]), float(row["decode_step_ms"]) / 1e3))
+                table["decode"].append((batch, float(row["decode_context"]), float(row["decode_step_ms"]) / 1e3))
             if row["last_ttft_ms"]:
                 kind = "many" if row["prefill_steps"] != "1" else "long" if batch * length > 512 else "short"
-                mine[kind].append((batch, length, float(row["last_ttft_ms"]) / 1e3))
-    return {key: {kind: Part(*np.array(part, float).T) for kind, part in parts.items()} for key, parts in found.items()}
+                table[kind].append((batch, length, float(row["last_ttft_ms"]) / 1e3))
+    return {
+        key: {kind: Part(*np.array(part, float).T) for kind, part in parts.items()} for key, parts in tables.items()
+    }
 
 
 @cache
@@ -92,7 +94,7 @@ def with_figures(s: BoundPlan, figures: dict[str, float]) -> BoundPlan:
 
 def errors(s: BoundPlan, parts: Rows) -> dict[str, np.ndarray]:
     """Relative errors of each kind of rows."""
-    found = {}
+    off = {}
     for kind, part in parts.items():
         if kind == "decode":
             ours = step_seconds(s, Step((Group(part.batch, 1.0, part.length - 1, 1, True),)))
@@ -101,8 +103,8 @@ def errors(s: BoundPlan, parts: Rows) -> dict[str, np.ndarray]:
                 latency.pipelined_seconds(s, latency.budgeted_prefill(s, part.batch, part.length))
                 + s.engine.request_overhead
             )
-        found[kind] = ours / part.seconds - 1
-    return found
+        off[kind] = ours / part.seconds - 1
+    return off
 
 
 def table(path: Path) -> str:
@@ -110,12 +112,12 @@ def table(path: Path) -> str:
     return _lines({key: errors(bound_plan(*key), parts) for key, parts in sorted(rows(path).items())})
 
 
-def _lines(found: dict[tuple[str, str], dict[str, np.ndarray]]) -> str:
+def _lines(errors_by_model: dict[tuple[str, str], dict[str, np.ndarray]]) -> str:
     lines = [
         "| model | decode step | TTFT, over 512 tokens | TTFT, up to 512 | TTFT of the last, several steps |",
         "|---|---|---|---|---|",
     ]
-    for (model, precision), parts in found.items():
+    for (model, precision), parts in errors_by_model.items():
         cells = [_cell(parts.get(word)) for word in ("decode", "long", "short", "many")]
         lines.append(f"| {model} {precision} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -150,11 +152,11 @@ def chosen_without(left: tuple[str, str], every: dict[tuple[str, str], Rows]) ->
 def left_out() -> str:
     """Each model of the shared rows with the six figures chosen on all others."""
     every = {**rows(OWN), **rows(SHARED / "static.csv")}
-    found = {}
+    errors_by_model = {}
     for key in sorted(rows(SHARED / "static.csv")):
         if key[0] != "deepseek-v2-lite":
-            found[key] = errors(with_figures(bound_plan(*key), chosen_without(key, every)), every[key])
-    return _lines(found)
+            errors_by_model[key] = errors(with_figures(bound_plan(*key), chosen_without(key, every)), every[key])
+    return _lines(errors_by_model)
 
 
 def memory() -> str:
@@ -167,7 +169,7 @@ def memory() -> str:
         if key.startswith("_"):
             continue
         name, precision = key.split()
-        found = analyze(
+        predicted = analyze(
             name,
             gpu="h200",
             max_num_seqs=512,
@@ -176,8 +178,8 @@ def memory() -> str:
             max_model_len=4096 if name == "llama-2-7b" else 33000,
         ).memory
         weights, tokens = row["weight_bytes"], row["kv_cache_tokens"]
-        ours = found.max_total_tokens or 0
-        held = found.weights_bytes
+        ours = predicted.max_total_tokens or 0
+        held = predicted.weights_bytes
         cells = [
             f"{weights / 1e9:.3f}",
             f"{held / 1e9:.3f}",
@@ -192,12 +194,14 @@ def memory() -> str:
 
 def sections() -> dict[str, str]:
     """What stands between the page's markers, by name; without the shared folder only our own rows."""
-    found = {"steps-own": table(OWN), "steps-more": table(MORE)}
+    tables = {"steps-own": table(OWN), "steps-more": table(MORE)}
     if (SHARED / "static.csv").exists():
-        found |= {"steps-shared": table(SHARED / "static.csv"), "steps-left-out": left_out(), "memory": memory()}
-    return found
+        tables |= {"steps-shared": table(SHARED / "static.csv"), "steps-left-out": left_out(), "memory": memory()}
+    return tables
 
 
 if __name__ == "__main__":
     for name, text in sections().items():
         print(f"{name}\n{text}\n")
+    if not (SHARED / "static.csv").exists():
+        print(f"Only our own rows: {SHARED} is not there; INFEROMETER_SHARED names another folder")

@@ -1,18 +1,21 @@
 """Kernels by shape against the public tables: rows that the surfaces never saw, and whole GPUs left out.
 
-    python benchmarks/kernel_accuracy.py        prints the tables of docs/accuracy.md (about two minutes)
+    python benchmarks/kernel_accuracy.py              our own rows, and the table of one GPU (half a minute)
+    python benchmarks/kernel_accuracy.py --all        all GPUs: the tables of docs/accuracy.md (about two minutes)
 
 Cells are the median of |predicted/measured - 1| in per cent over rows held out of the fit (one shape in four), by size.
-A GPU left out is predicted from its nearest relative alone, with its own data sheet.
+A GPU left out is predicted from its nearest relative alone, with its own data table_key.
 """
 
 from __future__ import annotations
 
+import argparse
+import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import numpy as np
-from kernel_tables import TABLES, Rows, everything, own_rows
 
 from inferometer.base.symbols import maximum_of
 from inferometer.costs.kernels.lookup import SIMILAR_FORMATS, octaves_faster
@@ -20,76 +23,85 @@ from inferometer.costs.kernels.registry import KernelProfile, fallback_order, re
 from inferometer.costs.kernels.surfaces import SHAPES
 from inferometer.specs import catalog
 
-WORDS = {
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tools"))  # the tables are read there
+
+from kernel_tables import TABLES, TableRows, everything, missing, own_rows
+
+SMALL = "h200"  # the GPU that is compared without --all
+LABELS = {
     "linear": "products",
     "decode_attention": "decode attention",
     "prefill_attention": "prefill attention",
     "moe": "experts",
 }
-SIZES = ("small", "medium", "large")
 
 
-def size(rows: Rows) -> np.ndarray:
+def size(rows: TableRows) -> np.ndarray:
     """0, 1, 2: kernels below 20 µs at the speed of light, below 200 µs, and larger ones."""
     light = rows.terms.roofline * np.ones_like(rows.seconds)
     return np.digitize(light, [2e-5, 2e-4])
 
 
-def predicted(rows: Rows, profile: KernelProfile) -> np.ndarray | None:
-    """Seconds of rows by a profile's surface; None where it has no such sheet."""
-    sheets = profile.fitted.get(rows.kind, {})
-    sheet = next(
+def predicted(rows: TableRows, profile: KernelProfile) -> np.ndarray | None:
+    """Seconds of rows by a profile's surface; None where it has no such table_key."""
+    tables_of_kind = profile.fitted.get(rows.kind, {})
+    table_key = next(
         (
             word
             for word in (rows.table_key, *SIMILAR_FORMATS.get(rows.table_key, ()), rows.table_key.removesuffix("-fp8"))
-            if word in sheets
+            if word in tables_of_kind
         ),
         None,
     )
-    if sheet is None:
+    if table_key is None:
         return None
     shape = SHAPES[rows.kind]
     faster = octaves_faster(catalog.hardware(profile.device), catalog.hardware(rows.device))
-    ratio = sheets[sheet].at(*shape.coords(rows.dims, faster[shape.by_compute]))
+    ratio = tables_of_kind[table_key].at(*shape.coords(rows.dims, faster[shape.by_compute]))
     return np.asarray(maximum_of(shape.base(rows.terms, rows.dims) * 2.0**ratio, rows.terms.roofline))
 
 
-def family(rows: Rows) -> str:
+def family(rows: TableRows) -> str:
     """What a line of the table is about."""
     if rows.kind in ("linear", "moe"):
-        return f"{WORDS[rows.kind]}, {rows.table_key}"
+        return f"{LABELS[rows.kind]}, {rows.table_key}"
     latent = ", latent (MLA)" if "x" in rows.table_key else ""
-    return WORDS[rows.kind] + latent + (", fp8 cache" if rows.table_key.endswith("-fp8") else "")
+    return LABELS[rows.kind] + latent + (", fp8 cache" if rows.table_key.endswith("-fp8") else "")
 
 
-def kin(device: str, engine: str) -> list[KernelProfile]:
+def other_profiles(device: str, engine: str) -> list[KernelProfile]:
     """Profiles of other devices, nearest first."""
-    found = [
-        read_profile(name, whose) for name, whose in fallback_order(catalog.hardware(device), engine) if name != device
+    profiles = [
+        read_profile(name, maker) for name, maker in fallback_order(catalog.hardware(device), engine) if name != device
     ]
-    return [profile for profile in found if profile is not None]
+    return [profile for profile in profiles if profile is not None]
 
 
-def errors() -> Iterator[tuple[str, str, str, np.ndarray, np.ndarray, np.ndarray | None]]:
+def errors(devices: Iterable[str]) -> Iterator[tuple[str, str, str, np.ndarray, np.ndarray, np.ndarray | None]]:
     """Device, engine, family, size, error of unseen rows, and error of the same rows with the device left out."""
-    for device, engines in TABLES.items():
-        for engine in engines:
+    for device in devices:
+        for engine in TABLES[device]:
             own = read_profile(device, engine)
             assert own is not None
-            others = kin(device, engine)
+            others = other_profiles(device, engine)
             for rows in everything(device, engine):
-                mine = predicted(rows, own)
-                assert mine is not None
+                ours = predicted(rows, own)
+                assert ours is not None
                 pick = rows.unseen
                 left = next(
-                    (found for found in (predicted(rows, other) for other in others) if found is not None), None
+                    (
+                        other_ours
+                        for other_ours in (predicted(rows, other) for other in others)
+                        if other_ours is not None
+                    ),
+                    None,
                 )
                 yield (
                     device,
                     engine,
                     family(rows),
                     size(rows)[pick],
-                    np.abs(mine / rows.seconds - 1)[pick],
+                    np.abs(ours / rows.seconds - 1)[pick],
                     None if left is None else np.abs(left / rows.seconds - 1)[pick],
                 )
 
@@ -99,14 +111,14 @@ def cells(sizes: np.ndarray, off: np.ndarray) -> list[str]:
     return [f"{np.median(off[sizes == k]) * 100:.1f}" if (sizes == k).sum() >= 10 else "–" for k in range(3)]
 
 
-def tables() -> str:
-    """Both tables of the page."""
+def tables(devices: Iterable[str] = TABLES) -> str:
+    """The table of the page."""
     groups: dict[tuple[str, str, str], list[list[np.ndarray]]] = defaultdict(lambda: [[], [], []])
-    for device, engine, label, sizes, off, left in errors():
-        found = groups[label, device, engine]
-        found[0].append(sizes)
-        found[1].append(off)
-        found[2].append(np.full_like(off, np.nan) if left is None else left)
+    for device, engine, label, sizes, off, left in errors(devices):
+        parts = groups[label, device, engine]
+        parts[0].append(sizes)
+        parts[1].append(off)
+        parts[2].append(np.full_like(off, np.nan) if left is None else left)
     head = "| kernel | GPU | engine | rows | small | medium | large | GPU left out: small | medium | large |"
     lines = [head, "|---|---|---|---:|---:|---:|---:|---:|---:|---:|"]
     for (label, device, engine), (size_parts, off_parts, left_parts) in sorted(groups.items()):
@@ -125,14 +137,21 @@ def own_table() -> str:
     assert profile is not None
     lines = ["| kernel | rows not seen | small | medium | large |", "|---|---:|---:|---:|---:|"]
     for rows in own_rows():
-        found = predicted(rows, profile)
-        assert found is not None
-        off, sizes = np.abs(found / rows.seconds - 1)[rows.unseen], size(rows)[rows.unseen]
+        ours = predicted(rows, profile)
+        assert ours is not None
+        off, sizes = np.abs(ours / rows.seconds - 1)[rows.unseen], size(rows)[rows.unseen]
         label = family(rows) + (f", head {rows.table_key}" if rows.kind.endswith("_attention") else "")
         lines.append(f"| {label} | {len(off):,} | " + " | ".join(cells(sizes, off)) + " |")
     return "\n".join(lines)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Kernels by shape against the public tables.")
+    parser.add_argument("--all", action="store_true", help="all GPUs, as in docs/accuracy.md")
+    given = parser.parse_args()
     print(own_table(), "\n")
-    print(tables())
+    print(f"The public tables are left out: {missing()}" if missing() else tables(TABLES if given.all else [SMALL]))
+
+
+if __name__ == "__main__":
+    main()

@@ -50,22 +50,22 @@ GRIDS = {
 }
 
 
-def loop(found: Sweep) -> tuple[float, float]:
+def loop(swept: Sweep) -> tuple[float, float]:
     """CPU seconds a point of the same figures one by one, the plans made once, and the largest difference."""
-    names = list(found.axes)
-    points = list(product(*(range(len(values)) for values in found.axes.values())))
+    names = list(swept.axes)
+    points = list(product(*(range(len(values)) for values in swept.axes.values())))
     chosen = random.Random(0).sample(range(len(points)), SCALAR)
     plans: dict[tuple[object, ...], object] = {}
     took = worst = 0.0
     for at in chosen:
-        words = {name: found.axes[name][i] for name, i in zip(names, points[at], strict=True)}
+        point = {name: swept.axes[name][i] for name, i in zip(names, points[at], strict=True)}
         work = [
-            float(words.pop(name, usual))
-            for name, usual in (("batch_size", 1), ("input_len", 1024), ("output_len", 128))
+            float(point.pop(name, default))
+            for name, default in (("batch_size", 1), ("input_len", 1024), ("output_len", 128))
         ]
-        key = tuple(words.values())
+        key = tuple(point.values())
         if key not in plans:
-            plans[key] = build_request(**words).bind()
+            plans[key] = build_request(**point).bind()
         bound_plan = plans[key]
         began = time.process_time()
         talk = uniform_batch_shape(bound_plan, *work)  # type: ignore[arg-type]
@@ -73,8 +73,8 @@ def loop(found: Sweep) -> tuple[float, float]:
         took += time.process_time() - began
         worst = max(
             worst,
-            abs(found.columns["e2el_ms"][at] / one.e2el / 1e3 - 1),
-            abs(found.columns["total_bytes"][at] / held - 1),
+            abs(swept.columns["e2el_ms"][at] / one.e2el / 1e3 - 1),
+            abs(swept.columns["total_bytes"][at] / held - 1),
         )
     return took / SCALAR, worst
 
@@ -88,16 +88,16 @@ def main() -> None:
         times, computing = {}, time.process_time()
         for threads in (1, os.cpu_count() or 1):
             began = time.perf_counter()
-            found = Sweep(grid, chunks(grid, threads))
+            swept = Sweep(grid, chunks(grid, threads))
             times[threads] = time.perf_counter() - began
         computing = (time.process_time() - computing) / len(times)
-        slow, worst = loop(found)
-        print(f"{name:9} {len(found):9,} points in {min(times.values()):5.2f} s", end="")
+        slow, worst = loop(swept)
+        print(f"{name:9} {len(swept):9,} points in {min(times.values()):5.2f} s", end="")
         print(f" ({', '.join(f'{n} threads {t:.2f} s' for n, t in times.items())}), {computing:.2f} s of CPU", end="")
-        print(f"   one by one {slow * len(found):6,.0f} s of CPU", end="")
-        print(f"   ratio {slow * len(found) / computing:6,.0f}x   difference {worst:.0e}")
+        print(f"   one by one {slow * len(swept):6,.0f} s of CPU", end="")
+        print(f"   ratio {slow * len(swept) / computing:6,.0f}x   difference {worst:.0e}")
     began = time.perf_counter()
-    rows = sum(np.size(found.columns[column]) for column in found.columns)
+    rows = sum(np.size(swept.columns[column]) for column in swept.columns)
     print(f"columns of the last one, put together: {rows:,} cells in {time.perf_counter() - began:.2f} s")
 
 

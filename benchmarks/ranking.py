@@ -1,6 +1,7 @@
 """Does it pick the right layout? Servers that were measured in several layouts, ranked by us and by what was measured.
 
-    python benchmarks/ranking.py                    prints the table of docs/accuracy.md
+    python benchmarks/ranking.py                    prints the table for every tenth group
+    python benchmarks/ranking.py --all              all groups: the table of docs/accuracy.md
     python benchmarks/ranking.py --write            puts it there
     python benchmarks/ranking.py --groups all.csv   every group, with what was picked
 
@@ -54,16 +55,16 @@ def runs() -> list[Run]:
     """The aggregated runs of the silicon set, by what they have in common."""
     with (serving.MEASURED / "silicon_e2e.csv").open(newline="", encoding="utf-8") as file:
         rows = {row["id"]: row for row in csv.DictReader(file)}
-    found = []
+    measured = []
     for case in serving.silicon():
-        row, words = rows[case.name], case.words
-        tp, pp, dp = (int(words[f"{axis}_parallel_size"]) for axis in ("tensor", "pipeline", "data"))
+        row, options = rows[case.name], case.options
+        tp, pp, dp = (int(options[f"{axis}_parallel_size"]) for axis in ("tensor", "pipeline", "data"))
         gpus = tp * pp * dp
         load = int(float(row["silicon_concurrency"])) / gpus
         group = (row["backend"], case.gpu, case.model, row["quantization"], row["source_kind"], row["isl"], row["osl"])
         when = (row["backend_version"], row["measured_date"])
-        found.append(Run((*group, load), when, (tp, pp, dp, words["enable_expert_parallel"]), gpus, case))
-    return found
+        measured.append(Run((*group, load), when, (tp, pp, dp, options["enable_expert_parallel"]), gpus, case))
+    return measured
 
 
 def answers(every: list[Run], processes: int) -> Answers:
@@ -73,8 +74,8 @@ def answers(every: list[Run], processes: int) -> Answers:
         layouts[run.group].add(run.layout)
     wanted = [run for run in every if len(layouts[run.group]) > 1]
     with ProcessPoolExecutor(processes) as pool:
-        found = list(pool.map(serving.run, [run.case for run in wanted], chunksize=4))
-    return [(run, one.predicted) for run, one in zip(wanted, found, strict=True)]
+        results = list(pool.map(serving.run, [run.case for run in wanted], chunksize=4))
+    return [(run, one.predicted) for run, one in zip(wanted, results, strict=True)]
 
 
 def throughput(run: Run, latencies: dict[str, float]) -> float:
@@ -93,18 +94,18 @@ def groups(predicted: Answers, strict: bool = True) -> Groups:
     """
     seen: dict[tuple[Any, ...], dict[tuple[Any, ...], list[tuple[float, ...]]]] = defaultdict(dict)
     for run, ours in predicted:
-        figures = tuple(throughput(run, found) for found in (run.case.measured, ours, run.case.peer))
+        figures = tuple(throughput(run, complete) for complete in (run.case.measured, ours, run.case.peer))
         key = (*run.group, *run.when) if strict else run.group
         seen[key].setdefault(run.layout, []).append(figures)
-    found = {}
+    complete = {}
     for group, plans in seen.items():
         means = [
             Plan(layout, *(statistics.fmean(x) for x in zip(*figures, strict=True)))
             for layout, figures in plans.items()
         ]
         if len(means) > 1 and all(plan.ours for plan in means):
-            found[group] = means
-    return found
+            complete[group] = means
+    return complete
 
 
 # ------------------------------------------------------------------ how good a choice is
@@ -144,11 +145,11 @@ def line(name: str, some: list[list[Plan]]) -> str:
 
 def report(predicted: Answers) -> str:
     """The table, and the comparison with the other tool."""
-    found, loose = groups(predicted), groups(predicted, strict=False)
+    strict_groups, loose = groups(predicted), groups(predicted, strict=False)
     parts: dict[str, list[list[Plan]]] = defaultdict(list)
-    for group, plans in found.items():
+    for group, plans in strict_groups.items():
         parts[f"{group[0]}, {group[1]}"].append(plans)
-    every = list(found.values())
+    every = list(strict_groups.values())
     lines = [HEAD, "|---|---:|---:|---:|---:|---:|---:|---:|", *(line(*part) for part in sorted(parts.items()))]
     lines += [line("all", every), line("all, versions and days mixed", list(loose.values())), ""]
     three = [spearman(plans) for plans in every if len(plans) > 2]
@@ -158,18 +159,18 @@ def report(predicted: Answers) -> str:
     )
     shared = [plans for plans in every if all(plan.peer for plan in plans)]
     if shared:
-        words = []
+        sentences = []
         for who, choose in (("ours", lambda plan: plan.ours), ("AIConfigurator's", lambda plan: plan.peer)):
             lost = [regret(plans, choose) for plans in shared]
-            words.append(
+            sentences.append(
                 f"{who} {sum(one < 1e-9 for one in lost) / len(lost):.0%} right, "
                 f"{statistics.fmean(lost):.1%} mean regret"
             )
-        lines.append(f"On the {len(shared)} groups whose plans AIConfigurator answers, too: {'; '.join(words)}.")
+        lines.append(f"On the {len(shared)} groups whose plans AIConfigurator answers, too: {'; '.join(sentences)}.")
     return "\n".join(lines)
 
 
-def write_groups(path: str, found: Groups) -> None:
+def write_groups(path: str, complete: Groups) -> None:
     """Every plan of every group."""
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
@@ -195,7 +196,7 @@ def write_groups(path: str, found: Groups) -> None:
                 "regret",
             ]
         )
-        for group, plans in found.items():
+        for group, plans in complete.items():
             lost = regret(plans, lambda plan: plan.ours)
             for plan in plans:
                 writer.writerow([*group, *plan.layout, *(f"{x:.2f}" for x in plan[1:]), f"{lost:.4f}"])
@@ -210,15 +211,21 @@ def put(page: str, text: str) -> str:
 
 
 def main() -> None:
-    """Run what was asked for."""
+    """Rank the layouts of every tenth group, or of all."""
     parser = argparse.ArgumentParser(description="Layouts ranked by us and by what was measured.")
+    parser.add_argument("--all", action="store_true", help="all groups, as in docs/accuracy.md, not every tenth")
     parser.add_argument("--groups", help="every plan of every group as CSV")
     parser.add_argument("--write", action="store_true", help="put the table into docs/accuracy.md")
     parser.add_argument("--processes", type=int, default=2)
     given = parser.parse_args()
     if not serving.MEASURED.is_dir():
-        sys.exit(f"{serving.MEASURED} is not there; INFEROMETER_SHARED names another folder")
-    predicted = answers(runs(), given.processes)
+        print(f"No layout is ranked: {serving.MEASURED} is not there; INFEROMETER_SHARED names another folder")
+        return
+    measured = runs()
+    if not (given.all or given.write or given.groups):  # every tenth group, whole
+        some = set(sorted({run.group for run in measured}, key=repr)[::10])
+        measured = [run for run in measured if run.group in some]
+    predicted = answers(measured, given.processes)
     text = report(predicted)
     print(text)
     if given.groups:

@@ -1,4 +1,4 @@
-"""How the servers of the silicon set were started: what their scripts said, as words of `simulate`.
+"""How the servers of the silicon set were started: what their scripts said, as options of `simulate`.
 
     recipe(row)["scheduler_recv_interval"]  # 30
 
@@ -14,15 +14,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from inferometer.base.units import ceil_div
+
 Row = Mapping[str, str]
+FP8_CACHE = {"kv_cache_dtype": "fp8"}
 
 
 def recipe(row: Row) -> dict[str, Any]:
-    """What a row's server was told beyond its layout and its precision."""
-    words = {"quantization": "fp8-block"} if row["quantization"] == "fp8" and _in_blocks(row["model_path"]) else {}
+    """The options of a row's server beyond its layout and its precision."""
+    options = {"quantization": "fp8-block"} if row["quantization"] == "fp8" and _in_blocks(row["model_path"]) else {}
     if row["source_kind"] == "nvidia_gap_analysis":
-        return words | _generated(row)
-    return words | {"sglang": _sglang, "trtllm": _trtllm, "vllm": _vllm}[row["backend"]](row)
+        return options | _generated(row)
+    return options | {"sglang": _sglang, "trtllm": _trtllm, "vllm": _vllm}[row["backend"]](row)
 
 
 def one_length(row: Row) -> bool:
@@ -40,7 +43,7 @@ def _generated(row: Row) -> dict[str, Any]:
 
     vLLM plans ahead by itself since 0.14 only. The rows of SGLang 0.5.1 are older than the rules and have its defaults.
     """
-    budget = {"max_num_batched_tokens": int(row["isl"]) + _many(row) + 1500}
+    budget = {"max_num_batched_tokens": int(row["isl"]) + _concurrency(row) + 1500}
     if row["backend"] == "sglang":
         return {} if row["backend_version"].startswith("0.5.1") else {"scheduler": "vllm", **budget}
     return {**budget, "async_scheduling": False} if row["backend"] == "vllm" else budget
@@ -48,77 +51,67 @@ def _generated(row: Row) -> dict[str, Any]:
 
 def _sglang(row: Row) -> dict[str, Any]:
     """``<model>_<precision>_<gpu>.sh`` of SGLang; the B300's "reuse the existing B200 recipe as-is"."""
-    model, precision, many = row["model_path"], row["precision"], _many(row)
-    new, often = row["system"][:4] in ("b200", "b300"), 30 if many >= 16 else 10
-    if "DeepSeek" in model:
-        if not new:
-            return {
-                "max_num_batched_tokens": 32768,
-                "max_num_seqs": 512 if row["isl"] == row["osl"] else 256,
-                "gpu_memory_utilization": 0.82,
-            }
-        if precision == "fp4":
-            return {
-                "scheduler_recv_interval": often,
-                "max_num_batched_tokens": 16384,
-                "max_num_seqs": 256,
-                "kv_cache_dtype": "fp8",
-                "gpu_memory_utilization": 0.85,
-            }
-        if row["tp_size"] == "4":
-            return {
-                "scheduler_recv_interval": 10,
-                "max_num_batched_tokens": 8192,
-                "max_num_seqs": 32,
-                "kv_cache_dtype": "fp8",
-                "gpu_memory_utilization": 0.95,
-            }
-        return {
-            "scheduler_recv_interval": often,
-            "max_num_batched_tokens": 32768,
-            "max_num_seqs": 128,
-            "kv_cache_dtype": "fp8",
-            "gpu_memory_utilization": 0.82,
-        }
-    if "GLM" in model:
-        if not new:
-            return {"gpu_memory_utilization": 0.85}
-        fp4 = {"scheduler_recv_interval": 10, "gpu_memory_utilization": 0.9}
-        fp8 = {"max_num_seqs": many, "gpu_memory_utilization": 0.85}
-        return {"max_num_batched_tokens": 32768, "kv_cache_dtype": "fp8", **(fp4 if precision == "fp4" else fp8)}
-    if "Qwen3.5" in model:
-        cache = {} if precision == "bf16" else {"kv_cache_dtype": "fp8"}
-        if not new:
-            return {"max_num_batched_tokens": 16384, "max_num_seqs": 128, "gpu_memory_utilization": 0.8, **cache}
-        if precision == "fp4" and row["system"].startswith("b200"):
-            return {
-                "scheduler_recv_interval": 30,
-                "max_num_batched_tokens": 32768,
-                "max_num_seqs": max(many, 128),
-                "gpu_memory_utilization": 0.85,
-                **cache,
-            }
-        if precision == "fp8" and row["system"].startswith("b300"):
-            return {
-                "scheduler_recv_interval": 10,
-                "max_num_batched_tokens": 16384,
-                "max_num_seqs": many,
-                "gpu_memory_utilization": 0.8,
-                **cache,
-            }
-        return {
-            "scheduler_recv_interval": often,
-            "max_num_batched_tokens": 32768,
-            "max_num_seqs": max(many, 128),
-            "gpu_memory_utilization": 0.82,
-            **cache,
-        }
+    for name, options in (("DeepSeek", _sglang_deepseek), ("GLM", _sglang_glm), ("Qwen3.5", _sglang_qwen)):
+        if name in row["model_path"]:
+            return options(row)
     return {}
+
+
+def _is_blackwell(row: Row) -> bool:
+    return row["system"][:4] in ("b200", "b300")
+
+
+def _recv_interval(row: Row) -> int:
+    return 30 if _concurrency(row) >= 16 else 10
+
+
+def _sglang_deepseek(row: Row) -> dict[str, Any]:
+    if not _is_blackwell(row):
+        return {
+            "max_num_batched_tokens": 32768,
+            "max_num_seqs": 512 if row["isl"] == row["osl"] else 256,
+            "gpu_memory_utilization": 0.82,
+        }
+    if row["precision"] == "fp4":
+        own = {"max_num_batched_tokens": 16384, "max_num_seqs": 256, "gpu_memory_utilization": 0.85}
+    elif row["tp_size"] == "4":
+        own = {"max_num_batched_tokens": 8192, "max_num_seqs": 32, "gpu_memory_utilization": 0.95}
+    else:
+        own = {"max_num_batched_tokens": 32768, "max_num_seqs": 128, "gpu_memory_utilization": 0.82}
+    every_ten = row["precision"] != "fp4" and row["tp_size"] == "4"
+    return {"scheduler_recv_interval": 10 if every_ten else _recv_interval(row), "kv_cache_dtype": "fp8", **own}
+
+
+def _sglang_glm(row: Row) -> dict[str, Any]:
+    if not _is_blackwell(row):
+        return {"gpu_memory_utilization": 0.85}
+    fp4 = {"scheduler_recv_interval": 10, "gpu_memory_utilization": 0.9}
+    fp8 = {"max_num_seqs": _concurrency(row), "gpu_memory_utilization": 0.85}
+    return {"max_num_batched_tokens": 32768, "kv_cache_dtype": "fp8", **(fp4 if row["precision"] == "fp4" else fp8)}
+
+
+def _sglang_qwen(row: Row) -> dict[str, Any]:
+    concurrency, precision = _concurrency(row), row["precision"]
+    cache = {} if precision == "bf16" else {"kv_cache_dtype": "fp8"}
+    if not _is_blackwell(row):
+        return {"max_num_batched_tokens": 16384, "max_num_seqs": 128, "gpu_memory_utilization": 0.8, **cache}
+    interval, tokens, seqs, memory = _recv_interval(row), 32768, max(concurrency, 128), 0.82
+    if precision == "fp4" and row["system"].startswith("b200"):
+        interval, memory = 30, 0.85
+    elif precision == "fp8" and row["system"].startswith("b300"):
+        interval, tokens, seqs, memory = 10, 16384, concurrency, 0.8
+    return {
+        "scheduler_recv_interval": interval,
+        "max_num_batched_tokens": tokens,
+        "max_num_seqs": seqs,
+        "gpu_memory_utilization": memory,
+        **cache,
+    }
 
 
 def _vllm(row: Row) -> dict[str, Any]:
     """``<model>_<precision>_<gpu>.sh`` of vLLM, where they say more than the layout."""
-    model, date, many, given = row["model_path"], row["measured_date"], _many(row), int(row["isl"])
+    model, date, many, given = row["model_path"], row["measured_date"], _concurrency(row), int(row["isl"])
     wide = {"kv_cache_dtype": "fp8", "max_cudagraph_capture_size": 2048, "max_num_batched_tokens": 2 * given}
     if "gpt-oss" in model and date >= "2025-12":
         return {"max_cudagraph_capture_size": 2048, "max_num_batched_tokens": 8192, "max_num_seqs": many}
@@ -136,38 +129,55 @@ def _vllm(row: Row) -> dict[str, Any]:
 
 
 def _trtllm(row: Row) -> dict[str, Any]:
-    """``<model>_<precision>_<gpu>_trt*.sh``: tokens of a step, graphs of prompts, prompts held back for company.
+    """``<model>_<precision>_<gpu>_trt*.sh``: tokens of a step, graphs of prompts, prompts held back for a fuller batch.
 
     Ranks of data-parallel attention are balanced (attention_dp_config): prompts begin when every rank has one, or when
     ``timeout_iters`` steps have passed. Each rank gets one in some thirty steps or more, so all have one seldom enough
     that this is a look every so many steps (but for gpt-oss, which has two ranks: both soon have one).
     """
-    many, given, made, tp = (int(float(row[key])) for key in ("silicon_concurrency", "isl", "osl", "tp_size"))
-    ranks, precision, short = int(row["attention_dp_size"]), row["precision"], given == made == 1024
-    cache = {"kv_cache_dtype": "fp8"}
     if "gpt-oss" in row["model_path"]:
-        return {"max_num_batched_tokens": 20000, **(cache if row["system"].startswith("b") else {})}
+        return {"max_num_batched_tokens": 20000, **(FP8_CACHE if row["system"].startswith("b") else {})}
     if "Llama" in row["model_path"]:
-        wait = {"batch_wait_timeout_iters": 20, "batch_wait_max_tokens_ratio": 0.9} if short and tp < 8 else {}
-        return {"max_num_batched_tokens": 16384, **cache, **wait}
-    if _drafts(row):
-        tokens, seqs = (1, max(1, many // ranks)) if ranks > 1 else (3, many)
-        budget = _round((tokens + 1) * seqs + given + 64)
-        draft = {"method": "mtp", "num_speculative_tokens": tokens}
-        own = {"max_num_seqs": seqs, "speculative_config": draft, **cache}
-        new = row["backend_version"] == "1.2.0rc6.post3" and ranks == 1
-        captured = short and many in (32, 64, 128) if precision == "fp4" else many > (4 if short else 16)
-        graphs = new and captured
-    else:
-        new = row["backend_version"] == "1.2.0rc6.post2"
-        budget, own = max(8192 * new, _round(max(1, many // ranks) + given + 64)), cache  # 8,192 at least since then
-        if precision == "fp8" and new and short and many >= 64:
-            own = {**cache, "batch_wait_timeout_iters": 40, "batch_wait_max_tokens_ratio": 0.8}
-        captured = short and tp == 8 == int(float(row["moe_ep_size"] or 1)) if precision == "fp4" else many >= 64
-        graphs = new and captured
-    if ranks > 1:
+        waits = _is_short(row) and _number(row, "tp_size") < 8
+        wait = {"batch_wait_timeout_iters": 20, "batch_wait_max_tokens_ratio": 0.9} if waits else {}
+        return {"max_num_batched_tokens": 16384, **FP8_CACHE, **wait}
+    budget, own, graphs = _trtllm_drafting(row) if _drafts(row) else _trtllm_plain(row)
+    if int(row["attention_dp_size"]) > 1:
         own = {**own, "scheduler_recv_interval": 60}
     return {"max_num_batched_tokens": budget, **own, **({"max_cudagraph_capture_size": budget} if graphs else {})}
+
+
+def _trtllm_drafting(row: Row) -> tuple[int, dict[str, Any], bool]:
+    """DeepSeek with drafted tokens: tokens of a step, further options, and whether prompts run in graphs."""
+    concurrency, ranks, short = _concurrency(row), int(row["attention_dp_size"]), _is_short(row)
+    tokens, seqs = (1, max(1, concurrency // ranks)) if ranks > 1 else (3, concurrency)
+    draft = {"method": "mtp", "num_speculative_tokens": tokens}
+    options = {"max_num_seqs": seqs, "speculative_config": draft, **FP8_CACHE}
+    if row["precision"] == "fp4":
+        captured = short and concurrency in (32, 64, 128)
+    else:
+        captured = concurrency > (4 if short else 16)
+    graphs = row["backend_version"] == "1.2.0rc6.post3" and ranks == 1 and captured
+    return _round((tokens + 1) * seqs + _number(row, "isl") + 64), options, graphs
+
+
+def _trtllm_plain(row: Row) -> tuple[int, dict[str, Any], bool]:
+    """DeepSeek without drafted tokens: tokens of a step, further options, and whether prompts run in graphs."""
+    concurrency, ranks, precision = _concurrency(row), int(row["attention_dp_size"]), row["precision"]
+    short, new = _is_short(row), row["backend_version"] == "1.2.0rc6.post2"
+    budget = max(8192 * new, _round(max(1, concurrency // ranks) + _number(row, "isl") + 64))  # 8,192 since then
+    options: dict[str, Any] = dict(FP8_CACHE)
+    if precision == "fp8" and new and short and concurrency >= 64:
+        options |= {"batch_wait_timeout_iters": 40, "batch_wait_max_tokens_ratio": 0.8}
+    if precision == "fp4":
+        captured = short and _number(row, "tp_size") == 8 == int(float(row["moe_ep_size"] or 1))
+    else:
+        captured = concurrency >= 64
+    return budget, options, new and captured
+
+
+def _is_short(row: Row) -> bool:
+    return _number(row, "isl") == _number(row, "osl") == 1024
 
 
 def _drafts(row: Row) -> bool:
@@ -181,9 +191,13 @@ def _drafts(row: Row) -> bool:
     return release == "1.2.0rc6.post3" or (release == "1.1.0rc2.post2" and date >= "2026-01")
 
 
-def _many(row: Row) -> int:
-    return int(float(row["silicon_concurrency"]))
+def _concurrency(row: Row) -> int:
+    return _number(row, "silicon_concurrency")
+
+
+def _number(row: Row, column: str) -> int:
+    return int(float(row[column]))
 
 
 def _round(tokens: int) -> int:
-    return -(-tokens // 64) * 64
+    return ceil_div(tokens, 64) * 64

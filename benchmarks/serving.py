@@ -1,6 +1,7 @@
 """The simulator against servers that were measured: five sets, one command.
 
-    python benchmarks/serving.py                        prints the tables of docs/accuracy.md
+    python benchmarks/serving.py                        prints the tables; of the silicon set every tenth run
+    python benchmarks/serving.py --every 1              all runs: the tables of docs/accuracy.md
     python benchmarks/serving.py --write                puts them there
     python benchmarks/serving.py --set h200 --set h100  some sets only
     python benchmarks/serving.py --set silicon --every 10 --rows rows.csv   every tenth run, and all figures as CSV
@@ -38,7 +39,7 @@ SHARED = Path(os.environ.get("INFEROMETER_SHARED", ROOT.parent / "shared"))
 MEASURED = SHARED / "measured"
 PAGE = ROOT / "docs" / "accuracy.md"
 LABELS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2E"}
-# The runs' profiles ask for other numbers of prompts in words that inference-perf did not know then and passed over:
+# The runs' profiles have other numbers of prompts under keys that inference-perf did not know then and passed over:
 # it went round its default of 10 system prompts with 10 questions each. The configuration it wrote beside run
 # 20260217-155451 says so (github.com/inference-sim/training), and so does that run's mean prompt of 591.63 tokens.
 GROUPS, QUESTIONS = 10, 10
@@ -51,7 +52,7 @@ class Case(NamedTuple):
     name: str
     model: str
     gpu: str
-    words: dict[str, Any]
+    options: dict[str, Any]
     build: tuple[Any, ...]  # what the requests are made from: small, so that it can go to another process
     measured: dict[str, float]
     peer: dict[str, float]  # what another tool predicts
@@ -78,8 +79,13 @@ class Row(NamedTuple):
 def h200() -> Iterator[Case]:
     """vLLM 0.25.1 on one H200, engine in process, open loop."""
     for path in sorted((MEASURED / "h200_vllm").glob("*_r*.csv")):
-        words = {"frontend": "in-process", "max_num_seqs": 256, "max_model_len": 16384, "gpu_memory_utilization": 0.92}
-        yield Case("h200", path.stem, path.stem.split("_")[0], "h200", words, ("file", str(path)), _means(path), {})
+        options = {
+            "frontend": "in-process",
+            "max_num_seqs": 256,
+            "max_model_len": 16384,
+            "gpu_memory_utilization": 0.92,
+        }
+        yield Case("h200", path.stem, path.stem.split("_")[0], "h200", options, ("file", str(path)), _means(path), {})
 
 
 def own() -> Iterator[Case]:
@@ -87,21 +93,21 @@ def own() -> Iterator[Case]:
     for path in sorted((ROOT / "benchmarks" / "data").glob("h200_*_*_*.csv")):
         _, way, model, load = path.stem.split("_", 3)
         if way in ("online", "http"):
-            words = {
+            options = {
                 "frontend": "http" if way == "http" else "in-process",
                 "max_num_seqs": 256,
                 "max_model_len": 16384,
                 "enable_prefix_caching": False,
             }
-            yield Case("own", f"{model} {way} {load}", model, "h200", words, ("file", str(path)), _means(path), {})
+            yield Case("own", f"{model} {way} {load}", model, "h200", options, ("file", str(path)), _means(path), {})
 
 
 def h100() -> Iterator[Case]:
-    """vLLM 0.15.1 on H100, over HTTP; the requests are built from what the load generator was told."""
+    """vLLM 0.15.1 on H100, over HTTP; the requests are built from the load generator's settings."""
     for e in json.loads((MEASURED / "vllm015_h100.json").read_text(encoding="utf-8"))["experiments"]:
         load, seen = e["workload"], e["measured"]["overall"]
         model = e["model"].replace("-FP8-dynamic", "")
-        words = {
+        options = {
             "frontend": "http",
             "tensor_parallel_size": e["tp"],
             "max_num_seqs": e["max_num_seqs"],
@@ -125,28 +131,28 @@ def h100() -> Iterator[Case]:
             itl = (seen["e2e_mean_ms"] - seen["ttft_mean_ms"]) / (load["output_len"] - 1)
         truth = {"ttft": seen["ttft_mean_ms"], "itl": itl, "e2el": seen["e2e_mean_ms"]}
         name = f"{e['id']} {model.rpartition('/')[2]} tp{e['tp']} {load['name']}"
-        yield Case("h100", name, model, "h100-sxm", words, shape, truth, {})
+        yield Case("h100", name, model, "h100-sxm", options, shape, truth, {})
 
 
 def rtx4090() -> Iterator[Case]:
     """vLLM 0.19.0 on an RTX 4090: an overloaded queue with KV pressure."""
     path = MEASURED / "llmservingsim" / "RTX4090_Llama-3.1-8B.csv"
     about = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-    words = {
+    options = {
         "frontend": "in-process",
         "max_num_seqs": about["max_num_seqs"],
         "max_num_batched_tokens": about["max_num_batched_tokens"],
         "num_gpu_blocks_override": about["kv_cache"]["num_gpu_blocks"],
         "block_size": about["kv_cache"]["block_size"],
     }
-    yield Case("rtx4090", path.stem, about["model"], "rtx4090", words, ("file", str(path)), _means(path), {})
+    yield Case("rtx4090", path.stem, about["model"], "rtx4090", options, ("file", str(path)), _means(path), {})
 
 
 def rtx3090() -> Iterator[Case]:
     """Llama-2-7B in fp16 on an RTX 3090, one request at a time."""
     path = MEASURED / "rtx3090" / "llama2-7b_tp1_chat.csv"
-    words = {"frontend": "in-process", "dtype": "fp16"}
-    yield Case("rtx3090", path.stem, "llama-2-7b", "rtx3090", words, ("file", str(path)), _means(path), {})
+    options = {"frontend": "in-process", "dtype": "fp16"}
+    yield Case("rtx3090", path.stem, "llama-2-7b", "rtx3090", options, ("file", str(path)), _means(path), {})
 
 
 GPUS = {"h100_sxm": "h100-sxm", "h200_sxm": "h200", "b200_sxm": "b200", "b300_sxm": "b300", "gb200": "gb200"}
@@ -158,7 +164,7 @@ def silicon() -> Iterator[Case]:
         for row in csv.DictReader(file):
             if row["mode"] != "agg":
                 continue
-            words = {
+            options = {
                 "frontend": "http",
                 "engine": row["backend"],
                 "tensor_parallel_size": int(row["tp_size"]),
@@ -172,7 +178,7 @@ def silicon() -> Iterator[Case]:
             truth = {"ttft": float(row["silicon_ttft_ms"]), "tpot": float(row["silicon_tpot_ms"])}
             peer = {m: float(row[f"aic_{m}_ms"]) for m in ("ttft", "tpot") if row[f"aic_{m}_ms"]}
             yield Case(
-                "silicon", row["id"], row["model_path"], GPUS[row["system"]], words | recipe(row), build, truth, peer
+                "silicon", row["id"], row["model_path"], GPUS[row["system"]], options | recipe(row), build, truth, peer
             )
 
 
@@ -236,7 +242,7 @@ def _shared(system: int, question: int, output: int, stages: tuple[tuple[float, 
 
 
 def _closed(given: int, made: int, least: float, many: int) -> Trace:
-    """As the usual client: ten times as many prompts as are under way, of ``least`` to 1.0 of the nominal lengths."""
+    """A closed loop: ten times as many prompts as are under way, of ``least`` to 1.0 of the nominal lengths."""
     rng = np.random.default_rng(0)
     count = 10 * many
     return Trace(
@@ -252,13 +258,13 @@ def run(case: Case) -> Row:
     start = time.perf_counter()
     trace, limit = requests(case.build)
     try:
-        outcome = simulate(case.model, case.gpu, trace=trace, max_concurrency=limit, **case.words)
+        outcome = simulate(case.model, case.gpu, trace=trace, max_concurrency=limit, **case.options)
     except InferometerError as error:
         return Row(case, {}, {}, str(error), time.perf_counter() - start)
-    found = metrics(outcome)
-    ours = {m: found[f"mean_{m}_ms"] for m in LABELS if found[f"mean_{m}_ms"] is not None}
+    means = metrics(outcome)
+    ours = {m: means[f"mean_{m}_ms"] for m in LABELS if means[f"mean_{m}_ms"] is not None}
     reason = outcome.reason or (
-        "" if found["completed"] else next(iter(outcome.rejected.values()), "nothing was served")
+        "" if means["completed"] else next(iter(outcome.rejected.values()), "nothing was served")
     )
     errors = compare(trace, outcome).errors if trace.measured else {}
     each = {m: e.mape for m, e in errors.items() if e.mape is not None}
@@ -268,31 +274,17 @@ def run(case: Case) -> Row:
 # ------------------------------------------------------------------ tables
 
 
+MANY = 40  # runs from which on a set is shown by engine and device, not run by run
+
+
 def table(name: str, rows: list[Row]) -> list[str]:
     """The set's runs one by one, or by engine and device where they are many; and the sum."""
     answered = [row for row in rows if row.predicted]
-    wanted = [m for m in LABELS if any(m in row.case.measured for row in rows)]
+    shown = [m for m in LABELS if any(m in row.case.measured for row in rows)]
     lines = [f"**{name}**: {SETS[name].__doc__ or ''}", ""]
-    if len(rows) <= 40:
-        lines += [
-            "| run | " + " | ".join(f"{LABELS[m]} measured | predicted | error" for m in wanted) + " |",
-            "|---|" + "---:|---:|---:|" * len(wanted),
-        ]
-        lines += [f"| {row.case.name} | " + " | ".join(_cells(row, m) for m in wanted) + " |" for row in rows]
-    else:
-        heads = " | ".join(f"{LABELS[m]} median | bias" for m in wanted)
-        lines += [f"| engine, GPU | runs | answered | {heads} |", "|---|---:|---:|" + "---:|---:|" * len(wanted)]
-        parts: dict[str, list[Row]] = defaultdict(list)
-        for row in rows:
-            parts[f"{row.case.words.get('engine')}, {row.case.gpu}"].append(row)
-        for part, mine in sorted(parts.items()):
-            lines.append(
-                f"| {part} | {len(mine)} | {sum(bool(r.predicted) for r in mine)} | "
-                + " | ".join(_middle(mine, m) for m in wanted)
-                + " |"
-            )
-    words = [f"{LABELS[m]} {_summary(answered, m)}" for m in wanted]
-    lines += ["", f"{len(answered)} of {len(rows)} runs answered. " + "; ".join(words) + "."]
+    lines += _by_run(rows, shown) if len(rows) <= MANY else _by_engine(rows, shown)
+    sums = [f"{LABELS[m]} {_summary(answered, m)}" for m in shown]
+    lines += ["", f"{len(answered)} of {len(rows)} runs answered. " + "; ".join(sums) + "."]
     single = [m for m in LABELS if any(m in row.per_request for row in answered)]
     if single:
         per = [f"{LABELS[m]} {statistics.fmean(row.per_request[m] for row in answered):.1%}" for m in single]
@@ -300,6 +292,26 @@ def table(name: str, rows: list[Row]) -> list[str]:
     if any(row.case.peer for row in rows):
         lines.append(_peers(rows))
     return [*lines, ""]
+
+
+def _by_run(rows: list[Row], shown: list[str]) -> list[str]:
+    return [
+        "| run | " + " | ".join(f"{LABELS[m]} measured | predicted | error" for m in shown) + " |",
+        "|---|" + "---:|---:|---:|" * len(shown),
+        *(f"| {row.case.name} | " + " | ".join(_cells(row, m) for m in shown) + " |" for row in rows),
+    ]
+
+
+def _by_engine(rows: list[Row], shown: list[str]) -> list[str]:
+    heads = " | ".join(f"{LABELS[m]} median | bias" for m in shown)
+    lines = [f"| engine, GPU | runs | answered | {heads} |", "|---|---:|---:|" + "---:|---:|" * len(shown)]
+    parts: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        parts[f"{row.case.options.get('engine')}, {row.case.gpu}"].append(row)
+    for name, part in sorted(parts.items()):
+        counts = f"{len(part)} | {sum(bool(row.predicted) for row in part)}"
+        lines.append(f"| {name} | {counts} | " + " | ".join(_middle(part, m) for m in shown) + " |")
+    return lines
 
 
 def _cells(row: Row, metric: str) -> str:
@@ -331,20 +343,20 @@ def _summary(rows: list[Row], metric: str) -> str:
 
 def _peers(rows: list[Row]) -> str:
     """Medians on the rows that the other tool answers, too."""
-    words = []
+    sentences = []
     both = [row for row in rows if row.case.peer and row.predicted]
     for metric in ("ttft", "tpot"):
-        mine = [row for row in both if metric in row.case.peer]
-        if mine:
-            theirs = statistics.median(abs(r.case.peer[metric] / r.case.measured[metric] - 1) for r in mine)
-            ours = statistics.median(abs(off) for off in _offs(mine, metric))
-            words.append(f"{LABELS[metric]} {ours:.1%} (AIConfigurator {theirs:.1%})")
-    return f"Medians on the {len(both)} rows that AIConfigurator answers, too: {', '.join(words)}."
+        rated = [row for row in both if metric in row.case.peer]
+        if rated:
+            theirs = statistics.median(abs(r.case.peer[metric] / r.case.measured[metric] - 1) for r in rated)
+            ours = statistics.median(abs(off) for off in _offs(rated, metric))
+            sentences.append(f"{LABELS[metric]} {ours:.1%} (AIConfigurator {theirs:.1%})")
+    return f"Medians on the {len(both)} rows that AIConfigurator answers, too: {', '.join(sentences)}."
 
 
 def write_rows(path: str, rows: list[Row]) -> None:
     """All figures, one line per case, for a closer look."""
-    keys = sorted({key for row in rows for key in row.case.words})
+    keys = sorted({key for row in rows for key in row.case.options})
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         pairs = [f"{word}_{m}_ms" for m in LABELS for word in ("measured", "predicted")]
@@ -354,14 +366,14 @@ def write_rows(path: str, rows: list[Row]) -> None:
             case = row.case
             values = [x.get(m) for m in LABELS for x in (case.measured, row.predicted)]
             sizes = (*case.build[1:3], case.build[-1]) if case.build[0] == "closed" else ("", "", "")
-            words = [case.words.get(k) for k in keys]
+            options = [case.options.get(k) for k in keys]
             writer.writerow(
                 [
                     case.set,
                     case.name,
                     case.model,
                     case.gpu,
-                    *words,
+                    *options,
                     *sizes,
                     *values,
                     *(row.error(m) for m in LABELS),
@@ -387,28 +399,22 @@ def put(page: str, name: str, text: str) -> str:
     return before + text + rest.partition(end)[2]
 
 
-def measured_sets() -> list[str]:
-    """The sets whose measurements are at hand."""
-    return [name for name in SETS if MEASURED.is_dir()]
-
-
 def main() -> None:
-    """Run what was asked for, print the tables, and write them if told."""
+    """Simulate the chosen sets, print the tables, and write them with ``--write``."""
     parser = argparse.ArgumentParser(description="The simulator against servers that were measured.")
     parser.add_argument("--set", action="append", choices=list(SETS), help="some sets only")
-    parser.add_argument("--every", type=int, default=1, help="of the silicon set, every so many rows")
+    parser.add_argument("--every", type=int, help="of the silicon set, every so many runs  [default: 10; --write: 1]")
     parser.add_argument("--rows", help="all figures as CSV")
     parser.add_argument("--write", action="store_true", help="put the tables into docs/accuracy.md")
     parser.add_argument("--processes", type=int, default=2)
     given = parser.parse_args()
     if not MEASURED.is_dir():
-        sys.exit(f"{MEASURED} is not there; INFEROMETER_SHARED names another folder")
+        print(f"No server is compared: {MEASURED} is not there; INFEROMETER_SHARED names another folder")
+        return
+    every = given.every or (1 if given.write else 10)
     names = given.set or list(SETS)
     cases = [
-        case
-        for name in names
-        for number, case in enumerate(SETS[name]())
-        if name != "silicon" or number % given.every == 0
+        case for name in names for number, case in enumerate(SETS[name]()) if name != "silicon" or number % every == 0
     ]
     start = time.perf_counter()
     if given.processes > 1 and len(cases) > 1:
@@ -425,7 +431,7 @@ def main() -> None:
     if given.rows:
         write_rows(given.rows, rows)
     if given.write:
-        if given.every != 1:
+        if every != 1:
             sys.exit("--write takes all rows: leave --every away")
         PAGE.write_text(page, encoding="utf-8")
 

@@ -80,14 +80,14 @@ LONG: dict[str, tuple[Callable[[], Trace], str, dict[str, object]]] = {
 
 def run(name: str) -> None:
     """One case in this process: requests a second of `simulate`, and the most memory that the process ever had."""
-    make, where, words = (CASES | LONG)[name]
+    make, where, options = (CASES | LONG)[name]
     model, gpu = where.split()
     trace = make()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     took = busy = float("inf")
     for _ in range(3 if len(trace) <= 20_000 else 1):
         start, began = time.perf_counter(), time.process_time()
-        outcome = simulate(model, gpu, trace=trace, **words)  # type: ignore[arg-type]
+        outcome = simulate(model, gpu, trace=trace, **options)  # type: ignore[arg-type]
         took, busy = min(took, time.perf_counter() - start), min(busy, time.process_time() - began)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     served = int(np.count_nonzero(~np.isnan(outcome.finished_s)))
@@ -100,10 +100,10 @@ def run(name: str) -> None:
 
 
 def main() -> None:
-    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    words.add_argument("--all", action="store_true", help="also what takes longer")
-    words.add_argument("--case", help="one case, in this process")
-    given = words.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--all", action="store_true", help="also what takes longer")
+    parser.add_argument("--case", help="one case, in this process")
+    given = parser.parse_args()
     if given.case:
         run(given.case)
         return

@@ -58,8 +58,8 @@ class Row(NamedTuple):
 
 def published() -> dict[str, Any]:
     """The file of published figures."""
-    found: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
-    return found
+    data: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
+    return data
 
 
 def bound_plan(data: dict[str, Any], run: dict[str, Any], policy: str) -> Training:
@@ -78,7 +78,7 @@ def bound_plan(data: dict[str, Any], run: dict[str, Any], policy: str) -> Traini
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.json"
         path.write_text(json.dumps(config), encoding="utf-8")
-        asked = build_request(
+        request = build_request(
             str(path),
             "a100-sxm-80gb",
             engine="megatron",
@@ -102,7 +102,7 @@ def bound_plan(data: dict[str, Any], run: dict[str, Any], policy: str) -> Traini
         interleave=run["interleave"],
         dropout=True,  # type: ignore[arg-type]
     )
-    return bind_training(asked, recipe)
+    return bind_training(request, recipe)
 
 
 def seconds(training: Training) -> float:
@@ -112,14 +112,14 @@ def seconds(training: Training) -> float:
 
 def iterations(data: dict[str, Any]) -> list[Row]:
     """All published iterations beside ours."""
-    found = []
+    rows = []
     for run in data["runs"]:
         layout = f"{run['gpus']} GPUs: tp {run['tp']}, pp {run['pp']}"
         layout += f" × {run['interleave']}" if run["interleave"] > 1 else ""
         for key, policy in ROWS.items():
             training = bound_plan(data, run, policy)
-            found.append(Row(run["model"], policy, layout, run["iteration_s"][key], training, seconds(training)))
-    return found
+            rows.append(Row(run["model"], policy, layout, run["iteration_s"][key], training, seconds(training)))
+    return rows
 
 
 def refitted(training: Training, flops: float, hbm: float) -> float:
@@ -141,12 +141,12 @@ def left_out(rows: list[Row]) -> dict[str, list[float]]:
     """Errors of each model's rows when the two figures are fitted to the other models' rows only."""
     grid = [(flops / 100, hbm / 100) for flops in range(70, 87, 2) for hbm in range(60, 86, 5)]
     tried = [[refitted(row.training, *point) / row.published - 1 for row in rows] for point in grid]
-    found: dict[str, list[float]] = {}
+    errors_by_model: dict[str, list[float]] = {}
     for model in dict.fromkeys(row.model for row in rows):
-        mine = [i for i, row in enumerate(rows) if row.model == model]
-        best = min(tried, key=lambda errors: sum(e * e for i, e in enumerate(errors) if i not in mine))
-        found[model] = [best[i] for i in mine]
-    return found
+        indices = [i for i, row in enumerate(rows) if row.model == model]
+        best = min(tried, key=lambda errors: sum(e * e for i, e in enumerate(errors) if i not in indices))
+        errors_by_model[model] = [best[i] for i in indices]
+    return errors_by_model
 
 
 def markdown() -> str:
@@ -182,7 +182,7 @@ def _memory(data: dict[str, Any]) -> list[str]:
         want = data["memory_gib"][run["model"]]
         none, both = bound_plan(data, run, "none"), bound_plan(data, run, "seq_selective")
         first, inner = stage_memory(none, 0), stage_memory(none, min(1, run["pp"] - 1))
-        found = {
+        figures = {
             "activations, no recompute": (want["activations_none"], first.activations),
             "activations, selective, sp": (want["activations_seq_selective"], stage_memory(both, 0).activations),
             "weights, gradients, optimizer: layers" if run["pp"] > 1 else "weights, gradients, optimizer": (
@@ -191,10 +191,10 @@ def _memory(data: dict[str, Any]) -> list[str]:
             ),
         }
         if run["pp"] > 1:
-            found["the same with the embedding"] = (want["parameters_optimizer"], _state(first))
+            figures["the same with the embedding"] = (want["parameters_optimizer"], _state(first))
         lines += [
             f"| {run['model']} | {what} | {theirs:.2f} | {ours / GIB:.2f} | {ours / GIB / theirs - 1:+.1%} |"
-            for what, (theirs, ours) in found.items()
+            for what, (theirs, ours) in figures.items()
         ]
     return lines
 
@@ -219,7 +219,10 @@ def _percent(data: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    print(markdown(), end="")
+    if FILE.exists():
+        print(markdown(), end="")
+    else:
+        print(f"No training is compared: {FILE} is not there; INFEROMETER_SHARED names another folder")
 
 
 if __name__ == "__main__":

@@ -28,9 +28,9 @@ async def user(port: int, bodies: list[bytes], took: list[float], wrong: list[st
         writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         answer = await reader.readuntil(b"\r\n\r\n")
         length = re.search(rb"content-length: (\d+)", answer, re.I)
-        found = await reader.readexactly(int(length[1])) if length else b""
-        if not answer.startswith(b"HTTP/1.1 200") or b'"ttft_ms":' not in found:
-            wrong.append((answer[:60] + found[:200]).decode())
+        body_bytes = await reader.readexactly(int(length[1])) if length else b""
+        if not answer.startswith(b"HTTP/1.1 200") or b'"ttft_ms":' not in body_bytes:
+            wrong.append((answer[:60] + body_bytes[:200]).decode())
         took.append(time.perf_counter() - started)
     writer.close()
 

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferometer.base.errors import BadValue
+from inferometer.bench import http_stream, load_generator
 from inferometer.bench.http_stream import Broken, _Received
 from inferometer.bench.load_generator import (
     BenchTarget,
@@ -37,15 +39,41 @@ from inferometer.serving.synthetic import synthetic
 from inferometer.serving.trace import read_trace
 
 Command = Callable[..., Ran]
-FIRST, GAP = 0.06, 0.02  # s until the first token, and between two
+FIRST, GAP = 0.0625, 0.25  # s until the first token, and between two, on a clock of the test's own
+
+
+class Clock:
+    """The client's clock: it stands still until the server moves it, and counts how often it is read."""
+
+    def __init__(self) -> None:
+        self.now, self.reads = 100.0, 0
+
+    def __call__(self) -> float:
+        self.reads += 1
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    own = Clock()
+    for module in (load_generator, http_stream):
+        monkeypatch.setattr(module, "perf_counter", own)
+    return own
 
 
 class Fake:
-    """A server that speaks /v1/completions and chat: a token every `GAP` after `FIRST`; keeps what it was asked."""
+    """A server that speaks /v1/completions and chat, and keeps what it was sent.
+
+    With a clock, it moves it by `FIRST` before the first token and by `GAP` before every other, and goes on when the
+    client has read the time: what the client measures is exact, however busy the machine is.
+    """
 
     def __init__(self) -> None:
-        self.asked: list[dict[str, Any]] = []
+        self.bodies: list[dict[str, Any]] = []
         self.now = self.most = 0
+        self.together = 1  # answers begin when so many requests are there
+        self.clock: Clock | None = None
+        self.timeouts: list[tuple[asyncio.AbstractEventLoop, asyncio.Timeout]] = []
         self.trouble: Callable[[int], str] = lambda number: ""
         self.loop = asyncio.new_event_loop()
         self.port = 0
@@ -85,54 +113,65 @@ class Fake:
             await writer.drain()
             return
         length = int(next(line for line in head.split("\r\n") if line.startswith("content-length")).split(":")[1])
-        asked = json.loads(await reader.readexactly(length))
-        asked["headers"] = head
-        number = len(self.asked)
-        self.asked.append(asked)
+        body = json.loads(await reader.readexactly(length))
+        body["headers"] = head
+        number = len(self.bodies)
+        self.bodies.append(body)
         self.now += 1
         self.most = max(self.most, self.now)
+        while self.most < self.together:
+            await asyncio.sleep(0.001)
         try:
-            await self._answer(writer, asked, self.trouble(number), "chat" in head.split("\r\n")[0])
+            await self._answer(writer, body, self.trouble(number), "chat" in head.split("\r\n")[0])
         except ConnectionError:
             pass
         finally:
             self.now -= 1
             writer.close()
 
-    async def _answer(self, writer: asyncio.StreamWriter, asked: dict[str, Any], trouble: str, chat: bool) -> None:
+    async def _answer(self, writer: asyncio.StreamWriter, body: dict[str, Any], trouble: str, chat: bool) -> None:
         if trouble == "500":
             writer.write(b'HTTP/1.1 500 Internal Server Error\r\nContent-Length: 21\r\n\r\n{"error": "no memory"}'[:-1])
             return
         if trouble == "not http":
             writer.write(b"SSH-2.0-OpenSSH_9.2\r\n")
             return
+        before = self.clock.reads if self.clock else 0
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
-        await writer.drain()
-        start = time.monotonic()
 
-        async def send(data: dict[str, Any] | bytes) -> None:
-            line = b"data: " + (data if isinstance(data, bytes) else json.dumps(data).encode()) + b"\n\n"
-            writer.write(b"%x\r\n%s\r\n" % (len(line), line))
+        async def received(before: int) -> None:
             await writer.drain()
+            while self.clock and self.clock.reads == before:
+                await asyncio.sleep(0.001)
 
+        async def send(data: dict[str, Any] | bytes, after: float = 0.0) -> None:
+            line = b"data: " + (data if isinstance(data, bytes) else json.dumps(data).encode()) + b"\n\n"
+            before = self.clock.reads if self.clock else 0
+            if self.clock:
+                self.clock.now += after
+            writer.write(b"%x\r\n%s\r\n" % (len(line), line))
+            await received(before)
+
+        await received(before)
         if chat:
             await send({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
-        wanted = asked["max_tokens"]
+        wanted = body["max_tokens"]
         for token in range(wanted):
-            await asyncio.sleep(max(0.0, start + FIRST + GAP * token - time.monotonic()))
             if trouble == "cut" and token == 2:
                 writer.transport.abort()
                 return
             if trouble == "hang" and token == 1:
-                await asyncio.sleep(30)
+                loop, timeout = self.timeouts[-1]  # the client's patience ends here
+                loop.call_soon_threadsafe(timeout.reschedule, loop.time())
+                await asyncio.Event().wait()
             if trouble == "error event" and token == 1:
                 await send({"error": {"message": "out of blocks"}})
             if trouble == "junk" and token == 1:
                 await send(b"<html>")
             choice = {"delta": {"content": "x"}} if chat else {"text": "x"}
-            await send({"choices": [{"index": 0, **choice, "finish_reason": None}]})
+            await send({"choices": [{"index": 0, **choice, "finish_reason": None}]}, GAP if token else FIRST)
         await send(
-            {"choices": [], "usage": {"prompt_tokens": len(asked.get("prompt", "abc")), "completion_tokens": wanted}}
+            {"choices": [], "usage": {"prompt_tokens": len(body.get("prompt", "abc")), "completion_tokens": wanted}}
         )
         await send(b"[DONE]")
         writer.write(b"0\r\n\r\n")
@@ -153,49 +192,49 @@ def bench(run: Command, server: Fake, *more: str) -> Ran:
 # ------------------------------------------------------------------ times and loops
 
 
-def test_tokens_are_timed(run: Command, server: Fake, tmp_path: Path) -> None:
-    rows = tmp_path / "rows.csv"
+def test_tokens_are_timed(run: Command, server: Fake, clock: Clock, tmp_path: Path) -> None:
+    server.clock, rows = clock, tmp_path / "rows.csv"
+    lengths = ("--num-prompts", "6", "--input-len", "12", "--output-len", "5", "--max-concurrency", "1")
     ran = bench(
-        run,
-        server,
-        "--num-prompts",
-        "6",
-        "--request-rate",
-        "20",
-        "--input-len",
-        "12",
-        "--output-len",
-        "5",
-        "--goodput",
-        "ttft:1000 tpot:1000",
-        "--requests-out",
-        str(rows),
-        "--json",
+        run, server, *lengths, "--goodput", "ttft:63 tpot:251", "--requests-out", str(rows), "--seed", "0", "--json"
     )
     assert ran.code == 0, ran.err
     found = ran.json
     assert found["completed"] == 6 and found["failed"] == 0 and found["total_input_tokens"] == 72
     assert found["total_output_tokens"] == 30 and found["schema"] == "inferometer.bench/1"
-    # what the server waits is the least that may be seen; how much more depends on the machine's other work
-    assert found["median_ttft_ms"] >= FIRST * 1e3 and found["median_tpot_ms"] >= 0.97 * GAP * 1e3
-    assert found["median_itl_ms"] == pytest.approx(found["median_tpot_ms"], rel=0.5)
-    assert found["median_e2el_ms"] >= (FIRST + 4 * GAP) * 1e3
+    assert found["median_ttft_ms"] == pytest.approx(FIRST * 1e3) and found["median_tpot_ms"] == pytest.approx(GAP * 1e3)
+    assert found["median_itl_ms"] == pytest.approx(GAP * 1e3)
+    assert found["median_e2el_ms"] == pytest.approx((FIRST + 4 * GAP) * 1e3)
     assert found["request_goodput"] == pytest.approx(found["request_throughput"])
     trace = read_trace(rows)
-    assert (
-        trace.output_tokens.tolist() == [5] * 6 and trace.arrival_s is not None and not np.isnan(trace.arrival_s).any()
-    )
-    assert trace.measured["E2E"] == pytest.approx(trace.measured["TTFT"] + 4 * trace.measured["TPOT"], rel=0.01)
-    asked = server.asked[0]
-    assert asked["stream"] is True and asked["max_tokens"] == 5 and asked["ignore_eos"] is True
-    assert len(asked["prompt"]) == 12 and all(isinstance(token, int) for token in asked["prompt"])
-    assert asked["prompt"] != server.asked[1]["prompt"], "no request finds another's prompt in the cache"
+    assert trace.output_tokens.tolist() == [5] * 6
+    assert trace.measured["E2E"] == pytest.approx(trace.measured["TTFT"] + 4 * trace.measured["TPOT"])
+    body = server.bodies[0]
+    assert body["stream"] is True and body["max_tokens"] == 5 and body["ignore_eos"] is True
+    assert len(body["prompt"]) == 12 and all(isinstance(token, int) for token in body["prompt"])
+    assert body["prompt"] != server.bodies[1]["prompt"], "no request finds another's prompt in the cache"
+
+
+def test_requests_are_sent_when_they_are_due(server: Fake, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        clock.now += seconds
+
+    monkeypatch.setattr(load_generator, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
+    requests = [PlannedRequest(lambda: [1], 1, due) for due in (2.0, 3.5, 0.5)]
+    generator = LoadGenerator(BenchTarget(server.url, "tiny"), requests)
+    asyncio.run(generator.drive())
+    assert slept == [0.5, 1.5, 1.5], "in the order in which they are due"
+    assert generator.replies[1] is not None and (generator.replies[1].sent, generator.replies[1].late) == (3.5, 0.0)
 
 
 def test_open_loop_does_not_wait_and_closed_loop_does(run: Command, server: Fake) -> None:
     words = ("--num-prompts", "6", "--input-len", "3", "--output-len", "3", "--json")
+    server.together = 6
     assert bench(run, server, *words).json["max_concurrent_requests"] == 6 == server.most
-    server.most = 0
+    server.most, server.together = 0, 2
     found = bench(run, server, *words, "--max-concurrency", "2").json
     assert server.most == 2 and found["max_concurrent_requests"] <= 2 and found["completed"] == 6
 
@@ -203,7 +242,7 @@ def test_open_loop_does_not_wait_and_closed_loop_does(run: Command, server: Fake
 def test_one_after_another_without_arrivals(run: Command, server: Fake, tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("input_tokens,output_tokens\n3,2\n4,2\n5,2\n")
     found = bench(run, server, "--trace", str(tmp_path / "t.csv"), "--json").json
-    assert server.most == 1 and found["completed"] == 3 and [len(a["prompt"]) for a in server.asked] == [3, 4, 5]
+    assert server.most == 1 and found["completed"] == 3 and [len(a["prompt"]) for a in server.bodies] == [3, 4, 5]
 
 
 def test_turns_wait_for_the_answer(run: Command, server: Fake) -> None:
@@ -223,15 +262,18 @@ def test_turns_wait_for_the_answer(run: Command, server: Fake) -> None:
         "--json",
     ).json
     assert server.most == 1 and found["completed"] == 3
-    prompts = [asked["prompt"] for asked in server.asked]
+    prompts = [body["prompt"] for body in server.bodies]
     assert [len(p) for p in prompts] == [20, 52, 84] and prompts[1][:16] == prompts[0][:16]
     assert prompts[2][:48] == prompts[1][:48], "a turn's prompt begins with what was said, block by block"
 
 
-def test_chat_sends_words(run: Command, server: Fake) -> None:
+def test_chat_sends_words(run: Command, server: Fake, clock: Clock) -> None:
+    server.clock = clock
     found = bench(
         run,
         server,
+        "--max-concurrency",
+        "1",
         "--api",
         "chat",
         "--num-prompts",
@@ -247,18 +289,19 @@ def test_chat_sends_words(run: Command, server: Fake) -> None:
         "--json",
     ).json
     assert found["completed"] == 2 and found["total_output_tokens"] == 8
-    asked = server.asked[0]
-    assert len(asked["messages"][0]["content"].split()) == 9 and asked["top_p"] == 0.5 and "ignore_eos" not in asked
-    assert "authorization: bearer secret" in asked["headers"] and "chat/completions" in asked["headers"]
-    assert found["median_ttft_ms"] >= FIRST * 1e3, "the piece that only names the role is no token"
+    body = server.bodies[0]
+    assert len(body["messages"][0]["content"].split()) == 9 and body["top_p"] == 0.5 and "ignore_eos" not in body
+    assert "authorization: bearer secret" in body["headers"] and "chat/completions" in body["headers"]
+    assert found["median_ttft_ms"] == pytest.approx(FIRST * 1e3), "the piece that only names the role is no token"
 
 
-def test_the_table_and_the_rows(run: Command, server: Fake) -> None:
-    words = ("--num-prompts", "2", "--input-len", "3", "--output-len", "2")
+def test_the_table_and_the_rows(run: Command, server: Fake, clock: Clock) -> None:
+    server.clock = clock
+    words = ("--num-prompts", "2", "--input-len", "3", "--output-len", "2", "--max-concurrency", "1")
     shown = bench(run, server, *words)
     assert shown.code == 0 and "time to first token" in shown.out and "2 requests done" in shown.out
     rows = list(csv.DictReader(io.StringIO(bench(run, server, *words, "--csv").out)))
-    assert [row["status"] for row in rows] == ["done", "done"] and float(rows[0]["TTFT"]) >= FIRST * 1e3
+    assert [row["status"] for row in rows] == ["done", "done"] and float(rows[0]["TTFT"]) == pytest.approx(FIRST * 1e3)
 
 
 # ------------------------------------------------------------------ what goes wrong
@@ -275,7 +318,16 @@ def test_the_table_and_the_rows(run: Command, server: Fake) -> None:
         ("not http", "does not speak HTTP"),
     ],
 )
-def test_failures_are_counted_and_said(run: Command, server: Fake, trouble: str, sentence: str) -> None:
+def test_failures_are_counted_and_said(
+    run: Command, server: Fake, trouble: str, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def timeout(seconds: float | None, original: Any = asyncio.timeout) -> asyncio.Timeout:
+        """One that ends when the server hangs, not by the clock on the wall."""
+        made: asyncio.Timeout = original(None)
+        server.timeouts.append((asyncio.get_running_loop(), made))
+        return made
+
+    monkeypatch.setattr(asyncio, "timeout", timeout)
     server.trouble = lambda number: trouble if number % 2 else ""
     ran = bench(
         run,
@@ -324,7 +376,7 @@ def test_all_failed_is_exit_1(run: Command, server: Fake) -> None:
 )
 def test_bad_requests_are_one_sentence(run: Command, server: Fake, args: list[str], sentence: str) -> None:
     ran = bench(run, server, *args)
-    assert ran.code == 2 and sentence in ran.err and ran.err.count("\n") == 1 and not server.asked
+    assert ran.code == 2 and sentence in ran.err and ran.err.count("\n") == 1 and not server.bodies
 
 
 @pytest.mark.slow
@@ -351,7 +403,7 @@ def test_an_interrupted_run_keeps_what_was_measured(server: Fake, tmp_path: Path
     process = subprocess.Popen(
         [sys.executable, "-m", "inferometer", *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    while len(server.asked) < 4 and process.poll() is None:
+    while len(server.bodies) < 4 and process.poll() is None:
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=20)
@@ -438,7 +490,7 @@ def test_addresses() -> None:
     assert BenchTarget("http://h:1/v1/", "m").url == "http://h:1/v1/completions"
     assert server_root("https://h") == "https://h"
     for bad in ("h:8000", "ftp://h", "http://", "http://h:99999", ""):
-        with pytest.raises(BadValue, match="--base-url"):
+        with pytest.raises(BadValue, match="base_url must be an address"):
             server_root(bad)
 
 
@@ -468,15 +520,12 @@ def test_what_was_measured_is_a_trace_again() -> None:
     assert measured_trace(trace, run, closed=True).arrival_s is None
 
 
-def test_a_late_client_is_noticed() -> None:
-    async def late() -> LoadGenerator:
-        fake = Fake()
-        run = LoadGenerator(
-            BenchTarget(fake.url, "tiny"), [PlannedRequest(lambda: time.sleep(0.05) or [1], 1, 0.0) for _ in range(3)]
-        )
-        await run.drive()
-        fake.stop()
-        return run
+def test_a_late_client_is_noticed(server: Fake, clock: Clock) -> None:
+    def prompt() -> list[int]:
+        clock.now += 0.05  # to make it
+        return [1]
 
-    run = asyncio.run(late())
-    assert run.replies[-1] is not None and run.replies[-1].late > 0.09, "prompts took the time of those before it"
+    generator = LoadGenerator(BenchTarget(server.url, "tiny"), [PlannedRequest(prompt, 1, 0.0) for _ in range(3)])
+    asyncio.run(generator.drive())
+    late = [reply.late for reply in generator.replies if reply is not None]
+    assert late == pytest.approx([0.15] * 3), "all three prompts are made before the first is sent"

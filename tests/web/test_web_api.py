@@ -384,12 +384,12 @@ def test_every_choice_is_one(server: Server) -> None:
 
 
 def test_accuracy_is_the_page_of_accuracy(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    import shipped
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    import accuracy_data
 
     found = server.get("/api/accuracy").json
     page = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
-    assert found["tables"] == shipped.tables(page), "python benchmarks/shipped.py"
+    assert found["tables"] == accuracy_data.tables(page), "make data"
     for one in found["points"]:
         assert len(one["measured"]) == len(one["predicted"]) == len(one["labels"]) > 0
         assert min(one["measured"]) > 0

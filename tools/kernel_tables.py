@@ -6,6 +6,7 @@ where they lie; the repository holds only what was fitted to them.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import zlib
 from collections import defaultdict
@@ -40,8 +41,8 @@ NUMBERS = {
 }
 
 
-class Rows(NamedTuple):
-    """Rows of one kind and sheet on one device."""
+class TableRows(NamedTuple):
+    """Rows of one kind and table on one device: ``dims`` and ``seconds`` are arrays of one length."""
 
     device: str
     engine: str
@@ -54,9 +55,18 @@ class Rows(NamedTuple):
 
 
 def folder() -> Path:
-    """Where the tables lie."""
+    """Where the tables lie: ``measured/kernel_tables`` of the folder that INFEROMETER_SHARED names."""
     shared = Path(os.environ.get("INFEROMETER_SHARED", ROOT.parent / "shared"))
     return shared / "measured" / "kernel_tables"
+
+
+def missing() -> str:
+    """Why the tables cannot be read, as one sentence; empty if they can."""
+    if not folder().is_dir():
+        return f"{folder()} is not there: set INFEROMETER_SHARED to the folder with measured/kernel_tables"
+    if importlib.util.find_spec("pyarrow") is None:
+        return "the kernel tables are Parquet, which needs pyarrow: pip install pyarrow"
+    return ""
 
 
 @cache
@@ -78,42 +88,52 @@ def held_out(*sizes: Array, share: int = 4) -> Array:
     )
 
 
-def _rows(device: str, engine: str, kind: str, number: str, sizes: dict[str, Any], ms: Array, unseen: Array) -> Rows:
-    found = row_terms(kind, number, sizes, catalog.hardware(device))
-    assert found is not None
-    return Rows(device, engine, kind, found.table_key, found.dims, found.terms, ms / 1e3, unseen)
+def _rows(
+    device: str, engine: str, kind: str, number: str, sizes: dict[str, Any], ms: Array, unseen: Array
+) -> TableRows:
+    terms = row_terms(kind, number, sizes, catalog.hardware(device))
+    assert terms is not None
+    return TableRows(device, engine, kind, terms.table_key, terms.dims, terms.terms, ms / 1e3, unseen)
 
 
-def products(device: str, engine: str) -> Iterator[Rows]:
+def products(device: str, engine: str) -> Iterator[TableRows]:
     """Matrix products. vLLM's block-scaled fp8 rows were timed without graphs (a floor of 50 µs): left out."""
-    found = table(f"{TABLES[device][engine]}__gemm_perf")
-    for number in sorted(set(found.get("gemm_dtype", []))):
+    columns = table(f"{TABLES[device][engine]}__gemm_perf")
+    for number in sorted(set(columns.get("gemm_dtype", []))):
         if number == "fp8_block" and engine == "vllm":
             continue
-        mine = found["gemm_dtype"] == number
-        m, n, k = (found[c][mine].astype(float) for c in "mnk")
+        chosen = columns["gemm_dtype"] == number
+        m, n, k = (columns[c][chosen].astype(float) for c in "mnk")
         yield _rows(
-            device, engine, "linear", NUMBERS[number], {"m": m, "n": n, "k": k}, found["latency"][mine], held_out(n, k)
+            device,
+            engine,
+            "linear",
+            NUMBERS[number],
+            {"m": m, "n": n, "k": k},
+            columns["latency"][chosen],
+            held_out(n, k),
         )
 
 
-def attentions(device: str, engine: str) -> Iterator[Rows]:
+def attentions(device: str, engine: str) -> Iterator[TableRows]:
     """Prefill and decode attention by head size and cache format, without windows (those see a shorter context)."""
     for kind, name in (("decode_attention", "generation"), ("prefill_attention", "context")):
-        found = table(f"{TABLES[device][engine]}__{name}_attention_perf")
-        if not found:
+        columns = table(f"{TABLES[device][engine]}__{name}_attention_perf")
+        if not columns:
             continue
-        whole = (found.get("window_size", np.zeros(len(found["latency"]))) == 0) & (found["attn_dtype"] == "bfloat16")
-        whole &= (found["isl"] > 1) | (kind == "decode_attention")
-        for size in sorted(set(found["head_dim"])):
-            for kept in sorted(set(found["kv_cache_dtype"])):
-                mine = whole & (found["head_dim"] == size) & (found["kv_cache_dtype"] == kept)
-                if mine.sum() < 400:
+        whole = (columns.get("window_size", np.zeros(len(columns["latency"]))) == 0) & (
+            columns["attn_dtype"] == "bfloat16"
+        )
+        whole &= (columns["isl"] > 1) | (kind == "decode_attention")
+        for size in sorted(set(columns["head_dim"])):
+            for kept in sorted(set(columns["kv_cache_dtype"])):
+                chosen = whole & (columns["head_dim"] == size) & (columns["kv_cache_dtype"] == kept)
+                if chosen.sum() < 400:
                     continue
-                new = found["isl"][mine].astype(float)
-                context = new + found["step"][mine]
+                new = columns["isl"][chosen].astype(float)
+                context = new + columns["step"][chosen]
                 seqs, heads, kv = (
-                    found[c][mine].astype(float) for c in ("batch_size", "num_heads", "num_key_value_heads")
+                    columns[c][chosen].astype(float) for c in ("batch_size", "num_heads", "num_key_value_heads")
                 )
                 sizes = {
                     "seqs": seqs,
@@ -125,24 +145,24 @@ def attentions(device: str, engine: str) -> Iterator[Rows]:
                     "kv_dtype": NUMBERS[kept],
                 }
                 yield _rows(
-                    device, engine, kind, "bf16", sizes, found["latency"][mine], held_out(seqs, context, heads, kv)
+                    device, engine, kind, "bf16", sizes, columns["latency"][chosen], held_out(seqs, context, heads, kv)
                 )
 
 
-def latents(device: str, engine: str) -> Iterator[Rows]:
+def latents(device: str, engine: str) -> Iterator[TableRows]:
     """Latent attention (MLA): prompts with 192 and 128 elements a head, decoding over the 512 + 64 of the latent."""
     for kind, name in (("decode_attention", "generation"), ("prefill_attention", "context")):
-        found = table(f"{TABLES[device][engine]}__{name}_mla_perf")
-        if not found:
+        columns = table(f"{TABLES[device][engine]}__{name}_mla_perf")
+        if not columns:
             continue
-        for kept in sorted(set(found["kv_cache_dtype"])):
-            mine = (found["kv_cache_dtype"] == kept) & ((found["isl"] > 1) | (name == "generation"))
-            seqs, new, heads = (found[c][mine].astype(float) for c in ("batch_size", "isl", "num_heads"))
+        for kept in sorted(set(columns["kv_cache_dtype"])):
+            chosen = (columns["kv_cache_dtype"] == kept) & ((columns["isl"] > 1) | (name == "generation"))
+            seqs, new, heads = (columns[c][chosen].astype(float) for c in ("batch_size", "isl", "num_heads"))
             wide = name == "generation"
             sizes = {
                 "seqs": seqs,
                 "new": new,
-                "context": new + found["step"][mine],
+                "context": new + columns["step"][chosen],
                 "heads": heads,
                 "kv_heads": np.ones_like(heads) if wide else heads,
                 "head_dim": 576 if wide else 192,
@@ -155,25 +175,25 @@ def latents(device: str, engine: str) -> Iterator[Rows]:
                 kind,
                 "bf16",
                 sizes,
-                found["latency"][mine],
-                held_out(seqs, new, found["step"][mine], heads),
+                columns["latency"][chosen],
+                held_out(seqs, new, columns["step"][chosen], heads),
             )
 
 
-def mixtures(device: str, engine: str) -> Iterator[Rows]:
+def mixtures(device: str, engine: str) -> Iterator[TableRows]:
     """Routed experts, evenly loaded: every expert gets its share, so all that can be are touched.
 
-    vLLM's per-tensor fp8 on Hopper was timed for one kind of checkpoint whose kernel takes four times as long as the
+    vLLM's per-tensor fp8 on Hopper was timed for one kind of checkpoint, and its kernel takes four times as long as the
     block-scaled one; what most checkpoints run is like the latter, so those rows are left out.
     """
-    found = table(f"{TABLES[device][engine]}__moe_perf")
-    even = "balanced" if "balanced" in set(found.get("distribution", [])) else "power_law_1.01"
+    columns = table(f"{TABLES[device][engine]}__moe_perf")
+    even = "balanced" if "balanced" in set(columns.get("distribution", [])) else "power_law_1.01"
     odd = {"fp8"} if engine == "vllm" and catalog.hardware(device).architecture == "hopper" else set()
-    for number in sorted(set(found.get("moe_dtype", [])) & set(NUMBERS) - odd):
-        mine = (found["moe_dtype"] == number) & (found["distribution"] == even)
-        mine &= ~np.char.endswith(found["kernel_source"].astype(str), "nongated")
-        columns = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
-        tokens, hidden, inner, top_k, count, tp, ep = (found[c][mine].astype(float) for c in columns)
+    for number in sorted(set(columns.get("moe_dtype", [])) & set(NUMBERS) - odd):
+        chosen = (columns["moe_dtype"] == number) & (columns["distribution"] == even)
+        chosen &= ~np.char.endswith(columns["kernel_source"].astype(str), "nongated")
+        names = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
+        tokens, hidden, inner, top_k, count, tp, ep = (columns[name][chosen].astype(float) for name in names)
         sizes = {
             "tokens": tokens,
             "hidden": hidden,
@@ -189,13 +209,13 @@ def mixtures(device: str, engine: str) -> Iterator[Rows]:
             "moe",
             NUMBERS[number],
             sizes,
-            found["latency"][mine],
+            columns["latency"][chosen],
             held_out(tokens, hidden, inner / tp, count),
         )
 
 
-def everything(device: str, engine: str) -> Iterator[Rows]:
-    """All rows of a device and an engine, sheet by sheet; rows beyond the device's roof (inputs in cache) left out."""
+def everything(device: str, engine: str) -> Iterator[TableRows]:
+    """All rows of a device and an engine, table by table; rows beyond the device's roof (inputs in cache) left out."""
     for part in (products, attentions, latents, mixtures):
         for rows in part(device, engine):
             real = rows.seconds >= 0.98 * rows.terms.roofline
@@ -207,14 +227,14 @@ def everything(device: str, engine: str) -> Iterator[Rows]:
             )
 
 
-def own_rows() -> Iterator[Rows]:
-    """Our own rows of one H200, sheet by sheet."""
+def own_rows() -> Iterator[TableRows]:
+    """Our own rows of one H200, table by table."""
     device = catalog.hardware("h200")
     groups: dict[tuple[str, str], list[tuple[dict[str, Any], float]]] = defaultdict(list)
     for row in read_rows(ROOT / "benchmarks" / "data" / "h200_kernels.csv"):
-        found = row_terms(row.kind, row.dtype, row.sizes, device)
-        if found is not None:
-            groups[row.kind, row.dtype if row.kind in ("linear", "moe") else found.table_key].append(
+        terms = row_terms(row.kind, row.dtype, row.sizes, device)
+        if terms is not None:
+            groups[row.kind, row.dtype if row.kind in ("linear", "moe") else terms.table_key].append(
                 (row.sizes, row.seconds)
             )
     for (kind, number), rows in groups.items():

@@ -1,20 +1,24 @@
-"""The page of accuracy as data, for the Accuracy tab of `inferometer web`: its tables, and measured beside predicted.
+"""Makes src/inferometer/data/accuracy.json, the Accuracy tab of `inferometer web`, from docs/accuracy.md as it stands.
 
-    python benchmarks/shipped.py        writes src/inferometer/data/accuracy.json from docs/accuracy.md as it stands
+    python tools/accuracy_data.py        tables of the page, and points that were measured beside predicted ones
 
-`benchmarks/accuracy.py --write` does so, too, after it has made the tables anew.
+Run it after `python benchmarks/accuracy.py --write`, which measures and puts the tables into the page. Steps of engines
+are predicted here point by point; those without their measurements at hand stay as they are in the file.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
-import engine_steps
-
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT / "benchmarks"))  # the steps are compared there
+
+import engine_steps  # noqa: E402
+
 PAGE = ROOT / "docs" / "accuracy.md"
 DATA = ROOT / "src" / "inferometer" / "data" / "accuracy.json"
 KINDS = {
@@ -26,14 +30,14 @@ KINDS = {
 
 
 def tables(page: str) -> list[dict[str, Any]]:
-    """Every table between markers: its name, the section it stands in, the words above it, columns and rows."""
-    found = []
+    """Every table between markers: its name, the section it stands in, the text above it, columns and rows."""
+    entries = []
     for place in re.finditer(r"<!-- ([\w-]+):begin -->\n(.*?)<!-- \1:end -->", page, re.S):
         section = re.findall(r"^## (.*)$", page[: place.start()], re.M)[-1]
         for number, table in enumerate(re.finditer(r"((?:^(?!\|).*\n)*)((?:^\|.*\n)+)", place[2], re.M)):
             lines = [_cells(line) for line in table[2].splitlines()]
             about = " ".join(table[1].replace("**", "").split())
-            found.append(
+            entries.append(
                 {
                     "name": place[1] if not number else f"{place[1]}-{number + 1}",
                     "section": section,
@@ -42,7 +46,7 @@ def tables(page: str) -> list[dict[str, Any]]:
                     "rows": lines[2:],
                 }
             )
-    return found
+    return entries
 
 
 def _cells(line: str) -> list[str]:
@@ -51,14 +55,14 @@ def _cells(line: str) -> list[str]:
 
 def pairs(table: dict[str, Any]) -> list[dict[str, Any]]:
     """Points of a table that has columns for what was measured and, beside them, for what was predicted."""
-    found = []
+    points = []
     for at, word in enumerate(table["columns"][:-1]):
         what, seen, rest = word.partition("measured") if "measured" in word else ("", word == "published", "")
         if not seen or table["columns"][at + 1] != "predicted":
             continue
         rows = [row for row in table["rows"] if _number(row[at]) is not None and _number(row[at + 1]) is not None]
         unit = rest.strip(", ") or ("tokens" if "tokens" in what else "ms" if what else "")
-        found.append(
+        points.append(
             {
                 "set": table["name"],
                 "what": what.strip() or table["about"].rpartition(".")[2].strip(": "),
@@ -68,7 +72,7 @@ def pairs(table: dict[str, Any]) -> list[dict[str, Any]]:
                 "predicted": [_number(row[at + 1]) for row in rows],
             }
         )
-    return [one for one in found if one["labels"]]
+    return [one for one in points if one["labels"]]
 
 
 def _number(cell: str) -> float | None:
@@ -85,25 +89,25 @@ def steps() -> list[dict[str, Any]]:
         "steps-more": engine_steps.MORE,
         "steps-shared": engine_steps.SHARED / "static.csv",
     }
-    found = []
+    points = []
     for name, path in sets.items():
         by_kind: dict[str, dict[str, list[Any]]] = {}
         for key, parts in sorted(engine_steps.rows(path).items()) if path.exists() else ():
             off = engine_steps.errors(engine_steps.bound_plan(*key), parts)
             for kind, part in parts.items():
-                mine = by_kind.setdefault(kind, {"labels": [], "measured": [], "predicted": []})
-                mine["labels"] += [
+                columns = by_kind.setdefault(kind, {"labels": [], "measured": [], "predicted": []})
+                columns["labels"] += [
                     f"{' '.join(key)}, {batch:.0f} × {length:.0f}"
                     for batch, length in zip(part.batch, part.length, strict=True)
                 ]
-                mine["measured"] += [round(x * 1e3, 4) for x in part.seconds]
-                mine["predicted"] += [round(x * 1e3, 4) for x in part.seconds * (1 + off[kind])]
-        found += [{"set": name, "what": KINDS[kind], "unit": "ms", **mine} for kind, mine in by_kind.items()]
-    return found
+                columns["measured"] += [round(x * 1e3, 4) for x in part.seconds]
+                columns["predicted"] += [round(x * 1e3, 4) for x in part.seconds * (1 + off[kind])]
+        points += [{"set": name, "what": KINDS[kind], "unit": "ms", **columns} for kind, columns in by_kind.items()]
+    return points
 
 
-def shipped(page: str) -> dict[str, Any]:
-    """All of it. What is not at hand is left as it was."""
+def accuracy_data(page: str) -> dict[str, Any]:
+    """The whole file; points of measurements that are not at hand stay as they were."""
     made = tables(page)
     points = [*steps(), *(one for table in made for one in pairs(table))]
     have = {(one["set"], one["what"]) for one in points}
@@ -114,9 +118,10 @@ def shipped(page: str) -> dict[str, Any]:
 
 def write() -> None:
     """Put it beside the other data of the package."""
-    text = json.dumps(shipped(PAGE.read_text(encoding="utf-8")), ensure_ascii=False, separators=(",", ":"))
+    text = json.dumps(accuracy_data(PAGE.read_text(encoding="utf-8")), ensure_ascii=False, separators=(",", ":"))
     DATA.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
     write()
+    print(f"wrote {DATA.relative_to(ROOT)}")

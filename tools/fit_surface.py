@@ -82,10 +82,10 @@ def fit(
             np.add.at(right, index[:, u], weight[:, u] * values * trust)
             for v in range(index.shape[1]):
                 np.add.at(left, (index[:, u], index[:, v]), weight[:, u] * weight[:, v] * trust)
-        found: Array = np.linalg.solve(left, right)
-        off = np.abs(values - (weight * found[index]).sum(axis=1))
+        nodes: Array = np.linalg.solve(left, right)
+        off = np.abs(values - (weight * nodes[index]).sum(axis=1))
         trust = 0.03 / np.maximum(off, 0.03)
-    return found
+    return nodes
 
 
 def at(axes: Sequence[Sequence[float]], nodes: Array, places: Array) -> Array:

@@ -1,7 +1,11 @@
-"""Fits surfaces to the public kernel tables and writes them to the shipped data.
+"""Makes src/inferometer/data/profiles/: curves of measured kernels, and surfaces fitted to them and to public tables.
 
-    python benchmarks/fit_kernels.py            all devices, about three minutes
-    python benchmarks/fit_kernels.py h200       one
+    python tools/fit_kernels.py            all devices, about three minutes
+    python tools/fit_kernels.py h200       one
+
+    profiles/rtx4090/measured.json    from benchmarks/data/rtx4090_kernels.csv
+    profiles/h200/measured.json       from benchmarks/data/h200_kernels*.csv
+    profiles/<device>/<engine>.json   from measured/kernel_tables of the folder that INFEROMETER_SHARED names
 
 Rows that `kernel_tables.held_out` names are not used: docs/accuracy.md says how well they are met.
 """
@@ -12,8 +16,8 @@ import sys
 
 import msgspec
 import numpy as np
-from kernel_tables import ROOT, TABLES, Rows, everything, own_rows
-from surfaces import fit
+from fit_surface import fit
+from kernel_tables import ROOT, TABLES, TableRows, everything, missing, own_rows
 
 from inferometer.costs.kernels.measured import offsets, profile_of, read_rows
 from inferometer.costs.kernels.registry import KernelProfile, MeasuredCurves
@@ -32,19 +36,19 @@ AXES: dict[str, list[list[float]]] = {
 SMOOTH = {"linear": 0.02, "decode_attention": 0.01, "prefill_attention": 0.01, "moe": 0.01}
 
 
-def places(rows: Rows) -> np.ndarray:
+def coords(rows: TableRows) -> np.ndarray:
     """Coordinates of rows on their kind's axes."""
     return np.stack(SHAPES[rows.kind].coords(rows.dims), axis=1)
 
 
-def ratios(rows: Rows) -> np.ndarray:
+def ratios(rows: TableRows) -> np.ndarray:
     """What is fitted: log2 of seconds over the base."""
     return np.log2(rows.seconds / SHAPES[rows.kind].base(rows.terms, rows.dims))
 
 
-def axes_of(rows: Rows, where: np.ndarray) -> list[list[float]]:
+def axes_of(rows: TableRows, where: np.ndarray) -> list[list[float]]:
     """The kind's axes, cut to where there are rows: beyond its last node a surface stays as it is."""
-    found = []
+    axes = []
     for number, axis in enumerate(AXES[rows.kind]):
         low, high = where[:, number].min(), where[:, number].max()
         inside = [
@@ -52,14 +56,14 @@ def axes_of(rows: Rows, where: np.ndarray) -> list[list[float]]:
             for i, x in enumerate(axis)
             if (i + 1 == len(axis) or axis[i + 1] > low) and (i == 0 or axis[i - 1] < high)
         ]
-        found.append(inside if len(inside) > 1 else axis[:2])
-    return found
+        axes.append(inside if len(inside) > 1 else axis[:2])
+    return axes
 
 
-def surface(rows: Rows) -> Surface:
-    """The surface of a sheet, from the rows that may be seen."""
+def surface(rows: TableRows) -> Surface:
+    """The surface of a table, from the rows that may be seen."""
     seen = ~rows.unseen
-    where = places(rows)
+    where = coords(rows)
     axes = axes_of(rows, where[seen])
     few = 5.0 if len(where) < 12_000 and rows.kind == "linear" else 1.0  # real models' weights lie on no grid
     nodes = fit(
@@ -74,7 +78,7 @@ def steadied(kind: str, curves: MeasuredCurves, smooth: Surface) -> MeasuredCurv
     """
     if kind not in ("linear", "moe"):
         return curves
-    found = {}
+    shapes = {}
     for name, values in curves.shapes.items():
         sizes = [float(size) for size in name.split("x")]
         rest = (
@@ -82,25 +86,25 @@ def steadied(kind: str, curves: MeasuredCurves, smooth: Surface) -> MeasuredCurv
             if kind == "linear"
             else [np.log2(sizes[0] * sizes[1]), *np.log2(sizes[2:])]
         )
-        found[name] = [
+        shapes[name] = [
             round((value + 3 * smooth.at(x, *rest)) / 4, 3) if kind == "moe" or x >= 10 else value
             for x, value in zip(curves.axes[0], values, strict=True)
         ]
-    return MeasuredCurves(curves.axes, found)
+    return MeasuredCurves(curves.axes, shapes)
 
 
 def placed(kind: str, curves: MeasuredCurves, able: list[Surface]) -> Surface:
     """A surface for a format of which few shapes were timed: of some surfaces the one that those scatter least around,
     moved to where they lie at each number of rows."""
-    found: list[tuple[float, Surface]] = []
+    candidates: list[tuple[float, Surface]] = []
     for surface in able:
         off = np.array(offsets(surface, SHAPES[kind], curves, 0.0)).reshape(len(curves.shapes), -1)
         by = np.median(off, axis=0)
         nodes = np.asarray(surface.values).reshape([len(axis) for axis in surface.axes])
         lifted = nodes + np.interp(surface.axes[0], curves.axes[0], by).reshape(-1, *[1] * (nodes.ndim - 1))
         spread = float(np.median(np.abs(off - by))) + float(np.ptp(by)) / 10  # alike, and like the surface
-        found.append((spread, Surface(surface.axes, [round(float(x), 2) for x in lifted.ravel()])))
-    return min(found, key=lambda one: one[0])[1]
+        candidates.append((spread, Surface(surface.axes, [round(float(x), 2) for x in lifted.ravel()])))
+    return min(candidates, key=lambda one: one[0])[1]
 
 
 def own() -> None:
@@ -108,42 +112,49 @@ def own() -> None:
     device = catalog.hardware("h200")
     kept = ROOT / "benchmarks" / "data"
     rows = read_rows(kept / "h200_kernels.csv") + read_rows(kept / "h200_kernels_more.csv")
-    found = profile_of(rows, device, "benchmarks/data/h200_kernels*.csv: vLLM 0.25.1 and torch 2.11 on two H200")
+    profile = profile_of(rows, device, "benchmarks/data/h200_kernels*.csv: vLLM 0.25.1 and torch 2.11 on two H200")
     fitted: dict[str, dict[str, Surface]] = {}
     for part in own_rows():
         fitted.setdefault(part.kind, {})[part.table_key] = surface(part)
         print("h200 own", part.kind, part.table_key, len(part.seconds), flush=True)
     measured = {
         kind: {
-            sheet: steadied(kind, curves, fitted[kind][sheet]) if sheet in fitted[kind] else curves
-            for sheet, curves in sheets.items()
+            table_key: steadied(kind, curves, fitted[kind][table_key]) if table_key in fitted[kind] else curves
+            for table_key, curves in tables_of_kind.items()
         }
-        for kind, sheets in found.measured.items()
+        for kind, tables_of_kind in profile.measured.items()
     }
     tables = msgspec.json.decode((DATA / "profiles" / "h200" / "vllm.json").read_bytes(), type=KernelProfile)
     for kind in ("linear", "moe"):
-        for sheet, curves in measured[kind].items():
-            if sheet not in fitted[kind]:
-                able = [one for one in (tables.fitted[kind].get(sheet), fitted[kind]["bf16"]) if one is not None]
-                fitted[kind][sheet] = placed(kind, curves, able)
-    found = msgspec.structs.replace(found, fitted=fitted, measured=measured)
-    (DATA / "profiles" / "h200" / "measured.json").write_bytes(msgspec.json.encode(found) + b"\n")
+        for table_key, curves in measured[kind].items():
+            if table_key not in fitted[kind]:
+                able = [one for one in (tables.fitted[kind].get(table_key), fitted[kind]["bf16"]) if one is not None]
+                fitted[kind][table_key] = placed(kind, curves, able)
+    profile = msgspec.structs.replace(profile, fitted=fitted, measured=measured)
+    (DATA / "profiles" / "h200" / "measured.json").write_bytes(msgspec.json.encode(profile) + b"\n")
 
 
 def published() -> None:
     """Curves of a card that has no table: a few shapes that were timed; a relative's surfaces serve all others."""
     device = catalog.hardware("rtx4090")
     rows = read_rows(ROOT / "benchmarks" / "data" / "rtx4090_kernels.csv")
-    found = profile_of(rows, device, "LLMServingSim's timings of Llama-3.1-8B's kernels in vLLM 0.19.0 on one RTX 4090")
+    profile = profile_of(
+        rows, device, "LLMServingSim's timings of Llama-3.1-8B's kernels in vLLM 0.19.0 on one RTX 4090"
+    )
     path = DATA / "profiles" / "rtx4090" / "measured.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.encode(found) + b"\n")
+    path.write_bytes(msgspec.json.encode(profile) + b"\n")
 
 
 def main() -> None:
+    wanted = sys.argv[1:] or list(TABLES)
+    unknown = [name for name in wanted if name not in TABLES]
+    if unknown:
+        sys.exit(f"there is no kernel table of {' or '.join(unknown)}; there are tables of {', '.join(TABLES)}")
     published()
     own()
-    wanted = sys.argv[1:] or list(TABLES)
+    if missing():
+        sys.exit(f"Nothing was fitted to the public tables: {missing()}")
     for device in wanted:
         for engine, name in TABLES[device].items():
             fitted: dict[str, dict[str, Surface]] = {}
