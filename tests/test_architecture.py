@@ -108,15 +108,9 @@ LONG_FUNCTIONS: list[str] = [
     "serving.fast_path:run_uncontended",
     "serving.simulate:simulate",
     "training.train:train",
-    "views.plots.canvas:_paint",
-    "views.plots.roofline:memory",
-    "views.plots.tornado:asked_for",
 ]
 DUPLICATE_MODULES: list[str] = []
-DUPLICATE_CLASSES: list[str] = [
-    "Line",
-    "Part",
-]
+DUPLICATE_CLASSES: list[str] = []
 PRIVATE_WORDS: dict[str, int] = {"found": 497, "asked": 40, "words": 202, "mine": 77, "usual": 30, "told": 13}
 SPELLED_FLAGS: dict[str, int] = {
     "costs.kernels.source": 1,

@@ -17,7 +17,7 @@ from inferometer.serving.metrics import good_requests, latencies, metrics, parse
 from inferometer.serving.outcome import Outcome
 from inferometer.serving.synthetic import at_rate, parse_distribution, synthetic
 from inferometer.serving.trace import Trace, first_requests, read_trace, shared_blocks, turns_before
-from inferometer.views.requests import chrome_trace, rows_csv
+from inferometer.views.files import chrome_trace, rows_csv
 
 Write = Callable[..., Path]
 

@@ -31,7 +31,7 @@ from inferometer.sweep.digest import Digest, spread
 from inferometer.sweep.grid import Grid
 from inferometer.sweep.points import METRICS, Chunk, boxes, chunks
 from inferometer.sweep.writers import write
-from inferometer.views.plots.curves import drawn, write_curves
+from inferometer.views.plots.curves import selected_lines, write_curves
 
 Run = Callable[..., Ran]
 MODEL = "llama-3.1-8b"
@@ -433,7 +433,7 @@ def test_pictures(tmp_path: Path) -> None:
         input_len="128:32768:x4",
         quantization="bf16,fp8",
     )
-    lines = drawn(table, "batch_size")
+    lines = selected_lines(table, "batch_size")
     assert len(lines.lines) == 8 and lines.held == {"input_len": "input 2,048"}, "the rest is named"
     assert {line.name for line in lines.lines} == {
         f"{g} · tp {t} · {q}" for g in ("h200", "h100-sxm") for t in (8, 2) for q in ("bf16", "fp8")

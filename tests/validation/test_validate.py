@@ -32,7 +32,7 @@ from inferometer.validation.validate import (
     validate,
     validate_memory,
 )
-from inferometer.views.requests import rows_csv
+from inferometer.views.files import rows_csv
 
 Command = Callable[..., Ran]
 MODEL, GPU = "qwen3-0.6b", "h200"

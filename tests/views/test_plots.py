@@ -30,7 +30,7 @@ from inferometer.views.plots.roofline import (
     write_plots,
 )
 from inferometer.views.plots.structure import structure
-from inferometer.views.plots.wiring import ENTRY, EXIT, Part, shown, wire
+from inferometer.views.plots.wiring import ENTRY, EXIT, BlockRows, shown, wire
 
 PNG = b"\x89PNG\r\n\x1a\n"
 PLANS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -67,7 +67,7 @@ def shares(words: list[str]) -> list[float]:
     return [0.05 if m[1] else float(m[2]) for m in found if m]
 
 
-def named(part: Part) -> dict[str, list[int]]:
+def named(part: BlockRows) -> dict[str, list[int]]:
     """Place by name of the operators that took time."""
     found: dict[str, list[int]] = {}
     for i in part.rows:
@@ -330,7 +330,7 @@ def test_odd_names_are_escaped(tmp_path: Path) -> None:
 def test_scene_draws_the_same_in_both_ways() -> None:
     scene = Scene(200, 100, "both")
     scene.box(10, 10, 50, 20, fill="#eeeeee", radius=4)
-    scene.words(20, 24, "name", bold=True)
+    scene.text(20, 24, "name", bold=True)
     scene.curve((30, 30), (80, 90), smooth=True)
     svg, figure = ET.fromstring(scene.svg()), scene.figure()
     assert [child.tag.split("}")[1] for child in svg] == ["title", "rect", "rect", "text", "path", "polygon"]

@@ -21,7 +21,7 @@ from inferometer.specs import catalog
 from inferometer.web.answers import refusal_of
 from inferometer.web.catalogue import control_label
 from inferometer.web.guard import Guard
-from inferometer.web.plan_args import ARGUMENTS, PlanArgs, command, plan_args
+from inferometer.web.page_plan import ARGUMENTS, PagePlan, command, page_plan
 from inferometer.web.workers import Worker, WorkerDied
 
 Run = Callable[..., Ran]
@@ -409,13 +409,13 @@ def test_a_command_says_all_words(tmp_path: Path) -> None:
         "sequence_parallel": True,
         "efficiency": {"flops": 0.5},
     }
-    line = command("analyze", plan_args(given, tmp_path))
+    line = command("analyze", page_plan(given, tmp_path))
     assert line == (
         "inferometer analyze qwen3-0.6b --gpu h200 --turns 512:128,64:32 --no-fusion --sequence-parallel "
         "--efficiency flops=0.5"
     )
     spec = {"method": "ngram", "num_speculative_tokens": 2}
-    quoted = command("analyze", PlanArgs("m", "h200", {"speculative_config": spec}, "m"))
+    quoted = command("analyze", PagePlan("m", "h200", {"speculative_config": spec}, "m"))
     assert json.loads(shlex.split(quoted)[-1]) == spec
 
 
@@ -428,7 +428,7 @@ def test_an_error_is_about_a_control(tmp_path: Path) -> None:
     }.items():
         plan = {"batch_size": 8, "lora_rank": 8, given: control}
         with pytest.raises(InferometerError) as caught:
-            arguments = plan_args(plan, tmp_path)
+            arguments = page_plan(plan, tmp_path)
             build_request(arguments.model, arguments.gpu, **arguments.options)
         assert caught.value.field == given
     refused = json.loads(refusal_of(BadValue("`batch_size` must be 8"), control_label).body)

@@ -16,7 +16,7 @@ from schemathesis.checks import not_a_server_error
 from inferometer.cli.options import controls
 from inferometer.web.catalogue import Control
 from inferometer.web.endpoints import answer
-from inferometer.web.plan_args import ARGUMENTS, PAGE_ONLY
+from inferometer.web.page_plan import ARGUMENTS, PAGE_ONLY
 from inferometer.web.schema import body_schemas, plan_schema
 from inferometer.web.workers import Worker
 

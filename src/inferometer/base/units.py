@@ -47,6 +47,11 @@ def seconds(value: float | None) -> str:
     return "0 s" if value == 0 else f"{_digits(value * 1e9, 3)} ns"
 
 
+def milliseconds(value: float | None) -> str:
+    """A figure in ms with the unit that suits it: ``milliseconds(0.5)  # '500 µs'``"""
+    return seconds(None if value is None else value / 1e3)
+
+
 def percent(value: float) -> str:
     """``percent(0.1234)  # '12.3%'``"""
     return "100%" if 0.9995 <= value < 1.0005 else f"{value * 100:.1f}%"

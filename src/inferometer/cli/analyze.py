@@ -66,11 +66,11 @@ def analyze(
             click.echo(f"wrote {path}", err=True)
     if html is not None:
         from ..views.files import write
-        from ..web.plan_args import PlanArgs, command
+        from ..web.page_plan import PagePlan, command
         from ..web.single import page
         from .options import controls
 
-        line = command("analyze", PlanArgs(model, gpu, {**words, "hf_token": None}, model))
+        line = command("analyze", PagePlan(model, gpu, {**words, "hf_token": None}, model))
         click.echo(f"wrote {write(html, page(asked, report, line, controls()))}", err=True)
     if as_json:
         deliver(report.to_json(), output)

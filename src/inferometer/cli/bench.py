@@ -65,7 +65,7 @@ def bench(
             result["predicted"] = {"gpu": gpu, "errors": msgspec.to_builtins(compared.errors)}
         deliver(msgspec.json.format(msgspec.json.encode(result), indent=1), output)
     elif as_csv:
-        from ..views.requests import rows_csv
+        from ..views.files import rows_csv
 
         deliver(rows_csv(outcome), output)
     else:
@@ -85,7 +85,7 @@ def _driven(
 
     from ..bench.load_generator import APIS, BenchTarget, LoadGenerator
     from ..bench.trace_replay import planned_requests
-    from .output import progress
+    from ..views.progress import progress_bar
 
     if ways["api"] not in APIS:
         raise UnknownName("--api", ways["api"], APIS)
@@ -97,7 +97,7 @@ def _driven(
     text = ways["api"] == "chat" or ways["prompt_text"]
     todo = planned_requests(trace, text=text, vocabulary=_vocabulary(model), seed=seed)
     done, saved, cut = 0, time.monotonic(), False
-    with progress("measuring", len(todo)) as reached:
+    with progress_bar("measuring", len(todo)) as reached:
 
         def count(reply: Any) -> None:
             nonlocal done, saved
@@ -145,8 +145,7 @@ def _summed(
 
 def _save(trace: Any, replies: list[Any], path: str) -> Any:
     from ..bench.trace_replay import outcome_of_replies
-    from ..views.files import write
-    from ..views.requests import rows_csv
+    from ..views.files import rows_csv, write
 
     return write(path, rows_csv(outcome_of_replies(trace, replies)))
 

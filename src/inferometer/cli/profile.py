@@ -92,9 +92,9 @@ def profile(
 
         click.echo(msgspec.json.format(msgspec.json.encode(found), indent=1).decode())
     elif model:
-        from ..views.text.listing import summary
+        from ..views.text.listing import layer_summary
 
-        click.echo(summary(found), nl=False)
+        click.echo(layer_summary(found), nl=False)
     return 0
 
 
@@ -123,8 +123,10 @@ def _voices() -> Iterator[tuple[Say, Progress | None]]:
 
 
 def _bar() -> AbstractContextManager[tuple[Say, Progress]] | None:
-    try:
-        from ..views.progress import bar
-    except ImportError:  # rich is missing: lines will do
+    from importlib.util import find_spec
+
+    if find_spec("rich") is None:  # lines will do
         return None
-    return bar()
+    from ..views.progress import log_with_bar
+
+    return log_with_bar()

@@ -75,13 +75,13 @@ def search(
 ) -> int:
     """Price every legal plan on some GPUs, simulate the best of them, and say which to run, and why."""
     from ..search.search import search_with_table
-    from .output import progress
+    from ..views.progress import progress_bar
 
     words = {key: value for key, value in words.items() if value is not None}
     words["trace"] = _requests(trace, num_prompts)
     if words["trace"] is None and num_prompts is not None:
         raise BadValue("--num-prompts is of a --trace; a simulation takes as many requests as it needs")
-    with progress("searching", None, "steps") as reached:
+    with progress_bar("searching", None, "steps") as reached:
         steps = [0]
 
         def step(stage: str, done: int) -> None:

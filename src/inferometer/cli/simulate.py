@@ -8,8 +8,9 @@ import click
 
 from ..base.errors import BadValue
 from ..serving.arrivals import load_traffic
+from ..views.progress import progress_bar
 from .options import ENGINE, METHODS, MODEL_HELP, NUMBERS, OUTPUT, SERVER, TRAFFIC, named, one_gpu, options
-from .output import deliver, progress, show_rich, table_csv
+from .output import deliver, show_rich, table_csv
 
 
 def capacity(
@@ -25,11 +26,10 @@ def capacity(
     import msgspec
 
     from ..serving.summary import capacity_and_summarize
-    from .output import progress
 
     search = {"share": ways["goodput_share"], "address": ways["backend_address"]}
     search |= {key: ways[key] for key in ("jobs", "backend")}
-    with progress("trying rates", None, "rates") as reached:
+    with progress_bar("trying rates", None, "rates") as reached:
         result = capacity_and_summarize(model, gpu, goals, search, served, words, reached)
     cut = result["interrupted"]
     if cut:
@@ -153,7 +153,7 @@ def simulate(
     about = {key: words[key] for key in ("request_rate", "burstiness", "seed")}
     trace, source = load_traffic(words, max_concurrency)
     try:
-        with progress("simulating", len(trace)) as reached:
+        with progress_bar("simulating", len(trace)) as reached:
             result, outcome = run(model, device, trace, source, goals, served, words, reached)
     except KeyboardInterrupt as stop:
         return _cut(getattr(stop, "found", None), len(trace), files["requests_out"])
@@ -164,7 +164,7 @@ def simulate(
 
         deliver(msgspec.json.format(msgspec.json.encode(result), indent=1), output)
     elif as_csv:
-        from ..views.requests import rows_csv
+        from ..views.files import rows_csv
 
         deliver(rows_csv(outcome), output)
     else:
@@ -181,8 +181,7 @@ def simulate(
 
 def _cut(outcome: Any, asked: int, path: str | None) -> int:
     """Interrupted: what had ended by then is kept where rows were asked for."""
-    from ..views.files import write
-    from ..views.requests import rows_csv
+    from ..views.files import rows_csv, write
 
     done = int(outcome.done.sum()) if outcome is not None else 0
     kept = "nothing was written"
@@ -198,15 +197,15 @@ def _files(outcome: Any, result: dict[str, Any], goals: dict[str, float], files:
 
     made: list[Any] = []
     if files["requests_out"] is not None:
-        from ..views.requests import rows_csv
+        from ..views.files import rows_csv
 
         made.append(write(files["requests_out"], rows_csv(outcome)))
     if files["chrome_trace"] is not None:
-        from ..views.requests import EVENTS, chrome_trace
+        from ..views.files import MAX_EVENTS, chrome_trace
 
         made.append(write(files["chrome_trace"], chrome_trace(outcome)))
-        if len(outcome.arrival_s) > EVENTS:
-            click.echo(f"the chrome trace shows the first {EVENTS:,} requests", err=True)
+        if len(outcome.arrival_s) > MAX_EVENTS:
+            click.echo(f"the chrome trace shows the first {MAX_EVENTS:,} requests", err=True)
     if files["plot"] is not None and result["completed"]:
         from ..views.plots.timeline import write_timeline
         from ..views.text.serving import header

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..views.progress import progress_bar
 from .options import ENGINE, MACHINE, METHODS, MODEL_HELP, NUMBERS, OUTPUT, WORKLOAD, named, options
-from .output import progress, show_rich
+from .output import show_rich
 
 if TYPE_CHECKING:
     from ..sweep.digest import Digest
@@ -68,7 +69,7 @@ def sweep(model: str, plot: str | None, as_json: bool, as_csv: bool, output: str
     words = _words(flags)
     grid = checked_grid(model, words.pop("gpu", "h100-sxm"), to_file=output is not None and plot is None, **words)
     digest, began = Digest(grid), time.perf_counter()
-    with progress("pricing", grid.points, "points") as reached:
+    with progress_bar("pricing", grid.points, "points") as reached:
         stream: Iterable[Chunk] = _watched(digest.watch(chunks(grid)), reached)
         if plot is not None:
             kept = Sweep(grid, stream)

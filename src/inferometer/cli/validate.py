@@ -110,8 +110,7 @@ def _requests(
         for path in write_validation(found, ways["plot"], header(labels)):
             click.echo(f"wrote {path}", err=True)
     if ways["requests_out"] is not None:
-        from ..views.files import write
-        from ..views.requests import rows_csv
+        from ..views.files import rows_csv, write
 
         click.echo(f"wrote {write(ways['requests_out'], rows_csv(found.outcome))}", err=True)
     given, made = trace.input_tokens.tolist(), trace.output_tokens.tolist()

@@ -1,11 +1,42 @@
-"""Results on disk: written to a temporary name beside the target, then renamed, so nothing is ever half a file."""
+"""Results on disk: whole files or none, rows of requests that `read_trace` reads again, events for chrome://tracing.
+
+write("out.csv", rows_csv(outcome))
+"""
 
 from __future__ import annotations
 
+import csv
+import io
+import itertools
+from heapq import heappop, heappush
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from ..base.errors import BadFile
 from ..base.files import output_path, user_path, write_atomic
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ..serving.outcome import Outcome
+
+REQUEST_COLUMNS = (
+    "request_id",
+    "arrival_s",
+    "input_tokens",
+    "output_tokens",
+    "TTFT",
+    "TPOT",
+    "E2E",
+    "queue_ms",
+    "cached_tokens",
+    "preemptions",
+    "replica",
+    "status",
+)
+MAX_EVENTS = 100_000  # requests that a chrome trace shows: its viewers do not open more
 
 
 def write(path: str | Path, data: str | bytes) -> Path:
@@ -21,3 +52,119 @@ def folder(path: str | Path) -> Path:
     except OSError as error:
         raise BadFile(f"folder {place} cannot be made: {error.strerror}") from None
     return place
+
+
+# ------------------------------------------------------------------ requests one by one
+
+
+def rows_csv(outcome: Outcome, *, done: bool = False) -> str:
+    """One row per request; TTFT, TPOT, E2E and the time in the queue in ms, empty where there is none.
+
+    With ``done`` only those that have all their tokens: what an interrupted run has to show.
+    """
+    import numpy as np
+
+    from ..serving.metrics import latencies
+
+    by_metric = latencies(outcome)
+    queue = (outcome.scheduled_s - outcome.arrival_s) * 1e3
+    status = ["done" if done else "unfinished" for done in (~np.isnan(outcome.finished_s)).tolist()]
+    for index, reason in outcome.rejected.items():
+        status[index] = f"rejected: {reason}"
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(REQUEST_COLUMNS)
+    rows = zip(
+        range(len(status)),
+        _shown(outcome.arrival_s, 6),
+        outcome.input_tokens.tolist(),
+        outcome.output_tokens.tolist(),
+        *(_shown(x, 4) for x in (by_metric["ttft"], by_metric["tpot"], by_metric["e2el"], queue)),
+        outcome.cached_tokens.tolist(),
+        outcome.preemptions.tolist(),
+        outcome.replica.tolist(),
+        status,
+        strict=True,
+    )
+    writer.writerows(itertools.compress(rows, outcome.done) if done else rows)
+    return out.getvalue()
+
+
+def _shown(values: np.ndarray, digits: int) -> list[Any]:
+    """Numbers to so many digits after the point, and nothing for nan."""
+    import numpy as np
+
+    return ["" if x != x else x for x in np.round(values, digits).tolist()]
+
+
+def chrome_trace(outcome: Outcome) -> bytes:
+    """Events that chrome://tracing and Perfetto show: queue, prefill and decode of every request; counters over time.
+
+    A replica is a process. Its requests take the first lane that is free, so that few lanes show many of them.
+    """
+    import numpy as np
+
+    events: list[dict[str, Any]] = []
+    order = np.argsort(outcome.arrival_s, kind="stable")[:MAX_EVENTS]
+    lanes: dict[int, _TraceLanes] = {}
+    for index in order.tolist():
+        end = float(outcome.finished_s[index])
+        if index in outcome.rejected or end != end:
+            continue
+        replica = int(outcome.replica[index])
+        lane = lanes.setdefault(replica, _TraceLanes()).take(float(outcome.arrival_s[index]), end)
+        moments = [float(t[index]) for t in (outcome.arrival_s, outcome.scheduled_s, outcome.first_token_s)] + [end]
+        what = {
+            "request": index,
+            "input_tokens": int(outcome.input_tokens[index]),
+            "output_tokens": int(outcome.output_tokens[index]),
+            "cached_tokens": int(outcome.cached_tokens[index]),
+            "preemptions": int(outcome.preemptions[index]),
+        }
+        for name, start, stop in zip(("queue", "prefill", "decode"), moments, moments[1:], strict=False):
+            if stop > start:
+                events.append(
+                    {
+                        "name": name,
+                        "cat": "request",
+                        "ph": "X",
+                        "pid": replica,
+                        "tid": lane,
+                        "ts": start * 1e6,
+                        "dur": (stop - start) * 1e6,
+                        "args": what,
+                    }
+                )
+    names = [
+        {"name": "process_name", "ph": "M", "pid": replica, "args": {"name": f"replica {replica}"}}
+        for replica in sorted(lanes)
+    ]
+    return msgspec.json.encode({"traceEvents": [*names, *_counters(outcome), *events], "displayTimeUnit": "ms"})
+
+
+class _TraceLanes:
+    """Lanes of one replica, numbered from 1: a request takes the lowest that is free."""
+
+    def __init__(self) -> None:
+        self.free: list[int] = []
+        self.taken: list[tuple[float, int]] = []
+
+    def take(self, start: float, end: float) -> int:
+        """The lane of a request from ``start`` to ``end``; requests come in the order of their start."""
+        while self.taken and self.taken[0][0] <= start:
+            heappush(self.free, heappop(self.taken)[1])
+        lane = heappop(self.free) if self.free else len(self.taken) + 1
+        heappush(self.taken, (end, lane))
+        return lane
+
+
+def _counters(outcome: Outcome) -> list[dict[str, Any]]:
+    series = outcome.series
+    names = ("running", "waiting", "kv_used", "tokens_per_s", "batch_tokens")
+    times = (series["time_s"] * 1e6).tolist() if "time_s" in series else []
+    return [
+        {"name": name, "ph": "C", "pid": 0, "ts": time, "args": {name: value}}
+        for name in names
+        if name in series
+        for time, value in zip(times, series[name].tolist(), strict=True)
+    ]

@@ -1,6 +1,6 @@
 """What goes back to a page: a status and JSON, be it a result or a refusal.
 
-refusal(403, "a page of another site may not ask this server")      # Answer(status=403, body=b'{"error": …')
+refusal(403, "a page of another site may not ask this server")      # JsonAnswer(status=403, body=b'{"error": …')
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def no_progress(share: float | None, text: str) -> None:
     """A `ProgressCallback` that shows nothing."""
 
 
-class Answer(NamedTuple):
+class JsonAnswer(NamedTuple):
     """Status and body of a response; a tuple, because it travels between processes."""
 
     status: int
@@ -34,17 +34,17 @@ class Refusal(msgspec.Struct):
     control: str | None = None
 
 
-def result(value: Any) -> Answer:
+def result(value: Any) -> JsonAnswer:
     """Anything that JSON can say: ``result({"schema": …})``"""
-    return Answer(200, msgspec.json.encode(value))
+    return JsonAnswer(200, msgspec.json.encode(value))
 
 
-def refusal(status: int, sentence: str, control: str | None = None) -> Answer:
+def refusal(status: int, sentence: str, control: str | None = None) -> JsonAnswer:
     """``refusal(404, "unknown job 'x'")``"""
-    return Answer(status, msgspec.json.encode(Refusal(sentence, control)))
+    return JsonAnswer(status, msgspec.json.encode(Refusal(sentence, control)))
 
 
-def refusal_of(error: InferometerError, label: Callable[[str], str]) -> Answer:
+def refusal_of(error: InferometerError, label: Callable[[str], str]) -> JsonAnswer:
     """A request's own mistake: arguments are called as their controls are, and the first of them is marked."""
     flag = re.search(r"--([a-z][a-z0-9-]+)", error.sentence)
     return refusal(400, error.text(label), error.field or (flag[1].replace("-", "_") if flag else None))

@@ -19,7 +19,7 @@ import msgspec
 from .. import __version__
 from ..base.errors import BadFile, InferometerError
 from ..views.plots.palette import palette_css
-from .answers import Answer, Refusal, refusal
+from .answers import JsonAnswer, Refusal, refusal
 from .catalogue import Control
 from .guard import Guard
 from .jobs import Jobs, TooManyJobs
@@ -45,9 +45,9 @@ class AnswerCache:
 
     def __init__(self, pool: WorkerPool) -> None:
         self.pool = pool
-        self.tasks: OrderedDict[tuple[str, bytes], asyncio.Task[Answer]] = OrderedDict()
+        self.tasks: OrderedDict[tuple[str, bytes], asyncio.Task[JsonAnswer]] = OrderedDict()
 
-    async def ask(self, verb: str, body: bytes = b"{}") -> Answer:
+    async def ask(self, verb: str, body: bytes = b"{}") -> JsonAnswer:
         """The answer, from a worker or from memory."""
         key = (verb, body)
         task = self.tasks.get(key)
@@ -127,7 +127,7 @@ def create_app(controls: Sequence[Control], host: str = "127.0.0.1", workers: in
     return Guard(app, host)  # type: ignore[arg-type]
 
 
-def _response(answer: Answer) -> Any:
+def _response(answer: JsonAnswer) -> Any:
     from litestar import Response
 
     headers = {"cache-control": "no-store"}
@@ -173,7 +173,7 @@ def _answer_routes(controls: Sequence[Control], cache: AnswerCache) -> list[Any]
 
     @get("/api/controls", sync_to_thread=False, summary="The words of a plan: labels, help, units, bounds.")
     def list_controls() -> Response[Any]:
-        response: Response[Any] = _response(Answer(200, encoded))
+        response: Response[Any] = _response(JsonAnswer(200, encoded))
         return response
 
     @get("/api/catalogue", summary="Models, hardware, engines, precisions, use cases, presets.")
@@ -250,15 +250,15 @@ def _job_routes(controls: Sequence[Control], jobs: Jobs) -> list[Any]:
     return [*map(route, JOBS), status, cancel]
 
 
-def _begin(jobs: Jobs, verb: str, body: bytes) -> Answer:
+def _begin(jobs: Jobs, verb: str, body: bytes) -> JsonAnswer:
     try:
-        return Answer(202, msgspec.json.encode({"job": jobs.begin(verb, body).name}))
+        return JsonAnswer(202, msgspec.json.encode({"job": jobs.begin(verb, body).name}))
     except TooManyJobs as error:
         return refusal(429, str(error))
 
 
-def _of_job(action: Callable[[str], bytes], name: str) -> Answer:
+def _of_job(action: Callable[[str], bytes], name: str) -> JsonAnswer:
     try:
-        return Answer(200, action(name))
+        return JsonAnswer(200, action(name))
     except InferometerError as error:
         return refusal(404, str(error))

@@ -13,7 +13,7 @@ from ..inference.memory import parameters
 from ..network import families
 from ..specs import catalog
 from ..views.text.listing import listing
-from .plan_args import DEFAULT_MODEL
+from .page_plan import DEFAULT_MODEL
 
 
 class Extra(msgspec.Struct, forbid_unknown_fields=True):

@@ -1,6 +1,6 @@
 """The verbs of the package for a page: a body as it came in JSON, the same functions as the command line's, JSON back.
 
-answer("analyze", b'{"model": "llama-3.1-8b", "gpu": "h200"}')      # Answer(status=200, body=b'{"schema": …')
+answer("analyze", b'{"model": "llama-3.1-8b", "gpu": "h200"}')      # JsonAnswer(status=200, body=b'{"schema": …')
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ..inference.explain import explain
 from ..inference.request import Request, build_request
 from ..specs import catalog
 from . import runs
-from .answers import Answer, ProgressCallback, decoded, no_progress, refusal, refusal_of, result
-from .plan_args import PlanArgs, check_allowed, command, file_name, plan_args
+from .answers import JsonAnswer, ProgressCallback, decoded, no_progress, refusal, refusal_of, result
+from .page_plan import PagePlan, check_allowed, command, file_name, page_plan
 
 Body = dict[str, Any]
 Endpoint = Callable[[Body, Path, ProgressCallback], Any]  # the folder holds files that came with the request
@@ -38,7 +38,7 @@ def endpoint(verb: str) -> Callable[[Endpoint], Endpoint]:
     return register
 
 
-def answer(verb: str, body: bytes, progress: ProgressCallback = no_progress) -> Answer:
+def answer(verb: str, body: bytes, progress: ProgressCallback = no_progress) -> JsonAnswer:
     """Whatever comes, an answer: the result, or one sentence and the control that it is about."""
     with tempfile.TemporaryDirectory(prefix="inferometer-") as name:
         prefix = f"{name}{os.sep}"  # paths of files that came with the request lose it again
@@ -53,7 +53,7 @@ def answer(verb: str, body: bytes, progress: ProgressCallback = no_progress) -> 
         except Exception as error:
             traceback.print_exc()
             return refusal(500, f"inferometer made a mistake ({type(error).__name__}); please report it with this plan")
-        return Answer(status, content.replace(prefix.encode(), b""))
+        return JsonAnswer(status, content.replace(prefix.encode(), b""))
 
 
 # ------------------------------------------------------------------ one plan
@@ -83,8 +83,8 @@ def explain_endpoint(body: Body, folder: Path, progress: ProgressCallback) -> An
     return explain(request, op, phase)
 
 
-def _one_plan(given: Any, folder: Path) -> tuple[PlanArgs, Request]:
-    plan = plan_args(given, folder)
+def _one_plan(given: Any, folder: Path) -> tuple[PagePlan, Request]:
+    plan = page_plan(given, folder)
     if "," in plan.gpu.partition(":")[0]:
         raise BadValue("analyze looks at one GPU type at a time; give one name to `gpu`")
     return plan, build_request(plan.model, plan.gpu, **plan.options)
@@ -102,13 +102,13 @@ def _plan_of(body: Body, *others: str) -> Any:
 @endpoint("sweep")
 def sweep_endpoint(body: Body, folder: Path, progress: ProgressCallback) -> Any:
     """Columns of every combination of the axes."""
-    return runs.sweep(plan_args(_plan_of(body, "axes", "figures"), folder), body.get("axes"), body.get("figures"))
+    return runs.sweep(page_plan(_plan_of(body, "axes", "figures"), folder), body.get("axes"), body.get("figures"))
 
 
 @endpoint("sensitivity")
 def sensitivity_endpoint(body: Body, folder: Path, progress: ProgressCallback) -> Any:
     """What moves a plan."""
-    plan = plan_args(_plan_of(body, "target", "size", "compare", "compare_usecases", "curves"), folder)
+    plan = page_plan(_plan_of(body, "target", "size", "compare", "compare_usecases", "curves"), folder)
     return runs.sensitivity(plan, {name: value for name, value in body.items() if name != "plan"})
 
 
@@ -116,13 +116,13 @@ def sensitivity_endpoint(body: Body, folder: Path, progress: ProgressCallback) -
 def search_endpoint(body: Body, folder: Path, progress: ProgressCallback) -> Any:
     """The best deployment; options as of the verb, beside the plan."""
     options = {name: value for name, value in body.items() if name not in ("plan", "trace")}
-    return runs.search(plan_args(body.get("plan", {}), folder), options, _trace(body, folder), progress)
+    return runs.search(page_plan(body.get("plan", {}), folder), options, _trace(body, folder), progress)
 
 
 @endpoint("simulate")
 def simulate_endpoint(body: Body, folder: Path, progress: ProgressCallback) -> Any:
     """Requests through an engine, or the highest rate that holds."""
-    plan, traffic = plan_args(_plan_of(body, "traffic", "trace"), folder), body.get("traffic") or {}
+    plan, traffic = page_plan(_plan_of(body, "traffic", "trace"), folder), body.get("traffic") or {}
     if not isinstance(traffic, Mapping):
         raise BadValue(f'traffic is an object such as {{"request_rate": 8}}, not {abbreviate(traffic)}')
     find_capacity = traffic.get("find_capacity", False)

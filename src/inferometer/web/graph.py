@@ -14,7 +14,7 @@ from ..network.adapters import with_lora
 from ..network.graph import Model
 from ..specs.structs import Lora
 from ..views.plots.structure import drawn, layer_order, layer_ranges, letters
-from ..views.plots.wiring import ENTRY, EXIT, Edge, Part, wire
+from ..views.plots.wiring import ENTRY, EXIT, BlockRows, Edge, wire
 
 
 def graph(report: Report, model: Model) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def _phase(report: Report, model: Model, phase: str) -> dict[str, Any]:
     }
 
 
-def _block(part: Part, letter: str, places: dict[int, int]) -> dict[str, Any]:
+def _block(part: BlockRows, letter: str, places: dict[int, int]) -> dict[str, Any]:
     """A node is ``in``, ``out``, a residual ``sum`` or an operator: ``row`` is its place among the phase's ``ops``.
 
     An operator that stands twice in a block has half of its row each time: ``part``.

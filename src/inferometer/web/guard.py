@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from .answers import Answer, refusal
+from .answers import JsonAnswer, refusal
 
 LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 MAX_BODY = 2_200_000  # bytes: a config.json of 2 MB and the plan around it
@@ -60,7 +60,7 @@ class Guard:
         body = b""
         if refused is None and scope["method"] not in ("GET", "HEAD"):
             received = await _body(receive, LARGE_BODIES.get(scope["path"], MAX_BODY))
-            refused, body = (received, b"") if isinstance(received, Answer) else (None, received)
+            refused, body = (received, b"") if isinstance(received, JsonAnswer) else (None, received)
 
         async def decorated(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
@@ -83,7 +83,7 @@ class Guard:
 
         await self.app(scope, replayed, decorated)
 
-    def refused(self, method: str, path: str, headers: dict[str, str]) -> Answer | None:
+    def refused(self, method: str, path: str, headers: dict[str, str]) -> JsonAnswer | None:
         """Why a request is not answered, or None."""
         host, origin = headers.get("host", ""), headers.get("origin")
         if not self.is_local(host):
@@ -118,7 +118,7 @@ def _well_formed(host: str) -> bool:
     return port != 0 and not set(host) & set("/@?# ")
 
 
-async def _body(receive: Receive, most: int) -> bytes | Answer:
+async def _body(receive: Receive, most: int) -> bytes | JsonAnswer:
     """All of a body, or why it is refused. One that is somewhat too large is read to its end, and forgotten: only then
     does a browser listen to the answer."""
     parts: list[bytes] = []
@@ -139,7 +139,7 @@ async def _body(receive: Receive, most: int) -> bytes | Answer:
     return b"".join(parts)
 
 
-async def _send(send: Send, answer: Answer) -> None:
+async def _send(send: Send, answer: JsonAnswer) -> None:
     length = str(len(answer.body)).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", length), (b"connection", b"close")]
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from ..base.errors import BadValue, UnknownName
-from .answers import Answer, refusal
+from .answers import JsonAnswer, refusal
 from .workers import Worker, WorkerDied
 
 AT_ONCE = 2
@@ -35,7 +35,7 @@ class Job(msgspec.Struct, kw_only=True):
     progress: float | None = 0.0  # share of it; None where its length is unknown
     text: str = "waiting"  # the progress in words
     seconds: float = 0.0
-    answer: Answer | None = None
+    answer: JsonAnswer | None = None
 
     @property
     def over(self) -> bool:

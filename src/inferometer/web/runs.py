@@ -11,7 +11,7 @@ import msgspec
 
 from ..base.errors import BadValue, abbreviate
 from .answers import ProgressCallback
-from .plan_args import ARGUMENTS, PlanArgs, check_allowed, check_names, command
+from .page_plan import ARGUMENTS, PagePlan, check_allowed, check_names, command
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,7 +50,7 @@ def _without(options: Mapping[str, Any], *names: str) -> dict[str, Any]:
 # ------------------------------------------------------------------ many plans
 
 
-def sweep(plan: PlanArgs, axes: Any, figures: Any = None) -> dict[str, Any]:
+def sweep(plan: PagePlan, axes: Any, figures: Any = None) -> dict[str, Any]:
     """Columns of every combination; arguments that do not vary are ``constants``; ``figures`` are those to give."""
     from ..sweep.grid import Grid
     from ..sweep.points import METRICS, chunks
@@ -119,7 +119,7 @@ def _json_column(column: np.ndarray) -> list[Any]:
     return [None if value != value else value for value in (np.round(column * scale) / scale).tolist()]
 
 
-def sensitivity(plan: PlanArgs, options: dict[str, Any]) -> dict[str, Any]:
+def sensitivity(plan: PagePlan, options: dict[str, Any]) -> dict[str, Any]:
     """What moves the plan; options are those of the verb."""
     from ..sensitivity.sensitivity import sensitivity as run
 
@@ -128,7 +128,7 @@ def sensitivity(plan: PlanArgs, options: dict[str, Any]) -> dict[str, Any]:
     return {**result.to_dict(), "command": command("sensitivity", plan, _without(options, "curves"))}
 
 
-def search(plan: PlanArgs, options: dict[str, Any], trace: Path | None, progress: ProgressCallback) -> dict[str, Any]:
+def search(plan: PagePlan, options: dict[str, Any], trace: Path | None, progress: ProgressCallback) -> dict[str, Any]:
     """The best deployment on some GPUs. Of the plan its model, machine, precision and lengths count, not its layout."""
     from ..search.search import search_with_table
     from ..serving.trace import read_trace
@@ -156,7 +156,7 @@ def search(plan: PlanArgs, options: dict[str, Any], trace: Path | None, progress
 # ------------------------------------------------------------------ simulations
 
 
-def simulate(plan: PlanArgs, options: dict[str, Any], trace: Path | None, progress: ProgressCallback) -> dict[str, Any]:
+def simulate(plan: PagePlan, options: dict[str, Any], trace: Path | None, progress: ProgressCallback) -> dict[str, Any]:
     """One run: the benchmark's keys, the engine over time, distributions, and some requests one by one."""
     from ..serving.arrivals import TRAFFIC_DEFAULTS, load_traffic
     from ..serving.summary import simulate_and_summarize
@@ -179,7 +179,7 @@ def simulate(plan: PlanArgs, options: dict[str, Any], trace: Path | None, progre
     return {**result, **header, **_over_time(outcome), "command": _simulate_command(plan, options, trace)}
 
 
-def capacity(plan: PlanArgs, options: dict[str, Any], trace: Path | None, progress: ProgressCallback) -> dict[str, Any]:
+def capacity(plan: PagePlan, options: dict[str, Any], trace: Path | None, progress: ProgressCallback) -> dict[str, Any]:
     """The highest rate that holds, and how the share of good requests falls with the rate."""
     from ..serving.summary import capacity_and_summarize
 
@@ -195,7 +195,7 @@ def capacity(plan: PlanArgs, options: dict[str, Any], trace: Path | None, progre
     return {**result, "command": _simulate_command(plan, {**options, "find_capacity": True}, trace)}
 
 
-def _simulation_options(plan: PlanArgs, options: dict[str, Any], trace: Path | None) -> dict[str, Any]:
+def _simulation_options(plan: PagePlan, options: dict[str, Any], trace: Path | None) -> dict[str, Any]:
     """The options of a simulation: those of the plan that are not of one batch, and those of the traffic."""
     from ..serving.arrivals import TRAFFIC_DEFAULTS
     from ..serving.simulate import simulate as verb
@@ -236,7 +236,7 @@ def _split(options: dict[str, Any]) -> tuple[dict[str, float], dict[str, Any], d
     return goals, scheduling, rest
 
 
-def _simulate_command(plan: PlanArgs, options: dict[str, Any], trace: Path | None) -> str:
+def _simulate_command(plan: PagePlan, options: dict[str, Any], trace: Path | None) -> str:
     """The command; pools are a flag each there, which a page does not offer."""
     shown = {**_without(options, "trace", "pools"), **_trace_option(trace)}
     return command("simulate", plan.without_options(), shown)

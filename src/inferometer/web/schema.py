@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .catalogue import Control
-from .plan_args import PAGE_ONLY
+from .page_plan import PAGE_ONLY
 
 AXIS = {"description": "One value, a list, or a range: 1,2,4 or 16:8000:16 or 1:1024:x2"}
 _TEXT: dict[str, Any] = {"type": "string"}

@@ -1,7 +1,7 @@
 """Processes that answer for the server: it stays responsive whatever they do, and can end what takes too long.
 
 pool = WorkerPool(2)
-await pool.ask("analyze", b'{"gpu": "h200"}')       # Answer(status=200, …)
+await pool.ask("analyze", b'{"gpu": "h200"}')       # JsonAnswer(status=200, …)
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from .answers import Answer, ProgressCallback, no_progress, refusal
+from .answers import JsonAnswer, ProgressCallback, no_progress, refusal
 from .endpoints import answer
 
 MEMORY = 4 * 2**30  # bytes that a worker may take beyond what it has at the start
@@ -39,7 +39,7 @@ class Worker:
         self.process.start()
         theirs.close()
 
-    def ask(self, verb: str, body: bytes, seconds: float, progress: ProgressCallback = no_progress) -> Answer:
+    def ask(self, verb: str, body: bytes, seconds: float, progress: ProgressCallback = no_progress) -> JsonAnswer:
         """Wait for the answer; where it does not come in time, the process is ended and that is the answer."""
         deadline = time.monotonic() + seconds
         try:
@@ -47,7 +47,7 @@ class Worker:
             while self.pipe.poll(max(0.0, deadline - time.monotonic())):
                 kind, *values = self.pipe.recv()
                 if kind == "answer":
-                    return Answer(*values)
+                    return JsonAnswer(*values)
                 progress(*values)
         except (EOFError, OSError):
             self.end()
@@ -123,7 +123,7 @@ class WorkerPool:
             self._start_worker()
             self.threads.submit(self._ask, "analyze", b"{}", 20.0)
 
-    async def ask(self, verb: str, body: bytes, seconds: float = 20.0) -> Answer:
+    async def ask(self, verb: str, body: bytes, seconds: float = 20.0) -> JsonAnswer:
         """The answer to a short request."""
         if self.pending >= self.max_waiting:
             return refusal(429, f"{self.max_waiting:,} questions are waiting already: ask again in a moment")
@@ -133,7 +133,7 @@ class WorkerPool:
         finally:
             self.pending -= 1
 
-    def _ask(self, verb: str, body: bytes, seconds: float) -> Answer:
+    def _ask(self, verb: str, body: bytes, seconds: float) -> JsonAnswer:
         worker = self.free.get()
         try:
             return worker.ask(verb, body, seconds)

@@ -26,6 +26,7 @@ BOUNDS = {
 }
 WAITS = {"host": "host", "wait": "other stages", "draft": "draft model"}
 FONT = "DejaVu Sans"  # what matplotlib brings along, so that both pictures have the same widths
+POINTS = 0.72  # of a pixel at 100 dpi
 _WIDE = 0.66  # of a character, in units of the font's size: an upper estimate
 
 Point = tuple[float, float]
@@ -45,7 +46,7 @@ class Box(NamedTuple):
     width: float
 
 
-class Words(NamedTuple):
+class Label(NamedTuple):
     """One line of text; ``y`` is its baseline."""
 
     x: float
@@ -58,7 +59,7 @@ class Words(NamedTuple):
     halo: bool
 
 
-class Curve(NamedTuple):
+class Stroke(NamedTuple):
     """From point to point, straight, or smooth with vertical ends; with an arrow's head where it ends."""
 
     points: tuple[Point, ...]
@@ -91,7 +92,7 @@ class Scene:
 
     def __init__(self, width: float, height: float, title: str = "") -> None:
         self.width, self.height, self.title = width, height, clean(title)
-        self.items: list[Box | Words | Curve] = []
+        self.items: list[Box | Label | Stroke] = []
 
     def box(
         self,
@@ -108,7 +109,7 @@ class Scene:
         """A rectangle from its upper left corner."""
         self.items.append(Box(x, y, w, h, fill, edge, radius, width))
 
-    def words(
+    def text(
         self,
         x: float,
         y: float,
@@ -121,7 +122,7 @@ class Scene:
         halo: bool = False,
     ) -> None:
         """A line of text; with ``halo`` a white rim keeps it readable on top of lines."""
-        self.items.append(Words(x, y, clean(text), size, color, anchor, bold, halo))
+        self.items.append(Label(x, y, clean(text), size, color, anchor, bold, halo))
 
     def curve(
         self,
@@ -133,7 +134,7 @@ class Scene:
         head: bool = True,
     ) -> None:
         """A line through the points."""
-        self.items.append(Curve(points, color, width, smooth, dashed, head))
+        self.items.append(Stroke(points, color, width, smooth, dashed, head))
 
     def svg(self) -> str:
         """The picture as SVG text."""
@@ -161,11 +162,11 @@ class Scene:
         return figure
 
 
-def _svg(item: Box | Words | Curve) -> str:
+def _svg(item: Box | Label | Stroke) -> str:
     if isinstance(item, Box):
         place = f'x="{item.x:.1f}" y="{item.y:.1f}" width="{item.w:.1f}" height="{item.h:.1f}" rx="{item.radius:g}"'
         return f'<rect {place} fill="{item.fill}" stroke="{item.edge}" stroke-width="{item.width:g}"/>'
-    if isinstance(item, Words):
+    if isinstance(item, Label):
         style = ' font-weight="bold"' if item.bold else ""
         style += ' stroke="white" stroke-width="3.5" stroke-linejoin="round" paint-order="stroke"' if item.halo else ""
         place = f'x="{item.x:.1f}" y="{item.y:.1f}" font-size="{item.size:g}" text-anchor="{item.anchor}"'
@@ -181,21 +182,21 @@ def _svg(item: Box | Words | Curve) -> str:
     return f'{line}<polygon points="{corners}" fill="{item.color}"/>'
 
 
-def _path(item: Curve) -> list[tuple[str, list[Point]]]:
+def _path(item: Stroke) -> list[tuple[str, list[Point]]]:
     """The line as move, line and cubic commands; it stops where the arrow's head begins."""
     points = list(item.points)
     if item.head:
         (x0, y0), (x1, y1) = points[-2], points[-1]
         dx, dy = (0.0, 1.0 if y1 >= y0 else -1.0) if item.smooth else _direction(points[-2], points[-1])
         points[-1] = (x1 - 5 * dx, y1 - 5 * dy)
-    found: list[tuple[str, list[Point]]] = [("M", [points[0]])]
+    commands: list[tuple[str, list[Point]]] = [("M", [points[0]])]
     for (x0, y0), (x1, y1) in pairwise(points):
         if item.smooth and x0 != x1:
             middle = (y0 + y1) / 2
-            found.append(("C", [(x0, middle), (x1, middle), (x1, y1)]))
+            commands.append(("C", [(x0, middle), (x1, middle), (x1, y1)]))
         else:
-            found.append(("L", [(x1, y1)]))
-    return found
+            commands.append(("L", [(x1, y1)]))
+    return commands
 
 
 def _direction(a: Point, b: Point) -> Point:
@@ -204,7 +205,7 @@ def _direction(a: Point, b: Point) -> Point:
     return dx / length, dy / length
 
 
-def _head(item: Curve) -> list[Point]:
+def _head(item: Stroke) -> list[Point]:
     """The corners of the arrow's head."""
     (x, y), before = item.points[-1], item.points[-2]
     dx, dy = (0.0, 1.0 if y >= before[1] else -1.0) if item.smooth else _direction(before, (x, y))
@@ -212,79 +213,76 @@ def _head(item: Curve) -> list[Point]:
     return [(x, y), (back[0] - 3.5 * dy, back[1] + 3.5 * dx), (back[0] + 3.5 * dy, back[1] - 3.5 * dx)]
 
 
-def _paint(axes: Any, item: Box | Words | Curve, order: float) -> None:
+def _paint(axes: Any, item: Box | Label | Stroke, order: float) -> None:
+    if isinstance(item, Box):
+        _paint_box(axes, item, order)
+    elif isinstance(item, Label):
+        _paint_label(axes, item, order)
+    else:
+        _paint_stroke(axes, item, order)
+
+
+def _paint_box(axes: Any, item: Box, order: float) -> None:
+    from matplotlib.patches import Ellipse, FancyBboxPatch
+
+    look: dict[str, Any] = {
+        "facecolor": item.fill,
+        "edgecolor": item.edge,
+        "linewidth": item.width * POINTS,
+        "zorder": order,
+    }
+    if 2 * item.radius == item.w == item.h:
+        axes.add_patch(Ellipse((item.x + item.w / 2, item.y + item.h / 2), item.w, item.h, **look))
+        return
+    corners = f"round,pad=0,rounding_size={item.radius}" if item.radius else "square,pad=0"
+    axes.add_patch(FancyBboxPatch((item.x, item.y), item.w, item.h, boxstyle=corners, **look))
+
+
+def _paint_label(axes: Any, item: Label, order: float) -> None:
     from matplotlib import patheffects
-    from matplotlib.patches import Ellipse, FancyBboxPatch, PathPatch, Polygon
+
+    axes.text(
+        item.x,
+        item.y,
+        item.text,
+        fontsize=item.size * POINTS,
+        color=item.color,
+        ha={"start": "left", "middle": "center", "end": "right"}[item.anchor],
+        va="baseline",
+        weight="bold" if item.bold else "normal",
+        family=FONT,
+        path_effects=[patheffects.withStroke(linewidth=2.5, foreground="white")] if item.halo else [],
+        zorder=order,
+        parse_math=False,
+    )
+
+
+def _paint_stroke(axes: Any, item: Stroke, order: float) -> None:
+    from matplotlib.patches import PathPatch, Polygon
     from matplotlib.path import Path
 
-    if isinstance(item, Box) and 2 * item.radius == item.w == item.h:
-        middle = (item.x + item.w / 2, item.y + item.h / 2)
-        axes.add_patch(
-            Ellipse(
-                middle,
-                item.w,
-                item.h,
-                facecolor=item.fill,
-                edgecolor=item.edge,
-                linewidth=item.width * 0.72,
-                zorder=order,
-            )
-        )
-    elif isinstance(item, Box):
-        style = f"round,pad=0,rounding_size={item.radius}" if item.radius else "square,pad=0"
-        axes.add_patch(
-            FancyBboxPatch(
-                (item.x, item.y),
-                item.w,
-                item.h,
-                boxstyle=style,
-                facecolor=item.fill,
-                edgecolor=item.edge,
-                linewidth=item.width * 0.72,
-                zorder=order,
-            )
-        )
-    elif isinstance(item, Words):
-        where = {"start": "left", "middle": "center", "end": "right"}[item.anchor]
-        rim = [patheffects.withStroke(linewidth=2.5, foreground="white")] if item.halo else []
-        axes.text(
-            item.x,
-            item.y,
-            item.text,
-            fontsize=item.size * 0.72,
-            color=item.color,
-            ha=where,
-            va="baseline",
-            weight="bold" if item.bold else "normal",
-            family=FONT,
-            path_effects=rim,
+    kinds = {"M": [Path.MOVETO], "L": [Path.LINETO], "C": [Path.CURVE4] * 3}
+    points: list[Point] = []
+    codes: list[Any] = []
+    for command, more in _path(item):
+        points += more
+        codes += kinds[command]
+    axes.add_patch(
+        PathPatch(
+            Path(points, codes),
+            facecolor="none",
+            edgecolor=item.color,
+            linestyle=(0, (4, 3)) if item.dashed else "solid",
+            linewidth=item.width * POINTS,
             zorder=order,
-            parse_math=False,
+            capstyle="butt",
         )
-    else:
-        kinds = {"M": [Path.MOVETO], "L": [Path.LINETO], "C": [Path.CURVE4] * 3}
-        points: list[Point] = []
-        codes: list[Any] = []
-        for command, more in _path(item):
-            points += more
-            codes += kinds[command]
-        dashes = (0, (4, 3)) if item.dashed else "solid"
-        axes.add_patch(
-            PathPatch(
-                Path(points, codes),
-                facecolor="none",
-                edgecolor=item.color,
-                linestyle=dashes,
-                linewidth=item.width * 0.72,
-                zorder=order,
-                capstyle="butt",
-            )
-        )
-        if item.head:
-            axes.add_patch(Polygon(_head(item), closed=True, facecolor=item.color, linewidth=0, zorder=order))
+    )
+    if item.head:
+        axes.add_patch(Polygon(_head(item), closed=True, facecolor=item.color, linewidth=0, zorder=order))
 
 
-# ------------------------------------------------------------------ paper: one style for all figures
+# ------------------------------------------------------------------ figures of matplotlib
 
 DPI = 150.0
 _PIXELS = 12e6  # no picture is larger than this

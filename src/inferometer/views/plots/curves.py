@@ -1,6 +1,6 @@
 """A sweep as pictures: waits, throughput and memory along every axis of numbers, and throughput against interactivity.
 
-write_curves(found, "out")      # [out/batch_size.png, out/input_len.png, out/front.png]
+write_curves(sweep, "out")      # [out/batch_size.png, out/input_len.png, out/front.png]
 
 What cannot be used is drawn in grey, and begins where the memory (or another limit) ends.
 """
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...base.pareto import pareto_front
-from ...base.units import si
+from ...base.units import ceil_div, si
 from ...sweep.digest import WORKLOAD_AXES, spread
 from ...sweep.grid import INNER_AXES
 from ...sweep.points import axis_cell
@@ -40,17 +40,17 @@ UNITS = {
 }
 
 
-class Line(NamedTuple):
+class SweepLine(NamedTuple):
     """Points that are joined: their name, and where in the sweep's cubes they lie."""
 
     name: str
     at: tuple[Any, ...]
 
 
-class Drawn(NamedTuple):
-    """What a picture shows of a sweep: its lines, and by axis, in words, what it leaves out."""
+class Selection(NamedTuple):
+    """What a picture shows of a sweep: its lines, and by axis a phrase for what it leaves out."""
 
-    lines: list[Line]
+    lines: list[SweepLine]
     held: dict[str, str]
 
 
@@ -68,8 +68,8 @@ def write_curves(sweep: Sweep, folder: str | Path) -> list[Path]:
 # ------------------------------------------------------------------ which lines
 
 
-def drawn(sweep: Sweep, along: str, hold: tuple[str, ...] = ()) -> Drawn:
-    """Up to eight lines along an axis: words first, then layouts, then the workload; the rest is held and named."""
+def selected_lines(sweep: Sweep, along: str, hold: tuple[str, ...] = ()) -> Selection:
+    """Up to eight lines along an axis: names first, then layouts, then the workload; the rest is held and named."""
     others = [name for name, values in sweep.axes.items() if name != along and len(values) > 1]
     others.sort(key=lambda name: (name in INNER_AXES[1:], name == "batch_size", sweep.kinds[name] in ("int", "float")))
     picks: dict[str, list[int]] = {}
@@ -82,16 +82,16 @@ def drawn(sweep: Sweep, along: str, hold: tuple[str, ...] = ()) -> Drawn:
         if few and len(few) < len(values):
             notes[name] = f"{len(few)} of {len(values):,} {short(name)}"
         elif not few:
-            notes[name] = _word(name, values[picks[name][0]], sweep.kinds[name])
+            notes[name] = _phrase(name, values[picks[name][0]], sweep.kinds[name])
         room //= len(picks[name])
-    return Drawn(list(_lines(sweep, along, picks)), notes)
+    return Selection(list(_lines(sweep, along, picks)), notes)
 
 
 def _works(sweep: Sweep, name: str) -> np.ndarray:
     """Points that can be used with each value of an axis."""
     place, usable = list(sweep.axes).index(name), sweep.cube("feasible")
-    found: np.ndarray = usable.sum(axis=tuple(i for i in range(usable.ndim) if i != place))
-    return found
+    counts: np.ndarray = usable.sum(axis=tuple(i for i in range(usable.ndim) if i != place))
+    return counts
 
 
 def _held(sweep: Sweep, name: str) -> int:
@@ -114,32 +114,32 @@ def _some(sweep: Sweep, name: str, room: int) -> list[int]:
     return sorted({able[int(np.argmin(np.abs(numbers - value)))] for value in wanted})
 
 
-def _lines(sweep: Sweep, along: str, picks: dict[str, list[int]]) -> Iterator[Line]:
+def _lines(sweep: Sweep, along: str, picks: dict[str, list[int]]) -> Iterator[SweepLine]:
     axes = list(sweep.axes)
     varied = [name for name in axes if len(picks.get(name, ())) > 1]
     sizes = [len(picks[name]) for name in varied]
     for spot in np.ndindex(*sizes):
         here = {name: picks[name][at] for name, at in zip(varied, spot, strict=True)}
         here |= {name: places[0] for name, places in picks.items() if len(places) == 1}
-        words = [_word(name, sweep.axes[name][here[name]], sweep.kinds[name]) for name in varied]
-        yield Line(" · ".join(words), tuple(slice(None) if name == along else here.get(name, 0) for name in axes))
+        labels = [_phrase(name, sweep.axes[name][here[name]], sweep.kinds[name]) for name in varied]
+        yield SweepLine(" · ".join(labels), tuple(slice(None) if name == along else here.get(name, 0) for name in axes))
 
 
-def _word(name: str, value: Any, holds: str) -> str:
+def _phrase(name: str, value: Any, holds: str) -> str:
     if holds == "switch":
         return f"{'' if value else 'no '}{short(name)}"
     return str(axis_cell(value)) if holds == "text" else f"{short(name)} {value:,}"
 
 
-def _about(sweep: Sweep, shown: Drawn) -> str:
+def _about(sweep: Sweep, shown: Selection) -> str:
     """What all points have in common, and what the picture leaves out."""
     fixed = {name: values[0] for name, values in sweep.axes.items() if len(values) == 1}
     for name in INNER_AXES[:3]:
         values = {chunk.columns[name].flat[0] for chunk in sweep.chunks} if name not in sweep.axes else set()
         if len(values) == 1 and not np.isnan(value := values.pop()):
             fixed[name] = int(value)
-    words = {name: _word(name, value, sweep.kinds[name]) for name, value in fixed.items()} | shown.held
-    return " · ".join(words[name] for name in sweep.kinds if name in words)
+    phrases = {name: _phrase(name, value, sweep.kinds[name]) for name, value in fixed.items()} | shown.held
+    return " · ".join(phrases[name] for name in sweep.kinds if name in phrases)
 
 
 # ------------------------------------------------------------------ along an axis
@@ -147,7 +147,7 @@ def _about(sweep: Sweep, shown: Drawn) -> str:
 
 def curves(sweep: Sweep, along: str) -> Any:
     """Two waits, throughput and memory along one axis."""
-    shown = drawn(sweep, along)
+    shown = selected_lines(sweep, along)
     x = np.array(sweep.axes[along], float)
     order = np.argsort(x)
     cubes = {name: sweep.cube(name) for name in PANELS if name != "memory"}
@@ -175,12 +175,12 @@ def curves(sweep: Sweep, along: str) -> Any:
     return figure
 
 
-def _right(lines: list[Line], wide: float) -> float:
+def _right(lines: list[SweepLine], wide: float) -> float:
     """Where the panels end, so that the legend has room."""
     return 1 - (0.42 + 0.077 * max(len(_END), *(len(line.name) for line in lines))) / wide
 
 
-def _finding(sweep: Sweep, along: str, shown: Drawn) -> str:
+def _finding(sweep: Sweep, along: str, shown: Selection) -> str:
     """The title: where a GPU gives most, among what is drawn."""
     gpu, usable = sweep.cube("output_throughput_per_gpu"), sweep.cube("feasible")
     best = (-1.0, "", 0)
@@ -205,7 +205,7 @@ def _across(axes: Any, x: np.ndarray, *, ticks: bool = False) -> None:
     if not (ticks and even):
         _logarithmic(axes, "x", x)
     if ticks and len(x) <= 24:
-        axes.set_xticks(sorted(x.tolist())[:: -(-len(x) // 8)])
+        axes.set_xticks(sorted(x.tolist())[:: ceil_div(len(x), 8)])
     axes.xaxis.set_major_formatter(lambda v, _: si(v) if v >= 1e6 else f"{v:,.6g}")
 
 
@@ -268,7 +268,7 @@ def _limit(axes: Any) -> None:
     axes.set_ylim(low, high)
 
 
-def _legend(figure: Any, lines: list[Line], left: float, usable: np.ndarray) -> None:
+def _legend(figure: Any, lines: list[SweepLine], left: float, usable: np.ndarray) -> None:
     from matplotlib.lines import Line2D
 
     entries = [
@@ -299,7 +299,7 @@ def _legend(figure: Any, lines: list[Line], left: float, usable: np.ndarray) -> 
 def front(sweep: Sweep) -> Any:
     """Tokens/s of a GPU over tokens/s of a user, of one workload; the points that no other beats in both are joined."""
     along = "batch_size" if len(sweep.axes.get("batch_size", ())) > 1 else _most_values(sweep)
-    shown = drawn(sweep, along, WORKLOAD_AXES[1:])  # models are compared, workloads are not
+    shown = selected_lines(sweep, along, WORKLOAD_AXES[1:])  # models are compared, workloads are not
     user, gpu = sweep.cube("output_throughput_per_user"), sweep.cube("output_throughput_per_gpu")
     usable = sweep.cube("feasible")
     keyed = any(line.name or not usable[line.at].all() for line in shown.lines)
@@ -320,7 +320,7 @@ def front(sweep: Sweep) -> Any:
         _curve(axes, user[line.at], gpu[line.at], usable[line.at], color)
     axes.plot(x[best], y[best], color=INK, linewidth=5, alpha=0.16, zorder=1, solid_capstyle="round")
     values = sweep.axes[along]
-    _marks(axes, x, y, best, lambda at: _word(along, values[at % len(values)], sweep.kinds[along]))
+    _marks(axes, x, y, best, lambda at: _phrase(along, values[at % len(values)], sweep.kinds[along]))
     if keyed:
         _legend(figure, shown.lines, right + 0.014, usable)
     return figure

@@ -6,6 +6,7 @@ write_plots(report, "out", model)     # [out/distribution_prefill.png, …, out/
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,22 +17,25 @@ from ...base.errors import BadValue
 from ...base.units import count, seconds, si, size
 from ...costs.precision import QUANTISED, peak_format
 from ...inference.memory import parameters
-from ...inference.report import OpRow, Phase, Report
+from ...inference.report import Memory, OpRow, Phase, Report
 from ...network.adapters import with_lora
 from ...network.graph import Model
 from ...specs.catalog import precision
 from ...specs.structs import Hardware, Lora
 from .. import files
 from ..text.terminal import header
-from .canvas import BOUNDS, bounds, clean, page, picture, style
-from .labels import area, place
+from .canvas import BOUNDS, Point, bounds, clean, page, picture, style
 from .palette import BLUE, FAINT, GREEN, GRID, INK, MUTED, ORANGE, OVERHEAD, SKY, SLATE, VERMILLION, tint
 from .structure import structure
 
 FORMATS = ("png", "svg", "pdf")
 _ROWS = 16  # bars of a distribution, before the rest is summed up
 _MEMORY = (("weights", BLUE), ("kv_cache", ORANGE), ("activation", SKY), ("overhead", OVERHEAD))
-_WORDS = {"weights": "weights", "kv_cache": "KV cache", "activation": "activations", "overhead": "overhead"}
+_MEMORY_LABELS = {"weights": "weights", "kv_cache": "KV cache", "activation": "activations", "overhead": "overhead"}
+_LABEL_ANGLES = (0, 180, 90, 270, 35, 145, 325, 215)
+_LABEL_DISTANCES = (0.0, 10.0, 22.0, 36.0, 52.0, 70.0)  # pixels away from the dot's rim, at 100 dpi
+
+Rect = tuple[float, float, float, float]
 
 
 def write_plots(
@@ -81,12 +85,12 @@ def _legend(axes: Any, entries: list[tuple[str, str]], **where: Any) -> None:
 
 def parameters_by_op(model: Model) -> dict[str, float]:
     """Parameters by the operators' names, all layers together: ``parameters_by_op(model)["qkv_proj"]``"""
-    found: dict[str, float] = {}
+    totals: dict[str, float] = {}
     for block in model.blocks:
         for op in block.ops:
             alone = msgspec.structs.replace(model, blocks=(msgspec.structs.replace(block, ops=(op,)),))
-            found[op.name] = found.get(op.name, 0.0) + parameters(alone)
-    return {name: params for name, params in found.items() if params}
+            totals[op.name] = totals.get(op.name, 0.0) + parameters(alone)
+    return {name: params for name, params in totals.items() if params}
 
 
 class Bar(NamedTuple):
@@ -204,8 +208,8 @@ def roofs(report: Report) -> dict[str, float]:
     dtype, chosen = report.model.dtype, report.model.quantization
     kinds = {op.kind for phase in report.phases.values() for op in phase.ops}
     roles = [r for r in QUANTISED if r in chosen and (r != "experts" or "moe" in kinds)]
-    words = {peak_format(device, precision(word), dtype) for word in (dtype, *(chosen[r] for r in roles))}
-    return dict(sorted(((w, device.flops[w]) for w in words), key=lambda item: -item[1]))
+    formats = {peak_format(device, precision(word), dtype) for word in (dtype, *(chosen[r] for r in roles))}
+    return dict(sorted(((w, device.flops[w]) for w in formats), key=lambda item: -item[1]))
 
 
 def roofline(report: Report) -> Any:
@@ -235,7 +239,7 @@ def roofline(report: Report) -> Any:
             axes.scatter(
                 op.intensity,
                 op.flops / op.seconds,
-                s=area(op.share),
+                s=_dot_area(op.share),
                 color=color,
                 edgecolor="white",
                 linewidth=0.7,
@@ -253,7 +257,7 @@ def roofline(report: Report) -> Any:
         dots = [(op.intensity, op.flops / op.seconds, op.share) for op in ops]
         lines = [((x0, x0 * bandwidth), (peak / bandwidth, peak))]
         lines += [((top / bandwidth, top), (x1, top)) for top in tops.values()]
-        place(figure, axes, _labelled(ops), dots, lines, f"memory {si(bandwidth, 'B/s')}")
+        _place_labels(figure, axes, _labelled(ops), dots, lines, f"memory {si(bandwidth, 'B/s')}")
     return figure
 
 
@@ -280,12 +284,12 @@ def _roofs(axes: Any, tops: dict[str, float], bandwidth: float, limits: tuple[fl
 
 
 def _labelled(ops: list[OpRow]) -> list[tuple[str, float, float, float]]:
-    """The operators whose names are written, largest first: each name once, if it takes half a percent of the time."""
-    found: dict[str, tuple[str, float, float, float]] = {}
+    """The operators with a label, largest first: each name once, if it takes half a percent of the time."""
+    labels: dict[str, tuple[str, float, float, float]] = {}
     for op in sorted(ops, key=lambda op: -op.share):
         if op.share >= 0.005:
-            found.setdefault(op.name, (clean(op.name), op.intensity, op.flops / op.seconds, op.share))
-    return list(found.values())[:14]
+            labels.setdefault(op.name, (clean(op.name), op.intensity, op.flops / op.seconds, op.share))
+    return list(labels.values())[:14]
 
 
 def _missing(phase: Phase) -> str:
@@ -297,6 +301,143 @@ def _missing(phase: Phase) -> str:
     return clean(f"no arithmetic, so no dot: {shown} ({_share(sum(op.share for op in left))} of the time)")
 
 
+# ------------------------------------------------------------------ labels that cover neither each other nor a dot
+
+
+def _dot_area(share: float) -> float:
+    """A dot's area in square points: an operator without time is still seen."""
+    return 14 + 900 * share
+
+
+def _place_labels(
+    figure: Any,
+    axes: Any,
+    names: list[tuple[str, float, float, float]],
+    dots: list[tuple[float, float, float]],
+    lines: list[tuple[Point, Point]],
+    along: str,
+) -> None:
+    """Write the names of (name, x, y, share) around their dots; one that finds no room is left out.
+
+    ``lines`` are kept free; ``along`` is written on the first of them, where it is farthest from any dot.
+    """
+    renderer, scale = figure.canvas.get_renderer(), figure.dpi / 72
+    pixels, data = axes.transData.transform, axes.transData.inverted().transform
+    taken: list[Rect] = []
+    for x, y, share in dots:
+        (px, py), r = pixels((x, y)), math.sqrt(_dot_area(share) / math.pi) * scale * 0.85
+        taken.append((px - r, py - r, px + r, py + r))
+    taken += _label_line(figure, axes, along, pixels(lines[0]), taken)
+    for line in lines:
+        start, end = pixels(line)
+        taken += _beads(start, end, 2.0)
+    taken += [_rectangle(text.get_window_extent(renderer)) for text in axes.texts if not text.get_rotation()]
+    if axes.get_legend() is not None:
+        taken.append(_rectangle(axes.get_legend().get_window_extent(renderer)))
+    frame = _rectangle(axes.get_window_extent(renderer))
+    written: list[Rect] = []
+    for name, x, y, share in _merged_labels(names, pixels):
+        px, py = pixels((x, y))
+        text = axes.text(
+            x, y, f"{name} {share * 100:.1f}%", fontsize=8.2, color=INK, va="center", zorder=5, parse_math=False
+        )
+        extent = text.get_window_extent(renderer)
+        w, h = extent.width + 4, extent.height + 2
+        spot = _free_place(px, py, math.sqrt(_dot_area(share) / math.pi) * scale + 2, w, h, taken, written, frame)
+        if spot is None:
+            text.remove()
+            continue
+        left, low, far = spot
+        written.append((left, low, left + w, low + h))
+        text.set_position(data((left + 2, low + h / 2)))
+        if far >= 10:
+            near = _nearest(px, py, written[-1])
+            taken += _beads((px, py), near, 1.0)
+            ends = data([(px, py), near])
+            axes.plot(ends[:, 0], ends[:, 1], color=MUTED, linewidth=0.6, zorder=2.5)
+
+
+def _label_line(figure: Any, axes: Any, label: str, line: Any, taken: list[Rect]) -> list[Rect]:
+    """A label along a line, above it; returns what it covers."""
+    (x0, y0), (x1, y1) = line
+    length = math.hypot(x1 - x0, y1 - y0)
+    dx, dy = (x1 - x0) / length, (y1 - y0) / length
+    long, high = len(label) * 5.6 * figure.dpi / 100, 13 * figure.dpi / 100
+
+    def covered(start: float) -> list[Rect]:
+        a = (x0 + dx * start - dy * high * 0.6, y0 + dy * start + dx * high * 0.6)
+        return _beads(a, (a[0] + dx * long, a[1] + dy * long), high / 2)
+
+    def room(start: float) -> float:
+        return min((abs(b[0] - t[0]) + abs(b[1] - t[1]) for b in covered(start) for t in taken), default=0.0)
+
+    places = [length * f for f in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7) if length * f + long < length]
+    start = max(places, key=room) if places else 0.0
+    x, y = axes.transData.inverted().transform((x0 + dx * start - 3 * dy, y0 + dy * start + 3 * dx))
+    axes.text(
+        x,
+        y,
+        label,
+        rotation=math.degrees(math.atan2(dy, dx)),
+        rotation_mode="anchor",
+        fontsize=8.5,
+        color=INK,
+        va="bottom",
+    )
+    return covered(start)
+
+
+def _beads(a: Any, b: Any, r: float) -> list[Rect]:
+    """Small squares that cover a line."""
+    number = max(2, int(math.hypot(b[0] - a[0], b[1] - a[1]) / 5))
+    spots = [(a[0] + (b[0] - a[0]) * k / number, a[1] + (b[1] - a[1]) * k / number) for k in range(number + 1)]
+    return [(x - r, y - r, x + r, y + r) for x, y in spots]
+
+
+def _merged_labels(names: list[tuple[str, float, float, float]], pixels: Any) -> list[tuple[str, float, float, float]]:
+    """Small dots on top of each other get one label: ``norm1, norm2 2.8%``."""
+    merged: list[tuple[str, float, float, float]] = []
+    for name, x, y, share in names:
+        here = pixels((x, y))
+        for k, (other, ox, oy, more) in enumerate(merged):
+            if share < 0.04 and more < 0.04 and math.dist(here, pixels((ox, oy))) < 4:
+                merged[k] = (f"{other}, {name}", ox, oy, more + share)
+                break
+        else:
+            merged.append((name, x, y, share))
+    return merged
+
+
+def _free_place(
+    px: float, py: float, r: float, w: float, h: float, taken: list[Rect], written: list[Rect], frame: Rect
+) -> tuple[float, float, float] | None:
+    """The lower left corner of the first free place, and how far it is from the dot; its leader crosses no name."""
+    for far in _LABEL_DISTANCES:
+        for angle in _LABEL_ANGLES:
+            dx, dy = math.cos(math.radians(angle)), math.sin(math.radians(angle))
+            cx, cy = px + dx * (r + far + w / 2), py + dy * (r + far + h / 2)
+            box = (cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2)
+            inside = box[0] > frame[0] and box[2] < frame[2] and box[1] > frame[1] and box[3] < frame[3]
+            if not inside or any(_overlap(box, other) for other in taken + written):
+                continue
+            leader = _beads((px, py), _nearest(px, py, box), 1.0) if far >= 10 else []
+            if not any(_overlap(bead, name) for bead in leader for name in written):
+                return box[0], box[1], far
+    return None
+
+
+def _nearest(px: float, py: float, box: Rect) -> Point:
+    return min(max(px, box[0]), box[2]), min(max(py, box[1]), box[3])
+
+
+def _overlap(a: Rect, b: Rect) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+def _rectangle(extent: Any) -> Rect:
+    return extent.x0, extent.y0, extent.x1, extent.y1
+
+
 # ------------------------------------------------------------------ memory
 
 
@@ -305,58 +446,9 @@ def memory(report: Report) -> Any:
     m = report.memory
     figure = _figure(10.0, 2.7, report, f"Memory per GPU · {size(m.total_bytes)} of {size(m.usable_bytes)} usable")
     axes = figure.add_axes((0.03, 0.36, 0.94, 0.26))
-    x, legend = 0.0, []
     end = max(m.total_bytes, m.capacity_bytes) * 1.02
-    for key, color in _MEMORY:
-        value = float(getattr(m, f"{key}_bytes"))
-        axes.barh(0, value, left=x, height=0.8, color=color, linewidth=0)
-        if value > 0.09 * end:
-            axes.text(
-                x + value / 2,
-                0,
-                f"{_WORDS[key]}\n{size(value)}",
-                ha="center",
-                va="center",
-                fontsize=8.5,
-                color="white" if color == BLUE else INK,
-                linespacing=1.3,
-            )
-        legend.append((f"{_WORDS[key]} {size(value)} ({_share(value / m.total_bytes)})", color))
-        x += value
-    fits = m.total_bytes <= m.usable_bytes
-    if fits:
-        axes.barh(0, m.usable_bytes - x, left=x, height=0.8, facecolor="none", edgecolor=FAINT, linewidth=1, zorder=0)
-        if m.usable_bytes - x > 0.12 * end:
-            axes.text(
-                (x + m.usable_bytes) / 2,
-                0,
-                f"free\n{size(m.usable_bytes - x)}",
-                ha="center",
-                va="center",
-                fontsize=8.5,
-                color=MUTED,
-                linespacing=1.3,
-            )
-    else:
-        axes.axvspan(
-            m.usable_bytes, x, ymin=0.02, ymax=0.98, facecolor="none", edgecolor="white", hatch="////", linewidth=0
-        )
-    near = m.capacity_bytes - m.usable_bytes < 0.2 * end
-    for value, word, side in (
-        (m.usable_bytes, "usable", "right" if near else "center"),
-        (
-            m.capacity_bytes,
-            "capacity",
-            "left" if near and end > 1.2 * m.capacity_bytes else "right" if not near else "center",
-        ),
-    ):
-        axes.plot(
-            [value, value],
-            [-0.52, 0.52],
-            color=INK if word == "capacity" else GREEN if fits else VERMILLION,
-            linewidth=1.6,
-        )
-        axes.text(value, 0.6, f"{word} {size(value)}", ha=side, va="bottom", fontsize=8.5, color=INK)
+    legend = _memory_bars(axes, m, end)
+    _memory_limits(axes, m, end)
     axes.set_xlim(0, end * 1.03)
     axes.set_ylim(-0.6, 0.6)
     axes.axis("off")
@@ -364,6 +456,43 @@ def memory(report: Report) -> Any:
     note = [f"largest batch at these lengths {m.max_batch_size:,}"]
     if m.max_total_tokens:
         note.append(f"room for {m.max_total_tokens:,} tokens of KV cache ({size(m.kv_bytes_per_token)} each)")
+    fits = m.total_bytes <= m.usable_bytes
     text = " · ".join(note) if fits else f"does not fit: {report.reason}"
     figure.text(0.028, 0.09, clean(text), fontsize=8.5, color=MUTED if fits else VERMILLION, parse_math=False)
     return figure
+
+
+def _memory_bars(axes: Any, m: Memory, end: float) -> list[tuple[str, str]]:
+    """What is stored, side by side, and what is free or too much; returns the legend."""
+    inside = {"ha": "center", "va": "center", "fontsize": 8.5, "linespacing": 1.3}
+    x, legend = 0.0, []
+    for key, color in _MEMORY:
+        value = float(getattr(m, f"{key}_bytes"))
+        axes.barh(0, value, left=x, height=0.8, color=color, linewidth=0)
+        if value > 0.09 * end:
+            label = f"{_MEMORY_LABELS[key]}\n{size(value)}"
+            axes.text(x + value / 2, 0, label, color="white" if color == BLUE else INK, **inside)
+        legend.append((f"{_MEMORY_LABELS[key]} {size(value)} ({_share(value / m.total_bytes)})", color))
+        x += value
+    free = m.usable_bytes - x
+    if m.total_bytes > m.usable_bytes:
+        hatched = {"facecolor": "none", "edgecolor": "white", "hatch": "////", "linewidth": 0}
+        axes.axvspan(m.usable_bytes, x, ymin=0.02, ymax=0.98, **hatched)
+        return legend
+    axes.barh(0, free, left=x, height=0.8, facecolor="none", edgecolor=FAINT, linewidth=1, zorder=0)
+    if free > 0.12 * end:
+        axes.text(x + free / 2, 0, f"free\n{size(free)}", color=MUTED, **inside)
+    return legend
+
+
+def _memory_limits(axes: Any, m: Memory, end: float) -> None:
+    """Lines at what may be used and what is there, their labels apart from each other."""
+    near = m.capacity_bytes - m.usable_bytes < 0.2 * end
+    right_of = "left" if near and end > 1.2 * m.capacity_bytes else "center" if near else "right"
+    usable_color = GREEN if m.total_bytes <= m.usable_bytes else VERMILLION
+    for value, word, side, color in (
+        (m.usable_bytes, "usable", "right" if near else "center", usable_color),
+        (m.capacity_bytes, "capacity", right_of, INK),
+    ):
+        axes.plot([value, value], [-0.52, 0.52], color=color, linewidth=1.6)
+        axes.text(value, 0.6, f"{word} {size(value)}", ha=side, va="bottom", fontsize=8.5, color=INK)

@@ -18,7 +18,7 @@ from ...network.graph import Model
 from ..text.terminal import header
 from .canvas import BOUNDS, Point, Scene, bounds, text_width
 from .palette import ARROW, FAINT, INK, MUTED, PANEL, tint
-from .wiring import ENTRY, EXIT, Edge, Part, Wiring, shown, wire
+from .wiring import ENTRY, EXIT, BlockRows, Edge, Wiring, shown, wire
 
 HEIGHT, GAP, SIDE = 46.0, 36.0, 30.0  # of a node, below it, beside it
 STEM = 17.0  # an edge goes straight down past the shape that is written beside it, then turns
@@ -32,7 +32,7 @@ DETAILS = ("weight", "keys", "state")  # the tensor that tells an operator from 
 class Panel(NamedTuple):
     """One block, laid out around x = 0 and from y = 0 downwards."""
 
-    part: Part
+    part: BlockRows
     wiring: Wiring
     title: str
     middle: dict[int, Point]  # node -> centre of its upper side
@@ -70,9 +70,9 @@ def structure(report: Report, model: Model, phase: str) -> Scene:
     height = AROUND + 76 + sum(max(p.height for p in row) + BETWEEN for row in rows) + 34 * len(own) + 40
     scene = Scene(width, height, f"{phase}: {title}")
     took = report.phases[phase].seconds
-    scene.words(AROUND, AROUND + 12, f"{phase.capitalize()} · {seconds(took)}", size=17, bold=True)
-    scene.words(AROUND, AROUND + 34, title, size=12, color=MUTED)
-    scene.words(AROUND, AROUND + 52, order, size=11, color=MUTED)
+    scene.text(AROUND, AROUND + 12, f"{phase.capitalize()} · {seconds(took)}", size=17, bold=True)
+    scene.text(AROUND, AROUND + 34, title, size=12, color=MUTED)
+    scene.text(AROUND, AROUND + 52, order, size=11, color=MUTED)
     y, leaving = AROUND + 76.0, None
     for row, (start, _) in zip(rows, spans, strict=True):
         x, places = axis + start, []
@@ -91,22 +91,22 @@ def structure(report: Report, model: Model, phase: str) -> Scene:
         wide = text_width(label, 11) + 20
         color = BOUNDS.get(op.bound, MUTED)
         scene.box(axis - wide / 2, y, wide, 26, fill=tint(color, 0.14), edge=color, radius=5)
-        scene.words(axis, y + 17, label, size=11, anchor="middle")
+        scene.text(axis, y + 17, label, size=11, anchor="middle")
         y += 34
     _legend(scene, report.phases[phase].ops, y + 14)
     return scene
 
 
-def drawn(report: Report, model: Model, phase: str) -> tuple[list[Part], list[OpRow]]:
+def drawn(report: Report, model: Model, phase: str) -> tuple[list[BlockRows], list[OpRow]]:
     """The blocks that took time in a phase (of a pipeline: in its slowest stage), and the rows that are no operator."""
-    found = [
+    stages = [
         shown(stage, report.phases[phase])
         for stage in pipeline_stages(model, int(report.plan["pipeline_parallel_size"]))
     ]
-    return min(found, key=lambda pair: len(pair[1]))
+    return min(stages, key=lambda pair: len(pair[1]))
 
 
-def letters(parts: list[Part]) -> dict[int, str]:
+def letters(parts: list[BlockRows]) -> dict[int, str]:
     """Names for kinds of layers by the identity of their block, where there are several: A, B …"""
     kinds = [p for p in parts if p.block.stage == "layer"]
     return {id(p.block): chr(ord("A") + i % 26) for i, p in enumerate(kinds)} if len(kinds) > 1 else {}
@@ -115,59 +115,100 @@ def letters(parts: list[Part]) -> dict[int, str]:
 # ------------------------------------------------------------------ layout
 
 
-def _panel(part: Part, letter: str) -> Panel:
+def _panel(part: BlockRows, letter: str) -> Panel:
     """Ranks downwards; operators of one rank side by side, edges that pass a rank in the gaps between them."""
-    wiring, block = wire(part), part.block
-    ops = block.ops
-    need = [text_width(ops[i].name, 12.5) + text_width(_share(1.0), 12) for i in part.rows]
-    need += [text_width(_detail(row) + seconds(row.seconds), 10) for row, _ in part.rows.values()]
-    node = max(200.0, max(need) + 34)
-    by_rank: dict[int, list[int]] = defaultdict(list)
-    for i, rank in wiring.ranks.items():
-        if i not in (ENTRY, EXIT):
-            by_rank[rank].append(i)
-    tops: dict[int, tuple[float, float]] = {}
-    y = HEAD + GAP
-    for rank in sorted(by_rank):
-        tall = HEIGHT if any(i < len(ops) for i in by_rank[rank]) else JOIN
-        tops[rank] = (y, tall)
-        y += tall + GAP
-    middle: dict[int, Point] = {ENTRY: (0.0, HEAD)}
-    bends: dict[Edge, list[Point]] = defaultdict(list)
-    long = [e for e in wiring.edges if not e.residual]
-
-    def near(i: int) -> float:
-        """Where the inputs of a node come down."""
-        xs = [bends[e][-1][0] if bends[e] else middle[e.start][0] for e in long if e.end == i and not e.kept]
-        return sum(xs) / len(xs) if xs else 0.0
-
-    for rank, (top, tall) in tops.items():
-        line = sorted((i for i in by_rank[rank] if not _aside(ops, i)), key=lambda i: (near(i), i))
-        step, alone = node + SIDE, len(line) == 1
-        first = -(len(line) - 1) / 2 * step
-        for i in (i for i in by_rank[rank] if _aside(ops, i)):  # beside the reader, where that stands in this rank
-            reader = next((e.end for e in long if e.start == i and e.end in line), line[-1] if line else i)
-            line.insert(line.index(reader) + 1 if reader in line else 0, i)
-            first -= 0 if alone else step / 2
-        for k, i in enumerate(line):
-            middle[i] = (first + k * step, top + (tall - _tall(ops, i)) / 2)
-        taken = [
-            (middle[i][0] - _wide(ops, i, node) / 2 - 14, middle[i][0] + _wide(ops, i, node) / 2 + 14)
-            for i in by_rank[rank]
-        ]
-        for e in long:
-            if wiring.ranks[e.start] < rank < wiring.ranks[e.end]:
-                x = _free(bends[e][-1][0] if bends[e] else middle[e.start][0], taken)
-                taken.append((x - 7, x + 7))
-                bends[e].append((x, top))
-    middle[EXIT] = (0.0, y)
-    xs = [x + side * _wide(ops, i, node) / 2 for i, (x, _) in middle.items() for side in (-1, 1) if i >= 0]
-    xs += [x for points in bends.values() for x, _ in points]
+    block = part.block
+    layout = _Layout(part)
+    layout.place()
+    xs = layout.extent()
     left = min(xs) - PAD - (LANE if block.residual else 0)
     layers = block.layers if block.stage == "layer" or block.count > 1 else ()
     title = " · ".join(filter(None, [letter, "" if block.stage == "layer" else block.name, layer_ranges(layers)]))
-    right = max(max(xs) + PAD, left + text_width(title, 13) + 70)
-    return Panel(part, wiring, title, middle, dict(bends), tops, node, left, right, y, layers)
+    return Panel(
+        part=part,
+        wiring=layout.wiring,
+        title=title,
+        middle=layout.middle,
+        bends=dict(layout.bends),
+        rows=layout.rows,
+        node=layout.node,
+        left=left,
+        right=max(max(xs) + PAD, left + text_width(title, 13) + 70),
+        height=layout.height,
+        layers=layers,
+    )
+
+
+class _Layout:
+    """Where the operators of a block stand, rank by rank."""
+
+    def __init__(self, part: BlockRows) -> None:
+        self.ops, self.wiring = part.block.ops, wire(part)
+        self.node = max(200.0, max(_node_widths(part)) + 34)
+        self.by_rank: dict[int, list[int]] = defaultdict(list)
+        for i, rank in self.wiring.ranks.items():
+            if i not in (ENTRY, EXIT):
+                self.by_rank[rank].append(i)
+        self.rows: dict[int, tuple[float, float]] = {}  # rank -> upper side and height
+        self.height = HEAD + GAP
+        for rank in sorted(self.by_rank):
+            tall = HEIGHT if any(i < len(self.ops) for i in self.by_rank[rank]) else JOIN
+            self.rows[rank] = (self.height, tall)
+            self.height += tall + GAP
+        self.middle: dict[int, Point] = {ENTRY: (0.0, HEAD)}
+        self.bends: dict[Edge, list[Point]] = defaultdict(list)
+        self.edges = [edge for edge in self.wiring.edges if not edge.residual]
+
+    def place(self) -> None:
+        """Give every node its place, from the top down, and every long edge its bends."""
+        for rank, (top, tall) in self.rows.items():
+            self._place_rank(rank, top, tall)
+            self._pass_rank(rank, top)
+        self.middle[EXIT] = (0.0, self.height)
+
+    def extent(self) -> list[float]:
+        """The x of every side of a node and of every bend."""
+        nodes = [(x, _wide(self.ops, i, self.node) / 2) for i, (x, _) in self.middle.items() if i >= 0]
+        sides = [x + side for x, half in nodes for side in (-half, half)]
+        return sides + [x for points in self.bends.values() for x, _ in points]
+
+    def _above(self, edge: Edge) -> float:
+        """Where an edge comes down from the ranks above."""
+        return self.bends[edge][-1][0] if self.bends[edge] else self.middle[edge.start][0]
+
+    def _near(self, i: int) -> float:
+        """Where the inputs of a node come down."""
+        xs = [self._above(edge) for edge in self.edges if edge.end == i and not edge.kept]
+        return sum(xs) / len(xs) if xs else 0.0
+
+    def _place_rank(self, rank: int, top: float, tall: float) -> None:
+        """Nodes in the order of their inputs; writes to the cache beside their reader, where that is in this rank."""
+        nodes = self.by_rank[rank]
+        line = sorted((i for i in nodes if not _aside(self.ops, i)), key=lambda i: (self._near(i), i))
+        step, alone = self.node + SIDE, len(line) == 1
+        first = -(len(line) - 1) / 2 * step
+        for i in (i for i in nodes if _aside(self.ops, i)):
+            reader = next((e.end for e in self.edges if e.start == i and e.end in line), line[-1] if line else i)
+            line.insert(line.index(reader) + 1 if reader in line else 0, i)
+            first -= 0 if alone else step / 2
+        for k, i in enumerate(line):
+            self.middle[i] = (first + k * step, top + (tall - _tall(self.ops, i)) / 2)
+
+    def _pass_rank(self, rank: int, top: float) -> None:
+        """Edges that neither start nor end in a rank pass it in the nearest gap."""
+        halves = [(self.middle[i][0], _wide(self.ops, i, self.node) / 2 + 14) for i in self.by_rank[rank]]
+        taken = [(x - half, x + half) for x, half in halves]
+        for edge in self.edges:
+            if self.wiring.ranks[edge.start] < rank < self.wiring.ranks[edge.end]:
+                x = _free(self._above(edge), taken)
+                taken.append((x - 7, x + 7))
+                self.bends[edge].append((x, top))
+
+
+def _node_widths(part: BlockRows) -> list[float]:
+    """Pixels that the two lines of every node need."""
+    names = [text_width(part.block.ops[i].name, 12.5) + text_width(_share(1.0), 12) for i in part.rows]
+    return names + [text_width(_detail(row) + seconds(row.seconds), 10) for row, _ in part.rows.values()]
 
 
 def _aside(ops: tuple[object, ...], i: int) -> bool:
@@ -242,13 +283,13 @@ def _around(scene: Scene, start: Point, height: float, lane: float, end: Point, 
 def _draw(scene: Scene, panel: Panel, x: float, y: float) -> None:
     part, ops = panel.part, panel.part.block.ops
     scene.box(x + panel.left, y, panel.width, panel.height, fill=PANEL, edge=FAINT, radius=10)
-    scene.words(x + panel.left + 16, y + 24, panel.title, size=13, bold=True)
-    scene.words(x + panel.left + 16, y + 41, f"{_share(part.share)} of the time", size=10.5, color=MUTED)
+    scene.text(x + panel.left + 16, y + 24, panel.title, size=13, bold=True)
+    scene.text(x + panel.left + 16, y + 41, f"{_share(part.share)} of the time", size=10.5, color=MUTED)
     if panel.layers:
         often = f"×{part.block.count}"
         wide = text_width(often, 13) + 14
         scene.box(x + panel.right - wide - 12, y + 11, wide, 24, fill=INK, radius=12)
-        scene.words(x + panel.right - wide / 2 - 12, y + 28, often, size=13, bold=True, color="white", anchor="middle")
+        scene.text(x + panel.right - wide / 2 - 12, y + 28, often, size=13, bold=True, color="white", anchor="middle")
     for edge in panel.wiring.edges:
         _edge(scene, panel, edge, x, y)
     for i, (row, fraction) in part.rows.items():
@@ -263,7 +304,7 @@ def _draw(scene: Scene, panel: Panel, x: float, y: float) -> None:
         label = _size(part.rows[i][0].shape.get("output", [])) if i in part.rows else "" if i == EXIT else stream
         low = py if i == ENTRY else py + _tall(ops, i)
         if label and not _aside(ops, i):
-            scene.words(x + px + 7, y + low + 14, label, size=9.5, color=MUTED, halo=True)
+            scene.text(x + px + 7, y + low + 14, label, size=9.5, color=MUTED, halo=True)
 
 
 def _edge(scene: Scene, panel: Panel, edge: Edge, x: float, y: float) -> None:
@@ -302,10 +343,10 @@ def _node(scene: Scene, row: OpRow, fraction: float, x: float, y: float, wide: f
     color = BOUNDS.get(row.bound, MUTED)
     scene.box(x, y, wide, HEIGHT, fill=tint(color, 0.09), edge=tint(color, 0.55), radius=6, width=1.1)
     scene.box(x + 1, y + 5, 4, HEIGHT - 10, fill=color, radius=2)
-    scene.words(x + 14, y + 18, row.name, size=12.5, bold=True)
-    scene.words(x + wide - 10, y + 18, _share(row.share * fraction), size=12, anchor="end", color=color, bold=True)
-    scene.words(x + 14, y + 33, _detail(row), size=9.5, color=MUTED)
-    scene.words(x + wide - 10, y + 33, seconds(row.seconds * fraction), size=9.5, color=MUTED, anchor="end")
+    scene.text(x + 14, y + 18, row.name, size=12.5, bold=True)
+    scene.text(x + wide - 10, y + 18, _share(row.share * fraction), size=12, anchor="end", color=color, bold=True)
+    scene.text(x + 14, y + 33, _detail(row), size=9.5, color=MUTED)
+    scene.text(x + wide - 10, y + 33, seconds(row.seconds * fraction), size=9.5, color=MUTED, anchor="end")
     full = wide - 24
     scene.box(x + 14, y + HEIGHT - 7, full, 2.5, fill=tint(color, 0.18))
     scene.box(x + 14, y + HEIGHT - 7, max(0.5, full * row.share * fraction), 2.5, fill=color)
@@ -315,9 +356,9 @@ def _legend(scene: Scene, ops: list[OpRow], y: float) -> None:
     x = AROUND
     for word, color in bounds(op.bound for op in ops if op.seconds > 0).items():
         scene.box(x, y - 9, 12, 12, fill=color, radius=3)
-        scene.words(x + 18, y + 1, word, size=10.5, color=MUTED)
+        scene.text(x + 18, y + 1, word, size=10.5, color=MUTED)
         x += 36 + text_width(word, 10.5)
-    scene.words(
+    scene.text(
         AROUND,
         y + 19,
         "% and time: of the phase, all layers together · shapes: of one GPU, one layer · dashed: through the cache",
@@ -326,7 +367,7 @@ def _legend(scene: Scene, ops: list[OpRow], y: float) -> None:
     )
 
 
-# ------------------------------------------------------------------ words
+# ------------------------------------------------------------------ labels
 
 
 def _share(value: float) -> str:
@@ -354,13 +395,13 @@ def _entry(panel: Panel) -> str:
 
 
 def _runs(numbers: tuple[int, ...]) -> list[tuple[int, int]]:
-    found: list[tuple[int, int]] = []
+    runs: list[tuple[int, int]] = []
     for n in numbers:
-        if found and found[-1][1] == n - 1:
-            found[-1] = (found[-1][0], n)
+        if runs and runs[-1][1] == n - 1:
+            runs[-1] = (runs[-1][0], n)
         else:
-            found.append((n, n))
-    return found
+            runs.append((n, n))
+    return runs
 
 
 def layer_ranges(layers: tuple[int, ...]) -> str:
@@ -371,15 +412,15 @@ def layer_ranges(layers: tuple[int, ...]) -> str:
     return ("layer " if len(layers) == 1 else "layers ") + ", ".join(runs[:3]) + (" …" if len(runs) > 3 else "")
 
 
-def layer_order(kinds: list[Part], names: dict[int, str]) -> str:
+def layer_order(kinds: list[BlockRows], names: dict[int, str]) -> str:
     """``(3 × A, B) × 12``: which kind of layer follows which."""
     which = {i: names[id(p.block)] for p in kinds for i in p.block.layers}
     runs = [(name, len(list(group))) for name, group in groupby(which[i] for i in sorted(which))]
     for period in range(1, len(runs) // 2 + 1):
         if len(runs) % period == 0 and runs == runs[:period] * (len(runs) // period):
-            return f"({_told(runs[:period])}) × {len(runs) // period}"
-    return _told(runs) if len(runs) <= 10 else "".join(which[i] for i in sorted(which))
+            return f"({_sequence(runs[:period])}) × {len(runs) // period}"
+    return _sequence(runs) if len(runs) <= 10 else "".join(which[i] for i in sorted(which))
 
 
-def _told(runs: list[tuple[str, int]]) -> str:
+def _sequence(runs: list[tuple[str, int]]) -> str:
     return ", ".join(f"{n} × {name}" if n > 1 else name for name, n in runs)

@@ -79,8 +79,8 @@ def _cache(axes: Any, outcome: Outcome) -> None:
     axes.yaxis.set_major_formatter(lambda y, _: f"{y:.0f}%")
     lost = int(outcome.preemptions.sum())
     top = percent(float(s["kv_used"].max(initial=0)))
-    words = f"at most {top}" + (f", {lost:,} preemptions" if lost else "")
-    axes.text(0.995, 0.93, words, transform=axes.transAxes, ha="right", va="top", fontsize=8.5, color=MUTED)
+    note = f"at most {top}" + (f", {lost:,} preemptions" if lost else "")
+    axes.text(0.995, 0.93, note, transform=axes.transAxes, ha="right", va="top", fontsize=8.5, color=MUTED)
 
 
 def _tokens(axes: Any, outcome: Outcome) -> None:
@@ -129,12 +129,12 @@ def _waits(axes: Any, outcome: Outcome) -> None:
 
 def spread(outcome: Outcome, subtitle: str, goals: Mapping[str, float]) -> Any:
     """Histograms of the three latencies with median, p90 and p99, and the share that keeps each limit."""
-    found = latencies(outcome)
-    kept = f" · {percent(float(good_requests(found, dict(goals)).mean()))} keep every limit" if goals else ""
+    by_metric = latencies(outcome)
+    kept = f" · {percent(float(good_requests(by_metric, dict(goals)).mean()))} keep every limit" if goals else ""
     figure = page(11.0, 3.9, f"Latencies of {len(outcome.arrival_s):,} requests{kept}", subtitle)
     for number, (key, title) in enumerate(TITLES.items()):
         axes = figure.add_axes((0.027 + number * 0.328, 0.12, 0.29, 0.53))
-        _histogram(axes, found[key][~np.isnan(found[key])] / 1e3, title, goals.get(key))
+        _histogram(axes, by_metric[key][~np.isnan(by_metric[key])] / 1e3, title, goals.get(key))
     return figure
 
 
@@ -169,8 +169,8 @@ def _histogram(axes: Any, values: np.ndarray, title: str, limit: float | None) -
             fontsize=8.5,
             color=GREEN,
         )
-    words = zip(("median", "p90", "p99"), points, (INK, ORANGE, VERMILLION), (0.0, 0.36, 0.68), strict=True)
-    for word, value, color, x in words:
+    labels = zip(("median", "p90", "p99"), points, (INK, ORANGE, VERMILLION), (0.0, 0.36, 0.68), strict=True)
+    for word, value, color, x in labels:
         axes.text(x, 1.04, f"{word} {seconds(float(value))}", transform=axes.transAxes, fontsize=8.5, color=color)
     axes.set_ylim(0, top)
     if not wide:

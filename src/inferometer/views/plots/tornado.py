@@ -1,6 +1,6 @@
 """What moves a plan, as pictures: a tornado of its figures, curves to a target, and what models and use cases ask for.
 
-write_pictures(found, "out")      # [out/tornado.png, out/target_tpot.png]
+write_pictures(result, "out")      # [out/tornado.png, out/target_tpot.png]
 """
 
 from __future__ import annotations
@@ -23,64 +23,64 @@ PANELS = {
     "tpot_ms": "time per output token",
     "full_output_throughput": "tokens/s at batch",
 }
-ASKED = {"flops": "FLOP/s", "memory_bandwidth": "memory bandwidth", "memory": "memory size"}
+DEMAND_LABELS = {"flops": "FLOP/s", "memory_bandwidth": "memory bandwidth", "memory": "memory size"}
 COLORS = {"flops": VERMILLION, "memory_bandwidth": BLUE, "memory": ORANGE}
 LINES = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY)
 ROWS = 9  # bars of a tornado
 SEEN = 0.0005  # a change that is drawn
 
 
-def write_pictures(found: Sensitivity, folder: str | Path) -> list[Path]:
+def write_pictures(result: Sensitivity, folder: str | Path) -> list[Path]:
     """Every picture of an answer."""
     target = files.folder(folder)
     made = {}
     with style():
-        if found.figures:
-            made["tornado"] = picture(tornado(found))
-        if found.curves:
-            made["curves"] = picture(along(found))
-        if found.size:
-            made["size"] = picture(sizes(found))
-        if found.compare:
-            made["compare"] = picture(asked_for(found, found.compare[1:], _compared(found)))
-        if found.usecases:
-            made["usecases"] = picture(asked_for(found, found.usecases, _cases(found)))
+        if result.figures:
+            made["tornado"] = picture(tornado(result))
+        if result.curves:
+            made["curves"] = picture(along(result))
+        if result.size:
+            made["size"] = picture(sizes(result))
+        if result.compare:
+            made["compare"] = picture(demands(result, result.compare[1:], _compared(result)))
+        if result.usecases:
+            made["usecases"] = picture(demands(result, result.usecases, _cases(result)))
     return [files.write(target / f"{word}.png", data) for word, data in made.items()]
 
 
 # ------------------------------------------------------------------ the tornado
 
 
-def tornado(found: Sensitivity) -> Any:
+def tornado(result: Sensitivity) -> Any:
     """A bar to each side for a tenth more and a tenth less of every figure, the strongest on top."""
-    fields = [field for field in PANELS if getattr(found.metrics, field) is not None]
+    fields = [field for field in PANELS if getattr(result.metrics, field) is not None]
     ranked = sorted(
-        (f for f in found.figures.values() if f.used and not f.within), key=lambda f: -largest_change(f, fields)
+        (f for f in result.figures.values() if f.used and not f.within), key=lambda f: -largest_change(f, fields)
     )
-    shown = [*(f for f in ranked[:ROWS] if largest_change(f, fields) >= SEEN), found.figures[ALL_SPEEDS]]
+    shown = [*(f for f in ranked[:ROWS] if largest_change(f, fields) >= SEEN), result.figures[ALL_SPEEDS]]
     reach = max(0.1, *(largest_change(f, fields) for f in shown)) * 1.32
     tall = 1.75 + 0.36 * len(shown)
-    figure = page(11.0, tall, _headline(found, fields), plan_header(found))
+    figure = page(11.0, tall, _headline(result, fields), plan_header(result))
     panels = figure.subplots(1, len(fields), sharey=True, squeeze=False)[0]
     figure.subplots_adjust(left=0.175, right=0.985, top=1 - 1.06 / tall, bottom=0.5 / tall, wspace=0.09)
     for axes, field in zip(panels, fields, strict=True):
         _bars(axes, shown, field, reach)
-        axes.set_title(_panel(found, field), loc="left", fontsize=10, weight="bold", pad=7)
+        axes.set_title(_panel(result, field), loc="left", fontsize=10, weight="bold", pad=7)
     panels[0].set_yticks(range(len(shown)), [short_label(f) for f in shown])
     panels[0].set_ylim(len(shown) - 0.4, -0.6)
     _key(figure, (("10% more of it", BLUE), ("10% less of it", ORANGE)))
     return figure
 
 
-def _headline(found: Sensitivity, fields: list[str]) -> str:
+def _headline(result: Sensitivity, fields: list[str]) -> str:
     """The finding: what each metric follows."""
-    words = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "full_output_throughput": "throughput"}
-    told = []
+    names = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "full_output_throughput": "throughput"}
+    clauses = []
     for field in fields:
-        first = max((f for f in found.figures.values() if not f.within), key=lambda f: largest_change(f, [field]))
+        first = max((f for f in result.figures.values() if not f.within), key=lambda f: largest_change(f, [field]))
         change = percent_change(first.up.change[field])
-        told.append(f"{words[field]} follows {short_label(first)} ({change} for 10% more)")
-    return " · ".join(told[:2])
+        clauses.append(f"{names[field]} follows {short_label(first)} ({change} for 10% more)")
+    return " · ".join(clauses[:2])
 
 
 def _bars(axes: Any, shown: list[ParameterEffect], field: str, reach: float) -> None:
@@ -111,11 +111,11 @@ def _bars(axes: Any, shown: list[ParameterEffect], field: str, reach: float) -> 
     axes.set_axisbelow(True)
 
 
-def _panel(found: Sensitivity, field: str) -> str:
-    value = float(getattr(found.metrics, field))
+def _panel(result: Sensitivity, field: str) -> str:
+    value = float(getattr(result.metrics, field))
     if field.endswith("_ms"):
         return f"{PANELS[field]} · {seconds(value / 1e3)}"
-    return f"{PANELS[field]} {found.metrics.full_batch_size:,} · {value:,.0f}"
+    return f"{PANELS[field]} {result.metrics.full_batch_size:,} · {value:,.0f}"
 
 
 def _key(figure: Any, entries: tuple[tuple[str, str], ...]) -> None:
@@ -138,19 +138,19 @@ def _key(figure: Any, entries: tuple[tuple[str, str], ...]) -> None:
 # ------------------------------------------------------------------ far beyond a tenth
 
 
-def along(found: Sensitivity) -> Any:
+def along(result: Sensitivity) -> Any:
     """Latencies along each figure: where more of it stops helping; targets are drawn in."""
-    fields = [field for field in ("ttft_ms", "tpot_ms") if getattr(found.metrics, field) is not None]
-    spans = {key: max(_span(getattr(curve, field)) for field in fields) for key, curve in found.curves.items()}
+    fields = [field for field in ("ttft_ms", "tpot_ms") if getattr(result.metrics, field) is not None]
+    spans = {key: max(_span(getattr(curve, field)) for field in fields) for key, curve in result.curves.items()}
     strong = sorted((key for key in spans if spans[key] > 1.02), key=lambda key: -spans[key])
     colors = dict(zip(strong, LINES, strict=False))
-    figure = page(11.0, 4.4, _twice(found, fields), plan_header(found))
+    figure = page(11.0, 4.4, _twice(result, fields), plan_header(result))
     panels = figure.subplots(1, len(fields), squeeze=False)[0]
     figure.subplots_adjust(left=0.07, right=0.86, top=0.76, bottom=0.13, wspace=0.42)
     for axes, field in zip(panels, fields, strict=True):
-        _lines(axes, found, field, colors)
+        _lines(axes, result, field, colors)
         axes.set_title(PANELS[field], loc="left", fontsize=10, weight="bold", pad=7)
-        for target in found.targets.values():
+        for target in result.targets.values():
             if target.metric == field:
                 axes.axhline(target.limit, color=INK, linewidth=1.1, linestyle=(0, (4, 3)))
                 axes.text(
@@ -159,28 +159,28 @@ def along(found: Sensitivity) -> Any:
     return figure
 
 
-def _twice(found: Sensitivity, fields: list[str]) -> str:
+def _twice(result: Sensitivity, fields: list[str]) -> str:
     """The finding: what two times the best figure does to each latency."""
-    told = []
+    clauses = []
     for field in fields:
-        at = {key: getattr(c, field)[c.factor.index(2.0)] or math.inf for key, c in found.curves.items()}
+        at = {key: getattr(c, field)[c.factor.index(2.0)] or math.inf for key, c in result.curves.items()}
         best = min(at, key=lambda key: at[key])
-        cut = at[best] / getattr(found.metrics, field) - 1
-        told.append(f"twice the {short_label(found.figures[best])}: {field[:4].upper()} {percent_change(cut)}")
-    text = " · ".join(told)
+        cut = at[best] / getattr(result.metrics, field) - 1
+        clauses.append(f"twice the {short_label(result.figures[best])}: {field[:4].upper()} {percent_change(cut)}")
+    text = " · ".join(clauses)
     return text[0].upper() + text[1:]
 
 
-def _lines(axes: Any, found: Sensitivity, field: str, colors: dict[str, str]) -> None:
+def _lines(axes: Any, result: Sensitivity, field: str, colors: dict[str, str]) -> None:
     """The figures that matter, each with its name where its line ends."""
     ends = []
     for key, color in colors.items():
-        curve = found.curves[key]
+        curve = result.curves[key]
         if _span(getattr(curve, field)) < 1.02:
             continue
         axes.plot(curve.factor, getattr(curve, field), color=color, linewidth=2, marker="o", markersize=2.5)
-        ends.append((getattr(curve, field)[-1], short_label(found.figures[key]), color))
-    axes.plot(1, getattr(found.metrics, field), marker="o", color=INK, markersize=6, zorder=5)
+        ends.append((getattr(curve, field)[-1], short_label(result.figures[key]), color))
+    axes.plot(1, getattr(result.metrics, field), marker="o", color=INK, markersize=6, zorder=5)
     axes.set(xscale="log", yscale="log")
     axes.set_xticks([0.25, 0.5, 1, 2, 4, 8, 16], ["¼", "½", "1", "2", "4", "8", "16"])
     axes.minorticks_off()
@@ -192,9 +192,9 @@ def _lines(axes: Any, found: Sensitivity, field: str, colors: dict[str, str]) ->
     axes.grid(True, color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     gap, below = (high / low) ** 0.065, math.inf
-    for value, words, color in sorted(ends, reverse=True):  # names keep clear of each other, from the top down
+    for value, label, color in sorted(ends, reverse=True):  # names keep clear of each other, from the top down
         below = min(value, below / gap)
-        axes.text(17.5, below, words, va="center", fontsize=8.5, color=color)
+        axes.text(17.5, below, label, va="center", fontsize=8.5, color=color)
 
 
 def _span(values: list[float | None]) -> float:
@@ -205,61 +205,26 @@ def _span(values: list[float | None]) -> float:
 # ------------------------------------------------------------------ models and use cases
 
 
-def asked_for(found: Sensitivity, rows: list[ComparisonRow], title: str) -> Any:
+def demands(result: Sensitivity, rows: list[ComparisonRow], title: str) -> Any:
     """Bars of FLOP/s, bandwidth and memory beside what the GPU has, one group per model or use case."""
     tall = 1.9 + 0.82 * len(rows)
-    figure = page(10.0, tall, title, plan_header(found))
+    figure = page(10.0, tall, title, plan_header(result))
     axes = figure.add_axes((0.225, 0.62 / tall, 0.63, 1 - 1.55 / tall))
     factors = [f for row in rows for f in _factors(row).values() if f]
     low, high = min(0.25, *factors) / 1.4, max(2.0, *factors) * 2.6
+    across = axes.get_yaxis_transform()
     for y, row in enumerate(rows):
-        for number, (key, factor) in enumerate(_factors(row).items()):
-            words = (
-                f"{factor_text(factor)}  {_amount(row, key)}"
-                if factor
-                else f"none is enough: {binding_text(row.demand.binding)}"
-            )
-            axes.barh(
-                y + (number - 1) * 0.26,
-                (factor or high) - low,
-                left=low,
-                height=0.24,
-                zorder=2,
-                linewidth=0,
-                color=COLORS[key] if factor else FAINT,
-                alpha=1.0 if (factor or 0) > 1 else 0.55,
-            )
-            text = axes.text(
-                (factor or low) * 1.04, y + (number - 1) * 0.26, words, va="center", fontsize=8, color=INK, zorder=4
-            )
-            text.set_bbox({"facecolor": "white" if factor else "none", "edgecolor": "none", "pad": 0.6})
+        _demand_bars(axes, y, row, low, high)
         best = row.size.smallest if row.size else None
-        words = f"{best.gpus} × {best.gpu}\n{best.layout}" if best else "no layout\ndoes it"
-        axes.text(
-            1.19,
-            y,
-            words,
-            ha="right",
-            va="center",
-            fontsize=8.5,
-            color=INK if best else VERMILLION,
-            transform=axes.get_yaxis_transform(),
-            linespacing=1.3,
-        )
+        platform = f"{best.gpus} × {best.gpu}\n{best.layout}" if best else "no layout\ndoes it"
+        look = {"fontsize": 8.5, "color": INK if best else VERMILLION, "linespacing": 1.3}
+        axes.text(1.19, y, platform, ha="right", va="center", transform=across, **look)
     axes.axvline(1, color=INK, linewidth=1.3, zorder=3)
-    axes.text(1, -0.62, "what this GPU has", ha="center", va="bottom", fontsize=8.5, color=INK)
-    axes.text(
-        1.19,
-        -0.62,
-        "or: smallest platform",
-        ha="right",
-        va="bottom",
-        fontsize=8.5,
-        color=MUTED,
-        transform=axes.get_yaxis_transform(),
-    )
+    head = {"va": "bottom", "fontsize": 8.5}
+    axes.text(1, -0.62, "what this GPU has", ha="center", color=INK, **head)
+    axes.text(1.19, -0.62, "or: smallest platform", ha="right", color=MUTED, transform=across, **head)
     axes.set(xscale="log", xlim=(low, high), ylim=(len(rows) - 0.45, -0.55))
-    axes.set_yticks(range(len(rows)), [_label(row, found) for row in rows], linespacing=1.3)
+    axes.set_yticks(range(len(rows)), [_label(row, result) for row in rows], linespacing=1.3)
     axes.xaxis.set_major_formatter(lambda x, _: f"×{x:g}")
     axes.minorticks_off()
     axes.tick_params(axis="x", labelsize=8, colors=MUTED)
@@ -267,8 +232,30 @@ def asked_for(found: Sensitivity, rows: list[ComparisonRow], title: str) -> Any:
     axes.spines["left"].set_visible(False)
     axes.grid(True, axis="x", color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
-    _key(figure, tuple((f"{ASKED[key]} of each GPU", color) for key, color in COLORS.items()))
+    _key(figure, tuple((f"{DEMAND_LABELS[key]} of each GPU", color) for key, color in COLORS.items()))
     return figure
+
+
+def _demand_bars(axes: Any, y: int, row: ComparisonRow, low: float, high: float) -> None:
+    """Three bars from ``low`` to the factor that is needed; a grey one up to ``high`` where none is enough."""
+    for number, (key, factor) in enumerate(_factors(row).items()):
+        at = y + (number - 1) * 0.26
+        if factor:
+            label = f"{factor_text(factor)}  {_amount(row, key)}"
+        else:
+            label = f"none is enough: {binding_text(row.demand.binding)}"
+        axes.barh(
+            at,
+            (factor or high) - low,
+            left=low,
+            height=0.24,
+            zorder=2,
+            linewidth=0,
+            color=COLORS[key] if factor else FAINT,
+            alpha=1.0 if (factor or 0) > 1 else 0.55,
+        )
+        text = axes.text((factor or low) * 1.04, at, label, va="center", fontsize=8, color=INK, zorder=4)
+        text.set_bbox({"facecolor": "white" if factor else "none", "edgecolor": "none", "pad": 0.6})
 
 
 def _factors(row: ComparisonRow) -> dict[str, float | None]:
@@ -280,13 +267,13 @@ def _amount(row: ComparisonRow, key: str) -> str:
     return size(value) if key == "memory" else si(value, "FLOP/s" if key == "flops" else "B/s")
 
 
-def _label(row: ComparisonRow, found: Sensitivity) -> str:
+def _label(row: ComparisonRow, result: Sensitivity) -> str:
     """A use case with its limits; a model with what is lost if nothing changes."""
-    if not found.compare:
+    if not result.compare:
         return "\n".join(
             [row.name, *(f"{word.upper()} ≤ {seconds(value / 1e3)}" for word, value in row.limits.items())]
         )
-    first = found.compare[0]
+    first = result.compare[0]
     lost = [
         f"{label} {factor_text(getattr(row, field) / getattr(first, field))} as it is"
         for field, label in (("ttft_ms", "TTFT"), ("tpot_ms", "TPOT"))
@@ -295,16 +282,16 @@ def _label(row: ComparisonRow, found: Sensitivity) -> str:
     return "\n".join([row.name, *lost])
 
 
-def _compared(found: Sensitivity) -> str:
+def _compared(result: Sensitivity) -> str:
     """The finding for the model that asks for the most."""
-    top = _hardest(found.compare[1:])
+    top = _hardest(result.compare[1:])
     flops, bandwidth, memory = map(factor_text, (top.demand.flops, top.demand.memory_bandwidth, top.demand.memory))
     factors = f"FLOP/s {flops}, bandwidth {bandwidth}, memory {memory}"
-    return f"{top.name} as fast as {found.compare[0].name} takes {factors}"
+    return f"{top.name} as fast as {result.compare[0].name} takes {factors}"
 
 
-def _cases(found: Sensitivity) -> str:
-    top = _hardest(found.usecases)
+def _cases(result: Sensitivity) -> str:
+    top = _hardest(result.usecases)
     return f"What each use case asks of a GPU: {top.name} the most, for {binding_text(top.demand.binding)}"
 
 
@@ -315,20 +302,20 @@ def _hardest(rows: list[ComparisonRow]) -> ComparisonRow:
 # ------------------------------------------------------------------ platforms
 
 
-def sizes(found: Sensitivity) -> Any:
+def sizes(result: Sensitivity) -> Any:
     """Memory of the fullest GPU by number of GPUs, and what the ones that do not do lack."""
-    rows = [tried for one in found.size for tried in [t for t in one.tried if t.binding != "layout"][-8:]]
+    rows = [tried for one in result.size for tried in [t for t in one.tried if t.binding != "layout"][-8:]]
     tall = 1.6 + 0.42 * len(rows)
-    head = found.summary.partition(";")[0] if found.feasible else "No platform does it"
-    figure = page(10.0, tall, head, plan_header(found))
+    head = result.summary.partition(";")[0] if result.feasible else "No platform does it"
+    figure = page(10.0, tall, head, plan_header(result))
     axes = figure.add_axes((0.2, 0.45 / tall, 0.77, 1 - 1.35 / tall))
     for y, tried in enumerate(rows):
         share = tried.memory_share if tried.memory_share is not None else 1 + (tried.short or 0.0)
         axes.barh(
             y, share, height=0.62, color=GREEN if tried.works else VERMILLION if share > 1 else FAINT, linewidth=0
         )
-        words = "does it" if tried.works else tried.reason.partition(" usable")[0]
-        axes.text(max(share, 1.0) + 0.02, y, words, va="center", fontsize=8, color=INK, parse_math=False)
+        label = "does it" if tried.works else tried.reason.partition(" usable")[0]
+        axes.text(max(share, 1.0) + 0.02, y, label, va="center", fontsize=8, color=INK, parse_math=False)
     axes.axvline(1, color=INK, linewidth=1.3)
     axes.set_xlim(0, max(3.2, 1.6 * max(t.memory_share or 1 + (t.short or 0) for t in rows)))
     axes.set_ylim(len(rows) - 0.4, -0.6)

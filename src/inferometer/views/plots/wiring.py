@@ -1,4 +1,4 @@
-"""Who reads whom inside a block, as people draw it: operators that took time, residual sums, and the rank of each.
+"""Which operator reads which inside a block, for a drawing: operators that took time, residual sums, their ranks.
 
 A report has rows, a model has blocks; `shown` brings them together, `wire` makes a small graph of one block.
 """
@@ -16,7 +16,7 @@ from ...network.operators import Op
 ENTRY, EXIT = -1, -2  # where the block's input comes in and its output goes out
 
 
-class Part(NamedTuple):
+class BlockRows(NamedTuple):
     """A block with the operators of it that took time: place in the block -> row, and its part of the row."""
 
     block: Block
@@ -44,51 +44,51 @@ class Wiring(NamedTuple):
     ranks: dict[int, int]
 
 
-def shown(model: Model, phase: Phase) -> tuple[list[Part], list[OpRow]]:
+def shown(model: Model, phase: Phase) -> tuple[list[BlockRows], list[OpRow]]:
     """The blocks that took time, in order, and the rows that are no operator of the model (the engine's own).
 
     Rows come block by block in the order of the model, without the operators that have no work. Blocks may be alike
     in name and begin alike, so each run of rows belongs to the block that explains most of it.
     """
     left = list(phase.ops)
-    found: dict[int, dict[int, OpRow]] = {}
+    rows_of: dict[int, dict[int, OpRow]] = {}
     own: list[OpRow] = []
     while left:
-        fits = {i: _fit(block, left) for i, block in enumerate(model.blocks) if i not in found}
+        fits = {i: _fit(block, left) for i, block in enumerate(model.blocks) if i not in rows_of}
         best = max(fits, key=lambda i: (len(fits[i]), -i), default=-1)
         if best < 0 or not fits[best]:
             own.append(left.pop(0))
             continue
-        found[best] = fits[best]
+        rows_of[best] = fits[best]
         del left[: len(fits[best])]
-    parts = [Part(model.blocks[i], _shared(model.blocks[i], rows)) for i, rows in sorted(found.items())]
+    parts = [BlockRows(model.blocks[i], _shared(model.blocks[i], rows)) for i, rows in sorted(rows_of.items())]
     return [p for p in parts if p.rows], [row for row in own if row.seconds > 0]
 
 
 def _fit(block: Block, rows: list[OpRow]) -> dict[int, OpRow]:
     """The first rows as operators of a block, as far as they go."""
-    found: dict[int, OpRow] = {}
+    fitted: dict[int, OpRow] = {}
     for index, op in enumerate(block.ops):
-        if len(found) < len(rows) and _same(op, block, rows[len(found)]):
-            found[index] = rows[len(found)]
-    return found
+        if len(fitted) < len(rows) and _same(op, block, rows[len(fitted)]):
+            fitted[index] = rows[len(fitted)]
+    return fitted
 
 
 def _shared(block: Block, rows: dict[int, OpRow]) -> dict[int, tuple[OpRow, float]]:
     """Rows that took time; an operator that stands twice in a block shares its row with itself."""
-    found: dict[int, tuple[OpRow, float]] = {}
+    shared: dict[int, tuple[OpRow, float]] = {}
     for index, row in rows.items():
         twins = [i for i, op in enumerate(block.ops) if op is block.ops[index] and (i == index or i not in rows)]
         if row.seconds > 0:
-            found |= {i: (row, 1 / len(twins)) for i in twins}
-    return dict(sorted(found.items()))
+            shared |= {i: (row, 1 / len(twins)) for i in twins}
+    return dict(sorted(shared.items()))
 
 
 def _same(op: Op, block: Block, row: OpRow) -> bool:
     return (op.name, op.kind, block.name, op.formula) == (row.name, row.kind, row.block, row.formula)
 
 
-def wire(part: Part) -> Wiring:
+def wire(part: BlockRows) -> Wiring:
     """Connect the operators of a block that took time; what did not is as if it were not there."""
     return _Wirer(part).run()
 
@@ -99,7 +99,7 @@ def attends(op: Op) -> bool:
 
 
 class _Wirer:
-    def __init__(self, part: Part) -> None:
+    def __init__(self, part: BlockRows) -> None:
         self.ops, self.residual, self.visible = part.block.ops, part.block.residual, list(part.rows)
         self.edges: list[Edge] = []
         self.ranks: dict[int, int] = {ENTRY: 0}
@@ -122,18 +122,12 @@ class _Wirer:
 
     def _add(self, i: int) -> None:
         op = self.ops[i]
-        kept: list[int] = []
         together = self._loose() if op.kind == "all_reduce" and op.inputs is None else []  # of all branches before it
         sources = together or self._inputs(i)
+        kept: list[int] = []
         if attends(op):
-            waiting = [j for j in self._loose(cached=True) if j not in sources]
-            caches = [j for j in waiting if self.ops[j].kind == "kv_write"]
-            twins = [j for j in self.segment if self.ops[j].name == op.name and attends(self.ops[j])]
-            if op.name == "attention":
-                kept = caches + [e.start for e in self.edges if e.end in twins and e.kept]
-                sources += [j for j in waiting if j not in caches and not attends(self.ops[j])]
-            else:
-                kept = caches[-1:]  # an index has a cache of its own, written just before
+            more, kept = self._read_from_cache(op, sources)
+            sources += more
         for j in [j for j in sources if self._kind(j) == "kv_write"]:
             sources.remove(j)  # what was just written to the cache is also at hand
             sources += [e.start for e in self.edges if e.end == j and e.start not in sources]
@@ -144,6 +138,16 @@ class _Wirer:
         self.ranks[i] = max([self.ranks[j] + 1 for j in sources] + [self.ranks[j] for j in kept])
         self.segment.append(i)
 
+    def _read_from_cache(self, op: Op, sources: list[int]) -> tuple[list[int], list[int]]:
+        """What an attention reads beside its sources: directly, and through the cache."""
+        waiting = [j for j in self._loose(cached=True) if j not in sources]
+        caches = [j for j in waiting if self.ops[j].kind == "kv_write"]
+        if op.name != "attention":
+            return [], caches[-1:]  # an index has a cache of its own, written just before
+        twins = [j for j in self.segment if self.ops[j].name == op.name and attends(self.ops[j])]
+        direct = [j for j in waiting if j not in caches and not attends(self.ops[j])]
+        return direct, caches + [e.start for e in self.edges if e.end in twins and e.kept]
+
     def _inputs(self, i: int) -> list[int]:
         op = self.ops[i]
         line = [j for j in self.segment if self.ops[j].kind != "kv_write"]
@@ -153,11 +157,11 @@ class _Wirer:
             return self._named(self.ops[line[-1]].name, line) if line else [self.stream]
         if not op.inputs and not _flows(op) and line:  # it leaves nothing, so it does not start a branch
             return line[-1:]
-        found = [j for word in op.inputs for j in self._named(word, [j for j in self.visible if j < i])]
-        if line and _sends(self.ops[line[-1]]) and {e.start for e in self.edges if e.end == line[-1]} == set(found):
+        named = [j for word in op.inputs for j in self._named(word, [j for j in self.visible if j < i])]
+        if line and _sends(self.ops[line[-1]]) and {e.start for e in self.edges if e.end == line[-1]} == set(named):
             return line[-1:]  # what these inputs became on their way to other ranks
-        if found or not op.inputs or not any(word == other.name for word in op.inputs for other in self.ops[:i]):
-            return found or [self.stream]
+        if named or not op.inputs or not any(word == other.name for word in op.inputs for other in self.ops[:i]):
+            return named or [self.stream]
         return line[-1:] or [self.stream]
 
     def _kind(self, i: int) -> str:
@@ -168,7 +172,7 @@ class _Wirer:
         return list({self.ops[j].kind: j for j in among if self.ops[j].name == word}.values())
 
     def _loose(self, cached: bool = False) -> list[int]:
-        """Operators whose output nobody has read yet; with ``cached`` also those that leave theirs in memory."""
+        """Operators with an output that is not read yet; with ``cached`` also those that leave theirs in memory."""
         read = {e.start for e in self.edges}
         return [j for j in self.segment if j not in read and (cached or _flows(self.ops[j]))]
 

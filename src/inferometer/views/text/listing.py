@@ -34,14 +34,14 @@ def plain_table(rows: list[dict[str, Any]], shown: Callable[[str, Any], str]) ->
 # Measured layers of a model, for people: each part at the longest prompt and context, and how well they add up.
 
 
-def summary(found: Mapping[str, Any]) -> str:
-    """What ``profile MODEL`` prints: ``summary(profile_model("qwen3-0.6b", device="cpu"))``"""
-    phases = found["longest"]
+def layer_summary(profile: Mapping[str, Any]) -> str:
+    """What ``profile MODEL`` prints: ``layer_summary(profile_model("qwen3-0.6b", device="cpu"))``"""
+    phases = profile["longest"]
     names = dict.fromkeys(name for phase in phases.values() for name in phase["seconds"])
     titles = {phase: f"{phase} {phases[phase]['length']:,}" for phase in phases}
     rows = [{"layer": n, **{titles[phase]: phases[phase]["seconds"].get(n) for phase in phases}} for n in names]
     text = plain_table(rows, lambda key, value: value if isinstance(value, str) else seconds(value)) if rows else ""
-    scaled = found["calibration"]
+    scaled = profile["calibration"]
     if scaled:
         text += f"\nwhole model, {scaled['num_layers']} layers: its wall time over the sum of its rows\n"
         for phase in ("prefill", "decode"):
@@ -98,8 +98,8 @@ def detail(kind: str, name: str) -> dict[str, Any]:
     if kind == "engines":
         return dict(msgspec.to_builtins(catalog.engine(name)))
     if kind == "precisions":
-        found = catalog.precision(name)
-        return {**msgspec.to_builtins(found), "bytes": found.bytes}
+        number_format = catalog.precision(name)
+        return {**msgspec.to_builtins(number_format), "bytes": number_format.bytes}
     if kind == "usecases":
         return dict(msgspec.to_builtins(catalog.usecase(name)))
     if kind == "families":

@@ -1,4 +1,4 @@
-"""A run of requests for people in a terminal who have two minutes: latencies, rates, the engine over time."""
+"""A run of requests on a terminal, for two minutes of reading: latencies, rates, the engine over time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from ...base.units import percent, seconds
+from ...base.units import milliseconds, percent, seconds
 
 NAMES = {
     "ttft": "time to first token",
@@ -25,7 +25,7 @@ WIDTH = 52
 
 
 def run(result: Mapping[str, Any], series: Mapping[str, np.ndarray] | None = None) -> Group:
-    """What a simulation or a benchmark found, from its JSON; ``series`` are the engine's columns over time."""
+    """The result of a simulation or a benchmark, from its JSON; ``series`` are the engine's columns over time."""
     parts: list[Any] = [Text(header(result), style="bold")]
     if result.get("reason"):
         parts.append(Text(f"✗ does not work: {result['reason']}", style="bold red"))
@@ -36,17 +36,17 @@ def run(result: Mapping[str, Any], series: Mapping[str, np.ndarray] | None = Non
 
 
 def capacity(result: Mapping[str, Any]) -> Group:
-    """The rate that was found, the rates that were tried, and latencies at the one that was found."""
+    """The highest rate that holds, the rates that were tried, and the latencies at the highest."""
     limits = ", ".join(f"{key} ≤ {value:g} ms" for key, value in result["goodput"].items())
     promise = f"{percent(result['share'])} of the requests keep {limits}"
     rate = result["request_rate"]
     if result.get("interrupted"):
         held = f"{rate:,.2f} requests/s held" if rate else "no rate held"
-        words = Text(f"interrupted: so far {held} ({promise})", style="bold yellow")
+        verdict = Text(f"interrupted: so far {held} ({promise})", style="bold yellow")
     elif rate:
-        words = Text(f"{rate:,.2f} requests/s is the highest rate at which {promise}", style="bold green")
+        verdict = Text(f"{rate:,.2f} requests/s is the highest rate at which {promise}", style="bold green")
     else:
-        words = Text(f"✗ at no rate do so many keep the limits: {promise}", style="bold red")
+        verdict = Text(f"✗ at no rate do so many keep the limits: {promise}", style="bold red")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
     for column in ("requests/s", "good", ""):
         table.add_column(column, justify="right" if column else "left")
@@ -55,7 +55,7 @@ def capacity(result: Mapping[str, Any]) -> Group:
         table.add_row(
             f"{tried['request_rate']:,.3f}", percent(tried["good"]), Text(mark, "green" if tried["holds"] else "red")
         )
-    parts: list[Any] = [Text(header(result), style="bold"), words, table]
+    parts: list[Any] = [Text(header(result), style="bold"), verdict, table]
     parts += [latency_table(result)] if rate and not result.get("interrupted") else []
     return Group(*parts, *(Text(f"! {warning}", style="yellow") for warning in result.get("warnings", ())))
 
@@ -73,12 +73,8 @@ def latency_table(result: Mapping[str, Any]) -> Table:
     for word in STATISTICS:
         table.add_column(word, justify="right", style="bold" if word == "mean" else "")
     for key, name in NAMES.items():
-        table.add_row(name, *(_ms(result[f"{word}_{key}_ms"]) for word in STATISTICS))
+        table.add_row(name, *(milliseconds(result[f"{word}_{key}_ms"]) for word in STATISTICS))
     return table
-
-
-def _ms(value: float | None) -> str:
-    return "–" if value is None else seconds(value / 1e3)
 
 
 def _rates(result: Mapping[str, Any]) -> list[Text]:
@@ -107,8 +103,8 @@ def _rates(result: Mapping[str, Any]) -> list[Text]:
 
 def _over_time(series: Mapping[str, np.ndarray]) -> list[Any]:
     """Lines of blocks: how full the engine was from the beginning to the end."""
-    words = {"running": "running", "waiting": "waiting", "kv_used": "KV cache", "busy": "busy"}
-    kept = {label: series[key] for key, label in words.items() if key in series and len(series[key]) > 1}
+    labels = {"running": "running", "waiting": "waiting", "kv_used": "KV cache", "busy": "busy"}
+    kept = {label: series[key] for key, label in labels.items() if key in series and len(series[key]) > 1}
     if not kept or "time_s" not in series:
         return []
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)

@@ -1,4 +1,4 @@
-"""Reports for people in a terminal who have two minutes."""
+"""Reports on a terminal, for two minutes of reading."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from ...base.units import count, percent, seconds, si, size
+from ...base.units import count, milliseconds, percent, seconds, si, size
 from ...costs.kernels import ORIGINS
 from ...inference.explain import Explanation
 from ...inference.report import Memory, OpRow, Phase, Report
@@ -34,7 +34,7 @@ def analysis(report: Report, every: bool = False) -> Group:
     if not report.feasible:
         parts.append(Text(f"✗ does not work: {report.reason}", style="bold red"))
     if report.plan["placement"]:
-        layout = " · ".join(f"{axis} {words}" for axis, words in report.plan["placement"].items())
+        layout = " · ".join(f"{axis} {place}" for axis, place in report.plan["placement"].items())
         parts.append(Text(f"layout: {layout}", style="dim"))
     parts += [Text(report.summary), Text(""), _metrics(report)]
     if report.turns:
@@ -79,9 +79,9 @@ def _metrics(report: Report) -> Table:
         "time to first token" if m.tpot_ms is not None or report.model.family != "dit" else "time per denoising step"
     )
     left = [
-        (first, _ms(m.ttft_ms), _ms(b.ttft_ms), _ratio(b.ttft_ms, m.ttft_ms)),
-        ("time per output token", _ms(m.tpot_ms), _ms(b.tpot_ms), _ratio(b.tpot_ms, m.tpot_ms)),
-        ("end to end", _ms(m.e2el_ms), "", ""),
+        (first, milliseconds(m.ttft_ms), milliseconds(b.ttft_ms), _ratio(b.ttft_ms, m.ttft_ms)),
+        ("time per output token", milliseconds(m.tpot_ms), milliseconds(b.tpot_ms), _ratio(b.tpot_ms, m.tpot_ms)),
+        ("end to end", milliseconds(m.e2el_ms), "", ""),
         ("", "", "", ""),
     ]
     right = [
@@ -96,10 +96,6 @@ def _metrics(report: Report) -> Table:
     for a, c in zip(left, right, strict=True):
         table.add_row(*a, *c)
     return table
-
-
-def _ms(value: float | None) -> str:
-    return "–" if value is None else seconds(value / 1e3)
 
 
 def _rate(value: float | None) -> str:
@@ -120,9 +116,9 @@ def _turns(report: Report) -> Table:
             f"{t.context:,}",
             f"{t.input_len:,}",
             f"{t.output_len:,}",
-            _ms(t.ttft_ms),
-            _ms(t.tpot_ms),
-            _ms(t.e2el_ms),
+            milliseconds(t.ttft_ms),
+            milliseconds(t.tpot_ms),
+            milliseconds(t.e2el_ms),
         )
     return table
 
@@ -238,10 +234,10 @@ def _shape(op: OpRow) -> str:
     return " → ".join("×".join(f"{v:.0f}" if v >= 10 else f"{v:.3g}" for v in vs) for vs in (first, last) if vs)
 
 
-def explanation(found: list[Explanation]) -> Group:
+def explanation(explanations: list[Explanation]) -> Group:
     """Formulas, values and origin of an operator, phase by phase."""
     parts: list[Any] = []
-    for e in found:
+    for e in explanations:
         parts.append(Text(f"{e.op} in {e.block}, {e.phase}: {e.count} × {seconds(e.seconds)}", style="bold"))
         if e.bound in QUIET:
             parts += [Text(f"  {ORIGINS.get(e.origin, '?')} {e.origin}: {e.note}"), Text("")]

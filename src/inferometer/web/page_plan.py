@@ -28,7 +28,7 @@ PAGE_ONLY = ("config", "gpu_figures")  # arguments that the command line spells 
 _FIGURE = re.compile(r"[A-Za-z0-9_.-]{1,80}")
 
 
-class PlanArgs(NamedTuple):
+class PagePlan(NamedTuple):
     """A plan that names only what is known: ``model`` may be the path of a config.json that was sent with it."""
 
     model: str
@@ -36,13 +36,13 @@ class PlanArgs(NamedTuple):
     options: dict[str, Any]  # all other arguments
     label: str  # the model's name for people
 
-    def without_options(self) -> PlanArgs:
+    def without_options(self) -> PagePlan:
         """The same model and GPU, for a command that spells its options itself."""
         return self._replace(options={})
 
 
-def plan_args(given: Any, folder: Path) -> PlanArgs:
-    """Check a plan; a config.json that came with it is put into the folder: ``plan_args({"gpu": "h200"}, folder)``"""
+def page_plan(given: Any, folder: Path) -> PagePlan:
+    """Check a plan; a config.json that came with it is put into the folder: ``page_plan({"gpu": "h200"}, folder)``"""
     if not isinstance(given, Mapping):
         example = f'{{"model": "{DEFAULT_MODEL}", "gpu": "h200"}}'
         raise BadValue(f"a plan is an object such as {example}, not {abbreviate(given)}")
@@ -55,14 +55,14 @@ def plan_args(given: Any, folder: Path) -> PlanArgs:
         raise BadValue(f"the model must be a name, not {abbreviate(model)}", field="model")
     gpu = f"{gpu}{_gpu_changes(gpu, figures)}"
     if config is None:
-        return PlanArgs(model, gpu, options, model)
+        return PagePlan(model, gpu, options, model)
     if not isinstance(config, Mapping):
         raise BadValue(f"a config.json is an object, not {abbreviate(config)}", field="model")
     label = file_name(model.rpartition("/")[2] if model != DEFAULT_MODEL else "uploaded")
     path = folder / label / "config.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.encode(config))
-    return PlanArgs(str(path), gpu, options, label)
+    return PagePlan(str(path), gpu, options, label)
 
 
 def check_allowed(what: str, names: Iterable[str], allowed: Iterable[str]) -> None:
@@ -141,7 +141,7 @@ def file_name(name: str) -> str:
 # ------------------------------------------------------------------ the same on the command line
 
 
-def command(verb: str, plan: PlanArgs, more: Mapping[str, Any] | None = None) -> str:
+def command(verb: str, plan: PagePlan, more: Mapping[str, Any] | None = None) -> str:
     """The line for a shell: ``command("analyze", plan)  # 'inferometer analyze llama-3.1-8b --gpu h200 …'``"""
     model = plan.model if plan.label == plan.model else f"{plan.label}/config.json"
     line = ["inferometer", verb, model]
