@@ -82,18 +82,13 @@ def gqa(
     heads, kv = s.num_attention_heads / s.tp, local_kv_heads(s.num_key_value_heads)
     kv_dim = s.head_dim if k_is_v else s.head_dim + v_dim
     queries = 2 * s.head_dim if output_gate else s.head_dim
-    width = s.num_attention_heads * queries + (0 if shared_kv else s.num_key_value_heads * kv_dim)
-    mine = heads * queries + (0 if shared_kv else kv * kv_dim)
     ops = [norm(pre_norm, s.hidden_size, residual=True, bias=norm_bias)] if pre_norm else []
-    ops.append(linear("qkv_proj", s.hidden_size, width, local=mine, role="attn", bias=bias))
-    all_kv = 0 if shared_kv else kv
+    ops.append(_qkv_projection(queries, 0 if shared_kv else kv_dim, bias))
+    local_heads = heads + (0 if shared_kv else kv)  # of queries and keys on this rank
     if qk_norm:
-        whole = s.num_attention_heads + (0 if shared_kv else s.num_key_value_heads)
-        per = s.head_dim if shared_kv else (3 if v_norm else 2) * s.head_dim
-        own = {"head": per, "layer": whole * s.head_dim, "plain": 0}[qk_norm]
-        ops.append(norm("qk_norm", s.head_dim, rows=heads + all_kv, params=own))
+        ops.append(_qk_norm(qk_norm, local_heads, shared_kv=shared_kv, v_norm=v_norm))
     if rope:
-        ops.append(elementwise("rope", (heads + all_kv) * s.head_dim, flops=3))
+        ops.append(elementwise("rope", local_heads * s.head_dim, flops=3))
     if not shared_kv:
         ops.append(kv_write("kv_cache_write", kv * (s.head_dim + v_dim), span=span))
     source = None
@@ -114,6 +109,24 @@ def gqa(
     if post_norm:
         ops.append(norm(post_norm, s.hidden_size, residual=not pre_norm, bias=norm_bias))
     return Part(tuple(ops), dims)
+
+
+def _qkv_projection(query_dim: Formula, kv_dim: Formula, bias: bool) -> Op:
+    """One product for queries, keys and values; ``kv_dim`` is the width of a key and its value, 0 if there are none.
+
+    KV heads are replicated once there are more ranks than heads, so a rank's share is not the whole over tp.
+    """
+    width = s.num_attention_heads * query_dim + s.num_key_value_heads * kv_dim
+    local = s.num_attention_heads / s.tp * query_dim + local_kv_heads(s.num_key_value_heads) * kv_dim
+    return linear("qkv_proj", s.hidden_size, width, local=local, role="attn", bias=bias)
+
+
+def _qk_norm(kind: str, local_heads: Formula, *, shared_kv: bool, v_norm: bool) -> Op:
+    """Norms on the heads of queries and keys, and with ``v_norm`` of values."""
+    all_heads = s.num_attention_heads + (0 if shared_kv else s.num_key_value_heads)
+    per_head = s.head_dim if shared_kv else (3 if v_norm else 2) * s.head_dim
+    params = {"head": per_head, "layer": all_heads * s.head_dim, "plain": 0}[kind]
+    return norm("qk_norm", s.head_dim, rows=local_heads, params=params)
 
 
 def mla(
@@ -148,23 +161,13 @@ def mla(
         "v_head_dim": v_head_dim,
     }
     heads = s.num_attention_heads / s.tp
-    qk_dim = s.qk_nope_head_dim + s.qk_rope_head_dim
     latent = s.kv_lora_rank + s.qk_rope_head_dim
-    all_q, source = s.num_attention_heads * qk_dim, (pre_norm,)
+    source = (pre_norm,)
     queries, latents = ("q_b_proj", "qkv_a_proj") if q_lora_rank else ("q_proj", "kv_a_proj")
-    ops = [norm(pre_norm, s.hidden_size, residual=True)]
     if q_lora_rank:
         dims["q_lora_rank"] = q_lora_rank
-        ops += [
-            linear(latents, s.hidden_size, s.q_lora_rank + latent, role="attn", bias=bias, inputs=source),
-            norm("q_a_layernorm", s.q_lora_rank),
-            linear(queries, s.q_lora_rank, all_q, role="attn", shard="column"),
-        ]
-    else:
-        ops += [
-            linear(queries, s.hidden_size, all_q, role="attn", shard="column", inputs=source),
-            linear(latents, s.hidden_size, latent, role="attn", bias=bias, inputs=source),
-        ]
+    ops = [norm(pre_norm, s.hidden_size, residual=True)]
+    ops += _latent_projections(queries, latents, low_rank=bool(q_lora_rank), bias=bias, inputs=source)
     ops.append(norm("kv_a_layernorm", s.kv_lora_rank, inputs=(latents,)))
     if rope:
         ops.append(elementwise("rope", (heads + 1) * s.qk_rope_head_dim, flops=3))
@@ -172,51 +175,7 @@ def mla(
     if index is not None:
         ops += index.ops
         dims |= index.dims
-    folded = s.tokens if absorbed else s.decode_tokens
-    expanded = 0 if absorbed else s.prefill_kv
-    per_head = s.qk_nope_head_dim + s.v_head_dim
-    expand = linear(
-        "kv_b_proj",
-        s.kv_lora_rank,
-        s.num_attention_heads * per_head,
-        m=expanded,
-        role="attn",
-        shard="column",
-        optional=True,
-        inputs=("kv_a_layernorm",),
-    )
-    if not absorbed:  # the latents come out of the cache; what they become is a tensor like others
-        work = msgspec.structs.replace(expand.work, reads=0, kv_reads=expanded * latent * s.kv_bytes)
-        expand = msgspec.structs.replace(expand, work=work)
-    ops.append(expand)
-    if not absorbed:
-        seen = getattr(s, f"prefill_kv_{span}") if span else expanded
-        ops.append(
-            attention(
-                "attention",
-                "prefill",
-                heads=heads,
-                kv_heads=heads,
-                qk_dim=qk_dim,
-                v_dim=s.v_head_dim,
-                span=span,
-                cached=False,
-                kv=seen,
-                inputs=(queries, "kv_b_proj"),
-            )
-        )
-    ops.append(_per_head("q_absorb", s.qk_nope_head_dim, s.kv_lora_rank, heads, folded, (queries,)))
-    latents_only = {
-        "heads": heads,
-        "kv_heads": 1,
-        "qk_dim": latent,
-        "v_dim": s.kv_lora_rank,
-        "span": span,
-        "kv_width": latent,
-        "inputs": ("q_absorb",),
-    }
-    ops += both("attention", **latents_only) if absorbed else decoding("attention", **latents_only)
-    ops.append(_per_head("v_absorb", s.kv_lora_rank, s.v_head_dim, heads, folded, None))
+    ops += _latent_attention(queries, span=span, absorbed=absorbed)
     outputs: tuple[str, ...] = ("attention", "v_absorb")
     if output_gate:
         gate = s.num_attention_heads * s.v_head_dim
@@ -227,6 +186,80 @@ def mla(
     )
     ops.append(all_reduce("all_reduce", s.hidden_size))
     return Part(tuple(ops), dims)
+
+
+def _latent_projections(queries: str, latents: str, *, low_rank: bool, bias: bool, inputs: tuple[str, ...]) -> list[Op]:
+    """To the latent of keys and values, and to the queries: directly, or by way of a latent of their own."""
+    latent = s.kv_lora_rank + s.qk_rope_head_dim
+    width = s.num_attention_heads * (s.qk_nope_head_dim + s.qk_rope_head_dim)
+    if low_rank:
+        return [
+            linear(latents, s.hidden_size, s.q_lora_rank + latent, role="attn", bias=bias, inputs=inputs),
+            norm("q_a_layernorm", s.q_lora_rank),
+            linear(queries, s.q_lora_rank, width, role="attn", shard="column"),
+        ]
+    return [
+        linear(queries, s.hidden_size, width, role="attn", shard="column", inputs=inputs),
+        linear(latents, s.hidden_size, latent, role="attn", bias=bias, inputs=inputs),
+    ]
+
+
+def _latent_attention(queries: str, *, span: str, absorbed: bool) -> list[Op]:
+    """Attention over latents: expanded by kv_b_proj where prompts are not ``absorbed``, else between its two halves."""
+    heads = s.num_attention_heads / s.tp
+    latent = s.kv_lora_rank + s.qk_rope_head_dim
+    absorbing = s.tokens if absorbed else s.decode_tokens
+    ops = _expanded_attention(queries, heads, span) if not absorbed else [_kv_b_proj(0)]
+    ops.append(_per_head("q_absorb", s.qk_nope_head_dim, s.kv_lora_rank, heads, absorbing, (queries,)))
+    latents_only = {
+        "heads": heads,
+        "kv_heads": 1,
+        "qk_dim": latent,
+        "v_dim": s.kv_lora_rank,
+        "span": span,
+        "kv_width": latent,
+        "inputs": ("q_absorb",),
+    }
+    ops += both("attention", **latents_only) if absorbed else decoding("attention", **latents_only)
+    ops.append(_per_head("v_absorb", s.kv_lora_rank, s.v_head_dim, heads, absorbing, None))
+    return ops
+
+
+def _expanded_attention(queries: str, heads: Formula, span: str) -> list[Op]:
+    """Prompts: the cached latents become full keys and values, a tensor like others, which is attended to."""
+    expanded = s.prefill_kv
+    latent = s.kv_lora_rank + s.qk_rope_head_dim
+    expand = _kv_b_proj(expanded)
+    work = msgspec.structs.replace(expand.work, reads=0, kv_reads=expanded * latent * s.kv_bytes)
+    return [
+        msgspec.structs.replace(expand, work=work),
+        attention(
+            "attention",
+            "prefill",
+            heads=heads,
+            kv_heads=heads,
+            qk_dim=s.qk_nope_head_dim + s.qk_rope_head_dim,
+            v_dim=s.v_head_dim,
+            span=span,
+            cached=False,
+            kv=getattr(s, f"prefill_kv_{span}") if span else expanded,
+            inputs=(queries, "kv_b_proj"),
+        ),
+    ]
+
+
+def _kv_b_proj(rows: Formula) -> Op:
+    """The expansion of latents to keys and values; of no rows where both its halves are absorbed."""
+    return linear(
+        "kv_b_proj",
+        s.kv_lora_rank,
+        s.num_attention_heads * (s.qk_nope_head_dim + s.v_head_dim),
+        m=rows,
+        role="attn",
+        shard="column",
+        optional=True,
+        inputs=("kv_a_layernorm",),
+    )
 
 
 def _per_head(name: str, k: Formula, n: Formula, heads: Formula, m: Formula, inputs: tuple[str, ...] | None) -> Op:

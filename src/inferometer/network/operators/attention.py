@@ -49,16 +49,15 @@ def attention(
     Works over exactly the pairs that the masks of ``span`` let through; without ``causal`` over all ``dense`` ones.
     Eager attention computes them all and moves the scores through memory four times. ``kv_width`` is the cached
     elements per token where K and V share storage; what is not ``cached`` is read as an activation, ``kv`` rows of it
-    (its own tokens' unless told). Under decode context parallelism a rank attends with the queries of its ``dcp`` group
+    (by default its own tokens'). Under decode context parallelism a rank attends with the queries of its ``dcp`` group
     to its share of the positions.
     """
-    tails = [f"_{word}" if word else "" for word in ((span,) if isinstance(span, str) else span)]
     m = getattr(s, f"{phase}_tokens") if m is None else m
     dense = getattr(s, f"{phase}_dense") if dense is None else dense
     seqs = getattr(s, f"{phase}_seqs") if seqs is None else seqs
     if kv is None:
-        kv = total(getattr(s, f"{phase}_kv{tail}") for tail in tails) if cached else m
-    pairs = total(getattr(s, f"{phase}_qk{tail}") for tail in tails) if causal else dense
+        kv = _over_spans(f"{phase}_kv", span) if cached else m
+    pairs = _over_spans(f"{phase}_qk", span) if causal else dense
     pairs = pairs + s.eager * (dense - pairs) if causal else pairs
     if phase == "decode" and cached:
         heads, pairs, kv, dense = heads * s.dcp, pairs / s.dcp, kv / s.dcp, dense / s.dcp
@@ -73,22 +72,19 @@ def attention(
             writes=m * heads * v_dim * s.act_bytes + 2 * scores,
             kv_reads=kv * width * s.kv_bytes if cached else 0,
         ),
-        {
-            "seqs": seqs,
-            "heads": heads,
-            "kv_heads": kv_heads,
-            "qk_dim": qk_dim,
-            "v_dim": v_dim,
-            "tokens": m,
-            "kv": kv,
-            "pairs": pairs,
-            "uniform_lengths": s.uniform_lengths,
-        },
+        {"seqs": seqs, "heads": heads, "kv_heads": kv_heads, "qk_dim": qk_dim, "v_dim": v_dim}
+        | {"tokens": m, "kv": kv, "pairs": pairs, "uniform_lengths": s.uniform_lengths},
         peak,
         inputs,
         m * heads * v_dim * s.act_bytes + scores,
         {"query": (m, heads, qk_dim), "keys": (kv, kv_heads, qk_dim), "output": (m, heads, v_dim)},
     )
+
+
+def _over_spans(name: str, span: str | tuple[str, ...]) -> Expr:
+    """A step's sum over all spans: ``_over_spans("decode_kv", ("", "window"))  # decode_kv + decode_kv_window``"""
+    keys = (span,) if isinstance(span, str) else span
+    return total(getattr(s, f"{name}_{key}" if key else name) for key in keys)
 
 
 @operator("scan")
