@@ -12,10 +12,10 @@ from ..graph import Part
 from ..operators import Formula, Op, all_reduce, elementwise, kv_write, linear, norm
 from .self_attention import both
 
-CHOSEN = 4  # the ratio whose entries overlap, and are chosen by an indexer
+SPARSE_RATIO = 4  # with this one, entries overlap and an indexer chooses among them
 
 
-def _narrowed() -> Formula:
+def _is_fp8() -> Formula:
     """0 for a cache in the activations' format, 1 for fp8: what decides whether scales are stored beside the values."""
     return maximum(s.act_bytes - s.kv_bytes, 0)
 
@@ -25,7 +25,7 @@ def _compressor(name: str, width: Formula, stored: Formula, ratio: int) -> list[
 
     Tokens that are not yet a whole entry wait in a small fp32 state per sequence.
     """
-    overlap = 2 if ratio == CHOSEN else 1
+    overlap = 2 if ratio == SPARSE_RATIO else 1
     wide = overlap * width
     waiting = 2 * overlap * ratio * wide * 4
     return [
@@ -47,7 +47,7 @@ def _compressor(name: str, width: Formula, stored: Formula, ratio: int) -> list[
 
 def _index(ratio: int) -> list[Op]:
     """Scores of all compressed entries, the best ``index_topk`` of which are attended to."""
-    stored = s.index_head_dim * s.kv_bytes + 4 * _narrowed()  # one fp32 scale
+    stored = s.index_head_dim * s.kv_bytes + 4 * _is_fp8()  # one fp32 scale
     past = f"ratio_{ratio}"
     pairs = getattr(s, f"prefill_qk_{past}") + getattr(s, f"decode_qk_{past}")
     return [
@@ -95,9 +95,7 @@ def compressed(
         "o_groups": o_groups,
     }
     heads = s.num_attention_heads / s.tp
-    plain = s.head_dim - s.qk_rope_head_dim
-    # the rotary part of an entry stays in the activations' format, the rest has 1-byte scales per 64 values, and a pad
-    entry = plain * s.kv_bytes + s.qk_rope_head_dim * s.act_bytes + (plain / 64 + 1) * _narrowed()
+    entry = _entry_bytes()
     ops = [
         norm("input_layernorm", s.hidden_size),
         linear("qkv_a_proj", s.hidden_size, s.q_lora_rank + s.head_dim, role="attn"),
@@ -111,9 +109,9 @@ def compressed(
     spans, inputs = ["window"], ["rope"]
     if ratio:
         ops += _compressor("compressor", s.head_dim, entry, ratio)
-        spans.append("top_k" if ratio == CHOSEN else f"ratio_{ratio}")
+        spans.append("top_k" if ratio == SPARSE_RATIO else f"ratio_{ratio}")
         inputs.append("compressor_norm")
-    if ratio == CHOSEN:
+    if ratio == SPARSE_RATIO:
         dims |= {"index_n_heads": index_n_heads, "index_head_dim": index_head_dim}
         ops += _index(ratio)
         inputs.append("index_topk")
@@ -127,19 +125,33 @@ def compressed(
         kv_width=entry / s.kv_bytes,
         inputs=tuple(inputs),
     )
-    low = s.o_groups * s.o_lora_rank
-    ops += [
+    ops += _grouped_output()
+    return Part(tuple(ops), dims)
+
+
+def _entry_bytes() -> Formula:
+    """Bytes of a cache entry: the rotary part stays in the activations' format, the rest may be fp8.
+
+    Then it has a 1-byte scale per 64 values, and a pad.
+    """
+    without_rope = s.head_dim - s.qk_rope_head_dim
+    return without_rope * s.kv_bytes + s.qk_rope_head_dim * s.act_bytes + (without_rope / 64 + 1) * _is_fp8()
+
+
+def _grouped_output() -> list[Op]:
+    """Attention sinks, and the output projection: low-rank within groups of heads, then to the hidden size."""
+    low_rank = s.o_groups * s.o_lora_rank
+    return [
         elementwise("sinks", 0, params=s.num_attention_heads),
         linear(
             "o_a_proj",
             s.num_attention_heads * s.head_dim,
-            low,
+            low_rank,
             role="attn",
             shard="group",
             groups=s.o_groups,
             inputs=("attention",),
         ),
-        linear("o_b_proj", low, s.hidden_size, role="attn", shard="row"),
+        linear("o_b_proj", low_rank, s.hidden_size, role="attn", shard="row"),
         all_reduce("all_reduce", s.hidden_size),
     ]
-    return Part(tuple(ops), dims)

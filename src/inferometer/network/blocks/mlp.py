@@ -10,7 +10,7 @@ from ..operators import Formula, Op, all_reduce, all_to_all, elementwise, expert
 
 
 def _two_layers(
-    words: tuple[str, str, str],
+    names: tuple[str, str, str],
     inner: Formula,
     *,
     role: str,
@@ -19,7 +19,7 @@ def _two_layers(
     inputs: tuple[str, ...] | None = None,
 ) -> list[Op]:
     """Up-projection (gate and up as one product), activation, down-projection."""
-    up, act, down = words
+    up, act, down = names
     width = 2 * inner if gated else inner
     return [
         linear(up, s.hidden_size, width, role=role, shard="column", bias=bias, inputs=inputs),
@@ -45,12 +45,12 @@ def mlp(
 
     A ``parallel`` one reads the layer's own input, as the attention does, and one all-reduce serves the sum of both.
     """
-    words = ("gate_up_proj", "act_fn", "down_proj") if gated else ("fc1", "act_fn", "fc2")
+    names = ("gate_up_proj", "act_fn", "down_proj") if gated else ("fc1", "act_fn", "fc2")
     start = () if parallel else None
     ops = [norm(pre_norm, s.hidden_size, residual=not parallel, bias=norm_bias, inputs=start)] if pre_norm else []
-    ops += _two_layers(words, s.intermediate_size, role="mlp", gated=gated, bias=bias, inputs=inputs)
+    ops += _two_layers(names, s.intermediate_size, role="mlp", gated=gated, bias=bias, inputs=inputs)
     if parallel:
-        ops.append(elementwise("add", 2 * s.hidden_size, s.hidden_size, inputs=("o_proj", words[2])))
+        ops.append(elementwise("add", 2 * s.hidden_size, s.hidden_size, inputs=("o_proj", names[2])))
     if reduce:
         ops.append(all_reduce("all_reduce", s.hidden_size))
     if post_norm:
@@ -95,23 +95,7 @@ def moe(
         dims["moe_latent_size"] = moe_latent_size
         width, into = s.moe_latent_size, ("latent_down_proj", "topk")
         ops.append(linear("latent_down_proj", s.hidden_size, width, role="shared", inputs=source))
-    # A token goes once to every rank that holds one of its experts (to all ranks where experts are sliced, not spread).
-    copies = s.a2a * (1 - (1 - s.gathered) * (1 - 1 / s.a2a) ** s.num_experts_per_tok)
-    rows = s.tokens / s.tp * copies
-    ops.append(all_to_all("dispatch", width, rows=rows, each=s.experts_input_bytes, ranks=s.a2a, inputs=into))
-    ops.append(
-        experts(
-            "experts",
-            width,
-            s.moe_intermediate_size,
-            count=s.num_experts,
-            top_k=s.num_experts_per_tok,
-            gated=gated,
-            bias=expert_bias,
-            inputs=into,
-        )
-    )
-    ops.append(all_to_all("combine", width, rows=rows, ranks=s.a2a))
+    ops += _routed_experts(width, gated=gated, bias=expert_bias, inputs=into)
     if moe_latent_size:
         if latent_norm:
             ops.append(norm("latent_layernorm", width))
@@ -119,15 +103,44 @@ def moe(
     shared = bool(shared_expert_intermediate_size)
     if shared:
         dims["shared_expert_intermediate_size"] = shared_expert_intermediate_size
-        words = ("shared_experts", "shared_experts_act", "shared_experts")
-        pair = _two_layers(
-            words, s.shared_expert_intermediate_size, role="shared", gated=gated, bias=expert_bias, inputs=source
-        )
-        ops += [msgspec.structs.replace(op, side_stream_of="experts") for op in pair]
-        if shared_gate:
-            ops.append(linear("shared_expert_gate", s.hidden_size, 1, role="router", inputs=source))
+        ops += _shared_experts(gated=gated, bias=expert_bias, gate=shared_gate, inputs=source)
     outputs = ("latent_up_proj" if moe_latent_size else "experts",) + (("shared_experts",) if shared else ())
     ops.append(all_reduce("all_reduce", s.hidden_size, inputs=outputs))
     if post_norm:
         ops.append(norm(post_norm, s.hidden_size, inputs=outputs))
     return Part(tuple(ops), dims)
+
+
+def _routed_experts(width: Formula, *, gated: bool, bias: bool, inputs: tuple[str, ...]) -> list[Op]:
+    """Dispatch to the ranks of the chosen experts, the experts, and back.
+
+    A token goes once to every rank that holds one of its experts, and to all ranks where experts are sliced instead of
+    spread (``gathered`` is 1). With k of the experts chosen evenly over n ranks, a rank holds none of them with
+    probability (1 - 1/n)^k.
+    """
+    copies = s.a2a * (1 - (1 - s.gathered) * (1 - 1 / s.a2a) ** s.num_experts_per_tok)
+    rows = s.tokens / s.tp * copies
+    return [
+        all_to_all("dispatch", width, rows=rows, each=s.experts_input_bytes, ranks=s.a2a, inputs=inputs),
+        experts(
+            "experts",
+            width,
+            s.moe_intermediate_size,
+            count=s.num_experts,
+            top_k=s.num_experts_per_tok,
+            gated=gated,
+            bias=bias,
+            inputs=inputs,
+        ),
+        all_to_all("combine", width, rows=rows, ranks=s.a2a),
+    ]
+
+
+def _shared_experts(*, gated: bool, bias: bool, gate: bool, inputs: tuple[str, ...] | None) -> list[Op]:
+    """Experts that every token passes through, beside the routed ones; a ``gate`` scales what they add."""
+    names = ("shared_experts", "shared_experts_act", "shared_experts")
+    layers = _two_layers(names, s.shared_expert_intermediate_size, role="shared", gated=gated, bias=bias, inputs=inputs)
+    ops = [msgspec.structs.replace(op, side_stream_of="experts") for op in layers]
+    if gate:
+        ops.append(linear("shared_expert_gate", s.hidden_size, 1, role="router", inputs=inputs))
+    return ops

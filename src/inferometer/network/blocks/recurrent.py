@@ -177,12 +177,12 @@ def mamba(
         "time_step_rank": time_step_rank,
         "conv_kernel": conv_kernel,
     }
-    inner, mine = s.intermediate_size, s.intermediate_size / s.tp
+    inner, local = s.intermediate_size, s.intermediate_size / s.tp
     low = s.time_step_rank + 2 * s.state_size
     ops = [
         norm(pre_norm, s.hidden_size, residual=True),
         linear("in_proj", s.hidden_size, 2 * inner, role="attn", shard="column", bias=bias),
-        elementwise("conv1d", mine, flops=2 * s.conv_kernel, params=inner * (s.conv_kernel + int(conv_bias))),
+        elementwise("conv1d", local, flops=2 * s.conv_kernel, params=inner * (s.conv_kernel + int(conv_bias))),
         linear("x_proj", inner, low, role="attn", shard="row"),
         all_reduce("x_all_reduce", low),
     ]
@@ -193,12 +193,12 @@ def mamba(
         # exp(dt·A) 2, decay 1, input 2, output 2
         scan(
             "ssm_scan",
-            heads=mine,
+            heads=local,
             key_dim=s.state_size,
             value_dim=1,
-            width=3 * mine + 2 * s.state_size,
+            width=3 * local + 2 * s.state_size,
             flops_per_state=7,
-            conv_state=mine * (s.conv_kernel - 1),
+            conv_state=local * (s.conv_kernel - 1),
             params=inner * (s.state_size + 1),
             peak="vector_peak_flops",
             inputs=("conv1d", "x_proj", "dt_proj", "in_proj"),
@@ -237,22 +237,27 @@ def mamba2(
     }
     heads, inner = s.mamba_num_heads, s.mamba_num_heads * s.mamba_head_dim
     shared, my_shared = s.n_groups * s.ssm_state_size, local_kv_heads(s.n_groups) * s.ssm_state_size
-    mixed, mine = inner + 2 * shared, inner / s.tp + 2 * my_shared
+    mixed, local = inner + 2 * shared, inner / s.tp + 2 * my_shared
     ops = (
         norm(pre_norm, s.hidden_size, residual=True),
         linear(
-            "in_proj", s.hidden_size, inner + mixed + heads, local=(inner + heads) / s.tp + mine, role="attn", bias=bias
+            "in_proj",
+            s.hidden_size,
+            inner + mixed + heads,
+            local=(inner + heads) / s.tp + local,
+            role="attn",
+            bias=bias,
         ),
-        elementwise("conv1d", mine, flops=2 * s.conv_kernel, params=mixed * (s.conv_kernel + int(conv_bias))),
+        elementwise("conv1d", local, flops=2 * s.conv_kernel, params=mixed * (s.conv_kernel + int(conv_bias))),
         # decay 1, input 2, output 2; inside a chunk C·Bᵀ for each group and its product with x
         scan(
             "ssm_scan",
             heads=heads / s.tp,
             key_dim=s.ssm_state_size,
             value_dim=s.mamba_head_dim,
-            width=mine + heads / s.tp,
+            width=local + heads / s.tp,
             flops_per_state=5,
-            conv_state=mine * (s.conv_kernel - 1),
+            conv_state=local * (s.conv_kernel - 1),
             params=3 * heads,
             chunk=s.chunk_size,
             chunk_flops=2 * s.chunk_size * (my_shared + inner / s.tp),

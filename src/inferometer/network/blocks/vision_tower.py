@@ -6,6 +6,7 @@ projector on the ``image_tokens`` that are left. No text token multiplies by its
 
 from __future__ import annotations
 
+import functools
 from itertools import pairwise
 
 import msgspec
@@ -79,66 +80,86 @@ def encoder(
         "attention_width": attention_width or hidden_size,
         "window_patches": window,
     }
-    m, pairs = s.patches, s.patch_pairs
-    if class_token:
-        m, pairs = s.patches + s.images, s.patch_pairs + 2 * s.patches + s.images
-    h, heads = s.hidden_size, s.num_heads / s.tp
-    head_dim = s.attention_width / s.num_heads
-    wide = 2 * s.intermediate_size if gated else s.intermediate_size
-
-    def normed(label: str, residual: bool = False) -> Op:
-        return norm(label, h, m=m, residual=residual, bias=norm_bias, shared=0)
-
-    def layer(seen: Formula) -> tuple[Op, ...]:
-        ops = [
-            normed("norm1", residual=True),
-            _linear("qkv", h, 3 * s.attention_width, m, shard="column", bias=bias),
-        ]
-        if qk_norm:
-            ops.append(norm("qk_norm", head_dim, m=m, rows=2 * heads, params=2 * head_dim, shared=0))
-        if rope:
-            ops.append(elementwise("rope", 2 * s.attention_width / s.tp, m=m, flops=3))
-        ops += [
-            attention(
-                "attention",
-                "prefill",
-                heads=heads,
-                kv_heads=heads,
-                qk_dim=head_dim,
-                v_dim=head_dim,
-                m=m,
-                dense=seen,
-                seqs=s.images,
-                causal=False,
-                cached=False,
-            ),
-            _linear("proj", s.attention_width, h, m, shard="row", bias=bias),
-            all_reduce("all_reduce", h, m=m),
-            *([normed("post_attention_norm")] if sandwich else []),
-            normed("norm2", residual=True),
-            _linear("fc1", h, wide, m, shard="column", bias=mlp_bias),
-            elementwise("act_fn", wide / s.tp, s.intermediate_size / s.tp, m=m, flops=5 if gated else 4),
-            _linear("fc2", s.intermediate_size, h, m, shard="row", bias=mlp_bias),
-            all_reduce("all_reduce", h, m=m),
-            *([normed("post_mlp_norm")] if sandwich else []),
-        ]
-        return tuple(ops)
-
+    layer = functools.partial(
+        _encoder_layer,
+        gated=gated,
+        bias=bias,
+        mlp_bias=mlp_bias,
+        norm_bias=norm_bias,
+        qk_norm=qk_norm,
+        sandwich=sandwich,
+        rope=rope,
+        class_token=class_token,
+    )
+    pairs = s.patch_pairs + 2 * s.patches + s.images if class_token else s.patch_pairs
     run = range(num_hidden_layers - unused)
     near = tuple(i for i in run if window and i not in full)
     far = tuple(i for i in run if i not in near)
     blocks = []
     if near:
-        local = layer(minimum(s.patches * s.window_patches, s.patch_pairs))
+        local = layer(pairs=minimum(s.patches * s.window_patches, s.patch_pairs))
         blocks.append(Block("vision.window_layers", local, dims, near, stage="vision"))
     if far:
-        blocks.append(Block("vision.layers", layer(pairs), dims, far, stage="vision"))
+        blocks.append(Block("vision.layers", layer(pairs=pairs), dims, far, stage="vision"))
     if unused:
-        weights = sum((op.work.params for op in layer(0)), start=0 * h)
+        weights = sum((op.work.params for op in layer(pairs=0)), start=0 * s.hidden_size)
         idle = msgspec.structs.replace(embedding("unused", weights, 1, m=0, shard=False, role=ROLE), calls=0)
         skipped = tuple(range(num_hidden_layers - unused, num_hidden_layers))
         blocks.append(Block("vision.unused_layers", (idle,), dims, skipped, stage="vision", residual=False))
     return tuple(blocks)
+
+
+def _encoder_layer(
+    *,
+    pairs: Formula,
+    gated: bool,
+    bias: bool,
+    mlp_bias: bool,
+    norm_bias: bool,
+    qk_norm: bool,
+    sandwich: bool,
+    rope: bool,
+    class_token: bool,
+) -> tuple[Op, ...]:
+    """One layer of a tower, whose attention is over ``pairs`` of patches."""
+    m = s.patches + s.images if class_token else s.patches
+    h, heads = s.hidden_size, s.num_heads / s.tp
+    head_dim = s.attention_width / s.num_heads
+    inner = 2 * s.intermediate_size if gated else s.intermediate_size
+
+    def normed(label: str, residual: bool = False) -> Op:
+        return norm(label, h, m=m, residual=residual, bias=norm_bias, shared=0)
+
+    ops = [normed("norm1", residual=True), _linear("qkv", h, 3 * s.attention_width, m, shard="column", bias=bias)]
+    if qk_norm:
+        ops.append(norm("qk_norm", head_dim, m=m, rows=2 * heads, params=2 * head_dim, shared=0))
+    if rope:
+        ops.append(elementwise("rope", 2 * s.attention_width / s.tp, m=m, flops=3))
+    ops += [
+        attention(
+            "attention",
+            "prefill",
+            heads=heads,
+            kv_heads=heads,
+            qk_dim=head_dim,
+            v_dim=head_dim,
+            m=m,
+            dense=pairs,
+            seqs=s.images,
+            causal=False,
+            cached=False,
+        ),
+        _linear("proj", s.attention_width, h, m, shard="row", bias=bias),
+        all_reduce("all_reduce", h, m=m),
+        *([normed("post_attention_norm")] if sandwich else []),
+        normed("norm2", residual=True),
+        _linear("fc1", h, inner, m, shard="column", bias=mlp_bias),
+        elementwise("act_fn", inner / s.tp, s.intermediate_size / s.tp, m=m, flops=5 if gated else 4),
+        _linear("fc2", s.intermediate_size, h, m, shard="row", bias=mlp_bias),
+        all_reduce("all_reduce", h, m=m),
+        *([normed("post_mlp_norm")] if sandwich else []),
+    ]
+    return tuple(ops)
 
 
 def projection(label: str, widths: dict[str, int], *, m: Formula, bias: bool = True) -> Part:

@@ -30,9 +30,9 @@ def experts(
     matrices = 3 if gated else 2
     per_expert = matrices * hidden * intermediate + ((intermediate * (matrices - 1) + hidden) if bias else 0)
     in_use = top_k + (count - top_k) * (1 - s.routing_skew)
-    mine = ceil(count / s.ep)
-    touched = in_use * mine / count * (1 - (1 - top_k / in_use) ** s.moe_tokens)
-    rows = s.moe_tokens * top_k * mine / count * s.ep**s.routing_skew
+    local_experts = ceil(count / s.ep)
+    touched = in_use * local_experts / count * (1 - (1 - top_k / in_use) ** s.moe_tokens)
+    rows = s.moe_tokens * top_k * local_experts / count * s.ep**s.routing_skew
     inner = intermediate / s.moe_tp
     return Op(
         name,
@@ -44,13 +44,13 @@ def experts(
             writes=rows * (matrices * inner + hidden) * s.act_bytes + s.moe_tokens / s.ep * hidden * s.act_bytes,
             params=count * per_expert,
             active=top_k * per_expert,
-            stored=mine * per_expert * weight / s.moe_tp,
+            stored=local_experts * per_expert * weight / s.moe_tp,
         ),
         {
             "tokens": s.moe_tokens,
             "hidden": hidden,
             "inner": inner,
-            "experts": mine,
+            "experts": local_experts,
             "top_k": top_k,
             "matrices": constant(matrices),
             "touched": touched,
@@ -59,7 +59,11 @@ def experts(
         peak,
         inputs,
         rows * (matrices * inner + hidden) * s.act_bytes,
-        {"input": (rows, hidden), "weight": (mine, hidden, matrices * inner), "output": (s.moe_tokens, hidden)},
+        {
+            "input": (rows, hidden),
+            "weight": (local_experts, hidden, matrices * inner),
+            "output": (s.moe_tokens, hidden),
+        },
         calls=4,
         role="experts",
     )
