@@ -1,10 +1,9 @@
 """Parts that networks are made of: attention, MLPs, recurrent mixers, ends, towers. Each is a function of sizes."""
 
 from .compressed_attention import compressed
-from .embed_and_head import embed, head
 from .mlp import mlp, moe
 from .recurrent import delta_net, kimi_delta, mamba, mamba2
-from .residual import attention_residual, hyper_connected, hyper_head
+from .residual_stream import attention_residual, embed, head, hyper_connected, hyper_head
 from .self_attention import block_indexer, gqa, indexer, mla
 from .vision_tower import dit_block, encoder, patch_embed, projection
 

@@ -15,16 +15,7 @@ from ...base.errors import BadFile, about
 from ..graph import Model
 from .config import Config
 
-_TOOLS = {
-    "config",
-    "decoder",
-    "network_file",
-    "patterns",
-    "quantization",
-    "vision",
-    "clip",
-    "vision_config",
-}  # what families are built with
+_TOOLS = {"config", "decoder", "network_file", "patterns", "quantization", "vision"}  # what families are built with
 
 # Decoders of the first kind: biases everywhere, LayerNorm with a bias too, an MLP without a gate.
 _BIASED = {"bias": True, "out_bias": True, "mlp_bias": True, "norm_bias": True, "gated": False}

@@ -9,7 +9,7 @@ from ..graph import Block, Model, group_layers
 from ..operators import elementwise, embedding, linear, norm
 from .config import Config
 from .quantization import dtype
-from .vision_config import mlp_width
+from .vision import mlp_width
 
 
 def build(config: Config, *, family: str = "dit") -> Model:
