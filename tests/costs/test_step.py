@@ -138,3 +138,16 @@ def test_the_mean_step_of_an_answer_is_the_mean_of_its_steps() -> None:
             float(step_seconds(bound_plan, step)) * weight for step, weight in decode_quadrature(network, 4, 1000, 1000)
         )
         assert mean == pytest.approx(sum(each) / len(each), rel=2e-3), model
+
+
+def test_a_prompt_is_cut_where_the_budget_ends() -> None:
+    """Three prompts of 1,000 tokens, 2,048 a step: two and a head of 48, then the other 952 of the third."""
+    (full, often), (last, once) = prefill(3, 1000, budget=2048)
+    assert often == once == 1
+    assert full.groups == (Group(2, 1000, 0, 1), Group(1, 48, 0, 0)) and last.groups == (Group(1, 952, 48, 1),)
+    assert full.sums({})["tokens"] == 2048 and last.sums({})["logits"] == 1
+
+
+def test_full_steps_without_a_rest_are_all_there_is() -> None:
+    ((step, often),) = prefill(8, 1024, budget=2048)
+    assert often == 4 and step.groups[0] == Group(2, 1024, 0, 1) and step.sums({})["tokens"] == 2048

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from inferometer import Report, analyze
-from inferometer.base.errors import UnknownName
+from inferometer.base.errors import BadFile, UnknownName
 from inferometer.network import families
 from inferometer.specs import catalog
 
@@ -244,3 +244,52 @@ def test_engines_have_no_figures_that_nothing_reads() -> None:
         assert not {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"} & set(
             catalog.engine(name).kernels
         ), name
+
+
+@pytest.mark.parametrize(
+    ("look_up", "field"),
+    [
+        (lambda: catalog.hardware("h1000"), "gpu"),
+        (lambda: catalog.hardware("h200:speed=3"), "gpu"),
+        (lambda: catalog.engine("vlm"), "engine"),
+        (lambda: catalog.model("lama"), "model"),
+        (lambda: catalog.usecase("chat-bto"), "usecase"),
+        (lambda: catalog.precision("fp9", "quantization"), "quantization"),
+        (lambda: catalog.plain_dtype("fp9"), "dtype"),
+    ],
+)
+def test_an_unknown_name_says_which_argument_it_is(look_up: Callable[[], object], field: str) -> None:
+    with pytest.raises(UnknownName) as caught:
+        look_up()
+    assert caught.value.field == field
+
+
+def test_an_alias_means_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "engines").mkdir()
+    for name in ("one", "two"):
+        (tmp_path / "engines" / f"{name}.toml").write_text('aliases = ["both"]\n')
+    monkeypatch.setattr(catalog, "DATA", tmp_path)
+    catalog._aliases.cache_clear()
+    try:
+        with pytest.raises(BadFile, match="'both' is a name of one already"):
+            catalog.registered_name("engines", "both")
+    finally:
+        catalog._aliases.cache_clear()
+
+
+def test_a_token_reaches_hugging_face(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import huggingface_hub
+
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    tokens = []
+
+    def download(repo: str, file: str, *, token: str | None, local_files_only: bool) -> str:
+        tokens.append(token)
+        return str(tmp_path / file)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    monkeypatch.setattr(catalog, "_reachable", lambda url: True)
+    monkeypatch.setenv("HF_TOKEN", "from the environment")
+    assert catalog.model("nobody/gated-draft", "given").source == "nobody/gated-draft"
+    catalog.model("nobody/gated-draft")
+    assert tokens == ["given", "from the environment"]

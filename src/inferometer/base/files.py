@@ -94,7 +94,7 @@ def write_atomic(path: Path, data: str | bytes) -> Path:
 
 @contextlib.contextmanager
 def atomic_writer(path: Path) -> Iterator[BinaryIO]:
-    """A file to be written piece by piece: under a temporary name beside it, renamed when all of it is there."""
+    """A file to be written bit by bit: under a temporary name beside it, renamed when all of it is there."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

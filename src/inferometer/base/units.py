@@ -9,7 +9,7 @@ _SMALL = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 
 
 def ceil_div(a: int, b: int) -> int:
-    """How many pieces of ``b`` hold ``a``, the last of them perhaps not full: ``ceil_div(33, 16)  # 3``"""
+    """The quotient, rounded up: how many blocks of ``b`` hold ``a`` tokens; ``ceil_div(33, 16)  # 3``"""
     return -(-a // b)
 
 

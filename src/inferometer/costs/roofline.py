@@ -24,7 +24,7 @@ class OpCost(NamedTuple):
     count: Value
     work: dict[str, Value]
     terms: Terms
-    origin: Any  # a word, or an array of words
+    origin: Any  # a text, or an array of texts
     seconds: Value  # of one call
 
     @property

@@ -71,7 +71,7 @@ class Vision(msgspec.Struct, frozen=True):
 
 
 class Model(msgspec.Struct, frozen=True):
-    """A network ready to be priced."""
+    """A network, ready to be estimated."""
 
     name: str
     family: str
@@ -92,12 +92,15 @@ class Model(msgspec.Struct, frozen=True):
 
 
 def group_layers(parts: list[tuple[str, Part]]) -> tuple[Block, ...]:
-    """Group equal layers: ``layered([("layers", part0), ("layers", part1), …])``, in order of first appearance."""
-    found: dict[Any, tuple[str, Part, list[int]]] = {}
+    """Group equal layers: ``group_layers([("layers", part0), ("layers", part1), …])``, in order of first appearance."""
+    groups: dict[Any, tuple[str, Part, list[int]]] = {}
     for index, (label, part) in enumerate(parts):
         key = (label, tuple((o.name, o.work, o.cache) for o in part.ops), tuple(part.dims.items()))
-        found.setdefault(key, (label, part, []))[2].append(index)
-    return tuple(Block(f"{label}.{layer_range(w)}", p.ops, p.dims, tuple(w)) for label, p, w in found.values())
+        groups.setdefault(key, (label, part, []))[2].append(index)
+    return tuple(
+        Block(f"{label}.{layer_range(layers)}", part.ops, part.dims, tuple(layers))
+        for label, part, layers in groups.values()
+    )
 
 
 def layer_range(where: list[int]) -> str:

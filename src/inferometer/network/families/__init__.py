@@ -81,8 +81,11 @@ RELATIVES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def families() -> list[str]:
-    """Every ``model_type`` that is read on purpose."""
+    """Every ``model_type`` that is read on purpose: each has a file of its own or a line in ``RELATIVES``."""
     files = {m.name for m in pkgutil.iter_modules(__path__)} - _TOOLS
+    twice = files & set(RELATIVES)
+    if twice:
+        raise ValueError(f"families that are registered twice: {sorted(twice)}")
     return sorted(files | set(RELATIVES))
 
 
@@ -94,11 +97,11 @@ def build(data: Mapping[str, Any], where: str = "config.json") -> Model:
         raise BadFile(f"{where} is empty")
     kind = str(config.get("model_type", default="") or "")
     inner = config.section("text_config", "llm_config", "language_config")
-    for word in (kind, str(inner.get("model_type", default="") or "") if inner else ""):
-        if word in families():
-            family, traits = RELATIVES.get(word, (word, {}))
+    for model_type in (kind, str(inner.get("model_type", default="") or "") if inner else ""):
+        if model_type in families():
+            family, traits = RELATIVES.get(model_type, (model_type, {}))
             module = importlib.import_module(f"{__name__}.{family}")
-            model: Model = module.build(config, family=word, **traits)
+            model: Model = module.build(config, family=model_type, **traits)
             return model
     return _guess(config, kind)
 

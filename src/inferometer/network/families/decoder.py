@@ -41,14 +41,14 @@ def decoder(
     tie = c.tied if tied is None else tied
     ends = {"vocab_size": vocab, "hidden_size": hidden, "width": narrow}
     quantization, kv = declared(config)
-    eyes, how = vision or tower(config) or ((), None)
-    if how is None and config.section("vision_config"):
+    tower_blocks, image_tokens = vision or tower(config) or ((), None)
+    if image_tokens is None and config.section("vision_config"):
         warnings = (*warnings, "its vision tower is not known and left out")
     return Model(
         name=str(c.get("_name_or_path", default="") or family),
         family=family,
         blocks=(
-            *eyes,
+            *tower_blocks,
             embed(**ends, positions=positions, norms=embed_norms),
             *group_layers([layer(i) for i in range(number)]),
             head(**ends, tied=tie, bias=head_bias, norm_bias=norm_bias, final_norm=final_norm),
@@ -64,7 +64,7 @@ def decoder(
         kv_cache_dtype=kv,
         state_bits=state_bits(c),
         extras=extras,
-        vision=how,
+        vision=image_tokens,
         num_layers=number,
         sizes={"hidden_size": hidden, "vocab_size": vocab},
         warnings=warnings,
@@ -182,26 +182,26 @@ def expert_sizes(c: Config) -> dict[str, Any]:
 def feed_forward(
     c: Config, *, gated: bool = True, bias: bool = False, dense_width: int | None = None, **options: object
 ) -> Callable[[int], Part]:
-    """The MLP of each layer, dense or mixture, as the usual keys say."""
+    """The MLP of each layer, dense or mixture, as the common keys say."""
     sparse = sparse_layers(c)
-    own = {k: v for k, v in options.items() if k in ("pre_norm", "post_norm", "parallel", "inputs")}
+    of_mlp = {k: v for k, v in options.items() if k in ("pre_norm", "post_norm", "parallel", "inputs")}
 
     def dense() -> Part:
         hidden = c.size("hidden_size", "n_embd", "d_model")
-        usual = None if gated else 4 * hidden  # GPT-2 and its like leave it out and mean four times the width
-        width = dense_width or c.size("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", default=usual)
+        default = None if gated else 4 * hidden  # GPT-2 and its like leave it out and mean four times the width
+        width = dense_width or c.size("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", default=default)
         return mlp(
             hidden_size=hidden,
             intermediate_size=width,
             gated=gated,
             bias=bias,
             norm_bias=bool(options.get("norm_bias")),
-            **own,  # type: ignore[arg-type]
+            **of_mlp,  # type: ignore[arg-type]
         )
 
     def mixture() -> Part:
-        mine = {k: v for k, v in options.items() if k not in ("norm_bias", "parallel")}
-        return moe(**{**expert_sizes(c), "gated": gated, **mine})
+        supported = {k: v for k, v in options.items() if k not in ("norm_bias", "parallel")}
+        return moe(**{**expert_sizes(c), "gated": gated, **supported})
 
     dense_part = dense() if not all(sparse) else None
     moe_part = mixture() if any(sparse) else None

@@ -67,12 +67,12 @@ def build(config: Config, *, family: str = "deepseek_v4") -> Model:
 def _ratios(c: Config) -> list[int]:
     """How many tokens an entry of the compressed cache stands for, by layer; 0 = the layer has a window only."""
     kinds = c.items("layer_types", c.layers)
-    found = c.items("compress_ratios", c.layers) or [_RATIOS.get(str(kind)) for kind in kinds]
-    if not found:
+    ratios = c.items("compress_ratios", c.layers) or [_RATIOS.get(str(kind)) for kind in kinds]
+    if not ratios:
         raise BadFile(f"{c.where} lacks 'compress_ratios', which the attention of every layer depends on")
-    if any(isinstance(r, bool) or not isinstance(r, int) or not 0 <= r <= 1 << 20 for r in found):
+    if any(isinstance(r, bool) or not isinstance(r, int) or not 0 <= r <= 1 << 20 for r in ratios):
         raise BadFile(f"{c.where}: 'compress_ratios' must be whole numbers of at least 0, one for each layer")
-    return found
+    return ratios
 
 
 def _mtp(c: Config, layer: Part) -> tuple[Block, ...]:

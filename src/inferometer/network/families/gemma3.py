@@ -19,5 +19,5 @@ _DEFAULTS = {
 
 def build(config: Config, *, family: str = "gemma3") -> Model:
     """``build(Config({"model_type": "gemma3", "text_config": {"hidden_size": 2560, …}, "vision_config": {…}}))``"""
-    whole = Config({**_DEFAULTS, **config.data}, config.where)
-    return llama.build(whole, family=family, qk_norm="head", norms="both", pattern=6, tied=True)
+    complete = Config({**_DEFAULTS, **config.data}, config.where)
+    return llama.build(complete, family=family, qk_norm="head", norms="both", pattern=6, tied=True)

@@ -40,8 +40,8 @@ def build(config: Config, *, family: str = "gemma4") -> Model:
             shared_kv=shared,
             post_norm="post_attention_layernorm",
         )
-        found = attention + _feed(c, c.size("intermediate_size") * (wide if shared else 1))
-        return found + _layer_input(sizes["hidden_size"], per_layer) if per_layer else found
+        layers = attention + _feed(c, c.size("intermediate_size") * (wide if shared else 1))
+        return layers + _layer_input(sizes["hidden_size"], per_layer) if per_layer else layers
 
     def layer(index: int) -> tuple[str, Part]:
         # a sharing layer has no keys and values of its own: it takes those of the last earlier layer of its kind

@@ -24,7 +24,7 @@ def build(config: Config, *, family: str = "llama4") -> Model:
         qk_norm="plain" if c.flag("use_qk_norm") else "",
         span="chunk" if chunk else "",
     )
-    whole = gqa(**heads(c), bias=bias, out_bias=bias, rope=False)
+    full = gqa(**heads(c), bias=bias, out_bias=bias, rope=False)
     chosen = c.items("moe_layers")
     mixed = {"moe_layer_freq": [int(i in chosen) for i in range(c.layers)]} if chosen else {}
     feed = feed_forward(
@@ -34,7 +34,7 @@ def build(config: Config, *, family: str = "llama4") -> Model:
     )
 
     def layer(index: int) -> tuple[str, Part]:
-        return "layers", (near if rotary[index] else whole) + feed(index)
+        return "layers", (near if rotary[index] else full) + feed(index)
 
     return decoder(
         config, layer, family=family, spans={"chunk": Span("chunk", chunk)} if chunk else {}, vision=tower(config)

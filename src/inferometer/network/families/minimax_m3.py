@@ -13,23 +13,23 @@ from .vision import tower
 def build(config: Config, *, family: str = "minimax_m3") -> Model:
     """``build(Config({"model_type": "minimax_m3", "sparse_attention_config": {"sparse_topk_blocks": 16, …}, …}))``"""
     c = config.text
-    found = c.section("sparse_attention_config")
-    how = found if found is not None and found.flag("use_sparse_attention", default=True) else None
+    section = c.section("sparse_attention_config")
+    sparsity = section if section is not None and section.flag("use_sparse_attention", default=True) else None
     sizes = heads(c)
     sizes |= {"qk_norm": "head" if c.flag("use_qk_norm") else "", "output_gate": c.flag("attention_output_gate")}
     dense = gqa(**sizes)
     sparse, chosen, spans = dense, [False] * c.layers, {}
-    if how is not None:
-        block = how.size("sparse_block_size", "index_block_size")
+    if sparsity is not None:
+        block = sparsity.size("sparse_block_size", "index_block_size")
         index = block_indexer(
             hidden_size=c.size("hidden_size"),
-            sparse_num_index_heads=how.size("sparse_num_index_heads", "index_n_heads"),
-            sparse_index_dim=how.size("sparse_index_dim", "index_head_dim"),
+            sparse_num_index_heads=sparsity.size("sparse_num_index_heads", "index_n_heads"),
+            sparse_index_dim=sparsity.size("sparse_index_dim", "index_head_dim"),
             sparse_block_size=block,
         )
         sparse = gqa(**sizes, span="top_k", index=index)
-        chosen = [bool(x) for x in how.items("sparse_attention_freq", c.layers)] or [True] * c.layers
-        spans["top_k"] = Span("top_k", block * how.size("sparse_topk_blocks", "index_topk_blocks"))
+        chosen = [bool(x) for x in sparsity.items("sparse_attention_freq", c.layers)] or [True] * c.layers
+        spans["top_k"] = Span("top_k", block * sparsity.size("sparse_topk_blocks", "index_topk_blocks"))
     feed = feed_forward(
         c, dense_width=c.size("dense_intermediate_size", "intermediate_size"), router_bias=c.flag("use_routing_bias")
     )

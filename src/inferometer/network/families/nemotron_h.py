@@ -36,14 +36,14 @@ def build(config: Config, *, family: str = "nemotron_h") -> Model:
 
 
 def layer_kinds(c: Config, pattern: str, types: str) -> list[str]:
-    """What each layer is, from a pattern of letters or a list of words."""
+    """What each layer is, from a pattern of letters or a list of names."""
     letters = c.get(pattern)
-    key, found = (pattern, list(letters)) if isinstance(letters, str) else (types, c.items(types))
+    key, kinds = (pattern, list(letters)) if isinstance(letters, str) else (types, c.items(types))
     known = {**LETTERS, **{word: word for word in LETTERS.values()}}
-    unknown = [k for k in found if not isinstance(k, str) or k not in known]
+    unknown = [k for k in kinds if not isinstance(k, str) or k not in known]
     if unknown:
         raise BadFile(f"{c.where}: {key!r} has a layer {unknown[0]!r}; known are {', '.join(known)}")
-    return [known[k] for k in found]
+    return [known[k] for k in kinds]
 
 
 def _mamba(c: Config) -> Part:

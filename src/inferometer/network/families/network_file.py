@@ -64,8 +64,8 @@ def build_network(data: Mapping[str, Any], where: str = "network.toml") -> Model
             raise BadFile(f"{here.where} lacks 'blocks'")
         part: Part | None = None
         for row in rows:
-            piece = _part(row, config.size("hidden_size"), here.where, spans)
-            part = piece if part is None else _joined(part, piece, here.where)
+            more = _part(row, config.size("hidden_size"), here.where, spans)
+            part = more if part is None else _joined(part, more, here.where)
         assert part is not None
         for key in here.data:
             if key not in ("blocks", "repeat"):
@@ -77,9 +77,9 @@ def build_network(data: Mapping[str, Any], where: str = "network.toml") -> Model
     return decoder(config, lambda i: layers[i], family="network", count=len(layers), spans=spans)
 
 
-def _joined(part: Part, piece: Part, where: str) -> Part:
+def _joined(part: Part, more: Part, where: str) -> Part:
     try:
-        return part + piece
+        return part + more
     except ValueError as error:
         raise BadFile(f"{where}: {error}") from None
 

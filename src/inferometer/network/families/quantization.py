@@ -47,18 +47,18 @@ def dtype(config: Config) -> str:
 
 def declared(config: Config) -> tuple[dict[str, str], str]:
     """Precision by role, and the KV cache's, as the config declares them: ``({"experts": "mxfp4"}, "")``"""
-    found = _section(config)
-    if found is None:
+    section = _section(config)
+    if section is None:
         return {}, ""
-    if str(found.get("moe_quant_algo", default="")).upper() == "NVFP4":
+    if str(section.get("moe_quant_algo", default="")).upper() == "NVFP4":
         roles = dict.fromkeys(ROLES, "fp8-block") | {"experts": "nvfp4"}  # only the experts of an fp8 model were redone
     else:
-        roles = _by_scheme(found) | _by_module(found)
+        roles = _by_scheme(section) | _by_module(section)
     if config.text.get("expert_dtype") == "fp4" and roles.get("experts", "").startswith("fp8"):
         roles["experts"] = "mxfp4"  # DeepSeek-V4 keeps its experts in fp4 under an fp8 scheme
-    kv = found.get("kv_cache_scheme")
+    kv = section.get("kv_cache_scheme")
     kv_bits = kv.get("num_bits") if isinstance(kv, dict) else None
-    algo = str(found.get("kv_cache_quant_algo", default="") or "").lower()
+    algo = str(section.get("kv_cache_quant_algo", default="") or "").lower()
     return {role: p for role, p in roles.items() if p}, "fp8" if kv_bits == 8 or algo == "fp8" else ""
 
 
@@ -74,47 +74,47 @@ def _section(config: Config) -> Config | None:
     return None
 
 
-def _by_scheme(found: Config) -> dict[str, str]:
+def _by_scheme(section: Config) -> dict[str, str]:
     """One scheme for every role that is not excluded; none where the modules are named one by one."""
-    if _layers(found) or (_groups(found, named=True) and not _groups(found, named=False)):
+    if _layers(section) or (_groups(section, named=True) and not _groups(section, named=False)):
         return {}
-    scheme, excluded = _scheme(found), _excluded(found)
+    scheme, excluded = _scheme(section), _excluded(section)
     kept = {role for role in ROLES if all(any(_excludes(p, role, i) for p in excluded) for i in _LAYERS)}
     return {role: scheme for role in ROLES if role not in kept}
 
 
-def _by_module(found: Config) -> dict[str, str]:
+def _by_module(section: Config) -> dict[str, str]:
     """Recipes that name their modules one by one: each role takes the precision that most of its modules have."""
     votes: dict[str, list[str]] = {}
-    for name, how in _layers(found).items():
+    for name, how in _layers(section).items():
         algo = str(how.get("quant_algo", "")).lower() if isinstance(how, Mapping) else ""
         if algo not in _ALGOS:
-            raise _unknown(found, f"algorithm {abbreviate(algo)} of layer {abbreviate(str(name))}")
+            raise _unknown(section, f"algorithm {abbreviate(algo)} of layer {abbreviate(str(name))}")
         votes.setdefault(_role(str(name)), []).append(_ALGOS[algo])
-    for group in _groups(found, named=True):
+    for group in _groups(section, named=True):
         for target in group["targets"]:
-            votes.setdefault(_role(str(target)), []).append(_group(found, group))
+            votes.setdefault(_role(str(target)), []).append(_group(section, group))
     return {role: max(sorted(set(v)), key=v.count) for role, v in votes.items() if role in ROLES}
 
 
-def _layers(found: Config) -> Mapping[str, Any]:
+def _layers(section: Config) -> Mapping[str, Any]:
     """ModelOpt's table of modules."""
-    layers = found.get("quantized_layers", default={})
+    layers = section.get("quantized_layers", default={})
     if not isinstance(layers, Mapping):
-        raise BadFile(f"{found.where}: 'quantized_layers' must be an object, not {abbreviate(layers)}")
+        raise BadFile(f"{section.where}: 'quantized_layers' must be an object, not {abbreviate(layers)}")
     return layers
 
 
-def _groups(found: Config, named: bool) -> list[Mapping[str, Any]]:
+def _groups(section: Config, named: bool) -> list[Mapping[str, Any]]:
     """The groups whose targets are modules by name (``named``), or those of a whole class such as Linear."""
-    groups = found.get("config_groups", default={})
+    groups = section.get("config_groups", default={})
     if not isinstance(groups, Mapping) or not all(isinstance(g, Mapping) for g in groups.values()):
-        raise BadFile(f"{found.where}: 'config_groups' must be an object of groups, not {abbreviate(groups)}")
+        raise BadFile(f"{section.where}: 'config_groups' must be an object of groups, not {abbreviate(groups)}")
     chosen: list[Mapping[str, Any]] = []
     for group in groups.values():
         targets = group.get("targets") or ["Linear"]
         if not isinstance(targets, list | tuple):
-            raise BadFile(f"{found.where}: 'targets' must be a list, not {abbreviate(targets)}")
+            raise BadFile(f"{section.where}: 'targets' must be a list, not {abbreviate(targets)}")
         if any("." in str(t) for t in targets) == named:
             chosen.append({**group, "targets": [t for t in targets if not named or "." in str(t)]})
     return chosen
@@ -141,8 +141,8 @@ _ALGOS = {
 
 
 def _role(module: str) -> str:
-    """The role of a module's weights, by the words in its name."""
-    words = module.lower()
+    """The role of a module's weights, by the parts of its name."""
+    name = module.lower()
     for mark, role in (
         ("shared_expert", "shared"),
         ("experts", "experts"),
@@ -152,48 +152,48 @@ def _role(module: str) -> str:
         ("feed_forward", "mlp"),
         ("ffn", "mlp"),
     ):
-        if mark in words:
+        if mark in name:
             return role
     return ""
 
 
-def _scheme(found: Config) -> str:
+def _scheme(section: Config) -> str:
     """The name in precisions.toml that a quantisation section means; empty where the weights stay as they are."""
-    method = str(found.get("quant_method", default="")).lower()
-    algo = str(found.get("quant_algo", default="")).lower()
+    method = str(section.get("quant_method", default="")).lower()
+    algo = str(section.get("quant_algo", default="")).lower()
     if method == "mxfp4":
         return "mxfp4"
     if method in ("fp8", "fbgemm_fp8") or algo == "fp8":
-        return "fp8-block" if found.get("weight_block_size") else "fp8"
+        return "fp8-block" if section.get("weight_block_size") else "fp8"
     if method in ("awq", "gptq", "auto-round", "awq_marlin", "gptq_marlin"):
-        bits = found.size("bits", "w_bit", default=4)
+        bits = section.size("bits", "w_bit", default=4)
         if bits not in _BITS:
-            raise _unknown(found, f"{bits} bits of method {method!r}")
+            raise _unknown(section, f"{bits} bits of method {method!r}")
         return _BITS[bits]
     if algo in _ALGOS:
         return _ALGOS[algo]
-    groups = _groups(found, named=False)
+    groups = _groups(section, named=False)
     if method in _LISTED and groups and not algo:
-        return _group(found, groups[0])
-    if method == "bitsandbytes" and (found.flag("load_in_4bit") or found.flag("load_in_8bit")):
-        return "w4a16" if found.flag("load_in_4bit") else "w8a16"
+        return _group(section, groups[0])
+    if method == "bitsandbytes" and (section.flag("load_in_4bit") or section.flag("load_in_8bit")):
+        return "w4a16" if section.flag("load_in_4bit") else "w8a16"
     without = " without groups or layers" if method in _LISTED else ""
-    raise _unknown(found, f"method {abbreviate(' '.join(filter(None, (method, algo))))}{without}")
+    raise _unknown(section, f"method {abbreviate(' '.join(filter(None, (method, algo))))}{without}")
 
 
 _LISTED = ("compressed-tensors", "modelopt", "quark")  # methods that list groups of modules
 _BITS = {2: "int2", 4: "w4a16", 8: "w8a16"}  # weights alone, in groups
 
 
-def _unknown(found: Config, what: str) -> BadFile:
-    return BadFile(f"{found.where}: quantisation {what} is not known; take the section out and set -q")
+def _unknown(section: Config, what: str) -> BadFile:
+    return BadFile(f"{section.where}: quantisation {what} is not known; take the section out and set -q")
 
 
-def _group(found: Config, group: Mapping[str, Any]) -> str:
+def _group(section: Config, group: Mapping[str, Any]) -> str:
     """One group of compressed-tensors or ModelOpt: bits, grouping and type of its weights; 16 bits are as they were."""
     weights, inputs = group.get("weights"), group.get("input_activations")
     if not isinstance(weights, Mapping):
-        raise _unknown(found, f"of a group whose 'weights' are {abbreviate(weights)}")
+        raise _unknown(section, f"of a group whose 'weights' are {abbreviate(weights)}")
     bits, size, kind = weights.get("num_bits"), weights.get("group_size"), weights.get("type", "int")
     if bits == 16 and isinstance(bits, int):
         return ""
@@ -206,14 +206,14 @@ def _group(found: Config, group: Mapping[str, Any]) -> str:
         return "int8" if inputs else "w8a16"
     if (kind, known) == ("int", 4):
         return "int4-g32" if size == 32 else "w4a16"
-    raise _unknown(found, f"of {abbreviate(bits)} bits of type {abbreviate(kind)}")
+    raise _unknown(section, f"of {abbreviate(bits)} bits of type {abbreviate(kind)}")
 
 
-def _excluded(found: Config) -> list[str]:
-    words: list[str] = []
+def _excluded(section: Config) -> list[str]:
+    patterns: list[str] = []
     for key in ("modules_to_not_convert", "ignore", "exclude_modules", "ignored_layers"):
-        words += map(str, found.items(key))
-    return words
+        patterns += map(str, section.items(key))
+    return patterns
 
 
 def _excludes(pattern: str, role: str, layer: int) -> bool:

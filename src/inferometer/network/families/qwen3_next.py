@@ -45,9 +45,9 @@ def build(config: Config, *, family: str = "qwen3_next") -> Model:
 
 def layer_kinds(c: Config) -> list[str]:
     """The mixer of each layer: as ``layer_types`` lists them, or every ``full_attention_interval``-th is attention."""
-    found = c.items("layer_types", c.layers)
-    unknown = [k for k in found if k not in KINDS]
+    kinds = c.items("layer_types", c.layers)
+    unknown = [k for k in kinds if k not in KINDS]
     if unknown:
         raise BadFile(f"{c.where}: 'layer_types' may have {' and '.join(map(repr, KINDS))}, not {unknown[0]!r}")
     interval = c.size("full_attention_interval", default=4)
-    return found or [KINDS[(i + 1) % interval == 0] for i in range(c.layers)]
+    return kinds or [KINDS[(i + 1) % interval == 0] for i in range(c.layers)]

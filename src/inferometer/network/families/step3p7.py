@@ -43,8 +43,8 @@ def build(config: Config, *, family: str = "step3p7") -> Model:
 
 def _dense_layers(c: Config) -> list[int]:
     """The layers that the list ``"moe_layers_enum": "3,4,5"`` leaves out."""
-    words = str(c.get("moe_layers_enum", default="")).split(",")
-    sparse = {int(w) for w in words if w.strip().isdigit()}
+    numbers = str(c.get("moe_layers_enum", default="")).split(",")
+    sparse = {int(number) for number in numbers if number.strip().isdigit()}
     return [i for i in range(c.layers) if i not in sparse] if sparse else []
 
 

@@ -47,8 +47,8 @@ def tower(config: Config) -> Tower | None:
     v = config.section("vision_config") or named(config)
     if v is None:
         return None
-    for words in (config, v):  # the whole model's type says more than the tower's: MiniMax calls its own one CLIP
-        kind = str(words.get("model_type", default=""))
+    for section in (config, v):  # the model's type says more than the tower's: MiniMax calls its own one CLIP
+        kind = str(section.get("model_type", default=""))
         for tail in ("_vision_model", "_vision", "_text", "_moe"):
             kind = kind.removesuffix(tail)
         if kind in TOWERS:
