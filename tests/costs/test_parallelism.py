@@ -319,7 +319,9 @@ def test_overlap_hides_communication_but_not_more_than_computing() -> None:
     assert times[0] > times[1] > times[2] > 0.5 * times[0]  # type: ignore[operator]
 
 
-@pytest.mark.parametrize(("pp", "layers"), [(1, [32]), (3, [11, 11, 10]), (5, [6, 6, 7, 7, 6]), (6, [5, 5, 5, 6, 6, 5])])
+@pytest.mark.parametrize(
+    ("pp", "layers"), [(1, [32]), (3, [11, 11, 10]), (5, [6, 6, 7, 7, 6]), (6, [5, 5, 5, 6, 6, 5])]
+)
 def test_layers_that_are_left_over_go_before_the_last_stage(pp: int, layers: list[int]) -> None:
     entry = catalog.model("llama-3.1-8b")
     stages = parallelism.pipeline_stages(families.build(entry.config), pp)
