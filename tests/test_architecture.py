@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from conftest import ROOT
 from helpers.source_tree import (
@@ -87,7 +87,7 @@ HEAVY = [
     "joblib",
 ]
 
-MAX_FILES = 243
+MAX_FILES = 240
 MAX_LINES_OF_A_FILE = 500
 MAX_LINES_OF_A_FUNCTION = 60
 MAX_FMT_SKIPS = 60
@@ -97,28 +97,15 @@ KNOWN_CIRCLES: list[str] = ["serving.engine", "serving.fast_path", "serving.reco
 LONG_FUNCTIONS: list[str] = [
     "cli.analyze:analyze",
     "cli.validate:_requests",
-    "inference.request:build_request",
-    "network.blocks.compressed_attention:compressed",
-    "network.blocks.mlp:moe",
     "network.blocks.self_attention:gqa",
-    "network.blocks.self_attention:mla",
-    "network.blocks.vision_tower:encoder",
-    "network.families.llama:build",
-    "network.operators.attention:attention",
     "serving.fast_path:run_uncontended",
     "serving.simulate:simulate",
-    "training.train:train",
 ]
 DUPLICATE_MODULES: list[str] = []
 DUPLICATE_CLASSES: list[str] = []
-PRIVATE_WORDS: dict[str, int] = {"found": 497, "asked": 40, "words": 202, "mine": 77, "usual": 30, "told": 13}
+PRIVATE_WORDS: dict[str, int] = {"found": 219, "asked": 40, "words": 112, "mine": 45, "usual": 18, "told": 7}
 SPELLED_FLAGS: dict[str, int] = {
     "costs.kernels.source": 1,
-    "inference.advice": 3,
-    "inference.analyze": 4,
-    "inference.request": 53,
-    "inference.speculation": 11,
-    "inference.workload": 15,
     "profiling.import_tables": 1,
     "profiling.layers": 1,
     "profiling.machine": 2,
@@ -132,18 +119,19 @@ SPELLED_FLAGS: dict[str, int] = {
     "serving.summary": 2,
     "serving.synthetic": 17,
     "specs.calibration": 1,
+    "specs.command_args": 7,
+    "specs.plan_args": 2,
     "sweep.points": 2,
-    "training.passes": 1,
-    "training.train": 16,
+    "training.train": 1,
     "training.training_memory": 6,
 }
 
 
-def only_shrinks(now: Iterable[object], known: Iterable[object]) -> None:
-    """Nothing new breaks the rule, and what is mended is off the list."""
-    present, listed = set(now), set(known)
-    assert sorted(map(str, present - listed)) == [], "these are new"
-    assert sorted(map(str, listed - present)) == [], "these are mended: take them off the list"
+def only_shrinks(now: Iterable[str] | Mapping[str, int], known: Iterable[str] | Mapping[str, int]) -> None:
+    """Nothing new breaks the rule, and what is mended is off the list. Names, or names with how often each is there."""
+    present, listed = Counter(now), Counter(known)
+    assert not present - listed, "these are new"
+    assert not listed - present, "these are mended: take them off the list"
 
 
 # ------------------------------------------------------------------ imports
@@ -245,13 +233,13 @@ def test_a_class_name_means_one_thing() -> None:
 
 def test_names_are_nouns_of_the_domain() -> None:
     names = sum((identifiers(path) for path in FILES), Counter[str]())
-    only_shrinks(((word, names[word]) for word in PRIVATE_WORDS), PRIVATE_WORDS.items())
+    only_shrinks({word: names[word] for word in PRIVATE_WORDS}, PRIVATE_WORDS)
 
 
 def test_only_front_ends_spell_flags() -> None:
     """``search.serve_commands`` writes the command lines of other tools."""
     spelled = {module: flags(path) for module, path in MODULES.items() if not is_front_end(module)}
-    only_shrinks(((m, n) for m, n in spelled.items() if n and m != "search.serve_commands"), SPELLED_FLAGS.items())
+    only_shrinks({m: n for m, n in spelled.items() if m != "search.serve_commands"}, SPELLED_FLAGS)
 
 
 def test_what_is_public_is_documented() -> None:
