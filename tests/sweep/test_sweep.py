@@ -88,7 +88,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
         {"images": ["1x896x896", "2x448x448"], "batch_size": [1, 5, 9], "input_len": [10, 1000], "output_len": [1, 20]},
     ),
     (MODEL, {"turns": ["512:128,256:64", "100:10"], "batch_size": [1, 2000, 16]}),
-    ("DiT-XL/2", {"gpu": "a6000", "batch_size": [1, 8, 64]}),
+    ("DiT-XL/2", {"gpu": "a6000", "batch_size": [1, 8, 64], "engine": "hf,vllm", "frontend": ["in-process", "http"]}),
     ("llama-3.1-70b", {"gpu": "h200", "cpu_offload_gb": [0, 20, 160], "batch_size": [1, 32]}),
     (MODEL, {"usecase": "chatbot,code", "efficiency": [0.5, "flops=0.7,hbm=0.8,intra=0.9,inter=0.9"]}),
     (
@@ -207,7 +207,7 @@ def test_a_combination_that_is_refused_is_marked_and_a_mistake_is_an_error() -> 
         ({"quantization": "bf16,fp9"}, UnknownName, "'fp9'"),
         ({"tensor_parallel_size": [1, 0]}, BadValue, "tensor_parallel_size must be between 1"),
         ({"interconnect": ["nvlink", "string"]}, UnknownName, "unknown interconnect 'string'"),
-        ({"gpu": "l40s", "interconnect": "nvlink"}, BadValue, "unknown --interconnect 'nvlink'"),
+        ({"gpu": "l40s", "interconnect": "nvlink"}, BadValue, "unknown interconnect 'nvlink'"),
         ({"batch_size": [1, 0]}, BadValue, "batch_size must be between 1 and 10,000,000, not 0"),
         ({"input_len": "1:2000000000:x10"}, BadValue, "input_len must be between 1 and 100,000,000"),
         ({"prefix_len": [-1]}, BadValue, "prefix_len must be between 0"),

@@ -405,7 +405,7 @@ def test_illegal_layouts(kwargs: dict[str, Any], reason: str) -> None:
         ({"global_batch_size": 10, "data_parallel_size": 4}, BadValue, "give a multiple of 4"),
         ({"micro_batch_size": 0}, BadValue, "micro_batch_size must be between 1"),
         ({"seq_len": "12,x"}, BadValue, "seq_len must be whole numbers"),
-        ({"seq_len": [8, 8]}, BadValue, "seq_len has 2 numbers for 32 layers"),
+        ({"seq_len": [8, 8]}, BadValue, "seq_len has 2 numbers, but the model has 32 layers"),
         ({"tokens": float("nan")}, BadValue, "tokens must be a positive number"),
         ({"overlap": 1.5}, BadValue, "overlap must be between 0"),
         ({"interleave": 1.5}, BadValue, "interleave must be a whole number"),

@@ -89,15 +89,15 @@ def _question(**given: bool) -> str:
 
 
 def _refuse_layout(kwargs: Mapping[str, Any]) -> None:
-    given = {f"`{name}`": kwargs.get(name) not in (None, 1) for name in LAYOUT}
+    given = {name: kwargs.get(name) not in (None, 1) for name in LAYOUT}
     refuse("`size` chooses the layout itself and cannot be combined with {}", given)
 
 
 def _refuse_workload(kwargs: Mapping[str, Any]) -> None:
-    given = {f"`{name}`": kwargs.get(name) is not None for name in WORKLOAD}
+    given = {name: kwargs.get(name) is not None for name in WORKLOAD}
     refuse(
         "`compare_usecases` brings lengths and batches of its own and cannot be combined with {}",
-        given | {"`prefix_len`": kwargs.get("prefix_len")},
+        given | {"prefix_len": kwargs.get("prefix_len")},
     )
 
 

@@ -21,7 +21,7 @@ from ..base.units import size
 from ..costs.images import images
 from ..costs.step import Images
 from ..inference.analyze import report_of
-from ..inference.latency import frontend_seconds, predict, prefill_seconds
+from ..inference.latency import predict
 from ..inference.memory import Footprint, cache_offloaded, footprint
 from ..inference.report import Metrics
 from ..inference.workload import BatchShape, uniform_batch_shape
@@ -232,24 +232,17 @@ def _vectorised(case: Case, mesh: tuple[np.ndarray, ...]) -> tuple[dict[str, Any
     batch_shape = _batch_shape(case, batch, input_len, output_len, prefix_len)
     bound_plan = cache_offloaded(case.bound_plan, batch_shape)
     held = footprint(bound_plan, batch_shape)
-    if case.request.model.kind == "decoder":
-        prediction = predict(bound_plan, batch_shape)
+    decodes = case.request.model.kind == "decoder"
+    prediction = predict(bound_plan, batch_shape, "all" if decodes else "prefill")
+    columns = {
+        "ttft_ms": prediction.ttft * 1e3,
+        "e2el_ms": prediction.e2el * 1e3,
+        "prefill_throughput": prediction.prefill_throughput,
+    }
+    if decodes:
         tpot = where(output_len > 1, prediction.tpot, math.nan)
-        columns = {
-            "ttft_ms": prediction.ttft * 1e3,
-            "tpot_ms": tpot * 1e3,
-            "e2el_ms": prediction.e2el * 1e3,
-            "prefill_throughput": prediction.prefill_throughput,
-            "output_throughput_per_user": 1 / tpot,
-            **{name: getattr(prediction, name) for name in RATES},
-        }
-    else:
-        ttft = frontend_seconds(bound_plan) + prefill_seconds(bound_plan, batch_shape)
-        columns = {
-            "ttft_ms": ttft * 1e3,
-            "e2el_ms": ttft * 1e3,
-            "prefill_throughput": batch * batch_shape.new_tokens / ttft,
-        }
+        columns |= {"tpot_ms": tpot * 1e3, "output_throughput_per_user": 1 / tpot}
+        columns |= {name: getattr(prediction, name) for name in RATES}
     if np.any(prefix_too_long):
         columns = {
             n: None if value is None else where(prefix_too_long, math.nan, value) for n, value in columns.items()

@@ -17,8 +17,7 @@ from ..inference.analyze import device_info, engine_info, model_info
 from ..inference.breakdown import add_calls, empty_row, finish_rows
 from ..inference.report import OpRow
 from ..inference.request import Request, build_request
-from ..inference.workload import parse_numbers
-from ..specs.plan_args import TOKENS
+from ..inference.workload import parse_lengths
 from ..specs.structs import Engine, Plan
 from .iteration import IterationTime, StageTime, iteration_time, model_flops, stage_times
 from .passes import PRECISIONS, RECOMPUTE, Recipe, training_constants
@@ -84,7 +83,9 @@ def train(
     recipe = Recipe(
         global_batch_size=batch,
         micro_batch_size=micro,
-        seq_len=_lengths(_default_length(request) if seq_len is None else seq_len, request.model.num_layers),
+        seq_len=parse_lengths(
+            _default_length(request) if seq_len is None else seq_len, request.model.num_layers, "seq_len"
+        ),
         zero=check_int("zero", zero, least=0, most=3),  # type: ignore[arg-type]
         recompute=recompute,  # type: ignore[arg-type]
         optimizer=optimizer,
@@ -126,17 +127,6 @@ def _build_request(model: str, gpu: str, precision: str, plan: TrainPlan) -> Req
 
 def _default_length(request: Request) -> int:
     return 2048 if request.model.kind == "decoder" else request.model.max_position or 256
-
-
-def _lengths(value: int | Sequence[int] | str, layers: int) -> int | tuple[int, ...]:
-    if isinstance(value, str):
-        value = parse_numbers("seq_len", value)
-    if isinstance(value, int) or is_number(value):
-        return check_int("seq_len", value, most=TOKENS)
-    lengths = tuple(check_int("seq_len", v, most=TOKENS) for v in value)
-    if len(lengths) not in (1, layers):
-        raise BadValue(f"`seq_len` has {len(lengths)} numbers for {layers} layers: give one, or one per layer")
-    return lengths if len(lengths) > 1 else lengths[0]
 
 
 def report_of(request: Request, recipe: Recipe) -> TrainReport:
