@@ -468,5 +468,18 @@ def test_names_that_do_not_exist_are_said(kwargs: dict[str, Any]) -> None:
         search("llama-3.1-8b", **{"gpu": "h200", **SMALL, **kwargs})
 
 
+@pytest.mark.parametrize("more", [{}, {"goodput": "tpot:20"}])
+def test_a_misspelt_keyword_is_said_first(more: dict[str, Any]) -> None:
+    with pytest.raises(UnknownName, match=r"^unknown argument 'num_gpu'; did you mean num_gpus\?$"):
+        search("llama-3.1-8b", num_gpu=8, **more)  # type: ignore[call-arg]
+
+
+def test_keywords_of_a_plan_go_to_every_request() -> None:
+    result = search("llama-3.1-8b", gpu="h200", num_gpus=1, goodput="tpot:40", finalists=1, block_size=32)
+    assert result.feasible
+    with pytest.raises(BadValue, match="block_size"):
+        search("llama-3.1-8b", gpu="h200", num_gpus=1, goodput="tpot:40", block_size=0)
+
+
 def test_it_is_public() -> None:
     assert inferometer.search is search and inferometer.Search.__name__ == "Search"

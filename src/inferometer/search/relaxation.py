@@ -76,7 +76,7 @@ class Relaxer:
 
     def _lower_rate(self) -> list[Relaxation]:
         """The highest rate that the GPUs carry within the limits."""
-        if self.kwargs["request_rate"] is None or not self.limits:
+        if self.kwargs.get("request_rate") is None or not self.limits:
             return []
         result = self.attempt(request_rate=None)
         if result is None or result.winner is None or result.winner.trial is None:

@@ -15,14 +15,17 @@ A plan goes through these shapes:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ..base.errors import BadValue, check_int
 from ..base.parallel_map import worker_count
 from ..base.units import ceil_div
 from ..serving.trace import Trace
+from ..specs.arguments import arguments, check_names, signature
 from ..specs.catalog import gpu_names, hardware
+from ..specs.command_args import SearchArgs
+from ..specs.plan_args import PlanArgs
 from . import explanation, serve_commands
 from .finalists import Finalist, SimulationOptions, ranked, simulate_finalists
 from .modes import aggregated, disaggregated
@@ -34,119 +37,130 @@ from .server_table import estimate_servers
 from .space import Problem, RejectedServer, Server, build_space, servers
 from .steady_state import concurrency_grid
 
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from ..specs.keywords import SearchKwargs
+
 MODES = ("aggregated", "disaggregated")
 MAX_POINTS = 10**7  # loads of limits of servers that are estimated
 MAX_PAIRED_GPUS = 128  # on which, at a given rate, any numbers of prefill and decode servers are paired
 Progress = Callable[[str, int], None]
+RUN_ONLY = ("num_gpus", "nodes", "finalists", "backend", "jobs")  # not those of a search with a relaxation
+OWN = (  # arguments of the search itself; all others go to the space, or to every request
+    *RUN_ONLY,
+    "input_len",
+    "output_len",
+    "prefix_len",
+    "request_rate",
+    "burstiness",
+    "goodput",
+    "goodput_share",
+    "objective",
+    "mode",
+    "seed",
+)
 
 
-def search(model: str, gpu: str | Sequence[str] = "h100-sxm", **kwargs: Any) -> Search:
+@signature(SearchArgs)
+def search(
+    model: str,
+    gpu: str | Sequence[str] = "h100-sxm",
+    *,
+    trace: Trace | None = None,
+    relax: bool = True,
+    address: str | None = None,
+    progress: Progress | None = None,
+    **kwargs: Unpack[SearchKwargs],
+) -> Search:
     """Estimate every legal plan on the GPUs, simulate the best, and say which one to run.
 
-    ``search("llama-3.1-8b", gpu="h200", num_gpus=4, goodput="ttft:500,tpot:50").winner.label``; keywords are those of
-    `search_with_table`.
+    ``search("llama-3.1-8b", gpu="h200", num_gpus=4, goodput="ttft:500,tpot:50").winner.label``
+
+    Without ``request_rate`` (or a trace with arrivals) the highest rate that keeps the limits of ``goodput`` (ms) is
+    searched; with one, the plan that carries it best. Sizes, precisions and limits may be given as one value or
+    several (``tensor_parallel_size=[2, 4]``); else the values in ``Search.space`` are tried. ``relax``: where no plan
+    is possible, say what would make one possible. ``address``: of a Dask or Ray cluster.
     """
-    return search_with_table(model, gpu, **kwargs)[0]
+    return search_with_table(model, gpu, trace=trace, relax=relax, address=address, progress=progress, **kwargs)[0]
 
 
+@signature(SearchArgs)
 def search_with_table(
     model: str,
     gpu: str | Sequence[str] = "h100-sxm",
     *,
-    num_gpus: int | None = None,
-    nodes: int | None = None,
     trace: Trace | None = None,
-    input_len: float | str | None = None,
-    output_len: float | str | None = None,
-    prefix_len: int = 0,
-    request_rate: float | None = None,
-    burstiness: float = 1.0,
-    goodput: str | Iterable[str] | Mapping[str, float] | None = None,
-    goodput_share: float = 0.9,
-    objective: str = "throughput",
-    mode: str = "both",
-    finalists: int = 6,
     relax: bool = True,
-    backend: str = "processes",
-    jobs: int = 1,
     address: str | None = None,
-    seed: int = 0,
     progress: Progress | None = None,
-    **kwargs: Any,
+    **kwargs: Unpack[SearchKwargs],
 ) -> tuple[Search, PlanTable | None, list[RejectedServer]]:
-    """The result, the table of all plans (None if no server can be started), and the servers that cannot be started.
-
-    Without ``request_rate`` (or a trace with arrivals) the highest rate that keeps the limits of ``goodput`` (ms) is
-    searched; with one, the plan that carries it best. Sizes, precisions and limits may be given as one value or
-    several (``tensor_parallel_size=[2, 4]``); else the values in ``Search.space`` are tried.
-    """
+    """As `search`: the result, the table of all plans (None if no server can be started), and the servers that cannot
+    be started."""
     started = time.perf_counter()
+    given: dict[str, Any] = {name: value for name, value in kwargs.items() if value is not None}
+    check_names(SearchArgs, given, *arguments(PlanArgs))
     gpus = gpu_names(gpu) if isinstance(gpu, str) else list(gpu)
-    count, kwargs = _cluster_size(gpus, num_gpus, nodes, kwargs)
-    requests = {
-        "trace": trace,
-        "input_len": input_len,
-        "output_len": output_len,
-        "prefix_len": prefix_len,
-        "request_rate": request_rate,
-        "burstiness": burstiness,
-        "seed": seed,
-    }
-    aims = {"goodput": goodput, "goodput_share": goodput_share, "objective": objective, "mode": mode}
-    kwargs.setdefault("frontend", "http")
-    options = SimulationOptions(finalists, backend, jobs, address)
-    problem = _problem(model, gpus, count, requests=requests, aims=aims, options=options, request_kwargs=kwargs)
+    own = {name: value for name, value in given.items() if name in OWN}
+    request_kwargs = {"frontend": "http", **{name: value for name, value in given.items() if name not in OWN}}
+    args = SearchArgs(**own)
+    num_gpus, request_kwargs = _cluster_size(gpus, args, request_kwargs)
+    problem = _problem(model, gpus, num_gpus, trace, args, request_kwargs)
     legal, illegal = servers(problem.space, model)
     _check_size(problem, len(legal))
     run = SearchRun(problem, progress or (lambda stage, done: None))
     run.note_seconds("enumerate", started)
     table = run.estimate(legal, illegal)
-    simulated = run.simulate(table, options) if table is not None else []
-    result = run.to_result(table, simulated)
+    options = SimulationOptions(args.finalists, args.backend, args.jobs, address)
+    result = run.to_result(table, run.simulate(table, options) if table is not None else [])
     if not result.feasible and relax:
-        result.relaxations = run.relax(table, {**kwargs, **requests, **aims, "gpu": gpus, "num_gpus": count})
+        again = {name: value for name, value in own.items() if name not in RUN_ONLY}
+        again |= {**request_kwargs, "gpu": gpus, "num_gpus": num_gpus, "trace": trace}
+        result.relaxations = run.relax(table, again)
     run.note_seconds("total", started)
     return result, table, [*run.illegal, *run.too_large]
 
 
-def _cluster_size(
-    gpus: list[str], num_gpus: int | None, nodes: int | None, kwargs: dict[str, Any]
-) -> tuple[int, dict[str, Any]]:
+def _cluster_size(gpus: list[str], args: SearchArgs, request_kwargs: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     """How many GPUs there are: as given, or those of the nodes, or of one node of the GPU's default size."""
-    given = kwargs.get("gpus_per_node")
+    given = request_kwargs.get("gpus_per_node")
     per_node = hardware(gpus[0]).gpus_per_node if given is None else check_int("gpus_per_node", given, most=65536)
-    if nodes is None:
-        return (per_node if num_gpus is None else num_gpus), dict(kwargs)
-    most = check_int("nodes", nodes, most=10**5) * per_node
-    if num_gpus is not None and num_gpus > most:
-        raise BadValue(f"`num_gpus` {num_gpus:,} are more than {nodes:,} nodes of {per_node} GPUs have: {most:,}")
-    return (most if num_gpus is None else num_gpus), {**kwargs, "gpus_per_node": per_node}
+    if args.nodes is None:
+        return (per_node if args.num_gpus is None else args.num_gpus), request_kwargs
+    most = check_int("nodes", args.nodes, most=10**5) * per_node
+    if args.num_gpus is not None and args.num_gpus > most:
+        raise BadValue(
+            f"`num_gpus` {args.num_gpus:,} are more than {args.nodes:,} nodes of {per_node} GPUs have: {most:,}"
+        )
+    return (most if args.num_gpus is None else args.num_gpus), {**request_kwargs, "gpus_per_node": per_node}
 
 
 def _problem(
-    model: str,
-    gpus: list[str],
-    num_gpus: int,
-    *,
-    requests: dict[str, Any],
-    aims: dict[str, Any],
-    options: SimulationOptions,
-    request_kwargs: dict[str, Any],
+    model: str, gpus: list[str], num_gpus: int, trace: Trace | None, args: SearchArgs, request_kwargs: dict[str, Any]
 ) -> Problem:
-    """The checked problem; ``requests`` and ``aims`` are keywords of `search_with_table`."""
-    traffic = build_traffic(**requests, block_tokens=request_kwargs.get("block_size") or 16)
-    objective = build_objective(aims["objective"], aims["goodput"], aims["goodput_share"])
+    """The checked problem: requests, objective and space."""
+    traffic = build_traffic(
+        trace=trace,
+        input_len=args.input_len,
+        output_len=args.output_len,
+        prefix_len=args.prefix_len,
+        request_rate=args.request_rate,
+        burstiness=args.burstiness,
+        seed=args.seed,
+        block_tokens=request_kwargs.get("block_size") or 16,
+    )
+    objective = build_objective(args.objective, args.goodput, args.goodput_share)
     if not objective.slo and traffic.request_rate is None and objective.name != "latency":
         raise BadValue(
             "a search needs something that must hold: limits such as `goodput` ttft:500,tpot:50, a "
             "`request_rate`, or both"
         )
-    mode = aims["mode"]
-    if mode not in (*MODES, "both"):
-        raise BadValue(f"`mode` must be aggregated, disaggregated or both, not {mode!r}")
-    check_int("finalists", options.finalists, most=1000)
-    worker_count(options.backend, options.jobs)
-    modes = MODES if mode == "both" else (mode,)
+    if args.mode not in (*MODES, "both"):
+        raise BadValue(f"`mode` must be aggregated, disaggregated or both, not {args.mode!r}")
+    check_int("finalists", args.finalists, most=1000)
+    worker_count(args.backend, args.jobs)
+    modes = MODES if args.mode == "both" else (args.mode,)
     space = build_space(model, gpus, num_gpus, modes=modes, **request_kwargs)
     figure = {"cost": "price_per_hour", "energy": "power"}.get(objective.name)
     for device in map(hardware, space.gpus if figure else ()):
