@@ -14,7 +14,6 @@ import numpy as np
 
 from ..base.pareto import undominated
 from ..inference.latency import frontend_seconds
-from .objective import Traffic
 from .plan_table import SLACK, LoadMetrics, Plans, Status, concatenated, slo_ratio
 from .server_table import ServerTable
 from .space import Problem
@@ -254,11 +253,11 @@ def _pairs_with(
         decode = _decode_at_rate(room, decode_rows, servers, rate)
     else:
         decode = _decode_at_all_loads(room, decode_rows, servers)
-    utilization = decode.request_rate / (replicas[:, None, None] * prefill.rate)
-    metrics = _pair_metrics(prefill, replicas, decode, utilization, decode_rows, servers, problem)
-    too_slow = utilization >= 1
+    metrics = _pair_metrics(prefill, replicas, decode, decode_rows, servers, problem)
     kept = metrics.served & (metrics.slo_ratio <= SLACK)
-    infeasible = np.where(~decode.possible, Status.NO_CAPACITY, np.where(too_slow, Status.TOO_SLOW, Status.MISSES_SLO))
+    infeasible = np.where(
+        ~decode.possible, Status.NO_CAPACITY, np.where(~metrics.served, Status.TOO_SLOW, Status.MISSES_SLO)
+    )
     columns: dict[str, Any] = {
         "decode_replicas": decode.replicas,
         "load": decode.load,
@@ -302,7 +301,6 @@ def _pair_metrics(
     prefill: PrefillServer,
     replicas: np.ndarray,
     decode: _DecodeLoads,
-    utilization: np.ndarray,
     decode_rows: np.ndarray,
     servers: ServerTable,
     problem: Problem,
@@ -312,8 +310,9 @@ def _pair_metrics(
     The first token comes with the prefill; TTFT here is of the first token that the decode pool sends: the transfer,
     the rest of the step under way (half of one, and with asynchronous scheduling the one that is planned), and a step.
     """
-    traffic: Traffic = problem.traffic
+    traffic = problem.traffic
     server = servers.servers[prefill.server]
+    utilization = decode.request_rate / (replicas[:, None, None] * prefill.rate)
     scv = 1 / (replicas[:, None, None] * prefill.dp * traffic.burstiness)
     queue = mean_wait(utilization) * prefill.service_seconds * even_arrivals(utilization, scv)
     steps_ahead = 1.5 if servers.servers[0].request.engine.async_scheduling else 0.5
