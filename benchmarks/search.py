@@ -79,8 +79,7 @@ def prices() -> None:
     from inferometer.inference.request import build_request
     from inferometer.search.objective import build_traffic
     from inferometer.search.steady_state import load_grid, steady_states
-    from inferometer.serving.deployment import build_pool
-    from inferometer.serving.deployment_run import ServingOptions, serve
+    from inferometer.serving.deployment import ServingOptions, build_pool, serve
     from inferometer.serving.metrics import latencies
 
     errors: list[tuple[float, float]] = []
@@ -100,9 +99,9 @@ def prices() -> None:
             if trace is None:
                 continue
             server = server or build_pool(one, 1, trace)
-            if server.reason or server.tokens < state.decoding[n] * (given + made / 2):
+            if server.reason or server.kv_cache_tokens < state.decoding[n] * (given + made / 2):
                 continue
-            seen = latencies(serve(trace, [("both", server)], ServingOptions(one.engine.scheduler)))
+            seen = latencies(serve(trace, [("both", server)], ServingOptions(scheduler=one.engine.scheduler)))
             part = slice(int(3 * under_way), -int(under_way) - 1)
             errors.append(
                 (

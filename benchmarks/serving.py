@@ -264,7 +264,7 @@ def run(case: Case) -> Row:
     means = metrics(outcome)
     ours = {m: means[f"mean_{m}_ms"] for m in LABELS if means[f"mean_{m}_ms"] is not None}
     reason = outcome.reason or (
-        "" if means["completed"] else next(iter(outcome.rejected.values()), "nothing was served")
+        "" if means["completed"] else str(next(iter(outcome.rejected.values()), "nothing was served"))
     )
     errors = compare(trace, outcome).errors if trace.measured else {}
     each = {m: e.mape for m, e in errors.items() if e.mape is not None}

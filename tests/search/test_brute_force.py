@@ -23,7 +23,7 @@ from inferometer.search.plan_table import Plans, PlanTable, Status, front_rows, 
 from inferometer.search.server_table import ServerTable, estimate_servers
 from inferometer.search.space import Problem, Server, build_space, servers
 from inferometer.search.steady_state import MAX_UTILIZATION, MIXED_BATCHING, concurrency_grid
-from inferometer.serving.deployment import ReplicaPool, kv_transfer_seconds
+from inferometer.serving.deployment import kv_transfer_seconds
 
 CASES = [
     ("llama-3.1-8b", {"num_gpus": 2, "input_len": 2000, "output_len": 200}, "ttft:150,tpot:15", {}),
@@ -168,7 +168,7 @@ def brute_pairs(problem: Problem, legal: list[Server]) -> list[float]:
                 continue
             transfer = [
                 kv_transfer_seconds(side, side, np.array([round(traffic.input_len)]))[0]
-                for side in (ReplicaPool(s.bind(), 1, [], 0, 0, "", ()) for s in (prefill, decode))
+                for side in (prefill.bind(), decode.bind())
             ]
             budgets = sorted(space.max_num_batched_tokens, key=lambda b: abs(b - default.max_num_batched_tokens))
             limits = sorted(space.max_num_seqs, key=lambda s: abs(s - default.max_num_seqs))

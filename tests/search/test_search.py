@@ -31,8 +31,7 @@ from inferometer.search.steady_state import (
     steady_states,
     wait_at_share,
 )
-from inferometer.serving.deployment import build_pool
-from inferometer.serving.deployment_run import ServingOptions, serve
+from inferometer.serving.deployment import ServingOptions, build_pool, serve
 from inferometer.serving.metrics import good_requests, latencies
 from inferometer.serving.simulate import simulate
 from inferometer.serving.trace import Trace
@@ -87,7 +86,7 @@ def test_means_are_near_what_is_simulated() -> None:
                 under_way = rate * (ttft + made * tpot)
                 trace = traffic.requests(int(150 + 8 * under_way), rate, 1)
                 server = server or build_pool(one, 1, trace)
-                seen = latencies(serve(trace, [("both", server)], ServingOptions(one.engine.scheduler)))
+                seen = latencies(serve(trace, [("both", server)], ServingOptions(scheduler=one.engine.scheduler)))
                 part = slice(int(2 * under_way), -int(under_way) - 1)
                 errors.append(
                     (ttft * 1e3 / np.nanmean(seen["ttft"][part]) - 1, tpot * 1e3 / np.nanmean(seen["tpot"][part]) - 1)

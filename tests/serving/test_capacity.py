@@ -24,26 +24,26 @@ def some(count: int = 150) -> Trace:
 
 def test_the_rate_that_is_found_holds_and_a_little_more_does_not() -> None:
     trace = some()
-    found = find_capacity("llama-2-7b", "a100-sxm-80gb", trace=trace, goodput=GOALS, jobs=1, precision=0.02)
-    assert 0 < found.request_rate < 2 * found.highest
+    capacity = find_capacity("llama-2-7b", "a100-sxm-80gb", trace=trace, goodput=GOALS, jobs=1, precision=0.02)
+    assert 0 < capacity.request_rate < 2 * capacity.highest
     shares = []
     for factor in (1.0, 1.03):
-        outcome = simulate("llama-2-7b", "a100-sxm-80gb", trace=scale_to_rate(trace, factor * found.request_rate))
+        outcome = simulate("llama-2-7b", "a100-sxm-80gb", trace=scale_to_rate(trace, factor * capacity.request_rate))
         shares.append(good_requests(latencies(outcome), GOALS).mean())
     assert shares[0] >= 0.9 > shares[1]
-    tried = [one.request_rate for one in found.tried]
+    tried = [one.request_rate for one in capacity.tried]
     assert tried == sorted(tried) and len(set(tried)) == len(tried)
-    assert max(one.request_rate for one in found.tried if one.holds) == found.request_rate
+    assert max(one.request_rate for one in capacity.tried if one.holds) == capacity.request_rate
 
 
 def test_a_promise_that_single_requests_break_has_no_rate() -> None:
-    found = find_capacity("llama-2-7b", "a100-sxm-80gb", trace=some(20), goodput={"ttft": 1.0}, jobs=1)
-    assert found.request_rate == 0.0 and not any(one.holds for one in found.tried)
+    capacity = find_capacity("llama-2-7b", "a100-sxm-80gb", trace=some(20), goodput={"ttft": 1.0}, jobs=1)
+    assert capacity.request_rate == 0.0 and not any(one.holds for one in capacity.tried)
 
 
 def test_a_plan_that_does_not_fit_has_no_rate() -> None:
-    found = find_capacity("llama-3.1-70b", "rtx3090", trace=some(5), goodput=GOALS, jobs=1)
-    assert found.request_rate == found.highest == 0.0 and not found.tried
+    capacity = find_capacity("llama-3.1-70b", "rtx3090", trace=some(5), goodput=GOALS, jobs=1)
+    assert capacity.request_rate == capacity.highest == 0.0 and not capacity.tried
 
 
 def test_stretched_arrivals_keep_their_shape() -> None:
@@ -58,19 +58,19 @@ def test_stretched_arrivals_keep_their_shape() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("options", "sentence"),
     [
-        ({"goodput": {}}, "--goodput"),
+        ({"goodput": {}}, "goodput"),
         ({"goodput": {"ttft": -1}}, "positive"),
         ({"share": 0}, "share"),
-        ({"max_concurrency": 4}, "--max-concurrency"),
+        ({"max_concurrency": 4}, "max_concurrency"),
         ({"jobs": 0}, "jobs"),
         ({"trace": some(1)}, "two requests"),
     ],
 )
-def test_what_has_no_capacity_is_said(words: dict[str, object], sentence: str) -> None:
+def test_what_has_no_capacity_is_said(options: dict[str, object], sentence: str) -> None:
     with pytest.raises(BadValue, match=sentence):
-        find_capacity("llama-2-7b", **{"trace": some(5), "goodput": GOALS, **words})  # type: ignore[arg-type]
+        find_capacity("llama-2-7b", **{"trace": some(5), "goodput": GOALS, **options})  # type: ignore[arg-type]
 
 
 def test_names_that_do_not_exist_are_said() -> None:
@@ -88,7 +88,7 @@ def test_processes_and_this_process_agree() -> None:
 @pytest.mark.slow
 def test_a_real_dask_cluster_finds_the_same_rate() -> None:
     distributed = pytest.importorskip("distributed", reason="a cluster of Dask needs dask[distributed]")
-    trace, words = some(60), {"goodput": GOALS, "precision": 0.1}
+    trace, options = some(60), {"goodput": GOALS, "precision": 0.1}
     with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
         there = find_capacity(
             "llama-2-7b",
@@ -97,9 +97,9 @@ def test_a_real_dask_cluster_finds_the_same_rate() -> None:
             backend="dask",
             jobs=2,
             address=cluster.scheduler_address,
-            **words,
+            **options,
         )  # type: ignore[arg-type]
-    here = find_capacity("llama-2-7b", "a100-sxm-80gb", trace=trace, jobs=2, **words)  # type: ignore[arg-type]
+    here = find_capacity("llama-2-7b", "a100-sxm-80gb", trace=trace, jobs=2, **options)  # type: ignore[arg-type]
     assert there == here and there.request_rate > 0
 
 

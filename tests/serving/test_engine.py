@@ -10,15 +10,17 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from inferometer.base.units import ceil_div
 from inferometer.costs.binding import bind
 from inferometer.inference.request import build_request
 from inferometer.serving.arrivals import ClosedLoop, OpenLoop, by_arrival, is_closed_loop
-from inferometer.serving.engine import EngineCore, SchedulerLimits
+from inferometer.serving.engine import EngineCore
+from inferometer.serving.fast_path import FastPathEngine
 from inferometer.serving.kv_cache import KVCache, PrefixCache, prefix_tree
 from inferometer.serving.pipeline import PipelineEngine
 from inferometer.serving.request_table import RequestTable, column
-from inferometer.serving.schedulers import SCHEDULERS
-from inferometer.serving.step_cost import StepCost
+from inferometer.serving.schedulers import SCHEDULERS, SchedulerLimits
+from inferometer.serving.step_cost import StepCost, step_cost
 from inferometer.serving.trace import Trace
 
 EXAMPLES = int(os.environ.get("SERVING_EXAMPLES", "60"))  # a few thousand find the rarest troubles
@@ -26,36 +28,36 @@ QUICK = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[He
 
 
 @cache
-def times(model: str = "llama-2-7b", gpu: str = "a100-sxm-80gb", **words: Any) -> StepCost:
-    asked = build_request(model, gpu, **words)
-    bound_plan = bind(asked.model, asked.device, asked.engine, asked.plan, roles=asked.roles)
-    return StepCost(bound_plan._replace(env={**bound_plan.env, "uniform_lengths": 0.0}), 1024)
+def cost_of(model: str = "llama-2-7b", gpu: str = "a100-sxm-80gb", **options: Any) -> StepCost:
+    request = build_request(model, gpu, **options)
+    bound_plan = bind(request.model, request.device, request.engine, request.plan, roles=request.roles)
+    return step_cost(bound_plan._replace(env={**bound_plan.env, "uniform_lengths": 0.0}), 1024)
 
 
-class Watched(PrefixCache):
+class CheckedCache(PrefixCache):
     """A cache that looks after itself: what is free is what stands in the queue, and never less than nothing."""
 
-    def begin(self, i: int, cached: int, upto: int) -> bool:
-        return self._looked(super().begin(i, cached, upto))
+    def allocate(self, i: int, cached: int, upto: int) -> bool:
+        return self._checked(super().allocate(i, cached, upto))
 
     def extend(self, i: int, computed: int, upto: int) -> bool:
-        return self._looked(super().extend(i, computed, upto))
+        return self._checked(super().extend(i, computed, upto))
 
     def take(self, blocks: int) -> None:
         assert blocks >= 0
-        self._looked(super().take(blocks))
+        self._checked(super().take(blocks))
 
-    def release(self, i: int, blocks: int, computed: int, *, again: bool = False) -> None:
+    def release(self, i: int, blocks: int, computed: int, *, preempted: bool = False) -> None:
         assert blocks >= 0
-        self._looked(super().release(i, blocks, computed, again=again))
+        self._checked(super().release(i, blocks, computed, preempted=preempted))
 
-    def _looked(self, result: Any) -> Any:
-        assert 0 <= self.free <= self.blocks
-        if not self.calm:
-            assert sum(self.queue.values()) == self.free
-            assert all(0 <= have <= long for have, long in zip(self.there, self.long, strict=True))
-            used = sum(have for have, users in zip(self.there, self.users, strict=True) if users)
-            assert used <= self.blocks - self.free
+    def _checked(self, result: Any) -> Any:
+        assert 0 <= self.free_blocks <= self.num_blocks
+        if not self.no_reuse:
+            assert sum(self.free_queue.values()) == self.free_blocks
+            assert all(0 <= have <= length for have, length in zip(self.cached_blocks, self.length, strict=True))
+            used = sum(have for have, users in zip(self.cached_blocks, self.ref_counts, strict=True) if users)
+            assert used <= self.num_blocks - self.free_blocks
         return result
 
 
@@ -101,63 +103,65 @@ def engines(draw: st.DrawFn) -> dict[str, Any]:
         "scheduler": name,
         "spare": draw(st.sampled_from([0, 3, 20, 1000])),
         "size": draw(st.sampled_from([1, 8, 16])),
-        "most": draw(st.sampled_from([None, None, 1, 4])),
+        "max_concurrency": draw(st.sampled_from([None, None, 1, 4])),
         "caching": draw(st.booleans()),
         "width": width,
         "stages": draw(st.sampled_from([1, 1, 1, 2])),
         "limits": SchedulerLimits(
-            tokens=draw(st.sampled_from([64, 256, 2048])),
-            seqs=draw(st.sampled_from([1, 4, 16])),
-            width=width,
-            piece=draw(st.sampled_from([10**9, 10**9, 40])),
-            whole=name == "sarathi",
-            padded=name == "static",
-            lag=name != "static" and draw(st.booleans()),
-            wasted=draw(st.booleans()),
+            max_num_batched_tokens=draw(st.sampled_from([64, 256, 2048])),
+            max_num_seqs=draw(st.sampled_from([1, 4, 16])),
+            tokens_per_decode=width,
+            long_prefill_token_threshold=draw(st.sampled_from([10**9, 10**9, 40])),
+            reserve_full_prompt=name == "sarathi",
+            static_batch=name == "static",
+            async_scheduling=name != "static" and draw(st.booleans()),
+            ends_on_stop_token=draw(st.booleans()),
             priority=draw(st.booleans()),
-            interval=draw(st.sampled_from([1, 1, 3, 30])),
-            hold=draw(st.sampled_from([0, 0, 5])),
-            company=draw(st.sampled_from([50, 10**6])),
+            scheduler_recv_interval=draw(st.sampled_from([1, 1, 3, 30])),
+            batch_wait_timeout_iters=draw(st.sampled_from([0, 0, 5])),
+            batch_wait_min_tokens=draw(st.sampled_from([50, 10**6])),
         ),
     }
 
 
-def serve(trace: Trace, engine: dict[str, Any], *, fast: bool = True) -> tuple[RequestTable, EngineCore]:
+def serve(trace: Trace, engine: dict[str, Any], *, fast_forward: bool = True) -> tuple[RequestTable, EngineCore]:
     limits, size = engine["limits"], engine["size"]
     inputs, outputs = trace.input_tokens.tolist(), trace.output_tokens.tolist()
-    ledger = RequestTable(inputs[:], outputs[:], trace.priority.tolist() if limits.priority else None)
-    if is_closed_loop(trace, engine["most"]):
-        feed: Any = ClosedLoop(trace, ledger.arrival, engine["most"], 0.001)
+    table = RequestTable(inputs[:], outputs[:], trace.priority.tolist() if limits.priority else None)
+    if is_closed_loop(trace, engine["max_concurrency"]):
+        source: Any = ClosedLoop(trace, table.arrival_s, engine["max_concurrency"], 0.001)
     else:
-        feed = OpenLoop(*by_arrival(trace), ledger.arrival, 0.001)
-    longest = max(i + o for i, o in zip(inputs, outputs, strict=True)) + limits.width
-    blocks = -(-longest // size) + 1 + trace.block_tokens // size + engine["spare"]
-    caching = engine["caching"] and not limits.padded
+        source = OpenLoop(*by_arrival(trace), table.arrival_s, 0.001)
+    longest = max(i + o for i, o in zip(inputs, outputs, strict=True)) + limits.tokens_per_decode
+    blocks = ceil_div(longest, size) + 1 + trace.block_tokens // size + engine["spare"]
+    caching = engine["caching"] and not limits.static_batch
     known = None
     if caching and trace.blocks is not None:
         known = prefix_tree(trace.blocks, trace.block_tokens, trace.input_tokens)
-    cache = Watched(blocks, size, known) if caching else KVCache(blocks, size)
-    words = {} if limits.width == 1 else {"speculative_config": _GUESSES}
-    plan = SCHEDULERS[engine["scheduler"]]
+    cache = CheckedCache(blocks, size, known) if caching else KVCache(blocks, size)
+    options = {} if limits.tokens_per_decode == 1 else {"speculative_config": _SPECULATION}
+    scheduler = SCHEDULERS[engine["scheduler"]]
     if engine["stages"] > 1:
-        replica: EngineCore = PipelineEngine([times(**words)] * engine["stages"], limits, ledger, cache, feed, plan)
+        replica: EngineCore = PipelineEngine(
+            [cost_of(**options)] * engine["stages"], limits, table, cache, source, scheduler
+        )
     else:
-        replica = EngineCore(times(**words), limits, ledger, cache, feed, plan, fast=fast)
-    if isinstance(feed, ClosedLoop):
-        replica.ends = feed.ended
+        replica = FastPathEngine(cost_of(**options), limits, table, cache, source, scheduler, fast_forward=fast_forward)
+    if isinstance(source, ClosedLoop):
+        replica.on_finished = source.finished
     replica.run()
-    return ledger, replica
+    return table, replica
 
 
-_GUESSES = '{"method": "ngram", "num_speculative_tokens": 3, "acceptance_length": 2.3}'
+_SPECULATION = '{"method": "ngram", "num_speculative_tokens": 3, "acceptance_length": 2.3}'
 
 
 @given(traces(), engines())
 @QUICK
 def test_whatever_happens_nothing_is_lost(trace: Trace, engine: dict[str, Any]) -> None:
-    ledger, replica = serve(trace, engine)
+    table, replica = serve(trace, engine)
     arrival, scheduled, first, finished = (
-        column(x) for x in (ledger.arrival, ledger.scheduled, ledger.first, ledger.finished)
+        column(x) for x in (table.arrival_s, table.scheduled_s, table.first_token_s, table.finished_s)
     )
     assert not replica.refused
     assert not np.isnan(finished).any(), "a request was lost"
@@ -165,27 +169,47 @@ def test_whatever_happens_nothing_is_lost(trace: Trace, engine: dict[str, Any]) 
     assert (first <= finished).all() and (arrival >= trace.arrival_s).all()
     if not engine["limits"].priority:
         order = np.lexsort((scheduled, arrival))
-        assert (np.diff(scheduled[order]) >= 0).all(), "somebody was served before his turn"
-    odd = engine["limits"].padded or engine["limits"].wasted or engine["width"] > 1
-    if not odd and not column(ledger.preempted).any():
-        prompts = trace.input_tokens - column(ledger.cached)
-        assert replica.computed == (prompts + np.maximum(trace.output_tokens - 1, 0)).sum(), "tokens are not conserved"
-    assert not replica.running and not replica.waiting and not replica.partial and not replica.batch.rows
-    assert replica.cache.free + sum(e[1] for e in replica.leaving) <= replica.cache.blocks
-    if isinstance(replica.cache, PrefixCache) and not replica.leaving:
-        assert replica.cache.free == replica.cache.blocks
-        assert not any(replica.cache.users) and not replica.cache.holds and not replica.cache.shared
+        assert (np.diff(scheduled[order]) >= 0).all(), "a request was served before its turn"
+    odd = engine["limits"].static_batch or engine["limits"].ends_on_stop_token or engine["width"] > 1
+    if not odd and not column(table.num_preemptions).any():
+        prompts = trace.input_tokens - column(table.num_cached_tokens)
+        assert replica.computed_tokens == (prompts + np.maximum(trace.output_tokens - 1, 0)).sum(), (
+            "tokens are not conserved"
+        )
+    assert not replica.running and not replica.waiting and not replica.prefilling and not replica.batch.num_seqs
+    assert replica.kv_cache.free_blocks + sum(one.blocks for one in replica.finishing) <= replica.kv_cache.num_blocks
+    if isinstance(replica.kv_cache, PrefixCache) and not replica.finishing:
+        cache = replica.kv_cache
+        assert cache.free_blocks == cache.num_blocks
+        assert not any(cache.ref_counts) and not cache.segments_of and not cache.shared_blocks
 
 
 @given(traces(), engines())
 @QUICK
 def test_steps_summed_at_once_are_steps_taken_one_by_one(trace: Trace, engine: dict[str, Any]) -> None:
     engine = {**engine, "stages": 1}
-    one, slow = serve(trace, engine, fast=False)
+    one, slow = serve(trace, engine, fast_forward=False)
     all_, fast = serve(trace, engine)
-    assert slow.steps == fast.steps and slow.computed == fast.computed
-    for name in ("arrival", "scheduled", "first", "finished"):
+    assert slow.steps == fast.steps and slow.computed_tokens == fast.computed_tokens
+    for name in ("arrival_s", "scheduled_s", "first_token_s", "finished_s"):
         np.testing.assert_allclose(column(getattr(all_, name)), column(getattr(one, name)), rtol=1e-9, atol=1e-9)
-    for name in ("cached", "preempted"):
+    for name in ("num_cached_tokens", "num_preemptions"):
         np.testing.assert_array_equal(column(getattr(all_, name)), column(getattr(one, name)))
-    assert slow.cache.free == fast.cache.free and slow.cache.hits == fast.cache.hits
+    assert slow.kv_cache.free_blocks == fast.kv_cache.free_blocks
+    assert slow.kv_cache.hit_tokens == fast.kv_cache.hit_tokens
+
+
+def test_a_wrapped_scheduler_keeps_the_fast_path() -> None:
+    calls: list[int] = []
+
+    def counted(state: Any) -> Any:
+        calls.append(1)
+        return SCHEDULERS["vllm"].schedule(state)
+
+    wrapped = SCHEDULERS["vllm"]._replace(schedule=counted)
+    for scheduler, contended in ((wrapped, False), (wrapped._replace(fast_path=False), True)):
+        table, limits = RequestTable([64] * 5, [20] * 5), SchedulerLimits(max_num_batched_tokens=256, max_num_seqs=8)
+        source = OpenLoop([*range(5)], [0.1 * i for i in range(5)], table.arrival_s)
+        calls.clear()
+        FastPathEngine(cost_of(), limits, table, KVCache(1000, 16), source, scheduler).run()
+        assert not np.isnan(column(table.finished_s)).any() and bool(calls) is contended

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inferometer.base.units import ceil_div
 from inferometer.serving.batch import DecodeBatch
 from inferometer.serving.kv_cache import KVCache, PrefixCache, prefix_tree
 
@@ -37,7 +38,7 @@ class BlockByBlock:
                 self.queue.remove(block)
             self.users[block] += 1
         cached = len(mine)
-        for k in range(cached, -(-tokens // self.size)):
+        for k in range(cached, ceil_div(tokens, self.size)):
             block = self.queue.popleft()
             if block in self.content:
                 old = self.content.pop(block)
@@ -59,7 +60,7 @@ class BlockByBlock:
 
 @given(st.integers(0, 2**31), st.sampled_from([12, 20, 40, 200]), st.integers(1, 4))
 @settings(max_examples=150, deadline=None)
-def test_runs_are_evicted_as_blocks_are(seed: int, blocks: int, together: int) -> None:
+def test_segments_are_evicted_as_blocks_are(seed: int, blocks: int, together: int) -> None:
     rng, size, n = np.random.default_rng(seed), 4, 40
     lengths = rng.integers(1, 11, n) * size + rng.integers(1, size, n)  # never whole blocks: none is computed twice
     group, parting = rng.integers(0, 4, n), rng.integers(0, 8, n)
@@ -73,93 +74,97 @@ def test_runs_are_evicted_as_blocks_are(seed: int, blocks: int, together: int) -
     open_: list[tuple[int, list[int]]] = []
     for i in range(n):
         tokens = int(lengths[i])
-        while len(open_) >= together or -(-tokens // size) > len(truth.queue):
+        while len(open_) >= together or ceil_div(tokens, size) > len(truth.queue):
             if not open_:
                 break
             j, mine = open_.pop(0)
             truth.release(mine)
-            ours.release(j, -(-int(lengths[j]) // size), int(lengths[j]))
-        if -(-tokens // size) > len(truth.queue):
+            ours.release(j, ceil_div(int(lengths[j]), size), int(lengths[j]))
+        if ceil_div(tokens, size) > len(truth.queue):
             continue
-        cached = ours.match(i, tokens)
-        assert ours.begin(i, cached, tokens)
+        cached = ours.match_prefix(i, tokens)
+        assert ours.allocate(i, cached, tokens)
         wanted, mine = truth.begin([int(x) for x in ids[i]], tokens)
         assert cached == wanted
-        assert ours.free == len(truth.queue) == sum(ours.queue.values())
+        assert ours.free_blocks == len(truth.queue) == sum(ours.free_queue.values())
         open_.append((i, mine))
 
 
 def test_a_prompt_that_is_all_there_computes_its_last_token() -> None:
     ids = (np.array([1, 2, 3]), np.array([1, 2, 3]), np.array([1, 2, 9]))
     cache = PrefixCache(20, 16, prefix_tree(ids, 16, np.array([48, 48, 48])))
-    assert cache.match(0, 48) == 0 and cache.begin(0, 0, 48)
-    assert cache.match(1, 48) == 32, "only whole blocks, and never the last token"
-    assert cache.match(2, 48) == 32
-    assert cache.begin(1, 32, 48) and cache.free == 20 - 3 - 1
+    assert cache.match_prefix(0, 48) == 0 and cache.allocate(0, 0, 48)
+    assert cache.match_prefix(1, 48) == 32, "only whole blocks, and never the last token"
+    assert cache.match_prefix(2, 48) == 32
+    assert cache.allocate(1, 32, 48) and cache.free_blocks == 20 - 3 - 1
     cache.release(0, 3, 48)
     cache.release(1, 3, 48)
-    assert cache.free == 20 and cache.match(0, 48) == 32, "what is free keeps its content"
+    assert cache.free_blocks == 20 and cache.match_prefix(0, 48) == 32, "what is free keeps its content"
     cache.take(20)
-    assert cache.match(0, 48) == 0 and cache.free == 0
+    assert cache.match_prefix(0, 48) == 0 and cache.free_blocks == 0
 
 
 def test_what_is_computed_in_this_step_others_have_in_this_step() -> None:
     ids = (np.arange(4), np.arange(4))
     cache = PrefixCache(100, 16, prefix_tree(ids, 16, np.array([64, 64])))
-    assert cache.begin(0, 0, 40)  # a piece of the prompt: two blocks and a half
-    assert cache.match(1, 64) == 32
-    assert cache.extend(0, 40, 64) and cache.match(1, 64) == 48
+    assert cache.allocate(0, 0, 40)  # a piece of the prompt: two blocks and a half
+    assert cache.match_prefix(1, 64) == 32
+    assert cache.extend(0, 40, 64) and cache.match_prefix(1, 64) == 48
 
 
 def test_an_answer_is_part_of_the_next_prompt() -> None:
     ids = (np.array([1, 2, 3, 4]), np.array([1, 2, 3, 4, 5]))
     cache = PrefixCache(100, 16, prefix_tree(ids, 16, np.array([32, 80])))
-    assert cache.begin(0, 0, 32)
-    assert cache.match(1, 80) == 32
+    assert cache.allocate(0, 0, 32)
+    assert cache.match_prefix(1, 80) == 32
     cache.take(2)  # an answer of 40 tokens
     cache.release(0, 5, 32 + 39)
-    assert cache.match(1, 80) == 64
+    assert cache.match_prefix(1, 80) == 64
 
 
-def test_whoever_is_preempted_may_find_his_blocks_again() -> None:
+def test_a_preempted_request_may_find_its_blocks_again() -> None:
     cache = PrefixCache(10, 16)
-    assert cache.begin(0, 0, 100) and cache.begin(1, 0, 40)
-    cache.release(0, 7, 100, again=True)
-    assert cache.match(0, 101) == 96 and cache.free == 7
-    assert cache.begin(2, 0, 33)  # takes his last blocks first
-    assert cache.match(0, 101) == 64
+    assert cache.allocate(0, 0, 100) and cache.allocate(1, 0, 40)
+    cache.release(0, 7, 100, preempted=True)
+    assert cache.match_prefix(0, 101) == 96 and cache.free_blocks == 7
+    assert cache.allocate(2, 0, 33)  # takes its last blocks first
+    assert cache.match_prefix(0, 101) == 64
     cache.release(1, 3, 40)
-    assert cache.begin(0, 64, 101) and cache.free == 10 - 3 - 7 and sum(cache.queue.values()) == cache.free
+    assert (
+        cache.allocate(0, 64, 101)
+        and cache.free_blocks == 10 - 3 - 7
+        and sum(cache.free_queue.values()) == cache.free_blocks
+    )
 
 
 def test_blocks_without_content_are_counted() -> None:
     cache = KVCache(10, 16)
-    assert cache.begin(0, 0, 33) and cache.free == 7
-    assert cache.extend(0, 33, 48) and cache.free == 7
-    assert cache.extend(0, 48, 49) and cache.free == 6
-    assert not cache.begin(1, 0, 97) and cache.free == 6
+    assert cache.allocate(0, 0, 33) and cache.free_blocks == 7
+    assert cache.extend(0, 33, 48) and cache.free_blocks == 7
+    assert cache.extend(0, 48, 49) and cache.free_blocks == 6
+    assert not cache.allocate(1, 0, 97) and cache.free_blocks == 6
     cache.release(0, 4, 49)
-    assert cache.free == 10
+    assert cache.free_blocks == 10
 
 
 @given(st.integers(0, 2**31), st.integers(1, 20))
 @settings(max_examples=100, deadline=None)
-def test_paths_say_what_prompts_share(seed: int, n: int) -> None:
+def test_a_prefix_tree_says_what_prompts_share(seed: int, n: int) -> None:
     rng = np.random.default_rng(seed)
     blocks = tuple(rng.integers(0, 2, rng.integers(0, 8)) for _ in range(n))
     lengths = rng.integers(1, 40, n)
-    found = prefix_tree(blocks, 4, lengths)
+    tree = prefix_tree(blocks, 4, lengths)
     for i in range(n):
-        runs = found.of(i)
-        assert sum(found.last[r] - found.first[r] for r in runs) == 4 * len(blocks[i])
-        assert all(found.first[b] == found.last[a] for a, b in pairwise(runs))
+        segments = tree.of(i)
+        assert sum(tree.last[r] - tree.first[r] for r in segments) == 4 * len(blocks[i])
+        assert all(tree.first[b] == tree.last[a] for a, b in pairwise(segments))
         for j in range(n):
             same = next(
                 (k for k, (a, b) in enumerate(zip(blocks[i], blocks[j], strict=False)) if a != b),
                 min(len(blocks[i]), len(blocks[j])),
             )
-            both = [a for a, b in zip(runs, found.of(j), strict=False) if a == b]
-            assert sum(found.last[r] - found.first[r] for r in both) == 4 * same
+            both = [a for a, b in zip(segments, tree.of(j), strict=False) if a == b]
+            assert sum(tree.last[r] - tree.first[r] for r in both) == 4 * same
 
 
 @given(
@@ -169,29 +174,31 @@ def test_paths_say_what_prompts_share(seed: int, n: int) -> None:
     st.integers(0, 80),
 )
 @settings(max_examples=150, deadline=None)
-def test_a_batch_grows_as_its_sequences_do(many: list[tuple[int, int]], block: int, pace: float, steps: int) -> None:
-    batch = DecodeBatch(len(many), block, pace)
+def test_a_batch_grows_as_its_sequences_do(
+    many: list[tuple[int, int]], block: int, accepted: float, steps: int
+) -> None:
+    batch = DecodeBatch(len(many), block, accepted)
     batch.advance(3)
     for i, (context, left) in enumerate(many):
         batch.join(i, context, left)
     clock, held = batch.clock, sum(batch.blocks_of(i) for i in range(len(many)))
-    assert held == sum(-(-context // block) for context, _ in many)
-    assert batch.total() == sum(context for context, _ in many) == batch.lengths().sum()
-    grown, first = batch.growth(steps), batch.until_end()
-    assert batch.affordable(steps, grown) == steps
+    assert held == sum(ceil_div(context, block) for context, _ in many)
+    assert batch.total_context() == sum(context for context, _ in many) == batch.contexts().sum()
+    grown, first = batch.block_growth(steps), batch.steps_to_first_finish()
+    assert batch.max_steps_within(grown, steps) == steps
     if grown:
-        assert batch.growth(batch.affordable(steps, grown - 1)) < grown
+        assert batch.block_growth(batch.max_steps_within(grown - 1, steps)) < grown
     batch.advance(steps)
     assert sum(batch.blocks_of(i) for i in range(len(many))) == held + grown
-    assert batch.total() == sum(context for context, _ in many) + len(many) * (batch.clock - clock)
+    assert batch.total_context() == sum(context for context, _ in many) + len(many) * (batch.clock - clock)
     ended = set()
-    while (i := batch.ended()) >= 0:
+    while (i := batch.pop_finished()) >= 0:
         ended.add(i)
     assert ended == {i for i, (_, left) in enumerate(many) if left <= batch.clock - clock}
     assert bool(ended) == (steps >= first)
     for i in sorted(ended):
         batch.leave(i)
-    assert batch.rows == len(many) - len(ended) and sum(batch.ring) == batch.rows
+    assert batch.num_seqs == len(many) - len(ended) == sum(batch.block_phase_counts)
 
 
 def test_dropping_a_sequence_says_what_it_lacks() -> None:
@@ -199,6 +206,6 @@ def test_dropping_a_sequence_says_what_it_lacks() -> None:
     batch.join(0, 100, 30)
     batch.join(3, 50, 10)
     batch.advance(4)
-    assert batch.drop(0) == 26 and batch.until_end() == 6
+    assert batch.drop(0) == 26 and batch.steps_to_first_finish() == 6
     with pytest.raises(StopIteration):
         batch.drop(0)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from inferometer import analyze
 from inferometer.base.errors import BadValue, UnknownName
 from inferometer.serving.outcome import Outcome
+from inferometer.serving.request_table import RejectionKind
 from inferometer.serving.simulate import simulate
 from inferometer.serving.synthetic import synthetic
 from inferometer.serving.trace import Trace
@@ -27,7 +28,7 @@ def trace_of(*requests: tuple[float, int, int], **columns: Any) -> Trace:
     return Trace(input_tokens=inputs, output_tokens=outputs, arrival_s=arrival.astype(float), **columns)
 
 
-def some(count: int = 120, rate: float = 6, **words: Any) -> Trace:
+def some(count: int = 120, rate: float = 6, **options: Any) -> Trace:
     return synthetic(
         **{
             "num_prompts": count,
@@ -35,7 +36,7 @@ def some(count: int = 120, rate: float = 6, **words: Any) -> Trace:
             "input_len": "uniform:min=20,max=900",
             "output_len": "uniform:min=1,max=120",
             "seed": 5,
-            **words,
+            **options,
         }
     )
 
@@ -79,7 +80,7 @@ def test_tokens_are_conserved() -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "options",
     [
         {"data_parallel_size": 3, "router": "least_loaded"},
         {"data_parallel_size": 2, "router": "prefix_aware"},
@@ -107,14 +108,14 @@ def test_tokens_are_conserved() -> None:
     ],
     ids=str,
 )
-def test_deployments_fast_and_step_by_step(words: dict[str, Any]) -> None:
+def test_deployments_fast_and_step_by_step(options: dict[str, Any]) -> None:
     trace = some(60, rate=20, prefix_len=40)
     trace = msgspec.structs.replace(trace, priority=np.arange(60) % 3)
-    words = {"gpu": GPU, **words}
-    fast = simulate(MODEL, trace=trace, **words)
+    options = {"gpu": GPU, **options}
+    fast = simulate(MODEL, trace=trace, **options)
     assert not np.isnan(fast.finished_s).any()
-    same(fast, simulate(MODEL, trace=trace, fast_forward=False, **words))
-    same(fast, simulate(MODEL, trace=trace, **words))
+    same(fast, simulate(MODEL, trace=trace, fast_forward=False, **options))
+    same(fast, simulate(MODEL, trace=trace, **options))
 
 
 @given(
@@ -125,14 +126,14 @@ def test_deployments_fast_and_step_by_step(words: dict[str, Any]) -> None:
     st.booleans(),
 )
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_whatever_the_cluster_everyone_is_served(
+def test_whatever_the_cluster_every_request_is_served(
     seed: int, router: str, count: int, most: int | None, split: bool
 ) -> None:
     trace = some(40, rate=15, turns="uniform:min=1,max=4", input_len="uniform:min=10,max=200", seed=seed)
-    words: dict[str, Any] = {"data_parallel_size": count}
+    options: dict[str, Any] = {"data_parallel_size": count}
     if split:
-        words = {"prefill_replicas": count, "decode_replicas": 2}
-    outcome = simulate(MODEL, GPU, trace=trace, router=router, max_concurrency=most, **words)
+        options = {"prefill_replicas": count, "decode_replicas": 2}
+    outcome = simulate(MODEL, GPU, trace=trace, router=router, max_concurrency=most, **options)
     assert not np.isnan(outcome.finished_s).any() and not outcome.rejected
     assert (outcome.arrival_s <= outcome.scheduled_s).all() and (outcome.scheduled_s < outcome.first_token_s).all()
     assert (outcome.first_token_s <= outcome.finished_s).all()
@@ -219,20 +220,21 @@ def test_prompts_and_answers_apart() -> None:
     assert outcome.finished_s[1] == outcome.first_token_s[1] > 30
     shared = some(60, rate=20, prefix_len=64)
     apart, one = (
-        simulate(MODEL, GPU, trace=shared, **words) for words in ({"prefill_replicas": 1, "decode_replicas": 2}, {})
+        simulate(MODEL, GPU, trace=shared, **options) for options in ({"prefill_replicas": 1, "decode_replicas": 2}, {})
     )
-    assert apart.prefix_hit_rate == one.prefix_hit_rate > 0, "who reads the prompts finds what they share"
+    assert apart.prefix_hit_rate == one.prefix_hit_rate > 0, "prefill replicas find what prompts share"
 
 
 def test_what_is_too_long_is_rejected_with_the_reason() -> None:
     trace = trace_of((0.0, 5000, 10), (0.0, 4096, 1), (0.0, 4000, 500), (0.0, 100, 10), (0.0, 0, 5))
     outcome = simulate(MODEL, GPU, trace=trace)
-    assert sorted(outcome.rejected) == [0, 1, 4] and "4,096" in outcome.rejected[0] and "empty" in outcome.rejected[4]
+    assert sorted(outcome.rejected) == [0, 1, 4] and "4,096" in outcome.rejected[0].reason
+    assert outcome.rejected[4].kind is RejectionKind.EMPTY_PROMPT
     assert outcome.output_tokens[2] == 96, "an answer ends at the model's length"
     assert np.isnan(outcome.finished_s[[0, 1, 4]]).all() and not np.isnan(outcome.finished_s[[2, 3]]).any()
     assert (outcome.arrival_s == 0).all()
     small = simulate(MODEL, GPU, trace=trace, num_gpu_blocks_override=10)
-    assert sorted(small.rejected) == [0, 1, 2, 4] and "160 that the KV cache holds" in small.rejected[2]
+    assert sorted(small.rejected) == [0, 1, 2, 4] and "160 that the KV cache holds" in str(small.rejected[2])
 
 
 def test_a_rejected_turn_lets_the_next_one_come() -> None:
@@ -242,7 +244,7 @@ def test_a_rejected_turn_lets_the_next_one_come() -> None:
     assert outcome.arrival_s[2] == outcome.finished_s[1] + 1.0
 
 
-def test_a_plan_that_does_not_fit_serves_nobody_and_says_why() -> None:
+def test_a_plan_that_does_not_fit_serves_nothing_and_says_why() -> None:
     outcome = simulate("llama-3.1-70b", "rtx3090", trace=some(5))
     assert "GB" in outcome.reason and len(outcome.rejected) == 5 and np.isnan(outcome.finished_s).all()
     outcome = simulate(MODEL, GPU, trace=some(5), tensor_parallel_size=3)
@@ -255,7 +257,7 @@ def test_an_empty_trace_is_served_at_once() -> None:
     assert outcome.duration_s == 0 and outcome.steps == 0 and len(outcome.finished_s) == 0
 
 
-def test_pipelines_serve_alike_whoever_routes() -> None:
+def test_pipelines_serve_alike_under_any_router() -> None:
     """A request that is routed wakes an idle batch at once, as one that was known from the start does."""
     trace = synthetic(num_prompts=120, input_len=300, output_len=60, request_rate=20.0)
     plan = {"pipeline_parallel_size": 2, "data_parallel_size": 2}
@@ -272,10 +274,10 @@ def test_stages_overlap() -> None:
     assert two.duration_s < one.duration_s
 
 
-def test_guesses_come_out_at_the_stated_pace() -> None:
-    words = {"speculative_config": '{"method": "ngram", "num_speculative_tokens": 3, "acceptance_length": 2.5}'}
+def test_speculation_gains_the_stated_tokens_per_step() -> None:
+    options = {"speculative_config": '{"method": "ngram", "num_speculative_tokens": 3, "acceptance_length": 2.5}'}
     trace = trace_of((0.0, 100, 501))
-    plain, guessed = simulate(MODEL, GPU, trace=trace), simulate(MODEL, GPU, trace=trace, **words)
+    plain, guessed = simulate(MODEL, GPU, trace=trace), simulate(MODEL, GPU, trace=trace, **options)
     assert plain.steps == 501 and guessed.steps == 201
     assert guessed.finished_s[0] < 0.6 * plain.finished_s[0]
 
@@ -295,34 +297,34 @@ def test_progress_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("options", "sentence"),
     [
         ({"scheduler": "vlm"}, "did you mean vllm"),
         ({"policy": "lifo"}, "fcfs"),
         ({"router": "robin"}, "round_robin"),
         ({"stops": "word"}, "length"),
-        ({"max_concurrency": 0}, "--max-concurrency"),
+        ({"max_concurrency": 0}, "max_concurrency"),
         ({"prefill_replicas": 2}, "together"),
-        ({"num_gpu_blocks_override": 0}, "--num-gpu-blocks-override"),
+        ({"num_gpu_blocks_override": 0}, "num_gpu_blocks_override"),
         ({"pools": [{"role": "reader"}]}, "prefill"),
         ({"pools": [{"role": "prefill"}]}, "role decode"),
         ({"pools": []}, "none"),
         ({"pools": [{"gpus": 2}]}, "gpu"),
         ({"pools": ["h200"]}, "mapping"),
         ({"pools": [{"replicas": 0}]}, "replicas"),
-        ({"max_num_batched_tokens": 64, "max_num_seqs": 256}, "--max-num-batched-tokens"),
+        ({"max_num_batched_tokens": 64, "max_num_seqs": 256}, "max_num_batched_tokens"),
         ({"pools": [{}], "prefill_replicas": 1, "decode_replicas": 1}, "pools"),
-        ({"scheduler_recv_interval": 0}, "--scheduler-recv-interval"),
-        ({"scheduler_recv_interval": 5, "pipeline_parallel_size": 2}, "--pipeline-parallel-size"),
-        ({"batch_wait_timeout_iters": -1}, "--batch-wait-timeout-iters"),
-        ({"batch_wait_timeout_iters": 5}, "--batch-wait-max-tokens-ratio"),
-        ({"batch_wait_max_tokens_ratio": 1.5}, "--batch-wait-max-tokens-ratio"),
+        ({"scheduler_recv_interval": 0}, "scheduler_recv_interval"),
+        ({"scheduler_recv_interval": 5, "pipeline_parallel_size": 2}, "pipeline_parallel_size"),
+        ({"batch_wait_timeout_iters": -1}, "batch_wait_timeout_iters"),
+        ({"batch_wait_timeout_iters": 5}, "batch_wait_max_tokens_ratio"),
+        ({"batch_wait_max_tokens_ratio": 1.5}, "batch_wait_max_tokens_ratio"),
         ({"batch_wait_timeout_iters": 5, "batch_wait_max_tokens_ratio": 0.5}, "scheduler trtllm, not of vllm"),
     ],
 )
-def test_what_makes_no_sense_is_said(words: dict[str, Any], sentence: str) -> None:
+def test_what_makes_no_sense_is_said(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises((BadValue, UnknownName), match=sentence):
-        simulate(MODEL, GPU, trace=some(3), **words)
+        simulate(MODEL, GPU, trace=some(3), **options)
 
 
 def test_only_what_speaks_can_be_served() -> None:

@@ -16,9 +16,8 @@ from inferometer.costs.binding import BoundPlan, bind, stage_plans
 from inferometer.costs.step import Group, Step
 from inferometer.inference.request import build_request
 from inferometer.serving.batch import DecodeBatch
-from inferometer.serving.engine import Throttle
 from inferometer.serving.simulate import simulate
-from inferometer.serving.step_cost import StepCost
+from inferometer.serving.step_cost import FullAttentionCost, Throttle, WindowedCost, step_cost
 from inferometer.serving.step_tables import ContextTable, PrefillSurface, split_by_dependence
 from inferometer.serving.trace import Trace
 
@@ -35,15 +34,15 @@ PLANS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "states": ("qwen3-next-80b-a3b", "h200", {"tensor_parallel_size": 4}),
     "eager": ("llama-3.1-8b", "rtx3090", {"engine": "hf"}),
     "perfect": ("llama-3.1-8b", "h200", {"engine": "roofline"}),
-    "hidden talk": ("llama-3.1-8b", "h100-sxm", {"tensor_parallel_size": 2, "overlap": 0.5}),
+    "overlapped communication": ("llama-3.1-8b", "h100-sxm", {"tensor_parallel_size": 2, "overlap": 0.5}),
 }
 
 
 @cache
-def setup_of(name: str) -> BoundPlan:
-    model, gpu, words = PLANS[name]
-    asked = build_request(model, gpu, **words)
-    found = bind(asked.model, asked.device, asked.engine, asked.plan, roles=asked.roles)
+def bound_plan_of(name: str) -> BoundPlan:
+    model, gpu, options = PLANS[name]
+    request = build_request(model, gpu, **options)
+    found = bind(request.model, request.device, request.engine, request.plan, roles=request.roles)
     return found._replace(env={**found.env, "uniform_lengths": 0.0})
 
 
@@ -64,88 +63,103 @@ def exact(
 
 @pytest.mark.parametrize("name", PLANS)
 def test_compiled_steps_are_the_cost_functions(name: str) -> None:
-    bound_plan, rng = setup_of(name), np.random.default_rng(7)
-    times = StepCost(bound_plan, LONGEST)
+    bound_plan, rng = bound_plan_of(name), np.random.default_rng(7)
+    cost = step_cost(bound_plan, LONGEST)
     for trial in range(12):
         contexts = rng.integers(1, int(rng.choice([150, 2000, 16000])), int(rng.integers(1, 24))).tolist()
         batch = batch_of(contexts)
-        assert times.decode(batch) == pytest.approx(exact(bound_plan, contexts, [], 0), rel=5e-4)
+        assert cost.decode_seconds(batch) == pytest.approx(exact(bound_plan, contexts, [], 0), rel=5e-4)
         past = [0, int(rng.integers(1, 9000))]
         many = [(0, int(rng.integers(1, 3000)), int(rng.choice(past))) for _ in range(1 + trial % 5)]
         ends = int(rng.integers(0, len(many) + 1))
-        assert times.mixed(batch, many, ends) == pytest.approx(exact(bound_plan, contexts, many, ends), rel=5e-3)
-        assert times.mixed(None, many, ends) == pytest.approx(exact(bound_plan, [], many, ends), rel=5e-3)
+        assert cost.mixed_seconds(batch, many, ends) == pytest.approx(exact(bound_plan, contexts, many, ends), rel=5e-3)
+        assert cost.mixed_seconds(None, many, ends) == pytest.approx(exact(bound_plan, [], many, ends), rel=5e-3)
         fresh = [(0, int(rng.integers(1, 9000)), 0)]
-        assert times.mixed(None, fresh, 1) == pytest.approx(exact(bound_plan, [], fresh, 1), rel=1e-9), (
+        assert cost.mixed_seconds(None, fresh, 1) == pytest.approx(exact(bound_plan, [], fresh, 1), rel=1e-9), (
             "a table is exact"
         )
 
 
+def test_windows_have_a_class_of_their_own() -> None:
+    assert isinstance(step_cost(bound_plan_of("windows"), LONGEST), WindowedCost)
+    dense = step_cost(bound_plan_of("dense"), LONGEST)
+    assert isinstance(dense, FullAttentionCost) and dense.closed_form is dense.decode_table
+
+
+def test_a_step_does_not_depend_on_the_steps_before_it() -> None:
+    first, later = (step_cost(bound_plan_of("windows"), LONGEST) for _ in range(2))
+    batch, chunks = batch_of([100, 5000, 700]), [(9, 300, 2000)]
+    later.mixed_seconds(batch_of([40]), [(8, 2000, 0)], 1, 1.0)
+    assert later.mixed_seconds(batch, chunks, 0) == first.mixed_seconds(batch, chunks, 0)
+
+
 @pytest.mark.parametrize("name", ["dense", "windows", "states"])
 def test_many_steps_are_the_sum_of_each(name: str) -> None:
-    times = StepCost(setup_of(name), LONGEST)
+    cost = step_cost(bound_plan_of(name), LONGEST)
     batch = batch_of([100, 101, 700, 3000, 130])
     each = []
     for _ in range(400):
-        each.append(times.decode(batch))
+        each.append(cost.decode_seconds(batch))
         batch.advance(1)
     batch = batch_of([100, 101, 700, 3000, 130])
-    steps, took, before = times.run(batch, 400, float("inf"), 1)
+    steps, took, before = cost.decode_steps(batch, 400, float("inf"), 1)
     assert steps == 400 and took == pytest.approx(sum(each), rel=1e-9)
     assert before == pytest.approx(sum(each[:-1]), rel=1e-9)
     for gap in (0.5 * each[0], sum(each[:37]) * 1.0001, sum(each[:250]) * 0.9999):
         for more in (0, 1):
-            steps, took, _ = times.run(batch, 400, gap, more)
+            steps, took, _ = cost.decode_steps(batch, 400, gap, more)
             wanted = int(np.searchsorted(np.cumsum(each), gap)) + 1 + more
             assert steps == wanted and took == pytest.approx(sum(each[:wanted]), rel=1e-9)
 
 
 def test_guessing_costs_a_draft_and_a_wider_step() -> None:
-    words = {
+    options = {
         "speculative_config": '{"method": "draft_model", "model": "llama-3.2-1b", "num_speculative_tokens": 3, '
         '"acceptance_length": 2.5}'
     }
-    asked = build_request("llama-3.1-8b", "h200", **words)
-    bound_plan = bind(asked.model, asked.device, asked.engine, asked.plan, roles=asked.roles)
+    request = build_request("llama-3.1-8b", "h200", **options)
+    bound_plan = bind(request.model, request.device, request.engine, request.plan, roles=request.roles)
     bound_plan = bound_plan._replace(env={**bound_plan.env, "uniform_lengths": 0.0})
-    times, plain = StepCost(bound_plan, 4096), StepCost(setup_of("perfect"), 4096)
-    assert times.width == 4 and times.pace == 2.5 and plain.width == 1
-    one = binding.step_seconds(times.drafter, Step((Group(8, 1, 500, 1, True),)))  # type: ignore[arg-type]
+    cost, plain = step_cost(bound_plan, 4096), step_cost(bound_plan_of("perfect"), 4096)
+    assert cost.tokens_per_decode == 4 and cost.accepted_per_step == 2.5 and plain.tokens_per_decode == 1
+    one = binding.step_seconds(cost.draft_plan, Step((Group(8, 1, 500, 1, True),)))  # type: ignore[arg-type]
     verify = exact(bound_plan, [500] * 8, [], 0, 4)
-    assert times.decode(batch_of([500] * 8)) == pytest.approx(verify + 3 * float(one), rel=1e-4)
+    assert cost.decode_seconds(batch_of([500] * 8)) == pytest.approx(verify + 3 * float(one), rel=1e-4)
 
 
 def test_stages_have_times_of_their_own() -> None:
-    asked = build_request("llama-3.1-8b", "h100-sxm", pipeline_parallel_size=2)
-    bound_plan = bind(asked.model, asked.device, asked.engine, asked.plan, roles=asked.roles)
+    request = build_request("llama-3.1-8b", "h100-sxm", pipeline_parallel_size=2)
+    bound_plan = bind(request.model, request.device, request.engine, request.plan, roles=request.roles)
     batch = batch_of([300] * 4)
-    halves = [StepCost(part, 1024).decode(batch) for part in stage_plans(bound_plan)]
-    whole = StepCost(setup_of("perfect")._replace(engine=bound_plan.engine, sources=bound_plan.sources), 1024).decode(
-        batch
-    )
+    halves = [step_cost(part, 1024).decode_seconds(batch) for part in stage_plans(bound_plan)]
+    whole = step_cost(
+        bound_plan_of("perfect")._replace(engine=bound_plan.engine, sources=bound_plan.sources), 1024
+    ).decode_seconds(batch)
     assert len(halves) == 2 and max(halves) < whole < 1.5 * sum(halves)
 
 
-def test_a_usual_prompt_is_a_row_of_its_own() -> None:
-    bound_plan = setup_of("dense")
-    usual, plain = StepCost(bound_plan, 2048, [256]), StepCost(bound_plan, 2048)
+def test_a_frequent_prompt_is_a_row_of_its_own() -> None:
+    bound_plan = bound_plan_of("dense")
+    frequent, plain = step_cost(bound_plan, 2048, [256]), step_cost(bound_plan, 2048)
     batch = batch_of([100, 900, 30])
-    assert usual.mixed(batch, [(9, 256, 0)], 1) == pytest.approx(plain.mixed(batch, [(9, 256, 0)], 1), rel=1e-4)
-    assert usual.mixed(batch, [(9, 257, 0)], 1) == plain.mixed(batch, [(9, 257, 0)], 1)
+    assert frequent.mixed_seconds(batch, [(9, 256, 0)], 1) == pytest.approx(
+        plain.mixed_seconds(batch, [(9, 256, 0)], 1), rel=1e-4
+    )
+    assert frequent.mixed_seconds(batch, [(9, 257, 0)], 1) == plain.mixed_seconds(batch, [(9, 257, 0)], 1)
 
 
 def test_operators_fall_into_parts_by_their_formulas() -> None:
-    dense = split_by_dependence(setup_of("dense"))
+    dense = split_by_dependence(bound_plan_of("dense"))
     names = {op.name for block in dense.tokens for op in block.ops}
     assert {"qkv_proj", "down_proj", "embed_tokens"} <= names
     assert "lm_head" in {op.name for block in dense.logits for op in block.ops}
     assert set(dense.prefill) == set(dense.decode) == {("",)} and not dense.other
     assert "all_reduce" not in names, "one GPU reduces nothing"
     assert "all_reduce" in {
-        op.name for block in split_by_dependence(setup_of("tensor parallel")).tokens for op in block.ops
+        op.name for block in split_by_dependence(bound_plan_of("tensor parallel")).tokens for op in block.ops
     }
-    assert len(split_by_dependence(setup_of("windows")).decode) == 2
-    assert {op.kind for block in split_by_dependence(setup_of("states")).other for op in block.ops} == {"scan"}
+    assert len(split_by_dependence(bound_plan_of("windows")).decode) == 2
+    assert {op.kind for block in split_by_dependence(bound_plan_of("states")).other for op in block.ops} == {"scan"}
 
 
 @given(st.integers(1, 200), st.integers(0, 5000), st.integers(1, 3000), st.floats(0, 2), st.integers(0, 1))
@@ -179,20 +193,20 @@ def test_any_mix_of_prompts_is_as_good_as_some_alike(mix: list[tuple[int, int]])
 
 
 def test_a_hot_chip_is_slower_and_cools_down() -> None:
-    bound_plan = setup_of("experts")  # on an H200, which throttles
-    times, usual = StepCost(bound_plan, 4096), StepCost(bound_plan, 4096, [2000])
+    bound_plan = bound_plan_of("experts")  # on an H200, which throttles
+    cost, frequent = step_cost(bound_plan, 4096), step_cost(bound_plan, 4096, [2000])
     batch, chunk = batch_of([300] * 4), [(9, 2000, 0)]
-    cold, warm, hot = (times.mixed(batch, chunk, 1, heat) for heat in (0.0, 0.5, 1.0))
-    assert cold == times.mixed(batch, chunk, 1) < warm < hot < 1.13 * cold
-    assert warm == pytest.approx((cold + hot) / 2, rel=1e-9) == usual.mixed(batch, chunk, 1, 0.5)
-    assert times.throttled and not StepCost(setup_of("dense"), 64).throttled
-    heat = Throttle(0.1)
-    levels = []
+    cold, warm, hot = (cost.mixed_seconds(batch, chunk, 1, heat) for heat in (0.0, 0.5, 1.0))
+    assert cold == cost.mixed_seconds(batch, chunk, 1) < warm < hot < 1.13 * cold
+    assert warm == pytest.approx((cold + hot) / 2, rel=1e-9) == frequent.mixed_seconds(batch, chunk, 1, 0.5)
+    assert cost.throttle_after and not step_cost(bound_plan_of("dense"), 64).throttle_after
+    throttle = Throttle(0.1)
+    fractions = []
     for step in range(30):
-        levels.append(heat.at(0.05 * step))
-        heat.worked(0.05 * step, 0.05, 0.9)
-    assert levels[0] == 0 and levels == sorted(levels) and 0.7 < levels[-1] < 1
-    assert heat.at(1.6) < 0.4 * heat.at(1.5) and heat.at(10.0) < 1e-9
+        fractions.append(throttle.fraction_at(0.05 * step))
+        throttle.add_load(0.05 * step, 0.05, 0.9)
+    assert fractions[0] == 0 and fractions == sorted(fractions) and 0.7 < fractions[-1] < 1
+    assert throttle.fraction_at(1.6) < 0.4 * throttle.fraction_at(1.5) and throttle.fraction_at(10.0) < 1e-9
 
 
 def test_a_prompt_of_many_pieces_heats_as_analyze_says() -> None:

@@ -237,15 +237,15 @@ def test_rates_and_bursts() -> None:
 
 def test_distributions_have_the_figures_that_were_asked() -> None:
     rng = np.random.default_rng(0)
-    x = parse_distribution("--input-len", "lognormal:mean=512,std=300").draw(rng, 100_000)
+    x = parse_distribution("input_len", "lognormal:mean=512,std=300").draw(rng, 100_000)
     assert (x.mean(), x.std()) == (pytest.approx(512, rel=0.02), pytest.approx(300, rel=0.05))
-    x = parse_distribution("--input-len", "uniform:min=10,max=20").draw_whole(rng, 5000)
+    x = parse_distribution("input_len", "uniform:min=10,max=20").draw_int(rng, 5000)
     assert (x.min(), x.max(), x.mean()) == (10, 20, pytest.approx(15, abs=0.2))
-    x = parse_distribution("--input-len", "zipf:a=1.0,min=1,max=4").draw_whole(rng, 50_000)
+    x = parse_distribution("input_len", "zipf:a=1.0,min=1,max=4").draw_int(rng, 50_000)
     share = 1 / (1 + 1 / 2 + 1 / 3 + 1 / 4)
     assert [(x == k).mean() for k in (1, 2, 4)] == pytest.approx([share, share / 2, share / 4], abs=0.01)
-    assert parse_distribution("--input-len", "lognormal:mean=512,std=3000,max=600").draw(rng, 1000).max() == 600
-    assert set(parse_distribution("--input-len", 7).draw_whole(rng, 3)) == {7}
+    assert parse_distribution("input_len", "lognormal:mean=512,std=3000,max=600").draw(rng, 1000).max() == 600
+    assert set(parse_distribution("input_len", 7).draw_int(rng, 3)) == {7}
 
 
 def test_conversations_grow_and_share() -> None:
@@ -275,22 +275,22 @@ def test_a_prefix_is_part_of_the_prompt() -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ({"request_rate": 0}, "--request-rate must be a positive number of requests a second, or inf, not 0"),
-        ({"request_rate": math.nan}, "--request-rate must be a positive number"),
-        ({"burstiness": 0, "request_rate": 1}, "--burstiness must be a positive number"),
-        ({"num_prompts": 0}, "--num-prompts must be between 1"),
-        ({"input_len": "long"}, "--input-len must be a number from 1 to 1e+07, or one of fixed, uniform"),
-        ({"input_len": "gauss:mean=1"}, "unknown distribution of --input-len 'gauss'"),
-        ({"input_len": "lognormal:mean=5"}, "--input-len lognormal lacks std: it needs mean and std"),
-        ({"input_len": "lognormal"}, "--input-len lognormal needs mean and std: lognormal:mean=512,std=300"),
-        ({"input_len": "uniform:min=9,max=3"}, "--input-len uniform: min 9 is above max 3"),
-        ({"input_len": "uniform:min=x,max=3"}, "--input-len uniform: min must be a number, not 'x'"),
-        ({"input_len": "uniform:low=1,max=3"}, "unknown figure of --input-len uniform 'low'"),
-        ({"output_len": -1}, "--output-len must be a number from 0"),
-        ({"prefix_len": 2000}, "--prefix-len 2,000 must be shorter than the prompts, of which the longest has 1,024"),
-        ({"seed": -1}, "--seed must be between 0"),
-        ({"turns": 0}, "--turns must be a number from 1"),
-        ({"think_time": "x"}, "--think-time must be a number from 0"),
+        ({"request_rate": 0}, "request_rate must be a positive number of requests a second, or inf, not 0"),
+        ({"request_rate": math.nan}, "request_rate must be a positive number"),
+        ({"burstiness": 0, "request_rate": 1}, "burstiness must be a positive number"),
+        ({"num_prompts": 0}, "num_prompts must be between 1"),
+        ({"input_len": "long"}, "input_len must be a number from 1 to 1e+07, or one of fixed, uniform"),
+        ({"input_len": "gauss:mean=1"}, "unknown distribution of input_len 'gauss'"),
+        ({"input_len": "lognormal:mean=5"}, "input_len lognormal lacks std: it needs mean and std"),
+        ({"input_len": "lognormal"}, "input_len lognormal needs mean and std: lognormal:mean=512,std=300"),
+        ({"input_len": "uniform:min=9,max=3"}, "input_len uniform: min 9 is above max 3"),
+        ({"input_len": "uniform:min=x,max=3"}, "input_len uniform: min must be a number, not 'x'"),
+        ({"input_len": "uniform:low=1,max=3"}, "unknown figure of input_len uniform 'low'"),
+        ({"output_len": -1}, "output_len must be a number from 0"),
+        ({"prefix_len": 2000}, "prefix_len 2,000 must be shorter than the prompts, of which the longest has 1,024"),
+        ({"seed": -1}, "seed must be between 0"),
+        ({"turns": 0}, "turns must be a number from 1"),
+        ({"think_time": "x"}, "think_time must be a number from 0"),
     ],
 )
 def test_bad_words_are_one_sentence(words: dict[str, object], sentence: str) -> None:
@@ -403,10 +403,10 @@ def test_goals_come_in_every_form() -> None:
     for words in (["ttft:500", "tpot:50"], ["ttft:500,tpot:50"], ["ttft:500 tpot:50"], ["TTFT:500,  tpot:50 "]):
         assert parse_goodput(words) == {"ttft": 500.0, "tpot": 50.0}
     for words, error, sentence in (
-        (["ttft"], BadValue, "--goodput takes pairs such as ttft:500"),
-        (["itl:5"], UnknownName, "--goodput metric"),
-        (["ttft:fast"], BadValue, "--goodput ttft must be a number of ms, not 'fast'"),
-        (["ttft:-5"], BadValue, "--goodput ttft must be a positive number"),
+        (["ttft"], BadValue, "goodput takes pairs such as ttft:500"),
+        (["itl:5"], UnknownName, "goodput metric"),
+        (["ttft:fast"], BadValue, "goodput ttft must be a number of ms, not 'fast'"),
+        (["ttft:-5"], BadValue, "goodput ttft must be a positive number"),
         (["ttft:5", "ttft:6"], BadValue, "limits ttft twice"),
     ):
         with pytest.raises(error, match=sentence):

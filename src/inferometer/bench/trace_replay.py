@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from ..serving.outcome import Outcome
+from ..serving.request_table import Rejection, RejectionKind
 from ..serving.trace import Trace
 from .load_generator import PlannedRequest, Reply
 
@@ -140,7 +141,7 @@ def outcome_of_replies(trace: Trace, replies: Sequence[Reply | None]) -> Outcome
         counts[name] = np.where(reported > 0, reported, planned)
     zeros = np.zeros(len(rows), np.int64)
     columns = {name: np.array([getattr(row, name) for row in rows]) for name in ("sent", "first", "last")}
-    reasons = {index: row.error for index, row in enumerate(rows) if row.error}
+    errors = {i: Rejection(RejectionKind.SERVER_ERROR, row.error) for i, row in enumerate(rows) if row.error}
     return Outcome(
         arrival_s=columns["sent"],
         scheduled_s=np.full(len(rows), np.nan),
@@ -151,7 +152,7 @@ def outcome_of_replies(trace: Trace, replies: Sequence[Reply | None]) -> Outcome
         cached_tokens=zeros,
         preemptions=zeros,
         replica=zeros,
-        rejected=reasons,
+        rejected=errors,
         duration_s=float(np.nanmax(columns["last"])) if np.isfinite(columns["last"]).any() else 0.0,
         series={},
         steps=0,

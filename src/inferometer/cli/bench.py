@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ..base.errors import BadValue, UnknownName, check_positive
-from ..serving.arrivals import load_traffic
+from ..serving.synthetic import load_traffic
 from .options import ENGINE, LIVE, METHODS, NUMBERS, OUTPUT, TRAFFIC, named, one_gpu, options
 from .output import deliver, show_rich
 
@@ -47,11 +47,18 @@ def bench(
 
     ways = {key: words.pop(key) for key in _WAYS}
     goals, seed = parse_goodput(goodput), words["seed"]
-    trace, source = load_traffic(words, max_concurrency)
+    traffic = load_traffic(words, max_concurrency)
+    trace = traffic.trace
     if gpu is not None:  # what would be refused later is refused now, not after an hour of measuring
         _asked(model, gpu, words)
     replies, cut = _driven(base_url, model, ways, trace, max_concurrency, seed, requests_out)
-    about = {"model": model, "base_url": base_url, "traffic": source, "max_concurrency": max_concurrency, "seed": seed}
+    about = {
+        "model": model,
+        "base_url": base_url,
+        "traffic": traffic.label,
+        "max_concurrency": max_concurrency,
+        "seed": seed,
+    }
     result, outcome = _summed(trace, replies, cut, goals, about)
     compared = None
     if gpu is not None and result["completed"]:

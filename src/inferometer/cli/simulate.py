@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from ..base.errors import BadValue
-from ..serving.arrivals import load_traffic
+from ..serving.synthetic import load_traffic
 from ..views.progress import progress_bar
 from .options import ENGINE, METHODS, MODEL_HELP, NUMBERS, OUTPUT, SERVER, TRAFFIC, named, one_gpu, options
 from .output import deliver, show_rich, table_csv
@@ -25,7 +25,7 @@ def capacity(
     """Search, then serve the requests once more at the rate that was found, and show both."""
     import msgspec
 
-    from ..serving.summary import capacity_and_summarize
+    from ..serving.capacity import capacity_and_summarize
 
     search = {"share": ways["goodput_share"], "address": ways["backend_address"]}
     search |= {key: ways[key] for key in ("jobs", "backend")}
@@ -136,7 +136,7 @@ def simulate(
 ) -> int:
     """Serve a trace, or requests made up, and say what every request and the whole run come to."""
     from ..serving.metrics import parse_goodput
-    from ..serving.summary import simulate_and_summarize as run
+    from ..serving.simulate import simulate_and_summarize
 
     device, goals = one_gpu("simulate", gpu), parse_goodput(goodput)
     files = {key: words.pop(key) for key in ("requests_out", "plot", "chrome_trace")}
@@ -151,12 +151,13 @@ def simulate(
                 raise BadValue(f"--find-capacity runs many simulations: --{key.replace('_', '-')} is of one")
         return capacity(model, device, goals, search, words, served, (as_json, as_csv, output))
     about = {key: words[key] for key in ("request_rate", "burstiness", "seed")}
-    trace, source = load_traffic(words, max_concurrency)
+    traffic = load_traffic(words, max_concurrency)
+    count = len(traffic.trace)
     try:
-        with progress_bar("simulating", len(trace)) as reached:
-            result, outcome = run(model, device, trace, source, goals, served, words, reached)
+        with progress_bar("simulating", count) as reached:
+            result, outcome = simulate_and_summarize(model, device, traffic, goals, served, words, reached)
     except KeyboardInterrupt as stop:
-        return _cut(getattr(stop, "found", None), len(trace), files["requests_out"])
+        return _cut(getattr(stop, "result", None), count, files["requests_out"])
     result |= {**about, "max_concurrency": max_concurrency}
     _files(outcome, result, goals, files)
     if as_json:

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from ..base.errors import BadValue
-from ..serving.arrivals import file_name
+from ..serving.synthetic import file_name
 from .options import ENGINE, MACHINE, METHODS, MODEL_HELP, NUMBERS, OUTPUT, named, one_gpu, options
 from .output import deliver, show_rich, table_csv
 
@@ -82,7 +82,7 @@ def _requests(
     import msgspec
 
     from ..serving.metrics import metrics, parse_goodput
-    from ..serving.summary import run_header
+    from ..serving.simulate import run_header
     from ..serving.trace import read_trace
     from ..validation.validate import measured_latencies, measured_metrics
     from ..validation.validate import validate as compare

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..inference.request import build_request
-from ..serving.deployment import ReplicaPool, build_pool
-from ..serving.deployment_run import ServingOptions, serve
+from ..serving.deployment import ReplicaPool, ServingOptions, build_pool, serve
 from ..serving.metrics import good_requests, latencies
 from ..serving.outcome import Outcome
 from .objective import Objective, Traffic
@@ -79,7 +78,7 @@ class PlanSimulator:
             for one, server, count in zip(case.pools, servers, ranks, strict=True)
         ]
         self.reason = next((server.reason for _, server in self.pools if server.reason), "")
-        self.options = ServingOptions(servers[0].bound_plan.engine.scheduler)
+        self.options = ServingOptions(scheduler=servers[0].bound_plan.engine.scheduler)
         self.results: list[SimulationResult] = []
 
     def simulate(self, rate: float, longer: int = 1) -> SimulationResult:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..costs.binding import BoundPlan
-from ..serving.deployment import ReplicaPool, kv_transfer_seconds
+from ..serving.deployment import kv_transfer_seconds
 from .kv_capacity import KVCapacity, Shortfall, kv_capacities
 from .objective import Traffic
 from .space import Problem, Server
@@ -130,5 +130,4 @@ def _kv_transfer_seconds(server: Server, bound_plan: BoundPlan, traffic: Traffic
     """Seconds that one side of a KV transfer needs, as the simulator has it; pipelines are not disaggregated."""
     if server.layout.pp > 1:
         return 0.0
-    side = ReplicaPool(bound_plan, 1, [], 0, 0, "", ())
-    return kv_transfer_seconds(side, side, np.array([round(traffic.input_len)]))[0]
+    return kv_transfer_seconds(bound_plan, bound_plan, np.array([round(traffic.input_len)]))[0]

@@ -1,9 +1,14 @@
 """Sequences that decode together, kept as counters: nothing is done per sequence and step.
 
-Everyone in a batch gains the same tokens in every step. So a clock of tokens that all share says everything: a sequence
-that joins with ``context`` tokens at clock t has ``context + (clock - t)`` later, needs a new block whenever that is a
-multiple of the block size, and ends at a clock that is known when it joins. With speculation a step gains ``pace``
-tokens on average, the same for everyone; blocks are counted for what was accepted.
+Every sequence of a batch gains the same tokens in every step. So one clock of tokens says everything: a sequence that
+joins with ``context`` tokens at clock t has ``context + (clock - t)`` tokens later, needs a new block whenever that is
+a multiple of the block size, and finishes at a clock that is known when it joins. With speculation a step gains
+``accepted_per_step`` tokens on average, the same for every sequence; blocks are counted for accepted tokens.
+
+batch = DecodeBatch(num_requests=8, block_size=16)
+batch.join(3, context=512, remaining=100)
+batch.advance(100)
+batch.pop_finished()        # 3
 """
 
 from __future__ import annotations
@@ -12,117 +17,139 @@ from heapq import heapify, heappop, heappush
 
 import numpy as np
 
+from ..base.units import ceil_div
+
 
 class DecodeBatch:
-    """``batch.join(i, context=512, left=100)``: request i has 512 tokens in the cache and is to gain 100 more."""
+    """``batch.join(i, context=512, remaining=100)``: request i has 512 tokens in the cache and is to gain 100 more."""
 
-    __slots__ = ("base", "bits", "block", "clock", "ends", "offset", "pace", "ring", "rows", "steps")
+    __slots__ = (
+        "accepted_per_step",
+        "block_phase_counts",
+        "block_size",
+        "clock",
+        "finish_heap",
+        "id_bits",
+        "num_seqs",
+        "offset",
+        "offset_sum",
+        "steps",
+    )
 
-    def __init__(self, requests: int, block: int, pace: float = 1.0) -> None:
-        self.rows = 0  # sequences
-        self.base = 0  # sum of their offsets: contexts are offset + clock
-        self.clock = self.steps = 0  # tokens that a sequence from the very beginning would have gained; steps
-        self.block, self.pace = block, pace
-        self.bits = max(1, requests).bit_length()
-        self.ends: list[int] = []  # heap of clock << bits | request
-        self.ring = [0] * block  # how many need a new block when the clock is this, modulo the block size
-        self.offset: dict[int, int] = {}
+    def __init__(self, num_requests: int, block_size: int, accepted_per_step: float = 1.0) -> None:
+        self.num_seqs = 0
+        self.clock = 0  # tokens that a sequence from the very beginning would have gained
+        self.steps = 0
+        self.offset: dict[int, int] = {}  # request -> context - clock, which never changes
+        self.offset_sum = 0
+        self.block_size, self.accepted_per_step = block_size, accepted_per_step
+        self.id_bits = max(1, num_requests).bit_length()
+        self.finish_heap: list[int] = []  # finish clock << id_bits | request
+        self.block_phase_counts = [0] * block_size  # [p]: sequences that need a new block when clock % block_size == p
 
-    def join(self, i: int, context: int, left: int) -> None:
+    def join(self, i: int, context: int, remaining: int) -> None:
         """A sequence begins to decode."""
         offset = context - self.clock
         self.offset[i] = offset
-        self.rows += 1
-        self.base += offset
-        self.ring[-offset % self.block] += 1
-        heappush(self.ends, (self.clock + left) << self.bits | i)
+        self.num_seqs += 1
+        self.offset_sum += offset
+        self.block_phase_counts[-offset % self.block_size] += 1
+        heappush(self.finish_heap, (self.clock + remaining) << self.id_bits | i)
 
     def leave(self, i: int) -> None:
-        """A sequence is out; it has ended, or its entry among the ends is dropped with `drop`."""
+        """A sequence is out; its entry in the heap was popped by `pop_finished` or dropped by `drop`."""
         offset = self.offset.pop(i)
-        self.rows -= 1
-        self.base -= offset
-        self.ring[-offset % self.block] -= 1
+        self.num_seqs -= 1
+        self.offset_sum -= offset
+        self.block_phase_counts[-offset % self.block_size] -= 1
 
     def drop(self, i: int) -> int:
-        """Forget when a sequence would have ended; gives the tokens that it still lacks."""
-        mask = (1 << self.bits) - 1
-        entry = next(entry for entry in self.ends if entry & mask == i)
-        self.ends.remove(entry)
-        heapify(self.ends)
-        return (entry >> self.bits) - self.clock
+        """Forget when a sequence would have finished; gives the tokens that it still lacks."""
+        mask = (1 << self.id_bits) - 1
+        entry = next(entry for entry in self.finish_heap if entry & mask == i)
+        self.finish_heap.remove(entry)
+        heapify(self.finish_heap)
+        return (entry >> self.id_bits) - self.clock
 
-    def ended(self) -> int:
+    def pop_finished(self) -> int:
         """The next request that has all its tokens by now; -1 if none has."""
-        if self.ends and self.ends[0] >> self.bits <= self.clock:
-            return heappop(self.ends) & (1 << self.bits) - 1
+        if self.finish_heap and self.finish_heap[0] >> self.id_bits <= self.clock:
+            return heappop(self.finish_heap) & (1 << self.id_bits) - 1
         return -1
 
     def advance(self, steps: int) -> None:
         """So many steps pass."""
         self.steps += steps
-        self.clock = self.steps if self.pace == 1 else int(self.pace * self.steps)
+        self.clock = self.steps if self.accepted_per_step == 1 else int(self.accepted_per_step * self.steps)
 
-    def stride(self) -> int:
-        """Tokens that the next step gains."""
-        return 1 if self.pace == 1 else int(self.pace * (self.steps + 1)) - self.clock
+    def next_gain(self) -> int:
+        """Tokens that every sequence gains in the next step."""
+        return 1 if self.accepted_per_step == 1 else int(self.accepted_per_step * (self.steps + 1)) - self.clock
 
-    def until_end(self) -> int:
-        """Steps until the first sequence ends."""
-        target = self.ends[0] >> self.bits
-        if self.pace == 1:
-            return target - self.clock
-        steps = max(1, int(target / self.pace) - self.steps)
-        while int(self.pace * (self.steps + steps)) < target:
+    def steps_to_first_finish(self) -> int:
+        """Steps until the first sequence finishes."""
+        finish_clock = self.finish_heap[0] >> self.id_bits
+        if self.accepted_per_step == 1:
+            return finish_clock - self.clock
+        steps = max(1, int(finish_clock / self.accepted_per_step) - self.steps)
+        while int(self.accepted_per_step * (self.steps + steps)) < finish_clock:
             steps += 1
         return steps
 
-    def total(self) -> int:
+    def total_context(self) -> int:
         """Tokens before this step, of all sequences together."""
-        return self.base + self.rows * self.clock
+        return self.offset_sum + self.num_seqs * self.clock
 
-    def lengths(self) -> np.ndarray:
-        """Tokens before this step, of every sequence."""
-        return np.fromiter(self.offset.values(), float, self.rows) + self.clock
+    def contexts(self) -> np.ndarray:
+        """Tokens before this step, of every sequence: shape (num_seqs,)."""
+        return np.fromiter(self.offset.values(), float, self.num_seqs) + self.clock
 
     def gains(self, first: int, steps: int) -> np.ndarray:
-        """Tokens that every sequence has gained by the beginning of later steps, from step ``first`` on."""
+        """Tokens that every sequence has gained by the beginning of later steps, from step ``first`` on: (steps,)."""
         later = np.arange(first, first + steps)
-        return later * 1.0 if self.pace == 1 else np.floor(self.pace * (self.steps + later)) - self.clock
+        if self.accepted_per_step == 1:
+            return later * 1.0
+        return np.asarray(np.floor(self.accepted_per_step * (self.steps + later)) - self.clock)
 
-    # ------------------------------------------------------------------ blocks of the cache
+    # ------------------------------------------------------------------ blocks of the KV cache
 
     def blocks_of(self, i: int, ahead: int = 0) -> int:
-        """Blocks that a sequence holds; with ``ahead`` also that of the step which is being planned."""
-        return -(-(self.offset[i] + self.clock + ahead) // self.block)
+        """Blocks that a sequence holds; with ``ahead`` those that it holds after so many more tokens."""
+        return ceil_div(self.offset[i] + self.clock + ahead, self.block_size)
 
-    def needs(self) -> int:
+    def blocks_for_next_step(self) -> int:
         """New blocks that the next step takes."""
-        return self.ring[self.clock % self.block] if self.pace == 1 else self.growth(1)
+        if self.accepted_per_step == 1:
+            return self.block_phase_counts[self.clock % self.block_size]
+        return self.block_growth(1)
 
-    def growth(self, steps: int) -> int:
-        """New blocks that so many steps take."""
-        tokens = steps if self.pace == 1 else int(self.pace * (self.steps + steps)) - self.clock
-        cycles, rest = divmod(tokens, self.block)
-        start = self.clock % self.block
+    def block_growth(self, steps: int) -> int:
+        """New blocks that so many steps take: one per sequence and whole cycle of the block size, and the rest."""
+        gain = steps if self.accepted_per_step == 1 else int(self.accepted_per_step * (self.steps + steps)) - self.clock
+        cycles, rest = divmod(gain, self.block_size)
+        start = self.clock % self.block_size
         end = start + rest
-        found = cycles * self.rows + sum(self.ring[start:end])
-        return found if end <= self.block else found + sum(self.ring[: end - self.block])
+        blocks = cycles * self.num_seqs + sum(self.block_phase_counts[start:end])
+        return blocks if end <= self.block_size else blocks + sum(self.block_phase_counts[: end - self.block_size])
 
-    def lacking(self) -> int:
-        """Blocks that all sequences will still take, to their ends."""
-        size, clock, mask, offset, found = self.block, self.clock, (1 << self.bits) - 1, self.offset, 0
-        for entry in self.ends:
-            mine = offset[entry & mask]
-            found += -(-(mine + (entry >> self.bits)) // size) + -(mine + clock) // size
-        return found
+    def blocks_to_completion(self) -> int:
+        """Blocks that all sequences will still take until they finish.
 
-    def affordable(self, steps: int, free: int) -> int:
-        """The most steps, up to ``steps``, that so many free blocks are enough for."""
-        if self.growth(steps) <= free:
-            return steps
-        low, high = 0, steps  # growth(low) fits, growth(high) does not
+        Per sequence ceil(final tokens / block size) - ceil(tokens / block size), with ceil(n / b) as (n + b - 1) // b.
+        """
+        size, mask, id_bits, offset = self.block_size, (1 << self.id_bits) - 1, self.id_bits, self.offset
+        round_up, clock, blocks = size - 1, self.clock, 0
+        for entry in self.finish_heap:
+            shifted = offset[entry & mask] + round_up
+            blocks += (shifted + (entry >> id_bits)) // size - (shifted + clock) // size
+        return blocks
+
+    def max_steps_within(self, free_blocks: int, max_steps: int) -> int:
+        """The most steps, up to ``max_steps``, that so many free blocks suffice for."""
+        if self.block_growth(max_steps) <= free_blocks:
+            return max_steps
+        low, high = 0, max_steps  # block_growth(low) fits, block_growth(high) does not
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if self.growth(middle) <= free else (low, middle)
+            low, high = (middle, high) if self.block_growth(middle) <= free_blocks else (low, middle)
         return low

@@ -1,8 +1,13 @@
-"""What a replica is made of: the plan's step times, the blocks of its cache, and what its engine allows itself."""
+"""A trace through a deployment: pools of replicas are built, run, and what became of every request is collected.
+
+pool = build_pool(request, replicas=2, trace=trace)
+serve(trace, [("both", pool)], ServingOptions(scheduler="vllm"))        # an Outcome
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
@@ -17,12 +22,42 @@ from ..inference.memory import memory_table
 from ..inference.request import Request
 from ..inference.workload import batch_shape_of
 from ..specs.structs import Hardware, Link, Workload
-from .engine import SchedulerLimits
-from .step_cost import StepCost
+from .arrivals import ClosedLoop, OpenLoop, RouterInbox, by_arrival, is_closed_loop
+from .engine import EngineCore
+from .fast_path import FastPathEngine
+from .kv_cache import KVCache, PrefixCache, PrefixTree, prefix_tree
+from .outcome import Interrupted, Outcome, infeasible
+from .pipeline import PipelineEngine
+from .recorder import POINTS, merge_series
+from .request_table import AdmittedRequests, RequestTable, admit_trace, column
+from .router import Cluster, Fleet, run_disaggregated
+from .schedulers import NO_THRESHOLD, SCHEDULERS, SchedulerLimits
+from .step_cost import StepCost, step_cost
 from .trace import Trace
 
-FEW = 8  # lengths of prompts that are worth a table each
-PLENTY = 10**9  # blocks of a cache that does not grow with the tokens (recurrent models)
+FREQUENT_LENGTHS = 8  # distinct prompt lengths up to which each is worth a table of its own
+UNLIMITED = 10**9  # blocks of a cache that does not grow with the tokens (recurrent models); sequences
+
+
+class ServingOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How replicas work, whatever they are made of; the names are those of `simulate`'s keywords."""
+
+    scheduler: str = "vllm"
+    policy: str = "fcfs"
+    router: str = "round_robin"
+    max_concurrency: int | None = None
+    long_prefill_token_threshold: int = 0  # tokens; 0: no limit
+    stops: str = "length"  # outputs end at their "length" or with a stop "token"
+    enable_prefix_caching: bool | None = None  # None: as the engine does
+    async_scheduling: bool | None = None  # None: as the engine does
+    scheduler_recv_interval: int = 1
+    batch_wait_timeout_iters: int = 0
+    batch_wait_max_tokens_ratio: float = 0.0
+    fast_forward: bool = True
+    progress: Callable[[int, int], None] | None = None  # called with the requests that have finished, and all
+
+
+# ------------------------------------------------------------------ pools of replicas
 
 
 class ReplicaPool(NamedTuple):
@@ -31,25 +66,25 @@ class ReplicaPool(NamedTuple):
     bound_plan: BoundPlan
     replicas: int
     stages: list[StepCost]
-    blocks: int  # of each replica's cache
-    seqs: int  # that its memory has room for
+    num_blocks: int  # of each replica's KV cache
+    max_num_seqs: int  # that its memory has room for
     reason: str  # why it cannot work; empty if it can
     warnings: tuple[str, ...]
 
     @property
-    def tokens(self) -> int:
-        """What the cache of one replica holds."""
-        return self.blocks * self.bound_plan.plan.block_size
+    def kv_cache_tokens(self) -> int:
+        """What the KV cache of one replica holds."""
+        return self.num_blocks * self.bound_plan.plan.block_size
 
     def speed(self) -> float:
-        """Tokens a second of a usual batch, to compare pools by."""
+        """Tokens a second of a typical batch (32 sequences of 1,024 tokens), to compare pools by."""
         step = Step((Group(32, 1, 1024, 1, True),))
-        took = sum(float(seconds) for seconds in latency.stage_seconds(self.bound_plan, step))
-        return 32 / took if took else 1.0
+        seconds = sum(float(stage) for stage in latency.stage_seconds(self.bound_plan, step))
+        return 32 / seconds if seconds else 1.0
 
 
-def build_pool(request: Request, replicas: int, trace: Trace, blocks: int | None = None) -> ReplicaPool:
-    """So many replicas of a plan, for the requests of a trace; with ``blocks`` in each cache, or what fits."""
+def build_pool(request: Request, replicas: int, trace: Trace, num_gpu_blocks: int | None = None) -> ReplicaPool:
+    """Replicas of a plan for the requests of a trace, each with so many KV blocks, or with what fits."""
     if request.model.kind != "decoder":
         raise BadValue(
             f"{request.model.name} is a {request.model.kind} model: only a decoder answers requests with tokens"
@@ -58,95 +93,311 @@ def build_pool(request: Request, replicas: int, trace: Trace, blocks: int | None
     bound_plan = bound_plan._replace(env={**bound_plan.env, "uniform_lengths": 0.0})  # sequences of all lengths
     plan = request.plan
     lengths = trace.input_tokens + trace.output_tokens
-    usual, longest = (math.ceil(lengths.mean()), int(lengths.max())) if len(trace) else (2, 2)
+    mean, longest = (math.ceil(lengths.mean()), int(lengths.max())) if len(trace) else (2, 2)
     longest = min(longest, plan.max_model_len or longest)
     prompts = np.unique(trace.input_tokens)
-    why = parallelism.illegal_reason(request.model, plan, request.device) or speculation.draft_reason(bound_plan)
-    room, seqs, lack = _room(bound_plan, max(2, min(usual, plan.max_model_len or usual)))
-    if blocks is not None:
-        room, lack = blocks, ""
-    often = prompts.tolist() if len(prompts) <= FEW else []
-    parts = [StepCost(part, longest, often) for part in stage_plans(bound_plan)] if not (why or lack) else []
-    return ReplicaPool(bound_plan, replicas, parts, room, seqs, why or lack, (*request.warnings, *bound_plan.notes))
-
-
-def _room(bound_plan: BoundPlan, usual: int) -> tuple[int, int, str]:
-    """Blocks of a replica's cache, sequences that its memory has room for, and why there is none.
-
-    Where windows or states make a token's share depend on the length, sequences of the ``usual`` length count.
-    """
-    sized = bound_plan._replace(plan=msgspec.structs.replace(bound_plan.plan, max_model_len=usual))
-    work = Workload(batch_size=bound_plan.plan.data_parallel_size, input_len=usual - 1, output_len=1)
-    held = memory_table(sized, batch_shape_of(sized, work))
-    size = bound_plan.plan.block_size
-    if held.max_total_tokens is None:
-        seqs = held.max_batch_size // bound_plan.plan.data_parallel_size
-        return PLENTY, seqs, "" if seqs else _too_much(held.total_bytes, held.usable_bytes)
-    blocks = held.max_total_tokens // size
-    return blocks, PLENTY, "" if blocks else _too_much(held.total_bytes, held.usable_bytes)
-
-
-def _too_much(needed: float, usable: float) -> str:
-    return f"needs {needed / 1e9:.1f} GB of the {usable / 1e9:.1f} GB per GPU that it may use, and leaves no KV cache"
-
-
-def scheduler_limits(
-    found: ReplicaPool,
-    scheduler: str,
-    policy: str,
-    *,
-    piece: int,
-    lag: bool,
-    wasted: bool,
-    interval: int = 1,
-    hold: int = 0,
-    company: float = 0.0,
-) -> SchedulerLimits:
-    """What the engine of a pool allows itself in a step."""
-    plan, width = found.bound_plan.plan, found.stages[0].width
-    tokens, seqs = plan.max_num_batched_tokens, min(plan.max_num_seqs, found.seqs)
-    if tokens < seqs and scheduler in ("vllm", "sarathi", "trtllm"):
-        raise BadValue(
-            f"--max-num-batched-tokens {tokens:,} must be at least --max-num-seqs {seqs:,}: everyone who "
-            "decodes needs a token of the budget"
-        )
-    static = scheduler == "static"
-    return SchedulerLimits(
-        tokens=tokens,
-        seqs=max(1, min(seqs, tokens // width)),
-        width=width,
-        piece=piece or 10**9,
-        whole=scheduler == "sarathi",
-        lag=lag and not static,
-        wasted=wasted,
-        padded=static,
-        priority=policy == "priority",
-        interval=interval,
-        hold=hold,
-        company=math.ceil(company * tokens),
+    layout_reason = parallelism.illegal_reason(request.model, plan, request.device) or speculation.draft_reason(
+        bound_plan
+    )
+    num_blocks, max_num_seqs, memory_reason = _kv_capacity(bound_plan, max(2, min(mean, plan.max_model_len or mean)))
+    if num_gpu_blocks is not None:
+        num_blocks, memory_reason = num_gpu_blocks, ""
+    reason = layout_reason or memory_reason
+    frequent = prompts.tolist() if len(prompts) <= FREQUENT_LENGTHS else []
+    return ReplicaPool(
+        bound_plan=bound_plan,
+        replicas=replicas,
+        stages=[] if reason else [step_cost(stage, longest, frequent) for stage in stage_plans(bound_plan)],
+        num_blocks=num_blocks,
+        max_num_seqs=max_num_seqs,
+        reason=reason,
+        warnings=(*request.warnings, *bound_plan.notes),
     )
 
 
-def kv_transfer_seconds(readers: ReplicaPool, writers: ReplicaPool, prompts: np.ndarray) -> list[float]:
-    """Seconds that the cache of each prompt is on its way from one replica to another.
+def _kv_capacity(bound_plan: BoundPlan, mean_len: int) -> tuple[int, int, str]:
+    """Blocks of a replica's KV cache, sequences that its memory has room for, and why there is none.
+
+    Where windows or states make a token's share depend on the length, sequences of the mean length count.
+    """
+    sized = bound_plan._replace(plan=msgspec.structs.replace(bound_plan.plan, max_model_len=mean_len))
+    workload = Workload(batch_size=bound_plan.plan.data_parallel_size, input_len=mean_len - 1, output_len=1)
+    table = memory_table(sized, batch_shape_of(sized, workload))
+    if table.max_total_tokens is None:
+        num_blocks, max_num_seqs = UNLIMITED, table.max_batch_size // bound_plan.plan.data_parallel_size
+    else:
+        num_blocks, max_num_seqs = table.max_total_tokens // bound_plan.plan.block_size, UNLIMITED
+    if num_blocks and max_num_seqs:
+        return num_blocks, max_num_seqs, ""
+    needed, usable = table.total_bytes / 1e9, table.usable_bytes / 1e9
+    reason = f"needs {needed:.1f} GB of the {usable:.1f} GB per GPU that it may use, and leaves no KV cache"
+    return num_blocks, max_num_seqs, reason
+
+
+def scheduler_limits(pool: ReplicaPool, options: ServingOptions) -> SchedulerLimits:
+    """What the engine of a pool allows itself in a step."""
+    plan, tokens_per_decode = pool.bound_plan.plan, pool.stages[0].tokens_per_decode
+    max_tokens, max_seqs = plan.max_num_batched_tokens, min(plan.max_num_seqs, pool.max_num_seqs)
+    if max_tokens < max_seqs and options.scheduler in ("vllm", "sarathi", "trtllm"):
+        raise BadValue(
+            f"`max_num_batched_tokens` {max_tokens:,} must be at least `max_num_seqs` {max_seqs:,}: everyone who "
+            "decodes needs a token of the budget"
+        )
+    is_static = options.scheduler == "static"
+    is_async = options.async_scheduling
+    if is_async is None:
+        is_async = pool.bound_plan.engine.async_scheduling
+    return SchedulerLimits(
+        max_num_batched_tokens=max_tokens,
+        max_num_seqs=max(1, min(max_seqs, max_tokens // tokens_per_decode)),
+        tokens_per_decode=tokens_per_decode,
+        long_prefill_token_threshold=options.long_prefill_token_threshold or NO_THRESHOLD,
+        reserve_full_prompt=options.scheduler == "sarathi",
+        async_scheduling=is_async and not is_static,
+        ends_on_stop_token=options.stops == "token",
+        static_batch=is_static,
+        priority=options.policy == "priority",
+        scheduler_recv_interval=options.scheduler_recv_interval,
+        batch_wait_timeout_iters=options.batch_wait_timeout_iters,
+        batch_wait_min_tokens=math.ceil(options.batch_wait_max_tokens_ratio * max_tokens),
+    )
+
+
+def kv_transfer_seconds(prefill_plan: BoundPlan, decode_plan: BoundPlan, prompts: np.ndarray) -> list[float]:
+    """Seconds that the KV cache of each prompt (tokens) takes from a prefill to a decode replica.
 
     Every GPU sends its share over its own link, and every GPU at the other end gets its own; the slower side counts.
     """
-    took = np.zeros(len(prompts))
-    for pool in (readers, writers):
-        link = _link(pool.bound_plan.device)
-        size = np.max(
-            [
-                np.broadcast_to(memory.cache_bytes(part, prompts.astype(float)), prompts.shape)
-                for part in stage_plans(pool.bound_plan)
-            ],
-            axis=0,
-        )
-        took = np.maximum(took, link.latency + size / link.bandwidth)
-    found: list[float] = took.tolist()
-    return found
+    seconds = np.zeros(len(prompts))
+    for bound_plan in (prefill_plan, decode_plan):
+        link = _network_link(bound_plan.device)
+        stage_bytes = [
+            np.broadcast_to(memory.cache_bytes(stage, prompts.astype(float)), prompts.shape)
+            for stage in stage_plans(bound_plan)
+        ]
+        seconds = np.maximum(seconds, link.latency + np.max(stage_bytes, axis=0) / link.bandwidth)
+    return [float(value) for value in seconds]
 
 
-def _link(device: Hardware) -> Link:
+def _network_link(device: Hardware) -> Link:
     """What leaves a machine: the network, where it has one."""
     return device.links.get("network") or device.links.get(device.interconnect) or Link(bandwidth=25e9, latency=1e-5)
+
+
+# ------------------------------------------------------------------ build, run, collect
+
+Pools = list[tuple[str, ReplicaPool]]  # each with its role: both, prefill or decode
+
+
+class Deployment(NamedTuple):
+    """Replicas with their requests, ready to run. Where it is not disaggregated, both tables are the same one."""
+
+    admitted: AdmittedRequests
+    source: OpenLoop | ClosedLoop
+    fleets: list[Fleet]  # one that does both, or those that prefill and decode
+    prefill_table: RequestTable
+    decode_table: RequestTable
+    kv_transfer_s: list[float]
+    warnings: tuple[str, ...]
+
+    @property
+    def replicas(self) -> list[EngineCore]:
+        """The replicas of all fleets."""
+        return [replica for fleet in self.fleets for replica in fleet.replicas]
+
+
+def serve(trace: Trace, pools: Pools, options: ServingOptions) -> Outcome:
+    """Serve a trace on pools of replicas, each with its role (both, prefill or decode)."""
+    warnings = tuple(dict.fromkeys(warning for _, pool in pools for warning in pool.warnings))
+    reason = next((pool.reason for _, pool in pools if pool.reason), "")
+    if reason:
+        return infeasible(trace, reason, warnings)
+    deployment = _build(trace, pools, options, warnings)
+    if options.progress is not None:
+        _report_progress(deployment, len(trace), options.progress)
+    try:
+        _run(deployment, options)
+    except KeyboardInterrupt:
+        raise Interrupted(_collect(deployment)) from None
+    return _collect(deployment)
+
+
+def _build(trace: Trace, pools: Pools, options: ServingOptions, warnings: tuple[str, ...]) -> Deployment:
+    """Admit the requests, and build the replicas that serve them."""
+    prefix_caching = _prefix_caching(pools, options)
+    tree = None
+    if prefix_caching and trace.blocks is not None and trace.block_tokens > 0:
+        tree = prefix_tree(trace.blocks, trace.block_tokens, trace.input_tokens)
+    admitted = _admit(trace, pools, tree)
+    priority = trace.priority.tolist() if trace.priority is not None and options.policy == "priority" else None
+    inputs, outputs = admitted.input_tokens, admitted.output_tokens
+    table = RequestTable(inputs.tolist(), outputs.tolist(), priority)
+    roles = dict(reversed(pools))  # the first pool of each role
+    if "both" in roles:
+        source = _source(trace, pools[0][1], table, admitted, options)
+        interval = _sample_interval(source)
+        fleets = [_fleet([pool for _, pool in pools], table, options, prefix_caching, tree, 0, interval)]
+        return Deployment(admitted, source, fleets, table, table, [], warnings)
+    prefill_table = RequestTable(inputs.tolist(), np.ones_like(outputs).tolist(), priority)
+    source = _source(trace, pools[0][1], prefill_table, admitted, options)
+    interval = _sample_interval(source)
+    prefill_pools, decode_pools = ([pool for role, pool in pools if role == name] for name in ("prefill", "decode"))
+    prefill = _fleet(prefill_pools, prefill_table, options, prefix_caching, tree, 0, interval)
+    # a decode replica gets the KV cache of every prompt anew: it caches no prefixes
+    decode = _fleet(decode_pools, table, options, False, tree, len(prefill.replicas), interval)
+    table.transferred_tokens = (inputs - 1).tolist()
+    transfer = kv_transfer_seconds(roles["prefill"].bound_plan, roles["decode"].bound_plan, inputs)
+    return Deployment(admitted, source, [prefill, decode], prefill_table, table, transfer, warnings)
+
+
+def _prefix_caching(pools: Pools, options: ServingOptions) -> bool:
+    if options.scheduler == "static":
+        return False
+    engine = pools[0][1].bound_plan.engine
+    return engine.prefix_caching if options.enable_prefix_caching is None else options.enable_prefix_caching
+
+
+def _admit(trace: Trace, pools: Pools, tree: PrefixTree | None) -> AdmittedRequests:
+    """The requests that every pool can serve."""
+    plans = [pool.bound_plan.plan for _, pool in pools]
+    max_model_len = min(plan.max_model_len or 10**9 for plan in plans)
+    # a prompt that is all cached computes its last block again, beside what others have cached of it
+    spare = trace.block_tokens + max(plan.block_size for plan in plans) if tree else 0
+    return admit_trace(trace, max_model_len, min(pool.kv_cache_tokens for _, pool in pools) - spare)
+
+
+def _sample_interval(source: OpenLoop | ClosedLoop) -> float:
+    """Seconds between two samples of an engine's state; 0: every step, until there are too many."""
+    return 2 * source.last_arrival / POINTS if isinstance(source, OpenLoop) else 0.0
+
+
+def _source(
+    trace: Trace, pool: ReplicaPool, table: RequestTable, admitted: AdmittedRequests, options: ServingOptions
+) -> OpenLoop | ClosedLoop:
+    """When requests reach the engine, its front end's time included."""
+    engine = pool.bound_plan.engine
+    is_http = pool.bound_plan.plan.frontend == "http"
+    overhead = engine.request_overhead + (engine.http_overhead if is_http else 0.0)
+    tokenizes = is_http and engine.token_overhead
+    tokenize_s = (engine.token_overhead * admitted.input_tokens).tolist() if tokenizes else ()
+    if is_closed_loop(trace, options.max_concurrency):
+        max_concurrency = options.max_concurrency or (1 if trace.arrival_s is None else None)
+        return ClosedLoop(trace, table.arrival_s, max_concurrency, overhead, admitted.rejected, tokenize_s)
+    ids, times = by_arrival(trace)
+    if admitted.rejected:
+        column(table.arrival_s)[ids] = times
+        kept = [(i, time) for i, time in zip(ids, times, strict=True) if i not in admitted.rejected]
+        ids, times = [i for i, _ in kept], [time for _, time in kept]
+    return OpenLoop(ids, times, table.arrival_s, overhead, tokenize_s)
+
+
+def _fleet(
+    pools: list[ReplicaPool],
+    table: RequestTable,
+    options: ServingOptions,
+    prefix_caching: bool,
+    tree: PrefixTree | None,
+    first_number: int,
+    sample_interval: float,
+) -> Fleet:
+    """The replicas of some pools that do the same work, numbered from ``first_number`` on."""
+    replicas: list[EngineCore] = []
+    inboxes: list[RouterInbox] = []
+    speeds: list[float] = []
+    scheduler = SCHEDULERS[options.scheduler]
+    for pool in pools:
+        limits, block_size = scheduler_limits(pool, options), pool.bound_plan.plan.block_size
+        for _ in range(pool.replicas):
+            kv_cache = KVCache(pool.num_blocks, block_size)
+            if prefix_caching:
+                kv_cache = PrefixCache(pool.num_blocks, block_size, tree)
+            inbox, number = RouterInbox(), first_number + len(replicas)
+            parts = (limits, table, kv_cache, inbox, scheduler)
+            if len(pool.stages) > 1:
+                replica: EngineCore = PipelineEngine(
+                    pool.stages, *parts, number=number, sample_interval=sample_interval
+                )
+            else:
+                replica = FastPathEngine(
+                    pool.stages[0],
+                    *parts,
+                    number=number,
+                    fast_forward=options.fast_forward,
+                    sample_interval=sample_interval,
+                )
+            replicas.append(replica)
+            inboxes.append(inbox)
+        speeds += [pool.speed() if len(pools) > 1 else 1.0] * pool.replicas
+    return Fleet(replicas, inboxes, speeds, options.router, tree)
+
+
+def _report_progress(deployment: Deployment, total: int, progress: Callable[[int, int], None]) -> None:
+    """Tell how many requests have finished, from time to time."""
+    finished_s = column(deployment.decode_table.finished_s)
+    for replica in deployment.replicas:
+        replica.recorder.on_progress = lambda: progress(int(np.count_nonzero(finished_s == finished_s)), total)
+
+
+def _run(deployment: Deployment, options: ServingOptions) -> None:
+    """Run all replicas; those that do not depend on each other one after the other."""
+    source, fleets = deployment.source, deployment.fleets
+    deals_in_turn = isinstance(source, OpenLoop) and options.router == "round_robin"
+    if len(fleets) > 1:
+        ends_at_prefill = (deployment.admitted.output_tokens < 2).tolist()
+        pipelined = any(isinstance(replica, PipelineEngine) for replica in deployment.replicas)
+        if isinstance(source, OpenLoop) and deals_in_turn and not pipelined:
+            run_disaggregated(source, fleets[0], fleets[1], deployment.kv_transfer_s, ends_at_prefill)
+        else:
+            Cluster(source, fleets, deployment.kv_transfer_s, ends_at_prefill).run()
+        return
+    replicas = fleets[0].replicas
+    if len(replicas) == 1:
+        replicas[0].source = source
+        if isinstance(source, ClosedLoop):
+            replicas[0].on_finished = source.finished
+        replicas[0].run()
+    elif isinstance(source, OpenLoop) and deals_in_turn:
+        for number, replica in enumerate(replicas):
+            replica.source = source.every(number, len(replicas))
+            replica.run()
+    else:
+        Cluster(source, fleets).run()
+
+
+def _collect(deployment: Deployment) -> Outcome:
+    """What became of every request, and the engines over time."""
+    admitted, prefill, decode = deployment.admitted, deployment.prefill_table, deployment.decode_table
+    replicas = deployment.replicas
+    rejected = dict(admitted.rejected)
+    for engine in replicas:
+        rejected |= engine.refused
+    first_token, finished = column(decode.first_token_s), column(decode.finished_s)
+    replica, preemptions = column(decode.replica), column(decode.num_preemptions)
+    if decode is not prefill:  # a request of one output token never came to a decode replica
+        prefill_only = np.isnan(finished) & (admitted.output_tokens < 2)
+        first_token = np.where(prefill_only, column(prefill.first_token_s), first_token)
+        finished = np.where(prefill_only, column(prefill.finished_s), finished)
+        replica = np.where(prefill_only, column(prefill.replica), replica)
+        preemptions = preemptions + column(prefill.num_preemptions)
+    arrival = column(prefill.arrival_s)
+    ends, begins = finished[~np.isnan(finished)], arrival[~np.isnan(arrival)]
+    queried_tokens = sum(engine.kv_cache.queried_tokens for engine in replicas)
+    hit_tokens = sum(engine.kv_cache.hit_tokens for engine in replicas)
+    return Outcome(
+        arrival_s=arrival,
+        scheduled_s=column(prefill.scheduled_s),
+        first_token_s=first_token,
+        finished_s=finished,
+        input_tokens=admitted.input_tokens,
+        output_tokens=admitted.output_tokens,
+        cached_tokens=column(prefill.num_cached_tokens),
+        preemptions=preemptions,
+        replica=replica,
+        rejected=dict(sorted(rejected.items())),
+        duration_s=float(ends.max() - begins.min()) if len(ends) else 0.0,
+        series=merge_series([engine.recorder.series() for engine in replicas]),
+        steps=sum(engine.steps for engine in replicas),
+        prefix_hit_rate=hit_tokens / queried_tokens if queried_tokens else 0.0,
+        kv_cache_tokens=sum(engine.kv_cache.num_blocks * engine.kv_cache.block_size for engine in replicas),
+        warnings=deployment.warnings,
+    )

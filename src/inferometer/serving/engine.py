@@ -1,428 +1,485 @@
-"""How hot a chip is: prompts keep its matrix units busy until the power limit bites, and everything else lets it cool.
+"""One engine at work: requests arrive, wait, are computed step by step, and leave.
 
-heat = Heat(0.1)
-heat.at(12.0)                        # 0.0: cold, clocks are high
-heat.worked(12.0, 0.05, 1.0)         # 50 ms of prompts
-heat.at(12.05)                       # 0.39
+    engine = EngineCore(cost, limits, table, KVCache(1000, 16), source, SCHEDULERS["vllm"])
+    engine.run()                # until there is nothing left to do
+    engine.run(until=12.5)      # or every step that begins before then
+
+A request is a row of the `RequestTable`; its state is where its number stands (`EngineCore.status`):
+
+    arrives         admitted           last chunk          last token           blocks are free
+    ───────▶ WAITING ──────▶ PREFILLING ─────────▶ DECODING ─────────▶ FINISHING ─────────────▶ FINISHED
+                ▲                 │                    │
+                └── PREEMPTED ◀───┴────────────────────┘   its blocks are lost: prompt and output so far are prefilled
+
+    WAITING      in ``waiting``; PREEMPTED if it was running before
+    PREFILLING   in ``running`` and in ``prefilling`` (request -> num_computed_tokens)
+    DECODING     in ``running`` and in ``batch``
+    FINISHING    has all its tokens, but still holds its place (``finishing``) or its blocks (``kv_in_transfer``)
+    FINISHED     nowhere; ``table.finished_s`` is set
+    REJECTED     in ``refused``: it does not fit into an idle engine
+
+Between two events (a request arrives or finishes, a prompt is under way, blocks run out) every sequence decodes, and
+the steps up to the next event are summed at once (`StepCost.decode_steps`). With ``fast_forward=False`` they are taken
+one by one; the outcome is the same. With asynchronous scheduling a step is scheduled while the one before it runs: a
+request that arrives meanwhile waits for the step after, and one that finishes keeps its place and its blocks for one
+step more. An engine may poll for new requests only every so many decode steps (``scheduler_recv_interval``); after a
+step with a prompt in it, and when idle, it polls at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import Enum
 from heapq import heappop, heappush
-from math import exp, inf
+from math import inf
 from typing import NamedTuple
 
+from ..base.units import ceil_div
 from .arrivals import RequestSource
 from .batch import DecodeBatch
-from .fast_path import fast_path_applies, is_uncontended, run_uncontended
 from .kv_cache import KVCache
 from .recorder import Recorder
-from .request_queue import FCFSQueue, PriorityQueue, priority_key
-from .request_table import RequestTable
-from .schedulers import Plan
-from .step_cost import Chunk, StepCost
+from .request_queue import FCFSQueue, PriorityQueue, RequestQueue, priority_key
+from .request_table import Rejection, RejectionKind, RequestTable
+from .schedulers import Scheduler, SchedulerLimits
+from .step_cost import Chunk, StepCost, Throttle
 
 
-class Throttle:
-    """The share of its loss of speed that a chip has reached, moving with one time constant both ways."""
+class RequestStatus(Enum):
+    """Where a request is in its life; see the diagram above."""
 
-    __slots__ = ("after", "level", "when")
-
-    def __init__(self, after: float) -> None:
-        self.after = after  # s
-        self.level = self.when = 0.0
-
-    def at(self, now: float) -> float:
-        """From 0 (cold) to 1."""
-        return self.level * exp((self.when - now) / self.after) if self.level else 0.0
-
-    def worked(self, start: float, took: float, share: float) -> None:
-        """A step is over, of which a ``share`` was prompts."""
-        busy = took * share
-        level = 1 - (1 - self.at(start)) * exp(-busy / self.after)
-        self.level, self.when = level * exp((busy - took) / self.after), start + took
+    UNKNOWN = "not arrived yet"
+    WAITING = "waiting"
+    PREEMPTED = "preempted"
+    PREFILLING = "prefilling"
+    DECODING = "decoding"
+    FINISHING = "finishing"
+    FINISHED = "finished"
+    REJECTED = "rejected"
 
 
-# ------------------------------------------------------------------ replica
-# One engine at work: requests come, wait, are computed step by step, and leave.
-#
-# replica = Replica(times, Limits(tokens=8192, seqs=256), ledger, KVCache(1000, 16), feed, SCHEDULERS["vllm"])
-# replica.run()                # until there is nothing left to do
-# replica.run(until=12.5)      # or every step that begins before then
-#
-# Between two events (a request comes or ends, a prompt is under way, blocks run out) everyone decodes, and the steps up
-# to the next event are summed at once (`StepTime.run`). With ``fast=False`` they are taken one by one; the outcome is the
-# same. With asynchronous scheduling a step is planned while the one before it runs: who comes in the meantime waits for
-# the step after, and whoever ends keeps his place and his blocks for one step more. An engine may look only every so many
-# steps who has come (``interval``); after a step with a prompt in it, and with nothing to do, it looks at once.
+class Finishing(NamedTuple):
+    """A request that has all its tokens, and still has its place in the engine."""
 
-
-Ended = tuple[int, int, int, int, float]  # a request, its blocks, tokens in them, its last step, until when they stay
-
-
-class SchedulerLimits(NamedTuple):
-    """What an engine allows itself in a step."""
-
-    tokens: int  # max_num_batched_tokens
-    seqs: int  # max_num_seqs
-    width: int = 1  # tokens of a sequence that decodes (more where tokens are drafted)
-    piece: int = 10**9  # the longest piece of one prompt (long_prefill_token_threshold)
-    chunked: bool = True  # prompts may be cut
-    whole: bool = False  # a prompt has all its blocks from the beginning (Sarathi)
-    lag: bool = False  # asynchronous scheduling
-    wasted: bool = False  # answers end with a stop token: the step after the last one computes a token in vain
-    padded: bool = False  # answers that have ended stay in the batch until all have (static batches)
-    priority: bool = False
-    interval: int = 1  # steps without prompts from one look at who has come to the next (SGLang's recv interval)
-    hold: int = 0  # steps that prompts are held back for company while others answer (TensorRT-LLM's batch wait) ...
-    company: int = 0  # ... unless they and the answers are as many tokens as this
+    request: int
+    blocks: int
+    computed_tokens: int  # in those blocks
+    last_step: int
+    blocks_until: float  # s: its KV cache is being sent until then
 
 
 class EngineCore:
-    """An engine with its queue, its batch and its cache."""
+    """An engine with its queue, its batch and its KV cache; it is the `SchedulerState` that schedulers see."""
 
     def __init__(
         self,
-        times: StepCost,
+        cost: StepCost,
         limits: SchedulerLimits,
-        ledger: RequestTable,
-        cache: KVCache,
-        feed: RequestSource,
-        plan: Callable[[EngineCore], Plan],
+        table: RequestTable,
+        kv_cache: KVCache,
+        source: RequestSource,
+        scheduler: Scheduler,
         *,
         number: int = 0,
-        fast: bool = True,
-        apart: float = 0.0,
+        fast_forward: bool = True,
+        sample_interval: float = 0.0,
     ) -> None:
-        self.times, self.limits, self.ledger, self.cache, self.feed = times, limits, ledger, cache, feed
-        self.plan, self.number, self.fast = plan, number, fast
-        self.watch = Recorder(apart)
-        self.waiting: FCFSQueue | PriorityQueue = PriorityQueue(ledger) if limits.priority else FCFSQueue()
+        self.cost, self.limits, self.table, self.kv_cache, self.source = cost, limits, table, kv_cache, source
+        self.scheduler, self.number, self.fast_forward = scheduler, number, fast_forward
+        self.recorder = Recorder(sample_interval)
+        self.waiting: RequestQueue = PriorityQueue(table) if limits.priority else FCFSQueue()
         self.running: dict[int, None] = {}  # in order of admission
-        self.partial: dict[int, int] = {}  # prompts under way -> tokens computed
-        self.batch = DecodeBatch(len(ledger), cache.size, times.pace)
-        self.heat = Throttle(times.throttled) if times.throttled else None
-        self.now = self.seen = 0.0  # the clock; arrivals up to `seen` are known
-        self.asleep = 0.0  # until when nothing can be done, though somebody waits
-        self.held, self.holding = 0, False  # steps that prompts were held back; whether they are in this one
-        self.blind = 0  # steps without prompts since somebody looked who has come, modulo the interval: 0 is a look
-        self.taken = 0  # blocks that the step being planned has taken for answers
-        self.upset = False  # somebody was preempted in this step
-        self.reserved = 0  # blocks of a static batch
-        self.leaving: list[Ended] = []  # over, but with place and blocks
-        self.lent: list[tuple[float, int, int, int]] = []  # blocks of requests that are gone: until when
-        self.refused: dict[int, str] = {}
-        self.patience = 0  # the step before which `glide` need not be tried again
-        self.steps = self.computed = 0
-        self.busy = 0.0
-        self.ends: Callable[[int, float], float] | None = None  # told of every end; says until when the blocks stay
+        self.prefilling: dict[int, int] = {}  # prompts under way -> num_computed_tokens
+        self.batch = DecodeBatch(len(table), kv_cache.block_size, cost.accepted_per_step)
+        self.throttle = Throttle(cost.throttle_after) if cost.throttle_after else None
+        self.now = self.visible_until = 0.0  # s: the clock; arrivals up to `visible_until` are known
+        self.next_wakeup = 0.0  # s: nothing can be done before, though requests wait
+        self.waited_iters, self.waiting_for_batch = 0, False  # steps that prompts waited for others; in this one, too
+        self.steps_since_poll = 0  # decode steps, modulo the interval: 0 is a poll
+        self.blocks_reserved = 0  # blocks that the step being scheduled has taken for decodes
+        self.static_blocks = 0  # blocks of a static batch
+        self.preempted_in_step = False
+        self.finishing: list[Finishing] = []
+        self.kv_in_transfer: list[tuple[float, int, int, int]] = []  # heap: until when, request, blocks, tokens
+        self.refused: dict[int, Rejection] = {}
+        self.steps = self.computed_tokens = 0
+        self.busy_s = 0.0
+        self.on_finished: Callable[[int, float], float] | None = None  # (request, now) -> until when its blocks stay
 
-    # ------------------------------------------------------------------ the loop
+    def status(self, i: int) -> RequestStatus:
+        """Where a request is: ``engine.status(7) is RequestStatus.DECODING``"""
+        if i in self.refused:
+            return RequestStatus.REJECTED
+        if i in self.waiting:
+            return RequestStatus.PREEMPTED if self.table.num_preemptions[i] else RequestStatus.WAITING
+        if self.table.finished_s[i] == self.table.finished_s[i]:
+            holds_blocks = i in self.running or any(entry[1] == i for entry in self.kv_in_transfer)
+            return RequestStatus.FINISHING if holds_blocks else RequestStatus.FINISHED
+        if i in self.running:
+            return RequestStatus.PREFILLING if i in self.prefilling else RequestStatus.DECODING
+        return RequestStatus.UNKNOWN
+
+    # ------------------------------------------------------------------ the step loop
 
     def run(self, until: float = inf, once: bool = False) -> None:
-        """Take all steps that begin before ``until``; with ``once`` only those up to the next event."""
-        easy, self.asleep = not once and fast_path_applies(self), 0.0
-        while self.now < until:
-            if easy and not self.waiting and is_uncontended(self):
-                run_uncontended(self, until)
+        """Take all steps that begin before ``until``; with ``once`` only those up to the next event.
+
+        This is the one step loop. Subclasses say when the next step begins (`_begin_step`), what a step is (`_step`),
+        and may take steps without contention by themselves (`_run_uncontended`).
+        """
+        fast_path, self.next_wakeup = not once and self._fast_path_applies(), 0.0
+        while self._begin_step(until, once):
+            if fast_path and not self.waiting:
+                self._run_uncontended(until)
                 if self.now >= until:
                     return
-            if self.leaving or self.lent:
-                self._let_go()
-            if self.feed.next <= self.seen and not self.blind:
+            if self.finishing or self.kv_in_transfer:
+                self._free_finished()
+            if self.source.next <= self.visible_until and not self.steps_since_poll:
                 self._receive()
-            self.upset = self.holding = False
-            if self.waiting or self.partial or self.cache.free < self.batch.needs():
-                decoding, chunks = self.plan(self)
-                if chunks:
-                    self._mixed(decoding, chunks)
-                elif self.batch.rows:
-                    self._decode(until)
-                elif not self._wake(until):
-                    return
-            elif self.batch.rows:
-                self._decode(until)
-            elif not self._wake(until):
+            if not self._step(until):
                 return
-            if self.now >= self.watch.due:
-                self.watch.look(self)
+            if self.now >= self.recorder.next_sample:
+                self.sample()
             if once:
                 return
 
+    def _begin_step(self, until: float, once: bool) -> bool:
+        """Whether a step begins before ``until``."""
+        return self.now < until
+
+    def _fast_path_applies(self) -> bool:
+        """Whether `_run_uncontended` may be asked."""
+        return False
+
+    def _run_uncontended(self, until: float) -> None:
+        """Take steps as long as no request has to wait; leaves everything as `_step` would."""
+
     def _receive(self) -> None:
-        for i in self.feed.take(self.seen):
-            self.ledger.replica[i] = self.number
+        for i in self.source.take(self.visible_until):
+            self.table.replica[i] = self.number
             self.waiting.push(i)
 
-    def _mixed(self, decoding: bool, chunks: list[Chunk]) -> None:
-        """A step with pieces of prompts in it."""
-        target, batch, start, limits = self.ledger.target, self.batch, self.now, self.limits
-        rows = batch.rows if decoding else 0
-        ends = [i for i, new, done in chunks if done + new == target[i]]
-        new = sum([tokens for _, tokens, _ in chunks])
-        took = self._computed(self.times, self.heat, start, rows, new, chunks, len(ends))
-        self.now = now = start + took
-        self.seen = start if limits.lag else now
-        self.busy += took
+    def sample(self) -> None:
+        """Record how things stand."""
+        kv_cache = self.kv_cache
+        self.recorder.sample(
+            now=self.now,
+            running=len(self.running),
+            waiting=len(self.waiting),
+            kv_used=1 - kv_cache.free_blocks / kv_cache.num_blocks,
+            computed_tokens=self.computed_tokens,
+            busy_s=self.busy_s,
+            steps=self.steps,
+        )
+
+    def _step(self, until: float) -> bool:
+        """Schedule and compute a step, or several decode steps at once; False if there is nothing before ``until``."""
+        self.preempted_in_step = self.waiting_for_batch = False
+        batch = self.batch
+        if self.waiting or self.prefilling or self.kv_cache.free_blocks < batch.blocks_for_next_step():
+            decodes, chunks = self.scheduler.schedule(self)
+            if chunks:
+                self._mixed_step(decodes, chunks)
+                return True
+        if batch.num_seqs:
+            self._decode_steps(until)
+            return True
+        return self._idle(until)
+
+    def _mixed_step(self, decodes: bool, chunks: list[Chunk]) -> None:
+        """A step with chunks of prompts in it."""
+        prefill_target, start, limits = self.table.prefill_target, self.now, self.limits
+        num_seqs = self.batch.num_seqs if decodes else 0
+        completed = [i for i, num_new, num_computed in chunks if num_computed + num_new == prefill_target[i]]
+        num_new_tokens = sum([num_new for _, num_new, _ in chunks])
+        seconds = self._mixed_seconds(self.cost, self.throttle, start, num_seqs, chunks, len(completed), num_new_tokens)
+        self.now = now = start + seconds
+        self.visible_until = start if limits.async_scheduling else now
+        self.busy_s += seconds
         self.steps += 1
-        self.computed += rows * limits.width + new
-        self.taken = self.blind = 0
-        if rows:
-            self._pass(1)
-        for i in ends:
-            if self.partial:
-                self.partial.pop(i, None)
-            self._speak(i, now)
-        if limits.padded and not self.partial and not batch.rows:
-            self._clear()
+        self.computed_tokens += num_seqs * limits.tokens_per_decode + num_new_tokens
+        self.blocks_reserved = self.steps_since_poll = 0
+        if num_seqs:
+            self._advance(1)
+        for i in completed:
+            if self.prefilling:
+                self.prefilling.pop(i, None)
+            self._on_prefill_done(i, now)
+        if limits.static_batch and not self.prefilling and not self.batch.num_seqs:
+            self._end_static_batch()
 
-    def _computed(
-        self, times: StepCost, heat: Throttle | None, start: float, rows: int, new: int, chunks: list[Chunk], ends: int
+    def _mixed_seconds(
+        self,
+        cost: StepCost,
+        throttle: Throttle | None,
+        start: float,
+        num_seqs: int,
+        chunks: list[Chunk],
+        num_completed: int,
+        num_new_tokens: int,
     ) -> float:
-        """Seconds of a step with pieces of prompts in it, which heats the chip up."""
-        batch = self.batch if rows else None
-        if heat is None:
-            return times.mixed(batch, chunks, ends)
-        took = times.mixed(batch, chunks, ends, heat.at(start))
-        heat.worked(start, took, new / (new + rows * self.limits.width))
-        return took
+        """Seconds of a step with chunks of prompts in it, which heats the chip up."""
+        batch = self.batch if num_seqs else None
+        if throttle is None:
+            return cost.mixed_seconds(batch, chunks, num_completed)
+        seconds = cost.mixed_seconds(batch, chunks, num_completed, throttle.fraction_at(start))
+        prefill_share = num_new_tokens / (num_new_tokens + num_seqs * self.limits.tokens_per_decode)
+        throttle.add_load(start, seconds, prefill_share)
+        return seconds
 
-    def _speak(self, i: int, now: float) -> None:
-        """A prompt is computed: out comes a token."""
-        ledger = self.ledger
-        if ledger.first[i] != ledger.first[i]:  # nan: it is the first one
-            ledger.first[i] = now
-        context, left = ledger.target[i], ledger.left[i]
-        if left > 1:
-            self.batch.join(i, context, left - 1)
+    def _on_prefill_done(self, i: int, now: float) -> None:
+        """All of a prompt is computed: its next token comes out."""
+        table = self.table
+        if table.first_token_s[i] != table.first_token_s[i]:  # nan: it is the first one
+            table.first_token_s[i] = now
+        context, remaining = table.prefill_target[i], table.remaining_tokens[i]
+        if remaining > 1:
+            self.batch.join(i, context, remaining - 1)
         else:
-            self._end(i, -(-context // self.cache.size), context)
+            self._finish(i, ceil_div(context, self.kv_cache.block_size), context)
 
-    def _decode(self, until: float) -> None:
-        """Steps in which everyone decodes, up to the next event."""
+    def _decode_steps(self, until: float) -> None:
+        """Steps in which every sequence decodes, up to the next event."""
         batch, limits, now = self.batch, self.limits, self.now
-        most = 1
-        if self.fast and batch.ends and not self.upset and not (self.leaving and (self.waiting or limits.wasted)):
-            most = batch.until_end()
-            if not limits.padded and self.cache.free < batch.rows * (int(most * batch.pace) // batch.block + 2):
-                most = max(1, batch.affordable(most, self.cache.free + self.taken))
-        if most > 1:
-            gap = until - now
-            if self.holding:
-                most = min(most, limits.hold + 1 - self.held)
-            # first come, first served: who comes last changes nothing
-            if limits.priority or limits.interval > 1 or self.holding or not self.waiting:
-                gap = min(gap, self.feed.next - now)
-            if self.lent and self.waiting:
-                gap = min(gap, self.lent[0][0] - now)
-            steps, took, before = self.times.run(batch, most, gap, int(limits.lag))
-            late = -(self.blind + steps) % limits.interval
-            if late and steps < most:  # whoever came is not seen before the next look
-                steps, took, before = self.times.run(batch, min(most, steps + late), until - now, int(limits.lag))
+        max_steps = self._max_decode_steps() if self.fast_forward and batch.finish_heap else 1
+        if max_steps > 1:
+            steps, seconds, before_last = self._steps_until_event(max_steps, until)
         else:
-            steps, took, before = 1, self.times.decode(batch), 0.0
-        if not limits.padded:
-            self.cache.take(batch.growth(steps) - self.taken)
-            self.taken = 0
-        self.now = now + took
-        self.seen = now + before if limits.lag else self.now
-        self.busy += took
+            steps, seconds, before_last = 1, self.cost.decode_seconds(batch), 0.0
+        if not limits.static_batch:
+            self.kv_cache.take(batch.block_growth(steps) - self.blocks_reserved)
+            self.blocks_reserved = 0
+        self.now = now + seconds
+        self.visible_until = now + before_last if limits.async_scheduling else self.now
+        self.busy_s += seconds
         self.steps += steps
-        self.blind = (self.blind + steps) % limits.interval
-        self.held += (steps - 1) * self.holding
-        self.computed += steps * batch.rows * limits.width
-        self._pass(steps)
+        self.steps_since_poll = (self.steps_since_poll + steps) % limits.scheduler_recv_interval
+        self.waited_iters += (steps - 1) * self.waiting_for_batch
+        self.computed_tokens += steps * batch.num_seqs * limits.tokens_per_decode
+        self._advance(steps)
 
-    def _pass(self, steps: int) -> None:
-        """Steps are over: the clock moves on, and answers end."""
+    def _max_decode_steps(self) -> int:
+        """Steps that the batch can decode until a sequence finishes or blocks run out; 1 where a step may change it."""
+        batch, limits, free_blocks = self.batch, self.limits, self.kv_cache.free_blocks
+        if self.preempted_in_step or (self.finishing and (self.waiting or limits.ends_on_stop_token)):
+            return 1
+        max_steps = batch.steps_to_first_finish()
+        blocks_each = int(max_steps * batch.accepted_per_step) // batch.block_size + 2  # more than a sequence can need
+        if not limits.static_batch and free_blocks < batch.num_seqs * blocks_each:
+            return max(1, batch.max_steps_within(free_blocks + self.blocks_reserved, max_steps))
+        return max_steps
+
+    def _steps_until_event(self, max_steps: int, until: float) -> tuple[int, float, float]:
+        """Decode steps up to the next event, their seconds, and the seconds without the last one."""
+        limits, now, extra = self.limits, self.now, int(self.limits.async_scheduling)
+        gap = until - now
+        if self.waiting_for_batch:
+            max_steps = min(max_steps, limits.batch_wait_timeout_iters + 1 - self.waited_iters)
+        # first come, first served: where requests wait already, one more at the end of the queue changes nothing
+        polls = limits.priority or limits.scheduler_recv_interval > 1 or self.waiting_for_batch
+        if polls or not self.waiting:
+            gap = min(gap, self.source.next - now)
+        if self.kv_in_transfer and self.waiting:
+            gap = min(gap, self.kv_in_transfer[0][0] - now)
+        result = self.cost.decode_steps(self.batch, max_steps, gap, extra)
+        steps = result[0]
+        to_next_poll = -(self.steps_since_poll + steps) % limits.scheduler_recv_interval
+        if to_next_poll and steps < max_steps:  # a request that has arrived is not seen before the next poll
+            return self.cost.decode_steps(self.batch, min(max_steps, steps + to_next_poll), until - now, extra)
+        return result
+
+    def _advance(self, steps: int) -> None:
+        """Steps are over: the batch's clock moves on, and sequences finish."""
         batch = self.batch
         batch.advance(steps)
-        i = batch.ended()
+        i = batch.pop_finished()
         while i >= 0:
-            self._end(i, batch.blocks_of(i), batch.offset[i] + batch.clock)
-            i = batch.ended()
-        if self.limits.padded and not batch.ends:
+            self._finish(i, batch.blocks_of(i), batch.offset[i] + batch.clock)
+            i = batch.pop_finished()
+        if self.limits.static_batch and not batch.finish_heap:
             for i in list(batch.offset):
                 batch.leave(i)
-            self._clear()
+            self._end_static_batch()
 
-    # ------------------------------------------------------------------ who leaves
+    def _idle(self, until: float) -> bool:
+        """Nothing to compute: learn what can be known by now, or skip to the next event; False if ``until`` is before.
 
-    def _end(self, i: int, blocks: int, computed: int) -> None:
-        """A request has all its tokens."""
-        limits, batch = self.limits, self.batch
-        self.ledger.finished[i] = self.now
-        until = self.ends(i, self.now) if self.ends else 0.0
-        if limits.padded:
-            return
-        if i in batch.offset and not (limits.lag and limits.wasted):
-            batch.leave(i)
-        if limits.lag:
-            self.leaving.append((i, blocks, computed, self.steps, until))
-        else:
-            self._free(i, blocks, computed, until)
-
-    def _free(self, i: int, blocks: int, computed: int, until: float) -> None:
-        """A request's place is free, and its blocks are, unless they are lent until later."""
-        del self.running[i]
-        if until > self.now:
-            heappush(self.lent, (until, i, blocks, computed))
-        else:
-            self.cache.release(i, blocks, computed)
-
-    def _clear(self) -> None:
-        """A static batch is over."""
-        self.running.clear()
-        self.cache.free += self.reserved
-        self.reserved = 0
-
-    def _let_go(self) -> None:
-        """Places and blocks of those who ended before the last step, and blocks that were lent until now."""
-        while self.leaving and self.leaving[0][3] < self.steps:
-            i, blocks, computed, _, until = self.leaving.pop(0)
-            if i in self.batch.offset:  # a token was computed in vain
-                blocks, computed = self.batch.blocks_of(i), computed + 1
-                self.batch.leave(i)
-            self._free(i, blocks, computed, until)
-        while self.lent and self.lent[0][0] <= self.now:
-            _, i, blocks, computed = heappop(self.lent)
-            self.cache.release(i, blocks, computed)
-
-    def _know_all(self) -> None:
-        """Nobody's end is unknown any more."""
-        self.leaving = [(i, blocks, computed, -1, held) for i, blocks, computed, _, held in self.leaving]
-        self.upset = True  # what was planned may change
-
-    def _wake(self, until: float) -> bool:
-        """Nothing to compute: find out what can be known by now, or sleep until something comes; False if nothing does.
-
-        With nothing under way asynchronous scheduling is not behind: it knows at once who came and who ended.
+        With no step under way asynchronous scheduling is not behind: it knows all arrivals and ends at once.
         """
-        self.blind = 0
-        if self.leaving or self.upset or self.feed.next <= self.now:
-            self._know_all()
-            self.seen = self.now
+        self.steps_since_poll = 0
+        if self.finishing or self.preempted_in_step or self.source.next <= self.now:
+            self._sync_async_state()
+            self.visible_until = self.now
             return True
-        if self.waiting and not self.running and not self.lent:
+        if self.waiting and not self.running and not self.kv_in_transfer:
             self._refuse()
             return True
-        then = min(self.feed.next, self.lent[0][0] if self.lent and self.waiting else inf)
-        if then >= until or then == inf:
-            self.asleep = then
+        wakeup = min(self.source.next, self.kv_in_transfer[0][0] if self.kv_in_transfer and self.waiting else inf)
+        if wakeup >= until or wakeup == inf:
+            self.next_wakeup = wakeup
             return False
-        self.now = self.seen = then
+        self.now = self.visible_until = wakeup
         return True
 
     def _refuse(self) -> None:
-        """The first in line does not fit into an empty engine: it never will."""
+        """The first waiting request does not fit into an idle engine: it never will."""
         i = self.waiting.pop_first()
-        cache, tokens = self.cache, self.ledger.target[i]
-        self.refused[i] = (
-            f"{tokens:,} tokens do not fit into the {cache.blocks:,} blocks of {cache.size} tokens that "
-            "the KV cache has"
+        cache, tokens = self.kv_cache, self.table.prefill_target[i]
+        self.refused[i] = Rejection(
+            RejectionKind.KV_BLOCKS,
+            f"{tokens:,} tokens do not fit into the {cache.num_blocks:,} blocks of {cache.block_size} tokens that "
+            "the KV cache has",
         )
-        if self.ends:
-            self.ends(i, self.now)
+        if self.on_finished:
+            self.on_finished(i, self.now)
 
-    def horizon(self) -> float:
-        """Nothing ends before this, as far as can be told without taking a step."""
-        if self.waiting or self.partial or self.leaving:
-            return max(self.now, self.asleep)
-        sent = max(self.now, self.feed.next)
+    def earliest_finish(self) -> float:
+        """A lower bound of when the next request finishes, as far as can be told without taking a step."""
+        if self.waiting or self.prefilling or self.finishing:
+            return max(self.now, self.next_wakeup)
+        next_arrival = max(self.now, self.source.next)
         batch = self.batch
-        if not batch.rows:
-            return sent
-        if not self.fast or not batch.ends:
+        if not batch.num_seqs:
+            return next_arrival
+        if not self.fast_forward or not batch.finish_heap:
             return self.now
-        steps = batch.affordable(batch.until_end(), self.cache.free)
-        return min(sent, self.now + self.times.run(batch, steps, inf, 0)[1]) if steps else self.now
+        steps = batch.max_steps_within(self.kv_cache.free_blocks, batch.steps_to_first_finish())
+        return min(next_arrival, self.now + self.cost.decode_steps(batch, steps, inf, 0)[1]) if steps else self.now
 
-    # ------------------------------------------------------------------ what schedulers ask for
+    # ------------------------------------------------------------------ requests leave
 
-    def cached(self, i: int) -> int:
-        """Tokens of a waiting request that are in the cache."""
-        given = self.ledger.given
-        return self.cache.match(i, self.ledger.target[i]) if given is None else given[i]
+    def _finish(self, i: int, blocks: int, computed_tokens: int) -> None:
+        """A request has all its tokens."""
+        limits, batch = self.limits, self.batch
+        self.table.finished_s[i] = self.now
+        blocks_until = self.on_finished(i, self.now) if self.on_finished else 0.0
+        if limits.static_batch:
+            return
+        if i in batch.offset and not (limits.async_scheduling and limits.ends_on_stop_token):
+            batch.leave(i)
+        if limits.async_scheduling:
+            self.finishing.append(Finishing(i, blocks, computed_tokens, self.steps, blocks_until))
+        else:
+            self._free(i, blocks, computed_tokens, blocks_until)
 
-    def admit(self, i: int, cached: int, new: int) -> None:
-        """The first in line begins, with ``cached`` tokens there and ``new`` ones in this step."""
+    def _free(self, i: int, blocks: int, computed_tokens: int, blocks_until: float) -> None:
+        """A request's place is free, and its blocks are, unless its KV cache is being sent."""
+        del self.running[i]
+        if blocks_until > self.now:
+            heappush(self.kv_in_transfer, (blocks_until, i, blocks, computed_tokens))
+        else:
+            self.kv_cache.release(i, blocks, computed_tokens)
+
+    def _free_finished(self) -> None:
+        """Free the requests that finished before the last step, and the blocks whose transfer is over."""
+        while self.finishing and self.finishing[0].last_step < self.steps:
+            i, blocks, computed_tokens, _, blocks_until = self.finishing.pop(0)
+            if i in self.batch.offset:  # a token was computed in vain
+                blocks, computed_tokens = self.batch.blocks_of(i), computed_tokens + 1
+                self.batch.leave(i)
+            self._free(i, blocks, computed_tokens, blocks_until)
+        while self.kv_in_transfer and self.kv_in_transfer[0][0] <= self.now:
+            _, i, blocks, computed_tokens = heappop(self.kv_in_transfer)
+            self.kv_cache.release(i, blocks, computed_tokens)
+
+    def _sync_async_state(self) -> None:
+        """Asynchronous scheduling has caught up: requests that finished in the last step may be freed now."""
+        self.finishing = [request._replace(last_step=-1) for request in self.finishing]
+        self.preempted_in_step = True  # what was scheduled may change
+
+    def _end_static_batch(self) -> None:
+        """All sequences of a static batch have finished."""
+        self.running.clear()
+        self.kv_cache.free_blocks += self.static_blocks
+        self.static_blocks = 0
+
+    # ------------------------------------------------------------------ what schedulers do (`SchedulerState`)
+
+    def num_cached_tokens(self, i: int) -> int:
+        """Tokens of a waiting request that are in the KV cache."""
+        transferred = self.table.transferred_tokens
+        return self.kv_cache.match_prefix(i, self.table.prefill_target[i]) if transferred is None else transferred[i]
+
+    def admit(self, i: int, num_cached: int, num_new: int) -> None:
+        """The first waiting request begins, with ``num_cached`` tokens there and ``num_new`` in this step."""
         self.waiting.pop_first()
         self.running[i] = None
-        ledger = self.ledger
-        if ledger.scheduled[i] != ledger.scheduled[i]:
-            ledger.scheduled[i] = self.now
-            if ledger.given is None:
-                ledger.cached[i] = cached
-                self.cache.asked += ledger.target[i]
-                self.cache.hits += cached
-        if cached + new < ledger.target[i]:
-            self.partial[i] = cached + new
+        table = self.table
+        if table.scheduled_s[i] != table.scheduled_s[i]:  # nan: for the first time
+            table.scheduled_s[i] = self.now
+            if table.transferred_tokens is None:
+                table.num_cached_tokens[i] = num_cached
+                self.kv_cache.queried_tokens += table.prefill_target[i]
+                self.kv_cache.hit_tokens += num_cached
+        if num_cached + num_new < table.prefill_target[i]:
+            self.prefilling[i] = num_cached + num_new
 
-    def holds(self) -> bool:
-        """Whether those who could begin are held back in this step, for more of them to begin together."""
-        limits, rows = self.limits, self.batch.rows
-        if not limits.hold or not rows:
+    def should_wait(self) -> bool:
+        """Whether prompts that could begin wait in this step for more to begin with them (batch_wait_…)."""
+        limits, num_seqs = self.limits, self.batch.num_seqs
+        if not limits.batch_wait_timeout_iters or not num_seqs:
             return False
-        there = sum(self.ledger.target[i] for i in self.waiting) + rows * limits.width
-        self.holding = self.held < limits.hold and there < limits.company
-        self.held = self.held + 1 if self.holding else 0
-        return self.holding
+        tokens = sum(self.table.prefill_target[i] for i in self.waiting) + num_seqs * limits.tokens_per_decode
+        timed_out = self.waited_iters >= limits.batch_wait_timeout_iters
+        self.waiting_for_batch = not timed_out and tokens < limits.batch_wait_min_tokens
+        self.waited_iters = self.waited_iters + 1 if self.waiting_for_batch else 0
+        return self.waiting_for_batch
 
-    def grow_answers(self) -> bool:
-        """Blocks for everyone who decodes; whoever was admitted last gives way where there are too few. False if so."""
-        batch, cache = self.batch, self.cache
-        while batch.needs() > cache.free:
-            if self._able():
+    def allocate_decode_blocks(self) -> bool:
+        """A block for every decoding sequence whose last one is full, preempting if needed; whether it preempted."""
+        batch, kv_cache = self.batch, self.kv_cache
+        while batch.blocks_for_next_step() > kv_cache.free_blocks:
+            if self._preemptible():
                 self.preempt()
-            else:  # only tokens in vain are left: they are not computed
-                self._know_all()
-                self._let_go()
-        self.taken = batch.needs()
-        cache.take(self.taken)
-        return not self.upset
+            else:  # only sequences that have finished are left, whose tokens in vain are not computed
+                self._sync_async_state()
+                self._free_finished()
+        self.blocks_reserved = batch.blocks_for_next_step()
+        kv_cache.take(self.blocks_reserved)
+        return self.preempted_in_step
 
     def preempt(self) -> int:
-        """Whoever was admitted last, or is of least priority, waits again and loses his blocks."""
-        able = self._able()
-        i = max(able, key=lambda j: priority_key(self.ledger, j)) if self.limits.priority else able[0]
-        ledger, batch, size = self.ledger, self._home(i), self.cache.size
-        if i in self.partial:
-            computed = self.partial.pop(i)
-            blocks = -(-(ledger.target[i] if self.limits.whole else computed) // size)
+        """The request admitted last (or of least priority) loses its blocks and waits again; gives its number."""
+        candidates = self._preemptible()
+        i = max(candidates, key=lambda j: priority_key(self.table, j)) if self.limits.priority else candidates[0]
+        table, batch, block_size = self.table, self._batch_of(i), self.kv_cache.block_size
+        if i in self.prefilling:
+            computed = self.prefilling.pop(i)
+            blocks = ceil_div(table.prefill_target[i] if self.limits.reserve_full_prompt else computed, block_size)
         else:
-            ledger.left[i] = batch.drop(i)
+            table.remaining_tokens[i] = batch.drop(i)
             computed = batch.offset[i] + batch.clock
             blocks = batch.blocks_of(i)
-            if self._granted(batch):
-                more = batch.blocks_of(i, batch.stride()) - blocks
+            if self._next_blocks_allocated(batch):
+                more = batch.blocks_of(i, batch.next_gain()) - blocks
                 blocks += more
-                self.taken -= more if batch is self.batch else 0
-            ledger.target[i] = computed + 1
+                self.blocks_reserved -= more if batch is self.batch else 0
+            table.prefill_target[i] = computed + 1
             batch.leave(i)
-        if ledger.given is not None:
-            ledger.given[i] = 0
-        self.upset = True
-        ledger.preempted[i] += 1
+        if table.transferred_tokens is not None:
+            table.transferred_tokens[i] = 0
+        self.preempted_in_step = True
+        table.num_preemptions[i] += 1
         del self.running[i]
-        self.cache.release(i, blocks, computed, again=True)
+        self.kv_cache.release(i, blocks, computed, preempted=True)
         self.waiting.push_front(i)
         return i
 
-    def _able(self) -> list[int]:
-        """Who can be preempted, the last one admitted first."""
-        gone = {ended[0] for ended in self.leaving}
-        return [i for i in reversed(self.running) if i not in gone]
+    def _preemptible(self) -> list[int]:
+        """Requests that can be preempted, the last one admitted first."""
+        finished = {request.request for request in self.finishing}
+        return [i for i in reversed(self.running) if i not in finished]
 
-    def _home(self, i: int) -> DecodeBatch:
+    def _batch_of(self, i: int) -> DecodeBatch:
         """The batch that a request decodes in."""
         return self.batch
 
-    def _granted(self, batch: DecodeBatch) -> bool:
-        """Whether the sequences of a batch have their blocks for its next tokens already."""
-        return self.taken > 0
+    def _next_blocks_allocated(self, batch: DecodeBatch) -> bool:
+        """Whether the sequences of a batch have the blocks of its next tokens already."""
+        return self.blocks_reserved > 0
 
-    def reserve(self, blocks: int) -> None:
-        """Blocks of a static batch."""
-        self.reserved = blocks
-        self.cache.free -= blocks
+    def reserve_static(self, blocks: int) -> None:
+        """Take the blocks of a static batch."""
+        self.static_blocks = blocks
+        self.kv_cache.free_blocks -= blocks

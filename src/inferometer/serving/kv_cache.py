@@ -1,7 +1,15 @@
-"""What prompts share, as paths through a tree: runs of blocks that always come together.
+"""The paged KV cache of a replica: blocks of tokens, handed out and taken back as vLLM does it.
 
-Two prompts with the same first blocks walk along the same runs until they part. A request's path is a few runs, however
-long its prompt is, and a run is named by all that comes before it, as chained block hashes are.
+Free blocks stand in a queue, those unused for longest first; a block keeps its content until it is handed out again.
+With prefix caching a request whose first blocks are still there (in use by other requests, or in the queue) takes them
+over. When a request finishes its blocks join the queue last to first, so that the beginnings of prompts stay longest.
+
+Blocks are not objects here. What prompts share is a `PrefixTree`: two prompts with the same first blocks walk along the
+same segments until they part, and a segment is named by all that comes before it, as chained block hashes are. A
+request's path is a few segments, however long its prompt is. A segment is one entry of the free queue, and is given up
+from its end, block by block: that is what block-wise eviction does to it.
+
+cache = PrefixCache(1000, 16, prefix_tree(trace.blocks, trace.block_tokens, trace.input_tokens))
 """
 
 from __future__ import annotations
@@ -11,297 +19,313 @@ from itertools import pairwise
 
 import numpy as np
 
+from ..base.units import ceil_div
+
 
 class PrefixTree:
-    """``paths.of(i)``: the runs of request i, from its first token on; run r has tokens ``first[r]`` to ``last[r]``."""
+    """``tree.of(i)``: the segments of request i, from its first token on.
 
-    def __init__(self, first: np.ndarray, last: np.ndarray, runs: list[tuple[int, ...]], which: list[int]) -> None:
+    Segment s covers the tokens from ``first[s]`` up to ``last[s]`` of every prompt that has it.
+    """
+
+    def __init__(self, first: np.ndarray, last: np.ndarray, segments: list[tuple[int, ...]], which: list[int]) -> None:
         self.first, self.last = first, last
-        self.runs, self.which = runs, which
+        self.segments, self.which = segments, which  # segments of every distinct prompt; which one a request has
 
     def of(self, i: int) -> tuple[int, ...]:
-        """The runs of a request, in order."""
-        return self.runs[self.which[i]]
+        """The segments of a request, in order."""
+        return self.segments[self.which[i]]
 
 
-def prefix_tree(blocks: tuple[np.ndarray, ...], tokens: int, prompts: np.ndarray) -> PrefixTree:
-    """Runs of every request, whose leading blocks of ``tokens`` tokens have these ids.
+def prefix_tree(blocks: tuple[np.ndarray, ...], block_tokens: int, prompts: np.ndarray) -> PrefixTree:
+    """The segments of every request, whose leading blocks of ``block_tokens`` tokens have these ids.
 
-    Runs part where a prompt ends, too: what comes after is its answer, which others have in their prompt.
+    ``prompts`` are the input tokens of every request. Segments part where a prompt ends, too: what follows is its
+    output, which the next turn of the conversation has in its prompt.
     """
-    unique: dict[int, int] = {}
-    lists: list[np.ndarray] = []
-    which: list[int] = []
-    for ids in blocks:  # requests with one prefix share one array: look at it once
-        place = unique.get(id(ids))
-        if place is None:
-            place = unique[id(ids)] = len(lists)
-            lists.append(ids)
-        which.append(place)
+    lists, which = _distinct(blocks)
     sizes = np.array([len(ids) for ids in lists], np.int64)
     if not sizes.sum():
         empty = np.zeros(0, np.int64)
         return PrefixTree(empty, empty, [()] * len(lists), which)
+    # flat: the ids of all distinct lists behind each other, (blocks,); starts: where each list begins, (lists,)
     flat = np.concatenate(lists).astype(np.uint64)
     starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-    place = np.arange(len(flat)) - np.repeat(starts, sizes)
-    prefix = np.unique(_fingerprints(flat, place, starts, sizes), return_inverse=True)[1]
-    follows = np.append(prefix[1:], -1)
-    follows[(starts + sizes - 1)[sizes > 0]] = -1  # an end is a parting, too
-    least, most = np.full(prefix.max() + 1, np.iinfo(np.int64).max), np.full(prefix.max() + 1, -2)
-    np.minimum.at(least, prefix, follows)
-    np.maximum.at(most, prefix, follows)
-    parts = least != most  # requests part after this block
-    place_of, within = np.array(which), prompts // tokens
-    ends = (within > 0) & (within <= sizes[place_of])
-    parts[prefix[(starts[place_of] + within - 1)[ends]]] = True
-    begins = (place == 0) | np.concatenate([[True], parts[prefix[:-1]]])
-    heads = np.flatnonzero(begins)
-    _, seen, run = np.unique(prefix[heads], return_index=True, return_inverse=True)
+    depth = np.arange(len(flat)) - np.repeat(starts, sizes)  # place of a block in its list
+    prefix = np.unique(_fingerprints(flat, depth, starts, sizes), return_inverse=True)[1]  # equal: same up to here
+    parts = _branches(prefix, starts, sizes)
+    list_of, within = np.array(which), prompts // block_tokens
+    ends = (within > 0) & (within <= sizes[list_of])
+    parts[prefix[(starts[list_of] + within - 1)[ends]]] = True
+    heads = np.flatnonzero((depth == 0) | np.concatenate([[True], parts[prefix[:-1]]]))  # first blocks of segments
+    _, seen, segment = np.unique(prefix[heads], return_index=True, return_inverse=True)
     edges = np.append(heads[1:], len(flat))
-    first = place[heads][seen] * tokens
-    last = first + (edges - heads)[seen] * tokens
+    first = depth[heads][seen] * block_tokens
+    last = first + (edges - heads)[seen] * block_tokens
     owner = np.searchsorted(starts + sizes, heads, side="right")
     cuts = np.searchsorted(owner, np.arange(len(lists) + 1))
-    listed = run.tolist()
-    return PrefixTree(first, last, [tuple(listed[a:b]) for a, b in pairwise(cuts.tolist())], which)
+    numbers = segment.tolist()
+    return PrefixTree(first, last, [tuple(numbers[a:b]) for a, b in pairwise(cuts.tolist())], which)
 
 
-def _fingerprints(ids: np.ndarray, place: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """A number for every block that stands for all blocks before it, too (64 bits: no two are the same by chance)."""
+def _distinct(blocks: tuple[np.ndarray, ...]) -> tuple[list[np.ndarray], list[int]]:
+    """The distinct arrays, and which one every request has: requests with one prefix share one array object."""
+    known: dict[int, int] = {}
+    lists: list[np.ndarray] = []
+    which: list[int] = []
+    for ids in blocks:
+        number = known.get(id(ids))
+        if number is None:
+            number = known[id(ids)] = len(lists)
+            lists.append(ids)
+        which.append(number)
+    return lists, which
+
+
+def _branches(prefix: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """After which prefixes requests part, an end included: (distinct prefixes,) bool."""
+    follows = np.append(prefix[1:], -1)
+    follows[(starts + sizes - 1)[sizes > 0]] = -1
+    lowest, highest = np.full(prefix.max() + 1, np.iinfo(np.int64).max), np.full(prefix.max() + 1, -2)
+    np.minimum.at(lowest, prefix, follows)
+    np.maximum.at(highest, prefix, follows)
+    parts: np.ndarray = lowest != highest
+    return parts
+
+
+def _fingerprints(ids: np.ndarray, depth: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """A 64-bit hash for every block that stands for all blocks before it, too.
+
+    Ids are mixed (splitmix64) and summed with powers of an odd factor, so that order counts: a polynomial hash.
+    """
     with np.errstate(over="ignore"):
         mixed = ids + np.uint64(0x9E3779B97F4A7C15)
         for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
             mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
         mixed ^= mixed >> np.uint64(31)
         powers = np.cumprod(np.full(int(sizes.max()), np.uint64(0xD6E8FEB86659FD93)))
-        sums = np.cumsum(mixed * powers[place])
+        sums = np.cumsum(mixed * powers[depth])
         before = np.concatenate([np.zeros(1, np.uint64), sums[:-1]])[np.minimum(starts, len(sums) - 1)]
         return np.asarray(sums - np.repeat(before, sizes))
-
-
-# ------------------------------------------------------------------ kvcache
-# The paged cache of a replica: blocks of tokens, handed out and taken back as vLLM does it.
-#
-# Free blocks stand in a queue, those unused for longest first; a block keeps its content until it is handed out again.
-# With prefix caching a request whose first blocks are still there (in use by others, or in the queue) takes them over.
-# When a request ends its blocks join the queue last to first, so that the beginnings of prompts stay longest.
-#
-# Blocks are not objects here. A run of blocks that always go together (a piece of prompt that some requests share) is
-# one entry of the queue, and is given up from its end, block by block: that is what block-wise eviction does to it.
 
 
 class KVCache:
     """Blocks without content: what an engine has that caches no prefixes, or a trace that shares none.
 
-    cache = KVCache(blocks=1000, size=16)
-    cache.begin(i, 0, 512)       # True: request i has blocks for 512 tokens
+    cache = KVCache(num_blocks=1000, block_size=16)
+    cache.allocate(i, 0, 512)       # True: request i has blocks for 512 tokens
     """
 
-    def __init__(self, blocks: int, size: int) -> None:
-        self.blocks, self.size = blocks, size
-        self.free = blocks
-        self.asked = self.hits = 0  # tokens of prompts, and those found in the cache
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.num_blocks, self.block_size = num_blocks, block_size
+        self.free_blocks = num_blocks
+        self.queried_tokens = self.hit_tokens = 0  # tokens of prompts, and those that the cache had
 
-    def match(self, i: int, tokens: int) -> int:
+    def match_prefix(self, i: int, tokens: int) -> int:
         """Tokens of a request's ``tokens`` that need not be computed; at least one always must."""
         return 0
 
-    def fits(self, i: int, cached: int, upto: int) -> bool:
-        """Whether a request's first ``upto`` tokens, ``cached`` of which are there, have room among the free blocks."""
-        return -(-upto // self.size) <= self.free
+    def can_hold(self, i: int, cached: int, upto: int) -> bool:
+        """Whether a request's first ``upto`` tokens, ``cached`` of which are there, have room in the free blocks."""
+        return ceil_div(upto, self.block_size) <= self.free_blocks
 
-    def begin(self, i: int, cached: int, upto: int) -> bool:
+    def allocate(self, i: int, cached: int, upto: int) -> bool:
         """Hand a request the blocks of its first ``upto`` tokens; False if too few are free."""
-        if not self.fits(i, cached, upto):
+        need = ceil_div(upto, self.block_size)
+        if need > self.free_blocks:
             return False
-        self.free -= -(-upto // self.size)
+        self.free_blocks -= need
         return True
 
     def extend(self, i: int, computed: int, upto: int) -> bool:
-        """More blocks for a request that has those of ``computed`` tokens."""
-        need = -(-upto // self.size) + -computed // self.size
-        if need > self.free:
+        """More blocks for a request that has those of ``computed`` tokens; False if too few are free."""
+        need = ceil_div(upto, self.block_size) - ceil_div(computed, self.block_size)
+        if need > self.free_blocks:
             return False
-        self.free -= need
+        self.free_blocks -= need
         return True
 
     def take(self, blocks: int) -> None:
-        """Blocks for answers; the caller has seen that they are free."""
-        self.free -= blocks
+        """Blocks for decoding sequences; the caller has seen that they are free."""
+        self.free_blocks -= blocks
 
-    def release(self, i: int, blocks: int, computed: int, *, again: bool = False) -> None:
-        """A request gives back its ``blocks``, which hold ``computed`` tokens; it may come ``again`` (preemption)."""
-        self.free += blocks
+    def release(self, i: int, blocks: int, computed: int, *, preempted: bool = False) -> None:
+        """A request gives back its ``blocks``, which hold ``computed`` tokens; a ``preempted`` one will come again."""
+        self.free_blocks += blocks
+
+
+_ANONYMOUS = -1 << 50  # keys of the free queue below this are blocks whose content is never asked for again
 
 
 class PrefixCache(KVCache):
-    """Blocks that keep their content: ``PrefixCache(1000, 16, paths(trace.blocks, trace.block_tokens))``
+    """Blocks that keep their content: ``PrefixCache(1000, 16, prefix_tree(...))``
 
-    Without ``paths`` no two requests share anything; but one that is preempted may find its own blocks again.
+    Without a ``tree`` no two requests share anything; but a preempted one may find its own blocks again.
     """
 
-    def __init__(self, blocks: int, size: int, paths: PrefixTree | None = None) -> None:
-        super().__init__(blocks, size)
-        self.paths = paths
-        self.calm = paths is None  # nothing in the queue will ever be asked for: counting is enough
-        first, last = (paths.first, paths.last) if paths else (np.zeros(0, np.int64), np.zeros(0, np.int64))
-        self.start: list[int] = (first // size).tolist()  # blocks before a run
-        self.long: list[int] = (last // size - first // size).tolist()  # blocks of a run
-        self.there = [0] * len(self.long)  # of those, blocks whose content is in the cache
-        self.users = [0] * len(self.long)
-        self.nameless = -1 << 60
-        self.queue: OrderedDict[int, int] = OrderedDict({self.nameless: blocks})  # run (≥ 0), preempted (~i) -> blocks
-        self.holds: dict[int, list[int]] = {}  # request -> runs that it uses
-        self.shared: dict[int, int] = {}  # request -> its blocks that belong to runs
-        self.mark: dict[int, int] = {}  # preempted request -> its blocks that did when it left
+    def __init__(self, num_blocks: int, block_size: int, tree: PrefixTree | None = None) -> None:
+        super().__init__(num_blocks, block_size)
+        self.tree = tree
+        self.no_reuse = tree is None  # nothing in the queue will ever be asked for: counting is enough
+        first, last = (tree.first, tree.last) if tree else (np.zeros(0, np.int64), np.zeros(0, np.int64))
+        self.start_block: list[int] = (first // block_size).tolist()  # per segment: blocks before it,
+        self.length: list[int] = (last // block_size - first // block_size).tolist()  # its blocks,
+        self.cached_blocks = [0] * len(self.length)  # those whose content is in the cache,
+        self.ref_counts = [0] * len(self.length)  # and the requests that use it
+        self._last_anonymous = -1 << 60
+        # LRU order; segment (>= 0), preempted request (~i), or anonymous (below _ANONYMOUS) -> blocks
+        self.free_queue: OrderedDict[int, int] = OrderedDict({self._last_anonymous: num_blocks})
+        self.segments_of: dict[int, list[int]] = {}  # request -> segments that it uses
+        self.shared_blocks: dict[int, int] = {}  # request -> its blocks that belong to segments
+        self.shared_at_preempt: dict[int, int] = {}  # preempted request -> the same when it left
 
-    def _runs(self, i: int) -> tuple[int, ...]:
-        return self.paths.of(i) if self.paths is not None else ()
+    def _path(self, i: int) -> tuple[int, ...]:
+        return self.tree.of(i) if self.tree is not None else ()
 
-    def match(self, i: int, tokens: int) -> int:
+    def match_prefix(self, i: int, tokens: int) -> int:
         """Tokens of a request that need not be computed: those of whole blocks that are still there."""
-        if self.calm:
+        if self.no_reuse:
             return 0
-        found = 0
-        for run in self._runs(i):
-            found += self.there[run]
-            if self.there[run] < self.long[run]:
+        blocks = 0
+        for segment in self._path(i):
+            blocks += self.cached_blocks[segment]
+            if self.cached_blocks[segment] < self.length[segment]:
                 break
-        own = self.queue.get(~i, 0)  # what it left behind when it was preempted
-        if own and found >= self.mark[i]:
-            found = max(found, self.mark[i] + own)
-        return min(found, (tokens - 1) // self.size) * self.size
+        own = self.free_queue.get(~i, 0)  # what it left behind when it was preempted
+        if own and blocks >= self.shared_at_preempt[i]:
+            blocks = max(blocks, self.shared_at_preempt[i] + own)
+        return min(blocks, (tokens - 1) // self.block_size) * self.block_size
 
-    def _found(self, i: int, cached: int) -> tuple[list[int], int, int]:
-        """Where a request's cached tokens are: the runs, blocks of theirs that are free, and blocks that it left."""
-        wanted, kept = cached // self.size, 0
-        runs: list[int] = []
-        for run in self._runs(i):
-            if self.start[run] >= wanted:
+    def _locate(self, i: int, cached: int) -> tuple[list[int], int, int]:
+        """Where a request's cached tokens are: segments, their blocks in the free queue, and blocks that it left."""
+        wanted, idle = cached // self.block_size, 0
+        segments: list[int] = []
+        for segment in self._path(i):
+            if self.start_block[segment] >= wanted:
                 break
-            if not self.there[run]:  # too short for a whole block, or it would have ended the match
+            if not self.cached_blocks[segment]:  # too short for a whole block, or it would have ended the match
                 continue
-            runs.append(run)
-            kept += self.there[run] if not self.users[run] else 0
-        return runs, kept, max(0, wanted - (self.start[runs[-1]] + self.there[runs[-1]] if runs else 0))
+            segments.append(segment)
+            idle += self.cached_blocks[segment] if not self.ref_counts[segment] else 0
+        covered = self.start_block[segments[-1]] + self.cached_blocks[segments[-1]] if segments else 0
+        return segments, idle, max(0, wanted - covered)
 
-    def fits(self, i: int, cached: int, upto: int) -> bool:
-        """Whether the free blocks suffice; those with cached tokens that nobody uses are among them."""
-        if self.calm:
-            return super().fits(i, cached, upto)
-        _, kept, own = self._found(i, cached)
-        return -(-upto // self.size) - cached // self.size + kept + own <= self.free
+    def can_hold(self, i: int, cached: int, upto: int) -> bool:
+        """Whether the free blocks suffice; cached blocks that no request uses are among them."""
+        if self.no_reuse:
+            return super().can_hold(i, cached, upto)
+        _, idle, own = self._locate(i, cached)
+        return ceil_div(upto, self.block_size) - cached // self.block_size + idle + own <= self.free_blocks
 
-    def begin(self, i: int, cached: int, upto: int) -> bool:
+    def allocate(self, i: int, cached: int, upto: int) -> bool:
         """Take over the cached blocks and hand out the others; all or nothing."""
-        if self.calm:
-            return super().begin(i, cached, upto)
-        wanted = cached // self.size
-        runs, kept, own = self._found(i, cached)
-        need = -(-upto // self.size) - wanted
-        if need + kept + own > self.free:
+        if self.no_reuse:
+            return super().allocate(i, cached, upto)
+        wanted = cached // self.block_size
+        segments, idle, own = self._locate(i, cached)
+        need = ceil_div(upto, self.block_size) - wanted
+        if need + idle + own > self.free_blocks:
             return False
-        for run in runs:
-            self.users[run] += 1
-            self.queue.pop(run, None)
-        rest = self.queue.pop(~i, own) - own
-        self.free -= kept + own + rest
-        self._put_back(self._nobody(), rest)
-        self.holds[i], self.shared[i] = runs, wanted - own
-        self._hand_out(need)
+        for segment in segments:
+            self.ref_counts[segment] += 1
+            self.free_queue.pop(segment, None)
+        rest = self.free_queue.pop(~i, own) - own
+        self.free_blocks -= idle + own + rest
+        self._append_free(self._anonymous_key(), rest)
+        self.segments_of[i], self.shared_blocks[i] = segments, wanted - own
+        self._evict(need)
         self._fill(i, cached, upto)
         return True
 
     def extend(self, i: int, computed: int, upto: int) -> bool:
-        """More blocks for a request, whose content others may use from now on."""
-        if self.calm:
+        """More blocks for a request, whose content other requests may use from now on."""
+        if self.no_reuse:
             return super().extend(i, computed, upto)
-        need = -(-upto // self.size) + -computed // self.size
-        if need > self.free:
+        need = ceil_div(upto, self.block_size) - ceil_div(computed, self.block_size)
+        if need > self.free_blocks:
             return False
-        self._hand_out(need)
+        self._evict(need)
         self._fill(i, computed, upto)
         return True
 
     def take(self, blocks: int) -> None:
-        """Blocks for answers, out of the queue."""
-        if self.calm:
-            self.free -= blocks
+        """Blocks for decoding sequences, out of the free queue."""
+        if self.no_reuse:
+            self.free_blocks -= blocks
         else:
-            self._hand_out(blocks)
+            self._evict(blocks)
 
-    def release(self, i: int, blocks: int, computed: int, *, again: bool = False) -> None:
-        """Blocks go back into the queue with their content: the last ones first."""
-        if self.calm:
-            if not again:
-                self.free += blocks
+    def release(self, i: int, blocks: int, computed: int, *, preempted: bool = False) -> None:
+        """Blocks go back into the free queue with their content: the last ones first."""
+        if self.no_reuse:
+            if not preempted:
+                self.free_blocks += blocks
                 return
-            self.calm = False
-            self.queue = OrderedDict({self.nameless: self.free} if self.free else {})
-        self._fill(i, 0, computed)  # what was answered may be part of the next turn's prompt
-        shared = self.shared.pop(i, 0)
-        whole = max(0, computed // self.size - shared) if again else 0  # blocks that it will find again, if in time
-        self._put_back(self._nobody(), blocks - shared - whole)
-        self._put_back(~i, whole)
-        self.mark[i] = shared
-        for run in reversed(self.holds.pop(i, ())):
-            self.users[run] -= 1
-            if not self.users[run]:
-                self._put_back(run, self.there[run])
+            self.no_reuse = False
+            self.free_queue = OrderedDict({self._last_anonymous: self.free_blocks} if self.free_blocks else {})
+        self._fill(i, 0, computed)  # the output may be part of the next turn's prompt
+        shared = self.shared_blocks.pop(i, 0)
+        whole = max(0, computed // self.block_size - shared) if preempted else 0  # what it finds again, if in time
+        self._append_free(self._anonymous_key(), blocks - shared - whole)
+        self._append_free(~i, whole)
+        self.shared_at_preempt[i] = shared
+        for segment in reversed(self.segments_of.pop(i, ())):
+            self.ref_counts[segment] -= 1
+            if not self.ref_counts[segment]:
+                self._append_free(segment, self.cached_blocks[segment])
 
-    # ------------------------------------------------------------------ the queue
+    # ------------------------------------------------------------------ the free queue
 
-    def _hand_out(self, blocks: int) -> None:
-        """Take the blocks that were unused for longest; what was in them is forgotten."""
-        self.free -= blocks
+    def _evict(self, blocks: int) -> None:
+        """Take the blocks that were unused for longest; their content is lost."""
+        self.free_blocks -= blocks
         while blocks:
-            key, there = next(iter(self.queue.items()))
-            taken = min(blocks, there)
-            if taken < there:
-                self.queue[key] = there - taken
+            key, available = next(iter(self.free_queue.items()))
+            taken = min(blocks, available)
+            if taken < available:
+                self.free_queue[key] = available - taken
             else:
-                del self.queue[key]
+                del self.free_queue[key]
             if key >= 0:
-                self.there[key] -= taken
+                self.cached_blocks[key] -= taken
             blocks -= taken
-        if self.paths is None and all(key < -1 << 50 for key in self.queue):
-            self.calm = True
-            self.holds.clear()
-            self.shared.clear()
+        if self.tree is None and all(key < _ANONYMOUS for key in self.free_queue):
+            self.no_reuse = True
+            self.segments_of.clear()
+            self.shared_blocks.clear()
 
-    def _put_back(self, key: int, blocks: int) -> None:
+    def _append_free(self, key: int, blocks: int) -> None:
         if blocks:
-            self.free += blocks
-            self.queue[key] = self.queue.pop(key, 0) + blocks
+            self.free_blocks += blocks
+            self.free_queue[key] = self.free_queue.pop(key, 0) + blocks
 
-    def _nobody(self) -> int:
-        """A key for blocks whose content nobody will ask for; neighbours in the queue are one entry."""
-        last = next(reversed(self.queue), 0)
-        if last >= -1 << 50:
-            self.nameless += 1
-            return self.nameless
+    def _anonymous_key(self) -> int:
+        """A key for blocks whose content is never asked for again; neighbours in the queue are one entry."""
+        last = next(reversed(self.free_queue), 0)
+        if last >= _ANONYMOUS:
+            self._last_anonymous += 1
+            return self._last_anonymous
         return last
 
     def _fill(self, i: int, start: int, upto: int) -> None:
-        """The runs of a request from ``start`` on have content up to ``upto`` tokens: others may use it from now on.
+        """The segments of a request from ``start`` on have content up to ``upto`` tokens, which others may use now.
 
-        A run that somebody else filled in the meantime stays theirs; the request's own copy has no name.
+        A segment that another request filled in the meantime stays that request's; the second copy is anonymous.
         """
-        whole, begun = upto // self.size, start // self.size
-        for run in self._runs(i):
-            first = self.start[run]
-            if first >= whole:
+        end_block, begin_block = upto // self.block_size, start // self.block_size
+        for segment in self._path(i):
+            first = self.start_block[segment]
+            if first >= end_block:
                 break
-            if first + self.long[run] <= begun:
+            if first + self.length[segment] <= begin_block:
                 continue
-            runs = self.holds[i]
-            have, filled = self.there[run], min(self.long[run], whole - first)
-            mine = run in runs
-            if not mine and not have and filled:
-                self.users[run] += 1
-                runs.append(run)
-                mine = True
-            if mine and filled > have:
-                self.there[run] = filled
-                self.shared[i] += filled - have
+            segments = self.segments_of[i]
+            cached, filled = self.cached_blocks[segment], min(self.length[segment], end_block - first)
+            owns = segment in segments
+            if not owns and not cached and filled:
+                self.ref_counts[segment] += 1
+                segments.append(segment)
+                owns = True
+            if owns and filled > cached:
+                self.cached_blocks[segment] = filled
+                self.shared_blocks[i] += filled - cached

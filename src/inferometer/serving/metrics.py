@@ -15,33 +15,33 @@ from ..base.errors import BadValue, UnknownName, abbreviate, check_positive
 from .outcome import Outcome
 
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
-GOODPUT_METRICS = ("ttft", "tpot", "e2el")  # what --goodput may limit: what a request has one of
+GOODPUT_METRICS = ("ttft", "tpot", "e2el")  # what `goodput` may limit: what a request has one of
 PERCENTILES = (90, 99)
 
 
-def parse_goodput(words: str | Iterable[str] | Mapping[str, float]) -> dict[str, float]:
-    """Limits in ms that a good request keeps: ``objectives(["ttft:500,tpot:50"])  # {'ttft': 500.0, 'tpot': 50.0}``"""
-    if isinstance(words, Mapping):
-        words = [f"{name}:{limit}" for name, limit in words.items()]
-    words = [words] if isinstance(words, str) else words
-    if not isinstance(words, Iterable) or not all(isinstance(word, str) for word in words):
-        raise BadValue(f"--goodput takes pairs such as ttft:500 (ms), not {abbreviate(words)}")
-    found: dict[str, float] = {}
-    for pair in (piece for word in words for piece in re.split(r"[,\s]+", word.strip()) if piece):
+def parse_goodput(goodput: str | Iterable[str] | Mapping[str, float]) -> dict[str, float]:
+    """Limits in ms that a good request keeps: ``parse_goodput("ttft:500,tpot:50")  # {'ttft': 500.0, 'tpot': 50.0}``"""
+    if isinstance(goodput, Mapping):
+        goodput = [f"{name}:{limit}" for name, limit in goodput.items()]
+    texts = [goodput] if isinstance(goodput, str) else goodput
+    if not isinstance(texts, Iterable) or not all(isinstance(text, str) for text in texts):
+        raise BadValue(f"`goodput` takes pairs such as ttft:500 (ms), not {abbreviate(texts)}")
+    limits: dict[str, float] = {}
+    for pair in (pair for text in texts for pair in re.split(r"[,\s]+", text.strip()) if pair):
         name, colon, number = pair.partition(":")
         if not colon:
-            raise BadValue(f"--goodput takes pairs such as ttft:500 (ms), not {pair!r}")
+            raise BadValue(f"`goodput` takes pairs such as ttft:500 (ms), not {pair!r}")
         if name.lower() not in GOODPUT_METRICS:
-            raise UnknownName("--goodput metric", name, GOODPUT_METRICS)
+            raise UnknownName("`goodput` metric", name, GOODPUT_METRICS)
         try:
             limit = float(number)
         except ValueError:
-            raise BadValue(f"--goodput {name} must be a number of ms, not {number!r}") from None
-        check_positive(f"--goodput {name}", limit)
-        if name.lower() in found:
-            raise BadValue(f"--goodput limits {name} twice: {found[name.lower()]:g} and {limit:g} ms")
-        found[name.lower()] = limit
-    return found
+            raise BadValue(f"`goodput` {name} must be a number of ms, not {number!r}") from None
+        check_positive(f"`goodput` {name}", limit)
+        if name.lower() in limits:
+            raise BadValue(f"`goodput` limits {name} twice: {limits[name.lower()]:g} and {limit:g} ms")
+        limits[name.lower()] = limit
+    return limits
 
 
 def latencies(outcome: Outcome) -> dict[str, np.ndarray]:
@@ -58,49 +58,49 @@ def latencies(outcome: Outcome) -> dict[str, np.ndarray]:
 
 
 def metrics(
-    outcome: Outcome, goals: dict[str, float] | None = None, gaps_ms: np.ndarray | None = None
+    outcome: Outcome, goodput: dict[str, float] | None = None, gaps_ms: np.ndarray | None = None
 ) -> dict[str, Any]:
     """The result as ``vllm bench serve`` would print it; ``gaps_ms`` are the gaps between tokens where they were seen.
 
     Without them a request's gaps all are its TPOT, so that the mean inter-token latency is right and its percentiles
     are those of the requests' means, weighted by their tokens.
     """
-    found = latencies(outcome)
+    latency = latencies(outcome)
     done = ~np.isnan(outcome.finished_s)
-    completed, took = int(done.sum()), float(outcome.duration_s)
-    given, made = int(outcome.input_tokens[done].sum()), int(outcome.output_tokens[done].sum())
+    completed, duration = int(done.sum()), float(outcome.duration_s)
+    input_tokens, output_tokens = int(outcome.input_tokens[done].sum()), int(outcome.output_tokens[done].sum())
 
     def rate(amount: float) -> float | None:
-        return amount / took if took > 0 else None
+        return amount / duration if duration > 0 else None
 
     result: dict[str, Any] = {
-        "duration": took,
+        "duration": duration,
         "completed": completed,
         "failed": len(done) - completed - len(outcome.rejected),
         "rejected": len(outcome.rejected),
-        "total_input_tokens": given,
-        "total_output_tokens": made,
+        "total_input_tokens": input_tokens,
+        "total_output_tokens": output_tokens,
         "request_throughput": rate(completed),
-        "request_goodput": rate(int(good_requests(found, goals).sum())) if goals else None,
-        "output_throughput": rate(made),
-        "total_token_throughput": rate(given + made),
-        "max_concurrent_requests": _most_at_once(outcome),
+        "request_goodput": rate(int(good_requests(latency, goodput).sum())) if goodput else None,
+        "output_throughput": rate(output_tokens),
+        "total_token_throughput": rate(input_tokens + output_tokens),
+        "max_concurrent_requests": _max_concurrent(outcome),
     }
     weight = np.where(done, np.maximum(outcome.output_tokens - 1, 0), 0)
     for name in LATENCIES:
         if name == "itl":
-            values = found["tpot"] if gaps_ms is None else gaps_ms
+            values = latency["tpot"] if gaps_ms is None else gaps_ms
             result |= _summary(name, values, weight if gaps_ms is None else None)
         else:
-            result |= _summary(name, np.where(done, found[name], np.nan))
+            result |= _summary(name, np.where(done, latency[name], np.nan))
     return result
 
 
-def good_requests(found: dict[str, np.ndarray], goals: dict[str, float]) -> np.ndarray:
+def good_requests(latency: dict[str, np.ndarray], goodput: dict[str, float]) -> np.ndarray:
     """Which requests keep all limits; what a request has not (the TPOT of one token) it keeps."""
-    kept: np.ndarray = ~np.isnan(found["e2el"])
-    for name, limit in goals.items():
-        kept &= (found[name] <= limit) | np.isnan(found[name])
+    kept: np.ndarray = ~np.isnan(latency["e2el"])
+    for name, limit in goodput.items():
+        kept &= (latency[name] <= limit) | np.isnan(latency[name])
     return kept
 
 
@@ -126,10 +126,10 @@ def _summary(name: str, values: np.ndarray, weights: np.ndarray | None = None) -
     return {f"{label}_{name}_ms": number for label, number in zip(labels, numbers, strict=True)}
 
 
-def _most_at_once(outcome: Outcome) -> int:
+def _max_concurrent(outcome: Outcome) -> int:
     """The largest number of requests in the system at one time."""
-    there = ~np.isnan(outcome.finished_s)
-    times = np.concatenate([outcome.arrival_s[there], outcome.finished_s[there]]).round(9)
-    change = np.repeat([1, -1], there.sum())
+    finished = ~np.isnan(outcome.finished_s)
+    times = np.concatenate([outcome.arrival_s[finished], outcome.finished_s[finished]]).round(9)
+    change = np.repeat([1, -1], finished.sum())
     order = np.lexsort((change, times))  # one that leaves makes room before one that comes
     return int(np.cumsum(change[order]).max(initial=0))

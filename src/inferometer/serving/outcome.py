@@ -1,4 +1,4 @@
-"""What became of a trace: when every request was scheduled, spoke first and ended; the engine over time."""
+"""What became of a trace: when every request was scheduled, had its first token and finished; the engine over time."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ from typing import Any
 
 import msgspec
 import numpy as np
+
+from .recorder import merge_series
+from .request_table import Rejection, RejectionKind
+from .trace import Trace
 
 
 class Outcome(msgspec.Struct, kw_only=True, eq=False):
@@ -17,10 +21,10 @@ class Outcome(msgspec.Struct, kw_only=True, eq=False):
     finished_s: np.ndarray
     input_tokens: np.ndarray
     output_tokens: np.ndarray
-    cached_tokens: np.ndarray  # prompt tokens found in the prefix cache
+    cached_tokens: np.ndarray  # prompt tokens that the prefix cache had
     preemptions: np.ndarray
     replica: np.ndarray  # which replica served it
-    rejected: dict[int, str]  # index -> reason, one sentence as vLLM's
+    rejected: dict[int, Rejection]  # index -> its kind, and a sentence as vLLM's
     duration_s: float
     series: dict[str, np.ndarray]  # time_s, running, waiting, kv_used, tokens_per_s, busy, batch_tokens: ~4,000 points
     steps: int  # engine steps simulated
@@ -32,13 +36,37 @@ class Outcome(msgspec.Struct, kw_only=True, eq=False):
     @property
     def done(self) -> np.ndarray:
         """Which requests have all their tokens."""
-        ended: np.ndarray = ~(np.isnan(self.finished_s) | np.isnan(self.first_token_s))
-        return ended
+        finished: np.ndarray = ~(np.isnan(self.finished_s) | np.isnan(self.first_token_s))
+        return finished
+
+
+def infeasible(trace: Trace, reason: str, warnings: tuple[str, ...]) -> Outcome:
+    """The outcome of a plan that cannot work: every request is rejected for the same reason."""
+    n = len(trace)
+    never, zero = np.full(n, np.nan), np.zeros(n, np.int64)
+    return Outcome(
+        arrival_s=np.zeros(n) if trace.arrival_s is None else np.nan_to_num(trace.arrival_s),
+        scheduled_s=never,
+        first_token_s=never,
+        finished_s=never,
+        input_tokens=trace.input_tokens,
+        output_tokens=trace.output_tokens,
+        cached_tokens=zero,
+        preemptions=zero,
+        replica=zero,
+        rejected=dict.fromkeys(range(n), Rejection(RejectionKind.PLAN, reason)),
+        duration_s=0.0,
+        series=merge_series([]),
+        steps=0,
+        prefix_hit_rate=0.0,
+        reason=reason,
+        warnings=warnings,
+    )
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C in the middle of a run: ``found`` is what there was by then (an `Outcome`, or a search's result)."""
+    """Ctrl-C in the middle of a run: ``result`` is what there was by then (an `Outcome`, or a search's result)."""
 
-    def __init__(self, found: Any) -> None:
+    def __init__(self, result: Any) -> None:
         super().__init__()
-        self.found = found
+        self.result = result

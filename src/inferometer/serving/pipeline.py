@@ -1,30 +1,29 @@
 """An engine whose model is cut into pipeline stages: as many batches are under way as there are stages.
 
-Each batch is planned when its own tokens are back and the first stage is free, and passes from stage to stage, waiting
-where the batch before it is slower. A prompt's next piece may follow in the next batch while the one before is still
-under way, as in vLLM; who decodes stays in the batch that he began in.
+Each batch is scheduled when its own tokens are back and the first stage is free, and passes from stage to stage,
+waiting where the batch before it is slower. A prompt's next chunk may follow in the next batch while the one before is
+still under way, as in vLLM; a sequence decodes in the batch that it began in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import inf
 from typing import NamedTuple
 
 from .arrivals import RequestSource
 from .batch import DecodeBatch
-from .engine import EngineCore, SchedulerLimits, Throttle
+from .engine import EngineCore
 from .kv_cache import KVCache
 from .request_table import RequestTable
-from .schedulers import Plan
-from .step_cost import Chunk, StepCost
+from .schedulers import Scheduler, SchedulerLimits
+from .step_cost import Chunk, StepCost, Throttle
 
 
 class StepInFlight(NamedTuple):
-    """A step under way: whether answers are in it, and the prompts that it ends, with how often each was preempted."""
+    """A step under way: whether it decodes, and the prompts that it completes, with how often each was preempted."""
 
-    decoding: bool
-    ends: list[tuple[int, int]]
+    decodes: bool
+    completed: list[tuple[int, int]]
 
 
 class PipelineBatch:
@@ -33,123 +32,136 @@ class PipelineBatch:
     def __init__(self, batch: DecodeBatch) -> None:
         self.batch = batch
         self.ready = inf
-        self.flight: StepInFlight | None = None
+        self.in_flight: StepInFlight | None = None
 
 
 class PipelineEngine(EngineCore):
-    """A replica of several stages: ``Pipeline([first, second], limits, ledger, cache, feed, plan)``"""
+    """An engine of several stages: ``PipelineEngine([first, second], limits, table, kv_cache, source, scheduler)``"""
 
     def __init__(
         self,
         stages: list[StepCost],
         limits: SchedulerLimits,
-        ledger: RequestTable,
-        cache: KVCache,
-        feed: RequestSource,
-        plan: Callable[[EngineCore], Plan],
+        table: RequestTable,
+        kv_cache: KVCache,
+        source: RequestSource,
+        scheduler: Scheduler,
         *,
         number: int = 0,
-        fast: bool = True,
-        apart: float = 0.0,
+        fast_forward: bool = True,
+        sample_interval: float = 0.0,
     ) -> None:
-        limits = limits._replace(lag=False, interval=1)
-        super().__init__(stages[0], limits, ledger, cache, feed, plan, number=number, fast=fast, apart=apart)
+        super().__init__(
+            stages[0],
+            limits._replace(async_scheduling=False, scheduler_recv_interval=1),
+            table,
+            kv_cache,
+            source,
+            scheduler,
+            number=number,
+            fast_forward=fast_forward,
+            sample_interval=sample_interval,
+        )
         self.stages = stages
-        lanes = 1 if limits.padded else len(stages)  # a static batch is one
-        self.lanes = [PipelineBatch(DecodeBatch(len(ledger), cache.size, stages[0].pace)) for _ in range(lanes)]
-        self.free = [0.0] * len(stages)  # when each stage has done what was planned
-        self.heats = [Throttle(stage.throttled) if stage.throttled else None for stage in stages]
+        count = 1 if limits.static_batch else len(stages)  # a static batch is one
+        self.batches = [
+            PipelineBatch(DecodeBatch(len(table), kv_cache.block_size, stages[0].accepted_per_step))
+            for _ in range(count)
+        ]
+        self.current = self.batches[0]  # the batch whose step is being scheduled
+        self.stage_free = [0.0] * len(stages)  # s: when each stage has done what was scheduled
+        self.throttles = [Throttle(stage.throttle_after) if stage.throttle_after else None for stage in stages]
 
-    def run(self, until: float = inf, once: bool = False) -> None:
-        """Take all steps that begin before ``until``; with ``once`` the next one."""
-        while True:
-            lane = self._next()
-            if (lane.ready >= until and not once) or lane.ready == inf:
-                return
-            self.batch = lane.batch
-            if lane.flight is not None:
-                self._land(lane)
-            start = max(lane.ready, self.free[0])
-            if start >= until and not once:
-                lane.ready = start
-                return
-            self.now = self.seen = start
-            if self.lent:
-                self._let_go()
-            if self.feed.next <= start:
-                self._receive()
-            self._step(lane)
-            if self.now >= self.watch.due:
-                self.watch.look(self)
-            if once:
-                return
+    def _begin_step(self, until: float, once: bool) -> bool:
+        """The next batch is back, and the first stage free: its tokens come out, and it is scheduled anew."""
+        current = self._next_batch()
+        if (current.ready >= until and not once) or current.ready == inf:
+            return False
+        self.current, self.batch = current, current.batch
+        if current.in_flight is not None:
+            self._land(current, current.in_flight)
+        start = max(current.ready, self.stage_free[0])
+        if start >= until and not once:
+            current.ready = start
+            return False
+        self.now = self.visible_until = start
+        return True
 
-    def horizon(self) -> float:
-        """Nothing ends before this."""
-        return self._next().ready
+    def earliest_finish(self) -> float:
+        """A lower bound of when the next request finishes."""
+        return self._next_batch().ready
 
-    def _next(self) -> PipelineBatch:
+    def _next_batch(self) -> PipelineBatch:
         """The batch that is back first; of those at one time, one with work before one that waits for some."""
-        for lane in self.lanes:
-            if lane.flight is None and self.feed.next < lane.ready:  # who is idle begins when something comes
-                lane.ready = max(self.now, self.feed.next)
-        return min(self.lanes, key=lambda lane: (lane.ready, lane.flight is None))
+        for one in self.batches:
+            if one.in_flight is None and self.source.next < one.ready:  # an idle batch begins when a request arrives
+                one.ready = max(self.now, self.source.next)
+        return min(self.batches, key=lambda one: (one.ready, one.in_flight is None))
 
-    def _step(self, lane: PipelineBatch) -> None:
-        """Plan a step of this batch and send it through the stages."""
+    def _step(self, until: float) -> bool:
+        """Schedule a step of the current batch and send it through the stages."""
         chunks: list[Chunk] = []
-        decoding = True
-        self.upset, self.taken = False, 0
-        if self.waiting or self.partial or self.cache.free < self.batch.needs():
-            decoding, chunks = self.plan(self)
-        rows = self.batch.rows if decoding else 0
-        if not chunks and not rows:
-            others = [other.ready for other in self.lanes if other.flight is not None]
-            lane.ready = max(self.now, min([self.feed.next, *others]))
-            if lane.ready == inf and self.waiting:
-                self._refuse()
-                lane.ready = self.now
-            return
-        target, preempted = self.ledger.target, self.ledger.preempted
-        ends = [(i, preempted[i]) for i, new, done in chunks if done + new == target[i]]
-        for i, _ in ends:
-            self.partial.pop(i, None)
-        if rows and not self.limits.padded:
-            self.cache.take(self.batch.growth(1) - self.taken)
-        time, new = self.now, sum(tokens for _, tokens, _ in chunks)
+        decodes = True
+        self.preempted_in_step, self.blocks_reserved = False, 0
+        if self.waiting or self.prefilling or self.kv_cache.free_blocks < self.batch.blocks_for_next_step():
+            decodes, chunks = self.scheduler.schedule(self)
+        num_seqs = self.batch.num_seqs if decodes else 0
+        if chunks or num_seqs:
+            self._send(chunks, num_seqs)
+        else:
+            self._postpone()
+        return True
+
+    def _postpone(self) -> None:
+        """Nothing to compute in this batch until a request arrives or another batch is back."""
+        others = [other.ready for other in self.batches if other.in_flight is not None]
+        self.current.ready = max(self.now, min([self.source.next, *others]))
+        if self.current.ready == inf and self.waiting:
+            self._refuse()
+            self.current.ready = self.now
+
+    def _send(self, chunks: list[Chunk], num_seqs: int) -> None:
+        """A step passes through the stages, one after the other."""
+        prefill_target, num_preemptions = self.table.prefill_target, self.table.num_preemptions
+        completed = [(i, num_preemptions[i]) for i, new, computed in chunks if computed + new == prefill_target[i]]
+        for i, _ in completed:
+            self.prefilling.pop(i, None)
+        if num_seqs and not self.limits.static_batch:
+            self.kv_cache.take(self.batch.block_growth(1) - self.blocks_reserved)
+        time, num_new_tokens = self.now, sum(num_new for _, num_new, _ in chunks)
         for number, stage in enumerate(self.stages):
-            time = max(time, self.free[number])
+            time = max(time, self.stage_free[number])
             if chunks:
-                took = self._computed(stage, self.heats[number], time, rows, new, chunks, len(ends))
+                throttle = self.throttles[number]
+                seconds = self._mixed_seconds(stage, throttle, time, num_seqs, chunks, len(completed), num_new_tokens)
             else:
-                took = stage.decode(self.batch)
-            time = self.free[number] = time + took
-            self.busy += took / len(self.stages)
+                seconds = stage.decode_seconds(self.batch)
+            time = self.stage_free[number] = time + seconds
+            self.busy_s += seconds / len(self.stages)
         self.steps += 1
-        self.computed += rows * self.limits.width + new
-        lane.ready, lane.flight = time, StepInFlight(rows > 0, ends)
+        self.computed_tokens += num_seqs * self.limits.tokens_per_decode + num_new_tokens
+        self.current.ready, self.current.in_flight = time, StepInFlight(num_seqs > 0, completed)
 
-    def _land(self, lane: PipelineBatch) -> None:
+    def _land(self, current: PipelineBatch, step: StepInFlight) -> None:
         """The tokens of a step are there."""
-        flight, lane.flight = lane.flight, None
-        assert flight is not None
-        self.now = lane.ready
-        if flight.decoding and self.batch.rows:
-            self._pass(1)
-        for i, before in flight.ends:
-            if self.ledger.preempted[i] == before and i in self.running:
-                self._speak(i, lane.ready)
-        if self.limits.padded and self.running and not self.partial and not self.batch.rows:
-            self._clear()
+        current.in_flight = None
+        self.now = current.ready
+        if step.decodes and self.batch.num_seqs:
+            self._advance(1)
+        for i, num_preemptions in step.completed:
+            if self.table.num_preemptions[i] == num_preemptions and i in self.running:
+                self._on_prefill_done(i, current.ready)
+        if self.limits.static_batch and self.running and not self.prefilling and not self.batch.num_seqs:
+            self._end_static_batch()
 
-    def _able(self) -> list[int]:
-        decoding = {i for lane in self.lanes for i in lane.batch.offset}
-        return [i for i in reversed(self.running) if i in decoding or i in self.partial]
+    def _preemptible(self) -> list[int]:
+        decoding = {i for one in self.batches for i in one.batch.offset}
+        return [i for i in reversed(self.running) if i in decoding or i in self.prefilling]
 
-    def _home(self, i: int) -> DecodeBatch:
-        return next((lane.batch for lane in self.lanes if i in lane.batch.offset), self.batch)
+    def _batch_of(self, i: int) -> DecodeBatch:
+        return next((one.batch for one in self.batches if i in one.batch.offset), self.batch)
 
-    def _granted(self, batch: DecodeBatch) -> bool:
+    def _next_blocks_allocated(self, batch: DecodeBatch) -> bool:
         if batch is self.batch:
-            return self.taken > 0
-        return any(lane.batch is batch and lane.flight is not None and lane.flight.decoding for lane in self.lanes)
+            return self.blocks_reserved > 0
+        return any(one.batch is batch and one.in_flight is not None and one.in_flight.decodes for one in self.batches)

@@ -1,8 +1,13 @@
-"""Requests as columns: what each one still needs, and what became of it. One ledger serves all replicas of a pool."""
+"""Requests as columns: what each one still needs, and what became of it. One table serves all replicas of a pool.
+
+table = RequestTable([512, 64], [128, 8])       # prompt and output tokens of two requests
+table.prefill_target[1], table.finished_s[1]    # 64, nan
+"""
 
 from __future__ import annotations
 
 from array import array
+from enum import Enum
 from typing import NamedTuple
 
 import numpy as np
@@ -11,71 +16,98 @@ from .trace import Trace
 
 
 class RequestTable:
-    """``Ledger([512, 64], [128, 8])``: prompts and answers of two requests, by number."""
+    """``RequestTable([512, 64], [128, 8])``: one row per request, by its number in the trace."""
 
     __slots__ = (
-        "arrival",
-        "cached",
-        "finished",
-        "first",
-        "given",
-        "left",
-        "preempted",
+        "arrival_s",
+        "finished_s",
+        "first_token_s",
+        "num_cached_tokens",
+        "num_preemptions",
+        "prefill_target",
         "priority",
+        "remaining_tokens",
         "replica",
-        "scheduled",
-        "target",
+        "scheduled_s",
+        "transferred_tokens",
     )
 
-    def __init__(self, inputs: list[int], outputs: list[int], priority: list[int] | None = None) -> None:
-        n = len(inputs)
-        self.target = inputs  # tokens to have in the cache before the next one comes out
-        self.left = outputs  # tokens still to come out
-        self.given: list[int] | None = None  # tokens whose cache came from elsewhere
+    def __init__(self, input_tokens: list[int], output_tokens: list[int], priority: list[int] | None = None) -> None:
+        n = len(input_tokens)
+        self.prefill_target = input_tokens  # tokens to have in the cache before the next one comes out
+        self.remaining_tokens = output_tokens  # tokens still to come out
+        self.transferred_tokens: list[int] | None = None  # tokens whose KV cache came from another replica
         self.priority = priority
-        never, none = array("d", [float("nan")]) * n, array("q", [0]) * n
-        self.arrival, self.scheduled, self.first, self.finished = never[:], never[:], never[:], never
-        self.cached, self.preempted, self.replica = none[:], none[:], none
+        never, zero = array("d", [float("nan")]) * n, array("q", [0]) * n
+        self.arrival_s, self.scheduled_s = never[:], never[:]
+        self.first_token_s, self.finished_s = never[:], never
+        self.num_cached_tokens, self.num_preemptions, self.replica = zero[:], zero[:], zero
 
     def __len__(self) -> int:
-        return len(self.target)
+        return len(self.prefill_target)
 
 
 def column(values: array[float] | array[int]) -> np.ndarray:
-    """The same memory as an array of NumPy's."""
+    """A column of the table as a NumPy array over the same memory: ``column(table.finished_s).max()``"""
     return np.frombuffer(values, dtype=np.float64 if values.typecode == "d" else np.int64)
 
 
-# ------------------------------------------------------------------ admission
-# Which requests an engine takes: as vLLM does, too long ones are rejected with a reason, and answers are cut.
+# ------------------------------------------------------------------ admission to the server
+
+
+class RejectionKind(Enum):
+    """What a rejected request ran into."""
+
+    EMPTY_PROMPT = "empty prompt"
+    MAX_MODEL_LEN = "max_model_len"
+    KV_CACHE = "KV cache"  # the request is longer than the cache, seen on arrival
+    KV_BLOCKS = "KV blocks"  # it does not even fit into an idle engine
+    PLAN = "plan"  # the plan itself cannot work
+    SERVER_ERROR = "server error"  # what a live server answered
+
+
+class Rejection(NamedTuple):
+    """Why a request is rejected: its kind, by which rejections are counted, and a sentence as vLLM's."""
+
+    kind: RejectionKind
+    reason: str
+
+    def __str__(self) -> str:
+        return self.reason
 
 
 class AdmittedRequests(NamedTuple):
-    """Prompts and answers as the engine takes them, and why it rejects the others."""
+    """Prompt and output tokens as the server takes them, and why it rejects the other requests."""
 
-    inputs: np.ndarray
-    outputs: np.ndarray
-    rejected: dict[int, str]
+    input_tokens: np.ndarray
+    output_tokens: np.ndarray
+    rejected: dict[int, Rejection]
 
 
-def admit_trace(trace: Trace, longest: int, held: int) -> AdmittedRequests:
-    """Requests for a model of ``longest`` tokens (max_model_len) and a KV cache that holds ``held``.
+def admit_trace(trace: Trace, max_model_len: int, kv_cache_tokens: int) -> AdmittedRequests:
+    """The requests that a server takes, as vLLM does: outputs end at ``max_model_len``, too long requests are rejected.
 
-    A prompt must leave room for a token of the answer; an answer ends at the longest length; and one request alone must
-    fit into the cache.
+    A prompt must leave room for one output token, and one request alone must fit into ``kv_cache_tokens``.
     """
     inputs, outputs = trace.input_tokens.astype(np.int64), trace.output_tokens.astype(np.int64)
-    outputs = np.minimum(outputs, np.maximum(longest - inputs, 0))
-    rejected: dict[int, str] = {}
-    for i in np.flatnonzero((inputs < 1) | (inputs >= longest) | (inputs + outputs > held)).tolist():
-        given, made = int(inputs[i]), int(outputs[i])
-        if given < 1:
-            rejected[i] = "the prompt is empty"
-        elif given >= longest:
-            rejected[i] = (
-                f"the prompt of {given:,} tokens and at least one of the answer are longer than the maximum "
-                f"model length of {longest:,}"
-            )
-        else:
-            rejected[i] = f"{given:,} + {made:,} tokens are more than the {held:,} that the KV cache holds"
+    outputs = np.minimum(outputs, np.maximum(max_model_len - inputs, 0))
+    rejected: dict[int, Rejection] = {}
+    misfits = (inputs < 1) | (inputs >= max_model_len) | (inputs + outputs > kv_cache_tokens)
+    for i in np.flatnonzero(misfits).tolist():
+        rejected[i] = _rejection(int(inputs[i]), int(outputs[i]), max_model_len, kv_cache_tokens)
     return AdmittedRequests(inputs, outputs, rejected)
+
+
+def _rejection(input_len: int, output_len: int, max_model_len: int, kv_cache_tokens: int) -> Rejection:
+    if input_len < 1:
+        return Rejection(RejectionKind.EMPTY_PROMPT, "the prompt is empty")
+    if input_len >= max_model_len:
+        return Rejection(
+            RejectionKind.MAX_MODEL_LEN,
+            f"the prompt of {input_len:,} tokens and at least one of the answer are longer than the maximum "
+            f"model length of {max_model_len:,}",
+        )
+    return Rejection(
+        RejectionKind.KV_CACHE,
+        f"{input_len:,} + {output_len:,} tokens are more than the {kv_cache_tokens:,} that the KV cache holds",
+    )

@@ -1,191 +1,302 @@
-"""Who computes what in the next step. A scheduler is one function of a replica.
+"""What an engine computes in the next step. A scheduler is one registered function of an engine's state.
 
-It gives whether those who decode do so in this step, and the pieces of prompts that are computed: (request, tokens,
-tokens before them). `replica` says what there is: ``waiting`` (first come first, or by priority), ``partial`` (prompts
-that were begun: request -> tokens computed), ``batch`` (who decodes), ``cache`` (blocks), ``limits``. It is asked when
-something may change: prompts wait or are under way, or blocks run out. Otherwise everyone decodes.
+    @scheduler()
+    def mine(engine: SchedulerState) -> SchedulerOutput:
+        return True, []
+
+It gives whether the decoding sequences decode in this step, and the chunks of prompts that are computed: (request, new
+tokens, tokens before them). It is called when something may change: requests wait, prompts are under way, or blocks run
+out. Otherwise every sequence of the batch decodes. What it may read and do is `SchedulerState`, and nothing else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import NamedTuple, Protocol
 
+from ..base.units import ceil_div
+from .batch import DecodeBatch
+from .kv_cache import KVCache
+from .request_queue import RequestQueue
+from .request_table import RequestTable
 from .step_cost import Chunk
 
-if TYPE_CHECKING:
-    from .engine import EngineCore
-
-Plan = tuple[bool, list[Chunk]]
-SCHEDULERS: dict[str, Callable[[EngineCore], Plan]] = {}
+NO_THRESHOLD = 10**9  # tokens: prompts are cut by the token budget alone
 
 
-def scheduler(function: Callable[[EngineCore], Plan]) -> Callable[[EngineCore], Plan]:
-    """Register a scheduler under its name: ``@scheduler``"""
-    SCHEDULERS[function.__name__] = function
-    return function
+class SchedulerLimits(NamedTuple):
+    """What an engine allows itself in a step, under the names of vLLM's, SGLang's and TensorRT-LLM's flags."""
+
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    tokens_per_decode: int = 1  # that a decoding sequence computes in a step: more where tokens are drafted
+    long_prefill_token_threshold: int = NO_THRESHOLD  # most tokens of one prompt in a step
+    enable_chunked_prefill: bool = True
+    reserve_full_prompt: bool = False  # a prompt has all its blocks from its first chunk on (Sarathi)
+    async_scheduling: bool = False
+    ends_on_stop_token: bool = False  # the engine does not know the output length: the step after the last is in vain
+    static_batch: bool = False  # finished sequences stay in the batch until all have finished
+    priority: bool = False  # the priority policy instead of FCFS
+    scheduler_recv_interval: int = 1  # decode steps from one poll for new requests to the next (SGLang)
+    batch_wait_timeout_iters: int = 0  # steps that prompts wait for others while sequences decode (TensorRT-LLM) …
+    batch_wait_min_tokens: int = 0  # … unless prompts and decodes together have as many tokens as this
 
 
-@scheduler
-def vllm(replica: EngineCore) -> Plan:
-    """vLLM's V1 scheduler: one budget of tokens for everyone, those who run before those who wait.
+class SchedulerState(Protocol):
+    """What a scheduler may read and do; an `EngineCore` is one.
 
-    Everyone who decodes gets a token, then prompts under way go on, then waiting ones begin, in order, as long as the
-    budget, the sequences and the blocks last; a prompt that is cut begins only if all of it has room at that moment
-    (`scheduler_reserve_full_isl`, the default of 0.19), though only the blocks of its first piece are taken. Who needs
-    a block when there is none takes those of whoever was admitted last, which waits again and computes everything
-    anew; nobody is admitted then.
+    It reads the queue, the prompts under way, the batch and the cache, and acts by the methods alone, and by extending
+    a prompt under way: ``kv_cache.extend`` and a new number in ``prefilling``.
     """
-    limits, cache, target = replica.limits, replica.cache, replica.ledger.target
+
+    limits: SchedulerLimits
+    table: RequestTable
+    kv_cache: KVCache
+    batch: DecodeBatch  # the sequences that decode
+    waiting: RequestQueue
+    running: dict[int, None]  # in order of admission
+    prefilling: dict[int, int]  # prompts under way -> num_computed_tokens
+    blocks_reserved: int  # that `allocate_decode_blocks` took for this step
+
+    def allocate_decode_blocks(self) -> bool:
+        """A block for every decoding sequence whose last one is full, preempting if needed; whether it preempted."""
+        raise NotImplementedError
+
+    def num_cached_tokens(self, i: int) -> int:
+        """Tokens of a waiting request that are in the KV cache."""
+        raise NotImplementedError
+
+    def admit(self, i: int, num_cached: int, num_new: int) -> None:
+        """The first waiting request begins, with ``num_cached`` tokens there and ``num_new`` in this step."""
+        raise NotImplementedError
+
+    def preempt(self) -> int:
+        """The request admitted last (or of least priority) loses its blocks and waits again; gives its number."""
+        raise NotImplementedError
+
+    def should_wait(self) -> bool:
+        """Whether prompts that could begin wait in this step for more to begin with them (batch_wait_…)."""
+        raise NotImplementedError
+
+    def reserve_static(self, blocks: int) -> None:
+        """Take the blocks of a static batch."""
+        raise NotImplementedError
+
+
+SchedulerOutput = tuple[bool, list[Chunk]]  # whether the batch decodes, and the chunks of prompts
+Schedule = Callable[[SchedulerState], SchedulerOutput]
+
+
+class Scheduler(NamedTuple):
+    """A registered scheduler: ``SCHEDULERS["vllm"].schedule(engine)``
+
+    ``fast_path``: it admits a request whole whenever `max_new_tokens` and the free blocks allow it, so that steps
+    without contention may be taken by `fast_path.UncontendedRun`. A scheduler that wraps such a one keeps it with
+    ``SCHEDULERS["vllm"]._replace(schedule=wrapper)``.
+    """
+
+    name: str
+    schedule: Schedule
+    fast_path: bool = False
+
+
+SCHEDULERS: dict[str, Scheduler] = {}
+
+
+def scheduler(*, fast_path: bool = False) -> Callable[[Schedule], Schedule]:
+    """Register a scheduler under its function's name: ``@scheduler()``; a second one of that name is an error."""
+
+    def register(schedule: Schedule) -> Schedule:
+        name = schedule.__name__
+        if name in SCHEDULERS:
+            raise ValueError(f"a scheduler named {name!r} is registered already")
+        SCHEDULERS[name] = Scheduler(name, schedule, fast_path)
+        return schedule
+
+    return register
+
+
+def max_new_tokens(limits: SchedulerLimits, token_budget: int, num_running: int) -> int:
+    """vLLM's admission rule: prompt tokens that the next waiting request may compute in this step; 0: it waits.
+
+    The one rule of `vllm`, `sarathi` and the fast path, which admits requests whole while it allows their tokens.
+    """
+    if num_running >= limits.max_num_seqs:
+        return 0
+    threshold = limits.long_prefill_token_threshold
+    return token_budget if token_budget < threshold else threshold
+
+
+@scheduler(fast_path=True)
+def vllm(engine: SchedulerState) -> SchedulerOutput:
+    """vLLM's V1 scheduler: one token budget for all requests, running before waiting ones.
+
+    A prompt that is cut begins only if all of it has room at that moment (`scheduler_reserve_full_isl`, the default of
+    0.19), though only the blocks of its first chunk are taken. A sequence that needs a block when there is none takes
+    those of the request admitted last, which waits again and computes everything anew.
+    """
+    limits, kv_cache, running = engine.limits, engine.kv_cache, engine.running
+    prefilling, waiting, prefill_target = engine.prefilling, engine.waiting, engine.table.prefill_target
     chunks: list[Chunk] = []
-    calm = replica.grow_answers()
-    budget = limits.tokens - replica.batch.rows * limits.width
-    for i, done in list(replica.partial.items()) if replica.partial else ():
-        if budget <= 0 or i not in replica.partial:
+    # 1. Decoding requests: one more block each where the last one is full.
+    preempted = engine.allocate_decode_blocks()
+    token_budget = limits.max_num_batched_tokens - engine.batch.num_seqs * limits.tokens_per_decode
+    # 2. Prompts under way.
+    for i, num_computed in list(prefilling.items()) if prefilling else ():
+        if token_budget <= 0 or i not in prefilling:
             break
-        new = min(target[i] - done, budget, limits.piece)
-        while not cache.extend(i, done, done + new):
-            calm = False
-            victim = replica.preempt()
+        num_new = min(prefill_target[i] - num_computed, token_budget, limits.long_prefill_token_threshold)
+        while not kv_cache.extend(i, num_computed, num_computed + num_new):
+            preempted = True
+            victim = engine.preempt()
             chunks = [chunk for chunk in chunks if chunk[0] != victim]
             if victim == i:
                 break
         else:
-            replica.partial[i] = done + new
-            chunks.append((i, new, done))
-            budget -= new
-    while calm and budget > 0 and replica.waiting and len(replica.running) < limits.seqs:
-        i = replica.waiting.peek()
-        cached = replica.cached(i)
-        new = min(target[i] - cached, budget, limits.piece)
-        cut = new < target[i] - cached
-        if cut and not (limits.chunked and cache.fits(i, cached, target[i])):
+            prefilling[i] = num_computed + num_new
+            chunks.append((i, num_new, num_computed))
+            token_budget -= num_new
+    # 3. Waiting requests, in order; none after a preemption.
+    while not preempted and waiting and (allowed := max_new_tokens(limits, token_budget, len(running))) > 0:
+        i = waiting.peek()
+        num_cached = engine.num_cached_tokens(i)
+        num_prompt = prefill_target[i] - num_cached
+        num_new = min(num_prompt, allowed)
+        is_cut = num_new < num_prompt
+        if is_cut and not (limits.enable_chunked_prefill and kv_cache.can_hold(i, num_cached, prefill_target[i])):
             break
-        if not cache.begin(i, cached, cached + new):
+        if not kv_cache.allocate(i, num_cached, num_cached + num_new):
             break
-        replica.admit(i, cached, new)
-        chunks.append((i, new, cached))
-        budget -= new
+        engine.admit(i, num_cached, num_new)
+        chunks.append((i, num_new, num_cached))
+        token_budget -= num_new
     return True, chunks
 
 
-@scheduler
-def sarathi(replica: EngineCore) -> Plan:
+@scheduler()
+def sarathi(engine: SchedulerState) -> SchedulerOutput:
     """Sarathi-Serve: stall-free batches. As vLLM's, but a prompt begins only when there is room for all of it and a
     hundredth of the cache to spare, so that prompts under way never lack blocks."""
-    limits, cache, target = replica.limits, replica.cache, replica.ledger.target
-    chunks: list[Chunk] = []
-    calm = replica.grow_answers()
-    budget = limits.tokens - replica.batch.rows * limits.width
-    for i, done in list(replica.partial.items()):
-        new = min(target[i] - done, budget, limits.piece)
-        if new > 0:
-            replica.partial[i] = done + new
-            chunks.append((i, new, done))
-            budget -= new
-    while calm and budget > 0 and replica.waiting and len(replica.running) < limits.seqs:
-        i = replica.waiting.peek()
-        cached = replica.cached(i)
-        spare = cache.blocks // 100 if replica.running else 0
-        if cache.free - -(-(target[i] - cached) // cache.size) < spare or not cache.begin(i, cached, target[i]):
+    limits, kv_cache, running = engine.limits, engine.kv_cache, engine.running
+    waiting, prefill_target = engine.waiting, engine.table.prefill_target
+    preempted = engine.allocate_decode_blocks()
+    token_budget = limits.max_num_batched_tokens - engine.batch.num_seqs * limits.tokens_per_decode
+    chunks = _continue_prefills(engine, token_budget, limits.long_prefill_token_threshold)
+    token_budget -= sum(num_new for _, num_new, _ in chunks)
+    while not preempted and waiting and (allowed := max_new_tokens(limits, token_budget, len(running))) > 0:
+        i = waiting.peek()
+        num_cached = engine.num_cached_tokens(i)
+        num_prompt = prefill_target[i] - num_cached
+        spare = kv_cache.num_blocks // 100 if running else 0
+        if kv_cache.free_blocks - ceil_div(num_prompt, kv_cache.block_size) < spare:
             break
-        new = min(target[i] - cached, budget, limits.piece)
-        replica.admit(i, cached, new)
-        chunks.append((i, new, cached))
-        budget -= new
+        if not kv_cache.allocate(i, num_cached, prefill_target[i]):
+            break
+        num_new = min(num_prompt, allowed)
+        engine.admit(i, num_cached, num_new)
+        chunks.append((i, num_new, num_cached))
+        token_budget -= num_new
     return True, chunks
 
 
-@scheduler
-def trtllm(replica: EngineCore) -> Plan:
-    """TensorRT-LLM's in-flight batching: answers first, then whole prompts, in order, as long as the budget lasts.
+def _continue_prefills(engine: SchedulerState, token_budget: int, threshold: int) -> list[Chunk]:
+    """The next chunks of prompts under way whose blocks are all taken, as far as the budget goes."""
+    prefill_target, chunks = engine.table.prefill_target, []
+    for i, num_computed in list(engine.prefilling.items()):
+        num_new = min(prefill_target[i] - num_computed, token_budget, threshold)
+        if num_new > 0:
+            engine.prefilling[i] = num_computed + num_new
+            chunks.append((i, num_new, num_computed))
+            token_budget -= num_new
+    return chunks
 
-    A prompt begins when the cache has room for it and for all answers to their ends, so nobody is ever preempted
-    (GUARANTEED_NO_EVICT). Only one that no step has room for is cut (enable_chunked_prefill). While others answer,
-    prompts may be held back for company (`Limits.hold`).
+
+@scheduler()
+def trtllm(engine: SchedulerState) -> SchedulerOutput:
+    """TensorRT-LLM's in-flight batching: decodes first, then whole prompts, in order, as long as the budget lasts.
+
+    A prompt begins when the cache has room for it and for all outputs to their ends, so no request is ever preempted
+    (GUARANTEED_NO_EVICT). Only one that no step has room for is cut (enable_chunked_prefill). While sequences decode,
+    prompts may wait for others to begin with them (`SchedulerLimits.batch_wait_timeout_iters`).
     """
-    limits, cache, ledger = replica.limits, replica.cache, replica.ledger
+    limits, kv_cache, waiting = engine.limits, engine.kv_cache, engine.waiting
+    prefilling, prefill_target = engine.prefilling, engine.table.prefill_target
     chunks: list[Chunk] = []
-    replica.grow_answers()
-    budget = limits.tokens - replica.batch.rows * limits.width
-    for i, done in list(replica.partial.items()):
-        new = min(ledger.target[i] - done, budget)
-        if new > 0 and cache.extend(i, done, done + new):
-            replica.partial[i] = done + new
-            chunks.append((i, new, done))
-            budget -= new
-    room = cache.free - _promised(replica)
-    begun = len(chunks)
-    while room > 0 and budget > 0 and replica.waiting and len(replica.running) < limits.seqs:
-        i = replica.waiting.peek()
-        cached = replica.cached(i)
-        prompt = ledger.target[i] - cached
-        new = min(prompt, budget)
-        room -= _blocks(replica, i) - cached // cache.size
-        if room < 0 or new < prompt <= limits.tokens or (len(chunks) == begun and replica.holds()):
+    engine.allocate_decode_blocks()
+    token_budget = limits.max_num_batched_tokens - engine.batch.num_seqs * limits.tokens_per_decode
+    for i, num_computed in list(prefilling.items()):
+        num_new = min(prefill_target[i] - num_computed, token_budget)
+        if num_new > 0 and kv_cache.extend(i, num_computed, num_computed + num_new):
+            prefilling[i] = num_computed + num_new
+            chunks.append((i, num_new, num_computed))
+            token_budget -= num_new
+    unpromised = kv_cache.free_blocks - _promised_blocks(engine)
+    continued = len(chunks)
+    while unpromised > 0 and token_budget > 0 and waiting and len(engine.running) < limits.max_num_seqs:
+        i = waiting.peek()
+        num_cached = engine.num_cached_tokens(i)
+        num_prompt = prefill_target[i] - num_cached
+        num_new = min(num_prompt, token_budget)
+        unpromised -= _final_blocks(engine, i) - num_cached // kv_cache.block_size
+        if unpromised < 0 or num_new < num_prompt <= limits.max_num_batched_tokens:
             break
-        if not cache.begin(i, cached, cached + new):
+        if len(chunks) == continued and engine.should_wait():
             break
-        replica.admit(i, cached, new)
-        chunks.append((i, new, cached))
-        budget -= new
+        if not kv_cache.allocate(i, num_cached, num_cached + num_new):
+            break
+        engine.admit(i, num_cached, num_new)
+        chunks.append((i, num_new, num_cached))
+        token_budget -= num_new
     return True, chunks
 
 
-def _blocks(replica: EngineCore, i: int) -> int:
-    """Blocks of a request at the end of its answer."""
-    ledger = replica.ledger
-    return -(-(ledger.target[i] + max(ledger.left[i] - 1, 0)) // replica.cache.size)
+def _final_blocks(engine: SchedulerState, i: int) -> int:
+    """Blocks of a request at the end of its output; its last token is never computed."""
+    table = engine.table
+    return ceil_div(table.prefill_target[i] + max(table.remaining_tokens[i] - 1, 0), engine.kv_cache.block_size)
 
 
-def _promised(replica: EngineCore) -> int:
-    """Blocks that those who were admitted will still take, to the ends of their answers."""
-    found = replica.batch.lacking() - replica.taken  # those of this step are taken already
-    return found + sum(_blocks(replica, i) - -(-done // replica.cache.size) for i, done in replica.partial.items())
+def _promised_blocks(engine: SchedulerState) -> int:
+    """Blocks that admitted requests will still take, to the ends of their outputs."""
+    decoding = engine.batch.blocks_to_completion() - engine.blocks_reserved  # this step's are taken already
+    size = engine.kv_cache.block_size
+    return decoding + sum(_final_blocks(engine, i) - ceil_div(done, size) for i, done in engine.prefilling.items())
 
 
-@scheduler
-def prefill_first(replica: EngineCore) -> Plan:
-    """Whole prompts before answers (Orca, FasterTransformer's successors, vLLM's V0): while prompts can begin, a step
-    computes as many as the budget takes, uncut, and nobody decodes; a prompt above the budget comes alone."""
-    limits, cache, target = replica.limits, replica.cache, replica.ledger.target
+@scheduler()
+def prefill_first(engine: SchedulerState) -> SchedulerOutput:
+    """Whole prompts before decodes (Orca, FasterTransformer's successors, vLLM's V0): while prompts can begin, a step
+    computes as many as the budget takes, uncut, and no sequence decodes; a prompt above the budget comes alone."""
+    limits, kv_cache, prefill_target = engine.limits, engine.kv_cache, engine.table.prefill_target
     chunks: list[Chunk] = []
-    budget = limits.tokens
-    while replica.waiting and len(replica.running) < limits.seqs:
-        i = replica.waiting.peek()
-        cached = replica.cached(i)
-        new = target[i] - cached
-        if (new > budget and chunks) or not cache.begin(i, cached, target[i]):
+    token_budget = limits.max_num_batched_tokens
+    while engine.waiting and len(engine.running) < limits.max_num_seqs:
+        i = engine.waiting.peek()
+        num_cached = engine.num_cached_tokens(i)
+        num_new = prefill_target[i] - num_cached
+        if (num_new > token_budget and chunks) or not kv_cache.allocate(i, num_cached, prefill_target[i]):
             break
-        replica.admit(i, cached, new)
-        chunks.append((i, new, cached))
-        budget -= new
+        engine.admit(i, num_cached, num_new)
+        chunks.append((i, num_new, num_cached))
+        token_budget -= num_new
     if not chunks:
-        replica.grow_answers()
+        engine.allocate_decode_blocks()
     return not chunks, chunks
 
 
-@scheduler
-def static(replica: EngineCore) -> Plan:
-    """Static batches: whoever waits when the engine is empty is served together, and nobody joins before all have
-    ended. Answers that end early stay in the batch as padding; the cache holds the longest prompt and answer for each.
-    """
-    limits, cache, ledger = replica.limits, replica.cache, replica.ledger
-    if not replica.running:
+@scheduler()
+def static(engine: SchedulerState) -> SchedulerOutput:
+    """Static batches: the requests that wait when the engine is empty are served together, and none joins before all
+    have finished. Sequences that finish early stay in the batch as padding; each has blocks for the longest request."""
+    limits, kv_cache, table, running = engine.limits, engine.kv_cache, engine.table, engine.running
+    if not running:
         longest = 0
-        while replica.waiting and len(replica.running) < limits.seqs:
-            i = replica.waiting.peek()
-            longest = max(longest, ledger.target[i] + ledger.left[i])
-            if (len(replica.running) + 1) * -(-longest // cache.size) > cache.blocks:
+        while engine.waiting and len(running) < limits.max_num_seqs:
+            i = engine.waiting.peek()
+            longest = max(longest, table.prefill_target[i] + table.remaining_tokens[i])
+            if (len(running) + 1) * ceil_div(longest, kv_cache.block_size) > kv_cache.num_blocks:
                 break
-            replica.admit(i, 0, 0)
-        replica.reserve(len(replica.running) * -(-longest // cache.size))
-    chunks: list[Chunk] = []
-    budget = limits.tokens
-    for i, done in list(replica.partial.items()):
-        new = min(ledger.target[i] - done, budget)
-        if new > 0:
-            replica.partial[i] = done + new
-            chunks.append((i, new, done))
-            budget -= new
+            engine.admit(i, 0, 0)
+        engine.reserve_static(len(running) * ceil_div(longest, kv_cache.block_size))
+    chunks = _continue_prefills(engine, limits.max_num_batched_tokens, NO_THRESHOLD)
     return not chunks, chunks

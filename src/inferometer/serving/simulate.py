@@ -1,25 +1,34 @@
-"""A trace, served: ``simulate("llama-3.1-8b", gpu="h200", trace=trace)`` gives an `Outcome`, request by request."""
+"""A trace, served: ``simulate("llama-3.1-8b", gpu="h200", trace=trace)`` gives an `Outcome`, request by request.
+
+result, outcome = simulate_and_summarize("llama-3.1-8b", "h200", traffic, {"ttft": 500.0}, {}, {})
+result["p99_ttft_ms"], outcome.finished_s       # the keys of ``vllm bench serve``, and the run itself
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from ..base.errors import BadValue, UnknownName, abbreviate, check_fraction, check_int
 from ..inference.request import build_request
 from ..specs.arguments import arguments
+from ..specs.catalog import engine
 from ..specs.plan_args import PlanArgs
-from .deployment import build_pool
-from .deployment_run import ServingOptions, serve
+from .deployment import ServingOptions, build_pool, serve
+from .metrics import metrics
 from .outcome import Outcome
+from .request_table import Rejection, RejectionKind
 from .router import ROUTERS
 from .schedulers import SCHEDULERS
+from .synthetic import LoadedTraffic
 from .trace import Trace
 
 POLICIES = ("fcfs", "priority")
 STOPS = ("length", "token")
 ROLES = ("both", "prefill", "decode")
-_WORDS = frozenset(arguments(PlanArgs)) | {"gpu"}
+_PLAN_KEYWORDS = frozenset(arguments(PlanArgs)) | {"gpu"}
 
 
 def simulate(
@@ -44,102 +53,186 @@ def simulate(
     stops: str = "length",
     fast_forward: bool = True,
     progress: Callable[[int, int], None] | None = None,
-    **words: Any,
+    **plan_options: Any,
 ) -> Outcome:
     """Serve a trace on a model, a machine and an engine; further keywords are those of `analyze`.
 
     ``data_parallel_size`` replicas share the requests by the ``router``. With ``prefill_replicas`` and
-    ``decode_replicas`` prompts are read on some and answered on others. ``pools`` names replicas that differ:
+    ``decode_replicas`` prefill and decode are disaggregated. ``pools`` names replicas that differ:
     ``[{"gpu": "h200", "replicas": 2}, {"gpu": "a100-sxm-80gb", "role": "decode"}]``, each with any keyword of a plan.
-    ``scheduler_recv_interval``: an engine that answers looks only every so many steps who has come (SGLang).
-    ``batch_wait_timeout_iters``: it holds prompts back so many steps for company, up to a share of a step's tokens
-    (``batch_wait_max_tokens_ratio``; TensorRT-LLM).
-    ``stops``: answers end at their ``length`` (max_tokens, which an engine knows beforehand) or with a stop ``token``.
+    ``scheduler_recv_interval``: decode steps between two polls for new requests (SGLang). ``batch_wait_timeout_iters``:
+    steps that prompts wait for others to begin with them, up to ``batch_wait_max_tokens_ratio`` of a step's tokens
+    (TensorRT-LLM). ``stops``: outputs end at their ``length``, which an engine knows, or with a stop ``token``.
     """
+    options = ServingOptions(
+        scheduler=scheduler or "",
+        policy=policy,
+        router=router,
+        max_concurrency=max_concurrency,
+        long_prefill_token_threshold=long_prefill_token_threshold,
+        stops=stops,
+        enable_prefix_caching=enable_prefix_caching,
+        async_scheduling=async_scheduling,
+        scheduler_recv_interval=scheduler_recv_interval,
+        batch_wait_timeout_iters=batch_wait_timeout_iters,
+        batch_wait_max_tokens_ratio=batch_wait_max_tokens_ratio,
+        fast_forward=fast_forward,
+        progress=progress,
+    )
+    _check_options(options, num_gpu_blocks_override)
+    plan_options.setdefault("frontend", "http")
+    built = []
+    for pool in _pool_options(gpu, plan_options, pools, prefill_replicas, decode_replicas):
+        role, count = pool.pop("role"), pool.pop("replicas")
+        request = build_request(model, **pool)
+        replicas = count * request.plan.data_parallel_size
+        built.append((role, build_pool(request, replicas, trace, num_gpu_blocks_override)))
+    plans = [pool.bound_plan for _, pool in built]
+    options = msgspec.structs.replace(options, scheduler=scheduler or plans[0].engine.scheduler)
+    _check_against_plans(options, pipelined=any(plan.plan.pipeline_parallel_size > 1 for plan in plans))
+    return serve(trace, built, options)
+
+
+def _check_options(options: ServingOptions, num_gpu_blocks: int | None) -> None:
+    """Refuse what no engine can be told."""
     for what, given, allowed in (
-        ("--scheduler", scheduler or "vllm", SCHEDULERS),
-        ("--policy", policy, POLICIES),
-        ("--router", router, ROUTERS),
-        ("stops", stops, STOPS),
+        ("`scheduler`", options.scheduler or "vllm", SCHEDULERS),
+        ("`policy`", options.policy, POLICIES),
+        ("`router`", options.router, ROUTERS),
+        ("stops", options.stops, STOPS),
     ):
         if given not in allowed:
             raise UnknownName(what, given, allowed)
-    if max_concurrency is not None:
-        check_int("--max-concurrency", max_concurrency)
-    if num_gpu_blocks_override is not None:
-        check_int("--num-gpu-blocks-override", num_gpu_blocks_override)
-    piece = check_int("--long-prefill-token-threshold", long_prefill_token_threshold, least=0)
-    check_int("--scheduler-recv-interval", scheduler_recv_interval)
-    check_int("--batch-wait-timeout-iters", batch_wait_timeout_iters, least=0)
-    check_fraction("--batch-wait-max-tokens-ratio", batch_wait_max_tokens_ratio, "0 and 1")
-    if batch_wait_timeout_iters and not batch_wait_max_tokens_ratio:
+    if options.max_concurrency is not None:
+        check_int("max_concurrency", options.max_concurrency)
+    if num_gpu_blocks is not None:
+        check_int("num_gpu_blocks_override", num_gpu_blocks)
+    check_int("long_prefill_token_threshold", options.long_prefill_token_threshold, least=0)
+    check_int("scheduler_recv_interval", options.scheduler_recv_interval)
+    check_int("batch_wait_timeout_iters", options.batch_wait_timeout_iters, least=0)
+    check_fraction("batch_wait_max_tokens_ratio", options.batch_wait_max_tokens_ratio, "0 and 1")
+    if options.batch_wait_timeout_iters and not options.batch_wait_max_tokens_ratio:
         raise BadValue(
-            "--batch-wait-timeout-iters holds prompts back up to a share of a step's tokens: give "
-            "--batch-wait-max-tokens-ratio, too"
+            "`batch_wait_timeout_iters` holds prompts back up to a share of a step's tokens: give "
+            "`batch_wait_max_tokens_ratio`, too"
         )
-    words.setdefault("frontend", "http")
-    made = []
-    for each in _pools(gpu, words, pools, prefill_replicas, decode_replicas):
-        role, count = each.pop("role"), each.pop("replicas")
-        asked = build_request(model, **each)
-        made.append((role, build_pool(asked, count * asked.plan.data_parallel_size, trace, num_gpu_blocks_override)))
-    name = scheduler or made[0][1].bound_plan.engine.scheduler
-    if batch_wait_timeout_iters and name != "trtllm":
-        raise BadValue(f"--batch-wait-timeout-iters is of the scheduler trtllm, not of {name}")
-    if scheduler_recv_interval > 1 and any(each.bound_plan.plan.pipeline_parallel_size > 1 for _, each in made):
-        raise BadValue(
-            "--scheduler-recv-interval counts the steps of one batch: it has no meaning with "
-            "--pipeline-parallel-size above 1"
-        )
-    how = ServingOptions(
-        name,
-        policy,
-        router,
-        max_concurrency,
-        piece,
-        stops == "token",
-        enable_prefix_caching,
-        async_scheduling,
-        scheduler_recv_interval,
-        batch_wait_timeout_iters,
-        batch_wait_max_tokens_ratio,
-        fast_forward,
-        progress,
-    )
-    return serve(trace, made, how)
 
 
-def _pools(
-    gpu: str, words: dict[str, Any], pools: Sequence[Mapping[str, Any]] | None, readers: int | None, writers: int | None
+def _check_against_plans(options: ServingOptions, *, pipelined: bool) -> None:
+    """Refuse options that have no meaning with the scheduler or the plans that were chosen."""
+    if options.batch_wait_timeout_iters and options.scheduler != "trtllm":
+        raise BadValue(f"`batch_wait_timeout_iters` is of the scheduler trtllm, not of {options.scheduler}")
+    if options.scheduler_recv_interval > 1 and pipelined:
+        raise BadValue(
+            "`scheduler_recv_interval` counts the steps of one batch: it has no meaning with "
+            "`pipeline_parallel_size` above 1"
+        )
+
+
+def _pool_options(
+    gpu: str,
+    plan_options: dict[str, Any],
+    pools: Sequence[Mapping[str, Any]] | None,
+    prefill_replicas: int | None,
+    decode_replicas: int | None,
 ) -> list[dict[str, Any]]:
-    """The words of every pool of replicas, with its role and how many there are."""
-    if (readers is None) != (writers is None):
+    """The keywords of every pool of replicas, with its role and how many there are."""
+    if (prefill_replicas is None) != (decode_replicas is None):
         raise BadValue(
-            "--prefill-replicas and --decode-replicas come together: prompts are read on the first and "
+            "`prefill_replicas` and `decode_replicas` come together: prompts are read on the first and "
             "answered on the second"
         )
-    if readers is not None and pools is not None:
-        raise BadValue("pools say themselves which replicas read and which answer: leave out --prefill-replicas")
-    if readers is not None and writers is not None:
-        pools = [{"role": "prefill", "replicas": readers}, {"role": "decode", "replicas": writers}]
-    found = []
-    for given in [{}] if pools is None else pools:
-        if not isinstance(given, Mapping):
-            raise BadValue(
-                f'a pool must be a mapping such as {{"gpu": "h200", "replicas": 2}}, not {abbreviate(given)}'
-            )
-        unknown = next((word for word in given if word not in _WORDS and word not in ("role", "replicas")), None)
-        if unknown is not None:
-            raise UnknownName("word of a pool", unknown, {"role", "replicas", *_WORDS})
-        each = {"gpu": gpu, **words, "role": "both", "replicas": 1, **given}
-        if each["role"] not in ROLES:
-            raise UnknownName("role of a pool", each["role"], ROLES)
-        check_int("replicas of a pool", each["replicas"], most=10**5)
-        found.append(each)
-    roles = {each["role"] for each in found}
-    if not found or roles not in ({"both"}, {"prefill", "decode"}):
+    if prefill_replicas is not None and pools is not None:
+        raise BadValue("pools say themselves which replicas read and which answer: leave out `prefill_replicas`")
+    if prefill_replicas is not None and decode_replicas is not None:
+        pools = [{"role": "prefill", "replicas": prefill_replicas}, {"role": "decode", "replicas": decode_replicas}]
+    checked = [_one_pool(given, gpu, plan_options) for given in ([{}] if pools is None else pools)]
+    roles = {pool["role"] for pool in checked}
+    if not checked or roles not in ({"both"}, {"prefill", "decode"}):
         raise BadValue(
             "pools must all do both, or some read prompts (role prefill) and others answer (role decode); "
             f"given: {', '.join(sorted(roles)) or 'none'}"
         )
-    return found
+    return checked
+
+
+def _one_pool(given: Mapping[str, Any], gpu: str, plan_options: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(given, Mapping):
+        raise BadValue(f'a pool must be a mapping such as {{"gpu": "h200", "replicas": 2}}, not {abbreviate(given)}')
+    allowed = {"role", "replicas", *_PLAN_KEYWORDS}
+    unknown = next((name for name in given if name not in allowed), None)
+    if unknown is not None:
+        raise UnknownName("word of a pool", unknown, allowed)
+    pool = {"gpu": gpu, **plan_options, "role": "both", "replicas": 1, **given}
+    if pool["role"] not in ROLES:
+        raise UnknownName("role of a pool", pool["role"], ROLES)
+    check_int("replicas of a pool", pool["replicas"], most=10**5)
+    return pool
+
+
+# ------------------------------------------------------------------ runs as results, with labels and the keys of JSON
+
+
+def run_header(model: str, gpu: str, plan_options: dict[str, Any], traffic: str, count: int) -> dict[str, Any]:
+    """The labels of a checked request, and its warnings; a bad value is an error here, before anything is run."""
+    request = build_request(model, gpu, **plan_options)
+    plan = request.plan
+    label = request.device.label or request.device.name
+    kv = "" if plan.kv_cache_dtype == plan.dtype else f", KV {plan.kv_cache_dtype}"
+    return {
+        "model": request.model.name,
+        "quantization": f"{plan.quantization}{kv}",
+        "gpu": request.device.name,
+        "gpus": plan.gpus,
+        "machine": f"{plan.gpus} × {label}",
+        "engine": request.engine.label or request.engine.name,
+        "engine_name": request.engine.name,
+        "frontend": plan.frontend,
+        "num_prompts": count,
+        "traffic": traffic,
+        "warnings": list(request.warnings),
+    }
+
+
+def simulate_and_summarize(
+    model: str,
+    gpu: str,
+    traffic: LoadedTraffic,
+    goodput: dict[str, float],
+    scheduler_options: dict[str, Any],
+    plan_options: dict[str, Any],
+    progress: Callable[[int], None] = lambda done: None,
+) -> tuple[dict[str, Any], Outcome]:
+    """Run a simulation and sum it up: the keys of ``simulate --json``, and the outcome."""
+    trace = traffic.trace
+    result = {
+        "schema": "inferometer.simulate/1",
+        **run_header(model, gpu, plan_options, traffic.label, len(trace)),
+    }
+    outcome = simulate(
+        model, gpu, trace=trace, progress=lambda done, _: progress(done), **scheduler_options, **plan_options
+    )
+    result |= metrics(outcome, goodput)
+    kv_used = outcome.series.get("kv_used", ())
+    result |= {
+        "goodput": goodput or None,
+        "policy": scheduler_options.get("policy") or "fcfs",
+        "scheduler": scheduler_options.get("scheduler") or engine(plan_options.get("engine") or "vllm").scheduler,
+        "prefix_cache_hit_rate": outcome.prefix_hit_rate,
+        "preemptions": int(outcome.preemptions.sum()),
+        "kv_cache_tokens": outcome.kv_cache_tokens,
+        "max_kv_cache_usage": float(max(kv_used)) if len(kv_used) else None,
+        "steps": outcome.steps,
+        "reason": outcome.reason,
+        "rejection_reasons": _count_rejections(outcome.rejected),
+        "warnings": list(dict.fromkeys([*result["warnings"], *outcome.warnings])),
+    }
+    return result, outcome
+
+
+def _count_rejections(rejected: dict[int, Rejection]) -> dict[str, int]:
+    """How many requests were rejected for each kind of reason, told by the first of them; the most frequent first."""
+    kinds: dict[RejectionKind, list[str]] = {}
+    for rejection in rejected.values():
+        kinds.setdefault(rejection.kind, []).append(rejection.reason)
+    return {reasons[0]: len(reasons) for reasons in sorted(kinds.values(), key=len, reverse=True)}

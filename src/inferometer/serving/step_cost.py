@@ -1,19 +1,24 @@
 """Seconds of engine steps for a simulated run: the graph of ``analyze``, compiled once into tables.
 
-times = StepTime(setup, longest=4096)
-times.decode(batch)                              # a step in which everyone decodes
-times.mixed(batch, [(7, 512, 0)], ends=1)        # the same, and 512 tokens of request 7's prompt
+cost = step_cost(bound_plan, longest=4096)
+cost.decode_seconds(batch)                              # a step in which every sequence decodes
+cost.mixed_seconds(batch, [(7, 512, 0)], 1)             # the same, and 512 tokens that complete request 7's prompt
 
-Operators that know only the step's tokens or its logits are one table each (exact). Attention of answers is a row along
-the mean context for each batch size (`Rows`); that of prompts a table for one fresh prompt (exact), and a `Surface` for
-any mix. Where prompts are of a few ``usual`` lengths, a step with one of them is a row of its own. What the engine adds
-is asked of `evaluate`, so there is one truth about a step, and a test compares the two: they agree within 0.5%, nearly
-always within 0.05%.
+Operators that know only the step's tokens or its logits are one table each (exact). Attention of decodes is a row along
+the mean context for each batch size (`ContextTable`); that of prompts a table for one fresh prompt (exact), and a
+`PrefillSurface` for any mix. What the engine adds is asked of `costs.binding`, so there is one truth about a step, and
+a test compares the two: they agree within 0.5%, nearly always within 0.05%.
+
+Two classes stand behind the protocol `StepCost`: `FullAttentionCost`, where all sums follow from the total context and
+many decode steps have a closed form; and `WindowedCost`, where some layers look back over a window (or a part) of the
+context and every span has sums of its own.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from math import exp
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,152 +28,194 @@ from ..costs.binding import BoundPlan
 from ..costs.step import Group, Step, entries_read, query_key_pairs
 from ..inference.speculation import draft_plan
 from ..network.graph import Block, Span
-from .step_tables import ContextTable, PrefillSurface, Spans, decode_only_parts, split_by_dependence
+from .step_tables import ContextTable, PrefillSurface, Spans, StepParts, decode_only_parts, split_by_dependence
 
-TABLE = 16384  # counts that a table may have; what is larger is priced when it is met
+TABLE = 16384  # counts that a table may have; what is larger is estimated when it is met
 FIRST = 512  # counts that a table begins with
 Chunk = tuple[int, int, int]  # a request, the tokens of its prompt that a step computes, and those before them
 
 
 class DecodeContexts(Protocol):
-    """What a step needs to know of the sequences that decode in it."""
+    """What a step needs to know of the sequences that decode in it; a `DecodeBatch` is one."""
 
-    rows: int  # how many there are
+    num_seqs: int
 
-    def total(self) -> int:
+    def total_context(self) -> int:
         """Tokens before this step, of all sequences together."""
         raise NotImplementedError
 
-    def lengths(self) -> np.ndarray:
-        """Tokens before this step, of every sequence."""
+    def contexts(self) -> np.ndarray:
+        """Tokens before this step, of every sequence: (num_seqs,)."""
         raise NotImplementedError
 
     def gains(self, first: int, steps: int) -> np.ndarray:
-        """Tokens that every sequence has gained by the beginning of later steps, from step ``first`` on."""
+        """Tokens that every sequence has gained by the beginning of later steps, from step ``first`` on: (steps,)."""
         raise NotImplementedError
 
 
-class StepCost:
+class StepCost(Protocol):
     """How long the steps of one engine take (of one pipeline stage, where there are several)."""
 
-    def __init__(self, bound_plan: BoundPlan, longest: int, usual: Iterable[int] = ()) -> None:
-        self.bound_plan, self.spans, self.parts = bound_plan, bound_plan.model.spans, split_by_dependence(bound_plan)
-        speculation = bound_plan.plan.speculation
-        self.width = 1 + (speculation.num_speculative_tokens if speculation else 0)  # rows of a sequence that decodes
-        self.pace = speculation.acceptance_length if speculation else 1.0  # tokens that it gains a step
-        self.drafter: BoundPlan | None = None
-        if speculation and speculation.method != "ngram":
-            drafter = draft_plan(bound_plan)
-            self.drafter = drafter._replace(env={**drafter.env, "uniform_lengths": bound_plan.env["uniform_lengths"]})
-        used = {key for group in (*self.parts.prefill, *self.parts.decode) for key in group}
-        self.windows = any(self.spans[key].size != float("inf") for key in used)
-        self.eager = bool(bound_plan.env["eager"])
-        self.closed = not self.windows and self.pace == 1  # many decode steps have a closed form
-        self.direct = bool(bound_plan.env["overlap"])  # where communication hides, the parts of a step do not add up
-        reach, most = longest + self.width, bound_plan.plan.max_num_seqs
-        self.whole = ContextTable(self._decode_whole, reach, most)
-        self.draft = ContextTable(self._draft, reach, most) if self.drafter else None
-        if self.windows:
-            self.plain, shared = decode_only_parts(self.parts)
-            self.look = {
-                key: ContextTable(self._answers(key, group), reach, most) for key, group in self.parts.decode.items()
-            }
-            self.both = {key: ContextTable(self._answers(key, group), reach, most) for key, group in shared.items()}
-            self.back = {key: PrefillSurface(self._prompts(key, group)) for key, group in self.parts.prefill.items()}
-        else:  # all sums follow from the tokens before: one function for all spans
-            self.look = {(): ContextTable(self._all_answers, reach, most)}
-            self.back = {(): PrefillSurface(self._all_prompts, self.eager)}
-        self.names = binding.step_env(bound_plan, Step(()))
-        lengths = () if self.windows else usual
-        self.usual = {
-            new: (
-                ContextTable(self._with_prompt(new, 0.0), reach, most),
-                ContextTable(self._with_prompt(new, 1.0), reach, most),
-            )
-            for new in lengths
-        }  # a step's seconds are linear in the heat
-        self.throttled = bound_plan.env["throttle_after"] if bound_plan.env["throttle"] else 0.0
-        self.tokens, self.logits, self.fresh = (
-            _Table(self._of_tokens),
-            _Table(self._of_logits),
-            _Table(self._of_fresh),
-        )
-        self.basis = _Table(self._of_rows)
+    @property
+    def tokens_per_decode(self) -> int:
+        """Tokens that a decoding sequence computes in a step: one, and those that are drafted."""
+        raise NotImplementedError
 
-    # ------------------------------------------------------------------ what the loop asks
+    @property
+    def accepted_per_step(self) -> float:
+        """Tokens that it gains in a step: one, and those of the draft that are accepted, on average."""
+        raise NotImplementedError
 
-    def decode(self, batch: DecodeContexts) -> float:
-        """Seconds of a step in which everyone decodes."""
-        return float(self._durations(batch, 0, 1)[0]) if self.windows else self.whole.one(batch.rows, batch.total())
+    @property
+    def throttle_after(self) -> float:
+        """The time constant (s) by which prompts heat the chip (`Throttle`); 0: it keeps its clocks."""
+        raise NotImplementedError
 
-    def run(self, batch: DecodeContexts, most: int, gap: float, more: int) -> tuple[int, float, float]:
-        """Decode steps until ``gap`` seconds have passed, and ``more`` after that; ``most`` at most, one at least.
+    @property
+    def closed_form(self) -> ContextTable | None:
+        """Seconds of decode steps as a table to look many steps up in; None if they must be summed."""
+        raise NotImplementedError
+
+    def decode_seconds(self, batch: DecodeContexts) -> float:
+        """Seconds of a step in which every sequence decodes."""
+        raise NotImplementedError
+
+    def decode_steps(self, batch: DecodeContexts, max_steps: int, gap: float, extra: int) -> tuple[int, float, float]:
+        """Decode steps until ``gap`` seconds have passed, and ``extra`` after that; from one to ``max_steps``.
 
         Gives the steps, their seconds, and the seconds without the last one.
         """
-        if self.closed:
-            return self.whole.search(batch.rows, batch.total(), most, gap, more)
-        took = np.zeros(1)
-        while took[-1] < gap and len(took) <= most:
-            done = len(took) - 1
-            more_took = self._durations(batch, done, min(most - done, 256))
-            took = np.concatenate([took, took[-1] + np.cumsum(more_took)])
-        steps = max(1, min(most, int(np.searchsorted(took, gap)) + more))
-        if steps == len(took):  # the steps after the gap
-            took = np.append(took, took[-1] + self._durations(batch, steps - 1, 1)[0])
-        return steps, float(took[steps]), float(took[steps - 1])
+        raise NotImplementedError
 
-    def mixed(self, batch: DecodeContexts | None, chunks: list[Chunk], ends: int, heat: float = 0.0) -> float:
-        """Seconds of a step that computes pieces of prompts, of which some end, while everyone in the batch decodes.
+    def mixed_seconds(
+        self, batch: DecodeContexts | None, chunks: list[Chunk], num_completed: int, thermal_state: float = 0.0
+    ) -> float:
+        """Seconds of a step that computes chunks of prompts, and completes some, while the batch decodes.
 
-        ``heat`` is how hot the chip is when it begins (`Heat`).
+        ``thermal_state`` is how far the chip is throttled when it begins (`Throttle.fraction_at`).
         """
-        if self.direct:
-            return self._exact(batch, chunks, ends, heat)
-        rows, pieces = batch.rows if batch is not None else 0, len(chunks)
-        if pieces == 1:
-            _, new, cached = chunks[0]
-            if not cached and batch is not None and new in self.usual:
-                cold, hot = self.usual[new]
-                took = cold.one(batch.rows, batch.total())
-                return took + heat * (hot.one(batch.rows, batch.total()) - took) if heat else took
-            if not cached:
-                kernels = self.fresh(new)
-            elif self.windows:
-                kernels = self._looking_back(new, chunks)
-            else:
-                kernels = self.back[()].at(new, new * (cached + (new if self.eager else (new + 1) / 2)), cached + new)
-        else:
-            new = sum([tokens for _, tokens, _ in chunks])
-            if self.windows:
-                kernels = self._looking_back(new, chunks)
-            else:
-                read = new + sum([cached for _, _, cached in chunks])
-                square = 1.0 if self.eager else 0.5
-                seen = sum([tokens * (cached + square * tokens) for _, tokens, cached in chunks]) + (1 - square) * new
-                kernels = self.back[()].at(new, seen, read)
-        decoding, names, drafting = rows * self.width, self.names, 0.0
-        kernels += self.tokens(new + decoding) + self.logits(ends + decoding)
-        if batch is not None and rows:
-            if self.windows:
-                kernels += self._looking(batch)
-            else:
-                kernels += self.look[()].one(rows, batch.total())
-            if self.draft is not None:
-                drafting = self.draft.one(rows, batch.total())
+        raise NotImplementedError
+
+
+def step_cost(bound_plan: BoundPlan, longest: int, frequent_prompts: Iterable[int] = ()) -> StepCost:
+    """Compile the steps of a plan, for sequences up to ``longest`` tokens.
+
+    Where prompts are of a few ``frequent_prompts`` lengths, a step with one of them is a row of its own.
+    """
+    parts = split_by_dependence(bound_plan)
+    used = {span for group in (*parts.prefill, *parts.decode) for span in group}
+    if any(bound_plan.model.spans[span].size != float("inf") for span in used):
+        return WindowedCost(bound_plan, parts, longest)
+    return FullAttentionCost(bound_plan, parts, longest, frequent_prompts)
+
+
+class Throttle:
+    """How far a chip's clocks have come down: prompts heat it until the power limit bites, all else lets it cool.
+
+    throttle = Throttle(time_constant=0.1)
+    throttle.fraction_at(12.0)              # 0.0: cold, clocks are high
+    throttle.add_load(12.0, 0.05, 1.0)      # 50 ms of prompts
+    throttle.fraction_at(12.05)             # 0.39
+    """
+
+    __slots__ = ("fraction", "time_constant", "updated_s")
+
+    def __init__(self, time_constant: float) -> None:
+        self.time_constant = time_constant  # s, the same both ways
+        self.fraction = self.updated_s = 0.0
+
+    def fraction_at(self, now: float) -> float:
+        """The share of its loss of speed that the chip has reached: from 0 (cold) to 1."""
+        return self.fraction * exp((self.updated_s - now) / self.time_constant) if self.fraction else 0.0
+
+    def add_load(self, start: float, seconds: float, prefill_share: float) -> None:
+        """A step is over, of which a share was prompts."""
+        busy = seconds * prefill_share
+        heated = 1 - (1 - self.fraction_at(start)) * exp(-busy / self.time_constant)
+        self.fraction, self.updated_s = heated * exp((busy - seconds) / self.time_constant), start + seconds
+
+
+class _CompiledCost(ABC):
+    """What both kinds of step have in common: operators that do not look back, the engine's own time, the draft."""
+
+    def __init__(self, bound_plan: BoundPlan, parts: StepParts, longest: int) -> None:
+        self.bound_plan, self.spans, self.parts = bound_plan, bound_plan.model.spans, parts
+        speculation = bound_plan.plan.speculation
+        self.tokens_per_decode = 1 + (speculation.num_speculative_tokens if speculation else 0)
+        self.accepted_per_step = speculation.acceptance_length if speculation else 1.0
+        self.throttle_after: float = bound_plan.env["throttle_after"] if bound_plan.env["throttle"] else 0.0
+        self.draft_plan: BoundPlan | None = None
+        if speculation and speculation.method != "ngram":
+            drafter = draft_plan(bound_plan)
+            self.draft_plan = drafter._replace(
+                env={**drafter.env, "uniform_lengths": bound_plan.env["uniform_lengths"]}
+            )
+        # where communication hides behind computation, the parts of a step do not add up: mixed steps are exact then
+        self.parts_overlap = bool(bound_plan.env["overlap"])
+        self.table_size = (longest + self.tokens_per_decode, bound_plan.plan.max_num_seqs)
+        self.draft_table = ContextTable(self._draft_seconds, *self.table_size) if self.draft_plan else None
+        self.by_tokens = _CountTable(self._of_tokens)
+        self.by_logits = _CountTable(self._of_logits)
+        self.by_fresh_prompt = _CountTable(self._of_fresh_prompt)
+        self.env = binding.step_env(bound_plan, Step(()))
+        # The environment of the last mixed step, written over by every call of `mixed_seconds`: a copy of all names
+        # for each step would cost as much as the step itself. So one instance serves one simulation at a time.
+        self._scratch_env = dict(self.env)
+
+    def decode_steps(self, batch: DecodeContexts, max_steps: int, gap: float, extra: int) -> tuple[int, float, float]:
+        """Decode steps until ``gap`` seconds have passed, and ``extra`` after that; see `StepCost`."""
+        passed = np.zeros(1)  # s at the beginning of every step
+        while passed[-1] < gap and len(passed) <= max_steps:
+            done = len(passed) - 1
+            more = self._decode_durations(batch, done, min(max_steps - done, 256))
+            passed = np.concatenate([passed, passed[-1] + np.cumsum(more)])
+        steps = max(1, min(max_steps, int(np.searchsorted(passed, gap)) + extra))
+        if steps == len(passed):  # the extra step
+            passed = np.append(passed, passed[-1] + self._decode_durations(batch, steps - 1, 1)[0])
+        return steps, float(passed[steps]), float(passed[steps - 1])
+
+    def mixed_seconds(
+        self, batch: DecodeContexts | None, chunks: list[Chunk], num_completed: int, thermal_state: float = 0.0
+    ) -> float:
+        """Seconds of a step that computes chunks of prompts while the batch decodes; see `StepCost`."""
+        if self.parts_overlap:
+            return self._exact_mixed_seconds(batch, chunks, num_completed, thermal_state)
+        num_seqs = batch.num_seqs if batch is not None else 0
+        num_new = chunks[0][1] if len(chunks) == 1 else sum([new for _, new, _ in chunks])
+        decoding, drafting = num_seqs * self.tokens_per_decode, 0.0
+        kernels = self._prefill_attention(num_new, chunks)
+        kernels += self.by_tokens(num_new + decoding) + self.by_logits(num_completed + decoding)
+        if batch is not None and num_seqs:
+            kernels += self._decode_attention(batch)
+            if self.draft_table is not None:
+                drafting = self.draft_table.one(num_seqs, batch.total_context())
         if self.parts.other:
-            kernels += float(self._seconds(self.parts.other, self._sums(batch, chunks, ends)))
-        names["tokens"], names["logits"], names["seqs"] = new + decoding, ends + decoding, rows + pieces
-        names["prefill_tokens"], names["prefill_seqs"] = new, pieces
-        names["decode_tokens"], names["decode_seqs"], names["thermal_state"] = decoding, rows, heat
-        return float(self._engine(names, kernels)) + drafting
+            kernels += float(self._seconds(self.parts.other, self._exact_env(batch, chunks, num_completed)))
+        env = self._scratch_env
+        env["tokens"], env["logits"] = num_new + decoding, num_completed + decoding
+        env["seqs"], env["thermal_state"] = num_seqs + len(chunks), thermal_state
+        env["prefill_tokens"], env["prefill_seqs"] = num_new, len(chunks)
+        env["decode_tokens"], env["decode_seqs"] = decoding, num_seqs
+        return float(self._with_engine_time(env, kernels)) + drafting
 
-    def _engine(self, names: dict[str, Any], kernels: Any) -> Any:
+    @abstractmethod
+    def _decode_durations(self, batch: DecodeContexts, first: int, steps: int) -> np.ndarray:
+        """Seconds of some decode steps, each by itself: (steps,)."""
+
+    @abstractmethod
+    def _prefill_attention(self, num_new: int, chunks: list[Chunk]) -> float:
+        """Seconds of the chunks' attention."""
+
+    @abstractmethod
+    def _decode_attention(self, batch: DecodeContexts) -> float:
+        """Seconds of the batch's attention."""
+
+    def _with_engine_time(self, env: dict[str, Any], kernels: Any) -> Any:
         """A step's seconds from its kernels': the one place where the engine's own time comes in."""
-        added = host.host_seconds(self.bound_plan.model, self.bound_plan.engine, names, kernels)
-        return (kernels + added) * binding.calibration_factor(self.bound_plan, names)
+        added = host.host_seconds(self.bound_plan.model, self.bound_plan.engine, env, kernels)
+        return (kernels + added) * binding.calibration_factor(self.bound_plan, env)
 
-    # ------------------------------------------------------------------ tables
+    # ------------------------------------------------------------------ what the tables are made of
 
     def _of_tokens(self, counts: np.ndarray) -> Any:
         return self._kernels(self.parts.tokens, Step((Group(1, counts, 0),)))
@@ -176,145 +223,247 @@ class StepCost:
     def _of_logits(self, counts: np.ndarray) -> Any:
         return self._kernels(self.parts.logits, Step((Group(counts, 1, 0),)))
 
-    def _of_fresh(self, counts: np.ndarray) -> Any:
-        return self._kernels(_every(self.parts.prefill), Step((Group(1, counts, 0),)))
+    def _of_fresh_prompt(self, counts: np.ndarray) -> Any:
+        return self._kernels(_all_blocks(self.parts.prefill), Step((Group(1, counts, 0),)))
 
     def _kernels(self, blocks: tuple[Block, ...], step: Step) -> Any:
         return self._seconds(blocks, binding.step_env(self.bound_plan, step))
 
-    def _seconds(self, blocks: tuple[Block, ...], names: dict[str, Any]) -> Any:
-        return roofline.kernel_seconds(blocks, binding.padded_env(self.bound_plan, names), self.bound_plan.sources)
+    def _seconds(self, blocks: tuple[Block, ...], env: dict[str, Any]) -> Any:
+        return roofline.kernel_seconds(blocks, binding.padded_env(self.bound_plan, env), self.bound_plan.sources)
 
-    def _decode_whole(self, seqs: np.ndarray, context: np.ndarray) -> Any:
-        step = Step((Group(seqs, self.width, context, self.width, True),))
-        drafting = self._draft(seqs, context) if self.drafter else 0.0
-        return binding.step_seconds(self.bound_plan, step) + drafting
+    def _decode_group(self, seqs: Any, context: Any) -> Group:
+        return Group(seqs, self.tokens_per_decode, context, self.tokens_per_decode, True)
 
-    def _with_prompt(self, new: int, heat: float) -> Callable[[np.ndarray, np.ndarray], Any]:
-        """A step of answers with one fresh prompt of a length that is met again and again."""
-        bound_plan = self.bound_plan._replace(env={**self.bound_plan.env, "thermal_state": heat})
-
-        def price(seqs: np.ndarray, context: np.ndarray) -> Any:
-            step = Step((Group(1, new, 0), Group(seqs, self.width, context, self.width, True)))
-            return binding.step_seconds(bound_plan, step) + (self._draft(seqs, context) if self.drafter else 0.0)
-
-        return price
-
-    def _draft(self, seqs: np.ndarray, context: np.ndarray) -> Any:
-        assert self.drafter is not None
-        return (self.width - 1) * binding.step_seconds(self.drafter, Step((Group(seqs, 1, context, 1, True),)))
-
-    def _all_answers(self, seqs: np.ndarray, context: np.ndarray) -> Any:
-        return self._kernels(_every(self.parts.decode), Step((Group(seqs, self.width, context, self.width, True),)))
-
-    def _all_prompts(self, seqs: np.ndarray, new: np.ndarray, cached: np.ndarray) -> Any:
-        return self._kernels(_every(self.parts.prefill), Step((Group(seqs, new, cached),)))
-
-    # ------------------------------------------------------------------ windows: every span has sums of its own
-
-    def _answers(self, key: Spans, blocks: tuple[Block, ...]) -> Callable[[np.ndarray, np.ndarray], Any]:
-        """Attention of answers over some spans, for sequences that read ``entries`` each."""
-
-        def price(seqs: np.ndarray, entries: np.ndarray) -> Any:
-            sums = self._as_full("decode", key, seqs, self.width, np.maximum(entries - self.width, 0))
-            return self._seconds(blocks, {**self.names, **sums})
-
-        return price
-
-    def _prompts(self, key: Spans, blocks: tuple[Block, ...]) -> Callable[[np.ndarray, np.ndarray, np.ndarray], Any]:
-        """Attention of prompts over some spans, for prompts that look back over ``cached`` entries."""
-
-        def price(seqs: np.ndarray, new: np.ndarray, cached: np.ndarray) -> Any:
-            sums = self._as_full("prefill", key, seqs, new, cached)
-            return self._seconds(blocks, {**self.names, **sums})
-
-        return price
-
-    def _as_full(self, phase: str, key: Spans, seqs: Any, new: Any, cached: Any) -> dict[str, Any]:
-        """Sums of sequences that see all of ``cached``, put where the spans' own would stand."""
-        ratio = _ratio(self.spans, key)
-        words = {f"{phase}_tokens": seqs * new, f"{phase}_seqs": seqs, f"{phase}_dense": seqs * new * (cached + new)}
-        for number, word in enumerate(key):
-            tail = f"_{word}" if word else ""
-            words[f"{phase}_kv{tail}"] = seqs * (cached + new) / ratio if not number else 0.0
-            words[f"{phase}_qk{tail}"] = seqs * new * (cached + (new + 1) / 2) / ratio if not number else 0.0
-        return words
-
-    def _looking_back(self, new: int, chunks: list[Chunk]) -> float:
-        found = 0.0
-        for key, surface in self.back.items():
-            ratio, seen, read = _ratio(self.spans, key), 0.0, 0.0
-            for span in self._over(key):
-                for _, tokens, cached in chunks:
-                    seen += (query_key_pairs(span, cached + tokens) - query_key_pairs(span, cached)) * ratio
-                    read += entries_read(span, cached, tokens) * ratio
-            found += surface.at(new, seen, read)
-        return found
-
-    def _looking(self, batch: DecodeContexts) -> float:
-        lengths = batch.lengths()
-        return sum(rows.one(batch.rows, float(self._entries(key, lengths).sum())) for key, rows in self.look.items())
-
-    def _entries(self, key: Spans, lengths: np.ndarray) -> np.ndarray:
-        """What sequences read of the cache over some spans."""
-        ratio = _ratio(self.spans, key)
-        read = np.zeros(lengths.shape)
-        for span in self._over(key):
-            read += entries_read(span, lengths, self.width) * ratio
-        return read
-
-    def _over(self, key: Spans) -> list[Span]:
-        return [self.spans[word] for word in key] or [Span()]
-
-    def _durations(self, batch: DecodeContexts, first: int, steps: int) -> np.ndarray:
-        """Seconds of some decode steps, each by itself."""
-        n, gains = batch.rows, batch.gains(first, steps)
-        if not self.windows:
-            row = self.whole.row(n)
-            found: np.ndarray = np.interp(batch.total() / n + gains, self.whole.nodes, row)
-            return found
-        lengths = batch.lengths()[:, None] + gains[None, :]
-        kernels = np.full(steps, self.basis(n))
-        for key, rows in (*self.look.items(), *self.both.items()):
-            mean = self._entries(key, lengths).mean(axis=0)
-            kernels += np.interp(mean, rows.nodes, rows.row(n))
-        names = binding.step_env(self.bound_plan, Step((Group(n, self.width, 0, self.width, True),)))
-        took: np.ndarray = self._engine(names, kernels)
-        if self.draft is not None:
-            took = took + np.interp(batch.total() / n + gains, self.draft.nodes, self.draft.row(n))
-        return np.broadcast_to(took, (steps,))
-
-    def _of_rows(self, counts: np.ndarray) -> Any:
-        """Decode steps but for what looks back."""
-        return self._kernels(self.plain, Step((Group(counts, self.width, 0, self.width, True),)))
+    def _draft_seconds(self, seqs: np.ndarray, context: np.ndarray) -> Any:
+        if self.draft_plan is None:
+            return 0.0
+        one = binding.step_seconds(self.draft_plan, Step((Group(seqs, 1, context, 1, True),)))
+        return (self.tokens_per_decode - 1) * one
 
     # ------------------------------------------------------------------ without tables
 
-    def _sums(self, batch: DecodeContexts | None, chunks: list[Chunk], ends: int) -> dict[str, Any]:
-        """All names of a step, sequence by sequence."""
-        share = ends / len(chunks) if chunks else 0.0
-        names = binding.step_env(
-            self.bound_plan, Step(tuple(Group(1, new, cached, share) for _, new, cached in chunks))
+    def _exact_env(self, batch: DecodeContexts | None, chunks: list[Chunk], num_completed: int) -> dict[str, Any]:
+        """All names of a step, summed sequence by sequence."""
+        share = num_completed / len(chunks) if chunks else 0.0
+        env = binding.step_env(self.bound_plan, Step(tuple(Group(1, new, cached, share) for _, new, cached in chunks)))
+        if batch is not None and batch.num_seqs:
+            contexts = batch.contexts()
+            sums = Step((self._decode_group(np.ones(len(contexts)), contexts),)).sums(self.spans)
+            env |= {name: env[name] + float(np.sum(value)) for name, value in sums.items() if name != "in_a_row"}
+            env["moe_tokens"] = env["tokens"] * self.bound_plan.env["dp"]
+        return env
+
+    def _exact_mixed_seconds(
+        self, batch: DecodeContexts | None, chunks: list[Chunk], num_completed: int, thermal_state: float
+    ) -> float:
+        env = {**self._exact_env(batch, chunks, num_completed), "thermal_state": thermal_state}
+        kernels = self._seconds(self.bound_plan.text, env)
+        drafting = 0.0
+        if self.draft_table is not None and batch is not None and batch.num_seqs:
+            drafting = self.draft_table.one(batch.num_seqs, batch.total_context())
+        return float(self._with_engine_time(env, kernels)) + drafting
+
+
+class FullAttentionCost(_CompiledCost):
+    """Steps whose sums all follow from the total context: one function of it for all layers."""
+
+    def __init__(
+        self, bound_plan: BoundPlan, parts: StepParts, longest: int, frequent_prompts: Iterable[int] = ()
+    ) -> None:
+        super().__init__(bound_plan, parts, longest)
+        self.eager = bool(bound_plan.env["eager"])  # eager attention computes all pairs, whatever the mask
+        self.decode_table = ContextTable(self._decode_step, *self.table_size)
+        self.closed_form = self.decode_table if self.accepted_per_step == 1 else None
+        self.decode_attention = ContextTable(self._decode_kernels, *self.table_size)
+        self.prefill_attention = PrefillSurface(self._prefill_kernels, self.eager)
+        self.frequent = {  # seconds are linear in the thermal state: a table when cold, one when throttled
+            num_new: (
+                ContextTable(self._with_fresh_prompt(num_new, 0.0), *self.table_size),
+                ContextTable(self._with_fresh_prompt(num_new, 1.0), *self.table_size),
+            )
+            for num_new in frequent_prompts
+        }
+
+    def decode_seconds(self, batch: DecodeContexts) -> float:
+        """Seconds of a step in which every sequence decodes."""
+        return self.decode_table.one(batch.num_seqs, batch.total_context())
+
+    def decode_steps(self, batch: DecodeContexts, max_steps: int, gap: float, extra: int) -> tuple[int, float, float]:
+        """Decode steps until ``gap`` seconds have passed, and ``extra`` after that; see `StepCost`."""
+        if self.closed_form is None:
+            return super().decode_steps(batch, max_steps, gap, extra)
+        return self.closed_form.search(batch.num_seqs, batch.total_context(), max_steps, gap, extra)
+
+    def mixed_seconds(
+        self, batch: DecodeContexts | None, chunks: list[Chunk], num_completed: int, thermal_state: float = 0.0
+    ) -> float:
+        """Seconds of a step that computes chunks of prompts while the batch decodes; see `StepCost`."""
+        if batch is not None and self.frequent and len(chunks) == 1 and not self.parts_overlap:
+            _, num_new, num_cached = chunks[0]
+            if not num_cached and num_new in self.frequent:
+                cold, hot = self.frequent[num_new]
+                seconds = cold.one(batch.num_seqs, batch.total_context())
+                if thermal_state:
+                    seconds += thermal_state * (hot.one(batch.num_seqs, batch.total_context()) - seconds)
+                return seconds
+        return super().mixed_seconds(batch, chunks, num_completed, thermal_state)
+
+    def _prefill_attention(self, num_new: int, chunks: list[Chunk]) -> float:
+        if len(chunks) == 1:
+            cached = chunks[0][2]
+            if not cached:
+                return self.by_fresh_prompt(num_new)
+            seen = num_new * (cached + (num_new if self.eager else (num_new + 1) / 2))
+            return self.prefill_attention.at(num_new, seen, cached + num_new)
+        read = num_new + sum([cached for _, _, cached in chunks])
+        square = 1.0 if self.eager else 0.5
+        seen = sum([new * (cached + square * new) for _, new, cached in chunks]) + (1 - square) * num_new
+        return self.prefill_attention.at(num_new, seen, read)
+
+    def _decode_attention(self, batch: DecodeContexts) -> float:
+        return self.decode_attention.one(batch.num_seqs, batch.total_context())
+
+    def _decode_durations(self, batch: DecodeContexts, first: int, steps: int) -> np.ndarray:
+        mean = batch.total_context() / batch.num_seqs + batch.gains(first, steps)
+        return np.asarray(np.interp(mean, self.decode_table.nodes, self.decode_table.row(batch.num_seqs)))
+
+    def _decode_step(self, seqs: np.ndarray, context: np.ndarray) -> Any:
+        step = Step((self._decode_group(seqs, context),))
+        return binding.step_seconds(self.bound_plan, step) + self._draft_seconds(seqs, context)
+
+    def _with_fresh_prompt(self, num_new: int, thermal_state: float) -> Callable[[np.ndarray, np.ndarray], Any]:
+        """A decode step with one fresh prompt of a length that is met again and again."""
+        bound_plan = self.bound_plan._replace(env={**self.bound_plan.env, "thermal_state": thermal_state})
+
+        def estimate(seqs: np.ndarray, context: np.ndarray) -> Any:
+            step = Step((Group(1, num_new, 0), self._decode_group(seqs, context)))
+            return binding.step_seconds(bound_plan, step) + self._draft_seconds(seqs, context)
+
+        return estimate
+
+    def _decode_kernels(self, seqs: np.ndarray, context: np.ndarray) -> Any:
+        return self._kernels(_all_blocks(self.parts.decode), Step((self._decode_group(seqs, context),)))
+
+    def _prefill_kernels(self, seqs: np.ndarray, new: np.ndarray, cached: np.ndarray) -> Any:
+        return self._kernels(_all_blocks(self.parts.prefill), Step((Group(seqs, new, cached),)))
+
+
+class WindowedCost(_CompiledCost):
+    """Steps of models some of whose layers look back over a part of the context: every span has sums of its own."""
+
+    closed_form: ContextTable | None = None
+
+    def __init__(self, bound_plan: BoundPlan, parts: StepParts, longest: int) -> None:
+        super().__init__(bound_plan, parts, longest)
+        self.decode_only_blocks, both_phases = decode_only_parts(self.parts)
+        self.decode_attention = {
+            spans: ContextTable(self._decode_kernels(spans, blocks), *self.table_size)
+            for spans, blocks in self.parts.decode.items()
+        }
+        self.both_phases_attention = {
+            spans: ContextTable(self._decode_kernels(spans, blocks), *self.table_size)
+            for spans, blocks in both_phases.items()
+        }
+        self.prefill_attention = {
+            spans: PrefillSurface(self._prefill_kernels(spans, blocks)) for spans, blocks in self.parts.prefill.items()
+        }
+        self.by_num_seqs = _CountTable(self._of_num_seqs)
+
+    def decode_seconds(self, batch: DecodeContexts) -> float:
+        """Seconds of a step in which every sequence decodes."""
+        return float(self._decode_durations(batch, 0, 1)[0])
+
+    def _prefill_attention(self, num_new: int, chunks: list[Chunk]) -> float:
+        if len(chunks) == 1 and not chunks[0][2]:
+            return self.by_fresh_prompt(num_new)
+        seconds = 0.0
+        for spans, surface in self.prefill_attention.items():
+            ratio, seen, read = self._ratio(spans), 0.0, 0.0
+            for span in self._spans(spans):
+                for _, new, cached in chunks:
+                    seen += (query_key_pairs(span, cached + new) - query_key_pairs(span, cached)) * ratio
+                    read += entries_read(span, cached, new) * ratio
+            seconds += surface.at(num_new, seen, read)
+        return seconds
+
+    def _decode_attention(self, batch: DecodeContexts) -> float:
+        contexts = batch.contexts()
+        return sum(
+            table.one(batch.num_seqs, float(self._entries_read(spans, contexts).sum()))
+            for spans, table in self.decode_attention.items()
         )
-        if batch is not None and batch.rows:
-            lengths = batch.lengths()
-            each = Step((Group(np.ones(len(lengths)), self.width, lengths, self.width, True),)).sums(self.spans)
-            names |= {word: names[word] + float(np.sum(value)) for word, value in each.items() if word != "in_a_row"}
-            names["moe_tokens"] = names["tokens"] * self.bound_plan.env["dp"]
-        return names
 
-    def _exact(self, batch: DecodeContexts | None, chunks: list[Chunk], ends: int, heat: float) -> float:
-        names = {**self._sums(batch, chunks, ends), "thermal_state": heat}
-        kernels = self._seconds(self.bound_plan.text, names)
-        drafting = self.draft.one(batch.rows, batch.total()) if self.draft and batch and batch.rows else 0.0
-        return float(self._engine(names, kernels)) + drafting
+    def _decode_durations(self, batch: DecodeContexts, first: int, steps: int) -> np.ndarray:
+        n, gains = batch.num_seqs, batch.gains(first, steps)
+        contexts = batch.contexts()[:, None] + gains[None, :]  # (num_seqs, steps)
+        kernels = np.full(steps, self.by_num_seqs(n))
+        for spans, table in (*self.decode_attention.items(), *self.both_phases_attention.items()):
+            mean = self._entries_read(spans, contexts).mean(axis=0)
+            kernels += np.interp(mean, table.nodes, table.row(n))
+        env = binding.step_env(self.bound_plan, Step((self._decode_group(n, 0),)))
+        seconds: np.ndarray = self._with_engine_time(env, kernels)
+        if self.draft_table is not None:
+            mean = batch.total_context() / n + gains
+            seconds = seconds + np.interp(mean, self.draft_table.nodes, self.draft_table.row(n))
+        return np.broadcast_to(seconds, (steps,))
+
+    def _of_num_seqs(self, counts: np.ndarray) -> Any:
+        """Decode steps but for what looks back."""
+        return self._kernels(self.decode_only_blocks, Step((self._decode_group(counts, 0),)))
+
+    def _decode_kernels(self, spans: Spans, blocks: tuple[Block, ...]) -> Callable[[np.ndarray, np.ndarray], Any]:
+        """Attention of decodes over some spans, for sequences that read ``entries`` of the cache each."""
+
+        def estimate(seqs: np.ndarray, entries: np.ndarray) -> Any:
+            cached = np.maximum(entries - self.tokens_per_decode, 0)
+            return self._seconds(
+                blocks, {**self.env, **self._as_full("decode", spans, seqs, self.tokens_per_decode, cached)}
+            )
+
+        return estimate
+
+    def _prefill_kernels(
+        self, spans: Spans, blocks: tuple[Block, ...]
+    ) -> Callable[[np.ndarray, np.ndarray, np.ndarray], Any]:
+        """Attention of prompts over some spans, for prompts that look back over ``cached`` entries."""
+
+        def estimate(seqs: np.ndarray, new: np.ndarray, cached: np.ndarray) -> Any:
+            return self._seconds(blocks, {**self.env, **self._as_full("prefill", spans, seqs, new, cached)})
+
+        return estimate
+
+    def _as_full(self, phase: str, spans: Spans, seqs: Any, new: Any, cached: Any) -> dict[str, Any]:
+        """Sums of sequences that see all of ``cached``, put where the spans' own would stand."""
+        ratio = self._ratio(spans)
+        sums = {f"{phase}_tokens": seqs * new, f"{phase}_seqs": seqs, f"{phase}_dense": seqs * new * (cached + new)}
+        for number, span in enumerate(spans):
+            tail = f"_{span}" if span else ""
+            sums[f"{phase}_kv{tail}"] = seqs * (cached + new) / ratio if not number else 0.0
+            sums[f"{phase}_qk{tail}"] = seqs * new * (cached + (new + 1) / 2) / ratio if not number else 0.0
+        return sums
+
+    def _entries_read(self, spans: Spans, contexts: np.ndarray) -> np.ndarray:
+        """Cache entries that sequences read over some spans: the shape of ``contexts``."""
+        ratio = self._ratio(spans)
+        read = np.zeros(contexts.shape)
+        for span in self._spans(spans):
+            read += entries_read(span, contexts, self.tokens_per_decode) * ratio
+        return read
+
+    def _spans(self, names: Spans) -> list[Span]:
+        return [self.spans[name] for name in names] or [Span()]
+
+    def _ratio(self, names: Spans) -> float:
+        """Entries are counted as tokens where one span is looked over; several spans' entries add up as they are."""
+        return self.spans[names[0]].ratio if len(names) == 1 else 1.0
 
 
-class _Table:
-    """A function of a count, worked out for many at once and more when they are met: ``_Table(price)(300)``"""
+class _CountTable:
+    """A function of a count, worked out for many at once and more when they are met: ``_CountTable(estimate)(300)``"""
 
-    def __init__(self, price: Callable[[np.ndarray], Any]) -> None:
-        self.price = price
+    def __init__(self, estimate: Callable[[np.ndarray], Any]) -> None:
+        self.estimate = estimate
         self.known: list[float] = []
         self.large: dict[int, float] = {}
 
@@ -322,20 +471,15 @@ class _Table:
         if count < len(self.known):
             return self.known[count]
         if count < TABLE:
-            have = len(self.known)
+            start = len(self.known)
             size = max(FIRST, 1 << count.bit_length())
-            values = np.broadcast_to(self.price(np.arange(have, size, dtype=float)), (size - have,))
+            values = np.broadcast_to(self.estimate(np.arange(start, size, dtype=float)), (size - start,))
             self.known += values.tolist()
             return self.known[count]
         if count not in self.large:
-            self.large[count] = float(np.ravel(self.price(np.array([float(count)])))[0])
+            self.large[count] = float(np.ravel(self.estimate(np.array([float(count)])))[0])
         return self.large[count]
 
 
-def _every(groups: dict[Spans, tuple[Block, ...]]) -> tuple[Block, ...]:
+def _all_blocks(groups: dict[Spans, tuple[Block, ...]]) -> tuple[Block, ...]:
     return tuple(block for blocks in groups.values() for block in blocks)
-
-
-def _ratio(spans: dict[str, Span], key: Spans) -> float:
-    """Entries are counted as tokens where one span is looked over; several spans' entries add up as they are."""
-    return spans[key[0]].ratio if len(key) == 1 else 1.0

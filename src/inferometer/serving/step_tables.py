@@ -1,9 +1,20 @@
-"""Seconds along a growing context: for every number of sequences one row, straight lines between its nodes.
+"""The tables that a simulated run looks its steps up in, and the parts of the graph that each one covers.
 
-While a batch decodes, the mean context of its sequences grows by one token a step. So the seconds of k steps are a sum
-of values that lie one apart on the row. With C(x) the sum of all values below x, straight between whole numbers, they
-are C(x + k) - C(x), whatever fraction x begins with: 5,000 steps cost no more than 5, and how many steps fit into a
-given time is found by looking that time up in C.
+`ContextTable`: seconds along a growing context. For every number of sequences there is one row, with straight lines
+between its nodes. While a batch decodes, the mean context of its sequences grows by one token a step. So the seconds of
+k steps are a sum of values that lie one apart on the row. With C(x) the sum of all values below x, straight between
+whole numbers, they are C(x + k) - C(x), whatever fraction x begins with: 5,000 steps cost no more than 5, and how many
+steps fit into a given time is found by looking that time up in C.
+
+`PrefillSurface`: seconds of the prompts' attention in a step, from three sums: new tokens, pairs of query and key, and
+cache read. Any mix of prompts is, for these sums, as good as some prompts alike: ``tokens / new`` of them with ``new``
+tokens each after ``cached`` ones. Nodes lie on a grid of logarithms of these; between nodes the logarithm of the
+seconds is straight, which is 0.1% off or so. The grid is worked out in blocks, where a run comes by.
+
+`StepParts`: the graph, split by what its operators' times depend on. A simulated run asks for a million steps. Most
+operators of a step know only how many tokens there are, so their seconds are one table; what is left is the attention
+of prompts and of decodes, each a function of few sums. Which is which is read off the names in the operators' formulas,
+never off a model's name.
 """
 
 from __future__ import annotations
@@ -27,15 +38,25 @@ CELLS = 16  # cells that an octave of contexts is cut into; below 128 tokens the
 TOGETHER = 64  # rows that are worked out at once: arrays cost hardly more than single numbers
 SHORT = 4096  # sums up to here are lists, which are read faster; longer ones are arrays, which take less room
 
+FINE, COARSE = 8, 4  # nodes an octave: of tokens and of tokens per prompt; of pairs over those of a fresh prompt
+_NODES = (np.arange(FINE + 1), np.arange(FINE + 1), np.arange(COARSE + 1))
+_ACROSS, _DOWN = (FINE + 1) * (COARSE + 1), COARSE + 1
+
+Spans = tuple[str, ...]  # names of `network.graph.Span`: how far some layers look back
+_COUNTS = frozenset({"tokens", "moe_tokens"})
+_STEP = frozenset({"seqs", "logits", "images", "patches", "patch_pairs", "image_tokens"}) | _COUNTS
+
 
 class ContextTable:
-    """``Rows(price, 4096, 256)``: rows up to a context and a number of sequences.
+    """``ContextTable(estimate, 4096, 256)``: rows up to a context and a number of sequences.
 
-    ``price(n, context)`` gives seconds for arrays of both.
+    ``estimate(n, context)`` gives seconds for arrays of both.
     """
 
-    def __init__(self, price: Callable[[np.ndarray, np.ndarray], np.ndarray], longest: int, most: int) -> None:
-        self.price, self.longest, self.most = price, longest, most
+    def __init__(
+        self, estimate: Callable[[np.ndarray, np.ndarray], np.ndarray], longest: int, max_num_seqs: int
+    ) -> None:
+        self.estimate, self.longest, self.max_num_seqs = estimate, longest, max_num_seqs
         edges, width = list(range(0, 8 * CELLS, 8)), 8
         while edges[-1] <= longest + 8:
             width = max(8, (1 << edges[-1].bit_length() - 1) // CELLS)
@@ -46,12 +67,12 @@ class ContextTable:
 
     def row(self, n: int) -> list[float]:
         """Seconds of n sequences at the nodes."""
-        found = self.known.get(n)
-        if found is not None:
-            return found
+        known = self.known.get(n)
+        if known is not None:
+            return known
         first = (n - 1) // TOGETHER * TOGETHER + 1
-        counts = np.arange(first, max(n, min(first + TOGETHER - 1, self.most)) + 1)
-        values = self.price(counts[:, None].astype(float), self.nodes[None, :])
+        counts = np.arange(first, max(n, min(first + TOGETHER - 1, self.max_num_seqs)) + 1)
+        values = self.estimate(counts[:, None].astype(float), self.nodes[None, :])
         values = np.broadcast_to(values, (len(counts), len(self.nodes)))
         self.known |= {count: line.tolist() for count, line in zip(counts.tolist(), values, strict=True)}
         return self.known[n]
@@ -75,17 +96,17 @@ class ContextTable:
         size = min(max(512, 2 << int(upto + 2).bit_length()), self.longest + 16)
         values = np.interp(np.arange(size), self.nodes, self.row(n))
         sums = np.concatenate([[0.0], np.cumsum(values)])
-        found = self.sums[n] = sums.tolist() if size <= SHORT else array("d", sums.tobytes())
-        return found
+        self.sums[n] = sums.tolist() if size <= SHORT else array("d", sums.tobytes())
+        return self.sums[n]
 
-    def search(self, n: int, total: int, most: int, gap: float, more: int) -> tuple[int, float, float]:
-        """Steps until ``gap`` seconds have passed and ``more`` steps after that, ``most`` at most and one at least.
+    def search(self, n: int, total: int, max_steps: int, gap: float, extra: int) -> tuple[int, float, float]:
+        """Steps until ``gap`` seconds have passed and ``extra`` steps after that, from one to ``max_steps``.
 
         The first step has ``total`` tokens of context, each next one n more. Gives the steps, their seconds, and the
         seconds without the last one.
         """
         x = total / n
-        end = x + most
+        end = x + max_steps
         c = self.sums.get(n)
         if c is None or len(c) <= end + 2:
             c = self.summed(n, end)
@@ -93,43 +114,32 @@ class ContextTable:
         here = c[low] + (c[low + 1] - c[low]) * (x - low)
         whole = int(end)
         took = c[whole] + (c[whole + 1] - c[whole]) * (end - whole) - here
-        steps = most
+        steps = max_steps
         if took >= gap:
             if gap > 0.0:
                 place = bisect_right(c, here + gap, low, whole + 2) - 1
                 steps = ceil(place + (here + gap - c[place]) / (c[place + 1] - c[place]) - x)
-                steps = min(most, max(1, steps) + more)
+                steps = min(max_steps, max(1, steps) + extra)
             else:
                 steps = 1
-            if steps < most:
+            if steps < max_steps:
                 end = x + steps
                 whole = int(end)
                 took = c[whole] + (c[whole + 1] - c[whole]) * (end - whole) - here
-        if not more:
+        if not extra:
             return steps, took, 0.0
         end -= 1
         whole = int(end)
         return steps, took, c[whole] + (c[whole + 1] - c[whole]) * (end - whole) - here
 
 
-# ------------------------------------------------------------------ surface
-# Seconds of the prompts' attention in a step, from three sums: new tokens, pairs of query and key, and cache read.
-#
-# Any mix of prompts is, for these sums, as good as some prompts alike: ``tokens / new`` of them with ``new`` tokens each
-# after ``cached`` ones. Nodes lie on a grid of logarithms of these; between nodes the logarithm of the seconds is
-# straight, which is 0.1% off or so. The grid is worked out in blocks, where a run comes by.
-
-
-FINE, COARSE = 8, 4  # nodes an octave: of tokens and of tokens per prompt; of pairs over those of a fresh prompt
-_SPANS = (np.arange(FINE + 1), np.arange(FINE + 1), np.arange(COARSE + 1))
-_ACROSS, _DOWN = (FINE + 1) * (COARSE + 1), COARSE + 1
-
-
 class PrefillSurface:
-    """``Surface(price).at(tokens, pairs, kv)``; ``price(seqs, new, cached)`` gives seconds for arrays of prompts."""
+    """``Surface(price).at(tokens, pairs, kv)``; ``estimate(seqs, new, cached)`` gives seconds for arrays of prompts."""
 
-    def __init__(self, price: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray], dense: bool = False) -> None:
-        self.price = price
+    def __init__(
+        self, estimate: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray], dense: bool = False
+    ) -> None:
+        self.estimate = estimate
         self.dense = dense  # pairs are new · (cached + new): all that eager attention computes, whatever the mask
         self.known: dict[tuple[int, int, int], list[float]] = {}
 
@@ -155,28 +165,15 @@ class PrefillSurface:
 
     def _block(self, i: int, j: int, k: int) -> list[float]:
         """An octave of each coordinate, with the first nodes of the next."""
-        tokens = 2.0 ** (i + _SPANS[0][:, None, None] / FINE)
-        new = 2.0 ** (j + _SPANS[1][None, :, None] / FINE)
-        reach = (2.0 ** (k + _SPANS[2][None, None, :] / COARSE) + 1) / 2
+        tokens = 2.0 ** (i + _NODES[0][:, None, None] / FINE)
+        new = 2.0 ** (j + _NODES[1][None, :, None] / FINE)
+        reach = (2.0 ** (k + _NODES[2][None, None, :] / COARSE) + 1) / 2
         tokens, new, reach = np.broadcast_arrays(tokens, new, reach)
-        took = np.broadcast_to(self.price(tokens / new, new, new * (reach - 1)), tokens.shape)
-        found: list[float] = np.log2(np.maximum(took, 1e-30)).ravel().tolist()
-        found += [0.0] * (_ACROSS + _DOWN + 1)  # read with weight 0 at the very edge
-        self.known[i, j, k] = found
-        return found
-
-
-# ------------------------------------------------------------------ parts
-# A graph, taken apart by what its operators' times depend on: the tokens of a step, its logits, or its attention.
-#
-# A simulated run asks for a million steps. Most operators of a step know only how many tokens there are, so their seconds
-# are one table; what is left is the attention of the prompts and of the answers, each a function of few sums. Which is
-# which is read off the names in the operators' formulas, never off a model's name.
-
-
-Spans = tuple[str, ...]
-_COUNTS = frozenset({"tokens", "moe_tokens"})
-_STEP = frozenset({"seqs", "logits", "images", "patches", "patch_pairs", "image_tokens"}) | _COUNTS
+        took = np.broadcast_to(self.estimate(tokens / new, new, new * (reach - 1)), tokens.shape)
+        values: list[float] = np.log2(np.maximum(took, 1e-30)).ravel().tolist()
+        values += [0.0] * (_ACROSS + _DOWN + 1)  # read with weight 0 at the very edge
+        self.known[i, j, k] = values
+        return values
 
 
 class StepParts(NamedTuple):
@@ -190,30 +187,30 @@ class StepParts(NamedTuple):
 
 
 def split_by_dependence(bound_plan: BoundPlan) -> StepParts:
-    """Take the text blocks of a setup apart: ``parts(setup).decode[("",)]`` is full attention of answers."""
-    found: dict[tuple[str, Spans], list[Block]] = {}
+    """Split the text blocks of a plan: ``split_by_dependence(plan).decode[("",)]`` is full attention of decodes."""
+    groups: dict[tuple[str, Spans], list[Block]] = {}
     windows = any(span.size != float("inf") for span in bound_plan.model.spans.values())
     mixed = bool(bound_plan.env["eager"]) and windows  # eager attention computes all pairs, but reads what a window has
     some = step_env(bound_plan, Step((Group(3, 5, 7), Group(2, 1, 11, 1, True))))
     for block in bound_plan.text:
-        mine: dict[tuple[str, Spans], list[Op]] = {}
+        ops_by_part: dict[tuple[str, Spans], list[Op]] = {}
         for op in block.ops:
             if not _works(op, {**some, **block.dims}):
                 continue
             part = _part(op)
-            mine.setdefault(("other", ()) if mixed and part[1] else part, []).append(op)
-        for part, ops in mine.items():
-            found.setdefault(part, []).append(msgspec.structs.replace(block, ops=tuple(ops)))
+            ops_by_part.setdefault(("other", ()) if mixed and part[1] else part, []).append(op)
+        for part, ops in ops_by_part.items():
+            groups.setdefault(part, []).append(msgspec.structs.replace(block, ops=tuple(ops)))
 
-    def of(kind: str) -> dict[Spans, tuple[Block, ...]]:
-        return {spans: tuple(blocks) for (word, spans), blocks in found.items() if word == kind}
+    def of(wanted: str) -> dict[Spans, tuple[Block, ...]]:
+        return {spans: tuple(blocks) for (kind, spans), blocks in groups.items() if kind == wanted}
 
     return StepParts(
-        tuple(found.get(("tokens", ()), ())),
-        tuple(found.get(("logits", ()), ())),
+        tuple(groups.get(("tokens", ()), ())),
+        tuple(groups.get(("logits", ()), ())),
         of("prefill"),
         of("decode"),
-        tuple(found.get(("other", ()), ())),
+        tuple(groups.get(("other", ()), ())),
     )
 
 
@@ -230,8 +227,8 @@ def _part(op: Op) -> tuple[str, Spans]:
     if names <= {"logits"}:
         return "logits", ()
     for phase in ("prefill", "decode"):
-        if all(word.startswith(phase) for word in names):
-            tails = {word[len(phase) + 3 :] for word in names if word[len(phase) :][:3] in ("_qk", "_kv")}
+        if all(name.startswith(phase) for name in names):
+            tails = {name[len(phase) + 3 :] for name in names if name[len(phase) :][:3] in ("_qk", "_kv")}
             return phase, tuple(sorted(tail.removeprefix("_") for tail in tails))
     return "other", ()
 
@@ -239,19 +236,19 @@ def _part(op: Op) -> tuple[str, Spans]:
 def step_names(op: Op) -> frozenset[str]:
     """The step's names in an operator's work and in its shape."""
     formulas = [*(getattr(op.work, field) for field in WORK_FIELDS), *op.dims.values()]
-    names = {word for formula in formulas for word in free_names(formula)}
-    return frozenset(word for word in names if word in _STEP or word.startswith(("prefill_", "decode_")))
+    names = {name for formula in formulas for name in free_names(formula)}
+    return frozenset(name for name in names if name in _STEP or name.startswith(("prefill_", "decode_")))
 
 
-def decode_only_parts(found: StepParts) -> tuple[tuple[Block, ...], dict[Spans, tuple[Block, ...]]]:
-    """What else a step of answers alone has: operators that know only their number, and, by spans, those of `other`
-    that look back for both phases at once."""
-    plain: list[Block] = [*found.tokens, *found.logits]
+def decode_only_parts(parts: StepParts) -> tuple[tuple[Block, ...], dict[Spans, tuple[Block, ...]]]:
+    """What else a step of decodes alone has: operators that know only the number of sequences, and, by spans, those of
+    `other` that look back for both phases at once."""
+    plain: list[Block] = [*parts.tokens, *parts.logits]
     shared: dict[Spans, tuple[Block, ...]] = {}
-    for block in found.other:
+    for block in parts.other:
         for op in block.ops:
-            names = {word for word in step_names(op) if word[:9] in ("decode_qk", "decode_kv")}
-            key = tuple(sorted(word[9:].removeprefix("_") for word in names))
+            names = {name for name in step_names(op) if name[:9] in ("decode_qk", "decode_kv")}
+            key = tuple(sorted(name[9:].removeprefix("_") for name in names))
             alone = msgspec.structs.replace(block, ops=(op,))
             if names:
                 shared[key] = (*shared.get(key, ()), alone)

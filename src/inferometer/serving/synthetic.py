@@ -1,25 +1,26 @@
-"""Requests made up: how often they come, how long they are, what they share.
+"""The requests of a run: synthetic ones (how often they come, how long they are, what they share), or a trace replayed.
 
 synthetic(num_prompts=1000, request_rate=8, input_len="lognormal:mean=512,std=300", output_len=128, seed=1)
+load_traffic({"num_prompts": 100, "request_rate": 8.0}, None).label     # '1024 in, 128 out, at 8/s'
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from ..base.errors import BadValue, UnknownName, abbreviate, check_int, check_positive, is_number
-from .trace import BLOCK, Trace, shared_blocks, turns_before
+from .trace import BLOCK, Trace, first_requests, read_trace, shared_blocks, turns_before
 
-TOKENS = 10**7  # the longest length that is drawn
-PROMPTS = 10**8
+MAX_TOKENS = 10**7  # the longest length that is drawn
+MAX_PROMPTS = 10**8
 
 
-# ------------------------------------------------------------------ amounts that vary
+# ------------------------------------------------------------------ distributions
 
 
 def _fixed(rng: np.random.Generator, n: int, value: float) -> np.ndarray:
@@ -42,8 +43,7 @@ def _exponential(rng: np.random.Generator, n: int, mean: float) -> np.ndarray:
 def _zipf(rng: np.random.Generator, n: int, a: float, min: float, max: float) -> np.ndarray:
     values = np.arange(math.ceil(min), math.floor(max) + 1, dtype=float)
     chance = np.cumsum(values**-a)
-    found: np.ndarray = values[np.searchsorted(chance, rng.random(n) * chance[-1], side="right")]
-    return found
+    return np.asarray(values[np.searchsorted(chance, rng.random(n) * chance[-1], side="right")])
 
 
 class DistributionKind(NamedTuple):
@@ -63,7 +63,7 @@ DISTRIBUTIONS = {
 
 
 class Distribution(NamedTuple):
-    """A number, or how it varies: ``amount("--input-len", "uniform:min=100,max=900").draw(rng, 10)``"""
+    """A number, or how it varies: ``parse_distribution("input_len", "uniform:min=100,max=900").draw(rng, 10)``"""
 
     kind: str
     figures: dict[str, float]
@@ -73,74 +73,77 @@ class Distribution(NamedTuple):
     def draw(self, rng: np.random.Generator, n: int) -> np.ndarray:
         """``n`` of them, within the limits."""
         kind = DISTRIBUTIONS[self.kind]
-        found: np.ndarray = kind.draw(rng, n, **{k: self.figures[k] for k in kind.needs})
-        return found.clip(self.least, self.most)
+        values = kind.draw(rng, n, **{name: self.figures[name] for name in kind.needs})
+        return np.asarray(values).clip(self.least, self.most)
 
-    def draw_whole(self, rng: np.random.Generator, n: int) -> np.ndarray:
+    def draw_int(self, rng: np.random.Generator, n: int) -> np.ndarray:
         """``n`` of them, as whole numbers."""
         return self.draw(rng, n).round().astype(np.int64)
 
 
-def parse_distribution(flag: str, given: float | str, *, least: float = 1.0, most: float = TOKENS) -> Distribution:
-    """Check a number or the words of a distribution: ``512``, ``"lognormal:mean=512,std=300,max=4096"``"""
+def parse_distribution(name: str, given: float | str, *, least: float = 1.0, most: float = MAX_TOKENS) -> Distribution:
+    """Check an argument that is a number or a distribution: ``512``, ``"lognormal:mean=512,std=300,max=4096"``"""
     text = str(given).strip()
     kind, colon, rest = text.partition(":")
     if not colon:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if kind in DISTRIBUTIONS:
-            raise BadValue(f"{flag} {kind} needs {_words(kind)}: {kind}:{_example(kind)}")
-        if isinstance(given, bool) or not least <= value <= most:
-            raise BadValue(
-                f"{flag} must be a number from {least:,g} to {most:,g}, or one of {', '.join(DISTRIBUTIONS)}, such "
-                f"as lognormal:mean=512,std=300, not {abbreviate(given)}"
-            )
-        return Distribution("fixed", {"value": value}, least, most)
+        return _parse_number(name, given, text, least, most)
     if kind not in DISTRIBUTIONS:
-        raise UnknownName(f"distribution of {flag}", kind, DISTRIBUTIONS)
+        raise UnknownName(f"distribution of `{name}`", kind, DISTRIBUTIONS)
     figures: dict[str, float] = {}
-    for piece in rest.split(","):
-        key, _, number = piece.partition("=")
+    for pair in rest.split(","):
+        key, _, number = pair.partition("=")
         if key.strip() not in {*DISTRIBUTIONS[kind].needs, "min", "max"}:
-            raise UnknownName(f"figure of {flag} {kind}", key.strip(), {*DISTRIBUTIONS[kind].needs, "min", "max"})
+            raise UnknownName(f"figure of `{name}` {kind}", key.strip(), {*DISTRIBUTIONS[kind].needs, "min", "max"})
         try:
             figures[key.strip()] = float(number)
         except ValueError:
-            raise BadValue(f"{flag} {kind}: {key.strip()} must be a number, not {number!r}") from None
-    return _sound(flag, kind, figures, least, most)
+            raise BadValue(f"`{name}` {kind}: {key.strip()} must be a number, not {number!r}") from None
+    return _checked(name, kind, figures, least, most)
 
 
-def _sound(flag: str, kind: str, figures: dict[str, float], least: float, most: float) -> Distribution:
-    lacking = [key for key in DISTRIBUTIONS[kind].needs if key not in figures]
-    if lacking:
-        raise BadValue(f"{flag} {kind} lacks {' and '.join(lacking)}: it needs {_words(kind)}")
+def _parse_number(name: str, given: Any, text: str, least: float, most: float) -> Distribution:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if text in DISTRIBUTIONS:
+        raise BadValue(f"`{name}` {text} needs {_needs(text)}: {text}:{_example(text)}")
+    if isinstance(given, bool) or not least <= value <= most:
+        raise BadValue(
+            f"`{name}` must be a number from {least:,g} to {most:,g}, or one of {', '.join(DISTRIBUTIONS)}, such "
+            f"as lognormal:mean=512,std=300, not {abbreviate(given)}"
+        )
+    return Distribution("fixed", {"value": value}, least, most)
+
+
+def _checked(name: str, kind: str, figures: dict[str, float], least: float, most: float) -> Distribution:
+    missing = [key for key in DISTRIBUTIONS[kind].needs if key not in figures]
+    if missing:
+        raise BadValue(f"`{name}` {kind} lacks {' and '.join(missing)}: it needs {_needs(kind)}")
     for key, value in figures.items():
         low = 0.0 if key == "std" else least if key in ("min", "max", "value") else 1e-9
-        if not low <= value <= (100.0 if key == "a" else most):
-            raise BadValue(
-                f"{flag} {kind}: {key} must be from {low:,g} to {100.0 if key == 'a' else most:,g}, not {value:,g}"
-            )
+        high = 100.0 if key == "a" else most
+        if not low <= value <= high:
+            raise BadValue(f"`{name}` {kind}: {key} must be from {low:,g} to {high:,g}, not {value:,g}")
     low, high = figures.get("min", least), figures.get("max", most)
     if low > high:
-        raise BadValue(f"{flag} {kind}: min {low:,g} is above max {high:,g}")
+        raise BadValue(f"`{name}` {kind}: min {low:,g} is above max {high:,g}")
     if kind == "zipf" and math.ceil(low) > math.floor(high):
-        raise BadValue(f"{flag} zipf: there is no whole number from {low:g} to {high:g}")
+        raise BadValue(f"`{name}` zipf: there is no whole number from {low:g} to {high:g}")
     return Distribution(kind, figures, low, high)
 
 
-def _words(kind: str) -> str:
+def _needs(kind: str) -> str:
     needs = DISTRIBUTIONS[kind].needs
     return needs[0] if len(needs) == 1 else f"{', '.join(needs[:-1])} and {needs[-1]}"
 
 
 def _example(kind: str) -> str:
-    usual = {"value": "512", "min": "64", "max": "4096", "mean": "512", "std": "300", "a": "1.2"}
-    return ",".join(f"{key}={usual[key]}" for key in DISTRIBUTIONS[kind].needs)
+    examples = {"value": "512", "min": "64", "max": "4096", "mean": "512", "std": "300", "a": "1.2"}
+    return ",".join(f"{key}={examples[key]}" for key in DISTRIBUTIONS[kind].needs)
 
 
-# ------------------------------------------------------------------ requests
+# ------------------------------------------------------------------ synthetic requests
 
 
 def synthetic(
@@ -164,39 +167,38 @@ def synthetic(
     prompt is everything said before it and that. ``think_time`` (s) passes between an answer and the next turn; with
     ``users`` but no turns, it passes between the requests of each of so many users.
     """
-    count = check_int("--num-prompts", num_prompts, most=PROMPTS)
-    rng = np.random.default_rng(check_int("--seed", seed, least=0, most=2**63))
-    new = parse_distribution("--input-len", input_len).draw_whole(rng, count)
-    made = parse_distribution("--output-len", output_len, least=0).draw_whole(rng, count)
-    shared = check_int("--prefix-len", prefix_len, least=0, most=TOKENS)
-    pause = parse_distribution("--think-time", think_time, least=0, most=1e7)
-    talks = _sessions(rng, parse_distribution("--turns", turns, most=10**5), count)
-    after = None if talks is None else turns_before(talks)
+    count = check_int("num_prompts", num_prompts, most=MAX_PROMPTS)
+    rng = np.random.default_rng(check_int("seed", seed, least=0, most=2**63))
+    new = parse_distribution("input_len", input_len).draw_int(rng, count)
+    outputs = parse_distribution("output_len", output_len, least=0).draw_int(rng, count)
+    shared = check_int("prefix_len", prefix_len, least=0, most=MAX_TOKENS)
+    pause = parse_distribution("think_time", think_time, least=0, most=1e7)
+    sessions = _sessions(rng, parse_distribution("turns", turns, most=10**5), count)
+    after = None if sessions is None else turns_before(sessions)
     if shared >= new.max():
         raise BadValue(
-            f"--prefix-len {shared:,} must be shorter than the prompts, of which the longest has {new.max():,} tokens"
+            f"`prefix_len` {shared:,} must be shorter than the prompts, of which the longest has {new.max():,} tokens"
         )
     new = np.maximum(new, np.where(True if after is None else after < 0, shared + 1, 0))
-    if talks is None and users is not None and pause.draw(rng, 1)[0] > 0:
+    if sessions is None and users is not None and pause.draw(rng, 1)[0] > 0:
         after = np.maximum(np.arange(count) - users, -1)
-    prompt = new if talks is None else _with_history(new, made, turns_before(talks))
+    prompts = new if sessions is None else _with_history(new, outputs, turns_before(sessions))
     begins = _arrivals(rng, count if after is None else int((after < 0).sum()), request_rate, burstiness)
-    arrival = begins if after is None else begins[np.cumsum(after < 0) - 1]
     blocks = None
-    if shared or talks is not None:
+    if shared or sessions is not None:
         zeros = np.zeros(count, np.int64)
         blocks = shared_blocks(
-            prompt,
-            made,
+            prompts,
+            outputs,
             prefix=zeros if shared else None,
             block_tokens=block_tokens,
             prefix_tokens=zeros + shared if shared else None,
-            session=talks,
+            session=sessions,
         )
     return Trace(
-        input_tokens=prompt,
-        output_tokens=made,
-        arrival_s=arrival,
+        input_tokens=prompts,
+        output_tokens=outputs,
+        arrival_s=begins if after is None else begins[np.cumsum(after < 0) - 1],
         blocks=blocks,
         block_tokens=block_tokens if blocks is not None else 0,
         after=after,
@@ -209,26 +211,26 @@ def _sessions(rng: np.random.Generator, turns: Distribution, count: int) -> np.n
     """Which conversation every request is a turn of; None if all are alone."""
     if turns.kind == "fixed" and round(turns.figures["value"]) == 1:
         return None
-    long = np.empty(0, np.int64)
-    while long.sum() < count:
-        long = np.concatenate([long, turns.draw_whole(rng, max(16, count // 4))])
-    return np.repeat(np.arange(len(long)), long)[:count]
+    lengths = np.empty(0, np.int64)
+    while lengths.sum() < count:
+        lengths = np.concatenate([lengths, turns.draw_int(rng, max(16, count // 4))])
+    return np.repeat(np.arange(len(lengths)), lengths)[:count]
 
 
-def _with_history(new: np.ndarray, made: np.ndarray, after: np.ndarray) -> np.ndarray:
+def _with_history(new: np.ndarray, outputs: np.ndarray, after: np.ndarray) -> np.ndarray:
     """Whole prompts: what each turn adds, after everything that was said before it."""
-    prompt = new.copy()
-    for at, before in enumerate(after.tolist()):
-        if before >= 0:
-            prompt[at] += prompt[before] + made[before]
-    return prompt
+    prompts = new.copy()
+    for i, previous in enumerate(after.tolist()):
+        if previous >= 0:
+            prompts[i] += prompts[previous] + outputs[previous]
+    return prompts
 
 
 def _arrivals(rng: np.random.Generator, count: int, rate: Any, burstiness: Any) -> np.ndarray:
     """Gaps from a gamma distribution of mean 1/rate: 1 is Poisson, less comes in bursts, more is more even."""
     if not is_number(rate) or not rate > 0:
-        raise BadValue(f"--request-rate must be a positive number of requests a second, or inf, not {abbreviate(rate)}")
-    check_positive("--burstiness", burstiness, 1e6)
+        raise BadValue(f"`request_rate` must be a positive number of requests a second, or inf, not {abbreviate(rate)}")
+    check_positive("burstiness", burstiness, 1e6)
     if math.isinf(rate):
         return np.zeros(count)
     gaps = rng.gamma(burstiness, 1 / (rate * burstiness), count)
@@ -236,23 +238,26 @@ def _arrivals(rng: np.random.Generator, count: int, rate: Any, burstiness: Any) 
     return np.cumsum(gaps)
 
 
+# ------------------------------------------------------------------ traces, changed
+
+
 def with_shared_prefix(trace: Trace, prefix_len: int) -> Trace:
-    """The requests of a trace, whose first tokens are the same: ``beginning_alike(trace, 512)``"""
-    shared = check_int("--prefix-len", prefix_len, least=0, most=TOKENS)
+    """The requests of a trace, whose first tokens are the same: ``with_shared_prefix(trace, 512)``"""
+    shared = check_int("prefix_len", prefix_len, least=0, most=MAX_TOKENS)
     if trace.blocks is not None:
-        raise BadValue(f"--prefix-len {shared:,} says what {trace.source} says itself: which prompts begin alike")
+        raise BadValue(f"`prefix_len` {shared:,} says what {trace.source} says itself: which prompts begin alike")
     zeros = np.zeros(len(trace), np.int64)
     blocks = shared_blocks(trace.input_tokens, trace.output_tokens, prefix=zeros, prefix_tokens=zeros + shared)
     return msgspec.structs.replace(trace, blocks=blocks, block_tokens=BLOCK)
 
 
 def with_users(trace: Trace, users: int | None, think_time: float | str, seed: int = 0) -> Trace:
-    """The requests of a trace, sent in turn by so many users who think in between: ``of_users(trace, 8, 2.0)``"""
+    """The requests of a trace, sent in turn by so many users who think in between: ``with_users(trace, 8, 2.0)``"""
     if users is None or trace.after is not None:
-        why = "is of users, whose number is --max-concurrency" if users is None else "stands in the trace itself"
-        raise BadValue(f"--think-time {abbreviate(think_time)} {why}")
-    pause = parse_distribution("--think-time", think_time, least=0, most=1e7)
-    rng = np.random.default_rng(check_int("--seed", seed, least=0, most=2**63))
+        why = "is of users, whose number is `max_concurrency`" if users is None else "stands in the trace itself"
+        raise BadValue(f"`think_time` {abbreviate(think_time)} {why}")
+    pause = parse_distribution("think_time", think_time, least=0, most=1e7)
+    rng = np.random.default_rng(check_int("seed", seed, least=0, most=2**63))
     after = np.maximum(np.arange(len(trace)) - users, -1)
     arrival = np.zeros(len(trace)) if trace.arrival_s is None else trace.arrival_s
     return msgspec.structs.replace(
@@ -262,5 +267,95 @@ def with_users(trace: Trace, users: int | None, think_time: float | str, seed: i
 
 def at_rate(trace: Trace, request_rate: float, burstiness: float = 1.0, seed: int = 0) -> Trace:
     """The requests of a trace, sent at another rate than they were: ``at_rate(trace, 8.0)``"""
-    rng = np.random.default_rng(check_int("--seed", seed, least=0, most=2**63))
+    rng = np.random.default_rng(check_int("seed", seed, least=0, most=2**63))
     return msgspec.structs.replace(trace, arrival_s=_arrivals(rng, len(trace), request_rate, burstiness))
+
+
+# ------------------------------------------------------------------ the requests that `simulate` and `bench` send
+
+TRAFFIC_DEFAULTS: Mapping[str, Any] = {  # the keywords that are about requests
+    "trace": None,
+    "num_prompts": None,
+    "request_rate": None,
+    "burstiness": 1.0,
+    "input_len": None,
+    "output_len": None,
+    "prefix_len": 0,
+    "turns": None,
+    "think_time": None,
+    "seed": 0,
+}
+
+
+class LoadedTraffic(NamedTuple):
+    """Requests, and what they are in words: ``'1024 in, 128 out, at 8/s, conversations of 3 turns'``"""
+
+    trace: Trace
+    lengths: str  # '1024 in, 128 out', or the file that they are of
+    schedule: str  # 'at 8/s', 'all at once', '16 at a time', 'as they came'
+    conversations: str = ""
+
+    @property
+    def label(self) -> str:
+        """What they are, for the header of a run."""
+        return ", ".join(part for part in (self.lengths, self.schedule, self.conversations) if part)
+
+
+def load_traffic(options: dict[str, Any], max_concurrency: int | None) -> LoadedTraffic:
+    """The requests that some keywords ask for; takes those of `TRAFFIC_DEFAULTS` out of ``options``."""
+    given = {**TRAFFIC_DEFAULTS, **{key: options.pop(key) for key in TRAFFIC_DEFAULTS if key in options}}
+    if max_concurrency is not None:
+        check_int("max_concurrency", max_concurrency, most=10**7)
+    if given["trace"] is not None:
+        return _replayed(given, max_concurrency)
+    input_len, output_len = _or(given["input_len"], 1024), _or(given["output_len"], 128)
+    rate = _or(given["request_rate"], math.inf)
+    trace = synthetic(
+        num_prompts=_or(given["num_prompts"], 1000),
+        request_rate=rate,
+        burstiness=given["burstiness"],
+        input_len=input_len,
+        output_len=output_len,
+        prefix_len=given["prefix_len"],
+        turns=_or(given["turns"], 1),
+        think_time=_or(given["think_time"], 0),
+        users=max_concurrency,
+        seed=given["seed"],
+        block_tokens=options.get("block_size") or BLOCK,
+    )
+    schedule = f"at {rate:g}/s"
+    if rate == math.inf:
+        schedule = "all at once" if max_concurrency is None else f"{max_concurrency} at a time"
+    conversations = f"conversations of {given['turns']} turns" if given["turns"] else ""
+    return LoadedTraffic(trace, f"{input_len} in, {output_len} out", schedule, conversations)
+
+
+def _replayed(given: dict[str, Any], max_concurrency: int | None) -> LoadedTraffic:
+    """The requests of a file, perhaps fewer, with a shared prefix, of so many users, or at another rate."""
+    for key in ("input_len", "output_len", "turns"):
+        if given[key]:
+            raise BadValue(f"`trace` says all lengths itself and cannot be combined with `{key}`")
+    trace = read_trace(given["trace"])
+    if given["num_prompts"] is not None:
+        trace = first_requests(trace, check_int("num_prompts", given["num_prompts"]))
+    if given["prefix_len"]:
+        trace = with_shared_prefix(trace, given["prefix_len"])
+    if given["think_time"] is not None:
+        trace = with_users(trace, max_concurrency, given["think_time"], given["seed"])
+    schedule = "one after another" if trace.arrival_s is None and max_concurrency is None else "as they came"
+    if given["request_rate"] is not None:
+        trace = at_rate(trace, given["request_rate"], given["burstiness"], given["seed"])
+        schedule = f"at {given['request_rate']:g}/s"
+    if max_concurrency is not None:
+        limited = f"{max_concurrency} at a time"
+        schedule = limited if trace.arrival_s is None else f"{schedule}, {limited}"
+    return LoadedTraffic(trace, f"of {file_name(trace.source)}", schedule)
+
+
+def file_name(path: str) -> str:
+    """The name of a file without its folders, for headers: ``file_name("a/b.csv")  # 'b.csv'``"""
+    return path.replace("\\", "/").rpartition("/")[2]
+
+
+def _or(value: Any, default: Any) -> Any:
+    return default if value is None else value

@@ -158,30 +158,28 @@ def search(plan: PagePlan, options: dict[str, Any], trace: Path | None, progress
 
 def simulate(plan: PagePlan, options: dict[str, Any], trace: Path | None, progress: ProgressCallback) -> dict[str, Any]:
     """One run: the benchmark's keys, the engine over time, distributions, and some requests one by one."""
-    from ..serving.arrivals import TRAFFIC_DEFAULTS, load_traffic
-    from ..serving.summary import simulate_and_summarize
+    from ..serving.simulate import simulate_and_summarize
+    from ..serving.synthetic import TRAFFIC_DEFAULTS, load_traffic
 
     options = _simulation_options(plan, options, trace)
     goals, scheduling, rest = _split(options)
     scheduling.pop("goodput_share", None)  # of the search for a rate
     header = {key: rest.get(key, TRAFFIC_DEFAULTS[key]) for key in ("request_rate", "burstiness", "seed")}
     header["max_concurrency"] = scheduling.get("max_concurrency")
-    requests, source = load_traffic(rest, scheduling.get("max_concurrency"))
-    number = len(requests)
+    traffic = load_traffic(rest, scheduling.get("max_concurrency"))
+    number = len(traffic.trace)
     _check_number(number)
 
     def on_requests(done: int) -> None:
         progress(done / max(number, 1), f"{done:,} of {number:,} requests")
 
-    result, outcome = simulate_and_summarize(
-        plan.model, plan.gpu, requests, source, goals, scheduling, rest, on_requests
-    )
+    result, outcome = simulate_and_summarize(plan.model, plan.gpu, traffic, goals, scheduling, rest, on_requests)
     return {**result, **header, **_over_time(outcome), "command": _simulate_command(plan, options, trace)}
 
 
 def capacity(plan: PagePlan, options: dict[str, Any], trace: Path | None, progress: ProgressCallback) -> dict[str, Any]:
     """The highest rate that holds, and how the share of good requests falls with the rate."""
-    from ..serving.summary import capacity_and_summarize
+    from ..serving.capacity import capacity_and_summarize
 
     options = _simulation_options(plan, options, trace)
     _check_number(options.get("num_prompts") or 1000)
@@ -197,8 +195,8 @@ def capacity(plan: PagePlan, options: dict[str, Any], trace: Path | None, progre
 
 def _simulation_options(plan: PagePlan, options: dict[str, Any], trace: Path | None) -> dict[str, Any]:
     """The options of a simulation: those of the plan that are not of one batch, and those of the traffic."""
-    from ..serving.arrivals import TRAFFIC_DEFAULTS
     from ..serving.simulate import simulate as verb
+    from ..serving.synthetic import TRAFFIC_DEFAULTS
 
     own = _parameters(verb, "model", "gpu", "trace", "progress", "fast_forward")
     allowed = [*(name for name in TRAFFIC_DEFAULTS if name != "trace"), *own, "goodput", "goodput_share"]
@@ -227,8 +225,8 @@ def _check_number(requests: Any) -> None:
 
 def _split(options: dict[str, Any]) -> tuple[dict[str, float], dict[str, Any], dict[str, Any]]:
     """Limits, the scheduler's options, and all others."""
-    from ..serving.arrivals import TRAFFIC_DEFAULTS
     from ..serving.metrics import parse_goodput
+    from ..serving.synthetic import TRAFFIC_DEFAULTS
 
     rest = {"frontend": "http", **options}  # where requests come from, unless the plan says otherwise
     goals = parse_goodput(rest.pop("goodput", None) or [])

@@ -22,7 +22,7 @@ from .endpoints import answer
 
 MEMORY = 4 * 2**30  # bytes that a worker may take beyond what it has at the start
 PROGRESS_INTERVAL = 0.05  # s between two reports of progress
-_PRELOADED = ["inferometer.serving.summary", "inferometer.sweep.sweep", "inferometer.web.endpoints"]
+_PRELOADED = ["inferometer.serving.capacity", "inferometer.sweep.sweep", "inferometer.web.endpoints"]
 
 
 class WorkerDied(Exception):
