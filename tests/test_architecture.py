@@ -97,7 +97,6 @@ KNOWN_CIRCLES: list[str] = ["serving.engine", "serving.fast_path", "serving.reco
 LONG_FUNCTIONS: list[str] = [
     "cli.analyze:analyze",
     "cli.validate:_requests",
-    "network.blocks.self_attention:gqa",
     "serving.fast_path:run_uncontended",
     "serving.simulate:simulate",
 ]

@@ -69,21 +69,16 @@ def gqa(
     ``output_gate`` doubles the query projection. ``k_is_v`` has no value projection, ``shared_kv`` reuses an earlier
     layer's keys and values. ``index`` is the part that chooses what a sparse span sees.
     """
-    dims: dict[str, float] = {
-        "hidden_size": hidden_size,
-        "num_attention_heads": num_attention_heads,
-        "num_key_value_heads": num_key_value_heads,
-        "head_dim": head_dim,
-    }
+    dims: dict[str, float] = {"hidden_size": hidden_size, "num_attention_heads": num_attention_heads}
+    dims |= {"num_key_value_heads": num_key_value_heads, "head_dim": head_dim}
     v_dim = s.head_dim
     if v_head_dim and v_head_dim != head_dim:
         dims["v_head_dim"] = v_head_dim
         v_dim = s.v_head_dim
     heads, kv = s.num_attention_heads / s.tp, local_kv_heads(s.num_key_value_heads)
-    kv_dim = s.head_dim if k_is_v else s.head_dim + v_dim
-    queries = 2 * s.head_dim if output_gate else s.head_dim
+    kv_dim = 0 if shared_kv else s.head_dim if k_is_v else s.head_dim + v_dim
     ops = [norm(pre_norm, s.hidden_size, residual=True, bias=norm_bias)] if pre_norm else []
-    ops.append(_qkv_projection(queries, 0 if shared_kv else kv_dim, bias))
+    ops.append(_qkv_projection(2 * s.head_dim if output_gate else s.head_dim, kv_dim, bias))
     local_heads = heads + (0 if shared_kv else kv)  # of queries and keys on this rank
     if qk_norm:
         ops.append(_qk_norm(qk_norm, local_heads, shared_kv=shared_kv, v_norm=v_norm))
@@ -96,14 +91,9 @@ def gqa(
         source = (ops[-1].name, index.ops[-1].name)
         ops += index.ops
         dims |= index.dims
-    ops += both(
-        "attention", heads=heads, kv_heads=kv, qk_dim=s.head_dim, v_dim=v_dim, span=span, causal=causal, inputs=source
-    )
-    if sinks:
-        ops.append(elementwise("sinks", 0, params=s.num_attention_heads))
-    if output_gate:
-        ops.append(elementwise("output_gate", 2 * heads * v_dim, heads * v_dim, flops=2))
-    ops.append(linear("o_proj", s.num_attention_heads * v_dim, s.hidden_size, role="attn", shard="row", bias=out_bias))
+    sizes = {"heads": heads, "kv_heads": kv, "qk_dim": s.head_dim, "v_dim": v_dim}
+    ops += both("attention", **sizes, span=span, causal=causal, inputs=source)
+    ops += _output_projection(v_dim, sinks=sinks, gate=output_gate, bias=out_bias)
     if reduce:
         ops.append(all_reduce("all_reduce", s.hidden_size))
     if post_norm:
@@ -127,6 +117,16 @@ def _qk_norm(kind: str, local_heads: Formula, *, shared_kv: bool, v_norm: bool) 
     per_head = s.head_dim if shared_kv else (3 if v_norm else 2) * s.head_dim
     params = {"head": per_head, "layer": all_heads * s.head_dim, "plain": 0}[kind]
     return norm("qk_norm", s.head_dim, rows=local_heads, params=params)
+
+
+def _output_projection(v_dim: Formula, *, sinks: bool, gate: bool, bias: bool) -> list[Op]:
+    """From the values that the heads have attended to back to the hidden size, through a gate where there is one."""
+    heads = s.num_attention_heads / s.tp
+    ops = [elementwise("sinks", 0, params=s.num_attention_heads)] if sinks else []
+    if gate:
+        ops.append(elementwise("output_gate", 2 * heads * v_dim, heads * v_dim, flops=2))
+    ops.append(linear("o_proj", s.num_attention_heads * v_dim, s.hidden_size, role="attn", shard="row", bias=bias))
+    return ops
 
 
 def mla(
