@@ -102,7 +102,7 @@ def run(name: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--all", action="store_true", help="also what takes longer")
-    parser.add_argument("--case", help="one case, in this process")
+    parser.add_argument("--case", choices=list(CASES | LONG), metavar="NAME", help="one case, in this process")
     given = parser.parse_args()
     if given.case:
         run(given.case)

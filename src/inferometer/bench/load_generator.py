@@ -1,8 +1,8 @@
 """Drives a live OpenAI-compatible server: sends requests when they are due and times every token that comes back.
 
-run = Run(Server("http://localhost:8000", "meta-llama/Llama-3.1-8B-Instruct"), orders)
-asyncio.run(run.drive())
-run.replies      # one per request: when it was sent, its first and last token, or what went wrong
+generator = LoadGenerator(BenchTarget("http://localhost:8000", "meta-llama/Llama-3.1-8B-Instruct"), requests)
+asyncio.run(generator.drive())
+generator.replies      # one per request: when it was sent, its first and last token, or what went wrong
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class PlannedRequest(NamedTuple):
 
 
 class Reply(msgspec.Struct, kw_only=True):
-    """What became of an order; seconds after the start of the run, nan where it never came to that."""
+    """What became of a request; seconds after the start of the run, nan where it never came to that."""
 
     sent: float = math.nan
     first: float = math.nan
@@ -90,35 +90,35 @@ async def check_serves(server: BenchTarget) -> None:
 
 
 class LoadGenerator:
-    """Orders, and the replies as they come; what was there when a run is cut short stays."""
+    """Sends planned requests and collects the replies; those that came stay when a run is cut short."""
 
     def __init__(
         self,
         server: BenchTarget,
-        orders: Sequence[PlannedRequest],
+        requests: Sequence[PlannedRequest],
         max_concurrency: int | None = None,
         progress: Callable[[Reply], None] = lambda reply: None,
     ) -> None:
         server_root(server.base_url)
-        self.server, self.orders, self.progress = server, orders, progress
+        self.server, self.requests, self.progress = server, requests, progress
         self.limit = max_concurrency
-        self.replies: list[Reply | None] = [None] * len(orders)
+        self.replies: list[Reply | None] = [None] * len(requests)
         self.start = 0.0
 
     async def drive(self) -> None:
         """Send everything and wait for the last answer."""
         await check_serves(self.server)
-        one_by_one = all(order.due is None and order.after < 0 for order in self.orders)
-        places = asyncio.Semaphore(self.limit or (1 if one_by_one else len(self.orders)))
-        ended = [asyncio.Event() for _ in self.orders]
+        one_by_one = all(request.due is None and request.after < 0 for request in self.requests)
+        slots = asyncio.Semaphore(self.limit or (1 if one_by_one else len(self.requests)))
+        ended = [asyncio.Event() for _ in self.requests]
         self.start = perf_counter()
         waiting: set[asyncio.Task[None]] = set()
-        for index in sorted(range(len(self.orders)), key=lambda i: self.orders[i].due or 0.0):
-            order = self.orders[index]
-            await self._until(order.due or 0.0)
-            if order.after < 0:
-                await places.acquire()  # before the task: so few of them wait
-            task = asyncio.create_task(self._serve(index, order, places, ended))
+        for index in sorted(range(len(self.requests)), key=lambda i: self.requests[i].due or 0.0):
+            request = self.requests[index]
+            await self._until(request.due or 0.0)
+            if request.after < 0:
+                await slots.acquire()  # before the task: so few of them wait
+            task = asyncio.create_task(self._send_when_due(index, request, slots, ended))
             waiting.add(task)
             task.add_done_callback(waiting.discard)
         await asyncio.gather(*waiting)
@@ -128,28 +128,28 @@ class LoadGenerator:
         if left > 0:
             await asyncio.sleep(left)
 
-    async def _serve(
-        self, index: int, order: PlannedRequest, places: asyncio.Semaphore, ended: list[asyncio.Event]
+    async def _send_when_due(
+        self, index: int, request: PlannedRequest, slots: asyncio.Semaphore, ended: list[asyncio.Event]
     ) -> None:
-        due = order.due
-        if order.after >= 0:
-            await ended[order.after].wait()
-            due = perf_counter() - self.start + order.think
-            await asyncio.sleep(order.think)
-            await places.acquire()
+        due = request.due
+        if request.after >= 0:
+            await ended[request.after].wait()
+            due = perf_counter() - self.start + request.think
+            await asyncio.sleep(request.think)
+            await slots.acquire()
         try:
-            reply = await self._ask(order)
+            reply = await self._send(request)
             if due is not None and self.limit is None:
                 reply.late = max(0.0, reply.sent - due)
             self.replies[index] = reply
             self.progress(reply)
         finally:
-            places.release()
+            slots.release()
             ended[index].set()
 
-    async def _ask(self, order: PlannedRequest) -> Reply:
+    async def _send(self, request: PlannedRequest) -> Reply:
         """One request and its answer; what goes wrong is a part of the reply."""
-        body = payload(self.server, order)
+        body = payload(self.server, request)
         reply = Reply(sent=perf_counter() - self.start)
         try:
             async with asyncio.timeout(self.server.timeout):
@@ -164,14 +164,14 @@ class LoadGenerator:
         return reply
 
 
-def payload(server: BenchTarget, order: PlannedRequest) -> bytes:
+def payload(server: BenchTarget, request: PlannedRequest) -> bytes:
     """The JSON that asks for a streamed answer of exactly so many tokens."""
-    prompt = order.prompt()
+    prompt = request.prompt()
     body: dict[str, Any] = {
         "model": server.model,
         "stream": True,
         "stream_options": {"include_usage": True},
-        "max_tokens": max(1, order.output_tokens),
+        "max_tokens": max(1, request.output_tokens),
         "temperature": 0.0,
         "ignore_eos": True,
     }
@@ -193,7 +193,7 @@ def read_events(reply: Reply, events: list[tuple[float, bytes]]) -> None:
             if isinstance(event, dict) and "error" in event:
                 reply.error = f"the server said {abbreviate(event['error'])}"
                 return
-            if _speaks(event):
+            if _has_token(event):
                 moments.append(moment)
             usage = event.get("usage") or {}
             counted = int(usage.get("completion_tokens") or counted)
@@ -209,7 +209,7 @@ def read_events(reply: Reply, events: list[tuple[float, bytes]]) -> None:
     reply.output_tokens = counted or len(moments)
 
 
-def _speaks(event: Mapping[str, Any]) -> bool:
+def _has_token(event: Mapping[str, Any]) -> bool:
     """Whether an event carries a token: not one that only names the role, counts, or says why it ended."""
     if not event.get("choices"):
         return False

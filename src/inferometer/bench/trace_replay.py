@@ -8,6 +8,7 @@ from functools import partial
 import msgspec
 import numpy as np
 
+from ..base.units import ceil_div
 from ..serving.outcome import Outcome
 from ..serving.request_table import Rejection, RejectionKind
 from ..serving.trace import Trace
@@ -122,7 +123,7 @@ def _prompt(
     low, high = (0, len(WORDS)) if text else spread
     parts = [
         np.random.default_rng((seed[0], 1, abs(int(i)))).integers(low, high, block_tokens)
-        for i in ids[: -(-length // block_tokens) if block_tokens else 0]
+        for i in ids[: ceil_div(length, block_tokens) if block_tokens else 0]
     ]
     known = sum(map(len, parts))
     if known < length:

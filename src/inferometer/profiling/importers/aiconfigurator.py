@@ -207,7 +207,7 @@ def _moe(r: OperationRows) -> list[RowBatch]:
         "tokens": r.whole("num_tokens"),
         "hidden": hidden,
         "inner": inner // np.maximum(sliced, 1),
-        "experts": -(-experts // np.maximum(spread, 1)),
+        "experts": -(-experts // np.maximum(spread, 1)),  # of the fullest rank
         "top_k": r.whole("topk"),
         "ep": spread,
     }

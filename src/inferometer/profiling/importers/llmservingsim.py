@@ -165,7 +165,7 @@ def _moe(sheet: RawTable, run: ProfiledRun, seconds: np.ndarray, skipped: Counte
         "tokens": tokens,
         "hidden": size.hidden,
         "inner": inner,
-        "experts": -(-size.experts // ep),
+        "experts": -(-size.experts // ep),  # of the fullest rank
         "top_k": size.top_k,
         "ep": ep,
     }

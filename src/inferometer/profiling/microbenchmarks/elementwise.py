@@ -6,6 +6,7 @@ from functools import partial
 from itertools import cycle
 from typing import Any
 
+from ...base.units import ceil_div
 from .runner import KernelBench, Missing, Ready, case
 
 PAGE = 16  # tokens a page of the cache
@@ -96,7 +97,7 @@ def rope(b: KernelBench, *, dtype: str, m: int, heads: int, kv_heads: int, head_
 def kv_write(b: KernelBench, *, dtype: str, m: int, kv_heads: int, head_dim: int) -> Ready:
     """Keys and values of m tokens into free places of the paged cache."""
     t = b.torch
-    count = max(-(-m // PAGE) * 4, 64)
+    count = max(ceil_div(m, PAGE) * 4, 64)
     slots = t.randperm(count * PAGE, device=b.device)[:m]
     cold = 4.0 * m * kv_heads * head_dim
 

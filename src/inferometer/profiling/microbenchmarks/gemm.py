@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from ...base.units import ceil_div
 from ...specs.catalog import precision
 from .runner import KernelBench, Missing, Ready, case
 
@@ -141,7 +142,7 @@ def _block_torch(b: KernelBench, m: int, n: int, k: int) -> Ready:
         raise Missing("cuBLAS is for GPUs")
     x, weights, sx, sw = _block(b, m, n, k)
     down, across = sw.shape
-    wide = t.zeros(down, -(-across // 4) * 4, device=b.device)  # rows of scales start at multiples of 16 bytes
+    wide = t.zeros(down, ceil_div(across, 4) * 4, device=b.device)  # rows of scales start at multiples of 16 bytes
     wide[:, :across] = sw
     laid = wide[:, :across].t()
     return Ready([partial(t._scaled_mm, x, w.t(), sx, laid, out_dtype=t.bfloat16) for w in weights], "torch")

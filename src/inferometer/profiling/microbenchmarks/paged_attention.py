@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from ...base.units import ceil_div
 from .runner import KernelBench, Missing, Ready, case
 
 PAGE = 16  # tokens a page, the engines' default
@@ -147,7 +148,7 @@ def flash_version(b: KernelBench, dim: int) -> int:
 def pages(b: KernelBench, contexts: list[int], page: int = PAGE) -> tuple[int, Any]:
     """How many pages these contexts fill, and which, in random order, each sequence has."""
     t = b.torch
-    counts = [-(-context // page) for context in contexts]
+    counts = [ceil_div(context, page) for context in contexts]
     order = t.randperm(sum(counts), dtype=t.int64).to(t.int32)
     table = t.zeros(len(counts), max(counts), dtype=t.int32)
     for row, (count, end) in enumerate(zip(counts, accumulate(counts), strict=True)):

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from ...base.units import ceil_div
 from ..machine import optional_library
 from ..timer import KernelCall
 
@@ -106,7 +107,7 @@ class KernelBench(msgspec.Struct):
             size = math.prod(shape)
             if self.gpu or size <= TILE:
                 return t.empty(shape, device=self.device, dtype=kind).normal_()
-            return t.empty(TILE, dtype=kind).normal_().repeat(-(-size // TILE))[:size].view(shape)
+            return t.empty(TILE, dtype=kind).normal_().repeat(ceil_div(size, TILE))[:size].view(shape)
         if kind in (t.int8, t.int32, t.uint8):
             limits = t.iinfo(kind)
             return t.randint(max(limits.min, -limits.max), limits.max, shape, device=self.device, dtype=kind)
