@@ -257,6 +257,9 @@ def test_files_of_this_machine_stay_out_of_reach(server: Server, tmp_path: Path)
     pool = {"gpu": mine}
     assert "unknown GPU" in server.job("/api/simulate", {"plan": PLAN, "traffic": {"pools": [pool, pool]}})["error"]
     assert "unknown GPU" in server.job("/api/search", {"plan": PLAN, **pool})["error"]
+    for private in ({"profile": "/etc/passwd"}, {"calibration": "/etc/passwd"}, {"hf_token": "x"}):
+        assert "unknown word" in server.job("/api/search", {"plan": PLAN, "goodput": "tpot:20", **private})["error"]
+        assert "unknown word" in server.job("/api/simulate", {"plan": PLAN, "traffic": private})["error"]
 
 
 def test_what_takes_too_much_is_ended() -> None:

@@ -21,9 +21,9 @@ from ..inference.request import build_request
 from ..specs import catalog
 
 DEFAULT_MODEL = "llama-3.1-8b"  # of a plan that does not name one
-_PRIVATE = {"profile", "calibration", "hf_token"}  # files and secrets of this machine
+PRIVATE = {"profile", "calibration", "hf_token"}  # files and secrets of this machine
 _PARAMETERS = inspect.signature(build_request).parameters
-ARGUMENTS = tuple(name for name in _PARAMETERS if name not in _PRIVATE)
+ARGUMENTS = tuple(name for name in _PARAMETERS if name not in PRIVATE)
 PAGE_ONLY = ("config", "gpu_figures")  # arguments that the command line spells otherwise
 _FIGURE = re.compile(r"[A-Za-z0-9_.-]{1,80}")
 

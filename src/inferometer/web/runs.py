@@ -11,7 +11,7 @@ import msgspec
 
 from ..base.errors import BadValue, abbreviate
 from .answers import ProgressCallback
-from .page_plan import ARGUMENTS, PagePlan, check_allowed, check_names, command
+from .page_plan import ARGUMENTS, PRIVATE, PagePlan, check_allowed, check_names, command
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,9 +38,9 @@ _SEARCHED = (  # what a search chooses itself
 
 
 def _parameters(function: Callable[..., Any], *without: str) -> list[str]:
-    """The named arguments of a function, some left out."""
+    """The named arguments of a function that the page may give: no files and secrets of this machine."""
     parameters = inspect.signature(function).parameters.values()
-    return [p.name for p in parameters if p.kind is not p.VAR_KEYWORD and p.name not in without]
+    return [p.name for p in parameters if p.kind is not p.VAR_KEYWORD and p.name not in (*without, *PRIVATE)]
 
 
 def _without(options: Mapping[str, Any], *names: str) -> dict[str, Any]:
