@@ -133,6 +133,8 @@ def metrics_of(bound_plan: BoundPlan, workload: Workload, phase: str = "all") ->
 
 def _metrics(bound_plan: BoundPlan, batch_shape: BatchShape, phase: str) -> Metrics:
     """The prediction in the units of the report; None is what the phase, or the kind of model, has not."""
+    if phase == "decode" and not _decodes(batch_shape, phase):
+        return Metrics()  # the one output token comes out of the prefill
     prediction = predict(bound_plan, batch_shape, phase)
     metrics = Metrics(e2el_ms=prediction.e2el * 1e3 if prediction.e2el else None)
     if phase != "decode":
