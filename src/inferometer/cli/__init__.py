@@ -12,6 +12,7 @@ import click
 
 from .. import __version__
 from ..base.errors import InferometerError
+from ..specs.arguments import flag
 
 # in the order that people meet them; each is a file of this package
 COMMANDS = (
@@ -39,13 +40,8 @@ class _Commands(click.Group):
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        found: click.Command = getattr(importlib.import_module(f".{name}", __name__), name)
-        return found
-
-
-def flag(name: str) -> str:
-    """How the command line spells an argument: ``flag("batch_size")  # --batch-size``"""
-    return f"--{name.replace('_', '-')}"
+        command: click.Command = getattr(importlib.import_module(f".{name}", __name__), name)
+        return command
 
 
 @click.group(cls=_Commands, context_settings=CONTEXT)

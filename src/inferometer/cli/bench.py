@@ -8,100 +8,135 @@ from typing import Any
 import click
 
 from ..base.errors import BadValue, UnknownName, check_positive
-from ..serving.synthetic import load_traffic
-from .options import ENGINE, LIVE, METHODS, NUMBERS, OUTPUT, TRAFFIC, named, one_gpu, options
-from .output import deliver, show_rich
+from ..specs.arguments import arguments, checked
+from ..specs.command_args import BenchArgs, TrafficArgs
+from ..views.progress import progress_bar
+from .options import (
+    GOODPUT,
+    OUTPUT,
+    SERVED_PLAN,
+    SERVER,
+    TRAFFIC,
+    ArgumentOption,
+    Command,
+    named,
+    one_gpu,
+    options,
+    output_option,
+)
+from .output import Form, emit, wrote
 
 SAVE_EVERY = 5.0  # s between two writings of the rows so far
 LATE = 0.01  # s: a client that sends later than this is too slow for the rate
-_WAYS = ("api", "prompt_text", "api_key", "timeout", "extra_body", "served_model_name")
+_EXAMPLES = (
+    "--base-url http://localhost:8000 --model llama-3.1-8b --request-rate 4 --num-prompts 100 --requests-out rows.csv",
+    "--base-url http://localhost:8000 --model llama-3.1-8b --max-concurrency 16 --gpu h200",
+)
 
 
-@click.command()
-@click.option("--base-url", required=True, help="Where the server listens: http://localhost:8000.")
-@click.option("--model", required=True, help="What it serves, by its catalogue name or Hugging Face id.")
-@click.option("--served-model-name", help="The name that the server knows the model by.  [default: --model]")
-@click.option("--api", default="completions", help="completions (prompts as token ids), or chat (prompts as text).")
-@click.option("--prompt-text", is_flag=True, help="Send words to completions, too: for servers that take no token ids.")
-@click.option("--api-key", envvar="OPENAI_API_KEY", help="For servers that want one; OPENAI_API_KEY works too.")
-@click.option("--timeout", type=float, default=600.0, help="Seconds to wait for one whole answer.")
-@click.option("--extra-body", metavar="JSON", help='More keys of every request: {"top_p": 0.9}; null takes one away.')
-@options(TRAFFIC)
-@click.option("--goodput", multiple=True, metavar="METRIC:MS", help="What a good request keeps: ttft:500,tpot:50.")
-@click.option("--requests-out", metavar="FILE", callback=named, help="One CSV row per request, as validate takes it.")
-@options(LIVE, METHODS, NUMBERS, ENGINE, OUTPUT)
+@click.command(cls=Command, examples=_EXAMPLES)
+@click.option(
+    "--base-url",
+    cls=ArgumentOption,
+    group="Server",
+    required=True,
+    help="Where the server listens: http://localhost:8000.",
+)
+@click.option(
+    "--model",
+    cls=ArgumentOption,
+    group="Server",
+    required=True,
+    help="What it serves, by its catalogue name or Hugging Face id.",
+)
+@click.option(
+    "--api-key",
+    cls=ArgumentOption,
+    group="Server",
+    envvar="OPENAI_API_KEY",
+    help="For servers that want one; OPENAI_API_KEY works too.",
+)
+@options(SERVER, TRAFFIC, GOODPUT, SERVED_PLAN)
+@output_option("--requests-out", metavar="FILE", callback=named, help="One CSV row per request, as validate takes it.")
+@options(OUTPUT)
 def bench(
     base_url: str,
     model: str,
+    api_key: str | None,
     goodput: tuple[str, ...],
     requests_out: str | None,
     gpu: str | None,
     max_concurrency: int | None,
-    as_json: bool,
-    as_csv: bool,
-    output: str | None,
-    **words: Any,
+    form: Form,
+    **plan: Any,
 ) -> int:
-    """Measure a live OpenAI-compatible server: requests open or closed loop, every token timed."""
-    from ..serving.metrics import parse_goodput
+    """Measure a live OpenAI-compatible server: requests open or closed loop, every token timed.
 
-    ways = {key: words.pop(key) for key in _WAYS}
-    goals, seed = parse_goodput(goodput), words["seed"]
-    traffic = load_traffic(words, max_concurrency)
+    With --gpu it is also held against what is predicted for that machine.
+    """
+    from ..serving.metrics import parse_goodput
+    from ..serving.synthetic import load_traffic
+
+    server = checked(BenchArgs, {name: plan.pop(name) for name in arguments(BenchArgs) if name in plan})
+    goals, seed = parse_goodput(goodput), plan.get("seed", arguments(TrafficArgs)["seed"].default)
+    plan.setdefault("frontend", "http")
+    traffic = load_traffic(plan, max_concurrency)
     trace = traffic.trace
     if gpu is not None:  # what would be refused later is refused now, not after an hour of measuring
-        _asked(model, gpu, words)
-    replies, cut = _driven(base_url, model, ways, trace, max_concurrency, seed, requests_out)
-    about = {
+        _check_plan(model, gpu, plan)
+    replies, cut = _driven(base_url, model, server, api_key, trace, max_concurrency, seed, requests_out)
+    header = {
         "model": model,
         "base_url": base_url,
         "traffic": traffic.label,
         "max_concurrency": max_concurrency,
         "seed": seed,
     }
-    result, outcome = _summed(trace, replies, cut, goals, about)
+    result, outcome = _summed(trace, replies, cut, goals, header)
     compared = None
     if gpu is not None and result["completed"]:
-        compared = _predicted(trace, outcome, model, max_concurrency, gpu, words)
+        compared = _predicted(trace, outcome, model, max_concurrency, gpu, plan)
+        result["predicted"] = {"gpu": gpu, "errors": compared.errors}
     if requests_out is not None:
-        click.echo(f"wrote {_save(trace, replies, requests_out)}", err=True)
-    if as_json:
-        import msgspec
+        wrote([_save(trace, replies, requests_out)])
 
-        if compared is not None:
-            result["predicted"] = {"gpu": gpu, "errors": msgspec.to_builtins(compared.errors)}
-        deliver(msgspec.json.format(msgspec.json.encode(result), indent=1), output)
-    elif as_csv:
+    def csv() -> str:
         from ..views.files import rows_csv
 
-        deliver(rows_csv(outcome), output)
-    else:
+        return rows_csv(outcome)
+
+    def text() -> Any:
         from ..views.text.validation import benchmark
 
-        show_rich(benchmark(result, gpu or "", compared), output)
-    for warning in result["warnings"] if as_json or as_csv else ():
-        click.echo(f"warning: {warning}", err=True)
+        return benchmark(result, gpu or "", compared)
+
+    emit(form, json=lambda: result, csv=csv, text=text, warnings=result["warnings"])
     return 130 if cut else 0 if result["completed"] else 1
 
 
 def _driven(
-    base_url: str, model: str, ways: dict[str, Any], trace: Any, limit: int | None, seed: int, path: str | None
+    base_url: str,
+    model: str,
+    server: BenchArgs,
+    api_key: str | None,
+    trace: Any,
+    limit: int | None,
+    seed: int,
+    path: str | None,
 ) -> tuple[list[Any], bool]:
     """Send everything; the replies, and whether the run was cut short. What came is saved every few seconds."""
     import asyncio
 
     from ..bench.load_generator import APIS, BenchTarget, LoadGenerator
     from ..bench.trace_replay import planned_requests
-    from ..views.progress import progress_bar
 
-    if ways["api"] not in APIS:
-        raise UnknownName("--api", ways["api"], APIS)
-    check_positive("--timeout", ways["timeout"], 1e6)
-    headers = {"Authorization": f"Bearer {ways['api_key']}"} if ways["api_key"] else {}
-    server = BenchTarget(
-        base_url, ways["served_model_name"] or model, ways["api"], ways["timeout"], headers, _extra(ways["extra_body"])
-    )
-    text = ways["api"] == "chat" or ways["prompt_text"]
+    if server.api not in APIS:
+        raise UnknownName("`api`", server.api, APIS)
+    check_positive("timeout", server.timeout, 1e6)
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    name = server.served_model_name or model
+    target = BenchTarget(base_url, name, server.api, server.timeout, headers, _extra(server.extra_body))
+    text = server.api == "chat" or server.prompt_text
     todo = planned_requests(trace, text=text, vocabulary=_vocabulary(model), seed=seed)
     done, saved, cut = 0, time.monotonic(), False
     with progress_bar("measuring", len(todo)) as reached:
@@ -114,7 +149,7 @@ def _driven(
                 _save(trace, run.replies, path)
                 saved = time.monotonic()
 
-        run = LoadGenerator(server, todo, limit, count)
+        run = LoadGenerator(target, todo, limit, count)
         try:
             asyncio.run(run.drive())
         except KeyboardInterrupt:
@@ -123,7 +158,7 @@ def _driven(
 
 
 def _summed(
-    trace: Any, replies: list[Any], cut: bool, goals: dict[str, float], about: dict[str, Any]
+    trace: Any, replies: list[Any], cut: bool, goals: dict[str, float], header: dict[str, Any]
 ) -> tuple[dict[str, Any], Any]:
     import numpy as np
 
@@ -132,17 +167,17 @@ def _summed(
 
     outcome = outcome_of_replies(trace, replies)
     gaps = np.array([gap * 1e3 for reply in replies if reply is not None for gap in reply.gaps])
-    found = metrics(outcome, goals, gaps)
-    found["failed"] += found.pop("rejected")
+    summary = metrics(outcome, goals, gaps)
+    summary["failed"] += summary.pop("rejected")
     errors: dict[str, int] = {}
     for reply in replies:
         if reply is not None and reply.error:
             errors[reply.error] = errors.get(reply.error, 0) + 1
     result = {
         "schema": "inferometer.bench/1",
-        **about,
+        **header,
         "num_prompts": len(trace),
-        **found,
+        **summary,
         "goodput": goals or None,
         "errors": errors,
         "warnings": _warnings(replies, cut),
@@ -158,31 +193,31 @@ def _save(trace: Any, replies: list[Any], path: str) -> Any:
 
 
 def _warnings(replies: list[Any], cut: bool) -> list[str]:
-    found = [f"interrupted: {sum(r is None for r in replies):,} requests were not answered"] if cut else []
+    warnings = [f"interrupted: {sum(r is None for r in replies):,} requests were not answered"] if cut else []
     late = sorted(reply.late for reply in replies if reply is not None)
     worst = late[int(0.99 * (len(late) - 1))] if late else 0.0
     if worst > LATE:
-        found.append(
+        warnings.append(
             f"the client itself was late: 1% of the requests were sent {worst * 1e3:,.0f} ms or more after "
             "they were due; send at a lower rate, or from a faster machine"
         )
-    return found
+    return warnings
 
 
-def _predicted(trace: Any, outcome: Any, model: str, limit: int | None, gpu: str, words: dict[str, Any]) -> Any:
+def _predicted(trace: Any, outcome: Any, model: str, limit: int | None, gpu: str, plan: dict[str, Any]) -> Any:
     """The same requests in the simulation: as they were sent, or in a closed loop of the same width."""
     from ..bench.trace_replay import measured_trace
     from ..validation.validate import validate
 
     closed = trace.arrival_s is None or (limit is not None and not trace.arrival_s.any())
     seen = measured_trace(trace, outcome, closed)
-    return validate(model, gpu, measured=seen, max_concurrency=limit if closed else None, **words)
+    return validate(model, gpu, measured=seen, max_concurrency=limit if closed else None, **plan)
 
 
-def _asked(model: str, gpu: str, words: dict[str, Any]) -> None:
+def _check_plan(model: str, gpu: str, plan: dict[str, Any]) -> None:
     from ..inference.request import build_request
 
-    build_request(model, one_gpu("bench", gpu), **words)
+    build_request(model, one_gpu("bench", gpu), **plan)
 
 
 def _extra(text: str | None) -> dict[str, Any]:
@@ -191,12 +226,12 @@ def _extra(text: str | None) -> dict[str, Any]:
     if text is None:
         return {}
     try:
-        found = msgspec.json.decode(text)
+        body = msgspec.json.decode(text)
     except msgspec.DecodeError as error:
-        raise BadValue(f"--extra-body is not valid JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise BadValue(f"--extra-body must be a JSON object, not {text[:60]!r}")
-    return found
+        raise BadValue(f"`extra_body` is not valid JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise BadValue(f"`extra_body` must be a JSON object, not {text[:60]!r}")
+    return body
 
 
 def _vocabulary(model: str) -> int | None:

@@ -1,10 +1,61 @@
-"""Where a command's result goes: stdout, or a file that was named."""
+"""What a command prints: its result as JSON, CSV or text, to stdout or a file; warnings to stderr."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import click
+
+
+class Form(NamedTuple):
+    """In which form a result was asked for, and the file it goes to."""
+
+    as_json: bool
+    as_csv: bool
+    output: str | None
+
+    @property
+    def for_programs(self) -> bool:
+        """Whether a program reads it: warnings then go to stderr."""
+        return self.as_json or self.as_csv
+
+
+def emit(
+    form: Form,
+    *,
+    json: Callable[[], Any],
+    csv: Callable[[], str],
+    text: Callable[[], Any],
+    warnings: Iterable[str] = (),
+    infeasible: str | None = None,
+) -> None:
+    """Deliver a result in the form that was asked for; each form is made by its own function, and only if wanted."""
+    if form.as_json:
+        data = json()
+        deliver(data if isinstance(data, bytes) else as_json(data), form.output)
+    elif form.as_csv:
+        deliver(csv(), form.output)
+    else:
+        show_rich(text(), form.output)
+        return
+    for warning in warnings:
+        click.echo(f"warning: {warning}", err=True)
+    if infeasible is not None:
+        click.echo(f"infeasible: {infeasible}", err=True)
+
+
+def as_json(data: Any) -> bytes:
+    """Anything msgspec can encode, as indented JSON."""
+    import msgspec
+
+    return msgspec.json.format(msgspec.json.encode(data), indent=1)
+
+
+def wrote(paths: Iterable[Any]) -> None:
+    """Say on stderr which files were written."""
+    for path in paths:
+        click.echo(f"wrote {path}", err=True)
 
 
 def table_csv(rows: list[dict[str, Any]]) -> str:

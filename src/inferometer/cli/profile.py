@@ -10,41 +10,27 @@ from typing import Any
 import click
 
 from ..base.errors import BadValue
-from .options import MODEL_HELP, named, options
+from ..specs.command_args import ProfileArgs
+from .options import MODEL_HELP, Command, named, options, schema_options
+from .output import as_json as json_text
 
 Say = Callable[[str], None]
 Progress = Callable[[int, int, str], None]
 
-LAYERS = [
-    click.option("--num-layers", type=int, default=1, help="Layers that are built and timed."),
-    click.option("--hardware", metavar="LABEL", help="Name of the machine in the rows.  [default: the device's]"),
-    click.option("--mode", default="both", help="prefill, decode or both."),
-    click.option("--warmup", type=int, default=10, help="Passes before the clock starts, for each length."),
-    click.option("--repeat", type=int, default=100, help="Passes that are timed; the median is written."),
-    click.option("--prefill-max", type=int, default=2048, help="Longest prompt."),
-    click.option("--decode-max", type=int, default=2048, help="Longest context of a decode step."),
-    click.option("--step", type=int, help="Between long lengths; below it they double.  [default: a sixteenth]"),
-    click.option("--hf-token", help="For gated configs; HF_TOKEN works too."),
-    click.option("--calibrate", is_flag=True, help="Run the whole model too, and scale the rows to its wall time."),
-]
-SCALING = [
-    click.option("--scaling-num-layers", type=int, help="Layers of the whole model.  [default: all that fit]"),
-    click.option("--scaling-input-min", type=int, default=128, help="Shortest prompt of the whole model."),
-    click.option("--scaling-input-max", type=int, default=1024, help="Longest prompt of the whole model."),
-    click.option("--scaling-input-step", type=int, default=128, help="Between prompts of the whole model."),
-    click.option("--scaling-repeat", type=int, default=3, help="Runs of each; the median counts."),
-]
-
-
+_EXAMPLES = (
+    "--kernels -o kernels.csv",
+    "llama-3.1-8b --hardware RTX3090 --mode both --prefill-max 2048 --decode-max 2048",
+    "--import kernel_tables --gpu h200 -o h200.kernels.csv",
+)
 _OWN = {"--kernels": {"kernels", "kinds"}, "--import": {"tables", "gpu"}}  # flags that mean nothing to other jobs
 _ALSO = {"--kernels": {"budget", "device"}, "--import": set[str]()}  # flags of MODEL that they share
 
 
-@click.command(epilog=MODEL_HELP)
+@click.command(cls=Command, epilog=MODEL_HELP, examples=_EXAMPLES)
 @click.argument("model", required=False)
 @click.option("--kernels", is_flag=True, help="Time kernels by shape: products, attention, experts, norms, copies.")
 @click.option("--import", "tables", metavar="PATH", callback=named, help="Take over measured tables of other tools.")
-@options(LAYERS, SCALING)
+@options(schema_options(ProfileArgs))
 @click.option("--kinds", metavar="KIND,…", help="With --kernels: only these kinds.")
 @click.option("--gpu", help="With --import: the device that the tables are of, where they do not say.")
 @click.option("--budget", help="Time to spend: 90s, 10m, 1h; the most telling come first.  [default: kernels 10m]")
@@ -66,13 +52,13 @@ def profile(
     tables: str | None,
     as_json: bool,
     output: str | None,
-    **words: Any,
+    **arguments: Any,
 ) -> int:
     """Measure this machine: the layers of a MODEL, or --kernels by shape; or --import what others measured.
 
     Rows that a file has are kept and not measured again; a run that is stopped loses nothing.
     """
-    given = [job for job, asked in (("MODEL", model), ("--kernels", kernels), ("--import", tables)) if asked]
+    given = [job for job, value in (("MODEL", model), ("--kernels", kernels), ("--import", tables)) if value]
     if len(given) != 1:
         raise BadValue(
             "profile does one thing at a time: give a MODEL, --kernels or --import PATH"
@@ -81,25 +67,23 @@ def profile(
     _only(context, given[0])
     from ..profiling.profile import profile as measured
 
-    shared = {key: words.pop(key) for key in ("kinds", "gpu", "budget", "device")}
-    layers = words if model else {}  # what the other jobs have no use for was refused, if it was given
+    shared = {name: arguments.pop(name) for name in ("kinds", "gpu", "budget", "device") if name in arguments}
+    layers = arguments if model else {}  # what the other jobs have no use for was refused, if it was given
     with _voices() as (say, progress):
-        found = measured(
+        result = measured(
             model, kernels=kernels, tables=tables, output=output, say=say, progress=progress, **shared, **layers
         )
     if as_json:
-        import msgspec
-
-        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=1).decode())
+        click.echo(json_text(result).decode())
     elif model:
         from ..views.text.listing import layer_summary
 
-        click.echo(layer_summary(found), nl=False)
+        click.echo(layer_summary(result), nl=False)
     return 0
 
 
 def _only(context: click.Context, job: str) -> None:
-    """Refuse flags that mean nothing to the job: they would be ignored, and nobody would know."""
+    """Refuse flags that mean nothing to the job: they would be ignored, and that would not show."""
     for option in context.command.params:
         name = str(option.name)
         if context.get_parameter_source(name) != click.core.ParameterSource.COMMANDLINE:
@@ -107,7 +91,7 @@ def _only(context: click.Context, job: str) -> None:
         owner = next((other for other, flags in _OWN.items() if name in flags), "MODEL")
         if owner != job and name not in {"output", "as_json"} | _ALSO.get(job, set()):
             raise BadValue(f"{option.opts[-1]} belongs to profile {owner}, not to profile {job}")
-        if name.startswith("scaling") and not context.params["calibrate"]:
+        if name.startswith("scaling") and not context.params.get("calibrate"):
             raise BadValue(f"{option.opts[-1]} needs --calibrate")
 
 

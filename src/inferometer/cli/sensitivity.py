@@ -6,52 +6,43 @@ from typing import Any
 
 import click
 
-from .options import ENGINE, MACHINE, METHODS, MODEL_HELP, NUMBERS, OUTPUT, WORKLOAD, named, options
-from .output import deliver, show_rich, table_csv
+from ..specs.command_args import SensitivityArgs
+from .options import MODEL_HELP, OUTPUT, PLAN, Command, named, options, output_option, schema_options
+from .output import Form, emit, table_csv, wrote
 
-QUESTIONS = [
-    click.option(
-        "--target",
-        multiple=True,
-        metavar="METRIC:VALUE",
-        help="The value of each figure alone that reaches it: tpot:20 (ms), ttft, e2el, throughput, cost, energy.",
-    ),
-    click.option("--size", is_flag=True, help="The smallest platform (GPUs × layout) that fits and keeps --target."),
-    click.option("--compare", metavar="MODEL,…", help="Other models on this machine: what is lost, what keeps it."),
-    click.option("--compare-usecases", is_flag=True, help="What each use case of the catalogue asks of the machine."),
-    click.option("--plot", metavar="DIR", callback=named, help="Write the answer as pictures there."),
-]
+_EXAMPLES = (
+    "llama-3.1-8b --gpu h200 --batch-size 8 --plot pictures",
+    "llama-3.1-8b --gpu h200 --batch-size 8 --target tpot:4,ttft:300",
+    "llama-3.1-70b --gpu h200 --batch-size 32 --size",
+)
 
 
-@click.command(epilog=MODEL_HELP)
+@click.command(cls=Command, epilog=MODEL_HELP, examples=_EXAMPLES)
 @click.argument("model", required=False)
-@options(QUESTIONS, WORKLOAD, MACHINE, METHODS, NUMBERS, ENGINE, OUTPUT)
-def sensitivity(
-    model: str | None,
-    target: tuple[str, ...],
-    plot: str | None,
-    as_json: bool,
-    as_csv: bool,
-    output: str | None,
-    **words: Any,
-) -> int:
+@options(schema_options(SensitivityArgs), PLAN)
+@output_option("--plot", metavar="DIR", callback=named, help="Write the answer as pictures there.")
+@options(OUTPUT)
+def sensitivity(model: str | None, plot: str | None, form: Form, **arguments: Any) -> int:
     """What moves latency, throughput and cost: every figure of the machine, 10% up and down."""
-    from ..sensitivity.sensitivity import sensitivity as looked
+    from ..sensitivity.sensitivity import sensitivity as evaluate
 
-    found = looked(model, target=target or None, curves=plot is not None, **words)
+    result = evaluate(model, curves=plot is not None, **arguments)
     if plot is not None:
         from ..views.plots.tornado import write_pictures
 
-        for path in write_pictures(found, plot):
-            click.echo(f"wrote {path}", err=True)
-    if as_json or as_csv:
-        deliver(found.to_json() if as_json else table_csv(found.rows()), output)
-        for warning in found.warnings:
-            click.echo(f"warning: {warning}", err=True)
-        if not found.feasible:
-            click.echo(f"infeasible: {found.reason}", err=True)
-    else:
+        wrote(write_pictures(result, plot))
+
+    def text() -> Any:
         from ..views.text.sensitivity import sensitivity as shown
 
-        show_rich(shown(found), output)
-    return 0 if found.feasible else 1
+        return shown(result)
+
+    emit(
+        form,
+        json=result.to_json,
+        csv=lambda: table_csv(result.rows()),
+        text=text,
+        warnings=result.warnings,
+        infeasible=None if result.feasible else result.reason,
+    )
+    return 0 if result.feasible else 1

@@ -4,35 +4,33 @@ from __future__ import annotations
 
 import click
 
-from .options import OUTPUT, options
-from .output import deliver, table_csv
+from .options import OUTPUT, Command, options
+from .output import Form, as_json, deliver, table_csv
+
+_EXAMPLES = ("models", "hardware h200", "models deepseek-v3 --json")
 
 
-@click.command()
+@click.command(cls=Command, examples=_EXAMPLES)
 @click.argument("kind", metavar="models|hardware|engines|precisions|usecases|families")
 @click.argument("name", required=False)
 @options(OUTPUT)
-def show(kind: str, name: str | None, as_json: bool, as_csv: bool, output: str | None) -> int:
+def show(kind: str, name: str | None, form: Form) -> int:
     """What the catalogue holds: all of a kind, or everything about one NAME."""
-    from ..views.text.listing import KINDS, detail, listing, shown
+    from ..views.text.listing import KINDS, detail, listing, plain_table, shown
 
     if kind not in KINDS:
         from ..base.errors import UnknownName
 
         raise UnknownName("list", kind, KINDS)
     rows = [detail(kind, name)] if name else listing(kind)
-    if as_json:
-        import msgspec
-
-        deliver(msgspec.json.format(msgspec.json.encode(rows[0] if name else rows), indent=1), output)
-    elif as_csv:
-        deliver(table_csv(rows), output)
+    if form.as_json:
+        deliver(as_json(rows[0] if name else rows), form.output)
+    elif form.as_csv:
+        deliver(table_csv(rows), form.output)
     elif name:
         from ..specs.catalog import dotted
 
-        deliver("".join(f"{k} = {shown(k, v)}\n" for k, v in dotted(rows[0]).items()), output)
+        deliver("".join(f"{k} = {shown(k, v)}\n" for k, v in dotted(rows[0]).items()), form.output)
     else:
-        from ..views.text.listing import plain_table
-
-        deliver(plain_table(rows, shown), output)
+        deliver(plain_table(rows, shown), form.output)
     return 0

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..specs.arguments import arguments
+from ..specs.plan_args import PlanArgs, TargetArgs
 from ..views.progress import progress_bar
-from .options import ENGINE, MACHINE, METHODS, MODEL_HELP, NUMBERS, OUTPUT, WORKLOAD, named, options
-from .output import show_rich
+from .options import MODEL_HELP, OUTPUT, ArgumentOption, Command, Decorator, help_text, named, options, output_option
+from .output import Form, show_rich, wrote
 
 if TYPE_CHECKING:
     from ..sweep.digest import Digest
@@ -23,38 +25,34 @@ _AXES = (
     "with commas between. Words: bf16,fp8. Any flag may be given more than once; a switch and its --no- form "
     "together try both. MODEL may be a list, too. "
 )
-_METAVARS = {"integer": "N,…", "float": "X,…"}
+_METAVARS = {"int": "N,…", "float": "X,…"}
+_EXAMPLES = (
+    "llama-3.1-70b --gpu h200,h100-sxm -tp 2,4,8 -q bf16,fp8 --batch-size 1:1024:x2 --input-len 4096",
+    "llama-3.1-8b --gpu h200 --batch-size 1:256:x2 --input-len 512:8192:512 -o points.parquet",
+)
 
 
-def _flags() -> list[Callable[[Any], Any]]:
-    """The flags of analyze, each of which takes several values here."""
-
-    def holder() -> None:
-        """Has the options of analyze."""
-
-    options(WORKLOAD, MACHINE, METHODS, NUMBERS, ENGINE)(holder)
-    found: list[Callable[[Any], Any]] = []
-    for option in reversed(holder.__click_params__):  # type: ignore[attr-defined]
-        if option.is_flag:
-            off = option.secondary_opts or [f"--no-{option.opts[-1].removeprefix('--')}"]
-            found.append(click.option(*option.opts, option.name, is_flag=True, help=option.help))
-            found.append(click.option(*off, f"no_{option.name}", is_flag=True, hidden=True))
+def _axes() -> Iterator[Decorator]:
+    """The arguments of a plan, each of which takes several values here."""
+    for argument in [arguments(TargetArgs)["gpu"], *arguments(PlanArgs).values()]:
+        names = [*([argument.short] if argument.short else []), argument.flag]
+        more: dict[str, Any] = {"cls": ArgumentOption, "group": argument.group, "show_default": False}
+        if argument.kind == "switch":
+            off = f"--no-{argument.flag.removeprefix('--')}"
+            yield click.option(*names, argument.name, is_flag=True, help=argument.help, **more)
+            yield click.option(off, f"no_{argument.name}", is_flag=True, hidden=True)
         else:
-            usual = f"  [default: {option.default}]" if isinstance(option.default, str | int | float) else ""
-            text = option.help.replace(": one number, or one per layer", "") + usual  # a list is an axis here
-            wide = (option.metavar or _METAVARS.get(option.type.name, "WORD,…")).replace("[,N…]", ",…")
-            found.append(
-                click.option(*option.opts, option.name, multiple=True, metavar=wide, help=text, show_default=False)
-            )
-    return found
+            text = help_text(argument).replace(": one number, or one per layer", "")  # a list is an axis here
+            metavar = (argument.metavar or _METAVARS.get(argument.kind, "WORD,…")).replace("[,N…]", ",…")
+            yield click.option(*names, argument.name, multiple=True, metavar=metavar, help=text, **more)
 
 
-@click.command(epilog=_AXES + MODEL_HELP)
+@click.command(cls=Command, epilog=_AXES + MODEL_HELP, examples=_EXAMPLES)
 @click.argument("model")
-@options(_flags())
-@click.option("--plot", metavar="DIR", callback=named, help="Draw curves along every axis of numbers, and the front.")
+@options(list(_axes()))
+@output_option("--plot", metavar="DIR", callback=named, help="Draw curves along every axis of numbers, and the front.")
 @options(OUTPUT)
-def sweep(model: str, plot: str | None, as_json: bool, as_csv: bool, output: str | None, **flags: Any) -> int:
+def sweep(model: str, plot: str | None, form: Form, **flags: Any) -> int:
     """Price every combination of values: a table of plans and workloads, those that cannot work marked.
 
     The file's name says what -o writes: .csv .json .jsonl .parquet
@@ -64,43 +62,44 @@ def sweep(model: str, plot: str | None, as_json: bool, as_csv: bool, output: str
     from ..sweep.sweep import Sweep, checked_grid
     from ..sweep.writers import TEXT_FORMATS, file_format, write
 
-    said = "json" if as_json else "csv" if as_csv else None
-    form = file_format(output, said) if output is not None else said
-    words = _words(flags)
-    grid = checked_grid(model, words.pop("gpu", "h100-sxm"), to_file=output is not None and plot is None, **words)
+    output = form.output
+    flag = "json" if form.as_json else "csv" if form.as_csv else None
+    table_format = file_format(output, flag) if output is not None else flag
+    axes = _axis_values(flags)
+    gpu = axes.pop("gpu", arguments(TargetArgs)["gpu"].default)
+    grid = checked_grid(model, gpu, to_file=output is not None and plot is None, **axes)
     digest, began = Digest(grid), time.perf_counter()
     with progress_bar("pricing", grid.points, "points") as reached:
         stream: Iterable[Chunk] = _watched(digest.watch(chunks(grid)), reached)
         if plot is not None:
             kept = Sweep(grid, stream)
             stream = kept.chunks
-        if output is not None and form is not None:
-            write(output, form, stream, column_kinds(grid), grid.axes, grid.warnings)
-        elif form is not None:
-            for text in TEXT_FORMATS[form](stream, column_kinds(grid), grid.axes, grid.warnings):
+        if output is not None and table_format is not None:
+            write(output, table_format, stream, column_kinds(grid), grid.axes, grid.warnings)
+        elif table_format is not None:
+            for text in TEXT_FORMATS[table_format](stream, column_kinds(grid), grid.axes, grid.warnings):
                 click.echo(text.decode(), nl=False)
         deque(stream, maxlen=0)
     took = time.perf_counter() - began
     if plot is not None:
         from ..views.plots.curves import write_curves
 
-        for path in write_curves(kept, plot):
-            click.echo(f"wrote {path}", err=True)
-    _say(grid, digest, took, output, form)
+        wrote(write_curves(kept, plot))
+    _report(grid, digest, took, output, table_format)
     return 0 if digest.feasible else 1
 
 
-def _words(flags: dict[str, Any]) -> dict[str, Any]:
+def _axis_values(flags: dict[str, Any]) -> dict[str, Any]:
     """What was given: of flags their texts, of switches off, on or both."""
-    found: dict[str, Any] = {}
-    for name, value in flags.items():
+    values: dict[str, Any] = {}
+    for flag, value in flags.items():
         if isinstance(value, bool):
-            word = name.removeprefix("no_")
+            name = flag.removeprefix("no_")
             if value:
-                found[word] = sorted([*found.get(word, []), word == name])
+                values[name] = sorted([*values.get(name, []), name == flag])
         elif value:
-            found[name] = value[-1] if name == "hf_token" else list(value)
-    return found
+            values[flag] = value[-1] if flag == "hf_token" else list(value)
+    return values
 
 
 def _watched(stream: Iterator[Chunk], reached: Callable[[float], None]) -> Iterator[Chunk]:
@@ -109,11 +108,11 @@ def _watched(stream: Iterator[Chunk], reached: Callable[[float], None]) -> Itera
         reached(chunk.start + len(chunk))
 
 
-def _say(grid: Grid, digest: Digest, took: float, output: str | None, form: str | None) -> None:
+def _report(grid: Grid, digest: Digest, took: float, output: str | None, table_format: str | None) -> None:
     """The best of it for people; beside a table for programs, a few lines on stderr."""
     from ..views.text.sweeps import counted, summary
 
-    if form is None:
+    if table_format is None:
         show_rich(summary(grid, digest, took), None)
         return
     if output is not None:

@@ -6,28 +6,38 @@ from typing import Any
 
 import click
 
-from .options import MODEL_HELP, OUTPUT, TRAINING, one_gpu, options
-from .output import deliver, show_rich
+from ..specs.command_args import TrainArgs
+from .options import GPU, MODEL_HELP, OUTPUT, Command, one_gpu, options, output_option, schema_options
+from .output import Form, emit
+
+_EXAMPLES = (
+    "llama-3.1-8b --gpu h100-sxm -dp 8 --zero 1 --recompute full --seq-len 4096 --global-batch-size 64",
+    "llama-3.1-70b --gpu h100-sxm -tp 8 -pp 4 -dp 4 -sp --zero 1 --global-batch-size 256 --seq-len 8192",
+)
 
 
-@click.command(epilog=MODEL_HELP)
+@click.command(cls=Command, epilog=MODEL_HELP, examples=_EXAMPLES)
 @click.argument("model")
-@options(TRAINING)
-@click.option("--all-ops", is_flag=True, help="Show operators with next to no time, too.")
+@options(GPU, schema_options(TrainArgs))
+@output_option("--all-ops", is_flag=True, help="Show operators with next to no time, too.")
 @options(OUTPUT)
-def train(model: str, all_ops: bool, as_json: bool, as_csv: bool, output: str | None, **words: Any) -> int:
+def train(model: str, gpu: str | None, all_ops: bool, form: Form, **recipe: Any) -> int:
     """What training costs: step time, memory, utilization, days and dollars, every operator forward and back."""
-    from ..training.train import train as priced
+    from ..training.train import train as estimate
 
-    report = priced(model, one_gpu("train", words.pop("gpu")), **words)
-    if as_json or as_csv:
-        deliver(report.to_json() if as_json else report.to_csv(), output)
-        for warning in report.warnings:
-            click.echo(f"warning: {warning}", err=True)
-        if not report.feasible:
-            click.echo(f"infeasible: {report.reason}", err=True)
-    else:
+    report = estimate(model, one_gpu("train", gpu), **recipe)
+
+    def text() -> Any:
         from ..views.text.training import training
 
-        show_rich(training(report, all_ops), output)
+        return training(report, all_ops)
+
+    emit(
+        form,
+        json=report.to_json,
+        csv=report.to_csv,
+        text=text,
+        warnings=report.warnings,
+        infeasible=report.reason,
+    )
     return 0 if report.feasible else 1

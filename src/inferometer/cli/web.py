@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import click
 
 from ..base.errors import BadValue
-from .options import controls
 
 if TYPE_CHECKING:
     from socket import socket
@@ -43,6 +42,7 @@ def web(host: str, port: int, show: bool) -> int:
 def application(host: str = "127.0.0.1", workers: int | None = None) -> Guard:
     """The ASGI application that `web` serves."""
     from ..web.app import create_app
+    from ..web.catalogue import controls
 
     return create_app(controls(), host, workers)
 
@@ -52,7 +52,7 @@ def bound(host: str, port: int) -> socket:
     import socket as sockets
 
     if not 0 <= port <= 65535:
-        raise BadValue(f"--port must be between 0 and 65,535, not {port:,}")
+        raise BadValue(f"`port` must be between 0 and 65,535, not {port:,}")
     try:
         family, *_, place = sockets.getaddrinfo(host, port, type=sockets.SOCK_STREAM)[0]
         door = sockets.socket(family, sockets.SOCK_STREAM)
@@ -61,5 +61,5 @@ def bound(host: str, port: int) -> socket:
         door.listen(1024)  # who comes before the server is ready waits
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        raise BadValue(f"--host {host} --port {port} cannot be listened at: {why}") from None
+        raise BadValue(f"`host` {host} `port` {port} cannot be listened at: {why}") from None
     return door

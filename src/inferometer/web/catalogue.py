@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
-import click
 import msgspec
 
 from ..inference.analyze import device_info
 from ..inference.memory import parameters
 from ..network import families
 from ..specs import catalog
+from ..specs.arguments import Argument, arguments
+from ..specs.plan_args import PlanArgs, TargetArgs
 from ..views.text.listing import listing
-from .page_plan import DEFAULT_MODEL
 
-
-class Extra(msgspec.Struct, forbid_unknown_fields=True):
-    """What a control has beyond its flag: a label for people, and the bounds of its slider."""
-
-    group: str
-    label: str
-    unit: str = ""
-    kind: str = ""
-    help: str = ""
-    default: str | None = None
-    least: float | None = None
-    most: float | None = None
-    step: float | str | None = None
-    choices: str | list[str] = ""
+GROUPS = ("Model", "Machine", "Precision", "Layout", "Workload", "Methods", "Engine")  # in the order of the page
 
 
 class Preset(msgspec.Struct, forbid_unknown_fields=True):
@@ -53,6 +40,7 @@ class Control(msgspec.Struct, kw_only=True):
     most: float | None
     step: float | str | None
     default: Any
+    default_text: str  # where a default is no value: "the engine's"
     choices: list[str]
 
 
@@ -83,64 +71,53 @@ def _model(name: str) -> dict[str, Any]:
     }
 
 
-def controls(flags: Mapping[str, click.Option]) -> list[Control]:
-    """The controls in order, from the flags of ``analyze`` and what the page adds to them."""
-    return [_control(name, extra, flags.get(name)) for name, extra in extras().items()]
+def controls() -> list[Control]:
+    """The controls in their order, all from the schema of arguments; one without a label has none on the page."""
+    shown = [argument for argument in _arguments().values() if argument.label]
+    shown.sort(key=lambda argument: GROUPS.index(_group(argument)))
+    return [_control(argument) for argument in shown]
 
 
 def control_label(name: str) -> str:
     """What the page calls an argument: ``control_label("batch_size")  # 'Batch size'``"""
-    extra = extras().get(name)
-    return extra.label if extra else name
+    argument = _arguments().get(name)
+    return argument.label if argument and argument.label else name
 
 
-def extras() -> dict[str, Extra]:
-    """What the page adds to each flag, by keyword."""
-    return catalog.constants("controls", dict[str, Extra])
+def _arguments() -> dict[str, Argument]:
+    return {**arguments(TargetArgs), **arguments(PlanArgs)}
 
 
-def _control(name: str, extra: Extra, flag: click.Option | None) -> Control:
-    allowed = _choices(extra.choices)
-    if flag is None:
-        return Control(
-            name=name,
-            flag="MODEL",
-            group=extra.group,
-            label=extra.label,
-            help=extra.help,
-            kind="text",
-            unit="",
-            least=None,
-            most=None,
-            step=None,
-            default=extra.default or DEFAULT_MODEL,
-            choices=[],
-        )
-    default = flag.default if isinstance(flag.default, str | int | float) else None
-    if flag.is_flag and not flag.secondary_opts:
-        default = False  # one without its --no- form is off
-    number = isinstance(flag.type, click.types.IntParamType | click.types.FloatParamType)
-    kind = extra.kind or ("switch" if flag.is_flag else "choice" if allowed else "number" if number else "text")
+def _group(argument: Argument) -> str:
+    return "Model" if argument.name == "model" else argument.group
+
+
+def _control(argument: Argument) -> Control:
+    choices = _choices(argument.offered or argument.choices)
+    numeric = "number" if argument.kind in ("int", "float") else "text"
+    slider = argument.slider
     return Control(
-        name=name,
-        flag=max(flag.opts, key=len),
-        group=extra.group,
-        label=extra.label,
-        help=flag.help or "",
-        kind=kind,
-        unit=extra.unit,
-        least=extra.least,
-        most=extra.most,
-        step=extra.step,
-        default=default,
-        choices=allowed,
+        name=argument.name,
+        flag=argument.flag,
+        group=_group(argument),
+        label=argument.label,
+        help=argument.help,
+        kind="switch" if argument.kind == "switch" else "choice" if choices else numeric,
+        unit=argument.unit,
+        least=slider.least if slider else None,
+        most=slider.most if slider else None,
+        step=slider.step if slider else None,
+        default=argument.default,
+        default_text=argument.default_text,
+        choices=choices,
     )
 
 
-def _choices(given: str | list[str]) -> list[str]:
-    if isinstance(given, list):
-        return given
-    if given == "links":
+def _choices(offered: str | tuple[str, ...]) -> list[str]:
+    """The values that a form offers, or those of a list of the catalogue."""
+    if not isinstance(offered, str):
+        return list(offered)
+    if offered == "links":
         return sorted({link for name in catalog.names("hardware") for link in catalog.hardware(name).links})
     tables: dict[str, Iterable[str]] = {"precisions": catalog.precisions(), "usecases": catalog.usecases()}
-    return list(tables[given]) if given in tables else catalog.names(given) if given else []
+    return list(tables[offered]) if offered in tables else catalog.names(offered)

@@ -6,7 +6,6 @@ that would have to be fetched from another one.
 
 from __future__ import annotations
 
-import inspect
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping
@@ -17,12 +16,13 @@ import msgspec
 
 from ..base.errors import BadValue, UnknownName, abbreviate, is_number
 from ..base.ranges import as_list
-from ..inference.request import build_request
 from ..specs import catalog
+from ..specs.arguments import arguments
+from ..specs.plan_args import PlanArgs, TargetArgs
 
 DEFAULT_MODEL = "llama-3.1-8b"  # of a plan that does not name one
 PRIVATE = {"profile", "calibration", "hf_token"}  # files and secrets of this machine
-_PARAMETERS = inspect.signature(build_request).parameters
+_PARAMETERS = {**arguments(TargetArgs), **arguments(PlanArgs)}
 ARGUMENTS = tuple(name for name in _PARAMETERS if name not in PRIVATE)
 PAGE_ONLY = ("config", "gpu_figures")  # arguments that the command line spells otherwise
 _FIGURE = re.compile(r"[A-Za-z0-9_.-]{1,80}")

@@ -26,13 +26,12 @@ function bounds(control) {
     : `${digits(least, 6)} to ${digits(most, 6)}`;
 }
 
-// Help without the "[default: …]" of terminals: the field shows it.
 const helpText = (control) => [
-  (control.help ?? "").replace(/\s*\[default:[^\]]*\]/, ""),
+  control.help,
   bounds(control),
   control.flag && `CLI: ${control.flag}`,
 ];
-const defaultText = (control) => /\[default: ([^\]]*)\]/.exec(control.help ?? "")?.[1] ?? "default";
+const defaultText = (control) => control.default_text || "default";
 
 function number(control, id, about) {
   const doubles = String(control.step ?? "").startsWith("x");

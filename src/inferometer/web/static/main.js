@@ -99,12 +99,11 @@ function startTools() {
   });
 }
 
-// A default that the CLI only tells in its help ("[default: 1024]") is this control's default, too.
+// A default that is one of the choices is shown as chosen, even where the model may decide otherwise.
 function settle(control) {
-  const text = /\[default: ([^\]]*)\]/.exec(control.help ?? "")?.[1];
-  if (control.default !== null || text === undefined) return;
-  if (control.kind === "number" && text !== "" && !Number.isNaN(Number(text))) control.default = Number(text);
-  if (control.kind === "choice" && control.choices?.includes(text)) control.default = text;
+  if (control.default === null && control.choices?.includes(control.default_text)) {
+    control.default = control.default_text;
+  }
 }
 
 async function start() {
