@@ -19,7 +19,7 @@ from inferometer.serving.router import ROUTERS, Fleet, router
 from inferometer.serving.schedulers import SCHEDULERS, SchedulerLimits, max_new_tokens, scheduler
 from inferometer.serving.simulate import simulate
 from inferometer.serving.synthetic import load_traffic
-from inferometer.serving.trace import Trace
+from inferometer.serving.trace import Trace, trace_format
 
 # ------------------------------------------------------------------ queues
 
@@ -241,6 +241,8 @@ def test_a_name_is_registered_once() -> None:
         scheduler()(vllm)
     with pytest.raises(ValueError, match="router named 'round_robin' is registered already"):
         router(round_robin)
+    with pytest.raises(ValueError, match="format named 'Mooncake' is registered already"):
+        trace_format("Mooncake", "timestamp")(len)
     assert SCHEDULERS["vllm"].schedule is not vllm and ROUTERS["round_robin"] is not round_robin
 
 

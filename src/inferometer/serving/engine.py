@@ -149,7 +149,7 @@ class EngineCore:
         return self.now < until
 
     def _fast_path_applies(self) -> bool:
-        """Whether `_run_uncontended` may be asked."""
+        """Whether `_run_uncontended` may be called."""
         return False
 
     def _run_uncontended(self, until: float) -> None:
@@ -335,7 +335,7 @@ class EngineCore:
             self.on_finished(i, self.now)
 
     def earliest_finish(self) -> float:
-        """A lower bound of when the next request finishes, as far as can be told without taking a step."""
+        """A lower bound of when the next request finishes, as far as is known without taking a step."""
         if self.waiting or self.prefilling or self.finishing:
             return max(self.now, self.next_wakeup)
         next_arrival = max(self.now, self.source.next)

@@ -2,7 +2,7 @@
 prefill to replicas that decode.
 
     @router
-    def mine(fleet: Fleet, i: int) -> int:
+    def first_replica(fleet: Fleet, i: int) -> int:
         return 0
 
 A router is one registered function of a fleet and a request; it gives the replica's index.

@@ -1,7 +1,7 @@
 """What an engine computes in the next step. A scheduler is one registered function of an engine's state.
 
     @scheduler()
-    def mine(engine: SchedulerState) -> SchedulerOutput:
+    def decode_only(engine: SchedulerState) -> SchedulerOutput:
         return True, []
 
 It gives whether the decoding sequences decode in this step, and the chunks of prompts that are computed: (request, new

@@ -94,7 +94,7 @@ def simulate(
 
 
 def _check_options(options: ServingOptions, num_gpu_blocks: int | None) -> None:
-    """Refuse what no engine can be told."""
+    """Refuse what no engine takes."""
     for what, given, allowed in (
         ("`scheduler`", options.scheduler or "vllm", SCHEDULERS),
         ("`policy`", options.policy, POLICIES),
@@ -231,7 +231,7 @@ def simulate_and_summarize(
 
 
 def _count_rejections(rejected: dict[int, Rejection]) -> dict[str, int]:
-    """How many requests were rejected for each kind of reason, told by the first of them; the most frequent first."""
+    """How many requests were rejected for each kind of reason, by its first sentence; the most frequent first."""
     kinds: dict[RejectionKind, list[str]] = {}
     for rejection in rejected.values():
         kinds.setdefault(rejection.kind, []).append(rejection.reason)

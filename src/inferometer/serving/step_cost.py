@@ -6,7 +6,7 @@ cost.mixed_seconds(batch, [(7, 512, 0)], 1)             # the same, and 512 toke
 
 Operators that know only the step's tokens or its logits are one table each (exact). Attention of decodes is a row along
 the mean context for each batch size (`ContextTable`); that of prompts a table for one fresh prompt (exact), and a
-`PrefillSurface` for any mix. What the engine adds is asked of `costs.binding`, so there is one truth about a step, and
+`PrefillSurface` for any mix. What the engine adds comes from `costs.host`, so there is one truth about a step, and
 a test compares the two: they agree within 0.5%, nearly always within 0.05%.
 
 Two classes stand behind the protocol `StepCost`: `FullAttentionCost`, where all sums follow from the total context and

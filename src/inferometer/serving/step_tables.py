@@ -134,7 +134,7 @@ class ContextTable:
 
 
 class PrefillSurface:
-    """``Surface(price).at(tokens, pairs, kv)``; ``estimate(seqs, new, cached)`` gives seconds for arrays of prompts."""
+    """``PrefillSurface(estimate).at(tokens, pairs, kv)``, where ``estimate(seqs, new, cached)`` gives seconds."""
 
     def __init__(
         self, estimate: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray], dense: bool = False

@@ -252,7 +252,7 @@ def with_shared_prefix(trace: Trace, prefix_len: int) -> Trace:
 
 
 def with_users(trace: Trace, users: int | None, think_time: float | str, seed: int = 0) -> Trace:
-    """The requests of a trace, sent in turn by so many users who think in between: ``with_users(trace, 8, 2.0)``"""
+    """The requests of a trace, sent in turn by so many users with pauses in between: ``with_users(trace, 8, 2.0)``"""
     if users is None or trace.after is not None:
         why = "is of users, whose number is `max_concurrency`" if users is None else "stands in the trace itself"
         raise BadValue(f"`think_time` {abbreviate(think_time)} {why}")
@@ -288,7 +288,7 @@ TRAFFIC_DEFAULTS: Mapping[str, Any] = {  # the keywords that are about requests
 
 
 class LoadedTraffic(NamedTuple):
-    """Requests, and what they are in words: ``'1024 in, 128 out, at 8/s, conversations of 3 turns'``"""
+    """Requests, with a label: ``'1024 in, 128 out, at 8/s, conversations of 3 turns'``"""
 
     trace: Trace
     lengths: str  # '1024 in, 128 out', or the file that they are of

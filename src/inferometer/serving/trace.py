@@ -1,6 +1,12 @@
 """Requests as columns: what arrives at a server, when, how long it is and what it shares with others.
 
 Trace(input_tokens=np.array([512, 64]), output_tokens=np.array([128, 0]), arrival_s=np.array([0.0, 0.3]))
+read_trace("AzureLLMInferenceTrace_code.csv").input_tokens      # array([4808, 3180, …])
+
+What requests share at their beginning is told by ids of blocks: one system prompt, or everything said so far in a
+conversation. Content is named by where it comes from: block k of prefix p, block k of session s. Equal ids are equal
+content. Traces in files are CSV or JSON lines in the formats that people publish, recognised by their columns; a format
+is one small function that turns some rows into columns of a `Trace`.
 """
 
 from __future__ import annotations
@@ -15,6 +21,15 @@ import numpy as np
 from ..base.errors import BadFile
 from ..base.files import user_path
 from ..base.tabular import TableChunk, column_names, read_table
+
+BLOCK = 16  # tokens that an id of a block stands for: engines cache whole blocks, and 16 is vLLM's size
+MAX_TOKENS = 10**8  # no request is longer
+MAX_SECONDS = 1e10  # no arrival is later: three centuries
+CLOCK = 1e8  # an arrival later than this (three years) counts from some clock's zero, not from the trace's beginning
+MEASURED = ("TTFT", "TPOT", "E2E")
+_COLUMNS = ("input_tokens", "output_tokens", "arrival_s", "blocks", "after", "think_s", "priority")
+
+Columns = dict[str, Any]  # fields of a Trace for some rows; texts where names are still to be numbered
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -38,7 +53,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 def first_requests(trace: Trace, count: int) -> Trace:
-    """The first requests of a trace, in its order: ``first(trace, 100)``"""
+    """The first requests of a trace, in its order: ``first_requests(trace, 100)``"""
     if count >= len(trace):
         return trace
     columns = {name: column[:count] for name in _COLUMNS if (column := getattr(trace, name)) is not None}
@@ -48,16 +63,7 @@ def first_requests(trace: Trace, count: int) -> Trace:
     return msgspec.structs.replace(trace, **columns, measured=measured)
 
 
-_COLUMNS = ("input_tokens", "output_tokens", "arrival_s", "blocks", "after", "think_s", "priority")
-
-
-# ------------------------------------------------------------------ prefixes
-# What requests share at their beginning, as ids of blocks: one system prompt, or everything said so far in a talk.
-#
-# Content is named by where it comes from: block k of prefix p, block k of session s. Equal ids are equal content.
-
-
-BLOCK = 16  # tokens that an id stands for: engines cache whole blocks, and 16 is the usual size
+# ------------------------------------------------------------------ shared prefixes
 
 
 def shared_blocks(
@@ -72,58 +78,45 @@ def shared_blocks(
     """Ids of the leading blocks of every request.
 
     ``prefix`` numbers what the first ``prefix_tokens`` of a request are (-1: nothing that others have). ``session``
-    numbers the conversation that it is a turn of (-1: none), whose turns begin with everything said before them.
+    numbers the conversation that it is a turn of (-1: none): a turn begins with everything said before it.
     ``shared_blocks(i, o, prefix=zeros, prefix_tokens=full(n, 100))  # six ids each, the same for all``
     """
     count = len(input_tokens)
-    nobody, nothing = np.full(count, -1), np.zeros(count, np.int64)
-    group = nobody if prefix is None else prefix
-    talk = nobody if session is None else session
-    least = nothing if prefix_tokens is None else np.where(group >= 0, np.minimum(prefix_tokens, input_tokens), 0)
-    heads = least // block_tokens
-    whole = np.where(talk >= 0, (input_tokens + output_tokens) // block_tokens, heads)
+    none, zeros = np.full(count, -1), np.zeros(count, np.int64)
+    group = none if prefix is None else prefix
+    conversation = none if session is None else session
+    shared = zeros if prefix_tokens is None else np.where(group >= 0, np.minimum(prefix_tokens, input_tokens), 0)
+    heads = shared // block_tokens  # blocks of the prefix, (requests,)
+    whole = np.where(conversation >= 0, (input_tokens + output_tokens) // block_tokens, heads)
     widest, longest = int(heads.max(initial=0)), int(whole.max(initial=0))
     base = (int(group.max(initial=-1)) + 1) * widest  # ids of sessions begin after those of the prefixes
     known: dict[tuple[int, int], np.ndarray] = {}
-    found: list[np.ndarray] = []
-    for g, s, head, length in zip(group.tolist(), talk.tolist(), heads.tolist(), whole.tolist(), strict=True):
+    blocks: list[np.ndarray] = []
+    for g, s, head, length in zip(group.tolist(), conversation.tolist(), heads.tolist(), whole.tolist(), strict=True):
         if s < 0:  # many requests have the very same prefix: they share one array
             key = (g, head)
             if key not in known:
                 known[key] = np.arange(g * widest, g * widest + head, dtype=np.int64)
-            found.append(known[key])
+            blocks.append(known[key])
             continue
         ids = np.arange(base + s * longest, base + s * longest + length, dtype=np.int64)
         ids[:head] = np.arange(g * widest, g * widest + head)
-        found.append(ids)
-    return tuple(found)
+        blocks.append(ids)
+    return tuple(blocks)
 
 
 def turns_before(session: np.ndarray) -> np.ndarray:
     """Of every request, the one before it in its session, -1 if there is none: ``[7, 3, 7] -> [-1, -1, 0]``"""
     last: dict[int, int] = {}
-    found = np.full(len(session), -1, np.int64)
-    for at, talk in enumerate(session.tolist()):
-        if talk >= 0:
-            found[at] = last.get(talk, -1)
-            last[talk] = at
-    return found
+    before = np.full(len(session), -1, np.int64)
+    for i, number in enumerate(session.tolist()):
+        if number >= 0:
+            before[i] = last.get(number, -1)
+            last[number] = i
+    return before
 
 
-# ------------------------------------------------------------------ trace
-# Traces in files: CSV or JSON lines in the forms that people publish, recognised by their columns.
-#
-# read_trace("AzureLLMInferenceTrace_code.csv").input_tokens      # array([4808, 3180, …])
-#
-# A form is one small function that turns some rows into columns of a `Trace`.
-
-
-TOKENS = 10**8  # no request is longer
-SECONDS = 1e10  # no arrival is later: three centuries
-CLOCK = 1e8  # an arrival later than this (three years) counts from some clock's zero, not from the trace's beginning
-MEASURED = ("TTFT", "TPOT", "E2E")
-
-Columns = dict[str, Any]  # fields of a Trace for some rows; words for names that are still to be numbered
+# ------------------------------------------------------------------ files
 
 
 class TraceFormat(NamedTuple):
@@ -139,9 +132,11 @@ TRACE_FORMATS: list[TraceFormat] = []
 
 
 def trace_format(name: str, *needs: str, may_have: tuple[str, ...] = ()) -> Callable[[Any], Any]:
-    """Register a reader for files with these columns."""
+    """Register a reader for files with these columns; a second format of that name is an error."""
 
     def register(read: Callable[[TableChunk], Columns]) -> Callable[[TableChunk], Columns]:
+        if any(known.name == name for known in TRACE_FORMATS):
+            raise ValueError(f"a trace format named {name!r} is registered already")
         TRACE_FORMATS.append(TraceFormat(name, needs, may_have, read))
         return read
 
@@ -174,11 +169,11 @@ def _within(folder: Path) -> Path:
 
 
 def _count(rows: TableChunk, name: str, least: int = 0) -> np.ndarray:
-    return rows.numbers(name, whole=True, least=least, most=TOKENS)
+    return rows.numbers(name, whole=True, least=least, most=MAX_TOKENS)
 
 
 def _seconds(rows: TableChunk, name: str, unit: float = 1.0) -> np.ndarray:
-    return rows.numbers(name, most=SECONDS / unit) * unit
+    return rows.numbers(name, most=MAX_SECONDS / unit) * unit
 
 
 @trace_format(
@@ -198,29 +193,29 @@ def _seconds(rows: TableChunk, name: str, unit: float = 1.0) -> np.ndarray:
     ),
 )
 def _ours(rows: TableChunk) -> Columns:
-    found: Columns = {"input_tokens": _count(rows, "input_tokens", 1), "output_tokens": _count(rows, "output_tokens")}
+    columns: Columns = {"input_tokens": _count(rows, "input_tokens", 1), "output_tokens": _count(rows, "output_tokens")}
     have = rows.columns
     for name in ("arrival_s", "think_s"):
         if name in have:
-            found[name] = _seconds(rows, name)
+            columns[name] = _seconds(rows, name)
     for name in MEASURED:
         if name in have:
-            found[name] = rows.numbers(name, blank=float("nan"))
+            columns[name] = rows.numbers(name, blank=float("nan"))
     if "priority" in have:
-        found["priority"] = rows.numbers("priority", whole=True, least=-(2**31), most=2**31)
+        columns["priority"] = rows.numbers("priority", whole=True, least=-(2**31), most=2**31)
     for name in ("session_id", "prefix_id"):
         if name in have:
-            found[name] = ["" if cell is None else str(cell) for cell in have[name]]
+            columns[name] = ["" if cell is None else str(cell) for cell in have[name]]
     if "prefix_tokens" in have:
-        found["prefix_tokens"] = _count(rows, "prefix_tokens")
-        longer = found["prefix_tokens"] > found["input_tokens"]
+        columns["prefix_tokens"] = _count(rows, "prefix_tokens")
+        longer = columns["prefix_tokens"] > columns["input_tokens"]
         if longer.any():
             at = int(np.argmax(longer))
-            raise rows.wrong("prefix_tokens", at, f"at most its {found['input_tokens'][at]:,} input_tokens")
+            raise rows.wrong("prefix_tokens", at, f"at most its {columns['input_tokens'][at]:,} input_tokens")
     if "hash_ids" in have:
-        found["blocks"] = _ids(rows, "hash_ids")
-        found["block_tokens"] = _count(rows, "block_tokens", 1) if "block_tokens" in have else np.array([BLOCK])
-    return found
+        columns["blocks"] = _ids(rows, "hash_ids")
+        columns["block_tokens"] = _count(rows, "block_tokens", 1) if "block_tokens" in have else np.array([BLOCK])
+    return columns
 
 
 @trace_format("Azure LLM inference", "TIMESTAMP", "ContextTokens", "GeneratedTokens")
@@ -234,14 +229,14 @@ def _azure(rows: TableChunk) -> Columns:
 
 @trace_format("Mooncake", "timestamp", "input_length", "output_length", may_have=("hash_ids",))
 def _mooncake(rows: TableChunk) -> Columns:
-    found: Columns = {
+    columns: Columns = {
         "input_tokens": _count(rows, "input_length", 1),
         "output_tokens": _count(rows, "output_length"),
         "arrival_s": _seconds(rows, "timestamp", 1e-3),
     }
     if "hash_ids" in rows.columns:
-        found |= {"blocks": _ids(rows, "hash_ids"), "block_tokens": np.array([512])}
-    return found
+        columns |= {"blocks": _ids(rows, "hash_ids"), "block_tokens": np.array([512])}
+    return columns
 
 
 @trace_format("BurstGPT", "Timestamp", "Request tokens", "Response tokens")
@@ -255,10 +250,10 @@ def _burst(rows: TableChunk) -> Columns:
 
 @trace_format("LLMServingSim", "input_toks", "output_toks", may_have=("arrival_time_ns",))
 def _servingsim(rows: TableChunk) -> Columns:
-    found: Columns = {"input_tokens": _count(rows, "input_toks", 1), "output_tokens": _count(rows, "output_toks")}
+    columns: Columns = {"input_tokens": _count(rows, "input_toks", 1), "output_tokens": _count(rows, "output_toks")}
     if "arrival_time_ns" in rows.columns:
-        found["arrival_s"] = _seconds(rows, "arrival_time_ns", 1e-9)
-    return found
+        columns["arrival_s"] = _seconds(rows, "arrival_time_ns", 1e-9)
+    return columns
 
 
 @trace_format("Vidur", "arrived_at", "num_prefill_tokens", "num_decode_tokens")
@@ -272,7 +267,7 @@ def _vidur(rows: TableChunk) -> Columns:
 
 def _ids(rows: TableChunk, name: str) -> list[np.ndarray]:
     """Ids of blocks, one list a row."""
-    found: list[np.ndarray] = []
+    blocks: list[np.ndarray] = []
     for at, cell in enumerate(rows.columns[name]):
         ids: np.ndarray
         try:
@@ -281,20 +276,20 @@ def _ids(rows: TableChunk, name: str) -> list[np.ndarray]:
             ids = np.zeros((0, 0))
         if ids.ndim != 1:
             raise rows.wrong(name, at, "a list of whole numbers")
-        found.append(ids)
-    return found
+        blocks.append(ids)
+    return blocks
 
 
 def _moments(rows: TableChunk, name: str) -> np.ndarray:
     """Dates and times as seconds of 1970; without a zone, or all in UTC."""
     cells = [str(cell).strip().removesuffix("Z").removesuffix("+00:00") for cell in rows.columns[name]]
     try:
-        found = np.array(cells, dtype="datetime64[ns]")
+        moments = np.array(cells, dtype="datetime64[ns]")
     except ValueError:
-        found = np.array([_moment(cell) for cell in cells])
-    if np.isnat(found).any():
-        raise rows.wrong(name, int(np.argmax(np.isnat(found))), "a time such as 2023-11-16 18:15:46.68")
-    return found.astype(np.int64) / 1e9
+        moments = np.array([_moment(cell) for cell in cells])
+    if np.isnat(moments).any():
+        raise rows.wrong(name, int(np.argmax(np.isnat(moments))), "a time such as 2023-11-16 18:15:46.68")
+    return moments.astype(np.int64) / 1e9
 
 
 def _moment(cell: str) -> np.datetime64:
@@ -343,13 +338,13 @@ def _joined(pieces: list[Columns], source: str) -> Trace:
         after=after,
         think_s=think if after is not None else None,
         priority=column("priority"),
-        measured={name: found for name in MEASURED if (found := column(name)) is not None},
+        measured={name: values for name in MEASURED if (values := column(name)) is not None},
         source=source,
     )
 
 
 def _one_size(sizes: np.ndarray | None, source: str) -> int:
-    found = set() if sizes is None else set(sizes.tolist())
-    if len(found) != 1:
-        raise BadFile(f"{source}: block_tokens must be the same on every line, not {sorted(found)[:4]}")
-    return int(found.pop())
+    distinct = set() if sizes is None else set(sizes.tolist())
+    if len(distinct) != 1:
+        raise BadFile(f"{source}: block_tokens must be the same on every line, not {sorted(distinct)[:4]}")
+    return int(distinct.pop())
