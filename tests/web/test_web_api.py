@@ -9,19 +9,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from conftest import ROOT, Ran
 from helpers.web_server import Server, serving
 
 from inferometer import analyze
 from inferometer.base.errors import BadValue, InferometerError
-from inferometer.cli.options import flags
+from inferometer.cli.analyze import analyze as analyze_command
 from inferometer.inference.request import build_request
 from inferometer.specs import catalog
 from inferometer.web.answers import refusal_of
 from inferometer.web.catalogue import control_label
 from inferometer.web.guard import Guard
-from inferometer.web.page_plan import ARGUMENTS, PagePlan, command, page_plan
+from inferometer.web.page_plan import ARGUMENTS, PagePlan, command, page_arguments, page_plan
 from inferometer.web.workers import Worker, WorkerDied
 
 Run = Callable[..., Ran]
@@ -362,13 +363,14 @@ def test_the_catalogue(server: Server) -> None:
 
 
 def test_the_controls_are_the_flags_of_the_command(server: Server) -> None:
-    found = {one["name"]: one for one in server.get("/api/controls").json}
-    assert set(found) == {"model", *flags()} == set(ARGUMENTS), "each flag has a control, a label and a group"
-    for name, option in flags().items():
-        control = found[name]
-        assert (
-            control["help"] == option.help and control["flag"] in option.opts and control["label"] and control["group"]
-        )
+    controls = {one["name"]: one for one in server.get("/api/controls").json}
+    flags = {option.name: option for option in analyze_command.params if isinstance(option, click.Option)}
+    private = {"profile", "calibration", "hf_token"}
+    assert set(controls) == set(ARGUMENTS) == {"model", *page_arguments()} - private
+    for name, control in controls.items():
+        if name != "model":
+            assert control["flag"] in flags[name].opts and (flags[name].help or "").startswith(control["help"]), name
+        assert control["label"] and control["group"] and "[default" not in control["help"]
         if control["kind"] == "number":
             assert control["unit"] and control["least"] < control["most"] and control["step"], name
             assert control["default"] is None or control["least"] <= control["default"] <= control["most"]

@@ -13,8 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schemathesis.checks import not_a_server_error
 
-from inferometer.cli.options import controls
-from inferometer.web.catalogue import Control
+from inferometer.web.catalogue import Control, controls
 from inferometer.web.endpoints import answer
 from inferometer.web.page_plan import ARGUMENTS, PAGE_ONLY
 from inferometer.web.schema import body_schemas, plan_schema

@@ -101,13 +101,16 @@ def test_models_are_found_by_typing_and_taken_with_the_keyboard(opened: Opened) 
     assert page.input_value("#c-tensor_parallel_size") == "2" and "tensor_parallel_size=2" in page.url
 
 
-def test_a_mistake_is_told_at_its_control_in_the_words_of_the_command(opened: Opened, run: Callable[..., Ran]) -> None:
+def test_a_mistake_is_marked_at_its_control_which_it_calls_by_its_label(
+    opened: Opened, run: Callable[..., Ran]
+) -> None:
     page = opened()
     page.fill("#c-batch_size", "0")
     page.press("#c-batch_size", "Tab")
     page.wait_for_selector("#c-batch_size-wrong:visible")
     said = run("analyze", "llama-3.1-8b", "--batch-size", "0").err
-    assert page.inner_text("#c-batch_size-wrong") in said
+    shown = page.inner_text("#c-batch_size-wrong")
+    assert shown.startswith("Batch size must be") and shown.replace("Batch size", "--batch-size") in said
     assert page.get_attribute("#c-batch_size", "aria-invalid") == "true"
     page.click(".retreat")
     page.wait_for_selector("#refused", state="detached")

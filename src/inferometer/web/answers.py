@@ -5,7 +5,6 @@ refusal(403, "a page of another site may not ask this server")      # JsonAnswer
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -46,8 +45,7 @@ def refusal(status: int, sentence: str, control: str | None = None) -> JsonAnswe
 
 def refusal_of(error: InferometerError, label: Callable[[str], str]) -> JsonAnswer:
     """A request's own mistake: arguments are called as their controls are, and the first of them is marked."""
-    flag = re.search(r"--([a-z][a-z0-9-]+)", error.sentence)
-    return refusal(400, error.text(label), error.field or (flag[1].replace("-", "_") if flag else None))
+    return refusal(400, error.text(label), error.field or None)
 
 
 def decoded(body: bytes) -> dict[str, Any]:

@@ -11,11 +11,12 @@ from ..inference.analyze import device_info
 from ..inference.memory import parameters
 from ..network import families
 from ..specs import catalog
-from ..specs.arguments import Argument, arguments
-from ..specs.plan_args import PlanArgs, TargetArgs
+from ..specs.arguments import Argument
 from ..views.text.listing import listing
+from .page_plan import page_arguments
 
-GROUPS = ("Model", "Machine", "Precision", "Layout", "Workload", "Methods", "Engine")  # in the order of the page
+GROUPS = ("Model", "Machine", "Precision", "Layout", "Workload", "Methods", "Engine")  # in the page's order
+MODEL_HELP = "A name of the catalogue, or a config.json of your own."  # a page reads no other files
 
 
 class Preset(msgspec.Struct, forbid_unknown_fields=True):
@@ -40,7 +41,7 @@ class Control(msgspec.Struct, kw_only=True):
     most: float | None
     step: float | str | None
     default: Any
-    default_text: str  # where a default is no value: "the engine's"
+    default_text: str  # of one that is no value: "the engine's"
     choices: list[str]
 
 
@@ -72,20 +73,15 @@ def _model(name: str) -> dict[str, Any]:
 
 
 def controls() -> list[Control]:
-    """The controls in their order, all from the schema of arguments; one without a label has none on the page."""
-    shown = [argument for argument in _arguments().values() if argument.label]
-    shown.sort(key=lambda argument: GROUPS.index(_group(argument)))
-    return [_control(argument) for argument in shown]
+    """Every argument of a plan that has a label, group by group."""
+    shown = [argument for argument in page_arguments().values() if argument.label]
+    return [_control(argument) for argument in sorted(shown, key=lambda argument: GROUPS.index(_group(argument)))]
 
 
 def control_label(name: str) -> str:
     """What the page calls an argument: ``control_label("batch_size")  # 'Batch size'``"""
-    argument = _arguments().get(name)
+    argument = page_arguments().get(name)
     return argument.label if argument and argument.label else name
-
-
-def _arguments() -> dict[str, Argument]:
-    return {**arguments(TargetArgs), **arguments(PlanArgs)}
 
 
 def _group(argument: Argument) -> str:
@@ -93,28 +89,32 @@ def _group(argument: Argument) -> str:
 
 
 def _control(argument: Argument) -> Control:
-    choices = _choices(argument.offered or argument.choices)
-    numeric = "number" if argument.kind in ("int", "float") else "text"
+    choices = _choices(argument)
+    kind = {"switch": "switch", "int": "number", "float": "number"}.get(argument.kind, "choice" if choices else "text")
+    default = argument.default
+    if default is None and argument.default_text in choices:
+        default = argument.default_text
     slider = argument.slider
     return Control(
         name=argument.name,
         flag=argument.flag,
         group=_group(argument),
         label=argument.label,
-        help=argument.help,
-        kind="switch" if argument.kind == "switch" else "choice" if choices else numeric,
+        help=MODEL_HELP if argument.name == "model" else argument.help,
+        kind=kind,
         unit=argument.unit,
         least=slider.least if slider else None,
         most=slider.most if slider else None,
         step=slider.step if slider else None,
-        default=argument.default,
+        default=default,
         default_text=argument.default_text,
         choices=choices,
     )
 
 
-def _choices(offered: str | tuple[str, ...]) -> list[str]:
-    """The values that a form offers, or those of a list of the catalogue."""
+def _choices(argument: Argument) -> list[str]:
+    """What is allowed, or what the catalogue has of it."""
+    offered = argument.choices or argument.offered
     if not isinstance(offered, str):
         return list(offered)
     if offered == "links":

@@ -17,15 +17,22 @@ import msgspec
 from ..base.errors import BadValue, UnknownName, abbreviate, is_number
 from ..base.ranges import as_list
 from ..specs import catalog
-from ..specs.arguments import arguments
+from ..specs.arguments import Argument, arguments, flag
 from ..specs.plan_args import PlanArgs, TargetArgs
 
-DEFAULT_MODEL = "llama-3.1-8b"  # of a plan that does not name one
-PRIVATE = {"profile", "calibration", "hf_token"}  # files and secrets of this machine
-_PARAMETERS = {**arguments(TargetArgs), **arguments(PlanArgs)}
-ARGUMENTS = tuple(name for name in _PARAMETERS if name not in PRIVATE)
+_OF_A_USECASE = ("batch_size", "input_len", "output_len", "beam_width")  # shown even where they are the default
 PAGE_ONLY = ("config", "gpu_figures")  # arguments that the command line spells otherwise
 _FIGURE = re.compile(r"[A-Za-z0-9_.-]{1,80}")
+
+
+def page_arguments() -> dict[str, Argument]:
+    """All arguments of a plan by name; those without a label are files and secrets of this machine."""
+    return {**arguments(TargetArgs), **arguments(PlanArgs)}
+
+
+PRIVATE = tuple(name for name, argument in page_arguments().items() if not argument.label)
+ARGUMENTS = tuple(name for name, argument in page_arguments().items() if argument.label)  # that a page may give
+DEFAULT_MODEL: str = page_arguments()["model"].default
 
 
 class PagePlan(NamedTuple):
@@ -49,7 +56,7 @@ def page_plan(given: Any, folder: Path) -> PagePlan:
     options = {name: value for name, value in given.items() if value is not None}
     check_allowed("word of a plan", options, (*ARGUMENTS, *PAGE_ONLY))
     config, figures = options.pop("config", None), options.pop("gpu_figures", {})
-    model, gpu = options.pop("model", DEFAULT_MODEL), options.pop("gpu", _PARAMETERS["gpu"].default)
+    model, gpu = options.pop("model", DEFAULT_MODEL), options.pop("gpu", page_arguments()["gpu"].default)
     check_names({"model": [] if config is not None else model, "gpu": gpu, **options})
     if not isinstance(model, str):
         raise BadValue(f"the model must be a name, not {abbreviate(model)}", field="model")
@@ -144,16 +151,15 @@ def file_name(name: str) -> str:
 def command(verb: str, plan: PagePlan, more: Mapping[str, Any] | None = None) -> str:
     """The line for a shell: ``command("analyze", plan)  # 'inferometer analyze llama-3.1-8b --gpu h200 …'``"""
     model = plan.model if plan.label == plan.model else f"{plan.label}/config.json"
-    line = ["inferometer", verb, model]
+    line, known = ["inferometer", verb, model], page_arguments()
     for name, value in {"gpu": plan.gpu, **plan.options, **(more or {})}.items():
-        default = _PARAMETERS[name].default if name in _PARAMETERS else None
+        default = known[name].default if name in known and name not in _OF_A_USECASE else None
         if value is None or (value == default and not (more or {}).get(name)):
             continue
-        flag = f"--{name.replace('_', '-')}"
         if isinstance(value, bool):
-            line.append(flag if value else flag.replace("--", "--no-", 1))
+            line.append(flag(name) if value else flag(name).replace("--", "--no-", 1))
         else:
-            line += [flag, _flag_value(name, value)]
+            line += [flag(name), _flag_value(name, value)]
     return shlex.join(line)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .catalogue import Control
-from .page_plan import PAGE_ONLY
+from .page_plan import PAGE_ONLY, page_arguments
 
 AXIS = {"description": "One value, a list, or a range: 1,2,4 or 16:8000:16 or 1:1024:x2"}
 _TEXT: dict[str, Any] = {"type": "string"}
@@ -53,15 +53,14 @@ def plan_schema(controls: Iterable[Control]) -> dict[str, Any]:
 
 
 def _property(control: Control) -> dict[str, Any]:
-    description = f"{control.help} ({control.flag})".strip()
-    if control.kind == "switch":
-        return {"type": "boolean", "description": description}
-    if control.kind == "number":
-        whole = all(bound is None or bound % 1 == 0 for bound in (control.least, control.most))
-        fractional = isinstance(control.default, float) or control.step == 0.01
-        return {"type": "integer" if whole and not fractional else "number", "description": description}
-    examples = {"examples": control.choices[:3]} if control.choices else {}
-    return {"type": "string", "description": description, **examples}
+    """The type is that of the argument: a control shows whole numbers and others alike."""
+    types = {"switch": "boolean", "int": "integer", "float": "number"}
+    examples = {"examples": control.choices[:3]} if control.kind == "choice" else {}
+    return {
+        "type": types.get(page_arguments()[control.name].kind, "string"),
+        "description": f"{control.help} ({control.flag})",
+        **examples,
+    }
 
 
 def body_schemas(plan: dict[str, Any]) -> dict[str, dict[str, Any]]:

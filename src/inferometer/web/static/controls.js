@@ -26,12 +26,8 @@ function bounds(control) {
     : `${digits(least, 6)} to ${digits(most, 6)}`;
 }
 
-const helpText = (control) => [
-  control.help,
-  bounds(control),
-  control.flag && `CLI: ${control.flag}`,
-];
-const defaultText = (control) => control.default_text || "default";
+const helpText = (control) => [control.help, bounds(control), control.flag && `CLI: ${control.flag}`];
+const defaultText = (control) => control.default_text || (control.default ?? "default");
 
 function number(control, id, about) {
   const doubles = String(control.step ?? "").startsWith("x");
@@ -151,7 +147,7 @@ export function controlOf(control, { entries, picked } = {}) {
     {
       type: "button",
       class: "back",
-      title: `Back to ${control.default ?? defaultText(control)}`,
+      title: `Back to ${defaultText(control)}`,
       "aria-label": `${control.label}: back to its default`,
       onclick: () => setPlan({ [control.name]: null }),
     },

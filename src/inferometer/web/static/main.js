@@ -99,13 +99,6 @@ function startTools() {
   });
 }
 
-// A default that is one of the choices is shown as chosen, even where the model may decide otherwise.
-function settle(control) {
-  if (control.default === null && control.choices?.includes(control.default_text)) {
-    control.default = control.default_text;
-  }
-}
-
 async function start() {
   startTools();
   if (given) {
@@ -124,7 +117,6 @@ async function start() {
   } catch (error) {
     return show(find("headline"), h("div", { class: "problem", role: "alert" }, error.message));
   }
-  state.controls.forEach(settle);
   Object.assign(state, await read(state.controls));
   startPresets();
   startPanel();
