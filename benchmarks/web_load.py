@@ -33,6 +33,7 @@ async def user(port: int, bodies: list[bytes], took: list[float], wrong: list[st
             wrong.append((answer[:60] + body_bytes[:200]).decode())
         took.append(time.perf_counter() - started)
     writer.close()
+    await writer.wait_closed()
 
 
 def bodies(count: int, start: int) -> list[bytes]:
