@@ -87,20 +87,17 @@ HEAVY = [
     "joblib",
 ]
 
-MAX_FILES = 240
+MAX_FILES = 237
 MAX_LINES_OF_A_FILE = 500
 MAX_LINES_OF_A_FUNCTION = 60
 MAX_FMT_SKIPS = 60
 
 # What still breaks a rule. These lists only shrink: what is mended must be taken off.
 KNOWN_CIRCLES: list[str] = []
-LONG_FUNCTIONS: list[str] = [
-    "cli.analyze:analyze",
-    "cli.validate:_requests",
-]
+LONG_FUNCTIONS: list[str] = ["cli.validate:_requests"]
 DUPLICATE_MODULES: list[str] = []
 DUPLICATE_CLASSES: list[str] = []
-PRIVATE_WORDS: dict[str, int] = {"found": 219, "asked": 40, "words": 112, "mine": 45, "usual": 18, "told": 7}
+PRIVATE_WORDS: dict[str, int] = {"found": 16, "asked": 0, "words": 10, "mine": 21, "usual": 3, "told": 2}
 SPELLED_FLAGS: dict[str, int] = {
     "costs.kernels.source": 1,
     "profiling.import_tables": 1,
