@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..base.units import percent, seconds, si
+from ..base.units import milliseconds, percent, seconds, si
 from .finalists import Finalist
 from .plan_table import PlanTable, Status, latencies
 from .search_result import Candidate, PlanMetrics
@@ -54,7 +54,7 @@ def failure_reason(table: PlanTable, finalist: Finalist) -> str:
         return f"{rate} requests come faster than they are answered"
     late = {name: getattr(result, f"{name}_ms").get("share") for name in objective.slo}
     broken = [
-        f"{name} {_ms(float('nan') if late[name] is None else late[name])} of {_ms(limit * 1e3)}"
+        f"{name} {milliseconds(float('nan') if late[name] is None else late[name])} of {milliseconds(limit * 1e3)}"
         for name, limit in objective.slo.items()
         if late[name] is None or late[name] > limit * 1e3
     ]
@@ -101,7 +101,7 @@ def _nearest_limit(table: PlanTable, winner: Finalist, margins: dict[str, float]
     spare = "".join(f"; {name} has {percent(margins[name])} to spare" for name in limited if name != nearest)
     return (
         f"The limit that is nearest is {nearest}: {percent(objective.goodput_share)} of the requests stay within "
-        f"{_ms(kept)} of {_ms(objective.slo[nearest] * 1e3)}{spare}."
+        f"{milliseconds(kept)} of {milliseconds(objective.slo[nearest] * 1e3)}{spare}."
     )
 
 
@@ -114,7 +114,8 @@ def winner_clause(table: PlanTable, winner: Candidate) -> str:
     """What the winner does: ``carries 21.5 requests/s, 1,234 output tokens/s per GPU``"""
     m = _best_metrics(winner)
     if table.problem.objective.name == "latency":
-        return f"answers in {_ms(m.e2el_ms)} ({_ms(m.ttft_ms)} to the first token, then {_ms(m.tpot_ms)} each)"
+        first, each = milliseconds(m.ttft_ms), milliseconds(m.tpot_ms)
+        return f"answers in {milliseconds(m.e2el_ms)} ({first} to the first token, then {each} each)"
     on = f" on {winner.gpus} GPUs" if table.problem.traffic.request_rate else ""
     return f"carries {m.request_rate:.4g} requests/s{on}, {m.output_throughput_per_gpu:,.0f} output tokens/s per GPU"
 
@@ -138,7 +139,7 @@ def runner_up_clause(
             return f"; the next, {name}, needs {plan.gpus - winner.gpus} GPUs more."
         kept = [percent(one.final.good) for one in (finalists[second], finalists[0]) if one.final is not None]
         return f"; the next, {name}, needs as many and keeps the limits for {' of the requests, not '.join(kept)}."
-    metric_text = _ms(other.e2el_ms) if objective == "latency" else f"{other.output_throughput_per_gpu:,.0f}"
+    metric_text = milliseconds(other.e2el_ms) if objective == "latency" else f"{other.output_throughput_per_gpu:,.0f}"
     return f", {percent(margins['runner_up'])} better than the next, {name} ({metric_text})."
 
 
@@ -251,10 +252,6 @@ def rejections(
             for number, name in enumerate(slo):
                 counts[f"misses {name}"] = int((worst == number).sum())
     return {reason: count for reason, count in counts.most_common() if count}
-
-
-def _ms(value: float) -> str:
-    return seconds(value / 1e3)
 
 
 # ------------------------------------------------------------------ the table of all plans

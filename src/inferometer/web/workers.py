@@ -64,7 +64,7 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """Whether it can be asked."""
+        """Whether it can take a request."""
         return bool(self.process.is_alive())
 
 

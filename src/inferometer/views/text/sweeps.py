@@ -11,7 +11,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from ...base.units import percent, seconds, si, size
+from ...base.units import milliseconds, percent, seconds, si, size
 from ...sweep.digest import WORKLOAD_AXES, Digest, spread
 from ...sweep.grid import Grid
 
@@ -98,8 +98,8 @@ def best_points(grid: Grid, rows: list[dict[str, Any]]) -> Table:
     for row in rows:
         table.add_row(
             *(_cell(row[name]) for name in axes),
-            _ms(row["ttft_ms"]),
-            _ms(row["tpot_ms"]),
+            milliseconds(row["ttft_ms"]),
+            milliseconds(row["tpot_ms"]),
             _number(row["output_throughput_per_user"]),
             _number(row["output_throughput_per_gpu"]),
             _money(row["cost_per_million_output_tokens"]),
@@ -110,10 +110,6 @@ def best_points(grid: Grid, rows: list[dict[str, Any]]) -> Table:
 
 def _cell(value: Any) -> str:
     return "–" if value is None else f"{value:,}" if isinstance(value, int) and value is not True else str(value)
-
-
-def _ms(value: float | None) -> str:
-    return "–" if value is None else seconds(value / 1e3)
 
 
 def _number(value: float | None) -> str:

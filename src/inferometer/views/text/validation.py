@@ -15,7 +15,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from ...base.units import percent, seconds, size
+from ...base.units import milliseconds, percent, size
 from ...specs.structs import Calibration
 from ...validation.validate import ErrorStatistics, MemoryComparison, Validation
 from .. import files
@@ -65,8 +65,8 @@ def error_table(errors: dict[str, ErrorStatistics]) -> Table:
     for metric, e in errors.items():
         table.add_row(
             NAMES[metric],
-            _ms(e.measured_mean_ms),
-            _ms(e.predicted_mean_ms),
+            milliseconds(e.measured_mean_ms),
+            milliseconds(e.predicted_mean_ms),
             _signed(e.mean_error),
             *(_share(x) for x in (e.mape, e.median_ape, e.max_ape)),
             _signed(e.bias),
@@ -105,10 +105,6 @@ def calibration_table(made: Calibration) -> Group:
     for metric, error in made.error.items():
         table.add_row(NAMES[metric], *(_share(error.get(key)) for key in ("before", "after", "unseen")))
     return Group(Text(f"calibration: {change}", style="bold"), table)
-
-
-def _ms(value: float | None) -> str:
-    return "–" if value is None else seconds(value / 1e3)
 
 
 def _share(value: float | None) -> str:
