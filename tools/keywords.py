@@ -10,15 +10,26 @@ from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from inferometer.specs.arguments import Args, Argument, arguments
-from inferometer.specs.command_args import SearchArgs, ServingArgs, TrainArgs
+from inferometer.specs.command_args import ProfileArgs, SearchArgs, ServedPlanArgs, ServingArgs, TrainArgs
 from inferometer.specs.plan_args import PlanArgs
 
 TARGET = Path(__file__).parent.parent / "src" / "inferometer" / "specs" / "keywords.py"
 VERBS: dict[str, tuple[type[Args], ...]] = {  # what each public function takes as **kwargs
     "PlanKwargs": (PlanArgs,),
-    "ServingKwargs": (ServingArgs,),
+    "ServedPlanKwargs": (ServedPlanArgs,),
+    "SimulateKwargs": (ServingArgs,),
     "SearchKwargs": (SearchArgs, PlanArgs),
     "TrainKwargs": (TrainArgs,),
+    "ProfileKwargs": (ProfileArgs,),
+}
+PYTHON_ONLY = {  # arguments that the command line spells otherwise or lacks
+    "SimulateKwargs": [
+        "max_concurrency: int | None",
+        "pools: Sequence[Mapping[str, Any]] | None",
+        "async_scheduling: bool | None",
+        "stops: str",
+        "fast_forward: bool",
+    ],
 }
 HEAD = '''"""The schema of arguments as TypedDicts, for editors and type checkers. Written by tools/keywords.py: do not edit."""
 
@@ -52,6 +63,7 @@ def text() -> str:
         for group in groups:
             fields = {**arguments(group), **fields} if not fields else {**fields, **_missing(arguments(group), fields)}
         lines = [f"    {field}: {_optional(written(argument.annotation))}" for field, argument in fields.items()]
+        lines += [f"    {line}" for line in PYTHON_ONLY.get(name, [])]
         parts.append(f'\n\nclass {name}(TypedDict, total=False):\n    """{groups[0].__name__}."""\n\n')
         parts.append("\n".join(lines) + "\n")
     return "".join(parts)

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..base.errors import BadValue
+from ..specs.arguments import check_names, signature
+from ..specs.command_args import ProfileArgs
 from .timer import OnProgress
 
+if TYPE_CHECKING:
+    from typing import Unpack
 
+    from ..specs.keywords import ProfileKwargs
+
+
+@signature(ProfileArgs)
 def profile(
     model: str | None = None,
     *,
@@ -21,7 +29,7 @@ def profile(
     gpu: str | None = None,
     say: Callable[[str], None] = print,
     progress: OnProgress | None = None,
-    **options: Any,
+    **kwargs: Unpack[ProfileKwargs],
 ) -> dict[str, Any]:
     """Measure this machine, or take over what others measured; gives what came of it, rows go to ``output``.
 
@@ -29,6 +37,8 @@ def profile(
     ``profile(kernels=True, budget="90s", kinds="linear")``: kernels by shape, into a file
     ``profile(tables="gemm_perf.parquet", gpu="h200")``: tables of other tools (``--import``)
     """
+    check_names(ProfileArgs, kwargs)
+    options: dict[str, Any] = {name: value for name, value in kwargs.items() if value is not None}
     given = [job for job, wanted in (("a model", model), ("kernels", kernels), ("tables", tables)) if wanted]
     if len(given) != 1:
         raise BadValue(

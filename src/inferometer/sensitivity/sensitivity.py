@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec.structs import asdict
@@ -21,11 +21,18 @@ from ..inference.analyze import device_info, engine_info, model_info
 from ..inference.request import Request, build_request
 from ..inference.workload import refuse
 from ..specs import catalog
+from ..specs.arguments import signature
+from ..specs.plan_args import PlanArgs
 from . import findings, sizing
 from .evaluation import Evaluation, bind_request, evaluate
 from .parameters import Parameter, parameters
 from .sensitivity_report import Change, ParameterEffect, ScalingCurve, Sensitivity
 from .targets import current_value, parse_targets, solve_target
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from ..specs.keywords import PlanKwargs
 
 STEP = 0.1  # a tenth up and a tenth down, apart: rooflines have kinks
 CURVE_FACTORS = tuple(2.0 ** (n / 2) for n in range(-4, 9))  # a quarter to sixteen times
@@ -33,6 +40,7 @@ LAYOUT = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"
 WORKLOAD = ("batch_size", "input_len", "output_len", "beam_width", "turns", "usecase")
 
 
+@signature(PlanArgs)
 def sensitivity(
     model: str | None = None,
     gpu: str = "h100-sxm",
@@ -42,7 +50,7 @@ def sensitivity(
     compare: str | Iterable[str] | None = None,
     compare_usecases: bool = False,
     curves: bool = False,
-    **kwargs: Any,
+    **kwargs: Unpack[PlanKwargs],
 ) -> Sensitivity:
     """What moves a plan's latency, throughput and cost, and what a target, a model or a use case needs of a machine.
 

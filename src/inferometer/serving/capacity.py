@@ -7,18 +7,25 @@ capacity.request_rate           # 37.2 requests a second: 90% of them keep both 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from ..base.errors import BadValue, UnknownName, abbreviate, check_positive, is_number
 from ..base.parallel_map import worker_count, worker_pool
+from ..specs.arguments import signature
+from ..specs.command_args import ServingArgs
 from .metrics import GOODPUT_METRICS, good_requests, latencies, metrics
 from .outcome import Interrupted, Outcome
 from .simulate import run_header, simulate
 from .synthetic import at_rate, load_traffic
 from .trace import Trace
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from ..specs.keywords import SimulateKwargs
 
 LOWEST = 1e-3  # of the throughput of all requests at once: practically one after another
 
@@ -54,6 +61,7 @@ class _RateCase(NamedTuple):
     options: dict[str, Any]
 
 
+@signature(ServingArgs)
 def find_capacity(
     model: str,
     gpu: str = "h100-sxm",
@@ -67,7 +75,7 @@ def find_capacity(
     address: str | None = None,
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
-    **options: Any,
+    **kwargs: Unpack[SimulateKwargs],
 ) -> Capacity:
     """The highest rate of a trace's requests at which a ``share`` of them keeps all limits of ``goodput`` (ms).
 
@@ -75,6 +83,7 @@ def find_capacity(
     rates of a round are tried at once on ``jobs`` workers, and the next round lies between the last that held and the
     first that did not, until they are within ``precision`` of each other. Further keywords are those of `simulate`.
     """
+    options: dict[str, Any] = {**kwargs}
     limits = {name: float(limit) for name, limit in goodput.items()}
     _check(limits, share, precision, trace, options)
     width = max(2, worker_count(backend, jobs))

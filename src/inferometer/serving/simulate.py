@@ -7,14 +7,15 @@ result["p99_ttft_ms"], outcome.finished_s       # the keys of ``vllm bench serve
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ..base.errors import BadValue, UnknownName, abbreviate, check_fraction, check_int
 from ..inference.request import build_request
-from ..specs.arguments import arguments
+from ..specs.arguments import arguments, signature
 from ..specs.catalog import engine
+from ..specs.command_args import ServedPlanArgs
 from ..specs.plan_args import PlanArgs
 from .deployment import ServingOptions, build_pool, serve
 from .metrics import metrics
@@ -25,12 +26,18 @@ from .schedulers import SCHEDULERS
 from .synthetic import LoadedTraffic
 from .trace import Trace
 
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from ..specs.keywords import ServedPlanKwargs
+
 POLICIES = ("fcfs", "priority")
 STOPS = ("length", "token")
 ROLES = ("both", "prefill", "decode")
 _PLAN_KEYWORDS = frozenset(arguments(PlanArgs)) | {"gpu"}
 
 
+@signature(ServedPlanArgs)
 def simulate(
     model: str,
     gpu: str = "h100-sxm",
@@ -53,7 +60,7 @@ def simulate(
     stops: str = "length",
     fast_forward: bool = True,
     progress: Callable[[int, int], None] | None = None,
-    **plan_options: Any,
+    **kwargs: Unpack[ServedPlanKwargs],
 ) -> Outcome:
     """Serve a trace on a model, a machine and an engine; further keywords are those of `analyze`.
 
@@ -80,7 +87,7 @@ def simulate(
         progress=progress,
     )
     _check_options(options, num_gpu_blocks_override)
-    plan_options.setdefault("frontend", "http")
+    plan_options: dict[str, Any] = {"frontend": "http", **kwargs}
     built = []
     for pool in _pool_options(gpu, plan_options, pools, prefill_replicas, decode_replicas):
         role, count = pool.pop("role"), pool.pop("replicas")

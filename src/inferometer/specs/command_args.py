@@ -223,9 +223,10 @@ class TrainArgs(Args):
     GROUP: ClassVar[str] = "Training"
     engine: Annotated[str, arg("Whose kernels: megatron, or roofline: the speed of light.")] = "megatron"
     global_batch_size: Annotated[
-        int | None, arg("Sequences of a step.", default_text="one micro-batch per replica")
+        Annotated[int, arg("", ge=1, le=10**7)] | None,
+        arg("Sequences of a step.", default_text="one micro-batch per replica"),
     ] = None
-    micro_batch_size: Annotated[int, arg("Sequences that a replica runs at once.")] = 1
+    micro_batch_size: Annotated[int, arg("Sequences that a replica runs at once.", ge=1, le=10**6)] = 1
     seq_len: Annotated[
         int | str | Sequence[int] | None,
         arg("Tokens a sequence, or one number per layer.", default_text="2048", metavar="N[,N…]"),
@@ -235,15 +236,17 @@ class TrainArgs(Args):
     pipeline_parallel_size: Annotated[int, arg("Stages that share the layers.", short="-pp")] = 1
     sequence_parallel: Annotated[bool, arg("Norms and residuals split over tp ranks, too.", short="-sp")] = False
     enable_expert_parallel: Annotated[bool, arg("Spread the experts over all tp × dp ranks.")] = False
-    interleave: Annotated[int, arg("Virtual stages of every pipeline stage.")] = 1
-    zero: Annotated[int, arg("Replicas share: 1 optimizer, 2 and gradients, 3 and weights.")] = 0
+    interleave: Annotated[int, arg("Virtual stages of every pipeline stage.", ge=1, le=1024)] = 1
+    zero: Annotated[int, arg("Replicas share: 1 optimizer, 2 and gradients, 3 and weights.", ge=0, le=3)] = 0
     recompute: Annotated[str, arg("none, selective (attention's core) or full (every layer).")] = "none"
     optimizer: Annotated[str, arg("adamw, sgd or adafactor.")] = "adamw"
     precision: Annotated[str, arg("Of the products: bf16, fp16, fp8, fp32 …")] = "bf16"
     grad_dtype: Annotated[str, arg("In which gradients are accumulated and summed.")] = "fp32"
     dropout: Annotated[bool, arg("With dropout, as models had it: its masks are kept.")] = False
     attention: Annotated[str | None, arg("flash, or eager: scores go through memory.", default_text="flash")] = None
-    tokens: Annotated[float | None, arg("Of the whole training, for days and cost: 1e12.")] = None
+    tokens: Annotated[
+        Annotated[float, arg("", gt=0, le=1e18)] | None, arg("Of the whole training, for days and cost: 1e12.")
+    ] = None
     efficiency: Annotated[
         float | str | Mapping[str, float] | None,
         arg("Share of peak: 0.6, or flops=0.7,hbm=0.85,intra=0.8,inter=0.7.", metavar="X"),

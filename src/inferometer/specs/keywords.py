@@ -10,13 +10,6 @@ class PlanKwargs(TypedDict, total=False):
     """PlanArgs."""
 
     engine: str | None
-    efficiency: float | str | Mapping[str, float] | None
-    profile: str | None
-    calibration: str | Calibration | None
-    quantization: str | None
-    dtype: str | None
-    kv_cache_dtype: str | None
-    norm_dtype: str | None
     tensor_parallel_size: int | None
     pipeline_parallel_size: int | None
     data_parallel_size: int | None
@@ -34,9 +27,16 @@ class PlanKwargs(TypedDict, total=False):
     lora_adapters: int | None
     enable_chunked_prefill: bool | None
     cpu_offload_gb: float | None
+    quantization: str | None
+    dtype: str | None
+    kv_cache_dtype: str | None
+    norm_dtype: str | None
     attention: str | None
     fusion: bool | None
     frontend: str | None
+    efficiency: float | str | Mapping[str, float] | None
+    profile: str | None
+    calibration: str | Calibration | None
     routing_skew: float | None
     max_model_len: int | None
     max_num_batched_tokens: int | None
@@ -55,17 +55,10 @@ class PlanKwargs(TypedDict, total=False):
     usecase: str | None
 
 
-class ServingKwargs(TypedDict, total=False):
-    """ServingArgs."""
+class ServedPlanKwargs(TypedDict, total=False):
+    """ServedPlanArgs."""
 
     engine: str | None
-    efficiency: float | str | Mapping[str, float] | None
-    profile: str | None
-    calibration: str | Calibration | None
-    quantization: str | None
-    dtype: str | None
-    kv_cache_dtype: str | None
-    norm_dtype: str | None
     tensor_parallel_size: int | None
     pipeline_parallel_size: int | None
     data_parallel_size: int | None
@@ -83,9 +76,57 @@ class ServingKwargs(TypedDict, total=False):
     lora_adapters: int | None
     enable_chunked_prefill: bool | None
     cpu_offload_gb: float | None
+    quantization: str | None
+    dtype: str | None
+    kv_cache_dtype: str | None
+    norm_dtype: str | None
     attention: str | None
     fusion: bool | None
     frontend: str | None
+    efficiency: float | str | Mapping[str, float] | None
+    profile: str | None
+    calibration: str | Calibration | None
+    routing_skew: float | None
+    max_model_len: int | None
+    max_num_batched_tokens: int | None
+    max_num_seqs: int | None
+    max_cudagraph_capture_size: int | None
+    gpu_memory_utilization: float | None
+    block_size: int | None
+    hf_token: str | None
+
+
+class SimulateKwargs(TypedDict, total=False):
+    """ServingArgs."""
+
+    engine: str | None
+    tensor_parallel_size: int | None
+    pipeline_parallel_size: int | None
+    data_parallel_size: int | None
+    enable_expert_parallel: bool | None
+    sequence_parallel: bool | None
+    decode_context_parallel_size: int | None
+    micro_batches: int | None
+    nodes: int | None
+    gpus_per_node: int | None
+    interconnect: str | None
+    overlap: float | None
+    speculative_config: str | Mapping[str, Any] | None
+    lora_rank: int | None
+    lora_targets: str | Sequence[str] | None
+    lora_adapters: int | None
+    enable_chunked_prefill: bool | None
+    cpu_offload_gb: float | None
+    quantization: str | None
+    dtype: str | None
+    kv_cache_dtype: str | None
+    norm_dtype: str | None
+    attention: str | None
+    fusion: bool | None
+    frontend: str | None
+    efficiency: float | str | Mapping[str, float] | None
+    profile: str | None
+    calibration: str | Calibration | None
     routing_skew: float | None
     max_model_len: int | None
     max_num_batched_tokens: int | None
@@ -105,6 +146,11 @@ class ServingKwargs(TypedDict, total=False):
     router: str | None
     prefill_replicas: int | None
     decode_replicas: int | None
+    max_concurrency: int | None
+    pools: Sequence[Mapping[str, Any]] | None
+    async_scheduling: bool | None
+    stops: str
+    fast_forward: bool
 
 
 class SearchKwargs(TypedDict, total=False):
@@ -145,7 +191,6 @@ class SearchKwargs(TypedDict, total=False):
     backend: str | None
     jobs: int | None
     seed: int | None
-    norm_dtype: str | None
     sequence_parallel: bool | None
     decode_context_parallel_size: int | None
     micro_batches: int | None
@@ -155,6 +200,7 @@ class SearchKwargs(TypedDict, total=False):
     lora_adapters: int | None
     enable_chunked_prefill: bool | None
     cpu_offload_gb: float | None
+    norm_dtype: str | None
     attention: str | None
     fusion: bool | None
     max_model_len: int | None
@@ -195,3 +241,23 @@ class TrainKwargs(TypedDict, total=False):
     interconnect: str | None
     routing_skew: float | None
     hf_token: str | None
+
+
+class ProfileKwargs(TypedDict, total=False):
+    """ProfileArgs."""
+
+    num_layers: int | None
+    hardware: str | None
+    mode: str | None
+    warmup: int | None
+    repeat: int | None
+    prefill_max: int | None
+    decode_max: int | None
+    step: int | None
+    hf_token: str | None
+    calibrate: bool | None
+    scaling_num_layers: int | None
+    scaling_input_min: int | None
+    scaling_input_max: int | None
+    scaling_input_step: int | None
+    scaling_repeat: int | None

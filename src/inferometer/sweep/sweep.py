@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 
 from ..base.errors import BadValue, UnknownName
+from ..specs.arguments import signature
+from ..specs.plan_args import PlanArgs
 from .grid import Grid
 from .points import METRICS, Categorical, Chunk, cell, chunks, column_kinds, rows
 
@@ -21,6 +23,7 @@ MAX_POINTS = 10**9  # of any grid
 LOWER_IS_BETTER = ("_ms", "_bytes", "cost_per_million_output_tokens", "joules_per_output_token")  # how names end
 
 
+@signature(PlanArgs)
 def sweep(model: Any, gpu: Any = "h100-sxm", **axes: Any) -> Sweep:
     """Predict every combination of the axes; the keywords are those of `analyze`, each one value, a list or a range.
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypedDict, Unpack
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..base.errors import BadValue, UnknownName, check_int, check_positive, is_number
+from ..base.errors import BadValue, UnknownName, check_fraction
 from ..base.units import percent, seconds
 from ..costs import kernels
 from ..costs.binding import step_env
@@ -18,6 +18,8 @@ from ..inference.breakdown import add_calls, empty_row, finish_rows
 from ..inference.report import OpRow
 from ..inference.request import Request, build_request
 from ..inference.workload import parse_lengths
+from ..specs.arguments import checked, signature
+from ..specs.command_args import TrainArgs
 from ..specs.structs import Engine, Plan
 from .iteration import IterationTime, StageTime, iteration_time, model_flops, stage_times
 from .passes import PRECISIONS, RECOMPUTE, Recipe, training_constants
@@ -25,80 +27,62 @@ from .training_memory import StageMemory, fits_with, fullest_stage
 from .training_report import Breakdown, TrainMemory, TrainPhase, TrainReport
 from .training_setup import Training, bind_training, illegal_reason, micro_batch_steps
 
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from ..specs.keywords import TrainKwargs
+
 DAY = 86400.0
+_LAYOUT = (  # arguments of `analyze` that training has, too: the machine and the layout
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "data_parallel_size",
+    "sequence_parallel",
+    "enable_expert_parallel",
+    "attention",
+    "efficiency",
+    "nodes",
+    "gpus_per_node",
+    "interconnect",
+    "routing_skew",
+    "hf_token",
+)
 
 
-class TrainPlan(TypedDict, total=False):
-    """The arguments of `analyze` that training has, too: the machine and the layout."""
-
-    engine: str
-    tensor_parallel_size: int
-    pipeline_parallel_size: int
-    data_parallel_size: int
-    sequence_parallel: bool
-    enable_expert_parallel: bool
-    attention: str | None
-    efficiency: float | str | Mapping[str, float] | None
-    nodes: int | None
-    gpus_per_node: int | None
-    interconnect: str | None
-    routing_skew: float
-    hf_token: str | None
-
-
-def train(
-    model: str,
-    gpu: str = "h100-sxm",
-    *,
-    global_batch_size: int | None = None,
-    micro_batch_size: int = 1,
-    seq_len: int | Sequence[int] | str | None = None,
-    interleave: int = 1,
-    zero: int = 0,
-    recompute: str = "none",
-    optimizer: str = "adamw",
-    precision: str = "bf16",
-    grad_dtype: str = "fp32",
-    dropout: bool = False,
-    overlap: float | None = None,
-    tokens: float | None = None,
-    **plan: Unpack[TrainPlan],
-) -> TrainReport:
+@signature(TrainArgs)
+def train(model: str, gpu: str = "h100-sxm", **kwargs: Unpack[TrainKwargs]) -> TrainReport:
     """Predict one optimizer step; the keywords are the command's long flags with underscores.
 
     ``train("llama-3.1-8b", gpu="h100-sxm", data_parallel_size=8, zero=1, global_batch_size=64).tokens_per_second``
     """
-    _check_choice("precision", precision, PRECISIONS)
-    request = _build_request(model, gpu, precision, plan)
-    _check_choice("recompute", recompute, RECOMPUTE)
-    _check_choice("optimizer", optimizer, tuple(training_constants().optimizers))
-    _check_choice("grad_dtype", grad_dtype, ("fp32", "bf16", "fp16"))
-    if tokens is not None:
-        check_positive("tokens", tokens, 1e18)
-    if overlap is not None and (not is_number(overlap) or not 0 <= overlap <= 1):
-        raise BadValue(f"`overlap` must be between 0 (none) and 1 (all that fits behind computing), not {overlap!r}")
-    micro = check_int("micro_batch_size", micro_batch_size, most=10**6)
-    each = micro * request.plan.data_parallel_size
-    batch = each if global_batch_size is None else check_int("global_batch_size", global_batch_size, most=10**7)
+    args = checked(TrainArgs, kwargs)
+    _check_choice("precision", args.precision, PRECISIONS)
+    request = _build_request(model, gpu, args, kwargs)
+    _check_choice("recompute", args.recompute, RECOMPUTE)
+    _check_choice("optimizer", args.optimizer, tuple(training_constants().optimizers))
+    _check_choice("grad_dtype", args.grad_dtype, ("fp32", "bf16", "fp16"))
+    if args.overlap is not None:
+        check_fraction("overlap", args.overlap, "0 (none) and 1 (all that fits behind computing)")
+    seq_len = _default_length(request) if args.seq_len is None else args.seq_len
+    each = args.micro_batch_size * request.plan.data_parallel_size
+    batch = each if args.global_batch_size is None else args.global_batch_size
     recipe = Recipe(
         global_batch_size=batch,
-        micro_batch_size=micro,
-        seq_len=parse_lengths(
-            _default_length(request) if seq_len is None else seq_len, request.model.num_layers, "seq_len"
-        ),
-        zero=check_int("zero", zero, least=0, most=3),  # type: ignore[arg-type]
-        recompute=recompute,  # type: ignore[arg-type]
-        optimizer=optimizer,
-        precision=precision,
-        grad_dtype=grad_dtype,
-        interleave=check_int("interleave", interleave, most=1024),
-        dropout=dropout,
-        overlap=overlap,
-        tokens=tokens,
+        micro_batch_size=args.micro_batch_size,
+        seq_len=parse_lengths(seq_len, request.model.num_layers, "seq_len"),
+        zero=args.zero,  # type: ignore[arg-type]
+        recompute=args.recompute,  # type: ignore[arg-type]
+        optimizer=args.optimizer,
+        precision=args.precision,
+        grad_dtype=args.grad_dtype,
+        interleave=args.interleave,
+        dropout=args.dropout,
+        overlap=args.overlap,
+        tokens=args.tokens,
     )
     if batch % each:
         raise BadValue(
-            f"`global_batch_size` {batch:,} does not divide into micro-batches of {micro} on "
+            f"`global_batch_size` {batch:,} does not divide into micro-batches of {args.micro_batch_size} on "
             f"{request.plan.data_parallel_size} data-parallel ranks: give a multiple of {each}"
         )
     return report_of(request, recipe)
@@ -109,20 +93,18 @@ def _check_choice(name: str, given: object, allowed: tuple[str, ...]) -> None:
         raise UnknownName(f"`{name}`", given, allowed)
 
 
-def _build_request(model: str, gpu: str, precision: str, plan: TrainPlan) -> Request:
+def _build_request(model: str, gpu: str, args: TrainArgs, given: Mapping[str, Any]) -> Request:
     """The machine and layout as a request of inference, which knows how to check and bind them."""
-    for name in plan:
-        if name not in TrainPlan.__annotations__:
-            raise UnknownName("argument", name, (*TrainPlan.__annotations__, *Recipe.__struct_fields__))
-    dtype = precision if precision in ("bf16", "fp16", "fp32") else "bf16"
+    dtype = args.precision if args.precision in ("bf16", "fp16", "fp32") else "bf16"
+    shared = {name: value for name, value in given.items() if name in _LAYOUT}
     fixed: dict[str, Any] = {
         "input_len": 1,
         "dtype": dtype,
-        "quantization": precision,
+        "quantization": args.precision,
         "kv_cache_dtype": dtype,
         "fusion": False,
     }
-    return build_request(model, gpu, **{"engine": "megatron", **plan, **fixed})
+    return build_request(model, gpu, **{**shared, "engine": args.engine, **fixed})
 
 
 def _default_length(request: Request) -> int:

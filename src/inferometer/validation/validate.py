@@ -7,7 +7,7 @@ validation.errors["tpot"].mape        # 0.04: 4% off on average
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -22,6 +22,13 @@ from ..serving.metrics import latencies, metrics
 from ..serving.outcome import Outcome
 from ..serving.simulate import simulate
 from ..serving.trace import Trace, read_trace
+from ..specs.arguments import signature
+from ..specs.command_args import ServingArgs
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from ..specs.keywords import SimulateKwargs
 
 MEASURED = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E"}  # metric -> column, in ms
 MIB = 2.0**20
@@ -64,14 +71,18 @@ class Validation(msgspec.Struct, kw_only=True, eq=False):
         return np.where(np.isfinite(errors), errors, np.nan)
 
 
-def validate(model: str, gpu: str = "h100-sxm", *, measured: str | Path | Trace, **kwargs: Any) -> Validation:
+@signature(ServingArgs)
+def validate(
+    model: str, gpu: str = "h100-sxm", *, measured: str | Path | Trace, **kwargs: Unpack[SimulateKwargs]
+) -> Validation:
     """Replay measured requests and compare; the keywords are those of `simulate`.
 
     Requests with an ``arrival_s`` arrive then; others run one at a time. The clock stands at the engine, unless
     ``frontend="http"``.
     """
     trace = measured if isinstance(measured, Trace) else read_trace(measured)
-    return compare(trace, simulate(model, gpu, trace=trace, **{"frontend": "in-process", **kwargs}))
+    options: dict[str, Any] = {"frontend": "in-process", **kwargs}
+    return compare(trace, simulate(model, gpu, trace=trace, **options))
 
 
 def compare(trace: Trace, outcome: Outcome) -> Validation:
