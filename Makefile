@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 TESTS := $(VENV)/.tests-ready
 TORCH ?= torch==2.13.0  # `make test TORCH=` leaves it out: the tests that measure layers and kernels then skip
 
-.PHONY: demo check test lint types bench data clean
+.PHONY: demo check test lint types bench data schema clean
 
 demo: $(READY)
 	$(RUN)/inferometer analyze llama-3.1-8b --gpu h200 --batch-size 8 --input-len 1024 --output-len 128
@@ -37,6 +37,11 @@ bench: $(TESTS)
 data: $(TESTS)
 	$(RUN)/python tools/accuracy_data.py
 	$(RUN)/python tools/fit_kernels.py
+
+# What follows from the schema of arguments (specs/plan_args.py, specs/command_args.py): types of keywords, a page of flags.
+schema: $(TESTS)
+	$(RUN)/python tools/keywords.py
+	$(RUN)/python tools/flags.py
 
 $(READY): pyproject.toml
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'inferometer needs Python 3.11 or newer')"

@@ -1,6 +1,6 @@
 """Write src/inferometer/specs/keywords.py: the schema of arguments as TypedDicts, for editors and type checkers.
 
-python tools/keywords.py            # after a field of the schema changed; a test compares
+make schema            # after a field of the schema changed; a test compares
 """
 
 from __future__ import annotations
