@@ -223,9 +223,10 @@ class EngineCore:
         batch = self.batch if num_seqs else None
         if throttle is None:
             return cost.mixed_seconds(batch, chunks, num_completed)
-        seconds = cost.mixed_seconds(batch, chunks, num_completed, throttle.fraction_at(start))
+        fraction = throttle.fraction_at(start)
+        seconds = cost.mixed_seconds(batch, chunks, num_completed, fraction)
         prefill_share = num_new_tokens / (num_new_tokens + num_seqs * self.limits.tokens_per_decode)
-        throttle.add_load(start, seconds, prefill_share)
+        throttle.add_load(start, seconds, prefill_share, fraction)
         return seconds
 
     def _on_prefill_done(self, i: int, now: float) -> None:

@@ -128,10 +128,10 @@ class Throttle:
         """The share of its loss of speed that the chip has reached: from 0 (cold) to 1."""
         return self.fraction * exp((self.updated_s - now) / self.time_constant) if self.fraction else 0.0
 
-    def add_load(self, start: float, seconds: float, prefill_share: float) -> None:
-        """A step is over, of which a share was prompts."""
+    def add_load(self, start: float, seconds: float, prefill_share: float, fraction: float | None = None) -> None:
+        """A step is over, of which a share was prompts; ``fraction``: that at its start, where it is known."""
         busy = seconds * prefill_share
-        heated = 1 - (1 - self.fraction_at(start)) * exp(-busy / self.time_constant)
+        heated = 1 - (1 - (self.fraction_at(start) if fraction is None else fraction)) * exp(-busy / self.time_constant)
         self.fraction, self.updated_s = heated * exp((busy - seconds) / self.time_constant), start + seconds
 
 
@@ -154,6 +154,9 @@ class _CompiledCost(ABC):
         self.parts_overlap = bool(bound_plan.env["overlap"])
         self.table_size = (longest + self.tokens_per_decode, bound_plan.plan.max_num_seqs)
         self.draft_table = ContextTable(self._draft_seconds, *self.table_size) if self.draft_plan else None
+        # prompt length -> tables of decode steps with one fresh prompt of it, when cold and when fully throttled: the
+        # seconds are linear in the thermal state
+        self.frequent: dict[int, tuple[ContextTable, ContextTable]] = {}
         self.by_tokens = _CountTable(self._of_tokens)
         self.by_logits = _CountTable(self._of_logits)
         self.by_fresh_prompt = _CountTable(self._of_fresh_prompt)
@@ -180,10 +183,17 @@ class _CompiledCost(ABC):
         """Seconds of a step that computes chunks of prompts while the batch decodes; see `StepCost`."""
         if self.parts_overlap:
             return self._exact_mixed_seconds(batch, chunks, num_completed, thermal_state)
+        if self.frequent and batch is not None and len(chunks) == 1:
+            seconds = self._frequent_seconds(batch, chunks[0][1], chunks[0][2], thermal_state)
+            if seconds is not None:
+                return seconds
         num_seqs = batch.num_seqs if batch is not None else 0
         num_new = chunks[0][1] if len(chunks) == 1 else sum([new for _, new, _ in chunks])
         decoding, drafting = num_seqs * self.tokens_per_decode, 0.0
-        kernels = self._prefill_attention(num_new, chunks)
+        if len(chunks) == 1 and not chunks[0][2]:
+            kernels = self.by_fresh_prompt(num_new)
+        else:
+            kernels = self._prefill_attention(num_new, chunks)
         kernels += self.by_tokens(num_new + decoding) + self.by_logits(num_completed + decoding)
         if batch is not None and num_seqs:
             kernels += self._decode_attention(batch)
@@ -198,13 +208,25 @@ class _CompiledCost(ABC):
         env["decode_tokens"], env["decode_seqs"] = decoding, num_seqs
         return float(self._with_engine_time(env, kernels)) + drafting
 
+    def _frequent_seconds(
+        self, batch: DecodeContexts, num_new: int, num_cached: int, thermal_state: float
+    ) -> float | None:
+        """Seconds of a decode step with one fresh prompt of a frequent length; None if it is none."""
+        if num_cached or num_new not in self.frequent:
+            return None
+        cold, hot = self.frequent[num_new]
+        seconds = cold.one(batch.num_seqs, batch.total_context())
+        if thermal_state:
+            seconds += thermal_state * (hot.one(batch.num_seqs, batch.total_context()) - seconds)
+        return seconds
+
     @abstractmethod
     def _decode_durations(self, batch: DecodeContexts, first: int, steps: int) -> np.ndarray:
         """Seconds of some decode steps, each by itself: (steps,)."""
 
     @abstractmethod
     def _prefill_attention(self, num_new: int, chunks: list[Chunk]) -> float:
-        """Seconds of the chunks' attention."""
+        """Seconds of the chunks' attention, unless they are one fresh prompt."""
 
     @abstractmethod
     def _decode_attention(self, batch: DecodeContexts) -> float:
@@ -277,7 +299,7 @@ class FullAttentionCost(_CompiledCost):
         self.closed_form = self.decode_table if self.accepted_per_step == 1 else None
         self.decode_attention = ContextTable(self._decode_kernels, *self.table_size)
         self.prefill_attention = PrefillSurface(self._prefill_kernels, self.eager)
-        self.frequent = {  # seconds are linear in the thermal state: a table when cold, one when throttled
+        self.frequent = {
             num_new: (
                 ContextTable(self._with_fresh_prompt(num_new, 0.0), *self.table_size),
                 ContextTable(self._with_fresh_prompt(num_new, 1.0), *self.table_size),
@@ -295,25 +317,9 @@ class FullAttentionCost(_CompiledCost):
             return super().decode_steps(batch, max_steps, gap, extra)
         return self.closed_form.search(batch.num_seqs, batch.total_context(), max_steps, gap, extra)
 
-    def mixed_seconds(
-        self, batch: DecodeContexts | None, chunks: list[Chunk], num_completed: int, thermal_state: float = 0.0
-    ) -> float:
-        """Seconds of a step that computes chunks of prompts while the batch decodes; see `StepCost`."""
-        if batch is not None and self.frequent and len(chunks) == 1 and not self.parts_overlap:
-            _, num_new, num_cached = chunks[0]
-            if not num_cached and num_new in self.frequent:
-                cold, hot = self.frequent[num_new]
-                seconds = cold.one(batch.num_seqs, batch.total_context())
-                if thermal_state:
-                    seconds += thermal_state * (hot.one(batch.num_seqs, batch.total_context()) - seconds)
-                return seconds
-        return super().mixed_seconds(batch, chunks, num_completed, thermal_state)
-
     def _prefill_attention(self, num_new: int, chunks: list[Chunk]) -> float:
         if len(chunks) == 1:
             cached = chunks[0][2]
-            if not cached:
-                return self.by_fresh_prompt(num_new)
             seen = num_new * (cached + (num_new if self.eager else (num_new + 1) / 2))
             return self.prefill_attention.at(num_new, seen, cached + num_new)
         read = num_new + sum([cached for _, _, cached in chunks])
@@ -375,8 +381,6 @@ class WindowedCost(_CompiledCost):
         return float(self._decode_durations(batch, 0, 1)[0])
 
     def _prefill_attention(self, num_new: int, chunks: list[Chunk]) -> float:
-        if len(chunks) == 1 and not chunks[0][2]:
-            return self.by_fresh_prompt(num_new)
         seconds = 0.0
         for spans, surface in self.prefill_attention.items():
             ratio, seen, read = self._ratio(spans), 0.0, 0.0
