@@ -209,6 +209,7 @@ def by_hand(formula: str) -> float:
 SUM = re.compile(r"^  ([\w.]+) [=≈] (.+) ([=≈]) ([\d.,e]+)$")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "example", [e for e in examples("console") if any(map(SUM.match, e.text.splitlines()))], ids=name
 )

@@ -95,6 +95,7 @@ def test_a_network_that_is_not_crossed_costs_nothing(kind: str, size: float, n: 
     assert collectives.seconds(kind, size, n, network=NETWORK, per_node=64, **HOPPER) == alone
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("kind", collectives.KINDS)
 @pytest.mark.parametrize("engine", ["", "vllm", "trtllm"])

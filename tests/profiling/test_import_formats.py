@@ -32,6 +32,7 @@ EXCHANGE = {"ep_size": 8, "node_num": 1, "hidden_size": 4096, "topk": 8, "num_to
 COPIES = 8 * (1 - (7 / 8) ** 8)  # ranks that hold one of a token's eight experts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("op", "row", "kind", "dtype", "shape", "seconds"),
     [

@@ -217,6 +217,7 @@ def test_devices_are_known_by_many_names(text: str, name: str | None) -> None:
 # ------------------------------------------------------------------ real tables
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HAS_PYARROW, reason="pyarrow is not installed")
 @pytest.mark.parametrize(
     ("name", "kinds", "imported", "skipped", "floor", "most_roof"),

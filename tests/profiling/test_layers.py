@@ -238,6 +238,7 @@ def build(models: Path, kind: str, number: int) -> hf_model.Built:
     return hf_model.build(hf_model.checkpoint(str(models / kind)), number, "cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "number", "expected", "own"),
     [
@@ -542,6 +543,7 @@ GRID = [
 ]
 
 
+@pytest.mark.slow
 def test_the_whole_model_scales_the_rows(profile: Profile, tmp_path: Path) -> None:
     ran = profile("llama", *GRID, "--json")
     found = ran.json["calibration"]

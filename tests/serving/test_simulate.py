@@ -79,6 +79,7 @@ def test_tokens_are_conserved() -> None:
     assert len({len(column) for column in series.values()}) == 1 and len(series["time_s"]) <= 4000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

@@ -61,6 +61,7 @@ def exact(
     return float(binding.step_seconds(bound_plan, Step((*prompts, *answers))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLANS)
 def test_compiled_steps_are_the_cost_functions(name: str) -> None:
     bound_plan, rng = bound_plan_of(name), np.random.default_rng(7)

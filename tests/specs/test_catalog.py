@@ -179,6 +179,7 @@ def test_no_two_entries_claim_the_same_name() -> None:
         assert not [word for word, often in claims.items() if often > 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", catalog.names("models"))
 def test_every_model_analyses_somewhere(name: str) -> None:
     decoder = families.build(catalog.model(name).config).kind == "decoder"

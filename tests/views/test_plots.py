@@ -245,6 +245,7 @@ def test_adapters_are_in_the_picture(tmp_path: Path) -> None:
     assert "qkv_proj_lora_a" in texts(next(f for f in files if f.name == "structure_prefill.svg").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 @pytest.mark.parametrize("plan", ["dense", "latent", "vision"])
 def test_the_distribution_adds_up(plan: str, phase: str) -> None:
