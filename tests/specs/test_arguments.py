@@ -1,4 +1,4 @@
-"""The schema of arguments: what follows from it is up to date, its bounds hold, and wrong names are told the right one."""
+"""The schema of arguments: what follows from it is up to date, its bounds hold, and wrong names get the right one."""
 
 import importlib.util
 import inspect
