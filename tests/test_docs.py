@@ -16,7 +16,7 @@ import click
 import pytest
 from conftest import ROOT, Ran
 
-from inferometer import analyze
+from inferometer import BadValue, analyze, simulate, synthetic
 from inferometer.cli import COMMANDS, app
 from inferometer.inference.memory import parameters
 from inferometer.network import families
@@ -315,3 +315,35 @@ def test_adding_an_operator(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_pages_are_finished() -> None:
     for page in PAGES:
         assert not [w for w in page.read_text(encoding="utf-8").split() if w.startswith("@") and w.endswith("@")], page
+
+
+def test_adding_a_flag() -> None:
+    """The field of the page, as text, is an argument with a flag, bounds and a control."""
+    from inferometer.specs import arguments, plan_args
+
+    source = contributing("swap_space", "python")
+    names = {**vars(plan_args), "Args": arguments.Args}
+    exec(compile(f"class More(Args):\n{source}", "CONTRIBUTING.md", "exec", dont_inherit=True), names)
+    argument = arguments.arguments(names["More"])["swap_space"]
+    assert (argument.flag, argument.kind, argument.default, argument.label) == (
+        "--swap-space",
+        "float",
+        4.0,
+        "Swap space",
+    )
+    assert "swap_space" not in arguments.arguments(plan_args.PlanArgs), "the example is a flag now: choose another"
+    with pytest.raises(BadValue, match="swap_space must be between 0 and 10,000"):
+        arguments.check_value(argument, -1)
+
+
+def test_adding_a_router() -> None:
+    from inferometer.serving import router as routers
+
+    try:
+        exec(compile(contributing("last_replica", "python"), "CONTRIBUTING.md", "exec"), vars(routers))
+        trace = synthetic(num_prompts=4, request_rate=4)
+        outcome = simulate("llama-3.1-8b", gpu="h200", trace=trace, data_parallel_size=2, router="last_replica")
+        assert set(outcome.replica.tolist()) == {1}
+    finally:
+        routers.ROUTERS.pop("last_replica", None)
+        vars(routers).pop("last_replica", None)

@@ -93,6 +93,7 @@ def arguments(group: type[Args]) -> dict[str, Argument]:
 def _argument(name: str, owner: Any, default: Any) -> Argument:
     """A field as data: its own note, and the bounds of the type inside ``Annotated[int, …] | None``."""
     annotation = owner.__annotations__[name]
+    assert not isinstance(annotation, str), f"{owner.__module__} must do without postponed annotations"
     notes = [annotation.__metadata__[0]] if get_origin(annotation) is Annotated else []
     inner = get_args(annotation)[0] if notes else annotation
     members = get_args(inner) if get_origin(inner) in (Union, types.UnionType) else (inner,)
