@@ -31,7 +31,7 @@ PYTHON_ONLY = {  # arguments that the command line spells otherwise or lacks
         "fast_forward: bool",
     ],
 }
-HEAD = '''"""The schema of arguments as TypedDicts, for editors and type checkers. Written by tools/keywords.py: do not edit."""
+HEAD = '''"""The schema of arguments as TypedDicts, for type checkers. Written by tools/keywords.py: do not edit."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict

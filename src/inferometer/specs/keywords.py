@@ -1,4 +1,4 @@
-"""The schema of arguments as TypedDicts, for editors and type checkers. Written by tools/keywords.py: do not edit."""
+"""The schema of arguments as TypedDicts, for type checkers. Written by tools/keywords.py: do not edit."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict
