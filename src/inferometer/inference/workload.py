@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 from ..base.errors import BadValue, abbreviate, check_int, is_number
 from ..base.symbols import Value
 from ..costs.binding import BoundPlan
-from ..costs.images import images
-from ..costs.step import Images
+from ..costs.step import Images, images
 from ..network.graph import Model
 from ..specs.plan_args import TOKENS
 from ..specs.structs import Image, Turn, Workload

@@ -18,8 +18,7 @@ import numpy as np
 
 from ..base.symbols import Value, minimum_of, where
 from ..base.units import size
-from ..costs.images import images
-from ..costs.step import Images
+from ..costs.step import Images, images
 from ..inference.analyze import report_of
 from ..inference.latency import predict
 from ..inference.memory import Footprint, cache_offloaded, footprint

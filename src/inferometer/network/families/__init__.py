@@ -1,14 +1,16 @@
 """Model families: config.json in, `Model` out. The file name is the family; relatives and their traits are listed here.
 
 A relative of a family that is read like it is one line in ``RELATIVES``; something built differently is one file with a
-``build(config, *, family)`` function.
+``build(config, *, family)`` function. Families that belong together may share a file: ``SHARED_FILES``.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from ...base.errors import BadFile, about
@@ -16,6 +18,18 @@ from ..graph import Model
 from .config import Config
 
 _TOOLS = {"config", "decoder", "network_file", "patterns", "quantization", "vision"}  # what families are built with
+
+# file -> the families in it, each a function ``build_<family>``
+SHARED_FILES: dict[str, tuple[str, ...]] = {
+    "deepseek": ("deepseek_v3", "deepseek_v4"),
+    "delta_hybrids": ("qwen3_next", "kimi_linear"),
+    "gemma": ("gemma3", "gemma4"),
+    "llama": ("llama", "llama4"),
+    "llama_variants": ("opt", "falcon", "chatglm", "qwen", "dbrx"),
+    "mamba": ("mamba", "mamba2"),
+    "mixed_attention": ("minimax_m3", "mimo_v2_flash", "step3p7"),
+    "nemotron": ("nemotron_h", "nemotron_nas"),
+}
 
 # Decoders of the first kind: biases everywhere, LayerNorm with a bias too, an MLP without a gate.
 _BIASED = {"bias": True, "out_bias": True, "mlp_bias": True, "norm_bias": True, "gated": False}
@@ -81,12 +95,22 @@ RELATIVES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def families() -> list[str]:
-    """Every ``model_type`` that is read on purpose: each has a file of its own or a line in ``RELATIVES``."""
-    files = {m.name for m in pkgutil.iter_modules(__path__)} - _TOOLS
-    twice = files & set(RELATIVES)
+    """Every ``model_type`` that is read on purpose: by a file, by a function of a shared file or as a relative."""
+    files = {m.name for m in pkgutil.iter_modules(__path__)} - _TOOLS - set(SHARED_FILES)
+    count = Counter([*files, *(name for names in SHARED_FILES.values() for name in names), *RELATIVES])
+    twice = sorted(name for name, times in count.items() if times > 1)
     if twice:
-        raise ValueError(f"families that are registered twice: {sorted(twice)}")
-    return sorted(files | set(RELATIVES))
+        raise ValueError(f"families that are registered twice: {twice}")
+    return sorted(count)
+
+
+def builder(model_type: str) -> Callable[..., Model]:
+    """The function that builds a known family: ``builder("qwen3")(config, family="qwen3")``; imports its file only."""
+    family, traits = RELATIVES.get(model_type, (model_type, {}))
+    for file, names in SHARED_FILES.items():
+        if family in names:
+            return partial(getattr(importlib.import_module(f"{__name__}.{file}"), f"build_{family}"), **traits)
+    return partial(importlib.import_module(f"{__name__}.{family}").build, **traits)
 
 
 @about("model")
@@ -99,25 +123,20 @@ def build(data: Mapping[str, Any], where: str = "config.json") -> Model:
     inner = config.section("text_config", "llm_config", "language_config")
     for model_type in (kind, str(inner.get("model_type", default="") or "") if inner else ""):
         if model_type in families():
-            family, traits = RELATIVES.get(model_type, (model_type, {}))
-            module = importlib.import_module(f"{__name__}.{family}")
-            model: Model = module.build(config, family=model_type, **traits)
-            return model
+            return builder(model_type)(config, family=model_type)
     return _guess(config, kind)
 
 
 def _guess(config: Config, kind: str) -> Model:
     """An unknown family that has the sizes of a decoder is read as one, and says so."""
-    from . import deepseek_v3, llama
-
     name = f"model_type {kind!r}" if kind else "a config without model_type"
     note = f"{name} is not known; read as a Llama-like decoder from its sizes: check the parameter count"
     text = config.text
     if text.get("kv_lora_rank"):
         import msgspec
 
-        return msgspec.structs.replace(deepseek_v3.build(config, family=kind or "decoder"), warnings=(note,))
+        return msgspec.structs.replace(builder("deepseek_v3")(config, family=kind or "decoder"), warnings=(note,))
     for key in (("hidden_size", "n_embd", "d_model"), ("num_attention_heads", "n_head", "n_heads")):
         text.size(*key)
     bias = text.flag("attention_bias", "add_qkv_bias", "qkv_bias")
-    return llama.build(config, family=kind or "decoder", bias=bias, warnings=(note,))
+    return builder("llama")(config, family=kind or "decoder", bias=bias, warnings=(note,))

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from ...base.errors import BadFile
+from ...base.symbols import names as s
 from ..blocks import embed, head, mlp, moe
 from ..graph import Block, Model, Part, Span, Vision, group_layers
+from ..operators import linear, norm
 from .config import Config
 from .quantization import DTYPES, declared, dtype
 from .vision import tower
@@ -212,3 +214,16 @@ def feed_forward(
         return chosen
 
     return part
+
+
+def mtp(c: Config, layer: Part) -> tuple[Block, ...]:
+    """Multi-token-prediction modules: two norms, a projection of the joined states, and one more layer each."""
+    number = c.size("num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_layers", default=0, least=0)
+    if not number:
+        return ()
+    join = (
+        norm("enorm", s.hidden_size, inputs=()),
+        norm("hnorm", s.hidden_size, inputs=()),
+        linear("eh_proj", 2 * s.hidden_size, s.hidden_size, role="mlp", inputs=("enorm", "hnorm")),
+    )
+    return (Block("mtp", join + layer.ops, layer.dims, tuple(range(number)), stage="mtp"),)

@@ -9,10 +9,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..blocks import gqa
-from ..graph import Model, Part
+from ..graph import Model, Part, Span
 from .config import Config
-from .decoder import decoder, feed_forward, heads, window_span, windows
-from .deepseek_v3 import mtp
+from .decoder import decoder, feed_forward, heads, mtp, window_span, windows
 from .vision import tower
 
 
@@ -45,8 +44,8 @@ class Traits(NamedTuple):
     shared_gate: bool = False
 
 
-def build(config: Config, *, family: str = "llama", warnings: tuple[str, ...] = (), **traits: Any) -> Model:
-    """``build(Config({"model_type": "llama", "hidden_size": 4096, …}), bias=True)``; keywords are those of `Traits`."""
+def build_llama(config: Config, *, family: str = "llama", warnings: tuple[str, ...] = (), **traits: Any) -> Model:
+    """``build_llama(Config({"model_type": "llama", "hidden_size": 4096, …}), bias=True)``; keywords as in `Traits`."""
     c, t = config.text, Traits(**traits)
     if t.qk_norm_key and not c.flag(t.qk_norm_key):
         t = t._replace(qk_norm="")
@@ -114,4 +113,39 @@ def _feed_forward(c: Config, t: Traits) -> Callable[[int], Part]:
         post_norm="" if t.norms == "before" else "post_feedforward_layernorm",
         parallel=bool(t.parallel),
         inputs=(_first_norm(t),) if t.parallel == 1 else None,
+    )
+
+
+def build_llama4(config: Config, *, family: str = "llama4") -> Model:
+    """Llama 4: three of four layers see only their own chunk of the past; experts of top 1 with a shared one.
+
+    ``build_llama4(Config({"model_type": "llama4", "text_config": {"attention_chunk_size": 8192, …}, …}))``
+    """
+    c = config.text
+    width = c.size("intermediate_size")
+    step = c.size("no_rope_layer_interval", default=4)
+    rotary = [bool(x) for x in c.items("no_rope_layers", c.layers)] or [(i + 1) % step != 0 for i in range(c.layers)]
+    chunk = c.size("attention_chunk_size", default=0, least=0)
+    bias = c.flag("attention_bias")
+    near = gqa(
+        **heads(c),
+        bias=bias,
+        out_bias=bias,
+        qk_norm="plain" if c.flag("use_qk_norm") else "",
+        span="chunk" if chunk else "",
+    )
+    full = gqa(**heads(c), bias=bias, out_bias=bias, rope=False)
+    chosen = c.items("moe_layers")
+    mixed = {"moe_layer_freq": [int(i in chosen) for i in range(c.layers)]} if chosen else {}
+    feed = feed_forward(
+        Config({**c.data, **mixed}, c.where),
+        dense_width=c.size("intermediate_size_mlp", "intermediate_size"),
+        shared_expert_intermediate_size=width,
+    )
+
+    def layer(index: int) -> tuple[str, Part]:
+        return "layers", (near if rotary[index] else full) + feed(index)
+
+    return decoder(
+        config, layer, family=family, spans={"chunk": Span("chunk", chunk)} if chunk else {}, vision=tower(config)
     )

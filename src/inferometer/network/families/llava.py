@@ -5,8 +5,6 @@ The original configs are flat: the decoder's sizes beside ``mm_vision_tower``, a
 
 from __future__ import annotations
 
-import importlib
-
 from ..graph import Model
 from .config import Config
 
@@ -16,7 +14,7 @@ _LLAMA = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 
 
 def build(config: Config, *, family: str = "llava") -> Model:
     """``build(Config({"model_type": "llava", "text_config": {"model_type": "qwen2", …}, "vision_config": {…}}))``"""
-    from . import RELATIVES, families
+    from . import builder, families
 
     text = config.section("text_config")
     if text is None:
@@ -27,6 +25,4 @@ def build(config: Config, *, family: str = "llava") -> Model:
             config = Config({**config.data, "text_config": {**_LLAMA, **text.data}}, config.where)
     if word not in families() or word.startswith("llava"):
         word = "llama"
-    module, traits = RELATIVES.get(word, (word, {}))
-    model: Model = importlib.import_module(f"{__package__}.{module}").build(config, family=family, **traits)
-    return model
+    return builder(word)(config, family=family)

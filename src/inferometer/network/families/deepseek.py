@@ -1,27 +1,79 @@
-"""DeepSeek-V4: compressed attention, hyper-connections instead of a residual sum, experts in every layer.
-
-The first ``num_hash_layers`` layers route by a table of token ids, which is no parameter.
-"""
+"""DeepSeek: V2 to V3.2 and what is built like them (Kimi-K2, GLM-5), and V4."""
 
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import msgspec
 
 from ...base.errors import BadFile
 from ...base.symbols import names as s
-from ..blocks import compressed, hyper_connected, hyper_head, moe
+from ..blocks import compressed, hyper_connected, hyper_head, indexer, mla, moe
 from ..graph import Block, Model, Part, Span
 from ..operators import linear, norm
 from .config import Config
-from .decoder import decoder, expert_sizes
+from .decoder import decoder, expert_sizes, feed_forward, mtp
 
+# Tokens of an entry of the compressed cache, by the name of a layer's kind
 _RATIOS = {"sliding_attention": 0, "compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
 
 
-def build(config: Config, *, family: str = "deepseek_v4") -> Model:
-    """``build(Config({"model_type": "deepseek_v4", "compress_ratios": [0, 4, 128, …], "hc_mult": 4, …}))``"""
+def build_deepseek_v3(config: Config, *, family: str = "deepseek_v3") -> Model:
+    """V2, V3, R1, V3.2, Kimi-K2 and GLM-5: latent attention, a few dense layers, then experts with a shared one.
+
+    With an indexer (V3.2, GLM-5) attention is sparse: every query sees the ``index_topk`` best of the past.
+
+    ``build_deepseek_v3(Config({"model_type": "deepseek_v3", "kv_lora_rank": 512, …}))``
+    """
+    c = config.text
+    sparse = c.get("index_topk") is not None
+    kinds = c.items("indexer_types", c.layers)
+    q_rank = c.size("q_lora_rank", default=0, least=0)
+    sizes: dict[str, Any] = {
+        "hidden_size": c.size("hidden_size"),
+        "num_attention_heads": c.size("num_attention_heads"),
+        "q_lora_rank": q_rank,
+        "kv_lora_rank": c.size("kv_lora_rank"),
+        "qk_nope_head_dim": c.size("qk_nope_head_dim"),
+        "qk_rope_head_dim": c.size("qk_rope_head_dim"),
+        "v_head_dim": c.size("v_head_dim"),
+    }
+    bias = c.flag("attention_bias")
+    choose = (
+        indexer(
+            hidden_size=sizes["hidden_size"],
+            index_n_heads=c.size("index_n_heads"),
+            index_head_dim=c.size("index_head_dim"),
+            q_lora_rank=q_rank,
+        )
+        if sparse
+        else None
+    )
+    span = "top_k" if sparse else ""
+    full = mla(**sizes, bias=bias, span=span, absorbed=sparse, index=choose)
+    follows = mla(**sizes, bias=bias, span=span, absorbed=sparse)  # uses the choice of an earlier layer
+    feed = feed_forward(c)
+
+    def layer(index: int) -> tuple[str, Part]:
+        return "layers", (follows if kinds and kinds[index] == "shared" else full) + feed(index)
+
+    return decoder(
+        config,
+        layer,
+        family=family,
+        spans={"top_k": Span("top_k", c.size("index_topk"))} if sparse else {},
+        extras=mtp(c, layer(c.layers - 1)[1]),
+    )
+
+
+def build_deepseek_v4(config: Config, *, family: str = "deepseek_v4") -> Model:
+    """DeepSeek-V4: compressed attention, hyper-connections instead of a residual sum, experts in every layer.
+
+    The first ``num_hash_layers`` layers route by a table of token ids, which is no parameter.
+
+    ``build_deepseek_v4(Config({"model_type": "deepseek_v4", "compress_ratios": [0, 4, 128, …], "hc_mult": 4, …}))``
+    """
     c = config.text
     ratios, streams = _ratios(c), c.size("hc_mult", default=4)
     hidden, hashed = c.size("hidden_size"), c.size("num_hash_layers", default=0, least=0)
@@ -59,7 +111,7 @@ def build(config: Config, *, family: str = "deepseek_v4") -> Model:
     return msgspec.structs.replace(
         model,
         blocks=(*model.blocks[:-1], joined),
-        extras=_mtp(c, layer(c.layers)[1]),
+        extras=_mtp_v4(c, layer(c.layers)[1]),
         kv_cache_dtype=model.kv_cache_dtype or "fp8",  # what it was trained to be served with
     )
 
@@ -75,7 +127,7 @@ def _ratios(c: Config) -> list[int]:
     return ratios
 
 
-def _mtp(c: Config, layer: Part) -> tuple[Block, ...]:
+def _mtp_v4(c: Config, layer: Part) -> tuple[Block, ...]:
     """Multi-token prediction: the embedding and the state, each projected, through one layer with a window only."""
     number = c.size("num_nextn_predict_layers", default=0, least=0)
     if not number:

@@ -1,4 +1,4 @@
-"""Gemma 4: full layers with their own head size and KV heads, experts beside the dense MLP, inputs for every layer."""
+"""Gemma 3 and 4: sliding layers between full ones, norms on q and k and around attention and MLP."""
 
 from __future__ import annotations
 
@@ -12,11 +12,34 @@ from ..graph import Block, Model, Part
 from ..operators import elementwise, embedding, linear, norm
 from .config import Config
 from .decoder import decoder, expert_sizes, heads, window_span, windows
+from .llama import build_llama
 from .vision import tower
 
+# What Gemma3TextConfig fills in: the published configs of 4 B and more leave some of these out.
+_GEMMA3_DEFAULTS = {
+    "vocab_size": 262208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "sliding_window": 4096,
+    "max_position_embeddings": 131072,
+}
 
-def build(config: Config, *, family: str = "gemma4") -> Model:
-    """``build(Config({"model_type": "gemma4", "text_config": {"global_head_dim": 512, …}, "vision_config": {…}}))``"""
+
+def build_gemma3(config: Config, *, family: str = "gemma3") -> Model:
+    """Gemma 3: norms on both sides of attention and MLP, norms on q and k, five sliding layers for each full one.
+
+    ``build_gemma3(Config({"model_type": "gemma3", "text_config": {"hidden_size": 2560, …}, "vision_config": {…}}))``
+    """
+    complete = Config({**_GEMMA3_DEFAULTS, **config.data}, config.where)
+    return build_llama(complete, family=family, qk_norm="head", norms="both", pattern=6, tied=True)
+
+
+def build_gemma4(config: Config, *, family: str = "gemma4") -> Model:
+    """Gemma 4: full layers with own head size and KV heads, experts beside the dense MLP, inputs for every layer.
+
+    ``build_gemma4(Config({"model_type": "gemma4", "text_config": {"global_head_dim": 512, …}, "vision_config": {…}}))``
+    """
     c = config.text
     local = windows(c, 6)
     sizes = heads(c)
@@ -40,7 +63,7 @@ def build(config: Config, *, family: str = "gemma4") -> Model:
             shared_kv=shared,
             post_norm="post_attention_layernorm",
         )
-        layers = attention + _feed(c, c.size("intermediate_size") * (wide if shared else 1))
+        layers = attention + _dense_and_experts(c, c.size("intermediate_size") * (wide if shared else 1))
         return layers + _layer_input(sizes["hidden_size"], per_layer) if per_layer else layers
 
     def layer(index: int) -> tuple[str, Part]:
@@ -58,7 +81,7 @@ def build(config: Config, *, family: str = "gemma4") -> Model:
     return _with_layer_inputs(model, c, per_layer) if per_layer else model
 
 
-def _feed(c: Config, width: int) -> Part:
+def _dense_and_experts(c: Config, width: int) -> Part:
     """The dense MLP, and where there are experts these beside it, each side between norms of its own."""
     before, after = "pre_feedforward_layernorm", "post_feedforward_layernorm"
     hidden = c.size("hidden_size")
