@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from ..base.errors import BadValue
-from .options import MODEL_HELP, OUTPUT, PLAN, Command, named, one_gpu, options, output_option
+from .options import MODEL_HELP, OUTPUT, Command, named, one_gpu, options, output_option, plan_options
 from .output import Form, emit, wrote
 
 _EXAMPLES = (
@@ -19,7 +19,7 @@ _EXAMPLES = (
 
 @click.command(cls=Command, epilog=MODEL_HELP, examples=_EXAMPLES)
 @click.argument("model")
-@options(PLAN)
+@options(plan_options())
 @output_option("--phase", default="all", help="prefill, decode or all.")
 @output_option("--explain", metavar="OP", help="One operator: formulas, values put in, origin of its efficiency.")
 @output_option(

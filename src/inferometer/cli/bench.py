@@ -9,20 +9,18 @@ import click
 
 from ..base.errors import BadValue, UnknownName, check_positive
 from ..specs.arguments import arguments, checked
-from ..specs.command_args import BenchArgs, TrafficArgs
+from ..specs.command_args import BenchArgs, GoodputArgs, ServedPlanArgs, TrafficArgs
 from ..views.progress import progress_bar
 from .options import (
-    GOODPUT,
     OUTPUT,
-    SERVED_PLAN,
-    SERVER,
-    TRAFFIC,
     ArgumentOption,
     Command,
     named,
     one_gpu,
     options,
     output_option,
+    plan_options,
+    schema_options,
 )
 from .output import Form, emit, wrote
 
@@ -56,7 +54,9 @@ _EXAMPLES = (
     envvar="OPENAI_API_KEY",
     help="For servers that want one; OPENAI_API_KEY works too.",
 )
-@options(SERVER, TRAFFIC, GOODPUT, SERVED_PLAN)
+@options(
+    schema_options(BenchArgs), schema_options(TrafficArgs), schema_options(GoodputArgs), plan_options(ServedPlanArgs)
+)
 @output_option("--requests-out", metavar="FILE", callback=named, help="One CSV row per request, as validate takes it.")
 @options(OUTPUT)
 def bench(

@@ -9,8 +9,7 @@ import click
 
 from ..base.errors import BadValue
 from ..specs.arguments import Args, Argument, arguments
-from ..specs.command_args import BenchArgs, CapacityArgs, GoodputArgs, ServedPlanArgs, ServingArgs, TrafficArgs
-from ..specs.plan_args import EngineArgs, PlanArgs, TargetArgs
+from ..specs.plan_args import PlanArgs, TargetArgs
 from .output import Form
 
 MODEL_HELP = (
@@ -115,14 +114,11 @@ def output_option(*names: str, **more: Any) -> Decorator:
 
 
 GPU = schema_options(TargetArgs, only=["gpu"])
-PLAN = [*GPU, *schema_options(PlanArgs)]
-SERVED_PLAN = [*GPU, *schema_options(ServedPlanArgs)]  # a plan whose workload comes from requests, timed by a client
-MEASURED_PLAN = [*GPU, *schema_options(EngineArgs)]  # the same, timed at the engine
-TRAFFIC = schema_options(TrafficArgs)
-SERVING = schema_options(ServingArgs, skip=arguments(ServedPlanArgs))
-GOODPUT = schema_options(GoodputArgs)
-CAPACITY = schema_options(CapacityArgs)
-SERVER = schema_options(BenchArgs)
+
+
+def plan_options(group: type[Args] = PlanArgs) -> list[Decorator]:
+    """The options of a plan: all of `analyze`, or with another group those of a plan whose workload comes from requests."""
+    return [*GPU, *schema_options(group)]
 
 
 def named(context: click.Context, option: click.Parameter, value: str | None) -> str | None:

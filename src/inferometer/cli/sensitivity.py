@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from ..specs.command_args import SensitivityArgs
-from .options import MODEL_HELP, OUTPUT, PLAN, Command, named, options, output_option, schema_options
+from .options import MODEL_HELP, OUTPUT, Command, named, options, output_option, plan_options, schema_options
 from .output import Form, emit, table_csv, wrote
 
 _EXAMPLES = (
@@ -19,7 +19,7 @@ _EXAMPLES = (
 
 @click.command(cls=Command, epilog=MODEL_HELP, examples=_EXAMPLES)
 @click.argument("model", required=False)
-@options(schema_options(SensitivityArgs), PLAN)
+@options(schema_options(SensitivityArgs), plan_options())
 @output_option("--plot", metavar="DIR", callback=named, help="Write the answer as pictures there.")
 @options(OUTPUT)
 def sensitivity(model: str | None, plot: str | None, form: Form, **arguments: Any) -> int:

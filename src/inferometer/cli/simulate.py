@@ -8,21 +8,18 @@ import click
 
 from ..base.errors import BadValue
 from ..specs.arguments import arguments
-from ..specs.command_args import ServedPlanArgs, ServingArgs, TrafficArgs
+from ..specs.command_args import CapacityArgs, GoodputArgs, ServedPlanArgs, ServingArgs, TrafficArgs
 from ..views.progress import progress_bar
 from .options import (
-    CAPACITY,
-    GOODPUT,
     MODEL_HELP,
     OUTPUT,
-    SERVED_PLAN,
-    SERVING,
-    TRAFFIC,
     Command,
     named,
     one_gpu,
     options,
     output_option,
+    plan_options,
+    schema_options,
 )
 from .output import Form, emit, table_csv, wrote
 
@@ -38,7 +35,7 @@ _FILES = ("requests_out", "plot", "chrome_trace")
 
 @click.command(cls=Command, epilog=MODEL_HELP, examples=_EXAMPLES)
 @click.argument("model")
-@options(TRAFFIC, SERVING)
+@options(schema_options(TrafficArgs), schema_options(ServingArgs, skip=arguments(ServedPlanArgs)))
 @click.option(
     "--pool",
     "pools",
@@ -46,7 +43,7 @@ _FILES = ("requests_out", "plot", "chrome_trace")
     metavar="KEY=VALUE,…",
     help="Replicas that differ, one flag each: gpu=h200,replicas=2,role=prefill,tensor_parallel_size=2.",
 )
-@options(GOODPUT, CAPACITY, SERVED_PLAN)
+@options(schema_options(GoodputArgs), schema_options(CapacityArgs), plan_options(ServedPlanArgs))
 @output_option("--requests-out", metavar="FILE", callback=named, help="One CSV row per request.")
 @output_option("--plot", metavar="DIR", callback=named, help="Write the engine over time, and latencies, there.")
 @output_option("--chrome-trace", metavar="FILE", callback=named, help="Events for chrome://tracing or Perfetto.")

@@ -7,7 +7,19 @@ from typing import Any
 import click
 
 from ..base.errors import BadValue
-from .options import GOODPUT, MEASURED_PLAN, MODEL_HELP, OUTPUT, Command, named, one_gpu, options, output_option
+from ..specs.command_args import GoodputArgs
+from ..specs.plan_args import EngineArgs
+from .options import (
+    MODEL_HELP,
+    OUTPUT,
+    Command,
+    named,
+    one_gpu,
+    options,
+    output_option,
+    plan_options,
+    schema_options,
+)
 from .output import Form, emit, table_csv, wrote
 
 _EXAMPLES = (
@@ -24,9 +36,9 @@ _REPLAY = ("max_concurrency", "plot", "write_calibration", "goodput", "requests_
 @output_option("--max-concurrency", type=int, help="Replay in a closed loop of so many, if there are no arrivals.")
 @output_option("--plot", metavar="DIR", callback=named, help="Write errors, values, scatter and breakdown there.")
 @output_option("--write-calibration", metavar="FILE", callback=named, help="Fit a correction, for --calibration.")
-@options(GOODPUT)
+@options(schema_options(GoodputArgs))
 @output_option("--requests-out", metavar="FILE", callback=named, help="One CSV row per request, as simulated.")
-@options(MEASURED_PLAN, OUTPUT)
+@options(plan_options(EngineArgs), OUTPUT)
 def validate(model: str, gpu: str | None, measured: str | None, memory: str | None, form: Form, **plan: Any) -> int:
     """Replay measured requests and say how far the prediction is off, one by one and over all."""
     replay = {name: plan.pop(name, None) for name in _REPLAY}

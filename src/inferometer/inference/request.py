@@ -24,7 +24,7 @@ from ..network.families.network_file import build_network
 from ..network.graph import Model
 from ..specs import calibration as calibrations
 from ..specs import catalog
-from ..specs.arguments import check_names, checked, flag, signature
+from ..specs.arguments import check_names, checked, flag
 from ..specs.plan_args import PlanArgs
 from ..specs.structs import Engine, Hardware, Plan, Usecase, Workload
 from .speculation import acceptance_warnings, parse_lora, parse_speculation
@@ -91,7 +91,6 @@ class Request(NamedTuple):
         )
 
 
-@signature(PlanArgs)
 def build_request(model: str, gpu: str = "h100-sxm", **kwargs: Unpack[PlanKwargs]) -> Request:
     """Check everything and put it together; the first thing that is wrong is an error with one sentence."""
     given = {name: value for name, value in kwargs.items() if value is not None}
