@@ -94,7 +94,7 @@ MAX_FMT_SKIPS = 60
 
 # What still breaks a rule. These lists only shrink: what is mended must be taken off.
 KNOWN_CIRCLES: list[str] = []
-LONG_FUNCTIONS: list[str] = ["cli.validate:_requests"]
+LONG_FUNCTIONS: list[str] = []
 DUPLICATE_MODULES: list[str] = []
 DUPLICATE_CLASSES: list[str] = []
 PRIVATE_WORDS: dict[str, int] = {"found": 16, "asked": 0, "words": 10, "mine": 21, "usual": 3, "told": 2}

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from numbers import Real
 from typing import Any, ClassVar
 
-_ARGUMENT = re.compile(r"`([a-z][a-z0-9_]*)`")
+_ARGUMENT = re.compile(r"(?<!\\)`([a-z][a-z0-9_]*)`")  # not in what a user typed, where `abbreviate` escapes them
 
 
 class InferometerError(Exception):
@@ -37,7 +37,8 @@ class InferometerError(Exception):
 
     def text(self, spell: Callable[[str], str]) -> str:
         """The sentence with every argument spelled as a front end does."""
-        return _ARGUMENT.sub(lambda mark: spell(mark[1]), self.sentence) if self.marks_arguments else self.sentence
+        named = _ARGUMENT.sub(lambda mark: spell(mark[1]), self.sentence) if self.marks_arguments else self.sentence
+        return named.replace("\\`", "`")
 
     def __str__(self) -> str:
         return self.text(str)
@@ -112,7 +113,7 @@ def abbreviate(value: object, most: int = 120) -> str:
     """What was given, for a sentence about it; ``abbreviate("x" * 5000)`` ends with an ellipsis."""
     if isinstance(value, int) and abs(value) >= 10**most:
         return f"a number of more than {most} digits"
-    text = repr(value)
+    text = repr(value).replace("`", "\\`")
     return text if len(text) <= most else f"{text[:most]}…"
 
 

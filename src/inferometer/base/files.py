@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
 import threading
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -97,6 +96,8 @@ def atomic_writer(path: Path) -> Iterator[BinaryIO]:
     """A file to be written bit by bit: under a temporary name beside it, renamed when all of it is there."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        import tempfile  # loads half a dozen modules, which only writing needs
+
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     except OSError as error:
         raise BadFile(f"{path} cannot be written: {error.strerror}") from None

@@ -117,7 +117,7 @@ GPU = schema_options(TargetArgs, only=["gpu"])
 
 
 def plan_options(group: type[Args] = PlanArgs) -> list[Decorator]:
-    """The options of a plan: all of `analyze`, or with another group those of a plan whose workload comes from requests."""
+    """The options of a plan: those of `analyze`, or of another group, whose workload comes from requests."""
     return [*GPU, *schema_options(group)]
 
 

@@ -1,4 +1,4 @@
-"""``inferometer simulate``: requests through an engine, step by step; with --find-capacity, the highest rate that holds."""
+"""``inferometer simulate``: requests through an engine, step by step; --find-capacity: the highest rate that holds."""
 
 from __future__ import annotations
 

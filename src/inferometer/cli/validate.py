@@ -98,9 +98,9 @@ def _requests(
     measured_latencies(trace)
     labels = run_header(model, gpu, plan, f"of {file_name(trace.source)}", len(trace))
 
-    def simulated(calibration: Any = plan.get("calibration")) -> Any:
-        again = {**plan, "calibration": calibration}
-        return compare(model, gpu, measured=trace, max_concurrency=replay["max_concurrency"], **again)
+    def simulated(calibration: Any = None) -> Any:
+        corrected = {**plan, **({} if calibration is None else {"calibration": calibration})}
+        return compare(model, gpu, measured=trace, max_concurrency=replay["max_concurrency"], **corrected)
 
     compared = simulated()
     result |= labels | metrics(compared.outcome, goals) | {"goodput": goals or None}
@@ -108,35 +108,42 @@ def _requests(
     parts.append(comparison(header(labels), compared, labels["warnings"]))
     if replay["write_calibration"] is not None:
         result["calibration"] = _calibration(compared, simulated, labels, replay["write_calibration"], parts)
+    _write_files(compared, replay, header(labels))
+    return _rows(compared)
+
+
+def _write_files(compared: Any, replay: dict[str, Any], title: str) -> None:
+    """Pictures and rows, each where it was asked for."""
     if replay["plot"] is not None:
         from ..views.text.validation import write_validation
 
-        wrote(write_validation(compared, replay["plot"], header(labels)))
+        wrote(write_validation(compared, replay["plot"], title))
     if replay["requests_out"] is not None:
         from ..views.files import rows_csv, write
 
-        click.echo(f"wrote {write(replay['requests_out'], rows_csv(compared.outcome))}", err=True)
+        wrote([write(replay["requests_out"], rows_csv(compared.outcome))])
+
+
+def _rows(compared: Any) -> list[dict[str, Any]]:
+    """One row per request and metric."""
+    trace = compared.trace
     input_tokens, output_tokens = trace.input_tokens.tolist(), trace.output_tokens.tolist()
-    return [
-        {
-            "request_id": i,
-            "input_tokens": input_tokens[i],
-            "output_tokens": output_tokens[i],
-            "metric": metric,
-            "measured_ms": m,
-            "predicted_ms": p,
-            "error": e,
-        }
-        for metric in compared.errors
-        for i, (m, p, e) in enumerate(
-            zip(
-                compared.measured[metric].tolist(),
-                compared.predicted[metric].tolist(),
-                compared.relative(metric).tolist(),
-                strict=True,
+    rows = []
+    for metric in compared.errors:
+        columns = (compared.measured[metric], compared.predicted[metric], compared.relative(metric))
+        for i, (measured, predicted, error) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
+            rows.append(
+                {
+                    "request_id": i,
+                    "input_tokens": input_tokens[i],
+                    "output_tokens": output_tokens[i],
+                    "metric": metric,
+                    "measured_ms": measured,
+                    "predicted_ms": predicted,
+                    "error": error,
+                }
             )
-        )
-    ]
+    return rows
 
 
 def _calibration(compared: Any, simulated: Any, labels: dict[str, Any], path: str, parts: list[Any]) -> dict[str, Any]:

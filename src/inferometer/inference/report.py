@@ -6,7 +6,6 @@ report.metrics.tpot_ms        report.phases["decode"].ops[0].name        report.
 
 from __future__ import annotations
 
-import csv
 import io
 from collections.abc import Mapping
 from typing import Any
@@ -138,6 +137,8 @@ def as_json(report: msgspec.Struct) -> bytes:
 
 def ops_csv(phases: Mapping[str, Any]) -> str:
     """Operators of all phases as CSV, one line each."""
+    import csv
+
     out = io.StringIO()
     keys = ["phase", *(f for f in OpRow.__struct_fields__ if f != "shape"), "shape"]
     writer = csv.DictWriter(out, keys, lineterminator="\n")

@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Mapping
+from inspect import get_annotations
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, Union, get_args, get_origin
 
 import msgspec
@@ -84,10 +85,11 @@ def flag(name: str) -> str:
 @functools.cache
 def arguments(group: type[Args]) -> dict[str, Argument]:
     """The arguments of a group by name, in order; of a group of groups, one group after the other."""
-    owners = {name: owner for owner in reversed(group.__mro__) for name in owner.__dict__.get("__annotations__", ())}
-    order = [name for name in group.__struct_fields__ if name in owners]
+    owners = {
+        name: owner for owner in reversed(group.__mro__) if issubclass(owner, Args) for name in get_annotations(owner)
+    }
     defaults = dict(zip(group.__struct_fields__, group.__struct_defaults__, strict=True))
-    return {name: _argument(name, owners[name], defaults[name]) for name in order}
+    return {name: _argument(name, owners[name], defaults[name]) for name in group.__struct_fields__}
 
 
 def _argument(name: str, owner: Any, default: Any) -> Argument:

@@ -7,7 +7,6 @@ A relative of a family that is read like it is one line in ``RELATIVES``; someth
 from __future__ import annotations
 
 import importlib
-import pkgutil
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -96,6 +95,8 @@ RELATIVES: dict[str, tuple[str, dict[str, Any]]] = {
 
 def families() -> list[str]:
     """Every ``model_type`` that is read on purpose: by a file, by a function of a shared file or as a relative."""
+    import pkgutil
+
     files = {m.name for m in pkgutil.iter_modules(__path__)} - _TOOLS - set(SHARED_FILES)
     count = Counter([*files, *(name for names in SHARED_FILES.values() for name in names), *RELATIVES])
     twice = sorted(name for name, times in count.items() if times > 1)
