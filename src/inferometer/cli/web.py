@@ -58,7 +58,7 @@ def bound(host: str, port: int) -> socket:
         door = sockets.socket(family, sockets.SOCK_STREAM)
         door.setsockopt(sockets.SOL_SOCKET, sockets.SO_REUSEADDR, 1)
         door.bind(place)
-        door.listen(1024)  # who comes before the server is ready waits
+        door.listen(1024)  # a connection before the server is ready waits
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise BadValue(f"`host` {host} `port` {port} cannot be listened at: {why}") from None

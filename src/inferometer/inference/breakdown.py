@@ -24,14 +24,14 @@ Rows = list[tuple[OpCost, float, dict[str, Any]]]
 
 def phase_tables(bound_plan: BoundPlan, batch_shape: BatchShape, phase: str, decodes: bool) -> dict[str, Phase]:
     """``{"prefill": …, "decode": …}``, or one of them; with chunked prefill a step that mixes both, too."""
-    found: dict[str, Phase] = {}
+    tables: dict[str, Phase] = {}
     if phase != "decode":
-        found["prefill"] = _prefill(bound_plan, batch_shape)
+        tables["prefill"] = _prefill(bound_plan, batch_shape)
     if decodes:
-        found["decode"] = _decode(bound_plan, batch_shape)
+        tables["decode"] = _decode(bound_plan, batch_shape)
         if bound_plan.plan.enable_chunked_prefill and isinstance(batch_shape.input_len, int):
-            found["mixed"] = _mixed(bound_plan, batch_shape)
-    return found
+            tables["mixed"] = _mixed(bound_plan, batch_shape)
+    return tables
 
 
 def _mixed(bound_plan: BoundPlan, batch_shape: BatchShape) -> Phase:

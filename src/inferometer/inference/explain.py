@@ -67,7 +67,7 @@ def explain(request: Request, name: str, phase: str = "all") -> list[Explanation
     steps["prefill"] = _one(prefill_steps(bound_plan, batch_shape)[0][0])
     if request.model.kind == "decoder" and batch_shape.output_len > 1:
         steps["decode"] = _one(decode_step(bound_plan, batch_shape))
-    found: list[Explanation] = []
+    explanations: list[Explanation] = []
     for when, step in steps.items():
         if phase not in ("all", when):
             continue
@@ -75,11 +75,11 @@ def explain(request: Request, name: str, phase: str = "all") -> list[Explanation
         for part in stage_plans(bound_plan):  # of a pipeline, the first stage that has it
             blocks = part.tower if when == "vision" else part.text
             rows = [row for block in blocks for row in roofline.op_costs(block, env, bound_plan.sources)]
-            mine = [_one_op(bound_plan, when, row, env) for row in rows if row.op.name == name and row.seconds > 0]
-            found += mine
-            if mine:
+            of_phase = [_one_op(bound_plan, when, row, env) for row in rows if row.op.name == name and row.seconds > 0]
+            explanations += of_phase
+            if of_phase:
                 break
-    return found
+    return explanations
 
 
 def _idle(bound_plan: BoundPlan, batch_shape: BatchShape, name: str, phase: str) -> list[Explanation]:
@@ -111,24 +111,24 @@ def _idle(bound_plan: BoundPlan, batch_shape: BatchShape, name: str, phase: str)
 
 def _host(bound_plan: BoundPlan) -> str:
     e = bound_plan.engine
-    words = f"the engine's own time in every step, {seconds(e.step_overhead)} ({e.source.get('step_overhead', '')})"
+    text_ = f"the engine's own time in every step, {seconds(e.step_overhead)} ({e.source.get('step_overhead', '')})"
     if e.step_floor:
-        words += f"; a step takes at least {seconds(e.step_floor)} of the host ({e.source.get('step_floor', '')})"
+        text_ += f"; a step takes at least {seconds(e.step_floor)} of the host ({e.source.get('step_floor', '')})"
     if e.launch:
-        words += f"; prefills also wait until their kernels are launched ({e.source.get('launch', '')})"
+        text_ += f"; prefills also wait until their kernels are launched ({e.source.get('launch', '')})"
     if bound_plan.device.throttle:
-        words += (
+        text_ += (
             f"; and long ones run up to {bound_plan.device.throttle:.0%} slower, because the power limit lowers the "
             f"clocks ({bound_plan.device.source.get('throttle', '')})"
         )
-    return words
+    return text_
 
 
 def _drafting(bound_plan: BoundPlan) -> str:
     spec = bound_plan.plan.speculation
-    who = "nobody" if spec is None else spec.model or "the model's own prediction module"
+    drafter = "no model" if spec is None else spec.model or "the model's own prediction module"
     times = 0 if spec is None else spec.num_speculative_tokens
-    return f"{times} steps of {who} before each verification, priced operator by operator as any step is"
+    return f"{times} steps of {drafter} before each verification, priced operator by operator as any step is"
 
 
 IDLE: dict[str, Callable[[BoundPlan], str]] = {
@@ -159,8 +159,8 @@ def _one_op(bound_plan: BoundPlan, phase: str, row: OpCost, env: dict[str, Any])
         result = row.work[field] if field in WORK_FIELDS else evaluate(formula, names)
         lines.append(Line(field, text(formula), values, float(result)))
     t = row.terms
-    mine = [s for s in bound_plan.sources if s.kinds is None or row.op.kind in s.kinds]
-    source = next(s for s in mine if s.origin_of(row.op) == str(row.origin))
+    sources = [s for s in bound_plan.sources if s.kinds is None or row.op.kind in s.kinds]
+    source = next(s for s in sources if s.origin_of(row.op) == str(row.origin))
     return Explanation(
         phase=phase,
         block=row.block.name,

@@ -32,19 +32,19 @@ def parameters(model: Model, field: str = "params") -> float:
 
 def parameters_by_op(model: Model) -> dict[str, float]:
     """Parameters of every operator by name, over all layers: ``parameters_by_op(model)["down_proj"]``"""
-    found: dict[str, float] = {}
+    amounts: dict[str, float] = {}
     for block in model.blocks:
         env = {**ALONE, **block.dims}
         for op in block.ops:
             amount = float(evaluate(op.work.params, env)) * block.count
             if amount:
-                found[op.name] = found.get(op.name, 0.0) + amount
-    return found
+                amounts[op.name] = amounts.get(op.name, 0.0) + amount
+    return amounts
 
 
 def cache_bytes(bound_plan: BoundPlan, length: Value, layers: tuple[int, ...] | None = None) -> Value:
     """Cache of one sequence of ``length`` tokens: latents, windows and recurrent states included."""
-    found: Value = 0.0
+    total: Value = 0.0
     for block in bound_plan.model.blocks:
         env = {**bound_plan.env, **block.dims}
         times = block.count if layers is None else len(set(block.layers) & set(layers))
@@ -52,8 +52,8 @@ def cache_bytes(bound_plan: BoundPlan, length: Value, layers: tuple[int, ...] | 
             if op.cache is not None:
                 held = cache_entries(bound_plan.model.spans[op.cache.span], length)
                 each = evaluate(op.cache.per_token, env) * held + evaluate(op.cache.per_sequence, env)
-                found = found + times * each
-    return found
+                total = total + times * each
+    return total
 
 
 def kv_bytes_per_token(bound_plan: BoundPlan) -> Value:
@@ -126,8 +126,7 @@ def _zero(value: object) -> bool:
     return not isinstance(value, Expr) and value == 0
 
 
-# ------------------------------------------------------------------ footprint
-# What a plan keeps on the fullest GPU for a workload, and how many sequences would fit: bytes, floats or arrays.
+# ------------------------------------------------------------------ what a workload takes of the fullest GPU
 
 
 class Footprint(NamedTuple):
@@ -146,7 +145,7 @@ class Footprint(NamedTuple):
 
 
 def footprint(bound_plan: BoundPlan, batch_shape: BatchShape) -> Footprint:
-    """Of the pipeline stage whose GPUs are fullest: ``footprint(setup, conversation(setup, work)).total``"""
+    """Of the pipeline stage whose GPUs are fullest: ``footprint(bound_plan, batch_shape).total``"""
     parts = [_stage(stage, batch_shape) for stage in stage_plans(bound_plan)]
     fullest = parts[0]
     for part in parts[1:]:
@@ -239,7 +238,7 @@ def peak(bound_plan: BoundPlan, steps: list[Step], aside: Value = 0.0) -> Value:
 
 
 def cache_offloaded(bound_plan: BoundPlan, batch_shape: BatchShape) -> BoundPlan:
-    """The setup with its share of the cache in host memory: what --cpu-offload-gb leaves when all weights are there."""
+    """The plan with its share of the cache in host memory: what the offload budget leaves when all weights are there."""
     room = bound_plan.env.get("host_cache_bytes", 0.0)
     if not room:
         return bound_plan
@@ -253,7 +252,7 @@ def cache_offloaded(bound_plan: BoundPlan, batch_shape: BatchShape) -> BoundPlan
 
 def _stage_memory(bound_plan: BoundPlan, batch_shape: BatchShape) -> Memory:
     replicas = bound_plan.plan.data_parallel_size
-    mine, aside = _stage(bound_plan, batch_shape), float(reserved(bound_plan))
+    fullest, aside = _stage(bound_plan, batch_shape), float(reserved(bound_plan))
     _, more_cache = drafter(bound_plan, batch_shape.length)
     per_prompt, per_sequence = (
         cache_of(bound_plan, batch_shape, batch_shape.context),
@@ -270,18 +269,18 @@ def _stage_memory(bound_plan: BoundPlan, batch_shape: BatchShape) -> Memory:
     def both(batch: int) -> float:
         return max(prompts(batch), answers(batch))
 
-    room = mine.usable - mine.weights - mine.reserve + bound_plan.env.get("host_cache_bytes", 0.0)
+    room = fullest.usable - fullest.weights - fullest.reserve + bound_plan.env.get("host_cache_bytes", 0.0)
     limit, per_token = bound_plan.plan.max_model_len or batch_shape.length, float(kv_bytes_per_token(bound_plan))
     # an engine that profiles sizes its cache by that run alone
-    tokens = max_total_tokens(bound_plan, room - (aside or mine.live), limit) if per_token else None
+    tokens = max_total_tokens(bound_plan, room - (aside or fullest.live), limit) if per_token else None
     return Memory(
-        weights_bytes=float(mine.weights),
-        kv_cache_bytes=float(mine.cache),
-        activation_bytes=float(mine.live),
-        overhead_bytes=mine.reserve,
-        total_bytes=float(mine.total),
+        weights_bytes=float(fullest.weights),
+        kv_cache_bytes=float(fullest.cache),
+        activation_bytes=float(fullest.live),
+        overhead_bytes=fullest.reserve,
+        total_bytes=float(fullest.total),
         capacity_bytes=bound_plan.device.memory,
-        usable_bytes=mine.usable,
+        usable_bytes=fullest.usable,
         kv_bytes_per_token=per_token,
         max_batch_size=_most(room, each, both) * replicas,
         max_batch_size_prefill=_most(room, per_prompt, prompts) * replicas,
@@ -291,7 +290,7 @@ def _stage_memory(bound_plan: BoundPlan, batch_shape: BatchShape) -> Memory:
 
 
 def _scaled(batch_shape: BatchShape, batch: int) -> BatchShape:
-    """The same talk of another number of sequences on this replica."""
+    """The same batch shape with another number of sequences on this replica."""
     return batch_shape._replace(
         batch_per_replica=batch, images=Images(*(x * batch / batch_shape.batch_per_replica for x in batch_shape.images))
     )
@@ -310,10 +309,10 @@ def drafter(bound_plan: BoundPlan, length: Value) -> tuple[Value, Value]:
 
 
 def _most(room: float, each: float, live: Callable[[int], float]) -> int:
-    """The largest batch whose caches and activations fit: found by halving, because activations stop growing."""
+    """The largest batch whose caches and activations fit, by halving, because activations stop growing."""
     free = room - live(1)
     low, high = 0, max(0, min(10**9, int(free // each))) if each > 0 else 10**9 if free >= 0 else 0
-    if high and high * each + live(high) <= room:  # the usual case: activations that do not depend on it
+    if high and high * each + live(high) <= room:  # the common case: activations that do not depend on it
         return high
     while low < high:
         middle = (low + high + 1) // 2

@@ -101,12 +101,12 @@ def build_request(model: str, gpu: str = "h100-sxm", **kwargs: Unpack[PlanKwargs
     usecase = catalog.usecase(str(given["usecase"])) if "usecase" in given else None
     args = checked(PlanArgs, {**_usecase_lengths(usecase), **given})
     engine, warnings = _engine(args, entry, network, device)
-    dtype, quantization, told = _formats(args, entry, network, device, engine)
+    dtype, quantization, format_warnings = _formats(args, entry, network, device, engine)
     roles = precision.precision_by_role(network, dtype, quantization)
     _refuse_combinations(args, given, network)
     workload = _workload(args, given, network)
     plan = _plan(args, entry, network, device, engine, dtype, roles)
-    warnings = [*network.warnings, *warnings, *told, *_check_lengths(args, plan, workload, network)]
+    warnings = [*network.warnings, *warnings, *format_warnings, *_check_lengths(args, plan, workload, network)]
     name, _, changed = str(gpu).partition(":")
     return Request(
         model=msgspec.structs.replace(network, name=entry.name),

@@ -26,6 +26,7 @@ from ..specs import catalog
 from ..specs.structs import Engine, Lora, Plan, Speculation
 
 ASSUMED = 0.7  # probability that a draft is accepted, where nothing is known
+_ASSUMPTION = f"each draft is accepted with probability {ASSUMED}"
 METHODS = ("draft_model", "ngram", "mtp")
 _KEYS = ("method", "model", "num_speculative_tokens", "acceptance_rate", "acceptance_length")
 _OWN = {"deepseek_mtp": "mtp", "qwen3_next_mtp": "mtp", "draft": "draft_model"}
@@ -100,17 +101,14 @@ def _length(value: Mapping[str, Any], drafted: int, name: str, method: str) -> t
     known = catalog.acceptance().get((name, method), {})
     if str(drafted) in known:
         return float(known[str(drafted)]), "measured"
-    return accepted(ASSUMED, drafted), f"assumed: each draft is accepted with probability {ASSUMED}"
+    return accepted(ASSUMED, drafted), f"assumed: {_ASSUMPTION}"
 
 
-def acceptance_warnings(guess: Speculation | None) -> list[str]:
-    """A warning where the acceptance is nobody's measurement."""
-    if guess is None or not guess.source.startswith("assumed"):
+def acceptance_warnings(speculation: Speculation | None) -> list[str]:
+    """A warning where the acceptance was assumed, not measured."""
+    if speculation is None or speculation.source != f"assumed: {_ASSUMPTION}":
         return []
-    return [
-        f"speculative decoding: {guess.source.removeprefix('assumed: ')} is assumed; "
-        "give acceptance_rate or acceptance_length"
-    ]
+    return [f"speculative decoding: {_ASSUMPTION} is assumed; give acceptance_rate or acceptance_length"]
 
 
 def parse_lora(rank: int | None, targets: str | Sequence[str] | None, number: int, model: Model) -> Lora | None:
@@ -121,21 +119,21 @@ def parse_lora(rank: int | None, targets: str | Sequence[str] | None, number: in
             raise BadValue(f"`{name}` needs `lora_rank`: without a rank there are no adapters")
         return None
     names = {op.name for block in model.blocks for op in block.ops if op.kind == "linear"}
-    usual = [t for t in DEFAULT_TARGETS if t in names]
-    if targets is None and not usual:
+    defaults = [t for t in DEFAULT_TARGETS if t in names]
+    if targets is None and not defaults:
         raise BadValue(
             f"the model has none of the usual targets of adapters; name some with `lora_targets`: "
             f"{', '.join(sorted(names))}"
         )
-    words = targets.split(",") if isinstance(targets, str) else usual if targets is None else targets
-    if not isinstance(words, Sequence) or not words:
+    targeted = targets.split(",") if isinstance(targets, str) else defaults if targets is None else targets
+    if not isinstance(targeted, Sequence) or not targeted:
         raise BadValue(f"`lora_targets` must be names with commas between, not {abbreviate(targets)}")
-    for word in words:
-        if word not in names:
-            raise UnknownName("LoRA target", word, names, field="lora_targets")
+    for name in targeted:
+        if name not in names:
+            raise UnknownName("LoRA target", name, names, field="lora_targets")
     return Lora(
         rank=check_int("lora_rank", rank, most=8192),
-        targets=tuple(dict.fromkeys(words)),
+        targets=tuple(dict.fromkeys(targeted)),
         adapters=check_int("lora_adapters", number, most=10**6),
     )
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from ..base.errors import BadValue, abbreviate, check_int, is_number
 from ..base.symbols import Value
+from ..base.units import ceil_div
 from ..costs.binding import BoundPlan
 from ..costs.step import Images, images
 from ..network.graph import Model
@@ -160,15 +161,15 @@ def batch_shape_of(bound_plan: BoundPlan, work: Workload) -> BatchShape:
         longest = work.input_len if isinstance(work.input_len, int) else max(work.input_len)
         new, cached, output = longest + seen - work.prefix_len, work.prefix_len, work.output_len
         lengths = work.input_len
-    mine = -(-work.batch_size // bound_plan.plan.data_parallel_size)
-    scaled = Images(*(mine * x for x in pictures))
+    per_replica = ceil_div(work.batch_size, bound_plan.plan.data_parallel_size)
+    scaled = Images(*(per_replica * x for x in pictures))
     output = output if bound_plan.model.kind == "decoder" else 0
-    return BatchShape(work.batch_size, mine, work.beam_width, lengths, new, cached, output, scaled)
+    return BatchShape(work.batch_size, per_replica, work.beam_width, lengths, new, cached, output, scaled)
 
 
 def uniform_batch_shape(
     bound_plan: BoundPlan, batch: Value, input_len: Value, output_len: Value, prefix_len: Value = 0
 ) -> BatchShape:
-    """Prompts and answers by the numbers, which may be arrays that broadcast: ``talk_of(setup, 8, 1024, 128)``"""
-    mine = -(-batch // bound_plan.plan.data_parallel_size)
-    return BatchShape(batch, mine, 1, input_len, input_len - prefix_len, prefix_len, output_len)
+    """Prompts and answers by the numbers, which may be arrays that broadcast: ``uniform_batch_shape(bound_plan, 8, 1024, 128)``"""
+    per_replica = -(-batch // bound_plan.plan.data_parallel_size)
+    return BatchShape(batch, per_replica, 1, input_len, input_len - prefix_len, prefix_len, output_len)

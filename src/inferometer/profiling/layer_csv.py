@@ -129,8 +129,7 @@ def _text(rows: list[list[str]]) -> str:
     return out.getvalue()
 
 
-# ------------------------------------------------------------------ lengths
-# Which lengths of prompt and context are worth measuring, and in which order.
+# ------------------------------------------------------------------ lengths that are timed
 
 
 MODES = ("prefill", "decode", "both")

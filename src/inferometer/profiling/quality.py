@@ -126,8 +126,7 @@ def _behind(group: TimingGroup, other: TimingGroup, shapes: Sequence[str]) -> np
     return np.asarray(known & (np.nan_to_num(ratio) > ALIKE)) if hides else none
 
 
-# ------------------------------------------------------------------ marking
-# Rows of many tables as one: joined by kind, repeats merged, and what must not be used flagged.
+# ------------------------------------------------------------------ rows marked and joined
 
 
 class FlaggedRows(NamedTuple):
