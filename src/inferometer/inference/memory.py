@@ -238,7 +238,7 @@ def peak(bound_plan: BoundPlan, steps: list[Step], aside: Value = 0.0) -> Value:
 
 
 def cache_offloaded(bound_plan: BoundPlan, batch_shape: BatchShape) -> BoundPlan:
-    """The plan with its share of the cache in host memory: what the offload budget leaves when all weights are there."""
+    """The plan with part of the cache in host memory: what the offload budget leaves when all weights are there."""
     room = bound_plan.env.get("host_cache_bytes", 0.0)
     if not room:
         return bound_plan

@@ -170,6 +170,6 @@ def batch_shape_of(bound_plan: BoundPlan, work: Workload) -> BatchShape:
 def uniform_batch_shape(
     bound_plan: BoundPlan, batch: Value, input_len: Value, output_len: Value, prefix_len: Value = 0
 ) -> BatchShape:
-    """Prompts and answers by the numbers, which may be arrays that broadcast: ``uniform_batch_shape(bound_plan, 8, 1024, 128)``"""
+    """Prompts and answers by the numbers, or by arrays that broadcast: ``uniform_batch_shape(plan, 8, 1024, 128)``"""
     per_replica = -(-batch // bound_plan.plan.data_parallel_size)
     return BatchShape(batch, per_replica, 1, input_len, input_len - prefix_len, prefix_len, output_len)

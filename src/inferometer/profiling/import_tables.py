@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from ..base.errors import BadFile, BadValue
 from ..base.files import user_path
 from ..specs import catalog
+from ..specs.arguments import flag
 from ..specs.structs import Hardware
 from . import importers, machine
 from .importers import ImportedTable, Unusable
@@ -61,7 +62,7 @@ def import_tables(path: str, output: str | None, *, gpu: str | None, say: Log) -
     if not new.rows:
         raise BadFile(f"{root} has nothing to import: {_reasons(tables)}")
     if device is None:
-        say("the device is not known, so no row was held against its roof: name it with --gpu")
+        say(f"the device is not known, so no row was held against its roof: name it with {flag('gpu')}")
     counts = {
         "tables": len(tables),
         "passed_over": len(every) + len(passed) - len(tables),

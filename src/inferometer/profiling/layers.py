@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from ..base.errors import BadFile, BadValue, InferometerError, UnknownName, abbreviate, check_int
 from ..base.files import user_path
+from ..specs.arguments import flag
 from . import hf_model
 from . import scaling_factors as calibration
 from .layer_csv import MODES, LayerRows, Length, Seconds, planned_lengths
@@ -198,7 +199,7 @@ def _check_kinds(
             )
         calibration.check_covered(grid, lengths, "would have")
     elif num_layers < kinds:
-        say(f"the layers of {check.name} differ: --num-layers {kinds} would measure every kind")
+        say(f"the layers of {check.name} differ: {flag('num_layers')} {kinds} would measure every kind")
 
 
 def _say_rows(table: LayerRows, counts: dict[str, int], say: Log) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..base.errors import InferometerError
+from ..specs.arguments import flag
 from ..specs.catalog import hardware
 from .plan_table import PlanTable, Status, latencies, slo_ratio
 from .search_result import Relaxation, Search
@@ -60,7 +61,7 @@ class Relaxer:
             limit = round_up(max(lowest * factor * 1e3, self.limits[name]))
             result = self.attempt(goodput={**self.limits, name: limit})
             if result is not None:
-                return [_relaxation(f"--goodput {name}:{limit:g}", result)]
+                return [_relaxation(f"{flag('goodput')} {name}:{limit:g}", result)]
         return []
 
     def _all_limits(self, table: PlanTable | None) -> list[Relaxation]:
@@ -71,7 +72,9 @@ class Relaxer:
             limits = {name: round_up(limit * ratio) for name, limit in self.limits.items()}
             result = self.attempt(goodput=limits)
             if result is not None:
-                return [_relaxation("--goodput " + ",".join(f"{name}:{x:g}" for name, x in limits.items()), result)]
+                return [
+                    _relaxation(f"{flag('goodput')} " + ",".join(f"{name}:{x:g}" for name, x in limits.items()), result)
+                ]
         return []
 
     def _lower_rate(self) -> list[Relaxation]:
@@ -81,14 +84,14 @@ class Relaxer:
         result = self.attempt(request_rate=None)
         if result is None or result.winner is None or result.winner.trial is None:
             return []
-        return [_relaxation(f"--request-rate {round_down(result.winner.trial.request_rate):.6g}", result)]
+        return [_relaxation(f"{flag('request_rate')} {round_down(result.winner.trial.request_rate):.6g}", result)]
 
     def _more_gpus(self) -> list[Relaxation]:
         for times in MORE_GPUS:
             num_gpus = times * self.kwargs["num_gpus"]
             result = self.attempt(num_gpus=num_gpus)
             if result is not None:
-                return [_relaxation(f"--num-gpus {num_gpus}", result)]
+                return [_relaxation(f"{flag('num_gpus')} {num_gpus}", result)]
         return []
 
     def _smaller_precision(self) -> list[Relaxation]:

@@ -25,7 +25,7 @@ from ..serving.trace import Trace
 from ..specs.arguments import arguments, check_names, signature
 from ..specs.catalog import gpu_names, hardware
 from ..specs.command_args import SearchArgs
-from ..specs.plan_args import PlanArgs
+from ..specs.plan_args import PlanArgs, short_flag
 from . import explanation, serve_commands
 from .finalists import Finalist, SimulationOptions, ranked, simulate_finalists
 from .modes import aggregated, disaggregated
@@ -340,9 +340,9 @@ class SearchRun:
         lossy = [f"{pool.quantization} weights"] if pool.quantization not in own else []
         lossy += ["an fp8 KV cache"] if pool.kv_cache_dtype == "fp8" and model.kv_cache_dtype != "fp8" else []
         if lossy:
+            flags = " and ".join(short_flag(name) for name in ("quantization", "kv_cache_dtype"))
             warnings.append(
-                f"{' and '.join(lossy)} change a little what the model answers: -q and --kv-cache-dtype say "
-                "what is allowed"
+                f"{' and '.join(lossy)} change a little what the model answers: {flags} say what is allowed"
             )
         return warnings
 

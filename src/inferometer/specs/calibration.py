@@ -6,6 +6,7 @@ import msgspec
 
 from ..base.errors import BadFile, BadValue, abbreviate
 from ..base.files import convert, read_toml, user_path
+from .arguments import flag
 from .catalog import normalized
 from .structs import Calibration, Engine
 
@@ -58,7 +59,7 @@ def as_toml(calibration: Calibration) -> str:
         "measured": calibration.measured,
     }
     lines = [
-        "# How measurements differ from predictions; analyze and simulate take it with --calibration.",
+        f"# How measurements differ from predictions; analyze and simulate take it with {flag('calibration')}.",
         f"prefill = {calibration.prefill:.6g}  # factor on the seconds of prompts' tokens",
         f"decode = {calibration.decode:.6g}  # factor on the seconds of answers' tokens",
         f"request = {calibration.request:.6g}  # s that every request takes more",

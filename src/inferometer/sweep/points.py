@@ -24,6 +24,7 @@ from ..inference.latency import predict
 from ..inference.memory import Footprint, cache_offloaded, footprint
 from ..inference.report import Metrics
 from ..inference.workload import BatchShape, uniform_batch_shape
+from ..specs.arguments import flag
 from .grid import INNER_AXES, Case, Grid, kind
 
 CHUNK_POINTS = 262_144  # enough that NumPy does the work, few enough that memory stays small
@@ -59,8 +60,8 @@ METRICS = (
     "total_bytes",
     "usable_bytes",
 )
-_TOO_MANY_SEQS = "more sequences on a replica than --max-num-seqs {:,}: they would not run at once"
-_PREFIX_TOO_LONG = "--prefix-len must be shorter than the input"
+_TOO_MANY_SEQS = f"more sequences on a replica than {flag('max_num_seqs')} {{:,}}: they would not run at once"
+_PREFIX_TOO_LONG = f"{flag('prefix_len')} must be shorter than the input"
 _OUT_OF_MEMORY = "needs more memory than the {} of each GPU that {} may use"
 
 

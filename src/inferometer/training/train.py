@@ -18,7 +18,7 @@ from ..inference.breakdown import add_calls, empty_row, finish_rows
 from ..inference.report import OpRow
 from ..inference.request import Request, build_request
 from ..inference.workload import parse_lengths
-from ..specs.arguments import checked, signature
+from ..specs.arguments import checked, flag, signature
 from ..specs.command_args import TrainArgs
 from ..specs.structs import Engine, Plan
 from .iteration import IterationTime, StageTime, iteration_time, model_flops, stage_times
@@ -163,7 +163,7 @@ def _warnings(request: Request, recipe: Recipe) -> Iterator[str]:
     if model.max_position and recipe.length > model.max_position:
         yield f"{recipe.length:,} tokens are more than the model's {model.max_position:,} positions"
     if recipe.recompute == "selective" and plan.attention == "flash":
-        yield "flash attention keeps no scores: --recompute selective runs it twice and saves next to nothing"
+        yield f"flash attention keeps no scores: {flag('recompute')} selective runs it twice and saves next to nothing"
     if recipe.zero and plan.data_parallel_size == 1:
         yield "ZeRO shards over data-parallel ranks: with -dp 1 it changes nothing"
     if model.vision is not None:

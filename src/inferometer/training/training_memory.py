@@ -18,6 +18,8 @@ from ..costs.step import Step
 from ..inference import memory
 from ..inference.request import Request
 from ..network.graph import Block
+from ..specs.arguments import flag
+from ..specs.plan_args import short_flag
 from .backward import stashed_bytes
 from .passes import RECOMPUTE, Recipe, training_constants
 from .training_setup import (
@@ -151,18 +153,20 @@ def _single_changes(request: Request, recipe: Recipe) -> Iterator[tuple[str, Req
     """Plans one change away, the mildest of each kind first."""
     plan = request.plan
     for mode in RECOMPUTE[RECOMPUTE.index(recipe.recompute) + 1 :]:
-        yield f"--recompute {mode}", request, msgspec.structs.replace(recipe, recompute=mode)
+        yield f"{flag('recompute')} {mode}", request, msgspec.structs.replace(recipe, recompute=mode)
     if plan.data_parallel_size > 1:
         for stage in range(recipe.zero + 1, 4):
-            yield f"--zero {stage}", request, msgspec.structs.replace(recipe, zero=stage)
+            yield f"{flag('zero')} {stage}", request, msgspec.structs.replace(recipe, zero=stage)
     for micro in (m for m in range(recipe.micro_batch_size - 1, 0, -1) if recipe.micro_batch_size % m == 0):
-        yield f"--micro-batch-size {micro}", request, msgspec.structs.replace(recipe, micro_batch_size=micro)
-    for flag, field in (("-tp", "tensor_parallel_size"), ("-pp", "pipeline_parallel_size")):
-        most = request.plan.gpus_per_node if flag == "-tp" else 64  # tensor parallelism does not pay across nodes
+        yield f"{flag('micro_batch_size')} {micro}", request, msgspec.structs.replace(recipe, micro_batch_size=micro)
+    for field in ("tensor_parallel_size", "pipeline_parallel_size"):
+        most = (
+            request.plan.gpus_per_node if field == "tensor_parallel_size" else 64
+        )  # tensor parallelism does not pay across nodes
         for ranks in (r for r in (2, 4, 8, 16, 32, 64) if r <= most):
             wider = _with_ranks(request, recipe, field, ranks)
             if wider is not None:
-                yield f"{flag} {ranks}", wider, recipe
+                yield f"{short_flag(field)} {ranks}", wider, recipe
 
 
 def _with_ranks(request: Request, recipe: Recipe, field: str, ranks: int) -> Request | None:
@@ -178,11 +182,11 @@ def _with_ranks(request: Request, recipe: Recipe, field: str, ranks: int) -> Req
 
 def _combined_changes(request: Request, recipe: Recipe, usable: float) -> str:
     """Everything that costs no GPUs at once, then more and more tensor-parallel ranks and stages with it."""
-    flags, other = ["--recompute full"], msgspec.structs.replace(recipe, recompute="full", micro_batch_size=1)
+    flags, other = [f"{flag('recompute')} full"], msgspec.structs.replace(recipe, recompute="full", micro_batch_size=1)
     if recipe.micro_batch_size > 1:
-        flags.append("--micro-batch-size 1")
+        flags.append(f"{flag('micro_batch_size')} 1")
     if request.plan.data_parallel_size > 1:
-        flags, other = [*flags, "--zero 3"], msgspec.structs.replace(other, zero=3)
+        flags, other = [*flags, f"{flag('zero')} 3"], msgspec.structs.replace(other, zero=3)
     if _fits(request, other, usable):
         return " and ".join(flags)
     for tp in (2, 4, 8):

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from ...base.symbols import Value, maximum_of, minimum_of, scalar
 from ...network.operators import Op
+from ...specs.arguments import flag
 from ...specs.structs import Engine, Hardware, Kernel
 from ..parallelism import Place
 
@@ -70,7 +71,7 @@ def given(
         return maximum_of(maximum_of(terms.compute / flops, terms.memory / hbm), terms.link / link + terms.latency)
 
     return Source(
-        "given", answer, lambda op: f"--efficiency flops={flops:g},hbm={hbm:g},intra={intra:g},inter={inter:g}"
+        "given", answer, lambda op: f"{flag('efficiency')} flops={flops:g},hbm={hbm:g},intra={intra:g},inter={inter:g}"
     )
 
 
