@@ -47,9 +47,19 @@ def _launch_seconds(blocks: tuple[Block, ...], *launch: tuple[str, float]) -> tu
     return between_pieces + others, between_pieces
 
 
-def host_seconds(model: Model, engine: Engine, sums: Env, kernels: Value) -> Value:
-    """Seconds that a step takes beyond its kernels' ``kernels`` seconds."""
-    every_launch, between_pieces = _launch_seconds(model.blocks, *engine.launch.items())
+def launch_seconds(model: Model, engine: Engine) -> tuple[float, float]:
+    """Host seconds to launch all kernels of a step, and those between pieces: ``launch_seconds(model, vllm)``"""
+    return _launch_seconds(model.blocks, *engine.launch.items())
+
+
+def host_seconds(
+    model: Model, engine: Engine, sums: Env, kernels: Value, launch_s: tuple[float, float] | None = None
+) -> Value:
+    """Seconds that a step takes beyond its kernels' ``kernels`` seconds.
+
+    ``launch_s``: `launch_seconds` of the same model and engine, for callers that ask for many steps.
+    """
+    every_launch, between_pieces = launch_s or launch_seconds(model, engine)
     without_graphs = sums["tokens"] > engine.graph_tokens
     has_prompts = sums["prefill_tokens"] > 0
     launching = without_graphs * every_launch + (1 - without_graphs) * has_prompts * between_pieces

@@ -117,6 +117,12 @@ class DecodeBatch:
         """Blocks that a sequence holds; with ``ahead`` those that it holds after so many more tokens."""
         return ceil_div(self.offset[i] + self.clock + ahead, self.block_size)
 
+    def blocks_held(self) -> int:
+        """Blocks that all sequences hold: `blocks_of` each of them, with ceil(n / b) as (n + b - 1) // b."""
+        size = self.block_size
+        ahead = self.clock + size - 1
+        return sum([(offset + ahead) // size for offset in self.offset.values()])
+
     def blocks_for_next_step(self) -> int:
         """New blocks that the next step takes."""
         if self.accepted_per_step == 1:
@@ -126,8 +132,10 @@ class DecodeBatch:
     def block_growth(self, steps: int) -> int:
         """New blocks that so many steps take: one per sequence and whole cycle of the block size, and the rest."""
         gain = steps if self.accepted_per_step == 1 else int(self.accepted_per_step * (self.steps + steps)) - self.clock
-        cycles, rest = divmod(gain, self.block_size)
         start = self.clock % self.block_size
+        if gain == 1:  # one step: no cycle, and one phase
+            return self.block_phase_counts[start]
+        cycles, rest = divmod(gain, self.block_size)
         end = start + rest
         blocks = cycles * self.num_seqs + sum(self.block_phase_counts[start:end])
         return blocks if end <= self.block_size else blocks + sum(self.block_phase_counts[: end - self.block_size])

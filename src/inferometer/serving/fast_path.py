@@ -17,7 +17,7 @@ from heapq import heappop, heappush
 from .engine import EngineCore, Finishing
 from .kv_cache import PrefixCache
 from .schedulers import max_new_tokens
-from .step_cost import Chunk
+from .step_cost import Chunk, Throttle
 from .step_tables import ContextTable
 
 RETRY_STEPS = 256  # steps until an engine that was short of blocks is tried again
@@ -76,13 +76,19 @@ class UncontendedRun:
         "engine",
         "finished",
         "free_blocks",
+        "limits",
         "prompt_tokens",
+        "running",
+        "table",
+        "usable_blocks",
     )
 
     def __init__(self, engine: EngineCore, decode_table: ContextTable) -> None:
         self.engine, self.batch, self.decode_table = engine, engine.batch, decode_table
+        self.limits, self.running, self.table = engine.limits, engine.running, engine.table
         self.block_size, self.async_scheduling = engine.kv_cache.block_size, engine.limits.async_scheduling
         self.free_blocks = engine.kv_cache.free_blocks - engine.batch.blocks_to_completion()  # beyond those set aside
+        self.usable_blocks = engine.kv_cache.free_blocks + engine.batch.blocks_held()  # free, or held by sequences here
         self.finished: list[tuple[int, int]] = []  # finished in the last step and not freed yet: request, blocks
         self.prompt_tokens = 0  # computed since the last `_write_back`
 
@@ -90,8 +96,8 @@ class UncontendedRun:
         """Take steps that begin before ``until``, as long as no request has to wait."""
         engine, batch, source, recorder = self.engine, self.batch, self.engine.source, self.engine.recorder
         finish_heap, id_bits, search = batch.finish_heap, batch.id_bits, self.decode_table.search
-        extra_steps = int(self.async_scheduling)
-        now, visible_until, finished = engine.now, engine.visible_until, self.finished
+        mixed_seconds, throttle, extra_steps = engine.cost.mixed_seconds, engine.throttle, int(self.async_scheduling)
+        now, visible_until, finished, running = engine.now, engine.visible_until, self.finished, self.running
         num_steps, computed_tokens, busy_s = 0, 0, 0.0
         while now < until:
             next_arrival, num_seqs, chunks = source.next, batch.num_seqs, None
@@ -105,7 +111,10 @@ class UncontendedRun:
                 chunks = self._admit(arrived, now)
                 if chunks is None:
                     break
-                seconds = self._mixed_seconds(chunks, now)
+                if throttle is None:
+                    seconds = mixed_seconds(batch if num_seqs else None, chunks, len(chunks))
+                else:
+                    seconds = self._throttled_seconds(throttle, chunks, now)
                 steps, before_last = 1, 0.0
             elif num_seqs:
                 gap = (next_arrival if next_arrival < until else until) - now
@@ -118,8 +127,10 @@ class UncontendedRun:
             num_steps += steps
             computed_tokens += steps * num_seqs
             busy_s += seconds
-            if finished:
-                self._free_finished()
+            for i, blocks in finished:  # of the step before
+                del running[i]
+                self.free_blocks += blocks
+            finished.clear()
             if num_seqs:
                 clock = batch.clock = batch.clock + steps
                 if finish_heap[0] >> id_bits <= clock:
@@ -135,8 +146,13 @@ class UncontendedRun:
 
     def _admit(self, arrived: list[int], now: float) -> list[Chunk] | None:
         """The prompts of requests that arrived, if all can be admitted whole; None if one must wait, as all do then."""
-        engine, size = self.engine, self.block_size
-        table, limits, running = engine.table, engine.limits, engine.running
+        size, table, limits, running, number = (
+            self.block_size,
+            self.table,
+            self.limits,
+            self.running,
+            self.engine.number,
+        )
         prefill_target, remaining_tokens = table.prefill_target, table.remaining_tokens
         blocks = prompt_tokens = 0
         chunks = []
@@ -145,13 +161,13 @@ class UncontendedRun:
             prompt_tokens += prompt
             # blocks at its end, where the last token is never computed: ceil_div, written out
             blocks += (prompt + size - 1 + (remaining - 1 if remaining > 1 else 0)) // size
-            table.replica[i] = engine.number
+            table.replica[i] = number
             chunks.append((i, prompt, 0))
         token_budget = limits.max_num_batched_tokens - self.batch.num_seqs
         num_ahead = len(running) + len(arrived) - 1  # of the last of them
         if blocks > self.free_blocks or prompt_tokens > max_new_tokens(limits, token_budget, num_ahead):
             for i in arrived:
-                engine.waiting.push(i)
+                self.engine.waiting.push(i)
             return None
         self.free_blocks -= blocks
         self.prompt_tokens += prompt_tokens
@@ -160,57 +176,52 @@ class UncontendedRun:
             table.scheduled_s[i] = now
         return chunks
 
-    def _mixed_seconds(self, chunks: list[Chunk], now: float) -> float:
+    def _throttled_seconds(self, throttle: Throttle, chunks: list[Chunk], now: float) -> float:
         """Seconds of a step in which whole prompts are computed while the batch decodes; it heats the chip up."""
-        throttle, num_seqs = self.engine.throttle, self.batch.num_seqs
-        batch = self.batch if num_seqs else None
-        if throttle is None:
-            return self.engine.cost.mixed_seconds(batch, chunks, len(chunks))
-        fraction = throttle.fraction_at(now)
-        seconds = self.engine.cost.mixed_seconds(batch, chunks, len(chunks), fraction)
+        num_seqs, fraction = self.batch.num_seqs, throttle.fraction_at(now)
+        seconds = self.engine.cost.mixed_seconds(self.batch if num_seqs else None, chunks, len(chunks), fraction)
         num_new_tokens = chunks[0][1] if len(chunks) == 1 else sum([prompt for _, prompt, _ in chunks])
         throttle.add_load(now, seconds, num_new_tokens / (num_new_tokens + num_seqs), fraction)
         return seconds
 
     def _start_decodes(self, chunks: list[Chunk], now: float) -> None:
         """Prompts are done: their first tokens are out, and their sequences join the batch."""
-        batch, table = self.batch, self.engine.table
-        clock, num_seqs = batch.clock, batch.num_seqs
+        batch, table = self.batch, self.table
+        clock, finish_heap, id_bits = batch.clock, batch.finish_heap, batch.id_bits
         for i, prompt, _ in chunks:
             table.first_token_s[i] = now
             remaining = table.remaining_tokens[i] - 1
             offset = batch.offset[i] = prompt - clock
             batch.offset_sum += offset
-            num_seqs += 1
-            heappush(batch.finish_heap, (clock + (remaining if remaining > 0 else 0)) << batch.id_bits | i)
-        batch.num_seqs = num_seqs
-        if batch.finish_heap[0] >> batch.id_bits <= clock:  # with their first token some have all of them
+            heappush(finish_heap, (clock + (remaining if remaining > 0 else 0)) << id_bits | i)
+        batch.num_seqs += len(chunks)
+        if finish_heap[0] >> id_bits <= clock:  # with their first token some have all of them
             self._finish_decodes(now)
 
     def _finish_decodes(self, now: float) -> None:
         """Sequences that have all their tokens leave the batch."""
-        batch, finished_s, on_finished = self.batch, self.engine.table.finished_s, self.engine.on_finished
-        finish_heap, id_bits, clock, round_up = batch.finish_heap, batch.id_bits, batch.clock, self.block_size - 1
+        batch, table, on_finished, size = self.batch, self.table, self.engine.on_finished, self.block_size
+        finish_heap, id_bits, clock = batch.finish_heap, batch.id_bits, batch.clock
         mask = (1 << id_bits) - 1
         while finish_heap and finish_heap[0] >> id_bits <= clock:
             i = heappop(finish_heap) & mask
             offset = batch.offset.pop(i)
             batch.offset_sum -= offset
             batch.num_seqs -= 1
-            finished_s[i] = now
+            table.finished_s[i] = now
             if on_finished is not None:
                 on_finished(i, now)
-            self.finished.append((i, (offset + clock + round_up) // self.block_size))  # ceil_div, written out
+            self.finished.append((i, (offset + clock + size - 1) // size))  # ceil_div, written out
         if not self.async_scheduling:
             self._free_finished()
 
     def _free_finished(self) -> None:
         """Places and blocks are free: a step after the end with asynchronous scheduling, at once without."""
-        running = self.engine.running
-        for i, blocks in self.finished:
+        finished, running = self.finished, self.running
+        for i, blocks in finished:
             del running[i]
             self.free_blocks += blocks
-        self.finished.clear()
+        finished.clear()
 
     def _write_back(self, now: float, visible_until: float, steps: int, decoded_tokens: int, busy_s: float) -> None:
         """Bring the engine's clocks, totals and free blocks up to date."""
@@ -221,7 +232,8 @@ class UncontendedRun:
         engine.computed_tokens += decoded_tokens + self.prompt_tokens
         engine.kv_cache.queried_tokens += self.prompt_tokens
         self.prompt_tokens = 0
-        engine.kv_cache.free_blocks = self.free_blocks + self.batch.blocks_to_completion()
+        unfreed_blocks = sum([blocks for _, blocks in self.finished])
+        engine.kv_cache.free_blocks = self.usable_blocks - self.batch.blocks_held() - unfreed_blocks
 
     def _hand_back(self) -> None:
         """Leave the batch and the finishing requests as the engine's own steps would."""

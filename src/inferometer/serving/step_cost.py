@@ -160,6 +160,7 @@ class _CompiledCost(ABC):
         self.by_tokens = _CountTable(self._of_tokens)
         self.by_logits = _CountTable(self._of_logits)
         self.by_fresh_prompt = _CountTable(self._of_fresh_prompt)
+        self.launch_s = host.launch_seconds(bound_plan.model, bound_plan.engine)
         self.env = binding.step_env(bound_plan, Step(()))
         # The environment of the last mixed step, written over by every call of `mixed_seconds`: a copy of all names
         # for each step would cost as much as the step itself. So one instance serves one simulation at a time.
@@ -183,17 +184,17 @@ class _CompiledCost(ABC):
         """Seconds of a step that computes chunks of prompts while the batch decodes; see `StepCost`."""
         if self.parts_overlap:
             return self._exact_mixed_seconds(batch, chunks, num_completed, thermal_state)
-        if self.frequent and batch is not None and len(chunks) == 1:
-            seconds = self._frequent_seconds(batch, chunks[0][1], chunks[0][2], thermal_state)
-            if seconds is not None:
-                return seconds
         num_seqs = batch.num_seqs if batch is not None else 0
-        num_new = chunks[0][1] if len(chunks) == 1 else sum([new for _, new, _ in chunks])
-        decoding, drafting = num_seqs * self.tokens_per_decode, 0.0
-        if len(chunks) == 1 and not chunks[0][2]:
+        num_chunks = len(chunks)
+        _, num_new, num_cached = chunks[0]
+        if num_chunks == 1 and not num_cached:
+            if batch is not None and num_new in self.frequent:
+                return self._frequent_seconds(batch, num_new, thermal_state)
             kernels = self.by_fresh_prompt(num_new)
         else:
+            num_new = sum([new for _, new, _ in chunks])
             kernels = self._prefill_attention(num_new, chunks)
+        decoding, drafting = num_seqs * self.tokens_per_decode, 0.0
         kernels += self.by_tokens(num_new + decoding) + self.by_logits(num_completed + decoding)
         if batch is not None and num_seqs:
             kernels += self._decode_attention(batch)
@@ -203,21 +204,18 @@ class _CompiledCost(ABC):
             kernels += float(self._seconds(self.parts.other, self._exact_env(batch, chunks, num_completed)))
         env = self._scratch_env
         env["tokens"], env["logits"] = num_new + decoding, num_completed + decoding
-        env["seqs"], env["thermal_state"] = num_seqs + len(chunks), thermal_state
-        env["prefill_tokens"], env["prefill_seqs"] = num_new, len(chunks)
+        env["seqs"], env["thermal_state"] = num_seqs + num_chunks, thermal_state
+        env["prefill_tokens"], env["prefill_seqs"] = num_new, num_chunks
         env["decode_tokens"], env["decode_seqs"] = decoding, num_seqs
         return float(self._with_engine_time(env, kernels)) + drafting
 
-    def _frequent_seconds(
-        self, batch: DecodeContexts, num_new: int, num_cached: int, thermal_state: float
-    ) -> float | None:
-        """Seconds of a decode step with one fresh prompt of a frequent length; None if it is none."""
-        if num_cached or num_new not in self.frequent:
-            return None
+    def _frequent_seconds(self, batch: DecodeContexts, num_new: int, thermal_state: float) -> float:
+        """Seconds of a decode step with one fresh prompt of a frequent length."""
         cold, hot = self.frequent[num_new]
-        seconds = cold.one(batch.num_seqs, batch.total_context())
+        num_seqs, context = batch.num_seqs, batch.total_context()
+        seconds = cold.one(num_seqs, context)
         if thermal_state:
-            seconds += thermal_state * (hot.one(batch.num_seqs, batch.total_context()) - seconds)
+            seconds += thermal_state * (hot.one(num_seqs, context) - seconds)
         return seconds
 
     @abstractmethod
@@ -234,8 +232,9 @@ class _CompiledCost(ABC):
 
     def _with_engine_time(self, env: dict[str, Any], kernels: Any) -> Any:
         """A step's seconds from its kernels': the one place where the engine's own time comes in."""
-        added = host.host_seconds(self.bound_plan.model, self.bound_plan.engine, env, kernels)
-        return (kernels + added) * binding.calibration_factor(self.bound_plan, env)
+        bound_plan = self.bound_plan
+        added = host.host_seconds(bound_plan.model, bound_plan.engine, env, kernels, self.launch_s)
+        return (kernels + added) * binding.calibration_factor(bound_plan, env)
 
     # ------------------------------------------------------------------ what the tables are made of
 

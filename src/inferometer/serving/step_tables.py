@@ -111,15 +111,18 @@ class ContextTable:
         if c is None or len(c) <= end + 2:
             c = self.summed(n, end)
         low = int(x)
-        here = c[low] + (c[low + 1] - c[low]) * (x - low)
+        value = c[low]
+        here = value + (c[low + 1] - value) * (x - low)
         whole = int(end)
-        took = c[whole] + (c[whole + 1] - c[whole]) * (end - whole) - here
+        value = c[whole]
+        took = value + (c[whole + 1] - value) * (end - whole) - here
         steps = max_steps
         if took >= gap:
             if gap > 0.0:
                 place = bisect_right(c, here + gap, low, whole + 2) - 1
                 steps = ceil(place + (here + gap - c[place]) / (c[place + 1] - c[place]) - x)
-                steps = min(max_steps, max(1, steps) + extra)
+                steps = extra + (steps if steps > 1 else 1)
+                steps = steps if steps < max_steps else max_steps
             else:
                 steps = 1
             if steps < max_steps:
