@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from inferometer import BadFile, InferometerError
 from inferometer.inference.memory import parameters
 from inferometer.network import families
-from inferometer.network.families import patterns
-from inferometer.network.families.patterns import matches
+from inferometer.network.families import quantization
+from inferometer.network.families.quantization import matches
 
 LLAMA = {
     "model_type": "llama",
@@ -207,7 +207,7 @@ def test_patterns(pattern: str, name: str, expected: bool) -> None:
     name=st.text("ab0.", max_size=8),
 )
 def test_patterns_mean_what_they_mean_to_python(pattern: str, name: str) -> None:
-    assert patterns.compiled(pattern) is not None
+    assert quantization.compiled(pattern) is not None
     assert matches(pattern, name) is bool(re.match(pattern, name))
 
 
@@ -224,10 +224,10 @@ def test_matching_takes_one_step_for_each_character_of_a_pattern(pattern: str, m
         steps += 1
         return advance(*args)
 
-    advance = patterns.advance
-    monkeypatch.setattr(patterns, "advance", counted)
+    advance = quantization.advance
+    monkeypatch.setattr(quantization, "advance", counted)
     assert not matches(pattern, "model.layers.7.self_attn.q_proj" * 10)
-    assert steps <= min(len(pattern), patterns.MAX_LENGTH)
+    assert steps <= min(len(pattern), quantization.MAX_PATTERN_LENGTH)
     assert roles({"quant_method": "fp8", "ignore": [f"re:{pattern}"]})["mlp"] == "fp8"
 
 

@@ -18,8 +18,7 @@ from conftest import Ran
 
 from inferometer.serving import capacity, deployment
 from inferometer.serving.capacity import Capacity, find_capacity
-from inferometer.serving.outcome import Interrupted, Outcome
-from inferometer.serving.recorder import Recorder
+from inferometer.serving.outcome import Interrupted, Outcome, Recorder
 from inferometer.serving.simulate import simulate
 from inferometer.serving.synthetic import synthetic
 

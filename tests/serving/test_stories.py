@@ -12,11 +12,17 @@ from inferometer.serving.arrivals import ClosedLoop, OpenLoop, RouterInbox
 from inferometer.serving.batch import DecodeBatch
 from inferometer.serving.engine import EngineCore, RequestStatus
 from inferometer.serving.kv_cache import KVCache, PrefixCache, prefix_tree
-from inferometer.serving.recorder import POINTS, Recorder, merge_series
-from inferometer.serving.request_queue import FCFSQueue, PriorityQueue
+from inferometer.serving.outcome import POINTS, Recorder, merge_series
 from inferometer.serving.request_table import RejectionKind, RequestTable, admit_trace
 from inferometer.serving.router import ROUTERS, Fleet, router
-from inferometer.serving.schedulers import SCHEDULERS, SchedulerLimits, max_new_tokens, scheduler
+from inferometer.serving.schedulers import (
+    SCHEDULERS,
+    FCFSQueue,
+    PriorityQueue,
+    SchedulerLimits,
+    max_new_tokens,
+    scheduler,
+)
 from inferometer.serving.simulate import simulate
 from inferometer.serving.synthetic import load_traffic
 from inferometer.serving.trace import Trace, trace_format

@@ -27,9 +27,9 @@ from inferometer.base.pareto import pareto_front
 from inferometer.cli import app
 from inferometer.inference.analyze import analyze
 from inferometer.inference.request import build_request
-from inferometer.sweep.digest import Digest, spread
 from inferometer.sweep.grid import Grid
 from inferometer.sweep.points import METRICS, Chunk, boxes, chunks
+from inferometer.sweep.sweep import Digest, spread
 from inferometer.sweep.writers import write
 from inferometer.views.plots.curves import selected_lines, write_curves
 

@@ -10,7 +10,6 @@ import click
 from ..base.errors import BadValue, UnknownName, check_positive
 from ..specs.arguments import arguments, checked
 from ..specs.command_args import BenchArgs, GoodputArgs, ServedPlanArgs, TrafficArgs
-from ..views.progress import progress_bar
 from .options import (
     OUTPUT,
     ArgumentOption,
@@ -22,7 +21,7 @@ from .options import (
     plan_options,
     schema_options,
 )
-from .output import Form, emit, wrote
+from .output import Form, emit, progress_bar, wrote
 
 SAVE_EVERY = 5.0  # s between two writings of the rows so far
 LATE = 0.01  # s: a client that sends later than this is too slow for the rate

@@ -1,11 +1,16 @@
-"""What a command prints: its result as JSON, CSV or text, to stdout or a file; warnings to stderr."""
+"""What a command prints: its result as JSON, CSV or text, to stdout or a file; warnings and progress to stderr."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import click
+
+LogLine = Callable[[str], None]
+StepProgress = Callable[[int, int, str], None]  # done, of how many, and what is next
 
 
 class Form(NamedTuple):
@@ -92,3 +97,41 @@ def show_rich(renderable: Any, output: str | None) -> None:
         deliver(captured.get(), output)
     else:
         screen.print(renderable)
+
+
+# ------------------------------------------------------------------ progress: bars on a terminal only, so that logs and pipes stay clean
+
+
+@contextmanager
+def progress_bar(what: str, total: float | None, unit: str = "requests") -> Iterator[Callable[[float], None]]:
+    """A bar for something that is counted; ``total`` is None where the end is unknown.
+
+    ``with progress_bar("simulating", 1000) as update: update(250)``
+    """
+    if not sys.stderr.isatty():
+        yield lambda done: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    reached = "{task.completed:,.0f} " + ("of {task.total:,.0f} " if total else "") + unit
+    columns = (TextColumn(what), BarColumn(), TextColumn(reached), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda done: bar.update(task, completed=done)
+
+
+@contextmanager
+def log_with_bar() -> Iterator[tuple[LogLine, StepProgress]]:
+    """Lines above a bar of steps: ``with log_with_bar() as (log, progress): progress(1, 8, "next")``"""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    screen = Console(stderr=True, highlight=False, soft_wrap=True)
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=screen, transient=True) as bar:
+        task = bar.add_task("", total=None)
+        yield (
+            lambda line: screen.print(line, markup=False),
+            lambda done, total, text: bar.update(task, completed=done, total=total, description=text),
+        )

@@ -111,6 +111,6 @@ def _bar() -> AbstractContextManager[tuple[Say, Progress]] | None:
 
     if find_spec("rich") is None:  # lines will do
         return None
-    from ..views.progress import log_with_bar
+    from .output import log_with_bar
 
     return log_with_bar()

@@ -8,9 +8,8 @@ import click
 
 from ..base.errors import BadValue
 from ..specs.command_args import CapacityArgs, SearchArgs, TrafficArgs
-from ..views.progress import progress_bar
 from .options import GPU, MODEL_HELP, OUTPUT, Command, named, options, output_option, schema_options
-from .output import Form, emit, table_csv, wrote
+from .output import Form, emit, progress_bar, table_csv, wrote
 
 _EXAMPLES = (
     "llama-3.1-70b --gpu h200 --num-gpus 16 --input-len 4000 --output-len 500 --goodput ttft:500,tpot:50",

@@ -9,7 +9,6 @@ import click
 from ..base.errors import BadValue
 from ..specs.arguments import arguments
 from ..specs.command_args import CapacityArgs, GoodputArgs, ServedPlanArgs, ServingArgs, TrafficArgs
-from ..views.progress import progress_bar
 from .options import (
     MODEL_HELP,
     OUTPUT,
@@ -21,7 +20,7 @@ from .options import (
     plan_options,
     schema_options,
 )
-from .output import Form, emit, table_csv, wrote
+from .output import Form, emit, progress_bar, table_csv, wrote
 
 _EXAMPLES = (
     "llama-3.1-8b --gpu h200 --request-rate 8 --num-prompts 200 --input-len 512 --output-len 128",

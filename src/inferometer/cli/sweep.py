@@ -11,14 +11,13 @@ import click
 
 from ..specs.arguments import arguments
 from ..specs.plan_args import PlanArgs, TargetArgs
-from ..views.progress import progress_bar
 from .options import MODEL_HELP, OUTPUT, ArgumentOption, Command, Decorator, help_text, named, options, output_option
-from .output import Form, show_rich, wrote
+from .output import Form, progress_bar, show_rich, wrote
 
 if TYPE_CHECKING:
-    from ..sweep.digest import Digest
     from ..sweep.grid import Grid
     from ..sweep.points import Chunk
+    from ..sweep.sweep import Digest
 
 _AXES = (
     "Every flag of analyze is an axis. Numbers: 1,2,4 or 16:8000:16 by step or 1:1024:x2 by ratio, or all of them "
@@ -57,9 +56,8 @@ def sweep(model: str, plot: str | None, form: Form, **flags: Any) -> int:
 
     The file's name says what -o writes: .csv .json .jsonl .parquet
     """
-    from ..sweep.digest import Digest
     from ..sweep.points import chunks, column_kinds
-    from ..sweep.sweep import Sweep, checked_grid
+    from ..sweep.sweep import Digest, Sweep, checked_grid
     from ..sweep.writers import TEXT_FORMATS, file_format, write
 
     output = form.output

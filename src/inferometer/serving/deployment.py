@@ -26,9 +26,8 @@ from .arrivals import ClosedLoop, OpenLoop, RouterInbox, by_arrival, is_closed_l
 from .engine import EngineCore
 from .fast_path import FastPathEngine
 from .kv_cache import KVCache, PrefixCache, PrefixTree, prefix_tree
-from .outcome import Interrupted, Outcome, infeasible
+from .outcome import POINTS, Interrupted, Outcome, infeasible, merge_series
 from .pipeline import PipelineEngine
-from .recorder import POINTS, merge_series
 from .request_table import AdmittedRequests, RequestTable, admit_trace, column
 from .router import Cluster, Fleet, run_disaggregated
 from .schedulers import NO_THRESHOLD, SCHEDULERS, SchedulerLimits

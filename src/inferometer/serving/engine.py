@@ -38,10 +38,9 @@ from ..base.units import ceil_div
 from .arrivals import RequestSource
 from .batch import DecodeBatch
 from .kv_cache import KVCache
-from .recorder import Recorder
-from .request_queue import FCFSQueue, PriorityQueue, RequestQueue, priority_key
+from .outcome import Recorder
 from .request_table import Rejection, RejectionKind, RequestTable
-from .schedulers import Scheduler, SchedulerLimits
+from .schedulers import FCFSQueue, PriorityQueue, RequestQueue, Scheduler, SchedulerLimits, priority_key
 from .step_cost import Chunk, StepCost, Throttle
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from .recorder import merge_series
+from ..base.units import ceil_div
 from .request_table import Rejection, RejectionKind
 from .trace import Trace
+
+POINTS = 4000  # samples kept at most; when there are twice as many, every second one is dropped
+COLUMNS = ("time_s", "running", "waiting", "kv_used", "tokens_per_s", "busy", "batch_tokens")
 
 
 class Outcome(msgspec.Struct, kw_only=True, eq=False):
@@ -70,3 +74,80 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, result: Any) -> None:
         super().__init__()
         self.result = result
+
+
+# ------------------------------------------------------------------ an engine over time: a few thousand samples, however long the run
+
+
+class Recorder:
+    """Samples an engine from time to time, at ever longer intervals as the run grows long.
+
+    ``recorder = Recorder(interval=0.5); recorder.sample(now=3.0, running=12, …); recorder.series()["running"]``
+    """
+
+    def __init__(self, interval: float = 0.0) -> None:
+        self.next_sample = 0.0
+        self.interval = interval  # s between two samples
+        self.on_progress: Callable[[], None] | None = None  # called every hundred samples
+        self.samples: list[tuple[float, int, int, float, int, float, int]] = []
+
+    def sample(
+        self,
+        *,
+        now: float,
+        running: int,
+        waiting: int,
+        kv_used: float,
+        computed_tokens: int,
+        busy_s: float,
+        steps: int,
+    ) -> None:
+        """Keep the engine's state; tokens, busy seconds and steps are totals since the beginning."""
+        self.samples.append((now, running, waiting, kv_used, computed_tokens, busy_s, steps))
+        if len(self.samples) >= 2 * POINTS:
+            self.samples = self.samples[1::2]
+            spacing = (self.samples[-1][0] - self.samples[0][0]) / len(self.samples)
+            self.interval = max(2 * self.interval, spacing)
+        self.next_sample = now + self.interval
+        if self.on_progress is not None and len(self.samples) % 100 == 0:
+            self.on_progress()
+
+    def series(self) -> dict[str, np.ndarray]:
+        """Columns over time; rates are those since the sample before."""
+        if not self.samples:
+            return {name: np.zeros(0) for name in COLUMNS}
+        samples = self.samples if len(self.samples) <= POINTS else self.samples[1::2]
+        time, running, waiting, kv_used, computed, busy, steps = np.array(samples, float).T
+        spacing = np.maximum(np.diff(time, prepend=0.0), 1e-12)
+        new_tokens, new_steps = np.diff(computed, prepend=0.0), np.diff(steps, prepend=0.0)
+        return {
+            "time_s": time,
+            "running": running,
+            "waiting": waiting,
+            "kv_used": kv_used,
+            "tokens_per_s": new_tokens / spacing,
+            "busy": np.minimum(np.diff(busy, prepend=0.0) / spacing, 1.0),
+            "batch_tokens": new_tokens / np.maximum(new_steps, 1),
+        }
+
+
+def merge_series(series: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Several replicas as one: sums of requests and tokens, means of shares, at times that all have."""
+    recorded = [one for one in series if len(one["time_s"])]
+    if len(series) == 1 or not recorded:
+        return series[0] if series else Recorder().series()
+    time = np.unique(np.concatenate([one["time_s"] for one in recorded]))
+    time = time[:: ceil_div(len(time), POINTS)]
+    merged = {"time_s": time}
+    for name in COLUMNS[1:]:
+        is_share = name in ("kv_used", "busy")
+        total = np.sum([_value_at(one, name, time) for one in recorded], axis=0)
+        merged[name] = total / (len(series) if is_share else 1)
+    return merged
+
+
+def _value_at(one: dict[str, np.ndarray], name: str, time: np.ndarray) -> np.ndarray:
+    """The value that held at each time; 0 after the last sample."""
+    index = np.searchsorted(one["time_s"], time)
+    values: np.ndarray = np.where(index < len(one["time_s"]), one[name][np.minimum(index, len(one[name]) - 1)], 0.0)
+    return values

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 
 from ...specs.structs import Engine, Hardware
 from ..parallelism import Place
-from .collective_curves import linked
 from .lookup import Formats, kernel_sources
 from .registry import KernelProfile, fallback_order
-from .source import FUSED, LINKED, ORIGINS, Source, Terms, assumed, given, ideal, rounding
+from .source import FUSED, LINKED, ORIGINS, Source, Terms, assumed, given, ideal, linked, rounding
 
 __all__ = [
     "FUSED",

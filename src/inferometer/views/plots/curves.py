@@ -15,10 +15,9 @@ import numpy as np
 
 from ...base.pareto import pareto_front
 from ...base.units import ceil_div, si
-from ...sweep.digest import WORKLOAD_AXES, spread
 from ...sweep.grid import INNER_AXES
 from ...sweep.points import axis_cell
-from ...sweep.sweep import Sweep
+from ...sweep.sweep import WORKLOAD_AXES, Sweep, spread
 from .. import files
 from ..text.sweeps import short
 from .canvas import brief, page, picture, style

@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ...base.units import milliseconds, percent, seconds, si, size
-from ...sweep.digest import WORKLOAD_AXES, Digest, spread
 from ...sweep.grid import Grid
+from ...sweep.sweep import WORKLOAD_AXES, Digest, spread
 
 SHORT = {
     "tensor_parallel_size": "tp",
