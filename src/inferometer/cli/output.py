@@ -99,7 +99,7 @@ def show_rich(renderable: Any, output: str | None) -> None:
         screen.print(renderable)
 
 
-# ------------------------------------------------------------------ progress: bars on a terminal only, so that logs and pipes stay clean
+# ------------------------------------------------------------------ progress: bars on a terminal only, logs stay clean
 
 
 @contextmanager

@@ -76,7 +76,7 @@ class Interrupted(KeyboardInterrupt):
         self.result = result
 
 
-# ------------------------------------------------------------------ an engine over time: a few thousand samples, however long the run
+# ------------------------------------------------------------------ the engine over time
 
 
 class Recorder:

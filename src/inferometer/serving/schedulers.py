@@ -303,7 +303,7 @@ def static(engine: SchedulerState) -> SchedulerOutput:
     return not chunks, chunks
 
 
-# ------------------------------------------------------------------ waiting requests: vLLM's two policies, first come first served and by priority
+# ------------------------------------------------------------------ waiting requests: vLLM's two policies
 
 
 class RequestQueue(Protocol):

@@ -142,7 +142,7 @@ class Sweep:
         return write(path, file_format, self.chunks, self.kinds, self.axes, self.warnings)
 
 
-# ------------------------------------------------------------------ digest: how many points can be used, why others cannot, the best of each workload
+# ------------------------------------------------------------------ what people read of a sweep
 
 
 class FrontPoint(NamedTuple):

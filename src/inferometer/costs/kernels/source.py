@@ -129,7 +129,7 @@ def _cube_root(a: Value) -> Value:
     return np.cbrt(a)
 
 
-# ------------------------------------------------------------------ collectives: times by `costs.collectives`, kept as curves along the message size
+# ------------------------------------------------------------------ collectives: curves along the message size
 
 
 def linked(places: Mapping[str, Place], architecture: str, engine: str) -> Source:
