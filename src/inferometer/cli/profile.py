@@ -13,6 +13,7 @@ from ..base.errors import BadValue
 from ..specs.command_args import ProfileArgs
 from .options import MODEL_HELP, Command, named, options, schema_options
 from .output import as_json as json_text
+from .output import log_with_bar
 
 Say = Callable[[str], None]
 Progress = Callable[[int, int, str], None]
@@ -111,6 +112,4 @@ def _bar() -> AbstractContextManager[tuple[Say, Progress]] | None:
 
     if find_spec("rich") is None:  # lines will do
         return None
-    from .output import log_with_bar
-
     return log_with_bar()
