@@ -140,6 +140,15 @@ def test_blocks_to_completion_are_those_of_the_whole_output() -> None:
     assert batch.blocks_to_completion() == 3 and batch.max_steps_within(2, 33) == 32
 
 
+def test_blocks_held_are_those_of_all_sequences() -> None:
+    batch = DecodeBatch(4, 16)
+    batch.join(0, context=16, remaining=30)
+    batch.join(1, context=31, remaining=30)
+    assert batch.blocks_held() == 1 + 2
+    batch.advance(1)  # 17 and 32 tokens
+    assert batch.blocks_held() == 2 + 2 == batch.blocks_of(0) + batch.blocks_of(1)
+
+
 def test_speculation_advances_by_accepted_tokens() -> None:
     batch = DecodeBatch(4, 16, accepted_per_step=2.5)
     batch.join(0, context=10, remaining=10)

@@ -49,7 +49,8 @@ class OpenLoop:
         self.ready = [time + overhead for time in self.times]  # when the engine has them
         frontend_free = -inf
         for index, i in enumerate(ids if tokenize_s else ()):
-            frontend_free = max(times[index], frontend_free) + tokenize_s[i]
+            time = times[index]
+            frontend_free = (time if time > frontend_free else frontend_free) + tokenize_s[i]
             self.ready[index] = frontend_free + overhead
         self.index = 0
         self.next = self.ready[0]

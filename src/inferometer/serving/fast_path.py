@@ -146,14 +146,8 @@ class UncontendedRun:
 
     def _admit(self, arrived: list[int], now: float) -> list[Chunk] | None:
         """The prompts of requests that arrived, if all can be admitted whole; None if one must wait, as all do then."""
-        size, table, limits, running, number = (
-            self.block_size,
-            self.table,
-            self.limits,
-            self.running,
-            self.engine.number,
-        )
-        prefill_target, remaining_tokens = table.prefill_target, table.remaining_tokens
+        size, table, limits, running = self.block_size, self.table, self.limits, self.running
+        prefill_target, remaining_tokens, number = table.prefill_target, table.remaining_tokens, self.engine.number
         blocks = prompt_tokens = 0
         chunks = []
         for i in arrived:
