@@ -20,7 +20,7 @@ from inferometer.serving.schedulers import (
     FCFSQueue,
     PriorityQueue,
     SchedulerLimits,
-    max_new_tokens,
+    admissible_prompt_tokens,
     scheduler,
 )
 from inferometer.serving.simulate import simulate
@@ -294,10 +294,10 @@ def test_an_inbox_gives_requests_from_their_time_on() -> None:
 # ------------------------------------------------------------------ admission, and a request's life
 
 
-def test_max_new_tokens_is_the_budget_the_threshold_or_nothing() -> None:
+def test_admissible_prompt_tokens_are_the_budget_the_threshold_or_nothing() -> None:
     limits = SchedulerLimits(max_num_batched_tokens=100, max_num_seqs=2, long_prefill_token_threshold=30)
-    assert max_new_tokens(limits, 20, 0) == 20 and max_new_tokens(limits, 50, 1) == 30
-    assert max_new_tokens(limits, 50, 2) == 0 and max_new_tokens(limits, -5, 0) <= 0
+    assert admissible_prompt_tokens(limits, 20, 0) == 20 and admissible_prompt_tokens(limits, 50, 1) == 30
+    assert admissible_prompt_tokens(limits, 50, 2) == 0 and admissible_prompt_tokens(limits, -5, 0) <= 0
 
 
 def test_a_request_is_rejected_for_one_kind_of_reason() -> None:

@@ -14,7 +14,7 @@ from ..network.graph import Block
 from ..network.operators import WORK_FIELDS, Op, Work
 from . import latency, memory
 from .latency import decode_step, mixed_step, prefill_seconds, prefill_steps, vision_step
-from .memory import cache_of, held, peak, prompt_peaks
+from .memory import cache_of, peak, prompt_peaks, replica_kv_bytes
 from .report import OpRow, Phase
 from .workload import BatchShape
 
@@ -40,7 +40,11 @@ def _mixed(bound_plan: BoundPlan, batch_shape: BatchShape) -> Phase:
     env = step_env(stage, step)
     rows: Rows = [(row, 1.0, env) for row in step_rows(stage, step)]
     return _phase(
-        stage, rows, 1.0, [step], float(held(stage, batch_shape, max(batch_shape.output_len - 2, 0) // 2 + 1))
+        stage,
+        rows,
+        1.0,
+        [step],
+        float(replica_kv_bytes(stage, batch_shape, max(batch_shape.output_len - 2, 0) // 2 + 1)),
     )
 
 
@@ -74,7 +78,7 @@ def _decode(bound_plan: BoundPlan, batch_shape: BatchShape) -> Phase:
                 bound_plan, batch_shape.sequences / rotating, batch_shape.context, batch_shape.output_len, rotating
             )
             rows += _waiting("draft", float(guess.draft_seconds))
-    kept = held(stage, batch_shape, max(batch_shape.output_len - 2, 0) // 2 + 1)
+    kept = replica_kv_bytes(stage, batch_shape, max(batch_shape.output_len - 2, 0) // 2 + 1)
     return _phase(stage, rows, 1.0, [one], float(kept))
 
 

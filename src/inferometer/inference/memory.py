@@ -157,7 +157,7 @@ def footprint(bound_plan: BoundPlan, batch_shape: BatchShape) -> Footprint:
 def _stage(bound_plan: BoundPlan, batch_shape: BatchShape) -> Footprint:
     more_weights, more_cache = drafter(bound_plan, batch_shape.length)
     cache = (
-        held(bound_plan, batch_shape, batch_shape.output_len) * (1 - bound_plan.env["kv_offload_share"])
+        replica_kv_bytes(bound_plan, batch_shape, batch_shape.output_len) * (1 - bound_plan.env["kv_offload_share"])
         + batch_shape.sequences * more_cache
     )
     return Footprint(
@@ -186,7 +186,7 @@ def cache_of(bound_plan: BoundPlan, batch_shape: BatchShape, length: Value) -> V
     return cache_bytes(bound_plan, length)
 
 
-def held(bound_plan: BoundPlan, batch_shape: BatchShape, answered: Value) -> Value:
+def replica_kv_bytes(bound_plan: BoundPlan, batch_shape: BatchShape, answered: Value) -> Value:
     """Cache of a replica's sequences after some answer tokens; beams share the prompt's."""
     first, whole = (
         cache_of(bound_plan, batch_shape, batch_shape.context),
@@ -196,7 +196,10 @@ def held(bound_plan: BoundPlan, batch_shape: BatchShape, answered: Value) -> Val
 
 
 def memory_table(bound_plan: BoundPlan, batch_shape: BatchShape) -> Memory:
-    """Of the pipeline stage whose GPUs are fullest; what fits must fit on every stage. All replicas count."""
+    """Of the pipeline stage whose GPUs are fullest; what fits must fit on every stage.
+
+    Batch sizes are of all replicas, tokens of one.
+    """
     parts = [_stage_memory(stage, batch_shape) for stage in stage_plans(bound_plan)]
     fullest = max(parts, key=lambda m: m.total_bytes)
     for word in ("max_batch_size", "max_batch_size_prefill", "max_batch_size_decode"):
@@ -244,7 +247,7 @@ def cache_offloaded(bound_plan: BoundPlan, batch_shape: BatchShape) -> BoundPlan
         return bound_plan
     cache: Value = 0.0
     for stage in stage_plans(bound_plan):
-        cache = maximum_of(cache, held(stage, batch_shape, batch_shape.output_len))
+        cache = maximum_of(cache, replica_kv_bytes(stage, batch_shape, batch_shape.output_len))
     return bound_plan._replace(
         env={**bound_plan.env, "kv_offload_share": minimum_of(1.0, room / maximum_of(cache, 1.0))}
     )
@@ -285,7 +288,7 @@ def _stage_memory(bound_plan: BoundPlan, batch_shape: BatchShape) -> Memory:
         max_batch_size=_most(room, each, both) * replicas,
         max_batch_size_prefill=_most(room, per_prompt, prompts) * replicas,
         max_batch_size_decode=_most(room, each, answers) * replicas,
-        max_total_tokens=_whole_blocks(bound_plan, tokens) if tokens is not None and tokens < 1e18 else None,
+        max_total_tokens=_round_down_to_block(bound_plan, tokens) if tokens is not None and tokens < 1e18 else None,
     )
 
 
@@ -320,7 +323,7 @@ def _most(room: float, each: float, live: Callable[[int], float]) -> int:
     return low
 
 
-def _whole_blocks(bound_plan: BoundPlan, tokens: float) -> int:
+def _round_down_to_block(bound_plan: BoundPlan, tokens: float) -> int:
     """Engines hand out the cache in blocks; a rest that is less than one is no use."""
     block = bound_plan.plan.block_size if bound_plan.engine.profile_run else 1
     return int(tokens // block) * block

@@ -58,7 +58,7 @@ _NOT_PER_LAYER = (  # what one prompt length per layer (token pruning) leaves un
 
 
 class Request(NamedTuple):
-    """A checked request."""
+    """One question about one plan, checked: a model on a device under an engine, its plan and its workload."""
 
     model: Model
     device: Hardware

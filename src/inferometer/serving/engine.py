@@ -12,7 +12,7 @@ A request is a row of the `RequestTable`; its state is where its number stands (
                 └── PREEMPTED ◀───┴────────────────────┘   its blocks are lost: prompt and output so far are prefilled
 
     WAITING      in ``waiting``; PREEMPTED if it was running before
-    PREFILLING   in ``running`` and in ``prefilling`` (request -> num_computed_tokens)
+    PREFILLING   in ``running`` and, until its last chunk, in ``prefilling`` (request -> num_computed_tokens)
     DECODING     in ``running`` and in ``batch``
     FINISHING    has all its tokens, but still holds its place (``finishing``) or its blocks (``kv_in_transfer``)
     FINISHED     nowhere; ``table.finished_s`` is set

@@ -2,9 +2,9 @@
 
 Most of a simulation is this: sequences decode, some finish, now and then a prompt arrives and is computed at once.
 Nothing has to be scheduled, so nothing is: a request's blocks are set aside for its whole life when it arrives, and
-whether it can be admitted whole at once (`schedulers.max_new_tokens`, and its blocks) is the only question. As soon as
-a request must wait, the run hands back to the step loop of `EngineCore`, whose every step it equals: a test holds both
-against single steps.
+whether it can be admitted whole at once (`schedulers.admissible_prompt_tokens`, and its blocks) is the only question.
+As soon as a request must wait, the run hands back to the step loop of `EngineCore`, whose every step it equals: a test
+holds both against single steps.
 
 The loop repeats what `EngineCore` does per step, by design: it keeps counters instead of calling a scheduler, and it is
 written for one case only. That makes a simulation about twice as fast.
@@ -16,7 +16,7 @@ from heapq import heappop, heappush
 
 from .engine import EngineCore, Finishing
 from .kv_cache import PrefixCache
-from .schedulers import max_new_tokens
+from .schedulers import admissible_prompt_tokens
 from .step_cost import Chunk, Throttle
 from .step_tables import ContextTable
 
@@ -159,7 +159,7 @@ class UncontendedRun:
             chunks.append((i, prompt, 0))
         token_budget = limits.max_num_batched_tokens - self.batch.num_seqs
         num_ahead = len(running) + len(arrived) - 1  # of the last of them
-        if blocks > self.free_blocks or prompt_tokens > max_new_tokens(limits, token_budget, num_ahead):
+        if blocks > self.free_blocks or prompt_tokens > admissible_prompt_tokens(limits, token_budget, num_ahead):
             for i in arrived:
                 self.engine.waiting.push(i)
             return None

@@ -1,6 +1,6 @@
 """What a run of requests amounts to, under the names of ``vllm bench serve``: latencies, rates, goodput.
 
-metrics(outcome, objectives(["ttft:500 tpot:50"]))["p99_ttft_ms"]
+metrics(outcome, parse_goodput(["ttft:500 tpot:50"]))["p99_ttft_ms"]
 """
 
 from __future__ import annotations

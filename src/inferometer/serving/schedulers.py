@@ -91,8 +91,8 @@ Schedule = Callable[[SchedulerState], SchedulerOutput]
 class Scheduler(NamedTuple):
     """A registered scheduler: ``SCHEDULERS["vllm"].schedule(engine)``
 
-    ``fast_path``: it admits a request whole whenever `max_new_tokens` and the free blocks allow it, so that steps
-    without contention may be taken by `fast_path.UncontendedRun`. A scheduler that wraps such a one keeps it with
+    ``fast_path``: it admits a request whole whenever `admissible_prompt_tokens` and the free blocks allow it, so that
+    steps without contention may be taken by `fast_path.UncontendedRun`. A scheduler that wraps such a one keeps it with
     ``SCHEDULERS["vllm"]._replace(schedule=wrapper)``.
     """
 
@@ -117,8 +117,10 @@ def scheduler(*, fast_path: bool = False) -> Callable[[Schedule], Schedule]:
     return register
 
 
-def max_new_tokens(limits: SchedulerLimits, token_budget: int, num_running: int) -> int:
-    """vLLM's admission rule: prompt tokens that the next waiting request may compute in this step; 0: it waits.
+def admissible_prompt_tokens(limits: SchedulerLimits, token_budget: int, num_running: int) -> int:
+    """vLLM's admission rule, its limits of tokens and sequences: what the next waiting request may compute now.
+
+    0: it waits. Room in the KV cache is the scheduler's next question.
 
     The one rule of `vllm`, `sarathi` and the fast path, which admits requests whole while it allows their tokens.
     """
@@ -158,7 +160,7 @@ def vllm(engine: SchedulerState) -> SchedulerOutput:
             chunks.append((i, num_new, num_computed))
             token_budget -= num_new
     # 3. Waiting requests, in order; none after a preemption.
-    while not preempted and waiting and (allowed := max_new_tokens(limits, token_budget, len(running))) > 0:
+    while not preempted and waiting and (allowed := admissible_prompt_tokens(limits, token_budget, len(running))) > 0:
         i = waiting.peek()
         num_cached = engine.num_cached_tokens(i)
         num_prompt = prefill_target[i] - num_cached
@@ -184,7 +186,7 @@ def sarathi(engine: SchedulerState) -> SchedulerOutput:
     token_budget = limits.max_num_batched_tokens - engine.batch.num_seqs * limits.tokens_per_decode
     chunks = _continue_prefills(engine, token_budget, limits.long_prefill_token_threshold)
     token_budget -= sum(num_new for _, num_new, _ in chunks)
-    while not preempted and waiting and (allowed := max_new_tokens(limits, token_budget, len(running))) > 0:
+    while not preempted and waiting and (allowed := admissible_prompt_tokens(limits, token_budget, len(running))) > 0:
         i = waiting.peek()
         num_cached = engine.num_cached_tokens(i)
         num_prompt = prefill_target[i] - num_cached

@@ -55,11 +55,9 @@ class ServingArgs(ServedPlanArgs):
     GROUP: ClassVar[str] = "Serving"
     scheduler: Annotated[
         str | None,
-        arg("vllm, sarathi, prefill_first, trtllm or static.", default_text="the engine's", offered="schedulers"),
+        arg("vllm, sarathi, prefill_first, trtllm or static.", default_text="the engine's"),
     ] = None
-    policy: Annotated[str, arg("Who comes first: fcfs, or priority (a column of the trace).", offered="policies")] = (
-        "fcfs"
-    )
+    policy: Annotated[str, arg("Which request is first: fcfs, or priority (a column of the trace).")] = "fcfs"
     enable_prefix_caching: Annotated[
         bool | None,
         arg("Keep the cache of prompts for those that begin alike.", default_text="the engine's"),
@@ -80,7 +78,7 @@ class ServingArgs(ServedPlanArgs):
     ] = None
     router: Annotated[
         str,
-        arg("Which replica (-dp) gets a request: round_robin, least_loaded, prefix_aware.", offered="routers"),
+        arg("Which replica (-dp) gets a request: round_robin, least_loaded, prefix_aware."),
     ] = "round_robin"
     prefill_replicas: Annotated[int | None, arg("Read prompts on replicas of their own: so many of them.")] = None
     decode_replicas: Annotated[int | None, arg("Write answers on replicas of their own: so many of them.")] = None

@@ -1,7 +1,8 @@
 """The arguments of one plan: machine, precision, layout, workload, methods, engine. `arguments.py` says what follows.
 
 Each group stands on the one before it, so that the last has all fields. A field is a flag, a keyword, a control of the
-page and an axis of a sweep: it is added here and nowhere else.
+page and an axis of a sweep, and is declared here alone; `inference/request.py` (`_plan`, `_workload`) carries it to
+what obeys it.
 """
 
 # Annotations are looked at while the program runs: no postponed evaluation here.

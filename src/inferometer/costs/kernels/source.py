@@ -57,7 +57,7 @@ class Source(NamedTuple):
 
 
 def ideal() -> Source:
-    """Everything at its peak: ``analyze(…, engine="ideal")``."""
+    """Everything at its peak: ``analyze(…, engine="roofline")``."""
     return Source("ideal", lambda op, dims, terms: terms.roofline, lambda op: "the data sheet's peak, nothing lost")
 
 
@@ -151,7 +151,7 @@ class CollectiveCurves:
     The model tries every algorithm and protocol; it is evaluated once per node of a curve, not once per step.
     """
 
-    NODES = 8
+    POINTS_PER_OCTAVE = 8
 
     def __init__(self, places: Mapping[str, Place], architecture: str, engine: str) -> None:
         self.places, self.architecture, self.engine = places, architecture, engine
@@ -176,10 +176,12 @@ class CollectiveCurves:
         if len(missing) > 4:  # worth an array
             import numpy as np
 
-            seconds = self._model_seconds(op, ranks, 2.0 ** (np.array(missing) / self.NODES))
+            seconds = self._model_seconds(op, ranks, 2.0 ** (np.array(missing) / self.POINTS_PER_OCTAVE))
             known |= zip(missing, np.log2(seconds).tolist(), strict=True)
         else:
-            known |= {i: math.log2(self._model_seconds(op, ranks, 2.0 ** (i / self.NODES))) for i in missing}
+            known |= {
+                i: math.log2(self._model_seconds(op, ranks, 2.0 ** (i / self.POINTS_PER_OCTAVE))) for i in missing
+            }
         return known
 
     def _model_seconds(self, op: Op, ranks: float, size: Value) -> Value:
@@ -200,7 +202,7 @@ class CollectiveCurves:
         if scalar(size, ranks):
             if ranks <= 1 or size <= 0:
                 return 0.0
-            position = math.log2(size) * self.NODES
+            position = math.log2(size) * self.POINTS_PER_OCTAVE
             low = math.floor(position)
             known = self.fill(op, float(ranks), low, low + 1)
             return 2.0 ** (known[low] + (known[low + 1] - known[low]) * (position - low))
@@ -213,7 +215,7 @@ class CollectiveCurves:
         size, ranks = np.broadcast_arrays(np.asarray(size, float), np.asarray(ranks))
         group = ranks.astype(np.intp)
         some = size > 0
-        position = np.log2(size if some.all() else np.where(some, size, 1.0)) * self.NODES
+        position = np.log2(size if some.all() else np.where(some, size, 1.0)) * self.POINTS_PER_OCTAVE
         low = np.floor(position)
         index = low.astype(np.intp)
         first, last = int(index.min()), int(index.max()) + 1
