@@ -10,7 +10,6 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from inspect import signature
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,8 @@ from inferometer import BadFile, BadValue, InferometerError, Sweep, UnknownName,
 from inferometer.base.pareto import pareto_front
 from inferometer.cli import app
 from inferometer.inference.analyze import analyze
-from inferometer.inference.request import build_request
+from inferometer.specs.arguments import arguments
+from inferometer.specs.plan_args import PlanArgs
 from inferometer.sweep.grid import Grid
 from inferometer.sweep.points import METRICS, Chunk, boxes, chunks
 from inferometer.sweep.sweep import Digest, spread
@@ -453,9 +453,9 @@ def test_every_word_of_a_request_is_an_axis() -> None:
     ours, theirs = (app.get_command(click.Context(app), name) for name in ("sweep", "analyze"))
     assert ours is not None and theirs is not None
     flags = {p.name: set(p.opts) for p in ours.params}
-    assert set(signature(build_request).parameters) <= set(flags)
+    assert {"model", "gpu", *arguments(PlanArgs)} <= set(flags)
     assert all(set(p.opts) == flags[p.name] for p in theirs.params if p.name in flags), "under the same flags"
-    switches = [name for name, p in signature(build_request).parameters.items() if "bool" in str(p.annotation)]
+    switches = [name for name, argument in arguments(PlanArgs).items() if argument.kind == "switch"]
     assert switches and all(f"no_{name}" in flags for name in switches)
 
 

@@ -264,6 +264,8 @@ class EngineCore:
         batch, limits, free_blocks = self.batch, self.limits, self.kv_cache.free_blocks
         if self.preempted_in_step or (self.finishing and (self.waiting or limits.ends_on_stop_token)):
             return 1
+        if self.waiting and self.scheduler.promises_blocks and batch.accepted_per_step != 1:
+            return 1  # what is promised is rounded to whole tokens, so each step may let a request begin
         max_steps = batch.steps_to_first_finish()
         blocks_each = int(max_steps * batch.accepted_per_step) // batch.block_size + 2  # more than a sequence can need
         if not limits.static_batch and free_blocks < batch.num_seqs * blocks_each:

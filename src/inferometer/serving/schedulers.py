@@ -93,25 +93,27 @@ class Scheduler(NamedTuple):
 
     ``fast_path``: it admits a request whole whenever `admissible_prompt_tokens` and the free blocks allow it, so that
     steps without contention may be taken by `fast_path.UncontendedRun`. A scheduler that wraps such a one keeps it with
-    ``SCHEDULERS["vllm"]._replace(schedule=wrapper)``.
+    ``SCHEDULERS["vllm"]._replace(schedule=wrapper)``. ``promises_blocks``: a request begins only when there are blocks
+    for all outputs to their ends.
     """
 
     name: str
     schedule: Schedule
     fast_path: bool = False
+    promises_blocks: bool = False
 
 
 SCHEDULERS: dict[str, Scheduler] = {}
 
 
-def scheduler(*, fast_path: bool = False) -> Callable[[Schedule], Schedule]:
+def scheduler(*, fast_path: bool = False, promises_blocks: bool = False) -> Callable[[Schedule], Schedule]:
     """Register a scheduler under its function's name: ``@scheduler()``; a second one of that name is an error."""
 
     def register(schedule: Schedule) -> Schedule:
         name = schedule.__name__
         if name in SCHEDULERS:
             raise ValueError(f"a scheduler named {name!r} is registered already")
-        SCHEDULERS[name] = Scheduler(name, schedule, fast_path)
+        SCHEDULERS[name] = Scheduler(name, schedule, fast_path, promises_blocks)
         return schedule
 
     return register
@@ -214,7 +216,7 @@ def _continue_prefills(engine: SchedulerState, token_budget: int, threshold: int
     return chunks
 
 
-@scheduler()
+@scheduler(promises_blocks=True)
 def trtllm(engine: SchedulerState) -> SchedulerOutput:
     """TensorRT-LLM's in-flight batching: decodes first, then whole prompts, in order, as long as the budget lasts.
 
