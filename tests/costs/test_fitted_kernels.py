@@ -17,6 +17,8 @@ from inferometer.profiling import machine, shape_grid, timer
 from inferometer.profiling.microbenchmarks import CASES, KernelBench, Library, Missing, Ready, nccl, runner
 from inferometer.specs import catalog
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def cpu() -> Iterator[KernelBench]:

@@ -25,6 +25,8 @@ from inferometer.profiling.layer_parts import LLM_PROFILE_PARTS, PartTimer, part
 from inferometer.profiling.timer import KernelClock, WallClock, kernel_seconds
 from inferometer.specs import catalog
 
+pytestmark = pytest.mark.slow
+
 SIZES: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 48,

@@ -273,6 +273,7 @@ def test_chunks_and_threads_do_not_matter() -> None:
                 assert cut.columns[name].tolist() == values.tolist(), name
 
 
+@pytest.mark.slow
 def test_types_are_worked_out_by_one_thread_at_a_time() -> None:
     """The library that reads data crashes where two threads meet a type for the first time; ours do not."""
     code = (

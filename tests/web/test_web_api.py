@@ -25,6 +25,8 @@ from inferometer.web.guard import Guard
 from inferometer.web.page_plan import ARGUMENTS, PagePlan, command, page_arguments, page_plan
 from inferometer.web.workers import Worker, WorkerDied
 
+pytestmark = pytest.mark.slow
+
 Run = Callable[..., Ran]
 PLAN = {"model": "llama-3.1-8b", "gpu": "h200", "batch_size": 8}
 GRANITE = {
