@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import tomllib
+from pathlib import Path
 
 import pytest
 
 from inferometer import analyze
+from inferometer.base.errors import UnknownName
 from inferometer.specs import catalog
 from inferometer.specs.structs import Hardware
 
@@ -32,6 +34,23 @@ def test_figures_are_in_si_units_and_plausible(device: Hardware) -> None:
     for link in device.links.values():
         assert 1e9 <= link.bandwidth <= 4e12 and 0 < link.latency < 1e-3 and link.devices >= 1
     assert device.cache < 2e9 and 0 <= device.clock < 1e10
+
+
+def test_the_kind_of_memory_is_known_and_fits_its_bandwidth(device: Hardware) -> None:
+    """A figure in the wrong unit, or a card filed under its sibling's memory, is outside of what its kind can do."""
+    slowest, fastest = {"hbm": (0.8e12, 3e13), "gdd": (0.25e12, 2e12), "lpd": (5e10, 0.9e12), "ddr": (5e10, 0.7e12)}[
+        device.memory_kind[:3]
+    ]
+    assert slowest <= device.memory_bandwidth <= fastest
+
+
+def test_an_unknown_kind_of_memory_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'memory = 80e9\nmemory_bandwidth = 2e12\nmemory_kind = "hbm3x"\n[flops]\nbf16 = 1e14\n', encoding="utf-8"
+    )
+    with pytest.raises(UnknownName, match="hbm3"):
+        catalog.hardware(str(path))
 
 
 def test_fewer_bits_are_never_slower(device: Hardware) -> None:

@@ -18,7 +18,7 @@ import msgspec
 
 from ..base.errors import BadFile, BadValue, UnknownName, abbreviate, about, check_int, nearest
 from ..base.files import convert, read_json, read_toml, user_path
-from .structs import Engine, Hardware, Precision, Usecase
+from .structs import MEMORY_KINDS, Engine, Hardware, Precision, Usecase
 
 DATA = Path(__file__).parent.parent / "data"
 S = TypeVar("S")
@@ -164,6 +164,8 @@ def _checked(device: Hardware) -> Hardware:
         check_int(f"hardware {device.name}: links.{key}.devices", link.devices)
     if device.links and device.interconnect not in device.links:
         raise UnknownName(f"interconnect of hardware {device.name}", device.interconnect, device.links)
+    if device.memory_kind and device.memory_kind not in MEMORY_KINDS:
+        raise UnknownName(f"memory_kind of hardware {device.name}", device.memory_kind, MEMORY_KINDS)
     if not device.flops:
         raise BadValue(f"hardware {device.name}: flops needs at least one number format, such as bf16")
     return device

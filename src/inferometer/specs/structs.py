@@ -22,6 +22,13 @@ class Link(Spec, frozen=True, kw_only=True):
     devices: int = 8  # how many devices one such domain joins
 
 
+MEMORY_KINDS = (
+    *("hbm2", "hbm2e", "hbm3", "hbm3e", "hbm4"),
+    *("gddr5", "gddr6", "gddr6x", "gddr7"),
+    *("lpddr4x", "lpddr5", "lpddr5x", "ddr4", "ddr5"),
+)
+
+
 class Hardware(Spec, frozen=True, kw_only=True):
     """A device, as its data sheet and its driver describe it."""
 
@@ -32,6 +39,7 @@ class Hardware(Spec, frozen=True, kw_only=True):
     aliases: tuple[str, ...] = ()
     memory: float  # bytes that the driver reports
     memory_bandwidth: float  # bytes/s
+    memory_kind: str = ""  # what the memory is made of, one of `MEMORY_KINDS`; "" = not known
     flops: dict[str, float]  # dense FLOP/s by number format
     cache: float = 0.0  # bytes of last-level on-chip cache
     compute_units: int = 1
