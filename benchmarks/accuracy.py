@@ -16,6 +16,7 @@ from pathlib import Path
 import collectives
 import engine_steps
 import kernel_accuracy
+import left_out_gpu
 import training
 
 HERE = Path(__file__).parent
@@ -25,7 +26,9 @@ FULL = {"serving.py": ["--every", "1"], "ranking.py": ["--all"]}  # what makes t
 
 def sections() -> dict[str, str]:
     """Tables by the name of their markers; the simulator's are written by its own script."""
-    tables = engine_steps.sections()
+    tables = engine_steps.sections() | {
+        "left-out": left_out_gpu.markdown(list(left_out_gpu.comparisons()), "gpu", "phase")
+    }
     folder = collectives.tables()
     if folder is not None:
         tables |= {"kernels-own": kernel_accuracy.own_table(), "kernels": kernel_accuracy.tables()}

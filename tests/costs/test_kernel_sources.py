@@ -19,7 +19,7 @@ from inferometer.costs.binding import BoundPlan, bind, step_rows, step_seconds
 from inferometer.costs.kernels.kernel_rows import row_terms
 from inferometer.costs.kernels.lookup import octaves_faster, shape_codes
 from inferometer.costs.kernels.measured import profile_of, read_rows
-from inferometer.costs.kernels.registry import fallback_order, installed, read_profile
+from inferometer.costs.kernels.registry import fallback_order, installed, left_out, read_profile
 from inferometer.costs.kernels.surfaces import SHAPES, Surface, head_table_key
 from inferometer.costs.step import Group, Step
 from inferometer.inference.request import build_request
@@ -115,6 +115,15 @@ def test_relatives_come_in_order() -> None:
     assert fallback_order(catalog.hardware("t4"), "vllm")[0][0] in ("h100-sxm", "h200")
     assert fallback_order(catalog.hardware("mi300x"), "vllm") == []
     assert set(installed()) == {"a100-sxm-80gb", "b200", "h100-sxm", "h200", "l40s"}
+
+
+def test_a_gpu_left_out_has_no_profile_inside() -> None:
+    with left_out("h200"):
+        assert "h200" not in installed() and read_profile("h200", "measured") is None
+        inside = {str(row.origin) for row in step_rows(setup_of(), decoding(1, 1024)) if row.op.kind == "linear"}
+        with left_out("b200"):
+            assert set(installed()) == {"a100-sxm-80gb", "h100-sxm", "l40s"}
+    assert inside == {"fitted"} and "h200" in installed() and read_profile("h200", "vllm") is not None
 
 
 def test_heads_find_their_sheet() -> None:

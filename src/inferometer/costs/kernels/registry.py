@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from math import log2
 
 import msgspec
@@ -33,9 +36,35 @@ class KernelProfile(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     fitted: dict[str, dict[str, Surface]] = {}  # kind -> format or head size -> surface
 
 
-@functools.cache
+_left_out: ContextVar[frozenset[str]] = ContextVar("_left_out", default=frozenset())
+
+
+@contextmanager
+def left_out(*devices: str) -> Iterator[None]:
+    """Plans that are bound inside have no profile of these devices: ``with left_out("h200"): bind(…)``
+
+    How well a device is met that nobody measured can be seen only on one that somebody did.
+    """
+    token = _left_out.set(_left_out.get() | frozenset(devices))
+    try:
+        yield
+    finally:
+        _left_out.reset(token)
+
+
 def installed() -> dict[str, tuple[str, ...]]:
     """Devices with fitted profiles, and of which engines' kernels: ``installed()["h200"]  # ('trtllm', 'vllm')``"""
+    hidden = _left_out.get()
+    return {name: engines for name, engines in _fitted().items() if name not in hidden} if hidden else _fitted()
+
+
+def read_profile(device: str, engine: str) -> KernelProfile | None:
+    """One installed profile: ``read_profile("h200", "vllm")``; None where there is none."""
+    return None if device in _left_out.get() else _read(device, engine)
+
+
+@functools.cache
+def _fitted() -> dict[str, tuple[str, ...]]:
     engines: dict[str, list[str]] = {}
     for path in sorted((DATA / "profiles").glob("*/*.json")):
         if path.stem != "measured":
@@ -44,8 +73,7 @@ def installed() -> dict[str, tuple[str, ...]]:
 
 
 @functools.cache
-def read_profile(device: str, engine: str) -> KernelProfile | None:
-    """One installed profile: ``read_profile("h200", "vllm")``; None where there is none."""
+def _read(device: str, engine: str) -> KernelProfile | None:
     path = DATA / "profiles" / device / f"{engine}.json"
     return decode_json(path.read_bytes(), KernelProfile) if path.exists() else None
 
