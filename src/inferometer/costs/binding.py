@@ -65,8 +65,9 @@ def bind(
     swaps the profile of one related device for another's.
     """
     roles = roles or precision.precision_by_role(model, plan.dtype, plan.quantization)
+    computed = precision.computed_as(engine, model, device, roles)
     env, notes = precision.bind(
-        model, device, dtype=plan.dtype, roles=roles, kv_cache_dtype=plan.kv_cache_dtype, norm_dtype=norm_dtype
+        model, device, dtype=plan.dtype, roles=computed, kv_cache_dtype=plan.kv_cache_dtype, norm_dtype=norm_dtype
     )
     places = parallelism.places(plan, device)
     env |= _link_env(places, device)
@@ -92,7 +93,7 @@ def bind(
         env["host_cache_bytes"] = max(0.0, plan.cpu_offload_bytes - stored)  # what is left of the budget
         model = with_offload(model)
     formats = kernels.Formats(
-        precision.formats(device, roles, plan.dtype), plan.kv_cache_dtype, kernels.rounding(engine, device)
+        precision.formats(device, computed, plan.dtype), plan.kv_cache_dtype, kernels.rounding(engine, device)
     )
     answers = kernels.sources(engine, efficiency, places, nominal_device or device, formats, profile)
     return BoundPlan(model, device, engine, plan, env, answers, tuple(notes), hf_token)

@@ -6,11 +6,13 @@ the model's dtype (that is what W4A16 kernels do), and then the input stays in t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ..base.errors import BadValue
 from ..base.symbols import Value
 from ..network.graph import Model
 from ..specs.catalog import precision
-from ..specs.structs import Hardware, Precision
+from ..specs.structs import Engine, Hardware, Precision
 
 QUANTISED = ("attn", "mlp", "experts", "shared")  # roles that a quantisation applies to
 PLAIN = ("head", "embed", "router", "vision")  # roles that stay in the model's dtype
@@ -32,24 +34,35 @@ def summary(roles: dict[str, str], dtype: str) -> str:
     return roles["experts"] if roles["experts"] != dtype else roles["mlp"]
 
 
+def computed_as(engine: Engine, model: Model, device: Hardware, roles: Mapping[str, str]) -> dict[str, str]:
+    """The precision whose kernels multiply each role's weights: vLLM computes gpt-oss in 16 bits on every device."""
+    return {role: _computed_as(engine, model, device, name) for role, name in roles.items()}
+
+
+def _computed_as(engine: Engine, model: Model, device: Hardware, name: str) -> str:
+    for rule in engine.compute:
+        of_model = not rule.model_types or model.family in rule.model_types
+        if rule.precision == name and of_model and (not rule.vendors or device.vendor in rule.vendors):
+            return rule.runs_as
+    return name
+
+
 def peak_format(device: Hardware, wanted: Precision, dtype: str) -> str:
     """The format a product runs in: the precision's own if the device has it, else the model's dtype or the nearest."""
-    for number_format in (*wanted.compute, *precision(dtype).compute, "fp16", "bf16", "tf32", "fp32"):
+    native = wanted.compute if not wanted.units or wanted.units in device.flops else ()
+    for number_format in (*native, *precision(dtype).compute, "fp16", "bf16", "tf32", "fp32"):
         if number_format in device.flops:
             return number_format
     raise BadValue(f"{device.name} has no FLOP/s in any of fp16, bf16, fp32: give it one as {device.name}:flops.bf16=…")
 
 
 def formats(device: Hardware, roles: dict[str, str], dtype: str) -> dict[str, str]:
-    """What each role's products run as: ``{"mlp": "fp8"}``, or ``w8a16`` on a device that cannot multiply in fp8.
-
-    mxfp4 stays: where it is no format of the matrix units, its kernels were timed as those that widen the weights.
-    """
+    """What each role's products run as: ``{"mlp": "fp8"}``, or ``w8a16`` on a device that cannot multiply in fp8."""
     by_role = {}
     for role, name in roles.items():
         wanted = precision(name)
         native = not wanted.compute or peak_format(device, wanted, dtype) in wanted.compute
-        by_role[role] = name if native or name == "mxfp4" else "w8a16" if wanted.bits > 4 else "w4a16"
+        by_role[role] = name if native else wanted.without_units or name
     return by_role
 
 
@@ -70,7 +83,7 @@ def bind(
         env[f"{role}_weight_bytes"] = wanted.bytes
         env[f"{role}_input_bytes"] = min(act, wanted.activation_bits / 8) if native else act
         env[f"{role}_peak_flops"] = device.flops[runs]
-        if role in used and wanted.compute and runs not in wanted.compute:
+        if role in used and wanted.compute and not wanted.units and runs not in wanted.compute:
             notes.append(f"{device.name} has no {wanted.compute[0]} units: {wanted.name} weights compute in {runs}")
     env["attention_peak_flops"] = device.flops[peak_format(device, precision(dtype), dtype)]
     env["index_peak_flops"] = device.flops.get("fp8") or env["attention_peak_flops"]  # sparse attention chooses in fp8

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..base.errors import BadValue, UnknownName
-from ..costs import kernels, parallelism
+from ..costs import kernels, parallelism, precision
 from ..costs.binding import BoundPlan
 from ..specs import catalog
 from ..specs.arguments import signature
@@ -204,6 +204,11 @@ def model_info(request: Request) -> ModelInfo:
         layers=m.num_layers,
         dtype=request.plan.dtype,
         quantization=request.roles,
+        computed_as=precision.formats(
+            request.device,
+            precision.computed_as(request.engine, m, request.device, request.roles),
+            request.plan.dtype,
+        ),
         max_position=m.max_position or None,
         source=request.source,
     )

@@ -24,7 +24,8 @@ class ModelInfo(msgspec.Struct):
     active_params: int
     layers: int
     dtype: str
-    quantization: dict[str, str]
+    quantization: dict[str, str]  # role -> precision of its weights
+    computed_as: dict[str, str]  # role -> precision whose kernels the engine runs
     max_position: int | None
     source: str
 

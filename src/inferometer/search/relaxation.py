@@ -15,7 +15,7 @@ from .search_result import Relaxation, Search
 MORE_GPUS = (2, 4, 8, 16)  # times the GPUs
 SMALLER = ("fp8", "nvfp4", "mxfp4", "w4a16")  # precisions, in the order they are tried
 FACTORS = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0)  # times the limit that is possible by estimates
-FLOPS_OF = {"fp8": "fp8", "nvfp4": "fp4", "mxfp4": "fp4"}  # the rate of a GPU that a precision needs
+FLOPS_OF = {"fp8": "fp8", "nvfp4": "fp4", "mxfp4": "fp4"}  # the rate of a GPU that makes a precision worth trying
 
 
 class Relaxer:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from ..costs import parallelism
-from ..costs.precision import ROLES, peak_format
+from ..costs.precision import ROLES, computed_as, peak_format
 from ..inference.request import Request
 from ..specs.catalog import precision
 from ..specs.structs import Hardware
@@ -76,7 +76,8 @@ def formats_in_use(request: Request) -> list[str]:
     device, dtype = request.device, request.plan.dtype
     ops = [op for block in request.model.blocks for op in block.ops]
     roles = {op.role for op in ops if op.peak.removesuffix("_peak_flops") in ROLES}
-    quantizations = [request.roles[role] for role in ("experts", "mlp", *ROLES) if role in roles]
+    computed = computed_as(request.engine, request.model, device, request.roles)
+    quantizations = [computed[role] for role in ("experts", "mlp", *ROLES) if role in roles]
     attention = [dtype] if any(op.peak.startswith("attention") for op in ops) else []
     formats = (peak_format(device, precision(name), dtype) for name in (*quantizations, *attention, dtype))
     return list(dict.fromkeys(formats))

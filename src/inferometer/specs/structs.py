@@ -66,6 +66,16 @@ class Kernel(Spec, frozen=True, kw_only=True):
     source: str = ""
 
 
+class ComputeRule(Spec, frozen=True, kw_only=True):
+    """How an engine multiplies a precision: ``ComputeRule(precision="mxfp4", runs_as="mxfp4-mxfp8")``"""
+
+    precision: str  # of the weights, as they are stored
+    runs_as: str  # the precision whose kernels it runs
+    model_types: tuple[str, ...] = ()  # of these models only; () = of all
+    vendors: tuple[str, ...] = ()  # on devices of these only; () = on all
+    source: str = ""
+
+
 class Engine(Spec, frozen=True, kw_only=True):
     """A serving engine as data. `roofline` is the perfect one: the speed of light."""
 
@@ -90,6 +100,7 @@ class Engine(Spec, frozen=True, kw_only=True):
     scheduler: str = "vllm"  # how it chooses the requests of a step: a name of serving/schedulers
     prefix_caching: bool = False
     cache_dtype: dict[str, str] = {}  # precision of the weights -> of the KV cache, where its checkpoints say so
+    compute: tuple[ComputeRule, ...] = ()  # the first that holds; without one a precision runs as it says itself
     async_scheduling: bool = False  # a step is planned while the one before it runs
     profile_run: bool = False  # reserves the activations of its largest step, whatever the workload
     attention: Literal["flash", "eager"] = "flash"
@@ -128,6 +139,8 @@ class Precision(Spec, frozen=True, kw_only=True):
     group: float = 0.0  # weights that share one scale; 0 = per tensor or channel
     compute: tuple[str, ...] = ()  # formats it multiplies in, best first; () = the model's own dtype
     activation_bits: float = 16.0  # of a linear layer's input when computing in the first of `compute`
+    units: str = ""  # a format that the device must have besides: its units take the two sides in different formats
+    without_units: str = ""  # the precision whose kernels run where the device can compute in none of `compute`
     source: str = ""
 
     @property

@@ -37,7 +37,7 @@ DTYPES = {
     "int4_wo": "w4a16",
     "nvfp4": "nvfp4",
     "w4a16_mxfp4": "mxfp4",
-    "w4a8_mxfp4_mxfp8": "mxfp4",
+    "w4a8_mxfp4_mxfp8": "mxfp4-mxfp8",
 }
 NO_KIND = {
     "mla_context_module": "a whole attention module in one time",

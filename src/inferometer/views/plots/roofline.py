@@ -205,7 +205,7 @@ def _share(value: float) -> str:
 def roofs(report: Report) -> dict[str, float]:
     """The compute roofs that the plan's products run under: format -> FLOP/s, fastest first."""
     device = msgspec.convert(report.device, Hardware)
-    dtype, chosen = report.model.dtype, report.model.quantization
+    dtype, chosen = report.model.dtype, report.model.computed_as
     kinds = {op.kind for phase in report.phases.values() for op in phase.ops}
     roles = [r for r in QUANTISED if r in chosen and (r != "experts" or "moe" in kinds)]
     formats = {peak_format(device, precision(word), dtype) for word in (dtype, *(chosen[r] for r in roles))}

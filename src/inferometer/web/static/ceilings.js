@@ -13,7 +13,7 @@ function formatOf(word, report) {
 
 // [{ name, flops }], fastest first
 export function tops(report) {
-  const roles = Object.entries(report.model.quantization).filter(([role]) =>
+  const roles = Object.entries(report.model.computed_as).filter(([role]) =>
     ["attn", "mlp", "experts", "shared", "head"].includes(role),
   );
   const moe = Object.values(report.phases).some((phase) => phase.ops.some((op) => op.kind === "moe"));

@@ -1,0 +1,89 @@
+"""Number formats: what weights are stored in, and what an engine multiplies them in on a device."""
+
+from __future__ import annotations
+
+import pytest
+
+from inferometer import analyze
+from inferometer.costs.binding import BoundPlan
+from inferometer.inference.request import build_request
+from inferometer.specs import catalog
+
+GPT_OSS, FP4_GPUS = "gpt-oss-120b", ("b200", "rtx-pro-6000", "mi355x")
+
+
+def bound(model: str, gpu: str, engine: str) -> BoundPlan:
+    return build_request(model, gpu, engine=engine).bind()
+
+
+@pytest.mark.parametrize("gpu", ["a100-sxm-80gb", "h200", *FP4_GPUS])
+def test_vllm_computes_gpt_oss_in_16_bits(gpu: str) -> None:
+    """FLASHINFER_TRTLLM_MXFP4_BF16, Triton, Marlin or AITER_MXFP4_BF16: 16-bit activations everywhere."""
+    env = bound(GPT_OSS, gpu, "vllm").env
+    assert env["experts_peak_flops"] == catalog.hardware(gpu).flops["bf16"]
+    assert env["experts_input_bytes"] == 2
+    assert env["experts_weight_bytes"] == 4.25 / 8  # 4 bits and a scale of 8 bits per 32
+
+
+@pytest.mark.parametrize(
+    "model,gpu,engine,runs",
+    [
+        (GPT_OSS, "b200", "trtllm", "fp8"),  # W4A8_MXFP4_MXFP8 from SM100 on
+        (GPT_OSS, "h200", "trtllm", "bf16"),  # W4A16_MXFP4: Hopper has fp8 units, but none that take fp4 beside it
+        (GPT_OSS, "b200", "sglang", "fp8"),  # flashinfer_mxfp4 with its default precision
+        (GPT_OSS, "mi355x", "sglang", "bf16"),
+        ("deepseek-v4-flash", "b200", "vllm", "fp8"),  # FLASHINFER_TRTLLM_MXFP4_MXFP8
+        ("deepseek-v4-flash", "h200", "vllm", "bf16"),  # Marlin
+        ("deepseek-v4-flash", "mi355x", "vllm", "bf16"),  # AITER_MXFP4_BF16
+        (GPT_OSS, "mi355x", "roofline", "fp8"),
+        (GPT_OSS, "b200", "hf", "bf16"),
+    ],
+)
+def test_mxfp4_is_multiplied_in_what_the_engine_has_kernels_for(model: str, gpu: str, engine: str, runs: str) -> None:
+    env = bound(model, gpu, engine).env
+    assert env["experts_peak_flops"] == catalog.hardware(gpu).flops[runs]
+    assert env["experts_input_bytes"] == (8.25 / 8 if runs == "fp8" else 2)
+
+
+def test_a_report_says_what_weights_are_multiplied_as() -> None:
+    report = analyze(GPT_OSS, "b200", engine="trtllm")
+    assert (report.model.quantization["experts"], report.model.computed_as["experts"]) == ("mxfp4", "mxfp4-mxfp8")
+    assert analyze(GPT_OSS, "h200", engine="trtllm").model.computed_as["experts"] == "mxfp4"
+    assert analyze("llama-3.1-8b", "a100-sxm-80gb", quantization="fp8").model.computed_as["mlp"] == "w8a16"
+
+
+def test_no_gpu_without_a_table_runs_gpt_oss_several_times_faster_than_a_b200() -> None:
+    """A MI355X has 2.2% more FLOP/s in bf16 than a B200: assumed shares of peak may differ by 2.5, not by 5."""
+    seconds = {}
+    for gpu in ("b200", "mi355x"):
+        report = analyze(GPT_OSS, gpu, batch_size=8, input_len=8192)
+        seconds[gpu] = sum(op.seconds for op in report.phases["prefill"].ops if op.name == "experts")
+    assert seconds["b200"] / seconds["mi355x"] < 2.5
+
+
+def test_every_precision_has_kernels_where_a_device_lacks_its_units() -> None:
+    """A precision that a device cannot compute in must name one that any device can run."""
+    precisions = catalog.precisions()
+    for name, entry in precisions.items():
+        if entry.compute and name not in catalog.UNQUANTIZED:
+            assert not precisions[entry.without_units].compute, name
+            assert precisions[entry.without_units].bits == entry.bits, name
+
+
+def test_rules_of_engines_name_precisions_of_one_size() -> None:
+    """Weights keep their bytes whatever they are multiplied in."""
+    for name in catalog.names("engines"):
+        for rule in catalog.engine(name).compute:
+            stored, runs = catalog.precision(rule.precision), catalog.precision(rule.runs_as)
+            assert stored.bytes == runs.bytes, (name, rule)
+            assert rule.source, (name, rule)
+
+
+def test_a_b200_keeps_the_seconds_of_its_table() -> None:
+    """The surface was fitted anew to the same rows when its base went from the fp4 to the bf16 rate.
+
+    Experts of a decode step before: 4.303 ms with 8 sequences of 8,192 tokens; of the prefill 0.882 s.
+    """
+    report = analyze(GPT_OSS, "b200", batch_size=8, input_len=8192, output_len=64)
+    seconds = [sum(op.seconds for op in phase.ops if op.name == "experts") for phase in report.phases.values()]
+    assert seconds == pytest.approx([0.882, 4.303e-3], rel=0.05)
