@@ -22,7 +22,7 @@ BYTES = {"act_bytes": 2, "kv_bytes": 2, "norm_bytes": 2, "unfused": 1, "eager": 
 ROLES = ("attn", "mlp", "experts", "shared", "router", "head", "embed", "vision")
 
 # name in the catalogue: parameters (language model, active, prediction modules), bytes of bf16 cache per token and of
-# fp32 state and bf16 convolution history per sequence
+# state (fp32, or bf16 where vLLM keeps it in the model's dtype) and bf16 convolution history per sequence
 REAL: dict[str, tuple[int, int, int, int, int, int]] = {
     "qwen3-next-80b-a3b": (79_674_391_296, 3_563_764_480, 1_650_471_424, 24_576, 75_497_472, 1_769_472),
     "qwen3.5-397b-a17b": (396_346_350_336, 16_331_922_176, 6_595_568_128, 30_720, 188_743_680, 3_317_760),
@@ -38,6 +38,17 @@ REAL: dict[str, tuple[int, int, int, int, int, int]] = {
     "nemotron-h-56b": (56_324_350_464, 55_250_608_640, 0, 40_960, 905_969_664, 6_635_520),
     "llama-3_3-nemotron-super-49b-v1": (49_867_145_216, 48_816_472_064, 0, 200_704, 0, 0),
     "kimi-k3": (2_779_484_478_208, 104_189_614_848, 0, 27_648, 434_110_464, 15_261_696),
+    "kimi-linear-48b-a3b": (49_122_681_728, 3_106_972_544, 0, 8_064, 41_943_040, 1_474_560),
+    "minimax-text-01": (456_089_655_296, 47_174_113_280, 0, 40_960, 146_800_640, 0),
+    "jamba-v0.1": (51_570_323_328, 11_841_875_840, 0, 16_384, 7_340_032, 1_376_256),
+    "ai21-jamba-1.5-mini": (51_570_323_328, 11_841_875_840, 0, 16_384, 7_340_032, 1_376_256),
+    "ai21-jamba-1.5-large": (398_555_145_696, 93_612_467_680, 0, 36_864, 33_030_144, 6_193_152),
+    "bamba-9b": (9_780_235_392, 9_254_898_816, 0, 12_288, 60_817_408, 1_469_952),
+    "granite-4.0-h-small": (32_207_337_984, 8_803_121_664, 0, 16_384, 75_497_472, 1_824_768),
+    "granite-4.0-h-tiny": (6_939_037_248, 1_465_470_528, 0, 8_192, 28_311_552, 718_848),
+    "falcon-h1-34b": (33_642_516_224, 32_305_581_824, 0, 147_456, 150_994_944, 2_211_840),
+    "lfm2-8b-a1b": (8_339_930_560, 1_557_740_992, 0, 12_288, 0, 147_456),
+    "lfm2-350m": (354_483_968, 354_483_968, 0, 12_288, 0, 40_960),
     "falcon-mamba-7b": (7_272_665_088, 7_006_326_784, 0, 0, 33_554_432, 3_145_728),
     "mamba-2.8b": (2_768_345_600, 2_768_345_600, 0, 0, 20_971_520, 1_966_080),
     "mamba2-2.7b": (2_702_599_680, 2_702_599_680, 0, 0, 167_772_160, 2_064_384),
@@ -115,6 +126,72 @@ def test_four_devices_share_the_weights_and_the_state(name: str) -> None:
     _, alone = cache(model)
     _, shared = cache(model, tp=4)
     assert alone / 4 <= shared <= alone / 4 * 1.01  # convolutions over what all heads share are on each
+
+
+# name: (published total in billions, layers by the mixer that they have)
+PUBLISHED = {
+    "jamba-v0.1": (51.57, {"ssm_scan": 28, "attention": 4, "experts": 16}),
+    "ai21-jamba-1.5-large": (398.6, {"ssm_scan": 63, "attention": 9, "experts": 36}),
+    "bamba-9b": (9.78, {"ssm_scan": 29, "attention": 3, "experts": 0}),
+    "granite-4.0-h-small": (32.2, {"ssm_scan": 36, "attention": 4, "experts": 40}),
+    "granite-4.0-h-tiny": (6.94, {"ssm_scan": 36, "attention": 4, "experts": 40}),
+    "falcon-h1-34b": (33.6, {"ssm_scan": 72, "attention": 72, "experts": 0}),
+    "lfm2-8b-a1b": (8.34, {"conv1d": 18, "attention": 6, "experts": 22}),
+    "minimax-text-01": (456, {"linear_attention": 70, "attention": 10, "experts": 80}),
+    "kimi-linear-48b-a3b": (49.1, {"linear_attention": 20, "attention": 7, "experts": 26}),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_layers_and_published_totals_of_hybrids(name: str) -> None:
+    total, layers = PUBLISHED[name]
+    model = build(config(name), name)
+    assert work(text(model), "params") == pytest.approx(total * 1e9, rel=0.002)
+    for op, count in layers.items():
+        assert sum(b.count for b in model.blocks if any(o.name == op for o in b.ops)) == count, op
+
+
+def test_jamba_layers_stand_where_its_periods_say() -> None:
+    model = build(config("jamba-v0.1"))
+    attention = next(b for b in model.blocks if any(op.kind == "decode_attention" for op in b.ops))
+    assert attention.layers == (4, 12, 20, 28)
+    assert not any(op.name == "rope" for op in attention.ops)
+    experts = sorted(i for b in model.blocks if any(op.kind == "moe" for op in b.ops) for i in b.layers)
+    assert experts == list(range(1, 32, 2))
+    with pytest.raises(BadFile, match="'attn_layer_offset' 8 must be smaller than 'attn_layer_period' 8"):
+        build(config("jamba-v0.1") | {"attn_layer_offset": 8})
+
+
+def test_a_jamba_of_one_expert_is_dense() -> None:
+    model = build(config("jamba-v0.1") | {"num_experts": 1, "num_experts_per_tok": 1})
+    assert not any(op.kind == "moe" for block in model.blocks for op in block.ops)
+
+
+def test_falcon_h1_adds_attention_and_mamba_of_one_norm() -> None:
+    model = build(config("falcon-h1-34b"))
+    (block,) = (b for b in model.blocks if b.stage == "layer")
+    ops = {op.name: op for op in block.ops}
+    assert ops["in_proj"].inputs == ("input_layernorm",) and ops["add"].inputs == ("o_proj", "out_proj")
+    plain = build(config("falcon-h1-34b") | {"mamba_rms_norm": False})
+    assert work(text(model), "params") - work(text(plain), "params") == 72 * 4096
+
+
+def test_granite_4_reads_both_words_for_its_layers_and_goes_without_experts() -> None:
+    data = config("granite-4.0-h-tiny")
+    renamed = {"mamba": "linear_attention", "attention": "full_attention"}
+    new = data | {"layer_types": [renamed[kind] for kind in data["layer_types"]]}
+    assert cache(build(new)) == cache(build(data))
+    dense = build(data | {"num_local_experts": 0, "num_experts_per_tok": 0, "shared_intermediate_size": 4096})
+    assert not any(op.kind == "moe" for block in dense.blocks for op in block.ops)
+    with pytest.raises(BadFile, match=r"'layer_types' may have 'mamba', 'linear_attention', .* not 'rwkv'"):
+        build(data | {"layer_types": ["rwkv"] * 40})
+
+
+def test_the_state_of_a_hybrid_is_in_the_models_dtype_unless_the_config_says_otherwise() -> None:
+    data = config("bamba-9b")
+    assert build(data).state_bits == 16
+    assert build(data | {"torch_dtype": "float32"}).state_bits == 32
+    assert build(data | {"mamba_ssm_cache_dtype": "float32"}).state_bits == 32
 
 
 def test_layers_of_qwen3_next() -> None:

@@ -76,7 +76,7 @@ def _block_reason(block: Block, plan: Plan) -> str:
     ranks = tp * plan.data_parallel_size
     if experts and plan.enable_expert_parallel and experts < ranks:
         return f"{int(experts)} experts are fewer than the {ranks} ranks of tp {tp} × dp {plan.data_parallel_size}"
-    for name in ("intermediate_size", "moe_intermediate_size", "linear_num_value_heads", "mamba_num_heads"):
+    for name in ("intermediate_size", "moe_intermediate_size", "linear_num_value_heads", "mamba_num_heads", "d_inner"):
         size = d.get(name)
         shards = tp if name != "moe_intermediate_size" else (1 if plan.enable_expert_parallel else ranks)
         if size and size % shards:

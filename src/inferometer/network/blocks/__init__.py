@@ -2,7 +2,7 @@
 
 from .compressed_attention import compressed
 from .mlp import mlp, moe
-from .recurrent import delta_net, kimi_delta, mamba, mamba2
+from .recurrent import delta_net, kimi_delta, lightning_attention, mamba, mamba2, short_conv
 from .residual_stream import attention_residual, embed, head, hyper_connected, hyper_head
 from .self_attention import block_indexer, gqa, indexer, mla
 from .vision_tower import dit_block, encoder, patch_embed, projection
@@ -21,6 +21,7 @@ __all__ = [
     "hyper_head",
     "indexer",
     "kimi_delta",
+    "lightning_attention",
     "mamba",
     "mamba2",
     "mla",
@@ -28,4 +29,5 @@ __all__ = [
     "moe",
     "patch_embed",
     "projection",
+    "short_conv",
 ]

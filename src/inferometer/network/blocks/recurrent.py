@@ -1,10 +1,14 @@
-"""Mixers with a fixed-size state instead of a growing cache: gated delta nets (Qwen3-Next, Kimi) and Mamba 1 and 2."""
+"""Mixers with a fixed-size state instead of a growing cache: gated delta nets (Qwen3-Next, Kimi), lightning attention
+(MiniMax), Mamba 1 and 2, short convolutions (LFM2).
+"""
 
 from __future__ import annotations
 
+import msgspec
+
 from ...base.symbols import names as s
 from ..graph import Part
-from ..operators import Formula, Op, all_reduce, elementwise, linear, local_kv_heads, norm, scan
+from ..operators import Cache, Formula, Op, all_reduce, elementwise, linear, local_kv_heads, norm, scan
 
 CHUNK = 64  # prompt tokens that the kernels of delta nets process as one matrix product
 
@@ -157,27 +161,28 @@ def kimi_delta(
 def mamba(
     *,
     hidden_size: int,
-    intermediate_size: int,
+    d_inner: int,
     state_size: int,
     time_step_rank: int,
     conv_kernel: int,
     conv_bias: bool = True,
     bias: bool = False,
-    inner_norm: bool = False,
+    inner_norm: str = "",
     pre_norm: str = "norm",
 ) -> Part:
-    """Mamba (1): every channel of ``intermediate_size`` has its own state of ``state_size``.
+    """Mamba (1): every channel of ``d_inner`` has its own state of ``state_size``.
 
-    Such a scan has no matrix product to use tensor cores with. ``inner_norm``: Falcon-Mamba's norm of B, C and dt.
+    Such a scan has no matrix product to use tensor cores with. ``inner_norm`` of B, C and dt: "" none, "plain" without
+    weights (Falcon-Mamba), "weight" with them (Jamba).
     """
     dims: dict[str, float] = {
         "hidden_size": hidden_size,
-        "intermediate_size": intermediate_size,
+        "d_inner": d_inner,
         "state_size": state_size,
         "time_step_rank": time_step_rank,
         "conv_kernel": conv_kernel,
     }
-    inner, local = s.intermediate_size, s.intermediate_size / s.tp
+    inner, local = s.d_inner, s.d_inner / s.tp
     low = s.time_step_rank + 2 * s.state_size
     ops = [
         norm(pre_norm, s.hidden_size, residual=True),
@@ -187,7 +192,7 @@ def mamba(
         all_reduce("x_all_reduce", low),
     ]
     if inner_norm:
-        ops.append(norm("bcdt_norm", low, weightless=True, inputs=("x_proj",)))
+        ops.append(norm("bcdt_norm", low, weightless=inner_norm == "plain", inputs=("x_proj",)))
     ops += [
         linear("dt_proj", s.time_step_rank, inner, role="attn", shard="column", bias=True, inputs=("x_proj",)),
         # exp(dt·A) 2, decay 1, input 2, output 2
@@ -220,11 +225,15 @@ def mamba2(
     chunk_size: int = 256,
     conv_bias: bool = True,
     bias: bool = False,
+    out_bias: bool | None = None,
+    gated_norm: bool = True,
     pre_norm: str = "norm",
+    inputs: tuple[str, ...] | None = None,
 ) -> Part:
     """Mamba-2: one wide projection (gate, x, B, C, dt), a short convolution, the state-space scan, gated norm.
 
-    B and C are shared by the heads of a group; groups are replicated once there are more ranks than groups.
+    B and C are shared by the heads of a group; groups are replicated once there are more ranks than groups. Without
+    ``gated_norm`` the gate alone scales the scan's output. Without a ``pre_norm`` it reads ``inputs``.
     """
     dims: dict[str, float] = {
         "hidden_size": hidden_size,
@@ -239,7 +248,7 @@ def mamba2(
     shared, my_shared = s.n_groups * s.ssm_state_size, local_kv_heads(s.n_groups) * s.ssm_state_size
     mixed, local = inner + 2 * shared, inner / s.tp + 2 * my_shared
     ops = (
-        norm(pre_norm, s.hidden_size, residual=True),
+        *([norm(pre_norm, s.hidden_size, residual=True)] if pre_norm else []),
         linear(
             "in_proj",
             s.hidden_size,
@@ -247,24 +256,100 @@ def mamba2(
             local=(inner + heads) / s.tp + local,
             role="attn",
             bias=bias,
+            inputs=inputs,
         ),
         elementwise("conv1d", local, flops=2 * s.conv_kernel, params=mixed * (s.conv_kernel + int(conv_bias))),
-        # decay 1, input 2, output 2; inside a chunk C·Bᵀ for each group and its product with x
-        scan(
-            "ssm_scan",
-            heads=heads / s.tp,
-            key_dim=s.ssm_state_size,
-            value_dim=s.mamba_head_dim,
-            width=local + heads / s.tp,
-            flops_per_state=5,
-            conv_state=local * (s.conv_kernel - 1),
-            params=3 * heads,
-            chunk=s.chunk_size,
-            chunk_flops=2 * s.chunk_size * (my_shared + inner / s.tp),
-            inputs=("conv1d", "in_proj"),
-        ),
-        _gated_norm(inner / s.tp, inner, ("ssm_scan", "in_proj")),
-        linear("out_proj", inner, s.hidden_size, role="attn", shard="row", bias=bias),
+        _ssd_scan(local, my_shared),
+        _gated_norm(inner / s.tp, inner if gated_norm else 0, ("ssm_scan", "in_proj")),
+        linear("out_proj", inner, s.hidden_size, role="attn", shard="row", bias=bias if out_bias is None else out_bias),
         all_reduce("all_reduce", s.hidden_size),
     )
     return Part(ops, dims)
+
+
+def _ssd_scan(local: Formula, my_shared: Formula) -> Op:
+    """The scan of Mamba-2 over ``local`` channels, of which the groups' B and C are ``my_shared`` each.
+
+    Decay 1, input 2, output 2; inside a chunk C·Bᵀ for each group and its product with x.
+    """
+    heads = s.mamba_num_heads / s.tp
+    return scan(
+        "ssm_scan",
+        heads=heads,
+        key_dim=s.ssm_state_size,
+        value_dim=s.mamba_head_dim,
+        width=local + heads,
+        flops_per_state=5,
+        conv_state=local * (s.conv_kernel - 1),
+        params=3 * s.mamba_num_heads,
+        chunk=s.chunk_size,
+        chunk_flops=2 * s.chunk_size * (my_shared + s.mamba_num_heads * s.mamba_head_dim / s.tp),
+        inputs=("conv1d", "in_proj"),
+    )
+
+
+def lightning_attention(
+    *,
+    hidden_size: int,
+    num_attention_heads: int,
+    head_dim: int,
+    block_size: int = 256,
+    pre_norm: str = "input_layernorm",
+) -> Part:
+    """Lightning attention (MiniMax): a state of ``head_dim`` × ``head_dim`` a head that decays, then a gated norm.
+
+    Prompts are computed in blocks of ``block_size``: q·kᵀ and its product with v inside, the state between them.
+    """
+    dims: dict[str, float] = {
+        "hidden_size": hidden_size,
+        "num_attention_heads": num_attention_heads,
+        "head_dim": head_dim,
+        "block_size": block_size,
+    }
+    width = s.num_attention_heads * s.head_dim
+    ops = (
+        norm(pre_norm, s.hidden_size, residual=True),
+        linear("qkv_proj", s.hidden_size, 3 * width, role="attn", shard="column"),
+        elementwise("act_fn_qkv", 3 * width / s.tp, flops=4),
+        # decay 1, update 2, read by query 2
+        scan(
+            "linear_attention",
+            heads=s.num_attention_heads / s.tp,
+            key_dim=s.head_dim,
+            value_dim=s.head_dim,
+            width=3 * width / s.tp,
+            flops_per_state=5,
+            chunk=s.block_size,
+            chunk_flops=2 * s.block_size * (2 * width / s.tp),
+        ),
+        linear("output_gate", s.hidden_size, width, role="attn", shard="column", inputs=(pre_norm,)),
+        _gated_norm(width / s.tp, width, ("linear_attention", "output_gate")),
+        linear("out_proj", width, s.hidden_size, role="attn", shard="row"),
+        all_reduce("all_reduce", s.hidden_size),
+    )
+    return Part(ops, dims)
+
+
+def short_conv(*, hidden_size: int, conv_L_cache: int, bias: bool = False, pre_norm: str = "operator_norm") -> Part:
+    """The short convolution of LFM2: over ``conv_L_cache`` tokens, between two gates that the same projection gives.
+
+    All it keeps of the past is the convolution's last ``conv_L_cache`` - 1 inputs.
+    """
+    width = s.hidden_size / s.tp
+    history = width * (s.conv_L_cache - 1) * s.act_bytes
+    conv = elementwise(
+        "conv1d",
+        3 * width,
+        width,
+        flops=2 * s.conv_L_cache + 2,
+        params=s.hidden_size * (s.conv_L_cache + int(bias)),
+    )
+    moved = msgspec.structs.replace(conv.work, kv_reads=s.seqs * history, kv_writes=s.seqs * history)
+    ops = (
+        norm(pre_norm, s.hidden_size, residual=True),
+        linear("in_proj", s.hidden_size, 3 * s.hidden_size, role="attn", shard="column", bias=bias),
+        msgspec.structs.replace(conv, work=moved, cache=Cache(0, history)),
+        linear("out_proj", s.hidden_size, s.hidden_size, role="attn", shard="row", bias=bias),
+        all_reduce("all_reduce", s.hidden_size),
+    )
+    return Part(ops, {"hidden_size": hidden_size, "conv_L_cache": conv_L_cache})

@@ -21,11 +21,11 @@ _TOOLS = {"config", "decoder", "network_file", "patterns", "quantization", "visi
 # file -> the families in it, each a function ``build_<family>``
 SHARED_FILES: dict[str, tuple[str, ...]] = {
     "deepseek": ("deepseek_v3", "deepseek_v4"),
-    "delta_hybrids": ("qwen3_next", "kimi_linear"),
     "gemma": ("gemma3", "gemma4"),
+    "hybrid_attention": ("qwen3_next", "kimi_linear", "minimax", "lfm2"),
     "llama": ("llama", "llama4"),
     "llama_variants": ("opt", "falcon", "chatglm", "qwen", "dbrx"),
-    "mamba": ("mamba", "mamba2"),
+    "mamba": ("mamba", "mamba2", "jamba", "bamba", "granitemoehybrid", "falcon_h1"),
     "mixed_attention": ("minimax_m3", "mimo_v2_flash", "step3p7"),
     "nemotron": ("nemotron_h", "nemotron_nas"),
 }
@@ -88,8 +88,10 @@ RELATIVES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5_moe": ("qwen3_next", {}),
     "qwen3_5_moe_text": ("qwen3_next", {}),
     "nemotron-nas": ("nemotron_nas", {}),
-    "falcon_mamba": ("mamba", {"inner_norm": True}),
+    "falcon_mamba": ("mamba", {"inner_norm": "plain"}),
     "kimi_k3": ("kimi_linear", {}),
+    "minimax_text_01": ("minimax", {}),
+    "lfm2_moe": ("lfm2", {}),
 }
 
 

@@ -35,8 +35,12 @@ def decoder(
     vision: tuple[tuple[Block, ...], Vision] | None = None,
     warnings: tuple[str, ...] = (),
     max_position: int | None = None,
+    state_dtype: str = "float32",
 ) -> Model:
-    """Put a decoder together, behind its vision tower if it has one; ``layer(i)``: the label and part of layer i."""
+    """Put a decoder together, behind its vision tower if it has one; ``layer(i)``: the label and part of layer i.
+
+    ``state_dtype`` is that of recurrent states where the config does not say it; "" the model's own.
+    """
     c = config.text
     hidden, vocab = c.size("hidden_size", "n_embd", "d_model"), c.size("vocab_size", "padded_vocab_size")
     number = c.layers if count is None else count
@@ -64,7 +68,7 @@ def decoder(
         dtype=dtype(c),
         quantization=quantization,
         kv_cache_dtype=kv,
-        state_bits=state_bits(c),
+        state_bits=state_bits(c, state_dtype),
         extras=extras,
         vision=image_tokens,
         num_layers=number,
@@ -73,10 +77,19 @@ def decoder(
     )
 
 
-def state_bits(c: Config) -> float:
-    """Bits per element of a recurrent state: fp32 unless a config says otherwise."""
-    word = str(c.get("mamba_ssm_cache_dtype", "mamba_ssm_dtype", default="float32"))
-    return 16.0 if DTYPES.get(word) in ("bf16", "fp16") else 32.0
+def state_bits(c: Config, default: str = "float32") -> float:
+    """Bits per element of a recurrent state, as the config says it or else the ``default`` ("": the model's dtype)."""
+    word = str(c.get("mamba_ssm_cache_dtype", "mamba_ssm_dtype", default=default))
+    return 16.0 if (DTYPES.get(word) if word else dtype(c)) in ("bf16", "fp16") else 32.0
+
+
+def layer_kinds(c: Config, key: str, known: dict[str, str]) -> list[str]:
+    """What each layer is: the words of the list ``key``, translated by ``known``; empty if the config has no list."""
+    kinds = c.items(key, c.layers)[: c.layers]
+    unknown = [word for word in kinds if word not in known]
+    if unknown:
+        raise BadFile(f"{c.where}: {key!r} may have {', '.join(map(repr, known))}, not {unknown[0]!r}")
+    return [known[word] for word in kinds]
 
 
 def heads(c: Config) -> dict[str, Any]:

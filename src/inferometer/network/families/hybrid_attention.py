@@ -1,12 +1,15 @@
-"""Hybrids of delta nets and full attention: Qwen3-Next, Qwen3.5 and 3.6, Kimi-Linear and Kimi-K3."""
+"""Hybrids of full attention and a mixer that costs less: delta nets (Qwen3-Next, Qwen3.5 and 3.6, Kimi-Linear and
+Kimi-K3), lightning attention (MiniMax-Text-01), short convolutions (LFM2).
+"""
 
 from __future__ import annotations
 
 from ...base.errors import BadFile
-from ..blocks import attention_residual, delta_net, gqa, kimi_delta, mla
+from ...base.units import ceil_div
+from ..blocks import attention_residual, delta_net, gqa, kimi_delta, lightning_attention, mla, short_conv
 from ..graph import Model, Part
 from .config import Config
-from .decoder import decoder, feed_forward, heads, mtp
+from .decoder import decoder, feed_forward, heads, layer_kinds, mtp
 
 _KINDS = ("linear_attention", "full_attention")
 
@@ -47,10 +50,7 @@ def build_qwen3_next(config: Config, *, family: str = "qwen3_next") -> Model:
 
 def _layer_kinds(c: Config) -> list[str]:
     """The mixer of each layer: as ``layer_types`` lists them, or every ``full_attention_interval``-th is attention."""
-    kinds = c.items("layer_types", c.layers)
-    unknown = [k for k in kinds if k not in _KINDS]
-    if unknown:
-        raise BadFile(f"{c.where}: 'layer_types' may have {' and '.join(map(repr, _KINDS))}, not {unknown[0]!r}")
+    kinds = layer_kinds(c, "layer_types", {kind: kind for kind in _KINDS})
     interval = c.size("full_attention_interval", default=4)
     return kinds or [_KINDS[(i + 1) % interval == 0] for i in range(c.layers)]
 
@@ -108,3 +108,72 @@ def build_kimi_linear(config: Config, *, family: str = "kimi_linear") -> Model:
         return "layers", before + (latent if place in full else delta) + between + feed(index)
 
     return decoder(config, layer, family=family, extras=mtp(c, layer(number - 1)[1]))
+
+
+def build_minimax(config: Config, *, family: str = "minimax") -> Model:
+    """MiniMax-Text-01: lightning attention in most layers, softmax in every eighth, experts in all.
+
+    ``build_minimax(Config({"model_type": "minimax_text_01", "attn_type_list": [0, 0, 0, 0, 0, 0, 0, 1, …], …}))``
+    """
+    c = config.text
+    number, sizes = c.layers, heads(c)
+    codes = c.items("attn_type_list", number)
+    kinds = [_KINDS[bool(code)] for code in codes] or layer_kinds(c, "layer_types", {kind: kind for kind in _KINDS})
+    kinds = kinds or [_KINDS[i % 2 == 0] for i in range(number)]
+    width, head = sizes["num_attention_heads"], sizes["head_dim"]
+    linear = lightning_attention(
+        hidden_size=sizes["hidden_size"],
+        num_attention_heads=width,
+        head_dim=head,
+        block_size=c.size("block_size", default=256),
+    )
+    full = gqa(**sizes)
+    # published as a list: one width for each kind of layer, or one for all
+    shared = c.get("shared_intermediate_size", default=0)
+    shared = max(shared, default=0) if isinstance(shared, list) else shared
+    feed = feed_forward(Config({**c.data, "shared_intermediate_size": shared}, c.where))
+
+    def layer(index: int) -> tuple[str, Part]:
+        return "layers", (full if kinds[index] == "full_attention" else linear) + feed(index)
+
+    return decoder(config, layer, family=family, state_dtype="")
+
+
+def build_lfm2(config: Config, *, family: str = "lfm2") -> Model:
+    """LFM2 and LFM2-MoE: short convolutions, and attention where ``layer_types`` or ``full_attn_idxs`` say so.
+
+    ``build_lfm2(Config({"model_type": "lfm2", "full_attn_idxs": [2, 5, 8, 10, 12, 14], "conv_L_cache": 3, …}))``
+    """
+    c = config.text
+    kinds = layer_kinds(c, "layer_types", {"conv": "conv", "short_conv": "conv", "full_attention": "full_attention"})
+    chosen = c.get("full_attn_idxs")
+    if not kinds and chosen is not None:
+        kinds = ["full_attention" if i in c.items("full_attn_idxs") else "conv" for i in range(c.layers)]
+    kinds = kinds or ["full_attention"] * c.layers
+    conv = short_conv(
+        hidden_size=c.size("hidden_size"), conv_L_cache=c.size("conv_L_cache", default=3), bias=c.flag("conv_bias")
+    )
+    attention = gqa(**heads(c), qk_norm="head", pre_norm="operator_norm")
+    dense = c.size("num_dense_layers", default=0, least=0)
+    feed = feed_forward(
+        Config({**c.data, "first_k_dense_replace": dense}, c.where),
+        dense_width=_lfm2_width(c),
+        router_bias=c.flag("use_expert_bias", default=True),
+        pre_norm="ffn_norm",
+    )
+
+    def layer(index: int) -> tuple[str, Part]:
+        return "layers", (attention if kinds[index] == "full_attention" else conv) + feed(index)
+
+    tied = c.flag("tie_word_embeddings", "tie_embedding", default=True)
+    return decoder(config, layer, family=family, tied=tied, state_dtype="")
+
+
+def _lfm2_width(c: Config) -> int:
+    """The width of a dense MLP: two thirds of what the config says, rounded up, where LFM2 adjusts it."""
+    width = c.size("block_ff_dim", "intermediate_size")
+    if c.get("num_experts") or not c.flag("block_auto_adjust_ff_dim", default=True):
+        return width
+    width = int(c.number("block_ffn_dim_multiplier", default=1.0) * int(2 * width / 3))
+    step = c.size("block_multiple_of", default=256)
+    return ceil_div(width, step) * step
