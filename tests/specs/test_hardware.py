@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -23,6 +24,46 @@ def test_every_figure_has_a_source(device: Hardware) -> None:
     figures = [k for k, v in written.items() if isinstance(v, int | float) and k != "gpus_per_node"]
     for key in ("memory", "memory_bandwidth", "flops", *figures, *(f"links.{link}" for link in device.links)):
         assert device.source.get(key), f"{device.name}: no source for {key}"
+
+
+def test_sources_name_something(device: Hardware) -> None:
+    for key, source in device.source.items():
+        assert len(source) >= 10 and not re.search(r"from memory|undated|as last known", source), (device.name, key)
+    if device.price_per_hour:
+        assert re.search(r"\b20\d\d-[01]\d", device.source["price_per_hour"]), device.name
+    assert device.source["memory_kind"]
+
+
+def test_devices_that_others_are_derived_from_have_all_figures(device: Hardware) -> None:
+    if device.vendor in ("NVIDIA", "AMD"):
+        assert device.compute_units > 1 and device.clock and device.power and device.cache
+
+
+# Dense fp16 FLOP per clock of an SM, with fp32 accumulation; GeForce cards and some export or cloud models have half.
+FLOP_PER_CLOCK = {"volta": 1024, "turing": 1024, "ampere": 1024, "ada": 1024, "hopper": 4096, "blackwell": 8192}
+
+
+def test_nvidia_peaks_are_those_of_their_sms_and_clock(device: Hardware) -> None:
+    rate = FLOP_PER_CLOCK.get(device.architecture)
+    if rate is None or device.name == "h20":  # its tensor peaks are capped
+        return
+    peak = device.flops.get("bf16") or device.flops["fp16"]
+    of_rate = peak / (device.compute_units * device.clock * rate)
+    assert any(of_rate == pytest.approx(share, rel=0.03) for share in (2, 1, 1 / 2, 1 / 8, 1 / 16)), of_rate
+
+
+def test_corrected_figures() -> None:
+    """Figures that popular tables have wrong, or that an earlier version had."""
+    gib = 2**30
+    b200, gaudi3, h100 = (catalog.hardware(name) for name in ("b200", "gaudi3", "h100"))
+    assert b200.memory == pytest.approx(178.35 * gib, rel=1e-4)
+    assert h100.memory == pytest.approx(79.11 * gib, rel=1e-4)
+    assert gaudi3.flops["bf16"] == gaudi3.flops["fp8"] == 1677e12 and gaudi3.clock == 1.6e9
+    assert catalog.hardware("b300").flops["int8"] == 153.5e12
+    reach = {
+        name: catalog.hardware(name).reach_flops for name in ("h100", "mi300x", "mi355x", "gaudi2", "a100", "gb200")
+    }
+    assert reach == {"h100": 1.0, "mi300x": 0.637, "mi355x": 0.774, "gaudi2": 1.21, "a100": 1.08, "gb200": 0.908}
 
 
 def test_figures_are_in_si_units_and_plausible(device: Hardware) -> None:

@@ -37,7 +37,7 @@ class Hardware(Spec, frozen=True, kw_only=True):
     vendor: str = ""
     architecture: str = ""
     aliases: tuple[str, ...] = ()
-    memory: float  # bytes that the driver reports
+    memory: float  # bytes that an engine sees: the total of cudaMemGetInfo, a little less than nvidia-smi's
     memory_bandwidth: float  # bytes/s
     memory_kind: str = ""  # what the memory is made of, one of `MEMORY_KINDS`; "" = not known
     flops: dict[str, float]  # dense FLOP/s by number format
@@ -45,8 +45,10 @@ class Hardware(Spec, frozen=True, kw_only=True):
     compute_units: int = 1
     clock: float = 0.0  # Hz
     power: float = 0.0  # W
-    reach_flops: float = 1.0  # share of its FLOP/s that the best products get, against relatives of its architecture
-    reach_memory: float = 1.0  # share of its bandwidth that the best kernels get, likewise (ECC in GDDR takes a part)
+    reach_flops: float = 1.0  # share of its FLOP/s that its best bf16 products get; an H100, which gets 0.803, is 1
+    reach_memory: float = (
+        1.0  # share of its bandwidth that the best kernels get, against others (ECC in GDDR takes a part)
+    )
     throttle: float = 0.0  # share of time more that matrix work takes once the power limit has lowered the clocks
     throttle_after: float = 0.1  # s until most of that is felt
     price_per_hour: float = 0.0  # USD
