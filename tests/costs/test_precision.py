@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inferometer import analyze
+from inferometer.base.errors import BadValue
 from inferometer.costs.binding import BoundPlan
 from inferometer.inference.request import build_request
 from inferometer.specs import catalog
@@ -87,3 +88,58 @@ def test_a_b200_keeps_the_seconds_of_its_table() -> None:
     report = analyze(GPT_OSS, "b200", batch_size=8, input_len=8192, output_len=64)
     seconds = [sum(op.seconds for op in phase.ops if op.name == "experts") for phase in report.phases.values()]
     assert seconds == pytest.approx([0.882, 4.303e-3], rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "model,gpu,engine,per_token",
+    [
+        # 61 layers of 512 bytes in fp8, 4 fp32 scales, 64 elements in 16 bit, and the indexer's 128 + 4
+        ("deepseek-v3.2", "h200", "vllm", 61 * (512 + 16 + 128 + 132)),
+        ("deepseek-v3.2", "rtx-pro-6000", "vllm", 61 * (656 + 132)),
+        ("deepseek-v3.2", "h200", "sglang", 61 * (656 + 132)),
+        ("deepseek-v3.2", "b200", "vllm", 61 * (576 + 132)),  # FlashInfer on SM100: one scale for all
+        ("deepseek-v3.2", "b200", "sglang", 61 * (576 + 132)),
+        ("deepseek-v3.2", "h200", "trtllm", 61 * (576 + 132)),
+        ("deepseek-v3", "h200", "vllm", 61 * 576),  # plain latents are 576 bytes everywhere
+    ],
+)
+def test_latents_in_fp8_are_kept_in_the_engines_layout(model: str, gpu: str, engine: str, per_token: int) -> None:
+    report = analyze(model, gpu, engine=engine, tensor_parallel_size=8, kv_cache_dtype="fp8")
+    assert report.memory.kv_bytes_per_token == per_token
+
+
+def test_packed_latents_are_read_as_they_are_kept() -> None:
+    """A decode step reads at most 2,048 chosen latents of 656 bytes, and the index of 132 bytes of every position."""
+    report = analyze(
+        "deepseek-v3.2", "h200", tensor_parallel_size=8, kv_cache_dtype="fp8", input_len=8192, output_len=2
+    )
+    reads = {op.name: op.load_kv_cache / op.count for op in report.phases["decode"].ops if op.load_kv_cache}
+    assert reads["attention"] == pytest.approx(2048 * 656)
+    assert reads["index_scores"] == pytest.approx(8193 * 132, rel=1e-3)
+
+
+def test_latents_in_16_bits_are_not_packed() -> None:
+    report = analyze("deepseek-v3.2", "h200", tensor_parallel_size=8)
+    assert report.memory.kv_bytes_per_token == 61 * (576 * 2 + 132)
+
+
+def test_biases_are_not_quantised() -> None:
+    """gpt-oss-120b's checkpoint has 65.249 GB: 36 layers of 128 experts have 3 x 2,880 biases each, in 16 bits."""
+    assert analyze(GPT_OSS, "h200").memory.weights_bytes == pytest.approx(65.249e9, rel=1e-5)
+    plain, quantised = (analyze("qwen2.5-7b", "h200", quantization=q).memory.weights_bytes for q in ("bf16", "fp8"))
+    products = 28 * (3584 * (3584 + 2 * 512) + 3584 * 3584 + 3 * 3584 * 18944)  # attention and MLP of 28 layers
+    assert plain - quantised == products  # a byte less for each element of a matrix, none for biases
+
+
+@pytest.mark.parametrize("engine,dtype", [("sglang", "int8"), ("sglang", "int4"), ("trtllm", "int8")])
+def test_a_cache_that_an_engine_does_not_have_is_refused(engine: str, dtype: str) -> None:
+    with pytest.raises(
+        BadValue, match=f"has no KV cache in {dtype}: .*kv_cache_dtype.* must be one of auto, bf16, .*fp8"
+    ):
+        analyze("llama-3.1-8b", "h200", engine=engine, kv_cache_dtype=dtype)
+
+
+@pytest.mark.parametrize("engine,dtype", [("vllm", "int8"), ("roofline", "int4"), ("hf", "int8"), ("sglang", "fp8")])
+def test_a_cache_that_an_engine_has_is_kept(engine: str, dtype: str) -> None:
+    report = analyze("llama-3.1-8b", "h200", engine=engine, kv_cache_dtype=dtype)
+    assert report.memory.kv_bytes_per_token == 32 * 8 * 2 * 128 * {"int8": 1, "int4": 0.5, "fp8": 1}[dtype]

@@ -82,6 +82,9 @@ def bind(
         "throttle": device.throttle if engine.profile and efficiency is None else 0.0,
         "throttle_after": device.throttle_after,
         "uniform_lengths": 1.0,  # the sequences of a step have one length; 0 where they differ, as in a simulation
+        "fp8_ds_mla": float(
+            plan.kv_cache_dtype == "fp8" and bool({device.architecture, device.name} & {*engine.fp8_ds_mla})
+        ),
         "offload_share": 0.0,
         "kv_offload_share": 0.0,  # of the workload's cache: bound where that is known
     }

@@ -229,8 +229,7 @@ def _plan(
     gpus = args.tensor_parallel_size * args.pipeline_parallel_size * args.data_parallel_size
     per_node = args.gpus_per_node or parallelism.gpus_per_nvlink_domain(device, gpus)
     quantization = precision.summary(roles, dtype)
-    cache = args.kv_cache_dtype
-    given_cache = catalog.plain_dtype(cache, "`kv_cache_dtype`", catalog.KV_CACHE_FORMATS) if cache != "auto" else ""
+    given_cache = _given_cache(args.kv_cache_dtype, engine, dtype)
     return Plan(
         tensor_parallel_size=args.tensor_parallel_size,
         pipeline_parallel_size=args.pipeline_parallel_size,
@@ -260,6 +259,20 @@ def _plan(
         interconnect=args.interconnect or device.interconnect,
         frontend=args.frontend,  # type: ignore[arg-type]
     )
+
+
+def _given_cache(text: str, engine: Engine, dtype: str) -> str:
+    """The format of the KV cache that was given, '' for none; one that the engine does not have is refused."""
+    if text == "auto":
+        return ""
+    given = catalog.plain_dtype(text, "`kv_cache_dtype`", catalog.KV_CACHE_FORMATS)
+    if engine.kv_cache_dtypes and given not in (*engine.kv_cache_dtypes, dtype):
+        allowed = ", ".join(dict.fromkeys(("auto", dtype, *engine.kv_cache_dtypes)))
+        raise BadValue(
+            f"{engine.label or engine.name} has no KV cache in {given}: `kv_cache_dtype` must be one of {allowed}",
+            field="kv_cache_dtype",
+        )
+    return given
 
 
 def _check_lengths(args: PlanArgs, plan: Plan, workload: Workload, network: Model) -> list[str]:

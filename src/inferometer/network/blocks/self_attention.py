@@ -171,11 +171,12 @@ def mla(
     ops.append(norm("kv_a_layernorm", s.kv_lora_rank, inputs=(latents,)))
     if rope:
         ops.append(elementwise("rope", (heads + 1) * s.qk_rope_head_dim, flops=3))
-    ops.append(kv_write("kv_cache_write", latent, span=span))
+    kept = _sparse_latent_width() if index is not None else latent
+    ops.append(kv_write("kv_cache_write", kept, span=span))
     if index is not None:
         ops += index.ops
         dims |= index.dims
-    ops += _latent_attention(queries, span=span, absorbed=absorbed)
+    ops += _latent_attention(queries, kept, span=span, absorbed=absorbed)
     outputs: tuple[str, ...] = ("attention", "v_absorb")
     if output_gate:
         gate = s.num_attention_heads * s.v_head_dim
@@ -204,8 +205,20 @@ def _latent_projections(queries: str, latents: str, *, low_rank: bool, bias: boo
     ]
 
 
-def _latent_attention(queries: str, *, span: str, absorbed: bool) -> list[Op]:
-    """Attention over latents: expanded by kv_b_proj where prompts are not ``absorbed``, else between its two halves."""
+def _sparse_latent_width() -> Formula:
+    """Elements of a cached latent of sparse attention; where its fp8 form is packed as ``fp8_ds_mla``, what is more.
+
+    There the rotary part stays in the activations' format, and every 128 elements of the rest have an fp32 scale.
+    """
+    more = s.qk_rope_head_dim * (s.act_bytes - s.kv_bytes) + s.kv_lora_rank / 128 * 4
+    return s.kv_lora_rank + s.qk_rope_head_dim + s.fp8_ds_mla * more / s.kv_bytes
+
+
+def _latent_attention(queries: str, kept: Formula, *, span: str, absorbed: bool) -> list[Op]:
+    """Attention over latents: expanded by kv_b_proj where prompts are not ``absorbed``, else between its two halves.
+
+    ``kept`` elements of a latent are in the cache.
+    """
     heads = s.num_attention_heads / s.tp
     latent = s.kv_lora_rank + s.qk_rope_head_dim
     absorbing = s.tokens if absorbed else s.decode_tokens
@@ -217,7 +230,7 @@ def _latent_attention(queries: str, *, span: str, absorbed: bool) -> list[Op]:
         "qk_dim": latent,
         "v_dim": s.kv_lora_rank,
         "span": span,
-        "kv_width": latent,
+        "kv_width": kept,
         "inputs": ("q_absorb",),
     }
     ops += both("attention", **latents_only) if absorbed else decoding("attention", **latents_only)

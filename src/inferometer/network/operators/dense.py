@@ -38,7 +38,7 @@ def linear(
     my_groups = groups / s.tp if shard == "group" else groups
     per_row = my_k * my_n / my_groups
     params = n * k / groups + (n if bias else 0)
-    stored = (per_row + (my_n if bias else 0)) * weight
+    stored = per_row * weight + (my_n * s.act_bytes if bias else 0)  # biases are not quantised
     return Op(
         name,
         "linear",

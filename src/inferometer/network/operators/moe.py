@@ -28,7 +28,8 @@ def experts(
     """
     weight, inp, peak = role_bytes("experts")
     matrices = 3 if gated else 2
-    per_expert = matrices * hidden * intermediate + ((intermediate * (matrices - 1) + hidden) if bias else 0)
+    products, biases = matrices * hidden * intermediate, (intermediate * (matrices - 1) + hidden) if bias else 0
+    per_expert, expert_bytes = products + biases, products * weight + biases * s.act_bytes  # biases are not quantised
     in_use = top_k + (count - top_k) * (1 - s.routing_skew)
     local_experts = ceil(count / s.ep)
     touched = in_use * local_experts / count * (1 - (1 - top_k / in_use) ** s.moe_tokens)
@@ -39,12 +40,12 @@ def experts(
         "moe",
         Work(
             flops=2 * rows * matrices * hidden * inner,
-            weights=touched * per_expert * weight / s.moe_tp,
+            weights=touched * expert_bytes / s.moe_tp,
             reads=rows * (hidden * inp + (matrices - 1) * inner * s.act_bytes + inner * inp + hidden * s.act_bytes),
             writes=rows * (matrices * inner + hidden) * s.act_bytes + s.moe_tokens / s.ep * hidden * s.act_bytes,
             params=count * per_expert,
             active=top_k * per_expert,
-            stored=local_experts * per_expert * weight / s.moe_tp,
+            stored=local_experts * expert_bytes / s.moe_tp,
         ),
         {
             "tokens": s.moe_tokens,
