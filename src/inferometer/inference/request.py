@@ -95,8 +95,9 @@ def build_request(model: str, gpu: str = "h100-sxm", **kwargs: Unpack[PlanKwargs
     """Check everything and put it together; the first thing that is wrong is an error with one sentence."""
     given = {name: value for name, value in kwargs.items() if value is not None}
     check_names(PlanArgs, given)
-    entry = catalog.model(model, kwargs.get("hf_token"))
-    network = network_of(entry)
+    assume_decoder = bool(given.get("assume_decoder"))
+    entry = catalog.model(model, kwargs.get("hf_token"), assume_decoder=assume_decoder)
+    network = network_of(entry, assume_decoder)
     device = catalog.hardware(gpu)
     usecase = catalog.usecase(str(given["usecase"])) if "usecase" in given else None
     args = checked(PlanArgs, {**_usecase_lengths(usecase), **given})
@@ -127,9 +128,12 @@ def build_request(model: str, gpu: str = "h100-sxm", **kwargs: Unpack[PlanKwargs
 
 
 @cache_by_identity(32)
-def network_of(entry: catalog.ModelEntry) -> Model:
+def network_of(entry: catalog.ModelEntry, assume_decoder: bool = False) -> Model:
     """The network of an entry; those of the catalogue are built once, and all that is worked out for them stays."""
-    return (build_network if entry.network else families.build)(entry.config, entry.source or entry.name)
+    where = entry.source or entry.name
+    if entry.network:
+        return build_network(entry.config, where)
+    return families.build(entry.config, where, assume_decoder=assume_decoder)
 
 
 def _usecase_lengths(usecase: Usecase | None) -> dict[str, int]:

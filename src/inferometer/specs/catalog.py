@@ -306,10 +306,11 @@ class ModelEntry(msgspec.Struct, frozen=True):
 
 
 @about("model")
-def model(text: str, token: str | None = None) -> ModelEntry:
+def model(text: str, token: str | None = None, *, assume_decoder: bool = False) -> ModelEntry:
     """A catalogue name, a Hugging Face id, or the path of a config.json, its folder or a network's TOML file.
 
-    ``token`` is for gated repositories of Hugging Face; without it, the variable HF_TOKEN of the environment.
+    ``token`` is for gated repositories of Hugging Face; without it, the variable HF_TOKEN of the environment. A name of
+    an embedding, speech or encoder model is refused unless ``assume_decoder``.
     """
     name = str(text).strip()
     if not name:
@@ -317,6 +318,8 @@ def model(text: str, token: str | None = None) -> ModelEntry:
     if name.startswith((".", "/", "~")) or name.endswith((".json", ".toml")):
         return _from_file(user_path(name))
     entry = catalog_entry(name)
+    if entry is None and not assume_decoder:
+        _refuse_other_kinds(name)
     path = user_path(name)
     if entry is None and path.is_dir() and (path / "config.json").exists():
         return _from_file(path)
@@ -328,6 +331,15 @@ def model(text: str, token: str | None = None) -> ModelEntry:
         return _download(name, token)
     hint = "(or give a Hugging Face id or the path of a config.json)"
     raise UnknownName("model", name, names("models"), hint, field="model")
+
+
+def _refuse_other_kinds(name: str) -> None:
+    """Whether a name is that of a model that does not answer token by token: told before anything is fetched."""
+    last = name.rpartition("/")[2].lower()
+    for kind in read_toml(DATA / "not_decoders.toml")["models"]:
+        if re.fullmatch(kind["pattern"], last):
+            anyway = "`assume_decoder` computes it as a Llama-like decoder all the same"
+            raise BadValue(f"{abbreviate(name)} is {kind['what']}; {anyway}", field="model")
 
 
 def catalog_entry(text: str) -> ModelEntry | None:

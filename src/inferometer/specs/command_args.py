@@ -189,6 +189,9 @@ class SearchArgs(SearchSpaceArgs):
     ] = None
     gpu_memory_utilization: Annotated[float | None, arg("Share of memory.", default_text="the engine's")] = None
     routing_skew: Annotated[float, arg("0: experts are chosen evenly; 1: always the same.")] = 0.0
+    assume_decoder: Annotated[
+        bool, arg("Compute a model whose structure is not understood as a Llama-like decoder all the same.")
+    ] = False
     hf_token: Annotated[str | None, arg("For gated configs; HF_TOKEN works too.", secret=True)] = None
     backend: Annotated[str, arg("Where simulations run: processes, dask or ray.")] = "processes"
     jobs: Annotated[int, arg("Simulations at a time.")] = 1
@@ -258,6 +261,9 @@ class TrainArgs(Args):
         str | None, arg("Which link joins the GPUs: nvlink, pcie …", default_text="the device's best")
     ] = None
     routing_skew: Annotated[float, arg("0: experts are chosen evenly; 1: always the same.")] = 0.0
+    assume_decoder: Annotated[
+        bool, arg("Compute a model whose structure is not understood as a Llama-like decoder all the same.")
+    ] = False
     hf_token: Annotated[str | None, arg("For gated configs; HF_TOKEN works too.", secret=True)] = None
 
 

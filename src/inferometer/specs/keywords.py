@@ -10,6 +10,7 @@ class PlanKwargs(TypedDict, total=False):
     """PlanArgs."""
 
     engine: str | None
+    assume_decoder: bool | None
     tensor_parallel_size: int | None
     pipeline_parallel_size: int | None
     data_parallel_size: int | None
@@ -59,6 +60,7 @@ class ServedPlanKwargs(TypedDict, total=False):
     """ServedPlanArgs."""
 
     engine: str | None
+    assume_decoder: bool | None
     tensor_parallel_size: int | None
     pipeline_parallel_size: int | None
     data_parallel_size: int | None
@@ -100,6 +102,7 @@ class SimulateKwargs(TypedDict, total=False):
     """ServingArgs."""
 
     engine: str | None
+    assume_decoder: bool | None
     tensor_parallel_size: int | None
     pipeline_parallel_size: int | None
     data_parallel_size: int | None
@@ -187,6 +190,7 @@ class SearchKwargs(TypedDict, total=False):
     calibration: str | None
     gpu_memory_utilization: float | None
     routing_skew: float | None
+    assume_decoder: bool | None
     hf_token: str | None
     backend: str | None
     jobs: int | None
@@ -240,6 +244,7 @@ class TrainKwargs(TypedDict, total=False):
     overlap: float | None
     interconnect: str | None
     routing_skew: float | None
+    assume_decoder: bool | None
     hf_token: str | None
 
 

@@ -48,6 +48,9 @@ class MachineArgs(Args):
             offered="engines",
         ),
     ] = None
+    assume_decoder: Annotated[
+        bool, arg("Compute a model whose structure is not understood as a Llama-like decoder all the same.")
+    ] = False
 
 
 class LayoutArgs(MachineArgs):

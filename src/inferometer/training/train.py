@@ -45,6 +45,7 @@ _LAYOUT = (  # arguments of `analyze` that training has, too: the machine and th
     "gpus_per_node",
     "interconnect",
     "routing_skew",
+    "assume_decoder",
     "hf_token",
 )
 

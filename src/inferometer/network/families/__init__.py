@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from ...base.errors import BadFile, about
+from ...base.errors import BadFile, BadValue, about
 from ..graph import Model
 from .config import Config
 
@@ -117,8 +117,11 @@ def builder(model_type: str) -> Callable[..., Model]:
 
 
 @about("model")
-def build(data: Mapping[str, Any], where: str = "config.json") -> Model:
-    """``build(json.load(open("config.json")))``: the network that a config describes."""
+def build(data: Mapping[str, Any], where: str = "config.json", *, assume_decoder: bool = False) -> Model:
+    """``build(json.load(open("config.json")))``: the network that a config describes.
+
+    What is neither known nor a plain decoder is an error, or computed as one all the same with ``assume_decoder``.
+    """
     config = Config(data, where)
     if not data:
         raise BadFile(f"{where} is empty")
@@ -127,14 +130,26 @@ def build(data: Mapping[str, Any], where: str = "config.json") -> Model:
     for model_type in (kind, str(inner.get("model_type", default="") or "") if inner else ""):
         if model_type in families():
             return builder(model_type)(config, family=model_type)
-    return _guess(config, kind)
+    return _guess(config, kind, assume_decoder)
 
 
-def _guess(config: Config, kind: str) -> Model:
+def _guess(config: Config, kind: str, assume_decoder: bool) -> Model:
     """An unknown family that has the sizes of a decoder is read as one, and says so."""
     name = f"model_type {kind!r}" if kind else "a config without model_type"
-    note = f"{name} is not known; read as a Llama-like decoder from its sizes: check the parameter count"
     text = config.text
+    strange = text.unread_structure()
+    if strange and not assume_decoder:
+        where = text.where.replace("`", "")
+        raise BadValue(
+            f"{where}: {strange}, and such a structure is not known; "
+            "`assume_decoder` computes it as a Llama-like decoder all the same",
+            field="model",
+        )
+    note = f"{name} is not known; read as a Llama-like decoder from its sizes: check the parameter count"
+    if strange:
+        note += f" ({strange}, which is left out)"
+        config = Config({**text.data, "layer_types": None, "mlp_layer_types": None}, text.where)
+        text = config
     if text.get("kv_lora_rank"):
         import msgspec
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,25 @@ from ...base.errors import BadFile, abbreviate
 HUGE = 10**9  # no size of a network is larger than this
 
 MOST_LAYERS = 10_000
+
+# Keys that say how layers are built: a decoder that has one of them is not a stack of equal attention layers.
+_STRUCTURE = re.compile(
+    r"(mamba|ssm|rwkv|lru|kda|altup|hc|zero_expert|compress|linear_(num|key|value|conv|attn))_.+"
+    r"|attn_(layer_.+|type_list|res_block_size)|(full|global)_attn_.+|full_attention_interval|cross_attention_layers"
+    r"|hybrid_.+|layers?_(block_)?types?|mlp_layer_types|block_(types?|configs)|sliding_window_lay.+|interleaved_sliding_window"
+    r"|conv_L_cache|state_size|time_step_rank|num_kv_shared_layers|hidden_size_per_layer_input"
+    r"|is_encoder_decoder|(num_)?(encoder|decoder)_layers"
+)
+WINDOWED = ("sliding_attention", "local_attention", "chunked_attention")  # layer types that see a part of the past
+_READ = {  # structural keys that a plain decoder understands, and the words that it knows in them
+    "layer_types": {"full_attention", "attention", *WINDOWED},
+    "mlp_layer_types": {"dense", "sparse"},
+}
+_ENCODERS = re.compile(  # model types that answer with vectors, labels or speech, or read with a second network
+    r"(al|cam\w*|distil|modern|nomic_)?bert|m?deberta(-v2)?|(xlm-)?roberta(-xl)?|electra|esm|mpnet|new|xlm|xlnet"
+    r"|clip|dinov2|siglip|vit|hubert|speech_to_text|wav2vec2(-bert)?|wavlm|whisper"
+    r"|m?bart|m2m_100|marian|pegasus|switch_transformers|(long|m|um)?t5"
+)
 
 
 class Config:
@@ -87,3 +107,20 @@ class Config:
     def tied(self) -> bool:
         """Whether the LM head shares the embedding's weights."""
         return self.flag("tie_word_embeddings")
+
+    def unread_structure(self) -> str:
+        """What says that this is no plain decoder: ``"'attn_layer_period' is 8"``, or nothing."""
+        kind = str(self.get("model_type", default=""))
+        if _ENCODERS.fullmatch(kind):
+            return f"'model_type' is {kind!r}, an encoder or a model that has one"
+        for key, value in self.data.items():
+            strange = [word for word in value if word not in _READ[key]] if key in _READ and _is_list(value) else []
+            if strange:
+                return f"{key!r} has {abbreviate(strange[0])}"
+            if value and key not in _READ and _STRUCTURE.fullmatch(key):
+                return f"{key!r} is {abbreviate(value, 40)}"
+        return ""
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, list | tuple)

@@ -10,7 +10,7 @@ from ...base.symbols import names as s
 from ..blocks import embed, head, mlp, moe
 from ..graph import Block, Model, Part, Span, Vision, group_layers
 from ..operators import linear, norm
-from .config import Config
+from .config import WINDOWED, Config
 from .quantization import DTYPES, declared, dtype
 from .vision import tower
 
@@ -118,11 +118,11 @@ def heads(c: Config) -> dict[str, Any]:
 def windows(c: Config, default: int = 1) -> list[bool]:
     """For each layer, whether it sees only a sliding window; ``default``: every how many layers one does not."""
     number = c.layers
+    kinds = layer_kinds(c, "layer_types", {word: word for word in ("full_attention", "attention", *WINDOWED)})
     if not c.get("sliding_window", "sliding_window_size") or c.get("use_sliding_window") is False:
         return [False] * number
-    kinds = c.items("layer_types", number)
     if kinds:
-        return [k in ("sliding_attention", "local_attention", "chunked_attention") for k in kinds[:number]]
+        return [kind in WINDOWED for kind in kinds]
     pattern = c.get("sliding_window_pattern", "_sliding_window_pattern", default=default)
     if isinstance(pattern, int) and pattern > 1:
         return [(i + 1) % pattern != 0 for i in range(number)]
