@@ -112,7 +112,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_files_that_pages_name_exist(page: Path) -> None:
-    to_be_added = ("rtx-3080.toml", "smollm3.py", "NAME.toml")  # the examples of CONTRIBUTING
+    to_be_added = ("rtx-3080.toml", "gpt_neo.py", "NAME.toml")  # the examples of CONTRIBUTING
     named = re.findall(
         r"`(?:pytest )?((?:src|tests|benchmarks|tools|docs)/[\w./-]+)`", page.read_text(encoding="utf-8")
     )
@@ -263,34 +263,39 @@ def test_adding_a_gpu(folder: Path) -> None:
 
 
 def test_adding_a_relative(monkeypatch: pytest.MonkeyPatch) -> None:
-    line = contributing('"granite"', "python").strip().rstrip(",")
-    assert "granite" not in families.families()
+    line = contributing('"arcee"', "python").strip().rstrip(",")
+    assert "arcee" not in families.families(), "the example is a family now: choose another"
     for key, relative in ast.literal_eval(f"{{{line}}}").items():
         monkeypatch.setitem(families.RELATIVES, key, relative)
-    granite = {
-        "model_type": "granite",
-        "hidden_size": 4096,
-        "intermediate_size": 12800,
-        "num_hidden_layers": 40,
+    arcee = {
+        "model_type": "arcee",
+        "hidden_size": 2560,
+        "intermediate_size": 18432,
+        "num_hidden_layers": 32,
         "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "vocab_size": 49155,
+        "vocab_size": 32000,
     }
-    model = families.build(granite)
-    assert parameters(model) == 8_170_848_256 and not model.warnings
+    model = families.build(arcee)
+    layer = 4 * 2560 * 2560 + 2 * 2560 * 18432 + 2 * 2560
+    assert parameters(model) == 32 * layer + 2 * 32000 * 2560 + 2560 and not model.warnings
+
+
+def test_an_entry_like_another() -> None:
+    written = tomllib.loads(contributing("qwen3-4b-2507.toml", "toml"))
+    assert written == tomllib.loads((catalog.DATA / "models" / "qwen3-4b-2507.toml").read_text(encoding="utf-8"))
 
 
 def test_adding_a_family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text, check = contributing("smollm3", "python"), contributing("def test_smollm3", "python")
-    assert "smollm3" not in families.families()
-    (tmp_path / "smollm3.py").write_text(text, encoding="utf-8")
+    text, check = contributing("GPT-Neo: a GPT-2", "python"), contributing("def test_gpt_neo", "python")
+    assert "gpt_neo" not in families.families(), "the example is a family now: choose another"
+    (tmp_path / "gpt_neo.py").write_text(text, encoding="utf-8")
     monkeypatch.setattr(families, "__path__", [*families.__path__, str(tmp_path)])
     names: dict[str, Any] = {}
     exec(compile(check, "CONTRIBUTING.md", "exec"), names)
     try:
-        names["test_smollm3"]()
+        names["test_gpt_neo"]()
     finally:
-        sys.modules.pop("inferometer.network.families.smollm3", None)
+        sys.modules.pop("inferometer.network.families.gpt_neo", None)
 
 
 def test_adding_an_operator(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -348,7 +348,7 @@ def test_all_kinds_of_models(model: str) -> None:
     report = train(model, gpu="b200", recompute="full", data_parallel_size=8, zero=3, enable_expert_parallel=True)
     assert report.model_flops_utilization > 0.01 and report.memory.total_bytes > 0
     tokens = report.tokens_per_step
-    assert report.model_flops > 5.5 * tokens * report.model.active_params or model in ("dit-xl-2", "qwen2-vl-7b")
+    assert report.model_flops > 5 * tokens * report.model.active_params or model in ("dit-xl-2", "qwen2-vl-7b")
     assert {op.kind for op in report.phases["backward"].ops} & PRODUCTS
 
 

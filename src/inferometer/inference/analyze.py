@@ -200,7 +200,7 @@ def model_info(request: Request) -> ModelInfo:
         name=m.name,
         family=m.family,
         params=round(memory.parameters(m)),
-        active_params=round(memory.parameters(m, "active")),
+        active_params=round(memory.active_parameters(m)),
         layers=m.num_layers,
         dtype=request.plan.dtype,
         quantization=request.roles,

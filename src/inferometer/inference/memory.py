@@ -30,6 +30,21 @@ def parameters(model: Model, field: str = "params") -> float:
     return float(weight_sum(model.blocks, ALONE, field))
 
 
+def active_parameters(model: Model) -> float:
+    """Parameters that a token uses, as publishers count them: all of a dense model, the input embedding included.
+
+    A mixture's are without the experts that a token does not choose, and without a vision tower.
+    """
+    text = tuple(block for block in model.blocks if block.stage != "vision")
+    idle = sum(
+        block.count * float(evaluate(op.work.params - op.work.active, {**ALONE, **block.dims}))
+        for block in text
+        for op in block.ops
+        if op.kind == "moe"
+    )
+    return float(weight_sum(text, ALONE, "params")) - idle if idle else parameters(model)
+
+
 def parameters_by_op(model: Model) -> dict[str, float]:
     """Parameters of every operator by name, over all layers: ``parameters_by_op(model)["down_proj"]``"""
     amounts: dict[str, float] = {}

@@ -268,23 +268,6 @@ def usecase(text: str) -> Usecase:
 # ------------------------------------------------------------------ models
 
 _TUNED = re.compile(r"-(instruct|hf|chat|it|base|dynamic|static|pertensor|per-tensor|thinking|v0\.\d-hf)(?=-|$)")
-_QUANTISED = {
-    "gptq-int4": "w4a16",
-    "gptq-int8": "w8a16",
-    "fp8-block": "fp8-block",
-    "fp8": "fp8",
-    "nvfp4": "nvfp4",
-    "fp4": "nvfp4",
-    "awq": "w4a16",
-    "gptq": "w4a16",
-    "int4": "w4a16",
-    "int8": "int8",
-    "w4a16": "w4a16",
-    "w8a16": "w8a16",
-    "w8a8": "int8",
-    "mxfp4": "mxfp4",
-    "bf16": "bf16",
-}
 _UNSPECIFIC = ({"fp8", "fp8-block"}, {"w4a16", "int4", "int4-g32"})  # a name does not say which of these it means
 
 
@@ -356,8 +339,30 @@ def catalog_entry(text: str) -> ModelEntry | None:
 @functools.lru_cache(64)
 def _entry(stem: str, quantization: str) -> ModelEntry:
     """One object per entry, so that what is built from it can be cached by identity."""
-    data = read_toml(DATA / "models" / f"{stem}.toml")
-    return ModelEntry(stem, data["config"], data.get("source", ""), quantization, hf_id=data.get("hf_id", ""))
+    data = _model_data(stem)
+    config, declared = data["config"], data.get("quantizations", {}).get(quantization)
+    if declared is not None:
+        config = {**config, "quantization_config": declared}
+    return ModelEntry(stem, config, data.get("source", ""), quantization, hf_id=data.get("hf_id", ""))
+
+
+def _model_data(stem: str) -> dict[str, Any]:
+    """A file of the catalogue; one that says ``like = "qwen3-4b"`` has only the keys of its config that differ."""
+    data = _shipped("models", stem)
+    other = data.get("like")
+    if other is None:
+        return data
+    if other == stem or not (DATA / "models" / f"{other}.toml").exists():
+        raise UnknownName(f"model that {stem} is like", str(other), names("models"), field="model")
+    base = _model_data(other)
+    tables = {key: _merged(base.get(key, {}), data.get(key, {})) for key in ("config", "quantizations")}
+    return {**data, **tables}
+
+
+def _merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """A table over another, nested ones too: ``_merged({"a": {"b": 1, "c": 2}}, {"a": {"c": 3}})``"""
+    tables = {k: _merged(base[k], v) for k, v in own.items() if isinstance(v, dict) and isinstance(base.get(k), dict)}
+    return {**base, **own, **tables}
 
 
 def _variants(key: str) -> Iterable[tuple[str, str]]:
@@ -365,17 +370,25 @@ def _variants(key: str) -> Iterable[tuple[str, str]]:
     yield key, ""
     bare = _TUNED.sub("", key)
     yield bare, ""
-    for suffix, meaning in _QUANTISED.items():
-        shorter = re.sub(rf"-{suffix}(?=-|$)", "", bare)
-        if shorter != bare:
-            yield shorter, meaning
-            yield _TUNED.sub("", shorter), meaning
+    for suffix, meaning in _suffixes().items():
+        for longer in (key, bare):
+            shorter = re.sub(rf"-{suffix}(?=-|$)", "", longer)
+            if shorter != longer:
+                yield shorter, meaning
+                yield _TUNED.sub("", shorter), meaning
 
 
 def named_precision(name: str) -> str:
     """The quantisation that a repository's or folder's name declares: ``named_precision("X-NVFP4")  # 'nvfp4'``"""
     parts = f"-{normalized(name)}-"
-    return next((meaning for suffix, meaning in _QUANTISED.items() if f"-{suffix}-" in parts), "")
+    return next((meaning for suffix, meaning in _suffixes().items() if f"-{suffix}-" in parts), "")
+
+
+@functools.cache
+def _suffixes() -> dict[str, str]:
+    """What the names of quantised checkpoints end in -> the precision; the longest first: gptq-int8 is not int8."""
+    ends = {suffix: precision.name for precision in precisions().values() for suffix in precision.suffixes}
+    return dict(sorted(ends.items(), key=lambda pair: -len(pair[0])))
 
 
 def _from_file(path: Path) -> ModelEntry:

@@ -145,6 +145,7 @@ class Precision(Spec, frozen=True, kw_only=True):
     activation_bits: float = 16.0  # of a linear layer's input when computing in the first of `compute`
     units: str = ""  # a format that the device must have besides: its units take the two sides in different formats
     without_units: str = ""  # the precision whose kernels run where the device can compute in none of `compute`
+    suffixes: tuple[str, ...] = ()  # what the names of checkpoints in it end in
     source: str = ""
 
     @property

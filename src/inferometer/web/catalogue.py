@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from ..inference.analyze import device_info
-from ..inference.memory import parameters
+from ..inference.memory import active_parameters, parameters
 from ..network import families
 from ..specs import catalog
 from ..specs.arguments import Argument
@@ -64,7 +64,7 @@ def _model(name: str) -> dict[str, Any]:
         "label": name,
         "params": round(parameters(built)),
         "layers": built.num_layers,
-        "active_params": round(parameters(built, "active")),
+        "active_params": round(active_parameters(built)),
         "family": built.family,
         "kind": built.kind,
         "max_position": built.max_position or None,

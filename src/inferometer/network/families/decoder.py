@@ -151,7 +151,7 @@ def sparse_layers(c: Config) -> list[bool]:
         return [bool(f) for f in c.items("moe_layer_freq", number)[:number]]
     step = c.size("decoder_sparse_step", "interleave_moe_layer_step", default=1)
     dense = c.items("mlp_only_layers")
-    first = c.size("first_k_dense_replace", default=0, least=0)
+    first = c.size("first_k_dense_replace", "moe_layer_start_index", default=0, least=0)
     every = frequency if isinstance(frequency, int) and frequency > 0 else 1
     return [i >= first and i % every == 0 and (i + 1) % step == 0 and i not in dense for i in range(number)]
 
@@ -165,7 +165,7 @@ def expert_sizes(c: Config) -> dict[str, Any]:
         "intermediate_size",
         "ffn_hidden_size",
     )
-    number = c.size("n_shared_experts", "num_shared_experts", default=0, least=0)
+    number = c.size("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", default=0, least=0)
     shared = c.size(
         "shared_expert_intermediate_size",
         "moe_shared_expert_intermediate_size",
@@ -182,6 +182,7 @@ def expert_sizes(c: Config) -> dict[str, Any]:
         "experts_per_token",
         "moe_top_k",
         "num_selected_experts",
+        "moe_k",
     )
     if chosen > experts:
         raise BadFile(f"{c.where}: a token cannot choose {chosen} of {experts} experts")

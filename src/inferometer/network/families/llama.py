@@ -52,11 +52,15 @@ def build_llama(config: Config, *, family: str = "llama", warnings: tuple[str, .
     if not c.flag("use_parallel_residual", "parallel_attn", default=True):
         t = t._replace(parallel=0)
     local = windows(c, t.pattern)
-    attention = {span: _attention(c, t, span) for span in ("", "window")}
+    rotary = c.items("no_rope_layers", c.layers) or [1] * c.layers  # SmolLM3: 1 means that the layer does rotate
+    kinds = {(near, bool(turns)) for near, turns in zip(local, rotary, strict=False)}
+    attention = {
+        kind: _attention(c, t._replace(rope=t.rope and kind[1]), "window" if kind[0] else "") for kind in kinds
+    }
     feed = _feed_forward(c, t)
 
     def layer(index: int) -> tuple[str, Part]:
-        return "layers", attention["window" if local[index] else ""] + feed(index)
+        return "layers", attention[local[index], bool(rotary[index])] + feed(index)
 
     positions = 0 if t.learned is None else c.size("max_position_embeddings", "n_positions", "n_ctx") + t.learned
     return decoder(

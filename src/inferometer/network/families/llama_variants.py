@@ -1,7 +1,8 @@
-"""Decoders that are a Llama in the words of their own configs: OPT, Falcon, ChatGLM, the first Qwen, DBRX."""
+"""Decoders that are a Llama in the words of their own configs: OPT, Falcon, ChatGLM, the first Qwen, DBRX, Hunyuan."""
 
 from __future__ import annotations
 
+from ...base.errors import BadFile, abbreviate
 from ..graph import Model
 from .config import Config
 from .llama import build_llama
@@ -107,3 +108,25 @@ def build_dbrx(config: Config, *, family: str = "dbrx") -> Model:
         "max_position_embeddings": config.size("max_seq_len", default=0),
     }
     return build_llama(Config({**config.data, **sizes}, config.where), family=family)
+
+
+def build_hunyuan_v1_moe(config: Config, *, family: str = "hunyuan_v1_moe") -> Model:
+    """Hunyuan-A13B: experts beside a shared one; sizes are one number, or a list of the same for every layer.
+
+    ``build_hunyuan_v1_moe(Config({"model_type": "hunyuan_v1_moe", "moe_topk": [8, …], "num_shared_expert": 1, …}))``
+    """
+
+    def one(*keys: str) -> int:
+        value = config.get(*keys)
+        values = value if isinstance(value, list) else [value]
+        if len(set(map(str, values))) != 1:
+            raise BadFile(f"{config.where}: {keys[0]!r} must be the same for every layer, not {abbreviate(values)}")
+        return Config({keys[0]: values[0]}, config.where).size(keys[0], least=0)
+
+    sizes = {
+        "moe_intermediate_size": one("moe_intermediate_size", "intermediate_size"),
+        "num_experts_per_tok": one("moe_topk", "num_experts_per_tok"),
+        "num_shared_experts": one("num_shared_expert") if config.flag("use_mixed_mlp_moe", default=True) else 0,
+    }
+    norms = "head" if config.flag("use_qk_norm", default=True) else ""
+    return build_llama(Config({**config.data, **sizes}, config.where), family=family, qk_norm=norms)

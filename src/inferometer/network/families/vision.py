@@ -406,6 +406,26 @@ def minimax(v: Config, config: Config) -> Tower:
     return blocks, Vision(patch, merge, "round", min_pixels=(patch * merge) ** 2, max_pixels=side * side)
 
 
+def pixtral(v: Config, config: Config) -> Tower:
+    """Pixtral: native resolution, rotary positions, gated MLPs; Mistral 3 merges 2 × 2 patches before the projector."""
+    layers, patch = tower_sizes(v), v.size("patch_size", default=16)
+    width, out = layers["hidden_size"], text_width(config)
+    merge = config.size("spatial_merge_size", default=1)
+    join: list[Part | Op] = []
+    if merge > 1:
+        widths = {"merged": width * merge * merge, "hidden_size": width}
+        join = [last_norm(bias=False), projection("merger", widths, m=s.image_tokens, bias=False)]
+    widths = {"hidden_size": width, "projector_hidden": out, "out_hidden_size": out}
+    bias = config.flag("multimodal_projector_bias", default=merge == 1)
+    blocks = (
+        patch_embed(hidden_size=width, patch_inputs=pixels(v), bias=False, pre_norm=True, norm_bias=False),
+        *encoder(**layers, gated=True, bias=False, mlp_bias=False, norm_bias=False, rope=True),
+        projector({"hidden_size": width}, *join, projection("projector", widths, m=s.image_tokens, bias=bias)),
+    )
+    side = v.size("image_size", default=1024)
+    return blocks, Vision(patch, merge, "pad", side=side, max_pixels=side * side)
+
+
 TOWERS: dict[str, Callable[[Config, Config], Tower]] = {
     "qwen2_vl": qwen2,
     "qwen2_5_vl": qwen2,
@@ -419,4 +439,6 @@ TOWERS: dict[str, Callable[[Config, Config], Tower]] = {
     "kimi_k3": moonvit,
     "llama4": llama4,
     "minimax_m3_vl": minimax,
+    "mistral3": pixtral,
+    "pixtral": pixtral,
 }

@@ -9,7 +9,7 @@ import msgspec
 
 from ...base.errors import UnknownName
 from ...base.units import count, seconds, si, size
-from ...inference.memory import parameters
+from ...inference.memory import active_parameters, parameters
 from ...network import families
 from ...specs import catalog
 
@@ -116,7 +116,7 @@ def _model_row(name: str, entry: catalog.ModelEntry | None = None) -> dict[str, 
         "name": name,
         "family": built.family,
         "params": round(parameters(built)),
-        "active_params": round(parameters(built, "active")),
+        "active_params": round(active_parameters(built)),
         "layers": built.num_layers,
         "max_position": built.max_position or None,
         "quantization": ", ".join(sorted(set(built.quantization.values()))) or built.dtype,
