@@ -10,8 +10,9 @@ from conftest import Ran
 from helpers.plans import bound_plan
 
 import inferometer
-from inferometer import Report
+from inferometer import Report, analyze
 from inferometer.base.symbols import evaluate
+from inferometer.base.units import size
 from inferometer.costs.binding import bind, step_env
 from inferometer.costs.step import Group, Step
 from inferometer.inference.memory import (
@@ -26,6 +27,7 @@ from inferometer.inference.memory import (
 from inferometer.network import families
 from inferometer.specs import catalog
 from inferometer.specs.structs import Plan
+from inferometer.views.text.terminal import kv_per_token
 
 MODELS = [
     "llama-3.1-8b",
@@ -230,3 +232,63 @@ def test_the_largest_batch_is_the_largest(run: Run) -> None:
         most = run("analyze", *args).json["memory"]["max_batch_size"]
         assert run("analyze", *args, "--batch-size", str(most)).code == 0, engine
         assert run("analyze", *args, "--batch-size", str(most + 1)).code == 1, engine
+
+
+def draft(model: str = "llama-3.2-1b") -> dict[str, Any]:
+    return {"model": model, "num_speculative_tokens": 4, "acceptance_rate": 0.7}
+
+
+def test_the_cache_of_a_draft_model_counts_wherever_the_model_s_does() -> None:
+    """70B on 4 GPUs keeps 80 layers x 2 heads x 2 x 128 x 2 bytes a token, the 1B model 16 x 2 x 2 x 64 x 2 more."""
+    kwargs: dict[str, Any] = {"tensor_parallel_size": 4}
+    alone, drafted = (analyze("llama-3.1-70b", "h200", **kwargs, speculative_config=s).memory for s in (None, draft()))
+    assert alone.kv_bytes_per_token == 81_920
+    assert drafted.kv_bytes_per_token == 81_920 + 8_192
+    assert drafted.max_total_tokens is not None
+    used = drafted.max_total_tokens * drafted.kv_bytes_per_token
+    assert 0 <= drafted.kv_capacity_bytes - used < 16 * drafted.kv_bytes_per_token  # less than one block is left
+
+
+def test_the_cache_of_a_prediction_module_counts() -> None:
+    """DeepSeek-V3: 61 layers of 576 x 2 bytes a token, and one of the module."""
+    held = analyze("deepseek-v3", "h200", tensor_parallel_size=8, speculative_config={"method": "mtp"}).memory
+    assert held.kv_bytes_per_token == 62 * 1152
+
+
+def test_a_report_has_the_work_of_drafting() -> None:
+    """Four drafts of the 1B model a step, a quarter on each GPU: its weights are read and multiplied by four times."""
+    report = analyze("llama-3.1-70b", "h200", tensor_parallel_size=4, batch_size=8, speculative_config=draft())
+    decode = report.phases["decode"]
+    row = next(op for op in decode.ops if op.name == "draft")
+    small = analyze("llama-3.2-1b", "h200", tensor_parallel_size=4, batch_size=8, output_len=128).phases["decode"]
+    assert row.flops == pytest.approx(4 * small.OPs, rel=1e-6)
+    assert row.load_weight == pytest.approx(4 * small.load_weight, rel=1e-6)
+    assert decode.OPs == pytest.approx(sum(op.flops for op in decode.ops))
+
+
+@pytest.mark.parametrize(
+    "model,groups",
+    [
+        # gemma-3-27b: 10 full layers are a group, 52 with windows of 1,024 are 6 groups of 10, 8 of them padding.
+        # A request of 131,072 tokens takes 8,192 blocks of the one and 577 of each of the others: 9,215 tokens are
+        # the window's 1,023 and a step's 8,192, and one block more for where it begins.
+        ("gemma-3-27b", (10, 8192 + 6 * (576 + 1))),
+        # gpt-oss-120b: 18 and 18 layers, windows of 128: 8,319 tokens in 520 blocks and one
+        ("gpt-oss-120b", (18, 8192 + 520 + 1)),
+    ],
+)
+def test_the_cache_of_windowed_models_is_as_large_as_vllm_prints(model: str, groups: tuple[int, int]) -> None:
+    held = analyze(model, "h200", max_model_len=131_072).memory
+    layers, blocks = groups
+    per_layer = held.kv_bytes_per_token / {10: 62, 18: 36}[layers]
+    num_blocks = held.kv_capacity_bytes // (layers * 16 * per_layer)
+    assert held.max_total_tokens == pytest.approx(num_blocks / blocks * 131_072, abs=16)
+
+
+def test_the_header_s_room_and_bytes_per_token_agree() -> None:
+    """What a token of the longest requests takes, times the tokens there is room for, is the memory there is."""
+    for model, words in (("gemma-3-27b", "508 kB while short"), ("llama-3.1-8b", "131 kB per token")):
+        held = analyze(model, "h200").memory
+        assert words in kv_per_token(held)
+        assert held.max_total_tokens
+        assert f"{size(held.kv_capacity_bytes / held.max_total_tokens)} per token" in kv_per_token(held)

@@ -9,13 +9,14 @@ from ..base.symbols import evaluate
 from ..costs.binding import BoundPlan, stage_plans, step_env, step_rows, tower_rows
 from ..costs.kernels import Terms
 from ..costs.roofline import OpCost
-from ..costs.step import Step
+from ..costs.step import Group, Step
 from ..network.graph import Block
 from ..network.operators import WORK_FIELDS, Op, Work
 from . import latency, memory
 from .latency import decode_step, mixed_step, prefill_seconds, prefill_steps, vision_step
 from .memory import cache_of, peak, prompt_peaks, replica_kv_bytes
 from .report import OpRow, Phase
+from .speculation import draft_plan
 from .workload import BatchShape
 
 IDLE = ("host", "wait", "draft")  # kinds of rows that are not a kernel of this stage
@@ -77,7 +78,7 @@ def _decode(bound_plan: BoundPlan, batch_shape: BatchShape) -> Phase:
             guess = latency.speculative_step(
                 bound_plan, batch_shape.sequences / rotating, batch_shape.context, batch_shape.output_len, rotating
             )
-            rows += _waiting("draft", float(guess.draft_seconds))
+            rows += _drafting(bound_plan, one, float(guess.draft_seconds))
     kept = replica_kv_bytes(stage, batch_shape, max(batch_shape.output_len - 2, 0) // 2 + 1)
     return _phase(stage, rows, 1.0, [one], float(kept))
 
@@ -97,12 +98,29 @@ def _total(rows: Rows) -> float:
 
 def _waiting(name: str, took: float) -> Rows:
     """Time in which this stage does nothing of its own."""
-    if took <= 1e-12:
+    return _summed(name, "wait", "pipeline", dict.fromkeys(WORK_FIELDS, 0.0), took) if took > 1e-12 else []
+
+
+def _drafting(bound_plan: BoundPlan, verify: Step, took: float) -> Rows:
+    """The steps of the model that drafts, as one row with all their work."""
+    spec = bound_plan.plan.speculation
+    if spec is None or spec.method == "ngram":
         return []
-    op = Op(name, "draft" if name == "draft" else "wait", Work(), {})
-    block = Block("pipeline" if name != "draft" else "draft", (op,), {}, stage="head", residual=False)
-    row = OpCost(block, op, 1, dict.fromkeys(WORK_FIELDS, 0.0), Terms(0.0, 0.0, 0.0, 0.0), "assumed", took)
-    return [(row, 1.0, {})]
+    group = verify.groups[0]
+    step = Step((Group(group.seqs, 1, group.cached, 1, True),))
+    drafted = step_rows(draft_plan(bound_plan), step)
+    work = {
+        field: spec.num_speculative_tokens * sum(float(row.work[field]) * float(row.count) for row in drafted)
+        for field in WORK_FIELDS
+    }
+    return _summed("draft", "draft", "draft", work, took)
+
+
+def _summed(name: str, kind: str, block_name: str, work: dict[str, Any], took: float) -> Rows:
+    """A row that stands for more than an operator."""
+    op = Op(name, kind, Work(), {})
+    block = Block(block_name, (op,), {}, stage="head", residual=False)
+    return [(OpCost(block, op, 1, work, Terms(0.0, 0.0, 0.0, 0.0), "assumed", took), 1.0, {})]
 
 
 def _phase(bound_plan: BoundPlan, rows: Rows, steps: float, largest: list[Step], cache: float) -> Phase:

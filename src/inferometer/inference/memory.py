@@ -11,7 +11,7 @@ from ..base.symbols import names as s
 from ..costs.binding import BoundPlan, stage_plans, step_env
 from ..costs.roofline import weight_sum
 from ..costs.step import Group, Images, Step, cache_entries
-from ..network.graph import Block, Model
+from ..network.graph import Block, Model, Span
 from . import latency, speculation
 from .latency import vision_step
 from .report import Memory
@@ -131,10 +131,53 @@ def longest_step(batch: Value, new: Value, cached: Value = 0, *, budget: Value) 
     return Step((Group(total / piece, piece, cached + new - piece),))
 
 
-def max_total_tokens(bound_plan: BoundPlan, room: Value, length: Value) -> Value:
+def max_total_tokens(bound_plan: BoundPlan, room: float, length: int) -> float:
     """Tokens that the cache can hold, for sequences of up to ``length`` tokens."""
-    each = cache_bytes(bound_plan, length)
-    return maximum_of(room, 0) / each * length if each else float("inf")
+    each = float(cache_bytes(bound_plan, length) + drafter(bound_plan, length)[1])
+    if not each:
+        return float("inf")
+    if bound_plan.engine.kv_cache_groups and bound_plan.plan.speculation is None:
+        layers = _layers_by_span(bound_plan)
+        if any(span.kind in ("window", "chunk") for span in layers):
+            return _tokens_in_groups(bound_plan, layers, max(room, 0.0), length)
+    return max(room, 0.0) / each * length
+
+
+def _layers_by_span(bound_plan: BoundPlan) -> dict[Span, int]:
+    """Layers with a KV cache by what they attend to; {} where they differ in size, or keep something else, too."""
+    layers: dict[Span, int] = {}
+    sizes: set[float] = set()
+    for block in bound_plan.model.blocks:
+        caches = [op.cache for op in block.ops if op.cache is not None]
+        env = {**bound_plan.env, **block.dims}
+        for cache in caches:
+            span = bound_plan.model.spans[cache.span]
+            if len(caches) > 1 or span.ratio != 1 or evaluate(cache.per_sequence, env):
+                return {}
+            layers[span] = layers.get(span, 0) + block.count
+            sizes.add(float(evaluate(cache.per_token, env)))
+    return layers if len(sizes) == 1 else {}
+
+
+def _tokens_in_groups(bound_plan: BoundPlan, layers: dict[Span, int], room: float, length: int) -> float:
+    """What vLLM prints as the size of its KV cache where layers have windows: concurrency × max_model_len.
+
+    Layers of one kind are split into groups of equal size, the last one padded; a block belongs to one group. A window
+    needs room for its own tokens and for those of a step beside it.
+    """
+    plan, least, most = bound_plan.plan, min(layers.values()), max(layers.values())
+    group_size = most if most < 1.5 * least else least
+    per_layer = float(kv_bytes_per_token(bound_plan)) / sum(layers.values())
+    num_blocks = int(room // (group_size * plan.block_size * per_layer))
+    blocks = 0
+    for span, count in layers.items():
+        held, more = length, 0
+        if span.kind == "window":
+            held, more = min(int(span.size) - 1 + plan.max_num_batched_tokens, length), 1
+        elif span.kind == "chunk":
+            held = min(int(span.size) + plan.max_num_batched_tokens, length)
+        blocks += -(-count // group_size) * (-(-held // plan.block_size) + more)
+    return num_blocks / blocks * length
 
 
 def _zero(value: object) -> bool:
@@ -219,8 +262,11 @@ def memory_table(bound_plan: BoundPlan, batch_shape: BatchShape) -> Memory:
     fullest = max(parts, key=lambda m: m.total_bytes)
     for word in ("max_batch_size", "max_batch_size_prefill", "max_batch_size_decode"):
         setattr(fullest, word, min(getattr(m, word) for m in parts))
-    tokens = [m.max_total_tokens for m in parts if m.max_total_tokens is not None]
-    fullest.max_total_tokens = min(tokens) if tokens else None
+    held = [m for m in parts if m.max_total_tokens is not None]
+    if held:
+        tightest = min(held, key=lambda m: m.max_total_tokens or 0)
+        for word in ("max_total_tokens", "kv_bytes_per_token", "kv_capacity_bytes"):
+            setattr(fullest, word, getattr(tightest, word))
     return fullest
 
 
@@ -288,9 +334,10 @@ def _stage_memory(bound_plan: BoundPlan, batch_shape: BatchShape) -> Memory:
         return max(prompts(batch), answers(batch))
 
     room = fullest.usable - fullest.weights - fullest.reserve + bound_plan.env.get("host_cache_bytes", 0.0)
-    limit, per_token = bound_plan.plan.max_model_len or batch_shape.length, float(kv_bytes_per_token(bound_plan))
-    # an engine that profiles sizes its cache by that run alone
-    tokens = max_total_tokens(bound_plan, room - (aside or fullest.live), limit) if per_token else None
+    limit = int(bound_plan.plan.max_model_len or batch_shape.length)
+    per_token = float(kv_bytes_per_token(bound_plan) + drafter(bound_plan, 1)[1] - drafter(bound_plan, 0)[1])
+    capacity = max(0.0, float(room - (aside or fullest.live)))  # an engine that profiles goes by that run alone
+    tokens = max_total_tokens(bound_plan, capacity, limit) if per_token else None
     return Memory(
         weights_bytes=float(fullest.weights),
         kv_cache_bytes=float(fullest.cache),
@@ -300,6 +347,7 @@ def _stage_memory(bound_plan: BoundPlan, batch_shape: BatchShape) -> Memory:
         capacity_bytes=bound_plan.device.memory,
         usable_bytes=fullest.usable,
         kv_bytes_per_token=per_token,
+        kv_capacity_bytes=capacity,
         max_batch_size=_most(room, each, both) * replicas,
         max_batch_size_prefill=_most(room, per_prompt, prompts) * replicas,
         max_batch_size_decode=_most(room, each, answers) * replicas,

@@ -61,7 +61,8 @@ class Memory(msgspec.Struct):
     total_bytes: float
     capacity_bytes: float
     usable_bytes: float
-    kv_bytes_per_token: float
+    kv_bytes_per_token: float  # of a short sequence, and of what drafts
+    kv_capacity_bytes: float  # left for the cache: room for max_total_tokens, of sequences as long as they may be
     max_batch_size: int
     max_batch_size_prefill: int
     max_batch_size_decode: int

@@ -119,7 +119,10 @@ def _kv_capacity(bound_plan: BoundPlan, mean_len: int) -> tuple[int, int, str]:
 
     Where windows or states make a token's share depend on the length, sequences of the mean length count.
     """
-    sized = bound_plan._replace(plan=msgspec.structs.replace(bound_plan.plan, max_model_len=mean_len))
+    sized = bound_plan._replace(
+        plan=msgspec.structs.replace(bound_plan.plan, max_model_len=mean_len),
+        engine=msgspec.structs.replace(bound_plan.engine, kv_cache_groups=False),  # what is held, not what is admitted
+    )
     workload = Workload(batch_size=bound_plan.plan.data_parallel_size, input_len=mean_len - 1, output_len=1)
     table = memory_table(sized, batch_shape_of(sized, workload))
     if table.max_total_tokens is None:

@@ -23,7 +23,7 @@ from ...network.graph import Model
 from ...specs.catalog import precision
 from ...specs.structs import Hardware, Lora
 from .. import files
-from ..text.terminal import header
+from ..text.terminal import header, kv_per_token
 from .canvas import BOUNDS, Point, bounds, clean, page, picture, style
 from .palette import BLUE, FAINT, GREEN, GRID, INK, MUTED, ORANGE, OVERHEAD, SKY, SLATE, VERMILLION, tint
 from .structure import structure
@@ -455,7 +455,7 @@ def memory(report: Report) -> Any:
     _legend(axes, legend, loc="upper left", bbox_to_anchor=(-0.005, -0.04), ncols=4, columnspacing=1.6)
     note = [f"largest batch at these lengths {m.max_batch_size:,}"]
     if m.max_total_tokens:
-        note.append(f"room for {m.max_total_tokens:,} tokens of KV cache ({size(m.kv_bytes_per_token)} each)")
+        note.append(f"room for {m.max_total_tokens:,} tokens of KV cache ({kv_per_token(m)})")
     fits = m.total_bytes <= m.usable_bytes
     text = " · ".join(note) if fits else f"does not fit: {report.reason}"
     figure.text(0.028, 0.09, clean(text), fontsize=8.5, color=MUTED if fits else VERMILLION, parse_math=False)

@@ -152,9 +152,19 @@ def _memory(m: Memory, width: int = 60) -> Group:
         legend.append(f"{mark} ", colour)
         legend.append(f"{name} {size(amount)}  ")
     tokens = f" · room for {m.max_total_tokens:,} tokens of KV cache" if m.max_total_tokens else ""
-    per = f" · {size(m.kv_bytes_per_token)} per token" if m.kv_bytes_per_token else ""
+    per = f" · {kv_per_token(m)}" if m.kv_bytes_per_token else ""
     most = f"         max batch {m.max_batch_size:,} at these lengths"
     return Group(bar, legend, Text(most + tokens + per))
+
+
+def kv_per_token(m: Memory) -> str:
+    """``131 kB per token``; where windows or states make it less for long requests, of those and of short ones."""
+    short = m.kv_bytes_per_token
+    if m.max_total_tokens:
+        long = m.kv_capacity_bytes / m.max_total_tokens
+        if abs(long / short - 1) > 0.02:
+            return f"{size(long)} per token ({size(short)} while short)"
+    return f"{size(short)} per token"
 
 
 def _operators(name: str, phase: Phase, report: Report, every: bool) -> Table:

@@ -96,7 +96,8 @@ function stacked(one) {
         (fits ? "" : `: ${bytes(m.total_bytes - m.usable_bytes)} too much`),
       note:
         `${bytes(m.kv_bytes_per_token)} of KV cache per token and GPU · ` +
-        `room for ${m.max_total_tokens === null ? "–" : digits(m.max_total_tokens)} tokens, ` +
+        `room for ${m.max_total_tokens === null ? "–" : digits(m.max_total_tokens)} tokens ` +
+        `in ${bytes(m.kv_capacity_bytes)}, ` +
         `${digits(m.max_batch_size)} sequences of these lengths`,
       height: plans.length > 1 ? 290 : 230,
     },
