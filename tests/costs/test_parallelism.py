@@ -326,3 +326,24 @@ def test_layers_that_are_left_over_go_before_the_last_stage(pp: int, layers: lis
     entry = catalog.model("llama-3.1-8b")
     stages = parallelism.pipeline_stages(families.build(entry.config), pp)
     assert [stage.num_layers for stage in stages] == layers
+
+
+def test_a_mesh_and_a_bridge_limit_few_and_many_ranks() -> None:
+    mesh = catalog.hardware("mi300x")
+    by_ranks = {n: parallelism.places(Plan(tensor_parallel_size=n), mesh)["tp"] for n in (2, 4, 8)}
+    assert {n: place.bandwidth for n, place in by_ranks.items()} == {2: 64e9, 4: 192e9, 8: 448e9}
+    assert parallelism.places(Plan(pipeline_parallel_size=2), mesh)["pp"].bandwidth == 64e9  # a stage has one neighbour
+    texts = [parallelism.placement_summary(Plan(tensor_parallel_size=n), mesh)["tp"] for n in (2, 8)]
+    assert texts == ["2 ranks on xgmi (64 of 448 GB/s: 1 of 7 links)", "8 ranks on xgmi"]
+    geforce = parallelism.placement_summary(Plan(tensor_parallel_size=2), catalog.hardware("rtx4090"))
+    assert geforce == {"tp": "2 ranks on pcie (through the host's memory)"}
+    bridged = catalog.hardware("h100-nvl")  # its NVLink bridges join two cards
+    assert [parallelism.places(Plan(tensor_parallel_size=n), bridged)["tp"].name for n in (2, 4)] == ["nvlink", "pcie"]
+
+
+def test_a_mesh_takes_what_its_links_take() -> None:
+    """Two of eight MI300X have 64 GB/s: the all-reduces of a long prompt cannot take less than at that rate."""
+    result = inferometer.analyze("llama-3.1-70b", gpu="mi300x", tensor_parallel_size=2, batch_size=8, input_len=8192)
+    sent = sum(op.sent for op in result.phases["prefill"].ops if op.kind == "all_reduce")
+    took = sum(op.seconds for op in result.phases["prefill"].ops if op.kind == "all_reduce")
+    assert sent / 64e9 <= took <= 1.6 * sent / 64e9

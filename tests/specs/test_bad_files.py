@@ -152,13 +152,53 @@ def test_lengths_beyond_the_models_are_a_warning(config: Callable[..., Ran], run
         (f"power = -1.0\n{HARDWARE}", "power"),
         ("memory = 80e9\nmemory_bandwidth = 3e12\nflops = 3\n", "flops"),
         (f"{HARDWARE}[links.nvlink]\nlatency = 1e-6\n", "bandwidth"),
-        (f"{HARDWARE}[links.nvlink]\nbandwidth = 1e9\n", "nvlink"),
+        (f"{HARDWARE}[links.nvlink]\nbandwidth = 1e9\n[links.mesh]\nbandwidth = 1e9\n", "nvlink"),
+        (f"interconnect = 'mash'\n{HARDWARE}[links.mesh]\nbandwidth = 1e9\n", "mesh"),
+        (f"{HARDWARE}[links.mesh]\nbandwidth = 1e9\npeers = -1\n", "peers"),
+        (f"{HARDWARE}[links.mesh]\nbandwidth = 1e9\npeer_to_peer = 2\n", "peer_to_peer"),
     ],
 )
 def test_a_hardware_file(run: Run, tmp_path: Path, text: str, expected: str) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(text)
     refused(run("analyze", "llama-3.1-8b", "--gpu", str(path), "--json"), "mine", expected)
+
+
+@pytest.mark.parametrize(
+    ("links", "arguments", "expected"),
+    [
+        ("", ("-tp", "2"), ("mine.toml has no link", "--tensor-parallel-size 2", "[links.NAME]")),
+        ("", ("-pp", "2"), ("mine.toml has no link", "--pipeline-parallel-size 2")),
+        ("network", ("-tp", "2"), ("mine.toml has no link", "--tensor-parallel-size 2")),
+        ("mesh", ("-tp", "16"), ("mine.toml has no network", "--nodes 2", "[links.network]")),
+        ("mesh", ("-pp", "2", "--gpus-per-node", "1"), ("mine.toml has no network", "--nodes 2")),
+        ("mesh", ("--cpu-offload-gb", "4"), ("mine.toml has no link to its host", "--cpu-offload-gb", "[links.pcie]")),
+    ],
+)
+def test_no_link_is_invented(
+    run: Run, tmp_path: Path, links: str, arguments: tuple[str, ...], expected: tuple[str, ...]
+) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(HARDWARE + "".join(f"[links.{name}]\nbandwidth = 1e11\n" for name in links.split()))
+    refused(run("analyze", "qwen3-0.6b", "--gpu", str(path), "--json", *arguments), *expected)
+    assert run("analyze", "qwen3-0.6b", "--gpu", str(path), "-dp", "2", "--json").code == 0  # replicas need none
+
+
+def test_an_only_link_joins_the_devices_whatever_its_name(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(f"{HARDWARE}[links.carrier-pigeon]\nbandwidth = 1e11\n[links.network]\nbandwidth = 1e10\n")
+    plan = run("analyze", "qwen3-0.6b", "--gpu", str(path), "-tp", "2", "--json").json["plan"]
+    assert plan["placement"] == {"tp": "2 ranks on carrier-pigeon"}
+
+
+def test_a_search_leaves_out_what_needs_a_link(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(HARDWARE)
+    ran = run("search", "qwen3-0.6b", "--gpu", str(path), "--num-gpus", "2", "--request-rate", "1", "--json")
+    assert ran.code == 0 and {pool["tensor_parallel_size"] for plan in ran.json["plans"] for pool in plan["pools"]} == {
+        1
+    }
+    assert any("has no link" in reason for reason in ran.json["rejections"])
 
 
 def test_a_hardware_file_that_is_not_there(run: Run, tmp_path: Path) -> None:

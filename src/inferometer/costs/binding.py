@@ -12,7 +12,7 @@ from ..base.symbols import Env, Value, maximum_of, scalar
 from ..network.adapters import with_lora, with_offload
 from ..network.graph import Block, Model
 from ..network.operators import WORK_FIELDS, Op, Work
-from ..specs.structs import Engine, Hardware, Link, Plan
+from ..specs.structs import Engine, Hardware, Plan
 from . import host, kernels, parallelism, precision, roofline
 from .kernels import KernelProfile, Source, Terms
 from .roofline import OpCost
@@ -104,7 +104,7 @@ def bind(
 
 def _link_env(places: dict[str, parallelism.Place], device: Hardware) -> dict[str, Value]:
     """Bandwidth and latency of every axis' link, and of the one to the host."""
-    host_link = device.links.get("c2c") or device.links.get("pcie") or device.links.get("host") or Link(bandwidth=16e9)
+    host_link = parallelism.host_link(device) or parallelism.NO_LINK
     env = {f"{axis}_bandwidth": place.bandwidth for axis, place in places.items()}
     env |= {f"{axis}_latency": place.link.latency for axis, place in places.items()}
     return {**env, "host_bandwidth": host_link.bandwidth, "host_latency": host_link.latency}

@@ -11,7 +11,8 @@ Every algorithm with one of its protocols takes
 
 where *hops* messages follow one another, *wire* bytes leave each device and *own* bytes it copies to itself, as the
 collective, the algorithm and the ranks have it; start, hop, efficiency and copy are the protocol's figures, by style
-of link, in data/collectives.toml. The fastest candidate is taken. Between nodes a second such term joins it for the
+of link, in data/collectives.toml. The fastest candidate is taken. On a mesh or a torus the bytes have the links that
+lead to the ranks, not all of a device's (`bandwidth`). Between nodes a second such term joins it for the
 network: latencies add up, while the bytes of both levels flow at the same time, as NCCL pipelines them.
 """
 
@@ -25,7 +26,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from ..base.errors import UnknownName
-from ..base.symbols import Value, ceil_of, log2, maximum_of, minimum_of, scalar
+from ..base.symbols import Value, ceil_of, log2, maximum_of, minimum_of, scalar, where
 from ..specs import catalog
 from ..specs.structs import Link, Spec
 
@@ -65,6 +66,7 @@ class CollectiveConstants(Spec, frozen=True, kw_only=True):
     kernels_of: dict[str, str] = msgspec.field(default_factory=dict)  # unmeasured engine -> the one with its kernels
     borrowed: tuple[str, ...] = ()  # link names that have the style of another kind of link
     unmeasured: dict[str, tuple[str, ...]] = msgspec.field(default_factory=dict)  # engine -> styles without a run
+    smaller_is_slower: dict[str, str] = msgspec.field(default_factory=dict)  # engine, style, ranks -> what was measured
     source: dict[str, str] = msgspec.field(default_factory=dict)
 
 
@@ -74,25 +76,72 @@ def constants() -> CollectiveConstants:
     return catalog.constants("collectives", CollectiveConstants)
 
 
-def style(name: str, architecture: str = "") -> str:
-    """The style of a link: ``style("nvlink", "hopper")  # 'nvlink-hopper'``; an unknown link is like PCIe."""
+def style(name: str, architecture: str = "", link: Link | None = None) -> str:
+    """The style of a link: ``style("nvlink", "hopper")  # 'nvlink-hopper'``
+
+    PCIe without peer-to-peer has one of its own. An unknown link is like PCIe, an unknown mesh like other meshes.
+    """
     names = constants().names
-    return names.get(f"{name}-{architecture}", names.get(name, "pcie"))
+    unknown = "pcie" if link is None or not link.peers else "direct"
+    known = names.get(f"{name}-{architecture}", names.get(name, unknown))
+    return known if link is None or link.peer_to_peer else names.get(f"{known}-host", known)
 
 
-def origin(kind: str, name: str, architecture: str = "", engine: str = "", *, spans_nodes: bool = False) -> str:
-    """Where the figures come from: ``origin("all_reduce", "xgmi", "cdna3")  # 'assumed'``
+def bandwidth(link: Link, ranks: Value) -> Value:
+    """Bytes/s that each of some ranks of a domain can send: ``bandwidth(mi300x.links["xgmi"], 2)  # 64e9, of 448e9``
+
+    A mesh has a link to each peer, so n ranks use n-1 of them. A slice of a torus has a link along each of its sides,
+    and a second one once rings close. Behind a switch any two ranks have all.
+    """
+    if not link.peers:
+        return link.bandwidth
+    if link.wraparound:
+        sides = minimum_of(ceil_of(log2(maximum_of(ranks, 2))), link.peers / 2)
+        links = where(ranks >= link.wraparound, link.peers, sides)
+    else:
+        links = minimum_of(maximum_of(ranks - 1, 1), link.peers)
+    return link.bandwidth * links / link.peers
+
+
+def distance(link: Link, ranks: Value) -> Value:
+    """Mean links between two ranks: 1, but in a torus, where others pass messages on.
+
+    ``distance(tpu_v5e.links["ici"], 16)  # 2.67: along two sides of 4 without a ring, 4/3 each``
+    """
+    if not link.wraparound:
+        return 1.0
+    sides = link.peers / 2
+    along = ranks ** (1 / sides) / where(ranks >= link.wraparound, 4, 3)
+    return maximum_of(1.0, sides * along)
+
+
+def origin(
+    kind: str,
+    name: str,
+    architecture: str = "",
+    engine: str = "",
+    *,
+    ranks: int = 2,
+    link: Link | None = None,
+    spans_nodes: bool = False,
+) -> str:
+    """Where the figures come from: ``origin("all_reduce", "hccs", "ascend")  # 'assumed'``
 
     Fitted on a link of this kind, or assumed: like another kind of link, like another engine's kernels, the network.
     """
-    data, link_style = constants(), style(name, architecture)
+    data, link_style = constants(), style(name, architecture, link)
     if spans_nodes and data.styles["network"].origin == "assumed":
         return "assumed"
     known = f"{name}-{architecture}" if f"{name}-{architecture}" in data.names else name
     if known not in data.names or known in data.borrowed:
         return "assumed"
-    own_kernels = kind == "all_reduce" and link_style in data.engines.get(data.kernels_of.get(engine, engine), {})
-    if own_kernels and (engine in data.kernels_of or link_style in data.unmeasured.get(engine, ())):
+    kernels = data.engines.get(data.kernels_of.get(engine, engine), {}).get(link_style, {}).values()
+    own_kernels = [p for p in kernels if not p.sizes or ranks <= max(map(int, p.sizes))]
+    if (
+        kind == "all_reduce"
+        and own_kernels
+        and (engine in data.kernels_of or link_style in data.unmeasured.get(engine, ()))
+    ):
         return "assumed"
     return data.styles[link_style].origin
 
@@ -171,7 +220,7 @@ class _Levels(NamedTuple):
     style_name: str
     style: Style
     link: Link
-    bandwidth: Value  # of the link, what ranks on a shared path leave each other
+    bandwidth: Value  # of the links between the ranks, what they leave each other on a shared path
     inside: Value
     nodes: Value
     spans_nodes: Value
@@ -222,7 +271,7 @@ def _levels(ranks: Value, *, link: Link, style: str, network: Link | None, per_n
         style_name=style,
         style=in_node,
         link=link,
-        bandwidth=link.bandwidth * share,
+        bandwidth=bandwidth(link, inside) * share,
         inside=inside,
         nodes=nodes,
         spans_nodes=spans_nodes,
@@ -246,6 +295,7 @@ def _candidates(kind: str, size: Value, ranks: Value, levels: _Levels, engine: s
 
 def _send_recv(size: Value, levels: _Levels) -> Iterator[_Candidate]:
     """One message: to a neighbour on the other node where there is one, else inside the node."""
+    levels = levels._replace(bandwidth=minimum_of(levels.bandwidth, bandwidth(levels.link, 2)))
     for name, protocol in levels.style.pairs.items():
         in_node = levels.in_node(protocol, _Messages(1.0, size * (1.0 - levels.spans_nodes)))
         between = _Messages(1.0, size * levels.spans_nodes)
@@ -257,7 +307,7 @@ def _all_to_all(size: Value, ranks: Value, levels: _Levels) -> Iterator[_Candida
     each = size / ranks
     beyond = ranks - levels.inside
     for name, protocol in levels.style.pairs.items():
-        wire = each * (levels.inside - 1)
+        wire = each * (levels.inside - 1) * distance(levels.link, levels.inside)
         if name == "LL":  # each peer has a channel of its own; all of them share a link that is half full of flags
             wire = maximum_of(each, wire * 2 * protocol.efficiency)
         in_node = levels.in_node(protocol, _Messages(levels.inside - 1, wire, each))

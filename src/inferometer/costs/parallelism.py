@@ -6,6 +6,7 @@ so tp stays inside a node as long as it fits, and pp is the axis that crosses no
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import msgspec
@@ -16,6 +17,9 @@ from ..base.symbols import text
 from ..network.graph import Block, Model, layer_range
 from ..network.operators import send
 from ..specs.structs import Hardware, Link, Plan
+from . import collectives
+
+NO_LINK = Link(bandwidth=math.inf, latency=0.0)  # of a device that needs none: `missing_link` refuses plans that do
 
 
 def layout_env(plan: Plan, model: Model) -> dict[str, float]:
@@ -53,6 +57,9 @@ def illegal_reason(model: Model, plan: Plan, device: Hardware) -> str:
         return f"pp {pp} needs at least {pp} layers, but the model has {model.num_layers}"
     if tp % dcp:
         return f"decode context parallel {dcp} must divide tp {tp}"
+    missing = missing_link(model, plan, device)
+    if missing:
+        return missing.replace("`", "")
     for block in model.blocks:
         if block.stage == "layer":
             reason = _block_reason(block, plan)
@@ -153,27 +160,81 @@ class Place(NamedTuple):
     @property
     def bandwidth(self) -> float:
         """Bytes/s that a rank can send at best: across nodes the network is shared, or adds up what a node sends."""
-        if self.ranks <= self.per_node:
-            return self.link.bandwidth
+        inside = min(self.ranks, self.per_node)
+        link = float(collectives.bandwidth(self.link, inside))
         if self.scattered:
-            return min(self.link.bandwidth, self.network.bandwidth / (1 - self.per_node / self.ranks))
-        return min(self.link.bandwidth, self.network.bandwidth * self.per_node)
+            link /= collectives.distance(self.link, inside)
+        if self.ranks <= self.per_node:
+            return link
+        if self.scattered:
+            return min(link, self.network.bandwidth / (1 - self.per_node / self.ranks))
+        return min(link, self.network.bandwidth * self.per_node)
 
 
 def places(plan: Plan, device: Hardware) -> dict[str, Place]:
     """For each axis (tp, ep, pp, dcp) the links that its collectives run over."""
-    name = plan.interconnect or device.interconnect
-    link = device.links.get(name) or Link(bandwidth=16e9)
-    network = device.links.get("network") or Link(bandwidth=25e9, latency=1e-5, devices=65536)
-    domain = _domain(plan, device, name, link)
+    network = device.links.get("network") or NO_LINK
     tp, dp, dcp = plan.tensor_parallel_size, plan.data_parallel_size, plan.decode_context_parallel_size
-    crosses = plan.pipeline_parallel_size * tp * dp > domain
+    pp_ranks = plan.pipeline_parallel_size * tp * dp
+
+    def place(ranks: int, scattered: bool = False) -> Place:
+        name, link = _joining(plan, device, ranks)
+        domain = _domain(plan, device, name, link)
+        return Place(name, link, min(ranks, domain), network, ranks, scattered)
+
+    stages = place(pp_ranks)
     return {
-        "tp": Place(name, link, min(tp, domain), network, tp),
-        "dcp": Place(name, link, min(dcp, domain), network, dcp),
-        "ep": Place(name, link, min(tp * dp, domain), network, tp * dp, scattered=True),
-        "pp": Place("network", network, 2, network) if crosses else Place(name, link, 2, network),
+        "tp": place(tp),
+        "dcp": place(dcp),
+        "ep": place(tp * dp, scattered=True),
+        "pp": stages._replace(per_node=2, ranks=1) if not stages.spans_nodes else Place("network", network, 2, network),
     }
+
+
+def _joining(plan: Plan, device: Hardware, ranks: int) -> tuple[str, Link]:
+    """The link between some ranks: the plan's, or PCIe where that one joins fewer of a node (bridges between cards)."""
+    name = plan.interconnect or device.interconnect
+    link = device.links.get(name)
+    if link is None:
+        return name, NO_LINK
+    pcie, in_node = device.links.get("pcie"), min(ranks, plan.gpus_per_node, device.gpus_per_node)
+    return ("pcie", pcie) if pcie and link.devices < in_node else (name, link)
+
+
+def host_link(device: Hardware) -> Link | None:
+    """The link to the host's memory, if the device has one: ``host_link(catalog.hardware("gb200"))  # NVLink-C2C``"""
+    return next((device.links[name] for name in ("c2c", "pcie", "host") if name in device.links), None)
+
+
+def network_link(device: Hardware) -> Link | None:
+    """What leaves a machine, if anything does: the network, or else what joins the devices."""
+    return device.links.get("network") or device.links.get(device.interconnect)
+
+
+def missing_link(model: Model, plan: Plan, device: Hardware, *, replicas_meet: bool = False) -> str:
+    """Which link a layout needs and the device's file lacks, as a sentence; empty if it has all.
+
+    ``"my-chip.toml has no link; `tensor_parallel_size` 2 needs one: add [links.NAME] with bandwidth"``
+
+    Replicas meet at a model's experts, and where they are trained.
+    """
+    if plan.cpu_offload_bytes and host_link(device) is None:
+        return (
+            f"{device.name}.toml has no link to its host; `cpu_offload_gb` needs one: add [links.pcie] with bandwidth"
+        )
+    axes = {"tensor_parallel_size": "tp", "pipeline_parallel_size": "pp"}
+    if replicas_meet or layout_env(plan, model)["dp"] > 1:
+        axes["data_parallel_size"] = "ep"
+    by_axis = places(plan, device)
+    for argument, axis in axes.items():
+        size, place = getattr(plan, argument), by_axis[axis]
+        if size > 1 and place.spans_nodes and place.network is NO_LINK:
+            return (
+                f"{device.name}.toml has no network; `nodes` {plan.nodes} needs one: add [links.network] with bandwidth"
+            )
+        if size > 1 and place.link is NO_LINK and place.per_node > 1:
+            return f"{device.name}.toml has no link; `{argument}` {size} needs one: add [links.NAME] with bandwidth"
+    return ""
 
 
 def _domain(plan: Plan, device: Hardware, name: str, link: Link) -> int:
@@ -193,6 +254,20 @@ def gpus_per_nvlink_domain(device: Hardware, used: int) -> int:
     return max(device.gpus_per_node, min(link.devices, used) if link and link.devices <= 1024 else 1)
 
 
+def link_limit(place: Place) -> str:
+    """What keeps ranks from the whole link, as text: ``" (64 of 448 GB/s: 1 of 7 links)"``; empty if nothing does."""
+    link = place.link
+    if not link.peer_to_peer:
+        return " (through the host's memory)"
+    if not link.peers:
+        return ""
+    part = float(collectives.bandwidth(link, min(place.ranks, place.per_node))) / link.bandwidth
+    if part >= 1:
+        return ""
+    used = f"{part * link.bandwidth / 1e9:.3g} of {link.bandwidth / 1e9:.3g} GB/s"
+    return f" ({used}: {round(part * link.peers)} of {link.peers} links)"
+
+
 def placement_summary(plan: Plan, device: Hardware) -> dict[str, str]:
     """Where each axis runs, as text: ``{"tp": "8 ranks on nvlink", "pp": "6 stages over the network"}``"""
     texts: dict[str, str] = {}
@@ -204,7 +279,7 @@ def placement_summary(plan: Plan, device: Hardware) -> dict[str, str]:
         if number > 1:
             place = by_axis[axis]
             between = f", {place.per_node:g} a node, network between" if number > place.per_node else ""
-            texts[axis] = f"{number} ranks on {place.name}{between}"
+            texts[axis] = f"{number} ranks on {place.name}{between}{link_limit(place)}"
     if plan.pipeline_parallel_size > 1:
         name = by_axis["pp"].name
         where = "over the network" if name == "network" else f"on {name}"

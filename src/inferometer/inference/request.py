@@ -107,6 +107,9 @@ def build_request(model: str, gpu: str = "h100-sxm", **kwargs: Unpack[PlanKwargs
     _refuse_combinations(args, given, network)
     workload = _workload(args, given, network)
     plan = _plan(args, entry, network, device, engine, dtype, roles)
+    missing = parallelism.missing_link(network, plan, device)
+    if missing:
+        raise BadValue(missing)
     warnings = [*network.warnings, *warnings, *format_warnings, *_check_lengths(args, plan, workload, network)]
     name, _, changed = str(gpu).partition(":")
     return Request(

@@ -149,7 +149,7 @@ def disaggregated(servers: ServerTable, problem: Problem) -> tuple[Plans | None,
     parts: list[Plans] = []
     count = 0
     for kind in dict.fromkeys(server.kind for server in servers.servers):
-        members = [n for n, one in enumerate(servers.servers) if one.kind == kind and one.layout.pp == 1]
+        members = [n for n, one in enumerate(servers.servers) if one.kind == kind and one.can_transfer]
         if not members:
             continue
         decode_rows = np.array([n for n in members if servers.decode_rate[n].max() > 0], int)

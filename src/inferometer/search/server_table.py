@@ -263,7 +263,7 @@ def _row(
 
 
 def _kv_transfer_seconds(server: Server, bound_plan: BoundPlan, traffic: Traffic) -> float:
-    """Seconds that one side of a KV transfer needs, as the simulator has it; pipelines are not disaggregated."""
-    if server.layout.pp > 1:
+    """Seconds that one side of a KV transfer needs, as the simulator has it; not of what is never disaggregated."""
+    if not server.can_transfer:
         return 0.0
     return kv_transfer_seconds(bound_plan, bound_plan, np.array([round(traffic.input_len)]))[0]

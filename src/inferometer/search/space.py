@@ -71,6 +71,11 @@ class Server(NamedTuple):
         """GPU and precisions."""
         return ServerKind(self.gpu, self.request.plan.quantization, self.request.plan.kv_cache_dtype)
 
+    @property
+    def can_transfer(self) -> bool:
+        """Whether it may send or get KV caches: it has a link to do so, and is not a pipeline."""
+        return self.layout.pp == 1 and parallelism.network_link(self.request.device) is not None
+
     def request_kwargs(self) -> dict[str, Any]:
         """The server as keywords of `build_request`, but for the limits of a step."""
         return {

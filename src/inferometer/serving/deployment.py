@@ -21,7 +21,7 @@ from ..inference import latency, memory, speculation
 from ..inference.memory import memory_table
 from ..inference.request import Request
 from ..inference.workload import batch_shape_of
-from ..specs.structs import Hardware, Link, Workload
+from ..specs.structs import Workload
 from .arrivals import ClosedLoop, OpenLoop, RouterInbox, by_arrival, is_closed_loop
 from .engine import EngineCore
 from .fast_path import FastPathEngine
@@ -172,18 +172,16 @@ def kv_transfer_seconds(prefill_plan: BoundPlan, decode_plan: BoundPlan, prompts
     """
     seconds = np.zeros(len(prompts))
     for bound_plan in (prefill_plan, decode_plan):
-        link = _network_link(bound_plan.device)
+        link = parallelism.network_link(bound_plan.device)
+        if link is None:
+            name = bound_plan.device.name
+            raise BadValue(f"{name}.toml has no link; a KV transfer needs one: add [links.network] with bandwidth")
         stage_bytes = [
             np.broadcast_to(memory.cache_bytes(stage, prompts.astype(float)), prompts.shape)
             for stage in stage_plans(bound_plan)
         ]
         seconds = np.maximum(seconds, link.latency + np.max(stage_bytes, axis=0) / link.bandwidth)
     return [float(value) for value in seconds]
-
-
-def _network_link(device: Hardware) -> Link:
-    """What leaves a machine: the network, where it has one."""
-    return device.links.get("network") or device.links.get(device.interconnect) or Link(bandwidth=25e9, latency=1e-5)
 
 
 # ------------------------------------------------------------------ build, run, collect

@@ -18,10 +18,11 @@ import msgspec
 
 from ..base.errors import BadFile, BadValue, UnknownName, abbreviate, about, check_int, nearest
 from ..base.files import convert, read_json, read_toml, user_path
-from .structs import MEMORY_KINDS, Engine, Hardware, Precision, Usecase
+from .structs import MEMORY_KINDS, Engine, Hardware, Link, Precision, Usecase
 
 DATA = Path(__file__).parent.parent / "data"
 S = TypeVar("S")
+NOT_JOINING = frozenset({"network", "host", "c2c"})  # links that join machines, or a device and its host
 TINY = 1e8  # no device has so few bytes, bytes/s or FLOP/s: a smaller figure is one in GB or TFLOP/s
 
 
@@ -88,6 +89,10 @@ def hardware(text: str) -> Hardware:
         data, title = _shipped("hardware", registered), registered
     for assignment in filter(None, overrides.split(",")):
         _override(data, assignment, title)
+    links = data.get("links")
+    joining = [link for link in links if link not in NOT_JOINING] if isinstance(links, dict) else []
+    if len(joining) == 1:  # a device's only link joins it to others, whatever its name
+        data.setdefault("interconnect", joining[0])
     return _checked(convert({**data, "name": title}, Hardware, f"hardware {title}"))
 
 
@@ -114,17 +119,21 @@ def _override(data: dict[str, Any], assignment: str, title: str) -> None:
     figures = {k for k, v in dotted(data).items() if isinstance(v, int | float)} | {"interconnect"}
     figures |= {f.name for f in msgspec.structs.fields(Hardware) if f.type in (int, float)}
     figures |= {f"flops.{number_format}" for p in precisions().values() for number_format in p.compute}
-    figures |= {f"links.{k}.{field}" for k in data.get("links", ()) for field in ("bandwidth", "latency", "devices")}
+    figures |= {f"links.{k}.{f.name}" for k in data.get("links", ()) for f in msgspec.structs.fields(Link)}
     if not isinstance(table, dict) or key.strip() not in figures:
         raise UnknownName(f"figure of {title}", key, figures, field="gpu")
     if last == "interconnect":
         table[last] = value.strip()
+    elif last == "peer_to_peer":
+        if value.strip().lower() not in ("true", "false"):
+            raise BadValue(f"`gpu` {title}:{key} must be true or false, not {value!r}")
+        table[last] = value.strip().lower() == "true"
     else:
         try:
             number = float(value)
         except ValueError:
             raise BadValue(f"`gpu` {title}:{key} must be a number, not {value!r}") from None
-        counted = last in ("compute_units", "gpus_per_node", "devices")
+        counted = last in ("compute_units", "gpus_per_node", "devices", "peers", "wraparound")
         table[last] = check_int(f"`gpu` {title}:{key}", number, least=0) if counted else number
     data.setdefault("source", {})[key] = "given by you"
 
@@ -162,7 +171,10 @@ def _checked(device: Hardware) -> Hardware:
     check_int(f"hardware {device.name}: gpus_per_node", device.gpus_per_node)
     for key, link in device.links.items():
         check_int(f"hardware {device.name}: links.{key}.devices", link.devices)
-    if device.links and device.interconnect not in device.links:
+        for count in ("peers", "wraparound"):
+            check_int(f"hardware {device.name}: links.{key}.{count}", getattr(link, count), least=0)
+    joining = device.links.keys() - NOT_JOINING
+    if device.interconnect not in device.links and (joining or device.interconnect != "pcie"):
         raise UnknownName(f"interconnect of hardware {device.name}", device.interconnect, device.links)
     if device.memory_kind and device.memory_kind not in MEMORY_KINDS:
         raise UnknownName(f"memory_kind of hardware {device.name}", device.memory_kind, MEMORY_KINDS)

@@ -20,6 +20,9 @@ class Link(Spec, frozen=True, kw_only=True):
     bandwidth: float  # bytes/s per device, one direction
     latency: float = 5e-6  # s of start-up per hop
     devices: int = 8  # how many devices one such domain joins
+    peers: int = 0  # links of a mesh or torus that share the bandwidth; 0: a switch, any pair has all of it
+    wraparound: int = 0  # devices from which on a torus closes; a slice of fewer uses half of its links; 0: no torus
+    peer_to_peer: bool = True  # devices reach each other's memory; False: by way of the host's
 
 
 MEMORY_KINDS = (

@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from ..base.errors import BadValue
 from ..base.symbols import Value, ceil_of, evaluate, maximum_of, where
-from ..costs import kernels, parallelism
+from ..costs import collectives, kernels, parallelism
 from ..costs.binding import BoundPlan, bind, stage_plans
 from ..costs.kernels import Source, Terms, assumed
 from ..costs.parallelism import Place
@@ -47,6 +48,9 @@ class Training(NamedTuple):
 def bind_training(request: Request, recipe: Recipe) -> Training:
     """Bind the names of a training step. Experts are spread over all tp·dp ranks, or every replica has them all."""
     plan, device, engine = request.plan, request.device, request.engine
+    missing = parallelism.missing_link(request.model, plan, device, replicas_meet=True)
+    if missing:
+        raise BadValue(missing)
     bound_plan = bind(request.model, device, engine, plan, roles=request.roles, efficiency=request.efficiency)
     env = bound_plan.env
     if not plan.enable_expert_parallel:
@@ -76,10 +80,11 @@ def bind_training(request: Request, recipe: Recipe) -> Training:
 
 def _replica_link(place: Place, replicas: int) -> Link:
     """What joins the same rank of all replicas: inside a node its link, beyond it the network links of those inside."""
+    inside = float(collectives.bandwidth(place.link, min(replicas, place.per_node)))
     if replicas <= place.per_node:
-        return place.link
+        return Link(bandwidth=inside, latency=place.link.latency)
     rails = place.per_node * place.network.bandwidth
-    return Link(bandwidth=min(place.link.bandwidth, rails), latency=place.network.latency)
+    return Link(bandwidth=min(inside, rails), latency=place.network.latency)
 
 
 def illegal_reason(request: Request, recipe: Recipe, micro_batches: int) -> str:

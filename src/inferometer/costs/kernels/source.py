@@ -17,7 +17,7 @@ from ...network.operators import Op
 from ...specs.arguments import flag
 from ...specs.structs import Engine, Hardware, Kernel
 from .. import collectives
-from ..parallelism import Place
+from ..parallelism import Place, link_limit
 
 ORIGINS = {"measured": "●", "fitted": "◐", "assumed": "○", "given": "◇", "ideal": "·"}
 LINKED = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send", "host_copy"})
@@ -160,7 +160,8 @@ class CollectiveCurves:
 
     def style(self, op: Op) -> str:
         """How the link of an operator's axis behaves; looked up only where ranks send anything."""
-        return collectives.style(self.places[op.axis].name, self.architecture)
+        place = self.places[op.axis]
+        return collectives.style(place.name, self.architecture, place.link)
 
     def nodes(self, op: Op, ranks: float) -> dict[int, float]:
         """log₂ of the seconds at message sizes 2^(index/8), as far as they are known."""
@@ -240,7 +241,13 @@ class CollectiveCurves:
         if key not in self.origins:
             place = self.places[op.axis]
             self.origins[key] = collectives.origin(
-                op.kind, place.name, self.architecture, self.engine, spans_nodes=place.spans_nodes
+                op.kind,
+                place.name,
+                self.architecture,
+                self.engine,
+                ranks=place.ranks,
+                link=place.link,
+                spans_nodes=place.spans_nodes,
             )
         return self.origins[key]
 
@@ -250,8 +257,8 @@ class CollectiveCurves:
         far = " and the network" if place.spans_nodes and style != "network" else ""
         source = collectives.constants().styles[style].source
         return (
-            f"{op.kind} over {op.axis} on {place.name} ({style}{far}), up to {place.per_node:g} ranks a node, the "
-            f"fastest algorithm and protocol for its size ({source})"
+            f"{op.kind} over {op.axis} on {place.name}{link_limit(place)} ({style}{far}), up to {place.per_node:g} "
+            f"ranks a node, the fastest algorithm and protocol for its size ({source})"
         )
 
 
