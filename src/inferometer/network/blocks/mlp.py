@@ -64,6 +64,7 @@ def moe(
     moe_intermediate_size: int,
     num_experts: int,
     num_experts_per_tok: int,
+    zero_expert_num: int = 0,
     shared_expert_intermediate_size: int = 0,
     shared_gate: bool = False,
     gated: bool = True,
@@ -77,19 +78,23 @@ def moe(
 ) -> Part:
     """Router, routed experts and shared experts (``shared_expert_intermediate_size`` is the width of all together).
 
-    Latent experts work in ``moe_latent_size`` dimensions, reached by a projection down and back up. Without a
-    ``pre_norm`` all of them read ``inputs``.
+    Latent experts work in ``moe_latent_size`` dimensions, reached by a projection down and back up. A router that
+    also knows ``zero_expert_num`` experts which compute nothing leaves the others their share of a token's choices.
+    Without a ``pre_norm`` all of them read ``inputs``.
     """
     dims: dict[str, float] = {
         "hidden_size": hidden_size,
         "moe_intermediate_size": moe_intermediate_size,
         "num_experts": num_experts,
-        "num_experts_per_tok": num_experts_per_tok,
+        "num_experts_per_tok": num_experts_per_tok * num_experts / (num_experts + zero_expert_num),
     }
     ops = [norm(pre_norm, s.hidden_size, residual=True)] if pre_norm else []
     source = (pre_norm,) if pre_norm else inputs
-    ops.append(linear("router", s.hidden_size, s.num_experts, role="router", bias=router_bias, inputs=source))
-    ops.append(elementwise("topk", s.num_experts, 2 * s.num_experts_per_tok, flops=s.num_experts))
+    routed = s.num_experts + s.zero_expert_num if zero_expert_num else s.num_experts
+    if zero_expert_num:
+        dims["zero_expert_num"] = zero_expert_num
+    ops.append(linear("router", s.hidden_size, routed, role="router", bias=router_bias, inputs=source))
+    ops.append(elementwise("topk", routed, 2 * s.num_experts_per_tok, flops=routed))
     width, into = s.hidden_size, (*(source or ()), "topk")
     if moe_latent_size:
         dims["moe_latent_size"] = moe_latent_size

@@ -20,11 +20,11 @@ _TOOLS = {"config", "decoder", "network_file", "patterns", "quantization", "visi
 
 # file -> the families in it, each a function ``build_<family>``
 SHARED_FILES: dict[str, tuple[str, ...]] = {
-    "deepseek": ("deepseek_v3", "deepseek_v4"),
-    "gemma": ("gemma3", "gemma4"),
+    "deepseek": ("deepseek_v3", "deepseek_v4", "longcat_flash"),
+    "gemma": ("gemma3", "gemma3n", "gemma4"),
     "hybrid_attention": ("qwen3_next", "kimi_linear", "minimax", "lfm2"),
     "llama": ("llama", "llama4"),
-    "llama_variants": ("opt", "falcon", "chatglm", "qwen", "dbrx", "hunyuan_v1_moe"),
+    "llama_variants": ("opt", "falcon", "chatglm", "qwen", "dbrx", "hunyuan_v1_moe", "hy_v3", "mllama"),
     "mamba": ("mamba", "mamba2", "jamba", "bamba", "granitemoehybrid", "falcon_h1"),
     "mixed_attention": ("minimax_m3", "mimo_v2_flash", "step3p7"),
     "nemotron": ("nemotron_h", "nemotron_nas"),
@@ -32,6 +32,8 @@ SHARED_FILES: dict[str, tuple[str, ...]] = {
 
 # Decoders of the first kind: biases everywhere, LayerNorm with a bias too, an MLP without a gate.
 _BIASED = {"bias": True, "out_bias": True, "mlp_bias": True, "norm_bias": True, "gated": False}
+
+_NO_TOWERS = ("its vision and speech towers and their adapters are left out",)
 
 # model_type -> (family, traits)
 RELATIVES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -63,6 +65,9 @@ RELATIVES: dict[str, tuple[str, dict[str, Any]]] = {
     "minimax_m2": ("llama", {"qk_norm": "layer"}),
     "mimo": ("llama", {"out_bias": False}),
     "olmo2": ("llama", {"qk_norm": "layer", "norms": "after"}),
+    "olmo3": ("llama", {"qk_norm": "layer", "norms": "after", "pattern": 4}),
+    "exaone4": ("llama", {"qk_norm": "head", "norms": "after", "pattern": 4}),
+    "exaone_moe": ("llama", {"qk_norm": "head", "router_bias": True, "pattern": 4}),
     "grok-1": ("llama", {"norms": "both"}),
     "gemma": ("llama", {"tied": True}),
     "gemma2": ("llama", {"tied": True, "norms": "both", "pattern": 2}),
@@ -71,6 +76,8 @@ RELATIVES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama4_text": ("llama4", {}),
     "minimax_m3_vl": ("minimax_m3", {}),
     "step3p5": ("step3p7", {}),
+    "mimo_v2": ("mimo_v2_flash", {}),
+    "gemma3n_text": ("gemma3n", {}),
     "gpt2": ("llama", {**_BIASED, "rope": False, "learned": 0, "tied": True}),
     "gpt_bigcode": ("llama", {**_BIASED, "rope": False, "learned": 0, "tied": True}),
     "bloom": ("llama", {**_BIASED, "rope": False, "embed_norms": 2, "tied": True}),
@@ -93,6 +100,9 @@ RELATIVES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2_5_vl": ("llama", {"bias": True, "out_bias": False}),
     "qwen3_vl": ("llama", {"qk_norm": "head"}),
     "qwen3_vl_moe": ("llama", {"qk_norm": "head"}),
+    "qwen3_omni_moe": ("llama", {"qk_norm": "head", "warnings": ("only its thinker's text model is computed",)}),
+    "phi4_multimodal": ("llama", {"tied": True, "warnings": _NO_TOWERS}),
+    "phi4mm": ("llama", {"tied": True, "warnings": _NO_TOWERS}),
     "kimi_k25": ("deepseek_v3", {}),
     "llava_next": ("llava", {}),
     "llava_onevision": ("llava", {}),
@@ -142,6 +152,9 @@ def build(data: Mapping[str, Any], where: str = "config.json", *, assume_decoder
     if not data:
         raise BadFile(f"{where} is empty")
     kind = str(config.get("model_type", default="") or "")
+    thinker = config.section("thinker_config")  # Qwen-Omni: the part that answers with text
+    if thinker is not None:
+        config = Config({**thinker.data, "model_type": kind}, thinker.where)
     inner = config.section("text_config", "llm_config", "language_config")
     for model_type in (kind, str(inner.get("model_type", default="") or "") if inner else ""):
         if model_type in families():

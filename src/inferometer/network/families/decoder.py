@@ -124,6 +124,8 @@ def windows(c: Config, default: int = 1) -> list[bool]:
     if kinds:
         return [kind in WINDOWED for kind in kinds]
     pattern = c.get("sliding_window_pattern", "_sliding_window_pattern", default=default)
+    if isinstance(pattern, str) and pattern:  # EXAONE 4: LLLG, three local layers and a global one
+        return [pattern[i % len(pattern)] == "L" for i in range(number)]
     if isinstance(pattern, int) and pattern > 1:
         return [(i + 1) % pattern != 0 for i in range(number)]
     if c.get("use_sliding_window"):  # Qwen2: the layers from max_window_layers on
@@ -146,9 +148,10 @@ def sparse_layers(c: Config) -> list[bool]:
     kinds = c.items("mlp_layer_types", number)
     if kinds:
         return [k == "sparse" for k in kinds[:number]]
-    frequency = c.get("moe_layer_freq", default=1)
+    frequency = c.get("moe_layer_freq", "is_moe_layer", default=1)
     if isinstance(frequency, list) and frequency:
-        return [bool(f) for f in c.items("moe_layer_freq", number)[:number]]
+        key = "moe_layer_freq" if c.get("moe_layer_freq") else "is_moe_layer"
+        return [bool(f) for f in c.items(key, number)[:number]]
     step = c.size("decoder_sparse_step", "interleave_moe_layer_step", default=1)
     dense = c.items("mlp_only_layers")
     first = c.size("first_k_dense_replace", "moe_layer_start_index", default=0, least=0)

@@ -1,4 +1,4 @@
-"""DeepSeek: V2 to V3.2 and what is built like them (Kimi-K2, GLM-5), and V4."""
+"""DeepSeek: V2 to V3.2 and what is built like them (Kimi-K2, GLM-5), V4, and LongCat-Flash."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 from ...base.errors import BadFile
 from ...base.symbols import names as s
-from ..blocks import compressed, hyper_connected, hyper_head, indexer, mla, moe
+from ..blocks import compressed, hyper_connected, hyper_head, indexer, mla, mlp, moe
 from ..graph import Block, Model, Part, Span
 from ..operators import linear, norm
 from .config import Config
@@ -140,3 +140,39 @@ def _mtp_v4(c: Config, layer: Part) -> tuple[Block, ...]:
     )
     ops = (*join, *layer.ops, *hyper_head(), norm("norm", s.hidden_size))
     return (Block("mtp", ops, layer.dims, tuple(range(number)), stage="mtp"),)
+
+
+def build_longcat_flash(config: Config, *, family: str = "longcat_flash") -> Model:
+    """LongCat-Flash: layers of two latent attentions and two dense MLPs, with experts beside the second half.
+
+    A layer is two here, as ``num_hidden_layers`` counts them. Of the experts that a token chooses, some are identities
+    (``zero_expert_num``): chosen evenly, those that compute are the share that computing ones have of all.
+
+    ``build_longcat_flash(Config({"model_type": "longcat_flash", "num_layers": 28, "zero_expert_num": 256, …}))``
+    """
+    c = config.text
+    hidden = c.size("hidden_size")
+    attention = mla(
+        hidden_size=hidden,
+        num_attention_heads=c.size("num_attention_heads"),
+        q_lora_rank=c.size("q_lora_rank", default=0, least=0),
+        kv_lora_rank=c.size("kv_lora_rank"),
+        qk_nope_head_dim=c.size("qk_nope_head_dim"),
+        qk_rope_head_dim=c.size("qk_rope_head_dim"),
+        v_head_dim=c.size("v_head_dim"),
+        bias=c.flag("attention_bias"),
+    )
+    dense = mlp(hidden_size=hidden, intermediate_size=c.size("ffn_hidden_size", "intermediate_size"))
+    experts = moe(
+        hidden_size=hidden,
+        moe_intermediate_size=c.size("expert_ffn_hidden_size", "moe_intermediate_size"),
+        num_experts=c.size("n_routed_experts"),
+        num_experts_per_tok=c.size("moe_topk", "num_experts_per_tok"),
+        zero_expert_num=c.size("zero_expert_num", default=0, least=0),
+        router_bias=True,  # a correction for balance
+        pre_norm="",
+        inputs=("post_attention_layernorm",),
+    )
+    halves = (attention + dense + experts, attention + dense)
+    count = 2 * c.size("num_layers", default=max(1, c.size("num_hidden_layers", default=56) // 2))
+    return decoder(config, lambda index: ("layers", halves[index % 2]), family=family, count=count)

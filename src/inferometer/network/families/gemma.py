@@ -1,4 +1,4 @@
-"""Gemma 3 and 4: sliding layers between full ones, norms on q and k and around attention and MLP."""
+"""Gemma 3, 3n and 4: sliding layers between full ones, norms on q and k and around attention and MLP."""
 
 from __future__ import annotations
 
@@ -33,6 +33,105 @@ def build_gemma3(config: Config, *, family: str = "gemma3") -> Model:
     """
     complete = Config({**_GEMMA3_DEFAULTS, **config.data}, config.where)
     return build_llama(complete, family=family, qk_norm="head", norms="both", pattern=6, tied=True)
+
+
+# What Gemma3nTextConfig fills in; the published E4B says the same.
+_GEMMA3N_DEFAULTS = {
+    "vocab_size": 262400,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "sliding_window": 512,
+    "vocab_size_per_layer_input": 262144,
+    "hidden_size_per_layer_input": 256,
+    "max_position_embeddings": 32768,
+}
+
+
+def build_gemma3n(config: Config, *, family: str = "gemma3n") -> Model:
+    """Gemma 3n: several residual streams (AltUp), a low-rank path beside attention, inputs for every layer.
+
+    ``build_gemma3n(Config({"model_type": "gemma3n", "text_config": {"altup_num_inputs": 4, "laurel_rank": 64, …}}))``
+    """
+    c = Config({**_GEMMA3N_DEFAULTS, **config.text.data}, config.text.where)
+    local, sizes = windows(c, 5), heads(c)
+    hidden, per_layer = sizes["hidden_size"], c.size("hidden_size_per_layer_input")
+    streams, rank = c.size("altup_num_inputs", default=4), c.size("laurel_rank", default=64)
+    widths = c.get("intermediate_size")
+    widths = (
+        c.items("intermediate_size", c.layers) if isinstance(widths, list) else [c.size("intermediate_size")] * c.layers
+    )
+    first_shared = c.layers - c.size("num_kv_shared_layers", default=15, least=0)
+
+    @cache
+    def part(near: bool, shared: bool, width: int) -> Part:
+        attention = gqa(
+            **sizes,
+            span="window" if near else "",
+            qk_norm="head",
+            shared_kv=shared,
+            post_norm="post_attention_layernorm",
+        )
+        before, after = "pre_feedforward_layernorm", "post_feedforward_layernorm"
+        feed = mlp(hidden_size=hidden, intermediate_size=width, pre_norm=before, post_norm=after)
+        return _alternating_update(streams) + attention + _laurel(rank) + feed + _layer_input(hidden, per_layer)
+
+    def layer(index: int) -> tuple[str, Part]:
+        return "layers", part(local[index], index >= first_shared, int(widths[index]))
+
+    model = decoder(
+        Config({**c.data, "vision_config": None}, c.where),
+        layer,
+        family=family,
+        spans=window_span(c),
+        tied=c.flag("tie_word_embeddings", default=True),
+        warnings=_left_out(config),
+    )
+    return _with_streams(_with_layer_inputs(model, c, per_layer), streams)
+
+
+def _left_out(config: Config) -> tuple[str, ...]:
+    """What the small ones of Gemma 3n and 4 have besides, and is not computed."""
+    return ("its audio tower is left out, and its vision tower if that is not in the config",) * bool(
+        config.section("audio_config")
+    )
+
+
+def _alternating_update(streams: int) -> Part:
+    """AltUp: a small router predicts all residual streams before a layer, and corrects them by what it gives."""
+    all_streams = s.altup_num_inputs * s.hidden_size
+    predict, correct = s.altup_num_inputs**3, s.altup_num_inputs**2 + s.hidden_size
+    ops = (
+        norm("router_norm", s.hidden_size, inputs=()),
+        linear("modality_router", s.hidden_size, s.altup_num_inputs, role="router"),
+        elementwise("altup_predict", all_streams, flops=2 * s.altup_num_inputs, params=predict, inputs=()),
+        elementwise("altup_correct", all_streams, flops=3, params=correct),
+    )
+    return Part(ops, {"altup_num_inputs": streams})
+
+
+def _laurel(rank: int) -> Part:
+    """A learned augmented residual: a product of low rank beside the attention."""
+    ops = (
+        linear("laurel_left", s.hidden_size, s.laurel_rank, role="mlp", inputs=("input_layernorm",)),
+        linear("laurel_right", s.laurel_rank, s.hidden_size, role="mlp"),
+        norm("post_laurel_norm", s.hidden_size),
+    )
+    return Part(ops, {"laurel_rank": rank})
+
+
+def _with_streams(model: Model, streams: int) -> Model:
+    """The projections that make residual streams of the embedding, and one state of them before the head."""
+    others = (s.altup_num_inputs - 1) * s.hidden_size
+    spread = linear("altup_projections", s.hidden_size, others, role="embed", inputs=("embed_tokens",))
+    join = linear("altup_unembed_projections", others, others, role="embed", groups=s.altup_num_inputs - 1, inputs=())
+
+    def extend(block: Block) -> Block:
+        more = {"embed": ((*block.ops, spread)), "head": ((join, *block.ops))}.get(block.stage, block.ops)
+        dims = {**block.dims, "altup_num_inputs": streams} if block.stage in ("embed", "head") else block.dims
+        return msgspec.structs.replace(block, ops=more, dims=dims)
+
+    return msgspec.structs.replace(model, blocks=tuple(extend(b) for b in model.blocks))
 
 
 def build_gemma4(config: Config, *, family: str = "gemma4") -> Model:
@@ -77,6 +176,7 @@ def build_gemma4(config: Config, *, family: str = "gemma4") -> Model:
         spans=window_span(c) if any(local) else {},
         tied=c.flag("tie_word_embeddings", default=True),
         vision=tower(config),
+        warnings=_left_out(config),
     )
     return _with_layer_inputs(model, c, per_layer) if per_layer else model
 

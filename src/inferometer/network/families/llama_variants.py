@@ -1,10 +1,16 @@
-"""Decoders that are a Llama in the words of their own configs: OPT, Falcon, ChatGLM, the first Qwen, DBRX, Hunyuan."""
+"""Decoders that are a Llama in the words of their own configs: OPT, Falcon, ChatGLM, the first Qwen, DBRX, Hunyuan, and
+Llama 3.2 Vision, which is one with layers between that look at images.
+"""
 
 from __future__ import annotations
 
 from ...base.errors import BadFile, abbreviate
-from ..graph import Model
+from ...base.symbols import names as s
+from ..blocks import gqa
+from ..graph import Block, Model, Part
+from ..operators import elementwise, linear, norm
 from .config import Config
+from .decoder import decoder, feed_forward, heads
 from .llama import build_llama
 
 
@@ -130,3 +136,61 @@ def build_hunyuan_v1_moe(config: Config, *, family: str = "hunyuan_v1_moe") -> M
     }
     norms = "head" if config.flag("use_qk_norm", default=True) else ""
     return build_llama(Config({**config.data, **sizes}, config.where), family=family, qk_norm=norms)
+
+
+def build_hy_v3(config: Config, *, family: str = "hy_v3") -> Model:
+    """HY 3: experts with a shared one in all layers but the first; norms on q and k.
+
+    ``build_hy_v3(Config({"model_type": "hy_v3", "num_experts": 192, "num_shared_experts": 1, …}))``
+    """
+    complete = Config({"first_k_dense_replace": 1, **config.data}, config.where)
+    return build_llama(complete, family=family, qk_norm="head", router_bias=True)
+
+
+def build_mllama(config: Config, *, family: str = "mllama") -> Model:
+    """Llama 3.2 Vision: a Llama with cross-attention layers, which text alone passes by.
+
+    ``build_mllama(Config({"model_type": "mllama", "text_config": {"cross_attention_layers": [3, 8, …], …}, …}))``
+    """
+    c = config.text
+    cross = c.items("cross_attention_layers")
+    attention, feed, idle = gqa(**heads(c)), feed_forward(c), _cross_attention_layer(c)
+    note = (
+        "its cross-attention layers and vision tower look at images only: the layers are stored, the tower is left out"
+    )
+    text = Config({**c.data, "vision_config": None}, c.where)
+
+    def layer(index: int) -> tuple[str, Part]:
+        return "layers", idle if index in cross else attention + feed(index)
+
+    model = decoder(text, layer, family=family, warnings=(note,))
+    return _with_image_tokens(model)
+
+
+def _cross_attention_layer(c: Config) -> Part:
+    """Weights of a layer that attends to an image: stored, and not multiplied by where there is only text."""
+    sizes = heads(c)
+    queries, keys = s.num_attention_heads * s.head_dim, s.num_key_value_heads * s.head_dim
+    width = s.cross_intermediate_size
+    ops = (
+        linear("cross_q_proj", s.hidden_size, queries, m=0, role="attn", shard="column", optional=True, shared=0),
+        linear("cross_kv_proj", s.hidden_size, 2 * keys, m=0, role="attn", shard="column", optional=True, shared=0),
+        linear("cross_o_proj", queries, s.hidden_size, m=0, role="attn", shard="row", optional=True, shared=0),
+        linear("cross_gate_up_proj", s.hidden_size, 2 * width, m=0, shard="column", optional=True, shared=0),
+        linear("cross_down_proj", width, s.hidden_size, m=0, shard="row", optional=True, shared=0),
+        # two norms of the layer, those of q and k, and two gates
+        norm("cross_norms", s.hidden_size, m=0, params=2 * s.hidden_size + 2 * s.head_dim + 2, shared=0),
+    )
+    return Part(ops, {**sizes, "cross_intermediate_size": c.size("intermediate_size")})
+
+
+def _with_image_tokens(model: Model) -> Model:
+    """Eight rows more in the embedding than the head has, for the image token and its like."""
+    import msgspec
+
+    extra = elementwise("embed_image_tokens", 0, params=8 * s.hidden_size)
+
+    def extend(block: Block) -> Block:
+        return msgspec.structs.replace(block, ops=(*block.ops, extra)) if block.stage == "embed" else block
+
+    return msgspec.structs.replace(model, blocks=tuple(map(extend, model.blocks)))
