@@ -143,11 +143,18 @@ def test_words_of_other_tools_for_precisions() -> None:
 
 
 def test_a_quantised_name_is_the_entry_with_that_precision() -> None:
-    plain, small = analyze("Qwen/Qwen3-30B-A3B", gpu="h200"), analyze("Qwen/Qwen3-30B-A3B-FP8", gpu="h200")
-    assert small.model.name == plain.model.name and small.plan["quantization"] == "fp8"
-    assert 0.5 < small.memory.weights_bytes / plain.memory.weights_bytes < 0.55
-    again = analyze("Qwen/Qwen3-30B-A3B", gpu="h200", quantization="fp8")
+    plain, small = analyze("Qwen/Qwen3-8B", gpu="h200"), analyze("Qwen/Qwen3-8B-AWQ", gpu="h200")
+    assert small.model.name == plain.model.name and small.plan["quantization"] == "w4a16"
+    assert 0.3 < small.memory.weights_bytes / plain.memory.weights_bytes < 0.4
+    again = analyze("Qwen/Qwen3-8B", gpu="h200", quantization="awq")
     assert again.memory.weights_bytes == small.memory.weights_bytes
+    assert analyze("Qwen/Qwen3-8B-AWQ", gpu="h200", quantization="bf16").plan["quantization"] == "bf16"
+
+
+def test_a_checkpoint_that_declares_its_quantisation_has_that_one() -> None:
+    plain, small = analyze("Qwen/Qwen3-30B-A3B", gpu="h200"), analyze("Qwen/Qwen3-30B-A3B-FP8", gpu="h200")
+    assert small.model.name == plain.model.name and small.plan["quantization"] == "fp8-block"
+    assert 0.5 < small.memory.weights_bytes / plain.memory.weights_bytes < 0.55
     assert analyze("Qwen/Qwen3-30B-A3B-FP8", gpu="h200", quantization="bf16").plan["quantization"] == "bf16"
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from inferometer import analyze
 from inferometer.inference.memory import parameters
 from inferometer.network import families
 from inferometer.specs import catalog
+
+ROLES = ("attn", "mlp", "experts", "shared")
 
 # id -> (entry, the precision that its name declares)
 WANTED: dict[str, tuple[str, str]] = {
@@ -23,6 +26,11 @@ WANTED: dict[str, tuple[str, str]] = {
     "Qwen/Qwen3-235B-A22B-Thinking-2507": ("qwen3-235b-a22b-2507", ""),
     "Qwen/Qwen3.5-397B-A17B-FP8": ("qwen3.5-397b-a17b", "fp8"),
     "nvidia/Qwen3.5-397B-A17B-NVFP4": ("qwen3.5-397b-a17b", "nvfp4"),
+    "Qwen/Qwen3.5-9B": ("qwen3.5-9b", ""),
+    "Qwen/Qwen3.5-4B": ("qwen3.5-4b", ""),
+    "Qwen/Qwen3.5-2B": ("qwen3.5-2b", ""),
+    "Qwen/Qwen3.5-0.8B": ("qwen3.5-0.8b", ""),
+    "Qwen/Qwen2.5-VL-32B-Instruct": ("qwen2.5-vl-32b", ""),
     "Qwen/QwQ-32B": ("qwen2.5-32b", ""),
     "Qwen/Qwen2.5-Coder-32B-Instruct": ("qwen2.5-coder-32b", ""),
     "Qwen/Qwen3-VL-30B-A3B-Instruct": ("qwen3-vl-30b-a3b", ""),
@@ -37,12 +45,22 @@ WANTED: dict[str, tuple[str, str]] = {
     "MiniMaxAI/MiniMax-M2": ("minimax-m2", ""),
     "MiniMaxAI/MiniMax-M2.1": ("minimax-m2.1", ""),
     "MiniMaxAI/MiniMax-M3-MXFP8": ("minimax-m3", "mxfp8"),
+    "moonshotai/Kimi-K2-Instruct-0905": ("kimi-k2-0905", ""),
+    "mistralai/Mistral-Small-3.1-24B-Instruct-2503": ("mistral-small-3.1-24b", ""),
+    "mistralai/Mistral-Small-3.2-24B-Instruct-2506": ("mistral-small-3.2-24b", ""),
+    "mistralai/Mistral-Large-3-675B-Instruct-2512": ("mistral-large-3-675b", ""),
+    "mistralai/Ministral-3-8B-Instruct-2512": ("ministral-3-8b", ""),
+    "mistralai/Ministral-3-8B-Instruct-2512-BF16": ("ministral-3-8b", "bf16"),
+    "mistralai/Ministral-3-14B-Instruct-2512": ("ministral-3-14b", ""),
+    "mistralai/Devstral-Small-2507": ("devstral-small-2507", ""),
+    "mistralai/Pixtral-12B-2409": ("pixtral-12b", ""),
     "mistralai/Ministral-8B-Instruct-2410": ("ministral-8b-2410", ""),
     "mistralai/Mixtral-8x22B-Instruct-v0.1": ("mixtral-8x22b-instruct-v0.1", ""),
     "google/gemma-4-31B-it": ("gemma-4-31b", ""),
     "microsoft/Phi-4-mini-instruct": ("phi-4-mini", ""),
     "microsoft/Phi-3.5-mini-instruct": ("phi-3.5-mini", ""),
     "microsoft/Phi-3.5-MoE-instruct": ("phi-3.5-moe", ""),
+    "meta-llama/Llama-Guard-3-8B": ("llama-guard-3-8b", ""),
     "ibm-granite/granite-3.3-8b-instruct": ("granite-3.3-8b", ""),
     "allenai/OLMo-2-1124-13B": ("olmo-2-13b", ""),
     "allenai/OLMo-2-0325-32B": ("olmo-2-32b", ""),
@@ -67,6 +85,17 @@ PUBLISHED: dict[str, tuple[float, float, str]] = {
     "glm-4.5": (355, 0.01, "zai-org/GLM-4.5 README.md: 355 billion"),
     "glm-4.5-air": (106, 0.01, "zai-org/GLM-4.5 README.md: 106 billion"),
     "glm-4.7-flash": (30, 0.02, "zai-org/GLM-4.5 README.md: 30B-A3B"),
+    "mistral-small-3.1-24b": (24.01, 0.001, _STATED),
+    "ministral-3-8b": (8.4 + 0.4, 0.02, _STATED),
+    "ministral-3-14b": (13.5 + 0.4, 0.01, _STATED),
+    "mistral-large-3-675b": (673 + 2.5, 0.01, _STATED),
+    "pixtral-12b": (12.7, 0.01, _STATED),
+    "devstral-small-2507": (24, 0.02, "its name"),
+    "qwen3.5-0.8b": (0.8, 0.07, "its name; the vision tower is 0.1 B"),
+    "qwen3.5-2b": (2, 0.07, "its name"),
+    "qwen3.5-4b": (4.2, 0.09, "its name; the vision tower is 0.3 B"),
+    "qwen3.5-9b": (9, 0.05, "its name; the vision tower is 0.5 B"),
+    "qwen2.5-vl-32b": (33.45, 0.001, _STATED),
     "minimax-m2": (230, 0.01, "MiniMax-AI/MiniMax-M2 README.md: 230 billion"),
     "phi-3.5-mini": (3.8, 0.01, _STATED),
     "phi-4-mini": (3.8, 0.01, _STATED),
@@ -98,11 +127,47 @@ POSITIONS = {
     "Qwen/QwQ-32B": 131_072,
     "THUDM/glm-4-9b": 8_192,
     "THUDM/glm-4-9b-chat": 131_072,
+    "moonshotai/Kimi-K2-Instruct": 131_072,
+    "moonshotai/Kimi-K2-Instruct-0905": 262_144,
+    "mistralai/Mistral-Small-24B-Instruct-2501": 32_768,
+    "mistralai/Devstral-Small-2507": 131_072,
     "zai-org/GLM-4.5": 131_072,
     "zai-org/GLM-4.6": 202_752,
     "zai-org/GLM-4.7": 202_752,
     "microsoft/Phi-3.5-mini-instruct": 131_072,
 }
+
+
+_BF16_ATTENTION = {"attn": "bf16", "mlp": "nvfp4", "experts": "nvfp4", "shared": "bf16"}
+PRECISIONS: dict[str, dict[str, str]] = {  # as the checkpoint's own config declares them
+    "Qwen/Qwen3.5-397B-A17B-FP8": dict.fromkeys(ROLES, "fp8-block"),
+    "nvidia/Qwen3.5-397B-A17B-NVFP4": _BF16_ATTENTION,
+    "zai-org/GLM-5.2-FP8": dict.fromkeys(ROLES, "fp8-block"),
+    "nvidia/GLM-5.2-NVFP4": _BF16_ATTENTION,
+    "MiniMaxAI/MiniMax-M3-MXFP8": dict.fromkeys(ROLES, "mxfp8"),
+    "nvidia/MiniMax-M3-NVFP4": {**dict.fromkeys(ROLES, "mxfp8"), "experts": "nvfp4"},
+    "amd/Kimi-K2.5-MXFP4": {**dict.fromkeys(ROLES, "mxfp4"), "attn": "bf16"},
+    "Qwen/Qwen3-30B-A3B-Instruct-2507-FP8": dict.fromkeys(ROLES, "fp8-block"),
+    "mistralai/Ministral-3-14B-Instruct-2512": dict.fromkeys(ROLES, "fp8"),
+    "mistralai/Mistral-Large-3-675B-Instruct-2512": dict.fromkeys(ROLES, "fp8-block"),
+}
+
+
+@pytest.mark.parametrize("written", PRECISIONS)
+def test_a_checkpoint_keeps_the_precision_of_each_role(written: str) -> None:
+    found = analyze(written, gpu="b300:memory=4e12", input_len=16, output_len=2)
+    assert {role: found.model.quantization[role] for role in ROLES} == PRECISIONS[written]
+
+
+def test_a_name_in_16_bits_undoes_the_quantisation() -> None:
+    small = analyze("mistralai/Ministral-3-8B-Instruct-2512", gpu="h200")
+    large = analyze("mistralai/Ministral-3-8B-Instruct-2512-BF16", gpu="h200")
+    assert 1.6 < large.memory.weights_bytes / small.memory.weights_bytes < 2
+
+
+def test_kimi_in_mxfp4_is_as_large_as_its_checkpoint() -> None:
+    found = analyze("amd/Kimi-K2.5-MXFP4", gpu="b300:memory=4e12", input_len=16, output_len=2)
+    assert found.memory.weights_bytes / 2**30 == pytest.approx(523, rel=0.01)
 
 
 @pytest.mark.parametrize("written", WANTED)
