@@ -124,7 +124,7 @@ def step_env(bound_plan: BoundPlan, step: Step) -> dict[str, Value]:
 
 def padded_env(bound_plan: BoundPlan, env: dict[str, Value]) -> dict[str, Value]:
     """The names of a step as the engine runs it: its tokens padded to what was captured as a graph."""
-    tokens = host.padded_tokens(bound_plan.engine, env["tokens"])
+    tokens = host.padded_tokens(bound_plan.engine, env["tokens"], env["prefill_tokens"])
     return {**env, "tokens": tokens, "moe_tokens": tokens * env["dp"]} if tokens is not env["tokens"] else env
 
 

@@ -1,32 +1,63 @@
 """What engine and chip add to a step's kernels: padding to captured graphs, launches that come late, falling clocks.
 
 Kernels run in a queue that the host fills. While the host is ahead of the device its work is hidden: a step takes the
-longer of the two. Decode steps are replayed as one CUDA graph; prefills of up to ``graph_tokens`` tokens as piecewise
-graphs, with the attention between them launched one by one; larger ones are launched kernel by kernel.
+longer of the two. Decode steps of up to ``graph_tokens`` tokens are replayed as one CUDA graph; steps with prompts of
+up to ``prefill_graph_tokens`` as piecewise graphs, with the attention between them launched one by one; larger ones are
+launched kernel by kernel, and so are those between two captured sizes where an engine does not pad.
 """
 
 from __future__ import annotations
 
 from ..base.cache import cache_by_identity
-from ..base.symbols import Env, Value, ceil_of, exp, maximum_of, scalar
+from ..base.symbols import Env, Value, ceil_of, exp, maximum_of, scalar, where
 from ..network.graph import Block, Model
-from ..specs.structs import Engine
+from ..specs.structs import Engine, GraphSizes
 
 ATTENTION = ("prefill_attention", "decode_attention", "scan")
 _OTHER = "other"  # the entry of `Engine.launch` for kinds that have none
 
 
-def padded_tokens(engine: Engine, tokens: Value) -> Value:
+def padded_tokens(engine: Engine, tokens: Value, prefill_tokens: Value = 0) -> Value:
     """Tokens that a step computes: up to the next captured graph size, ``padded_tokens(vllm, 33)  # 40``"""
+    decode_sizes = engine.graph_sizes if engine.graph_padding else ()
+    prefill_sizes = decode_sizes if engine.prefill_graph_sizes is None else engine.prefill_graph_sizes
+    prefill_limit = engine.prefill_graph_tokens
+    if prefill_sizes is decode_sizes and prefill_limit is None:
+        return _up_to_size(decode_sizes, tokens)
+    limit = engine.graph_tokens if prefill_limit is None else prefill_limit
+    prefill_sizes = tuple((min(upto, limit), by) for upto, by in prefill_sizes)
+    decode_sizes = tuple((min(upto, engine.graph_tokens), by) for upto, by in decode_sizes)
+    if scalar(prefill_tokens):
+        return _up_to_size(prefill_sizes if prefill_tokens else decode_sizes, tokens)
+    return where(prefill_tokens > 0, _up_to_size(prefill_sizes, tokens), _up_to_size(decode_sizes, tokens))
+
+
+def _up_to_size(sizes: GraphSizes, tokens: Value) -> Value:
+    """The next captured size; larger steps are as they are."""
     if scalar(tokens):
-        for upto, by in engine.graph_sizes:
+        for upto, by in sizes:
             if tokens <= upto:
-                return by * ceil_of(tokens / by)
+                return min(upto, by * ceil_of(tokens / by))
         return tokens
     import numpy as np
 
-    cases = [tokens <= upto for upto, _ in engine.graph_sizes]
-    return np.select(cases, [by * np.ceil(tokens / by) for _, by in engine.graph_sizes], tokens) if cases else tokens
+    cases = [tokens <= upto for upto, _ in sizes]
+    return (
+        np.select(cases, [np.minimum(upto, by * np.ceil(tokens / by)) for upto, by in sizes], tokens)
+        if cases
+        else tokens
+    )
+
+
+def without_graphs(engine: Engine, tokens: Value, has_prompts: Value) -> Value:
+    """Whether a step is launched kernel by kernel: ``without_graphs(vllm, 600, False)  # True``"""
+    eager = tokens > engine.graph_tokens
+    if not engine.graph_padding:
+        whole = ceil_of(tokens)
+        eager = eager | (_up_to_size(engine.graph_sizes, whole) != whole)
+    if engine.prefill_graph_tokens is None:
+        return eager
+    return where(has_prompts, tokens > engine.prefill_graph_tokens, eager)
 
 
 @cache_by_identity(64)
@@ -60,9 +91,9 @@ def host_seconds(
     ``launch_s``: `launch_seconds` of the same model and engine, for callers that ask for many steps.
     """
     every_launch, between_pieces = launch_s or launch_seconds(model, engine)
-    without_graphs = sums["tokens"] > engine.graph_tokens
     has_prompts = sums["prefill_tokens"] > 0
-    launching = without_graphs * every_launch + (1 - without_graphs) * has_prompts * between_pieces
+    eager = without_graphs(engine, sums["tokens"], has_prompts)
+    launching = eager * every_launch + (1 - eager) * has_prompts * between_pieces
     floor = launching + engine.step_floor + engine.step_floor_per_sequence * sums["seqs"]
     return engine.step_overhead + maximum_of(floor - kernels, 0.0) + throttle_seconds(sums, kernels)
 

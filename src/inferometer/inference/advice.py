@@ -203,5 +203,5 @@ def _with(plan: Plan, **changes: Any) -> Plan:
 def _with_plan(
     request: Request, bound_plan: BoundPlan, *, plan: Plan, roles: dict[str, str] | None = None
 ) -> BoundPlan:
-    other = request._replace(plan=plan, roles=roles or request.roles).bind()
+    other = request.replan(plan)._replace(roles=roles or request.roles).bind()
     return cache_offloaded(other, batch_shape_of(other, request.workload))

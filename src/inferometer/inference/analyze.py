@@ -220,5 +220,10 @@ def device_info(device: Hardware) -> dict[str, Any]:
 
 
 def engine_info(engine: Engine) -> dict[str, Any]:
-    """Which engine and version: ``{"name": "vllm", "label": "vLLM", "version": "0.15"}``"""
-    return {"name": engine.name, "label": engine.label, "version": engine.version}
+    """Which engine, version and defaults: ``{"name": "vllm", "label": "vLLM", "version": "0.28", "defaults": […]}``"""
+    return {
+        "name": engine.name,
+        "label": engine.label,
+        "version": engine.version,
+        "defaults": [msgspec.to_builtins(default) for default in engine.defaults] if engine.versions else [],
+    }

@@ -12,6 +12,7 @@ from ..costs.binding import BoundPlan, stage_plans, step_env
 from ..costs.roofline import weight_sum
 from ..costs.step import Group, Images, Step, cache_entries
 from ..network.graph import Block, Model, Span
+from ..specs.structs import Engine
 from . import latency, speculation
 from .latency import vision_step
 from .report import Memory
@@ -187,6 +188,37 @@ def _zero(value: object) -> bool:
 # ------------------------------------------------------------------ what a workload takes of the fullest GPU
 
 
+def usable_bytes(bound_plan: BoundPlan, weights: Value, aside: Value) -> Value:
+    """Bytes of a GPU that weights, KV cache and ``aside`` (activations and the engine's own) may take together.
+
+    ``gpu_memory_utilization`` is a share of the *device* (vLLM); of it for *static* things, weights and KV cache, so
+    that the rest is there for what comes and goes (SGLang's ``mem_fraction_static``); or of what is *free* once weights
+    and the profiling run have theirs, which the KV cache gets (TensorRT-LLM's ``free_gpu_memory_fraction``).
+    """
+    return usable_share(
+        bound_plan.engine, bound_plan.device.memory, bound_plan.plan.gpu_memory_utilization, weights, aside
+    )
+
+
+def usable_share(engine: Engine, memory: float, share: Value, weights: Value, aside: Value) -> Value:
+    """`usable_bytes` of a device with so much memory, under one share or under an array of them."""
+    if engine.memory_share_of == "static":
+        return share * memory + minimum_of(aside, (1 - share) * memory)
+    if engine.memory_share_of == "free":
+        return share * memory + (1 - share) * (weights + aside)
+    return share * memory
+
+
+def needed_memory(engine: Engine, share: float, held: Memory) -> float:
+    """The least memory of a device on which a plan fits: `usable_bytes` the other way round."""
+    aside = held.activation_bytes + held.overhead_bytes
+    if engine.memory_share_of == "static":
+        return max((held.total_bytes - aside) / share, held.total_bytes)
+    if engine.memory_share_of == "free":
+        return (held.total_bytes - (1 - share) * (held.weights_bytes + aside)) / share
+    return held.total_bytes / share
+
+
 class Footprint(NamedTuple):
     """Bytes on one GPU, of one workload or of an array of them."""
 
@@ -194,7 +226,7 @@ class Footprint(NamedTuple):
     cache: Value
     live: Value  # activations
     reserve: float  # the engine's own
-    usable: float
+    usable: Value
 
     @property
     def total(self) -> Value:
@@ -218,17 +250,10 @@ def _stage(bound_plan: BoundPlan, batch_shape: BatchShape) -> Footprint:
         replica_kv_bytes(bound_plan, batch_shape, batch_shape.output_len) * (1 - bound_plan.env["kv_offload_share"])
         + batch_shape.sequences * more_cache
     )
-    return Footprint(
-        weight_bytes(bound_plan) + more_weights,
-        cache,
-        peak(
-            bound_plan,
-            prompt_peaks(bound_plan, batch_shape) + answer_peaks(bound_plan, batch_shape),
-            reserved(bound_plan),
-        ),
-        bound_plan.engine.memory_reserve,
-        bound_plan.device.memory * bound_plan.plan.gpu_memory_utilization,
-    )
+    weights, reserve = weight_bytes(bound_plan) + more_weights, bound_plan.engine.memory_reserve
+    steps = prompt_peaks(bound_plan, batch_shape) + answer_peaks(bound_plan, batch_shape)
+    live = peak(bound_plan, steps, reserved(bound_plan))
+    return Footprint(weights, cache, live, reserve, usable_bytes(bound_plan, weights, live + reserve))
 
 
 def reserved(bound_plan: BoundPlan) -> Value:
@@ -333,10 +358,15 @@ def _stage_memory(bound_plan: BoundPlan, batch_shape: BatchShape) -> Memory:
     def both(batch: int) -> float:
         return max(prompts(batch), answers(batch))
 
-    room = fullest.usable - fullest.weights - fullest.reserve + bound_plan.env.get("host_cache_bytes", 0.0)
+    def room(live: Value) -> float:
+        """Bytes for the KV cache beside activations of ``live`` bytes."""
+        usable = usable_bytes(bound_plan, fullest.weights, live + fullest.reserve)
+        cache_on_host = bound_plan.env.get("host_cache_bytes", 0.0)
+        return float(usable - fullest.weights - fullest.reserve - live + cache_on_host)
+
     limit = int(bound_plan.plan.max_model_len or batch_shape.length)
     per_token = float(kv_bytes_per_token(bound_plan) + drafter(bound_plan, 1)[1] - drafter(bound_plan, 0)[1])
-    capacity = max(0.0, float(room - (aside or fullest.live)))  # an engine that profiles goes by that run alone
+    capacity = max(0.0, room(aside or fullest.live))  # an engine that profiles goes by that run alone
     tokens = max_total_tokens(bound_plan, capacity, limit) if per_token else None
     return Memory(
         weights_bytes=float(fullest.weights),
@@ -345,12 +375,12 @@ def _stage_memory(bound_plan: BoundPlan, batch_shape: BatchShape) -> Memory:
         overhead_bytes=fullest.reserve,
         total_bytes=float(fullest.total),
         capacity_bytes=bound_plan.device.memory,
-        usable_bytes=fullest.usable,
+        usable_bytes=float(fullest.usable),
         kv_bytes_per_token=per_token,
         kv_capacity_bytes=capacity,
-        max_batch_size=_most(room, each, both) * replicas,
-        max_batch_size_prefill=_most(room, per_prompt, prompts) * replicas,
-        max_batch_size_decode=_most(room, each, answers) * replicas,
+        max_batch_size=_most(lambda batch: room(both(batch)), each) * replicas,
+        max_batch_size_prefill=_most(lambda batch: room(prompts(batch)), per_prompt) * replicas,
+        max_batch_size_decode=_most(lambda batch: room(answers(batch)), each) * replicas,
         max_total_tokens=_round_down_to_block(bound_plan, tokens) if tokens is not None and tokens < 1e18 else None,
     )
 
@@ -374,19 +404,20 @@ def drafter(bound_plan: BoundPlan, length: Value) -> tuple[Value, Value]:
     return weight_bytes(small), cache_bytes(small, length)
 
 
-def _most(room: float, each: float, live: Callable[[int], float]) -> int:
-    """The largest batch whose caches and activations fit, by halving, because activations stop growing."""
-    free = room - live(1)
+def _most(room: Callable[[int], float], each: float) -> int:
+    """The largest batch whose caches fit into the room beside it, by halving, because activations stop growing."""
+    free = room(1)
     low, high = 0, max(0, min(10**9, int(free // each))) if each > 0 else 10**9 if free >= 0 else 0
-    if high and high * each + live(high) <= room:  # the common case: activations that do not depend on it
+    if high and high * each <= room(high):  # the common case: activations that do not depend on it
         return high
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if middle * each + live(middle) <= room else (low, middle - 1)
+        low, high = (middle, high) if middle * each <= room(middle) else (low, middle - 1)
     return low
 
 
 def _round_down_to_block(bound_plan: BoundPlan, tokens: float) -> int:
     """Engines hand out the cache in blocks; a rest that is less than one is no use."""
-    block = bound_plan.plan.block_size if bound_plan.engine.profile_run else 1
+    engine = bound_plan.engine
+    block = bound_plan.plan.block_size if engine.profile_run or engine.memory_share_of != "device" else 1
     return int(tokens // block) * block

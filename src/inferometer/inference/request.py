@@ -8,7 +8,7 @@ request.bind()                                             # ready to be estimat
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -23,10 +23,10 @@ from ..network import families
 from ..network.families.network_file import build_network
 from ..network.graph import Model
 from ..specs import calibration as calibrations
-from ..specs import catalog
+from ..specs import catalog, engine_rules
 from ..specs.arguments import check_names, checked, flag
 from ..specs.plan_args import PlanArgs
-from ..specs.structs import Engine, Hardware, Plan, Usecase, Workload
+from ..specs.structs import Engine, Hardware, Plan, Speculation, Usecase, Workload
 from .speculation import acceptance_warnings, parse_lora, parse_speculation
 from .workload import longest_input, parse_images, parse_lengths, parse_turns, positions_reached, refuse
 
@@ -74,6 +74,8 @@ class Request(NamedTuple):
     nominal_device: Hardware | None = None  # the device before its figures were changed: its kernels keep their ratios
     hf_token: str | None = None  # for the config of a draft model
     hf_id: str = ""  # the model on Hugging Face, if it came from there
+    ruled_engine: Engine | None = None  # the engine before its rules were applied to device and layout
+    given: Mapping[str, Any] = {}  # figures of the engine that the user chose
 
     def bind(self) -> BoundPlan:
         """The request bound to names, ready to be estimated."""
@@ -90,6 +92,21 @@ class Request(NamedTuple):
             hf_token=self.hf_token,
         )
 
+    def replan(self, plan: Plan, **figures: Any) -> Request:
+        """The same request with another layout, and the engine's defaults for that layout.
+
+        ``figures``: of the engine, as if the user had given them: ``request.replan(plan, max_num_batched_tokens=4096)``
+        """
+        if self.ruled_engine is None or not self.ruled_engine.when:
+            return self._replace(plan=plan)
+        facts = _facts(self.ruled_engine, self.device, self.model, plan)
+        resolved = engine_rules.resolve(self.ruled_engine, facts, {**self.given, **figures})
+        ruled = {name: getattr(resolved, name) for name in engine_rules.ruled_fields(self.ruled_engine)}
+        engine = msgspec.structs.replace(self.engine, **ruled, defaults=resolved.defaults)
+        if engine == self.engine:  # what is cached by identity stays so
+            engine = self.engine
+        return self._replace(engine=engine, plan=msgspec.structs.replace(plan, **_settings(engine)))
+
 
 def build_request(model: str, gpu: str = "h100-sxm", **kwargs: Unpack[PlanKwargs]) -> Request:
     """Check everything and put it together; the first thing that is wrong is an error with one sentence."""
@@ -101,12 +118,14 @@ def build_request(model: str, gpu: str = "h100-sxm", **kwargs: Unpack[PlanKwargs
     device = catalog.hardware(gpu)
     usecase = catalog.usecase(str(given["usecase"])) if "usecase" in given else None
     args = checked(PlanArgs, {**_usecase_lengths(usecase), **given})
-    engine, warnings = _engine(args, entry, network, device)
+    speculation = parse_speculation(args.speculative_config, network, entry.name)
+    ruled_engine, warnings = _engine(args, entry, network, device)
+    engine, given_figures = _resolved(args, ruled_engine, network, device, speculation)
     dtype, quantization, format_warnings = _formats(args, entry, network, device, engine)
     roles = precision.precision_by_role(network, dtype, quantization)
     _refuse_combinations(args, given, network)
     workload = _workload(args, given, network)
-    plan = _plan(args, entry, network, device, engine, dtype, roles)
+    plan = _plan(args, network, device, engine, speculation, dtype, roles)
     missing = parallelism.missing_link(network, plan, device)
     if missing:
         raise BadValue(missing)
@@ -127,6 +146,8 @@ def build_request(model: str, gpu: str = "h100-sxm", **kwargs: Unpack[PlanKwargs
         nominal_device=catalog.hardware(name) if changed else None,
         hf_token=args.hf_token,
         hf_id=entry.hf_id,
+        ruled_engine=ruled_engine,
+        given=given_figures,
     )
 
 
@@ -147,11 +168,9 @@ def _usecase_lengths(usecase: Usecase | None) -> dict[str, int]:
 
 
 def _engine(args: PlanArgs, entry: catalog.ModelEntry, network: Model, device: Hardware) -> tuple[Engine, list[str]]:
-    """The engine with the user's graph sizes and calibration, and what to say of the latter."""
+    """The engine with the user's calibration, its rules still to be applied, and what to say of the calibration."""
     default_engine = "vllm" if network.kind == "decoder" else "hf"
     engine = catalog.engine(default_engine if args.engine is None else args.engine)
-    if args.max_cudagraph_capture_size is not None:
-        engine = _with_graphs_up_to(engine, args.max_cudagraph_capture_size)
     if args.calibration is None:
         return engine, []
     calibration = calibrations.calibration(args.calibration)
@@ -159,11 +178,63 @@ def _engine(args: PlanArgs, entry: catalog.ModelEntry, network: Model, device: H
     return calibrations.calibrated_engine(engine, calibration), warnings
 
 
-def _with_graphs_up_to(engine: Engine, most: int) -> Engine:
-    """An engine whose CUDA graphs reach up to steps of so many tokens."""
-    kept = tuple(pair for pair in engine.graph_sizes if pair[0] < most)
-    above = next((by for upto, by in engine.graph_sizes if upto >= most), engine.graph_sizes[-1][1] if kept else 1)
-    return msgspec.structs.replace(engine, graph_tokens=most, graph_sizes=(*kept, (most, above)) if most else ())
+def _resolved(
+    args: PlanArgs, engine: Engine, network: Model, device: Hardware, speculation: Speculation | None
+) -> tuple[Engine, dict[str, Any]]:
+    """The engine with its defaults for version, device and layout, and the figures that the user chose instead."""
+    figures = {
+        "max_num_batched_tokens": args.max_num_batched_tokens,
+        "max_num_seqs": args.max_num_seqs,
+        "memory_utilization": args.gpu_memory_utilization,
+        "block_size": args.block_size,
+        "prefill_graph_tokens": args.max_prefill_cudagraph_capture_size,
+        **_graphs_up_to(engine, args.max_cudagraph_capture_size),
+    }
+    given = {name: value for name, value in figures.items() if value is not None}
+    layout = Plan(
+        tensor_parallel_size=args.tensor_parallel_size,
+        pipeline_parallel_size=args.pipeline_parallel_size,
+        data_parallel_size=args.data_parallel_size,
+        speculation=speculation,
+    )
+    return engine_rules.resolve(engine, _facts(engine, device, network, layout), given), given
+
+
+def _facts(engine: Engine, device: Hardware, network: Model, plan: Plan) -> engine_rules.RuleFacts:
+    """What the engine's rules look at."""
+    latent = any("kv_lora_rank" in block.dims for block in network.blocks)
+    sparse = any(span.kind == "top_k" for span in network.spans.values())
+    spec = plan.speculation
+    return engine_rules.RuleFacts.of(
+        engine,
+        device,
+        tp=plan.tensor_parallel_size,
+        pp=plan.pipeline_parallel_size,
+        dp=plan.data_parallel_size,
+        tokens_per_decode=1 + (spec.num_speculative_tokens if spec else 0),
+        speculation=spec.method if spec else "",
+        attention=("sparse_mla" if sparse else "mla") if latent else "",
+    )
+
+
+def _graphs_up_to(engine: Engine, most: int | None) -> dict[str, Any]:
+    """CUDA graphs that reach up to steps of so many tokens: the engine's sizes, padded, as far as that."""
+    if most is None:
+        return {}
+    sizes = engine.graph_sizes if engine.graph_padding else engine.padded_graph_sizes
+    kept = tuple(pair for pair in sizes if pair[0] < most)
+    above = next((by for upto, by in sizes if upto >= most), sizes[-1][1] if kept else 1)
+    return {"graph_tokens": most, "graph_sizes": (*kept, (most, above)) if most else (), "graph_padding": True}
+
+
+def _settings(engine: Engine) -> dict[str, Any]:
+    """The engine's settings, as a plan has them."""
+    return {
+        "max_num_batched_tokens": engine.max_num_batched_tokens,
+        "max_num_seqs": engine.max_num_seqs,
+        "gpu_memory_utilization": float(engine.memory_utilization),
+        "block_size": engine.block_size,
+    }
 
 
 def _formats(
@@ -223,10 +294,10 @@ def _workload(args: PlanArgs, given: Mapping[str, object], network: Model) -> Wo
 
 def _plan(
     args: PlanArgs,
-    entry: catalog.ModelEntry,
     network: Model,
     device: Hardware,
     engine: Engine,
+    speculation: Speculation | None,
     dtype: str,
     roles: dict[str, str],
 ) -> Plan:
@@ -250,21 +321,18 @@ def _plan(
         nodes=args.nodes or -(-gpus // per_node),
         gpus_per_node=per_node,
         cpu_offload_bytes=args.cpu_offload_gb * 1e9,
-        speculation=parse_speculation(args.speculative_config, network, entry.name),
+        speculation=speculation,
         lora=parse_lora(args.lora_rank, args.lora_targets, args.lora_adapters, network),
         dtype=dtype,
         quantization=quantization,
         kv_cache_dtype=given_cache or network.kv_cache_dtype or engine.cache_dtype.get(quantization, dtype),
         attention=args.attention or engine.attention,
         fusion=engine.fusion if args.fusion is None else args.fusion,
-        max_num_batched_tokens=args.max_num_batched_tokens or engine.max_num_batched_tokens,
-        max_num_seqs=args.max_num_seqs or engine.max_num_seqs,
         max_model_len=args.max_model_len or network.max_position,
-        gpu_memory_utilization=float(args.gpu_memory_utilization or engine.memory_utilization),
-        block_size=args.block_size or engine.block_size,
         routing_skew=args.routing_skew,
         interconnect=args.interconnect or device.interconnect,
         frontend=args.frontend,  # type: ignore[arg-type]
+        **_settings(engine),
     )
 
 

@@ -18,6 +18,7 @@ from ..inference import memory
 from ..inference.memory import drafter
 from ..network.graph import Block
 from ..serving.deployment import kv_transfer_seconds
+from ..specs.structs import Engine
 from .objective import Traffic
 from .space import Problem, Server
 from .steady_state import LoadGrid, SteadyState, distinct_stages, load_grid, single_layer, steady_states
@@ -89,15 +90,30 @@ class StageBytes:
 class _Reserved(NamedTuple):
     """Bytes of a GPU that are not the target model's KV cache, and of the draft model's KV cache."""
 
-    usable: float
-    engine: float  # set aside by the engine, and weights of the draft model
+    engine: Engine
+    memory: float
+    draft_weights: float
     draft_cache: float  # of one sequence
 
 
+def memory_shares(server: Server, token_budgets: Sequence[int]) -> np.ndarray:
+    """Shares of memory that an engine takes under each token budget, where its rules look at that [token_budget, 1]."""
+    request = server.request
+    shares = [request.replan(request.plan, max_num_batched_tokens=n).plan.gpu_memory_utilization for n in token_budgets]
+    return np.array(shares)[:, None]
+
+
 def kv_capacities(
-    bound_plans: list[BoundPlan], loads: LoadGrid, traffic: Traffic, max_num_seqs: tuple[int, ...]
+    bound_plans: list[BoundPlan],
+    loads: LoadGrid,
+    traffic: Traffic,
+    max_num_seqs: tuple[int, ...],
+    shares: list[np.ndarray],
 ) -> list[KVCapacity]:
-    """Of one layout at several depths of pipeline: bytes of a block are counted once for all."""
+    """Of one layout at several depths of pipeline: bytes of a block are counted once for all.
+
+    ``shares``: for each depth, of memory that the engine takes under each token budget (`memory_shares`).
+    """
     engine, plan = bound_plans[0].engine, bound_plans[0].plan
     shared = float(traffic.prefix_len if engine.prefix_caching else 0)
     lengths = np.array([traffic.input_len + traffic.output_len / 2, float(traffic.max_len), shared])
@@ -105,36 +121,45 @@ def kv_capacities(
     stage_bytes = StageBytes(bound_plans[0], lengths, _largest_step(engine.profile_run, loads, seqs))
     draft_weights, draft_cache = drafter(bound_plans[0], lengths[0])
     reserved = _Reserved(
-        usable=bound_plans[0].device.memory * plan.gpu_memory_utilization,
-        engine=engine.memory_reserve + draft_weights,
-        draft_cache=draft_cache,
+        engine=engine,
+        memory=bound_plans[0].device.memory,
+        draft_weights=float(draft_weights),
+        draft_cache=float(draft_cache),
     )
     own_limits = (  # nearest values of the axes to the engine's own limits
         np.abs(loads.token_budgets - plan.max_num_batched_tokens).argmin(),
         np.abs(seqs - plan.max_num_seqs).argmin(),
     )
     capacities = []
-    for bound_plan in bound_plans:
-        max_seqs, needed = np.full((loads.token_budgets.size, seqs.size), np.inf), 0.0
+    for bound_plan, share in zip(bound_plans, shares, strict=True):
+        max_seqs, needed, usable = np.full((loads.token_budgets.size, seqs.size), np.inf), 0.0, np.inf
         for stage in distinct_stages(bound_plan):
-            stage_seqs, stage_needed = _stage_capacity(stage_bytes.total(stage.bound_plan), reserved, max_seqs.shape)
-            max_seqs, needed = np.minimum(max_seqs, stage_seqs), max(needed, stage_needed)
-        capacities.append(KVCapacity(max_seqs, float(max_seqs[own_limits]), needed, reserved.usable))
+            stage_seqs, stage_needed, stage_usable = _stage_capacity(
+                stage_bytes.total(stage.bound_plan), reserved, np.broadcast_to(share, max_seqs.shape)
+            )
+            max_seqs = np.minimum(max_seqs, stage_seqs)
+            if stage_needed > needed:
+                needed, usable = stage_needed, stage_usable
+        capacities.append(KVCapacity(max_seqs, float(max_seqs[own_limits]), needed, usable))
     return capacities
 
 
-def _stage_capacity(stage: BlockBytes, reserved: _Reserved, shape: tuple[int, ...]) -> tuple[np.ndarray, float]:
-    """Sequences that one stage's GPUs hold [token_budget, seqs], and the fewest bytes that they need for one.
+def _stage_capacity(stage: BlockBytes, reserved: _Reserved, share: np.ndarray) -> tuple[np.ndarray, float, float]:
+    """Sequences that one stage's GPUs hold [token_budget, seqs], the fewest bytes that they need for one, and of how
+    many.
 
     The first sequence may be the longest; every other has mean length, half of its answer written, and shares the
     prefix.
     """
     mean, longest, prefix = stage.kv_cache
-    fixed = stage.weights + reserved.engine + np.broadcast_to(stage.activations, shape)
-    left = reserved.usable - fixed - longest - reserved.draft_cache
+    weights = stage.weights + reserved.draft_weights
+    aside = reserved.engine.memory_reserve + np.broadcast_to(stage.activations, share.shape)
+    usable = memory.usable_share(reserved.engine, reserved.memory, share, weights, aside)
+    left = usable - weights - aside - longest - reserved.draft_cache
     per_sequence = max(mean - prefix + reserved.draft_cache, 1.0)
     max_seqs = np.where(left >= 0, 1 + (left - prefix) // per_sequence, 0)
-    return max_seqs, float((fixed + longest).min())
+    nearest = np.unravel_index(left.argmax(), left.shape)  # the limits under which one request comes nearest to fitting
+    return max_seqs, float((weights + aside)[nearest] + longest), float(usable[nearest])
 
 
 def _largest_step(profile_run: bool, loads: LoadGrid, seqs: np.ndarray) -> Step:
@@ -201,7 +226,8 @@ def estimate_servers(
     shortfalls: list[Shortfall | None] = [None] * len(servers)
     for done, members in enumerate(_families(servers)):
         bound_plans = [servers[number].bind() for number in members]
-        capacities = kv_capacities(bound_plans, loads, traffic, space.max_num_seqs)
+        shares = [memory_shares(servers[number], space.max_num_batched_tokens) for number in members]
+        capacities = kv_capacities(bound_plans, loads, traffic, space.max_num_seqs, shares)
         fitting = [bound_plan for bound_plan, one in zip(bound_plans, capacities, strict=True) if one.shortfall is None]
         states = iter(steady_states(fitting, loads) if fitting else ())
         for number, bound_plan, capacity in zip(members, bound_plans, capacities, strict=True):

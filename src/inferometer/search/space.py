@@ -255,7 +255,7 @@ def servers(space: Space, model: str) -> tuple[list[Server], list[RejectedServer
         no_fp8 = _lacks_fp8(device, server.quantization_arg, server.kv_cache_dtype_arg)
         for layout in layouts(space):
             plan = _plan_of(server.request, layout, space.request_kwargs.get("gpus_per_node"))
-            one = server._replace(request=server.request._replace(plan=plan), layout=layout)
+            one = server._replace(request=server.request.replan(plan), layout=layout)
             reason = no_fp8 or parallelism.illegal_reason(one.request.model, plan, device)
             if not reason and plan.speculation is not None:
                 reason = draft_reason(one.request.bind())

@@ -12,7 +12,7 @@ from ..costs import parallelism
 from ..costs.binding import BoundPlan
 from ..inference import speculation
 from ..inference.analyze import metrics_of
-from ..inference.memory import cache_offloaded, memory_table
+from ..inference.memory import cache_offloaded, memory_table, needed_memory
 from ..inference.report import Memory, Metrics
 from ..inference.request import Request
 from ..inference.workload import batch_shape_of
@@ -78,7 +78,7 @@ class BoundRequest(NamedTuple):
     @property
     def memory_needed(self) -> float:
         """Memory, in bytes, that a device of this plan needs."""
-        return self.memory.total_bytes / self.request.plan.gpu_memory_utilization
+        return needed_memory(self.request.engine, self.request.plan.gpu_memory_utilization, self.memory)
 
     @property
     def largest_batch(self) -> int:

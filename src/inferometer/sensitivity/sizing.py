@@ -87,7 +87,7 @@ def with_layout(request: Request, tp: int, pp: int, dp: int) -> Request:
         gpus_per_node=node,
         nodes=ceil_div(used, node),
     )
-    return request._replace(plan=other)
+    return request.replan(other)
 
 
 def _best_layout(request: Request, gpus: int, limits: Mapping[str, float], on_one_gpu: Footprint) -> Platform:

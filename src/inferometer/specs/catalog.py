@@ -18,6 +18,7 @@ import msgspec
 
 from ..base.errors import BadFile, BadValue, UnknownName, abbreviate, about, check_int, nearest
 from ..base.files import convert, read_json, read_toml, user_path
+from .engine_rules import check_rules, choose_version
 from .structs import MEMORY_KINDS, Engine, Hardware, Link, Precision, Usecase
 
 DATA = Path(__file__).parent.parent / "data"
@@ -188,19 +189,38 @@ def _checked(device: Hardware) -> Hardware:
 
 @about("engine")
 def engine(text: str) -> Engine:
-    """``engine("vllm")``, or the path of a TOML file. A file that says ``like = "vllm"`` has only what differs."""
-    text = str(text)
-    if text.endswith(".toml"):
-        path = user_path(text)
+    """``engine("vllm")`` at its newest checked version, ``engine("vllm@0.15")``, or the path of a TOML file.
+
+    A file that says ``like = "vllm"`` has only what differs. Defaults that depend on the device are still rules:
+    `engine_rules.resolve` applies them.
+    """
+    name, version = engine_name(text)
+    if name.endswith(".toml"):
+        path = user_path(name)
         if not path.is_file():
-            raise BadFile(f"no engine file {abbreviate(text)}")
-        data, title = read_toml(path), path.stem
-    else:
-        registered = registered_name("engines", text)
-        if registered is None:
-            raise UnknownName("engine", text, names("engines"), field="engine")
-        data, title = _shipped("engines", registered), registered
-    return convert({**_inherited(data, title), "name": title}, Engine, f"engine {title}")
+            raise BadFile(f"no engine file {abbreviate(name)}")
+        return choose_version(_checked_engine(read_toml(path), path.stem), version)
+    registered = registered_name("engines", name)
+    if registered is None:
+        raise UnknownName("engine", name, names("engines"), field="engine")
+    return _shipped_engine(registered, version)
+
+
+@functools.lru_cache(64)
+def _shipped_engine(name: str, version: str) -> Engine:
+    return choose_version(_checked_engine(_shipped("engines", name), name), version)
+
+
+def _checked_engine(data: dict[str, Any], title: str) -> Engine:
+    where = f"engine {title}"
+    return check_rules(convert({**_inherited(data, title), "name": title}, Engine, where), where)
+
+
+def engine_name(text: str) -> tuple[str, str]:
+    """Name or path, and the version after an @: ``engine_name("vllm@0.15")  # ('vllm', '0.15')``"""
+    text = str(text).strip()
+    name, _, version = text.rpartition("@")
+    return (name, version) if name and not text.endswith(".toml") else (text, "")
 
 
 def _inherited(data: dict[str, Any], title: str) -> dict[str, Any]:
@@ -213,6 +233,12 @@ def _inherited(data: dict[str, Any], title: str) -> dict[str, Any]:
             "engine to be like", str(other), [name for name in names("engines") if name != title], field="engine"
         )
     base = _inherited(_shipped("engines", str(registered_name("engines", other))), str(other))
+    if "versions" in data:  # an engine of its own: what it is like says nothing of its defaults
+        base.pop("when", None)
+    else:  # a file's own figures stand over the rules that it inherits
+        inherited = base.get("when", ())
+        rules = [{**rule, "set": {k: v for k, v in rule["set"].items() if k not in data}} for rule in inherited]
+        data = {**data, "when": [*rules, *data.get("when", ())]}
     tables = {key: {**base[key], **value} for key, value in data.items() if isinstance(value, dict) and key in base}
     return {**base, **data, **tables}
 

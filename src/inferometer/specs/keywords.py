@@ -43,6 +43,7 @@ class PlanKwargs(TypedDict, total=False):
     max_num_batched_tokens: int | None
     max_num_seqs: int | None
     max_cudagraph_capture_size: int | None
+    max_prefill_cudagraph_capture_size: int | None
     gpu_memory_utilization: float | None
     block_size: int | None
     hf_token: str | None
@@ -93,6 +94,7 @@ class ServedPlanKwargs(TypedDict, total=False):
     max_num_batched_tokens: int | None
     max_num_seqs: int | None
     max_cudagraph_capture_size: int | None
+    max_prefill_cudagraph_capture_size: int | None
     gpu_memory_utilization: float | None
     block_size: int | None
     hf_token: str | None
@@ -135,6 +137,7 @@ class SimulateKwargs(TypedDict, total=False):
     max_num_batched_tokens: int | None
     max_num_seqs: int | None
     max_cudagraph_capture_size: int | None
+    max_prefill_cudagraph_capture_size: int | None
     gpu_memory_utilization: float | None
     block_size: int | None
     hf_token: str | None
@@ -209,6 +212,7 @@ class SearchKwargs(TypedDict, total=False):
     fusion: bool | None
     max_model_len: int | None
     max_cudagraph_capture_size: int | None
+    max_prefill_cudagraph_capture_size: int | None
     block_size: int | None
     batch_size: int | None
     beam_width: int | None

@@ -42,7 +42,7 @@ class MachineArgs(Args):
     engine: Annotated[
         str | None,
         arg(
-            "vllm, sglang, trtllm, hf, or roofline: the speed of light.",
+            "vllm, sglang, trtllm, hf, or roofline: the speed of light; vllm@0.15 for the defaults of a version.",
             default_text="vllm",
             label="Engine",
             offered="engines",
@@ -343,10 +343,15 @@ class EngineArgs(PrecisionArgs):
             slider=Slider(0, 8192, "x2"),
         ),
     ] = None
+    max_prefill_cudagraph_capture_size: Annotated[
+        Annotated[int, arg("", ge=0, le=10**9)] | None,
+        arg("Tokens of the largest step with prompts that CUDA graphs replay.", default_text="the engine's"),
+    ] = None
     gpu_memory_utilization: Annotated[
         Annotated[float, arg("", gt=0, le=1)] | None,
         arg(
-            "Share of memory the engine takes.",
+            "Share of memory the engine takes: of the GPU (vLLM), of it for weights and KV cache (SGLang's "
+            "mem_fraction_static), or of what is free for KV cache (TensorRT-LLM's free_gpu_memory_fraction).",
             default_text="the engine's",
             label="Memory taken",
             unit="share",

@@ -81,23 +81,70 @@ class ComputeRule(Spec, frozen=True, kw_only=True):
     source: str = ""
 
 
+GraphSizes = tuple[tuple[int, int], ...]  # (up to so many tokens, every so many)
+
+
+class Rule(Spec, frozen=True, kw_only=True):
+    """Defaults that an engine has under some conditions; ``specs/engine_rules.py`` says how rules are read.
+
+    ``Rule(memory_at_least=70 * 2**30, not_named=("a100",), set={"max_num_batched_tokens": 8192})``
+    """
+
+    set: dict[str, bool | int | float | str | list[list[int]]]  # figure of the engine -> value, or a formula as text
+    why: str = ""  # the conditions in words
+    source: str = ""
+    version_at_least: str = ""
+    version_below: str = ""
+    memory_at_least: float = 0.0  # bytes of one device
+    memory_below: float = float("inf")
+    named: tuple[str, ...] = ()  # parts of a device's name or label, in small letters: it has one of them
+    not_named: tuple[str, ...] = ()  # it has none of them
+    architectures: tuple[str, ...] = ()
+    vendors: tuple[str, ...] = ()
+    not_vendors: tuple[str, ...] = ()
+    attention: tuple[str, ...] = ()  # mla, sparse_mla
+    speculation: tuple[str, ...] = ()  # methods
+    ranks_at_least: int = 0  # tensor times data parallel
+    stages_at_least: int = 0
+    data_parallel_at_least: int = 0
+
+
+class Default(Spec, frozen=True, kw_only=True):
+    """A setting that the user did not give: what the engine takes for it here, and why."""
+
+    name: str
+    value: bool | int | float | str
+    why: str = ""
+    source: str = ""
+
+
 class Engine(Spec, frozen=True, kw_only=True):
     """A serving engine as data. `roofline` is the perfect one: the speed of light."""
 
     name: str = ""
     label: str = ""
     version: str = ""
+    versions: tuple[str, ...] = ()  # whose defaults were checked, rising; the last one is taken unless another is given
+    when: tuple[Rule, ...] = ()
+    defaults: tuple[Default, ...] = ()  # what was filled in, once version, device and layout are known
     step_overhead: float = 0.0  # s of host time that no kernel hides, per step
     step_floor: float = 0.0  # s that the host needs for a step, hidden while the kernels take longer
     step_floor_per_sequence: float = 0.0  # s more for every sequence of the step
-    graph_sizes: tuple[tuple[int, int], ...] = ()  # (up to so many tokens, every so many): what a step is padded to
+    graph_sizes: GraphSizes = ()  # captured sizes of steps, which a step is padded to
     graph_tokens: int = 0  # the largest step that is captured as graphs; larger ones are launched kernel by kernel
+    prefill_graph_sizes: GraphSizes | None = None  # the same of steps with prompts; None: as without
+    prefill_graph_tokens: int | None = None
+    graph_padding: bool = True  # false: a decode step between two sizes is launched kernel by kernel
+    padded_graph_sizes: GraphSizes = ()  # those of an engine without padding that is told how far its graphs reach
+    graphs_by_sequence: bool = False  # sizes of decode graphs are sequences; its tp counts data-parallel ranks, too
     side_stream_tokens: int = 0  # steps of up to so many tokens run shared experts beside the routed ones
     launch: dict[str, float] = {}  # host s to launch a kernel of a kind, `other` for those not named
     request_overhead: float = 0.0  # s per request in the engine's own front end
     http_overhead: float = 0.0  # s per request more when the client speaks HTTP
     token_overhead: float = 0.0  # s per token of the prompt more then: its text is made into tokens, one at a time
     memory_utilization: float = 0.9  # default of gpu_memory_utilization
+    memory_share_of: Literal["device", "static", "free"] = "device"  # see inference/memory.py: usable_bytes
+    static_reserve: float = 0.0  # bytes that a formula for the static share leaves to activations and graphs
     memory_reserve: float = 0.0  # bytes that are neither weights, KV nor activations (context, graphs, workspaces)
     max_num_batched_tokens: int = 8192
     max_num_seqs: int = 1024

@@ -284,7 +284,9 @@ def _reasons(case: Case, prefix_too_long: Value, too_many: Value, full: Value) -
     assert request is not None
     if case.reason:
         return Categorical(np.zeros((1,) * len(INNER_AXES), np.uint8), (case.reason,))
-    usable = request.device.memory * request.plan.gpu_memory_utilization
+    usable = request.device.memory * (
+        request.plan.gpu_memory_utilization if request.engine.memory_share_of == "device" else 1
+    )
     texts = (
         "",
         _PREFIX_TOO_LONG,

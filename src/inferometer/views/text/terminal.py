@@ -36,6 +36,8 @@ def analysis(report: Report, every: bool = False) -> Group:
     if report.plan["placement"]:
         layout = " · ".join(f"{axis} {place}" for axis, place in report.plan["placement"].items())
         parts.append(Text(f"layout: {layout}", style="dim"))
+    if report.engine["defaults"]:
+        parts.append(Text(engine_defaults(report.engine), style="dim"))
     parts += [Text(report.summary), Text(""), _metrics(report)]
     if report.turns:
         parts.append(_turns(report))
@@ -63,11 +65,36 @@ def header(report: Report) -> str:
     if w["images"]:
         more += f" · {w['images']['count']} image {w['images']['height']}×{w['images']['width']}"
     gpus = f"{plan['gpus']} × {report.device['label'] or report.device['name']}"
-    label = report.engine["label"] or report.engine["name"]
+    label = " ".join(filter(None, (report.engine["label"] or report.engine["name"], report.engine["version"])))
     return (
         f"{m.name} {count(m.params)}{active} · {plan['quantization']}{kv} · {gpus} · {label} · "
         f"batch {w['batch_size']:,} · {text} in{out}{more}"
     )
+
+
+_DEFAULT_WORDS = {
+    "max_num_batched_tokens": "{:,} tokens a step",
+    "max_num_seqs": "{:,} sequences",
+    "gpu_memory_utilization": "{:g} of memory",
+    "block_size": "KV blocks of {:,}",
+    "max_cudagraph_capture_size": "CUDA graphs up to {:,}",
+    "prefill_graph_tokens": "of prompts up to {:,}",
+}
+
+
+def engine_defaults(engine: dict[str, Any]) -> str:
+    """``vLLM 0.28 by default: 8,192 tokens a step (70 GiB or more, and no A100) · 1,024 sequences · …``"""
+    pieces, before = [], ""
+    for default in engine["defaults"]:
+        if default["name"] in _DEFAULT_WORDS:
+            why = (
+                default["why"]
+                if len(default["why"]) <= 40 and default["why"] not in ("", "its default", before)
+                else ""
+            )
+            before = default["why"]
+            pieces.append(_DEFAULT_WORDS[default["name"]].format(default["value"]) + (f" ({why})" if why else ""))
+    return f"{engine['label'] or engine['name']} {engine['version']} by default: {' · '.join(pieces)}"
 
 
 def _metrics(report: Report) -> Table:
