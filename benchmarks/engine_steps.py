@@ -80,7 +80,7 @@ def bound_plan(model: str, precision: str) -> BoundPlan:
     network = families.build(catalog.model(model).config)
     plan = Plan(max_num_seqs=512, gpu_memory_utilization=0.92, quantization=precision)
     roles = numerics.precision_by_role(network, "bf16", precision)
-    return bind(network, catalog.hardware("h200"), catalog.engine("vllm"), plan, roles=roles)
+    return bind(network, catalog.hardware("h200"), catalog.engine("vllm@0.25"), plan, roles=roles)
 
 
 def with_figures(s: BoundPlan, figures: dict[str, float]) -> BoundPlan:
@@ -172,7 +172,9 @@ def memory() -> str:
         predicted = analyze(
             name,
             gpu="h200",
+            engine="vllm@0.25",
             max_num_seqs=512,
+            max_num_batched_tokens=8192,
             gpu_memory_utilization=0.92,
             quantization=precision,
             max_model_len=4096 if name == "llama-2-7b" else 33000,

@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from inferometer.base.units import ceil_div
+from inferometer.specs import catalog
+from inferometer.specs.engine_rules import version_number
 
 Row = Mapping[str, str]
 FP8_CACHE = {"kv_cache_dtype": "fp8"}
@@ -26,6 +28,23 @@ def recipe(row: Row) -> dict[str, Any]:
     if row["source_kind"] == "nvidia_gap_analysis":
         return options | _generated(row)
     return options | {"sglang": _sglang, "trtllm": _trtllm, "vllm": _vllm}[row["backend"]](row)
+
+
+def engine(row: Row) -> str:
+    """The engine with the release that a row was measured with, or the nearest whose defaults were checked.
+
+    Rows of InferenceX that name no release are of autumn 2025 (vLLM 0.11, SGLang 0.5.4 or so) or nightly builds of
+    spring 2026 (vLLM 0.19, SGLang 0.5.9); TensorRT-LLM has one set of defaults here.
+    """
+    backend, release = row["backend"], row["backend_version"]
+    numbers = version_number(release)
+    if backend == "trtllm":
+        return backend
+    checked = [version_number(version) for version in catalog.engine(backend).versions]
+    if len(numbers) < 2:
+        numbers = {"vllm": (0, 19), "sglang": (0, 5, 9)}[backend] if row["measured_date"] >= "2026" else checked[0]
+    nearest = max([version for version in checked if version <= numbers], default=checked[0])
+    return f"{backend}@{'.'.join(map(str, nearest))}"
 
 
 def one_length(row: Row) -> bool:
@@ -46,7 +65,9 @@ def _generated(row: Row) -> dict[str, Any]:
     budget = {"max_num_batched_tokens": int(row["isl"]) + _concurrency(row) + 1500}
     if row["backend"] == "sglang":
         return {} if row["backend_version"].startswith("0.5.1") else {"scheduler": "vllm", **budget}
-    return {**budget, "async_scheduling": False} if row["backend"] == "vllm" else budget
+    if row["backend"] == "vllm":
+        return {**budget, "async_scheduling": False}
+    return {**budget, "max_cudagraph_capture_size": max(128, _concurrency(row))}
 
 
 def _sglang(row: Row) -> dict[str, Any]:
@@ -131,20 +152,38 @@ def _vllm(row: Row) -> dict[str, Any]:
 def _trtllm(row: Row) -> dict[str, Any]:
     """``<model>_<precision>_<gpu>_trt*.sh``: tokens of a step, graphs of prompts, prompts held back for a fuller batch.
 
+    All of them pad decode steps to graphs (``cuda_graph_config``) of up to 1,024 sequences (Llama), 128 (DeepSeek on
+    H200), 512 (DeepSeek on B200 in fp4) or as many as are under way, and say which share of the free memory is for KV.
+
     Ranks of data-parallel attention are balanced (attention_dp_config): prompts begin when every rank has one, or when
     ``timeout_iters`` steps have passed. Each rank gets one in some thirty steps or more, so all have one seldom enough
     that this is a look every so many steps (but for gpt-oss, which has two ranks: both soon have one).
     """
     if "gpt-oss" in row["model_path"]:
-        return {"max_num_batched_tokens": 20000, **(FP8_CACHE if row["system"].startswith("b") else {})}
+        own = FP8_CACHE if row["system"].startswith("b") else {}
+        limits = {"max_num_seqs": 512 if own else _concurrency(row), "gpu_memory_utilization": 0.85}
+        return {"max_num_batched_tokens": 20000, "max_cudagraph_capture_size": _concurrency(row), **limits, **own}
     if "Llama" in row["model_path"]:
         waits = _is_short(row) and _number(row, "tp_size") < 8
         wait = {"batch_wait_timeout_iters": 20, "batch_wait_max_tokens_ratio": 0.9} if waits else {}
-        return {"max_num_batched_tokens": 16384, **FP8_CACHE, **wait}
+        return {"max_num_batched_tokens": 16384, "max_cudagraph_capture_size": 1024, **FP8_CACHE, **wait}
     budget, own, graphs = _trtllm_drafting(row) if _drafts(row) else _trtllm_plain(row)
     if int(row["attention_dp_size"]) > 1:
         own = {**own, "scheduler_recv_interval": 60}
-    return {"max_num_batched_tokens": budget, **own, **({"max_cudagraph_capture_size": budget} if graphs else {})}
+    captured = {"max_prefill_cudagraph_capture_size": budget} if graphs else {}
+    return {"max_num_batched_tokens": budget, **_trtllm_memory(row), **own, **captured}
+
+
+def _trtllm_memory(row: Row) -> dict[str, Any]:
+    """DeepSeek: sequences of the largest decode graph, in tokens, and the share of free memory that is for KV."""
+    each = 1 if not _drafts(row) else 2 if int(row["attention_dp_size"]) > 1 else 4
+    if row["system"].startswith("h200"):
+        return {"max_cudagraph_capture_size": 128 * each, "gpu_memory_utilization": 0.75}
+    if row["precision"] == "fp4":
+        return {"max_cudagraph_capture_size": 512 * each, "gpu_memory_utilization": 0.8}
+    many = _concurrency(row) >= 256 and _number(row, "isl") == 1024
+    sequences = _concurrency(row) // 8 if many else _concurrency(row)
+    return {"max_cudagraph_capture_size": sequences * each, "gpu_memory_utilization": 0.7 if many else 0.8}
 
 
 def _trtllm_drafting(row: Row) -> tuple[int, dict[str, Any], bool]:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from recipes import one_length, recipe
+from recipes import engine, one_length, recipe
 
 from inferometer.base.errors import InferometerError
 from inferometer.serving.metrics import metrics
@@ -81,7 +81,9 @@ def h200() -> Iterator[Case]:
     for path in sorted((MEASURED / "h200_vllm").glob("*_r*.csv")):
         options = {
             "frontend": "in-process",
+            "engine": "vllm@0.25",
             "max_num_seqs": 256,
+            "max_num_batched_tokens": 8192,
             "max_model_len": 16384,
             "gpu_memory_utilization": 0.92,
         }
@@ -95,8 +97,11 @@ def own() -> Iterator[Case]:
         if way in ("online", "http"):
             options = {
                 "frontend": "http" if way == "http" else "in-process",
+                "engine": "vllm@0.25",
                 "max_num_seqs": 256,
+                "max_num_batched_tokens": 8192,
                 "max_model_len": 16384,
+                "gpu_memory_utilization": 0.9,
                 "enable_prefix_caching": False,
             }
             yield Case("own", f"{model} {way} {load}", model, "h200", options, ("file", str(path)), _means(path), {})
@@ -109,6 +114,7 @@ def h100() -> Iterator[Case]:
         model = e["model"].replace("-FP8-dynamic", "")
         options = {
             "frontend": "http",
+            "engine": "vllm@0.15",
             "tensor_parallel_size": e["tp"],
             "max_num_seqs": e["max_num_seqs"],
             "max_num_batched_tokens": e["max_num_batched_tokens"],
@@ -140,6 +146,7 @@ def rtx4090() -> Iterator[Case]:
     about = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
     options = {
         "frontend": "in-process",
+        "engine": "vllm@0.19",
         "max_num_seqs": about["max_num_seqs"],
         "max_num_batched_tokens": about["max_num_batched_tokens"],
         "num_gpu_blocks_override": about["kv_cache"]["num_gpu_blocks"],
@@ -151,7 +158,7 @@ def rtx4090() -> Iterator[Case]:
 def rtx3090() -> Iterator[Case]:
     """Llama-2-7B in fp16 on an RTX 3090, one request at a time."""
     path = MEASURED / "rtx3090" / "llama2-7b_tp1_chat.csv"
-    options = {"frontend": "in-process", "dtype": "fp16"}
+    options = {"frontend": "in-process", "dtype": "fp16", "max_num_batched_tokens": 8192, "max_num_seqs": 256}
     yield Case("rtx3090", path.stem, "llama-2-7b", "rtx3090", options, ("file", str(path)), _means(path), {})
 
 
@@ -166,7 +173,7 @@ def silicon() -> Iterator[Case]:
                 continue
             options = {
                 "frontend": "http",
-                "engine": row["backend"],
+                "engine": engine(row),
                 "tensor_parallel_size": int(row["tp_size"]),
                 "pipeline_parallel_size": int(row["pp_size"]),
                 "quantization": row["quantization"],

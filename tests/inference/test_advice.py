@@ -47,7 +47,7 @@ def test_only_precisions_that_the_device_runs_are_proposed(gpu: str) -> None:
         ("mixtral-8x22b-v0.1", "--gpu", "b200"),
         ("qwen3-235b-a22b", "--gpu", "b300"),
         ("llama-3.1-8b", "--turns", "60000:2000,60000:2000", "--batch-size", "8"),
-        ("llama-2-13b", "--beam-width", "16", "--batch-size", "32", "--gpu", "a100-sxm-80gb"),
+        ("llama-2-13b", "--beam-width", "16", "--batch-size", "16", "--gpu", "a100-sxm-80gb", "--input-len", "3000"),
         ("llama-2-7b", "--batch-size", "64", "--engine", "hf", "--gpu", "a100-sxm-40gb"),
         ("qwen2.5-vl-7b", "--images", "8x1344x1344", "--batch-size", "64"),
         ("llama-2-7b", "--batch-size", "48", "--gpu", "a100-sxm-40gb", "--prefix-len", "512"),

@@ -186,7 +186,7 @@ def test_the_cache_is_counted_in_whole_blocks() -> None:
     for block in (16, 1000, 7):
         held = inferometer.analyze("llama-3.1-8b", gpu="h200", block_size=block).memory
         assert held.max_total_tokens is not None and held.max_total_tokens % block == 0
-        assert 0 <= 898_746 - held.max_total_tokens < block + 16
+        assert 0 <= 921_652 - held.max_total_tokens < block + 16
 
 
 @pytest.mark.parametrize(

@@ -179,7 +179,7 @@ def test_defaults(report: Callable[..., Report]) -> None:
     work = result["workload"]
     assert (work["batch_size"], work["input_len"], work["output_len"]) == (1, 1024, 128)
     assert (result["device"]["name"], result["engine"]["name"], result["plan"]["gpus"]) == ("h100-sxm", "vllm", 1)
-    assert result["plan"]["gpu_memory_utilization"] == 0.9
+    assert result["plan"]["gpu_memory_utilization"] == 0.92
     assert result == report("llama-3.1-8b", batch_size=1, input_len=1024, output_len=128).to_dict()
 
 

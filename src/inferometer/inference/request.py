@@ -118,12 +118,12 @@ def build_request(model: str, gpu: str = "h100-sxm", **kwargs: Unpack[PlanKwargs
     device = catalog.hardware(gpu)
     usecase = catalog.usecase(str(given["usecase"])) if "usecase" in given else None
     args = checked(PlanArgs, {**_usecase_lengths(usecase), **given})
+    _refuse_combinations(args, given, network)
     speculation = parse_speculation(args.speculative_config, network, entry.name)
     ruled_engine, warnings = _engine(args, entry, network, device)
     engine, given_figures = _resolved(args, ruled_engine, network, device, speculation)
     dtype, quantization, format_warnings = _formats(args, entry, network, device, engine)
     roles = precision.precision_by_role(network, dtype, quantization)
-    _refuse_combinations(args, given, network)
     workload = _workload(args, given, network)
     plan = _plan(args, network, device, engine, speculation, dtype, roles)
     missing = parallelism.missing_link(network, plan, device)

@@ -83,18 +83,11 @@ _DEFAULT_WORDS = {
 
 
 def engine_defaults(engine: dict[str, Any]) -> str:
-    """``vLLM 0.28 by default: 8,192 tokens a step (70 GiB or more, and no A100) · 1,024 sequences · …``"""
-    pieces, before = [], ""
-    for default in engine["defaults"]:
-        if default["name"] in _DEFAULT_WORDS:
-            why = (
-                default["why"]
-                if len(default["why"]) <= 40 and default["why"] not in ("", "its default", before)
-                else ""
-            )
-            before = default["why"]
-            pieces.append(_DEFAULT_WORDS[default["name"]].format(default["value"]) + (f" ({why})" if why else ""))
-    return f"{engine['label'] or engine['name']} {engine['version']} by default: {' · '.join(pieces)}"
+    """``by default: 8,192 tokens a step · 1,024 sequences · 0.92 of memory · …``; JSON says why, `show` from where."""
+    values = {default["name"]: default["value"] for default in engine["defaults"]}
+    return "by default: " + " · ".join(
+        words.format(values[name]) for name, words in _DEFAULT_WORDS.items() if name in values
+    )
 
 
 def _metrics(report: Report) -> Table:
