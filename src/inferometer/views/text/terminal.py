@@ -72,7 +72,7 @@ def header(report: Report) -> str:
     )
 
 
-_DEFAULT_WORDS = {
+_DEFAULT_TEXTS = {
     "max_num_batched_tokens": "{:,} tokens a step",
     "max_num_seqs": "{:,} sequences",
     "gpu_memory_utilization": "{:g} of memory",
@@ -86,7 +86,7 @@ def engine_defaults(engine: dict[str, Any]) -> str:
     """``by default: 8,192 tokens a step · 1,024 sequences · 0.92 of memory · …``; JSON says why, `show` from where."""
     values = {default["name"]: default["value"] for default in engine["defaults"]}
     return "by default: " + " · ".join(
-        words.format(values[name]) for name, words in _DEFAULT_WORDS.items() if name in values
+        template.format(values[name]) for name, template in _DEFAULT_TEXTS.items() if name in values
     )
 
 
