@@ -63,7 +63,7 @@ def registered_name(folder: str, name: str) -> str | None:
     return _aliases(folder).get(key)
 
 
-_parsed = functools.lru_cache(64)(read_toml)  # a session of the web page needs the same device a hundred times
+_parsed = functools.lru_cache(256)(read_toml)  # a session of the web page needs the same device a hundred times
 
 
 def _shipped(folder: str, name: str) -> dict[str, Any]:
