@@ -13,9 +13,10 @@ import inferometer.network.families
 from inferometer.base.errors import BadFile
 from inferometer.base.symbols import evaluate
 from inferometer.costs.step import Group, Step, cache_entries
-from inferometer.inference.memory import ALONE
+from inferometer.inference.memory import ALONE, parameters
 from inferometer.network.families import build
 from inferometer.network.graph import Block, Model
+from inferometer.specs import catalog
 
 CATALOGUE = Path(inferometer.network.families.__file__).parents[2] / "data" / "models"
 
@@ -421,3 +422,56 @@ def test_broken_configs_get_a_sentence(name: str) -> None:
                     build({**whole, section: bad} if section else bad, "config.json")
                 except BadFile as sentence:
                     assert "config.json" in str(sentence)
+
+
+def test_what_the_family_adds_to_a_llama() -> None:
+    """One look at what is new in each, in the catalogue's models."""
+
+    def layers(name: str) -> list[Block]:
+        return [block for block in build(catalog.model(name).config).blocks if block.stage == "layer"]
+
+    def has(block: Block, *names: str) -> bool:
+        return set(names) <= {op.name for op in block.ops}
+
+    first, second = layers("longcat-flash-chat")
+    assert (first.count, second.count) == (28, 28) and has(first, "experts") and not has(second, "experts")
+    assert first.dims["num_experts_per_tok"] == 8 and first.dims["zero_expert_num"] == 256
+    windowed = {"olmo-3-1125-32b": 48, "exaone-4.0-32b": 48, "k-exaone-236b-a23b": 36, "mimo-v2.5-pro": 60}
+    windowed |= {"c4ai-command-a-03-2025": 48, "c4ai-command-r7b-12-2024": 24, "step-3.5-flash": 33}
+    for name, count in windowed.items():
+        writes = [(b.count, op.cache) for b in layers(name) for op in b.ops if op.kind == "kv_write"]
+        assert sum(n for n, kept in writes if kept and kept.span == "window") == count, name
+    shared = [b for b in layers("gemma-3n-e4b") if not has(b, "kv_cache_write")]
+    assert sum(b.count for b in shared) == 15 and all(has(b, "laurel_left", "altup_predict") for b in shared)
+    assert sum(b.count for b in layers("gemma-4-e2b") if not has(b, "kv_cache_write")) == 20
+
+
+def test_cross_attention_layers_are_stored_and_not_run() -> None:
+    model = build(catalog.model("llama-3.2-11b-vision").config)
+    text, cross = (block for block in model.blocks if block.stage == "layer")
+    assert cross.layers == tuple(range(3, 40, 5)) and text.count == 32
+    for op in cross.ops:
+        assert evaluate(op.work.flops, {"tokens": 8, "tp": 1, **cross.dims}) == 0
+    assert any("cross-attention" in note for note in model.warnings)
+
+
+def test_a_pattern_of_letters_places_the_windows() -> None:
+    data = catalog.model("exaone-4.0-32b").config
+    assert build(data | {"sliding_window": None}).spans.keys() == {""}
+    local = next(b for b in build(data).blocks if b.stage == "layer" and 0 in b.layers)
+    assert 3 not in local.layers and local.count == 48
+
+
+def test_minicpm_v_is_the_decoder_of_its_version() -> None:
+    data = catalog.model("minicpm-v-4_5").config
+    names = {op.name for block in build(data).blocks for op in block.ops}
+    assert "qk_norm" in names and "left out" in build(data).warnings[0]
+    assert "qk_norm" not in {op.name for block in build(data | {"version": 2.6}).blocks for op in block.ops}
+    with pytest.raises(BadFile, match=r"'version' may be 2\.5, 2\.6, 4\.0, 4\.5, not 9\.0"):
+        build(data | {"version": 9})
+
+
+def test_the_thinker_of_qwen_omni_is_what_is_read() -> None:
+    config = catalog.model("qwen3-omni-30b-a3b").config
+    assert parameters(build(config)) == pytest.approx(30.53e9, rel=0.001)
+    assert "hidden_size" not in config

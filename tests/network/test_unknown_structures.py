@@ -41,6 +41,7 @@ STRANGE: dict[str, Any] = {
     "is_encoder_decoder": True,
     "decoder_layers": 8,
     "num_kv_shared_layers": 4,
+    "layer_group_size": 8,
 }
 HARMLESS: dict[str, Any] = {
     "attn_layer_indices": None,

@@ -17,7 +17,7 @@ _STRUCTURE = re.compile(
     r"(mamba|ssm|rwkv|lru|kda|altup|hc|zero_expert|compress|linear_(num|key|value|conv|attn))_.+"
     r"|attn_(layer_.+|type_list|res_block_size)|(full|global)_attn_.+|full_attention_interval|cross_attention_layers"
     r"|hybrid_.+|layers?_(block_)?types?|mlp_layer_types|block_(types?|configs)|sliding_window_lay.+|interleaved_sliding_window"
-    r"|conv_L_cache|state_size|time_step_rank|num_kv_shared_layers|hidden_size_per_layer_input"
+    r"|layer_group_size|sparse_attention_.+|conv_L_cache|state_size|time_step_rank|num_kv_shared_layers|hidden_size_per_layer_input"
     r"|is_encoder_decoder|(num_)?(encoder|decoder)_layers"
 )
 WINDOWED = ("sliding_attention", "local_attention", "chunked_attention")  # layer types that see a part of the past

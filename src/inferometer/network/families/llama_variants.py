@@ -1,8 +1,10 @@
-"""Decoders that are a Llama in the words of their own configs: OPT, Falcon, ChatGLM, the first Qwen, DBRX, Hunyuan, and
-Llama 3.2 Vision, which is one with layers between that look at images.
+"""Decoders that are a Llama in the words of their own configs: OPT, Falcon, ChatGLM, the first Qwen, DBRX, Hunyuan,
+MiniCPM-V, and Llama 3.2 Vision, which is one with layers between that look at images.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from ...base.errors import BadFile, abbreviate
 from ...base.symbols import names as s
@@ -145,6 +147,28 @@ def build_hy_v3(config: Config, *, family: str = "hy_v3") -> Model:
     """
     complete = Config({"first_k_dense_replace": 1, **config.data}, config.where)
     return build_llama(complete, family=family, qk_norm="head", router_bias=True)
+
+
+# The language models of MiniCPM-V, by version: Llama, Qwen2, MiniCPM 4 (a Llama) and Qwen3
+_MINICPMV: dict[str, dict[str, Any]] = {
+    "2.5": {},
+    "2.6": {"bias": True, "out_bias": False},
+    "4.0": {},
+    "4.5": {"qk_norm": "head"},
+}
+
+
+def build_minicpmv(config: Config, *, family: str = "minicpmv") -> Model:
+    """MiniCPM-V 2.5 to 4.5: the decoder that its ``version`` names, without tower and resampler.
+
+    ``build_minicpmv(Config({"model_type": "minicpmv", "version": 4.5, "hidden_size": 4096, …}))``
+    """
+    version = f"{config.number('version', default=2.5):.1f}"
+    if version not in _MINICPMV:
+        raise BadFile(f"{config.where}: 'version' may be {', '.join(_MINICPMV)}, not {version}")
+    note = "its vision tower and resampler are left out"
+    text = Config({**config.text.data, "vision_config": None}, config.where)
+    return build_llama(text, family=family, warnings=(note,), **_MINICPMV[version])
 
 
 def build_mllama(config: Config, *, family: str = "mllama") -> Model:

@@ -435,6 +435,7 @@ TOWERS: dict[str, Callable[[Config, Config], Tower]] = {
     "siglip": clip,
     "gemma3": gemma3,
     "gemma4": gemma4,
+    "kimi_vl": moonvit,
     "kimi_k25": moonvit,
     "kimi_k3": moonvit,
     "llama4": llama4,
