@@ -74,6 +74,8 @@ def test_figures_are_in_si_units_and_plausible(device: Hardware) -> None:
     assert device.label and device.vendor and device.interconnect in device.links
     for link in device.links.values():
         assert 1e9 <= link.bandwidth <= 4e12 and 0 < link.latency < 1e-3 and link.devices >= 1
+        assert not link.wraparound or link.peers % 2 == 0  # a torus has two links along each side
+        assert not link.peers or link.wraparound or link.devices <= 2 * link.peers  # a mesh reaches most of its domain
     assert device.cache < 2e9 and 0 <= device.clock < 1e10
 
 

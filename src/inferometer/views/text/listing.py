@@ -145,6 +145,8 @@ def shown(key: str, value: Any) -> str:
         return "–"
     if isinstance(value, str):
         return value
+    if isinstance(value, bool):
+        return str(value).lower()
     if key in ("params", "active_params"):
         return count(value)
     if key == "memory":
