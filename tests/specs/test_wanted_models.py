@@ -39,6 +39,7 @@ WANTED: dict[str, tuple[str, str]] = {
     "zai-org/GLM-4.6": ("glm-4.6", ""),
     "zai-org/GLM-4.7": ("glm-4.7", ""),
     "zai-org/GLM-4.7-Flash": ("glm-4.7-flash", ""),
+    "zai-org/GLM-4-32B-0414": ("glm-4-32b-0414", ""),
     "THUDM/glm-4-9b-chat": ("glm-4-9b-chat", ""),
     "zai-org/GLM-5.2-FP8": ("glm-5.2", "fp8"),
     "nvidia/GLM-5.2-NVFP4": ("glm-5.2", "nvfp4"),
@@ -77,7 +78,17 @@ WANTED: dict[str, tuple[str, str]] = {
     "EleutherAI/pythia-12b": ("pythia-12b", ""),
     "bigcode/starcoder2-7b": ("starcoder2-7b", ""),
     "amd/Kimi-K2.5-MXFP4": ("kimi-k2.5", "mxfp4"),
+    "mistralai/Codestral-22B-v0.1": ("codestral-22b-v0.1", ""),
+    "01-ai/Yi-1.5-34B-Chat": ("yi-1.5-34b", ""),
+    "xai-org/grok-2": ("grok-2", ""),
+    "swiss-ai/Apertus-70B-Instruct-2509": ("apertus-70b", ""),
 }
+
+# ids whose config could not be opened anywhere public: left out rather than guessed
+LEFT_OUT = (
+    "mistralai/Devstral-2-123B-Instruct-2512",  # its layers and heads are public, the width of its MLP is not
+    "CohereLabs/c4ai-command-r-plus-08-2024",
+)
 
 _STATED = "what the publisher states; the page was not opened again"
 # name -> (billions of parameters, how near, who says so); names of models round
@@ -96,6 +107,10 @@ PUBLISHED: dict[str, tuple[float, float, str]] = {
     "qwen3.5-4b": (4.2, 0.09, "its name; the vision tower is 0.3 B"),
     "qwen3.5-9b": (9, 0.05, "its name; the vision tower is 0.5 B"),
     "qwen2.5-vl-32b": (33.45, 0.001, _STATED),
+    "glm-4-32b-0414": (32.57, 0.001, "a llama.cpp log of GLM-Z1-32B-0414: model params = 32.57 B"),
+    "codestral-22b-v0.1": (22.2, 0.01, _STATED),
+    "grok-2": (269, 0.01, "sgl-project/sglang-jax docs: ~269B"),
+    "apertus-70b": (70.6, 0.01, _STATED),
     "minimax-m2": (230, 0.01, "MiniMax-AI/MiniMax-M2 README.md: 230 billion"),
     "phi-3.5-mini": (3.8, 0.01, _STATED),
     "phi-4-mini": (3.8, 0.01, _STATED),
@@ -174,6 +189,10 @@ def test_kimi_in_mxfp4_is_as_large_as_its_checkpoint() -> None:
 def test_the_id_means_its_entry(written: str) -> None:
     entry = catalog.catalog_entry(written)
     assert entry is not None and (entry.name, entry.quantization) == WANTED[written]
+
+
+def test_what_is_left_out_is_not_taken_for_another() -> None:
+    assert [written for written in LEFT_OUT if catalog.catalog_entry(written)] == []
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
