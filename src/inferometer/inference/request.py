@@ -107,6 +107,15 @@ class Request(NamedTuple):
             engine = self.engine
         return self._replace(engine=engine, plan=msgspec.structs.replace(plan, **_settings(engine)))
 
+    def engine_here(self, name: str, plan: Plan) -> Engine:
+        """An engine with its defaults for this model on this device in a layout; at the request's version if it is its.
+
+        ``request.engine_here("sglang", request.plan).memory_utilization``
+        """
+        same = self.ruled_engine is not None and self.engine.name == name
+        engine = self.ruled_engine if same and self.ruled_engine else catalog.engine(name)
+        return engine_rules.resolve(engine, _facts(engine, self.device, self.model, plan))
+
 
 def build_request(model: str, gpu: str = "h100-sxm", **kwargs: Unpack[PlanKwargs]) -> Request:
     """Check everything and put it together; the first thing that is wrong is an error with one sentence."""

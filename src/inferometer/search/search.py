@@ -18,6 +18,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from ..base.errors import BadValue, check_int
 from ..base.parallel_map import worker_count
 from ..base.units import ceil_div
@@ -26,13 +28,14 @@ from ..specs.arguments import arguments, check_names, signature
 from ..specs.catalog import gpu_names, hardware
 from ..specs.command_args import SearchArgs
 from ..specs.plan_args import PlanArgs, short_flag
+from ..specs.structs import Plan
 from . import explanation, serve_commands
 from .finalists import Finalist, SimulationOptions, ranked, simulate_finalists
 from .modes import aggregated, disaggregated
 from .objective import build_objective, build_traffic
 from .plan_table import Plans, PlanTable, Status, concatenated, front_rows
 from .relaxation import Relaxer
-from .search_result import Candidate, Relaxation, Search
+from .search_result import Candidate, PoolSpec, Relaxation, Search
 from .server_table import estimate_servers
 from .space import Problem, RejectedServer, Server, build_space, servers
 from .steady_state import concurrency_grid
@@ -276,6 +279,7 @@ class SearchRun:
         return Search(
             model=request.model.name if request else self.problem.model,
             engine=request.engine.name if request else "",
+            engine_version=request.engine.version if request else "",
             num_gpus=space.num_gpus,
             objective=objective.name,
             goodput_share=objective.goodput_share,
@@ -350,6 +354,7 @@ class SearchRun:
         """How to start the winner, and how to measure it."""
         server = table.servers.servers[int(table.plans.prefill_server[best.row])]
         name, plan = self.problem.model, server.request.plan
+        given = self.problem.space.request_kwargs.get("gpu_memory_utilization")
         model = serve_commands.ServedModel(
             name=name if "/" in name else server.request.hf_id or name,
             own_quantization=server.quantization_arg is None,
@@ -357,6 +362,12 @@ class SearchRun:
             max_model_len=ceil_div(self.problem.traffic.max_len, 256) * 256,
             gpus_per_node=plan.gpus_per_node,
             speculation=plan.speculation,
+            engines={
+                (engine, pool.role): server.request.engine_here(engine, _with_layout(plan, pool))
+                for engine in serve_commands.SERVERS
+                for pool in winner.pools
+            },
+            memory_shares={server.request.engine.name: given} if given is not None else {},
         )
         rate = best.final.request_rate if best.final is not None else winner.priced.request_rate
         bench = serve_commands.bench(
@@ -368,3 +379,13 @@ class SearchRun:
             trace=self._trace_source(),
         )
         return {**serve_commands.commands(winner, model), "bench": bench}
+
+
+def _with_layout(plan: Plan, pool: PoolSpec) -> Plan:
+    """A plan with the parallel sizes of a pool."""
+    return msgspec.structs.replace(
+        plan,
+        tensor_parallel_size=pool.tensor_parallel_size,
+        pipeline_parallel_size=pool.pipeline_parallel_size,
+        data_parallel_size=pool.data_parallel_size,
+    )

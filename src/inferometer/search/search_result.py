@@ -98,6 +98,7 @@ class Search(msgspec.Struct, kw_only=True):
     schema: str = "inferometer.search/1"
     model: str
     engine: str
+    engine_version: str = ""
     num_gpus: int
     objective: str
     goodput: dict[str, float]  # limits in ms

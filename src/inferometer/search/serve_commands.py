@@ -1,20 +1,23 @@
 """A plan as commands: servers of vLLM, SGLang and TensorRT-LLM, what stands before them, and the benchmark to run.
 
-Flags are those of vLLM 0.25, SGLang 0.5 and TensorRT-LLM 1.x as their documentation has them (docs/search.md).
+Flags are those of vLLM 0.25, SGLang 0.5 and TensorRT-LLM 1.x as their documentation has them (docs/search.md). Limits
+of a step and the share of memory are said only where they are not what the engine takes there by itself.
 """
 
 from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ..base.units import ceil_div
-from ..specs.structs import Speculation
+from ..specs.structs import Engine, Speculation
 from .objective import Objective, Traffic
 from .search_result import Candidate, PoolSpec
 
 VLLM, SGLANG, TRTLLM, BENCH = "vllm", "sglang", "trtllm", "bench"
+SERVERS = (VLLM, SGLANG, TRTLLM)
 _PORT = 8000
 
 
@@ -27,13 +30,28 @@ class ServedModel(NamedTuple):
     max_model_len: int
     gpus_per_node: int
     speculation: Speculation | None = None
+    engines: Mapping[tuple[str, str], Engine] = {}  # (engine, role of a pool) -> the engine with its defaults there
+    memory_shares: Mapping[str, float] = {}  # engine -> share of memory that it was given
+
+    def flags(self, engine: str, pool: PoolSpec, values: Mapping[str, tuple[str, Any]]) -> list[Any]:
+        """Figures of an engine as flags, where they differ from its defaults.
+
+        ``model.flags("vllm", pool, {"max_num_seqs": ("--max-num-seqs", 64)})  # ['--max-num-seqs', 64]``
+        """
+        own = self.engines.get((engine, pool.role))
+        differs = [pair for name, pair in values.items() if own is None or getattr(own, name) != pair[1]]
+        return [part for pair in differs for part in pair]
+
+    def memory_flag(self, engine: str, name: str) -> list[Any]:
+        """The share of memory as a flag, where it was given."""
+        return [name, self.memory_shares[engine]] if engine in self.memory_shares else []
 
 
 def commands(plan: Candidate, model: ServedModel) -> dict[str, list[str]]:
     """Lines of a shell by engine: ``commands(plan, model)["vllm"]  # ['# 2 × this, …', 'vllm serve …']``"""
     return {
         engine: [line for pool in plan.pools for line in _pool(engine, pool, model)] + _router(engine, plan)
-        for engine in (VLLM, SGLANG, TRTLLM)
+        for engine in SERVERS
     }
 
 
@@ -52,14 +70,12 @@ def _vllm(pool: PoolSpec, model: ServedModel, nodes: int) -> list[str]:
     flags += ["--enable-expert-parallel"] if pool.enable_expert_parallel else []
     flags += [] if model.own_quantization else ["--quantization", pool.quantization]
     flags += [] if model.own_kv_cache_dtype else ["--kv-cache-dtype", pool.kv_cache_dtype]
-    flags += [
-        "--max-model-len",
-        model.max_model_len,
-        "--max-num-batched-tokens",
-        pool.max_num_batched_tokens,
-        "--max-num-seqs",
-        pool.max_num_seqs,
-    ]
+    limits = {
+        "max_num_batched_tokens": ("--max-num-batched-tokens", pool.max_num_batched_tokens),
+        "max_num_seqs": ("--max-num-seqs", pool.max_num_seqs),
+    }
+    flags += ["--max-model-len", model.max_model_len, *model.flags(VLLM, pool, limits)]
+    flags += model.memory_flag(VLLM, "--gpu-memory-utilization")
     if model.speculation is not None:
         flags += ["--speculative-config", json.dumps(_speculative_config(model.speculation))]
     before: list[Any] = []
@@ -98,14 +114,11 @@ def _sglang(pool: PoolSpec, model: ServedModel, nodes: int) -> list[str]:
         if model.own_kv_cache_dtype
         else ["--kv-cache-dtype", "fp8_e4m3" if pool.kv_cache_dtype == "fp8" else pool.kv_cache_dtype]
     )
-    flags += [
-        "--context-length",
-        model.max_model_len,
-        "--chunked-prefill-size",
-        pool.max_num_batched_tokens,
-        "--max-running-requests",
-        pool.max_num_seqs * dp,
-    ]
+    chunk = {"max_num_batched_tokens": ("--chunked-prefill-size", pool.max_num_batched_tokens)}
+    running = model.flags(SGLANG, pool, {"max_num_seqs": ("--max-running-requests", pool.max_num_seqs)})
+    flags += ["--context-length", model.max_model_len, *model.flags(SGLANG, pool, chunk)]
+    flags += [running[0], running[1] * dp] if running else []  # of all data-parallel ranks
+    flags += model.memory_flag(SGLANG, "--mem-fraction-static")
     if model.speculation is not None and model.speculation.method == "mtp":
         count = model.speculation.num_speculative_tokens
         flags += [
@@ -131,32 +144,34 @@ def _trtllm(pool: PoolSpec, model: ServedModel, nodes: int) -> list[str]:
         return ["# TensorRT-LLM has no such layout: its attention is tensor parallel or data parallel, not both"]
     extra = ["enable_attention_dp: true"] if dp > 1 else []
     kept = {} if model.own_kv_cache_dtype else {"dtype": pool.kv_cache_dtype}
+    share = model.memory_flag(TRTLLM, "free_gpu_memory_fraction")
+    kept |= {share[0]: share[1]} if share else {}
     extra += [f"kv_cache_config: {json.dumps(kept)}"] if kept else []
-    extra += ["enable_chunked_prefill: true"]
+    extra += ["enable_chunked_prefill: true"] if model.max_model_len > pool.max_num_batched_tokens else []
     extra += ['cache_transceiver_config: {"backend": "DEFAULT"}'] if pool.role != "both" else []
     extra += ["disable_overlap_scheduler: true"] if pool.role == "prefill" else []
     if model.speculation is not None and model.speculation.method == "mtp":
         count = model.speculation.num_speculative_tokens
         extra.append(f'speculative_config: {{"decoding_type": "MTP", "max_draft_len": {count}}}')
     name = f"extra_{pool.role}.yaml"
+    limits = {
+        "max_num_seqs": ("--max_batch_size", pool.max_num_seqs),
+        "max_num_batched_tokens": ("--max_num_tokens", pool.max_num_batched_tokens),
+    }
     flags = [
         model.name,
         "--tp_size",
         tp * dp,
         *(["--pp_size", pp] if pp > 1 else []),
         *(["--ep_size", tp * dp] if pool.enable_expert_parallel else []),
-        "--max_batch_size",
-        pool.max_num_seqs,
-        "--max_num_tokens",
-        pool.max_num_batched_tokens,
+        *model.flags(TRTLLM, pool, limits),
         "--max_seq_len",
         model.max_model_len,
-        "--extra_llm_api_options",
-        name,
+        *(["--extra_llm_api_options", name] if extra else []),
         "--port",
         "$PORT",
     ]
-    lines = [f"printf '%s\\n' {' '.join(shlex.quote(line) for line in extra)} > {name}"]
+    lines = [f"printf '%s\\n' {' '.join(shlex.quote(line) for line in extra)} > {name}"] if extra else []
     lines += (
         []
         if model.own_quantization

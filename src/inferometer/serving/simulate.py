@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..base.errors import BadValue, UnknownName, abbreviate, check_fraction, check_int
+from ..inference.analyze import engine_info
 from ..inference.request import build_request
 from ..specs.arguments import arguments, signature
 from ..specs.catalog import engine
@@ -194,6 +195,8 @@ def run_header(model: str, gpu: str, plan_options: dict[str, Any], traffic: str,
         "machine": f"{plan.gpus} × {label}",
         "engine": request.engine.label or request.engine.name,
         "engine_name": request.engine.name,
+        "engine_version": request.engine.version,
+        "defaults": engine_info(request.engine)["defaults"],
         "frontend": plan.frontend,
         "num_prompts": count,
         "traffic": traffic,

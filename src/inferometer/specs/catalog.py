@@ -140,9 +140,11 @@ def _override(data: dict[str, Any], assignment: str, title: str) -> None:
 
 
 def dotted(data: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Nested tables as dotted keys: ``dotted({"flops": {"bf16": 1}})  # {"flops.bf16": 1}``"""
+    """Nested tables as dotted keys: ``dotted({"flops": {"bf16": 1}})  # {"flops.bf16": 1}``; tables in a list count."""
     flat: dict[str, Any] = {}
     for key, value in data.items():
+        if isinstance(value, list | tuple) and value and isinstance(value[0], Mapping):
+            value = {str(number): table for number, table in enumerate(value, start=1)}
         if isinstance(value, Mapping):
             flat |= dotted(value, f"{before}{key}.")
         else:

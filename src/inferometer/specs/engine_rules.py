@@ -101,8 +101,10 @@ def resolve(engine: Engine, facts: RuleFacts, given: Mapping[str, Any] | None = 
         if not _holds(rule, facts):
             continue
         for name, value in rule.set.items():
-            if name not in own:
-                values[name] = _value(engine, name, value, values, facts)
+            if name in own:
+                continue
+            before, values[name] = values.get(name), _value(engine, name, value, values, facts)
+            if values[name] != before:  # a limit that does not bind explains nothing
                 reasons[name] = rule
     if engine.graphs_by_sequence and facts.tokens_per_decode > 1:
         values |= _in_tokens(engine, values, facts.tokens_per_decode, own)

@@ -84,7 +84,7 @@ class ComputeRule(Spec, frozen=True, kw_only=True):
 GraphSizes = tuple[tuple[int, int], ...]  # (up to so many tokens, every so many)
 
 
-class Rule(Spec, frozen=True, kw_only=True):
+class Rule(Spec, frozen=True, kw_only=True, omit_defaults=True):
     """Defaults that an engine has under some conditions; ``specs/engine_rules.py`` says how rules are read.
 
     ``Rule(memory_at_least=70 * 2**30, not_named=("a100",), set={"max_num_batched_tokens": 8192})``

@@ -94,8 +94,9 @@ def check_names(options: Mapping[str, Any]) -> None:
         if catalog.registered_name("hardware", name) is None:
             raise UnknownName("GPU", name, catalog.names("hardware"), field="gpu")
     for engine in _names("engine", options, lambda text: text.split(",")):
-        if catalog.registered_name("engines", engine) is None:
-            raise UnknownName("engine", engine, catalog.names("engines"), field="engine")
+        name = catalog.engine_name(engine)[0]
+        if catalog.registered_name("engines", name) is None:
+            raise UnknownName("engine", name, catalog.names("engines"), field="engine")
     for draft in _draft_models(options.get("speculative_config")):
         if catalog.catalog_entry(draft) is None:
             raise UnknownName("model of `speculative_config`", draft, catalog.names("models"))

@@ -68,7 +68,8 @@ def listing(kind: str) -> list[dict[str, Any]]:
         return [_device_row(name) for name in catalog.names("hardware")]
     if kind == "engines":
         return [
-            {"name": e.name, "label": e.label, "version": e.version} for e in map(catalog.engine, catalog.names(kind))
+            {"name": e.name, "label": e.label, "version": e.version, "versions": ", ".join(e.versions)}
+            for e in map(catalog.engine, catalog.names(kind))
         ]
     if kind == "precisions":
         return [

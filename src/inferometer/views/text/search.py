@@ -68,7 +68,7 @@ def header(result: Search) -> str:
     rate = f" at {work['request_rate']:.4g}/s" if work["request_rate"] else ""
     limits = ", ".join(f"{name} ≤ {limit:g} ms" for name, limit in result.goodput.items())
     keep = f"{result.goodput_share:.0%} keep {limits}" if limits else result.objective
-    name = engine(result.engine).label if result.engine else ""
+    name = f"{engine(result.engine).label} {result.engine_version}".strip() if result.engine else ""
     pieces = (result.model, f"{result.num_gpus} × {gpus}", name, lengths + rate, keep)
     return " · ".join(piece for piece in pieces if piece)
 

@@ -62,7 +62,9 @@ def capacity(result: Mapping[str, Any]) -> Group:
 
 def header(result: Mapping[str, Any]) -> str:
     """``llama-3.1-8b · bf16 · 1 × NVIDIA H200 · vLLM · 150 requests of chat.csv``"""
-    pieces = [str(result[key]) for key in ("model", "quantization", "machine", "engine", "base_url") if result.get(key)]
+    keys = ("model", "quantization", "machine", "engine", "base_url")
+    versions = {"engine": f" {result['engine_version']}"} if result.get("engine_version") else {}
+    pieces = [f"{result[key]}{versions.get(key, '')}" for key in keys if result.get(key)]
     return " · ".join([*pieces, f"{result['num_prompts']:,} requests", str(result["traffic"])])
 
 

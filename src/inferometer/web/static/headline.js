@@ -167,7 +167,12 @@ function problem() {
 }
 
 const head = ({ model, plan, device, engine }) =>
-  `${model.name} · ${plan.gpus} × ${device.label} · ${engine.label} · ${model.quantization.mlp ?? model.dtype}`;
+  [
+    model.name,
+    `${plan.gpus} × ${device.label}`,
+    `${engine.label} ${engine.version}`.trim(),
+    model.quantization.mlp ?? model.dtype,
+  ].join(" · ");
 
 export function startHeadline() {
   const place = find("headline");
