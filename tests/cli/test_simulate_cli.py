@@ -308,3 +308,17 @@ def test_real_traces_run_as_they_are(shared: Path) -> None:
     code = first_requests(read_trace(shared / "reference" / "traces" / "AzureLLMInferenceTrace_code.csv"), 500)
     done = simulate("llama-3.1-8b", "h200", trace=code)
     assert not np.isnan(done.finished_s).any() and not done.rejected
+
+
+def test_limits_of_goodput_may_follow_each_other_as_in_vllm_bench_serve(run: Command) -> None:
+    """`--goodput ttft:500 tpot:50`, wherever the model stands; a metric that does not exist is told as ever."""
+    commas = run("simulate", MODEL, *SMALL, "--json", "--goodput", "ttft:50,tpot:5")
+    assert commas.code == 0
+    for args in (
+        (MODEL, *SMALL, "--json", "--goodput", "ttft:50", "tpot:5"),
+        ("--goodput", "ttft:50", "tpot:5", MODEL, *SMALL, "--json"),
+        ("--goodput=ttft:50", "tpot:5", MODEL, *SMALL, "--json"),
+    ):
+        assert run("simulate", *args).out == commas.out, args
+    assert "unknown --goodput metric 'itl'" in run("simulate", MODEL, *SMALL, "--goodput", "ttft:50", "itl:5").err
+    assert run("simulate", MODEL, *SMALL, "ttft:50").code == 2  # a pair without its flag

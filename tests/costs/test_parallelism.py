@@ -283,6 +283,22 @@ def test_a_pipeline_waits_unless_it_is_filled() -> None:
     assert {op.name: op.share for op in full.phases["decode"].ops}.get("pipeline_wait", 0.0) < 0.1
 
 
+def test_a_pipeline_says_what_its_other_stages_do() -> None:
+    """One sequence on four stages of 20 layers: three quarters of a layer's operators are on the other three."""
+    report = inferometer.analyze("llama-3.1-70b", gpu="h200", pipeline_parallel_size=4)
+    for name, wait in (("prefill", "pipeline_fill"), ("decode", "pipeline_wait")):
+        phase = report.phases[name]
+        waited = next(op for op in phase.ops if op.name == wait)
+        assert sum(row.seconds for row in phase.other_stages) == pytest.approx(waited.seconds)
+        assert sum(row.share for row in phase.other_stages) == pytest.approx(waited.share)
+        here = sum(op.seconds for op in phase.ops if op.name == "down_proj")
+        there = next(row for row in phase.other_stages if row.name == "down_proj")
+        assert there.seconds == pytest.approx(3 * here, rel=1e-6) and there.bound in ("memory", "compute")
+    assert "decode is waiting for other pipeline stages, which are memory-bound for" in report.summary
+    alone = inferometer.analyze("llama-3.1-70b", gpu="h200", tensor_parallel_size=4)
+    assert all(not phase.other_stages for phase in alone.phases.values())
+
+
 def test_prefix_and_beams_share_what_they_should() -> None:
     whole = inferometer.analyze("llama-3.1-8b", gpu="h200", input_len=4096)
     cached = inferometer.analyze("llama-3.1-8b", gpu="h200", input_len=4096, prefix_len=3072)

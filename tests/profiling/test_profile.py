@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from conftest import command
+from conftest import Ran, command
 
 from inferometer.base.errors import BadFile, BadValue, UnknownName
 from inferometer.profiling import campaign, machine, profile_csv, roofline_limits, shape_grid, timer
@@ -440,3 +440,16 @@ def test_profile_says_what_it_needs(tmp_path: Path) -> None:
     if not HAS_TORCH:
         ran = command("profile", "--kernels", "--budget", "1s", "-o", str(tmp_path / "k.csv"))
         assert ran.code == 2 and "PyTorch" in ran.err
+
+
+def test_verbose_has_a_line_for_every_step(monkeypatch: pytest.MonkeyPatch, run: Callable[..., Ran]) -> None:
+    def measured(
+        model: str | None, *, progress: Callable[[int, int, str], None] | None, **words: Any
+    ) -> dict[str, Any]:
+        if progress is not None:
+            progress(1, 8, "input 16")
+        return {}
+
+    monkeypatch.setattr(importlib.import_module("inferometer.profiling.profile"), "profile", measured)
+    assert "1 of 8  input 16" in run("profile", "--kernels", "--verbose", "--json").err
+    assert "input 16" not in run("profile", "--kernels", "--json").err  # no terminal, no bar

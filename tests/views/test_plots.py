@@ -24,7 +24,7 @@ from inferometer.views.plots.roofline import (
     bars,
     distribution,
     memory,
-    parameters_by_op,
+    parameters_on_gpu,
     roofline,
     roofs,
     write_plots,
@@ -250,21 +250,36 @@ def test_adapters_are_in_the_picture(tmp_path: Path) -> None:
 @pytest.mark.parametrize("plan", ["dense", "latent", "vision"])
 def test_the_distribution_adds_up(plan: str, phase: str) -> None:
     report, model = made(plan)
-    rows, data = bars(report.phases[phase], parameters_by_op(model)), report.phases[phase]
+    params = parameters_on_gpu(report, model, phase)
+    rows, data = bars(report.phases[phase], params), report.phases[phase]
     sums = [sum(column) for column in zip(*(row.values for row in rows), strict=True)]
-    assert sums == pytest.approx([report.model.params, data.OPs, data.memory_access, data.seconds], rel=1e-9)
+    assert sums == pytest.approx([sum(params.values()), data.OPs, data.memory_access, data.seconds], rel=1e-9)
     assert [row.values[3] for row in rows[:-1]] == sorted((row.values[3] for row in rows[:-1]), reverse=True)
-    figure = distribution(report, phase, parameters_by_op(model))
+    figure = distribution(report, phase, params)
     assert len(figure.axes) == 4
     for axes in figure.axes:
         assert sum(shares([t.get_text() for t in axes.texts])) == pytest.approx(100, abs=0.05 * len(rows) + 0.01)
 
 
-def test_parameters_by_op_are_all_of_them() -> None:
-    for plan in PLANS:
-        model = made(plan)[1]
-        assert sum(parameters_by_op(model).values()) == pytest.approx(parameters(model))
-    assert parameters_by_op(made("dense")[1])["qkv_proj"] == 32 * 4096 * 6144
+def test_parameters_are_of_the_gpu_whose_flops_are_shown() -> None:
+    """On one GPU all of them. On 8, Llama-2-70B's products and tables are an eighth each, its norms whole."""
+    for plan in ("dense", "moe", "hybrid", "vision"):
+        report, model = made(plan)
+        if report.plan["gpus"] == 1:
+            total = sum(parameters_on_gpu(report, model, "prefill").values())
+            assert total == pytest.approx(report.model.params), plan
+    request = build_request("llama-2-70b", "h200", tensor_parallel_size=8)
+    on_gpu = parameters_on_gpu(report_of(request), request.model, "decode")
+    norms = 161 * 8192
+    assert sum(on_gpu.values()) == pytest.approx((parameters(request.model) - norms) / 8 + norms)
+    assert on_gpu["down_proj"] == 80 * 28672 * 8192 / 8
+
+
+def test_parameters_of_a_pipeline_are_of_the_stage_that_is_shown() -> None:
+    """Of 80 layers on 4 GPUs the last stage is the slowest: it has 20 of them and the head."""
+    request = build_request("llama-3.1-70b", "h200", pipeline_parallel_size=4)
+    on_gpu = parameters_on_gpu(report_of(request), request.model, "decode")
+    assert on_gpu["down_proj"] == 20 * 28672 * 8192 and on_gpu["lm_head"] == 128256 * 8192
 
 
 def test_roofs_are_those_of_the_formats_in_use() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -17,6 +18,7 @@ MODEL_HELP = (
 )
 Decorator = Callable[[Any], Any]
 _TYPES = {"int": int, "float": float}
+_PAIR = re.compile(r"\w+:[\d.]+,?")
 
 
 class ArgumentOption(click.Option):
@@ -33,6 +35,11 @@ class Command(click.Command):
     def __init__(self, *args: Any, examples: Iterable[str] = (), **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.examples = tuple(examples)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Pairs may follow their flag without commas, as in `vllm bench serve`: ``--goodput ttft:500 tpot:50``"""
+        pairs = {name for option in self.params if _takes_pairs(option) for name in option.opts}
+        return super().parse_args(ctx, _flag_before_each_pair(args, pairs))
 
     def invoke(self, ctx: click.Context) -> Any:
         """Call the function with what was given, and with all that its signature names."""
@@ -63,6 +70,24 @@ class Command(click.Command):
                 for line in self.examples:
                     formatter.write(f"{'':>{formatter.current_indent}}inferometer {self.name} {line}\n")
         super().format_epilog(ctx, formatter)
+
+
+def _takes_pairs(option: click.Parameter) -> bool:
+    return isinstance(option, click.Option) and option.multiple and ":" in str(option.metavar)
+
+
+def _flag_before_each_pair(args: list[str], flags: set[str]) -> list[str]:
+    """``_flag_before_each_pair(["--goodput", "ttft:5", "tpot:1"], {"--goodput"})`` has the flag before both."""
+    spelled: list[str] = []
+    current = ""  # the flag whose pairs these are
+    for arg in args:
+        after_flag = bool(spelled) and spelled[-1] in flags
+        if current and not after_flag and _PAIR.fullmatch(arg):
+            spelled.append(current)
+        elif not after_flag:
+            current = arg if arg in flags else arg.partition("=")[0] if arg.partition("=")[0] in flags else ""
+        spelled.append(arg)
+    return spelled
 
 
 def options(*groups: list[Decorator]) -> Decorator:

@@ -36,6 +36,7 @@ _ALSO = {"--kernels": {"budget", "device"}, "--import": set[str]()}  # flags of 
 @click.option("--gpu", help="With --import: the device that the tables are of, where they do not say.")
 @click.option("--budget", help="Time to spend: 90s, 10m, 1h; the most telling come first.  [default: kernels 10m]")
 @click.option("--device", default="cuda", help="cuda or cpu.")
+@click.option("--verbose", is_flag=True, help="A line for each length, kind or table, also where there is no terminal.")
 @click.option("--json", "as_json", is_flag=True, help="A summary as JSON to stdout.")
 @click.option(
     "-o",
@@ -51,6 +52,7 @@ def profile(
     model: str | None,
     kernels: bool,
     tables: str | None,
+    verbose: bool,
     as_json: bool,
     output: str | None,
     **arguments: Any,
@@ -70,7 +72,7 @@ def profile(
 
     shared = {name: arguments.pop(name) for name in ("kinds", "gpu", "budget", "device") if name in arguments}
     layers = arguments if model else {}  # what the other jobs have no use for was refused, if it was given
-    with _voices() as (say, progress):
+    with _voices(verbose) as (say, progress):
         result = measured(
             model, kernels=kernels, tables=tables, output=output, say=say, progress=progress, **shared, **layers
         )
@@ -90,17 +92,22 @@ def _only(context: click.Context, job: str) -> None:
         if context.get_parameter_source(name) != click.core.ParameterSource.COMMANDLINE:
             continue
         owner = next((other for other, flags in _OWN.items() if name in flags), "MODEL")
-        if owner != job and name not in {"output", "as_json"} | _ALSO.get(job, set()):
+        if owner != job and name not in {"output", "as_json", "verbose"} | _ALSO.get(job, set()):
             raise BadValue(f"{option.opts[-1]} belongs to profile {owner}, not to profile {job}")
         if name.startswith("scaling") and not context.params.get("calibrate"):
             raise BadValue(f"{option.opts[-1]} needs --calibrate")
 
 
 @contextmanager
-def _voices() -> Iterator[tuple[Say, Progress | None]]:
-    """How a job speaks: lines on stderr, and on a terminal a bar below them, if rich is there."""
-    bar = _bar() if sys.stderr.isatty() else None
-    if bar is None:
+def _voices(verbose: bool) -> Iterator[tuple[Say, Progress | None]]:
+    """How a job speaks: lines on stderr, and on a terminal a bar below them, if rich is there; or a line a step."""
+    bar = _bar() if sys.stderr.isatty() and not verbose else None
+    if verbose:
+        yield (
+            lambda line: click.echo(line, err=True),
+            lambda done, total, what: click.echo(f"{done:,} of {total:,}  {what}".rstrip(), err=True),
+        )
+    elif bar is None:
         yield lambda line: click.echo(line, err=True), None
     else:
         with bar as voices:

@@ -58,7 +58,18 @@ def _bottleneck_sentence(phase: Phase) -> str:
         detail = f", {percent(weight)} of its traffic weights and {percent(kv)} KV cache"
     word = WAITS.get(bound, f"{bound}-bound")
     most = f"most of it {top}, {percent(share)}{detail}"
+    if bound == "wait" and phase.other_stages:
+        word, most = f"{word}, {_others_sentence(phase)}", f"most of that {phase.other_stages[0].name}"
     return f"{word} ({percent(took / phase.seconds)} of {seconds(phase.seconds)}; {most})"
+
+
+def _others_sentence(phase: Phase) -> str:
+    """What limits the other stages: ``which are memory-bound for 89.1% of it``"""
+    waits: dict[str, float] = {}
+    for row in phase.other_stages:
+        waits[row.bound] = waits.get(row.bound, 0.0) + row.seconds
+    limit, took = max(waits.items(), key=lambda item: item[1])
+    return f"which are {WAITS.get(limit, f'{limit}-bound')} for {percent(took / sum(waits.values()))} of it"
 
 
 def _best_single_change(request: Request, bound_plan: BoundPlan, report: Report) -> str:

@@ -15,7 +15,7 @@ from ..network.operators import WORK_FIELDS, Op, Work
 from . import latency, memory
 from .latency import decode_step, mixed_step, prefill_seconds, prefill_steps, vision_step
 from .memory import cache_of, peak, prompt_peaks, replica_kv_bytes
-from .report import OpRow, Phase
+from .report import OpRow, OtherStagesRow, Phase
 from .speculation import draft_plan
 from .workload import BatchShape
 
@@ -60,9 +60,12 @@ def _prefill(bound_plan: BoundPlan, batch_shape: BatchShape) -> Phase:
     for step, often in steps:
         env = step_env(stage, step if isinstance(step, Step) else step[0])
         rows += [(row, often, env) for row in step_rows(stage, step)]
-    rows += _waiting("pipeline_fill", prefill_seconds(bound_plan, batch_shape) - _total(rows))
+    waiting = prefill_seconds(bound_plan, batch_shape) - _total(rows)
+    rows += _waiting("pipeline_fill", waiting)
     kept = float(batch_shape.batch_per_replica * cache_of(stage, batch_shape, batch_shape.context))
-    return _phase(stage, rows, sum(often for _, often in steps), prompt_peaks(bound_plan, batch_shape), kept)
+    phase = _phase(stage, rows, sum(often for _, often in steps), prompt_peaks(bound_plan, batch_shape), kept)
+    phase.other_stages = _other_stages(bound_plan, stage, first, waiting, phase.seconds)
+    return phase
 
 
 def _decode(bound_plan: BoundPlan, batch_shape: BatchShape) -> Phase:
@@ -72,15 +75,39 @@ def _decode(bound_plan: BoundPlan, batch_shape: BatchShape) -> Phase:
     env = step_env(stage, one)
     rotating = float(latency.micro_batches(bound_plan, batch_shape.sequences)) if isinstance(step, Step) else 1.0
     rows: Rows = [(row, rotating, env) for row in step_rows(stage, step)]
+    waiting = 0.0
     if isinstance(step, Step):
-        rows += _waiting("pipeline_wait", float(latency.decode_period(bound_plan, step, rotating)) - _total(rows))
+        waiting = float(latency.decode_period(bound_plan, step, rotating)) - _total(rows)
+        rows += _waiting("pipeline_wait", waiting)
         if bound_plan.plan.speculation is not None:
             guess = latency.speculative_step(
                 bound_plan, batch_shape.sequences / rotating, batch_shape.context, batch_shape.output_len, rotating
             )
             rows += _drafting(bound_plan, one, float(guess.draft_seconds))
     kept = replica_kv_bytes(stage, batch_shape, max(batch_shape.output_len - 2, 0) // 2 + 1)
-    return _phase(stage, rows, 1.0, [one], float(kept))
+    phase = _phase(stage, rows, 1.0, [one], float(kept))
+    phase.other_stages = _other_stages(bound_plan, stage, step, waiting, phase.seconds)
+    return phase
+
+
+def _other_stages(
+    bound_plan: BoundPlan, stage: BoundPlan, step: Step | list[Step], took: float, total: float
+) -> list[OtherStagesRow]:
+    """What the other stages do in the time that this one waits for them, longest first."""
+    if took <= 1e-12 or isinstance(step, list):
+        return []
+    layers = {layer for block in stage.model.blocks for layer in block.layers}
+    others = [p for p in stage_plans(bound_plan) if not layers & {x for b in p.model.blocks for x in b.layers}]
+    times: dict[tuple[str, str], float] = {}
+    for row in (row for other in others for row in step_rows(other, step)):
+        key = row.op.name, row.op.kind if row.op.kind in IDLE else row.bound
+        times[key] = times.get(key, 0.0) + float(row.seconds) * float(row.count)
+    scale = took / sum(times.values()) if times else 0.0  # with several micro-batches a part of it is hidden
+    return [
+        OtherStagesRow(name, bound, seconds * scale, seconds * scale / total)
+        for (name, bound), seconds in sorted(times.items(), key=lambda item: -item[1])
+        if seconds > 0
+    ]
 
 
 def _slowest(bound_plan: BoundPlan, step: Step | list[Step]) -> BoundPlan:

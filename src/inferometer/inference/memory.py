@@ -8,16 +8,19 @@ from typing import NamedTuple
 from ..base.cache import cache_by_identity
 from ..base.symbols import Expr, Program, Value, constant, evaluate, maximum, maximum_of, minimum_of, scalar, where
 from ..base.symbols import names as s
+from ..costs import parallelism
 from ..costs.binding import BoundPlan, stage_plans, step_env
+from ..costs.precision import ROLES
 from ..costs.roofline import weight_sum
 from ..costs.step import Group, Images, Step, cache_entries
 from ..network.graph import Block, Model, Span
-from ..specs.structs import Engine
+from ..specs.structs import Engine, Plan
 from . import latency, speculation
 from .latency import vision_step
 from .report import Memory
 from .workload import BatchShape
 
+_UNIT_BYTES = dict.fromkeys([*(f"{role}_weight_bytes" for role in ROLES), "act_bytes", "norm_bytes"], 1.0)
 ALONE = {"tp": 1, "ep": 1, "moe_tp": 1, "sp": 1, "dp": 1, "dcp": 1, "a2a": 1, "gathered": 0}
 
 
@@ -46,13 +49,19 @@ def active_parameters(model: Model) -> float:
     return float(weight_sum(text, ALONE, "params")) - idle if idle else parameters(model)
 
 
-def parameters_by_op(model: Model) -> dict[str, float]:
-    """Parameters of every operator by name, over all layers: ``parameters_by_op(model)["down_proj"]``"""
+def parameters_by_op(model: Model, plan: Plan | None = None) -> dict[str, float]:
+    """Parameters of every operator by name, over all layers: ``parameters_by_op(model)["down_proj"]``
+
+    With a ``plan`` those that one GPU of it keeps (the model may be a pipeline stage's).
+    """
     amounts: dict[str, float] = {}
+    layout = {**ALONE, **_UNIT_BYTES, **(parallelism.layout_env(plan, model) if plan else {})}
     for block in model.blocks:
-        env = {**ALONE, **block.dims}
+        env = {**layout, **block.dims}
         for op in block.ops:
             amount = float(evaluate(op.work.params, env)) * block.count
+            if plan is not None and amount:  # what is stored, with a byte for each
+                amount = float(evaluate(op.work.stored, env)) * block.count
             if amount:
                 amounts[op.name] = amounts.get(op.name, 0.0) + amount
     return amounts

@@ -95,8 +95,17 @@ class OpRow(msgspec.Struct):
     roofline_seconds: float = 0.0
 
 
+class OtherStagesRow(msgspec.Struct):
+    """What the other pipeline stages do while this one waits: an operator by name, all its calls on all of them."""
+
+    name: str
+    bound: str
+    seconds: float
+    share: float  # of the phase
+
+
 class Phase(msgspec.Struct):
-    """Totals of a phase under LLM-Viewer's names, and its operators."""
+    """Totals of a phase under LLM-Viewer's names, and its operators; of one GPU of the slowest pipeline stage."""
 
     seconds: float
     OPs: float
@@ -113,6 +122,7 @@ class Phase(msgspec.Struct):
     memory_consumption_kv_cache: float
     steps: float
     ops: list[OpRow]
+    other_stages: list[OtherStagesRow] = []
 
 
 class TurnRow(msgspec.Struct):

@@ -76,7 +76,7 @@ def attention(
         | {"tokens": m, "kv": kv, "pairs": pairs, "uniform_lengths": s.uniform_lengths},
         peak,
         inputs,
-        m * heads * v_dim * s.act_bytes + scores,
+        m * heads * v_dim * s.act_bytes + 2 * scores,  # the scores and their softmax are alive together
         {"query": (m, heads, qk_dim), "keys": (kv, kv_heads, qk_dim), "output": (m, heads, v_dim)},
     )
 

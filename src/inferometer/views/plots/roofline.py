@@ -15,13 +15,14 @@ import msgspec
 
 from ...base.errors import BadValue
 from ...base.units import count, seconds, si, size
+from ...costs.parallelism import pipeline_stages
 from ...costs.precision import QUANTISED, peak_format
-from ...inference.memory import parameters
+from ...inference.memory import parameters_by_op
 from ...inference.report import Memory, OpRow, Phase, Report
 from ...network.adapters import with_lora
 from ...network.graph import Model
 from ...specs.catalog import precision
-from ...specs.structs import Hardware, Lora
+from ...specs.structs import Hardware, Lora, Plan
 from .. import files
 from ..text.terminal import header, kv_per_token
 from .canvas import BOUNDS, Point, bounds, clean, page, picture, style
@@ -48,7 +49,6 @@ def write_plots(
     target = files.folder(folder)
     if model is not None and report.plan.get("lora"):
         model = with_lora(model, msgspec.convert(report.plan["lora"], Lora))
-    params = parameters_by_op(model) if model is not None else None
     made: list[Path] = []
 
     def save(name: str, figure: Any, kinds: tuple[str, ...] = fmt) -> None:
@@ -56,6 +56,7 @@ def write_plots(
 
     with style():
         for phase in report.phases:
+            params = parameters_on_gpu(report, model, phase) if model is not None else None
             save(f"distribution_{phase}", distribution(report, phase, params))
         if report.phases:
             save("roofline", roofline(report))
@@ -83,14 +84,12 @@ def _legend(axes: Any, entries: list[tuple[str, str]], **where: Any) -> None:
 # ------------------------------------------------------------------ distributions
 
 
-def parameters_by_op(model: Model) -> dict[str, float]:
-    """Parameters by the operators' names, all layers together: ``parameters_by_op(model)["qkv_proj"]``"""
-    totals: dict[str, float] = {}
-    for block in model.blocks:
-        for op in block.ops:
-            alone = msgspec.structs.replace(model, blocks=(msgspec.structs.replace(block, ops=(op,)),))
-            totals[op.name] = totals.get(op.name, 0.0) + parameters(alone)
-    return {name: params for name, params in totals.items() if params}
+def parameters_on_gpu(report: Report, model: Model, phase: str) -> dict[str, float]:
+    """Parameters by operator that the GPU keeps whose work a phase shows: one of the slowest pipeline stage."""
+    plan = msgspec.convert({name: report.plan[name] for name in Plan.__struct_fields__}, Plan)
+    names = {op.block for op in report.phases[phase].ops}
+    stages = pipeline_stages(model, plan.pipeline_parallel_size)
+    return parameters_by_op(max(stages, key=lambda stage: sum(block.name in names for block in stage.blocks)), plan)
 
 
 class Bar(NamedTuple):
@@ -147,7 +146,7 @@ def _bar(name: str, ops: list[OpRow], params: float) -> Bar:
 
 
 def distribution(report: Report, phase: str, params: dict[str, float] | None = None) -> Any:
-    """Shares of each operator in parameters, FLOPs, memory traffic and latency, slowest operator on top."""
+    """Shares of each operator in parameters, FLOPs, bytes and seconds of one GPU, slowest operator on top."""
     rows = bars(report.phases[phase], params)
     kinds: list[tuple[str, Callable[[float], str], Callable[[Bar], list[tuple[float, str]]]]] = [
         ("Latency", seconds, lambda b: [(took, BOUNDS.get(k, MUTED)) for k, took in b.time.items()]),
@@ -158,7 +157,8 @@ def distribution(report: Report, phase: str, params: dict[str, float] | None = N
     if params is None:
         kinds.pop()
     height = 1.75 + 0.29 * len(rows)
-    figure = _figure(3.1 * len(kinds) + 1.3, height, report, f"{phase.capitalize()}: where it goes")
+    of = ", on one GPU" if report.plan["gpus"] > 1 else ""
+    figure = _figure(3.1 * len(kinds) + 1.3, height, report, f"{phase.capitalize()}: where it goes{of}")
     panels = figure.subplots(1, len(kinds), sharey=True)
     figure.subplots_adjust(
         left=1.95 / figure.get_figwidth(), right=0.985, top=1 - 1.12 / height, bottom=0.55 / height, wspace=0.1

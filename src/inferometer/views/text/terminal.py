@@ -229,6 +229,8 @@ def _operators(name: str, phase: Phase, report: Report, every: bool) -> Table:
             ORIGINS.get(op.origin, "?"),
             _shape(op),
         )
+        if op.kind == "wait":
+            _other_stages(table, phase, every)
     hidden = [op for op in phase.ops if op not in shown and op.seconds > 0]
     if hidden:
         table.add_row(
@@ -238,6 +240,13 @@ def _operators(name: str, phase: Phase, report: Report, every: bool) -> Table:
             percent(sum(op.share for op in hidden)),
         )
     return table
+
+
+def _other_stages(table: Table, phase: Phase, every: bool) -> None:
+    """Below the row in which a pipeline stage waits: what the others do meanwhile."""
+    for row in phase.other_stages if every else phase.other_stages[:6]:
+        bound = Text(BOUND_WORD.get(row.bound, row.bound), f"dim {BOUND_STYLE.get(row.bound, '')}".strip())
+        table.add_row(Text(f"  {row.name}", "dim"), "", seconds(row.seconds), percent(row.share), bound)
 
 
 def _achieved(op: OpRow, report: Report) -> str:
