@@ -4,7 +4,7 @@
     python benchmarks/kernel_accuracy.py --all        all GPUs: the tables of docs/accuracy.md (about two minutes)
 
 Cells are the median of |predicted/measured - 1| in per cent over rows held out of the fit (one shape in four), by size.
-A GPU left out is predicted from its nearest relative alone, with its own data table_key.
+A GPU left out is predicted from the tables of other GPUs and its own data sheet.
 """
 
 from __future__ import annotations
@@ -12,14 +12,20 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from inferometer.base.symbols import maximum_of
-from inferometer.costs.kernels.lookup import SIMILAR_FORMATS, octaves_faster
-from inferometer.costs.kernels.registry import KernelProfile, fallback_order, read_profile
+from inferometer.costs.kernels.lookup import (
+    SIMILAR_FORMATS,
+    Formats,
+    TransferLookup,
+    mean_seconds,
+    surface_seconds,
+)
+from inferometer.costs.kernels.registry import KernelProfile, donors, read_profile
 from inferometer.costs.kernels.surfaces import SHAPES
 from inferometer.specs import catalog
 
@@ -42,23 +48,32 @@ def size(rows: TableRows) -> np.ndarray:
     return np.digitize(light, [2e-5, 2e-4])
 
 
+def table_of(rows: TableRows, tables_of_kind: Mapping[str, object]) -> tuple[str, bool]:
+    """The table that serves rows, '' where there is none, and whether it is of their own number format."""
+    similar = (*SIMILAR_FORMATS.get(rows.table_key, ()), rows.table_key.removesuffix("-fp8"))
+    key = next((word for word in (rows.table_key, *similar) if word in tables_of_kind), "")
+    return key, key == rows.table_key
+
+
 def predicted(rows: TableRows, profile: KernelProfile) -> np.ndarray | None:
     """Seconds of rows by a profile's surface; None where it has no such table_key."""
     tables_of_kind = profile.fitted.get(rows.kind, {})
-    table_key = next(
-        (
-            word
-            for word in (rows.table_key, *SIMILAR_FORMATS.get(rows.table_key, ()), rows.table_key.removesuffix("-fp8"))
-            if word in tables_of_kind
-        ),
-        None,
-    )
-    if table_key is None:
+    key, _ = table_of(rows, tables_of_kind)
+    if not key:
         return None
-    shape = SHAPES[rows.kind]
-    faster = octaves_faster(catalog.hardware(profile.device), catalog.hardware(rows.device))
-    ratio = tables_of_kind[table_key].at(*shape.coords(rows.dims, faster[shape.by_compute]))
-    return np.asarray(maximum_of(shape.base(rows.terms, rows.dims) * 2.0**ratio, rows.terms.roofline))
+    took = surface_seconds(tables_of_kind[key], SHAPES[rows.kind], rows.dims, rows.terms)
+    return np.asarray(maximum_of(took, rows.terms.roofline))
+
+
+def transferred(rows: TableRows, engine: str) -> np.ndarray | None:
+    """Seconds of rows by the tables of other devices; None where none has such rows."""
+    device = catalog.hardware(rows.device)
+    lookup = TransferLookup(device, donors(device, engine), Formats({}))
+    number_format = rows.table_key if rows.kind in ("linear", "moe") else ""
+    tables_of_kind = lookup.choose(rows.kind, lambda some: table_of(rows, some), number_format)
+    if not tables_of_kind:
+        return None
+    return np.asarray(maximum_of(mean_seconds(rows.kind, tables_of_kind, rows.dims, rows.terms), rows.terms.roofline))
 
 
 def family(rows: TableRows) -> str:
@@ -69,33 +84,17 @@ def family(rows: TableRows) -> str:
     return LABELS[rows.kind] + latent + (", fp8 cache" if rows.table_key.endswith("-fp8") else "")
 
 
-def other_profiles(device: str, engine: str) -> list[KernelProfile]:
-    """Profiles of other devices, nearest first."""
-    profiles = [
-        read_profile(name, maker) for name, maker in fallback_order(catalog.hardware(device), engine) if name != device
-    ]
-    return [profile for profile in profiles if profile is not None]
-
-
 def errors(devices: Iterable[str]) -> Iterator[tuple[str, str, str, np.ndarray, np.ndarray, np.ndarray | None]]:
     """Device, engine, family, size, error of unseen rows, and error of the same rows with the device left out."""
     for device in devices:
         for engine in TABLES[device]:
             own = read_profile(device, engine)
             assert own is not None
-            others = other_profiles(device, engine)
             for rows in everything(device, engine):
                 ours = predicted(rows, own)
                 assert ours is not None
                 pick = rows.unseen
-                left = next(
-                    (
-                        other_ours
-                        for other_ours in (predicted(rows, other) for other in others)
-                        if other_ours is not None
-                    ),
-                    None,
-                )
+                left = transferred(rows, engine)
                 yield (
                     device,
                     engine,

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from msgspec.structs import fields, replace
+from msgspec.structs import replace
 
 from inferometer.costs import kernels, precision, roofline
 from inferometer.costs.binding import BoundPlan, bind, padded_env, step_env
@@ -43,6 +43,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "mixtral-8x7b-v0.1 tp2": {"tensor_parallel_size": 2},
     "gpt-oss-20b": {"quantization": "mxfp4"},
 }
+READ_OFF = ("rtx4090",)  # GPUs whose files have shares of their peaks from the very tables
 BATCHES, CONTEXTS = (1.0, 8.0, 32.0, 128.0), (512.0, 2048.0, 8192.0)
 MIN_COVERAGE = 0.6  # of a step's roofline seconds must be kernels of the GPU's own tables
 PROMPTS = tuple(2.0**power for power in range(7, 14))
@@ -77,23 +78,21 @@ def plan_of(device: Hardware, name: str) -> BoundPlan:
 
 
 def unmeasured(device: Hardware) -> Hardware:
-    """A GPU as its data sheet alone has it: the shares of its peaks that kernels reach were read off its tables."""
-    return replace(device, **{field: _FIELDS[field].default for field in ("reach_flops", "reach_memory")})
-
-
-_FIELDS = {field.name: field for field in fields(Hardware)}
+    """A GPU as its data sheet and public microbenchmarks have it, without shares of its peaks read off its tables."""
+    return replace(device, reach_flops=0.0, reach_memory=0.0) if device.name in READ_OFF else device
 
 
 def own_sources(bound: BoundPlan) -> tuple[kernels.Source, ...]:
     """What the GPU's own tables say in the plan's own number formats; nan for all other kernels."""
     plan, device = bound.plan, bound.device
     roles = precision.precision_by_role(bound.model, plan.dtype, plan.quantization)
+    roles = precision.computed_as(bound.engine, bound.model, device, roles)
     formats = kernels.Formats(
         precision.formats(device, roles, plan.dtype), plan.kv_cache_dtype, kernels.rounding(bound.engine, device)
     )
     profiles = [one for stem in ("measured", "vllm") if (one := read_profile(device.name, stem)) is not None]
-    lookups = [KernelLookup(one, formats, device, exact=True) for one in profiles if one.measured]
-    lookups += [KernelLookup(one, formats, device, own_format=True) for one in profiles if one.fitted]
+    lookups = [KernelLookup(one, formats, exact=True) for one in profiles if one.measured]
+    lookups += [KernelLookup(one, formats, own_format=True) for one in profiles if one.fitted]
     nothing = kernels.Source("assumed", lambda op, dims, terms: terms.memory * np.nan, lambda op: "")
     return (*(lookup.source() for lookup in lookups), nothing)
 

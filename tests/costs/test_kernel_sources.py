@@ -17,9 +17,9 @@ from inferometer.base.symbols import names as s
 from inferometer.costs import host as overhead
 from inferometer.costs.binding import BoundPlan, bind, step_rows, step_seconds
 from inferometer.costs.kernels.kernel_rows import row_terms
-from inferometer.costs.kernels.lookup import octaves_faster, shape_codes
+from inferometer.costs.kernels.lookup import shape_codes
 from inferometer.costs.kernels.measured import profile_of, read_rows
-from inferometer.costs.kernels.registry import fallback_order, installed, left_out, read_profile
+from inferometer.costs.kernels.registry import installed, left_out, read_profile
 from inferometer.costs.kernels.surfaces import SHAPES, Surface, head_table_key
 from inferometer.costs.step import Group, Step
 from inferometer.inference.request import build_request
@@ -108,15 +108,6 @@ def test_graphs_may_reach_further() -> None:
     assert few.ttft_ms and many.ttft_ms and many.ttft_ms < few.ttft_ms / 1.5, "launches of 36 layers are saved"
 
 
-def test_relatives_come_in_order() -> None:
-    assert [name for name, _ in fallback_order(catalog.hardware("h200"), "trtllm")][:2] == ["h200", "h200"]
-    assert fallback_order(catalog.hardware("h200"), "trtllm")[0] == ("h200", "trtllm")
-    assert fallback_order(catalog.hardware("rtx3090"), "vllm")[0][0] == "a100-sxm-80gb"
-    assert fallback_order(catalog.hardware("t4"), "vllm")[0][0] in ("h100-sxm", "h200")
-    assert fallback_order(catalog.hardware("mi300x"), "vllm") == []
-    assert set(installed()) == {"a100-sxm-80gb", "b200", "h100-sxm", "h200", "l40s"}
-
-
 def test_a_gpu_left_out_has_no_profile_inside() -> None:
     with left_out("h200"):
         assert "h200" not in installed() and read_profile("h200", "measured") is None
@@ -132,15 +123,6 @@ def test_heads_find_their_sheet() -> None:
     assert head_table_key("96", known, "bf16") == "128" and head_table_key("80", known, "bf16") == "64"
     assert head_table_key("576x512", known, "bf16") == "576x512"  # latent attention runs kernels of its own
     assert head_table_key("192x128", known, "bf16") == "" and head_table_key("512", known, "bf16") == ""
-
-
-def test_a_slower_relative_is_looked_up_where_it_takes_as_long() -> None:
-    h100, l4 = catalog.hardware("h100-sxm"), catalog.hardware("l4")
-    memory, _ = octaves_faster(h100, l4)
-    assert memory == pytest.approx(math.log2(h100.memory_bandwidth / l4.memory_bandwidth))
-    shape = SHAPES["linear"]
-    plain, moved = shape.coords({"m": 8, "n": 4096, "k": 4096}), shape.coords({"m": 8, "n": 4096, "k": 4096}, memory)
-    assert moved[1] - plain[1] == pytest.approx(memory) and (moved[0], moved[2]) == (plain[0], plain[2])
 
 
 def test_decoding_walks_over_whole_tiles() -> None:

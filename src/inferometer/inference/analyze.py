@@ -9,7 +9,6 @@ import msgspec
 from ..base.errors import BadValue, UnknownName
 from ..costs import kernels, parallelism, precision
 from ..costs.binding import BoundPlan
-from ..specs import catalog
 from ..specs.arguments import signature
 from ..specs.plan_args import PlanArgs
 from ..specs.structs import Engine, Hardware, Workload
@@ -107,11 +106,12 @@ def provenance_warnings(request: Request) -> list[str]:
     seen, device = request.engine.kernels_from, request.device
     if not seen or request.efficiency is not None or request.profile is not None:
         return []
-    nearest = next(iter(kernels.fallback_order(device, request.engine.profile)), None)
-    if nearest is None:
+    others = kernels.donors(device, request.engine.profile)
+    if not others:
         return [f"kernel efficiencies are assumed from one {seen.upper()}"]
-    if catalog.hardware(nearest[0]).architecture != device.architecture:
-        return [f"no {device.architecture} GPU was measured: kernels of the {nearest[0].upper()} stand in"]
+    if device.name not in kernels.installed() and not others[0].same_generation:
+        nearest = " and ".join(donor.label for donor in others[:2])
+        return [f"no GPU like the {device.name.upper()} was measured: kernels of the {nearest} stand in"]
     return []
 
 

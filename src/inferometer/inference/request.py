@@ -14,10 +14,9 @@ import msgspec
 
 from ..base.cache import cache_by_identity
 from ..base.errors import BadValue, UnknownName, about, check_positive, is_number
-from ..base.files import user_path
 from ..costs import parallelism, precision
 from ..costs.binding import BoundPlan, bind
-from ..costs.kernels.measured import profile_of, read_rows
+from ..costs.kernels.measured import user_profile
 from ..costs.kernels.registry import KernelProfile
 from ..network import families
 from ..network.families.network_file import build_network
@@ -151,7 +150,7 @@ def build_request(model: str, gpu: str = "h100-sxm", **kwargs: Unpack[PlanKwargs
         norm_dtype=catalog.plain_dtype(args.norm_dtype, "`norm_dtype`") if args.norm_dtype is not None else "",
         source=entry.source,
         warnings=(*warnings, *acceptance_warnings(plan.speculation)),
-        profile=None if args.profile is None else profile_of(read_rows(user_path(args.profile)), device, args.profile),
+        profile=None if args.profile is None else user_profile(args.profile, device),
         nominal_device=catalog.hardware(name) if changed else None,
         hf_token=args.hf_token,
         hf_id=entry.hf_id,

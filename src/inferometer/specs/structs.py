@@ -48,10 +48,8 @@ class Hardware(Spec, frozen=True, kw_only=True):
     compute_units: int = 1
     clock: float = 0.0  # Hz
     power: float = 0.0  # W
-    reach_flops: float = 1.0  # share of its FLOP/s that its best bf16 products get; an H100, which gets 0.803, is 1
-    reach_memory: float = (
-        1.0  # share of its bandwidth that the best kernels get, against others (ECC in GDDR takes a part)
-    )
+    reach_flops: float = 0.0  # share of its FLOP/s that its best bf16 products get, over the 0.803 of an H100
+    reach_memory: float = 0.0  # share of its bandwidth that the best kernels get; 0 of either: see data/reach.toml
     throttle: float = 0.0  # share of time more that matrix work takes once the power limit has lowered the clocks
     throttle_after: float = 0.1  # s until most of that is felt
     price_per_hour: float = 0.0  # USD
@@ -90,9 +88,7 @@ class Rule(Spec, frozen=True, kw_only=True, omit_defaults=True):
     ``Rule(memory_at_least=70 * 2**30, not_named=("a100",), set={"max_num_batched_tokens": 8192})``
     """
 
-    set: dict[
-        str, bool | int | float | str | list[list[int] | str]
-    ]  # figure of the engine -> value, or a formula as text
+    set: dict[str, bool | int | float | str | list[list[int]]]  # figure of the engine -> value, or a formula as text
     why: str = ""  # the conditions in words
     source: str = ""
     version_at_least: str = ""

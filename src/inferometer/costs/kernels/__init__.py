@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ...specs.structs import Engine, Hardware
 from ..parallelism import Place
 from .lookup import Formats, kernel_sources
-from .registry import KernelProfile, fallback_order
+from .registry import KernelProfile, donors, installed, relative_reach
 from .source import FUSED, LINKED, ORIGINS, Source, Terms, assumed, given, ideal, linked, rounding
 
 __all__ = [
@@ -19,9 +19,10 @@ __all__ = [
     "Source",
     "Terms",
     "assumed",
-    "fallback_order",
+    "donors",
     "given",
     "ideal",
+    "installed",
     "linked",
     "rounding",
     "sources",
@@ -46,4 +47,4 @@ def sources(
         chain += (linked(places, device.architecture, engine.name),)
     if device and formats and engine.profile:
         chain += kernel_sources(device, engine.profile, formats, kinds=engine.profile_kinds, user_profile=profile)
-    return (*chain, assumed(engine))
+    return (*chain, assumed(engine, relative_reach(device) if device else (1.0, 1.0)))

@@ -1,19 +1,29 @@
-"""Kernels by shape as sources: measured curves (●), fitted surfaces (◐; ○ of another architecture or format)."""
+"""Kernels by shape as sources: measured curves (●), fitted surfaces (◐; ○ of devices of another generation)."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...base.symbols import Value, maximum_of, minimum_of, scalar
 from ...network.operators import Op
-from ...specs.catalog import hardware
+from ...specs import catalog
 from ...specs.structs import Hardware
+from .. import precision
 from .kernel_rows import head_label
-from .measured import shifted_to_user_rows
-from .registry import KernelProfile, MeasuredCurves, fallback_order, known_device, read_profile, same_architecture
-from .source import Source, Terms
+from .registry import (
+    Donor,
+    KernelProfile,
+    MeasuredCurves,
+    Reach,
+    TimedRow,
+    donors,
+    installed,
+    peak_flops,
+    reach,
+    read_profile,
+)
+from .source import Source, Terms, p_norm
 from .surfaces import SHAPES, Shape, Surface, head_table_key
 
 # Which table serves a format that has none: its kernels are built alike, and the base has its bytes and its peak.
@@ -59,77 +69,50 @@ def lookup_key(op: Op, dims: Mapping[str, Value], tables: Mapping[str, object], 
 
 
 class KernelLookup:
-    """Seconds of the kinds of kernels that a profile has: roofline base × ratio, from curves or surfaces.
+    """Seconds of the kinds of kernels that a device's own profile has: roofline base × ratio, from curves or surfaces.
 
-    ``KernelLookup(profile, formats, device).source()``; ``exact``: measured curves alone, at the very shape;
-    ``own_format``: no table of a similar format may serve; ``user_profile``: surfaces were shifted to its rows.
+    ``KernelLookup(profile, formats).source()``; ``exact``: measured curves alone, at the very shape;
+    ``own_format``: no table of a similar format may serve; ``user_rows``: what surfaces are moved to.
     """
 
     def __init__(
         self,
         profile: KernelProfile,
         formats: Formats,
-        device: Hardware,
         *,
         exact: bool = False,
         own_format: bool = False,
-        user_profile: KernelProfile | None = None,
+        user_rows: UserRows | None = None,
     ) -> None:
         self.profile, self.formats, self.exact = profile, formats, exact
         self.own_format = own_format or exact
-        self.shifted = user_profile.measured if user_profile is not None else {}  # tables that lie at the user's rows
-        profiled = known_device(profile.device)
-        self.same_architecture = profiled.architecture == device.architecture
-        self.octaves = octaves_faster(profiled, device)
-        self.reach = (profiled.reach_flops / device.reach_flops, profiled.reach_memory / device.reach_memory)
+        self.user_rows = user_rows or UserRows(())
         self.kinds = frozenset(profile.measured if exact else profile.fitted) & frozenset(SHAPES)
 
     def answer(self, op: Op, dims: Callable[[], dict[str, Value]], terms: Terms) -> Value:
         """Seconds of a call, nan where the profile has no such shape."""
-        shape, d = SHAPES[op.kind], dims()
-        if op.kind == "linear" and not (scalar(d["groups"]) and d["groups"] == 1):
+        d = dims()
+        if _is_grouped(op, d):
             return float("nan")
         tables: Mapping[str, Any] = (self.profile.measured if self.exact else self.profile.fitted)[op.kind]
         key, own_format = lookup_key(op, d, tables, self.formats)
         if not key or (self.own_format and not own_format):
             return float("nan")
+        shape = SHAPES[op.kind]
         if self.exact:
             took = shape.base(terms, d) * 2.0 ** _measured_ratio(tables[key], shape, d)
         else:
-            shifted = key in self.shifted.get(op.kind, ())
-            took = self._surface_seconds(tables[key], shape, d, terms, (1.0, 1.0) if shifted else self.reach)
-        took = maximum_of(took, terms.roofline)
-        if op.kind == "linear" and not self.profile.rounds and self.formats.roles.get(op.role) in ROUNDED:
-            took = took + self.formats.rounding(d["m"] * d["k"])
+            took = surface_seconds(tables[key], shape, d, terms)
+            if self.user_rows:
+                took = took * self.user_rows.factor(
+                    op.kind, key, lambda d, terms: surface_seconds(tables[key], shape, d, terms)
+                )
+        took = maximum_of(took, terms.roofline) + _rounding_seconds(op, d, self.formats, self.profile)
         return took * (terms.memory > 0)
 
-    def _surface_seconds(
-        self, surface: Surface, shape: Shape, d: Mapping[str, Value], terms: Terms, reach: tuple[float, float]
-    ) -> Value:
-        """Seconds by a surface of this device, or of another one carried over to this device's peaks.
-
-        There are two estimates for a shape that was timed on another device. ``carried``: this device's base at the
-        ratio of the other's larger (or smaller) shape that keeps it busy for as long, see `Shape.coords`; ``reach`` is
-        how much more of its peaks the other's best kernels reach. ``there``: what the other device itself takes for
-        this very shape. Where both memory and matrix units of the other are slower, ``there`` bounds the seconds from
-        above, where both are faster from below: otherwise a ratio that falls steeply along the size axis would let the
-        slower device win. Where one is faster and the other slower, or the share of peak that is reached differs, data
-        sheets do not say which device wins, and ``carried`` stands alone.
-        """
-        memory, compute = self.octaves
-        if not memory and not compute:
-            return shape.base(terms, d) * 2.0 ** surface.at(*shape.coords(d))
-        reached = terms._replace(compute=terms.compute * reach[0], memory=terms.memory * reach[1])
-        carried = shape.base(reached, d) * 2.0 ** surface.at(*shape.coords(d, self.octaves[shape.by_compute]))
-        if self.reach != (1.0, 1.0) or (min(memory, compute) < 0 < max(memory, compute)):
-            return carried
-        other = terms._replace(compute=terms.compute / 2**compute, memory=terms.memory / 2**memory)
-        there = shape.base(other, d) * 2.0 ** surface.at(*shape.coords(d))
-        return minimum_of(carried, there) if max(memory, compute) <= 0 else maximum_of(carried, there)
-
     def origin(self, op: Op) -> str:
-        """Measured, fitted, or assumed where the figures are of another architecture."""
-        return "measured" if self.exact else "fitted" if self.same_architecture else "assumed"
+        """Measured or fitted."""
+        return "measured" if self.exact else "fitted"
 
     def note(self, op: Op) -> str:
         """Which figures they are, and of which device."""
@@ -139,6 +122,239 @@ class KernelLookup:
     def source(self) -> Source:
         """As a source among others."""
         return Source(self.origin, self.answer, self.note, self.kinds)
+
+
+def surface_seconds(surface: Surface, shape: Shape, d: Mapping[str, Value], terms: Terms) -> Value:
+    """Seconds of a call by a surface of the device whose roofline ``terms`` has."""
+    return shape.base(terms, d) * 2.0 ** surface.at(*shape.coords(d))
+
+
+def _is_grouped(op: Op, d: Mapping[str, Value]) -> bool:
+    return op.kind == "linear" and not (scalar(d["groups"]) and d["groups"] == 1)
+
+
+def _rounding_seconds(op: Op, d: Mapping[str, Value], formats: Formats, profile: KernelProfile) -> Value:
+    """Seconds of the pass that rounds the input of an 8-bit product, where the profile's times do not include it."""
+    if op.kind != "linear" or profile.rounds or formats.roles.get(op.role) not in ROUNDED:
+        return 0.0
+    return formats.rounding(d["m"] * d["k"])
+
+
+class UserRows:
+    """A user's own timings: what others' surfaces are multiplied by, table by table."""
+
+    def __init__(self, rows: Sequence[TimedRow]) -> None:
+        self.tables: dict[tuple[str, str], list[TimedRow]] = {}
+        for row in rows:
+            self.tables.setdefault((row.kind, row.table_key), []).append(row)
+        self.factors: dict[tuple[str, str], float] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.tables)
+
+    def has(self, kind: str, key: str) -> bool:
+        """Whether a table has rows of the user: ``rows.has("linear", "bf16")``"""
+        return (kind, key) in self.tables
+
+    def factor(self, kind: str, key: str, predicted: Callable[[dict[str, Any], Terms], Value]) -> float:
+        """The median of timed over predicted seconds of the rows of a table; 1 where there are none."""
+        table = kind, key
+        if table not in self.factors:
+            off = sorted(
+                row.seconds / float(predicted(row.dims, Terms(row.compute, row.memory, 0.0, 0.0)))
+                for row in self.tables.get(table, ())
+            )
+            self.factors[table] = off[len(off) // 2] if off else 1.0
+        return self.factors[table]
+
+
+# ------------------------------------------------------------------ kernels of other devices
+
+MAX_DONORS = 2  # whose answers are averaged
+LEAST_WEIGHT = 0.1  # of the nearest donor's: one that is much farther away says nothing more
+
+
+class DonorTable(NamedTuple):
+    """The surface of one donor that serves a kernel, and how the donor compares with the device, as factors."""
+
+    donor: Donor
+    profile: KernelProfile
+    key: str
+    surface: Surface
+    compute: float  # the donor's roofline seconds over the device's, in the format of the product
+    memory: float
+    units: float  # SMs × clock of the donor over the device's
+    reach: tuple[Reach, Reach]  # of the donor and of the device
+
+    def carried(
+        self, there: Value, shape: Shape, d: Mapping[str, Value], terms: Terms, *, as_donor: bool = False
+    ) -> Value:
+        """Seconds of a call on the device, where the donor takes ``there`` for the same shape.
+
+        The donor's seconds have two parts. What its memory and its matrix units need at the shares of their peaks
+        that good kernels reach scales with those peaks. All that is above (launches, ramps, softmax, widening of
+        weights) is the work of SMs and scales with their number and clock; in a product, as far as it computes, it is
+        waves of the matrix units. Where the donor is faster than its best kernels (inputs in its cache) so is the
+        device. ``as_donor``: the device reaches what the donor does.
+        """
+        padding = shape.padding(d)
+        reach, device_reach = self.reach[0], self.reach[not as_donor]
+        compute, memory = terms.compute * self.compute, terms.memory * self.memory
+        busy_there = p_norm(compute / reach.flops, memory / reach.memory, 3) * padding
+        busy = p_norm(terms.compute / device_reach.flops, terms.memory / device_reach.memory, 3) * padding
+        spent = minimum_of(there, busy_there)
+        slower: Value = self.units
+        if shape.product:
+            slower = self.units + (1 / self.compute - self.units) * compute / maximum_of(compute + memory, 1e-300)
+        return busy * spent / maximum_of(busy_there, 1e-300) + (there - spent) * slower
+
+    def there(self, shape: Shape, d: Mapping[str, Value], terms: Terms) -> Value:
+        """Seconds of the same call on the donor."""
+        moved = terms._replace(compute=terms.compute * self.compute, memory=terms.memory * self.memory)
+        return surface_seconds(self.surface, shape, d, moved)
+
+    @property
+    def bounds(self) -> tuple[bool, bool]:
+        """Whether the donor's seconds bound the device's from below and from above: equal devices have one figure.
+
+        A device that is better than a donor of its generation in everything is never slower, a worse one never faster.
+        """
+        flops, memory = self.reach[1].flops / self.reach[0].flops, self.reach[1].memory / self.reach[0].memory
+        better = (self.compute, self.compute * flops, self.memory, self.memory * memory, 1 / self.units)
+        return self.donor.same_generation and max(better) <= 1, self.donor.same_generation and min(better) >= 1
+
+
+class TransferLookup:
+    """Seconds of kernels on a device without tables of its own, from those of its donors.
+
+    ``TransferLookup(device, donors(device, "vllm"), formats).source()``: the mean over the two nearest donors that have
+    the number format, weighted by how near they are; ``own_format``: no table of a similar format may serve.
+    """
+
+    def __init__(
+        self,
+        device: Hardware,
+        donors: Sequence[Donor],
+        formats: Formats,
+        *,
+        own_format: bool = False,
+        user_rows: UserRows | None = None,
+    ) -> None:
+        self.device, self.donors, self.formats = device, tuple(donors), formats
+        self.own_format, self.user_rows = own_format, user_rows or UserRows(())
+        self.reach = reach(device)
+        self.tables: dict[tuple[object, ...], list[DonorTable]] = {}
+
+    def answer(self, op: Op, dims: Callable[[], dict[str, Value]], terms: Terms) -> Value:
+        """Seconds of a call, nan where no donor has such a table."""
+        d = dims()
+        if _is_grouped(op, d):
+            return float("nan")
+        label = (d["qk_dim"], d["v_dim"]) if op.kind.endswith("_attention") else (self.formats.roles.get(op.role),)
+        where = (op.kind, *label)
+        if where not in self.tables:
+            self.tables[where] = self.donor_tables(op, d)
+        tables = self.tables[where]
+        if not tables:
+            return float("nan")
+        took = maximum_of(self.seconds(op.kind, tables, d, terms), terms.roofline)
+        return (took + _rounding_seconds(op, d, self.formats, tables[0].profile)) * (terms.memory > 0)
+
+    def seconds(self, kind: str, tables: Sequence[DonorTable], d: Mapping[str, Value], terms: Terms) -> Value:
+        """The mean of what the donors say, moved to the user's own rows where there are any."""
+        key = tables[0].key
+        if self.user_rows.has(kind, key):
+            factor = self.user_rows.factor(
+                kind, key, lambda d, terms: mean_seconds(kind, tables, d, terms, as_donor=True)
+            )
+            return factor * mean_seconds(kind, tables, d, terms, as_donor=True)
+        return mean_seconds(kind, tables, d, terms)
+
+    def donor_tables(self, op: Op, d: Mapping[str, Value]) -> list[DonorTable]:
+        """The tables that serve an operator: of its own number format, else of a similar one."""
+        peak_format = "" if op.kind.endswith("_attention") else self.formats.roles.get(op.role, "bf16")
+        return self.choose(op.kind, lambda tables: lookup_key(op, d, tables, self.formats), peak_format)
+
+    def choose(
+        self, kind: str, key_of: Callable[[Mapping[str, object]], tuple[str, bool]], number_format: str
+    ) -> list[DonorTable]:
+        """The tables of the nearest donors; ``key_of`` says which of some serves, and if it is of the very format."""
+        for own_format in (True,) if self.own_format else (True, False):
+            chosen: list[DonorTable] = []
+            for donor in self.donors:
+                if chosen and donor.weight < LEAST_WEIGHT * chosen[0].donor.weight:
+                    break
+                for engine in donor.engines:
+                    profile = read_profile(donor.device.name, engine)
+                    key, is_own = key_of(profile.fitted[kind]) if profile and kind in profile.fitted else ("", False)
+                    if profile and key and (is_own or not own_format):
+                        chosen.append(self._table(donor, profile, kind, key, number_format))
+                        break
+                if len(chosen) == MAX_DONORS:
+                    break
+            if chosen:
+                return chosen
+        return []
+
+    def _table(self, donor: Donor, profile: KernelProfile, kind: str, key: str, number_format: str) -> DonorTable:
+        other, device = donor.device, self.device
+        same_format = number_format if key == number_format else ""  # a similar one keeps the ratio of 16-bit peaks
+        peaks = [_peak(one, same_format) for one in (other, device)]
+        speeds = [one.compute_units * one.clock for one in (other, device)]
+        return DonorTable(
+            donor,
+            profile,
+            key,
+            profile.fitted[kind][key],
+            peaks[1] / peaks[0],
+            device.memory_bandwidth / other.memory_bandwidth,
+            speeds[0] / speeds[1] if all(speeds) else 1.0,
+            (reach(other), self.reach),
+        )
+
+    def _used(self, op: Op) -> list[Donor]:
+        """Whose tables an operator's last answer came from."""
+        tables = [tables for (kind, *_), tables in self.tables.items() if kind == op.kind and tables]
+        return [table.donor for table in tables[-1]] if tables else list(self.donors[:1])
+
+    def origin(self, op: Op) -> str:
+        """Fitted where the figures are of the same generation, else assumed."""
+        return "fitted" if all(donor.same_generation for donor in self._used(op)) else "assumed"
+
+    def note(self, op: Op) -> str:
+        """Which devices' figures they are, and how far those are."""
+        names = " and ".join(donor.label for donor in self._used(op))
+        return f"{op.kind}: surfaces over shapes from {names}, carried over by memory, matrix units and SMs"
+
+    def source(self) -> Source:
+        """As a source among others."""
+        return Source(self.origin, self.answer, self.note, frozenset(SHAPES))
+
+
+def mean_seconds(
+    kind: str, tables: Sequence[DonorTable], d: Mapping[str, Value], terms: Terms, *, as_donor: bool = False
+) -> Value:
+    """The mean of what several donors say, by weight, within what donors of the same generation allow."""
+    shape = SHAPES[kind]
+    total = sum(table.donor.weight for table in tables)
+    there = [table.there(shape, d, terms) for table in tables]
+    took: Value = 0.0
+    for table, seconds in zip(tables, there, strict=True):
+        took = took + table.carried(seconds, shape, d, terms, as_donor=as_donor) * (table.donor.weight / total)
+    if as_donor:
+        return took
+    for table, seconds in zip(tables, there, strict=True):
+        took = maximum_of(took, seconds) if table.bounds[0] else took
+    for table, seconds in zip(tables, there, strict=True):
+        took = minimum_of(took, seconds) if table.bounds[1] else took
+    return took
+
+
+def _peak(device: Hardware, number_format: str) -> float:
+    """FLOP/s of a device in a number format, of 16-bit products for attention."""
+    if not number_format:
+        return peak_flops(device)
+    return device.flops[precision.peak_format(device, catalog.precision(number_format), "bf16")]
 
 
 def _measured_ratio(curves: MeasuredCurves, shape: Shape, d: Mapping[str, Value]) -> Value:
@@ -186,12 +402,6 @@ def shape_codes(columns: Sequence[Any]) -> Any:
     return code
 
 
-def octaves_faster(other: Hardware, device: Hardware) -> tuple[float, float]:
-    """How much faster another device's memory and matrix units are than a device's, in octaves (log2 of the ratio)."""
-    peaks = [d.flops.get("bf16") or d.flops.get("fp16") or max(d.flops.values()) for d in (other, device)]
-    return math.log2(other.memory_bandwidth / device.memory_bandwidth), math.log2(peaks[0] / peaks[1])
-
-
 def kernel_sources(
     device: Hardware,
     engine: str,
@@ -202,30 +412,28 @@ def kernel_sources(
 ) -> tuple[Source, ...]:
     """What is known of a device's kernels, best first: the user's own rows, measured curves, surfaces; others' last.
 
-    Surfaces are shifted to the user's rows, so a few shapes of an unknown GPU serve all others too. What the engine
-    has of a format itself, here or on a device of the same architecture, comes before tables of a similar format.
+    Surfaces are moved to the user's rows, so a few shapes of an unknown GPU serve all others too. What the engine
+    has of a format itself, here or on a device of the same generation, comes before tables of a similar format.
     """
-    profiles: list[tuple[KernelProfile, bool]] = []  # and whether they are this engine's on this very device
-    measured = read_profile(device.name, "measured")
-    if measured is not None and engine == "vllm":
-        profiles.append((measured, True))
-    profiles += [
-        (profile, (name, maker) == (device.name, engine))
-        for name, maker in fallback_order(device, engine)[:3]
-        if (profile := read_profile(name, maker)) is not None
-    ]
-    lookups: list[KernelLookup] = []
+    rows = UserRows(user_profile.rows if user_profile else ())
+    stems = ["measured", engine] if engine == "vllm" else [engine]
+    own = [one for stem in stems if (one := read_profile(device.name, stem)) is not None]
+    others = [read_profile(device.name, stem) for stem in installed().get(device.name, ()) if stem not in stems]
+    lookups: list[KernelLookup | TransferLookup] = []
     if user_profile is not None:
-        lookups.append(KernelLookup(user_profile, formats, device, exact=True))
-        profiles = [
-            (shifted_to_user_rows(one, user_profile, octaves_faster(hardware(one.device), device)), own)
-            for one, own in profiles
-        ]
-    lookups += [KernelLookup(one, formats, device, exact=True) for one, _ in profiles if one.measured]
-    fitted = [(one, own) for one, own in profiles if one.fitted]
-    own_format = [one for one, own in fitted if own] + (same_architecture(device) if engine == "vllm" else [])
-    lookups += [KernelLookup(one, formats, device, own_format=True, user_profile=user_profile) for one in own_format]
-    lookups += [KernelLookup(one, formats, device, user_profile=user_profile) for one, _ in fitted]
+        lookups.append(KernelLookup(user_profile, formats, exact=True))
+    else:
+        lookups += [KernelLookup(one, formats, exact=True) for one in own if one.measured]
+    lookups += [KernelLookup(one, formats, own_format=True, user_rows=rows) for one in own if one.fitted]
+    every = donors(device, engine)
+    relatives = [donor for donor in every if donor.same_generation]
+    if relatives and engine == "vllm":
+        its_own = [donor._replace(engines=tuple(reversed(stems))) for donor in relatives]  # of no other engine yet
+        lookups.append(TransferLookup(device, its_own, formats, own_format=True, user_rows=rows))
+    lookups += [KernelLookup(one, formats, user_rows=rows) for one in (*own, *others) if one and one.fitted]
+    for some in (relatives, every):
+        if some:
+            lookups.append(TransferLookup(device, some, formats, user_rows=rows))
     chain = [lookup.source() for lookup in lookups]
     if kinds:
         chain = [source._replace(kinds=(source.kinds or frozenset()) & frozenset(kinds)) for source in chain]

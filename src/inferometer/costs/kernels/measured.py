@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import functools
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable
@@ -11,12 +10,11 @@ from math import log2
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
-
 from ...base.errors import BadFile
+from ...base.files import user_path
 from ...specs.structs import Hardware
 from .kernel_rows import HEADER, is_flagged, parse_shape, required_sizes, row_terms
-from .registry import KernelProfile, MeasuredCurves
+from .registry import KernelProfile, MeasuredCurves, TimedRow
 from .surfaces import SHAPES, Shape, Surface
 
 
@@ -69,12 +67,15 @@ def _is_size(value: Any) -> bool:
 Coords = tuple[float, ...]
 
 
-def profile_of(rows: Iterable[MeasuredKernel], device: Hardware, source: str) -> KernelProfile:
+def profile_of(
+    rows: Iterable[MeasuredKernel], device: Hardware, source: str, *, keep_rows: bool = False
+) -> KernelProfile:
     """Curves of all rows that have a shape, as ratios to the base at this device's peaks.
 
     ``profile_of(read_rows(Path("kernels.csv")), catalog.hardware("h200"), "kernels.csv").measured["linear"]["bf16"]``
     """
     ratios: dict[tuple[str, str], dict[str, dict[Coords, float]]] = defaultdict(lambda: defaultdict(dict))
+    kept: list[TimedRow] = []
     for row in rows:
         terms = row_terms(row.kind, row.dtype, row.sizes, device)
         if terms is None or "skew" in row.sizes or "window" in row.sizes:
@@ -83,10 +84,18 @@ def profile_of(rows: Iterable[MeasuredKernel], device: Hardware, source: str) ->
         key = "x".join(f"{size:g}" for size in shape.exact_sizes(terms.dims))
         coords = tuple(round(float(x), 4) for x in shape.step_axes(terms.dims))
         ratios[row.kind, terms.table_key][key][coords] = log2(row.seconds / shape.base(terms.terms, terms.dims))
+        kept.append(
+            TimedRow(row.kind, terms.table_key, terms.dims, terms.terms.compute, terms.terms.memory, row.seconds)
+        )
     measured: dict[str, dict[str, MeasuredCurves]] = {}
     for (kind, table_key), shapes in ratios.items():
         measured.setdefault(kind, {})[table_key] = _curves(shapes)
-    return KernelProfile(device=device.name, source=source, measured=measured)
+    return KernelProfile(device=device.name, source=source, measured=measured, rows=tuple(kept) if keep_rows else ())
+
+
+def user_profile(path: str, device: Hardware) -> KernelProfile:
+    """A user's own file, with its rows: ``user_profile("kernels.csv", catalog.hardware("h200"))``"""
+    return profile_of(read_rows(user_path(path)), device, path, keep_rows=True)
 
 
 def _curves(shapes: dict[str, dict[Coords, float]]) -> MeasuredCurves:
@@ -127,34 +136,11 @@ def _nearest(node: Any, measured: Any, ratio: Any) -> float:
     return float((weight * ratio).sum() / np.sum(weight))
 
 
-@functools.lru_cache(maxsize=64)
-def shifted_to_user_rows(
-    surfaces: KernelProfile, user_profile: KernelProfile, octaves: tuple[float, float]
-) -> KernelProfile:
-    """Surfaces raised or lowered, table by table, by the median of how far the user's own rows lie off them.
-
-    ``octaves``: how much faster the surfaces' device is than the user's, as of `lookup.octaves_faster`.
-    """
-    fitted = {}
-    for kind, tables in surfaces.fitted.items():
-        shape = SHAPES[kind]
-        fitted[kind] = dict(tables)
-        for table_key, curves in user_profile.measured.get(kind, {}).items():
-            if table_key in tables:
-                surface = tables[table_key]
-                off = sorted(offsets(surface, shape, curves, octaves[shape.by_compute]))
-                shift = off[len(off) // 2]
-                fitted[kind][table_key] = Surface(surface.axes, [value + shift for value in surface.values])
-    return msgspec.structs.replace(surfaces, fitted=fitted, measured={})
-
-
-def offsets(surface: Surface, shape: Shape, curves: MeasuredCurves, octaves: float) -> list[float]:
-    """How far the nodes of measured curves lie above a surface of a device faster by ``octaves``, in octaves."""
+def offsets(surface: Surface, shape: Shape, curves: MeasuredCurves) -> list[float]:
+    """How far the nodes of measured curves lie above a surface, in octaves."""
     off = []
     for name, values in curves.shapes.items():
         fixed = shape.fixed_coords(tuple(float(size) for size in name.split("x")))
         for node, value in zip(itertools.product(*curves.axes), values, strict=True):
-            coords = [*node, *fixed]
-            coords[shape.size_axis] += octaves
-            off.append(value - float(surface.at(*coords)))
+            off.append(value - float(surface.at(*node, *fixed)))
     return off

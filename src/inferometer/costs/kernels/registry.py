@@ -1,4 +1,4 @@
-"""The installed kernel profiles, and which other device's profile serves a device that has none of its own."""
+"""The installed kernel profiles, what a device reaches of its peaks, and whose profiles serve one that has none."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from math import log2
+from math import hypot, log2
+from typing import NamedTuple
 
 import msgspec
 
 from ...base.files import decode_json
-from ...specs.catalog import DATA, hardware
-from ...specs.structs import Hardware
+from ...specs.catalog import DATA, constants, hardware
+from ...specs.structs import Hardware, Spec
 from .surfaces import Surface
 
-NVIDIA = ("volta", "turing", "ampere", "ada", "hopper", "blackwell")  # architectures that run the measured kernels
-FALLBACK_ARCH = "hopper"  # its kernels came closest on devices that were left out
+MATRIX_UNITS = {"volta": 0, "turing": 0, "ampere": 0, "ada": 0, "hopper": 1, "blackwell": 2}  # see `matrix_units`
 
 
 class MeasuredCurves(msgspec.Struct, frozen=True):
@@ -24,6 +24,17 @@ class MeasuredCurves(msgspec.Struct, frozen=True):
 
     axes: list[list[float]]
     shapes: dict[str, list[float]]  # "6144x4096" -> values, row by row
+
+
+class TimedRow(NamedTuple):
+    """A kernel that a user timed: its table, its shape and its roofline seconds at the device's peaks."""
+
+    kind: str
+    table_key: str
+    dims: dict[str, float]
+    compute: float
+    memory: float
+    seconds: float
 
 
 class KernelProfile(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -34,6 +45,7 @@ class KernelProfile(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     rounds: bool = False  # times of its 8-bit products include rounding their input
     measured: dict[str, dict[str, MeasuredCurves]] = {}  # kind -> format or head size -> curves
     fitted: dict[str, dict[str, Surface]] = {}  # kind -> format or head size -> surface
+    rows: tuple[TimedRow, ...] = ()  # of a user's file: surfaces of others are moved to where these lie
 
 
 _left_out: ContextVar[frozenset[str]] = ContextVar("_left_out", default=frozenset())
@@ -78,41 +90,142 @@ def _read(device: str, engine: str) -> KernelProfile | None:
     return decode_json(path.read_bytes(), KernelProfile) if path.exists() else None
 
 
-def fallback_order(device: Hardware, engine: str) -> list[tuple[str, str]]:
-    """(device, engine) of all profiles that may serve a device, nearest first: its own, its architecture's, Hopper's.
+class MemoryReach(Spec, frozen=True, kw_only=True):
+    """What the best kernels read from one kind of memory, as a share of its bandwidth."""
 
-    An engine's own kernels come before another's on the same device.
-    """
-    if device.architecture not in NVIDIA:
-        return []
-    pairs = [(name, maker) for name, engines in installed().items() for maker in engines]
-    return sorted(pairs, key=lambda pair: (*_distance(device, known_device(pair[0])), pair[1] != engine))
+    share: float
+    source: str
 
 
-def same_architecture(device: Hardware) -> list[KernelProfile]:
-    """vLLM's kernels on other devices of the architecture: public tables first, then what this project measured."""
-    names = {
-        name
-        for name in (*installed(), *_measured())
-        if name != device.name and known_device(name).architecture == device.architecture
-    }
-    profiles = [read_profile(name, stem) for stem in ("vllm", "measured") for name in sorted(names)]
-    return [profile for profile in profiles if profile is not None and profile.fitted]
+class PowerReach(Spec, frozen=True, kw_only=True):
+    """What a power limit leaves of a card's FLOP/s."""
+
+    most: float  # share of its FLOP/s, however much power there is
+    joules_per_flop: dict[str, float]  # of 16-bit products, by architecture and whether its memory is HBM
+    joules_source: dict[str, str]
+    source: str
+
+
+class ReachConstants(Spec, frozen=True, kw_only=True):
+    """data/reach.toml: what devices reach of their data sheets where nobody measured them."""
+
+    memory: dict[str, MemoryReach]  # by kind of memory
+    power: PowerReach
 
 
 @functools.cache
-def _measured() -> tuple[str, ...]:
-    return tuple(sorted(path.parent.name for path in (DATA / "profiles").glob("*/measured.json")))
+def reach_constants() -> ReachConstants:
+    """data/reach.toml, read once."""
+    return constants("reach", ReachConstants)
+
+
+class Reach(NamedTuple):
+    """Shares of its data sheet that a device's best kernels get: ``reach(hardware("a40"))  # (0.80, 0.80)``"""
+
+    flops: float
+    memory: float
+
+
+H100_REACH = Reach(0.803, 0.88)  # what `reach_flops` is relative to; what engines' own constants were seen with, too
+
+
+def reach(device: Hardware) -> Reach:
+    """What a device reaches of its FLOP/s and its bandwidth: as its file says, else by its power and its memory."""
+    memory = device.reach_memory
+    if not memory:
+        kind = reach_constants().memory.get(device.memory_kind)
+        memory = kind.share if kind else H100_REACH.memory
+    if device.reach_flops:
+        return Reach(H100_REACH.flops * device.reach_flops, memory)
+    power = reach_constants().power
+    family = device.architecture + ("-hbm" if has_hbm(device) else "")
+    joules = power.joules_per_flop.get(family)
+    if not joules or not device.power:
+        return Reach(H100_REACH.flops, memory)
+    return Reach(min(power.most, device.power / (joules * peak_flops(device))), memory)
+
+
+def relative_reach(device: Hardware) -> Reach:
+    """The same over what an H100 reaches: ``relative_reach(hardware("mi300x"))  # (0.637, 1.0)``"""
+    shares = reach(device)
+    return Reach(shares.flops / H100_REACH.flops, shares.memory / H100_REACH.memory)
+
+
+# ------------------------------------------------------------------ donors: whose kernels serve a device
+
+
+class Donor(NamedTuple):
+    """A device whose tables serve another: ``donors(hardware("rtx5090"), "vllm")[0].device.name  # 'l40s'``"""
+
+    device: Hardware
+    engines: tuple[str, ...]  # its profiles, best first
+    distance: float  # steps of memory, matrix units and architecture
+    octaves: float  # of bandwidth, FLOP/s, and SMs times clock
+    same_generation: bool
+
+    @property
+    def weight(self) -> float:
+        """What its answer counts beside those of others."""
+        return self.distance**-2
+
+    @property
+    def label(self) -> str:
+        """``L40S (GDDR6, 1.2 octaves away)``"""
+        kind = f"{self.device.memory_kind.upper()}, " if self.device.memory_kind else ""
+        return f"{self.device.name.upper()} ({kind}{self.octaves:.1f} octaves away)"
+
+
+def donors(device: Hardware, engine: str) -> tuple[Donor, ...]:
+    """The devices with tables that may serve another one, nearest first; none for what is not NVIDIA's.
+
+    How near one is counts in what the hardware is, not in how fast: kernels are written for a generation of matrix
+    units, and HBM behaves unlike GDDR. Speeds enter by the formula that carries a kernel over, and weights that do not
+    depend on them keep a faster device faster.
+    """
+    if device.architecture not in MATRIX_UNITS:
+        return ()
+    every = [_donor(device, known_device(name), engine) for name in installed() if name != device.name]
+    return tuple(sorted(every, key=lambda donor: (donor.distance, donor.octaves)))
+
+
+def _donor(device: Hardware, other: Hardware, engine: str) -> Donor:
+    same_architecture = device.architecture == other.architecture
+    units_apart = abs(matrix_units(device) - matrix_units(other))
+    distance = 0.5 + 0.5 * (not same_architecture) + units_apart + (has_hbm(device) != has_hbm(other))
+    octaves = [log2(b / a) for a, b in zip(_speeds(device), _speeds(other), strict=True) if a and b]
+    stems = [engine, *(["measured"] if engine == "vllm" else []), *_fitted().get(other.name, ())]
+    return Donor(
+        other,
+        tuple(dict.fromkeys(stems)),
+        distance,
+        hypot(*octaves),
+        same_architecture and not units_apart,
+    )
+
+
+def _speeds(device: Hardware) -> tuple[float, float, float]:
+    return device.memory_bandwidth, peak_flops(device), device.compute_units * device.clock
+
+
+def peak_flops(device: Hardware) -> float:
+    """FLOP/s of 16-bit products, of the best format where there are none: ``peak_flops(hardware("t4"))  # 6.5e13``"""
+    return device.flops.get("bf16") or device.flops.get("fp16") or max(device.flops.values())
+
+
+def has_hbm(device: Hardware) -> bool:
+    """Whether the memory is HBM, which all figures of unknown memory are taken for."""
+    return device.memory_kind[:3] in ("hbm", "")
+
+
+def matrix_units(device: Hardware) -> int:
+    """The generation of matrix units that kernels are written for: 0 mma.sync, 1 wgmma (Hopper), 2 tcgen05 (B200).
+
+    Blackwell's cards with GDDR have the units of Ada, not those of a B200: ``matrix_units(hardware("rtx5090"))  # 0``
+    """
+    return MATRIX_UNITS.get(device.architecture, 0) if has_hbm(device) else 0
 
 
 @functools.cache
 def known_device(name: str) -> Hardware:
-    """A catalogue device, read once: a search orders its fallbacks hundreds of times."""
+    """A catalogue device, read once: a search orders its donors hundreds of times."""
     return hardware(name)
-
-
-def _distance(a: Hardware, b: Hardware) -> tuple[bool, bool, bool, float]:
-    """Another device, another architecture, not the fallback's; then octaves of bandwidth and of FLOP/s apart."""
-    peaks = (a.flops.get("bf16") or a.flops["fp16"]) / (b.flops.get("bf16") or b.flops["fp16"])
-    octaves = abs(log2(a.memory_bandwidth / b.memory_bandwidth)) + abs(log2(peaks))
-    return a.name != b.name, a.architecture != b.architecture, b.architecture != FALLBACK_ARCH, octaves

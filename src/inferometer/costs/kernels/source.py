@@ -80,25 +80,33 @@ def given(
     )
 
 
-def assumed(engine: Engine) -> Source:
-    """The engine file's constants per kind of kernel: fixed + ‖compute, memory‖ₚ, each at its share of peak."""
+def assumed(engine: Engine, shares: tuple[float, float] = (1.0, 1.0)) -> Source:
+    """The engine file's constants per kind of kernel: fixed + ‖compute, memory‖ₚ, each at its share of peak.
+
+    ``shares``: what the device reaches of its FLOP/s and its bandwidth, over what the one does that they were seen on.
+    """
     default = Kernel(flops=0.7, hbm=0.8, link=0.75, fixed=3e-6, source="assumed")
     p = engine.smooth
+
+    def reached(kernel: Kernel) -> tuple[float, float]:
+        return min(1.0, kernel.flops * shares[0]), min(1.0, kernel.hbm * shares[1])
 
     def answer(op: Op, dims: Callable[[], dict[str, Value]], terms: Terms) -> Value:
         kernel = engine.kernels.get(op.kind, default)
         if op.kind in LINKED:
             busy = terms.link / kernel.link + terms.latency
         else:
-            busy = p_norm(terms.compute / kernel.flops, terms.memory / kernel.hbm, p)
+            flops, hbm = reached(kernel)
+            busy = p_norm(terms.compute / flops, terms.memory / hbm, p)
         fixed = kernel.fixed * op.calls * (terms.unfused if op.kind in FUSED else 1.0)
         return busy + fixed * (busy > 0)
 
     def note(op: Op) -> str:
         k = engine.kernels.get(op.kind, default)
+        flops, hbm = reached(k)
         return (
             f"engine {engine.name}, kind {op.kind}: {op.calls} × {k.fixed * 1e6:.3g} µs + "
-            f"‖compute/{k.flops:g}, memory/{k.hbm:g}‖ with p = {p:g} ({k.source})"
+            f"‖compute/{flops:.3g}, memory/{hbm:.3g}‖ with p = {p:g} ({k.source})"
         )
 
     return Source("assumed", answer, note)

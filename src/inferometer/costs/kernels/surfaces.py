@@ -122,19 +122,11 @@ class Shape(NamedTuple):
     step_axes: Callable[[Dims], tuple[Value, ...]]  # what varies from step to step, in log2
     fixed_axes: Callable[[Dims], tuple[Value, ...]]  # the fixed sizes, in log2: a surface has them as further axes
     padding: Callable[[Dims], Value] = lambda d: 1.0  # how much more a call does than it needs to, working in tiles
-    size_axis: int = 0  # the coordinate that grows with the work alone: a slower device fills the same time with less
-    by_compute: bool = False  # that work is FLOPs, not bytes
+    product: bool = False  # a matrix product: above its roofline are waves of tiles, not work of another kind
 
-    def coords(self, dims: Dims, octaves: float = 0.0) -> tuple[Value, ...]:
-        """Coordinates on a surface of a device that is faster by ``octaves``: where it takes the same time.
-
-        How much of its speed a kernel reaches depends on how long it runs: launches, waves and latencies are much the
-        same on all devices. So a small shape on a slow device is like a larger one on a fast device.
-        """
-        coords = [*self.step_axes(dims), *self.fixed_axes(dims)]
-        if octaves:
-            coords[self.size_axis] = coords[self.size_axis] + octaves
-        return tuple(coords)
+    def coords(self, dims: Dims) -> tuple[Value, ...]:
+        """Coordinates on a surface."""
+        return (*self.step_axes(dims), *self.fixed_axes(dims))
 
     def fixed_coords(self, sizes: tuple[float, ...]) -> tuple[Value, ...]:
         """The fixed coordinates of exact sizes: ``SHAPES["linear"].fixed_coords((4096.0, 1024.0))  # (12.0, 10.0)``"""
@@ -178,7 +170,7 @@ SHAPES: dict[str, Shape] = {
         ("n", "k"),
         lambda d: (_log(d["m"]),),
         lambda d: (_log(d["n"]), _log(d["k"])),
-        size_axis=1,
+        product=True,
     ),
     "decode_attention": Shape(
         5e-6,
@@ -192,14 +184,13 @@ SHAPES: dict[str, Shape] = {
         ("heads", "kv_heads", "qk_dim"),
         lambda d: (_log(d["tokens"] * d["heads"]), _log(_equivalent_prompt(d))),
         lambda d: (_log(d["heads"]),),
-        by_compute=True,
     ),
     "moe": Shape(
         1e-5,
         ("hidden", "inner", "experts", "top_k"),
         lambda d: (_log(d["rows"] / d["experts"]),),
         lambda d: (_log(d["hidden"] * d["inner"]), _log(d["experts"]), _log(d["top_k"])),
-        size_axis=1,
+        product=True,
     ),
 }
 
