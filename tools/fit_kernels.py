@@ -1,6 +1,6 @@
 """Makes src/inferometer/data/profiles/: curves of measured kernels, and surfaces fitted to them and to public tables.
 
-    python tools/fit_kernels.py            all devices, about three minutes
+    python tools/fit_kernels.py            all devices, about five minutes
     python tools/fit_kernels.py h200       one
 
     profiles/rtx4090/measured.json    from benchmarks/data/rtx4090_kernels.csv
@@ -16,14 +16,16 @@ import sys
 
 import msgspec
 import numpy as np
-from fit_surface import fit
+from fit_surface import fit, rising
 from kernel_tables import ROOT, TABLES, TableRows, everything, missing, own_rows
+from monotone import TOLERANCE, Least, constraints, raised, worst_fall
 
 from inferometer.costs.kernels.measured import offsets, profile_of, read_rows
 from inferometer.costs.kernels.registry import KernelProfile, MeasuredCurves
 from inferometer.costs.kernels.surfaces import SHAPES, Surface
 from inferometer.specs import catalog
 from inferometer.specs.catalog import DATA
+from inferometer.specs.structs import Hardware
 
 ROWS = [0, 1, 2, 3, 4, 4.5, 5, 5.5, 6, 6.5, 7, 7.5, 8, 8.5, 9, 9.5, 10, 11, 12, 13, 14]
 SIDES = [6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]
@@ -66,10 +68,18 @@ def surface(rows: TableRows) -> Surface:
     where = coords(rows)
     axes = axes_of(rows, where[seen])
     few = 5.0 if len(where) < 12_000 and rows.kind == "linear" else 1.0  # real models' weights lie on no grid
-    nodes = fit(
-        axes, where[seen], ratios(rows)[seen], smooth=SMOOTH[rows.kind] * few, level=1.0 if rows.kind == "moe" else 0.1
-    )
-    return Surface(axes, [round(float(x), 2) for x in nodes])
+    level = 1.0 if rows.kind == "moe" else 0.1
+    floors = constraints(rows.kind, rows.table_key, catalog.hardware(rows.device), axes)
+    nodes = fit(axes, where[seen], ratios(rows)[seen], smooth=SMOOTH[rows.kind] * few, level=level, floors=floors)
+    return rounded(axes, nodes, floors, f"{rows.device} {rows.engine} {rows.kind} {rows.table_key}")
+
+
+def rounded(axes: list[list[float]], nodes: np.ndarray, floors: Least, name: str) -> Surface:
+    """A surface of nodes that were fitted, kept to a hundredth of an octave; fails if seconds fall along an axis."""
+    kept = np.round(raised(nodes, floors), 2)
+    if worst_fall(kept, floors) > TOLERANCE:
+        sys.exit(f"{name}: seconds fall by {2 ** worst_fall(kept, floors) - 1:.1%} as work grows")
+    return Surface(axes, kept.tolist())
 
 
 def steadied(kind: str, curves: MeasuredCurves, smooth: Surface) -> MeasuredCurves:
@@ -93,18 +103,58 @@ def steadied(kind: str, curves: MeasuredCurves, smooth: Surface) -> MeasuredCurv
     return MeasuredCurves(curves.axes, shapes)
 
 
-def placed(kind: str, curves: MeasuredCurves, able: list[Surface]) -> Surface:
+def risen(kind: str, table_key: str, curves: MeasuredCurves, device: Hardware) -> MeasuredCurves:
+    """Curves along which seconds never fall as work grows: the nearest such ones to what was timed.
+
+    Products stay as they are. Libraries change from one kernel to another between two numbers of rows, and the one
+    before may be the slower (CUTLASS in fp8 above 16, 64 and 256 rows; cuBLAS at 8 and 16): the engine's steps show it.
+    """
+    if kind == "linear":
+        return curves
+    shapes = {}
+    for name, values in curves.shapes.items():
+        fixed = SHAPES[kind].fixed_coords(tuple(float(size) for size in name.split("x")))
+        floors = constraints(kind, table_key, device, curves.axes, [float(x) for x in fixed], parts=1)
+        shapes[name] = np.round(rising(curves.axes, np.asarray(values), floors), 3).tolist()
+    return MeasuredCurves(curves.axes, shapes)
+
+
+def placed(kind: str, table_key: str, curves: MeasuredCurves, able: list[Surface], device: Hardware) -> Surface:
     """A surface for a format of which few shapes were timed: of some surfaces the one that those scatter least around,
-    moved to where they lie at each number of rows."""
+    moved to where they lie at each number of rows, and tilted as they are from small weights to large ones."""
+    sizes = [[float(size) for size in name.split("x")] for name in curves.shapes]
+    where = np.array([SHAPES[kind].fixed_coords(tuple(one)) for one in sizes], float)  # (shapes, fixed axes)
     candidates: list[tuple[float, Surface]] = []
     for surface in able:
         off = np.array(offsets(surface, SHAPES[kind], curves)).reshape(len(curves.shapes), -1)
-        by = np.median(off, axis=0)
+        tilt, left = tilted(where, off)
         nodes = np.asarray(surface.values).reshape([len(axis) for axis in surface.axes])
-        lifted = nodes + np.interp(surface.axes[0], curves.axes[0], by).reshape(-1, *[1] * (nodes.ndim - 1))
-        spread = float(np.median(np.abs(off - by))) + float(np.ptp(by)) / 10  # alike, and like the surface
-        candidates.append((spread, Surface(surface.axes, [round(float(x), 2) for x in lifted.ravel()])))
+        fixed = np.stack(np.meshgrid(*surface.axes[1:], indexing="ij"), axis=-1).clip(
+            where.min(axis=0), where.max(axis=0)
+        )
+        shift = np.stack([np.interp(surface.axes[0], curves.axes[0], row) for row in tilt.reshape(-1, off.shape[1])])
+        lifted = nodes + np.einsum("...f,fm->m...", fixed, shift[1:]) + shift[0].reshape(-1, *[1] * (nodes.ndim - 1))
+        floors = constraints(kind, table_key, device, surface.axes)
+        risen = rounded(
+            surface.axes, rising(surface.axes, lifted.ravel(), floors), floors, f"{device.name} {kind} {table_key}"
+        )
+        spread = (
+            float(np.median(np.abs(left))) + float(np.ptp(np.median(off, axis=0))) / 10
+        )  # alike, and like the surface
+        candidates.append((spread, risen))
     return min(candidates, key=lambda one: one[0])[1]
+
+
+def tilted(where: np.ndarray, off: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A plane over the fixed coordinates through offsets, for each number of rows, and what is left of them.
+
+    Slopes are held back by a twentieth of an octave's square: four shapes do not say much about three figures.
+    """
+    centre = where.mean(axis=0)
+    reach = where - centre
+    slopes = np.linalg.solve(reach.T @ reach + 0.05 * np.eye(reach.shape[1]), reach.T @ (off - off.mean(axis=0)))
+    level = off.mean(axis=0) - centre @ slopes
+    return np.vstack([level, slopes]), off - level - where @ slopes
 
 
 def own() -> None:
@@ -117,19 +167,17 @@ def own() -> None:
     for part in own_rows():
         fitted.setdefault(part.kind, {})[part.table_key] = surface(part)
         print("h200 own", part.kind, part.table_key, len(part.seconds), flush=True)
-    measured = {
-        kind: {
-            table_key: steadied(kind, curves, fitted[kind][table_key]) if table_key in fitted[kind] else curves
-            for table_key, curves in tables_of_kind.items()
-        }
-        for kind, tables_of_kind in profile.measured.items()
-    }
+    measured: dict[str, dict[str, MeasuredCurves]] = {}
+    for kind, curves_by_key in profile.measured.items():
+        for table_key, timed in curves_by_key.items():
+            curves = steadied(kind, timed, fitted[kind][table_key]) if table_key in fitted[kind] else timed
+            measured.setdefault(kind, {})[table_key] = risen(kind, table_key, curves, device)
     tables = msgspec.json.decode((DATA / "profiles" / "h200" / "vllm.json").read_bytes(), type=KernelProfile)
     for kind in ("linear", "moe"):
         for table_key, curves in measured[kind].items():
             if table_key not in fitted[kind]:
                 able = [one for one in (tables.fitted[kind].get(table_key), fitted[kind]["bf16"]) if one is not None]
-                fitted[kind][table_key] = placed(kind, curves, able)
+                fitted[kind][table_key] = placed(kind, table_key, curves, able, device)
     profile = msgspec.structs.replace(profile, fitted=fitted, measured=measured)
     (DATA / "profiles" / "h200" / "measured.json").write_bytes(msgspec.json.encode(profile) + b"\n")
 
@@ -152,21 +200,27 @@ def main() -> None:
     if unknown:
         sys.exit(f"there is no kernel table of {' or '.join(unknown)}; there are tables of {', '.join(TABLES)}")
     published()
-    own()
+    if not missing():
+        for device in wanted:
+            for engine, name in TABLES[device].items():
+                fit_tables(device, engine, name)
+    own()  # some of its formats lie on a surface of the tables
     if missing():
         sys.exit(f"Nothing was fitted to the public tables: {missing()}")
-    for device in wanted:
-        for engine, name in TABLES[device].items():
-            fitted: dict[str, dict[str, Surface]] = {}
-            for rows in everything(device, engine):
-                fitted.setdefault(rows.kind, {})[rows.table_key] = surface(rows)
-                print(device, engine, rows.kind, rows.table_key, len(rows.seconds), flush=True)
-            source = f"fitted to the public kernel table {name.replace('__', ' ')}, see docs/accuracy.md"
-            path = DATA / "profiles" / device / f"{engine}.json"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(
-                msgspec.json.encode(KernelProfile(device=device, source=source, rounds=True, fitted=fitted)) + b"\n"
-            )
+
+
+def fit_tables(device: str, engine: str, name: str) -> None:
+    """The surfaces of one engine's public tables on a device."""
+    fitted: dict[str, dict[str, Surface]] = {}
+    for rows in everything(device, engine):
+        fitted.setdefault(rows.kind, {})[rows.table_key] = surface(rows)
+        print(device, engine, rows.kind, rows.table_key, len(rows.seconds), flush=True)
+    source = f"fitted to the public kernel table {name.replace('__', ' ')}, see docs/accuracy.md"
+    path = DATA / "profiles" / device / f"{engine}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(
+        msgspec.json.encode(KernelProfile(device=device, source=source, rounds=True, fitted=fitted)) + b"\n"
+    )
 
 
 if __name__ == "__main__":

@@ -6,8 +6,10 @@ import itertools
 from collections.abc import Sequence
 
 import numpy as np
+from monotone import Least, raised
 
 Array = np.ndarray
+STIFF = 100.0  # weight of a difference that is kept against the rows of a node
 
 
 def corners(axes: Sequence[Sequence[float]], places: Array) -> tuple[Array, Array]:
@@ -65,10 +67,12 @@ def fit(
     smooth: float = 0.02,
     level: float = 0.1,
     rounds: int = 3,
+    floors: Least | None = None,
 ) -> Array:
     """Values at the nodes: least squares, then again with less weight on rows that lie far off (medians count).
 
-    ``smooth`` is the weight of bends against rows, ``level`` that of slopes against bends.
+    ``smooth`` is the weight of bends against rows, ``level`` that of slopes against bends; ``floors`` are differences
+    of neighbours that the nodes keep.
     """
     index, weight = corners(axes, places)
     form = roughness(axes, level)
@@ -76,16 +80,60 @@ def fit(
     form *= smooth * rows / number
     form[np.arange(number), np.arange(number)] += 1e-9 * rows / number
     trust = np.ones(rows)
+    pairs = (index[:, :, None] * number + index[:, None, :]).ravel()
+    products = weight[:, :, None] * weight[:, None, :]
+    width = 2 * number // len(axes[0])  # a bend joins three nodes in a row: those of two layers and of the next two
     for _ in range(rounds):
-        left, right = form.copy(), np.zeros(number)
-        for u in range(index.shape[1]):
-            np.add.at(right, index[:, u], weight[:, u] * values * trust)
-            for v in range(index.shape[1]):
-                np.add.at(left, (index[:, u], index[:, v]), weight[:, u] * weight[:, v] * trust)
-        nodes: Array = np.linalg.solve(left, right)
+        seen = np.bincount(pairs, (products * trust[:, None, None]).ravel(), number * number)
+        left = form + seen.reshape(number, number)
+        right = np.bincount(index.ravel(), (weight * (values * trust)[:, None]).ravel(), number)
+        nodes = solve(left, right, width)
         off = np.abs(values - (weight * nodes[index]).sum(axis=1))
         trust = 0.03 / np.maximum(off, 0.03)
+    return nodes if floors is None else _kept(left, right, nodes, floors, STIFF * rows / number, width)
+
+
+def solve(left: Array, right: Array, width: int) -> Array:
+    """``np.linalg.solve`` of a form that joins only neighbouring blocks of ``width`` nodes: there and back."""
+    blocks = [slice(at, min(at + width, len(right))) for at in range(0, len(right), width)]
+    carried: list[tuple[Array, Array]] = []  # of each block: its share of the next one, and its own values without it
+    for number, here in enumerate(blocks):
+        form, force = left[here, here], right[here]
+        if number:
+            before = left[here, blocks[number - 1]]
+            form, force = form - before @ carried[-1][0], force - before @ carried[-1][1]
+        after = left[here, blocks[number + 1]] if number + 1 < len(blocks) else np.zeros((len(force), 0))
+        solved = np.linalg.solve(form, np.column_stack((after, force)))
+        carried.append((solved[:, :-1], solved[:, -1]))
+    parts: list[Array] = []
+    for share, own in reversed(carried):
+        parts.insert(0, own - share @ parts[0] if parts else own)
+    return np.concatenate(parts)
+
+
+def _kept(left: Array, right: Array, nodes: Array, floors: Least, stiff: float, width: int, tries: int = 30) -> Array:
+    """The least squares under differences: those that are broken become springs, until they are the same ones again."""
+    broken = np.zeros(len(floors.low), bool)
+    form, force = left.copy(), right.copy()
+    for _ in range(tries):
+        before, broken = broken, nodes[floors.high] - nodes[floors.low] < floors.least
+        if np.array_equal(before, broken):
+            break
+        changed = before != broken
+        low, high, least = (part[changed] for part in floors)
+        spring = np.where(broken[changed], stiff, -stiff)  # put in, or taken out
+        for u, v, sign in ((low, low, 1), (high, high, 1), (low, high, -1), (high, low, -1)):
+            np.add.at(form, (u, v), sign * spring)
+        np.add.at(force, high, spring * least)
+        np.add.at(force, low, -spring * least)
+        nodes = solve(form, force, width)
     return nodes
+
+
+def rising(axes: Sequence[Sequence[float]], values: Array, floors: Least) -> Array:
+    """The values nearest to given ones that keep all differences."""
+    width = len(values) // len(axes[0])
+    return raised(_kept(np.eye(len(values)), values, values, floors, STIFF, width), floors)
 
 
 def at(axes: Sequence[Sequence[float]], nodes: Array, places: Array) -> Array:

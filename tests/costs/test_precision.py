@@ -139,6 +139,14 @@ def test_a_cache_that_an_engine_does_not_have_is_refused(engine: str, dtype: str
         analyze("llama-3.1-8b", "h200", engine=engine, kv_cache_dtype=dtype)
 
 
+def test_vllm_has_an_int8_cache_since_0_20_and_int4_since_0_25() -> None:
+    with pytest.raises(BadValue, match="vLLM has no KV cache in int8"):
+        analyze("llama-3.1-8b", "h200", engine="vllm@0.19", kv_cache_dtype="int8")
+    assert analyze("llama-3.1-8b", "h200", engine="vllm@0.20", kv_cache_dtype="int8").feasible
+    with pytest.raises(BadValue, match="vLLM has no KV cache in int4"):
+        analyze("llama-3.1-8b", "h200", engine="vllm@0.24", kv_cache_dtype="int4")
+
+
 @pytest.mark.parametrize("engine,dtype", [("vllm", "int8"), ("roofline", "int4"), ("hf", "int8"), ("sglang", "fp8")])
 def test_a_cache_that_an_engine_has_is_kept(engine: str, dtype: str) -> None:
     report = analyze("llama-3.1-8b", "h200", engine=engine, kv_cache_dtype=dtype)

@@ -29,7 +29,7 @@ def test_a_draft_model_is_fetched_with_the_token(monkeypatch: pytest.MonkeyPatch
     tokens: dict[str, str | None] = {}
     real = catalog.model
 
-    def model(name: str, token: str | None = None) -> Any:
+    def model(name: str, token: str | None = None, **more: Any) -> Any:
         tokens[name] = token
         return real(name)
 

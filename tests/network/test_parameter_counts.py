@@ -59,13 +59,16 @@ TOTAL = {
     "DiT-XL/2": 0.675,
 }
 ACTIVE = {  # as their publishers count: with the input embedding
-    "qwen3-30b-a3b": 3.3,  # Qwen/Qwen3-30B-A3B's card
+    "qwen3-30b-a3b": 3.3,  # vllm-project/recipes models/Qwen/Qwen3-30B-A3B.yaml
     "qwen3-235b-a22b": 22,
     "mixtral-8x7b-v0.1": 12.9,  # arXiv 2401.04088
     "deepseek-v3": 37,  # arXiv 2412.19437
     "llama-4-scout-17b-16e": 17,
     "qwen3-coder-480b-a35b": 35,
-    "kimi-k2": 32,
+    "kimi-k2": 32,  # MoonshotAI/Kimi-K2 README.md
+    "ling-mini-2.0": 1.4,  # inclusionAI/Ling-V2 README.md
+    "olmoe-1b-7b": 1.3,  # allenai/OLMoE README.md
+    "hunyuan-a13b": 13,  # Tencent-Hunyuan/Hunyuan-A13B README.md
     "glm-4.5": 32,  # zai-org/GLM-4.5 README.md; ours has the embedding of 0.8 B besides
     "longcat-flash-chat": 27.9,  # 27 on average, without the embedding: a third of the chosen experts compute nothing
     "k-exaone-236b-a23b": 23.6,  # 23 by its name; with the embedding

@@ -155,7 +155,7 @@ def _phase(bound_plan: BoundPlan, rows: Rows, steps: float, largest: list[Step],
     for row, often, env in rows:
         _merge(merged, row, often, env)
     ops, total = finish_rows(merged.values())
-    live, weights = peak(bound_plan, largest), float(memory.weight_bytes(bound_plan))
+    live, weights = peak(bound_plan, largest), float(memory.weight_bytes(bound_plan) + memory.drafter(bound_plan, 0)[0])
     cache *= 1 - bound_plan.env["kv_offload_share"]
     sums = {
         f: sum(getattr(op, f) for op in ops)

@@ -161,9 +161,9 @@ def _holds(rule: Rule, facts: RuleFacts) -> bool:
 
 
 def _value(engine: Engine, name: str, value: Any, values: Mapping[str, Any], facts: RuleFacts) -> Any:
-    """A value of a rule as a figure of the engine: sizes as pairs, formulas evaluated, tokens whole."""
+    """A value of a rule as a figure of the engine: sizes as pairs, names, formulas evaluated, tokens whole."""
     if isinstance(value, list):
-        return tuple((int(upto), int(every)) for upto, every in value)
+        return tuple(item if isinstance(item, str) else (int(item[0]), int(item[1])) for item in value)
     plain = getattr(_NONE_SET, name)
     if not isinstance(value, str) or isinstance(plain, str):
         return value

@@ -88,7 +88,9 @@ class Rule(Spec, frozen=True, kw_only=True, omit_defaults=True):
     ``Rule(memory_at_least=70 * 2**30, not_named=("a100",), set={"max_num_batched_tokens": 8192})``
     """
 
-    set: dict[str, bool | int | float | str | list[list[int]]]  # figure of the engine -> value, or a formula as text
+    set: dict[
+        str, bool | int | float | str | list[list[int] | str]
+    ]  # figure of the engine -> value, or a formula as text
     why: str = ""  # the conditions in words
     source: str = ""
     version_at_least: str = ""
