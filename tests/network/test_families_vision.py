@@ -266,3 +266,23 @@ def test_broken_diffusion_config_is_a_sentence() -> None:
     for change in ({"mlp_ratio": float("inf")}, {"patch_size": 64}, {"hidden_size": 0}):
         with pytest.raises(BadFile):
             build({**config("dit-xl-2"), **change})
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "tiles"),
+    [(448, 448, 1), (300, 300, 1), (1000, 1000, 10), (896, 1344, 7), (1344, 896, 7), (100, 5000, 13)],
+)
+def test_internvl_takes_the_grid_nearest_in_shape(height: int, width: int, tiles: int) -> None:
+    """Of equal shapes the largest that the image fills by half; more than one tile has the whole image besides."""
+    vision = model("internvl3-8b").vision
+    assert vision is not None
+    assert image_tokens(vision, height, width) == (tiles * 1024, tiles * 256)
+
+
+def test_towers_of_internvl_and_kimi_vl() -> None:
+    assert params(tower(model("internvl3-8b"))) == pytest.approx(304e6 + 27.5e6, rel=0.01)  # 300M, and the projector
+    assert params(tower(model("internvl3-78b"))) == pytest.approx(5.54e9 + 0.172e9, rel=0.01)  # 6B without 3 layers
+    assert params(tower(model("kimi-vl-a3b"))) == pytest.approx(413e6 + 34.5e6, rel=0.02)  # MoonViT, and the projector
+    sides = config("internvl3-8b")
+    sides["vision_config"] |= {"image_size": [448, 448], "patch_size": [14, 14]}
+    assert params(tower(build(sides))) == params(tower(model("internvl3-8b")))

@@ -52,6 +52,9 @@ TOTAL = {
     "gemma-4-e4b": 7.94 - 0.15 - 0.305,
     "gemma-3n-e4b": 7.85 - 0.30 - 0.68,
     "kimi-vl-a3b": 16.4,
+    "internvl3-8b": 7.94,
+    "internvl3-38b": 38.4,
+    "internvl3-78b": 78.4,
     "qwen3-omni-30b-a3b": 30.53,  # its thinker's language model
     "minicpm-v-4_5": 8.19,  # its language model
     "phi-4-multimodal": 3.84,  # its language model, Phi-4-mini

@@ -191,8 +191,9 @@ def _count(vision: Vision, height: int, width: int) -> tuple[int, int, int]:
         return per_side**2, 1, (per_side // vision.merge) ** 2
     if vision.mode == "anyres":
         return _anyres(vision, height, width)
-    if vision.mode == "tiles":
-        rows, columns = _smallest_canvas(vision, height, width)
+    if vision.mode in ("tiles", "aspect"):
+        choose = _smallest_canvas if vision.mode == "tiles" else _closest_shape
+        rows, columns = choose(vision, height, width)
         crops = rows * columns + (1 if rows * columns > 1 else 0)  # the whole image is one more tile
         per_side = vision.side // vision.patch
         return crops * per_side**2, crops, crops * (per_side // vision.merge) ** 2
@@ -262,3 +263,14 @@ def _smallest_canvas(vision: Vision, height: int, width: int) -> tuple[int, int]
     large = [scale(g) for g in vision.grids if scale(g) >= 1]
     best = min(large) if large else max(scale(g) for g in vision.grids)
     return min((g for g in vision.grids if scale(g) == best), key=lambda g: g[0] * g[1])
+
+
+def _closest_shape(vision: Vision, height: int, width: int) -> tuple[int, int]:
+    """InternVL: the grid nearest in shape; of equal ones the largest that the image fills by half."""
+    best, nearest = (1, 1), math.inf
+    for grid in sorted(vision.grids, key=lambda g: g[0] * g[1]):
+        away = abs(width / height - grid[1] / grid[0])
+        fills = height * width > 0.5 * vision.side**2 * grid[0] * grid[1]
+        if away < nearest or (away == nearest and fills):
+            best, nearest = grid, away
+    return best

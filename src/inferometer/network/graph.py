@@ -56,13 +56,13 @@ class Vision(msgspec.Struct, frozen=True):
     """How an image becomes tokens: patches of ``patch`` pixels, ``merge`` × ``merge`` of them to a token.
 
     round, pad: its own size in whole tokens, nearest or upwards · resize: always ``side`` × ``side`` pixels · anyres,
-    tiles: crops of that size, as the best of ``grids`` (rows × columns) asks, and the whole · budget: whole tokens,
-    at most ``tokens`` of them
+    tiles, aspect: crops of that size, as the best of ``grids`` (rows × columns) asks, and the whole · budget: whole
+    tokens, at most ``tokens`` of them
     """
 
     patch: int
     merge: int = 1
-    mode: Literal["round", "pad", "resize", "anyres", "tiles", "budget"] = "round"
+    mode: Literal["round", "pad", "resize", "anyres", "tiles", "aspect", "budget"] = "round"
     side: int = 0
     grids: tuple[tuple[int, int], ...] = ()
     tokens: int = 0

@@ -114,7 +114,7 @@ class Config:
         if _ENCODERS.fullmatch(kind):
             return f"'model_type' is {kind!r}, an encoder or a model that has one"
         for key, value in self.data.items():
-            strange = [word for word in value if word not in _READ[key]] if key in _READ and _is_list(value) else []
+            strange = [w for w in value if str(w) not in _READ[key]] if key in _READ and _is_list(value) else []
             if strange:
                 return f"{key!r} has {abbreviate(strange[0])}"
             if value and key not in _READ and _STRUCTURE.fullmatch(key):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ...base.errors import BadFile
+from ...base.errors import BadFile, abbreviate
 from ...base.symbols import names as s
 from ..blocks import embed, head, mlp, moe
 from ..graph import Block, Model, Part, Span, Vision, group_layers
@@ -86,10 +86,10 @@ def state_bits(c: Config, default: str = "float32") -> float:
 def layer_kinds(c: Config, key: str, known: dict[str, str]) -> list[str]:
     """What each layer is: the words of the list ``key``, translated by ``known``; empty if the config has no list."""
     kinds = c.items(key, c.layers)[: c.layers]
-    unknown = [word for word in kinds if word not in known]
+    unknown = [word for word in kinds if str(word) not in known]
     if unknown:
-        raise BadFile(f"{c.where}: {key!r} may have {', '.join(map(repr, known))}, not {unknown[0]!r}")
-    return [known[word] for word in kinds]
+        raise BadFile(f"{c.where}: {key!r} may have {', '.join(map(repr, known))}, not {abbreviate(unknown[0])}")
+    return [known[str(word)] for word in kinds]
 
 
 def heads(c: Config) -> dict[str, Any]:

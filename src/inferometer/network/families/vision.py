@@ -380,6 +380,35 @@ def llama4(v: Config, config: Config) -> Tower:
     return blocks, Vision(patch, merge, "tiles", side, grids=grids)
 
 
+def internvit(v: Config, config: Config) -> Tower:
+    """InternVL: tiles of 448 × 448 pixels, each with a class token; a pixel shuffle joins 2 × 2 patches."""
+    one = {key: v.get(key) for key in ("patch_size", "image_size")}  # a number, or one for each side
+    sides = {key: value[0] if isinstance(value, list) and value else value for key, value in one.items()}
+    v = Config({"patch_size": 14, "image_size": 448, **v.data, **sides}, v.where)
+    layers, (patch, side, per_side) = tower_sizes(v), side_of(v)
+    width, layer_norm = layers["hidden_size"], str(v.get("norm_type", default="layer_norm")) == "layer_norm"
+    merge = max(1, round(1 / max(config.number("downsample_ratio", default=0.5), 0.05)))
+    merged, out = width * merge * merge, text_width(config)
+    blocks = (
+        patch_embed(hidden_size=width, patch_inputs=pixels(v), positions=per_side**2 + 1, class_token=True),
+        *encoder(
+            **layers,
+            bias=v.flag("qkv_bias", "attention_bias", default=True),
+            qk_norm=v.flag("qk_normalization", "use_qk_norm"),
+            norm_bias=layer_norm,
+            class_token=True,
+        ),
+        projector(
+            {"merged": merged},
+            norm("projector_norm", s.merged, m=s.image_tokens, bias=True, shared=0),
+            projection("mlp1", {"merged": merged, "projector_hidden": out, "out_hidden_size": out}, m=s.image_tokens),
+        ),
+    )
+    most = config.size("max_dynamic_patch", default=12)  # tiles, besides the one of the whole image
+    grids = tuple((a, b) for a in range(1, most + 1) for b in range(1, most + 1) if a * b <= most)
+    return blocks, Vision(patch, merge, "aspect", side, grids=grids)
+
+
 def minimax(v: Config, config: Config) -> Tower:
     """MiniMax-M3: CLIP's layers with rotary positions and native resolution, and a second MLP that merges patches."""
     layers, patch = tower_sizes(v), v.size("patch_size", default=14)
@@ -435,6 +464,8 @@ TOWERS: dict[str, Callable[[Config, Config], Tower]] = {
     "siglip": clip,
     "gemma3": gemma3,
     "gemma4": gemma4,
+    "internvl": internvit,
+    "internvl_chat": internvit,
     "kimi_vl": moonvit,
     "kimi_k25": moonvit,
     "kimi_k3": moonvit,
