@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from inferometer.base.errors import BadFile
+from inferometer.base.errors import BadFile, InferometerError
 from inferometer.base.symbols import evaluate
 from inferometer.costs.step import Group, Step
 from inferometer.inference.memory import ALONE
@@ -379,6 +379,18 @@ def test_kimi_layers_without_a_kind_get_a_sentence() -> None:
         "kimi-k3",
         "falcon-mamba-7b",
         "mamba2-2.7b",
+        "jamba-v0.1",
+        "bamba-9b",
+        "granite-4.0-h-tiny",
+        "falcon-h1-34b",
+        "lfm2-8b-a1b",
+        "lfm2-350m",
+        "minimax-text-01",
+        "longcat-flash-chat",
+        "gemma-3n-e4b",
+        "llama-3.2-11b-vision",
+        "minicpm-v-4_5",
+        "qwen3-omni-30b-a3b",
     ],
 )
 def test_no_single_broken_value_gives_a_traceback(name: str) -> None:
@@ -393,7 +405,7 @@ def test_no_single_broken_value_gives_a_traceback(name: str) -> None:
             table[place[-1]] = junk
             try:
                 build(data)
-            except BadFile as error:
+            except InferometerError as error:
                 assert str(error).strip()
 
 

@@ -57,10 +57,9 @@ def build_gemma3n(config: Config, *, family: str = "gemma3n") -> Model:
     local, sizes = windows(c, 5), heads(c)
     hidden, per_layer = sizes["hidden_size"], c.size("hidden_size_per_layer_input")
     streams, rank = c.size("altup_num_inputs", default=4), c.size("laurel_rank", default=64)
-    widths = c.get("intermediate_size")
-    widths = (
-        c.items("intermediate_size", c.layers) if isinstance(widths, list) else [c.size("intermediate_size")] * c.layers
-    )
+    given = c.get("intermediate_size")
+    each = given if isinstance(given, list) and len(given) >= c.layers else [given] * c.layers
+    widths = [Config({"intermediate_size": width}, c.where).size("intermediate_size") for width in each]
     first_shared = c.layers - c.size("num_kv_shared_layers", default=15, least=0)
 
     @cache
@@ -77,7 +76,7 @@ def build_gemma3n(config: Config, *, family: str = "gemma3n") -> Model:
         return _alternating_update(streams) + attention + _laurel(rank) + feed + _layer_input(hidden, per_layer)
 
     def layer(index: int) -> tuple[str, Part]:
-        return "layers", part(local[index], index >= first_shared, int(widths[index]))
+        return "layers", part(local[index], index >= first_shared, widths[index])
 
     model = decoder(
         Config({**c.data, "vision_config": None}, c.where),
