@@ -314,7 +314,8 @@ def _by_engine(rows: list[Row], shown: list[str]) -> list[str]:
     lines = [f"| engine, GPU | runs | answered | {heads} |", "|---|---:|---:|" + "---:|---:|" * len(shown)]
     parts: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
-        parts[f"{row.case.options.get('engine')}, {row.case.gpu}"].append(row)
+        name = str(row.case.options.get("engine")).partition("@")[0]
+        parts[f"{name}, {row.case.gpu}"].append(row)
     for name, part in sorted(parts.items()):
         counts = f"{len(part)} | {sum(bool(row.predicted) for row in part)}"
         lines.append(f"| {name} | {counts} | " + " | ".join(_middle(part, m) for m in shown) + " |")

@@ -253,7 +253,7 @@ def test_slack_of_memory_ends_where_the_plan_no_longer_fits():
 
 @pytest.mark.slow
 def test_throughput_at_full_load_can_be_a_target_of_memory():
-    kwargs = {"input_len": 512, "output_len": 1024}
+    kwargs = {"input_len": 512, "output_len": 1024, "max_num_seqs": 1024, "max_num_batched_tokens": 8192}
     now = looked("llama-3.1-8b", "l40s", batch_size=4, **kwargs).metrics.full_output_throughput
     report = sensitivity("llama-3.1-8b", "l40s", batch_size=4, target={"full_throughput": 1.3 * now}, **kwargs)
     one = report.targets["full-throughput"].figures["memory"]

@@ -88,5 +88,13 @@ def test_servers_are_started_as_their_scripts_say(serving: ModuleType) -> None:
     llama = {"backend": "trtllm", "model_path": "meta-llama/Llama-3.1-70B"}
     assert told(**llama, tp_size="4")["batch_wait_timeout_iters"] == 20
     assert "batch_wait_timeout_iters" not in told(**llama)
+    graphs = told(**llama)
+    assert graphs["max_cudagraph_capture_size"] == 1024 and "max_prefill_cudagraph_capture_size" not in graphs
     made = told(source_kind="nvidia_gap_analysis", backend="vllm")
     assert made == {"max_num_batched_tokens": 1024 + 8 + 1500, "async_scheduling": False}
+    releases = {"0.19.0": "vllm@0.19", "0.11.2": "vllm@0.12", "nightly-5b8c": "vllm@0.19"}
+    assert {
+        release: serving.engine({**usual, "backend": "vllm", "backend_version": release}) for release in releases
+    } == releases
+    assert serving.engine({**usual, "backend_version": "0.5.6.post2"}) == "sglang@0.5.6"
+    assert serving.engine({**usual, "backend_version": "", "measured_date": "2025-11-02"}) == "sglang@0.5.5"

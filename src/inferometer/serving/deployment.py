@@ -140,7 +140,7 @@ def scheduler_limits(pool: ReplicaPool, options: ServingOptions) -> SchedulerLim
     """What the engine of a pool allows itself in a step."""
     plan, tokens_per_decode = pool.bound_plan.plan, pool.stages[0].tokens_per_decode
     max_tokens, max_seqs = plan.max_num_batched_tokens, min(plan.max_num_seqs, pool.max_num_seqs)
-    if max_tokens < max_seqs and options.scheduler in ("vllm", "sarathi", "trtllm"):
+    if max_tokens < max_seqs and options.scheduler in ("vllm", "sarathi"):
         raise BadValue(
             f"`max_num_batched_tokens` {max_tokens:,} must be at least `max_num_seqs` {max_seqs:,}: everyone who "
             "decodes needs a token of the budget"
