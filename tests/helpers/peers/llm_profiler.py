@@ -133,7 +133,8 @@ def _parameters(ledger: Ledger, case: Case, x: Report) -> None:
     if m["num_kv_heads"] >= tp:
         ledger.same("qkvo parameters", own["qkvo_proj"], elements(rows(phase, *QKV, *OUT)) * tp / layers)
     if m.get("num_experts"):
-        ledger.explained("parameters", y["params_model"], x.model.active_params - hidden, "only the chosen experts")
+        once = x.model.active_params - m["vocab_size"] * hidden - hidden  # one embedding, no final norm
+        ledger.explained("parameters", y["params_model"], once, "only the chosen experts")
     else:
         ledger.same("MLP parameters", own["mlp"], elements(rows(phase, *UP, *DOWN)) * tp / layers)
         ledger.explained(
