@@ -60,9 +60,9 @@ def _shipped_links() -> dict[tuple[str, Link], str]:
     return every
 
 
-def _curve(kind: str, engine: str, style: str, link: Link) -> np.ndarray:
+def _curve(kind: str, engine: str, style: str, link: Link, fused: bool) -> np.ndarray:
     """Seconds by ranks (rows: GROUPS) and message sizes (columns: MESSAGES)."""
-    took = collectives.seconds(kind, MESSAGES, GROUPS[:, None], link=link, style=style, engine=engine)
+    took = collectives.seconds(kind, MESSAGES, GROUPS[:, None], link=link, style=style, engine=engine, fused=fused)
     return np.broadcast_to(took, (GROUPS.size, MESSAGES.size))
 
 
@@ -70,18 +70,19 @@ GROUPS = np.array([2.0, 3, 4, 5, 6, 8, 16, 64])
 MESSAGES = np.unique(np.concatenate([2.0 ** np.arange(3, 34, 0.25), 2.0 ** np.arange(10, 30) - 2]))
 
 
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("engine", ["", "vllm", "trtllm", "sglang"])
 @pytest.mark.parametrize("kind", collectives.KINDS)
-def test_laws_of_every_link_in_the_catalogue(kind: str, engine: str) -> None:
+def test_laws_of_every_link_in_the_catalogue(kind: str, engine: str, fused: bool) -> None:
     """More bytes are never faster, a wider link is never slower, and nothing beats the links that ranks have."""
     for (style, link), where in _shipped_links().items():
-        took = _curve(kind, engine, style, link)
+        took = _curve(kind, engine, style, link, fused)
         falls = took[:, 1:] < took[:, :-1] * (1 - 1e-9)
         kernels = collectives.constants().kernels_of.get(engine, engine)
         for group in GROUPS[falls.any(axis=1)]:
-            assert f"{kernels} {style} {group:g}" in _excused(), (where, kind, engine, group)
+            assert not fused and f"{kernels} {style} {group:g}" in _excused(), (where, kind, engine, group)
         wider = msgspec.structs.replace(link, bandwidth=link.bandwidth * 1.3)
-        assert (_curve(kind, engine, style, wider) <= took * (1 + 1e-9)).all(), (where, kind, engine)
+        assert (_curve(kind, engine, style, wider, fused) <= took * (1 + 1e-9)).all(), (where, kind, engine)
         of_pair = collectives.bandwidth(link, 2) if kind == "send_recv" else collectives.bandwidth(link, GROUPS)
         least = [[bound(kind, size, int(n), 1.0) for size in MESSAGES] for n in GROUPS]
         roof = np.broadcast_to(of_pair, GROUPS.shape)[:, None]
@@ -103,6 +104,20 @@ def test_what_is_excused_was_measured_and_is_needed() -> None:
         link = next(link for (name, link) in _shipped_links() if name == style)
         took = collectives.seconds("all_reduce", MESSAGES, float(ranks), link=link, style=style, engine=engine)
         assert (np.diff(took) < 0).any(), key
+
+
+def test_between_layers_no_engine_takes_its_slower_kernel() -> None:
+    device = catalog.hardware("b200")
+    link = device.links["nvlink"]
+    alone, between = (
+        [
+            collectives.seconds("all_reduce", s, 8, link=link, style="nvlink-blackwell", engine="vllm", fused=fused)
+            for s in (128 * KIB, 256 * KIB, 512 * KIB, MIB)
+        ]
+        for fused in (False, True)
+    )
+    assert alone[1] > alone[3] and alone[1] == pytest.approx(25.8e-6, rel=0.05)  # measured: two stages
+    assert between == sorted(between) and between[0] == alone[0] and between[3] == pytest.approx(alone[3], rel=0.01)
 
 
 def test_a_mesh_gives_ranks_the_links_between_them() -> None:

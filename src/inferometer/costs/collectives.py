@@ -63,6 +63,9 @@ class CollectiveConstants(Spec, frozen=True, kw_only=True):
     names: dict[str, str]  # a link's name, or name-architecture, -> its style
     styles: dict[str, Style]
     engines: dict[str, dict[str, dict[str, Protocol]]]  # engine -> style -> algorithm
+    fused: dict[str, dict[str, dict[str, Protocol]]] = msgspec.field(
+        default_factory=dict
+    )  # the same where an engine makes one kernel of an all-reduce and the norm behind it
     kernels_of: dict[str, str] = msgspec.field(default_factory=dict)  # unmeasured engine -> the one with its kernels
     borrowed: tuple[str, ...] = ()  # link names that have the style of another kind of link
     unmeasured: dict[str, tuple[str, ...]] = msgspec.field(default_factory=dict)  # engine -> styles without a run
@@ -156,6 +159,7 @@ def seconds(
     network: Link | None = None,
     per_node: Value | None = None,
     engine: str = "",
+    fused: bool = False,
 ) -> Value:
     """Seconds of one collective; any of ``size``, ``ranks`` and ``per_node`` may be arrays.
 
@@ -165,11 +169,11 @@ def seconds(
 
     With ``network`` and ``per_node``, more ranks than that span nodes; each device has a network link of its own.
     send_recv is then between neighbours on two nodes. ``engine`` brings its own all-reduce kernels (``vllm``,
-    ``trtllm``, ``sglang``); others have NCCL's alone.
+    ``trtllm``, ``sglang``); others have NCCL's alone. ``fused``: as between a model's layers, with a norm behind it.
     """
     best: Value = math.inf
     levels = _levels(ranks, link=link, style=style, network=network, per_node=per_node)
-    for candidate in _candidates(kind, size, ranks, levels, engine):
+    for candidate in _candidates(kind, size, ranks, levels, _kernels(engine, style, fused)):
         best = minimum_of(best, candidate.seconds)
     if scalar(best):
         return best if ranks > 1 and size > 0 else 0.0
@@ -188,12 +192,15 @@ def algorithm(
     network: Link | None = None,
     per_node: float | None = None,
     engine: str = "",
+    fused: bool = False,
 ) -> str:
     """What `seconds` chooses: ``'ring LL128'``, ``'switch'``, ``'vllm one-shot'``; ``''`` for one rank."""
     if ranks <= 1 or size <= 0:
         return ""
     levels = _levels(ranks, link=link, style=style, network=network, per_node=per_node)
-    return min(_candidates(kind, size, ranks, levels, engine), key=lambda candidate: candidate.seconds).name
+    return min(
+        _candidates(kind, size, ranks, levels, _kernels(engine, style, fused)), key=lambda candidate: candidate.seconds
+    ).name
 
 
 # ------------------------------------------------------------------ algorithms
@@ -279,7 +286,18 @@ def _levels(ranks: Value, *, link: Link, style: str, network: Link | None, per_n
     )
 
 
-def _candidates(kind: str, size: Value, ranks: Value, levels: _Levels, engine: str) -> Iterator[_Candidate]:
+def _kernels(engine: str, style: str, fused: bool) -> dict[str, Protocol]:
+    """The all-reduce kernels that an engine brings along: ``{"vllm one-shot": Protocol(…), …}``"""
+    data = constants()
+    owner = data.kernels_of.get(engine, engine)
+    own = data.fused.get(owner, {}).get(style) if fused else None
+    own = data.engines.get(owner, {}).get(style, {}) if own is None else own
+    return {f"{engine} {algorithm}": protocol for algorithm, protocol in own.items()}
+
+
+def _candidates(
+    kind: str, size: Value, ranks: Value, levels: _Levels, kernels: dict[str, Protocol]
+) -> Iterator[_Candidate]:
     """Every algorithm that can run a collective."""
     if kind not in KINDS:
         raise UnknownName("collective", kind, KINDS)
@@ -290,7 +308,7 @@ def _candidates(kind: str, size: Value, ranks: Value, levels: _Levels, engine: s
     else:
         yield from _rings_and_trees(kind, size, levels)
     if kind == "all_reduce":
-        yield from _all_reduce_kernels(size, ranks, levels, engine)
+        yield from _all_reduce_kernels(size, ranks, levels, kernels)
 
 
 def _send_recv(size: Value, levels: _Levels) -> Iterator[_Candidate]:
@@ -333,7 +351,9 @@ def _rings_and_trees(kind: str, size: Value, levels: _Levels) -> Iterator[_Candi
             yield _Candidate(f"{shape} {name}", levels.across(in_node, protocols[name], between))
 
 
-def _all_reduce_kernels(size: Value, ranks: Value, levels: _Levels, engine: str) -> Iterator[_Candidate]:
+def _all_reduce_kernels(
+    size: Value, ranks: Value, levels: _Levels, kernels: dict[str, Protocol]
+) -> Iterator[_Candidate]:
     """What adds up inside a node without a ring: the switch (NVLS), and the kernels that engines bring along."""
     inside = levels.inside
     messages = {
@@ -344,10 +364,9 @@ def _all_reduce_kernels(size: Value, ranks: Value, levels: _Levels, engine: str)
     switch = levels.style.switch
     if switch is not None:
         yield _Candidate("switch", levels.one_node_only(switch, messages["switch"], size, ranks))
-    data = constants()
-    kernels = data.engines.get(data.kernels_of.get(engine, engine), {}).get(levels.style_name, {})
     for name, protocol in kernels.items():
-        yield _Candidate(f"{engine} {name}", levels.one_node_only(protocol, messages[name], size, ranks))
+        algorithm = name.rpartition(" ")[2]
+        yield _Candidate(name, levels.one_node_only(protocol, messages[algorithm], size, ranks))
 
 
 def _network() -> Style:

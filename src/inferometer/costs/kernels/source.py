@@ -204,6 +204,7 @@ class CollectiveCurves:
             network=place.network,
             per_node=place.per_node,
             engine=self.engine,
+            fused=True,
         )
 
     def seconds(self, op: Op, size: Value, ranks: Value) -> Value:
