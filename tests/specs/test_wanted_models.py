@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from inferometer import analyze
+from inferometer.base.errors import BadFile, UnknownName
+from inferometer.costs.step import image_tokens
 from inferometer.inference.memory import parameters
 from inferometer.network import families
 from inferometer.specs import catalog
@@ -220,3 +224,33 @@ def test_an_entry_like_another_differs_in_what_it_says() -> None:
 
 def test_no_source_is_a_memory() -> None:
     assert not [name for name in catalog.names("models") if "memory" in catalog.model(name).source]
+
+
+def test_an_entry_like_nothing_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "mine.toml").write_text('source = "s"\nlike = "yours"\n')
+    monkeypatch.setattr(catalog, "DATA", tmp_path)
+    with pytest.raises(UnknownName, match="model that mine is like 'yours'"):
+        catalog._model_data("mine")
+
+
+def test_a_quarter_of_smollm3_does_not_rotate() -> None:
+    model = families.build(catalog.model("smollm3-3b").config)
+    assert [b.count for b in model.blocks if any(op.name == "rope" for op in b.ops)] == [27]
+
+
+def test_hunyuan_may_list_a_size_for_every_layer() -> None:
+    config = catalog.model("hunyuan-a13b").config
+    listed = {**config, "moe_topk": [8] * 32, "moe_intermediate_size": [3072] * 32, "num_shared_expert": [1] * 32}
+    assert parameters(families.build(listed)) == parameters(families.build(config))
+    with pytest.raises(BadFile, match="'moe_topk' must be the same for every layer"):
+        families.build({**listed, "moe_topk": [8] * 31 + [4]})
+
+
+@pytest.mark.parametrize(
+    ("name", "side", "tokens"), [("mistral-small-3.1-24b", 1540, 55 * 55), ("pixtral-12b", 1024, 64 * 64)]
+)
+def test_pixtral_keeps_the_resolution(name: str, side: int, tokens: int) -> None:
+    vision = families.build(catalog.model(name).config).vision
+    assert vision is not None and image_tokens(vision, side, side) == (tokens * vision.merge**2, tokens)
+    assert image_tokens(vision, side, side // 2)[1] == pytest.approx(tokens / 2, rel=0.02), "of any shape"
