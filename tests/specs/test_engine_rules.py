@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from inferometer import analyze, search
+from inferometer import analyze, search, sweep
 from inferometer.base.errors import BadFile, BadValue, UnknownName
 from inferometer.costs import host
 from inferometer.inference.request import build_request
@@ -192,6 +192,11 @@ def test_the_report_says_what_was_filled_in_and_why() -> None:
     assert h100["max_num_batched_tokens"]["why"] == "70 GiB or more, and no A100"
     assert all(d["source"] for d in h100.values() if d["name"] != "scheduler")
     assert analyze(MODEL, engine="roofline").to_dict()["engine"]["defaults"] == []
+
+
+def test_a_sweep_tells_versions_apart() -> None:
+    table = sweep(MODEL, gpu="b200", engine=["vllm", "vllm@0.15"], batch_size=[1])
+    assert sorted(row["engine"] for row in table.rows()) == ["vllm", "vllm@0.15"]
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,13 @@ def _phase_seconds(bound_plan: BoundPlan, request: Request, phase: str) -> float
     return float((decode_seconds if phase == "decode" else prefill_seconds)(bound_plan, batch_shape))
 
 
+_SHARE_OF = {  # Engine.memory_share_of, in words
+    "device": "of",
+    "static": "for weights and KV cache, and what activations take beside it, of",
+    "free": "of what weights and activations leave, and these, of",
+}
+
+
 def memory_shortfall(request: Request, bound_plan: BoundPlan, held: Memory) -> Infeasibility:
     """``needs 92.1 GB of 72.0 GB usable per GPU (90% of 80.0 GB); fits with -tp 2 or -q fp8``, also as data."""
     plan, remedies = request.plan, _layouts(request, bound_plan)
@@ -135,7 +142,8 @@ def memory_shortfall(request: Request, bound_plan: BoundPlan, held: Memory) -> I
         remedies.append({"batch_size": held.max_batch_size})
     per_device = (
         f"needs {size(held.total_bytes)} of {size(held.usable_bytes)} usable per GPU "
-        f"({percent(request.plan.gpu_memory_utilization)} of {size(held.capacity_bytes)})"
+        f"({percent(request.plan.gpu_memory_utilization)} {_SHARE_OF[request.engine.memory_share_of]} "
+        f"{size(held.capacity_bytes)})"
     )
     changes = " or ".join(map(spelled, remedies))
     return Infeasibility(

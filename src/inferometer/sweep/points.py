@@ -25,6 +25,7 @@ from ..inference.memory import Footprint, cache_offloaded, footprint
 from ..inference.report import Metrics
 from ..inference.workload import BatchShape, uniform_batch_shape
 from ..specs.arguments import flag
+from ..specs.structs import Engine
 from .grid import INNER_AXES, Case, Grid, kind
 
 CHUNK_POINTS = 262_144  # enough that NumPy does the work, few enough that memory stays small
@@ -195,7 +196,7 @@ def _plan_columns(case: Case) -> dict[str, Any]:
     if case.request is not None:
         plan = case.request.plan
         columns |= {
-            "engine": case.request.engine.name,
+            "engine": _engine_name(case.request.engine),
             "quantization": plan.quantization,
             "kv_cache_dtype": plan.kv_cache_dtype,
         }
@@ -276,6 +277,12 @@ def _memory(held: Footprint) -> dict[str, Value]:
         "total_bytes": held.total,
         "usable_bytes": held.usable,
     }
+
+
+def _engine_name(engine: Engine) -> str:
+    """``vllm``, or ``vllm@0.15`` where it is not the newest version."""
+    newest = not engine.versions or engine.version == engine.versions[-1]
+    return engine.name if newest else f"{engine.name}@{engine.version}"
 
 
 def _reasons(case: Case, prefix_too_long: Value, too_many: Value, full: Value) -> Categorical:
