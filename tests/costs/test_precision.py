@@ -123,6 +123,15 @@ def test_latents_in_16_bits_are_not_packed() -> None:
     assert report.memory.kv_bytes_per_token == 61 * (576 * 2 + 132)
 
 
+def test_sglang_keeps_sparse_latents_in_fp8_on_blackwell_unless_told_otherwise() -> None:
+    expected = {("b200", "sglang"): "fp8", ("h200", "sglang"): "bf16", ("b200", "vllm"): "bf16"}
+    for (gpu, engine), dtype in expected.items():
+        assert build_request("deepseek-v3.2", gpu, engine=engine, tensor_parallel_size=8).plan.kv_cache_dtype == dtype
+    told = build_request("deepseek-v3.2", "b200", engine="sglang", tensor_parallel_size=8, kv_cache_dtype="bf16")
+    assert told.plan.kv_cache_dtype == "bf16"
+    assert build_request("deepseek-v3", "b200", engine="sglang", tensor_parallel_size=8).plan.kv_cache_dtype == "bf16"
+
+
 def test_biases_are_not_quantised() -> None:
     """gpt-oss-120b's checkpoint has 65.249 GB: 36 layers of 128 experts have 3 x 2,880 biases each, in 16 bits."""
     assert analyze(GPT_OSS, "h200").memory.weights_bytes == pytest.approx(65.249e9, rel=1e-5)

@@ -333,7 +333,10 @@ def _plan(
         lora=parse_lora(args.lora_rank, args.lora_targets, args.lora_adapters, network),
         dtype=dtype,
         quantization=quantization,
-        kv_cache_dtype=given_cache or network.kv_cache_dtype or engine.cache_dtype.get(quantization, dtype),
+        kv_cache_dtype=given_cache
+        or network.kv_cache_dtype
+        or engine.auto_cache_dtype
+        or engine.cache_dtype.get(quantization, dtype),
         attention=args.attention or engine.attention,
         fusion=engine.fusion if args.fusion is None else args.fusion,
         max_model_len=args.max_model_len or network.max_position,

@@ -152,6 +152,7 @@ class Engine(Spec, frozen=True, kw_only=True):
     scheduler: str = "vllm"  # how it chooses the requests of a step: a name of serving/schedulers
     prefix_caching: bool = False
     cache_dtype: dict[str, str] = {}  # precision of the weights -> of the KV cache, where its checkpoints say so
+    auto_cache_dtype: str = ""  # of the KV cache where neither the user nor the model says one; '' = by `cache_dtype`
     kv_cache_groups: bool = False  # layers with and without windows share blocks in groups of equal size, as in vLLM
     kv_cache_dtypes: tuple[str, ...] = ()  # formats that it can keep a KV cache in besides the model's; () = any
     fp8_ds_mla: tuple[str, ...] = ()  # architectures and devices on which sparse latents in fp8 are packed with scales
