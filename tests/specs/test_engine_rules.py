@@ -124,7 +124,8 @@ def test_asynchronous_scheduling_depends_on_version_and_speculation() -> None:
 
 
 def test_graphs_of_vllm_end_at_the_least_of_three() -> None:
-    assert engine("vllm", "h200", max_num_seqs=64).graph_tokens == 128
+    e = engine("vllm", "h200", max_num_seqs=64)
+    assert e.graph_tokens == 128 and host.padded_tokens(e, 121) == 128 and host.padded_tokens(e, 129) == 129
     draft = '{"method": "ngram", "num_speculative_tokens": 3}'
     assert engine("vllm", "h200", max_num_seqs=64, speculative_config=draft).graph_tokens == 512
     few = engine("vllm", "h200", max_num_batched_tokens=100)

@@ -19,17 +19,20 @@ _OTHER = "other"  # the entry of `Engine.launch` for kinds that have none
 
 def padded_tokens(engine: Engine, tokens: Value, prefill_tokens: Value = 0) -> Value:
     """Tokens that a step computes: up to the next captured graph size, ``padded_tokens(vllm, 33)  # 40``"""
-    decode_sizes = engine.graph_sizes if engine.graph_padding else ()
-    prefill_sizes = decode_sizes if engine.prefill_graph_sizes is None else engine.prefill_graph_sizes
-    prefill_limit = engine.prefill_graph_tokens
-    if prefill_sizes is decode_sizes and prefill_limit is None:
+    decode_sizes = _captured(engine.graph_sizes if engine.graph_padding else (), engine.graph_tokens)
+    if engine.prefill_graph_sizes is None and engine.prefill_graph_tokens is None:
         return _up_to_size(decode_sizes, tokens)
-    limit = engine.graph_tokens if prefill_limit is None else prefill_limit
-    prefill_sizes = tuple((min(upto, limit), by) for upto, by in prefill_sizes)
-    decode_sizes = tuple((min(upto, engine.graph_tokens), by) for upto, by in decode_sizes)
+    sizes = engine.graph_sizes if engine.prefill_graph_sizes is None else engine.prefill_graph_sizes
+    limit = engine.graph_tokens if engine.prefill_graph_tokens is None else engine.prefill_graph_tokens
+    prefill_sizes = _captured(sizes, limit)
     if scalar(prefill_tokens):
         return _up_to_size(prefill_sizes if prefill_tokens else decode_sizes, tokens)
     return where(prefill_tokens > 0, _up_to_size(prefill_sizes, tokens), _up_to_size(decode_sizes, tokens))
+
+
+def _captured(sizes: GraphSizes, limit: int) -> GraphSizes:
+    """The sizes up to a limit."""
+    return tuple((min(upto, limit), by) for upto, by in sizes)
 
 
 def _up_to_size(sizes: GraphSizes, tokens: Value) -> Value:
