@@ -27,6 +27,7 @@ from inferometer.costs.step import Group, Step
 from inferometer.inference import latency
 from inferometer.network import families
 from inferometer.specs import catalog
+from inferometer.specs.hosts import host, hosted_engine
 from inferometer.specs.structs import Plan
 
 ROOT = Path(__file__).parent.parent
@@ -80,7 +81,8 @@ def bound_plan(model: str, precision: str) -> BoundPlan:
     network = families.build(catalog.model(model).config)
     plan = Plan(max_num_seqs=512, gpu_memory_utilization=0.92, quantization=precision)
     roles = numerics.precision_by_role(network, "bf16", precision)
-    return bind(network, catalog.hardware("h200"), catalog.engine("vllm@0.25"), plan, roles=roles)
+    engine = hosted_engine(catalog.engine("vllm@0.25"), host("h200-vm"))
+    return bind(network, catalog.hardware("h200"), engine, plan, roles=roles)
 
 
 def with_figures(s: BoundPlan, figures: dict[str, float]) -> BoundPlan:
@@ -173,6 +175,7 @@ def memory() -> str:
             name,
             gpu="h200",
             engine="vllm@0.25",
+            host_profile="h200-vm",
             max_num_seqs=512,
             max_num_batched_tokens=8192,
             gpu_memory_utilization=0.92,

@@ -82,6 +82,7 @@ def h200() -> Iterator[Case]:
         options = {
             "frontend": "in-process",
             "engine": "vllm@0.25",
+            "host_profile": "h200-vm",
             "max_num_seqs": 256,
             "max_num_batched_tokens": 8192,
             "max_model_len": 16384,
@@ -98,6 +99,7 @@ def own() -> Iterator[Case]:
             options = {
                 "frontend": "http" if way == "http" else "in-process",
                 "engine": "vllm@0.25",
+                "host_profile": "h200-vm",
                 "max_num_seqs": 256,
                 "max_num_batched_tokens": 8192,
                 "max_model_len": 16384,

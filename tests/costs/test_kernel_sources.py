@@ -26,6 +26,7 @@ from inferometer.inference.request import build_request
 from inferometer.network import families
 from inferometer.network.operators import linear
 from inferometer.specs import catalog
+from inferometer.specs.hosts import host, hosted_engine
 from inferometer.specs.structs import Plan
 
 HEAD = "kind,dtype,shape,seconds,source\n"
@@ -34,7 +35,8 @@ places = st.floats(-3, 9)
 
 def setup_of(model: str = "llama-3.1-8b", gpu: str = "h200", engine: str = "vllm", **plan: object) -> BoundPlan:
     network = families.build(catalog.model(model).config)
-    return bind(network, catalog.hardware(gpu), catalog.engine(engine), Plan(**plan))  # type: ignore[arg-type]
+    hosted = hosted_engine(catalog.engine(engine), host("h200-vm"))
+    return bind(network, catalog.hardware(gpu), hosted, Plan(**plan))  # type: ignore[arg-type]
 
 
 def decoding(batch: float, context: float) -> Step:

@@ -28,7 +28,12 @@ def test_stages_launch_their_own_layers_only() -> None:
     waits = [
         (
             inferometer.analyze(
-                "llama-3.1-70b", gpu="h100-sxm", tensor_parallel_size=2, pipeline_parallel_size=pp, input_len=64
+                "llama-3.1-70b",
+                gpu="h100-sxm",
+                tensor_parallel_size=2,
+                pipeline_parallel_size=pp,
+                input_len=64,
+                host_profile="h200-vm",
             ).metrics.ttft_ms
             or 0.0
         )

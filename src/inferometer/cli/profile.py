@@ -20,16 +20,26 @@ Progress = Callable[[int, int, str], None]
 
 _EXAMPLES = (
     "--kernels -o kernels.csv",
+    "--launches -o host.toml",
     "llama-3.1-8b --hardware RTX3090 --mode both --prefill-max 2048 --decode-max 2048",
     "--import kernel_tables --gpu h200 -o h200.kernels.csv",
 )
-_OWN = {"--kernels": {"kernels", "kinds"}, "--import": {"tables", "gpu"}}  # flags that mean nothing to other jobs
-_ALSO = {"--kernels": {"budget", "device"}, "--import": set[str]()}  # flags of MODEL that they share
+_OWN = {
+    "--kernels": {"kernels", "kinds"},
+    "--launches": {"launches"},
+    "--import": {"tables", "gpu"},
+}  # flags that mean nothing to other jobs
+_ALSO = {
+    "--kernels": {"budget", "device"},
+    "--launches": {"device"},
+    "--import": set[str](),
+}  # flags of MODEL that they share
 
 
 @click.command(cls=Command, epilog=MODEL_HELP, examples=_EXAMPLES)
 @click.argument("model", required=False)
 @click.option("--kernels", is_flag=True, help="Time kernels by shape: products, attention, experts, norms, copies.")
+@click.option("--launches", is_flag=True, help="Time the host: launches and Python, for --host-profile; some seconds.")
 @click.option("--import", "tables", metavar="PATH", callback=named, help="Take over measured tables of other tools.")
 @options(schema_options(ProfileArgs))
 @click.option("--kinds", metavar="KIND,…", help="With --kernels: only these kinds.")
@@ -43,7 +53,7 @@ _ALSO = {"--kernels": {"budget", "device"}, "--import": set[str]()}  # flags of 
     "--output",
     metavar="PATH",
     callback=named,
-    help="MODEL: a folder, to which rows are added.  --kernels, --import: a file.  [default: ., kernels.csv]",
+    help="MODEL: a folder, to which rows are added.  the others: a file.  [default: ., kernels.csv, host.toml]",
 )
 @click.pass_context
 def profile(
@@ -51,20 +61,22 @@ def profile(
     /,
     model: str | None,
     kernels: bool,
+    launches: bool,
     tables: str | None,
     verbose: bool,
     as_json: bool,
     output: str | None,
     **arguments: Any,
 ) -> int:
-    """Measure this machine: the layers of a MODEL, or --kernels by shape; or --import what others measured.
+    """Measure this machine: the layers of a MODEL, --kernels by shape, its host; or --import what others measured.
 
     Rows that a file has are kept and not measured again; a run that is stopped loses nothing.
     """
-    given = [job for job, value in (("MODEL", model), ("--kernels", kernels), ("--import", tables)) if value]
+    jobs = (("MODEL", model), ("--kernels", kernels), ("--launches", launches), ("--import", tables))
+    given = [job for job, value in jobs if value]
     if len(given) != 1:
         raise BadValue(
-            "profile does one thing at a time: give a MODEL, --kernels or --import PATH"
+            "profile does one thing at a time: give a MODEL, --kernels, --launches or --import PATH"
             + (f", not {' and '.join(given)}" if given else "")
         )
     _only(context, given[0])
@@ -74,7 +86,15 @@ def profile(
     layers = arguments if model else {}  # what the other jobs have no use for was refused, if it was given
     with _voices(verbose) as (say, progress):
         result = measured(
-            model, kernels=kernels, tables=tables, output=output, say=say, progress=progress, **shared, **layers
+            model,
+            kernels=kernels,
+            launches=launches,
+            tables=tables,
+            output=output,
+            say=say,
+            progress=progress,
+            **shared,
+            **layers,
         )
     if as_json:
         click.echo(json_text(result).decode())

@@ -11,7 +11,7 @@ _EXAMPLES = ("models", "hardware h200", "models deepseek-v3 --json")
 
 
 @click.command(cls=Command, examples=_EXAMPLES)
-@click.argument("kind", metavar="models|hardware|engines|precisions|usecases|families")
+@click.argument("kind", metavar="models|hardware|hosts|engines|precisions|usecases|families")
 @click.argument("name", required=False)
 @options(OUTPUT)
 def show(kind: str, name: str | None, form: Form) -> int:

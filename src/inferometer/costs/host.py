@@ -3,7 +3,8 @@
 Kernels run in a queue that the host fills. While the host is ahead of the device its work is hidden: a step takes the
 longer of the two. Decode steps of up to ``graph_tokens`` tokens are replayed as one CUDA graph; steps with prompts of
 up to ``prefill_graph_tokens`` as piecewise graphs, with the attention between them launched one by one; larger ones are
-launched kernel by kernel, and so are those between two captured sizes where an engine does not pad.
+launched kernel by kernel, and so are those between two captured sizes where an engine does not pad. Planning a step
+hides behind the step before it where the engine schedules asynchronously, and is added where it does not.
 """
 
 from __future__ import annotations
@@ -72,12 +73,13 @@ def _launch_seconds(blocks: tuple[Block, ...], *launch: tuple[str, float]) -> tu
         if block.stage == "vision":
             continue
         for op in block.ops:
-            per_launch = by_kind.get(op.kind, by_kind.get(_OTHER, 0.0))
+            key = op.name if op.name in by_kind else op.kind
+            per_launch = by_kind.get(key, by_kind.get(_OTHER, 0.0))
             if op.kind in ATTENTION:
                 # prompts and decoding sequences share one call; the model has an operator for each
                 between_pieces += block.count * per_launch * (op.kind != "decode_attention")
             else:
-                others += block.count * per_launch * (op.calls if op.kind not in by_kind else 1)
+                others += block.count * per_launch * (op.calls if key not in by_kind else 1)
     return between_pieces + others, between_pieces
 
 
@@ -97,8 +99,12 @@ def host_seconds(
     has_prompts = sums["prefill_tokens"] > 0
     eager = without_graphs(engine, sums["tokens"], has_prompts)
     launching = eager * every_launch + (1 - eager) * has_prompts * between_pieces
-    floor = launching + engine.step_floor + engine.step_floor_per_sequence * sums["seqs"]
-    return engine.step_overhead + maximum_of(floor - kernels, 0.0) + throttle_seconds(sums, kernels)
+    planning = engine.step_floor + engine.step_floor_per_sequence * sums["seqs"]
+    if engine.async_scheduling:  # the next step is planned while this one runs
+        beyond = maximum_of(launching + planning - kernels, 0.0)
+    else:
+        beyond = planning + maximum_of(launching - kernels, 0.0)
+    return engine.step_overhead + beyond + throttle_seconds(sums, kernels)
 
 
 def throttle_seconds(sums: Env, kernels: Value) -> Value:

@@ -220,10 +220,11 @@ def device_info(device: Hardware) -> dict[str, Any]:
 
 
 def engine_info(engine: Engine) -> dict[str, Any]:
-    """Which engine, version and defaults: ``{"name": "vllm", "label": "vLLM", "version": "0.28", "defaults": […]}``"""
+    """Which engine, host and defaults: ``{"name": "vllm", "version": "0.28", "host": "server", "defaults": […], …}``"""
     return {
         "name": engine.name,
         "label": engine.label,
         "version": engine.version,
+        "host": engine.host if engine.launch else "",
         "defaults": [msgspec.to_builtins(default) for default in engine.defaults] if engine.versions else [],
     }

@@ -24,6 +24,7 @@ from ..network.graph import Model
 from ..specs import calibration as calibrations
 from ..specs import catalog, engine_rules
 from ..specs.arguments import check_names, checked, flag
+from ..specs.hosts import DEFAULT_HOST, host, hosted_engine
 from ..specs.plan_args import PlanArgs
 from ..specs.structs import Engine, Hardware, Plan, Speculation, Usecase, Workload
 from .speculation import acceptance_warnings, parse_lora, parse_speculation
@@ -128,8 +129,10 @@ def build_request(model: str, gpu: str = "h100-sxm", **kwargs: Unpack[PlanKwargs
     args = checked(PlanArgs, {**_usecase_lengths(usecase), **given})
     _refuse_combinations(args, given, network)
     speculation = parse_speculation(args.speculative_config, network, entry.name)
-    ruled_engine, warnings = _engine(args, entry, network, device)
+    ruled_engine = _engine(args, network)
     engine, given_figures = _resolved(args, ruled_engine, network, device, speculation)
+    engine = hosted_engine(engine, host(args.host_profile or DEFAULT_HOST))
+    engine, warnings = _calibrated(args, entry, device, engine)
     dtype, quantization, format_warnings = _formats(args, entry, network, device, engine)
     roles = precision.precision_by_role(network, dtype, quantization)
     workload = _workload(args, given, network)
@@ -175,10 +178,15 @@ def _usecase_lengths(usecase: Usecase | None) -> dict[str, int]:
     return {name: getattr(usecase, name) for name in ("batch_size", "input_len", "output_len", "beam_width")}
 
 
-def _engine(args: PlanArgs, entry: catalog.ModelEntry, network: Model, device: Hardware) -> tuple[Engine, list[str]]:
-    """The engine with the user's calibration, its rules still to be applied, and what to say of the calibration."""
-    default_engine = "vllm" if network.kind == "decoder" else "hf"
-    engine = catalog.engine(default_engine if args.engine is None else args.engine)
+def _engine(args: PlanArgs, network: Model) -> Engine:
+    """The engine that was asked for, its rules still to be applied."""
+    return catalog.engine(args.engine or ("vllm" if network.kind == "decoder" else "hf"))
+
+
+def _calibrated(
+    args: PlanArgs, entry: catalog.ModelEntry, device: Hardware, engine: Engine
+) -> tuple[Engine, list[str]]:
+    """The engine with the user's calibration, and what to say of it."""
     if args.calibration is None:
         return engine, []
     calibration = calibrations.calibration(args.calibration)

@@ -1,4 +1,4 @@
-"""Measuring from Python: the three jobs of ``inferometer profile`` as one function."""
+"""Measuring from Python: the four jobs of ``inferometer profile`` as one function."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ def profile(
     model: str | None = None,
     *,
     kernels: bool = False,
+    launches: bool = False,
     tables: str | None = None,
     output: str | None = None,
     budget: str | None = None,
@@ -35,14 +36,17 @@ def profile(
 
     ``profile("qwen3-0.6b", device="cpu", prefill_max=128)``: the layers of a model, rows added in a folder
     ``profile(kernels=True, budget="90s", kinds="linear")``: kernels by shape, into a file
+    ``profile(launches=True)``: how fast the host launches kernels, as a file for ``host_profile``
     ``profile(tables="gemm_perf.parquet", gpu="h200")``: tables of other tools (``--import``)
     """
     check_names(ProfileArgs, kwargs)
     options: dict[str, Any] = {name: value for name, value in kwargs.items() if value is not None}
-    given = [job for job, wanted in (("a model", model), ("kernels", kernels), ("tables", tables)) if wanted]
+    jobs = (("a model", model), ("kernels", kernels), ("launches", launches), ("tables", tables))
+    given = [job for job, wanted in jobs if wanted]
     if len(given) != 1:
         raise BadValue(
-            f"profile does one thing at a time: a model, kernels or tables, not {' and '.join(given) or 'nothing'}"
+            "profile does one thing at a time: a model, kernels, launches or tables, not "
+            f"{' and '.join(given) or 'nothing'}"
         )
     if model:
         from .layers import profile_model
@@ -56,6 +60,10 @@ def profile(
         from .campaign import profile_kernels
 
         return dict(profile_kernels(output or "kernels.csv", budget or "10m", device, say, progress, kinds))
+    if launches:
+        from .host_speed import profile_host
+
+        return profile_host(output or "host.toml", device, say)
     from .import_tables import import_tables
 
     return dict(import_tables(str(tables), output, gpu=gpu, say=say))

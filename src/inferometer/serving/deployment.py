@@ -48,7 +48,6 @@ class ServingOptions(msgspec.Struct, frozen=True, kw_only=True):
     long_prefill_token_threshold: int = 0  # tokens; 0: no limit
     stops: str = "length"  # outputs end at their "length" or with a stop "token"
     enable_prefix_caching: bool | None = None  # None: as the engine does
-    async_scheduling: bool | None = None  # None: as the engine does
     scheduler_recv_interval: int = 1
     batch_wait_timeout_iters: int = 0
     batch_wait_max_tokens_ratio: float = 0.0
@@ -146,16 +145,13 @@ def scheduler_limits(pool: ReplicaPool, options: ServingOptions) -> SchedulerLim
             "decodes needs a token of the budget"
         )
     is_static = options.scheduler == "static"
-    is_async = options.async_scheduling
-    if is_async is None:
-        is_async = pool.bound_plan.engine.async_scheduling
     return SchedulerLimits(
         max_num_batched_tokens=max_tokens,
         max_num_seqs=max(1, min(max_seqs, max_tokens // tokens_per_decode)),
         tokens_per_decode=tokens_per_decode,
         long_prefill_token_threshold=options.long_prefill_token_threshold or NO_THRESHOLD,
         reserve_full_prompt=options.scheduler == "sarathi",
-        async_scheduling=is_async and not is_static,
+        async_scheduling=pool.bound_plan.engine.async_scheduling and not is_static,
         ends_on_stop_token=options.stops == "token",
         static_batch=is_static,
         priority=options.policy == "priority",

@@ -13,7 +13,7 @@ import msgspec
 
 from ..base.errors import BadValue, UnknownName, abbreviate, check_fraction, check_int
 from ..inference.analyze import engine_info
-from ..inference.request import build_request
+from ..inference.request import Request, build_request
 from ..specs.arguments import arguments, signature
 from ..specs.catalog import engine
 from ..specs.command_args import ServedPlanArgs
@@ -80,7 +80,6 @@ def simulate(
         long_prefill_token_threshold=long_prefill_token_threshold,
         stops=stops,
         enable_prefix_caching=enable_prefix_caching,
-        async_scheduling=async_scheduling,
         scheduler_recv_interval=scheduler_recv_interval,
         batch_wait_timeout_iters=batch_wait_timeout_iters,
         batch_wait_max_tokens_ratio=batch_wait_max_tokens_ratio,
@@ -92,13 +91,20 @@ def simulate(
     built = []
     for pool in _pool_options(gpu, plan_options, pools, prefill_replicas, decode_replicas):
         role, count = pool.pop("role"), pool.pop("replicas")
-        request = build_request(model, **pool)
+        request = _scheduled(build_request(model, **pool), async_scheduling)
         replicas = count * request.plan.data_parallel_size
         built.append((role, build_pool(request, replicas, trace, num_gpu_blocks_override)))
     plans = [pool.bound_plan for _, pool in built]
     options = msgspec.structs.replace(options, scheduler=scheduler or plans[0].engine.scheduler)
     _check_against_plans(options, pipelined=any(plan.plan.pipeline_parallel_size > 1 for plan in plans))
     return serve(trace, built, options)
+
+
+def _scheduled(request: Request, async_scheduling: bool | None) -> Request:
+    """The request on an engine that plans as it was told: steps cost more where planning does not hide behind them."""
+    if async_scheduling is None:
+        return request
+    return request._replace(engine=msgspec.structs.replace(request.engine, async_scheduling=async_scheduling))
 
 
 def _check_options(options: ServingOptions, num_gpu_blocks: int | None) -> None:

@@ -65,8 +65,8 @@ def registered_name(folder: str, name: str) -> str | None:
 _parsed = functools.lru_cache(256)(read_toml)  # a session of the web page needs the same device a hundred times
 
 
-def _shipped(folder: str, name: str) -> dict[str, Any]:
-    """A file of the catalogue, as a copy that may be changed."""
+def shipped(folder: str, name: str) -> dict[str, Any]:
+    """A file of the catalogue, as a copy that may be changed: ``shipped("hosts", "server")["launch"]``"""
     return copy.deepcopy(_parsed(DATA / folder / f"{name}.toml"))
 
 
@@ -86,7 +86,7 @@ def hardware(text: str) -> Hardware:
         registered = registered_name("hardware", name)
         if registered is None:
             raise UnknownName("GPU", name, names("hardware"), field="gpu")
-        data, title = _shipped("hardware", registered), registered
+        data, title = shipped("hardware", registered), registered
     for assignment in filter(None, overrides.split(",")):
         _override(data, assignment, title)
     links = data.get("links")
@@ -209,7 +209,7 @@ def engine(text: str) -> Engine:
 
 @functools.lru_cache(64)
 def _shipped_engine(name: str, version: str) -> Engine:
-    return choose_version(_checked_engine(_shipped("engines", name), name), version)
+    return choose_version(_checked_engine(shipped("engines", name), name), version)
 
 
 def _checked_engine(data: dict[str, Any], title: str) -> Engine:
@@ -233,7 +233,7 @@ def _inherited(data: dict[str, Any], title: str) -> dict[str, Any]:
         raise UnknownName(
             "engine to be like", str(other), [name for name in names("engines") if name != title], field="engine"
         )
-    base = _inherited(_shipped("engines", str(registered_name("engines", other))), str(other))
+    base = _inherited(shipped("engines", str(registered_name("engines", other))), str(other))
     if "versions" in data:  # an engine of its own: what it is like says nothing of its defaults
         base.pop("when", None)
     else:  # a file's own figures stand over the rules that it inherits
@@ -387,7 +387,7 @@ def _entry(stem: str, quantization: str) -> ModelEntry:
 
 def _model_data(stem: str) -> dict[str, Any]:
     """A file of the catalogue; one that says ``like = "qwen3-4b"`` has only the keys of its config that differ."""
-    data = _shipped("models", stem)
+    data = shipped("models", stem)
     other = data.get("like")
     if other is None:
         return data

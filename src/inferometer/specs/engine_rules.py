@@ -164,6 +164,8 @@ def _value(engine: Engine, name: str, value: Any, values: Mapping[str, Any], fac
     """A value of a rule as a figure of the engine: sizes as pairs, names, formulas evaluated, tokens whole."""
     if isinstance(value, list):
         return tuple(item if isinstance(item, str) else (int(item[0]), int(item[1])) for item in value)
+    if isinstance(value, dict):
+        return {**getattr(engine, name), **value}
     plain = getattr(_NONE_SET, name)
     if not isinstance(value, str) or isinstance(plain, str):
         return value

@@ -36,6 +36,7 @@ class PlanKwargs(TypedDict, total=False):
     fusion: bool | None
     frontend: str | None
     efficiency: float | str | Mapping[str, float] | None
+    host_profile: str | None
     profile: str | None
     calibration: str | Calibration | None
     routing_skew: float | None
@@ -87,6 +88,7 @@ class ServedPlanKwargs(TypedDict, total=False):
     fusion: bool | None
     frontend: str | None
     efficiency: float | str | Mapping[str, float] | None
+    host_profile: str | None
     profile: str | None
     calibration: str | Calibration | None
     routing_skew: float | None
@@ -130,6 +132,7 @@ class SimulateKwargs(TypedDict, total=False):
     fusion: bool | None
     frontend: str | None
     efficiency: float | str | Mapping[str, float] | None
+    host_profile: str | None
     profile: str | None
     calibration: str | Calibration | None
     routing_skew: float | None
@@ -210,6 +213,7 @@ class SearchKwargs(TypedDict, total=False):
     norm_dtype: str | None
     attention: str | None
     fusion: bool | None
+    host_profile: str | None
     max_model_len: int | None
     max_cudagraph_capture_size: int | None
     max_prefill_cudagraph_capture_size: int | None

@@ -286,6 +286,15 @@ class EngineArgs(PrecisionArgs):
             unit="share of peak",
         ),
     ] = None
+    host_profile: Annotated[
+        str | None,
+        arg(
+            "What launches the kernels: a name of show hosts, or a file of profile --launches.",
+            default_text="server",
+            metavar="NAME",
+            label="Host",
+        ),
+    ] = None
     profile: Annotated[str | None, arg("Kernels that inferometer profile measured or imported.", metavar="FILE")] = None
     calibration: Annotated[
         str | Calibration | None,

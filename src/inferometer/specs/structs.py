@@ -88,9 +88,8 @@ class Rule(Spec, frozen=True, kw_only=True, omit_defaults=True):
     ``Rule(memory_at_least=70 * 2**30, not_named=("a100",), set={"max_num_batched_tokens": 8192})``
     """
 
-    set: dict[
-        str, bool | int | float | str | list[list[int] | str]
-    ]  # figure of the engine -> value, or a formula as text
+    # figure of the engine -> value, a formula as text, or entries of a table that stand over its own
+    set: dict[str, bool | int | float | str | list[list[int] | str] | dict[str, float]]
     why: str = ""  # the conditions in words
     source: str = ""
     version_at_least: str = ""
@@ -138,7 +137,11 @@ class Engine(Spec, frozen=True, kw_only=True):
     padded_graph_sizes: GraphSizes = ()  # those of an engine without padding that is told how far its graphs reach
     graphs_by_sequence: bool = False  # sizes of decode graphs are sequences; its tp counts data-parallel ranks, too
     side_stream_tokens: int = 0  # steps of up to so many tokens run shared experts beside the routed ones
-    launch: dict[str, float] = {}  # host s to launch a kernel of a kind, `other` for those not named
+    launches: dict[
+        str, float
+    ] = {}  # launches of one operator of a kind, in those of the host; `other`: kinds not named
+    launch: dict[str, float] = {}  # s of them on the plan's host (specs/hosts.py)
+    host: str = ""  # the host that these and the other host times are of
     request_overhead: float = 0.0  # s per request in the engine's own front end
     http_overhead: float = 0.0  # s per request more when the client speaks HTTP
     token_overhead: float = 0.0  # s per token of the prompt more then: its text is made into tokens, one at a time
@@ -168,6 +171,29 @@ class Engine(Spec, frozen=True, kw_only=True):
     profile_kinds: tuple[str, ...] = ()  # of those, the kinds that it runs; () = all
     prefill_factor: float = 1.0  # on the seconds of prompts' tokens, from a calibration
     decode_factor: float = 1.0  # on the seconds of answers' tokens
+    source: dict[str, str] = {}
+
+
+class HostedEngine(Spec, frozen=True, kw_only=True):
+    """Seconds that one engine takes on one host, where they were seen there; what is None follows from the host."""
+
+    step_overhead: float | None = None
+    step_floor: float | None = None
+    step_floor_per_sequence: float | None = None
+    request_overhead: float | None = None
+    http_overhead: float | None = None
+    token_overhead: float | None = None
+    launch: dict[str, float] = {}
+
+
+class Host(Spec, frozen=True, kw_only=True):
+    """What feeds a device: ``Host(launch=4e-6)``. Engines say how much there is to do, hosts how long it takes."""
+
+    name: str = ""
+    label: str = ""
+    launch: float  # s to launch one small kernel from PyTorch, one after another
+    slowdown: float = 1.0  # time of a single thread of Python against the host that engine files are written for
+    engines: dict[str, HostedEngine] = {}  # engine -> what was seen of it on this very host
     source: dict[str, str] = {}
 
 

@@ -81,7 +81,7 @@ def gqa(
     ops.append(_qkv_projection(2 * s.head_dim if output_gate else s.head_dim, kv_dim, bias))
     local_heads = heads + (0 if shared_kv else kv)  # of queries and keys on this rank
     if qk_norm:
-        ops.append(_qk_norm(qk_norm, local_heads, shared_kv=shared_kv, v_norm=v_norm))
+        ops += _qk_norm(qk_norm, local_heads, shared_kv=shared_kv, v_norm=v_norm)
     if rope:
         ops.append(elementwise("rope", local_heads * s.head_dim, flops=3))
     if not shared_kv:
@@ -111,12 +111,16 @@ def _qkv_projection(query_dim: Formula, kv_dim: Formula, bias: bool) -> Op:
     return linear("qkv_proj", s.hidden_size, width, local=local, role="attn", bias=bias)
 
 
-def _qk_norm(kind: str, local_heads: Formula, *, shared_kv: bool, v_norm: bool) -> Op:
-    """Norms on the heads of queries and keys, and with ``v_norm`` of values."""
+def _qk_norm(kind: str, local_heads: Formula, *, shared_kv: bool, v_norm: bool) -> list[Op]:
+    """Norms on the heads of queries and keys, and with ``v_norm`` of values.
+
+    A norm over all heads of a layer needs the mean squares of all ranks: one fp32 number of queries, one of keys.
+    """
     all_heads = s.num_attention_heads + (0 if shared_kv else s.num_key_value_heads)
     per_head = s.head_dim if shared_kv else (3 if v_norm else 2) * s.head_dim
     params = {"head": per_head, "layer": all_heads * s.head_dim, "plain": 0}[kind]
-    return norm("qk_norm", s.head_dim, rows=local_heads, params=params)
+    mean_squares = [all_reduce("qk_norm_all_reduce", 4, inputs=("qkv_proj",))] if kind == "layer" else []
+    return [*mean_squares, norm("qk_norm", s.head_dim, rows=local_heads, params=params)]
 
 
 def _output_projection(v_dim: Formula, *, sinks: bool, gate: bool, bias: bool) -> list[Op]:

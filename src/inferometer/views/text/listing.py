@@ -12,6 +12,7 @@ from ...base.units import count, seconds, si, size
 from ...inference.memory import active_parameters, parameters
 from ...network import families
 from ...specs import catalog
+from ...specs.hosts import host
 
 
 def plain_table(rows: list[dict[str, Any]], shown: Callable[[str, Any], str]) -> str:
@@ -57,7 +58,7 @@ def layer_summary(profile: Mapping[str, Any]) -> str:
 # What the catalogue holds, for ``show``: one row per name, or everything about one name.
 
 
-KINDS = ("models", "hardware", "engines", "precisions", "usecases", "families")
+KINDS = ("models", "hardware", "hosts", "engines", "precisions", "usecases", "families")
 
 
 def listing(kind: str) -> list[dict[str, Any]]:
@@ -70,6 +71,11 @@ def listing(kind: str) -> list[dict[str, Any]]:
         return [
             {"name": e.name, "label": e.label, "version": e.version, "versions": ", ".join(e.versions)}
             for e in map(catalog.engine, catalog.names(kind))
+        ]
+    if kind == "hosts":
+        return [
+            {"name": h.name, "label": h.label, "launch": h.launch, "slowdown": h.slowdown}
+            for h in map(host, catalog.names(kind))
         ]
     if kind == "precisions":
         return [
@@ -98,6 +104,8 @@ def detail(kind: str, name: str) -> dict[str, Any]:
         return dict(msgspec.to_builtins(catalog.hardware(name)))
     if kind == "engines":
         return dict(msgspec.to_builtins(catalog.engine(name)))
+    if kind == "hosts":
+        return dict(msgspec.to_builtins(host(name)))
     if kind == "precisions":
         number_format = catalog.precision(name)
         return {**msgspec.to_builtins(number_format), "bytes": number_format.bytes}

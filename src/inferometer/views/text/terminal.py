@@ -85,9 +85,8 @@ _DEFAULT_TEXTS = {
 def engine_defaults(engine: dict[str, Any]) -> str:
     """``by default: 8,192 tokens a step · 1,024 sequences · 0.92 of memory · …``; JSON says why, `show` from where."""
     values = {default["name"]: default["value"] for default in engine["defaults"]}
-    return "by default: " + " · ".join(
-        template.format(values[name]) for name, template in _DEFAULT_TEXTS.items() if name in values
-    )
+    texts = [template.format(values[name]) for name, template in _DEFAULT_TEXTS.items() if name in values]
+    return "by default: " + " · ".join(texts) + (f" · host: {engine['host']}" if engine["host"] else "")
 
 
 def _metrics(report: Report) -> Table:
