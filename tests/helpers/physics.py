@@ -16,6 +16,7 @@ from inferometer.costs.binding import BoundPlan, bind, step_seconds
 from inferometer.costs.kernels import Formats, assumed, rounding
 from inferometer.costs.kernels.kernel_rows import row_terms
 from inferometer.costs.kernels.lookup import kernel_sources
+from inferometer.costs.kernels.registry import installed, reach
 from inferometer.costs.step import Group, Step
 from inferometer.inference import latency
 from inferometer.network import families
@@ -57,6 +58,19 @@ def exceptions() -> list[dict[str, Any]]:
 
 
 # ------------------------------------------------------------------ steps
+
+
+def usual_precisions(model: str, device: Hardware) -> list[str]:
+    """The precisions that a model is served in: mxfp4 is gpt-oss' own, nvfp4 needs units, blocks are of mixtures."""
+    if model.startswith("gpt-oss"):
+        return ["bf16", "mxfp4"]
+    mixture = ["fp8-block"] if model.startswith("qwen3-30b") else ["w8a16", "w4a16", "int8"]
+    return ["bf16", "fp8", *mixture, *(["nvfp4"] if "fp4" in device.flops else [])]
+
+
+def runs_as(device: Hardware, precision: str) -> str:
+    """The format whose kernels run on a device: ``runs_as(catalog.hardware("a100-sxm-80gb"), "fp8")  # "w8a16"``"""
+    return numerics.formats(device, {"mlp": precision}, "bf16")["mlp"]
 
 
 @functools.cache
@@ -118,20 +132,25 @@ def step_falls(model: str, device: Hardware, engine: str, precision: str, took: 
 
 
 def dominates(better: Hardware, worse: Hardware, *, linked: bool) -> bool:
-    """Whether a device of the same or a later generation has no figure that is worse; its links too, if they count."""
+    """Whether a device has no figure that is worse; its links too, if they count.
+
+    Devices of two generations are compared where both have tables of their own.
+    """
     if better.vendor != worse.vendor or better.name == worse.name:
         return False
     if better.architecture != worse.architecture:
+        if not {better.name, worse.name} <= set(installed()):
+            return False  # a guess against a guess, each by donors of its own
         order = [GENERATIONS.index(d.architecture) if d.architecture in GENERATIONS else -1 for d in (better, worse)]
         if min(order) < 0 or order[0] <= order[1]:
             return False
-    pairs = [
-        (better.memory_bandwidth * min(better.reach_memory, 1), worse.memory_bandwidth * min(worse.reach_memory, 1)),
-        (better.memory_bandwidth * better.reach_memory, worse.memory_bandwidth * worse.reach_memory),
-        (worse.throttle, better.throttle),
-        *((better.flops.get(name, 0.0), peak) for name, peak in worse.flops.items() if name not in ("fp64", "fp32")),
+    pairs = [(better.memory_bandwidth, worse.memory_bandwidth), (worse.throttle, better.throttle)]
+    pairs += [(better.flops.get(name, 0.0), peak) for name, peak in worse.flops.items() if name not in ("fp64", "fp32")]
+    reaches = [reach(device) for device in (better, worse)]  # what kernels get of it
+    pairs += [
+        (reaches[0].memory * better.memory_bandwidth, reaches[1].memory * worse.memory_bandwidth),
         *(
-            (better.flops.get(name, 0.0) * better.reach_flops, peak * worse.reach_flops)
+            (reaches[0].flops * better.flops.get(name, 0.0), reaches[1].flops * peak)
             for name, peak in worse.flops.items()
             if name not in ("fp64", "fp32")
         ),

@@ -176,7 +176,7 @@ def _attention_terms(kind: str, sizes: Mapping[str, Value], device: Hardware) ->
         f"{phase}_dense": seqs * new * context,
     }
     table_key = head_label(qk, v) + ("-fp8" if cache == "fp8" else "")
-    return RowTerms(table_key, dims, _terms(_HEADS[phase], env, device, device.flops["bf16"]))
+    return RowTerms(table_key, dims, _terms(_HEADS[phase], env, device, _format(device, "bf16")[2]))
 
 
 def head_label(qk: float, v: float) -> str:

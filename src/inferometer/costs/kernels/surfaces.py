@@ -124,9 +124,13 @@ class Shape(NamedTuple):
     padding: Callable[[Dims], Value] = lambda d: 1.0  # how much more a call does than it needs to, working in tiles
     product: bool = False  # a matrix product: above its roofline are waves of tiles, not work of another kind
 
-    def coords(self, dims: Dims) -> tuple[Value, ...]:
-        """Coordinates on a surface."""
-        return (*self.step_axes(dims), *self.fixed_axes(dims))
+    def coords(self, dims: Dims, octaves: float = 0.0) -> tuple[Value, ...]:
+        """Coordinates on a surface, of a call that is larger by some octaves of bytes."""
+        coords = [*self.step_axes(dims), *self.fixed_axes(dims)]
+        if octaves:
+            axis = int(self.product)  # outputs of a product, sequences of attention
+            coords[axis] = coords[axis] + octaves
+        return tuple(coords)
 
     def fixed_coords(self, sizes: tuple[float, ...]) -> tuple[Value, ...]:
         """The fixed coordinates of exact sizes: ``SHAPES["linear"].fixed_coords((4096.0, 1024.0))  # (12.0, 10.0)``"""
