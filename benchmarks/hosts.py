@@ -1,0 +1,119 @@
+"""What hosts do to the first token: mixtures with prompts of 1,024 tokens and at most 4 requests under way.
+
+    python benchmarks/hosts.py            prints the table of docs/accuracy.md
+    python benchmarks/hosts.py --write    puts it there
+
+There the time to the first token is mostly launches. Every row is simulated with the engine's launches at several
+speeds of the host; the speed that fits the other models of the engine best predicts a model's own rows (leave one
+model out). The rows are those of `serving.py --set silicon`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections import defaultdict
+from concurrent.futures import ProcessPoolExecutor
+from typing import NamedTuple
+
+import serving
+
+from inferometer.specs.hosts import host
+
+FACTORS = (0.5, 0.63, 0.8, 1.0, 1.25, 1.6, 2.0)  # on the launch time of the default host
+DENSE = ("Llama", "Qwen3-32B")
+PROMPT, UNDER_WAY = 1024, 4
+
+
+class Rated(NamedTuple):
+    """A row: relative error of its mean time to first token at each factor; empty where it was not answered."""
+
+    engine: str
+    model: str
+    errors: tuple[float, ...]
+
+
+def chosen_rows() -> list[serving.Case]:
+    """Mixtures with short prompts and few requests under way."""
+    return [
+        case
+        for case in serving.silicon()
+        if not any(name in case.model for name in DENSE) and case.build[1] == PROMPT and case.build[-1] <= UNDER_WAY
+    ]
+
+
+def rated(case: serving.Case) -> Rated:
+    """The row under every factor."""
+    errors = []
+    for factor in FACTORS:
+        profile = f"server:launch={host().launch * factor}"
+        off = serving.run(case._replace(options={**case.options, "host_profile": profile})).error("ttft")
+        if off is not None:
+            errors.append(off)
+    model = case.model.rpartition("/")[2].replace("DeepSeek-V3", "DeepSeek-R1")  # one architecture, one model
+    return Rated(case.options["engine"].partition("@")[0], model, tuple(errors))
+
+
+def left_out(rows: list[Rated], model: str) -> int:
+    """The factor that fits the other models best: an index of `FACTORS`."""
+    others = [row for row in rows if row.model != model and row.errors]
+
+    def miss(index: int) -> tuple[float, float]:
+        offs = [row.errors[index] for row in others]
+        return abs(statistics.fmean(offs)) + statistics.median(map(abs, offs)), abs(FACTORS[index] - 1)
+
+    return min(range(len(FACTORS)), key=miss)
+
+
+def table(rows: list[Rated]) -> list[str]:
+    """By engine, and by model within it: as shipped, and with the host fitted to the other models."""
+    lines = [
+        "| engine, model | rows | answered | shipped: median | bias | host fitted without it | median | bias |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    by_engine: dict[str, list[Rated]] = defaultdict(list)
+    for row in rows:
+        by_engine[row.engine].append(row)
+    shipped = FACTORS.index(1.0)
+    for engine, part in sorted(by_engine.items()):
+        unseen: list[float] = []
+        inner = []
+        for model in sorted({row.model for row in part}):
+            own = [row for row in part if row.model == model and row.errors]
+            index = left_out(part, model)
+            offs = [row.errors[index] for row in own]
+            unseen += offs
+            count = sum(row.model == model for row in part)
+            now = _middle([row.errors[shipped] for row in own])
+            inner.append(f"| {model} | {count} | {len(own)} | {now} | × {FACTORS[index]:g} | {_middle(offs)} |")
+        now = _middle([row.errors[shipped] for row in part if row.errors])
+        answered = sum(bool(row.errors) for row in part)
+        lines += [f"| **{engine}** | {len(part)} | {answered} | {now} | | {_middle(unseen)} |", *inner]
+    return lines
+
+
+def _middle(offs: list[float]) -> str:
+    return f"{statistics.median(map(abs, offs)):.1%} | {statistics.fmean(offs):+.1%}" if offs else "– | –"
+
+
+def main() -> None:
+    """Print the table; with ``--write`` put it into docs/accuracy.md."""
+    parser = argparse.ArgumentParser(description="What hosts do to the first token.")
+    parser.add_argument("--write", action="store_true")
+    given = parser.parse_args()
+    if not serving.MEASURED.is_dir():
+        print(f"No server is compared: {serving.MEASURED} is not there; INFEROMETER_SHARED names another folder")
+        return
+    with ProcessPoolExecutor(2) as pool:
+        rows = list(pool.map(rated, chosen_rows(), chunksize=4))
+    text = "\n".join(table(rows))
+    print(text)
+    if given.write:
+        page = serving.PAGE.read_text(encoding="utf-8")
+        before, _, rest = page.partition("<!-- hosts:begin -->")
+        after = rest.partition("<!-- hosts:end -->")[2]
+        serving.PAGE.write_text(f"{before}<!-- hosts:begin -->\n{text}\n<!-- hosts:end -->{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
