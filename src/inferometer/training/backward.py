@@ -138,9 +138,12 @@ def _embedding(op: Op) -> tuple[Op, ...]:
 
 
 def _scores(op: Op) -> Formula:
-    """Bytes of the score matrix of eager attention; nothing with flash, which never has it in memory."""
+    """Bytes of the score matrix of eager attention; nothing with flash, which never has it in memory.
+
+    The operator's output holds it twice: the scores and their softmax are alive together.
+    """
     d = op.dims
-    return op.output - d["tokens"] * d["heads"] * d["v_dim"] * s.act_bytes
+    return (op.output - d["tokens"] * d["heads"] * d["v_dim"] * s.act_bytes) / 2
 
 
 def _qkv(op: Op) -> Formula:

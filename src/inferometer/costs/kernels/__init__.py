@@ -47,4 +47,4 @@ def sources(
         chain += (linked(places, device.architecture, engine.name),)
     if device and formats and engine.profile:
         chain += kernel_sources(device, engine.profile, formats, kinds=engine.profile_kinds, user_profile=profile)
-    return (*chain, assumed(engine, relative_reach(device) if device else (1.0, 1.0)))
+    return (*chain, assumed(engine, relative_reach(device, engine.kernels_from) if device else (1.0, 1.0)))

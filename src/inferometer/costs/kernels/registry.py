@@ -145,10 +145,10 @@ def reach(device: Hardware) -> Reach:
     return Reach(min(power.most, device.power / (joules * peak_flops(device))), memory)
 
 
-def relative_reach(device: Hardware) -> Reach:
-    """The same over what an H100 reaches: ``relative_reach(hardware("mi300x"))  # (0.637, 1.0)``"""
-    shares = reach(device)
-    return Reach(shares.flops / H100_REACH.flops, shares.memory / H100_REACH.memory)
+def relative_reach(device: Hardware, seen_on: str = "") -> Reach:
+    """The same over what an H100 reaches, or another device: ``relative_reach(hardware("mi300x"))  # (0.637, 1.0)``"""
+    shares, others = reach(device), reach(known_device(seen_on)) if seen_on else H100_REACH
+    return Reach(shares.flops / others.flops, shares.memory / others.memory)
 
 
 # ------------------------------------------------------------------ donors: whose kernels serve a device
