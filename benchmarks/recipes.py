@@ -134,8 +134,9 @@ def _vllm(row: Row) -> dict[str, Any]:
     """``<model>_<precision>_<gpu>.sh`` of vLLM, where they say more than the layout."""
     model, date, many, given = row["model_path"], row["measured_date"], _concurrency(row), int(row["isl"])
     wide = {"kv_cache_dtype": "fp8", "max_cudagraph_capture_size": 2048, "max_num_batched_tokens": 2 * given}
-    if "gpt-oss" in model and date >= "2025-12":
-        return {"max_cudagraph_capture_size": 2048, "max_num_batched_tokens": 8192, "max_num_seqs": many}
+    if "gpt-oss" in model:
+        wide = {"max_cudagraph_capture_size": 2048, "max_num_batched_tokens": 8192, "max_num_seqs": many}
+        return {"async_scheduling": True, **(wide if date >= "2025-12" else {})}
     if "MiniMax" in model and row["system"].startswith("b"):
         if row["backend_version"] == "0.17.0":  # its test was EP_SIZE >= 1, so experts were always spread
             return {"gpu_memory_utilization": 0.95, "block_size": 32, "enable_expert_parallel": True}
@@ -144,8 +145,10 @@ def _vllm(row: Row) -> dict[str, Any]:
         own = wide if row["precision"] == "fp4" and date >= "2026-04-08" else {}  # since change 1047
         return {"max_num_seqs": many, "gpu_memory_utilization": 0.95 if row["precision"] == "int4" else 0.9, **own}
     if "Llama-3.1-70B" in model:
-        most = 512 if row["system"].startswith("b") else many
-        return {"kv_cache_dtype": "fp8", "max_num_batched_tokens": 8192, "max_num_seqs": most}
+        blackwell = row["system"].startswith("b")
+        graphs = {"max_prefill_cudagraph_capture_size": 0} if blackwell else {}  # FULL_DECODE_ONLY
+        limits = {"max_num_batched_tokens": 8192, "max_num_seqs": 512 if blackwell else many}
+        return {"kv_cache_dtype": "fp8", "async_scheduling": True, **limits, **graphs}
     return {}
 
 

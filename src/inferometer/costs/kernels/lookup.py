@@ -38,7 +38,7 @@ SIMILAR_FORMATS = {
     "w8a16": ("w4a16", "bf16"),
     "w4a16": ("mxfp4", "bf16"),
     "mxfp4": ("w4a16", "bf16"),
-    "mxfp4-mxfp8": ("mxfp8", "fp8-block", "fp8", "bf16"),
+    "mxfp4-mxfp8": ("mxfp8", "nvfp4", "fp8-block", "fp8", "bf16"),
     "nvfp4": ("fp8", "bf16"),
     "int4": ("w4a16", "bf16"),
     "int2": ("w4a16", "bf16"),
