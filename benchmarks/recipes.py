@@ -140,6 +140,8 @@ def _vllm(row: Row) -> dict[str, Any]:
     if "MiniMax" in model and row["system"].startswith("b"):
         if row["backend_version"] == "0.17.0":  # its test was EP_SIZE >= 1, so experts were always spread
             return {"gpu_memory_utilization": 0.95, "block_size": 32, "enable_expert_parallel": True}
+        if row["precision"] == "fp4" and date < "2026-04-08":  # older than its script (change 996)
+            return {}
         return {**wide, "block_size": 32}
     if "Kimi" in model:
         own = wide if row["precision"] == "fp4" and date >= "2026-04-08" else {}  # since change 1047
