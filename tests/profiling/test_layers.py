@@ -592,7 +592,7 @@ def test_the_factors_are_right(profile: Profile, tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        ([], "give a MODEL, --kernels or --import PATH"),
+        ([], "give a MODEL, --kernels, --launches or --import PATH"),
         (["llama-2-7b", "--kernels"], "not MODEL and --kernels"),
         (["--kernels", "--import", "x.csv"], "not --kernels and --import"),
         (["--kernels", "--repeat", "100"], "--repeat belongs to profile MODEL, not to profile --kernels"),

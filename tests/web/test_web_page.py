@@ -92,7 +92,7 @@ def test_models_are_found_by_typing_and_taken_with_the_keyboard(opened: Opened) 
     page.keyboard.type("llama 3.1 70")
     page.wait_for_selector("#c-model-list li")
     found = page.eval_on_selector_all("#c-model-list li b", "names => names.map(name => name.textContent)")
-    assert found == ["llama-3.1-70b"]
+    assert found == ["llama-3.1-70b", "llama-3.1-nemotron-70b"]
     page.keyboard.press("Enter")
     page.wait_for_selector("#infeasible")
     assert "fits with" in page.inner_text("#infeasible")

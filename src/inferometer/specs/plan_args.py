@@ -49,7 +49,11 @@ class MachineArgs(Args):
         ),
     ] = None
     assume_decoder: Annotated[
-        bool, arg("Compute a model whose structure is not understood as a Llama-like decoder all the same.")
+        bool,
+        arg(
+            "Compute a model whose structure is not understood as a Llama-like decoder all the same.",
+            label="Assume a decoder",
+        ),
     ] = False
 
 
@@ -354,7 +358,13 @@ class EngineArgs(PrecisionArgs):
     ] = None
     max_prefill_cudagraph_capture_size: Annotated[
         Annotated[int, arg("", ge=0, le=10**9)] | None,
-        arg("Tokens of the largest step with prompts that CUDA graphs replay.", default_text="the engine's"),
+        arg(
+            "Tokens of the largest step with prompts that CUDA graphs replay.",
+            default_text="the engine's",
+            label="Graphs of prompts up to",
+            unit="tokens",
+            slider=Slider(0, 16384, "x2"),
+        ),
     ] = None
     gpu_memory_utilization: Annotated[
         Annotated[float, arg("", gt=0, le=1)] | None,

@@ -176,8 +176,11 @@ def elements(ops: Iterable[OpRow], kind: str = "fp16") -> float:
     number = 0.0
     for op in ops:
         k, n = op.shape["weight"]
-        read = op.load_weight / precision(kind).bytes
-        number += read - (n * op.count if read > k * n * op.count * (1 + 1e-12) else 0.0)
+        weights = k * n * op.count * precision(kind).bytes
+        bias = (
+            2 * n * op.count if op.load_weight > weights * (1 + 1e-12) else 0.0
+        )  # in 16 bits whatever the weights are
+        number += (op.load_weight - bias) / precision(kind).bytes
     return number
 
 

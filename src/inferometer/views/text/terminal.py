@@ -76,7 +76,6 @@ _DEFAULT_TEXTS = {
     "max_num_batched_tokens": "{:,} tokens a step",
     "max_num_seqs": "{:,} sequences",
     "gpu_memory_utilization": "{:g} of memory",
-    "block_size": "KV blocks of {:,}",
     "max_cudagraph_capture_size": "CUDA graphs up to {:,}",
     "prefill_graph_tokens": "of prompts up to {:,}",
 }
