@@ -169,7 +169,7 @@ def _host(request: Request) -> list[Parameter]:
 
     floor = _engine_fields("step_floor", "step_floor_per_sequence")
     return [
-        seconds("launch", "launching kernels", None, _launch, any(engine.launch.values())),
+        seconds("launch", "launching kernels", engine.host_launch, _launch, any(engine.launch.values())),
         seconds(
             "step_overhead",
             "host time of a step",

@@ -76,4 +76,4 @@ def hosted_engine(engine: Engine, where: Host) -> Engine:
         own = msgspec.structs.asdict(seen)
         launch = {**launch, **own.pop("launch")}
         seconds |= {field: value for field, value in own.items() if value is not None}
-    return msgspec.structs.replace(engine, launch=launch, host=where.name, **seconds)
+    return msgspec.structs.replace(engine, launch=launch, host=where.name, host_launch=where.launch, **seconds)

@@ -142,6 +142,7 @@ class Engine(Spec, frozen=True, kw_only=True):
     ] = {}  # launches of one operator of a kind, in those of the host; `other`: kinds not named
     launch: dict[str, float] = {}  # s of them on the plan's host (specs/hosts.py)
     host: str = ""  # the host that these and the other host times are of
+    host_launch: float = 0.0  # s of one launch there
     request_overhead: float = 0.0  # s per request in the engine's own front end
     http_overhead: float = 0.0  # s per request more when the client speaks HTTP
     token_overhead: float = 0.0  # s per token of the prompt more then: its text is made into tokens, one at a time
