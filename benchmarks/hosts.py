@@ -51,7 +51,7 @@ def rated(case: serving.Case) -> Rated:
         off = serving.run(case._replace(options={**case.options, "host_profile": profile})).error("ttft")
         if off is not None:
             errors.append(off)
-    model = case.model.rpartition("/")[2].replace("DeepSeek-V3", "DeepSeek-R1")  # one architecture, one model
+    model = case.model.rpartition("/")[2]
     return Rated(case.options["engine"].partition("@")[0], model, tuple(errors))
 
 
