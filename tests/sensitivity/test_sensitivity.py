@@ -7,7 +7,7 @@ from functools import cache
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from inferometer import sensitivity
@@ -48,6 +48,9 @@ def looked(model: str, gpu: str = "h200", **kwargs: object) -> Sensitivity:
     batch=st.integers(1, 300),
     prompt=st.integers(16, 20_000),
     factor=st.floats(1.01, 40),
+)
+@example(
+    plan=("llama-3.1-8b", {"quantization": "fp8", "engine": "trtllm"}), gpu="h20", batch=1, prompt=1500, factor=1.1
 )
 def test_better_figures_never_make_anything_slower(plan, gpu, batch, prompt, factor):
     model, kwargs = plan

@@ -98,7 +98,7 @@ def bind(
     formats = kernels.Formats(
         precision.formats(device, computed, plan.dtype), plan.kv_cache_dtype, kernels.rounding(engine, device)
     )
-    answers = kernels.sources(engine, efficiency, places, nominal_device or device, formats, profile)
+    answers = kernels.sources(engine, efficiency, places, nominal_device or device, formats, profile, device)
     return BoundPlan(model, device, engine, plan, env, answers, tuple(notes), hf_token)
 
 

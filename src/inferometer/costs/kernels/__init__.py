@@ -36,8 +36,12 @@ def sources(
     device: Hardware | None = None,
     formats: Formats | None = None,
     profile: KernelProfile | None = None,
+    changed: Hardware | None = None,
 ) -> tuple[Source, ...]:
-    """The sources of a plan, best first: ``sources(catalog.engine("vllm"))[-1].origin  # "assumed"``"""
+    """The sources of a plan, best first: ``sources(catalog.engine("vllm"))[-1].origin  # "assumed"``
+
+    ``changed``: the device with other figures than its data sheet's, which ``device`` has.
+    """
     if efficiency:
         return (given(**efficiency, places=places),)
     if not engine.kernels:
@@ -46,5 +50,7 @@ def sources(
     if places and device:
         chain += (linked(places, device.architecture, engine.name),)
     if device and formats and engine.profile:
-        chain += kernel_sources(device, engine.profile, formats, kinds=engine.profile_kinds, user_profile=profile)
+        chain += kernel_sources(
+            device, engine.profile, formats, kinds=engine.profile_kinds, user_profile=profile, changed=changed
+        )
     return (*chain, assumed(engine, relative_reach(device, engine.kernels_from) if device else (1.0, 1.0)))

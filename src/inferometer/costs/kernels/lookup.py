@@ -256,8 +256,12 @@ class TransferLookup:
         *,
         own_format: bool = False,
         user_rows: UserRows | None = None,
+        changed: Hardware | None = None,
     ) -> None:
         self.device, self.donors, self.formats = device, tuple(donors), formats
+        self.changed = (
+            changed if changed != device else None
+        )  # the device with other figures: kernels keep their ratios
         self.own_format, self.user_rows = own_format, user_rows or UserRows(())
         self.reach = reach(device)
         self.tables: dict[tuple[object, ...], list[DonorTable]] = {}
@@ -274,8 +278,21 @@ class TransferLookup:
         tables = self.tables[where]
         if not tables:
             return float("nan")
-        took = maximum_of(self.seconds(op.kind, tables, d, terms), terms.roofline)
+        nominal, shape = self._nominal_terms(op, terms), SHAPES[op.kind]
+        took = self.seconds(op.kind, tables, d, nominal)
+        if nominal is not terms:
+            took = took * shape.base(terms, d) / shape.base(nominal, d)
+        took = maximum_of(took, terms.roofline)
         return (took + _rounding_seconds(op, d, self.formats, tables[0].profile)) * (terms.memory > 0)
+
+    def _nominal_terms(self, op: Op, terms: Terms) -> Terms:
+        """The terms of a call on the device as its data sheet has it: the ratio there is kept where figures change."""
+        if self.changed is None:
+            return terms
+        number_format = "" if op.kind.endswith("_attention") else self.formats.roles.get(op.role, "bf16")
+        faster = _peak(self.changed, number_format) / _peak(self.device, number_format)
+        wider = self.changed.memory_bandwidth / self.device.memory_bandwidth
+        return terms._replace(compute=terms.compute * faster, memory=terms.memory * wider)
 
     def seconds(self, kind: str, tables: Sequence[DonorTable], d: Mapping[str, Value], terms: Terms) -> Value:
         """The mean of what the donors say, moved to the user's own rows where there are any."""
@@ -427,6 +444,7 @@ def kernel_sources(
     *,
     kinds: tuple[str, ...] = (),
     user_profile: KernelProfile | None = None,
+    changed: Hardware | None = None,
 ) -> tuple[Source, ...]:
     """What is known of a device's kernels, best first: the user's own rows, measured curves, surfaces; others' last.
 
@@ -447,11 +465,11 @@ def kernel_sources(
     relatives = [donor for donor in every if donor.same_generation]
     if relatives and engine == "vllm":
         its_own = [donor._replace(engines=tuple(reversed(stems))) for donor in relatives]  # of no other engine yet
-        lookups.append(TransferLookup(device, its_own, formats, own_format=True, user_rows=rows))
+        lookups.append(TransferLookup(device, its_own, formats, own_format=True, user_rows=rows, changed=changed))
     lookups += [KernelLookup(one, formats, user_rows=rows) for one in (*own, *others) if one and one.fitted]
     for some in (relatives, every):
         if some:
-            lookups.append(TransferLookup(device, some, formats, user_rows=rows))
+            lookups.append(TransferLookup(device, some, formats, user_rows=rows, changed=changed))
     chain = [lookup.source() for lookup in lookups]
     if kinds:
         chain = [source._replace(kinds=(source.kinds or frozenset()) & frozenset(kinds)) for source in chain]
