@@ -30,6 +30,7 @@ def test_a_name_a_file_and_figures_of_ones_own(tmp_path: Path) -> None:
     ("text", "error", "sentence"),
     [
         ("servre", UnknownName, "did you mean server"),
+        ("", UnknownName, "unknown host ''"),
         ("server:launch=fast", BadValue, "must be a number, not 'fast'"),
         ("server:speed=2", UnknownName, "speed"),
         ("server:launch=6.4", BadValue, r"from 1e-7 to 0.01 s \(5 µs is 5e-6\), not 6.4"),

@@ -162,6 +162,8 @@ def shown(key: str, value: Any) -> str:
         return size(value)
     if key.endswith("bandwidth"):
         return si(value, "B/s")
+    if key == "launch":
+        return seconds(value)
     if key.startswith("flops") or key in ("fp8",):
         return si(value, "FLOP/s")
     if isinstance(value, float):
