@@ -99,7 +99,8 @@ DUPLICATE_MODULES: list[str] = []
 DUPLICATE_CLASSES: list[str] = []
 PRIVATE_WORDS: dict[str, int] = dict.fromkeys(("found", "asked", "words", "mine", "usual", "told"), 0)
 SPELLED_FLAGS: dict[str, int] = {}  # beside the schema, which spells them, and nvidia-smi's own
-_SPELL = {"search.serve_commands", "specs.plan_args", "specs.command_args", "profiling.machine"}
+_SPELL = {"specs.plan_args", "specs.command_args", "profiling.machine"}
+_SPELL |= {module for module in MODULES if module.startswith("search.launch.")}
 
 
 def only_shrinks(now: Iterable[str] | Mapping[str, int], known: Iterable[str] | Mapping[str, int]) -> None:
@@ -212,7 +213,7 @@ def test_names_are_nouns_of_the_domain() -> None:
 
 
 def test_only_front_ends_spell_flags() -> None:
-    """The schema spells them; `search.serve_commands` and `profiling.machine` write command lines of other tools."""
+    """The schema spells them; `search.launch` and `profiling.machine` write command lines of other tools."""
     spelled = {module: flags(path) for module, path in MODULES.items() if not is_front_end(module)}
     only_shrinks({m: n for m, n in spelled.items() if m not in _SPELL}, SPELLED_FLAGS)
 

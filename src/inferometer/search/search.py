@@ -29,8 +29,13 @@ from ..specs.catalog import gpu_names, hardware
 from ..specs.command_args import SearchArgs
 from ..specs.plan_args import PlanArgs, short_flag
 from ..specs.structs import Plan
-from . import explanation, serve_commands
+from . import explanation
 from .finalists import Finalist, SimulationOptions, ranked, simulate_finalists
+from .launch.bench_command import bench
+from .launch.plan_launch import launches
+from .launch.processes import BENCH, SERVERS, Launch
+from .launch.served_model import ServedModel
+from .launch.shell_lines import launch_lines, process_lines
 from .modes import aggregated, disaggregated
 from .objective import build_objective, build_traffic
 from .plan_table import Plans, PlanTable, Status, concatenated, front_rows
@@ -276,6 +281,7 @@ class SearchRun:
         winner = plans[0] if best is not None else None
         request = table.servers.servers[0].request if table is not None else None
         won = table is not None and winner is not None
+        starts = self._launches(table, best, winner) if table is not None and best and winner else {}
         return Search(
             model=request.model.name if request else self.problem.model,
             engine=request.engine.name if request else "",
@@ -305,7 +311,8 @@ class SearchRun:
             relaxations=[],
             seconds=self.seconds,
             warnings=self._warnings(table, winner) if table is not None else [],
-            commands=self._commands(table, best, winner) if table is not None and best and winner else {},
+            commands=_commands(starts),
+            launches=starts,
         )
 
     def _trace_source(self) -> str | None:
@@ -350,12 +357,12 @@ class SearchRun:
             )
         return warnings
 
-    def _commands(self, table: PlanTable, best: Finalist, winner: Candidate) -> dict[str, list[str]]:
-        """How to start the winner, and how to measure it."""
+    def _launches(self, table: PlanTable, best: Finalist, winner: Candidate) -> dict[str, Launch]:
+        """How to start the winner with each engine, and how to measure it."""
         server = table.servers.servers[int(table.plans.prefill_server[best.row])]
         name, plan = self.problem.model, server.request.plan
         given = self.problem.space.request_kwargs.get("gpu_memory_utilization")
-        model = serve_commands.ServedModel(
+        model = ServedModel(
             name=name if "/" in name else server.request.hf_id or name,
             own_quantization=server.quantization_arg is None,
             own_kv_cache_dtype=server.kv_cache_dtype_arg == "auto",
@@ -364,13 +371,13 @@ class SearchRun:
             speculation=plan.speculation,
             engines={
                 (engine, pool.role): server.request.engine_here(engine, _with_layout(plan, pool))
-                for engine in serve_commands.SERVERS
+                for engine in SERVERS
                 for pool in winner.pools
             },
             memory_shares={server.request.engine.name: given} if given is not None else {},
         )
         rate = best.final.request_rate if best.final is not None else winner.priced.request_rate
-        bench = serve_commands.bench(
+        check = bench(
             model.name,
             self.problem.traffic,
             self.problem.objective,
@@ -378,7 +385,13 @@ class SearchRun:
             num_prompts=max(200, round(5 * rate * winner.priced.e2el_ms / 1e3)),
             trace=self._trace_source(),
         )
-        return {**serve_commands.commands(winner, model), "bench": bench}
+        return launches(winner, model, check)
+
+
+def _commands(launches: dict[str, Launch]) -> dict[str, list[str]]:
+    """Lines of a shell by engine, and those of the benchmark."""
+    lines = {engine: launch_lines(launch) for engine, launch in launches.items()}
+    return {**lines, BENCH: process_lines(next(iter(launches.values())).bench)} if launches else {}
 
 
 def _with_layout(plan: Plan, pool: PoolSpec) -> Plan:

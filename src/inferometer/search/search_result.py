@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from .launch.processes import Launch
 from .space import Layout, precision_label
 
 
@@ -115,7 +116,8 @@ class Search(msgspec.Struct, kw_only=True):
     front: list[dict[str, Any]]
     space: dict[str, Any]
     counts: dict[str, int]
-    commands: dict[str, list[str]]
+    commands: dict[str, list[str]]  # lines of a shell by engine
+    launches: dict[str, Launch] = {}  # the same as processes
     relaxations: list[Relaxation]
     seconds: dict[str, float]
     warnings: list[str]

@@ -14,9 +14,9 @@ from rich.text import Text
 
 from ...base.pareto import pareto_front
 from ...base.units import seconds
+from ...search.launch.processes import BENCH, SGLANG, TRTLLM, VLLM
 from ...search.plan_table import LoadPoints, PlanTable, load_points
 from ...search.search_result import Candidate, Search
-from ...search.serve_commands import BENCH, SGLANG, TRTLLM, VLLM
 from ...specs.catalog import engine
 from .. import files
 from ..plots.canvas import page, picture, style

@@ -1,0 +1,1 @@
+"""How a plan is started: processes of vLLM, SGLang and TensorRT-LLM, their routers, the benchmark that checks it."""

@@ -1,0 +1,62 @@
+"""A plan as a `Launch` of each engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ...base.units import ceil_div
+from ..search_result import Candidate, PoolSpec
+from .processes import SERVERS, SGLANG, TRTLLM, VLLM, Launch, Process
+from .served_model import ServedModel
+from .sglang_server import sglang_router, sglang_server
+from .trtllm_server import trtllm_refusals, trtllm_router, trtllm_server
+from .vllm_server import vllm_router, vllm_server
+
+_SERVER: dict[str, Callable[[PoolSpec, ServedModel, int], dict[str, Any]]] = {
+    VLLM: vllm_server,
+    SGLANG: sglang_server,
+    TRTLLM: trtllm_server,
+}
+_ROUTER: dict[str, Callable[[Candidate], Process | None]] = {
+    VLLM: vllm_router,
+    SGLANG: sglang_router,
+    TRTLLM: trtllm_router,
+}
+_NAMES = {"both": "server", "prefill": "prefill", "decode": "decode"}
+_VERBS = {"both": "serves", "prefill": "reads prompts", "decode": "answers"}
+
+
+def launches(plan: Candidate, model: ServedModel, bench: Process) -> dict[str, Launch]:
+    """A plan by engine: ``launches(plan, model, bench)["vllm"].processes[0].argv  # ['vllm', 'serve', …]``"""
+    return {engine: _launch(engine, plan, model, bench) for engine in SERVERS}
+
+
+def _launch(engine: str, plan: Candidate, model: ServedModel, bench: Process) -> Launch:
+    refusals = trtllm_refusals(plan) if engine == TRTLLM else []
+    router = _ROUTER[engine](plan)
+    servers = [_server(engine, pool, model) for pool in plan.pools]
+    notes = []
+    if engine == TRTLLM and not model.own_quantization:
+        notes.append(f"the model must be a checkpoint in {plan.pools[0].quantization}: it does not convert one")
+    if router is None and plan.pools[0].replicas > 1:
+        notes.append("before them, a router that deals requests out in turn")
+    processes = [] if refusals else [*servers, *([router] if router is not None else [])]
+    return Launch(engine=engine, model=model.name, processes=processes, bench=bench, notes=notes, refusals=refusals)
+
+
+def _server(engine: str, pool: PoolSpec, model: ServedModel) -> Process:
+    """One server of a pool, with a comment that says how many of them there are."""
+    nodes = ceil_div(pool.gpus, model.gpus_per_node)
+    gpus = f"{pool.gpus} GPU{'s' if pool.gpus > 1 else ''}"
+    where = f"{gpus} over {nodes} nodes, once a node with its NODE_RANK" if nodes > 1 else gpus
+    return Process(
+        name=_NAMES[pool.role],
+        engine=engine,
+        replicas=pool.replicas,
+        nodes=nodes,
+        gpus=pool.gpus,
+        gpus_per_node=ceil_div(pool.gpus, nodes),
+        comment=f"{pool.replicas} × this, each on {where}: {_VERBS[pool.role]}",
+        **_SERVER[engine](pool, model, nodes),
+    )

@@ -1,0 +1,45 @@
+"""A pool as `python -m sglang.launch_server`, and SGLang's router."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..search_result import Candidate, PoolSpec
+from .processes import PORT, SGLANG, Process
+from .served_model import ServedModel
+
+
+def sglang_server(pool: PoolSpec, model: ServedModel, nodes: int) -> dict[str, Any]:
+    """Fields of the `Process` of one server of a pool."""
+    tp, pp, dp = pool.tensor_parallel_size, pool.pipeline_parallel_size, pool.data_parallel_size
+    flags: list[Any] = ["--model-path", model.name, "--tp-size", tp * dp]  # its tp counts all ranks of a stage
+    flags += ["--pp-size", pp] if pp > 1 else []
+    flags += ["--dp-size", dp, "--enable-dp-attention"] if dp > 1 else []
+    flags += ["--ep-size", tp * dp] if pool.enable_expert_parallel else []
+    flags += [] if model.own_quantization else ["--quantization", pool.quantization]
+    kept = "fp8_e4m3" if pool.kv_cache_dtype == "fp8" else pool.kv_cache_dtype
+    flags += [] if model.own_kv_cache_dtype else ["--kv-cache-dtype", kept]
+    chunk = {"max_num_batched_tokens": ("--chunked-prefill-size", pool.max_num_batched_tokens)}
+    running = model.flags(SGLANG, pool, {"max_num_seqs": ("--max-running-requests", pool.max_num_seqs)})
+    flags += ["--context-length", model.max_model_len, *model.flags(SGLANG, pool, chunk)]
+    flags += [running[0], running[1] * dp] if running else []  # of all data-parallel ranks
+    flags += model.memory_flag(SGLANG, "--mem-fraction-static")
+    if model.speculation is not None and model.speculation.method == "mtp":
+        count = model.speculation.num_speculative_tokens
+        flags += ["--speculative-algorithm", "EAGLE", "--speculative-num-steps", count]
+        flags += ["--speculative-eagle-topk", 1, "--speculative-num-draft-tokens", count + 1]
+    if pool.role != "both":
+        flags += ["--disaggregation-mode", pool.role, "--disaggregation-transfer-backend", "nixl"]
+    if nodes > 1:
+        flags += ["--nnodes", nodes, "--node-rank", "$NODE_RANK", "--dist-init-addr", "$HEAD_IP:5000"]
+    return {"argv": [*map(str, ("python", "-m", "sglang.launch_server", *flags, "--port", "$PORT"))]}
+
+
+def sglang_router(plan: Candidate) -> Process | None:
+    """The router before a prefill and a decode pool."""
+    if len(plan.pools) == 1:
+        return None
+    servers = [(pool.role, n + 1) for pool in plan.pools for n in range(pool.replicas)]
+    urls = [part for role, n in servers for part in (f"--{role}", f"http://${role.upper()}_{n}")]
+    argv = ["python", "-m", "sglang_router.launch_router", "--pd-disaggregation", *urls, "--port", str(PORT)]
+    return Process(name="router", engine=SGLANG, argv=argv)
