@@ -1,0 +1,43 @@
+"""Does a queue grow, and was a run long enough to tell?"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from inferometer.serving.outcome import Outcome
+from inferometer.serving.simulate import simulate
+from inferometer.serving.steady_run import queue_grows, too_short
+from inferometer.serving.synthetic import synthetic
+
+
+def run_at(rate: float, count: int = 1500, **kwargs: object) -> Outcome:
+    options = {"input_len": 512, "output_len": 64, **kwargs}
+    return simulate("llama-3.1-8b", "h200", trace=synthetic(num_prompts=count, request_rate=rate, **options))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("rate", "grows"), [(20, False), (55, False), (62, False), (80, True), (150, True)])
+def test_a_queue_grows_beyond_what_is_answered(rate: float, grows: bool) -> None:
+    outcome = run_at(rate)  # all at once: 68 requests/s
+    assert queue_grows(outcome) is grows
+
+
+def test_the_longest_answer_is_no_backlog() -> None:
+    rng = np.random.default_rng(0)
+    outcome = run_at(5.0, 200)
+    late = outcome.finished_s.copy()
+    late[rng.integers(0, 200)] += 1000.0
+    outcome.finished_s = late
+    assert not queue_grows(outcome)
+
+
+def test_requests_at_once_have_no_rate() -> None:
+    outcome = run_at(float("inf"), 300)
+    assert not queue_grows(outcome) and too_short(outcome)
+
+
+def test_a_run_of_some_latencies_is_too_short() -> None:
+    assert too_short(run_at(60.0, 100))
+    assert not too_short(run_at(20.0, 400))
+    long_answers = run_at(20.0, 400, output_len=2000)
+    assert too_short(long_answers) and not queue_grows(long_answers), "the batch still fills up: nothing can be said"
