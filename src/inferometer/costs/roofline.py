@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -26,6 +26,7 @@ from ..network.operators import MEMORY_FIELDS, WORK_FIELDS, Op
 from .kernels import Source, Terms
 
 _BOUNDS = ("memory", "compute", "communication")
+_WEIGHT_KERNELS = ("linear", "moe")  # whose seconds do not depend on the format of the KV cache
 MIN_POINTS = 4096  # below this, looking for equal points costs more than it saves
 _MAX_TOKENS = 2**22  # above this, a table of all numbers of tokens is too long
 _TOKEN_NAMES = frozenset({"tokens", "moe_tokens"})
@@ -95,9 +96,13 @@ def weight_sum(blocks: tuple[Block, ...], env: Env, field: str) -> Value:
     """Sum of a field of work over all blocks: stored bytes, parameters, weights read."""
     total: Value = 0.0
     for block in blocks:
-        formulas = [lift(getattr(op.work, field)) for op in block.ops]
-        total = total + block.count * sum(Program(formulas)({**env, **block.dims}))
+        total = total + block.count * sum(_field_program(block, field)({**env, **block.dims}))
     return total
+
+
+@cache_by_identity(2000)
+def _field_program(block: Block, field: str) -> Program:
+    return Program([lift(getattr(op.work, field)) for op in block.ops])
 
 
 def _lookup(op: Op, env: Env, terms: Terms, sources: tuple[Source, ...]) -> tuple[Value, Any]:
@@ -114,6 +119,10 @@ def _lookup(op: Op, env: Env, terms: Terms, sources: tuple[Source, ...]) -> tupl
         if seconds == seconds:  # not nan: known, and NumPy stays unloaded
             return seconds, source.origin_of(op)
     return seconds, "assumed"
+
+
+def _lookup_seconds(op: Op, env: Env, terms: Terms, sources: tuple[Source, ...]) -> Value:
+    return _lookup(op, env, terms, sources)[0]
 
 
 def _fill_unknown(
@@ -204,22 +213,53 @@ def _with_side_stream(rows: list[OpCost], env: Env) -> list[OpCost]:
 # ------------------------------------------------------------------ a step
 
 
-def kernel_seconds(blocks: tuple[Block, ...], env: Env, sources: tuple[Source, ...]) -> Value:
+def kernel_seconds(
+    blocks: tuple[Block, ...], env: Env, sources: tuple[Source, ...], seen: SeenKernels | None = None
+) -> Value:
     """Seconds of a step's kernels: what sweeps and simulations evaluate a million times.
 
-    A share ``overlap`` of the shorter of computing and communicating runs behind the other.
+    A share ``overlap`` of the shorter of computing and communicating runs behind the other. ``seen``: kernels of
+    other layouts, so that equal ones are looked up once.
     """
     unique = dedup_by_tokens(env)
     if unique is None:
-        computing, communicating = _sums(blocks, env, sources)
+        computing, communicating = _sums(blocks, env, sources, seen)
     else:
         token_only, others = zip(*map(split_token_only_ops, blocks), strict=True)
-        per_count, per_point = _sums(token_only, unique.env, sources), _sums(others, env, sources)
+        per_count, per_point = _sums(token_only, unique.env, sources, seen), _sums(others, env, sources, seen)
         computing, communicating = (unique.expand(a) + b for a, b in zip(per_count, per_point, strict=True))
     return computing + communicating - overlapped_seconds(env, computing, communicating)
 
 
-def _sums(blocks: tuple[Block, ...], env: Env, sources: tuple[Source, ...]) -> tuple[Value, Value]:
+class SeenKernels(NamedTuple):
+    """Kernels that were looked up before, under other layouts: equal operators, shapes and formats have equal seconds.
+
+    ``SeenKernels({}, ("h200", "bf16", "fp8"), "fp8", places)``
+    """
+
+    seconds: dict[Any, Value]
+    formats: tuple[Any, ...]  # the device, the engine, and the formats of weights and activations
+    kv_cache_dtype: str
+    places: Mapping[str, Any]  # axis -> the links that its collectives run over
+
+    def lookup(self, op: Op, env: Env, terms: Terms, sources: tuple[Source, ...]) -> Value:
+        """Seconds of an operator, from the sources if it is the first of its kind."""
+        dims = [evaluate(v, env) for v in op.dims.values()]
+        key = (
+            id(op),
+            self.formats,
+            "" if op.kind in _WEIGHT_KERNELS else self.kv_cache_dtype,
+            self.places.get(op.axis),
+            *(value if scalar(value) else value.tobytes() for value in (*dims, *terms[:3])),
+        )
+        if key not in self.seconds:
+            self.seconds[key] = _lookup(op, env, terms, sources)[0]
+        return self.seconds[key]
+
+
+def _sums(
+    blocks: tuple[Block, ...], env: Env, sources: tuple[Source, ...], seen: SeenKernels | None = None
+) -> tuple[Value, Value]:
     """Seconds of computing, and of communicating."""
     computing: Value = 0.0
     communicating: Value = 0.0
@@ -234,7 +274,7 @@ def _sums(blocks: tuple[Block, ...], env: Env, sources: tuple[Source, ...]) -> t
             if scalar(flops, moved, sent, hops) and not (flops or moved or sent):
                 continue
             terms = _terms(op, flops, moved, sent, hops, bound)
-            seconds = _lookup(op, bound, terms, sources)[0]
+            seconds = (seen.lookup if seen else _lookup_seconds)(op, bound, terms, sources)
             if op.axis:
                 communicating = communicating + block.count * seconds
             else:

@@ -99,6 +99,9 @@ class _Reserved(NamedTuple):
 def memory_shares(server: Server, token_budgets: Sequence[int]) -> np.ndarray:
     """Shares of memory that an engine takes under each token budget, where its rules look at that [token_budget, 1]."""
     request = server.request
+    rules = request.ruled_engine.when if request.ruled_engine is not None else ()
+    if not any(isinstance(rule.set.get("memory_utilization"), str) for rule in rules):  # no formula
+        return np.full((len(token_budgets), 1), request.plan.gpu_memory_utilization)
     shares = [request.replan(request.plan, max_num_batched_tokens=n).plan.gpu_memory_utilization for n in token_budgets]
     return np.array(shares)[:, None]
 
@@ -223,13 +226,14 @@ def estimate_servers(
     engine, plan = servers[0].request.engine, servers[0].request.plan
     loads = load_grid(traffic, engine, plan, space.max_num_batched_tokens, max(space.max_num_seqs))
     rows: dict[int, dict[str, Any]] = {}
+    seen: dict[Any, Any] = {}  # kernels that several layouts have
     shortfalls: list[Shortfall | None] = [None] * len(servers)
     for done, members in enumerate(_families(servers)):
         bound_plans = [servers[number].bind() for number in members]
         shares = [memory_shares(servers[number], space.max_num_batched_tokens) for number in members]
         capacities = kv_capacities(bound_plans, loads, traffic, space.max_num_seqs, shares)
         fitting = [bound_plan for bound_plan, one in zip(bound_plans, capacities, strict=True) if one.shortfall is None]
-        states = iter(steady_states(fitting, loads) if fitting else ())
+        states = iter(steady_states(fitting, loads, seen) if fitting else ())
         for number, bound_plan, capacity in zip(members, bound_plans, capacities, strict=True):
             shortfalls[number] = capacity.shortfall
             if capacity.shortfall is None:

@@ -19,7 +19,7 @@ import numpy as np
 
 from ..base.cache import cache_by_identity
 from ..base.symbols import Value
-from ..costs import host, roofline
+from ..costs import host, parallelism, roofline
 from ..costs.binding import BoundPlan, calibration_factor, padded_env, stage_plans, step_env, step_seconds
 from ..costs.step import Group, Step
 from ..inference.latency import frontend_seconds
@@ -145,8 +145,14 @@ class StageSeconds:
     blocks are estimated for one layer and multiplied.
     """
 
-    def __init__(self, bound_plan: BoundPlan, step: Step) -> None:
+    def __init__(self, bound_plan: BoundPlan, step: Step, seen: dict[Any, Value] | None = None) -> None:
+        """``seen``: seconds of kernels of other layouts of the same search, which have many in common."""
         self.bound_plan = bound_plan
+        plan, engine = bound_plan.plan, bound_plan.engine
+        kernels = (id(bound_plan.device), id(engine.kernels), engine.profile)  # rules of an engine change other figures
+        formats = (*kernels, plan.dtype, plan.quantization)
+        places = parallelism.places(plan, bound_plan.device)
+        self.seen = roofline.SeenKernels(seen if seen is not None else {}, formats, plan.kv_cache_dtype, places)
         self.env = step_env(bound_plan, step)
         self.padded_env = padded_env(bound_plan, self.env)
         self._layer_seconds: dict[int, Value] = {}  # by the identity of a block's operators
@@ -164,7 +170,9 @@ class StageSeconds:
             key = id(block.ops)
             if key not in self._layer_seconds:
                 layer = (single_layer(block),)
-                self._layer_seconds[key] = roofline.kernel_seconds(layer, self.padded_env, self.bound_plan.sources)
+                self._layer_seconds[key] = roofline.kernel_seconds(
+                    layer, self.padded_env, self.bound_plan.sources, self.seen
+                )
             total = total + block.count * self._layer_seconds[key]
         return total
 
@@ -190,9 +198,12 @@ class SteadyState(NamedTuple):
     decode_rate: np.ndarray  # [load] requests/s of such a rank
 
 
-def steady_states(bound_plans: list[BoundPlan], loads: LoadGrid) -> list[SteadyState]:
-    """One layout at several depths of pipeline: its blocks are estimated once for all."""
-    stage_seconds, draft_seconds = StageSeconds(bound_plans[0], loads.step), _draft_seconds(bound_plans[0], loads)
+def steady_states(
+    bound_plans: list[BoundPlan], loads: LoadGrid, seen: dict[Any, Value] | None = None
+) -> list[SteadyState]:
+    """One layout at several depths of pipeline: its blocks are estimated once. ``seen``: as of `StageSeconds`."""
+    stage_seconds = StageSeconds(bound_plans[0], loads.step, seen)
+    draft_seconds = _draft_seconds(bound_plans[0], loads)
     return [_steady_state(bound_plan, stage_seconds, loads, draft_seconds) for bound_plan in bound_plans]
 
 

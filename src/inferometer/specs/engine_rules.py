@@ -63,6 +63,7 @@ class RuleFacts(NamedTuple):
         )
 
 
+@functools.lru_cache(256)
 def version_number(text: str) -> tuple[int, ...]:
     """How versions are compared: ``version_number("0.5.10.post1")  # (0, 5, 10)``"""
     numbers: list[int] = []
@@ -169,16 +170,20 @@ def _value(engine: Engine, name: str, value: Any, values: Mapping[str, Any], fac
     plain = getattr(_NONE_SET, name)
     if not isinstance(value, str) or isinstance(plain, str):
         return value
-    figures = {field: values.get(field, getattr(engine, field)) for field in engine.__struct_fields__}
-    limit = figures["prefill_graph_tokens"]
+
+    def figure(field: str) -> Any:
+        return values.get(field, getattr(engine, field))
+
+    limit = figure("prefill_graph_tokens")
+    figures = {field: figure(field) for field in _names_in(value) if hasattr(engine, field)}
     names = {
-        **{field: figure for field, figure in figures.items() if isinstance(figure, int | float)},
+        **{field: number for field, number in figures.items() if isinstance(number, int | float)},
         "memory": facts.memory,
         "tp": facts.tp * facts.dp if engine.graphs_by_sequence else facts.tp,
         "pp": facts.pp,
         "dp": facts.dp,
         "tokens_per_decode": facts.tokens_per_decode,
-        "num_prefill_graphs": num_sizes(figures["prefill_graph_sizes"] or (), limit or 0),
+        "num_prefill_graphs": num_sizes(figure("prefill_graph_sizes") or (), limit or 0),
     }
     result = _evaluate(value, names)
     return math.floor(result) if isinstance(plain, int) or name == "prefill_graph_tokens" else result
@@ -208,6 +213,13 @@ def _parsed(formula: str) -> Any:
         return ast.parse(formula, mode="eval").body
     except SyntaxError:
         raise ValueError("it cannot be read") from None
+
+
+@functools.lru_cache(256)
+def _names_in(formula: str) -> tuple[str, ...]:
+    import ast
+
+    return tuple(node.id for node in ast.walk(_parsed(formula)) if isinstance(node, ast.Name))
 
 
 def _evaluate(formula: str, names: Mapping[str, float]) -> float:
