@@ -10,10 +10,10 @@ import pytest
 
 from inferometer.serving.arrivals import ClosedLoop, OpenLoop, RouterInbox
 from inferometer.serving.batch import DecodeBatch
-from inferometer.serving.engine import EngineCore, RequestStatus
+from inferometer.serving.engine import EngineCore
 from inferometer.serving.kv_cache import KVCache, PrefixCache, prefix_tree
 from inferometer.serving.outcome import POINTS, Recorder, merge_series
-from inferometer.serving.request_table import RejectionKind, RequestTable, admit_trace
+from inferometer.serving.request_table import RejectionKind, RequestStatus, RequestTable, admit_trace
 from inferometer.serving.router import ROUTERS, Fleet, router
 from inferometer.serving.schedulers import (
     SCHEDULERS,

@@ -29,42 +29,17 @@ step with a prompt in it, and when idle, it polls at once.
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import Enum
 from heapq import heappop, heappush
 from math import inf
-from typing import NamedTuple
 
 from ..base.units import ceil_div
 from .arrivals import RequestSource
 from .batch import DecodeBatch
 from .kv_cache import KVCache
 from .outcome import Recorder
-from .request_table import Rejection, RejectionKind, RequestTable
+from .request_table import Finishing, Rejection, RejectionKind, RequestStatus, RequestTable
 from .schedulers import FCFSQueue, PriorityQueue, RequestQueue, Scheduler, SchedulerLimits, priority_key
 from .step_cost import Chunk, StepCost, Throttle
-
-
-class RequestStatus(Enum):
-    """Where a request is in its life; see the diagram above."""
-
-    UNKNOWN = "not arrived yet"
-    WAITING = "waiting"
-    PREEMPTED = "preempted"
-    PREFILLING = "prefilling"
-    DECODING = "decoding"
-    FINISHING = "finishing"
-    FINISHED = "finished"
-    REJECTED = "rejected"
-
-
-class Finishing(NamedTuple):
-    """A request that has all its tokens, and still has its place in the engine."""
-
-    request: int
-    blocks: int
-    computed_tokens: int  # in those blocks
-    last_step: int
-    blocks_until: float  # s: its KV cache is being sent until then
 
 
 class EngineCore:
@@ -174,25 +149,39 @@ class EngineCore:
 
     def _step(self, until: float) -> bool:
         """Schedule and compute a step, or several decode steps at once; False if there is nothing before ``until``."""
-        self.preempted_in_step = self.waiting_for_batch = False
-        batch = self.batch
-        if self.waiting or self.prefilling or self.kv_cache.free_blocks < batch.blocks_for_next_step():
-            decodes, chunks = self.scheduler.schedule(self)
-            if chunks:
-                self._mixed_step(decodes, chunks)
-                return True
-        if batch.num_seqs:
+        decodes, chunks = self._schedule()
+        if chunks:
+            self._mixed_step(decodes, chunks)
+            return True
+        if self.batch.num_seqs:
             self._decode_steps(until)
             return True
         return self._idle(until)
 
+    def _schedule(self) -> tuple[bool, list[Chunk]]:
+        """What the next step computes: whether the batch decodes, and chunks of prompts."""
+        self.preempted_in_step = self.waiting_for_batch = False
+        if self.waiting or self.prefilling or self.kv_cache.free_blocks < self.batch.blocks_for_next_step():
+            return self.scheduler.schedule(self)
+        return True, []
+
     def _mixed_step(self, decodes: bool, chunks: list[Chunk]) -> None:
         """A step with chunks of prompts in it."""
-        prefill_target, start, limits = self.table.prefill_target, self.now, self.limits
-        num_seqs = self.batch.num_seqs if decodes else 0
-        completed = [i for i, num_new, num_computed in chunks if num_computed + num_new == prefill_target[i]]
+        num_seqs, completed = self.batch.num_seqs if decodes else 0, self._completed(chunks)
         num_new_tokens = sum([num_new for _, num_new, _ in chunks])
-        seconds = self._mixed_seconds(self.cost, self.throttle, start, num_seqs, chunks, len(completed), num_new_tokens)
+        seconds = self._mixed_seconds(
+            self.cost, self.throttle, self.now, num_seqs, chunks, len(completed), num_new_tokens
+        )
+        self._end_mixed_step(seconds, num_seqs, completed, num_new_tokens)
+
+    def _completed(self, chunks: list[Chunk]) -> list[int]:
+        """The requests whose prompts are done with these chunks."""
+        prefill_target = self.table.prefill_target
+        return [i for i, num_new, num_computed in chunks if num_computed + num_new == prefill_target[i]]
+
+    def _end_mixed_step(self, seconds: float, num_seqs: int, completed: list[int], num_new_tokens: int) -> None:
+        """A step with chunks of prompts in it is over, in which ``num_seqs`` sequences decoded."""
+        start, limits = self.now, self.limits
         self.now = now = start + seconds
         self.visible_until = start if limits.async_scheduling else now
         self.busy_s += seconds
@@ -241,12 +230,16 @@ class EngineCore:
 
     def _decode_steps(self, until: float) -> None:
         """Steps in which every sequence decodes, up to the next event."""
-        batch, limits, now = self.batch, self.limits, self.now
+        batch = self.batch
         max_steps = self._max_decode_steps() if self.fast_forward and batch.finish_heap else 1
         if max_steps > 1:
-            steps, seconds, before_last = self._steps_until_event(max_steps, until)
+            self._end_decode_steps(*self._steps_until_event(max_steps, until))
         else:
-            steps, seconds, before_last = 1, self.cost.decode_seconds(batch), 0.0
+            self._end_decode_steps(1, self.cost.decode_seconds(batch), 0.0)
+
+    def _end_decode_steps(self, steps: int, seconds: float, before_last: float) -> None:
+        """So many decode steps are over; ``before_last``: their seconds without the last one."""
+        batch, limits, now = self.batch, self.limits, self.now
         if not limits.static_batch:
             self.kv_cache.take(batch.block_growth(steps) - self.blocks_reserved)
             self.blocks_reserved = 0
@@ -275,6 +268,17 @@ class EngineCore:
     def _steps_until_event(self, max_steps: int, until: float) -> tuple[int, float, float]:
         """Decode steps up to the next event, their seconds, and the seconds without the last one."""
         limits, now, extra = self.limits, self.now, int(self.limits.async_scheduling)
+        max_steps, gap = self._next_event(max_steps, until)
+        result = self.cost.decode_steps(self.batch, max_steps, gap, extra)
+        steps = result[0]
+        to_next_poll = -(self.steps_since_poll + steps) % limits.scheduler_recv_interval
+        if to_next_poll and steps < max_steps:  # a request that has arrived is not seen before the next poll
+            return self.cost.decode_steps(self.batch, min(max_steps, steps + to_next_poll), until - now, extra)
+        return result
+
+    def _next_event(self, max_steps: int, until: float) -> tuple[int, float]:
+        """Decode steps that may be taken at most, and the seconds until something else may have to be done."""
+        limits, now = self.limits, self.now
         gap = until - now
         if self.waiting_for_batch:
             max_steps = min(max_steps, limits.batch_wait_timeout_iters + 1 - self.waited_iters)
@@ -284,12 +288,7 @@ class EngineCore:
             gap = min(gap, self.source.next - now)
         if self.kv_in_transfer and self.waiting:
             gap = min(gap, self.kv_in_transfer[0][0] - now)
-        result = self.cost.decode_steps(self.batch, max_steps, gap, extra)
-        steps = result[0]
-        to_next_poll = -(self.steps_since_poll + steps) % limits.scheduler_recv_interval
-        if to_next_poll and steps < max_steps:  # a request that has arrived is not seen before the next poll
-            return self.cost.decode_steps(self.batch, min(max_steps, steps + to_next_poll), until - now, extra)
-        return result
+        return max_steps, gap
 
     def _advance(self, steps: int) -> None:
         """Steps are over: the batch's clock moves on, and sequences finish."""
@@ -309,6 +308,17 @@ class EngineCore:
 
         With no step under way asynchronous scheduling is not behind: it knows all arrivals and ends at once.
         """
+        if self._catch_up():
+            return True
+        wakeup = self._wakeup()
+        if wakeup >= until or wakeup == inf:
+            self.next_wakeup = wakeup
+            return False
+        self.now = self.visible_until = wakeup
+        return True
+
+    def _catch_up(self) -> bool:
+        """With nothing to compute, learn what can be known by now; whether that changed anything."""
         self.steps_since_poll = 0
         if self.finishing or self.preempted_in_step or self.source.next <= self.now:
             self._sync_async_state()
@@ -317,12 +327,11 @@ class EngineCore:
         if self.waiting and not self.running and not self.kv_in_transfer:
             self._refuse()
             return True
-        wakeup = min(self.source.next, self.kv_in_transfer[0][0] if self.kv_in_transfer and self.waiting else inf)
-        if wakeup >= until or wakeup == inf:
-            self.next_wakeup = wakeup
-            return False
-        self.now = self.visible_until = wakeup
-        return True
+        return False
+
+    def _wakeup(self) -> float:
+        """When an engine with nothing to compute may have something again."""
+        return min(self.source.next, self.kv_in_transfer[0][0] if self.kv_in_transfer and self.waiting else inf)
 
     def _refuse(self) -> None:
         """The first waiting request does not fit into an idle engine: it never will."""

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 
-from .engine import EngineCore, Finishing
+from .engine import EngineCore
 from .kv_cache import PrefixCache
+from .request_table import Finishing
 from .schedulers import admissible_prompt_tokens
 from .step_cost import Chunk, Throttle
 from .step_tables import ContextTable

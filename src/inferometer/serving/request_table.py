@@ -47,6 +47,29 @@ class RequestTable:
         return len(self.prefill_target)
 
 
+class RequestStatus(Enum):
+    """Where a request is in its life; see the diagram in `engine`."""
+
+    UNKNOWN = "not arrived yet"
+    WAITING = "waiting"
+    PREEMPTED = "preempted"
+    PREFILLING = "prefilling"
+    DECODING = "decoding"
+    FINISHING = "finishing"
+    FINISHED = "finished"
+    REJECTED = "rejected"
+
+
+class Finishing(NamedTuple):
+    """A request that has all its tokens, and still has its place in the engine."""
+
+    request: int
+    blocks: int
+    computed_tokens: int  # in those blocks
+    last_step: int
+    blocks_until: float  # s: its KV cache is being sent until then
+
+
 def column(values: array[float] | array[int]) -> np.ndarray:
     """A column of the table as a NumPy array over the same memory: ``column(table.finished_s).max()``"""
     return np.frombuffer(values, dtype=np.float64 if values.typecode == "d" else np.int64)
