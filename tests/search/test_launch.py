@@ -84,8 +84,20 @@ def test_commands_of_pools_hand_the_cache_over() -> None:
     text = {key: "\n".join(text) for key, text in lines.items()}
     assert text["vllm"].count("NixlConnector") == 2 and '"kv_role": "kv_consumer"' in text["vllm"]
     assert "--disaggregation-mode prefill" in text["sglang"] and "--disaggregation-mode decode" in text["sglang"]
-    assert "http://$PREFILL_3" in text["sglang"] and "http://$DECODE_1" in text["sglang"]
+    for engine in ("vllm", "sglang"):
+        assert "http://$PREFILL_2" in text[engine] and "http://$DECODE_0" in text[engine]
     assert "trtllm-serve disaggregated" in text["trtllm"] and "cache_transceiver_config" in text["trtllm"]
+    assert '"  - $PREFILL_2"' in text["trtllm"]  # in double quotes: the shell fills it in
+
+
+def test_replicas_have_a_router_before_them() -> None:
+    routers = {engine: launch.processes[-1] for engine, launch in _launches(_pool(tp=2, replicas=3)).items()}
+    for engine in ("vllm", "sglang"):
+        argv = routers[engine].argv
+        first = argv.index("--worker-urls") + 1
+        assert argv[first : first + 4] == [*(f"http://$SERVER_{n}" for n in range(3)), "--policy"]
+    assert "    server $SERVER_2;\n" in routers["trtllm"].files["nginx.conf"]
+    assert all(len(launch.processes) == 1 for launch in _launches(_pool(tp=2)).values())
 
 
 def test_commands_that_span_nodes_say_so() -> None:

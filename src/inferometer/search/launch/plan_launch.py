@@ -8,20 +8,16 @@ from typing import Any
 from ...base.units import ceil_div
 from ..search_result import Candidate, PoolSpec
 from .processes import SERVERS, SGLANG, TRTLLM, VLLM, Launch, Process
+from .routers import Backend, router_process
 from .served_model import ServedModel
-from .sglang_server import sglang_router, sglang_server
-from .trtllm_server import trtllm_refusals, trtllm_router, trtllm_server
-from .vllm_server import vllm_router, vllm_server
+from .sglang_server import sglang_server
+from .trtllm_server import trtllm_refusals, trtllm_server
+from .vllm_server import vllm_server
 
 _SERVER: dict[str, Callable[[PoolSpec, ServedModel, int], dict[str, Any]]] = {
     VLLM: vllm_server,
     SGLANG: sglang_server,
     TRTLLM: trtllm_server,
-}
-_ROUTER: dict[str, Callable[[Candidate], Process | None]] = {
-    VLLM: vllm_router,
-    SGLANG: sglang_router,
-    TRTLLM: trtllm_router,
 }
 _NAMES = {"both": "server", "prefill": "prefill", "decode": "decode"}
 _VERBS = {"both": "serves", "prefill": "reads prompts", "decode": "answers"}
@@ -34,13 +30,14 @@ def launches(plan: Candidate, model: ServedModel, bench: Process) -> dict[str, L
 
 def _launch(engine: str, plan: Candidate, model: ServedModel, bench: Process) -> Launch:
     refusals = trtllm_refusals(plan) if engine == TRTLLM else []
-    router = _ROUTER[engine](plan)
     servers = [_server(engine, pool, model) for pool in plan.pools]
+    addresses = [
+        Backend(server.name, f"${server.name.upper()}_{n}") for server in servers for n in range(server.replicas)
+    ]
+    router = router_process(engine, addresses)
     notes = []
     if engine == TRTLLM and not model.own_quantization:
         notes.append(f"the model must be a checkpoint in {plan.pools[0].quantization}: it does not convert one")
-    if router is None and plan.pools[0].replicas > 1:
-        notes.append("before them, a router that deals requests out in turn")
     processes = [] if refusals else [*servers, *([router] if router is not None else [])]
     return Launch(engine=engine, model=model.name, processes=processes, bench=bench, notes=notes, refusals=refusals)
 

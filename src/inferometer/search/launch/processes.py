@@ -15,7 +15,8 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     ``Process(name="server", engine="vllm", argv=["vllm", "serve", "$MODEL", "--port", "$PORT"], gpus=1)``
 
     What only the machine knows is a variable of the shell: ``$MODEL``, ``$PORT``, ``$HOST_IP`` (of this node),
-    ``$HEAD_IP`` (of the replica's first node) and ``$NODE_RANK`` (0 on that one).
+    ``$HEAD_IP`` (of the replica's first node) and ``$NODE_RANK`` (0 on that one); for a router, ``$SERVER_0``,
+    ``$PREFILL_0``, ``$DECODE_0`` … are the host:port of the first server of each pool, and so on.
     """
 
     name: str  # server, prefill, decode, router, bench

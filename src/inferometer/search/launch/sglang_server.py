@@ -1,11 +1,11 @@
-"""A pool as `python -m sglang.launch_server`, and SGLang's router."""
+"""A pool as `python -m sglang.launch_server`."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ..search_result import Candidate, PoolSpec
-from .processes import PORT, SGLANG, Process
+from ..search_result import PoolSpec
+from .processes import SGLANG
 from .served_model import ServedModel
 
 
@@ -32,14 +32,6 @@ def sglang_server(pool: PoolSpec, model: ServedModel, nodes: int) -> dict[str, A
         flags += ["--disaggregation-mode", pool.role, "--disaggregation-transfer-backend", "nixl"]
     if nodes > 1:
         flags += ["--nnodes", nodes, "--node-rank", "$NODE_RANK", "--dist-init-addr", "$HEAD_IP:5000"]
-    return {"argv": [*map(str, ("python", "-m", "sglang.launch_server", *flags, "--port", "$PORT"))]}
-
-
-def sglang_router(plan: Candidate) -> Process | None:
-    """The router before a prefill and a decode pool."""
-    if len(plan.pools) == 1:
-        return None
-    servers = [(pool.role, n + 1) for pool in plan.pools for n in range(pool.replicas)]
-    urls = [part for role, n in servers for part in (f"--{role}", f"http://${role.upper()}_{n}")]
-    argv = ["python", "-m", "sglang_router.launch_router", "--pd-disaggregation", *urls, "--port", str(PORT)]
-    return Process(name="router", engine=SGLANG, argv=argv)
+    return {
+        "argv": [*map(str, ("python", "-m", "sglang.launch_server", *flags, "--host", "0.0.0.0", "--port", "$PORT"))]
+    }

@@ -22,7 +22,7 @@ def process_lines(process: Process) -> list[str]:
     """The comment, the files and the command of one process."""
     lines = [f"# {process.comment}"] if process.comment else []
     for name, text in process.files.items():
-        content = " ".join(shlex.quote(line) for line in text.splitlines())
+        content = " ".join(f'"{line}"' if _VARIABLE.search(line) else shlex.quote(line) for line in text.splitlines())
         lines.append(f"printf '%s\\n' {content} > {shlex.quote(name)}")
     lines.append(command_line(process.argv, process.env))
     return [*lines, "# nodes after the first: add --headless"] if process.headless_argv else lines

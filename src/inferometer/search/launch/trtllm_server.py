@@ -1,4 +1,4 @@
-"""A pool as `trtllm-serve` with its extra options, and `trtllm-serve disaggregated`."""
+"""A pool as `trtllm-serve` with its extra options."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from ..search_result import Candidate, PoolSpec
-from .processes import TRTLLM, Process
+from .processes import TRTLLM
 from .served_model import ServedModel
 
 
@@ -31,18 +31,9 @@ def trtllm_server(pool: PoolSpec, model: ServedModel, nodes: int) -> dict[str, A
     flags += [*model.flags(TRTLLM, pool, limits), "--max_seq_len", model.max_model_len]
     flags += ["--extra_llm_api_options", name] if options else []
     return {
-        "argv": [*map(str, ("trtllm-serve", model.name, *flags, "--port", "$PORT"))],
+        "argv": [*map(str, ("trtllm-serve", model.name, *flags, "--host", "0.0.0.0", "--port", "$PORT"))],
         "files": {name: "".join(f"{line}\n" for line in options)} if options else {},
     }
-
-
-def trtllm_router(plan: Candidate) -> Process | None:
-    """The front of a prefill and a decode pool."""
-    if len(plan.pools) == 1:
-        return None
-    comment = "disagg_config.yaml has context_servers and generation_servers, each with num_instances and urls"
-    argv = ["trtllm-serve", "disaggregated", "-c", "disagg_config.yaml"]
-    return Process(name="router", engine=TRTLLM, argv=argv, comment=comment)
 
 
 def _options(pool: PoolSpec, model: ServedModel) -> list[str]:

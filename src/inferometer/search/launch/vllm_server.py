@@ -1,4 +1,4 @@
-"""A pool as `vllm serve`, and the proxy before a prefill and a decode pool."""
+"""A pool as `vllm serve`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 from ...specs.structs import Speculation
-from ..search_result import Candidate, PoolSpec
-from .processes import VLLM, Process
+from ..search_result import PoolSpec
+from .processes import VLLM
 from .served_model import ServedModel
 
 RPC_PORT = 13345  # of the data-parallel ranks
@@ -37,17 +37,6 @@ def vllm_server(pool: PoolSpec, model: ServedModel, nodes: int) -> dict[str, Any
         "env": SIDE_CHANNEL if pool.role != "both" else {},
         "headless_argv": [*argv, "--headless"] if nodes > 1 else None,
     }
-
-
-def vllm_router(plan: Candidate) -> Process | None:
-    """The proxy before a prefill and a decode pool."""
-    if len(plan.pools) == 1:
-        return None
-    hosts = (("--prefiller", "PREFILL"), ("--decoder", "DECODE"))
-    pairs = [(f"{flag}-{kind}s", f"${role}_{kind.upper()}S") for flag, role in hosts for kind in ("host", "port")]
-    script = "tests/v1/kv_connector/nixl_integration/toy_proxy_server.py"
-    argv = ["python", script, "--port", "8000", *(part for pair in pairs for part in pair)]
-    return Process(name="router", engine=VLLM, argv=argv)
 
 
 def _over_nodes(pool: PoolSpec, nodes: int) -> list[Any]:

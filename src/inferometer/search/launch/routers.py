@@ -1,0 +1,69 @@
+"""What stands before the servers of a plan: the router of each engine as it starts, given where the servers listen.
+
+Requests go to the servers in turn, as a search simulates them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from .processes import PORT, SGLANG, TRTLLM, VLLM, Process
+
+NGINX = "nginx"
+
+
+class Backend(NamedTuple):
+    """A server behind a router: ``Backend("prefill", "10.0.0.7:8000")``"""
+
+    pool: str  # server, prefill, decode
+    address: str  # host:port
+
+
+def router_process(engine: str, backends: Sequence[Backend], port: int = PORT) -> Process | None:
+    """The router of an engine; None before one server.
+
+    ``router_process("vllm", [Backend("server", "a:8000"), Backend("server", "b:8000")]).argv  # ['vllm-router', …]``
+    """
+    if len(backends) < 2:
+        return None
+    if engine == TRTLLM:
+        return _trtllm(backends, port)
+    program, split, comment = {
+        VLLM: (["vllm-router"], "--vllm-pd-disaggregation", "the package vllm-router, or its image vllm/vllm-router"),
+        SGLANG: (["python3", "-m", "sglang_router.launch_router"], "--pd-disaggregation", ""),
+    }[engine]
+    urls = [(backend.pool, f"http://{backend.address}") for backend in backends]
+    if _is_split(backends):
+        flags = [split, *(part for pool, url in urls for part in (f"--{pool}", url))]
+    else:
+        flags = ["--worker-urls", *(url for _, url in urls)]
+    argv = [*program, *flags, "--policy", "round_robin", "--host", "0.0.0.0", "--port", str(port)]
+    return Process(name="router", engine=engine, argv=argv, port=port, comment=comment)
+
+
+def _trtllm(backends: Sequence[Backend], port: int) -> Process:
+    """TensorRT-LLM's own front of prefill and decode servers; it has none for servers alike, where nginx deals out."""
+    if _is_split(backends):
+        name, argv = "disagg_config.yaml", ["trtllm-serve", "disaggregated", "-c", "disagg_config.yaml"]
+        text = f"hostname: 0.0.0.0\nport: {port}\nbackend: pytorch\n"
+        for key, pool in (("context_servers", "prefill"), ("generation_servers", "decode")):
+            urls = [backend.address for backend in backends if backend.pool == pool]
+            text += f"{key}:\n  num_instances: {len(urls)}\n  urls:\n" + "".join(f"  - {url}\n" for url in urls)
+        return Process(name="router", engine=TRTLLM, argv=argv, files={name: text}, port=port)
+    servers = "".join(f"    server {backend.address};\n" for backend in backends)
+    text = (
+        "events {}\n"
+        "http {\n"
+        f"  upstream servers {{\n{servers}  }}\n"
+        f"  server {{\n    listen {port};\n    client_max_body_size 0;\n"
+        "    location / {\n      proxy_pass http://servers;\n      proxy_http_version 1.1;\n"
+        "      proxy_buffering off;\n      proxy_read_timeout 1h;\n    }\n  }\n}\n"
+    )
+    argv = ["nginx", "-g", "daemon off;", "-c", "$PWD/nginx.conf"]
+    comment = "TensorRT-LLM has no router for servers alike"
+    return Process(name="router", engine=NGINX, argv=argv, files={"nginx.conf": text}, port=port, comment=comment)
+
+
+def _is_split(backends: Sequence[Backend]) -> bool:
+    return any(backend.pool == "prefill" for backend in backends)
