@@ -124,7 +124,7 @@ def test_a_smaller_precision_is_one_that_the_gpu_multiplies() -> None:
 
 
 def test_a_lower_rate_is_rounded_down() -> None:
-    search = FakeSearch(lambda kwargs: kwargs["request_rate"] is None)
+    search = FakeSearch(lambda kwargs: kwargs["request_rate"] == "max")
     assert changes(search, request_rate=30.0) == ["--request-rate 12"]
     assert changes(FakeSearch(lambda kwargs: False), request_rate=30.0) == []
 

@@ -9,10 +9,10 @@ import pytest
 
 from inferometer.base.errors import BadValue, UnknownName
 from inferometer.base.parallel_map import parallel_map
-from inferometer.serving.capacity import find_capacity, scale_to_rate
+from inferometer.serving.capacity import find_capacity
 from inferometer.serving.metrics import good_requests, latencies
 from inferometer.serving.simulate import simulate
-from inferometer.serving.synthetic import synthetic
+from inferometer.serving.synthetic import scale_to_rate, synthetic
 from inferometer.serving.trace import Trace
 
 GOALS = {"ttft": 400.0, "tpot": 25.0}

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from inferometer.base.errors import BadFile, BadValue, InferometerError, UnknownName
 from inferometer.serving.metrics import good_requests, latencies, metrics, parse_goodput
 from inferometer.serving.outcome import Outcome
-from inferometer.serving.synthetic import at_rate, parse_distribution, synthetic
+from inferometer.serving.synthetic import at_rate, load_traffic, own_rate, parse_distribution, synthetic
 from inferometer.serving.trace import Trace, first_requests, read_trace, shared_blocks, turns_before
 from inferometer.views.files import chrome_trace, rows_csv
 
@@ -306,6 +306,23 @@ def test_a_trace_at_another_rate_and_its_beginning() -> None:
     assert fast.input_tokens is trace.input_tokens
     few = first_requests(trace, 3)
     assert len(few) == 3 and few.blocks is not None and len(few.blocks) == 3 and first_requests(trace, 5000) is trace
+
+
+def test_a_replayed_trace_is_stretched_to_a_rate(tmp_path: Path) -> None:
+    """Ten requests in bursts of two: at half the rate the gaps double, and the header says so."""
+    times = np.repeat(np.arange(5) * 10.0, 2)
+    path = tmp_path / "bursts.csv"
+    path.write_text("arrival_s,input_tokens,output_tokens\n" + "".join(f"{t},8,4\n" for t in times))
+    half = load_traffic({"trace": str(path), "request_rate": 9 / 80}, None)
+    assert half.trace.arrival_s is not None
+    assert half.trace.arrival_s == pytest.approx(2 * times)
+    assert half.label == "of bursts.csv, at 0.1125/s, its arrivals stretched ×2"
+    fast = load_traffic({"trace": str(path), "request_rate": 9.0}, None)
+    assert fast.schedule == "at 9/s, its arrivals compressed ×40"
+    redrawn = load_traffic({"trace": str(path), "request_rate": 9.0, "burstiness": 1.0}, None).trace.arrival_s
+    assert redrawn is not None and (np.diff(redrawn) > 0).all()
+    assert load_traffic({"trace": str(path), "request_rate": math.inf}, None).schedule == "all at once"
+    assert own_rate(half.trace) == pytest.approx(9 / 80)
 
 
 @given(st.lists(st.integers(-1, 4), max_size=40))

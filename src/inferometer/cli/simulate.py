@@ -75,6 +75,7 @@ def simulate(
         return _find_capacity(model, device, goals, capacity, plan, serving, form)
     defaults = arguments(TrafficArgs)
     header = {name: plan.get(name, defaults[name].default) for name in ("request_rate", "burstiness", "seed")}
+    header["burstiness"] = header["burstiness"] if "trace" in plan else header["burstiness"] or 1.0
     traffic = load_traffic(plan, max_concurrency)
     count = len(traffic.trace)
     try:

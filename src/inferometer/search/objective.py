@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from ..base.errors import BadValue, UnknownName, abbreviate, check_int, check_positive, is_number
-from ..serving.capacity import scale_to_rate
 from ..serving.metrics import parse_goodput
-from ..serving.synthetic import at_rate, synthetic, with_shared_prefix
+from ..serving.synthetic import at_rate, own_rate, scale_to_rate, synthetic, with_shared_prefix
 from ..serving.trace import Trace
 
 OBJECTIVES = ("throughput", "cost", "latency", "energy")
+MAX_RATE = "max"  # of `request_rate`: the highest that holds
+TRACE_REQUESTS, STRETCHES = 2000, 5  # of a trace with arrivals, at least, and in how many pieces
 SAMPLE = 512  # synthetic requests that are drawn for the mean lengths
 
 
@@ -29,6 +30,7 @@ class Traffic(NamedTuple):
     synthetic_args: dict[str, Any]  # keywords of `synthetic`, where there is no trace
     trace: Trace | None = None
     seed: int = 0
+    stretch: float | None = None  # of the trace's arrivals: 2 is half its own rate; None: they were not stretched
 
     @property
     def decode_tokens(self) -> float:
@@ -43,16 +45,20 @@ class Traffic(NamedTuple):
     def requests(self, count: int, rate: float, replicas: int) -> Trace:
         """``count`` requests at ``rate`` a second as one of ``replicas`` replicas gets them from a round-robin router.
 
-        Every n-th arrival of a Poisson process: gaps are gamma distributed with shape n. A trace is thinned as it is.
+        Every n-th arrival of a Poisson process: gaps are gamma distributed with shape n. A trace is thinned as it is,
+        and its arrivals are stretched; of a long one some stretches are taken, as they lie in it.
         """
         if self.trace is None:
             kwargs = {**self.synthetic_args, "burstiness": self.synthetic_args["burstiness"] * replicas}
             requests = synthetic(num_prompts=count, request_rate=rate, seed=self.seed, **kwargs)
             return scale_to_rate(requests, rate)  # few requests have another mean rate by chance: stretched to this one
-        requests = every_nth(self.trace, replicas, count)
-        if requests.arrival_s is None:
-            requests = at_rate(requests, rate, float(replicas), self.seed)
-        return scale_to_rate(requests, rate, self.seed)
+        own = own_rate(self.trace)
+        if own is None:
+            return at_rate(every_nth(self.trace, replicas, count), rate, float(replicas), self.seed)
+        part = every_nth(self.trace, replicas, len(self.trace))
+        part = stretches(part, max(count, TRACE_REQUESTS))
+        assert part.arrival_s is not None
+        return msgspec.structs.replace(part, arrival_s=part.arrival_s * (own / (rate * replicas)))
 
 
 class Objective(NamedTuple):
@@ -65,9 +71,35 @@ class Objective(NamedTuple):
 
 def every_nth(trace: Trace, step: int, most: int) -> Trace:
     """Every ``step``-th request of a trace, at most ``most``: the part that round robin sends to one replica."""
-    kept = slice(0, step * most, step)
-    names = ("input_tokens", "output_tokens", "arrival_s", "blocks", "priority")
-    columns = {name: column[kept] for name in names if (column := getattr(trace, name)) is not None}
+    return _rows(trace, range(0, min(len(trace), step * most), step))
+
+
+def stretches(trace: Trace, most: int) -> Trace:
+    """At most so many requests of a trace: stretches of it, evenly spread, so that its busy hours count as they should.
+
+    Times stay as they are: between two stretches the servers are idle, which costs a simulation nothing.
+    """
+    if len(trace) <= most:
+        return trace
+    length = most // STRETCHES
+    begins = np.linspace(0, len(trace) - length, STRETCHES).astype(int)
+    return _rows(trace, np.unique(begins[:, None] + np.arange(length)).tolist())
+
+
+def by_time(trace: Trace) -> Trace:
+    """The trace in the order in which its requests come: files need not be sorted."""
+    if trace.arrival_s is None or (np.diff(trace.arrival_s) >= 0).all():
+        return trace
+    return _rows(trace, np.argsort(trace.arrival_s, kind="stable").tolist())
+
+
+def _rows(trace: Trace, rows: Sequence[int]) -> Trace:
+    """Some requests of a trace; what they waited for is left out."""
+    names = ("input_tokens", "output_tokens", "arrival_s", "priority")
+    index = np.asarray(rows, np.int64)
+    columns: dict[str, Any] = {n: column[index] for n in names if (column := getattr(trace, n)) is not None}
+    if trace.blocks is not None:
+        columns["blocks"] = tuple(trace.blocks[i] for i in rows)
     return msgspec.structs.replace(trace, **columns, after=None, think_s=None, measured={})
 
 
@@ -77,35 +109,39 @@ def build_traffic(
     input_len: float | str | None = None,
     output_len: float | str | None = None,
     prefix_len: int = 0,
-    request_rate: float | None = None,
-    burstiness: float = 1.0,
+    request_rate: float | str | None = None,
+    burstiness: float | None = None,
     seed: int = 0,
     block_tokens: int = 16,
 ) -> Traffic:
     """Synthetic requests of some lengths, or those of a trace, at its own rate unless another is given.
 
-    ``build_traffic(input_len=4000, output_len=500, request_rate=8.0)``
+    ``build_traffic(input_len=4000, output_len=500, request_rate=8.0)``. The rate "max" asks for the highest, also of a
+    trace with arrivals, which are then stretched to each rate that is tried.
     """
-    if request_rate is not None and (not is_number(request_rate) or not 0 < request_rate < 1e9):
-        raise BadValue(
-            f"`request_rate` must be a positive number of requests a second, not {abbreviate(request_rate)}; "
-            "leave it away to find the highest"
-        )
+    rate = _parse_rate(request_rate)
+    stretch: float | None = None
     synthetic_args: dict[str, Any] = {}
     if trace is None:
         synthetic_args = {
             "input_len": 1024 if input_len is None else input_len,
             "prefix_len": prefix_len,
             "output_len": 128 if output_len is None else output_len,
-            "burstiness": burstiness,
+            "burstiness": 1.0 if burstiness is None else burstiness,
             "block_tokens": block_tokens,
         }
         sample = synthetic(num_prompts=SAMPLE, seed=seed, **synthetic_args)
     else:
         _check_trace(trace, input_len, output_len)
         trace = with_shared_prefix(trace, prefix_len) if prefix_len else trace
-        trace, request_rate = _at_request_rate(trace, request_rate, burstiness, seed)
-        sample = trace
+        own = own_rate(trace)
+        if rate is not None and burstiness is not None:  # arrivals of that burstiness instead of its own
+            trace = at_rate(trace, rate, burstiness, seed)
+        elif rate is not None:
+            trace, stretch = scale_to_rate(trace, rate, seed), None if own is None else own / rate
+        elif request_rate is None:
+            rate = own
+        trace = sample = by_time(trace)
     mean_output = float(sample.output_tokens.mean())
     if mean_output < 2:
         raise BadValue(f"a search is about answers of at least 2 tokens, not {mean_output:g}: one token is all prefill")
@@ -114,11 +150,28 @@ def build_traffic(
         output_len=mean_output,
         prefix_len=check_int("prefix_len", prefix_len, least=0),
         max_len=int((sample.input_tokens + sample.output_tokens).max()),
-        request_rate=request_rate,
+        request_rate=rate,
         synthetic_args=synthetic_args,
         trace=trace,
         seed=seed,
+        stretch=stretch,
     )
+
+
+def _parse_rate(request_rate: float | str | None) -> float | None:
+    """Requests a second; None for the highest ("max"), and where nothing is given."""
+    if request_rate is None or request_rate == MAX_RATE:
+        return None
+    try:
+        rate = float(request_rate) if isinstance(request_rate, str) else request_rate
+    except ValueError:
+        rate = -1.0
+    if not is_number(rate) or not 0 < rate < 1e9:
+        raise BadValue(
+            f"`request_rate` must be a positive number of requests a second, or {MAX_RATE} to find the highest, not "
+            f"{abbreviate(request_rate)}"
+        )
+    return float(rate)
 
 
 def _check_trace(trace: Trace, input_len: Any, output_len: Any) -> None:
@@ -133,18 +186,6 @@ def _check_trace(trace: Trace, input_len: Any, output_len: Any) -> None:
             "a search thins out a trace for one replica, which conversations do not survive: leave the "
             "sessions of the trace away"
         )
-
-
-def _at_request_rate(
-    trace: Trace, request_rate: float | None, burstiness: float, seed: int
-) -> tuple[Trace, float | None]:
-    """A trace at the given rate, and the rate: its own if none is given and it has arrival times."""
-    span = float(np.ptp(trace.arrival_s)) if trace.arrival_s is not None else 0.0
-    if request_rate is None:
-        return trace, (len(trace) - 1) / span if span > 0 else None
-    if span > 0:
-        return scale_to_rate(trace, request_rate, seed), request_rate
-    return at_rate(trace, request_rate, burstiness, seed), request_rate
 
 
 def build_objective(

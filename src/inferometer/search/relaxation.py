@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..base.errors import InferometerError
+from ..serving.synthetic import own_rate
 from ..specs.arguments import flag
 from ..specs.catalog import hardware
+from .objective import MAX_RATE
 from .plan_table import PlanTable, Status, latencies, slo_ratio
 from .search_result import Relaxation, Search
 
@@ -79,9 +81,12 @@ class Relaxer:
 
     def _lower_rate(self) -> list[Relaxation]:
         """The highest rate that the GPUs carry within the limits."""
-        if self.kwargs.get("request_rate") is None or not self.limits:
+        rate, trace = self.kwargs.get("request_rate"), self.kwargs.get("trace")
+        if rate is None and trace is not None:
+            rate = own_rate(trace)
+        if rate in (None, MAX_RATE) or not self.limits:
             return []
-        result = self.attempt(request_rate=None)
+        result = self.attempt(request_rate=MAX_RATE)
         if result is None or result.winner is None or result.winner.trial is None:
             return []
         return [_relaxation(f"{flag('request_rate')} {round_down(result.winner.trial.request_rate):.6g}", result)]

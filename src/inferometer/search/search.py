@@ -85,10 +85,11 @@ def search(
 
     ``search("llama-3.1-8b", gpu="h200", num_gpus=4, goodput="ttft:500,tpot:50").winner.label``
 
-    Without ``request_rate`` (or a trace with arrivals) the highest rate that keeps the limits of ``goodput`` (ms) is
-    searched; with one, the plan that carries it best. Sizes, precisions and limits may be given as one value or
-    several (``tensor_parallel_size=[2, 4]``); else the values in ``Search.space`` are tried. ``relax``: where no plan
-    is possible, say what would make one possible. ``address``: of a Dask or Ray cluster.
+    Without ``request_rate`` (or a trace with arrivals), or with "max", the highest rate that keeps the limits of
+    ``goodput`` (ms) is searched; with one, the plan that carries it best. A trace with arrivals is stretched to any
+    other rate. Sizes, precisions and limits may be given as one value or several (``tensor_parallel_size=[2, 4]``);
+    else the values in ``Search.space`` are tried. ``relax``: where no plan is possible, say what would make one
+    possible. ``address``: of a Dask or Ray cluster.
     """
     return search_with_table(model, gpu, trace=trace, relax=relax, address=address, progress=progress, **kwargs)[0]
 
@@ -295,6 +296,7 @@ class SearchRun:
                 "prefix_len": traffic.prefix_len,
                 "request_rate": traffic.request_rate,
                 "trace": self._trace_source(),
+                "stretch": traffic.stretch,
             },
             goodput={name: limit * 1e3 for name, limit in objective.slo.items()},
             feasible=winner is not None,

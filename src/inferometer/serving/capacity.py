@@ -19,7 +19,7 @@ from ..specs.command_args import ServingArgs
 from .metrics import GOODPUT_METRICS, good_requests, latencies, metrics
 from .outcome import Interrupted, Outcome
 from .simulate import run_header, simulate
-from .synthetic import at_rate, load_traffic
+from .synthetic import load_traffic, scale_to_rate
 from .trace import Trace
 
 if TYPE_CHECKING:
@@ -162,15 +162,6 @@ def _try_rate(case: _RateCase) -> TriedRate:
     served = len(trace) - len(outcome.rejected)
     good = int(good_requests(latencies(outcome), case.goodput).sum()) / served if served else 0.0
     return TriedRate(request_rate=case.request_rate, good=good, holds=good >= case.share)
-
-
-def scale_to_rate(trace: Trace, rate: float, seed: int = 0) -> Trace:
-    """The trace with its arrivals at another mean rate: ``scale_to_rate(trace, 8.0)``"""
-    times = trace.arrival_s
-    span = float(times.max() - times.min()) if times is not None and len(trace) > 1 else 0.0
-    if times is None or not span:
-        return at_rate(trace, rate, 1.0, seed)
-    return msgspec.structs.replace(trace, arrival_s=(times - times.min()) * ((len(trace) - 1) / span / rate))
 
 
 def capacity_and_summarize(

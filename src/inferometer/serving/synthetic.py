@@ -271,13 +271,36 @@ def at_rate(trace: Trace, request_rate: float, burstiness: float = 1.0, seed: in
     return msgspec.structs.replace(trace, arrival_s=_arrivals(rng, len(trace), request_rate, burstiness))
 
 
+def own_rate(trace: Trace) -> float | None:
+    """Requests a second at which a trace came: ``own_rate(trace)  # 5.4``; None if it has no arrivals, or one moment"""
+    times = trace.arrival_s
+    span = float(times.max() - times.min()) if times is not None and len(trace) > 1 else 0.0
+    return (len(trace) - 1) / span if span > 0 else None
+
+
+def scale_to_rate(trace: Trace, rate: float, seed: int = 0) -> Trace:
+    """The trace with its arrivals at another mean rate: ``scale_to_rate(trace, 8.0)``
+
+    They are stretched, so that bursts stay bursts; a trace without any gets Poisson arrivals.
+    """
+    own, times = own_rate(trace), trace.arrival_s
+    if own is None or times is None or not is_number(rate) or not 0 < rate < math.inf:
+        return at_rate(trace, rate, 1.0, seed)
+    return msgspec.structs.replace(trace, arrival_s=(times - times.min()) * (own / rate))
+
+
+def stretch_label(stretch: float) -> str:
+    """How arrivals were stretched, for headers: ``stretch_label(2.3)  # 'its arrivals stretched ×2.3'``"""
+    return f"its arrivals {'stretched' if stretch >= 1 else 'compressed'} ×{max(stretch, 1 / stretch):.3g}"
+
+
 # ------------------------------------------------------------------ the requests that `simulate` and `bench` send
 
 TRAFFIC_DEFAULTS: Mapping[str, Any] = {  # the keywords that are about requests
     "trace": None,
     "num_prompts": None,
     "request_rate": None,
-    "burstiness": 1.0,
+    "burstiness": None,  # 1: Poisson; of a trace, its own arrivals
     "input_len": None,
     "output_len": None,
     "prefix_len": 0,
@@ -306,6 +329,8 @@ def load_traffic(options: dict[str, Any], max_concurrency: int | None) -> Loaded
     given = {**TRAFFIC_DEFAULTS, **{key: options.pop(key) for key in TRAFFIC_DEFAULTS if key in options}}
     if max_concurrency is not None:
         check_int("max_concurrency", max_concurrency, most=10**7)
+    given["redrawn"] = given["burstiness"] is not None
+    given["burstiness"] = _or(given["burstiness"], 1.0)
     if given["trace"] is not None:
         return _replayed(given, max_concurrency)
     input_len, output_len = _or(given["input_len"], 1024), _or(given["output_len"], 128)
@@ -344,12 +369,20 @@ def _replayed(given: dict[str, Any], max_concurrency: int | None) -> LoadedTraff
         trace = with_users(trace, max_concurrency, given["think_time"], given["seed"])
     schedule = "one after another" if trace.arrival_s is None and max_concurrency is None else "as they came"
     if given["request_rate"] is not None:
-        trace = at_rate(trace, given["request_rate"], given["burstiness"], given["seed"])
-        schedule = f"at {given['request_rate']:g}/s"
+        trace, schedule = _rescheduled(trace, given)
     if max_concurrency is not None:
         limited = f"{max_concurrency} at a time"
         schedule = limited if trace.arrival_s is None else f"{schedule}, {limited}"
     return LoadedTraffic(trace, f"of {file_name(trace.source)}", schedule)
+
+
+def _rescheduled(trace: Trace, given: dict[str, Any]) -> tuple[Trace, str]:
+    """A trace at another rate, and its schedule for the header: stretched, or with ``burstiness`` drawn anew."""
+    rate, own = given["request_rate"], own_rate(trace)
+    if own is None or given["redrawn"] or not is_number(rate) or not 0 < rate < math.inf:
+        trace = at_rate(trace, rate, given["burstiness"], given["seed"])
+        return trace, "all at once" if rate == math.inf else f"at {rate:g}/s"
+    return scale_to_rate(trace, rate), f"at {rate:g}/s, {stretch_label(own / rate)}"
 
 
 def file_name(path: str) -> str:

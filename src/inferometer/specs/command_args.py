@@ -18,10 +18,14 @@ class TrafficArgs(Args):
         str | None, arg("Requests as CSV or JSON lines: ours, Azure, Mooncake, BurstGPT …", metavar="FILE")
     ] = None
     num_prompts: Annotated[int | None, arg("Requests; of a trace, its first ones.", default_text="1000, or all")] = None
-    request_rate: Annotated[float | None, arg("Requests a second; inf: at once.", default_text="inf, or a trace's")] = (
-        None
-    )
-    burstiness: Annotated[float, arg("1: Poisson; less comes in bursts, more is more even.")] = 1.0
+    request_rate: Annotated[
+        float | None,
+        arg("Requests a second; inf: at once. A trace is stretched to it.", default_text="inf, or a trace's"),
+    ] = None
+    burstiness: Annotated[
+        float | None,
+        arg("1: Poisson; less comes in bursts, more is more even.", default_text="1, or as a trace came"),
+    ] = None
     input_len: Annotated[int | str | None, arg(f"Prompt tokens: {_LENGTH}.", default_text="1024", metavar="N|DIST")] = (
         None
     )
@@ -121,8 +125,18 @@ class SearchTrafficArgs(Args):
         int | float | str | None, arg("Tokens of the answer, likewise.", default_text="128", metavar="N|DIST")
     ] = None
     prefix_len: Annotated[int, arg("First prompt tokens that all requests share.")] = 0
-    request_rate: Annotated[float | None, arg("Requests a second to carry.", default_text="as many as hold")] = None
-    burstiness: Annotated[float, arg("1: Poisson; less comes in bursts, more is more even.")] = 1.0
+    request_rate: Annotated[
+        float | str | None,
+        arg(
+            "Requests a second to carry; a trace is stretched to it. max: as many as hold.",
+            default_text="a trace's, or max",
+            metavar="R|max",
+        ),
+    ] = None
+    burstiness: Annotated[
+        float | None,
+        arg("1: Poisson; less comes in bursts, more is more even.", default_text="1, or as a trace came"),
+    ] = None
     goodput: Annotated[
         str | Iterable[str] | Mapping[str, float] | None,
         arg("What a good request keeps: ttft:500,tpot:50.", metavar="METRIC:MS", several=True),

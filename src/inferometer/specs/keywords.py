@@ -171,7 +171,7 @@ class SearchKwargs(TypedDict, total=False):
     input_len: int | float | str | None
     output_len: int | float | str | None
     prefix_len: int | None
-    request_rate: float | None
+    request_rate: float | str | None
     burstiness: float | None
     goodput: str | Iterable[str] | Mapping[str, float] | None
     goodput_share: float | None

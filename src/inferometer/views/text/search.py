@@ -17,6 +17,7 @@ from ...base.units import seconds
 from ...search.launch.processes import BENCH, SGLANG, TRTLLM, VLLM
 from ...search.plan_table import LoadPoints, PlanTable, load_points
 from ...search.search_result import Candidate, Search
+from ...serving.synthetic import stretch_label
 from ...specs.catalog import engine
 from .. import files
 from ..plots.canvas import page, picture, style
@@ -66,6 +67,7 @@ def header(result: Search) -> str:
     if work["trace"]:
         lengths = f"{Path(work['trace']).name} ({lengths})"
     rate = f" at {work['request_rate']:.4g}/s" if work["request_rate"] else ""
+    rate += f", {stretch_label(work['stretch'])}" if work["stretch"] else ""
     limits = ", ".join(f"{name} ≤ {limit:g} ms" for name, limit in result.goodput.items())
     keep = f"{result.goodput_share:.0%} keep {limits}" if limits else result.objective
     name = f"{engine(result.engine).label} {result.engine_version}".strip() if result.engine else ""
