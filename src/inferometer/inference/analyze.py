@@ -19,6 +19,7 @@ from .latency import predict, throughput_and_cost
 from .memory import cache_offloaded, memory_table
 from .report import Infeasibility, Metrics, ModelInfo, Report, Roofline, TurnRow
 from .request import Request, build_request
+from .step_cliffs import budget_cliff, graph_cliff
 from .workload import BatchShape, batch_shape_of
 
 if TYPE_CHECKING:
@@ -95,10 +96,28 @@ def report_of(request: Request, phase: str = "all") -> Report:
         memory=held,
         phases=phases,
         turns=turns,
-        warnings=[*request.warnings, *provenance_warnings(request), *bound_plan.notes],
+        warnings=[
+            *request.warnings,
+            *provenance_warnings(request),
+            *bound_plan.notes,
+            *_cliffs(request, bound_plan, batch_shape, phase),
+        ],
     )
     report.summary = bottleneck_summary(request, bound_plan, report)
     return report
+
+
+def _cliffs(request: Request, bound_plan: BoundPlan, batch_shape: BatchShape, phase: str) -> list[str]:
+    """Limits of the engine at which a batch of this size would not run as one, or only slowly."""
+    if not _decodes(batch_shape, phase):
+        return []
+    seqs = float(batch_shape.sequences)
+    context = float(batch_shape.context + batch_shape.output_len / 2)
+    cliffs = (
+        budget_cliff(request.engine, request.plan, float(batch_shape.new_tokens), seqs),
+        graph_cliff(bound_plan, seqs, context),
+    )
+    return [sentence for sentence in cliffs if sentence]
 
 
 def provenance_warnings(request: Request) -> list[str]:

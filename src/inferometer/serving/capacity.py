@@ -191,7 +191,7 @@ def capacity_and_summarize(
     if is_synthetic:
         traffic = traffic._replace(schedule="at the highest rate")
     trace = traffic.trace
-    header = run_header(model, gpu, plan_options, traffic.label, len(trace))
+    header = run_header(model, gpu, plan_options, traffic.label, len(trace), scheduler_options)
     result = {"schema": "inferometer.capacity/1", **header}
     options = {**scheduler_options, **plan_options}
     try:

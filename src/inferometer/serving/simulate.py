@@ -23,6 +23,7 @@ from .metrics import metrics
 from .outcome import Outcome
 from .request_table import Rejection, RejectionKind
 from .router import ROUTERS
+from .run_warnings import with_run_warnings
 from .schedulers import SCHEDULERS
 from .synthetic import LoadedTraffic
 from .trace import Trace
@@ -97,7 +98,7 @@ def simulate(
     plans = [pool.bound_plan for _, pool in built]
     options = msgspec.structs.replace(options, scheduler=scheduler or plans[0].engine.scheduler)
     _check_against_plans(options, pipelined=any(plan.plan.pipeline_parallel_size > 1 for plan in plans))
-    return serve(trace, built, options)
+    return with_run_warnings(serve(trace, built, options), trace, built, options)
 
 
 def _scheduled(request: Request, async_scheduling: bool | None) -> Request:
@@ -187,18 +188,41 @@ def _one_pool(given: Mapping[str, Any], gpu: str, plan_options: dict[str, Any]) 
 # ------------------------------------------------------------------ runs as results, with labels and the keys of JSON
 
 
-def run_header(model: str, gpu: str, plan_options: dict[str, Any], traffic: str, count: int) -> dict[str, Any]:
-    """The labels of a checked request, and its warnings; a bad value is an error here, before anything is run."""
-    request = build_request(model, gpu, **plan_options)
-    plan = request.plan
-    label = request.device.label or request.device.name
+def run_header(
+    model: str,
+    gpu: str,
+    plan_options: dict[str, Any],
+    traffic: str,
+    count: int,
+    scheduler_options: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The labels of a checked request, and its warnings; a bad value is an error here, before anything is run.
+
+    ``scheduler_options`` may say that there are several pools of replicas: all their GPUs are counted.
+    """
+    options = scheduler_options or {}
+    pools = _pool_options(
+        gpu, plan_options, *(options.get(name) for name in ("pools", "prefill_replicas", "decode_replicas"))
+    )
+    rows, requests = [], []
+    for pool in pools:
+        role, replicas = pool.pop("role"), pool.pop("replicas")
+        request = build_request(model, **pool)
+        requests.append(request)
+        rows.append(
+            {"role": role, "replicas": replicas, "gpu": request.device.name, "gpus": replicas * request.plan.gpus}
+        )
+    request, plan = requests[0], requests[0].plan
+    labels = {one.device.name: one.device.label or one.device.name for one in requests}
+    by_device = {name: sum(row["gpus"] for row in rows if row["gpu"] == name) for name in labels}
     kv = "" if plan.kv_cache_dtype == plan.dtype else f", KV {plan.kv_cache_dtype}"
     return {
         "model": request.model.name,
         "quantization": f"{plan.quantization}{kv}",
         "gpu": request.device.name,
-        "gpus": plan.gpus,
-        "machine": f"{plan.gpus} × {label}",
+        "gpus": sum(by_device.values()),
+        "machine": " + ".join(f"{number} × {labels[name]}" for name, number in by_device.items()),
+        "pools": rows,
         "engine": request.engine.label or request.engine.name,
         "engine_name": request.engine.name,
         "engine_version": request.engine.version,
@@ -206,7 +230,7 @@ def run_header(model: str, gpu: str, plan_options: dict[str, Any], traffic: str,
         "frontend": plan.frontend,
         "num_prompts": count,
         "traffic": traffic,
-        "warnings": list(request.warnings),
+        "warnings": list(dict.fromkeys(warning for one in requests for warning in one.warnings)),
     }
 
 
@@ -223,7 +247,7 @@ def simulate_and_summarize(
     trace = traffic.trace
     result = {
         "schema": "inferometer.simulate/1",
-        **run_header(model, gpu, plan_options, traffic.label, len(trace)),
+        **run_header(model, gpu, plan_options, traffic.label, len(trace), scheduler_options),
     }
     outcome = simulate(
         model, gpu, trace=trace, progress=lambda done, _: progress(done), **scheduler_options, **plan_options
