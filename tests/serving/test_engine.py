@@ -176,6 +176,11 @@ def test_whatever_happens_nothing_is_lost(trace: Trace, engine: dict[str, Any]) 
         assert replica.computed_tokens == (prompts + np.maximum(trace.output_tokens - 1, 0)).sum(), (
             "tokens are not conserved"
         )
+    gaps = replica.gaps.histogram()
+    assert (gaps.counts >= 0).all() and not replica.gaps.away
+    if engine["width"] == 1:
+        assert gaps.counts.sum() == np.maximum(trace.output_tokens - 1, 0).sum(), "gaps between tokens are missing"
+    assert abs((gaps.seconds * gaps.counts).sum() - (finished - first).sum()) <= 1e-6 * gaps.counts.sum() + 1e-9
     assert not replica.running and not replica.waiting and not replica.prefilling and not replica.batch.num_seqs
     assert replica.kv_cache.free_blocks + sum(one.blocks for one in replica.finishing) <= replica.kv_cache.num_blocks
     if isinstance(replica.kv_cache, PrefixCache) and not replica.finishing:
@@ -197,6 +202,11 @@ def test_steps_summed_at_once_are_steps_taken_one_by_one(trace: Trace, engine: d
         np.testing.assert_array_equal(column(getattr(all_, name)), column(getattr(one, name)))
     assert slow.kv_cache.free_blocks == fast.kv_cache.free_blocks
     assert slow.kv_cache.hit_tokens == fast.kv_cache.hit_tokens
+    stepped, summed = slow.gaps.histogram(), fast.gaps.histogram()
+    assert stepped.counts.sum() == summed.counts.sum()
+    ranks = np.arange(0.5, stepped.counts.sum())
+    sorted_gaps = [g.seconds[np.searchsorted(np.cumsum(g.counts), ranks)] for g in (stepped, summed)]
+    np.testing.assert_allclose(*sorted_gaps, rtol=0.02, atol=2e-6)  # few gaps: a rank at a jump
 
 
 def test_a_wrapped_scheduler_keeps_the_fast_path() -> None:

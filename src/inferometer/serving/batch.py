@@ -30,6 +30,7 @@ class DecodeBatch:
         "clock",
         "finish_heap",
         "id_bits",
+        "last_tokens",
         "num_seqs",
         "offset",
         "offset_sum",
@@ -45,6 +46,8 @@ class DecodeBatch:
         self.block_size, self.accepted_per_step = block_size, accepted_per_step
         self.id_bits = max(1, num_requests).bit_length()
         self.finish_heap: list[int] = []  # finish clock << id_bits | request
+        # (s, sequences): when unfinished sequences had their last token; empty: all at the beginning of this step
+        self.last_tokens: list[tuple[float, int]] = []
         self.block_phase_counts = [0] * block_size  # [p]: sequences that need a new block when clock % block_size == p
 
     def join(self, i: int, context: int, remaining: int) -> None:
@@ -110,6 +113,19 @@ class DecodeBatch:
         if self.accepted_per_step == 1:
             return later * 1.0
         return np.asarray(np.floor(self.accepted_per_step * (self.steps + later)) - self.clock)
+
+    def tokens_came(self, now: float) -> None:
+        """Some sequences had a token now: those of ``last_tokens`` and all others that have not finished."""
+        self.last_tokens.append((now, len(self.finish_heap) - sum([count for _, count in self.last_tokens])))
+
+    def forget_last_token(self, joined_s: float, now: float) -> float:
+        """When a sequence had its last token that leaves unfinished; its first one here was at ``joined_s``."""
+        if not self.last_tokens:
+            return now
+        at = next((k for k, (last_s, _) in enumerate(self.last_tokens) if last_s == joined_s), 0)
+        last_s, count = self.last_tokens[at]
+        self.last_tokens[at] = (last_s, count - 1)
+        return last_s
 
     # ------------------------------------------------------------------ blocks of the KV cache
 

@@ -25,6 +25,7 @@ from ..specs.structs import Workload
 from .arrivals import ClosedLoop, OpenLoop, RouterInbox, by_arrival, is_closed_loop
 from .engine import EngineCore
 from .fast_path import FastPathEngine
+from .inter_token import merge_gaps
 from .kv_cache import KVCache, PrefixCache, PrefixTree, prefix_tree
 from .outcome import POINTS, Interrupted, Outcome, infeasible, merge_series
 from .pipeline import PipelineEngine
@@ -395,5 +396,6 @@ def _collect(deployment: Deployment) -> Outcome:
         steps=sum(engine.steps for engine in replicas),
         prefix_hit_rate=hit_tokens / queried_tokens if queried_tokens else 0.0,
         kv_cache_tokens=sum(engine.kv_cache.num_blocks * engine.kv_cache.block_size for engine in replicas),
+        gaps=merge_gaps(engine.gaps for engine in replicas),
         warnings=deployment.warnings,
     )

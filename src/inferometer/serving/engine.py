@@ -35,10 +35,11 @@ from math import inf
 from ..base.units import ceil_div
 from .arrivals import RequestSource
 from .batch import DecodeBatch
+from .inter_token import InterTokenLatencies
 from .kv_cache import KVCache
 from .outcome import Recorder
 from .request_table import Finishing, Rejection, RejectionKind, RequestStatus, RequestTable
-from .schedulers import FCFSQueue, PriorityQueue, RequestQueue, Scheduler, SchedulerLimits, priority_key
+from .schedulers import PrefillWait, RequestQueue, Scheduler, SchedulerLimits, priority_key, request_queue
 from .step_cost import Chunk, StepCost, Throttle
 
 
@@ -60,15 +61,15 @@ class EngineCore:
     ) -> None:
         self.cost, self.limits, self.table, self.kv_cache, self.source = cost, limits, table, kv_cache, source
         self.scheduler, self.number, self.fast_forward = scheduler, number, fast_forward
-        self.recorder = Recorder(sample_interval)
-        self.waiting: RequestQueue = PriorityQueue(table) if limits.priority else FCFSQueue()
+        self.recorder, self.gaps = Recorder(sample_interval), InterTokenLatencies()
+        self.waiting: RequestQueue = request_queue(limits, table)
         self.running: dict[int, None] = {}  # in order of admission
         self.prefilling: dict[int, int] = {}  # prompts under way -> num_computed_tokens
         self.batch = DecodeBatch(len(table), kv_cache.block_size, cost.accepted_per_step)
         self.throttle = Throttle(cost.throttle_after) if cost.throttle_after else None
         self.now = self.visible_until = 0.0  # s: the clock; arrivals up to `visible_until` are known
         self.next_wakeup = 0.0  # s: nothing can be done before, though requests wait
-        self.waited_iters, self.waiting_for_batch = 0, False  # steps that prompts waited for others; in this one, too
+        self.prefill_wait = PrefillWait(limits)
         self.steps_since_poll = 0  # decode steps, modulo the interval: 0 is a poll
         self.blocks_reserved = 0  # blocks that the step being scheduled has taken for decodes
         self.static_blocks = 0  # blocks of a static batch
@@ -137,6 +138,7 @@ class EngineCore:
     def sample(self) -> None:
         """Record how things stand."""
         kv_cache = self.kv_cache
+        self.gaps.compact()
         self.recorder.sample(
             now=self.now,
             running=len(self.running),
@@ -160,7 +162,8 @@ class EngineCore:
 
     def _schedule(self) -> tuple[bool, list[Chunk]]:
         """What the next step computes: whether the batch decodes, and chunks of prompts."""
-        self.preempted_in_step = self.waiting_for_batch = False
+        self.preempted_in_step = False
+        self.prefill_wait.begin_step(self.steps)
         if self.waiting or self.prefilling or self.kv_cache.free_blocks < self.batch.blocks_for_next_step():
             return self.scheduler.schedule(self)
         return True, []
@@ -189,11 +192,16 @@ class EngineCore:
         self.computed_tokens += num_seqs * limits.tokens_per_decode + num_new_tokens
         self.blocks_reserved = self.steps_since_poll = 0
         if num_seqs:
+            self.gaps.count(self.batch, self.cost, start, 1, seconds, 0.0)
             self._advance(1)
+        elif self.batch.finish_heap and not self.batch.last_tokens:
+            self.batch.tokens_came(start)
         for i in completed:
             if self.prefilling:
                 self.prefilling.pop(i, None)
             self._on_prefill_done(i, now)
+        if self.batch.last_tokens:
+            self.batch.tokens_came(now)
         if limits.static_batch and not self.prefilling and not self.batch.num_seqs:
             self._end_static_batch()
 
@@ -222,6 +230,8 @@ class EngineCore:
         table = self.table
         if table.first_token_s[i] != table.first_token_s[i]:  # nan: it is the first one
             table.first_token_s[i] = now
+        else:
+            self.gaps.resumed(i, table.first_token_s[i], now)
         context, remaining = table.prefill_target[i], table.remaining_tokens[i]
         if remaining > 1:
             self.batch.join(i, context, remaining - 1)
@@ -248,8 +258,9 @@ class EngineCore:
         self.busy_s += seconds
         self.steps += steps
         self.steps_since_poll = (self.steps_since_poll + steps) % limits.scheduler_recv_interval
-        self.waited_iters += (steps - 1) * self.waiting_for_batch
+        self.prefill_wait.end_steps(steps)
         self.computed_tokens += steps * batch.num_seqs * limits.tokens_per_decode
+        self.gaps.count(batch, self.cost, now, steps, seconds, before_last)
         self._advance(steps)
 
     def _max_decode_steps(self) -> int:
@@ -280,10 +291,9 @@ class EngineCore:
         """Decode steps that may be taken at most, and the seconds until something else may have to be done."""
         limits, now = self.limits, self.now
         gap = until - now
-        if self.waiting_for_batch:
-            max_steps = min(max_steps, limits.batch_wait_timeout_iters + 1 - self.waited_iters)
+        max_steps = min(max_steps, self.prefill_wait.max_steps())
         # first come, first served: where requests wait already, one more at the end of the queue changes nothing
-        polls = limits.priority or limits.scheduler_recv_interval > 1 or self.waiting_for_batch
+        polls = limits.priority or limits.scheduler_recv_interval > 1 or self.prefill_wait.for_batch
         if polls or not self.waiting:
             gap = min(gap, self.source.next - now)
         if self.kv_in_transfer and self.waiting:
@@ -319,7 +329,7 @@ class EngineCore:
 
     def _catch_up(self) -> bool:
         """With nothing to compute, learn what can be known by now; whether that changed anything."""
-        self.steps_since_poll = 0
+        self.steps_since_poll, self.prefill_wait.wave_start = 0, self.steps
         if self.finishing or self.preempted_in_step or self.source.next <= self.now:
             self._sync_async_state()
             self.visible_until = self.now
@@ -426,17 +436,6 @@ class EngineCore:
         if num_cached + num_new < table.prefill_target[i]:
             self.prefilling[i] = num_cached + num_new
 
-    def should_wait(self) -> bool:
-        """Whether prompts that could begin wait in this step for more to begin with them (batch_wait_…)."""
-        limits, num_seqs = self.limits, self.batch.num_seqs
-        if not limits.batch_wait_timeout_iters or not num_seqs:
-            return False
-        tokens = sum(self.table.prefill_target[i] for i in self.waiting) + num_seqs * limits.tokens_per_decode
-        timed_out = self.waited_iters >= limits.batch_wait_timeout_iters
-        self.waiting_for_batch = not timed_out and tokens < limits.batch_wait_min_tokens
-        self.waited_iters = self.waited_iters + 1 if self.waiting_for_batch else 0
-        return self.waiting_for_batch
-
     def allocate_decode_blocks(self) -> bool:
         """A block for every decoding sequence whose last one is full, preempting if needed; whether it preempted."""
         batch, kv_cache = self.batch, self.kv_cache
@@ -468,6 +467,7 @@ class EngineCore:
                 self.blocks_reserved -= more if batch is self.batch else 0
             table.prefill_target[i] = computed + 1
             batch.leave(i)
+            self.gaps.preempted(batch, i, table.first_token_s[i], self.now)
         if table.transferred_tokens is not None:
             table.transferred_tokens[i] = 0
         self.preempted_in_step = True

@@ -15,6 +15,7 @@ from __future__ import annotations
 from heapq import heappop, heappush
 
 from .engine import EngineCore
+from .inter_token import SHORT_RUN, US
 from .kv_cache import PrefixCache
 from .request_table import Finishing
 from .schedulers import admissible_prompt_tokens
@@ -41,6 +42,7 @@ class FastPathEngine(EngineCore):
             and not shares_prefixes
             and self.table.transferred_tokens is None
             and limits.tokens_per_decode == limits.scheduler_recv_interval == 1
+            and limits.prefill_schedule_interval == 1
             and not limits.batch_wait_timeout_iters
         )
 
@@ -98,8 +100,8 @@ class UncontendedRun:
         engine, batch, source, recorder = self.engine, self.batch, self.engine.source, self.engine.recorder
         finish_heap, id_bits, search = batch.finish_heap, batch.id_bits, self.decode_table.search
         mixed_seconds, throttle, extra_steps = engine.cost.mixed_seconds, engine.throttle, int(self.async_scheduling)
-        now, visible_until, finished, running = engine.now, engine.visible_until, self.finished, self.running
-        num_steps, computed_tokens, busy_s = 0, 0, 0.0
+        now, visible_until, finished = engine.now, engine.visible_until, self.finished
+        gap_counts, num_steps, computed_tokens, busy_s = engine.gaps.counts, 0, 0, 0.0
         while now < until:
             next_arrival, num_seqs, chunks = source.next, batch.num_seqs, None
             if not num_seqs and visible_until < next_arrival < until:  # idle: asynchronous scheduling is not behind
@@ -112,11 +114,12 @@ class UncontendedRun:
                 chunks = self._admit(arrived, now)
                 if chunks is None:
                     break
-                if throttle is None:
-                    seconds = mixed_seconds(batch if num_seqs else None, chunks, len(chunks))
-                else:
-                    seconds = self._throttled_seconds(throttle, chunks, now)
-                steps, before_last = 1, 0.0
+                steps, before_last, decodes = 1, 0.0, batch if num_seqs else None
+                seconds = (
+                    mixed_seconds(decodes, chunks, len(chunks))
+                    if throttle is None
+                    else self._throttled_seconds(throttle, chunks, now)
+                )
             elif num_seqs:
                 gap = (next_arrival if next_arrival < until else until) - now
                 max_steps, total = (finish_heap[0] >> id_bits) - batch.clock, batch.offset_sum + num_seqs * batch.clock
@@ -128,10 +131,12 @@ class UncontendedRun:
             num_steps += steps
             computed_tokens += steps * num_seqs
             busy_s += seconds
-            for i, blocks in finished:  # of the step before
-                del running[i]
-                self.free_blocks += blocks
-            finished.clear()
+            if steps <= SHORT_RUN:
+                gap_counts[int(seconds * US / steps)] += steps * num_seqs
+            else:
+                engine.gaps.count(batch, engine.cost, now, steps, seconds, before_last)
+            if finished:  # in the step before
+                self._free_finished()
             if num_seqs:
                 clock = batch.clock = batch.clock + steps
                 if finish_heap[0] >> id_bits <= clock:

@@ -60,10 +60,10 @@ def latencies(outcome: Outcome) -> dict[str, np.ndarray]:
 def metrics(
     outcome: Outcome, goodput: dict[str, float] | None = None, gaps_ms: np.ndarray | None = None
 ) -> dict[str, Any]:
-    """The result as ``vllm bench serve`` would print it; ``gaps_ms`` are the gaps between tokens where they were seen.
+    """The result as ``vllm bench serve`` would print it; ``gaps_ms`` are the gaps between tokens of a live server.
 
-    Without them a request's gaps all are its TPOT, so that the mean inter-token latency is right and its percentiles
-    are those of the requests' means, weighted by their tokens.
+    A simulation has them in ``outcome.gaps``. Where none were seen, a request's gaps all are its TPOT, so that the mean
+    inter-token latency is right and its percentiles are those of the requests' means, weighted by their tokens.
     """
     latency = latencies(outcome)
     done = ~np.isnan(outcome.finished_s)
@@ -86,14 +86,24 @@ def metrics(
         "total_token_throughput": rate(input_tokens + output_tokens),
         "max_concurrent_requests": _max_concurrent(outcome),
     }
-    weight = np.where(done, np.maximum(outcome.output_tokens - 1, 0), 0)
     for name in LATENCIES:
-        if name == "itl":
-            values = latency["tpot"] if gaps_ms is None else gaps_ms
-            result |= _summary(name, values, weight if gaps_ms is None else None)
-        else:
+        if name != "itl":
             result |= _summary(name, np.where(done, latency[name], np.nan))
+        else:
+            result |= _summary(name, gaps_ms) if gaps_ms is not None else _inter_token(outcome, latency["tpot"], done)
     return result
+
+
+def _inter_token(outcome: Outcome, tpot: np.ndarray, done: np.ndarray) -> dict[str, float | None]:
+    """Statistics of the gaps between tokens of a simulation; of the requests' TPOT where no gaps were seen."""
+    if outcome.gaps is None:
+        return _summary("itl", tpot, np.where(done, np.maximum(outcome.output_tokens - 1, 0), 0))
+    seconds, counts = outcome.gaps
+    summary = _summary("itl", seconds * 1e3, counts)
+    if len(counts) and np.array_equal(done, ~np.isnan(outcome.first_token_s)):  # no request is under way
+        all_s = (outcome.finished_s - outcome.first_token_s)[done].sum()
+        summary["mean_itl_ms"] = float(all_s / counts.sum() * 1e3)  # exact, where the lengths are rounded
+    return summary
 
 
 def good_requests(latency: dict[str, np.ndarray], goodput: dict[str, float]) -> np.ndarray:
@@ -119,9 +129,10 @@ def _summary(name: str, values: np.ndarray, weights: np.ndarray | None = None) -
         mean = float(np.average(x, weights=w))
         std = float(np.sqrt(np.average((x - mean) ** 2, weights=w)))
         order = np.argsort(x, kind="stable")
-        reached = np.cumsum(w[order]) / w.sum()
-        at = np.searchsorted(reached, np.array((50, *PERCENTILES)) / 100 - 1e-12)
-        points = x[order][np.minimum(at, len(x) - 1)]
+        reached = np.cumsum(w[order])
+        rank = np.array((50, *PERCENTILES)) / 100 * (reached[-1] - 1)  # as np.percentile of the flat list has it
+        below, above = (x[order][np.searchsorted(reached[:-1], at, "right")] for at in (np.floor(rank), np.ceil(rank)))
+        points = below + (above - below) * (rank - np.floor(rank))
     numbers = (mean, float(points[0]), std, *map(float, points[1:]))
     return {f"{label}_{name}_ms": number for label, number in zip(labels, numbers, strict=True)}
 

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from ..base.units import ceil_div
+from .inter_token import GapHistogram
 from .request_table import Rejection, RejectionKind
 from .trace import Trace
 
@@ -34,6 +35,7 @@ class Outcome(msgspec.Struct, kw_only=True, eq=False):
     steps: int  # engine steps simulated
     prefix_hit_rate: float
     kv_cache_tokens: int = 0  # that the caches of all replicas hold
+    gaps: GapHistogram | None = None  # between the tokens of all requests; None where they were not seen
     reason: str = ""  # why nothing could be served at all: the plan does not fit
     warnings: tuple[str, ...] = ()
 

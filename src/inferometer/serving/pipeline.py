@@ -147,10 +147,14 @@ class PipelineEngine(EngineCore):
         current.in_flight = None
         self.now = current.ready
         if step.decodes and self.batch.num_seqs:
+            for last_s, count in self.batch.last_tokens:
+                self.gaps.add(self.now - last_s, count)
+            self.batch.last_tokens = []
             self._advance(1)
         for i, num_preemptions in step.completed:
             if self.table.num_preemptions[i] == num_preemptions and i in self.running:
                 self._on_prefill_done(i, current.ready)
+        self.batch.tokens_came(current.ready)
         if self.limits.static_batch and self.running and not self.prefilling and not self.batch.num_seqs:
             self._end_static_batch()
 

@@ -23,6 +23,7 @@ from .request_table import RequestTable
 from .step_cost import Chunk
 
 NO_THRESHOLD = 10**9  # tokens: prompts are cut by the token budget alone
+NO_LIMIT = 10**9  # prompts
 
 
 class SchedulerLimits(NamedTuple):
@@ -39,6 +40,8 @@ class SchedulerLimits(NamedTuple):
     static_batch: bool = False  # finished sequences stay in the batch until all have finished
     priority: bool = False  # the priority policy instead of FCFS
     scheduler_recv_interval: int = 1  # decode steps from one poll for new requests to the next (SGLang)
+    prefill_schedule_interval: int = 1  # steps from one that may compute prompts to the next (vLLM)
+    prefill_max_requests: int = NO_LIMIT  # prompts that one step may compute (SGLang)
     batch_wait_timeout_iters: int = 0  # steps that prompts wait for others while sequences decode (TensorRT-LLM) …
     batch_wait_min_tokens: int = 0  # … unless prompts and decodes together have as many tokens as this
 
@@ -58,6 +61,7 @@ class SchedulerState(Protocol):
     running: dict[int, None]  # in order of admission
     prefilling: dict[int, int]  # prompts under way -> num_computed_tokens
     blocks_reserved: int  # that `allocate_decode_blocks` took for this step
+    prefill_wait: PrefillWait
 
     def allocate_decode_blocks(self) -> bool:
         """A block for every decoding sequence whose last one is full, preempting if needed; whether it preempted."""
@@ -75,13 +79,61 @@ class SchedulerState(Protocol):
         """The request admitted last (or of least priority) loses its blocks and waits again; gives its number."""
         raise NotImplementedError
 
-    def should_wait(self) -> bool:
-        """Whether prompts that could begin wait in this step for more to begin with them (batch_wait_…)."""
-        raise NotImplementedError
-
     def reserve_static(self, blocks: int) -> None:
         """Take the blocks of a static batch."""
         raise NotImplementedError
+
+
+class PrefillWait:
+    """Prompts that could be computed, and wait all the same: ``PrefillWait(limits).waits_for_batch(engine)``
+
+    TensorRT-LLM waits for more prompts to begin together (batch_wait_…), vLLM for a step that all data-parallel ranks
+    compute prompts in (prefill_schedule_interval).
+    """
+
+    __slots__ = ("capacity_bound", "deferred", "for_batch", "interval", "limits", "step", "waited_iters", "wave_start")
+
+    def __init__(self, limits: SchedulerLimits) -> None:
+        self.limits = limits
+        self.interval = limits.prefill_schedule_interval
+        self.waited_iters = 0  # steps that prompts have waited for others
+        self.for_batch = False  # they do in this one
+        self.step = self.wave_start = 0  # ranks count steps from when there was nothing to do
+        self.deferred = False  # this step computes no prompts
+        self.capacity_bound = False  # the last step with prompts left some waiting: no step is without
+
+    def begin_step(self, step: int) -> None:
+        """A step is scheduled, the engine's ``step``-th."""
+        self.step, self.for_batch, self.deferred = step, False, False
+
+    def end_steps(self, steps: int) -> None:
+        """So many decode steps are over."""
+        self.waited_iters += (steps - 1) * self.for_batch
+
+    def max_steps(self) -> int:
+        """Decode steps until prompts that wait may begin."""
+        limits = self.limits
+        if self.for_batch:
+            return limits.batch_wait_timeout_iters + 1 - self.waited_iters
+        return self.interval - (self.step - self.wave_start) % self.interval if self.deferred else NO_LIMIT
+
+    def waits_for_batch(self, engine: SchedulerState) -> bool:
+        """Whether prompts that could begin wait in this step for more to begin with them."""
+        limits, num_seqs = self.limits, engine.batch.num_seqs
+        if not limits.batch_wait_timeout_iters or not num_seqs:
+            return False
+        tokens = sum(engine.table.prefill_target[i] for i in engine.waiting) + num_seqs * limits.tokens_per_decode
+        timed_out = self.waited_iters >= limits.batch_wait_timeout_iters
+        self.for_batch = not timed_out and tokens < limits.batch_wait_min_tokens
+        self.waited_iters = self.waited_iters + 1 if self.for_batch else 0
+        return self.for_batch
+
+    def defers_prefills(self, engine: SchedulerState) -> bool:
+        """Whether this step computes no prompts: it is not one of every so many, sequences decode, and the last step
+        with prompts could take all that waited."""
+        due = (self.step - self.wave_start) % self.interval == 0
+        self.deferred = not due and not self.capacity_bound and len(engine.running) > len(engine.prefilling)
+        return self.deferred
 
 
 SchedulerOutput = tuple[bool, list[Chunk]]  # whether the batch decodes, and the chunks of prompts
@@ -143,11 +195,12 @@ def vllm(engine: SchedulerState) -> SchedulerOutput:
     limits, kv_cache, running = engine.limits, engine.kv_cache, engine.running
     prefilling, waiting, prefill_target = engine.prefilling, engine.waiting, engine.table.prefill_target
     chunks: list[Chunk] = []
+    deferred = limits.prefill_schedule_interval > 1 and engine.prefill_wait.defers_prefills(engine)
     # 1. Decoding requests: one more block each where the last one is full.
     preempted = engine.allocate_decode_blocks()
     token_budget = limits.max_num_batched_tokens - engine.batch.num_seqs * limits.tokens_per_decode
     # 2. Prompts under way.
-    for i, num_computed in list(prefilling.items()) if prefilling else ():
+    for i, num_computed in list(prefilling.items()) if prefilling and not deferred else ():
         if token_budget <= 0 or i not in prefilling:
             break
         num_new = min(prefill_target[i] - num_computed, token_budget, limits.long_prefill_token_threshold)
@@ -166,6 +219,8 @@ def vllm(engine: SchedulerState) -> SchedulerOutput:
         i = waiting.peek()
         num_cached = engine.num_cached_tokens(i)
         num_prompt = prefill_target[i] - num_cached
+        if deferred and num_prompt > 1:  # one whose KV cache was sent goes on at once
+            break
         num_new = min(num_prompt, allowed)
         is_cut = num_new < num_prompt
         if is_cut and not (limits.enable_chunked_prefill and kv_cache.can_hold(i, num_cached, prefill_target[i])):
@@ -175,6 +230,8 @@ def vllm(engine: SchedulerState) -> SchedulerOutput:
         engine.admit(i, num_cached, num_new)
         chunks.append((i, num_new, num_cached))
         token_budget -= num_new
+    if not deferred and not preempted:
+        engine.prefill_wait.capacity_bound = len(waiting) > 0
     return True, chunks
 
 
@@ -245,7 +302,7 @@ def trtllm(engine: SchedulerState) -> SchedulerOutput:
         unpromised -= _final_blocks(engine, i) - num_cached // kv_cache.block_size
         if unpromised < 0 or num_new < num_prompt <= limits.max_num_batched_tokens:
             break
-        if len(chunks) == continued and engine.should_wait():
+        if len(chunks) == continued and engine.prefill_wait.waits_for_batch(engine):
             break
         if not kv_cache.allocate(i, num_cached, num_cached + num_new):
             break
@@ -275,7 +332,7 @@ def prefill_first(engine: SchedulerState) -> SchedulerOutput:
     limits, kv_cache, prefill_target = engine.limits, engine.kv_cache, engine.table.prefill_target
     chunks: list[Chunk] = []
     token_budget = limits.max_num_batched_tokens
-    while engine.waiting and len(engine.running) < limits.max_num_seqs:
+    while engine.waiting and len(engine.running) < limits.max_num_seqs and len(chunks) < limits.prefill_max_requests:
         i = engine.waiting.peek()
         num_cached = engine.num_cached_tokens(i)
         num_new = prefill_target[i] - num_cached
@@ -368,6 +425,11 @@ class PriorityQueue:
     def peek(self) -> int:
         """The request that is next."""
         return self.heap[0][2]
+
+
+def request_queue(limits: SchedulerLimits, table: RequestTable) -> RequestQueue:
+    """The queue of an engine's policy: ``request_queue(limits, table).push(7)``"""
+    return PriorityQueue(table) if limits.priority else FCFSQueue()
 
 
 def priority_key(table: RequestTable, i: int) -> tuple[int, float]:

@@ -87,6 +87,10 @@ class StepCost(Protocol):
         """
         raise NotImplementedError
 
+    def decode_durations(self, batch: DecodeContexts, first: int, steps: int) -> np.ndarray:
+        """Seconds of some decode steps from step ``first`` on, each by itself: (steps,)."""
+        raise NotImplementedError
+
     def mixed_seconds(
         self, batch: DecodeContexts | None, chunks: list[Chunk], num_completed: int, thermal_state: float = 0.0
     ) -> float:
@@ -171,11 +175,11 @@ class _CompiledCost(ABC):
         passed = np.zeros(1)  # s at the beginning of every step
         while passed[-1] < gap and len(passed) <= max_steps:
             done = len(passed) - 1
-            more = self._decode_durations(batch, done, min(max_steps - done, 256))
+            more = self.decode_durations(batch, done, min(max_steps - done, 256))
             passed = np.concatenate([passed, passed[-1] + np.cumsum(more)])
         steps = max(1, min(max_steps, int(np.searchsorted(passed, gap)) + extra))
         if steps == len(passed):  # the extra step
-            passed = np.append(passed, passed[-1] + self._decode_durations(batch, steps - 1, 1)[0])
+            passed = np.append(passed, passed[-1] + self.decode_durations(batch, steps - 1, 1)[0])
         return steps, float(passed[steps]), float(passed[steps - 1])
 
     def mixed_seconds(
@@ -219,8 +223,8 @@ class _CompiledCost(ABC):
         return seconds
 
     @abstractmethod
-    def _decode_durations(self, batch: DecodeContexts, first: int, steps: int) -> np.ndarray:
-        """Seconds of some decode steps, each by itself: (steps,)."""
+    def decode_durations(self, batch: DecodeContexts, first: int, steps: int) -> np.ndarray:
+        """Seconds of some decode steps; see `StepCost`."""
 
     @abstractmethod
     def _prefill_attention(self, num_new: int, chunks: list[Chunk]) -> float:
@@ -329,7 +333,8 @@ class FullAttentionCost(_CompiledCost):
     def _decode_attention(self, batch: DecodeContexts) -> float:
         return self.decode_attention.one(batch.num_seqs, batch.total_context())
 
-    def _decode_durations(self, batch: DecodeContexts, first: int, steps: int) -> np.ndarray:
+    def decode_durations(self, batch: DecodeContexts, first: int, steps: int) -> np.ndarray:
+        """Seconds of some decode steps; see `StepCost`."""
         mean = batch.total_context() / batch.num_seqs + batch.gains(first, steps)
         return np.asarray(np.interp(mean, self.decode_table.nodes, self.decode_table.row(batch.num_seqs)))
 
@@ -377,7 +382,7 @@ class WindowedCost(_CompiledCost):
 
     def decode_seconds(self, batch: DecodeContexts) -> float:
         """Seconds of a step in which every sequence decodes."""
-        return float(self._decode_durations(batch, 0, 1)[0])
+        return float(self.decode_durations(batch, 0, 1)[0])
 
     def _prefill_attention(self, num_new: int, chunks: list[Chunk]) -> float:
         seconds = 0.0
@@ -397,7 +402,8 @@ class WindowedCost(_CompiledCost):
             for spans, table in self.decode_attention.items()
         )
 
-    def _decode_durations(self, batch: DecodeContexts, first: int, steps: int) -> np.ndarray:
+    def decode_durations(self, batch: DecodeContexts, first: int, steps: int) -> np.ndarray:
+        """Seconds of some decode steps; see `StepCost`."""
         n, gains = batch.num_seqs, batch.gains(first, steps)
         contexts = batch.contexts()[:, None] + gains[None, :]  # (num_seqs, steps)
         kernels = np.full(steps, self.by_num_seqs(n))

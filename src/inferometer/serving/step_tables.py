@@ -129,8 +129,6 @@ class ContextTable:
                 end = x + steps
                 whole = int(end)
                 took = c[whole] + (c[whole + 1] - c[whole]) * (end - whole) - here
-        if not extra:
-            return steps, took, 0.0
         end -= 1
         whole = int(end)
         return steps, took, c[whole] + (c[whole + 1] - c[whole]) * (end - whole) - here
