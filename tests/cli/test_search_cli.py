@@ -56,6 +56,21 @@ def test_commands_can_be_copied() -> None:
     shown = folded(command)
     assert max(map(len, shown.splitlines())) <= 108
     assert shlex.split(shown.replace("\\\n", " ")) == shlex.split(command)
+    assert "\n" not in folded("# make it first: python hf_ptq.py " + "--flag value " * 20)
+    assert "\n" not in folded("python -c 'print(1) --not-a-flag " + "--nor-this " * 20 + "'")
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_commands_are_never_wrapped(columns: int) -> None:
+    from rich.console import Console
+
+    from inferometer.views.text.search import ShellLine
+
+    command = "vllm serve owner/model --speculative-config '" + '{"method": "mtp"}' * 8 + "' --port ${PORT:-8000}"
+    screen = Console(width=columns, color_system="truecolor", force_terminal=True)
+    with screen.capture() as captured:
+        screen.print(ShellLine(command), crop=False)
+    assert shlex.split(captured.get().replace("\\\n", " ")) == shlex.split(command)
 
 
 @pytest.mark.slow

@@ -306,7 +306,7 @@ def test_a_trace_is_estimated_by_its_means_and_simulated_as_it_is() -> None:
     result = search("llama-3.1-8b", gpu="h200", num_gpus=4, trace=trace, goodput="ttft:500,tpot:30")
     assert result.feasible and result.workload["request_rate"] == pytest.approx(20, rel=0.1)
     assert result.workload["input_len"] == pytest.approx(trace.input_tokens.mean())
-    assert "made.csv" in " ".join(result.commands["bench"])
+    assert "--dataset-name timed_trace" in " ".join(result.commands["bench"])
     with pytest.raises(BadValue, match="trace says all lengths itself"):
         search("llama-3.1-8b", trace=trace, input_len=5, goodput="ttft:500")
 

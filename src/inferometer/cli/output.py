@@ -93,10 +93,10 @@ def show_rich(renderable: Any, output: str | None) -> None:
     screen = terminal.console()
     if output is not None:
         with screen.capture() as captured:
-            screen.print(renderable)
+            screen.print(renderable, crop=False)
         deliver(captured.get(), output)
     else:
-        screen.print(renderable)
+        screen.print(renderable, crop=False)  # commands are longer than the screen rather than cut
 
 
 # ------------------------------------------------------------------ progress: bars on a terminal only, logs stay clean

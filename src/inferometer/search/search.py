@@ -22,20 +22,22 @@ import msgspec
 
 from ..base.errors import BadValue, check_int
 from ..base.parallel_map import worker_count
-from ..base.units import ceil_div
+from ..inference.request import build_request
 from ..serving.trace import Trace
 from ..specs.arguments import arguments, check_names, signature
-from ..specs.catalog import gpu_names, hardware
+from ..specs.catalog import UNQUANTIZED, gpu_names, hardware, named_precision
+from ..specs.catalog import model as catalog_model
 from ..specs.command_args import SearchArgs
 from ..specs.plan_args import PlanArgs, short_flag
-from ..specs.structs import Plan
+from ..specs.structs import Plan, Speculation
 from . import explanation
 from .finalists import Finalist, SimulationOptions, ranked, simulate_finalists
-from .launch.bench_command import bench
+from .launch.bench_command import bench, num_prompts
+from .launch.context_length import context_length
 from .launch.plan_launch import launches
 from .launch.processes import BENCH, SERVERS, Launch
 from .launch.served_model import ServedModel
-from .launch.shell_lines import launch_lines, process_lines
+from .launch.shell_lines import launch_lines, process_lines, variables
 from .modes import aggregated, disaggregated
 from .objective import build_objective, build_traffic
 from .plan_table import Plans, PlanTable, Status, concatenated, front_rows
@@ -283,6 +285,7 @@ class SearchRun:
         request = table.servers.servers[0].request if table is not None else None
         won = table is not None and winner is not None
         starts = self._launches(table, best, winner) if table is not None and best and winner else {}
+        refusals = starts[request.engine.name].refusals if request and request.engine.name in starts else []
         return Search(
             model=request.model.name if request else self.problem.model,
             engine=request.engine.name if request else "",
@@ -312,7 +315,7 @@ class SearchRun:
             counts=self.counts,
             relaxations=[],
             seconds=self.seconds,
-            warnings=self._warnings(table, winner) if table is not None else [],
+            warnings=[*(self._warnings(table, winner) if table is not None else []), *refusals],
             commands=_commands(starts),
             launches=starts,
         )
@@ -362,38 +365,67 @@ class SearchRun:
     def _launches(self, table: PlanTable, best: Finalist, winner: Candidate) -> dict[str, Launch]:
         """How to start the winner with each engine, and how to measure it."""
         server = table.servers.servers[int(table.plans.prefill_server[best.row])]
-        name, plan = self.problem.model, server.request.plan
-        given = self.problem.space.request_kwargs.get("gpu_memory_utilization")
-        model = ServedModel(
-            name=name if "/" in name else server.request.hf_id or name,
-            own_quantization=server.quantization_arg is None,
-            own_kv_cache_dtype=server.kv_cache_dtype_arg == "auto",
-            max_model_len=ceil_div(self.problem.traffic.max_len, 256) * 256,
-            gpus_per_node=plan.gpus_per_node,
-            speculation=plan.speculation,
-            engines={
-                (engine, pool.role): server.request.engine_here(engine, _with_layout(plan, pool))
-                for engine in SERVERS
-                for pool in winner.pools
-            },
-            memory_shares={server.request.engine.name: given} if given is not None else {},
-        )
+        model = self._served_model(table, best, winner, server)
         rate = best.final.request_rate if best.final is not None else winner.priced.request_rate
         check = bench(
-            model.name,
             self.problem.traffic,
             self.problem.objective,
             request_rate=rate,
-            num_prompts=max(200, round(5 * rate * winner.priced.e2el_ms / 1e3)),
-            trace=self._trace_source(),
+            count=num_prompts(rate, winner.priced.e2el_ms / 1e3),
         )
         return launches(winner, model, check)
+
+    def _served_model(self, table: PlanTable, best: Finalist, winner: Candidate, server: Server) -> ServedModel:
+        """What all servers of the winner have in common."""
+        request, kwargs = server.request, self.problem.space.request_kwargs
+        case = table.simulation_case(best.row)
+        pools = [build_request(case.model, **pool.request_kwargs) for pool in case.pools]
+        length = context_length(pools, self.problem.traffic.max_len, kwargs.get("max_model_len"))
+        name, speculation, given = self.problem.model, request.plan.speculation, kwargs.get("gpu_memory_utilization")
+        hf_id = name if "/" in name else request.hf_id or name
+        return ServedModel(
+            name=hf_id,
+            gpus_per_node=request.plan.gpus_per_node,
+            dtype=request.model.dtype,
+            quantizations=_stored_precisions(server, name, hf_id),
+            kv_cache_dtype=request.model.kv_cache_dtype,
+            length_limit=length.limit,
+            length_reason=length.reason,
+            max_len=length.longest,
+            speculation=_with_hf_id(speculation) if speculation is not None else None,
+            engines={
+                (engine, pool.role): request.engine_here(engine, _with_layout(request.plan, pool))
+                for engine in SERVERS
+                for pool in winner.pools
+            },
+            memory_shares={request.engine.name: given} if given is not None else {},
+        )
+
+
+def _stored_precisions(server: Server, name: str, hf_id: str) -> tuple[str, ...]:
+    """What the checkpoint on Hugging Face is quantised in; a catalogue's name may end in a precision that it lacks."""
+    declared = {precision for precision in server.request.model.quantization.values() if precision not in UNQUANTIZED}
+    if "/" not in name and named_precision(name) and not named_precision(hf_id):
+        return ()
+    if server.quantization_arg is None and server.request.plan.quantization not in UNQUANTIZED:
+        declared.add(server.request.plan.quantization)
+    return tuple(sorted(declared))
+
+
+def _with_hf_id(speculation: Speculation) -> Speculation:
+    """Speculation with its draft model's name on Hugging Face."""
+    if not speculation.model or "/" in speculation.model:
+        return speculation
+    return msgspec.structs.replace(speculation, model=catalog_model(speculation.model).hf_id or speculation.model)
 
 
 def _commands(launches: dict[str, Launch]) -> dict[str, list[str]]:
     """Lines of a shell by engine, and those of the benchmark."""
     lines = {engine: launch_lines(launch) for engine, launch in launches.items()}
-    return {**lines, BENCH: process_lines(next(iter(launches.values())).bench)} if launches else {}
+    if not launches:
+        return {}
+    first = next((launch for launch in launches.values() if not launch.refusals), next(iter(launches.values())))
+    return {**lines, BENCH: process_lines(first.bench, variables(first))}
 
 
 def _with_layout(plan: Plan, pool: PoolSpec) -> Plan:

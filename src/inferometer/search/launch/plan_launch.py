@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from ...base.units import ceil_div
 from ..search_result import Candidate, PoolSpec
 from .processes import SERVERS, SGLANG, TRTLLM, VLLM, Launch, Process
@@ -29,17 +31,33 @@ def launches(plan: Candidate, model: ServedModel, bench: Process) -> dict[str, L
 
 
 def _launch(engine: str, plan: Candidate, model: ServedModel, bench: Process) -> Launch:
+    pool = plan.pools[0]  # all pools have the precisions of the first: they hand their caches on
+    weights, label = model.weights(engine, pool), model.engine(engine, pool).label
     refusals = trtllm_refusals(plan) if engine == TRTLLM else []
+    refusals += [weights.refusal] if weights.refusal else []
+    if model.cache_dtype(engine, pool) is None:
+        version = model.engine(engine, pool).version
+        refusals.append(
+            f"{label} {version} has no KV cache in {pool.kv_cache_dtype}: search with another --kv-cache-dtype"
+        )
+    launch = Launch(
+        engine=engine,
+        model=weights.model,
+        processes=[],
+        bench=bench,
+        gpus_per_node=model.gpus_per_node,
+        refusals=refusals,
+    )
+    if refusals:
+        return launch
     servers = [_server(engine, pool, model) for pool in plan.pools]
     addresses = [
         Backend(server.name, f"${server.name.upper()}_{n}") for server in servers for n in range(server.replicas)
     ]
     router = router_process(engine, addresses)
-    notes = []
-    if engine == TRTLLM and not model.own_quantization:
-        notes.append(f"the model must be a checkpoint in {plan.pools[0].quantization}: it does not convert one")
-    processes = [] if refusals else [*servers, *([router] if router is not None else [])]
-    return Launch(engine=engine, model=model.name, processes=processes, bench=bench, notes=notes, refusals=refusals)
+    notes = [note for note in (weights.note, model.length_reason) if note]
+    processes = [*servers, *([router] if router is not None else [])]
+    return msgspec.structs.replace(launch, processes=processes, notes=notes)
 
 
 def _server(engine: str, pool: PoolSpec, model: ServedModel) -> Process:

@@ -29,7 +29,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     gpus: int = 0  # of one replica
     gpus_per_node: int = 0  # of one replica on each of its nodes
     port: int = PORT  # that the first node listens on
-    headless_argv: list[str] | None = None  # what nodes after the first run; None: as the first
+    headless_argv: list[str] | None = None  # what nodes after the first run; None: as the first; []: nothing
     comment: str = ""
 
 
@@ -40,5 +40,6 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     model: str  # what $MODEL is: a Hugging Face id or a path
     processes: list[Process]  # servers by pool, then the router
     bench: Process
+    gpus_per_node: int = 8  # of a machine
     notes: list[str] = []  # what to do before
     refusals: list[str] = []  # why this engine cannot run the plan; then there are no processes

@@ -7,29 +7,52 @@ from typing import Any, NamedTuple
 
 from ...specs.structs import Engine, Speculation
 from ..search_result import PoolSpec
+from .precision_settings import Weights, kv_cache_dtype, weights
 
 
 class ServedModel(NamedTuple):
     """What the commands of all pools have in common."""
 
     name: str  # a Hugging Face id or a path
-    own_quantization: bool  # weights are as the checkpoint has them
-    own_kv_cache_dtype: bool  # so is the KV cache
-    max_model_len: int
-    gpus_per_node: int
+    gpus_per_node: int  # of the machines
+    dtype: str = "bf16"  # of the checkpoint
+    quantizations: tuple[str, ...] = ()  # what the checkpoint is quantised in
+    kv_cache_dtype: str = ""  # that its config asks for
+    length_limit: int = 0  # tokens of a sequence that the servers must be told; 0: the model's own
+    length_reason: str = ""
+    max_len: int = 0  # of a sequence: the limit, or the model's own
     speculation: Speculation | None = None
     engines: Mapping[tuple[str, str], Engine] = {}  # (engine, role of a pool) -> the engine with its defaults there
     memory_shares: Mapping[str, float] = {}  # engine -> share of memory that it was given
+
+    def engine(self, name: str, pool: PoolSpec) -> Engine:
+        """An engine with its version and its defaults for a pool."""
+        return self.engines[name, pool.role]
+
+    def weights(self, name: str, pool: PoolSpec) -> Weights:
+        """What an engine serves and is told so that the weights are as the pool has them."""
+        return weights(self.engine(name, pool), self.name, self.dtype, self.quantizations, pool.quantization)
+
+    def cache_dtype(self, name: str, pool: PoolSpec) -> str | None:
+        """What an engine is told so that the KV cache is as the pool has it: '' nothing, None: it cannot."""
+        engine = self.engine(name, pool)
+        auto = self.kv_cache_dtype or engine.auto_cache_dtype or engine.cache_dtype.get(pool.quantization, self.dtype)
+        if pool.kv_cache_dtype == auto:
+            return ""
+        return kv_cache_dtype(engine, pool.kv_cache_dtype)
 
     def flags(self, engine: str, pool: PoolSpec, values: Mapping[str, tuple[str, Any]]) -> list[Any]:
         """Figures of an engine as flags, where they differ from its defaults.
 
         ``model.flags("vllm", pool, {"max_num_seqs": ("--max-num-seqs", 64)})  # ['--max-num-seqs', 64]``
         """
-        own = self.engines.get((engine, pool.role))
-        differs = [pair for name, pair in values.items() if own is None or getattr(own, name) != pair[1]]
+        own = self.engine(engine, pool)
+        differs = [pair for name, pair in values.items() if getattr(own, name) != pair[1]]
         return [part for pair in differs for part in pair]
 
-    def memory_flag(self, engine: str, name: str) -> list[Any]:
-        """The share of memory as a flag, where it was given."""
-        return [name, self.memory_shares[engine]] if engine in self.memory_shares else []
+    def common_flags(self, engine: str, pool: PoolSpec, dtype: str, length: str, memory: str) -> list[Any]:
+        """Flags that engines name differently but that mean the same: 16-bit format, longest sequence, memory."""
+        format_name = self.weights(engine, pool).dtype
+        flags: list[Any] = [dtype, format_name] if format_name else []
+        flags += [length, self.length_limit] if self.length_limit else []
+        return flags + ([memory, self.memory_shares[engine]] if engine in self.memory_shares else [])

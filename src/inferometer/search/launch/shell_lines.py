@@ -1,41 +1,84 @@
-"""Processes as lines of a shell, to be copied."""
+"""Processes as lines of a shell, to be copied: variables have defaults, so that a line runs as it stands.
+
+A line is broken nowhere: whoever shows it breaks it before flags, with a backslash (`folded`).
+"""
 
 from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping
 
-from .processes import Launch, Process
+from .processes import PORT, Launch, Process
 
-_VARIABLE = re.compile(r"\$(\(\(|[A-Z])")
+_VARIABLE = re.compile(r"(\$\(\(.*?\)\)|\$[A-Z][A-Z0-9_]*)")
 
 
 def launch_lines(launch: Launch) -> list[str]:
     """Lines of a shell: ``launch_lines(launch)  # ['# 2 × this, each on 1 GPU: serves', 'vllm serve …']``"""
     if launch.refusals:
         return [f"# {reason}" for reason in launch.refusals]
-    lines = [line for process in launch.processes for line in process_lines(process)]
+    defaults = variables(launch)
+    lines = [line for process in launch.processes for line in process_lines(process, defaults)]
     return [*(f"# {note}" for note in launch.notes), *lines]
 
 
-def process_lines(process: Process) -> list[str]:
+def variables(launch: Launch) -> dict[str, str]:
+    """What the variables of a launch are unless they are set; what nobody can guess is missing.
+
+    ``variables(launch)["SERVER_0"]  # 'localhost:8001'``
+    """
+    servers = [one for one in launch.processes if one.gpus]
+    alone = len(servers) == 1 and servers[0].replicas == 1
+    names = [(server.name.upper(), n) for server in servers for n in range(server.replicas)]
+    backends = {f"{name}_{n}": f"localhost:{PORT + 1 + place}" for place, (name, n) in enumerate(names)}
+    return {"MODEL": launch.model, "PORT": str(PORT if alone else PORT + 1), "NODE_RANK": "0", **backends}
+
+
+def process_lines(process: Process, defaults: Mapping[str, str]) -> list[str]:
     """The comment, the files and the command of one process."""
     lines = [f"# {process.comment}"] if process.comment else []
     for name, text in process.files.items():
-        content = " ".join(f'"{line}"' if _VARIABLE.search(line) else shlex.quote(line) for line in text.splitlines())
+        content = " ".join(shell_word(line, defaults) for line in text.splitlines())
         lines.append(f"printf '%s\\n' {content} > {shlex.quote(name)}")
-    lines.append(command_line(process.argv, process.env))
-    return [*lines, "# nodes after the first: add --headless"] if process.headless_argv else lines
+    lines.append(command_line(process.argv, defaults, process.env))
+    if process.headless_argv:
+        lines += ["# on the nodes after the first:", command_line(process.headless_argv, defaults, process.env)]
+    return lines
 
 
-def command_line(argv: list[str], env: dict[str, str] | None = None) -> str:
-    """One command; what stands for a value of the user's machine keeps its dollar.
+def command_line(argv: list[str], defaults: Mapping[str, str], env: Mapping[str, str] | None = None) -> str:
+    """One command; a value of the user's machine is a variable with a default, or one that must be set.
 
-    ``command_line(["vllm", "serve", "owner/model", "--port", "$PORT"])  # 'vllm serve owner/model --port $PORT'``
+    ``command_line(["vllm", "serve", "$MODEL"], {"MODEL": "owner/model"})  # 'vllm serve owner/model'``
     """
-    before = [f"{name}={_quoted(value)}" for name, value in (env or {}).items()]
-    return " ".join([*before, *map(_quoted, argv)])
+    before = [f"{name}={shell_word(value, defaults)}" for name, value in (env or {}).items()]
+    return " ".join([*before, *(shell_word(part, defaults) for part in argv)])
 
 
-def _quoted(part: str) -> str:
-    return part if _VARIABLE.search(part) else shlex.quote(part)
+def shell_word(part: str, defaults: Mapping[str, str]) -> str:
+    """One word of a command as a shell reads it: ``shell_word("$PORT", {"PORT": "8000"})  # '${PORT:-8000}'``"""
+    if part == "$MODEL" and "MODEL" in defaults:
+        return shlex.quote(defaults["MODEL"])
+    pieces = _VARIABLE.split(part)  # texts, and between them variables
+    if len(pieces) == 1:
+        return shlex.quote(part)
+    texts, names = pieces[::2], pieces[1::2]
+    word = "".join(_escaped(text) + _expansion(name, defaults) for text, name in zip(texts, [*names, ""], strict=True))
+    plain = "".join(texts)
+    return word if (not plain or shlex.quote(plain) == plain) and "$PWD" not in names else f'"{word}"'
+
+
+def _expansion(variable: str, defaults: Mapping[str, str]) -> str:
+    """A variable with its default, or one that must be set; of arithmetic, the variable in it."""
+    if variable.startswith("$(("):
+        return variable.replace("NODE_RANK", f"${{NODE_RANK:-{defaults.get('NODE_RANK', '0')}}}")
+    name = variable[1:]
+    if name in ("", "PWD"):
+        return variable
+    return f"${{{name}:-{defaults[name]}}}" if name in defaults else f"${{{name}:?}}"
+
+
+def _escaped(text: str) -> str:
+    """Text between double quotes."""
+    return re.sub(r'([\\"`$])', r"\\\1", text)

@@ -1,10 +1,16 @@
-"""A pool as `trtllm-serve` with its extra options."""
+"""A pool as `trtllm-serve` with its YAML of options.
+
+Flags are those of TensorRT-LLM (commit 00209af) tensorrt_llm/commands/serve.py, options the fields of its
+tensorrt_llm/llmapi/llm_args.py.
+"""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
+from ...base.units import ceil_div
+from ...specs.structs import Speculation
 from ..search_result import Candidate, PoolSpec
 from .processes import TRTLLM
 from .served_model import ServedModel
@@ -18,35 +24,52 @@ def trtllm_refusals(plan: Candidate) -> list[str]:
 
 
 def trtllm_server(pool: PoolSpec, model: ServedModel, nodes: int) -> dict[str, Any]:
-    """Fields of the `Process` of one server of a pool."""
+    """Fields of the `Process` of one server of a pool; over several nodes MPI starts one process for each GPU."""
     tp, pp, dp = pool.tensor_parallel_size, pool.pipeline_parallel_size, pool.data_parallel_size
     options, name = _options(pool, model), f"extra_{pool.role}.yaml"
     limits = {
         "max_num_seqs": ("--max_batch_size", pool.max_num_seqs),
         "max_num_batched_tokens": ("--max_num_tokens", pool.max_num_batched_tokens),
     }
-    flags = ["--tp_size", tp * dp]
+    flags: list[Any] = ["--tp_size", tp * dp]
     flags += ["--pp_size", pp] if pp > 1 else []
     flags += ["--ep_size", tp * dp] if pool.enable_expert_parallel else []
-    flags += [*model.flags(TRTLLM, pool, limits), "--max_seq_len", model.max_model_len]
+    flags += [*model.flags(TRTLLM, pool, limits)]
+    flags += ["--max_seq_len", model.length_limit] if model.length_limit else []
     flags += ["--extra_llm_api_options", name] if options else []
+    spread = ["mpirun", "-n", pool.gpus, "--hostfile", "hostfile", "trtllm-llmapi-launch"] if nodes > 1 else []
+    hosts = "".join(f"node-{n} slots={ceil_div(pool.gpus, nodes)}\n" for n in range(nodes))
+    files = {name: "".join(f"{line}\n" for line in options)} if options else {}
+    argv = (*spread, "trtllm-serve", "$MODEL", *flags, "--host", "0.0.0.0", "--port", "$PORT")
     return {
-        "argv": [*map(str, ("trtllm-serve", model.name, *flags, "--host", "0.0.0.0", "--port", "$PORT"))],
-        "files": {name: "".join(f"{line}\n" for line in options)} if options else {},
+        "argv": [*map(str, argv)],
+        "files": {**files, "hostfile": hosts} if nodes > 1 else files,
+        "headless_argv": [] if nodes > 1 else None,
     }
 
 
 def _options(pool: PoolSpec, model: ServedModel) -> list[str]:
     """Lines of the YAML with what has no flag."""
-    options = ["enable_attention_dp: true"] if pool.data_parallel_size > 1 else []
-    kept: dict[str, Any] = {} if model.own_kv_cache_dtype else {"dtype": pool.kv_cache_dtype}
-    share = model.memory_flag(TRTLLM, "free_gpu_memory_fraction")
-    kept |= {share[0]: share[1]} if share else {}
+    format_name, cache_dtype = model.weights(TRTLLM, pool).dtype, model.cache_dtype(TRTLLM, pool)
+    options = [f"dtype: {format_name}"] if format_name else []
+    options += ["enable_attention_dp: true"] if pool.data_parallel_size > 1 else []
+    kept: dict[str, Any] = {"dtype": cache_dtype} if cache_dtype else {}
+    if TRTLLM in model.memory_shares:
+        kept["free_gpu_memory_fraction"] = model.memory_shares[TRTLLM]
     options += [f"kv_cache_config: {json.dumps(kept)}"] if kept else []
-    options += ["enable_chunked_prefill: true"] if model.max_model_len > pool.max_num_batched_tokens else []
+    options += ["enable_chunked_prefill: true"] if model.max_len > pool.max_num_batched_tokens else []
     options += ['cache_transceiver_config: {"backend": "DEFAULT"}'] if pool.role != "both" else []
     options += ["disable_overlap_scheduler: true"] if pool.role == "prefill" else []
-    if model.speculation is not None and model.speculation.method == "mtp":
-        draft = {"decoding_type": "MTP", "max_draft_len": model.speculation.num_speculative_tokens}
-        options.append(f"speculative_config: {json.dumps(draft)}")
+    if model.speculation is not None:
+        options.append(f"speculative_config: {json.dumps(_speculative_config(model.speculation))}")
     return options
+
+
+def _speculative_config(speculation: Speculation) -> dict[str, Any]:
+    """MTP counts its modules; a draft model has a name; n-grams need neither."""
+    kind = {"mtp": "MTP", "draft_model": "Draft_Target", "ngram": "NGram"}[speculation.method]
+    count = speculation.num_speculative_tokens
+    config: dict[str, Any] = {"decoding_type": kind, "max_draft_len": count}
+    if speculation.method == "mtp":
+        config["num_nextn_predict_layers"] = count
+    return {**config, "speculative_model": speculation.model} if speculation.model else config

@@ -1,4 +1,4 @@
-"""A pool as `vllm serve`."""
+"""A pool as `vllm serve`: vLLM v0.25.1 vllm/engine/arg_utils.py and vllm/entrypoints/openai/cli_args.py."""
 
 from __future__ import annotations
 
@@ -18,37 +18,43 @@ def vllm_server(pool: PoolSpec, model: ServedModel, nodes: int) -> dict[str, Any
     """Fields of the `Process` of one server of a pool: its arguments, those of its other nodes, its environment."""
     flags: list[Any] = _sizes(pool)
     flags += ["--enable-expert-parallel"] if pool.enable_expert_parallel else []
-    flags += [] if model.own_quantization else ["--quantization", pool.quantization]
-    flags += [] if model.own_kv_cache_dtype else ["--kv-cache-dtype", pool.kv_cache_dtype]
+    quantization, cache_dtype = model.weights(VLLM, pool).quantization, model.cache_dtype(VLLM, pool)
+    flags += ["--quantization", quantization] if quantization else []
+    flags += ["--kv-cache-dtype", cache_dtype] if cache_dtype else []
+    flags += model.common_flags(VLLM, pool, "--dtype", "--max-model-len", "--gpu-memory-utilization")
     limits = {
         "max_num_batched_tokens": ("--max-num-batched-tokens", pool.max_num_batched_tokens),
-        "max_num_seqs": ("--max-num-seqs", pool.max_num_seqs),
+        "max_num_seqs": ("--max-num-seqs", pool.max_num_seqs),  # of each data-parallel rank
     }
-    flags += ["--max-model-len", model.max_model_len, *model.flags(VLLM, pool, limits)]
-    flags += model.memory_flag(VLLM, "--gpu-memory-utilization")
+    flags += model.flags(VLLM, pool, limits)
     if model.speculation is not None:
         flags += ["--speculative-config", json.dumps(_speculative_config(model.speculation))]
     if pool.role != "both":
         role = {"prefill": "kv_producer", "decode": "kv_consumer"}[pool.role]
         flags += ["--kv-transfer-config", json.dumps({"kv_connector": "NixlConnector", "kv_role": role})]
-    argv = [*map(str, ("vllm", "serve", model.name, *flags, "--port", "$PORT", *_over_nodes(pool, nodes)))]
+    argv = [*map(str, ("vllm", "serve", "$MODEL", *flags, "--port", "$PORT"))]
+    first, others = _over_nodes(pool, nodes)
     return {
-        "argv": argv,
+        "argv": [*argv, *first],
         "env": SIDE_CHANNEL if pool.role != "both" else {},
-        "headless_argv": [*argv, "--headless"] if nodes > 1 else None,
+        "headless_argv": [*argv, *others, "--headless"] if nodes > 1 else None,
     }
 
 
-def _over_nodes(pool: PoolSpec, nodes: int) -> list[Any]:
-    """Flags of a server that spans nodes: whole data-parallel ranks on each, else ranks of one engine."""
+def _over_nodes(pool: PoolSpec, nodes: int) -> tuple[list[str], list[str]]:
+    """Flags of the first and of the other nodes of a server: whole data-parallel ranks on each, else parts of one.
+
+    The first must not say which rank it begins with: that would make each node answer requests for its own ranks.
+    """
     if nodes == 1:
-        return []
+        return [], []
     if pool.data_parallel_size % nodes == 0 and pool.pipeline_parallel_size == 1:
         local = pool.data_parallel_size // nodes
-        flags: list[Any] = ["--data-parallel-size-local", local]
-        flags += ["--data-parallel-start-rank", f"$((NODE_RANK * {local}))"]
-        return [*flags, "--data-parallel-address", "$HEAD_IP", "--data-parallel-rpc-port", RPC_PORT]
-    return ["--nnodes", nodes, "--node-rank", "$NODE_RANK", "--master-addr", "$HEAD_IP"]
+        flags = ["--data-parallel-size-local", str(local), "--data-parallel-address", "$HEAD_IP"]
+        flags += ["--data-parallel-rpc-port", str(RPC_PORT)]
+        return flags, [*flags, "--data-parallel-start-rank", f"$((NODE_RANK * {local}))"]
+    flags = ["--nnodes", str(nodes), "--node-rank", "$NODE_RANK", "--master-addr", "$HEAD_IP"]
+    return flags, flags
 
 
 def _sizes(pool: PoolSpec) -> list[Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from rich import box
-from rich.console import Group
+from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -45,18 +45,35 @@ def shown(result: Search) -> Group:
     parts += [Text(line, style=MUTED) for line in _accounting(result)]
     for key, lines in result.commands.items():
         parts += [Text(f"\n{ENGINES[key]}", style="bold")]
-        parts += [Text(folded(line), style=MUTED if line.startswith("#") else "") for line in lines]
+        parts += [ShellLine(line) for line in lines]
     parts += [Text(f"! {warning}", style="yellow") for warning in result.warnings]
     return Group(*parts)
 
 
+class ShellLine:
+    """A line of a shell, folded to the screen's width; what cannot be folded is longer than it, not cut or wrapped."""
+
+    def __init__(self, line: str) -> None:
+        self.line = line
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        text = folded(self.line, min(100, options.max_width - 8))
+        yield Text(text, style=MUTED if self.line.startswith("#") else "", no_wrap=True, overflow="ignore")
+
+
 def folded(command: str, width: int = 100) -> str:
-    """A command over several lines, as a shell reads them: broken before flags, so that it can be copied."""
-    lines = [""]
+    """A command over several lines, as a shell reads them: broken before flags, so that it can be copied.
+
+    Comments and what stands in quotes are not broken: a shell would read them otherwise.
+    """
+    if command.startswith("#"):
+        return f"  {command}"
+    lines, open_quote = [""], False
     for piece in re.split(r" (?=--)", command):
-        if lines[-1] and len(lines[-1]) + len(piece) > width:
+        if lines[-1] and not open_quote and len(lines[-1]) + len(piece) > width:
             lines.append("")
         lines[-1] += (" " if lines[-1] else "") + piece
+        open_quote = lines[-1].count("'") % 2 == 1
     return "  " + " \\\n    ".join(lines)
 
 
