@@ -261,3 +261,20 @@ def test_the_front_is_what_comparing_all_with_all_gives() -> None:
         for p in rows
     }
     assert shown == left
+
+
+def test_kernels_that_layouts_share_are_as_those_of_each_alone() -> None:
+    """`SeenKernels` saves lookups and changes nothing: layouts estimated together are as each by itself."""
+    space = build_space("qwen3-30b-a3b", ["h200"], 4, modes=("aggregated", "disaggregated"))
+    traffic = build_traffic(input_len=900, output_len=150)
+    problem = Problem("qwen3-30b-a3b", space, traffic, build_objective("throughput", "tpot:40", 0.9))
+    legal, _ = servers(problem.space, problem.model)
+    together, _ = estimate_servers(legal, problem)
+    assert together is not None
+    for number in range(0, len(legal), 7):
+        alone, _ = estimate_servers([legal[number]], problem)
+        if alone is None:
+            continue
+        row = together.servers.index(legal[number])
+        for name in ("tpot", "base_ttft", "request_rate", "decode_tpot", "prefill_rate"):
+            np.testing.assert_array_equal(getattr(together, name)[row], getattr(alone, name)[0], err_msg=name)

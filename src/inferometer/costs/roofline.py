@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -121,10 +121,6 @@ def _lookup(op: Op, env: Env, terms: Terms, sources: tuple[Source, ...]) -> tupl
     return seconds, "assumed"
 
 
-def _lookup_seconds(op: Op, env: Env, terms: Terms, sources: tuple[Source, ...]) -> Value:
-    return _lookup(op, env, terms, sources)[0]
-
-
 def _fill_unknown(
     op: Op, dims: Callable[[], dict[str, Value]], terms: Terms, seconds: Value, sources: list[Source]
 ) -> tuple[Value, Any]:
@@ -231,30 +227,73 @@ def kernel_seconds(
     return computing + communicating - overlapped_seconds(env, computing, communicating)
 
 
-class SeenKernels(NamedTuple):
-    """Kernels that were looked up before, under other layouts: equal operators, shapes and formats have equal seconds.
+class SeenKernels:
+    """Kernels that were looked up before, under other layouts: an operator whose names have equal values and whose
+    tables are the same has equal seconds.
 
-    ``SeenKernels({}, ("h200", "bf16", "fp8"), "fp8", places)``
+    ``SeenKernels({}, ("h200", "bf16", "fp8"), "fp8", places)``; one for each plan, all with the same ``rows``.
     """
 
-    seconds: dict[Any, Value]
-    formats: tuple[Any, ...]  # the device, the engine, and the formats of weights and activations
-    kv_cache_dtype: str
-    places: Mapping[str, Any]  # axis -> the links that its collectives run over
+    def __init__(
+        self, rows: dict[Any, Timed | None], formats: tuple[Any, ...], kv_cache_dtype: str, places: Mapping[str, Any]
+    ) -> None:
+        self.rows = rows
+        self.formats = formats  # the device, the engine, and the formats of weights and activations
+        self.kv_cache_dtype = kv_cache_dtype
+        self.places = places  # axis -> the links that its collectives run over
+        self._arrays: dict[int, tuple[Value, bytes]] = {}  # by identity, held so that no other comes to the same id
 
-    def lookup(self, op: Op, env: Env, terms: Terms, sources: tuple[Source, ...]) -> Value:
-        """Seconds of an operator, from the sources if it is the first of its kind."""
-        dims = [evaluate(v, env) for v in op.dims.values()]
-        key = (
-            id(op),
-            self.formats,
-            "" if op.kind in _WEIGHT_KERNELS else self.kv_cache_dtype,
-            self.places.get(op.axis),
-            *(value if scalar(value) else value.tobytes() for value in (*dims, *terms[:3])),
-        )
-        if key not in self.seconds:
-            self.seconds[key] = _lookup(op, env, terms, sources)[0]
-        return self.seconds[key]
+    def on(self, places: Mapping[str, Any]) -> SeenKernels:
+        """The same for a plan whose ranks sit on other links."""
+        other = SeenKernels(self.rows, self.formats, self.kv_cache_dtype, places)
+        other._arrays = self._arrays
+        return other
+
+    def timed(self, block: Block, env: Env, sources: tuple[Source, ...]) -> Iterator[Timed]:
+        """As `_timed`: the operators of a block that have work, those that are new looked up."""
+        for number, op in enumerate(block.ops):
+            cache = "" if op.kind in _WEIGHT_KERNELS else self.kv_cache_dtype
+            values = [self._hashable(env[name]) for name in _op_names(op)]
+            key = (id(op), self.formats, cache, self.places.get(op.axis), *values)
+            if key not in self.rows:
+                self.rows[key] = next(_timed(_single_op(block, number), env, sources), None)
+            row = self.rows[key]
+            if row is not None:
+                yield row
+
+    def _hashable(self, value: Value) -> Any:
+        if scalar(value):
+            return value
+        held = self._arrays.get(id(value))
+        if held is None:
+            held = self._arrays[id(value)] = (value, value.tobytes())
+        return held[1]
+
+
+@cache_by_identity(2000)
+def _single_op(block: Block, number: int) -> Block:
+    """A block with one of its operators."""
+    return msgspec.structs.replace(block, ops=block.ops[number : number + 1])
+
+
+@cache_by_identity(2000)
+def _op_names(op: Op) -> tuple[str, ...]:
+    """The names that an operator's seconds depend on."""
+    formulas = [*(getattr(op.work, field) for field in WORK_FIELDS), *op.dims.values()]
+    names = {name: None for formula in formulas for name in free_names(formula)}
+    link = (f"{op.axis}_bandwidth", f"{op.axis}_latency") if op.axis else ()
+    return (*names, *link, op.peak, "memory_bandwidth", "unfused")
+
+
+def _timed(block: Block, env: Env, sources: tuple[Source, ...]) -> Iterator[Timed]:
+    """The operators of a block that have work, with their seconds."""
+    values = _program(block, True)(env)
+    for index, op in enumerate(block.ops):
+        flops, moved, sent, hops = values[4 * index : 4 * index + 4]
+        if scalar(flops, moved, sent, hops) and not (flops or moved or sent):
+            continue
+        terms = _terms(op, flops, moved, sent, hops, env)
+        yield Timed(op, _lookup(op, env, terms, sources)[0], terms)
 
 
 def _sums(
@@ -263,24 +302,19 @@ def _sums(
     """Seconds of computing, and of communicating."""
     computing: Value = 0.0
     communicating: Value = 0.0
+    timed = seen.timed if seen is not None else _timed
     for block in blocks:
         bound = {**env, **block.dims}
-        values = _program(block, True)(bound)
         per_layer: Value = 0.0
         rows: list[Timed] = []
         has_side_stream = _has_side_stream(block)
-        for index, op in enumerate(block.ops):
-            flops, moved, sent, hops = values[4 * index : 4 * index + 4]
-            if scalar(flops, moved, sent, hops) and not (flops or moved or sent):
-                continue
-            terms = _terms(op, flops, moved, sent, hops, bound)
-            seconds = (seen.lookup if seen else _lookup_seconds)(op, bound, terms, sources)
-            if op.axis:
-                communicating = communicating + block.count * seconds
+        for row in timed(block, bound, sources):
+            if row.op.axis:
+                communicating = communicating + block.count * row.seconds
             else:
-                per_layer = per_layer + seconds
+                per_layer = per_layer + row.seconds
             if has_side_stream:
-                rows.append(Timed(op, seconds, terms))
+                rows.append(row)
         computing = computing + block.count * (per_layer - side_stream_savings(bound, rows))
     return computing, communicating
 

@@ -145,7 +145,7 @@ class StageSeconds:
     blocks are estimated for one layer and multiplied.
     """
 
-    def __init__(self, bound_plan: BoundPlan, step: Step, seen: dict[Any, Value] | None = None) -> None:
+    def __init__(self, bound_plan: BoundPlan, step: Step, seen: dict[Any, Any] | None = None) -> None:
         """``seen``: seconds of kernels of other layouts of the same search, which have many in common."""
         self.bound_plan = bound_plan
         plan, engine = bound_plan.plan, bound_plan.engine
@@ -165,7 +165,8 @@ class StageSeconds:
                 continue
             if block.name == "pipeline":
                 link = {name: stage.env[name] for name in ("pp_bandwidth", "pp_latency")}
-                total = total + roofline.kernel_seconds((block,), {**self.padded_env, **link}, stage.sources)
+                seen = self.seen.on(parallelism.places(stage.plan, stage.device))
+                total = total + roofline.kernel_seconds((block,), {**self.padded_env, **link}, stage.sources, seen)
                 continue
             key = id(block.ops)
             if key not in self._layer_seconds:
@@ -199,7 +200,7 @@ class SteadyState(NamedTuple):
 
 
 def steady_states(
-    bound_plans: list[BoundPlan], loads: LoadGrid, seen: dict[Any, Value] | None = None
+    bound_plans: list[BoundPlan], loads: LoadGrid, seen: dict[Any, Any] | None = None
 ) -> list[SteadyState]:
     """One layout at several depths of pipeline: its blocks are estimated once. ``seen``: as of `StageSeconds`."""
     stage_seconds = StageSeconds(bound_plans[0], loads.step, seen)
