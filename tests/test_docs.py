@@ -75,8 +75,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         if title:
             path = tmp_path / title[1]
             path.parent.mkdir(parents=True, exist_ok=True)
-            table = example.language == "csv"  # which has no comments: its first line is not in the file
-            path.write_text(example.text[title.end() :] if table else example.text, encoding="utf-8")
+            path.write_text(example.text, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

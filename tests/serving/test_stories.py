@@ -25,7 +25,8 @@ from inferometer.serving.schedulers import (
 )
 from inferometer.serving.simulate import simulate
 from inferometer.serving.synthetic import load_traffic
-from inferometer.serving.trace import Trace, trace_format
+from inferometer.serving.trace import Trace
+from inferometer.serving.trace_formats import trace_format
 
 # ------------------------------------------------------------------ queues
 

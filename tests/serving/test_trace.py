@@ -162,7 +162,10 @@ def test_the_real_ones(shared: Path) -> None:
         ),
         ("input_tokens,output_tokens\n", "has a header but no requests"),
         ("", "is empty"),
-        ("a,b\n1,2\n", "has the columns a, b; a trace has those of one of: input_tokens, output_tokens"),
+        (
+            "a,b\n1,2\n",
+            "is no trace that is known: its columns are a, b; say which are which with columns input_tokens=NAME,",
+        ),
         ("input_tokens,output_tokens,input_tokens\n1,2,3\n", "has two columns named 'input_tokens'"),
         (
             "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:00,1,1\nyesterday,1,1\n",
@@ -179,7 +182,8 @@ def test_the_real_ones(shared: Path) -> None:
             '{"timestamp": 0, "input_length": 5, "output_length": 5, "hash_ids": [1, "x"]}\n',
             "line 1: hash_ids must be a list of whole numbers",
         ),
-        ('[{"input_toks": 1}]', "begins with a JSON list"),
+        ('[{"input_toks": 1}]', "its columns are input_toks; as LLMServingSim it lacks output_toks; say which"),
+        ("[3]", "item 1: 3 is not a JSON object"),
         (b"\xff\xfe\x00", "is not UTF-8 text"),
     ],
 )

@@ -80,7 +80,7 @@ def bench(
     goals, seed = parse_goodput(goodput), plan.get("seed", arguments(TrafficArgs)["seed"].default)
     plan.setdefault("frontend", "http")
     traffic = load_traffic(plan, max_concurrency)
-    trace = traffic.trace
+    trace, max_concurrency = traffic.trace, traffic.max_concurrency
     if gpu is not None:  # what would be refused later is refused now, not after an hour of measuring
         _check_plan(model, gpu, plan)
     replies, cut = _driven(base_url, model, server, api_key, trace, max_concurrency, seed, requests_out)

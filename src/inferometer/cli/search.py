@@ -21,7 +21,7 @@ _EXAMPLES = (
 @click.argument("model")
 @options(
     GPU,
-    schema_options(TrafficArgs, only=["trace", "num_prompts"]),
+    schema_options(TrafficArgs, only=["trace", "columns", "run", "num_prompts"]),
     schema_options(SearchArgs),
     schema_options(CapacityArgs, only=["backend_address"]),
 )
@@ -33,6 +33,8 @@ def search(
     backend_address: str | None,
     num_prompts: int | None,
     trace: str | None,
+    columns: str | None,
+    run: int | None,
     form: Form,
     **arguments: Any,
 ) -> int:
@@ -41,7 +43,10 @@ def search(
 
     if trace is None and num_prompts is not None:
         raise BadValue("`num_prompts` is of a `trace`; a simulation takes as many requests as it needs")
-    arguments["trace"] = _requests(trace, num_prompts)
+    for name, value in (("columns", columns), ("run", run)):
+        if trace is None and value is not None:
+            raise BadValue(f"`{name}` is of the file that `trace` names")
+    arguments["trace"] = _requests(trace, num_prompts, columns, run)
     with progress_bar("searching", None, "steps") as reached:
         steps = [0]
 
@@ -69,12 +74,12 @@ def search(
     return 0 if result.feasible else 1
 
 
-def _requests(path: str | None, most: int | None) -> Any:
+def _requests(path: str | None, most: int | None, columns: str | None, run: int | None) -> Any:
     """The requests of a trace, or its first ones."""
     if path is None:
         return None
     from ..base.errors import check_int
     from ..serving.trace import first_requests, read_trace
 
-    trace = read_trace(path)
+    trace = read_trace(path, columns=columns, run=run)
     return first_requests(trace, check_int("num_prompts", most)) if most is not None else trace

@@ -77,13 +77,14 @@ def simulate(
     header = {name: plan.get(name, defaults[name].default) for name in ("request_rate", "burstiness", "seed")}
     header["burstiness"] = header["burstiness"] if "trace" in plan else header["burstiness"] or 1.0
     traffic = load_traffic(plan, max_concurrency)
+    serving["max_concurrency"] = traffic.max_concurrency
     count = len(traffic.trace)
     try:
         with progress_bar("simulating", count) as reached:
             result, outcome = simulate_and_summarize(model, device, traffic, goals, serving, plan, reached)
     except KeyboardInterrupt as stop:
         return _cut(getattr(stop, "result", None), count, files["requests_out"])
-    result |= {**header, "max_concurrency": max_concurrency}
+    result |= {**header, "max_concurrency": traffic.max_concurrency}
     _files(outcome, result, goals, files)
 
     def csv() -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from ..base.errors import BadValue
-from ..specs.command_args import GoodputArgs
+from ..specs.command_args import GoodputArgs, TrafficArgs
 from ..specs.plan_args import EngineArgs
 from .options import (
     MODEL_HELP,
@@ -26,12 +26,18 @@ _EXAMPLES = (
     "llama-3.1-8b --gpu h200 --measured measured.csv --plot pictures",
     "llama-3.1-8b --gpu h200 --measured measured.csv --write-calibration mine.toml",
 )
-_REPLAY = ("max_concurrency", "plot", "write_calibration", "goodput", "requests_out")
+_REPLAY = ("max_concurrency", "plot", "write_calibration", "goodput", "requests_out", "columns", "run")
+_OF_ONE_RUN = ("plot", "write_calibration", "requests_out")
 
 
 @click.command(cls=Command, epilog=MODEL_HELP, examples=_EXAMPLES)
 @click.argument("model")
-@output_option("--measured", metavar="FILE", help="Requests with TTFT, TPOT, E2E in ms; or a folder with a chat.csv.")
+@output_option(
+    "--measured",
+    metavar="FILE",
+    help="Requests with TTFT, TPOT, E2E in ms, or a result of vllm bench serve, SGLang, GuideLLM, AIPerf, genai-perf.",
+)
+@options(schema_options(TrafficArgs, only=["columns", "run"]))
 @output_option("--memory", metavar="FILE", help="Measured weights and KV cache in MiB, as CSV.")
 @output_option("--max-concurrency", type=int, help="Replay in a closed loop of so many, if there are no arrivals.")
 @output_option("--plot", metavar="DIR", callback=named, help="Write errors, values, scatter and breakdown there.")
@@ -65,7 +71,7 @@ def validate(model: str, gpu: str | None, measured: str | None, memory: str | No
 def _check_questions(measured: str | None, memory: str | None, replay: dict[str, Any], plan: dict[str, Any]) -> None:
     if measured is None and memory is None:
         raise BadValue("validate needs `measured` FILE, `memory` FILE or both")
-    for name in ("plot", "write_calibration", "requests_out", "goodput", "max_concurrency"):
+    for name in ("plot", "write_calibration", "requests_out", "goodput", "max_concurrency", "columns", "run"):
         if measured is None and replay[name]:
             raise BadValue(f"`{name}` needs `measured` FILE")
     if replay["write_calibration"] is not None and plan.get("calibration") is not None:
@@ -81,22 +87,55 @@ def _requests(
     result: dict[str, Any],
     parts: list[Any],
 ) -> list[dict[str, Any]]:
-    """Latencies: fills the result and what is shown; gives a row per request and metric."""
+    """Latencies of every run of the file: fills the result and what is shown; gives rows."""
+    from ..serving.metrics import parse_goodput
+    from ..serving.trace import read_runs, read_trace
+
+    goals = parse_goodput(replay["goodput"] or ())
+    if replay["run"] is not None:
+        traces = [read_trace(measured, columns=replay["columns"], run=replay["run"])]
+    else:
+        traces = read_runs(measured, columns=replay["columns"])
+    if len(traces) == 1:
+        return _one_run(model, gpu, traces[0], goals, replay, plan, result, parts)
+    for name in _OF_ONE_RUN:
+        if replay[name] is not None:
+            raise BadValue(f"`{name}` is of one run, and {measured!r} has {len(traces)}: choose one with `run`")
+    runs: list[dict[str, Any]] = [{"run": number} for number in range(1, len(traces) + 1)]
+    rows: list[dict[str, Any]] = []
+    for run, trace in zip(runs, traces, strict=True):
+        rows += [{**run, **row} for row in _one_run(model, gpu, trace, goals, replay, plan, run, parts)]
+    result |= {"runs": runs, "completed": sum(run["completed"] for run in runs)}
+    result["warnings"] = list(dict.fromkeys(warning for run in runs for warning in run["warnings"]))
+    return rows
+
+
+def _one_run(
+    model: str,
+    gpu: str,
+    trace: Any,
+    goals: dict[str, float],
+    replay: dict[str, Any],
+    plan: dict[str, Any],
+    result: dict[str, Any],
+    parts: list[Any],
+) -> list[dict[str, Any]]:
+    """One trace, or one run of a benchmark."""
     import msgspec
 
-    from ..serving.metrics import metrics, parse_goodput
+    from ..serving.metrics import metrics
     from ..serving.simulate import run_header
     from ..serving.synthetic import file_name
-    from ..serving.trace import read_trace
-    from ..validation.validate import measured_latencies, measured_metrics
+    from ..validation.validate import measured_frontend, measured_latencies, measured_metrics
     from ..validation.validate import validate as compare
     from ..views.text.serving import header
     from ..views.text.validation import comparison
 
-    goals = parse_goodput(replay["goodput"] or ())
-    trace = read_trace(measured)
     measured_latencies(trace)
-    labels = run_header(model, gpu, plan, f"of {file_name(trace.source)}", len(trace))
+    plan = {"frontend": measured_frontend(trace), **plan}
+    load = f", {trace.run.label}" if trace.run is not None else ""
+    labels = run_header(model, gpu, plan, f"of {file_name(trace.source)}{load}", len(trace))
+    labels["warnings"] += trace.notes
 
     def simulated(calibration: Any = None) -> Any:
         corrected = {**plan, **({} if calibration is None else {"calibration": calibration})}
@@ -105,6 +144,7 @@ def _requests(
     compared = simulated()
     result |= labels | metrics(compared.outcome, goals) | {"goodput": goals or None}
     result |= {"errors": msgspec.to_builtins(compared.errors), "measured": measured_metrics(compared)}
+    result |= {"figures": msgspec.to_builtins(compared.figures)}
     parts.append(comparison(header(labels), compared, labels["warnings"]))
     if replay["write_calibration"] is not None:
         result["calibration"] = _calibration(compared, simulated, labels, replay["write_calibration"], parts)
@@ -125,8 +165,11 @@ def _write_files(compared: Any, replay: dict[str, Any], title: str) -> None:
 
 
 def _rows(compared: Any) -> list[dict[str, Any]]:
-    """One row per request and metric."""
+    """One row per request and metric; of a benchmark without requests, one per figure of the run."""
     trace = compared.trace
+    if not compared.errors:
+        figures = compared.figures.items()
+        return [{"metric": k, "measured": f.measured, "predicted": f.predicted, "error": f.error} for k, f in figures]
     input_tokens, output_tokens = trace.input_tokens.tolist(), trace.output_tokens.tolist()
     rows = []
     for metric in compared.errors:

@@ -265,7 +265,7 @@ def simulate_and_summarize(
         "steps": outcome.steps,
         "reason": outcome.reason,
         "rejection_reasons": _count_rejections(outcome.rejected),
-        "warnings": list(dict.fromkeys([*result["warnings"], *outcome.warnings])),
+        "warnings": list(dict.fromkeys([*result["warnings"], *trace.notes, *outcome.warnings])),
     }
     return result, outcome
 

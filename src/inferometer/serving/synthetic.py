@@ -14,7 +14,8 @@ import msgspec
 import numpy as np
 
 from ..base.errors import BadValue, UnknownName, abbreviate, check_int, check_positive, is_number
-from .trace import BLOCK, Trace, first_requests, read_trace, shared_blocks, turns_before
+from .trace import Trace, first_requests, gamma_arrivals, read_trace, shared_blocks, turns_before
+from .trace_formats import BLOCK
 
 MAX_TOKENS = 10**7  # the longest length that is drawn
 MAX_PROMPTS = 10**8
@@ -231,11 +232,7 @@ def _arrivals(rng: np.random.Generator, count: int, rate: Any, burstiness: Any) 
     if not is_number(rate) or not rate > 0:
         raise BadValue(f"`request_rate` must be a positive number of requests a second, or inf, not {abbreviate(rate)}")
     check_positive("burstiness", burstiness, 1e6)
-    if math.isinf(rate):
-        return np.zeros(count)
-    gaps = rng.gamma(burstiness, 1 / (rate * burstiness), count)
-    gaps[:1] = 0.0  # the first one opens the run
-    return np.cumsum(gaps)
+    return gamma_arrivals(rng, count, rate, burstiness)
 
 
 # ------------------------------------------------------------------ traces, changed
@@ -298,6 +295,8 @@ def stretch_label(stretch: float) -> str:
 
 TRAFFIC_DEFAULTS: Mapping[str, Any] = {  # the keywords that are about requests
     "trace": None,
+    "columns": None,
+    "run": None,
     "num_prompts": None,
     "request_rate": None,
     "burstiness": None,  # 1: Poisson; of a trace, its own arrivals
@@ -317,6 +316,7 @@ class LoadedTraffic(NamedTuple):
     lengths: str  # '1024 in, 128 out', or the file that they are of
     schedule: str  # 'at 8/s', 'all at once', '16 at a time', 'as they came'
     conversations: str = ""
+    max_concurrency: int | None = None  # as it was given, or as the benchmark was run whose result the trace is
 
     @property
     def label(self) -> str:
@@ -333,6 +333,9 @@ def load_traffic(options: dict[str, Any], max_concurrency: int | None) -> Loaded
     given["burstiness"] = _or(given["burstiness"], 1.0)
     if given["trace"] is not None:
         return _replayed(given, max_concurrency)
+    for key in ("columns", "run"):
+        if given[key] is not None:
+            raise BadValue(f"`{key}` is of the file that `trace` names")
     input_len, output_len = _or(given["input_len"], 1024), _or(given["output_len"], 128)
     rate = _or(given["request_rate"], math.inf)
     trace = synthetic(
@@ -352,7 +355,7 @@ def load_traffic(options: dict[str, Any], max_concurrency: int | None) -> Loaded
     if rate == math.inf:
         schedule = "all at once" if max_concurrency is None else f"{max_concurrency} at a time"
     conversations = f"conversations of {given['turns']} turns" if given["turns"] else ""
-    return LoadedTraffic(trace, f"{input_len} in, {output_len} out", schedule, conversations)
+    return LoadedTraffic(trace, f"{input_len} in, {output_len} out", schedule, conversations, max_concurrency)
 
 
 def _replayed(given: dict[str, Any], max_concurrency: int | None) -> LoadedTraffic:
@@ -360,7 +363,9 @@ def _replayed(given: dict[str, Any], max_concurrency: int | None) -> LoadedTraff
     for key in ("input_len", "output_len", "turns"):
         if given[key]:
             raise BadValue(f"`trace` says all lengths itself and cannot be combined with `{key}`")
-    trace = read_trace(given["trace"])
+    trace = read_trace(given["trace"], columns=given["columns"], run=given["run"])
+    if max_concurrency is None and trace.arrival_s is None and trace.run is not None and given["request_rate"] is None:
+        max_concurrency = trace.run.max_concurrency
     if given["num_prompts"] is not None:
         trace = first_requests(trace, check_int("num_prompts", given["num_prompts"]))
     if given["prefix_len"]:
@@ -373,7 +378,7 @@ def _replayed(given: dict[str, Any], max_concurrency: int | None) -> LoadedTraff
     if max_concurrency is not None:
         limited = f"{max_concurrency} at a time"
         schedule = limited if trace.arrival_s is None else f"{schedule}, {limited}"
-    return LoadedTraffic(trace, f"of {file_name(trace.source)}", schedule)
+    return LoadedTraffic(trace, f"of {file_name(trace.source)}", schedule, max_concurrency=max_concurrency)
 
 
 def _rescheduled(trace: Trace, given: dict[str, Any]) -> tuple[Trace, str]:

@@ -5,31 +5,37 @@ read_trace("AzureLLMInferenceTrace_code.csv").input_tokens      # array([4808, 3
 
 What requests share at their beginning is told by ids of blocks: one system prompt, or everything said so far in a
 conversation. Content is named by where it comes from: block k of prefix p, block k of session s. Equal ids are equal
-content. Traces in files are CSV or JSON lines in the formats that people publish, recognised by their columns; a format
-is one small function that turns some rows into columns of a `Trace`.
+content. Files are recognised by their columns or keys: `trace_formats` has those with a row per request,
+`benchmark_files` what load generators say of a whole run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from ..base.errors import BadFile
+from ..base.errors import BadFile, BadValue, check_int
 from ..base.files import user_path
-from ..base.tabular import TableChunk, column_names, read_table
+from ..base.tabular import Table, open_table
+from .benchmark_files import BENCHMARK_FORMATS, BenchmarkRequests, BenchmarkRun
+from .trace_formats import (
+    BLOCK,
+    MEASURED,
+    TRACE_FORMATS,
+    Columns,
+    TraceFormat,
+    escape,
+    mapped_format,
+    parse_columns,
+    unknown_format,
+)
 
-BLOCK = 16  # tokens that an id of a block stands for: engines cache whole blocks, and 16 is vLLM's size
-MAX_TOKENS = 10**8  # no request is longer
-MAX_SECONDS = 1e10  # no arrival is later: three centuries
 CLOCK = 1e8  # an arrival later than this (three years) counts from some clock's zero, not from the trace's beginning
-MEASURED = ("TTFT", "TPOT", "E2E")
 _COLUMNS = ("input_tokens", "output_tokens", "arrival_s", "blocks", "after", "think_s", "priority")
-
-Columns = dict[str, Any]  # fields of a Trace for some rows; texts where names are still to be numbered
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -47,6 +53,9 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     priority: np.ndarray | None = None  # int64, smaller first, for the priority policy
     measured: dict[str, np.ndarray] = {}  # TTFT, TPOT, E2E in ms where the file has them; nan where a row has none
     source: str = ""
+    run: BenchmarkRun | None = None  # the load and the figures of the benchmark that the file is the result of
+    at_client: bool = False  # whether what was measured was so by an HTTP client
+    notes: tuple[str, ...] = ()  # what should be known about the file: requests that failed …
 
     def __len__(self) -> int:
         return len(self.input_tokens)
@@ -119,44 +128,45 @@ def turns_before(session: np.ndarray) -> np.ndarray:
 # ------------------------------------------------------------------ files
 
 
-class TraceFormat(NamedTuple):
-    """A way to write traces: the columns that it is known by, those that it may have, and its reader."""
+def read_trace(path: str | Path, *, columns: str | Mapping[str, str] | None = None, run: int | None = None) -> Trace:
+    """All requests of a file, or one sentence about the first line that is wrong; nothing is half read.
 
-    name: str
-    needs: tuple[str, ...]
-    may_have: tuple[str, ...]
-    read: Callable[[TableChunk], Columns]
-
-
-TRACE_FORMATS: list[TraceFormat] = []
-
-
-def trace_format(name: str, *needs: str, may_have: tuple[str, ...] = ()) -> Callable[[Any], Any]:
-    """Register a reader for files with these columns; a second format of that name is an error."""
-
-    def register(read: Callable[[TableChunk], Columns]) -> Callable[[TableChunk], Columns]:
-        if any(known.name == name for known in TRACE_FORMATS):
-            raise ValueError(f"a trace format named {name!r} is registered already")
-        TRACE_FORMATS.append(TraceFormat(name, needs, may_have, read))
-        return read
-
-    return register
+    ``read_trace("log.csv", columns="input_tokens=n_in,output_tokens=n_out,arrival_ms=sent")`` says which columns are
+    which; ``read_trace("results.jsonl", run=2)`` takes the second run of a file with the results of several.
+    """
+    traces = read_runs(path, columns=columns)
+    if run is not None:
+        return traces[check_int("run", run, most=len(traces)) - 1]
+    if len(traces) > 1:
+        labels = [f"{number}: {trace.run.label}" for number, trace in enumerate(traces[:4], 1) if trace.run]
+        rest = " …" if len(traces) > 4 else ""
+        raise BadValue(f"{escape(str(path))} has {len(traces)} runs: choose one with `run` ({', '.join(labels)}{rest})")
+    return traces[0]
 
 
-def read_trace(path: str | Path) -> Trace:
-    """All requests of a file, or one sentence about the first line that is wrong; nothing is half read."""
+def read_runs(path: str | Path, *, columns: str | Mapping[str, str] | None = None) -> list[Trace]:
+    """The traces of a file: one, or one for each run that a load generator wrote into it.
+
+    ``[trace.run.label for trace in read_runs("results.jsonl")]  # ['vllm bench serve at 2/s', …]``
+    """
     place = user_path(str(path))
     if place.is_dir():
         place = _within(place)
-    names = column_names(place)
-    known = next((f for f in TRACE_FORMATS if set(f.needs) <= set(names)), None)
-    if known is None:
-        forms = "; ".join(f"{', '.join(f.needs)} ({f.name})" for f in TRACE_FORMATS)
-        raise BadFile(f"{place} has the columns {', '.join(names)[:200]}; a trace has those of one of: {forms}")
-    pieces = [known.read(rows) for rows in read_table(place, (*known.needs, *known.may_have))]
-    if not pieces:
-        raise BadFile(f"{place} has a header but no requests")
-    return _joined(pieces, str(place))
+    with open_table(place) as table:
+        if columns is not None:
+            return [_rows(table, mapped_format(parse_columns(columns), table.names, str(place)))]
+        names = set(table.names)
+        benchmark = next((f for f in BENCHMARK_FORMATS if set(f.needs) <= names and table.first_object), None)
+        if benchmark is not None:
+            runs = [run for result in table.objects() for run in benchmark.read(result, str(place))]
+            if not runs:
+                raise BadFile(f"{place} has no requests that were answered")
+            return [_of_run(run, str(place)) for run in runs]
+        known = next((f for f in TRACE_FORMATS if set(f.needs) <= names), None)
+        if known is None:
+            formats = [(f.name, f.needs) for f in TRACE_FORMATS] + [(f.name, f.needs) for f in BENCHMARK_FORMATS]
+            raise unknown_format(str(place), table.names, formats)
+        return [_rows(table, known)]
 
 
 def _within(folder: Path) -> Path:
@@ -165,144 +175,46 @@ def _within(folder: Path) -> Path:
     return folder / "chat.csv"
 
 
-# ------------------------------------------------------------------ the forms
+def _rows(table: Table, known: TraceFormat) -> Trace:
+    pieces = [known.read(rows) for rows in table.chunks((*known.needs, *known.may_have), ragged=known.ragged)]
+    answered = [piece for piece in pieces if len(piece["input_tokens"])]
+    if not answered:
+        why = "no requests that were answered" if pieces else "a header but no requests"
+        raise BadFile(f"{table.path} has {why}")
+    trace = _joined(answered, str(table.path), sum(piece.get("failed", 0) for piece in pieces))
+    return msgspec.structs.replace(trace, at_client=known.at_client)
 
 
-def _count(rows: TableChunk, name: str, least: int = 0) -> np.ndarray:
-    return rows.numbers(name, whole=True, least=least, most=MAX_TOKENS)
+def _of_run(benchmark: BenchmarkRequests, source: str) -> Trace:
+    """The requests of a run, sent as its load says where the file does not say when each was sent."""
+    run = benchmark.run
+    if not len(benchmark.columns["input_tokens"]):
+        raise BadFile(f"{source} has no requests that were answered")
+    trace = _joined([benchmark.columns], source, benchmark.columns.get("failed", 0))
+    arrival = trace.arrival_s
+    if arrival is None and not run.closed_loop:
+        rate = math.inf if run.request_rate is None else run.request_rate
+        arrival = gamma_arrivals(np.random.default_rng(0), len(trace), rate, run.burstiness)
+    notes = (*trace.notes, *benchmark.notes)
+    return msgspec.structs.replace(trace, arrival_s=arrival, run=run, at_client=run.at_client, notes=notes)
 
 
-def _seconds(rows: TableChunk, name: str, unit: float = 1.0) -> np.ndarray:
-    return rows.numbers(name, most=MAX_SECONDS / unit) * unit
+def gamma_arrivals(rng: np.random.Generator, count: int, rate: float, burstiness: float = 1.0) -> np.ndarray:
+    """Arrivals in s whose gaps are gamma distributed with mean 1/rate: 1 is Poisson, less comes in bursts.
 
-
-@trace_format(
-    "ours and the chat.csv of measurements",
-    "input_tokens",
-    "output_tokens",
-    may_have=(
-        "arrival_s",
-        *MEASURED,
-        "session_id",
-        "think_s",
-        "prefix_id",
-        "prefix_tokens",
-        "priority",
-        "hash_ids",
-        "block_tokens",
-    ),
-)
-def _ours(rows: TableChunk) -> Columns:
-    columns: Columns = {"input_tokens": _count(rows, "input_tokens", 1), "output_tokens": _count(rows, "output_tokens")}
-    have = rows.columns
-    for name in ("arrival_s", "think_s"):
-        if name in have:
-            columns[name] = _seconds(rows, name)
-    for name in MEASURED:
-        if name in have:
-            columns[name] = rows.numbers(name, blank=float("nan"))
-    if "priority" in have:
-        columns["priority"] = rows.numbers("priority", whole=True, least=-(2**31), most=2**31)
-    for name in ("session_id", "prefix_id"):
-        if name in have:
-            columns[name] = ["" if cell is None else str(cell) for cell in have[name]]
-    if "prefix_tokens" in have:
-        columns["prefix_tokens"] = _count(rows, "prefix_tokens")
-        longer = columns["prefix_tokens"] > columns["input_tokens"]
-        if longer.any():
-            at = int(np.argmax(longer))
-            raise rows.wrong("prefix_tokens", at, f"at most its {columns['input_tokens'][at]:,} input_tokens")
-    if "hash_ids" in have:
-        columns["blocks"] = _ids(rows, "hash_ids")
-        columns["block_tokens"] = _count(rows, "block_tokens", 1) if "block_tokens" in have else np.array([BLOCK])
-    return columns
-
-
-@trace_format("Azure LLM inference", "TIMESTAMP", "ContextTokens", "GeneratedTokens")
-def _azure(rows: TableChunk) -> Columns:
-    return {
-        "input_tokens": _count(rows, "ContextTokens", 1),
-        "output_tokens": _count(rows, "GeneratedTokens"),
-        "arrival_s": _moments(rows, "TIMESTAMP"),
-    }
-
-
-@trace_format("Mooncake", "timestamp", "input_length", "output_length", may_have=("hash_ids",))
-def _mooncake(rows: TableChunk) -> Columns:
-    columns: Columns = {
-        "input_tokens": _count(rows, "input_length", 1),
-        "output_tokens": _count(rows, "output_length"),
-        "arrival_s": _seconds(rows, "timestamp", 1e-3),
-    }
-    if "hash_ids" in rows.columns:
-        columns |= {"blocks": _ids(rows, "hash_ids"), "block_tokens": np.array([512])}
-    return columns
-
-
-@trace_format("BurstGPT", "Timestamp", "Request tokens", "Response tokens")
-def _burst(rows: TableChunk) -> Columns:
-    return {
-        "input_tokens": _count(rows, "Request tokens", 1),
-        "output_tokens": _count(rows, "Response tokens"),
-        "arrival_s": _seconds(rows, "Timestamp"),
-    }
-
-
-@trace_format("LLMServingSim", "input_toks", "output_toks", may_have=("arrival_time_ns",))
-def _servingsim(rows: TableChunk) -> Columns:
-    columns: Columns = {"input_tokens": _count(rows, "input_toks", 1), "output_tokens": _count(rows, "output_toks")}
-    if "arrival_time_ns" in rows.columns:
-        columns["arrival_s"] = _seconds(rows, "arrival_time_ns", 1e-9)
-    return columns
-
-
-@trace_format("Vidur", "arrived_at", "num_prefill_tokens", "num_decode_tokens")
-def _vidur(rows: TableChunk) -> Columns:
-    return {
-        "input_tokens": _count(rows, "num_prefill_tokens", 1),
-        "output_tokens": _count(rows, "num_decode_tokens"),
-        "arrival_s": _seconds(rows, "arrived_at"),
-    }
-
-
-def _ids(rows: TableChunk, name: str) -> list[np.ndarray]:
-    """Ids of blocks, one list a row."""
-    blocks: list[np.ndarray] = []
-    for at, cell in enumerate(rows.columns[name]):
-        ids: np.ndarray
-        try:
-            ids = np.array(cell if isinstance(cell, list) else str(cell).split(), dtype=np.int64)
-        except (TypeError, ValueError, OverflowError):
-            ids = np.zeros((0, 0))
-        if ids.ndim != 1:
-            raise rows.wrong(name, at, "a list of whole numbers")
-        blocks.append(ids)
-    return blocks
-
-
-def _moments(rows: TableChunk, name: str) -> np.ndarray:
-    """Dates and times as seconds of 1970; without a zone, or all in UTC."""
-    cells = [str(cell).strip().removesuffix("Z").removesuffix("+00:00") for cell in rows.columns[name]]
-    try:
-        moments = np.array(cells, dtype="datetime64[ns]")
-    except ValueError:
-        moments = np.array([_moment(cell) for cell in cells])
-    if np.isnat(moments).any():
-        raise rows.wrong(name, int(np.argmax(np.isnat(moments))), "a time such as 2023-11-16 18:15:46.68")
-    return moments.astype(np.int64) / 1e9
-
-
-def _moment(cell: str) -> np.datetime64:
-    try:
-        return np.datetime64(cell, "ns")
-    except ValueError:
-        return np.datetime64("NaT", "ns")
+    ``gamma_arrivals(np.random.default_rng(0), 3, 8.0)[0]  # 0.0: the first one opens the run``
+    """
+    if math.isinf(rate):
+        return np.zeros(count)
+    gaps = rng.gamma(burstiness, 1 / (rate * burstiness), count)
+    gaps[:1] = 0.0
+    return np.cumsum(gaps)
 
 
 # ------------------------------------------------------------------ putting pieces together
 
 
-def _joined(pieces: list[Columns], source: str) -> Trace:
+def _joined(pieces: list[Columns], source: str, failed: int = 0) -> Trace:
     def column(name: str) -> np.ndarray | None:
         return np.concatenate([piece[name] for piece in pieces]) if all(name in piece for piece in pieces) else None
 
@@ -340,7 +252,14 @@ def _joined(pieces: list[Columns], source: str) -> Trace:
         priority=column("priority"),
         measured={name: values for name in MEASURED if (values := column(name)) is not None},
         source=source,
+        notes=_notes(failed, len(given)),
     )
+
+
+def _notes(failed: int, answered: int) -> tuple[str, ...]:
+    if not failed:
+        return ()
+    return (f"{failed:,} of {failed + answered:,} requests failed or were not counted: they are left out",)
 
 
 def _one_size(sizes: np.ndarray | None, source: str) -> int:

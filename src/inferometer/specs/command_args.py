@@ -15,7 +15,20 @@ class TrafficArgs(Args):
 
     GROUP: ClassVar[str] = "Requests"
     trace: Annotated[
-        str | None, arg("Requests as CSV or JSON lines: ours, Azure, Mooncake, BurstGPT …", metavar="FILE")
+        str | None,
+        arg(
+            "Requests: a trace, a log or the result of a benchmark; CSV, JSON, Parquet, or .gz of them.", metavar="FILE"
+        ),
+    ] = None
+    columns: Annotated[
+        str | Mapping[str, str] | None,
+        arg(
+            "Which columns of the file are which: input_tokens=n_in,output_tokens=n_out,arrival_ms=sent.",
+            metavar="OURS=THEIRS,…",
+        ),
+    ] = None
+    run: Annotated[
+        int | None, arg("Which run of the file, if it has the results of several; 1 is the first.", metavar="N")
     ] = None
     num_prompts: Annotated[int | None, arg("Requests; of a trace, its first ones.", default_text="1000, or all")] = None
     request_rate: Annotated[

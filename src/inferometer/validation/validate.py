@@ -1,11 +1,13 @@
-"""Measured against predicted: requests replayed one by one, and memory.
+"""Measured against predicted: requests replayed one by one, whole runs of a benchmark, and memory.
 
 validation = validate("llama-2-7b", gpu="rtx3090", measured="chat.csv")
 validation.errors["tpot"].mape        # 0.04: 4% off on average
+validate("llama-3.1-8b", gpu="h200", measured="vllm-result.json").figures["p99_ttft_ms"].error
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +16,7 @@ import numpy as np
 
 from ..base.errors import BadFile
 from ..base.files import user_path
-from ..base.tabular import column_names, read_table
+from ..base.tabular import open_table
 from ..costs.binding import BoundPlan
 from ..inference import memory
 from ..inference.request import build_request
@@ -22,6 +24,7 @@ from ..serving.metrics import latencies, metrics
 from ..serving.outcome import Outcome
 from ..serving.simulate import simulate
 from ..serving.trace import Trace, read_trace
+from ..serving.trace_formats import shorten
 from ..specs.arguments import signature
 from ..specs.command_args import ServingArgs
 
@@ -55,6 +58,14 @@ class ErrorStatistics(msgspec.Struct, kw_only=True):
     requests: int = 0
 
 
+class FigureComparison(msgspec.Struct, kw_only=True):
+    """A figure of a whole run, as the benchmark reports it and as the simulation gives it."""
+
+    measured: float
+    predicted: float
+    error: float | None  # relative; a positive one is too large
+
+
 class Validation(msgspec.Struct, kw_only=True, eq=False):
     """A trace, its simulation, and its measurements: ms per request, nan where there is none."""
 
@@ -63,6 +74,7 @@ class Validation(msgspec.Struct, kw_only=True, eq=False):
     measured: dict[str, np.ndarray]
     predicted: dict[str, np.ndarray]
     errors: dict[str, ErrorStatistics]
+    figures: dict[str, FigureComparison] = {}  # mean_ttft_ms, p99_itl_ms, output_throughput … of a benchmark's result
 
     def relative(self, metric: str) -> np.ndarray:
         """Relative errors of the requests, nan where one of both is missing."""
@@ -73,16 +85,33 @@ class Validation(msgspec.Struct, kw_only=True, eq=False):
 
 @signature(ServingArgs)
 def validate(
-    model: str, gpu: str = "h100-sxm", *, measured: str | Path | Trace, **kwargs: Unpack[SimulateKwargs]
+    model: str,
+    gpu: str = "h100-sxm",
+    *,
+    measured: str | Path | Trace,
+    columns: str | Mapping[str, str] | None = None,
+    run: int | None = None,
+    **kwargs: Unpack[SimulateKwargs],
 ) -> Validation:
     """Replay measured requests and compare; the keywords are those of `simulate`.
 
     Requests with an ``arrival_s`` arrive then; others run one at a time. The clock stands at the engine, unless
-    ``frontend="http"``.
+    ``frontend="http"``. The result of a benchmark is replayed under its load (``max_concurrency`` at a time, if it was
+    run so), with the clock at its client. ``columns`` and ``run`` are as for `read_trace`.
     """
-    trace = measured if isinstance(measured, Trace) else read_trace(measured)
-    options: dict[str, Any] = {"frontend": "in-process", **kwargs}
+    trace = measured if isinstance(measured, Trace) else read_trace(measured, columns=columns, run=run)
+    options: dict[str, Any] = {"frontend": measured_frontend(trace), **kwargs}
+    load = trace.run
+    if load is not None and options.get("max_concurrency") is None:
+        options["max_concurrency"] = load.max_concurrency
+        if load.closed_loop:  # moments follow from the answers
+            trace = msgspec.structs.replace(trace, arrival_s=None)
     return compare(trace, simulate(model, gpu, trace=trace, **options))
+
+
+def measured_frontend(trace: Trace) -> str:
+    """Where the clock of the measurements stood: ``measured_frontend(read_trace("vllm-result.json"))  # 'http'``"""
+    return "http" if trace.at_client else "in-process"
 
 
 def compare(trace: Trace, outcome: Outcome) -> Validation:
@@ -90,11 +119,32 @@ def compare(trace: Trace, outcome: Outcome) -> Validation:
     measured, ours = measured_latencies(trace), latencies(outcome)
     predicted = {metric: ours[metric] for metric in measured}
     errors = {metric: error_statistics(predicted[metric], measured[metric]) for metric in measured}
-    return Validation(trace=trace, outcome=outcome, measured=measured, predicted=predicted, errors=errors)
+    return Validation(
+        trace=trace,
+        outcome=outcome,
+        measured=measured,
+        predicted=predicted,
+        errors=errors,
+        figures=_compare_figures(trace, outcome),
+    )
+
+
+def _compare_figures(trace: Trace, outcome: Outcome) -> dict[str, FigureComparison]:
+    if trace.run is None:
+        return {}
+    predicted = metrics(outcome)
+    return {
+        name: FigureComparison(measured=seen, predicted=ours, error=ours / seen - 1 if seen > 0 else None)
+        for name, seen in trace.run.metrics.items()
+        if (ours := predicted.get(name)) is not None
+    }
 
 
 def measured_latencies(trace: Trace) -> dict[str, np.ndarray]:
-    """TTFT, TPOT and end-to-end latency in ms as measured; one that the file lacks follows from the other two."""
+    """TTFT, TPOT and end-to-end latency in ms as measured; one that the file lacks follows from the other two.
+
+    Empty for a benchmark that reports figures of the whole run only.
+    """
     columns = trace.measured
     gaps = trace.output_tokens - 1
     times = {metric: columns[column] for metric, column in MEASURED.items() if column in columns}
@@ -103,7 +153,7 @@ def measured_latencies(trace: Trace) -> dict[str, np.ndarray]:
             times["tpot"] = (times["e2el"] - times["ttft"]) / gaps
         elif "e2el" not in times and {"ttft", "tpot"} <= set(times):
             times["e2el"] = times["ttft"] + np.where(gaps > 0, times["tpot"] * gaps, 0.0)
-    if not times:
+    if not times and (trace.run is None or not trace.run.metrics):
         raise BadFile(f"{trace.source} has no measurements: at least one of the columns TTFT, TPOT, E2E (ms)")
     if "tpot" in times:  # an output of one token has none, whatever the file says
         times["tpot"] = np.where(gaps > 0, times["tpot"], np.nan)
@@ -133,6 +183,8 @@ def error_statistics(predicted: np.ndarray, measured: np.ndarray) -> ErrorStatis
 
 def measured_metrics(validation: Validation) -> dict[str, Any]:
     """The measured run under the names of ``vllm bench serve``; empty without TTFT and end-to-end latency."""
+    if validation.trace.run is not None:
+        return dict(validation.trace.run.metrics)
     if not {"ttft", "e2el"} <= set(validation.measured):
         return {}
     outcome, arrival = validation.outcome, validation.outcome.arrival_s
@@ -169,17 +221,19 @@ def validate_memory(
 ) -> list[MemoryComparison]:
     """Weights and KV cache against a table of measurements, in which MB are MiB."""
     path = user_path(str(measured))
-    names = column_names(path)
-    lacking = [name for name in LENGTH_COLUMNS if name not in names]
-    columns = {what: column for what, column in MEMORY_COLUMNS.items() if column in names}
-    if lacking or not columns:
-        raise BadFile(
-            f"{path} has the columns {', '.join(names)[:200]}; measured memory has {', '.join(LENGTH_COLUMNS)} and "
-            f"some of {', '.join(MEMORY_COLUMNS.values())}"
-        )
+    with open_table(path) as table:
+        names = table.names
+        lacking = [name for name in LENGTH_COLUMNS if name not in names]
+        columns = {what: column for what, column in MEMORY_COLUMNS.items() if column in names}
+        if lacking or not columns:
+            raise BadFile(
+                f"{path} has the columns {shorten(names)}; measured memory has {', '.join(LENGTH_COLUMNS)} and "
+                f"some of {', '.join(MEMORY_COLUMNS.values())}"
+            )
+        chunks = list(table.chunks((*LENGTH_COLUMNS, *columns.values())))
     bound_plan = build_request(model, gpu, **kwargs).bind()
     comparisons: list[MemoryComparison] = []
-    for rows in read_table(path, (*LENGTH_COLUMNS, *columns.values())):
+    for rows in chunks:
         lengths = [rows.numbers(name, whole=True, most=10**8).tolist() for name in LENGTH_COLUMNS]
         amounts = {what: rows.numbers(column, most=1e9).tolist() for what, column in columns.items()}
         for at, (input_tokens, output_tokens) in enumerate(zip(*lengths, strict=True)):

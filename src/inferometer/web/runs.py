@@ -166,8 +166,8 @@ def simulate(plan: PagePlan, options: dict[str, Any], trace: Path | None, progre
     scheduling.pop("goodput_share", None)  # of the search for a rate
     header = {key: rest.get(key, TRAFFIC_DEFAULTS[key]) for key in ("request_rate", "burstiness", "seed")}
     header["burstiness"] = header["burstiness"] or 1.0
-    header["max_concurrency"] = scheduling.get("max_concurrency")
     traffic = load_traffic(rest, scheduling.get("max_concurrency"))
+    scheduling["max_concurrency"] = header["max_concurrency"] = traffic.max_concurrency
     number = len(traffic.trace)
     _check_number(number)
 

@@ -17,13 +17,18 @@ from rich.text import Text
 
 from ...base.units import milliseconds, percent, size
 from ...specs.structs import Calibration
-from ...validation.validate import ErrorStatistics, MemoryComparison, Validation
+from ...validation.validate import ErrorStatistics, FigureComparison, MemoryComparison, Validation
 from .. import files
 from ..plots.canvas import brief, clean, page, picture, style
 from ..plots.palette import BLUE, FAINT, GREEN, GRID, INK, MUTED, ORANGE, VERMILLION, tint
 from .serving import run
 
 NAMES = {"ttft": "time to first token", "tpot": "time per output token", "e2el": "end to end"}
+FIGURES = {  # what is shown, and where -> key of the result
+    (name, summary): f"{summary}_{metric}_ms"
+    for metric, name in {**NAMES, "itl": "inter-token latency"}.items()
+    for summary in ("mean", "median", "p90", "p99")
+} | {("requests", ""): "request_throughput", ("output tokens", ""): "output_throughput"}
 MEMORY_LABELS = {
     "weights": "weights",
     "kv_prefill": "KV cache after the prompt",
@@ -40,7 +45,9 @@ MAX_REQUESTS = 40  # of the breakdown
 def comparison(header: str, validation: Validation, warnings: list[str]) -> Group:
     """Header and one line per metric."""
     lost = len(validation.outcome.rejected)
-    parts: list[Any] = [Text(clean(header), style="bold"), error_table(validation.errors)]
+    parts: list[Any] = [Text(clean(header), style="bold")]
+    parts += [error_table(validation.errors)] if validation.errors else []
+    parts += [figure_table(validation.figures)] if validation.figures else []
     parts += [Text(f"✗ {lost:,} requests were rejected by the simulation", style="red")] if lost else []
     return Group(*parts, *(Text(f"! {warning}", style="yellow") for warning in warnings))
 
@@ -74,6 +81,25 @@ def error_table(errors: dict[str, ErrorStatistics]) -> Table:
             f"{e.requests:,}",
         )
     return table
+
+
+def figure_table(figures: dict[str, FigureComparison]) -> Table:
+    """Figures of a whole run, as the benchmark reports them and as they are predicted."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in ("the run", "", "measured", "predicted", "error"):
+        table.add_column(column, justify="left" if column in ("the run", "") else "right", no_wrap=True)
+    last = ""
+    for (name, summary), key in FIGURES.items():
+        if key in figures:
+            figure, form = figures[key], milliseconds if key.endswith("_ms") else _per_second
+            shown = (form(figure.measured), form(figure.predicted), _signed(figure.error))
+            table.add_row("" if name == last else name, summary, *shown)
+            last = name
+    return table
+
+
+def _per_second(rate: float) -> str:
+    return f"{rate:,.4g}/s"
 
 
 def memory_table(comparisons: list[MemoryComparison]) -> Table:
