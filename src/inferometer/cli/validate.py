@@ -97,14 +97,16 @@ def _requests(
     else:
         traces = read_runs(measured, columns=replay["columns"])
     if len(traces) == 1:
-        return _one_run(model, gpu, traces[0], goals, replay, plan, result, parts)
+        compared = _one_run(model, gpu, traces[0], goals, replay, plan, result, parts)
+        return _rows(compared) if compared.errors else _figure_rows(compared)
     for name in _OF_ONE_RUN:
         if replay[name] is not None:
             raise BadValue(f"`{name}` is of one run, and {measured!r} has {len(traces)}: choose one with `run`")
     runs: list[dict[str, Any]] = [{"run": number} for number in range(1, len(traces) + 1)]
     rows: list[dict[str, Any]] = []
     for run, trace in zip(runs, traces, strict=True):
-        rows += [{**run, **row} for row in _one_run(model, gpu, trace, goals, replay, plan, run, parts)]
+        compared = _one_run(model, gpu, trace, goals, replay, plan, run, parts)
+        rows += [{"run": run["run"], **row} for row in _figure_rows(compared)]
     result |= {"runs": runs, "completed": sum(run["completed"] for run in runs)}
     result["warnings"] = list(dict.fromkeys(warning for run in runs for warning in run["warnings"]))
     return rows
@@ -119,8 +121,8 @@ def _one_run(
     plan: dict[str, Any],
     result: dict[str, Any],
     parts: list[Any],
-) -> list[dict[str, Any]]:
-    """One trace, or one run of a benchmark."""
+) -> Any:
+    """One trace, or one run of a benchmark: fills the result and what is shown."""
     import msgspec
 
     from ..serving.metrics import metrics
@@ -149,7 +151,7 @@ def _one_run(
     if replay["write_calibration"] is not None:
         result["calibration"] = _calibration(compared, simulated, labels, replay["write_calibration"], parts)
     _write_files(compared, replay, header(labels))
-    return _rows(compared)
+    return compared
 
 
 def _write_files(compared: Any, replay: dict[str, Any], title: str) -> None:
@@ -165,11 +167,8 @@ def _write_files(compared: Any, replay: dict[str, Any], title: str) -> None:
 
 
 def _rows(compared: Any) -> list[dict[str, Any]]:
-    """One row per request and metric; of a benchmark without requests, one per figure of the run."""
+    """One row per request and metric."""
     trace = compared.trace
-    if not compared.errors:
-        figures = compared.figures.items()
-        return [{"metric": k, "measured": f.measured, "predicted": f.predicted, "error": f.error} for k, f in figures]
     input_tokens, output_tokens = trace.input_tokens.tolist(), trace.output_tokens.tolist()
     rows = []
     for metric in compared.errors:
@@ -187,6 +186,14 @@ def _rows(compared: Any) -> list[dict[str, Any]]:
                 }
             )
     return rows
+
+
+def _figure_rows(compared: Any) -> list[dict[str, Any]]:
+    """One row per figure of a run."""
+    return [
+        {"metric": key, "measured": figure.measured, "predicted": figure.predicted, "error": figure.error}
+        for key, figure in compared.figures.items()
+    ]
 
 
 def _calibration(compared: Any, simulated: Any, labels: dict[str, Any], path: str, parts: list[Any]) -> dict[str, Any]:
