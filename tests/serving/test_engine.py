@@ -118,6 +118,8 @@ def engines(draw: st.DrawFn) -> dict[str, Any]:
             ends_on_stop_token=draw(st.booleans()),
             priority=draw(st.booleans()),
             scheduler_recv_interval=draw(st.sampled_from([1, 1, 3, 30])),
+            prefill_schedule_interval=draw(st.sampled_from([1, 1, 4])),
+            prefill_max_requests=draw(st.sampled_from([10**9, 10**9, 2])),
             batch_wait_timeout_iters=draw(st.sampled_from([0, 0, 5])),
             batch_wait_min_tokens=draw(st.sampled_from([50, 10**6])),
         ),

@@ -146,6 +146,34 @@ def test_a_decoding_engine_polls_for_requests_at_intervals() -> None:
     )
 
 
+def test_prompts_begin_in_every_fourth_step() -> None:
+    """vLLM's prefill_schedule_interval; a step takes a second, so step k begins at k."""
+    requests = [(0.0, 4, 40), (2.5, 4, 40), (7.5, 4, 2)]
+    assert serve(requests, prefill_schedule_interval=4)[0]["scheduled_s"] == [0.0, 4.0, 8.0]
+    assert serve(requests, prefill_schedule_interval=5)[0]["scheduled_s"] == [0.0, 5.0, 10.0]
+    assert serve(requests, prefill_schedule_interval=5, async_scheduling=True)[0]["scheduled_s"] == [0.0, 5.0, 10.0]
+
+
+def test_a_step_that_left_prompts_waiting_is_followed_by_others() -> None:
+    requests = [(0.0, 4, 40), (0.5, 8, 3), (0.5, 8, 3), (0.5, 8, 2)]
+    columns, cost, _ = serve(requests, prefill_schedule_interval=4, max_num_batched_tokens=10)
+    # step 4 has room for 9 tokens of prompts and leaves the last one waiting, so step 5 takes prompts, too; with none
+    # left waiting, the rest of the last prompt waits for step 8
+    assert cost.steps[:9] == [(0, [4]), *[(1, [])] * 3, (1, [8, 1]), (2, [7, 1]), (3, []), (2, []), (1, [7])]
+    assert columns["scheduled_s"] == [0.0, 4.0, 4.0, 5.0] and columns["first_token_s"][3] == 9.0
+
+
+def test_steps_are_counted_from_when_there_was_nothing_to_do() -> None:
+    requests = [(0.0, 4, 2), (2.5, 4, 20), (3.0, 4, 2)]
+    assert serve(requests, prefill_schedule_interval=4)[0]["scheduled_s"] == [0.0, 2.5, 6.5]
+
+
+def test_a_step_computes_a_few_prompts_at_most() -> None:
+    requests = [(0.0, 4, 2)] * 3
+    _, cost, _ = serve(requests, scheduler="prefill_first", prefill_max_requests=2)
+    assert cost.steps == [(0, [4, 4]), (0, [4]), (3, [])]
+
+
 def test_whole_prompts_begin_only_when_all_answers_have_room() -> None:
     _, cost, _ = serve([(0.0, 6, 1), (0.0, 8, 1), (0.0, 25, 1)], scheduler="trtllm", max_num_batched_tokens=10)
     assert cost.steps == [(0, [6]), (0, [8, 2]), (0, [10]), (0, [10]), (0, [3])], "what no step has room for is cut"

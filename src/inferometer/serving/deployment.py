@@ -31,7 +31,7 @@ from .outcome import POINTS, Interrupted, Outcome, infeasible, merge_series
 from .pipeline import PipelineEngine
 from .request_table import AdmittedRequests, RequestTable, admit_trace, column
 from .router import Cluster, Fleet, run_disaggregated
-from .schedulers import NO_THRESHOLD, SCHEDULERS, SchedulerLimits
+from .schedulers import NO_LIMIT, NO_THRESHOLD, SCHEDULERS, SchedulerLimits
 from .step_cost import StepCost, step_cost
 from .trace import Trace
 
@@ -49,6 +49,8 @@ class ServingOptions(msgspec.Struct, frozen=True, kw_only=True):
     long_prefill_token_threshold: int = 0  # tokens; 0: no limit
     stops: str = "length"  # outputs end at their "length" or with a stop "token"
     enable_prefix_caching: bool | None = None  # None: as the engine does
+    prefill_schedule_interval: int = 1
+    prefill_max_requests: int | None = None
     scheduler_recv_interval: int = 1
     batch_wait_timeout_iters: int = 0
     batch_wait_max_tokens_ratio: float = 0.0
@@ -156,6 +158,8 @@ def scheduler_limits(pool: ReplicaPool, options: ServingOptions) -> SchedulerLim
         ends_on_stop_token=options.stops == "token",
         static_batch=is_static,
         priority=options.policy == "priority",
+        prefill_schedule_interval=options.prefill_schedule_interval,
+        prefill_max_requests=options.prefill_max_requests or NO_LIMIT,
         scheduler_recv_interval=options.scheduler_recv_interval,
         batch_wait_timeout_iters=options.batch_wait_timeout_iters,
         batch_wait_min_tokens=math.ceil(options.batch_wait_max_tokens_ratio * max_tokens),

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..base.errors import BadValue, UnknownName, abbreviate, check_fraction, check_int
+from ..costs.binding import BoundPlan
 from ..inference.analyze import engine_info
 from ..inference.request import Request, build_request
 from ..specs.arguments import arguments, signature
 from ..specs.catalog import engine
 from ..specs.command_args import ServedPlanArgs
+from ..specs.engine_rules import version_number
 from ..specs.plan_args import PlanArgs
 from .deployment import ServingOptions, build_pool, serve
 from .metrics import metrics
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
 POLICIES = ("fcfs", "priority")
 STOPS = ("length", "token")
+SCHEDULE_INTERVAL_SINCE = (0, 24)  # vLLM v0.24.0 vllm/config/scheduler.py: prefill_schedule_interval
 ROLES = ("both", "prefill", "decode")
 _PLAN_KEYWORDS = frozenset(arguments(PlanArgs)) | {"gpu"}
 
@@ -56,6 +59,8 @@ def simulate(
     num_gpu_blocks_override: int | None = None,
     long_prefill_token_threshold: int = 0,
     async_scheduling: bool | None = None,
+    prefill_schedule_interval: int = 1,
+    prefill_max_requests: int | None = None,
     scheduler_recv_interval: int = 1,
     batch_wait_timeout_iters: int = 0,
     batch_wait_max_tokens_ratio: float = 0.0,
@@ -69,23 +74,15 @@ def simulate(
     ``data_parallel_size`` replicas share the requests by the ``router``. With ``prefill_replicas`` and
     ``decode_replicas`` prefill and decode are disaggregated. ``pools`` names replicas that differ:
     ``[{"gpu": "h200", "replicas": 2}, {"gpu": "a100-sxm-80gb", "role": "decode"}]``, each with any keyword of a plan.
-    ``scheduler_recv_interval``: decode steps between two polls for new requests (SGLang). ``batch_wait_timeout_iters``:
-    steps that prompts wait for others to begin with them, up to ``batch_wait_max_tokens_ratio`` of a step's tokens
-    (TensorRT-LLM). ``stops``: outputs end at their ``length``, which an engine knows, or with a stop ``token``.
+    ``prefill_schedule_interval``: steps from one with prompts to the next (vLLM, ranks of a mixture).
+    ``prefill_max_requests``: prompts in one step, and ``scheduler_recv_interval``: decode steps between two polls for
+    new requests (SGLang). ``batch_wait_timeout_iters``: steps that prompts wait for others to begin with them, up to
+    ``batch_wait_max_tokens_ratio`` of a step's tokens (TensorRT-LLM). ``stops``: outputs end at their ``length``, which
+    an engine knows, or with a stop ``token``.
     """
+    given = locals()
     options = ServingOptions(
-        scheduler=scheduler or "",
-        policy=policy,
-        router=router,
-        max_concurrency=max_concurrency,
-        long_prefill_token_threshold=long_prefill_token_threshold,
-        stops=stops,
-        enable_prefix_caching=enable_prefix_caching,
-        scheduler_recv_interval=scheduler_recv_interval,
-        batch_wait_timeout_iters=batch_wait_timeout_iters,
-        batch_wait_max_tokens_ratio=batch_wait_max_tokens_ratio,
-        fast_forward=fast_forward,
-        progress=progress,
+        **{name: given[name] for name in ServingOptions.__struct_fields__} | {"scheduler": scheduler or ""}
     )
     _check_options(options, num_gpu_blocks_override)
     plan_options: dict[str, Any] = {"frontend": "http", **kwargs}
@@ -97,7 +94,7 @@ def simulate(
         built.append((role, build_pool(request, replicas, trace, num_gpu_blocks_override)))
     plans = [pool.bound_plan for _, pool in built]
     options = msgspec.structs.replace(options, scheduler=scheduler or plans[0].engine.scheduler)
-    _check_against_plans(options, pipelined=any(plan.plan.pipeline_parallel_size > 1 for plan in plans))
+    _check_against_plans(options, plans)
     return with_run_warnings(serve(trace, built, options), trace, built, options)
 
 
@@ -124,6 +121,9 @@ def _check_options(options: ServingOptions, num_gpu_blocks: int | None) -> None:
         check_int("num_gpu_blocks_override", num_gpu_blocks)
     check_int("long_prefill_token_threshold", options.long_prefill_token_threshold, least=0)
     check_int("scheduler_recv_interval", options.scheduler_recv_interval)
+    check_int("prefill_schedule_interval", options.prefill_schedule_interval)
+    if options.prefill_max_requests is not None:
+        check_int("prefill_max_requests", options.prefill_max_requests)
     check_int("batch_wait_timeout_iters", options.batch_wait_timeout_iters, least=0)
     check_fraction("batch_wait_max_tokens_ratio", options.batch_wait_max_tokens_ratio, "0 and 1")
     if options.batch_wait_timeout_iters and not options.batch_wait_max_tokens_ratio:
@@ -133,14 +133,35 @@ def _check_options(options: ServingOptions, num_gpu_blocks: int | None) -> None:
         )
 
 
-def _check_against_plans(options: ServingOptions, *, pipelined: bool) -> None:
+def _check_against_plans(options: ServingOptions, plans: list[BoundPlan]) -> None:
     """Refuse options that have no meaning with the scheduler or the plans that were chosen."""
     if options.batch_wait_timeout_iters and options.scheduler != "trtllm":
         raise BadValue(f"`batch_wait_timeout_iters` is of the scheduler trtllm, not of {options.scheduler}")
-    if options.scheduler_recv_interval > 1 and pipelined:
+    if options.prefill_max_requests is not None and options.scheduler != "prefill_first":
+        raise BadValue(f"`prefill_max_requests` is of the scheduler prefill_first (SGLang), not of {options.scheduler}")
+    if options.prefill_schedule_interval > 1:
+        _check_schedule_interval(options, plans[0])
+    pipelined = any(plan.plan.pipeline_parallel_size > 1 for plan in plans)
+    for name in ("scheduler_recv_interval", "prefill_schedule_interval"):
+        if getattr(options, name) > 1 and pipelined:
+            raise BadValue(
+                f"`{name}` counts the steps of one batch: it has no meaning with `pipeline_parallel_size` above 1"
+            )
+
+
+def _check_schedule_interval(options: ServingOptions, bound_plan: BoundPlan) -> None:
+    """vLLM obeys `prefill_schedule_interval` where data-parallel ranks of a mixture step together, and since 0.24."""
+    engine = bound_plan.engine
+    has_experts = any("num_experts" in block.dims for block in bound_plan.text)
+    if options.scheduler != "vllm" or engine.name != "vllm":
+        label = engine.label or engine.name
+        raise BadValue(f"`prefill_schedule_interval` is of vLLM, not of {label} with the scheduler {options.scheduler}")
+    if version_number(engine.version) < SCHEDULE_INTERVAL_SINCE:
+        raise BadValue(f"`prefill_schedule_interval` is of vLLM 0.24 and later, not of {engine.version}")
+    if bound_plan.plan.data_parallel_size == 1 or not has_experts:
         raise BadValue(
-            "`scheduler_recv_interval` counts the steps of one batch: it has no meaning with "
-            "`pipeline_parallel_size` above 1"
+            "`prefill_schedule_interval` balances the data-parallel ranks of a mixture of experts: it has no effect "
+            f"with `data_parallel_size` {bound_plan.plan.data_parallel_size} on {bound_plan.model.name}"
         )
 
 

@@ -80,6 +80,14 @@ class ServingArgs(ServedPlanArgs):
         arg("Keep the cache of prompts for those that begin alike.", default_text="the engine's"),
     ] = None
     long_prefill_token_threshold: Annotated[int, arg("Longest piece of a prompt; 0: no limit.", ge=0, le=10**9)] = 0
+    prefill_schedule_interval: Annotated[
+        int,
+        arg("Steps from one with prompts to the next, for data-parallel ranks of a mixture (vLLM).", ge=1, le=10**9),
+    ] = 1
+    prefill_max_requests: Annotated[
+        Annotated[int, arg("", ge=1, le=10**9)] | None,
+        arg("Prompts that one step computes at most (SGLang).", default_text="no limit"),
+    ] = None
     scheduler_recv_interval: Annotated[
         int, arg("Steps of an engine that answers from one look at new requests to the next (SGLang).", ge=1, le=10**9)
     ] = 1

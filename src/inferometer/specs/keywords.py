@@ -148,6 +148,8 @@ class SimulateKwargs(TypedDict, total=False):
     policy: str | None
     enable_prefix_caching: bool | None
     long_prefill_token_threshold: int | None
+    prefill_schedule_interval: int | None
+    prefill_max_requests: int | None
     scheduler_recv_interval: int | None
     batch_wait_timeout_iters: int | None
     batch_wait_max_tokens_ratio: float | None
