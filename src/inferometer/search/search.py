@@ -386,6 +386,8 @@ class SearchRun:
         return ServedModel(
             name=hf_id,
             gpus_per_node=request.plan.gpus_per_node,
+            vendor=request.device.vendor,
+            architecture=request.device.architecture,
             dtype=request.model.dtype,
             quantizations=_stored_precisions(server, name, hf_id),
             kv_cache_dtype=request.model.kv_cache_dtype,

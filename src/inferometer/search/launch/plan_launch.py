@@ -42,7 +42,10 @@ def _launch(engine: str, plan: Candidate, model: ServedModel, bench: Process) ->
         )
     launch = Launch(
         engine=engine,
+        version=model.engine(engine, pool).version,
         model=weights.model,
+        vendor=model.vendor,
+        architecture=model.architecture,
         processes=[],
         bench=bench,
         gpus_per_node=model.gpus_per_node,

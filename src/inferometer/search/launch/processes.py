@@ -37,7 +37,10 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """All that one engine needs to run a plan: ``launch.processes[0].argv  # ['vllm', 'serve', '$MODEL', …]``"""
 
     engine: str
+    version: str = ""  # of the engine; "" = the newest that is known
     model: str  # what $MODEL is: a Hugging Face id or a path
+    vendor: str = "NVIDIA"  # of the devices
+    architecture: str = ""
     processes: list[Process]  # servers by pool, then the router
     bench: Process
     gpus_per_node: int = 8  # of a machine

@@ -5,8 +5,10 @@ Requests go to the servers in turn, as a search simulates them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
+
+import msgspec
 
 from .processes import PORT, SGLANG, TRTLLM, VLLM, Process
 
@@ -18,6 +20,7 @@ class Backend(NamedTuple):
 
     pool: str  # server, prefill, decode
     address: str  # host:port
+    bootstrap_port: str = ""  # of SGLang's prefill servers, where it is not its default
 
 
 def router_process(engine: str, backends: Sequence[Backend], port: int = PORT) -> Process | None:
@@ -33,13 +36,25 @@ def router_process(engine: str, backends: Sequence[Backend], port: int = PORT) -
         VLLM: (["vllm-router"], "--vllm-pd-disaggregation", "the package vllm-router, or its image vllm/vllm-router"),
         SGLANG: (["python3", "-m", "sglang_router.launch_router"], "--pd-disaggregation", ""),
     }[engine]
-    urls = [(backend.pool, f"http://{backend.address}") for backend in backends]
     if _is_split(backends):
-        flags = [split, *(part for pool, url in urls for part in (f"--{pool}", url))]
+        flags = [split]
+        for backend in backends:
+            flags += [f"--{backend.pool}", f"http://{backend.address}"]
+            flags += [backend.bootstrap_port] if backend.bootstrap_port else []
     else:
-        flags = ["--worker-urls", *(url for _, url in urls)]
+        flags = ["--worker-urls", *(f"http://{backend.address}" for backend in backends)]
     argv = [*program, *flags, "--policy", "round_robin", "--host", "0.0.0.0", "--port", str(port)]
     return Process(name="router", engine=engine, argv=argv, port=port, comment=comment)
+
+
+def discovering(router: Process, selector: Mapping[str, str], namespace: str, port: int) -> Process:
+    """A router that finds its servers in Kubernetes, by the labels of their pods, instead of being given them."""
+    first = router.argv.index("--worker-urls")
+    last = router.argv.index("--policy")
+    labels = [f"{key}={value}" for key, value in selector.items()]
+    flags = ["--service-discovery", "--selector", *labels, "--service-discovery-port", str(port)]
+    flags += ["--service-discovery-namespace", namespace]
+    return msgspec.structs.replace(router, argv=[*router.argv[:first], *flags, *router.argv[last:]])
 
 
 def _trtllm(backends: Sequence[Backend], port: int) -> Process:

@@ -15,6 +15,8 @@ class ServedModel(NamedTuple):
 
     name: str  # a Hugging Face id or a path
     gpus_per_node: int  # of the machines
+    vendor: str = "NVIDIA"  # of the devices
+    architecture: str = ""
     dtype: str = "bf16"  # of the checkpoint
     quantizations: tuple[str, ...] = ()  # what the checkpoint is quantised in
     kv_cache_dtype: str = ""  # that its config asks for
