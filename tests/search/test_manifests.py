@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from inferometer.search.launch import manifests
 from inferometer.search.launch.compose import placed
+from inferometer.search.launch.manifests import yaml_text
 from inferometer.search.launch.processes import SERVERS, Launch, Process
-from inferometer.search.launch.yaml_text import yaml_text
 from inferometer.search.search_result import PoolSpec
 
 GPU = "nvidia.com/gpu"

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from .container_command import FILES, ContainerCommand, container_command, filled
-from .deployment_data import deployment_data
+from .containers import FILES, ContainerCommand, Manifest, container_command, deployment_data, filled
 from .processes import SGLANG, Launch, Process
 from .routers import Backend, router_process
-from .yaml_text import yaml_text
 
 _PORTS_APART = 100  # of servers on one host: engines take ports near their own
 _SIDE_CHANNEL = "VLLM_NIXL_SIDE_CHANNEL_PORT"
@@ -89,8 +87,8 @@ def placed(launch: Launch) -> list[Placed]:
     return result
 
 
-def compose_files(launch: Launch) -> dict[str, str]:
-    """Text of each machine's file by its name: ``compose_files(launch)["compose.yaml"]``"""
+def compose_files(launch: Launch) -> dict[str, Manifest]:
+    """Each machine's file by its name: ``compose_files(launch)["compose.yaml"]``"""
     accelerator = deployment_data().accelerators.get(launch.vendor)
     mpi = deployment_data().engines[launch.engine].mpi and any(process.nodes > 1 for process in launch.processes)
     if accelerator is None or mpi:
@@ -98,7 +96,7 @@ def compose_files(launch: Launch) -> dict[str, str]:
     machines = Machines(launch, placed(launch))
     names = ["compose.yaml", *(f"compose.machine-{n}.yaml" for n in range(1, machines.number))]
     return {
-        name: yaml_text(_document(machines, machine), comments=_comments(machines, name, machine))
+        name: Manifest([_document(machines, machine)], _comments(machines, name, machine))
         for machine, name in enumerate(names)
     }
 

@@ -8,18 +8,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from .container_command import container_command, filled
-from .deployment_data import deployment_data
-from .pod_templates import CACHE, HOST_IP, accelerator_of, image_of, labels_of, pod_spec, token_variable
+from .containers import (
+    CACHE,
+    HOST_IP,
+    Manifest,
+    accelerator_of,
+    container_command,
+    deployment_data,
+    filled,
+    image_of,
+    labels_of,
+    pod_spec,
+    token_variable,
+)
 from .processes import Launch, Process
 from .routers import Backend, discovering, router_process
-from .yaml_text import yaml_text
 
 _NAMESPACE = {"name": "POD_NAMESPACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}}
 
 
-def kubernetes_files(launch: Launch) -> dict[str, str]:
-    """Text of each file by its path: ``kubernetes_files(launch)["kubernetes/server.yaml"]``"""
+def kubernetes_files(launch: Launch) -> dict[str, Manifest]:
+    """Each file by its path: ``kubernetes_files(launch)["kubernetes/server.yaml"]``"""
     mpi = deployment_data().engines[launch.engine].mpi and any(process.nodes > 1 for process in launch.processes)
     if accelerator_of(launch) is None or mpi:
         return {}
@@ -30,7 +39,7 @@ def kubernetes_files(launch: Launch) -> dict[str, str]:
     if router is not None:
         documents["router"] = _router_objects(launch, router)
     documents["service"] = [_entry(launch, "router" if router else servers[0].name)]
-    files = {f"kubernetes/{name}.yaml": yaml_text(*objects) for name, objects in documents.items()}
+    files = {f"kubernetes/{name}.yaml": Manifest(objects, []) for name, objects in documents.items()}
     files["kubernetes/kustomization.yaml"] = _kustomization(launch, [*documents], servers, router)
     return files
 
@@ -191,7 +200,7 @@ def _router_objects(launch: Launch, router: Process) -> list[dict[str, Any]]:
     return [*_files(launch, router), *rights, deployment]
 
 
-def _kustomization(launch: Launch, names: list[str], servers: list[Process], router: Process | None) -> str:
+def _kustomization(launch: Launch, names: list[str], servers: list[Process], router: Process | None) -> Manifest:
     """The list of files, the images in one place, and how to apply it."""
     processes = [*servers, *([router] if router is not None else [])]
     images = dict.fromkeys(image_of(launch, process) for process in processes)
@@ -214,4 +223,4 @@ def _kustomization(launch: Launch, names: list[str], servers: list[Process], rou
         comments.append(
             "newName of the server is yours to fill in, with the host of the registry that you take it from."
         )
-    return yaml_text(document, comments=[*comments, *launch.notes])
+    return Manifest([document], [*comments, *launch.notes])
