@@ -368,6 +368,7 @@ def test_a_refusal_is_short_and_says_what_to_do(tmp_path: Path, run: Run, monkey
         "input_tokens;output_tokens\n5;6\n7;8\n",
         "input_tokens\toutput_tokens\tnote\n5\t6\ta,b;c\n7\t8\t\n",
         'input_tokens,output_tokens,text\n5,6,"a\n# no comment"\n7,8,x\n',
+        "# input_tokens,output_tokens\n5,6\n7,8\n",
         '# as JSON lines\n{"input_tokens": 5, "output_tokens": 6}\n\n{"input_tokens": 7, "output_tokens": 8}\n',
     ],
 )
@@ -404,6 +405,8 @@ def test_parquet(tmp_path: Path) -> None:
     [
         (b"", "is empty"),
         (b"# nothing\n\n", "has only blank lines and comments"),
+        (b"5,6\n7,8\n", "has no names of columns: its first line is 5, 6"),
+        (b"\x28\xb5\x2f\xfd\x00", "is compressed: give it unpacked, or as a pipe, <(zstdcat x)"),
         (b"x" * 200_000, "line 1: a cell of more than 131,072 characters"),
         (b"input_tokens,output_tokens\n5," + b"x" * 200_000, "line 2: a cell of more than 131,072 characters"),
         (gzip.compress(b"input_tokens,output_tokens\n5,6\n" * 2000)[:40], "cannot be read: Compressed file ended"),
@@ -487,10 +490,20 @@ def test_pipes_of_a_shell(tmp_path: Path) -> None:
     zipped = tmp_path / "requests.csv.gz"
     zipped.write_bytes(gzip.compress(b"# c\ninput_tokens,output_tokens\n" + b"5,6\n" * 3000))
     tool = f"{sys.executable} -m inferometer simulate {MODEL} --gpu {GPU} --json --trace"
-    for command in (f"{tool} <(zcat {zipped})", f"zcat {zipped} | {tool} /dev/stdin", f"{tool} {zipped}"):
+    for command in (f"{tool} <(zcat {zipped})", f"zcat {zipped} | {tool} /dev/stdin", f"{tool} - < {zipped}"):
         ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
         assert ran.returncode == 0, ran.stderr
         assert json.loads(ran.stdout)["total_input_tokens"] == 15_000
+
+
+def test_what_should_be_known_of_a_file_is_said(run: Run) -> None:
+    """By every command that reads traces."""
+    path = str(FILES / "vllm_detailed.json")
+    limits = ("--goodput", "ttft:5000", "--json")
+    for args in (("simulate",), ("simulate", "--find-capacity"), ("search", "--num-gpus", "1", "--mode", "aggregated")):
+        ran = run(args[0], MODEL, *args[1:], "--gpu", GPU, "--trace", path, *limits)
+        assert ran.code == 0, ran.err
+        assert any("1 of 4 requests failed" in warning for warning in ran.json["warnings"]), args
 
 
 def test_a_table_says_its_columns(tmp_path: Path) -> None:

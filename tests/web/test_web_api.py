@@ -155,6 +155,16 @@ def test_a_trace_is_uploaded(server: Server, run: Run, tmp_path: Path) -> None:
     assert broken["error"] == "x.csv, line 22: input_tokens must be a whole number from 1 to 100,000,000, not 'many'"
 
 
+def test_the_result_of_a_benchmark_is_uploaded(server: Server) -> None:
+    text = (ROOT / "tests" / "serving" / "files" / "vllm_detailed.json").read_text()
+    job = server.job("/api/simulate", {"plan": PLAN, "trace": {"name": "result.json", "text": text}})
+    assert job["result"]["completed"] == 3 and "1 of 4 requests failed" in " ".join(job["result"]["warnings"])
+    named = {"columns": "input_tokens=a,output_tokens=b"}
+    trace = {"name": "x.csv", "text": "a,b\n5,6\n"}
+    job = server.job("/api/simulate", {"plan": PLAN, "traffic": named, "trace": trace})
+    assert job["result"]["completed"] == 1 and "--columns input_tokens=a,output_tokens=b" in job["result"]["command"]
+
+
 def test_the_highest_rate(server: Server) -> None:
     traffic = {"num_prompts": 60, "goodput": "ttft:300,tpot:10", "find_capacity": True}
     result = server.job("/api/simulate", {"plan": PLAN, "traffic": traffic})["result"]

@@ -32,6 +32,8 @@ CHUNK_ROWS = 1024  # rows that are held as text at once: few enough for the proc
 MAX_LINE = 2**26  # characters of a line of a table; /dev/zero is one line
 MAX_DOCUMENT = 2**30  # characters of a JSON document, which is read as a whole
 MAX_DEPTH = 4  # objects inside objects, whose keys are columns
+ARCHIVES = {b"\x28\xb5\x2f\xfd": "zstdcat", b"BZh": "bzcat", b"\xfd7zXZ": "xzcat", b"PK\x03\x04": "unzip -p"}
+"""First bytes of compressed files that are not opened here, and what unpacks them."""
 NO_LABELS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -86,7 +88,6 @@ class Table:
         self.names: list[str] = []
         self._line_number = 0  # of the line that was read last
         self._closing: list[Any] = []
-        self._first_line = ""
         self._objects: Iterator[tuple[int, dict[str, Any]]] | None = None  # None: not JSON
         self._cells: dict[str, list[Any]] | None = None  # of Parquet
         self.first_object: dict[str, Any] | None = None
@@ -147,6 +148,9 @@ class Table:
                 head = raw.peek(4)
         except (OSError, EOFError, zlib.error) as error:
             raise self._unreadable(error) from None
+        for magic, tool in ARCHIVES.items():
+            if head.startswith(magic):
+                raise BadFile(f"{self.path} is compressed: give it unpacked, or as a pipe, <({tool} {self.path.name})")
         if head[:4] == b"PAR1":
             self._cells = _parquet_columns(self.path, raw)
             self.names = list(self._cells)
@@ -159,7 +163,13 @@ class Table:
 
     def _begin(self, lines: Iterator[str]) -> None:
         """Look at the first line that says something: the names of the columns, or the beginning of JSON."""
-        first = next((line for line in lines if line.strip() and not line.startswith("#")), None)
+        first, comment = None, ""
+        for line in lines:
+            if line.startswith("#"):
+                comment = line
+            elif line.strip():
+                first = line
+                break
         if first is None:
             raise BadFile(f"{self.path} {'has only blank lines and comments' if self._line_number else 'is empty'}")
         self._rest = lines
@@ -169,12 +179,7 @@ class Table:
             self._objects = chain([(number, self.first_object)], objects) if number else iter(())
             self.names = list(_keys(self.first_object))
             return
-        self._first_line = first
-        self._delimiter = max(",;\t", key=lambda sign: (first.count(sign), sign == ","))
-        with self._csv_errors():
-            self._reader = csv.reader(chain([first], lines), delimiter=self._delimiter)
-            self._skipped = self._line_number - 1  # lines before the reader's first
-            self.names = _names(self.path, next(self._reader))
+        self._begin_csv(comment, first, lines)
 
     def _read_lines(self) -> Iterator[str]:
         while True:
@@ -199,6 +204,18 @@ class Table:
         return BadFile(f"{self.path} cannot be read: {getattr(error, 'strerror', None) or error}")
 
     # -------------------------------------------------------------- CSV
+
+    def _begin_csv(self, comment: str, first: str, lines: Iterator[str]) -> None:
+        """The names of the columns are the first line, or a comment above lines of numbers (``numpy.savetxt``)."""
+        delimiter = max(",;\t", key=lambda sign: (first.count(sign), sign == ","))
+        above = comment.lstrip("# ")
+        with self._csv_errors():
+            names, cells = (next(csv.reader([line], delimiter=delimiter)) for line in (above, first))
+            commented = len(names) == len(cells) > 1 and all(map(is_numeric, cells)) and not any(map(is_numeric, names))
+            begin = [above, first] if commented else [first]
+            self._reader = csv.reader(chain(begin, lines), delimiter=delimiter)
+            self._skipped = self._line_number - len(begin)  # lines of the file before the reader's first
+            self.names = _names(self.path, next(self._reader))
 
     @contextmanager
     def _csv_errors(self) -> Iterator[None]:

@@ -179,7 +179,7 @@ def _summed(
         **summary,
         "goodput": goals or None,
         "errors": errors,
-        "warnings": _warnings(replies, cut),
+        "warnings": [*trace.notes, *_warnings(replies, cut)],
     }
     return result, outcome
 

@@ -344,9 +344,9 @@ class SearchRun:
         return f"no plan meets it; the closest is {label}: {explanation.status_reason(table, row)}"
 
     def _warnings(self, table: PlanTable, winner: Candidate | None) -> list[str]:
-        """Those of the request; idle GPUs; precisions below the checkpoint's."""
-        request = table.servers.servers[0].request
-        warnings = list(request.warnings)
+        """Those of the request and its trace; idle GPUs; precisions below the checkpoint's."""
+        request, trace = table.servers.servers[0].request, self.problem.traffic.trace
+        warnings = [*request.warnings, *(trace.notes if trace is not None else ())]
         if winner is None:
             return warnings
         if winner.idle_gpus:

@@ -251,8 +251,8 @@ def _genai_perf(summary: Mapping[str, Any], where: str) -> Iterator[BenchmarkReq
         if is_number(_inner(summary, key).get("avg")):
             metrics[ours] = float(_inner(summary, key)["avg"])
     run = BenchmarkRun(
-        tool="aiperf" if "loadgen" in config else "genai-perf",
-        **_load(load.get("request_rate"), load.get("concurrency")),
+        tool="aiperf" if "was_cancelled" in summary or "loadgen" in config else "genai-perf",
+        **_load(load.get("request_rate"), load.get("concurrency", 1)),  # 1 is the default of both
         metrics=metrics,
     )
     requests = _number({"request_count": count}, "request_count", where)

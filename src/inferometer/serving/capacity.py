@@ -192,6 +192,7 @@ def capacity_and_summarize(
         traffic = traffic._replace(schedule="at the highest rate")
     trace = traffic.trace
     header = run_header(model, gpu, plan_options, traffic.label, len(trace), scheduler_options)
+    header["warnings"] += trace.notes
     result = {"schema": "inferometer.capacity/1", **header}
     options = {**scheduler_options, **plan_options}
     try:

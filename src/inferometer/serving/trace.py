@@ -149,7 +149,7 @@ def read_runs(path: str | Path, *, columns: str | Mapping[str, str] | None = Non
 
     ``[trace.run.label for trace in read_runs("results.jsonl")]  # ['vllm bench serve at 2/s', …]``
     """
-    place = user_path(str(path))
+    place = user_path("/dev/stdin" if str(path) == "-" else str(path))
     if place.is_dir():
         place = _within(place)
     with open_table(place) as table:

@@ -419,6 +419,8 @@ def unknown_format(where: str, names: Sequence[str], formats: Sequence[tuple[str
     def share(entry: tuple[str, tuple[str, ...]]) -> float:
         return sum(name in names for name in entry[1]) / len(entry[1])
 
+    if names and all(map(is_numeric, names)):
+        return BadFile(f"{where} has no names of columns: its first line is {shorten(names)}")
     name, needs = max(formats, key=share)
     lacks = [column for column in needs if column not in names]
     near = f"as {name} it lacks {', '.join(lacks[:3])}; " if len(lacks) < len(needs) else ""

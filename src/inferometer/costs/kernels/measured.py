@@ -41,6 +41,8 @@ def read_rows(path: Path) -> list[MeasuredKernel]:
             ]
     except UnicodeDecodeError:
         raise BadFile(f"{path} is not a text file") from None
+    except csv.Error as error:
+        raise BadFile(f"{path} is not a profile of kernels: {error}") from None
     except OSError as error:
         raise BadFile(f"{path} cannot be read: {error.strerror}") from None
 
