@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import shlex
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from conftest import Ran
+
+from inferometer.cli.output import Form
+from inferometer.cli.search import names_folder
 
 Run = Callable[..., Ran]
 SMALL = (
@@ -99,6 +104,34 @@ def test_json_has_everything(run: Run, tmp_path: Path) -> None:
     assert found["winner"]["trial"]["ttft_ms"].keys() == {"mean", "p50", "p90", "p99", "share"}
     assert found["winner"]["trial"]["good"] >= 0.9 and found["winner"]["simulated"]["request_rate"] > 0
     assert set(found["commands"]) == {"vllm", "sglang", "trtllm", "bench"}
+
+
+@pytest.mark.slow
+def test_a_folder_has_all_that_starts_the_plan(run: Run, tmp_path: Path) -> None:
+    target = tmp_path / "plan"
+    ran = run(*SMALL, "--gpu", "h200", "--finalists", "1", "-o", str(target))
+    assert ran.code == 0 and "▶" in ran.out and "serve.sh" in ran.err, ran.err
+    scripts = [target / "bench.sh", *(target / engine / "serve.sh" for engine in ("vllm", "sglang", "trtllm"))]
+    for script in scripts:
+        assert script.stat().st_mode & 0o100 and script.read_text().startswith("#!/usr/bin/env bash\n")
+        assert subprocess.run(["bash", "-n", str(script)]).returncode == 0
+    assert json.loads((target / "search.json").read_text())["schema"] == "inferometer.search/1"
+    readme = (target / "README.md").read_text()
+    assert "1. `vllm/serve.sh`" in readme and "`bench.sh`" in readme
+    assert run(*SMALL, "--finalists", "1", "-o", str(target)).code == 0  # its own files are replaced
+    (target / "vllm" / "serve.sh").write_text("mine")
+    (target / "README.md").unlink()
+    again = run(*SMALL, "--finalists", "1", "-o", str(target))
+    assert again.code == 2 and "was not written by a search" in again.err
+    assert (target / "vllm" / "serve.sh").read_text() == "mine"
+
+
+def test_what_names_a_folder(tmp_path: Path) -> None:
+    def folder(output: str, as_json: bool = False) -> bool:
+        return names_folder(Form(as_json, False, output))
+
+    assert folder(f"{tmp_path}") and folder("plan/") and folder("plan")
+    assert not folder("plan.txt") and not folder("plan", as_json=True)
 
 
 @pytest.mark.slow

@@ -16,9 +16,10 @@ from helpers.launch_plans import launches_of, pool_of
 
 from inferometer.search.launch.bench_command import bench, needs_file, request_lines
 from inferometer.search.launch.context_length import context_length
-from inferometer.search.launch.precision_settings import checkpoints, engine_settings, kv_cache_dtype, weights
+from inferometer.search.launch.precision_settings import cache_setting, checkpoints, engine_settings, weights
 from inferometer.search.launch.processes import SERVERS, Launch, Process
-from inferometer.search.launch.shell_lines import command_line, launch_lines, shell_word, variables
+from inferometer.search.launch.scripts import SCRIPTS, script_files
+from inferometer.search.launch.shell_lines import command_line, first_port, launch_lines, shell_word, variables
 from inferometer.search.objective import build_objective, build_traffic
 from inferometer.serving.trace import Trace
 from inferometer.specs import catalog
@@ -163,10 +164,14 @@ def test_what_an_engine_cannot_do_is_refused() -> None:
 
 
 def test_names_of_kv_caches_by_version() -> None:
-    assert kv_cache_dtype(catalog.engine("vllm"), "int8") == "int8_per_token_head"
-    assert kv_cache_dtype(catalog.engine("vllm@0.19"), "int8") is None
-    assert kv_cache_dtype(catalog.engine("vllm@0.24"), "int4") is None
-    assert kv_cache_dtype(catalog.engine("sglang"), "fp8") == "fp8_e4m3"
+    newest = cache_setting(catalog.engine("vllm"), "int8")
+    assert newest is not None and newest.kv_cache_dtype == "int8_per_token_head"
+    assert cache_setting(catalog.engine("vllm@0.19"), "int8") is None
+    assert cache_setting(catalog.engine("vllm@0.24"), "int4") is None
+    fp8 = pool_of(**{**BF16, "kv_cache_dtype": "fp8"})
+    assert after(argv(launches_of(fp8)["sglang"]), "--kv-cache-dtype") == "fp8_e4m3"
+    plain = launches_of(pool_of(quantization="fp8", kv_cache_dtype="bf16"))["trtllm"]
+    assert "--kv_cache_qformat none" in plain.notes[1] and "kv_cache_config" not in str(plain.processes[0].files)
 
 
 @pytest.mark.parametrize("name", SERVERS)
@@ -274,9 +279,9 @@ def test_a_shell_reads_the_commands_as_they_are_meant(name: str, width: int, stu
         if launch.refusals:
             continue
         text = "\n".join(folded(line, width) for line in launch_lines(launch))
-        known = {**variables(launch), **machine, "PWD": str(stubs.parent), "MODEL": launch.model}
+        known = {**variables(launch), **machine, "PWD": str(stubs.parent)}
         expected = [
-            [_filled(word, known) for word in words]
+            [_filled(word, {**known, "PORT": str(first_port(launch, process))}) for word in words]
             for process in launch.processes
             for words in filter(None, (process.argv, process.headless_argv))
         ]
@@ -301,6 +306,46 @@ def test_words_of_a_shell() -> None:
     assert shell_word("$MODEL", defaults) == "'a path/of $mine'"
     assert shell_word('- $SERVER_0 "x"', {"SERVER_0": "a:1"}) == '"- ${SERVER_0:-a:1} \\"x\\""'
     assert command_line(["nginx", "-c", "$PWD/nginx.conf"], {}) == 'nginx -c "$PWD/nginx.conf"'
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_scripts_start_the_same(name: str, stubs: Path) -> None:
+    machine = {"HOST_IP": "10.0.0.2", "HEAD_IP": "10.0.0.1", "EXTRA_ARGS": "--seed 7"}
+    for launch in PLANS[name].values():
+        folder = stubs.parent / launch.engine
+        folder.mkdir()
+        files = script_files(launch)
+        for file, text in files.items():
+            (folder / file).write_text(text)
+        assert [file for file in files if file.endswith(".sh")] == [SCRIPTS[one.name] for one in launch.processes]
+        for process in launch.processes:
+            paths = {file: f"{folder}/{file}" for file in process.files}
+            script = f"bash {folder / SCRIPTS[process.name]}"
+            for rank, words in enumerate(filter(None, (process.argv, process.headless_argv))):
+                known = {**variables(launch), **machine, "NODE_RANK": str(rank), "PWD": str(folder)}
+                known["PORT"] = str(first_port(launch, process))
+                expected = [paths.get(word, _filled(word, known)) for word in words]
+                assert ran(script, stubs, **machine, NODE_RANK=str(rank)) == [[*expected, "--seed", "7"]]
+            for file, content in process.files.items():
+                assert (folder / file).read_text() == _filled(content, variables(launch))
+
+
+def test_replicas_of_a_machine_do_not_meet(stubs: Path) -> None:
+    launch = PLANS["split"]["vllm"]
+    for file, text in script_files(launch).items():
+        (stubs.parent / file).write_text(text)
+    watch = stubs / "vllm"
+    names = "$CUDA_VISIBLE_DEVICES $VLLM_NIXL_SIDE_CHANNEL_PORT"
+    watch.write_text(
+        f'#!/bin/sh\nprintf "%s\\0" {names} "${{@: -1}}" "\n" >> "$ARGV"\n'.replace("/bin/sh", "/bin/bash")
+    )
+    seen = [
+        ran(f"bash {script}", stubs, HOST_IP="10.0.0.2", REPLICA=str(n))[0]
+        for script, many in (("prefill.sh", 3), ("decode.sh", 2))
+        for n in range(many)
+    ]
+    assert [gpus for gpus, *_ in seen] == ["0,1", "2,3", "4,5", "0,1,2,3", "4,5,6,7"]  # two machines
+    assert len({side for _, side, _ in seen}) == 5 and [port for *_, port in seen] == [str(8001 + n) for n in range(5)]
 
 
 # ------------------------------------------------------------------ the benchmark

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import click
 
 from ..base.errors import BadValue
+from ..base.files import user_path
 from ..specs.command_args import CapacityArgs, SearchArgs, TrafficArgs
 from .options import GPU, MODEL_HELP, OUTPUT, Command, named, options, output_option, schema_options
-from .output import Form, emit, progress_bar, table_csv, wrote
+from .output import Form, as_json, emit, progress_bar, table_csv, wrote
 
 _EXAMPLES = (
     "llama-3.1-70b --gpu h200 --num-gpus 16 --input-len 4000 --output-len 500 --goodput ttft:500,tpot:50",
@@ -70,8 +72,34 @@ def search(
 
         return shown(result)
 
+    if names_folder(form):
+        if result.feasible:
+            wrote(_write_plan(result, table, str(form.output)))
+        form = form._replace(output=None)
     emit(form, json=lambda: result, csv=csv, text=text, infeasible=None if result.feasible else result.reason)
     return 0 if result.feasible else 1
+
+
+def names_folder(form: Form) -> bool:
+    """Whether -o names a folder: without --json and --csv, one that is there, ends in a slash or has no suffix."""
+    if form.output is None or form.for_programs:
+        return False
+    path = user_path(form.output)
+    return path.is_dir() or form.output.endswith(("/", os.sep)) or not path.suffix
+
+
+def _write_plan(result: Any, table: Any, folder: str) -> list[Any]:
+    """Scripts, manifests, benchmark and result."""
+    from ..search.launch.bench_command import needs_file, num_prompts, request_lines
+    from ..search.launch.launch_folder import folder_files
+    from ..search.launch.scripts import MARK
+    from ..views.files import write_folder
+
+    traffic, winner = table.problem.traffic, result.winner
+    metrics = winner.simulated or winner.priced
+    count = num_prompts(metrics.request_rate, winner.priced.e2el_ms / 1e3)
+    requests = request_lines(traffic, metrics.request_rate, count) if needs_file(traffic) else None
+    return write_folder(folder, folder_files(result, as_json(result).decode(), requests), MARK)
 
 
 def _requests(path: str | None, most: int | None, columns: str | None, run: int | None) -> Any:

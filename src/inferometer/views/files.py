@@ -8,6 +8,8 @@ from __future__ import annotations
 import csv
 import io
 import itertools
+import os
+from collections.abc import Mapping
 from heapq import heappop, heappush
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,6 +54,44 @@ def folder(path: str | Path) -> Path:
     except OSError as error:
         raise BadFile(f"folder {place} cannot be made: {error.strerror}") from None
     return place
+
+
+def write_folder(path: str | Path, texts: Mapping[str, str], mark: str) -> list[Path]:
+    """Write texts by path into a folder, scripts executable; files that somebody else wrote stay, and are an error.
+
+    ``write_folder("plan", {"vllm/serve.sh": "#!/usr/bin/env bash …"}, "Written by …")``. A file was written here if
+    it begins with the mark, or is named in a README.md that does.
+    """
+    place = folder(path)
+    readme = _beginning(place / "README.md", 10**6)
+    listed = readme if mark in readme[:300] else ""
+    for name in texts:
+        target = place / name
+        if target.exists() and mark not in _beginning(target, 300) and f"`{name}`" not in listed:
+            raise BadFile(
+                f"{target} is there and was not written by a search: give another folder to -o, or move it away"
+            )
+    written = []
+    for name, text in texts.items():
+        written.append(write_atomic(place / name, text))
+        if name.endswith(".sh"):
+            (place / name).chmod((place / name).stat().st_mode | 0o111 & ~_umask())
+    return written
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _beginning(path: Path, count: int) -> str:
+    """The first bytes of a file, '' if there is none."""
+    try:
+        with path.open("rb") as file:
+            return file.read(count).decode(errors="replace")
+    except OSError:
+        return ""
 
 
 # ------------------------------------------------------------------ requests one by one

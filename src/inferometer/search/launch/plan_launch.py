@@ -35,7 +35,8 @@ def _launch(engine: str, plan: Candidate, model: ServedModel, bench: Process) ->
     weights, label = model.weights(engine, pool), model.engine(engine, pool).label
     refusals = trtllm_refusals(plan) if engine == TRTLLM else []
     refusals += [weights.refusal] if weights.refusal else []
-    if model.cache_dtype(engine, pool) is None:
+    cache = model.cache_setting(engine, pool)
+    if cache is None:
         version = model.engine(engine, pool).version
         refusals.append(
             f"{label} {version} has no KV cache in {pool.kv_cache_dtype}: search with another --kv-cache-dtype"
@@ -58,7 +59,7 @@ def _launch(engine: str, plan: Candidate, model: ServedModel, bench: Process) ->
         Backend(server.name, f"${server.name.upper()}_{n}") for server in servers for n in range(server.replicas)
     ]
     router = router_process(engine, addresses)
-    notes = [note for note in (weights.note, model.length_reason) if note]
+    notes = [note for note in (weights.note, cache.note if cache else "", model.length_reason) if note]
     processes = [*servers, *([router] if router is not None else [])]
     return msgspec.structs.replace(launch, processes=processes, notes=notes)
 

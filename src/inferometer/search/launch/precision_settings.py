@@ -38,7 +38,8 @@ class WeightSetting(_Since, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class CacheSetting(_Since, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What an engine calls a precision of the KV cache."""
 
-    kv_cache_dtype: str
+    kv_cache_dtype: str  # '' it is told nothing, but see `note`
+    note: str = ""
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -120,13 +121,12 @@ def weights(engine: Engine, model: str, dtype: str, own: Iterable[str], precisio
     return Weights(f"./{output}", note=f"make the checkpoint in {precision} first: {command}")
 
 
-def kv_cache_dtype(engine: Engine, precision: str) -> str | None:
+def cache_setting(engine: Engine, precision: str) -> CacheSetting | None:
     """What an engine calls a precision of the KV cache; None: it has no such one.
 
-    ``kv_cache_dtype(vllm, "int8")  # 'int8_per_token_head'``
+    ``cache_setting(vllm, "int8").kv_cache_dtype  # 'int8_per_token_head'``
     """
-    setting = _newest(engine_settings(engine.name).kv_cache, engine, precision)
-    return setting.kv_cache_dtype if setting is not None else None
+    return _newest(engine_settings(engine.name).kv_cache, engine, precision)
 
 
 def published_checkpoint(engine: str, model: str, precision: str) -> PublishedCheckpoint | None:

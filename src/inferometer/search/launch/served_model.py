@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from ...specs import catalog
 from ...specs.structs import Engine, Speculation
 from ..search_result import PoolSpec
-from .precision_settings import Weights, kv_cache_dtype, weights
+from .precision_settings import CacheSetting, Weights, cache_setting, weights
 
 
 class ServedModel(NamedTuple):
@@ -35,13 +36,19 @@ class ServedModel(NamedTuple):
         """What an engine serves and is told so that the weights are as the pool has them."""
         return weights(self.engine(name, pool), self.name, self.dtype, self.quantizations, pool.quantization)
 
-    def cache_dtype(self, name: str, pool: PoolSpec) -> str | None:
-        """What an engine is told so that the KV cache is as the pool has it: '' nothing, None: it cannot."""
+    def cache_setting(self, name: str, pool: PoolSpec) -> CacheSetting | None:
+        """What an engine is told so that the KV cache is as the pool has it; None: it cannot."""
         engine = self.engine(name, pool)
-        auto = self.kv_cache_dtype or engine.auto_cache_dtype or engine.cache_dtype.get(pool.quantization, self.dtype)
+        dtype = pool.quantization if pool.quantization in catalog.UNQUANTIZED else self.dtype
+        auto = self.kv_cache_dtype or engine.auto_cache_dtype or engine.cache_dtype.get(pool.quantization, dtype)
         if pool.kv_cache_dtype == auto:
-            return ""
-        return kv_cache_dtype(engine, pool.kv_cache_dtype)
+            return CacheSetting(precision=auto, kv_cache_dtype="", source="what it takes by itself")
+        return cache_setting(engine, pool.kv_cache_dtype)
+
+    def cache_dtype(self, name: str, pool: PoolSpec) -> str:
+        """The engine's name of the pool's KV cache, '' where it need not be said."""
+        setting = self.cache_setting(name, pool)
+        return setting.kv_cache_dtype if setting is not None else ""
 
     def flags(self, engine: str, pool: PoolSpec, values: Mapping[str, tuple[str, Any]]) -> list[Any]:
         """Figures of an engine as flags, where they differ from its defaults.

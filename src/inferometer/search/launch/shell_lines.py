@@ -19,7 +19,9 @@ def launch_lines(launch: Launch) -> list[str]:
     if launch.refusals:
         return [f"# {reason}" for reason in launch.refusals]
     defaults = variables(launch)
-    lines = [line for process in launch.processes for line in process_lines(process, defaults)]
+    lines = []
+    for process in launch.processes:
+        lines += process_lines(process, {**defaults, "PORT": str(first_port(launch, process))})
     return [*(f"# {note}" for note in launch.notes), *lines]
 
 
@@ -28,11 +30,21 @@ def variables(launch: Launch) -> dict[str, str]:
 
     ``variables(launch)["SERVER_0"]  # 'localhost:8001'``
     """
+    backends = {
+        f"{server.name.upper()}_{n}": f"localhost:{first_port(launch, server) + n}"
+        for server in launch.processes
+        for n in range(server.replicas)
+        if server.gpus
+    }
+    return {"MODEL": launch.model, "PORT": str(PORT), "NODE_RANK": "0", **backends}
+
+
+def first_port(launch: Launch, process: Process) -> int:
+    """Where the first server of a pool listens: 8000 where it is alone, else 8001 and on, behind the router."""
     servers = [one for one in launch.processes if one.gpus]
-    alone = len(servers) == 1 and servers[0].replicas == 1
-    names = [(server.name.upper(), n) for server in servers for n in range(server.replicas)]
-    backends = {f"{name}_{n}": f"localhost:{PORT + 1 + place}" for place, (name, n) in enumerate(names)}
-    return {"MODEL": launch.model, "PORT": str(PORT if alone else PORT + 1), "NODE_RANK": "0", **backends}
+    if process not in servers or sum(one.replicas for one in servers) == 1:
+        return PORT
+    return PORT + 1 + sum(one.replicas for one in servers[: servers.index(process)])
 
 
 def process_lines(process: Process, defaults: Mapping[str, str]) -> list[str]:
