@@ -13,6 +13,7 @@ import msgspec
 from .processes import PORT, SGLANG, TRTLLM, VLLM, Process
 
 NGINX = "nginx"
+_STARTUP_SECONDS = "3600"  # weights of hundreds of GB take a while
 
 
 class Backend(NamedTuple):
@@ -43,14 +44,14 @@ def router_process(engine: str, backends: Sequence[Backend], port: int = PORT) -
             flags += [backend.bootstrap_port] if backend.bootstrap_port else []
     else:
         flags = ["--worker-urls", *(f"http://{backend.address}" for backend in backends)]
-    argv = [*program, *flags, "--policy", "round_robin", "--host", "0.0.0.0", "--port", str(port)]
+    flags += ["--policy", "round_robin", "--worker-startup-timeout-secs", _STARTUP_SECONDS]
+    argv = [*program, *flags, "--host", "0.0.0.0", "--port", str(port)]
     return Process(name="router", engine=engine, argv=argv, port=port, comment=comment)
 
 
 def discovering(router: Process, selector: Mapping[str, str], namespace: str, port: int) -> Process:
     """A router that finds its servers in Kubernetes, by the labels of their pods, instead of being given them."""
-    first = router.argv.index("--worker-urls")
-    last = router.argv.index("--policy")
+    first, last = router.argv.index("--worker-urls"), router.argv.index("--policy")
     labels = [f"{key}={value}" for key, value in selector.items()]
     flags = ["--service-discovery", "--selector", *labels, "--service-discovery-port", str(port)]
     flags += ["--service-discovery-namespace", namespace]
@@ -60,7 +61,8 @@ def discovering(router: Process, selector: Mapping[str, str], namespace: str, po
 def _trtllm(backends: Sequence[Backend], port: int) -> Process:
     """TensorRT-LLM's own front of prefill and decode servers; it has none for servers alike, where nginx deals out."""
     if _is_split(backends):
-        name, argv = "disagg_config.yaml", ["trtllm-serve", "disaggregated", "-c", "disagg_config.yaml"]
+        name = "disagg_config.yaml"
+        argv = ["trtllm-serve", "disaggregated", "-c", name, "-t", _STARTUP_SECONDS]
         text = f"hostname: 0.0.0.0\nport: {port}\nbackend: pytorch\n"
         for key, pool in (("context_servers", "prefill"), ("generation_servers", "decode")):
             urls = [backend.address for backend in backends if backend.pool == pool]
