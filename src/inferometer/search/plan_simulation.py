@@ -68,14 +68,16 @@ class PlanSimulator:
             if key not in cache:
                 cache[key] = build_pool(build_request(case.model, **one.request_kwargs), 1, sample)
             servers.append(cache[key])
-        ranks = [
-            one.replicas * server.bound_plan.plan.data_parallel_size
-            for one, server in zip(case.pools, servers, strict=True)
+        # data-parallel ranks of a mixture step together: a server of them is not cut; dense ones stand alone
+        together = [server.ranks_per_server for server in servers]
+        units = [
+            one.replicas * server.bound_plan.plan.data_parallel_size // ranks
+            for one, server, ranks in zip(case.pools, servers, together, strict=True)
         ]
-        self.parts = gcd(*ranks)  # equal parts of the plan, of which one is simulated
+        self.parts = gcd(*units)  # equal parts of the plan, of which one is simulated
         self.pools = [
-            (one.role, server._replace(replicas=count // self.parts))
-            for one, server, count in zip(case.pools, servers, ranks, strict=True)
+            (one.role, server._replace(replicas=count // self.parts * ranks))
+            for one, server, count, ranks in zip(case.pools, servers, units, together, strict=True)
         ]
         self.reason = next((server.reason for _, server in self.pools if server.reason), "")
         self.options = ServingOptions(scheduler=servers[0].bound_plan.engine.scheduler)

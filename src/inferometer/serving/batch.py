@@ -14,10 +14,29 @@ batch.pop_finished()        # 3
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
+from typing import Protocol
 
 import numpy as np
 
 from ..base.units import ceil_div
+
+
+class DecodeContexts(Protocol):
+    """What a step needs to know of the sequences that decode in it; a `DecodeBatch` is one."""
+
+    num_seqs: int
+
+    def total_context(self) -> int:
+        """Tokens before this step, of all sequences together."""
+        raise NotImplementedError
+
+    def contexts(self) -> np.ndarray:
+        """Tokens before this step, of every sequence: (num_seqs,)."""
+        raise NotImplementedError
+
+    def gains(self, first: int, steps: int) -> np.ndarray:
+        """Tokens that every sequence has gained by the beginning of later steps, from step ``first`` on: (steps,)."""
+        raise NotImplementedError
 
 
 class DecodeBatch:

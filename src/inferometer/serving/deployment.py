@@ -27,6 +27,7 @@ from .engine import EngineCore
 from .fast_path import FastPathEngine
 from .inter_token import merge_gaps
 from .kv_cache import KVCache, PrefixCache, PrefixTree, prefix_tree
+from .lockstep import LockstepServer, RankEngine
 from .outcome import POINTS, Interrupted, Outcome, infeasible, merge_series
 from .pipeline import PipelineEngine
 from .request_table import AdmittedRequests, RequestTable, admit_trace, column
@@ -71,6 +72,11 @@ class ReplicaPool(NamedTuple):
     max_num_seqs: int  # that its memory has room for
     reason: str  # why it cannot work; empty if it can
     warnings: tuple[str, ...]
+
+    @property
+    def ranks_per_server(self) -> int:
+        """Replicas that step together: data-parallel ranks of a mixture (of one stage) meet at its experts."""
+        return int(self.bound_plan.env["dp"]) if len(self.stages) == 1 else 1
 
     @property
     def kv_cache_tokens(self) -> int:
@@ -302,34 +308,43 @@ def _fleet(
     sample_interval: float,
 ) -> Fleet:
     """The replicas of some pools that do the same work, numbered from ``first_number`` on."""
-    replicas: list[EngineCore] = []
+    servers: list[EngineCore | LockstepServer] = []
     inboxes: list[RouterInbox] = []
     speeds: list[float] = []
-    scheduler = SCHEDULERS[options.scheduler]
     for pool in pools:
-        limits, block_size = scheduler_limits(pool, options), pool.bound_plan.plan.block_size
+        replicas: list[EngineCore] = []
         for _ in range(pool.replicas):
-            kv_cache = KVCache(pool.num_blocks, block_size)
-            if prefix_caching:
-                kv_cache = PrefixCache(pool.num_blocks, block_size, tree)
-            inbox, number = RouterInbox(), first_number + len(replicas)
-            parts = (limits, table, kv_cache, inbox, scheduler)
-            if len(pool.stages) > 1:
-                replica: EngineCore = PipelineEngine(
-                    pool.stages, *parts, number=number, sample_interval=sample_interval
-                )
-            else:
-                replica = FastPathEngine(
-                    pool.stages[0],
-                    *parts,
-                    number=number,
-                    fast_forward=options.fast_forward,
-                    sample_interval=sample_interval,
-                )
-            replicas.append(replica)
-            inboxes.append(inbox)
+            inboxes.append(RouterInbox())
+            number = first_number + len(inboxes) - 1
+            replicas.append(_replica(pool, table, options, prefix_caching, tree, inboxes[-1], number, sample_interval))
         speeds += [pool.speed() if len(pools) > 1 else 1.0] * pool.replicas
-    return Fleet(replicas, inboxes, speeds, options.router, tree)
+        ranks, count = [one for one in replicas if isinstance(one, RankEngine)], pool.ranks_per_server
+        servers += [LockstepServer(ranks[k : k + count]) for k in range(0, len(ranks), count)] or replicas
+    return Fleet(servers, inboxes, speeds, options.router, tree)
+
+
+def _replica(
+    pool: ReplicaPool,
+    table: RequestTable,
+    options: ServingOptions,
+    prefix_caching: bool,
+    tree: PrefixTree | None,
+    inbox: RouterInbox,
+    number: int,
+    sample_interval: float,
+) -> EngineCore:
+    """One replica of a pool, of the kind that its plan needs."""
+    limits, block_size = scheduler_limits(pool, options), pool.bound_plan.plan.block_size
+    kv_cache = (
+        PrefixCache(pool.num_blocks, block_size, tree) if prefix_caching else KVCache(pool.num_blocks, block_size)
+    )
+    parts = (limits, table, kv_cache, inbox, SCHEDULERS[options.scheduler])
+    if len(pool.stages) > 1:
+        return PipelineEngine(pool.stages, *parts, number=number, sample_interval=sample_interval)
+    kind = RankEngine if pool.ranks_per_server > 1 else FastPathEngine
+    return kind(
+        pool.stages[0], *parts, number=number, fast_forward=options.fast_forward, sample_interval=sample_interval
+    )
 
 
 def _report_progress(deployment: Deployment, total: int, progress: Callable[[int, int], None]) -> None:
@@ -360,7 +375,8 @@ def _run(deployment: Deployment, options: ServingOptions) -> None:
     elif isinstance(source, OpenLoop) and deals_in_turn:
         for number, replica in enumerate(replicas):
             replica.source = source.every(number, len(replicas))
-            replica.run()
+        for server in fleets[0].servers:
+            server.run()
     else:
         Cluster(source, fleets).run()
 

@@ -17,29 +17,40 @@ from math import inf, nextafter
 from .arrivals import ClosedLoop, OpenLoop, RouterInbox
 from .engine import EngineCore
 from .kv_cache import PrefixTree
+from .lockstep import LockstepServer
 
 ROUTERS: dict[str, Callable[[Fleet, int], int]] = {}
 IMBALANCE_RATIO, IMBALANCE_REQUESTS = 1.5, 32  # a fleet is out of balance beyond both, between its replicas
 
 
 class Fleet:
-    """Replicas that do the same work, and what a router remembers of them."""
+    """Replicas that do the same work, and what a router remembers of them.
+
+    Each replica is a server of its own; data-parallel ranks that step together are replicas of one `LockstepServer`.
+    """
 
     def __init__(
         self,
-        replicas: list[EngineCore],
+        servers: Sequence[EngineCore | LockstepServer],
         inboxes: list[RouterInbox],
         speeds: list[float],
         router: str,
         tree: PrefixTree | None = None,
     ) -> None:
-        self.replicas, self.inboxes, self.speeds = replicas, inboxes, speeds
+        self.servers, self.inboxes, self.speeds = servers, inboxes, speeds
+        self.replicas: list[EngineCore] = []
+        self.server_of: list[int] = []  # by replica
+        for number, server in enumerate(servers):
+            ranks = server.ranks if isinstance(server, LockstepServer) else [server]
+            self.replicas += ranks
+            self.server_of += [number] * len(ranks)
+        replicas = self.replicas
         self.route, self.tree = ROUTERS[router], tree
         self.turn = 0
         self.replica_of: dict[int, int] = {}  # request -> replica, until it finishes
         self.sent_segments: list[set[int]] = [set() for _ in replicas]  # of prompts that each has been sent
         self.num_unfinished = [0] * len(replicas)  # requests that each has been sent
-        self.earliest_finishes = [-inf] * len(replicas)  # -inf: to be asked again
+        self.earliest_finishes = [-inf] * len(servers)  # -inf: to be asked again
 
     def send(self, i: int, now: float) -> None:
         """A request goes to one of the replicas."""
@@ -47,7 +58,7 @@ class Fleet:
         self.inboxes[index].push(i, now)
         self.replica_of[i] = index
         self.num_unfinished[index] += 1
-        self.earliest_finishes[index] = -inf
+        self.earliest_finishes[self.server_of[index]] = -inf
         if self.tree is not None:
             self.sent_segments[index].update(self.tree.of(i))
 
@@ -60,17 +71,17 @@ class Fleet:
         return self.num_unfinished[index] / self.speeds[index]
 
     def earliest_finish(self) -> tuple[float, int]:
-        """When a request may finish next, and on which replica."""
+        """When a request may finish next, and on which server."""
         for index, known in enumerate(self.earliest_finishes):
             if known == -inf:
-                self.earliest_finishes[index] = self.replicas[index].earliest_finish()
+                self.earliest_finishes[index] = self.servers[index].earliest_finish()
         earliest = min(self.earliest_finishes)
         return earliest, self.earliest_finishes.index(earliest)
 
     def step(self, index: int, until: float) -> None:
-        """Let a replica work until its next event, and begin no step after ``until`` but one."""
-        replica = self.replicas[index]
-        replica.run(max(until, nextafter(replica.now, inf)), once=True)
+        """Let a server work until its next event, and begin no step after ``until`` but one."""
+        server = self.servers[index]
+        server.run(max(until, nextafter(server.now, inf)), once=True)
         self.earliest_finishes[index] = -inf
 
 
@@ -176,7 +187,7 @@ class Cluster:
                 self._step(earliest, event)
 
     def _step(self, earliest: list[tuple[float, int]], event: float) -> None:
-        """Let the replica work that may finish a request first, until others may have something to say."""
+        """Let the server work that may finish a request first, until others may have something to say."""
         which = earliest.index(min(earliest))
         fleet, (finish, index) = self.fleets[which], earliest[which]
         fleet.earliest_finishes[index] = inf  # what the others may do first
@@ -229,12 +240,14 @@ def run_disaggregated(
         prefill_fleet.inboxes[index % count].push(i, source.ready[index])
     for replica in prefill_fleet.replicas:
         replica.on_finished = _kv_sender(arrivals, kv_transfer_s, ends_at_prefill)
-        replica.run()
+    for server in prefill_fleet.servers:
+        server.run()
     arrivals.sort()
-    for number, replica in enumerate(decode_fleet.replicas):
-        for now, i in arrivals[number :: len(decode_fleet.replicas)]:
-            decode_fleet.inboxes[number].push(i, now)
-        replica.run()
+    for number, inbox in enumerate(decode_fleet.inboxes):
+        for now, i in arrivals[number :: len(decode_fleet.inboxes)]:
+            inbox.push(i, now)
+    for server in decode_fleet.servers:
+        server.run()
 
 
 def _kv_sender(

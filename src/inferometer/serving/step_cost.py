@@ -28,29 +28,18 @@ from ..costs.binding import BoundPlan
 from ..costs.step import Group, Step, entries_read, query_key_pairs
 from ..inference.speculation import draft_plan
 from ..network.graph import Block, Span
-from .step_tables import ContextTable, PrefillSurface, Spans, StepParts, decode_only_parts, split_by_dependence
+from .batch import DecodeContexts
+from .step_tables import (
+    ContextTable,
+    CountTable,
+    PrefillSurface,
+    Spans,
+    StepParts,
+    decode_only_parts,
+    split_by_dependence,
+)
 
-TABLE = 16384  # counts that a table may have; what is larger is estimated when it is met
-FIRST = 512  # counts that a table begins with
 Chunk = tuple[int, int, int]  # a request, the tokens of its prompt that a step computes, and those before them
-
-
-class DecodeContexts(Protocol):
-    """What a step needs to know of the sequences that decode in it; a `DecodeBatch` is one."""
-
-    num_seqs: int
-
-    def total_context(self) -> int:
-        """Tokens before this step, of all sequences together."""
-        raise NotImplementedError
-
-    def contexts(self) -> np.ndarray:
-        """Tokens before this step, of every sequence: (num_seqs,)."""
-        raise NotImplementedError
-
-    def gains(self, first: int, steps: int) -> np.ndarray:
-        """Tokens that every sequence has gained by the beginning of later steps, from step ``first`` on: (steps,)."""
-        raise NotImplementedError
 
 
 class StepCost(Protocol):
@@ -139,7 +128,7 @@ class Throttle:
         self.fraction, self.updated_s = heated * exp((busy - seconds) / self.time_constant), start + seconds
 
 
-class _CompiledCost(ABC):
+class CompiledCost(ABC):
     """What both kinds of step have in common: operators that do not look back, the engine's own time, the draft."""
 
     def __init__(self, bound_plan: BoundPlan, parts: StepParts, longest: int) -> None:
@@ -161,9 +150,9 @@ class _CompiledCost(ABC):
         # prompt length -> tables of decode steps with one fresh prompt of it, when cold and when fully throttled: the
         # seconds are linear in the thermal state
         self.frequent: dict[int, tuple[ContextTable, ContextTable]] = {}
-        self.by_tokens = _CountTable(self._of_tokens)
-        self.by_logits = _CountTable(self._of_logits)
-        self.by_fresh_prompt = _CountTable(self._of_fresh_prompt)
+        self.by_tokens = CountTable(self._of_tokens)
+        self.by_logits = CountTable(self._of_logits)
+        self.by_fresh_prompt = CountTable(self._of_fresh_prompt)
         self.launch_s = host.launch_seconds(bound_plan.model, bound_plan.engine)
         self.env = binding.step_env(bound_plan, Step(()))
         # The environment of the last mixed step, written over by every call of `mixed_seconds`: a copy of all names
@@ -172,15 +161,7 @@ class _CompiledCost(ABC):
 
     def decode_steps(self, batch: DecodeContexts, max_steps: int, gap: float, extra: int) -> tuple[int, float, float]:
         """Decode steps until ``gap`` seconds have passed, and ``extra`` after that; see `StepCost`."""
-        passed = np.zeros(1)  # s at the beginning of every step
-        while passed[-1] < gap and len(passed) <= max_steps:
-            done = len(passed) - 1
-            more = self.decode_durations(batch, done, min(max_steps - done, 256))
-            passed = np.concatenate([passed, passed[-1] + np.cumsum(more)])
-        steps = max(1, min(max_steps, int(np.searchsorted(passed, gap)) + extra))
-        if steps == len(passed):  # the extra step
-            passed = np.append(passed, passed[-1] + self.decode_durations(batch, steps - 1, 1)[0])
-        return steps, float(passed[steps]), float(passed[steps - 1])
+        return steps_within(lambda first, steps: self.decode_durations(batch, first, steps), max_steps, gap, extra)
 
     def mixed_seconds(
         self, batch: DecodeContexts | None, chunks: list[Chunk], num_completed: int, thermal_state: float = 0.0
@@ -197,21 +178,21 @@ class _CompiledCost(ABC):
             kernels = self.by_fresh_prompt(num_new)
         else:
             num_new = sum([new for _, new, _ in chunks])
-            kernels = self._prefill_attention(num_new, chunks)
+            kernels = self.prompt_attention_seconds(num_new, chunks)
         decoding, drafting = num_seqs * self.tokens_per_decode, 0.0
         kernels += self.by_tokens(num_new + decoding) + self.by_logits(num_completed + decoding)
         if batch is not None and num_seqs:
-            kernels += self._decode_attention(batch)
+            kernels += self.decode_attention_seconds(batch)
             if self.draft_table is not None:
                 drafting = self.draft_table.one(num_seqs, batch.total_context())
         if self.parts.other:
-            kernels += float(self._seconds(self.parts.other, self._exact_env(batch, chunks, num_completed)))
+            kernels += float(self.padded_seconds(self.parts.other, self.exact_env(batch, chunks, num_completed)))
         env = self._scratch_env
         env["tokens"], env["logits"] = num_new + decoding, num_completed + decoding
         env["seqs"], env["thermal_state"] = num_seqs + num_chunks, thermal_state
         env["prefill_tokens"], env["prefill_seqs"] = num_new, num_chunks
         env["decode_tokens"], env["decode_seqs"] = decoding, num_seqs
-        return float(self._with_engine_time(env, kernels)) + drafting
+        return float(self.with_engine_time(env, kernels)) + drafting
 
     def _frequent_seconds(self, batch: DecodeContexts, num_new: int, thermal_state: float) -> float:
         """Seconds of a decode step with one fresh prompt of a frequent length."""
@@ -227,14 +208,18 @@ class _CompiledCost(ABC):
         """Seconds of some decode steps; see `StepCost`."""
 
     @abstractmethod
-    def _prefill_attention(self, num_new: int, chunks: list[Chunk]) -> float:
+    def look_back_durations(self, batch: DecodeContexts, first: int, steps: int) -> np.ndarray:
+        """Seconds of what looks back over the context in some decode steps, each by itself: (steps,)."""
+
+    @abstractmethod
+    def prompt_attention_seconds(self, num_new: int, chunks: list[Chunk]) -> float:
         """Seconds of the chunks' attention, unless they are one fresh prompt."""
 
     @abstractmethod
-    def _decode_attention(self, batch: DecodeContexts) -> float:
+    def decode_attention_seconds(self, batch: DecodeContexts) -> float:
         """Seconds of the batch's attention."""
 
-    def _with_engine_time(self, env: dict[str, Any], kernels: Any) -> Any:
+    def with_engine_time(self, env: dict[str, Any], kernels: Any) -> Any:
         """A step's seconds from its kernels': the one place where the engine's own time comes in."""
         bound_plan = self.bound_plan
         added = host.host_seconds(bound_plan.model, bound_plan.engine, env, kernels, self.launch_s)
@@ -252,9 +237,10 @@ class _CompiledCost(ABC):
         return self._kernels(_all_blocks(self.parts.prefill), Step((Group(1, counts, 0),)))
 
     def _kernels(self, blocks: tuple[Block, ...], step: Step) -> Any:
-        return self._seconds(blocks, binding.step_env(self.bound_plan, step))
+        return self.padded_seconds(blocks, binding.step_env(self.bound_plan, step))
 
-    def _seconds(self, blocks: tuple[Block, ...], env: dict[str, Any]) -> Any:
+    def padded_seconds(self, blocks: tuple[Block, ...], env: dict[str, Any]) -> Any:
+        """Seconds of some kernels of a step, its tokens padded to a captured graph."""
         return roofline.kernel_seconds(blocks, binding.padded_env(self.bound_plan, env), self.bound_plan.sources)
 
     def _decode_group(self, seqs: Any, context: Any) -> Group:
@@ -268,7 +254,7 @@ class _CompiledCost(ABC):
 
     # ------------------------------------------------------------------ without tables
 
-    def _exact_env(self, batch: DecodeContexts | None, chunks: list[Chunk], num_completed: int) -> dict[str, Any]:
+    def exact_env(self, batch: DecodeContexts | None, chunks: list[Chunk], num_completed: int) -> dict[str, Any]:
         """All names of a step, summed sequence by sequence."""
         share = num_completed / len(chunks) if chunks else 0.0
         env = binding.step_env(self.bound_plan, Step(tuple(Group(1, new, cached, share) for _, new, cached in chunks)))
@@ -282,15 +268,15 @@ class _CompiledCost(ABC):
     def _exact_mixed_seconds(
         self, batch: DecodeContexts | None, chunks: list[Chunk], num_completed: int, thermal_state: float
     ) -> float:
-        env = {**self._exact_env(batch, chunks, num_completed), "thermal_state": thermal_state}
-        kernels = self._seconds(self.bound_plan.text, env)
+        env = {**self.exact_env(batch, chunks, num_completed), "thermal_state": thermal_state}
+        kernels = self.padded_seconds(self.bound_plan.text, env)
         drafting = 0.0
         if self.draft_table is not None and batch is not None and batch.num_seqs:
             drafting = self.draft_table.one(batch.num_seqs, batch.total_context())
-        return float(self._with_engine_time(env, kernels)) + drafting
+        return float(self.with_engine_time(env, kernels)) + drafting
 
 
-class FullAttentionCost(_CompiledCost):
+class FullAttentionCost(CompiledCost):
     """Steps whose sums all follow from the total context: one function of it for all layers."""
 
     def __init__(
@@ -301,6 +287,7 @@ class FullAttentionCost(_CompiledCost):
         self.decode_table = ContextTable(self._decode_step, *self.table_size)
         self.closed_form = self.decode_table if self.accepted_per_step == 1 else None
         self.decode_attention = ContextTable(self._decode_kernels, *self.table_size)
+        self.look_back = ContextTable(self._look_back_kernels, *self.table_size)
         self.prefill_attention = PrefillSurface(self._prefill_kernels, self.eager)
         self.frequent = {
             num_new: (
@@ -320,7 +307,8 @@ class FullAttentionCost(_CompiledCost):
             return super().decode_steps(batch, max_steps, gap, extra)
         return self.closed_form.search(batch.num_seqs, batch.total_context(), max_steps, gap, extra)
 
-    def _prefill_attention(self, num_new: int, chunks: list[Chunk]) -> float:
+    def prompt_attention_seconds(self, num_new: int, chunks: list[Chunk]) -> float:
+        """Seconds of the chunks' attention, unless they are one fresh prompt."""
         if len(chunks) == 1:
             cached = chunks[0][2]
             seen = num_new * (cached + (num_new if self.eager else (num_new + 1) / 2))
@@ -330,13 +318,19 @@ class FullAttentionCost(_CompiledCost):
         seen = sum([new * (cached + square * new) for _, new, cached in chunks]) + (1 - square) * num_new
         return self.prefill_attention.at(num_new, seen, read)
 
-    def _decode_attention(self, batch: DecodeContexts) -> float:
+    def decode_attention_seconds(self, batch: DecodeContexts) -> float:
+        """Seconds of the batch's attention."""
         return self.decode_attention.one(batch.num_seqs, batch.total_context())
 
     def decode_durations(self, batch: DecodeContexts, first: int, steps: int) -> np.ndarray:
         """Seconds of some decode steps; see `StepCost`."""
         mean = batch.total_context() / batch.num_seqs + batch.gains(first, steps)
         return np.asarray(np.interp(mean, self.decode_table.nodes, self.decode_table.row(batch.num_seqs)))
+
+    def look_back_durations(self, batch: DecodeContexts, first: int, steps: int) -> np.ndarray:
+        """Seconds of what looks back over the context in some decode steps, each by itself: (steps,)."""
+        mean = batch.total_context() / batch.num_seqs + batch.gains(first, steps)
+        return np.asarray(np.interp(mean, self.look_back.nodes, self.look_back.row(batch.num_seqs)))
 
     def _decode_step(self, seqs: np.ndarray, context: np.ndarray) -> Any:
         step = Step((self._decode_group(seqs, context),))
@@ -355,11 +349,15 @@ class FullAttentionCost(_CompiledCost):
     def _decode_kernels(self, seqs: np.ndarray, context: np.ndarray) -> Any:
         return self._kernels(_all_blocks(self.parts.decode), Step((self._decode_group(seqs, context),)))
 
+    def _look_back_kernels(self, seqs: np.ndarray, context: np.ndarray) -> Any:
+        blocks = _all_blocks(self.parts.decode) + _all_blocks(decode_only_parts(self.parts)[1])
+        return self._kernels(blocks, Step((self._decode_group(seqs, context),)))
+
     def _prefill_kernels(self, seqs: np.ndarray, new: np.ndarray, cached: np.ndarray) -> Any:
         return self._kernels(_all_blocks(self.parts.prefill), Step((Group(seqs, new, cached),)))
 
 
-class WindowedCost(_CompiledCost):
+class WindowedCost(CompiledCost):
     """Steps of models some of whose layers look back over a part of the context: every span has sums of its own."""
 
     closed_form: ContextTable | None = None
@@ -378,13 +376,14 @@ class WindowedCost(_CompiledCost):
         self.prefill_attention = {
             spans: PrefillSurface(self._prefill_kernels(spans, blocks)) for spans, blocks in self.parts.prefill.items()
         }
-        self.by_num_seqs = _CountTable(self._of_num_seqs)
+        self.by_num_seqs = CountTable(self._of_num_seqs)
 
     def decode_seconds(self, batch: DecodeContexts) -> float:
         """Seconds of a step in which every sequence decodes."""
         return float(self.decode_durations(batch, 0, 1)[0])
 
-    def _prefill_attention(self, num_new: int, chunks: list[Chunk]) -> float:
+    def prompt_attention_seconds(self, num_new: int, chunks: list[Chunk]) -> float:
+        """Seconds of the chunks' attention, unless they are one fresh prompt."""
         seconds = 0.0
         for spans, surface in self.prefill_attention.items():
             ratio, seen, read = self._ratio(spans), 0.0, 0.0
@@ -395,7 +394,8 @@ class WindowedCost(_CompiledCost):
             seconds += surface.at(num_new, seen, read)
         return seconds
 
-    def _decode_attention(self, batch: DecodeContexts) -> float:
+    def decode_attention_seconds(self, batch: DecodeContexts) -> float:
+        """Seconds of the batch's attention."""
         contexts = batch.contexts()
         return sum(
             table.one(batch.num_seqs, float(self._entries_read(spans, contexts).sum()))
@@ -405,17 +405,22 @@ class WindowedCost(_CompiledCost):
     def decode_durations(self, batch: DecodeContexts, first: int, steps: int) -> np.ndarray:
         """Seconds of some decode steps; see `StepCost`."""
         n, gains = batch.num_seqs, batch.gains(first, steps)
-        contexts = batch.contexts()[:, None] + gains[None, :]  # (num_seqs, steps)
-        kernels = np.full(steps, self.by_num_seqs(n))
-        for spans, table in (*self.decode_attention.items(), *self.both_phases_attention.items()):
-            mean = self._entries_read(spans, contexts).mean(axis=0)
-            kernels += np.interp(mean, table.nodes, table.row(n))
+        kernels = self.by_num_seqs(n) + self.look_back_durations(batch, first, steps)
         env = binding.step_env(self.bound_plan, Step((self._decode_group(n, 0),)))
-        seconds: np.ndarray = self._with_engine_time(env, kernels)
+        seconds: np.ndarray = self.with_engine_time(env, kernels)
         if self.draft_table is not None:
             mean = batch.total_context() / n + gains
             seconds = seconds + np.interp(mean, self.draft_table.nodes, self.draft_table.row(n))
         return np.broadcast_to(seconds, (steps,))
+
+    def look_back_durations(self, batch: DecodeContexts, first: int, steps: int) -> np.ndarray:
+        """Seconds of what looks back over the context in some decode steps, each by itself: (steps,)."""
+        contexts = batch.contexts()[:, None] + batch.gains(first, steps)[None, :]  # (num_seqs, steps)
+        kernels = np.zeros(steps)
+        for spans, table in (*self.decode_attention.items(), *self.both_phases_attention.items()):
+            mean = self._entries_read(spans, contexts).mean(axis=0)
+            kernels += np.interp(mean, table.nodes, table.row(batch.num_seqs))
+        return kernels
 
     def _of_num_seqs(self, counts: np.ndarray) -> Any:
         """Decode steps but for what looks back."""
@@ -426,7 +431,7 @@ class WindowedCost(_CompiledCost):
 
         def estimate(seqs: np.ndarray, entries: np.ndarray) -> Any:
             cached = np.maximum(entries - self.tokens_per_decode, 0)
-            return self._seconds(
+            return self.padded_seconds(
                 blocks, {**self.env, **self._as_full("decode", spans, seqs, self.tokens_per_decode, cached)}
             )
 
@@ -438,7 +443,7 @@ class WindowedCost(_CompiledCost):
         """Attention of prompts over some spans, for prompts that look back over ``cached`` entries."""
 
         def estimate(seqs: np.ndarray, new: np.ndarray, cached: np.ndarray) -> Any:
-            return self._seconds(blocks, {**self.env, **self._as_full("prefill", spans, seqs, new, cached)})
+            return self.padded_seconds(blocks, {**self.env, **self._as_full("prefill", spans, seqs, new, cached)})
 
         return estimate
 
@@ -468,26 +473,19 @@ class WindowedCost(_CompiledCost):
         return self.spans[names[0]].ratio if len(names) == 1 else 1.0
 
 
-class _CountTable:
-    """A function of a count, worked out for many at once and more when they are met: ``_CountTable(estimate)(300)``"""
-
-    def __init__(self, estimate: Callable[[np.ndarray], Any]) -> None:
-        self.estimate = estimate
-        self.known: list[float] = []
-        self.large: dict[int, float] = {}
-
-    def __call__(self, count: int) -> float:
-        if count < len(self.known):
-            return self.known[count]
-        if count < TABLE:
-            start = len(self.known)
-            size = max(FIRST, 1 << count.bit_length())
-            values = np.broadcast_to(self.estimate(np.arange(start, size, dtype=float)), (size - start,))
-            self.known += values.tolist()
-            return self.known[count]
-        if count not in self.large:
-            self.large[count] = float(np.ravel(self.estimate(np.array([float(count)])))[0])
-        return self.large[count]
+def steps_within(
+    durations: Callable[[int, int], np.ndarray], max_steps: int, gap: float, extra: int
+) -> tuple[int, float, float]:
+    """`StepCost.decode_steps` where ``durations(first, steps)`` are the seconds of some steps, each by itself."""
+    passed = np.zeros(1)  # s at the beginning of every step
+    while passed[-1] < gap and len(passed) <= max_steps:
+        done = len(passed) - 1
+        more = durations(done, min(max_steps - done, 256))
+        passed = np.concatenate([passed, passed[-1] + np.cumsum(more)])
+    steps = max(1, min(max_steps, int(np.searchsorted(passed, gap)) + extra))
+    if steps == len(passed):  # the extra step
+        passed = np.append(passed, passed[-1] + durations(steps - 1, 1)[0])
+    return steps, float(passed[steps]), float(passed[steps - 1])
 
 
 def _all_blocks(groups: dict[Spans, tuple[Block, ...]]) -> tuple[Block, ...]:

@@ -23,7 +23,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from math import ceil, log2
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -36,6 +36,8 @@ from ..network.operators import WORK_FIELDS, Op
 
 CELLS = 16  # cells that an octave of contexts is cut into; below 128 tokens they are 8 wide
 TOGETHER = 64  # rows that are worked out at once: arrays cost hardly more than single numbers
+TABLE = 16384  # counts that a table may have; what is larger is estimated when it is met
+FIRST = 512  # counts that a table begins with
 SHORT = 4096  # sums up to here are lists, which are read faster; longer ones are arrays, which take less room
 
 FINE, COARSE = 8, 4  # nodes an octave: of tokens and of tokens per prompt; of pairs over those of a fresh prompt
@@ -132,6 +134,28 @@ class ContextTable:
         end -= 1
         whole = int(end)
         return steps, took, c[whole] + (c[whole + 1] - c[whole]) * (end - whole) - here
+
+
+class CountTable:
+    """A function of a count, worked out for many at once and more when they are met: ``CountTable(estimate)(300)``"""
+
+    def __init__(self, estimate: Callable[[np.ndarray], Any]) -> None:
+        self.estimate = estimate
+        self.known: list[float] = []
+        self.large: dict[int, float] = {}
+
+    def __call__(self, count: int) -> float:
+        if count < len(self.known):
+            return self.known[count]
+        if count < TABLE:
+            start = len(self.known)
+            size = max(FIRST, 1 << count.bit_length())
+            values = np.broadcast_to(self.estimate(np.arange(start, size, dtype=float)), (size - start,))
+            self.known += values.tolist()
+            return self.known[count]
+        if count not in self.large:
+            self.large[count] = float(np.ravel(self.estimate(np.array([float(count)])))[0])
+        return self.large[count]
 
 
 class PrefillSurface:

@@ -123,8 +123,8 @@ def _routed_experts(width: Formula, *, gated: bool, bias: bool, inputs: tuple[st
     spread (``gathered`` is 1). With k of the experts chosen evenly over n ranks, a rank holds none of them with
     probability (1 - 1/n)^k.
     """
-    copies = s.a2a * (1 - (1 - s.gathered) * (1 - 1 / s.a2a) ** s.num_experts_per_tok)
-    rows = s.tokens / s.tp * copies
+    copies = s.a2a * (1 - (1 - 1 / s.a2a) ** s.num_experts_per_tok)
+    rows = s.gathered * s.moe_tokens + (1 - s.gathered) * s.tokens / s.tp * copies
     return [
         all_to_all("dispatch", width, rows=rows, each=s.experts_input_bytes, ranks=s.a2a, inputs=inputs),
         experts(
