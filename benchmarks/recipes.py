@@ -161,22 +161,32 @@ def _trtllm(row: Row) -> dict[str, Any]:
     H200), 512 (DeepSeek on B200 in fp4) or as many as are under way, and say which share of the free memory is for KV.
 
     Ranks of data-parallel attention are balanced (attention_dp_config): prompts begin when every rank has one, or when
-    ``timeout_iters`` steps have passed. Each rank gets one in some thirty steps or more, so all have one seldom enough
-    that this is a look every so many steps (but for gpt-oss, which has two ranks: both soon have one).
+    ``timeout_iters`` steps have passed; gpt-oss' script leaves both at their defaults (llm_args.py: 50 and 10). A
+    request goes to the rank with the fewest (executor_request_queue.py, `_schedule_attention_dp_requests`).
     """
     if "gpt-oss" in row["model_path"]:
         own = FP8_CACHE if row["system"].startswith("b") else {}
         limits = {"max_num_seqs": 512 if own else _concurrency(row), "gpu_memory_utilization": 0.85}
+        own = own | _attention_dp(row, timeout_iters=50, batching_wait_iters=10)
         return {"max_num_batched_tokens": 20000, "max_cudagraph_capture_size": _concurrency(row), **limits, **own}
     if "Llama" in row["model_path"]:
         waits = _is_short(row) and _number(row, "tp_size") < 8
         wait = {"batch_wait_timeout_iters": 20, "batch_wait_max_tokens_ratio": 0.9} if waits else {}
         return {"max_num_batched_tokens": 16384, "max_cudagraph_capture_size": 1024, **FP8_CACHE, **wait}
     budget, own, graphs = _trtllm_drafting(row) if _drafts(row) else _trtllm_plain(row)
-    if int(row["attention_dp_size"]) > 1:
-        own = {**own, "scheduler_recv_interval": 60}
+    own = own | _attention_dp(row, timeout_iters=60, batching_wait_iters=0)
     captured = {"max_prefill_cudagraph_capture_size": budget} if graphs else {}
     return {"max_num_batched_tokens": budget, **_trtllm_memory(row), **own, **captured}
+
+
+def _attention_dp(row: Row, timeout_iters: int, batching_wait_iters: int) -> dict[str, Any]:
+    if int(row["attention_dp_size"]) == 1:
+        return {}
+    return {
+        "router": "least_loaded",
+        "attention_dp_timeout_iters": timeout_iters,
+        "attention_dp_batching_wait_iters": batching_wait_iters,
+    }
 
 
 def _trtllm_memory(row: Row) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from functools import cache
 import numpy as np
 import pytest
 
+from inferometer.base.errors import BadValue
 from inferometer.inference.request import build_request
 from inferometer.serving.arrivals import OpenLoop, RouterInbox
 from inferometer.serving.batch import DecodeBatch
@@ -80,7 +81,7 @@ def served(ranks: int, trace: Trace, *, plain: bool, scheduler: str = "vllm", bl
 @pytest.mark.parametrize("scheduler", ["vllm", "prefill_first", "trtllm"])
 @pytest.mark.parametrize("blocks", [4000, 400])  # 400: requests are preempted, or wait for room
 def test_one_rank_is_a_plain_engine(scheduler: str, blocks: int) -> None:
-    trace = requests(40)
+    trace = requests(30)
     alone, plain = (served(1, trace, plain=plain, scheduler=scheduler, blocks=blocks) for plain in (False, True))
     assert np.allclose(alone.first_token_s, plain.first_token_s, rtol=1e-4)
     assert np.allclose(alone.finished_s, plain.finished_s, rtol=1e-4)
@@ -115,6 +116,7 @@ def test_a_prompt_on_one_rank_delays_the_tokens_of_all() -> None:
     assert seconds[-1] - seconds[0] == pytest.approx(step - decode, rel=0.3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheduler", ["vllm", "prefill_first"])
 def test_steps_one_by_one_end_as_those_that_are_summed(scheduler: str) -> None:
     trace = requests(24)
@@ -193,3 +195,53 @@ def test_closed_loops_and_polls_of_several_steps() -> None:
         scheduler_recv_interval=10,
     )
     assert_conserved(trace, outcome)
+
+
+# ------------------------------------------------------------------ TensorRT-LLM's attention_dp_config
+
+
+def begins(timeout_iters: int, batching_wait_iters: int = 0) -> list[float]:
+    """When three prompts begin: two ranks decode from 0 on; the third prompt is rank 0's, and no other comes."""
+    pool = pool_of(2)
+    limits = scheduler_limits(pool, ServingOptions(scheduler="trtllm"))._replace(
+        attention_dp_timeout_iters=timeout_iters,
+        attention_dp_batching_wait_iters=batching_wait_iters,
+        async_scheduling=False,
+    )
+    table = RequestTable([10, 10, 10], [500, 500, 5])
+    source = OpenLoop([0, 1, 2], [0.0, 0.0, 0.05], table.arrival_s)
+    engines = [
+        RankEngine(pool.stages[0], limits, table, KVCache(500, 16), source.every(k, 2), SCHEDULERS["trtllm"])
+        for k in range(2)
+    ]
+    LockstepServer(engines).run()
+    return list(table.scheduled_s)
+
+
+def test_a_prompt_waits_for_those_of_the_other_ranks_until_the_timeout() -> None:
+    step = lockstep_cost(cost_of(2)).decode_steps([batch_of(1, 20)] * 2, 1, 1.0, 0)[1]
+    at_once, at_forty, at_eighty = (begins(timeout)[2] for timeout in (0, 40, 80))
+    assert 0.05 <= at_once <= 0.05 + 1.1 * step
+    first = begins(40)[0]
+    for begun, timeout in ((at_forty, 40), (at_eighty, 80)):  # at a whole number of timeouts, whenever it came
+        steps = round((begun - first) / step)
+        assert begun >= 0.05 and steps % timeout <= 3 and steps < 0.05 / step + timeout + 3
+
+
+@pytest.mark.slow
+def test_held_prompts_end_the_same_step_by_step() -> None:
+    options = {"attention_dp_timeout_iters": 30, "attention_dp_batching_wait_iters": 4, "max_concurrency": 12}
+    trace = requests(20)
+    outcomes = [
+        simulate(MODEL, GPU, trace=trace, engine="trtllm", data_parallel_size=RANKS, fast_forward=fast, **options)
+        for fast in (True, False)
+    ]
+    assert np.allclose(outcomes[0].finished_s, outcomes[1].finished_s, rtol=1e-9)
+    assert_conserved(trace, outcomes[0])
+
+
+def test_balance_is_of_trtllm_and_takes_a_timeout() -> None:
+    with pytest.raises(BadValue, match="scheduler trtllm, not of vllm"):
+        simulate(MODEL, GPU, trace=requests(1), attention_dp_timeout_iters=5)
+    with pytest.raises(BadValue, match="give attention_dp_timeout_iters"):
+        simulate(MODEL, GPU, trace=requests(1), engine="trtllm", attention_dp_batching_wait_iters=5)

@@ -55,6 +55,8 @@ class ServingOptions(msgspec.Struct, frozen=True, kw_only=True):
     scheduler_recv_interval: int = 1
     batch_wait_timeout_iters: int = 0
     batch_wait_max_tokens_ratio: float = 0.0
+    attention_dp_timeout_iters: int = 0
+    attention_dp_batching_wait_iters: int = 0
     fast_forward: bool = True
     progress: Callable[[int, int], None] | None = None  # called with the requests that have finished, and all
 
@@ -169,6 +171,8 @@ def scheduler_limits(pool: ReplicaPool, options: ServingOptions) -> SchedulerLim
         scheduler_recv_interval=options.scheduler_recv_interval,
         batch_wait_timeout_iters=options.batch_wait_timeout_iters,
         batch_wait_min_tokens=math.ceil(options.batch_wait_max_tokens_ratio * max_tokens),
+        attention_dp_timeout_iters=options.attention_dp_timeout_iters,
+        attention_dp_batching_wait_iters=options.attention_dp_batching_wait_iters,
     )
 
 

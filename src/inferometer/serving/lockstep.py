@@ -30,12 +30,21 @@ class RankEngine(EngineCore):
     num_decoding = 0  # sequences that decode in it
     thermal_state = 0.0
 
-    def plan_step(self) -> None:
-        """Free what has finished, receive what has arrived, and schedule this rank's part of the next step."""
+    def receive(self) -> None:
+        """Free what has finished, and receive what has arrived."""
         if self.finishing or self.kv_in_transfer:
             self._free_finished()
         if self.source.next <= self.visible_until and not self.steps_since_poll:
             self._receive()
+
+    @property
+    def has_prompt(self) -> bool:
+        """Whether a request waits that there is a place for."""
+        return bool(self.waiting) and len(self.running) < self.limits.max_num_seqs
+
+    def plan_step(self, hold_prompts: bool) -> None:
+        """Schedule this rank's part of the next step."""
+        self.prefill_wait.held = hold_prompts
         decodes, self.chunks = self._schedule()
         self.num_decoding = self.batch.num_seqs if decodes else 0
 
@@ -92,6 +101,54 @@ class RankEngine(EngineCore):
         self.now = self.visible_until = now
 
 
+class PromptBalance:
+    """TensorRT-LLM's ``attention_dp_config``: prompts begin when every rank has one, so that they hold up all but once.
+
+    They begin at once where a rank has no sequences to decode, and at the latest at every ``timeout_iters``-th step.
+    Once all ranks have one, ``batching_wait_iters`` steps more may be waited for others.
+    """
+
+    def __init__(self, ranks: list[RankEngine]) -> None:
+        limits = ranks[0].limits
+        self.ranks, self.timeout_iters = ranks, limits.attention_dp_timeout_iters
+        self.batching_wait_iters = limits.attention_dp_batching_wait_iters
+        self.waited_iters = self.batching_iters = 0
+        self.holding = False
+
+    def should_hold(self) -> bool:
+        """Whether prompts are held back in the next step, which is counted."""
+        if not self.timeout_iters:
+            return False
+        all_decode = all(rank.batch.num_seqs or not rank.waiting for rank in self.ranks)
+        if all(rank.has_prompt for rank in self.ranks):
+            self.waited_iters = 0
+            self.holding = all_decode and self.batching_iters < self.batching_wait_iters
+            self.batching_iters = self.batching_iters + 1 if self.holding else 0
+        else:
+            self.waited_iters += 1
+            self.holding = all_decode and self.waited_iters < self.timeout_iters
+            if not self.holding:
+                self.waited_iters = 0
+        return self.holding
+
+    def max_steps(self) -> int:
+        """Decode steps until prompts that are held back may begin, whatever arrives."""
+        if not self.holding or not any(rank.has_prompt for rank in self.ranks):
+            return 10**9
+        if self.batching_iters:
+            return self.batching_wait_iters + 1 - self.batching_iters
+        return self.timeout_iters - self.waited_iters
+
+    def add_steps(self, steps: int) -> None:
+        """So many steps were taken without asking."""
+        if not self.timeout_iters or not steps:
+            return
+        if self.batching_iters:
+            self.batching_iters += steps
+        else:
+            self.waited_iters = (self.waited_iters + steps) % self.timeout_iters
+
+
 class LockstepServer:
     """A server whose ranks step together: ``LockstepServer(ranks).run()``"""
 
@@ -100,6 +157,7 @@ class LockstepServer:
         self.ranks, self.cost = ranks, lockstep_cost(ranks[0].cost)
         self.extra_steps = int(ranks[0].limits.async_scheduling)
         self.next_wakeup = 0.0  # s: nothing can be done before, though requests wait
+        self.prompt_balance = PromptBalance(ranks)
 
     @property
     def now(self) -> float:
@@ -111,7 +169,10 @@ class LockstepServer:
         ranks, self.next_wakeup = self.ranks, 0.0
         while self.now < until:
             for rank in ranks:
-                rank.plan_step()
+                rank.receive()
+            hold_prompts = self.prompt_balance.should_hold()
+            for rank in ranks:
+                rank.plan_step(hold_prompts)
             if any(rank.chunks for rank in ranks):
                 seconds = self.cost.mixed_seconds([rank.planned_step() for rank in ranks])
                 for rank in ranks:
@@ -128,7 +189,7 @@ class LockstepServer:
 
     def _decode_steps(self, until: float) -> None:
         """Steps in which every sequence decodes, up to the next event on any rank."""
-        max_steps, gap = 10**9, until - self.now
+        max_steps, gap = self.prompt_balance.max_steps(), until - self.now
         for rank in self.ranks:
             max_steps, rank_gap = rank.next_event(max_steps, until)
             gap = min(gap, rank_gap)
@@ -136,6 +197,7 @@ class LockstepServer:
         steps, seconds, before_last = self.cost.decode_steps(batches, max_steps, gap, self.extra_steps)
         for rank in self.ranks:
             rank.end_decode_steps(steps, seconds, before_last)
+        self.prompt_balance.add_steps(steps - 1)
 
     def _idle(self, until: float) -> bool:
         """Nothing to compute on any rank: skip to the next event; False if ``until`` is before it."""

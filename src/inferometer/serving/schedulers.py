@@ -44,6 +44,8 @@ class SchedulerLimits(NamedTuple):
     prefill_max_requests: int = NO_LIMIT  # prompts that one step may compute (SGLang)
     batch_wait_timeout_iters: int = 0  # steps that prompts wait for others while sequences decode (TensorRT-LLM) …
     batch_wait_min_tokens: int = 0  # … unless prompts and decodes together have as many tokens as this
+    attention_dp_timeout_iters: int = 0  # steps that prompts of one rank wait for those of all (TensorRT-LLM) …
+    attention_dp_batching_wait_iters: int = 0  # … and then for more of them
 
 
 class SchedulerState(Protocol):
@@ -87,17 +89,28 @@ class SchedulerState(Protocol):
 class PrefillWait:
     """Prompts that could be computed, and wait all the same: ``PrefillWait(limits).waits_for_batch(engine)``
 
-    TensorRT-LLM waits for more prompts to begin together (batch_wait_…), vLLM for a step that all data-parallel ranks
-    compute prompts in (prefill_schedule_interval).
+    TensorRT-LLM waits for more prompts to begin together (batch_wait_…) and for those of other ranks
+    (attention_dp_config), vLLM for a step that all data-parallel ranks compute prompts in (prefill_schedule_interval).
     """
 
-    __slots__ = ("capacity_bound", "deferred", "for_batch", "interval", "limits", "step", "waited_iters", "wave_start")
+    __slots__ = (
+        "capacity_bound",
+        "deferred",
+        "for_batch",
+        "held",
+        "interval",
+        "limits",
+        "step",
+        "waited_iters",
+        "wave_start",
+    )
 
     def __init__(self, limits: SchedulerLimits) -> None:
         self.limits = limits
         self.interval = limits.prefill_schedule_interval
         self.waited_iters = 0  # steps that prompts have waited for others
         self.for_batch = False  # they do in this one
+        self.held = False  # for prompts of the other ranks (attention_dp_config)
         self.step = self.wave_start = 0  # ranks count steps from when there was nothing to do
         self.deferred = False  # this step computes no prompts
         self.capacity_bound = False  # the last step with prompts left some waiting: no step is without
@@ -120,8 +133,8 @@ class PrefillWait:
     def waits_for_batch(self, engine: SchedulerState) -> bool:
         """Whether prompts that could begin wait in this step for more to begin with them."""
         limits, num_seqs = self.limits, engine.batch.num_seqs
-        if not limits.batch_wait_timeout_iters or not num_seqs:
-            return False
+        if self.held or not limits.batch_wait_timeout_iters or not num_seqs:
+            return self.held
         tokens = sum(engine.table.prefill_target[i] for i in engine.waiting) + num_seqs * limits.tokens_per_decode
         timed_out = self.waited_iters >= limits.batch_wait_timeout_iters
         self.for_batch = not timed_out and tokens < limits.batch_wait_min_tokens

@@ -20,7 +20,7 @@ from ..specs.catalog import engine
 from ..specs.command_args import ServedPlanArgs
 from ..specs.engine_rules import version_number
 from ..specs.plan_args import PlanArgs
-from .deployment import ServingOptions, build_pool, serve
+from .deployment import ReplicaPool, ServingOptions, build_pool, serve
 from .metrics import metrics
 from .outcome import Outcome
 from .request_table import Rejection, RejectionKind
@@ -64,6 +64,8 @@ def simulate(
     scheduler_recv_interval: int = 1,
     batch_wait_timeout_iters: int = 0,
     batch_wait_max_tokens_ratio: float = 0.0,
+    attention_dp_timeout_iters: int = 0,
+    attention_dp_batching_wait_iters: int = 0,
     stops: str = "length",
     fast_forward: bool = True,
     progress: Callable[[int, int], None] | None = None,
@@ -71,31 +73,36 @@ def simulate(
 ) -> Outcome:
     """Serve a trace on a model, a machine and an engine; further keywords are those of `analyze`.
 
-    ``data_parallel_size`` replicas share the requests by the ``router``. With ``prefill_replicas`` and
-    ``decode_replicas`` prefill and decode are disaggregated. ``pools`` names replicas that differ:
-    ``[{"gpu": "h200", "replicas": 2}, {"gpu": "a100-sxm-80gb", "role": "decode"}]``, each with any keyword of a plan.
+    ``data_parallel_size`` replicas share the requests by the ``router``; those of a mixture step together. With
+    ``prefill_replicas`` and ``decode_replicas`` prefill and decode are disaggregated. ``pools`` names replicas that
+    differ: ``[{"gpu": "h200", "replicas": 2}, {"gpu": "a100-sxm-80gb", "role": "decode"}]``, with keywords of a plan.
     ``prefill_schedule_interval``: steps from one with prompts to the next (vLLM, ranks of a mixture).
     ``prefill_max_requests``: prompts in one step, and ``scheduler_recv_interval``: decode steps between two polls for
     new requests (SGLang). ``batch_wait_timeout_iters``: steps that prompts wait for others to begin with them, up to
-    ``batch_wait_max_tokens_ratio`` of a step's tokens (TensorRT-LLM). ``stops``: outputs end at their ``length``, which
-    an engine knows, or with a stop ``token``.
+    ``batch_wait_max_tokens_ratio`` of a step's tokens, and ``attention_dp_timeout_iters``: those that a rank's prompts
+    wait for the other ranks' (TensorRT-LLM). ``stops``: outputs end at their ``length``, which an engine knows, or with
+    a stop ``token``.
     """
     given = locals()
     options = ServingOptions(
         **{name: given[name] for name in ServingOptions.__struct_fields__} | {"scheduler": scheduler or ""}
     )
     _check_options(options, num_gpu_blocks_override)
-    plan_options: dict[str, Any] = {"frontend": "http", **kwargs}
-    built = []
-    for pool in _pool_options(gpu, plan_options, pools, prefill_replicas, decode_replicas):
-        role, count = pool.pop("role"), pool.pop("replicas")
-        request = _scheduled(build_request(model, **pool), async_scheduling)
-        replicas = count * request.plan.data_parallel_size
-        built.append((role, build_pool(request, replicas, trace, num_gpu_blocks_override)))
+    each = _pool_options(gpu, {"frontend": "http", **kwargs}, pools, prefill_replicas, decode_replicas)
+    built = [_build_pool(model, trace, pool, async_scheduling, num_gpu_blocks_override) for pool in each]
     plans = [pool.bound_plan for _, pool in built]
     options = msgspec.structs.replace(options, scheduler=scheduler or plans[0].engine.scheduler)
     _check_against_plans(options, plans)
     return with_run_warnings(serve(trace, built, options), trace, built, options)
+
+
+def _build_pool(
+    model: str, trace: Trace, pool: dict[str, Any], async_scheduling: bool | None, num_gpu_blocks: int | None
+) -> tuple[str, ReplicaPool]:
+    """The replicas that a pool's keywords describe, with their role."""
+    role, count = pool.pop("role"), pool.pop("replicas")
+    request = _scheduled(build_request(model, **pool), async_scheduling)
+    return role, build_pool(request, count * request.plan.data_parallel_size, trace, num_gpu_blocks)
 
 
 def _scheduled(request: Request, async_scheduling: bool | None) -> Request:
@@ -126,6 +133,8 @@ def _check_options(options: ServingOptions, num_gpu_blocks: int | None) -> None:
         check_int("prefill_max_requests", options.prefill_max_requests)
     check_int("batch_wait_timeout_iters", options.batch_wait_timeout_iters, least=0)
     check_fraction("batch_wait_max_tokens_ratio", options.batch_wait_max_tokens_ratio, "0 and 1")
+    check_int("attention_dp_timeout_iters", options.attention_dp_timeout_iters, least=0)
+    check_int("attention_dp_batching_wait_iters", options.attention_dp_batching_wait_iters, least=0)
     if options.batch_wait_timeout_iters and not options.batch_wait_max_tokens_ratio:
         raise BadValue(
             "`batch_wait_timeout_iters` holds prompts back up to a share of a step's tokens: give "
@@ -135,8 +144,14 @@ def _check_options(options: ServingOptions, num_gpu_blocks: int | None) -> None:
 
 def _check_against_plans(options: ServingOptions, plans: list[BoundPlan]) -> None:
     """Refuse options that have no meaning with the scheduler or the plans that were chosen."""
-    if options.batch_wait_timeout_iters and options.scheduler != "trtllm":
-        raise BadValue(f"`batch_wait_timeout_iters` is of the scheduler trtllm, not of {options.scheduler}")
+    for name in ("batch_wait_timeout_iters", "attention_dp_timeout_iters", "attention_dp_batching_wait_iters"):
+        if getattr(options, name) and options.scheduler != "trtllm":
+            raise BadValue(f"`{name}` is of the scheduler trtllm, not of {options.scheduler}")
+    if options.attention_dp_batching_wait_iters and not options.attention_dp_timeout_iters:
+        raise BadValue(
+            "`attention_dp_batching_wait_iters` are steps after every rank has a prompt: give "
+            "`attention_dp_timeout_iters`, the steps that ranks wait for that, too"
+        )
     if options.prefill_max_requests is not None and options.scheduler != "prefill_first":
         raise BadValue(f"`prefill_max_requests` is of the scheduler prefill_first (SGLang), not of {options.scheduler}")
     if options.prefill_schedule_interval > 1:

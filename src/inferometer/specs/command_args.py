@@ -97,6 +97,12 @@ class ServingArgs(ServedPlanArgs):
     batch_wait_max_tokens_ratio: Annotated[
         float, arg("Share of the token budget that is company enough.", ge=0, le=1, ends="0 and 1")
     ] = 0.0
+    attention_dp_timeout_iters: Annotated[
+        int, arg("Steps that a rank's prompts wait until all ranks have one (TensorRT-LLM).", ge=0, le=10**9)
+    ] = 0
+    attention_dp_batching_wait_iters: Annotated[
+        int, arg("Steps that they wait for more of them after that.", ge=0, le=10**9)
+    ] = 0
     num_gpu_blocks_override: Annotated[
         Annotated[int, arg("", ge=1, le=10**9)] | None,
         arg("KV blocks of a replica.", default_text="what fits"),

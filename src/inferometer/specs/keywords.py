@@ -153,6 +153,8 @@ class SimulateKwargs(TypedDict, total=False):
     scheduler_recv_interval: int | None
     batch_wait_timeout_iters: int | None
     batch_wait_max_tokens_ratio: float | None
+    attention_dp_timeout_iters: int | None
+    attention_dp_batching_wait_iters: int | None
     num_gpu_blocks_override: int | None
     router: str | None
     prefill_replicas: int | None
