@@ -91,8 +91,7 @@ def names_folder(form: Form) -> bool:
 def _write_plan(result: Any, table: Any, folder: str) -> list[Any]:
     """Scripts, manifests, benchmark and result."""
     from ..search.launch.bench_command import needs_file, num_prompts, request_lines
-    from ..search.launch.launch_folder import folder_files
-    from ..search.launch.scripts import MARK
+    from ..search.launch.launch_folder import MARK, folder_files
     from ..views.files import write_folder
 
     traffic, winner = table.problem.traffic, result.winner
