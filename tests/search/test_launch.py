@@ -16,10 +16,17 @@ from helpers.launch_plans import launches_of, pool_of
 
 from inferometer.search.launch.bench_command import bench, needs_file, request_lines
 from inferometer.search.launch.launch_folder import SCRIPTS, script_files
-from inferometer.search.launch.precision_settings import cache_setting, checkpoints, engine_settings, weights
-from inferometer.search.launch.processes import SERVERS, Launch, Process
-from inferometer.search.launch.served_model import context_length
-from inferometer.search.launch.shell_lines import command_line, first_port, launch_lines, shell_word, variables
+from inferometer.search.launch.processes import (
+    SERVERS,
+    Launch,
+    Process,
+    command_line,
+    first_port,
+    launch_lines,
+    shell_word,
+    variables,
+)
+from inferometer.search.launch.served_model import cache_setting, checkpoints, context_length, engine_settings, weights
 from inferometer.search.objective import build_objective, build_traffic
 from inferometer.serving.trace import Trace
 from inferometer.specs import catalog

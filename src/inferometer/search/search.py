@@ -34,9 +34,8 @@ from . import explanation
 from .finalists import Finalist, SimulationOptions, ranked, simulate_finalists
 from .launch.bench_command import bench, num_prompts
 from .launch.plan_launch import launches
-from .launch.processes import BENCH, SERVERS, Launch
+from .launch.processes import BENCH, SERVERS, Launch, launch_lines, process_lines, variables
 from .launch.served_model import ServedModel, context_length
-from .launch.shell_lines import launch_lines, process_lines, variables
 from .modes import aggregated, disaggregated
 from .objective import build_objective, build_traffic
 from .plan_table import Plans, PlanTable, Status, concatenated, front_rows

@@ -14,8 +14,7 @@ from ...specs import catalog
 from ..search_result import Search
 from . import manifests
 from .bench_command import BASE_URL, REQUESTS
-from .processes import PORT, Launch, Process
-from .shell_lines import first_port, variables
+from .processes import PORT, Launch, Process, first_port, variables
 
 MARK = "Written by inferometer search"
 SCRIPTS = {"server": "serve.sh", "prefill": "prefill.sh", "decode": "decode.sh", "router": "router.sh"}
