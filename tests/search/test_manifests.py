@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import re
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -374,12 +376,41 @@ def test_ranks_of_nodes_are_figures_or_the_shells() -> None:
     assert "--data-parallel-start-rank" not in worker["args"]
 
 
+def _started(container: dict[str, Any], tmp_path: Path, **env: str) -> list[str]:
+    """What a program gets from the shell of its container, with Kubernetes' own variables filled in."""
+    stub = tmp_path / "program"
+    stub.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    stub.chmod(0o755)
+    texts = [re.sub(r"\$\((\w+)\)", lambda match: env[match[1]], text) for text in container["args"]]
+    command = [*container["command"], str(stub), *texts[1:]]
+    environment = {"PATH": "/usr/bin:/bin", **env}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def test_the_shell_of_a_container_starts_its_program(tmp_path: Path) -> None:
+    files = manifests.files(_launches(pool_of(dp=32, ep=True))["vllm"])
+    given = {"MODEL": "a/b", "EXTRA_ARGS": "--seed 7", "POD_IP": "10.0.0.9", "LWS_LEADER_ADDRESS": "leader"}
+    group = _load(files["kubernetes/server.yaml"])["spec"]["leaderWorkerTemplate"]
+    worker = _started(group["workerTemplate"]["spec"]["containers"][0], tmp_path, LWS_WORKER_INDEX="2", **given)
+    assert worker[:2] == ["serve", "a/b"] and worker[-2:] == ["--seed", "7"]
+    assert worker[worker.index("--data-parallel-start-rank") + 1] == "16"
+    assert worker[worker.index("--data-parallel-address") + 1] == "leader"
+    leader = _started(group["leaderTemplate"]["spec"]["containers"][0], tmp_path, LWS_WORKER_INDEX="0", **given)
+    assert leader[leader.index("--data-parallel-address") + 1] == "10.0.0.9" and "--headless" not in leader
+    either = _load(files["llm-d/modelservice.values.yaml"])["decode"]["containers"][0]
+    others = _started(either, tmp_path, LWS_WORKER_INDEX="2", **given)
+    first = _started(either, tmp_path, LWS_WORKER_INDEX="0", **given)
+    assert sorted(others) == sorted(["owner/model" if part == "a/b" else part for part in worker[:-2]])
+    assert sorted(first) == sorted(["owner/model" if part == "a/b" else part for part in leader[:-2]])
+
+
 def test_other_vendors_have_their_own_resources() -> None:
     amd = manifests.files(_launches(pool_of(tp=2), vendor="AMD", architecture="cdna3")["vllm"])
     assert 'amd.com/gpu: "2"' in amd["kubernetes/server.yaml"] and "vllm-openai-rocm" in amd["compose.yaml"]
     service = _load(amd["compose.yaml"])["services"]["server-0"]
     assert service["environment"]["ROCR_VISIBLE_DEVICES"] == "0,1" and "deploy" not in service
     assert not any(path.startswith("dynamo") for path in amd)
+    assert manifests.files(_launches(pool_of(tp=2), vendor="AMD", architecture="cdna3")["trtllm"]) == {}
     gaudi = manifests.files(_launches(pool_of(tp=2), vendor="Intel", architecture="gaudi")["vllm"])
     assert (
         'habana.ai/gaudi: "2"' in gaudi["kubernetes/server.yaml"] and "image: IMAGE" in gaudi["kubernetes/server.yaml"]

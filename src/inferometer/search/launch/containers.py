@@ -40,6 +40,7 @@ class EngineImages(msgspec.Struct, frozen=True, kw_only=True):
     images: dict[str, str]  # vendor -> image, {tag} for its version
     tags: dict[str, str]  # version -> tag; the newest last
     program: str  # the last word of a command before its flags
+    other_devices: bool = False  # it runs on devices whose image is yours to say
     docker_hub: bool = True  # the images are there; else by the host of a registry that is yours to say
     discovery: bool = False  # its router finds servers by their labels
     mpi: bool = False  # servers over several nodes are started by MPI

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from .compose import compose_files
-from .containers import CACHE
+from .containers import CACHE, deployment_data
 from .kubernetes import kubernetes_files
 from .orchestrators import dynamo_files, llm_d_files
 from .processes import Launch
@@ -25,7 +25,8 @@ _WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 
 def files(launch: Launch) -> dict[str, str]:
     """Text by path; none where the engine cannot run the plan: ``files(launch)["kubernetes/server.yaml"]``"""
-    if not launch.processes:
+    engine = deployment_data().engines[launch.engine]
+    if not launch.processes or not (launch.vendor in engine.images or engine.other_devices):
         return {}
     if launch.model.startswith((".", "/")):  # on a disk: containers see the volume of the cache, and nothing else
         name = launch.model.rstrip("/").rpartition("/")[2]
