@@ -7,13 +7,15 @@ each request did; else only what the benchmark reports of all of them, and reque
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from ..base.errors import BadFile, is_number
+from ..base.errors import BadFile, abbreviate, is_number
+from ..base.files import convert
 from .trace_formats import MAX_TOKENS, Columns
 
 NAN = float("nan")
@@ -76,45 +78,63 @@ def benchmark_format(name: str, *needs: str) -> Callable[[Any], Any]:
 
 # ------------------------------------------------------------------ vllm bench serve, SGLang's bench_serving, ours
 
+Tokens = Annotated[float, msgspec.Meta(ge=0, le=MAX_TOKENS)]  # of a request
+Total = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
+Requests = Annotated[float, msgspec.Meta(ge=1, le=1e8)]
+Rate = Annotated[float, msgspec.Meta(gt=0)]  # requests a second, or inf
+Time = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 
-@benchmark_format(
-    "result of vllm bench serve or SGLang's bench_serving", "completed", "total_input_tokens", "total_output_tokens"
-)
-def _bench_serve(result: Mapping[str, Any], where: str) -> Iterator[BenchmarkRequests]:
-    """One result; with ``--save-detailed`` or ``--output-details`` request by request, in seconds."""
-    is_sglang = "mean_e2e_latency_ms" in result
+
+class BenchServeResult(msgspec.Struct):
+    """What `_bench_serve` needs of a result; lists are there with the details of each request, and in seconds."""
+
+    completed: Requests
+    total_input_tokens: Total
+    total_output_tokens: Total
+    request_rate: Rate | str | None = None
+    burstiness: Rate = 1.0
+    max_concurrency: Requests | None = None
+    request_throughput: Rate | None = None
+    ramp_up_strategy: str | None = None
+    input_lens: list[Tokens] | None = None
+    output_lens: list[Tokens] | None = None
+    ttfts: list[Time] | None = None
+    itls: list[list[Time]] | None = None
+    start_times: list[Time] | None = None
+    errors: list[Any] | None = None
+
+
+@benchmark_format("a benchmark's result", "completed", "total_input_tokens", "total_output_tokens")
+def _bench_serve(data: Mapping[str, Any], where: str) -> Iterator[BenchmarkRequests]:
+    """One result; with ``--save-detailed`` or ``--output-details`` request by request."""
+    result = convert(data, BenchServeResult, where)
     rate, notes = _rate(result, where)
     run = BenchmarkRun(
-        tool="sglang.bench_serving" if is_sglang else "vllm bench serve",
+        tool="sglang.bench_serving" if "mean_e2e_latency_ms" in data else "vllm bench serve",
         request_rate=rate,
-        burstiness=_number(result, "burstiness", where, default=1.0),
-        max_concurrency=int(_number(result, "max_concurrency", where)) if result.get("max_concurrency") else None,
-        metrics=_reported(result),
+        burstiness=result.burstiness,
+        max_concurrency=int(result.max_concurrency) if result.max_concurrency else None,
+        metrics=_reported(data),
     )
-    if "input_lens" not in result or "output_lens" not in result:
-        yield _of_means(
-            run,
-            _number(result, "completed", where),
-            _number(result, "total_input_tokens", where),
-            _number(result, "total_output_tokens", where),
-            where,
-            notes,
-        )
+    if result.input_lens is None or result.output_lens is None:
+        yield _of_means(run, result.completed, result.total_input_tokens, result.total_output_tokens, where, notes)
         return
-    columns, gaps, failed = _details(result, where)
+    columns, gaps = _details(result, where)
     run = msgspec.structs.replace(run, metrics=_summaries(columns, gaps) | run.metrics)
-    yield BenchmarkRequests({**columns, "failed": failed}, run, notes if "arrival_s" not in columns else ())
+    yield BenchmarkRequests(columns, run, notes if "arrival_s" not in columns else ())
 
 
-def _rate(result: Mapping[str, Any], where: str) -> tuple[float | None, tuple[str, ...]]:
+def _rate(result: BenchServeResult, where: str) -> tuple[float, tuple[str, ...]]:
     """Requests a second, from a number, 'inf', or the run itself where its rate varied."""
-    rate = result.get("request_rate")
-    if rate == "trace" or result.get("ramp_up_strategy") is not None:
-        mean = _number(result, "request_throughput", where)
+    rate = result.request_rate
+    if rate == "trace" or result.ramp_up_strategy is not None:
+        if result.request_throughput is None:
+            raise BadFile(f"{where}: a rate that varied needs request_throughput")
+        mean = result.request_throughput
         return mean, (f"the rate varied: requests come at its mean, {mean:.3g}/s",)
-    if rate is None:
-        return math.inf, ()
-    return _number({"request_rate": math.inf if rate == "inf" else rate}, "request_rate", where), ()
+    if isinstance(rate, str) and rate != "inf":
+        raise BadFile(f"{where}: request_rate must be a number or 'inf', not {abbreviate(rate, 60)}")
+    return math.inf if rate is None or isinstance(rate, str) else rate, ()
 
 
 def _reported(result: Mapping[str, Any]) -> dict[str, float]:
@@ -122,39 +142,35 @@ def _reported(result: Mapping[str, Any]) -> dict[str, float]:
     names = {f"{summary}_{metric}_ms": f"{summary}_{metric}_ms" for summary in SUMMARIES for metric in METRICS}
     names |= {f"{summary}_e2e_latency_ms": f"{summary}_e2el_ms" for summary in SUMMARIES}
     names |= {rate: rate for rate in RATES}
-    return {ours: float(result[key]) for key, ours in names.items() if is_number(result.get(key))}
+    return {ours: float(result[key]) for key, ours in names.items() if _is_finite(result.get(key))}
 
 
-def _details(result: Mapping[str, Any], where: str) -> tuple[Columns, np.ndarray, int]:
-    """Columns of the requests that were answered, all gaps between tokens in ms, and how many requests failed."""
-    lengths = {
-        "input_tokens": _numbers(result, "input_lens", where),
-        "output_tokens": _numbers(result, "output_lens", where),
-    }
-    count = len(lengths["input_tokens"])
-    errors, gaps = result.get("errors") or [""] * count, result.get("itls") or [[]] * count
-    ttfts = _numbers(result, "ttfts", where) if "ttfts" in result else np.full(count, NAN)
-    starts = _numbers(result, "start_times", where) if "start_times" in result else np.full(count, NAN)
-    columns_by_key = {"output_lens": lengths["output_tokens"], "errors": errors, "ttfts": ttfts, "itls": gaps}
-    for key, column in (*columns_by_key.items(), ("start_times", starts)):
-        _check_length(column, count, key, where)
-    try:
-        spread = np.array([math.fsum(row) for row in gaps])
-        answered = np.array([not error for error in errors], bool)
-    except (TypeError, ValueError):
-        raise BadFile(f"{where}: itls must be a list of numbers for each request") from None
-    answered &= (lengths["output_tokens"] > 0) | (ttfts > 0)
-    columns: Columns = {name: values[answered].astype(np.int64) for name, values in lengths.items()}
-    if "ttfts" in result and "itls" in result:
+def _details(result: BenchServeResult, where: str) -> tuple[Columns, np.ndarray]:
+    """Columns of the requests that were answered, and all gaps between their tokens in ms."""
+    inputs, outputs = np.array(result.input_lens, float), np.array(result.output_lens, float)
+    count = len(inputs)
+    lists = {name: getattr(result, name) for name in ("output_lens", "ttfts", "itls", "start_times", "errors")}
+    for name, values in lists.items():
+        if values is not None and len(values) != count:
+            raise BadFile(f"{where}: {name} has {len(values):,} entries where input_lens has {count:,}")
+    gaps = result.itls or [[]] * count
+    ttfts, after_first = np.array(result.ttfts or [0.0] * count), np.array([math.fsum(row) for row in gaps])
+    answered = np.array([not error for error in result.errors or [None] * count], bool)
+    answered &= (inputs >= 1) & ((outputs > 0) | (ttfts > 0))
+    columns: Columns = {"input_tokens": inputs[answered].astype(np.int64)}
+    columns["output_tokens"] = outputs[answered].astype(np.int64)
+    if result.ttfts is not None and result.itls is not None:
         more = np.maximum(columns["output_tokens"] - 1, 0)
         columns["TTFT"] = ttfts[answered] * 1e3
-        columns["E2E"] = (ttfts + spread)[answered] * 1e3
+        columns["E2E"] = (ttfts + after_first)[answered] * 1e3
         with np.errstate(divide="ignore", invalid="ignore"):
-            columns["TPOT"] = np.where(more > 0, spread[answered] * 1e3 / more, NAN)
-    if "start_times" in result:
-        columns["arrival_s"] = starts[answered] - starts[answered].min(initial=math.inf)
+            columns["TPOT"] = np.where(more > 0, after_first[answered] * 1e3 / more, NAN)
+    if result.start_times is not None:
+        starts = np.array(result.start_times)[answered]
+        columns["arrival_s"] = starts - starts.min(initial=math.inf)
+    columns["failed"] = int((~answered).sum())
     kept = [row for row, good in zip(gaps, answered, strict=True) if good]
-    return columns, np.array([gap * 1e3 for row in kept for gap in row]), int((~answered).sum())
+    return columns, np.array([gap * 1e3 for row in kept for gap in row])
 
 
 def _summaries(columns: Columns, gaps: np.ndarray | None = None) -> dict[str, float]:
@@ -172,16 +188,25 @@ def _summaries(columns: Columns, gaps: np.ndarray | None = None) -> dict[str, fl
 # ------------------------------------------------------------------ sglang.bench_one_batch
 
 
-@benchmark_format("result of sglang.bench_one_batch", "batch_size", "input_len", "output_len", "prefill_latency")
-def _one_batch(result: Mapping[str, Any], where: str) -> Iterator[BenchmarkRequests]:
-    """One batch in the engine's own process: its prefill, and the median of its decode steps, in seconds."""
-    count, output = (int(_number(result, name, where)) for name in ("batch_size", "output_len"))
-    columns = _mean_lengths(count, count * _number(result, "input_len", where), count * output, where)
-    columns["TTFT"] = np.full(count, _number(result, "prefill_latency", where) * 1e3)
-    if output > 1 and "median_decode_latency" in result:
-        columns["TPOT"] = np.full(count, _number(result, "median_decode_latency", where) * 1e3)
-    if "total_latency" in result:
-        columns["E2E"] = np.full(count, _number(result, "total_latency", where) * 1e3)
+class OneBatchResult(msgspec.Struct):
+    """A batch that was computed at once, in seconds."""
+
+    batch_size: Requests
+    input_len: Tokens
+    output_len: Tokens
+    prefill_latency: Time
+    median_decode_latency: Time | None = None
+    total_latency: Time | None = None
+
+
+@benchmark_format("a result of sglang.bench_one_batch", "batch_size", "input_len", "output_len", "prefill_latency")
+def _one_batch(data: Mapping[str, Any], where: str) -> Iterator[BenchmarkRequests]:
+    """One batch in the engine's own process: its prefill, and the median of its decode steps."""
+    result = convert(data, OneBatchResult, where)
+    count = int(result.batch_size)
+    columns = _mean_lengths(count, count * result.input_len, count * result.output_len, where)
+    times = {"TTFT": result.prefill_latency, "TPOT": result.median_decode_latency, "E2E": result.total_latency}
+    columns |= {name: np.full(count, seconds * 1e3) for name, seconds in times.items() if seconds is not None}
     run = BenchmarkRun(
         tool=f"sglang.bench_one_batch of {count}",
         request_rate=math.inf,
@@ -194,47 +219,84 @@ def _one_batch(result: Mapping[str, Any], where: str) -> Iterator[BenchmarkReque
 # ------------------------------------------------------------------ GuideLLM
 
 
-@benchmark_format("report of GuideLLM", "benchmarks")
-def _guidellm(report: Mapping[str, Any], where: str) -> Iterator[BenchmarkRequests]:
+class GuidellmRequest(msgspec.Struct):
+    """A request that was answered; ``start_time`` is its beginning before 0.4."""
+
+    prompt_tokens: Tokens | None = None
+    output_tokens: Tokens | None = None
+    request_start_time: Time | None = None
+    start_time: Time | None = None
+    request_latency: Time = NAN
+    time_to_first_token_ms: Time | None = None
+    inter_token_latency_ms: Time | None = None
+
+
+class GuidellmGroups(msgspec.Struct):
+    """The requests by how they ended."""
+
+    successful: list[GuidellmRequest] | None = None
+    errored: list[Any] | None = None
+    incomplete: list[Any] | None = None
+
+
+class GuidellmBenchmark(msgspec.Struct):
+    """One benchmark of a report; ``args`` is its ``config`` before 0.4."""
+
+    requests: GuidellmGroups
+    config: dict[str, Any] = {}
+    args: dict[str, Any] = {}
+    metrics: dict[str, Any] = {}
+
+
+class GuidellmReport(msgspec.Struct):
+    """The benchmarks that were run one after another."""
+
+    benchmarks: list[GuidellmBenchmark]
+
+
+@benchmark_format("a report of GuideLLM", "benchmarks")
+def _guidellm(data: Mapping[str, Any], where: str) -> Iterator[BenchmarkRequests]:
     """A run for each benchmark. Its inter-token latency is vLLM's TPOT: the mean after the first token."""
-    benchmarks = report["benchmarks"]
-    for number, benchmark in enumerate(benchmarks if isinstance(benchmarks, list) else [], 1):
-        place = f"{where}, benchmark {number}"
-        groups = _inner(benchmark, "requests")
-        done = [row for row in groups.get("successful") or () if row.get("prompt_tokens") and row.get("output_tokens")]
-        if not done:
+    for benchmark in convert(data, GuidellmReport, where).benchmarks:
+        groups = benchmark.requests
+        answered = [row for row in groups.successful or () if row.prompt_tokens and row.output_tokens]
+        if not answered:
             continue
-        started = "request_start_time" if "request_start_time" in done[0] else "start_time"  # since and before 0.4
-        arrival = _numbers_of(done, started, place)
+        starts = [row.start_time if row.request_start_time is None else row.request_start_time for row in answered]
         columns: Columns = {
-            "input_tokens": _numbers_of(done, "prompt_tokens", place).astype(np.int64),
-            "output_tokens": _numbers_of(done, "output_tokens", place).astype(np.int64),
-            "arrival_s": arrival - arrival.min(),
-            "TTFT": _numbers_of(done, "time_to_first_token_ms", place, NAN),
-            "TPOT": _numbers_of(done, "inter_token_latency_ms", place, NAN),
-            "E2E": _numbers_of(done, "request_latency", place, NAN) * 1e3,
-            "failed": len(groups.get("errored") or ()) + len(groups.get("incomplete") or ()),
+            "input_tokens": _column([row.prompt_tokens for row in answered]).astype(np.int64),
+            "output_tokens": _column([row.output_tokens for row in answered]).astype(np.int64),
+            "TTFT": _column([row.time_to_first_token_ms for row in answered]),
+            "TPOT": _column([row.inter_token_latency_ms for row in answered]),
+            "E2E": _column([row.request_latency for row in answered]) * 1e3,
         }
-        strategy = _inner(benchmark, "config", "strategy") or _inner(benchmark, "args", "strategy")
+        failed = len(groups.errored or ()) + len(groups.incomplete or ())
+        if None not in starts:  # they are listed as they ended
+            order = np.argsort(_column(starts), kind="stable")
+            columns = {name: column[order] for name, column in columns.items()}
+            columns["arrival_s"] = _column(starts)[order] - min(_column(starts))
+        strategy = _inner(benchmark.config, "strategy") or _inner(benchmark.args, "strategy")
         limit = strategy.get("streams") or strategy.get("max_concurrency")
         run = BenchmarkRun(
             tool="guidellm",
             **_load(strategy.get("rate"), 1 if strategy.get("type_") == "synchronous" else limit),
-            metrics=_summaries(columns) | _guidellm_rates(benchmark),
+            metrics=_summaries(columns) | _guidellm_rates(benchmark.metrics),
         )
-        yield BenchmarkRequests(_in_order(columns), run)
+        yield BenchmarkRequests({**columns, "failed": failed}, run)
 
 
-def _guidellm_rates(benchmark: Mapping[str, Any]) -> dict[str, float]:
+def _guidellm_rates(metrics: Mapping[str, Any]) -> dict[str, float]:
     names = {"request_throughput": "requests_per_second", "output_throughput": "output_tokens_per_second"}
-    groups = {ours: _inner(benchmark, "metrics", key, "successful") for ours, key in names.items()}
-    return {ours: float(group["mean"]) for ours, group in groups.items() if is_number(group.get("mean"))}
+    groups = {ours: _inner(metrics, key, "successful") for ours, key in names.items()}
+    return {ours: float(group["mean"]) for ours, group in groups.items() if _is_finite(group.get("mean"))}
 
 
 # ------------------------------------------------------------------ AIPerf and genai-perf
 
 
-@benchmark_format("summary of AIPerf or genai-perf", "request_latency.avg", "input_sequence_length.avg", "input_config")
+@benchmark_format(
+    "a summary of AIPerf or genai-perf", "request_latency.avg", "input_sequence_length.avg", "input_config"
+)
 def _genai_perf(summary: Mapping[str, Any], where: str) -> Iterator[BenchmarkRequests]:
     """Statistics in ms. Their inter-token latency is vLLM's TPOT: the mean after the first token."""
     config = _inner(summary, "input_config")
@@ -245,10 +307,10 @@ def _genai_perf(summary: Mapping[str, Any], where: str) -> Iterator[BenchmarkReq
     for key, metric in names.items():
         figures = _inner(summary, key)
         for theirs, ours in zip(("avg", "p50", "p90", "p99"), SUMMARIES, strict=True):
-            if is_number(figures.get(theirs)):
+            if _is_finite(figures.get(theirs)):
                 metrics[f"{ours}_{metric}_ms"] = float(figures[theirs])
     for key, ours in (("request_throughput", "request_throughput"), ("output_token_throughput", "output_throughput")):
-        if is_number(_inner(summary, key).get("avg")):
+        if _is_finite(_inner(summary, key).get("avg")):
             metrics[ours] = float(_inner(summary, key)["avg"])
     run = BenchmarkRun(
         tool="aiperf" if "was_cancelled" in summary or "loadgen" in config else "genai-perf",
@@ -263,12 +325,69 @@ def _genai_perf(summary: Mapping[str, Any], where: str) -> Iterator[BenchmarkReq
     yield _of_means(run, requests, inputs, outputs, where)
 
 
-@benchmark_format("profile export of genai-perf", "experiments", "service_kind")
-def _profile_export(export: Mapping[str, Any], where: str) -> Iterator[BenchmarkRequests]:
-    raise BadFile(
-        f"{where} has texts and no numbers of tokens; the summary that genai-perf writes beside it "
-        "(profile_export_genai_perf.json) has them"
-    )
+class ProfileRequest(msgspec.Struct):
+    """What perf_analyzer saw of a request: moments in ns, and the responses as text."""
+
+    timestamp: Annotated[float, msgspec.Meta(ge=0, le=1e20)]
+    response_timestamps: list[Annotated[float, msgspec.Meta(ge=0, le=1e20)]] = []
+    response_outputs: list[dict[str, Any]] = []
+
+
+class ProfileExperiment(msgspec.Struct):
+    """One load: ``{"mode": "concurrency", "value": 8}``"""
+
+    requests: list[ProfileRequest]
+    experiment: dict[str, Any] = {}
+
+
+class ProfileExport(msgspec.Struct):
+    """The loads that were tried."""
+
+    experiments: list[ProfileExperiment]
+
+
+_CONTENT = re.compile(r'"(?:content|reasoning_content|text|text_output|generated_text)"\s*:\s*"[^"]')
+_USAGE = re.compile(r'"(prompt_tokens|completion_tokens)"\s*:\s*(\d{1,9})\b')
+
+
+@benchmark_format("a profile export of genai-perf", "experiments", "service_kind")
+def _profile_export(data: Mapping[str, Any], where: str) -> Iterator[BenchmarkRequests]:
+    """Responses with text are timed, as genai-perf does it; tokens are counted by the server's ``usage``."""
+    for experiment in convert(data, ProfileExport, where).experiments:
+        rows = [row for row in map(_profile_row, experiment.requests) if row is not None]
+        if not rows:
+            raise BadFile(
+                f"{where} has texts and no numbers of tokens (its server sent no usage); the summary that genai-perf "
+                "writes beside it, profile_export_genai_perf.json, has them"
+            )
+        inputs, outputs, sent, first, last = np.array(sorted(rows, key=lambda row: row[2])).T
+        with np.errstate(divide="ignore", invalid="ignore"):
+            tpot = np.where(outputs > 1, (last - first) / 1e6 / (outputs - 1), NAN)
+        columns: Columns = {
+            "input_tokens": inputs.astype(np.int64),
+            "output_tokens": outputs.astype(np.int64),
+            "arrival_s": (sent - sent.min()) / 1e9,
+            "TTFT": (first - sent) / 1e6,
+            "TPOT": tpot,
+            "E2E": (last - sent) / 1e6,
+        }
+        load = {str(experiment.experiment.get("mode")): experiment.experiment.get("value")}
+        run = BenchmarkRun(
+            tool="genai-perf",
+            **_load(load.get("request_rate"), load.get("concurrency")),
+            metrics=_summaries(columns),
+        )
+        yield BenchmarkRequests({**columns, "failed": len(experiment.requests) - len(rows)}, run)
+
+
+def _profile_row(request: ProfileRequest) -> tuple[float, float, float, float, float] | None:
+    """Tokens of prompt and answer, sent, first and last token in ns; None if that cannot be said."""
+    texts = [str(output.get("response", "")) for output in request.response_outputs]
+    usage = {name: float(count) for text in texts for name, count in _USAGE.findall(text)}
+    times = [time for time, text in zip(request.response_timestamps, texts, strict=False) if _CONTENT.search(text)]
+    if not times or not usage.get("prompt_tokens") or not usage.get("completion_tokens"):
+        return None
+    return usage["prompt_tokens"], usage["completion_tokens"], request.timestamp, times[0], times[-1]
 
 
 # ------------------------------------------------------------------ pieces
@@ -276,9 +395,9 @@ def _profile_export(export: Mapping[str, Any], where: str) -> Iterator[Benchmark
 
 def _load(rate: Any, limit: Any) -> dict[str, Any]:
     """At a rate, else so many at a time, else all at once."""
-    if is_number(rate):
+    if _is_finite(rate) and rate > 0:
         return {"request_rate": float(rate)}
-    return {"max_concurrency": int(limit)} if is_number(limit) else {"request_rate": math.inf}
+    return {"max_concurrency": int(limit)} if _is_finite(limit) and limit >= 1 else {"request_rate": math.inf}
 
 
 def _of_means(
@@ -292,7 +411,7 @@ def _of_means(
 def _mean_lengths(requests: float, inputs: float, outputs: float, where: str) -> Columns:
     """Requests of the mean lengths, whole tokens, with the totals kept."""
     count = int(requests)
-    if not 1 <= count <= 10**8 or not count <= inputs <= MAX_TOKENS * count or not 0 <= outputs <= MAX_TOKENS * count:
+    if not 1 <= count <= 1e8 or not count <= inputs <= MAX_TOKENS * count or not 0 <= outputs <= MAX_TOKENS * count:
         raise BadFile(f"{where}: {count:,} requests with {inputs:,.0f} and {outputs:,.0f} tokens are no run")
 
     def dealt(total: float) -> np.ndarray:
@@ -302,12 +421,6 @@ def _mean_lengths(requests: float, inputs: float, outputs: float, where: str) ->
     return {"input_tokens": dealt(inputs), "output_tokens": dealt(outputs)}
 
 
-def _in_order(columns: Columns) -> Columns:
-    """By arrival: requests are listed as they ended."""
-    order = np.argsort(columns["arrival_s"], kind="stable")
-    return {name: column if name == "failed" else column[order] for name, column in columns.items()}
-
-
 def _inner(data: Any, *keys: str) -> dict[str, Any]:
     """An object inside objects; empty if there is none."""
     for key in keys:
@@ -315,35 +428,16 @@ def _inner(data: Any, *keys: str) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-def _number(result: Mapping[str, Any], key: str, where: str, default: float | None = None) -> float:
-    value = result.get(key, default)
-    if not is_number(value) or not value >= 0:
-        raise BadFile(f"{where}: {key} must be a number from 0 on, not {value!r:.60}")
+def _number(result: Mapping[str, Any], key: str, where: str) -> float:
+    value: Any = result.get(key)
+    if not _is_finite(value) or not value >= 0:
+        raise BadFile(f"{where}: {key} must be a number from 0 on, not {abbreviate(value, 60)}")
     return float(value)
 
 
-def _numbers(result: Mapping[str, Any], key: str, where: str) -> np.ndarray:
-    cells = result[key]
-    try:
-        values = np.array(cells, float)
-    except (TypeError, ValueError):
-        values = np.full((1, 1), NAN)
-    if values.ndim != 1 or not np.all(values >= 0) or (key.endswith("_lens") and not np.all(values <= MAX_TOKENS)):
-        raise BadFile(f"{where}: {key} must be a list of numbers from 0 on")
-    return values
+def _is_finite(value: Any) -> bool:
+    return is_number(value) and abs(value) < 1e300
 
 
-def _numbers_of(rows: Sequence[Mapping[str, Any]], key: str, where: str, blank: float | None = None) -> np.ndarray:
-    values = [row.get(key) for row in rows]
-    if blank is not None:
-        values = [blank if value is None else value for value in values]
-    try:
-        return np.array(values, float)
-    except (TypeError, ValueError):
-        raise BadFile(f"{where}: {key} of a request must be a number") from None
-
-
-def _check_length(column: Any, count: int, name: str, where: str) -> None:
-    if not isinstance(column, list | np.ndarray) or len(column) != count:
-        given = f"has {len(column):,} entries" if hasattr(column, "__len__") else "is no list"
-        raise BadFile(f"{where}: {name} {given} where input_lens has {count:,}")
+def _column(values: Sequence[float | None]) -> np.ndarray:
+    return np.array([NAN if value is None else value for value in values])

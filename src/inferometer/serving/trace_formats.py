@@ -334,6 +334,7 @@ def _counted(rows: TableChunk, prompt: str, completion: str) -> tuple[TableChunk
 
 # ------------------------------------------------------------------ times
 
+_DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d(:\d\d(:\d\d(\.\d+)?)?)?)?")
 _ZONE = re.compile(r"\s*(Z|UTC|[+-]\d\d:?\d\d|[+-]\d\d)$")
 _EPOCHS = ((1e17, 1e-9), (1e14, 1e-6), (1e11, 1e-3))  # a time from so much on is since 1970 in this unit
 
@@ -360,11 +361,12 @@ def moments(rows: TableChunk, name: str, unit: float | None = None, blank: bool 
 def _dates(rows: TableChunk, name: str, blank: bool = False) -> np.ndarray:
     """Dates and times as seconds of 1970; without a zone they are UTC."""
     cells = [str(cell).strip() if _given(cell) else "" for cell in rows.columns[name]]
-    try:
-        if any(map(_ZONE.search, cells)):
-            raise ValueError
-        times = np.array(cells, dtype="datetime64[ns]")
-    except ValueError:
+    if all(map(_DATE.fullmatch, cells)):
+        try:
+            times = np.array(cells, dtype="datetime64[ns]")
+        except ValueError:  # a 31st of June
+            times = np.array([_date(cell) for cell in cells], dtype="datetime64[ns]")
+    else:
         times = np.array([_date(cell) for cell in cells], dtype="datetime64[ns]")
     unknown = np.isnat(times)
     if unknown.any() and not (blank and not any(cell for cell, lost in zip(cells, unknown, strict=True) if lost)):
@@ -374,11 +376,13 @@ def _dates(rows: TableChunk, name: str, blank: bool = False) -> np.ndarray:
 
 
 def _date(cell: str) -> np.datetime64:
-    zone = _ZONE.search(cell)
+    unknown = np.datetime64("NaT", "ns")
+    zone = _ZONE.search(cell[10:])  # after the day, whose dashes are no zone
+    plain = cell[: 10 + zone.start()] if zone else cell
     try:
-        time = np.datetime64(cell[: zone.start()] if zone else cell, "ns")
+        time = np.datetime64(plain, "ns") if _DATE.fullmatch(plain) else unknown
     except ValueError:
-        return np.datetime64("NaT", "ns")
+        return unknown
     if zone is None or zone[1] in ("Z", "UTC"):
         return time
     digits = zone[1][1:].replace(":", "")
@@ -400,9 +404,9 @@ def escape(text: str) -> str:
     return text.replace("`", "\\`")
 
 
-def shorten(names: Sequence[str], most: int = 90) -> str:
+def shorten(names: Sequence[str], most: int = 70) -> str:
     """The first few names, whole: ``shorten(["a", "b", …])  # 'a, b … (21 columns)'``"""
-    top = [name for name in names if "." not in name] or list(names)
+    top = [" ".join(name.split()) for name in names if "." not in name] or list(names)
     shown: list[str] = []
     for name in top:
         if sum(map(len, shown)) + 2 * len(shown) + len(name) > most:
