@@ -189,7 +189,7 @@ def test_compose_services_find_each_other(launch: Launch) -> None:
             if "healthcheck" in service and name != "router":
                 port = re.search(r":(\d+)/health", service["healthcheck"]["test"][1])
                 assert port and port[1] in service["command"]
-                host = name if len(files) == 1 else f"${{MACHINE_{machine}:?the address of machine {machine}}}"
+                host = name if len(files) == 1 else f"${{MACHINE_{machine}:?the IP address of machine {machine}}}"
                 assert (host, port[1]) not in listening, "two servers listen on one port"
                 listening.add((host, port[1]))
             assert ("network_mode" in service) == (len(files) > 1)
@@ -284,6 +284,7 @@ def test_dynamo_has_a_component_for_each_pool(launch: Launch) -> None:
         frontend, *components = graph["spec"]["components"]
         assert frontend["type"] == "frontend" and graph["spec"]["backendFramework"] == launch.engine
         total = 0
+        assert len(graph["metadata"]["name"]) + len("prefill" + "prefill-ldr") <= 45
         for component, process in zip(components, _servers(launch).values(), strict=True):
             assert component["type"] == {"server": "worker"}.get(process.name, process.name)
             assert component.get("multinode", {"nodeCount": 1})["nodeCount"] == process.nodes

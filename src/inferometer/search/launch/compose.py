@@ -54,7 +54,7 @@ class Machines(NamedTuple):
 
     def host(self, machine: int, service: str) -> str:
         """How others call a service: by its name on one machine, else by its machine's address."""
-        return f"${{MACHINE_{machine}:?the address of machine {machine}}}" if self.number > 1 else service
+        return f"${{MACHINE_{machine}:?the IP address of machine {machine}}}" if self.number > 1 else service
 
     def port(self, part: Placed) -> int:
         """Where a server listens: apart from its neighbours and the router where all share the host's network."""

@@ -39,7 +39,10 @@ def kubernetes_files(launch: Launch) -> dict[str, Manifest]:
     if router is not None:
         documents["router"] = _router_objects(launch, router)
     documents["service"] = [_entry(launch, "router" if router else servers[0].name)]
-    files = {f"kubernetes/{name}.yaml": Manifest(objects, []) for name, objects in documents.items()}
+    files = {
+        f"kubernetes/{name}.yaml": Manifest(objects, ["kubectl apply -k kubernetes/: kustomization.yaml says more"])
+        for name, objects in documents.items()
+    }
     files["kubernetes/kustomization.yaml"] = _kustomization(launch, [*documents], servers, router)
     return files
 

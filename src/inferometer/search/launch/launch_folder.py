@@ -50,6 +50,14 @@ def _readme(result: Search, possible: dict[str, Launch], first: Launch | None, p
     others = [f"`{engine}/`" for engine in possible if first is not None and engine != first.engine]
     if others:
         lines += [f"The same plan for other engines: {', '.join(others)}.", ""]
+    containers = dict.fromkeys(path.split("/")[1] for path in paths if path.endswith(".yaml"))
+    named = [name for name in ("compose.yaml", "kubernetes", "dynamo", "llm-d") if name in containers]
+    if named:
+        listed = ", ".join(f"`{name}`" for name in named)
+        lines += [
+            f"In containers, all at once: {listed} of an engine; the first lines of each say how it is started.",
+            "",
+        ]
     lines += ["Files:", *(f"- `{path}`" for path in paths)]
     return "\n".join(lines) + "\n"
 

@@ -29,6 +29,9 @@ from .containers import (
 )
 from .processes import Launch, Process
 
+# The operator refuses names of more than 45 characters: graph, pool, and once more the pool with -ldr or -wkr (Dynamo
+# v1.4.1 deploy/operator/internal/webhook/validation/dynamographdeployment_helpers.go:152-168).
+_NAME_LENGTH = 24
 _TYPES = {"server": "worker", "prefill": "prefill", "decode": "decode"}
 _NODE_FLAGS = {
     "--node-rank",
@@ -55,7 +58,9 @@ def dynamo_files(launch: Launch) -> dict[str, Manifest]:
     graph = {
         "apiVersion": "nvidia.com/v1beta1",
         "kind": "DynamoGraphDeployment",
-        "metadata": {"name": f"{launch.engine}-{label_value(launch.model).replace('.', '-')}"[:40].rstrip("-")},
+        "metadata": {
+            "name": f"{launch.engine}-{label_value(launch.model).replace('.', '-')}"[:_NAME_LENGTH].rstrip("-")
+        },
         "spec": {
             "backendFramework": launch.engine,
             "env": [{"name": "HF_HOME", "value": CACHE}, token_variable()],
