@@ -90,6 +90,8 @@ def test_vllm_summary_has_the_mean_lengths() -> None:
         ({"request_rate": "inf"}, [0.0] * 3),
         ({"request_rate": None}, [0.0] * 3),
         ({"request_rate": "trace"}, None),
+        ({"request_rate": None, "traffic": "of x.csv, as they came"}, None),
+        ({"request_rate": None, "traffic": "1024 in, 128 out, all at once"}, [0.0] * 3),
         ({"ramp_up_strategy": "linear", "ramp_up_start_rps": 1, "ramp_up_end_rps": 9}, None),
     ],
 )

@@ -79,6 +79,7 @@ def bench(
     server = checked(BenchArgs, {name: plan.pop(name) for name in arguments(BenchArgs) if name in plan})
     goals, seed = parse_goodput(goodput), plan.get("seed", arguments(TrafficArgs)["seed"].default)
     plan.setdefault("frontend", "http")
+    rate = plan.get("request_rate")
     traffic = load_traffic(plan, max_concurrency)
     trace, max_concurrency = traffic.trace, traffic.max_concurrency
     if gpu is not None:  # what would be refused later is refused now, not after an hour of measuring
@@ -88,6 +89,7 @@ def bench(
         "model": model,
         "base_url": base_url,
         "traffic": traffic.label,
+        "request_rate": rate,
         "max_concurrency": max_concurrency,
         "seed": seed,
     }

@@ -96,6 +96,7 @@ class BenchServeResult(msgspec.Struct):
     max_concurrency: Requests | None = None
     request_throughput: Rate | None = None
     ramp_up_strategy: str | None = None
+    traffic: str = "all at once"  # in our own results, whose rate may be that of a trace
     input_lens: list[Tokens] | None = None
     output_lens: list[Tokens] | None = None
     ttfts: list[Time] | None = None
@@ -127,7 +128,8 @@ def _bench_serve(data: Mapping[str, Any], where: str) -> Iterator[BenchmarkReque
 def _rate(result: BenchServeResult, where: str) -> tuple[float, tuple[str, ...]]:
     """Requests a second, from a number, 'inf', or the run itself where its rate varied."""
     rate = result.request_rate
-    if rate == "trace" or result.ramp_up_strategy is not None:
+    is_replay = rate is None and not result.max_concurrency and "all at once" not in result.traffic
+    if is_replay or rate == "trace" or result.ramp_up_strategy is not None:
         if result.request_throughput is None:
             raise BadFile(f"{where}: a rate that varied needs request_throughput")
         mean = result.request_throughput

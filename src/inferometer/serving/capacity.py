@@ -188,7 +188,7 @@ def capacity_and_summarize(
     is_synthetic = plan_options.get("trace") is None
     plan_options["request_rate"] = 1.0 if is_synthetic else None
     traffic = load_traffic(plan_options, None)
-    if is_synthetic:
+    if is_synthetic or traffic.trace.arrival_s is None:
         traffic = traffic._replace(schedule="at the highest rate")
     trace = traffic.trace
     header = run_header(model, gpu, plan_options, traffic.label, len(trace), scheduler_options)
