@@ -28,7 +28,8 @@ _EXAMPLES = (
     schema_options(CapacityArgs, only=["backend_address"]),
 )
 @output_option("--plot", metavar="DIR", callback=named, help="Write the Pareto front there.")
-@options(OUTPUT)
+@options(OUTPUT[:2])
+@output_option("-o", "--output", metavar="FILE", callback=named, help="Write there instead; a folder: scripts, too.")
 def search(
     model: str,
     plot: str | None,

@@ -15,7 +15,7 @@ A plan goes through these shapes:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -23,6 +23,7 @@ import msgspec
 from ..base.errors import BadValue, check_int
 from ..base.parallel_map import worker_count
 from ..inference.request import build_request
+from ..inference.speculation import HEADS
 from ..serving.trace import Trace
 from ..specs.arguments import arguments, check_names, signature
 from ..specs.catalog import UNQUANTIZED, gpu_names, hardware, named_precision
@@ -393,6 +394,7 @@ class SearchRun:
             length_reason=length.reason,
             max_len=length.longest,
             speculation=_with_hf_id(speculation) if speculation is not None else None,
+            speculative_head=_speculative_head(kwargs.get("speculative_config")),
             engines={
                 (engine, pool.role): request.engine_here(engine, _with_layout(request.plan, pool))
                 for engine in SERVERS
@@ -410,6 +412,12 @@ def _stored_precisions(server: Server, name: str, hf_id: str) -> tuple[str, ...]
     if server.quantization_arg is None and server.request.plan.quantization not in UNQUANTIZED:
         declared.add(server.request.plan.quantization)
     return tuple(sorted(declared))
+
+
+def _speculative_head(config: str | Mapping[str, Any] | None) -> str:
+    """The kind of head that drafts, which a plan's speculation takes for any draft model: ``'eagle3'`` or ``''``"""
+    given = msgspec.json.decode(config) if isinstance(config, str) else config or {}
+    return str(given.get("method") or "") if given.get("method") in HEADS else ""
 
 
 def _with_hf_id(speculation: Speculation) -> Speculation:
