@@ -44,7 +44,8 @@ def shown(result: Search) -> Group:
         parts += [Text(f"  ✗ {plan.label}: {plan.reason}", style="red") for plan in result.rejected[:6]]
     parts += [Text(line, style=MUTED) for line in _accounting(result)]
     for key, lines in result.commands.items():
-        parts += [Text(f"\n{ENGINES[key]}", style="bold")]
+        version = result.launches[key].version if key in result.launches else ""
+        parts += [Text(f"\n{ENGINES[key]} {version}".rstrip(), style="bold")]
         parts += [ShellLine(line) for line in lines]
     parts += [Text(f"! {warning}", style="yellow") for warning in result.warnings]
     return Group(*parts)
