@@ -12,8 +12,7 @@ import pytest
 
 from inferometer.base.errors import InferometerError
 from inferometer.inference.request import build_request
-from inferometer.search.day_plan import default_target
-from inferometer.search.load_windows import WindowSizer, varies, window_width, windows
+from inferometer.search.day_plan import WindowSizer, default_target, varies, window_width, windows
 from inferometer.search.objective import Objective
 from inferometer.search.search import search
 from inferometer.search.search_result import LoadWindow

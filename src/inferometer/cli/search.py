@@ -59,7 +59,7 @@ def search(
 
         result, table, rejected = search_with_table(model, address=backend_address, progress=step, **arguments)
     if plot is not None and table is not None:
-        from ..views.plots.day import write_day
+        from ..views.plots.timeline import write_day
         from ..views.text.search import header, write_front
 
         wrote([*write_front(result, table, plot), *write_day(result, plot, header(result))])

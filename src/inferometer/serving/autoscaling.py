@@ -145,11 +145,11 @@ class Replica:
     """A replica at work: its engines (ranks), and the requests that it has."""
 
     def __init__(self, fleet: Fleet, launched_s: float, ready_s: float) -> None:
-        self.engines = fleet.replicas
+        self.servers = fleet.servers
         self.frontends = [Frontend(self, inbox) for inbox in fleet.inboxes]
         self.launched_s, self.ready_s, self.drained_s, self.ended_s = launched_s, ready_s, inf, inf
         self.num_unfinished, self.last_finish = 0, ready_s
-        for engine in self.engines:
+        for engine in fleet.replicas:
             engine.on_finished = self._on_finished
 
     def _on_finished(self, i: int, now: float) -> float:
@@ -160,8 +160,8 @@ class Replica:
     def run(self, until: float) -> None:
         """Take all steps that begin before ``until``, if there is anything to do."""
         if self.num_unfinished:
-            for engine in self.engines:
-                engine.run(until)
+            for server in self.servers:
+                server.run(until)
         if self.drained_s < inf and not self.num_unfinished:
             self.ended_s = max(self.drained_s, self.last_finish)
 
