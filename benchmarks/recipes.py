@@ -24,7 +24,7 @@ FP8_CACHE = {"kv_cache_dtype": "fp8"}
 
 def recipe(row: Row) -> dict[str, Any]:
     """The options of a row's server beyond its layout and its precision."""
-    options = {"quantization": "fp8-block"} if row["quantization"] == "fp8" and _in_blocks(row["model_path"]) else {}
+    options = {"quantization": "fp8-block"} if row["quantization"] == "fp8" and in_blocks(row["model_path"]) else {}
     if row["source_kind"] == "nvidia_gap_analysis":
         return options | _generated(row)
     return options | {"sglang": _sglang, "trtllm": _trtllm, "vllm": _vllm}[row["backend"]](row)
@@ -52,7 +52,7 @@ def one_length(row: Row) -> bool:
     return row["source_kind"] == "nvidia_gap_analysis"
 
 
-def _in_blocks(model: str) -> bool:
+def in_blocks(model: str) -> bool:
     """Whether a checkpoint in fp8 has a scale for every 128 × 128 weights, as its config.json says."""
     return any(name in model for name in ("DeepSeek", "Qwen3.5", "Qwen3-235B", "MiniMax-M2", "GLM-5"))
 

@@ -1,6 +1,6 @@
-"""The simulator against servers that were measured: five sets, one command.
+"""The simulator against servers that were measured: seven sets, one command.
 
-    python benchmarks/serving.py                        prints the tables; of the silicon set every tenth run
+    python benchmarks/serving.py                        prints the tables; of the two large sets every tenth run
     python benchmarks/serving.py --every 1              all runs: the tables of docs/accuracy.md
     python benchmarks/serving.py --write                puts them there
     python benchmarks/serving.py --set h200 --set h100  some sets only
@@ -16,7 +16,6 @@ import argparse
 import csv
 import json
 import os
-import statistics
 import sys
 import time
 from collections import defaultdict
@@ -26,10 +25,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from disaggregated import started
 from recipes import engine, one_length, recipe
+from serving_tables import LABELS, table, write_rows
 
 from inferometer.base.errors import InferometerError
 from inferometer.serving.metrics import metrics
+from inferometer.serving.outcome import Outcome
 from inferometer.serving.simulate import simulate
 from inferometer.serving.trace import Trace, read_trace
 from inferometer.validation.validate import compare
@@ -38,7 +40,6 @@ ROOT = Path(__file__).resolve().parent.parent
 SHARED = Path(os.environ.get("INFEROMETER_SHARED", ROOT.parent / "shared"))
 MEASURED = SHARED / "measured"
 PAGE = ROOT / "docs" / "accuracy.md"
-LABELS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2E"}
 # The runs' profiles have other numbers of prompts under keys that inference-perf did not know then and passed over:
 # it went round its default of 10 system prompts with 10 questions each. The configuration it wrote beside run
 # 20260217-155451 says so (github.com/inference-sim/training), and so does that run's mean prompt of 591.63 tokens.
@@ -164,7 +165,14 @@ def rtx3090() -> Iterator[Case]:
     yield Case("rtx3090", path.stem, "llama-2-7b", "rtx3090", options, ("file", str(path)), _means(path), {})
 
 
-GPUS = {"h100_sxm": "h100-sxm", "h200_sxm": "h200", "b200_sxm": "b200", "b300_sxm": "b300", "gb200": "gb200"}
+GPUS = {
+    "h100_sxm": "h100-sxm",
+    "h200_sxm": "h200",
+    "b200_sxm": "b200",
+    "b300_sxm": "b300",
+    "gb200": "gb200",
+    "gb300": "gb300",
+}
 
 
 def silicon() -> Iterator[Case]:
@@ -191,6 +199,39 @@ def silicon() -> Iterator[Case]:
             )
 
 
+FEW = 64  # requests under way up to which a disaggregated row has all its prompts here; others have three rounds
+MOST = 256  # requests under way up to which every disaggregated row is simulated; of those with more, one in four is
+
+
+def disaggregated() -> Iterator[Case]:
+    """Closed loops on servers whose prompts and answers are computed on different GPUs."""
+    with (MEASURED / "silicon_e2e.csv").open(newline="", encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["mode"] == "disagg"]
+    options, crowded = started(rows), 0
+    for row in rows:
+        given, concurrency = options[row["id"]], int(float(row["silicon_concurrency"] or 0))
+        if isinstance(given, dict) and concurrency > MOST:
+            crowded += 1
+            given = given if crowded % 4 == 1 else f"over {MOST:,} requests under way: one in four is simulated"
+        elif isinstance(given, dict) and not concurrency:
+            given = "no load is given"
+        truth = {"ttft": float(row["silicon_ttft_ms"]), "tpot": float(row["silicon_tpot_ms"])}
+        peer = {m: float(row[f"aic_{m}_ms"]) for m in ("ttft", "tpot") if row[f"aic_{m}_ms"]}
+        build: tuple[Any, ...] = (
+            ("unknown", given)
+            if isinstance(given, str)
+            else (
+                "closed" if concurrency <= FEW else "rounds",
+                int(row["isl"]),
+                int(row["osl"]),
+                1.0 if one_length(row) else 0.8,
+                concurrency,
+            )
+        )
+        options_of = {"engine": engine(row)} if isinstance(given, str) else given
+        yield Case("disaggregated", row["id"], row["model_path"], GPUS[row["system"]], options_of, build, truth, peer)
+
+
 SETS: dict[str, Callable[[], Iterator[Case]]] = {
     "h200": h200,
     "own": own,
@@ -198,6 +239,7 @@ SETS: dict[str, Callable[[], Iterator[Case]]] = {
     "rtx4090": rtx4090,
     "rtx3090": rtx3090,
     "silicon": silicon,
+    "disaggregated": disaggregated,
 }
 
 
@@ -217,7 +259,7 @@ def requests(build: tuple[Any, ...]) -> tuple[Trace, int | None]:
         return read_trace(rest[0]), None
     if kind == "shared":
         return _shared(*rest), None
-    return _closed(*rest), rest[-1]
+    return _closed(*rest, rounds=3 if kind == "rounds" else 10), rest[-1]
 
 
 def _shared(system: int, question: int, output: int, stages: tuple[tuple[float, float], ...], size: int) -> Trace:
@@ -250,10 +292,10 @@ def _shared(system: int, question: int, output: int, stages: tuple[tuple[float, 
     )
 
 
-def _closed(given: int, made: int, least: float, many: int) -> Trace:
-    """A closed loop: ten times as many prompts as are under way, of ``least`` to 1.0 of the nominal lengths."""
+def _closed(given: int, made: int, least: float, many: int, rounds: int) -> Trace:
+    """A closed loop: ``rounds`` times as many prompts as are under way, of ``least`` to 1.0 of the nominal lengths."""
     rng = np.random.default_rng(0)
-    count = 10 * many
+    count = rounds * many
     return Trace(
         input_tokens=rng.integers(max(1, int(least * given)), given + 1, count),
         output_tokens=rng.integers(max(1, int(least * made)), made + 1, count),
@@ -265,12 +307,16 @@ def _closed(given: int, made: int, least: float, many: int) -> Trace:
 def run(case: Case) -> Row:
     """Simulate a case; one that cannot be is a row with its reason."""
     start = time.perf_counter()
+    if case.build[0] == "unknown":
+        return Row(case, {}, {}, case.build[1], 0.0)
     trace, limit = requests(case.build)
     try:
         outcome = simulate(case.model, case.gpu, trace=trace, max_concurrency=limit, **case.options)
     except InferometerError as error:
         return Row(case, {}, {}, str(error), time.perf_counter() - start)
     means = metrics(outcome)
+    if case.build[0] == "rounds":
+        means |= _ten_rounds(outcome, limit or 1)
     ours = {m: means[f"mean_{m}_ms"] for m in LABELS if means[f"mean_{m}_ms"] is not None}
     reason = outcome.reason or (
         "" if means["completed"] else str(next(iter(outcome.rejected.values()), "nothing was served"))
@@ -280,124 +326,30 @@ def run(case: Case) -> Row:
     return Row(case, ours, each, reason, time.perf_counter() - start)
 
 
+def _ten_rounds(outcome: Outcome, many: int) -> dict[str, float]:
+    """Means over ten rounds of requests from three: the first come at once, the last runs dry, eight are between."""
+    ttft = outcome.first_token_s - outcome.arrival_s
+    tpot = (outcome.finished_s - outcome.first_token_s) / np.maximum(outcome.output_tokens - 1, 1)
+    weights = np.repeat([0.1, 0.8, 0.1], many) / many
+    return {
+        f"mean_{name}_ms": 1e3 * float(np.nansum(values * weights) / weights[~np.isnan(values)].sum())
+        for name, values in (("ttft", ttft), ("tpot", tpot))
+    }
+
+
 # ------------------------------------------------------------------ tables
 
 
-MANY = 40  # runs from which on a set is shown by engine and device, not run by run
-
-
-def table(name: str, rows: list[Row]) -> list[str]:
-    """The set's runs one by one, or by engine and device where they are many; and the sum."""
-    answered = [row for row in rows if row.predicted]
-    shown = [m for m in LABELS if any(m in row.case.measured for row in rows)]
-    lines = [f"**{name}**: {SETS[name].__doc__ or ''}", ""]
-    lines += _by_run(rows, shown) if len(rows) <= MANY else _by_engine(rows, shown)
-    sums = [f"{LABELS[m]} {_summary(answered, m)}" for m in shown]
-    lines += ["", f"{len(answered)} of {len(rows)} runs answered. " + "; ".join(sums) + "."]
-    single = [m for m in LABELS if any(m in row.per_request for row in answered)]
-    if single:
-        per = [f"{LABELS[m]} {statistics.fmean(row.per_request[m] for row in answered):.1%}" for m in single]
-        lines.append(f"Mean absolute error request by request: {', '.join(per)}.")
-    if any(row.case.peer for row in rows):
-        lines.append(_peers(rows))
-    return [*lines, ""]
-
-
-def _by_run(rows: list[Row], shown: list[str]) -> list[str]:
-    return [
-        "| run | " + " | ".join(f"{LABELS[m]} measured | predicted | error" for m in shown) + " |",
-        "|---|" + "---:|---:|---:|" * len(shown),
-        *(f"| {row.case.name} | " + " | ".join(_cells(row, m) for m in shown) + " |" for row in rows),
-    ]
-
-
-def _by_engine(rows: list[Row], shown: list[str]) -> list[str]:
-    heads = " | ".join(f"{LABELS[m]} median | bias" for m in shown)
-    lines = [f"| engine, GPU | runs | answered | {heads} |", "|---|---:|---:|" + "---:|---:|" * len(shown)]
-    parts: dict[str, list[Row]] = defaultdict(list)
-    for row in rows:
-        name = str(row.case.options.get("engine")).partition("@")[0]
-        parts[f"{name}, {row.case.gpu}"].append(row)
-    for name, part in sorted(parts.items()):
-        counts = f"{len(part)} | {sum(bool(row.predicted) for row in part)}"
-        lines.append(f"| {name} | {counts} | " + " | ".join(_middle(part, m) for m in shown) + " |")
-    return lines
-
-
-def _cells(row: Row, metric: str) -> str:
-    off = row.error(metric)
-    if off is None:
-        return f"{row.case.measured.get(metric, float('nan')):,.1f} | – | {row.reason or '–'}"
-    return f"{row.case.measured[metric]:,.1f} | {row.predicted[metric]:,.1f} | {off:+.1%}"
-
-
-def _offs(rows: list[Row], metric: str) -> list[float]:
-    return [off for row in rows if (off := row.error(metric)) is not None]
-
-
-def _middle(rows: list[Row], metric: str) -> str:
-    offs = _offs(rows, metric)
-    return f"{statistics.median(map(abs, offs)):.1%} | {statistics.median(offs):+.1%}" if offs else "– | –"
-
-
-def _summary(rows: list[Row], metric: str) -> str:
-    offs = _offs(rows, metric)
-    if not offs:
-        return "–"
-    sizes = [abs(off) for off in offs]
-    return (
-        f"mean error {statistics.fmean(sizes):.1%}, median {statistics.median(sizes):.1%}, worst {max(sizes):.1%}, "
-        f"bias {statistics.fmean(offs):+.1%}"
-    )
-
-
-def _peers(rows: list[Row]) -> str:
-    """Medians on the rows that the other tool answers, too."""
-    sentences = []
-    both = [row for row in rows if row.case.peer and row.predicted]
-    for metric in ("ttft", "tpot"):
-        rated = [row for row in both if metric in row.case.peer]
-        if rated:
-            theirs = statistics.median(abs(r.case.peer[metric] / r.case.measured[metric] - 1) for r in rated)
-            ours = statistics.median(abs(off) for off in _offs(rated, metric))
-            sentences.append(f"{LABELS[metric]} {ours:.1%} (AIConfigurator {theirs:.1%})")
-    return f"Medians on the {len(both)} rows that AIConfigurator answers, too: {', '.join(sentences)}."
-
-
-def write_rows(path: str, rows: list[Row]) -> None:
-    """All figures, one line per case, for a closer look."""
-    keys = sorted({key for row in rows for key in row.case.options})
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        pairs = [f"{word}_{m}_ms" for m in LABELS for word in ("measured", "predicted")]
-        ends = [*(f"{m}_error" for m in LABELS), "peer_ttft_ms", "peer_tpot_ms", "reason", "seconds"]
-        writer.writerow(["set", "name", "model", "gpu", *keys, "input_len", "output_len", "concurrency", *pairs, *ends])
-        for row in rows:
-            case = row.case
-            values = [x.get(m) for m in LABELS for x in (case.measured, row.predicted)]
-            sizes = (*case.build[1:3], case.build[-1]) if case.build[0] == "closed" else ("", "", "")
-            options = [case.options.get(k) for k in keys]
-            writer.writerow(
-                [
-                    case.set,
-                    case.name,
-                    case.model,
-                    case.gpu,
-                    *options,
-                    *sizes,
-                    *values,
-                    *(row.error(m) for m in LABELS),
-                    case.peer.get("ttft"),
-                    case.peer.get("tpot"),
-                    row.reason,
-                    round(row.seconds, 3),
-                ]
-            )
+LARGE = ("silicon", "disaggregated")  # sets of which ``--every`` takes a part
 
 
 def section(name: str, rows: list[Row]) -> str:
     """What stands between the page's markers."""
-    return f"<!-- serving-{name}:begin -->\n" + "\n".join(table(name, rows)) + f"<!-- serving-{name}:end -->"
+    return (
+        f"<!-- serving-{name}:begin -->\n"
+        + "\n".join(table(name, SETS[name].__doc__ or "", rows))
+        + f"<!-- serving-{name}:end -->"
+    )
 
 
 def put(page: str, name: str, text: str) -> str:
@@ -413,7 +365,9 @@ def main() -> None:
     """Simulate the chosen sets, print the tables, and write them with ``--write``."""
     parser = argparse.ArgumentParser(description="The simulator against servers that were measured.")
     parser.add_argument("--set", action="append", choices=list(SETS), help="some sets only")
-    parser.add_argument("--every", type=int, help="of the silicon set, every so many runs  [default: 10; --write: 1]")
+    parser.add_argument(
+        "--every", type=int, help="of the two large sets, every so many runs  [default: 10; --write: 1]"
+    )
     parser.add_argument("--rows", help="all figures as CSV")
     parser.add_argument("--write", action="store_true", help="put the tables into docs/accuracy.md")
     parser.add_argument("--processes", type=int, default=2)
@@ -424,14 +378,19 @@ def main() -> None:
     every = given.every or (1 if given.write else 10)
     names = given.set or list(SETS)
     cases = [
-        case for name in names for number, case in enumerate(SETS[name]()) if name != "silicon" or number % every == 0
+        case for name in names for number, case in enumerate(SETS[name]()) if name not in LARGE or number % every == 0
     ]
     start = time.perf_counter()
-    if given.processes > 1 and len(cases) > 1:
+    alike: dict[str, list[Case]] = defaultdict(list)  # runs that two lists have are simulated once
+    for case in cases:
+        alike[repr((case.model, case.gpu, case.options, case.build))].append(case)
+    each = [same[0] for same in alike.values()]
+    if given.processes > 1 and len(each) > 1:
         with ProcessPoolExecutor(given.processes) as pool:
-            rows = list(pool.map(run, cases, chunksize=max(1, min(8, len(cases) // (4 * given.processes)))))
+            answers = list(pool.map(run, each, chunksize=2))
     else:
-        rows = [run(case) for case in cases]
+        answers = [run(case) for case in each]
+    rows = [row._replace(case=case) for row, same in zip(answers, alike.values(), strict=True) for case in same]
     page = PAGE.read_text(encoding="utf-8")
     for name in names:
         text = section(name, [row for row in rows if row.case.set == name])

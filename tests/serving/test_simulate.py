@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from inferometer import analyze
 from inferometer.base.errors import BadValue, UnknownName
+from inferometer.serving.deployment import KV_TRANSFER_SHARE
 from inferometer.serving.outcome import Outcome
 from inferometer.serving.request_table import RejectionKind
 from inferometer.serving.simulate import simulate
@@ -215,7 +216,7 @@ def test_prompts_and_answers_apart() -> None:
     )
     together = simulate(MODEL, GPU, trace=trace_of((0.0, 1000, 50)), frontend="in-process")
     assert outcome.replica.tolist() == [1, 0, 0], "an answer of one token comes with its prompt"
-    link, cache = hardware(GPU).links["network"].bandwidth, 1000 * 2 * 32 * 4096 * 2
+    link, cache = KV_TRANSFER_SHARE * hardware(GPU).links["nvlink"].bandwidth, 1000 * 2 * 32 * 4096 * 2
     late = outcome.first_token_s[0] - together.first_token_s[0]
     assert cache / link < late < cache / link + 0.03, "the cache is sent, then the last token of the prompt is computed"
     assert outcome.finished_s[1] == outcome.first_token_s[1] > 30

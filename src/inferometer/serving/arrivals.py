@@ -3,7 +3,8 @@
 ``source.next`` is when the engine gets the next request, ``source.take(t)`` gives those that it has got by t, and
 ``source.finished(i, t)`` tells a closed loop that one finished, which may let others go. The time that a request spends
 in the front end before the engine sees it is added here: a fixed one (``overhead``), and that of tokenizing its prompt
-(``tokenize_s``), one after the other, which makes a burst wait. A request's arrival is when its client sends it.
+(``tokenize_s``), one after the other on each of ``api_server_count`` front ends, which makes a burst wait. A request's
+arrival is when its client sends it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Container, Sequence
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 from math import inf
 from typing import Protocol
 
@@ -43,15 +44,19 @@ class OpenLoop:
         arrival_s: array[float],
         overhead: float = 0.0,
         tokenize_s: Sequence[float] = (),
+        api_server_count: int = 1,
     ) -> None:
         self.ids, self.arrival_s, self.overhead, self.tokenize_s = ids, arrival_s, overhead, tokenize_s
+        self.api_server_count = api_server_count
         self.times = [*times, inf]  # the last one is never reached: `take` needs no check for the end
         self.ready = [time + overhead for time in self.times]  # when the engine has them
-        frontend_free = -inf
+        servers_free = [-inf] * api_server_count  # of each front end, when it has read the prompts that it was sent
         for index, i in enumerate(ids if tokenize_s else ()):
             time = times[index]
-            frontend_free = (time if time > frontend_free else frontend_free) + tokenize_s[i]
-            self.ready[index] = frontend_free + overhead
+            read = (time if time > servers_free[0] else servers_free[0]) + tokenize_s[i]
+            heapreplace(servers_free, read)
+            ready = read + overhead  # requests stay in order: a short prompt does not overtake
+            self.ready[index] = ready if not index or ready > self.ready[index - 1] else self.ready[index - 1]
         self.index = 0
         self.next = self.ready[0]
 
@@ -63,7 +68,9 @@ class OpenLoop:
     def every(self, start: int, stride: int) -> OpenLoop:
         """The requests that one of ``stride`` replicas gets when they are dealt out in turn."""
         share = slice(start, len(self.ids), stride)
-        return OpenLoop(self.ids[share], self.times[share], self.arrival_s, self.overhead, self.tokenize_s)
+        return OpenLoop(
+            self.ids[share], self.times[share], self.arrival_s, self.overhead, self.tokenize_s, self.api_server_count
+        )
 
     def take(self, now: float) -> list[int]:
         """Requests that are there by now, in order."""
@@ -113,10 +120,11 @@ class ClosedLoop:
         overhead: float = 0.0,
         rejected: Container[int] = (),
         tokenize_s: Sequence[float] = (),
+        api_server_count: int = 1,
     ) -> None:
         n = len(trace)
         self.arrival_s, self.overhead, self.rejected, self.tokenize_s = arrival_s, overhead, rejected, tokenize_s
-        self.frontend_free = -inf  # when the front end has read the prompts that were sent
+        self.servers_free = [-inf] * api_server_count  # of each front end, when it has read the prompts it was sent
         times = np.zeros(n) if trace.arrival_s is None else np.nan_to_num(trace.arrival_s, nan=0.0)
         self.times: list[float] = times.tolist()
         think = np.zeros(n) if trace.think_s is None else np.nan_to_num(trace.think_s, nan=0.0)
@@ -139,7 +147,7 @@ class ClosedLoop:
             return
         ready_s, i = self.ready[0]
         self.next_sent = max(ready_s, self.free_places[0] if self.free_places else -inf)
-        read = max(self.next_sent, self.frontend_free) + self.tokenize_s[i] if self.tokenize_s else self.next_sent
+        read = max(self.next_sent, self.servers_free[0]) + self.tokenize_s[i] if self.tokenize_s else self.next_sent
         self.next = read + self.overhead
 
     def take(self, now: float) -> list[int]:
@@ -149,7 +157,7 @@ class ClosedLoop:
             _, i = heappop(self.ready)
             if self.free_places is not None:
                 self.free_places.popleft()
-            self.frontend_free = self.next - self.overhead
+            heapreplace(self.servers_free, self.next - self.overhead)
             sent = self.arrival_s[i] = self.next_sent
             if i in self.rejected:
                 self.finished(i, sent)

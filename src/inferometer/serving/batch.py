@@ -196,3 +196,33 @@ class DecodeBatch:
             middle = (low + high) // 2
             low, high = (middle, high) if self.block_growth(middle) <= free_blocks else (low, middle)
         return low
+
+
+def are_joining(chunks: list[tuple[int, int, int]]) -> bool:
+    """Whether all prompts of a step are cached but for their last token: ``are_joining([(7, 1, 511)])  # True``"""
+    return all(num_new == 1 and num_cached for _, num_new, num_cached in chunks)
+
+
+class JoinedBatch:
+    """``JoinedBatch(batch, [(7, 1, 511)])``: the batch, and requests whose prompts are cached but for their last token.
+
+    Such a token is computed as any answer's next one is: in the CUDA graphs of a decode step.
+    """
+
+    def __init__(self, batch: DecodeContexts | None, chunks: list[tuple[int, int, int]]) -> None:
+        self.batch = batch if batch is not None and batch.num_seqs else None
+        self.joining = [cached for _, _, cached in chunks]
+        self.num_seqs = len(chunks) + (self.batch.num_seqs if self.batch else 0)
+
+    def total_context(self) -> int:
+        """Tokens before this step, of all sequences together."""
+        return sum(self.joining) + (self.batch.total_context() if self.batch else 0)
+
+    def contexts(self) -> np.ndarray:
+        """Tokens before this step, of every sequence: shape (num_seqs,)."""
+        joining = np.array(self.joining, dtype=float)
+        return np.concatenate([self.batch.contexts(), joining]) if self.batch else joining
+
+    def gains(self, first: int, steps: int) -> np.ndarray:
+        """Tokens that every sequence has gained by the beginning of later steps, from step ``first`` on: (steps,)."""
+        return self.batch.gains(first, steps) if self.batch else np.arange(first, first + steps) * 1.0

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from ..base.errors import BadValue
-from ..costs import parallelism
+from ..costs import host, parallelism
 from ..costs.binding import BoundPlan, stage_plans
 from ..costs.step import Group, Step
 from ..inference import latency, memory, speculation
@@ -23,7 +23,6 @@ from ..inference.request import Request
 from ..inference.workload import batch_shape_of
 from ..specs.structs import Workload
 from .arrivals import ClosedLoop, OpenLoop, RouterInbox, by_arrival, is_closed_loop
-from .autoscaling import Autoscaler, AutoscalingOptions, replicas_at, startup_seconds
 from .engine import EngineCore
 from .fast_path import FastPathEngine
 from .inter_token import merge_gaps
@@ -38,6 +37,9 @@ from .step_cost import StepCost, step_cost
 from .trace import Trace
 
 FREQUENT_LENGTHS = 8  # distinct prompt lengths up to which each is worth a table of its own
+# Share of a link that the many pieces of a KV cache reach (a page of a layer each): fitted to the first tokens of
+# disaggregated servers of B200 that measured 8,192-token prompts; docs/accuracy.md says on which, and how others fare.
+KV_TRANSFER_SHARE = 0.2
 UNLIMITED = 10**9  # blocks of a cache that does not grow with the tokens (recurrent models); sequences
 
 
@@ -58,8 +60,8 @@ class ServingOptions(msgspec.Struct, frozen=True, kw_only=True):
     batch_wait_max_tokens_ratio: float = 0.0
     attention_dp_timeout_iters: int = 0
     attention_dp_batching_wait_iters: int = 0
+    api_server_count: int = 1  # front ends, each of which tokenizes one prompt at a time
     fast_forward: bool = True
-    autoscale: AutoscalingOptions | None = None  # the number of replicas follows the load
     progress: Callable[[int, int], None] | None = None  # called with the requests that have finished, and all
 
 
@@ -150,7 +152,8 @@ def _kv_capacity(bound_plan: BoundPlan, mean_len: int) -> tuple[int, int, str]:
 
 def scheduler_limits(pool: ReplicaPool, options: ServingOptions) -> SchedulerLimits:
     """What the engine of a pool allows itself in a step."""
-    plan, tokens_per_decode = pool.bound_plan.plan, pool.stages[0].tokens_per_decode
+    bound_plan, engine, tokens_per_decode = pool.bound_plan, pool.bound_plan.engine, pool.stages[0].tokens_per_decode
+    plan = bound_plan.plan
     max_tokens, max_seqs = plan.max_num_batched_tokens, min(plan.max_num_seqs, pool.max_num_seqs)
     if max_tokens < max_seqs and options.scheduler in ("vllm", "sarathi"):
         raise BadValue(
@@ -164,12 +167,13 @@ def scheduler_limits(pool: ReplicaPool, options: ServingOptions) -> SchedulerLim
         tokens_per_decode=tokens_per_decode,
         long_prefill_token_threshold=options.long_prefill_token_threshold or NO_THRESHOLD,
         reserve_full_prompt=options.scheduler == "sarathi",
-        async_scheduling=pool.bound_plan.engine.async_scheduling and not is_static,
+        async_scheduling=engine.async_scheduling and not is_static,
         ends_on_stop_token=options.stops == "token",
         static_batch=is_static,
         priority=options.policy == "priority",
         prefill_schedule_interval=options.prefill_schedule_interval,
         prefill_max_requests=options.prefill_max_requests or NO_LIMIT,
+        launch_s=host.launch_seconds(bound_plan.model, engine)[0] if engine.launches_before_results else 0.0,
         scheduler_recv_interval=options.scheduler_recv_interval,
         batch_wait_timeout_iters=options.batch_wait_timeout_iters,
         batch_wait_min_tokens=math.ceil(options.batch_wait_max_tokens_ratio * max_tokens),
@@ -178,23 +182,39 @@ def scheduler_limits(pool: ReplicaPool, options: ServingOptions) -> SchedulerLim
     )
 
 
-def kv_transfer_seconds(prefill_plan: BoundPlan, decode_plan: BoundPlan, prompts: np.ndarray) -> list[float]:
+def kv_transfer_seconds(
+    prefill_plan: BoundPlan, decode_plan: BoundPlan, prompts: np.ndarray, gpus: int | None = None
+) -> list[float]:
     """Seconds that the KV cache of each prompt (tokens) takes from a prefill to a decode replica.
 
     Every GPU sends its share over its own link, and every GPU at the other end gets its own; the slower side counts.
+    What several GPUs keep a copy of, such as a latent cache under tensor parallelism, is sent to each of them: one rank
+    with the cache of a prompt sends it eight times to eight. ``gpus`` are those of all pools: where one NVLink domain
+    joins them, it is the link, else the network is.
     """
+    received = _cache_bytes_of_a_rank(decode_plan, prompts)
+    senders, receivers = (plan.plan.tensor_parallel_size for plan in (prefill_plan, decode_plan))
+    sent = np.maximum(_cache_bytes_of_a_rank(prefill_plan, prompts), received * receivers / senders)
     seconds = np.zeros(len(prompts))
-    for bound_plan in (prefill_plan, decode_plan):
-        link = parallelism.network_link(bound_plan.device)
+    for bound_plan, num_bytes in ((prefill_plan, sent), (decode_plan, received)):
+        device = bound_plan.device
+        link = device.links.get(device.interconnect)
+        if gpus is None or link is None or gpus > link.devices:
+            link = parallelism.network_link(device)
         if link is None:
-            name = bound_plan.device.name
+            name = device.name
             raise BadValue(f"{name}.toml has no link; a KV transfer needs one: add [links.network] with bandwidth")
-        stage_bytes = [
-            np.broadcast_to(memory.cache_bytes(stage, prompts.astype(float)), prompts.shape)
-            for stage in stage_plans(bound_plan)
-        ]
-        seconds = np.maximum(seconds, link.latency + np.max(stage_bytes, axis=0) / link.bandwidth)
+        seconds = np.maximum(seconds, link.latency + num_bytes / (KV_TRANSFER_SHARE * link.bandwidth))
     return [float(value) for value in seconds]
+
+
+def _cache_bytes_of_a_rank(bound_plan: BoundPlan, prompts: np.ndarray) -> np.ndarray:
+    """Bytes of each prompt's KV cache on one GPU, of the pipeline stage that has most."""
+    stage_bytes = [
+        np.broadcast_to(memory.cache_bytes(stage, prompts.astype(float)), prompts.shape)
+        for stage in stage_plans(bound_plan)
+    ]
+    return np.asarray(np.max(stage_bytes, axis=0))
 
 
 # ------------------------------------------------------------------ build, run, collect
@@ -212,7 +232,6 @@ class Deployment(NamedTuple):
     decode_table: RequestTable
     kv_transfer_s: list[float]
     warnings: tuple[str, ...]
-    launch: Callable[[], Fleet] | None = None  # builds one more replica, where their number follows the load
 
     @property
     def replicas(self) -> list[EngineCore]:
@@ -230,51 +249,10 @@ def serve(trace: Trace, pools: Pools, options: ServingOptions) -> Outcome:
     if options.progress is not None:
         _report_progress(deployment, len(trace), options.progress)
     try:
-        if options.autoscale is not None:
-            return _run_autoscaled(deployment, pools, options)
         _run(deployment, options)
     except KeyboardInterrupt:
         raise Interrupted(_collect(deployment)) from None
     return _collect(deployment)
-
-
-def _run_autoscaled(deployment: Deployment, pools: Pools, options: ServingOptions) -> Outcome:
-    """As many replicas as the policy says over time, each all the engines of the one pool."""
-    autoscaling, launch, source = options.autoscale, deployment.launch, deployment.source
-    refusal = next(
-        (
-            reason
-            for reason, given in (
-                ("one kind of replica that reads and answers: leave `pools`, `prefill_replicas` away", len(pools) > 1),
-                ("requests that come at times of their own: a trace with arrivals", isinstance(source, ClosedLoop)),
-                ("the `router` round_robin", options.router != "round_robin"),
-                ("target=…: the requests, running and waiting, of each replica", _lacks_target(autoscaling)),
-            )
-            if given
-        ),
-        "",
-    )
-    if refusal or autoscaling is None or launch is None or not isinstance(source, OpenLoop):
-        raise BadValue(f"`autoscale` needs {refusal}", field="autoscale")
-    if autoscaling.startup is None:
-        autoscaling = msgspec.structs.replace(autoscaling, startup=startup_seconds(pools[0][1].bound_plan))
-    autoscaler = Autoscaler(source, launch, autoscaling)
-    if options.progress is not None:
-        total, progress = len(source.ids), options.progress
-        autoscaler.on_progress = lambda: progress(autoscaler.index, total)
-    autoscaler.run()
-    outcome = _collect(deployment)
-    outcome.lives = autoscaler.lives()
-    serving = replicas_at(outcome.lives, outcome.series["time_s"])
-    per_replica = len(deployment.replicas) / max(len(outcome.lives), 1)  # engines
-    for name in ("kv_used", "busy"):  # shares of the replicas that serve, not of all there ever were
-        share = outcome.series[name] * len(deployment.replicas) / np.maximum(serving * per_replica, 1)
-        outcome.series[name] = np.minimum(share, 1.0)
-    return outcome
-
-
-def _lacks_target(autoscaling: AutoscalingOptions | None) -> bool:
-    return autoscaling is not None and autoscaling.policy == "hpa" and autoscaling.target is None
 
 
 def _build(trace: Trace, pools: Pools, options: ServingOptions, warnings: tuple[str, ...]) -> Deployment:
@@ -291,17 +269,7 @@ def _build(trace: Trace, pools: Pools, options: ServingOptions, warnings: tuple[
     if "both" in roles:
         source = _source(trace, pools[0][1], table, admitted, options)
         interval = _sample_interval(source)
-        same_work = [pool for _, pool in pools]
-        if options.autoscale is not None:
-            fleet = Fleet([], [], [], options.router, tree)
-
-            def launch() -> Fleet:
-                new = _fleet(same_work, table, options, prefix_caching, tree, len(fleet.replicas), interval)
-                fleet.replicas += new.replicas
-                return new
-
-            return Deployment(admitted, source, [fleet], table, table, [], warnings, launch)
-        fleets = [_fleet(same_work, table, options, prefix_caching, tree, 0, interval)]
+        fleets = [_fleet([pool for _, pool in pools], table, options, prefix_caching, tree, 0, interval)]
         return Deployment(admitted, source, fleets, table, table, [], warnings)
     prefill_table = RequestTable(inputs.tolist(), np.ones_like(outputs).tolist(), priority)
     source = _source(trace, pools[0][1], prefill_table, admitted, options)
@@ -311,7 +279,10 @@ def _build(trace: Trace, pools: Pools, options: ServingOptions, warnings: tuple[
     # a decode replica gets the KV cache of every prompt anew: it caches no prefixes
     decode = _fleet(decode_pools, table, options, False, tree, len(prefill.replicas), interval)
     table.transferred_tokens = (inputs - 1).tolist()
-    transfer = kv_transfer_seconds(roles["prefill"].bound_plan, roles["decode"].bound_plan, inputs)
+    gpus = sum(
+        pool.replicas * pool.bound_plan.plan.gpus // pool.bound_plan.plan.data_parallel_size for _, pool in pools
+    )
+    transfer = kv_transfer_seconds(roles["prefill"].bound_plan, roles["decode"].bound_plan, inputs, gpus)
     return Deployment(admitted, source, [prefill, decode], prefill_table, table, transfer, warnings)
 
 
@@ -347,13 +318,15 @@ def _source(
     tokenize_s = (engine.token_overhead * admitted.input_tokens).tolist() if tokenizes else ()
     if is_closed_loop(trace, options.max_concurrency):
         max_concurrency = options.max_concurrency or (1 if trace.arrival_s is None else None)
-        return ClosedLoop(trace, table.arrival_s, max_concurrency, overhead, admitted.rejected, tokenize_s)
+        return ClosedLoop(
+            trace, table.arrival_s, max_concurrency, overhead, admitted.rejected, tokenize_s, options.api_server_count
+        )
     ids, times = by_arrival(trace)
     if admitted.rejected:
         column(table.arrival_s)[ids] = times
         kept = [(i, time) for i, time in zip(ids, times, strict=True) if i not in admitted.rejected]
         ids, times = [i for i, _ in kept], [time for _, time in kept]
-    return OpenLoop(ids, times, table.arrival_s, overhead, tokenize_s)
+    return OpenLoop(ids, times, table.arrival_s, overhead, tokenize_s, options.api_server_count)
 
 
 def _fleet(

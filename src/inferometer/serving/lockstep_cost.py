@@ -24,7 +24,7 @@ from ..costs import binding, host, roofline
 from ..costs.step import Group, Step
 from ..network.graph import Block
 from ..network.operators import Op
-from .batch import DecodeContexts
+from .batch import DecodeContexts, JoinedBatch, are_joining
 from .step_cost import Chunk, CompiledCost, steps_within
 from .step_tables import CountTable, StepParts, decode_only_parts
 
@@ -68,6 +68,8 @@ class LockstepCost:
 
     def mixed_seconds(self, ranks: Sequence[RankStep]) -> float:
         """Seconds of a step in which some rank computes chunks of prompts."""
+        if all(are_joining(rank.chunks) for rank in ranks):
+            return float(self._durations([JoinedBatch(rank.batch, rank.chunks) for rank in ranks], 0, 1)[0])
         cost, each = self.cost, self.cost.tokens_per_decode
         counts = [rank.num_new_tokens + rank.num_seqs * each for rank in ranks]
         busiest = counts.index(max(counts))

@@ -50,7 +50,8 @@ class Fleet:
         self.replica_of: dict[int, int] = {}  # request -> replica, until it finishes
         self.sent_segments: list[set[int]] = [set() for _ in replicas]  # of prompts that each has been sent
         self.num_unfinished = [0] * len(replicas)  # requests that each has been sent
-        self.earliest_finishes = [-inf] * len(servers)  # -inf: to be asked again
+        self.earliest_finishes = [-inf] * len(servers)
+        self.to_be_asked = set(range(len(servers)))  # servers whose earliest finish has changed
 
     def send(self, i: int, now: float) -> None:
         """A request goes to one of the replicas."""
@@ -58,7 +59,7 @@ class Fleet:
         self.inboxes[index].push(i, now)
         self.replica_of[i] = index
         self.num_unfinished[index] += 1
-        self.earliest_finishes[self.server_of[index]] = -inf
+        self.to_be_asked.add(self.server_of[index])
         if self.tree is not None:
             self.sent_segments[index].update(self.tree.of(i))
 
@@ -72,9 +73,9 @@ class Fleet:
 
     def earliest_finish(self) -> tuple[float, int]:
         """When a request may finish next, and on which server."""
-        for index, known in enumerate(self.earliest_finishes):
-            if known == -inf:
-                self.earliest_finishes[index] = self.servers[index].earliest_finish()
+        while self.to_be_asked:
+            index = self.to_be_asked.pop()
+            self.earliest_finishes[index] = self.servers[index].earliest_finish()
         earliest = min(self.earliest_finishes)
         return earliest, self.earliest_finishes.index(earliest)
 
@@ -82,7 +83,7 @@ class Fleet:
         """Let a server work until its next event, and begin no step after ``until`` but one."""
         server = self.servers[index]
         server.run(max(until, nextafter(server.now, inf)), once=True)
-        self.earliest_finishes[index] = -inf
+        self.to_be_asked.add(index)
 
 
 # ------------------------------------------------------------------ routers
@@ -214,11 +215,18 @@ class Cluster:
         if self.ends_at_prefill[i]:
             return self._on_finished(i, now)
         sender = self.fleets[0].replica_of[i]
+        now += _result_delay(self.fleets[0].replicas[sender])
         arrives = max(now, self.link_free.get(sender, 0.0)) + self.kv_transfer_s[i]
         self.link_free[sender] = arrives
         heappush(self.events, (now, PREFILL_DONE, i))
         heappush(self.events, (arrives, KV_ARRIVED, i))
         return arrives
+
+
+def _result_delay(replica: EngineCore) -> float:
+    """Seconds until the results of a replica's last step are seen: where requests wait, its next is launched first."""
+    waits = replica.waiting or replica.prefilling or replica.source.next <= replica.now
+    return replica.limits.launch_s if waits else 0.0
 
 
 def run_disaggregated(
@@ -239,7 +247,7 @@ def run_disaggregated(
         source.arrival_s[i] = source.times[index]
         prefill_fleet.inboxes[index % count].push(i, source.ready[index])
     for replica in prefill_fleet.replicas:
-        replica.on_finished = _kv_sender(arrivals, kv_transfer_s, ends_at_prefill)
+        replica.on_finished = _kv_sender(arrivals, kv_transfer_s, ends_at_prefill, replica)
     for server in prefill_fleet.servers:
         server.run()
     arrivals.sort()
@@ -251,7 +259,10 @@ def run_disaggregated(
 
 
 def _kv_sender(
-    arrivals: list[tuple[float, int]], kv_transfer_s: Sequence[float], ends_at_prefill: Sequence[bool]
+    arrivals: list[tuple[float, int]],
+    kv_transfer_s: Sequence[float],
+    ends_at_prefill: Sequence[bool],
+    replica: EngineCore,
 ) -> Callable[[int, float], float]:
     """What a prefill replica does with a finished prompt: one cache after the other goes over its link."""
     link_free = 0.0
@@ -260,7 +271,7 @@ def _kv_sender(
         nonlocal link_free
         if ends_at_prefill[i]:
             return now
-        link_free = max(now, link_free) + kv_transfer_s[i]
+        link_free = max(now + _result_delay(replica), link_free) + kv_transfer_s[i]
         arrivals.append((link_free, i))
         return link_free
 

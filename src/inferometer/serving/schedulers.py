@@ -39,6 +39,7 @@ class SchedulerLimits(NamedTuple):
     ends_on_stop_token: bool = False  # the engine does not know the output length: the step after the last is in vain
     static_batch: bool = False  # finished sequences stay in the batch until all have finished
     priority: bool = False  # the priority policy instead of FCFS
+    launch_s: float = 0.0  # s that a step's launches take before the result of the step before is looked at (SGLang)
     scheduler_recv_interval: int = 1  # decode steps from one poll for new requests to the next (SGLang)
     prefill_schedule_interval: int = 1  # steps from one that may compute prompts to the next (vLLM)
     prefill_max_requests: int = NO_LIMIT  # prompts that one step may compute (SGLang)

@@ -10,18 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
 
 from ..base.errors import BadValue, UnknownName, abbreviate, check_fraction, check_int
 from ..costs.binding import BoundPlan
 from ..inference.analyze import engine_info
 from ..inference.request import Request, build_request
 from ..specs.arguments import arguments, signature
-from ..specs.catalog import engine, hardware
+from ..specs.catalog import engine
 from ..specs.command_args import ServedPlanArgs
 from ..specs.engine_rules import version_number
 from ..specs.plan_args import PlanArgs
-from .autoscaling import AutoscalingOptions, parse_autoscaling, replica_use
 from .deployment import ReplicaPool, ServingOptions, build_pool, serve
 from .metrics import metrics
 from .outcome import Outcome
@@ -68,9 +66,9 @@ def simulate(
     batch_wait_max_tokens_ratio: float = 0.0,
     attention_dp_timeout_iters: int = 0,
     attention_dp_batching_wait_iters: int = 0,
+    api_server_count: int = 1,
     stops: str = "length",
     fast_forward: bool = True,
-    autoscale: str | Mapping[str, Any] | AutoscalingOptions | None = None,
     progress: Callable[[int, int], None] | None = None,
     **kwargs: Unpack[ServedPlanKwargs],
 ) -> Outcome:
@@ -83,11 +81,10 @@ def simulate(
     ``prefill_max_requests``: prompts in one step, and ``scheduler_recv_interval``: decode steps between two polls for
     new requests (SGLang). ``batch_wait_timeout_iters``: steps that prompts wait for others to begin with them, up to
     ``batch_wait_max_tokens_ratio`` of a step's tokens, and ``attention_dp_timeout_iters``: those that a rank's prompts
-    wait for the other ranks' (TensorRT-LLM). ``stops``: outputs end at their ``length``, which an engine knows, or with
-    a stop ``token``.
-    ``autoscale="target=24,startup=90,max=8"``: the number of replicas follows the load; `Outcome.lives` has them.
+    wait for the other ranks' (TensorRT-LLM). ``api_server_count``: front ends that tokenize side by side. ``stops``:
+    outputs end at their ``length``, which an engine knows, or with a stop ``token``.
     """
-    given = locals() | {"autoscale": None if autoscale is None else parse_autoscaling(autoscale)}
+    given = locals()
     options = ServingOptions(
         **{name: given[name] for name in ServingOptions.__struct_fields__} | {"scheduler": scheduler or ""}
     )
@@ -104,8 +101,8 @@ def _build_pool(
     model: str, trace: Trace, pool: dict[str, Any], async_scheduling: bool | None, num_gpu_blocks: int | None
 ) -> tuple[str, ReplicaPool]:
     """The replicas that a pool's keywords describe, with their role."""
-    role, count = pool.pop("role"), pool.pop("replicas")
-    request = _scheduled(build_request(model, **pool), async_scheduling)
+    role, count, is_async = (pool.pop(word) for word in ("role", "replicas", "async_scheduling"))
+    request = _scheduled(build_request(model, **pool), async_scheduling if is_async is None else is_async)
     return role, build_pool(request, count * request.plan.data_parallel_size, trace, num_gpu_blocks)
 
 
@@ -135,6 +132,7 @@ def _check_options(options: ServingOptions, num_gpu_blocks: int | None) -> None:
     check_int("prefill_schedule_interval", options.prefill_schedule_interval)
     if options.prefill_max_requests is not None:
         check_int("prefill_max_requests", options.prefill_max_requests)
+    check_int("api_server_count", options.api_server_count, most=10**5)
     check_int("batch_wait_timeout_iters", options.batch_wait_timeout_iters, least=0)
     check_fraction("batch_wait_max_tokens_ratio", options.batch_wait_max_tokens_ratio, "0 and 1")
     check_int("attention_dp_timeout_iters", options.attention_dp_timeout_iters, least=0)
@@ -214,11 +212,11 @@ def _pool_options(
 def _one_pool(given: Mapping[str, Any], gpu: str, plan_options: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(given, Mapping):
         raise BadValue(f'a pool must be a mapping such as {{"gpu": "h200", "replicas": 2}}, not {abbreviate(given)}')
-    allowed = {"role", "replicas", *_PLAN_KEYWORDS}
+    allowed = {"role", "replicas", "async_scheduling", *_PLAN_KEYWORDS}
     unknown = next((name for name in given if name not in allowed), None)
     if unknown is not None:
         raise UnknownName("word of a pool", unknown, allowed)
-    pool = {"gpu": gpu, **plan_options, "role": "both", "replicas": 1, **given}
+    pool = {"gpu": gpu, **plan_options, "role": "both", "replicas": 1, "async_scheduling": None, **given}
     if pool["role"] not in ROLES:
         raise UnknownName("role of a pool", pool["role"], ROLES)
     check_int("replicas of a pool", pool["replicas"], most=10**5)
@@ -303,28 +301,11 @@ def simulate_and_summarize(
         "kv_cache_tokens": outcome.kv_cache_tokens,
         "max_kv_cache_usage": float(max(kv_used)) if len(kv_used) else None,
         "steps": outcome.steps,
-        "autoscaling": _replicas_over_time(outcome, result["gpus"], gpu),
         "reason": outcome.reason,
         "rejection_reasons": _count_rejections(outcome.rejected),
         "warnings": list(dict.fromkeys([*result["warnings"], *trace.notes, *outcome.warnings])),
     }
     return result, outcome
-
-
-def _replicas_over_time(outcome: Outcome, gpus: int, gpu: str) -> dict[str, Any] | None:
-    """What the replicas come to where their number follows the load, each on so many GPUs."""
-    if not outcome.lives:
-        return None
-    begin, end = float(np.nanmin(outcome.arrival_s)), float(np.nanmax(outcome.arrival_s))
-    use, price = replica_use(outcome.lives, begin, end), hardware(gpu).price_per_hour
-    return {
-        "gpu_hours": use.hours * gpus,
-        "cost": use.hours * gpus * price if price else None,
-        "mean_replicas": use.hours * 3600 / (end - begin) if end > begin else float(use.peak),
-        "peak_replicas": use.peak,
-        "times_s": use.times.tolist(),
-        "replicas": use.serving.tolist(),
-    }
 
 
 def _count_rejections(rejected: dict[int, Rejection]) -> dict[str, int]:

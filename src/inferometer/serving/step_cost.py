@@ -28,7 +28,7 @@ from ..costs.binding import BoundPlan
 from ..costs.step import Group, Step, entries_read, query_key_pairs
 from ..inference.speculation import draft_plan
 from ..network.graph import Block, Span
-from .batch import DecodeContexts
+from .batch import DecodeContexts, JoinedBatch, are_joining
 from .step_tables import (
     ContextTable,
     CountTable,
@@ -167,6 +167,8 @@ class CompiledCost(ABC):
         self, batch: DecodeContexts | None, chunks: list[Chunk], num_completed: int, thermal_state: float = 0.0
     ) -> float:
         """Seconds of a step that computes chunks of prompts while the batch decodes; see `StepCost`."""
+        if are_joining(chunks):
+            return self.decode_seconds(JoinedBatch(batch, chunks))
         if self.parts_overlap:
             return self._exact_mixed_seconds(batch, chunks, num_completed, thermal_state)
         num_seqs = batch.num_seqs if batch is not None else 0
@@ -202,6 +204,10 @@ class CompiledCost(ABC):
         if thermal_state:
             seconds += thermal_state * (hot.one(num_seqs, context) - seconds)
         return seconds
+
+    @abstractmethod
+    def decode_seconds(self, batch: DecodeContexts) -> float:
+        """Seconds of a step in which every sequence decodes."""
 
     @abstractmethod
     def decode_durations(self, batch: DecodeContexts, first: int, steps: int) -> np.ndarray:

@@ -155,11 +155,11 @@ class SimulateKwargs(TypedDict, total=False):
     batch_wait_max_tokens_ratio: float | None
     attention_dp_timeout_iters: int | None
     attention_dp_batching_wait_iters: int | None
+    api_server_count: int | None
     num_gpu_blocks_override: int | None
     router: str | None
     prefill_replicas: int | None
     decode_replicas: int | None
-    autoscale: str | Mapping[str, Any] | None
     max_concurrency: int | None
     pools: Sequence[Mapping[str, Any]] | None
     async_scheduling: bool | None
@@ -181,8 +181,6 @@ class SearchKwargs(TypedDict, total=False):
     goodput: str | Iterable[str] | Mapping[str, float] | None
     goodput_share: float | None
     objective: str | None
-    window: float | None
-    autoscale: str | Mapping[str, Any] | None
     mode: str | None
     tensor_parallel_size: int | str | Sequence[int] | None
     pipeline_parallel_size: int | str | Sequence[int] | None
