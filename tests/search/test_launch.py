@@ -127,6 +127,19 @@ def test_speculation(speculation: Speculation) -> None:
     assert ("num_nextn_predict_layers" in options) == (speculation.method == "mtp")
 
 
+def test_old_vllm_has_no_draft_models() -> None:
+    old = launches_of(pool_of(**BF16), speculation=DRAFT, versions={"vllm": "0.14"})["vllm"]
+    assert "0.15 or newer" in old.refusals[0] and not old.processes
+    assert launches_of(pool_of(**BF16), speculation=NGRAM, versions={"vllm": "0.14"})["vllm"].processes
+
+
+def test_a_head_is_no_draft_model() -> None:
+    plans = launches_of(pool_of(**BF16), speculation=DRAFT, speculative_head="eagle3")
+    assert json.loads(after(argv(plans["vllm"]), "--speculative-config"))["method"] == "eagle3"
+    assert after(argv(plans["sglang"]), "--speculative-algorithm") == "EAGLE3"
+    assert '"decoding_type": "Eagle3"' in plans["trtllm"].processes[0].files["extra_both.yaml"]
+
+
 # ------------------------------------------------------------------ precisions
 
 

@@ -411,6 +411,10 @@ def test_other_vendors_have_their_own_resources() -> None:
     service = _load(amd["compose.yaml"])["services"]["server-0"]
     assert service["environment"]["ROCR_VISIBLE_DEVICES"] == "0,1" and "deploy" not in service
     assert not any(path.startswith("dynamo") for path in amd)
+    newer = launches_of(pool_of(), versions={"sglang": "0.5.16"}, vendor="AMD", architecture="cdna4")["sglang"]
+    assert "lmsysorg/sglang:v0.5.16-rocm720-mi35x" in manifests.files(newer)["compose.yaml"]
+    older = launches_of(pool_of(), versions={"vllm": "0.25"})["vllm"]
+    assert "vllm/vllm-openai:v0.25.1" in manifests.files(older)["kubernetes/server.yaml"]
     assert manifests.files(_launches(pool_of(tp=2), vendor="AMD", architecture="cdna3")["trtllm"]) == {}
     gaudi = manifests.files(_launches(pool_of(tp=2), vendor="Intel", architecture="gaudi")["vllm"])
     assert (

@@ -180,9 +180,10 @@ def test_a_run_of_several_is_chosen(run: Run) -> None:
         max_size=12,
     )
 )
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
+@pytest.mark.slow
 def test_details_are_read_as_they_were_written(tmp_path_factory: Any, rows: Any) -> None:
-    path = tmp_path_factory.mktemp("round") / "r.json"
+    path = tmp_path_factory.getbasetemp() / "round.json"
     inputs, outputs, ttfts, gaps, starts = zip(*rows, strict=True)
     data = {
         "completed": len(rows),
@@ -233,6 +234,7 @@ def test_our_own_result_is_predicted_without_error(run: Run, tmp_path: Path) -> 
     assert all(abs(figure.error or 0) < 1e-6 for figure in validation.figures.values())
 
 
+@pytest.mark.slow
 def test_validate_takes_all_runs(run: Run) -> None:
     path = str(FILES / "vllm_appended.jsonl")
     ran = run("validate", MODEL, "--gpu", GPU, "--measured", path, "--json")
@@ -303,9 +305,16 @@ def test_columns_are_named(tmp_path: Path, run: Run) -> None:
     assert ran.code == 0 and ran.json["total_input_tokens"] == 40
     ran = run("validate", MODEL, "--gpu", GPU, "--measured", str(path), "--columns", columns, "--json")
     assert ran.json["errors"]["ttft"]["measured_mean_ms"] == pytest.approx(50)
-    limits = ("--find-capacity", "--goodput", "ttft:500")
-    ran = run("simulate", MODEL, "--gpu", GPU, "--trace", str(path), "--columns", columns, *limits, "--json")
-    assert ran.code == 0 and ran.json["request_rate"] > 0
+
+
+@pytest.mark.slow
+def test_capacity_of_named_columns(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("n_in,n_out,sent\n" + "".join(f"10,20,{i * 100}\n" for i in range(20)))
+    columns = "input_tokens=n_in,output_tokens=n_out,arrival_ms=sent"
+    limits = ("--find-capacity", "--goodput", "ttft:500", "--jobs", "1", "--json")
+    ran = run("simulate", MODEL, "--gpu", GPU, "--trace", str(path), "--columns", columns, *limits)
+    assert ran.code == 0 and ran.json["request_rate"] > 10
 
 
 def test_nested_columns_and_dates(tmp_path: Path) -> None:
@@ -337,7 +346,7 @@ def test_units_of_columns(name: str, field: str, unit: float | None) -> None:
     [
         ("input_tokens", BadValue, "columns takes pairs such as input_tokens=n_in,output_tokens=n_out"),
         ("inputtokens=a", UnknownName, "unknown column in columns 'inputtokens'; did you mean input_tokens"),
-        ("input_tokens=n_im,output_tokens=b", BadFile, "has no column 'n_im'; did you mean n_in?"),
+        ("input_tokens=n_im,output_tokens=b", BadFile, "has no column 'n_im'; did you mean n_in? It has n_in, b"),
         ("input_tokens=zzz,output_tokens=b", BadFile, "has no column 'zzz'; it has n_in, b"),
         ("input_tokens=n_in", BadFile, "has no output_tokens: columns output_tokens=NAME; it has n_in, b"),
         ("arrival=b,arrival_ms=n_in", BadValue, "columns names arrival_s twice: b and n_in"),
@@ -472,9 +481,10 @@ def test_broken_files_are_one_sentence(tmp_path: Path, data: bytes, sentence: st
         ),
     )
 )
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
+@pytest.mark.slow
 def test_results_of_nonsense_are_refused_or_read(tmp_path_factory: Any, data: dict[str, Any]) -> None:
-    path = tmp_path_factory.mktemp("nonsense") / "r.json"
+    path = tmp_path_factory.getbasetemp() / "nonsense.json"
     whole = json.loads((FILES / "vllm_detailed.json").read_text())
     path.write_text(json.dumps(whole | data))
     try:
@@ -511,11 +521,16 @@ def test_pipes_of_a_shell(tmp_path: Path) -> None:
         assert json.loads(ran.stdout)["total_input_tokens"] == 15_000
 
 
+@pytest.mark.slow
 def test_what_should_be_known_of_a_file_is_said(run: Run) -> None:
     """By every command that reads traces."""
     path = str(FILES / "vllm_detailed.json")
     limits = ("--goodput", "ttft:5000", "--json")
-    for args in (("simulate",), ("simulate", "--find-capacity"), ("search", "--num-gpus", "1", "--mode", "aggregated")):
+    for args in (
+        ("simulate",),
+        ("simulate", "--find-capacity", "--jobs", "1"),
+        ("search", "--num-gpus", "1", "--mode", "aggregated"),
+    ):
         ran = run(args[0], MODEL, *args[1:], "--gpu", GPU, "--trace", path, *limits)
         assert ran.code == 0, ran.err
         assert any("1 of 4 requests failed" in warning for warning in ran.json["warnings"]), args

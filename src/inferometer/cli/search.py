@@ -27,8 +27,9 @@ _EXAMPLES = (
     schema_options(SearchArgs),
     schema_options(CapacityArgs, only=["backend_address"]),
 )
-@output_option("--plot", metavar="DIR", callback=named, help="Write the Pareto front there.")
-@options(OUTPUT)
+@output_option("--plot", metavar="DIR", callback=named, help="Write the Pareto front there, and load over time.")
+@options(OUTPUT[:2])
+@output_option("-o", "--output", metavar="FILE", callback=named, help="Write there instead; a folder: scripts, too.")
 def search(
     model: str,
     plot: str | None,
@@ -58,9 +59,10 @@ def search(
 
         result, table, rejected = search_with_table(model, address=backend_address, progress=step, **arguments)
     if plot is not None and table is not None:
-        from ..views.text.search import write_front
+        from ..views.plots.timeline import write_day
+        from ..views.text.search import header, write_front
 
-        wrote(write_front(result, table, plot))
+        wrote([*write_front(result, table, plot), *write_day(result, plot, header(result))])
 
     def csv() -> str:
         from ..search.explanation import plan_rows

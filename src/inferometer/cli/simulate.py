@@ -69,6 +69,10 @@ def simulate(
     serving |= {"max_concurrency": max_concurrency, "pools": [_pool(text) for text in pools] or None}
     capacity = {name: plan.pop(name) for name in _CAPACITY if name in plan}
     if find_capacity:
+        if serving.get("autoscale") is not None:
+            raise BadValue(
+                "`find_capacity` is of a given number of replicas: leave `autoscale` away", field="autoscale"
+            )
         for name, value in files.items():
             if value is not None:
                 raise BadValue(f"`find_capacity` runs many simulations: `{name}` is of one", field=name)

@@ -30,7 +30,7 @@ _ASSUMPTION = f"each draft is accepted with probability {ASSUMED}"
 METHODS = ("draft_model", "ngram", "mtp")
 _KEYS = ("method", "model", "num_speculative_tokens", "acceptance_rate", "acceptance_length")
 _OWN = {"deepseek_mtp": "mtp", "qwen3_next_mtp": "mtp", "draft": "draft_model"}
-_HEADS = ("eagle", "eagle3")  # trained for one model, with weights of their own
+HEADS = ("eagle", "eagle3")  # trained for one model, with weights of their own
 
 
 @about("speculative_config")
@@ -54,10 +54,10 @@ def parse_speculation(value: str | Mapping[str, Any] | None, model: Model, name:
             raise UnknownName("key of `speculative_config`", key, _KEYS)
     draft = value.get("model") or ""
     given = str(value.get("method") or ("draft_model" if draft else "mtp"))
-    method = "draft_model" if given in _HEADS else _OWN.get(given, given)
+    method = "draft_model" if given in HEADS else _OWN.get(given, given)
     if method not in METHODS:
-        raise UnknownName("speculative method", given, (*METHODS, *_HEADS))
-    if given in _HEADS and not draft:
+        raise UnknownName("speculative method", given, (*METHODS, *HEADS))
+    if given in HEADS and not draft:
         raise BadValue(
             f"method {given!r} drafts with a head of its own: give its config as 'model', with its "
             "acceptance_length; the model's own prediction module is method 'mtp'"
@@ -69,7 +69,7 @@ def parse_speculation(value: str | Mapping[str, Any] | None, model: Model, name:
     drafted = check_int(
         "'num_speculative_tokens'", value.get("num_speculative_tokens", 1 if method == "mtp" else 3), most=64
     )
-    length, source = _length(value, drafted, name, given if given in _HEADS else method)
+    length, source = _length(value, drafted, name, given if given in HEADS else method)
     return Speculation(
         method=method,  # type: ignore[arg-type]
         model=str(draft),

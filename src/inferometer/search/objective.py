@@ -71,7 +71,7 @@ class Objective(NamedTuple):
 
 def every_nth(trace: Trace, step: int, most: int) -> Trace:
     """Every ``step``-th request of a trace, at most ``most``: the part that round robin sends to one replica."""
-    return _rows(trace, range(0, min(len(trace), step * most), step))
+    return requests_at(trace, range(0, min(len(trace), step * most), step))
 
 
 def stretches(trace: Trace, most: int) -> Trace:
@@ -83,18 +83,18 @@ def stretches(trace: Trace, most: int) -> Trace:
         return trace
     length = most // STRETCHES
     begins = np.linspace(0, len(trace) - length, STRETCHES).astype(int)
-    return _rows(trace, np.unique(begins[:, None] + np.arange(length)).tolist())
+    return requests_at(trace, np.unique(begins[:, None] + np.arange(length)).tolist())
 
 
 def by_time(trace: Trace) -> Trace:
     """The trace in the order in which its requests come: files need not be sorted."""
     if trace.arrival_s is None or (np.diff(trace.arrival_s) >= 0).all():
         return trace
-    return _rows(trace, np.argsort(trace.arrival_s, kind="stable").tolist())
+    return requests_at(trace, np.argsort(trace.arrival_s, kind="stable").tolist())
 
 
-def _rows(trace: Trace, rows: Sequence[int]) -> Trace:
-    """Some requests of a trace; what they waited for is left out."""
+def requests_at(trace: Trace, rows: Sequence[int]) -> Trace:
+    """Some requests of a trace, by their rows; what they waited for is left out: ``requests_at(trace, range(10))``"""
     names = ("input_tokens", "output_tokens", "arrival_s", "priority")
     index = np.asarray(rows, np.int64)
     columns: dict[str, Any] = {n: column[index] for n in names if (column := getattr(trace, n)) is not None}

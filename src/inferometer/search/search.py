@@ -15,14 +15,18 @@ A plan goes through these shapes:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from math import gcd
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..base.errors import BadValue, check_int
+from ..base.errors import BadValue, check_int, is_number
 from ..base.parallel_map import worker_count
 from ..inference.request import build_request
+from ..inference.speculation import HEADS
+from ..serving.autoscaling import parse_autoscaling
+from ..serving.deployment import ReplicaPool
 from ..serving.trace import Trace
 from ..specs.arguments import arguments, check_names, signature
 from ..specs.catalog import UNQUANTIZED, gpu_names, hardware, named_precision
@@ -31,16 +35,18 @@ from ..specs.command_args import SearchArgs
 from ..specs.plan_args import PlanArgs, short_flag
 from ..specs.structs import Plan, Speculation
 from . import explanation
+from .day_plan import DayPlanner, day_window
 from .finalists import Finalist, SimulationOptions, ranked, simulate_finalists
 from .launch.bench_command import bench, num_prompts
 from .launch.plan_launch import launches
 from .launch.processes import BENCH, SERVERS, Launch, launch_lines, process_lines, variables
 from .launch.served_model import ServedModel, context_length
 from .modes import aggregated, disaggregated
-from .objective import build_objective, build_traffic
+from .objective import Objective, Traffic, build_objective, build_traffic
+from .plan_simulation import PlanSimulator
 from .plan_table import Plans, PlanTable, Status, concatenated, front_rows
 from .relaxation import Relaxer
-from .search_result import Candidate, PoolSpec, Relaxation, Search
+from .search_result import Candidate, Day, PoolSpec, Relaxation, Search
 from .server_table import estimate_servers
 from .space import Problem, RejectedServer, Server, build_space, servers
 from .steady_state import concurrency_grid
@@ -54,7 +60,15 @@ MODES = ("aggregated", "disaggregated")
 MAX_POINTS = 10**7  # loads of limits of servers that are estimated
 MAX_PAIRED_GPUS = 128  # on which, at a given rate, any numbers of prefill and decode servers are paired
 Progress = Callable[[str, int], None]
-RUN_ONLY = ("num_gpus", "nodes", "finalists", "backend", "jobs")  # not those of a search with a relaxation
+RUN_ONLY = (
+    "num_gpus",
+    "nodes",
+    "finalists",
+    "backend",
+    "jobs",
+    "window",
+    "autoscale",
+)  # not those of a search with a relaxation
 OWN = (  # arguments of the search itself; all others go to the space, or to every request
     *RUN_ONLY,
     "input_len",
@@ -122,7 +136,10 @@ def search_with_table(
     run.note_seconds("enumerate", started)
     table = run.estimate(legal, illegal)
     options = SimulationOptions(args.finalists, args.backend, args.jobs, address)
-    result = run.to_result(table, run.simulate(table, options) if table is not None else [])
+    finalists = run.simulate(table, options) if table is not None else []
+    result = run.to_result(table, finalists)
+    if table is not None and result.winner is not None:
+        result.day = run.plan_day(table, finalists[0], result.winner, args)
     if not result.feasible and relax:
         again = {name: value for name, value in own.items() if name not in RUN_ONLY}
         again |= {**request_kwargs, "gpu": gpus, "num_gpus": num_gpus, "trace": trace}
@@ -167,6 +184,7 @@ def _problem(
         )
     if args.mode not in (*MODES, "both"):
         raise BadValue(f"`mode` must be aggregated, disaggregated or both, not {args.mode!r}")
+    _check_day(args, traffic, objective)
     check_int("finalists", args.finalists, most=1000)
     worker_count(args.backend, args.jobs)
     modes = MODES if args.mode == "both" else (args.mode,)
@@ -179,6 +197,23 @@ def _problem(
                 f"knows: give it as `gpu` {device.name}:{figure}=…"
             )
     return Problem(model, space, traffic, objective)
+
+
+def _check_day(args: SearchArgs, traffic: Traffic, objective: Objective) -> None:
+    """Refuse windows and autoscalers without a load that varies, or limits that must hold."""
+    name = "autoscale" if args.autoscale is not None else "window"
+    given = getattr(args, name)
+    if given is None or given == 0:
+        return
+    if args.autoscale is not None:
+        parse_autoscaling(args.autoscale)
+    if args.window is not None and not (is_number(args.window) and (args.window == 0 or 1 <= args.window <= 1e7)):
+        raise BadValue(field="window", given=args.window, allowed="from 1 to 1e7 seconds, or 0 for no windows")
+    if day_window(traffic, args.window, True) is None or not objective.slo:
+        raise BadValue(
+            f"`{name}` is about load over time: it needs a `trace` with arrivals, at its own or a given `request_rate`,"
+            " and limits of `goodput`"
+        )
 
 
 def _check_size(problem: Problem, num_servers: int) -> None:
@@ -208,6 +243,7 @@ class SearchRun:
         self.counts: dict[str, int] = {}
         self.illegal: list[RejectedServer] = []
         self.too_large: list[RejectedServer] = []
+        self.server_cache: dict[str, ReplicaPool] = {}  # simulated servers: plans have many in common
 
     def note_seconds(self, stage: str, since: float) -> None:
         """Note how long a stage took."""
@@ -258,12 +294,26 @@ class SearchRun:
         def report(done: int) -> None:
             self.progress("simulating", done)
 
-        options = options._replace(progress=report, server_cache={})
+        options = options._replace(progress=report, server_cache=self.server_cache)
         finalists = simulate_finalists(table, rows, values, options)
         self.counts["plans_simulated"] = len(finalists)
         self.counts["simulations"] = sum(len(one.results) for one in finalists)
         self.note_seconds("simulate", since)
         return finalists
+
+    def plan_day(self, table: PlanTable, best: Finalist, winner: Candidate, args: SearchArgs) -> Day | None:
+        """The winner over the trace's day; None where its load hardly varies and no window was given."""
+        since, traffic = time.perf_counter(), self.problem.traffic
+        width = day_window(traffic, args.window, args.autoscale is not None)
+        if width is None or not self.problem.objective.slo:
+            return None
+        device = table.servers.servers[int(table.plans.prefill_server[best.row])].request.device
+        simulator = PlanSimulator(table.simulation_case(best.row), self.server_cache)
+        planner = DayPlanner(simulator, width, device.price_per_hour or None, self.progress)
+        parts = gcd(*(pool.replicas for pool in winner.pools))
+        day = planner.plan(winner.unit_label, parts, args.autoscale)
+        self.note_seconds("day", since)
+        return day
 
     def relax(self, table: PlanTable | None, kwargs: dict[str, Any]) -> list[Relaxation]:
         """What would make a plan possible; ``kwargs`` are those of this search, except how it is run."""
@@ -393,6 +443,7 @@ class SearchRun:
             length_reason=length.reason,
             max_len=length.longest,
             speculation=_with_hf_id(speculation) if speculation is not None else None,
+            speculative_head=_speculative_head(kwargs.get("speculative_config")),
             engines={
                 (engine, pool.role): request.engine_here(engine, _with_layout(request.plan, pool))
                 for engine in SERVERS
@@ -410,6 +461,12 @@ def _stored_precisions(server: Server, name: str, hf_id: str) -> tuple[str, ...]
     if server.quantization_arg is None and server.request.plan.quantization not in UNQUANTIZED:
         declared.add(server.request.plan.quantization)
     return tuple(sorted(declared))
+
+
+def _speculative_head(config: str | Mapping[str, Any] | None) -> str:
+    """The kind of head that drafts, which a plan's speculation takes for any draft model: ``'eagle3'`` or ``''``"""
+    given = msgspec.json.decode(config) if isinstance(config, str) else config or {}
+    return str(given.get("method") or "") if given.get("method") in HEADS else ""
 
 
 def _with_hf_id(speculation: Speculation) -> Speculation:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import gcd
 from typing import Any
 
 import msgspec
@@ -84,6 +85,15 @@ class Candidate(msgspec.Struct, kw_only=True):
         precision = precision_label(self.pools[0].quantization, self.pools[0].kv_cache_dtype)
         return f"{' → '.join(f'{pool.replicas} × {pool.layout}' for pool in self.pools)} {precision}"
 
+    @property
+    def unit_label(self) -> str:
+        """The smallest part of the plan that can stand alone: ``tp2 fp8, KV fp8``, ``2 × tp1 → 1 × tp2 fp8, KV fp8``"""
+        parts = gcd(*(pool.replicas for pool in self.pools))
+        precision = precision_label(self.pools[0].quantization, self.pools[0].kv_cache_dtype)
+        if len(self.pools) == 1:
+            return f"{self.pools[0].layout} {precision}"
+        return f"{' → '.join(f'{pool.replicas // parts} × {pool.layout}' for pool in self.pools)} {precision}"
+
 
 class Relaxation(msgspec.Struct, kw_only=True, frozen=True):
     """One change to the request with which another search has a winner."""
@@ -91,6 +101,72 @@ class Relaxation(msgspec.Struct, kw_only=True, frozen=True):
     change: str  # as flags of the command line: --num-gpus 16
     plan: str
     simulated: bool  # whether the simulator has confirmed it
+
+
+# ------------------------------------------------------------------ load over time
+
+
+class LoadWindow(msgspec.Struct, kw_only=True, frozen=True):
+    """A window of a trace, and what carries it."""
+
+    start_s: float  # since the trace's first request
+    duration_s: float  # the last window ends with the trace
+    requests: int
+    request_rate: float  # requests/s
+    input_len: float  # means, tokens
+    output_len: float
+    replicas: int  # the fewest that keep the limits
+    gpus: int
+    good: float  # share of the simulated requests that keep all limits then
+    holds: bool  # False: some of its requests miss a limit even alone, and more replicas do not help
+    concurrency: float  # mean requests in flight
+
+
+class PolicyResult(msgspec.Struct, kw_only=True):
+    """A way to run the replicas over the day, and what it comes to."""
+
+    name: str
+    policy: str  # static, hpa, schedule
+    gpu_hours: float
+    cost: float | None  # USD; None where the GPU's price is not known
+    good: float | None  # share of the day's requests that keep all limits; None: not simulated
+    window_good: list[float] | None  # the same of every window
+    p90_ttft_ms: float | None
+    peak_replicas: int
+    mean_replicas: float
+    times_s: list[float]  # from when on …
+    replicas: list[int]  # … so many replicas serve
+
+
+class Day(msgspec.Struct, kw_only=True):
+    """Load over time for the winning kind of replica."""
+
+    window_s: float
+    span_s: float
+    requests: int
+    unit: str  # what a replica is: tp2 fp8
+    gpus_per_replica: int
+    price_per_hour: float | None  # USD of one GPU
+    windows: list[LoadWindow]
+    startup_s: float  # of a replica
+    target: float | None  # requests, running and waiting, of a replica that the autoscaler aims at
+    max_replicas: int  # of the autoscaler
+    policies: list[PolicyResult]
+    simulations: int  # of windows
+    notes: list[str]
+
+    @property
+    def peak(self) -> LoadWindow:
+        """The first of the windows that need the most."""
+        return max(self.windows, key=lambda window: window.replicas)
+
+    @property
+    def mean_replicas(self) -> float:
+        """What the windows need, over time."""
+        return sum(one.replicas * one.duration_s for one in self.windows) / (self.span_s or 1.0)
+
+
+# ------------------------------------------------------------------ the result
 
 
 class Search(msgspec.Struct, kw_only=True):
@@ -121,3 +197,4 @@ class Search(msgspec.Struct, kw_only=True):
     relaxations: list[Relaxation]
     seconds: dict[str, float]
     warnings: list[str]
+    day: Day | None = None  # load over time, where a trace's load varies or an autoscaler was given

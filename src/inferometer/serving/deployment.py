@@ -23,6 +23,7 @@ from ..inference.request import Request
 from ..inference.workload import batch_shape_of
 from ..specs.structs import Workload
 from .arrivals import ClosedLoop, OpenLoop, RouterInbox, by_arrival, is_closed_loop
+from .autoscaling import Autoscaler, AutoscalingOptions, replicas_at, startup_seconds
 from .engine import EngineCore
 from .fast_path import FastPathEngine
 from .inter_token import merge_gaps
@@ -62,6 +63,7 @@ class ServingOptions(msgspec.Struct, frozen=True, kw_only=True):
     attention_dp_batching_wait_iters: int = 0
     api_server_count: int = 1  # front ends, each of which tokenizes one prompt at a time
     fast_forward: bool = True
+    autoscale: AutoscalingOptions | None = None  # the number of replicas follows the load
     progress: Callable[[int, int], None] | None = None  # called with the requests that have finished, and all
 
 
@@ -232,6 +234,7 @@ class Deployment(NamedTuple):
     decode_table: RequestTable
     kv_transfer_s: list[float]
     warnings: tuple[str, ...]
+    launch: Callable[[], Fleet] | None = None  # builds one more replica, where their number follows the load
 
     @property
     def replicas(self) -> list[EngineCore]:
@@ -249,10 +252,51 @@ def serve(trace: Trace, pools: Pools, options: ServingOptions) -> Outcome:
     if options.progress is not None:
         _report_progress(deployment, len(trace), options.progress)
     try:
+        if options.autoscale is not None:
+            return _run_autoscaled(deployment, pools, options)
         _run(deployment, options)
     except KeyboardInterrupt:
         raise Interrupted(_collect(deployment)) from None
     return _collect(deployment)
+
+
+def _run_autoscaled(deployment: Deployment, pools: Pools, options: ServingOptions) -> Outcome:
+    """As many replicas as the policy says over time, each all the engines of the one pool."""
+    autoscaling, launch, source = options.autoscale, deployment.launch, deployment.source
+    refusal = next(
+        (
+            reason
+            for reason, given in (
+                ("one kind of replica that reads and answers: leave `pools`, `prefill_replicas` away", len(pools) > 1),
+                ("requests that come at times of their own: a trace with arrivals", isinstance(source, ClosedLoop)),
+                ("the `router` round_robin", options.router != "round_robin"),
+                ("target=…: the requests, running and waiting, of each replica", _lacks_target(autoscaling)),
+            )
+            if given
+        ),
+        "",
+    )
+    if refusal or autoscaling is None or launch is None or not isinstance(source, OpenLoop):
+        raise BadValue(f"`autoscale` needs {refusal}", field="autoscale")
+    if autoscaling.startup is None:
+        autoscaling = msgspec.structs.replace(autoscaling, startup=startup_seconds(pools[0][1].bound_plan))
+    autoscaler = Autoscaler(source, launch, autoscaling)
+    if options.progress is not None:
+        total, progress = len(source.ids), options.progress
+        autoscaler.on_progress = lambda: progress(autoscaler.index, total)
+    autoscaler.run()
+    outcome = _collect(deployment)
+    outcome.lives = autoscaler.lives()
+    serving = replicas_at(outcome.lives, outcome.series["time_s"])
+    per_replica = len(deployment.replicas) / max(len(outcome.lives), 1)  # engines
+    for name in ("kv_used", "busy"):  # shares of the replicas that serve, not of all there ever were
+        share = outcome.series[name] * len(deployment.replicas) / np.maximum(serving * per_replica, 1)
+        outcome.series[name] = np.minimum(share, 1.0)
+    return outcome
+
+
+def _lacks_target(autoscaling: AutoscalingOptions | None) -> bool:
+    return autoscaling is not None and autoscaling.policy == "hpa" and autoscaling.target is None
 
 
 def _build(trace: Trace, pools: Pools, options: ServingOptions, warnings: tuple[str, ...]) -> Deployment:
@@ -269,7 +313,17 @@ def _build(trace: Trace, pools: Pools, options: ServingOptions, warnings: tuple[
     if "both" in roles:
         source = _source(trace, pools[0][1], table, admitted, options)
         interval = _sample_interval(source)
-        fleets = [_fleet([pool for _, pool in pools], table, options, prefix_caching, tree, 0, interval)]
+        same_work = [pool for _, pool in pools]
+        if options.autoscale is not None:
+            fleet = Fleet([], [], [], options.router, tree)
+
+            def launch() -> Fleet:
+                new = _fleet(same_work, table, options, prefix_caching, tree, len(fleet.replicas), interval)
+                fleet.replicas += new.replicas
+                return new
+
+            return Deployment(admitted, source, [fleet], table, table, [], warnings, launch)
+        fleets = [_fleet(same_work, table, options, prefix_caching, tree, 0, interval)]
         return Deployment(admitted, source, fleets, table, table, [], warnings)
     prefill_table = RequestTable(inputs.tolist(), np.ones_like(outputs).tolist(), priority)
     source = _source(trace, pools[0][1], prefill_table, admitted, options)

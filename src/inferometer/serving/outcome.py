@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -15,6 +15,15 @@ from .trace import Trace
 
 POINTS = 4000  # samples kept at most; when there are twice as many, every second one is dropped
 COLUMNS = ("time_s", "running", "waiting", "kv_used", "tokens_per_s", "busy", "batch_tokens")
+
+
+class ReplicaLife(NamedTuple):
+    """One replica, in seconds of the simulated clock; it holds its GPUs from ``launched_s`` to ``ended_s``."""
+
+    launched_s: float
+    ready_s: float  # it serves from then on; inf if it was stopped before
+    drained_s: float  # it gets no more requests; inf if it served to the end
+    ended_s: float  # its last request has finished; inf if it served to the end
 
 
 class Outcome(msgspec.Struct, kw_only=True, eq=False):
@@ -38,6 +47,7 @@ class Outcome(msgspec.Struct, kw_only=True, eq=False):
     gaps: GapHistogram | None = None  # between the tokens of all requests; None where they were not seen
     reason: str = ""  # why nothing could be served at all: the plan does not fit
     warnings: tuple[str, ...] = ()
+    lives: tuple[ReplicaLife, ...] = ()  # of replicas whose number follows the load
 
     @property
     def done(self) -> np.ndarray:
@@ -149,7 +159,8 @@ def merge_series(series: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
 
 
 def _value_at(one: dict[str, np.ndarray], name: str, time: np.ndarray) -> np.ndarray:
-    """The value that held at each time; 0 after the last sample."""
-    index = np.searchsorted(one["time_s"], time)
-    values: np.ndarray = np.where(index < len(one["time_s"]), one[name][np.minimum(index, len(one[name]) - 1)], 0.0)
+    """The value that held at each time; 0 before the first sample, and after the last."""
+    index, sampled = np.searchsorted(one["time_s"], time), one["time_s"]
+    within = (index < len(sampled)) & (time >= sampled[0])
+    values: np.ndarray = np.where(within, one[name][np.minimum(index, len(one[name]) - 1)], 0.0)
     return values

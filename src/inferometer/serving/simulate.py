@@ -10,16 +10,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
 from ..base.errors import BadValue, UnknownName, abbreviate, check_fraction, check_int
 from ..costs.binding import BoundPlan
 from ..inference.analyze import engine_info
 from ..inference.request import Request, build_request
 from ..specs.arguments import arguments, signature
-from ..specs.catalog import engine
+from ..specs.catalog import engine, hardware
 from ..specs.command_args import ServedPlanArgs
 from ..specs.engine_rules import version_number
 from ..specs.plan_args import PlanArgs
+from .autoscaling import AutoscalingOptions, parse_autoscaling, replica_use
 from .deployment import ReplicaPool, ServingOptions, build_pool, serve
 from .metrics import metrics
 from .outcome import Outcome
@@ -69,6 +71,7 @@ def simulate(
     api_server_count: int = 1,
     stops: str = "length",
     fast_forward: bool = True,
+    autoscale: str | Mapping[str, Any] | AutoscalingOptions | None = None,
     progress: Callable[[int, int], None] | None = None,
     **kwargs: Unpack[ServedPlanKwargs],
 ) -> Outcome:
@@ -83,8 +86,9 @@ def simulate(
     ``batch_wait_max_tokens_ratio`` of a step's tokens, and ``attention_dp_timeout_iters``: those that a rank's prompts
     wait for the other ranks' (TensorRT-LLM). ``api_server_count``: front ends that tokenize side by side. ``stops``:
     outputs end at their ``length``, which an engine knows, or with a stop ``token``.
+    ``autoscale="target=24,startup=90,max=8"``: the number of replicas follows the load; `Outcome.lives` has them.
     """
-    given = locals()
+    given = locals() | {"autoscale": None if autoscale is None else parse_autoscaling(autoscale)}
     options = ServingOptions(
         **{name: given[name] for name in ServingOptions.__struct_fields__} | {"scheduler": scheduler or ""}
     )
@@ -301,11 +305,28 @@ def simulate_and_summarize(
         "kv_cache_tokens": outcome.kv_cache_tokens,
         "max_kv_cache_usage": float(max(kv_used)) if len(kv_used) else None,
         "steps": outcome.steps,
+        "autoscaling": _replicas_over_time(outcome, result["gpus"], gpu),
         "reason": outcome.reason,
         "rejection_reasons": _count_rejections(outcome.rejected),
         "warnings": list(dict.fromkeys([*result["warnings"], *trace.notes, *outcome.warnings])),
     }
     return result, outcome
+
+
+def _replicas_over_time(outcome: Outcome, gpus: int, gpu: str) -> dict[str, Any] | None:
+    """What the replicas come to where their number follows the load, each on so many GPUs."""
+    if not outcome.lives:
+        return None
+    begin, end = float(np.nanmin(outcome.arrival_s)), float(np.nanmax(outcome.arrival_s))
+    use, price = replica_use(outcome.lives, begin, end), hardware(gpu).price_per_hour
+    return {
+        "gpu_hours": use.hours * gpus,
+        "cost": use.hours * gpus * price if price else None,
+        "mean_replicas": use.hours * 3600 / (end - begin) if end > begin else float(use.peak),
+        "peak_replicas": use.peak,
+        "times_s": use.times.tolist(),
+        "replicas": use.serving.tolist(),
+    }
 
 
 def _count_rejections(rejected: dict[int, Rejection]) -> dict[str, int]:

@@ -174,7 +174,7 @@ def mapped_format(mapping: ColumnMapping, names: Sequence[str], where: str) -> T
     lacking = [theirs for theirs in mapping.theirs.values() if theirs not in names]
     if lacking:
         near = nearest(lacking[0], names)
-        tail = f"did you mean {' or '.join(near)}?" if near else f"it has {shorten(names)}"
+        tail = f"did you mean {' or '.join(near)}? It has {shorten(names)}" if near else f"it has {shorten(names)}"
         raise BadFile(f"{where} has no column {lacking[0]!r}; {tail}")
     needs = ("input_tokens", "output_tokens")
     for name in needs:

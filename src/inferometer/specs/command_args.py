@@ -116,6 +116,14 @@ class ServingArgs(ServedPlanArgs):
     ] = "round_robin"
     prefill_replicas: Annotated[int | None, arg("Read prompts on replicas of their own: so many of them.")] = None
     decode_replicas: Annotated[int | None, arg("Write answers on replicas of their own: so many of them.")] = None
+    autoscale: Annotated[
+        str | Mapping[str, Any] | None,
+        arg(
+            "The number of replicas follows the load: target=24 (requests of each, running and waiting), "
+            "startup=90 (s), min=1, max=8, initial=1, period=15, stabilization=300 (s).",
+            metavar="KEY=VALUE,…",
+        ),
+    ] = None
 
 
 class GoodputArgs(Args):
@@ -175,7 +183,30 @@ class SearchTrafficArgs(Args):
     objective: Annotated[str, arg("throughput, cost, latency or energy.")] = "throughput"
 
 
-class SearchSpaceArgs(SearchTrafficArgs):
+class SearchLoadArgs(SearchTrafficArgs):
+    """Load that varies over the time of a trace."""
+
+    GROUP: ClassVar[str] = "Load over time"
+    window: Annotated[
+        float | None,
+        arg(
+            "Seconds of the windows in which the fewest replicas are looked for; 0: none.",
+            default_text="by the trace, if its load varies",
+            metavar="S",
+        ),
+    ] = None
+    autoscale: Annotated[
+        str | Mapping[str, Any] | None,
+        arg(
+            "The autoscaler beside them: target=24 (requests running and waiting, each replica), startup=90 (s), "
+            "min=1, max=8, period=15, stabilization=300 (s), policy=hpa.",
+            default_text="by the windows",
+            metavar="KEY=VALUE,…",
+        ),
+    ] = None
+
+
+class SearchSpaceArgs(SearchLoadArgs):
     """What a search tries: one value or several each."""
 
     GROUP: ClassVar[str] = "Space"

@@ -160,6 +160,7 @@ class SimulateKwargs(TypedDict, total=False):
     router: str | None
     prefill_replicas: int | None
     decode_replicas: int | None
+    autoscale: str | Mapping[str, Any] | None
     max_concurrency: int | None
     pools: Sequence[Mapping[str, Any]] | None
     async_scheduling: bool | None
@@ -181,6 +182,8 @@ class SearchKwargs(TypedDict, total=False):
     goodput: str | Iterable[str] | Mapping[str, float] | None
     goodput_share: float | None
     objective: str | None
+    window: float | None
+    autoscale: str | Mapping[str, Any] | None
     mode: str | None
     tensor_parallel_size: int | str | Sequence[int] | None
     pipeline_parallel_size: int | str | Sequence[int] | None

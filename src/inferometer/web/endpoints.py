@@ -62,7 +62,7 @@ def answer(verb: str, body: bytes, progress: ProgressCallback = no_progress) -> 
 @endpoint("analyze")
 def analyze_endpoint(body: Body, folder: Path, progress: ProgressCallback) -> Any:
     """A plan is its own body: the report, the command that makes it, and the network to be drawn."""
-    from .graph import graph
+    from ..views.plots.structure import graph
 
     plan, request = _one_plan(body, folder)
     report = report_of(request)

@@ -13,9 +13,9 @@ from ..inference.explain import explain
 from ..inference.report import Report
 from ..inference.request import Request
 from ..views.plots.palette import palette_css
+from ..views.plots.structure import graph
 from .app import plotly, static
 from .catalogue import Control
-from .graph import graph
 
 # nothing is loaded from anywhere: scripts are in the file, as text or as data: addresses
 POLICY = (

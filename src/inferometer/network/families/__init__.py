@@ -24,7 +24,9 @@ SHARED_FILES: dict[str, tuple[str, ...]] = {
     "gemma": ("gemma3", "gemma3n", "gemma4"),
     "hybrid_attention": ("qwen3_next", "kimi_linear", "minimax", "lfm2"),
     "llama": ("llama", "llama4"),
-    "llama_variants": ("opt", "falcon", "chatglm", "qwen", "dbrx", "hunyuan_v1_moe", "hy_v3", "minicpmv", "mllama"),
+    "llama_variants": (
+        *("opt", "falcon", "chatglm", "qwen", "dbrx", "hunyuan_v1_moe", "hy_v3", "minicpmv", "mllama", "llava"),
+    ),
     "mamba": ("mamba", "mamba2", "jamba", "bamba", "granitemoehybrid", "falcon_h1"),
     "mixed_attention": ("minimax_m3", "mimo_v2_flash", "step3p7"),
     "nemotron": ("nemotron_h", "nemotron_nas"),

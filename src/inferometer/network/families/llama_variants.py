@@ -1,5 +1,5 @@
 """Decoders that are a Llama in the words of their own configs: OPT, Falcon, ChatGLM, the first Qwen, DBRX, Hunyuan,
-MiniCPM-V, and Llama 3.2 Vision, which is one with layers between that look at images.
+MiniCPM-V, Llama 3.2 Vision, which is one with layers between that look at images, and LLaVA, a tower before any.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from ..operators import elementwise, linear, norm
 from .config import Config
 from .decoder import decoder, feed_forward, heads
 from .llama import build_llama
+
+# What LlamaConfig fills in: the converted LLaVA-1.5 of 7 B leaves all of these out.
+_LLAMA = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32}
 
 
 def build_opt(config: Config, *, family: str = "opt") -> Model:
@@ -218,3 +221,22 @@ def _with_image_tokens(model: Model) -> Model:
         return msgspec.structs.replace(block, ops=(*block.ops, extra)) if block.stage == "embed" else block
 
     return msgspec.structs.replace(model, blocks=tuple(map(extend, model.blocks)))
+
+
+def build_llava(config: Config, *, family: str = "llava") -> Model:
+    """LLaVA in all its forms: a CLIP or SigLIP tower before a decoder that ``text_config.model_type`` names.
+
+    The original configs are flat: the decoder's sizes beside ``mm_vision_tower``, a name.
+    """
+    from . import builder, families
+
+    text = config.section("text_config")
+    if text is None:
+        word = family.removeprefix("llava_").replace("qwen", "qwen2")
+    else:
+        word = str(text.get("model_type", default="llama"))
+        if word == "llama" and text.get("hidden_size") is None:
+            config = Config({**config.data, "text_config": {**_LLAMA, **text.data}}, config.where)
+    if word not in families() or word.startswith("llava"):
+        word = "llama"
+    return builder(word)(config, family=family)

@@ -136,9 +136,7 @@ def _comments(machines: Machines, file: str, machine: int) -> list[str]:
     names = ["MODEL", "EXTRA_ARGS (of every server)", "IMAGE", "HF_TOKEN", "HF_CACHE", *([] if many else ["PORT"])]
     lines.append(f"From the environment, where you want others: {', '.join(names)}.")
     if not images.docker_hub:
-        lines.append(
-            f"IMAGE is {images.image(launch.vendor, launch.version)} with the host of NVIDIA's registry before it."
-        )
+        lines.append(f"IMAGE is {images.image(launch)} with the host of NVIDIA's registry before it.")
     return [*lines, *launch.notes]
 
 
@@ -229,5 +227,5 @@ def _image(launch: Launch, process: Process) -> str:
     if process.gpus == 0 and process.engine in data.routers:
         return f"${{ROUTER_IMAGE:-{data.routers[process.engine]}}}"
     engine = data.engines[launch.engine]
-    image = engine.image(launch.vendor, launch.version)
+    image = engine.image(launch)
     return f"${{IMAGE:-{image}}}" if image and engine.docker_hub else "${IMAGE:?the image of the engine}"

@@ -37,7 +37,7 @@ class Manifest(NamedTuple):
 class EngineImages(msgspec.Struct, frozen=True, kw_only=True):
     """How an engine runs in containers, and what Dynamo and llm-d call its parts."""
 
-    images: dict[str, str]  # vendor -> image, {tag} for its version
+    images: dict[str, str]  # vendor or architecture -> image, {tag} for its version
     tags: dict[str, str]  # version -> tag; the newest last
     program: str  # the last word of a command before its flags
     other_devices: bool = False  # it runs on devices whose image is yours to say
@@ -53,10 +53,11 @@ class EngineImages(msgspec.Struct, frozen=True, kw_only=True):
     llm_d_connector: str = ""  # "" = llm-d has none
     source: dict[str, str]
 
-    def image(self, vendor: str, version: str) -> str | None:
-        """``engine.image("NVIDIA", "0.25")  # 'vllm/vllm-openai:v0.25.1'``; None where no public one is known."""
-        tag = self.tags.get(version) or ([*self.tags.values()][-1] if not version else f"v{version}")
-        return self.images[vendor].format(tag=tag) if vendor in self.images else None
+    def image(self, launch: Launch) -> str | None:
+        """``engine.image(launch)  # 'vllm/vllm-openai:v0.25.1'``; None where no public one is known."""
+        name = self.images.get(launch.architecture) or self.images.get(launch.vendor)
+        version = launch.version or [*self.tags][-1]
+        return name.format(tag=self.tags.get(version, f"v{version}")) if name else None
 
 
 class Accelerator(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,7 +105,7 @@ class DeploymentData(msgspec.Struct, frozen=True, kw_only=True):
 
 @functools.cache
 def deployment_data() -> DeploymentData:
-    """``deployment_data().engines["vllm"].image("NVIDIA", "0.25")  # 'vllm/vllm-openai:v0.25.1'``"""
+    """``deployment_data().engines["vllm"].image(launch)  # 'vllm/vllm-openai:v0.25.1'``"""
     data = shipped("launch", "manifests")
     for table in ("routers", "accelerators"):
         data[table].pop("source")
@@ -175,7 +176,7 @@ def image_of(launch: Launch, process: Process) -> str:
     data = deployment_data()
     if process.gpus == 0 and process.engine in data.routers:
         return data.routers[process.engine]
-    return data.engines[launch.engine].image(launch.vendor, launch.version) or "IMAGE"
+    return data.engines[launch.engine].image(launch) or "IMAGE"
 
 
 def labels_of(launch: Launch, component: str) -> dict[str, str]:

@@ -217,6 +217,7 @@ def _kustomization(launch: Launch, names: list[str], servers: list[Process], rou
     comments = [
         "kubectl create secret generic hf-token --from-literal=HF_TOKEN=…  # where the model is gated",
         f"kubectl apply -k kubernetes/  # then http://{launch.engine}:{deployment_data().ports.entry}/v1",
+        f"kubectl port-forward service/{launch.engine} 8000  # for bench.sh, from outside of the cluster",
         "Yours to check: the size and class of the volume in common.yaml, images below, nodes and tolerations.",
     ]
     if any(process.nodes > 1 for process in servers):

@@ -14,12 +14,11 @@ from ...specs import catalog
 from ..search_result import Search
 from . import manifests
 from .bench_command import BASE_URL, REQUESTS
-from .processes import PORT, Launch, Process, first_port, variables
+from .processes import PORT, SIDE_PORTS, Launch, Process, first_port, side_port, variables
 
 MARK = "Written by inferometer search"
 SCRIPTS = {"server": "serve.sh", "prefill": "prefill.sh", "decode": "decode.sh", "router": "router.sh"}
 _VARIABLE = re.compile(r"(\$\(\(.*?\)\)|\$[A-Z][A-Z0-9_]*)")
-_PORTS_OF_A_SERVER = 16  # between the side channels of two servers: a data-parallel rank has one each
 
 
 def folder_files(result: Search, result_json: str, requests: Iterable[str] | None = None) -> dict[str, str]:
@@ -76,7 +75,7 @@ def _steps(launch: Launch) -> list[str]:
         steps.append(" ".join(piece for piece in (f"{script}: {times},", gpus, where) if piece))
     steps.append("`bench.sh` measures it: compare its figures with those above")
     numbered = [f"{number}. {step}" for number, step in enumerate(steps, 1)]
-    return [f"With {label}, in this order:", "", *numbered, ""]
+    return [f"With {label} {launch.version}, whose defaults it counts on, in this order:", "", *numbered, ""]
 
 
 # ------------------------------------------------------------------ scripts
@@ -163,14 +162,12 @@ def _first_gpus(servers: list[Process], gpus_per_node: int) -> dict[str, list[in
 def _environment(launch: Launch, process: Process) -> list[str]:
     """Variables of the process; a port is another one for every server of a machine."""
     lines = []
-    servers = [one for one in launch.processes if one.gpus]
     for name, value in process.env.items():
         if value == "$HOST_IP":
             lines.append("HOST_IP=\"${HOST_IP:-$(hostname -I | cut -d' ' -f1)}\"  # of this node")
-        if value.isdigit() and name.endswith("_PORT"):
-            place = sum(one.replicas for one in servers[: servers.index(process)])
-            value = f"$(({value} + {_PORTS_OF_A_SERVER} * ({place} + REPLICA)))"
-        lines.append(f'export {name}="${{{name}:-{value}}}"')
+        own = side_port(name, value, first_port(launch, process))
+        own = f"$(({own} + {SIDE_PORTS} * REPLICA))" if own.isdigit() and name.endswith("_PORT") else value
+        lines.append(f'export {name}="${{{name}:-{own}}}"')
     return lines
 
 

@@ -14,7 +14,7 @@ from .routers import Backend, router_process
 from .served_model import ServedModel
 from .sglang_server import sglang_server
 from .trtllm_server import trtllm_refusals, trtllm_server
-from .vllm_server import vllm_server
+from .vllm_server import vllm_refusals, vllm_server
 
 _SERVER: dict[str, Callable[[PoolSpec, ServedModel, int], dict[str, Any]]] = {
     VLLM: vllm_server,
@@ -34,6 +34,7 @@ def _launch(engine: str, plan: Candidate, model: ServedModel, bench: Process) ->
     pool = plan.pools[0]  # all pools have the precisions of the first: they hand their caches on
     weights, label = model.weights(engine, pool), model.engine(engine, pool).label
     refusals = trtllm_refusals(plan) if engine == TRTLLM else []
+    refusals += vllm_refusals(plan, model) if engine == VLLM else []
     refusals += [weights.refusal] if weights.refusal else []
     cache = model.cache_setting(engine, pool)
     if cache is None:

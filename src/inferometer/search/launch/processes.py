@@ -12,6 +12,7 @@ import msgspec
 VLLM, SGLANG, TRTLLM, BENCH = "vllm", "sglang", "trtllm", "bench"
 SERVERS = (VLLM, SGLANG, TRTLLM)
 PORT = 8000
+SIDE_PORTS = 16  # between the side channels of two servers: a data-parallel rank has one each
 _VARIABLE = re.compile(r"(\$\(\(.*?\)\)|\$[A-Z][A-Z0-9_]*)")
 
 
@@ -61,11 +62,16 @@ def launch_lines(launch: Launch) -> list[str]:
     """Lines of a shell: ``launch_lines(launch)  # ['# 2 × this, each on 1 GPU: serves', 'vllm serve …']``"""
     if launch.refusals:
         return [f"# {reason}" for reason in launch.refusals]
-    defaults = variables(launch)
-    lines = []
+    defaults, lines = variables(launch), [f"# {note}" for note in launch.notes]
+    if sum(process.replicas for process in launch.processes if process.gpus) > 1:
+        lines.append(
+            "# servers on one machine: each with a PORT and CUDA_VISIBLE_DEVICES of its own, as scripts of -o DIR"
+        )
     for process in launch.processes:
-        lines += process_lines(process, {**defaults, "PORT": str(first_port(launch, process))})
-    return [*(f"# {note}" for note in launch.notes), *lines]
+        port = first_port(launch, process)
+        env = {name: side_port(name, value, port) for name, value in process.env.items()}
+        lines += process_lines(msgspec.structs.replace(process, env=env), {**defaults, "PORT": str(port)})
+    return lines
 
 
 def variables(launch: Launch) -> dict[str, str]:
@@ -88,6 +94,14 @@ def first_port(launch: Launch, process: Process) -> int:
     if process not in servers or sum(one.replicas for one in servers) == 1:
         return PORT
     return PORT + 1 + sum(one.replicas for one in servers[: servers.index(process)])
+
+
+def side_port(name: str, value: str, port: int) -> str:
+    """A port in the environment, apart for servers on one machine: those of data-parallel ranks follow it.
+
+    ``side_port("VLLM_NIXL_SIDE_CHANNEL_PORT", "5600", 8003)  # '5632'``
+    """
+    return str(int(value) + SIDE_PORTS * (port - PORT - 1)) if value.isdigit() and name.endswith("_PORT") else value
 
 
 def process_lines(process: Process, defaults: Mapping[str, str]) -> list[str]:

@@ -40,6 +40,7 @@ class ServedModel(NamedTuple):
     length_reason: str = ""
     max_len: int = 0  # of a sequence: the limit, or the model's own
     speculation: Speculation | None = None
+    speculative_head: str = ""  # eagle, eagle3: the draft model is a head of that kind
     engines: Mapping[tuple[str, str], Engine] = {}  # (engine, role of a pool) -> the engine with its defaults there
     memory_shares: Mapping[str, float] = {}  # engine -> share of memory that it was given
 

@@ -25,7 +25,7 @@ def sglang_server(pool: PoolSpec, model: ServedModel, nodes: int) -> dict[str, A
     flags += model.common_flags(SGLANG, pool, "--dtype", "--context-length", "--mem-fraction-static")
     flags += _limits(pool, model)
     if model.speculation is not None:
-        flags += _speculation(model.speculation)
+        flags += _speculation(model.speculation, model.speculative_head)
     if pool.role != "both":
         flags += ["--disaggregation-mode", pool.role, "--disaggregation-transfer-backend", "nixl"]
     if nodes > 1:
@@ -46,10 +46,10 @@ def _limits(pool: PoolSpec, model: ServedModel) -> list[Any]:
     return flags
 
 
-def _speculation(speculation: Speculation) -> list[Any]:
+def _speculation(speculation: Speculation, head: str) -> list[Any]:
     """Flags of speculative decoding; a step verifies the drafted tokens and one more."""
     count = speculation.num_speculative_tokens
-    flags: list[Any] = ["--speculative-algorithm", _ALGORITHMS[speculation.method]]
+    flags: list[Any] = ["--speculative-algorithm", head.upper() or _ALGORITHMS[speculation.method]]
     flags += ["--speculative-draft-model-path", speculation.model] if speculation.model else []
     if speculation.method != "ngram":
         flags += ["--speculative-num-steps", count, "--speculative-eagle-topk", 1]

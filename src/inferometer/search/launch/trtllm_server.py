@@ -61,13 +61,16 @@ def _options(pool: PoolSpec, model: ServedModel) -> list[str]:
     options += ['cache_transceiver_config: {"backend": "DEFAULT"}'] if pool.role != "both" else []
     options += ["disable_overlap_scheduler: true"] if pool.role == "prefill" else []
     if model.speculation is not None:
-        options.append(f"speculative_config: {json.dumps(_speculative_config(model.speculation))}")
+        options.append(
+            f"speculative_config: {json.dumps(_speculative_config(model.speculation, model.speculative_head))}"
+        )
     return options
 
 
-def _speculative_config(speculation: Speculation) -> dict[str, Any]:
+def _speculative_config(speculation: Speculation, head: str) -> dict[str, Any]:
     """MTP counts its modules; a draft model has a name; n-grams need neither."""
-    kind = {"mtp": "MTP", "draft_model": "Draft_Target", "ngram": "NGram"}[speculation.method]
+    kinds = {"mtp": "MTP", "draft_model": "Draft_Target", "ngram": "NGram", "eagle": "Eagle", "eagle3": "Eagle3"}
+    kind = kinds[head or speculation.method]
     count = speculation.num_speculative_tokens
     config: dict[str, Any] = {"decoding_type": kind, "max_draft_len": count}
     if speculation.method == "mtp":

@@ -5,13 +5,23 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from ...specs.engine_rules import version_number
 from ...specs.structs import Speculation
-from ..search_result import PoolSpec
+from ..search_result import Candidate, PoolSpec
 from .processes import VLLM
 from .served_model import ServedModel
 
 RPC_PORT = 13345  # of the data-parallel ranks
 SIDE_CHANNEL = {"VLLM_NIXL_SIDE_CHANNEL_HOST": "$HOST_IP", "VLLM_NIXL_SIDE_CHANNEL_PORT": "5600"}
+
+
+def vllm_refusals(plan: Candidate, model: ServedModel) -> list[str]:
+    """Why vLLM cannot run a plan: draft models came with 0.15 (v0.14.1 vllm/config/speculative.py:387 refuses them)."""
+    engine, speculation = model.engine(VLLM, plan.pools[0]), model.speculation
+    drafts = speculation is not None and speculation.method == "draft_model" and not model.speculative_head
+    if not drafts or version_number(engine.version) >= version_number("0.15"):
+        return []
+    return [f"vLLM {engine.version} does not draft with a model of its own: take vLLM 0.15 or newer, or method ngram"]
 
 
 def vllm_server(pool: PoolSpec, model: ServedModel, nodes: int) -> dict[str, Any]:
@@ -28,7 +38,7 @@ def vllm_server(pool: PoolSpec, model: ServedModel, nodes: int) -> dict[str, Any
     }
     flags += model.flags(VLLM, pool, limits)
     if model.speculation is not None:
-        flags += ["--speculative-config", json.dumps(_speculative_config(model.speculation))]
+        flags += ["--speculative-config", json.dumps(_speculative_config(model.speculation, model.speculative_head))]
     if pool.role != "both":
         role = {"prefill": "kv_producer", "decode": "kv_consumer"}[pool.role]
         flags += ["--kv-transfer-config", json.dumps({"kv_connector": "NixlConnector", "kv_role": role})]
@@ -64,8 +74,8 @@ def _sizes(pool: PoolSpec) -> list[Any]:
     return [part for name, size in zip(names, sizes, strict=True) if size > 1 for part in (name, size)]
 
 
-def _speculative_config(speculation: Speculation) -> dict[str, Any]:
+def _speculative_config(speculation: Speculation, head: str) -> dict[str, Any]:
     """The value of vLLM's --speculative-config."""
-    config: dict[str, Any] = {"method": speculation.method}
+    config: dict[str, Any] = {"method": head or speculation.method}
     config["num_speculative_tokens"] = speculation.num_speculative_tokens
     return {**config, "model": speculation.model} if speculation.model else config

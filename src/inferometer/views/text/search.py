@@ -13,15 +13,16 @@ from rich.table import Table
 from rich.text import Text
 
 from ...base.pareto import pareto_front
-from ...base.units import seconds
+from ...base.units import percent, seconds
 from ...search.launch.processes import BENCH, SGLANG, TRTLLM, VLLM
 from ...search.plan_table import LoadPoints, PlanTable, load_points
-from ...search.search_result import Candidate, Search
+from ...search.search_result import Candidate, Day, Search
 from ...serving.synthetic import stretch_label
 from ...specs.catalog import engine
 from .. import files
 from ..plots.canvas import page, picture, style
 from ..plots.palette import BLUE, GREEN, GRID, INK, MUTED, ORANGE, SILVER, SKY, VERMILLION, tint
+from .serving import spark
 
 ENGINES = {VLLM: "vLLM", SGLANG: "SGLang", TRTLLM: "TensorRT-LLM", BENCH: "and measure it"}
 
@@ -36,6 +37,8 @@ def shown(result: Search) -> Group:
         parts.append(Text(f"✗ {result.reason}", style="bold red"))
     if result.plans:
         parts += [Text(""), _table(result)]
+    if result.day is not None:
+        parts += [*day_section(result.day, result.goodput_share), Text("")]
     if result.relaxations:
         parts += [Text("What would do, each found by trying:", style="bold")]
         parts += [Text(f"  {one.change}  →  {one.plan}", style="green") for one in result.relaxations]
@@ -44,7 +47,8 @@ def shown(result: Search) -> Group:
         parts += [Text(f"  ✗ {plan.label}: {plan.reason}", style="red") for plan in result.rejected[:6]]
     parts += [Text(line, style=MUTED) for line in _accounting(result)]
     for key, lines in result.commands.items():
-        parts += [Text(f"\n{ENGINES[key]}", style="bold")]
+        version = result.launches[key].version if key in result.launches else ""
+        parts += [Text(f"\n{ENGINES[key]} {version}".rstrip(), style="bold")]
         parts += [ShellLine(line) for line in lines]
     parts += [Text(f"! {warning}", style="yellow") for warning in result.warnings]
     return Group(*parts)
@@ -152,6 +156,85 @@ def _accounting(result: Search) -> list[str]:
             "not possible: " + "; ".join(f"{count:,} {reason}" for reason, count in list(result.rejections.items())[:6])
         )
     return lines
+
+
+# ------------------------------------------------------------------ load over time
+
+
+def day_section(day: Day, share: float) -> list[Any]:
+    """The section of a search's result; ``share`` of the requests must keep the limits."""
+    gpus = f"{day.gpus_per_replica} GPU{'s' if day.gpus_per_replica > 1 else ''}"
+    least, most = min(window.replicas for window in day.windows), day.peak.replicas
+    need = f"{least} to {most} replicas" if least != most else f"{most} replica{'s' if most > 1 else ''}"
+    parts: list[Any] = [
+        Text(
+            f"Over {duration(day.span_s)} ({day.requests:,} requests in {len(day.windows)} windows of "
+            f"{duration(day.window_s)}), replicas of {day.unit} on {gpus}",
+            style="bold",
+        ),
+        Text(f"  needs {need}, {day.mean_replicas:.2f} in the mean; most {duration(day.peak.start_s)} after the start"),
+        _sparks(day),
+        _policy_table(day, share),
+    ]
+    if day.target is not None and any(one.policy == "hpa" for one in day.policies):
+        parts.append(
+            Text(
+                f"  A replica takes {seconds(day.startup_s)} to start. The autoscaler aims at {day.target:.3g} "
+                f"requests of each, running and waiting, and has at most {day.max_replicas} replicas."
+            )
+        )
+    return [*parts, *(Text(f"  ! {note}", style="yellow") for note in day.notes)]
+
+
+def duration(value: float) -> str:
+    """Seconds as people say them: ``duration(5400)  # '1.5 h'``"""
+    for size, unit in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
+        if value >= 2 * size or (value >= size and size < 86400.0):
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.3g} s"
+
+
+def _sparks(day: Day) -> Table:
+    """Lines of blocks: the load, and what it needs."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2), show_header=False)
+    times = np.array([window.start_s for window in day.windows])
+    for label, values, unit in (
+        ("load", [window.request_rate for window in day.windows], "requests/s"),
+        ("needed", [window.replicas for window in day.windows], "replicas"),
+    ):
+        top = max(values)
+        table.add_row(label, Text(spark(times, np.array(values, float), top), "cyan"), f"at most {top:,.3g} {unit}")
+    return table
+
+
+def _policy_table(day: Day, share: float) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 1))
+    for number, head in enumerate(
+        ("", "GPU-hours", "USD", "of the first", "good", "worst window", "TTFT p90", "mean", "most")
+    ):
+        table.add_column(head, justify="left" if number == 0 else "right", no_wrap=True)
+    first = day.policies[0].gpu_hours
+    for one in day.policies:
+        good, worst = one.good, min(one.window_good) if one.window_good else None
+        ttft = "–" if one.p90_ttft_ms is None else seconds(one.p90_ttft_ms / 1e3)
+        table.add_row(
+            one.name,
+            f"{one.gpu_hours:,.1f}",
+            "–" if one.cost is None else f"{one.cost:,.0f}",
+            percent(one.gpu_hours / first) if first else "–",
+            _share(good, share),
+            _share(worst, share),
+            ttft,
+            f"{one.mean_replicas:.2f}",
+            f"{one.peak_replicas}",
+        )
+    return table
+
+
+def _share(value: float | None, limit: float) -> Text:
+    if value is None:
+        return Text("–")
+    return Text(percent(value), "" if value >= limit else "red")
 
 
 # ------------------------------------------------------------------ the front

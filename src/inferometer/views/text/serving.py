@@ -95,12 +95,24 @@ def _rates(result: Mapping[str, Any]) -> list[Text]:
         limits = ", ".join(f"{key} ≤ {value:g} ms" for key, value in result["goodput"].items())
         share = result["request_goodput"] / result["request_throughput"] if result["request_throughput"] else 0.0
         lines.append(f"goodput {rate('request_goodput', 2)} requests/s: {percent(share)} keep {limits}")
+    if result.get("autoscaling"):
+        lines.append(_autoscaled(result["autoscaling"]))
     cache = []
     if result.get("prefix_cache_hit_rate"):
         cache.append(f"{percent(result['prefix_cache_hit_rate'])} of the prompts' tokens came from the prefix cache")
     if result.get("preemptions"):
         cache.append(f"{result['preemptions']:,} preemptions")
     return [Text(line) for line in [*lines, *([", ".join(cache)] if cache else [])]]
+
+
+def _autoscaled(use: Mapping[str, Any]) -> str:
+    """``autoscaled: 1 to 5 replicas, 2.31 in the mean: 18.4 GPU-hours, $66``"""
+    cost = "" if use["cost"] is None else f", ${use['cost']:,.2f}"
+    least, most = min(use["replicas"]), use["peak_replicas"]
+    return (
+        f"autoscaled: {least} to {most} replicas, {use['mean_replicas']:.2f} in the mean: "
+        f"{use['gpu_hours']:,.2f} GPU-hours{cost}"
+    )
 
 
 def _over_time(series: Mapping[str, np.ndarray]) -> list[Any]:
