@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from ..base.errors import BadValue, is_number
 from ..serving.autoscaling import AutoscalingOptions, parse_autoscaling, replica_use, startup_seconds
 from ..serving.deployment import Pools, ServingOptions, serve
 from ..serving.metrics import good_requests, latencies
@@ -210,6 +211,24 @@ def day_window(traffic: Traffic, window: float | None, asked_for: bool) -> float
         return window or None
     width = window_width(trace)
     return width if asked_for or varies(trace, width) else None
+
+
+def check_day(
+    window: float | None, autoscale: str | Mapping[str, Any] | None, traffic: Traffic, objective: Objective
+) -> None:
+    """Refuse windows and autoscalers without a load that comes over time, or limits that must hold."""
+    if autoscale is not None:
+        parse_autoscaling(autoscale)
+    if window is not None and not (is_number(window) and (window == 0 or 1 <= window <= 1e7)):
+        raise BadValue(field="window", given=window, allowed="from 1 to 1e7 seconds, or 0 for no windows")
+    if not window and autoscale is None:
+        return
+    if day_window(traffic, window, True) is None or not objective.slo:
+        name = "window" if autoscale is None else "autoscale"
+        raise BadValue(
+            f"`{name}` is about load over time: it needs a `trace` with arrivals, at its own or a given `request_rate`,"
+            " and limits of `goodput`"
+        )
 
 
 class DayPlanner:

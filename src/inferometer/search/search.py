@@ -21,11 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..base.errors import BadValue, check_int, is_number
+from ..base.errors import BadValue, check_int
 from ..base.parallel_map import worker_count
 from ..inference.request import build_request
 from ..inference.speculation import HEADS
-from ..serving.autoscaling import parse_autoscaling
 from ..serving.deployment import ReplicaPool
 from ..serving.trace import Trace
 from ..specs.arguments import arguments, check_names, signature
@@ -35,14 +34,14 @@ from ..specs.command_args import SearchArgs
 from ..specs.plan_args import PlanArgs, short_flag
 from ..specs.structs import Plan, Speculation
 from . import explanation
-from .day_plan import DayPlanner, day_window
+from .day_plan import DayPlanner, check_day, day_window
 from .finalists import Finalist, SimulationOptions, ranked, simulate_finalists
 from .launch.bench_command import bench, num_prompts
 from .launch.plan_launch import launches
 from .launch.processes import BENCH, SERVERS, Launch, launch_lines, process_lines, variables
 from .launch.served_model import ServedModel, context_length
 from .modes import aggregated, disaggregated
-from .objective import Objective, Traffic, build_objective, build_traffic
+from .objective import build_objective, build_traffic
 from .plan_simulation import PlanSimulator
 from .plan_table import Plans, PlanTable, Status, concatenated, front_rows
 from .relaxation import Relaxer
@@ -184,7 +183,7 @@ def _problem(
         )
     if args.mode not in (*MODES, "both"):
         raise BadValue(f"`mode` must be aggregated, disaggregated or both, not {args.mode!r}")
-    _check_day(args, traffic, objective)
+    check_day(args.window, args.autoscale, traffic, objective)
     check_int("finalists", args.finalists, most=1000)
     worker_count(args.backend, args.jobs)
     modes = MODES if args.mode == "both" else (args.mode,)
@@ -197,23 +196,6 @@ def _problem(
                 f"knows: give it as `gpu` {device.name}:{figure}=…"
             )
     return Problem(model, space, traffic, objective)
-
-
-def _check_day(args: SearchArgs, traffic: Traffic, objective: Objective) -> None:
-    """Refuse windows and autoscalers without a load that varies, or limits that must hold."""
-    name = "autoscale" if args.autoscale is not None else "window"
-    given = getattr(args, name)
-    if given is None or given == 0:
-        return
-    if args.autoscale is not None:
-        parse_autoscaling(args.autoscale)
-    if args.window is not None and not (is_number(args.window) and (args.window == 0 or 1 <= args.window <= 1e7)):
-        raise BadValue(field="window", given=args.window, allowed="from 1 to 1e7 seconds, or 0 for no windows")
-    if day_window(traffic, args.window, True) is None or not objective.slo:
-        raise BadValue(
-            f"`{name}` is about load over time: it needs a `trace` with arrivals, at its own or a given `request_rate`,"
-            " and limits of `goodput`"
-        )
 
 
 def _check_size(problem: Problem, num_servers: int) -> None:
