@@ -175,7 +175,15 @@ def test_a_published_checkpoint_is_served() -> None:
     assert {launch.model for launch in four.values()} == {"nvidia/DeepSeek-R1-NVFP4"}
 
 
+def test_a_checkpoint_of_a_sibling_is_named() -> None:
+    base = launches_of(pool_of(quantization="nvfp4"), name="meta-llama/Meta-Llama-3.1-8B")["vllm"]
+    assert base.model == "./Meta-Llama-3.1-8B-NVFP4" and "Llama-3.1-8B-Instruct there is " in base.notes[0]
+    assert 'scheme="NVFP4"' in base.notes[0]
+
+
 def test_what_an_engine_cannot_do_is_refused() -> None:
+    stored = launches_of(pool_of(quantization="mxfp4-mxfp8"), name="openai/gpt-oss-20b", quantizations=("mxfp4",))
+    assert all("leave -q away" in launch.refusals[0] for launch in stored.values())
     both = launches_of(pool_of(quantization="int4", kv_cache_dtype="int8"))
     assert all(not launch.processes for launch in both.values())
     assert "-q w4a16" in both["vllm"].refusals[0] and len(both["vllm"].refusals) == 1

@@ -217,18 +217,19 @@ def weights(engine: Engine, model: str, dtype: str, own: Iterable[str], precisio
     published = published_checkpoint(engine.name, model, precision)
     if published is not None:
         return Weights(published.id, note=f"{published.id} is {model} in {precision}")
+    if setting is None or setting.instead:
+        why = setting.instead if setting is not None else "leave -q away"
+        return Weights(model, refusal=f"{engine.label} {engine.version} cannot serve {precision} weights: {why}")
     if stored:
         return Weights(
             model,
             refusal=f"{held}: {engine.label} does not convert it to {precision}. Serve a 16-bit checkpoint of the same "
             f"model, or search without -q {precision}",
         )
-    if setting is None or not setting.scheme:
-        why = setting.instead if setting is not None else "leave -q away"
-        return Weights(model, refusal=f"{engine.label} {engine.version} cannot serve {precision} weights: {why}")
     output = f"{model.rstrip('/').rpartition('/')[2]}-{setting.scheme}"
     command = _recipe(setting.recipe or settings.recipe).format(model=model, scheme=setting.scheme, output=output)
-    return Weights(f"./{output}", note=f"make the checkpoint in {precision} first: {command}")
+    others = "".join(f" (of {one.model} there is {one.id})" for one in _siblings(engine.name, model, precision)[:1])
+    return Weights(f"./{output}", note=f"make the checkpoint in {precision} first{others}: {command}")
 
 
 def cache_setting(engine: Engine, precision: str) -> CacheSetting | None:
@@ -240,12 +241,22 @@ def cache_setting(engine: Engine, precision: str) -> CacheSetting | None:
 
 
 def published_checkpoint(engine: str, model: str, precision: str) -> PublishedCheckpoint | None:
-    """A published checkpoint of a model that an engine reads; TensorRT-LLM reads ModelOpt's and the model's owner's."""
-    fitting = [one for one in checkpoints() if one.model == model and one.precision == precision]
-    if engine == TRTLLM:
-        owner = model.partition("/")[0]
-        fitting = [one for one in fitting if one.id.partition("/")[0] in ("nvidia", owner) and precision != "w4a16"]
-    return fitting[0] if fitting else None
+    """One that an engine reads: ``published_checkpoint("vllm", "Qwen/Qwen3-8B", "w4a16").id  # Qwen/Qwen3-8B-AWQ``"""
+    return next((one for one in checkpoints() if one.model == model and _reads(engine, one, precision)), None)
+
+
+def _siblings(engine: str, model: str, precision: str) -> list[PublishedCheckpoint]:
+    """Published checkpoints of the same architecture with other weights: of the instruct model, if this is the base."""
+    entry = catalog.catalog_entry(model)
+    fitting = [one for one in checkpoints() if _reads(engine, one, precision)]
+    return [one for one in fitting if entry is not None and catalog.catalog_entry(one.model) is entry]
+
+
+def _reads(engine: str, checkpoint: PublishedCheckpoint, precision: str) -> bool:
+    """Whether an engine reads a checkpoint; of other owners than the model's, TensorRT-LLM reads ModelOpt's only."""
+    owners = ("nvidia", checkpoint.model.partition("/")[0])
+    fits = engine != TRTLLM or (checkpoint.id.partition("/")[0] in owners and precision != "w4a16")
+    return checkpoint.precision == precision and fits
 
 
 @functools.cache
