@@ -27,8 +27,8 @@ from ..costs.binding import BoundPlan, stage_plans
 from ..inference.memory import weight_bytes
 from ..specs.catalog import constants
 from ..specs.structs import Spec
-from .arrivals import OpenLoop, RouterInbox
-from .outcome import ReplicaLife
+from .arrivals import ClosedLoop, OpenLoop, RouterInbox
+from .outcome import Outcome, ReplicaLife
 from .router import Fleet
 
 POLICIES: dict[str, Callable[[Autoscaler, float], int]] = {}
@@ -121,6 +121,30 @@ def parse_autoscaling(given: str | Mapping[str, Any] | AutoscalingOptions) -> Au
     return options
 
 
+def check_autoscaling(
+    options: AutoscalingOptions, source: OpenLoop | ClosedLoop, num_pools: int, router: str
+) -> OpenLoop:
+    """The source of requests, if replicas that come and go can serve it so."""
+    reasons = {
+        "one kind of replica that reads and answers: leave `pools`, `prefill_replicas` away": num_pools > 1,
+        "requests that come at times of their own: a trace with arrivals": isinstance(source, ClosedLoop),
+        "the `router` round_robin": router != "round_robin",
+        "target=…: the requests, running and waiting, of each replica": options.policy == "hpa" and not options.target,
+    }
+    for reason, lacks in reasons.items():
+        if lacks:
+            raise BadValue(f"`autoscale` needs {reason}", field="autoscale")
+    assert isinstance(source, OpenLoop), "checked above"
+    return source
+
+
+def with_startup(options: AutoscalingOptions, bound_plan: BoundPlan) -> AutoscalingOptions:
+    """The options with the time that a plan's replica takes to start, unless they say it."""
+    if options.startup is not None:
+        return options
+    return msgspec.structs.replace(options, startup=startup_seconds(bound_plan))
+
+
 def _number(key: str, value: Any) -> float | int:
     """A figure of the options, within its bounds."""
     try:
@@ -183,8 +207,14 @@ class Frontend:
 class Autoscaler:
     """``Autoscaler(source, launch, options).run()``: serves all requests; ``launch()`` builds one replica's engines."""
 
-    def __init__(self, source: OpenLoop, launch: Callable[[], Fleet], options: AutoscalingOptions) -> None:
-        self.source, self.launch, self.options = source, launch, options
+    def __init__(
+        self,
+        source: OpenLoop,
+        launch: Callable[[], Fleet],
+        options: AutoscalingOptions,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self.source, self.launch, self.options, self.progress = source, launch, options, progress
         self.hpa = autoscaling_constants().hpa
         self.period = options.period or self.hpa.sync_period
         self.startup = options.startup or 0.0
@@ -194,7 +224,6 @@ class Autoscaler:
         self.ended: list[Replica] = []
         self.recommendations: list[tuple[float, int]] = []  # of the policy hpa: when, and how many
         self.index = self.turn = 0  # next request, next engine
-        self.on_progress: Callable[[], None] = lambda: None  # called in every period
 
     @property
     def num_unfinished(self) -> int:
@@ -221,7 +250,8 @@ class Autoscaler:
                 replica.run(until)
             self._end_drained()
             now = until
-            self.on_progress()
+            if self.progress is not None:
+                self.progress(self.index, len(source.ids))
             if self.index < len(source.ids):
                 self._scale(now)
         for replica in (*self.serving, *self.draining):
@@ -356,3 +386,14 @@ def replicas_at(lives: tuple[ReplicaLife, ...], times: np.ndarray) -> np.ndarray
     ends = np.sort([life.ended_s for life in lives if life.ready_s < inf])
     count: np.ndarray = np.searchsorted(begins, times, side="right") - np.searchsorted(ends, times, side="right")
     return count
+
+
+def with_lives(outcome: Outcome, lives: tuple[ReplicaLife, ...], num_engines: int) -> Outcome:
+    """The outcome of replicas that came and went; its shares are those of the replicas that serve."""
+    serving = replicas_at(lives, outcome.series["time_s"])
+    per_replica = num_engines / max(len(lives), 1)
+    for name in ("kv_used", "busy"):  # so far of all engines that there ever were
+        share = outcome.series[name] * num_engines / np.maximum(serving * per_replica, 1)
+        outcome.series[name] = np.minimum(share, 1.0)
+    outcome.lives = lives
+    return outcome

@@ -23,7 +23,7 @@ from ..inference.request import Request
 from ..inference.workload import batch_shape_of
 from ..specs.structs import Workload
 from .arrivals import ClosedLoop, OpenLoop, RouterInbox, by_arrival, is_closed_loop
-from .autoscaling import Autoscaler, AutoscalingOptions, replicas_at, startup_seconds
+from .autoscaling import Autoscaler, AutoscalingOptions, check_autoscaling, with_lives, with_startup
 from .engine import EngineCore
 from .fast_path import FastPathEngine
 from .inter_token import merge_gaps
@@ -262,41 +262,14 @@ def serve(trace: Trace, pools: Pools, options: ServingOptions) -> Outcome:
 
 def _run_autoscaled(deployment: Deployment, pools: Pools, options: ServingOptions) -> Outcome:
     """As many replicas as the policy says over time, each all the engines of the one pool."""
-    autoscaling, launch, source = options.autoscale, deployment.launch, deployment.source
-    refusal = next(
-        (
-            reason
-            for reason, given in (
-                ("one kind of replica that reads and answers: leave `pools`, `prefill_replicas` away", len(pools) > 1),
-                ("requests that come at times of their own: a trace with arrivals", isinstance(source, ClosedLoop)),
-                ("the `router` round_robin", options.router != "round_robin"),
-                ("target=…: the requests, running and waiting, of each replica", _lacks_target(autoscaling)),
-            )
-            if given
-        ),
-        "",
+    assert options.autoscale is not None, "see `serve`"
+    source = check_autoscaling(options.autoscale, deployment.source, len(pools), options.router)
+    assert deployment.launch is not None, "one pool has it"
+    autoscaler = Autoscaler(
+        source, deployment.launch, with_startup(options.autoscale, pools[0][1].bound_plan), options.progress
     )
-    if refusal or autoscaling is None or launch is None or not isinstance(source, OpenLoop):
-        raise BadValue(f"`autoscale` needs {refusal}", field="autoscale")
-    if autoscaling.startup is None:
-        autoscaling = msgspec.structs.replace(autoscaling, startup=startup_seconds(pools[0][1].bound_plan))
-    autoscaler = Autoscaler(source, launch, autoscaling)
-    if options.progress is not None:
-        total, progress = len(source.ids), options.progress
-        autoscaler.on_progress = lambda: progress(autoscaler.index, total)
     autoscaler.run()
-    outcome = _collect(deployment)
-    outcome.lives = autoscaler.lives()
-    serving = replicas_at(outcome.lives, outcome.series["time_s"])
-    per_replica = len(deployment.replicas) / max(len(outcome.lives), 1)  # engines
-    for name in ("kv_used", "busy"):  # shares of the replicas that serve, not of all there ever were
-        share = outcome.series[name] * len(deployment.replicas) / np.maximum(serving * per_replica, 1)
-        outcome.series[name] = np.minimum(share, 1.0)
-    return outcome
-
-
-def _lacks_target(autoscaling: AutoscalingOptions | None) -> bool:
-    return autoscaling is not None and autoscaling.policy == "hpa" and autoscaling.target is None
+    return with_lives(_collect(deployment), autoscaler.lives(), len(deployment.replicas))
 
 
 def _build(trace: Trace, pools: Pools, options: ServingOptions, warnings: tuple[str, ...]) -> Deployment:
