@@ -12,14 +12,15 @@ written for one case only. That makes a simulation about twice as fast.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from heapq import heappop, heappush
 
 from .engine import EngineCore
-from .inter_token import SHORT_RUN, US
+from .inter_token import SHORT_RUN
 from .kv_cache import PrefixCache
 from .request_table import Finishing
 from .schedulers import admissible_prompt_tokens
-from .step_cost import Chunk, Throttle
+from .step_cost import Chunk
 from .step_tables import ContextTable
 
 RETRY_STEPS = 256  # steps until an engine that was short of blocks is tried again
@@ -67,179 +68,277 @@ class FastPathEngine(EngineCore):
 class UncontendedRun:
     """A stretch of steps without contention: ``UncontendedRun(engine, engine.cost.closed_form).run(until)``
 
-    It keeps an engine's totals in local names, and its `DecodeBatch` up to date but for its count of block
-    phases; `_write_back` and `_hand_back` make both whole again.
+    It keeps an engine's clocks itself, and its `DecodeBatch` up to date but for its count of block phases. All else
+    follows: a step is a tick of the batch's clock, tokens that were computed are contexts that grew, the engine is busy
+    unless it waits for an arrival. `_write_back` and `_hand_back` make the engine whole again.
     """
 
     __slots__ = (
         "async_scheduling",
         "batch",
         "block_size",
+        "clock_lag",
+        "context_before",
+        "context_finished",
         "decode_table",
         "engine",
         "finished",
         "free_blocks",
-        "limits",
+        "frequent",
+        "idle_until",
+        "mixed_steps",
+        "now",
         "prompt_tokens",
-        "running",
+        "shift",
+        "steps_before",
+        "sure_tokens",
         "table",
         "usable_blocks",
+        "visible_until",
+        "visits",
     )
 
     def __init__(self, engine: EngineCore, decode_table: ContextTable) -> None:
-        self.engine, self.batch, self.decode_table = engine, engine.batch, decode_table
-        self.limits, self.running, self.table = engine.limits, engine.running, engine.table
-        self.block_size, self.async_scheduling = engine.kv_cache.block_size, engine.limits.async_scheduling
-        self.free_blocks = engine.kv_cache.free_blocks - engine.batch.blocks_to_completion()  # beyond those set aside
-        self.usable_blocks = engine.kv_cache.free_blocks + engine.batch.blocks_held()  # free, or held by sequences here
-        self.finished: list[tuple[int, int]] = []  # finished in the last step and not freed yet: request, blocks
-        self.prompt_tokens = 0  # computed since the last `_write_back`
+        batch, limits = engine.batch, engine.limits
+        self.engine, self.batch, self.decode_table, self.table = engine, batch, decode_table, engine.table
+        self.now = self.idle_until = engine.now  # from `idle_until` on the engine was busy, but for the time before
+        self.visible_until = engine.visible_until
+        self.block_size, self.async_scheduling = engine.kv_cache.block_size, limits.async_scheduling
+        self.free_blocks = engine.kv_cache.free_blocks - batch.blocks_to_completion()  # beyond those set aside
+        self.usable_blocks = engine.kv_cache.free_blocks + batch.blocks_held()  # free, or held by sequences here
+        # finished and not freed yet: the step, the request, its blocks; what may be freed is, when it is needed
+        self.finished: list[tuple[int, int, int]] = []
+        self.clock_lag = 0  # steps in which no sequence decoded, so that the batch's clock stood
+        self.prompt_tokens = 0
+        self.steps_before, self.context_before, self.context_finished = batch.clock, batch.total_context(), 0
+        self.visits, self.shift = engine.gaps.visits_of(decode_table, min(limits.max_num_seqs, len(engine.table)))
+        self.mixed_steps = engine.gaps.mixed_steps
+        decode_table.lines += [None] * (len(self.visits) - len(decode_table.lines))
+        self.frequent = engine.cost.frequent if engine.throttle is None else {}
+        # tokens of a step that `admissible_prompt_tokens` allows whatever else there is
+        self.sure_tokens = min(limits.max_num_batched_tokens, limits.long_prefill_token_threshold)
 
     def run(self, until: float) -> None:
         """Take steps that begin before ``until``, as long as no request has to wait."""
-        engine, batch, source, recorder = self.engine, self.batch, self.engine.source, self.engine.recorder
-        finish_heap, id_bits, search = batch.finish_heap, batch.id_bits, self.decode_table.search
-        mixed_seconds, throttle, extra_steps = engine.cost.mixed_seconds, engine.throttle, int(self.async_scheduling)
-        now, visible_until, finished = engine.now, engine.visible_until, self.finished
-        gap_counts, num_steps, computed_tokens, busy_s = engine.gaps.counts, 0, 0, 0.0
-        while now < until:
-            next_arrival, num_seqs, chunks = source.next, batch.num_seqs, None
-            if not num_seqs and visible_until < next_arrival < until:  # idle: asynchronous scheduling is not behind
-                now = visible_until = next_arrival if next_arrival > now else now
-                self._free_finished()
-            if next_arrival <= visible_until:
-                arrived = source.take(visible_until)
-                if not arrived:  # all were rejected on arrival
-                    continue
-                chunks = self._admit(arrived, now)
-                if chunks is None:
+        source, batch, number = self.engine.source, self.batch, self.engine.number
+        while self.now < until:
+            if source.next <= self.visible_until:
+                arrived = source.take(self.visible_until)  # none: all were rejected on arrival
+                for i in arrived if number else ():
+                    self.table.replica[i] = number
+                if arrived and not self._mixed_step(arrived):
                     break
-                steps, before_last, decodes = 1, 0.0, batch if num_seqs else None
-                seconds = (
-                    mixed_seconds(decodes, chunks, len(chunks))
-                    if throttle is None
-                    else self._throttled_seconds(throttle, chunks, now)
-                )
-            elif num_seqs:
-                gap = (next_arrival if next_arrival < until else until) - now
-                max_steps, total = (finish_heap[0] >> id_bits) - batch.clock, batch.offset_sum + num_seqs * batch.clock
-                steps, seconds, before_last = search(num_seqs, total, max_steps, gap, extra_steps)
+            elif batch.num_seqs:
+                self._decode_steps(until)
+            elif source.next < until:  # idle: asynchronous scheduling is not behind
+                self._skip_to(max(self.now, source.next))
             else:
                 break
-            visible_until = now + before_last if extra_steps else now + seconds
-            now += seconds
-            num_steps += steps
-            computed_tokens += steps * num_seqs
-            busy_s += seconds
-            if steps <= SHORT_RUN:
-                gap_counts[int(seconds * US / steps)] += steps * num_seqs
-            else:
-                engine.gaps.count(batch, engine.cost, now, steps, seconds, before_last)
-            if finished:  # in the step before
-                self._free_finished()
-            if num_seqs:
-                clock = batch.clock = batch.clock + steps
-                if finish_heap[0] >> id_bits <= clock:
-                    self._finish_decodes(now)
-            if chunks:
-                self._start_decodes(chunks, now)
-            if now >= recorder.next_sample:
-                self._write_back(now, visible_until, num_steps, computed_tokens, busy_s)
-                num_steps, computed_tokens, busy_s = 0, 0, 0.0
-                engine.sample()
-        self._write_back(now, visible_until, num_steps, computed_tokens, busy_s)
+        self._write_back(self.now)
         self._hand_back()
 
-    def _admit(self, arrived: list[int], now: float) -> list[Chunk] | None:
-        """The prompts of requests that arrived, if all can be admitted whole; None if one must wait, as all do then."""
-        size, table, limits, running = self.block_size, self.table, self.limits, self.running
-        prefill_target, remaining_tokens, number = table.prefill_target, table.remaining_tokens, self.engine.number
+    def _skip_to(self, now: float) -> None:
+        """Nothing to do before ``now``; what has finished is freed."""
+        self.engine.busy_s += self.now - self.idle_until
+        self.now = self.visible_until = self.idle_until = now
+        self.clock_lag += 1  # as if a step had passed …
+        self._free_finished()
+        self.clock_lag -= 1  # … since the last one
+
+    def _decode_steps(self, until: float) -> None:
+        """Steps in which every sequence decodes, until a request has arrived.
+
+        `ContextTable.search` is written out: all contexts grow by one a step, so the fraction of their mean stays.
+        """
+        batch, source, now, visible_until = self.batch, self.engine.source, self.now, self.visible_until
+        finish_heap, id_bits, clock, num_seqs = batch.finish_heap, batch.id_bits, batch.clock, batch.num_seqs
+        lines, visits, shift, offset_sum = self.decode_table.lines, self.visits, self.shift, batch.offset_sum
+        next_arrival, next_sample, is_async = source.next, self.engine.recorder.next_sample, self.async_scheduling
+        while next_arrival > visible_until and num_seqs and now < until:
+            gap, total = (next_arrival if next_arrival < until else until) - now, offset_sum + num_seqs * clock
+            low, steps = total // num_seqs, (finish_heap[0] >> id_bits) - clock
+            fraction, last, line = total / num_seqs - low, low + steps, lines[num_seqs]
+            if line is None or (shift and len(line[0]) < last + 2):
+                line = self.decode_table.line(num_seqs, last + 1)
+            c, v = line  # seconds up to a context, and of a step there: those up to `total` are `here`
+            here = c[low] + v[low] * fraction
+            seconds = c[last] + v[last] * fraction - here
+            if seconds >= gap:
+                some = 1
+                if gap > 0.0:
+                    place = bisect_right(c, here + gap, low, last + 2) - 1
+                    some = place - low + (here + gap - c[place] > v[place] * fraction) or 1
+                    some += is_async
+                if some < steps:
+                    steps, last = some, low + some
+                    seconds = c[last] + v[last] * fraction - here
+            before_last = c[last - 1] + v[last - 1] * fraction - here
+            row = visits[num_seqs]
+            if row is not None and steps <= SHORT_RUN:
+                row[low >> shift] += steps
+            else:
+                self._count_steps(num_seqs, low, steps)
+            visible_until = now + before_last if is_async else now + seconds
+            now += seconds
+            clock += steps
+            batch.clock = clock
+            if finish_heap[0] >> id_bits <= clock:
+                self._finish_decodes(now)
+                num_seqs, offset_sum, next_arrival = batch.num_seqs, batch.offset_sum, source.next
+            if now >= next_sample:
+                next_sample = self._sample(now)
+        self.now, self.visible_until = now, visible_until
+
+    def _count_steps(self, num_seqs: int, low: int, steps: int) -> None:
+        """The decode steps of a long run, or of the first one with so many sequences, by their mean contexts."""
+        row = self.visits[num_seqs]
+        if row is None:
+            row = self.visits[num_seqs] = [0] * ((self.decode_table.longest + 16 >> self.shift) + 1)
+        for done in range(0, steps, SHORT_RUN):
+            row[low + done >> self.shift] += min(SHORT_RUN, steps - done)
+
+    def _mixed_step(self, arrived: list[int]) -> bool:
+        """A step that computes the prompts of requests that arrived, all of them whole; False if one must wait."""
+        engine, batch, table, start, size = self.engine, self.batch, self.table, self.now, self.block_size
+        prefill_target, remaining_tokens, num_seqs = table.prefill_target, table.remaining_tokens, batch.num_seqs
         blocks = prompt_tokens = 0
-        chunks = []
         for i in arrived:
             prompt, remaining = prefill_target[i], remaining_tokens[i]
             prompt_tokens += prompt
             # blocks at its end, where the last token is never computed: ceil_div, written out
             blocks += (prompt + size - 1 + (remaining - 1 if remaining > 1 else 0)) // size
-            table.replica[i] = number
-            chunks.append((i, prompt, 0))
-        token_budget = limits.max_num_batched_tokens - self.batch.num_seqs
-        num_ahead = len(running) + len(arrived) - 1  # of the last of them
-        if blocks > self.free_blocks or prompt_tokens > admissible_prompt_tokens(limits, token_budget, num_ahead):
-            for i in arrived:
-                self.engine.waiting.push(i)
-            return None
+        if (
+            blocks > self.free_blocks
+            or prompt_tokens + num_seqs > self.sure_tokens
+            or num_seqs + len(self.finished) + len(arrived) > engine.limits.max_num_seqs
+        ) and not self._admissible(arrived, prompt_tokens, blocks):
+            return False
         self.free_blocks -= blocks
         self.prompt_tokens += prompt_tokens
+        if num_seqs and prompt_tokens in self.frequent and len(arrived) == 1:
+            seconds = self.frequent[prompt_tokens][0].one(num_seqs, batch.offset_sum + num_seqs * batch.clock)
+        else:
+            seconds = self._mixed_seconds(arrived, prompt_tokens)
+        self.mixed_steps += (seconds, num_seqs)
+        self.now = now = start + seconds
+        self.visible_until = start if self.async_scheduling else now
+        finish_heap, id_bits = batch.finish_heap, batch.id_bits
+        if num_seqs:
+            batch.clock += 1
+            if finish_heap[0] >> id_bits <= batch.clock:
+                self._finish_decodes(now)
+        else:
+            self.clock_lag += 1
+        clock, offsets, scheduled_s, first_token_s = batch.clock, batch.offset, table.scheduled_s, table.first_token_s
         for i in arrived:
-            running[i] = None
-            table.scheduled_s[i] = now
-        return chunks
-
-    def _throttled_seconds(self, throttle: Throttle, chunks: list[Chunk], now: float) -> float:
-        """Seconds of a step in which whole prompts are computed while the batch decodes; it heats the chip up."""
-        num_seqs, fraction = self.batch.num_seqs, throttle.fraction_at(now)
-        seconds = self.engine.cost.mixed_seconds(self.batch if num_seqs else None, chunks, len(chunks), fraction)
-        num_new_tokens = chunks[0][1] if len(chunks) == 1 else sum([prompt for _, prompt, _ in chunks])
-        throttle.add_load(now, seconds, num_new_tokens / (num_new_tokens + num_seqs), fraction)
-        return seconds
-
-    def _start_decodes(self, chunks: list[Chunk], now: float) -> None:
-        """Prompts are done: their first tokens are out, and their sequences join the batch."""
-        batch, table = self.batch, self.table
-        clock, finish_heap, id_bits = batch.clock, batch.finish_heap, batch.id_bits
-        for i, prompt, _ in chunks:
-            table.first_token_s[i] = now
-            remaining = table.remaining_tokens[i] - 1
-            offset = batch.offset[i] = prompt - clock
+            scheduled_s[i], first_token_s[i] = start, now
+            remaining = remaining_tokens[i] - 1
+            offset = offsets[i] = prefill_target[i] - clock
             batch.offset_sum += offset
             heappush(finish_heap, (clock + (remaining if remaining > 0 else 0)) << id_bits | i)
-        batch.num_seqs += len(chunks)
+        batch.num_seqs += len(arrived)
         if finish_heap[0] >> id_bits <= clock:  # with their first token some have all of them
             self._finish_decodes(now)
+        if now >= engine.recorder.next_sample:
+            self._sample(now)
+        return True
+
+    def _admissible(self, arrived: list[int], prompt_tokens: int, blocks: int) -> bool:
+        """Whether the prompts of requests that arrived may all begin whole now; if not, all of them wait."""
+        self._free_finished()
+        limits, num_seqs = self.engine.limits, self.batch.num_seqs
+        num_ahead = num_seqs + len(self.finished) + len(arrived) - 1  # of the last of them
+        token_budget = limits.max_num_batched_tokens - num_seqs
+        if blocks <= self.free_blocks and prompt_tokens <= admissible_prompt_tokens(limits, token_budget, num_ahead):
+            return True
+        for i in arrived:
+            self.engine.waiting.push(i)
+        return False
+
+    def _mixed_seconds(self, arrived: list[int], prompt_tokens: int) -> float:
+        """Seconds of a step in which whole prompts are computed while the batch decodes; it heats the chip up."""
+        cost, throttle, num_seqs = self.engine.cost, self.engine.throttle, self.batch.num_seqs
+        chunks: list[Chunk] = [(i, self.table.prefill_target[i], 0) for i in arrived]
+        decodes = self.batch if num_seqs else None
+        if throttle is None:
+            return cost.mixed_seconds(decodes, chunks, len(chunks))
+        fraction = throttle.fraction_at(self.now)
+        seconds = cost.mixed_seconds(decodes, chunks, len(chunks), fraction)
+        throttle.add_load(self.now, seconds, prompt_tokens / (prompt_tokens + num_seqs), fraction)
+        return seconds
 
     def _finish_decodes(self, now: float) -> None:
         """Sequences that have all their tokens leave the batch."""
-        batch, table, on_finished, size = self.batch, self.table, self.engine.on_finished, self.block_size
-        finish_heap, id_bits, clock = batch.finish_heap, batch.id_bits, batch.clock
-        mask = (1 << id_bits) - 1
+        batch, finished_s, on_finished, size = (
+            self.batch,
+            self.table.finished_s,
+            self.engine.on_finished,
+            self.block_size,
+        )
+        finish_heap, id_bits, clock, offsets = batch.finish_heap, batch.id_bits, batch.clock, batch.offset
+        mask, step = (1 << id_bits) - 1, clock + self.clock_lag
         while finish_heap and finish_heap[0] >> id_bits <= clock:
             i = heappop(finish_heap) & mask
-            offset = batch.offset.pop(i)
+            offset = offsets.pop(i)
             batch.offset_sum -= offset
             batch.num_seqs -= 1
-            table.finished_s[i] = now
+            finished_s[i] = now
+            context = offset + clock
+            self.context_finished += context
+            self.finished.append((step, i, (context + size - 1) // size))  # ceil_div, written out
             if on_finished is not None:
                 on_finished(i, now)
-            self.finished.append((i, (offset + clock + size - 1) // size))  # ceil_div, written out
         if not self.async_scheduling:
             self._free_finished()
 
     def _free_finished(self) -> None:
         """Places and blocks are free: a step after the end with asynchronous scheduling, at once without."""
-        finished, running = self.finished, self.running
-        for i, blocks in finished:
-            del running[i]
-            self.free_blocks += blocks
-        finished.clear()
+        if not self.finished:
+            return
+        before = self.batch.clock + self.clock_lag + (not self.async_scheduling)
+        self.free_blocks += sum([blocks for step, _, blocks in self.finished if step < before])
+        self.finished = [entry for entry in self.finished if entry[0] >= before]
 
-    def _write_back(self, now: float, visible_until: float, steps: int, decoded_tokens: int, busy_s: float) -> None:
-        """Bring the engine's clocks, totals and free blocks up to date."""
-        engine = self.engine
-        engine.now, engine.visible_until = now, visible_until
-        engine.steps += steps
-        engine.busy_s += busy_s
-        engine.computed_tokens += decoded_tokens + self.prompt_tokens
-        engine.kv_cache.queried_tokens += self.prompt_tokens
-        self.prompt_tokens = 0
-        unfreed_blocks = sum([blocks for _, blocks in self.finished])
-        engine.kv_cache.free_blocks = self.usable_blocks - self.batch.blocks_held() - unfreed_blocks
+    def _sample(self, now: float) -> float:
+        """Record how things stand; gives when that is due again."""
+        self._write_back(now)
+        engine, kv_cache = self.engine, self.engine.kv_cache
+        engine.gaps.compact()
+        engine.recorder.sample(
+            now=now,
+            running=self.batch.num_seqs + len(self.finished),
+            waiting=0,
+            kv_used=1 - kv_cache.free_blocks / kv_cache.num_blocks,
+            computed_tokens=engine.computed_tokens,
+            busy_s=engine.busy_s,
+            steps=engine.steps,
+        )
+        return engine.recorder.next_sample
+
+    def _write_back(self, now: float) -> None:
+        """Bring the engine's totals and free blocks up to date."""
+        engine, batch = self.engine, self.batch
+        self._free_finished()
+        engine.busy_s += now - self.idle_until
+        self.idle_until = now
+        steps, context = batch.clock + self.clock_lag, batch.total_context() + self.context_finished
+        engine.steps += steps - self.steps_before
+        engine.computed_tokens += context - self.context_before
+        self.steps_before, self.context_before = steps, context
+        unfreed_blocks = sum([blocks for _, _, blocks in self.finished]) if self.finished else 0
+        engine.kv_cache.free_blocks = self.usable_blocks - batch.blocks_held() - unfreed_blocks
 
     def _hand_back(self) -> None:
-        """Leave the batch and the finishing requests as the engine's own steps would."""
+        """Leave the engine as its own steps would: its clocks, its batch, requests that run and that finish."""
         batch, engine = self.batch, self.engine
+        engine.now, engine.visible_until = self.now, self.visible_until
+        engine.kv_cache.queried_tokens += self.prompt_tokens
         batch.steps = batch.clock
         batch.block_phase_counts = [0] * batch.block_size
         for offset in batch.offset.values():
             batch.block_phase_counts[-offset % batch.block_size] += 1
-        engine.finishing = [Finishing(i, blocks, 0, engine.steps, 0.0) for i, blocks in self.finished]
+        finishing = [i for _, i, _ in self.finished]
+        earlier = [i for i in engine.running if i in batch.offset]  # in order of admission, as those that came since
+        engine.running.clear()
+        engine.running.update(dict.fromkeys([*earlier, *batch.offset, *finishing]))
+        engine.finishing = [Finishing(i, blocks, 0, engine.steps, 0.0) for _, i, blocks in self.finished]

@@ -17,17 +17,19 @@ Where sequences did not decode in the step before (a scheduler put prompts first
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from .batch import DecodeBatch
 from .step_cost import StepCost
+from .step_tables import ContextTable
 
 US = 1e6  # µs in a second
 MAX_LENGTHS = 1 << 16  # different lengths that are kept; when there are more, they are rounded
 SIGNIFICANT_BITS = 10  # to which they are rounded then
+CONTEXT_BITS = 12  # of a mean context by which the fast path counts decode steps
 SHORT_RUN, LONG_RUN = 16, 64  # decode steps in a row up to which their mean stands for each; beyond which each counts
 
 
@@ -41,10 +43,16 @@ class GapHistogram(NamedTuple):
 class InterTokenLatencies:
     """The gaps of one engine's requests: ``gaps.add(0.012, 8); gaps.histogram().counts.sum()  # 8``"""
 
-    __slots__ = ("away", "counts", "rejoined_s")
+    __slots__ = ("away", "counts", "mixed_steps", "rejoined_s", "shift", "table", "visits")
 
     def __init__(self) -> None:
         self.counts: defaultdict[int, float] = defaultdict(int)  # length in µs -> gaps
+        # what the fast path counts: seconds and sequences of steps with prompts; [n][context >> shift]: decode steps
+        # of n sequences with that mean context, which last as long as the table says
+        self.mixed_steps: list[float] = []
+        self.visits: list[list[int] | None] = []
+        self.table: ContextTable | None = None
+        self.shift = 0
         self.away: dict[int, float] = {}  # preempted request -> when it had its last token
         self.rejoined_s: dict[int, float] = {}  # request that was preempted -> when it went on
 
@@ -64,6 +72,13 @@ class InterTokenLatencies:
         quarter = (seconds - before_last - mean) / 2  # half the way from the mean to the last step
         for place in (-1.5, -0.5, 0.5, 1.5):
             self.counts[int((mean + place * quarter) * US)] += steps * num_seqs / 4
+
+    def visits_of(self, table: ContextTable, max_num_seqs: int) -> tuple[list[list[int] | None], int]:
+        """Where the fast path counts decode steps: ``visits[n][context >> shift] += steps``"""
+        if self.table is None:
+            self.table, self.shift = table, max(0, (table.longest + 16).bit_length() - CONTEXT_BITS)
+            self.visits = [None] * (max_num_seqs + 1)
+        return self.visits, self.shift
 
     def add_durations(self, durations: np.ndarray, num_seqs: int) -> None:
         """Sequences decoded in steps that took so many seconds each."""
@@ -104,13 +119,25 @@ class InterTokenLatencies:
 
     def compact(self) -> None:
         """Round the lengths where there are more than `MAX_LENGTHS` of them."""
-        if len(self.counts) > MAX_LENGTHS:
-            rounded: defaultdict[int, float] = defaultdict(int)
-            for length, count in self.counts.items():
-                shift = max(0, length.bit_length() - SIGNIFICANT_BITS)
-                rounded[(length >> shift << shift) + (1 << shift >> 1)] += count
-            self.counts.clear()  # the fast path holds on to it
-            self.counts.update(rounded)
+        if len(self.counts) + len(self.mixed_steps) > MAX_LENGTHS:
+            lengths = np.array([*self.counts, *np.array(self.mixed_steps[::2]) * US]).astype(np.int64)
+            counts = np.array([*self.counts.values(), *self.mixed_steps[1::2]])
+            bits = np.frexp(lengths)[1] - SIGNIFICANT_BITS
+            half = np.where(bits > 0, np.exp2(np.maximum(bits - 1, 0)), 0).astype(np.int64)
+            rounded, index = np.unique(lengths - lengths % np.maximum(2 * half, 1) + half, return_inverse=True)
+            self.counts = defaultdict(int, zip(rounded.tolist(), np.bincount(index, counts).tolist(), strict=True))
+            self.mixed_steps.clear()  # the fast path holds on to it
+
+    def parts(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Lengths of gaps in seconds and how many have each, as they were counted."""
+        yield (np.array([*self.counts], float) + 0.5) / US, np.array([*self.counts.values()], float)
+        yield np.array(self.mixed_steps[::2], float), np.array(self.mixed_steps[1::2], float)
+        for n, visits in enumerate(self.visits):
+            if visits is not None and self.table is not None:
+                steps = np.array(visits, float)
+                used = np.flatnonzero(steps)
+                context = (used << self.shift) + (1 << self.shift) / 2 + SHORT_RUN / 4  # of the middle of a run
+                yield np.interp(context, self.table.nodes, self.table.row(n)), steps[used] * n
 
     def histogram(self) -> GapHistogram:
         """All gaps by their length."""
@@ -119,10 +146,8 @@ class InterTokenLatencies:
 
 def merge_gaps(engines: Iterable[InterTokenLatencies]) -> GapHistogram:
     """The gaps of several engines as one: ``merge_gaps(replica.gaps for replica in replicas).seconds``"""
-    total: defaultdict[int, float] = defaultdict(int)
-    for engine in engines:
-        for length, count in engine.counts.items():
-            total[length] += count
-    lengths = np.array(sorted(length for length, count in total.items() if count), float)
-    counts = np.array([total[int(length)] for length in lengths], float)
-    return GapHistogram((lengths + 0.5) / US, counts)
+    parts = [(np.zeros(0), np.zeros(0)), *(part for engine in engines for part in engine.parts())]
+    seconds, counts = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    order = np.argsort(seconds, kind="stable")
+    order = order[counts[order] > 0]
+    return GapHistogram(seconds[order], counts[order])

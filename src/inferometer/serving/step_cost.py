@@ -65,6 +65,11 @@ class StepCost(Protocol):
         """Seconds of decode steps as a table to look many steps up in; None if they must be summed."""
         raise NotImplementedError
 
+    @property
+    def frequent(self) -> dict[int, tuple[ContextTable, ContextTable]]:
+        """Prompt length -> tables of decode steps with one fresh prompt of it, when cold and when fully throttled."""
+        raise NotImplementedError
+
     def decode_seconds(self, batch: DecodeContexts) -> float:
         """Seconds of a step in which every sequence decodes."""
         raise NotImplementedError
@@ -300,7 +305,7 @@ class FullAttentionCost(CompiledCost):
                 ContextTable(self._with_fresh_prompt(num_new, 0.0), *self.table_size),
                 ContextTable(self._with_fresh_prompt(num_new, 1.0), *self.table_size),
             )
-            for num_new in frequent_prompts
+            for num_new in (() if self.parts_overlap else frequent_prompts)
         }
 
     def decode_seconds(self, batch: DecodeContexts) -> float:

@@ -66,6 +66,7 @@ class ContextTable:
         self.nodes = np.array([*edges, edges[-1] + width], float)
         self.known: dict[int, list[float]] = {}
         self.sums: dict[int, Sequence[float]] = {}
+        self.lines: list[tuple[Sequence[float], Sequence[float]] | None] = []
 
     def row(self, n: int) -> list[float]:
         """Seconds of n sequences at the nodes."""
@@ -100,6 +101,13 @@ class ContextTable:
         sums = np.concatenate([[0.0], np.cumsum(values)])
         self.sums[n] = sums.tolist() if size <= SHORT else array("d", sums.tobytes())
         return self.sums[n]
+
+    def line(self, n: int, upto: int) -> tuple[Sequence[float], Sequence[float]]:
+        """C and the seconds of a step at whole numbers, beyond a context at least; kept in ``lines[n]``."""
+        sums = self.summed(n, upto if self.longest >= SHORT else self.longest)
+        values = np.interp(np.arange(len(sums)), self.nodes, self.row(n))
+        line = self.lines[n] = (sums, values.tolist() if len(sums) <= SHORT else array("d", values.tobytes()))
+        return line
 
     def search(self, n: int, total: int, max_steps: int, gap: float, extra: int) -> tuple[int, float, float]:
         """Steps until ``gap`` seconds have passed and ``extra`` steps after that, from one to ``max_steps``.
