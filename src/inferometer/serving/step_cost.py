@@ -67,7 +67,7 @@ class StepCost(Protocol):
 
     @property
     def frequent(self) -> dict[int, tuple[ContextTable, ContextTable]]:
-        """Prompt length -> tables of decode steps with one fresh prompt of it, when cold and when fully throttled."""
+        """Prompt length -> tables of decode steps with one fresh prompt of it, cold and throttled (linear between)."""
         raise NotImplementedError
 
     def decode_seconds(self, batch: DecodeContexts) -> float:
@@ -96,10 +96,7 @@ class StepCost(Protocol):
 
 
 def step_cost(bound_plan: BoundPlan, longest: int, frequent_prompts: Iterable[int] = ()) -> StepCost:
-    """Compile the steps of a plan, for sequences up to ``longest`` tokens.
-
-    Where prompts are of a few ``frequent_prompts`` lengths, a step with one of them is a row of its own.
-    """
+    """Compile the steps of a plan for sequences up to ``longest`` tokens; ``frequent_prompts`` have their own tables."""
     parts = split_by_dependence(bound_plan)
     used = {span for group in (*parts.prefill, *parts.decode) for span in group}
     if any(bound_plan.model.spans[span].size != float("inf") for span in used):
@@ -152,8 +149,6 @@ class CompiledCost(ABC):
         self.parts_overlap = bool(bound_plan.env["overlap"])
         self.table_size = (longest + self.tokens_per_decode, bound_plan.plan.max_num_seqs)
         self.draft_table = ContextTable(self._draft_seconds, *self.table_size) if self.draft_plan else None
-        # prompt length -> tables of decode steps with one fresh prompt of it, when cold and when fully throttled: the
-        # seconds are linear in the thermal state
         self.frequent: dict[int, tuple[ContextTable, ContextTable]] = {}
         self.by_tokens = CountTable(self._of_tokens)
         self.by_logits = CountTable(self._of_logits)
