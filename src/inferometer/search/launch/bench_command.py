@@ -36,7 +36,8 @@ def bench(traffic: Traffic, objective: Objective, *, request_rate: float, count:
         flags += ["--dataset-name", "random", "--random-input-len", round(traffic.input_len - traffic.prefix_len)]
         flags += ["--random-prefix-len", traffic.prefix_len] if traffic.prefix_len else []
         flags += ["--random-output-len", round(traffic.output_len)]
-    flags += ["--num-prompts", count, "--ignore-eos"]
+    # the same prompts a second time would come from the server's prefix cache: every run draws others
+    flags += ["--num-prompts", count, "--ignore-eos", "--seed", "$SEED"]
     if objective.slo:
         flags += ["--goodput", *(f"{name}:{limit * 1e3:g}" for name, limit in objective.slo.items())]
     flags += ["--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "50,90,99"]

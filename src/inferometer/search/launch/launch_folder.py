@@ -90,11 +90,14 @@ def script_files(launch: Launch) -> dict[str, str]:
     return files
 
 
+SEED = 'SEED="${SEED:-$RANDOM}"'
+
+
 def bench_script(launch: Launch) -> str:
     """``bench.sh``: the benchmark, wherever the server or the router listens."""
     argv = [part.replace(BASE_URL, "$BASE_URL") for part in launch.bench.argv]
     command = _exec(argv, {REQUESTS: "$HERE/" + REQUESTS})
-    return _text(launch.bench, [_default("MODEL", launch.model), _default("BASE_URL", BASE_URL), "", *command])
+    return _text(launch.bench, [_default("MODEL", launch.model), _default("BASE_URL", BASE_URL), SEED, "", *command])
 
 
 def _script(launch: Launch, process: Process) -> str:

@@ -85,7 +85,7 @@ def variables(launch: Launch) -> dict[str, str]:
         for n in range(server.replicas)
         if server.gpus
     }
-    return {"MODEL": launch.model, "PORT": str(PORT), "NODE_RANK": "0", **backends}
+    return {"MODEL": launch.model, "PORT": str(PORT), "NODE_RANK": "0", "SEED": "$RANDOM", **backends}
 
 
 def first_port(launch: Launch, process: Process) -> int:
