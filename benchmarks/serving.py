@@ -93,7 +93,7 @@ def h200() -> Iterator[Case]:
 
 
 def own() -> Iterator[Case]:
-    """vLLM 0.25.1 on two other H200s (`benchmarks/data`): online in process, and by HTTP as `bench` saw it."""
+    """vLLM 0.25.1 on three other H200s (`benchmarks/data`): in process, by HTTP, and plans of `search -o` as written."""
     for path in sorted((ROOT / "benchmarks" / "data").glob("h200_*_*_*.csv")):
         _, way, model, load = path.stem.split("_", 3)
         if way in ("online", "http"):
@@ -107,6 +107,9 @@ def own() -> Iterator[Case]:
                 "gpu_memory_utilization": 0.9,
                 "enable_prefix_caching": False,
             }
+            yield Case("own", f"{model} {way} {load}", model, "h200", options, ("file", str(path)), _means(path), {})
+        elif way == "plan":  # the engine's own defaults, and the one limit that the written command sets
+            options = {"frontend": "http", "engine": "vllm@0.25", "max_num_batched_tokens": 16384}
             yield Case("own", f"{model} {way} {load}", model, "h200", options, ("file", str(path)), _means(path), {})
 
 
