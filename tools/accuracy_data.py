@@ -106,6 +106,20 @@ def steps() -> list[dict[str, Any]]:
     return points
 
 
+def prediction_errors(made: list[dict[str, Any]], page: str) -> dict[str, Any]:
+    """Median errors of TPOT by engine and GPU, which `search` holds the margin of its winner against."""
+    table = next(one for one in made if one["name"] == "serving-silicon")
+    runs, tpot = table["columns"].index("runs"), table["columns"].index("TPOT median")
+    engines: dict[str, dict[str, Any]] = {}
+    for row in table["rows"]:
+        engine, gpu = row[0].split(", ")
+        share = round(float(row[tpot].rstrip("%")) / 100, 4)
+        engines.setdefault(engine, {})[gpu] = {"tpot": share, "runs": int(row[runs].replace(",", ""))}
+    whole = re.search(r"serving-silicon:begin.*?TPOT mean error [\d.]+%, median ([\d.]+)%", page, re.S)
+    assert whole is not None
+    return {"table": table["name"], "engines": engines, "default": round(float(whole[1]) / 100, 4)}
+
+
 def accuracy_data(page: str) -> dict[str, Any]:
     """The whole file; points of measurements that are not at hand stay as they were."""
     made = tables(page)
@@ -113,7 +127,13 @@ def accuracy_data(page: str) -> dict[str, Any]:
     have = {(one["set"], one["what"]) for one in points}
     before = json.loads(DATA.read_text(encoding="utf-8"))["points"] if DATA.exists() else []
     points += [one for one in before if one["set"].startswith("steps-") and (one["set"], one["what"]) not in have]
-    return {"schema": "inferometer.accuracy/1", "page": "docs/accuracy.md", "tables": made, "points": points}
+    return {
+        "schema": "inferometer.accuracy/1",
+        "page": "docs/accuracy.md",
+        "prediction_errors": prediction_errors(made, page),
+        "tables": made,
+        "points": points,
+    }
 
 
 def write() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferometer.search import finalists
-from inferometer.search.finalists import SimulationOptions, bisect_down, climb, ladders, ranked, simulate_finalists
+from inferometer.search.explanation import to_candidate
+from inferometer.search.finalists import (
+    SimulationOptions,
+    bisect_down,
+    climb,
+    ladders,
+    ranked,
+    simulate_finalists,
+)
 from inferometer.search.modes import aggregated
 from inferometer.search.objective import build_objective, build_traffic
 from inferometer.search.plan_simulation import SimulatedCase, SimulationCase
@@ -108,14 +118,13 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Simulations (replicas, tp) in their order; three replicas of tp1, or two of a larger server, hold."""
     log: list[tuple[int, int]] = []
 
-    def simulate(case: SimulationCase, cache: Any = None) -> SimulatedCase:
+    def simulate(case: SimulationCase, server_cache: Any = None) -> SimulatedCase:
         replicas, tp = replicas_and_size(case)
         log.append((replicas, tp))
-        one = result(case.traffic.request_rate or 1.0, replicas >= (3 if tp == 1 else 2))
-        return SimulatedCase([one], one)
+        return SimulatedCase(1, result(case.traffic.request_rate or 1.0, replicas >= (3 if tp == 1 else 2)))
 
-    monkeypatch.setattr(finalists, "simulate_case", simulate)
-    monkeypatch.setattr(finalists, "_confirmed", lambda table, those, options: sorted(those, key=lambda f: -f.value))
+    monkeypatch.setitem(finalists._CASES, "simulate", simulate)
+    monkeypatch.setattr(finalists, "_confirmed", lambda runner, those: sorted(those, key=lambda one: -one.value))
     return log
 
 
@@ -153,42 +162,101 @@ def test_latency_ends_when_enough_plans_hold(simulated: list[tuple[int, int]]) -
     assert estimated == sorted(estimated), "the fastest by estimate come first"
 
 
-class FakeSimulator:
-    """A plan that holds up to a rate: ``limits`` by row, ``confirmed`` in the longer run."""
+class HighestRates:
+    """Plans of which each holds up to a rate, by its tp; what was tried: ``HighestRates({1: 60.0, 2: 58.0})``"""
 
-    limits: dict[int, float]
-    longer: dict[int, float]
+    def __init__(self, highest: dict[int, float]) -> None:
+        self.highest, self.tried = highest, list[tuple[int, float]]()
 
-    def __init__(self, case: SimulationCase, cache: Any = None) -> None:
-        self.case, self.reason, self.results = case, "", list[SimulationResult]()
-        self.tp = replicas_and_size(case)[1]
+    def at(self, case: SimulationCase, rate: float) -> SimulationResult:
+        tp = replicas_and_size(case)[1]
+        self.tried.append((tp, rate))
+        return result(rate, rate <= self.highest[tp])
 
-    def simulate(self, rate: float, longer: int = 1) -> SimulationResult:
-        one = result(rate, rate <= (self.longer if longer > 1 else self.limits)[self.tp])
-        self.results.append(one)
-        return one
+    def max_rate(self, case: SimulationCase, start: float = 0.0, server_cache: Any = None) -> SimulatedCase:
+        return SimulatedCase(1, self.at(case, self.highest[replicas_and_size(case)[1]]))
 
-    def max_rate(self, start: float) -> SimulationResult | None:
-        return self.simulate(self.limits[self.tp])
+    def challenge(self, case: SimulationCase, low: float, high: float, server_cache: Any = None) -> SimulatedCase:
+        final, estimate = self.at(case, low), self.highest[replicas_and_size(case)[1]]
+        if final.holds and self.at(case, high).holds:
+            return self.max_rate(case)
+        return SimulatedCase(1, final, estimate=estimate)
 
-    def confirm(self, start: float) -> SimulationResult | None:
-        one = self.simulate(min(start, self.longer[self.tp]), 3)
-        return one if one.holds else None
+
+@pytest.mark.parametrize(
+    ("highest", "order", "verdicts"),
+    [
+        ({1: 60.0, 2: 58.0, 4: 40.0}, [1, 2, 4], ["wins", "ties", "beaten"]),
+        ({1: 50.0, 2: 80.0, 4: 60.0}, [2, 4, 1], ["wins", "holds", "holds"]),
+        ({1: 60.0, 2: 40.0, 4: 41.0}, [1, 4, 2], ["wins", "holds", "beaten"]),
+    ],
+)
+def test_rivals_are_beaten_by_a_rate_that_was_confirmed(
+    monkeypatch: pytest.MonkeyPatch, highest: dict[int, float], order: list[int], verdicts: list[str]
+) -> None:
+    """Nothing is called beaten at a rate above what makes it equal to the winner; the runner-up is measured."""
+    table = table_of(request_rate=None, num_gpus=4)
+    rows, values = ranked(table)
+    plans = HighestRates(highest)
+    for name, function in (("simulate", plans.max_rate), ("max_rate", plans.max_rate), ("challenge", plans.challenge)):
+        monkeypatch.setitem(finalists._CASES, name, function)
+    ended = simulate_finalists(table, rows, values, SimulationOptions(finalists=6))
+    candidates = [to_candidate(table, one, ended[0]) for one in ended]
+    assert [one.pools[0].tensor_parallel_size for one in candidates] == order
+    assert [one.verdict for one in candidates] == verdicts
+    best = candidates[0].trial
+    assert best is not None and best.request_rate == max(highest.values())
+    for one in candidates:
+        assert one.trial is not None
+        if one.verdict == "beaten":
+            assert one.bound == "below" and highest[one.pools[0].tensor_parallel_size] < one.trial.request_rate
+            assert one.trial.request_rate <= best.request_rate, "the bound is not above what makes it as good"
+    second = candidates[1]
+    assert second.trial is not None and second.bound == ""
+    assert second.trial.request_rate == highest[second.pools[0].tensor_parallel_size]
+    error = table.prediction_error(ended[0].row).share
+    gap = 1 - highest[order[1]] / highest[order[0]]
+    assert (verdicts[1] == "ties") == (gap <= error)
 
 
 def test_a_winner_that_does_not_last_comes_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    table = table_of(request_rate=None, num_gpus=2)
+    """At a given rate the first is simulated again with more requests; if it fails, the next is."""
+    table = table_of(request_rate=20.0, num_gpus=4)
     rows, values = ranked(table)
-    by_estimate = [table.candidate(row).pools[0].tensor_parallel_size for row in rows]
-    assert sorted(by_estimate) == [1, 2]
-    limits = {1: 60.0, 2: 58.0}
-    monkeypatch.setattr(FakeSimulator, "limits", limits, raising=False)
-    monkeypatch.setattr(FakeSimulator, "longer", {1: 40.0, 2: 58.0}, raising=False)
-    monkeypatch.setattr(finalists, "PlanSimulator", FakeSimulator)
+
+    def simulate(case: SimulationCase, server_cache: Any = None) -> SimulatedCase:
+        return SimulatedCase(1, result(20.0, True))
+
+    def confirm(case: SimulationCase, server_cache: Any = None) -> SimulatedCase:
+        return SimulatedCase(3, result(20.0, replicas_and_size(case)[1] > 1))
+
+    monkeypatch.setitem(finalists._CASES, "simulate", simulate)
+    monkeypatch.setitem(finalists._CASES, "confirm", confirm)
     ended = simulate_finalists(table, rows, values, SimulationOptions(finalists=6))
-    order = [(table.candidate(one.row).pools[0].tensor_parallel_size, one.final) for one in ended]
-    rates = {size: final.request_rate for size, final in order if final is not None}
-    assert order[0][0] == 2 and rates == {2: 58.0, 1: 40.0}
+    assert ended[0].holds and table.candidate(ended[0].row).pools[0].tensor_parallel_size > 1
+    assert any(not one.holds and one.simulations == 4 for one in ended), "the one that came down counts all its runs"
+
+
+@pytest.mark.parametrize("request_rate", [None, 30.0])
+def test_cases_that_ran_ahead_change_nothing(monkeypatch: pytest.MonkeyPatch, request_rate: float | None) -> None:
+    """Workers run cases before their turn; which ones are used, and in which order, is the same."""
+    table = table_of(request_rate=request_rate, num_gpus=4)
+    rows, values = ranked(table)
+    ran: list[int] = []
+
+    @contextmanager
+    def workers(backend: str, jobs: int, address: str | None) -> Iterator[Any]:
+        def run(function: Any, items: list[Any]) -> list[Any]:
+            ran.append(len(items))
+            return [function(item) for item in items]
+
+        yield run
+
+    monkeypatch.setattr(finalists.parallel_map, "worker_pool", workers)
+    monkeypatch.setattr(finalists, "WORTH_WORKERS", 0.0)
+    alone = simulate_finalists(table, rows, values, SimulationOptions(finalists=4))
+    spread = simulate_finalists(table, rows, values, SimulationOptions(finalists=4, jobs=3))
+    assert alone == spread and ran
 
 
 def test_ties_at_a_rate_go_to_goodput_then_to_speed() -> None:

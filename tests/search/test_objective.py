@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from inferometer.base.errors import InferometerError
-from inferometer.search.objective import TRACE_REQUESTS, build_traffic, by_time, stretches
+from inferometer.search.objective import build_traffic
+from inferometer.serving.steady_run import TRACE_REQUESTS, RequestSupply, stretches
 from inferometer.serving.trace import Trace
 
 
@@ -36,24 +37,26 @@ def test_a_rate_is_a_number_or_max(rate: object) -> None:
 
 def test_one_replica_gets_every_nth_request_of_a_burst() -> None:
     """Two replicas at twice the rate: each has five of every burst of ten, and the bursts come twice as fast."""
-    part = build_traffic(trace=bursts(), request_rate="max").requests(10, 99 / 90, 2)
+    part = build_traffic(trace=bursts(), request_rate="max").requests(50, 99 / 90, 2)
     assert part.input_tokens.tolist() == list(range(10, 110, 2))
     assert part.arrival_s == pytest.approx(np.repeat(np.arange(10) * 5.0, 5))
 
 
 def test_a_long_trace_is_taken_in_stretches() -> None:
+    assert stretches(10, 10).tolist() == list(range(10))
     trace = bursts(10 * TRACE_REQUESTS)
-    kept = stretches(trace, TRACE_REQUESTS)
-    assert len(kept) == TRACE_REQUESTS and stretches(kept, TRACE_REQUESTS) is kept
+    kept = RequestSupply(trace=trace).requests(TRACE_REQUESTS, 1.0)
+    assert len(kept) == TRACE_REQUESTS
     assert kept.input_tokens[0] == trace.input_tokens[0] and kept.input_tokens[-1] == trace.input_tokens[-1]
     jumps = np.flatnonzero(np.diff(kept.input_tokens) > 1)
     assert len(jumps) == 4  # five stretches, as they lie in the trace
-    assert kept.arrival_s is not None and (np.diff(kept.arrival_s) >= 0).all()
+    assert kept.arrival_s is not None and 0 <= np.diff(kept.arrival_s).min() <= np.diff(kept.arrival_s).max() <= 10.1
+    assert TRACE_REQUESTS / np.ptp(kept.arrival_s) == pytest.approx(1.0, rel=0.02)
 
 
 def test_requests_come_by_time() -> None:
     trace = bursts()
-    assert trace.arrival_s is not None and by_time(trace) is trace
+    assert trace.arrival_s is not None
     order = np.random.default_rng(0).permutation(100)
     mixed = Trace(
         input_tokens=trace.input_tokens[order],
@@ -61,7 +64,24 @@ def test_requests_come_by_time() -> None:
         arrival_s=trace.arrival_s[order],
         blocks=tuple(np.array([int(i)]) for i in order),
     )
-    ordered = by_time(mixed)
-    assert ordered.arrival_s is not None and (ordered.arrival_s == trace.arrival_s).all()
+    ordered = RequestSupply(trace=mixed).requests(100, 99 / 90)
+    assert ordered.arrival_s is not None and ordered.arrival_s == pytest.approx(trace.arrival_s)
     assert ordered.blocks is not None
     assert [int(ids[0]) for ids in ordered.blocks] == (ordered.input_tokens - 10).tolist()
+
+
+def test_a_trace_goes_on_for_as_long_as_it_takes() -> None:
+    """Bursts stay bursts in every pass; only what many prompts share is found in the cache again."""
+    trace = bursts(20)
+    shared = np.array([0, 1])
+    blocks = tuple(shared if i % 2 else np.array([0, 100 + i]) for i in range(20))
+    trace = Trace(
+        input_tokens=trace.input_tokens, output_tokens=trace.output_tokens, arrival_s=trace.arrival_s, blocks=blocks
+    )
+    many = RequestSupply(trace=trace).requests(60, 19 / 10, lead=20)
+    assert many.input_tokens.tolist() == 3 * trace.input_tokens.tolist()
+    assert many.arrival_s is not None and many.blocks is not None
+    assert (np.diff(many.arrival_s).reshape(-1)[:9] == 0).all() and many.arrival_s[20] > many.arrival_s[19]
+    assert [ids[0] for ids in many.blocks] == [0] * 60, "the common prefix stays"
+    assert len({int(many.blocks[i][1]) for i in (0, 20, 40)}) == 3, "a prompt's own blocks are new in every pass"
+    assert len({int(many.blocks[i][1]) for i in (1, 21, 41)}) == 1

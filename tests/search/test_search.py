@@ -15,8 +15,9 @@ from inferometer.base.pareto import pareto_front, undominated
 from inferometer.costs.binding import stage_plans, step_seconds
 from inferometer.costs.step import Group, Step
 from inferometer.inference.request import build_request
+from inferometer.search import finalists
 from inferometer.search.explanation import plan_rows
-from inferometer.search.objective import build_traffic, every_nth
+from inferometer.search.objective import build_traffic
 from inferometer.search.search import search_with_table
 from inferometer.search.search_result import Candidate
 from inferometer.search.steady_state import (
@@ -116,10 +117,11 @@ def test_undominated_rows_cover_their_group(rows: list[tuple[int, int, int]]) ->
 
 @settings(deadline=None)
 @given(st.integers(1, 5), st.integers(1, 40))
-def test_every_nth_request_is_what_round_robin_sends(step: int, most: int) -> None:
+def test_every_nth_request_is_what_round_robin_sends(step: int, count: int) -> None:
     trace = Trace(input_tokens=np.arange(1, 31), output_tokens=np.full(30, 3), arrival_s=np.arange(30.0))
-    part = every_nth(trace, step, most)
-    assert part.input_tokens.tolist() == list(range(1, 31))[::step][:most]
+    part = build_traffic(trace=trace).requests(count, 1 / step, step)
+    assert part.input_tokens.tolist() == (8 * list(range(1, 31)))[::step][:count]
+    assert part.arrival_s == pytest.approx(np.arange(count) * step), "over and over, without a break"
 
 
 def test_a_server_that_does_not_fit_carries_its_bytes() -> None:
@@ -188,7 +190,7 @@ def test_what_is_said_is_what_was_found() -> None:
     values = [
         plan.simulated.output_throughput_per_gpu
         for plan in result.plans
-        if plan.verdict in ("wins", "holds") and plan.simulated
+        if plan.verdict in ("wins", "ties", "holds") and plan.simulated and not plan.bound
     ]
     assert result.plans[0] is not None and result.plans[0].verdict == "wins"
     assert values == sorted(values, reverse=True) and len(result.plans) >= 3
@@ -229,7 +231,7 @@ def test_objectives_choose_differently() -> None:
     plans = [
         plan.simulated.cost_per_million_output_tokens
         for plan in cheap.plans
-        if plan.simulated and plan.verdict in ("wins", "holds")
+        if plan.simulated and plan.verdict in ("wins", "ties", "holds") and not plan.bound
     ]
     assert plans == sorted(plans)  # type: ignore[type-var]
     thrifty = search("llama-3.1-8b", gpu="h200:power=5000,h100-sxm", objective="energy", **kwargs)
@@ -312,12 +314,13 @@ def test_a_trace_is_estimated_by_its_means_and_simulated_as_it_is() -> None:
 
 
 @pytest.mark.slow
-def test_many_at_once_find_what_one_after_the_other_find() -> None:
+def test_many_at_once_find_what_one_after_the_other_find(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("joblib")
-    alone = search("llama-3.1-8b", gpu="h200", finalists=3, **SMALL)
-    spread = search("llama-3.1-8b", gpu="h200", finalists=3, jobs=2, **SMALL)
-    assert alone.winner and spread.winner and alone.winner.trial and spread.winner.trial
-    assert spread.winner.trial.request_rate == pytest.approx(alone.winner.trial.request_rate, rel=0.05)
+    monkeypatch.setattr(finalists, "WORTH_WORKERS", 0.0)
+    alone = search("llama-3.1-8b", gpu="h200", finalists=4, **SMALL)
+    spread = search("llama-3.1-8b", gpu="h200", finalists=4, jobs=2, **SMALL)
+    assert alone.winner and spread.plans == alone.plans and spread.margin == alone.margin and spread.why == alone.why
+    assert spread.counts == alone.counts
 
 
 @pytest.mark.slow

@@ -9,9 +9,10 @@ import pytest
 
 from inferometer.base.errors import BadValue, UnknownName
 from inferometer.base.parallel_map import parallel_map
-from inferometer.serving.capacity import find_capacity
+from inferometer.serving.capacity import capacity_and_summarize, find_capacity
 from inferometer.serving.metrics import good_requests, latencies
 from inferometer.serving.simulate import simulate
+from inferometer.serving.steady_run import RequestSupply
 from inferometer.serving.synthetic import scale_to_rate, synthetic
 from inferometer.serving.trace import Trace
 
@@ -25,15 +26,32 @@ def some(count: int = 150) -> Trace:
 def test_the_rate_that_is_found_holds_and_a_little_more_does_not() -> None:
     trace = some()
     capacity = find_capacity("llama-2-7b", "a100-sxm-80gb", trace=trace, goodput=GOALS, jobs=1, precision=0.02)
-    assert 0 < capacity.request_rate < 2 * capacity.highest
+    assert 0 < capacity.request_rate <= capacity.highest
+    assert 0 < capacity.request_rate_low <= capacity.request_rate <= capacity.request_rate_high
+    assert capacity.request_rate_high < 1.1 * capacity.request_rate_low and capacity.seeds == 3
     shares = []
-    for factor in (1.0, 1.03):
-        outcome = simulate("llama-2-7b", "a100-sxm-80gb", trace=scale_to_rate(trace, factor * capacity.request_rate))
-        shares.append(good_requests(latencies(outcome), GOALS).mean())
+    for factor in (0.97, 1.05):
+        again = RequestSupply(trace=trace).requests(5000, factor * capacity.request_rate)
+        outcome = simulate("llama-2-7b", "a100-sxm-80gb", trace=again)
+        shares.append(good_requests(latencies(outcome), GOALS)[500:-500].mean())
     assert shares[0] >= 0.9 > shares[1]
     tried = [one.request_rate for one in capacity.tried]
     assert tried == sorted(tried) and len(set(tried)) == len(tried)
-    assert max(one.request_rate for one in capacity.tried if one.holds) == capacity.request_rate
+    assert any(one.request_rate == capacity.request_rate and one.holds and one.seeds == 3 for one in capacity.tried)
+
+
+@pytest.mark.slow
+def test_how_many_requests_are_given_does_not_matter() -> None:
+    """50 or 10,000 requests have one capacity, and it is what a saturated server answers where limits are loose."""
+    rates = []
+    for count in (50, 1000, 10_000):
+        plan = {"num_prompts": count, "input_len": 512, "output_len": 64}
+        limits = {"ttft": 1e6, "tpot": 1e4}
+        result = capacity_and_summarize("llama-3.1-8b", "h200", limits, {"jobs": 1}, {}, plan)
+        rates.append(result["request_rate"])
+    assert rates[0] == rates[1] == rates[2] == result["highest"]
+    saturated = simulate("llama-3.1-8b", "h200", trace=synthetic(num_prompts=10_000, input_len=512, output_len=64))
+    assert rates[0] == pytest.approx(10_000 / saturated.duration_s, rel=0.03)
 
 
 def test_a_promise_that_single_requests_break_has_no_rate() -> None:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from inferometer.serving.outcome import Outcome
+from inferometer.serving.run_warnings import queue_grows, too_short
 from inferometer.serving.simulate import simulate
-from inferometer.serving.steady_run import queue_grows, too_short
 from inferometer.serving.synthetic import synthetic
 
 

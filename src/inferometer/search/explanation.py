@@ -8,11 +8,16 @@ from typing import Any
 import numpy as np
 
 from ..base.units import milliseconds, percent, seconds, si
+from ..inference.analyze import provenance_warnings
+from ..inference.breakdown import phase_tables
+from ..inference.workload import batch_shape_of
+from ..specs.structs import Workload
 from .finalists import Finalist
 from .plan_table import PlanTable, Status, latencies
-from .search_result import Candidate, PlanMetrics
+from .search_result import Candidate, PlanMetrics, SimulationResult
 from .space import RejectedServer
 
+NAMED = 3  # plans that tie with the winner
 SHOWN, FEW = 5, 2  # rejected plans that are named, of each kind; those that look worse than the winner
 UNITS = {
     "throughput": "output tokens/s per GPU",
@@ -31,17 +36,25 @@ METRIC_OF = {  # the metric of an objective
 def to_candidate(table: PlanTable, finalist: Finalist, winner: Finalist | None) -> Candidate:
     """A simulated plan with the metrics of its final simulation and its verdict."""
     candidate = table.candidate(finalist.row)
-    candidate.simulations = len(finalist.results)
+    candidate.simulations = finalist.simulations
     candidate.trial = finalist.final
     if finalist.final is not None:
         candidate.simulated = table.simulated_metrics(finalist.row, finalist.final)
+    candidate.bound = finalist.bound if table.compares_rates else ""
     if finalist.holds:
-        candidate.verdict = "wins" if winner is finalist else "holds"
+        tied = winner is not None and ties(table, finalist, winner)
+        candidate.verdict = "wins" if winner is finalist else "ties" if tied else "holds"
         return candidate
     beaten = winner is not None and table.compares_rates and not finalist.reason
     candidate.verdict = "beaten" if beaten else "fails"
     candidate.reason = finalist.reason or failure_reason(table, finalist)
     return candidate
+
+
+def ties(table: PlanTable, finalist: Finalist, winner: Finalist) -> bool:
+    """Whether a plan that holds is nearer to the winner than predictions are to what is measured."""
+    less, more = sorted((abs(finalist.value), abs(winner.value)))
+    return 1 - less / more <= table.prediction_error(winner.row).share + 1e-9 if more else True
 
 
 def failure_reason(table: PlanTable, finalist: Finalist) -> str:
@@ -51,7 +64,8 @@ def failure_reason(table: PlanTable, finalist: Finalist) -> str:
         return "no simulation could be run"
     rate = f"at {result.request_rate:.4g} requests/s"
     if result.good >= objective.goodput_share:
-        return f"{rate} requests come faster than they are answered"
+        most = f", which is {result.saturation_rate:.4g} a second at most" if result.saturation_rate else ""
+        return f"{rate} requests come faster than they are answered{most}"
     late = {name: getattr(result, f"{name}_ms").get("share") for name in objective.slo}
     broken = [
         f"{name} {milliseconds(float('nan') if late[name] is None else late[name])} of {milliseconds(limit * 1e3)}"
@@ -63,9 +77,9 @@ def failure_reason(table: PlanTable, finalist: Finalist) -> str:
 
 
 def margin(table: PlanTable, finalists: list[Finalist]) -> dict[str, float]:
-    """What is left to each limit, and the winner's lead over the runner-up, as shares."""
+    """What is left to each limit, the winner's lead over the runner-up, and how far predictions are off, as shares."""
     winner = finalists[0]
-    margins: dict[str, float] = {}
+    margins: dict[str, float] = {"prediction_error": table.prediction_error(winner.row).share}
     if winner.final is not None:
         for name, limit in table.problem.objective.slo.items():
             kept = getattr(winner.final, f"{name}_ms").get("share")
@@ -78,16 +92,34 @@ def margin(table: PlanTable, finalists: list[Finalist]) -> dict[str, float]:
 
 
 def _runner_up(finalists: list[Finalist]) -> int | None:
-    """Index of the best plan after the winner that holds."""
-    return next((n for n, one in enumerate(finalists[1:], 1) if one.holds), None)
+    """Index of the best plan after the winner that holds, of those whose highest rate was measured as the winner's."""
+    return next((n for n, one in enumerate(finalists[1:], 1) if one.holds and not one.bound), None)
 
 
 def explain_winner(table: PlanTable, finalists: list[Finalist], candidates: list[Candidate]) -> list[str]:
-    """Two or three sentences: the winner's lead, the limit nearest to it, and the best plan of the other mode."""
+    """A few sentences: the winner's lead, its ties, the limit nearest to it, and the best plan of the other mode."""
     margins = margin(table, finalists)
     lead = winner_clause(table, candidates[0]) + runner_up_clause(table, finalists, candidates, margins)
-    sentences = [f"{candidates[0].label} {lead}", _nearest_limit(table, finalists[0], margins)]
+    sentences = [
+        f"{candidates[0].label} {lead}",
+        _ties_clause(table, finalists[0], candidates),
+        _nearest_limit(table, finalists[0], margins),
+    ]
     return [sentence for sentence in (*sentences, _other_mode(table, candidates[0])) if sentence]
+
+
+def _ties_clause(table: PlanTable, winner: Finalist, candidates: list[Candidate]) -> str:
+    """The plans that are too near to tell; empty if there are none."""
+    tied = [plan for plan in candidates if plan.verdict == "ties"]
+    if not tied:
+        return ""
+    error = table.prediction_error(winner.row)
+    names = ", ".join(plan.label for plan in tied[:NAMED]) + (f" and {len(tied) - NAMED} more" if tied[NAMED:] else "")
+    are, as_ties = ("is", "a tie") if len(tied) == 1 else ("are", "ties")
+    return (
+        f"{names} {are} within the prediction's own error of {percent(error.share)} for {error.of}: "
+        f"treat as {as_ties}, and choose the simpler."
+    )
 
 
 def _nearest_limit(table: PlanTable, winner: Finalist, margins: dict[str, float]) -> str:
@@ -116,8 +148,16 @@ def winner_clause(table: PlanTable, winner: Candidate) -> str:
     if table.problem.objective.name == "latency":
         first, each = milliseconds(m.ttft_ms), milliseconds(m.tpot_ms)
         return f"answers in {milliseconds(m.e2el_ms)} ({first} to the first token, then {each} each)"
-    on = f" on {winner.gpus} GPUs" if table.problem.traffic.request_rate else ""
-    return f"carries {m.request_rate:.4g} requests/s{on}, {m.output_throughput_per_gpu:,.0f} output tokens/s per GPU"
+    on = f" on {winner.gpus} GPU{'s' if winner.gpus > 1 else ''}" if table.problem.traffic.request_rate else ""
+    rate = f"{m.request_rate:.4g}{confidence(winner.trial)} requests/s{on}"
+    return f"carries {rate}, {m.output_throughput_per_gpu:,.0f} output tokens/s per GPU"
+
+
+def confidence(trial: SimulationResult | None) -> str:
+    """Half of the confidence interval of a highest rate: `` ± 1.8%``; empty where there is none."""
+    if trial is None or trial.request_rate_low is None or trial.request_rate_high is None:
+        return ""
+    return f" ± {percent((trial.request_rate_high - trial.request_rate_low) / 2 / trial.request_rate)}"
 
 
 def runner_up_clause(
@@ -315,3 +355,41 @@ def _server_row(rejected: RejectedServer) -> dict[str, Any]:
         "possible": False,
         "reason": rejected.reason,
     }
+
+
+# ------------------------------------------------------------------ what the winner's prediction rests on
+
+
+def provenance(table: PlanTable, row: int) -> list[str]:
+    """Warnings of the servers of a plan: ``["kernel efficiencies are assumed from one H200"]``"""
+    requests = [table.servers.servers[server].request for server in table.server_rows(row)]
+    sentences = [
+        sentence
+        for request in requests
+        for sentence in (*request.warnings, *provenance_warnings(request), *request.bind().notes)
+    ]
+    return list(dict.fromkeys(sentences))
+
+
+def origins(table: PlanTable, row: int, plan: Candidate) -> dict[str, float]:
+    """Shares of a plan's decode step whose seconds were measured, fitted or assumed: ``{"measured": 0.8, …}``"""
+    server = table.servers.servers[table.server_rows(row)[-1]]
+    pool, traffic = plan.pools[-1], table.problem.traffic
+    concurrency = plan.trial.concurrency if plan.trial is not None else 1.0
+    workload = Workload(
+        batch_size=max(1, round(concurrency / pool.replicas)),
+        input_len=max(1, round(traffic.input_len)),
+        output_len=max(2, round(traffic.output_len)),
+    )
+    bound_plan = server.bind()
+    phases = phase_tables(bound_plan, batch_shape_of(bound_plan, workload), "decode", True)
+    shares: dict[str, float] = {}
+    for op in phases["decode"].ops:
+        shares[op.origin] = shares.get(op.origin, 0.0) + op.share
+    return {name: share for name, share in sorted(shares.items(), key=lambda pair: -pair[1]) if share > 0}
+
+
+def origins_line(shares: dict[str, float]) -> str:
+    """``the winner's decode step: 88.1% measured, 11.9% assumed``"""
+    parts = ", ".join(f"{percent(share)} {name}" for name, share in shares.items())
+    return f"where the seconds of its decode step come from: {parts}" if parts else ""

@@ -1,36 +1,49 @@
 """The finalists: the best plans by their estimates are simulated until no other can be better.
 
-Without a given rate, the first plan's highest rate is searched; every other must hold a little more than the rate that
-would make it as good, and only plans that do are looked at closely. Plans come in the order of their optimistic
-estimates, so that the search may end where even those are below what was simulated.
+Without a given rate, the first plan's highest rate is searched. Every other must hold the rate that would make it as
+good, less what predictions are off: one that does not is beaten. One that holds that is tried a little above the rate
+that makes it as good, and only plans that hold this, too, are looked at closely. All are compared with a rate that was
+confirmed.
+Plans come in the order of their optimistic estimates, so that the search may end where even those are below what was
+simulated.
+
+Workers change nothing but the time: they run cases ahead of their turn, and each case is a function of its key alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from contextlib import ExitStack
+from time import perf_counter
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..base import parallel_map
 from ..serving.deployment import ReplicaPool
-from .plan_simulation import CONFIRM, PlanSimulator, SimulatedCase, simulate_case
+from .plan_simulation import SimulatedCase, SimulationCase, challenge, confirm_case, max_rate_case, simulate_case
 from .plan_table import PlanTable, Status, ranking
 from .search_result import SimulationResult
 
-AHEAD = 1.01  # a plan must hold this much more than the rate that makes it as good, to be better
 ENOUGH = 3  # plans that hold a given rate, before the search ends
+AHEAD = 1.015  # a plan must hold this much more than the rate that makes it as good, to be better
 SHOWN = 5  # plans that are simulated even where estimates say that they lose
+WORTH_WORKERS = 2.0  # s of simulations: starting processes takes about half a second each
+AT_MOST, AT_LEAST = "below", "at least"  # what a rate in `Finalist.bound` is, where it is not the plan's highest
+
+Key = tuple[Any, ...]  # of a case: its function's name, the row of the plan table, rates
 
 
 class Finalist(NamedTuple):
     """A plan that was simulated."""
 
     row: int  # of the plan table
-    results: list[SimulationResult]
+    simulations: int
     final: SimulationResult | None  # at the given rate, or the highest that holds, or the one that it failed
     reason: str  # why it cannot run at all
     value: float  # of the objective; -inf if it does not hold
+    bound: str = ""  # "at least": it holds more, but not what would make it better than the best; "below": it failed
+    estimate: float = 0.0  # requests/s: where its highest rate is, if `final` is not at it
 
     @property
     def holds(self) -> bool:
@@ -54,6 +67,69 @@ class SimulationOptions(NamedTuple):
             self.progress(done)
 
 
+# ------------------------------------------------------------------ cases, here or on workers
+
+
+class CaseRunner:
+    """Runs cases when their turn comes, or ahead of it on workers: ``runner.run("simulate", row)``"""
+
+    def __init__(self, table: PlanTable, options: SimulationOptions) -> None:
+        self.table, self.options = table, options
+        self.results: dict[Key, SimulatedCase] = {}
+        self.seconds: list[float] = []  # of the cases that ran here
+        self.stack = ExitStack()
+        self.pool: Callable[..., list[Any]] | None = None
+
+    def __enter__(self) -> CaseRunner:
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        self.stack.close()
+
+    def run(self, *key: Any) -> SimulatedCase:
+        """The result of a case."""
+        if key not in self.results:
+            began = perf_counter()
+            self.results[key] = _run_case((key, self._case(key)), self.options.server_cache)
+            self.seconds.append(perf_counter() - began)
+        return self.results[key]
+
+    def ahead(self, keys: list[Key]) -> None:
+        """Cases that will probably be needed: as many as there are workers are run now, if that is worth while."""
+        jobs, backend = self.options.jobs, self.options.backend
+        keys = [key for key in keys if key not in self.results][:jobs]
+        each = max(self.seconds, default=0.0)
+        if jobs < 2 or len(keys) < 2 or (backend == "processes" and self.pool is None and self._is_small(each)):
+            return
+        if self.pool is None:
+            self.pool = self.stack.enter_context(parallel_map.worker_pool(backend, jobs, self.options.address))
+        results = self.pool(_run_case, [(key, self._case(key)) for key in keys])
+        self.results |= {key: SimulatedCase(*result) for key, result in zip(keys, results, strict=True)}
+
+    def _is_small(self, seconds_per_case: float) -> bool:
+        return self.options.finalists * seconds_per_case < WORTH_WORKERS
+
+    def _case(self, key: Key) -> SimulationCase:
+        return self.table.simulation_case(key[1])
+
+
+_CASES: dict[str, Callable[..., SimulatedCase]] = {
+    "simulate": simulate_case,
+    "confirm": confirm_case,
+    "challenge": challenge,
+    "max_rate": max_rate_case,
+}
+_SERVERS: dict[str, ReplicaPool] = {}  # of a worker: its cases have servers in common
+
+
+def _run_case(work: tuple[Key, SimulationCase], server_cache: dict[str, ReplicaPool] | None = None) -> SimulatedCase:
+    (name, _, *rates), case = work
+    return _CASES[name](case, *rates, server_cache=_SERVERS if server_cache is None else server_cache)
+
+
+# ------------------------------------------------------------------ which plans, and in which order
+
+
 def ranked(table: PlanTable) -> tuple[list[int], np.ndarray]:
     """Rows that may win, best first, one for every number of every server; and the optimistic value of all rows."""
     p = table.plans
@@ -71,37 +147,36 @@ def simulate_finalists(
     table: PlanTable, rows: list[int], values: np.ndarray, options: SimulationOptions
 ) -> list[Finalist]:
     """Simulate ranked rows; the winner comes first, then plans that hold, then those that do not."""
-    if options.backend != "processes" or options.jobs > 1:
-        finalists = _in_parallel(table, rows, options)
-    elif table.problem.objective.name == "latency":
-        finalists = _by_latency(table, rows, options)
-    elif table.problem.traffic.request_rate is not None:
-        finalists = _by_fewest_gpus(table, rows, values, options)
-    else:
-        finalists = _by_max_rate(table, rows, values, options)
-    return _confirmed(table, finalists, options)
+    with CaseRunner(table, options) as runner:
+        if table.compares_rates:
+            return _by_max_rate(runner, rows, values)
+        if table.problem.objective.name == "latency":
+            finalists = _by_latency(runner, rows)
+        else:
+            finalists = _by_fewest_gpus(runner, rows, values)
+        return _confirmed(runner, finalists)
 
 
-def _confirmed(table: PlanTable, finalists: list[Finalist], options: SimulationOptions) -> list[Finalist]:
-    """Best first, of which the first has held in a longer run with other requests; one that does not comes down."""
+def _confirmed(runner: CaseRunner, finalists: list[Finalist]) -> list[Finalist]:
+    """Best first, of which the first has held with further draws of requests; one that does not comes down."""
     confirmed: set[int] = set()
     while True:
         finalists = sorted(finalists, key=lambda one: -one.value)
         first = finalists[0] if finalists else None
-        if first is None or not first.holds or first.row in confirmed or first.final is None:
+        if first is None or not first.holds or first.row in confirmed:
             return finalists
         confirmed.add(first.row)
-        simulator = PlanSimulator(table.simulation_case(first.row), options.server_cache)
-        rate = first.final.request_rate
-        final = simulator.confirm(rate) if table.compares_rates else simulator.simulate(rate, CONFIRM)
-        finalists[0] = _finalist(table, first.row, SimulatedCase([*first.results, *simulator.results], final))
+        again = runner.run("confirm", first.row)
+        finalists[0] = _finalist(
+            runner.table, first.row, again._replace(simulations=first.simulations + again.simulations)
+        )
 
 
-def _finalist(table: PlanTable, row: int, simulated: SimulatedCase) -> Finalist:
-    results, final, reason = simulated
+def _finalist(table: PlanTable, row: int, simulated: SimulatedCase, bound: str = "") -> Finalist:
+    simulations, final, reason, estimate = simulated
     if final is None or not final.holds:
-        return Finalist(row, results, final or (results[-1] if results else None), reason, -np.inf)
-    return Finalist(row, results, final, reason, simulated_value(table, row, final))
+        return Finalist(row, simulations, final, reason, -np.inf, AT_MOST, estimate)
+    return Finalist(row, simulations, final, reason, simulated_value(table, row, final), bound, estimate)
 
 
 def simulated_value(table: PlanTable, row: int, result: SimulationResult) -> float:
@@ -119,28 +194,11 @@ def simulated_value(table: PlanTable, row: int, result: SimulationResult) -> flo
     return value + abs(value) * tie
 
 
-def _in_parallel(table: PlanTable, rows: list[int], options: SimulationOptions) -> list[Finalist]:
-    """Batches of finalists at once, on processes or a cluster, until one holds."""
-    finalists: list[Finalist] = []
-    count = options.finalists
-    if table.problem.traffic.request_rate:
-        rows = sorted(rows, key=lambda row: bool(table.plans.slo_ratio[row] > 1))
-    with parallel_map.worker_pool(options.backend, options.jobs, options.address) as run:
-        for start in range(0, min(len(rows), 8 * count), count):
-            batch = rows[start : start + count]
-            simulated = run(simulate_case, [table.simulation_case(row) for row in batch])
-            finalists += [_finalist(table, row, SimulatedCase(*one)) for row, one in zip(batch, simulated, strict=True)]
-            options.report(len(finalists))
-            if any(one.holds for one in finalists):
-                break
-    return finalists
-
-
 class _Simulations:
     """Plans simulated one after the other: ``simulations.holds(row)``"""
 
-    def __init__(self, table: PlanTable, values: np.ndarray, options: SimulationOptions) -> None:
-        self.table, self.values, self.options = table, values, options
+    def __init__(self, runner: CaseRunner, values: np.ndarray) -> None:
+        self.runner, self.table, self.values = runner, runner.table, values
         self.finalists: list[Finalist] = []
         self.best = -np.inf  # highest optimistic value of the plans that hold
 
@@ -149,38 +207,42 @@ class _Simulations:
         """The plans that hold."""
         return [one for one in self.finalists if one.holds]
 
+    def ahead(self, rows: list[int]) -> None:
+        """Plans that will probably be simulated."""
+        self.runner.ahead([("simulate", row) for row in rows])
+
     def holds(self, row: int) -> bool:
         """Simulate a plan: at the given rate, or for the objective latency at its estimated one."""
-        simulated = simulate_case(self.table.simulation_case(row), self.options.server_cache)
-        finalist = _finalist(self.table, row, simulated)
+        finalist = _finalist(self.table, row, self.runner.run("simulate", row))
         self.finalists.append(finalist)
-        self.options.report(len(self.finalists))
+        self.runner.options.report(len(self.finalists))
         if finalist.holds:
             self.best = max(self.best, float(self.values[row]))
         return finalist.holds
 
 
-def _by_latency(table: PlanTable, rows: list[int], options: SimulationOptions) -> list[Finalist]:
+def _by_latency(runner: CaseRunner, rows: list[int]) -> list[Finalist]:
     """Objective latency: simulate plans in order of their estimated end-to-end latency until ENOUGH hold."""
-    simulations = _Simulations(table, np.zeros(len(table.plans.gpus)), options)
-    for row in rows[: 4 * options.finalists]:
+    simulations = _Simulations(runner, np.zeros(len(runner.table.plans.gpus)))
+    rows = rows[: 4 * runner.options.finalists]
+    for number, row in enumerate(rows):
         if len(simulations.held) >= ENOUGH:
             break
+        simulations.ahead(rows[number:])
         simulations.holds(row)
     return simulations.finalists
 
 
-def _by_fewest_gpus(
-    table: PlanTable, rows: list[int], values: np.ndarray, options: SimulationOptions
-) -> list[Finalist]:
+def _by_fewest_gpus(runner: CaseRunner, rows: list[int], values: np.ndarray) -> list[Finalist]:
     """A given rate: for each server (or pair of servers) the fewest GPUs that hold it, as far as that may be best.
 
     Of each server, plans with more GPUs are more likely to hold and worth less. Until a plan holds, the number of GPUs
     climbs; afterwards only plans count that would be as good as the best. Then it is bisected down.
     """
-    simulations = _Simulations(table, values, options)
-    count = options.finalists
-    for number, ladder in enumerate(ladders(table, rows)):
+    simulations = _Simulations(runner, values)
+    table, count = runner.table, runner.options.finalists
+    climbs = ladders(table, rows)
+    for number, ladder in enumerate(climbs):
         held = len(simulations.held)
         if held >= count or len(simulations.finalists) >= 8 * count or (held and number >= 2 * count):
             break
@@ -191,14 +253,21 @@ def _by_fewest_gpus(
         best = simulations.best
         if best == -np.inf:
             start = next((n for n, row in enumerate(ladder) if table.plans.slo_ratio[row] <= 1), 0)
+            simulations.ahead(ladder[start :: start + 1])
             bracket = climb(len(ladder), start, holds)
         else:
-            as_good = [n for n, row in enumerate(ladder) if values[row] >= best - abs(best) * 1e-9]
-            bracket = (-1, as_good[-1]) if as_good and holds(as_good[-1]) else None
+            simulations.ahead([each[place] for each in climbs[number:] if (place := _as_good(each, values, best)) >= 0])
+            last = _as_good(ladder, values, best)
+            bracket = (-1, last) if last >= 0 and holds(last) else None
         if bracket is not None:
             bisect_down(*bracket, holds)
     _simulate_runners_up(simulations, rows)
     return simulations.finalists
+
+
+def _as_good(ladder: list[int], values: np.ndarray, best: float) -> int:
+    """Index of the last plan of a ladder that would be as good as the best; -1 if none would."""
+    return max((n for n, row in enumerate(ladder) if values[row] >= best - abs(best) * 1e-9), default=-1)
 
 
 def ladders(table: PlanTable, rows: list[int]) -> list[list[int]]:
@@ -258,31 +327,47 @@ def _simulate_runners_up(simulations: _Simulations, rows: list[int]) -> None:
             simulations.holds(row)
 
 
-def _by_max_rate(table: PlanTable, rows: list[int], values: np.ndarray, options: SimulationOptions) -> list[Finalist]:
-    """No given rate: the highest rate of the first plan; of each other one if it holds what would make it better."""
+# ------------------------------------------------------------------ no given rate: the highest
+
+
+def _by_max_rate(runner: CaseRunner, rows: list[int], values: np.ndarray) -> list[Finalist]:
+    """No given rate: the highest rate of the first plan; of each other one if it holds what would make it as good."""
+    table, options = runner.table, runner.options
     finalists: list[Finalist] = []
     best: Finalist | None = None
-    simulators: dict[int, PlanSimulator] = {}
     for done, row in enumerate(rows):
         if best is not None and ((values[row] < best.value and done >= SHOWN) or done >= options.finalists):
             break
         if best is None and done >= 4 * options.finalists:
             break
-        simulator = simulators[row] = PlanSimulator(table.simulation_case(row), options.server_cache)
-        final: SimulationResult | None = None
-        if not simulator.reason and best is None:
-            final = simulator.max_rate(simulator.case.estimated_rate)
-        elif not simulator.reason and best is not None:
-            target = _equal_rate(table, row, float(values[row]), best.value) * AHEAD
-            final = simulator.simulate(target)
-            if final.holds:
-                final = simulator.max_rate(target * AHEAD) or final
-        finalist = _finalist(table, row, SimulatedCase(simulator.results, final, simulator.reason))
+        if best is None:
+            finalist = _finalist(table, row, runner.run("simulate", row))
+        else:
+            following = [
+                one
+                for n, one in enumerate(rows[done : options.finalists], done)
+                if n < SHOWN or values[one] >= best.value
+            ]
+            runner.ahead([_challenge_key(table, one, values, best) for one in following])
+            finalist = _challenged(runner, row, values, best)
         finalists.append(finalist)
-        if finalist.value > (best.value if best is not None else -np.inf):
+        if finalist.holds and not finalist.bound and (best is None or finalist.value > best.value):
             best = finalist
         options.report(done + 1)
-    return _with_runner_up(table, finalists, best, values, simulators)
+    return _with_runner_up(runner, finalists, values, best)
+
+
+def _challenge_key(table: PlanTable, row: int, values: np.ndarray, best: Finalist) -> Key:
+    equal = _equal_rate(table, row, float(values[row]), best.value)
+    return "challenge", row, equal * (1 - table.prediction_error(best.row).share), equal * AHEAD
+
+
+def _challenged(runner: CaseRunner, row: int, values: np.ndarray, best: Finalist) -> Finalist:
+    """A plan against the best so far, whose rate has been confirmed."""
+    key = _challenge_key(runner.table, row, values, best)
+    simulated = runner.run(*key)
+    is_low = simulated.final is not None and simulated.final.request_rate == key[2]
+    return _finalist(runner.table, row, simulated, AT_LEAST if is_low else "")
 
 
 def _equal_rate(table: PlanTable, row: int, value: float, best: float) -> float:
@@ -294,21 +379,31 @@ def _equal_rate(table: PlanTable, row: int, value: float, best: float) -> float:
     return float(table.plans.optimistic_rate[row]) * ratio
 
 
+def _value_at(table: PlanTable, row: int, value: float, rate: float) -> float:
+    """What a plan of this optimistic value is worth at a rate."""
+    ratio = max(rate, 1e-12) / float(table.plans.optimistic_rate[row])
+    return value * ratio if value > 0 else value / ratio
+
+
 def _with_runner_up(
-    table: PlanTable,
-    finalists: list[Finalist],
-    best: Finalist | None,
-    values: np.ndarray,
-    simulators: dict[int, PlanSimulator],
+    runner: CaseRunner, finalists: list[Finalist], values: np.ndarray, best: Finalist | None
 ) -> list[Finalist]:
-    """The highest rate also of the beaten plan with the best estimate, so that the winner's margin is measured."""
-    others = [one for one in finalists if one is not best]
-    second = max((one.value for one in others), default=-np.inf)
-    beaten = [one for one in others if not one.holds and one.final is not None and values[one.row] > second]
-    if best is None or not beaten:
+    """Best first. Of the others, the highest rate of the one that came nearest is found, too: the margin is measured.
+
+    A plan that only held its own against an earlier best is tried against the last.
+    """
+    if best is None:
         return finalists
-    nearest = max(beaten, key=lambda one: float(values[one.row]))
-    simulator = simulators[nearest.row]
-    final = simulator.max_rate(simulator.results[-1].request_rate / AHEAD**3)
-    measured = _finalist(table, nearest.row, SimulatedCase(simulator.results, final))
-    return [measured if one is nearest else one for one in finalists]
+    finalists = [_challenged(runner, one.row, values, best) if one.bound == AT_LEAST else one for one in finalists]
+    others = [one for one in finalists if one is not best and one.final is not None]
+    unmeasured = [one for one in others if one.bound]
+    if unmeasured:
+        nearest = max(
+            unmeasured, key=lambda one: _value_at(runner.table, one.row, float(values[one.row]), one.estimate)
+        )
+        measured = runner.run("max_rate", nearest.row, nearest.estimate)
+        if measured.final is not None:
+            measured = measured._replace(simulations=nearest.simulations + measured.simulations)
+            runner_up = _finalist(runner.table, nearest.row, measured)
+            finalists = [runner_up if one is nearest else one for one in finalists]
+    return sorted(finalists, key=lambda one: -one.value)

@@ -10,12 +10,12 @@ import numpy as np
 
 from ..base.errors import BadValue, UnknownName, abbreviate, check_int, check_positive, is_number
 from ..serving.metrics import parse_goodput
+from ..serving.steady_run import RequestSupply
 from ..serving.synthetic import at_rate, own_rate, scale_to_rate, synthetic, with_shared_prefix
 from ..serving.trace import Trace
 
 OBJECTIVES = ("throughput", "cost", "latency", "energy")
 MAX_RATE = "max"  # of `request_rate`: the highest that holds
-TRACE_REQUESTS, STRETCHES = 2000, 5  # of a trace with arrivals, at least, and in how many pieces
 SAMPLE = 512  # synthetic requests that are drawn for the mean lengths
 
 
@@ -42,23 +42,15 @@ class Traffic(NamedTuple):
         """Shape of the gamma distribution of gaps, as in ``vllm bench serve``: 1 is Poisson; not known of a trace."""
         return float(self.synthetic_args.get("burstiness", 1.0))
 
-    def requests(self, count: int, rate: float, replicas: int) -> Trace:
-        """``count`` requests at ``rate`` a second as one of ``replicas`` replicas gets them from a round-robin router.
+    @property
+    def supply(self) -> RequestSupply:
+        """As many of these requests as a simulation needs."""
+        args = {name: value for name, value in self.synthetic_args.items() if name != "burstiness"}
+        return RequestSupply(self.trace, args, self.burstiness, self.seed)
 
-        Every n-th arrival of a Poisson process: gaps are gamma distributed with shape n. A trace is thinned as it is,
-        and its arrivals are stretched; of a long one some stretches are taken, as they lie in it.
-        """
-        if self.trace is None:
-            kwargs = {**self.synthetic_args, "burstiness": self.synthetic_args["burstiness"] * replicas}
-            requests = synthetic(num_prompts=count, request_rate=rate, seed=self.seed, **kwargs)
-            return scale_to_rate(requests, rate)  # few requests have another mean rate by chance: stretched to this one
-        own = own_rate(self.trace)
-        if own is None:
-            return at_rate(every_nth(self.trace, replicas, count), rate, float(replicas), self.seed)
-        part = every_nth(self.trace, replicas, len(self.trace))
-        part = stretches(part, max(count, TRACE_REQUESTS))
-        assert part.arrival_s is not None
-        return msgspec.structs.replace(part, arrival_s=part.arrival_s * (own / (rate * replicas)))
+    def requests(self, count: int, rate: float, replicas: int) -> Trace:
+        """``count`` requests at ``rate`` a second as one of ``replicas`` replicas gets them by round robin."""
+        return self.supply.requests(count, rate, replicas)
 
 
 class Objective(NamedTuple):
@@ -67,23 +59,6 @@ class Objective(NamedTuple):
     name: str  # one of OBJECTIVES
     slo: dict[str, float]  # limits of ttft, tpot, e2el in seconds
     goodput_share: float  # of the requests that must keep all of them
-
-
-def every_nth(trace: Trace, step: int, most: int) -> Trace:
-    """Every ``step``-th request of a trace, at most ``most``: the part that round robin sends to one replica."""
-    return requests_at(trace, range(0, min(len(trace), step * most), step))
-
-
-def stretches(trace: Trace, most: int) -> Trace:
-    """At most so many requests of a trace: stretches of it, evenly spread, so that its busy hours count as they should.
-
-    Times stay as they are: between two stretches the servers are idle, which costs a simulation nothing.
-    """
-    if len(trace) <= most:
-        return trace
-    length = most // STRETCHES
-    begins = np.linspace(0, len(trace) - length, STRETCHES).astype(int)
-    return requests_at(trace, np.unique(begins[:, None] + np.arange(length)).tolist())
 
 
 def by_time(trace: Trace) -> Trace:

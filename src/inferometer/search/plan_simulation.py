@@ -1,29 +1,21 @@
-"""A plan under real arrivals: simulated at a rate, or at the highest rate at which it holds its SLO.
+"""A plan under real arrivals: at a rate, or at the highest rate at which it holds its SLO.
 
-Round robin sends every n-th request to a replica. So one of n replicas stands for all of them, and one is simulated; of
-prefill and decode pools, the smallest part that has both in the same proportion.
+The runs are those of ``simulate --find-capacity`` (`serving.steady_run`), so both say the same of a deployment.
 """
 
 from __future__ import annotations
 
-from math import gcd
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..inference.request import build_request
-from ..serving.deployment import ReplicaPool, ServingOptions, build_pool, serve
-from ..serving.metrics import good_requests, latencies
-from ..serving.outcome import Outcome
+from ..serving.deployment import ReplicaPool, ServingOptions, build_pool
+from ..serving.steady_run import DRAWS, MaxRate, RateRun, SteadyServer
 from .objective import Objective, Traffic
 from .search_result import SimulationResult
 
-MIN_REQUESTS, MAX_REQUESTS = 300, 8000  # of a simulation
-POISSON_REQUESTS = 1000  # requests that a simulation takes where arrivals are Poisson
-CONFIRM = 3  # times as many requests confirm a winner
-STRIDE = 1.07  # first factor from a rate to the next; estimates are that good
-PRECISION = 0.035  # of the highest rate
-KEEPS_UP = 0.95  # arrivals and completions of the counted requests may differ in duration by this factor
+SURE = 1.04  # two rates nearer than this need more than one draw of requests to be told apart
 
 
 class PoolCase(NamedTuple):
@@ -46,11 +38,12 @@ class SimulationCase(NamedTuple):
 
 
 class SimulatedCase(NamedTuple):
-    """What `simulate_case` gives."""
+    """What `simulate_case` and `challenge` give."""
 
-    results: list[SimulationResult]  # of all simulations
-    final: SimulationResult | None  # at the given rate, or at the highest that holds
+    simulations: int
+    final: SimulationResult | None  # at the given rate, or at the highest that holds, or where it failed
     reason: str = ""  # why the plan cannot run at all
+    estimate: float = 0.0  # requests/s: where its highest rate is by what was tried
 
 
 class PlanSimulator:
@@ -59,92 +52,51 @@ class PlanSimulator:
     def __init__(self, case: SimulationCase, server_cache: dict[str, ReplicaPool] | None = None) -> None:
         """``server_cache``: servers of other plans, so that their tables of step times need not be made anew."""
         self.case = case
-        traffic = case.traffic
-        sample = traffic.requests(MIN_REQUESTS, 1.0, 1) if traffic.trace is None else traffic.trace
+        supply = case.traffic.supply
         cache = server_cache if server_cache is not None else {}
-        servers: list[ReplicaPool] = []
+        pools: list[tuple[str, ReplicaPool]] = []
         for one in case.pools:
             key = repr(sorted(one.request_kwargs.items(), key=lambda pair: pair[0]))
             if key not in cache:
-                cache[key] = build_pool(build_request(case.model, **one.request_kwargs), 1, sample)
-            servers.append(cache[key])
-        # data-parallel ranks of a mixture step together: a server of them is not cut; dense ones stand alone
-        together = [server.ranks_per_server for server in servers]
-        units = [
-            one.replicas * server.bound_plan.plan.data_parallel_size // ranks
-            for one, server, ranks in zip(case.pools, servers, together, strict=True)
-        ]
-        self.parts = gcd(*units)  # equal parts of the plan, of which one is simulated
-        self.pools = [
-            (one.role, server._replace(replicas=count // self.parts * ranks))
-            for one, server, count, ranks in zip(case.pools, servers, units, together, strict=True)
-        ]
-        self.reason = next((server.reason for _, server in self.pools if server.reason), "")
-        self.options = ServingOptions(scheduler=servers[0].bound_plan.engine.scheduler)
-        self.results: list[SimulationResult] = []
+                cache[key] = build_pool(build_request(case.model, **one.request_kwargs), 1, supply.sample())
+            ranks = one.replicas * cache[key].bound_plan.plan.data_parallel_size
+            pools.append((one.role, cache[key]._replace(replicas=ranks)))
+        self.options = ServingOptions(scheduler=pools[0][1].bound_plan.engine.scheduler)
+        limits = {name: limit * 1e3 for name, limit in case.objective.slo.items()}
+        share = case.objective.goodput_share
+        self.server = SteadyServer(pools, self.options, supply, limits, share, case.estimated_e2el)
+        self.pools = self.server.pools  # of one of the equal parts
+        self.reason = self.server.reason
 
-    def simulate(self, rate: float, longer: int = 1) -> SimulationResult:
-        """At so many requests/s of the whole plan; ``longer`` times as many requests as else, and other ones."""
-        part_rate = rate / self.parts
-        in_flight = max(1.0, part_rate * self.case.estimated_e2el)
-        # Poisson arrivals vary more than even ones, so fewer parts need more requests
-        count = max(MIN_REQUESTS, 2.5 * in_flight + 100, POISSON_REQUESTS / self.parts)
-        traffic = self.case.traffic
-        trace = traffic._replace(seed=traffic.seed + longer - 1).requests(
-            int(min(MAX_REQUESTS, longer * count)), part_rate, self.parts
-        )
-        outcome = serve(trace, self.pools, self.options)
-        warm_up = min(int(in_flight), len(trace) // 4)  # the engine fills up, and runs empty in the end
-        result = self._result(outcome, slice(warm_up, len(trace) - warm_up // 2), rate)
-        self.results.append(result)
-        return result
+    def simulate(self, rate: float, *, sure: bool = True) -> SimulationResult:
+        """At so many requests/s of the whole plan; ``sure``: with further draws of requests if it is not clear."""
+        return self._result(self.server.judged(rate) if sure else self.server.glance(rate))
 
-    def _result(self, outcome: Outcome, counted: slice, rate: float) -> SimulationResult:
-        share = self.case.objective.goodput_share
-        metrics = {name: values[counted] for name, values in latencies(outcome).items()}
-        kept = good_requests(metrics, {name: limit * 1e3 for name, limit in self.case.objective.slo.items()})
-        arrivals, ends = outcome.arrival_s[counted], np.sort(outcome.finished_s[counted])
-        arriving = float(np.ptp(arrivals))
-        ending = float(ends[-1] - ends[0]) if len(ends) and not np.isnan(ends).any() else np.inf
-        goodput = float(kept.mean()) if len(kept) else 0.0
-        e2el = metrics["e2el"]
-        mean_e2el = float(np.nanmean(e2el)) / 1e3 if kept.any() or not np.isnan(e2el).all() else 0.0
-        return SimulationResult(
-            request_rate=rate,
-            good=goodput,
-            requests=len(arrivals),
-            concurrency=rate * mean_e2el,
-            holds=bool(goodput >= share and ending * KEEPS_UP <= max(arriving, mean_e2el)),
-            **{f"{name}_ms": _distribution(metrics[name], share) for name in ("ttft", "tpot", "e2el")},
-        )
+    def confirm(self, rate: float) -> SimulationResult:
+        """The same with all DRAWS draws of requests."""
+        return self._result(self.server.at(rate, DRAWS))
 
     def max_rate(self, start: float) -> SimulationResult | None:
-        """The highest rate that holds, within PRECISION; None if not even a hundredth of ``start`` does.
+        """The highest rate that holds, with its confidence interval; None if not even a hundredth of ``start`` does."""
+        best = self.server.max_rate(start)
+        return self._result(best.run, best) if best is not None else None
 
-        From ``start`` up or down by growing factors until one rate holds and one does not, then bisection (geometric).
-        """
-        low: SimulationResult | None = None
-        high, rate, stride = np.inf, start, STRIDE
-        for _ in range(24):
-            result = self.simulate(rate)
-            low, high = (result, high) if result.holds else (low, min(high, rate))
-            if low is None and rate < start / 100:
-                break
-            if low is not None and high <= low.request_rate * (1 + PRECISION):
-                break
-            if low is not None and high < np.inf:
-                rate = (low.request_rate * high) ** 0.5
-            else:
-                rate, stride = (rate / stride if low is None else rate * stride), stride**1.5
-        return low
-
-    def confirm(self, start: float) -> SimulationResult | None:
-        """The highest rate, from ``start`` down, that a longer run with other requests holds, too."""
-        for step in range(12):
-            result = self.simulate(start * (1 - PRECISION) ** step, CONFIRM)
-            if result.holds:
-                return result
-        return None
+    def _result(self, run: RateRun, best: MaxRate | None = None) -> SimulationResult:
+        share, e2el = self.case.objective.goodput_share, run.latencies["e2el"]
+        mean_e2el = float(np.nanmean(e2el)) / 1e3 if not np.isnan(e2el).all() else 0.0
+        return SimulationResult(
+            request_rate=run.request_rate,
+            request_rate_low=best.low if best is not None else None,
+            request_rate_high=best.high if best is not None else None,
+            good=run.good,
+            slo_ratio=run.slo_ratio if np.isfinite(run.slo_ratio) else None,
+            requests=len(run.ratio),
+            seeds=len(run.draws),
+            concurrency=run.request_rate * mean_e2el,
+            holds=run.holds,
+            saturation_rate=run.carried if np.isfinite(run.carried) else None,
+            **{f"{name}_ms": _distribution(run.latencies[name], share) for name in ("ttft", "tpot", "e2el")},
+        )
 
 
 def _distribution(values: np.ndarray, share: float) -> dict[str, float]:
@@ -161,7 +113,7 @@ def simulate_case(case: SimulationCase, server_cache: dict[str, ReplicaPool] | N
     rate that it is estimated at."""
     simulator = PlanSimulator(case, server_cache)
     if simulator.reason:
-        return SimulatedCase([], None, simulator.reason)
+        return SimulatedCase(0, None, simulator.reason)
     final: SimulationResult | None
     if case.traffic.request_rate is not None:
         final = simulator.simulate(case.traffic.request_rate)
@@ -169,4 +121,40 @@ def simulate_case(case: SimulationCase, server_cache: dict[str, ReplicaPool] | N
         final = simulator.simulate(case.estimated_rate)
     else:
         final = simulator.max_rate(case.estimated_rate)
-    return SimulatedCase(simulator.results, final)
+        if final is None:
+            final = simulator.simulate(min(simulator.server.tried))
+    return SimulatedCase(simulator.server.simulations, final)
+
+
+def confirm_case(case: SimulationCase, server_cache: dict[str, ReplicaPool] | None = None) -> SimulatedCase:
+    """The same at a fixed rate with DRAWS draws of requests, however clear the first was."""
+    simulator = PlanSimulator(case, server_cache)
+    rate = case.traffic.request_rate if case.traffic.request_rate is not None else case.estimated_rate
+    final = simulator.confirm(rate)
+    return SimulatedCase(simulator.server.simulations, final)
+
+
+def max_rate_case(
+    case: SimulationCase, start: float, server_cache: dict[str, ReplicaPool] | None = None
+) -> SimulatedCase:
+    """The highest rate of a plan, looked for from ``start`` on."""
+    simulator = PlanSimulator(case, server_cache)
+    final = simulator.max_rate(start)
+    return SimulatedCase(simulator.server.simulations, final)
+
+
+def challenge(
+    case: SimulationCase, low: float, high: float, server_cache: dict[str, ReplicaPool] | None = None
+) -> SimulatedCase:
+    """A rival at ``low`` requests/s; if it holds that, at ``high``; if that, too, at the highest rate that it holds.
+
+    ``high`` would make it better than the best plan, ``low`` worse by what predictions are off: one that fails there is
+    beaten, one that holds it is a tie. Gives its highest rate, or ``low`` if it failed one of the two.
+    """
+    simulator = PlanSimulator(case, server_cache)
+    if simulator.reason:
+        return SimulatedCase(0, None, simulator.reason)
+    final = simulator.simulate(low, sure=high < low * SURE)
+    if final.holds and simulator.simulate(high).holds:
+        final = simulator.max_rate(high) or final
+    return SimulatedCase(simulator.server.simulations, final, estimate=simulator.server.estimate())

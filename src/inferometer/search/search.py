@@ -279,7 +279,7 @@ class SearchRun:
         options = options._replace(progress=report, server_cache=self.server_cache)
         finalists = simulate_finalists(table, rows, values, options)
         self.counts["plans_simulated"] = len(finalists)
-        self.counts["simulations"] = sum(len(one.results) for one in finalists)
+        self.counts["simulations"] = sum(one.simulations for one in finalists)
         self.note_seconds("simulate", since)
         return finalists
 
@@ -345,7 +345,8 @@ class SearchRun:
             counts=self.counts,
             relaxations=[],
             seconds=self.seconds,
-            warnings=[*(self._warnings(table, winner) if table is not None else []), *refusals],
+            origins=explanation.origins(table, best.row, winner) if table is not None and best and winner else {},
+            warnings=[*(self._warnings(table, best, winner) if table is not None else []), *refusals],
             commands=_commands(starts),
             launches=starts,
         )
@@ -373,12 +374,13 @@ class SearchRun:
         label = table.candidate(row).label
         return f"no plan meets it; the closest is {label}: {explanation.status_reason(table, row)}"
 
-    def _warnings(self, table: PlanTable, winner: Candidate | None) -> list[str]:
-        """Those of the request and its trace; idle GPUs; precisions below the checkpoint's."""
+    def _warnings(self, table: PlanTable, best: Finalist | None, winner: Candidate | None) -> list[str]:
+        """Those of the request and its trace; what the winner's figures rest on; idle GPUs; lossy precisions."""
         request, trace = table.servers.servers[0].request, self.problem.traffic.trace
-        warnings = [*request.warnings, *(trace.notes if trace is not None else ())]
-        if winner is None:
-            return warnings
+        notes = trace.notes if trace is not None else ()
+        if winner is None or best is None:
+            return [*request.warnings, *notes]
+        warnings = [*explanation.provenance(table, best.row), *notes]
         if winner.idle_gpus:
             warnings.append(f"{winner.idle_gpus} of the {self.problem.space.num_gpus} GPUs stay idle")
         model, pool = request.model, winner.pools[0]

@@ -15,9 +15,14 @@ class SimulationResult(msgspec.Struct, kw_only=True, frozen=True):
     """One simulation of a plan. Latencies in ms, of the requests between filling up and running empty."""
 
     request_rate: float  # requests/s of the whole plan
+    request_rate_low: float | None = None  # of a highest rate: its 95% confidence interval over draws of requests
+    request_rate_high: float | None = None
     holds: bool  # enough requests keep every limit, and the servers keep up with the arrivals
     good: float  # goodput: share of the requests that keep every limit
+    slo_ratio: float | None = None  # what the share that counts keeps, over its limit; None: some never end
     requests: int  # counted requests
+    seeds: int = 1  # independent draws of them
+    saturation_rate: float | None = None  # requests/s that are answered at most; None: limits break before that
     concurrency: float  # mean requests in flight in the whole plan
     ttft_ms: dict[str, float]  # mean, p50, p90, p99, and "share": the percentile of --goodput-share
     tpot_ms: dict[str, float]
@@ -76,7 +81,8 @@ class Candidate(msgspec.Struct, kw_only=True):
     simulated: PlanMetrics | None = None
     trial: SimulationResult | None = None
     simulations: int = 0
-    verdict: str = ""  # wins, holds (the limits), beaten (where it would be as good), fails, misses
+    verdict: str = ""  # wins, ties (within the prediction's error), holds (the limits), beaten, fails, misses
+    bound: str = ""  # what the simulated rate is, if not its highest: "at least", or "below" one that it failed
     reason: str = ""  # why it is not the winner, where that takes a sentence
 
     @property
@@ -185,7 +191,7 @@ class Search(msgspec.Struct, kw_only=True):
     reason: str
     winner: Candidate | None
     why: list[str]  # sentences
-    margin: dict[str, float]  # of the winner: to each limit, and to the runner-up; shares
+    margin: dict[str, float]  # of the winner: to each limit, to the runner-up, and the prediction's error; shares
     plans: list[Candidate]  # simulated: the winner, those that hold, those that are beaten
     rejected: list[Candidate]  # the plans with the highest throughput among those that are not possible
     rejections: dict[str, int]  # reason -> plans
@@ -196,5 +202,6 @@ class Search(msgspec.Struct, kw_only=True):
     launches: dict[str, Launch] = {}  # the same as processes
     relaxations: list[Relaxation]
     seconds: dict[str, float]
+    origins: dict[str, float] = {}  # shares of the winner's decode step that were measured, fitted, assumed
     warnings: list[str]
     day: Day | None = None  # load over time, where a trace's load varies or an autoscaler was given

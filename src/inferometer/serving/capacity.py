@@ -2,32 +2,42 @@
 
 capacity = find_capacity("llama-3.1-8b", gpu="h200", trace=trace, goodput={"ttft": 500, "tpot": 50})
 capacity.request_rate           # 37.2 requests a second: 90% of them keep both limits
+capacity.request_rate_low       # 36.8: with other requests of the same kind it might be this
+
+The requests go on for as long as a steady state takes, so how many the trace has does not matter; `search` judges its
+plans by the same runs (`steady_run`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
-import numpy as np
 
 from ..base.errors import BadValue, UnknownName, abbreviate, check_positive, is_number
 from ..base.parallel_map import worker_count, worker_pool
 from ..specs.arguments import signature
 from ..specs.command_args import ServingArgs
-from .metrics import GOODPUT_METRICS, good_requests, latencies, metrics
-from .outcome import Interrupted, Outcome
-from .simulate import run_header, simulate
-from .synthetic import load_traffic, scale_to_rate
+from .deployment import ServingOptions
+from .metrics import GOODPUT_METRICS, metrics
+from .outcome import Interrupted
+from .simulate import build_deployment, run_header, simulate
+from .steady_run import PRECISION, RateRun, RequestSupply, SteadyServer
+from .synthetic import load_traffic
 from .trace import Trace
+from .trace_formats import BLOCK
 
 if TYPE_CHECKING:
     from typing import Unpack
 
     from ..specs.keywords import SimulateKwargs
 
-LOWEST = 1e-3  # of the throughput of all requests at once: practically one after another
+AGAIN = 2000  # requests at the highest rate, or those of a minute, for the result's latencies
+WORTH_WORKERS = 3.0  # s of simulations: starting processes takes about half a second each
+BEGIN = 0.8  # of what is answered at most: the first rate that is tried
+_SERVING = frozenset(ServingOptions.__struct_fields__)
 
 
 class TriedRate(msgspec.Struct, kw_only=True):
@@ -36,29 +46,20 @@ class TriedRate(msgspec.Struct, kw_only=True):
     request_rate: float
     good: float  # share of the requests that kept every limit
     holds: bool
+    seeds: int = 1  # independent draws of requests
 
 
 class Capacity(msgspec.Struct, kw_only=True):
     """The highest rate that holds, and all that were tried, in order of the rate."""
 
     request_rate: float  # requests a second; 0 if not even single requests keep the limits
+    request_rate_low: float = 0.0  # its 95% confidence interval, over independent draws of requests
+    request_rate_high: float = 0.0
+    seeds: int = 0  # draws
     goodput: dict[str, float]  # limits in ms
     share: float  # of the requests that must keep them
-    highest: float  # requests a second when all come at once: no rate above it can last
+    highest: float  # requests a second that are answered while others always wait: no rate above it can last
     tried: list[TriedRate]
-
-
-class _RateCase(NamedTuple):
-    """One simulation of the search, as data that can go to another process."""
-
-    model: str
-    gpu: str
-    trace: Trace
-    request_rate: float
-    seed: int
-    goodput: dict[str, float]
-    share: float
-    options: dict[str, Any]
 
 
 @signature(ServingArgs)
@@ -69,7 +70,7 @@ def find_capacity(
     trace: Trace,
     goodput: Mapping[str, float],
     share: float = 0.9,
-    precision: float = 0.01,
+    precision: float = PRECISION,
     backend: str = "processes",
     jobs: int | None = None,
     address: str | None = None,
@@ -79,36 +80,121 @@ def find_capacity(
 ) -> Capacity:
     """The highest rate of a trace's requests at which a ``share`` of them keeps all limits of ``goodput`` (ms).
 
-    Arrivals are stretched to each rate, so that bursts stay bursts; a trace without any gets Poisson arrivals. The
-    rates of a round are tried at once on ``jobs`` workers, and the next round lies between the last that held and the
-    first that did not, until they are within ``precision`` of each other. Further keywords are those of `simulate`.
+    The requests are repeated until a steady state is reached. Arrivals are stretched to each rate, so that bursts stay
+    bursts; a trace without any gets Poisson arrivals. Runs with other draws of requests go to ``jobs`` workers, which
+    changes nothing but the time. Further keywords are those of `simulate`.
     """
-    options: dict[str, Any] = {**kwargs}
-    limits = {name: float(limit) for name, limit in goodput.items()}
-    _check(limits, share, precision, trace, options)
-    width = max(2, worker_count(backend, jobs))
-    at_once = msgspec.structs.replace(trace, arrival_s=np.zeros(len(trace)))
-    capacity = Capacity(request_rate=0.0, goodput=limits, share=share, highest=0.0, tried=[])
+    _check_trace(trace, kwargs)
+    case = CapacityCase(model, gpu, RequestSupply(trace=trace, seed=seed), dict(goodput), share, precision, {**kwargs})
+    return _find(case, progress, backend, jobs, address)
 
-    def try_rates(run: Callable[..., list[TriedRate]], rates: list[float]) -> None:
-        cases = [_RateCase(model, gpu, trace, rate, seed, limits, share, options) for rate in rates]
-        capacity.tried += run(_try_rate, cases)
-        capacity.tried.sort(key=lambda one: one.request_rate)
+
+class CapacityCase(NamedTuple):
+    """A deployment and its requests, as plain data that can go to another process."""
+
+    model: str
+    gpu: str
+    supply: RequestSupply
+    goodput: dict[str, float]
+    share: float
+    precision: float
+    options: dict[str, Any]  # keywords of `simulate`
+
+    def server(self) -> SteadyServer:
+        """The deployment, ready to be tried at any rate."""
+        given = dict(self.options)
+        serving = {name: given.pop(name) for name in list(given) if name in _SERVING}
+        options = ServingOptions(**{**serving, "scheduler": serving.get("scheduler") or ""})
+        pools, options = build_deployment(self.model, self.gpu, self.supply.sample(), options, **given)
+        return SteadyServer(pools, options, self.supply, self.goodput, self.share, precision=self.precision)
+
+
+def _find(
+    case: CapacityCase,
+    progress: Callable[[int, int], None] | None,
+    backend: str = "processes",
+    jobs: int | None = None,
+    address: str | None = None,
+) -> Capacity:
+    limits = {name: float(limit) for name, limit in case.goodput.items()}
+    _check(limits, case.share, case.precision)
+    worker_count(backend, jobs)
+    capacity = Capacity(request_rate=0.0, goodput=limits, share=case.share, highest=0.0, tried=[])
+    server = case._replace(goodput=limits).server()
+    if server.reason:
+        return capacity
+    with_workers = _Workers(case._replace(goodput=limits), backend, jobs, address)
+    server.run_draws = with_workers.run_draws
+
+    def report() -> None:
+        capacity.tried = [
+            TriedRate(request_rate=run.request_rate, good=run.good, holds=run.holds, seeds=len(run.draws))
+            for _, run in sorted(server.tried.items())
+        ]
         if progress is not None:
             progress(len(capacity.tried), 0)
 
+    server.on_run = report
     try:
-        capacity.highest = _throughput(simulate(model, gpu, trace=at_once, **options))
-        if capacity.highest:
-            with worker_pool(backend, jobs, address) as run:
-                _search(capacity, precision, width, lambda rates: try_rates(run, rates))
+        with with_workers:
+            capacity.highest = server.saturation_rate()
+            best = server.max_rate(BEGIN * capacity.highest) if capacity.highest else None
     except KeyboardInterrupt:
-        capacity.request_rate = _bracket(capacity.tried)[0]
+        capacity.request_rate = max((one.request_rate for one in capacity.tried if one.holds), default=0.0)
         raise Interrupted(capacity) from None
+    report()
+    if best is not None:
+        capacity.request_rate, capacity.seeds = best.run.request_rate, len(best.run.draws)
+        capacity.request_rate_low, capacity.request_rate_high = best.low, best.high
     return capacity
 
 
-def _check(limits: dict[str, float], share: Any, precision: Any, trace: Trace, options: dict[str, Any]) -> None:
+class _Workers:
+    """Processes or a cluster for further draws of requests, begun when they are worth it."""
+
+    def __init__(self, case: CapacityCase, backend: str, jobs: int | None, address: str | None) -> None:
+        self.case, self.where = case, (backend, jobs, address)
+        self.stack = ExitStack()
+        self.pool: Callable[..., list[Any]] | None = None
+
+    def __enter__(self) -> _Workers:
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        self.stack.close()
+
+    def run_draws(
+        self, server: SteadyServer, rate: float, draws: list[int], e2el: float
+    ) -> list[tuple[RateRun, float]]:
+        """Runs of some draws, here or on the workers: they are the same."""
+        backend, jobs, address = self.where
+        is_small = backend == "processes" and (jobs == 1 or len(draws) * server.seconds_per_run < WORTH_WORKERS)
+        if len(draws) < 2 or is_small:
+            return [server.run_draw(rate, draw, e2el) for draw in draws]
+        if self.pool is None:
+            self.pool = self.stack.enter_context(worker_pool(backend, jobs, address))
+        return self.pool(_run_draw, [(self.case, rate, draw, e2el) for draw in draws])
+
+
+def _run_draw(work: tuple[CapacityCase, float, int, float]) -> tuple[RateRun, float]:
+    """One run in a worker."""
+    case, rate, draw, e2el = work
+    return case.server().run_draw(rate, draw, e2el)
+
+
+def _check_trace(trace: Trace, options: Mapping[str, Any]) -> None:
+    if options.get("autoscale") is not None:
+        raise BadValue("`find_capacity` is of a fixed number of replicas: leave `autoscale` away")
+    if len(trace) < 2:
+        raise BadValue(f"a rate needs at least two requests, not {len(trace)}")
+    if options.get("max_concurrency") is not None or (trace.after is not None and (trace.after >= 0).any()):
+        raise BadValue(
+            "`find_capacity` finds a rate of arrivals, which requests that wait for others have not "
+            "(`max_concurrency`, the turns of a conversation)"
+        )
+
+
+def _check(limits: dict[str, float], share: Any, precision: Any) -> None:
     for name, limit in limits.items():
         if name not in GOODPUT_METRICS:
             raise UnknownName("`goodput` metric", name, GOODPUT_METRICS)
@@ -120,48 +206,6 @@ def _check(limits: dict[str, float], share: Any, precision: Any, trace: Trace, o
             f"the share of requests that must keep the limits is above 0 and at most 1, not {abbreviate(share)}"
         )
     check_positive("precision", precision, 1.0)
-    if len(trace) < 2:
-        raise BadValue(f"a rate needs at least two requests, not {len(trace)}")
-    if options.get("max_concurrency") is not None or (trace.after is not None and (trace.after >= 0).any()):
-        raise BadValue(
-            "`find_capacity` finds a rate of arrivals, which requests that wait for others have not "
-            "(`max_concurrency`, the turns of a conversation)"
-        )
-
-
-def _search(capacity: Capacity, precision: float, width: int, try_rates: Callable[[list[float]], None]) -> None:
-    """Try rates, a round at a time, until the last that held and the first that did not are close."""
-    highest = capacity.highest
-    try_rates([LOWEST * highest, *np.geomspace(highest / 8, 2 * highest, width + 1).tolist()])
-    while True:
-        low, high = _bracket(capacity.tried)
-        capacity.request_rate = low
-        if not low or high <= low * (1 + precision):
-            break
-        between = np.geomspace(low, high, width + 2)[1:-1] if high < float("inf") else low * 2.0 ** np.arange(1, 3)
-        if high == float("inf") and low > 64 * highest:  # so few requests that even all at once are fine
-            break
-        try_rates(between.tolist())
-
-
-def _bracket(tried: list[TriedRate]) -> tuple[float, float]:
-    """The highest rate below which all held, 0 if there is none; and the lowest that did not hold."""
-    high = min((one.request_rate for one in tried if not one.holds), default=float("inf"))
-    return max((one.request_rate for one in tried if one.holds and one.request_rate < high), default=0.0), high
-
-
-def _throughput(outcome: Outcome) -> float:
-    """Finished requests a second."""
-    finished = int(np.count_nonzero(~np.isnan(outcome.finished_s)))
-    return finished / outcome.duration_s if outcome.duration_s else 0.0
-
-
-def _try_rate(case: _RateCase) -> TriedRate:
-    trace = scale_to_rate(case.trace, case.request_rate, case.seed)
-    outcome = simulate(case.model, case.gpu, trace=trace, **case.options)
-    served = len(trace) - len(outcome.rejected)
-    good = int(good_requests(latencies(outcome), case.goodput).sum()) / served if served else 0.0
-    return TriedRate(request_rate=case.request_rate, good=good, holds=good >= case.share)
 
 
 def capacity_and_summarize(
@@ -183,33 +227,43 @@ def capacity_and_summarize(
     if plan_options.get("request_rate") is not None:
         raise BadValue("`find_capacity` looks for the rate itself: leave `request_rate` away")
     plan_options = dict(plan_options)
-    seed = plan_options.get("seed", 0)
-    # synthetic requests get arrivals, so that their burstiness is stretched to every rate; a trace has its own
-    is_synthetic = plan_options.get("trace") is None
-    plan_options["request_rate"] = 1.0 if is_synthetic else None
+    supply = _supply(plan_options)
     traffic = load_traffic(plan_options, None)
-    if is_synthetic or traffic.trace.arrival_s is None:
+    if supply is not None or traffic.trace.arrival_s is None:
         traffic = traffic._replace(schedule="at the highest rate")
-    trace = traffic.trace
-    header = run_header(model, gpu, plan_options, traffic.label, len(trace), scheduler_options)
-    header["warnings"] += trace.notes
+    supply = supply or RequestSupply(trace=traffic.trace, seed=plan_options.get("seed", 0))
+    _check_trace(traffic.trace, scheduler_options)
+    header = run_header(model, gpu, plan_options, traffic.label, len(traffic.trace), scheduler_options)
+    header["warnings"] += traffic.trace.notes
     result = {"schema": "inferometer.capacity/1", **header}
     options = {**scheduler_options, **plan_options}
+    where = dict(search_options)
+    share, precision = where.pop("share", 0.9), where.pop("precision", PRECISION)
+    case = CapacityCase(model, gpu, supply, goodput, share, precision, options)
     try:
-        capacity = find_capacity(
-            model,
-            gpu,
-            trace=trace,
-            goodput=goodput,
-            seed=seed,
-            progress=lambda done, _: progress(done),
-            **search_options,
-            **options,
-        )
+        capacity = _find(case, lambda done, _: progress(done), **where)
     except Interrupted as stop:
         return {**result, **msgspec.to_builtins(stop.result), "interrupted": True}
     result |= {**msgspec.to_builtins(capacity), "interrupted": False}
     if not capacity.request_rate:
         return {**result, "completed": 0}
-    again = scale_to_rate(trace, capacity.request_rate, seed)
+    count = max(len(traffic.trace), min(AGAIN, round(60 * capacity.request_rate)))
+    again = supply.requests(count, capacity.request_rate)
     return {**result, **metrics(simulate(model, gpu, trace=again, **options), goodput)}
+
+
+def _supply(plan_options: dict[str, Any]) -> RequestSupply | None:
+    """Synthetic requests of the kind that some keywords ask for; None where they are those of a trace.
+
+    Those keywords stay where they are, with arrivals for `load_traffic`.
+    """
+    if plan_options.get("trace") is not None:
+        return None
+    plan_options["request_rate"] = 1.0
+    lengths = {"input_len": 1024, "output_len": 128, "prefix_len": 0}
+    given = {name: plan_options.get(name) for name in lengths}
+    args = {name: lengths[name] if value is None else value for name, value in given.items()}
+    args["block_tokens"] = plan_options.get("block_size") or BLOCK
+    return RequestSupply(
+        synthetic_args=args, burstiness=plan_options.get("burstiness", 1.0), seed=plan_options.get("seed", 0)
+    )

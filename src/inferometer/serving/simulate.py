@@ -22,7 +22,7 @@ from ..specs.command_args import ServedPlanArgs
 from ..specs.engine_rules import version_number
 from ..specs.plan_args import PlanArgs
 from .autoscaling import AutoscalingOptions, parse_autoscaling, replica_use
-from .deployment import ReplicaPool, ServingOptions, build_pool, serve
+from .deployment import Pools, ReplicaPool, ServingOptions, build_pool, serve
 from .metrics import metrics
 from .outcome import Outcome
 from .request_table import Rejection, RejectionKind
@@ -92,13 +92,45 @@ def simulate(
     options = ServingOptions(
         **{name: given[name] for name in ServingOptions.__struct_fields__} | {"scheduler": scheduler or ""}
     )
+    built, options = build_deployment(
+        model,
+        gpu,
+        trace,
+        options,
+        prefill_replicas=prefill_replicas,
+        decode_replicas=decode_replicas,
+        pools=pools,
+        num_gpu_blocks_override=num_gpu_blocks_override,
+        async_scheduling=async_scheduling,
+        **kwargs,
+    )
+    return with_run_warnings(serve(trace, built, options), trace, built, options)
+
+
+def build_deployment(
+    model: str,
+    gpu: str,
+    trace: Trace,
+    options: ServingOptions,
+    *,
+    prefill_replicas: int | None = None,
+    decode_replicas: int | None = None,
+    pools: Sequence[Mapping[str, Any]] | None = None,
+    num_gpu_blocks_override: int | None = None,
+    async_scheduling: bool | None = None,
+    **kwargs: Any,
+) -> tuple[Pools, ServingOptions]:
+    """The pools that serve requests like those of a trace, and their options: an empty scheduler is the engine's own.
+
+    ``serve(trace, *build_deployment("llama-3.1-8b", "h200", trace, ServingOptions(scheduler="")))``
+    """
     _check_options(options, num_gpu_blocks_override)
     each = _pool_options(gpu, {"frontend": "http", **kwargs}, pools, prefill_replicas, decode_replicas)
     built = [_build_pool(model, trace, pool, async_scheduling, num_gpu_blocks_override) for pool in each]
     plans = [pool.bound_plan for _, pool in built]
-    options = msgspec.structs.replace(options, scheduler=scheduler or plans[0].engine.scheduler)
+    options = msgspec.structs.replace(options, scheduler=options.scheduler or plans[0].engine.scheduler)
     _check_against_plans(options, plans)
-    return with_run_warnings(serve(trace, built, options), trace, built, options)
+    return built, options
 
 
 def _build_pool(

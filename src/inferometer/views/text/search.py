@@ -14,6 +14,7 @@ from rich.text import Text
 
 from ...base.pareto import pareto_front
 from ...base.units import percent, seconds
+from ...search.explanation import origins_line
 from ...search.launch.processes import BENCH, SGLANG, TRTLLM, VLLM
 from ...search.plan_table import LoadPoints, PlanTable, load_points
 from ...search.search_result import Candidate, Day, Search
@@ -97,7 +98,7 @@ def header(result: Search) -> str:
 
 
 def _table(result: Search) -> Table:
-    """Plans that were simulated. One that is beaten does not hold the rate that would make it as good as the winner."""
+    """Plans that were simulated. One that is beaten fails the rate that it was tried at; a tie may hold more."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     several_gpus, share = len(result.space["gpu"]) > 1, f"p{result.goodput_share * 100:.0f}"
     rated = result.workload["request_rate"] is not None
@@ -116,22 +117,22 @@ def _table(result: Search) -> Table:
     ]
     for number, head in enumerate(heads):
         table.add_column(head, justify="left" if number == 0 or not head else "right", no_wrap=True)
-    marks = {"wins": ("wins", "bold green"), "holds": ("holds", "green"), "beaten": ("beaten", "yellow")}
+    marks = {"wins": "bold green", "ties": "green", "holds": "green", "beaten": "yellow"}
     for plan in result.plans:
         f, cost = plan.simulated or plan.priced, (plan.simulated or plan.priced).cost_per_million_output_tokens
-        less = "<" if plan.verdict == "beaten" else ""
+        bound = {"below": "<", "at least": "≥"}.get(plan.bound, "")
         table.add_row(
             plan.label,
             *([plan.gpu] if several_gpus else []),
             *([f"{plan.gpus}"] if rated else []),
             f"{plan.pools[0].max_num_batched_tokens:,}",
-            f"{less}{f.request_rate:,.4g}",
-            f"{less}{f.output_throughput_per_gpu:,.0f}",
+            f"{bound}{f.request_rate:,.4g}",
+            f"{bound}{f.output_throughput_per_gpu:,.0f}",
             f"{f.output_throughput_per_user:,.1f}",
             _at_share(plan, "ttft"),
             _at_share(plan, "tpot"),
             "–" if cost is None else f"{cost:,.2f}",
-            Text(*marks.get(plan.verdict, ("", ""))),
+            Text(plan.verdict if plan.verdict in marks else "", marks.get(plan.verdict, "")),
         )
     return table
 
@@ -151,6 +152,8 @@ def _accounting(result: Search) -> list[str]:
         f"{seconds(took.get('enumerate', 0) + took.get('price', 0))}; {c.get('plans_simulated', 0)} plans "
         f"simulated, {c.get('simulations', 0)} runs in {seconds(took.get('simulate', 0))}"
     ]
+    if result.origins:
+        lines.append(origins_line(result.origins))
     if result.rejections:
         lines.append(
             "not possible: " + "; ".join(f"{count:,} {reason}" for reason, count in list(result.rejections.items())[:6])
@@ -345,7 +348,7 @@ def _name_plans(axes: Any, table: PlanTable, points: LoadPoints, front: np.ndarr
 def _draw_simulated(axes: Any, result: Search) -> None:
     """Plans that hold in the simulation, the winner as a star."""
     for plan in result.plans:
-        if plan.simulated is None or plan.verdict not in ("wins", "holds"):
+        if plan.simulated is None or plan.verdict not in ("wins", "ties", "holds"):
             continue
         wins = plan.verdict == "wins"
         axes.scatter(

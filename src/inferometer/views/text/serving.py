@@ -44,7 +44,8 @@ def capacity(result: Mapping[str, Any]) -> Group:
         held = f"{rate:,.2f} requests/s held" if rate else "no rate held"
         verdict = Text(f"interrupted: so far {held} ({promise})", style="bold yellow")
     elif rate:
-        verdict = Text(f"{rate:,.2f} requests/s is the highest rate at which {promise}", style="bold green")
+        half = percent((result["request_rate_high"] - result["request_rate_low"]) / 2 / rate)
+        verdict = Text(f"{rate:,.2f} ± {half} requests/s is the highest rate at which {promise}", style="bold green")
     else:
         verdict = Text(f"✗ at no rate do so many keep the limits: {promise}", style="bold red")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
