@@ -164,6 +164,28 @@ def test_the_windows_held_one_after_the_other_hold(found: Any) -> None:
     assert max(bound.replicas) > min(bound.replicas) == 1
 
 
+@pytest.mark.slow
+def test_an_autoscaler_has_no_more_gpus_than_there_are(found: Any) -> None:
+    assert found.day.max_replicas <= 8 and not found.day.notes
+    trace = requests([4.0] * 3 + [30.0] * 3, width=100.0, seed=3)
+    one = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "max_num_batched_tokens": 2048, "max_num_seqs": 256}
+    few = search(
+        MODEL,
+        GPU,
+        num_gpus=found.winner.gpus,
+        trace=trace,
+        goodput="ttft:1000,tpot:60",
+        goodput_share=0.5,
+        window=100,
+        mode="aggregated",
+        quantization="bf16",
+        kv_cache_dtype="auto",
+        **one,  # type: ignore[arg-type]
+    ).day
+    assert few is not None and few.max_replicas <= found.winner.gpus
+    assert bool(few.notes) == (few.peak.gpus > found.winner.gpus)
+
+
 @pytest.mark.parametrize(
     ("kwargs", "sentence"),
     [

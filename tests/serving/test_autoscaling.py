@@ -89,6 +89,20 @@ def test_replicas_come_late_drain_and_lose_nothing() -> None:
     assert all(times.min() >= 60.0 and times.max() < 120.0 for times in by_replica[1:])
 
 
+def test_without_a_start_up_time_and_in_short_windows_hours_are_those_that_are_needed() -> None:
+    """Windows of 5 s: only what replicas still have to finish is beyond the schedule."""
+    needed = [1, 2, 4, 3, 2, 1, 2, 1]
+    trace = stepped(6.0, 6.0, 20.0, 20.0)
+    steps = tuple((5.0 * number, count) for number, count in enumerate(needed))
+    outcome = autoscaled(trace, policy="schedule", schedule=steps, initial=1, startup=0.0, period=5.0)
+    span = float(outcome.arrival_s.max())
+    use = replica_use(outcome.lives, 0.0, span)
+    bound = sum(needed[:-1]) * 5.0 + needed[-1] * (span - 35.0)
+    drained = sum(min(life.ended_s, span) - life.drained_s for life in outcome.lives if life.drained_s < span)
+    assert use.hours * 3600 == pytest.approx(bound + drained) and 0 < drained < 0.5 * bound
+    assert use.serving.tolist() == needed
+
+
 @pytest.mark.slow
 def test_a_steady_load_settles_at_what_littles_law_says() -> None:
     """L = λ·W requests are in flight; at a target of L/3.5 each, four replicas hold them, within the tolerance."""

@@ -2,7 +2,7 @@
 
     sizer = WindowSizer(trace, unit, gpus, objective, ServingOptions())
     sizer.sized(windows(trace, 300.0))      # per window: rate, lengths, replicas, and the share that keeps the limits
-    day = DayPlanner(simulator, 300.0, price_per_hour=3.6).plan("tp1 fp8", 4, "startup=90")
+    day = DayPlanner(simulator, 300.0, price_per_hour=3.6).plan("tp1 fp8", 4, "startup=90", 8)
     day.policies[0].gpu_hours, day.peak.replicas
 
 The requests of a window are simulated as they came, lengths and bursts and all, after those just before it. Round robin
@@ -232,7 +232,7 @@ def check_day(
 
 
 class DayPlanner:
-    """One day under way: ``DayPlanner(simulator, width, price_per_hour).plan(replicas, autoscale)``"""
+    """One day under way: ``DayPlanner(simulator, width, price_per_hour).plan(unit, replicas, autoscale, num_gpus)``"""
 
     def __init__(
         self,
@@ -259,14 +259,17 @@ class DayPlanner:
         self.startup = startup_seconds(self.unit[0][1].bound_plan)
         self.limits = {name: limit * 1e3 for name, limit in self.objective.slo.items()}
 
-    def plan(self, unit: str, replicas: int, autoscale: str | Mapping[str, Any] | None) -> Day:
-        """Size every window, then serve the day in each of the ways; ``replicas`` are those of the search's winner."""
+    def plan(self, unit: str, replicas: int, autoscale: str | Mapping[str, Any] | None, num_gpus: int) -> Day:
+        """Size every window, then serve the day in each of the ways; ``replicas`` are those of the search's winner.
+
+        Of ``num_gpus`` the autoscaler has no more than there are, unless its ``max`` says so.
+        """
         given = parse_autoscaling(autoscale or {})
         sizer = WindowSizer(self.trace, self.unit, self.gpus, self.objective, self.options)
         sized = sizer.sized(windows(self.trace, self.width), lambda done: self.progress("windows", done))
         peak = max(window.replicas for window in sized)
         startup = self.startup if given.startup is None else given.startup
-        most = peak if given.max is None else given.max
+        most = max(1, min(peak, num_gpus // self.gpus)) if given.max is None else given.max
         target = given.target or default_target(sized)
         day = Day(
             window_s=self.width,
@@ -281,7 +284,7 @@ class DayPlanner:
             max_replicas=max(most, given.min),
             policies=[],
             simulations=sizer.simulations,
-            notes=_notes(sized),
+            notes=_notes(sized, num_gpus),
         )
         self.starts = [window.start_s for window in sized]
         day.policies.append(self._static("static, for the peak", peak))
@@ -367,12 +370,16 @@ def default_target(sized: list[LoadWindow]) -> float:
     return max(1.0, (1 - HEADROOM) * float(np.median(busy))) if busy else 1.0
 
 
-def _notes(sized: list[LoadWindow]) -> list[str]:
+def _notes(sized: list[LoadWindow], num_gpus: int) -> list[str]:
     """What a reader must know of the windows."""
-    missed = sum(not window.holds for window in sized)
-    if not missed:
-        return []
-    return [
-        f"in {missed} of {len(sized)} windows too many requests miss a limit even alone: there the replicas are "
-        "counted beyond which more do not help"
-    ]
+    notes = []
+    missed, most = sum(not window.holds for window in sized), max(window.gpus for window in sized)
+    if missed:
+        notes.append(
+            f"in {missed} of {len(sized)} windows too many requests miss a limit even alone: there the replicas are "
+            "counted beyond which more do not help"
+        )
+    if most > num_gpus:
+        short = sum(window.gpus > num_gpus for window in sized)
+        notes.append(f"{short} of {len(sized)} windows need more than the {num_gpus} GPUs that there are: up to {most}")
+    return notes

@@ -293,7 +293,7 @@ class SearchRun:
         simulator = PlanSimulator(table.simulation_case(best.row), self.server_cache)
         planner = DayPlanner(simulator, width, device.price_per_hour or None, self.progress)
         parts = gcd(*(pool.replicas for pool in winner.pools))
-        day = planner.plan(winner.unit_label, parts, args.autoscale)
+        day = planner.plan(winner.unit_label, parts, args.autoscale, self.problem.space.num_gpus)
         self.note_seconds("day", since)
         return day
 

@@ -180,10 +180,11 @@ def day_section(day: Day, share: float) -> list[Any]:
         _policy_table(day, share),
     ]
     if day.target is not None and any(one.policy == "hpa" for one in day.policies):
+        each = f"{day.target:.3g} request{'' if day.target == 1 else 's'}"
         parts.append(
             Text(
-                f"  A replica takes {seconds(day.startup_s)} to start. The autoscaler aims at {day.target:.3g} "
-                f"requests of each, running and waiting, and has at most {day.max_replicas} replicas."
+                f"  A replica takes {seconds(day.startup_s)} to start. The autoscaler aims at {each} of each, "
+                f"running and waiting, and has at most {day.max_replicas} replicas."
             )
         )
     return [*parts, *(Text(f"  ! {note}", style="yellow") for note in day.notes)]
@@ -213,7 +214,7 @@ def _sparks(day: Day) -> Table:
 def _policy_table(day: Day, share: float) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 1))
     for number, head in enumerate(
-        ("", "GPU-hours", "USD", "of the first", "good", "worst window", "TTFT p90", "mean", "most")
+        ("", "GPU-hours", "USD", "share", "good", "worst window", "TTFT p90", "mean", "most")
     ):
         table.add_column(head, justify="left" if number == 0 else "right", no_wrap=True)
     first = day.policies[0].gpu_hours
