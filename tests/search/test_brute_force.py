@@ -23,7 +23,7 @@ from inferometer.search.plan_table import Plans, PlanTable, Status, front_rows, 
 from inferometer.search.server_table import ServerTable, estimate_servers
 from inferometer.search.space import Problem, Server, build_space, servers
 from inferometer.search.steady_state import MAX_UTILIZATION, MIXED_BATCHING, concurrency_grid
-from inferometer.serving.deployment import kv_transfer_seconds
+from inferometer.serving.kv_cache import kv_transfer_seconds
 
 CASES = [
     ("llama-3.1-8b", {"num_gpus": 2, "input_len": 2000, "output_len": 200}, "ttft:150,tpot:15", {}),

@@ -10,7 +10,7 @@ from inferometer.inference.request import build_request
 from inferometer.serving import deployment, router
 from inferometer.serving.arrivals import OpenLoop
 from inferometer.serving.batch import DecodeBatch
-from inferometer.serving.deployment import kv_transfer_seconds
+from inferometer.serving.kv_cache import kv_transfer_seconds
 from inferometer.serving.outcome import Outcome
 from inferometer.serving.request_table import RequestTable
 from inferometer.serving.router import Cluster, Fleet

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from inferometer import analyze
 from inferometer.base.errors import BadValue, UnknownName
-from inferometer.serving.deployment import KV_TRANSFER_SHARE
+from inferometer.serving.kv_cache import KV_TRANSFER_SHARE
 from inferometer.serving.outcome import Outcome
 from inferometer.serving.request_table import RejectionKind
 from inferometer.serving.simulate import simulate

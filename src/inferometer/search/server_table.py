@@ -17,7 +17,7 @@ from ..costs.step import Group, Step
 from ..inference import memory
 from ..inference.memory import drafter
 from ..network.graph import Block
-from ..serving.deployment import kv_transfer_seconds
+from ..serving.kv_cache import kv_transfer_seconds
 from ..specs.structs import Engine
 from .objective import Traffic
 from .space import Problem, Server

@@ -17,7 +17,7 @@ from ..base.errors import BadValue
 from ..costs import host, parallelism
 from ..costs.binding import BoundPlan, stage_plans
 from ..costs.step import Group, Step
-from ..inference import latency, memory, speculation
+from ..inference import latency, speculation
 from ..inference.memory import memory_table
 from ..inference.request import Request
 from ..inference.workload import batch_shape_of
@@ -27,7 +27,7 @@ from .autoscaling import Autoscaler, AutoscalingOptions, check_autoscaling, with
 from .engine import EngineCore
 from .fast_path import FastPathEngine
 from .inter_token import merge_gaps
-from .kv_cache import KVCache, PrefixCache, PrefixTree, prefix_tree
+from .kv_cache import KVCache, PrefixCache, PrefixTree, kv_transfer_seconds, prefix_tree
 from .lockstep import LockstepServer, RankEngine
 from .outcome import POINTS, Interrupted, Outcome, infeasible, merge_series
 from .pipeline import PipelineEngine
@@ -38,9 +38,6 @@ from .step_cost import StepCost, step_cost
 from .trace import Trace
 
 FREQUENT_LENGTHS = 8  # distinct prompt lengths up to which each is worth a table of its own
-# Share of a link that the many pieces of a KV cache reach (a page of a layer each): fitted to the first tokens of
-# disaggregated servers of B200 that measured 8,192-token prompts; docs/accuracy.md says on which, and how others fare.
-KV_TRANSFER_SHARE = 0.2
 UNLIMITED = 10**9  # blocks of a cache that does not grow with the tokens (recurrent models); sequences
 
 
@@ -182,41 +179,6 @@ def scheduler_limits(pool: ReplicaPool, options: ServingOptions) -> SchedulerLim
         attention_dp_timeout_iters=options.attention_dp_timeout_iters,
         attention_dp_batching_wait_iters=options.attention_dp_batching_wait_iters,
     )
-
-
-def kv_transfer_seconds(
-    prefill_plan: BoundPlan, decode_plan: BoundPlan, prompts: np.ndarray, gpus: int | None = None
-) -> list[float]:
-    """Seconds that the KV cache of each prompt (tokens) takes from a prefill to a decode replica.
-
-    Every GPU sends its share over its own link, and every GPU at the other end gets its own; the slower side counts.
-    What several GPUs keep a copy of, such as a latent cache under tensor parallelism, is sent to each of them: one rank
-    with the cache of a prompt sends it eight times to eight. ``gpus`` are those of all pools: where one NVLink domain
-    joins them, it is the link, else the network is.
-    """
-    received = _cache_bytes_of_a_rank(decode_plan, prompts)
-    senders, receivers = (plan.plan.tensor_parallel_size for plan in (prefill_plan, decode_plan))
-    sent = np.maximum(_cache_bytes_of_a_rank(prefill_plan, prompts), received * receivers / senders)
-    seconds = np.zeros(len(prompts))
-    for bound_plan, num_bytes in ((prefill_plan, sent), (decode_plan, received)):
-        device = bound_plan.device
-        link = device.links.get(device.interconnect)
-        if gpus is None or link is None or gpus > link.devices:
-            link = parallelism.network_link(device)
-        if link is None:
-            name = device.name
-            raise BadValue(f"{name}.toml has no link; a KV transfer needs one: add [links.network] with bandwidth")
-        seconds = np.maximum(seconds, link.latency + num_bytes / (KV_TRANSFER_SHARE * link.bandwidth))
-    return [float(value) for value in seconds]
-
-
-def _cache_bytes_of_a_rank(bound_plan: BoundPlan, prompts: np.ndarray) -> np.ndarray:
-    """Bytes of each prompt's KV cache on one GPU, of the pipeline stage that has most."""
-    stage_bytes = [
-        np.broadcast_to(memory.cache_bytes(stage, prompts.astype(float)), prompts.shape)
-        for stage in stage_plans(bound_plan)
-    ]
-    return np.asarray(np.max(stage_bytes, axis=0))
 
 
 # ------------------------------------------------------------------ build, run, collect

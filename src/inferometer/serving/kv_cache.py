@@ -19,7 +19,15 @@ from itertools import pairwise
 
 import numpy as np
 
+from ..base.errors import BadValue
 from ..base.units import ceil_div
+from ..costs import parallelism
+from ..costs.binding import BoundPlan, stage_plans
+from ..inference import memory
+
+# Share of a link that the many pieces of a KV cache reach (a page of a layer each): fitted to the first tokens of
+# disaggregated servers of B200 that measured 8,192-token prompts; docs/accuracy.md says on which, and how others fare.
+KV_TRANSFER_SHARE = 0.2
 
 
 class PrefixTree:
@@ -329,3 +337,41 @@ class PrefixCache(KVCache):
             if owns and filled > cached:
                 self.cached_blocks[segment] = filled
                 self.shared_blocks[i] += filled - cached
+
+
+# ------------------------------------------------------------------ caches on their way between GPUs
+
+
+def kv_transfer_seconds(
+    prefill_plan: BoundPlan, decode_plan: BoundPlan, prompts: np.ndarray, gpus: int | None = None
+) -> list[float]:
+    """Seconds that the KV cache of each prompt (tokens) takes from a prefill to a decode replica.
+
+    Every GPU sends its share over its own link, and every GPU at the other end gets its own; the slower side counts.
+    What several GPUs keep a copy of, such as a latent cache under tensor parallelism, is sent to each of them: one rank
+    with the cache of a prompt sends it eight times to eight. ``gpus`` are those of all pools: where one NVLink domain
+    joins them, it is the link, else the network is.
+    """
+    received = _cache_bytes_of_a_rank(decode_plan, prompts)
+    senders, receivers = (plan.plan.tensor_parallel_size for plan in (prefill_plan, decode_plan))
+    sent = np.maximum(_cache_bytes_of_a_rank(prefill_plan, prompts), received * receivers / senders)
+    seconds = np.zeros(len(prompts))
+    for bound_plan, num_bytes in ((prefill_plan, sent), (decode_plan, received)):
+        device = bound_plan.device
+        link = device.links.get(device.interconnect)
+        if gpus is None or link is None or gpus > link.devices:
+            link = parallelism.network_link(device)
+        if link is None:
+            name = device.name
+            raise BadValue(f"{name}.toml has no link; a KV transfer needs one: add [links.network] with bandwidth")
+        seconds = np.maximum(seconds, link.latency + num_bytes / (KV_TRANSFER_SHARE * link.bandwidth))
+    return [float(value) for value in seconds]
+
+
+def _cache_bytes_of_a_rank(bound_plan: BoundPlan, prompts: np.ndarray) -> np.ndarray:
+    """Bytes of each prompt's KV cache on one GPU, of the pipeline stage that has most."""
+    stage_bytes = [
+        np.broadcast_to(memory.cache_bytes(stage, prompts.astype(float)), prompts.shape)
+        for stage in stage_plans(bound_plan)
+    ]
+    return np.asarray(np.max(stage_bytes, axis=0))
