@@ -202,8 +202,8 @@ def silicon() -> Iterator[Case]:
             )
 
 
-FEW = 64  # requests under way up to which a disaggregated row has all its prompts here; others have three rounds
-MOST = 256  # requests under way up to which every disaggregated row is simulated; of those with more, one in four is
+FEW = 64  # requests under way up to which a disaggregated row is simulated whole, with all its prompts
+ONE_IN = 1  # of the rows with more, which take a minute each, and three rounds of prompts
 
 
 def disaggregated() -> Iterator[Case]:
@@ -213,9 +213,13 @@ def disaggregated() -> Iterator[Case]:
     options, crowded = started(rows), 0
     for row in rows:
         given, concurrency = options[row["id"]], int(float(row["silicon_concurrency"] or 0))
-        if isinstance(given, dict) and concurrency > MOST:
+        if isinstance(given, dict) and concurrency > FEW:
             crowded += 1
-            given = given if crowded % 4 == 1 else f"over {MOST:,} requests under way: one in four is simulated"
+            given = (
+                given
+                if crowded % ONE_IN == 1 % ONE_IN
+                else f"over {FEW} requests under way: one in {ONE_IN} is simulated"
+            )
         elif isinstance(given, dict) and not concurrency:
             given = "no load is given"
         truth = {"ttft": float(row["silicon_ttft_ms"]), "tpot": float(row["silicon_tpot_ms"])}
