@@ -4,11 +4,13 @@
     python benchmarks/ranking.py --all              all groups: the table of docs/accuracy.md
     python benchmarks/ranking.py --write            puts it there
     python benchmarks/ranking.py --groups all.csv   every group, with what was picked
+    python benchmarks/ranking.py --only sglang/b200 all groups of an engine on a GPU; may be given several times
 
-A group is one model, GPU, engine and version, day, client, precision and pair of lengths, with as many requests under
-way for every GPU: what some GPUs would be used for, in servers of one size or another. It counts if two layouts or more
-were measured (tp, pp, attention-DP, expert parallelism). Throughput per GPU follows from TTFT and TPOT, measured and
-predicted alike: C·O / (TTFT + (O-1)·TPOT) / GPUs. Predictions are the simulator's, as in benchmarks/serving.py.
+A group is one model, GPU, engine and version, day, client, precision and pair of lengths, drafts or none, with as
+many requests under way for every GPU: what some GPUs would be used for, in servers of one size or another. It counts if
+two layouts or more were measured (tp, pp, attention-DP, expert parallelism). Throughput per GPU follows from TTFT and
+TPOT, measured and predicted alike: C·O / (TTFT + (O-1)·TPOT) / GPUs. Predictions are the simulator's, as in
+benchmarks/serving.py.
 """
 
 from __future__ import annotations
@@ -62,8 +64,9 @@ def runs() -> list[Run]:
         gpus = tp * pp * dp
         load = int(float(row["silicon_concurrency"])) / gpus
         group = (row["backend"], case.gpu, case.model, row["quantization"], row["source_kind"], row["isl"], row["osl"])
+        drafts = "speculative_config" in options
         when = (row["backend_version"], row["measured_date"])
-        measured.append(Run((*group, load), when, (tp, pp, dp, options["enable_expert_parallel"]), gpus, case))
+        measured.append(Run((*group, load, drafts), when, (tp, pp, dp, options["enable_expert_parallel"]), gpus, case))
     return measured
 
 
@@ -184,6 +187,7 @@ def write_groups(path: str, complete: Groups) -> None:
                 "input_len",
                 "output_len",
                 "per_gpu",
+                "drafts",
                 "version",
                 "day",
                 "tp",
@@ -215,6 +219,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Layouts ranked by us and by what was measured.")
     parser.add_argument("--all", action="store_true", help="all groups, as in docs/accuracy.md, not every tenth")
     parser.add_argument("--groups", help="every plan of every group as CSV")
+    parser.add_argument("--only", action="append", metavar="ENGINE/GPU", help="all groups of some engines and GPUs")
     parser.add_argument("--write", action="store_true", help="put the table into docs/accuracy.md")
     parser.add_argument("--processes", type=int, default=2)
     given = parser.parse_args()
@@ -222,7 +227,11 @@ def main() -> None:
         print(f"No layout is ranked: {serving.MEASURED} is not there; INFEROMETER_SHARED names another folder")
         return
     measured = runs()
-    if not (given.all or given.write or given.groups):  # every tenth group, whole
+    if given.write and given.only:
+        sys.exit("--write takes all groups: leave --only away")
+    if given.only:
+        measured = [run for run in measured if f"{run.group[0]}/{run.group[1]}" in given.only]
+    elif not (given.all or given.write or given.groups):  # every tenth group, whole
         some = set(sorted({run.group for run in measured}, key=repr)[::10])
         measured = [run for run in measured if run.group in some]
     predicted = answers(measured, given.processes)

@@ -121,13 +121,28 @@ def _sglang_qwen(row: Row) -> dict[str, Any]:
         interval, memory = 30, 0.85
     elif precision == "fp8" and row["system"].startswith("b300"):
         interval, tokens, seqs, memory = 10, 16384, concurrency, 0.8
+    draft = {}
+    if _sglang_qwen_drafts(row):
+        seqs, memory = concurrency, 0.8
+        draft = {"speculative_config": {"method": "mtp", "num_speculative_tokens": 3}, "async_scheduling": False}
     return {
         "scheduler_recv_interval": interval,
         "max_num_batched_tokens": tokens,
         "max_num_seqs": seqs,
         "gpu_memory_utilization": memory,
         **cache,
+        **draft,
     }
+
+
+def _sglang_qwen_drafts(row: Row) -> bool:
+    """Whether Qwen3.5 drafted tokens with its own module (three, and no overlap scheduler: no SGLANG_ENABLE_SPEC_V2).
+
+    In fp8 on B200, tp 4 without expert parallelism was only in the configuration ``-mtp`` (change 898, 2026-03-20); the
+    one without drafts had tp 8, or tp 4 with expert parallelism (changes 804 and 918).
+    """
+    tp4 = row["tp_size"] == "4" and int(float(row["moe_ep_size"] or 1)) == 1 and row["backend_version"] == "0.5.9"
+    return tp4 and row["precision"] == "fp8" and row["system"].startswith("b200")
 
 
 def _vllm(row: Row) -> dict[str, Any]:
