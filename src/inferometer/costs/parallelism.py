@@ -7,6 +7,7 @@ so tp stays inside a node as long as it fits, and pp is the axis that crosses no
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import NamedTuple
 
 import msgspec
@@ -36,12 +37,21 @@ def layout_env(plan: Plan, model: Model) -> dict[str, float]:
         "tp": tp,
         "dp": joined,
         "ep": tp * joined if expert_parallel else 1,
+        "ep_spread": _expected_maximum(tp * joined) if expert_parallel else 0.0,
         "moe_tp": 1 if expert_parallel else tp * joined,
         "a2a": tp * joined if joined > 1 else 1,
         "gathered": 0.0 if expert_parallel else 1.0,
         "sp": tp if plan.sequence_parallel else 1,
         "dcp": plan.decode_context_parallel_size,
     }
+
+
+@cache
+def _expected_maximum(ranks: int) -> float:
+    """The expected largest of so many standard normal values (Blom): ``_expected_maximum(8)  # 1.43``"""
+    from statistics import NormalDist  # rare, and slow to import
+
+    return NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25)) if ranks > 1 else 0.0
 
 
 def illegal_reason(model: Model, plan: Plan, device: Hardware) -> str:

@@ -21,7 +21,7 @@ from .report import Memory
 from .workload import BatchShape
 
 _UNIT_BYTES = dict.fromkeys([*(f"{role}_weight_bytes" for role in ROLES), "act_bytes", "norm_bytes"], 1.0)
-ALONE = {"tp": 1, "ep": 1, "moe_tp": 1, "sp": 1, "dp": 1, "dcp": 1, "a2a": 1, "gathered": 0}
+ALONE = {"tp": 1, "ep": 1, "ep_spread": 0, "moe_tp": 1, "sp": 1, "dp": 1, "dcp": 1, "a2a": 1, "gathered": 0}
 
 
 def weight_bytes(bound_plan: BoundPlan) -> Value:

@@ -196,6 +196,7 @@ def _mixture_terms(dtype: str, sizes: Mapping[str, Value], device: Hardware) -> 
         "moe_tokens": sizes["tokens"],
         "ep": ep,
         "moe_tp": 1,
+        "ep_spread": 0,  # rows are of one rank, with no other to wait for
         "routing_skew": sizes.get("skew", 0.0),
         "act_bytes": 2,
         "experts_weight_bytes": weight,

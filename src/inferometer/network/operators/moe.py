@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
-from ...base.symbols import Formula, ceil, constant
+from ...base.symbols import Formula, ceil, constant, minimum
 from ...base.symbols import names as s
 from .op import Op, Work, operator, role_bytes
+
+
+def _touched(count: Formula, top_k: Formula, local_experts: Formula) -> Formula:
+    """Experts of a rank that some token chose: of the rank that has most of them, since all wait for it.
+
+    Of ``count`` experts ``T`` tokens choosing ``top_k`` each touch count·(1-(1-top_k/count)^T) on average; routing
+    skew shrinks the number that is really in use. Of n experts a rank has t touched, and √(t·(1-t/n)) more or less by
+    chance; the most that a rank has is ``ep_spread`` times that more.
+    """
+    in_use = top_k + (count - top_k) * (1 - s.routing_skew)
+    usable = in_use * local_experts / count
+    share = 1 - (1 - top_k / in_use) ** s.moe_tokens
+    return usable * minimum(share + s.ep_spread * (share * (1 - share) / usable) ** 0.5, 1)
 
 
 @operator("moe")
@@ -21,18 +34,16 @@ def experts(
 ) -> Op:
     """Routed experts: all are stored, those that some token chose are read.
 
-    Of ``count`` experts ``T`` tokens choosing ``top_k`` each touch count·(1-(1-top_k/count)^T) on average; routing
-    skew shrinks the number that is really in use, and loads the hottest of ``ep`` ranks by ep^skew. Experts are split
-    over ``ep`` ranks (where they do not divide, this is a rank that has one more) and inside over ``moe_tp``;
-    ``moe_tokens`` are those of all data-parallel ranks.
+    Routing skew loads the hottest of ``ep`` ranks by ep^skew. Experts are split over ``ep`` ranks (where they do not
+    divide, this is a rank that has one more) and inside over ``moe_tp``; ``moe_tokens`` are those of all data-parallel
+    ranks.
     """
     weight, inp, peak = role_bytes("experts")
     matrices = 3 if gated else 2
     products, biases = matrices * hidden * intermediate, (intermediate * (matrices - 1) + hidden) if bias else 0
     per_expert, expert_bytes = products + biases, products * weight + biases * s.act_bytes  # biases are not quantised
-    in_use = top_k + (count - top_k) * (1 - s.routing_skew)
     local_experts = ceil(count / s.ep)
-    touched = in_use * local_experts / count * (1 - (1 - top_k / in_use) ** s.moe_tokens)
+    touched = _touched(count, top_k, local_experts)
     rows = s.moe_tokens * top_k * local_experts / count * s.ep**s.routing_skew
     inner = intermediate / s.moe_tp
     return Op(
