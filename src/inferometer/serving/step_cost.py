@@ -96,7 +96,7 @@ class StepCost(Protocol):
 
 
 def step_cost(bound_plan: BoundPlan, longest: int, frequent_prompts: Iterable[int] = ()) -> StepCost:
-    """Compile the steps of a plan for sequences up to ``longest`` tokens; ``frequent_prompts`` have their own tables."""
+    """Compile the steps of a plan for sequences of up to ``longest`` tokens; ``frequent_prompts`` have own tables."""
     parts = split_by_dependence(bound_plan)
     used = {span for group in (*parts.prefill, *parts.decode) for span in group}
     if any(bound_plan.model.spans[span].size != float("inf") for span in used):
