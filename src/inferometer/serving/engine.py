@@ -163,7 +163,8 @@ class EngineCore:
     def _schedule(self) -> tuple[bool, list[Chunk]]:
         """What the next step computes: whether the batch decodes, and chunks of prompts."""
         self.preempted_in_step = False
-        self.prefill_wait.begin_step(self.steps)
+        if self.prefill_wait.active:
+            self.prefill_wait.begin_step(self.steps)
         if self.waiting or self.prefilling or self.kv_cache.free_blocks < self.batch.blocks_for_next_step():
             return self.scheduler.schedule(self)
         return True, []
@@ -258,7 +259,8 @@ class EngineCore:
         self.busy_s += seconds
         self.steps += steps
         self.steps_since_poll = (self.steps_since_poll + steps) % limits.scheduler_recv_interval
-        self.prefill_wait.end_steps(steps)
+        if self.prefill_wait.active:
+            self.prefill_wait.end_steps(steps)
         self.computed_tokens += steps * batch.num_seqs * limits.tokens_per_decode
         self.gaps.count(batch, self.cost, now, steps, seconds, before_last)
         self._advance(steps)
@@ -291,7 +293,8 @@ class EngineCore:
         """Decode steps that may be taken at most, and the seconds until something else may have to be done."""
         limits, now = self.limits, self.now
         gap = until - now
-        max_steps = min(max_steps, self.prefill_wait.max_steps())
+        if self.prefill_wait.active:
+            max_steps = min(max_steps, self.prefill_wait.max_steps())
         # first come, first served: where requests wait already, one more at the end of the queue changes nothing
         polls = limits.priority or limits.scheduler_recv_interval > 1 or self.prefill_wait.for_batch
         if polls or not self.waiting:

@@ -85,8 +85,8 @@ class UncontendedRun:
         "finished",
         "free_blocks",
         "frequent",
+        "gap_log",
         "idle_until",
-        "mixed_steps",
         "now",
         "prompt_tokens",
         "shift",
@@ -112,7 +112,7 @@ class UncontendedRun:
         self.prompt_tokens = 0
         self.steps_before, self.context_before, self.context_finished = batch.clock, batch.total_context(), 0
         self.visits, self.shift = engine.gaps.visits_of(decode_table, min(limits.max_num_seqs, len(engine.table)))
-        self.mixed_steps = engine.gaps.mixed_steps
+        self.gap_log = engine.gaps.log
         decode_table.lines += [None] * (len(self.visits) - len(decode_table.lines))
         self.frequent = engine.cost.frequent if engine.throttle is None else {}
         # tokens of a step that `admissible_prompt_tokens` allows whatever else there is
@@ -219,7 +219,7 @@ class UncontendedRun:
             seconds = self.frequent[prompt_tokens][0].one(num_seqs, batch.offset_sum + num_seqs * batch.clock)
         else:
             seconds = self._mixed_seconds(arrived, prompt_tokens)
-        self.mixed_steps += (seconds, num_seqs)
+        self.gap_log += (seconds, num_seqs)
         self.now = now = start + seconds
         self.visible_until = start if self.async_scheduling else now
         finish_heap, id_bits = batch.finish_heap, batch.id_bits

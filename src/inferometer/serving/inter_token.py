@@ -43,13 +43,12 @@ class GapHistogram(NamedTuple):
 class InterTokenLatencies:
     """The gaps of one engine's requests: ``gaps.add(0.012, 8); gaps.histogram().counts.sum()  # 8``"""
 
-    __slots__ = ("away", "counts", "mixed_steps", "rejoined_s", "shift", "table", "visits")
+    __slots__ = ("away", "counts", "log", "rejoined_s", "shift", "table", "visits")
 
     def __init__(self) -> None:
         self.counts: defaultdict[int, float] = defaultdict(int)  # length in µs -> gaps
-        # what the fast path counts: seconds and sequences of steps with prompts; [n][context >> shift]: decode steps
-        # of n sequences with that mean context, which last as long as the table says
-        self.mixed_steps: list[float] = []
+        self.log: list[float] = []  # seconds and gaps in turn: the quickest way to keep them, until `compact`
+        # [n][context >> shift]: decode steps of n sequences with that mean context, as long as the table says
         self.visits: list[list[int] | None] = []
         self.table: ContextTable | None = None
         self.shift = 0
@@ -66,7 +65,7 @@ class InterTokenLatencies:
         Contexts grow by a token a step, so a short run's steps are as good as alike, and a longer one's grow evenly.
         """
         if steps <= SHORT_RUN:
-            self.counts[int(seconds * US / steps)] += steps * num_seqs
+            self.log += (seconds / steps, steps * num_seqs)
             return
         mean = seconds / steps
         quarter = (seconds - before_last - mean) / 2  # half the way from the mean to the last step
@@ -91,6 +90,9 @@ class InterTokenLatencies:
     ) -> None:
         """Every unfinished sequence of a batch had a token at the end of each of some steps."""
         num_seqs, durations = len(batch.finish_heap), None
+        if steps <= SHORT_RUN and not batch.last_tokens:  # nearly always
+            self.log += (seconds / steps, steps * num_seqs)
+            return
         if not num_seqs:
             return
         if steps > LONG_RUN:
@@ -119,19 +121,19 @@ class InterTokenLatencies:
 
     def compact(self) -> None:
         """Round the lengths where there are more than `MAX_LENGTHS` of them."""
-        if len(self.counts) + len(self.mixed_steps) > MAX_LENGTHS:
-            lengths = np.array([*self.counts, *np.array(self.mixed_steps[::2]) * US]).astype(np.int64)
-            counts = np.array([*self.counts.values(), *self.mixed_steps[1::2]])
+        if len(self.counts) + len(self.log) > MAX_LENGTHS:
+            lengths = np.array([*self.counts, *np.array(self.log[::2]) * US]).astype(np.int64)
+            counts = np.array([*self.counts.values(), *self.log[1::2]])
             bits = np.frexp(lengths)[1] - SIGNIFICANT_BITS
             half = np.where(bits > 0, np.exp2(np.maximum(bits - 1, 0)), 0).astype(np.int64)
             rounded, index = np.unique(lengths - lengths % np.maximum(2 * half, 1) + half, return_inverse=True)
             self.counts = defaultdict(int, zip(rounded.tolist(), np.bincount(index, counts).tolist(), strict=True))
-            self.mixed_steps.clear()  # the fast path holds on to it
+            self.log.clear()  # the fast path holds on to it
 
     def parts(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Lengths of gaps in seconds and how many have each, as they were counted."""
         yield (np.array([*self.counts], float) + 0.5) / US, np.array([*self.counts.values()], float)
-        yield np.array(self.mixed_steps[::2], float), np.array(self.mixed_steps[1::2], float)
+        yield np.array(self.log[::2], float), np.array(self.log[1::2], float)
         for n, visits in enumerate(self.visits):
             if visits is not None and self.table is not None:
                 steps = np.array(visits, float)

@@ -95,6 +95,7 @@ class PrefillWait:
     """
 
     __slots__ = (
+        "active",
         "capacity_bound",
         "deferred",
         "for_batch",
@@ -109,6 +110,7 @@ class PrefillWait:
     def __init__(self, limits: SchedulerLimits) -> None:
         self.limits = limits
         self.interval = limits.prefill_schedule_interval
+        self.active = self.interval > 1 or limits.batch_wait_timeout_iters > 0  # else steps need not be counted
         self.waited_iters = 0  # steps that prompts have waited for others
         self.for_batch = False  # they do in this one
         self.held = False  # for prompts of the other ranks (attention_dp_config)
