@@ -235,7 +235,11 @@ def _kv_cache_dtypes(request: Request, gpus: Sequence[str], given: Any) -> tuple
 
 
 def layouts(space: Space) -> list[Layout]:
-    """All that fit into the GPUs, legal or not; experts are spread only where there are ranks to spread them over."""
+    """All that fit into the GPUs, legal or not; experts are spread only where there are ranks to spread them over.
+
+    Ranks that meet at the experts are not combined with pipeline stages unless stages are asked for: the simulator lets
+    the ranks of a pipeline run apart, which flatters them.
+    """
     return [
         Layout(tp, pp, dp, ep)
         for tp in space.tp
@@ -243,6 +247,7 @@ def layouts(space: Space) -> list[Layout]:
         for dp in space.dp
         for ep in space.ep
         if tp * pp * dp <= space.num_gpus and (not ep or tp * dp > 1 or space.ep == (True,))
+        and (pp == 1 or dp == 1 or 1 not in space.pp)
     ]
 
 
