@@ -203,7 +203,7 @@ def silicon() -> Iterator[Case]:
 
 
 FEW = 64  # requests under way up to which a disaggregated row is simulated whole, with all its prompts
-ONE_IN = 1  # of the rows with more, which take a minute each, and three rounds of prompts
+ONE_IN = 4  # of the rows with more, which take a minute each, and three rounds of prompts
 
 
 def disaggregated() -> Iterator[Case]:
