@@ -324,6 +324,25 @@ def test_many_at_once_find_what_one_after_the_other_find(monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow
+def test_the_longest_answer_is_no_backlog() -> None:
+    """Two minutes at 3 requests/s with a few answers of 4,000 tokens: one GPU does it, as `simulate` says."""
+    rng = np.random.default_rng(1)
+    trace = Trace(
+        input_tokens=rng.integers(100, 1500, 370),
+        output_tokens=np.clip(rng.lognormal(5.0, 1.1, 370), 4, 4000).astype(int),
+        arrival_s=np.cumsum(rng.exponential(1 / 3.08, 370)),
+        source="long.csv",
+    )
+    limits = {"ttft": 500.0, "tpot": 30.0}
+    kwargs = {"quantization": "bf16", "kv_cache_dtype": "auto", "mode": "aggregated", "num_gpus": 4}
+    result = search("llama-3.1-8b", gpu="h100-sxm", trace=trace, goodput=limits, **kwargs)
+    assert result.winner is not None and result.winner.gpus == 1 and result.winner.label.startswith("1 × tp1")
+    outcome = simulate("llama-3.1-8b", "h100-sxm", trace=trace)
+    assert good_requests(latencies(outcome), limits).mean() > 0.99
+    assert not any("faster than they are answered" in plan.reason for plan in result.rejected)
+
+
+@pytest.mark.slow
 def test_speculation_is_part_of_the_plan() -> None:
     draft = {"method": "mtp", "num_speculative_tokens": 1, "acceptance_length": 1.8}
     kwargs = {

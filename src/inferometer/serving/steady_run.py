@@ -38,7 +38,7 @@ DRAWS = 3  # independent draws of requests behind a highest rate
 STUDENT = {2: 4.30, 11: 2.20}  # quantile of Student's t for 95%, two-sided, by degrees of freedom
 CONSECUTIVE, CLEAR = 4, 3.2  # parts of a run, and standard errors of their means beyond which a verdict is clear
 FAR = 1.5  # SLO ratio beyond which a longer run cannot say anything else
-STRIDE = 0.7  # between the logarithms of two rates that are tried one after the other, at most
+STRIDE = 0.15  # between the logarithms of the first two rates, at most
 NEAR, PRECISION = 0.015, 0.015  # of the highest rate: with one draw, and with all
 SLOPES = (0.7, 40.0)  # that a secant may have
 TRACE_REQUESTS, STRETCHES = 4000, 5  # of a long trace with arrivals one replica gets so many, in so many pieces
@@ -267,8 +267,9 @@ class SteadyServer:
         """A shorter run, to see roughly where a rate stands."""
         if (rate, 0) in self._single:
             return self._noted(self._single[rate, 0])
-        if POISSON_REQUESTS / self.parts < 1.5 * MIN_REQUESTS or self.supply.whole_trace(self.parts):
-            return self.at(rate)  # which is as short
+        least = max(MIN_REQUESTS, rate * self.e2el / self.parts, self.supply.whole_trace(self.parts))
+        if POISSON_REQUESTS / self.parts < 1.5 * least:
+            return self.at(rate)  # which is hardly longer
         run, e2el = self.run_draw(rate, 0, self.e2el, GLANCE)
         self.e2el = max(self.e2el, e2el)
         return self._noted(run)
@@ -378,7 +379,7 @@ class SteadyServer:
         return self._confirmed(rate) if rate is not None else None
 
     def _root(self, start: float) -> float | None:
-        low, high, rate, least = 0.0, inf, start, NEAR
+        low, high, rate, least, most = 0.0, inf, start, NEAR, STRIDE
         for _ in range(30):
             run = self.glance(rate)
             ratio, slope = log_ratio(run.slo_ratio), self._slope(rate)
@@ -394,8 +395,8 @@ class SteadyServer:
             elif ratio <= 0 and not run.holds:
                 rate = high  # what is carried at most
             else:
-                step = min(max(abs(ratio) / slope, least), STRIDE)  # further each time
-                least *= 2
+                step = min(max(abs(ratio) / slope, least), most)
+                least, most = 2 * least, min(2 * most, 1.0)  # further each time
                 rate *= exp(step if low else -step)
         return low or None
 
