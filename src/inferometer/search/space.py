@@ -246,7 +246,8 @@ def layouts(space: Space) -> list[Layout]:
         for pp in space.pp
         for dp in space.dp
         for ep in space.ep
-        if tp * pp * dp <= space.num_gpus and (not ep or tp * dp > 1 or space.ep == (True,))
+        if tp * pp * dp <= space.num_gpus
+        and (not ep or tp * dp > 1 or space.ep == (True,))
         and (pp == 1 or dp == 1 or 1 not in space.pp)
     ]
 

@@ -77,11 +77,12 @@ class ReplicaPool(NamedTuple):
     max_num_seqs: int  # that its memory has room for
     reason: str  # why it cannot work; empty if it can
     warnings: tuple[str, ...]
+    alike: bool = False  # all ranks of a server have the same load, so that one stands for all
 
     @property
     def ranks_per_server(self) -> int:
         """Replicas that step together: data-parallel ranks of a mixture (of one stage) meet at its experts."""
-        return int(self.bound_plan.env["dp"]) if len(self.stages) == 1 else 1
+        return int(self.bound_plan.env["dp"]) if len(self.stages) == 1 and not self.alike else 1
 
     @property
     def kv_cache_tokens(self) -> int:

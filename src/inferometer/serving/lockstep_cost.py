@@ -13,6 +13,7 @@ has its own tokens. With one load on all ranks this is `CompiledCost`'s answer.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -25,8 +26,10 @@ from ..costs.step import Group, Step
 from ..network.graph import Block
 from ..network.operators import Op
 from .batch import DecodeContexts, JoinedBatch, are_joining
-from .step_cost import Chunk, CompiledCost, steps_within
-from .step_tables import CountTable, StepParts, decode_only_parts
+from .step_cost import Chunk, CompiledCost, FullAttentionCost, steps_within
+from .step_tables import ContextTable, CountTable, StepParts, decode_only_parts
+
+FEW_STEPS = 24  # up to here plain numbers are faster than arrays
 
 
 class RankStep(NamedTuple):
@@ -65,11 +68,15 @@ class LockstepCost:
         self.savings: dict[tuple[int, int], float] = {}  # of a second stream: own tokens, those of all -> seconds
         self.scans = decode_only_parts(StepParts((), (), {}, {}, cost.parts.other))[0]
         self.by_num_seqs = CountTable(self._of_num_seqs)
+        plain = isinstance(cost, FullAttentionCost) and cost.closed_form is not None and cost.draft_table is None
+        self.look_back = cost.look_back if plain and isinstance(cost, FullAttentionCost) else None
+        self._captured: dict[tuple[int, bool], int] = {}  # tokens, with prompts or not -> those of the graph; 0: none
+        self._decode_envs: dict[int, dict[str, Any]] = {}
 
     def mixed_seconds(self, ranks: Sequence[RankStep]) -> float:
         """Seconds of a step in which some rank computes chunks of prompts."""
         if all(are_joining(rank.chunks) for rank in ranks):
-            return float(self._durations([JoinedBatch(rank.batch, rank.chunks) for rank in ranks], 0, 1)[0])
+            return self.decode_steps([JoinedBatch(rank.batch, rank.chunks) for rank in ranks], 1, 1e-12, 0)[1]
         cost, each = self.cost, self.cost.tokens_per_decode
         counts = [rank.num_new_tokens + rank.num_seqs * each for rank in ranks]
         busiest = counts.index(max(counts))
@@ -93,7 +100,55 @@ class LockstepCost:
         self, batches: Sequence[DecodeContexts | None], max_steps: int, gap: float, extra: int
     ) -> tuple[int, float, float]:
         """Steps in which the sequences of all ranks decode; see `StepCost.decode_steps`."""
+        if self.look_back is not None:
+            few = self._few_steps(self.look_back, batches, max_steps, gap, extra)
+            if few is not None:
+                return few
         return steps_within(lambda first, steps: self._durations(batches, first, steps), max_steps, gap, extra)
+
+    def _few_steps(
+        self, look_back: ContextTable, batches: Sequence[DecodeContexts | None], max_steps: int, gap: float, extra: int
+    ) -> tuple[int, float, float] | None:
+        """As `decode_steps`, in plain numbers, which is faster for a few steps; None where there are more."""
+        decoding = [batch for batch in batches if batch is not None and batch.num_seqs]
+        num_seqs = [batch.num_seqs for batch in decoding]
+        contexts = [batch.total_context() for batch in decoding]
+        own = self._own_seconds(num_seqs)
+        fixed = [
+            seconds + self.cost.by_logits(n) + self._scan_seconds(n) for seconds, n in zip(own, num_seqs, strict=True)
+        ]
+        env = self._decode_env(max(num_seqs))
+        shared = self._with_shared(0.0, num_seqs, has_prompts=False)  # the same in every step, if nothing is hidden
+        times = [0.0]  # at the beginning of every step
+
+        def take_step() -> None:
+            ahead = len(times) - 1
+            slowest = max(
+                [
+                    look_back.one(n, context + n * ahead) + seconds
+                    for n, context, seconds in zip(num_seqs, contexts, fixed, strict=True)
+                ]
+            )
+            kernels = self._with_shared(slowest, num_seqs, has_prompts=False) if self.overlap else slowest + shared
+            times.append(times[-1] + float(self.cost.with_engine_time(env, kernels)))
+
+        take_step()
+        if min(gap / times[1], max_steps) > FEW_STEPS:
+            return None
+        while times[-1] < gap and len(times) <= max_steps:
+            take_step()
+        steps = max(1, min(max_steps, bisect_left(times, gap) + extra))
+        if steps == len(times):
+            take_step()
+        return steps, times[steps], times[steps - 1]
+
+    def _decode_env(self, most: int) -> dict[str, Any]:
+        """All names of a step in which the busiest rank decodes so many sequences, but for its context."""
+        if most not in self._decode_envs:
+            each = self.cost.tokens_per_decode
+            step = Step((Group(most, each, 0, each, True),))
+            self._decode_envs[most] = binding.step_env(self.cost.bound_plan, step)
+        return self._decode_envs[most]
 
     def _durations(self, batches: Sequence[DecodeContexts | None], first: int, steps: int) -> np.ndarray:
         """Seconds of some decode steps, each by itself: (steps,)."""
@@ -106,7 +161,7 @@ class LockstepCost:
         ]
         kernels = self._kernels(counts, looking_back, has_prompts=False)
         most = max([batch.num_seqs for batch in decoding])
-        env = binding.step_env(cost.bound_plan, Step((Group(most, each, 0, each, True),)))
+        env = self._decode_env(most)
         seconds: Any = cost.with_engine_time(env, kernels)
         if cost.draft_table is not None:
             table = cost.draft_table
@@ -139,18 +194,32 @@ class LockstepCost:
 
     def _kernels(self, counts: list[int], looking_back: list[Any], *, has_prompts: bool) -> Any:
         """Seconds of all kernels, where each rank has ``counts`` tokens and looks back for so many seconds."""
+        own = self._own_seconds(counts, has_prompts=has_prompts)
+        slowest = looking_back[0] + own[0]
+        for seconds, fixed in zip(looking_back[1:], own[1:], strict=True):
+            slowest = np.maximum(slowest, seconds + fixed)
+        return self._with_shared(slowest, counts, has_prompts=has_prompts)
+
+    def _padded(self, counts: list[int], has_prompts: bool) -> tuple[list[int], int, int]:
+        """Tokens of each rank as they are computed, of the largest, and of all."""
         most = max(counts)
-        total = sum(counts)
-        if not host.without_graphs(self.engine, most, has_prompts):
-            most = int(host.padded_tokens(self.engine, most, float(has_prompts)))
-            counts, total = [most] * len(counts), most * self.num_ranks
-        own = [
-            seconds + (self.by_own_tokens(count) if count else 0.0) + (self.collectives(count) if count else 0.0)
-            for seconds, count in zip(looking_back, counts, strict=True)
-        ]
-        slowest = own[0]
-        for seconds in own[1:]:
-            slowest = np.maximum(slowest, seconds)
+        key = (most, has_prompts)
+        if key not in self._captured:
+            eager = host.without_graphs(self.engine, most, has_prompts)
+            self._captured[key] = 0 if eager else int(host.padded_tokens(self.engine, most, float(has_prompts)))
+        if not self._captured[key]:
+            return counts, most, sum(counts)
+        most = self._captured[key]
+        return [most] * len(counts), most, most * self.num_ranks
+
+    def _own_seconds(self, counts: list[int], *, has_prompts: bool = False) -> list[float]:
+        """Seconds of each rank for its own tokens, but for what looks back."""
+        padded, _, _ = self._padded(counts, has_prompts)
+        return [self.by_own_tokens(count) + self.collectives(count) if count else 0.0 for count in padded]
+
+    def _with_shared(self, slowest: Any, counts: list[int], *, has_prompts: bool) -> Any:
+        """Seconds of all kernels: those of the slowest rank, and what all ranks do together."""
+        _, most, total = self._padded(counts, has_prompts)
         seconds = slowest + self.experts(total) - self._side_stream_savings(most, total)
         exchanging = self.exchange(total if self.gathered else most)
         communicating = exchanging + self.collectives(most)

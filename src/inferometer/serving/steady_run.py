@@ -230,7 +230,9 @@ class SteadyServer:
         """``goodput``: limits in ms; ``e2el``: seconds that a request takes, as far as they are known."""
         self.options, self.supply, self.goodput, self.share = options, supply, goodput, share
         self.e2el, self.precision = e2el, precision
-        # data-parallel ranks of a mixture step together: a server of them is not cut
+        # data-parallel ranks of a mixture step together: a server of them is not cut. On a decode server their loads
+        # are alike, since no prompt is computed there, and a step of ranks alike is that of one.
+        pools = [(role, pool._replace(alike=role == "decode")) for role, pool in pools]
         servers = [pool.replicas // pool.ranks_per_server for _, pool in pools]
         self.parts = gcd(*servers) if options.router == "round_robin" else 1
         self.pools = [(role, pool._replace(replicas=pool.replicas // self.parts)) for role, pool in pools]
