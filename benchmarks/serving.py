@@ -93,7 +93,7 @@ def h200() -> Iterator[Case]:
 
 
 def own() -> Iterator[Case]:
-    """vLLM 0.25.1 on three other H200s (`benchmarks/data`): in process, by HTTP, and plans of `search -o` as written."""
+    """vLLM 0.25.1 on three more H200s (`benchmarks/data`): in process, by HTTP, and plans of `search -o` as written."""
     for path in sorted((ROOT / "benchmarks" / "data").glob("h200_*_*_*.csv")):
         _, way, model, load = path.stem.split("_", 3)
         if way in ("online", "http"):
