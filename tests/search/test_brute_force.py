@@ -44,10 +44,13 @@ class OneLoad(NamedTuple):
     tpot: float
 
 
-def steps_of(server: Server, traffic: Traffic, d: float, prompts: float, heat: float) -> list[float]:
+def steps_of(
+    server: Server, traffic: Traffic, d: float, prompts: float, heat: float, prompt_ranks: float | None = None
+) -> list[float]:
     """Seconds on every stage of a step with d decoding sequences and so many tokens of prompts."""
     bound_plan = server.bind()
-    bound_plan = bound_plan._replace(env={**bound_plan.env, "thermal_state": heat})
+    ranks = {"prompt_ranks": prompt_ranks} if prompt_ranks is not None else {}
+    bound_plan = bound_plan._replace(env={**bound_plan.env, "thermal_state": heat, **ranks})
     groups = [Group(d, 1, traffic.input_len + traffic.output_len / 2, 1, True)] if d else []
     if prompts:
         chunk = min(traffic.input_len, prompts)
@@ -70,12 +73,17 @@ def one_load(server: Server, traffic: Traffic, budget: int, d: float) -> OneLoad
         new = min(together, max(room, 1) if mixes else prompt * max(room // prompt, 1))
     often = arrivals * prompt / new
     often = min(often, 1.0) if mixes else often
+    own, dp, at_experts = often, int(bound_plan.env["dp"]), None
+    if dp > 1:  # a prompt on any rank is a step for all
+        often = own * (1 - (1 - min(own, 1)) ** dp) / min(own, 1)
+        at_experts = dp * own / often
     decode = steps_of(server, traffic, d, 0, 0.0)
-    mixed = steps_of(server, traffic, d if mixes else 0, new, 0.0)
+    mixed = steps_of(server, traffic, d if mixes else 0, new, 0.0, at_experts)
     if bound_plan.env["throttle"]:
         mean = max(decode) * (1 - often * mixes) + often * max(mixed)
         share = new / (new + (d if mixes else 0))
-        mixed = steps_of(server, traffic, d if mixes else 0, new, min(often * max(mixed) / mean, 1) * share)
+        heat = min(own * max(mixed) / mean, 1) * share
+        mixed = steps_of(server, traffic, d if mixes else 0, new, heat, at_experts)
     several = mixes and micro_batches > 1
     held = 1 - (1 - often) ** ((chunks + micro_batches - 1) / chunks) if several else often
     both = [max(sum(t), micro_batches * max(t)) for t in (decode, mixed)]
@@ -86,7 +94,7 @@ def one_load(server: Server, traffic: Traffic, budget: int, d: float) -> OneLoad
     second = max(decode) ** 2 * (1 - often * mixes) + often * max(mixed) ** 2
     ahead = interval if engine.async_scheduling and micro_batches == 1 else 0.0
     busy = 1 - exp(-micro_batches * d)
-    each = max(mixed) * (prompt / max(room, 1) if mixes else often / arrivals)
+    each = max(mixed) * (prompt / max(room, 1) if mixes else own / arrivals)
     full = min(utilization, MAX_UTILIZATION)
     queue = full / (1 - full) / 2 * each + busy * (second / interval - max(decode)) / 2
     fixed = frontend_seconds(bound_plan, prompt) + busy * (max(decode) / 2 + ahead)
@@ -193,6 +201,9 @@ def brute_pairs(problem: Problem, legal: list[Server]) -> list[float]:
                         fixed = frontend_seconds(prefill.bind(), traffic.input_len) + alone + max(transfer)
                         one = OneLoad(rate, fixed + (1 + ahead) * tpot, wait, utilization, tpot)
                         late = late_ttft(one, x * dp, problem.objective.goodput_share)
+                        if dp > 1:  # the rest of the step that another rank's prompt is in
+                            busy = min(rate / x * dp / prefill_rate, 1)
+                            late += dp / prefill_rate * max(1 - (1 - problem.objective.goodput_share) / busy, 0)
                         if utilization < 1 and keeps(problem, late, tpot):
                             throughputs.append(rate * traffic.output_len / space.num_gpus)
     return throughputs

@@ -430,7 +430,10 @@ def test_parquet(tmp_path: Path) -> None:
         (b"\x28\xb5\x2f\xfd\x00", "is compressed: give it unpacked, or as a pipe, <(zstdcat x)"),
         (b"x" * 200_000, "line 1: a cell of more than 131,072 characters"),
         (b"input_tokens,output_tokens\n5," + b"x" * 200_000, "line 2: a cell of more than 131,072 characters"),
-        (gzip.compress(b"input_tokens,output_tokens\n5,6\n" * 2000, mtime=0)[:40], "cannot be read: Compressed file ended"),
+        (
+            gzip.compress(b"input_tokens,output_tokens\n5,6\n" * 2000, mtime=0)[:40],
+            "cannot be read: Compressed file ended",
+        ),
         (b"input_tokens,output_tokens\n5,6\n\xff\xfe\n", "is not UTF-8 text"),
         (b"input_tokens,output_tokens\n" + b"5,6\n" * 9000 + b"\xff\xfe\n", "or after: not UTF-8 text"),
         (b'{"completed": 1,\n "total', "not JSON"),

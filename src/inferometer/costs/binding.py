@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..base.symbols import Env, Value, maximum_of, scalar
+from ..base.symbols import Env, Value, maximum_of, scalar, where
 from ..network.adapters import with_lora, with_offload
 from ..network.graph import Block, Model
 from ..network.operators import WORK_FIELDS, Op, Work
@@ -118,14 +118,24 @@ def stage_plans(bound_plan: BoundPlan) -> tuple[BoundPlan, ...]:
 
 def step_env(bound_plan: BoundPlan, step: Step) -> dict[str, Value]:
     """All names of a step: hardware, precision, layout and the step's sums."""
-    sums = step.sums(bound_plan.model.spans)
-    return {**bound_plan.env, **sums, "moe_tokens": sums["tokens"] * bound_plan.env["dp"]}
+    sums, dp = step.sums(bound_plan.model.spans), bound_plan.env["dp"]
+    # tokens of all ranks at the experts: each has this step's, unless so many of them have prompts
+    prompt_ranks = bound_plan.env.get("prompt_ranks")
+    moe_tokens = sums["tokens"] * dp
+    if prompt_ranks is not None:
+        moe_tokens = sums["decode_tokens"] * dp + sums["prefill_tokens"] * prompt_ranks
+    return {**bound_plan.env, **sums, "moe_tokens": moe_tokens}
 
 
 def padded_env(bound_plan: BoundPlan, env: dict[str, Value]) -> dict[str, Value]:
     """The names of a step as the engine runs it: its tokens padded to what was captured as a graph."""
     tokens = host.padded_tokens(bound_plan.engine, env["tokens"], env["prefill_tokens"])
-    return {**env, "tokens": tokens, "moe_tokens": tokens * env["dp"]} if tokens is not env["tokens"] else env
+    if tokens is env["tokens"]:
+        return env
+    moe_tokens = tokens * env["dp"]  # ranks pad to the same graph
+    if "prompt_ranks" in env:
+        moe_tokens = where(tokens > env["tokens"], moe_tokens, env["moe_tokens"])
+    return {**env, "tokens": tokens, "moe_tokens": moe_tokens}
 
 
 def step_seconds(bound_plan: BoundPlan, step: Step) -> Value:

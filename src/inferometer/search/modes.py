@@ -143,6 +143,17 @@ class PrefillServer(NamedTuple):
         """Seconds between two prompts of one busy rank."""
         return self.dp / self.rate
 
+    def wait_for_step(self, request_rate: Any, share: float) -> tuple[Any, Any]:
+        """Seconds until the step under way ends, where ranks step together: the mean, and what a share of prompts keep.
+
+        ``request_rate``: of one server. A prompt that comes while another rank computes one waits for the rest of it,
+        evenly between nothing and all; so does every prompt, once there is always one under way.
+        """
+        if self.dp == 1:
+            return 0.0, 0.0
+        busy = np.clip(request_rate * self.service_seconds, 1e-9, 1.0)
+        return busy * self.service_seconds / 2, self.service_seconds * np.maximum(1 - (1 - share) / busy, 0)
+
 
 def disaggregated(servers: ServerTable, problem: Problem) -> tuple[Plans | None, int]:
     """The plans with an undominated prefill server (None if there are none), and the number of all plans."""
@@ -194,7 +205,9 @@ def _undominated_prefill(servers: ServerTable, options: list[tuple[int, int]]) -
                 kv_transfer_seconds=transfer,
             )
         )
-    costs = np.array([(c.prefill_seconds, -c.rate, c.kv_transfer_seconds, c.service_seconds) for c in candidates])
+    costs = np.array(
+        [(c.prefill_seconds, -c.rate, c.kv_transfer_seconds, c.service_seconds, c.dp > 1) for c in candidates], float
+    )
     return [candidates[n] for n in undominated(costs, np.array([c.gpus for c in candidates]))]
 
 
@@ -317,17 +330,19 @@ def _pair_metrics(
     queue = mean_wait(utilization) * prefill.service_seconds * even_arrivals(utilization, scv)
     steps_ahead = 1.5 if servers.servers[0].request.engine.async_scheduling else 0.5
     transfer = np.maximum(prefill.kv_transfer_seconds, servers.kv_transfer_seconds[decode_rows])[None, :, None]
+    share = problem.objective.goodput_share
+    step_wait, late_step = prefill.wait_for_step(decode.request_rate / replicas[:, None, None], share)
     base_ttft = (
         frontend_seconds(server.bind(), traffic.input_len)
         + prefill.prefill_seconds
         + transfer
         + (1 + steps_ahead) * decode.tpot
     )
-    ttft_at_slo_share = base_ttft + queue * wait_at_share(utilization, problem.objective.goodput_share)
+    ttft_at_slo_share = base_ttft + late_step + queue * wait_at_share(utilization, share)
     return LoadMetrics(
         served=decode.possible & (utilization < 1),
         request_rate=decode.request_rate,
-        ttft=base_ttft + queue,
+        ttft=base_ttft + step_wait + queue,
         ttft_at_slo_share=ttft_at_slo_share,
         tpot=decode.tpot,
         slo_ratio=slo_ratio(problem.objective, traffic, ttft_at_slo_share, decode.tpot),

@@ -145,9 +145,14 @@ class StageSeconds:
     blocks are estimated for one layer and multiplied.
     """
 
-    def __init__(self, bound_plan: BoundPlan, step: Step, seen: dict[Any, Any] | None = None) -> None:
-        """``seen``: seconds of kernels of other layouts of the same search, which have many in common."""
+    def __init__(
+        self, bound_plan: BoundPlan, step: Step, seen: dict[Any, Any] | None = None, prompt_ranks: Any = None
+    ) -> None:
+        """``seen``: seconds of kernels of other layouts of the same search, which have many in common;
+        ``prompt_ranks``: of the data-parallel ranks that meet at the experts, those that have prompts; else all."""
         self.bound_plan = bound_plan
+        if prompt_ranks is not None:
+            bound_plan = bound_plan._replace(env={**bound_plan.env, "prompt_ranks": prompt_ranks})
         plan, engine = bound_plan.plan, bound_plan.engine
         kernels = (id(bound_plan.device), id(engine.kernels), engine.profile)  # rules of an engine change other figures
         formats = (*kernels, plan.dtype, plan.quantization)
@@ -203,7 +208,8 @@ def steady_states(
     bound_plans: list[BoundPlan], loads: LoadGrid, seen: dict[Any, Any] | None = None
 ) -> list[SteadyState]:
     """One layout at several depths of pipeline: its blocks are estimated once. ``seen``: as of `StageSeconds`."""
-    stage_seconds = StageSeconds(bound_plans[0], loads.step, seen)
+    ranks = int(bound_plans[0].env["dp"])
+    stage_seconds = StageSeconds(bound_plans[0], loads.step, seen, _prompt_ranks(loads, ranks) if ranks > 1 else None)
     draft_seconds = _draft_seconds(bound_plans[0], loads)
     return [_steady_state(bound_plan, stage_seconds, loads, draft_seconds) for bound_plan in bound_plans]
 
@@ -238,9 +244,10 @@ def _steady_state(
 ) -> SteadyState:
     """The means of one depth of pipeline; a pipeline of n stages has n micro-batches in flight."""
     micro_batches = bound_plan.plan.pipeline_parallel_size
-    steps = _pipeline_seconds(bound_plan, stage_seconds, loads)
+    ratio = mixed_on_any_rank(loads.mixed_step_ratio, int(bound_plan.env["dp"]))
+    steps = _pipeline_seconds(bound_plan, stage_seconds, loads, ratio)
     total, slowest = steps
-    period = _token_period(steps, loads, micro_batches)
+    period = _token_period(steps, loads, micro_batches, ratio)
     step_interval = np.maximum(period / micro_batches, 1e-12)  # from the start of a step to the next, any micro-batch
     tpot = (period + draft_seconds) / loads.accepted_per_step
     budget = np.maximum(loads.prefill_budget, 1)
@@ -248,11 +255,11 @@ def _steady_state(
         utilization = loads.arrivals_per_step * loads.new_tokens / budget
         prompt_seconds = slowest.mixed * (loads.new_tokens / budget)
     else:
-        utilization = loads.mixed_step_ratio * slowest.mixed / step_interval
+        utilization = ratio * slowest.mixed / step_interval
         prompt_seconds = slowest.mixed * (loads.mixed_step_ratio / loads.arrivals_per_step)
     decoding = micro_batches * loads.decoding
     keeps_up = (utilization < 1) & (loads.prefill_budget > 0)
-    residual, poisson_excess = _residual_step(slowest, loads, step_interval, decoding)
+    residual, poisson_excess = _residual_step(slowest, loads, ratio, step_interval, decoding)
     # an asynchronous scheduler has planned the step after the one under way already: a prompt waits for that, too
     planned = step_interval if bound_plan.engine.async_scheduling and micro_batches == 1 else 0.0
     busy = _busy(decoding)
@@ -285,7 +292,26 @@ def _busy(decoding: np.ndarray) -> np.ndarray:
     return busy
 
 
-def _residual_step(slowest: _StepKinds, loads: LoadGrid, step_interval: Any, decoding: np.ndarray) -> tuple[Any, Any]:
+def mixed_on_any_rank(ratio: Any, ranks: int) -> Any:
+    """Steps in which some rank has a prompt, per decode step, where a rank has one in ``ratio`` of them by itself.
+
+    Ranks that meet at the experts step together: ``mixed_on_any_rank(0.1, 4)  # 0.34``
+    """
+    own = np.clip(ratio, 1e-12, 1.0)
+    return ratio * (1 - (1 - own) ** ranks) / own if ranks > 1 else ratio
+
+
+def _prompt_ranks(loads: LoadGrid, ranks: int) -> np.ndarray:
+    """Ranks that have prompts in the steps of ``loads.step``: in mixed steps at least one, in all others all."""
+    ratio = np.maximum(loads.mixed_step_ratio, 1e-12)
+    mixed = ranks * ratio / np.maximum(mixed_on_any_rank(ratio, ranks), 1e-12)
+    pools = np.full(2 * len(loads.token_budgets), float(ranks))  # steps of a prefill pool
+    return np.concatenate([np.full(len(loads.decoding), float(ranks)), mixed.ravel(), pools])
+
+
+def _residual_step(
+    slowest: _StepKinds, loads: LoadGrid, ratio: Any, step_interval: Any, decoding: np.ndarray
+) -> tuple[Any, Any]:
     """Seconds that are left of the step under way when a request arrives [token_budget, load], and what is added to
     them if arrivals are Poisson.
 
@@ -293,12 +319,11 @@ def _residual_step(slowest: _StepKinds, loads: LoadGrid, step_interval: Any, dec
     averages (PASTA) and are more likely to fall into a long mixed step: the mean residual is E[S²] / 2E[S] over all
     steps S. The second figure is the difference of the two; it shrinks like a queue where arrivals are more even.
     """
-    ratio = loads.mixed_step_ratio
     second_moment = slowest.decode**2 * (1 - ratio * loads.mixed_batches) + ratio * slowest.mixed**2
     return slowest.decode / 2, _busy(decoding) * (second_moment / step_interval - slowest.decode) / 2
 
 
-def _token_period(steps: _PipelineSeconds, loads: LoadGrid, micro_batches: int) -> Any:
+def _token_period(steps: _PipelineSeconds, loads: LoadGrid, micro_batches: int, share: Any) -> Any:
     """Mean seconds from one decode step of a micro-batch to its next [token_budget, load].
 
     A step passes all stages, or waits for the other micro-batches on the slowest one. A prompt in one micro-batch holds
@@ -308,13 +333,14 @@ def _token_period(steps: _PipelineSeconds, loads: LoadGrid, micro_batches: int) 
     total, slowest = steps
     decode = np.maximum(total.decode, micro_batches * slowest.decode)
     mixed = np.maximum(total.mixed, micro_batches * slowest.mixed)
-    share = loads.mixed_step_ratio
     if loads.mixed_batches and micro_batches > 1:
         share = 1 - (1 - share) ** ((loads.chunks_per_prompt + micro_batches - 1) / loads.chunks_per_prompt)
     return _mean_step(loads, decode, mixed, share)
 
 
-def _pipeline_seconds(bound_plan: BoundPlan, stage_seconds: StageSeconds, loads: LoadGrid) -> _PipelineSeconds:
+def _pipeline_seconds(
+    bound_plan: BoundPlan, stage_seconds: StageSeconds, loads: LoadGrid, ratio: Any
+) -> _PipelineSeconds:
     """All steps through the pipeline; on a GPU that throttles, at the clock that the mean share of prefill leaves."""
     stages = distinct_stages(bound_plan)
     kernels = [stage_seconds.kernels(stage.bound_plan) for stage in stages]
@@ -329,9 +355,9 @@ def _pipeline_seconds(bound_plan: BoundPlan, stage_seconds: StageSeconds, loads:
     cold = pipeline(0.0)
     if not bound_plan.env["throttle"]:
         return cold
-    ratio, slowest = loads.mixed_step_ratio, cold.slowest
+    slowest = cold.slowest
     mean = np.maximum(_mean_step(loads, slowest.decode, slowest.mixed, ratio), 1e-12)
-    in_mixed_steps = np.minimum(ratio * slowest.mixed / mean, 1)  # share of the time
+    in_mixed_steps = np.minimum(loads.mixed_step_ratio * slowest.mixed / mean, 1)  # share of the time
     prefill_share = stage_seconds.env["prefill_tokens"] / np.maximum(stage_seconds.env["tokens"], 1)
     always = np.ones(2 * len(loads.token_budgets))  # steps of a prefill pool
     return pipeline(np.concatenate([0 * loads.decoding, in_mixed_steps.ravel(), always]) * prefill_share)
