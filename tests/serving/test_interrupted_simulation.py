@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 from conftest import Ran
 
-from inferometer.serving import capacity, deployment
+from inferometer.serving import deployment
 from inferometer.serving.capacity import Capacity, find_capacity
 from inferometer.serving.outcome import Interrupted, Outcome, Recorder
 from inferometer.serving.simulate import simulate
+from inferometer.serving.steady_run import SteadyServer
 from inferometer.serving.synthetic import synthetic
 
 Command = Callable[..., Ran]
@@ -55,12 +56,7 @@ def test_simulate_keeps_the_requests_that_had_finished(
 
 
 def test_find_capacity_prints_the_rates_that_were_tried(run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    search = capacity._search
-
-    def second_round(found: Capacity, precision: float, width: int, try_rates: Callable[[list[float]], None]) -> None:
-        search(found, precision, width, interrupt_at(2, try_rates))
-
-    monkeypatch.setattr(capacity, "_search", second_round)
+    monkeypatch.setattr(SteadyServer, "run_draw", interrupt_at(3, SteadyServer.run_draw))
     load = ("--num-prompts", "60", "--input-len", "100", "--output-len", "30", "--goodput", "ttft:30")
     ran = run("simulate", MODEL, *load, "--find-capacity", "--jobs", "1", "--json")
     result = json.loads(ran.out)
@@ -72,7 +68,7 @@ def test_what_had_finished_is_what_finishes_without_interruption() -> None:
     trace = synthetic(num_prompts=3000, request_rate=200, input_len=300, output_len=20, seed=1)
     whole = simulate(MODEL, "h200", trace=trace)
     with pytest.raises(Interrupted) as caught:
-        simulate(MODEL, "h200", trace=trace, progress=interrupt_at(5, lambda done, total: None))
+        simulate(MODEL, "h200", trace=trace, progress=interrupt_at(4, lambda done, total: None))
     part = caught.value.result
     assert isinstance(part, Outcome) and isinstance(caught.value, KeyboardInterrupt)
     assert 0 < part.done.sum() < len(trace) == whole.done.sum()
@@ -85,9 +81,10 @@ def test_a_search_that_is_stopped_tells_the_highest_rate_that_held() -> None:
     trace = synthetic(num_prompts=60, request_rate=10, input_len=300, output_len=60, seed=3)
     options: dict[str, Any] = {"trace": trace, "goodput": {"ttft": 400.0, "tpot": 25.0}, "jobs": 1}
     with pytest.raises(Interrupted) as caught:
-        find_capacity("llama-2-7b", "a100-sxm-80gb", progress=interrupt_at(2, lambda done, total: None), **options)
+        find_capacity("llama-2-7b", "a100-sxm-80gb", progress=interrupt_at(4, lambda done, total: None), **options)
     part, whole = caught.value.result, find_capacity("llama-2-7b", "a100-sxm-80gb", **options)
-    assert isinstance(part, Capacity) and 0 < part.request_rate <= whole.request_rate
+    assert isinstance(part, Capacity) and 0 < part.request_rate < 1.1 * whole.request_rate
+    assert part.request_rate == max(one.request_rate for one in part.tried if one.holds)
     assert 0 < len(part.tried) < len(whole.tried)
     assert {one.request_rate for one in part.tried} < {one.request_rate for one in whole.tried}
 
