@@ -423,3 +423,23 @@ def test_keywords_of_a_plan_go_to_every_request() -> None:
 
 def test_it_is_public() -> None:
     assert inferometer.search is search and inferometer.Search.__name__ == "Search"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("budget", "warned"), [(2048, True), (4096, False)])
+def test_a_budget_that_a_prompt_fills_is_named(budget: int, warned: bool) -> None:
+    result = search(
+        "llama-3.1-8b",
+        gpu="h200",
+        num_gpus=1,
+        engine="trtllm",
+        mode="aggregated",
+        quantization="bf16",
+        kv_cache_dtype="auto",
+        input_len=2048,
+        output_len=100,
+        max_num_batched_tokens=budget,
+        max_num_seqs=64,
+        goodput="ttft:5000,tpot:100",
+    )
+    assert any("fits into a step" in warning for warning in result.warnings) == warned

@@ -25,6 +25,7 @@ from ..base.errors import BadValue, check_int
 from ..base.parallel_map import worker_count
 from ..inference.request import build_request
 from ..inference.speculation import HEADS
+from ..inference.step_cliffs import budget_cliff
 from ..serving.deployment import ReplicaPool
 from ..serving.trace import Trace
 from ..specs.arguments import arguments, check_names, signature
@@ -380,7 +381,7 @@ class SearchRun:
         notes = trace.notes if trace is not None else ()
         if winner is None or best is None:
             return [*request.warnings, *notes]
-        warnings = [*explanation.provenance(table, best.row), *notes]
+        warnings = [*explanation.provenance(table, best.row), *notes, *self._cliffs(table, best, winner)]
         if winner.idle_gpus:
             warnings.append(f"{winner.idle_gpus} of the {self.problem.space.num_gpus} GPUs stay idle")
         model, pool = request.model, winner.pools[0]
@@ -393,6 +394,17 @@ class SearchRun:
                 f"{' and '.join(lossy)} change a little what the model answers: {flags} say what is allowed"
             )
         return warnings
+
+    def _cliffs(self, table: PlanTable, best: Finalist, winner: Candidate) -> list[str]:
+        """A token budget that prompts fill, so that the winner is the best of slow plans: where budgets were given."""
+        pool, case = winner.pools[0], table.simulation_case(best.row)
+        request = build_request(case.model, **case.pools[0].request_kwargs)
+        fits = table.servers.fits[int(table.plans.prefill_server[best.row])].any((0, 1))  # [load]
+        seats = float(table.servers.loads.decoding[fits].max(initial=1.0))
+        cliff = budget_cliff(
+            request.engine, request.plan, self.problem.traffic.input_len, min(seats, pool.max_num_seqs)
+        )
+        return [cliff] if cliff and pool.role == "both" else []
 
     def _launches(self, table: PlanTable, best: Finalist, winner: Candidate) -> dict[str, Launch]:
         """How to start the winner with each engine, and how to measure it."""
