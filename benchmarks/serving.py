@@ -110,6 +110,7 @@ def own() -> Iterator[Case]:
             yield Case("own", f"{model} {way} {load}", model, "h200", options, ("file", str(path)), _means(path), {})
         elif way == "plan":  # the engine's own defaults, and the one limit that the written command sets
             options = {"frontend": "http", "engine": "vllm@0.25", "max_num_batched_tokens": 16384}
+            options |= {"quantization": "fp8", "kv_cache_dtype": "fp8"} if load.startswith("fp8") else {}
             yield Case("own", f"{model} {way} {load}", model, "h200", options, ("file", str(path)), _means(path), {})
 
 

@@ -176,7 +176,8 @@ def runner_up_clause(
         return f", {getattr(best, metric):.3g} {UNITS[objective]}; the next, {name}: {getattr(other, metric):.3g}."
     if table.problem.traffic.request_rate and objective == "throughput":
         if plan.gpus > winner.gpus:
-            return f"; the next, {name}, needs {plan.gpus - winner.gpus} GPUs more."
+            more = plan.gpus - winner.gpus
+            return f"; the next, {name}, needs {more} GPU{'s' if more > 1 else ''} more."
         kept = [percent(one.final.good) for one in (finalists[second], finalists[0]) if one.final is not None]
         return f"; the next, {name}, needs as many and keeps the limits for {' of the requests, not '.join(kept)}."
     metric_text = milliseconds(other.e2el_ms) if objective == "latency" else f"{other.output_throughput_per_gpu:,.0f}"
