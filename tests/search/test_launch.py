@@ -28,7 +28,7 @@ from inferometer.search.launch.processes import (
 )
 from inferometer.search.launch.served_model import cache_setting, checkpoints, context_length, engine_settings, weights
 from inferometer.search.objective import build_objective, build_traffic
-from inferometer.serving.trace import Trace
+from inferometer.serving.trace import Trace, read_trace
 from inferometer.specs import catalog
 from inferometer.specs.structs import Speculation
 
@@ -400,7 +400,7 @@ def test_the_benchmark_has_the_same_requests() -> None:
     assert process.argv[process.argv.index("--goodput") + 1 :][:2] == ["ttft:200", "tpot:20"]
 
 
-def test_a_trace_is_a_file_that_vllm_reads() -> None:
+def test_a_trace_is_a_file_that_vllm_and_we_read(tmp_path: Path) -> None:
     """vLLM v0.25.1 vllm/benchmarks/datasets/datasets.py, TimedTrace: ids of chunks must cover the prompt."""
     blocks = (np.array([7, 8, 9]), np.array([7, 8]), np.array([], int))
     trace = Trace(
@@ -414,9 +414,17 @@ def test_a_trace_is_a_file_that_vllm_reads() -> None:
     traffic, process = _bench(trace=trace)
     assert after(process.argv, "--dataset-name") == "timed_trace" and after(process.argv, "--num-prompts") == "3"
     assert after(process.argv, "--timed-trace-chunk-hash-size") == "16" and "--request-rate" not in process.argv
-    rows = [json.loads(line) for line in request_lines(traffic, traffic.request_rate * 2, 3)]
-    assert [row["timestamp"] for row in rows] == [0.0, 0.5, 2.0]
-    assert [row["input_length"] for row in rows] == [40, 33, 5] and rows[2]["output_length"] == 1
+    lines = list(request_lines(traffic, traffic.request_rate * 2, 3))
+    rows = [json.loads(line) for line in lines]
+    for name in ("timestamp", "input-length", "output-length"):
+        assert after(process.argv, f"--timed-trace-label-{name}") in rows[0]
+    path = tmp_path / "requests.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    again = read_trace(str(path))
+    assert again.arrival_s is not None and again.arrival_s.tolist() == [0.0, 0.5, 2.0], "seconds, not Mooncake's ms"
+    assert again.input_tokens.tolist() == [40, 33, 5] and again.block_tokens == 16
+    assert [row["arrival_s"] for row in rows] == [0.0, 0.5, 2.0]
+    assert [row["input_tokens"] for row in rows] == [40, 33, 5] and rows[2]["output_tokens"] == 1
     assert rows[0]["hash_ids"] == [7, 8, 9] and rows[1]["hash_ids"] == [7, 8, 10] and rows[2]["hash_ids"] == [11]
 
 
@@ -424,9 +432,9 @@ def test_lengths_that_differ_are_a_file() -> None:
     traffic, process = _bench(input_len="lognormal:mean=900,std=300", output_len=100, prefix_len=64)
     assert needs_file(traffic) and after(process.argv, "--timed-trace-chunk-hash-size") == "16"
     rows = [json.loads(line) for line in request_lines(traffic, 4.0, 300)]
-    assert len(rows) == 300 and len({row["input_length"] for row in rows}) > 100
+    assert len(rows) == 300 and len({row["input_tokens"] for row in rows}) > 100
     assert len({tuple(row["hash_ids"][:4]) for row in rows}) == 1  # the shared prefix
-    assert all(len(row["hash_ids"]) == -(-row["input_length"] // 16) for row in rows)
+    assert all(len(row["hash_ids"]) == -(-row["input_tokens"] // 16) for row in rows)
 
 
 # ------------------------------------------------------------------ lengths

@@ -392,6 +392,8 @@ def _rescheduled(trace: Trace, given: dict[str, Any]) -> tuple[Trace, str]:
 
 def file_name(path: str) -> str:
     """The name of a file without its folders, for headers: ``file_name("a/b.csv")  # 'b.csv'``"""
+    if path.startswith(("/dev/fd/", "/proc/self/fd/")):
+        return "a pipe"
     return path.replace("\\", "/").rpartition("/")[2]
 
 

@@ -18,6 +18,11 @@ from .processes import PORT, VLLM, Process
 
 REQUESTS = "requests.jsonl"
 BASE_URL = f"http://localhost:{PORT}"
+LABELS = {  # our names: Mooncake's are vLLM's defaults, but its timestamps are milliseconds, and vLLM's seconds
+    "timestamp": "arrival_s",
+    "input-length": "input_tokens",
+    "output-length": "output_tokens",
+}
 CHUNK = 512  # tokens that an id stands for where a trace has no ids of its own
 
 
@@ -28,6 +33,7 @@ def bench(traffic: Traffic, objective: Objective, *, request_rate: float, count:
     if needs_file(traffic):
         flags += ["--dataset-name", "timed_trace", "--dataset-path", REQUESTS]
         flags += ["--timed-trace-chunk-hash-size", _chunk(traffic)]
+        flags += [part for name, label in LABELS.items() for part in (f"--timed-trace-label-{name}", label)]
         count = len(traffic.trace) if traffic.trace is not None else count
         comment = f"search -o DIR writes {REQUESTS}: lengths, shared prefixes and arrivals; vLLM 0.23 or newer reads it"
     else:
@@ -58,9 +64,9 @@ def needs_file(traffic: Traffic) -> bool:
 
 
 def request_lines(traffic: Traffic, request_rate: float, count: int) -> Iterator[str]:
-    """Lines of JSON for the `timed_trace` dataset, at a rate: arrivals in seconds, lengths, ids of equal content.
+    """A trace at a rate as lines of JSON, which `read_trace` and vLLM's `timed_trace` dataset read alike.
 
-    ``next(request_lines(traffic, 8.0, 200))  # '{"timestamp": 0.1, "input_length": 900, …, "hash_ids": [0, 1]}'``
+    ``next(request_lines(traffic, 8.0, 200))  # '{"arrival_s": 0.1, "input_tokens": 900, …, "hash_ids": [0, 1], …}'``
     """
     trace = traffic.trace
     if trace is None or trace.arrival_s is None:
@@ -74,10 +80,11 @@ def request_lines(traffic: Traffic, request_rate: float, count: int) -> Iterator
         needed = ceil_div(int(length), chunk)
         shared = [int(one) for one in blocks[n][:needed]] if blocks is not None else []
         row = {
-            "timestamp": round(float(arrivals[n] - arrivals[0]) * factor, 4),
-            "input_length": int(length),
-            "output_length": max(1, int(answer)),
+            "arrival_s": round(float(arrivals[n] - arrivals[0]) * factor, 4),
+            "input_tokens": int(length),
+            "output_tokens": max(1, int(answer)),
             "hash_ids": shared + [next(fresh) for _ in range(needed - len(shared))],
+            "block_tokens": chunk,
         }
         yield json.dumps(row)
 

@@ -66,7 +66,8 @@ def header(result: Mapping[str, Any]) -> str:
     keys = ("model", "quantization", "machine", "engine", "base_url")
     versions = {"engine": f" {result['engine_version']}"} if result.get("engine_version") else {}
     pieces = [f"{result[key]}{versions.get(key, '')}" for key in keys if result.get(key)]
-    return " · ".join([*pieces, f"{result['num_prompts']:,} requests", str(result["traffic"])])
+    count = result["num_prompts"]
+    return " · ".join([*pieces, f"{count:,} request{'s' if count != 1 else ''}", str(result["traffic"])])
 
 
 def latency_table(result: Mapping[str, Any]) -> Table:
