@@ -153,6 +153,7 @@ class UncontendedRun:
         batch, source, now, visible_until = self.batch, self.engine.source, self.now, self.visible_until
         finish_heap, id_bits, clock, num_seqs = batch.finish_heap, batch.id_bits, batch.clock, batch.num_seqs
         lines, visits, shift, offset_sum = self.decode_table.lines, self.visits, self.shift, batch.offset_sum
+        middle = shift + 1
         next_arrival, next_sample, is_async = source.next, self.engine.recorder.next_sample, self.async_scheduling
         while next_arrival > visible_until and num_seqs and now < until:
             gap, total = (next_arrival if next_arrival < until else until) - now, offset_sum + num_seqs * clock
@@ -175,7 +176,7 @@ class UncontendedRun:
             before_last = c[last - 1] + v[last - 1] * fraction - here
             row = visits[num_seqs]
             if row is not None and steps <= SHORT_RUN:
-                row[low >> shift] += steps
+                row[low + last >> middle] += steps  # by the mean context of the run
             else:
                 self._count_steps(num_seqs, low, steps)
             visible_until = now + before_last if is_async else now + seconds
@@ -195,7 +196,8 @@ class UncontendedRun:
         if row is None:
             row = self.visits[num_seqs] = [0] * ((self.decode_table.longest + 16 >> self.shift) + 1)
         for done in range(0, steps, SHORT_RUN):
-            row[low + done >> self.shift] += min(SHORT_RUN, steps - done)
+            some = min(SHORT_RUN, steps - done)
+            row[low + done + some // 2 >> self.shift] += some
 
     def _mixed_step(self, arrived: list[int]) -> bool:
         """A step that computes the prompts of requests that arrived, all of them whole; False if one must wait."""

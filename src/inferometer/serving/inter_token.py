@@ -138,7 +138,7 @@ class InterTokenLatencies:
             if visits is not None and self.table is not None:
                 steps = np.array(visits, float)
                 used = np.flatnonzero(steps)
-                context = (used << self.shift) + (1 << self.shift) / 2 + SHORT_RUN / 4  # of the middle of a run
+                context = (used << self.shift) + (1 << self.shift) / 2
                 yield np.interp(context, self.table.nodes, self.table.row(n)), steps[used] * n
 
     def histogram(self) -> GapHistogram:
