@@ -182,8 +182,8 @@ def test_whatever_happens_nothing_is_lost(trace: Trace, engine: dict[str, Any]) 
     assert (gaps.counts >= 0).all() and not replica.gaps.away
     if engine["width"] == 1:
         assert gaps.counts.sum() == np.maximum(trace.output_tokens - 1, 0).sum(), "gaps between tokens are missing"
-    between = (finished - first).sum()  # gaps are counted in µs, and those of a run at its mean context
-    assert abs((gaps.seconds * gaps.counts).sum() - between) <= 1e-6 * gaps.counts.sum() + 2e-4 * between + 1e-9
+    between = (finished - first).sum()  # lengths of gaps are kept to 0.2%
+    assert abs((gaps.seconds * gaps.counts).sum() - between) <= 1e-6 * gaps.counts.sum() + 2e-3 * between + 1e-9
     assert not replica.running and not replica.waiting and not replica.prefilling and not replica.batch.num_seqs
     assert replica.kv_cache.free_blocks + sum(one.blocks for one in replica.finishing) <= replica.kv_cache.num_blocks
     if isinstance(replica.kv_cache, PrefixCache) and not replica.finishing:
