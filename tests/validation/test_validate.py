@@ -160,6 +160,61 @@ def test_a_calibration_is_recovered(trace: Trace) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("noise", [0.0, 0.03])
+def test_a_calibration_is_recovered_from_requests_that_overlap(noise: float) -> None:
+    """Steps have borders: a small change of a factor moves requests across them, which must not pass for a slope."""
+    import msgspec
+
+    truth = Calibration(prefill=1.35, decode=1.2, request=0.008)
+    trace = synthetic(
+        num_prompts=120,
+        request_rate=4.0,
+        input_len="lognormal:mean=500,std=400",
+        output_len="uniform:min=20,max=200",
+        seed=1,
+    )
+    llama: dict[str, Any] = {"model": "llama-3.1-8b", "gpu": "h200", "frontend": "http"}
+    times = latencies(simulate(trace=trace, calibration=truth, **llama))
+    rng = np.random.default_rng(5)
+    ttft, tpot = (
+        times[name] * np.exp(rng.normal(0, size, 120)) for name, size in (("ttft", noise), ("tpot", noise * 2 / 3))
+    )
+    seen = msgspec.structs.replace(trace, measured={"TTFT": ttft, "TPOT": tpot})
+    fit = fit_calibration(lambda c: validate(measured=seen, calibration=c, **llama), validate(measured=seen, **llama))
+    assert fit.calibration.prefill == pytest.approx(1.35, rel=0.03)
+    assert fit.calibration.decode == pytest.approx(1.2, rel=0.01)
+    assert fit.calibration.request == pytest.approx(0.008, rel=0.03)
+    assert not fit.objection()
+
+
+def test_a_metric_that_fits_is_not_made_worse_to_help_the_other() -> None:
+    """TTFT could be right with slower decoding, which would make a TPOT wrong that is right."""
+    trace = Trace(input_tokens=np.full(20, 100), output_tokens=np.full(20, 50))
+    measured_ms = {"ttft": np.full(20, 100.0), "tpot": np.full(20, 10.0)}
+
+    def replay(made: Calibration) -> Validation:
+        predicted = {"ttft": np.full(20, 50.0) * made.decode**3, "tpot": np.full(20, 10.0) * made.decode}
+        errors = {metric: error_statistics(predicted[metric], measured_ms[metric]) for metric in predicted}
+        return Validation(trace=trace, outcome=None, measured=measured_ms, predicted=predicted, errors=errors)
+
+    fit = fit_calibration(replay, replay(Calibration()))
+    assert fit.calibration.decode == pytest.approx(1.0, abs=1e-3)
+    assert "does not help on rows that were left out (TPOT 0.0% off before" in fit.objection()
+
+
+def test_a_calibration_that_does_not_help_is_not_written(run: Command, tmp_path: Path) -> None:
+    rows, file = write(tmp_path / "rows.csv", ALONE), tmp_path / "same.toml"
+    command = ("validate", MODEL, "--gpu", GPU, "--measured", str(rows), "--write-calibration", str(file))
+    ran = run(*command, "--json")
+    assert ran.code == 1 and not file.exists() and ran.json["calibration"]["written"] is False
+    assert "does not help on rows that were left out" in ran.err and "--force writes it nevertheless" in ran.err
+    assert ran.json["completed"] == 40, "the comparison itself is there"
+    shown = run(*command, "--force")
+    assert shown.code == 0 and file.exists() and "does not help" in shown.out and "was not written" not in shown.out
+    assert run("validate", MODEL, "--measured", str(rows), "--force").code == 2
+
+
+@pytest.mark.slow
 def test_outliers_do_not_move_it() -> None:
     seen = measured(ALONE, TRUTH)
     for column in seen.measured.values():

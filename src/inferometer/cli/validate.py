@@ -26,7 +26,7 @@ _EXAMPLES = (
     "llama-3.1-8b --gpu h200 --measured measured.csv --plot pictures",
     "llama-3.1-8b --gpu h200 --measured measured.csv --write-calibration mine.toml",
 )
-_REPLAY = ("max_concurrency", "plot", "write_calibration", "goodput", "requests_out", "columns", "run")
+_REPLAY = ("max_concurrency", "plot", "write_calibration", "force", "goodput", "requests_out", "columns", "run")
 _OF_ONE_RUN = ("plot", "write_calibration", "requests_out")
 
 
@@ -42,6 +42,7 @@ _OF_ONE_RUN = ("plot", "write_calibration", "requests_out")
 @output_option("--max-concurrency", type=int, help="Replay in a closed loop of so many, if there are no arrivals.")
 @output_option("--plot", metavar="DIR", callback=named, help="Write errors, values, scatter and breakdown there.")
 @output_option("--write-calibration", metavar="FILE", callback=named, help="Fit a correction, for --calibration.")
+@output_option("--force", is_flag=True, default=None, help="Write the calibration even if it does not help.")
 @options(schema_options(GoodputArgs))
 @output_option("--requests-out", metavar="FILE", callback=named, help="One CSV row per request, as simulated.")
 @options(plan_options(EngineArgs), OUTPUT)
@@ -65,12 +66,15 @@ def validate(model: str, gpu: str | None, measured: str | None, memory: str | No
         return Group(*parts)
 
     emit(form, json=lambda: result, csv=lambda: table_csv(rows), text=text, warnings=result.get("warnings", ()))
-    return 1 if measured is not None and not result["completed"] else 0
+    unwritten = "calibration" in result and not result["calibration"]["written"]
+    return 1 if unwritten or (measured is not None and not result["completed"]) else 0
 
 
 def _check_questions(measured: str | None, memory: str | None, replay: dict[str, Any], plan: dict[str, Any]) -> None:
     if measured is None and memory is None:
         raise BadValue("validate needs `measured` FILE, `memory` FILE or both")
+    if replay["force"] and replay["write_calibration"] is None:
+        raise BadValue("`force` is of `write_calibration` FILE")
     for name in ("plot", "write_calibration", "requests_out", "goodput", "max_concurrency", "columns", "run"):
         if measured is None and replay[name]:
             raise BadValue(f"`{name}` needs `measured` FILE")
@@ -149,7 +153,7 @@ def _one_run(
     result |= {"figures": msgspec.to_builtins(compared.figures)}
     parts.append(comparison(header(labels), compared, labels["warnings"]))
     if replay["write_calibration"] is not None:
-        result["calibration"] = _calibration(compared, simulated, labels, replay["write_calibration"], parts)
+        result["calibration"] = _calibration(compared, simulated, labels, replay, parts)
     _write_files(compared, replay, header(labels))
     return compared
 
@@ -196,8 +200,10 @@ def _figure_rows(compared: Any) -> list[dict[str, Any]]:
     ]
 
 
-def _calibration(compared: Any, simulated: Any, labels: dict[str, Any], path: str, parts: list[Any]) -> dict[str, Any]:
-    """Fit, write and tell: how far each figure moved, and which error is left."""
+def _calibration(
+    compared: Any, simulated: Any, labels: dict[str, Any], replay: dict[str, Any], parts: list[Any]
+) -> dict[str, Any]:
+    """Fit and tell: how far each figure moved, and which error is left; written if it helps, or by ``force``."""
     import msgspec
 
     from ..specs.calibration import as_toml
@@ -205,13 +211,19 @@ def _calibration(compared: Any, simulated: Any, labels: dict[str, Any], path: st
     from ..views.files import write
     from ..views.text.validation import calibration_table
 
-    calibration = with_provenance(
-        fit_calibration(simulated, compared), labels["model"], labels["gpu"], labels["engine_name"]
-    )
-    click.echo(f"wrote {write(path, as_toml(calibration))}", err=True)
-    parts.append(calibration_table(calibration))
+    path = replay["write_calibration"]
+    fit = fit_calibration(simulated, compared)
+    calibration = with_provenance(fit, labels["model"], labels["gpu"], labels["engine_name"])
+    objection = fit.objection()
+    written = not objection or bool(replay["force"])
+    if written:
+        click.echo(f"wrote {write(path, as_toml(calibration))}", err=True)
+    elif objection:
+        objection += f"; {path} was not written: --force writes it nevertheless"
+    parts.append(calibration_table(calibration, objection))
+    labels["warnings"] += [objection] if objection else []
     built: dict[str, Any] = msgspec.to_builtins(calibration)
-    return built
+    return built | {"written": written}
 
 
 def _memory(

@@ -1,8 +1,10 @@
 """A calibration from a user's own measurements: two factors and a time per request, fitted robustly.
 
 Predictions of a loaded server are not linear in these (a slower step makes queues), so the simulation is run again with
-each of them moved a little, and the residuals are followed downhill: a few Gauss-Newton steps with weights that leave
-outliers alone. Errors on unseen rows come from leaving out a fifth of the requests at a time.
+each of them moved both ways, and the residuals are followed downhill: a few Gauss-Newton steps with weights that leave
+outliers alone. The moves are wide at first: a small one only shifts requests across the borders of steps, and what a
+TTFT gains or loses by that is noise around its slope. Errors on unseen rows come from leaving out a fifth of the
+requests at a time.
 
 The parameters are one vector of three: ln(prefill factor), ln(decode factor), and seconds per request in `UNIT`. The
 residuals are ln(predicted / measured) of every request's TTFT, then of every request's TPOT.
@@ -22,11 +24,19 @@ from .validate import Validation
 
 START = np.zeros(3)
 UNIT = 0.01  # s per request that weigh as much as 1 in a factor's logarithm
-NUDGE = 0.02  # how far each parameter is moved for its slope
+NUDGES = (0.3, 0.2, 0.1, 0.1, 0.05, 0.05)  # how far each parameter is moved both ways for its slopes, by round
 PRIOR = np.array([0.7, 0.7, 2.0])  # standard deviation of each parameter before anything was measured
 FOLDS = 5
-ROUNDS = 6
+ITERATIONS = 20  # of reweighted least squares, with each kind of weights
 LIMIT = np.array([3.0, 3.0, 500.0])
+FREE = (
+    [1, 1, 1],
+    [0, 1, 0],
+    [1, 0, 1],
+)  # parameters that a step moves: all; if that helps nothing, those of one metric
+OUTLIER = 4.0  # medians: a residual counts as no more than so many of them
+LEAST_NOISE = 0.005  # of a residual: what no timing is better than
+GAIN = 0.02  # share of an error that must go on unseen rows, and that none may grow by
 
 Replay = Callable[[Calibration], Validation]
 
@@ -38,6 +48,18 @@ class Fit(NamedTuple):
     before: Validation
     after: Validation
     unseen: dict[str, float]  # metric -> mean absolute relative error
+    robust_errors: dict[str, tuple[float, float]]  # metric -> before, and on unseen rows; outliers count little
+
+    def objection(self) -> str:
+        """Why it is not worth writing, '' if it is: unseen rows must gain by it, and none of TTFT and TPOT lose."""
+        changes = {metric.upper(): (was, now) for metric, (was, now) in self.robust_errors.items()}
+        lost = {name: pair for name, pair in changes.items() if pair[1] > pair[0] * (1 + GAIN) + 5e-4}
+        if lost or not any(now < was * (1 - GAIN) - 5e-4 for was, now in changes.values()):
+            shown = [
+                f"{name} {was:.1%} off before and {now:.1%} after" for name, (was, now) in (lost or changes).items()
+            ]
+            return f"the calibration does not help on rows that were left out ({', '.join(shown)})"
+        return ""
 
 
 def fit_calibration(replay: Replay, before: Validation) -> Fit:
@@ -49,17 +71,15 @@ def fit_calibration(replay: Replay, before: Validation) -> Fit:
     if not known.any():
         raise BadValue("a calibration needs measured TTFT or TPOT of requests that the simulation ends, and has none")
     parameters, now = START, before
-    slopes = _slopes(replay, parameters, now)
-    for _ in range(ROUNDS):
-        step = _gauss_newton_step(slopes, _residuals(now), parameters, known)
-        better = _line_search(replay, parameters, now, step)
-        if better is None:
-            break
-        parameters, now = better
-        slopes = _slopes(replay, parameters, now)
-        if np.abs(step).max() < 0.003:
-            break
-    return Fit(_calibration(parameters), before, now, _unseen_errors(now, slopes, parameters, known))
+    for nudge in NUDGES:
+        slopes = _slopes(replay, parameters, nudge)
+        for free in FREE:
+            step = _gauss_newton_step(slopes * free, _residuals(now), parameters, known, len(now.trace)) * free
+            if (better := _line_search(replay, parameters, now, step, before)) is not None:
+                parameters, now = better
+                break
+    unseen, robust_errors = _unseen_errors(before, now, slopes, parameters, known)
+    return Fit(_calibration(parameters), before, now, unseen, robust_errors)
 
 
 def _calibration(parameters: np.ndarray) -> Calibration:
@@ -93,58 +113,78 @@ def _residuals(validation: Validation) -> np.ndarray:
     return np.where(np.isfinite(ratios), ratios, 0.0)
 
 
-def _median_error(validation: Validation) -> float:
-    """Median of the absolute log ratios that are known."""
-    ratios = _log_ratios(validation)
-    return float(np.median(np.abs(ratios[np.isfinite(ratios)])))
+def _robust_error(residuals: np.ndarray) -> float:
+    """Mean of the absolute residuals, where an outlier counts as a few medians."""
+    sizes = np.abs(residuals)
+    return float(np.minimum(sizes, OUTLIER * np.median(sizes) + 0.02).mean())
+
+
+def _by_metric(validation: Validation, residuals: np.ndarray, known: np.ndarray) -> dict[str, np.ndarray]:
+    """The known residuals of each metric that has some."""
+    parts = np.split(np.arange(len(residuals)), max(1, len(_metrics(validation))))
+    pairs = zip(_metrics(validation), parts, strict=False)
+    return {metric: residuals[part][known[part]] for metric, part in pairs if known[part].any()}
+
+
+def _robust_errors(validation: Validation) -> dict[str, float]:
+    parts = _by_metric(validation, _residuals(validation), _known(validation))
+    return {metric: _robust_error(part) for metric, part in parts.items()}
 
 
 # ------------------------------------------------------------------ the fit
 
 
-def _slopes(replay: Replay, parameters: np.ndarray, now: Validation) -> np.ndarray:
+def _slopes(replay: Replay, parameters: np.ndarray, nudge: float) -> np.ndarray:
     """How the residuals move with each parameter: [residual, parameter]."""
-    base = _residuals(now)
-    nudged = [_residuals(replay(_calibration(parameters + NUDGE * axis))) for axis in np.eye(3)]
-    return np.stack([(residuals - base) / NUDGE for residuals in nudged], axis=1)
+    ends = [[replay(_calibration(parameters + way * nudge * axis)) for way in (1, -1)] for axis in np.eye(3)]
+    return np.stack([(_residuals(up) - _residuals(down)) / (2 * nudge) for up, down in ends], axis=1)
 
 
 def _gauss_newton_step(
-    slopes: np.ndarray, residuals: np.ndarray, parameters: np.ndarray, rows: np.ndarray
+    slopes: np.ndarray, residuals: np.ndarray, parameters: np.ndarray, rows: np.ndarray, count: int
 ) -> np.ndarray:
-    """One robust step: iteratively reweighted least squares with Huber's weights, and the prior as a ridge."""
+    """One robust step: iteratively reweighted least squares with Huber's weights, and the prior as a ridge.
+
+    Each metric, of ``count`` requests, has its own noise: a TTFT scatters with the steps that it waits for, a TPOT
+    hardly does.
+    """
     a, r = slopes[rows], residuals[rows]
+    metric = (np.arange(len(residuals)) // count)[rows]
     prior = np.diag(PRIOR**-2.0)
     step = np.zeros(3)
-    for _ in range(20):
+    for number in range(2 * ITERATIONS):
         left = r + a @ step
-        noise = max(1.4826 * float(np.median(np.abs(left))), 0.01)  # the MAD as a standard deviation
+        noise = np.full(len(r), LEAST_NOISE)  # nearly least absolute errors at first, which no outlier leads astray
+        for part in set(metric.tolist()) if number >= ITERATIONS else ():  # then the MAD as a standard deviation
+            noise[metric == part] = max(1.4826 * float(np.median(np.abs(left[metric == part]))), LEAST_NOISE)
         weight = np.minimum(1.0, 1.345 * noise / np.maximum(np.abs(left), 1e-12)) / noise**2
-        again = np.linalg.solve(a.T @ (weight[:, None] * a) + prior, -(a.T @ (weight * r)) - prior @ parameters)
-        if np.abs(again - step).max() < 1e-6:
-            break
-        step = again
-    return np.clip(again, -1.0, 1.0)
+        step = np.linalg.solve(a.T @ (weight[:, None] * a) + prior, -(a.T @ (weight * r)) - prior @ parameters)
+    return np.clip(step, -1.0, 1.0)
 
 
 def _line_search(
-    replay: Replay, parameters: np.ndarray, now: Validation, step: np.ndarray
+    replay: Replay, parameters: np.ndarray, now: Validation, step: np.ndarray, before: Validation
 ) -> tuple[np.ndarray, Validation] | None:
-    """The step, or half or a quarter of it, whichever first makes the median residual smaller; None if none does.
+    """The step, or half or a quarter of it, whichever first makes the errors smaller; None if none does.
 
-    Queues can make a full step overshoot. The median, because the mean of a few outliers would veto a step that the
-    weights chose in spite of them.
+    Queues can make a full step overshoot. A metric that fits well is never made worse than it was `before` to help the
+    other one. The sum of logarithms, because the metrics' noises differ.
     """
-    before = _median_error(now)
+    first, here = _robust_errors(before), _robust_errors(now)
     for share in (1.0, 0.5, 0.25):
         tried = np.clip(parameters + share * step, -LIMIT, LIMIT)
         reached = replay(_calibration(tried))
-        if _median_error(reached) < before * (1 - 1e-4):
+        errors = _robust_errors(reached)
+        if errors.keys() != here.keys() or any(errors[m] > first[m] + 1e-4 for m in errors):
+            continue
+        if sum(np.log((errors[m] + LEAST_NOISE) / (here[m] + LEAST_NOISE)) for m in errors) < -1e-4:
             return tried, reached
     return None
 
 
-def _unseen_errors(now: Validation, slopes: np.ndarray, parameters: np.ndarray, known: np.ndarray) -> dict[str, float]:
+def _unseen_errors(
+    before: Validation, now: Validation, slopes: np.ndarray, parameters: np.ndarray, known: np.ndarray
+) -> tuple[dict[str, float], dict[str, tuple[float, float]]]:
     """Errors of each fifth of the requests when fitted to the other four, to first order around the whole fit."""
     base, count = _residuals(now), len(now.trace)
     fold = np.tile(np.arange(count) % FOLDS, len(_metrics(now)))
@@ -152,14 +192,11 @@ def _unseen_errors(now: Validation, slopes: np.ndarray, parameters: np.ndarray, 
     for number in range(min(FOLDS, count)):
         held_out = fold == number
         if (known & ~held_out).any():
-            step = _gauss_newton_step(slopes, base, parameters, known & ~held_out)
+            step = _gauss_newton_step(slopes, base, parameters, known & ~held_out, count)
             left[held_out] = (base + slopes @ step)[held_out]
-    errors: dict[str, float] = {}
-    for at, metric in enumerate(_metrics(now)):
-        part = slice(at * count, (at + 1) * count)
-        if known[part].any() and count > 1:
-            errors[metric] = float(np.abs(np.expm1(left[part][known[part]])).mean())
-    return errors
+    parts, first = _by_metric(now, left, known), _robust_errors(before)
+    unseen = {metric: float(np.abs(np.expm1(part)).mean()) for metric, part in parts.items() if count > 1}
+    return unseen, {metric: (first[metric], _robust_error(part)) for metric, part in parts.items() if metric in first}
 
 
 def with_provenance(fit: Fit, model: str, gpu: str, engine: str) -> Calibration:

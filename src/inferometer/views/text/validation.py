@@ -119,7 +119,7 @@ def memory_table(comparisons: list[MemoryComparison]) -> Table:
     return table
 
 
-def calibration_table(made: Calibration) -> Group:
+def calibration_table(made: Calibration, warning: str = "") -> Group:
     """What a calibration changes, and which error it leaves: on its own rows, and on rows that it did not see."""
     change = (
         f"prefill × {made.prefill:.3f}, decode × {made.decode:.3f}, {made.request * 1e3:+.2f} ms a request, from "
@@ -130,7 +130,8 @@ def calibration_table(made: Calibration) -> Group:
         table.add_column(column, justify="left" if column == "mean error" else "right")
     for metric, error in made.error.items():
         table.add_row(NAMES[metric], *(_share(error.get(key)) for key in ("before", "after", "unseen")))
-    return Group(Text(f"calibration: {change}", style="bold"), table)
+    warnings = [Text(f"! {warning}", style="yellow")] if warning else []
+    return Group(Text(f"calibration: {change}", style="bold"), table, *warnings)
 
 
 def _share(value: float | None) -> str:
