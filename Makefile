@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 TESTS := $(VENV)/.tests-ready
 TORCH ?= torch==2.13.0  # `make test TORCH=` leaves it out: the tests that measure layers and kernels then skip
 
-.PHONY: demo check test lint types bench data schema clean
+.PHONY: demo check test lint types release-check bench data schema clean
 
 demo: $(READY)
 	$(RUN)/inferometer analyze llama-3.1-8b --gpu h200 --batch-size 8 --input-len 1024 --output-len 128
@@ -23,6 +23,14 @@ lint: $(TESTS)
 
 types: $(TESTS)
 	$(RUN)/mypy
+
+# What a release passes beside the tests: a million inputs that nobody would type, and a server that runs on. Hours.
+SEED ?= 1
+INPUTS ?= 1000000
+
+release-check: test
+	$(RUN)/python tools/fuzz.py --seed $(SEED) --count $(INPUTS) --jobs 2 --counts out/fuzz.json --failures out/fuzz-failures.jsonl
+	test ! -e tools/soak.py || $(RUN)/python tools/soak.py
 
 # How fast it is, then how right: the second group needs measurements that are not in the repository, and says so.
 SPEED := cold_start points_per_second serving_speed search web_load

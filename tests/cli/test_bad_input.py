@@ -249,3 +249,10 @@ def test_output_that_cannot_be_written(run: Run, tmp_path: Path) -> None:
     refused(run("analyze", MODEL, "--csv", "-o", str(tmp_path / "no" / "x.csv")), "x.csv")
     refused(run("analyze", MODEL, "-o", str(tmp_path / "no" / "x.txt")), "x.txt")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("value", ["9" * 5000, "a" * 70000])
+def test_a_refusal_does_not_repeat_pages(run: Run, value: str) -> None:
+    ran = run("analyze", "gpt2", "--max-num-seqs", value)
+    refused(ran, "--max-num-seqs")
+    assert len(ran.err) < 400

@@ -292,3 +292,9 @@ def test_the_header_s_room_and_bytes_per_token_agree() -> None:
         assert words in kv_per_token(held)
         assert held.max_total_tokens
         assert f"{size(held.kv_capacity_bytes / held.max_total_tokens)} per token" in kv_per_token(held)
+
+
+def test_no_engine_may_use_more_than_there_is() -> None:
+    """TensorRT-LLM's share is of what weights leave, which is nothing where they fill the device."""
+    held = analyze("granite-4.0-h-small", gpu="a30", engine="trtllm").memory
+    assert held.weights_bytes > held.capacity_bytes >= held.usable_bytes

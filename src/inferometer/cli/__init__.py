@@ -50,6 +50,11 @@ def app() -> None:
     """Predicts, explains, measures and plans LLM inference."""
 
 
+def _shortened(message: str, most: int = 300) -> str:
+    """A sentence of click's, which repeats what was typed however long that was."""
+    return message if len(message) <= most else f"{message[:most]}…"
+
+
 def main(args: list[str] | None = None) -> None:
     """Run a command; every error of the request is one sentence on stderr and exit code 2."""
     try:
@@ -58,7 +63,7 @@ def main(args: list[str] | None = None) -> None:
         click.echo(f"inferometer: {error.text(flag)}", err=True)
         code = 2
     except click.ClickException as error:
-        click.echo(f"inferometer: {error.format_message()}", err=True)
+        click.echo(f"inferometer: {_shortened(error.format_message())}", err=True)
         code = 2
     except click.Abort:
         code = 130

@@ -214,7 +214,7 @@ def usable_share(engine: Engine, memory: float, share: Value, weights: Value, as
     if engine.memory_share_of == "static":
         return share * memory + minimum_of(aside, (1 - share) * memory)
     if engine.memory_share_of == "free":
-        return share * memory + (1 - share) * (weights + aside)
+        return share * memory + (1 - share) * minimum_of(weights + aside, memory)  # nothing is free where those fill it
     return share * memory
 
 

@@ -1,0 +1,333 @@
+"""A case is a seed and a number: the command or the body that they make, and the files beside it.
+
+case(1, 42).argv          # ["analyze", "gpt2", "--gpu", "h20", "--batch-size", "48", "--json"]; always the same
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from . import files
+from .values import APART, FOLDER, NUMBERS, READS, TEXTS, absurd, engine, gpu, likely, model, names, options
+
+# How often each verb is drawn, of a thousand: what is cheap often, what is dear often enough for a campaign's counts.
+VERBS = {
+    "analyze": 856,
+    "sweep": 15,
+    "simulate": 40,
+    "validate": 32,
+    "train": 40,
+    "sensitivity": 4,
+    "search": 5,
+    "show": 2,
+    "profile": 5,
+    "bench": 1,
+}
+WAYS = {"cli": 795, "api": 200, "process": 4, "signal": 1}  # how it is run, of a thousand; HTTP is a share of "api"
+HTTP_SHARE = 0.01
+ABSURD_SHARE = 0.88  # of commands with at least one value that nobody would give: most inputs are to be refused
+BROKEN_SHARE = 0.12  # of commands that read a file with something wrong in it
+API_VERBS = {"analyze": 75, "explain": 8, "sweep": 5, "simulate": 8, "sensitivity": 2, "search": 2}
+SIGNALS = ("SIGINT", "SIGTERM", "SIGKILL")
+LONG = (  # commands that take a while
+    "sweep llama-3.1-8b --batch-size 1:256:1 --input-len 16:4096:16",
+    "sweep llama-3.1-8b --batch-size 1:64:1 --input-len 16:4096:16 --json",
+    "simulate llama-3.1-8b --num-prompts 3000 --request-rate 20 --json",
+    "search llama-3.1-8b --num-gpus 2 --goodput ttft:900,tpot:50 --json",
+    "search qwen3-0.6b --num-gpus 2 --goodput ttft:900,tpot:50 --jobs 2 --json",
+    "simulate qwen3-0.6b --find-capacity --goodput ttft:900 --jobs 2 --num-prompts 300 --json",
+    "analyze llama-3.1-8b --json",
+    "web --port 0",
+)
+CSV_LINES = 256 * 256 + 1  # of the table that a command which gets a signal writes
+
+
+class Case(NamedTuple):
+    """One input."""
+
+    seed: int
+    number: int
+    way: str  # cli (in this process), process, signal, api (the server's function), http
+    verb: str
+    argv: Sequence[str] = ()
+    files: Mapping[str, bytes] = MappingProxyType({})
+    body: bytes = b""
+    signal: str = ""
+    after: float = 0.0  # share of the time that the command takes, at which the signal comes
+    tidy: bool = False  # nothing absurd and nothing broken in it
+
+    @property
+    def name(self) -> str:
+        """``1:42``, as --replay takes it."""
+        return f"{self.seed}:{self.number}"
+
+
+def case(seed: int, number: int) -> Case:
+    """The case of a seed and a number."""
+    rng = random.Random(f"{seed}:{number}")
+    way = rng.choices(list(WAYS), list(WAYS.values()))[0]
+    if way == "api":
+        return _api(rng, seed, number)
+    verb = rng.choices(list(VERBS), list(VERBS.values()))[0]
+    if way == "signal":
+        return _signalled(rng, seed, number)
+    argv, read, tidy = command(rng, verb)
+    if way == "process" and any("\x00" in arg or "\ud800" in arg for arg in argv):
+        way = "cli"  # no process can be given these
+    return Case(seed, number, way, verb, argv, read, tidy=tidy)
+
+
+# ------------------------------------------------------------------ commands
+
+
+def command(rng: random.Random, verb: str) -> tuple[list[str], dict[str, bytes], bool]:
+    """A command line, the files that it names, and whether it is one that people could give."""
+    strange, wrong = rng.random() < ABSURD_SHARE, rng.random() < BROKEN_SHARE
+    if verb == "search":  # answers are dear and refusals are not: most of the few are to be answered
+        strange, wrong = strange and rng.random() < 0.3, wrong and rng.random() < 0.3
+    elif verb in ("validate", "simulate", "train"):
+        strange, wrong = strange and rng.random() < 0.6, wrong and rng.random() < 0.6
+    read: dict[str, bytes] = {}
+    flags = _BASE[verb](rng, read) if verb in _BASE else {}
+    head = [_subject(rng, verb, read)] if verb not in ("profile", "bench") else []
+    known = options(verb)
+    pool = [name for name in known if name not in APART and name not in flags]
+    for name in rng.sample(pool, min(len(pool), rng.choice((0, 1, 1, 2, 3, 5) if verb != "search" else (0, 0, 1)))):
+        flags[name] = None if known[name].is_switch else likely(rng, known[name], verb)
+    if wrong:
+        _break_a_file(rng, verb, head, flags, read)
+    if strange:
+        _make_absurd(rng, known, head, flags)
+    argv = [verb, *head]
+    for name, value in flags.items():
+        argv += [known[name].flag] if value is None else [known[name].flag, value]
+    if strange and rng.random() < 0.1:
+        del argv[rng.randrange(1, len(argv))]
+    if verb not in ("bench",):
+        argv += rng.choices((["--json"], ["--csv"], []), (94, 3, 3))[0] if verb != "profile" else ["--json"]
+    return argv, read, not (strange or wrong)
+
+
+def _subject(rng: random.Random, verb: str, read: dict[str, bytes]) -> str:
+    if verb == "show":
+        return rng.choice(("models", "hardware", "hosts", "engines", "precisions", "usecases", "families"))
+    if verb == "sensitivity" or verb == "search":
+        return rng.choice(("qwen3-0.6b", "gpt2", "llama-3.2-1b", "opt-125m")) if rng.random() < 0.9 else model(rng)
+    if verb == "analyze" and rng.random() < 0.05:
+        name, data = files.sample(rng, rng.choice(("config", "config", "network")))
+        read[name] = data
+        return f"{FOLDER}/{name}"
+    return model(rng)
+
+
+def _simulated(rng: random.Random, read: dict[str, bytes]) -> dict[str, str | None]:
+    flags: dict[str, str | None] = {"gpu": gpu(rng), "num_prompts": str(rng.randrange(1, 20))}
+    if rng.random() < 0.15:
+        name, read[name] = files.sample(rng, "trace")
+        flags["trace"] = f"{FOLDER}/{name}"
+    else:
+        flags["output_len"] = str(int(2 ** rng.uniform(0, 6)))
+        flags["request_rate"] = rng.choice(("inf", f"{10 ** rng.uniform(-1, 3):.4g}"))
+    if rng.random() < 0.3:
+        flags["requests_out"] = f"{FOLDER}/requests.csv"
+    if rng.random() < 0.3:
+        flags["tensor_parallel_size"] = str(rng.choice((2, 4, 8)))
+    return flags
+
+
+def _validated(rng: random.Random, read: dict[str, bytes]) -> dict[str, str | None]:
+    if rng.random() < 0.1:
+        read["memory.csv"] = files.sample(rng, "memory")[1]
+        return {"memory": f"{FOLDER}/memory.csv", "gpu": gpu(rng)}
+    name, read[name] = files.sample(rng, "measured")
+    flags: dict[str, str | None] = {"measured": f"{FOLDER}/{name}", "gpu": gpu(rng)}
+    if rng.random() < 0.05:
+        flags["write_calibration"] = f"{FOLDER}/fitted.toml"
+    return flags
+
+
+def _searched(rng: random.Random, read: dict[str, bytes]) -> dict[str, str | None]:
+    return {
+        "gpu": gpu(rng),
+        "num_gpus": str(rng.choice((1, 1, 2, 2, 3, 4))),
+        "goodput": f"ttft:{10 ** rng.uniform(1.5, 4):.4g},tpot:{10 ** rng.uniform(0.7, 2.5):.4g}",
+        "request_rate": f"{10 ** rng.uniform(-1, 1.5):.3g}",
+        "input_len": str(int(2 ** rng.uniform(2, 11))),
+        "output_len": str(int(2 ** rng.uniform(0, 5))),
+        "finalists": "1",
+        "mode": rng.choice(("aggregated", "aggregated", "disaggregated", "both")),
+        "max_num_seqs": str(rng.choice((8, 32, 64))),
+        "max_num_batched_tokens": str(rng.choice((512, 2048, 8192))),
+    }
+
+
+def _trained(rng: random.Random, read: dict[str, bytes]) -> dict[str, str | None]:
+    flags: dict[str, str | None] = {"gpu": gpu(rng)}
+    for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
+        if rng.random() < 0.3:
+            flags[name] = str(rng.choice((2, 4, 8)))
+    return flags
+
+
+def _swept(rng: random.Random, read: dict[str, bytes]) -> dict[str, str | None]:
+    axes = {
+        "batch_size": ("1,2,4", "1:64:x2", "3"),
+        "input_len": ("128,1000", "16:64:16"),
+        "output_len": ("1,64", "10:30:10"),
+        "tensor_parallel_size": ("1,2", "1,2,4"),
+        "quantization": ("bf16,fp8", "bf16"),
+        "kv_cache_dtype": ("auto,fp8",),
+        "engine": ("vllm,sglang", "hf"),
+    }
+    return {"gpu": gpu(rng), **{name: rng.choice(axes[name]) for name in rng.sample(list(axes), rng.randrange(1, 4))}}
+
+
+def _profiled(rng: random.Random, read: dict[str, bytes]) -> dict[str, str | None]:
+    name, read[name] = files.sample(rng, "tables")
+    return {"tables": f"{FOLDER}/{name}", "output": f"{FOLDER}/imported.csv", "gpu": rng.choice(names("hardware"))}
+
+
+def _benched(rng: random.Random, read: dict[str, bytes]) -> dict[str, str | None]:
+    url = rng.choice(("http://127.0.0.1:9", "http://127.0.0.1:1/v1", "x", "http://", "https://127.0.0.1:9", "ftp://a"))
+    return {"base_url": url, "model": model(rng), "num_prompts": "2", "timeout": "0.2"}
+
+
+def _analyzed(rng: random.Random, read: dict[str, bytes]) -> dict[str, str | None]:
+    flags: dict[str, str | None] = {"gpu": gpu(rng)}
+    if rng.random() < 0.5:
+        flags["engine"] = engine(rng)
+    if rng.random() < 0.4:
+        flags["tensor_parallel_size"] = str(rng.choice((2, 4, 8)))
+    if rng.random() < 0.02:
+        name, read[name] = files.sample(rng, rng.choice(("profile", "calibration")))
+        flags["profile" if name.endswith("csv") else "calibration"] = f"{FOLDER}/{name}"
+    return flags
+
+
+_BASE: dict[str, Any] = {
+    "analyze": _analyzed,
+    "sensitivity": lambda rng, read: {"gpu": gpu(rng)},
+    "simulate": _simulated,
+    "validate": _validated,
+    "search": _searched,
+    "train": _trained,
+    "sweep": _swept,
+    "profile": _profiled,
+    "bench": _benched,
+}
+_FILES_OF = {  # which files a command reads, beside its model's config
+    "analyze": ("gpu", "host_profile", "profile", "calibration", "config", "network", "config", "gpu"),
+    "sweep": ("gpu", "profile", "calibration", "config"),
+    "search": ("gpu", "trace", "profile", "calibration"),
+    "simulate": ("trace", "trace", "gpu", "profile", "calibration"),
+    "validate": ("measured", "measured", "memory", "gpu"),
+    "sensitivity": ("gpu", "config"),
+    "train": ("gpu", "config", "network"),
+    "profile": ("tables",),
+}
+
+
+def _break_a_file(
+    rng: random.Random, verb: str, head: list[str], flags: dict[str, str | None], read: dict[str, bytes]
+) -> None:
+    """One of the files that the command reads is broken; named by the command, if it was not."""
+    if verb not in _FILES_OF:
+        return
+    kind = rng.choice(_FILES_OF[verb])
+    name, data = files.sample(rng, kind)
+    name = f"broken-{name}"
+    read[name] = files.broken(rng, data)
+    if kind in ("config", "network"):
+        head[0] = f"{FOLDER}/{name}"
+    else:
+        flags[kind] = f"{FOLDER}/{name}"
+
+
+def _make_absurd(rng: random.Random, known: Any, head: list[str], flags: dict[str, str | None]) -> None:
+    """One value that nobody would give, sometimes two; never of a flag that names what is written."""
+    pool = [name for name in known if (name not in APART or name in READS) and not known[name].is_switch]
+    for _ in range(rng.choice((1, 1, 1, 2))):
+        if head and (not pool or rng.random() < 0.06):
+            head[0] = absurd(rng)
+        else:
+            flags[rng.choice(pool)] = absurd(rng)
+
+
+# ------------------------------------------------------------------ signals
+
+
+def _signalled(rng: random.Random, seed: int, number: int) -> Case:
+    """A command that takes a while and writes a file, and a signal somewhere on its way."""
+    argv = rng.choice(LONG).split()
+    if argv[0] != "web":
+        argv += ["-o", f"{FOLDER}/out.{'json' if '--json' in argv else 'csv'}"]
+    return Case(seed, number, "signal", argv[0], argv, signal=rng.choice(SIGNALS), after=rng.random())
+
+
+# ------------------------------------------------------------------ bodies of the server
+
+
+def _api(rng: random.Random, seed: int, number: int) -> Case:
+    verb = rng.choices(list(API_VERBS), list(API_VERBS.values()))[0]
+    way = "http" if rng.random() < HTTP_SHARE and verb in ("analyze", "explain") else "api"
+    strange = rng.random() < 0.85
+    body = _body(rng, verb, strange)
+    if strange and rng.random() < 0.5:
+        _swap(rng, body)
+    try:
+        data = json.dumps(body).encode()
+    except (ValueError, RecursionError):
+        data = b"{}"
+    if strange and rng.random() < 0.05:
+        data = files.broken(rng, data)
+    return Case(seed, number, way, verb, body=data, tidy=not strange)
+
+
+def _body(rng: random.Random, verb: str, strange: bool) -> dict[str, Any]:
+    """A plan is its own body for analyze; the others have it beside their own keys."""
+    plan: dict[str, Any] = {"model": model(rng), "gpu": gpu(rng)}
+    if verb in ("search", "sensitivity"):
+        plan["model"] = rng.choice(("qwen3-0.6b", "gpt2"))
+    pool = [o for n, o in options("analyze").items() if o.argument and o.argument.label and n not in ("gpu", "model")]
+    for option in rng.sample(pool, rng.choice((0, 1, 2, 3, 5))):
+        plan[option.name] = True if option.is_switch else _typed(likely(rng, option, verb))
+    if strange and rng.random() < 0.6:
+        plan[rng.choice(pool).name] = rng.choice((*files.ANYTHING, *NUMBERS, *TEXTS))
+    if rng.random() < 0.35:
+        config = json.loads(files.sample(rng, "config")[1])
+        plan["config"] = json.loads(files._swap_type(rng, json.dumps(config).encode())) if strange else config
+    if verb == "analyze":
+        return plan
+    more: dict[str, Any] = {
+        "explain": {"op": rng.choice(("down_proj", "lm_head", "attention", "qkv_proj")), "phase": "all"},
+        "sweep": {"axes": {"batch_size": rng.choice(("1,2", "1:8:x2", [1, 3]))}},
+        "simulate": {"traffic": {"num_prompts": rng.randrange(1, 9), "output_len": rng.randrange(1, 20)}},
+        "sensitivity": {},
+        "search": {"num_gpus": 1, "goodput": "ttft:900,tpot:90", "finalists": 1, "request_rate": 1, "output_len": 4},
+    }[verb]
+    return {"plan": plan, **more}
+
+
+def _typed(text: str) -> Any:
+    """As a page would send it: numbers are numbers."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _swap(rng: random.Random, body: dict[str, Any]) -> None:
+    """A value anywhere in the body becomes anything."""
+    place: Any = body
+    while isinstance(place, dict) and place:
+        key = rng.choice(list(place))
+        if not isinstance(place[key], dict) or rng.random() < 0.2:
+            place[key] = rng.choice((*files.ANYTHING, *NUMBERS, *TEXTS))
+            return
+        place = place[key]

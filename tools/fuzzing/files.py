@@ -1,0 +1,226 @@
+"""Files that a command reads, whole and broken: configs, GPUs, hosts, networks, traces, measurements, profiles.
+
+name, data = sample(rng, "gpu")          # ("gpu.toml", b"label = …"): one that works
+broken(rng, data)                        # the same with a bit flipped, a line twice, a number of 400 digits …
+"""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import json
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+from inferometer.specs import catalog
+
+from .values import NUMBERS, SMALL, names
+
+ROOT = Path(__file__).parent.parent.parent
+_NETWORK = """hidden_size = 64
+vocab_size = 100
+max_position_embeddings = 4096
+[[layers]]
+repeat = 3
+blocks = [
+  { block = "gqa", num_attention_heads = 4, num_key_value_heads = 2, head_dim = 16, window = 32 },
+  { block = "moe", num_experts = 8, num_experts_per_tok = 2, moe_intermediate_size = 32 },
+]
+[[layers]]
+blocks = [{ block = "gqa", num_attention_heads = 4, num_key_value_heads = 2, head_dim = 16 }, { block = "mlp", intermediate_size = 128 }]
+"""  # noqa: E501
+_CALIBRATION = """prefill = 1.05
+decode = 0.97
+request = 0.002
+model = "llama-3.1-8b"
+gpu = "h200"
+engine = "vllm"
+measured = "chat.csv"
+requests = 100
+[error.ttft]
+before = 0.2
+after = 0.1
+"""
+_MEMORY = "Input_Tokens,Output_Tokens,Weights (MB),KV Prefill (MB),KV Total (MB),KV Decode Delta (MB)\n"
+_NUMBER = re.compile(rb"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
+ANYTHING: tuple[Any, ...] = (
+    None, True, False, 0, -1, 1, 1.5, 1e308, 1e-320, 2**31, 2**63, 10**30, "", "x", "64", [], [1], {}, {"a": 1}, [[]],
+    "silu", "bf16", [None], [0, -1], "\x00", "é" * 9, 3, 7,
+)  # fmt: skip
+
+
+@functools.cache
+def _head(path: str, lines: int) -> str:
+    with (ROOT / path).open(encoding="utf-8") as file:
+        return "".join(line for _, line in zip(range(lines), file, strict=False))
+
+
+@functools.cache
+def _config(model: str) -> dict[str, Any]:
+    return dict(catalog.model(model).config)
+
+
+def _trace_rows(rng: random.Random, measured: bool) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    now = 0.0
+    for _ in range(rng.randrange(1, 16)):
+        now += rng.expovariate(8)
+        row: dict[str, Any] = {"arrival_s": round(now, 4)} if measured or rng.random() < 0.98 else {}
+        row |= {"input_tokens": int(2 ** rng.uniform(0, 11)), "output_tokens": int(2 ** rng.uniform(0, 6))}
+        if measured:
+            ttft, tpot = rng.uniform(5, 500), rng.uniform(2, 50)
+            row |= {"TTFT": round(ttft, 3), "TPOT": round(tpot, 3)}
+            row["E2E"] = round(ttft + tpot * (row["output_tokens"] - 1), 3)
+        rows.append(row)
+    return rows
+
+
+def _table(rng: random.Random, rows: list[dict[str, Any]], stem: str) -> tuple[str, bytes]:
+    """Rows as CSV, JSON or JSON lines."""
+    form = rng.choice(("csv", "csv", "csv", "json", "jsonl"))
+    if form == "json":
+        return f"{stem}.json", json.dumps(rows).encode()
+    if form == "jsonl":
+        return f"{stem}.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode()
+    keys = list(rows[0])
+    lines = [",".join(keys), *(",".join(str(row.get(key, "")) for key in keys) for row in rows)]
+    return f"{stem}.csv", ("\n".join(lines) + "\n").encode()
+
+
+def sample(rng: random.Random, kind: str) -> tuple[str, bytes]:
+    """A file of a kind that works, under the name that it would have."""
+    if kind == "config":
+        model = rng.choice(SMALL if rng.random() < 0.3 else names("models"))
+        return "model/config.json", json.dumps(_config(model)).encode()
+    if kind in ("gpu", "host_profile"):
+        folder = {"gpu": "hardware", "host_profile": "hosts"}[kind]
+        return f"{kind}.toml", (catalog.DATA / folder / f"{rng.choice(names(folder))}.toml").read_bytes()
+    if kind == "network":
+        return "network.toml", _NETWORK.encode()
+    if kind == "calibration":
+        return "calibration.toml", _CALIBRATION.encode()
+    if kind == "profile":
+        if rng.random() < 0.7:
+            return "kernels.csv", _head("benchmarks/data/h200_kernels.csv", rng.randrange(2, 400)).encode()
+        return "layers.csv", _head("benchmarks/data/h200_layers_llama-3.1-8b.csv", rng.randrange(2, 400)).encode()
+    if kind == "tables":
+        return sample(rng, rng.choice(("profile", "trace")))
+    if kind == "memory":
+        rows = "".join(
+            f"{rng.randrange(1, 999)},{rng.randrange(1, 99)},15316,{rng.random() * 99:.2f},99,9\n" for _ in "abc"
+        )
+        return "memory.csv", (_MEMORY + rows).encode()
+    if kind == "measured" and rng.random() < 0.25:
+        path = rng.choice(sorted((ROOT / "tests/serving/files").iterdir()))
+        return path.name, path.read_bytes()
+    return _table(rng, _trace_rows(rng, kind == "measured"), kind)
+
+
+# ------------------------------------------------------------------ broken ones
+
+
+def _swap_type(rng: random.Random, data: bytes) -> bytes:
+    """A value of a JSON document becomes one of another type, vanishes, or is there under two keys."""
+    document = json.loads(data)
+    if not isinstance(document, dict | list):
+        return data
+    place: Any = document
+    while True:
+        keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+        if not keys:
+            return data
+        key = rng.choice(keys)
+        inner = place[key]
+        if not isinstance(inner, dict | list) or not inner or rng.random() < 0.3:
+            break
+        place = inner
+    if rng.random() < 0.15:
+        del place[key]
+    elif isinstance(inner, int | float) and rng.random() < 0.4:
+        place[key] = rng.choice((inner * 2, inner + 1, -inner, inner * 1000, inner // 2 if inner else 1))
+    else:
+        place[key] = rng.choice(ANYTHING)
+    return json.dumps(document).encode()
+
+
+def _lines(rng: random.Random, data: bytes) -> bytes:
+    """A line twice, gone, or in another place."""
+    lines = data.splitlines(keepends=True)
+    if not lines:
+        return data
+    at = rng.randrange(len(lines))
+    what = rng.randrange(4)
+    if what == 0:
+        lines.insert(rng.randrange(len(lines)), lines[at])
+    elif what == 1:
+        del lines[at]
+    elif what == 2:
+        rng.shuffle(lines)
+    else:
+        lines[at] = lines[at].replace(b",", b";") if rng.random() < 0.5 else lines[at] * rng.randrange(2, 50)
+    return b"".join(lines)
+
+
+def _number(rng: random.Random, data: bytes) -> bytes:
+    """A number becomes one at the end of its range, or no number."""
+    numbers = list(_NUMBER.finditer(data))
+    if not numbers:
+        return data
+    one = rng.choice(numbers)
+    return data[: one.start()] + rng.choice(NUMBERS).encode() + data[one.end() :]
+
+
+def _bytes(rng: random.Random, data: bytes) -> bytes:
+    """Bits flipped, an end cut off, bytes put in."""
+    if not data:
+        return b"\x00"
+    at = rng.randrange(len(data))
+    what = rng.randrange(4)
+    if what == 0:
+        changed = bytearray(data)
+        for _ in range(rng.choice((1, 1, 2, 20))):
+            changed[rng.randrange(len(changed))] ^= 1 << rng.randrange(8)
+        return bytes(changed)
+    if what == 1:
+        return data[:at]
+    if what == 2:
+        return (
+            data[:at]
+            + rng.choice((b"\x00", b"\xff\xfe", b"\xef\xbb\xbf", b"\r", b'"', b"\x1a", b"[" * 3000))
+            + data[at:]
+        )
+    return data[at:] + data[:at]
+
+
+def _whole(rng: random.Random, data: bytes) -> bytes:
+    """Another encoding, a wrapper, or something else altogether."""
+    text = data.decode("utf-8", "replace")
+    return rng.choice((
+        lambda: b"\xef\xbb\xbf" + data,
+        lambda: text.encode("utf-16"),
+        lambda: gzip.compress(data),
+        lambda: gzip.compress(data)[: rng.randrange(1, 40)],
+        lambda: b"",
+        lambda: b"\n" * rng.randrange(1, 99),
+        lambda: b"[" * 100_000,
+        lambda: b'{"a":' * 5000 + b"1" + b"}" * 5000,
+        lambda: data.replace(b"\n", b"\r\n"),
+        lambda: data.replace(b"\n", b"\r"),
+        lambda: data * rng.choice((2, 3, 20)),
+        lambda: b"null", lambda: b"[]", lambda: b"{}", lambda: b"0", lambda: b'"x"', lambda: b"NaN",
+        lambda: text.replace('"', "'").encode(),
+        lambda: rng.randbytes(rng.randrange(1, 300)),
+    ))()  # fmt: skip
+
+
+def broken(rng: random.Random, data: bytes) -> bytes:
+    """The file with one thing wrong, sometimes two or three."""
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+        how = rng.choice((_swap_type, _swap_type, _lines, _number, _number, _bytes, _whole))
+        try:
+            data = how(rng, data)
+        except (ValueError, RecursionError):  # no JSON, or no longer: then its bytes
+            data = _bytes(rng, data)
+    return data
