@@ -152,7 +152,7 @@ def test_python_runs(example: Example, folder: Path, capsys: pytest.CaptureFixtu
     exec(compile(example.text, f"{example.page}:{example.line}", "exec"), {})
 
 
-def test_the_readme_shows_what_the_command_prints(run: Run) -> None:
+def test_the_readme_shows_what_the_command_prints(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Word by word; figures may move with the engine's data, and the operators are a selection."""
     example = next(e for e in examples("console") if e.page == "README.md" and "time to first token" in e.text)
     ((args, _, _, shown),) = commands(example)
@@ -160,6 +160,7 @@ def test_the_readme_shows_what_the_command_prints(run: Run) -> None:
     def bare(line: str) -> str:
         return re.sub(r"[\d.,]+|[█▓▒░ ]+", " ", line).strip()
 
+    monkeypatch.setenv("COLUMNS", "110")  # what GitHub shows without a scroll bar
     printed = {bare(line) for line in run(*args).out.splitlines()}
     lost = [line for line in shown if line.strip() not in ("", "…") and bare(line) not in printed]
     assert not lost, f"run the command again and paste: {lost}"

@@ -55,7 +55,7 @@ def test_it_prints_the_winner_its_reasons_and_commands(run: Run) -> None:
 
 
 def test_commands_can_be_copied() -> None:
-    from inferometer.views.text.search import folded
+    from inferometer.views.text.document import shell_lines as folded
 
     command = "vllm serve owner/model " + " ".join(f"--flag-{n} value" for n in range(12)) + " --json '{\"a\": 1}'"
     shown = folded(command)
@@ -67,15 +67,11 @@ def test_commands_can_be_copied() -> None:
 
 @pytest.mark.parametrize("columns", [40, 80, 200])
 def test_commands_are_never_wrapped(columns: int) -> None:
-    from rich.console import Console
-
-    from inferometer.views.text.search import ShellLine
+    from inferometer.views.text.document import Page, ShellCommand
 
     command = "vllm serve owner/model --speculative-config '" + '{"method": "mtp"}' * 8 + "' --port ${PORT:-8000}"
-    screen = Console(width=columns, color_system="truecolor", force_terminal=True)
-    with screen.capture() as captured:
-        screen.print(ShellLine(command), crop=False)
-    assert shlex.split(captured.get().replace("\\\n", " ")) == shlex.split(command)
+    printed = Page([ShellCommand(command)]).terminal(columns, color=True)
+    assert shlex.split(printed.replace("\\\n", " ")) == shlex.split(command)
 
 
 @pytest.mark.slow

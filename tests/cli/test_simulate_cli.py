@@ -60,7 +60,7 @@ def test_json_has_the_keys_of_the_benchmark(run: Command) -> None:
 
 def test_the_table(run: Command) -> None:
     ran = sim(run, "--request-rate", "20", "--goodput", "ttft:1", "--goodput", "tpot:50")
-    assert ran.code == 0 and "time to first token" in ran.out and "30 requests done" in ran.out
+    assert ran.code == 0 and "TTFT" in ran.out and "30 requests done" in ran.out
     assert "0.0% keep ttft ≤ 1 ms, tpot ≤ 50 ms" in ran.out and "running" in ran.out and "300 in, 20 out" in ran.out
 
 

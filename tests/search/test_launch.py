@@ -300,7 +300,7 @@ def ran(text: str, stubs: Path, **env: str) -> list[list[str]]:
 @pytest.mark.parametrize("name", PLANS)
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_a_shell_reads_the_commands_as_they_are_meant(name: str, width: int, stubs: Path) -> None:
-    from inferometer.views.text.search import folded
+    from inferometer.views.text.document import shell_lines as folded
 
     machine = {"HOST_IP": "10.0.0.2", "HEAD_IP": "10.0.0.1", "NODE_RANK": "1"}
     for launch in PLANS[name].values():

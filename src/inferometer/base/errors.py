@@ -62,7 +62,8 @@ class UnknownName(InferometerError):
         if near:
             tail = f"did you mean {' or '.join(near)}?"
         else:
-            shown = ", ".join(names[:16]) + (" …" if len(names) > 16 else "")
+            more = f" and {len(names) - 16} more" if len(names) > 40 else ""  # a short list is shown whole
+            shown = ", ".join(names[:16] if more else names) + more
             tail = f"allowed: {shown}" if names else "none are known"
         sentence = f"unknown {what} {abbreviate(str(given))}; {tail}{' ' + hint if hint else ''}"
         super().__init__(sentence, field=field)

@@ -57,6 +57,11 @@ def percent(value: float) -> str:
     return "100%" if 0.9995 <= value < 1.0005 else f"{value * 100:.1f}%"
 
 
+def plural(number: int, noun: str) -> str:
+    """A number of things: ``plural(1, "GPU")  # '1 GPU'``, ``plural(1200, "request")  # '1,200 requests'``"""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def _digits(value: float, digits: int) -> str:
     whole_part = len(str(int(abs(value)))) if abs(value) >= 1 else 1
     text = f"{value:.{max(0, digits - whole_part)}f}"

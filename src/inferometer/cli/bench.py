@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from ..base.errors import BadValue, UnknownName, check_positive
+from ..base.units import plural
 from ..specs.arguments import arguments, checked
 from ..specs.command_args import BenchArgs, GoodputArgs, ServedPlanArgs, TrafficArgs
 from .options import (
@@ -194,7 +195,7 @@ def _save(trace: Any, replies: list[Any], path: str) -> Any:
 
 
 def _warnings(replies: list[Any], cut: bool) -> list[str]:
-    warnings = [f"interrupted: {sum(r is None for r in replies):,} requests were not answered"] if cut else []
+    warnings = [f"interrupted: {plural(sum(r is None for r in replies), 'request')} without an answer"] if cut else []
     late = sorted(reply.late for reply in replies if reply is not None)
     worst = late[int(0.99 * (len(late) - 1))] if late else 0.0
     if worst > LATE:

@@ -48,7 +48,7 @@ class Command(click.Command):
         named = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         if "form" in named:
             params = ctx.params
-            params["form"] = Form(params.pop("as_json"), params.pop("as_csv"), params.pop("output"))
+            params["form"] = Form(**{name: params.pop(name) for name in Form._fields})
         ctx.params = {name: value for name, value in ctx.params.items() if value not in (None, ()) or name in named}
         return super().invoke(ctx)
 
@@ -154,7 +154,7 @@ def named(context: click.Context, option: click.Parameter, value: str | None) ->
 
 
 def one_form(context: click.Context, option: click.Parameter, value: bool) -> bool:
-    """JSON or CSV: whichever flag comes second is refused."""
+    """JSON, CSV, plain text or Markdown: whichever flag comes second is refused."""
     forms = context.meta.setdefault("forms", [])
     if value and forms:
         raise BadValue(f"{forms[0]} and {option.opts[0]} are two forms of one result: give one of them")
@@ -162,9 +162,16 @@ def one_form(context: click.Context, option: click.Parameter, value: bool) -> bo
     return value
 
 
-OUTPUT = [
+FORMS = [
     output_option("--json", "as_json", is_flag=True, callback=one_form, help="JSON to stdout."),
     output_option("--csv", "as_csv", is_flag=True, callback=one_form, help="CSV to stdout."),
+    output_option(
+        "--plain", "as_plain", is_flag=True, callback=one_form, help="ASCII, columns two spaces apart: for awk."
+    ),
+    output_option("--markdown", "as_markdown", is_flag=True, callback=one_form, help="Markdown with GitHub's tables."),
+]
+OUTPUT = [
+    *FORMS,
     output_option("-o", "--output", metavar="FILE", callback=named, help="Write there instead."),
 ]
 

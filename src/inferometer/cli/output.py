@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
+
+if TYPE_CHECKING:
+    from ..views.text.document import Page
 
 LogLine = Callable[[str], None]
 StepProgress = Callable[[int, int, str], None]  # done, of how many, and what is next
@@ -19,6 +23,8 @@ class Form(NamedTuple):
     as_json: bool
     as_csv: bool
     output: str | None
+    as_plain: bool = False
+    as_markdown: bool = False
 
     @property
     def for_programs(self) -> bool:
@@ -31,7 +37,7 @@ def emit(
     *,
     json: Callable[[], Any],
     csv: Callable[[], str],
-    text: Callable[[], Any],
+    text: Callable[[], Page],
     warnings: Iterable[str] = (),
     infeasible: str | None = None,
 ) -> None:
@@ -42,7 +48,7 @@ def emit(
     elif form.as_csv:
         deliver(csv(), form.output)
     else:
-        show_rich(text(), form.output)
+        show_page(text(), form)
         return
     for warning in warnings:
         click.echo(f"warning: {warning}", err=True)
@@ -86,17 +92,21 @@ def deliver(data: str | bytes, output: str | None) -> None:
         click.echo(text, nl=not text.endswith("\n"))
 
 
-def show_rich(renderable: Any, output: str | None) -> None:
-    """A rich renderable, as text into a file or in colour to the terminal."""
+def show_page(page: Page, form: Form) -> None:
+    """A page for people: as wide as the terminal and in its colours, or as plain text or Markdown; or into a file."""
+    if form.as_markdown or form.as_plain:
+        deliver(page.markdown() if form.as_markdown else page.plain(), form.output)
+        return
     from ..views.text import terminal
 
-    screen = terminal.console()
-    if output is not None:
-        with screen.capture() as captured:
-            screen.print(renderable, crop=False)
-        deliver(captured.get(), output)
+    to_file = form.output is not None
+    width = None if to_file and "COLUMNS" not in os.environ else terminal.screen_width()
+    color = terminal.has_color() and not to_file
+    text = page.terminal(width, color)
+    if to_file:
+        deliver(text, form.output)
     else:
-        screen.print(renderable, crop=False)  # commands are longer than the screen rather than cut
+        click.echo(text, nl=False, color=color)
 
 
 # ------------------------------------------------------------------ progress: bars on a terminal only, logs stay clean

@@ -11,9 +11,9 @@ import click
 
 from ..base.errors import BadValue
 from ..specs.command_args import ProfileArgs
-from .options import MODEL_HELP, Command, named, options, schema_options
+from .options import FORMS, MODEL_HELP, Command, named, one_form, options, schema_options
+from .output import Form, log_with_bar, show_page
 from .output import as_json as json_text
-from .output import log_with_bar
 
 Say = Callable[[str], None]
 Progress = Callable[[int, int, str], None]
@@ -47,7 +47,8 @@ _ALSO = {
 @click.option("--budget", help="Time to spend: 90s, 10m, 1h; the most telling come first.  [default: kernels 10m]")
 @click.option("--device", default="cuda", help="cuda or cpu.")
 @click.option("--verbose", is_flag=True, help="A line for each length, kind or table, also where there is no terminal.")
-@click.option("--json", "as_json", is_flag=True, help="A summary as JSON to stdout.")
+@click.option("--json", "as_json", is_flag=True, callback=one_form, help="A summary as JSON to stdout.")
+@options(FORMS[2:])
 @click.option(
     "-o",
     "--output",
@@ -65,6 +66,8 @@ def profile(
     tables: str | None,
     verbose: bool,
     as_json: bool,
+    as_plain: bool,
+    as_markdown: bool,
     output: str | None,
     **arguments: Any,
 ) -> int:
@@ -101,7 +104,7 @@ def profile(
     elif model:
         from ..views.text.listing import layer_summary
 
-        click.echo(layer_summary(result), nl=False)
+        show_page(layer_summary(result), Form(False, False, None, as_plain, as_markdown))
     return 0
 
 
@@ -112,7 +115,9 @@ def _only(context: click.Context, job: str) -> None:
         if context.get_parameter_source(name) != click.core.ParameterSource.COMMANDLINE:
             continue
         owner = next((other for other, flags in _OWN.items() if name in flags), "MODEL")
-        if owner != job and name not in {"output", "as_json", "verbose"} | _ALSO.get(job, set()):
+        if owner != job and name not in {"output", "as_json", "as_plain", "as_markdown", "verbose"} | _ALSO.get(
+            job, set()
+        ):
             raise BadValue(f"{option.opts[-1]} belongs to profile {owner}, not to profile {job}")
         if name.startswith("scaling") and not context.params.get("calibrate"):
             raise BadValue(f"{option.opts[-1]} needs --calibrate")

@@ -10,7 +10,7 @@ import click
 from ..base.errors import BadValue
 from ..base.files import user_path
 from ..specs.command_args import CapacityArgs, SearchArgs, TrafficArgs
-from .options import GPU, MODEL_HELP, OUTPUT, Command, named, options, output_option, schema_options
+from .options import FORMS, GPU, MODEL_HELP, Command, named, options, output_option, schema_options
 from .output import Form, as_json, emit, progress_bar, table_csv, wrote
 
 _EXAMPLES = (
@@ -28,7 +28,7 @@ _EXAMPLES = (
     schema_options(CapacityArgs, only=["backend_address"]),
 )
 @output_option("--plot", metavar="DIR", callback=named, help="Write the Pareto front there, and load over time.")
-@options(OUTPUT[:2])
+@options(FORMS)
 @output_option("-o", "--output", metavar="FILE", callback=named, help="Write there instead; a folder: scripts, too.")
 def search(
     model: str,
@@ -41,7 +41,7 @@ def search(
     form: Form,
     **arguments: Any,
 ) -> int:
-    """Price every legal plan on some GPUs, simulate the best of them, and say which to run, and why."""
+    """Estimate every legal plan on some GPUs, simulate the best of them, and say which to run, and why."""
     from ..search.search import search_with_table
 
     if trace is None and num_prompts is not None:

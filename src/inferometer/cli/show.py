@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from .options import OUTPUT, Command, options
-from .output import Form, as_json, deliver, table_csv
+from .output import Form, as_json, deliver, show_page, table_csv
 
 _EXAMPLES = ("models", "hardware h200", "models deepseek-v3 --json")
 
@@ -16,7 +16,7 @@ _EXAMPLES = ("models", "hardware h200", "models deepseek-v3 --json")
 @options(OUTPUT)
 def show(kind: str, name: str | None, form: Form) -> int:
     """What the catalogue holds: all of a kind, or everything about one NAME."""
-    from ..views.text.listing import KINDS, detail, listing, plain_table, shown
+    from ..views.text.listing import KINDS, detail, detail_page, listing, rows_page
 
     if kind not in KINDS:
         from ..base.errors import UnknownName
@@ -30,7 +30,7 @@ def show(kind: str, name: str | None, form: Form) -> int:
     elif name:
         from ..specs.catalog import dotted
 
-        deliver("".join(f"{k} = {shown(k, v)}\n" for k, v in dotted(rows[0]).items()), form.output)
+        show_page(detail_page(dotted(rows[0])), form)
     else:
-        deliver(plain_table(rows, shown), form.output)
+        show_page(rows_page(rows), form)
     return 0

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from ..base.errors import BadValue
+from ..base.units import plural
 from ..specs.arguments import arguments
 from ..specs.command_args import CapacityArgs, GoodputArgs, ServedPlanArgs, ServingArgs, TrafficArgs
 from .options import (
@@ -124,7 +125,7 @@ def _find_capacity(
         result = capacity_and_summarize(model, gpu, goals, search, serving, plan, reached)
     cut = result["interrupted"]
     if cut:
-        click.echo(f"interrupted: {len(result['tried']):,} rates were tried, and the search was not over", err=True)
+        click.echo(f"interrupted: {plural(len(result['tried']), 'rate')} tried, and the search was not over", err=True)
 
     def csv() -> str:
         return table_csv(result["tried"] or [{"request_rate": "", "good": "", "holds": ""}])

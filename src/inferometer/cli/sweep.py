@@ -12,7 +12,7 @@ import click
 from ..specs.arguments import arguments
 from ..specs.plan_args import PlanArgs, TargetArgs
 from .options import MODEL_HELP, OUTPUT, ArgumentOption, Command, Decorator, help_text, named, options, output_option
-from .output import Form, progress_bar, show_rich, wrote
+from .output import Form, progress_bar, show_page, wrote
 
 if TYPE_CHECKING:
     from ..sweep.grid import Grid
@@ -52,7 +52,7 @@ def _axes() -> Iterator[Decorator]:
 @output_option("--plot", metavar="DIR", callback=named, help="Draw curves along every axis of numbers, and the front.")
 @options(OUTPUT)
 def sweep(model: str, plot: str | None, form: Form, **flags: Any) -> int:
-    """Price every combination of values: a table of plans and workloads, those that cannot work marked.
+    """Estimate every combination of values: a table of plans and workloads, those that cannot work marked.
 
     The file's name says what -o writes: .csv .json .jsonl .parquet
     """
@@ -62,12 +62,13 @@ def sweep(model: str, plot: str | None, form: Form, **flags: Any) -> int:
 
     output = form.output
     flag = "json" if form.as_json else "csv" if form.as_csv else None
-    table_format = file_format(output, flag) if output is not None else flag
+    for_people = form.as_plain or form.as_markdown  # the summary, to wherever it goes
+    table_format = file_format(output, flag) if output is not None and not for_people else flag
     axes = _axis_values(flags)
     gpu = axes.pop("gpu", arguments(TargetArgs)["gpu"].default)
-    grid = checked_grid(model, gpu, to_file=output is not None and plot is None, **axes)
+    grid = checked_grid(model, gpu, to_file=table_format is not None and output is not None and plot is None, **axes)
     digest, began = Digest(grid), time.perf_counter()
-    with progress_bar("pricing", grid.points, "points") as reached:
+    with progress_bar("estimating", grid.points, "points") as reached:
         stream: Iterable[Chunk] = _watched(digest.watch(chunks(grid)), reached)
         if plot is not None:
             kept = Sweep(grid, stream)
@@ -83,7 +84,7 @@ def sweep(model: str, plot: str | None, form: Form, **flags: Any) -> int:
         from ..views.plots.curves import write_curves
 
         wrote(write_curves(kept, plot))
-    _report(grid, digest, took, output, table_format)
+    _report(grid, digest, took, form, table_format)
     return 0 if digest.feasible else 1
 
 
@@ -106,15 +107,15 @@ def _watched(stream: Iterator[Chunk], reached: Callable[[float], None]) -> Itera
         reached(chunk.start + len(chunk))
 
 
-def _report(grid: Grid, digest: Digest, took: float, output: str | None, table_format: str | None) -> None:
+def _report(grid: Grid, digest: Digest, took: float, form: Form, table_format: str | None) -> None:
     """The best of it for people; beside a table for programs, a few lines on stderr."""
     from ..views.text.sweeps import counted, summary
 
     if table_format is None:
-        show_rich(summary(grid, digest, took), None)
+        show_page(summary(grid, digest, took), form)
         return
-    if output is not None:
-        click.echo(f"wrote {output}: {counted(digest, took)}", err=True)
+    if form.output is not None:
+        click.echo(f"wrote {form.output}: {counted(digest, took)}", err=True)
     for warning in grid.warnings:
         click.echo(f"warning: {warning}", err=True)
     if not digest.feasible:

@@ -61,9 +61,9 @@ def validate(model: str, gpu: str | None, measured: str | None, memory: str | No
         rows += memory_rows if measured is None or not form.as_csv else []
 
     def text() -> Any:
-        from rich.console import Group
+        from ..views.text.document import Page
 
-        return Group(*parts)
+        return Page(parts)
 
     emit(form, json=lambda: result, csv=lambda: table_csv(rows), text=text, warnings=result.get("warnings", ()))
     unwritten = "calibration" in result and not result["calibration"]["written"]

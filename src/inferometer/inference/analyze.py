@@ -81,7 +81,7 @@ def report_of(request: Request, phase: str = "all") -> Report:
     report = Report(
         model=model_info(request),
         device=device_info(request.device),
-        engine=engine_info(request.engine),
+        engine={**engine_info(request.engine), "kernels_of": kernel_lenders(request)},
         plan={
             **msgspec.to_builtins(request.plan),
             "gpus": request.plan.gpus,
@@ -118,6 +118,14 @@ def _cliffs(request: Request, bound_plan: BoundPlan, batch_shape: BatchShape, ph
         graph_cliff(bound_plan, seqs, context),
     )
     return [sentence for sentence in cliffs if sentence]
+
+
+def kernel_lenders(request: Request) -> list[str]:
+    """The devices whose kernel tables serve one that has none: ``["l40s", "a100-sxm-80gb"]`` for an A6000."""
+    device = request.device
+    if not request.engine.kernels_from or request.efficiency is not None or device.name in kernels.installed():
+        return []
+    return [donor.device.name for donor in kernels.donors(device, request.engine.profile)[:2]]
 
 
 def provenance_warnings(request: Request) -> list[str]:

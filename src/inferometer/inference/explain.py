@@ -9,7 +9,7 @@ import msgspec
 
 from ..base.errors import UnknownName
 from ..base.symbols import evaluate, free_names, text
-from ..base.units import seconds
+from ..base.units import plural, seconds
 from ..costs import roofline
 from ..costs.binding import BoundPlan, stage_plans, step_env
 from ..costs.roofline import OpCost
@@ -128,7 +128,9 @@ def _drafting(bound_plan: BoundPlan) -> str:
     spec = bound_plan.plan.speculation
     drafter = "no model" if spec is None else spec.model or "the model's own prediction module"
     times = 0 if spec is None else spec.num_speculative_tokens
-    return f"{times} steps of {drafter} before each verification, priced operator by operator as any step is"
+    return (
+        f"{plural(times, 'step')} of {drafter} before each verification, estimated operator by operator as any step is"
+    )
 
 
 IDLE: dict[str, Callable[[BoundPlan], str]] = {

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..base.units import milliseconds, percent, seconds, si
+from ..base.units import milliseconds, percent, plural, seconds, si
 from ..inference.analyze import provenance_warnings
 from ..inference.breakdown import phase_tables
 from ..inference.workload import batch_shape_of
@@ -133,7 +133,7 @@ def _nearest_limit(table: PlanTable, winner: Finalist, margins: dict[str, float]
     spare = "".join(f"; {name} has {percent(margins[name])} to spare" for name in limited if name != nearest)
     return (
         f"The limit that is nearest is {nearest}: {percent(objective.goodput_share)} of the requests stay within "
-        f"{milliseconds(kept)} of {milliseconds(objective.slo[nearest] * 1e3)}{spare}."
+        f"{milliseconds(kept)}, and {milliseconds(objective.slo[nearest] * 1e3)} are allowed{spare}."
     )
 
 
@@ -148,7 +148,7 @@ def winner_clause(table: PlanTable, winner: Candidate) -> str:
     if table.problem.objective.name == "latency":
         first, each = milliseconds(m.ttft_ms), milliseconds(m.tpot_ms)
         return f"answers in {milliseconds(m.e2el_ms)} ({first} to the first token, then {each} each)"
-    on = f" on {winner.gpus} GPU{'s' if winner.gpus > 1 else ''}" if table.problem.traffic.request_rate else ""
+    on = f" on {plural(winner.gpus, 'GPU')}" if table.problem.traffic.request_rate else ""
     rate = f"{m.request_rate:.4g}{confidence(winner.trial)} requests/s{on}"
     return f"carries {rate}, {m.output_throughput_per_gpu:,.0f} output tokens/s per GPU"
 
@@ -167,7 +167,11 @@ def runner_up_clause(
     second = _runner_up(finalists)
     if second is None:
         lost = len(finalists) - 1
-        return f"; none of the {lost} others that were simulated holds." if lost else "; no other plan came so far."
+        if not lost:
+            return "; no other plan was worth a simulation."
+        return (
+            f"; none of the {lost} others that were simulated holds." if lost > 1 else "; the other simulated does not."
+        )
     winner, plan, objective = candidates[0], candidates[second], table.problem.objective.name
     best, other = _best_metrics(winner), _best_metrics(plan)
     name = plan.label + (f" on {plan.gpu}" if plan.gpu != winner.gpu else "")
@@ -176,12 +180,19 @@ def runner_up_clause(
         return f", {getattr(best, metric):.3g} {UNITS[objective]}; the next, {name}: {getattr(other, metric):.3g}."
     if table.problem.traffic.request_rate and objective == "throughput":
         if plan.gpus > winner.gpus:
-            more = plan.gpus - winner.gpus
-            return f"; the next, {name}, needs {more} GPU{'s' if more > 1 else ''} more."
+            return f"; the next, {name}, needs {plural(plan.gpus - winner.gpus, 'GPU')} more."
         kept = [percent(one.final.good) for one in (finalists[second], finalists[0]) if one.final is not None]
-        return f"; the next, {name}, needs as many and keeps the limits for {' of the requests, not '.join(kept)}."
+        share = f"{' of the requests, not '.join(kept)}" if len(set(kept)) > 1 else f"as many requests ({kept[0]})"
+        return f"; the next, {name}, needs as many and keeps the limits for {share}."
     metric_text = milliseconds(other.e2el_ms) if objective == "latency" else f"{other.output_throughput_per_gpu:,.0f}"
     return f", {percent(margins['runner_up'])} better than the next, {name} ({metric_text})."
+
+
+def _compared(change: float) -> str:
+    """``14.5% less than``; a difference that its digits do not show is none."""
+    if abs(change) < 0.0005:
+        return "the same as"
+    return f"{percent(abs(change))} {'more' if change > 0 else 'less'} than"
 
 
 def _other_mode(table: PlanTable, winner: Candidate) -> str:
@@ -198,8 +209,8 @@ def _other_mode(table: PlanTable, winner: Candidate) -> str:
         return ""
     change = theirs / ours - 1
     return (
-        f"The best {name} plan, {other.label}, is priced at {si(theirs)} {UNITS[objective]}, "
-        f"{percent(abs(change))} {'more' if change > 0 else 'less'} than this one's price."
+        f"The best {name} plan, {other.label}, is estimated at {si(theirs)} {UNITS[objective]}, "
+        f"{_compared(change)} this plan's estimate."
     )
 
 

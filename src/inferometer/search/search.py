@@ -23,6 +23,7 @@ import msgspec
 
 from ..base.errors import BadValue, check_int
 from ..base.parallel_map import worker_count
+from ..base.units import plural
 from ..inference.request import build_request
 from ..inference.speculation import HEADS
 from ..inference.step_cliffs import budget_cliff
@@ -360,7 +361,7 @@ class SearchRun:
         if table is None and self.too_large:
             smallest = min(self.too_large, key=lambda one: one.needed_bytes)
             return (
-                f"the model fits on no server of up to {self.problem.space.num_gpus} GPUs: "
+                f"the model fits on no server of up to {plural(self.problem.space.num_gpus, 'GPU')}: "
                 f"{smallest.server.layout} {smallest.reason}"
             )
         if table is None:
@@ -383,7 +384,8 @@ class SearchRun:
             return [*request.warnings, *notes]
         warnings = [*explanation.provenance(table, best.row), *notes, *self._cliffs(table, best, winner)]
         if winner.idle_gpus:
-            warnings.append(f"{winner.idle_gpus} of the {self.problem.space.num_gpus} GPUs stay idle")
+            idle = f"{winner.idle_gpus} of the {self.problem.space.num_gpus} GPUs"
+            warnings.append(f"{idle} stay{'s' if winner.idle_gpus == 1 else ''} idle")
         model, pool = request.model, winner.pools[0]
         own = {model.dtype, *model.quantization.values()}
         lossy = [f"{pool.quantization} weights"] if pool.quantization not in own else []

@@ -208,7 +208,7 @@ class MethodArgs(LayoutArgs):
         ),
     ] = 1
     enable_chunked_prefill: Annotated[
-        bool, arg("Also price a step that decodes and prefills at once.", label="Chunked prefill")
+        bool, arg("Also estimate a step that decodes and prefills at once.", label="Chunked prefill")
     ] = False
     cpu_offload_gb: Annotated[
         float,

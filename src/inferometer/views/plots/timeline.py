@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ...base.units import percent, seconds, si
+from ...base.units import percent, plural, seconds, si
 from ...search.search_result import Day, PolicyResult, Search
 from ...serving.metrics import good_requests, latencies
 from ...serving.outcome import Outcome
@@ -81,7 +81,7 @@ def _cache(axes: Any, outcome: Outcome) -> None:
     axes.yaxis.set_major_formatter(lambda y, _: f"{y:.0f}%")
     lost = int(outcome.preemptions.sum())
     top = percent(float(s["kv_used"].max(initial=0)))
-    note = f"at most {top}" + (f", {lost:,} preemptions" if lost else "")
+    note = f"at most {top}" + (f", {plural(int(lost), 'preemption')}" if lost else "")
     axes.text(0.995, 0.93, note, transform=axes.transAxes, ha="right", va="top", fontsize=8.5, color=MUTED)
 
 

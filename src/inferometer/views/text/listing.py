@@ -1,57 +1,89 @@
-"""Plain text tables for listings: aligned columns, nothing else to load."""
+"""Listings for people: what the catalogue holds, and measured layers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from ...base.errors import UnknownName
-from ...base.units import count, seconds, si, size
+from ...base.units import count, plural, seconds, si, size
 from ...inference.memory import active_parameters, parameters
 from ...network import families
 from ...specs import catalog
 from ...specs.hosts import host
+from .document import Column, Page, Paragraph, Part, TextTable
+
+# Columns that a narrow screen leaves out, the highest number first; the others stay.
+PRIORITY = {
+    "active_params": 1,
+    "memory_bandwidth": 1,
+    "flops_16bit": 2,
+    "max_position": 2,
+    "quantization": 3,
+    "fp8": 3,
+    "layers": 4,
+    "price_per_hour": 4,
+    "family": 5,
+    "interconnect": 5,
+    "power": 6,
+    "label": 7,
+    "beam_width": 7,
+    "ids": 8,
+    "source": 9,
+}
+FOLDS = ("label", "versions", "source", "compute", "read_like")
 
 
-def plain_table(rows: list[dict[str, Any]], shown: Callable[[str, Any], str]) -> str:
-    """``plain_table([{"name": "h200", "memory": 150.11e9}], shown)``"""
+def rows_page(rows: list[dict[str, Any]]) -> Page:
+    """A table of rows: ``rows_page([{"name": "h200", "memory": 150.11e9}])``"""
     if not rows:
-        return "nothing here\n"
-    keys = list(rows[0])
-    cells = [[shown(k, row.get(k)) for k in keys] for row in rows]
-    right = [all(isinstance(row.get(k), int | float | None) for row in rows) for k in keys]
-    widths = [max(len(k), *(len(line[i]) for line in cells)) for i, k in enumerate(keys)]
+        return Page([Paragraph("nothing here")])
+    columns = []
+    for key in rows[0]:
+        numbers = all(isinstance(row.get(key), int | float | None) for row in rows)
+        columns.append(Column(key, ">" if numbers else "<", PRIORITY.get(key, 0), folds=key in FOLDS))
+    table = TextTable(columns)
+    for row in rows:
+        table.add_row(*(shown(key, row.get(key)) for key in rows[0]))
+    return Page([table])
 
-    def line(values: list[str]) -> str:
-        pieces = [v.rjust(w) if r else v.ljust(w) for v, w, r in zip(values, widths, right, strict=True)]
-        return "  ".join(pieces).rstrip() + "\n"
 
-    return line(keys) + line(["─" * w for w in widths]) + "".join(line(c) for c in cells)
+def detail_page(figures: Mapping[str, Any]) -> Page:
+    """Everything about one name: ``detail_page({"memory": 150.11e9, "links.nvlink.bandwidth": 450e9})``"""
+    table = TextTable([Column("key", "<"), Column("value", "<", folds=True)], header=False)
+    for key, value in figures.items():
+        table.add_row(key, shown(key, value))
+    return Page([table])
 
 
 # ------------------------------------------------------------------ layers
 # Measured layers of a model, for people: each part at the longest prompt and context, and how well they add up.
 
 
-def layer_summary(profile: Mapping[str, Any]) -> str:
+def layer_summary(profile: Mapping[str, Any]) -> Page:
     """What ``profile MODEL`` prints: ``layer_summary(profile_model("qwen3-0.6b", device="cpu"))``"""
     phases = profile["longest"]
     names = dict.fromkeys(name for phase in phases.values() for name in phase["seconds"])
-    titles = {phase: f"{phase} {phases[phase]['length']:,}" for phase in phases}
-    rows = [{"layer": n, **{titles[phase]: phases[phase]["seconds"].get(n) for phase in phases}} for n in names]
-    text = plain_table(rows, lambda key, value: value if isinstance(value, str) else seconds(value)) if rows else ""
+    titles = [f"{phase} {phases[phase]['length']:,}" for phase in phases]
+    table = TextTable([Column("layer", "<"), *map(Column, titles)], elsewhere="--json")
+    for name in names:
+        table.add_row(name, *(seconds(phases[phase]["seconds"].get(name)) for phase in phases))
+    parts: list[Part] = [table] if names else []
     scaled = profile["calibration"]
     if scaled:
-        text += f"\nwhole model, {scaled['num_layers']} layers: its wall time over the sum of its rows\n"
+        layers = plural(scaled["num_layers"], "layer")
+        parts.append(Paragraph(f"whole model, {layers}: its wall time over the sum of its rows"))
         for phase in ("prefill", "decode"):
             fit = scaled[phase]
-            text += (
-                f"{phase:8} × {fit['factor']:.3f}; then {100 * fit['mean_error']:.1f}% off on average, "
-                f"{100 * fit['max_error']:.1f}% at most, over {fit['points']} points\n"
+            parts.append(
+                Paragraph(
+                    f"{phase:8} × {fit['factor']:.3f}; then {100 * fit['mean_error']:.1f}% off on average, "
+                    f"{100 * fit['max_error']:.1f}% at most, over {plural(fit['points'], 'point')}"
+                )
             )
-    return text
+    return Page(parts)
 
 
 # ------------------------------------------------------------------ listing
@@ -149,22 +181,27 @@ def _device_row(name: str) -> dict[str, Any]:
 
 
 def shown(key: str, value: Any) -> str:
-    """A cell for people: units by the name of the column."""
+    """A cell for people: units by the name of the column, or of the last part of a key with dots."""
     if value is None:
         return "–"
     if isinstance(value, str):
         return value
     if isinstance(value, bool):
         return str(value).lower()
-    if key in ("params", "active_params"):
+    if isinstance(value, list | tuple):
+        return ", ".join(shown(key, one) for one in value)
+    last = key.rpartition(".")[2]
+    if last in ("params", "active_params"):
         return count(value)
-    if key == "memory":
+    if last in ("memory", "cache"):
         return size(value)
-    if key.endswith("bandwidth"):
+    if last.endswith("bandwidth"):
         return si(value, "B/s")
-    if key == "launch":
+    if last in ("launch", "latency", "ttft", "tpot"):
         return seconds(value)
-    if key.startswith("flops") or key in ("fp8",):
+    if last in ("clock", "power", "price_per_hour"):
+        return si(value, "Hz") if last == "clock" else f"{value:g} W" if last == "power" else f"${value:g}/h"
+    if key.startswith("flops") or key == "fp8":
         return si(value, "FLOP/s")
     if isinstance(value, float):
         return f"{value:.4g}"

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich import box
-from rich.console import Console, ConsoleOptions, Group, RenderResult
-from rich.table import Table
-from rich.text import Text
 
 from ...base.pareto import pareto_front
-from ...base.units import percent, seconds
+from ...base.units import percent, plural, seconds
 from ...search.explanation import origins_line
 from ...search.launch.processes import BENCH, SGLANG, TRTLLM, VLLM
 from ...search.plan_table import LoadPoints, PlanTable, load_points
@@ -23,63 +18,37 @@ from ...specs.catalog import engine
 from .. import files
 from ..plots.canvas import page, picture, style
 from ..plots.palette import BLUE, GREEN, GRID, INK, MUTED, ORANGE, SILVER, SKY, VERMILLION, tint
-from .serving import spark
+from .document import Cell, Column, Page, Paragraph, Part, ShellCommand, TextTable
+from .serving import curve
 
 ENGINES = {VLLM: "vLLM", SGLANG: "SGLang", TRTLLM: "TensorRT-LLM", BENCH: "and measure it"}
 
 
-def shown(result: Search) -> Group:
+def shown(result: Search) -> Page:
     """The terminal's view."""
-    parts: list[Any] = [Text(header(result), style="bold"), Text("")]
+    parts: list[Part] = [Paragraph(header(result), style="bold"), Paragraph("")]
     if result.winner is not None:
-        parts.append(Text(f"▶ {result.winner.label}", style="bold green"))
-        parts += [Text(f"  {sentence}") for sentence in result.why]
+        parts.append(Paragraph(f"▶ {result.winner.label}", style="bold green"))
+        parts += [Paragraph(f"  {sentence}") for sentence in result.why]
     else:
-        parts.append(Text(f"✗ {result.reason}", style="bold red"))
+        parts.append(Paragraph(f"✗ {result.reason}", style="bold red"))
     if result.plans:
-        parts += [Text(""), _table(result)]
+        parts += [Paragraph(""), _table(result)]
     if result.day is not None:
-        parts += [*day_section(result.day, result.goodput_share), Text("")]
+        parts += day_section(result.day, result.goodput_share)
     if result.relaxations:
-        parts += [Text("What would do, each found by trying:", style="bold")]
-        parts += [Text(f"  {one.change}  →  {one.plan}", style="green") for one in result.relaxations]
+        parts += [Paragraph("What would do, each found by trying:", style="bold")]
+        parts += [Paragraph(f"  {one.change}  →  {one.plan}", style="green") for one in result.relaxations]
     if result.rejected:
-        parts += [Text("Looked good, but", style="bold")]
-        parts += [Text(f"  ✗ {plan.label}: {plan.reason}", style="red") for plan in result.rejected[:6]]
-    parts += [Text(line, style=MUTED) for line in _accounting(result)]
+        parts += [Paragraph("Looked good, but", style="bold")]
+        parts += [Paragraph(f"  ✗ {plan.label}: {plan.reason}", style="red") for plan in result.rejected[:6]]
+    parts += [Paragraph(line, style="dim") for line in _accounting(result)]
     for key, lines in result.commands.items():
         version = result.launches[key].version if key in result.launches else ""
-        parts += [Text(f"\n{ENGINES[key]} {version}".rstrip(), style="bold")]
-        parts += [ShellLine(line) for line in lines]
-    parts += [Text(f"! {warning}", style="yellow") for warning in result.warnings]
-    return Group(*parts)
-
-
-class ShellLine:
-    """A line of a shell, folded to the screen's width; what cannot be folded is longer than it, not cut or wrapped."""
-
-    def __init__(self, line: str) -> None:
-        self.line = line
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        text = folded(self.line, min(100, options.max_width - 8))
-        yield Text(text, style=MUTED if self.line.startswith("#") else "", no_wrap=True, overflow="ignore")
-
-
-def folded(command: str, width: int = 100) -> str:
-    """A command over several lines, as a shell reads them: broken before flags, so that it can be copied.
-
-    Comments and what stands in quotes are not broken: a shell would read them otherwise.
-    """
-    if command.startswith("#"):
-        return f"  {command}"
-    lines, open_quote = [""], False
-    for piece in re.split(r" (?=--)", command):
-        if lines[-1] and not open_quote and len(lines[-1]) + len(piece) > width:
-            lines.append("")
-        lines[-1] += (" " if lines[-1] else "") + piece
-        open_quote = lines[-1].count("'") % 2 == 1
-    return "  " + " \\\n    ".join(lines)
+        parts += [Paragraph(""), Paragraph(f"{ENGINES[key]} {version}".rstrip(), style="bold")]
+        parts += [ShellCommand(line) for line in lines]
+    parts += [Paragraph(f"! {warning}", style="yellow") for warning in result.warnings]
+    return Page(parts)
 
 
 def header(result: Search) -> str:
@@ -97,26 +66,25 @@ def header(result: Search) -> str:
     return " · ".join(piece for piece in pieces if piece)
 
 
-def _table(result: Search) -> Table:
+def _table(result: Search) -> TextTable:
     """Plans that were simulated. One that is beaten fails the rate that it was tried at; a tie may hold more."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     several_gpus, share = len(result.space["gpu"]) > 1, f"p{result.goodput_share * 100:.0f}"
     rated = result.workload["request_rate"] is not None
-    heads = [
-        "plan",
-        *(["GPU"] if several_gpus else []),
-        *(["GPUs"] if rated else []),
-        "budget",
-        "req/s",
-        "tok/s/GPU",
-        "tok/s/user",
-        f"TTFT {share}",
-        f"TPOT {share}",
-        "$/M",
-        "",
-    ]
-    for number, head in enumerate(heads):
-        table.add_column(head, justify="left" if number == 0 or not head else "right", no_wrap=True)
+    table = TextTable(
+        [
+            Column("plan", "<", folds=True),
+            *([Column("GPU", "<", priority=1)] if several_gpus else []),
+            *([Column("GPUs", priority=1)] if rated else []),
+            Column("budget", priority=6),
+            Column("req/s", priority=2),
+            Column("tok/s/GPU"),
+            Column("tok/s/user", priority=5),
+            Column(f"TTFT {share}", priority=3),
+            Column(f"TPOT {share}", priority=3),
+            Column("$/M", priority=4),
+            Column("", "<", name="verdict", priority=1),
+        ]
+    )
     marks = {"wins": "bold green", "ties": "green", "holds": "green", "beaten": "yellow"}
     for plan in result.plans:
         f, cost = plan.simulated or plan.priced, (plan.simulated or plan.priced).cost_per_million_output_tokens
@@ -132,7 +100,7 @@ def _table(result: Search) -> Table:
             _at_share(plan, "ttft"),
             _at_share(plan, "tpot"),
             "–" if cost is None else f"{cost:,.2f}",
-            Text(plan.verdict if plan.verdict in marks else "", marks.get(plan.verdict, "")),
+            Cell(plan.verdict if plan.verdict in marks else "", marks.get(plan.verdict, "")),
         )
     return table
 
@@ -148,15 +116,18 @@ def _accounting(result: Search) -> list[str]:
     c, took = result.counts, result.seconds
     plans = c.get("plans_aggregated", 0) + c.get("plans_disaggregated", 0)
     lines = [
-        f"{c.get('servers', 0):,} servers, {plans:,} plans of them, {c.get('points', 0):,} loads priced in "
-        f"{seconds(took.get('enumerate', 0) + took.get('price', 0))}; {c.get('plans_simulated', 0)} plans "
-        f"simulated, {c.get('simulations', 0)} runs in {seconds(took.get('simulate', 0))}"
+        f"{plural(c.get('servers', 0), 'server')}, {plural(plans, 'plan')} of them, "
+        f"{plural(c.get('points', 0), 'load')} estimated in "
+        f"{seconds(took.get('enumerate', 0) + took.get('price', 0))}; "
+        f"{plural(c.get('plans_simulated', 0), 'plan')} simulated, {plural(c.get('simulations', 0), 'run')} in "
+        f"{seconds(took.get('simulate', 0))}"
     ]
     if result.origins:
         lines.append(origins_line(result.origins))
     if result.rejections:
         lines.append(
-            "not possible: " + "; ".join(f"{count:,} {reason}" for reason, count in list(result.rejections.items())[:6])
+            "not possible: "
+            + ", ".join(f"{reason} ({count:,})" for reason, count in list(result.rejections.items())[:6])
         )
     return lines
 
@@ -164,30 +135,33 @@ def _accounting(result: Search) -> list[str]:
 # ------------------------------------------------------------------ load over time
 
 
-def day_section(day: Day, share: float) -> list[Any]:
+def day_section(day: Day, share: float) -> list[Part]:
     """The section of a search's result; ``share`` of the requests must keep the limits."""
-    gpus = f"{day.gpus_per_replica} GPU{'s' if day.gpus_per_replica > 1 else ''}"
     least, most = min(window.replicas for window in day.windows), day.peak.replicas
-    need = f"{least} to {most} replicas" if least != most else f"{most} replica{'s' if most > 1 else ''}"
-    parts: list[Any] = [
-        Text(
-            f"Over {duration(day.span_s)} ({day.requests:,} requests in {len(day.windows)} windows of "
-            f"{duration(day.window_s)}), replicas of {day.unit} on {gpus}",
+    need = f"{least} to {most} replicas" if least != most else plural(most, "replica")
+    windows = f"{plural(len(day.windows), 'window')} of {duration(day.window_s)}"
+    parts: list[Part] = [
+        Paragraph(
+            f"Over {duration(day.span_s)} ({plural(day.requests, 'request')} in {windows}), replicas of {day.unit} on "
+            f"{plural(day.gpus_per_replica, 'GPU')}",
             style="bold",
         ),
-        Text(f"  needs {need}, {day.mean_replicas:.2f} in the mean; most {duration(day.peak.start_s)} after the start"),
+        Paragraph(
+            f"  needs {need}, {day.mean_replicas:.2f} in the mean; most {duration(day.peak.start_s)} after the start"
+        ),
         _sparks(day),
+        Paragraph(""),
         _policy_table(day, share),
     ]
     if day.target is not None and any(one.policy == "hpa" for one in day.policies):
         each = f"{day.target:.3g} request{'' if day.target == 1 else 's'}"
         parts.append(
-            Text(
+            Paragraph(
                 f"  A replica takes {seconds(day.startup_s)} to start. The autoscaler aims at {each} of each, "
-                f"running and waiting, and has at most {day.max_replicas} replicas."
+                f"running and waiting, and has at most {plural(day.max_replicas, 'replica')}."
             )
         )
-    return [*parts, *(Text(f"  ! {note}", style="yellow") for note in day.notes)]
+    return [*parts, *(Paragraph(f"  ! {note}", style="yellow") for note in day.notes), Paragraph("")]
 
 
 def duration(value: float) -> str:
@@ -198,25 +172,34 @@ def duration(value: float) -> str:
     return f"{value:.3g} s"
 
 
-def _sparks(day: Day) -> Table:
+def _sparks(day: Day) -> TextTable:
     """Lines of blocks: the load, and what it needs."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2), show_header=False)
+    table = TextTable([Column("", "<"), Column("", "<", elastic=52), Column("", "<")], header=False)
     times = np.array([window.start_s for window in day.windows])
     for label, values, unit in (
         ("load", [window.request_rate for window in day.windows], "requests/s"),
         ("needed", [window.replicas for window in day.windows], "replicas"),
     ):
         top = max(values)
-        table.add_row(label, Text(spark(times, np.array(values, float), top), "cyan"), f"at most {top:,.3g} {unit}")
+        table.add_row(f"  {label}", curve(times, np.array(values, float), top), f"at most {top:,.3g} {unit}")
     return table
 
 
-def _policy_table(day: Day, share: float) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 1))
-    for number, head in enumerate(
-        ("", "GPU-hours", "USD", "share", "good", "worst window", "TTFT p90", "mean", "most")
-    ):
-        table.add_column(head, justify="left" if number == 0 else "right", no_wrap=True)
+def _policy_table(day: Day, share: float) -> TextTable:
+    table = TextTable(
+        [
+            Column("policy", "<", folds=True),
+            Column("GPU-hours"),
+            Column("USD", priority=2),
+            Column("share", priority=4),
+            Column("good"),
+            Column("worst window", priority=1),
+            Column("TTFT p90", priority=3),
+            Column("mean", priority=5, name="mean replicas"),
+            Column("most", priority=5, name="most replicas"),
+        ],
+        elsewhere="--json",
+    )
     first = day.policies[0].gpu_hours
     for one in day.policies:
         good, worst = one.good, min(one.window_good) if one.window_good else None
@@ -235,10 +218,10 @@ def _policy_table(day: Day, share: float) -> Table:
     return table
 
 
-def _share(value: float | None, limit: float) -> Text:
+def _share(value: float | None, limit: float) -> Cell:
     if value is None:
-        return Text("–")
-    return Text(percent(value), "" if value >= limit else "red")
+        return Cell("–")
+    return Cell(percent(value), "" if value >= limit else "red")
 
 
 # ------------------------------------------------------------------ the front

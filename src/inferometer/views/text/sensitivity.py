@@ -4,11 +4,6 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from rich import box
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
-
 from ...base.units import count, seconds, size
 from ...sensitivity.evaluation import METRICS
 from ...sensitivity.findings import binding_text, factor_text, limit_text, with_unit
@@ -22,6 +17,7 @@ from ...sensitivity.sensitivity_report import (
     Solution,
     Target,
 )
+from .document import Cell, Column, Page, Paragraph, Part, TextTable
 from .terminal import header
 
 COLUMNS = {
@@ -34,39 +30,29 @@ COLUMNS = {
 SHOWN = 10  # platforms of a table
 
 
-def sensitivity(report: Sensitivity) -> Group:
+def sensitivity(report: Sensitivity) -> Page:
     """The header, and the tables of whatever the report answers."""
-    parts: list[Any] = [Text(plan_header(report), style="bold")]
+    parts: list[Part] = [Paragraph(plan_header(report), style="bold")]
     if not report.feasible:
-        parts.append(Text(f"✗ does not work: {report.reason}", style="bold red"))
-    parts.append(Text(report.summary))
+        parts.append(Paragraph(f"✗ does not work: {report.reason}", style="bold red"))
+    parts += [Paragraph(report.summary), Paragraph("")]
     if report.figures:
-        parts += [_parameters(report), Text(_ELASTIC, "dim")]
+        parts += [_parameters(report), Paragraph(_ELASTIC, style="dim")]
     if report.targets:
         parts.append(_targets(report))
     parts += [_size(one) for one in report.size]
     if report.compare:
         parts += [_lost(report.compare), _kept(report.compare)]
     if report.usecases:
-        parts += [_served(report.usecases), _demands(report.usecases), Text(_DEMAND, "dim")]
-    parts += [Text(f"! {warning}", style="yellow") for warning in report.warnings]
-    return Group(*parts)
+        parts += [_served(report.usecases), _demands(report.usecases), Paragraph(_DEMAND, style="dim")]
+    parts += [Paragraph(f"! {warning}", style="yellow") for warning in report.warnings]
+    return Page(parts)
 
 
 def plan_header(report: Sensitivity) -> str:
     """Model, machine and workload, as `analyze` says it; use cases have workloads of their own."""
     text = header(cast(Any, report))
     return text.partition(" · batch ")[0] if report.usecases else text
-
-
-def _table(title: str, *columns: str) -> Table:
-    """Left-aligned names, then numbers to the right."""
-    table = Table(
-        box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False, padding=(0, 1, 0, 0)
-    )
-    for number, name in enumerate(columns):
-        table.add_column(name, justify="right" if number else "left", no_wrap=not number)
-    return table
 
 
 # ------------------------------------------------------------------ parameters
@@ -80,11 +66,18 @@ def largest_change(effect: ParameterEffect, fields: Any = COLUMNS) -> float:
     return max(abs(change or 0.0) for change in changes)
 
 
-def _parameters(report: Sensitivity) -> Table:
+def _parameters(report: Sensitivity) -> TextTable:
     fields = [field for field in COLUMNS if getattr(report.metrics, field) is not None]
-    heads = [f"{COLUMNS[field]}\n{_load(report, field)}" for field in fields]
-    table = _table("change in % for 10% more and for 10% less of a figure", "figure", "now", *heads)
-    table.add_row("as it is", "", *(_base(report, field) for field in fields), style="bold", end_section=True)
+    ranks = {"ttft_ms": 0, "tpot_ms": 0, "output_throughput": 2, "cost_per_million_output_tokens": 1}
+    table = TextTable(
+        [
+            Column("figure", "<", folds=True),
+            Column("now", priority=3),
+            *(Column(f"{COLUMNS[f]}\n{_load(report, f)}".rstrip(), priority=ranks.get(f, 4)) for f in fields),
+        ],
+        "change in % for 10% more and for 10% less of a figure",
+    )
+    table.add_row("as it is", "", *(_base(report, field) for field in fields), style="bold", section=True)
     for effect in ranked(report):
         label = f"  {effect.label}" if effect.within == "flops" else effect.label
         cells = [_cell(effect.up.change[field], effect.down.change[field]) for field in fields]
@@ -115,21 +108,22 @@ def _base(report: Sensitivity, field: str) -> str:
     return seconds(value / 1e3) if field.endswith("_ms") else f"${value:.3g}" if "cost" in field else f"{value:,.0f}"
 
 
-def _cell(up: float | None, down: float | None) -> Text:
+def _cell(up: float | None, down: float | None) -> Cell:
     """``−7.2 +8.8``; an exact nothing is a plain 0."""
     if up is None or down is None:
-        return Text("–", "dim")
+        return Cell("–", "dim")
     if not up and not down:
-        return Text("0", "dim")
+        return Cell("0", "dim")
     if max(abs(up), abs(down)) < 0.0005:
-        return Text("<0.05", "dim")
+        return Cell("<0.05", "dim")
     text = "  ".join(f"{'−' if x < 0 else '+' if x else ''}{abs(x) * 100:.1f}" for x in (up, down))
-    return Text(text, "bold" if max(abs(up), abs(down)) >= 0.01 else "")
+    return Cell(text, "bold" if max(abs(up), abs(down)) >= 0.01 else "")
 
 
-def _targets(report: Sensitivity) -> Table:
+def _targets(report: Sensitivity) -> TextTable:
     heads = (limit_text(metric, target.limit) for metric, target in report.targets.items())
-    table = _table("each figure alone", "figure", "now", *heads)
+    columns = [Column("figure", "<", folds=True), Column("now", priority=1)]
+    table = TextTable([*columns, *(Column(head, folds=True) for head in heads)], "each figure alone")
     for key, effect in report.figures.items():
         cells = [_solution(target.figures[key], effect, target) for target in report.targets.values()]
         if effect.used:
@@ -137,33 +131,35 @@ def _targets(report: Sensitivity) -> Table:
     return table
 
 
-def _solution(one: Solution, effect: ParameterEffect, target: Target) -> Text:
+def _solution(one: Solution, effect: ParameterEffect, target: Target) -> Cell:
     value = f"{with_unit(one.value, effect.unit)} " if one.value is not None else ""
     if one.status == "never":
         unit = next(m.unit for m in METRICS.values() if m.field == target.metric)
-        return Text(f"cannot: {one.best:.4g} {unit} at best" if one.best is not None else "cannot", "dim")
+        return Cell(f"cannot: {one.best:.4g} {unit} at best" if one.best is not None else "cannot", "dim")
     if one.factor is None:
-        return Text("holds at any value", "green")
+        return Cell("holds at any value", "green")
     text = f"{value}{factor_text(one.factor)}"
-    return Text(f"holds to {text}", "green") if one.status == "holds" else Text(text, "bold")
+    return Cell(f"holds to {text}", "green") if one.status == "holds" else Cell(text, "bold")
 
 
 # ------------------------------------------------------------------ platforms
 
 
-def _size(one: Size) -> Table:
-    table = _table(
+def _size(one: Size) -> TextTable:
+    table = TextTable(
+        [
+            Column("GPUs"),
+            Column("layout", "<"),
+            Column("memory", priority=3),
+            Column("TTFT", priority=1),
+            Column("TPOT", priority=1),
+            Column("tokens/s", priority=2),
+            Column("$/h", priority=2),
+            Column("what it lacks", "<", folds=True),
+        ],
         f"{one.gpu}: up to the smallest that does",
-        "GPUs",
-        "layout",
-        "memory",
-        "TTFT",
-        "TPOT",
-        "tokens/s",
-        "$/h",
-        "what it lacks",
+        elsewhere="--json",
     )
-    table.columns[-1].justify = "left"
     legal = [platform for platform in one.tried if platform.binding != "layout"] or one.tried
     for platform in legal[-SHOWN:]:
         table.add_row(*_platform_cells(platform), style="bold green" if platform.works else "")
@@ -198,9 +194,22 @@ _DEMAND = (
 )
 
 
-def _lost(rows: list[ComparisonRow]) -> Table:
-    table = _table("if the machine stays as it is", "model", "size", "TTFT", "", "TPOT", "", "tokens/s", "", "fits")
-    table.columns[-1].justify = "left"
+def _lost(rows: list[ComparisonRow]) -> TextTable:
+    figures = {"TTFT": 0, "TPOT": 0, "tokens/s": 2}
+    table = TextTable(
+        [
+            Column("model", "<", folds=True),
+            Column("size", priority=3),
+            *(
+                column
+                for name, rank in figures.items()
+                for column in (Column(name, priority=rank), Column("", priority=rank + 1, name=f"factor of {name}"))
+            ),
+            Column("fits", "<", folds=True, priority=1),
+        ],
+        "if the machine stays as it is",
+        elsewhere="--json",
+    )
     first = rows[0]
     for row in rows:
         cells = []
@@ -214,18 +223,14 @@ def _lost(rows: list[ComparisonRow]) -> Table:
     return table
 
 
-def _kept(rows: list[ComparisonRow]) -> Table:
+def _kept(rows: list[ComparisonRow]) -> TextTable:
     aims = " and ".join(limit_text(metric, value) for metric, value in rows[0].limits.items())
-    table = _table(
+    ranks = {"FLOP/s": 0, "bandwidth": 0, "memory": 1, "or: FLOP/s alone": 3, "bandwidth alone": 3, "all speeds": 4}
+    columns = [Column(name, priority=rank) for name, rank in ranks.items()]
+    table = TextTable(
+        [Column("model", "<", folds=True), *columns, Column("or: GPUs", priority=2)],
         f"to keep {aims}",
-        "model",
-        "FLOP/s",
-        "bandwidth",
-        "memory",
-        "or: FLOP/s alone",
-        "bandwidth alone",
-        "all speeds",
-        "or: GPUs",
+        elsewhere="--json",
     )
     for row in rows[1:]:
         d = row.demand
@@ -253,20 +258,23 @@ def _alone(solutions: dict[str, Solution]) -> str:
     return factor_text(max((one.factor or 0.0 for one in solutions.values()), default=None))
 
 
-def _served(rows: list[ComparisonRow]) -> Table:
-    table = _table(
+def _served(rows: list[ComparisonRow]) -> TextTable:
+    table = TextTable(
+        [
+            Column("use case", "<", folds=True),
+            Column("in", priority=4),
+            Column("out", priority=4),
+            Column("batch", priority=4),
+            Column("TTFT", priority=1),
+            Column("limit", priority=2, name="limit of TTFT"),
+            Column("TPOT", priority=1),
+            Column("limit", priority=2, name="limit of TPOT"),
+            Column("memory", priority=3),
+            Column("met", "^"),
+            Column("needs GPUs", priority=1),
+        ],
         "how this machine serves them",
-        "use case",
-        "in",
-        "out",
-        "batch",
-        "TTFT",
-        "limit",
-        "TPOT",
-        "limit",
-        "memory",
-        "met",
-        "needs GPUs",
+        elsewhere="--json",
     )
     for row in rows:
         w = row.workload
@@ -279,15 +287,26 @@ def _served(rows: list[ComparisonRow]) -> Table:
             batch,
             *map(_ms, waits),
             f"{row.demand.memory * 100:.0f}%",
-            Text("✓", "green") if row.meets else Text("✗", "red"),
+            Cell("✓", "green", ascii="yes") if row.meets else Cell("✗", "red", ascii="no"),
             _platform(row),
         )
     return table
 
 
-def _demands(rows: list[ComparisonRow]) -> Table:
-    table = _table("what they ask of it", "use case", "FLOP/s", "", "bandwidth", "", "memory", "", "binds")
-    table.columns[-1].justify = "left"
+def _demands(rows: list[ComparisonRow]) -> TextTable:
+    table = TextTable(
+        [
+            Column("use case", "<", folds=True),
+            *(
+                column
+                for name, rank in {"FLOP/s": 1, "bandwidth": 1, "memory": 3}.items()
+                for column in (Column(name, priority=rank), Column("", priority=rank + 1, name=f"factor of {name}"))
+            ),
+            Column("binds", "<"),
+        ],
+        "what they ask of it",
+        elsewhere="--json",
+    )
     for row in rows:
         d = row.demand
         table.add_row(

@@ -6,59 +6,49 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from rich import box
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
 
-from ...base.units import milliseconds, percent, seconds
+from ...base.units import milliseconds, percent, plural, seconds
+from .document import Cell, Column, Draw, Page, Paragraph, Part, TextTable
 
-NAMES = {
-    "ttft": "time to first token",
-    "tpot": "time per output token",
-    "itl": "between two tokens",
-    "e2el": "end to end",
-}
-STATISTICS = ("mean", "median", "p90", "p99", "std")
+NAMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2E"}
+STATISTICS = {"mean": 0, "median": 2, "p90": 1, "p99": 3, "std": 4}  # and which are left out first
 SHADES = "▁▂▃▄▅▆▇█"
 WIDTH = 52
 
 
-def run(result: Mapping[str, Any], series: Mapping[str, np.ndarray] | None = None) -> Group:
+def run(result: Mapping[str, Any], series: Mapping[str, np.ndarray] | None = None) -> Page:
     """The result of a simulation or a benchmark, from its JSON; ``series`` are the engine's columns over time."""
-    parts: list[Any] = [Text(header(result), style="bold")]
+    parts: list[Part] = [Paragraph(header(result), style="bold")]
     if result.get("reason"):
-        parts.append(Text(f"✗ does not work: {result['reason']}", style="bold red"))
+        parts.append(Paragraph(f"✗ does not work: {result['reason']}", style="bold red"))
     else:
-        parts += [latency_table(result), Text(""), *_rates(result), *_over_time(series or {}), *_rejections(result)]
-    parts += [Text(f"! {warning}", style="yellow") for warning in result.get("warnings", ())]
-    return Group(*parts)
+        parts += [latency_table(result), *_rates(result), *_over_time(series or {}), *_rejections(result)]
+    parts += [Paragraph(f"! {warning}", style="yellow") for warning in result.get("warnings", ())]
+    return Page(parts)
 
 
-def capacity(result: Mapping[str, Any]) -> Group:
+def capacity(result: Mapping[str, Any]) -> Page:
     """The highest rate that holds, the rates that were tried, and the latencies at the highest."""
     limits = ", ".join(f"{key} ≤ {value:g} ms" for key, value in result["goodput"].items())
     promise = f"{percent(result['share'])} of the requests keep {limits}"
     rate = result["request_rate"]
     if result.get("interrupted"):
         held = f"{rate:,.2f} requests/s held" if rate else "no rate held"
-        verdict = Text(f"interrupted: so far {held} ({promise})", style="bold yellow")
+        verdict = Paragraph(f"interrupted: so far {held} ({promise})", style="bold yellow")
     elif rate:
         half = percent((result["request_rate_high"] - result["request_rate_low"]) / 2 / rate)
-        verdict = Text(f"{rate:,.2f} ± {half} requests/s is the highest rate at which {promise}", style="bold green")
-    else:
-        verdict = Text(f"✗ at no rate do so many keep the limits: {promise}", style="bold red")
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in ("requests/s", "good", ""):
-        table.add_column(column, justify="right" if column else "left")
-    for tried in result["tried"]:
-        mark = "✓" if tried["holds"] else "✗"
-        table.add_row(
-            f"{tried['request_rate']:,.3f}", percent(tried["good"]), Text(mark, "green" if tried["holds"] else "red")
+        verdict = Paragraph(
+            f"{rate:,.2f} ± {half} requests/s is the highest rate at which {promise}", style="bold green"
         )
-    parts: list[Any] = [Text(header(result), style="bold"), verdict, table]
+    else:
+        verdict = Paragraph(f"✗ at no rate do so many keep the limits: {promise}", style="bold red")
+    table = TextTable([Column("requests/s"), Column("good"), Column("", "<", name="holds")])
+    for tried in result["tried"]:
+        mark = Cell("✓", "green", ascii="yes") if tried["holds"] else Cell("✗", "red", ascii="no")
+        table.add_row(f"{tried['request_rate']:,.3f}", percent(tried["good"]), mark)
+    parts: list[Part] = [Paragraph(header(result), style="bold"), verdict, table]
     parts += [latency_table(result)] if rate and not result.get("interrupted") else []
-    return Group(*parts, *(Text(f"! {warning}", style="yellow") for warning in result.get("warnings", ())))
+    return Page([*parts, *(Paragraph(f"! {warning}", style="yellow") for warning in result.get("warnings", ()))])
 
 
 def header(result: Mapping[str, Any]) -> str:
@@ -66,30 +56,27 @@ def header(result: Mapping[str, Any]) -> str:
     keys = ("model", "quantization", "machine", "engine", "base_url")
     versions = {"engine": f" {result['engine_version']}"} if result.get("engine_version") else {}
     pieces = [f"{result[key]}{versions.get(key, '')}" for key in keys if result.get(key)]
-    count = result["num_prompts"]
-    return " · ".join([*pieces, f"{count:,} request{'s' if count != 1 else ''}", str(result["traffic"])])
+    return " · ".join([*pieces, plural(result["num_prompts"], "request"), str(result["traffic"])])
 
 
-def latency_table(result: Mapping[str, Any]) -> Table:
+def latency_table(result: Mapping[str, Any]) -> TextTable:
     """Mean, median, percentiles and spread of the four latencies."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("")
-    for word in STATISTICS:
-        table.add_column(word, justify="right", style="bold" if word == "mean" else "")
+    columns = [Column(word, priority=rank, style="bold" if word == "mean" else "") for word, rank in STATISTICS.items()]
+    table = TextTable([Column("", "<", name="latency"), *columns], elsewhere="--json")
     for key, name in NAMES.items():
         table.add_row(name, *(milliseconds(result[f"{word}_{key}_ms"]) for word in STATISTICS))
     return table
 
 
-def _rates(result: Mapping[str, Any]) -> list[Text]:
+def _rates(result: Mapping[str, Any]) -> list[Part]:
     def rate(key: str, digits: int) -> str:
         return "–" if result[key] is None else f"{result[key]:,.{digits}f}"
 
     lines = [
-        f"{result['completed']:,} requests done in {seconds(result['duration'])}, at most "
+        f"{plural(result['completed'], 'request')} done in {seconds(result['duration'])}, at most "
         f"{result['max_concurrent_requests']:,} at once",
         f"{rate('request_throughput', 2)} requests/s, {rate('output_throughput', 0)} output tokens/s, "
-        f"{rate('total_token_throughput', 0)} tokens/s with the prompts'",
+        f"{rate('total_token_throughput', 0)} tokens/s with prompts",
     ]
     if result.get("failed"):
         lines.append(f"{result['failed']:,} did not end")
@@ -103,33 +90,36 @@ def _rates(result: Mapping[str, Any]) -> list[Text]:
     if result.get("prefix_cache_hit_rate"):
         cache.append(f"{percent(result['prefix_cache_hit_rate'])} of the prompts' tokens came from the prefix cache")
     if result.get("preemptions"):
-        cache.append(f"{result['preemptions']:,} preemptions")
-    return [Text(line) for line in [*lines, *([", ".join(cache)] if cache else [])]]
+        cache.append(plural(result["preemptions"], "preemption"))
+    return [Paragraph(line) for line in [*lines, *([", ".join(cache)] if cache else [])]]
 
 
 def _autoscaled(use: Mapping[str, Any]) -> str:
     """``autoscaled: 1 to 5 replicas, 2.31 in the mean: 18.4 GPU-hours, $66``"""
     cost = "" if use["cost"] is None else f", ${use['cost']:,.2f}"
     least, most = min(use["replicas"]), use["peak_replicas"]
-    return (
-        f"autoscaled: {least} to {most} replicas, {use['mean_replicas']:.2f} in the mean: "
-        f"{use['gpu_hours']:,.2f} GPU-hours{cost}"
-    )
+    replicas = f"{least} to {most} replicas" if least != most else plural(most, "replica")
+    return f"autoscaled: {replicas}, {use['mean_replicas']:.2f} in the mean: {use['gpu_hours']:,.2f} GPU-hours{cost}"
 
 
-def _over_time(series: Mapping[str, np.ndarray]) -> list[Any]:
+def _over_time(series: Mapping[str, np.ndarray]) -> list[Part]:
     """Lines of blocks: how full the engine was from the beginning to the end."""
     labels = {"running": "running", "waiting": "waiting", "kv_used": "KV cache", "busy": "busy"}
     kept = {label: series[key] for key, label in labels.items() if key in series and len(series[key]) > 1}
     if not kept or "time_s" not in series:
         return []
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    table = TextTable([Column("", "<"), Column("", "<", elastic=WIDTH), Column("", "<")], header=False)
     for label, values in kept.items():
         shares = label in ("KV cache", "busy")
         top = float(np.nanmax(values))
         most = percent(top) if shares else f"{top:,.0f}"
-        table.add_row(label, Text(spark(series["time_s"], values, 1.0 if shares else top), "cyan"), f"at most {most}")
-    return [Text(""), table]
+        table.add_row(label, curve(series["time_s"], values, 1.0 if shares else top), f"at most {most}")
+    return [Paragraph(""), table]
+
+
+def curve(times: np.ndarray, values: np.ndarray, top: float) -> Draw:
+    """A line of blocks as wide as the screen has room for: ``curve(series["time_s"], series["running"], 8.0)(40)``"""
+    return lambda width: [Cell(spark(times, values, top, width), "cyan")]
 
 
 def spark(times: np.ndarray, values: np.ndarray, top: float, width: int = WIDTH) -> str:
@@ -144,10 +134,10 @@ def spark(times: np.ndarray, values: np.ndarray, top: float, width: int = WIDTH)
     return "".join(" " if level == 0 else SHADES[level - 1] for level in levels)
 
 
-def _rejections(result: Mapping[str, Any]) -> list[Text]:
+def _rejections(result: Mapping[str, Any]) -> list[Part]:
     """The reasons, with how often each was given."""
     reasons: Mapping[str, int] = result.get("rejection_reasons", {})
     return [
-        Text(f"✗ {count:,} rejected{', such as' if count > 1 else ''}: {reason}", style="red")
+        Paragraph(f"✗ {count:,} rejected{', such as' if count > 1 else ''}: {reason}", style="red")
         for reason, count in reasons.items()
     ]

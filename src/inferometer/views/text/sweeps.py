@@ -6,14 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from rich import box
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
-
-from ...base.units import milliseconds, percent, seconds, si, size
+from ...base.units import milliseconds, percent, plural, seconds, si, size
 from ...sweep.grid import Grid
 from ...sweep.sweep import WORKLOAD_AXES, Digest, spread
+from .document import Column, Page, Paragraph, Part, TextTable
 
 SHORT = {
     "tensor_parallel_size": "tp",
@@ -38,10 +34,10 @@ REASONS = 4  # lines about why points cannot be used
 def counted(digest: Digest, took: float) -> str:
     """``1,584 points, 1,203 feasible (75.9%), in 0.41 s``"""
     share = f" ({percent(digest.feasible / digest.points)})" if digest.feasible < digest.points else ""
-    return f"{digest.points:,} points, {digest.feasible:,} feasible{share}, in {seconds(took)}"
+    return f"{plural(digest.points, 'point')}, {digest.feasible:,} feasible{share}, in {seconds(took)}"
 
 
-def summary(grid: Grid, digest: Digest, took: float) -> Group:
+def summary(grid: Grid, digest: Digest, took: float) -> Page:
     """The result of a sweep, short enough for a screen."""
     fixed = [
         str(values[0]) if name in ("model", "gpu") else f"{short(name)} {values[0]}"
@@ -49,16 +45,18 @@ def summary(grid: Grid, digest: Digest, took: float) -> Group:
         if len(values) == 1
     ]
     axes = [f"{len(values):,} {short(name)}" for name, values in grid.axes.items() if len(values) > 1]
-    parts: list[Any] = [Text(" · ".join([*fixed, " × ".join(axes)]).strip(" ·"), style="bold")]
-    parts.append(Text(counted(digest, took)))
+    parts: list[Part] = [Paragraph(" · ".join([*fixed, " × ".join(axes)]).strip(" ·"), style="bold")]
+    parts.append(Paragraph(counted(digest, took)))
     rows = digest.table()
     if rows:
-        parts += [Text(""), Text(_caption(grid, digest, len(rows))), best_points(grid, rows)]
+        parts += [Paragraph(""), Paragraph(_caption(grid, digest, len(rows))), best_points(grid, rows)]
     kinds = reasons(digest.reasons)
-    parts += [Text(f"✗ {line}", style="dim" if rows else "red") for line in kinds[:REASONS]]
+    parts += [Paragraph(f"✗ {line}", style="dim" if rows else "red") for line in kinds[:REASONS]]
     if len(kinds) > REASONS:
-        parts.append(Text(f"  and {len(kinds) - REASONS} more reasons", style="dim"))
-    return Group(*parts, *(Text(f"! {warning}", style="yellow") for warning in spread(list(grid.warnings), REASONS)))
+        parts.append(Paragraph(f"  and {len(kinds) - REASONS} more reasons", style="dim"))
+    return Page(
+        [*parts, *(Paragraph(f"! {warning}", style="yellow") for warning in spread(list(grid.warnings), REASONS))]
+    )
 
 
 def short(name: str) -> str:
@@ -72,7 +70,10 @@ def reasons(counts: Mapping[str, int]) -> list[str]:
     for reason, number in counts.items():
         alike.setdefault(re.sub(r"\d[\d,.]*", "", reason), {})[reason] = number
     most = sorted(alike.values(), key=lambda kind: -sum(kind.values()))
-    return [f"{sum(kind.values()):,} points{', such as' if len(kind) > 1 else ''}: {next(iter(kind))}" for kind in most]
+    return [
+        f"{plural(sum(kind.values()), 'point')}{', such as' if len(kind) > 1 else ''}: {next(iter(kind))}"
+        for kind in most
+    ]
 
 
 def _caption(grid: Grid, digest: Digest, rows: int) -> str:
@@ -87,14 +88,16 @@ def _caption(grid: Grid, digest: Digest, rows: int) -> str:
     return f"{some}, each with the plan that gets most out of a GPU"
 
 
-def best_points(grid: Grid, rows: list[dict[str, Any]]) -> Table:
+def best_points(grid: Grid, rows: list[dict[str, Any]]) -> TextTable:
     """Rows with the axes that vary, and the figures that people ask for."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     axes = [name for name, values in grid.axes.items() if len(values) > 1]
-    for name in axes:
-        table.add_column(short(name), justify="left" if isinstance(rows[0][name], str) else "right", no_wrap=True)
-    for title in ("TTFT", "TPOT", "tok/s/user", "tok/s/GPU", "$/M out", "memory"):
-        table.add_column(title, justify="right", no_wrap=True)
+    figures = {"TTFT": 2, "TPOT": 1, "tok/s/user": 4, "tok/s/GPU": 0, "$/M out": 3, "memory": 5}
+    table = TextTable(
+        [
+            *(Column(short(name), "<" if isinstance(rows[0][name], str) else ">") for name in axes),
+            *(Column(title, priority=rank) for title, rank in figures.items()),
+        ]
+    )
     for row in rows:
         table.add_row(
             *(_cell(row[name]) for name in axes),
@@ -109,7 +112,9 @@ def best_points(grid: Grid, rows: list[dict[str, Any]]) -> Table:
 
 
 def _cell(value: Any) -> str:
-    return "–" if value is None else f"{value:,}" if isinstance(value, int) and value is not True else str(value)
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "–" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _number(value: float | None) -> str:

@@ -2,53 +2,80 @@
 
 from __future__ import annotations
 
-import shutil
+import os
 import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
-
-from rich import box
-from rich.console import Console, Group
-from rich.markup import escape
-from rich.table import Table
-from rich.text import Text
 
 from ...base.units import count, milliseconds, percent, seconds, si, size
 from ...costs.kernels import ORIGINS
 from ...inference.explain import Explanation
 from ...inference.report import Memory, OpRow, Phase, Report
+from .document import Cell, Column, Page, Paragraph, Part, Spans, TextTable
 
 QUIET = ("host", "wait", "draft")  # rows without work of their own
 BOUND_WORD = {"communication": "link"}
 BOUND_STYLE = {"memory": "cyan", "compute": "yellow", "communication": "magenta", "host": "red"}
 
 
-def console(stderr: bool = False) -> Console:
-    """A console as wide as the terminal; wide enough for the tables where there is none."""
-    width = None if sys.stdout.isatty() else max(110, shutil.get_terminal_size((110, 40)).columns)
-    return Console(stderr=stderr, width=width, highlight=False, soft_wrap=False)
+def screen_width() -> int | None:
+    """Columns of the terminal, or as many as COLUMNS says; None where there is neither: lines are not wrapped."""
+    wanted = os.environ.get("COLUMNS", "")
+    if wanted.isdecimal() and int(wanted) > 0:
+        return int(wanted)
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns or 80
+    except (AttributeError, OSError, ValueError):  # a pipe, a file, or nothing at all
+        return None
 
 
-def analysis(report: Report, every: bool = False) -> Group:
+def has_color() -> bool:
+    """Whether the output is a terminal with colours, and its owner wants them (no-color.org)."""
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return False
+    return bool(os.environ.get("FORCE_COLOR")) or (sys.stdout is not None and sys.stdout.isatty())
+
+
+def analysis(report: Report, every: bool = False) -> Page:
     """Header, what limits, metrics beside the bound, memory, operators."""
-    parts: list[Any] = [Text(header(report), style="bold")]
+    parts: list[Part] = [Paragraph(header(report), style="bold")]
     if not report.feasible:
-        parts.append(Text(f"✗ does not work: {report.reason}", style="bold red"))
+        parts.append(Paragraph(f"✗ does not work: {report.reason}", style="bold red"))
     if report.plan["placement"]:
         layout = " · ".join(f"{axis} {place}" for axis, place in report.plan["placement"].items())
-        parts.append(Text(f"layout: {layout}", style="dim"))
+        parts.append(Paragraph(f"layout: {layout}", style="dim"))
     if report.engine["defaults"]:
-        parts.append(Text(engine_defaults(report.engine), style="dim"))
-    parts += [Text(report.summary), Text(""), _metrics(report)]
+        parts.append(Paragraph(engine_defaults(report.engine), style="dim"))
+    parts += [Paragraph(report.summary), Paragraph(""), _metrics(report)]
     if report.turns:
         parts.append(_turns(report))
-    parts += [Text(""), _memory(report.memory)]
+    parts += [*_memory(report.memory), Paragraph("")]
     parts += [_operators(name, phase, report, every) for name, phase in report.phases.items()]
-    origins = {op.origin for phase in report.phases.values() for op in phase.ops if op.seconds > 0}
-    parts.append(
-        Text("origin of each efficiency: " + "  ".join(f"{ORIGINS[o]} {o}" for o in ORIGINS if o in origins), "dim")
-    )
-    parts += [Text(f"! {warning}", style="yellow") for warning in report.warnings]
-    return Group(*parts)
+    parts += legend((op for phase in report.phases.values() for op in phase.ops), report.engine.get("kernels_of", []))
+    parts += [Paragraph(f"! {warning}", style="yellow") for warning in report.warnings]
+    return Page(parts)
+
+
+def legend(ops: Iterable[Any], lenders: list[str]) -> list[Part]:
+    """What the marks of the operators mean, and whose kernels a device without measurements borrows."""
+    origins = {op.origin for op in ops if op.seconds > 0}
+    of = f" to kernels of the {' and '.join(name.upper() for name in lenders)}" if lenders else ""
+    texts = {
+        "measured": "measured at this shape",
+        "fitted": f"fitted{of}",
+        "assumed": "assumed",
+        "given": "given by --efficiency",
+        "ideal": "the roofline itself",
+    }
+    marks = " · ".join(f"{ORIGINS[o]} {texts[o]}" for o in ORIGINS if o in origins)
+    return [Paragraph(f"origin of each efficiency: {marks}", style="dim")] if marks else []
+
+
+def origin_mark(origin: str) -> Cell:
+    """``●``, in ASCII ``measured``"""
+    return Cell(ORIGINS.get(origin, "?"), ascii=origin)
 
 
 def header(report: Report) -> str:
@@ -88,31 +115,24 @@ def engine_defaults(engine: dict[str, Any]) -> str:
     return "by default: " + " · ".join(texts) + (f" · host: {engine['host']}" if engine["host"] else "")
 
 
-def _metrics(report: Report) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2))
-    for name in ("", "predicted", "bound", "of bound", "", ""):
-        table.add_column(name, justify="right" if name else "left", style="bold" if name == "predicted" else "")
+def _metrics(report: Report) -> TextTable:
+    columns = [Column("", "<", name="metric"), Column("predicted", style="bold"), Column("bound", priority=1)]
+    table = TextTable([*columns, Column("of bound", priority=2)], elsewhere="--json")
     m, b = report.metrics, report.roofline
-    first = (
-        "time to first token" if m.tpot_ms is not None or report.model.family != "dit" else "time per denoising step"
-    )
-    left = [
-        (first, milliseconds(m.ttft_ms), milliseconds(b.ttft_ms), _ratio(b.ttft_ms, m.ttft_ms)),
-        ("time per output token", milliseconds(m.tpot_ms), milliseconds(b.tpot_ms), _ratio(b.tpot_ms, m.tpot_ms)),
-        ("end to end", milliseconds(m.e2el_ms), "", ""),
-        ("", "", "", ""),
-    ]
-    right = [
-        ("prompt tokens/s", _rate(m.prefill_throughput)),
-        ("output tokens/s", _rate(m.output_throughput)),
-        (
-            "$ per million output tokens",
-            f"{m.cost_per_million_output_tokens:.3g}" if m.cost_per_million_output_tokens else "–",
-        ),
-        ("joules per output token", f"{m.joules_per_output_token:.3g}" if m.joules_per_output_token else "–"),
-    ]
-    for a, c in zip(left, right, strict=True):
-        table.add_row(*a, *c)
+    denoises = m.tpot_ms is None and report.model.family == "dit"
+    for name, value, bound in (
+        ("time per denoising step" if denoises else "time to first token (TTFT)", m.ttft_ms, b.ttft_ms),
+        ("time per output token (TPOT)", m.tpot_ms, b.tpot_ms),
+    ):
+        table.add_row(name, milliseconds(value), milliseconds(bound), _ratio(bound, value))
+    table.add_row("end to end (E2E)", milliseconds(m.e2el_ms))
+    table.add_row("prompt tokens/s", _rate(m.prefill_throughput))
+    table.add_row("output tokens/s", _rate(m.output_throughput))
+    for name, amount in (
+        ("$ per million output tokens", m.cost_per_million_output_tokens),
+        ("joules per output token", m.joules_per_output_token),
+    ):
+        table.add_row(name, f"{amount:.3g}" if amount else "–")
     return table
 
 
@@ -124,10 +144,9 @@ def _ratio(bound: float | None, value: float | None) -> str:
     return percent(bound / value) if bound and value else ""
 
 
-def _turns(report: Report) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, title="turns", title_justify="left", pad_edge=False)
-    for name in ("turn", "context before", "in", "out", "TTFT", "TPOT", "total"):
-        table.add_column(name, justify="right")
+def _turns(report: Report) -> TextTable:
+    ranks = {"turn": 0, "context before": 3, "in": 2, "out": 2, "TTFT": 0, "TPOT": 0, "total": 1}
+    table = TextTable([Column(name, priority=rank) for name, rank in ranks.items()], "turns", elsewhere="--json")
     for number, t in enumerate(report.turns, start=1):
         table.add_row(
             str(number),
@@ -141,7 +160,7 @@ def _turns(report: Report) -> Table:
     return table
 
 
-def _memory(m: Memory, width: int = 60) -> Group:
+def _memory(m: Memory) -> list[Part]:
     """A bar against capacity, with the limit the engine may use."""
     pieces = [
         ("weights", m.weights_bytes, "█", "blue"),
@@ -149,30 +168,37 @@ def _memory(m: Memory, width: int = 60) -> Group:
         ("activations", m.activation_bytes, "▒", "yellow"),
         ("overhead", m.overhead_bytes, "░", "magenta"),
     ]
-    scale = max(m.capacity_bytes, m.total_bytes)
-    bar, used = Text("memory  ▕"), 0
-    for _, amount, mark, colour in pieces:
-        cells = max(1, round(amount / scale * width)) if amount else 0
-        cells = max(0, min(cells, width - used))
-        bar.append(mark * cells, colour)
-        used += cells
-    limit = min(width - 1, round(m.usable_bytes / scale * width))
-    rest = [" "] * (width - used)
-    if used <= limit < width:
-        rest[limit - used] = "┊"
-    bar.append("".join(rest) + "▏ ")
-    bar.append(
-        f"{size(m.total_bytes)} of {size(m.usable_bytes)} usable, {size(m.capacity_bytes)} in all",
-        "red bold" if m.total_bytes > m.usable_bytes else "bold",
-    )
-    legend = Text("         ")
-    for name, amount, mark, colour in pieces:
-        legend.append(f"{mark} ", colour)
-        legend.append(f"{name} {size(amount)}  ")
     tokens = f" · room for {m.max_total_tokens:,} tokens of KV cache" if m.max_total_tokens else ""
     per = f" · {kv_per_token(m)}" if m.kv_bytes_per_token else ""
-    most = f"         max batch {m.max_batch_size:,} at these lengths"
-    return Group(bar, legend, Text(most + tokens + per))
+    most = f"max batch {m.max_batch_size:,} at these lengths"
+    return [
+        *memory_bar(pieces, m.total_bytes, m.usable_bytes, m.capacity_bytes),
+        Paragraph(f"        {most}{tokens}{per}"),
+    ]
+
+
+def memory_bar(pieces: list[tuple[str, float, str, str]], total: float, usable: float, capacity: float) -> list[Part]:
+    """Amounts by name, mark and colour, as a bar against the capacity and as a line."""
+    scale = max(capacity, total)
+
+    def draw(width: int) -> Spans:
+        room, used, bar = width - 2, 0, [Cell("▕")]
+        for _, amount, mark, colour in pieces:
+            cells = min(max(1, round(amount / scale * room)) if amount else 0, room - used)
+            bar.append(Cell(mark * cells, colour))
+            used += cells
+        rest, limit = [" "] * (room - used), min(room - 1, round(usable / scale * room))
+        if used <= limit:
+            rest[limit - used] = "┊"
+        return [*bar, Cell("".join(rest) + "▏")]
+
+    amounts = f"{size(total)} of {size(usable)} usable, {size(capacity)} in all"
+    bar = TextTable([Column("", "<"), Column("", "<", elastic=62), Column("", "<", folds=True)], header=False)
+    bar.add_row("memory", draw, Cell(amounts, "red bold" if total > usable else "bold"))
+    texts: list[str | Cell] = ["        "]
+    for name, amount, mark, colour in pieces:
+        texts += [Cell(f"{mark}\u00a0", colour, ascii=""), f"{name} {size(amount)}".replace(" ", "\u00a0") + "  "]
+    return [bar, Paragraph(*texts)]
 
 
 def kv_per_token(m: Memory) -> str:
@@ -185,73 +211,78 @@ def kv_per_token(m: Memory) -> str:
     return f"{size(short)} per token"
 
 
-def _operators(name: str, phase: Phase, report: Report, every: bool) -> Table:
+def _operators(name: str, phase: Phase, report: Report, every: bool) -> TextTable:
     steps = f" in {phase.steps:,.0f} steps" if phase.steps > 1 else ""
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        title=f"{name}: {seconds(phase.seconds)}{steps}",
-        title_justify="left",
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-        title_style="bold",
+    table = TextTable(
+        [
+            Column("operator", "<", folds=True),
+            Column("calls", priority=3),
+            Column("time"),
+            Column("share"),
+            Column("bound", "<", priority=1),
+            Column("achieved / peak", priority=4),
+            Column("eff.", priority=2),
+            Column("", "^", priority=2, name="origin"),
+            Column("shape", "<", priority=5),
+        ],
+        f"{name}: {seconds(phase.seconds)}{steps}",
     )
-    longest = max((len(op.name) for op in phase.ops), default=8)
-    for column, justify, width in (
-        ("operator", "left", min(28, longest)),
-        ("calls", "right", 5),
-        ("time", "right", 7),
-        ("share", "right", 5),
-        ("bound", "left", 7),
-        ("achieved / peak", "right", 17),
-        ("eff.", "right", 5),
-        ("", "center", 1),
-        ("shape", "left", None),
-    ):
-        table.add_column(column, justify=justify, no_wrap=True, min_width=width)  # type: ignore[arg-type]
     shown = [op for op in phase.ops if every or (op.seconds > 0 and op.share >= 0.0005)]
+    labels = unique_labels(phase.ops)
     blocks = list(dict.fromkeys(op.block for op in shown))
     here = ""
     for op in shown:
         if len(blocks) > 4 and op.block != here:  # more than embedding, one kind of layer, head and engine
             here = op.block
             took = sum(o.seconds for o in phase.ops if o.block == here)
-            table.add_row(Text(here, "dim italic"), "", Text(seconds(took), "dim italic"))
+            table.add_row(here, "", seconds(took), style="dim italic")
         table.add_row(
-            escape(op.name),
+            labels[id(op)],
             f"{op.count:,.0f}",
             seconds(op.seconds),
             percent(op.share),
-            Text(BOUND_WORD.get(op.bound, op.bound), BOUND_STYLE.get(op.bound, "")),
+            Cell(BOUND_WORD.get(op.bound, op.bound), BOUND_STYLE.get(op.bound, "")),
             _achieved(op, report),
             percent(op.efficiency) if op.bound not in QUIET else "",
-            ORIGINS.get(op.origin, "?"),
+            origin_mark(op.origin),
             _shape(op),
         )
         if op.kind == "wait":
             _other_stages(table, phase, every)
-    hidden = [op for op in phase.ops if op not in shown and op.seconds > 0]
-    if hidden:
-        table.add_row(
-            f"{len(hidden)} more",
-            "",
-            seconds(sum(op.seconds for op in hidden)),
-            percent(sum(op.share for op in hidden)),
-        )
+    add_hidden_row(table, phase.ops, shown)
     return table
 
 
-def _other_stages(table: Table, phase: Phase, every: bool) -> None:
+def unique_labels(ops: Sequence[Any]) -> dict[int, str]:
+    """Names by operator (its id); of those that come twice, with what they follow: ``all_reduce after o_proj``"""
+    times = Counter(op.name for op in ops)
+    before = {id(op): last.name for last, op in pairwise(ops)}
+    return {
+        id(op): f"{op.name} after {before[id(op)]}" if times[op.name] > 1 and id(op) in before else op.name
+        for op in ops
+    }
+
+
+def add_hidden_row(table: TextTable, ops: Sequence[Any], shown: Sequence[Any]) -> None:
+    """The last row: how many operators are not shown, and what they take together."""
+    hidden = [op for op in ops if op not in shown and op.seconds > 0]
+    if hidden:
+        took, share = sum(op.seconds for op in hidden), sum(op.share for op in hidden)
+        table.add_row(f"{len(hidden)} more", "", seconds(took), percent(share), style="dim")
+
+
+def _other_stages(table: TextTable, phase: Phase, every: bool) -> None:
     """Below the row in which a pipeline stage waits: what the others do meanwhile."""
     for row in phase.other_stages if every else phase.other_stages[:6]:
-        bound = Text(BOUND_WORD.get(row.bound, row.bound), f"dim {BOUND_STYLE.get(row.bound, '')}".strip())
-        table.add_row(Text(f"  {row.name}", "dim"), "", seconds(row.seconds), percent(row.share), bound)
+        bound = Cell(BOUND_WORD.get(row.bound, row.bound), f"dim {BOUND_STYLE.get(row.bound, '')}".strip())
+        table.add_row(Cell(f"  {row.name}", "dim"), "", seconds(row.seconds), percent(row.share), bound)
 
 
 def _achieved(op: OpRow, report: Report) -> str:
     if not op.seconds or op.bound in QUIET:
         return ""
     if op.bound == "compute":
-        return f"{_unit(op.flops / op.seconds, op.flops / (op.roofline_seconds or op.seconds))}FLOP"
+        return f"{_unit(op.flops / op.seconds, op.flops / (op.roofline_seconds or op.seconds))}FLOP/s"
     if op.bound == "communication":
         return f"{si(op.sent / op.seconds, 'B/s')}"
     return f"{_unit(op.bytes / op.seconds, report.device['memory_bandwidth'])}B/s"
@@ -271,34 +302,33 @@ def _shape(op: OpRow) -> str:
     return " → ".join("×".join(f"{v:.0f}" if v >= 10 else f"{v:.3g}" for v in vs) for vs in (first, last) if vs)
 
 
-def explanation(explanations: list[Explanation]) -> Group:
+def explanation(explanations: list[Explanation]) -> Page:
     """Formulas, values and origin of an operator, phase by phase."""
-    parts: list[Any] = []
+    parts: list[Part] = []
     for e in explanations:
-        parts.append(Text(f"{e.op} in {e.block}, {e.phase}: {e.count} × {seconds(e.seconds)}", style="bold"))
+        parts.append(Paragraph(f"{e.op} in {e.block}, {e.phase}: {e.count} × {seconds(e.seconds)}", style="bold"))
         if e.bound in QUIET:
-            parts += [Text(f"  {ORIGINS.get(e.origin, '?')} {e.origin}: {e.note}"), Text("")]
+            parts += [Paragraph(f"  {ORIGINS.get(e.origin, '?')} {e.origin}: {e.note}"), Paragraph("")]
             continue
-        table = Table(box=None, pad_edge=True, show_header=False)
-        for style in ("", "green", "bold"):
-            table.add_column(style=style)
+        columns = [Column("quantity", "<"), Column("formula", "<", style="green", folds=True), Column("value", "<")]
+        table = TextTable(columns, header=False)
         values: dict[str, float] = {}
         for line in e.lines:
-            table.add_row(line.quantity, escape(line.formula), f"= {_amount(line.quantity, line.result)}")
+            result = f"= {_amount(line.quantity, line.result)}"
+            table.add_row(f"  {line.quantity}", line.formula, Cell(result, "bold"))
             values |= line.values
         parts.append(table)
-        parts.append(Text("  with " + ", ".join(f"{k} = {v:,.6g}" for k, v in values.items()), style="dim"))
-        parts.append(
-            Text(
+        put_in = ", ".join(f"{k} = {v:,.6g}".replace(" ", "\u00a0") for k, v in values.items())
+        parts += [
+            Paragraph(f"  with {put_in}", style="dim"),
+            Paragraph(
                 f"  at peak: compute {seconds(e.compute_seconds)}, memory {seconds(e.memory_seconds)}, link "
                 f"{seconds(e.link_seconds)} → {e.bound}-bound, roofline {seconds(e.roofline_seconds)}"
-            )
-        )
-        parts.append(
-            Text(f"  {ORIGINS.get(e.origin, '?')} {e.origin}: {percent(e.efficiency)} of the roofline; {e.note}")
-        )
-        parts.append(Text(""))
-    return Group(*parts) if parts else Group(Text("no work in this workload"))
+            ),
+            Paragraph(f"  {ORIGINS.get(e.origin, '?')} {e.origin}: {percent(e.efficiency)} of the roofline; {e.note}"),
+            Paragraph(""),
+        ]
+    return Page(parts or [Paragraph("no work in this workload")])
 
 
 def _amount(quantity: str, value: float) -> str:

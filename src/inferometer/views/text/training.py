@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from rich import box
-from rich.console import Group
-from rich.markup import escape
-from rich.table import Table
-from rich.text import Text
-
 from ...base.units import count, percent, seconds, si, size
-from ...costs.kernels import ORIGINS
 from ...training.training_report import TrainMemory, TrainPhase, TrainReport
+from .document import Cell, Column, Draw, Page, Paragraph, Part, TextTable
+from .terminal import add_hidden_row, legend, memory_bar, origin_mark, unique_labels
 
 PARTS = {
     "forward": "forward",
@@ -37,19 +30,17 @@ MEMORY_KINDS = (
 WIDTH = 60
 
 
-def training(report: TrainReport, every: bool = False) -> Group:
+def training(report: TrainReport, every: bool = False) -> Page:
     """Header, verdict, rates, the step part by part, memory, operators of each pass."""
-    parts: list[Any] = [Text(header(report), style="bold")]
+    parts: list[Part] = [Paragraph(header(report), style="bold")]
     if not report.feasible:
-        parts.append(Text(f"✗ does not work: {report.reason}", style="bold red"))
-    parts += [Text(report.summary), Text(""), _rates(report), Text(""), _step(report), Text(""), _memory(report.memory)]
+        parts.append(Paragraph(f"✗ does not work: {report.reason}", style="bold red"))
+    parts += [Paragraph(report.summary), Paragraph(""), _rates(report), Paragraph(""), _step(report), Paragraph("")]
+    parts += [*_memory(report.memory), Paragraph("")]
     parts += [_operators(name, phase, every) for name, phase in report.phases.items()]
-    origins = {op.origin for phase in report.phases.values() for op in phase.ops}
-    parts.append(
-        Text("origin of each efficiency: " + "  ".join(f"{ORIGINS[o]} {o}" for o in ORIGINS if o in origins), "dim")
-    )
-    parts += [Text(f"! {warning}", style="yellow") for warning in report.warnings]
-    return Group(*parts)
+    parts += legend((op for phase in report.phases.values() for op in phase.ops), [])
+    parts += [Paragraph(f"! {warning}", style="yellow") for warning in report.warnings]
+    return Page(parts)
 
 
 def header(report: TrainReport) -> str:
@@ -69,101 +60,72 @@ def header(report: TrainReport) -> str:
     )
 
 
-def _rates(report: TrainReport) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2), show_header=False)
-    for justify in ("left", "right", "left", "right"):
-        table.add_column(justify=justify)
-    left = [
-        ("step", f"{seconds(report.step_seconds)} (bound {seconds(report.roofline_step_seconds)})"),
-        ("tokens/s", f"{report.tokens_per_second:,.0f}"),
-        ("tokens/s per GPU", f"{report.tokens_per_second_per_gpu:,.0f}"),
-    ]
-    right = [
-        ("model FLOPs utilization", percent(report.model_flops_utilization)),
-        ("hardware FLOPs utilization", percent(report.hardware_flops_utilization)),
-        ("micro-batches", f"{report.micro_batches:,} × {report.recipe['micro_batch_size']}"),
-    ]
+def _rates(report: TrainReport) -> TextTable:
+    table = TextTable([Column("", "<"), Column("", "<", style="bold", folds=True)], header=False)
+    table.add_row("step", f"{seconds(report.step_seconds)} (bound {seconds(report.roofline_step_seconds)})")
+    table.add_row("tokens/s", f"{report.tokens_per_second:,.0f}")
+    table.add_row("tokens/s per GPU", f"{report.tokens_per_second_per_gpu:,.0f}")
+    table.add_row("model FLOPs utilization", percent(report.model_flops_utilization))
+    table.add_row("hardware FLOPs utilization", percent(report.hardware_flops_utilization))
+    table.add_row("micro-batches", f"{report.micro_batches:,} × {report.recipe['micro_batch_size']}")
     if report.days is not None:
-        price = f"${report.cost:,.0f}" if report.cost else "–"
-        left.append((f"{si(report.recipe['tokens'])} tokens", f"{report.days:,.1f} days"))
-        right.append((f"{report.gpu_hours:,.0f} GPU hours", price))
-    for (a, b), (c, d) in zip(left, right, strict=True):
-        table.add_row(a, Text(b, "bold"), c, Text(d, "bold"))
+        table.add_row(f"{si(report.recipe['tokens'])} tokens", f"{report.days:,.1f} days")
+        table.add_row("GPU-hours", f"{report.gpu_hours:,.0f}")
+        table.add_row("cost", f"${report.cost:,.0f}" if report.cost else "–")
     return table
 
 
-def _step(report: TrainReport) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
-    for justify in ("left", "right", "right", "left"):
-        table.add_column(justify=justify)
+def _step(report: TrainReport) -> TextTable:
+    name = Column("", "<", folds=True)
+    table = TextTable([name, Column(""), Column(""), Column("", "<", elastic=WIDTH)], header=False)
     for part, label in PARTS.items():
         took = getattr(report.breakdown, part)
-        share = took / report.step_seconds
         if took:
-            table.add_row(label, seconds(took), percent(share), Text("█" * round(share * WIDTH), "cyan"))
+            share = took / report.step_seconds
+            table.add_row(label, seconds(took), percent(share), _share_bar(share))
     return table
 
 
-def _memory(m: TrainMemory) -> Group:
+def _share_bar(share: float) -> Draw:
+    return lambda width: [Cell("█" * round(share * width), "cyan")]
+
+
+def _memory(m: TrainMemory) -> list[Part]:
     """A bar against capacity, with the limit that may be used."""
-    scale = max(m.capacity_bytes, m.total_bytes)
-    bar, legend, used = Text("memory  ▕"), Text("         "), 0
-    for kind, mark, colour in MEMORY_KINDS:
-        amount = getattr(m, f"{kind}_bytes")
-        cells = min(max(1, round(amount / scale * WIDTH)) if amount else 0, WIDTH - used)
-        bar.append(mark * cells, colour)
-        used += cells
-        legend.append(f"{mark} ", colour)
-        legend.append(f"{'activations' if kind == 'activation' else kind} {size(amount)}  ")
-    bar.append(" " * (WIDTH - used) + "▏ ")
-    bar.append(
-        f"{size(m.total_bytes)} of {size(m.usable_bytes)} usable, {size(m.capacity_bytes)} in all",
-        "red bold" if m.total_bytes > m.usable_bytes else "bold",
-    )
-    return Group(bar, legend)
+    names = {"activation": "activations"}
+    pieces = [(names.get(kind, kind), getattr(m, f"{kind}_bytes"), mark, color) for kind, mark, color in MEMORY_KINDS]
+    return memory_bar(pieces, m.total_bytes, m.usable_bytes, m.capacity_bytes)
 
 
-def _operators(name: str, phase: TrainPhase, every: bool) -> Table:
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        title=f"{name}: {seconds(phase.seconds)}",
-        title_justify="left",
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-        title_style="bold",
+def _operators(name: str, phase: TrainPhase, every: bool) -> TextTable:
+    table = TextTable(
+        [
+            Column("operator", "<", folds=True),
+            Column("calls", priority=3),
+            Column("time"),
+            Column("share"),
+            Column("bound", "<", priority=1),
+            Column("FLOP", priority=4),
+            Column("bytes", priority=5),
+            Column("sent", priority=6),
+            Column("eff.", priority=2),
+            Column("", "^", priority=2, name="origin"),
+        ],
+        f"{name}: {seconds(phase.seconds)}",
     )
-    for column, justify in (
-        ("operator", "left"),
-        ("calls", "right"),
-        ("time", "right"),
-        ("share", "right"),
-        ("bound", "left"),
-        ("FLOP", "right"),
-        ("bytes", "right"),
-        ("sent", "right"),
-        ("eff.", "right"),
-        ("", "center"),
-    ):
-        table.add_column(column, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     shown = [op for op in phase.ops if every or (op.seconds > 0 and op.share >= 0.0005)]
+    labels = unique_labels(phase.ops)
     for op in shown:
         amounts = (si(op.flops) if op.flops else "", *(size(x) if x else "" for x in (op.bytes, op.sent)))
         table.add_row(
-            escape(op.name),
+            labels[id(op)],
             f"{op.count:,.0f}",
             seconds(op.seconds),
             percent(op.share),
             op.bound,
             *amounts,
             percent(op.efficiency),
-            ORIGINS.get(op.origin, "?"),
+            origin_mark(op.origin),
         )
-    hidden = [op for op in phase.ops if op not in shown and op.seconds > 0]
-    if hidden:
-        table.add_row(
-            f"{len(hidden)} more",
-            "",
-            seconds(sum(op.seconds for op in hidden)),
-            percent(sum(op.share for op in hidden)),
-        )
+    add_hidden_row(table, phase.ops, shown)
     return table

@@ -10,23 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich import box
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
 
-from ...base.units import milliseconds, percent, size
+from ...base.units import milliseconds, percent, plural, size
 from ...specs.structs import Calibration
 from ...validation.validate import ErrorStatistics, FigureComparison, MemoryComparison, Validation
 from .. import files
 from ..plots.canvas import brief, clean, page, picture, style
 from ..plots.palette import BLUE, FAINT, GREEN, GRID, INK, MUTED, ORANGE, VERMILLION, tint
-from .serving import run
+from .document import Column, Page, Paragraph, Part, TextTable
+from .serving import NAMES, run
 
-NAMES = {"ttft": "time to first token", "tpot": "time per output token", "e2el": "end to end"}
 FIGURES = {  # what is shown, and where -> key of the result
     (name, summary): f"{summary}_{metric}_ms"
-    for metric, name in {**NAMES, "itl": "inter-token latency"}.items()
+    for metric, name in NAMES.items()
     for summary in ("mean", "median", "p90", "p99")
 } | {("requests", ""): "request_throughput", ("output tokens", ""): "output_throughput"}
 MEMORY_LABELS = {
@@ -42,33 +38,43 @@ MAX_REQUESTS = 40  # of the breakdown
 # ------------------------------------------------------------------ in a terminal
 
 
-def comparison(header: str, validation: Validation, warnings: list[str]) -> Group:
+def comparison(header: str, validation: Validation, warnings: list[str]) -> Page:
     """Header and one line per metric."""
     lost = len(validation.outcome.rejected)
-    parts: list[Any] = [Text(clean(header), style="bold")]
+    were = "was" if lost == 1 else "were"
+    parts: list[Part] = [Paragraph(clean(header), style="bold")]
     parts += [error_table(validation.errors)] if validation.errors else []
     parts += [figure_table(validation.figures)] if validation.figures else []
-    parts += [Text(f"✗ {lost:,} requests were rejected by the simulation", style="red")] if lost else []
-    return Group(*parts, *(Text(f"! {warning}", style="yellow") for warning in warnings))
+    parts += [Paragraph(f"✗ {plural(lost, 'request')} {were} rejected by the simulation", style="red")] if lost else []
+    return Page([*parts, *(Paragraph(f"! {warning}", style="yellow") for warning in warnings)])
 
 
-def benchmark(result: Mapping[str, Any], gpu: str, validation: Validation | None) -> Group:
+def benchmark(result: Mapping[str, Any], gpu: str, validation: Validation | None) -> Page:
     """A live server's run, what failed, and beside it what is predicted, if a GPU was named."""
-    failed = [Text(f"✗ {count:,} failed: {why}", style="red") for why, count in result["errors"].items()]
-    parts: list[Any] = [run(result), *failed]
+    failed = [Paragraph(f"✗ {count:,} failed: {why}", style="red") for why, count in result["errors"].items()]
+    parts: list[Part | Page] = [run(result), *failed]
     if validation is not None:
-        parts += [Text(f"beside what is predicted for {gpu}:", style="bold"), error_table(validation.errors)]
-    return Group(*parts)
+        parts += [Paragraph(f"beside what is predicted for {gpu}:", style="bold"), error_table(validation.errors)]
+    return Page(parts)
 
 
-def error_table(errors: dict[str, ErrorStatistics]) -> Table:
+def error_table(errors: dict[str, ErrorStatistics]) -> TextTable:
     """Means and relative errors of every metric."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    columns = ("", "measured", "predicted", "mean's error", "mean error", "median", "worst", "bias", "r", "rows")
-    for column in columns:
-        table.add_column(
-            column, justify="right" if column else "left", style="bold" if column == "mean error" else "", no_wrap=True
-        )
+    table = TextTable(
+        [
+            Column("", "<", name="latency"),
+            Column("measured"),
+            Column("predicted"),
+            Column("mean's error", priority=1),
+            Column("mean error", style="bold"),
+            Column("median", priority=3, name="median error"),
+            Column("worst", priority=2, name="worst error"),
+            Column("bias", priority=4),
+            Column("r", priority=5),
+            Column("rows", priority=5),
+        ],
+        elsewhere="--json",
+    )
     for metric, e in errors.items():
         table.add_row(
             NAMES[metric],
@@ -83,18 +89,14 @@ def error_table(errors: dict[str, ErrorStatistics]) -> Table:
     return table
 
 
-def figure_table(figures: dict[str, FigureComparison]) -> Table:
+def figure_table(figures: dict[str, FigureComparison]) -> TextTable:
     """Figures of a whole run, as the benchmark reports them and as they are predicted."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in ("the run", "", "measured", "predicted", "error"):
-        table.add_column(column, justify="left" if column in ("the run", "") else "right", no_wrap=True)
-    last = ""
+    names = [Column("the run", "<"), Column("", "<", name="statistic")]
+    table = TextTable([*names, Column("measured"), Column("predicted"), Column("error")])
     for (name, summary), key in FIGURES.items():
         if key in figures:
             figure, form = figures[key], milliseconds if key.endswith("_ms") else _per_second
-            shown = (form(figure.measured), form(figure.predicted), _signed(figure.error))
-            table.add_row("" if name == last else name, summary, *shown)
-            last = name
+            table.add_row(name, summary, form(figure.measured), form(figure.predicted), _signed(figure.error))
     return table
 
 
@@ -102,11 +104,11 @@ def _per_second(rate: float) -> str:
     return f"{rate:,.4g}/s"
 
 
-def memory_table(comparisons: list[MemoryComparison]) -> Table:
+def memory_table(comparisons: list[MemoryComparison]) -> TextTable:
     """Weights and cache, measured beside predicted."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0), title="memory", title_justify="left")
-    for column in ("", "in", "out", "measured", "predicted", "error"):
-        table.add_column(column, justify="right" if column else "left")
+    lengths = [Column("in", priority=1), Column("out", priority=1)]
+    names = Column("", "<", name="memory", folds=True)
+    table = TextTable([names, *lengths, Column("measured"), Column("predicted"), Column("error")], "memory")
     for h in comparisons:
         table.add_row(
             MEMORY_LABELS[h.what],
@@ -119,19 +121,18 @@ def memory_table(comparisons: list[MemoryComparison]) -> Table:
     return table
 
 
-def calibration_table(made: Calibration, warning: str = "") -> Group:
+def calibration_table(made: Calibration, warning: str = "") -> Page:
     """What a calibration changes, and which error it leaves: on its own rows, and on rows that it did not see."""
     change = (
         f"prefill × {made.prefill:.3f}, decode × {made.decode:.3f}, {made.request * 1e3:+.2f} ms a request, from "
-        f"{made.requests:,} requests"
+        f"{plural(made.requests, 'request')}"
     )
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in ("mean error", "before", "after", "on unseen rows"):
-        table.add_column(column, justify="left" if column == "mean error" else "right")
+    columns = [Column("mean error", "<"), Column("before"), Column("after"), Column("on unseen rows")]
+    table = TextTable(columns, elsewhere="--json")
     for metric, error in made.error.items():
         table.add_row(NAMES[metric], *(_share(error.get(key)) for key in ("before", "after", "unseen")))
-    warnings = [Text(f"! {warning}", style="yellow")] if warning else []
-    return Group(Text(f"calibration: {change}", style="bold"), table, *warnings)
+    warnings = [Paragraph(f"! {warning}", style="yellow")] if warning else []
+    return Page([Paragraph(f"calibration: {change}", style="bold"), table, *warnings])
 
 
 def _share(value: float | None) -> str:
@@ -139,7 +140,7 @@ def _share(value: float | None) -> str:
 
 
 def _signed(value: float | None) -> str:
-    return "–" if value is None or value != value else f"{value * 100:+.1f}%"
+    return "–" if value is None or value != value else f"{round(value * 100, 1) + 0.0:+.1f}%"
 
 
 # ------------------------------------------------------------------ pictures

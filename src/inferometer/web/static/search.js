@@ -326,7 +326,7 @@ export const searchView = {
           "p",
           { class: "note" },
           `${digits((counts.plans_aggregated ?? 0) + (counts.plans_disaggregated ?? 0), 6)} plans, ` +
-            `${digits(counts.points ?? 0, 7)} loads priced, ${counts.simulations ?? 0} simulations ` +
+            `${digits(counts.points ?? 0, 7)} loads estimated, ${counts.simulations ?? 0} simulations ` +
             `in ${digits(Object.values(seconds).reduce((a, b) => a + b, 0))} s`,
         ),
         answer.warnings.map((w) => h("p", { class: "warning" }, w)),

@@ -1,0 +1,117 @@
+"""What a command prints for people, in parts: paragraphs, tables, commands; for a terminal, in ASCII or as Markdown.
+
+page = Page([Paragraph("llama-3.1-8b", style="bold"), table, ShellCommand("vllm serve …")])
+page.terminal(80)   # 80 columns wide; None: as wide as it is
+page.plain()        # ASCII, columns two spaces apart, for awk
+page.markdown()     # GitHub's tables
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from .paragraph import Cell, Draw, Paragraph, Spans, folded, to_ascii
+from .text_table import Column, TextTable
+
+__all__ = ["Cell", "Column", "Draw", "Page", "Paragraph", "Part", "ShellCommand", "Spans", "TextTable"]
+
+ANSI = {
+    "bold": "1",
+    "dim": "2",
+    "italic": "3",
+    "red": "31",
+    "green": "32",
+    "yellow": "33",
+    "blue": "34",
+    "magenta": "35",
+    "cyan": "36",
+}
+_CONTROL = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"} | {ord("\t"): " "}
+
+
+class ShellCommand:
+    """A line of a shell, broken before flags with a backslash; what cannot be broken is longer than the screen."""
+
+    def __init__(self, line: str) -> None:
+        self.line = line
+
+    def lines(self, width: int | None) -> Iterator[Spans]:
+        """The lines of a screen; without one, the command is one line."""
+        if self.line.startswith("#"):
+            for text in comment_lines(self.line, width):
+                yield [Cell(f"  {text}", "dim")]
+            return
+        text = f"  {self.line}" if width is None else shell_lines(self.line, min(100, width - 8))
+        for line in text.split("\n"):
+            yield [Cell(line)]
+
+    def plain(self) -> str:
+        """The command as it is: a shell reads it, in whatever letters; of comments, in ASCII."""
+        return f"{to_ascii(self.line) if self.line.startswith('#') else self.line}\n"
+
+    def markdown(self) -> str:
+        """A block of code."""
+        return f"```bash\n{shell_lines(self.line)}\n```\n"
+
+
+def comment_lines(comment: str, width: int | None) -> list[str]:
+    """A comment over several lines, each a comment; one with a command in it stays whole, to be copied."""
+    if width is None or " --" in comment:
+        return [comment]
+    return [f"# {line}" for line in folded(comment.removeprefix("# "), max(width - 4, 20))]
+
+
+def shell_lines(command: str, width: int = 100) -> str:
+    """A command over several lines, as a shell reads them: broken before flags, so that it can be copied.
+
+    Comments and what stands in quotes are not broken: a shell would read them otherwise.
+    """
+    if command.startswith("#"):
+        return f"  {command}"
+    lines, open_quote = [""], False
+    for piece in re.split(r" (?=--)", command):
+        if lines[-1] and not open_quote and len(lines[-1]) + len(piece) > width:
+            lines.append("")
+        lines[-1] += (" " if lines[-1] else "") + piece
+        open_quote = lines[-1].count("'") % 2 == 1
+    return "  " + " \\\n    ".join(lines)
+
+
+Part = Paragraph | TextTable | ShellCommand
+
+
+class Page:
+    """Parts below each other: ``Page([Paragraph("llama-3.1-8b", style="bold")]).terminal(80)``"""
+
+    def __init__(self, parts: Iterable[Part | Page]) -> None:
+        self.parts: list[Part] = [one for p in parts for one in (p.parts if isinstance(p, Page) else [p])]
+
+    def terminal(self, width: int | None = None, color: bool = False) -> str:
+        """Text for a screen of that width, or as wide as it is; with ANSI's colours if the screen has them."""
+        lines = (line for part in self.parts for line in part.lines(width))
+        return "\n".join(_written(line, color) for line in lines).rstrip("\n") + "\n"
+
+    def plain(self) -> str:
+        """ASCII without lines, colours or wrapping; commands in the letters they have."""
+        return "".join(part.plain() for part in self.parts).rstrip("\n").translate(_CONTROL) + "\n"
+
+    def markdown(self) -> str:
+        """Markdown as GitHub reads it: commands that follow each other are one block, and points one list."""
+        text = "\n".join(filter(None, (part.markdown() for part in self.parts)))
+        text = re.sub(r"(?<=\n)```\n\n```bash\n", "", text)
+        return re.sub(r"(?m)^(- .*\n)\n(?=- )", r"\1", text).translate(_CONTROL)
+
+
+def _written(line: Spans, color: bool) -> str:
+    """A line of a terminal: no spaces at its end, no control characters but our own."""
+    while line and not line[-1].text.rstrip():
+        line = line[:-1]
+    if line:
+        line = [*line[:-1], line[-1]._replace(text=line[-1].text.rstrip())]
+    pieces = []
+    for text, style, _ in line:
+        clean = text.translate(_CONTROL).replace("\u00a0", " ")
+        codes = ";".join(ANSI[word] for word in style.split() if word in ANSI) if color and clean.strip() else ""
+        pieces.append(f"\x1b[{codes}m{clean}\x1b[0m" if codes else clean)
+    return "".join(pieces)

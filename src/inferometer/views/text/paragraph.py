@@ -1,0 +1,163 @@
+"""Text for people: pieces with styles, wrapped at word borders, likenesses in ASCII.
+
+Paragraph("  ✗ too slow", style="red").lines(40)
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+ASCII = {
+    " · ": ", ",
+    "×": "x",
+    "·": "*",
+    "–": "-",
+    "−": "-",
+    "—": "-",
+    "→": "->",
+    "≤": "<=",
+    "≥": ">=",
+    "≈": "~",
+    "±": "+-",
+    "µ": "u",
+    "…": "...",
+    "∞": "inf",
+    "▶": ">",
+    "✗": "x",
+    "✓": "ok",
+    "Σ": "sum ",
+    "█": "#",
+    "\u00a0": " ",
+}
+# Spaces at which no line ends: between a figure and its unit, beside a sign, before a dot or an arrow.
+_TIED = re.compile(
+    r"(?<=\d) (?=(?:[kMGTP]?(?:B|FLOP)(?:/s)?|[mµn]?s|[kMBGT]|GPUs?|GPU-hours|columns|in|out|tokens?(?:/s)?"
+    r"|requests?(?:/s)?)(?:\W|$))|(?<=[×≤≥=]) | (?=[×≤≥=·→])"
+)
+
+
+class Cell(NamedTuple):
+    """A text with a style; ``ascii`` stands for it where only ASCII may, ``Cell("●", ascii="measured")``."""
+
+    text: str
+    style: str = ""
+    ascii: str | None = None
+
+    @property
+    def plain(self) -> str:
+        """The text in ASCII."""
+        return to_ascii(self.text if self.ascii is None else self.ascii)
+
+
+Spans = list[Cell]  # a line of a terminal
+Draw = Callable[[int], Spans]  # a bar or a curve, as many columns wide as it is given
+
+
+def to_ascii(text: str) -> str:
+    """``to_ascii("16 × h200 · 3 µs")  # '16 x h200, 3 us'``; what has no likeness is escaped, not lost."""
+    if text.isascii():
+        return text
+    for sign, likeness in ASCII.items():
+        text = text.replace(sign, likeness)
+    bare = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
+    return bare.encode("ascii", "backslashreplace").decode()
+
+
+def width_of(text: str) -> int:
+    """Columns of a terminal that a text takes."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if unicodedata.combining(c) else 1 + (unicodedata.east_asian_width(c) in "WF") for c in text)
+
+
+def wrapped(text: str, width: int | None, hanging: int = 0) -> list[tuple[int, int]]:
+    """Where lines of a text begin and end: at word borders, a figure with its unit; a long word stays whole.
+
+    ``wrapped("held at 12 ms", 8)  # [(0, 7), (8, 13)]``
+    """
+    if width is None or width_of(text) <= width:
+        return [(0, len(text))]
+    tied = {place.start() for place in _TIED.finditer(text)}
+    indent = len(text) - len(text.lstrip())
+    borders = [place.start() for place in re.finditer(" ", text) if place.start() not in tied]
+    lines: list[tuple[int, int]] = []
+    start = end = 0
+    for border in [*(b for b in borders if b >= indent), len(text)]:
+        room = width - (hanging if lines else 0)
+        if end > start and width_of(text[start:border]) > room:
+            lines.append((start, end))
+            start = end + 1
+        end = border
+    return [*lines, (start, end)]
+
+
+def folded(text: str, width: int) -> list[str]:
+    """``folded("as it is now", 8)  # ['as it is', 'now']``; a name that is too long goes on after an underscore."""
+    lines = []
+    for line in text.split("\n"):
+        pieces = (_split_name(word, width) if width_of(word) > width else word for word in line.split(" "))
+        spaced = " ".join(pieces)
+        lines += [spaced[a:b].rstrip() for a, b in wrapped(spaced, width)]
+    return lines
+
+
+def _split_name(word: str, width: int) -> str:
+    """``_split_name("post_attention_layernorm", 16)  # 'post_attention_ layernorm'``"""
+    lines = [""]
+    for piece in re.findall(r"[^_]*_+|[^_]+", word):
+        if lines[-1] and len(lines[-1]) + len(piece) > width:
+            lines.append("")
+        lines[-1] += piece
+    return " ".join(lines)
+
+
+class Paragraph:
+    """Text that goes on below its own beginning where a screen is narrow: ``Paragraph("  ✗ too slow", "red")``
+
+    Several pieces, each with its style: ``Paragraph("memory ", Cell("16 GB", "bold"))``
+    """
+
+    def __init__(self, *pieces: str | Cell, style: str = "") -> None:
+        self.pieces = [Cell(p, style) if isinstance(p, str) else p for p in pieces]
+
+    @property
+    def text(self) -> str:
+        """All of it, without styles."""
+        return "".join(piece.text for piece in self.pieces)
+
+    def lines(self, width: int | None) -> Iterator[Spans]:
+        """The lines of a screen of that width."""
+        text = self.text
+        head = re.match(r" *(?:[✗!▶] )?", text)
+        hanging = min(head.end() if head else 0, 12)
+        for number, (start, end) in enumerate(wrapped(text, width, hanging)):
+            yield [Cell(" " * hanging if number else ""), *self._slice(start, end)]
+
+    def _slice(self, start: int, end: int) -> Iterator[Cell]:
+        at = 0
+        for piece in self.pieces:
+            part = piece.text[max(0, start - at) : max(0, end - at)]
+            at += len(piece.text)
+            if part:
+                yield Cell(part, piece.style)
+
+    def plain(self) -> str:
+        """One line of ASCII."""
+        return "".join(piece.plain for piece in self.pieces).rstrip() + "\n"
+
+    def markdown(self) -> str:
+        """A paragraph: bold lines stay bold, indented ones are points of a list."""
+        text = re.sub(r"^([#>+-] |\d+(?=\.\s))", r"\\\1", escaped(self.text.strip()))
+        if not text:
+            return ""
+        if self.text.startswith("  "):
+            return f"- {text}\n"
+        return f"**{text}**\n" if self.pieces and "bold" in self.pieces[0].style else f"{text}\n"
+
+
+def escaped(text: str) -> str:
+    """Text that Markdown shows as it is, in a cell of a table, too."""
+    return re.sub(r"([\\|*`<])", r"\\\1", text.replace("\n", " "))
