@@ -248,7 +248,7 @@ def test_gpus_that_stay_idle_are_counted_and_said() -> None:
         mode="aggregated",
         **{**SMALL, "num_gpus": 3},
     )
-    assert result.winner and result.winner.idle_gpus == 1 and "1 of the 3 GPUs stay idle" in result.warnings
+    assert result.winner and result.winner.idle_gpus == 1 and "1 of the 3 GPUs stays idle" in result.warnings
     f = result.winner.simulated
     assert f and f.output_throughput_per_gpu == pytest.approx(f.output_throughput / 3)
 
