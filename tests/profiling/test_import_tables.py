@@ -66,7 +66,7 @@ def test_a_folder_takes_what_it_knows_and_says_what_it_does_not(tmp_path: Path) 
         "empty.csv is empty",
         "README.txt is not a table",
         "git lfs pull",
-        "bytes.csv is not UTF-8",
+        "bytes.csv is UTF-16 text",
     ):
         assert word in passed, word
 

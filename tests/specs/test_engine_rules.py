@@ -229,7 +229,7 @@ def test_files_inherit_rules_but_their_own_figures_stand(tmp_path: Path) -> None
         ('set = {max_num_seqs = "2 * tensors"}', "is no formula"),
         ('set = {max_num_seqs = "2 *"}', "is no formula"),
         ('set = {max_num_seqs = "__import__(1)"}', "is no formula"),
-        ("set = {max_num_seqs = 1}\nmemory = 3", "unknown field"),
+        ("set = {max_num_seqs = 1}\nmemory = 3", r"`when\[\d+\]\.memory` is not known; did you mean memory_below"),
     ):
         own.write_text(f'like = "vllm"\n[[when]]\n{rule}\n', encoding="utf-8")
         with pytest.raises(BadFile, match=sentence):

@@ -312,9 +312,9 @@ def test_a_calibration_file_is_read_as_it_was_written(a: float, b: float, c: flo
     ("text", "sentence"),
     [
         ("prefill = 0", "prefill must be a factor from 0.01 to 100, not 0"),
-        ("decode = 'fast'", "Expected `float`, got `str` - at `$.decode`"),
+        ("decode = 'fast'", "`decode` must be a number, not 'fast'"),
         ("request = 1e9", "request must be from -60 to 60 s"),
-        ("speed = 2", "Object contains unknown field `speed`"),
+        ("speed = 2", "`speed` is not known; allowed: prefill, decode"),
         ("prefill =", "is not valid TOML"),
     ],
 )

@@ -1,10 +1,16 @@
-"""Files as data, TOML or JSON: whatever is wrong with one is a sentence that says which file and why."""
+"""Files as data, TOML or JSON, and results as files: whatever is wrong with one is a sentence that says which and why.
+
+read_toml(input_path("-"))        write_atomic(output_path("out.json"), text)
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import stat
+import sys
 import threading
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -14,21 +20,30 @@ from typing import Any, BinaryIO, TypeVar
 import msgspec
 
 from .errors import BadFile, abbreviate
+from .input_file import descriptor, note_if_it_takes_long, read_text
 
 S = TypeVar("S")
+_TEMPORARY: set[Path] = set()  # files that have a name before they are whole, where the system knows no others
 _CONVERTING = threading.Lock()  # msgspec analyses a type at its first use; two threads that do so at once crash it
+
+
+# ------------------------------------------------------------------ reading
 
 
 def read_toml(path: Path) -> dict[str, Any]:
     """A TOML file as a dict; a broken one is a sentence that says where."""
+    text = read_text(path)
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        return tomllib.loads(text)
     except RecursionError:
         raise BadFile(f"{path} is nested too deeply to be read") from None
-    except ValueError as error:  # not TOML, not text, or a number of thousands of digits
+    except ValueError as error:  # not TOML, or a number of thousands of digits
         raise BadFile(f"{path} is not valid TOML: {error}") from None
-    except OSError as error:
-        raise BadFile(f"{path} cannot be read: {error.strerror}") from None
+
+
+def input_path(text: str) -> Path:
+    """A file that the user gave to be read: ``input_path("-")  # standard input``"""
+    return user_path("/dev/stdin" if text == "-" else text)
 
 
 def user_path(text: str) -> Path:
@@ -48,7 +63,9 @@ def convert(data: Mapping[str, Any], kind: type[S], where: str) -> S:
         with _CONVERTING:
             return msgspec.convert(data, kind)
     except msgspec.ValidationError as error:
-        raise BadFile(f"{where}: {error}") from None
+        from .spec_errors import explained
+
+        raise BadFile(f"{where}: {explained(data, kind) or error}") from None
 
 
 def decode_json(data: bytes, kind: type[S]) -> S:
@@ -59,57 +76,228 @@ def decode_json(data: bytes, kind: type[S]) -> S:
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; anything else is a sentence."""
+    text = read_text(path)
     try:
-        data = json.loads(path.read_text(encoding="utf-8-sig"))
+        data = json.loads(text)
     except RecursionError:
         raise BadFile(f"{path} is nested too deeply to be a config.json") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except json.JSONDecodeError as error:
         raise BadFile(f"{path} is not valid JSON: {error}") from None
     except ValueError:
         raise BadFile(f"{path} has a number of thousands of digits, which no config.json has") from None
-    except OSError as error:
-        raise BadFile(f"{path} cannot be read: {error.strerror}") from None
     if not isinstance(data, dict):
         raise BadFile(f"{path} holds a {type(data).__name__}, not the object that a config.json is")
     return data
 
 
+# ------------------------------------------------------------------ writing
+
+
 def output_path(text: str | Path) -> Path:
-    """Where a result that the user named is to be written: a file in a folder that is there."""
-    path = user_path(str(text))
+    """Where a result that the user named is to be written: a file in a folder that is there; ``-`` is stdout."""
+    path = user_path("/dev/stdout" if str(text) == "-" else str(text))
     if path.is_dir():
         raise BadFile(f"{path} is a folder; give the name of a file to write")
-    if not path.parent.is_dir():
+    if not is_stream(path) and not Path(os.path.realpath(path)).parent.is_dir():
         raise BadFile(f"{path} cannot be written: No such file or directory")
     return path
 
 
+def is_stream(path: Path) -> bool:
+    """Whether what is written to a path goes somewhere at once: a FIFO, a device, an open file of this process."""
+    if descriptor(path) is not None:
+        return True
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
 def write_atomic(path: Path, data: str | bytes) -> Path:
     """Write all of a file or nothing."""
-    with atomic_writer(path) as file:
-        file.write(data.encode() if isinstance(data, str) else data)
-    return path
+    return write_all({path: data})[0]
+
+
+def write_all(contents: Mapping[Path, str | bytes]) -> list[Path]:
+    """Write all of some files or none, scripts executable: ``write_all({Path("plan/serve.sh"): "#!/bin/bash …"})``"""
+    with contextlib.ExitStack() as stack:
+        for path, data in contents.items():
+            file = stack.enter_context(atomic_writer(path, executable=path.suffix == ".sh"))
+            with _cannot_write(path):
+                file.write(data.encode() if isinstance(data, str) else data)
+        with _signals_held():
+            stack.close()
+    return list(contents)
 
 
 @contextlib.contextmanager
-def atomic_writer(path: Path) -> Iterator[BinaryIO]:
-    """A file to be written bit by bit: under a temporary name beside it, renamed when all of it is there."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        import tempfile  # loads half a dozen modules, which only writing needs
+def atomic_writer(path: Path, *, executable: bool = False) -> Iterator[BinaryIO]:
+    """A file to be written bit by bit, which has its name when all of it is there, and leaves nothing if it never is.
 
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
-        raise BadFile(f"{path} cannot be written: {error.strerror}") from None
+    ``with atomic_writer(Path("points.csv")) as file: file.write(b"batch_size,tpot_ms\\n")``. A link stays a link to
+    the file that is replaced, which keeps its mode and owner. FIFOs, devices and ``/dev/stdout`` are written to as
+    they are.
+    """
+    with _cannot_write(path):
+        if is_stream(path):
+            with _stream(path) as file:
+                yield file
+            return
+        pending = _PendingFile(path)
+        try:
+            with pending.file as file:
+                yield file
+                pending.commit(executable)
+        finally:
+            pending.discard()
+
+
+@contextlib.contextmanager
+def _cannot_write(path: Path) -> Iterator[None]:
     try:
-        with os.fdopen(handle, "wb") as file:
-            yield file
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(name, 0o666 & ~mask)
-        os.replace(name, path)
+        yield
+    except BrokenPipeError:
+        raise  # the reader went away, which is no fault of the file
     except OSError as error:
-        raise BadFile(f"{path} cannot be written: {error.strerror}") from None
+        raise BadFile(f"{path} cannot be written: {error.strerror or error}") from None
+
+
+def _stream(path: Path) -> BinaryIO:
+    number = descriptor(path)
+    if number is not None:
+        for text in (sys.stdout, sys.stderr):  # what was printed before comes before
+            if text is not None:
+                text.flush()
+        return os.fdopen(os.dup(number), "wb")
+    with note_if_it_takes_long(f"waiting for a reader of {path}"):
+        return os.fdopen(os.open(path, os.O_WRONLY), "wb")
+
+
+class _PendingFile:
+    """What will be a file: without a name where the system can do that (Linux), so that no end leaves it behind."""
+
+    def __init__(self, path: Path) -> None:
+        self.target = Path(os.path.realpath(path))
+        folder = self.target.parent
+        folder.mkdir(parents=True, exist_ok=True)
+        self.before = self.target.stat() if self.target.exists() else None
+        if self.before is not None and not os.access(self.target, os.W_OK):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        self.name: Path | None = None
+        self.in_place = False
+        self.file = self._opened(folder)
+
+    def _opened(self, folder: Path) -> BinaryIO:
+        try:
+            if not os.path.isdir("/proc/self/fd"):
+                raise OSError(errno.EOPNOTSUPP, "no name can be given to it later")
+            return os.fdopen(os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o666), "w+b")
+        except (OSError, AttributeError):
+            name = _temporary_name(folder)
+        _remove_when_ended(name)
+        try:
+            handle = os.open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)
+        except OSError:
+            if self.before is None:
+                raise
+            import tempfile
+
+            self.in_place = True  # a file that may be written in a folder that may not
+            return tempfile.TemporaryFile()
+        self.name = name
+        return os.fdopen(handle, "w+b")
+
+    def commit(self, executable: bool) -> None:
+        """Give it the name; from here on it is the file."""
+        self.file.flush()
+        handle = self.file.fileno()
+        if self.before is not None:
+            with contextlib.suppress(OSError):  # only root may give files away
+                os.fchown(handle, self.before.st_uid, self.before.st_gid)
+            os.fchmod(handle, stat.S_IMODE(self.before.st_mode))
+        if executable:
+            mode = stat.S_IMODE(os.fstat(handle).st_mode)
+            os.fchmod(handle, mode | (mode & 0o444) >> 2)
+        with _signals_held():
+            self._give_name()
+
+    def _give_name(self) -> None:
+        if self.in_place:
+            return self._copy()
+        if self.name is None and self.before is None:
+            with contextlib.suppress(FileExistsError):
+                return self._link(self.target)
+        if self.name is None:
+            name = _temporary_name(self.target.parent)
+            self._link(name)
+            self.name = name
+        try:
+            os.replace(self.name, self.target)
+        except OSError as error:
+            if error.errno != errno.EBUSY:  # a file that is mounted by itself, as containers have them
+                raise
+            self._copy()
+
+    def _copy(self) -> None:
+        """What cannot be replaced is written anew."""
+        import shutil
+
+        self.file.seek(0)
+        with self.target.open("wb") as target:
+            shutil.copyfileobj(self.file, target)
+
+    def _link(self, name: Path) -> None:
+        folder = os.open(name.parent, os.O_RDONLY)  # with a folder, os.link follows the link that /proc has
+        try:
+            os.link(f"/proc/self/fd/{self.file.fileno()}", name.name, dst_dir_fd=folder)
+        finally:
+            os.close(folder)
+
+    def discard(self) -> None:
+        """Leave nothing behind, if it has not become the file."""
+        if self.name is not None:
+            _TEMPORARY.discard(self.name)
+            with contextlib.suppress(OSError):
+                os.unlink(self.name)
+
+
+def _temporary_name(folder: Path) -> Path:
+    return folder / f".inferometer-{os.urandom(6).hex()}.tmp"
+
+
+@contextlib.contextmanager
+def _signals_held() -> Iterator[None]:
+    """Signals that end a process wait for the end of this, which is short."""
+    import signal
+
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+    try:
+        yield
     finally:
-        with contextlib.suppress(OSError):  # gone already, unless something went wrong or the run was interrupted
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _remove_when_ended(name: Path) -> None:
+    """Where a temporary file has a name, SIGTERM and SIGHUP remove it before they end the process."""
+    import signal
+
+    _TEMPORARY.add(name)
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _end)
+
+
+def _end(number: int, frame: object) -> None:
+    import signal
+
+    for name in _TEMPORARY:
+        with contextlib.suppress(OSError):
             os.unlink(name)
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)

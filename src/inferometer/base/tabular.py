@@ -5,9 +5,12 @@ with open_table(path) as table:
     for chunk in table.chunks(["input_tokens"]):
         chunk.numbers("input_tokens", whole=True)     # an array of up to 1,024 numbers
 
-A table is CSV (commas, semicolons or tabs, by its header; blank lines and lines that begin with # are skipped), JSON
-lines, a JSON document, or Parquet; any of them may be gzipped. Keys inside objects have dots: ``usage.prompt_tokens``.
-A file is opened once and read from front to back, so that pipes work.
+A table is CSV (commas, semicolons or tabs, by its header), JSON lines, a JSON document, or Parquet; any of them may be
+compressed (`base.input_file`). Keys inside objects have dots: ``usage.prompt_tokens``. A file is opened once and read
+from front to back, so that pipes work, and a few MB of it are held at once, however long it or its lines are.
+
+In CSV, lines that begin with # are comments above the header; below it, only those that have no second cell are: an id
+such as #17 is data. Blank lines are skipped.
 """
 
 from __future__ import annotations
@@ -15,7 +18,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
@@ -26,15 +28,19 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from .errors import BadFile, abbreviate
+from .errors import BadFile, BadValue, abbreviate
+from .input_file import BYTE_ORDER_MARK, HEAD, InputFile, check_text, open_input, unreadable
+from .json_list import list_items
 
 CHUNK_ROWS = 1024  # rows that are held as text at once: few enough for the processor's caches
-MAX_LINE = 2**26  # characters of a line of a table; /dev/zero is one line
-MAX_DOCUMENT = 2**30  # characters of a JSON document, which is read as a whole
+CHUNK_SIZE = 2**24  # characters that are held as text at once, if the lines are long
+MAX_LINE = 2**24  # characters of a line of CSV, and of a cell; /dev/zero is one line
+MAX_OBJECT = 2**28  # bytes of a JSON object, which is read as a whole
+MAX_ROWS = 10**8  # of a table: something that never ends has more
+MAX_PARQUET = 2**30  # bytes of Parquet that came through a pipe and must lie somewhere
 MAX_DEPTH = 4  # objects inside objects, whose keys are columns
-ARCHIVES = {b"\x28\xb5\x2f\xfd": "zstdcat", b"BZh": "bzcat", b"\xfd7zXZ": "xzcat", b"PK\x03\x04": "unzip -p"}
-"""First bytes of compressed files that are not opened here, and what unpacks them."""
 NO_LABELS: Mapping[str, str] = MappingProxyType({})
+csv.field_size_limit(MAX_LINE)  # prompts of 100,000 tokens are in cells
 
 
 class TableChunk(NamedTuple):
@@ -89,10 +95,10 @@ class Table:
         self._line_number = 0  # of the line that was read last
         self._closing: list[Any] = []
         self._objects: Iterator[tuple[int, dict[str, Any]]] | None = None  # None: not JSON
-        self._cells: dict[str, list[Any]] | None = None  # of Parquet
+        self._parquet: Any = None
         self.first_object: dict[str, Any] | None = None
         """The first object of a JSON file; None for other tables."""
-        self._limit = MAX_LINE
+        self._longest = 1  # characters of the longest line so far
         try:
             self._open()
         except BaseException:
@@ -121,48 +127,79 @@ class Table:
         nothing.
         """
         keep = list(wanted)
-        if self._cells is not None:
-            count = max(map(len, self._cells.values()), default=0)
-            columns: dict[str, Sequence[Any]] = {name: self._cells[name] for name in keep if name in self._cells}
-            return iter([TableChunk(self.path, columns, range(1, count + 1))] if count else [])
+        if self._parquet is not None:
+            return _parquet_chunks(self.path, self._parquet, [name for name in keep if name in self.names])
         if self._objects is not None:
-            return _object_chunks(self.path, self._objects, keep, ragged)
+            return self._object_chunks(self._objects, keep, ragged)
         return self._csv_chunks(keep)
+
+    def whole(self, most: int) -> TableChunk:
+        """All rows with all columns as one chunk, of a table of up to ``most`` rows."""
+        pieces: list[TableChunk] = []
+        count = 0
+        for piece in self.chunks(self.names):
+            pieces.append(piece)
+            count += len(piece.lines)
+            if count > most:
+                raise BadFile(f"{self.path} has more than {most:,} rows")
+        columns: dict[str, Sequence[Any]] = {
+            name: [cell for piece in pieces for cell in piece.columns[name]] for name in self.names
+        }
+        return TableChunk(self.path, columns, [line for piece in pieces for line in piece.lines])
 
     # -------------------------------------------------------------- opening
 
     def _open(self) -> None:
-        try:
-            raw: Any = self.path.open("rb")
-        except OSError as error:
-            why = "there is no such file" if isinstance(error, FileNotFoundError) else error.strerror
-            raise BadFile(f"{self.path} cannot be read: {why}") from None
-        self._closing.append(raw)
-        try:
-            head = raw.peek(4)
-            if head[:2] == b"\x1f\x8b":
-                import gzip
-
-                raw = gzip.GzipFile(fileobj=raw)
-                self._closing.append(raw)
-                head = raw.peek(4)
-        except (OSError, EOFError, zlib.error) as error:
-            raise self._unreadable(error) from None
-        for magic, tool in ARCHIVES.items():
-            if head.startswith(magic):
-                raise BadFile(f"{self.path} is compressed: give it unpacked, or as a pipe, <({tool} {self.path.name})")
-        if head[:4] == b"PAR1":
-            self._cells = _parquet_columns(self.path, raw)
-            self.names = list(self._cells)
+        source = open_input(self.path)
+        self._file = source.file
+        self._closing.append(source.file)
+        if source.head.startswith(b"PAR1"):
+            self._parquet = _open_parquet(self.path, source, self._closing)
+            self.names = list(self._parquet.schema_arrow.names)
             return
-        if head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"["):
-            self._limit = MAX_DOCUMENT
-        self._text = io.TextIOWrapper(raw, encoding="utf-8-sig", newline="")
+        check_text(self.path, source.head)
+        start = _beginning(source.head)
+        if source.head[start : start + 1] in (b"{", b"["):
+            self._begin_json(self._file.read(start), source.head[start : start + 1])
+            return
+        self._text = io.TextIOWrapper(self._file, encoding="utf-8-sig", newline="")
         self._closing.append(self._text)
-        self._begin(self._read_lines())
+        self._begin_csv(self._read_lines())
 
-    def _begin(self, lines: Iterator[str]) -> None:
-        """Look at the first line that says something: the names of the columns, or the beginning of JSON."""
+    def _read_lines(self) -> Iterator[str]:
+        while True:
+            try:
+                line = self._text.readline(MAX_LINE + 1)
+            except UnicodeDecodeError:
+                where = f", line {self._line_number + 1} or after:" if self._line_number else " is"
+                raise BadFile(f"{self.path}{where} not UTF-8 text") from None
+            except OSError as error:
+                raise unreadable(self.path, error) from None
+            if not line:
+                return
+            self._line_number += 1
+            if len(line) > self._longest:
+                self._longest = len(line)
+                if len(line) > MAX_LINE:
+                    raise BadFile(
+                        f"{self.path}, line {self._line_number}: more than {MAX_LINE:,} characters, which no line of a "
+                        "table has"
+                    )
+            yield line
+
+    def _taken(self, rows: Iterator[Any]) -> Iterator[tuple[int, list[Any]]]:
+        """Rows in chunks, and how many came before each; the first are small, and those of long lines."""
+        before, count = 0, 1
+        while chunk := list(islice(rows, max(1, min(count, CHUNK_SIZE // self._longest)))):
+            yield before, chunk
+            before, count = before + len(chunk), min(32 * count, CHUNK_ROWS)
+            if before > MAX_ROWS:
+                raise BadFile(f"{self.path} has more than {MAX_ROWS:,} rows")
+
+    # -------------------------------------------------------------- CSV
+
+    def _begin_csv(self, lines: Iterator[str]) -> None:
+        """The names of the columns are the first line, or a comment above lines of numbers (``numpy.savetxt``)."""
         first, comment = None, ""
         for line in lines:
             if line.startswith("#"):
@@ -172,41 +209,6 @@ class Table:
                 break
         if first is None:
             raise BadFile(f"{self.path} {'has only blank lines and comments' if self._line_number else 'is empty'}")
-        self._rest = lines
-        if first.lstrip()[0] in "{[":
-            objects = self._read_objects(first)
-            number, self.first_object = next(objects, (0, {}))
-            self._objects = chain([(number, self.first_object)], objects) if number else iter(())
-            self.names = list(_keys(self.first_object))
-            return
-        self._begin_csv(comment, first, lines)
-
-    def _read_lines(self) -> Iterator[str]:
-        while True:
-            try:
-                line = self._text.readline(self._limit + 1)
-            except UnicodeDecodeError:
-                where = f", line {self._line_number + 1} or after:" if self._line_number else " is"
-                raise BadFile(f"{self.path}{where} not UTF-8 text") from None
-            except (OSError, EOFError, zlib.error) as error:
-                raise self._unreadable(error) from None
-            if not line:
-                return
-            self._line_number += 1
-            if len(line) > self._limit:
-                raise BadFile(
-                    f"{self.path}, line {self._line_number}: more than {self._limit:,} characters, which no line of a "
-                    "table has"
-                )
-            yield line
-
-    def _unreadable(self, error: Exception) -> BadFile:
-        return BadFile(f"{self.path} cannot be read: {getattr(error, 'strerror', None) or error}")
-
-    # -------------------------------------------------------------- CSV
-
-    def _begin_csv(self, comment: str, first: str, lines: Iterator[str]) -> None:
-        """The names of the columns are the first line, or a comment above lines of numbers (``numpy.savetxt``)."""
         delimiter = max(",;\t", key=lambda sign: (first.count(sign), sign == ","))
         above = comment.lstrip("# ")
         with self._csv_errors():
@@ -232,14 +234,12 @@ class Table:
         reader, names = self._reader, self.names
         places = {name: names.index(name) for name in keep if name in names}
         with self._csv_errors():
-            while True:
-                before = self._skipped + reader.line_num
-                rows = list(islice(reader, CHUNK_ROWS))
-                if not rows:
-                    return
+            after = self._skipped + reader.line_num
+            for _, rows in self._taken(reader):
+                before, after = after, self._skipped + reader.line_num
                 # a quoted cell may hold line breaks: then a row's line is known to a few lines only
                 lines: Sequence[int] = range(before + 1, before + 1 + len(rows))
-                if set(map(len, rows)) != {len(names)} or any(row[0].startswith("#") for row in rows):
+                if set(map(len, rows)) != {len(names)}:
                     lines, rows = _full(self.path, lines, rows, len(names))
                 if rows:
                     turned = list(zip(*rows, strict=True))
@@ -247,45 +247,83 @@ class Table:
 
     # -------------------------------------------------------------- JSON
 
-    def _read_objects(self, first: str) -> Iterator[tuple[int, dict[str, Any]]]:
-        """JSON lines, or all of the file as one object or a list of objects."""
-        number = self._line_number
+    def _begin_json(self, above: bytes, sign: bytes) -> None:
+        self._line_number = above.count(b"\n")
+        objects = self._items() if sign == b"[" else self._read_objects()
+        number, self.first_object = next(objects, (0, {}))
+        self._objects = chain([(number, self.first_object)], objects) if number else iter(())
+        self.names = list(_keys(self.first_object))
+
+    def _read_objects(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """JSON lines, or all of the file as one object."""
+        first = self._byte_line()
         try:
             row = _decode(first)
-        except (ValueError, RecursionError):
-            row = None  # the beginning of something longer
-        if isinstance(row, dict):
-            yield number, row
-            for line in self._rest:
-                if line.strip() and not line.startswith("#"):
-                    yield self._line_number, self._object(line)
-            return
-        document = row if row is not None else self._document(first)
-        for at, item in enumerate(document if isinstance(document, list) else [document], 1):
-            if not isinstance(item, dict):
-                raise BadFile(f"{self.path}, item {at}: {abbreviate(item, 60)} is not a JSON object")
-            yield at, item
+        except (ValueError, RecursionError):  # the beginning of something longer
+            while piece := self._bytes(HEAD):
+                self._extend(first, piece)
+            row = self._object(first, "")
+        yield self._line_number, row
+        while line := self._byte_line():
+            if line.strip() and not line.startswith(b"#"):
+                yield self._line_number, self._object(line, f", line {self._line_number}")
 
-    def _document(self, first: str) -> Any:
-        pieces, size = [first], len(first)
-        for line in self._rest:
-            pieces.append(line)
-            size += len(line)
-            if size > MAX_DOCUMENT:
-                raise BadFile(f"{self.path}: a JSON document of more than {MAX_DOCUMENT:,} characters")
-        try:
-            return _decode("".join(pieces))
-        except (ValueError, RecursionError) as error:
-            raise BadFile(f"{self.path}: not JSON ({error})") from None
+    def _byte_line(self) -> bytearray:
+        """A line, in pieces: one that never ends must not be held twice."""
+        line = bytearray()
+        while not line.endswith(b"\n"):
+            piece = self._bytes(HEAD, "readline")
+            if not piece:
+                break
+            self._extend(line, piece)
+        self._line_number += bool(line)
+        self._longest = max(self._longest, len(line))
+        return line
 
-    def _object(self, line: str) -> dict[str, Any]:
+    def _bytes(self, most: int, how: str = "read") -> bytes:
         try:
-            row = _decode(line)
+            data: bytes = getattr(self._file, how)(most)
+        except OSError as error:
+            raise unreadable(self.path, error) from None
+        return data
+
+    def _extend(self, data: bytearray, piece: bytes) -> None:
+        data += piece
+        if len(data) > MAX_OBJECT:
+            raise BadFile(f"{self.path} has a JSON object of more than {MAX_OBJECT:,} bytes, or is not JSON")
+
+    def _object(self, data: bytearray, where: str) -> dict[str, Any]:
+        try:
+            row = _decode(data)
         except (ValueError, RecursionError) as error:
-            raise BadFile(f"{self.path}, line {self._line_number}: not JSON ({error})") from None
+            raise BadFile(f"{self.path}{where}: not JSON ({error})") from None
         if not isinstance(row, dict):
-            raise BadFile(f"{self.path}, line {self._line_number}: {abbreviate(line.strip(), 60)} is not a JSON object")
+            given = abbreviate(data.decode(errors="replace").strip(), 60)
+            raise BadFile(f"{self.path}{where}: {given} is not a JSON object")
         return row
+
+    def _items(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """The objects of a list, one after another: a data set of prompts is one line of a gigabyte."""
+        for number, (size, item) in enumerate(list_items(self._bytes, str(self.path)), 1):
+            self._longest = max(self._longest, size)
+            if not isinstance(item, dict):
+                raise BadFile(f"{self.path}, item {number}: {abbreviate(item, 60)} is not a JSON object")
+            yield number, item
+
+    def _object_chunks(
+        self, objects: Iterator[tuple[int, dict[str, Any]]], keep: list[str], ragged: bool
+    ) -> Iterator[TableChunk]:
+        names: list[str] | None = keep if ragged else None  # the first object's
+        for _, rows in self._taken(objects):
+            if names is None:
+                names = [name for name in keep if _has(rows[0][1], name)]
+            late_names = [name for name in keep if name not in names]
+            for number, row in rows if late_names else ():
+                late = [name for name in late_names if _has(row, name)]
+                if late:
+                    raise BadFile(f"{self.path}, line {number}: has {late[0]!r}, which the lines before it lack")
+            columns: dict[str, Sequence[Any]] = {name: [_cell(row, name) for _, row in rows] for name in names}
+            yield TableChunk(self.path, columns, [n for n, _ in rows])
 
 
 def open_table(path: Path) -> Table:
@@ -317,37 +355,37 @@ def is_numeric(cell: object) -> bool:
 # ------------------------------------------------------------------ pieces
 
 
+def _beginning(head: bytes) -> int:
+    """Where the first line begins that is no comment; at a byte that is no blank."""
+    at = len(BYTE_ORDER_MARK) if head.startswith(BYTE_ORDER_MARK) else 0
+    for line in head[at:].splitlines(keepends=True):
+        if line.strip() and not line.startswith(b"#"):
+            return at + len(line) - len(line.lstrip())
+        at += len(line)
+    return at
+
+
 def _full(path: Path, lines: Sequence[int], rows: list[list[str]], width: int) -> tuple[list[int], list[list[str]]]:
     """The rows without empty lines and comments; one that is shorter or longer than the header is an error."""
-    kept = [(line, row) for line, row in zip(lines, rows, strict=True) if any(row) and not row[0].startswith("#")]
+    kept = [
+        (line, row)
+        for line, row in zip(lines, rows, strict=True)
+        if any(row) and not (len(row) == 1 < width and row[0].startswith("#"))
+    ]
     for line, row in kept:
         if len(row) != width:
-            raise BadFile(f"{path}, line {line}: {_count_cells(len(row))} where the header has {width}")
+            comment = "; a comment below the header has no second cell" if row[0].startswith("#") else ""
+            raise BadFile(f"{path}, line {line}: {_count_cells(len(row))} where the header has {width}{comment}")
     return [line for line, _ in kept], [row for _, row in kept]
 
 
-def _object_chunks(
-    path: Path, objects: Iterator[tuple[int, dict[str, Any]]], keep: list[str], ragged: bool
-) -> Iterator[TableChunk]:
-    names: list[str] | None = keep if ragged else None  # the first object's
-    while rows := list(islice(objects, CHUNK_ROWS)):
-        if names is None:
-            names = [name for name in keep if _has(rows[0][1], name)]
-        late_names = [name for name in keep if name not in names]
-        for number, row in rows if late_names else ():
-            late = [name for name in late_names if _has(row, name)]
-            if late:
-                raise BadFile(f"{path}, line {number}: has {late[0]!r}, which the lines before it lack")
-        yield TableChunk(path, {name: [_cell(row, name) for _, row in rows] for name in names}, [n for n, _ in rows])
-
-
-def _decode(text: str) -> Any:
+def _decode(data: bytes | bytearray) -> Any:
     try:
-        return msgspec.json.decode(text)
+        return msgspec.json.decode(data)
     except msgspec.DecodeError as error:
-        if "nan" not in text.lower() and "infinity" not in text.lower():
+        if b"NaN" not in data and b"Infinity" not in data:
             raise ValueError(str(error)) from None
-        return json.loads(text)  # takes NaN and Infinity, which Python's own writer writes
+        return json.loads(data)  # takes NaN and Infinity, which Python's own writer writes
 
 
 def _keys(row: Mapping[str, Any], depth: int = 1) -> Iterator[str]:
@@ -372,19 +410,57 @@ def _cell(row: Mapping[str, Any], name: str) -> Any:
     return value
 
 
-def _parquet_columns(path: Path, raw: Any) -> dict[str, list[Any]]:
-    """Parquet has its index at its end: all of the file is read first, which a pipe can give, too."""
+def _open_parquet(path: Path, source: InputFile, closing: list[Any]) -> Any:
+    """Parquet has its index at its end: what a pipe gives is put into a file without a name first."""
     import importlib
 
     try:
         parquet: Any = importlib.import_module("pyarrow.parquet")
     except ImportError:
-        raise BadFile(f"{path} is Parquet, which needs pyarrow: pip install pyarrow (CSV tables do not)") from None
+        raise BadValue(f"{path} is Parquet, which needs pyarrow: pip install pyarrow (CSV tables do not)") from None
+    file: Any = source.file
+    if not file.seekable():
+        import shutil
+        import tempfile
+
+        file = tempfile.TemporaryFile()  # noqa: SIM115
+        closing.append(file)
+        try:
+            shutil.copyfileobj(source.file, _Bounded(path, file))
+        except OSError as error:
+            raise unreadable(path, error) from None
+        file.seek(0)
     try:
-        columns: dict[str, list[Any]] = parquet.read_table(io.BytesIO(raw.read())).to_pydict()
+        return parquet.ParquetFile(file)
     except (OSError, ValueError) as error:  # pyarrow's own errors are of these kinds
-        raise BadFile(f"{path} cannot be read as Parquet: {str(error).splitlines()[0]}") from None
-    return columns
+        raise _broken_parquet(path, error) from None
+
+
+class _Bounded:
+    """A file that takes no more than so much."""
+
+    def __init__(self, path: Path, file: Any) -> None:
+        self.path, self.file, self.size = path, file, 0
+
+    def write(self, data: bytes) -> None:
+        self.size += len(data)
+        if self.size > MAX_PARQUET:
+            raise BadFile(f"{self.path} has more than {MAX_PARQUET:,} bytes: give it as a file rather than as a pipe")
+        self.file.write(data)
+
+
+def _parquet_chunks(path: Path, file: Any, columns: list[str]) -> Iterator[TableChunk]:
+    before = 0
+    try:
+        for batch in file.iter_batches(CHUNK_ROWS * 16, columns=columns):
+            yield TableChunk(path, batch.to_pydict(), range(before + 1, before + 1 + batch.num_rows))
+            before += batch.num_rows
+    except (OSError, ValueError) as error:
+        raise _broken_parquet(path, error) from None
+
+
+def _broken_parquet(path: Path, error: Exception) -> BadFile:
+    return BadFile(f"{path} cannot be read as Parquet: {str(error).splitlines()[0]}")
 
 
 def _names(path: Path, row: list[str]) -> list[str]:

@@ -64,9 +64,12 @@ def as_json(data: Any) -> bytes:
 
 
 def wrote(paths: Iterable[Any]) -> None:
-    """Say on stderr which files were written."""
+    """Say on stderr which files were written; that something went to stdout is seen there."""
+    from ..base.input_file import descriptor
+
     for path in paths:
-        click.echo(f"wrote {path}", err=True)
+        if descriptor(path) is None:
+            click.echo(f"wrote {path}", err=True)
 
 
 def table_csv(rows: list[dict[str, Any]]) -> str:
@@ -82,13 +85,13 @@ def table_csv(rows: list[dict[str, Any]]) -> str:
 
 
 def deliver(data: str | bytes, output: str | None) -> None:
-    """To a file if one was named, else to stdout."""
+    """To a file if one was named, else to stdout; either ends with a line end."""
+    text = data.decode() if isinstance(data, bytes) else data
     if output is not None:
         from ..views.files import write
 
-        click.echo(f"wrote {write(output, data)}", err=True)
+        wrote([write(output, text if text.endswith("\n") else f"{text}\n")])
     else:
-        text = data.decode() if isinstance(data, bytes) else data
         click.echo(text, nl=not text.endswith("\n"))
 
 

@@ -87,6 +87,8 @@ def names_folder(form: Form) -> bool:
     if form.output is None or form.for_programs:
         return False
     path = user_path(form.output)
+    if form.output == "-" or (path.exists() and not path.is_dir()):  # a FIFO, /dev/stdout
+        return False
     return path.is_dir() or form.output.endswith(("/", os.sep)) or not path.suffix
 
 

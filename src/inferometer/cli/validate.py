@@ -217,7 +217,7 @@ def _calibration(
     objection = fit.objection()
     written = not objection or bool(replay["force"])
     if written:
-        click.echo(f"wrote {write(path, as_toml(calibration))}", err=True)
+        wrote([write(path, as_toml(calibration))])
     elif objection:
         objection += f"; {path} was not written: --force writes it nevertheless"
     parts.append(calibration_table(calibration, objection))

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..base.errors import BadFile, BadValue
-from ..base.files import user_path
+from ..base.files import input_path, user_path
+from ..base.input_file import PACKED, file_stem, is_input
 from ..specs import catalog
 from ..specs.arguments import flag
 from ..specs.structs import Hardware
@@ -44,11 +45,11 @@ def import_tables(path: str, output: str | None, *, gpu: str | None, say: Log) -
 
     Nothing is written unless all of it could be read.
     """
-    root = user_path(path)
-    if not root.exists():
+    root = input_path(path)
+    if not root.is_dir() and not is_input(root):
         raise BadFile(f"no such file or folder: {root}")
     named = catalog.hardware(gpu) if gpu else None
-    profile = ProfileFile(user_path(output or f"{root.resolve().stem}.kernels.csv"))
+    profile = ProfileFile(user_path(output or f"{_output_stem(root)}.kernels.csv"))
     every, passed = _folder(root, profile.path) if root.is_dir() else ([_found(root)], [])
     tables, device = _of_one_device(root, every, named)
     taken = {each.path for each in tables}
@@ -79,6 +80,10 @@ def import_tables(path: str, output: str | None, *, gpu: str | None, say: Log) -
     return counts
 
 
+def _output_stem(root: Path) -> str:
+    return root.resolve().stem if root.is_dir() else file_stem(root)
+
+
 # ------------------------------------------------------------------ finding
 
 
@@ -91,7 +96,7 @@ def _found(path: Path, root: Path | None = None) -> LocatedTable:
 def _folder(root: Path, output: Path) -> tuple[list[LocatedTable], list[str]]:
     """The tables of a folder, and why other files that look like tables were passed over."""
     tables, passed = [], []
-    for path in sorted(p for p in root.rglob("*") if p.suffix in importers.SUFFIXES and p.is_file()):
+    for path in sorted(p for p in root.rglob("*") if _ending(p) in importers.SUFFIXES and p.is_file()):
         hidden = any(part.startswith(".") for part in path.relative_to(root).parts)
         if hidden or path.resolve() == output.resolve():
             continue
@@ -102,6 +107,10 @@ def _folder(root: Path, output: Path) -> tuple[list[LocatedTable], list[str]]:
     if not tables and not passed:
         raise BadFile(f"{root} has no tables: no files that end in {', '.join(importers.SUFFIXES)}")
     return tables, passed
+
+
+def _ending(path: Path) -> str:
+    return Path(path.stem).suffix if path.suffix in PACKED else path.suffix
 
 
 def _of_one_device(

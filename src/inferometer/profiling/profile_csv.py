@@ -40,6 +40,7 @@ def _lines(path: Path) -> tuple[str, bytes]:
     """The whole lines of a file, and what a run that was cut off left after them."""
     if not path.exists():
         return "", b""
+    _plain(path)
     try:
         data = path.read_bytes()
         end = data.rfind(b"\n") + 1
@@ -48,6 +49,11 @@ def _lines(path: Path) -> tuple[str, bytes]:
         raise BadFile(f"{path} is not a kernel profile: its byte {error.start} is not text") from None
     except OSError as error:
         raise BadFile(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _plain(path: Path) -> None:
+    if not path.is_file():
+        raise BadFile(f"{path} is not a plain file: rows are added to what it has, so a pipe or a device will not do")
 
 
 def _rows(path: Path, text: str) -> dict[RowKey, float]:
@@ -149,6 +155,7 @@ def _read(path: Path) -> list[KernelRow]:
     """The whole lines of a profile; half a line that a run left when it was cut off is dropped, as measuring does."""
     if not path.exists():
         return []
+    _plain(path)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from ..base.errors import BadFile, BadValue, check_int
-from ..base.files import user_path
+from ..base.files import input_path
 from ..base.tabular import Table, open_table
 from .benchmark_files import BENCHMARK_FORMATS, BenchmarkRequests, BenchmarkRun
 from .trace_formats import (
@@ -149,7 +149,7 @@ def read_runs(path: str | Path, *, columns: str | Mapping[str, str] | None = Non
 
     ``[trace.run.label for trace in read_runs("results.jsonl")]  # ['vllm bench serve at 2/s', …]``
     """
-    place = user_path("/dev/stdin" if str(path) == "-" else str(path))
+    place = input_path(str(path))
     if place.is_dir():
         place = _within(place)
     with open_table(place) as table:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from ..base.errors import BadFile, BadValue, abbreviate
-from ..base.files import convert, read_toml, user_path
+from ..base.files import convert, input_path, read_toml
+from ..base.input_file import is_input
 from .arguments import flag
 from .catalog import normalized
 from .structs import Calibration, Engine
@@ -17,8 +18,8 @@ def calibration(given: str | Calibration) -> Calibration:
         return _checked(given, "calibration")
     if not isinstance(given, str):
         raise BadValue(f"`calibration` must be the name of a file, not {abbreviate(given)}")
-    path = user_path(given)
-    if not path.is_file():
+    path = input_path(given)
+    if not is_input(path):
         raise BadFile(f"no calibration file {abbreviate(given)}", field="calibration")
     return _checked(convert(read_toml(path), Calibration, f"calibration {path}"), f"calibration {path}")
 

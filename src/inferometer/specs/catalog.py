@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from ..base.errors import BadFile, BadValue, UnknownName, abbreviate, about, check_int, nearest
-from ..base.files import convert, read_json, read_toml, user_path
+from ..base.files import convert, input_path, read_json, read_toml, user_path
+from ..base.input_file import PACKED, file_stem, is_input, read_text
 from .engine_rules import check_rules, choose_version
 from .structs import MEMORY_KINDS, Engine, Hardware, Link, Precision, Usecase
 
@@ -77,11 +78,11 @@ def shipped(folder: str, name: str) -> dict[str, Any]:
 def hardware(text: str) -> Hardware:
     """A name, a TOML file, or either with figures of your own: ``hardware("h100-sxm:memory_bandwidth=4e12")``"""
     name, _, overrides = str(text).strip().partition(":")
-    if name.endswith(".toml") or os.sep in name:
-        path = user_path(name)
-        if not path.is_file():
+    if name.endswith((".toml", *PACKED)) or os.sep in name or name == "-":
+        path = input_path(name)
+        if not is_input(path):
             raise BadFile(f"no hardware file {abbreviate(name)}")
-        data, title = read_toml(path), path.stem
+        data, title = read_toml(path), file_stem(path)
     else:
         registered = registered_name("hardware", name)
         if registered is None:
@@ -196,11 +197,11 @@ def engine(text: str) -> Engine:
     `engine_rules.resolve` applies them.
     """
     name, version = engine_name(text)
-    if name.endswith(".toml"):
-        path = user_path(name)
-        if not path.is_file():
+    if name.endswith(".toml") or name.startswith("/") or name == "-":
+        path = input_path(name)
+        if not is_input(path):
             raise BadFile(f"no engine file {abbreviate(name)}")
-        return choose_version(_checked_engine(read_toml(path), path.stem), version)
+        return choose_version(_checked_engine(read_toml(path), file_stem(path)), version)
     registered = registered_name("engines", name)
     if registered is None:
         raise UnknownName("engine", name, names("engines"), field="engine")
@@ -337,8 +338,8 @@ def model(text: str, token: str | None = None, *, assume_decoder: bool = False) 
     name = str(text).strip()
     if not name:
         raise BadValue("the model's name is empty")
-    if name.startswith((".", "/", "~")) or name.endswith((".json", ".toml")):
-        return _from_file(user_path(name))
+    if name.startswith((".", "/", "~")) or name.endswith((".json", ".toml", *PACKED)) or name == "-":
+        return _from_file(input_path(name))
     entry = catalog_entry(name)
     if entry is None and not assume_decoder:
         _refuse_other_kinds(name)
@@ -432,16 +433,17 @@ def _suffixes() -> dict[str, str]:
 
 def _from_file(path: Path) -> ModelEntry:
     target = path / "config.json" if path.is_dir() else path
-    if not target.is_file():
+    if not is_input(target):
         if path.is_dir():
             raise BadFile(f"{path} is a folder without a config.json")
         raise BadFile(f"no such file: {path}")
-    if target.suffix == ".toml":
+    name = file_stem(target)
+    if target.suffix == ".toml" or (target.suffix != ".json" and not read_text(target).lstrip().startswith("{")):
         data = read_toml(target)
         if isinstance(data.get("config"), dict):
-            return ModelEntry(target.stem, data["config"], str(data.get("source", target)))
-        return ModelEntry(target.stem, data, str(target), network=True)
-    name = target.parent.resolve().name if target.name == "config.json" else target.stem
+            return ModelEntry(name, data["config"], str(data.get("source", target)))
+        return ModelEntry(name, data, str(target), network=True)
+    name = target.parent.resolve().name if target.name == "config.json" else name
     config = read_json(target)
     return ModelEntry(name, config, str(target), _named_quantization(name, config))
 

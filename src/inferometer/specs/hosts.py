@@ -12,7 +12,8 @@ import os
 import msgspec
 
 from ..base.errors import BadFile, BadValue, UnknownName, abbreviate, about
-from ..base.files import convert, read_toml, user_path
+from ..base.files import convert, input_path, read_toml
+from ..base.input_file import file_stem, is_input
 from .catalog import names, registered_name, shipped
 from .structs import Engine, Host
 
@@ -30,11 +31,11 @@ _PYTHON_SECONDS = (
 def host(text: str = DEFAULT_HOST) -> Host:
     """A name, or a file that ``profile --launches`` wrote, with figures of your own: ``host("server:launch=3e-6")``"""
     name, _, overrides = str(text).strip().partition(":")
-    if name.endswith(".toml") or os.sep in name:
-        path = user_path(name)
-        if not path.is_file():
+    if name.endswith(".toml") or os.sep in name or name == "-":
+        path = input_path(name)
+        if not is_input(path):
             raise BadFile(f"no host file {abbreviate(name)}")
-        data, title = dict(read_toml(path)), path.stem
+        data, title = dict(read_toml(path)), file_stem(path)
     else:
         registered = registered_name("hosts", name)
         if registered is None:

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from ..base.errors import BadFile
-from ..base.files import user_path
+from ..base.files import input_path
 from ..base.tabular import open_table
 from ..costs.binding import BoundPlan
 from ..inference import memory
@@ -220,7 +220,7 @@ def validate_memory(
     model: str, gpu: str = "h100-sxm", *, measured: str | Path, **kwargs: Any
 ) -> list[MemoryComparison]:
     """Weights and KV cache against a table of measurements, in which MB are MiB."""
-    path = user_path(str(measured))
+    path = input_path(str(measured))
     with open_table(path) as table:
         names = table.names
         lacking = [name for name in LENGTH_COLUMNS if name not in names]

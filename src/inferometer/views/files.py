@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import io
 import itertools
-import os
 from collections.abc import Mapping
 from heapq import heappop, heappush
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..base.errors import BadFile
-from ..base.files import output_path, user_path, write_atomic
+from ..base.files import output_path, user_path, write_all, write_atomic
 
 if TYPE_CHECKING:
     import numpy as np
@@ -71,18 +70,7 @@ def write_folder(path: str | Path, texts: Mapping[str, str], mark: str) -> list[
             raise BadFile(
                 f"{target} is there and was not written by a search: give another folder to -o, or move it away"
             )
-    written = []
-    for name, text in texts.items():
-        written.append(write_atomic(place / name, text))
-        if name.endswith(".sh"):
-            (place / name).chmod((place / name).stat().st_mode | 0o111 & ~_umask())
-    return written
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    return write_all({place / name: text for name, text in texts.items()})
 
 
 def _beginning(path: Path, count: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable
@@ -11,11 +10,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...base.errors import BadFile
-from ...base.files import user_path
+from ...base.files import input_path
 from ...specs.structs import Hardware
 from .kernel_rows import HEADER, is_flagged, parse_shape, required_sizes, row_terms
 from .registry import KernelProfile, MeasuredCurves, TimedRow
 from .surfaces import SHAPES, Shape, Surface
+
+MAX_KERNELS = 2_000_000  # of a profile: something that never ends has more
 
 
 class MeasuredKernel(NamedTuple):
@@ -29,22 +30,22 @@ class MeasuredKernel(NamedTuple):
 
 def read_rows(path: Path) -> list[MeasuredKernel]:
     """The usable rows of a file; a flagged one (``… !roof`` in its source) is passed over, a broken one is an error."""
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            if tuple(reader.fieldnames or ()) != HEADER:
-                raise BadFile(f"{path} is not a profile of kernels: its first line must be {','.join(HEADER)}")
-            return [
-                _kernel(row, f"{path}, line {line}")
-                for line, row in enumerate(reader, 2)
-                if not is_flagged(row["source"] or "")
+    from ...base.tabular import open_table  # loads NumPy
+
+    with open_table(path) as table:
+        if tuple(table.names) != HEADER:
+            raise BadFile(f"{path} is not a profile of kernels: its first line must be {','.join(HEADER)}")
+        kernels: list[MeasuredKernel] = []
+        for chunk in table.chunks(HEADER):
+            rows = zip(*(chunk.columns[name] for name in HEADER), strict=True)
+            kernels += [
+                _kernel(dict(zip(HEADER, row, strict=True)), f"{path}, line {line}")
+                for line, row in zip(chunk.lines, rows, strict=True)
+                if not is_flagged(str(row[-1] or ""))
             ]
-    except UnicodeDecodeError:
-        raise BadFile(f"{path} is not a text file") from None
-    except csv.Error as error:
-        raise BadFile(f"{path} is not a profile of kernels: {error}") from None
-    except OSError as error:
-        raise BadFile(f"{path} cannot be read: {error.strerror}") from None
+            if len(kernels) > MAX_KERNELS:
+                raise BadFile(f"{path} has more than {MAX_KERNELS:,} kernels")
+        return kernels
 
 
 def _kernel(row: dict[str, Any], where: str) -> MeasuredKernel:
@@ -97,7 +98,7 @@ def profile_of(
 
 def user_profile(path: str, device: Hardware) -> KernelProfile:
     """A user's own file, with its rows: ``user_profile("kernels.csv", catalog.hardware("h200"))``"""
-    return profile_of(read_rows(user_path(path)), device, path, keep_rows=True)
+    return profile_of(read_rows(input_path(path)), device, path, keep_rows=True)
 
 
 def _curves(shapes: dict[str, dict[Coords, float]]) -> MeasuredCurves:

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from ...base import tabular
-from ...base.errors import BadFile, BadValue, abbreviate
+from ...base.errors import BadFile, abbreviate
 from ...costs.kernels.kernel_rows import HEADER, SHAPE_DEFAULTS, SHAPE_KEYS
-from ..machine import optional_library
 
 SUFFIXES = (".csv", ".txt", ".parquet")
+MAX_ROWS = 5_000_000  # of a table that is imported as a whole
 RawTable = tabular.TableChunk  # a whole table: cells by column, and the line of each row
 
 
@@ -70,59 +70,24 @@ def formats() -> dict[str, Reader]:
 
 def read(path: Path) -> ImportedTable:
     """A file as rows of a kernel profile: ``read(Path("gemm_perf.parquet")).batches``"""
-    columns = frozenset(_columns(path))
-    if set(HEADER) <= columns:
-        raise Unusable(f"{path} is a kernel profile of inferometer already")
-    for reader in formats().values():
-        if reader.claims(columns):
-            sheet = load(path)
-            if not sheet.lines:
-                raise Unusable(f"{path} has a header but no rows")
-            return reader.read(sheet)
+    try:
+        table = tabular.open_table(path)
+    except BadFile as error:  # no table at all
+        raise Unusable(str(error)) from None
+    with table:
+        columns = frozenset(table.names)
+        if set(HEADER) <= columns:
+            raise Unusable(f"{path} is a kernel profile of inferometer already")
+        for reader in formats().values():
+            if reader.claims(columns):
+                sheet = table.whole(MAX_ROWS)
+                if not sheet.lines:
+                    raise Unusable(f"{path} has a header but no rows")
+                return reader.read(sheet)
     if any(name.startswith("version https://git-lfs") for name in columns):
         raise Unusable(f"{path} is a Git LFS pointer, not the table: fetch it with git lfs pull")
     shown = ", ".join(sorted(columns - {""})[:8]) + (" …" if len(columns) > 8 else "")
     raise Unusable(f"{path} is not a table of {', '.join(formats())}: its columns are {abbreviate(shown)}")
-
-
-def _columns(path: Path) -> list[str]:
-    """The names of a table's columns; a file that is no table at all cannot be used."""
-    if path.suffix == ".parquet":
-        return list(_parquet(path).schema_arrow.names)
-    try:
-        return tabular.column_names(path)
-    except BadFile as error:
-        raise Unusable(str(error)) from None
-
-
-def load(path: Path) -> RawTable:
-    """A table as it is, CSV or Parquet."""
-    if path.suffix == ".parquet":
-        try:
-            table = _parquet(path).read()
-        except (OSError, ValueError) as error:
-            raise _broken(path, error) from None
-        return RawTable(path, table.to_pydict(), range(1, table.num_rows + 1))
-    names = tabular.column_names(path)
-    pieces = list(tabular.read_table(path, names))
-    columns: dict[str, Sequence[Any]] = {}
-    columns |= {name: [cell for piece in pieces for cell in piece.columns[name]] for name in names}
-    return RawTable(path, columns, [line for piece in pieces for line in piece.lines])
-
-
-def _parquet(path: Path) -> Any:
-    try:
-        parquet = optional_library("pyarrow.parquet")
-    except ImportError:
-        raise BadValue(f"{path} is Parquet, which needs pyarrow: pip install pyarrow (CSV tables do not)") from None
-    try:
-        return parquet.ParquetFile(path)
-    except (OSError, ValueError) as error:  # pyarrow's own errors are of these kinds
-        raise _broken(path, error) from None
-
-
-def _broken(path: Path, error: Exception) -> BadFile:
-    return BadFile(f"{path} cannot be read as Parquet: {str(error).splitlines()[0]}")
 
 
 def needs(sheet: RawTable, columns: Iterable[str], what: str) -> None:
