@@ -79,7 +79,7 @@ HEAVY = [
     "transformers",
     "matplotlib",
     "huggingface_hub",
-    "litestar",
+    "starlette",
     "uvicorn",
     "rich",
     "plotly",

@@ -54,7 +54,7 @@ class Server(NamedTuple):
         assert begun.status == 202, begun.body
         while True:
             now: dict[str, Any] = self.get(f"/api/jobs/{begun.json['job']}").json
-            if now["state"] != "running":
+            if now["state"] not in ("queued", "running"):
                 return now
             time.sleep(0.05)
 

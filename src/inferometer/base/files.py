@@ -46,8 +46,27 @@ def input_path(text: str) -> Path:
     return user_path("/dev/stdin" if text == "-" else text)
 
 
+_only_folder: Path | None = None  # of the process, so that no thread escapes it
+
+
+@contextlib.contextmanager
+def only_files_in(folder: str) -> Iterator[None]:
+    """Inside of it a path that a user gives is not even looked at unless it is below a folder.
+
+    ``with only_files_in("/tmp/x"): user_path("/etc/passwd")`` is refused: for what is asked over a network.
+    """
+    global _only_folder
+    before, _only_folder = _only_folder, Path(os.path.abspath(folder))
+    try:
+        yield
+    finally:
+        _only_folder = before
+
+
 def user_path(text: str) -> Path:
     """A path that the user gave, ``~`` resolved; one that no system could have is a sentence."""
+    if _only_folder is not None and not Path(os.path.abspath(text)).is_relative_to(_only_folder):
+        raise BadFile(f"{abbreviate(text)} is not in the catalogue, and files of this machine are not read here")
     try:
         path = Path(text).expanduser()
         path.exists()

@@ -2,64 +2,108 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from ..base.errors import BadValue
 
 if TYPE_CHECKING:
-    from socket import socket
+    from ..web.app import WebApp
 
-    from ..web.guard import Guard
+TOKEN_VARIABLE = "INFEROMETER_WEB_TOKEN"
+_TOKEN = re.compile(r"[\w.~+/=-]{16,512}", re.ASCII)
 
 
 @click.command()
-@click.option("--host", default="127.0.0.1", help="Where to listen; 0.0.0.0 lets other machines in.")
+@click.option(
+    "--host", default="127.0.0.1", help="Where to listen; 0.0.0.0 lets other machines in, who need the token."
+)
 @click.option("--port", type=int, default=8642, help="0: any that is free.")
 @click.option("--open/--no-open", "show", default=False, help="Open it in the browser of this machine.")
-def web(host: str, port: int, show: bool) -> int:
+@click.option(
+    "--token",
+    envvar=TOKEN_VARIABLE,
+    help=f"What clients must know; better given as {TOKEN_VARIABLE}, which no list of processes shows.",
+)
+@click.option("--no-token", is_flag=True, help="Let everyone in who can reach the host.")
+@click.option(
+    "--allowed-host", "names", multiple=True, metavar="NAME", help="A name by which clients call it, as behind a proxy."
+)
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json", "off"]),
+    default="text",
+    show_default=True,
+    help="The line for each request on standard error.",
+)
+def web(
+    host: str, port: int, show: bool, token: str | None, no_token: bool, names: tuple[str, ...], log_format: str
+) -> int:
     """Start the page on this machine: the plan on the left, what it does on the right. Ctrl-C ends it."""
-    import uvicorn
+    from ..web.http_server import is_loopback, listening, own_names, serve
 
-    with bound(host, port) as door:
-        address = f"http://{f'[{host}]' if ':' in host else host}:{door.getsockname()[1]}/"
-        click.echo(f"inferometer is at {address} (Ctrl-C ends it)")
-        if show:
-            import webbrowser
-
-            webbrowser.open_new_tab(address)
-        config = uvicorn.Config(
-            application(host), log_level="warning", lifespan="on", server_header=False, timeout_graceful_shutdown=2
-        )
+    with listening(host, port) as door:
+        local = is_loopback(door.getsockname()[0])
+        _check_token(host, token, no_token, local)
+        token = None if no_token else token
+        reached = [] if local else own_names(host)
+        addresses = [_address(name, door.getsockname()[1]) for name in reached or [host]]
+        app = application(host, names=[*reached, *names], token=token, log=log_format)
         try:
-            uvicorn.Server(config).run(sockets=[door])
-        except KeyboardInterrupt:
-            click.echo("ended", err=True)
+            _announce(addresses, token, bool(reached))
+            if show:
+                import webbrowser
+
+                webbrowser.open_new_tab(addresses[0])
+            serve(app, door)
+        finally:
+            app.stop()
+    click.echo("ended", err=True)
     return 0
 
 
-def application(host: str = "127.0.0.1", workers: int | None = None) -> Guard:
+def application(
+    host: str = "127.0.0.1",
+    *,
+    names: list[str] | None = None,
+    token: str | None = None,
+    workers: int | None = None,
+    log: str = "off",
+) -> WebApp:
     """The ASGI application that `web` serves."""
     from ..web.app import create_app
     from ..web.catalogue import controls
 
-    return create_app(controls(), host, workers)
+    return create_app(controls(), host, names=names or (), token=token, workers=workers, log=log)
 
 
-def bound(host: str, port: int) -> socket:
-    """A socket that listens there; a sentence where that cannot be."""
-    import socket as sockets
+def _check_token(host: str, token: str | None, no_token: bool, local: bool) -> None:
+    if no_token and token and click.get_current_context().get_parameter_source("token") != ParameterSource.ENVIRONMENT:
+        raise BadValue("`token` and `no_token` exclude each other")
+    if token is not None and not no_token and not _TOKEN.fullmatch(token):
+        raise BadValue(
+            "`token` must have 16 letters or more, of A-Z a-z 0-9 . _ ~ + / = -, such as openssl rand -hex 16 makes"
+        )
+    if not (local or token or no_token):
+        raise BadValue(
+            f"`host` {host} lets every machine in that can reach this one: give `token` ({TOKEN_VARIABLE} in the "
+            "environment), or `no_token` where you trust the network"
+        )
 
-    if not 0 <= port <= 65535:
-        raise BadValue(f"`port` must be between 0 and 65,535, not {port:,}")
-    try:
-        family, *_, place = sockets.getaddrinfo(host, port, type=sockets.SOCK_STREAM)[0]
-        door = sockets.socket(family, sockets.SOCK_STREAM)
-        door.setsockopt(sockets.SOL_SOCKET, sockets.SO_REUSEADDR, 1)
-        door.bind(place)
-        door.listen(1024)  # a connection before the server is ready waits
-    except (OSError, UnicodeError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        raise BadValue(f"`host` {host} `port` {port} cannot be listened at: {why}") from None
-    return door
+
+def _address(name: str, port: int) -> str:
+    return f"http://{f'[{name}]' if ':' in name else name}:{port}/"
+
+
+def _announce(addresses: list[str], token: str | None, public: bool) -> None:
+    first, *others = addresses
+    click.echo(f"inferometer is at {first} (Ctrl-C ends it)")
+    for address in others:
+        click.echo(f"  also {address}")
+    if public and token is None:
+        click.echo("Everyone who can reach these addresses may ask it: there is no token.", err=True)
+    if token is not None:
+        click.echo(f"It asks for the token: open it once as {first}?token=TOKEN", err=True)

@@ -152,12 +152,12 @@ def _scheduled(request: Request, async_scheduling: bool | None) -> Request:
 def _check_options(options: ServingOptions, num_gpu_blocks: int | None) -> None:
     """Refuse what no engine takes."""
     for what, given, allowed in (
-        ("`scheduler`", options.scheduler or "vllm", SCHEDULERS),
+        ("`scheduler`", "vllm" if options.scheduler in (None, "") else options.scheduler, SCHEDULERS),
         ("`policy`", options.policy, POLICIES),
         ("`router`", options.router, ROUTERS),
         ("stops", options.stops, STOPS),
     ):
-        if given not in allowed:
+        if not isinstance(given, str) or given not in allowed:
             raise UnknownName(what, given, allowed)
     if options.max_concurrency is not None:
         check_int("max_concurrency", options.max_concurrency)

@@ -341,15 +341,13 @@ def model(text: str, token: str | None = None, *, assume_decoder: bool = False) 
     if name.startswith((".", "/", "~")) or name.endswith((".json", ".toml", *PACKED)) or name == "-":
         return _from_file(input_path(name))
     entry = catalog_entry(name)
-    if entry is None and not assume_decoder:
-        _refuse_other_kinds(name)
-    path = user_path(name)
-    if entry is None and path.is_dir() and (path / "config.json").exists():
-        return _from_file(path)
     if entry is not None:
         return entry
+    if not assume_decoder:
+        _refuse_other_kinds(name)
+    path = user_path(name)
     if path.is_dir():
-        raise BadFile(f"{path} is a folder without a config.json")
+        return _from_file(path)
     if name.count("/") == 1:
         return _download(name, token)
     hint = "(or give a Hugging Face id or the path of a config.json)"

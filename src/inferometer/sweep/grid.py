@@ -76,7 +76,7 @@ def axis_values(name: str, given: Any) -> tuple[Any, ...]:
         several = isinstance(given, list | tuple) and all(isinstance(v, str | Mapping | None) for v in given)
         return choices(argument, given if several else [given], lambda text: [text])
     if name == "images" and all(isinstance(side, int) for side in as_list(given)):
-        given = [tuple(given)]
+        given = [tuple(as_list(given))]  # one picture's sides; the request says how many there must be
     # MODEL is an argument of the command, not one of its flags
     return choices(argument if name != "model" else "MODEL", given, gpu_names if name == "gpu" else None)
 

@@ -1,43 +1,45 @@
 """The server: the page, its parts, and the verbs as JSON; OpenAPI at /schema.
 
-create_app(controls, "127.0.0.1")      # an ASGI application behind its `Guard`; `inferometer web` gives it to uvicorn
+create_app(controls)      # an ASGI application behind its `Guard`; `inferometer web` gives it to uvicorn
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from .. import __version__
 from ..base.errors import BadFile, InferometerError
 from ..views.plots.palette import palette_css
-from .answers import JsonAnswer, Refusal, refusal
+from .answers import JsonAnswer, refusal
 from .catalogue import Control
-from .guard import Guard
+from .guard import Guard, Receive, Scope, Send, Token
 from .jobs import Jobs, TooManyJobs
-from .schema import body_schemas, plan_schema, with_body
+from .operations import CONTENT_TYPE, Gauge, Observer, RequestLog, resident_bytes
+from .schema import document
+from .uploads import Uploads
 from .workers import WorkerPool
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.routing import Route
+
+    Endpoint = Callable[[Request], Any]
 
 TIMEOUTS = {"analyze": 20.0, "explain": 20.0, "sweep": 30.0, "sensitivity": 30.0}  # s; verbs that answer at once
 JOBS = ("simulate", "search")  # verbs that take long
-CACHED_ANSWERS = 256  # a slider that comes back asks the same again
+CACHED_BYTES = 64_000_000  # of answers: a slider that comes back asks the same again
 LARGEST_CACHED = 1_000_000  # bytes
-SUMMARIES = {
-    "analyze": "One plan, explained: the report, the command that makes it, and the network to be drawn.",
-    "explain": "One operator: formulas, values put in, and where its efficiency comes from.",
-    "sweep": "Every combination of some axes, as columns.",
-    "sensitivity": "What moves a plan: every figure of the machine, 10% up and down.",
-    "simulate": "Begin a simulation of requests; answers with a job.",
-    "search": "Begin the search for the best deployment; answers with a job.",
-}
 
 
 class AnswerCache:
@@ -45,25 +47,126 @@ class AnswerCache:
 
     def __init__(self, pool: WorkerPool) -> None:
         self.pool = pool
-        self.tasks: OrderedDict[tuple[str, bytes], asyncio.Task[JsonAnswer]] = OrderedDict()
+        self.tasks: dict[bytes, asyncio.Task[JsonAnswer]] = {}  # under way
+        self.answers: OrderedDict[bytes, JsonAnswer] = OrderedDict()
+        self.bytes = 0
 
     async def ask(self, verb: str, body: bytes = b"{}") -> JsonAnswer:
         """The answer, from a worker or from memory."""
-        key = (verb, body)
+        key = hashlib.blake2b(verb.encode() + b"\0" + body).digest()
+        if key in self.answers:
+            self.answers.move_to_end(key)
+            return self.answers[key]
         task = self.tasks.get(key)
         if task is None:
             task = self.tasks[key] = asyncio.create_task(self.pool.ask(verb, body, TIMEOUTS.get(verb, 30.0)))
-            if len(self.tasks) > CACHED_ANSWERS:
-                self.tasks.popitem(last=False)
-        self.tasks.move_to_end(key)
-        keep = False
+            task.add_done_callback(lambda done: self._done(key, done))
+        return await asyncio.shield(task)
+
+    def _done(self, key: bytes, task: asyncio.Task[JsonAnswer]) -> None:
+        del self.tasks[key]
+        if task.cancelled() or task.exception() is not None:
+            return
+        answer = task.result()
+        if answer.status == 200 and len(answer.body) <= LARGEST_CACHED:
+            self.answers[key] = answer
+            self.bytes += len(answer.body)
+            while self.bytes > CACHED_BYTES:
+                self.bytes -= len(self.answers.popitem(last=False)[1].body)
+
+
+class WebApp:
+    """The application with all that it needs: ``WebApp(controls(), Guard…)``; uvicorn calls it for every request."""
+
+    def __init__(self, controls: Sequence[Control], workers: int, log: RequestLog) -> None:
+        self.controls = msgspec.json.encode(controls)
+        self.document = msgspec.json.encode(document(controls))
+        self.uploads = Uploads()
+        self.pool, self.jobs = WorkerPool(workers, self.uploads), Jobs(self.uploads)
+        self.cache = AnswerCache(self.pool)
+        routes = [*_page_routes(self), *_answer_routes(self), *_job_routes(self), *_operator_routes(self)]
+        self.starlette = _starlette(routes, self._lifespan)
+        self.guard = Guard(self.starlette)
+        self.observer = Observer(self._guarded, log, [route.path for route in routes])
+        self.connections: Callable[[], int] = lambda: 0  # open ones, which the server knows
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request, counted and logged."""
+        await self.observer(scope, receive, send)
+
+    async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.guard(scope, receive, send)
+
+    @asynccontextmanager
+    async def _lifespan(self, _: Any) -> AsyncIterator[None]:
+        """Processes begin and end with the server's life."""
+        self.pool.start()
+        first = asyncio.create_task(self.cache.ask("catalogue"))  # so that it is there when the page asks for it
         try:
-            answer = await asyncio.shield(task)
-            keep = answer.status == 200 and len(answer.body) <= LARGEST_CACHED
+            yield
         finally:
-            if not keep:
-                self.tasks.pop(key, None)
-        return answer
+            first.cancel()
+            self.stop()
+
+    def stop(self) -> None:
+        """End every process and remove every file; twice does no harm."""
+        self.pool.stop()
+        self.jobs.stop()
+        self.uploads.stop()
+
+    def health(self) -> dict[str, Any]:
+        """Whether it can answer, and how its workers stand."""
+        pool = self.pool
+        alive = sum(worker.alive for worker in list(pool.workers))
+        return {
+            "live": True,
+            "ready": pool.ready and alive > 0 and not pool.stopped,
+            "workers": {"alive": alive, "busy": pool.busy, "wanted": pool.number, "replaced": pool.replaced},
+            "queued": pool.queued,
+            "jobs": {state: self.jobs.count(state) for state in ("queued", "running")},
+        }
+
+    def gauges(self) -> list[Gauge]:
+        """What Prometheus is told beside the requests."""
+        now = self.health()
+        workers, jobs = now["workers"], now["jobs"]
+        processes = [worker.process.pid for worker in [*self.pool.workers, *self.jobs.workers.values()]]
+        return [
+            Gauge("inferometer_ready", "1 where the server can answer.", float(now["ready"])),
+            Gauge("inferometer_connections", "Connections that are open.", self.connections()),
+            Gauge("inferometer_queue_length", "Questions that wait for a worker.", now["queued"]),
+            Gauge("inferometer_workers", "Processes that answer short questions.", workers["alive"]),
+            Gauge("inferometer_workers_busy", "Of these, at work.", workers["busy"]),
+            Gauge(
+                "inferometer_workers_replaced_total",
+                "Workers that died or took too long.",
+                workers["replaced"],
+                "counter",
+            ),
+            Gauge("inferometer_jobs_queued", "Jobs that wait.", jobs["queued"]),
+            Gauge("inferometer_jobs_running", "Jobs that run.", jobs["running"]),
+            Gauge("process_resident_memory_bytes", "Memory of the server itself.", resident_bytes()),
+            Gauge(
+                "inferometer_workers_resident_memory_bytes",
+                "Memory of all workers, what they share counted for each.",
+                sum(resident_bytes(process) for process in processes if process),
+            ),
+        ]
+
+
+def create_app(
+    controls: Sequence[Control],
+    host: str = "127.0.0.1",
+    *,
+    names: Iterable[str] = (),
+    token: str | None = None,
+    workers: int | None = None,
+    log: str = "off",
+) -> WebApp:
+    """The application behind its gate, for a server at ``host`` that is also called ``names``."""
+    app = WebApp(controls, workers or min(4, os.cpu_count() or 1), RequestLog(log))
+    app.guard = Guard(app.starlette, host, names, Token(token) if token else None)
+    return app
 
 
 def plotly() -> Path:
@@ -83,171 +186,135 @@ def static() -> Path:
     return Path(str(files(__package__))) / "static"
 
 
-def create_app(controls: Sequence[Control], host: str = "127.0.0.1", workers: int | None = None) -> Guard:
-    """The application behind its gate; its processes begin and end with the server's life."""
-    from litestar import Litestar, Response
-    from litestar.exceptions import HTTPException
-    from litestar.openapi import OpenAPIConfig
-    from litestar.openapi.plugins import JsonRenderPlugin
-    from litestar.response import File
-    from litestar.static_files import create_static_files_router
+def _starlette(routes: Sequence[Route], lifespan: Any) -> Starlette:
+    from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
 
-    pool, jobs = WorkerPool(workers or min(4, os.cpu_count() or 1)), Jobs()
-    cache = AnswerCache(pool)
-
-    @asynccontextmanager
-    async def lifespan(_: Litestar) -> AsyncIterator[None]:
-        pool.start()
-        first = asyncio.create_task(cache.ask("catalogue"))  # so that it is there when the page asks for it
-        try:
-            yield
-        finally:
-            first.cancel()
-            pool.stop()
-            jobs.stop()
-
-    def refused(_: Any, error: Exception) -> Any:
+    def refused(_: Request, error: Exception) -> Response:
         status = getattr(error, "status_code", 500)
-        return _response(refusal(status, str(getattr(error, "detail", "") or "inferometer made a mistake")))
+        detail = {404: "there is nothing here", 405: "this is not asked in that way", 500: "inferometer made a mistake"}
+        headers = getattr(error, "headers", None) or {}
+        return _response(refusal(status, detail.get(status, str(getattr(error, "detail", "")))), headers)
 
-    app = Litestar(
-        [
-            *_page_routes(),
-            *_answer_routes(controls, cache),
-            *_job_routes(controls, jobs),
-            create_static_files_router("/static", [static()], include_in_schema=False),
-        ],
-        lifespan=[lifespan],
-        exception_handlers={HTTPException: refused},
-        logging_config=None,
-        request_max_body_size=None,
-        signature_namespace={"Response": Response, "File": File},  # imported inside of functions alone
-        openapi_config=OpenAPIConfig("inferometer", __version__, render_plugins=[JsonRenderPlugin(path="/")]),
-    )
-    return Guard(app, host)  # type: ignore[arg-type]
+    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: refused, Exception: refused})
+    app.router.redirect_slashes = False
+    return app
 
 
-def _response(answer: JsonAnswer) -> Any:
-    from litestar import Response
+def _response(answer: JsonAnswer, headers: dict[str, str] | None = None) -> Response:
+    from starlette.responses import Response
 
-    headers = {"cache-control": "no-store"}
+    headers = {**(headers or {}), "cache-control": "no-store"}
     return Response(answer.body, status_code=answer.status, media_type="application/json", headers=headers)
 
 
-def _page_routes() -> list[Any]:
+def _page_routes(app: WebApp) -> list[Route]:
     """The page, its colours, and the library that draws its charts."""
-    from litestar import Response, get
-    from litestar.response import File
+    from starlette.exceptions import HTTPException
+    from starlette.responses import FileResponse, Response
+    from starlette.routing import Route
 
-    @get("/", include_in_schema=False, sync_to_thread=False)
-    def page() -> File:
-        return File(static() / "index.html", media_type="text/html", content_disposition_type="inline")
+    parts = {path.name: path for path in static().iterdir() if path.is_file()}
+    kinds = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".html": "text/html"}
 
-    @get("/palette.css", include_in_schema=False, sync_to_thread=False)
-    def palette() -> Response[Any]:
+    def file(path: Path, **headers: str) -> Response:
+        return FileResponse(path, media_type=kinds.get(path.suffix), headers=headers)
+
+    async def page(_: Request) -> Response:
+        return file(parts["index.html"])
+
+    async def palette(_: Request) -> Response:
         return Response(palette_css(), media_type="text/css")
 
-    @get("/plotly.js", include_in_schema=False, sync_to_thread=False)
-    def charts() -> File:
-        return File(
-            plotly(),
-            media_type="text/javascript",
-            content_disposition_type="inline",
-            headers={"cache-control": "max-age=86400"},
-        )
+    async def charts(_: Request) -> Response:
+        return file(plotly(), **{"cache-control": "max-age=86400"})
 
-    return [page, palette, charts]
+    async def part(request: Request) -> Response:
+        path = parts.get(request.path_params["name"])  # looked up among those that there are: never a path
+        if path is None:
+            raise HTTPException(404)
+        return file(path)
+
+    return [
+        Route("/", page),
+        Route("/palette.css", palette),
+        Route("/plotly.js", charts),
+        Route("/static/{name}", part),
+    ]
 
 
-def _answer_routes(controls: Sequence[Control], cache: AnswerCache) -> list[Any]:
+def _answer_routes(app: WebApp) -> list[Route]:
     """What is answered at once."""
-    from litestar import Response, get, post
-    from litestar.openapi import ResponseSpec
+    from starlette.routing import Route
 
-    encoded = msgspec.json.encode(controls)
-    bodies = body_schemas(plan_schema(controls))
+    async def list_controls(_: Request) -> Response:
+        return _response(JsonAnswer(200, app.controls))
 
-    async def ask(verb: str, body: bytes = b"{}") -> Response[Any]:
-        response: Response[Any] = _response(await cache.ask(verb, body))
-        return response
+    async def schema(_: Request) -> Response:
+        return _response(JsonAnswer(200, app.document))
 
-    @get("/api/controls", sync_to_thread=False, summary="The words of a plan: labels, help, units, bounds.")
-    def list_controls() -> Response[Any]:
-        response: Response[Any] = _response(JsonAnswer(200, encoded))
-        return response
-
-    @get("/api/catalogue", summary="Models, hardware, engines, precisions, use cases, presets.")
-    async def catalogue() -> Response[Any]:
-        return await ask("catalogue")
-
-    @get("/api/accuracy", summary="Predicted beside measured, as shipped.")
-    async def accuracy() -> Response[Any]:
-        return await ask("accuracy")
-
-    def route(verb: str) -> Any:
-        @post(
-            f"/api/{verb}",
-            status_code=200,
-            name=verb,
-            summary=SUMMARIES[verb],
-            operation_id=verb,
-            operation_class=with_body(bodies[verb]),
-            responses={400: ResponseSpec(Refusal)},
-        )
-        async def answered(body: bytes) -> Response[Any]:
-            return await ask(verb, body)
+    def shipped(verb: str) -> Endpoint:
+        async def answered(_: Request) -> Response:
+            return _response(await app.cache.ask(verb))
 
         return answered
 
-    return [list_controls, catalogue, accuracy, *map(route, TIMEOUTS)]
+    def route(verb: str) -> Endpoint:
+        async def answered(request: Request) -> Response:
+            return _response(await app.cache.ask(verb, await request.body()))
+
+        return answered
+
+    return [
+        Route("/schema", schema),
+        Route("/api/controls", list_controls),
+        Route("/api/catalogue", shipped("catalogue")),
+        Route("/api/accuracy", shipped("accuracy")),
+        *(Route(f"/api/{verb}", route(verb), methods=["POST"]) for verb in TIMEOUTS),
+    ]
 
 
-def _job_routes(controls: Sequence[Control], jobs: Jobs) -> list[Any]:
+def _job_routes(app: WebApp) -> list[Route]:
     """What takes long: begun, polled, cancelled."""
-    from litestar import Response, delete, get, post
-    from litestar.openapi import ResponseSpec
+    from starlette.concurrency import run_in_threadpool
+    from starlette.routing import Route
 
-    bodies = body_schemas(plan_schema(controls))
-
-    def route(verb: str) -> Any:
-        @post(
-            f"/api/{verb}",
-            status_code=202,
-            name=verb,
-            summary=SUMMARIES[verb],
-            operation_id=verb,
-            sync_to_thread=False,
-            operation_class=with_body(bodies[verb]),
-            responses={400: ResponseSpec(Refusal)},
-        )
-        def begin(body: bytes) -> Response[Any]:
-            response: Response[Any] = _response(_begin(jobs, verb, body))
-            return response
+    def route(verb: str) -> Endpoint:
+        async def begin(request: Request) -> Response:
+            return _response(_begin(app.jobs, verb, await request.body()))
 
         return begin
 
-    @get(
-        "/api/jobs/{job:str}",
-        sync_to_thread=False,
-        summary="How a job stands, and its result once it is done.",
-        responses={404: ResponseSpec(Refusal)},
-    )
-    def status(job: str) -> Response[Any]:
-        response: Response[Any] = _response(_of_job(jobs.status, job))
-        return response
+    async def status(request: Request) -> Response:
+        return _response(_of_job(app.jobs.status, request.path_params["job"]))
 
-    @delete(
-        "/api/jobs/{job:str}",
-        status_code=200,
-        sync_to_thread=True,
-        summary="Cancel a job.",
-        responses={404: ResponseSpec(Refusal)},
-    )
-    def cancel(job: str) -> Response[Any]:
-        response: Response[Any] = _response(_of_job(jobs.cancel, job))
-        return response
+    async def cancel(request: Request) -> Response:
+        return _response(await run_in_threadpool(_of_job, app.jobs.cancel, request.path_params["job"]))
 
-    return [*map(route, JOBS), status, cancel]
+    return [
+        *(Route(f"/api/{verb}", route(verb), methods=["POST"]) for verb in JOBS),
+        Route("/api/jobs/{job}", status, methods=["GET"]),
+        Route("/api/jobs/{job}", cancel, methods=["DELETE"]),
+    ]
+
+
+def _operator_routes(app: WebApp) -> list[Route]:
+    """How the server stands: for probes and for Prometheus."""
+    from starlette.responses import Response
+    from starlette.routing import Route
+
+    async def healthz(_: Request) -> Response:
+        health = app.health()
+        return _response(JsonAnswer(200 if health["ready"] else 503, msgspec.json.encode(health)))
+
+    async def live(_: Request) -> Response:
+        return _response(JsonAnswer(200, b'{"live":true}'))
+
+    async def metrics(_: Request) -> Response:
+        text = app.observer.metrics.text(app.gauges())
+        return Response(text, headers={"content-type": CONTENT_TYPE, "cache-control": "no-store"})
+
+    return [Route("/healthz", healthz), Route("/healthz/live", live), Route("/metrics", metrics)]
 
 
 def _begin(jobs: Jobs, verb: str, body: bytes) -> JsonAnswer:

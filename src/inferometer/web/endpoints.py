@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base.errors import BadValue, InferometerError, UnknownName, abbreviate
+from ..base.files import only_files_in
 from ..inference.analyze import PHASES, check_phase, report_of
 from ..inference.explain import explain
 from ..inference.request import Request, build_request
@@ -38,9 +39,13 @@ def endpoint(verb: str) -> Callable[[Endpoint], Endpoint]:
     return register
 
 
-def answer(verb: str, body: bytes, progress: ProgressCallback = no_progress) -> JsonAnswer:
-    """Whatever comes, an answer: the result, or one sentence and the control that it is about."""
-    with tempfile.TemporaryDirectory(prefix="inferometer-") as name:
+def answer(verb: str, body: bytes, progress: ProgressCallback = no_progress, folder: Path | None = None) -> JsonAnswer:
+    """Whatever comes, an answer: the result, or one sentence and the control that it is about.
+
+    Files that came with the request are put into ``folder`` (else into a temporary one) while it is answered; no other
+    files that it names are opened.
+    """
+    with tempfile.TemporaryDirectory(prefix="inferometer-", dir=folder) as name, only_files_in(name):
         prefix = f"{name}{os.sep}"  # paths of files that came with the request lose it again
         try:
             status, content = result(ENDPOINTS[verb](decoded(body), Path(name), progress))

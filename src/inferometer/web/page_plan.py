@@ -6,6 +6,7 @@ that would have to be fetched from another one.
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping
@@ -22,6 +23,7 @@ from ..specs.plan_args import PlanArgs, TargetArgs
 
 _OF_A_USECASE = ("batch_size", "input_len", "output_len", "beam_width")  # shown even where they are the default
 PAGE_ONLY = ("config", "gpu_figures")  # arguments that the command line spells otherwise
+_NAME = re.compile(r"[A-Za-z0-9][\w.+ -]{0,120}(/[A-Za-z0-9][\w.+ -]{0,120})?(?<!\.json)(?<!\.toml)", re.ASCII)
 _FIGURE = re.compile(r"[A-Za-z0-9_.-]{1,80}")
 
 
@@ -36,12 +38,12 @@ DEFAULT_MODEL: str = page_arguments()["model"].default
 
 
 class PagePlan(NamedTuple):
-    """A plan that names only what is known: ``model`` may be the path of a config.json that was sent with it."""
+    """A plan that names only what the catalogue has; ``model`` may be the path of a config.json that came with it."""
 
     model: str
     gpu: str
     options: dict[str, Any]  # all other arguments
-    label: str  # the model's name for people
+    label: str  # what the command line calls the model
 
     def without_options(self) -> PagePlan:
         """The same model and GPU, for a command that spells its options itself."""
@@ -57,19 +59,22 @@ def page_plan(given: Any, folder: Path) -> PagePlan:
     check_allowed("word of a plan", options, (*ARGUMENTS, *PAGE_ONLY))
     config, figures = options.pop("config", None), options.pop("gpu_figures", {})
     model, gpu = options.pop("model", DEFAULT_MODEL), options.pop("gpu", page_arguments()["gpu"].default)
-    check_names({"model": [] if config is not None else model, "gpu": gpu, **options})
     if not isinstance(model, str):
         raise BadValue(f"the model must be a name, not {abbreviate(model)}", field="model")
+    if not isinstance(gpu, str):
+        raise BadValue(f"a name must be text, not {abbreviate(gpu)}", field="gpu")
+    options = catalogued({**({} if config is not None else {"model": model}), "gpu": gpu, **options})
+    known, gpu = options.pop("model", ""), options.pop("gpu")
     gpu = f"{gpu}{_gpu_changes(gpu, figures)}"
     if config is None:
-        return PagePlan(model, gpu, options, model)
+        return PagePlan(known, gpu, options, model.strip())
     if not isinstance(config, Mapping):
         raise BadValue(f"a config.json is an object, not {abbreviate(config)}", field="model")
-    label = file_name(model.rpartition("/")[2] if model != DEFAULT_MODEL else "uploaded")
-    path = folder / label / "config.json"
+    name = file_name(model.rpartition("/")[2] if model != DEFAULT_MODEL else "uploaded")
+    path = folder / name / "config.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.encode(config))
-    return PagePlan(str(path), gpu, options, label)
+    return PagePlan(str(path), gpu, options, f"{name}/config.json")
 
 
 def check_allowed(what: str, names: Iterable[str], allowed: Iterable[str]) -> None:
@@ -80,47 +85,93 @@ def check_allowed(what: str, names: Iterable[str], allowed: Iterable[str]) -> No
             raise UnknownName(what, name, allowed)
 
 
-def check_names(options: Mapping[str, Any]) -> None:
-    """Refuse models, GPUs and engines that the catalogue has not; values may be lists of names, as axes are."""
+def catalogued(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The same options with models, GPUs, engines and hosts under the catalogue's own names; others are refused.
+
+    What a client wrote goes no further, so it cannot be taken for a path: ``catalogued({"gpu": "H200"})``. Values may
+    be lists of names, as axes are.
+    """
     for name, value in options.items():
         for text in _texts(value):
             if any(ord(letter) < 32 for letter in text):
                 raise BadValue(f"`{name}` has a letter that cannot be printed: {abbreviate(text)}")
-    for model in _names("model", options, lambda text: text.split(",")):
-        if catalog.catalog_entry(model) is None:
-            raise UnknownName("model", model, catalog.names("models"), "(or give its config.json)", field="model")
-    for gpu in _names("gpu", options, catalog.gpu_names):
-        name = gpu.partition(":")[0].strip()
-        if catalog.registered_name("hardware", name) is None:
-            raise UnknownName("GPU", name, catalog.names("hardware"), field="gpu")
-    for engine in _names("engine", options, lambda text: text.split(",")):
-        name = catalog.engine_name(engine)[0]
-        if catalog.registered_name("engines", name) is None:
-            raise UnknownName("engine", name, catalog.names("engines"), field="engine")
-    for draft in _draft_models(options.get("speculative_config")):
-        if catalog.catalog_entry(draft) is None:
-            raise UnknownName("model of `speculative_config`", draft, catalog.names("models"))
+    known = {name: _catalogued(name, value) for name, value in options.items() if name in _SPLIT and value is not None}
+    if options.get("speculative_config") is not None:
+        known["speculative_config"] = _with_known_drafts(options["speculative_config"])
+    return {**options, **known}
 
 
-def _names(field: str, options: Mapping[str, Any], split: Callable[[str], list[str]]) -> Iterable[str]:
-    """Every name of an argument: one, several with commas between, or a list of such."""
-    value = options.get(field)
-    for item in as_list(value) if value is not None else []:
+def model_name(text: str) -> str:
+    """The catalogue's name of a model: ``model_name("meta-llama/Llama-3.1-8B")  # 'llama-3.1-8b'``"""
+    entry = catalog.catalog_entry(text) if _NAME.fullmatch(text) else None
+    if entry is None:
+        raise UnknownName("model", text, catalog.names("models"), "(or give its config.json)", field="model")
+    name = entry.name if not entry.quantization else catalog.normalized(text.rpartition("/")[2])
+    return name if catalog.catalog_entry(name) is entry else catalog.normalized(text)
+
+
+def _registered(folder: str, what: str, field: str, text: str) -> str:
+    name = catalog.registered_name(folder, text) if _NAME.fullmatch(text) else None
+    if name is None:
+        raise UnknownName(what, text, catalog.names(folder), field=field)
+    return name
+
+
+def _gpu_name(text: str) -> str:
+    name, colon, figures = text.partition(":")
+    return f"{_registered('hardware', 'GPU', 'gpu', name.strip())}{colon}{figures}"
+
+
+def _engine_name(text: str) -> str:
+    name, version = catalog.engine_name(text)
+    return _registered("engines", "engine", "engine", name) + (f"@{version}" if version else "")
+
+
+def _host_name(text: str) -> str:
+    name, colon, figures = text.partition(":")
+    return f"{_registered('hosts', 'host', 'host_profile', name.strip())}{colon}{figures}"
+
+
+def _between_commas(text: str) -> list[str]:
+    return text.split(",")
+
+
+_SPLIT: dict[str, tuple[Callable[[str], list[str]], Callable[[str], str]]] = {  # into names, and what each is called
+    "model": (_between_commas, model_name),
+    "gpu": (catalog.gpu_names, _gpu_name),
+    "engine": (_between_commas, _engine_name),
+    "host_profile": (catalog.gpu_names, _host_name),
+}
+
+
+def _catalogued(field: str, value: Any) -> Any:
+    """One name, several with commas between, or a list of such."""
+    split, rename = _SPLIT[field]
+    for item in as_list(value):
         if not isinstance(item, str):
             raise BadValue(f"a name must be text, not {abbreviate(item)}", field=field)
-        yield from (name.strip() for name in split(item))
+    renamed = [",".join(rename(name.strip()) for name in split(item)) for item in as_list(value)]
+    return renamed if isinstance(value, list) else renamed[0]
 
 
-def _draft_models(value: Any) -> Iterable[str]:
-    """The models that speculative decoding would draft with."""
-    for item in as_list(value) if not isinstance(value, Mapping) else [value]:
-        if isinstance(item, str):
-            try:
-                item = msgspec.json.decode(item)
-            except (msgspec.DecodeError, RecursionError):
-                continue  # not JSON: the request says so
-        if isinstance(item, Mapping) and item.get("model"):
-            yield str(item["model"])
+def _with_known_drafts(value: Any) -> Any:
+    """``speculative_config`` with the catalogue's name of the model that drafts."""
+    if isinstance(value, list):
+        return [_with_known_drafts(item) for item in value]
+    config = value
+    if isinstance(value, str):
+        try:
+            config = json.loads(value)  # as the request reads it
+        except (ValueError, RecursionError):
+            return value  # not JSON: the request says so
+    if not isinstance(config, Mapping) or not config.get("model"):
+        return value
+    draft = config["model"]
+    entry = catalog.catalog_entry(draft) if isinstance(draft, str) and _NAME.fullmatch(draft) else None
+    if entry is None:
+        raise UnknownName("model of `speculative_config`", draft, catalog.names("models"))
+    config = {**config, "model": model_name(str(draft))}
+    return json.dumps(config) if isinstance(value, str) else config
 
 
 def _texts(value: Any) -> Iterable[str]:
@@ -151,8 +202,7 @@ def file_name(name: str) -> str:
 
 def command(verb: str, plan: PagePlan, more: Mapping[str, Any] | None = None) -> str:
     """The line for a shell: ``command("analyze", plan)  # 'inferometer analyze llama-3.1-8b --gpu h200 …'``"""
-    model = plan.model if plan.label == plan.model else f"{plan.label}/config.json"
-    line, known = ["inferometer", verb, model], page_arguments()
+    line, known = ["inferometer", verb, plan.label], page_arguments()
     for name, value in {"gpu": plan.gpu, **plan.options, **(more or {})}.items():
         default = known[name].default if name in known and name not in _OF_A_USECASE else None
         if value is None or (value == default and not (more or {}).get(name)):

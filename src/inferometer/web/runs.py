@@ -11,7 +11,7 @@ import msgspec
 
 from ..base.errors import BadValue, abbreviate
 from .answers import ProgressCallback
-from .page_plan import ARGUMENTS, PRIVATE, PagePlan, check_allowed, check_names, command
+from .page_plan import ARGUMENTS, PRIVATE, PagePlan, catalogued, check_allowed, command
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ..sweep.sweep import Sweep
 
 MAX_POINTS = 200_000  # of a sweep
+MAX_PLANS = 2_000  # of a sweep: points that differ in more than batch and lengths, which take long
 MAX_REQUESTS = 200_000  # of a simulation
 SHOWN = 2000  # requests and points of a distribution that go to the page
 _BATCH = ("batch_size", "beam_width", "turns", "images", "usecase")  # arguments of one batch, which arrivals replace
@@ -64,6 +65,11 @@ def sweep(plan: PagePlan, axes: Any, figures: Any = None) -> dict[str, Any]:
             f"the grid has {grid.points:,} points, more than the {MAX_POINTS:,} of a page: give fewer values, "
             "or use inferometer sweep"
         )
+    if grid.num_cases > MAX_PLANS:
+        raise BadValue(
+            f"the grid has {grid.num_cases:,} plans, more than the {MAX_PLANS:,} of a page (batch sizes and lengths "
+            "are not counted): give fewer values, or use inferometer sweep"
+        )
     grid.check()
     table = Sweep(grid, chunks(grid))
     constants, columns = _columns(table, axes, METRICS)
@@ -84,8 +90,10 @@ def _axes(axes: Any) -> dict[str, Any]:
     if not isinstance(axes, dict) or not axes:
         raise BadValue(f'axes are words with their values such as {{"batch_size": "1:256:x2"}}, not {abbreviate(axes)}')
     check_allowed("axis", axes, ARGUMENTS)
-    check_names(axes)
-    return axes
+    for name, value in axes.items():
+        if isinstance(value, list | tuple | dict) and not value:
+            raise BadValue(f"`{name}` needs at least one value")
+    return catalogued(axes)
 
 
 def _figures(given: Any, known: Iterable[str]) -> list[str]:
@@ -123,7 +131,8 @@ def sensitivity(plan: PagePlan, options: dict[str, Any]) -> dict[str, Any]:
     """What moves the plan; options are those of the verb."""
     from ..sensitivity.sensitivity import sensitivity as run
 
-    check_names({"model": options.get("compare") or []})
+    if options.get("compare") is not None:
+        options = {**options, "compare": catalogued({"model": options["compare"]})["model"]}
     result = run(plan.model, plan.gpu, **{**plan.options, **options})
     return {**result.to_dict(), "command": command("sensitivity", plan, _without(options, "curves"))}
 
@@ -136,8 +145,7 @@ def search(plan: PagePlan, options: dict[str, Any], trace: Path | None, progress
     never = ("model", "trace", "backend", "address", "jobs", "progress", *_BATCH)
     allowed = [name for name in (*_parameters(search_with_table), *ARGUMENTS) if name not in never]
     check_allowed("word of a search", options, allowed)
-    check_names(options)
-    options = {name: value for name, value in options.items() if value is not None}
+    options = catalogued({name: value for name, value in options.items() if value is not None})
     options = {**_without(plan.options, *_BATCH, *_SEARCHED), **options}
     gpu = options.pop("gpu", plan.gpu)
     if trace is not None:
@@ -202,19 +210,19 @@ def _simulation_options(plan: PagePlan, options: dict[str, Any], trace: Path | N
     own = _parameters(verb, "model", "gpu", "trace", "progress", "fast_forward")
     allowed = [*(name for name in TRAFFIC_DEFAULTS if name != "trace"), *own, "goodput", "goodput_share"]
     check_allowed("word of the traffic", options, [*allowed, "find_capacity"])
-    _check_pools(options.get("pools", []))
+    pools = {"pools": _known_pools(options["pools"])} if options.get("pools") is not None else {}
     kept = _without(plan.options, *_BATCH, *(() if trace is None else _LENGTHS))
     if options.get("num_prompts") is not None:
         _check_number(options["num_prompts"])
-    return {**kept, **options, **({} if trace is None else {"trace": str(trace)})}
+    return {**kept, **catalogued(options), **pools, **({} if trace is None else {"trace": str(trace)})}
 
 
-def _check_pools(pools: Any) -> None:
+def _known_pools(pools: Any) -> list[dict[str, Any]]:
     if not isinstance(pools, list) or not all(isinstance(pool, Mapping) for pool in pools):
         raise BadValue(f'pools are a list such as [{{"gpu": "h200", "replicas": 2}}], not {abbreviate(pools)}')
     for pool in pools:
         check_allowed("word of a pool", pool, (*ARGUMENTS, "role", "replicas"))
-        check_names(pool)
+    return [catalogued(pool) for pool in pools]
 
 
 def _check_number(requests: Any) -> None:

@@ -1,15 +1,41 @@
-"""The bodies of requests for the OpenAPI document; a plan's arguments come from the controls, so they cannot drift."""
+"""The OpenAPI document; a plan's arguments come from the controls, so they cannot drift."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import msgspec
+
+from .. import __version__
+from .answers import Refusal
 from .catalogue import Control
 from .page_plan import PAGE_ONLY, page_arguments
 
 AXIS = {"description": "One value, a list, or a range: 1,2,4 or 16:8000:16 or 1:1024:x2"}
+SUMMARIES = {
+    "analyze": "One plan, explained: the report, the command that makes it, and the network to be drawn.",
+    "explain": "One operator: formulas, values put in, and where its efficiency comes from.",
+    "sweep": "Every combination of some axes, as columns.",
+    "sensitivity": "What moves a plan: every figure of the machine, 10% up and down.",
+    "simulate": "Begin a simulation of requests; answers with a job.",
+    "search": "Begin the search for the best deployment; answers with a job.",
+}
+_READ = {
+    "/api/controls": "The arguments of a plan: labels, help, units, bounds.",
+    "/api/catalogue": "Models, hardware, engines, precisions, use cases, presets.",
+    "/api/accuracy": "Predicted beside measured, as shipped.",
+    "/healthz": "Whether the server is ready, and how its workers stand; 503 where it is not.",
+    "/healthz/live": "That the server lives.",
+}
+_REFUSALS = {
+    "400": "A mistake in the request.",
+    "401": "The server asks for its token.",
+    "403": "A page of another site, or a host that is not this machine.",
+    "422": "More time or memory than a page may ask for.",
+    "429": "Too many questions at once.",
+    "503": "The server is too busy.",
+}
 _TEXT: dict[str, Any] = {"type": "string"}
 _NUMBER, _WHOLE = {"type": "number"}, {"type": "integer"}
 _LIMITS = {"type": "string", "description": "ttft:500,tpot:50 (ms)"}
@@ -99,33 +125,39 @@ def body_schemas(plan: dict[str, Any]) -> dict[str, dict[str, Any]]:
     }
 
 
-def with_body(schema: dict[str, Any]) -> Any:
-    """The class of an operation of the OpenAPI document whose body is described by a schema."""
-    from litestar.openapi.spec import OpenAPIMediaType, Operation, RequestBody, Schema
+def document(controls: Sequence[Control]) -> dict[str, Any]:
+    """The OpenAPI document: ``document(controls())["paths"]["/api/analyze"]["post"]["requestBody"]``"""
+    _, schemas = msgspec.json.schema_components([Control, Refusal], ref_template="#/components/schemas/{name}")
+    bodies = body_schemas(plan_schema(controls))
+    paths: dict[str, Any] = {path: {"get": _operation(path, summary)} for path, summary in _READ.items()}
+    for verb, summary in SUMMARIES.items():
+        request_body = {"required": True, "content": _json(bodies[verb])}
+        status = "202" if verb in ("simulate", "search") else "200"
+        paths[f"/api/{verb}"] = {"post": {**_operation(verb, summary, status), "requestBody": request_body}}
+    of_job = {"parameters": [{"name": "job", "in": "path", "required": True, "schema": _TEXT}]}
+    paths["/api/jobs/{job}"] = {
+        "get": of_job
+        | _operation("job", "How a job stands, its place in the queue, and its result once it is done.", "200", "404"),
+        "delete": of_job | _operation("cancel", "Cancel a job.", "200", "404"),
+    }
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "inferometer", "version": __version__},
+        "paths": paths,
+        "components": {
+            "schemas": schemas,
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"token": []}],
+    }
 
-    def made(part: dict[str, Any]) -> Schema:
-        inner = part.get("additionalProperties")
-        return Schema(
-            type=part.get("type"),
-            description=part.get("description"),
-            required=part.get("required"),
-            enum=part.get("enum"),
-            examples=part.get("examples"),
-            min_properties=part.get("minProperties"),
-            properties={name: made(one) for name, one in part["properties"].items()} if "properties" in part else None,
-            additional_properties=made(inner) if isinstance(inner, dict) else inner,
-            items=made(part["items"]) if "items" in part else None,
-        )
 
-    body = RequestBody(content={"application/json": OpenAPIMediaType(schema=made(schema))}, required=True)
+def _operation(name: str, summary: str, status: str = "200", *refused: str) -> dict[str, Any]:
+    answers = {status: {"description": "The answer.", "content": _json({})}}
+    for code, why in {**_REFUSALS, **dict.fromkeys(refused, "No such job.")}.items():
+        answers[code] = {"description": why, "content": _json({"$ref": "#/components/schemas/Refusal"})}
+    return {"operationId": name.strip("/").replace("/", "_"), "summary": summary, "responses": answers}
 
-    @dataclass
-    class WithBody(Operation):
-        """An operation with this body."""
 
-        request_body: RequestBody | None = field(default=None)
-
-        def __post_init__(self) -> None:
-            self.request_body = body
-
-    return WithBody
+def _json(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"application/json": {"schema": schema}}

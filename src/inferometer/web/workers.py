@@ -9,19 +9,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import multiprocessing
+import multiprocessing.connection
 import os
 import queue
 import signal
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from .answers import JsonAnswer, ProgressCallback, no_progress, refusal
 from .endpoints import answer
+from .uploads import Uploads
 
 MEMORY = 4 * 2**30  # bytes that a worker may take beyond what it has at the start
 PROGRESS_INTERVAL = 0.05  # s between two reports of progress
+PATIENCE = 60.0  # s that a question waits for a free worker
+DIED_TWICE = (
+    "the process that computed this ended before it had answered, and so did a second one: it may need more memory "
+    "than this machine has"
+)
 _PRELOADED = ["inferometer.serving.capacity", "inferometer.sweep.sweep", "inferometer.web.endpoints"]
 
 
@@ -32,10 +41,12 @@ class WorkerDied(Exception):
 class Worker:
     """One process: ``Worker().ask("analyze", body, 10.0)``; `end` from another thread makes that raise `WorkerDied`."""
 
-    def __init__(self) -> None:
+    def __init__(self, uploads: Uploads | None = None) -> None:
         context = _context()
+        self.uploads = uploads
+        self.folder = uploads.folder() if uploads else None
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs,), daemon=True)
+        self.process = context.Process(target=_serve, args=(theirs, self.folder), daemon=True)
         self.process.start()
         theirs.close()
 
@@ -58,9 +69,11 @@ class Worker:
         )
 
     def end(self) -> None:
-        """End it, whatever it does."""
+        """End it, whatever it does, and remove the files that it had been given."""
         self.process.kill()
         self.process.join()
+        if self.uploads is not None and self.folder is not None:
+            self.uploads.remove(self.folder)
 
     @property
     def alive(self) -> bool:
@@ -77,9 +90,11 @@ def _context() -> Any:
     return context
 
 
-def _serve(pipe: Any) -> None:
+def _serve(pipe: Any, folder: Path | None) -> None:
     """The loop of a worker: requests in, answers out, until the pipe is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which ends its workers itself
+    for number in (signal.SIGINT, signal.SIGTERM):  # these are for the server, which ends its workers itself
+        signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_end_with_the_server, daemon=True).start()
     _limit_memory()
     with contextlib.suppress(EOFError, OSError):
         while True:
@@ -92,7 +107,15 @@ def _serve(pipe: Any) -> None:
                     last = time.monotonic()
                     pipe.send(("progress", share, text))
 
-            pipe.send(("answer", *answer(verb, body, progress)))
+            pipe.send(("answer", *answer(verb, body, progress, folder)))
+
+
+def _end_with_the_server() -> None:
+    """End this process when the server's is gone, also in the middle of an answer."""
+    server = multiprocessing.parent_process()
+    if server is not None:
+        multiprocessing.connection.wait([server.sentinel])
+        os._exit(1)
 
 
 def _limit_memory() -> None:
@@ -110,44 +133,70 @@ def _limit_memory() -> None:
 class WorkerPool:
     """So many workers for short requests; one that comes while all are busy waits for the next that is free."""
 
-    def __init__(self, number: int, max_waiting: int = 1000) -> None:
-        self.number, self.max_waiting = number, max_waiting
+    def __init__(self, number: int, uploads: Uploads | None = None, max_waiting: int = 1000) -> None:
+        self.number, self.uploads, self.max_waiting = number, uploads, max_waiting
         self.threads = ThreadPoolExecutor(number, "worker")
         self.free: queue.SimpleQueue[Worker] = queue.SimpleQueue()
         self.workers: list[Worker] = []
-        self.pending, self.stopped = 0, False
+        self.pending = self.busy = self.replaced = 0
+        self.ready = self.stopped = False
 
     def start(self) -> None:
         """Begin the processes; a first request to each lets it import what every answer needs."""
         for _ in range(self.number):
             self._start_worker()
-            self.threads.submit(self._ask, "analyze", b"{}", 20.0)
+            self.threads.submit(self._warm_up)
+
+    def _warm_up(self) -> None:
+        self.ready = self._ask("analyze", b"{}", 20.0).status == 200 or self.ready
+
+    @property
+    def queued(self) -> int:
+        """Questions that wait for a worker."""
+        return max(0, self.pending - self.number)
 
     async def ask(self, verb: str, body: bytes, seconds: float = 20.0) -> JsonAnswer:
         """The answer to a short request."""
         if self.pending >= self.max_waiting:
             return refusal(429, f"{self.max_waiting:,} questions are waiting already: ask again in a moment")
+        if self.stopped:
+            return refusal(503, "the server is shutting down")
         self.pending += 1
+        latest = time.monotonic() + PATIENCE
         try:
-            return await asyncio.get_running_loop().run_in_executor(self.threads, self._ask, verb, body, seconds)
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self.threads, self._ask, verb, body, seconds, latest)
         finally:
             self.pending -= 1
 
-    def _ask(self, verb: str, body: bytes, seconds: float) -> JsonAnswer:
+    def _ask(self, verb: str, body: bytes, seconds: float, latest: float = float("inf")) -> JsonAnswer:
+        """Ask a worker, and another one if it died: an idle one may have been ended by the system."""
+        if time.monotonic() > latest:
+            return refusal(503, f"the server was too busy to answer within {PATIENCE:g} s: ask again in a moment")
+        for _ in range(2):
+            try:
+                return self._ask_once(verb, body, seconds)
+            except WorkerDied:
+                if self.stopped:
+                    return refusal(503, "the server is shutting down")
+        return refusal(422, DIED_TWICE)
+
+    def _ask_once(self, verb: str, body: bytes, seconds: float) -> JsonAnswer:
         worker = self.free.get()
+        self.busy += 1
         try:
             return worker.ask(verb, body, seconds)
-        except WorkerDied:
-            return refusal(422, "this took more than a page may ask for, and was ended")
         finally:
+            self.busy -= 1
             if worker.alive:
                 self.free.put(worker)
             elif not self.stopped:
                 self.workers.remove(worker)
+                self.replaced += 1
                 self._start_worker()
 
     def _start_worker(self) -> None:
-        self.workers.append(Worker())
+        self.workers.append(Worker(self.uploads))
         self.free.put(self.workers[-1])
 
     def stop(self) -> None:

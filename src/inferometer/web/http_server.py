@@ -1,0 +1,263 @@
+"""uvicorn within bounds: connections are counted, slow clients are ended, and it stops in good order.
+
+serve(app, listening("127.0.0.1", 8642))      # until SIGTERM or Ctrl-C
+
+A client that sends half a request and waits costs a connection, of which there are so many. A request's header has a
+time limit in all, and where every connection is taken, the one that has kept the server waiting longest is closed
+for the new one. Connections whose question is being answered are never closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..base.errors import BadValue
+from .answers import JsonAnswer, refusal
+from .guard import HEADERS, LOCAL
+
+if TYPE_CHECKING:
+    from uvicorn.protocols.http.h11_impl import H11Protocol as _Protocol
+    from uvicorn.server import Server
+
+    from .app import WebApp
+else:
+    _Protocol = object  # uvicorn is imported when a server starts; `_protocol` puts the two together
+
+ACCEPTED_AT_ONCE = 8  # connections, so that a crowd does not use up the process's files before it is counted
+BACKLOG = 1024  # connections that wait to be accepted
+RESERVED_FILES = 72  # of this process: pipes to workers, files that are read, connections on their way out
+
+
+class ServerLimits(NamedTuple):
+    """What clients may take; seconds and connections."""
+
+    header_s: float = 10.0  # for all of a request's header
+    idle_s: float = 15.0  # between two requests of a connection
+    shutdown_s: float = 10.0  # for answers that are under way when the server is ended
+    connections: int = 512
+
+    @classmethod
+    def of_this_process(cls) -> ServerLimits:
+        """As many connections as its limit of open files allows."""
+        try:
+            import resource
+
+            files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        except (ImportError, OSError):
+            return cls()
+        return cls(connections=max(4, min(cls().connections, files - RESERVED_FILES)))
+
+
+def serve(app: WebApp, door: socket.socket, limits: ServerLimits | None = None) -> None:
+    """Answer until SIGTERM or SIGINT; what is under way then has some seconds, a second SIGINT cuts that short."""
+    import uvicorn
+
+    limits = limits or ServerLimits.of_this_process()
+    config = uvicorn.Config(
+        app,
+        http=_protocol(app, limits),
+        ws="none",
+        loop="asyncio",
+        log_level="error",
+        access_log=False,
+        lifespan="on",
+        server_header=False,
+        timeout_keep_alive=int(limits.idle_s),
+        timeout_graceful_shutdown=int(limits.shutdown_s),
+        backlog=ACCEPTED_AT_ONCE,
+    )
+    server = _server_class()(config)
+    app.connections = lambda: len(server.server_state.connections)
+    try:
+        with _ends_well():
+            server.run(sockets=[door])
+    except KeyboardInterrupt:
+        pass
+    finally:
+        app.stop()
+
+
+@contextmanager
+def _ends_well() -> Iterator[None]:
+    """uvicorn raises the signal that ended it again, after all is done: that is no failure."""
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _server_class() -> type[Server]:
+    import uvicorn
+
+    class QuietServer(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            asyncio.get_running_loop().set_exception_handler(_once_in_a_while())
+            for door in sockets or []:
+                door.listen(BACKLOG)  # uvicorn's backlog is also how many are accepted at once
+
+    return QuietServer
+
+
+def _once_in_a_while(seconds: float = 30.0) -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:
+    """The loop's complaints, each only so often: one about files that are used up comes thousands of times."""
+    last: dict[str, float] = {}
+
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        message, now = str(context.get("message")), time.monotonic()
+        if now - last.get(message, -seconds) >= seconds:
+            last[message] = now
+            loop.default_exception_handler(context)
+
+    return handle
+
+
+class BoundedConnection(_Protocol):
+    """uvicorn's protocol with limits on headers and connections, and whose own answers are as all others."""
+
+    app: WebApp
+    limits: ServerLimits
+    header_timer: asyncio.TimerHandle | None = None
+    since = 0.0  # when it was made, or last answered
+    started = False  # whether anything of the next request has come
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Count it; where there are too many, one has to go."""
+        super().connection_made(transport)
+        self.since = self.loop.time()
+        self._start_timer()
+        if len(self.connections) > self.limits.connections:
+            self._make_room()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Its time limit goes with it."""
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """The time limit holds from a request's first byte until its header is there."""
+        self.started = True
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        if not self._between_requests():
+            self._stop_timer()
+        elif self.header_timer is None:
+            self._start_timer()
+
+    def on_response_complete(self) -> None:
+        """The next request may come."""
+        self.since, self.started = self.loop.time(), False
+        super().on_response_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """What could not be read as a request."""
+        self._refuse(refusal(400, "this is not HTTP that can be read"))
+
+    def keeps_us_waiting(self) -> bool:
+        """Whether the server waits for the client: for a request, the rest of one, or for an answer to be taken."""
+        return self._between_requests() or self.cycle.more_body or self.flow.write_paused
+
+    def _between_requests(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _start_timer(self) -> None:
+        self.header_timer = self.loop.call_later(self.limits.header_s, self._too_slow)
+
+    def _stop_timer(self) -> None:
+        if self.header_timer is not None:
+            self.header_timer.cancel()
+            self.header_timer = None
+
+    def _make_room(self) -> None:
+        others = [one for one in self.connections if isinstance(one, BoundedConnection) and one is not self]
+        slow = [one for one in others if one.keeps_us_waiting()]
+        if slow:
+            min(slow, key=lambda one: one.since).transport.abort()
+        else:
+            number = self.limits.connections
+            self._refuse(refusal(503, f"{number:,} connections are open: ask again in a moment"))
+
+    def _too_slow(self) -> None:
+        self.header_timer = None
+        if self.started and not self.transport.is_closing():
+            self._refuse(refusal(408, f"the request's header did not come within {self.limits.header_s:g} s"))
+        self.transport.close()
+
+    def _refuse(self, answer: JsonAnswer) -> None:
+        import h11
+
+        self.app.observer.note(self.client[0] if self.client else "-", "-", "-", answer.status)
+        head = [(b"content-type", b"application/json"), (b"content-length", str(len(answer.body)).encode())]
+        response = h11.Response(status_code=answer.status, headers=[*head, (b"connection", b"close"), *HEADERS])
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            for event in (response, h11.Data(data=answer.body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+
+def _protocol(app: WebApp, limits: ServerLimits) -> type[asyncio.Protocol]:
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    return type("Connection", (BoundedConnection, H11Protocol), {"app": app, "limits": limits})
+
+
+# ------------------------------------------------------------------ where it is
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that listens there; a sentence where that cannot be."""
+    if not 0 <= port <= 65535:
+        raise BadValue(f"`port` must be between 0 and 65,535, not {port:,}")
+    try:
+        family, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        door = socket.socket(family, socket.SOCK_STREAM)
+        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        door.bind(place)
+        door.listen(BACKLOG)  # a connection before the server is ready waits
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise BadValue(f"`host` {host} `port` {port} cannot be listened at: {why}") from None
+    return door
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a host: ``is_loopback("127.0.0.1")``"""
+    import ipaddress
+
+    if host.lower() in LOCAL:
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def own_names(host: str) -> list[str]:
+    """What other machines may call a server at a host: this machine's names, and where it listens at all, addresses."""
+    names = [socket.gethostname()]
+    if "." not in names[0]:
+        names.append(socket.getfqdn())
+    if host not in ("0.0.0.0", "::", ""):
+        return list(dict.fromkeys([host, *names]))
+    return list(dict.fromkeys([*_addresses(), *names]))
+
+
+def _addresses() -> list[str]:
+    """The addresses from which this machine would speak to others; nothing is sent to find out."""
+    addresses = []
+    for family, far in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
+        try:
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect((far, 9))
+                addresses.append(str(probe.getsockname()[0]))
+        except OSError:
+            continue
+    return addresses
