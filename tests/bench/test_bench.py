@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 
 from inferometer.base.errors import BadValue
 from inferometer.bench import http_stream, load_generator
+from inferometer.bench.bench_result import run_warnings
 from inferometer.bench.http_stream import Broken, _Received
 from inferometer.bench.load_generator import (
     BenchTarget,
@@ -34,7 +35,7 @@ from inferometer.bench.load_generator import (
     read_events,
     server_root,
 )
-from inferometer.bench.trace_replay import measured_trace, outcome_of_replies, planned_requests
+from inferometer.bench.trace_replay import RampUp, measured_trace, outcome_of_replies, planned_requests
 from inferometer.serving.synthetic import synthetic
 from inferometer.serving.trace import read_trace
 
@@ -86,6 +87,10 @@ class Fake:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
+    @property
+    def reads(self) -> int:
+        return self.clock.reads if self.clock else 0
+
     def _run(self, ready: threading.Event) -> None:
         asyncio.set_event_loop(self.loop)
         server = self.loop.run_until_complete(asyncio.start_server(self._handle, "127.0.0.1", 0))
@@ -136,8 +141,10 @@ class Fake:
         if trouble == "not http":
             writer.write(b"SSH-2.0-OpenSSH_9.2\r\n")
             return
-        before = self.clock.reads if self.clock else 0
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+        before = self.reads
+        chunked = trouble != "cut without chunks"
+        coding = b"Transfer-Encoding: chunked\r\n" if chunked else b""
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n" + coding + b"\r\n")
 
         async def received(before: int) -> None:
             await writer.drain()
@@ -146,17 +153,20 @@ class Fake:
 
         async def send(data: dict[str, Any] | bytes, after: float = 0.0) -> None:
             line = b"data: " + (data if isinstance(data, bytes) else json.dumps(data).encode()) + b"\n\n"
-            before = self.clock.reads if self.clock else 0
+            before = self.reads
             if self.clock:
                 self.clock.now += after
-            writer.write(b"%x\r\n%s\r\n" % (len(line), line))
+            writer.write(b"%x\r\n%s\r\n" % (len(line), line) if chunked else line)
             await received(before)
 
         await received(before)
         if chat:
             await send({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
-        wanted = body["max_tokens"]
+        wanted = body["max_tokens"] if trouble != "short" else body["max_tokens"] // 2
         for token in range(wanted):
+            if trouble in ("cut without chunks", "ended early") and token == 2:
+                writer.write(b"0\r\n\r\n" if chunked else b"")
+                return
             if trouble == "cut" and token == 2:
                 writer.transport.abort()
                 return
@@ -170,6 +180,10 @@ class Fake:
                 await send(b"<html>")
             choice = {"delta": {"content": "x"}} if chat else {"text": "x"}
             await send({"choices": [{"index": 0, **choice, "finish_reason": None}]}, GAP if token else FIRST)
+        if trouble == "no usage":
+            await send({"choices": [{"index": 0, "text": "", "finish_reason": "length"}]})
+            writer.write(b"0\r\n\r\n")
+            return
         await send(
             {"choices": [], "usage": {"prompt_tokens": len(body.get("prompt", "abc")), "completion_tokens": wanted}}
         )
@@ -312,6 +326,8 @@ def test_the_table_and_the_rows(run: Command, server: Fake, clock: Clock) -> Non
     [
         ("500", "HTTP 500"),
         ("cut", "closed the connection in the middle of an answer"),
+        ("cut without chunks", "the answer was cut: it ends without finish_reason or [DONE]"),
+        ("ended early", "the answer was cut: it ends without finish_reason or [DONE]"),
         ("hang", "no whole answer within 0.4 s"),
         ("error event", "the server said"),
         ("junk", "an event that is no completion"),
@@ -346,8 +362,8 @@ def test_failures_are_counted_and_said(
     )
     found = ran.json
     assert ran.code == 0 and found["completed"] == 2 and found["failed"] == 2
-    ((why, count),) = found["errors"].items()
-    assert sentence in why and count == 2
+    ((why, count),) = found["failures"].items()
+    assert sentence in why and count == 2 and "warning: 2 of 4 requests failed: 2 × " in ran.err
     assert found["total_output_tokens"] == 6, "what failed is not in the sums"
 
 
@@ -372,6 +388,28 @@ def test_all_failed_is_exit_1(run: Command, server: Fake) -> None:
         (["--trace", "none.csv"], "there is no such file"),
         (["--trace", "none.csv", "--input-len", "5"], "--trace says all lengths itself"),
         (["--max-concurrency", "0"], "--max-concurrency must be between 1"),
+        (["--metric-percentiles", "50,101"], "--metric-percentiles takes numbers from 0 to 100"),
+        (["--percentile-metrics", "ttf"], "unknown --percentile-metrics metric 'ttf'"),
+        (["--num-warmups", "-1"], "--num-warmups"),
+        (["--ramp-up-strategy", "linear"], "--ramp-up-strategy needs --ramp-up-start-rps and --ramp-up-end-rps"),
+        (["--ramp-up-end-rps", "3"], "need --ramp-up-strategy: linear or exponential"),
+        (
+            ["--ramp-up-strategy", "linear", "--ramp-up-start-rps", "2", "--ramp-up-end-rps", "1"],
+            "--ramp-up-start-rps 2 is above --ramp-up-end-rps 1",
+        ),
+        (
+            [
+                "--ramp-up-strategy",
+                "linear",
+                "--ramp-up-start-rps",
+                "1",
+                "--ramp-up-end-rps",
+                "2",
+                "--request-rate",
+                "3",
+            ],
+            "--request-rate and --ramp-up-strategy both say the rate",
+        ),
     ],
 )
 def test_bad_requests_are_one_sentence(run: Command, server: Fake, args: list[str], sentence: str) -> None:
@@ -409,9 +447,136 @@ def test_an_interrupted_run_keeps_what_was_measured(server: Fake, tmp_path: Path
     out, err = process.communicate(timeout=20)
     found = json.loads(out)
     assert process.returncode == 130 and "Traceback" not in err and "interrupted" in err
-    assert 3 <= found["completed"] < 500
+    assert 3 <= found["completed"] < 500 and found["failed"] == 0, "what was never sent did not fail"
+    assert found["cancelled"] == 500 - found["completed"]
+    assert "under way" in err and "not sent yet" in err
     done = [row for row in csv.DictReader(rows.open()) if row["status"] == "done"]
     assert len(done) == found["completed"]
+
+
+# ------------------------------------------------------------------ as vLLM's benchmark
+
+
+SAVE_RESULT: dict[str, tuple[type, ...]] = {
+    # vllm bench serve --save-result at v0.25.1: vllm/benchmarks/serve.py:2128-2156 (the load), 1188-1212 (the result),
+    # 1276-1288 (latencies, here of the default metrics and percentile), less what 2252-2262 takes away
+    "date": (str,),
+    "endpoint_type": (str,),
+    "backend": (str,),
+    "label": (type(None), str),
+    "model_id": (str,),
+    "tokenizer_id": (str,),
+    "num_prompts": (int,),
+    "request_rate": (float, str),
+    "burstiness": (float,),
+    "max_concurrency": (int, type(None)),
+    "duration": (float,),
+    "completed": (int,),
+    "failed": (int,),
+    "total_input_tokens": (int,),
+    "total_output_tokens": (int,),
+    "request_throughput": (float,),
+    "request_goodput": (type(None), float),
+    "output_throughput": (float,),
+    "total_token_throughput": (float,),
+    "max_output_tokens_per_s": (float,),
+    "max_concurrent_requests": (int,),
+    "rtfx": (float,),
+    **{
+        f"{word}_{metric}_ms": (float,)
+        for word in ("mean", "median", "std", "p99")
+        for metric in ("ttft", "tpot", "itl")
+    },
+}
+SAVE_DETAILED = {  # --save-detailed: what stands in the lists
+    "input_lens": int,
+    "output_lens": int,
+    "ttfts": float,
+    "itls": list,
+    "start_times": float,
+    "generated_texts": str,
+    "errors": str,
+}
+SHORT = ("--num-prompts", "4", "--input-len", "3", "--output-len", "3", "--max-concurrency", "1", "--json")
+
+
+def test_the_result_has_the_keys_and_types_of_vllm(run: Command, server: Fake, clock: Clock) -> None:
+    server.clock = clock
+    result = bench(run, server, *SHORT, "--save-detailed").json
+    for key, types in SAVE_RESULT.items():
+        assert key in result and isinstance(result[key], types), (key, result.get(key))
+    for key, kind in SAVE_DETAILED.items():
+        assert len(result[key]) == 4 and all(isinstance(value, kind) for value in result[key]), (key, result[key])
+    assert (result["request_rate"], result["max_concurrency"], result["backend"]) == ("inf", 1, "openai")
+    assert result["errors"] == [""] * 4 and result["generated_texts"] == ["xxx"] * 4
+    assert result["max_output_tokens_per_s"] == 5.0, "three of the first request, two of the next"
+    plain = bench(run, server, *SHORT, "--label", "night", "--request-rate", "1e3").json
+    assert not set(SAVE_DETAILED) & set(plain) and plain["label"] == "night" and plain["request_rate"] == 1000.0
+
+
+def test_its_own_result_can_be_validated(run: Command, server: Fake, clock: Clock, tmp_path: Path) -> None:
+    server.clock = clock
+    for more in ((), ("--save-detailed",)):
+        file = tmp_path / "bench.json"
+        assert bench(run, server, *SHORT, *more, "-o", str(file)).code == 0
+        compared = run("validate", "qwen3-0.6b", "--gpu", "h200", "--measured", str(file), "--json")
+        assert compared.code == 0, compared.err
+        assert compared.json["measured"]["mean_tpot_ms"] == pytest.approx(GAP * 1e3)
+        assert bool(compared.json["errors"]) == bool(more), "request by request if there are details"
+
+
+def test_percentiles_are_those_of_the_flags(run: Command, server: Fake) -> None:
+    result = bench(run, server, *SHORT, "--metric-percentiles", "25,99.9", "--percentile-metrics", "ttft,e2el").json
+    names = {key for key in result if key.startswith("p") and key.endswith("_ms")}
+    assert names == {"p25_ttft_ms", "p99.9_ttft_ms", "p25_e2el_ms", "p99.9_e2el_ms"}
+    shown = bench(run, server, *SHORT[:-1], "--metric-percentiles", "25,99.9", "--percentile-metrics", "ttft").out
+    assert "p25" in shown and "p99.9" in shown and "p90" not in shown
+
+
+def test_warm_ups_are_sent_and_not_counted(run: Command, server: Fake) -> None:
+    result = bench(run, server, *SHORT, "--num-warmups", "5", "--seed", "3").json
+    assert result["completed"] == 4 and len(server.bodies) == 9 and server.most == 1
+    prompts = [tuple(body["prompt"]) for body in server.bodies]
+    assert all(len(prompt) == 3 for prompt in prompts) and not set(prompts[:5]) & set(prompts[5:])
+    server.trouble = lambda number: "500"
+    assert "5 of 5 warm-up requests failed: HTTP 500" in bench(run, server, *SHORT, "--num-warmups", "5").err
+
+
+def test_a_rate_can_grow(run: Command, server: Fake) -> None:
+    assert RampUp("linear", 2, 10).rates(5).tolist() == [2, 4, 6, 8, 10]
+    assert RampUp("exponential", 1, 16).rates(5) == pytest.approx([1, 2, 4, 8, 16])
+    trace = synthetic(num_prompts=4000, seed=1)
+    arrivals = RampUp("linear", 10, 100).of(trace, 1.0, 7).arrival_s
+    assert arrivals is not None and arrivals[0] == 0
+    assert arrivals[-1] == pytest.approx(4000 * np.log(10) / 90, rel=0.05), "the mean of 1/rate"
+    flags = ("--ramp-up-strategy", "linear", "--ramp-up-start-rps", "500", "--ramp-up-end-rps", "503")
+    result = bench(run, server, "--num-prompts", "4", "--input-len", "3", "--output-len", "2", *flags, "--json").json
+    assert result["ramp_up_strategy"] == "linear" and result["request_rate"] == "inf"
+    assert [event["rps"] for event in result["rps_change_events"]] == [500, 501, 502, 503]
+    assert "500 to 503/s (linear)" in result["traffic"]
+
+
+def test_short_answers_are_said(run: Command, server: Fake) -> None:
+    server.trouble = lambda number: "short" if number % 2 else ""
+    lengths = ("--num-prompts", "4", "--input-len", "3", "--output-len", "8", "--max-concurrency", "1", "--json")
+    ran = bench(run, server, *lengths)
+    assert ran.json["completed"] == 4 and "2 of 4 answers were shorter than set" in ran.err
+    assert "4 tokens instead of 8" in ran.err and "ignore_eos" in ran.err
+    assert "shorter" not in bench(run, server, *lengths, "--extra-body", '{"ignore_eos": false}').err
+    server.trouble = lambda number: "no usage"
+    assert "the server sends no usage: tokens are counted by events" in bench(run, server, *lengths).err
+
+
+def test_what_was_late_is_said_without_blame() -> None:
+    def late(connect: float) -> str:
+        replies = [Reply(sent=1.0, first=1.1, last=1.2, late=0.2, connect=connect) for _ in range(50)]
+        (sentence,) = run_warnings(replies, None, False, 0.1)
+        return sentence
+
+    assert "200 ms or more after they were due; most of it was spent connecting" in late(0.15)
+    assert "most of it was spent before connecting, in this client" in late(0.01)
+    (busy,) = run_warnings([Reply(sent=0.0, first=0.1, last=0.2)], None, False, 0.97)
+    assert "used 97% of a core" in busy
 
 
 # ------------------------------------------------------------------ pieces
@@ -440,7 +605,7 @@ def test_an_answer_is_read_however_it_is_cut(lengths: list[int], chunked: bool, 
         received.came = [float(i) for i in range(len(received.pieces))]
         return received
 
-    found = asyncio.run(take()).answer(0.0).events()
+    found = asyncio.run(take()).answer(0.0, 0.0).events()
     assert [event for _, event in found] == [b"x" * n for n in lengths]
     at = len(raw) - (len(raw.split(b"\r\n\r\n", 1)[1]))
     if not chunked:
@@ -453,7 +618,7 @@ def test_a_cut_answer_is_broken() -> None:
         received = _Received()
         received.data_received(raw)
         received.connection_lost(None)
-        received.answer(0.0)
+        received.answer(0.0, 0.0)
 
     for raw, why in (
         (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nabc", "middle"),
@@ -467,15 +632,16 @@ def test_a_cut_answer_is_broken() -> None:
 
 
 def test_events_as_servers_send_them() -> None:
-    def reply(*events: dict[str, Any]) -> Reply:
+    def reply(*events: dict[str, Any], done: bool = True) -> Reply:
         found = Reply()
-        read_events(found, [(float(i), json.dumps(e).encode()) for i, e in enumerate(events)])
+        read_events(found, [(float(i), json.dumps(e).encode()) for i, e in enumerate(events)], done=done)
         return found
 
     text: dict[str, Any] = {"choices": [{"text": "a"}]}
     empty: dict[str, Any] = {"choices": [{"text": "", "finish_reason": None}]}
     stop: dict[str, Any] = {"choices": [{"text": "", "finish_reason": "length"}]}
-    found = reply(text, empty, stop)
+    assert "cut" in reply(text, empty, done=False).error and not reply(text, empty).error
+    found = reply(text, empty, stop, done=False)
     assert (found.first, found.last, found.output_tokens) == (0.0, 1.0, 2), "half a character is a token, an end is not"
     assert found.gaps == [1.0]
     thought: dict[str, Any] = {"choices": [{"delta": {"reasoning_content": "hm"}}]}

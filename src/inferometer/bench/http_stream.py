@@ -33,6 +33,7 @@ class Broken(Exception):
 class StreamedResponse(NamedTuple):
     """What came back: when the request was sent, the body's bytes, and when each of them was there."""
 
+    began: float  # to connect
     sent: float
     body: bytes
     times: tuple[tuple[int, float], ...]  # (end of a piece in `body`, the moment it came), in order
@@ -55,6 +56,12 @@ class StreamedResponse(NamedTuple):
             start = end + 1
         return events
 
+    @property
+    def is_done(self) -> bool:
+        """Whether the stream says itself that it is over: its last line is ``data: [DONE]``."""
+        last = self.body.rstrip().rpartition(b"\n")[2]
+        return last.startswith(b"data:") and last[5:].strip() == b"[DONE]"
+
 
 async def post(url: str, body: bytes, headers: Mapping[str, str]) -> StreamedResponse:
     """Send JSON and wait for the whole answer."""
@@ -71,6 +78,7 @@ async def _exchange(method: str, url: str, body: bytes, headers: Mapping[str, st
     secure = parts.scheme == "https"
     host, port = parts.hostname or "", parts.port or (443 if secure else 80)
     loop = asyncio.get_running_loop()
+    began = perf_counter()
     try:
         transport, received = await loop.create_connection(_Received, host, port, ssl=secure or None)
     except OSError as error:
@@ -86,7 +94,7 @@ async def _exchange(method: str, url: str, body: bytes, headers: Mapping[str, st
         await received.over
     finally:
         transport.abort()
-    return received.answer(sent)
+    return received.answer(began, sent)
 
 
 class _Received(asyncio.Protocol):
@@ -124,7 +132,7 @@ class _Received(asyncio.Protocol):
         if not self.over.done():
             self.over.set_result(None)
 
-    def answer(self, sent: float) -> StreamedResponse:
+    def answer(self, began: float, sent: float) -> StreamedResponse:
         """The answer, if it is whole; else why not."""
         raw = b"".join(self.pieces)
         if not raw:
@@ -142,7 +150,7 @@ class _Received(asyncio.Protocol):
             raise Refused(status, " ".join(text.decode(errors="replace").split())[:300])
         if status != 200:
             raise Broken(f"HTTP {status} where an answer was expected")
-        return StreamedResponse(sent, text, tuple(_times(spans, ends, moment)))
+        return StreamedResponse(began, sent, text, tuple(_times(spans, ends, moment)))
 
 
 def _times(spans: list[tuple[int, int]], ends: list[int], moment: Any) -> Iterator[tuple[int, float]]:

@@ -11,7 +11,7 @@ import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any, NamedTuple
 
 import msgspec
@@ -57,8 +57,12 @@ class Reply(msgspec.Struct, kw_only=True):
     input_tokens: int = 0  # as the server counts
     output_tokens: int = 0
     gaps: list[float] = []  # s between events
-    late: float = 0.0  # s between when it was due and when it was sent: the client's own delay
+    late: float = 0.0  # s between when it was due and when it was sent
+    connect: float = 0.0  # s of that, or before, that the connection took
     error: str = ""
+    counted: bool = False  # whether output_tokens is the server's own count, not that of events
+    cancelled: bool = False  # under way when the run was cut short
+    text: str = ""
 
 
 def server_root(base_url: str) -> str:
@@ -98,16 +102,40 @@ class LoadGenerator:
         requests: Sequence[PlannedRequest],
         max_concurrency: int | None = None,
         progress: Callable[[Reply], None] = lambda reply: None,
+        warmups: Sequence[PlannedRequest] = (),
     ) -> None:
         server_root(server.base_url)
+        self.warmups, self.failed_warmups = warmups, ""
         self.server, self.requests, self.progress = server, requests, progress
         self.limit = max_concurrency
         self.replies: list[Reply | None] = [None] * len(requests)
         self.start = 0.0
+        self.cpu_share = 0.0  # of one core that this process took
 
     async def drive(self) -> None:
-        """Send everything and wait for the last answer."""
+        """Warm up, send everything and wait for the last answer."""
         await check_serves(self.server)
+        if self.warmups:
+            await self._warm_up()
+        cpu_s = process_time()
+        try:
+            await self._send_all()
+        finally:
+            self.cpu_share = (process_time() - cpu_s) / max(perf_counter() - self.start, 1e-9)
+
+    async def _warm_up(self) -> None:
+        """Requests whose answers are not counted; what fails is remembered."""
+        slots = asyncio.Semaphore(self.limit or len(self.warmups))
+
+        async def one(request: PlannedRequest) -> str:
+            async with slots:
+                return (await self._send(request)).error
+
+        errors = [error for error in await asyncio.gather(*map(one, self.warmups)) if error]
+        if errors:
+            self.failed_warmups = f"{len(errors):,} of {len(self.warmups):,} warm-up requests failed: {errors[0]}"
+
+    async def _send_all(self) -> None:
         one_by_one = all(request.due is None and request.after < 0 for request in self.requests)
         slots = asyncio.Semaphore(self.limit or (1 if one_by_one else len(self.requests)))
         ended = [asyncio.Event() for _ in self.requests]
@@ -137,12 +165,16 @@ class LoadGenerator:
             due = perf_counter() - self.start + request.think
             await asyncio.sleep(request.think)
             await slots.acquire()
+        begun = perf_counter() - self.start
         try:
             reply = await self._send(request)
             if due is not None and self.limit is None:
                 reply.late = max(0.0, reply.sent - due)
             self.replies[index] = reply
             self.progress(reply)
+        except asyncio.CancelledError:
+            self.replies[index] = Reply(sent=begun, cancelled=True)
+            raise
         finally:
             slots.release()
             ended[index].set()
@@ -159,8 +191,8 @@ class LoadGenerator:
         except (Broken, Refused) as error:
             reply.error = str(error)
         else:
-            reply.sent = answer.sent - self.start
-            read_events(reply, [(moment - self.start, data) for moment, data in answer.events()])
+            reply.sent, reply.connect = answer.sent - self.start, answer.sent - answer.began
+            read_events(reply, [(moment - self.start, data) for moment, data in answer.events()], done=answer.is_done)
         return reply
 
 
@@ -183,9 +215,14 @@ def payload(server: BenchTarget, request: PlannedRequest) -> bytes:
     return msgspec.json.encode({key: value for key, value in body.items() if value is not None})
 
 
-def read_events(reply: Reply, events: list[tuple[float, bytes]]) -> None:
-    """Fill a reply from the events of its answer: ``read(reply, [(0.1, b'{"choices": [{"text": "a"}]}')])``"""
+def read_events(reply: Reply, events: list[tuple[float, bytes]], *, done: bool) -> None:
+    """Fill a reply from the events of its answer: ``read_events(reply, [(0.1, b'{"choices": …}')], done=True)``
+
+    An answer is whole if the stream was ``done`` or an event has a ``finish_reason``: without chunks, a connection that
+    breaks looks like one that ends.
+    """
     moments: list[float] = []
+    pieces: list[str] = []
     counted = 0
     for moment, data in events:
         try:
@@ -195,6 +232,8 @@ def read_events(reply: Reply, events: list[tuple[float, bytes]]) -> None:
                 return
             if _has_token(event):
                 moments.append(moment)
+                pieces.append(_text(event["choices"][0]))
+            done = done or any(choice.get("finish_reason") for choice in event.get("choices") or ())
             usage = event.get("usage") or {}
             counted = int(usage.get("completion_tokens") or counted)
             reply.input_tokens = int(usage.get("prompt_tokens") or reply.input_tokens)
@@ -204,9 +243,20 @@ def read_events(reply: Reply, events: list[tuple[float, bytes]]) -> None:
     if not moments:
         reply.error = "the answer has no tokens"
         return
+    if not done:
+        reply.error = "the answer was cut: it ends without finish_reason or [DONE]"
+        return
     reply.first, reply.last = moments[0], moments[-1]
     reply.gaps = [b - a for a, b in pairwise(moments)]
-    reply.output_tokens = counted or len(moments)
+    reply.output_tokens, reply.counted = counted or len(moments), counted > 0
+    reply.text = "".join(pieces)
+
+
+def _text(choice: Mapping[str, Any]) -> str:
+    """What a piece of an answer says, in either API."""
+    delta = choice.get("delta") or {}
+    said = choice.get("text") or delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning")
+    return said if isinstance(said, str) else ""
 
 
 def _has_token(event: Mapping[str, Any]) -> bool:

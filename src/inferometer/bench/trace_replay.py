@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
+from ..base.errors import BadValue
 from ..base.units import ceil_div
 from ..serving.outcome import Outcome
 from ..serving.request_table import Rejection, RejectionKind
@@ -93,6 +95,40 @@ WORDS = (
 FIRST, VOCABULARY = 1000, 30000  # token ids that every large vocabulary has and that are ordinary words
 
 
+class RampUp(NamedTuple):
+    """A rate that grows from request to request: ``RampUp("linear", 1, 20).rates(100)``"""
+
+    strategy: str  # linear or exponential
+    start_rps: float
+    end_rps: float
+
+    def rates(self, count: int) -> np.ndarray:
+        """Requests a second at each of so many requests."""
+        progress = np.arange(count) / max(count - 1, 1)
+        if self.strategy == "linear":
+            return np.asarray(self.start_rps + (self.end_rps - self.start_rps) * progress)
+        return np.asarray(self.start_rps * (self.end_rps / self.start_rps) ** progress)
+
+    def of(self, trace: Trace, burstiness: float, seed: int) -> Trace:
+        """The requests of a trace, sent at this rate; gaps are gamma distributed, as of a constant one."""
+        gaps = np.random.default_rng(seed).gamma(burstiness, 1 / (self.rates(len(trace)) * burstiness))
+        gaps[:1] = 0.0
+        return msgspec.structs.replace(trace, arrival_s=np.cumsum(gaps))
+
+
+def parse_ramp_up(strategy: str | None, start_rps: float | None, end_rps: float | None) -> RampUp | None:
+    """Three flags as one rate, None without any: ``parse_ramp_up("linear", 1, 20)``"""
+    if strategy is None:
+        if start_rps is not None or end_rps is not None:
+            raise BadValue("`ramp_up_start_rps` and `ramp_up_end_rps` need `ramp_up_strategy`: linear or exponential")
+        return None
+    if start_rps is None or end_rps is None:
+        raise BadValue("`ramp_up_strategy` needs `ramp_up_start_rps` and `ramp_up_end_rps`, in requests a second")
+    if start_rps > end_rps:
+        raise BadValue(f"`ramp_up_start_rps` {start_rps:g} is above `ramp_up_end_rps` {end_rps:g}")
+    return RampUp(strategy, start_rps, end_rps)
+
+
 def planned_requests(trace: Trace, *, text: bool, vocabulary: int | None = None, seed: int = 0) -> list[PlannedRequest]:
     """What to send for a trace: random prompts of its lengths that share what its blocks say they share.
 
@@ -114,6 +150,13 @@ def planned_requests(trace: Trace, *, text: bool, vocabulary: int | None = None,
             )
         )
     return requests
+
+
+def warm_ups(trace: Trace, count: int, *, text: bool, vocabulary: int | None, seed: int) -> list[PlannedRequest]:
+    """Requests as long as the first ones, whose prompts are none of the run's: no prefix cache is filled for it."""
+    rows = np.arange(count) % len(trace)
+    alike = Trace(input_tokens=trace.input_tokens[rows], output_tokens=trace.output_tokens[rows])
+    return planned_requests(alike, text=text, vocabulary=vocabulary, seed=seed + 10**6)
 
 
 def _prompt(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
 from ..base.errors import BadValue, UnknownName, check_positive
-from ..base.units import plural
 from ..specs.arguments import arguments, checked
 from ..specs.command_args import BenchArgs, GoodputArgs, ServedPlanArgs, TrafficArgs
 from .options import (
@@ -25,7 +25,7 @@ from .options import (
 from .output import Form, emit, progress_bar, wrote
 
 SAVE_EVERY = 5.0  # s between two writings of the rows so far
-LATE = 0.01  # s: a client that sends later than this is too slow for the rate
+SAVE_SHARE = 100.0  # times as long as a writing took is there none
 _EXAMPLES = (
     "--base-url http://localhost:8000 --model llama-3.1-8b --request-rate 4 --num-prompts 100 --requests-out rows.csv",
     "--base-url http://localhost:8000 --model llama-3.1-8b --max-concurrency 16 --gpu h200",
@@ -75,32 +75,30 @@ def bench(
     With --gpu it is also held against what is predicted for that machine.
     """
     from ..serving.metrics import parse_goodput
-    from ..serving.synthetic import load_traffic
 
     server = checked(BenchArgs, {name: plan.pop(name) for name in arguments(BenchArgs) if name in plan})
     goals, seed = parse_goodput(goodput), plan.get("seed", arguments(TrafficArgs)["seed"].default)
     plan.setdefault("frontend", "http")
-    rate = plan.get("request_rate")
-    traffic = load_traffic(plan, max_concurrency)
-    trace, max_concurrency = traffic.trace, traffic.max_concurrency
+    load = _load(server, plan, max_concurrency, seed)
+    trace, max_concurrency = load.trace, load.max_concurrency
     if gpu is not None:  # what would be refused later is refused now, not after an hour of measuring
         _check_plan(model, gpu, plan)
-    replies, cut = _driven(base_url, model, server, api_key, trace, max_concurrency, seed, requests_out)
+    run, cut = _driven(base_url, model, server, api_key, load, seed, requests_out)
     header = {
+        "schema": "inferometer.bench/1",
         "model": model,
         "base_url": base_url,
-        "traffic": traffic.label,
-        "request_rate": rate,
-        "max_concurrency": max_concurrency,
+        "traffic": load.label,
         "seed": seed,
+        **_load_keys(load, server, model),
     }
-    result, outcome = _summed(trace, replies, cut, goals, header)
+    result, outcome = _summed(load, run, cut, goals, header, server)
     compared = None
     if gpu is not None and result["completed"]:
         compared = _predicted(trace, outcome, model, max_concurrency, gpu, plan)
         result["predicted"] = {"gpu": gpu, "errors": compared.errors}
     if requests_out is not None:
-        wrote([_save(trace, replies, requests_out)])
+        wrote([_save(trace, run.replies, requests_out)])
 
     def csv() -> str:
         from ..views.files import rows_csv
@@ -116,21 +114,81 @@ def bench(
     return 130 if cut else 0 if result["completed"] else 1
 
 
+class _Load(NamedTuple):
+    """The requests to send, and what their result says of them."""
+
+    trace: Any
+    label: str
+    max_concurrency: int | None
+    request_rate: float  # inf: at once, or as the answers come
+    burstiness: float
+    ramp_up: Any
+    percentiles: tuple[float, ...]
+    percentile_metrics: tuple[str, ...]
+
+
+def _load(server: BenchArgs, plan: dict[str, Any], max_concurrency: int | None, seed: int) -> _Load:
+    """Requests from the flags or a file; takes what is about them out of ``plan``, and refuses what cannot be."""
+    from ..bench.bench_result import parse_percentile_metrics, parse_percentiles
+    from ..bench.trace_replay import parse_ramp_up
+    from ..serving.synthetic import load_traffic, own_rate
+
+    rate, burstiness = plan.get("request_rate"), plan.get("burstiness") or 1.0
+    ramp_up = parse_ramp_up(server.ramp_up_strategy, server.ramp_up_start_rps, server.ramp_up_end_rps)
+    if ramp_up is not None and rate is not None:
+        raise BadValue("`request_rate` and `ramp_up_strategy` both say the rate: give one of them")
+    traffic = load_traffic(plan, max_concurrency)
+    trace, label = traffic.trace, traffic.label
+    if ramp_up is not None:
+        if trace.after is not None:
+            raise BadValue("`ramp_up_strategy` needs requests that do not wait for others: no turns or users")
+        trace = ramp_up.of(trace, burstiness, seed)
+        label = f"{traffic.lengths}, {ramp_up.start_rps:g} to {ramp_up.end_rps:g}/s ({ramp_up.strategy})"
+    alone = trace.arrival_s is None and traffic.max_concurrency is None  # one after another
+    return _Load(
+        trace=trace,
+        label=label,
+        max_concurrency=1 if alone else traffic.max_concurrency,
+        request_rate=rate or ((None if ramp_up or alone else own_rate(trace)) or math.inf),
+        burstiness=burstiness,
+        ramp_up=ramp_up,
+        percentiles=parse_percentiles(server.metric_percentiles),
+        percentile_metrics=parse_percentile_metrics(server.percentile_metrics),
+    )
+
+
+def _load_keys(load: _Load, server: BenchArgs, model: str) -> dict[str, Any]:
+    from datetime import datetime
+
+    from ..bench.bench_result import load_keys
+
+    return load_keys(
+        now=datetime.now(),
+        model=server.served_model_name or model,
+        api=server.api,
+        label=server.label,
+        num_prompts=len(load.trace),
+        request_rate=load.request_rate,
+        burstiness=load.burstiness,
+        max_concurrency=load.max_concurrency,
+        ramp_up=load.ramp_up,
+    )
+
+
 def _driven(
     base_url: str,
     model: str,
     server: BenchArgs,
     api_key: str | None,
-    trace: Any,
-    limit: int | None,
+    load: _Load,
     seed: int,
     path: str | None,
-) -> tuple[list[Any], bool]:
-    """Send everything; the replies, and whether the run was cut short. What came is saved every few seconds."""
+) -> tuple[Any, bool]:
+    """Send everything; the load generator, and whether the run was cut short. What came is saved every few seconds."""
     import asyncio
 
     from ..bench.load_generator import APIS, BenchTarget, LoadGenerator
-    from ..bench.trace_replay import planned_requests
+    from ..bench.trace_replay import planned_requests, warm_ups
 
     if server.api not in APIS:
         raise UnknownName("`api`", server.api, APIS)
@@ -138,52 +196,50 @@ def _driven(
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     name = server.served_model_name or model
     target = BenchTarget(base_url, name, server.api, server.timeout, headers, _extra(server.extra_body))
-    text = server.api == "chat" or server.prompt_text
-    todo = planned_requests(trace, text=text, vocabulary=_vocabulary(model), seed=seed)
-    done, saved, cut = 0, time.monotonic(), False
+    prompts: dict[str, Any] = {"text": server.api == "chat" or server.prompt_text, "vocabulary": _vocabulary(model)}
+    todo = planned_requests(load.trace, seed=seed, **prompts)
+    before = warm_ups(load.trace, server.num_warmups, seed=seed, **prompts)
+    done, next_save, cut = 0, time.monotonic() + SAVE_EVERY, False
     with progress_bar("measuring", len(todo)) as reached:
 
         def count(reply: Any) -> None:
-            nonlocal done, saved
+            nonlocal done, next_save
             done += 1
             reached(done)
-            if path is not None and time.monotonic() - saved > SAVE_EVERY:
-                _save(trace, run.replies, path)
-                saved = time.monotonic()
+            if path is not None and time.monotonic() > next_save:
+                began = time.monotonic()
+                _save(load.trace, run.replies, path)
+                took = time.monotonic() - began  # in which no token is timed: it must stay rare
+                next_save = began + max(SAVE_EVERY, SAVE_SHARE * took)
 
-        run = LoadGenerator(target, todo, limit, count)
+        run = LoadGenerator(target, todo, load.max_concurrency, count, before)
         try:
             asyncio.run(run.drive())
         except KeyboardInterrupt:
             cut = True
-    return run.replies, cut
+    return run, cut
 
 
 def _summed(
-    trace: Any, replies: list[Any], cut: bool, goals: dict[str, float], header: dict[str, Any]
+    load: _Load, run: Any, cut: bool, goals: dict[str, float], header: dict[str, Any], server: BenchArgs
 ) -> tuple[dict[str, Any], Any]:
-    import numpy as np
+    """The whole result, and the outcome behind it."""
+    from datetime import datetime, timedelta
 
-    from ..bench.trace_replay import outcome_of_replies
-    from ..serving.metrics import metrics
+    from ..bench.bench_result import details, rate_changes, run_warnings, summed
 
-    outcome = outcome_of_replies(trace, replies)
-    gaps = np.array([gap * 1e3 for reply in replies if reply is not None for gap in reply.gaps])
-    summary = metrics(outcome, goals, gaps)
-    summary["failed"] += summary.pop("rejected")
-    errors: dict[str, int] = {}
-    for reply in replies:
-        if reply is not None and reply.error:
-            errors[reply.error] = errors.get(reply.error, 0) + 1
-    result = {
-        "schema": "inferometer.bench/1",
-        **header,
-        "num_prompts": len(trace),
-        **summary,
-        "goodput": goals or None,
-        "errors": errors,
-        "warnings": [*trace.notes, *_warnings(replies, cut)],
-    }
+    summary, outcome = summed(load.trace, run.replies, goals, load.percentiles, load.percentile_metrics)
+    extra = _extra(server.extra_body)
+    fixed = extra.get("ignore_eos", True) is True and not {"max_tokens", "max_completion_tokens"} & extra.keys()
+    wanted = load.trace.output_tokens.tolist() if fixed else None
+    result = {**header, **summary, "goodput": goals or None}
+    if server.save_detailed:
+        result |= details(run.replies)
+    if load.ramp_up is not None:
+        began = datetime.now() - timedelta(seconds=time.perf_counter() - run.start)
+        result["rps_change_events"] = rate_changes(load.ramp_up, load.trace, began)
+    warnings = [*load.trace.notes, *([run.failed_warmups] if run.failed_warmups else [])]
+    result["warnings"] = [*warnings, *run_warnings(run.replies, wanted, cut, run.cpu_share)]
     return result, outcome
 
 
@@ -192,18 +248,6 @@ def _save(trace: Any, replies: list[Any], path: str) -> Any:
     from ..views.files import rows_csv, write
 
     return write(path, rows_csv(outcome_of_replies(trace, replies)))
-
-
-def _warnings(replies: list[Any], cut: bool) -> list[str]:
-    warnings = [f"interrupted: {plural(sum(r is None for r in replies), 'request')} without an answer"] if cut else []
-    late = sorted(reply.late for reply in replies if reply is not None)
-    worst = late[int(0.99 * (len(late) - 1))] if late else 0.0
-    if worst > LATE:
-        warnings.append(
-            f"the client itself was late: 1% of the requests were sent {worst * 1e3:,.0f} ms or more after "
-            "they were due; send at a lower rate, or from a faster machine"
-        )
-    return warnings
 
 
 def _predicted(trace: Any, outcome: Any, model: str, limit: int | None, gpu: str, plan: dict[str, Any]) -> Any:

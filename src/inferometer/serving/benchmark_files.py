@@ -129,6 +129,7 @@ def _rate(result: BenchServeResult, where: str) -> tuple[float, tuple[str, ...]]
     """Requests a second, from a number, 'inf', or the run itself where its rate varied."""
     rate = result.request_rate
     is_replay = rate is None and not result.max_concurrency and "all at once" not in result.traffic
+    is_replay |= not result.max_concurrency and "as they came" in result.traffic  # a trace at its own rate
     if is_replay or rate == "trace" or result.ramp_up_strategy is not None:
         if result.request_throughput is None:
             raise BadFile(f"{where}: a rate that varied needs request_throughput")

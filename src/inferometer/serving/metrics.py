@@ -6,7 +6,7 @@ metrics(outcome, parse_goodput(["ttft:500 tpot:50"]))["p99_ttft_ms"]
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -58,7 +58,10 @@ def latencies(outcome: Outcome) -> dict[str, np.ndarray]:
 
 
 def metrics(
-    outcome: Outcome, goodput: dict[str, float] | None = None, gaps_ms: np.ndarray | None = None
+    outcome: Outcome,
+    goodput: dict[str, float] | None = None,
+    gaps_ms: np.ndarray | None = None,
+    percentiles: Sequence[float] = PERCENTILES,
 ) -> dict[str, Any]:
     """The result as ``vllm bench serve`` would print it; ``gaps_ms`` are the gaps between tokens of a live server.
 
@@ -88,18 +91,22 @@ def metrics(
     }
     for name in LATENCIES:
         if name != "itl":
-            result |= _summary(name, np.where(done, latency[name], np.nan))
+            result |= _summary(name, np.where(done, latency[name], np.nan), percentiles=percentiles)
+        elif gaps_ms is not None:
+            result |= _summary(name, gaps_ms, percentiles=percentiles)
         else:
-            result |= _summary(name, gaps_ms) if gaps_ms is not None else _inter_token(outcome, latency["tpot"], done)
+            result |= _inter_token(outcome, latency["tpot"], done, percentiles)
     return result
 
 
-def _inter_token(outcome: Outcome, tpot: np.ndarray, done: np.ndarray) -> dict[str, float | None]:
+def _inter_token(
+    outcome: Outcome, tpot: np.ndarray, done: np.ndarray, percentiles: Sequence[float]
+) -> dict[str, float | None]:
     """Statistics of the gaps between tokens of a simulation; of the requests' TPOT where no gaps were seen."""
     if outcome.gaps is None:
-        return _summary("itl", tpot, np.where(done, np.maximum(outcome.output_tokens - 1, 0), 0))
+        return _summary("itl", tpot, np.where(done, np.maximum(outcome.output_tokens - 1, 0), 0), percentiles)
     seconds, counts = outcome.gaps
-    summary = _summary("itl", seconds * 1e3, counts)
+    summary = _summary("itl", seconds * 1e3, counts, percentiles)
     if len(counts) and np.array_equal(done, ~np.isnan(outcome.first_token_s)):  # no request is under way
         all_s = (outcome.finished_s - outcome.first_token_s)[done].sum()
         summary["mean_itl_ms"] = float(all_s / counts.sum() * 1e3)  # exact, where the lengths are rounded
@@ -114,23 +121,25 @@ def good_requests(latency: dict[str, np.ndarray], goodput: dict[str, float]) -> 
     return kept
 
 
-def _summary(name: str, values: np.ndarray, weights: np.ndarray | None = None) -> dict[str, float | None]:
+def _summary(
+    name: str, values: np.ndarray, weights: np.ndarray | None = None, percentiles: Sequence[float] = PERCENTILES
+) -> dict[str, float | None]:
     """Mean, median, std and percentiles of what is not nan; None where nothing is."""
     keep = ~np.isnan(values) if weights is None else ~np.isnan(values) & (weights > 0)
     x = values[keep]
-    labels = ["mean", "median", "std", *(f"p{p}" for p in PERCENTILES)]
+    labels = ["mean", "median", "std", *(f"p{p:g}" for p in percentiles)]
     if not len(x):
         return {f"{label}_{name}_ms": None for label in labels}
     if weights is None:
         mean, std = float(x.mean()), float(x.std())
-        points = np.percentile(x, (50, *PERCENTILES))
+        points = np.percentile(x, (50, *percentiles))
     else:
         w = weights[keep].astype(float)
         mean = float(np.average(x, weights=w))
         std = float(np.sqrt(np.average((x - mean) ** 2, weights=w)))
         order = np.argsort(x, kind="stable")
         reached = np.cumsum(w[order])
-        rank = np.array((50, *PERCENTILES)) / 100 * (reached[-1] - 1)  # as np.percentile of the flat list has it
+        rank = np.array((50, *percentiles)) / 100 * (reached[-1] - 1)  # as np.percentile of the flat list has it
         below, above = (x[order][np.searchsorted(reached[:-1], at, "right")] for at in (np.floor(rank), np.ceil(rank)))
         points = below + (above - below) * (rank - np.floor(rank))
     numbers = (mean, float(points[0]), std, *map(float, points[1:]))

@@ -378,3 +378,22 @@ class BenchArgs(Args):
     extra_body: Annotated[
         str | None, arg('More keys of every request: {"top_p": 0.9}; null takes one away.', metavar="JSON")
     ] = None
+    num_warmups: Annotated[int, arg("Requests before the run that are not counted.", ge=0, le=10**6)] = 0
+    ramp_up_strategy: Annotated[
+        str | None,
+        arg("The rate grows over the run: linear or exponential.", choices=("linear", "exponential")),
+    ] = None
+    ramp_up_start_rps: Annotated[
+        Annotated[float, arg("", gt=0, le=1e6)] | None, arg("Requests a second at its start.")
+    ] = None
+    ramp_up_end_rps: Annotated[Annotated[float, arg("", gt=0, le=1e6)] | None, arg("Requests a second at its end.")] = (
+        None
+    )
+    metric_percentiles: Annotated[str, arg("Percentiles of the latencies.", metavar="P,…")] = "90,99"
+    percentile_metrics: Annotated[str, arg("Latencies whose percentiles are reported.", metavar="METRIC,…")] = (
+        "ttft,tpot,itl,e2el"
+    )
+    save_detailed: Annotated[
+        bool, arg("Lists of all requests in --json, too: ttfts, itls, errors … as vllm bench serve has them.")
+    ] = False
+    label: Annotated[str | None, arg("A name for the run, kept in its result.")] = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,7 @@ from ...base.units import milliseconds, percent, plural, seconds
 from .document import Cell, Column, Draw, Page, Paragraph, Part, TextTable
 
 NAMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2E"}
-STATISTICS = {"mean": 0, "median": 2, "p90": 1, "p99": 3, "std": 4}  # and which are left out first
+LEFT_OUT_LAST = {"mean": 0, "p90": 1, "median": 2, "std": 4}  # columns where there is no room; other percentiles: 3
 SHADES = "▁▂▃▄▅▆▇█"
 WIDTH = 52
 
@@ -61,11 +62,21 @@ def header(result: Mapping[str, Any]) -> str:
 
 def latency_table(result: Mapping[str, Any]) -> TextTable:
     """Mean, median, percentiles and spread of the four latencies."""
-    columns = [Column(word, priority=rank, style="bold" if word == "mean" else "") for word, rank in STATISTICS.items()]
+    statistics = _statistics(result)
+    columns = [
+        Column(word, priority=LEFT_OUT_LAST.get(word, 3), style="bold" if word == "mean" else "") for word in statistics
+    ]
     table = TextTable([Column("", "<", name="latency"), *columns], elsewhere="--json")
     for key, name in NAMES.items():
-        table.add_row(name, *(milliseconds(result[f"{word}_{key}_ms"]) for word in STATISTICS))
+        table.add_row(name, *(milliseconds(result.get(f"{word}_{key}_ms")) for word in statistics))
     return table
+
+
+def _statistics(result: Mapping[str, Any]) -> list[str]:
+    """Mean, median, the percentiles that the result has, and spread."""
+    keys = (re.fullmatch(r"(p[\d.]+)_(?:ttft|tpot|itl|e2el)_ms", key) for key in result)
+    percentiles = {match[1]: None for match in keys if match}
+    return ["mean", "median", *sorted(percentiles, key=lambda word: float(word[1:])), "std"]
 
 
 def _rates(result: Mapping[str, Any]) -> list[Part]:
@@ -80,6 +91,8 @@ def _rates(result: Mapping[str, Any]) -> list[Part]:
     ]
     if result.get("failed"):
         lines.append(f"{result['failed']:,} did not end")
+    if result.get("cancelled"):
+        lines.append(f"{result['cancelled']:,} were not answered when the run was cut short")
     if result.get("goodput"):
         limits = ", ".join(f"{key} ≤ {value:g} ms" for key, value in result["goodput"].items())
         share = result["request_goodput"] / result["request_throughput"] if result["request_throughput"] else 0.0

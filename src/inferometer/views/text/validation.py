@@ -51,7 +51,7 @@ def comparison(header: str, validation: Validation, warnings: list[str]) -> Page
 
 def benchmark(result: Mapping[str, Any], gpu: str, validation: Validation | None) -> Page:
     """A live server's run, what failed, and beside it what is predicted, if a GPU was named."""
-    failed = [Paragraph(f"✗ {count:,} failed: {why}", style="red") for why, count in result["errors"].items()]
+    failed = [Paragraph(f"✗ {count:,} failed: {why}", style="red") for why, count in result["failures"].items()]
     parts: list[Part | Page] = [run(result), *failed]
     if validation is not None:
         parts += [Paragraph(f"beside what is predicted for {gpu}:", style="bold"), error_table(validation.errors)]
