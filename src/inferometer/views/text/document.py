@@ -85,7 +85,12 @@ class Page:
     """Parts below each other: ``Page([Paragraph("llama-3.1-8b", style="bold")]).terminal(80)``"""
 
     def __init__(self, parts: Iterable[Part | Page]) -> None:
-        self.parts: list[Part] = [one for p in parts for one in (p.parts if isinstance(p, Page) else [p])]
+        self.parts: list[Part] = []
+        for part in (one for p in parts for one in (p.parts if isinstance(p, Page) else [p])):
+            last = self.parts[-1] if self.parts else None
+            if isinstance(part, TextTable) and part.header and isinstance(last, Paragraph) and last.text:
+                self.parts.append(Paragraph(""))  # a table with headings stands apart
+            self.parts.append(part)
 
     def terminal(self, width: int | None = None, color: bool = False) -> str:
         """Text for a screen of that width, or as wide as it is; with ANSI's colours if the screen has them."""

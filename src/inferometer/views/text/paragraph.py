@@ -32,10 +32,10 @@ ASCII = {
     "█": "#",
     "\u00a0": " ",
 }
-# Spaces at which no line ends: between a figure and its unit, beside a sign, before a dot or an arrow.
+# Spaces at which no line ends: between a figure and its unit, beside a sign, before a dot or an arrow, after -tp.
 _TIED = re.compile(
     r"(?<=\d) (?=(?:[kMGTP]?(?:B|FLOP)(?:/s)?|[mµn]?s|[kMBGT]|GPUs?|GPU-hours|columns|in|out|tokens?(?:/s)?"
-    r"|requests?(?:/s)?)(?:\W|$))|(?<=[×≤≥=]) | (?=[×≤≥=·→])"
+    r"|requests?(?:/s)?)(?:\W|$))|(?<=[×≤≥=]) | (?=[×≤≥=·→])|(?<=\s-\w) |(?<=\s-\w\w) "
 )
 
 
@@ -95,19 +95,26 @@ def wrapped(text: str, width: int | None, hanging: int = 0) -> list[tuple[int, i
 
 
 def folded(text: str, width: int) -> list[str]:
-    """``folded("as it is now", 8)  # ['as it is', 'now']``; a name that is too long goes on after an underscore."""
+    """``folded("as it is now", 8)  # ['as it is', 'now']``; a name that is too long is broken as `name_pieces` says."""
     lines = []
     for line in text.split("\n"):
-        pieces = (_split_name(word, width) if width_of(word) > width else word for word in line.split(" "))
+        indent = " " * (len(line) - len(line.lstrip()))
+        room = width - len(indent)
+        pieces = (_split_name(word, room) if width_of(word) > room else word for word in line.strip().split(" "))
         spaced = " ".join(pieces)
-        lines += [spaced[a:b].rstrip() for a, b in wrapped(spaced, width)]
+        lines += [indent + spaced[a:b].rstrip() for a, b in wrapped(spaced, room)]
     return lines
+
+
+def name_pieces(text: str) -> list[str]:
+    """Where a name or a formula that is too long may go on: ``name_pieces("2·head_dim")  # ['2·', 'head_', 'dim']``"""
+    return re.findall(r"[^\s_·/]*[_·/]+|[^\s_·/]+", text)
 
 
 def _split_name(word: str, width: int) -> str:
     """``_split_name("post_attention_layernorm", 16)  # 'post_attention_ layernorm'``"""
     lines = [""]
-    for piece in re.findall(r"[^_]*_+|[^_]+", word):
+    for piece in name_pieces(word):
         if lines[-1] and len(lines[-1]) + len(piece) > width:
             lines.append("")
         lines[-1] += piece

@@ -176,12 +176,12 @@ def _sparks(day: Day) -> TextTable:
     """Lines of blocks: the load, and what it needs."""
     table = TextTable([Column("", "<"), Column("", "<", elastic=52), Column("", "<")], header=False)
     times = np.array([window.start_s for window in day.windows])
-    for label, values, unit in (
-        ("load", [window.request_rate for window in day.windows], "requests/s"),
-        ("needed", [window.replicas for window in day.windows], "replicas"),
+    rates, replicas = [window.request_rate for window in day.windows], [window.replicas for window in day.windows]
+    for label, values, most in (
+        ("load", rates, f"{max(rates):,.3g} requests/s"),
+        ("needed", replicas, plural(max(replicas), "replica")),
     ):
-        top = max(values)
-        table.add_row(f"  {label}", curve(times, np.array(values, float), top), f"at most {top:,.3g} {unit}")
+        table.add_row(f"  {label}", curve(times, np.array(values, float), max(values)), f"at most {most}")
     return table
 
 
@@ -206,8 +206,8 @@ def _policy_table(day: Day, share: float) -> TextTable:
         ttft = "–" if one.p90_ttft_ms is None else seconds(one.p90_ttft_ms / 1e3)
         table.add_row(
             one.name,
-            f"{one.gpu_hours:,.1f}",
-            "–" if one.cost is None else f"{one.cost:,.0f}",
+            _amount(one.gpu_hours, 1),
+            "–" if one.cost is None else _amount(one.cost, 0),
             percent(one.gpu_hours / first) if first else "–",
             _share(good, share),
             _share(worst, share),
@@ -216,6 +216,10 @@ def _policy_table(day: Day, share: float) -> TextTable:
             f"{one.peak_replicas}",
         )
     return table
+
+
+def _amount(value: float, digits: int) -> str:
+    return f"{value:,.{digits}f}" if value >= 10 else f"{value:.3g}"
 
 
 def _share(value: float | None, limit: float) -> Cell:

@@ -11,11 +11,10 @@ Figures are never cut.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from .paragraph import Cell, Draw, Paragraph, Spans, escaped, folded, to_ascii, width_of
+from .paragraph import Cell, Draw, Paragraph, Spans, escaped, folded, name_pieces, to_ascii, width_of
 
 GAP = 2  # columns between two columns
 MIN_ELASTIC = 8  # columns below which a drawn bar says nothing
@@ -101,7 +100,8 @@ class TextTable:
                 if isinstance(cell, Cell) and cell.text:
                     label = f"  {column.label} " if column.label and self.header else "  "
                     yield from Paragraph(label, Cell(cell.text, cell.style or row.style)).lines(width)
-        yield [Cell("")]
+        if self.header:
+            yield [Cell("")]
 
     def texts(self) -> tuple[list[int], list[list[Cell]]]:
         """What programs read: the columns that are not drawn, and their cells."""
@@ -190,8 +190,8 @@ class TableFit(NamedTuple):
         texts = list(_texts(table, n))
         size = max((width_of(text) for text in texts), default=0)
         if column.folds:
-            pieces = (piece for text in texts for piece in re.findall(r"[^\s_]*_+|[^\s_]+", text))
-            size = min(size, max((floor, *map(width_of, pieces))))
+            pieces = (len(text) - len(text.lstrip()) + width_of(p) for text in texts for p in name_pieces(text))
+            size = min(size, max((floor, *pieces)))
         return max((size, *map(width_of, heads)))
 
     @property
