@@ -96,6 +96,37 @@ def test_what_the_file_lacks_follows_from_the_rest() -> None:
         measured_latencies(Trace(**tokens, source="x.csv"))
 
 
+@pytest.mark.parametrize("command", [("validate", "--measured"), ("simulate", "--trace")], ids=["validate", "simulate"])
+def test_a_first_token_after_the_last_is_refused_with_its_row(
+    run: Command, tmp_path: Path, command: tuple[str, str]
+) -> None:
+    rows, whole = tmp_path / "rows.csv", tmp_path / "result.json"
+    rows.write_text("input_tokens,output_tokens,TTFT,E2E\n9,5,20,90\n9,1,20.001,20\n9,5,1000,1\n9,5,7,6\n")
+    whole.write_text(
+        '{"completed": 4, "total_input_tokens": 36, "total_output_tokens": 20, "request_rate": 1.0, '
+        '"mean_ttft_ms": 1000, "mean_e2el_ms": 1}'
+    )
+    for file, sentence in (
+        (rows, "row 3 has a TTFT of 1000 ms, above its E2E of 1 ms, and 1 more are so"),
+        (whole, "mean_ttft_ms 1000 is above mean_e2el_ms 1"),
+    ):
+        ran = run(command[0], MODEL, "--gpu", GPU, command[1], str(file))
+        assert ran.code == 2 and sentence in ran.err and ran.err.count("\n") == 1
+
+
+def test_no_number_is_null_in_json_and_no_cell_in_csv() -> None:
+    import json
+
+    from inferometer.cli.output import as_json, table_csv
+
+    def refuse(word: str) -> float:
+        raise AssertionError(f"{word} is not JSON")
+
+    odd = {"a": float("nan"), "b": [float("inf"), -float("inf")], "c": np.float64("nan").item()}
+    assert json.loads(as_json(odd), parse_constant=refuse) == {"a": None, "b": [None, None], "c": None}
+    assert table_csv([{"a": float("nan"), "b": 1.5, "c": "inf"}]) == "a,b,c\n,1.5,inf\n", "a word is a word"
+
+
 # ------------------------------------------------------------------ replayed
 
 
@@ -133,7 +164,8 @@ def test_table_and_rows(run: Command, tmp_path: Path) -> None:
     assert shown.code == 0 and "TPOT" in shown.out and "rows.csv" in shown.out
     rows = list(csv.DictReader(io.StringIO(run("validate", MODEL, "--gpu", GPU, "--measured", str(path), "--csv").out)))
     assert len(rows) == 3 * 40 and {row["metric"] for row in rows} == {"ttft", "tpot", "e2el"}
-    assert all(abs(float(row["error"])) < 0.002 for row in rows if row["error"] != "nan")
+    assert all(abs(float(row["error"])) < 0.002 for row in rows if row["error"])
+    assert "nan" not in {cell for row in rows for cell in row.values()}, "an answer of one token has no TPOT: no cell"
     out = tmp_path / "simulated.csv"
     run("validate", MODEL, "--gpu", GPU, "--measured", str(path), "--requests-out", str(out))
     assert len(list(csv.DictReader(out.open()))) == 40

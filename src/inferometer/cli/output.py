@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -57,7 +58,7 @@ def emit(
 
 
 def as_json(data: Any) -> bytes:
-    """Anything msgspec can encode, as indented JSON."""
+    """Anything msgspec can encode, as indented JSON; a number that is none (nan, inf) is null, as JSON has no other."""
     import msgspec
 
     return msgspec.json.format(msgspec.json.encode(data), indent=1)
@@ -73,15 +74,20 @@ def wrote(paths: Iterable[Any]) -> None:
 
 
 def table_csv(rows: list[dict[str, Any]]) -> str:
-    """Rows as CSV text."""
+    """Rows as CSV text; a number that is none (nan, inf) is an empty cell."""
     import csv
     import io
 
     out = io.StringIO()
     writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    finite = ({key: None if _is_no_number(value) else value for key, value in row.items()} for row in rows)
+    writer.writerows(finite)
     return out.getvalue()
+
+
+def _is_no_number(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def deliver(data: str | bytes, output: str | None) -> None:

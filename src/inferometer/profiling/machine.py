@@ -224,7 +224,7 @@ class MachineRecord:
         """Add a run, and say what the machine is now; what other tools noted there stays."""
         runs = self.before.get("runs")
         data = {**self.before, **self.machine, "runs": [*(runs if isinstance(runs, list) else []), run]}
-        write_atomic(self.path, json.dumps(data, indent=1) + "\n")
+        write_atomic(self.path, json.dumps(data, indent=1, allow_nan=False) + "\n")
 
 
 def _read(path: Path) -> dict[str, Any]:

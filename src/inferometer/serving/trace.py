@@ -190,6 +190,10 @@ def _of_run(benchmark: BenchmarkRequests, source: str) -> Trace:
     run = benchmark.run
     if not len(benchmark.columns["input_tokens"]):
         raise BadFile(f"{source} has no requests that were answered")
+    for summary in ("mean", "median"):
+        ttft, e2e = (run.metrics.get(f"{summary}_{metric}_ms") for metric in ("ttft", "e2el"))
+        if ttft is not None and e2e is not None and ttft > e2e * 1.001 + 0.01:
+            raise BadFile(f"{source}: {summary}_ttft_ms {ttft:g} is above {summary}_e2el_ms {e2e:g}")
     trace = _joined([benchmark.columns], source, benchmark.columns.get("failed", 0))
     arrival = trace.arrival_s
     if arrival is None and not run.closed_loop:
@@ -241,6 +245,8 @@ def _joined(pieces: list[Columns], source: str, failed: int = 0) -> Trace:
         block_tokens = BLOCK
     think = column("think_s")
     after = turns_before(session) if session is not None else None
+    measured = {name: values for name in MEASURED if (values := column(name)) is not None}
+    check_measured(measured, source)
     return Trace(
         input_tokens=given,
         output_tokens=made,
@@ -250,10 +256,27 @@ def _joined(pieces: list[Columns], source: str, failed: int = 0) -> Trace:
         after=after,
         think_s=think if after is not None else None,
         priority=column("priority"),
-        measured={name: values for name in MEASURED if (values := column(name)) is not None},
+        measured=measured,
         source=source,
         notes=_notes(failed, len(given)),
     )
+
+
+def check_measured(measured: Mapping[str, np.ndarray], source: str) -> None:
+    """Refuse a first token that came after the last one, but for the digits that a file keeps.
+
+    ``check_measured({"TTFT": np.array([1000.0]), "E2E": np.array([1.0])}, "rows.csv")  # BadFile``
+    """
+    if not {"TTFT", "E2E"} <= measured.keys():
+        return
+    ttft, e2e = measured["TTFT"], measured["E2E"]
+    wrong = np.flatnonzero(ttft > e2e * 1.001 + 0.01)
+    if len(wrong):
+        row = int(wrong[0])
+        more = f", and {len(wrong) - 1:,} more are so" if len(wrong) > 1 else ""
+        raise BadFile(
+            f"{source}: row {row + 1:,} has a TTFT of {ttft[row]:g} ms, above its E2E of {e2e[row]:g} ms{more}"
+        )
 
 
 def _notes(failed: int, answered: int) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from ..inference.request import build_request
 from ..serving.metrics import latencies, metrics
 from ..serving.outcome import Outcome
 from ..serving.simulate import simulate
-from ..serving.trace import Trace, read_trace
+from ..serving.trace import Trace, check_measured, read_trace
 from ..serving.trace_formats import shorten
 from ..specs.arguments import signature
 from ..specs.command_args import ServingArgs
@@ -146,6 +146,7 @@ def measured_latencies(trace: Trace) -> dict[str, np.ndarray]:
     Empty for a benchmark that reports figures of the whole run only.
     """
     columns = trace.measured
+    check_measured(columns, trace.source)
     gaps = trace.output_tokens - 1
     times = {metric: columns[column] for metric, column in MEASURED.items() if column in columns}
     with np.errstate(divide="ignore", invalid="ignore"):
