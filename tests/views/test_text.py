@@ -128,7 +128,12 @@ def test_measured_layers_and_a_benchmark_fit(width: int, run: Run) -> None:
     check(layers, width)
     assert "over 1 point\n" in layers.terminal() and "28 layers" in layers.terminal()
     arguments = ("simulate", MODEL, "--request-rate", "20", "--num-prompts", "1", "--output-len", "4", "--json")
-    result = {**run(*arguments).json, "base_url": "http://localhost:8000", "errors": {"HTTP 500": 1}, "preemptions": 1}
+    result = {
+        **run(*arguments).json,
+        "base_url": "http://localhost:8000",
+        "failures": {"HTTP 500": 1},
+        "preemptions": 1,
+    }
     live = benchmark(result, "", None)
     check(live, width)
     assert "1 request done" in live.terminal() and "1 preemption\n" in live.terminal()
