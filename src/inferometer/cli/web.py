@@ -43,9 +43,9 @@ def web(
     host: str, port: int, show: bool, token: str | None, no_token: bool, names: tuple[str, ...], log_format: str
 ) -> int:
     """Start the page on this machine: the plan on the left, what it does on the right. Ctrl-C ends it."""
-    from ..web.http_server import is_loopback, listening, own_names, serve
+    from ..web.http_server import ends_well, is_loopback, listening, own_names, serve
 
-    with listening(host, port) as door:
+    with listening(host, port) as door, ends_well():
         local = is_loopback(door.getsockname()[0])
         _check_token(host, token, no_token, local)
         token = None if no_token else token

@@ -90,7 +90,8 @@ def simulate(
     """
     given = locals() | {"autoscale": None if autoscale is None else parse_autoscaling(autoscale)}
     options = ServingOptions(
-        **{name: given[name] for name in ServingOptions.__struct_fields__} | {"scheduler": scheduler or ""}
+        **{name: given[name] for name in ServingOptions.__struct_fields__}
+        | {"scheduler": "" if scheduler is None else scheduler}
     )
     built, options = build_deployment(
         model,

@@ -31,6 +31,7 @@ else:
 
 ACCEPTED_AT_ONCE = 8  # connections, so that a crowd does not use up the process's files before it is counted
 BACKLOG = 1024  # connections that wait to be accepted
+LINGER = 1.0  # s for which a connection that was refused stays open
 RESERVED_FILES = 72  # of this process: pipes to workers, files that are read, connections on their way out
 
 
@@ -75,20 +76,24 @@ def serve(app: WebApp, door: socket.socket, limits: ServerLimits | None = None) 
     server = _server_class()(config)
     app.connections = lambda: len(server.server_state.connections)
     try:
-        with _ends_well():
-            server.run(sockets=[door])
-    except KeyboardInterrupt:
-        pass
+        server.run(sockets=[door])
     finally:
         app.stop()
 
 
 @contextmanager
-def _ends_well() -> Iterator[None]:
-    """uvicorn raises the signal that ended it again, after all is done: that is no failure."""
-    before = signal.signal(signal.SIGTERM, lambda *_: None)
+def ends_well() -> Iterator[None]:
+    """SIGTERM and Ctrl-C end what is inside, which is no failure; uvicorn handles them itself while it runs, and raises
+    them again when all is done."""
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
+    except KeyboardInterrupt:
+        pass
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -122,11 +127,12 @@ def _once_in_a_while(seconds: float = 30.0) -> Callable[[asyncio.AbstractEventLo
 class BoundedConnection(_Protocol):
     """uvicorn's protocol with limits on headers and connections, and whose own answers are as all others."""
 
-    app: WebApp
+    web_app: WebApp
     limits: ServerLimits
     header_timer: asyncio.TimerHandle | None = None
     since = 0.0  # when it was made, or last answered
     started = False  # whether anything of the next request has come
+    refused = False  # whatever comes now is not read
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Count it; where there are too many, one has to go."""
@@ -143,6 +149,8 @@ class BoundedConnection(_Protocol):
 
     def data_received(self, data: bytes) -> None:
         """The time limit holds from a request's first byte until its header is there."""
+        if self.refused:
+            return
         self.started = True
         super().data_received(data)
         if self.transport.is_closing():
@@ -180,33 +188,41 @@ class BoundedConnection(_Protocol):
         others = [one for one in self.connections if isinstance(one, BoundedConnection) and one is not self]
         slow = [one for one in others if one.keeps_us_waiting()]
         if slow:
-            min(slow, key=lambda one: one.since).transport.abort()
+            slowest = min(slow, key=lambda one: one.since)
+            self.connections.discard(slowest)  # now: it is lost only when the loop comes to it
+            slowest.transport.abort()
         else:
             number = self.limits.connections
             self._refuse(refusal(503, f"{number:,} connections are open: ask again in a moment"))
+            self.transport.close()
 
     def _too_slow(self) -> None:
         self.header_timer = None
         if self.started and not self.transport.is_closing():
             self._refuse(refusal(408, f"the request's header did not come within {self.limits.header_s:g} s"))
-        self.transport.close()
+        else:
+            self.transport.close()
 
     def _refuse(self, answer: JsonAnswer) -> None:
         import h11
 
-        self.app.observer.note(self.client[0] if self.client else "-", "-", "-", answer.status)
+        self.web_app.observer.note(self.client[0] if self.client else "-", "-", "-", answer.status)
         head = [(b"content-type", b"application/json"), (b"content-length", str(len(answer.body)).encode())]
         response = h11.Response(status_code=answer.status, headers=[*head, (b"connection", b"close"), *HEADERS])
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             for event in (response, h11.Data(data=answer.body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
-        self.transport.close()
+        self.refused = True
+        self._stop_timer()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.loop.call_later(LINGER, self.transport.close)  # closed with bytes unread, the answer would be lost
 
 
 def _protocol(app: WebApp, limits: ServerLimits) -> type[asyncio.Protocol]:
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
-    return type("Connection", (BoundedConnection, H11Protocol), {"app": app, "limits": limits})
+    return type("Connection", (BoundedConnection, H11Protocol), {"web_app": app, "limits": limits})
 
 
 # ------------------------------------------------------------------ where it is

@@ -35,7 +35,11 @@ _PRELOADED = ["inferometer.serving.capacity", "inferometer.sweep.sweep", "infero
 
 
 class WorkerDied(Exception):
-    """The worker was ended, or ended itself, before it had answered."""
+    """The worker was ended, or ended itself, before it had answered; perhaps before it had ``begun``."""
+
+    def __init__(self, begun: bool = True) -> None:
+        super().__init__()
+        self.begun = begun
 
 
 class Worker:
@@ -52,17 +56,20 @@ class Worker:
 
     def ask(self, verb: str, body: bytes, seconds: float, progress: ProgressCallback = no_progress) -> JsonAnswer:
         """Wait for the answer; where it does not come in time, the process is ended and that is the answer."""
-        deadline = time.monotonic() + seconds
+        deadline, begun = time.monotonic() + seconds, False
         try:
             self.pipe.send((verb, body))
             while self.pipe.poll(max(0.0, deadline - time.monotonic())):
                 kind, *values = self.pipe.recv()
                 if kind == "answer":
                     return JsonAnswer(*values)
-                progress(*values)
+                if kind == "begun":
+                    begun = True
+                else:
+                    progress(*values)
         except (EOFError, OSError):
             self.end()
-            raise WorkerDied from None
+            raise WorkerDied(begun) from None
         self.end()
         return refusal(
             422, f"this takes longer than the {seconds:g} s that a page waits: ask for less, or use the command line"
@@ -99,6 +106,7 @@ def _serve(pipe: Any, folder: Path | None) -> None:
     with contextlib.suppress(EOFError, OSError):
         while True:
             verb, body = pipe.recv()
+            pipe.send(("begun",))
             last = 0.0
 
             def progress(share: float | None, text: str) -> None:
@@ -170,15 +178,19 @@ class WorkerPool:
             self.pending -= 1
 
     def _ask(self, verb: str, body: bytes, seconds: float, latest: float = float("inf")) -> JsonAnswer:
-        """Ask a worker, and another one if it died: an idle one may have been ended by the system."""
+        """Ask a worker, and another one if it died over it; those that the system had ended before do not count."""
         if time.monotonic() > latest:
             return refusal(503, f"the server was too busy to answer within {PATIENCE:g} s: ask again in a moment")
-        for _ in range(2):
+        deaths = 0
+        for _ in range(self.number + 2):
             try:
                 return self._ask_once(verb, body, seconds)
-            except WorkerDied:
+            except WorkerDied as death:
+                deaths += death.begun
                 if self.stopped:
                     return refusal(503, "the server is shutting down")
+                if deaths == 2:
+                    break
         return refusal(422, DIED_TWICE)
 
     def _ask_once(self, verb: str, body: bytes, seconds: float) -> JsonAnswer:
@@ -191,9 +203,13 @@ class WorkerPool:
             if worker.alive:
                 self.free.put(worker)
             elif not self.stopped:
-                self.workers.remove(worker)
-                self.replaced += 1
-                self._start_worker()
+                self._replace(worker)
+
+    def _replace(self, worker: Worker) -> None:
+        worker.end()
+        self.workers.remove(worker)
+        self.replaced += 1
+        self._start_worker()
 
     def _start_worker(self) -> None:
         self.workers.append(Worker(self.uploads))
