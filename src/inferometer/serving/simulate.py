@@ -89,10 +89,8 @@ def simulate(
     ``autoscale="target=24,startup=90,max=8"``: the number of replicas follows the load; `Outcome.lives` has them.
     """
     given = locals() | {"autoscale": None if autoscale is None else parse_autoscaling(autoscale)}
-    options = ServingOptions(
-        **{name: given[name] for name in ServingOptions.__struct_fields__}
-        | {"scheduler": "" if scheduler is None else scheduler}
-    )
+    given["scheduler"] = "" if scheduler is None else scheduler
+    options = ServingOptions(**{name: given[name] for name in ServingOptions.__struct_fields__})
     built, options = build_deployment(
         model,
         gpu,
