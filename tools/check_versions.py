@@ -4,7 +4,7 @@
     python tools/check_versions.py --python python3.12 --python python3.13 --tests
 
 Each pair of a Python and a set of versions gets a virtual environment in a temporary folder. The project is installed
-there with its extras, each command answers an example, and with ``--tests`` the quick tests run. *Lowest* is every bound
+there with its extras, each command answers an example; with ``--tests`` the quick tests run. *Lowest* is every bound
 of pyproject.toml taken at its word (``numpy>=2.1`` becomes ``numpy==2.1``), *newest* what the registry has today,
 *constraints* what constraints.txt says.
 """
