@@ -4,6 +4,7 @@ VENV := .venv
 RUN := $(VENV)/bin
 READY := $(VENV)/.ready
 TESTS := $(VENV)/.tests-ready
+CONSTRAINTS ?= -c constraints.txt  # `make test CONSTRAINTS=` takes the newest versions of everything
 TORCH ?= torch==2.13.0  # `make test TORCH=` leaves it out: the tests that measure layers and kernels then skip
 
 .PHONY: demo check test lint types release-check bench data schema clean
@@ -51,15 +52,15 @@ schema: $(TESTS)
 	$(RUN)/python tools/keywords.py
 	$(RUN)/python tools/flags.py
 
-$(READY): pyproject.toml
+$(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'inferometer needs Python 3.11 or newer')"
 	$(PYTHON) -m venv $(VENV)
-	$(RUN)/python -m pip install --quiet --disable-pip-version-check -e .
+	$(RUN)/python -m pip install --quiet --disable-pip-version-check $(strip $(CONSTRAINTS)) -e .
 	$(RUN)/python -m compileall -q src/inferometer  # as an ordinary installation would
 	touch $(READY)
 
 $(TESTS): $(READY)
-	$(RUN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' $(if $(strip $(TORCH)),$(strip $(TORCH)) transformers)
+	$(RUN)/python -m pip install --quiet --disable-pip-version-check $(strip $(CONSTRAINTS)) -e '.[dev]' $(if $(strip $(TORCH)),$(strip $(TORCH)) transformers)
 	command -v chromium >/dev/null || { apt-get update -qq && apt-get install -qq -y chromium; } \
 	  || echo "Chromium cannot be installed here: the tests that look at the page will skip"
 	touch $(TESTS)

@@ -32,8 +32,8 @@ EXAMPLES = {
     "search": ["search", "llama-3.1-8b", "--num-gpus", "1", "--mode", "aggregated", "--goodput", "tpot:50", "--json"],
     "sensitivity": ["sensitivity", "llama-3.1-8b", "--json"],
     "simulate": ["simulate", "llama-3.1-8b", "--num-prompts", "50", "--request-rate", "4", "--json"],
-    "train": ["train", "llama-3.1-8b", "--num-gpus", "8", "--json"],
-    "show": ["show", "gpus"],
+    "train": ["train", "llama-3.1-8b", "-dp", "8", "--zero", "1", "--json"],
+    "show": ["show", "hardware"],
     "plot": ["analyze", "llama-3.1-8b", "--plot", "pictures"],
 }
 

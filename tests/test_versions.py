@@ -1,0 +1,39 @@
+"""What the project needs of others: bounds are stated, and what `make test` installs keeps them."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+
+import pytest
+from conftest import ROOT
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+NOT_PINNED = {"torch"}  # the Makefile says which
+REQUIREMENTS = sorted({*PROJECT["dependencies"], *(line for lines in EXTRAS.values() for line in lines)})
+REQUIREMENT = re.compile(r"([\w.-]+)(?:\[[\w,]+\])?>=([\d.]+)")
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+
+
+def canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+PINS = {
+    canonical(line.split("==")[0]): numbers(line.split("==")[1].split(";")[0])
+    for line in (ROOT / "constraints.txt").read_text().splitlines()
+    if "==" in line and not line.startswith("#")
+}
+
+
+@pytest.mark.parametrize("line", REQUIREMENTS)
+def test_requirements_have_a_lower_bound_that_the_constraints_keep(line: str) -> None:
+    match = REQUIREMENT.fullmatch(line)
+    assert match is not None, f"{line}: tools/check_versions.py tries NAME>=VERSION"
+    name = canonical(match[1])
+    if name not in NOT_PINNED:
+        assert PINS[name] >= numbers(match[2])
