@@ -84,7 +84,6 @@ HEAVY = [
     "rich",
     "plotly",
     "pyarrow",
-    "joblib",
 ]
 
 MAX_FILES = 260

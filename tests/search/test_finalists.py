@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -245,12 +246,12 @@ def test_cases_that_ran_ahead_change_nothing(monkeypatch: pytest.MonkeyPatch, re
     ran: list[int] = []
 
     @contextmanager
-    def workers(backend: str, jobs: int, address: str | None) -> Iterator[Any]:
+    def workers(backend: str, jobs: int) -> Iterator[Any]:
         def run(function: Any, items: list[Any]) -> list[Any]:
             ran.append(len(items))
             return [function(item) for item in items]
 
-        yield run
+        yield SimpleNamespace(run=run, carry=lambda files: None)
 
     monkeypatch.setattr(finalists.parallel_map, "worker_pool", workers)
     monkeypatch.setattr(finalists, "WORTH_WORKERS", 0.0)

@@ -315,7 +315,6 @@ def test_a_trace_is_estimated_by_its_means_and_simulated_as_it_is() -> None:
 
 @pytest.mark.slow
 def test_many_at_once_find_what_one_after_the_other_find(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("joblib")
     monkeypatch.setattr(finalists, "WORTH_WORKERS", 0.0)
     alone = search("llama-3.1-8b", gpu="h200", finalists=4, **SMALL)
     spread = search("llama-3.1-8b", gpu="h200", finalists=4, jobs=2, **SMALL)

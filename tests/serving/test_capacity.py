@@ -100,7 +100,6 @@ def test_names_that_do_not_exist_are_said() -> None:
 
 @pytest.mark.slow
 def test_processes_and_this_process_agree() -> None:
-    pytest.importorskip("joblib", reason="many simulations at once need joblib")
     assert parallel_map(abs, [-3, 2, -1], jobs=2) == parallel_map(abs, [-3, 2, -1], jobs=1) == [3, 2, 1]
 
 

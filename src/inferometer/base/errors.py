@@ -3,7 +3,9 @@
     InferometerError
     ├── UnknownName   a model, GPU, engine, precision, operator … that is not there; names the nearest
     ├── BadValue      a value of the wrong type, sign, size or shape
-    └── BadFile       a file that cannot be read, parsed or lacks something
+    ├── BadFile       a file that cannot be read, parsed or lacks something
+    └── WorkersLost   processes or a cluster that cannot be reached, or are gone
+        └── DeadlyTask    work that killed every worker that tried it
 
 Sentences name arguments in backticks, "`batch_size` must be …": Python prints the keyword, the command line its flag,
 and the page marks the control, each with `InferometerError.text`. Something that cannot *work* (a model that does not
@@ -39,6 +41,10 @@ class InferometerError(Exception):
         """The sentence with every argument spelled as a front end does."""
         named = _ARGUMENT.sub(lambda mark: spell(mark[1]), self.sentence) if self.marks_arguments else self.sentence
         return named.replace("\\`", "`")
+
+    def with_sentence(self, sentence: str) -> InferometerError:
+        """The same error in other terms: ``error.with_sentence(f"row 3: {error.sentence}")``"""
+        return _revived(type(self), sentence, self.field)
 
     def __str__(self) -> str:
         return self.text(str)
@@ -83,6 +89,14 @@ class BadFile(InferometerError):
     """A file that cannot be used: says which one and why. Backticks in the sentence are keys of the file."""
 
     marks_arguments = False
+
+
+class WorkersLost(InferometerError):
+    """Workers that cannot be reached or that went away; the question itself may be right."""
+
+
+class DeadlyTask(WorkersLost):
+    """Work over which one worker after the other died; it would end this process, too."""
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import json
 import os
 import stat
@@ -20,7 +21,7 @@ from typing import Any, BinaryIO, TypeVar
 import msgspec
 
 from .errors import BadFile, abbreviate
-from .input_file import descriptor, note_if_it_takes_long, read_text
+from .input_file import descriptor, note_if_it_takes_long, read_bytes, read_text
 
 S = TypeVar("S")
 _TEMPORARY: set[Path] = set()  # files that have a name before they are whole, where the system knows no others
@@ -65,6 +66,8 @@ def only_files_in(folder: str) -> Iterator[None]:
 
 def user_path(text: str) -> Path:
     """A path that the user gave, ``~`` resolved; one that no system could have is a sentence."""
+    if text in settled:
+        return settled[text]
     if _only_folder is not None and not Path(os.path.abspath(text)).is_relative_to(_only_folder):
         raise BadFile(f"{abbreviate(text)} is not in the catalogue, and files of this machine are not read here")
     try:
@@ -73,7 +76,88 @@ def user_path(text: str) -> Path:
     except (OSError, RuntimeError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise BadFile(f"{abbreviate(text)} is not a path that can be used: {why}") from None
+    note_file(text, path)
     return path
+
+
+@functools.cache
+def package_digest() -> str:
+    """A digest of this package, its data included: where it is equal, results are."""
+    import hashlib
+
+    root, digest = Path(__file__).parent.parent, hashlib.sha256()
+    for path in sorted(root.rglob("*")):
+        if path.is_file() and path.suffix != ".pyc":
+            digest.update(f"{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+# ------------------------------------------------------------------ files of one machine for work on another
+
+settled: dict[str, Path] = {}  # files of another machine, by the names that they have there: where they lie here
+_notes: list[dict[str, Path]] = []
+
+
+@contextlib.contextmanager
+def noted_files() -> Iterator[dict[str, Path]]:
+    """The user's files that are opened inside: ``with noted_files() as files: build_request(…)``"""
+    files: dict[str, Path] = {}
+    _notes.append(files)
+    try:
+        yield files
+    finally:
+        _notes.remove(files)
+
+
+def note_file(name: str, path: Path) -> None:
+    """A file of the user's is about to be opened, under a name that work on another machine will say, too."""
+    for files in _notes:
+        files[name] = path
+
+
+def packed(files: Mapping[str, Path]) -> bytes:
+    """Files by the names that the user gave them, with their content; of a folder its config.json."""
+    import pickle
+    import zlib
+
+    content = []
+    for name, path in sorted(files.items()):
+        target = path / "config.json" if path.is_dir() else path
+        data = None
+        with contextlib.suppress(BadFile, OSError):  # what is not there is said by whoever needs it
+            data = target.read_bytes() if target.is_file() else read_bytes(target) if is_stream(target) else None
+        if data is not None:  # the folder's name is a model's name
+            content.append((name, path.is_dir(), target.resolve().parent.name, target.name, data))
+    return zlib.compress(pickle.dumps(content), 1)
+
+
+@functools.lru_cache(8)
+def _unpacked(files: bytes) -> dict[str, Path]:
+    """Write files into a folder of this process, and say where each is."""
+    import atexit
+    import pickle
+    import shutil
+    import tempfile
+    import zlib
+
+    content = pickle.loads(zlib.decompress(files))
+    if not content:
+        return {}
+    root = Path(tempfile.mkdtemp(prefix="inferometer-"))
+    atexit.register(shutil.rmtree, root, ignore_errors=True)
+    paths = {}
+    for number, (name, is_folder, folder, file, data) in enumerate(content):
+        place = root / str(number) / (folder or "files") / file
+        place.parent.mkdir(parents=True)
+        place.write_bytes(data)
+        paths[name] = place.parent if is_folder else place
+    return paths
+
+
+def settle(files: bytes) -> None:
+    """From now on, names of these files mean their content here; those of earlier work are forgotten."""
+    settled.clear()
+    settled.update(_unpacked(files))
 
 
 def convert(data: Mapping[str, Any], kind: type[S], where: str) -> S:

@@ -2,75 +2,125 @@
 
 parallel_map(square, [1, 2, 3], backend="processes")    # [1, 4, 9]
 parallel_map(square, [1, 2, 3], backend="dask", address="tcp://scheduler:8786")
+
+Workers change nothing but the time. What a dead worker had under way is done again by another; a cluster that cannot
+be reached, or is gone, is one sentence (`WorkersLost`).
 """
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import os
-import signal
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
-from .errors import BadValue, UnknownName, check_int
+from .errors import BadValue, DeadlyTask, UnknownName, WorkersLost, check_int
 
 BACKENDS = ("processes", "dask", "ray")
-_NEEDS = {"processes": ("joblib",), "dask": ("joblib", "distributed"), "ray": ("joblib", "ray")}
+ADDRESS_VARIABLE = "INFEROMETER_BACKEND_ADDRESS"
+_NEEDS = {"processes": (), "dask": ("distributed",), "ray": ("ray",)}
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def worker_count(backend: str, jobs: int | None) -> int:
-    """How many calls run at once: ``jobs``, or one per core; checks that the backend is installed."""
+class Workers(Protocol):
+    """What runs calls: `ProcessWorkers`, `DaskWorkers`, `RayWorkers`."""
+
+    slots: int  # calls that run at once
+
+    def carry(self, files: Mapping[str, Path]) -> None:
+        """Files that calls will open, by the names that they have here."""
+
+    def start(self, function: Callable[[Any], Any], item: Any) -> Any:
+        """Begin a call; gives its handle."""
+
+    def finished(self, handles: list[Any]) -> list[Any]:
+        """Wait until some of the calls are over: their handles."""
+
+    def result(self, handle: Any) -> Any:
+        """What a call gave, or the error that it raised."""
+
+    def close(self) -> None:
+        """End all workers that were begun for these calls."""
+
+
+class TaskPool:
+    """Workers that stay until the end: ``pool.run(square, [1, 2, 3])  # [1, 4, 9]``"""
+
+    def __init__(self, workers: Workers) -> None:
+        self.workers, self.slots = workers, workers.slots
+        self.carry = workers.carry
+        self.lost = ""  # how the workers went away, as a sentence
+
+    def completed(self, function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+        """Number of an item and its result, as they come; as many are under way as there are slots.
+
+        ``dict(pool.completed(square, [1, 2, 3]))  # {0: 1, 2: 9, 1: 4}``
+        """
+        waiting, under_way = enumerate(items), dict[Any, int]()
+        while True:
+            while len(under_way) < self.slots and (pair := next(waiting, None)) is not None:
+                under_way[self.workers.start(function, pair[1])] = pair[0]
+            if not under_way:
+                return
+            for handle in self.workers.finished(list(under_way)):
+                yield under_way.pop(handle), self.workers.result(handle)
+
+    def run(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+        """Results in the order of the items. Where a cluster goes away, the rest runs here; ``lost`` then says so."""
+        results: dict[int, Any] = {}
+        if not self.lost:
+            try:
+                results.update(self.completed(function, items))
+            except DeadlyTask:
+                raise
+            except WorkersLost as error:
+                self.lost = f"{error.sentence}; what was left ran on this machine"
+        return [results[n] if n in results else function(item) for n, item in enumerate(items)]
+
+
+def check_backend(backend: str, jobs: int | None = None, address: str | None = None) -> str | None:
+    """Refuse workers that cannot be had; gives the address of the cluster, if there is one.
+
+    ``check_backend("dask", None, "tcp://scheduler:8786")  # 'tcp://scheduler:8786'``
+    """
     if backend not in BACKENDS:
         raise UnknownName("`backend`", backend, BACKENDS, field="backend")
-    count = check_int("jobs", jobs, most=10**5) if jobs is not None else os.cpu_count() or 1
+    if jobs is not None:
+        check_int("jobs", jobs, most=10**5)
+    if backend == "processes":
+        if address is not None:
+            raise BadValue("`backend_address` is of a cluster: give `backend` dask or ray with it")
+        return None
     missing = [name for name in _NEEDS[backend] if importlib.util.find_spec(name) is None]
-    if missing and (backend != "processes" or count > 1):
+    if missing:
         extra = "dask[distributed]" if "distributed" in missing else missing[0]
         raise BadValue(f"`backend` {backend} needs the package {extra}, which is not installed")
-    return count
+    return address or os.environ.get(ADDRESS_VARIABLE) or None
 
 
 @contextmanager
-def worker_pool(
-    backend: str, jobs: int | None = None, address: str | None = None
-) -> Iterator[Callable[..., list[Any]]]:
-    """Workers that stay until the end: ``with worker_pool("processes") as run: run(square, [1, 2, 3])``"""
-    count = worker_count(backend, jobs)
-    if backend == "processes" and count == 1:
-        yield lambda function, items: [function(item) for item in items]
-        return
-    joblib: Any = importlib.import_module("joblib")
+def worker_pool(backend: str, jobs: int | None = None, address: str | None = None) -> Iterator[TaskPool]:
+    """Workers that stay until the end: ``with worker_pool("processes") as pool: pool.run(square, [1, 2, 3])``
 
-    def run(function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-        return list(
-            joblib.Parallel(n_jobs=count)(joblib.delayed(_without_interrupts)(function, item) for item in items)
-        )
+    ``jobs`` calls run at once; by default one per core here, or as many as a cluster has slots.
+    """
+    address = check_backend(backend, jobs, address)
+    workers: Workers
+    if backend == "processes":
+        from .process_workers import ProcessWorkers
 
-    if backend == "dask":
-        client_of: Any = importlib.import_module("distributed").Client
-        where: dict[str, Any] = {"address": address} if address else {"n_workers": count, "threads_per_worker": 1}
-        with client_of(**where, set_as_default=True) as client, joblib.parallel_config(backend="dask", client=client):
-            yield run
-    elif backend == "ray":
-        importlib.import_module("ray.util.joblib").register_ray()
-        importlib.import_module("ray").init(address=address, ignore_reinit_error=True)
-        with joblib.parallel_config(backend="ray"):
-            yield run
+        workers = ProcessWorkers(jobs or os.cpu_count() or 1)
     else:
-        with joblib.parallel_config(backend="loky", n_jobs=count):
-            yield run
+        from . import cluster_workers
 
-
-def _without_interrupts(function: Callable[[Any], Any], item: Any) -> Any:
-    """One call in a worker. Ctrl-C reaches every process of a terminal; the parent alone ends the run."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-    return function(item)
+        workers = cluster_workers.connect(backend, jobs, address)
+    try:
+        yield TaskPool(workers)
+    finally:
+        workers.close()
 
 
 def parallel_map(
@@ -82,5 +132,7 @@ def parallel_map(
     address: str | None = None,
 ) -> list[Result]:
     """A function of every item, on all workers; results in the order of the items."""
-    with worker_pool(backend, jobs, address) as run:
-        return run(function, items)
+    if backend == "processes" and jobs == 1:
+        return [function(item) for item in items]
+    with worker_pool(backend, jobs, address) as pool:
+        return pool.run(function, items)

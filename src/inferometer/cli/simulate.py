@@ -135,7 +135,7 @@ def _find_capacity(
 
         return table(result)
 
-    emit(form, json=lambda: result, csv=csv, text=text)
+    emit(form, json=lambda: result, csv=csv, text=text, warnings=result["warnings"])
     return 130 if cut else 0 if result["request_rate"] else 1
 
 

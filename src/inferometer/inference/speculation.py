@@ -9,13 +9,13 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from ..base.cache import cache_by_identity
-from ..base.errors import BadValue, UnknownName, abbreviate, about, check_int, check_positive, is_number
+from ..base.errors import BadFile, BadValue, UnknownName, abbreviate, about, check_int, check_positive, is_number
+from ..base.files import user_path
 from ..costs import parallelism, precision
 from ..costs.binding import BoundPlan, bind
 from ..network import families
@@ -189,10 +189,10 @@ def _draft_model(name: str, stamp: float, dtype: str, token: str | None) -> tupl
 
 def _last_written(name: str) -> float:
     """When a local model was last written, so that one that was edited is read again; 0 for any other name."""
-    path = Path(name).expanduser()
     try:
+        path = user_path(name)
         return max(p.stat().st_mtime for p in (path, path / "config.json") if p.exists())
-    except (OSError, ValueError):
+    except (BadFile, OSError, ValueError):
         return 0.0
 
 

@@ -12,14 +12,17 @@ Workers change nothing but the time: they run cases ahead of their turn, and eac
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from time import perf_counter
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..base import parallel_map
+from ..base.files import noted_files, settled
 from ..serving.deployment import ReplicaPool
 from .plan_simulation import SimulatedCase, SimulationCase, challenge, confirm_case, max_rate_case, simulate_case
 from .plan_table import PlanTable, Status, ranking
@@ -55,9 +58,9 @@ class SimulationOptions(NamedTuple):
     """How many simulations, and where they run."""
 
     finalists: int
-    backend: str = "processes"
-    jobs: int = 1
-    address: str | None = None
+    jobs: int = 1  # simulations at a time
+    pool: parallel_map.TaskPool | None = None  # a cluster; without one, processes begin when they are worth it
+    files: Mapping[str, Path] = MappingProxyType({})  # the user's files that plans are made of
     progress: Callable[[int], None] | None = None
     server_cache: dict[str, ReplicaPool] | None = None  # simulated servers: plans have many in common
 
@@ -65,6 +68,28 @@ class SimulationOptions(NamedTuple):
         """So many plans have been simulated."""
         if self.progress is not None:
             self.progress(done)
+
+    @property
+    def lost(self) -> list[str]:
+        """How a cluster went away, as a warning."""
+        return [self.pool.lost] if self.pool is not None and self.pool.lost else []
+
+
+@contextmanager
+def simulation_options(
+    finalists: int, backend: str, jobs: int | None, address: str | None
+) -> Iterator[SimulationOptions]:
+    """Where simulations run, from now on: a cluster is reached at once, so that a wrong address is said at once.
+
+    ``with simulation_options(12, "dask", None, "tcp://scheduler:8786") as options: …``
+    """
+    parallel_map.check_backend(backend, jobs, address)
+    with ExitStack() as stack, noted_files() as files:
+        if backend == "processes":
+            yield SimulationOptions(finalists, jobs or 1, files=files)
+        else:
+            pool = stack.enter_context(parallel_map.worker_pool(backend, jobs, address))
+            yield SimulationOptions(finalists, pool.slots, pool, files)
 
 
 # ------------------------------------------------------------------ cases, here or on workers
@@ -78,7 +103,9 @@ class CaseRunner:
         self.results: dict[Key, SimulatedCase] = {}
         self.seconds: list[float] = []  # of the cases that ran here
         self.stack = ExitStack()
-        self.pool: Callable[..., list[Any]] | None = None
+        self.pool = options.pool
+        if self.pool is not None:
+            self.pool.carry(options.files)
 
     def __enter__(self) -> CaseRunner:
         return self
@@ -96,14 +123,15 @@ class CaseRunner:
 
     def ahead(self, keys: list[Key]) -> None:
         """Cases that will probably be needed: as many as there are workers are run now, if that is worth while."""
-        jobs, backend = self.options.jobs, self.options.backend
+        jobs = self.options.jobs
         keys = [key for key in keys if key not in self.results][:jobs]
         each = max(self.seconds, default=0.0)
-        if jobs < 2 or len(keys) < 2 or (backend == "processes" and self.pool is None and self._is_small(each)):
+        if jobs < 2 or len(keys) < 2 or (self.pool is None and self._is_small(each)):
             return
         if self.pool is None:
-            self.pool = self.stack.enter_context(parallel_map.worker_pool(backend, jobs, self.options.address))
-        results = self.pool(_run_case, [(key, self._case(key)) for key in keys])
+            self.pool = self.stack.enter_context(parallel_map.worker_pool("processes", jobs))
+            self.pool.carry(self.options.files)
+        results = self.pool.run(_run_case, [(key, self._case(key)) for key in keys])
         self.results |= {key: SimulatedCase(*result) for key, result in zip(keys, results, strict=True)}
 
     def _is_small(self, seconds_per_case: float) -> bool:
@@ -119,12 +147,14 @@ _CASES: dict[str, Callable[..., SimulatedCase]] = {
     "challenge": challenge,
     "max_rate": max_rate_case,
 }
-_SERVERS: dict[str, ReplicaPool] = {}  # of a worker: its cases have servers in common
+_SERVERS: dict[tuple[Path, ...], dict[str, ReplicaPool]] = {}  # of a worker, by its files: cases have some in common
 
 
 def _run_case(work: tuple[Key, SimulationCase], server_cache: dict[str, ReplicaPool] | None = None) -> SimulatedCase:
     (name, _, *rates), case = work
-    return _CASES[name](case, *rates, server_cache=_SERVERS if server_cache is None else server_cache)
+    if server_cache is None:
+        server_cache = _SERVERS.setdefault(tuple(settled.values()), {})
+    return _CASES[name](case, *rates, server_cache=server_cache)
 
 
 # ------------------------------------------------------------------ which plans, and in which order

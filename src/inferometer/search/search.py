@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..base.errors import BadValue, check_int
-from ..base.parallel_map import worker_count
 from ..base.units import plural
 from ..inference.request import build_request
 from ..inference.speculation import HEADS
@@ -37,7 +36,7 @@ from ..specs.plan_args import PlanArgs, short_flag
 from ..specs.structs import Plan, Speculation
 from . import explanation
 from .day_plan import DayPlanner, check_day, day_window
-from .finalists import Finalist, SimulationOptions, ranked, simulate_finalists
+from .finalists import Finalist, SimulationOptions, ranked, simulate_finalists, simulation_options
 from .launch.bench_command import bench, num_prompts
 from .launch.plan_launch import launches
 from .launch.processes import BENCH, SERVERS, Launch, launch_lines, process_lines, variables
@@ -125,24 +124,24 @@ def search_with_table(
     started = time.perf_counter()
     given: dict[str, Any] = {name: value for name, value in kwargs.items() if value is not None}
     check_names(SearchArgs, given, *arguments(PlanArgs))
-    gpus = gpu_names(gpu) if isinstance(gpu, str) else list(gpu)
-    own = {name: value for name, value in given.items() if name in OWN}
-    request_kwargs = {"frontend": "http", **{name: value for name, value in given.items() if name not in OWN}}
-    args = SearchArgs(**own)
-    num_gpus, request_kwargs = _cluster_size(gpus, args, request_kwargs)
-    problem = _problem(model, gpus, num_gpus, trace, args, request_kwargs)
-    legal, illegal = servers(problem.space, model)
-    _check_size(problem, len(legal))
-    run = SearchRun(problem, progress or (lambda stage, done: None))
-    run.note_seconds("enumerate", started)
-    table = run.estimate(legal, illegal)
-    options = SimulationOptions(args.finalists, args.backend, args.jobs, address)
-    finalists = run.simulate(table, options) if table is not None else []
-    result = run.to_result(table, finalists)
+    args = SearchArgs(**{name: value for name, value in given.items() if name in OWN})
+    with simulation_options(args.finalists, args.backend, args.jobs, address) as options:
+        gpus = gpu_names(gpu) if isinstance(gpu, str) else list(gpu)
+        request_kwargs = {"frontend": "http", **{name: value for name, value in given.items() if name not in OWN}}
+        num_gpus, request_kwargs = _cluster_size(gpus, args, request_kwargs)
+        problem = _problem(model, gpus, num_gpus, trace, args, request_kwargs)
+        legal, illegal = servers(problem.space, model)
+        _check_size(problem, len(legal))
+        run = SearchRun(problem, progress or (lambda stage, done: None))
+        run.note_seconds("enumerate", started)
+        table = run.estimate(legal, illegal)
+        finalists = run.simulate(table, options) if table is not None else []
+        result = run.to_result(table, finalists)
+        result.warnings += options.lost
     if table is not None and result.winner is not None:
         result.day = run.plan_day(table, finalists[0], result.winner, args)
     if not result.feasible and relax:
-        again = {name: value for name, value in own.items() if name not in RUN_ONLY}
+        again = {name: value for name, value in given.items() if name in OWN and name not in RUN_ONLY}
         again |= {**request_kwargs, "gpu": gpus, "num_gpus": num_gpus, "trace": trace}
         result.relaxations = run.relax(table, again)
     run.note_seconds("total", started)
@@ -187,7 +186,6 @@ def _problem(
         raise BadValue(f"`mode` must be aggregated, disaggregated or both, not {args.mode!r}")
     check_day(args.window, args.autoscale, traffic, objective)
     check_int("finalists", args.finalists, most=1000)
-    worker_count(args.backend, args.jobs)
     modes = MODES if args.mode == "both" else (args.mode,)
     space = build_space(model, gpus, num_gpus, modes=modes, **request_kwargs)
     figure = {"cost": "price_per_hour", "energy": "power"}.get(objective.name)

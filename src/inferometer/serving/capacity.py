@@ -10,14 +10,17 @@ plans by the same runs (`steady_run`).
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from ..base.errors import BadValue, UnknownName, abbreviate, check_positive, is_number
-from ..base.parallel_map import worker_count, worker_pool
+from ..base.files import noted_files
+from ..base.parallel_map import TaskPool, check_backend, worker_pool
 from ..specs.arguments import signature
 from ..specs.command_args import ServingArgs
 from .deployment import ServingOptions
@@ -82,11 +85,16 @@ def find_capacity(
 
     The requests are repeated until a steady state is reached. Arrivals are stretched to each rate, so that bursts stay
     bursts; a trace without any gets Poisson arrivals. Runs with other draws of requests go to ``jobs`` workers, which
-    changes nothing but the time. Further keywords are those of `simulate`.
+    changes nothing but the time: processes, or a Dask or Ray cluster at an ``address``. Further keywords are those of
+    `simulate`.
     """
     _check_trace(trace, kwargs)
     case = CapacityCase(model, gpu, RequestSupply(trace=trace, seed=seed), dict(goodput), share, precision, {**kwargs})
-    return _find(case, progress, backend, jobs, address)
+    with DrawWorkers(backend, jobs, address) as workers:
+        capacity = _find(case, progress, workers)
+    if workers.lost:
+        warnings.warn(workers.lost, stacklevel=2)
+    return capacity
 
 
 class CapacityCase(NamedTuple):
@@ -112,19 +120,18 @@ class CapacityCase(NamedTuple):
 def _find(
     case: CapacityCase,
     progress: Callable[[int, int], None] | None,
-    backend: str = "processes",
-    jobs: int | None = None,
-    address: str | None = None,
+    workers: DrawWorkers | None = None,
 ) -> Capacity:
     limits = {name: float(limit) for name, limit in case.goodput.items()}
     _check(limits, case.share, case.precision)
-    worker_count(backend, jobs)
     capacity = Capacity(request_rate=0.0, goodput=limits, share=case.share, highest=0.0, tried=[])
-    server = case._replace(goodput=limits).server()
+    case = case._replace(goodput=limits)
+    with noted_files() as files:
+        server = case.server()
     if server.reason:
         return capacity
-    with_workers = _Workers(case._replace(goodput=limits), backend, jobs, address)
-    server.run_draws = with_workers.run_draws
+    if workers is not None:
+        server.run_draws = workers.runner(case, files)
 
     def report() -> None:
         capacity.tried = [
@@ -136,9 +143,8 @@ def _find(
 
     server.on_run = report
     try:
-        with with_workers:
-            capacity.highest = server.saturation_rate()
-            best = server.max_rate(BEGIN * capacity.highest) if capacity.highest else None
+        capacity.highest = server.saturation_rate()
+        best = server.max_rate(BEGIN * capacity.highest) if capacity.highest else None
     except KeyboardInterrupt:
         capacity.request_rate = max((one.request_rate for one in capacity.tried if one.holds), default=0.0)
         raise Interrupted(capacity) from None
@@ -149,31 +155,52 @@ def _find(
     return capacity
 
 
-class _Workers:
-    """Processes or a cluster for further draws of requests, begun when they are worth it."""
+RunDraws = Callable[[SteadyServer, float, list[int], float], list[tuple[RateRun, float]]]
 
-    def __init__(self, case: CapacityCase, backend: str, jobs: int | None, address: str | None) -> None:
-        self.case, self.where = case, (backend, jobs, address)
+
+class DrawWorkers:
+    """Where further draws of requests run: a cluster is reached at once, processes begin when they are worth it.
+
+    ``with DrawWorkers("dask", None, "tcp://scheduler:8786") as workers: …``
+    """
+
+    def __init__(self, backend: str = "processes", jobs: int | None = None, address: str | None = None) -> None:
+        self.backend, self.jobs, self.address = backend, jobs, address
         self.stack = ExitStack()
-        self.pool: Callable[..., list[Any]] | None = None
+        self.pool: TaskPool | None = None
 
-    def __enter__(self) -> _Workers:
+    def __enter__(self) -> DrawWorkers:
+        check_backend(self.backend, self.jobs, self.address)
+        if self.backend != "processes":
+            self.begin()
         return self
 
     def __exit__(self, *raised: Any) -> None:
         self.stack.close()
 
-    def run_draws(
-        self, server: SteadyServer, rate: float, draws: list[int], e2el: float
-    ) -> list[tuple[RateRun, float]]:
-        """Runs of some draws, here or on the workers: they are the same."""
-        backend, jobs, address = self.where
-        is_small = backend == "processes" and (jobs == 1 or len(draws) * server.seconds_per_run < WORTH_WORKERS)
-        if len(draws) < 2 or is_small:
-            return [server.run_draw(rate, draw, e2el) for draw in draws]
+    @property
+    def lost(self) -> str:
+        """How a cluster went away, as a sentence; what was left ran here."""
+        return self.pool.lost if self.pool is not None else ""
+
+    def begin(self) -> TaskPool:
+        """The workers, begun if they are not there yet."""
         if self.pool is None:
-            self.pool = self.stack.enter_context(worker_pool(backend, jobs, address))
-        return self.pool(_run_draw, [(self.case, rate, draw, e2el) for draw in draws])
+            self.pool = self.stack.enter_context(worker_pool(self.backend, self.jobs, self.address))
+        return self.pool
+
+    def runner(self, case: CapacityCase, files: Mapping[str, Path]) -> RunDraws:
+        """A function that runs some draws, here or on the workers: they are the same."""
+
+        def run_draws(server: SteadyServer, rate: float, draws: list[int], e2el: float) -> list[tuple[RateRun, float]]:
+            is_small = self.jobs == 1 or len(draws) * server.seconds_per_run < WORTH_WORKERS
+            if len(draws) < 2 or (self.backend == "processes" and is_small):
+                return [server.run_draw(rate, draw, e2el) for draw in draws]
+            pool = self.begin()
+            pool.carry(files)
+            return pool.run(_run_draw, [(case, rate, draw, e2el) for draw in draws])
+
+        return run_draws
 
 
 def _run_draw(work: tuple[CapacityCase, float, int, float]) -> tuple[RateRun, float]:
@@ -226,6 +253,22 @@ def capacity_and_summarize(
         raise BadValue("`find_capacity` needs limits that must hold: `goodput` ttft:500,tpot:50")
     if plan_options.get("request_rate") is not None:
         raise BadValue("`find_capacity` looks for the rate itself: leave `request_rate` away")
+    options = dict(search_options)
+    where = {name: options.pop(name) for name in ("backend", "jobs", "address") if name in options}
+    with DrawWorkers(**where) as workers:
+        return _capacity_result(model, gpu, goodput, options, scheduler_options, plan_options, progress, workers)
+
+
+def _capacity_result(
+    model: str,
+    gpu: str,
+    goodput: dict[str, float],
+    judged_by: dict[str, Any],
+    scheduler_options: dict[str, Any],
+    plan_options: dict[str, Any],
+    progress: Callable[[int], None],
+    workers: DrawWorkers,
+) -> dict[str, Any]:
     plan_options = dict(plan_options)
     supply = _supply(plan_options)
     traffic = load_traffic(plan_options, None)
@@ -237,13 +280,13 @@ def capacity_and_summarize(
     header["warnings"] += traffic.trace.notes
     result = {"schema": "inferometer.capacity/1", **header}
     options = {**scheduler_options, **plan_options}
-    where = dict(search_options)
-    share, precision = where.pop("share", 0.9), where.pop("precision", PRECISION)
+    share, precision = judged_by.get("share", 0.9), judged_by.get("precision", PRECISION)
     case = CapacityCase(model, gpu, supply, goodput, share, precision, options)
     try:
-        capacity = _find(case, lambda done, _: progress(done), **where)
+        capacity = _find(case, lambda done, _: progress(done), workers)
     except Interrupted as stop:
         return {**result, **msgspec.to_builtins(stop.result), "interrupted": True}
+    header["warnings"] += [workers.lost] if workers.lost else []
     result |= {**msgspec.to_builtins(capacity), "interrupted": False}
     if not capacity.request_rate:
         return {**result, "completed": 0}

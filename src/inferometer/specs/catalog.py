@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from ..base.errors import BadFile, BadValue, UnknownName, abbreviate, about, check_int, nearest
-from ..base.files import convert, input_path, read_json, read_toml, user_path
+from ..base.files import convert, input_path, note_file, read_json, read_toml, settled, user_path
 from ..base.input_file import PACKED, file_stem, is_input, read_text
 from .engine_rules import check_rules, choose_version
 from .structs import MEMORY_KINDS, Engine, Hardware, Link, Precision, Usecase
@@ -456,6 +456,8 @@ def _named_quantization(name: str, config: Mapping[str, Any]) -> str:
 
 def _download(repo: str, token: str | None) -> ModelEntry:
     """The config.json of a repository that the catalogue does not have; offline, from the local cache."""
+    if repo in settled:
+        return _from_repository(repo, settled[repo])
     from huggingface_hub import constants, hf_hub_download, logging
 
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
@@ -469,7 +471,12 @@ def _download(repo: str, token: str | None) -> ModelEntry:
         raise BadFile(
             f"{repo!r} is not in the catalogue and its config.json could not be fetched ({why}){hint}"
         ) from None
-    config = read_json(Path(path))
+    note_file(repo, Path(path))
+    return _from_repository(repo, Path(path))
+
+
+def _from_repository(repo: str, path: Path) -> ModelEntry:
+    config = read_json(path)
     return ModelEntry(repo.rpartition("/")[2].lower(), config, repo, _named_quantization(repo, config))
 
 

@@ -143,10 +143,13 @@ class CapacityArgs(Args):
     find_capacity: Annotated[bool, arg("Find the highest --request-rate at which --goodput holds.")] = False
     goodput_share: Annotated[float, arg("Of the requests that must keep the limits then.")] = 0.9
     backend: Annotated[str, arg("Where its simulations run: processes, dask or ray.")] = "processes"
-    backend_address: Annotated[str | None, arg("A Dask or Ray cluster to use.", default_text="one on this machine")] = (
-        None
-    )
-    jobs: Annotated[int | None, arg("Its simulations at a time.", default_text="one per core")] = None
+    backend_address: Annotated[
+        str | None,
+        arg("A Dask or Ray cluster to use.", default_text="INFEROMETER_BACKEND_ADDRESS, or one on this machine"),
+    ] = None
+    jobs: Annotated[
+        int | None, arg("Its simulations at a time.", default_text="one per core, or the cluster's slots")
+    ] = None
 
 
 class SearchTrafficArgs(Args):
@@ -269,7 +272,7 @@ class SearchArgs(SearchSpaceArgs):
     ] = False
     hf_token: Annotated[str | None, arg("For gated configs; HF_TOKEN works too.", secret=True)] = None
     backend: Annotated[str, arg("Where simulations run: processes, dask or ray.")] = "processes"
-    jobs: Annotated[int, arg("Simulations at a time.")] = 1
+    jobs: Annotated[int | None, arg("Simulations at a time.", default_text="1, or the cluster's slots")] = None
     seed: Annotated[int, arg("Of everything that chance decides.")] = 0
 
 
