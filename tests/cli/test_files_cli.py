@@ -122,6 +122,12 @@ def test_device_files_that_do_not_fit(run: Run, tmp_path: Path, text: str, sente
     refused(run("analyze", "llama-3.1-8b", "--gpu", str(path)), f"hardware chip: {sentence}")
 
 
+def test_a_device_file_is_found_beside(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mychip.toml").write_text(DEVICE)
+    monkeypatch.chdir(tmp_path)
+    refused(run("analyze", "llama-3.1-8b", "--gpu", "mychip"), "unknown GPU 'mychip'", "(or its file, ./mychip.toml)")
+
+
 def test_a_device_without_links_has_none(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "chip.toml"
     path.write_text(DEVICE)

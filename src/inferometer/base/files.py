@@ -168,7 +168,9 @@ def convert(data: Mapping[str, Any], kind: type[S], where: str) -> S:
     except msgspec.ValidationError as error:
         from .spec_errors import explained
 
-        raise BadFile(f"{where}: {explained(data, kind) or error}") from None
+        with _CONVERTING:
+            sentence = explained(data, kind) or str(error)
+        raise BadFile(f"{where}: {sentence}") from None
 
 
 def decode_json(data: bytes, kind: type[S]) -> S:

@@ -198,7 +198,7 @@ def _pipe_key(path: Path) -> tuple[str, int, int] | None:
 def _begun(raw: Any) -> InputFile:
     """A stream whose first bytes are known and still to be read."""
     pieces, size = [], 0
-    while size < HEAD and (piece := raw.read(HEAD - size)):
+    while size < HEAD and (piece := _read(raw, HEAD - size)):
         pieces.append(piece)
         size += len(piece)
     head = b"".join(pieces)
@@ -206,6 +206,15 @@ def _begun(raw: Any) -> InputFile:
         raw.seek(-len(head), io.SEEK_CUR)
         return InputFile(io.BufferedReader(raw, HEAD), head)
     return InputFile(io.BufferedReader(_Stream(raw, raw, "", head), HEAD), head)
+
+
+def _read(raw: Any, size: int) -> bytes:
+    """Up to so many bytes; a pipe that another program made non-blocking is waited for."""
+    while (data := raw.read(size)) is None:
+        import select
+
+        select.select([raw], [], [])
+    return bytes(data)
 
 
 class _Stream(io.RawIOBase):
@@ -223,7 +232,7 @@ class _Stream(io.RawIOBase):
             buffer[:size], self._head = self._head[:size], self._head[size:]
             return size
         try:
-            data = self._inner.read(len(buffer))
+            data = _read(self._inner, len(buffer))
         except Exception as error:  # of zlib, lzma, zstd …: each has its own
             if not self._packing:
                 raise

@@ -431,9 +431,12 @@ def _open_parquet(path: Path, source: InputFile, closing: list[Any]) -> Any:
             raise unreadable(path, error) from None
         file.seek(0)
     try:
-        return parquet.ParquetFile(file)
-    except (OSError, ValueError) as error:  # pyarrow's own errors are of these kinds
+        opened = parquet.ParquetFile(file)
+    except Exception as error:  # pyarrow's are of every kind
         raise _broken_parquet(path, error) from None
+    if opened.metadata.num_rows > MAX_ROWS:
+        raise BadFile(f"{path} has more than {MAX_ROWS:,} rows")
+    return opened
 
 
 class _Bounded:
@@ -455,12 +458,13 @@ def _parquet_chunks(path: Path, file: Any, columns: list[str]) -> Iterator[Table
         for batch in file.iter_batches(CHUNK_ROWS * 16, columns=columns):
             yield TableChunk(path, batch.to_pydict(), range(before + 1, before + 1 + batch.num_rows))
             before += batch.num_rows
-    except (OSError, ValueError) as error:
+    except Exception as error:
         raise _broken_parquet(path, error) from None
 
 
 def _broken_parquet(path: Path, error: Exception) -> BadFile:
-    return BadFile(f"{path} cannot be read as Parquet: {str(error).splitlines()[0]}")
+    why = (str(error) or type(error).__name__).splitlines()[0]
+    return BadFile(f"{path} cannot be read as Parquet: {abbreviate(why)[1:-1]}")
 
 
 def _names(path: Path, row: list[str]) -> list[str]:

@@ -86,7 +86,8 @@ def hardware(text: str) -> Hardware:
     else:
         registered = registered_name("hardware", name)
         if registered is None:
-            raise UnknownName("GPU", name, names("hardware"), field="gpu")
+            beside = f"(or its file, ./{name}.toml)" if os.path.isfile(f"{name}.toml") else ""
+            raise UnknownName("GPU", name, names("hardware"), beside, field="gpu")
         data, title = shipped("hardware", registered), registered
     for assignment in filter(None, overrides.split(",")):
         _override(data, assignment, title)
