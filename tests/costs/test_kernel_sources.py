@@ -192,6 +192,34 @@ def test_another_table_is_not_a_profile(tmp_path: Path) -> None:
         read_rows(path)
 
 
+def test_rows_beyond_the_roof_are_not_measured_and_said(tmp_path: Path) -> None:
+    path = tmp_path / "fast.csv"
+    good = "linear,bf16,m=8 n=28672 k=4096,6e-5,x\n"
+    path.write_text(HEAD + good + "".join(f"linear,bf16,m={m} n=4096 k=4096,1e-12,x\n" for m in (1, 8)))
+    report = analyze("llama-3.1-8b", "h200", batch_size=8, profile=str(path))
+    origins = {op.name: op.origin for op in report.phases["decode"].ops}
+    assert origins["gate_up_proj"] == "measured"
+    impossible = next(op for op in report.phases["decode"].ops if op.name == "o_proj")
+    assert impossible.origin != "measured" and impossible.efficiency < 0.99
+    assert f"2 of 3 rows of {path} are faster than h200 can be, and are not used" in report.warnings
+
+
+def test_kernels_of_another_device_are_said(tmp_path: Path) -> None:
+    path, record = tmp_path / "k.csv", tmp_path / "k.json"
+    path.write_text(HEAD + "linear,bf16,m=8 n=28672 k=4096,6e-3,x\n")
+
+    def warnings(gpu: str = "h200") -> list[str]:
+        return [w for w in analyze("llama-3.1-8b", gpu, profile=str(path)).warnings if "were measured on" in w]
+
+    assert not warnings(), "a file without a record says nothing"
+    record.write_text('{"device": "Intel(R) Xeon(R) Platinum"}')
+    assert warnings() == [f"the kernels of {path} were measured on 'Intel(R) Xeon(R) Platinum', not on h200"]
+    record.write_text('{"device": "NVIDIA H200", "gpu": "h200"}')
+    assert not warnings() and not warnings("h200:memory_bandwidth=5e12") and warnings("a100-80g")
+    record.write_text("[]")
+    assert not warnings()
+
+
 # ------------------------------------------------------------------ what host and chip add
 
 

@@ -547,7 +547,7 @@ GRID = [
 
 @pytest.mark.slow
 def test_the_whole_model_scales_the_rows(profile: Profile, tmp_path: Path) -> None:
-    ran = profile("llama", *GRID, "--json")
+    ran = profile("llama", *GRID, "--force", "--json")  # however noisy this machine is
     found = ran.json["calibration"]
     assert ran.code == 0 and found["num_layers"] == 3 and found["inputs"] == [4, 8]
     assert "calibrating with 3 of 3 layers" in ran.err
@@ -584,6 +584,34 @@ def test_the_factors_are_right(profile: Profile, tmp_path: Path, monkeypatch: py
     scaled = LayerRows(tmp_path / "here" / "llama.scaled.csv", "here", "llama").rows
     ratios = [scaled[Length(8, 0)][name] / rows.rows[Length(8, 0)][name] for name in LLAMA]
     assert statistics.median(ratios) == pytest.approx(2.0, rel=1e-3)
+
+
+def test_worthless_factors_are_not_written(profile: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scaling_factors, "STEPS", (1,))
+    monkeypatch.setattr(scaling_factors, "_run", lambda built, new: [1.0 if new == 4 else 9.0, 1.0])
+    ran, scaled = profile("llama", *GRID, "--json"), tmp_path / "here" / "llama.scaled.csv"
+    assert ran.code == 1 and not scaled.exists() and ran.json["calibration"]["file"] is None
+    assert "these factors are worthless: measure again on an idle machine" in ran.err and "prefill" in ran.err
+    forced = profile("llama", *GRID, "--force", "--json")
+    assert forced.code == 0 and scaled.exists() and "worthless" in forced.err
+
+
+def test_rows_of_other_threads_are_not_mixed(profile: Profile, torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert profile("llama").code == 0
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 96)
+    ran = profile("llama", "--prefill-max", "9")
+    assert ran.code == 2 and "were taken with threads" in ran.err and "not 96" in ran.err
+
+
+def test_what_was_measured_of_an_own_model_can_be_imported(profile: Profile, tmp_path: Path) -> None:
+    assert profile("llama").code == 0
+    rows, kernels = tmp_path / "here" / "llama.csv", tmp_path / "kernels.csv"
+    direct = command("analyze", "llama-3.1-8b", "--gpu", "h200", "--profile", str(rows))
+    assert direct.code == 2 and f"inferometer profile --import {rows} -o kernels.csv" in direct.err
+    ran = command("profile", "--import", str(rows), "--gpu", "h200", "-o", str(kernels))
+    assert ran.code == 0 and "warning: rows say that they were measured on 'here', and are taken as h200's" in ran.err
+    kinds = {row["kind"] for row in rows_of(kernels)}
+    assert {"linear", "norm", "decode_attention", "prefill_attention"} <= kinds
 
 
 # ------------------------------------------------------------------ requests that cannot be

@@ -44,7 +44,7 @@ _ALSO = {
 @options(schema_options(ProfileArgs))
 @click.option("--kinds", metavar="KIND,…", help="With --kernels: only these kinds.")
 @click.option("--gpu", help="With --import: the device that the tables are of, where they do not say.")
-@click.option("--budget", help="Time to spend: 90s, 10m, 1h; the most telling come first.  [default: kernels 10m]")
+@click.option("--budget", help="Time to measure: 90s, 10m, 1h; loading comes on top.  [default: kernels 10m]")
 @click.option("--device", default="cuda", help="cuda or cpu.")
 @click.option("--verbose", is_flag=True, help="A line for each length, kind or table, also where there is no terminal.")
 @click.option("--json", "as_json", is_flag=True, callback=one_form, help="A summary as JSON to stdout.")
@@ -105,7 +105,8 @@ def profile(
         from ..views.text.listing import layer_summary
 
         show_page(layer_summary(result), Form(False, False, None, as_plain, as_markdown))
-    return 0
+    worthless = model and result["calibration"] is not None and result["calibration"]["file"] is None
+    return 1 if worthless else 0
 
 
 def _only(context: click.Context, job: str) -> None:
@@ -119,7 +120,7 @@ def _only(context: click.Context, job: str) -> None:
             job, set()
         ):
             raise BadValue(f"{option.opts[-1]} belongs to profile {owner}, not to profile {job}")
-        if name.startswith("scaling") and not context.params.get("calibrate"):
+        if (name.startswith("scaling") or name == "force") and not context.params.get("calibrate"):
             raise BadValue(f"{option.opts[-1]} needs --calibrate")
 
 

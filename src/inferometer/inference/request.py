@@ -141,6 +141,8 @@ def build_request(model: str, gpu: str = "h100-sxm", **kwargs: Unpack[PlanKwargs
     if missing:
         raise BadValue(missing)
     warnings = [*network.warnings, *warnings, *format_warnings, *_check_lengths(args, plan, workload, network)]
+    profile = None if args.profile is None else user_profile(args.profile, device)
+    warnings += profile.warnings if profile is not None else ()
     name, _, changed = str(gpu).partition(":")
     return Request(
         model=msgspec.structs.replace(network, name=entry.name),
@@ -153,7 +155,7 @@ def build_request(model: str, gpu: str = "h100-sxm", **kwargs: Unpack[PlanKwargs
         norm_dtype=catalog.plain_dtype(args.norm_dtype, "`norm_dtype`") if args.norm_dtype is not None else "",
         source=entry.source,
         warnings=(*warnings, *acceptance_warnings(plan.speculation)),
-        profile=None if args.profile is None else user_profile(args.profile, device),
+        profile=profile,
         nominal_device=catalog.hardware(name) if changed else None,
         hf_token=args.hf_token,
         hf_id=entry.hf_id,

@@ -11,11 +11,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..base.errors import BadFile, BadValue
+from ..base.errors import BadFile, BadValue, abbreviate
 from ..base.files import input_path, user_path
 from ..base.input_file import PACKED, file_stem, is_input
 from ..specs import catalog
 from ..specs.arguments import flag
+from ..specs.device_names import is_same
 from ..specs.structs import Hardware
 from . import importers, machine
 from .importers import ImportedTable, Unusable
@@ -57,6 +58,9 @@ def import_tables(path: str, output: str | None, *, gpu: str | None, say: Log) -
         say(line)
     for each in tables:
         say(_summary(root, each))
+    for other in sorted({each.table.device for each in tables if named and each.table.device}):
+        if named is not None and not is_same(other, named):
+            say(f"warning: rows say that they were measured on {abbreviate(other)}, and are taken as {named.name}'s")
     new = flag_rows((batch for each in tables for batch in each.table.batches), device)
     for line in new.notes:
         say(line)

@@ -69,6 +69,7 @@ def profile_model(
     scaling_input_max: int = 1024,
     scaling_input_step: int = 128,
     scaling_repeat: int = 3,
+    force: bool = False,
     output: str = ".",
     say: Log = print,
     progress: OnProgress | None = None,
@@ -79,7 +80,7 @@ def profile_model(
         raise UnknownName("`mode`", mode, MODES)
     repeats = Repeats(check_int("warmup", warmup, least=0, most=10**6), check_int("repeat", repeat, most=10**6))
     inputs = (scaling_input_min, scaling_input_max, scaling_input_step)
-    grid = calibration.calibration_grid(scaling_num_layers, *inputs, scaling_repeat) if calibrate else None
+    grid = calibration.calibration_grid(scaling_num_layers, *inputs, scaling_repeat, force) if calibrate else None
     check = hf_model.checkpoint(model, hf_token)
     _check_layers(check, num_layers=num_layers, scaling_num_layers=scaling_num_layers or 1)
     longest_prompt = check_int("prefill_max", prefill_max, most=10**7)
@@ -90,7 +91,6 @@ def profile_model(
     hf_model.check_device(torch, device)
     device_name = str(torch.cuda.get_device_name()) if device == "cuda" else processor()
     table = _table(output, _folder_name(hardware) if hardware is not None else folder_label(device_name), check.name)
-
     outline = hf_model.outline(check, check.layers)
     todo = _planned(check, outline[0], mode, (longest_prompt, longest_context), step, say)
     _check_kinds(check, outline[1], num_layers, grid, [*todo, *table.rows], say)
@@ -138,7 +138,9 @@ def _run(
         "weights": built.weights,
         "num_layers": num_layers,
     }
-    table.describe({**how, **_versions(built), "warmup": repeats.warmup, "repeat": repeats.repeat}, SAME)
+    record = {"model": check.name, **how, **_versions(built), "warmup": repeats.warmup, "repeat": repeats.repeat}
+    same = (*SAME, "threads") if device == "cpu" else SAME  # a CPU is as fast as the threads that it may use
+    table.describe({**record, "config": check.config}, same)
     began = time.monotonic()  # the budget is for measuring: loading libraries and a model takes what it takes
     until = began + seconds * (1.0 if grid is None else LAYERS_SHARE)
     counts = _measure(built, table, todo, repeats._replace(deadline=until), say, progress)
@@ -149,7 +151,8 @@ def _run(
         say("not calibrated: the budget ended before the rows reached around the grid; run it again to go on")
     elif grid is not None:
         calibration.check_covered(grid, table.rows, "has")
-        scaled = calibration.calibrate(grid, check, table, device, outline, began + seconds, say, progress)
+        points = calibration.calibrate(grid, check, table, device, outline, began + seconds, say, progress)
+        scaled = calibration.write_scaled(table, points, grid.force, say) if points.points else None
     return {
         "schema": "inferometer.profile/1",
         "file": str(table.path),

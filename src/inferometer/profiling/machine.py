@@ -20,7 +20,8 @@ from typing import Any
 
 from ..base.errors import BadFile, BadValue, abbreviate
 from ..base.files import write_atomic
-from ..specs.catalog import normalized, registered_name
+from ..specs.catalog import registered_name
+from ..specs.device_names import recognise as recognise
 
 SCHEMA = "inferometer.kernels/1"
 CACHE = 64e6  # bytes of last-level cache where the system does not say: as large as that of any common device
@@ -33,30 +34,6 @@ SMI_FIELDS = {
     "limit_watts": "power.limit",
     "celsius": "temperature.gpu",
 }
-NOISE = (
-    "nvidia",
-    "geforce",
-    "amd",
-    "instinct",
-    "tesla",
-    "generation",
-    "blackwell",
-    "server",
-    "workstation",
-    "edition",
-    "max-q",
-    "gpu",
-)
-
-
-def recognise(text: str) -> str | None:
-    """``recognise("NVIDIA GeForce RTX 4090")  # 'rtx4090'``; None if the catalogue has no such device."""
-    name = registered_name("hardware", text) if text.strip() else None
-    pieces = [word for word in re.split(r"[-\s]+", normalized(text)) if word and word not in NOISE]
-    while pieces and not name:  # what follows a name may be a form factor, a count or a site's own word
-        name = registered_name("hardware", "-".join(pieces)) or registered_name("hardware", "".join(pieces))
-        pieces.pop()
-    return name
 
 
 def device_in_path(parts: Sequence[str]) -> str | None:

@@ -102,9 +102,12 @@ class ModelShapes(NamedTuple):
 def model_shapes(name: str, tp: int = 1) -> ModelShapes | None:
     """``network("meta-llama/Llama-3.1-8B").products["o_proj"]  # (4096, 4096)``; None if it is not in the catalogue."""
     entry = catalog.catalog_entry(name)
-    if entry is None:
-        return None
-    model = families.build(entry.config)
+    return None if entry is None else shapes_of(entry.name, entry.config, tp)
+
+
+def shapes_of(name: str, config: dict[str, Any], tp: int = 1) -> ModelShapes:
+    """The same of a config: ``shapes_of("tiny", {"model_type": "llama", "hidden_size": 64, …}).hidden  # 64``"""
+    model = families.build(config)
     sizes: dict[tuple[str, str], set[tuple[int, ...]]] = {}
     for block in model.blocks:
         env = {**ALONE, **block.dims, "tp": tp, "moe_tp": tp}
@@ -113,17 +116,17 @@ def model_shapes(name: str, tp: int = 1) -> ModelShapes | None:
             if keys:
                 sizes.setdefault((op.kind, op.name), set()).add(tuple(_whole(op.dims[key], env) for key in keys))
 
-    def only(kind: str, name: str) -> tuple[int, ...] | None:
-        distinct = sizes.get((kind, name), set())
+    def only(kind: str, op: str) -> tuple[int, ...] | None:
+        distinct = sizes.get((kind, op), set())
         return next(iter(distinct)) if len(distinct) == 1 else None
 
-    products = {name: only(kind, name) for kind, name in sizes if kind == "linear"}
-    plain = {name: (size[0], size[1]) for name, size in products.items() if size and size[2] == 1}
+    products = {op: only(kind, op) for kind, op in sizes if kind == "linear"}
+    plain = {op: (size[0], size[1]) for op, size in products.items() if size and size[2] == 1}
     heads, experts, gated = only("decode_attention", "attention"), only("moe", "experts"), "gate_up_proj" in plain
     full = all(span.kind == "full" and span.ratio == 1 for span in model.spans.values())
     width = only("elementwise", "act_fn")
     return ModelShapes(
-        entry.name,
+        name,
         model.dtype,
         round(model.sizes["hidden_size"]),
         round(model.sizes["vocab_size"]),

@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ..base.errors import BadValue, check_int
+from ..specs.arguments import flag
 from . import hf_model
 from .layer_csv import LayerRows, Length, Seconds
 from .layer_parts import PartTimer
 from .timer import WallClock
 
+WORTHLESS = 0.2  # mean error from which on scaled rows say nothing
 STEPS = (1, 4, 16)  # decode steps after the prompt: answers of 2, 5 and 17 tokens
 
 
@@ -26,6 +28,7 @@ class CalibrationGrid(NamedTuple):
     layers: int | None  # None: all that fit
     inputs: tuple[int, ...]
     repeat: int
+    force: bool  # write scaled rows even if their factors are worthless
 
 
 class CalibrationPoint(NamedTuple):
@@ -38,7 +41,16 @@ class CalibrationPoint(NamedTuple):
     summed: float
 
 
-def calibration_grid(layers: int | None, least: int, most: int, step: int, repeat: int) -> CalibrationGrid:
+class WholeModel(NamedTuple):
+    """Runs of a model with so many layers."""
+
+    layers: int
+    points: list[CalibrationPoint]
+
+
+def calibration_grid(
+    layers: int | None, least: int, most: int, step: int, repeat: int, force: bool = False
+) -> CalibrationGrid:
     """``grid(None, 128, 1024, 128, 3).inputs  # (128, 256, …, 1024)``"""
     if layers is not None:
         check_int("scaling_num_layers", layers)
@@ -50,6 +62,7 @@ def calibration_grid(layers: int | None, least: int, most: int, step: int, repea
         layers,
         tuple(range(least, most + 1, check_int("scaling_input_step", step))),
         check_int("scaling_repeat", repeat),
+        force,
     )
 
 
@@ -119,8 +132,8 @@ def calibrate(
     deadline: float,
     say: Callable[[str], None],
     progress: Callable[[int, int, str], None],
-) -> dict[str, Any] | None:
-    """Run the whole model over the grid, write the scaled rows, and say the factors; None where there was no time."""
+) -> WholeModel:
+    """Run the whole model over the grid, as far as there is time."""
     torch, _ = hf_model.load_libraries()
     fit = hf_model.layers_that_fit(*sketch, hf_model.free_bytes(torch, device))
     layers = grid.layers or fit
@@ -143,13 +156,26 @@ def calibrate(
             points += _points(built, table, number, new, grid.repeat)
         else:
             progress(len(grid.inputs), len(grid.inputs), "done")
-    if not points:
-        return None
-    factors: dict[str, Any] = {phase: fit_factor(points, phase) for phase in ("prefill", "decode")}
+    return WholeModel(layers, points)
+
+
+def write_scaled(table: LayerRows, whole: WholeModel, force: bool, say: Callable[[str], None]) -> dict[str, Any]:
+    """Write the scaled rows, and give the factors; not where a factor leaves them worthless, unless by ``force``."""
+    factors: dict[str, Any] = {phase: fit_factor(whole.points, phase) for phase in ("prefill", "decode")}
     path = table.path.with_suffix(".scaled.csv")
-    table.scaled(path, {phase: factors[phase]["factor"] for phase in factors})
-    say(f"wrote {path}")
-    return {"file": str(path), "num_layers": layers, "inputs": sorted({point.input for point in points}), **factors}
+    noisy = [f"{phase} {fit['mean_error']:.0%}" for phase, fit in factors.items() if fit["mean_error"] > WORTHLESS]
+    if noisy:
+        say(
+            f"warning: scaled rows are off by {' and '.join(noisy)} on average, so these factors are worthless: "
+            "measure again on an idle machine"
+            + ("" if force else f"; {path} was not written, {flag('force')} writes it")
+        )
+    written = force or not noisy
+    if written:
+        table.scaled(path, {phase: factors[phase]["factor"] for phase in factors})
+        say(f"wrote {path}")
+    inputs = sorted({point.input for point in whole.points})
+    return {"file": str(path) if written else None, "num_layers": whole.layers, "inputs": inputs, **factors}
 
 
 def _points(

@@ -366,6 +366,7 @@ class ProfileArgs(Args):
     scaling_input_max: Annotated[int, arg("Longest prompt of the whole model.")] = 1024
     scaling_input_step: Annotated[int, arg("Between prompts of the whole model.")] = 128
     scaling_repeat: Annotated[int, arg("Runs of each; the median counts.")] = 3
+    force: Annotated[bool, arg("Write scaled rows even if noise made their factors worthless.")] = False
 
 
 class BenchArgs(Args):

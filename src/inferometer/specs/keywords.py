@@ -282,3 +282,4 @@ class ProfileKwargs(TypedDict, total=False):
     scaling_input_max: int | None
     scaling_input_step: int | None
     scaling_repeat: int | None
+    force: bool | None

@@ -9,13 +9,19 @@ from math import log2
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...base.errors import BadFile
-from ...base.files import input_path
+import msgspec
+
+from ...base.errors import BadFile, abbreviate
+from ...base.files import input_path, read_json
+from ...specs.arguments import flag
+from ...specs.device_names import is_same
 from ...specs.structs import Hardware
 from .kernel_rows import HEADER, is_flagged, parse_shape, required_sizes, row_terms
 from .registry import KernelProfile, MeasuredCurves, TimedRow
 from .surfaces import SHAPES, Shape, Surface
 
+LAYER_COLUMNS = {"hardware", "model", "layer_name"}  # of `profile MODEL` and LLM-Profile
+BEYOND = 0.8  # of the roofline: a row that is faster than this was not timed on the device, or not timed at all
 MAX_KERNELS = 2_000_000  # of a profile: something that never ends has more
 
 
@@ -33,6 +39,11 @@ def read_rows(path: Path) -> list[MeasuredKernel]:
     from ...base.tabular import open_table  # loads NumPy
 
     with open_table(path) as table:
+        if set(table.names) >= LAYER_COLUMNS:
+            raise BadFile(
+                f"{path} has the layers of a model, not kernels by shape: take them over first, with "
+                f"inferometer profile {flag('import')} {path} -o kernels.csv"
+            )
         if tuple(table.names) != HEADER:
             raise BadFile(f"{path} is not a profile of kernels: its first line must be {','.join(HEADER)}")
         kernels: list[MeasuredKernel] = []
@@ -79,9 +90,14 @@ def profile_of(
     """
     ratios: dict[tuple[str, str], dict[str, dict[Coords, float]]] = defaultdict(lambda: defaultdict(dict))
     kept: list[TimedRow] = []
+    count = beyond = 0
     for row in rows:
+        count += 1
         terms = row_terms(row.kind, row.dtype, row.sizes, device)
         if terms is None or "skew" in row.sizes or "window" in row.sizes:
+            continue
+        if keep_rows and row.seconds < BEYOND * terms.terms.roofline:
+            beyond += 1
             continue
         shape = SHAPES[row.kind]
         key = "x".join(f"{size:g}" for size in shape.exact_sizes(terms.dims))
@@ -93,12 +109,40 @@ def profile_of(
     measured: dict[str, dict[str, MeasuredCurves]] = {}
     for (kind, table_key), shapes in ratios.items():
         measured.setdefault(kind, {})[table_key] = _curves(shapes)
-    return KernelProfile(device=device.name, source=source, measured=measured, rows=tuple(kept) if keep_rows else ())
+    warnings = [f"{beyond:,} of {count:,} rows of {source} are faster than {device.name} can be, and are not used"]
+    return KernelProfile(
+        device=device.name,
+        source=source,
+        measured=measured,
+        rows=tuple(kept) if keep_rows else (),
+        warnings=tuple(warnings if beyond else ()),
+    )
 
 
 def user_profile(path: str, device: Hardware) -> KernelProfile:
-    """A user's own file, with its rows: ``user_profile("kernels.csv", catalog.hardware("h200"))``"""
-    return profile_of(read_rows(input_path(path)), device, path, keep_rows=True)
+    """A user's own file, with its rows: ``user_profile("kernels.csv", catalog.hardware("h200"))``
+
+    Rows beyond the device's roofline are left out, and a record beside the file that names another device is a warning.
+    """
+    place = input_path(path)
+    profile = profile_of(read_rows(place), device, path, keep_rows=True)
+    other = _recorded_device(place)
+    if not other or is_same(other, device):
+        return profile
+    warning = f"the kernels of {path} were measured on {abbreviate(other)}, not on {device.name}"
+    return msgspec.structs.replace(profile, warnings=(warning, *profile.warnings))
+
+
+def _recorded_device(path: Path) -> str:
+    """The device that the record beside a profile names (measuring writes one), '' if there is none."""
+    record_path = path.with_suffix(".json")
+    if not record_path.is_file():
+        return ""
+    try:
+        record = read_json(record_path)
+    except BadFile:  # a file of another kind that happens to have the name
+        return ""
+    return str(record.get("gpu") or record.get("device") or "")
 
 
 def _curves(shapes: dict[str, dict[Coords, float]]) -> MeasuredCurves:

@@ -46,6 +46,7 @@ class KernelProfile(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     measured: dict[str, dict[str, MeasuredCurves]] = {}  # kind -> format or head size -> curves
     fitted: dict[str, dict[str, Surface]] = {}  # kind -> format or head size -> surface
     rows: tuple[TimedRow, ...] = ()  # of a user's file: surfaces of others are moved to where these lie
+    warnings: tuple[str, ...] = ()  # about a user's file: rows that are not used, another device than the plan's
 
 
 _left_out: ContextVar[frozenset[str]] = ContextVar("_left_out", default=frozenset())

@@ -1,16 +1,20 @@
 """LLM-Profile's layers, CSV in ns: ``hardware,model,layer_name,input,kv_cache,latency(ns)``, one sequence a row.
 
-Sizes come from the catalogue's model of that name, and so does the 16-bit format, which the file does not say.
+Sizes come from the catalogue's model of that name, and so does the 16-bit format, which the file does not say. Of a
+model that is not there they come from the config in the record that ``profile MODEL`` writes beside its file.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..model_shapes import ModelShapes, model_shapes
+from ...base.errors import InferometerError
+from ..model_shapes import ModelShapes, model_shapes, shapes_of
 from . import ImportedTable, RawTable, RowBatch, Unusable, row_batch, texts
 
 COLUMNS = ("hardware", "model", "layer_name", "input", "kv_cache", "latency(ns)")
@@ -40,11 +44,13 @@ def read(sheet: RawTable) -> ImportedTable:
     seconds = sheet.numbers("latency(ns)") * 1e-9
     batches: list[RowBatch] = []
     for name in np.unique(names).tolist():
-        model = model_shapes(name)
+        model = model_shapes(name) or _recorded_shapes(sheet.path, name)
         for layer in np.unique(layers[names == name]).tolist():
             at = np.flatnonzero((names == name) & (layers == layer))
             if model is None:
-                skipped[f"model {name!r} is not in the catalogue"] += len(at)
+                skipped[f"model {name!r} is not in the catalogue, and no record beside the file has its config"] += len(
+                    at
+                )
             elif layer == "attn":
                 batches += _attention(model, new[at], cached[at], seconds[at], skipped)
             else:
@@ -55,6 +61,17 @@ def read(sheet: RawTable) -> ImportedTable:
                 else:
                     skipped[kind] += len(at)
     return ImportedTable("llm-profile layers", hardware[0] if hardware else "", batches, +skipped, {})
+
+
+def _recorded_shapes(path: Path, name: str) -> ModelShapes | None:
+    """The shapes of the model whose config the record beside a file has; None where there is none, or of another."""
+    try:
+        record = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+        if record.get("model") != name or not isinstance(record.get("config"), dict):
+            return None
+        return shapes_of(name, record["config"])
+    except (OSError, ValueError, AttributeError, InferometerError):
+        return None
 
 
 def _shape(model: ModelShapes, layer: str) -> tuple[str, dict[str, Any]]:
