@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from inferometer.base import input_file, json_list, tabular
 from inferometer.base.errors import BadFile
 from inferometer.base.files import read_json, read_toml
-from inferometer.base.input_file import descriptor, file_stem
+from inferometer.base.input_file import descriptor, file_stem, is_piped
 from inferometer.base.tabular import open_table
 from inferometer.costs.kernels.measured import read_rows
 
@@ -117,6 +117,7 @@ def test_paths_of_open_files(tmp_path: Path) -> None:
     (tmp_path / "plain").write_text("")
     given = ["/dev/stdin", "/dev/fd/63", f"/proc/{os.getpid()}/fd/5", "/proc/1/fd/5", link, tmp_path / "plain", "none"]
     assert [descriptor(path) for path in given] == [0, 63, 5, None, 1, None, None]
+    assert [is_piped(name) for name in ("-", "/dev/stdin", "llama-3.1-8b")] == [True, True, False]
     assert [file_stem(Path(p)) for p in ("/dev/stdin", "/dev/fd/9", "a/b.toml", "b.toml.gz")] == [
         *("stdin", "pipe", "b", "b")
     ]

@@ -138,6 +138,11 @@ def descriptor(path: str | Path) -> int | None:
     return None
 
 
+def is_piped(text: str) -> bool:
+    """Whether what a user named has no name of its own: ``is_piped("-")  # True``"""
+    return text == "-" or descriptor(text) is not None
+
+
 def file_stem(path: Path) -> str:
     """What the contents of a file go by, ``file_stem(Path("x/h200.toml.gz"))  # 'h200'``; of a pipe, that it is one."""
     number = descriptor(path)

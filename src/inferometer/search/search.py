@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..base.errors import BadValue, check_int
+from ..base.input_file import is_piped
 from ..base.units import plural
 from ..inference.request import build_request
 from ..inference.speculation import HEADS
@@ -426,7 +427,7 @@ class SearchRun:
         pools = [build_request(case.model, **pool.request_kwargs) for pool in case.pools]
         length = context_length(pools, self.problem.traffic.max_len, kwargs.get("max_model_len"))
         name, speculation, given = self.problem.model, request.plan.speculation, kwargs.get("gpu_memory_utilization")
-        hf_id = name if "/" in name else request.hf_id or name
+        hf_id = "MODEL" if is_piped(name) else name if "/" in name else request.hf_id or name
         return ServedModel(
             name=hf_id,
             gpus_per_node=request.plan.gpus_per_node,
