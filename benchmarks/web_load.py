@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--users", type=int, default=200)
     parser.add_argument("--requests", type=int, default=2000)
     given = parser.parse_args()
-    command = [sys.executable, "-m", "inferometer", "web", "--port", "0"]
+    command = [sys.executable, "-m", "inferometer", "web", "--port", "0", "--log-format", "off"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
     try:
