@@ -254,7 +254,7 @@ def test_heavy_libraries_are_imported_where_they_are_needed() -> None:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
             heavy = {package(name) for name in names} & set(HEAVY)
-            if heavy - ({"rich"} if package(module) == "views" else set()):
+            if heavy:
                 wrong.append(f"{heavy} at the top of {module}")
     assert not wrong
 
