@@ -17,7 +17,7 @@ import pytest
 from conftest import ROOT, Ran
 
 from inferometer import BadValue, analyze, simulate, synthetic
-from inferometer.cli import COMMANDS, app
+from inferometer.cli.commands import COMMANDS, app
 from inferometer.inference.memory import parameters
 from inferometer.network import families
 from inferometer.network.operators import KINDS

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from conftest import ROOT, Ran
 
-from inferometer.cli import COMMANDS as COMMAND_NAMES
+from inferometer.cli.commands import COMMANDS as COMMAND_NAMES
 
 sys.path.append(str(ROOT / "tools"))
 

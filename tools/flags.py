@@ -9,7 +9,9 @@ from pathlib import Path
 
 import click
 
-from inferometer.cli import COMMANDS, app
+from inferometer.cli.commands import COMMANDS, app
+from inferometer.cli.options import COMMON, LAST, option_group
+from inferometer.specs.arguments import flag
 
 TARGET = Path(__file__).parent.parent / "docs" / "flags.md"
 HEAD = """# Every flag
@@ -21,16 +23,17 @@ keywords with underscores: `--batch-size 8` is `batch_size=8`.
 
 def text() -> str:
     """The whole page."""
-    parts = [HEAD]
+    common = [f"| `{flag(name)}` | {more['help']} |" for name, more in COMMON.items()]
+    parts = [HEAD, "\n".join(["", "| Every command | |", "|---|---|", *common, ""])]
     for name in COMMANDS:
         command = app.get_command(click.Context(app), name)
         assert command is not None
         parts.append(f"\n## inferometer {name}\n\n{(command.help or '').splitlines()[0]}\n")
         sections: dict[str, list[str]] = {}
         for option in command.params:
-            if isinstance(option, click.Option) and not option.hidden:
-                sections.setdefault(getattr(option, "group", "") or "Output", []).append(_row(option))
-        for group, rows in sorted(sections.items(), key=lambda section: section[0] == "Output"):
+            if isinstance(option, click.Option) and not option.hidden and option.name not in COMMON:
+                sections.setdefault(option_group(option), []).append(_row(option))
+        for group, rows in sorted(sections.items(), key=lambda section: LAST.get(section[0], 0)):
             parts.append("\n".join(["", f"| {group} | |", "|---|---|", *rows, ""]))
     return "".join(parts)
 

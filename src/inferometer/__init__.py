@@ -5,15 +5,19 @@ report = inferometer.analyze("llama-3.1-8b", gpu="h200", batch_size=8, input_len
 print(report.metrics.ttft_ms, report.metrics.tpot_ms, report.summary)
 """
 
+from __future__ import annotations
+
 import sys
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
 
-from .base.errors import BadFile, BadValue, InferometerError, UnknownName
-from .inference.analyze import analyze
-from .inference.report import Report
-
+TYPE_CHECKING = False  # that of `typing`, which takes long to load: Ctrl-C shall find the command line at work by then
 if TYPE_CHECKING:  # the same names as in _LAZY, for editors and type checkers
+    from .base.errors import BadFile as BadFile
+    from .base.errors import BadValue as BadValue
+    from .base.errors import InferometerError as InferometerError
+    from .base.errors import UnknownName as UnknownName
+    from .inference.analyze import analyze as analyze
+    from .inference.report import Report as Report
     from .profiling.profile import profile as profile
     from .search.search import search as search
     from .search.search_result import Search as Search
@@ -36,13 +40,19 @@ if TYPE_CHECKING:  # the same names as in _LAZY, for editors and type checkers
 __version__ = "0.1.0"
 
 _LAZY = {  # public name: the module that is loaded when the name is first used
+    "BadFile": "base.errors",
+    "BadValue": "base.errors",
     "Capacity": "serving.capacity",
+    "InferometerError": "base.errors",
     "Outcome": "serving.outcome",
+    "Report": "inference.report",
     "Search": "search.search_result",
     "Sensitivity": "sensitivity.sensitivity_report",
     "Sweep": "sweep.sweep",
     "Trace": "serving.trace",
     "TrainReport": "training.training_report",
+    "UnknownName": "base.errors",
+    "analyze": "inference.analyze",
     "find_capacity": "serving.capacity",
     "metrics": "serving.metrics",
     "profile": "profiling.profile",
@@ -55,16 +65,7 @@ _LAZY = {  # public name: the module that is loaded when the name is first used
     "train": "training.train",
     "validate": "validation.validate",
 }
-__all__ = [
-    "BadFile",
-    "BadValue",
-    "InferometerError",
-    "Report",
-    "UnknownName",
-    "__version__",
-    "analyze",
-    *_LAZY,
-]
+__all__ = ["__version__", *_LAZY]
 
 
 class _Package(ModuleType):
@@ -73,7 +74,7 @@ class _Package(ModuleType):
     Importing ``inferometer.search.space`` would bind ``inferometer.search`` to the package; the function stays instead.
     """
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if name not in _LAZY or not isinstance(value, ModuleType):
             super().__setattr__(name, value)
 
@@ -81,7 +82,7 @@ class _Package(ModuleType):
 sys.modules[__name__].__class__ = _Package
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name in _LAZY:
         from importlib import import_module
 

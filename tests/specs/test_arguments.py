@@ -15,7 +15,7 @@ from conftest import ROOT
 
 import inferometer
 from inferometer.base.errors import BadValue, InferometerError, UnknownName
-from inferometer.cli import app
+from inferometer.cli.commands import app
 from inferometer.specs.arguments import Args, arg, arguments, check_value, checked, flag
 from inferometer.specs.command_args import SearchArgs, ServingArgs, TrainArgs
 from inferometer.specs.plan_args import PlanArgs, short_flag

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from inferometer import BadFile, BadValue, InferometerError, Sweep, UnknownName, sweep
 from inferometer.base.pareto import pareto_front
-from inferometer.cli import app
+from inferometer.cli.commands import app
 from inferometer.inference.analyze import analyze
 from inferometer.specs.arguments import arguments
 from inferometer.specs.plan_args import PlanArgs

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from inferometer.cli import main
+from inferometer.cli.exits import FAULT
 
 from .cases import CSV_LINES, Case
 from .values import FOLDER
@@ -119,7 +120,8 @@ def in_process(argv: list[str], folder: Path) -> Ran:
         main(argv)
         return 0
 
-    return _captured(argv[0] if argv else "", folder, call)
+    ran = _captured(argv[0] if argv else "", folder, call)
+    return ran._replace(crash=ran.err) if ran.code == FAULT else ran
 
 
 def by_function(case: Case) -> Ran:

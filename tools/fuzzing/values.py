@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from inferometer.cli import app
+from inferometer.cli.commands import app
 from inferometer.specs import catalog
 from inferometer.specs.arguments import Args, Argument, arguments
 from inferometer.specs.command_args import (
@@ -82,7 +82,8 @@ def options(verb: str) -> dict[str, Option]:
     known: dict[str, Argument] = {}
     for group in _GROUPS.get(verb, ()):
         known |= arguments(group)
-    flags = {p.name: p for p in command.params if isinstance(p, click.Option) and p.name and not p.hidden}
+    kept = [p for p in command.params if isinstance(p, click.Option) and not p.hidden]
+    flags = {p.name: p for p in kept if p.name and p.name != "debug"}  # which prints tracebacks, as it should
     return {name: Option(name, p.opts[-1], p, known.get(name)) for name, p in flags.items()}
 
 

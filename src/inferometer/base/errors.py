@@ -117,6 +117,9 @@ def nearest(given: str, names: Iterable[str], most: int = 2) -> list[str]:
     from difflib import SequenceMatcher, get_close_matches
 
     pool, word = list(names), given.lower()
+    same = [n for n in pool if re.sub("[-_]", "", n) == re.sub("[-_]", "", word)]
+    if same:  # --batch_size and batchsize mean one thing only
+        return same[:most]
     starts = sorted((n for n in pool if len(word) > 1 and n.startswith(word)), key=len)
     close = get_close_matches(word, pool, n=most, cutoff=0.6)
     if not (starts or close) and len(word) > 2:

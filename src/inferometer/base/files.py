@@ -203,7 +203,11 @@ def output_path(text: str | Path) -> Path:
     path = user_path("/dev/stdout" if str(text) == "-" else str(text))
     if path.is_dir():
         raise BadFile(f"{path} is a folder; give the name of a file to write")
-    if not is_stream(path) and not Path(os.path.realpath(path)).parent.is_dir():
+    try:
+        there = is_stream(path) or Path(os.path.realpath(path)).parent.is_dir()
+    except OSError:  # the current folder is gone
+        there = False
+    if not there:
         raise BadFile(f"{path} cannot be written: No such file or directory")
     return path
 

@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from ..base.errors import BadValue
-from .options import MODEL_HELP, OUTPUT, Command, named, one_gpu, options, output_option, plan_options
-from .output import Form, emit, wrote
+from .options import MODEL_HELP, OUTPUT, Command, model_argument, named, one_gpu, options, output_option, plan_options
+from .output import Form, emit, quiet, wrote
 
 _EXAMPLES = (
     "llama-3.1-8b --gpu h200 --batch-size 8 --input-len 1024 --output-len 128",
@@ -18,7 +18,7 @@ _EXAMPLES = (
 
 
 @click.command(cls=Command, epilog=MODEL_HELP, examples=_EXAMPLES)
-@click.argument("model")
+@model_argument()
 @options(plan_options())
 @output_option("--phase", default="all", help="prefill, decode or all.")
 @output_option("--explain", metavar="OP", help="One operator: formulas, values put in, origin of its efficiency.")
@@ -90,6 +90,8 @@ def _explain(request: Any, operator: str, phase: str, form: Form) -> int:
 def _text(report: Any, all_ops: bool) -> Any:
     from ..views.text import terminal
 
+    if quiet():
+        report.summary = f"{report.summary.partition('. ')[0].rstrip('.')}."  # what limits, without what would help
     return terminal.analysis(report, all_ops)
 
 

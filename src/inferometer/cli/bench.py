@@ -52,6 +52,7 @@ _EXAMPLES = (
     cls=ArgumentOption,
     group="Server",
     envvar="OPENAI_API_KEY",
+    secret=True,
     help="For servers that want one; OPENAI_API_KEY works too.",
 )
 @options(

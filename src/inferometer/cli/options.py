@@ -4,45 +4,89 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..base.errors import BadValue
-from ..specs.arguments import Args, Argument, arguments
+from ..specs.arguments import Args, Argument, arguments, flag
 from ..specs.plan_args import PlanArgs, TargetArgs
-from .output import Form
+from .output import Form, wrote
+from .streams import echo
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 MODEL_HELP = (
     "MODEL: a catalogue name, a Hugging Face id, or the path of a config.json, its folder or a network's TOML file."
 )
 Decorator = Callable[[Any], Any]
 _TYPES = {"int": int, "float": float}
+_PATHS = {"FILE": "file", "PATH": "file", "DIR": "dir"}
 _PAIR = re.compile(r"\w+:[\d.]+,?")
 
 
 class ArgumentOption(click.Option):
-    """An option that knows the group under which --help shows it."""
+    """An option that knows the group under which --help shows it, and the default that the schema has."""
 
-    def __init__(self, *args: Any, group: str = "", **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, group: str = "", schema_default: Any = None, secret: bool = False, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
-        self.group = group
+        self.group, self.schema_default, self.secret = group, schema_default, secret
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Files and folders where the flag takes one."""
+        kind = _PATHS.get(str(self.metavar))
+        return [_path(incomplete, kind)] if kind else super().shell_complete(ctx, incomplete)
 
 
-class Command(click.Command):
+class HelpMixin(click.Command):
+    """A command whose --help can be printed in every encoding."""
+
+    def get_help_option(self, ctx: click.Context) -> click.Option | None:
+        """click's own prints UTF-8 where stdout says ASCII."""
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.callback = _show_help
+            option.help = "Show this message."
+        return option
+
+
+def _show_help(context: click.Context, option: click.Parameter, value: bool) -> None:
+    if value and not context.resilient_parsing:
+        echo(context.get_help())
+        context.exit()
+
+
+class Command(HelpMixin):
     """A command whose --help has a section per group; what was not given is left to the function that it calls."""
 
     def __init__(self, *args: Any, examples: Iterable[str] = (), **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.examples = tuple(examples)
+        for name in COMMON:
+            common_option(name)(self)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Pairs may follow their flag without commas, as in `vllm bench serve`: ``--goodput ttft:500 tpot:50``"""
         pairs = {name for option in self.params if _takes_pairs(option) for name in option.opts}
-        return super().parse_args(ctx, _flag_before_each_pair(args, pairs))
+        args = _flag_before_each_pair(args, pairs)
+        if any(arg.partition("=")[0] == "--config" for arg in args) and not ctx.resilient_parsing:
+            from .config_file import with_config
+
+            args = with_config(self, ctx, args)
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Call the function with what was given, and with all that its signature names."""
+        save = ctx.meta.get("inferometer.save_config")
+        if save is not None:
+            from ..base.files import output_path
+            from .config_file import save_config
+
+            output_path(save)  # refused now, not after an hour
+            given = dict(ctx.params)
         function: Any = getattr(self.callback, "__wrapped__", self.callback)
         code = function.__code__
         named = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
@@ -50,7 +94,10 @@ class Command(click.Command):
             params = ctx.params
             params["form"] = Form(**{name: params.pop(name) for name in Form._fields})
         ctx.params = {name: value for name, value in ctx.params.items() if value not in (None, ()) or name in named}
-        return super().invoke(ctx)
+        result = super().invoke(ctx)
+        if save is not None:  # not of a request that was refused
+            wrote([save_config(save, self, given)])
+        return result
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """One section per group, in the order in which the groups come."""
@@ -58,8 +105,8 @@ class Command(click.Command):
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
             if record is not None:
-                sections.setdefault(getattr(parameter, "group", "") or "Output", []).append(record)
-        for group, records in sorted(sections.items(), key=lambda section: section[0] == "Output"):
+                sections.setdefault(option_group(parameter), []).append(record)
+        for group, records in sorted(sections.items(), key=lambda section: LAST.get(section[0], 0)):
             with formatter.section(group):
                 formatter.write_dl(records)
 
@@ -68,8 +115,29 @@ class Command(click.Command):
         if self.examples:
             with formatter.section("Examples"):
                 for line in self.examples:
-                    formatter.write(f"{'':>{formatter.current_indent}}inferometer {self.name} {line}\n")
+                    formatter.write(_continued(f"inferometer {self.name} {line}", formatter))
         super().format_epilog(ctx, formatter)
+
+
+def option_group(option: click.Parameter) -> str:
+    """The heading under which an option is shown."""
+    return getattr(option, "group", "") or ("Every command" if "--help" in option.opts else "Options")
+
+
+def _continued(line: str, formatter: click.HelpFormatter) -> str:
+    """A command in as many lines as it takes, so that it can be pasted: a backslash ends all but the last."""
+    from textwrap import wrap
+
+    indent = " " * formatter.current_indent
+    pieces = wrap(
+        line,
+        formatter.width - 2,
+        initial_indent=indent,
+        subsequent_indent=f"{indent}    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return " \\\n".join(pieces) + "\n"
 
 
 def _takes_pairs(option: click.Parameter) -> bool:
@@ -113,6 +181,7 @@ def option(argument: Argument) -> Decorator:
     """One argument as a click option; its default is told in the help and left to the function."""
     names = [*([argument.short] if argument.short else []), argument.flag]
     more: dict[str, Any] = {"cls": ArgumentOption, "group": argument.group, "help": help_text(argument)}
+    more |= {"schema_default": argument.default, "secret": argument.secret, "shell_complete": completion(argument)}
     if argument.kind == "switch":
         if argument.default is None:
             names[-1] = f"{argument.flag}/--no-{argument.flag.removeprefix('--')}"
@@ -131,6 +200,45 @@ def help_text(argument: Argument) -> str:
         "" if argument.default is None or argument.default is False else str(argument.default)
     )
     return f"{argument.help}  [default: {default}]".strip() if default else argument.help
+
+
+def completion(argument: Argument) -> Any:
+    """What a shell offers for an argument: its choices, or names of the catalogue; None where it has neither."""
+    values = argument.choices or argument.offered
+    return names_completion(values) if values else None
+
+
+def _path(incomplete: str, kind: str) -> CompletionItem:
+    from click.shell_completion import CompletionItem
+
+    return CompletionItem(incomplete, type=kind)
+
+
+def names_completion(values: str | tuple[str, ...]) -> Any:
+    """Completes names of the catalogue, as ``"hardware"``, or those given; after a comma the next one of a list."""
+
+    def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
+        if incomplete.startswith((".", "/", "~")):
+            return [_path(incomplete, "file")]
+        before, comma, last = incomplete.rpartition(",")
+        names = _catalogue_names(values) if isinstance(values, str) else values
+        return [f"{before}{comma}{name}" for name in names if name.startswith(last.lower())]
+
+    return complete
+
+
+def _catalogue_names(kind: str) -> Iterable[str]:
+    from ..specs import catalog
+
+    tables: dict[str, Iterable[str]] = {}
+    if kind in ("precisions", "usecases"):
+        tables = {"precisions": catalog.precisions(), "usecases": catalog.usecases()}
+    return tables.get(kind) or catalog.names(kind)
+
+
+def model_argument(required: bool = True) -> Decorator:
+    """The MODEL of a command; shells complete names of the catalogue."""
+    return click.argument("model", required=required, shell_complete=names_completion("models"))
 
 
 def output_option(*names: str, **more: Any) -> Decorator:
@@ -160,6 +268,29 @@ def one_form(context: click.Context, option: click.Parameter, value: bool) -> bo
         raise BadValue(f"{forms[0]} and {option.opts[0]} are two forms of one result: give one of them")
     forms += [option.opts[0]] if value else []
     return value
+
+
+def _remember(context: click.Context, option: click.Parameter, value: Any) -> None:
+    """For all who print, however deep: `output.quiet` reads it."""
+    if isinstance(value, str):
+        named(context, option, value)
+    if value:
+        context.meta[f"inferometer.{option.name}"] = value
+
+
+COMMON: dict[str, dict[str, Any]] = {  # what every command takes
+    "quiet": {"is_flag": True, "help": "Results only: no progress, no notes, no advice."},
+    "debug": {"is_flag": True, "help": "Show where an error comes from."},
+    "config": {"metavar": "FILE", "help": "Take flags from a TOML or JSON file; those typed here win."},
+    "save_config": {"metavar": "FILE", "help": "Write the flags that differ from their defaults there."},
+}
+LAST = {"Output": 1, "Every command": 2}  # groups that are shown after all others
+
+
+def common_option(name: str) -> Decorator:
+    """An option of every command: ``common_option("quiet")``"""
+    more: dict[str, Any] = {"cls": ArgumentOption, "group": "Every command", "expose_value": False}
+    return click.option(flag(name), name, callback=_remember, **more, **COMMON[name])
 
 
 FORMS = [

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from .streams import echo
+
 if TYPE_CHECKING:
     from ..views.text.document import Page
 
@@ -52,9 +54,21 @@ def emit(
         show_page(text(), form)
         return
     for warning in warnings:
-        click.echo(f"warning: {warning}", err=True)
+        note(f"warning: {warning}")
     if infeasible is not None:
-        click.echo(f"infeasible: {infeasible}", err=True)
+        note(f"infeasible: {infeasible}")
+
+
+def quiet() -> bool:
+    """Whether --quiet was given: results only."""
+    context = click.get_current_context(silent=True)
+    return context is not None and "inferometer.quiet" in context.meta
+
+
+def note(line: str) -> None:
+    """A line on stderr beside the result; --quiet leaves it out."""
+    if not quiet():
+        echo(line, err=True)
 
 
 def as_json(data: Any) -> bytes:
@@ -70,7 +84,7 @@ def wrote(paths: Iterable[Any]) -> None:
 
     for path in paths:
         if descriptor(path) is None:
-            click.echo(f"wrote {path}", err=True)
+            note(f"wrote {path}")
 
 
 def table_csv(rows: list[dict[str, Any]]) -> str:
@@ -98,11 +112,13 @@ def deliver(data: str | bytes, output: str | None) -> None:
 
         wrote([write(output, text if text.endswith("\n") else f"{text}\n")])
     else:
-        click.echo(text, nl=not text.endswith("\n"))
+        echo(text, nl=not text.endswith("\n"))
 
 
 def show_page(page: Page, form: Form) -> None:
     """A page for people: as wide as the terminal and in its colours, or as plain text or Markdown; or into a file."""
+    if quiet():
+        page = page.without_notes()
     if form.as_markdown or form.as_plain:
         deliver(page.markdown() if form.as_markdown else page.plain(), form.output)
         return
@@ -115,7 +131,7 @@ def show_page(page: Page, form: Form) -> None:
     if to_file:
         deliver(text, form.output)
     else:
-        click.echo(text, nl=False, color=color)
+        echo(text, nl=False)
 
 
 # ------------------------------------------------------------------ progress: bars on a terminal only, logs stay clean
@@ -127,7 +143,7 @@ def progress_bar(what: str, total: float | None, unit: str = "requests") -> Iter
 
     ``with progress_bar("simulating", 1000) as update: update(250)``
     """
-    if not sys.stderr.isatty():
+    if quiet() or not sys.stderr.isatty():
         yield lambda done: None
         return
     from rich.console import Console

@@ -11,9 +11,10 @@ import click
 
 from ..base.errors import BadValue
 from ..specs.command_args import ProfileArgs
-from .options import FORMS, MODEL_HELP, Command, named, one_form, options, schema_options
-from .output import Form, log_with_bar, show_page
+from .options import FORMS, MODEL_HELP, Command, model_argument, named, one_form, options, schema_options
+from .output import Form, log_with_bar, note, quiet, show_page
 from .output import as_json as json_text
+from .streams import echo
 
 Say = Callable[[str], None]
 Progress = Callable[[int, int, str], None]
@@ -37,7 +38,7 @@ _ALSO = {
 
 
 @click.command(cls=Command, epilog=MODEL_HELP, examples=_EXAMPLES)
-@click.argument("model", required=False)
+@model_argument(required=False)
 @click.option("--kernels", is_flag=True, help="Time kernels by shape: products, attention, experts, norms, copies.")
 @click.option("--launches", is_flag=True, help="Time the host: launches and Python, for --host-profile; some seconds.")
 @click.option("--import", "tables", metavar="PATH", callback=named, help="Take over measured tables of other tools.")
@@ -100,7 +101,7 @@ def profile(
             **layers,
         )
     if as_json:
-        click.echo(json_text(result).decode())
+        echo(json_text(result).decode())
     elif model:
         from ..views.text.listing import layer_summary
 
@@ -127,14 +128,14 @@ def _only(context: click.Context, job: str) -> None:
 @contextmanager
 def _voices(verbose: bool) -> Iterator[tuple[Say, Progress | None]]:
     """How a job speaks: lines on stderr, and on a terminal a bar below them, if rich is there; or a line a step."""
-    bar = _bar() if sys.stderr.isatty() and not verbose else None
+    bar = _bar() if sys.stderr.isatty() and not verbose and not quiet() else None
     if verbose:
         yield (
-            lambda line: click.echo(line, err=True),
-            lambda done, total, what: click.echo(f"{done:,} of {total:,}  {what}".rstrip(), err=True),
+            note,
+            lambda done, total, what: note(f"{done:,} of {total:,}  {what}".rstrip()),
         )
     elif bar is None:
-        yield lambda line: click.echo(line, err=True), None
+        yield note, None
     else:
         with bar as voices:
             yield voices

@@ -10,7 +10,7 @@ import click
 from ..base.errors import BadValue
 from ..base.files import user_path
 from ..specs.command_args import CapacityArgs, SearchArgs, TrafficArgs
-from .options import FORMS, GPU, MODEL_HELP, Command, named, options, output_option, schema_options
+from .options import FORMS, GPU, MODEL_HELP, Command, model_argument, named, options, output_option, schema_options
 from .output import Form, as_json, emit, progress_bar, table_csv, wrote
 
 _EXAMPLES = (
@@ -20,7 +20,7 @@ _EXAMPLES = (
 
 
 @click.command(cls=Command, epilog=MODEL_HELP, examples=_EXAMPLES)
-@click.argument("model")
+@model_argument()
 @options(
     GPU,
     schema_options(TrafficArgs, only=["trace", "columns", "run", "num_prompts"]),

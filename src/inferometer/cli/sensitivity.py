@@ -7,7 +7,17 @@ from typing import Any
 import click
 
 from ..specs.command_args import SensitivityArgs
-from .options import MODEL_HELP, OUTPUT, Command, named, options, output_option, plan_options, schema_options
+from .options import (
+    MODEL_HELP,
+    OUTPUT,
+    Command,
+    model_argument,
+    named,
+    options,
+    output_option,
+    plan_options,
+    schema_options,
+)
 from .output import Form, emit, table_csv, wrote
 
 _EXAMPLES = (
@@ -18,7 +28,7 @@ _EXAMPLES = (
 
 
 @click.command(cls=Command, epilog=MODEL_HELP, examples=_EXAMPLES)
-@click.argument("model", required=False)
+@model_argument(required=False)
 @options(schema_options(SensitivityArgs), plan_options())
 @output_option("--plot", metavar="DIR", callback=named, help="Write the answer as pictures there.")
 @options(OUTPUT)

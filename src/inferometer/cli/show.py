@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import click
 
-from .options import OUTPUT, Command, options
+from .options import OUTPUT, Command, names_completion, options
 from .output import Form, as_json, deliver, show_page, table_csv
 
 _EXAMPLES = ("models", "hardware h200", "models deepseek-v3 --json")
+_KINDS = ("models", "hardware", "hosts", "engines", "precisions", "usecases", "families")
+
+
+def _names(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Names of the kind that was typed, for a shell."""
+    names: list[str] = names_completion(context.params["kind"])(context, parameter, incomplete)
+    return names
 
 
 @click.command(cls=Command, examples=_EXAMPLES)
-@click.argument("kind", metavar="models|hardware|hosts|engines|precisions|usecases|families")
-@click.argument("name", required=False)
+@click.argument("kind", metavar="|".join(_KINDS), shell_complete=names_completion(_KINDS))
+@click.argument("name", required=False, shell_complete=_names)
 @options(OUTPUT)
 def show(kind: str, name: str | None, form: Form) -> int:
     """What the catalogue holds: all of a kind, or everything about one NAME."""

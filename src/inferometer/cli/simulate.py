@@ -14,6 +14,7 @@ from .options import (
     MODEL_HELP,
     OUTPUT,
     Command,
+    model_argument,
     named,
     one_gpu,
     options,
@@ -21,7 +22,8 @@ from .options import (
     plan_options,
     schema_options,
 )
-from .output import Form, emit, progress_bar, table_csv, wrote
+from .output import Form, emit, note, progress_bar, table_csv, wrote
+from .streams import echo
 
 _EXAMPLES = (
     "llama-3.1-8b --gpu h200 --request-rate 8 --num-prompts 200 --input-len 512 --output-len 128",
@@ -34,7 +36,7 @@ _FILES = ("requests_out", "plot", "chrome_trace")
 
 
 @click.command(cls=Command, epilog=MODEL_HELP, examples=_EXAMPLES)
-@click.argument("model")
+@model_argument()
 @options(schema_options(TrafficArgs), schema_options(ServingArgs, skip=arguments(ServedPlanArgs)))
 @click.option(
     "--pool",
@@ -125,7 +127,7 @@ def _find_capacity(
         result = capacity_and_summarize(model, gpu, goals, search, serving, plan, reached)
     cut = result["interrupted"]
     if cut:
-        click.echo(f"interrupted: {plural(len(result['tried']), 'rate')} tried, and the search was not over", err=True)
+        echo(f"interrupted: {plural(len(result['tried']), 'rate')} tried, and the search was not over", err=True)
 
     def csv() -> str:
         return table_csv(result["tried"] or [{"request_rate": "", "good": "", "holds": ""}])
@@ -147,7 +149,7 @@ def _cut(outcome: Any, total: int, path: str | None) -> int:
     rows = "nothing was written"
     if done and path is not None:
         rows = f"their rows are in {write(path, rows_csv(outcome, done=True))}"
-    click.echo(f"interrupted: {done:,} of {total:,} requests had ended; {rows}", err=True)
+    echo(f"interrupted: {done:,} of {total:,} requests had ended; {rows}", err=True)
     return 130
 
 
@@ -165,7 +167,7 @@ def _files(outcome: Any, result: dict[str, Any], goals: dict[str, float], files:
 
         written.append(write(files["chrome_trace"], chrome_trace(outcome)))
         if len(outcome.arrival_s) > MAX_EVENTS:
-            click.echo(f"the chrome trace shows the first {MAX_EVENTS:,} requests", err=True)
+            note(f"the chrome trace shows the first {MAX_EVENTS:,} requests")
     if files["plot"] is not None and result["completed"]:
         from ..views.plots.timeline import write_timeline
         from ..views.text.serving import header

@@ -11,8 +11,21 @@ import click
 
 from ..specs.arguments import arguments
 from ..specs.plan_args import PlanArgs, TargetArgs
-from .options import MODEL_HELP, OUTPUT, ArgumentOption, Command, Decorator, help_text, named, options, output_option
-from .output import Form, progress_bar, show_page, wrote
+from .options import (
+    MODEL_HELP,
+    OUTPUT,
+    ArgumentOption,
+    Command,
+    Decorator,
+    completion,
+    help_text,
+    model_argument,
+    named,
+    options,
+    output_option,
+)
+from .output import Form, note, progress_bar, show_page, wrote
+from .streams import echo
 
 if TYPE_CHECKING:
     from ..sweep.grid import Grid
@@ -36,6 +49,7 @@ def _axes() -> Iterator[Decorator]:
     for argument in [arguments(TargetArgs)["gpu"], *arguments(PlanArgs).values()]:
         names = [*([argument.short] if argument.short else []), argument.flag]
         more: dict[str, Any] = {"cls": ArgumentOption, "group": argument.group, "show_default": False}
+        more |= {"secret": argument.secret, "shell_complete": completion(argument)}
         if argument.kind == "switch":
             off = f"--no-{argument.flag.removeprefix('--')}"
             yield click.option(*names, argument.name, is_flag=True, help=argument.help, **more)
@@ -47,7 +61,7 @@ def _axes() -> Iterator[Decorator]:
 
 
 @click.command(cls=Command, epilog=_AXES + MODEL_HELP, examples=_EXAMPLES)
-@click.argument("model")
+@model_argument()
 @options(list(_axes()))
 @output_option("--plot", metavar="DIR", callback=named, help="Draw curves along every axis of numbers, and the front.")
 @options(OUTPUT)
@@ -77,7 +91,7 @@ def sweep(model: str, plot: str | None, form: Form, **flags: Any) -> int:
             write(output, table_format, stream, column_kinds(grid), grid.axes, grid.warnings)
         elif table_format is not None:
             for text in TEXT_FORMATS[table_format](stream, column_kinds(grid), grid.axes, grid.warnings):
-                click.echo(text.decode(), nl=False)
+                echo(text.decode(), nl=False)
         deque(stream, maxlen=0)
     took = time.perf_counter() - began
     if plot is not None:
@@ -115,8 +129,8 @@ def _report(grid: Grid, digest: Digest, took: float, form: Form, table_format: s
         show_page(summary(grid, digest, took), form)
         return
     if form.output is not None:
-        click.echo(f"wrote {form.output}: {counted(digest, took)}", err=True)
+        note(f"wrote {form.output}: {counted(digest, took)}")
     for warning in grid.warnings:
-        click.echo(f"warning: {warning}", err=True)
+        note(f"warning: {warning}")
     if not digest.feasible:
-        click.echo(f"infeasible: {'; '.join(list(digest.reasons)[:3])}", err=True)
+        note(f"infeasible: {'; '.join(list(digest.reasons)[:3])}")

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from ..specs.command_args import TrainArgs
-from .options import GPU, MODEL_HELP, OUTPUT, Command, one_gpu, options, output_option, schema_options
+from .options import GPU, MODEL_HELP, OUTPUT, Command, model_argument, one_gpu, options, output_option, schema_options
 from .output import Form, emit
 
 _EXAMPLES = (
@@ -17,7 +17,7 @@ _EXAMPLES = (
 
 
 @click.command(cls=Command, epilog=MODEL_HELP, examples=_EXAMPLES)
-@click.argument("model")
+@model_argument()
 @options(GPU, schema_options(TrainArgs))
 @output_option("--all-ops", is_flag=True, help="Show operators with next to no time, too.")
 @options(OUTPUT)

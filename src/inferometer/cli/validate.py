@@ -13,6 +13,7 @@ from .options import (
     MODEL_HELP,
     OUTPUT,
     Command,
+    model_argument,
     named,
     one_gpu,
     options,
@@ -31,7 +32,7 @@ _OF_ONE_RUN = ("plot", "write_calibration", "requests_out")
 
 
 @click.command(cls=Command, epilog=MODEL_HELP, examples=_EXAMPLES)
-@click.argument("model")
+@model_argument()
 @output_option(
     "--measured",
     metavar="FILE",

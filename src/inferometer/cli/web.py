@@ -9,6 +9,8 @@ import click
 from click.core import ParameterSource
 
 from ..base.errors import BadValue
+from .options import ArgumentOption, Command
+from .streams import echo
 
 if TYPE_CHECKING:
     from ..web.app import WebApp
@@ -16,8 +18,10 @@ if TYPE_CHECKING:
 TOKEN_VARIABLE = "INFEROMETER_WEB_TOKEN"
 _TOKEN = re.compile(r"[\w.~+/=-]{16,512}", re.ASCII)
 
+_EXAMPLES = ("--open", "--host 0.0.0.0 --port 8000")
 
-@click.command()
+
+@click.command(cls=Command, examples=_EXAMPLES)
 @click.option(
     "--host", default="127.0.0.1", help="Where to listen; 0.0.0.0 lets other machines in, who need the token."
 )
@@ -25,6 +29,8 @@ _TOKEN = re.compile(r"[\w.~+/=-]{16,512}", re.ASCII)
 @click.option("--open/--no-open", "show", default=False, help="Open it in the browser of this machine.")
 @click.option(
     "--token",
+    cls=ArgumentOption,
+    secret=True,
     envvar=TOKEN_VARIABLE,
     help=f"What clients must know; better given as {TOKEN_VARIABLE}, which no list of processes shows.",
 )
@@ -61,7 +67,7 @@ def web(
             serve(app, door)
         finally:
             app.stop()
-    click.echo("ended", err=True)
+    echo("ended", err=True)
     return 0
 
 
@@ -100,10 +106,10 @@ def _address(name: str, port: int) -> str:
 
 def _announce(addresses: list[str], token: str | None, public: bool) -> None:
     first, *others = addresses
-    click.echo(f"inferometer is at {first} (Ctrl-C ends it)")
+    echo(f"inferometer is at {first} (Ctrl-C ends it)")
     for address in others:
-        click.echo(f"  also {address}")
+        echo(f"  also {address}")
     if public and token is None:
-        click.echo("Everyone who can reach these addresses may ask it: there is no token.", err=True)
+        echo("Everyone who can reach these addresses may ask it: there is no token.", err=True)
     if token is not None:
-        click.echo(f"It asks for the token: open it once as {first}?token=TOKEN", err=True)
+        echo(f"It asks for the token: open it once as {first}?token=TOKEN", err=True)

@@ -8,6 +8,7 @@ with style():
 from __future__ import annotations
 
 import io
+import logging
 from collections.abc import Iterable
 from html import escape
 from itertools import pairwise
@@ -27,6 +28,7 @@ BOUNDS = {
 WAITS = {"host": "host", "wait": "other stages", "draft": "draft model"}
 FONT = "DejaVu Sans"  # what matplotlib brings along, so that both pictures have the same widths
 POINTS = 0.72  # of a pixel at 100 dpi
+logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns of caches that it cannot write: pictures need none
 _WIDE = 0.66  # of a character, in units of the font's size: an upper estimate
 
 Point = tuple[float, float]

@@ -92,6 +92,10 @@ class Page:
                 self.parts.append(Paragraph(""))  # a table with headings stands apart
             self.parts.append(part)
 
+    def without_notes(self) -> Page:
+        """The results alone: what begins with an exclamation mark is a note beside them."""
+        return Page(p for p in self.parts if not (isinstance(p, Paragraph) and p.text.startswith("! ")))
+
     def terminal(self, width: int | None = None, color: bool = False) -> str:
         """Text for a screen of that width, or as wide as it is; with ANSI's colours if the screen has them."""
         lines = (line for part in self.parts for line in part.lines(width))
