@@ -221,8 +221,18 @@ _LIKELY: dict[str, Any] = {  # by name, where the schema says no more than "text
 }
 
 
+def _end(rng: random.Random, argument: Argument) -> str:
+    """A value at the end of what the schema allows, or beside it."""
+    low, high = argument.ge if argument.ge is not None else argument.gt or 0.0, argument.le or 1e9
+    if argument.kind == "float":
+        return f"{rng.choice((low, high, low + 1e-12, high * (1 - 1e-12), high / 2, 1e-300)):.17g}"
+    return str(int(rng.choice((low, low + 1, high, high - 1, high // 2, 10 ** rng.randrange(1, 9)))))
+
+
 def likely(rng: random.Random, option: Option, verb: str = "") -> str:
     """A value that the flag may well take; not every one fits the others of a command."""
+    if option.argument and option.argument.le is not None and rng.random() < 0.12:
+        return _end(rng, option.argument)
     if option.name.endswith("parallel_size"):
         return _layout(rng)
     if option.name == "turns":
