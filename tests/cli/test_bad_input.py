@@ -150,6 +150,8 @@ def test_shares_and_amounts(run: Run, flag: str, good: str, given: str) -> None:
         "hbm=nan",
         "intra=inf",
         "inter=-1",
+        "flops=1e-320",
+        "1e-300",
     ],
 )
 def test_efficiency_is_in_zero_to_one(run: Run, given: str) -> None:
@@ -256,3 +258,10 @@ def test_a_refusal_does_not_repeat_pages(run: Run, value: str) -> None:
     ran = run("analyze", "gpt2", "--max-num-seqs", value)
     refused(ran, "--max-num-seqs")
     assert len(ran.err) < 400
+
+
+@pytest.mark.parametrize("verb", ["analyze", "train"])
+def test_more_stages_than_layers(run: Run, verb: str) -> None:
+    """Infeasible, and no dearer than as many stages as there are layers."""
+    ran = run(verb, "gpt2", "-pp", "65535", "--json")
+    assert ran.code == 1 and "needs at least 65535 layers, but the model has 12" in ran.json["reason"]

@@ -259,3 +259,10 @@ def test_every_rule_has_a_source() -> None:
         for rule in catalog.engine(name).when:
             opened = (" v0." in rule.source or "commit" in rule.source) and ".py:" in rule.source
             assert opened or rule.source.startswith("assumed"), rule
+
+
+def test_a_reserve_larger_than_the_device_leaves_nothing() -> None:
+    """SGLang's graphs of 33 data-parallel ranks reserve more than an H100 has: the server does not start."""
+    report = analyze("qwen2.5-0.5b", gpu="h100-sxm", engine="sglang", data_parallel_size=33)
+    assert not report.feasible and report.plan["gpu_memory_utilization"] == 0.001
+    assert report.memory.usable_bytes > 0

@@ -55,11 +55,14 @@ def validate(model: str, gpu: str | None, measured: str | None, memory: str | No
     result: dict[str, Any] = {"schema": "inferometer.validate/1"}
     parts: list[Any] = []
     rows: list[dict[str, Any]] = []
-    if measured is not None:
+    memory_parts: list[Any] = []
+    memory_rows = _memory(model, device, memory, plan, memory_parts) if memory is not None else None
+    if measured is not None:  # after the other file was read: this one may write what was fitted
         rows = _requests(model, device, measured, replay, plan, result, parts)
-    if memory is not None:
-        memory_rows = _memory(model, device, memory, plan, result, parts)
+    if memory_rows is not None:
+        result["memory"] = memory_rows
         rows += memory_rows if measured is None or not form.as_csv else []
+    parts += memory_parts
 
     def text() -> Any:
         from ..views.text.document import Page
@@ -227,10 +230,8 @@ def _calibration(
     return built | {"written": written}
 
 
-def _memory(
-    model: str, gpu: str, path: str, plan: dict[str, Any], result: dict[str, Any], parts: list[Any]
-) -> list[dict[str, Any]]:
-    """Weights and cache: fills the result and what is shown; gives a row per amount."""
+def _memory(model: str, gpu: str, path: str, plan: dict[str, Any], parts: list[Any]) -> list[dict[str, Any]]:
+    """Weights and cache: fills what is shown; gives a row per amount."""
     import msgspec
 
     from ..validation.validate import validate_memory
@@ -238,6 +239,5 @@ def _memory(
 
     held = validate_memory(model, gpu, measured=path, **plan)
     rows: list[dict[str, Any]] = msgspec.to_builtins(held)
-    result["memory"] = rows
     parts.append(memory_table(held))
     return rows

@@ -106,8 +106,10 @@ def pipeline_stages(model: Model, pp: int) -> tuple[Model, ...]:
     """A model cut into pipeline stages: layers as evenly as they go, embedding first, head last, sends between.
 
     Layers left over go to the stages before the last one, from the back: the last stage has the head, and the first
-    one gets an extra layer only when all stages between them have.
+    one gets an extra layer only when all stages between them have. There are no more stages than layers: a layout that
+    wants more is refused by `illegal_reason`, and what is shown beside that is of as many as can be.
     """
+    pp = min(pp, max(model.num_layers, 1))
     if pp == 1:
         return (model,)
     per, rest = divmod(model.num_layers, pp)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from ..base.cache import cache_by_identity
-from ..base.errors import BadValue, UnknownName, about, check_positive, is_number
+from ..base.errors import BadValue, UnknownName, abbreviate, about, is_number
 from ..costs import parallelism, precision
 from ..costs.binding import BoundPlan, bind
 from ..costs.kernels.measured import user_profile
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ..specs.keywords import PlanKwargs
 
 _FACTORS = ("flops", "hbm", "intra", "inter")
+LEAST_EFFICIENCY = 1e-6  # less is no share of a peak but a slip, and its times leave the range of numbers
 _CONVERSATION = (  # what only a model that answers with tokens has
     "turns",
     "beam_width",
@@ -407,7 +408,10 @@ def parse_efficiency(value: float | str | Mapping[str, float] | None) -> dict[st
     for key, factor in value.items():
         if key not in _FACTORS:
             raise UnknownName("efficiency", key, _FACTORS, field="efficiency")
-        check_positive(f"`efficiency` {key}", factor, 1.0)
+        if not is_number(factor) or not LEAST_EFFICIENCY <= factor <= 1:
+            raise BadValue(
+                f"`efficiency` {key} must be a number from {LEAST_EFFICIENCY:g} to 1, not {abbreviate(factor)}"
+            )
     return dict(value)
 
 
