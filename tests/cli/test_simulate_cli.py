@@ -322,3 +322,8 @@ def test_limits_of_goodput_may_follow_each_other_as_in_vllm_bench_serve(run: Com
         assert run("simulate", *args).out == commas.out, args
     assert "unknown --goodput metric 'itl'" in run("simulate", MODEL, *SMALL, "--goodput", "ttft:50", "itl:5").err
     assert run("simulate", MODEL, *SMALL, "ttft:50").code == 2  # a pair without its flag
+
+
+def test_replicas_have_a_limit(run: Command) -> None:
+    ran = run("simulate", "qwen3-0.6b", "--num-prompts", "5", "-dp", "65535")
+    assert ran.code == 2 and "at most 10,000 replicas, not 65,535" in ran.err

@@ -87,13 +87,13 @@ def wrote(paths: Iterable[Any]) -> None:
             note(f"wrote {path}")
 
 
-def table_csv(rows: list[dict[str, Any]]) -> str:
-    """Rows as CSV text; a number that is none (nan, inf) is an empty cell."""
+def table_csv(rows: list[dict[str, Any]], columns: Iterable[str] = ()) -> str:
+    """Rows as CSV text, or ``columns`` alone where there are none; a number that is none (nan, inf) is an empty cell."""
     import csv
     import io
 
     out = io.StringIO()
-    writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
+    writer = csv.DictWriter(out, list(rows[0] if rows else columns), lineterminator="\n")
     writer.writeheader()
     finite = ({key: None if _is_no_number(value) else value for key, value in row.items()} for row in rows)
     writer.writerows(finite)

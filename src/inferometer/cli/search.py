@@ -65,9 +65,9 @@ def search(
         wrote([*write_front(result, table, plot), *write_day(result, plot, header(result))])
 
     def csv() -> str:
-        from ..search.explanation import plan_rows
+        from ..search.explanation import PLAN_COLUMNS, plan_rows
 
-        return table_csv(plan_rows(table, rejected))
+        return table_csv(plan_rows(table, rejected), PLAN_COLUMNS)
 
     def text() -> Any:
         from ..views.text.search import shown

@@ -321,6 +321,12 @@ _METRICS = (
 )
 
 
+PLAN_COLUMNS = (  # of `plan_rows`
+    *("gpu", "mode", "gpus", "replicas", "layout", "decode_replicas", "decode_layout", "quantization"),
+    *("kv_cache_dtype", "max_num_seqs", "max_num_batched_tokens", *_METRICS, "possible", "reason"),
+)
+
+
 def plan_rows(table: PlanTable | None, rejected: list[RejectedServer]) -> list[dict[str, Any]]:
     """One row per plan, at the load that it is estimated at, then one per server that cannot be started; for a CSV."""
     rows = [_plan_row(table, row) for row in range(len(table.plans.gpus))] if table is not None else []

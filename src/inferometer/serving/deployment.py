@@ -96,8 +96,17 @@ class ReplicaPool(NamedTuple):
         return 32 / seconds if seconds else 1.0
 
 
+MAX_REPLICAS = 10_000  # each costs some tenths of a ms before it has served anything
+
+
 def build_pool(request: Request, replicas: int, trace: Trace, num_gpu_blocks: int | None = None) -> ReplicaPool:
     """Replicas of a plan for the requests of a trace, each with so many KV blocks, or with what fits."""
+    if replicas > MAX_REPLICAS:
+        raise BadValue(
+            f"a simulation has at most {MAX_REPLICAS:,} replicas, not {replicas:,}: some of them with their share of "
+            "the requests show the same",
+            field="data_parallel_size",
+        )
     if request.model.kind != "decoder":
         raise BadValue(
             f"{request.model.name} is a {request.model.kind} model: only a decoder answers requests with tokens"
