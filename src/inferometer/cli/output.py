@@ -88,7 +88,7 @@ def wrote(paths: Iterable[Any]) -> None:
 
 
 def table_csv(rows: list[dict[str, Any]], columns: Iterable[str] = ()) -> str:
-    """Rows as CSV text, or ``columns`` alone where there are none; a number that is none (nan, inf) is an empty cell."""
+    """Rows as CSV text, or ``columns`` alone if there are none; what is no number (nan, inf) is an empty cell."""
     import csv
     import io
 
