@@ -27,7 +27,6 @@ from .trace_replay import RampUp, outcome_of_replies
 
 BACKENDS = {"completions": "openai", "chat": "openai-chat"}  # our API -> vLLM's name of it
 LATE = 0.01  # s: requests that are sent later than this are not the load that was set
-BUSY = 0.85  # share of a core from which on the client's own time is in the latencies
 DETAILS = ("input_lens", "output_lens", "ttfts", "itls", "start_times", "generated_texts", "errors")
 
 
@@ -148,9 +147,12 @@ def rate_changes(ramp_up: RampUp, trace: Trace, start: datetime) -> list[dict[st
 
 
 def run_warnings(
-    replies: Sequence[Reply | None], wanted: Sequence[int] | None, cut: bool, cpu_share: float
+    replies: Sequence[Reply | None], wanted: Sequence[int] | None, cut: bool, lags: Sequence[float]
 ) -> list[str]:
-    """Sentences about a run; ``wanted`` are the lengths that were set for the answers, None where none were."""
+    """Sentences about a run; ``wanted`` are the lengths that were set for the answers, None where none were.
+
+    ``lags``: seconds that this process was late, many times a second.
+    """
     unsent, under_way = sum(r is None for r in replies), sum(r is not None and r.cancelled for r in replies)
     warnings = [f"interrupted: {under_way:,} requests were under way and {unsent:,} not sent yet"] if cut else []
     failed = Counter(r.error for r in replies if r is not None and r.error)
@@ -160,7 +162,8 @@ def run_warnings(
         warnings.append(f"{failed.total():,} of {len(replies):,} requests failed: {count:,} × {reason}{more}")
     if wanted is not None:
         warnings += _length_warnings(replies, wanted)
-    return [*warnings, *_late_warnings(replies), *_busy_warnings(cpu_share)]
+    lag = sorted(lags)[int(0.99 * (len(lags) - 1))] if lags else 0.0
+    return [*warnings, *_late_warnings(replies, lag), *_lag_warnings(lag)]
 
 
 def _length_warnings(replies: Sequence[Reply | None], wanted: Sequence[int]) -> list[str]:
@@ -181,26 +184,26 @@ def _length_warnings(replies: Sequence[Reply | None], wanted: Sequence[int]) -> 
     ]
 
 
-def _late_warnings(replies: Sequence[Reply | None]) -> list[str]:
+def _late_warnings(replies: Sequence[Reply | None], lag: float) -> list[str]:
     """Requests that were sent after they were due, and where the time went: connecting, or before that."""
     late = sorted((r.late, min(r.connect, r.late)) for r in replies if r is not None and not r.cancelled)
     if not late or late[int(0.99 * (len(late) - 1))][0] <= LATE:
         return []
     worst = late[int(0.99 * (len(late) - 1)) :]
     total, connecting = (sum(column) for column in zip(*worst, strict=True))
-    if connecting > total / 2:
-        where = (
-            "most of it was spent connecting, which the server, the network or this machine may have been slow to do"
-        )
+    if lag > worst[0][0] / 4:
+        where = "this client did not keep up"
+    elif connecting > total / 2:
+        where = "most of it was spent connecting, while this client kept up: the server or the network took the time"
     else:
         where = "most of it was spent before connecting, in this client: send at a lower rate, or from a faster machine"
     return [f"1% of the requests were sent {worst[0][0] * 1e3:,.0f} ms or more after they were due; {where}"]
 
 
-def _busy_warnings(cpu_share: float) -> list[str]:
-    if cpu_share <= BUSY:
+def _lag_warnings(lag: float) -> list[str]:
+    if lag <= LATE:
         return []
     return [
-        f"this client used {cpu_share:.0%} of a core: latencies may hold its own delays; send less, or share the load "
-        "between several clients"
+        f"this client was {lag * 1e3:,.0f} ms or more behind for 1% of the time, which is in the latencies: measure "
+        "from a machine with less to do, or share the load between several clients"
     ]

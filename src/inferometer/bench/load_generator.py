@@ -11,7 +11,7 @@ import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from time import perf_counter, process_time
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,6 +19,7 @@ import msgspec
 from ..base.errors import BadValue, UnknownName, abbreviate
 from .http_stream import Broken, Refused, get, post
 
+WATCH_EVERY = 0.02  # s
 APIS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 
 
@@ -110,18 +111,27 @@ class LoadGenerator:
         self.limit = max_concurrency
         self.replies: list[Reply | None] = [None] * len(requests)
         self.start = 0.0
-        self.cpu_share = 0.0  # of one core that this process took
+        self._watching = True
+        self.lags: list[float] = []  # s that this process was late to do what was due, many times a second
 
     async def drive(self) -> None:
         """Warm up, send everything and wait for the last answer."""
         await check_serves(self.server)
         if self.warmups:
             await self._warm_up()
-        cpu_s = process_time()
+        loop = asyncio.get_running_loop()
+        self._watch(loop, loop.time())
         try:
             await self._send_all()
         finally:
-            self.cpu_share = (process_time() - cpu_s) / max(perf_counter() - self.start, 1e-9)
+            self._watching = False
+
+    def _watch(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
+        """Note how late this call is: what comes from the server meanwhile is timed as late."""
+        if self._watching:
+            now = loop.time()
+            self.lags.append(now - due)
+            loop.call_at(now + WATCH_EVERY, self._watch, loop, now + WATCH_EVERY)
 
     async def _warm_up(self) -> None:
         """Requests whose answers are not counted; what fails is remembered."""

@@ -240,7 +240,7 @@ def _summed(
         began = datetime.now() - timedelta(seconds=time.perf_counter() - run.start)
         result["rps_change_events"] = rate_changes(load.ramp_up, load.trace, began)
     warnings = [*load.trace.notes, *([run.failed_warmups] if run.failed_warmups else [])]
-    result["warnings"] = [*warnings, *run_warnings(run.replies, wanted, cut, run.cpu_share)]
+    result["warnings"] = [*warnings, *run_warnings(run.replies, wanted, cut, run.lags)]
     return result, outcome
 
 
