@@ -47,6 +47,20 @@ def engine(row: Row) -> str:
     return f"{backend}@{'.'.join(map(str, nearest))}"
 
 
+CHECKPOINTS = {  # what InferenceX's nvidia-master.yaml serves in fp4, where it leaves attention in 16 bits
+    "MiniMaxAI/MiniMax-M2.5": "nvidia/MiniMax-M2.5-NVFP4",
+    "moonshotai/Kimi-K2.5": "nvidia/Kimi-K2.5-NVFP4",
+    "Qwen/Qwen3.5-397B-A17B": "nvidia/Qwen3.5-397B-A17B-NVFP4",
+}
+
+
+def checkpoint(row: Row) -> str:
+    """The checkpoint that was served: ``checkpoint(row)  # "nvidia/MiniMax-M2.5-NVFP4"``"""
+    return (
+        CHECKPOINTS.get(row["model_path"], row["model_path"]) if row["quantization"] == "nvfp4" else row["model_path"]
+    )
+
+
 def one_length(row: Row) -> bool:
     """Whether all prompts, and all answers, had the same length: so did AIConfigurator's client (deviation 0)."""
     return row["source_kind"] == "nvidia_gap_analysis"

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from disaggregated import started
-from recipes import engine, one_length, recipe
+from recipes import checkpoint, engine, one_length, recipe
 from serving_tables import LABELS, table, write_rows
 
 from inferometer.base.errors import InferometerError
@@ -198,9 +198,11 @@ def silicon() -> Iterator[Case]:
             build = ("closed", int(row["isl"]), int(row["osl"]), least, int(float(row["silicon_concurrency"])))
             truth = {"ttft": float(row["silicon_ttft_ms"]), "tpot": float(row["silicon_tpot_ms"])}
             peer = {m: float(row[f"aic_{m}_ms"]) for m in ("ttft", "tpot") if row[f"aic_{m}_ms"]}
-            yield Case(
-                "silicon", row["id"], row["model_path"], GPUS[row["system"]], options | recipe(row), build, truth, peer
-            )
+            options |= recipe(row)
+            served = checkpoint(row)
+            if served != row["model_path"]:
+                options["quantization"] = None  # as its config.json has it, layer by layer
+            yield Case("silicon", row["id"], served, GPUS[row["system"]], options, build, truth, peer)
 
 
 FEW = 64  # requests under way up to which a disaggregated row is simulated whole, with all its prompts

@@ -4,6 +4,7 @@
     python tools/fit_kernels.py h200       one
 
     profiles/rtx4090/measured.json    from benchmarks/data/rtx4090_kernels.csv
+    profiles/b200/measured.json       from benchmarks/data/gb200_router_fp32.csv
     profiles/h200/measured.json       from benchmarks/data/h200_kernels*.csv
     profiles/<device>/<engine>.json   from measured/kernel_tables of the folder that INFEROMETER_SHARED names
 
@@ -18,7 +19,7 @@ import msgspec
 import numpy as np
 from fit_surface import fit, rising
 from kernel_tables import ROOT, TABLES, TableRows, everything, missing, own_rows
-from monotone import TOLERANCE, Least, constraints, raised, worst_fall
+from monotone import TOLERANCE, Least, base_at, constraints, raised, worst_fall
 
 from inferometer.costs.kernels.measured import offsets, profile_of, read_rows
 from inferometer.costs.kernels.registry import KernelProfile, MeasuredCurves
@@ -194,12 +195,40 @@ def published() -> None:
     path.write_bytes(msgspec.json.encode(profile) + b"\n")
 
 
+LAUNCH_SECONDS = 3e-6  # of a product on CUDA cores that does not depend on its length: assumed
+CORE_SHARE = 0.7  # of a device's FP32 FLOP/s that 8,192 rows reach: assumed
+
+
+def on_cuda_cores() -> None:
+    """Products in fp32 without TF32, which cuBLAS runs on CUDA cores: a mixture's router, timed for one weight.
+
+    A few tiles walk along the inputs one after the other, so that seconds grow with their number, k, and hardly with
+    that of the outputs.
+    """
+    device = catalog.hardware("b200")
+    rows = read_rows(ROOT / "benchmarks" / "data" / "gb200_router_fp32.csv")
+    n, k = (rows[0].sizes[size] for size in "nk")
+    seconds = {row.sizes["m"]: row.seconds for row in rows}
+    seconds[8192] = 2 * 8192 * n * k / (CORE_SHARE * device.flops["fp32"])
+    axes = [[round(float(np.log2(m)), 4) for m in seconds], [7.0, 8.0], [11.0, 12.0, round(float(np.log2(k)), 4)]]
+    m, _, inputs = (2.0**x for x in np.meshgrid(*axes, indexing="ij"))
+    timed = np.interp(np.log2(m), axes[0], np.log2(list(seconds.values())))
+    took = LAUNCH_SECONDS + (2.0**timed - LAUNCH_SECONDS) * inputs / k
+    values = np.log2(took / base_at("linear", "fp32-ieee", device, np.meshgrid(*axes, indexing="ij"))).ravel()
+    floors = constraints("linear", "fp32-ieee", device, axes)
+    fitted = rounded(axes, rising(axes, values, floors), floors, "b200 linear fp32-ieee")
+    source = "torch's fp32 products of 256 x 6144 on GB200, vllm-project/vllm pull request 47973"
+    profile = KernelProfile(device="b200", source=source, fitted={"linear": {"fp32-ieee": fitted}})
+    (DATA / "profiles" / "b200" / "measured.json").write_bytes(msgspec.json.encode(profile) + b"\n")
+
+
 def main() -> None:
     wanted = sys.argv[1:] or list(TABLES)
     unknown = [name for name in wanted if name not in TABLES]
     if unknown:
         sys.exit(f"there is no kernel table of {' or '.join(unknown)}; there are tables of {', '.join(TABLES)}")
     published()
+    on_cuda_cores()
     if not missing():
         for device in wanted:
             for engine, name in TABLES[device].items():

@@ -12,6 +12,7 @@ from ..base.errors import BadValue
 from ..base.symbols import Value
 from ..network.graph import Model
 from ..specs.catalog import precision
+from ..specs.engine_rules import version_number
 from ..specs.structs import Engine, Hardware, Precision
 
 QUANTISED = ("attn", "mlp", "experts", "shared")  # roles that a quantisation applies to
@@ -36,13 +37,18 @@ def summary(roles: dict[str, str], dtype: str) -> str:
 
 def computed_as(engine: Engine, model: Model, device: Hardware, roles: Mapping[str, str]) -> dict[str, str]:
     """The precision whose kernels multiply each role's weights: vLLM computes gpt-oss in 16 bits on every device."""
-    return {role: _computed_as(engine, model, device, name) for role, name in roles.items()}
+    return {role: _computed_as(engine, model, device, role, name) for role, name in roles.items()}
 
 
-def _computed_as(engine: Engine, model: Model, device: Hardware, name: str) -> str:
+def _computed_as(engine: Engine, model: Model, device: Hardware, role: str, name: str) -> str:
     for rule in engine.compute:
-        of_model = not rule.model_types or model.family in rule.model_types
-        if rule.precision == name and of_model and (not rule.vendors or device.vendor in rule.vendors):
+        if (
+            rule.precision == name
+            and (not rule.model_types or model.family in rule.model_types)
+            and (not rule.vendors or device.vendor in rule.vendors)
+            and (not rule.roles or role in rule.roles)
+            and (not rule.version_below or version_number(engine.version) < version_number(rule.version_below))
+        ):
             return rule.runs_as
     return name
 

@@ -76,6 +76,8 @@ class ComputeRule(Spec, frozen=True, kw_only=True):
     runs_as: str  # the precision whose kernels it runs
     model_types: tuple[str, ...] = ()  # of these models only; () = of all
     vendors: tuple[str, ...] = ()  # on devices of these only; () = on all
+    roles: tuple[str, ...] = ()  # of these groups of weights only; () = of all
+    version_below: str = ""  # by releases before this one
     source: str = ""
 
 

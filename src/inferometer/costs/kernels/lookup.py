@@ -46,6 +46,7 @@ SIMILAR_FORMATS = {
 
 
 ROUNDED = ("fp8", "fp8-block", "mxfp8", "int8")  # formats in which the input is rounded before the product
+WIDENED = ("fp32-ieee",)  # formats in which it is widened: 2 bytes read and 4 written, twice the 3 of rounding
 
 
 class Formats(NamedTuple):
@@ -150,10 +151,10 @@ def _is_grouped(op: Op, d: Mapping[str, Value]) -> bool:
 
 
 def _rounding_seconds(op: Op, d: Mapping[str, Value], formats: Formats, profile: KernelProfile) -> Value:
-    """Seconds of the pass that rounds the input of an 8-bit product, where the profile's times do not include it."""
-    if op.kind != "linear" or profile.rounds or formats.roles.get(op.role) not in ROUNDED:
+    """Seconds of the pass that rounds an 8-bit product's input, or widens it, where the profile's times have it not."""
+    if op.kind != "linear" or profile.rounds or formats.roles.get(op.role) not in (*ROUNDED, *WIDENED):
         return 0.0
-    return formats.rounding(d["m"] * d["k"])
+    return formats.rounding(d["m"] * d["k"] * (2 if formats.roles[op.role] in WIDENED else 1))
 
 
 class UserRows:
