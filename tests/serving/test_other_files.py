@@ -243,7 +243,7 @@ def test_validate_takes_all_runs(run: Run) -> None:
     assert runs[0]["figures"]["mean_ttft_ms"]["measured"] == 30 and runs[1]["frontend"] == "http"
     shown = run("validate", MODEL, "--gpu", GPU, "--measured", path, "--run", "2")
     assert shown.code == 0 and "vllm bench serve at 8/s" in " ".join(shown.out.split())
-    assert "inter-token latency" in shown.out and "45.0 ms" in shown.out and "30.0 ms" in shown.out
+    assert "ITL" in shown.out and "45.0 ms" in shown.out and "30.0 ms" in shown.out
     rows = run("validate", MODEL, "--gpu", GPU, "--measured", path, "--csv").out.splitlines()
     assert rows[0] == "run,metric,measured,predicted,error" and rows[1].startswith("1,mean_ttft_ms,30.0,")
     refused(run("validate", MODEL, "--measured", path, "--plot", "x"), "--plot is of one run", "choose one with --run")

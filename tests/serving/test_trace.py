@@ -184,7 +184,7 @@ def test_the_real_ones(shared: Path) -> None:
         ),
         ('[{"input_toks": 1}]', "its columns are input_toks; as LLMServingSim it lacks output_toks; say which"),
         ("[3]", "item 1: 3 is not a JSON object"),
-        (b"\xff\xfe\x00", "is not UTF-8 text"),
+        (b"\xff\xfe\x00", "is UTF-16 text: save it as UTF-8"),
     ],
 )
 def test_a_broken_file_is_one_sentence(write: Write, text: str | bytes, sentence: str) -> None:
