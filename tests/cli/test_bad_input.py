@@ -265,3 +265,7 @@ def test_more_stages_than_layers(run: Run, verb: str) -> None:
     """Infeasible, and no dearer than as many stages as there are layers."""
     ran = run(verb, "gpt2", "-pp", "65535", "--json")
     assert ran.code == 1 and "needs at least 65535 layers, but the model has 12" in ran.json["reason"]
+
+
+def test_a_flag_as_the_value_of_another(run: Run) -> None:
+    refused(run("train", "gpt2", "--gpu", "--config"), "--config")

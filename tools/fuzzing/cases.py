@@ -108,7 +108,8 @@ def command(rng: random.Random, verb: str) -> tuple[list[str], dict[str, bytes],
     if strange and rng.random() < 0.1:
         del argv[rng.randrange(1, len(argv))]
     if verb not in ("bench",):
-        argv += rng.choices((["--json"], ["--csv"], []), (94, 3, 3))[0] if verb != "profile" else ["--json"]
+        forms = (["--json"], ["--csv"], ["--plain"], ["--markdown"], [])
+        argv += rng.choices(forms, (92, 3, 1, 1, 3))[0] if verb != "profile" else ["--json"]
     return argv, read, not (strange or wrong)
 
 
@@ -118,7 +119,7 @@ def _subject(rng: random.Random, verb: str, read: dict[str, bytes]) -> str:
     if verb == "sensitivity" or verb == "search":
         return rng.choice(("qwen3-0.6b", "gpt2", "llama-3.2-1b", "opt-125m")) if rng.random() < 0.9 else model(rng)
     if verb == "analyze" and rng.random() < 0.05:
-        name, data = files.sample(rng, rng.choice(("config", "config", "network")))
+        name, data = files.sample(rng, rng.choice(("model", "model", "network")))
         read[name] = data
         return f"{FOLDER}/{name}"
     return model(rng)
@@ -220,13 +221,13 @@ _BASE: dict[str, Any] = {
     "bench": _benched,
 }
 _FILES_OF = {  # which files a command reads, beside its model's config
-    "analyze": ("gpu", "host_profile", "profile", "calibration", "config", "network", "config", "gpu"),
-    "sweep": ("gpu", "profile", "calibration", "config"),
+    "analyze": ("gpu", "host_profile", "profile", "calibration", "model", "network", "model", "gpu", "config"),
+    "sweep": ("gpu", "profile", "calibration", "model", "config"),
     "search": ("gpu", "trace", "profile", "calibration"),
     "simulate": ("trace", "trace", "gpu", "profile", "calibration"),
     "validate": ("measured", "measured", "memory", "gpu"),
-    "sensitivity": ("gpu", "config"),
-    "train": ("gpu", "config", "network"),
+    "sensitivity": ("gpu", "model"),
+    "train": ("gpu", "model", "network", "config"),
     "profile": ("tables",),
 }
 
@@ -241,7 +242,7 @@ def _break_a_file(
     name, data = files.sample(rng, kind)
     name = f"broken-{name}"
     read[name] = files.broken(rng, data)
-    if kind in ("config", "network"):
+    if kind in ("model", "network"):
         head[0] = f"{FOLDER}/{name}"
     else:
         flags[kind] = f"{FOLDER}/{name}"
@@ -298,7 +299,7 @@ def _body(rng: random.Random, verb: str, strange: bool) -> dict[str, Any]:
     if strange and rng.random() < 0.6:
         plan[rng.choice(pool).name] = rng.choice((*files.ANYTHING, *NUMBERS, *TEXTS))
     if rng.random() < 0.35:
-        config = json.loads(files.sample(rng, "config")[1])
+        config = json.loads(files.sample(rng, "model")[1])
         plan["config"] = json.loads(files._swap_type(rng, json.dumps(config).encode())) if strange else config
     if verb == "analyze":
         return plan

@@ -91,7 +91,9 @@ def _table(rng: random.Random, rows: list[dict[str, Any]], stem: str) -> tuple[s
 
 def sample(rng: random.Random, kind: str) -> tuple[str, bytes]:
     """A file of a kind that works, under the name that it would have."""
-    if kind == "config":
+    if kind == "config":  # flags in a file
+        return "flags.toml", b'gpu = "h200"\ntensor-parallel-size = 2\nefficiency = 0.5\n'
+    if kind == "model":
         model = rng.choice(SMALL if rng.random() < 0.3 else names("models"))
         return "model/config.json", json.dumps(_config(model)).encode()
     if kind in ("gpu", "host_profile"):

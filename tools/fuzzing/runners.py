@@ -117,6 +117,7 @@ def in_process(argv: list[str], folder: Path) -> Ran:
     """``in_process(["analyze", "gpt2", "--json"], folder)``"""
 
     def call() -> int:
+        sys.warnoptions[:] = ["always"]  # a process is silent about what libraries warn of; a campaign is not
         main(argv)
         return 0
 

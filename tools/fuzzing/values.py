@@ -40,10 +40,25 @@ _GROUPS: dict[str, tuple[type[Args], ...]] = {
     "profile": (ProfileArgs,),
     "bench": (TargetArgs, ServingArgs, TrafficArgs, GoodputArgs, BenchArgs),
 }
-WRITES = ("output", "plot", "html", "requests_out", "chrome_trace", "write_calibration")
-READS = ("trace", "profile", "calibration", "measured", "memory", "tables")
+WRITES = ("output", "plot", "html", "requests_out", "chrome_trace", "write_calibration", "save_config")
+READS = ("trace", "profile", "calibration", "measured", "memory", "tables", "config")
 # Not drawn at random: files have generators of their own; clusters and many processes belong to tests of their own.
-APART = {*WRITES, *READS, "as_json", "as_csv", "help", "hf_token", "backend", "backend_address", "jobs", "api_key"}
+APART = {
+    *WRITES,
+    *READS,
+    "as_json",
+    "as_csv",
+    "as_plain",
+    "as_markdown",
+    "quiet",
+    "debug",
+    "help",
+    "hf_token",
+    "backend",
+    "backend_address",
+    "jobs",
+    "api_key",
+}
 
 NUMBERS = (
     "0", "-1", "1", "2", "3", "7", "-0.0", "0.5", "1e-9", "1e-320", "5e-324", "1e15", "1e308", "1e309", "-1e308",

@@ -28,6 +28,8 @@ LENGTHS = {"batch_size", "input_len", "output_len", "beam_width"}  # a use case 
 def with_config(command: click.Command, context: click.Context, args: list[str]) -> list[str]:
     """The command line with the flags of its ``--config`` file, but for those that it has itself."""
     typed, _, _ = command.make_parser(context).parse_args(list(args))
+    if "config" not in typed:  # the word was the value of another flag
+        return args
     given = {name for name, value in typed.items() if isinstance(value, str | bool | list | tuple) and value != ()}
     given |= FORM_NAMES if given & FORM_NAMES else set()
     given |= {name.removeprefix("no_") for name in given}  # a sweep has a switch's two values as two options
