@@ -452,6 +452,7 @@ def test_an_interrupted_run_keeps_what_was_measured(server: Fake, tmp_path: Path
     assert "under way" in err and "not sent yet" in err
     done = [row for row in csv.DictReader(rows.open()) if row["status"] == "done"]
     assert len(done) == found["completed"]
+    assert len(read_trace(rows)) <= len(done) + 1, "what was never sent has no row, and validate reads the file"
 
 
 # ------------------------------------------------------------------ as vLLM's benchmark

@@ -88,7 +88,8 @@ def _beginning(path: Path, count: int) -> str:
 def rows_csv(outcome: Outcome, *, done: bool = False) -> str:
     """One row per request; TTFT, TPOT, E2E and the time in the queue in ms, empty where there is none.
 
-    With ``done`` only those that have all their tokens: what an interrupted run has to show.
+    With ``done`` only those that have all their tokens: what an interrupted run has to show. A request that was never
+    sent has no row.
     """
     import numpy as np
 
@@ -114,7 +115,7 @@ def rows_csv(outcome: Outcome, *, done: bool = False) -> str:
         status,
         strict=True,
     )
-    writer.writerows(itertools.compress(rows, outcome.done) if done else rows)
+    writer.writerows(itertools.compress(rows, outcome.done if done else ~np.isnan(outcome.arrival_s)))
     return out.getvalue()
 
 
