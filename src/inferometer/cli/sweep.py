@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..base.errors import BadValue
+from ..base.files import user_path
 from ..specs.arguments import arguments
+from ..specs.command_args import SweepPartsArgs
 from ..specs.plan_args import PlanArgs, TargetArgs
 from .options import (
     MODEL_HELP,
@@ -23,6 +28,7 @@ from .options import (
     named,
     options,
     output_option,
+    schema_options,
 )
 from .output import Form, note, progress_bar, show_page, wrote
 from .streams import echo
@@ -62,14 +68,20 @@ def _axes() -> Iterator[Decorator]:
 
 @click.command(cls=Command, epilog=_AXES + MODEL_HELP, examples=_EXAMPLES)
 @model_argument()
-@options(list(_axes()))
+@options(list(_axes()), schema_options(SweepPartsArgs))
 @output_option("--plot", metavar="DIR", callback=named, help="Draw curves along every axis of numbers, and the front.")
 @options(OUTPUT)
 def sweep(model: str, plot: str | None, form: Form, **flags: Any) -> int:
     """Estimate every combination of values: a table of plans and workloads, those that cannot work marked.
 
-    The file's name says what -o writes: .csv .json .jsonl .parquet
+    The file's name says what -o writes: .csv .json .jsonl .parquet, or a folder, DIR/, of Parquet files
     """
+    run = {name: flags.pop(name) for name in arguments(SweepPartsArgs) if name in flags}
+    if _names_folder(form) and plot is None:
+        return _to_folder(model, form, run, _axis_values(flags))
+    for name, value in run.items():
+        if value:
+            raise BadValue(f"`{name}` is of a sweep into a folder: -o DIR/", field=name)
     from ..sweep.points import chunks, column_kinds
     from ..sweep.sweep import Digest, Sweep, checked_grid
     from ..sweep.writers import TEXT_FORMATS, file_format, write
@@ -100,6 +112,38 @@ def sweep(model: str, plot: str | None, form: Form, **flags: Any) -> int:
         wrote(write_curves(kept, plot))
     _report(grid, digest, took, form, table_format)
     return 0 if digest.feasible else 1
+
+
+def _names_folder(form: Form) -> bool:
+    """Whether -o names a folder: one that is there, or ends in a slash."""
+    output = form.output or ""
+    return output.endswith(("/", os.sep)) or (bool(output) and user_path(output).is_dir())
+
+
+def _to_folder(model: str, form: Form, run: dict[str, Any], axes: dict[str, Any]) -> int:
+    """Parts into a folder."""
+    from ..sweep.partitions import sweep_to_folder
+    from ..views.text.sweeps import counted
+
+    if form.for_programs or form.as_plain or form.as_markdown:
+        raise BadValue("-o DIR/ writes Parquet files: leave other forms away")
+    gpu = axes.pop("gpu", arguments(TargetArgs)["gpu"].default)
+    if "backend_address" in run:
+        run["address"] = run.pop("backend_address")
+    began = time.perf_counter()
+    with ExitStack() as stack:
+
+        def progress(points: int) -> Callable[[float], None]:
+            return stack.enter_context(progress_bar("estimating", points, "points"))
+
+        tally = sweep_to_folder(str(form.output), model, gpu, progress=progress, **run, **axes)
+    took = time.perf_counter() - began
+    click.echo(f"wrote {form.output}: {counted(tally, took)}", err=True)
+    for warning in tally.warnings:
+        click.echo(f"warning: {warning}", err=True)
+    if not tally.feasible:
+        click.echo(f"infeasible: {'; '.join(list(tally.reasons)[:3])}", err=True)
+    return 0 if tally.feasible else 1
 
 
 def _axis_values(flags: dict[str, Any]) -> dict[str, Any]:

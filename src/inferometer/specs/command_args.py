@@ -152,6 +152,22 @@ class CapacityArgs(Args):
     ] = None
 
 
+class SweepPartsArgs(Args):
+    """A sweep as a folder of part files: where its parts are computed, and which of them."""
+
+    GROUP: ClassVar[str] = "Parts of -o DIR/"
+    resume: Annotated[bool, arg("Go on with the parts that are not there yet.")] = False
+    shard: Annotated[str | None, arg("Only every N-th part, from the I-th on: for array jobs.", metavar="I/N")] = None
+    backend: Annotated[str, arg("Where parts are computed: processes, dask or ray.")] = "processes"
+    backend_address: Annotated[
+        str | None,
+        arg("A Dask or Ray cluster to use.", default_text="INFEROMETER_BACKEND_ADDRESS, or one on this machine"),
+    ] = None
+    jobs: Annotated[int | None, arg("Parts at a time.", default_text="one, on all cores, or the cluster's slots")] = (
+        None
+    )
+
+
 class SearchTrafficArgs(Args):
     """The GPUs of a search, and the requests that they must carry."""
 

@@ -135,9 +135,12 @@ class Grid:
                 raise
 
     def __iter__(self) -> Iterator[Case]:
-        """The cases in the order of rows; those that `check` has built are used, and let go."""
-        for number in range(self.num_cases):
-            yield self._cases.pop(number) if number in self._cases else self._case(number)
+        """The cases in the order of rows."""
+        return map(self.case, range(self.num_cases))
+
+    def case(self, number: int) -> Case:
+        """One of the cases; one that `check` has built is used, and let go."""
+        return self._cases.pop(number) if number in self._cases else self._case(number)
 
     def _case(self, number: int) -> Case:
         """Build one case. Its number counts the outer axes like an odometer, the last axis fastest."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 import os
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice, product
 from typing import Any, NamedTuple
 
 import msgspec
@@ -29,6 +30,7 @@ from ..specs.structs import Engine
 from .grid import INNER_AXES, Case, Grid, kind
 
 CHUNK_POINTS = 262_144  # enough that NumPy does the work, few enough that memory stays small
+PART_POINTS = 4 * CHUNK_POINTS  # of a file where a table is many: some 40 MB of Parquet
 PLAN_COLUMNS = (
     "model",
     "gpu",
@@ -141,23 +143,70 @@ def axis_cell(value: Any) -> Any:
 # ------------------------------------------------------------------ boxes of a mesh
 
 
+class GridPart(NamedTuple):
+    """Rows of a grid that make a file: some cases, or some boxes of one."""
+
+    number: int
+    cases: range
+    boxes: slice
+    start: int  # its first row
+    points: int
+
+
+def parts(grid: Grid, most: int = PART_POINTS) -> Iterator[GridPart]:
+    """A grid cut into parts of about ``most`` points, the same however they are computed."""
+    each = grid.points_per_case
+    if each <= most:
+        step = most // each
+        for number, first in enumerate(range(0, grid.num_cases, step)):
+            cases = range(first, min(first + step, grid.num_cases))
+            yield GridPart(number, cases, slice(None), first * each, len(cases) * each)
+        return
+    shape = tuple(len(grid.inner.get(name, (0,))) for name in INNER_AXES)
+    sizes = [math.prod(side.stop - side.start for side in box) for box in boxes(shape, CHUNK_POINTS)]
+    step = max(1, most // max(sizes))  # boxes of a part
+    number = start = 0
+    for case, first in product(range(grid.num_cases), range(0, len(sizes), step)):
+        points = sum(sizes[first : first + step])
+        yield GridPart(number, range(case, case + 1), slice(first, first + step), start, points)
+        number, start = number + 1, start + points
+
+
 def chunks(grid: Grid, threads: int | None = None, most: int = CHUNK_POINTS) -> Iterator[Chunk]:
     """All points of a grid, in the order of rows, evaluated by threads a few chunks ahead of the consumer."""
+    whole = GridPart(0, range(grid.num_cases), slice(None), 0, grid.points)
+    return part_chunks(grid, [whole], threads, most)
+
+
+def part_chunks(
+    grid: Grid, some: Iterable[GridPart], threads: int | None = None, most: int = CHUNK_POINTS
+) -> Iterator[Chunk]:
+    """The points of some parts of a grid."""
     workers = threads or os.cpu_count() or 1
     waiting: deque[Future[Chunk]] = deque()
     pool = ThreadPoolExecutor(workers)
     try:
-        for case in grid:
-            start = case.number * grid.points_per_case
-            for box in boxes(case.shape, most):
-                waiting.append(pool.submit(_evaluate, case, start, box))
-                start += math.prod(part.stop - part.start for part in box)
-                if len(waiting) > 2 * workers:
-                    yield waiting.popleft().result()
+        for start, case, box in _boxes(grid, some, most):
+            waiting.append(pool.submit(_evaluate, case, start, box))
+            if len(waiting) > 2 * workers:
+                yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _boxes(grid: Grid, some: Iterable[GridPart], most: int) -> Iterator[tuple[int, Case, tuple[slice, ...]]]:
+    """The boxes of some parts: their first rows, and their cases."""
+    case: Case | None = None
+    for part in some:
+        start = part.start
+        for number in part.cases:
+            if case is None or case.number != number:
+                case = grid.case(number)
+            for box in islice(boxes(case.shape, most), part.boxes.start, part.boxes.stop):
+                yield start, case, box
+                start += math.prod(side.stop - side.start for side in box)
 
 
 def boxes(shape: tuple[int, ...], most: int) -> Iterator[tuple[slice, ...]]:

@@ -32,7 +32,8 @@ def file_format(path: str | Path, chosen: str | None = None) -> str:
         raise BadValue(f"`{chosen}` and {abbreviate(str(path))} are two forms of one table: give one of them")
     if chosen is None and named is None:
         raise BadValue(
-            f"{abbreviate(str(path))} does not say what to write: its name may end with {', '.join(FORMATS)}"
+            f"{abbreviate(str(path))} does not say what to write: its name may end with {', '.join(FORMATS)}, or with "
+            "/ for a folder"
         )
     return chosen or named or "csv"
 
@@ -47,7 +48,7 @@ def write(
 ) -> Path:
     """All of a table or nothing: the file has its name when its last row is in it."""
     place = output_path(path)
-    arrow = _arrow() if format_name == "parquet" else None
+    arrow = parquet_library() if format_name == "parquet" else None
     with atomic_writer(place) as file:
         if arrow:
             _parquet(arrow, file, stream, kinds)
@@ -152,7 +153,15 @@ def _csv_cell(value: Any) -> bytes:
 # ------------------------------------------------------------------ parquet
 
 
-def _arrow() -> Any:
+def parquet_part(stream: Iterable[Chunk], kinds: Kinds, note: Callable[[], dict[str, str]]) -> bytes:
+    """A Parquet file as bytes; ``note`` gives what is kept in its footer, when all rows are in it."""
+    file = io.BytesIO()
+    _parquet(parquet_library(), file, stream, kinds, note)
+    return file.getvalue()
+
+
+def parquet_library() -> Any:
+    """pyarrow, or a sentence that says how to get it."""
     try:
         import_module("pyarrow.parquet")
         return import_module("pyarrow")
@@ -160,7 +169,13 @@ def _arrow() -> Any:
         raise BadValue("a .parquet file needs pyarrow: pip install 'inferometer[tables]', or write .csv") from None
 
 
-def _parquet(arrow: Any, file: BinaryIO, stream: Iterable[Chunk], kinds: Kinds) -> None:
+def _parquet(
+    arrow: Any,
+    file: BinaryIO,
+    stream: Iterable[Chunk],
+    kinds: Kinds,
+    note: Callable[[], dict[str, str]] = dict,
+) -> None:
     """Rows in groups of about a million; texts are dictionaries, what is missing is null."""
     types = {
         "text": arrow.dictionary(arrow.int32(), arrow.string()),
@@ -182,6 +197,8 @@ def _parquet(arrow: Any, file: BinaryIO, stream: Iterable[Chunk], kinds: Kinds) 
                 waiting = []
         if waiting:
             writer.write_table(arrow.Table.from_batches(waiting).unify_dictionaries())
+        if footer := note():
+            writer.add_key_value_metadata(footer)
 
 
 def _column(arrow: Any, chunk: Chunk, name: str, kind: Any) -> Any:

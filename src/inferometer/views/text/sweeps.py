@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...base.units import milliseconds, percent, plural, seconds, si, size
 from ...sweep.grid import Grid
 from ...sweep.sweep import WORKLOAD_AXES, Digest, spread
 from .document import Column, Page, Paragraph, Part, TextTable
+
+if TYPE_CHECKING:
+    from ...sweep.partitions import Tally
 
 SHORT = {
     "tensor_parallel_size": "tp",
@@ -31,7 +34,7 @@ SHORT = {
 REASONS = 4  # lines about why points cannot be used
 
 
-def counted(digest: Digest, took: float) -> str:
+def counted(digest: Digest | Tally, took: float) -> str:
     """``1,584 points, 1,203 feasible (75.9%), in 0.41 s``"""
     share = f" ({percent(digest.feasible / digest.points)})" if digest.feasible < digest.points else ""
     return f"{plural(digest.points, 'point')}, {digest.feasible:,} feasible{share}, in {seconds(took)}"
