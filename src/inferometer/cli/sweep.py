@@ -138,11 +138,11 @@ def _to_folder(model: str, form: Form, run: dict[str, Any], axes: dict[str, Any]
 
         tally = sweep_to_folder(str(form.output), model, gpu, progress=progress, **run, **axes)
     took = time.perf_counter() - began
-    click.echo(f"wrote {form.output}: {counted(tally, took)}", err=True)
+    note(f"wrote {form.output}: {counted(tally, took)}")
     for warning in tally.warnings:
-        click.echo(f"warning: {warning}", err=True)
+        note(f"warning: {warning}")
     if not tally.feasible:
-        click.echo(f"infeasible: {'; '.join(list(tally.reasons)[:3])}", err=True)
+        note(f"infeasible: {'; '.join(list(tally.reasons)[:3])}")
     return 0 if tally.feasible else 1
 
 
