@@ -139,9 +139,8 @@ def test_measured_layers_and_a_benchmark_fit(width: int, run: Run) -> None:
     assert "1 request done" in live.terminal() and "1 preemption\n" in live.terminal()
 
 
-@pytest.mark.parametrize("columns", [40, 80])
-def test_a_terminal_is_as_wide_as_it_is(columns: int) -> None:
-    """A process of its own behind a pseudo-terminal, whose size nobody exports."""
+def on_terminal(columns: int, *args: str, stream: str = "stdout") -> tuple[int, str]:
+    """A process behind a pseudo-terminal of some width, which nobody exports: its exit code and what it showed."""
     import fcntl
     import struct
     import termios
@@ -149,23 +148,37 @@ def test_a_terminal_is_as_wide_as_it_is(columns: int) -> None:
     ours, its = pty.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
     environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "NO_COLOR")} | {"TERM": "xterm"}
-    command = [sys.executable, "-m", "inferometer", "show", "hardware"]
-    process = subprocess.Popen(command, stdout=its, stderr=subprocess.PIPE, env=environment)
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, stream: its}
+    process = subprocess.Popen([sys.executable, "-m", "inferometer", *args], env=environment, **pipes)
     os.close(its)
     raw = b""
     while True:
         try:
-            raw += os.read(ours, 65536)
+            piece = os.read(ours, 65536)
         except OSError:  # the other side is closed
             break
-        if not raw:
+        if not piece:
             break
+        raw += piece
     os.close(ours)
-    assert process.wait() == 0
-    text = raw.decode()
-    assert "\x1b[1mname" in text and "left out: " in text
+    return process.wait(), raw.decode().replace("\r\n", "\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("columns", [40, 80])
+def test_a_terminal_is_as_wide_as_it_is(columns: int) -> None:
+    code, text = on_terminal(columns, "show", "hardware")
+    assert code == 0 and "\x1b[1mname" in text and "left out: " in text
     bare = re.sub(r"\x1b\[[\d;]*m", "", text)
     assert columns - 30 < max(map(len, bare.splitlines())) <= columns
+
+
+@pytest.mark.slow
+def test_errors_wrap_at_word_borders() -> None:
+    code, text = on_terminal(40, "analyze", MODEL, "--explain", "nothing-like-it", stream="stderr")
+    assert code == 2 and text.startswith("inferometer: unknown operator") and text.count("\n") > 3
+    assert max(map(len, text.splitlines())) <= 40
+    assert "kv_cache_write" in text and "post_attention_layernorm" in text
 
 
 def test_a_pipe_has_no_width(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,8 +150,10 @@ def progress_bar(what: str, total: float | None, unit: str = "requests") -> Iter
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     reached = "{task.completed:,.0f} " + ("of {task.total:,.0f} " if total else "") + unit
-    columns = (TextColumn(what), BarColumn(), TextColumn(reached), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    screen = Console(stderr=True)
+    times = (TimeElapsedColumn(), TimeRemainingColumn()) if screen.width >= 72 else ()  # else their figures are cut
+    columns = (TextColumn(what), BarColumn(), TextColumn(reached), *times)
+    with Progress(*columns, console=screen, transient=True) as bar:
         task = bar.add_task(what, total=total)
         yield lambda done: bar.update(task, completed=done)
 

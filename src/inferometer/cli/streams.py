@@ -72,6 +72,8 @@ def _escaped(character: str) -> str:
 def echo(text: str, *, nl: bool = True, err: bool = False) -> None:
     """Print a result to stdout, or with ``err`` a line to stderr, where one that cannot be written is dropped."""
     stream = sys.stderr if err else sys.stdout
+    if err and "\n" not in text and stream.isatty():
+        text = _at_word_borders(text, stream)
     try:
         stream.write(f"{text}\n" if nl else text)
         stream.flush()
@@ -79,6 +81,15 @@ def echo(text: str, *, nl: bool = True, err: bool = False) -> None:
         _discard(stream)
         if not err:
             raise LostOutput(error.strerror or str(error), isinstance(error, BrokenPipeError)) from None
+
+
+def _at_word_borders(sentence: str, stream: TextIO) -> str:
+    """A sentence over as many lines as the terminal needs, which would break words; in a log it is one line."""
+    from ..views.text.paragraph import Paragraph
+    from ..views.text.terminal import screen_width
+
+    lines = Paragraph(sentence).lines(screen_width(stream))
+    return "\n".join("".join(piece.text for piece in line).rstrip() for line in lines)
 
 
 def _discard(stream: TextIO) -> None:

@@ -118,10 +118,11 @@ def _accounting(result: Search) -> list[str]:
     lines = [
         f"{plural(c.get('servers', 0), 'server')}, {plural(plans, 'plan')} of them, "
         f"{plural(c.get('points', 0), 'load')} estimated in "
-        f"{seconds(took.get('enumerate', 0) + took.get('price', 0))}; "
-        f"{plural(c.get('plans_simulated', 0), 'plan')} simulated, {plural(c.get('simulations', 0), 'run')} in "
-        f"{seconds(took.get('simulate', 0))}"
+        f"{seconds(took.get('enumerate', 0) + took.get('price', 0))}"
     ]
+    if c.get("plans_simulated"):
+        runs = f"{plural(c.get('simulations', 0), 'run')} in {seconds(took.get('simulate', 0))}"
+        lines[0] += f"; {plural(c['plans_simulated'], 'plan')} simulated, {runs}"
     if result.origins:
         lines.append(origins_line(result.origins))
     if result.rejections:

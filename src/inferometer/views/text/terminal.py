@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, TextIO
 
 from ...base.units import count, milliseconds, percent, seconds, si, size
 from ...costs.kernels import ORIGINS
@@ -20,20 +20,23 @@ BOUND_WORD = {"communication": "link"}
 BOUND_STYLE = {"memory": "cyan", "compute": "yellow", "communication": "magenta", "host": "red"}
 
 
-def screen_width() -> int | None:
+def screen_width(stream: TextIO | None = None) -> int | None:
     """Columns of the terminal, or as many as COLUMNS says; None where there is neither: lines are not wrapped."""
     wanted = os.environ.get("COLUMNS", "")
     if wanted.isdecimal() and int(wanted) > 0:
         return int(wanted)
     try:
-        return os.get_terminal_size(sys.stdout.fileno()).columns or 80
+        return os.get_terminal_size((stream or sys.stdout).fileno()).columns or 80
     except (AttributeError, OSError, ValueError):  # a pipe, a file, or nothing at all
         return None
 
 
 def has_color() -> bool:
     """Whether the output is a terminal with colours, and its owner wants them (no-color.org)."""
-    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+    terminal = os.environ.get("TERM", "")
+    if os.environ.get("NO_COLOR") or terminal == "dumb":
+        return False
+    if os.name == "nt" and not (terminal or os.environ.get("WT_SESSION")):  # the old console shows codes as text
         return False
     return bool(os.environ.get("FORCE_COLOR")) or (sys.stdout is not None and sys.stdout.isatty())
 
