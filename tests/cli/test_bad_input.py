@@ -269,3 +269,20 @@ def test_more_stages_than_layers(run: Run, verb: str) -> None:
 
 def test_a_flag_as_the_value_of_another(run: Run) -> None:
     refused(run("train", "gpt2", "--gpu", "--config"), "--config")
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        ("analyze --efficiency 1e-320", "from 1e-06 to 1, not 1e-320"),
+        ("analyze --efficiency flops=1e-300", "--efficiency flops must be"),
+        ("train --efficiency hbm=1e-300", "--efficiency hbm must be"),
+        ("sweep --efficiency 1e-300", "from 1e-06 to 1"),
+        ("simulate --request-rate 1e-320", "from 1e-09, or inf"),
+        ("simulate --request-rate 5 --burstiness 1e-300", "--burstiness must be"),
+        ("search --num-gpus 1 --request-rate 1e-320", "from 1e-09, or max"),
+    ],
+)
+def test_figures_beyond_reason_are_refused(run: Run, args: str, expected: str) -> None:
+    verb, *flags = args.split()
+    refused(run(verb, MODEL, *flags), expected)

@@ -279,7 +279,7 @@ def test_a_prefix_is_part_of_the_prompt() -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ({"request_rate": 0}, "request_rate must be a positive number of requests a second, or inf, not 0"),
+        ({"request_rate": 0}, "request_rate must be a positive number of requests a second from 1e-09, or inf, not 0"),
         ({"request_rate": math.nan}, "request_rate must be a positive number"),
         ({"burstiness": 0, "request_rate": 1}, "burstiness must be a positive number"),
         ({"num_prompts": 0}, "num_prompts must be between 1"),

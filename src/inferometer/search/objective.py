@@ -11,7 +11,7 @@ import numpy as np
 from ..base.errors import BadValue, UnknownName, abbreviate, check_int, check_positive, is_number
 from ..serving.metrics import parse_goodput
 from ..serving.steady_run import RequestSupply
-from ..serving.synthetic import at_rate, own_rate, scale_to_rate, synthetic, with_shared_prefix
+from ..serving.synthetic import LEAST_RATE, at_rate, own_rate, scale_to_rate, synthetic, with_shared_prefix
 from ..serving.trace import Trace
 
 OBJECTIVES = ("throughput", "cost", "latency", "energy")
@@ -141,10 +141,10 @@ def _parse_rate(request_rate: float | str | None) -> float | None:
         rate = float(request_rate) if isinstance(request_rate, str) else request_rate
     except ValueError:
         rate = -1.0
-    if not is_number(rate) or not 0 < rate < 1e9:
+    if not is_number(rate) or not LEAST_RATE <= rate < 1e9:
         raise BadValue(
-            f"`request_rate` must be a positive number of requests a second, or {MAX_RATE} to find the highest, not "
-            f"{abbreviate(request_rate)}"
+            f"`request_rate` must be a positive number of requests a second from {LEAST_RATE:g}, or {MAX_RATE} to find "
+            f"the highest, not {abbreviate(request_rate)}"
         )
     return float(rate)
 

@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from ..base.errors import BadValue, UnknownName, abbreviate, check_int, check_positive, is_number
+from ..base.errors import BadValue, UnknownName, abbreviate, check_int, is_number
 from .trace import Trace, first_requests, gamma_arrivals, read_trace, shared_blocks, turns_before
 from .trace_formats import BLOCK
 
 MAX_TOKENS = 10**7  # the longest length that is drawn
 MAX_PROMPTS = 10**8
+LEAST_RATE = 1e-9  # requests a second: one in thirty years
 
 
 # ------------------------------------------------------------------ distributions
@@ -229,9 +230,13 @@ def _with_history(new: np.ndarray, outputs: np.ndarray, after: np.ndarray) -> np
 
 def _arrivals(rng: np.random.Generator, count: int, rate: Any, burstiness: Any) -> np.ndarray:
     """Gaps from a gamma distribution of mean 1/rate: 1 is Poisson, less comes in bursts, more is more even."""
-    if not is_number(rate) or not rate > 0:
-        raise BadValue(f"`request_rate` must be a positive number of requests a second, or inf, not {abbreviate(rate)}")
-    check_positive("burstiness", burstiness, 1e6)
+    if not is_number(rate) or not rate >= LEAST_RATE:
+        raise BadValue(
+            f"`request_rate` must be a positive number of requests a second from {LEAST_RATE:g}, or inf, not "
+            f"{abbreviate(rate)}"
+        )
+    if not is_number(burstiness) or not 1e-6 <= burstiness <= 1e6:
+        raise BadValue(f"`burstiness` must be a positive number from 1e-06 to 1e+06, not {abbreviate(burstiness)}")
     return gamma_arrivals(rng, count, rate, burstiness)
 
 
@@ -281,7 +286,7 @@ def scale_to_rate(trace: Trace, rate: float, seed: int = 0) -> Trace:
     They are stretched, so that bursts stay bursts; a trace without any gets Poisson arrivals.
     """
     own, times = own_rate(trace), trace.arrival_s
-    if own is None or times is None or not is_number(rate) or not 0 < rate < math.inf:
+    if own is None or times is None or not is_number(rate) or not LEAST_RATE <= rate < math.inf:
         return at_rate(trace, rate, 1.0, seed)
     return msgspec.structs.replace(trace, arrival_s=(times - times.min()) * (own / rate))
 
@@ -384,7 +389,7 @@ def _replayed(given: dict[str, Any], max_concurrency: int | None) -> LoadedTraff
 def _rescheduled(trace: Trace, given: dict[str, Any]) -> tuple[Trace, str]:
     """A trace at another rate, and its schedule for the header: stretched, or with ``burstiness`` drawn anew."""
     rate, own = given["request_rate"], own_rate(trace)
-    if own is None or given["redrawn"] or not is_number(rate) or not 0 < rate < math.inf:
+    if own is None or given["redrawn"] or not is_number(rate) or not LEAST_RATE <= rate < math.inf:
         trace = at_rate(trace, rate, given["burstiness"], given["seed"])
         return trace, "all at once" if rate == math.inf else f"at {rate:g}/s"
     return scale_to_rate(trace, rate), f"at {rate:g}/s, {stretch_label(own / rate)}"
