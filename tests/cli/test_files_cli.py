@@ -46,6 +46,13 @@ def test_the_pipes_of_the_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("text", ["batch_size = 4", '{"batch_size": 4}'])
+def test_flags_come_from_pipes(tmp_path: Path, text: str) -> None:
+    ran = shell(f"echo '{text}' | inferometer analyze llama-3.1-8b --config - --json", tmp_path)
+    assert ran.returncode == 0 and json.loads(ran.stdout)["workload"]["batch_size"] == 4, ran.stderr
+
+
+@pytest.mark.slow
 def test_tables_are_imported_from_pipes(tmp_path: Path) -> None:
     table = "hardware,model,layer_name,input,kv_cache,latency(ns)\nH200,llama-3.1-8b,o_proj,2,0,9000\n"
     (tmp_path / "table.csv").write_text(table)

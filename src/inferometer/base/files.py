@@ -195,6 +195,12 @@ def read_json(path: Path) -> dict[str, Any]:
     return data
 
 
+def read_toml_or_json(path: Path) -> dict[str, Any]:
+    """Either, by the ending of its name, and else by its first letter: ``read_toml_or_json(Path("/dev/stdin"))``"""
+    is_json = path.suffix == ".json" or (path.suffix != ".toml" and read_text(path).lstrip().startswith("{"))
+    return read_json(path) if is_json else read_toml(path)
+
+
 # ------------------------------------------------------------------ writing
 
 

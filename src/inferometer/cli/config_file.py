@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from ..base.errors import BadFile, BadValue, UnknownName, abbreviate
-from ..base.files import read_json, read_toml, user_path
+from ..base.files import input_path, read_toml_or_json, user_path
 
 FORM_NAMES = {"as_json", "as_csv", "as_plain", "as_markdown"}  # one of them typed is instead of the other
 LENGTHS = {"batch_size", "input_len", "output_len", "beam_width"}  # a use case has its own
@@ -67,8 +67,7 @@ def _verbs(context: click.Context) -> list[str]:
 
 def _table(text: str, verb: str, verbs: list[str]) -> dict[str, Any]:
     """The keys of a file for a command: those at its top, then those of the command's own table."""
-    path = user_path(text)
-    data = read_json(path) if path.suffix == ".json" else read_toml(path)
+    data = read_toml_or_json(input_path(text))
     flat = {key: value for key, value in data.items() if key not in verbs or not isinstance(value, dict)}
     own = data.get(verb)
     return {**flat, **(own if isinstance(own, dict) else {})}
