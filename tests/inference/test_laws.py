@@ -78,7 +78,7 @@ def test_more_work_is_never_faster(model: str, gpu: str, engine: str, n: int, q:
         ]
         return float(sum(row.seconds * row.count for row in kernels))
 
-    slack = 1e-9 if engine == "roofline" else 0.1  # a library may choose a better kernel for a larger shape
+    slack = 1e-9 if engine == "roofline" else 0.12  # a library may choose a better kernel for a larger shape
     base = took(n, q, c) * (1 - slack)
     assert took(n + 1, q, c) >= base and took(2 * n, q, c) >= base
     assert took(n, q, c + 1) >= base and took(n, q, 2 * c) >= base
