@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inferometer import BadValue
+from inferometer import BadValue, search
 from inferometer.search.modes import aggregated
 from inferometer.search.objective import build_objective, build_traffic
 from inferometer.search.plan_table import PlanTable, Status
@@ -168,3 +168,16 @@ def test_rounding_keeps_two_digits_and_its_side(value: float) -> None:
     assert down <= value * (1 + 1e-6) and value <= up * (1 + 1e-6)
     assert up <= value * 1.1 + 1e-9 and down >= value * 0.9 - 1e-9
     assert float(f"{up:.2g}") == pytest.approx(up) and float(f"{down:.2g}") == pytest.approx(down)
+
+
+def test_pools_that_do_not_keep_up_have_a_reason_without_a_rate() -> None:
+    """Slow links between a prefill and a decode server: no load is served, and no rate was given to fall short of."""
+    result = search(
+        "qwen3-0.6b",
+        gpu="radeon-r9700",
+        output_len=8,
+        mode="disaggregated",
+        goodput={"ttft": 169.2, "tpot": 26.57},
+        finalists=1,
+    )
+    assert not result.feasible and "do not keep up" in result.reason

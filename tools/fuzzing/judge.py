@@ -146,6 +146,8 @@ def _judge_answer(case: Case, ran: Ran, folder: Path, checked: Counter[str]) -> 
         problems += [f"requests-file: {text}" for text in laws.requests_file(result, rows)]
     if case.verb == "analyze" and "phases" in result and chosen.randrange(BETTER) == 0:
         problems += _never_slower(case, result, folder, checked)
+    if case.verb == "search" and result.get("winner"):
+        problems += _winner(case, result, folder, checked)
     if case.verb == "sweep" and result.get("rows") and chosen.randrange(ROWS) == 0:
         problems += _row(case, chosen, result, folder, checked)
     return problems
@@ -208,3 +210,34 @@ def _row(case: Case, chosen: random.Random, result: dict[str, Any], folder: Path
         return []
     checked["row-is-analysis"] += 1
     return [f"row-is-analysis: {text}" for text in laws.row_is_analysis(row, _decoded(alone.out))]
+
+
+_POOL_FLAGS = (
+    *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "quantization", "kv_cache_dtype"),
+    *("max_num_batched_tokens", "max_num_seqs"),
+)
+_SHARED_FLAGS = (  # of a search that each of its plans has
+    *("--engine", "--frontend", "--dtype", "--interconnect", "--efficiency", "--gpu-memory-utilization"),
+    *("--routing-skew", "--gpus-per-node", "--input-len", "--output-len", "--speculative-config"),
+)
+
+
+def _winner(case: Case, result: dict[str, Any], folder: Path, checked: Counter[str]) -> list[str]:
+    """Law `winner-fits`: analyze says of each pool of the winner that it works, for one sequence."""
+    argv = _argv(case, folder)
+    if any(flag in argv for flag in ("--trace", "--profile", "--calibration", "--config", "--prefix-len")):
+        return []
+    given = {flag: value for flag, value in itertools.pairwise(argv) if flag in _SHARED_FLAGS}
+    if any(not given.get(flag, "1").isdigit() for flag in ("--input-len", "--output-len")):
+        return []
+    problems = []
+    for pool in result["winner"]["pools"]:
+        flags = [piece for flag, value in given.items() for piece in (flag, value)]
+        for name in _POOL_FLAGS:
+            flags += [f"--{name.replace('_', '-')}", str(pool[name])]
+        flags += ["--enable-expert-parallel"] if pool["enable_expert_parallel"] else []
+        checked["winner-fits"] += 1
+        alone = in_process(["analyze", argv[1], "--gpu", result["winner"]["gpu"], *flags, "--json"], folder)
+        if alone.code != 0:
+            problems.append(f"winner-fits: analyze says {alone.code}: {alone.err[:200]}")
+    return problems

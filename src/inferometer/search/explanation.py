@@ -269,6 +269,8 @@ def _throughput_per_gpu(table: PlanTable, winner: Finalist) -> float:
 def status_reason(table: PlanTable, row: int) -> str:
     """Why the plan of a row is not possible; empty if it is."""
     p, status = table.plans, table.plans.status[row]
+    if status == Status.TOO_SLOW and table.problem.traffic.request_rate is None:
+        return "its prefill servers do not keep up with its decode servers at any load"
     if status == Status.TOO_SLOW:
         return f"carries {p.request_rate[row]:.4g} of the {table.problem.traffic.request_rate:.4g} requests/s"
     if status == Status.NO_CAPACITY:
