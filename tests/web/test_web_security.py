@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from conftest import ROOT
+from helpers import browser as chromium
 from helpers.web_server import Server, serving
 
 from inferometer.base.errors import BadFile
@@ -196,10 +197,10 @@ def test_every_answer_has_a_sentence_and_the_headers(server: Server, data: bytes
 # ------------------------------------------------------------------ slow clients
 
 
-def test_a_header_and_a_body_have_a_time_limit_in_all() -> None:
+def test_a_header_a_body_and_an_answer_have_a_time_limit_in_all(tmp_path: Path) -> None:
     """However often another byte comes."""
-    limits = {"header_s": 1.0, "idle_s": 2.0, "connections": 64}
-    with serving("--log-format", "off", limits=limits, body_timeout=1.0) as server:
+    limits, log = {"header_s": 1.0, "idle_s": 2.0, "answer_s": 1.0, "connections": 64}, tmp_path / "log"
+    with serving("--log-format", "off", limits=limits, body_timeout=1.0, log=log) as server:
 
         def trickled(begin: bytes) -> bytes:
             with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
@@ -224,6 +225,12 @@ def test_a_header_and_a_body_have_a_time_limit_in_all() -> None:
         first = b"GET /healthz/live HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
         assert b" 200 " in trickled(first + b"GET / HTTP/1.1\r\nX: "), "also the second of a connection"
         assert raw(server, b"") == b"", "one that says nothing is closed without a word"
+        with socket.socket() as idler:
+            idler.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            idler.connect(("127.0.0.1", server.port))
+            idler.sendall(b"GET /plotly.js HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * 4)
+            server.until(lambda: server.gauge("inferometer_connections") == 1)  # that of this very question
+    assert "Traceback" not in log.read_text(), log.read_text()
 
 
 @pytest.mark.parametrize("files", [0, 110])
@@ -329,3 +336,20 @@ def test_bodies_are_bounded_together(server: Server) -> None:
         assert large.status == 413
     time.sleep(0.2)
     assert server.gauge("process_resident_memory_bytes") - before < 150e6
+
+
+# ------------------------------------------------------------------ a browser
+
+browser = chromium.browser
+
+
+def test_a_browser_gives_the_token_once(browser: Any) -> None:
+    with serving("--log-format", "off", "--token", SECRET) as server:
+        page = browser.new_context().new_page()
+        page.set_default_timeout(60_000)
+        page.goto(f"{server.address}/?model=qwen3-8b")
+        page.wait_for_function("() => document.body.innerText.includes('asks for its token')")
+        page.goto(f"{server.address}/?model=qwen3-8b&token={SECRET}")
+        page.wait_for_selector(".tile")
+        assert SECRET not in page.url and "model=qwen3-8b" in page.url
+        assert page.evaluate("() => document.cookie") == ""

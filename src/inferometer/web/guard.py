@@ -25,7 +25,6 @@ LARGE_BODIES = {"/api/simulate": 24_000_000, "/api/search": 24_000_000}  # a tra
 ABANDONED = 100_000_000  # bytes after which a body is not read on
 MAX_BODIES = 256_000_000  # bytes of all bodies that are on the way
 BODY_TIMEOUT = 60.0  # s for all of a body
-ANSWER_TIMEOUT = 120.0  # s for a client to take all of an answer
 OPEN_PATHS = ("/", "/palette.css", "/plotly.js", "/healthz", "/healthz/live")  # need no token, nor does /static
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
@@ -93,9 +92,10 @@ class Guard:
         """One request."""
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
-            return
-        if scope["type"] != "http":
-            return
+        elif scope["type"] == "http":
+            await self._answer(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         decorated = _decorated(send)
         refused = self.refused(scope["method"], scope["path"], headers)
@@ -246,18 +246,14 @@ class _Body:
 
 
 def _decorated(send: Send) -> Send:
-    """Answers with the headers that say what a browser may do, for clients that take them in time."""
-    deadline: float | None = None
+    """Answers with the headers that say what a browser may do."""
 
     async def decorated(message: MutableMapping[str, Any]) -> None:
-        nonlocal deadline
         if message["type"] == "http.response.start":
-            deadline = asyncio.get_running_loop().time() + ANSWER_TIMEOUT
             ours = {name for name, _ in HEADERS}
             kept = [pair for pair in message.get("headers", ()) if pair[0].lower() not in ours]
             message["headers"] = [*kept, *HEADERS]
-        async with asyncio.timeout_at(deadline):
-            await send(message)
+        await send(message)
 
     return decorated
 

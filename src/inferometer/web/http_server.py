@@ -40,6 +40,7 @@ class ServerLimits(NamedTuple):
 
     header_s: float = 10.0  # for all of a request's header
     idle_s: float = 15.0  # between two requests of a connection
+    answer_s: float = 120.0  # for a client to take an answer that it was slow to take
     shutdown_s: float = 10.0  # for answers that are under way when the server is ended
     connections: int = 512
 
@@ -130,6 +131,7 @@ class BoundedConnection(_Protocol):
     web_app: WebApp
     limits: ServerLimits
     header_timer: asyncio.TimerHandle | None = None
+    answer_timer: asyncio.TimerHandle | None = None
     since = 0.0  # when it was made, or last answered
     started = False  # whether anything of the next request has come
     refused = False  # whatever comes now is not read
@@ -143,8 +145,9 @@ class BoundedConnection(_Protocol):
             self._make_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Its time limit goes with it."""
+        """Its time limits go with it."""
         self._stop_timer()
+        self._answer_is_taken()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -163,7 +166,26 @@ class BoundedConnection(_Protocol):
     def on_response_complete(self) -> None:
         """The next request may come."""
         self.since, self.started = self.loop.time(), False
+        if not self.flow.write_paused:
+            self._answer_is_taken()
         super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        """The client does not take its answer as fast as it comes: from now on it has so long for all of it."""
+        super().pause_writing()
+        if self.answer_timer is None:
+            self.answer_timer = self.loop.call_later(self.limits.answer_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Some of the answer was taken; the time limit stays until all of it has been written."""
+        super().resume_writing()
+        if self._between_requests():
+            self._answer_is_taken()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close it; without waiting for a client that does not even take its last answer."""
+        super().timeout_keep_alive_handler()
+        self.loop.call_later(LINGER, self.transport.abort)
 
     def send_400_response(self, msg: str) -> None:
         """What could not be read as a request."""
@@ -183,6 +205,11 @@ class BoundedConnection(_Protocol):
         if self.header_timer is not None:
             self.header_timer.cancel()
             self.header_timer = None
+
+    def _answer_is_taken(self) -> None:
+        if self.answer_timer is not None:
+            self.answer_timer.cancel()
+            self.answer_timer = None
 
     def _make_room(self) -> None:
         others = [one for one in self.connections if isinstance(one, BoundedConnection) and one is not self]
@@ -216,7 +243,7 @@ class BoundedConnection(_Protocol):
         self._stop_timer()
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        self.loop.call_later(LINGER, self.transport.close)  # closed with bytes unread, the answer would be lost
+        self.loop.call_later(LINGER, self.transport.abort)  # closed with bytes unread, the answer would be lost
 
 
 def _protocol(app: WebApp, limits: ServerLimits) -> type[asyncio.Protocol]:
