@@ -222,12 +222,12 @@ def test_routes_are_few() -> None:
 
 # ------------------------------------------------------------------ the end
 
-SLOW = {"plan": PLAN, "axes": {"max_num_seqs": "1:600:1", "batch_size": "1:64:x2"}}  # seconds of work
 
-
-def asked_in_background(server: Server) -> tuple[threading.Thread, list[Reply]]:
+def asked_in_background(server: Server, plans: int = 100) -> tuple[threading.Thread, list[Reply]]:
+    """Seconds of work."""
+    body = {"plan": PLAN, "axes": {"max_num_seqs": f"1:{plans}:1", "batch_size": "1:64:x2"}}
     replies: list[Reply] = []
-    thread = threading.Thread(target=lambda: replies.append(server.post("/api/sweep", SLOW)))
+    thread = threading.Thread(target=lambda: replies.append(server.post("/api/sweep", body)))
     thread.start()
     server.until(lambda: server.get("/healthz").json["workers"]["busy"])
     return thread, replies
@@ -242,15 +242,28 @@ def test_what_is_under_way_is_answered_before_it_ends() -> None:
         assert server.process
         server.process.send_signal(signal.SIGTERM)
         thread.join(60)
-        assert replies[0].status == 200 and replies[0].json["points"] == 600 * 7
+        assert replies[0].status == 200 and replies[0].json["points"] == 100 * 7
         assert server.process.wait(60) == 0
+
+
+def test_what_takes_longer_than_it_waits_is_refused(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with serving("--log-format", "off", limits={"shutdown_s": 1.0}, log=log) as server:
+        server.until(lambda: server.get("/healthz").status == 200)
+        thread, replies = asked_in_background(server, plans=2000)
+        assert server.process
+        server.process.send_signal(signal.SIGTERM)
+        thread.join(60)
+        assert replies[0].status == 503 and "shutting down" in replies[0].json["error"]
+        assert server.process.wait(60) == 0
+    assert "Traceback" not in log.read_text(), log.read_text()
 
 
 def test_a_second_interrupt_ends_it_at_once() -> None:
     with serving("--log-format", "off", limits={"shutdown_s": 600.0}) as server:
         server.until(lambda: server.get("/healthz").status == 200)
         workers = workers_of(server)
-        body = {"plan": PLAN, "axes": {**SLOW["axes"], "max_num_seqs": "1:2000:1"}}  # type: ignore[dict-item]
+        body: Any = {"plan": PLAN, "axes": {"max_num_seqs": "1:2000:1", "batch_size": "1:64:x2"}}
 
         def ask() -> None:
             with contextlib.suppress(OSError, http.client.HTTPException):

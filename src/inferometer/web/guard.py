@@ -93,11 +93,15 @@ class Guard:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
         elif scope["type"] == "http":
-            await self._answer(scope, receive, send)
+            decorated = _Decorated(send)
+            try:
+                await self._answer(scope, receive, decorated)
+            except asyncio.CancelledError:  # the server ends, and this took longer than it waits
+                if not decorated.started:
+                    await _send(decorated, refusal(503, "the server is shutting down"))
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(self, scope: Scope, receive: Receive, decorated: Send) -> None:
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        decorated = _decorated(send)
         refused = self.refused(scope["method"], scope["path"], headers)
         if refused is None and self.token is not None:
             given = dict(parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True)).get(
@@ -245,17 +249,19 @@ class _Body:
         return replayed
 
 
-def _decorated(send: Send) -> Send:
-    """Answers with the headers that say what a browser may do."""
+class _Decorated:
+    """Sends answers with the headers that say what a browser may do."""
 
-    async def decorated(message: MutableMapping[str, Any]) -> None:
+    def __init__(self, send: Send) -> None:
+        self.send, self.started = send, False
+
+    async def __call__(self, message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
+            self.started = True
             ours = {name for name, _ in HEADERS}
             kept = [pair for pair in message.get("headers", ()) if pair[0].lower() not in ours]
             message["headers"] = [*kept, *HEADERS]
-        await send(message)
-
-    return decorated
+        await self.send(message)
 
 
 async def _send(
