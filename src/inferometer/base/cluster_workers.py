@@ -282,14 +282,20 @@ class DaskWorkers(ClusterWorkers):
 
     def fetch(self, handle: Any) -> tuple[str, Any]:
         """The answer of a call, which the cluster then forgets."""
-        try:
-            answer: tuple[str, Any] = handle.result(timeout=10 * CONNECT)
-        except ModuleNotFoundError as error:
-            raise WorkersLost(f"{self.title} has workers without the package {error.name}: install it there") from None
-        except self.distributed.scheduler.KilledWorker:
-            raise DeadlyTask(f"workers of {self.title} died over the same work again and again") from None
-        except Exception as error:
-            raise self.lost(error) from None
+        while True:
+            try:
+                answer: tuple[str, Any] = handle.result(timeout=2 * CONNECT)
+                break
+            except (TimeoutError, self.distributed.TimeoutError):
+                self._look()  # its worker may be gone with the answer, and another computes it again
+            except ModuleNotFoundError as error:
+                raise WorkersLost(
+                    f"{self.title} has workers without the package {error.name}: install it there"
+                ) from None
+            except self.distributed.scheduler.KilledWorker:
+                raise DeadlyTask(f"workers of {self.title} died over the same work again and again") from None
+            except Exception as error:
+                raise self.lost(error) from None
         handle.release()
         return answer
 
