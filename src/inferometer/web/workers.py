@@ -150,12 +150,13 @@ class WorkerPool:
         self.ready = self.stopped = False
 
     def start(self) -> None:
-        """Begin the processes; a first request to each lets it import what every answer needs."""
+        """Begin the processes, and wait for none of them: the page can be had before its first answer."""
         for _ in range(self.number):
-            self._start_worker()
-            self.threads.submit(self._warm_up)
+            self.threads.submit(self._begin)
 
-    def _warm_up(self) -> None:
+    def _begin(self) -> None:
+        """A first request to a worker lets it import what every answer needs."""
+        self._start_worker()
         self.ready = self._ask("analyze", b"{}", 20.0).status == 200 or self.ready
 
     @property
@@ -194,7 +195,7 @@ class WorkerPool:
         return refusal(422, DIED_TWICE)
 
     def _ask_once(self, verb: str, body: bytes, seconds: float) -> JsonAnswer:
-        worker = self.free.get()
+        worker = self._free_worker()
         self.busy += 1
         try:
             return worker.ask(verb, body, seconds)
@@ -211,9 +212,25 @@ class WorkerPool:
         self.replaced += 1
         self._start_worker()
 
+    def _free_worker(self) -> Worker:
+        while not self.stopped:
+            with contextlib.suppress(queue.Empty):
+                return self.free.get(timeout=0.5)
+        raise WorkerDied(begun=False)
+
     def _start_worker(self) -> None:
-        self.workers.append(Worker(self.uploads))
-        self.free.put(self.workers[-1])
+        """Begin another one, as soon as the system lets us."""
+        while not self.stopped:
+            try:
+                worker = Worker(self.uploads)
+            except OSError:
+                time.sleep(0.5)
+                continue
+            self.workers.append(worker)
+            self.free.put(worker)
+            if self.stopped:
+                worker.end()
+            return
 
     def stop(self) -> None:
         """End all of them, also those that are at work."""
