@@ -129,3 +129,11 @@ def test_flags_are_spelled_in_one_place() -> None:
     assert analyze is not None
     given = {option.name for option in analyze.params}
     assert set(arguments(PlanArgs)) <= given
+
+
+@pytest.mark.parametrize("value", [[[]], ["nvlink"], {}, 5, True])
+@pytest.mark.parametrize("name", ["interconnect", "quantization", "engine", "attention"])
+def test_names_are_text(name: str, value: Any) -> None:
+    """A page may send anything: a list was looked up in a table, and was a fault."""
+    with pytest.raises(BadValue, match=f"{name} must be text"):
+        checked(PlanArgs, {name: value})

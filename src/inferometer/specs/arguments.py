@@ -12,6 +12,7 @@ for type checkers; ``make schema`` writes it and a test compares).
 from __future__ import annotations
 
 import functools
+import os
 import types
 from collections.abc import Callable, Mapping
 from inspect import get_annotations
@@ -144,6 +145,8 @@ def check_value(argument: Argument, value: Any) -> Any:
         return check_int(name, value, int(argument.ge), int(argument.le if argument.le is not None else 10**9))
     elif kind == "float":
         return _check_float(argument, value)
+    elif kind == "text" and not isinstance(value, str | os.PathLike):
+        raise BadValue(f"`{name}` must be text, not {abbreviate(value)}")
     elif argument.choices and value not in argument.choices:
         raise UnknownName(f"`{name}`", value, argument.choices)
     return value
