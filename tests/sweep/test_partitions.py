@@ -112,6 +112,13 @@ def test_shards_make_the_whole(tmp_path: Path) -> None:
             sweep_to_folder(folder, "llama-3.1-8b", "h200", shard=wrong, **AXES)
 
 
+@pytest.mark.parametrize("flags", [["--resume"], ["--shard", "1/2"], ["--jobs", "2"], ["--backend", "dask"]])
+def test_flags_of_a_folder_need_one(run: Any, tmp_path: Path, flags: list[str]) -> None:
+    for output in ([], ["-o", str(tmp_path / "points.csv")]):
+        ran = run("sweep", "llama-3.1-8b", "--batch-size", "1,2", *flags, *output)
+        assert ran.code == 2 and f"{flags[0]} is of a sweep into a folder: -o DIR/" in ran.err
+
+
 _LARGE = {"batch_size": "1:800:1", "input_len": "16:24000:16", "output_len": "64:192:64"}  # 3,600,000 points
 
 
