@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 
 from . import laws
 from .cases import Case
-from .runners import Ran, in_process
+from .runners import Ran, as_process, in_process
 from .values import FOLDER
 
 TWICE = 25  # one answered command in so many is asked again: the same question is the same answer
+JOBS = 30  # one search in so many is made again by two processes
 BETTER = 25  # one analysis in so many is made again with more bandwidth
 ROWS = 3  # one sweep in so many has a row compared with the analysis
 _FRAME = re.compile(r'File "[^"]*?(inferometer/[^"]+|tools/[^"]+)", line (\d+), in (\S+)')
@@ -148,6 +149,8 @@ def _judge_answer(case: Case, ran: Ran, folder: Path, checked: Counter[str]) -> 
         problems += _never_slower(case, result, folder, checked)
     if case.verb == "search" and result.get("winner"):
         problems += _winner(case, result, folder, checked)
+    if case.verb == "search" and case.way == "cli" and chosen.randrange(JOBS) == 0:
+        problems += _same(case, ran, folder, checked, "jobs-are-same")
     if case.verb == "sweep" and result.get("rows") and chosen.randrange(ROWS) == 0:
         problems += _row(case, chosen, result, folder, checked)
     return problems
@@ -160,7 +163,11 @@ def _argv(case: Case, folder: Path) -> list[str]:
 def _same(case: Case, ran: Ran, folder: Path, checked: Counter[str], law: str) -> list[str]:
     """Law: the same question is the same answer to the last digit; of a search without the seconds that it took."""
     checked[law] += 1
-    again = in_process(_argv(case, folder), folder)
+    argv = _argv(case, folder)
+    if law == "jobs-are-same":
+        again = as_process([argv[0], "--jobs", "2", *argv[1:]], folder)
+    else:
+        again = in_process(argv, folder)
     texts = [re.sub(r'"seconds": \{[^}]*\}', "", text) for text in (ran.out, again.out)]
     if case.argv[-1] not in ("--json", "--csv"):
         texts = ["", ""]  # tables say how long they took
