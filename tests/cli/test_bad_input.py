@@ -286,3 +286,16 @@ def test_a_flag_as_the_value_of_another(run: Run) -> None:
 def test_figures_beyond_reason_are_refused(run: Run, args: str, expected: str) -> None:
     verb, *flags = args.split()
     refused(run(verb, MODEL, *flags), expected)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [("--config", "\x00"), ("--profile", "\n"), ("--trace", "\x00"), ("--calibration", "a\nb"), ("--config", "\ud800")],
+)
+def test_names_of_files_that_are_none(run: Run, args: tuple[str, str]) -> None:
+    refused(run("simulate", "gpt2", *args))
+
+
+@pytest.mark.parametrize("figure", ["links.nvlink.bandwidth=5e-324", "clock=1e-320", "power=1e-320"])
+def test_figures_that_leave_the_range_of_numbers(run: Run, figure: str) -> None:
+    refused(run("analyze", "gpt2", "-tp", "2", "--gpu", f"h100-sxm:{figure}"), figure.partition("=")[0])

@@ -73,6 +73,8 @@ def user_path(text: str) -> Path:
     try:
         path = Path(text).expanduser()
         path.exists()
+        if b"\0" in os.fsencode(path):  # not every question about such a path says so
+            raise ValueError("it has a NUL in it")
     except (OSError, RuntimeError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise BadFile(f"{abbreviate(text)} is not a path that can be used: {why}") from None

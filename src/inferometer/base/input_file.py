@@ -133,7 +133,7 @@ def descriptor(path: str | Path) -> int | None:
             return number
         try:
             place = os.path.join(os.path.dirname(place), os.readlink(place))
-        except OSError:  # no link, or not one that may be followed
+        except (OSError, ValueError):  # no link, or not one that may be followed; no name, with a NUL in it
             return None
     return None
 

@@ -42,8 +42,12 @@ def exit_code(args: list[str]) -> int:
         return code
 
 
+LONGEST = 1000  # characters of a refusal: it may repeat what a file or a flag has
+
+
 def _refused(sentence: str) -> int:
-    streams.echo(f"inferometer: {sentence}", err=True)
+    line = " ".join(sentence.splitlines())  # one line, whatever names have in them
+    streams.echo(f"inferometer: {line if len(line) <= LONGEST else line[:LONGEST] + '…'}", err=True)
     return BAD_REQUEST
 
 

@@ -159,7 +159,7 @@ def _checked(device: Hardware) -> Hardware:
     figures |= {f"flops.{k}": v for k, v in device.flops.items()}
     figures |= {f"links.{k}.bandwidth": v.bandwidth for k, v in device.links.items()}
     for key, value in figures.items():
-        if not 0 < value < 1e21:
+        if not 1 <= value < 1e21:  # a rate below 1 byte/s is no rate, and its times leave the range of numbers
             raise BadValue(f"hardware {device.name}: {key} must be a positive number in SI units, not {value:g}")
         if value < TINY and not key.startswith("links"):
             unit = {"memory": "bytes: 80 GB is 80e9", "memory_bandwidth": "bytes/s: 3.35 TB/s is 3.35e12"}.get(key)
@@ -170,7 +170,7 @@ def _checked(device: Hardware) -> Hardware:
     others = {k: getattr(device, k) for k in ("cache", "compute_units", "clock", "power", "price_per_hour")}
     others |= {f"links.{k}.latency": v.latency for k, v in device.links.items()}
     for key, value in others.items():
-        if not 0 <= value < 1e21:
+        if not 0 <= value < 1e21 or (0 < value < 1e-3 and key in ("cache", "clock", "power")):
             raise BadValue(f"hardware {device.name}: {key} must be zero or more, in SI units, not {value:g}")
     check_int(f"hardware {device.name}: gpus_per_node", device.gpus_per_node)
     for key, link in device.links.items():
