@@ -100,6 +100,8 @@ def _captured(verb: str, folder: Path, call: Callable[[], int]) -> Ran:
                 code = call()
             except SystemExit as stopped:
                 code = stopped.code if isinstance(stopped.code, int) else 0
+                if code in (129, 143):  # SIGHUP or SIGTERM: the campaign itself is to end
+                    os._exit(code)
     except TooLong as stopped:
         crash = f"too slow: {stopped}\n{traceback.format_exc()}"
     except BaseException as error:
