@@ -21,6 +21,8 @@ ROOT = Path(__file__).parent.parent
 settings.register_profile("ci", derandomize=True)  # the same examples every time; elsewhere new ones are tried
 if os.environ.get("CI"):
     settings.load_profile("ci")
+for name in ("COLUMNS", "LINES"):  # GNU readline sets them in pytest's process, and workers inherit them
+    os.environ.pop(name, None)
 
 
 class Ran(NamedTuple):

@@ -120,6 +120,8 @@ def test_something_else_that_listens_is_no_cluster() -> None:
 # ------------------------------------------------------------------ no process stays behind
 
 _PARENT = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background ignores it
 import sys, time
 from inferometer.base.parallel_map import worker_pool
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ def test_three_roads_lead_to_one_capacity(name: str) -> None:
     own = {"num_gpus": 1, "mode": "aggregated", "tensor_parallel_size": 1, "trace": trace, "relax": False, **searched}
 
     def capacity(limits: dict[str, float]) -> float:
-        return _find(CapacityCase(model, "h200", supply, limits, 0.9, PRECISION, plan), None, jobs=1).request_rate
+        return _find(CapacityCase(model, "h200", supply, limits, 0.9, PRECISION, plan), None).request_rate
 
     def by_search(limits: dict[str, float]) -> float:
         lengths = {} if isinstance(load, Trace) else load

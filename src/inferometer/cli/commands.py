@@ -41,7 +41,7 @@ Three commands to start with:
 `inferometer show models` and `show hardware` list what it knows by name;
 `inferometer --help` lists the commands, and COMMAND --help has examples.
 """
-CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True}
+CONTEXT = {"max_content_width": 110, "show_default": True}
 COMPLETE = "_INFEROMETER_COMPLETE"  # the variable by which shells ask for completions
 
 

@@ -44,6 +44,10 @@ class ArgumentOption(click.Option):
 class HelpMixin(click.Command):
     """A command whose --help can be printed in every encoding."""
 
+    def get_help_option_names(self, ctx: click.Context) -> list[str]:
+        """Also where a command is looked at without the group that it belongs to."""
+        return ["-h", "--help"]
+
     def get_help_option(self, ctx: click.Context) -> click.Option | None:
         """click's own prints UTF-8 where stdout says ASCII."""
         option = super().get_help_option(ctx)
