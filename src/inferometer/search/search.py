@@ -302,7 +302,7 @@ class SearchRun:
         """What would make a plan possible; ``kwargs`` are those of this search, except how it is run."""
         since = time.perf_counter()
         limits = {name: limit * 1e3 for name, limit in self.problem.objective.slo.items()}
-        again = {**kwargs, "model": self.problem.model, "finalists": 2, "relax": False}
+        again = {**kwargs, "model": self.problem.model, "finalists": 1, "relax": False}
         relaxations = Relaxer(search, again, limits, self.progress).relaxations(table)
         self.note_seconds("relax", since)
         return relaxations
