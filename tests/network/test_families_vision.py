@@ -279,6 +279,11 @@ def test_internvl_takes_the_grid_nearest_in_shape(height: int, width: int, tiles
     assert image_tokens(vision, height, width) == (tiles * 1024, tiles * 256)
 
 
+def test_more_tiles_than_an_image_ever_has_are_refused() -> None:
+    with pytest.raises(BadFile, match="'max_dynamic_patch' must be between 1 and 1,000"):
+        build({**config("internvl3-8b"), "max_dynamic_patch": 12000})
+
+
 def test_towers_of_internvl_and_kimi_vl() -> None:
     assert params(tower(model("internvl3-8b"))) == pytest.approx(304e6 + 27.5e6, rel=0.01)  # 300M, and the projector
     assert params(tower(model("internvl3-78b"))) == pytest.approx(5.54e9 + 0.172e9, rel=0.01)  # 6B without 3 layers

@@ -488,3 +488,8 @@ def test_chrome_events_are_the_parts_of_requests() -> None:
     assert lanes[0] == lanes[2] != lanes[1], "a lane is taken again when its request is over"
     assert [e["args"]["running"] for e in events if e["ph"] == "C"] == [1, 2]
     assert len(Trace(input_tokens=run.input_tokens, output_tokens=run.output_tokens)) == 3
+
+
+def test_a_block_size_that_is_no_number_is_a_sentence() -> None:
+    with pytest.raises(BadValue, match="block_size must be a whole number"):
+        load_traffic({"prefix_len": 16, "block_size": "é"}, None)

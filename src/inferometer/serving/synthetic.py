@@ -354,7 +354,7 @@ def load_traffic(options: dict[str, Any], max_concurrency: int | None) -> Loaded
         think_time=_or(given["think_time"], 0),
         users=max_concurrency,
         seed=given["seed"],
-        block_tokens=options.get("block_size") or BLOCK,
+        block_tokens=check_int("block_size", _or(options.get("block_size"), BLOCK), most=10**6),
     )
     schedule = f"at {rate:g}/s"
     if rate == math.inf:

@@ -45,16 +45,16 @@ class Config:
                 return self.data[key]
         return default
 
-    def size(self, *keys: str, default: int | None = None, least: int = 1) -> int:
-        """A whole number of at least ``least``; an error names the key when it is missing or absurd."""
+    def size(self, *keys: str, default: int | None = None, least: int = 1, most: int = HUGE) -> int:
+        """A whole number from ``least`` to ``most``; an error names the key when it is missing or absurd."""
         for key in keys:
             value = self.data.get(key)
             if value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int | float) or value % 1 != 0:
                 raise BadFile(f"{self.where}: {key!r} must be a whole number, not {abbreviate(value)}")
-            if not least <= value <= HUGE:
-                raise BadFile(f"{self.where}: {key!r} must be between {least} and {HUGE:,}, not {abbreviate(value)}")
+            if not least <= value <= most:
+                raise BadFile(f"{self.where}: {key!r} must be between {least} and {most:,}, not {abbreviate(value)}")
             return int(value)
         if default is not None:
             return default

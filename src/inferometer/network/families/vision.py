@@ -376,7 +376,7 @@ def llama4(v: Config, config: Config) -> Tower:
         ),
     )
     most = 16  # tiles, besides the one of the whole image
-    grids = tuple((a, b) for a in range(1, most + 1) for b in range(1, most + 1) if a * b <= most)
+    grids = tuple((a, b) for a in range(1, most + 1) for b in range(1, most // a + 1))
     return blocks, Vision(patch, merge, "tiles", side, grids=grids)
 
 
@@ -404,8 +404,8 @@ def internvit(v: Config, config: Config) -> Tower:
             projection("mlp1", {"merged": merged, "projector_hidden": out, "out_hidden_size": out}, m=s.image_tokens),
         ),
     )
-    most = config.size("max_dynamic_patch", default=12)  # tiles, besides the one of the whole image
-    grids = tuple((a, b) for a in range(1, most + 1) for b in range(1, most + 1) if a * b <= most)
+    most = config.size("max_dynamic_patch", default=12, most=1000)  # tiles, besides the one of the whole image
+    grids = tuple((a, b) for a in range(1, most + 1) for b in range(1, most // a + 1))
     return blocks, Vision(patch, merge, "aspect", side, grids=grids)
 
 
