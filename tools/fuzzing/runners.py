@@ -29,7 +29,7 @@ from inferometer.cli.exits import FAULT
 from .cases import CSV_LINES, Case
 from .values import FOLDER
 
-LIMIT = {"search": 60.0}  # s of CPU for a whole search, which is some dozens of plans
+LIMIT = {"search": 60.0, "validate": 60.0}  # s of CPU: dozens of plans are simulated, hundreds for a calibration
 PLAN_LIMIT = 10.0  # s of CPU for one plan, as long as a command of one plan may take
 HANG = 240.0  # s of anybody's time
 MEMORY = 6 * 2**30
