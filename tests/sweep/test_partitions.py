@@ -108,7 +108,7 @@ def test_shards_make_the_whole(tmp_path: Path) -> None:
     sweep_to_folder(tmp_path / "one", "llama-3.1-8b", "h200", **AXES)
     assert rows(folder) == rows(tmp_path / "one")
     for wrong in ("0/4", "5/4", "1", "a/b", "1/0", ""):
-        with pytest.raises(BadValue, match="shard is one of some, such as 1/4"):
+        with pytest.raises(BadValue, match="shard must be a part and how many there are, such as 1/4"):
             sweep_to_folder(folder, "llama-3.1-8b", "h200", shard=wrong, **AXES)
 
 
@@ -116,7 +116,7 @@ def test_shards_make_the_whole(tmp_path: Path) -> None:
 def test_flags_of_a_folder_need_one(run: Any, tmp_path: Path, flags: list[str]) -> None:
     for output in ([], ["-o", str(tmp_path / "points.csv")]):
         ran = run("sweep", "llama-3.1-8b", "--batch-size", "1,2", *flags, *output)
-        assert ran.code == 2 and f"{flags[0]} is of a sweep into a folder: -o DIR/" in ran.err
+        assert ran.code == 2 and f"{flags[0]} needs a folder for the results: -o DIR/" in ran.err
 
 
 _LARGE = {"batch_size": "1:700:1", "input_len": "16:16000:16", "output_len": "64:192:64"}  # 2,100,000 points

@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -99,7 +100,7 @@ def _nothing(item: Any) -> None:
     """The first call, which shows whether a worker can run any."""
 
 
-class ClusterWorkers:
+class ClusterWorkers(ABC):
     """What Dask and Ray have in common."""
 
     slots: int
@@ -117,13 +118,13 @@ class ClusterWorkers:
         """Begin a call."""
         return self.submit((function, item, self.passport))
 
+    @abstractmethod
     def submit(self, call: tuple[Any, ...]) -> Any:
         """Begin `run_call`; gives its handle."""
-        raise NotImplementedError
 
+    @abstractmethod
     def fetch(self, handle: Any) -> tuple[str, Any]:
         """What `run_call` gave."""
-        raise NotImplementedError
 
     def result(self, handle: Any) -> Any:
         """What a call gave; an error of a worker says whose it is."""
@@ -144,13 +145,13 @@ class ClusterWorkers:
             if time.monotonic() > deadline:
                 raise WorkersLost(f"{self.title} has workers that do not answer within {4 * CONNECT:.0f} s")
 
+    @abstractmethod
     def finished(self, handles: list[Any]) -> list[Any]:
         """Wait until some of the calls are over."""
-        raise NotImplementedError
 
+    @abstractmethod
     def close(self) -> None:
         """Let the cluster go; one that was begun here ends."""
-        raise NotImplementedError
 
     def note_workers(self, count: float, patience: float) -> None:
         """Give up where there has been no worker for too long."""

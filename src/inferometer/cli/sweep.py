@@ -81,7 +81,7 @@ def sweep(model: str, plot: str | None, form: Form, **flags: Any) -> int:
         return _to_folder(model, form, run, _axis_values(flags))
     for name, value in run.items():
         if value:
-            raise BadValue(f"`{name}` is of a sweep into a folder: -o DIR/", field=name)
+            raise BadValue(f"`{name}` needs a folder for the results: -o DIR/", field=name)
     from ..sweep.points import chunks, column_kinds
     from ..sweep.sweep import Digest, Sweep, checked_grid
     from ..sweep.writers import TEXT_FORMATS, file_format, write

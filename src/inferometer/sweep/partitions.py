@@ -117,7 +117,7 @@ def _shard(text: str | None) -> tuple[int, int]:
         return 0, 1
     match = _SHARD.fullmatch(text.strip()) if isinstance(text, str) else None
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
-        raise BadValue(f"`shard` is one of some, such as 1/4 up to 4/4, not {abbreviate(text)}")
+        raise BadValue(f"`shard` must be a part and how many there are, such as 1/4, not {abbreviate(text)}")
     return int(match[1]) - 1, int(match[2])
 
 

@@ -19,6 +19,14 @@ QUIET = ("host", "wait", "draft")  # rows without work of their own
 BOUND_WORD = {"communication": "link"}
 BOUND_STYLE = {"memory": "cyan", "compute": "yellow", "communication": "magenta", "host": "red"}
 
+OPERATOR_COLUMNS = (  # that the operators of every phase begin with
+    Column("operator", "<", folds=True),
+    Column("calls", priority=3),
+    Column("time"),
+    Column("share"),
+    Column("bound", "<", priority=1),
+)
+
 
 def screen_width(stream: TextIO | None = None) -> int | None:
     """Columns of the terminal, or as many as COLUMNS says; None where there is neither: lines are not wrapped."""
@@ -218,11 +226,7 @@ def _operators(name: str, phase: Phase, report: Report, every: bool) -> TextTabl
     steps = f" in {phase.steps:,.0f} steps" if phase.steps > 1 else ""
     table = TextTable(
         [
-            Column("operator", "<", folds=True),
-            Column("calls", priority=3),
-            Column("time"),
-            Column("share"),
-            Column("bound", "<", priority=1),
+            *OPERATOR_COLUMNS,
             Column("achieved / peak", priority=4),
             Column("eff.", priority=2),
             Column("", "^", priority=2, name="origin"),

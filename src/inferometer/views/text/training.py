@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...base.units import count, percent, seconds, si, size
 from ...training.training_report import TrainMemory, TrainPhase, TrainReport
 from .document import Cell, Column, Draw, Page, Paragraph, Part, TextTable
-from .terminal import add_hidden_row, legend, memory_bar, origin_mark, unique_labels
+from .terminal import OPERATOR_COLUMNS, add_hidden_row, legend, memory_bar, origin_mark, unique_labels
 
 PARTS = {
     "forward": "forward",
@@ -100,11 +100,7 @@ def _memory(m: TrainMemory) -> list[Part]:
 def _operators(name: str, phase: TrainPhase, every: bool) -> TextTable:
     table = TextTable(
         [
-            Column("operator", "<", folds=True),
-            Column("calls", priority=3),
-            Column("time"),
-            Column("share"),
-            Column("bound", "<", priority=1),
+            *OPERATOR_COLUMNS,
             Column("FLOP", priority=4),
             Column("bytes", priority=5),
             Column("sent", priority=6),
