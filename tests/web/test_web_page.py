@@ -180,7 +180,7 @@ def test_an_operator_shows_its_formula_with_the_values_put_in(opened: Opened) ->
     assert "= 403 MFLOP" in text  # 2 · 16 · 4096 · (32/2·128 + 4·2·128)
     assert page.query_selector(".operator .mini circle"), "a dot on the roofline"
     assert page.query_selector_all("[data-op=all_reduce]"), "communication between ranks is drawn"
-    page.check("input[name=phase][value=prefill]", force=True)
+    page.check("input[name^=phase][value=prefill]", force=True)
     page.wait_for_function("() => document.querySelector('#chart-graph h3').textContent.startsWith('Prefill')")
     assert "phase=prefill" in page.url
 

@@ -7,34 +7,29 @@ export function phaseOf(report = state.report) {
   return names.includes(state.view.phase) ? state.view.phase : names.includes("decode") ? "decode" : names[0];
 }
 
+let groups = 0; // radio buttons of one name are one group in the whole document, hidden tabs included
+
 export function phaseSwitch(host) {
+  const name = `phase-${++groups}`;
   const group = h("div", { class: "switch", role: "radiogroup", "aria-label": "Phase" });
   host.append(group);
+  let shown = "";
+  const button = (phase) =>
+    h(
+      "label",
+      {},
+      h("input", { type: "radio", name, value: phase, onchange: () => setView({ phase, op: null }) }),
+      phase,
+    );
   return () => {
-    const names = Object.keys(state.report.phases);
-    const now = phaseOf();
-    if (group.dataset.shown !== `${names}|${now}`) {
+    const phases = Object.keys(state.report.phases);
+    if (shown !== String(phases)) {
       const focused = group.contains(document.activeElement);
-      group.dataset.shown = `${names}|${now}`;
-      show(
-        group,
-        names.map((name) =>
-          h(
-            "label",
-            {},
-            h("input", {
-              type: "radio",
-              name: "phase",
-              value: name,
-              checked: name === now,
-              onchange: () => setView({ phase: name, op: null }),
-            }),
-            name,
-          ),
-        ),
-      );
-      if (focused) group.querySelector("input:checked").focus();
+      shown = String(phases);
+      show(group, phases.map(button));
+      if (focused) group.querySelector(`[value=${phaseOf()}]`).focus();
     }
+    for (const input of group.querySelectorAll("input")) input.checked = input.value === phaseOf();
   };
 }
 
