@@ -136,7 +136,8 @@ def test_a_queued_job_says_its_place(server: Server) -> None:
 
     first = [("running", None)] * 2
     server.until(lambda: states() == [*first, ("queued", 1), ("queued", 2), ("queued", 3)])
-    assert server.get(f"/api/jobs/{jobs[4]}").json["words"] == "queued, number 3 in line"
+    assert server.get(f"/api/jobs/{jobs[4]}").json["words"] == "queued, 2 ahead of it"
+    assert server.get(f"/api/jobs/{jobs[2]}").json["words"] == "queued, next in line"
     assert server.get("/healthz").json["jobs"] == {"queued": 3, "running": 2}
     assert server.gauge("inferometer_jobs_queued") == 3
     server.ask("DELETE", f"/api/jobs/{jobs[2]}")

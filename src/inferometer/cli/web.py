@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 TOKEN_VARIABLE = "INFEROMETER_WEB_TOKEN"
 _TOKEN = re.compile(r"[\w.~+/=-]{16,512}", re.ASCII)
+_SHORTEST, _LONGEST = 0.1, 8760.0  # hours that results are kept
 
 _EXAMPLES = ("--open", "--host 0.0.0.0 --port 8000")
 
@@ -45,19 +46,36 @@ _EXAMPLES = ("--open", "--host 0.0.0.0 --port 8000")
     show_default=True,
     help="The line for each request on standard error.",
 )
+@click.option(
+    "--keep-results",
+    type=float,
+    default=24.0,
+    show_default=True,
+    metavar="HOURS",
+    help="How long results of searches and simulations can be opened again.",
+)
 def web(
-    host: str, port: int, show: bool, token: str | None, no_token: bool, names: tuple[str, ...], log_format: str
+    host: str,
+    port: int,
+    show: bool,
+    token: str | None,
+    no_token: bool,
+    names: tuple[str, ...],
+    log_format: str,
+    keep_results: float,
 ) -> int:
     """Start the page on this machine: the plan on the left, what it does on the right. Ctrl-C ends it."""
     from ..web.http_server import ends_well, is_loopback, listening, own_names, serve
 
+    if not _SHORTEST <= keep_results <= _LONGEST:
+        raise BadValue(f"`keep_results` must be between {_SHORTEST:g} and {_LONGEST:,g} hours, not {keep_results:g}")
     with listening(host, port) as door, ends_well():
         local = is_loopback(door.getsockname()[0])
         _check_token(host, token, no_token, local)
         token = None if no_token else token
         reached = [] if local else own_names(host)
         addresses = [_address(name, door.getsockname()[1]) for name in reached or [host]]
-        app = application(host, names=[*reached, *names], token=token, log=log_format)
+        app = application(host, names=[*reached, *names], token=token, log=log_format, kept_hours=keep_results)
         try:
             _announce(addresses, token, bool(reached))
             if show:
@@ -78,12 +96,14 @@ def application(
     token: str | None = None,
     workers: int | None = None,
     log: str = "off",
+    kept_hours: float = 24.0,
 ) -> WebApp:
     """The ASGI application that `web` serves."""
     from ..web.app import create_app
     from ..web.catalogue import controls
 
-    return create_app(controls(), host, names=names or (), token=token, workers=workers, log=log)
+    names = names or []
+    return create_app(controls(), host, names=names, token=token, workers=workers, log=log, kept_hours=kept_hours)
 
 
 def _check_token(host: str, token: str | None, no_token: bool, local: bool) -> None:

@@ -22,7 +22,7 @@ from ..views.plots.palette import palette_css
 from .answers import JsonAnswer, refusal
 from .catalogue import Control
 from .guard import Guard, Receive, Scope, Send, Token
-from .jobs import Jobs, TooManyJobs
+from .jobs import KEPT_HOURS, Jobs, TooManyJobs
 from .operations import CONTENT_TYPE, Gauge, Observer, RequestLog, resident_bytes
 from .schema import document
 from .uploads import Uploads
@@ -78,11 +78,13 @@ class AnswerCache:
 class WebApp:
     """The application with all that it needs: ``WebApp(controls(), Guard…)``; uvicorn calls it for every request."""
 
-    def __init__(self, controls: Sequence[Control], workers: int, log: RequestLog) -> None:
+    def __init__(
+        self, controls: Sequence[Control], workers: int, log: RequestLog, kept_hours: float = KEPT_HOURS
+    ) -> None:
         self.controls = msgspec.json.encode(controls)
         self.document = msgspec.json.encode(document(controls))
         self.uploads = Uploads()
-        self.pool, self.jobs = WorkerPool(workers, self.uploads), Jobs(self.uploads)
+        self.pool, self.jobs = WorkerPool(workers, self.uploads), Jobs(self.uploads, kept_hours=kept_hours)
         self.cache = AnswerCache(self.pool)
         routes = [*_page_routes(self), *_answer_routes(self), *_job_routes(self), *_operator_routes(self)]
         self.starlette = _starlette(routes, self._lifespan)
@@ -162,9 +164,10 @@ def create_app(
     token: str | None = None,
     workers: int | None = None,
     log: str = "off",
+    kept_hours: float = KEPT_HOURS,
 ) -> WebApp:
     """The application behind its gate, for a server at ``host`` that is also called ``names``."""
-    app = WebApp(controls, workers or min(4, os.cpu_count() or 1), RequestLog(log))
+    app = WebApp(controls, workers or min(4, os.cpu_count() or 1), RequestLog(log), kept_hours)
     app.guard = Guard(app.starlette, host, names, Token(token) if token else None)
     return app
 

@@ -1,9 +1,10 @@
 // What the server answers. A mistake in the plan comes back as a Refused with the CLI's sentence and its control.
 
 export class Refused extends Error {
-  constructor(sentence, control) {
+  constructor(sentence, control, status) {
     super(sentence);
     this.control = control ?? null;
+    this.status = status ?? null; // of the response, where there was one
   }
 }
 
@@ -26,7 +27,8 @@ async function answer(path, options) {
   } catch {
     throw new Refused(`the server's answer is no JSON (status ${response.status})`);
   }
-  if (!response.ok) throw new Refused(data?.error ?? data?.detail ?? `status ${response.status}`, data?.control);
+  if (!response.ok)
+    throw new Refused(data?.error ?? data?.detail ?? `status ${response.status}`, data?.control, response.status);
   return data;
 }
 
@@ -66,18 +68,23 @@ export function latest(ask, then) {
   };
 }
 
-// A job runs on the server: onProgress("progress"), and stop() cancels it.
-export function job(path, body, onProgress) {
-  let id = null;
+// A job runs on the server: stop() cancels it. onBegin(name) is told its name, by which `resumed` finds it again.
+export const job = (path, body, onProgress, onBegin) => followed(post(path, body), onProgress, onBegin);
+
+// The same job after a reload; the server keeps results for some hours, then it is Refused with status 404.
+export const resumed = (name, onProgress) => followed(Promise.resolve({ job: name }), onProgress);
+
+function followed(begun, onProgress, onBegin = () => null) {
+  let path = null;
   let stopped = false;
-  const cancel = () => fetch(`/api/jobs/${id}`, { method: "DELETE" }).catch(() => null);
+  const cancel = () => fetch(path, { method: "DELETE" }).catch(() => null);
   const done = (async () => {
-    const begun = await post(path, body);
-    if (begun.job === undefined) return begun;
-    id = begun.job;
+    const { job: name } = await begun;
+    path = `/api/jobs/${encodeURIComponent(name)}`;
+    onBegin(name);
     if (stopped) cancel();
     for (let wait = 60; ; wait = Math.min(wait * 1.3, 500)) {
-      const now = await get(`/api/jobs/${id}`);
+      const now = await get(path);
       if (now.state === "done") return now.result;
       if (now.state === "cancelled") throw new Refused("cancelled");
       if (now.state === "failed") throw new Refused(now.error ?? "the job failed", now.control);
@@ -89,7 +96,7 @@ export function job(path, body, onProgress) {
     done,
     stop() {
       stopped = true;
-      if (id !== null) cancel();
+      if (path !== null) cancel();
     },
   };
 }
