@@ -29,7 +29,7 @@ from .fast_path import FastPathEngine
 from .inter_token import merge_gaps
 from .kv_cache import KVCache, PrefixCache, PrefixTree, kv_transfer_seconds, prefix_tree
 from .lockstep import LockstepServer, RankEngine
-from .outcome import POINTS, Interrupted, Outcome, infeasible, merge_series
+from .outcome import POINTS, HandOver, Interrupted, Outcome, ReplicaTimeline, infeasible, merge_series
 from .pipeline import PipelineEngine
 from .request_table import AdmittedRequests, RequestTable, admit_trace, column
 from .router import Cluster, Fleet, run_disaggregated
@@ -428,6 +428,10 @@ def _collect(deployment: Deployment) -> Outcome:
         preemptions = preemptions + column(prefill.num_preemptions)
     arrival = column(prefill.arrival_s)
     ends, begins = finished[~np.isnan(finished)], arrival[~np.isnan(arrival)]
+    hand_over = None
+    if decode is not prefill:
+        hand_over = HandOver(column(prefill.replica), column(prefill.first_token_s), column(decode.scheduled_s))
+    timelines = _timelines(deployment)
     queried_tokens = sum(engine.kv_cache.queried_tokens for engine in replicas)
     hit_tokens = sum(engine.kv_cache.hit_tokens for engine in replicas)
     return Outcome(
@@ -442,10 +446,30 @@ def _collect(deployment: Deployment) -> Outcome:
         replica=replica,
         rejected=dict(sorted(rejected.items())),
         duration_s=float(ends.max() - begins.min()) if len(ends) else 0.0,
-        series=merge_series([engine.recorder.series() for engine in replicas]),
+        series=merge_series([dict(one.series) for one in timelines]),
         steps=sum(engine.steps for engine in replicas),
         prefix_hit_rate=hit_tokens / queried_tokens if queried_tokens else 0.0,
         kv_cache_tokens=sum(engine.kv_cache.num_blocks * engine.kv_cache.block_size for engine in replicas),
         gaps=merge_gaps(engine.gaps for engine in replicas),
         warnings=deployment.warnings,
+        timelines=timelines,
+        hand_over=hand_over,
+        pauses=tuple(decode.pauses if decode is prefill else [*prefill.pauses, *decode.pauses]),
+    )
+
+
+def _timelines(deployment: Deployment) -> tuple[ReplicaTimeline, ...]:
+    """Every replica over time."""
+    roles = ["both"] if len(deployment.fleets) == 1 else ["prefill", "decode"]
+    return tuple(
+        ReplicaTimeline(
+            role=role,
+            num_blocks=engine.kv_cache.num_blocks,
+            block_size=engine.kv_cache.block_size,
+            series=engine.recorder.series(),
+            end_s=engine.now,
+            computed_tokens=engine.computed_tokens,
+        )
+        for role, fleet in zip(roles, deployment.fleets, strict=True)
+        for engine in fleet.replicas
     )

@@ -307,10 +307,8 @@ class EngineCore:
         """Steps are over: the batch's clock moves on, and sequences finish."""
         batch = self.batch
         batch.advance(steps)
-        i = batch.pop_finished()
-        while i >= 0:
+        while (i := batch.pop_finished()) >= 0:
             self._finish(i, batch.blocks_of(i), batch.offset[i] + batch.clock)
-            i = batch.pop_finished()
         if self.limits.static_batch and not batch.finish_heap:
             for i in list(batch.offset):
                 batch.leave(i)
@@ -436,6 +434,8 @@ class EngineCore:
                 table.num_cached_tokens[i] = num_cached
                 self.kv_cache.queried_tokens += table.prefill_target[i]
                 self.kv_cache.hit_tokens += num_cached
+        elif i in table.preempted_s:
+            table.resume(i, self.now)
         if num_cached + num_new < table.prefill_target[i]:
             self.prefilling[i] = num_cached + num_new
 
@@ -474,7 +474,7 @@ class EngineCore:
         if table.transferred_tokens is not None:
             table.transferred_tokens[i] = 0
         self.preempted_in_step = True
-        table.num_preemptions[i] += 1
+        table.preempt(i, self.now)
         del self.running[i]
         self.kv_cache.release(i, blocks, computed, preempted=True)
         self.waiting.push_front(i)

@@ -26,6 +26,25 @@ class ReplicaLife(NamedTuple):
     ended_s: float  # its last request has finished; inf if it served to the end
 
 
+class ReplicaTimeline(NamedTuple):
+    """One engine over time, by its number."""
+
+    role: str  # both, prefill or decode
+    num_blocks: int  # of its KV cache
+    block_size: int  # tokens
+    series: dict[str, np.ndarray]  # the columns of `Outcome.series`
+    end_s: float  # its clock at the end
+    computed_tokens: int  # until then
+
+
+class HandOver(NamedTuple):
+    """Disaggregated serving, one entry per request: where and when its prefill ended, and when its decode began."""
+
+    prefill_replica: np.ndarray
+    prefilled_s: np.ndarray
+    decode_s: np.ndarray
+
+
 class Outcome(msgspec.Struct, kw_only=True, eq=False):
     """One entry per request, in the trace's order; seconds of the simulated clock, nan where it never came to that."""
 
@@ -48,6 +67,9 @@ class Outcome(msgspec.Struct, kw_only=True, eq=False):
     reason: str = ""  # why nothing could be served at all: the plan does not fit
     warnings: tuple[str, ...] = ()
     lives: tuple[ReplicaLife, ...] = ()  # of replicas whose number follows the load
+    timelines: tuple[ReplicaTimeline, ...] = ()  # of every replica, by its number
+    hand_over: HandOver | None = None  # where prefill and decode are disaggregated
+    pauses: tuple[tuple[int, float, float], ...] = ()  # request, preempted, admitted again
 
     @property
     def done(self) -> np.ndarray:

@@ -24,6 +24,8 @@ class RequestTable:
         "first_token_s",
         "num_cached_tokens",
         "num_preemptions",
+        "pauses",
+        "preempted_s",
         "prefill_target",
         "priority",
         "remaining_tokens",
@@ -42,6 +44,17 @@ class RequestTable:
         self.arrival_s, self.scheduled_s = never[:], never[:]
         self.first_token_s, self.finished_s = never[:], never
         self.num_cached_tokens, self.num_preemptions, self.replica = zero[:], zero[:], zero
+        self.preempted_s: dict[int, float] = {}  # requests that wait again, since when
+        self.pauses: list[tuple[int, float, float]] = []  # request, preempted, admitted again
+
+    def preempt(self, i: int, now: float) -> None:
+        """A request waits again."""
+        self.num_preemptions[i] += 1
+        self.preempted_s[i] = now
+
+    def resume(self, i: int, now: float) -> None:
+        """A request that was preempted is admitted again."""
+        self.pauses.append((i, self.preempted_s.pop(i), now))
 
     def __len__(self) -> int:
         return len(self.prefill_target)

@@ -254,10 +254,11 @@ def _trace_option(trace: Path | None) -> dict[str, Any]:
 
 
 def _over_time(outcome: Outcome) -> dict[str, Any]:
-    """The engine over time; latencies in order (shares of the requests below them); requests, evenly chosen."""
+    """The engine over time; latencies in order (shares of requests below them); requests, evenly chosen; a replay."""
     import numpy as np
 
     from ..serving.metrics import latencies
+    from ..serving.replay import replay
 
     by_metric = latencies(outcome)
     distribution = {}
@@ -283,7 +284,19 @@ def _over_time(outcome: Outcome) -> dict[str, Any]:
         "series": {name: _json_column(column) for name, column in outcome.series.items()},
         "distribution": distribution,
         "requests": {"index": chosen.tolist(), **requests},
+        "replay": _json_tables(replay(outcome)),
     }
+
+
+def _json_tables(given: Any) -> Any:
+    """Tables in tables, their columns for JSON."""
+    import numpy as np
+
+    if isinstance(given, Mapping):
+        return {name: _json_tables(value) for name, value in given.items()}
+    if isinstance(given, list):
+        return [_json_tables(value) for value in given]
+    return _json_column(given) if isinstance(given, np.ndarray) else given
 
 
 def _evenly(count: int) -> np.ndarray:

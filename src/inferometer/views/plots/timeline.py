@@ -16,6 +16,7 @@ from ...base.units import percent, plural, seconds, si
 from ...search.search_result import Day, PolicyResult, Search
 from ...serving.metrics import good_requests, latencies
 from ...serving.outcome import Outcome
+from ...serving.replay import token_bins
 from .. import files
 from .canvas import brief, page, picture, style
 from .palette import BLUE, FAINT, GREEN, GRID, INK, MUTED, ORANGE, PURPLE, SKY, VERMILLION, tint
@@ -87,32 +88,15 @@ def _cache(axes: Any, outcome: Outcome) -> None:
 
 def _tokens(axes: Any, outcome: Outcome) -> None:
     """Tokens a second by the engine's account, and those that came out, each over an eightieth of the run."""
-    s = outcome.series
-    end = float(outcome.duration_s) or 1.0
-    edges = np.linspace(0, end, 81)
-    done = ~np.isnan(outcome.finished_s)
-    made = _spread_out(outcome.first_token_s[done], outcome.finished_s[done], outcome.output_tokens[done], edges)
-    wide = edges[1] - edges[0]
-    at = np.clip(np.searchsorted(edges, s["time_s"], side="right") - 1, 0, len(edges) - 2)
-    seen = np.maximum(np.bincount(at, minlength=len(edges) - 1), 1)
-    computed = np.bincount(at, s["tokens_per_s"], minlength=len(edges) - 1) / seen
+    bins = token_bins(outcome)
+    computed, made, edges = bins.computed_tokens / bins.width_s, bins.output_tokens / bins.width_s, bins.edges_s
     axes.stairs(computed, edges, color=VERMILLION, linewidth=1.2, label="computed, prompts included")
-    axes.stairs(made / wide, edges, color=GREEN, linewidth=1.4, label="answers")
-    axes.set_ylim(0, max(1.0, float(computed.max()), float((made / wide).max())) * 1.2)
+    axes.stairs(made, edges, color=GREEN, linewidth=1.4, label="answers")
+    axes.set_ylim(0, max(1.0, float(computed.max()), float(made.max())) * 1.2)
     axes.yaxis.set_major_formatter(lambda y, _: si(y))
     axes.legend(
         loc="upper right", ncols=2, frameon=False, fontsize=8.5, labelcolor=MUTED, handlelength=1.4, borderaxespad=0.2
     )
-
-
-def _spread_out(start: np.ndarray, stop: np.ndarray, amount: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """How much falls between the edges when every amount is spread evenly from its start to its stop."""
-    total = np.zeros(len(edges))
-    for low in range(0, len(start), 4096):  # in pieces: requests × edges would be a large array
-        part = slice(low, low + 4096)
-        a, b, n = start[part, None], stop[part, None], amount[part, None]
-        total += (n * np.clip((edges - a) / np.maximum(b - a, 1e-9), 0, 1)).sum(axis=0)
-    return np.diff(total)
 
 
 def _waits(axes: Any, outcome: Outcome) -> None:
