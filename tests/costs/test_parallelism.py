@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -294,7 +295,10 @@ def test_a_pipeline_says_what_its_other_stages_do() -> None:
         here = sum(op.seconds for op in phase.ops if op.name == "down_proj")
         there = next(row for row in phase.other_stages if row.name == "down_proj")
         assert there.seconds == pytest.approx(3 * here, rel=1e-6) and there.bound in ("memory", "compute")
-    assert "decode is waiting for other pipeline stages, which are memory-bound for" in report.summary
+    assert re.search(
+        r"decode waits for other pipeline stages for 7\d\.\d% of its [\d.]+ ms \(they are memory-bound for 9\d",
+        report.summary,
+    )
     alone = inferometer.analyze("llama-3.1-70b", gpu="h200", tensor_parallel_size=4)
     assert all(not phase.other_stages for phase in alone.phases.values())
 

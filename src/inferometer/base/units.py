@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 _BIG = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _SMALL = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
@@ -60,6 +61,12 @@ def percent(value: float) -> str:
 def plural(number: int, noun: str) -> str:
     """A number of things: ``plural(1, "GPU")  # '1 GPU'``, ``plural(1200, "request")  # '1,200 requests'``"""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def either(texts: Iterable[str]) -> str:
+    """Things to choose from: ``either(["-tp 2", "-q fp8", "--gpu h200"])  # '-tp 2, -q fp8 or --gpu h200'``"""
+    *first, last = texts
+    return f"{', '.join(first)} or {last}" if first else last
 
 
 def _digits(value: float, digits: int) -> str:

@@ -13,11 +13,12 @@ from ..specs.arguments import signature
 from ..specs.plan_args import PlanArgs
 from ..specs.structs import Engine, Hardware, Workload
 from . import memory, speculation
-from .advice import bottleneck_summary, memory_shortfall
+from .advice import bottleneck_summary
 from .breakdown import phase_tables
 from .latency import predict, throughput_and_cost
 from .memory import cache_offloaded, memory_table
-from .report import Infeasibility, Metrics, ModelInfo, Report, Roofline, TurnRow
+from .remedies import layout_problem, memory_shortfall
+from .report import Metrics, ModelInfo, Report, Roofline, TurnRow
 from .request import Request, build_request
 from .step_cliffs import budget_cliff, graph_cliff
 from .workload import BatchShape, batch_shape_of
@@ -75,7 +76,7 @@ def report_of(request: Request, phase: str = "all") -> Report:
     bound, _ = metrics_of(_perfect(bound_plan), work, phase)
     infeasibility = None
     if illegal:
-        infeasibility = Infeasibility(kind="layout", reason=illegal)
+        infeasibility = layout_problem(request, illegal)
     elif held.total_bytes > held.usable_bytes:
         infeasibility = memory_shortfall(request, bound_plan, held)
     report = Report(

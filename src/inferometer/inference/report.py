@@ -168,6 +168,7 @@ class Infeasibility(msgspec.Struct, kw_only=True):
 
     kind: str  # memory, or layout
     reason: str
+    problem: str = ""  # the reason without its remedies
     needed_bytes: float | None = None  # per GPU
     available_bytes: float | None = None
     remedies: list[dict[str, Any]] = []  # changes that make it fit, each tried: {"tensor_parallel_size": 2}

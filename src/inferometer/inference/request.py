@@ -77,6 +77,7 @@ class Request(NamedTuple):
     hf_id: str = ""  # the model on Hugging Face, if it came from there
     ruled_engine: Engine | None = None  # the engine before its rules were applied to device and layout
     given: Mapping[str, Any] = {}  # figures of the engine that the user chose
+    arguments: Mapping[str, Any] = {}  # of `build_request`, which made it
 
     def bind(self) -> BoundPlan:
         """The request bound to names, ready to be estimated."""
@@ -162,6 +163,7 @@ def build_request(model: str, gpu: str = "h100-sxm", **kwargs: Unpack[PlanKwargs
         hf_id=entry.hf_id,
         ruled_engine=ruled_engine,
         given=given_figures,
+        arguments={"model": model, "gpu": gpu, **given},
     )
 
 

@@ -16,9 +16,9 @@ from msgspec.structs import replace
 from ..base.errors import BadValue
 from ..base.units import ceil_div, percent, size
 from ..costs import parallelism
-from ..inference.advice import memory_shortfall
 from ..inference.analyze import metrics_of, model_info
 from ..inference.memory import Footprint, footprint
+from ..inference.remedies import memory_shortfall
 from ..inference.request import Request
 from ..inference.workload import batch_shape_of
 from ..specs import catalog

@@ -127,7 +127,7 @@ def engine_defaults(engine: dict[str, Any]) -> str:
 
 
 def _metrics(report: Report) -> TextTable:
-    columns = [Column("", "<", name="metric"), Column("predicted", style="bold"), Column("bound", priority=1)]
+    columns = [Column("", "<", name="metric"), _predicted(report), Column("bound", priority=1)]
     table = TextTable([*columns, Column("of bound", priority=2)], elsewhere="--json")
     m, b = report.metrics, report.roofline
     denoises = m.tpot_ms is None and report.model.family == "dit"
@@ -145,6 +145,13 @@ def _metrics(report: Report) -> TextTable:
     ):
         table.add_row(name, f"{amount:.3g}" if amount else "–")
     return table
+
+
+def _predicted(report: Report) -> Column:
+    """The column of the figures: those of a plan that cannot run are dim, and say so."""
+    if report.infeasibility is None:
+        return Column("predicted", style="bold")
+    return Column("if it fitted" if report.infeasibility.kind == "memory" else "if it ran", style="dim")
 
 
 def _rate(value: float | None) -> str:
