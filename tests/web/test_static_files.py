@@ -8,7 +8,7 @@ from pathlib import Path
 from conftest import ROOT
 
 from inferometer.views.plots.palette import DARK, LIGHT, palette_css
-from inferometer.web.app import static
+from inferometer.web.page_files import static
 
 COLOR = re.compile(r"#(?:[0-9a-fA-F]{8}|[0-9a-fA-F]{6})\b|[:\"' ]#[0-9a-fA-F]{3}\b")
 PALETTE = ROOT / "src/inferometer/views/plots/palette.py"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import re
 import shlex
 import time
 from collections.abc import Callable, Iterator
@@ -315,7 +317,7 @@ def test_only_this_machines_own_page_may_ask(server: Server) -> None:
 
 
 def test_answers_say_what_a_browser_may_do(server: Server) -> None:
-    for path in ("/", "/static/main.js", "/plotly.js", "/api/controls", "/nothing"):
+    for path in ("/", "/static/main.js", "/static/plotly.js", "/api/controls", "/nothing"):
         headers = server.get(path).headers
         policy = headers["content-security-policy"]
         assert "default-src 'none'" in policy and "unsafe-eval" not in policy and "http" not in policy
@@ -357,10 +359,31 @@ def test_the_page_and_its_parts(server: Server) -> None:
     page = server.get("/")
     assert page.status == 200 and page.headers["content-type"].startswith("text/html")
     assert b"//" not in page.body.replace(b"http://www.w3.org", b""), "nothing comes from elsewhere"
-    charts = server.get("/plotly.js")
+    charts = server.get("/static/plotly.js")
     assert charts.headers["content-type"].startswith("text/javascript") and len(charts.body) > 10**6
     for path in ("/static/../app.py", "/static/%2e%2e/app.py", "/static/none.js", "/app.py"):
         assert server.get(path).status == 404, path
+
+
+def test_files_are_compressed_and_kept_under_the_address_of_their_version(server: Server) -> None:
+    page = server.get("/", **{"Accept-Encoding": "gzip"})
+    assert page.headers["content-encoding"] == "gzip" and page.headers["vary"] == "Accept-Encoding"
+    html = gzip.decompress(page.body).decode()
+    assert html == server.get("/").body.decode(), "the same for a client that takes no gzip"
+    version = page.headers["x-page-version"]
+    addresses = set(re.findall(r'"(/static/[^"]+)"', html))
+    assert {f"/static/{version}/main.js", f"/static/{version}/palette.css"} <= addresses
+    assert not any("plotly" in address for address in addresses), "charts' library waits for the first chart"
+    charts = server.get(f"/static/{version}/plotly.js", **{"Accept-Encoding": "gzip"})
+    assert "immutable" in charts.headers["cache-control"] and len(charts.body) < 0.4 * len(gzip.decompress(charts.body))
+    for path in ("/", "/static/main.js", f"/static/{version}/main.js"):
+        whole = server.ask("HEAD", path)
+        assert whole.status == 200 and not whole.body and int(whole.headers["content-length"]) > 1000
+        again = server.get(path, **{"If-None-Match": whole.headers["etag"]})
+        assert again.status == 304 and not again.body
+    assert "immutable" not in server.get("/static/0/main.js").headers["cache-control"], "a page of another version"
+    answer = server.post("/api/analyze", PLAN, **{"Accept-Encoding": "gzip"})
+    assert json.loads(gzip.decompress(answer.body)) == server.post("/api/analyze", PLAN).json
 
 
 def test_the_catalogue(server: Server) -> None:

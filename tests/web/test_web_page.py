@@ -12,6 +12,7 @@ from conftest import Ran
 from helpers import browser as chromium
 from helpers.browser import TABS, Opened, changed, figure, slide
 
+from inferometer import __version__
 from inferometer.views.plots.palette import LIGHT
 
 pytestmark = pytest.mark.slow
@@ -253,6 +254,7 @@ def test_a_chart_gives_its_data_picture_and_command(opened: Opened) -> None:
     for word in ("CSV", "SVG", "PNG"):
         with page.expect_download() as waiting:
             page.click(f"{chart} .offers button:has-text('{word}')")
+        assert waiting.value.suggested_filename == f"waterfall-llama-3.1-8b-h100-sxm.{word.lower()}"
         files[word] = Path(waiting.value.path()).read_bytes()
     rows = files["CSV"].decode().splitlines()
     assert rows[0].startswith("phase,operator,block,start_seconds,seconds,share")
@@ -260,7 +262,9 @@ def test_a_chart_gives_its_data_picture_and_command(opened: Opened) -> None:
     ops = [op for op in report["phases"]["decode"]["ops"] if op["seconds"] > 0]
     assert [row.split(",")[1] for row in rows[1:]] == [op["name"] for op in ops]
     assert files["SVG"].startswith(b"<svg") and b"gate_up_proj" in files["SVG"]
+    for text in ("Latency · ", "llama-3.1-8b · 1 × NVIDIA H100", report["command"], f"inferometer {__version__}, 20"):
+        assert text in files["SVG"].decode(), "a picture that is mailed says what it is of"
     assert files["PNG"].startswith(b"\x89PNG") and len(files["PNG"]) > 5000
     page.click(f"{chart} .offers button:has-text('CLI')")
     page.wait_for_function("() => document.querySelector('#said').textContent.includes('copied')")
-    assert page.evaluate("navigator.clipboard.readText()") == report["command"]
+    assert page.evaluate("navigator.clipboard.readText()") == f"{report['command']} --plot pictures"

@@ -228,7 +228,7 @@ def test_a_header_a_body_and_an_answer_have_a_time_limit_in_all(tmp_path: Path) 
         with socket.socket() as idler:
             idler.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             idler.connect(("127.0.0.1", server.port))
-            idler.sendall(b"GET /plotly.js HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * 4)
+            idler.sendall(b"GET /static/plotly.js HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * 4)
             server.until(lambda: server.gauge("inferometer_connections") == 1)  # that of this very question
     assert "Traceback" not in log.read_text(), log.read_text()
 

@@ -14,7 +14,7 @@ from conftest import Ran
 
 from inferometer.inference.explain import explain
 from inferometer.inference.request import build_request
-from inferometer.web.app import static
+from inferometer.web.page_files import static
 from inferometer.web.single import filled
 
 pytestmark = pytest.mark.slow

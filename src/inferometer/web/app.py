@@ -11,19 +11,18 @@ import os
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from importlib.resources import files
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..base.errors import BadFile, InferometerError
-from ..views.plots.palette import palette_css
+from .. import __version__
+from ..base.errors import InferometerError
 from .answers import JsonAnswer, refusal
 from .catalogue import Control
-from .guard import Guard, Receive, Scope, Send, Token
+from .guard import Application, Guard, Receive, Scope, Send, Token
 from .jobs import KEPT_HOURS, Jobs, TooManyJobs
 from .operations import CONTENT_TYPE, Gauge, Observer, RequestLog, resident_bytes
+from .page_files import ASK_AGAIN, FOREVER, PageFiles
 from .schema import document
 from .uploads import Uploads
 from .workers import WorkerPool
@@ -83,12 +82,13 @@ class WebApp:
     ) -> None:
         self.controls = msgspec.json.encode(controls)
         self.document = msgspec.json.encode(document(controls))
+        self.files = PageFiles(__version__.encode() + self.controls)
         self.uploads = Uploads()
         self.pool, self.jobs = WorkerPool(workers, self.uploads), Jobs(self.uploads, kept_hours=kept_hours)
         self.cache = AnswerCache(self.pool)
         routes = [*_page_routes(self), *_answer_routes(self), *_job_routes(self), *_operator_routes(self)]
-        self.starlette = _starlette(routes, self._lifespan)
-        self.guard = Guard(self.starlette)
+        self.compressed = _compressed(_starlette(routes, self._lifespan))
+        self.guard = Guard(self.compressed)
         self.observer = Observer(self._guarded, log, [route.path for route in routes])
         self.connections: Callable[[], int] = lambda: 0  # open ones, which the server knows
 
@@ -168,25 +168,8 @@ def create_app(
 ) -> WebApp:
     """The application behind its gate, for a server at ``host`` that is also called ``names``."""
     app = WebApp(controls, workers or min(4, os.cpu_count() or 1), RequestLog(log), kept_hours)
-    app.guard = Guard(app.starlette, host, names, Token(token) if token else None)
+    app.guard = Guard(app.compressed, host, names, Token(token) if token else None, app.files.version)
     return app
-
-
-def plotly() -> Path:
-    """The charts' library, out of the installed package."""
-    from importlib.util import find_spec
-
-    spec = find_spec("plotly")
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        path = Path(folder) / "package_data" / "plotly.min.js"
-        if path.is_file():
-            return path
-    raise BadFile("the package plotly, whose plotly.min.js draws the page's charts, is not installed")
-
-
-def static() -> Path:
-    """The folder of the page's own files."""
-    return Path(str(files(__package__))) / "static"
 
 
 def _starlette(routes: Sequence[Route], lifespan: Any) -> Starlette:
@@ -204,6 +187,13 @@ def _starlette(routes: Sequence[Route], lifespan: Any) -> Starlette:
     return app
 
 
+def _compressed(app: Starlette) -> Application:
+    """The same application; large answers are compressed, at the level that takes the least time."""
+    from starlette.middleware.gzip import GZipMiddleware
+
+    return GZipMiddleware(app, minimum_size=4096, compresslevel=1)
+
+
 def _response(answer: JsonAnswer, headers: dict[str, str] | None = None) -> Response:
     from starlette.responses import Response
 
@@ -212,38 +202,22 @@ def _response(answer: JsonAnswer, headers: dict[str, str] | None = None) -> Resp
 
 
 def _page_routes(app: WebApp) -> list[Route]:
-    """The page, its colours, and the library that draws its charts."""
+    """The page, its parts under the address of this version or without one, and the library that draws its charts."""
+    from starlette.concurrency import run_in_threadpool
     from starlette.exceptions import HTTPException
-    from starlette.responses import FileResponse, Response
     from starlette.routing import Route
 
-    parts = {path.name: path for path in static().iterdir() if path.is_file()}
-    kinds = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml", ".html": "text/html"}
-
-    def file(path: Path, **headers: str) -> Response:
-        return FileResponse(path, media_type=kinds.get(path.suffix), headers=headers)
-
-    async def page(_: Request) -> Response:
-        return file(parts["index.html"])
-
-    async def palette(_: Request) -> Response:
-        return Response(palette_css(), media_type="text/css")
-
-    async def charts(_: Request) -> Response:
-        return file(plotly(), **{"cache-control": "max-age=86400"})
+    async def page(request: Request) -> Response:
+        return app.files.index().response(request)
 
     async def part(request: Request) -> Response:
-        path = parts.get(request.path_params["name"])  # looked up among those that there are: never a path
-        if path is None:
+        file = await run_in_threadpool(app.files.get, request.path_params["name"])
+        if file is None:
             raise HTTPException(404)
-        return file(path)
+        same = request.path_params.get("version") == app.files.version
+        return file.response(request, FOREVER if same else ASK_AGAIN)
 
-    return [
-        Route("/", page),
-        Route("/palette.css", palette),
-        Route("/plotly.js", charts),
-        Route("/static/{name}", part),
-    ]
+    return [Route("/", page), Route("/static/{name}", part), Route("/static/{version}/{name}", part)]
 
 
 def _answer_routes(app: WebApp) -> list[Route]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from .. import __version__
 from ..inference.analyze import device_info
 from ..inference.memory import active_parameters, parameters
 from ..network import families
@@ -49,6 +50,7 @@ def catalogue() -> dict[str, Any]:
     """Everything by its kind: ``catalogue()["hardware"][0]["name"]``"""
     presets = catalog.constants("presets", dict[str, Preset])
     return {
+        "version": __version__,
         "models": [_model(name) for name in catalog.names("models")],
         "hardware": [device_info(catalog.hardware(name)) for name in catalog.names("hardware")],
         **{kind: listing(kind) for kind in ("engines", "precisions", "usecases")},

@@ -25,7 +25,7 @@ LARGE_BODIES = {"/api/simulate": 24_000_000, "/api/search": 24_000_000}  # a tra
 ABANDONED = 100_000_000  # bytes after which a body is not read on
 MAX_BODIES = 256_000_000  # bytes of all bodies that are on the way
 BODY_TIMEOUT = 60.0  # s for all of a body
-OPEN_PATHS = ("/", "/palette.css", "/plotly.js", "/healthz", "/healthz/live")  # need no token, nor does /static
+OPEN_PATHS = ("/", "/healthz", "/healthz/live")  # need no token, nor does /static
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
     "connect-src 'self'; font-src 'self'; worker-src 'self' blob:; base-uri 'none'; form-action 'none'; "
@@ -81,9 +81,15 @@ class Guard:
     """``Guard(app, "127.0.0.1")``: an application behind the gate, for a server that listens there."""
 
     def __init__(
-        self, app: Application, host: str = "127.0.0.1", names: Iterable[str] = (), token: Token | None = None
+        self,
+        app: Application,
+        host: str = "127.0.0.1",
+        names: Iterable[str] = (),
+        token: Token | None = None,
+        version: str = "",
     ) -> None:
         self.app, self.token = app, token
+        self.headers = [*HEADERS, (b"x-page-version", version.encode())]  # a page that is older offers to be reloaded
         self.hosts = LOCAL | {name.lower().strip("[]").rstrip(".") for name in (host, *names)}
         self.everywhere = host in ("0.0.0.0", "::", "")
         self.bodies = 0  # bytes that are held
@@ -93,7 +99,7 @@ class Guard:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
         elif scope["type"] == "http":
-            decorated = _Decorated(send)
+            decorated = _Decorated(send, self.headers)
             try:
                 await self._answer(scope, receive, decorated)
             except asyncio.CancelledError:  # the server ends, and this took longer than it waits
@@ -252,15 +258,15 @@ class _Body:
 class _Decorated:
     """Sends answers with the headers that say what a browser may do."""
 
-    def __init__(self, send: Send) -> None:
-        self.send, self.started = send, False
+    def __init__(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
+        self.send, self.headers, self.started = send, headers, False
 
     async def __call__(self, message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
             self.started = True
-            ours = {name for name, _ in HEADERS}
+            ours = {name for name, _ in self.headers}
             kept = [pair for pair in message.get("headers", ()) if pair[0].lower() not in ours]
-            message["headers"] = [*kept, *HEADERS]
+            message["headers"] = [*kept, *self.headers]
         await self.send(message)
 
 

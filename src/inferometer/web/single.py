@@ -9,23 +9,23 @@ from typing import Any
 
 import msgspec
 
+from .. import __version__
 from ..inference.explain import explain
 from ..inference.report import Report
 from ..inference.request import Request
 from ..views.plots.palette import palette_css
 from ..views.plots.structure import graph
-from .app import plotly, static
 from .catalogue import Control
+from .page_files import plotly, static
 
 # nothing is loaded from anywhere: scripts are in the file, as text or as data: addresses
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline' data:; style-src 'unsafe-inline'; img-src data: blob:; "
     "font-src data:"
 )
-_PALETTE = re.compile(r'<link rel="stylesheet" href="/palette.css">')
+_PALETTE = re.compile(r'<link rel="stylesheet" href="/static/palette.css">')
 _SHEET = re.compile(r'<link rel="stylesheet" href="/static/([\w.-]+)">')
 _ICON = re.compile(r'href="/static/([\w.-]+\.svg)"')
-_CHARTS = re.compile(r'<script src="/plotly\.js"[^>]*></script>')
 _MAIN = re.compile(r'<script type="module" src="/static/([\w.-]+)"></script>')
 _IMPORT = re.compile(r"""((?:\bfrom|\bimport)\s*\(?\s*)["']\./([\w.-]+\.js)["']""")
 
@@ -36,7 +36,7 @@ def page(request: Request, report: Report, command: str, controls: Sequence[Cont
     given = {
         "report": {**report.to_dict(), "command": command, "graph": graph(report, request.model)},
         "controls": list(controls),
-        "catalogue": {},
+        "catalogue": {"version": __version__},
         "explanations": [one for name in names for one in explain(request, name)],
     }
     return filled((static() / "index.html").read_text(encoding="utf-8"), given)
@@ -50,7 +50,6 @@ def filled(html: str, given: dict[str, Any]) -> str:
     html = _PALETTE.sub(lambda _: f"<style>\n{palette_css()}</style>", html)
     html = _SHEET.sub(lambda match: f"<style>\n{_text(match[1])}</style>", html)
     html = _ICON.sub(lambda match: f'href="{_data(_text(match[1]), "image/svg+xml")}"', html)
-    html = _CHARTS.sub(lambda _: f"<script>{_script(plotly().read_text(encoding='utf-8'))}</script>", html)
     return _MAIN.sub(lambda match: _modules(match[1], inside), html)
 
 
@@ -75,8 +74,10 @@ def _modules(main: str, given: str) -> str:
         )
         for path in sorted(static().glob("*.js"))
     }
+    charts = _script(plotly().read_text(encoding="utf-8"))  # text, which chart.js runs with the first chart
     return (
-        f'<script type="application/json" id="given">{given}</script>\n'
+        f'<script type="text/plain" id="plotly">{charts}</script>\n'
+        f'  <script type="application/json" id="given">{given}</script>\n'
         f'  <script type="importmap">{msgspec.json.encode({"imports": named}).decode()}</script>\n'
         f'  <script type="module">import "inferometer/{main}";</script>'
     )

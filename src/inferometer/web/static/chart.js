@@ -1,7 +1,7 @@
-// A chart with its three offers: data (CSV), picture (SVG, PNG), and the command that makes the same figures.
-import { copy, h, save, show } from "./dom.js";
-import { csv } from "./format.js";
-import { state } from "./state.js";
+// Charts, drawn by plotly or by ourselves, each in its frame.
+import { find, h, say, show } from "./dom.js";
+import { framed } from "./frame.js";
+import { standalone } from "./picture.js";
 import { palette } from "./theme.js";
 
 const CONFIG = { displayModeBar: false, responsive: true, doubleClick: "reset" };
@@ -56,115 +56,70 @@ export function plain(extra = {}) {
   };
 }
 
-function offers(name, rows, command, picture) {
-  const button = (text, title, act) =>
-    h("button", { type: "button", title, "aria-label": `${title}: ${name}`, onclick: act }, text);
-  return h(
-    "div",
-    { class: "offers" },
-    button("CSV", "Data as CSV", () => save(`${name}.csv`, csv(rows()), "text/csv")),
-    button("SVG", "Picture as SVG", () => picture("svg")),
-    button("PNG", "Picture as PNG", () => picture("png")),
-    button("CLI", "Copy the command that reproduces it", () => copy(command(), "command")),
-  );
+// The library of charts is large, so it is loaded with the first of them; a page from disk has it inside, as text.
+let loading = null;
+export function loadCharts() {
+  loading ??= new Promise((done, fail) => {
+    const inside = find("plotly");
+    const failed = () => {
+      loading = null; // the next chart tries again
+      fail(new Error("the library that draws charts could not be loaded"));
+    };
+    const script = h("script", { onload: done, onerror: failed });
+    if (inside) script.textContent = inside.textContent;
+    else script.src = new URL("plotly.js", import.meta.url);
+    document.head.append(script);
+    if (inside) done();
+  });
+  return loading;
 }
 
-const analysis = () => state.report?.command ?? "";
-
 // chart(host, { name, title, note, height }) -> { draw(traces, layout, rows), element }
-export function chart(host, { name, title, note = "", height = 380, command = analysis, onpick = null }) {
+export function chart(host, { height = 380, onpick = null, ...about }) {
   let rows = [];
-  const box = h("div", { class: "plot", style: `height:${height}px` });
-  const caption = h("span", { class: "note" }, note);
-  const heading = h("h3", {}, title);
-  const picture = async (format) => {
-    const p = palette();
-    const kept = box.layout.paper_bgcolor;
-    await window.Plotly.relayout(box, { paper_bgcolor: p.paper });
-    const url = await window.Plotly.toImage(box, {
-      format,
-      width: Math.max(900, box.clientWidth),
-      height: box.clientHeight,
-      scale: format === "png" ? 2 : 1,
-    });
-    await window.Plotly.relayout(box, { paper_bgcolor: kept });
-    const data =
-      format === "svg"
-        ? new Blob([decodeURIComponent(url.slice(url.indexOf(",") + 1))], { type: "image/svg+xml" })
-        : unwrapped(url);
-    save(`${name}.${format}`, data);
-  };
-  const element = h(
-    "figure",
-    { class: "chart", id: `chart-${name}` },
-    h(
-      "figcaption",
-      {},
-      h("div", {}, heading, caption),
-      offers(name, () => rows, command, picture),
-    ),
-    box,
-  );
-  host.append(element);
+  let newest = null; // what waits for the library
   let ready = false;
+  const box = h("div", { class: "plot", style: `height:${height}px` });
+  const picture = async () => {
+    const size = { width: Math.max(900, box.clientWidth), height: parseFloat(box.style.height) };
+    const layout = { ...box.layout, ...size, autosize: false };
+    const url = await window.Plotly.toImage({ data: box.data, layout }, { format: "svg", ...size });
+    const text = decodeURIComponent(url.slice(url.indexOf(",") + 1));
+    return new DOMParser().parseFromString(text, "image/svg+xml").documentElement;
+  };
+  const frame = framed(host, box, { ...about, rows: () => rows, picture });
+  const paint = () => {
+    const [traces, layout] = newest;
+    window.Plotly.react(box, traces, { ...plain(layout), height: undefined, autosize: true }, CONFIG);
+    if (!ready && onpick) box.on("plotly_click", (event) => onpick(event.points[0]));
+    ready = true;
+    frame.drawn();
+  };
   new ResizeObserver(() => ready && box.clientWidth && window.Plotly.Plots.resize(box)).observe(box);
   return {
-    element,
+    element: frame.element,
     box,
     draw(traces, layout, data, captions = {}) {
       rows = data;
-      if (captions.title !== undefined) heading.textContent = captions.title;
-      if (captions.note !== undefined) caption.textContent = captions.note;
+      newest = [traces, layout];
+      frame.caption(captions);
       if (captions.height) box.style.height = `${captions.height}px`;
-      window.Plotly.react(box, traces, { ...plain(layout), height: undefined, autosize: true }, CONFIG);
-      if (!ready && onpick) box.on("plotly_click", (event) => onpick(event.points[0]));
-      ready = true;
+      if (window.Plotly) paint();
+      else loadCharts().then(paint, (error) => say(error.message));
     },
   };
 }
 
-function unwrapped(url) {
-  const raw = atob(url.slice(url.indexOf(",") + 1));
-  return new Blob([Uint8Array.from(raw, (letter) => letter.charCodeAt(0))], { type: "image/png" });
-}
-
 // The same frame around an SVG of our own.
-export function drawing(host, { name, title, note = "", rows, command = analysis }) {
+export function drawing(host, about) {
   const box = h("div", { class: "drawing" });
-  const heading = h("h3", {}, title);
-  const caption = h("span", { class: "note" }, note);
-  const picture = (format) => {
-    const svg = box.querySelector("svg").cloneNode(true);
-    svg.setAttribute("xmlns", "http://www.w3.org/2000/svg");
-    svg.setAttribute("style", `background:${palette().paper}`);
-    const text = new XMLSerializer().serializeToString(svg);
-    if (format === "svg") return save(`${name}.svg`, text, "image/svg+xml");
-    const [wide, high] = [Number(svg.getAttribute("width")), Number(svg.getAttribute("height"))];
-    const image = new Image();
-    image.onload = () => {
-      const canvas = h("canvas", { width: wide * 2, height: high * 2 });
-      const pen = canvas.getContext("2d");
-      pen.fillStyle = palette().paper;
-      pen.fillRect(0, 0, canvas.width, canvas.height);
-      pen.drawImage(image, 0, 0, canvas.width, canvas.height);
-      canvas.toBlob((blob) => save(`${name}.png`, blob));
-    };
-    image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(text)}`;
-  };
-  host.append(
-    h(
-      "figure",
-      { class: "chart", id: `chart-${name}` },
-      h("figcaption", {}, h("div", {}, heading, caption), offers(name, rows, command, picture)),
-      box,
-    ),
-  );
+  const frame = framed(host, box, { ...about, picture: async () => standalone(box.querySelector("svg")) });
   return {
     box,
     draw(svg, captions = {}) {
       show(box, svg);
-      if (captions.title !== undefined) heading.textContent = captions.title;
-      if (captions.note !== undefined) caption.textContent = captions.note;
+      frame.caption(captions);
+      frame.drawn();
     },
   };
 }
