@@ -8,12 +8,13 @@ import click
 
 from ..base.errors import BadValue
 from .options import MODEL_HELP, OUTPUT, Command, model_argument, named, one_gpu, options, output_option, plan_options
-from .output import Form, emit, quiet, wrote
+from .output import Form, emit, quiet, table_csv, wrote
 
 _EXAMPLES = (
     "llama-3.1-8b --gpu h200 --batch-size 8 --input-len 1024 --output-len 128",
     "deepseek-v3 --gpu h200 -dp 32 --enable-expert-parallel --batch-size 256",
     "llama-3.1-8b --explain down_proj",
+    "llama-3.1-70b --gpu h200 -tp 8 -pp 2 --cluster",
 )
 
 
@@ -22,6 +23,7 @@ _EXAMPLES = (
 @options(plan_options())
 @output_option("--phase", default="all", help="prefill, decode or all.")
 @output_option("--explain", metavar="OP", help="One operator: formulas, values put in, origin of its efficiency.")
+@output_option("--cluster", is_flag=True, help="What sits on each GPU, and what travels over each link.")
 @output_option(
     "--plot", metavar="DIR", callback=named, help="Write distributions, roofline, memory and the structure graph there."
 )
@@ -34,6 +36,7 @@ def analyze(
     model: str,
     gpu: str | None,
     explain: str | None,
+    cluster: bool,
     plot: str | None,
     html: str | None,
     all_ops: bool,
@@ -49,11 +52,15 @@ def analyze(
     if explain is not None and any(others.values()):
         other = next(flag for flag, given in others.items() if given)
         raise BadValue(f"--explain is text or --json; it cannot be combined with {other}")
+    if cluster and (explain or plot or html):
+        raise BadValue("--cluster is a page of its own; it cannot be combined with --explain, --plot or --html")
     device = one_gpu("analyze", gpu)
     request = build_request(model, device, **plan)
     check_phase(request, phase)
     if explain is not None:
         return _explain(request, explain, phase, form)
+    if cluster:
+        return _cluster(request, phase, form)
     report = report_of(request, phase)
     if plot is not None:
         from ..views.plots.roofline import write_plots
@@ -85,6 +92,30 @@ def _explain(request: Any, operator: str, phase: str, form: Form) -> int:
 
     emit(form, json=lambda: explanations, csv=str, text=text)
     return 0
+
+
+def _cluster(request: Any, phase: str, form: Form) -> int:
+    """What sits where and what travels; as CSV, a row for each rank."""
+    from ..inference.placement import placement
+
+    placed = placement(request)
+    if phase != "all":
+        placed.phases = {name: time for name, time in placed.phases.items() if name == phase}
+        for stage in placed.stages:
+            stage.flows = {name: flows for name, flows in stage.flows.items() if name == phase}
+
+    def text() -> Any:
+        from ..views.text import cluster
+
+        return cluster.cluster(placed)
+
+    def rows() -> str:
+        from ..views.text.cluster import rank_rows
+
+        return table_csv(rank_rows(placed), ("rank",))
+
+    emit(form, json=lambda: placed, csv=rows, text=text, warnings=request.warnings, infeasible=placed.reason or None)
+    return 0 if placed.feasible else 1
 
 
 def _text(report: Any, all_ops: bool) -> Any:

@@ -215,7 +215,12 @@ def _joining(plan: Plan, device: Hardware, ranks: int) -> tuple[str, Link]:
 
 def host_link(device: Hardware) -> Link | None:
     """The link to the host's memory, if the device has one: ``host_link(catalog.hardware("gb200"))  # NVLink-C2C``"""
-    return next((device.links[name] for name in ("c2c", "pcie", "host") if name in device.links), None)
+    return device.links.get(host_link_name(device))
+
+
+def host_link_name(device: Hardware) -> str:
+    """What that link is called; empty if there is none: ``host_link_name(catalog.hardware("gb200"))  # 'c2c'``"""
+    return next((name for name in ("c2c", "pcie", "host") if name in device.links), "")
 
 
 def network_link(device: Hardware) -> Link | None:
@@ -258,6 +263,13 @@ def _domain(plan: Plan, device: Hardware, name: str, link: Link) -> int:
     standard_node = plan.gpus_per_node == device.gpus_per_node
     rack = standard_node and link.devices > plan.gpus_per_node and name != "pcie"
     return link.devices if rack else plan.gpus_per_node
+
+
+def gpus_per_link_domain(plan: Plan, device: Hardware) -> int:
+    """GPUs that the plan's fast link joins: a node's, or a rack's: ``gpus_per_link_domain(plan, gb200)  # 72``"""
+    name = plan.interconnect or device.interconnect
+    link = device.links.get(name)
+    return plan.gpus_per_node if link is None else _domain(plan, device, name, link)
 
 
 def gpus_per_nvlink_domain(device: Hardware, used: int) -> int:

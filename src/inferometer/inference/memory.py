@@ -292,7 +292,7 @@ def memory_table(bound_plan: BoundPlan, batch_shape: BatchShape) -> Memory:
 
     Batch sizes are of all replicas, tokens of one.
     """
-    parts = [_stage_memory(stage, batch_shape) for stage in stage_plans(bound_plan)]
+    parts = [stage_memory(stage, batch_shape) for stage in stage_plans(bound_plan)]
     fullest = max(parts, key=lambda m: m.total_bytes)
     for word in ("max_batch_size", "max_batch_size_prefill", "max_batch_size_decode"):
         setattr(fullest, word, min(getattr(m, word) for m in parts))
@@ -348,7 +348,8 @@ def cache_offloaded(bound_plan: BoundPlan, batch_shape: BatchShape) -> BoundPlan
     )
 
 
-def _stage_memory(bound_plan: BoundPlan, batch_shape: BatchShape) -> Memory:
+def stage_memory(bound_plan: BoundPlan, batch_shape: BatchShape) -> Memory:
+    """Of one pipeline stage: ``stage_memory(stage_plans(bound_plan)[0], batch_shape).kv_capacity_bytes``"""
     replicas = bound_plan.plan.data_parallel_size
     fullest, aside = _stage(bound_plan, batch_shape), float(reserved(bound_plan))
     _, more_cache = drafter(bound_plan, batch_shape.length)

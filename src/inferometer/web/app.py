@@ -35,7 +35,10 @@ if TYPE_CHECKING:
 
     Endpoint = Callable[[Request], Any]
 
-TIMEOUTS = {"analyze": 20.0, "explain": 20.0, "sweep": 30.0, "sensitivity": 30.0}  # s; verbs that answer at once
+TIMEOUTS = {  # s; verbs that answer at once
+    **dict.fromkeys(("analyze", "cluster", "explain"), 20.0),
+    **dict.fromkeys(("sweep", "sensitivity"), 30.0),
+}
 JOBS = ("simulate", "search")  # verbs that take long
 CACHED_BYTES = 64_000_000  # of answers: a slider that comes back asks the same again
 LARGEST_CACHED = 1_000_000  # bytes

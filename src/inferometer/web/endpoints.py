@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ..base.errors import BadValue, InferometerError, UnknownName, abbreviate
 from ..base.files import only_files_in
 from ..inference.analyze import PHASES, check_phase, report_of
@@ -72,6 +74,15 @@ def analyze_endpoint(body: Body, folder: Path, progress: ProgressCallback) -> An
     plan, request = _one_plan(body, folder)
     report = report_of(request)
     return {**report.to_dict(), "command": command("analyze", plan), "graph": graph(report, request.model)}
+
+
+@endpoint("cluster")
+def cluster_endpoint(body: Body, folder: Path, progress: ProgressCallback) -> Any:
+    """A plan is its own body: as ``analyze --cluster --json``, and the command."""
+    from ..inference.placement import placement
+
+    plan, request = _one_plan(body, folder)
+    return {**msgspec.to_builtins(placement(request)), "command": f"{command('analyze', plan)} --cluster"}
 
 
 @endpoint("explain")

@@ -11,6 +11,7 @@ import msgspec
 
 from .. import __version__
 from ..inference.explain import explain
+from ..inference.placement import placement
 from ..inference.report import Report
 from ..inference.request import Request
 from ..views.plots.palette import palette_css
@@ -37,6 +38,7 @@ def page(request: Request, report: Report, command: str, controls: Sequence[Cont
         "report": {**report.to_dict(), "command": command, "graph": graph(report, request.model)},
         "controls": list(controls),
         "catalogue": {"version": __version__},
+        "cluster": {**msgspec.to_builtins(placement(request)), "command": f"{command} --cluster"},
         "explanations": [one for name in names for one in explain(request, name)],
     }
     return filled((static() / "index.html").read_text(encoding="utf-8"), given)
