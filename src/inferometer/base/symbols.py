@@ -28,6 +28,7 @@ Formula = Any
 
 Env = Mapping[str, Value]  # names -> values
 _SCALARS = (float, int)
+_PLAIN = frozenset({float, int, bool})
 
 # Weak, so that the formulas of a model go with it. A formula holds its parts, so the ids in a key outlive the entry.
 _interned: WeakValueDictionary[tuple[Any, ...], Expr] = WeakValueDictionary()
@@ -295,10 +296,9 @@ class Program:
 
     def __call__(self, env: Env) -> list[Value]:
         if self.compiled is not None:
-            try:
-                return self.compiled(*[env[word] for word in self.names])
-            except (ValueError, TypeError):  # an array has no truth value: it goes step by step
-                pass
+            inputs = [env[word] for word in self.names]
+            if _PLAIN.issuperset(map(type, inputs)):
+                return self.compiled(*inputs)
         elif self.calls < COMPILED_AFTER:
             self.calls += 1
         else:

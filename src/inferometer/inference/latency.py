@@ -10,7 +10,7 @@ dimension each) are cheap, because what depends on the batch alone is computed o
 
 from __future__ import annotations
 
-from itertools import repeat
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -30,7 +30,8 @@ from .workload import BatchShape
 def stage_seconds(bound_plan: BoundPlan, step: Step, equal_tokens: list[EqualTokens] | None = None) -> list[Value]:
     """Seconds of one step on each pipeline stage; ``equal_tokens`` of each, as of `kernel_seconds`."""
     stages = stage_plans(bound_plan)
-    return [step_seconds(stage, step, kept) for stage, kept in zip(stages, equal_tokens or repeat(None))]
+    each: Sequence[EqualTokens | None] = equal_tokens or [None] * len(stages)
+    return [step_seconds(stage, step, kept) for stage, kept in zip(stages, each, strict=True)]
 
 
 def slowest_stage(times: list[Value]) -> Value:
