@@ -18,17 +18,11 @@ from inferometer.inference.memory import parameters
 from inferometer.inference.report import Report
 from inferometer.inference.request import build_request
 from inferometer.network.graph import Model
+from inferometer.views.plots.analysis import bars, distribution, memory, parameters_on_gpu, write_plots
 from inferometer.views.plots.canvas import Scene, bounds
+from inferometer.views.plots.labels import Frame, crosses, label_width
 from inferometer.views.plots.palette import tint
-from inferometer.views.plots.roofline import (
-    bars,
-    distribution,
-    memory,
-    parameters_on_gpu,
-    roofline,
-    roofs,
-    write_plots,
-)
+from inferometer.views.plots.roofline import roofline, roofline_chart, roofs
 from inferometer.views.plots.structure import structure
 from inferometer.views.plots.wiring import ENTRY, EXIT, BlockRows, shown, wire
 
@@ -282,7 +276,7 @@ def test_parameters_of_a_pipeline_are_of_the_stage_that_is_shown() -> None:
     assert on_gpu["down_proj"] == 20 * 28672 * 8192 and on_gpu["lm_head"] == 128256 * 8192
 
 
-def test_roofs_are_those_of_the_formats_in_use() -> None:
+def test_topsare_those_of_the_formats_in_use() -> None:
     assert roofs(made("dense")[0]) == {"bf16": made("dense")[0].device["flops"]["bf16"]}
     assert list(roofs(made("latent")[0])) == ["fp8", "bf16"]
 
@@ -311,6 +305,58 @@ def test_labels_of_the_roofline_do_not_overlap(plan: str) -> None:
         for i, a in enumerate(boxes):
             for b in boxes[:i]:
                 assert not (a.x0 < b.x1 and b.x0 < a.x1 and a.y0 < b.y1 and b.y0 < a.y1)
+
+
+@pytest.mark.parametrize("plan", ["dense", "latent", "diffusion", "vision"])
+def test_names_on_the_page_cover_no_dot_no_line_and_no_name(plan: str) -> None:
+    report, _ = made(plan)
+    chart = roofline_chart(report)
+    for phase, drawn in chart["phases"].items():
+        ops = report.phases[phase].ops
+        largest = sorted((ops[dot["op"]] for dot in drawn["dots"]), key=lambda op: -op.share)[:4]
+        for field in drawn["fields"]:
+            frame = Frame(chart["x"], chart["y"], field["width"], field["height"])
+            texts = " ".join(name["text"] for name in field["names"])
+            assert frame.width < 400 or all(op.name in texts for op in largest if op.share > 0.005)
+            boxes = [box_of(name, frame) for name in field["names"]]
+            middles = [
+                (*frame.at(op.intensity, op.flops / op.seconds), op.share)
+                for op in (ops[d["op"]] for d in drawn["dots"])
+            ]
+            dots = [(x - r, y - r, x + r, y + r) for x, y, share in middles for r in [0.7 * (8.6 + 553 * share) ** 0.5]]
+            tops = [roof["flops"] for roof in chart["roofs"]]
+            knee = tops[0] / chart["bandwidth"]
+            lines = [(frame.at(chart["x"][0], chart["x"][0] * chart["bandwidth"]), frame.at(knee, tops[0]))]
+            lines += [(frame.at(top / chart["bandwidth"], top), frame.at(chart["x"][1], top)) for top in tops]
+            for i, box in enumerate(boxes):
+                assert not [other for other in [*dots, *boxes[:i]] if overlap(box, other)], field["names"][i]
+                assert not [line for line in lines if crosses(line, box)], field["names"][i]
+                assert box[0] >= -1 and box[2] <= frame.width + 1
+
+
+def box_of(name: dict[str, Any], frame: Frame) -> tuple[float, float, float, float]:
+    x, y, half = name["x"] * frame.width, name["y"] * frame.height, label_width(name["text"]) / 2
+    return x - half, y - 6, x + half, y + 6
+
+
+def overlap(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+@pytest.mark.parametrize("plan", ["dense", "latent", "diffusion"])
+def test_the_strip_of_a_roofline_is_all_of_the_time_largest_first(plan: str) -> None:
+    report, _ = made(plan)
+    for phase, drawn in roofline_chart(report)["phases"].items():
+        time = drawn["time"]
+        assert sum(part["share"] for part in time) == pytest.approx(1.0, abs=1e-6)
+        assert sum(part["seconds"] for part in time) == pytest.approx(report.phases[phase].seconds)
+        without = {op.name for op in report.phases[phase].ops if op.seconds > 0 and not (op.flops > 0 and op.bytes > 0)}
+        beside = [part for part in time if not part["dots"]]
+        assert {part["name"] for part in beside} == without
+        assert [part["share"] for part in beside] == sorted((part["share"] for part in beside), reverse=True)
+        if beside and beside[0]["share"] >= 0.0005:
+            texts = [text for text, _ in drawn["legend"]]
+            assert texts[texts.index("no arithmetic:") + 1].startswith(beside[0]["name"])
 
 
 def test_memory_is_one_bar_with_its_limits() -> None:

@@ -34,3 +34,32 @@ def test_tabs_share_the_phase_and_each_shows_it(opened: Opened) -> None:
     page.wait_for_url("**phase=prefill*")
     assert page.evaluate("document.activeElement.value") == "prefill", "the keyboard stays where it is"
     assert phase(page, "latency") == phase(page, "graph") == ["prefill"]
+
+
+def test_the_roofline_names_its_dots_and_shows_all_of_the_time(opened: Opened) -> None:
+    page = opened("?tensor_parallel_size=2&batch_size=8&tab=roofline&pin=batch_size%3D1")
+    page.wait_for_selector("#chart-roofline-decode .dot text")
+    decode = opened.server.post("/api/roofline", {"tensor_parallel_size": 2, "batch_size": 8}).json["phases"]["decode"]
+    with_dots = [op for op in decode["ops"] if op["flops"] > 0 and op["bytes"] > 0]
+    assert len(page.query_selector_all("#chart-roofline-decode .dot")) == len(with_dots)
+    boxes = page.eval_on_selector_all(
+        "#chart-roofline-decode .dot text, #chart-roofline-decode .dot circle",
+        """all => all.map(e => [e, e.getBoundingClientRect()])
+            .map(([e, r]) => [e.tagName, r.left, r.top, r.right, r.bottom])""",
+    )
+    texts, dots = ([tuple(b[1:]) for b in boxes if b[0] == kind] for kind in ("text", "circle"))
+    inner = [
+        (x0 + (x1 - x0) * 0.15, y0 + (y1 - y0) * 0.15, x1 - (x1 - x0) * 0.15, y1 - (y1 - y0) * 0.15)
+        for x0, y0, x1, y1 in dots
+    ]
+    for i, (x0, y0, x1, y1) in enumerate(texts):
+        y0, y1 = y0 + 1, y1 - 1  # the font's own room above and below its letters
+        assert not [o for o in [*texts[:i], *inner] if x0 < o[2] and o[0] < x1 and y0 < o[3] - 1 and o[1] + 1 < y1]
+    assert "no arithmetic:" in page.text_content("#chart-roofline-decode svg")
+    assert "all_reduce" in page.text_content("#chart-roofline-decode svg")
+    assert "rings: pinned" in page.inner_text("#chart-roofline-decode .note")
+    page.focus("#chart-roofline-decode .dot[data-op=attention]")
+    assert "FLOP/byte" in page.inner_text("#chart-roofline-decode .hover-card")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".operator h3")
+    assert page.inner_text(".operator h3") == "attention"

@@ -42,6 +42,7 @@ def test_the_report_is_inside(page: str, run: Run) -> None:
     report = given(page)["report"]
     assert isinstance(report, dict)
     command, graph = report.pop("command"), report.pop("graph")
+    assert report.pop("roofline_chart")["phases"].keys() == report["phases"].keys()
     assert report == run(*LINE, "--json").json
     assert command == "inferometer analyze llama-3.1-8b --gpu h200 --batch-size 8 --tensor-parallel-size 2"
     assert set(graph) == {"prefill", "decode"}

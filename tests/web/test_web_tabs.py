@@ -95,7 +95,7 @@ def test_every_tab_at_every_width_and_theme(opened: Opened, width: int, scheme: 
         page.click(f"#tab-{tab}")
         page.wait_for_selector(f".view-{tab}:visible")
         if tab in ("roofline", "memory", "latency", "sweep"):
-            page.wait_for_selector(f".view-{tab} .main-svg")
+            page.wait_for_selector(f".view-{tab} .plot .main-svg, .view-{tab} .drawing svg")
         wide = page.evaluate("document.documentElement.scrollWidth")
         assert wide <= width, f"{tab} is {wide} px wide"
     assert {url.split("/")[2] for url in opened.asked if url.startswith("http")} == {opened.server.address[7:]}
@@ -120,6 +120,6 @@ def test_a_report_in_one_file_opens_without_a_server(opened: Opened, run: Callab
     page.wait_for_selector(".operator .line output")
     for tab in TABS[1:4]:
         page.click(f"#tab-{tab}")
-        page.wait_for_selector(f".view-{tab} .main-svg")
+        page.wait_for_selector(f".view-{tab} .plot .main-svg, .view-{tab} .drawing svg")
     assert page.query_selector("#tab-sweep") is None, "what needs a server is not offered"
     assert all(url.startswith(("file:", "data:", "blob:")) for url in opened.asked)

@@ -63,7 +63,7 @@ def analyze(
         return _cluster(request, phase, form)
     report = report_of(request, phase)
     if plot is not None:
-        from ..views.plots.roofline import write_plots
+        from ..views.plots.analysis import write_plots
 
         wrote(write_plots(report, plot, request.model))
     if html is not None:

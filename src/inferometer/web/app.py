@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     Endpoint = Callable[[Request], Any]
 
 TIMEOUTS = {  # s; verbs that answer at once
-    **dict.fromkeys(("analyze", "cluster", "explain"), 20.0),
+    **dict.fromkeys(("analyze", "roofline", "cluster", "explain"), 20.0),
     **dict.fromkeys(("sweep", "sensitivity"), 30.0),
 }
 JOBS = ("simulate", "search")  # verbs that take long

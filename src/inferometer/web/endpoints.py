@@ -21,6 +21,7 @@ from ..base.errors import BadValue, InferometerError, UnknownName, abbreviate
 from ..base.files import only_files_in
 from ..inference.analyze import PHASES, check_phase, report_of
 from ..inference.explain import explain
+from ..inference.report import Report
 from ..inference.request import Request, build_request
 from ..specs import catalog
 from . import runs
@@ -83,11 +84,24 @@ def _request_folder(parent: Path | None) -> Iterator[Path]:
 @endpoint("analyze")
 def analyze_endpoint(body: Body, folder: Path, progress: ProgressCallback) -> Any:
     """A plan is its own body: the report, the command that makes it, and the network to be drawn."""
+    return _analysis(body, folder)[1]
+
+
+@endpoint("roofline")
+def roofline_endpoint(body: Body, folder: Path, progress: ProgressCallback) -> Any:
+    """The same, and the roofline laid out."""
+    from ..views.plots.roofline import roofline_chart
+
+    report, content = _analysis(body, folder)
+    return {**content, "roofline_chart": roofline_chart(report)}
+
+
+def _analysis(body: Body, folder: Path) -> tuple[Report, Body]:
     from ..views.plots.structure import graph
 
     plan, request = _one_plan(body, folder)
     report = report_of(request)
-    return {**report.to_dict(), "command": command("analyze", plan), "graph": graph(report, request.model)}
+    return report, {**report.to_dict(), "command": command("analyze", plan), "graph": graph(report, request.model)}
 
 
 @endpoint("cluster")

@@ -15,6 +15,7 @@ from .page_plan import PAGE_ONLY, page_arguments
 AXIS = {"description": "One value, a list, or a range: 1,2,4 or 16:8000:16 or 1:1024:x2"}
 SUMMARIES = {
     "analyze": "One plan, explained: the report, the command that makes it, and the network to be drawn.",
+    "roofline": "The same, and the roofline laid out: dots, all of the time, and places of the names.",
     "cluster": "What sits on each GPU, and what travels over each link in a phase.",
     "explain": "One operator: formulas, values put in, and where its efficiency comes from.",
     "sweep": "Every combination of some axes, as columns.",
@@ -100,6 +101,7 @@ def body_schemas(plan: dict[str, Any]) -> dict[str, dict[str, Any]]:
     axes = {"type": "object", "additionalProperties": False, "minProperties": 1, "properties": swept}
     return {
         "analyze": plan,
+        "roofline": plan,
         "cluster": plan,
         "explain": beside(("op",), op=_TEXT, phase={"type": "string", "enum": ["prefill", "decode", "vision", "all"]}),
         "sweep": beside(("axes",), axes=axes, figures={"type": "array", "items": _TEXT}),

@@ -15,6 +15,7 @@ from ..inference.placement import placement
 from ..inference.report import Report
 from ..inference.request import Request
 from ..views.plots.palette import palette_css
+from ..views.plots.roofline import roofline_chart
 from ..views.plots.structure import graph
 from .catalogue import Control
 from .page_files import plotly, static
@@ -35,7 +36,12 @@ def page(request: Request, report: Report, command: str, controls: Sequence[Cont
     """The page of a report, every operator explained: ``page(request, report_of(request), "inferometer …", [])``"""
     names = dict.fromkeys(op.name for phase in report.phases.values() for op in phase.ops)
     given = {
-        "report": {**report.to_dict(), "command": command, "graph": graph(report, request.model)},
+        "report": {
+            **report.to_dict(),
+            "command": command,
+            "graph": graph(report, request.model),
+            "roofline_chart": roofline_chart(report),
+        },
         "controls": list(controls),
         "catalogue": {"version": __version__},
         "cluster": {**msgspec.to_builtins(placement(request)), "command": f"{command} --cluster"},

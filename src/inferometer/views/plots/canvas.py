@@ -336,3 +336,8 @@ def brief(value: float) -> str:
     """Seconds along an axis, without digits that say nothing: ``20 ms``"""
     number, _, unit = seconds(value).partition(" ")
     return f"{float(number):g} {unit}"
+
+
+def share_text(value: float) -> str:
+    """``share_text(0.256)  # '25.6%'``"""
+    return "<0.1%" if 0 < value < 0.0005 else f"{value * 100:.1f}%"

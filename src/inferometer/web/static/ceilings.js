@@ -1,4 +1,4 @@
-// The roofs of a plan: peaks of the formats it computes in, memory bandwidth, and the best that its kernels reach.
+// The roofs of a plan: peaks of the formats it computes in.
 import { state } from "./state.js";
 
 const PLAIN = { "fp8-block": "fp8", w8a16: null, w4a16: null, int4: null, int2: null };
@@ -25,20 +25,4 @@ export function tops(report) {
     (name) => report.device.flops[name],
   );
   return names.map((name) => ({ name, flops: report.device.flops[name] })).sort((a, b) => b.flops - a.flops);
-}
-
-// The best rates among operators with an efficiency that was measured or fitted to measurements: { bandwidth, flops }
-export function reached(report) {
-  const ops = Object.values(report.phases)
-    .flatMap((phase) => phase.ops)
-    .filter((op) => op.seconds > 0 && op.origin !== "assumed" && op.bound !== "communication");
-  const best = (rate) =>
-    ops.reduce(
-      (most, op) => (rate(op) > (most?.rate ?? 0) ? { rate: rate(op), name: op.name, origin: op.origin } : most),
-      null,
-    );
-  return {
-    bandwidth: best((op) => (op.bound === "memory" ? op.bytes / op.seconds : 0)),
-    flops: best((op) => (op.bound === "compute" ? op.flops / op.seconds : 0)),
-  };
 }

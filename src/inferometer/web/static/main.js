@@ -61,7 +61,7 @@ function refused(error) {
 const ask = latest(
   (plan, pinned) =>
     Promise.all([
-      post("/api/analyze", withModel(plan)),
+      post(VIEWS.find((view) => view.id === state.view.tab)?.path ?? "/api/analyze", withModel(plan)),
       pinned && (state.before ?? post("/api/analyze", withModel(pinned))),
     ]),
   ({ value, error }, plan, pinned) => {

@@ -1,233 +1,358 @@
-// Tab: every operator under the roofs, log-log; dashed, the best that measured kernels of this plan reach.
-import { chart, decades } from "./chart.js";
-import { h } from "./dom.js";
+// Tab: every operator under the roofs, log-log, and below it all of the time. The server has placed the names.
+import { decades, drawing } from "./chart.js";
+import { h, s, show } from "./dom.js";
 import { capital, digits, percent, seconds, si } from "./format.js";
 import { keyOf } from "./phases.js";
-import { reached, tops } from "./ceilings.js";
-import { setView, state } from "./state.js";
+import { emit, setView, state } from "./state.js";
 import { boundColor, boundWords, palette } from "./theme.js";
 
-const dotted = (ops) => ops.filter((op) => op.flops > 0 && op.bytes > 0 && op.seconds > 0);
-const area = (share) => 7 + 40 * Math.sqrt(share);
+const [LEFT, RIGHT, TOP, FOOT] = [52, 8, 10, 40];
+const FONT = "system-ui, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif";
+const LEADER = 9; // pixels between a dot's rim and its name, from which on a line leads there
 
-// Operators that a chart of intensity cannot show, and their share of the time.
-function withoutDot(ops) {
-  if (!ops.length) return "";
-  const names = [...new Set(ops.map((op) => op.name))].slice(0, 3).join(", ");
-  return ` · no arithmetic, so no dot: ${names} (${percent(ops.reduce((sum, op) => sum + op.share, 0))})`;
-}
+const pen = document.createElement("canvas").getContext("2d");
+const wideness = (text) => ((pen.font = `11px ${FONT}`), pen.measureText(text).width);
+const label = (x, y, content, extra = {}) =>
+  s("text", { x, y, "font-size": 11, fill: palette().ink, "dominant-baseline": "central", ...extra }, content);
+const path = (points, extra) =>
+  s("path", { d: `M${points.map((p) => p.join(",")).join("L")}`, fill: "none", ...extra });
+const rate = (op) => op.flops / op.seconds;
 
-function line(x, y, name, extra = {}) {
+// The field of a chart that is so wide: its size, where values lie, and the places of names that fit in it.
+function fieldOf(chart, fields, across) {
+  const width = across - LEFT - RIGHT;
+  const height = width < 350 ? 300 : width < 440 ? 340 : Math.min(460, Math.max(380, width * 0.7));
+  const part = (v, [low, high]) => Math.log(v / low) / Math.log(high / low);
   return {
-    x,
-    y,
-    mode: "lines",
-    type: "scatter",
-    hoverinfo: "text",
-    text: name,
-    name,
-    showlegend: false,
-    line: { color: palette().ink, width: 1.5, ...extra },
+    width,
+    height,
+    x: (v) => LEFT + part(v, chart.x) * width,
+    y: (v) => TOP + (1 - part(v, chart.y)) * height,
+    bottom: TOP + height,
+    right: LEFT + width,
+    places: fields.filter((f) => f.width <= width && f.height <= height).at(-1) ?? fields[0],
   };
 }
 
-// Names where there is room: the largest dots first, above, below or beside; none where four places are taken.
-function named(ops, box, [x0, x1], [y0, y1]) {
-  const [wide, high] = [(box.clientWidth - 90) / Math.log10(x1 / x0), (box.clientHeight - 110) / Math.log10(y1 / y0)];
-  const at = (x, y) => [Math.log10(x) * wide, Math.log10(y) * high];
-  const [[left], [right, top]] = [at(x0, y0), at(x1, y1)];
-  const taken = tops(state.report).map((roof) => {
-    const [, y] = at(1, roof.flops);
-    return [right - 130, y - 3, right, y + 16];
-  });
-  const [, foot] = at(1, x0 * state.report.device.memory_bandwidth);
-  taken.push([left + 38, foot + 12, left + 160, foot + 32]); // the memory ceiling's own label
-  const positions = new Map();
-  const places = ["top center", "bottom center", "middle right", "middle left"];
-  for (const op of [...ops].sort((a, b) => b.share - a.share)) {
-    if (op.share < 0.005) continue;
-    const [[x, y], r, w] = [at(op.intensity, op.flops / op.seconds), area(op.share) / 2, op.name.length * 6.4];
-    const boxes = [
-      [x - w / 2, y + r, x + w / 2, y + r + 14],
-      [x - w / 2, y - r - 14, x + w / 2, y - r],
-      [x + r, y - 7, x + r + w, y + 7],
-      [x - r - w, y - 7, x - r, y + 7],
-    ];
-    const free = boxes.findIndex(
-      (a) =>
-        a[0] > left &&
-        a[2] < right &&
-        a[3] < top &&
-        !taken.some((b) => a[0] < b[2] && b[0] < a[2] && a[1] < b[3] && b[1] < a[3]),
-    );
-    taken.push([x - r, y - r, x + r, y + r]);
-    if (free < 0) continue;
-    taken.push(boxes[free]);
-    positions.set(op, places[free]);
-  }
-  return positions;
+function axes(chart, field) {
+  const p = palette();
+  const [across, upward] = [decades(...chart.x, (v) => digits(v)), decades(...chart.y, (v) => si(v))];
+  const faint = { stroke: p.grid };
+  return [
+    across.tickvals.map((v, i) => [
+      path(
+        [
+          [field.x(v), TOP],
+          [field.x(v), field.bottom],
+        ],
+        faint,
+      ),
+      label(field.x(v), field.bottom + 12, across.ticktext[i], { "text-anchor": "middle", fill: p.muted }),
+    ]),
+    upward.tickvals.map((v, i) => [
+      path(
+        [
+          [LEFT, field.y(v)],
+          [field.right, field.y(v)],
+        ],
+        faint,
+      ),
+      label(LEFT - 6, field.y(v), upward.ticktext[i], { "text-anchor": "end", fill: p.muted }),
+    ]),
+    path(
+      [
+        [LEFT, TOP],
+        [LEFT, field.bottom],
+        [field.right, field.bottom],
+      ],
+      { stroke: p.faint },
+    ),
+    label(LEFT + field.width / 2, field.bottom + 29, "arithmetic intensity (FLOP/byte)", {
+      "text-anchor": "middle",
+      fill: p.muted,
+    }),
+    label(0, 0, "FLOP/s reached", {
+      transform: `translate(9,${TOP + field.height / 2}) rotate(-90)`,
+      "text-anchor": "middle",
+      fill: p.muted,
+    }),
+  ];
 }
 
-function dots(ops, phase, hollow, names) {
-  return [...new Set(ops.map((op) => op.bound))].map((bound) => {
-    const group = ops.filter((op) => op.bound === bound);
-    return {
-      type: "scatter",
-      mode: hollow ? "markers" : "markers+text",
-      name: hollow ? `pinned: ${boundWords(bound)}` : boundWords(bound),
-      x: group.map((op) => op.intensity),
-      y: group.map((op) => op.flops / op.seconds),
-      text: group.map((op) => (names.has(op) ? op.name : "")),
-      textposition: group.map((op) => names.get(op) ?? "top center"),
-      textfont: { size: 11, color: palette().ink },
-      customdata: hollow ? null : group.map((op) => keyOf(op, state.report.phases[phase].ops)),
-      hoverinfo: "text",
-      hovertext: group.map(
-        (op) =>
-          `<b>${op.name}</b>${hollow ? " (pinned)" : ""}<br>` +
-          `${digits(op.intensity)} FLOP/B, ${si(op.flops / op.seconds, "FLOP/s")}<br>` +
-          `${percent(op.share)} of ${phase}, ${seconds(op.seconds)}<br>` +
-          `efficiency ${percent(op.efficiency)}, ${op.origin}`,
+function roofs(chart, field) {
+  const p = palette();
+  const { bandwidth, reached } = chart;
+  const peak = chart.roofs[0].flops;
+  const start = Math.max(chart.x[0], chart.y[0] / bandwidth);
+  const solid = { stroke: p.ink, "stroke-width": 1.5 };
+  const slope = [
+    [field.x(start), field.y(start * bandwidth)],
+    [field.x(peak / bandwidth), field.y(peak)],
+  ];
+  const turn = (Math.atan2(slope[1][1] - slope[0][1], slope[1][0] - slope[0][0]) * 180) / Math.PI;
+  const [ax, ay] = slope[0].map((v, i) => v + (slope[1][i] - v) * field.places.memory);
+  return [
+    dashes(chart, field, reached.bandwidth?.rate ?? bandwidth, reached.flops?.rate ?? peak),
+    path(slope, solid),
+    label(0, -9, `memory ${si(bandwidth, "B/s")}`, { transform: `translate(${ax},${ay}) rotate(${turn})` }),
+    chart.roofs.map((roof, i) => [
+      path(
+        [
+          [field.x(roof.flops / bandwidth), field.y(roof.flops)],
+          [field.right, field.y(roof.flops)],
+        ],
+        solid,
       ),
-      marker: {
-        size: group.map((op) => area(op.share)),
-        color: boundColor(bound),
-        opacity: hollow ? 0.9 : 0.75,
-        symbol: hollow ? "circle-open" : "circle",
-        line: { color: hollow ? boundColor(bound) : palette().paper, width: hollow ? 1.5 : 0.8 },
-      },
-      showlegend: !hollow,
-    };
-  });
+      label(
+        field.right - 4,
+        field.y(roof.flops) - field.places.roofs[i].side,
+        `${roof.name} ${si(roof.flops, "FLOP/s")}`,
+        {
+          "text-anchor": "end",
+        },
+      ),
+    ]),
+  ];
 }
+
+// The best that measured kernels of this plan reach.
+function dashes(chart, field, band, top) {
+  const { reached } = chart;
+  const thin = { stroke: palette().muted, "stroke-dasharray": "6 4", "stroke-width": 1.1 };
+  const start = Math.max(chart.x[0], chart.y[0] / band);
+  const end = LEFT + field.places.dashes * field.width;
+  const knee = [field.x(top / band), field.y(top)];
+  return [
+    reached.bandwidth && path([[field.x(start), field.y(start * band)], knee], thin),
+    reached.flops && knee[0] < end && path([knee, [end, knee[1]]], thin),
+  ];
+}
+
+function described(op, phase) {
+  return [
+    h("b", {}, op.name),
+    h("span", {}, `${percent(op.share)} of ${phase}, ${seconds(op.seconds)}, ${boundWords(op.bound)}`),
+    h("span", {}, `${digits(op.intensity)} FLOP/byte, ${si(rate(op), "FLOP/s")}`),
+    h("span", {}, `${percent(op.efficiency)} of its roofline, ${op.origin}`),
+  ];
+}
+
+// A dot and its name: one thing to point at, and to reach with the keyboard where it has a name.
+function mark(op, radius, name, field, { phase, key, card }) {
+  const p = palette();
+  const [x, y] = [field.x(op.intensity), field.y(rate(op))];
+  const open = () => setView({ tab: null, phase, op: key });
+  const parts = [
+    s("circle", { cx: x, cy: y, r: radius, fill: boundColor(op.bound), "fill-opacity": 0.78, stroke: p.paper }),
+  ];
+  if (name) {
+    const [nx, ny] = [LEFT + name.x * field.width, TOP + (1 - name.y) * field.height];
+    const clamp = (v, low, high) => Math.min(Math.max(v, low), high);
+    const end = [clamp(x, nx - name.width / 2, nx + name.width / 2), clamp(y, ny - 7, ny + 7)];
+    if (Math.hypot(end[0] - x, end[1] - y) >= radius + LEADER)
+      parts.push(path([[x, y], end], { stroke: p.muted, "stroke-width": 0.8 }));
+    parts.push(label(nx, ny, name.text, { "text-anchor": "middle" }));
+  }
+  return s(
+    "g",
+    {
+      class: "dot",
+      role: "button",
+      tabindex: name ? "0" : null,
+      "aria-label": `${name?.text ?? op.name}, ${boundWords(op.bound)}, ${digits(op.intensity)} FLOP per byte`,
+      "data-op": op.name,
+      onclick: open,
+      onkeydown: (event) => event.key === "Enter" && open(),
+      onpointerenter: () => card.show(x, y + radius, described(op, phase)),
+      onpointerleave: card.hide,
+      onfocus: () => card.show(x, y + radius, described(op, phase)),
+      onblur: card.hide,
+    },
+    parts,
+  );
+}
+
+const ring = (op, radius, field) =>
+  s("circle", {
+    cx: field.x(op.intensity),
+    cy: field.y(rate(op)),
+    r: radius,
+    fill: "none",
+    stroke: boundColor(op.bound),
+    "stroke-width": 1.5,
+    "clip-path": "url(#roofline-field)",
+  });
+
+// All of the time as one bar: what has dots, then what has no arithmetic; and what its parts are called.
+function strip({ time, legend }, field, card) {
+  const p = palette();
+  const top = field.bottom + FOOT + 4;
+  const gap = time.some((part) => part.dots) && time.some((part) => !part.dots) ? 6 : 0;
+  let x = LEFT;
+  const bars = time.map((part, i) => {
+    if (i && !part.dots && time[i - 1].dots) x += gap;
+    const wide = part.share * (field.width - gap);
+    const content = [h("b", {}, part.name), h("span", {}, `${percent(part.share)}, ${seconds(part.seconds)}`)];
+    const [left, middle] = [x, x + wide / 2];
+    x += wide;
+    return s("rect", {
+      x: left,
+      y: top,
+      width: Math.max(0.5, wide - 1),
+      height: 14,
+      fill: boundColor(part.bound),
+      "fill-opacity": part.dots ? 0.78 : 1,
+      onpointerenter: () => card.show(middle, top + 14, content),
+      onpointerleave: card.hide,
+    });
+  });
+  let [left, low] = [LEFT, top + 28];
+  const room = ([text, bound]) => wideness(text) + (bound ? 25 : 7);
+  const entries = legend.map(([text, bound], i) => {
+    const wide = room([text, bound]);
+    const needed = bound ? wide : wide + room(legend[i + 1]); // what they are, and the first of them
+    if (left + needed > field.right + 14 && left > LEFT) [left, low] = [LEFT, low + 17];
+    const [from, y] = [left, low];
+    left += wide;
+    return [
+      bound && s("rect", { x: from, y: y - 5, width: 10, height: 10, rx: 2, fill: boundColor(bound) }),
+      label(from + (bound ? 14 : 0), y, text, { fill: p.muted }),
+    ];
+  });
+  return { height: low + 12, parts: [bars, entries] };
+}
+
+// What is under the pointer, beside it.
+function hoverCard(figure) {
+  const element = h("div", { class: "hover-card", hidden: true });
+  figure.append(element);
+  return {
+    show(x, y, content) {
+      show(element, content);
+      element.hidden = false;
+      const box = figure.querySelector(".drawing");
+      const left = Math.max(4, Math.min(x + 8, box.clientWidth - element.offsetWidth - 4));
+      element.style.left = `${left}px`;
+      element.style.top = `${box.offsetTop + y + 8}px`;
+    },
+    hide: () => (element.hidden = true),
+  };
+}
+
+function picture(report, name, across, card) {
+  const [chart, { ops }] = [report.roofline_chart, report.phases[name]];
+  const drawn = chart.phases[name];
+  const field = fieldOf(chart, drawn.fields, across);
+  const names = new Map(field.places.names.map((one) => [one.op, one]));
+  const dots = [...drawn.dots].sort((a, b) => b.radius - a.radius);
+  const old = (state.before?.phases[name]?.ops ?? []).filter((op) => op.flops > 0 && op.bytes > 0 && op.seconds > 0);
+  const all = strip(drawn, field, card);
+  return s(
+    "svg",
+    {
+      width: across,
+      height: all.height,
+      viewBox: `0 0 ${across} ${all.height}`,
+      "font-family": FONT,
+      role: "group",
+      "aria-label": `Roofline of ${name}`,
+    },
+    s("clipPath", { id: "roofline-field" }, s("rect", { x: LEFT, y: TOP, width: field.width, height: field.height })),
+    axes(chart, field),
+    roofs(chart, field),
+    old.map((op) => ring(op, Math.sqrt(8.6 + 553 * op.share), field)),
+    dots.map(({ op: i, radius }) =>
+      mark(ops[i], radius, names.get(i), field, { phase: name, key: keyOf(ops[i], ops), card }),
+    ),
+    all.parts,
+  );
+}
+
+// What the picture says, in words and figures.
+function sentence(report, name) {
+  const { reached, bandwidth, roofs: tops, phases } = report.roofline_chart;
+  const ops = phases[name].dots.map((dot) => report.phases[name].ops[dot.op]);
+  const largest = ops.reduce((most, op) => (op.share > (most?.share ?? 0) ? op : most), null);
+  const roof = (op) => Math.min(tops[0].flops, op.intensity * bandwidth);
+  const best = [
+    reached.bandwidth && si(reached.bandwidth.rate, "B/s"),
+    reached.flops && si(reached.flops.rate, "FLOP/s"),
+  ].filter(Boolean);
+  return [
+    largest &&
+      `${largest.name} is the largest: ${percent(largest.share)}, at ${si(rate(largest), "FLOP/s")}, ` +
+        `${percent(rate(largest) / roof(largest), 0)} of the roof above it`,
+    "area: time",
+    best.length && `dashed: best of measured kernels, ${best.join(" and ")}`,
+    state.before && "rings: pinned",
+  ]
+    .filter(Boolean)
+    .join(" · ");
+}
+
+const rowsOf = (report, name) =>
+  report.phases[name].ops
+    .filter((op) => op.seconds > 0)
+    .map((op) => ({
+      phase: name,
+      operator: op.name,
+      block: op.block,
+      intensity: op.flops > 0 && op.bytes > 0 ? op.intensity : null,
+      flops_per_second: op.flops > 0 ? rate(op) : null,
+      seconds: op.seconds,
+      share: op.share,
+      bound: op.bound,
+      efficiency: op.efficiency,
+      origin: op.origin,
+    }));
 
 export const rooflineView = {
   id: "roofline",
   label: "Roofline",
+  path: "/api/roofline", // what the page asks for while this tab is open: the report with the roofline laid out
   mount(host) {
     const place = h("div", { class: "two" });
     host.append(place);
-    const charts = new Map();
-    return {
-      draw() {
-        const { report } = state;
-        const p = palette();
-        const roofs = tops(report);
-        const band = report.device.memory_bandwidth;
-        const best = reached(report);
-        const phases = Object.keys(report.phases);
-        for (const [name, one] of charts)
-          if (!phases.includes(name)) {
-            one.element.remove();
-            charts.delete(name);
-          }
-        const every = phases.flatMap((name) => dotted(report.phases[name].ops)).filter((op) => op.share > 1e-4);
-        const peak = roofs[0]?.flops ?? 1;
-        const xs = [...every.map((op) => op.intensity), peak / band];
-        const [x0, x1] = [Math.min(...xs) / 3, Math.max(...xs) * 12];
-        const ys = [...every.map((op) => op.flops / op.seconds), peak];
-        const [y0, y1] = [Math.min(...ys) / 3, peak * 3];
-        for (const name of phases) {
-          if (!charts.has(name)) {
-            charts.set(
-              name,
-              chart(place, {
-                name: `roofline-${name}`,
-                title: "",
-                height: 470,
-                onpick: (point) => point.customdata && setView({ tab: null, phase: name, op: point.customdata }),
-              }),
-            );
-          }
-        }
-        for (const name of phases) {
-          const ops = dotted(report.phases[name].ops);
-          const names = named(ops, charts.get(name).box, [x0, x1], [y0, y1]);
-          const old = dotted(state.before?.phases[name]?.ops ?? []);
-          const lines = [
-            line([x0, peak / band], [x0 * band, peak], `memory ${si(band, "B/s")}`),
-            ...roofs.map((r) => line([r.flops / band, x1], [r.flops, r.flops], `${r.name} ${si(r.flops, "FLOP/s")}`)),
-          ];
-          const dash = { dash: "6px,4px", width: 1.2, color: p.muted };
-          const knee = best.bandwidth && (best.flops?.rate ?? peak) / best.bandwidth.rate;
-          if (best.bandwidth)
-            lines.push(
-              line(
-                [x0, knee],
-                [x0 * best.bandwidth.rate, knee * best.bandwidth.rate],
-                `reached by ${best.bandwidth.name}: ${si(best.bandwidth.rate, "B/s")} (${best.bandwidth.origin})`,
-                dash,
-              ),
-            );
-          if (best.flops)
-            lines.push(
-              line(
-                [best.flops.rate / (best.bandwidth?.rate ?? band), x1],
-                [best.flops.rate, best.flops.rate],
-                `reached by ${best.flops.name}: ${si(best.flops.rate, "FLOP/s")} (${best.flops.origin})`,
-                dash,
-              ),
-            );
-          const marks = roofs.map((r) => ({
-            x: Math.log10(x1),
-            y: Math.log10(r.flops),
-            text: `${r.name} ${si(r.flops, "FLOP/s")}`,
-            showarrow: false,
-            xanchor: "right",
-            yanchor: "bottom",
-            font: { size: 11, color: p.ink },
-          }));
-          marks.push({
-            x: Math.log10(x0),
-            y: Math.log10(x0 * band),
-            text: `memory ${si(band, "B/s")}`,
-            showarrow: false,
-            xanchor: "left",
-            yanchor: "bottom",
-            font: { size: 11, color: p.ink },
-            xshift: 40,
-            yshift: 16,
-          });
-          const missing = report.phases[name].ops.filter((op) => op.seconds > 0 && !(op.flops > 0 && op.bytes > 0));
-          charts.get(name).draw(
-            [...lines, ...dots(old, name, true, new Map()), ...dots(ops, name, false, names)],
-            {
-              xaxis: {
-                type: "log",
-                title: "arithmetic intensity (FLOP/byte)",
-                range: [Math.log10(x0), Math.log10(x1)],
-                ...decades(x0, x1, (v) => digits(v)),
-              },
-              yaxis: {
-                type: "log",
-                title: "FLOP/s reached",
-                range: [Math.log10(y0), Math.log10(y1)],
-                ...decades(y0, y1, (v) => si(v)),
-              },
-              annotations: marks,
-              hovermode: "closest",
-            },
-            ops.map((op) => ({
-              phase: name,
-              operator: op.name,
-              block: op.block,
-              intensity: op.intensity,
-              flops_per_second: op.flops / op.seconds,
-              share: op.share,
-              bound: op.bound,
-              efficiency: op.efficiency,
-              origin: op.origin,
-            })),
-            {
-              title: `${capital(name)} · ${seconds(report.phases[name].seconds)}`,
-              note:
-                "area: share of the time · dashed: best rates of measured or fitted kernels here" +
-                (old.length ? " · hollow: pinned" : "") +
-                withoutDot(missing),
-            },
-          );
-        }
-      },
+    const charts = new Map(); // phase -> { frame, card }
+    let requested = null;
+    const framed = (name) => {
+      if (!charts.has(name)) {
+        const frame = drawing(place, { name: `roofline-${name}`, title: "", rows: () => rowsOf(state.report, name) });
+        charts.set(name, { frame, card: hoverCard(frame.box.parentNode) });
+      }
+      return charts.get(name);
     };
+    function draw() {
+      const { report } = state;
+      if (!report.roofline_chart) {
+        if (requested !== report) emit("plan", { recalled: true });
+        requested = report;
+        return;
+      }
+      const phases = Object.keys(report.phases);
+      for (const [name, { frame }] of charts)
+        if (!phases.includes(name)) {
+          frame.box.parentNode.remove();
+          charts.delete(name);
+        }
+      phases.forEach(framed);
+      for (const name of phases) {
+        const { frame, card } = framed(name);
+        card.hide();
+        const style = getComputedStyle(frame.box);
+        const across = frame.box.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
+        if (across < 100) continue;
+        frame.draw(picture(report, name, across, card), {
+          title: `${capital(name)} · ${seconds(report.phases[name].seconds)}`,
+          note: sentence(report, name),
+        });
+      }
+    }
+    let wide = 0;
+    new ResizeObserver(() => {
+      if (place.clientWidth && place.clientWidth !== wide && state.report?.roofline_chart) draw();
+      wide = place.clientWidth;
+    }).observe(place);
+    return { draw };
   },
 };
