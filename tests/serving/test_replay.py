@@ -40,6 +40,8 @@ def phase_of(outcome: Outcome, i: int, now: float) -> str:
         return "rejected"
     if now >= outcome.finished_s[i]:
         return "finished"
+    if any(start <= now < stop for request, start, stop in outcome.pauses if request == i):
+        return "queued"
     first, decode = outcome.first_token_s[i], outcome.first_token_s[i]
     if outcome.hand_over is not None:
         first, decode = outcome.hand_over.prefilled_s[i], outcome.hand_over.decode_s[i]
@@ -54,15 +56,9 @@ def phase_of(outcome: Outcome, i: int, now: float) -> str:
 def test_nothing_is_lost(name: str) -> None:
     outcome = served(name)
     total, end = len(outcome.arrival_s), float(np.nanmax(outcome.finished_s))
-    times = np.unique(
-        np.concatenate(
-            [
-                np.linspace(0, end, 40),
-                outcome.arrival_s[:9],
-                outcome.first_token_s[~np.isnan(outcome.first_token_s)][:9],
-            ]
-        )
-    )
+    events = [outcome.arrival_s[:9], outcome.first_token_s[-9:], np.array(outcome.pauses).reshape(-1, 3)[:9, 1:]]
+    times = np.concatenate([np.linspace(0, end, 40), *(one.ravel() for one in events if one.size)])
+    times = np.unique(times[~np.isnan(times)])
     counts = counts_at(outcome, times)
     assert (np.sum([counts[phase] for phase in PHASES], axis=0) == total).all()
     for place, now in enumerate(times):

@@ -1,4 +1,4 @@
-"""The page in a real browser: sweeps, searches, simulations; every tab in both themes and widths; one file alone."""
+"""The page in a real browser: sweeps, searches; every tab in both themes and widths; one file alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from helpers.browser import TABS, Opened, figure
 pytestmark = pytest.mark.slow
 
 server, browser, opened = chromium.server, chromium.browser, chromium.opened  # fixtures, found by their names here
-TRACE = "input_tokens,output_tokens,arrival_s\n" + "".join(f"{100 + i},{10 + i},{i / 4}\n" for i in range(20))
 
 
 # ------------------------------------------------------------------ the other verbs
@@ -42,29 +41,6 @@ def test_a_search_names_a_plan_and_a_click_takes_it(opened: Opened) -> None:
     page.wait_for_url(re.compile("quantization=|tensor_parallel_size=|kv_cache_dtype=|max_num"))
     assert f"KV {page.input_value('#c-kv_cache_dtype')}" in row
     assert "vllm serve" in page.inner_text(".commands")
-
-
-def test_a_simulation_of_an_uploaded_trace(opened: Opened, tmp_path: Path) -> None:
-    path = tmp_path / "trace.csv"
-    path.write_text(TRACE)
-    page = opened("?tab=simulate")
-    page.set_input_files("#trace-file", path)
-    page.wait_for_selector("text=trace.csv: its own lengths")
-    page.click(".view-simulate .go")
-    page.wait_for_selector("#chart-timeline .js-line", state="attached")
-    assert page.inner_text(".view-simulate .first").startswith("20 requests in")
-    page.wait_for_selector("#chart-cdf-ttft_ms .js-line", state="attached")
-    assert "% keep it" in page.inner_text("#chart-cdf-ttft_ms .note")
-
-
-def test_a_simulation_can_be_cancelled(opened: Opened) -> None:
-    page = opened("?tab=simulate&sim_num_prompts=150000&sim_request_rate=20")
-    page.click(".view-simulate .go")
-    page.wait_for_selector(".progress:visible progress")
-    page.click(".progress button:visible")
-    page.wait_for_selector(".view-simulate .wrong:visible")
-    assert page.inner_text(".view-simulate .wrong") == "cancelled"
-    assert page.query_selector("#chart-timeline .js-line") is None
 
 
 def test_sensitivity_follows_what_the_verb_says(opened: Opened) -> None:

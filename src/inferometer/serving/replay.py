@@ -62,19 +62,32 @@ def phase_starts(outcome: Outcome) -> dict[str, np.ndarray]:
 
 
 def counts_at(outcome: Outcome, times: np.ndarray) -> dict[str, np.ndarray]:
-    """How many requests are in each phase at each time; together they are all requests."""
-    begun = {
-        name: np.searchsorted(np.sort(starts), times, side="right") for name, starts in phase_starts(outcome).items()
+    """How many requests are in each phase at each time; together they are all requests.
+
+    A preempted request is queued until it is admitted again.
+    """
+    starts = phase_starts(outcome)
+    begun = {name: _begun(values, times) for name, values in starts.items()}
+    request, start, stop = np.array(outcome.pauses, float).reshape(-1, 3).T
+    prefilling = start < starts["transfer"][request.astype(int)]
+    paused = {
+        name: _begun(start[which], times) - _begun(stop[which], times)
+        for name, which in (("prefill", prefilling), ("decode", ~prefilling))
     }
     return {
         "not_arrived": len(outcome.arrival_s) - begun["queued"] - begun["rejected"],
-        "queued": begun["queued"] - begun["prefill"],
-        "prefill": begun["prefill"] - begun["transfer"],
+        "queued": begun["queued"] - begun["prefill"] + paused["prefill"] + paused["decode"],
+        "prefill": begun["prefill"] - begun["transfer"] - paused["prefill"],
         "transfer": begun["transfer"] - begun["decode"],
-        "decode": begun["decode"] - begun["finished"],
+        "decode": begun["decode"] - begun["finished"] - paused["decode"],
         "finished": begun["finished"],
         "rejected": begun["rejected"],
     }
+
+
+def _begun(starts: np.ndarray, times: np.ndarray) -> np.ndarray:
+    """How many have begun by each time."""
+    return np.searchsorted(np.sort(starts), times, side="right")
 
 
 # ------------------------------------------------------------------ tokens over time

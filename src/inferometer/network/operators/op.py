@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 import msgspec
 
-from ...base.cache import cache_by_identity
 from ...base.symbols import Expr, Formula, text
 from ...base.symbols import names as s
 
@@ -64,16 +63,11 @@ class Op(msgspec.Struct, frozen=True):
     @property
     def formula(self) -> str:
         """``flops = …; bytes = …`` as people read it."""
-        return _formula(self)
-
-
-@cache_by_identity(4000)
-def _formula(op: Op) -> str:
-    w = op.work
-    parts = [("flops", w.flops), ("weights", w.weights), ("reads", w.reads), ("writes", w.writes)]
-    parts += [("kv_reads", w.kv_reads), ("kv_writes", w.kv_writes), ("sent", w.sent), ("hops", w.hops)]
-    shown = [f"{label} = {text(e)}" for label, e in parts if text(e) != "0"]
-    return "; ".join(shown) or "no work"
+        w = self.work
+        parts = [("flops", w.flops), ("weights", w.weights), ("reads", w.reads), ("writes", w.writes)]
+        parts += [("kv_reads", w.kv_reads), ("kv_writes", w.kv_writes), ("sent", w.sent), ("hops", w.hops)]
+        shown = [f"{label} = {text(e)}" for label, e in parts if text(e) != "0"]
+        return "; ".join(shown) or "no work"
 
 
 KINDS: dict[str, Callable[..., Op]] = {}

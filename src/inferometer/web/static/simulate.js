@@ -1,19 +1,44 @@
-// Tab: requests through an engine, one by one. A trace, or made up; the engine over time, latencies, goodput by rate.
-import { job, Refused } from "./api.js";
-import { withModel } from "./request.js";
-import { form, progress, table } from "./form.js";
-import { h, say, show } from "./dom.js";
-import { bytes, digits, milliseconds, percent } from "./format.js";
+// Tab: requests through an engine, one by one. Begins with an example; what was run stays in the address, and pinned
+// results stand beside new ones.
+import { job, Refused, resumed } from "./api.js";
+import { h, show } from "./dom.js";
+import { progress } from "./form.js";
+import { digits } from "./format.js";
+import { replayer } from "./replay.js";
+import { latencyTable, sentences, tiles, titleOf } from "./served.js";
 import { simulationCharts } from "./simulation.js";
-import { on, state } from "./state.js";
+import { setView, state } from "./state.js";
+import { EXAMPLE, trafficForm } from "./traffic.js";
 
-const LENGTHS = "A number, or how it varies: uniform:min=…,max=… lognormal:mean=…,std=… zipf:a=…,min=…,max=…";
-const NAMES = [
-  ["ttft", "TTFT"],
-  ["tpot", "TPOT"],
-  ["itl", "between tokens"],
-  ["e2el", "end to end"],
-];
+const SETTLED = 500; // ms after a change until the example follows it
+
+const running = (share, text) => (share > 0 ? `running, ${Math.floor(share * 100)}%: ${text}` : text);
+
+// Jobs one at a time: a new one ends the one before it. follow(…) gives its result, or null if it was ended so.
+function follower(bar) {
+  let current = null;
+  return {
+    busy: () => current !== null,
+    async follow(start, prefix = "") {
+      current?.stop();
+      const own = start((share, text) => current === own && bar.update(share, prefix + running(share, text)));
+      current = own;
+      bar.show(own.stop);
+      bar.update(0, `${prefix}starting`);
+      try {
+        return await own.done;
+      } catch (error) {
+        if (current !== own) return null;
+        throw error;
+      } finally {
+        if (current === own) {
+          current = null;
+          bar.hide();
+        }
+      }
+    },
+  };
+}
 
 export const simulateView = {
   id: "simulate",
@@ -21,233 +46,179 @@ export const simulateView = {
   asks: true,
   alone: true,
   mount(host) {
-    let [answer, before, rates, running, trace] = [null, null, null, null, null];
-    const ask = form(
-      "sim",
-      [
-        {
-          name: "request_rate",
-          label: "Requests/s",
-          kind: "number",
-          value: 4,
-          least: 0,
-          title: "Empty: all at once, or as the trace says",
-        },
-        {
-          name: "num_prompts",
-          label: "Requests",
-          kind: "number",
-          value: () => (trace ? "" : 500),
-          least: 1,
-          placeholder: "all",
-        },
-        {
-          name: "input_len",
-          label: "Input tokens",
-          kind: "text",
-          value: "",
-          placeholder: "as in the plan",
-          title: LENGTHS,
-        },
-        {
-          name: "output_len",
-          label: "Output tokens",
-          kind: "text",
-          value: "",
-          placeholder: "as in the plan",
-          title: "Likewise",
-        },
-        {
-          name: "burstiness",
-          label: "Burstiness",
-          kind: "number",
-          value: 1,
-          least: 0,
-          title: "1: Poisson; less comes in bursts, more is more even",
-        },
-        {
-          name: "max_concurrency",
-          label: "At once at most",
-          kind: "number",
-          value: "",
-          least: 1,
-          placeholder: "no limit",
-        },
-        { name: "ttft", label: "TTFT goal", unit: "ms", kind: "number", value: 500, least: 0 },
-        { name: "tpot", label: "TPOT goal", unit: "ms", kind: "number", value: 50, least: 0 },
-        { name: "seed", label: "Seed", kind: "number", value: 0, least: 0 },
-      ],
-      { button: "Simulate", run: () => go(false) },
-    );
-    const many = h(
-      "button",
-      {
-        type: "button",
-        title: "Runs several rates and finds the highest at which 90% of the requests keep the goals",
-        onclick: () => go(true),
-      },
-      "Goodput by rate",
-    );
-    ask.go.after(many);
-    const chosen = h("span", { class: "note" });
-    const file = h("input", {
-      type: "file",
-      id: "trace-file",
-      class: "unseen",
-      accept: ".csv,.jsonl,.json,.txt,text/csv",
-      onchange: () => {
-        if (file.files[0]) take(file.files[0]);
-        file.value = "";
-      },
-    });
-    const away = h("button", { type: "button", hidden: true, onclick: () => take(null) }, "Without it");
-    const upload = h(
-      "div",
-      { class: "bar-of-view" },
-      h("label", { class: "button", for: "trace-file" }, "Upload a trace"),
-      file,
-      chosen,
-      away,
-    );
+    let [now, pinned, before, rates] = [null, null, null, null]; // { id, result, key, example }; results
+    let [due, lost] = [0, false]; // a timer; whether the address names a result that is not kept any more
     const bar = progress();
+    const jobs = follower(bar);
+    const ask = trafficForm({ run: () => go(), capacity: () => goRates(), changed: () => draw(follow()) });
+    const about = h("div", { class: "about" });
     const summary = h("div", { class: "sentences" });
+    const figures = h("div", {});
+    const below = h("div", {});
+    const replay = replayer();
     host.append(
       h(
         "p",
         { class: "note" },
-        "Serves requests with the plan on the left, step by step as the engine would; " +
-          "its batch size does not count, arrivals decide.",
+        "Serves requests with the plan on the left, step by step as the engine would. " +
+          "Arrivals decide how many run at once, not the plan's batch size.",
       ),
-      upload,
       ask.element,
       bar.element,
+      about,
       summary,
+      figures,
     );
-    const charts = simulationCharts(
-      host,
-      () => answer?.command ?? "",
-      () => rates?.command ?? "",
-    );
-    const below = h("div", {});
+    const charts = simulationCharts(host, {
+      command: () => now?.result.command ?? "",
+      rateCommand: () => rates?.command ?? "",
+      replay: replay.element,
+      onrate(rate) {
+        setView({ sim_request_rate: rate });
+        go();
+      },
+    });
     host.append(below);
 
-    async function take(given) {
-      if (given && given.size > 20e6) return say(`${given.name} has ${bytes(given.size)}; a trace may have 20 MB`);
-      trace = given && { name: given.name, text: await given.text() };
-      chosen.textContent = trace
-        ? `${trace.name}: its own lengths and arrivals`
-        : "CSV or JSON lines: input_tokens, output_tokens, arrival_s; or Azure's, Mooncake's, BurstGPT's columns";
-      away.hidden = !trace;
-      for (const name of ["input_len", "output_len"]) ask.inputs[name].input.disabled = Boolean(trace);
-      if (trace) for (const name of ["request_rate", "num_prompts"]) ask.inputs[name].input.value = "";
-      else ask.refresh();
-    }
-    take(null);
-    on("file", take);
+    // ---------------------------------------------------------------- runs
 
-    async function go(capacity) {
-      if (running) return say("a simulation is under way: cancel it first");
-      const goals = ["ttft", "tpot"]
-        .filter((name) => ask.number(name) !== null)
-        .map((name) => `${name}:${ask.number(name)}`)
-        .join(",");
-      const traffic = { seed: ask.number("seed") };
-      for (const name of ["request_rate", "num_prompts", "burstiness", "max_concurrency"])
-        traffic[name] = ask.number(name);
-      if (!trace) for (const name of ["input_len", "output_len"]) traffic[name] = ask.value(name) || null;
-      if (traffic.burstiness === 1) delete traffic.burstiness;
-      if (goals) traffic.goodput = goals;
-      if (capacity) {
-        traffic.find_capacity = true;
-        delete traffic.request_rate;
-      }
-      const body = {
-        plan: withModel(state.plan),
-        traffic: Object.fromEntries(Object.entries(traffic).filter(([, v]) => v !== null)),
-        ...(trace ? { trace } : {}),
-      };
-      const current = job("/api/simulate", body, (share, text) => bar.update(share, text));
-      running = current;
-      bar.show(current.stop);
+    async function attempt(act) {
       ask.refuse();
       try {
-        const result = await current.done;
-        if (capacity) rates = result;
-        else [answer, before] = [result, null];
-        if (state.pinned && !capacity) {
-          // the same requests with the pinned plan
-          draw();
-          running = job("/api/simulate", { ...body, plan: withModel(state.pinned) }, (share, text) =>
-            bar.update(share, `pinned: ${text ?? ""}`),
-          );
-          bar.show(running.stop);
-          before = await running.done;
-          running = current;
-        }
+        await act();
       } catch (error) {
         if (!(error instanceof Refused)) throw error;
         ask.refuse(error.message);
       }
-      bar.hide();
-      running = null;
       draw();
     }
 
-    function draw() {
-      if (answer) {
-        const good = answer.request_goodput ?? null;
-        show(
-          summary,
-          h(
-            "p",
-            { class: "first" },
-            `${digits(answer.completed, 7)} requests in ${digits(answer.duration)} s: ` +
-              `${digits(answer.request_throughput)} requests/s, ${digits(answer.output_throughput)} output tokens/s`,
-          ),
-          good !== null &&
-            answer.goodput &&
-            h("p", {}, `${digits(good)} requests/s keep the goals (${percent(good / answer.request_throughput)})`),
-          h(
-            "p",
-            { class: "note" },
-            [
-              answer.traffic,
-              answer.machine,
-              answer.scheduler && `scheduler ${answer.scheduler}`,
-              answer.preemptions ? `${answer.preemptions} preemptions` : "",
-              answer.prefix_cache_hit_rate ? `prefix cache hits ${percent(answer.prefix_cache_hit_rate)}` : "",
-              answer.rejected ? `${answer.rejected} rejected` : "",
-            ]
-              .filter(Boolean)
-              .join(" · "),
-          ),
-          answer.reason && h("p", { class: "problem" }, answer.reason),
-          Object.entries(answer.rejection_reasons ?? {}).map(([why, n]) =>
-            h("p", { class: "warning" }, `${n} × ${why}`),
-          ),
-          (answer.warnings ?? []).map((w) => h("p", { class: "warning" }, w)),
-        );
-        show(
-          below,
-          answer.completed > 0 &&
-            table(
-              "Latencies",
-              ["", "mean", "median", "p90", "p99", ...(before ? ["pinned: mean", "p99"] : [])],
-              NAMES.filter(([key]) => answer[`mean_${key}_ms`] != null).map(([key, word]) => ({
-                cells: [
-                  word,
-                  ...["mean", "median", "p90", "p99"].map((q) => milliseconds(answer[`${q}_${key}_ms`])),
-                  ...(before ? ["mean", "p99"].map((q) => milliseconds(before[`${q}_${key}_ms`])) : []),
-                ],
-              })),
-            ),
-        );
-      }
-      charts.draw(answer, rates, before);
+    async function serve(body, { example = false, prefix = "" } = {}) {
+      const key = ask.key();
+      let id = null;
+      const result = await jobs.follow((tell) => job("/api/simulate", body, tell, (name) => (id = name)), prefix);
+      return result && { id, result, key, example };
     }
+
+    const go = () =>
+      attempt(async () => {
+        const run = await serve(ask.body());
+        if (!run) return;
+        [now, before, lost] = [run, null, false];
+        setView({ sim_job: run.id, sim_t: null }, true);
+        if (!state.pinned || pinned) return;
+        draw(); // the same requests with the pinned plan
+        before = (await serve(ask.body(state.pinned), { prefix: "pinned plan: " }))?.result ?? null;
+      });
+
+    const goRates = () =>
+      attempt(async () => {
+        const run = await serve(ask.rates());
+        if (!run) return;
+        rates = run.result;
+        setView({ sim_rates: run.id }, true);
+      });
+
+    const goExample = () =>
+      attempt(async () => {
+        now = (await serve(ask.example(), { example: true, prefix: "example: " })) ?? now;
+      });
+
+    // ---------------------------------------------------------------- what the address names
+
+    async function restore() {
+      const { sim_job: id, sim_pin: pin, sim_rates: other } = state.view;
+      await attempt(async () => {
+        try {
+          if (pin && pin !== pinned?.id) pinned = { id: pin, result: await jobs.follow((tell) => resumed(pin, tell)) };
+          if (other && !rates) rates = await jobs.follow((tell) => resumed(other, tell));
+          const result = id && (await jobs.follow((tell) => resumed(id, tell)));
+          if (result) now = { id, result, key: ask.key(), example: false };
+        } catch (error) {
+          if (error.status !== 404) throw error;
+          lost = true;
+        }
+      });
+      if (!now) goExample();
+    }
+
+    // ---------------------------------------------------------------- what is shown
+
+    const button = (text, act, title) => h("button", { type: "button", title, onclick: act }, text);
+
+    function pinRow() {
+      if (!now?.result) return null;
+      if (!pinned) return button("Pin this simulation", () => pin(now), "Keep it, and see the next ones beside it");
+      return h(
+        "span",
+        { class: "pinned" },
+        h("span", { class: "pinword" }, "Pinned"),
+        h("span", { class: "word" }, titleOf(pinned.result)),
+        button("Unpin", () => pin(null)),
+      );
+    }
+
+    function pin(run) {
+      [pinned, before] = [run, null];
+      setView({ sim_pin: run?.id }, true);
+      draw();
+    }
+
+    function aboutText() {
+      if (!now) return null;
+      if (now.example) {
+        const all = ask.wants() > EXAMPLE ? `; Simulate runs all ${digits(ask.wants(), 7)}` : "; change it above";
+        return h("span", { class: "example" }, h("b", {}, "An example: "), exampleText() + all);
+      }
+      if (now.key !== ask.key() && !jobs.busy())
+        return [
+          h("span", {}, "The plan or the traffic has changed since this simulation. "),
+          button("Simulate it", go),
+        ];
+      return null;
+    }
+
+    const lostText = () =>
+      lost &&
+      h(
+        "p",
+        {},
+        "The server no longer keeps the simulation of this address; its settings are in the address. ",
+        button("Run it again", go),
+      );
+
+    function exampleText() {
+      const { num_prompts: number, request_rate: rate } = now.result;
+      return `${digits(number, 7)} requests ${Number.isFinite(rate) && rate ? `at ${digits(rate)}/s` : "at once"}`;
+    }
+
+    function draw() {
+      const run = now?.result ?? null;
+      const other = pinned?.result === run ? null : (pinned?.result ?? before);
+      show(about, lostText(), aboutText());
+      about.hidden = !about.childElementCount;
+      show(summary, run && sentences(run), pinRow());
+      show(figures, run?.completed > 0 && tiles(run, other));
+      show(below, run?.completed > 0 && latencyTable(run, other));
+      charts.draw(run, rates, other);
+      replay.draw(run);
+    }
+
+    function follow() {
+      if (now?.key === ask.key() || jobs.busy()) return;
+      if (state.view.sim_job && now?.id === state.view.sim_job) setView({ sim_job: null }, true);
+      clearTimeout(due);
+      if (now?.example) due = setTimeout(goExample, SETTLED);
+    }
+
+    let begun = false;
     return {
       draw() {
         ask.refresh();
+        const other = state.view.sim_job && state.view.sim_job !== now?.id; // Back, or a link
+        if (!begun || (other && !jobs.busy())) restore();
+        else follow();
+        begun = true;
         draw();
       },
     };

@@ -1,48 +1,56 @@
 // Charts of a simulation: the engine over time, how latencies are spread, how many requests are good at which rate.
 import { chart } from "./chart.js";
 import { h } from "./dom.js";
-import { digits, percent } from "./format.js";
-import { setView } from "./state.js";
+import { digits, milliseconds, percent } from "./format.js";
 import { palette } from "./theme.js";
 
 const SPREAD = [
   ["ttft_ms", "TTFT", "ttft"],
   ["tpot_ms", "TPOT", "tpot"],
-  ["e2el_ms", "end to end", "e2el"],
+  ["e2el_ms", "End to end", "e2el"],
 ];
 
+// Requests, the cache and tokens/s, as `simulate --plot` has them: tokens in eighty equal parts of the run.
 function timeline(one, run) {
   const p = palette();
   const t = run.series.time_s;
-  const line = (key, name, color, axis, extra = {}) => ({
+  const counts = run.replay.counts;
+  const active = counts.time_s.map((_, at) => counts.prefill[at] + counts.transfer[at] + counts.decode[at]);
+  const line = (x, y, name, color, yaxis, more = {}) => ({
     type: "scatter",
     mode: "lines",
     name,
-    x: t,
-    y: run.series[key],
-    yaxis: axis,
-    line: { color, width: 1.6, shape: "hv", ...extra },
+    x,
+    y,
+    yaxis,
+    line: { color, width: 1.6, shape: "hv" },
     hovertemplate: `${name} %{y:.4~g}<extra></extra>`,
+    ...more,
   });
-  const traces = [
-    line("running", "running", p.blue, "y"),
-    line("waiting", "waiting", p.vermillion, "y"),
-    {
-      ...line("kv_used", "KV cache used", p.orange, "y2"),
-      y: run.series.kv_used.map((v) => v * 100),
-      fill: "tozeroy",
-      fillcolor: `${p.orange}26`, // 15% opaque,
-      hovertemplate: "KV cache %{y:.1f}%<extra></extra>",
-    },
-    line("tokens_per_s", "tokens/s", p.green, "y3"),
-  ];
+  const bins = run.replay.tokens;
+  const width = bins.edges_s[1] - bins.edges_s[0];
+  const perSecond = (tokens) => [...tokens, tokens.at(-1)].map((n) => Math.max(n, 0) / width);
+  const most = Math.max(...run.series.kv_used) * 100;
   one.draw(
-    traces,
+    [
+      line(counts.time_s, active, "running", p.blue, "y"),
+      line(counts.time_s, counts.queued, "queued", p.orange, "y"),
+      line(
+        t,
+        run.series.kv_used.map((v) => v * 100),
+        "KV cache used",
+        p.purple,
+        "y2",
+        { fill: "tozeroy", fillcolor: `${p.purple}26`, hovertemplate: "KV cache %{y:.1f}%<extra></extra>" },
+      ),
+      line(bins.edges_s, perSecond(bins.computed_tokens), "tokens/s computed, prompts included", p.vermillion, "y3"),
+      line(bins.edges_s, perSecond(bins.output_tokens), "output tokens/s", p.green, "y3"),
+    ],
     {
-      xaxis: { title: "seconds", anchor: "y3" },
-      yaxis: { domain: [0.56, 1], title: "requests", rangemode: "tozero" },
-      yaxis2: { domain: [0.3, 0.48], title: "KV %", range: [0, Math.max(5, Math.max(...run.series.kv_used) * 115)] },
-      yaxis3: { domain: [0, 0.22], title: "tokens/s", rangemode: "tozero", nticks: 3 },
+      xaxis: { title: "seconds", anchor: "y3", range: [0, run.replay.end_s] },
+      yaxis: { domain: [0.6, 1], title: "requests", rangemode: "tozero" },
+      yaxis2: { domain: [0.36, 0.52], title: "KV %", range: [0, Math.max(1, most * 1.15)], nticks: 3 },
+      yaxis3: { domain: [0, 0.28], title: "tokens/s", rangemode: "tozero", nticks: 4 },
       hovermode: "x",
     },
     t.map((time, i) => Object.fromEntries(Object.keys(run.series).map((key) => [key, run.series[key][i]]))),
@@ -53,6 +61,51 @@ function timeline(one, run) {
   );
 }
 
+// Green where all requests keep a goal, orange where nine in ten do
+const goalColor = (share, p) => (share === 1 ? p.green : share >= 0.9 ? p.orange : p.vermillion);
+
+// The range of some latencies, with room; a goal that is near is within it
+function rangeOf(values, limit, log) {
+  let [low, high] = [values[0], values.at(-1)];
+  if (limit && limit > low / 1.5 && limit < high * 1.5) [low, high] = [Math.min(low, limit), Math.max(high, limit)];
+  if (log) return [Math.log10(low) - 0.05, Math.log10(high) + 0.05];
+  const room = Math.max((high - low) * 0.06, high * 1e-3);
+  return [low - room < 0.3 * high ? 0 : low - room, high + room];
+}
+
+// A goal: a line where it is, or an arrow at the edge behind which it is.
+function goalMark(limit, share, [low, high], log, p) {
+  if (!limit) return {};
+  const color = goalColor(share, p);
+  const x = log ? Math.log10(limit) : limit;
+  const text = `goal ${milliseconds(limit)}`;
+  const font = { color, size: 12 };
+  if (x >= low && x <= high) {
+    const aside = x < (low + high) / 2 ? { xanchor: "left", xshift: 5 } : { xanchor: "right", xshift: -5 };
+    return {
+      shapes: [
+        { type: "line", x0: limit, x1: limit, yref: "paper", y0: 0, y1: 1, line: { color, dash: "5px,4px", width: 2 } },
+      ],
+      annotations: [{ x, ...aside, yref: "paper", y: share < 0.5 ? 0.97 : 0.03, text, font, showarrow: false }],
+    };
+  }
+  const far = x > high;
+  const place = { xref: "paper", x: far ? 1 : 0, xanchor: far ? "right" : "left", yref: "paper", y: 0.03 };
+  return { annotations: [{ ...place, text: far ? `${text} →` : `← ${text}`, font, showarrow: false }] };
+}
+
+function curve(latencies, name, line) {
+  return {
+    type: "scatter",
+    mode: "lines",
+    name,
+    x: latencies.value,
+    y: latencies.share.map((v) => v * 100),
+    line,
+    hovertemplate: `${name}: %{y:.1f}% within %{x:.4~g} ms<extra></extra>`,
+  };
+}
+
 function spread(charts, run, before) {
   const p = palette();
   for (const [key, name, goal] of SPREAD) {
@@ -60,56 +113,30 @@ function spread(charts, run, before) {
     const latencies = run.distribution?.[key];
     one.element.hidden = !latencies?.value.length;
     if (one.element.hidden) continue;
+    const other = before?.distribution?.[key];
+    const values = [...latencies.value, ...(other?.value ?? [])].sort((a, b) => a - b);
     const limit = run.goodput?.[goal];
     const share = limit ? latencies.value.filter((v) => v <= limit).length / latencies.value.length : null;
-    const wide = latencies.value.at(-1) / Math.max(latencies.value[0], 1e-9) > 30;
+    const log = values[0] > 0 && values.at(-1) / values[0] > 30;
+    const range = rangeOf(values, limit, log);
+    const median = `median ${milliseconds(run[`median_${goal}_ms`])}`;
     one.draw(
       [
-        {
-          type: "scatter",
-          mode: "lines",
-          x: latencies.value,
-          y: latencies.share.map((v) => v * 100),
-          line: { color: p.blue, width: 2 },
-          hovertemplate: `%{y:.1f}% within %{x:.4~g} ms<extra></extra>`,
-        },
-        ...(before?.distribution?.[key]?.value.length
-          ? [
-              {
-                type: "scatter",
-                mode: "lines",
-                x: before.distribution[key].value,
-                y: before.distribution[key].share.map((v) => v * 100),
-                line: { color: p.muted, width: 1.6, dash: "4px,4px" },
-                hovertemplate: `pinned: %{y:.1f}% within %{x:.4~g} ms<extra></extra>`,
-              },
-            ]
-          : []),
+        ...(other?.value.length ? [curve(other, "pinned", { color: p.muted, width: 1.6, dash: "4px,4px" })] : []),
+        curve(latencies, "now", { color: p.blue, width: 2 }),
       ],
       {
-        xaxis: { title: `${name} (ms)`, type: wide ? "log" : "linear", ...(wide ? {} : { rangemode: "tozero" }) },
-        yaxis: { title: "% of requests", range: [0, 101] },
+        xaxis: { title: `${name} (ms)`, type: log ? "log" : "linear", range, nticks: 6 },
+        yaxis: { title: "% of requests", range: [0, 103] },
         showlegend: false,
-        shapes: limit
-          ? [
-              {
-                type: "line",
-                x0: limit,
-                x1: limit,
-                yref: "paper",
-                y0: 0,
-                y1: 1,
-                line: { color: p.green, dash: "5px,4px" },
-              },
-            ]
-          : [],
+        ...goalMark(limit, share, range, log, p),
       },
       latencies.value.map((value, i) => ({ [key]: value, share: latencies.share[i] })),
       {
         title: name,
         note:
-          (limit ? `goal ${limit} ms: ${percent(share)} keep it` : `median ${digits(run[`median_${goal}_ms`])} ms`) +
-          (before ? " · dashed: pinned" : ""),
+          (limit ? `goal ${milliseconds(limit)}: ${percent(share)} keep it` : median) +
+          (other ? " · dashed: pinned" : ""),
       },
     );
   }
@@ -186,14 +213,16 @@ function byRate(one, rates) {
   );
 }
 
-export function simulationCharts(host, command, rateCommand) {
+// simulationCharts(host, { command, rateCommand, replay, onrate }) -> { draw(run, rates, before) }
+export function simulationCharts(host, { command, rateCommand, replay, onrate }) {
   const rates = chart(host, {
     name: "goodput",
     title: "",
     height: 340,
     command: rateCommand,
-    onpick: (point) => setView({ sim_request_rate: String(Number(point.customdata.toPrecision(4))) }),
+    onpick: (point) => onrate(String(Number(point.customdata.toPrecision(4)))),
   });
+  host.append(replay);
   const time = chart(host, { name: "timeline", title: "", height: 460, command });
   const place = h("div", { class: "two three" });
   host.append(place);
