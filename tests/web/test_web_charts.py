@@ -63,3 +63,24 @@ def test_the_roofline_names_its_dots_and_shows_all_of_the_time(opened: Opened) -
     page.keyboard.press("Enter")
     page.wait_for_selector(".operator h3")
     assert page.inner_text(".operator h3") == "attention"
+
+
+def test_memory_has_one_number_for_the_largest_batch(opened: Opened) -> None:
+    page = opened("?tab=memory&data_parallel_size=2&batch_size=4")  # its cache alone would have room for two more
+    page.wait_for_selector("#chart-memory-sequences .annotation-text")
+    memory = opened.server.post("/api/analyze", {"data_parallel_size": 2, "batch_size": 4}).json["memory"]
+    most = f"{memory['max_batch_size']:,}"
+    assert f"overflows after {most} sequences" in page.text_content("#chart-memory-sequences")
+    assert f"{most} sequences" in page.inner_text("#chart-memory .note")
+    assert f"{most} sequences" in page.inner_text("#chart-memory-sequences .note")
+    rows = page.inner_text(".view-memory .facts")
+    assert f"largest batch\t{most}" in rows
+    limits = page.eval_on_selector_all(
+        "#chart-memory .annotation-text", "all => all.map(e => e.getBoundingClientRect().top)"
+    )
+    assert len(set(limits)) == 2, "usable and capacity stand on two lines"
+    page.fill("#c-model", "DiT-XL/2")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#chart-memory-sequences", state="hidden")
+    shown = page.inner_text(".view-memory")
+    assert "1,000,000,000" not in shown and "NaN" not in shown and "largest batch\t" in shown

@@ -12,6 +12,56 @@ const PARTS = [
   ["overhead", "overhead", "grey"],
 ];
 
+const UNLIMITED = 1e9; // where nothing grows with the batch, the report's largest one is this
+
+// What fits beside each other at these lengths, in words.
+const largest = (m) => (m.max_batch_size >= UNLIMITED ? "" : `${digits(m.max_batch_size)} sequences of these lengths`);
+
+function roomText(m) {
+  const tokens = m.max_total_tokens === null ? "" : `${digits(m.max_total_tokens)} tokens`;
+  const held = [tokens, largest(m)].filter(Boolean).join(", ");
+  return [
+    m.kv_bytes_per_token > 0 && `${bytes(m.kv_bytes_per_token)} of KV cache per token and GPU`,
+    held && `room for ${held}` + (tokens ? ` in ${bytes(m.kv_capacity_bytes)}` : ""),
+  ]
+    .filter(Boolean)
+    .join(" · ");
+}
+
+// The limits stand one above the other, so that they never run together.
+function limits(m) {
+  const p = palette();
+  const same = m.usable_bytes === m.capacity_bytes;
+  const lines = same
+    ? [[m.usable_bytes, `usable, all of ${bytes(m.capacity_bytes)}`, "solid"]]
+    : [
+        [m.usable_bytes, `usable ${bytes(m.usable_bytes)}`, "solid"],
+        [m.capacity_bytes, `capacity ${bytes(m.capacity_bytes)}`, "dot"],
+      ];
+  return {
+    shapes: lines.map(([value, , dash], i) => ({
+      type: "line",
+      x0: value / 1e9,
+      x1: value / 1e9,
+      yref: "paper",
+      y0: 0,
+      y1: 1 + 0.08 * i,
+      line: { color: p.ink, width: 1.5, dash },
+    })),
+    annotations: lines.map(([value, text], i) => ({
+      x: value / 1e9,
+      yref: "paper",
+      y: 1,
+      yshift: 15 * i,
+      yanchor: "bottom",
+      xanchor: "right",
+      text,
+      showarrow: false,
+      font: { size: 11 },
+    })),
+  };
+}
+
 function stacked(one) {
   const p = palette();
   const plans = [
@@ -40,31 +90,6 @@ function stacked(one) {
     hoverinfo: "text",
   }));
   const m = state.report.memory;
-  const upright = (x, text, dash, anchor) => ({
-    shape: {
-      type: "line",
-      x0: x / 1e9,
-      x1: x / 1e9,
-      yref: "paper",
-      y0: 0,
-      y1: 1,
-      line: { color: p.ink, width: 1.5, dash },
-    },
-    note: {
-      x: x / 1e9,
-      yref: "paper",
-      y: 1,
-      yanchor: "bottom",
-      xanchor: anchor,
-      text,
-      showarrow: false,
-      font: { size: 11 },
-    },
-  });
-  const marks = [
-    upright(m.usable_bytes, `usable ${bytes(m.usable_bytes)}`, "solid", "right"),
-    upright(m.capacity_bytes, `capacity ${bytes(m.capacity_bytes)}`, "dot", "left"),
-  ];
   const fits = m.total_bytes <= m.usable_bytes;
   one.draw(
     traces,
@@ -76,10 +101,9 @@ function stacked(one) {
       },
       yaxis: {},
       bargap: 0.3,
-      shapes: marks.map((x) => x.shape),
-      annotations: marks.map((x) => x.note),
+      ...limits(m),
       legend: { orientation: "h", y: -0.38, x: 0, yanchor: "top", traceorder: "normal" },
-      margin: { l: 60, r: 16, t: 24, b: 90 },
+      margin: { l: 60, r: 16, t: 40, b: 90 },
     },
     plans.flatMap(([name, mem]) =>
       PARTS.map(([key]) => ({
@@ -94,12 +118,8 @@ function stacked(one) {
       title:
         `${bytes(m.total_bytes)} of ${bytes(m.usable_bytes)} usable` +
         (fits ? "" : `: ${bytes(m.total_bytes - m.usable_bytes)} too much`),
-      note:
-        `${bytes(m.kv_bytes_per_token)} of KV cache per token and GPU · ` +
-        `room for ${m.max_total_tokens === null ? "–" : digits(m.max_total_tokens)} tokens ` +
-        `in ${bytes(m.kv_capacity_bytes)}, ` +
-        `${digits(m.max_batch_size)} sequences of these lengths`,
-      height: plans.length > 1 ? 290 : 230,
+      note: roomText(m),
+      height: plans.length > 1 ? 306 : 246,
     },
   );
 }
@@ -109,8 +129,9 @@ function growth(one) {
   const p = palette();
   const { memory: m, workload } = state.report;
   const each = m.kv_cache_bytes / workload.batch_size;
-  const floor = m.total_bytes - m.kv_cache_bytes;
-  const room = each > 0 ? (m.usable_bytes - floor) / each : Infinity;
+  one.element.hidden = !(each > 0); // a network without a cache has nothing to show here
+  if (!(each > 0)) return;
+  const room = m.max_batch_size;
   const limit = Math.max(
     2,
     Math.ceil(Math.max(workload.batch_size * 1.6, Math.min(room * 1.3, workload.batch_size * 400), 4)),
@@ -167,9 +188,9 @@ function growth(one) {
   const annotations = [annotation(workload.batch_size, `now: ${workload.batch_size}`, p.ink, 0.07)];
   if (room > 0 && room <= limit) {
     shapes.push(upright(room, p.vermillion));
-    annotations.push(annotation(room, `overflows after ${digits(Math.floor(room), 6)} sequences`, p.vermillion, 0.16));
+    annotations.push(annotation(room, `overflows after ${digits(room, 6)} sequences`, p.vermillion, 0.16));
   }
-  const length = `${workload.input_len ?? ""} + ${workload.output_len ?? ""}`;
+  const length = [workload.input_len, workload.output_len].map((tokens) => digits(tokens)).join(" + ");
   one.draw(
     traces,
     {
@@ -190,12 +211,10 @@ function growth(one) {
     {
       title: "KV cache against sequences",
       note:
-        each > 0 && room < 1
+        room < 1
           ? "Not even one sequence fits: weights, activations and overhead take all there is."
-          : each > 0
-            ? `${bytes(each)} per sequence; all else as in this plan. ` +
-              "Solid: usable, dotted: capacity. Click to choose a batch size."
-            : "This network keeps no cache.",
+          : `${bytes(each)} per sequence, so ${largest(m) || "any number of sequences"} fit; all else as in this plan. ` +
+            "Solid: usable, dotted: capacity. Click to choose a batch size.",
     },
   );
 }
@@ -211,7 +230,7 @@ export const memoryView = {
       height: 380,
       onpick: (point) => setPlan({ batch_size: Math.max(1, Math.round(point.x)) }),
     });
-    const facts = h("div", { class: "table" });
+    const facts = h("div", { class: "table facts" });
     host.append(facts);
     return {
       draw() {
@@ -225,12 +244,18 @@ export const memoryView = {
           ["total", "total_bytes"],
           ["usable", "usable_bytes"],
           ["capacity", "capacity_bytes"],
-          ["KV per token", "kv_bytes_per_token"],
-          ["most sequences, prefill", "max_batch_size_prefill"],
-          ["most sequences, decode", "max_batch_size_decode"],
-          ["most tokens in cache", "max_total_tokens"],
-        ];
-        const shown = (m, key) => (m[key] === null ? "–" : key.startsWith("max") ? digits(m[key]) : bytes(m[key]));
+          ["KV cache per token", "kv_bytes_per_token"],
+          ["most tokens in the cache", "max_total_tokens"],
+          ["largest batch", "max_batch_size"],
+          ["largest batch of prompts alone", "max_batch_size_prefill"],
+          ["largest batch while decoding", "max_batch_size_decode"],
+        ].filter(([, key]) => state.report.phases.decode || !/_prefill$|_decode$/.test(key));
+        const shown = (m, key) =>
+          m[key] === null || (key.startsWith("max") && m[key] >= UNLIMITED)
+            ? "–"
+            : key.startsWith("max")
+              ? digits(m[key])
+              : bytes(m[key]);
         const body = rows.map(([word, key]) =>
           h(
             "tr",
@@ -251,7 +276,7 @@ export const memoryView = {
               h(
                 "tr",
                 {},
-                h("th", {}, ""),
+                h("th", { scope: "col" }, "figure"),
                 h("th", { scope: "col" }, "this plan"),
                 state.before && h("th", { scope: "col" }, "pinned"),
               ),
