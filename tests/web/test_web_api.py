@@ -218,7 +218,7 @@ MISTAKES = [
     ({"gpu_figures": {"memory": 80}}, "gpu", "figures are in SI units"),
     ({"gpu_figures": {"memory=1,power": 80}}, "gpu", "not 'memory=1,power'"),
     ({"gpu_figures": [1]}, None, "gpu_figures are figures by name"),
-    ({"batchsize": 8}, None, "unknown word of a plan 'batchsize'; did you mean batch_size"),
+    ({"batchsize": 8}, "batchsize", "unknown word of a plan 'batchsize'; did you mean batch_size"),
     ({"speculative_config": {"method": "mtp"}}, "speculative_config", "has no multi-token-prediction module"),
     ({"config": [1, 2]}, "model", "a config.json is an object"),
     ({"output_len": 1e30}, "output_len", "must be between 1 and"),
@@ -472,4 +472,4 @@ def test_an_error_is_about_a_control(tmp_path: Path) -> None:
             build_request(arguments.model, arguments.gpu, **arguments.options)
         assert caught.value.field == given
     refused = json.loads(refusal_of(BadValue("`batch_size` must be 8"), control_label).body)
-    assert refused == {"error": "Batch size must be 8", "control": "batch_size"}
+    assert refused == {"error": "Batch size must be 8", "control": "batch_size", "suggestions": []}

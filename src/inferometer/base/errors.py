@@ -15,7 +15,7 @@ fit) is a result, never an exception.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Real
 from typing import Any, ClassVar
@@ -30,6 +30,7 @@ class InferometerError(Exception):
     """
 
     marks_arguments: ClassVar[bool] = True  # whether backticks in the sentence are arguments of ours
+    suggestions: Sequence[str] = ()  # names that are near to an unknown one
 
     def __init__(self, sentence: str, *, field: str = "") -> None:
         super().__init__(sentence)
@@ -73,6 +74,7 @@ class UnknownName(InferometerError):
             tail = f"allowed: {shown}" if names else "none are known"
         sentence = f"unknown {what} {abbreviate(str(given))}; {tail}{' ' + hint if hint else ''}"
         super().__init__(sentence, field=field)
+        self.suggestions = near
 
 
 class BadValue(InferometerError):

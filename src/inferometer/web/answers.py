@@ -5,7 +5,7 @@ refusal(403, "a page of another site may not ask this server")      # JsonAnswer
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -27,10 +27,11 @@ class JsonAnswer(NamedTuple):
 
 
 class Refusal(msgspec.Struct):
-    """Why a request is refused: one sentence, and the control of the page that it is about."""
+    """Why a request is refused: one sentence, the control that it is about, and what may have been meant."""
 
     error: str
     control: str | None = None
+    suggestions: Sequence[str] = ()
 
 
 def result(value: Any) -> JsonAnswer:
@@ -38,14 +39,14 @@ def result(value: Any) -> JsonAnswer:
     return JsonAnswer(200, msgspec.json.encode(value))
 
 
-def refusal(status: int, sentence: str, control: str | None = None) -> JsonAnswer:
+def refusal(status: int, sentence: str, control: str | None = None, suggestions: Sequence[str] = ()) -> JsonAnswer:
     """``refusal(404, "unknown job 'x'")``"""
-    return JsonAnswer(status, msgspec.json.encode(Refusal(sentence, control)))
+    return JsonAnswer(status, msgspec.json.encode(Refusal(sentence, control, suggestions)))
 
 
 def refusal_of(error: InferometerError, label: Callable[[str], str]) -> JsonAnswer:
     """A request's own mistake: arguments are called as their controls are, and the first of them is marked."""
-    return refusal(400, error.text(label), error.field or None)
+    return refusal(400, error.text(label), error.field or None, error.suggestions)
 
 
 def decoded(body: bytes) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def check_allowed(what: str, names: Iterable[str], allowed: Iterable[str]) -> No
     allowed = tuple(allowed)
     for name in names:
         if name not in allowed:
-            raise UnknownName(what, name, allowed)
+            raise UnknownName(what, name, allowed, field=str(name))
 
 
 def catalogued(options: Mapping[str, Any]) -> dict[str, Any]:

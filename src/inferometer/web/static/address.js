@@ -18,6 +18,12 @@ function planQuery(plan) {
 const readable = (params) =>
   params.toString().replaceAll("%3A", ":").replaceAll("%2C", ",").replaceAll("%2F", "/").replaceAll("%3D", "=");
 
+// A word's text as the kind of value that its control has.
+export function typed(text, control) {
+  if (control?.kind === "switch") return text !== "off";
+  return control?.kind === "number" && text.trim() !== "" && !Number.isNaN(Number(text)) ? Number(text) : text;
+}
+
 function planOf(params, controls) {
   const plan = {};
   for (const [name, text] of params) {
@@ -32,9 +38,7 @@ function planOf(params, controls) {
             .map((pair) => pair.split("="))
             .map(([k, v]) => [k, Number.isNaN(Number(v)) ? v : Number(v)]),
         );
-    } else if (control?.kind === "switch") plan[name] = text !== "off";
-    else if (control?.kind === "number" && text.trim() !== "" && !Number.isNaN(Number(text))) plan[name] = Number(text);
-    else plan[name] = text;
+    } else plan[name] = typed(text, control);
   }
   return plan;
 }
@@ -62,9 +66,24 @@ export async function read(controls) {
   const plan = planOf(params, controls);
   const pinned = pin === null ? null : planOf(new URLSearchParams(pin === "default" ? "" : pin), controls);
   const marks = new URLSearchParams(location.hash.slice(1));
-  if (marks.get("config")) plan.config = await unpack(marks.get("config"));
-  if (pinned && marks.get("pinned")) pinned.config = await unpack(marks.get("pinned"));
-  return { plan, view, pinned };
+  const notes = [await addConfig(plan, marks.get("config")), pinned && (await addConfig(pinned, marks.get("pinned")))];
+  return { plan, view, pinned, notes: notes.filter(Boolean) };
+}
+
+// An uploaded config.json out of a link; a note where the link was cut on its way.
+async function addConfig(plan, text) {
+  if (!text) return null;
+  try {
+    plan.config = await unpacked(text);
+    return null;
+  } catch {
+    const name = plan.model ?? "an uploaded model";
+    delete plan.model;
+    return {
+      text: `the config.json of ${name} in this link is damaged; the default model is shown instead.`,
+      meant: [],
+    };
+  }
 }
 
 const pipe = async (data, stream) =>
@@ -77,15 +96,6 @@ export async function pack(config) {
     .replaceAll("+", "-")
     .replaceAll("/", "_")
     .replaceAll("=", "");
-}
-
-// Nothing where a link was cut on its way: the server will then ask for a model it knows.
-async function unpack(text) {
-  try {
-    return await unpacked(text);
-  } catch {
-    return undefined;
-  }
 }
 
 async function unpacked(text) {

@@ -1,10 +1,12 @@
 // What the server answers. A mistake in the plan comes back as a Refused with the CLI's sentence and its control.
+import { back, heard } from "./connection.js";
 
 export class Refused extends Error {
-  constructor(sentence, control, status) {
+  constructor(sentence, control, status, suggestions) {
     super(sentence);
     this.control = control ?? null;
     this.status = status ?? null; // of the response, where there was one
+    this.suggestions = suggestions ?? []; // names that are nearest to one that is not known
   }
 }
 
@@ -12,24 +14,36 @@ export class Refused extends Error {
 const inside = document.getElementById("given");
 export const given = inside ? JSON.parse(inside.textContent) : null;
 
-async function answer(path, options) {
-  let response;
-  try {
-    response = await fetch(path, options);
-  } catch (error) {
-    if (error.name === "AbortError") throw error;
-    throw new Refused("the server does not answer; is `inferometer web` still running?");
+const AWAY = [502, 503, 504]; // too busy, shutting down, or a proxy whose server is gone
+
+// The response, however long the server was away.
+async function response(path, options) {
+  for (;;) {
+    let why = "Connection lost";
+    try {
+      const reply = await fetch(path, options);
+      heard(reply);
+      if (!AWAY.includes(reply.status)) return reply;
+      if (reply.status === 503) why = "The server is busy";
+    } catch (error) {
+      if (error.name === "AbortError") throw error;
+    }
+    await back(why);
+    options?.signal?.throwIfAborted();
   }
-  const text = await response.text();
+}
+
+async function answer(path, options) {
+  const reply = await response(path, options);
+  const text = await reply.text();
   let data = null;
   try {
     data = text ? JSON.parse(text) : null;
   } catch {
-    throw new Refused(`the server's answer is no JSON (status ${response.status})`);
+    throw new Refused(`the server's answer is no JSON (status ${reply.status})`);
   }
-  if (!response.ok)
-    throw new Refused(data?.error ?? data?.detail ?? `status ${response.status}`, data?.control, response.status);
-  return data;
+  if (reply.ok) return data;
+  throw new Refused(data?.error ?? `status ${reply.status}`, data?.control, reply.status, data?.suggestions);
 }
 
 export const get = (path) => answer(path);
@@ -43,9 +57,11 @@ export function post(path, body, signal) {
   });
 }
 
+const PATIENCE = 150; // ms after which a place says that its answer is on the way
+
 // One question at a time, and only the newest waits: sliders ask as fast as answers come,
-// each is shown, the last stays.
-export function latest(ask, then) {
+// each is shown, the last stays. `place` is where answers are shown: aria-busy while one takes long.
+export function latest(ask, then, place = null) {
   let busy = false;
   let waiting = null;
   return async function next(...args) {
@@ -54,6 +70,7 @@ export function latest(ask, then) {
       return;
     }
     busy = true;
+    const late = setTimeout(() => place?.setAttribute("aria-busy", "true"), PATIENCE);
     let result;
     try {
       result = { value: await ask(...args) };
@@ -61,6 +78,8 @@ export function latest(ask, then) {
       result = { error };
     }
     busy = false;
+    clearTimeout(late);
+    place?.removeAttribute("aria-busy");
     const newer = waiting;
     waiting = null;
     if (newer) next(...newer);

@@ -3,6 +3,7 @@ import { copy, find, h, show } from "./dom.js";
 import { bytes, change, digits, milliseconds, percent } from "./format.js";
 import { given } from "./api.js";
 import { advice } from "./advice.js";
+import { meant } from "./notices.js";
 import { differences, on, setPinned, replacePlan, state } from "./state.js";
 
 const TILES = [
@@ -155,6 +156,7 @@ function problem() {
       { class: "problem", role: "alert", id: "refused" },
       h("b", {}, "Not a plan: "),
       advice(state.refused.message),
+      meant(state.refused.suggestions.map((one) => ({ text: one, changes: { [state.refused.control]: one } }))),
       back,
     );
   return h(

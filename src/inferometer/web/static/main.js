@@ -2,13 +2,15 @@
 import { accuracyView } from "./accuracy.js";
 import { pack, read, write } from "./address.js";
 import { get, given, latest, post, Refused } from "./api.js";
-import { withModel } from "./request.js";
 import { copy, find, h, say, show } from "./dom.js";
 import { graphView } from "./graph.js";
 import { startHeadline } from "./headline.js";
 import { latencyView } from "./latency.js";
 import { memoryView } from "./memory.js";
+import { setNotes, startNotices } from "./notices.js";
 import { startPanel, startPresets } from "./panel.js";
+import { repaired } from "./repair.js";
+import { withModel } from "./request.js";
 import { rooflineView } from "./roofline.js";
 import { searchView } from "./search.js";
 import { sensitivityView } from "./sensitivity.js";
@@ -45,10 +47,15 @@ async function remember(replace) {
   else history.pushState(null, "", address);
 }
 
+// The address is the plan: what cannot be read of it is noted.
 async function recall() {
-  Object.assign(state, await read(state.controls), { before: null });
-  emit("plan", { recalled: true });
-  emit("view", {});
+  const { notes, ...recalled } = await read(state.controls);
+  if (recalled.view.tab && !VIEWS.some((view) => view.id === recalled.view.tab)) {
+    notes.push({ text: `there is no tab ${recalled.view.tab}.`, meant: [] });
+    delete recalled.view.tab;
+  }
+  Object.assign(state, recalled, { before: null });
+  return notes;
 }
 
 // ------------------------------------------------------------------ questions and answers
@@ -58,19 +65,39 @@ function refused(error) {
   state.refused = error;
 }
 
+// { plan, report, notes } of a plan as it stands, or of what can be read of a link
+async function question(plan, linked, path = "/api/analyze") {
+  const analyzed = (one) => post(path, withModel(one));
+  return linked ? repaired(plan, analyzed) : { plan, report: await analyzed(plan), notes: [] };
+}
+
+function adopt([now, then], plan, pinned, notes) {
+  const all = [...notes, ...now.notes, ...(then?.notes ?? [])];
+  if (state.plan === plan) state.plan = now.plan;
+  if (pinned && state.pinned === pinned) state.pinned = then.plan;
+  setNotes(all);
+  if (all.length) remember(true);
+}
+
 const ask = latest(
-  (plan, pinned) =>
+  (plan, pinned, linked) =>
     Promise.all([
-      post(VIEWS.find((view) => view.id === state.view.tab)?.path ?? "/api/analyze", withModel(plan)),
-      pinned && (state.before ?? post("/api/analyze", withModel(pinned))),
+      question(plan, linked, VIEWS.find((view) => view.id === state.view.tab)?.path),
+      pinned && (state.before ? { plan: pinned, report: state.before, notes: [] } : question(pinned, linked)),
     ]),
-  ({ value, error }, plan, pinned) => {
-    if (value?.[0].feasible) state.worked = plan;
+  ({ value, error }, plan, pinned, linked) => {
     if (error) refused(error);
-    else [state.report, state.refused] = [value[0], null];
-    if (value && pinned === state.pinned) state.before = pinned ? value[1] : null;
+    else {
+      const same = pinned === state.pinned;
+      if (linked) adopt(value, plan, pinned, linked);
+      const [now, then] = value;
+      if (now.report.feasible) state.worked = now.plan;
+      [state.report, state.refused] = [now.report, null];
+      if (same) state.before = then?.report ?? null;
+    }
     emit("answer");
   },
+  document.querySelector("main"),
 );
 
 function startAsking() {
@@ -80,10 +107,13 @@ function startAsking() {
       remember(moved);
       moved = Boolean(live);
     }
-    ask(state.plan, state.pinned);
+    ask(state.plan, state.pinned, recalled);
   });
   on("view", ({ quiet, changes }) => changes && remember(quiet || !("tab" in changes)));
-  addEventListener("popstate", recall);
+  addEventListener("popstate", async () => {
+    emit("plan", { recalled: await recall() });
+    emit("view", {});
+  });
 }
 
 // ------------------------------------------------------------------ start
@@ -103,6 +133,7 @@ async function start() {
   startTools();
   if (given) {
     document.body.classList.add("given");
+    document.querySelector("main").removeAttribute("aria-busy");
     Object.assign(state, {
       report: given.report,
       controls: given.controls ?? [],
@@ -112,18 +143,23 @@ async function start() {
     startTabs(VIEWS.filter((view) => !view.asks));
     return emit("answer");
   }
+  startNotices();
+  const catalogue = get("/api/catalogue"); // lists to choose from: the first figures do not wait for them
   try {
-    [state.controls, state.catalogue] = await Promise.all([get("/api/controls"), get("/api/catalogue")]);
+    state.controls = await get("/api/controls");
   } catch (error) {
+    catalogue.catch(() => null);
     return show(find("headline"), h("div", { class: "problem", role: "alert" }, error.message));
   }
-  Object.assign(state, await read(state.controls));
-  startPresets();
+  const notes = await recall();
   startPanel();
   startHeadline();
   startTabs(VIEWS)();
   startAsking();
-  ask(state.plan, state.pinned);
+  ask(state.plan, state.pinned, notes);
+  state.catalogue = await catalogue;
+  startPresets();
+  if (state.report) emit("answer");
 }
 
 addEventListener("unhandledrejection", (event) =>

@@ -75,6 +75,7 @@ export const sensitivityView = {
         if (value) [answer, before] = value;
         draw();
       },
+      host,
     );
     const go = () =>
       send(

@@ -116,6 +116,7 @@ export const sweepView = {
         if (value) [answer, before] = value;
         draw();
       },
+      host,
     );
     function go() {
       const wanted = { [ask.value("axis")]: ask.value("values") };

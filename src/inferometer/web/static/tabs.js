@@ -46,7 +46,8 @@ export function startTabs(views) {
     }
     const ready = state.report || view.alone;
     if (ready && !mounted.has(view)) {
-      const place = h("div", { class: `view-${view.id}` });
+      const place = h("div", { class: `view-${view.id}${view.asks ? "" : " of-report"}` });
+      if (!mounted.size) show(host); // what stood there before the first answer
       host.append(place);
       mounted.set(view, { place, draw: view.mount(place).draw });
     }
