@@ -23,7 +23,8 @@ from inferometer.views.plots.canvas import Scene, bounds
 from inferometer.views.plots.labels import Frame, crosses, label_width
 from inferometer.views.plots.palette import tint
 from inferometer.views.plots.roofline import roofline, roofline_chart, roofs
-from inferometer.views.plots.structure import structure
+from inferometer.views.plots.structure import graph, structure
+from inferometer.views.plots.tensor_shapes import shape_texts
 from inferometer.views.plots.wiring import ENTRY, EXIT, BlockRows, shown, wire
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -208,11 +209,43 @@ def test_a_hybrid_shows_each_kind_of_layer_once() -> None:
     assert words.count("linear_attention") == 1 and words.count("attention") == 1
 
 
+def test_the_page_knows_which_kind_of_layer_follows_which() -> None:
+    asked = build_request("gemma-3-27b", "h200")
+    drawn = graph(report_of(asked), asked.model)["decode"]
+    assert drawn["order"] == "(5 × A, B) × 10, 2 × A"
+    first, second = (block for block in drawn["blocks"] if block["stage"] == "layer")
+    assert first["next"] == [second["name"]] and second["next"] == [first["name"]]
+    assert (first["last"], second["last"]) == (61, 59), "the stream leaves by A"
+
+
 def test_folded_layers_and_shapes_are_written() -> None:
     report, model = made("dense")
     words = texts(structure(report, model, "prefill").svg())
     assert "×32" in words and "layers 0–31" in words
     assert "weight 4096 × 28672" in words and "8192 × 14336" in words and "8192 × 4096" in words
+
+
+@pytest.mark.parametrize(
+    ("shape", "text"),
+    [
+        ({"keys": [34816, 8, 128], "sequences": [32]}, "32 × 1088 × 8 × 128"),
+        ({"keys": [33544.5, 8, 128], "sequences": [33]}, "≈ 33 × 1017 × 8 × 128"),
+        ({"output": [0.25, 128256]}, "1 × 128256 in 1 of 4 steps"),
+        ({"output": [0.3, 128256]}, "1 × 128256 in 30% of steps"),
+        ({"output": [57.42, 7168]}, "≈ 57 × 7168"),
+        ({"output": [8192.0, 4096.0]}, "8192 × 4096"),
+        ({"output": [64, 0]}, ""),
+    ],
+)
+def test_shapes_are_written_as_an_engineer_would(shape: dict[str, list[float]], text: str) -> None:
+    assert "".join(shape_texts(shape).values()) == text
+
+
+def test_attention_says_whose_keys_it_reads() -> None:
+    asked = build_request("llama-3.1-8b", "h200", batch_size=32, input_len=32768, output_len=128)
+    words = {phase: texts(structure(report_of(asked), asked.model, phase).svg()) for phase in ("prefill", "decode")}
+    assert "keys 32 × 32832 × 8 × 128" in words["decode"] and "keys 1 × 20480 × 8 × 128" in words["prefill"]
+    assert "1 × 128256 in 1 of 4 steps" in words["prefill"]
 
 
 def test_prompts_and_decoding_in_one_step() -> None:

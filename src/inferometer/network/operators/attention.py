@@ -77,7 +77,8 @@ def attention(
         peak,
         inputs,
         m * heads * v_dim * s.act_bytes + 2 * scores,  # the scores and their softmax are alive together
-        {"query": (m, heads, qk_dim), "keys": (kv, kv_heads, qk_dim), "output": (m, heads, v_dim)},
+        {"query": (m, heads, qk_dim), "keys": (kv, kv_heads, qk_dim), "output": (m, heads, v_dim)}
+        | {"sequences": (seqs,)},  # whose queries and keys these are, end to end
     )
 
 

@@ -7,7 +7,6 @@ scene.svg()        scene.figure().savefig("structure.png")
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -17,11 +16,12 @@ from ...base.units import seconds
 from ...costs.parallelism import pipeline_stages
 from ...inference.report import OpRow, Report
 from ...network.adapters import with_lora
-from ...network.graph import Model
+from ...network.graph import Block, Model
 from ...specs.structs import Lora
 from ..text.terminal import header
 from .canvas import BOUNDS, Point, Scene, bounds, text_width
 from .palette import ARROW, FAINT, INK, MUTED, PANEL, tint
+from .tensor_shapes import shape_texts
 from .wiring import ENTRY, EXIT, BlockRows, Edge, Wiring, shown, wire
 
 HEIGHT, GAP, SIDE = 46.0, 36.0, 30.0  # of a node, below it, beside it
@@ -305,7 +305,7 @@ def _draw(scene: Scene, panel: Panel, x: float, y: float) -> None:
             for a, b in (((-5, 0), (5, 0)), ((0, -5), (0, 5))):
                 cx, cy = x + px, y + py + JOIN / 2
                 scene.curve((cx + a[0], cy + a[1]), (cx + b[0], cy + b[1]), color=INK, width=1.4, head=False)
-        label = _size(part.rows[i][0].shape.get("output", [])) if i in part.rows else "" if i == EXIT else stream
+        label = _tensor(part.rows[i][0], "output") if i in part.rows else "" if i == EXIT else stream
         low = py if i == ENTRY else py + _tall(ops, i)
         if label and not _aside(ops, i):
             scene.text(x + px + 7, y + low + 14, label, size=9.5, color=MUTED, halo=True)
@@ -365,7 +365,8 @@ def _legend(scene: Scene, ops: list[OpRow], y: float) -> None:
     scene.text(
         AROUND,
         y + 19,
-        "% and time: of the phase, all layers together · shapes: of one GPU, one layer · dashed: through the cache",
+        "% and time: of the phase, all layers together · shapes: of one GPU, one layer, the mean step · "
+        "dashed: through the cache",
         size=9.5,
         color=MUTED,
     )
@@ -378,23 +379,20 @@ def _share(value: float) -> str:
     return "<0.1%" if 0 < value < 0.0005 else f"{value * 100:.1f}%" if value < 0.9995 else "100%"
 
 
-def _size(shape: Iterable[float]) -> str:
-    shape = list(shape)
-    if 0 in shape:
-        return ""
-    return " × ".join(f"{v:.0f}" if abs(v - round(v)) < 1e-6 else f"{v:.4g}" for v in shape)
+def _tensor(row: OpRow, word: str) -> str:
+    return shape_texts(row.shape).get(word, "")
 
 
 def _detail(row: OpRow) -> str:
-    word = next((w for w in DETAILS if w in row.shape), "")
-    return f"{word} {_size(row.shape[word])}" if word else row.kind.replace("_", " ")
+    tensors = shape_texts(row.shape)
+    return next((f"{word} {tensors[word]}" for word in DETAILS if word in tensors), row.kind.replace("_", " "))
 
 
 def _entry(panel: Panel) -> str:
     """The shape of what comes in: the input of the first operator that reads it, where that is the stream."""
     firsts = [e.end for e in panel.wiring.edges if e.start == ENTRY and e.end in panel.part.rows]
     norms = [i for i in firsts if panel.part.block.ops[i].kind == "norm"]
-    sizes = {_size(panel.part.rows[i][0].shape.get("input", [])) for i in norms or firsts}
+    sizes = {_tensor(panel.part.rows[i][0], "input") for i in norms or firsts}
     return sizes.pop() if len(sizes) == 1 else ""
 
 
@@ -417,12 +415,14 @@ def layer_ranges(layers: tuple[int, ...]) -> str:
 
 
 def layer_order(kinds: list[BlockRows], names: dict[int, str]) -> str:
-    """``(3 × A, B) × 12``: which kind of layer follows which."""
+    """``(5 × A, B) × 10, 2 × A``: which kind of layer follows which."""
     which = {i: names[id(p.block)] for p in kinds for i in p.block.layers}
     runs = [(name, len(list(group))) for name, group in groupby(which[i] for i in sorted(which))]
-    for period in range(1, len(runs) // 2 + 1):
-        if len(runs) % period == 0 and runs == runs[:period] * (len(runs) // period):
-            return f"({_sequence(runs[:period])}) × {len(runs) // period}"
+    for period in range(1, min(len(runs) // 2, 4) + 1):
+        times = next((k for k in range(1, len(runs)) if runs[k * period : (k + 1) * period] != runs[:period]), 1)
+        rest = runs[times * period :]
+        if times > 1 and len(rest) < 4:
+            return ", ".join(filter(None, [f"({_sequence(runs[:period])}) × {times}", _sequence(rest)]))
     return _sequence(runs) if len(runs) <= 10 else "".join(which[i] for i in sorted(which))
 
 
@@ -436,7 +436,8 @@ def _sequence(runs: list[tuple[str, int]]) -> str:
 def graph(report: Report, model: Model) -> dict[str, Any]:
     """The same for a page that draws it itself: ``graph(report, model)["decode"]["blocks"][1]["count"]  # 32``
 
-    Every phase: ``blocks`` in their order, ``own`` rows that are no operator, and how kinds of layers follow.
+    Every phase: ``blocks`` in their order, ``own`` rows that are no operator, the ``shapes`` of all rows as texts, and
+    how kinds of layers follow.
     """
     if report.plan.get("lora"):
         model = with_lora(model, msgspec.convert(report.plan["lora"], Lora))
@@ -447,17 +448,20 @@ def _phase_graph(report: Report, model: Model, phase: str) -> dict[str, Any]:
     places = {id(row): place for place, row in enumerate(report.phases[phase].ops)}
     parts, own = drawn(report, model, phase)
     names = letters(parts)
+    kinds = [p.block for p in parts if p.block.count > 1 or p.block.stage == "layer"]
     return {
-        "blocks": [_block_graph(part, names.get(id(part.block), ""), places) for part in parts],
+        "blocks": [_block_graph(part, names.get(id(part.block), ""), places, kinds) for part in parts],
         "own": [places[id(row)] for row in own],
+        "shapes": [shape_texts(row.shape) for row in report.phases[phase].ops],
         "order": layer_order([p for p in parts if p.block.stage == "layer"], names) if names else "",
     }
 
 
-def _block_graph(part: BlockRows, letter: str, places: dict[int, int]) -> dict[str, Any]:
+def _block_graph(part: BlockRows, letter: str, places: dict[int, int], kinds: list[Block]) -> dict[str, Any]:
     """A node is ``in``, ``out``, a residual ``sum`` or an operator: ``row`` is its place among the phase's ``ops``.
 
-    An operator that stands twice in a block has half of its row each time: ``part``.
+    An operator that stands twice in a block has half of its row each time: ``part``. After a layer of the block may
+    come one of the ``next`` blocks; ``last`` is its last layer.
     """
     block, wiring = part.block, wire(part)
     nodes = []
@@ -474,6 +478,8 @@ def _block_graph(part: BlockRows, letter: str, places: dict[int, int]) -> dict[s
         "letter": letter,
         "count": block.count,
         "layers": layer_ranges(block.layers),
+        "last": max(block.layers, default=0),
+        "next": [b.name for b in kinds if b is not block and {i + 1 for i in block.layers} & set(b.layers)],
         "share": part.share,
         "nodes": nodes,
         "edges": [{"from": e.start, "to": e.end, "kind": _edge_kind(e)} for e in wiring.edges],

@@ -2,6 +2,7 @@
 
 const NODE = 200; // width of an operator, at least
 const LEAST = 40; // height of an operator that takes no time; the taller, the more time
+const SMALL = 24; // of one that takes hardly any, and of several of those
 const GROWTH = 130; // more for one that takes all of it
 const GAP = 34;
 const SIDE = 26;
@@ -16,20 +17,28 @@ function free(x, taken) {
   return spots.reduce((best, spot) => (Math.abs(spot - x) < Math.abs(best - x) ? spot : best), spots[0]);
 }
 
-// block: of the graph; share(node): its part of the phase's time; need: pixels of the widest node.
+// block: of the graph; share(node): its part of the phase's time; need(node): pixels of its width;
+// title, top: the width of its title, and pixels below that for more of it.
 // -> { at: id -> {x, y, w, h}, bends, left, right, height }
-export function laidOut(block, share, need) {
-  const node = Math.max(NODE, need);
+export function laidOut(block, share, need, title = 0, top = 0) {
+  const isNode = (n) => n.kind === "op" || n.kind === "fold";
+  const isSmall = (n) => n.small || n.kind === "fold";
+  const node = Math.max(NODE, ...block.nodes.filter(isNode).map(need));
   const byId = new Map(block.nodes.map((node) => [node.id, node]));
   const rankOf = (id) => byId.get(id).rank;
-  const isOp = (id) => byId.get(id).kind === "op";
-  const tall = (id) => (isOp(id) ? LEAST + GROWTH * share(byId.get(id)) : JOIN);
-  const wide = (id) => (isOp(id) ? node : JOIN);
+  const tall = (id) => {
+    const one = byId.get(id);
+    return !isNode(one) ? JOIN : isSmall(one) ? SMALL : LEAST + GROWTH * share(one);
+  };
+  const wide = (id) => {
+    const one = byId.get(id);
+    return !isNode(one) ? JOIN : isSmall(one) ? need(one) : node;
+  };
   const entry = block.nodes.find((n) => n.kind === "in");
   const exit = block.nodes.find((n) => n.kind === "out");
-  const inner = block.nodes.filter((n) => n.kind === "op" || n.kind === "sum");
+  const inner = block.nodes.filter((n) => isNode(n) || n.kind === "sum");
   const ranks = [...new Set(inner.map((n) => n.rank))].sort((a, b) => a - b);
-  const at = new Map([[entry.id, { x: 0, y: HEAD, w: 0, h: 0 }]]);
+  const at = new Map([[entry.id, { x: 0, y: HEAD + top, w: 0, h: 0 }]]);
   const bends = new Map(); // edge -> [{ x, y0, y1 }] where it passes other ranks
   const flowing = block.edges.filter((e) => e.kind !== "residual");
   const above = (edge) => bends.get(edge)?.at(-1)?.x ?? at.get(edge.from).x;
@@ -38,7 +47,7 @@ export function laidOut(block, share, need) {
     const xs = flowing.filter((e) => e.to === id && e.kind === "flow" && at.has(e.from)).map(above);
     return xs.length ? xs.reduce((a, b) => a + b) / xs.length : 0;
   };
-  let y = HEAD + GAP;
+  let y = HEAD + top + GAP;
   for (const rank of ranks) {
     const ids = inner.filter((n) => n.rank === rank).map((n) => n.id);
     const high = Math.max(...ids.map(tall));
@@ -70,11 +79,12 @@ export function laidOut(block, share, need) {
     ...[...bends.values()].flat().map((b) => b.x),
   ];
   const residual = block.edges.some((e) => e.kind === "residual");
+  const left = Math.min(...xs) - PAD - (residual ? LANE : 0);
   return {
     at,
     bends,
-    left: Math.min(...xs) - PAD - (residual ? LANE : 0),
-    right: Math.max(...xs) + PAD,
+    left,
+    right: Math.max(Math.max(...xs) + PAD, left + title),
     height: y,
     lane: LANE,
   };

@@ -16,6 +16,7 @@ import { searchView } from "./search.js";
 import { sensitivityView } from "./sensitivity.js";
 import { simulateView } from "./simulate.js";
 import { emit, on, state } from "./state.js";
+import { startStrip } from "./strip.js";
 import { sweepView } from "./sweep.js";
 import { startTabs } from "./tabs.js";
 import { startTheme } from "./theme.js";
@@ -141,6 +142,7 @@ async function start() {
     });
     startHeadline();
     startTabs(VIEWS.filter((view) => !view.asks));
+    startStrip();
     return emit("answer");
   }
   startNotices();
@@ -155,6 +157,7 @@ async function start() {
   startPanel();
   startHeadline();
   startTabs(VIEWS)();
+  startStrip();
   startAsking();
   ask(state.plan, state.pinned, notes);
   state.catalogue = await catalogue;

@@ -1,14 +1,12 @@
 // The network as SVG: a panel per block with its count, operators as boxes (colour: what limits; height: time), edges.
 import { s } from "./dom.js";
-import { change, percent, seconds, size } from "./format.js";
+import { percent } from "./format.js";
 import { JOIN, laidOut } from "./layout.js";
-import { boundColor, palette, tint } from "./theme.js";
+import { box, FONT, ghost, text, textWidth, widthOf } from "./node.js";
+import { palette } from "./theme.js";
 
 const BETWEEN = 46;
 const STEM = 14; // an edge goes straight down past the shape beside it, then turns
-
-const text = (x, y, content, extra = {}) =>
-  s("text", { x, y, "font-size": 12, fill: palette().ink, ...extra }, content);
 
 function smooth(points) {
   let path = `M${points[0]}`;
@@ -60,74 +58,42 @@ function edgePath(block, plan, edge) {
   return smooth(points);
 }
 
-const detail = (row) => {
-  const word = ["weight", "keys", "state"].find((w) => row.shape[w]);
-  return word ? `${word} ${size(row.shape[word])}` : row.kind.replaceAll("_", " ");
-};
+const isNode = (node) => node.kind === "op" || node.kind === "fold";
 
-const took = (row, part, before) =>
-  [seconds(row.seconds * part), before && change(row.seconds, before.seconds)].filter(Boolean).join(" ");
-
-function operator(node, row, place, { chosen, before, pick, key }) {
-  const p = palette();
-  const color = boundColor(row.bound);
-  const [x, y, wide] = [place.x - place.w / 2, place.y, place.w];
-  const share = row.share * node.part;
-  const moved = before ? change(row.seconds, before.seconds) : "";
-  const label =
-    `${row.name}, ${percent(share)} of the time, ${row.bound}-bound` +
-    (moved ? `, ${moved} against the pinned plan` : "");
-  const act = (event) => {
-    if (event.type === "click" || event.key === "Enter" || event.key === " ") {
-      event.preventDefault();
-      pick(row);
-    }
-  };
-  const middle = y + place.h / 2;
-  return s(
-    "g",
-    {
-      class: "op",
-      role: "button",
-      tabindex: "0",
-      "aria-label": label,
-      "aria-pressed": String(chosen),
-      "data-op": row.name,
-      "data-key": key,
-      onclick: act,
-      onkeydown: act,
-    },
-    s("rect", {
-      x,
-      y,
-      width: wide,
-      height: place.h,
-      rx: 6,
-      fill: tint(color, chosen ? 0.3 : 0.11),
-      stroke: chosen ? color : tint(color, 0.6),
-      "stroke-width": chosen ? 2.2 : 1.1,
-    }),
-    s("rect", { x: x + 1, y: y + 4, width: 4, height: place.h - 8, rx: 2, fill: color }),
-    text(x + 13, middle - 3, row.name, { "font-weight": 600, "font-size": 12.5 }),
-    text(x + wide - 10, middle - 3, percent(share), { "text-anchor": "end", "font-weight": 600, fill: color }),
-    text(x + 13, middle + 12, detail(row), { "font-size": 10, fill: p.muted }),
-    text(x + wide - 10, middle + 12, took(row, node.part, before), {
-      "font-size": 10,
-      fill: p.muted,
-      "text-anchor": "end",
-    }),
-  );
-}
-
-function panel(block, plan, rows, options) {
-  const p = palette();
-  const title = [
+// The title of a block, in the drawing and in the list above it: "A · layers 0–2"
+export const titleOf = (block) =>
+  [
     block.letter,
     block.stage === "layer" ? "" : block.name,
     block.layers && (block.stage === "layer" || block.count > 1) ? block.layers : "",
   ]
     .filter(Boolean)
     .join(" · ");
+
+const badge = (block) => (block.count > 1 ? textWidth(`×${block.count}`, 12, 600) + 16 : 0);
+
+// A node with all that its box says of it; see node.js.
+function described(node, rows, options) {
+  const parts = (node.rows ?? [node]).map(({ row, part }) => ({ row: rows[row], part, shapes: options.shapes[row] }));
+  const sum = (value) => parts.reduce((total, one) => total + value(one), 0);
+  const pinned = (one) => (options.before(one.row)?.seconds ?? 0) * one.part;
+  return {
+    row: parts[0].row,
+    shapes: parts[0].shapes,
+    members: node.kind === "fold" ? parts.map((one) => one.row) : null,
+    small: node.small || node.kind === "fold",
+    share: sum((one) => one.row.share * one.part),
+    seconds: sum((one) => one.row.seconds * one.part),
+    before: options.compared ? sum(pinned) : undefined,
+    total: options.total,
+    bound: parts.reduce((a, b) => (b.row.seconds * b.part > a.row.seconds * a.part ? b : a)).row.bound,
+    key: options.key(parts[0].row),
+  };
+}
+
+function frame(block, plan, gone) {
+  const p = palette();
+  const wide = badge(block);
   const parts = [
     s("rect", {
       x: plan.left,
@@ -138,17 +104,43 @@ function panel(block, plan, rows, options) {
       fill: p.panel,
       stroke: p.faint,
     }),
-    text(plan.left + 14, 22, title, { "font-weight": 600, "font-size": 13 }),
+    text(plan.left + 14, 22, titleOf(block), { "font-weight": 600, "font-size": 13 }),
     text(plan.left + 14, 37, `${percent(block.share)} of the time`, { "font-size": 10.5, fill: p.muted }),
   ];
-  if (block.count > 1) {
-    const often = `×${block.count}`;
-    const w = often.length * 8 + 16;
+  if (wide)
     parts.push(
-      s("rect", { x: plan.right - w - 10, y: 9, width: w, height: 23, rx: 11.5, fill: p.ink }),
-      text(plan.right - w / 2 - 10, 25, often, { "text-anchor": "middle", "font-weight": 600, fill: p.paper }),
+      s("rect", { x: plan.right - wide - 10, y: 9, width: wide, height: 23, rx: 11.5, fill: p.ink }),
+      text(plan.right - wide / 2 - 10, 25, `×${block.count}`, {
+        "text-anchor": "middle",
+        "font-weight": 600,
+        fill: p.paper,
+      }),
     );
-  }
+  gone.forEach((row, i) => parts.push(ghost(row, plan.left + 14, 46 + 25 * i).element));
+  return parts;
+}
+
+// The one shape of several rows; nothing where they differ.
+function shapeOf(rows, shapes, word) {
+  const all = new Set(rows.map((i) => shapes[i]?.[word]).filter(Boolean));
+  return all.size === 1 ? [...all][0] : "";
+}
+
+// What comes in: the input of the norms that read it, else of all that do.
+function entryShape({ nodes, edges }, rows, shapes) {
+  const entry = nodes.find((n) => n.kind === "in").id;
+  const firsts = edges
+    .filter((e) => e.from === entry)
+    .map((e) => nodes.find((n) => n.id === e.to))
+    .filter((n) => n.kind === "op")
+    .map((n) => n.row);
+  const norms = firsts.filter((i) => rows[i].kind === "norm");
+  return shapeOf(norms.length ? norms : firsts, shapes, "input");
+}
+
+function panel(block, plan, rows, options) {
+  const p = palette();
+  const parts = frame(block, plan, options.gone(block));
   for (const edge of block.edges) {
     const leaves = block.nodes.find((n) => n.id === edge.to).kind === "out";
     parts.push(
@@ -159,25 +151,10 @@ function panel(block, plan, rows, options) {
       }),
     );
   }
-  const firsts = block.edges
-    .filter((e) => block.nodes.find((n) => n.id === e.from).kind === "in")
-    .map((e) => block.nodes.find((n) => n.id === e.to));
-  const stream = size(
-    rows[
-      (firsts.find((n) => n.kind === "op" && rows[n.row].kind === "norm") ?? firsts.find((n) => n.kind === "op"))?.row
-    ]?.shape.input,
-  );
+  const stream = entryShape(block.whole ?? block, rows, options.shapes);
   for (const node of block.nodes) {
     const place = plan.at.get(node.id);
-    if (node.kind === "op")
-      parts.push(
-        operator(node, rows[node.row], place, {
-          chosen: options.chosen === rows[node.row],
-          before: options.before(rows[node.row]),
-          pick: options.pick,
-          key: options.key(rows[node.row]),
-        }),
-      );
+    if (isNode(node)) parts.push(boxOf(node, rows, place, options));
     if (node.kind === "sum") {
       const y = place.y + JOIN / 2;
       parts.push(
@@ -185,7 +162,8 @@ function panel(block, plan, rows, options) {
         s("path", { d: `M${place.x - 5},${y}h10M${place.x},${y - 5}v10`, stroke: p.ink, "stroke-width": 1.4 }),
       );
     }
-    const shape = node.kind === "op" ? size(rows[node.row].shape.output) : node.kind === "out" ? "" : stream;
+    const out = isNode(node) && shapeOf(node.ends ?? [node.row], options.shapes, "output");
+    const shape = isNode(node) ? out : node.kind === "out" ? "" : stream;
     if (shape && !node.aside)
       parts.push(
         text(place.x + 7, place.y + place.h + 14, shape, {
@@ -201,38 +179,67 @@ function panel(block, plan, rows, options) {
   return parts;
 }
 
-// phase: of the graph; rows: the phase's ops; options: { chosen, before(row), pick(row), key(row), wide }
-export function network(phase, rows, options) {
-  const p = palette();
-  const share = (node) => (rows[node.row]?.share ?? 0) * (node.part ?? 1);
-  const need = (block) =>
-    Math.max(
-      ...block.nodes
-        .filter((n) => n.kind === "op")
-        .map(({ row: i }) => rows[i])
-        .map((row) =>
-          Math.max(
-            row.name.length * 7.6 + 70,
-            (detail(row).length + took(row, 1, options.before(row)).length) * 5.7 + 40,
-          ),
-        ),
-      0,
-    );
-  const panels = phase.blocks.map((block) => ({ block, plan: laidOut(block, share, need(block)) }));
-  // Blocks of layers stand side by side where the page is wide enough; the stream runs on downwards.
+function boxOf(node, rows, place, options) {
+  const one = described(node, rows, options);
+  const pick = (byKey) => (one.members ? options.unfold(one.key) : options.pick(one.row, byKey));
+  return box(one, place, { chosen: !one.members && options.chosen === one.row, pick });
+}
+
+// A block with its operators in their places.
+function placed(block, rows, options) {
+  const share = (node) => described(node, rows, options).share;
+  const need = (node) => widthOf(described(node, rows, options));
+  const gone = options.gone(block);
+  const ghosts = Math.max(0, ...gone.map((row) => ghost(row, 0, 0).wide + 40));
+  const title = Math.max(textWidth(titleOf(block), 13, 600) + badge(block) + 44, ghosts);
+  return { block, plan: laidOut(block, share, need, title, gone.length * 25) };
+}
+
+const isRepeated = (block) => block.stage === "layer" || block.count > 1;
+
+// Two kinds of layers of the same part of the network.
+export const alike = (one, other) => isRepeated(one) && isRepeated(other) && one.stage === other.stage;
+
+const across = (line) => line.reduce((sum, q) => sum + q.plan.right - q.plan.left, 0) + BETWEEN * (line.length - 1);
+
+// Kinds of layers stand side by side where there is room; the stream runs on downwards.
+function rowsOf(panels, wide) {
   const lines = [];
   for (const one of panels) {
     const line = lines.at(-1);
-    const used = line?.reduce((sum, q) => sum + q.plan.right - q.plan.left + BETWEEN, 0) ?? Infinity;
-    const fits = used + one.plan.right - one.plan.left <= options.wide;
-    if (line && fits && line[0].block.stage === "layer" && one.block.stage === "layer") line.push(one);
+    if (line && alike(line[0].block, one.block) && across([...line, one]) <= wide) line.push(one);
     else lines.push([one]);
   }
-  // One panel alone stands with its stream on the page's axis, several stand around it.
-  const spans = lines.map((line) => {
-    const across = line.reduce((sum, q) => sum + q.plan.right - q.plan.left, 0) + BETWEEN * (line.length - 1);
-    return line.length > 1 ? [-across / 2, across / 2] : [line[0].plan.left, line[0].plan.right];
+  return lines;
+}
+
+// The stream between kinds of layers that stand side by side: from each to the next, and back where layers alternate.
+function between(line, places, y) {
+  const around = (from, to, lane, off) => {
+    const low = y + line[from].plan.height + off;
+    return arrow(`M${places[from]},${low - off}V${low}H${lane}V${y - off}H${places[to]}V${y - 4}`, {
+      color: palette().ink,
+      width: 1.6,
+    });
+  };
+  return line.slice(1).flatMap(({ block, plan }, i) => {
+    const lane = places[i + 1] + plan.left - BETWEEN / 2;
+    const before = line[i].block;
+    const [on, back] = [before.next?.includes(block.name), block.next?.includes(before.name)];
+    return [(on || !back) && around(i, i + 1, lane - 5, 12), back && around(i + 1, i, lane + 5, 19)];
   });
+}
+
+// phase: of the graph; rows: the phase's ops; options: { chosen, shapes, total, compared, before(row), gone(block),
+// pick(row), unfold(key), key(row), wide: pixels that blocks of layers may take side by side }
+export function network(phase, rows, options) {
+  const p = palette();
+  const panels = phase.blocks.map((block) => placed(block, rows, options));
+  const lines = rowsOf(panels, options.wide);
+  // One panel alone stands with its stream on the page's axis, several stand around it.
+  const spans = lines.map((line) =>
+    line.length > 1 ? [-across(line) / 2, across(line) / 2] : [line[0].plan.left, line[0].plan.right],
+  );
   const [left, right] = [Math.min(...spans.map(([a]) => a)) - 8, Math.max(...spans.map(([, b]) => b)) + 8];
   const wide = Math.max(right - left, 240);
   const parts = [
@@ -267,24 +274,15 @@ export function network(phase, rows, options) {
       parts.push(
         arrow(
           smooth([
-            [leaving.x, leaving.y],
-            [leaving.x, leaving.y + 8],
+            [leaving.x, leaving.from],
+            [leaving.x, leaving.turn],
             [places[0], y - 4],
           ]),
           { color: p.ink, width: 1.6 },
         ),
       );
+    parts.push(...between(line, places, y).filter(Boolean));
     line.forEach(({ block, plan }, k) => {
-      if (k) {
-        const lane = places[k] + plan.left - BETWEEN / 2;
-        const end = y + line[k - 1].plan.height;
-        parts.push(
-          arrow(`M${places[k - 1]},${end}V${end + 12}H${lane}V${y - 14}H${places[k]}V${y - 4}`, {
-            color: p.ink,
-            width: 1.6,
-          }),
-        );
-      }
       parts.push(
         s(
           "g",
@@ -293,8 +291,11 @@ export function network(phase, rows, options) {
         ),
       );
     });
-    leaving = { x: places.at(-1), y: y + line.at(-1).plan.height };
-    y += Math.max(...line.map((q) => q.plan.height)) + BETWEEN;
+    const last = line.reduce((a, b) => ((b.block.last ?? 0) >= (a.block.last ?? 0) ? b : a));
+    const low = y + Math.max(...line.map((q) => q.plan.height));
+    const turn = low + (line.length > 1 ? 26 : 8); // below the lines between the panels
+    leaving = { x: places[line.indexOf(last)], from: y + last.plan.height, turn };
+    y = turn + BETWEEN - 8;
   });
   y -= BETWEEN - 10;
   return s(
@@ -303,9 +304,10 @@ export function network(phase, rows, options) {
       width: wide,
       height: y,
       viewBox: `0 0 ${wide} ${y}`,
-      "font-family": "system-ui, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif",
+      "font-family": FONT,
       role: "group",
       "aria-label": "Operators of the network",
+      "data-beside": String(lines.some((line) => line.length > 1)),
     },
     parts,
   );

@@ -1,10 +1,10 @@
 // One operator, explained: where it stands under the roofs, what it moves, and every formula with the values put in.
 import { given, post, Refused } from "./api.js";
 import { h, s, show } from "./dom.js";
-import { bytes, change, digits, percent, seconds, si, size, spaced } from "./format.js";
+import { bytes, change, digits, percent, seconds, si, spaced } from "./format.js";
 import { withModel } from "./request.js";
 import { tops } from "./ceilings.js";
-import { state } from "./state.js";
+import { setView, state } from "./state.js";
 import { boundColor, boundWords, palette } from "./theme.js";
 
 const ORIGINS = {
@@ -159,20 +159,80 @@ async function explanation(op, phase) {
 
 let asking = 0;
 
-// Fill the side panel; formulas come a moment later from the server.
-export async function showOperator(host, op, phase, before, close) {
+// Now and in the pinned plan, side by side, with what became of it.
+function compared(op, before) {
+  const row = (word, text, value) => [word, text(value(op)), text(value(before)), change(value(op), value(before))];
+  const rows = [
+    row("time", seconds, (o) => o.seconds),
+    row("share", percent, (o) => o.share),
+    row(
+      "FLOPs",
+      (v) => si(v, "FLOP"),
+      (o) => o.flops,
+    ),
+    row("bytes", bytes, (o) => o.bytes),
+    row(
+      "intensity",
+      (v) => `${digits(v)} FLOP/B`,
+      (o) => o.intensity,
+    ),
+    row("efficiency", percent, (o) => o.efficiency),
+  ];
+  return h(
+    "table",
+    { class: "compared" },
+    h(
+      "thead",
+      {},
+      h(
+        "tr",
+        {},
+        h("td", {}),
+        ["now", "pinned", "change"].map((w) => h("th", { scope: "col" }, w)),
+      ),
+    ),
+    h(
+      "tbody",
+      {},
+      rows.map(([word, ...cells]) =>
+        h(
+          "tr",
+          {},
+          h("th", { scope: "row" }, word),
+          cells.map((c) => h("td", {}, c)),
+        ),
+      ),
+    ),
+  );
+}
+
+const pair = (word, value, title) => h("div", { title }, h("dt", {}, word), h("dd", {}, value));
+
+const figures = (op) =>
+  h(
+    "dl",
+    { class: "pairs" },
+    pair("time", seconds(op.seconds), `${digits(op.count)} calls`),
+    pair("share", percent(op.share)),
+    pair("calls", digits(op.count)),
+    pair("FLOPs", si(op.flops, "FLOP")),
+    pair("bytes", bytes(op.bytes)),
+    pair("intensity", `${digits(op.intensity)} FLOP/B`),
+    pair("efficiency", percent(op.efficiency), "roofline seconds over predicted seconds"),
+  );
+
+// Fill the panel of an operator, with its shapes as texts; formulas come a moment later from the server.
+async function showOperator(host, op, { phase, shapes, before, close }) {
   const turn = ++asking;
   const color = boundColor(op.bound);
   const formulas = h("div", { class: "formulas", "aria-busy": "true" }, h("code", {}, op.formula));
-  const pair = (word, value, title) => h("div", { title }, h("dt", {}, word), h("dd", {}, value));
-  const moved = before && change(op.seconds, before.seconds);
   show(
     host,
     h(
       "header",
       {},
       h("h3", { id: "op-name" }, op.name),
-      h("button", { type: "button", class: "close", "aria-label": "Close", onclick: close }, "✕"),
+      h("button", { type: "button", class: "close", "aria-label": "Close", title: "Close (Esc)", onclick: close }, "✕"),
     ),
     h(
       "p",
@@ -181,24 +241,13 @@ export async function showOperator(host, op, phase, before, close) {
       " ",
       h("span", { class: "bound", style: `background:${color}` }, boundWords(op.bound)),
     ),
-    h(
-      "dl",
-      { class: "pairs" },
-      pair("time", seconds(op.seconds), `${digits(op.count)} calls`),
-      pair("share", percent(op.share)),
-      pair("calls", digits(op.count)),
-      moved && pair("pinned", `${seconds(before.seconds)} (${moved})`),
-      pair("FLOPs", si(op.flops, "FLOP")),
-      pair("bytes", bytes(op.bytes)),
-      pair("intensity", `${digits(op.intensity)} FLOP/B`),
-      pair("efficiency", percent(op.efficiency), "roofline seconds over predicted seconds"),
-    ),
+    before?.seconds > 0 ? compared(op, before) : figures(op),
     h("p", { class: "origin" }, ORIGINS[op.origin] ?? op.origin),
-    Object.entries(op.shape).length > 0 &&
+    Object.keys(shapes ?? {}).length > 0 &&
       h(
         "p",
         { class: "shapes" },
-        Object.entries(op.shape).map(([word, shape]) => h("span", {}, `${word} ${size(shape)}`)),
+        Object.entries(shapes).map(([word, shape]) => h("span", {}, `${word} ${shape}`)),
       ),
     miniature(op),
     traffic(op),
@@ -213,4 +262,46 @@ export async function showOperator(host, op, phase, before, close) {
     if (turn === asking) formulas.append(h("p", { class: "note" }, error.message));
   }
   formulas.removeAttribute("aria-busy");
+}
+
+const SHEET = matchMedia("(max-width: 860px)"); // a phone: the panel is a sheet over the page
+
+// The panel beside the drawing: { element, from(key, byKeyboard), draw({ op, phase, shapes, before } or null) }
+// draw tells the key of the operator that it was opened from when it closes: the focus goes back there.
+export function operatorPanel() {
+  const element = h("dialog", { class: "operator", "aria-labelledby": "op-name" });
+  let opener = {}; // { key, byKeyboard }
+  let shown = "";
+  const close = () => setView({ op: null });
+  const open = () => {
+    const focused = document.activeElement;
+    if (SHEET.matches) element.showModal();
+    else element.show();
+    if (!SHEET.matches && !opener.byKeyboard) focused?.focus({ preventScroll: true });
+  };
+  element.addEventListener("cancel", (event) => {
+    event.preventDefault();
+    close();
+  });
+  element.addEventListener("click", (event) => event.target === element && close()); // beside the sheet
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Escape" && element.open && !event.defaultPrevented && !element.matches(":modal")) close();
+  });
+  return {
+    element,
+    from: (key, byKeyboard) => (opener = { key, byKeyboard }),
+    draw(what) {
+      const now = what ? JSON.stringify([what, document.documentElement.dataset.theme]) : "";
+      const inside = element.contains(document.activeElement);
+      if (what && now !== shown) {
+        showOperator(element, what.op, { ...what, close });
+        if (inside) element.querySelector(".close").focus({ preventScroll: true });
+      }
+      shown = now;
+      if (what && !element.open) open();
+      if (what || !element.open) return null;
+      element.close();
+      return opener.key;
+    },
+  };
 }

@@ -17,7 +17,7 @@ export function isDark() {
 }
 
 const NEUTRAL = ["ink", "muted", "faint", "paper", "panel", "grid"];
-const NAMES = [...NEUTRAL, "blue", "orange", "sky", "green", "vermillion", "purple", "grey"];
+const NAMES = [...NEUTRAL, "accent", "alert", "blue", "orange", "sky", "green", "vermillion", "purple", "grey"];
 const read = {}; // "light", "dark" -> { ink, … }
 
 // The colours of this theme by name: palette().blue
