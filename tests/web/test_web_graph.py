@@ -115,11 +115,11 @@ def test_the_operator_takes_and_gives_back_the_focus(opened: Opened) -> None:
 
 
 def test_a_pinned_plan_is_in_every_node_and_in_the_strip(opened: Opened) -> None:
-    page = opened("?batch_size=32&pin=tensor_parallel_size%3D2%26batch_size%3D32&op=layers.0-31/gate_up_proj", width=1440)
-    page.wait_for_selector(".compared")
-    now, then = (
-        opened.server.post("/api/analyze", {"batch_size": 32, "tensor_parallel_size": n}).json for n in (1, 2)
+    page = opened(
+        "?batch_size=32&pin=tensor_parallel_size%3D2%26batch_size%3D32&op=layers.0-31/gate_up_proj", width=1440
     )
+    page.wait_for_selector(".compared")
+    now, then = (opened.server.post("/api/analyze", {"batch_size": 32, "tensor_parallel_size": n}).json for n in (1, 2))
     took = [
         next(op["seconds"] for op in report["phases"]["decode"]["ops"] if op["name"] == "gate_up_proj")
         for report in (now, then)

@@ -162,7 +162,7 @@ def test_a_config_json_is_a_model_and_travels_in_the_address(opened: Opened, tmp
     page.set_input_files("#config-file", path)
     page.wait_for_function("() => document.querySelector('.what p').textContent.startsWith('granite-8b')")
     page.wait_for_selector(".chip:visible")
-    assert "layers.0-39 ×40" in page.inner_text(".blocks")
+    assert "layers 0–39 ×40" in page.inner_text(".blocks")
     again = opened(page.url.removeprefix(f"{opened.server.address}/"))
     again.wait_for_function("() => document.querySelector('.what p')?.textContent.startsWith('granite-8b')")
     assert again.inner_text("#headline .tiles") == page.inner_text("#headline .tiles")

@@ -24,7 +24,7 @@ def shape_texts(shape: Mapping[str, Sequence[float]]) -> dict[str, str]:
 def shape_text(sizes: Sequence[float]) -> str:
     """One tensor: ``shape_text([57.4, 7168])  # '≈ 57 × 7168'``; nothing of one without elements.
 
-    Less than a row in the mean is a row in some of the steps: ``shape_text([0.25, 4096])  # '1 × 4096 in 1 of 4 steps'``
+    Less than a row in the mean is a row in some steps: ``shape_text([0.25, 4096])  # '1 × 4096 in 1 of 4 steps'``
     """
     if not sizes or 0 in sizes:
         return ""

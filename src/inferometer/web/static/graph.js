@@ -143,9 +143,8 @@ export const graphView = {
       onzoom: (zoom) => setView({ graph_zoom: zoom }, true),
     });
     picture.box.before(view.rail);
-    Object.entries({ tabindex: 0, role: "group", "aria-label": "Drawing: + and − zoom, 0 fits, arrows move" }).forEach(
-      ([name, value]) => picture.box.setAttribute(name, value),
-    );
+    picture.box.setAttribute("tabindex", 0);
+    picture.box.setAttribute("aria-description", "+ and − zoom, 0 fits, arrows move");
     const split = h("div", { class: "split" }, left, panel.element);
     host.append(bar, parts, split);
     // What was clicked stays where it is, although the drawing around it becomes another.

@@ -44,6 +44,7 @@ export function standalone(svg) {
     for (const name of STYLES) copies[i].style.setProperty(name, style.getPropertyValue(name));
   });
   copied.removeAttribute("class");
+  ["width", "height"].forEach((name) => copied.style.removeProperty(name)); // how far it is zoomed in the page
   return copied;
 }
 
