@@ -19,6 +19,7 @@ from helpers.web_server import Server, serving
 from inferometer import analyze
 from inferometer.base.errors import BadValue, InferometerError
 from inferometer.cli.analyze import analyze as analyze_command
+from inferometer.cli.commands import app
 from inferometer.inference.request import build_request
 from inferometer.specs import catalog
 from inferometer.web.answers import refusal_of
@@ -80,7 +81,9 @@ def test_figures_of_the_gpu_can_be_changed(server: Server) -> None:
 def test_a_config_of_ones_own(server: Server, tmp_path: Path, run: Run) -> None:
     found = server.post("/api/analyze", {"model": "ibm/granite-8b", "config": GRANITE, "gpu": "h200"}).json
     assert found["model"]["params"] == 8_170_848_256 + 49155 * 4096 * (not GRANITE.get("tie_word_embeddings"))
-    assert found["command"] == "inferometer analyze granite-8b/config.json --gpu h200"
+    comment, line = found["command"].splitlines()
+    assert comment == "# save the uploaded file as granite-8b/config.json"
+    assert line == "inferometer analyze granite-8b/config.json --gpu h200"
     assert found["model"]["source"] == "granite-8b/config.json", "where it lay for a moment is nobody's business"
     (tmp_path / "granite-8b").mkdir()
     (tmp_path / "granite-8b" / "config.json").write_text(json.dumps(GRANITE))
@@ -457,6 +460,32 @@ def test_a_command_says_all_words(tmp_path: Path) -> None:
     spec = {"method": "ngram", "num_speculative_tokens": 2}
     quoted = command("analyze", PagePlan("m", "h200", {"speculative_config": spec}, "m"))
     assert json.loads(shlex.split(quoted)[-1]) == spec
+
+
+def test_copied_commands_are_complete(server: Server, run: Run) -> None:
+    """Each verb's command is one that the command line takes, with its pictures; two are run, and say the same."""
+    plan = {"batch_size": 4, "quantization": "fp8"}
+    answers = {
+        "analyze": server.post("/api/analyze", plan).json,
+        "sweep": server.post(
+            "/api/sweep", {"plan": plan, "axes": {"batch_size": "1,2", "gpu": ["h200", "h100-sxm"]}}
+        ).json,
+        "sensitivity": server.post("/api/sensitivity", {"plan": plan, "target": "tpot:4"}).json,
+        "search": server.job("/api/search", {"plan": plan, "num_gpus": 1, "goodput": "ttft:500", "finalists": 1})[
+            "result"
+        ],
+        "simulate": server.job("/api/simulate", {"plan": plan, "traffic": {"num_prompts": 5}})["result"],
+    }
+    for verb, answer in answers.items():
+        words = shlex.split(answer["command"])
+        assert words[:3] == ["inferometer", verb, "llama-3.1-8b"] and "--gpu" in words, "a default may change"
+        click_command = app.get_command(click.Context(app), verb)
+        assert click_command is not None
+        with click_command.make_context(verb, [*words[2:], "--plot", "pictures"]) as parsed:
+            assert parsed.params["plot"] == "pictures"
+    for verb, key in (("analyze", "metrics"), ("sensitivity", "figures")):
+        said = run(*shlex.split(answers[verb]["command"])[1:], "--json").json
+        assert said[key] == answers[verb][key]
 
 
 def test_an_error_is_about_a_control(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ from ..specs import catalog
 from ..specs.arguments import Argument, arguments, flag
 from ..specs.plan_args import PlanArgs, TargetArgs
 
-_OF_A_USECASE = ("batch_size", "input_len", "output_len", "beam_width")  # shown even where they are the default
+# Said even where they are the default: a mailed command keeps its meaning, and a use case has lengths of its own.
+_ALWAYS_SAID = ("gpu", "batch_size", "input_len", "output_len", "beam_width")
 PAGE_ONLY = ("config", "gpu_figures")  # arguments that the command line spells otherwise
 _NAME = re.compile(r"[A-Za-z0-9][\w.+ -]{0,120}(/[A-Za-z0-9][\w.+ -]{0,120})?(?<!\.json)(?<!\.toml)", re.ASCII)
 _FIGURE = re.compile(r"[A-Za-z0-9_.-]{1,80}")
@@ -201,17 +202,22 @@ def file_name(name: str) -> str:
 
 
 def command(verb: str, plan: PagePlan, more: Mapping[str, Any] | None = None) -> str:
-    """The line for a shell: ``command("analyze", plan)  # 'inferometer analyze llama-3.1-8b --gpu h200 …'``"""
+    """The line for a shell: ``command("analyze", plan)  # 'inferometer analyze llama-3.1-8b --gpu h200 …'``
+
+    Before it stands a comment for each file that was uploaded, which the command looks for under its name.
+    """
     line, known = ["inferometer", verb, plan.label], page_arguments()
     for name, value in {"gpu": plan.gpu, **plan.options, **(more or {})}.items():
-        default = known[name].default if name in known and name not in _OF_A_USECASE else None
+        default = known[name].default if name in known and name not in _ALWAYS_SAID else None
         if value is None or (value == default and not (more or {}).get(name)):
             continue
         if isinstance(value, bool):
             line.append(flag(name) if value else flag(name).replace("--", "--no-", 1))
         else:
             line += [flag(name), _flag_value(name, value)]
-    return shlex.join(line)
+    files = [plan.label] if plan.label.endswith("/config.json") else []
+    files += [str(more["trace"])] if more and more.get("trace") else []
+    return "".join(f"# save the uploaded file as {name}\n" for name in files) + shlex.join(line)
 
 
 def _flag_value(name: str, value: Any) -> str:

@@ -9,9 +9,9 @@ const SHOWN = 1000; // rows of a table; a file has all
 
 const analysis = () => state.report?.command ?? "";
 
-// The same command, writing its pictures: inferometer analyze … --plot pictures
-const plotting = (command) =>
-  /^inferometer (analyze|sweep|sensitivity|search|simulate) /m.test(command) ? `${command} --plot pictures` : command;
+// The same command, writing its pictures where it has some: inferometer analyze … --plot pictures
+const PLOTS = /^inferometer (analyze|sweep|sensitivity|search|simulate(?!.* --find-capacity)) /m;
+const plotting = (command) => (PLOTS.test(command) ? `${command} --plot pictures` : command);
 
 // What a file of data says of where it comes from, beside its own columns.
 function withPlan(rows, command) {
