@@ -60,7 +60,7 @@ class Opened:
         page.on("console", lambda line: self.errors.append(line.text) if line.type == "error" else None)
         page.on("request", lambda request: self.asked.append(request.url))
         page.goto(query if query.startswith("file:") else f"{self.server.address}/{query}")
-        page.wait_for_selector(".tile, .problem")
+        page.wait_for_selector(".tile, .problem", state="attached")  # some tabs fold the tiles
         return page
 
 

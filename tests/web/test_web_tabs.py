@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,18 +28,6 @@ def test_a_sweep_is_drawn_and_follows_the_plan(opened: Opened) -> None:
     page.press("#sweep_values", "Enter")
     page.wait_for_selector(".view-sweep .wrong:visible")
     assert "1:4:x" in page.inner_text(".view-sweep .wrong")
-
-
-def test_a_search_names_a_plan_and_a_click_takes_it(opened: Opened) -> None:
-    page = opened("?tab=search&search_num_gpus=2&gpu=h200")
-    page.click(".view-search .go")
-    page.wait_for_selector("#chart-pareto .point")
-    assert page.query_selector("#chart-pareto .shapelayer path, #chart-pareto .layer-below path"), "the limits' region"
-    row = page.inner_text(".view-search tr.best td >> nth=0")
-    page.click(".view-search tr.best")
-    page.wait_for_url(re.compile("quantization=|tensor_parallel_size=|kv_cache_dtype=|max_num"))
-    assert f"KV {page.input_value('#c-kv_cache_dtype')}" in row
-    assert "vllm serve" in page.inner_text(".commands")
 
 
 def test_sensitivity_follows_what_the_verb_says(opened: Opened) -> None:

@@ -18,7 +18,7 @@ from .objective import Objective, Traffic
 from .plan_simulation import PoolCase, SimulationCase
 from .search_result import Candidate, PlanMetrics, PoolSpec, SimulationResult
 from .server_table import ServerTable
-from .space import Problem, precision_label
+from .space import Problem, Server, precision_label
 
 FEW_RUNS = 30  # measured runs below which an engine's error over all GPUs is taken
 SLACK = 1.1  # means are off by some percent: plans that miss a limit by less are left to the simulator
@@ -300,22 +300,31 @@ def load_points(table: PlanTable) -> LoadPoints:
     )
 
 
+def keeps_limits(table: PlanTable, points: LoadPoints) -> np.ndarray:
+    """Which loads keep all limits, by their means."""
+    kept: np.ndarray = slo_ratio(table.problem.objective, table.problem.traffic, points.ttft, 1 / points.per_user) <= 1
+    return kept
+
+
 def front_rows(table: PlanTable) -> tuple[list[dict[str, Any]], LoadPoints]:
     """The front as rows for people, and all points for a picture; cost counts where several GPU types have prices."""
     points = load_points(table)
     by_cost = len(table.problem.space.gpus) > 1 and bool((points.cost > 0).all())
     front = pareto_front(points.per_user, points.per_gpu, points.cost if by_cost else None)
-    return [_front_row(table, points, n) for n in front.tolist()], points
+    keeps = keeps_limits(table, points)
+    return [{**_front_row(table, points, n), "keeps_limits": bool(keeps[n])} for n in front.tolist()], points
 
 
 def _front_row(table: PlanTable, points: LoadPoints, n: int) -> dict[str, Any]:
     server = table.servers.servers[int(points.prefill_server[n])]
     disaggregated = bool(points.decode_server[n] >= 0)
-    plan = f"{points.replicas[n]} × {server.layout}"
+    pools = [(server, points.replicas[n])]
     if disaggregated:
-        plan += f" → {points.decode_replicas[n]} × {table.servers.servers[int(points.decode_server[n])].layout}"
+        pools.append((table.servers.servers[int(points.decode_server[n])], points.decode_replicas[n]))
+    plan = " → ".join(f"{replicas} × {one.layout}" for one, replicas in pools)
     return {
         "plan": f"{plan} {precision_label(server.kind.quantization, server.kind.kv_cache_dtype)}",
+        "pools": [_front_pool(one, int(replicas)) for one, replicas in pools],
         "gpu": server.request.device.name,
         "mode": "disaggregated" if disaggregated else "aggregated",
         "max_num_batched_tokens": int(table.servers.max_num_batched_tokens[points.token_budget[n]]),
@@ -323,4 +332,18 @@ def _front_row(table: PlanTable, points: LoadPoints, n: int) -> dict[str, Any]:
         "output_throughput_per_user": float(points.per_user[n]),
         "ttft_ms": float(points.ttft[n]) * 1e3,
         "cost_per_million_output_tokens": float(points.cost[n]) or None,
+    }
+
+
+def _front_pool(server: Server, replicas: int) -> dict[str, Any]:
+    """Its keys are those of `PoolSpec`."""
+    layout = server.layout
+    return {
+        "replicas": replicas,
+        "tensor_parallel_size": layout.tp,
+        "pipeline_parallel_size": layout.pp,
+        "data_parallel_size": layout.dp,
+        "enable_expert_parallel": layout.ep,
+        "quantization": server.kind.quantization,
+        "kv_cache_dtype": server.kind.kv_cache_dtype,
     }

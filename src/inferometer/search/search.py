@@ -277,6 +277,7 @@ class SearchRun:
         def report(done: int) -> None:
             self.progress("simulating", done)
 
+        report(0)
         options = options._replace(progress=report, server_cache=self.server_cache)
         finalists = simulate_finalists(table, rows, values, options)
         self.counts["plans_simulated"] = len(finalists)
@@ -316,6 +317,9 @@ class SearchRun:
         request = table.servers.servers[0].request if table is not None else None
         won = table is not None and winner is not None
         starts = self._launches(table, best, winner) if table is not None and best and winner else {}
+        for one, plan in zip(finalists, plans, strict=True):
+            if table is not None and one.holds:
+                plan.commands = _commands(starts if plan is winner else self._launches(table, one, plan))
         refusals = starts[request.engine.name].refusals if request and request.engine.name in starts else []
         return Search(
             model=request.model.name if request else self.problem.model,
@@ -348,7 +352,7 @@ class SearchRun:
             seconds=self.seconds,
             origins=explanation.origins(table, best.row, winner) if table is not None and best and winner else {},
             warnings=[*(self._warnings(table, best, winner) if table is not None else []), *refusals],
-            commands=_commands(starts),
+            commands=winner.commands if winner is not None else {},
             launches=starts,
         )
 

@@ -10,6 +10,9 @@ import msgspec
 from .launch.processes import Launch
 from .space import Layout, precision_label
 
+_SIGNS = {"below": "<", "at least": "≥"}
+_OPPOSITE = {"<": ">", "≥": "≤"}
+
 
 class SimulationResult(msgspec.Struct, kw_only=True, frozen=True):
     """One simulation of a plan. Latencies in ms, of the requests between filling up and running empty."""
@@ -83,13 +86,24 @@ class Candidate(msgspec.Struct, kw_only=True):
     simulations: int = 0
     verdict: str = ""  # wins, ties (within the prediction's error), holds (the limits), beaten, fails, misses
     bound: str = ""  # what the simulated rate is, if not its highest: "at least", or "below" one that it failed
+    missed: dict[str, float | None] = {}  # limits that it misses: ms that the share that counts takes; None: never ends
     reason: str = ""  # why it is not the winner, where that takes a sentence
+    commands: dict[str, list[str]] = {}  # of a plan that holds: lines of a shell by engine
+    label: str = ""  # 8 × tp2 fp8, KV fp8; of two pools 2 × tp1 → 3 × tp2 fp8, KV fp8
+
+    def __post_init__(self) -> None:
+        precision = precision_label(self.pools[0].quantization, self.pools[0].kv_cache_dtype)
+        self.label = f"{' → '.join(f'{pool.replicas} × {pool.layout}' for pool in self.pools)} {precision}"
 
     @property
-    def label(self) -> str:
-        """``8 × tp2 fp8, KV fp8``, or of two pools ``2 × tp1 → 3 × tp2 fp8, KV fp8``"""
-        precision = precision_label(self.pools[0].quantization, self.pools[0].kv_cache_dtype)
-        return f"{' → '.join(f'{pool.replicas} × {pool.layout}' for pool in self.pools)} {precision}"
+    def rate_sign(self) -> str:
+        """What stands before a simulated rate that is not the highest: ``<`` of a plan that fails at it."""
+        return _SIGNS.get(self.bound, "")
+
+    @property
+    def cost_sign(self) -> str:
+        """The same before cost and energy of a token, which fall with the rate."""
+        return _OPPOSITE.get(self.rate_sign, "")
 
     @property
     def unit_label(self) -> str:

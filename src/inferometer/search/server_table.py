@@ -228,7 +228,8 @@ def estimate_servers(
     rows: dict[int, dict[str, Any]] = {}
     seen: dict[Any, Any] = {}  # kernels that several layouts have
     shortfalls: list[Shortfall | None] = [None] * len(servers)
-    for done, members in enumerate(_families(servers)):
+    done = 0
+    for members in _families(servers):
         bound_plans = [servers[number].bind() for number in members]
         shares = [memory_shares(servers[number], space.max_num_batched_tokens) for number in members]
         capacities = kv_capacities(bound_plans, loads, traffic, space.max_num_seqs, shares)
@@ -240,8 +241,9 @@ def estimate_servers(
                 transfer = _kv_transfer_seconds(servers[number], bound_plan, traffic)
                 row = _row(servers[number], capacity, next(states), space.max_num_seqs)
                 rows[number] = {**row, "kv_transfer_seconds": transfer}
+        done += len(members)
         if progress is not None:
-            progress(done + 1)
+            progress(done)
     return (_table(servers, rows, loads, problem) if rows else None), shortfalls
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from textwrap import dedent
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ..base.errors import BadValue, abbreviate
+from ..base.units import plural
+from ..specs.command_args import SearchArgs
 from .answers import ProgressCallback
 from .page_plan import ARGUMENTS, PRIVATE, PagePlan, catalogued, check_allowed, command
 
@@ -141,24 +144,57 @@ def search(plan: PagePlan, options: dict[str, Any], trace: Path | None, progress
     """The best deployment on some GPUs. Of the plan its model, machine, precision and lengths count, not its layout."""
     from ..search.search import search_with_table
     from ..serving.trace import read_trace
+    from ..views.text.search import header
 
     never = ("model", "trace", "backend", "address", "jobs", "progress", *_BATCH)
-    allowed = [name for name in (*_parameters(search_with_table), *ARGUMENTS) if name not in never]
+    allowed = [name for name in (*_parameters(search_with_table), *ARGUMENTS, "columns") if name not in never]
     check_allowed("word of a search", options, allowed)
     options = catalogued({name: value for name, value in options.items() if value is not None})
     options = {**_without(plan.options, *_BATCH, *_SEARCHED), **options}
     gpu = options.pop("gpu", plan.gpu)
+    columns = {"columns": options.pop("columns", None)}
+    if trace is None and columns["columns"] is not None:
+        raise BadValue("`columns` is of a trace, and none was sent")
     if trace is not None:
         options = _without(options, *_LENGTHS)
     result = search_with_table(
         plan.model,
         gpu,
-        trace=None if trace is None else read_trace(trace),
-        progress=lambda stage, done: progress(None, f"{stage} {done:,}"),
+        trace=None if trace is None else read_trace(trace, **columns),
+        progress=_search_progress(progress, options.get("finalists")),
         **options,
     )[0]
-    line = command("search", plan.without_options()._replace(gpu=gpu), {**options, **_trace_option(trace)})
-    return {**msgspec.to_builtins(result), "command": line}
+    line = command("search", plan.without_options()._replace(gpu=gpu), {**options, **_trace_option(trace), **columns})
+    answer = {**msgspec.to_builtins(result), "title": header(result), "command": line}
+    for one in answer["plans"]:
+        one["scripts"] = {engine: _script(lines) for engine, lines in one["commands"].items()}
+    return answer
+
+
+def _search_progress(progress: ProgressCallback, finalists: Any) -> Callable[[str, int], None]:
+    """The stages of a search in a sentence: ``40 layouts estimated, simulating plan 2 of at most 6``"""
+    layouts, most = 0, finalists if isinstance(finalists, int) else SearchArgs().finalists
+
+    def report(stage: str, done: int) -> None:
+        nonlocal layouts
+        layouts = done if stage == "pricing" else layouts
+        share = min(0.95, (done + 1) / (most + 2)) if stage == "simulating" else None
+        then = {
+            "simulating": f", simulating plan {done + 1} of at most {most}" if done < most else f", {done} simulated",
+            "relaxing": f", none keeps the limits: {plural(done, 'change')} tried to find what would",
+            "windows": f", {plural(done, 'window')} of the trace sized",
+            "day": ", simulating the whole trace",
+        }.get(stage, "")
+        progress(share, f"{plural(layouts, 'layout')} estimated{then}")
+
+    return report
+
+
+def _script(lines: Iterable[str]) -> str:
+    """Lines of a shell, broken before flags so that they can be read and still be copied whole."""
+    from ..views.text.document import shell_lines
+
+    return "\n".join(dedent(shell_lines(line)) for line in lines)
 
 
 # ------------------------------------------------------------------ simulations

@@ -63,14 +63,20 @@ def comment_lines(comment: str, width: int | None) -> list[str]:
 
 
 def shell_lines(command: str, width: int = 100) -> str:
-    """A command over several lines, as a shell reads them: broken before flags, so that it can be copied.
+    """A command over several lines, as a shell reads them: broken before flags (and in long lists), to be copied.
 
     Comments and what stands in quotes are not broken: a shell would read them otherwise.
     """
+    from textwrap import TextWrapper
+
     if command.startswith("#"):
         return f"  {command}"
     lines, open_quote = [""], False
-    for piece in re.split(r" (?=--)", command):
+    pieces = re.split(r" (?=--)", command)
+    if not re.search("['\"]", command):
+        lists = TextWrapper(width, break_long_words=False, break_on_hyphens=False)
+        pieces = [part for piece in pieces for part in lists.wrap(piece)]
+    for piece in pieces:
         if lines[-1] and not open_quote and len(lines[-1]) + len(piece) > width:
             lines.append("")
         lines[-1] += (" " if lines[-1] else "") + piece

@@ -11,7 +11,7 @@ from ...base.pareto import pareto_front
 from ...base.units import percent, plural, seconds
 from ...search.explanation import origins_line
 from ...search.launch.processes import BENCH, SGLANG, TRTLLM, VLLM
-from ...search.plan_table import LoadPoints, PlanTable, load_points
+from ...search.plan_table import LoadPoints, PlanTable, keeps_limits, load_points
 from ...search.search_result import Candidate, Day, Search
 from ...serving.synthetic import stretch_label
 from ...specs.catalog import engine
@@ -88,27 +88,26 @@ def _table(result: Search) -> TextTable:
     marks = {"wins": "bold green", "ties": "green", "holds": "green", "beaten": "yellow"}
     for plan in result.plans:
         f, cost = plan.simulated or plan.priced, (plan.simulated or plan.priced).cost_per_million_output_tokens
-        bound = {"below": "<", "at least": "≥"}.get(plan.bound, "")
         table.add_row(
             plan.label,
             *([plan.gpu] if several_gpus else []),
             *([f"{plan.gpus}"] if rated else []),
             f"{plan.pools[0].max_num_batched_tokens:,}",
-            f"{bound}{f.request_rate:,.4g}",
-            f"{bound}{f.output_throughput_per_gpu:,.0f}",
+            f"{plan.rate_sign}{f.request_rate:,.4g}",
+            f"{plan.rate_sign}{f.output_throughput_per_gpu:,.0f}",
             f"{f.output_throughput_per_user:,.1f}",
             _at_share(plan, "ttft"),
             _at_share(plan, "tpot"),
-            "–" if cost is None else f"{cost:,.2f}",
+            "–" if cost is None else f"{plan.cost_sign}{cost:,.2f}",
             Cell(plan.verdict if plan.verdict in marks else "", marks.get(plan.verdict, "")),
         )
     return table
 
 
-def _at_share(plan: Candidate, name: str) -> str:
-    """The percentile of --goodput-share in the simulation."""
+def _at_share(plan: Candidate, name: str) -> Cell:
+    """The percentile of --goodput-share in the simulation; red where it is the limit that the plan misses."""
     kept = getattr(plan.trial, f"{name}_ms", {}).get("share") if plan.trial is not None else None
-    return "–" if kept is None else seconds(kept / 1e3)
+    return Cell("–" if kept is None else seconds(kept / 1e3), "red" if name in plan.missed else "")
 
 
 def _accounting(result: Search) -> list[str]:
@@ -245,7 +244,7 @@ def pareto(result: Search, table: PlanTable) -> Any:
     figure = page(9.6, 5.6, _title(result), header(result))
     axes = figure.add_axes((0.085, 0.115, 0.89, 0.72))
     _draw_limit(axes, result, points)
-    _draw_loads(axes, points, _within_limits(result, table, points))
+    _draw_loads(axes, points, keeps_limits(table, points))
     front = pareto_front(points.per_user, points.per_gpu)
     axes.plot(points.per_user[front], points.per_gpu[front], color=INK, linewidth=1.1, label="Pareto front", zorder=4)
     _draw_simulated(axes, result)
@@ -262,16 +261,6 @@ def _title(result: Search) -> str:
         f"{result.winner.label}: {metrics.output_throughput_per_gpu:,.0f} tokens/s per GPU at "
         f"{metrics.output_throughput_per_user:,.0f} tokens/s for a user"
     )
-
-
-def _within_limits(result: Search, table: PlanTable, points: LoadPoints) -> np.ndarray:
-    """Which loads keep all limits."""
-    limits = {name: limit / 1e3 for name, limit in result.goodput.items()}
-    slowest = 1e3 / result.goodput["tpot"] if "tpot" in limits else 0.0
-    kept: np.ndarray = (points.per_user >= slowest) & (points.ttft <= limits.get("ttft", np.inf))
-    if "e2el" in limits:
-        kept &= points.ttft + table.problem.traffic.decode_tokens / points.per_user <= limits["e2el"]
-    return kept
 
 
 def _draw_limit(axes: Any, result: Search, points: LoadPoints) -> None:

@@ -58,6 +58,7 @@ export const accuracyView = {
   label: "Accuracy",
   asks: true,
   alone: true,
+  folds: true,
   mount(host) {
     let data = null;
     const said = h("div", { class: "sentences" }, h("p", { class: "note" }, "Reading the shipped figures …"));

@@ -101,9 +101,9 @@ export function table(caption, heads, rows) {
           h(
             "tr",
             {
-              class: row.best ? "best" : "",
+              class: [row.best && "best", row.kind].filter(Boolean).join(" "),
               tabindex: row.pick ? "0" : null,
-              title: row.pick ? "Make this the plan" : null,
+              title: row.pick ? "Open this plan" : null,
               onclick: row.pick,
               onkeydown: row.pick && ((event) => event.key === "Enter" && row.pick()),
             },

@@ -176,6 +176,20 @@ const head = ({ model, plan, device, engine }) =>
     model.quantization.mlp ?? model.dtype,
   ].join(" · ");
 
+// What is left of the tiles on tabs that are about more than this plan.
+const folded = ({ feasible, metrics }) =>
+  h(
+    "span",
+    { class: "folded" },
+    feasible
+      ? [
+          ` · this plan: TTFT ${milliseconds(metrics.ttft_ms)}`,
+          metrics.tpot_ms !== null && ` · TPOT ${milliseconds(metrics.tpot_ms)}`,
+          metrics.output_throughput_per_gpu !== null && ` · ${digits(metrics.output_throughput_per_gpu)} tok/s per GPU`,
+        ]
+      : " · this plan does not work",
+  );
+
 export function startHeadline() {
   const place = find("headline");
   const draw = () => {
@@ -188,7 +202,7 @@ export function startHeadline() {
       h(
         "div",
         { class: "what" },
-        h("p", {}, head(report)),
+        h("p", {}, head(report), folded(report)),
         h(
           "div",
           { class: "acts" },

@@ -45,6 +45,7 @@ export const simulateView = {
   label: "Simulate",
   asks: true,
   alone: true,
+  folds: true,
   mount(host) {
     let [now, pinned, before, rates] = [null, null, null, null]; // { id, result, key, example }; results
     let [due, lost] = [0, false]; // a timer; whether the address names a result that is not kept any more

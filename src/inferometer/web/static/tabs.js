@@ -36,6 +36,7 @@ export function startTabs(views) {
     const view = chosen();
     if (view !== open) {
       open = view;
+      document.body.classList.toggle("folds", Boolean(view.folds)); // it is about more than the headline's plan
       buttons.forEach((button, i) => {
         const selected = views[i] === view;
         button.setAttribute("aria-selected", String(selected));
