@@ -22,7 +22,10 @@ FLAGS = [
     "--disable-background-networking",
     "--disable-component-update",
 ]
-TABS = ("graph", "roofline", "memory", "latency", "sweep", "search", "simulate", "sensitivity", "accuracy")
+TABS = (
+    *("graph", "roofline", "memory", "cluster", "latency", "sweep"),
+    *("search", "simulate", "sensitivity", "accuracy"),
+)
 
 
 @pytest.fixture(scope="module")

@@ -81,7 +81,7 @@ def test_a_report_in_one_file_opens_without_a_server(opened: Opened, run: Callab
     assert figure(page, "ttft_ms").split()[0] == f"{report['metrics']['ttft_ms']:.3g}"
     page.click("[data-op=qkv_proj]")
     page.wait_for_selector(".operator .line output")
-    for tab in TABS[1:4]:
+    for tab in TABS[1:5]:
         page.click(f"#tab-{tab}")
         page.wait_for_selector(f".view-{tab} .plot .main-svg, .view-{tab} .drawing svg")
     assert page.query_selector("#tab-sweep") is None, "what needs a server is not offered"

@@ -2,6 +2,7 @@
 import { accuracyView } from "./accuracy.js";
 import { pack, read, write } from "./address.js";
 import { get, given, latest, post, Refused } from "./api.js";
+import { clusterView } from "./cluster.js";
 import { copy, find, h, say, show } from "./dom.js";
 import { graphView } from "./graph.js";
 import { startHeadline } from "./headline.js";
@@ -25,6 +26,7 @@ const VIEWS = [
   graphView,
   rooflineView,
   memoryView,
+  clusterView,
   latencyView,
   sweepView,
   searchView,
