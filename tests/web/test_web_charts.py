@@ -84,3 +84,24 @@ def test_memory_has_one_number_for_the_largest_batch(opened: Opened) -> None:
     page.wait_for_selector("#chart-memory-sequences", state="hidden")
     shown = page.inner_text(".view-memory")
     assert "1,000,000,000" not in shown and "NaN" not in shown and "largest batch\t" in shown
+
+
+def test_latency_pairs_its_bars_in_seconds_and_folds_small_operators(opened: Opened) -> None:
+    page = opened("?model=qwen3-30b-a3b&batch_size=8&tab=latency&pin=model%3Dqwen3-30b-a3b")
+    page.wait_for_selector("#chart-waterfall .bars .point")
+    page.wait_for_selector("#chart-composition .bars .point")
+    drawn = page.evaluate("document.querySelector('#chart-composition .plot').data.map(t => [t.xaxis, t.y, t.x])")
+    assert drawn[0][1] == ["TTFT now", "TTFT pinned"]
+    now = opened.server.post("/api/analyze", {"model": "qwen3-30b-a3b", "batch_size": 8}).json
+    for axis, metric in (("x", "ttft_ms"), ("x2", "tpot_ms")):
+        total = sum(values[0] for name, _, values in drawn if name == axis)
+        assert total == pytest.approx(now["metrics"][metric], rel=1e-6), "lengths are milliseconds"
+    assert "TPOT pinned" in page.inner_text("#chart-composition .note")
+    ops = [op for op in now["phases"]["decode"]["ops"] if op["seconds"] > 0]
+    small = [op for op in ops if op["share"] < 0.005]
+    rows = "document.querySelector('#chart-waterfall .plot').layout.yaxis.ticktext"
+    assert page.evaluate(rows)[-1] == f"{len(small)} others, each below 0.5%"
+    assert len(page.evaluate(rows)) == len(ops) - len(small) + 1
+    page.click(".view-latency .fold")
+    page.wait_for_url("**lat_all=on*")
+    page.wait_for_function(f"n => {rows}.length === n", arg=len(ops))
