@@ -100,7 +100,11 @@ def test_a_replica_has_the_seconds_of_its_steps() -> None:
 
 def test_many_requests_are_played_in_part() -> None:
     trace = synthetic(num_prompts=MAX_REQUESTS + 2000, request_rate=200.0, input_len=8, output_len=2)
-    played = replay(simulate("llama-3.1-8b", "h200", trace=trace))
+    played = replay(simulate("llama-3.1-8b", "h200", trace=trace, data_parallel_size=2))
+    shares = np.bincount(played["requests"]["replica"]) / MAX_REQUESTS
+    assert shares == pytest.approx(
+        0.5, abs=0.03
+    )  # requests are dealt out in turn, and every second one would be biased
     assert len(played["requests"]["index"]) == MAX_REQUESTS and played["num_requests"] == MAX_REQUESTS + 2000
     assert played["counts"]["finished"][-1] == MAX_REQUESTS + 2000
     assert len(played["replicas"][0]["time_s"]) <= 4000

@@ -15,7 +15,7 @@ from ..base.units import ceil_div
 from .outcome import Outcome, ReplicaTimeline
 
 BINS = 80  # of tokens over time
-MAX_REQUESTS = 10_000  # that are played; of more, evenly chosen ones
+MAX_REQUESTS = 10_000  # that are played; of more, so many by lot
 MAX_REPLICAS = 64
 MAX_SAMPLES = 4000  # of all replicas together
 MIN_SAMPLES = 100  # of each
@@ -172,12 +172,14 @@ def replica_samples(timeline: ReplicaTimeline, most: int) -> dict[str, np.ndarra
 
 
 def replay(outcome: Outcome) -> dict[str, Any]:
-    """What a page plays: requests (of many, evenly chosen ones), counts of all, tokens in bins, replicas.
+    """What a page plays: requests (of many, some by lot), counts of all, tokens in bins, replicas.
 
     ``pauses`` and ``rejected`` name requests by their place among the chosen ones.
     """
     total = len(outcome.arrival_s)
-    chosen = np.unique(np.linspace(0, max(total - 1, 0), min(MAX_REQUESTS, total)).round().astype(int))
+    chosen = np.arange(total)
+    if total > MAX_REQUESTS:  # by lot: every second one of requests that are dealt out in turn leaves replicas without
+        chosen = np.sort(np.random.default_rng(0).choice(total, MAX_REQUESTS, replace=False))
     starts = phase_starts(outcome)
     prefill_replica = outcome.replica if outcome.hand_over is None else outcome.hand_over.prefill_replica
     columns = {

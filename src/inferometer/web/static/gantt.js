@@ -60,7 +60,7 @@ function drawAxis(pen, wide, span, p) {
   }
 }
 
-function drawRow(pen, data, i, y, high, at, role, p) {
+function drawRow(pen, data, i, y, high, at, { role, dots, p }) {
   for (const [color, start, stop] of segments(data, i, role)) {
     const [a, b] = [at(start), at(Math.min(stop, data.end_s))];
     pen.fillStyle = p[color];
@@ -71,11 +71,12 @@ function drawRow(pen, data, i, y, high, at, role, p) {
     pen.fillStyle = p.ink;
     pen.fillRect(at(r.first_token_s[i]) - 0.75, y - 1, 1.5, high + 2);
   }
-  if (high >= 3 && missed(data, i, String).length) {
-    const x = at(Math.min(r.finished_s[i], data.end_s)) + 5;
+  if (missed(data, i, String).length) {
+    const x = at(Math.min(r.finished_s[i], data.end_s)) + 2;
     pen.fillStyle = p.vermillion;
     pen.beginPath();
-    pen.arc(x, y + high / 2, Math.min(3, high / 2 + 0.5), 0, 7);
+    if (dots) pen.arc(x + 3, y + high / 2, 3, 0, 7);
+    else pen.rect(x, y, 3, high);
     pen.fill();
   }
 }
@@ -106,14 +107,15 @@ export function gantt(onseek) {
   new ResizeObserver(() => drawn && canvas.clientWidth && paint()).observe(box);
 
   function paint() {
-    const [wide, dots] = [box.clientWidth, window.devicePixelRatio || 1];
-    Object.assign(canvas, { width: wide * dots, height: HEIGHT * dots });
+    const [wide, ratio] = [box.clientWidth, window.devicePixelRatio || 1];
+    Object.assign(canvas, { width: wide * ratio, height: HEIGHT * ratio });
     const pen = canvas.getContext("2d");
-    pen.scale(dots, dots);
+    pen.scale(ratio, ratio);
     const p = palette();
     drawAxis(pen, wide, drawn.span, p);
     const { data, replica, high } = drawn;
     const role = replica === null ? null : data.replicas[replica].role;
+    const look = { role, dots: high >= 6, p };
     pen.save();
     pen.beginPath();
     pen.rect(0, 0, wide, HEIGHT - AXIS);
@@ -121,7 +123,7 @@ export function gantt(onseek) {
     const gap = high >= 5 ? 2 : high >= 3 ? 1 : 0;
     drawn.requests.forEach((i, row) => {
       const [top, bottom] = [Math.round(row * high), Math.round((row + 1) * high)]; // whole pixels: no stripes
-      drawRow(pen, data, i, top, bottom - top - gap, at, role, p);
+      drawRow(pen, data, i, top, bottom - top - gap, at, look);
     });
     pen.restore();
   }

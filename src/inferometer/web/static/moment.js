@@ -95,10 +95,17 @@ function sampleAt(samples, now) {
   return low;
 }
 
-function engineAt(samples, prefills, decodes, now, apart) {
+// What is in a step follows from the requests; where only some are known, just whether there is a step
+function stepKind(data, prefills, decodes, active) {
+  if (data.sampled) return active ? "busy" : "idle";
+  if (prefills && decodes) return data.apart ? "prefill" : "mixed";
+  return prefills ? "prefill" : decodes ? "decode" : "idle";
+}
+
+function engineAt(data, samples, prefills, decodes, now) {
   const at = sampleAt(samples, now);
-  const kind = prefills && decodes && !apart ? "mixed" : prefills ? "prefill" : decodes ? "decode" : "idle";
   const value = (name) => (at < 0 ? 0 : (samples[name][at] ?? 0));
+  const kind = stepKind(data, prefills, decodes, value("running"));
   const works = kind !== "idle";
   return {
     kind,
@@ -111,7 +118,8 @@ function engineAt(samples, prefills, decodes, now, apart) {
 }
 
 // momentAt(data, 12.5, null) -> { counts, queue, running, engines, cached }: requests by their places
-export function momentAt(data, now, replica) {
+export function momentAt(data, time, replica) {
+  const now = data.sampled ? countedAt(data, time).time : time;
   const role = replica === null ? null : data.replicas[replica].role;
   const side = SIDES[role] ?? {};
   const counts = new Array(PHASES.length).fill(0);
@@ -131,18 +139,18 @@ export function momentAt(data, now, replica) {
     if (phase === PREFILL || phase === DECODE || phase === TRANSFER) running.push(i);
     if (phase === PREFILL || (phase === DECODE && role === null)) cached += r.cached_tokens[i];
   }
-  const all = replica === null && data.sampled ? countsOfAll(data, now) : counts;
+  const all = replica === null && data.sampled ? countedAt(data, time).counts : counts;
   const engines = data.replicas
-    .map((samples, number) => engineAt(samples, prefills[number], decodes[number], now, data.apart))
+    .map((samples, number) => engineAt(data, samples, prefills[number], decodes[number], now))
     .filter((_, number) => replica === null || number === replica);
   return { counts: all, queue, running, engines, cached };
 }
 
-// Of more requests than are played, all are counted at a thousand moments.
-function countsOfAll(data, now) {
+// Of more requests than are played, all are counted at a thousand moments; the last of them before a time.
+function countedAt(data, time) {
   const last = data.counts.time_s.length - 1;
-  const at = Math.min(last, Math.floor((now / Math.max(data.end_s, 1e-12)) * last + 1e-9));
-  return PHASES.map((name) => data.counts[name][at]);
+  const at = Math.min(last, Math.floor((time / Math.max(data.end_s, 1e-12)) * last + 1e-9));
+  return { time: data.counts.time_s[at], counts: PHASES.map((name) => data.counts[name][at]) };
 }
 
 // When the most requests are in the system, and of those moments when the most of them run: where a replay begins

@@ -29,7 +29,7 @@ const LABELS = {
   rejected: "rejected",
 };
 const COLORS = { ...Object.fromEntries(LEGEND), not_arrived: "soft", finished: "grey", rejected: "vermillion" };
-const KINDS = { mixed: "prefill and decode", prefill: "prefill", decode: "decode", idle: "idle" };
+const KINDS = { mixed: "prefill and decode", prefill: "prefill", decode: "decode", busy: "busy", idle: "idle" };
 const LISTED = { queue: 8, running: 10 };
 const REDRAW = 60; // ms between two redraws of the lists while it plays
 
@@ -333,7 +333,7 @@ export function replayer() {
     bar.max = data.end_s;
     note.textContent =
       (data.sampled
-        ? `${digits(data.order.length, 7)} of ${digits(data.num_requests, 7)} requests, evenly chosen, are played; `
+        ? `${digits(data.order.length, 7)} of ${digits(data.num_requests, 7)} requests, drawn by lot, are played; `
         : "") +
       (data.num_replicas > data.replicas.length ? `the first ${data.replicas.length} replicas; ` : "") +
       "space plays, arrows move; tokens are spread evenly over each phase";

@@ -13,7 +13,7 @@ const FIGURES = [
   { label: "TTFT, p99", of: (run) => run.p99_ttft_ms, text: milliseconds, less: true },
   { label: "TPOT, median", of: (run) => run.median_tpot_ms, text: milliseconds, less: true },
   { label: "TPOT, p99", of: (run) => run.p99_tpot_ms, text: milliseconds, less: true },
-  { label: "KV cache, at most", of: (run) => run.max_kv_cache_usage, text: (v) => percent(v), less: true },
+  { label: "KV cache, peak", of: (run) => run.max_kv_cache_usage, text: (v) => percent(v), less: true },
 ];
 const LATENCIES = [
   ["ttft", "TTFT"],
@@ -25,7 +25,7 @@ const STATISTICS = ["mean", "median", "p90", "p99"];
 
 // How a figure moved: "▼ −12.0%", in the colour of better or worse
 function delta(value, before, less, text) {
-  const moved = change(value, before);
+  const moved = value === 0 && before ? "−100%" : change(value, before);
   if (!moved) return null;
   const same = moved === "±0%";
   const kind = same ? "" : value < before === Boolean(less) ? "better" : "worse";
@@ -65,6 +65,12 @@ export function sentences(run) {
     run.prefix_cache_hit_rate ? `prefix cache hits ${percent(run.prefix_cache_hit_rate)}` : "",
     run.rejected ? `${digits(run.rejected, 7)} rejected` : "",
   ];
+  if (run.reason)
+    return [
+      h("p", { class: "first" }, "No request can be served"),
+      h("p", { class: "note" }, facts.filter(Boolean).join(" · ")),
+      h("p", { class: "problem" }, run.reason),
+    ];
   return [
     h(
       "p",
@@ -79,7 +85,6 @@ export function sentences(run) {
         `${digits(run.request_goodput)} requests/s (${percent(share)}) keep the goals: ${goals.join(", ")}`,
       ),
     h("p", { class: "note" }, facts.filter(Boolean).join(" · ")),
-    run.reason && h("p", { class: "problem" }, run.reason),
     Object.entries(run.rejection_reasons ?? {}).map(([why, n]) =>
       h("p", { class: "warning" }, `${digits(n, 7)} × ${why}`),
     ),

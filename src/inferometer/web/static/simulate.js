@@ -84,6 +84,7 @@ export const simulateView = {
     // ---------------------------------------------------------------- runs
 
     async function attempt(act) {
+      clearTimeout(due); // no example ends what was asked for
       ask.refuse();
       try {
         await act();
@@ -148,7 +149,7 @@ export const simulateView = {
     const button = (text, act, title) => h("button", { type: "button", title, onclick: act }, text);
 
     function pinRow() {
-      if (!now?.result) return null;
+      if (!now?.result.completed) return null;
       if (!pinned) return button("Pin this simulation", () => pin(now), "Keep it, and see the next ones beside it");
       return h(
         "span",

@@ -171,7 +171,7 @@ function byRate(one, rates) {
       ),
     ],
     {
-      xaxis: { title: "requests/s", rangemode: "tozero" },
+      xaxis: { title: "requests/s" },
       yaxis: { title: "good requests/s", rangemode: "tozero" },
       yaxis2: {
         overlaying: "y",
