@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import gc
 import json
 import math
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 
 from inferometer.base import symbols
 from inferometer.base.symbols import (
+    COMPILED_AFTER,
     Expr,
     Program,
     ceil,
@@ -131,6 +133,22 @@ def test_shared_parts_are_computed_once() -> None:
     program = Program([shared + 1, shared + 2, shared])
     assert sum(1 for _, function, _ in program.steps if function is not None) == 3
     assert program({"tokens": 3.0, "hidden_size": 5.0}) == [16.0, 17.0, 15.0]
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(formulas, min_size=1, max_size=4), st.lists(bindings, min_size=1, max_size=3), st.sampled_from(NAMES))
+def test_a_compiled_program_gives_the_very_same(some: list[Expr], envs: list[dict[str, float]], zero: str) -> None:
+    program, plain = Program(some), [{**env, zero: 0.0} if number else env for number, env in enumerate(envs)]
+    columns = {word: np.array([env[word] for env in envs]) for word in NAMES}
+    by_steps = [program(env) for env in envs], program(columns)
+    program.calls = COMPILED_AFTER
+    program(envs[0])
+    assert program.compiled is not None
+    assert [program(env) for env in envs] == by_steps[0]
+    assert all(np.array_equal(a, b) for a, b in zip(program(columns), by_steps[1], strict=True))
+    for env in plain:  # nothing times anything is nothing
+        with contextlib.suppress(ZeroDivisionError):
+            assert program(env) == [evaluate(formula, env) for formula in some]
 
 
 MODELS = [

@@ -28,6 +28,7 @@ Formula = Any
 
 Env = Mapping[str, Value]  # names -> values
 _SCALARS = (float, int)
+_PLAIN = frozenset({float, int, bool})
 
 # Weak, so that the formulas of a model go with it. A formula holds its parts, so the ids in a key outlive the entry.
 _interned: WeakValueDictionary[tuple[Any, ...], Expr] = WeakValueDictionary()
@@ -259,10 +260,16 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-class Program:
-    """Formulas, put in order once and then applied to many bindings: ``Program([e1, e2])(env)  # [v1, v2]``"""
+COMPILED_AFTER = 48  # evaluations of a program: one analysis compiles nothing, a server or a search what it asks often
 
-    __slots__ = ("names", "outputs", "steps", "width")
+
+class Program:
+    """Formulas, put in order once and then applied to many bindings: ``Program([e1, e2])(env)  # [v1, v2]``
+
+    One that is applied often is compiled to a Python function of plain numbers; arrays go through the steps always.
+    """
+
+    __slots__ = ("calls", "compiled", "names", "outputs", "steps", "width")
 
     def __init__(self, exprs: Sequence[Expr]) -> None:
         slots: dict[Expr, int] = {}
@@ -284,8 +291,18 @@ class Program:
 
         self.outputs = [visit(e) for e in exprs]
         self.width = len(slots)
+        self.calls = 0
+        self.compiled: Callable[..., list[Value]] | None = None
 
     def __call__(self, env: Env) -> list[Value]:
+        if self.compiled is not None:
+            inputs = [env[word] for word in self.names]
+            if _PLAIN.issuperset(map(type, inputs)):
+                return self.compiled(*inputs)
+        elif self.calls < COMPILED_AFTER:
+            self.calls += 1
+        else:
+            self.compiled = _compiled(self)
         values: list[Value] = [0.0] * self.width
         for word, slot in self.names.items():
             values[slot] = env[word]
@@ -297,6 +314,36 @@ class Program:
             else:
                 values[slot] = function(values[args[0]])
         return [values[i] for i in self.outputs]
+
+
+_CODE = {  # of a step on plain numbers, as `_FUNCTIONS` has it
+    "+": "{} + {}",
+    "-": "{} - {}",
+    "*": "{0} * {1} if {0} and {1} else 0.0",
+    "/": "{} / {}",
+    "**": "{} ** {}",
+    "max": "{1} if {1} > {0} else {0}",
+    "min": "{1} if {1} < {0} else {0}",
+    "ceil": "ceil({})",
+}
+_SYMBOLS = {function: symbol for symbol, function in _FUNCTIONS.items()}
+
+
+def _compiled(program: Program) -> Callable[..., list[Value]]:
+    """A program as one function of plain numbers, in the order of its names; its text comes from formulas alone."""
+    constants = {f"c{slot}": value for slot, function, value in program.steps if function is None}
+    place = {slot: f"c{slot}" if f"c{slot}" in constants else f"v{slot}" for slot in range(program.width)}
+    lines = [
+        f"    v{slot} = {_CODE[_SYMBOLS[function]].format(*(place[i] for i in inputs))}\n"
+        for slot, function, inputs in program.steps
+        if function is not None
+    ]
+    arguments = ", ".join(f"v{slot}" for slot in program.names.values())
+    values = ", ".join(place[i] for i in program.outputs)
+    space: dict[str, Any] = {"ceil": math.ceil, **constants}
+    exec(f"def compiled({arguments}):\n{''.join(lines)}    return [{values}]\n", space)
+    compiled: Callable[..., list[Value]] = space["compiled"]
+    return compiled
 
 
 def evaluate(expr: Expr | Number, env: Env) -> Value:

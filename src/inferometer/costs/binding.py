@@ -15,7 +15,7 @@ from ..network.operators import WORK_FIELDS, Op, Work
 from ..specs.structs import Engine, Hardware, Plan
 from . import host, kernels, parallelism, precision, roofline
 from .kernels import KernelProfile, Source, Terms
-from .roofline import OpCost
+from .roofline import EqualTokens, OpCost
 from .step import Step
 
 HOST = Op("host_overhead", "host", Work(), {})
@@ -138,10 +138,12 @@ def padded_env(bound_plan: BoundPlan, env: dict[str, Value]) -> dict[str, Value]
     return {**env, "tokens": tokens, "moe_tokens": moe_tokens}
 
 
-def step_seconds(bound_plan: BoundPlan, step: Step) -> Value:
-    """Seconds of one step, engine included."""
+def step_seconds(bound_plan: BoundPlan, step: Step, equal_tokens: EqualTokens | None = None) -> Value:
+    """Seconds of one step, engine included; ``equal_tokens`` as of `kernel_seconds`."""
     env = step_env(bound_plan, step)
-    kernel_seconds = roofline.kernel_seconds(bound_plan.text, padded_env(bound_plan, env), bound_plan.sources)
+    kernel_seconds = roofline.kernel_seconds(
+        bound_plan.text, padded_env(bound_plan, env), bound_plan.sources, equal_tokens=equal_tokens
+    )
     added = host.host_seconds(bound_plan.model, bound_plan.engine, env, kernel_seconds)
     return (kernel_seconds + added) * calibration_factor(bound_plan, env)
 

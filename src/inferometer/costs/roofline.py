@@ -14,7 +14,6 @@ from ..base.symbols import (
     Program,
     Value,
     constant,
-    evaluate,
     free_names,
     lift,
     maximum_of,
@@ -105,16 +104,39 @@ def _field_program(block: Block, field: str) -> Program:
     return Program([lift(getattr(op.work, field)) for op in block.ops])
 
 
-def _lookup(op: Op, env: Env, terms: Terms, sources: tuple[Source, ...]) -> tuple[Value, Any]:
+@cache_by_identity(2000)
+def _shape_programs(block: Block) -> tuple[Program, ...]:
+    """The formulas of each operator's kernel shape."""
+    return tuple(Program([lift(formula) for formula in op.dims.values()]) for op in block.ops)
+
+
+class Candidates(dict[str, list[Source]]):
+    """The sources that have figures for a kind of operator, by kind: ``Candidates(sources)["linear"]``"""
+
+    def __init__(self, sources: tuple[Source, ...]) -> None:
+        super().__init__()
+        self.sources = sources
+
+    def __missing__(self, kind: str) -> list[Source]:
+        self[kind] = [source for source in self.sources if source.kinds is None or kind in source.kinds]
+        return self[kind]
+
+
+_candidates = cache_by_identity(256)(Candidates)
+
+
+def _lookup(op: Op, shape: Program, env: Env, terms: Terms, candidates: list[Source]) -> tuple[Value, Any]:
     """Seconds of an operator and their origin, from the first source that knows its kind; point by point."""
+    sizes: dict[str, Value] = {}
 
     def dims() -> dict[str, Value]:
-        return {k: evaluate(v, env) for k, v in op.dims.items()}
+        if not sizes:
+            sizes.update(zip(op.dims, shape(env), strict=True))
+        return sizes
 
-    candidates = [source for source in sources if source.kinds is None or op.kind in source.kinds]
     for number, source in enumerate(candidates):
         seconds = source.answer(op, dims, terms)
-        if not scalar(seconds):
+        if not isinstance(seconds, float | int):
             return _fill_unknown(op, dims, terms, seconds, candidates[number:])
         if seconds == seconds:  # not nan: known, and NumPy stays unloaded
             return seconds, source.origin_of(op)
@@ -142,11 +164,12 @@ def op_costs(block: Block, env: Env, sources: tuple[Source, ...]) -> list[OpCost
     bound = {**env, **block.dims}
     values = _program(block, False)(bound)
     rows = []
+    shapes, candidates = _shape_programs(block), _candidates(sources)
     for index, op in enumerate(block.ops):
         work = dict(zip(WORK_FIELDS, values[index * len(WORK_FIELDS) : (index + 1) * len(WORK_FIELDS)], strict=True))
         moved = sum(work[f] for f in MEMORY_FIELDS)
         terms = _terms(op, work["flops"], moved, work["sent"], work["hops"], bound)
-        seconds, origin = _lookup(op, bound, terms, sources)
+        seconds, origin = _lookup(op, shapes[index], bound, terms, candidates[op.kind])
         rows.append(OpCost(block, op, block.count, work, terms, origin, seconds))
     return _with_side_stream(rows, bound) if _has_side_stream(block) else rows
 
@@ -209,16 +232,31 @@ def _with_side_stream(rows: list[OpCost], env: Env) -> list[OpCost]:
 # ------------------------------------------------------------------ a step
 
 
+EqualTokens = dict[tuple[Value, Value], tuple[Value, Value]]  # see `kernel_seconds`
+
+
 def kernel_seconds(
-    blocks: tuple[Block, ...], env: Env, sources: tuple[Source, ...], seen: SeenKernels | None = None
+    blocks: tuple[Block, ...],
+    env: Env,
+    sources: tuple[Source, ...],
+    seen: SeenKernels | None = None,
+    equal_tokens: EqualTokens | None = None,
 ) -> Value:
     """Seconds of a step's kernels: what sweeps and simulations evaluate a million times.
 
     A share ``overlap`` of the shorter of computing and communicating runs behind the other. ``seen``: kernels of
-    other layouts, so that equal ones are looked up once.
+    other layouts, so that equal ones are looked up once. ``equal_tokens``: a dict that is kept over steps of one plan
+    that differ in their contexts alone: what depends on the number of tokens is in it after the first.
     """
     unique = dedup_by_tokens(env)
-    if unique is None:
+    if unique is None and equal_tokens is not None and scalar(env["tokens"], env["moe_tokens"]):
+        token_only, others = zip(*map(split_token_only_ops, blocks), strict=True)
+        key = env["tokens"], env["moe_tokens"]
+        if key not in equal_tokens:
+            equal_tokens[key] = _sums(token_only, env, sources)
+        by_context = _sums(others, env, sources)
+        computing, communicating = (a + b for a, b in zip(equal_tokens[key], by_context, strict=True))
+    elif unique is None:
         computing, communicating = _sums(blocks, env, sources, seen)
     else:
         token_only, others = zip(*map(split_token_only_ops, blocks), strict=True)
@@ -287,13 +325,13 @@ def _op_names(op: Op) -> tuple[str, ...]:
 
 def _timed(block: Block, env: Env, sources: tuple[Source, ...]) -> Iterator[Timed]:
     """The operators of a block that have work, with their seconds."""
-    values = _program(block, True)(env)
+    values, shapes, candidates = _program(block, True)(env), _shape_programs(block), _candidates(sources)
     for index, op in enumerate(block.ops):
         flops, moved, sent, hops = values[4 * index : 4 * index + 4]
         if scalar(flops, moved, sent, hops) and not (flops or moved or sent):
             continue
         terms = _terms(op, flops, moved, sent, hops, env)
-        yield Timed(op, _lookup(op, env, terms, sources)[0], terms)
+        yield Timed(op, _lookup(op, shapes[index], env, terms, candidates[op.kind])[0], terms)
 
 
 def _sums(

@@ -108,7 +108,7 @@ def _best_single_change(request: Request, bound_plan: BoundPlan, report: Report)
     for phase, label in (("prefill", step), ("decode", "TPOT")):
         if phase not in report.phases:
             continue
-        now = _phase_seconds(bound_plan, request, phase)
+        now = report.phases[phase].seconds if phase == "prefill" else _phase_seconds(bound_plan, request, phase)
         gains = [(1 - _phase_seconds(other, request, phase) / now, spelled(change)) for change, other in alternatives]
         gain, change = max(gains, default=(0.0, ""))
         if gain > 0.02:

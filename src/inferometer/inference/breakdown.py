@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ..base.symbols import evaluate
+from ..base.cache import cache_by_identity
+from ..base.symbols import Program, lift
 from ..costs.binding import BoundPlan, stage_plans, step_env, step_rows, tower_rows
 from ..costs.kernels import Terms
 from ..costs.roofline import OpCost
@@ -60,7 +61,7 @@ def _prefill(bound_plan: BoundPlan, batch_shape: BatchShape) -> Phase:
     for step, often in steps:
         env = step_env(stage, step if isinstance(step, Step) else step[0])
         rows += [(row, often, env) for row in step_rows(stage, step)]
-    waiting = prefill_seconds(bound_plan, batch_shape) - _total(rows)
+    waiting = prefill_seconds(bound_plan, batch_shape) - _total(rows) if _is_pipeline(bound_plan) else 0.0
     rows += _waiting("pipeline_fill", waiting)
     kept = float(batch_shape.batch_per_replica * cache_of(stage, batch_shape, batch_shape.context))
     phase = _phase(stage, rows, sum(often for _, often in steps), prompt_peaks(bound_plan, batch_shape), kept)
@@ -77,7 +78,8 @@ def _decode(bound_plan: BoundPlan, batch_shape: BatchShape) -> Phase:
     rows: Rows = [(row, rotating, env) for row in step_rows(stage, step)]
     waiting = 0.0
     if isinstance(step, Step):
-        waiting = float(latency.decode_period(bound_plan, step, rotating)) - _total(rows)
+        if _is_pipeline(bound_plan):
+            waiting = float(latency.decode_period(bound_plan, step, rotating)) - _total(rows)
         rows += _waiting("pipeline_wait", waiting)
         if bound_plan.plan.speculation is not None:
             guess = latency.speculative_step(
@@ -88,6 +90,11 @@ def _decode(bound_plan: BoundPlan, batch_shape: BatchShape) -> Phase:
     phase = _phase(stage, rows, 1.0, [one], float(kept))
     phase.other_stages = _other_stages(bound_plan, stage, step, waiting, phase.seconds)
     return phase
+
+
+def _is_pipeline(bound_plan: BoundPlan) -> bool:
+    """Whether a stage can wait for others, or for other micro-batches."""
+    return bound_plan.plan.pipeline_parallel_size > 1 or bound_plan.plan.micro_batches > 1
 
 
 def _other_stages(
@@ -178,8 +185,7 @@ def _phase(bound_plan: BoundPlan, rows: Rows, steps: float, largest: list[Step],
 
 def _merge(merged: dict[tuple[int, int], OpRow], row: OpCost, often: float, env: dict[str, Any]) -> None:
     """Add the calls of one step to an operator's row."""
-    place = next(i for i, op in enumerate(row.block.ops) if op is row.op)
-    key = (id(row.block), place)
+    key = (id(row.block), id(row.op))
     if key not in merged:
         merged[key] = empty_row(row, env)
     add_calls(merged[key], row, row.count * often)
@@ -196,7 +202,7 @@ def empty_row(cost: OpCost, env: dict[str, Any]) -> OpRow:
         kind=cost.op.kind,
         block=cost.block.name,
         count=0,
-        shape={k: [float(evaluate(v, names)) for v in vs] for k, vs in cost.op.shape.items()},
+        shape=_tensor_shapes(cost.op, names),
         flops=0.0,
         bytes=0.0,
         seconds=0.0,
@@ -207,6 +213,17 @@ def empty_row(cost: OpCost, env: dict[str, Any]) -> OpRow:
         origin=str(cost.origin),
         formula=cost.op.formula,
     )
+
+
+def _tensor_shapes(op: Op, env: dict[str, Any]) -> dict[str, list[float]]:
+    """The sizes of each tensor of an operator."""
+    sizes = iter(_sizes_program(op)(env))
+    return {name: [float(next(sizes)) for _ in formulas] for name, formulas in op.shape.items()}
+
+
+@cache_by_identity(4000)
+def _sizes_program(op: Op) -> Program:
+    return Program([lift(formula) for formulas in op.shape.values() for formula in formulas])
 
 
 def add_calls(row: OpRow, cost: OpCost, calls: float) -> None:

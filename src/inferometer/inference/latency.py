@@ -10,6 +10,7 @@ dimension each) are cheap, because what depends on the batch alone is computed o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -17,6 +18,7 @@ import msgspec
 from ..base.symbols import Value, maximum_of, minimum_of, scalar
 from ..costs import step as phases
 from ..costs.binding import BoundPlan, stage_plans, step_rows, step_seconds, tower_rows
+from ..costs.roofline import EqualTokens
 from ..costs.step import Group, Step, Steps
 from ..network.graph import Block, Model
 from .speculation import draft_plan
@@ -25,9 +27,11 @@ from .workload import BatchShape
 # ------------------------------------------------------------------ steps through a pipeline
 
 
-def stage_seconds(bound_plan: BoundPlan, step: Step) -> list[Value]:
-    """Seconds of one step on each pipeline stage."""
-    return [step_seconds(stage, step) for stage in stage_plans(bound_plan)]
+def stage_seconds(bound_plan: BoundPlan, step: Step, equal_tokens: list[EqualTokens] | None = None) -> list[Value]:
+    """Seconds of one step on each pipeline stage; ``equal_tokens`` of each, as of `kernel_seconds`."""
+    stages = stage_plans(bound_plan)
+    each: Sequence[EqualTokens | None] = equal_tokens or [None] * len(stages)
+    return [step_seconds(stage, step, kept) for stage, kept in zip(stages, each, strict=True)]
 
 
 def slowest_stage(times: list[Value]) -> Value:
@@ -56,9 +60,11 @@ def micro_batches(bound_plan: BoundPlan, sequences: Value) -> Value:
     return minimum_of(bound_plan.plan.micro_batches or bound_plan.plan.pipeline_parallel_size, sequences)
 
 
-def decode_period(bound_plan: BoundPlan, step: Step, rotating: Value) -> Value:
+def decode_period(
+    bound_plan: BoundPlan, step: Step, rotating: Value, equal_tokens: list[EqualTokens] | None = None
+) -> Value:
     """Seconds between two tokens of a sequence when ``rotating`` micro-batches take turns."""
-    times = stage_seconds(bound_plan, step)
+    times = stage_seconds(bound_plan, step, equal_tokens)
     return maximum_of(sum(times), rotating * slowest_stage(times))
 
 
@@ -151,8 +157,10 @@ def mean_decode_seconds(bound_plan: BoundPlan, sequences: Value, context: Value,
     if bound_plan.plan.speculation is not None:
         return speculative_step(bound_plan, each, context, output, rotating).seconds_per_token
     seconds: Value = 0.0
-    for step, weight in phases.decode_quadrature(bound_plan.model, each, context, output):
-        seconds = seconds + weight * decode_period(bound_plan, step, rotating)
+    steps = phases.decode_quadrature(bound_plan.model, each, context, output)
+    equal_tokens: list[EqualTokens] | None = [{} for _ in stage_plans(bound_plan)] if len(steps) > 1 else None
+    for step, weight in steps:
+        seconds = seconds + weight * decode_period(bound_plan, step, rotating, equal_tokens)
     return seconds
 
 

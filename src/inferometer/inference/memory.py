@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -123,7 +124,7 @@ def activation_bytes(bound_plan: BoundPlan, step: Step) -> Value:
     env = step_env(bound_plan, step)
     peak: Value = 0.0
     for block in bound_plan.model.blocks:
-        peak = maximum_of(peak, _peak(block)({**env, **block.dims})[0])
+        peak = maximum_of(peak, _peak(block)(env | block.dims if block.dims else env)[0])
     return peak
 
 
@@ -359,9 +360,11 @@ def stage_memory(bound_plan: BoundPlan, batch_shape: BatchShape) -> Memory:
     )
     each = per_prompt + batch_shape.beams * (per_sequence - per_prompt)  # beams share the prompt's
 
+    @functools.cache
     def prompts(batch: int) -> float:
         return float(peak(bound_plan, prompt_peaks(bound_plan, _scaled(batch_shape, batch)), aside))
 
+    @functools.cache
     def answers(batch: int) -> float:
         return float(peak(bound_plan, answer_peaks(bound_plan, _scaled(batch_shape, batch)), aside))
 

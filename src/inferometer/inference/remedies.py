@@ -20,7 +20,7 @@ from ..costs.binding import BoundPlan
 from ..specs import catalog
 from ..specs.plan_args import short_flag
 from ..specs.structs import Hardware, Plan
-from .memory import cache_offloaded, memory_table
+from .memory import cache_offloaded, footprint
 from .report import Infeasibility
 from .request import build_request
 from .speculation import draft_reason
@@ -268,8 +268,8 @@ def runs_on(device: Hardware, name: str) -> bool:
 
 def fits(request: Request, bound_plan: BoundPlan) -> bool:
     """Whether a plan's bytes are within what a GPU may use."""
-    held = memory_table(bound_plan, batch_shape_of(bound_plan, request.workload))
-    return held.total_bytes <= held.usable_bytes
+    held = footprint(bound_plan, batch_shape_of(bound_plan, request.workload))
+    return bool(held.total <= held.usable)
 
 
 def _with(plan: Plan, **changes: Any) -> Plan:

@@ -6,9 +6,12 @@ answer("analyze", b'{"model": "llama-3.1-8b", "gpu": "h200"}')      # JsonAnswer
 from __future__ import annotations
 
 import os
+import secrets
+import shutil
 import tempfile
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +51,10 @@ def answer(verb: str, body: bytes, progress: ProgressCallback = no_progress, fol
     Files that came with the request are put into ``folder`` (else into a temporary one) while it is answered; no other
     files that it names are opened.
     """
-    with tempfile.TemporaryDirectory(prefix="inferometer-", dir=folder) as name, only_files_in(name):
-        prefix = f"{name}{os.sep}"  # paths of files that came with the request lose it again
+    with _request_folder(folder) as own, only_files_in(str(own)):
+        prefix = f"{own}{os.sep}"  # paths of files that came with the request lose it again
         try:
-            status, content = result(ENDPOINTS[verb](decoded(body), Path(name), progress))
+            status, content = result(ENDPOINTS[verb](decoded(body), own, progress))
         except InferometerError as error:
             from .catalogue import control_label
 
@@ -62,6 +65,17 @@ def answer(verb: str, body: bytes, progress: ProgressCallback = no_progress, fol
             traceback.print_exc()
             return refusal(500, f"inferometer made a mistake ({type(error).__name__}); please report it with this plan")
         return JsonAnswer(status, content.replace(prefix.encode(), b""))
+
+
+@contextmanager
+def _request_folder(parent: Path | None) -> Iterator[Path]:
+    """A folder of a request's own that is made by who puts a file into it (most have none), and removed afterwards."""
+    path = (parent or Path(tempfile.gettempdir())) / f"inferometer-{secrets.token_hex(16)}"
+    try:
+        yield path
+    finally:
+        if path.exists():
+            shutil.rmtree(path, ignore_errors=True)
 
 
 # ------------------------------------------------------------------ one plan
@@ -171,6 +185,7 @@ def _trace(body: Mapping[str, Any], folder: Path) -> Path | None:
     name, text = (sent.get("name", "trace.csv"), sent.get("text")) if isinstance(sent, Mapping) else (None, None)
     if not isinstance(name, str) or not isinstance(text, str):
         raise BadValue(f'a trace is {{"name": "trace.csv", "text": "…"}}, not {abbreviate(sent)}')
+    folder.mkdir(mode=0o700, exist_ok=True)
     path = folder / file_name(name.replace("\\", "/").rpartition("/")[2])
     path.write_text(text, encoding="utf-8", errors="surrogatepass")
     return path

@@ -261,7 +261,7 @@ def listening(host: str, port: int) -> socket.socket:
         raise BadValue(f"`port` must be between 0 and 65,535, not {port:,}")
     try:
         family, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        door = socket.socket(family, socket.SOCK_STREAM)
+        door = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # named: asyncio sets TCP_NODELAY then
         door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         door.bind(place)
         door.listen(BACKLOG)  # a connection before the server is ready waits

@@ -72,6 +72,7 @@ def page_plan(given: Any, folder: Path) -> PagePlan:
     if not isinstance(config, Mapping):
         raise BadValue(f"a config.json is an object, not {abbreviate(config)}", field="model")
     name = file_name(model.rpartition("/")[2] if model != DEFAULT_MODEL else "uploaded")
+    folder.mkdir(mode=0o700, exist_ok=True)
     path = folder / name / "config.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.encode(config))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -90,6 +91,7 @@ class KernelLookup:
         self.own_format = own_format or exact
         self.user_rows = user_rows or UserRows(())
         self.kinds = frozenset(profile.measured if exact else profile.fitted) & frozenset(SHAPES)
+        self._keys: dict[tuple[Any, ...], tuple[str, bool]] = {}  # what `lookup_key` said, by kind and role or head
 
     def answer(self, op: Op, dims: Callable[[], dict[str, Value]], terms: Terms) -> Value:
         """Seconds of a call, nan where the profile has no such shape."""
@@ -97,7 +99,7 @@ class KernelLookup:
         if _is_grouped(op, d):
             return float("nan")
         tables: Mapping[str, Any] = (self.profile.measured if self.exact else self.profile.fitted)[op.kind]
-        key, own_format = lookup_key(op, d, tables, self.formats)
+        key, own_format = self._key(op, d, tables)
         if not key or (self.own_format and not own_format):
             return float("nan")
         shape = SHAPES[op.kind]
@@ -112,6 +114,12 @@ class KernelLookup:
                 )
         took = maximum_of(took, terms.roofline) + _rounding_seconds(op, d, self.formats, self.profile)
         return took * (terms.memory > 0)
+
+    def _key(self, op: Op, d: Mapping[str, Value], tables: Mapping[str, Any]) -> tuple[str, bool]:
+        place = (op.kind, d["qk_dim"], d["v_dim"]) if op.kind.endswith("_attention") else (op.kind, op.role)
+        if place not in self._keys:
+            self._keys[place] = lookup_key(op, d, tables, self.formats)
+        return self._keys[place]
 
     def origin(self, op: Op) -> str:
         """Measured or fitted."""
@@ -397,7 +405,7 @@ def _measured_ratio(curves: MeasuredCurves, shape: Shape, d: Mapping[str, Value]
     """Ratios from the curve of the very shape; where sizes vary over an array, from each shape's own curve."""
     sizes, coords = shape.exact_sizes(d), shape.step_axes(d)
     if scalar(*sizes):
-        values = curves.shapes.get(_curve_key(sizes))
+        values = curves.shapes.get(_curve_key(*sizes))
         return Surface(curves.axes, values).at(*coords) if values is not None else float("nan")
     import numpy as np
 
@@ -405,14 +413,15 @@ def _measured_ratio(curves: MeasuredCurves, shape: Shape, d: Mapping[str, Value]
     code = shape_codes([column for column, size in zip(columns, sizes, strict=True) if not scalar(size)])
     ratios = np.full(first.shape, np.nan)
     for one, at in zip(*np.unique(code, return_index=True), strict=True):
-        values = curves.shapes.get(_curve_key([column.flat[at] for column in columns]))
+        values = curves.shapes.get(_curve_key(*(column.flat[at] for column in columns)))
         if values is not None:
             where = code == one
             ratios[where] = Surface(curves.axes, values).at(*(np.broadcast_to(x, first.shape)[where] for x in coords))
     return ratios
 
 
-def _curve_key(sizes: Sequence[float]) -> str:
+@functools.lru_cache(maxsize=4096)
+def _curve_key(*sizes: float) -> str:
     return "x".join(f"{size:g}" for size in sizes)
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from ...base.cache import cache_by_identity
 from ...base.files import decode_json
 from ...specs.catalog import DATA, constants, hardware
 from ...specs.structs import Hardware, Spec
@@ -185,7 +186,14 @@ def donors(device: Hardware, engine: str) -> tuple[Donor, ...]:
     """
     if device.architecture not in MATRIX_UNITS:
         return ()
-    every = [_donor(device, known_device(name), engine) for name in installed() if name != device.name]
+    return _nearest(device, engine, _left_out.get())
+
+
+@cache_by_identity(64)
+def _nearest(device: Hardware, engine: str, hidden: frozenset[str]) -> tuple[Donor, ...]:
+    """The donors of a device, all but those that are hidden."""
+    names = [name for name in _fitted() if name != device.name and name not in hidden]
+    every = [_donor(device, known_device(name), engine) for name in names]
     return tuple(sorted(every, key=lambda donor: (donor.distance, donor.octaves)))
 
 

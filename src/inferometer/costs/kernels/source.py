@@ -120,6 +120,11 @@ def rounding(engine: Engine, device: Hardware) -> Callable[[Value], Value]:
 
 def p_norm(a: Value, b: Value, p: float) -> Value:
     """(aᵖ + bᵖ)^(1/p), scaled so that it neither over- nor underflows; cubes and squares without the slow power."""
+    if a.__class__ is float and b.__class__ is float and p < 100:
+        most, least = (a, b) if a >= b else (b, a)
+        share = least / (most if most > 1e-300 else 1e-300)
+        exact: float = most * ((1 + share * share * share) ** (1 / 3) if p == 3 else (1 + share**p) ** (1 / p))
+        return exact
     big = maximum_of(a, b)
     if p >= 100:
         return big

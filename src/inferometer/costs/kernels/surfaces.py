@@ -56,6 +56,9 @@ def _bracket(axis: Sequence[float], x: float) -> tuple[int, float]:
 
 def _interpolate_point(axes: list[list[float]], values: Sequence[float], coords: Sequence[Value]) -> float:
     """Multilinear interpolation at one point: the 2ⁿ corners around it, each weighted by how close it is."""
+    if len(axes) == 1:
+        low, share = _bracket(axes[0], float(coords[0]))
+        return float(values[low] if share == 0.0 else values[low] * (1 - share) + values[low + 1] * share)
     corners = [(0, 1.0)]
     for axis, x in zip(axes, coords, strict=True):
         low, share = _bracket(axis, float(x))
@@ -146,6 +149,8 @@ class Shape(NamedTuple):
 
 
 def _log(value: Value) -> Value:
+    if value.__class__ is float:
+        return math.log2(value if value > 1e-9 else 1e-9)
     return log2(maximum_of(value, 1e-9))
 
 

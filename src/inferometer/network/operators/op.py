@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from ...base.cache import cache_by_identity
 from ...base.symbols import Expr, Formula, text
 from ...base.symbols import names as s
 
@@ -63,11 +64,16 @@ class Op(msgspec.Struct, frozen=True):
     @property
     def formula(self) -> str:
         """``flops = …; bytes = …`` as people read it."""
-        w = self.work
-        parts = [("flops", w.flops), ("weights", w.weights), ("reads", w.reads), ("writes", w.writes)]
-        parts += [("kv_reads", w.kv_reads), ("kv_writes", w.kv_writes), ("sent", w.sent), ("hops", w.hops)]
-        shown = [f"{label} = {text(e)}" for label, e in parts if text(e) != "0"]
-        return "; ".join(shown) or "no work"
+        return _formula(self)
+
+
+@cache_by_identity(4000)
+def _formula(op: Op) -> str:
+    w = op.work
+    parts = [("flops", w.flops), ("weights", w.weights), ("reads", w.reads), ("writes", w.writes)]
+    parts += [("kv_reads", w.kv_reads), ("kv_writes", w.kv_writes), ("sent", w.sent), ("hops", w.hops)]
+    shown = [f"{label} = {text(e)}" for label, e in parts if text(e) != "0"]
+    return "; ".join(shown) or "no work"
 
 
 KINDS: dict[str, Callable[..., Op]] = {}
