@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
@@ -13,12 +14,12 @@ from ..base.symbols import (
     Expr,
     Program,
     Value,
-    constant,
     free_names,
     lift,
     maximum_of,
     minimum_of,
     scalar,
+    total,
 )
 from ..network.graph import Block
 from ..network.operators import MEMORY_FIELDS, WORK_FIELDS, Op
@@ -65,23 +66,34 @@ def _first(value: Value) -> float:
     return float(value) if scalar(value) else float(value.flat[0])
 
 
-@cache_by_identity(2000)
-def _program(block: Block, brief: bool) -> Program:
-    """The formulas of a block, compiled once: all work fields of each operator in turn.
+class BlockPrograms:
+    """The formulas of a block, each compiled when it is first asked for: ``block_programs(block).brief(env)``"""
 
-    With ``brief`` only what time needs: FLOPs, bytes through memory, bytes sent, hops.
-    """
-    formulas: list[Expr] = []
-    for op in block.ops:
-        values = {f: lift(getattr(op.work, f)) for f in WORK_FIELDS}
-        if brief:
-            moved = constant(0)
-            for f in MEMORY_FIELDS:
-                moved = moved + values[f]
-            formulas += [values["flops"], moved, values["sent"], values["hops"]]
-        else:
-            formulas += values.values()
-    return Program(formulas)
+    def __init__(self, block: Block) -> None:
+        self.block = block
+        self.side_stream = any(op.side_stream_of for op in block.ops)  # may some of it run beside another operator?
+
+    @functools.cached_property
+    def full(self) -> Program:
+        """All work fields of each operator in turn."""
+        return Program([lift(getattr(op.work, field)) for op in self.block.ops for field in WORK_FIELDS])
+
+    @functools.cached_property
+    def brief(self) -> Program:
+        """Of each operator what time needs: FLOPs, bytes through memory, bytes sent, hops."""
+        formulas: list[Expr] = []
+        for op in self.block.ops:
+            moved = total(getattr(op.work, field) for field in MEMORY_FIELDS)
+            formulas += [lift(op.work.flops), moved, lift(op.work.sent), lift(op.work.hops)]
+        return Program(formulas)
+
+    @functools.cached_property
+    def shapes(self) -> tuple[Program, ...]:
+        """Of each operator the shape of its kernel."""
+        return tuple(Program([lift(formula) for formula in op.dims.values()]) for op in self.block.ops)
+
+
+block_programs = cache_by_identity(2000)(BlockPrograms)
 
 
 def _terms(op: Op, flops: Value, moved: Value, sent: Value, hops: Value, env: Env) -> Terms:
@@ -102,12 +114,6 @@ def weight_sum(blocks: tuple[Block, ...], env: Env, field: str) -> Value:
 @cache_by_identity(2000)
 def _field_program(block: Block, field: str) -> Program:
     return Program([lift(getattr(op.work, field)) for op in block.ops])
-
-
-@cache_by_identity(2000)
-def _shape_programs(block: Block) -> tuple[Program, ...]:
-    """The formulas of each operator's kernel shape."""
-    return tuple(Program([lift(formula) for formula in op.dims.values()]) for op in block.ops)
 
 
 class Candidates(dict[str, list[Source]]):
@@ -162,16 +168,16 @@ def _fill_unknown(
 def op_costs(block: Block, env: Env, sources: tuple[Source, ...]) -> list[OpCost]:
     """Every operator of a block with its work, its seconds and their origin."""
     bound = {**env, **block.dims}
-    values = _program(block, False)(bound)
+    programs, candidates = block_programs(block), _candidates(sources)
+    values = programs.full(bound)
     rows = []
-    shapes, candidates = _shape_programs(block), _candidates(sources)
     for index, op in enumerate(block.ops):
         work = dict(zip(WORK_FIELDS, values[index * len(WORK_FIELDS) : (index + 1) * len(WORK_FIELDS)], strict=True))
         moved = sum(work[f] for f in MEMORY_FIELDS)
         terms = _terms(op, work["flops"], moved, work["sent"], work["hops"], bound)
-        seconds, origin = _lookup(op, shapes[index], bound, terms, candidates[op.kind])
+        seconds, origin = _lookup(op, programs.shapes[index], bound, terms, candidates[op.kind])
         rows.append(OpCost(block, op, block.count, work, terms, origin, seconds))
-    return _with_side_stream(rows, bound) if _has_side_stream(block) else rows
+    return _with_side_stream(rows, bound) if programs.side_stream else rows
 
 
 # ------------------------------------------------------------------ a second stream
@@ -183,12 +189,6 @@ class Timed(NamedTuple):
     op: Op
     seconds: Value
     terms: Terms
-
-
-@cache_by_identity(2000)
-def _has_side_stream(block: Block) -> bool:
-    """Whether some operator of a block may run beside another, on a stream of its own."""
-    return any(op.side_stream_of for op in block.ops)
 
 
 def side_stream_savings(env: Env, rows: list[Timed]) -> Value:
@@ -325,7 +325,8 @@ def _op_names(op: Op) -> tuple[str, ...]:
 
 def _timed(block: Block, env: Env, sources: tuple[Source, ...]) -> Iterator[Timed]:
     """The operators of a block that have work, with their seconds."""
-    values, shapes, candidates = _program(block, True)(env), _shape_programs(block), _candidates(sources)
+    programs, candidates = block_programs(block), _candidates(sources)
+    values, shapes = programs.brief(env), programs.shapes
     for index, op in enumerate(block.ops):
         flops, moved, sent, hops = values[4 * index : 4 * index + 4]
         if scalar(flops, moved, sent, hops) and not (flops or moved or sent):
@@ -345,7 +346,7 @@ def _sums(
         bound = {**env, **block.dims}
         per_layer: Value = 0.0
         rows: list[Timed] = []
-        has_side_stream = _has_side_stream(block)
+        has_side_stream = block_programs(block).side_stream
         for row in timed(block, bound, sources):
             if row.op.axis:
                 communicating = communicating + block.count * row.seconds

@@ -5,8 +5,8 @@ answer("analyze", b'{"model": "llama-3.1-8b", "gpu": "h200"}')      # JsonAnswer
 
 from __future__ import annotations
 
+import itertools
 import os
-import secrets
 import shutil
 import tempfile
 import traceback
@@ -31,6 +31,7 @@ from .page_plan import PagePlan, check_allowed, command, file_name, page_plan
 Body = dict[str, Any]
 Endpoint = Callable[[Body, Path, ProgressCallback], Any]  # the folder holds files that came with the request
 ENDPOINTS: dict[str, Endpoint] = {}
+_numbers = itertools.count()  # of requests
 
 
 def endpoint(verb: str) -> Callable[[Endpoint], Endpoint]:
@@ -70,7 +71,11 @@ def answer(verb: str, body: bytes, progress: ProgressCallback = no_progress, fol
 @contextmanager
 def _request_folder(parent: Path | None) -> Iterator[Path]:
     """A folder of a request's own that is made by who puts a file into it (most have none), and removed afterwards."""
-    path = (parent or Path(tempfile.gettempdir())) / f"inferometer-{secrets.token_hex(16)}"
+    if parent is None:
+        with tempfile.TemporaryDirectory(prefix="inferometer-") as name:
+            yield Path(name)
+        return
+    path = parent / f"inferometer-{os.getpid()}-{next(_numbers)}"  # nobody else writes into a worker's folder
     try:
         yield path
     finally:
