@@ -216,6 +216,8 @@ def test_the_page_knows_which_kind_of_layer_follows_which() -> None:
     first, second = (block for block in drawn["blocks"] if block["stage"] == "layer")
     assert first["next"] == [second["name"]] and second["next"] == [first["name"]]
     assert (first["last"], second["last"]) == (61, 59), "the stream leaves by A"
+    long = build_request("deepseek-v4-pro", "b200", tensor_parallel_size=8)
+    assert graph(report_of(long), long.model)["decode"]["order"] == "2 × A, B, (C, D) × 29"
 
 
 def test_folded_layers_and_shapes_are_written() -> None:

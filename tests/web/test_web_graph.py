@@ -104,6 +104,12 @@ def test_the_operator_takes_and_gives_back_the_focus(opened: Opened) -> None:
     page.keyboard.press("Escape")
     page.wait_for_selector(".operator", state="hidden")
     assert page.evaluate("document.activeElement.dataset.op") == "o_proj" and "op=" not in page.url
+    page.focus(".blocks [data-op=host_overhead]")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".operator[open]")
+    page.keyboard.press("Escape")
+    page.wait_for_selector(".operator", state="hidden")
+    assert page.evaluate("document.activeElement.dataset.op") == "host_overhead"
     # a phone: a sheet over the page, closed by Esc, too
     page.set_viewport_size({"width": 390, "height": 844})
     page.click("[data-op=o_proj]")

@@ -7,7 +7,7 @@ scene.svg()        scene.figure().savefig("structure.png")
 from __future__ import annotations
 
 from collections import defaultdict
-from itertools import groupby
+from itertools import groupby, product
 from typing import Any, NamedTuple
 
 import msgspec
@@ -396,34 +396,37 @@ def _entry(panel: Panel) -> str:
     return sizes.pop() if len(sizes) == 1 else ""
 
 
-def _runs(numbers: tuple[int, ...]) -> list[tuple[int, int]]:
-    runs: list[tuple[int, int]] = []
-    for n in numbers:
-        if runs and runs[-1][1] == n - 1:
-            runs[-1] = (runs[-1][0], n)
-        else:
-            runs.append((n, n))
-    return runs
-
-
 def layer_ranges(layers: tuple[int, ...]) -> str:
     """``layer_ranges((0, 1, 2, 4))  # 'layers 0–2, 4'``"""
     if not layers:
         return ""
-    runs = [str(a) if a == b else f"{a}–{b}" for a, b in _runs(layers)]
-    return ("layer " if len(layers) == 1 else "layers ") + ", ".join(runs[:3]) + (" …" if len(runs) > 3 else "")
+    runs = [[n for _, n in run] for _, run in groupby(enumerate(layers), lambda pair: pair[1] - pair[0])]
+    texts = [str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs]
+    return ("layer " if len(layers) == 1 else "layers ") + ", ".join(texts[:3]) + (" …" if len(texts) > 3 else "")
 
 
 def layer_order(kinds: list[BlockRows], names: dict[int, str]) -> str:
     """``(5 × A, B) × 10, 2 × A``: which kind of layer follows which."""
     which = {i: names[id(p.block)] for p in kinds for i in p.block.layers}
     runs = [(name, len(list(group))) for name, group in groupby(which[i] for i in sorted(which))]
-    for period in range(1, min(len(runs) // 2, 4) + 1):
-        times = next((k for k in range(1, len(runs)) if runs[k * period : (k + 1) * period] != runs[:period]), 1)
-        rest = runs[times * period :]
+    if len(runs) <= 4:
+        return _sequence(runs)
+    for start, period in product(range(4), range(1, 9)):
+        cycle, times = runs[start : start + period], _repeats(runs[start:], period)
+        rest = runs[start + times * period :]
         if times > 1 and len(rest) < 4:
-            return ", ".join(filter(None, [f"({_sequence(runs[:period])}) × {times}", _sequence(rest)]))
+            return ", ".join(
+                filter(None, [_sequence(runs[:start]), f"({_sequence(cycle)}) × {times}", _sequence(rest)])
+            )
     return _sequence(runs) if len(runs) <= 10 else "".join(which[i] for i in sorted(which))
+
+
+def _repeats(runs: list[tuple[str, int]], period: int) -> int:
+    """How often the first runs come one after the other, right from the start."""
+    times = 1
+    while runs[times * period : (times + 1) * period] == runs[:period]:
+        times += 1
+    return times
 
 
 def _sequence(runs: list[tuple[str, int]]) -> str:

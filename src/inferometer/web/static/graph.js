@@ -46,7 +46,13 @@ const switched = (name, word, title, on, act) =>
   h(
     "label",
     { class: "tick", title },
-    h("input", { type: "checkbox", name, checked: on, onchange: (event) => act(event.target.checked) }),
+    h("input", {
+      type: "checkbox",
+      name,
+      checked: on,
+      "data-key": name,
+      onchange: (event) => act(event.target.checked),
+    }),
     word,
   );
 
@@ -67,7 +73,7 @@ function legendOf(ops) {
   return [bounds.map((b) => item(boundColor(b), boundWords(b))), h("li", {}, "stronger and taller: more of the time")];
 }
 
-function chips(phase, whole) {
+function chips(phase, whole, from) {
   const rows = state.report.phases[whole].ops;
   const blocks = phase.blocks.map((b) => ({
     name: b.name,
@@ -80,11 +86,15 @@ function chips(phase, whole) {
   return h(
     "div",
     { class: "blocks", role: "group", "aria-label": "Which part of the network" },
-    h("button", { type: "button", "aria-pressed": String(!now), onclick: () => pick(null) }, "whole network"),
+    h(
+      "button",
+      { type: "button", "aria-pressed": String(!now), "data-key": "whole", onclick: () => pick(null) },
+      "whole network",
+    ),
     blocks.map((b) =>
       h(
         "button",
-        { type: "button", "aria-pressed": String(now === b.name), onclick: () => pick(b.name) },
+        { type: "button", "aria-pressed": String(now === b.name), "data-key": b.name, onclick: () => pick(b.name) },
         b.text,
         h("small", {}, percent(b.share)),
       ),
@@ -97,8 +107,12 @@ function chips(phase, whole) {
           class: "own",
           "data-op": op.name,
           style: `border-color:${boundColor(op.bound)}`,
+          "data-key": keyOf(op, rows),
           "aria-pressed": String(state.view.op === keyOf(op, rows)),
-          onclick: () => setView({ op: keyOf(op, rows) }),
+          onclick: (event) => {
+            from(keyOf(op, rows), event.detail === 0);
+            setView({ op: state.view.op === keyOf(op, rows) ? null : keyOf(op, rows) });
+          },
         },
         op.name,
         h("small", {}, percent(op.share)),
@@ -136,7 +150,7 @@ export const graphView = {
     const left = h("div", { class: "left" });
     const rows = () => state.report.phases[phaseOf()].ops.map((op) => ({ ...op, shape: JSON.stringify(op.shape) }));
     const picture = drawing(left, { name: "graph", title: "", rows });
-    const node = (key) => left.querySelector(`.drawing [data-key="${CSS.escape(key ?? "")}"]`);
+    const node = (key) => host.querySelector(`[data-key="${CSS.escape(key ?? "")}"]`);
     const panel = operatorPanel();
     const view = viewport(picture.box, {
       top: () => find("tabs").offsetHeight + 80, // of the bars that stay on top
@@ -150,6 +164,10 @@ export const graphView = {
     // What was clicked stays where it is, although the drawing around it becomes another.
     let anchor = null;
     const hold = (key) => (anchor = { key, top: node(key)?.getBoundingClientRect().top });
+    const from = (key, byKeyboard) => {
+      hold(key);
+      panel.from(key, byKeyboard);
+    };
 
     function draw() {
       redrawSwitch();
@@ -158,16 +176,12 @@ export const graphView = {
       const graph = state.report.graph?.[phase];
       if (!graph) return show(left, h("p", { class: "note" }, "This report has no graph."));
       const chosen = ops.find((op) => keyOf(op, ops) === state.view.op) ?? null;
-      const focus = document.activeElement?.closest?.(".op")?.dataset.key;
+      const focus = host.contains(document.activeElement) && document.activeElement.dataset.key;
       const shapes = chosen && graph.shapes?.[ops.indexOf(chosen)];
       // The panel first: it takes room, which the drawing's width depends on.
       const closed = panel.draw(chosen && { op: chosen, phase, shapes, before: twin(chosen, phase) });
-      const from = (key, byKeyboard) => {
-        hold(key);
-        panel.from(key, byKeyboard);
-      };
       const drawn = sketch(graph, ops, { phase, chosen, wide: split.clientWidth, from, hold });
-      show(parts, chips(graph, phase));
+      show(parts, chips(graph, phase, from));
       show(options, tools(graph, drawn.beside));
       show(legend, legendOf(ops));
       picture.draw(drawn.svg, {

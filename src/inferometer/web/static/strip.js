@@ -22,7 +22,13 @@ function figure([label, text, value]) {
   const [now, then] = [value(state.report), state.before && value(state.before)];
   const moved = then && change(now, then);
   const mood = !moved || moved === "±0%" ? "" : now < then ? "better" : "worse";
-  return h("span", {}, label, h("b", {}, text(now)), moved && h("i", { class: `delta ${mood}` }, moved));
+  return h(
+    "span",
+    {},
+    h("small", {}, label),
+    h("b", {}, text(now)),
+    moved && h("i", { class: `delta ${mood}` }, moved),
+  );
 }
 
 export function startStrip() {
@@ -33,8 +39,8 @@ export function startStrip() {
     onclick: () => scrollTo({ top: 0 }),
   });
   find("tabs").before(place);
-  let away = false;
   const toggle = () => {
+    const away = find("headline").getBoundingClientRect().bottom < find("tabs").offsetHeight + 20;
     const stays = away && state.report && !state.refused && !OTHER.includes(state.view.tab);
     document.body.classList.toggle("stripped", Boolean(stays));
   };
@@ -46,13 +52,8 @@ export function startStrip() {
     }
     toggle();
   };
-  new IntersectionObserver(
-    ([entry]) => {
-      away = !entry.isIntersecting;
-      toggle();
-    },
-    { rootMargin: "-49px 0px 0px 0px" },
-  ).observe(find("headline"));
+  addEventListener("scroll", toggle, { passive: true });
+  addEventListener("resize", toggle, { passive: true });
   on("answer", draw);
   on("view", toggle);
 }

@@ -5,6 +5,7 @@ import { h, show } from "./dom.js";
 const STEP = 1.25;
 const RANGE = [0.1, 3];
 const READABLE = 0.66; // a drawing that is wider than its frame is drawn this small by itself, not smaller
+const CROPPED = 0.8; // one that would have to be smaller is cut instead
 const ARROWS = { ArrowLeft: [-80, 0], ArrowRight: [80, 0], ArrowUp: [0, -80], ArrowDown: [0, 80] };
 const MAP = { wide: 84, high: 220 };
 
@@ -21,7 +22,10 @@ export function viewport(scroller, { top, onzoom }) {
   const map = h("div", { class: "minimap", "aria-hidden": "true", hidden: true });
   const natural = () => [Number(svg.getAttribute("width")), Number(svg.getAttribute("height"))];
   const room = () => innerHeight - top() - 24;
-  const byWidth = () => clamp((scroller.clientWidth - 20) / natural()[0], [READABLE, 1]);
+  const byWidth = () => {
+    const fitting = (scroller.clientWidth - 20) / natural()[0];
+    return fitting < READABLE ? CROPPED : Math.min(1, fitting);
+  };
   const whole = () => Math.min(1, (scroller.clientWidth - 20) / natural()[0], room() / (natural()[1] + 16));
 
   function look() {
