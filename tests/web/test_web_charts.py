@@ -105,3 +105,15 @@ def test_latency_pairs_its_bars_in_seconds_and_folds_small_operators(opened: Ope
     page.click(".view-latency .fold")
     page.wait_for_url("**lat_all=on*")
     page.wait_for_function(f"n => {rows}.length === n", arg=len(ops))
+
+
+def test_lines_on_each_other_say_so(opened: Opened) -> None:
+    page = opened("?tab=sweep&sweep_values=1,2,4&sweep_by=max_num_seqs&sweep_lines=256,512")  # more than are at once
+    page.wait_for_selector("#chart-sweep .point")
+    plot = "document.querySelector('#chart-sweep .plot')"
+    names = page.evaluate(f"{plot}.data.filter(t => t.showlegend !== false).map(t => t.name)")
+    assert any(name.endswith("256 (same line: 512)") for name in names) and not any(
+        name.endswith(" 512") for name in names
+    )
+    note = page.inner_text("#chart-sweep .note")
+    assert note.startswith("6 points") and "TPOT (ms) from" in note

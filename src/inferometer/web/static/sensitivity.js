@@ -34,11 +34,11 @@ export const sensitivityView = {
           title: "What each figure alone must be to reach it: tpot:20 (ms), ttft, e2el, throughput, cost, energy",
         },
       ],
-      { button: "Ask", run: () => go(), changed: () => go() },
+      { button: "Find", run: () => go(), changed: () => go() },
     );
     const said = h("div", { class: "sentences" });
     host.append(ask.element, said);
-    const place = h("div", {});
+    const place = h("div", { hidden: true }); // until there is something to show
     host.append(place);
     const one = chart(place, {
       name: "tornado",
@@ -49,7 +49,7 @@ export const sensitivityView = {
     });
     const lines = chart(place, {
       name: "curves",
-      title: "Far beyond a tenth",
+      title: "From a quarter of each figure to sixteen times",
       height: 360,
       command: () => answer?.command ?? "",
     });
@@ -82,6 +82,13 @@ export const sensitivityView = {
         { plan: withModel(state.plan), curves: true, ...(ask.value("target") ? { target: ask.value("target") } : {}) },
         state.pinned,
       );
+
+    // The figure that moves a metric most, in words.
+    function strongest(figures, key, word) {
+      const size = ([, f]) => Math.abs(f.up.change[key] ?? 0);
+      const [, most] = figures.reduce((best, one) => (size(one) > size(best) ? one : best), figures[0] ?? [null, null]);
+      return most ? ` · ${word}: most with ${most.label} (${signed(most.up.change[key] ?? 0)} with 10% more)` : "";
+    }
 
     function tornado() {
       const p = palette();
@@ -174,10 +181,23 @@ export const sensitivityView = {
           ["up", "down"].map((way) => ({ figure: k, label: f.label, factor: f[way].factor, ...f[way].change })),
         ),
         {
-          note: "each figure of the machine a tenth up and down; click a bar to try it",
+          note:
+            "each figure of the machine 10% up and down; click a bar to try it" +
+            fields.map(([key, word]) => strongest(figures, key, word)).join(""),
           height: 130 + figures.length * 32 * (narrow ? fields.length : 1) + (narrow ? 110 : 0),
         },
       );
+    }
+
+    // What two times the best figure does to each latency.
+    function twice(fields) {
+      return fields
+        .map(([key, word]) => {
+          const doubled = (k) => answer.curves[k][key][answer.curves[k].factor.indexOf(2)] ?? Infinity;
+          const best = Object.keys(answer.curves).reduce((least, k) => (doubled(k) < doubled(least) ? k : least));
+          return ` · twice the ${answer.figures[best].label}: ${word} ${signed(doubled(best) / answer.metrics[key] - 1)}`;
+        })
+        .join("");
     }
 
     function curves() {
@@ -190,23 +210,30 @@ export const sensitivityView = {
         const known = list.filter((v) => v);
         return known.length ? Math.max(...known) / Math.min(...known) : 1;
       };
-      const strong = keys.filter((k) => fields.some(([key]) => span(answer.curves[k][key]) > 1.02)).slice(0, 6);
+      const widest = (k) => Math.max(...fields.map(([key]) => span(answer.curves[k][key])));
+      const strong = keys
+        .filter((k) => widest(k) > 1.02)
+        .sort((a, b) => widest(b) - widest(a))
+        .slice(0, 6);
+      const moves = (k, key) => span(answer.curves[k][key]) > 1.02; // flat lines would hide each other
       const colors = [p.blue, p.vermillion, p.green, p.orange, p.purple, p.sky];
       const traces = fields.flatMap(([key], i) =>
-        strong.map((k, n) => ({
-          type: "scatter",
-          mode: "lines+markers",
-          marker: { size: 4 },
-          name: answer.figures[k].label,
-          legendgroup: k,
-          showlegend: i === 0,
-          x: answer.curves[k].factor,
-          y: answer.curves[k][key],
-          line: { color: colors[n], width: 2 },
-          xaxis: `x${i ? 2 : ""}`,
-          yaxis: `y${i ? 2 : ""}`,
-          hovertemplate: `${answer.figures[k].label} × %{x}: %{y:.4~g} ms<extra></extra>`,
-        })),
+        strong
+          .filter((k) => moves(k, key))
+          .map((k) => ({
+            type: "scatter",
+            mode: "lines+markers",
+            marker: { size: 4 },
+            name: answer.figures[k].label,
+            legendgroup: k,
+            showlegend: fields.findIndex(([other]) => moves(k, other)) === i,
+            x: answer.curves[k].factor,
+            y: answer.curves[k][key],
+            line: { color: colors[strong.indexOf(k)], width: 2 },
+            xaxis: `x${i ? 2 : ""}`,
+            yaxis: `y${i ? 2 : ""}`,
+            hovertemplate: `${answer.figures[k].label} × %{x}: %{y:.4~g} ms<extra></extra>`,
+          })),
       );
       const level = (key) => {
         const all = strong.flatMap((k) => answer.curves[k][key]).filter((v) => v);
@@ -242,7 +269,7 @@ export const sensitivityView = {
             tpot_ms: answer.curves[k].tpot_ms[i],
           })),
         ),
-        { note: "where more of a figure stops helping", height: narrow ? 640 : 360 },
+        { note: `where more of a figure stops helping${twice(fields)}`, height: narrow ? 640 : 360 },
       );
     }
 

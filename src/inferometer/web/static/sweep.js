@@ -1,7 +1,7 @@
 // Tab: any axis against any figure, one line per value of a second axis; what does not fit is marked.
 import { latest, post, Refused } from "./api.js";
 import { withModel } from "./request.js";
-import { chart } from "./chart.js";
+import { chart, halfDecades } from "./chart.js";
 import { form } from "./form.js";
 import { digits, spaced } from "./format.js";
 import { setPlan, state } from "./state.js";
@@ -39,6 +39,22 @@ const most = (c) =>
     ? `${c.least || 1}:${c.most}:${c.step === "x2" || !c.step ? "x2" : c.step}`
     : (c.choices ?? []).slice(0, 4).join(",");
 const valuesFor = (name) => DEFAULT_VALUES[name] ?? most(state.controls.find((c) => c.name === name) ?? {});
+// Lines that lie on each other are drawn once: [[value, [values of the same line]]]
+function distinct(lines, figures) {
+  const kept = [];
+  for (const value of lines) {
+    const own = figures(value);
+    const twin = kept.find(
+      ([, , theirs]) =>
+        theirs.length === own.length &&
+        theirs.every((v, i) => v === own[i] || Math.abs(v - own[i]) <= 1e-3 * Math.abs(v)),
+    );
+    if (twin) twin[1].push(value);
+    else kept.push([value, [], own]);
+  }
+  return kept;
+}
+
 const axes = () => state.controls.filter((c) => c.kind !== "switch").map((c) => [c.name, c.label]);
 
 export const sweepView = {
@@ -67,14 +83,14 @@ export const sweepView = {
         },
         {
           name: "lines",
-          label: "of",
+          label: "Values of the lines",
           kind: "text",
           value: () => valuesFor(state.view.sweep_by ?? "tensor_parallel_size"),
         },
         { name: "y", label: "Figure", kind: "choice", value: "tpot_ms", choices: () => FIGURES },
         {
           name: "against",
-          label: "against",
+          label: "Against",
           kind: "choice",
           value: "axis",
           choices: () => [["axis", "the axis"], ...FIGURES],
@@ -145,9 +161,14 @@ export const sweepView = {
       const named = (key) => FIGURES.find(([k]) => k === key)?.[1] ?? label(key);
       const pick = (i) => ({ [axis]: at(axis, i), ...(by in columns ? { [by]: at(by, i) } : {}) });
       const colors = [p.blue, p.vermillion, p.green, p.orange, p.purple, p.sky, p.grey, p.ink];
-      const traces = lines.flatMap((value, k) => {
-        const points = rows.filter((i) => lines.length === 1 || columns[by][i] === value);
-        const name = value === "" ? named(y) : `${label(by)} ${value}`;
+      const pointsOf = (value) => rows.filter((i) => lines.length === 1 || columns[by][i] === value);
+      const shown = distinct(lines, (value) =>
+        pointsOf(value).flatMap((i) => [x(i), at(y, i), at("feasible", i) === false ? 0 : 1]),
+      );
+      const traces = shown.flatMap(([value, same], k) => {
+        const points = pointsOf(value);
+        const name =
+          (value === "" ? named(y) : `${label(by)} ${value}`) + (same.length ? ` (same line: ${same.join(", ")})` : "");
         const base = {
           type: "scatter",
           x: points.map(x),
@@ -186,7 +207,7 @@ export const sweepView = {
       });
       if (before) {
         const then = (name, i) => (before.columns[name] ? before.columns[name][i] : before.constants?.[name]);
-        lines.forEach((value, k) => {
+        shown.forEach(([value], k) => {
           const points = Array.from({ length: before.points }, (_, i) => i).filter(
             (i) => lines.length === 1 || before.columns[by]?.[i] === value,
           );
@@ -217,6 +238,16 @@ export const sweepView = {
             hoverinfo: "name",
           });
       }
+      // The smallest and the largest of what works, and where.
+      const extremes = () => {
+        const able = rows.filter((i) => at("feasible", i) !== false && typeof at(y, i) === "number");
+        if (!able.length) return "";
+        const where = (i) =>
+          `${digits(at(y, i))} at ${label(axis).toLowerCase()} ${at(axis, i)}` +
+          (lines.length > 1 ? `, ${label(by).toLowerCase()} ${at(by, i)}` : "");
+        const sorted = [...able].sort((a, b) => at(y, a) - at(y, b));
+        return ` · ${named(y)} from ${where(sorted[0])} to ${where(sorted.at(-1))}`;
+      };
       const numbers = rows.map(x).filter((v) => typeof v === "number");
       const wide = numbers.length && Math.min(...numbers) > 0 && Math.max(...numbers) / Math.min(...numbers) > 20;
       const ys = rows.map((i) => at(y, i)).filter((v) => v > 0);
@@ -232,7 +263,12 @@ export const sweepView = {
               ? { tickvals: [...new Set(numbers)], ticktext: [...new Set(numbers)].map((v) => digits(v, 6)) }
               : {}),
           },
-          yaxis: { title: named(y), type: tall ? "log" : "linear", rangemode: "tozero" },
+          yaxis: {
+            title: named(y),
+            type: tall ? "log" : "linear",
+            rangemode: "tozero",
+            ...(tall ? halfDecades(Math.min(...ys) / 1.3, Math.max(...ys) * 1.3, (v) => digits(v)) : {}),
+          },
           hovermode: "closest",
         },
         rows.map((i) => Object.fromEntries(Object.keys(columns).map((name) => [name, columns[name][i]]))),
@@ -240,6 +276,7 @@ export const sweepView = {
           title: `${named(y)} against ${against === "axis" ? label(axis).toLowerCase() : named(against)}`,
           note:
             `${digits(size, 6)} points` +
+            extremes() +
             (bad ? ` · × ${digits(bad, 6)} do not work (hover to read why)` : "") +
             " · click a point to make it the plan",
         },
