@@ -99,7 +99,8 @@ export function combobox({ id, entries, taken, describedBy, label }) {
     } else if (event.key === "Enter") {
       event.preventDefault();
       take(!list.hidden && matches[active] ? matches[active].name : input.value.trim());
-    } else if (event.key === "Escape") {
+    } else if (event.key === "Escape" && !list.hidden) {
+      event.preventDefault(); // the list alone is closed, not what it stands in
       input.value = current;
       close();
     }

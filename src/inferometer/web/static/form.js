@@ -91,7 +91,7 @@ export function table(caption, heads, rows) {
         h(
           "tr",
           {},
-          heads.map((head) => h("th", { scope: "col" }, head)),
+          heads.map((head) => (head ? h("th", { scope: "col" }, head) : h("td"))),
         ),
       ),
       h(

@@ -105,16 +105,16 @@ const ask = latest(
 
 function startAsking() {
   let moved = false; // a slider is on its way: one step of history for all of it
-  on("plan", ({ live, recalled }) => {
+  on("plan", ({ live, recalled, notes }) => {
     if (!recalled) {
       remember(moved);
       moved = Boolean(live);
     }
-    ask(state.plan, state.pinned, recalled);
+    ask(state.plan, state.pinned, notes);
   });
   on("view", ({ quiet, changes }) => changes && remember(quiet || !("tab" in changes)));
   addEventListener("popstate", async () => {
-    emit("plan", { recalled: await recall() });
+    emit("plan", { recalled: true, notes: await recall() });
     emit("view", {});
   });
 }
@@ -125,10 +125,19 @@ function startTools() {
   startTheme(find("theme"));
   find("share").addEventListener("click", () => copy(location.href, "link"));
   const open = find("open-plan");
-  open.addEventListener("click", () => {
-    const shown = document.body.classList.toggle("plan-open");
+  const fold = (shown) => {
+    document.body.classList.toggle("plan-open", shown);
     open.setAttribute("aria-expanded", String(shown));
+  };
+  open.addEventListener("click", () => {
+    const shown = !document.body.classList.contains("plan-open");
+    fold(shown);
     if (shown) find("plan").querySelector("input")?.focus({ preventScroll: true });
+  });
+  find("plan").addEventListener("keydown", (event) => {
+    if (event.key !== "Escape" || event.defaultPrevented || !document.body.classList.contains("plan-open")) return;
+    fold(false);
+    open.focus();
   });
 }
 

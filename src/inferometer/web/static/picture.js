@@ -73,7 +73,10 @@ export function captioned(svg, { title, note, command, ofPlan }) {
   svg.setAttribute("y", (y += 10));
   y += high;
   const made = `inferometer ${state.catalogue.version ?? ""}, ${new Date().toISOString().slice(0, 10)}`;
-  const below = [lines(command.split("\n").at(-1), 10.5, { "font-family": "ui-monospace, monospace" }), lines(made, 10.5)];
+  const below = [
+    lines(command.split("\n").at(-1), 10.5, { "font-family": "ui-monospace, monospace" }),
+    lines(made, 10.5),
+  ];
   const height = y + MARGIN;
   return s(
     "svg",
