@@ -107,17 +107,28 @@ def steps() -> list[dict[str, Any]]:
 
 
 def prediction_errors(made: list[dict[str, Any]], page: str) -> dict[str, Any]:
-    """Median errors of TPOT by engine and GPU, which `search` holds the margin of its winner against."""
+    """Median errors of TTFT and TPOT by engine and GPU; `search` holds the margin of its winner against TPOT's."""
     table = next(one for one in made if one["name"] == "serving-silicon")
-    runs, tpot = table["columns"].index("runs"), table["columns"].index("TPOT median")
+    runs, ttft, tpot = (table["columns"].index(name) for name in ("runs", "TTFT median", "TPOT median"))
     engines: dict[str, dict[str, Any]] = {}
     for row in table["rows"]:
         engine, gpu = row[0].split(", ")
-        share = round(float(row[tpot].rstrip("%")) / 100, 4)
-        engines.setdefault(engine, {})[gpu] = {"tpot": share, "runs": int(row[runs].replace(",", ""))}
-    whole = re.search(r"serving-silicon:begin.*?TPOT mean error [\d.]+%, median ([\d.]+)%", page, re.S)
+        shares = {name: round(float(row[at].rstrip("%")) / 100, 4) for name, at in (("ttft", ttft), ("tpot", tpot))}
+        engines.setdefault(engine, {})[gpu] = {**shares, "runs": int(row[runs].replace(",", ""))}
+    pattern = (
+        r"serving-silicon:begin.*?^(\d+) of \d+ runs answered.*?TTFT.*?, median ([\d.]+)%.*?TPOT.*?, median ([\d.]+)%"
+    )
+    whole = re.search(pattern, page, re.S | re.M)
     assert whole is not None
-    return {"table": table["name"], "engines": engines, "default": round(float(whole[1]) / 100, 4)}
+    medians = {
+        name: round(float(share) / 100, 4) for name, share in zip(("ttft", "tpot"), whole.groups()[1:], strict=True)
+    }
+    return {
+        "table": table["name"],
+        "engines": engines,
+        "all": {**medians, "runs": int(whole[1])},
+        "default": medians["tpot"],
+    }
 
 
 def accuracy_data(page: str) -> dict[str, Any]:

@@ -433,6 +433,7 @@ def test_accuracy_is_the_page_of_accuracy(server: Server, monkeypatch: pytest.Mo
     found = server.get("/api/accuracy").json
     page = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
     assert found["tables"] == accuracy_data.tables(page), "make data"
+    assert found["prediction_errors"] == accuracy_data.prediction_errors(found["tables"], page), "make data"
     for one in found["points"]:
         assert len(one["measured"]) == len(one["predicted"]) == len(one["labels"]) > 0
         assert min(one["measured"]) > 0

@@ -3,7 +3,8 @@ import { get, Refused } from "./api.js";
 import { chart, halfDecades } from "./chart.js";
 import { table } from "./form.js";
 import { h, show } from "./dom.js";
-import { digits, percent, spaced } from "./format.js";
+import { errorSummary } from "./errors.js";
+import { capital, digits, percent, spaced } from "./format.js";
 import { setView, state } from "./state.js";
 import { palette } from "./theme.js";
 
@@ -20,21 +21,38 @@ const SIGNS = [
   "triangle-down",
 ];
 const MARKS = ["●", "■", "◆", "✚", "▲", "✖", "★", "⬟", "⬢", "▼"]; // the same as letters, for the legend
+const FIRST = ["Serving", "Ranking of layouts"]; // what a deployment is chosen by
+const FEWEST = 5; // points of a chart; the tables have all of them
 const TITLES = {
-  "steps-shared": "Rows that figures were chosen with",
-  "steps-left-out": "The same, chosen anew without the model",
-  "steps-own": "Our own rows",
+  "steps-shared": "Steps that the engine's figures were chosen with: mean error, bias, steps",
+  "steps-left-out": "The same, with figures chosen without that model",
+  "steps-own": "Our own measurements, which chose no kernel's figures",
+  "steps-more": "More of our own measurements, on other machines",
+  memory: "Memory of a GPU: measured beside predicted",
+  "left-out": "A GPU predicted from the kernels of other GPUs alone",
+  ranking: "Is the best layout picked? Groups of layouts that were measured, and what a wrong pick costs (regret)",
+  "serving-disaggregated-2": "The disaggregated runs, by what they have in common",
+  hosts: "TTFT that waits for launches: as shipped, and with the host's times fitted without that model",
   "kernels-own": "Shapes that the fit has not seen, error in %",
   kernels: "Public kernel tables, error in %",
   collectives: "Collectives, error in %: median / p90",
 };
-const mean = (values) => values.reduce((sum, v) => sum + v, 0) / values.length;
 const median = (values) => [...values].sort((a, b) => a - b)[Math.floor(values.length / 2)];
-const head = (label) =>
-  label
-    .split(",")[0]
-    .replace(/^\d[\d-]*\s/, "")
-    .replace(/(_| tp).*/, ""); // the model of a row's name
+const ninth = (values) => [...values].sort((a, b) => a - b)[Math.floor(values.length * 0.9)];
+
+// The model of a row's name: "llama-3.1-8b fp8, 8 × 1024", "17 Llama-2-7b-hf tp1 chat", "RTX4090_Llama-3.1-8B"
+const modelOf = (label) =>
+  label.includes(",")
+    ? label.split(",")[0]
+    : label
+        .replace(/^\d[\d-]*\s/, "")
+        .replace(/^RTX\d+_/, "")
+        .split(/[\s_]/)[0]
+        .toLowerCase();
+
+// "h200: vLLM 0.25.1 on one H200." without the name that it had in a document
+const titleOf = ({ name, about }) =>
+  TITLES[name] ?? (about.replace(/^[\w-]+: /, "").replaceAll("`", "") || capital(spaced(name.replaceAll("-", " "))));
 
 // Points of a section by what they are: [{ what, unit, points: [{ set, label, model, measured, predicted }] }]
 function grouped(data, section) {
@@ -47,10 +65,16 @@ function grouped(data, section) {
     const group = byQuantity.get(q.what) ?? { what: q.what, unit: q.unit, points: [] };
     byQuantity.set(q.what, group);
     q.labels.forEach((label, i) =>
-      group.points.push({ set: q.set, label, model: head(label), measured: q.measured[i], predicted: q.predicted[i] }),
+      group.points.push({
+        set: q.set,
+        label,
+        model: modelOf(label),
+        measured: q.measured[i],
+        predicted: q.predicted[i],
+      }),
     );
   }
-  return [...byQuantity.values()].filter((group) => group.points.length > 1);
+  return [...byQuantity.values()].filter((group) => group.points.length >= FEWEST);
 }
 
 export const accuracyView = {
@@ -66,7 +90,8 @@ export const accuracyView = {
     const legend = h("ul", { class: "legend" });
     const place = h("div", { class: "two" });
     const below = h("div", {});
-    host.append(said, bar, legend, place, below);
+    const errors = h("div", { class: "sentences" });
+    host.append(errors, said, bar, legend, place, below);
     let charts = new Map();
     get("/api/accuracy").then(
       (answer) => {
@@ -86,7 +111,7 @@ export const accuracyView = {
           what,
           chart(place, {
             name: `accuracy-${what.replace(/\W+/g, "-").toLowerCase()}`,
-            title: what,
+            title: capital(what),
             height: 380,
             command: () => "python benchmarks/accuracy.py",
           }),
@@ -142,25 +167,29 @@ export const accuracyView = {
         points,
         {
           note:
-            `${points.length} points: median error ${percent(median(errors))}, ` +
-            `mean ${percent(mean(errors))}; dotted: 10% off`,
+            `${points.length} points: median error ${percent(median(errors))}, nine in ten below ` +
+            `${percent(ninth(errors))}; dotted: 10% off`,
         },
       );
     }
 
+    function drawErrors() {
+      show(errors, errorSummary(data.prediction_errors));
+    }
+
     function draw() {
-      if (!data) return;
-      const sections = [...new Set(data.tables.map((t) => t.section))];
+      const named = [...new Set(data.tables.map((t) => t.section))];
+      const sections = [...FIRST, ...named.filter((name) => !FIRST.includes(name))];
+      drawErrors();
       const now = sections.includes(state.view.acc_section) ? state.view.acc_section : sections[0];
       show(
         said,
+        h("h3", {}, "What was measured"),
         h(
           "p",
-          {},
-          "Predicted beside measured, as shipped with this version; which rows a figure was chosen with, " +
-            "and what was left out, is said in ",
+          { class: "note" },
+          "As shipped with this version. Which measurements a figure was chosen with, and which were left out of it: ",
           h("code", {}, data.page ?? "docs/accuracy.md"),
-          ".",
         ),
       );
       show(
@@ -210,13 +239,20 @@ export const accuracyView = {
           .filter((t) => t.section === now)
           .map((t) =>
             table(
-              t.about || TITLES[t.name] || spaced(t.name.replaceAll("-", " ")),
+              titleOf(t),
               t.columns,
-              t.rows.map((cells) => ({ cells })),
+              t.rows.map((row) => ({ cells: row.map((cell) => cell.replaceAll("**", "")) })),
             ),
           ),
       );
     }
-    return { draw };
+    return {
+      draw({ answer } = {}) {
+        if (!data) return;
+        if (answer)
+          drawErrors(); // of what was measured, a plan changes nothing else
+        else draw();
+      },
+    };
   },
 };

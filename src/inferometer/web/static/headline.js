@@ -183,11 +183,11 @@ const folded = ({ feasible, metrics }) =>
     { class: "folded" },
     feasible
       ? [
-          ` · this plan: TTFT ${milliseconds(metrics.ttft_ms)}`,
+          `this plan: TTFT ${milliseconds(metrics.ttft_ms)}`,
           metrics.tpot_ms !== null && ` · TPOT ${milliseconds(metrics.tpot_ms)}`,
           metrics.output_throughput_per_gpu !== null && ` · ${digits(metrics.output_throughput_per_gpu)} tok/s per GPU`,
         ]
-      : " · this plan does not work",
+      : "this plan does not work",
   );
 
 export function startHeadline() {
