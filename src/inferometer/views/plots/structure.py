@@ -137,7 +137,7 @@ def _panel(part: BlockRows, letter: str) -> Panel:
         rows=layout.rows,
         node=layout.node,
         left=left,
-        right=max(max(xs) + PAD, left + text_width(title, 13) + 70),
+        right=max(max(xs) + PAD, left + text_width(title, 13) + 70, *_label_ends(part, layout.middle)),
         height=layout.height,
         layers=layers,
     )
@@ -213,6 +213,11 @@ def _node_widths(part: BlockRows) -> list[float]:
     """Pixels that the two lines of every node need."""
     names = [text_width(part.block.ops[i].name, 12.5) + text_width(_share(1.0), 12) for i in part.rows]
     return names + [text_width(_detail(row) + seconds(row.seconds), 10) for row, _ in part.rows.values()]
+
+
+def _label_ends(part: BlockRows, middle: dict[int, Point]) -> list[float]:
+    """How far the shapes below the nodes reach."""
+    return [middle[i][0] + text_width(_tensor(row, "output"), 9.5) + 16 for i, (row, _) in part.rows.items()]
 
 
 def _aside(ops: tuple[object, ...], i: int) -> bool:

@@ -72,8 +72,13 @@ export const titleOf = (block) =>
 
 const badge = (block) => (block.count > 1 ? textWidth(`×${block.count}`, 12, 600) + 16 : 0);
 
-// A node with all that its box says of it; see node.js.
+// A node with all that its box says of it; see node.js. Layout and drawing ask many times.
 function described(node, rows, options) {
+  if (!options.known.has(node)) options.known.set(node, description(node, rows, options));
+  return options.known.get(node);
+}
+
+function description(node, rows, options) {
   const parts = (node.rows ?? [node]).map(({ row, part }) => ({ row: rows[row], part, shapes: options.shapes[row] }));
   const sum = (value) => parts.reduce((total, one) => total + value(one), 0);
   const pinned = (one) => (options.before(one.row)?.seconds ?? 0) * one.part;
@@ -138,6 +143,13 @@ function entryShape({ nodes, edges }, rows, shapes) {
   return shapeOf(norms.length ? norms : firsts, shapes, "input");
 }
 
+// What is written below a node: the shape of what leaves it.
+function leavingShape(node, block, rows, shapes) {
+  if (node.kind === "out" || node.aside) return "";
+  if (!isNode(node)) return entryShape(block.whole ?? block, rows, shapes);
+  return shapeOf(node.ends ?? [node.row], shapes, "output");
+}
+
 function panel(block, plan, rows, options) {
   const p = palette();
   const parts = frame(block, plan, options.gone(block));
@@ -151,7 +163,6 @@ function panel(block, plan, rows, options) {
       }),
     );
   }
-  const stream = entryShape(block.whole ?? block, rows, options.shapes);
   for (const node of block.nodes) {
     const place = plan.at.get(node.id);
     if (isNode(node)) parts.push(boxOf(node, rows, place, options));
@@ -162,9 +173,8 @@ function panel(block, plan, rows, options) {
         s("path", { d: `M${place.x - 5},${y}h10M${place.x},${y - 5}v10`, stroke: p.ink, "stroke-width": 1.4 }),
       );
     }
-    const out = isNode(node) && shapeOf(node.ends ?? [node.row], options.shapes, "output");
-    const shape = isNode(node) ? out : node.kind === "out" ? "" : stream;
-    if (shape && !node.aside)
+    const shape = leavingShape(node, block, rows, options.shapes);
+    if (shape)
       parts.push(
         text(place.x + 7, place.y + place.h + 14, shape, {
           "font-size": 9.5,
@@ -192,7 +202,10 @@ function placed(block, rows, options) {
   const gone = options.gone(block);
   const ghosts = Math.max(0, ...gone.map((row) => ghost(row, 0, 0).wide + 40));
   const title = Math.max(textWidth(titleOf(block), 13, 600) + badge(block) + 44, ghosts);
-  return { block, plan: laidOut(block, share, need, title, gone.length * 25) };
+  const plan = laidOut(block, share, need, title, gone.length * 25);
+  const reach = (node) => plan.at.get(node.id).x + textWidth(leavingShape(node, block, rows, options.shapes), 9.5) + 20;
+  plan.right = Math.max(plan.right, ...block.nodes.map(reach));
+  return { block, plan };
 }
 
 const isRepeated = (block) => block.stage === "layer" || block.count > 1;
@@ -232,8 +245,9 @@ function between(line, places, y) {
 
 // phase: of the graph; rows: the phase's ops; options: { chosen, shapes, total, compared, before(row), gone(block),
 // pick(row), unfold(key), key(row), wide: pixels that blocks of layers may take side by side }
-export function network(phase, rows, options) {
+export function network(phase, rows, wanted) {
   const p = palette();
+  const options = { ...wanted, known: new Map() };
   const panels = phase.blocks.map((block) => placed(block, rows, options));
   const lines = rowsOf(panels, options.wide);
   // One panel alone stands with its stream on the page's axis, several stand around it.

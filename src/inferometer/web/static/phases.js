@@ -33,8 +33,18 @@ export function phaseSwitch(host) {
   };
 }
 
+const keys = new WeakMap(); // the operators of a phase -> operator -> key
+
 // An operator by name, for addresses: "layers.0-31/all_reduce", its second in the block "…/all_reduce#2"
 export function keyOf(op, ops) {
-  const alike = ops.filter((other) => other.name === op.name && other.block === op.block).indexOf(op);
-  return `${op.block}/${op.name}${alike > 0 ? `#${alike + 1}` : ""}`;
+  if (!keys.has(ops)) {
+    const seen = new Map();
+    const keyed = (one) => {
+      const name = `${one.block}/${one.name}`;
+      seen.set(name, (seen.get(name) ?? 0) + 1);
+      return [one, seen.get(name) > 1 ? `${name}#${seen.get(name)}` : name];
+    };
+    keys.set(ops, new Map(ops.map(keyed)));
+  }
+  return keys.get(ops).get(op) ?? `${op.block}/${op.name}`;
 }
