@@ -107,6 +107,14 @@ def test_bytes_go_over_links_that_are_there(both: tuple[Placement, Report]) -> N
             assert flow.bandwidth <= flow.peak_bandwidth * (1 + 1e-9) or report.plan["overlap"]
 
 
+def test_equal_stages_are_equal_but_for_their_layers() -> None:
+    plan = {"tensor_parallel_size": 2, "pipeline_parallel_size": 5, "batch_size": 8}
+    stages = placement(build_request("llama-3.1-70b", "h200", **plan)).stages
+    assert [stage.layers for stage in stages] == [[0, 15], [16, 31], [32, 47], [48, 63], [64, 79]]
+    assert stages[1].memory == stages[3].memory and stages[0].weights["embedding"] == stages[4].weights["head"]
+    assert [flow.block for flow in stages[3].flows["decode"]] == ["layers.48-63", "layers.48-63", "pipeline"]
+
+
 def test_heads_layers_and_experts_of_a_rank() -> None:
     model, gpu, plan = PLANS["attention-DP"]
     ranks = placement(build_request(model, gpu, **plan)).ranks

@@ -22,7 +22,7 @@ from inferometer.web.workers import Worker
 pytestmark = pytest.mark.slow
 
 CALM = settings(deadline=None, suppress_health_check=list(HealthCheck))
-QUICK = ("analyze", "roofline", "explain", "sweep", "sensitivity")
+QUICK = ("analyze", "cluster", "roofline", "explain", "sweep", "sensitivity")
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +138,7 @@ def asked(verb: str, **words: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple
 
 
 BODIES = st.one_of(
-    st.tuples(st.just("analyze"), PLANS),
+    st.tuples(st.sampled_from(["analyze", "cluster"]), PLANS),
     asked("explain", op=rarely(st.sampled_from(["lm_head", "attention", "draft"])), phase=rarely(st.just("all"))),
     asked("sweep", axes=AXES, figures=rarely(st.just(["tpot_ms"]))),
     asked("simulate", traffic=TRAFFIC),

@@ -31,7 +31,7 @@ WAYS = {"cli": 795, "api": 200, "process": 4, "signal": 1}  # how it is run, of 
 HTTP_SHARE = 0.01
 ABSURD_SHARE = 0.88  # of commands with at least one value that nobody would give: most inputs are to be refused
 BROKEN_SHARE = 0.12  # of commands that read a file with something wrong in it
-API_VERBS = {"analyze": 75, "explain": 8, "sweep": 5, "simulate": 8, "sensitivity": 2, "search": 2}
+API_VERBS = {"analyze": 71, "cluster": 4, "explain": 8, "sweep": 5, "simulate": 8, "sensitivity": 2, "search": 2}
 SIGNALS = ("SIGINT", "SIGTERM", "SIGKILL")
 LONG = (  # commands that take a while
     "sweep llama-3.1-8b --batch-size 1:256:1 --input-len 16:4096:16",
@@ -301,7 +301,7 @@ def _body(rng: random.Random, verb: str, strange: bool) -> dict[str, Any]:
     if rng.random() < 0.35:
         config = json.loads(files.sample(rng, "model")[1])
         plan["config"] = json.loads(files._swap_type(rng, json.dumps(config).encode())) if strange else config
-    if verb == "analyze":
+    if verb in ("analyze", "cluster"):
         return plan
     more: dict[str, Any] = {
         "explain": {"op": rng.choice(("down_proj", "lm_head", "attention", "qkv_proj")), "phase": "all"},

@@ -78,7 +78,7 @@ def _exit_code(verb: str, result: Result, code: int) -> Iterator[str]:
 # ------------------------------------------------------------------ every result
 
 
-@law("analyze", "sweep", "simulate", "search", "sensitivity", "train", "validate", "explain")
+@law("analyze", "cluster", "sweep", "simulate", "search", "sensitivity", "train", "validate", "explain")
 def numbers_are_numbers(result: Result) -> Iterator[str]:
     """Nothing is negative, infinite or not a number, but for what `NEGATIVE` lists."""
     for path, value in numbers(result):

@@ -158,7 +158,7 @@ def placement(request: Request) -> Placement:
     tables = phase_tables(bound_plan, batch_shape, "all", batch_shape.output_len > 1)
     parts = stage_plans(bound_plan)
     cluster.phases = {name: _phase_time(parts, table) for name, table in tables.items()}
-    cluster.stages = [_stage(bound_plan, number, batch_shape, cluster.phases) for number in range(len(parts))]
+    cluster.stages = _stages(bound_plan, batch_shape, cluster.phases)
     fullest = max((stage.memory for stage in cluster.stages), key=lambda held: held.total_bytes)
     if fullest.total_bytes > fullest.usable_bytes:
         cluster.feasible = False
@@ -182,9 +182,37 @@ def _phase_time(stages: tuple[BoundPlan, ...], table: Phase) -> PhaseTime:
     return PhaseTime(table.seconds, table.steps, next(of_table, 0))
 
 
+def _stages(bound_plan: BoundPlan, batch_shape: BatchShape, phases: dict[str, PhaseTime]) -> list[StageContents]:
+    """What every stage holds and sends; stages of equal layers are worked out once."""
+    parts = stage_plans(bound_plan)
+    contents: list[StageContents] = []
+    first_of: dict[tuple[object, ...], int] = {}
+    for number, part in enumerate(parts):
+        blocks = part.model.blocks
+        key: tuple[object, ...] = (number == 0, number == len(parts) - 1, *((id(b.ops), b.count) for b in blocks))
+        if isinstance(batch_shape.input_len, tuple):  # every layer has its own tokens
+            key = (number,)
+        first = first_of.setdefault(key, number)
+        if first == number:
+            contents.append(_stage(bound_plan, number, batch_shape, phases))
+            continue
+        names = {old.name: new.name for old, new in zip(parts[first].model.blocks, blocks, strict=True)}
+        flows = {
+            phase: [msgspec.structs.replace(flow, block=names.get(flow.block, flow.block)) for flow in of_phase]
+            for phase, of_phase in contents[first].flows.items()
+        }
+        contents.append(msgspec.structs.replace(contents[first], stage=number, layers=_layers(part), flows=flows))
+    return contents
+
+
+def _layers(stage: BoundPlan) -> list[int]:
+    """The first and the last layer of a stage."""
+    layers = [layer for block in stage.model.blocks if block.stage == "layer" for layer in block.layers]
+    return [min(layers), max(layers)] if layers else []
+
+
 def _stage(bound_plan: BoundPlan, number: int, batch_shape: BatchShape, phases: dict[str, PhaseTime]) -> StageContents:
     stage = stage_plans(bound_plan)[number]
-    layers = [layer for block in stage.model.blocks if block.stage == "layer" for layer in block.layers]
     held = memory.stage_memory(stage, batch_shape)
     block_bytes = held.kv_bytes_per_token * stage.plan.block_size
     kept = weights_by_part(stage)
@@ -193,7 +221,7 @@ def _stage(bound_plan: BoundPlan, number: int, batch_shape: BatchShape, phases: 
     flows = {name: _flows(bound_plan, number, batch_shape, name, time.seconds) for name, time in phases.items()}
     return StageContents(
         stage=number,
-        layers=[min(layers), max(layers)] if layers else [],
+        layers=_layers(stage),
         memory=held,
         weights={
             **{part: amount * (1 - share) for part, amount in kept.items()},

@@ -171,7 +171,8 @@ export const clusterView = {
       setView({ cluster_pick: null });
       focusOn(was);
     };
-    side.addEventListener("keydown", (event) => event.key === "Escape" && close());
+    for (const place of [side, picture.box])
+      place.addEventListener("keydown", (event) => event.key === "Escape" && !side.hidden && close());
     picture.box.addEventListener("click", (event) => {
       const part = event.target.closest(".part");
       if (!part) return;
@@ -217,8 +218,9 @@ export const clusterView = {
       const focused = picture.box.contains(document.activeElement) ? keyOf(document.activeElement) : null;
       const wide = Math.max(left.clientWidth - 24, 260);
       const zooms = shown.length > 1;
-      const { svg, level, left: more } = machine(data, shown, { wide, phase, chosen, zooms });
+      const { svg, level, drawn } = machine(data, shown, { wide, phase, chosen, zooms });
       const took = data.phases[phase];
+      const more = zooms ? Math.ceil(data.num_gpus / data.gpus_per_domain) - drawn : 0;
       picture.draw(svg, {
         title: title(data),
         note:
@@ -226,7 +228,7 @@ export const clusterView = {
           `dashed: what ${percent(data.stages[0].memory.usable_bytes / data.stages[0].memory.capacity_bytes, 0)} of ` +
           `memory leaves usable · click a GPU or a link to pin it` +
           (zooms ? `, a ${domainWord(data)} to look closer` : "") +
-          (more ? ` · ${more} more ${domainWord(data)}s are like the last ones` : ""),
+          (more ? ` · ${more.toLocaleString("en")} more ${domainWord(data)}s are not drawn` : ""),
       });
       picture.box.dataset.level = level;
       focusOn(focused);

@@ -17,19 +17,20 @@ const SPINE = 22;
 const MOST_DOMAINS = 256; // that are drawn
 
 // Detail by the number of GPUs to draw and the width there is.
-export function levelOf(count, wide) {
+function levelOf(count, wide, alone) {
   const narrow = wide < 560;
   if (count <= (narrow ? 2 : 4)) return "large";
   if (count <= (narrow ? 8 : 32)) return "card";
-  return count <= (narrow ? 80 : 160) ? "cell" : "mini";
+  return count <= (narrow ? (alone ? 80 : 32) : alone ? 320 : 160) ? "cell" : "mini";
 }
 
 const text = (x, y, content, extra = {}) =>
   s("text", { x, y, "font-size": 11, fill: palette().muted, ...extra }, content);
 
-// As much of a text as fits: letters are about half as wide as their size.
-function fitted(content, wide, size = 11) {
-  const most = Math.floor(wide / (size * 0.5));
+// Letters that fit: each is a little more than half as wide as its size.
+const letters = (wide, size = 11) => Math.floor(wide / (size * 0.56));
+
+function fitted(content, most) {
   return content.length <= most ? content : `${content.slice(0, Math.max(1, most - 1))}…`;
 }
 
@@ -61,14 +62,17 @@ function tank(memory, x, y, w, h) {
   ];
 }
 
-function gpu(cluster, rank, level, { x, y, w, h }, { chosen, phase }) {
+function gpu(cluster, rank, level, { x, y, w, h }, { chosen, phase, zooms }) {
   const p = palette();
   const stage = cluster.stages[rank.stage];
   const m = stage.memory;
   const pick = `gpu:${rank.rank}`;
   const label = rankLine(cluster, rank, phase).join(", ");
-  if (level === "mini") return s("g", { "data-tip": pick }, tank(m, x, y, w, h));
   const frame = s("rect", { class: "frame", x, y, width: w, height: h, rx: 5, fill: p.paper, stroke: p.faint });
+  if (level === "mini") {
+    const inner = [s("rect", { class: "frame", x, y, width: w, height: h, fill: "none" }), tank(m, x, y, w, h)];
+    return zooms ? s("g", { "data-tip": pick }, inner) : part(pick, label, chosen, inner);
+  }
   if (level === "cell")
     return part(
       pick,
@@ -80,52 +84,60 @@ function gpu(cluster, rank, level, { x, y, w, h }, { chosen, phase }) {
     );
   const over = m.total_bytes > m.usable_bytes;
   const tall = h - 34;
-  const at = x + 35;
-  const lines =
-    level === "large" ? [...memoryLines(m), ...shares(cluster, rank)].slice(0, 8) : shares(cluster, rank).slice(0, 3);
+  const large = level === "large";
+  const thick = large ? 30 : 18;
+  const at = x + thick + (large ? 15 : 12);
+  const lines = large
+    ? [...memoryLines(stage), ...shares(cluster, rank)].slice(0, 8)
+    : shares(cluster, rank).slice(0, 3);
   return part(
     pick,
     label,
     chosen,
     frame,
-    text(x + 9, y + 17, `GPU ${rank.rank}`, { "font-size": 12, "font-weight": 620, fill: p.ink }),
+    text(x + (large ? 8 : 6), y + 17, `GPU ${rank.rank}`, { "font-size": 12, "font-weight": 620, fill: p.ink }),
     text(x + w - 8, y + 17, position(cluster, rank, true), { "text-anchor": "end", "font-size": 10.5 }),
-    tank(m, x + 8, y + 25, 20, tall),
+    tank(m, x + (large ? 8 : 6), y + 25, thick, tall),
     text(at, y + 35, bytes(m.total_bytes), { "font-size": 12, "font-weight": 620, fill: over ? p.vermillion : p.ink }),
-    level === "card" && text(at, y + 49, `of ${bytes(m.capacity_bytes)}`, { "font-size": 10.5 }),
-    level === "large" && text(at + 58, y + 35, `of ${bytes(m.capacity_bytes)}`),
+    !large && text(at, y + 49, `of ${bytes(m.capacity_bytes)}`, { "font-size": 10.5 }),
+    large && text(at + 58, y + 35, `of ${bytes(m.capacity_bytes)}`),
     lines.map((line, i) => {
-      const color = PARTS.find(([, word]) => line.startsWith(`${word} `))?.[2];
-      const down = y + (level === "large" ? 52 : 65) + i * 14;
+      const color = large && (PARTS.find(([, word]) => line.startsWith(`${word} `))?.[2] ?? (i === 4 && "grid"));
+      const down = y + (large ? 52 : 65) + i * 14;
       return [
-        color && level === "large" && s("rect", { x: at, y: down - 8, width: 8, height: 8, rx: 2, fill: p[color] }),
-        text(at + (color && level === "large" ? 13 : 0), down, fitted(line, w - 38, 10.5), { "font-size": 10.5 }),
+        color && s("rect", { x: at, y: down - 8, width: 8, height: 8, rx: 2, fill: p[color] }),
+        text(at + (color ? 13 : 0), down, fitted(line, letters(x + w - at - 2, 10)), { "font-size": 10.5 }),
       ];
     }),
   );
 }
 
-const memoryLines = (m) => [
+const memoryLines = ({ memory: m }) => [
   ...PARTS.map(([key, word]) => `${word} ${bytes(m[`${key}_bytes`])}`),
   m.total_bytes > m.usable_bytes
     ? `${bytes(m.total_bytes - m.usable_bytes)} more than usable`
     : `free ${bytes(m.usable_bytes - m.total_bytes)} of usable`,
 ];
 
-const capacity = (link) =>
-  `${linkName(link.name)} ${link.note || si(link.bandwidth, "B/s")}` +
-  (link.joins.length > 1 ? ", to the host, too" : link.topology === "bridge" ? " in pairs" : "");
+// "NVLink 450 GB/s", "xGMI 64 of 448 GB/s: 1 of 7 links", "PCIe 32 GB/s through the host's memory"
+function capacity(link) {
+  const figure = /^\d/.test(link.note) ? link.note : `${si(link.bandwidth, "B/s")} ${link.note}`.trim();
+  const more =
+    link.joins.length > 1 && !link.note ? ", also to the host" : link.topology === "bridge" ? " in pairs" : "";
+  return `${linkName(link.name)} ${figure}${more}`;
+}
 
 // A link of a domain: a bar, a stem to each GPU, and a line that says how busy it is: above the bar or below it.
 function bus(cluster, link, domain, { x, y, w, stems, labelled, above = false, pairs = null }, { chosen, phase }) {
   const load = busiest(cluster, domain.stages, link.name, phase);
   const color = heat(load.share);
-  const words = `${capacity(link)} · ${inWords(load, phase)}`;
+  const most = letters(w);
+  const words = `${capacity(link)} · ${inWords(load, phase, most - capacity(link).length - 3)}`;
   const bar = above ? y + 15 : y;
   const fill = load.share > 0 ? palette().ink : palette().muted;
   return part(
     `link:${link.name}:${domain.index}`,
-    `${domainWord(cluster)} ${domain.index}, ${words}`,
+    `${domainWord(cluster)} ${domain.index}, ${capacity(link)}, ${inWords(load, phase)}`,
     chosen,
     s("rect", {
       class: "frame hit",
@@ -142,7 +154,7 @@ function bus(cluster, link, domain, { x, y, w, stems, labelled, above = false, p
     (pairs ?? [{ x, w }]).map((one) =>
       s("rect", { x: one.x, y: bar, width: one.w, height: labelled ? 7 : 5, rx: 3, fill: color }),
     ),
-    labelled && text(x + 1, above ? y + 8 : y + 19, fitted(words, w), { fill }),
+    labelled && text(x + 1, above ? y + 8 : y + 19, fitted(words, most), { fill }),
   );
 }
 
@@ -218,6 +230,9 @@ function node(cluster, domain, level, box, { x, y }, look) {
   });
   const zooms = look.zooms ? { "data-zoom": domain.index, role: "button", tabindex: -1, class: "part zoom" } : {};
   const name = heading(cluster, domain, level);
+  const ranks = domain.ranks.map((rank, i) => gpu(cluster, rank, level, spots[i], look));
+  const size = level === "mini" ? 10 : 11.5;
+  const inside = level === "mini" && look.zooms; // too small to be pointed at one by one
   return s(
     "g",
     {},
@@ -225,10 +240,15 @@ function node(cluster, domain, level, box, { x, y }, look) {
       "g",
       { ...zooms, "aria-label": look.zooms ? `${name}: look closer` : null },
       s("rect", { class: "frame", x, y, width: box.wide, height: box.high, rx: 8, fill: p.panel, stroke: p.faint }),
-      text(x + PAD, y + 16, fitted(name, box.wide - 2 * PAD, 11.5), { "font-weight": 620, fill: p.ink }),
+      text(x + PAD, y + 16, fitted(name, letters(box.wide - 2 * PAD, size)), {
+        "font-weight": 620,
+        "font-size": size,
+        fill: p.ink,
+      }),
+      inside && ranks,
     ),
     parts,
-    domain.ranks.map((rank, i) => gpu(cluster, rank, level, spots[i], look)),
+    !inside && ranks,
   );
 }
 
@@ -239,7 +259,9 @@ function network(cluster, rails, { wide, y }, { chosen, phase }) {
   const p = palette();
   const all = cluster.stages.map((stage) => stage.stage);
   const load = busiest(cluster, all, "network", phase);
-  const words = `network ${si(link.bandwidth, "B/s")} a GPU · ${inWords(load, phase)}`;
+  const name = `network ${si(link.bandwidth, "B/s")} a GPU`;
+  const most = letters(wide - 12);
+  const words = `${name} · ${inWords(load, phase, most - name.length - 3)}`;
   const color = heat(load.share);
   const thick = 2.5 + 5 * Math.min(1, load.share);
   const lines = rails.flatMap(({ level, ports }) => [
@@ -255,17 +277,15 @@ function network(cluster, rails, { wide, y }, { chosen, phase }) {
     spine,
     s("rect", { class: "frame hit", x: 1, y: y - 5, width: wide - 2, height: 28, rx: 5, fill: "none" }),
     s("rect", { x: 4, y, width: wide - 8, height: 7, rx: 3, fill: color }),
-    text(6, y + 19, fitted(words, wide - 12), { fill: load.share > 0 ? p.ink : p.muted }),
+    text(6, y + 19, fitted(words, most), { fill: load.share > 0 ? p.ink : p.muted }),
   );
 }
 
-// machine(cluster, domains, { wide, phase, chosen, zooms }) -> { svg, level, left }: left is how many are not drawn
+// machine(cluster, domains, { wide, phase, chosen, zooms }) -> { svg, level, drawn }: so many domains are drawn at most
 export function machine(cluster, domains, look) {
   const drawn = domains.slice(0, MOST_DOMAINS);
-  const level = levelOf(
-    drawn.reduce((sum, domain) => sum + domain.ranks.length, 0),
-    look.wide,
-  );
+  const count = drawn.reduce((sum, domain) => sum + domain.ranks.length, 0);
+  const level = levelOf(count, look.wide, drawn.length === 1);
   const margin = domains.length > 1 ? SPINE : 0;
   const most = Math.max(...drawn.map((domain) => domain.ranks.length));
   const box = boxOf(cluster, most, level, { wide: look.wide - margin, alone: drawn.length === 1 || look.wide < 560 });
@@ -285,8 +305,8 @@ export function machine(cluster, domains, look) {
   const svg = s(
     "svg",
     { width: wide + 2, height: y + 34, viewBox: `-1 0 ${wide + 2} ${y + 34}`, class: "machine" },
-    network(cluster, rails, { wide, y: y + 8 }, look),
     boxes,
+    network(cluster, rails, { wide, y: y + 8 }, look),
   );
-  return { svg, level, left: domains.length - drawn.length };
+  return { svg, level, drawn: drawn.length };
 }

@@ -51,11 +51,13 @@ export const busiest = (cluster, stages, link, phase) =>
 
 export const opName = (flow) => `${flow.draft ? "draft: " : ""}${flow.name}`;
 
-// "14.7% of the decode: all_reduce 1.35 ms, all_gather 44.4 µs"; "idle" where nothing travels
-export function inWords(load, phase) {
+// "14.7% of the decode: all_reduce 1.35 ms, all_gather 44.4 µs", in so many letters; "idle" where nothing travels
+export function inWords(load, phase, most = Infinity) {
   if (!load?.flows.length) return "idle";
   const flows = load.flows.slice(0, 3).map((flow) => `${opName(flow)} ${seconds(flow.seconds)}`);
-  return `${percent(load.share)} of the ${phase}: ${flows.join(", ")}`;
+  const whole = (count) => [`${percent(load.share)} of the ${phase}`, flows.slice(0, count).join(", ")];
+  const texts = [3, 2, 1, 0].map((count) => whole(count).filter(Boolean).join(": "));
+  return texts.find((text) => text.length <= most) ?? percent(load.share);
 }
 
 // Where a rank stands on each axis that the plan has: "stage 1 · dp 0 · tp 3"
@@ -71,14 +73,17 @@ export function position(cluster, rank, short = false) {
     .join(short ? " " : " · ");
 }
 
+// counted("head", [8, 15]) "heads 8–15"
+const counted = (noun, pair) => `${noun}${pair[0] === pair[1] ? "" : "s"} ${span(pair)}`;
+
 // What of the network a rank has: ["layers 0–39", "heads 8–15", "experts 0–15"]
 export function shares(cluster, rank) {
   const stage = cluster.stages[rank.stage];
   const experts =
-    stage.experts && (rank.experts ? `experts ${span(rank.experts)}` : cluster.experts_sliced > 1 && slice(cluster));
+    stage.experts && (rank.experts ? counted("expert", rank.experts) : cluster.experts_sliced > 1 && slice(cluster));
   return [
-    stage.layers.length && `layers ${span(stage.layers)}`,
-    rank.heads && cluster.parallel.tp > 1 && `heads ${span(rank.heads)}`,
+    stage.layers.length && counted("layer", stage.layers),
+    rank.heads && cluster.parallel.tp > 1 && counted("head", rank.heads),
     experts,
   ].filter(Boolean);
 }
