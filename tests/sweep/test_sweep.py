@@ -9,6 +9,7 @@ import os
 import random
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
@@ -498,6 +499,13 @@ def test_a_switch_and_its_opposite_try_both(run: Run) -> None:
     assert [row["enable_expert_parallel"] for row in run(*args).json["rows"]] == [True]
     both = run(*args, "--no-enable-expert-parallel", "--no-fusion").json["rows"]
     assert [(row["enable_expert_parallel"], row["fusion"]) for row in both] == [(False, False), (True, False)]
+
+
+def test_a_figure_next_to_nothing_is_written_as_it_is(run: Run) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ran = run("sweep", "phi-2", "--routing-skew", "0,1e-320", "--json")
+    assert [row["routing_skew"] for row in json.loads(ran.out)["rows"]] == [0.0, 1e-320]
 
 
 def test_nothing_that_works_is_exit_1(run: Run) -> None:

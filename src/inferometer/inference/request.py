@@ -167,7 +167,7 @@ def build_request(model: str, gpu: str = "h100-sxm", **kwargs: Unpack[PlanKwargs
     )
 
 
-@cache_by_identity(32)
+@cache_by_identity(256)
 def network_of(entry: catalog.ModelEntry, assume_decoder: bool = False) -> Model:
     """The network of an entry; those of the catalogue are built once, and all that is worked out for them stays."""
     where = entry.source or entry.name

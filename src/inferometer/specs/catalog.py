@@ -375,7 +375,7 @@ def catalog_entry(text: str) -> ModelEntry | None:
     return None
 
 
-@functools.lru_cache(64)
+@functools.lru_cache(256)
 def _entry(stem: str, quantization: str) -> ModelEntry:
     """One object per entry, so that what is built from it can be cached by identity."""
     data = _model_data(stem)

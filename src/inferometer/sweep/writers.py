@@ -134,9 +134,9 @@ def _rounded(name: str, holds: str, values: Any) -> Any:
         return values
     if holds == "int" or name.endswith("_bytes"):
         return values.astype(np.int64) if np.isfinite(values).all() else np.round(values)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        scale = 10.0 ** (6 - np.floor(np.log10(np.abs(values))))
-        return np.where(values == 0, 0.0, np.round(values * scale) / scale)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        scale = 10.0 ** (6 - np.floor(np.log10(np.abs(values))))  # inf of 0, and of what is next to it
+        return np.where(np.isinf(scale), values, np.round(values * scale) / scale)
 
 
 def _csv_cell(value: Any) -> bytes:
