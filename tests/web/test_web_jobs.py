@@ -37,6 +37,17 @@ def test_a_name_that_is_not_kept_is_a_sentence(server: Server) -> None:
     assert refused.status == 404 and "keeps results for 2.5 h, and the last 200 of them" in refused.json["error"]
 
 
+def test_a_search_of_a_trace_takes_its_columns(server: Server) -> None:
+    text = "n_in,n_out,arrival_s\n" + "".join(f"{100 + i},{10 + i % 5},{i / 4}\n" for i in range(40))
+    body = {"plan": PLAN, "num_gpus": 1, "goodput": "ttft:500,tpot:50", "finalists": 1, "mode": "aggregated"}
+    trace = {"trace": {"name": "chat.csv", "text": text}, "columns": "input_tokens=n_in,output_tokens=n_out"}
+    result = server.job("/api/search", {**body, **trace})["result"]
+    assert "--columns input_tokens=n_in,output_tokens=n_out" in result["command"]
+    assert result["workload"]["input_len"] == 119.5
+    lacking = server.job("/api/search", {**body, "columns": "input_tokens=n_in"})
+    assert "none was sent" in lacking["error"]
+
+
 def end_one(jobs: Jobs, name: str, size: int = 10) -> None:
     """A job that is over, with a result of so many bytes."""
     job = Job(name=name, verb="search", begun=0.0, request=b"")

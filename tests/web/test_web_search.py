@@ -70,13 +70,15 @@ def test_plans_that_lost_look_lost_and_two_searches_are_compared(opened: Opened)
     page.wait_for_url(re.compile("kv_cache_dtype=|quantization="))
     assert f"KV {page.input_value('#c-kv_cache_dtype')}" in label
     assert page.query_selector("text=has changed since") is None
-    page.click(".view-search tr.ties .acts button >> nth=1")
+    address = page.url
+    page.press(".view-search tr.ties .acts button >> nth=1", "Enter")
+    assert page.url == address, "the row is not opened with it"
     ties = page.inner_text(".view-search tr.ties td >> nth=0")
     assert page.inner_text(".commands h3") == f"How to start {ties}" and "vllm serve" in page.inner_text(".commands")
 
 
 def test_a_result_that_is_gone_can_be_run_again_and_the_tab_is_never_empty(opened: Opened) -> None:
-    page = opened(f"{QUERY}&search_job={'0' * 32}")
+    page = opened(f"{QUERY}&search_mode=aggregated&search_job={'0' * 32}")
     page.wait_for_selector("text=no longer kept")
     assert [error for error in opened.errors if "404" not in error] == []
     opened.errors.clear()

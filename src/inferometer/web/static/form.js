@@ -105,7 +105,8 @@ export function table(caption, heads, rows) {
               tabindex: row.pick ? "0" : null,
               title: row.pick ? "Open this plan" : null,
               onclick: row.pick,
-              onkeydown: row.pick && ((event) => event.key === "Enter" && row.pick()),
+              onkeydown:
+                row.pick && ((event) => event.key === "Enter" && event.target === event.currentTarget && row.pick()),
             },
             row.cells.map((cell) => h("td", {}, cell)),
           ),
