@@ -60,7 +60,7 @@ def test_an_example_is_played_and_a_trace_stays_over_a_reload(opened: Opened, tm
 
     path = tmp_path / "trace.csv"
     path.write_text(TRACE)
-    page.set_input_files("#trace-file", path)
+    page.set_input_files("#sim-trace-file", path)
     page.wait_for_selector("text=trace.csv: its own lengths")
     page.click(".view-simulate .ask .go")
     wait_for_first(page, "20 requests in")

@@ -150,7 +150,7 @@ def _totals(timeline: ReplicaTimeline) -> dict[str, np.ndarray]:
 
 
 def replica_samples(timeline: ReplicaTimeline, most: int) -> dict[str, np.ndarray]:
-    """A replica at some moments: KV blocks, and since the moment before tokens/s, tokens and seconds of a mean step."""
+    """A replica at some moments: KV blocks, and since the moment before tokens/s, steps, and a mean step."""
     s, totals = timeline.series, _totals(timeline)
     count = len(s["time_s"])
     at = np.arange(count)[:: -ceil_div(count, most)][::-1] if count else np.arange(0)
@@ -163,6 +163,7 @@ def replica_samples(timeline: ReplicaTimeline, most: int) -> dict[str, np.ndarra
         "waiting": s["waiting"][at],
         "kv_used": s["kv_used"][at],
         "tokens_per_s": since["tokens"] / np.maximum(since["time_s"], 1e-12),
+        "steps": since["steps"].round(),
         "step_s": np.where(ran, since["busy_s"] / steps, np.nan),
         "batch_tokens": np.where(ran, since["tokens"] / steps, np.nan),
     }

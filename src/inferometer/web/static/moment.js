@@ -114,6 +114,7 @@ function engineAt(data, samples, prefills, decodes, now) {
     tokensPerSecond: value("tokens_per_s"),
     seconds: works ? value("step_s") : 0,
     tokens: works ? value("batch_tokens") : 0,
+    steps: works ? value("steps") : 0, // of which these are the means
   };
 }
 

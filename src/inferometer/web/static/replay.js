@@ -85,8 +85,11 @@ function phaseBar(counts, role) {
 function stepText(engines) {
   const busy = engines.filter((e) => e.kind !== "idle");
   if (!busy.length) return ["idle", ""];
-  if (engines.length === 1)
-    return [KINDS[busy[0].kind], `${seconds(busy[0].seconds)} · ${digits(busy[0].tokens)} tokens in a step`];
+  if (engines.length === 1) {
+    const { kind, seconds: each, tokens, steps } = busy[0];
+    const mean = steps > 1 ? `, mean of ${digits(steps, 7)} steps` : "";
+    return [KINDS[kind], `${seconds(each)} · ${digits(tokens)} tokens${mean}`];
+  }
   const kinds = Object.keys(KINDS).map((kind) => [kind, engines.filter((e) => e.kind === kind).length]);
   const times = busy.map((e) => e.seconds).sort((a, b) => a - b);
   return [
@@ -114,7 +117,7 @@ function engineCard(moment, data) {
       "dl",
       { class: "facts" },
       figure("step", kind, step),
-      figure("tokens/s", digits(sum("tokensPerSecond")), "at this moment, prompts included"),
+      figure("tokens/s", digits(sum("tokensPerSecond")), "over these steps, prompts included"),
       bounded && figure("KV cache", kv, prefix),
     ),
     bounded &&
@@ -183,8 +186,8 @@ const more = (total, listed, none) =>
 
 // ------------------------------------------------------------------ the player
 
-// replayer() -> { element, draw(run) }
-export function replayer() {
+// replayer(oncursor) -> { element, draw(run), seek(time) }
+export function replayer(oncursor) {
   let [data, played, now, playing, frame, before, shownAt] = [null, null, 0, false, 0, 0, 0];
   const play = h("button", { type: "button", class: "go", onclick: () => toggle() }, "Play");
   const bar = h("input", { type: "range", min: "0", step: "any", "aria-label": "Time of the replay" });
@@ -283,6 +286,7 @@ export function replayer() {
     bar.setAttribute("aria-valuetext", time.textContent);
     if (spanNow().join(" ") !== page) drawBars();
     bars.cursor(now);
+    oncursor(now);
     const at = performance.now();
     if (!whole && at - shownAt < REDRAW) return;
     shownAt = at;
@@ -341,6 +345,7 @@ export function replayer() {
 
   return {
     element,
+    seek,
     draw(run) {
       element.hidden = !run?.completed || !run.replay?.requests.index.length;
       if (element.hidden) return;

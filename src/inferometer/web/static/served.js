@@ -109,5 +109,9 @@ export function latencyTable(run, before) {
         ]
       : []),
   ]);
-  return table(before ? "Latencies, and those of the pinned simulation" : "Latencies", ["", ...STATISTICS], rows);
+  return table(
+    before ? "Latencies, and those of the pinned simulation" : "Latencies",
+    ["latency", ...STATISTICS],
+    rows,
+  );
 }

@@ -56,7 +56,7 @@ export const simulateView = {
     const summary = h("div", { class: "sentences" });
     const figures = h("div", {});
     const below = h("div", {});
-    const replay = replayer();
+    const replay = replayer((at) => charts.cursor(at));
     host.append(
       h(
         "p",
@@ -74,6 +74,7 @@ export const simulateView = {
       command: () => now?.result.command ?? "",
       rateCommand: () => rates?.command ?? "",
       replay: replay.element,
+      onseek: replay.seek,
       onrate(rate) {
         setView({ sim_request_rate: rate });
         go();
@@ -169,8 +170,9 @@ export const simulateView = {
     function aboutText() {
       if (!now) return null;
       if (now.example) {
-        const all = ask.wants() > EXAMPLE ? `; Simulate runs all ${digits(ask.wants(), 7)}` : "; change it above";
-        return h("span", { class: "example" }, h("b", {}, "An example: "), exampleText() + all);
+        const all = Number.isFinite(ask.wants()) ? digits(ask.wants(), 7) : "of the trace";
+        const more = ask.wants() > EXAMPLE ? `; Simulate runs all ${all}` : "; change it above";
+        return h("span", { class: "example" }, h("b", {}, "An example: "), exampleText() + more);
       }
       if (now.key !== ask.key() && !jobs.busy())
         return [

@@ -1,5 +1,5 @@
 // Charts of a simulation: the engine over time, how latencies are spread, how many requests are good at which rate.
-import { chart } from "./chart.js";
+import { chart, loadCharts } from "./chart.js";
 import { h } from "./dom.js";
 import { digits, milliseconds, percent } from "./format.js";
 import { palette } from "./theme.js";
@@ -213,8 +213,34 @@ function byRate(one, rates) {
   );
 }
 
-// simulationCharts(host, { command, rateCommand, replay, onrate }) -> { draw(run, rates, before) }
-export function simulationCharts(host, { command, rateCommand, replay, onrate }) {
+// The replay's cursor in a chart over time: cursorIn(chart)(now)
+function cursorIn({ element, box }) {
+  const line = h("i", { class: "cursor", hidden: true });
+  element.append(line);
+  let now = null;
+  const place = () => {
+    const { _size: area, xaxis } = box._fullLayout ?? {};
+    const share = xaxis ? (now - xaxis.range[0]) / (xaxis.range[1] - xaxis.range[0]) : -1;
+    line.hidden = now === null || box.hidden || !(share >= 0 && share <= 1);
+    if (line.hidden) return;
+    line.style.left = `${box.offsetLeft + area.l + share * area.w}px`;
+    line.style.top = `${box.offsetTop + area.t}px`;
+    line.style.height = `${area.h}px`;
+  };
+  new ResizeObserver(() => requestAnimationFrame(place)).observe(box);
+  return (at) => {
+    now = at;
+    if (box._fullLayout) place();
+    else
+      loadCharts().then(
+        () => requestAnimationFrame(place),
+        () => null,
+      ); // the chart says what is wrong
+  };
+}
+
+// simulationCharts(host, { command, rateCommand, replay, onrate, onseek }) -> { draw(run, rates, before), cursor(now) }
+export function simulationCharts(host, { command, rateCommand, replay, onrate, onseek }) {
   const rates = chart(host, {
     name: "goodput",
     title: "",
@@ -223,13 +249,14 @@ export function simulationCharts(host, { command, rateCommand, replay, onrate })
     onpick: (point) => onrate(String(Number(point.customdata.toPrecision(4)))),
   });
   host.append(replay);
-  const time = chart(host, { name: "timeline", title: "", height: 460, command });
+  const time = chart(host, { name: "timeline", title: "", height: 460, command, onpick: (point) => onseek(point.x) });
   const place = h("div", { class: "two three" });
   host.append(place);
   const spreads = Object.fromEntries(
     SPREAD.map(([key, name]) => [key, chart(place, { name: `cdf-${key}`, title: name, height: 270, command })]),
   );
   return {
+    cursor: cursorIn(time),
     draw(run, capacity, before) {
       const served = run && run.completed > 0;
       rates.element.hidden = !capacity?.tried?.length;

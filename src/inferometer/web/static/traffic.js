@@ -1,15 +1,14 @@
 // The requests of a simulation: made up, or of a trace that is uploaded. trafficForm(…).body() is what the server gets.
 import { form } from "./form.js";
-import { h, say } from "./dom.js";
-import { bytes } from "./format.js";
+import { h } from "./dom.js";
 import { withModel } from "./request.js";
 import { on, state } from "./state.js";
+import { traceFile } from "./tracefile.js";
 
 export const EXAMPLE = 200; // requests that take a moment
 const LENGTHS = "A number, or how it varies: uniform:min=…,max=… lognormal:mean=…,std=… zipf:a=…,min=…,max=…";
-const FORMATS =
-  "CSV or JSON lines with input_tokens, output_tokens, arrival_s; or Azure's, Mooncake's, BurstGPT's columns";
-const MORE = ["burstiness", "max_concurrency", "seed", "prefill_replicas", "decode_replicas", "columns"];
+const MORE = ["burstiness", "max_concurrency", "seed", "prefill_replicas", "decode_replicas"];
+const EMPTY = { request_rate: "all at once", input_len: "as the plan", output_len: "as the plan" };
 const NUMBERS = ["request_rate", "num_prompts", "burstiness", "max_concurrency", "prefill_replicas", "decode_replicas"];
 
 function fields(traced) {
@@ -17,12 +16,12 @@ function fields(traced) {
   const text = (name, label, placeholder, title) => ({ name, label, kind: "text", value: "", placeholder, title });
   return [
     number("request_rate", "Requests/s", () => (traced() ? "" : 4), {
-      placeholder: "all at once",
+      placeholder: EMPTY.request_rate,
       title: "Empty: all at once, or as the trace says",
     }),
     number("num_prompts", "Requests", () => (traced() ? "" : EXAMPLE), { least: 1, placeholder: "all" }),
-    text("input_len", "Input tokens", "as the plan", LENGTHS),
-    text("output_len", "Output tokens", "as the plan", LENGTHS),
+    text("input_len", "Input tokens", EMPTY.input_len, LENGTHS),
+    text("output_len", "Output tokens", EMPTY.output_len, LENGTHS),
     number("ttft", "TTFT goal", 500, { unit: "ms", placeholder: "none" }),
     number("tpot", "TPOT goal", 50, { unit: "ms", placeholder: "none" }),
     number("burstiness", "Burstiness", 1, { title: "1: Poisson; less comes in bursts, more is more even" }),
@@ -42,16 +41,15 @@ function fields(traced) {
       title: "With prefill replicas: prefill and decode are disaggregated",
     }),
     number("seed", "Seed", 0),
-    text("columns", "Columns of the trace", "by their names", "input_tokens=a,output_tokens=b: what its columns are"),
   ];
 }
 
 // trafficForm({ run, capacity, changed }) -> { element, body(capacity), example(), key(), … }
 export function trafficForm({ run, capacity, changed }) {
-  let trace = null;
+  let file = null;
   const ask = form(
     "sim",
-    fields(() => trace),
+    fields(() => file?.trace),
     { button: "Simulate", run, changed },
   );
   const rates = h(
@@ -63,58 +61,41 @@ export function trafficForm({ run, capacity, changed }) {
     },
     "Goodput by rate",
   );
-  const chosen = h("span", { class: "note" }, FORMATS);
-  const file = h("input", {
-    type: "file",
-    id: "trace-file",
-    class: "unseen",
-    accept: ".csv,.jsonl,.json,.txt,text/csv",
-    onchange: () => {
-      if (file.files[0]) take(file.files[0]);
-      file.value = "";
-    },
-  });
-  const away = h("button", { type: "button", hidden: true, onclick: () => take(null) }, "Remove the trace");
   const label = (name) => ask.inputs[name].input.closest("label");
   const rest = h("details", { class: "inner" }, h("summary", {}, "More"), h("div", {}, MORE.map(label)));
   rest.open = MORE.some((name) => state.view[`sim_${name}`] !== undefined);
   ask.go.before(rest);
   const actions = h("div", { class: "actions" });
   ask.go.before(actions);
-  actions.append(
-    ...[ask.go, rates, h("label", { class: "button", for: "trace-file" }, "Upload a trace"), file, away, chosen],
-  );
-  label("columns").hidden = true;
+  file = traceFile("sim", taken);
+  actions.append(ask.go, rates, file.element);
 
-  async function take(given) {
-    if (given && given.size > 20e6) return say(`${given.name} has ${bytes(given.size)}; a trace may have 20 MB`);
-    trace = given && { name: given.name, text: await given.text() };
-    chosen.textContent = trace ? `${trace.name}: its own lengths and arrivals` : FORMATS;
-    away.hidden = !trace;
-    label("columns").hidden = !trace;
+  // A trace has its own lengths and arrivals.
+  function taken(trace) {
     for (const name of ["input_len", "output_len"]) ask.inputs[name].input.disabled = Boolean(trace);
-    for (const name of ["input_len", "output_len", "request_rate"])
-      ask.inputs[name].input.placeholder = trace
-        ? "as the trace"
-        : name === "request_rate"
-          ? "all at once"
-          : "as the plan";
+    for (const [name, text] of Object.entries(EMPTY))
+      ask.inputs[name].input.placeholder = trace ? "as the trace" : text;
     if (trace) for (const name of ["request_rate", "num_prompts"]) ask.inputs[name].input.value = "";
     else ask.refresh();
-    changed();
+    if (file) changed();
   }
-  on("file", take);
+  on("file", file.take);
 
   function traffic() {
     const goals = ["ttft", "tpot"].filter((name) => ask.number(name) !== null);
     const given = { seed: ask.number("seed"), goodput: goals.map((name) => `${name}:${ask.number(name)}`).join(",") };
     for (const name of NUMBERS) given[name] = ask.number(name);
-    for (const name of trace ? ["columns"] : ["input_len", "output_len"]) given[name] = ask.value(name);
+    if (file.trace) given.columns = file.columns;
+    else for (const name of ["input_len", "output_len"]) given[name] = ask.value(name);
     if (given.burstiness === 1) delete given.burstiness;
     return Object.fromEntries(Object.entries(given).filter(([, v]) => v !== null && v !== ""));
   }
 
-  const body = (given, plan = state.plan) => ({ plan: withModel(plan), traffic: given, ...(trace ? { trace } : {}) });
+  const body = (given, plan = state.plan) => ({
+    plan: withModel(plan),
+    traffic: given,
+    ...(file.trace ? { trace: file.trace } : {}),
+  });
   return {
     ...ask,
     body: (plan) => body(traffic(), plan),
@@ -124,10 +105,10 @@ export function trafficForm({ run, capacity, changed }) {
     },
     // the same traffic, of few requests
     example: () => body({ ...traffic(), num_prompts: Math.min(ask.number("num_prompts") ?? EXAMPLE, EXAMPLE) }),
-    wants: () => ask.number("num_prompts") ?? (trace ? Infinity : EXAMPLE),
-    key: () => JSON.stringify([state.plan, traffic(), trace?.name]),
+    wants: () => ask.number("num_prompts") ?? (file.trace ? Infinity : EXAMPLE),
+    key: () => JSON.stringify([state.plan, traffic(), file.trace?.name]),
     refresh() {
-      if (!trace) ask.refresh();
+      if (!file.trace) ask.refresh();
     },
   };
 }
