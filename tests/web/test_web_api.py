@@ -502,4 +502,4 @@ def test_an_error_is_about_a_control(tmp_path: Path) -> None:
             build_request(arguments.model, arguments.gpu, **arguments.options)
         assert caught.value.field == given
     refused = json.loads(refusal_of(BadValue("`batch_size` must be 8"), control_label).body)
-    assert refused == {"error": "Batch size must be 8", "control": "batch_size", "suggestions": []}
+    assert refused == {"error": "Batch size must be 8", "control": "batch_size", "suggestions": [], "remedies": []}

@@ -31,6 +31,7 @@ class InferometerError(Exception):
 
     marks_arguments: ClassVar[bool] = True  # whether backticks in the sentence are arguments of ours
     suggestions: Sequence[str] = ()  # names that are near to an unknown one
+    remedies: Sequence[dict[str, Any]] = ()  # other values that would be allowed: [{"batch_size": 1024}]
 
     def __init__(self, sentence: str, *, field: str = "") -> None:
         super().__init__(sentence)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+_UP = 1 + 1e-12  # a five at the end is rounded away from zero, as JavaScript does
 _BIG = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _SMALL = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
+_LONG = ((730.5 * 86400, 365.25 * 86400, "years"), (172800, 86400, "days"), (7200, 3600, "h"), (600, 60, "min"))  # from
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -24,8 +26,8 @@ def si(value: float, unit: str = "", digits: int = 3) -> str:
         return f"0 {unit}".rstrip()
     for scale, prefix in _BIG:
         if abs(value) >= scale * 0.9995:
-            return f"{_digits(value / scale, digits)} {prefix}{unit}".rstrip()
-    return f"{_digits(value, digits)} {unit}".rstrip()
+            return f"{figure(value / scale, digits)} {prefix}{unit}".rstrip()
+    return f"{figure(value, digits)} {unit}".rstrip()
 
 
 def count(value: float) -> str:
@@ -39,13 +41,16 @@ def size(value: float) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """``seconds(0.00412)  # '4.12 ms'``"""
+    """``seconds(0.00412)  # '4.12 ms'``, ``seconds(5e6)  # '57.9 days'``"""
     if value is None or math.isnan(value):
         return "–"
+    for least, scale, unit in _LONG:
+        if least <= abs(value) < math.inf:
+            return f"{figure(value / scale)} {unit}"
     for scale, unit in _SMALL:
         if abs(value) >= scale * 0.9995:
-            return f"{_digits(value / scale, 3)} {unit}"
-    return "0 s" if value == 0 else f"{_digits(value * 1e9, 3)} ns"
+            return f"{figure(value / scale)} {unit}"
+    return "0 s" if value == 0 else f"{figure(value * 1e9)} ns"
 
 
 def milliseconds(value: float | None) -> str:
@@ -54,8 +59,20 @@ def milliseconds(value: float | None) -> str:
 
 
 def percent(value: float) -> str:
-    """``percent(0.1234)  # '12.3%'``"""
-    return "100%" if 0.9995 <= value < 1.0005 else f"{value * 100:.1f}%"
+    """``percent(0.1234)  # '12.3%'``, ``percent(0.0001)  # '<0.1%'``"""
+    if 0 < value < 0.0005:
+        return "<0.1%"
+    return "100%" if 0.9995 <= value < 1.0005 else f"{value * _UP * 100:.1f}%"
+
+
+def money(value: float | None, sign: str = "$") -> str:
+    """Two decimals, three below a dollar: ``money(19.138)  # '$19.14'``, ``money(0.19138)  # '$0.191'``"""
+    if value is None or math.isnan(value):
+        return "–"
+    size = abs(value)
+    if size >= 999.995 or size < 0.0995:  # a cent is nothing beside it, or all of it
+        return f"{sign}{figure(value)}"
+    return f"{sign}{value * _UP:.{2 if size >= 0.9995 else 3}f}"
 
 
 def plural(number: int, noun: str) -> str:
@@ -69,7 +86,18 @@ def either(texts: Iterable[str]) -> str:
     return f"{', '.join(first)} or {last}" if first else last
 
 
-def _digits(value: float, digits: int) -> str:
-    whole_part = len(str(int(abs(value)))) if abs(value) >= 1 else 1
-    text = f"{value:.{max(0, digits - whole_part)}f}"
-    return text.rstrip("0").rstrip(".") if "." in text and abs(value) >= 100 else text
+def figure(value: float | None, digits: int = 3) -> str:
+    """So many significant digits, zeros too, as on the page: ``figure(11)  # '11.0'``, ``figure(1234.5)  # '1,235'``"""
+    if value is None or math.isnan(value):
+        return "–"
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    if value == 0:
+        return "0"
+    text = f"{value * _UP:#.{digits}g}"
+    if "e" not in text:
+        return text.rstrip(".")
+    rounded = float(text)
+    if abs(rounded) >= 1:
+        return f"{math.copysign(math.floor(abs(value) + 0.5), value):,.0f}"
+    return f"{rounded:.{digits - 1 - math.floor(math.log10(abs(rounded)))}f}"

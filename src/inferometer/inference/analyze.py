@@ -12,12 +12,12 @@ from ..costs.binding import BoundPlan
 from ..specs.arguments import signature
 from ..specs.plan_args import PlanArgs
 from ..specs.structs import Engine, Hardware, Workload
-from . import memory, speculation
+from . import memory
 from .advice import bottleneck_summary
 from .breakdown import phase_tables
 from .latency import predict, throughput_and_cost
 from .memory import cache_offloaded, memory_table
-from .remedies import layout_problem, memory_shortfall
+from .remedies import infeasibility_of
 from .report import Metrics, ModelInfo, Report, Roofline, TurnRow
 from .request import Request, build_request
 from .step_cliffs import budget_cliff, graph_cliff
@@ -65,20 +65,13 @@ def report_of(request: Request, phase: str = "all") -> Report:
     check_phase(request, phase)
     bound_plan = request.bind()
     work = request.workload
-    illegal = parallelism.illegal_reason(request.model, request.plan, request.device) or speculation.draft_reason(
-        bound_plan
-    )
     batch_shape = batch_shape_of(bound_plan, work)
     bound_plan = cache_offloaded(bound_plan, batch_shape)
     phases = phase_tables(bound_plan, batch_shape, phase, _decodes(batch_shape, phase))
     held = memory_table(bound_plan, batch_shape)
     metrics, turns = metrics_of(bound_plan, work, phase)
     bound, _ = metrics_of(_perfect(bound_plan), work, phase)
-    infeasibility = None
-    if illegal:
-        infeasibility = layout_problem(request, illegal)
-    elif held.total_bytes > held.usable_bytes:
-        infeasibility = memory_shortfall(request, bound_plan, held)
+    infeasibility = infeasibility_of(request, bound_plan, held)
     report = Report(
         model=model_info(request),
         device=device_info(request.device),
@@ -150,7 +143,8 @@ def _decodes(batch_shape: BatchShape, phase: str) -> bool:
 def metrics_of(bound_plan: BoundPlan, workload: Workload, phase: str = "all") -> tuple[Metrics, list[TurnRow]]:
     """What a user sees, of one prompt and answer or of a conversation with its turns."""
     if not workload.turns:
-        return _metrics(bound_plan, batch_shape_of(bound_plan, workload), phase), []
+        metrics = _metrics(bound_plan, batch_shape_of(bound_plan, workload), phase)
+        return (_with_images(bound_plan, workload, metrics) if workload.num_inference_steps else metrics), []
     turns = _turns(bound_plan, workload, phase)
     rows = [
         TurnRow(turn.input_len, turn.output_len, batch_shape.cached_tokens, m.ttft_ms, m.tpot_ms, m.e2el_ms)
@@ -172,6 +166,17 @@ def _metrics(bound_plan: BoundPlan, batch_shape: BatchShape, phase: str) -> Metr
     if phase != "prefill" and batch_shape.output_len and prediction.e2el:
         for name in _RATES:
             setattr(metrics, name, getattr(prediction, name))
+    return metrics
+
+
+def _with_images(bound_plan: BoundPlan, workload: Workload, metrics: Metrics) -> Metrics:
+    """The figures of whole images beside those of a denoising step of the batch."""
+    took = workload.num_inference_steps * (metrics.ttft_ms or 0.0) / 1e3
+    gpu_seconds = took / workload.batch_size * bound_plan.plan.gpus  # of an image
+    price, power = bound_plan.device.price_per_hour, bound_plan.device.power
+    metrics.image_latency_ms, metrics.images_per_second = took * 1e3, workload.batch_size / took
+    metrics.cost_per_thousand_images = gpu_seconds * price / 3600 * 1e3 if price else None
+    metrics.joules_per_image = gpu_seconds * power if power else None
     return metrics
 
 
@@ -239,6 +244,8 @@ def model_info(request: Request) -> ModelInfo:
         ),
         max_position=m.max_position or None,
         source=request.source,
+        kind=m.kind,
+        vision=m.vision is not None,
     )
 
 

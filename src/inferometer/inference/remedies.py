@@ -76,6 +76,23 @@ def _accepted(request: Request, remedies: Iterable[Change]) -> list[Change]:
     return [change for change in remedies if (other := with_change(request, change)) and works(other)]
 
 
+def infeasibility_of(request: Request, bound_plan: BoundPlan, held: Memory) -> Infeasibility | None:
+    """Why a plan cannot run, and what was tried and works; None if it can."""
+    illegal = parallelism.illegal_reason(request.model, request.plan, request.device) or draft_reason(bound_plan)
+    if illegal:
+        return layout_problem(request, illegal)
+    return memory_shortfall(request, bound_plan, held) if held.total_bytes > held.usable_bytes else None
+
+
+def second_changes(request: Request) -> list[Change]:
+    """What else a request needs to work: ``second_changes(build_request("llama-3.1-70b"))  # [{"…size": 2}, …]``"""
+    bound_plan = request.bind()
+    batch_shape = batch_shape_of(bound_plan, request.workload)
+    bound_plan = cache_offloaded(bound_plan, batch_shape)
+    why = infeasibility_of(request, bound_plan, memory_table(bound_plan, batch_shape))
+    return why.remedies if why else []
+
+
 # ------------------------------------------------------------------ a layout that is not legal
 
 

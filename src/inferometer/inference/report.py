@@ -28,6 +28,8 @@ class ModelInfo(msgspec.Struct):
     computed_as: dict[str, str]  # role -> precision whose kernels the engine runs
     max_position: int | None
     source: str
+    kind: str = "decoder"  # answers with tokens; or diffusion: with images
+    vision: bool = False  # whether it reads images
 
 
 class Metrics(msgspec.Struct):
@@ -42,6 +44,10 @@ class Metrics(msgspec.Struct):
     output_throughput_per_gpu: float | None = None
     cost_per_million_output_tokens: float | None = None
     joules_per_output_token: float | None = None
+    image_latency_ms: float | None = None  # of a diffusion model: all denoising steps; ttft_ms is one of them
+    images_per_second: float | None = None
+    cost_per_thousand_images: float | None = None
+    joules_per_image: float | None = None
 
 
 class Roofline(msgspec.Struct):

@@ -283,6 +283,8 @@ def _refuse_combinations(args: PlanArgs, given: Mapping[str, object], network: M
     stated = {name: value is not False and value != 0 for name, value in given.items()}
     if network.kind != "decoder":
         refuse("{} does not apply to a diffusion model", {name: stated.get(name) for name in _CONVERSATION})
+    else:
+        refuse("{} applies to diffusion models only", {"num_inference_steps": stated.get("num_inference_steps")})
     if isinstance(parse_lengths(args.input_len, network.num_layers), tuple):
         stated["pipeline_parallel_size"] = args.pipeline_parallel_size != 1
         refuse("per-layer lengths cannot be combined with {}", {name: stated.get(name) for name in _NOT_PER_LAYER})
@@ -304,6 +306,7 @@ def _workload(args: PlanArgs, given: Mapping[str, object], network: Model) -> Wo
         beam_width=args.beam_width,
         turns=parse_turns(args.turns),
         images=parse_images(args.images, network),
+        num_inference_steps=args.num_inference_steps if network.kind == "diffusion" else 0,
     )
     longest = longest_input(workload)
     if workload.prefix_len >= longest:
@@ -384,11 +387,14 @@ def _check_lengths(args: PlanArgs, plan: Plan, workload: Workload, network: Mode
         warnings.append(f"{end:,} tokens are more than {stated}")
     sequences = -(-workload.batch_size // plan.data_parallel_size) * workload.beam_width
     if sequences > plan.max_num_seqs:
-        raise BadValue(
+        error = BadValue(
             f"{sequences:,} sequences on a replica are more than `max_num_seqs` {plan.max_num_seqs:,}: they "
             "would not run at once; raise `max_num_seqs` or give a smaller `batch_size`",
             field="batch_size",
         )
+        most = plan.max_num_seqs // workload.beam_width * plan.data_parallel_size
+        error.remedies = [{"batch_size": most}, {"max_num_seqs": sequences}]
+        raise error
     return warnings
 
 

@@ -55,6 +55,7 @@ class PlanKwargs(TypedDict, total=False):
     beam_width: int | None
     turns: str | Sequence[tuple[int, int]] | None
     images: str | tuple[int, int, int] | None
+    num_inference_steps: int | None
     usecase: str | None
 
 
@@ -230,6 +231,7 @@ class SearchKwargs(TypedDict, total=False):
     beam_width: int | None
     turns: str | Sequence[tuple[int, int]] | None
     images: str | tuple[int, int, int] | None
+    num_inference_steps: int | None
     usecase: str | None
 
 

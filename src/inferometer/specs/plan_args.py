@@ -467,6 +467,17 @@ class WorkloadArgs(EngineArgs):
             unit="N×H×W",
         ),
     ] = None
+    num_inference_steps: Annotated[
+        int,
+        arg(
+            "Denoising steps of an image, for diffusion models.",
+            ge=1,
+            le=10**5,
+            label="Denoising steps",
+            unit="an image",
+            slider=Slider(1, 250, 1),
+        ),
+    ] = 50
     usecase: Annotated[
         str | None,
         arg(

@@ -261,6 +261,7 @@ class Workload(Spec, frozen=True, kw_only=True):
     beam_width: int = 1
     turns: tuple[Turn, ...] = ()
     images: Image | None = None
+    num_inference_steps: int = 0  # denoising steps of an image; 0 = not of a diffusion model
 
 
 class Speculation(Spec, frozen=True, kw_only=True):

@@ -27,11 +27,12 @@ class JsonAnswer(NamedTuple):
 
 
 class Refusal(msgspec.Struct):
-    """Why a request is refused: one sentence, the control that it is about, and what may have been meant."""
+    """Why a request is refused: one sentence, the control that it is about, what may have been meant, what helps."""
 
     error: str
     control: str | None = None
     suggestions: Sequence[str] = ()
+    remedies: Sequence[dict[str, Any]] = ()  # changes that were tried; null takes an argument back to its default
 
 
 def result(value: Any) -> JsonAnswer:
@@ -39,14 +40,17 @@ def result(value: Any) -> JsonAnswer:
     return JsonAnswer(200, msgspec.json.encode(value))
 
 
-def refusal(status: int, sentence: str, control: str | None = None, suggestions: Sequence[str] = ()) -> JsonAnswer:
+def refusal(status: int, sentence: str, control: str | None = None) -> JsonAnswer:
     """``refusal(404, "unknown job 'x'")``"""
-    return JsonAnswer(status, msgspec.json.encode(Refusal(sentence, control, suggestions)))
+    return JsonAnswer(status, msgspec.json.encode(Refusal(sentence, control)))
 
 
-def refusal_of(error: InferometerError, label: Callable[[str], str]) -> JsonAnswer:
+def refusal_of(
+    error: InferometerError, label: Callable[[str], str], remedies: Sequence[dict[str, Any]] = ()
+) -> JsonAnswer:
     """A request's own mistake: arguments are called as their controls are, and the first of them is marked."""
-    return refusal(400, error.text(label), error.field or None, error.suggestions)
+    refused = Refusal(error.text(label), error.field or None, error.suggestions, remedies)
+    return JsonAnswer(400, msgspec.json.encode(refused))
 
 
 def decoded(body: bytes) -> dict[str, Any]:

@@ -21,17 +21,19 @@ from ..base.errors import BadValue, InferometerError, UnknownName, abbreviate
 from ..base.files import only_files_in
 from ..inference.analyze import PHASES, check_phase, report_of
 from ..inference.explain import explain
+from ..inference.remedies import second_changes, works
 from ..inference.report import Report
 from ..inference.request import Request, build_request
 from ..specs import catalog
 from . import runs
 from .answers import JsonAnswer, ProgressCallback, decoded, no_progress, refusal, refusal_of, result
-from .page_plan import PagePlan, check_allowed, command, file_name, page_plan
+from .page_plan import ARGUMENTS, PagePlan, check_allowed, command, file_name, page_plan
 
 Body = dict[str, Any]
 Endpoint = Callable[[Body, Path, ProgressCallback], Any]  # the folder holds files that came with the request
 ENDPOINTS: dict[str, Endpoint] = {}
 _numbers = itertools.count()  # of requests
+ONE_PLAN = ("analyze", "roofline")  # verbs whose body is a plan and whose answer is its report
 
 
 def endpoint(verb: str) -> Callable[[Endpoint], Endpoint]:
@@ -59,7 +61,8 @@ def answer(verb: str, body: bytes, progress: ProgressCallback = no_progress, fol
         except InferometerError as error:
             from .catalogue import control_label
 
-            status, content = refusal_of(error, control_label)
+            remedies = _remedies(error, decoded(body), Path(name)) if verb in ONE_PLAN and error.field else []
+            status, content = refusal_of(error, control_label, remedies)
         except (MemoryError, RecursionError):
             return refusal(422, "this needs more memory than a page may ask for; the command line has no such limit")
         except Exception as error:
@@ -130,6 +133,24 @@ def explain_endpoint(body: Body, folder: Path, progress: ProgressCallback) -> An
     if phase != "vision":
         check_phase(request, phase)
     return explain(request, op, phase)
+
+
+def _remedies(error: InferometerError, given: Body, folder: Path) -> list[dict[str, Any]]:
+    """What may be meant instead, or the default: changes of a refused plan that work, some only with a second one."""
+    if error.suggestions or error.field not in ARGUMENTS:  # a name that is near is offered as it is
+        return []
+    changes = error.remedies or [{error.field: None}]
+    plans = []
+    for change in changes:
+        try:
+            plans.append((change, _one_plan({**given, **change}, folder)[1]))
+        except InferometerError:
+            continue
+    working = [change for change, request in plans if works(request)]
+    if working or not plans:
+        return working
+    change, request = plans[0]
+    return [{**change, **second} for second in second_changes(request)] or [change for change, _ in plans]
 
 
 def _one_plan(given: Any, folder: Path) -> tuple[PagePlan, Request]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...base.pareto import pareto_front
-from ...base.units import percent, plural, seconds
+from ...base.units import money, percent, plural, seconds
 from ...search.explanation import origins_line
 from ...search.launch.processes import BENCH, SGLANG, TRTLLM, VLLM
 from ...search.plan_table import LoadPoints, PlanTable, keeps_limits, load_points
@@ -98,7 +98,7 @@ def _table(result: Search) -> TextTable:
             f"{f.output_throughput_per_user:,.1f}",
             _at_share(plan, "ttft"),
             _at_share(plan, "tpot"),
-            "–" if cost is None else f"{plan.cost_sign}{cost:,.2f}",
+            "–" if cost is None else money(cost, plan.cost_sign),
             Cell(plan.verdict if plan.verdict in marks else "", marks.get(plan.verdict, "")),
         )
     return table

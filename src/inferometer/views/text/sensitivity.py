@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from ...base.units import count, seconds, size
+from ...base.units import count, money, seconds, size
 from ...sensitivity.evaluation import METRICS
 from ...sensitivity.findings import binding_text, factor_text, limit_text, with_unit
 from ...sensitivity.parameters import ALL_SPEEDS
@@ -105,7 +105,7 @@ def _load(report: Sensitivity, field: str) -> str:
 
 def _base(report: Sensitivity, field: str) -> str:
     value = float(getattr(report.metrics, field))
-    return seconds(value / 1e3) if field.endswith("_ms") else f"${value:.3g}" if "cost" in field else f"{value:,.0f}"
+    return seconds(value / 1e3) if field.endswith("_ms") else money(value) if "cost" in field else f"{value:,.0f}"
 
 
 def _cell(up: float | None, down: float | None) -> Cell:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ...base.units import milliseconds, percent, plural, seconds, si, size
+from ...base.units import figure, milliseconds, money, percent, plural, seconds, si, size
 from ...sweep.grid import Grid
 from ...sweep.sweep import WORKLOAD_AXES, Digest, spread
 from .document import Column, Page, Paragraph, Part, TextTable
@@ -108,7 +108,7 @@ def best_points(grid: Grid, rows: list[dict[str, Any]]) -> TextTable:
             milliseconds(row["tpot_ms"]),
             _number(row["output_throughput_per_user"]),
             _number(row["output_throughput_per_gpu"]),
-            _money(row["cost_per_million_output_tokens"]),
+            money(row["cost_per_million_output_tokens"], ""),
             f"{size(row['total_bytes'])[:-3]} of {size(row['usable_bytes'])}",
         )
     return table
@@ -121,8 +121,4 @@ def _cell(value: Any) -> str:
 
 
 def _number(value: float | None) -> str:
-    return "–" if value is None else si(value) if value >= 1e6 else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def _money(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3g}"
+    return "–" if value is None else si(value) if value >= 1e6 else figure(value)

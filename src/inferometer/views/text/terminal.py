@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any, TextIO
 
-from ...base.units import count, milliseconds, percent, seconds, si, size
+from ...base.units import count, figure, milliseconds, money, percent, plural, seconds, si, size
 from ...costs.kernels import ORIGINS
 from ...inference.explain import Explanation
 from ...inference.report import Memory, OpRow, Phase, Report
@@ -106,7 +106,7 @@ def header(report: Report) -> str:
     label = " ".join(filter(None, (report.engine["label"] or report.engine["name"], report.engine["version"])))
     return (
         f"{m.name} {count(m.params)}{active} · {plan['quantization']}{kv} · {gpus} · {label} · "
-        f"batch {w['batch_size']:,} · {text} in{out}{more}"
+        f"batch {w['batch_size']:,} · {text} {'patches an image' if m.kind == 'diffusion' else f'in{out}'}{more}"
     )
 
 
@@ -130,20 +130,31 @@ def _metrics(report: Report) -> TextTable:
     columns = [Column("", "<", name="metric"), _predicted(report), Column("bound", priority=1)]
     table = TextTable([*columns, Column("of bound", priority=2)], elsewhere="--json")
     m, b = report.metrics, report.roofline
-    denoises = m.tpot_ms is None and report.model.family == "dit"
+    if report.model.kind == "diffusion":
+        return _image_metrics(table, report)
     for name, value, bound in (
-        ("time per denoising step" if denoises else "time to first token (TTFT)", m.ttft_ms, b.ttft_ms),
+        ("time to first token (TTFT)", m.ttft_ms, b.ttft_ms),
         ("time per output token (TPOT)", m.tpot_ms, b.tpot_ms),
     ):
         table.add_row(name, milliseconds(value), milliseconds(bound), _ratio(bound, value))
     table.add_row("end to end (E2E)", milliseconds(m.e2el_ms))
     table.add_row("prompt tokens/s", _rate(m.prefill_throughput))
     table.add_row("output tokens/s", _rate(m.output_throughput))
-    for name, amount in (
-        ("$ per million output tokens", m.cost_per_million_output_tokens),
-        ("joules per output token", m.joules_per_output_token),
-    ):
-        table.add_row(name, f"{amount:.3g}" if amount else "–")
+    table.add_row("$ per million output tokens", money(m.cost_per_million_output_tokens or None, ""))
+    table.add_row("joules per output token", figure(m.joules_per_output_token))
+    return table
+
+
+def _image_metrics(table: TextTable, report: Report) -> TextTable:
+    """The figures of a model that draws."""
+    m, b, steps = report.metrics, report.roofline, report.workload["num_inference_steps"]
+    whole = None if b.ttft_ms is None else b.ttft_ms * steps
+    table.add_row("denoising step", milliseconds(m.ttft_ms), milliseconds(b.ttft_ms), _ratio(b.ttft_ms, m.ttft_ms))
+    name = f"image of {plural(steps, 'step')}"
+    table.add_row(name, milliseconds(m.image_latency_ms), milliseconds(whole), _ratio(whole, m.image_latency_ms))
+    table.add_row("images/s", figure(m.images_per_second))
+    table.add_row("$ per 1,000 images", money(m.cost_per_thousand_images, ""))
+    table.add_row("joules per image", figure(m.joules_per_image))
     return table
 
 
@@ -180,15 +191,16 @@ def _turns(report: Report) -> TextTable:
 
 def _memory(m: Memory) -> list[Part]:
     """A bar against capacity, with the limit the engine may use."""
+    cache = [("KV cache", m.kv_cache_bytes, "▓", "cyan")] if m.kv_cache_bytes or m.kv_bytes_per_token else []
     pieces = [
         ("weights", m.weights_bytes, "█", "blue"),
-        ("KV cache", m.kv_cache_bytes, "▓", "cyan"),
+        *cache,
         ("activations", m.activation_bytes, "▒", "yellow"),
         ("overhead", m.overhead_bytes, "░", "magenta"),
     ]
     tokens = f" · room for {m.max_total_tokens:,} tokens of KV cache" if m.max_total_tokens else ""
     per = f" · {kv_per_token(m)}" if m.kv_bytes_per_token else ""
-    most = f"max batch {m.max_batch_size:,} at these lengths"
+    most = f"max batch {m.max_batch_size:,}" + (" at these lengths" if m.kv_bytes_per_token else "")
     return [
         *memory_bar(pieces, m.total_bytes, m.usable_bytes, m.capacity_bytes),
         Paragraph(f"        {most}{tokens}{per}"),
@@ -239,7 +251,7 @@ def _operators(name: str, phase: Phase, report: Report, every: bool) -> TextTabl
             Column("", "^", priority=2, name="origin"),
             Column("shape", "<", priority=5),
         ],
-        f"{name}: {seconds(phase.seconds)}{steps}",
+        f"{'denoising step' if report.model.kind == 'diffusion' else name}: {seconds(phase.seconds)}{steps}",
     )
     shown = [op for op in phase.ops if every or (op.seconds > 0 and op.share >= 0.0005)]
     labels = unique_labels(phase.ops)
@@ -304,7 +316,7 @@ def _achieved(op: OpRow, report: Report) -> str:
 
 def _unit(value: float, peak: float) -> str:
     scale, prefix = next(((s, p) for s, p in ((1e15, "P"), (1e12, "T"), (1e9, "G")) if peak >= s), (1e6, "M"))
-    return f"{value / scale:.3g} / {peak / scale:.3g} {prefix}"
+    return f"{figure(value / scale)} / {figure(peak / scale)} {prefix}"
 
 
 def _shape(op: OpRow) -> str:

@@ -2,11 +2,12 @@
 import { back, heard } from "./connection.js";
 
 export class Refused extends Error {
-  constructor(sentence, control, status, suggestions) {
+  constructor(sentence, control, status, { suggestions, remedies } = {}) {
     super(sentence);
     this.control = control ?? null;
     this.status = status ?? null; // of the response, where there was one
     this.suggestions = suggestions ?? []; // names that are nearest to one that is not known
+    this.remedies = remedies ?? []; // changes of the plan that were tried and work
   }
 }
 
@@ -43,7 +44,7 @@ async function answer(path, options) {
     throw new Refused(`the server's answer is no JSON (status ${reply.status})`);
   }
   if (reply.ok) return data;
-  throw new Refused(data?.error ?? `status ${reply.status}`, data?.control, reply.status, data?.suggestions);
+  throw new Refused(data?.error ?? `status ${reply.status}`, data?.control, reply.status, data ?? {});
 }
 
 export const get = (path) => answer(path);

@@ -3,6 +3,7 @@
 import { combobox } from "./combobox.js";
 import { h } from "./dom.js";
 import { digits } from "./format.js";
+import { standing, unitOf } from "./kind.js";
 import { setPlan, state, valueOf } from "./state.js";
 
 // Positions of a slider that doubles: 0 (where allowed), least, 2·least, … most.
@@ -171,7 +172,9 @@ export function controlOf(control, { entries, picked } = {}) {
     name: control.name,
     element,
     refresh() {
-      made.set(valueOf(control.name));
+      made.set(standing(control.name, valueOf(control.name)));
+      const unit = element.querySelector(".unit");
+      if (unit) unit.textContent = unitOf(control.name, control.unit);
       back.hidden = !(control.name in state.plan) || control.name === "model" || control.name === "gpu";
       const refused = state.refused?.control === control.name;
       wrong.hidden = !refused;

@@ -1,72 +1,46 @@
 // The figures above the tabs, the memory bar and the sentence; what a plan that cannot work needs; what is pinned.
 import { copy, find, h, show } from "./dom.js";
-import { bytes, change, digits, milliseconds, percent } from "./format.js";
+import { bytes, change, percent } from "./format.js";
 import { given } from "./api.js";
 import { advice } from "./advice.js";
+import { tilesOf } from "./kind.js";
 import { meant } from "./notices.js";
+import { labelOf, remedyButtons } from "./remedies.js";
 import { differences, on, setPinned, replacePlan, state } from "./state.js";
 
-const TILES = [
-  {
-    key: "ttft_ms",
-    label: "TTFT",
-    help: "Time to first token: one prefill of the whole batch",
-    text: milliseconds,
-    less: true,
-  },
-  { key: "tpot_ms", label: "TPOT", help: "Time per output token while decoding", text: milliseconds, less: true },
-  { key: "e2el_ms", label: "End to end", help: "From the request to its last token", text: milliseconds, less: true },
-  { key: "output_throughput", label: "Output tokens/s", help: "Of all sequences together", text: (v) => digits(v) },
-  {
-    key: "output_throughput_per_gpu",
-    label: "Tokens/s per GPU",
-    help: "Output tokens/s over the GPUs used",
-    text: (v) => digits(v),
-  },
-  {
-    key: "cost_per_million_output_tokens",
-    label: "$ per M tokens",
-    help: "Price of the GPUs for a million output tokens",
-    text: (v) => (v === null ? "–" : `$${digits(v)}`),
-    less: true,
-  },
-  {
-    key: "joules_per_output_token",
-    label: "J per token",
-    help: "At the GPUs' rated power",
-    text: (v) => digits(v),
-    less: true,
-  },
-];
+const WHEN = { memory: "if it fitted", layout: "if it ran" };
 
-function tile({ key, label, help, text, less }) {
+// "▼ −35.5%": the arrow is the sign's, the colour says whether that is good; screen readers hear it.
+function delta(now, before, { text, less }) {
+  const moved = state.before && change(now, before);
+  if (!moved) return null;
+  const same = moved === "±0%";
+  const verdict = same ? "" : now < before === Boolean(less) ? "better" : "worse";
+  return h(
+    "span",
+    { class: `delta ${verdict}`, title: `pinned: ${text(before)}` },
+    `${same ? "" : now > before ? "▲ " : "▼ "}${moved}`,
+    verdict && h("span", { class: "unseen" }, ` (${verdict})`),
+  );
+}
+
+// Under the value: the same plan at the speed of light, or the condition of a figure that cannot be.
+function below({ key, text, light }) {
+  const { infeasibility, roofline } = state.report;
+  const bound = light ? light(state.report) : roofline[key];
+  const title = "The same plan at the speed of light: every kernel at its roofline";
+  if (infeasibility) return h("span", { class: "light" }, WHEN[infeasibility.kind]);
+  return h("span", bound ? { class: "light", title } : { class: "light" }, bound ? `roofline ${text(bound)}` : "");
+}
+
+function tile(one) {
+  const { key, label, help, text } = one;
   const value = state.report.metrics[key];
-  const before = state.before?.metrics[key];
-  const light = state.report.roofline[key];
-  const moved = state.before && change(value, before);
-  const better = moved && moved !== "±0%" && value < before === Boolean(less);
   return h(
     "div",
     { class: "tile", title: help, "data-metric": key },
     h("dt", {}, label),
-    h(
-      "dd",
-      {},
-      h("span", { class: "value" }, value === null || value === undefined ? "–" : text(value)),
-      moved &&
-        h(
-          "span",
-          { class: `delta ${moved === "±0%" ? "" : better ? "better" : "worse"}`, title: `pinned: ${text(before)}` },
-          `${moved === "±0%" ? "" : better ? "▲ " : "▼ "}${moved}`,
-        ),
-      light && !moved
-        ? h(
-            "span",
-            { class: "light", title: "The same plan at the speed of light: every kernel at its roofline" },
-            `roofline ${text(light)}`,
-          )
-        : null,
-    ),
+    h("dd", {}, h("span", { class: "value" }, text(value)), below(one), delta(value, state.before?.metrics[key], one)),
   );
 }
 
@@ -121,7 +95,9 @@ function pinRow() {
     { class: "pinned" },
     h("span", { class: "pinword" }, "Pinned"),
     changed.length
-      ? changed.map((d) => h("span", { class: "word" }, `${d.name} `, h("s", {}, d.before), ` → `, h("b", {}, d.now)))
+      ? changed.map((d) =>
+          h("span", { class: "word" }, `${labelOf(d.name)} `, h("s", {}, d.before), ` → `, h("b", {}, d.now)),
+        )
       : h("span", { class: "word" }, "the same plan: change something"),
     h(
       "button",
@@ -157,13 +133,16 @@ function problem() {
       h("b", {}, "Not a plan: "),
       advice(state.refused.message),
       meant(state.refused.suggestions.map((one) => ({ text: one, changes: { [state.refused.control]: one } }))),
+      remedyButtons(state.refused.remedies),
       back,
     );
+  const { reason, infeasibility } = state.report;
   return h(
     "div",
     { class: "problem", role: "alert", id: "infeasible" },
     h("b", {}, "Does not work: "),
-    advice(state.report.reason ?? ""),
+    given || !infeasibility.remedies.length ? reason : infeasibility.problem,
+    remedyButtons(infeasibility.remedies),
     back,
   );
 }
@@ -220,11 +199,7 @@ export function startHeadline() {
         ),
       ),
       problem(),
-      h(
-        "dl",
-        { class: `tiles${report.feasible ? "" : " wont"}` },
-        TILES.filter((t) => report.metrics[t.key] !== null).map(tile),
-      ),
+      h("dl", { class: `tiles${report.feasible ? "" : " wont"}` }, tilesOf(report).map(tile)),
       h(
         "div",
         { class: "bars" },

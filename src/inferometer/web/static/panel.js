@@ -3,6 +3,7 @@ import { controlOf } from "./controls.js";
 import { find, h, say, show } from "./dom.js";
 import { figuresEditor } from "./figures.js";
 import { bytes, count, si } from "./format.js";
+import { counts, dropped } from "./kind.js";
 import { emit, on, replacePlan, setPlan, state } from "./state.js";
 
 const FIRST = [
@@ -10,7 +11,7 @@ const FIRST = [
   ["Machine", ["gpu", "engine"]],
   ["Precision", ["quantization", "kv_cache_dtype"]],
   ["Layout", ["tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel"]],
-  ["Workload", ["batch_size", "input_len", "output_len", "prefix_len"]],
+  ["Workload", ["batch_size", "input_len", "output_len", "prefix_len", "images", "num_inference_steps"]],
 ];
 
 const models = () =>
@@ -98,6 +99,19 @@ function uploader(form) {
 
 // ------------------------------------------------------------------ the panel
 
+// Another kind of model: what does not count for it is left behind.
+function pickModel(name) {
+  const model = state.catalogue.models.find((m) => m.name === name);
+  setPlan({ ...(model ? dropped(model) : {}), model: name, config: null });
+}
+
+// Only controls that count for the model, and those that were set all the same, so that they can be taken back.
+function showCounting(form, controls) {
+  for (const { name, element } of controls) if (name) element.hidden = !counts(name) && !(name in state.plan);
+  for (const part of form.querySelectorAll(".group"))
+    part.hidden = [...part.querySelectorAll(".control")].every((control) => control.hidden);
+}
+
 function group(title, parts, open = true) {
   return h("details", { class: "group", open }, h("summary", {}, h("h2", {}, title)), parts);
 }
@@ -109,7 +123,7 @@ export function startPanel() {
   const made = [];
   const make = (name) => {
     const special = {
-      model: { entries: models, picked: (value) => setPlan({ model: value, config: null }) },
+      model: { entries: models, picked: pickModel },
       gpu: { entries: gpus, picked: (value) => setPlan({ gpu: value, gpu_figures: null }) },
     }[name];
     const control = controlOf(byName[name], special);
@@ -138,7 +152,10 @@ export function startPanel() {
     );
   }
   show(form, groups);
-  const refresh = () => made.forEach((one) => one.refresh());
+  const refresh = () => {
+    made.forEach((one) => one.refresh());
+    showCounting(form, made);
+  };
   on("plan", refresh);
   on("answer", refresh);
   refresh();

@@ -36,7 +36,7 @@ function fieldOf(chart, fields, across) {
 
 function axes(chart, field) {
   const p = palette();
-  const [across, upward] = [decades(...chart.x, (v) => digits(v)), decades(...chart.y, (v) => si(v))];
+  const [across, upward] = [decades(...chart.x, (v) => digits(v)), decades(...chart.y, (v) => si(v, "", digits))];
   const faint = { stroke: p.grid };
   return [
     across.tickvals.map((v, i) => [

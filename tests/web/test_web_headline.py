@@ -1,0 +1,89 @@
+"""The first thing people read, in a real browser: figures, remedies and words by kind of model."""
+
+from __future__ import annotations
+
+import pytest
+from helpers import browser as chromium
+from helpers.browser import Opened, figure
+
+from inferometer.base import units
+
+pytestmark = pytest.mark.slow
+
+server, browser, opened = chromium.server, chromium.browser, chromium.opened  # fixtures, found by their names here
+
+NUMBERS = [10 ** (i / 7) * (1 + (i * 7919 % 1000) / 997) for i in range(-56, 91)]
+NUMBERS += [0, 11, 1.6, 0.019, 99.95, 99.96, 999.5, 9.995, 2.125, 12.25, 0.9995, 59.9996, 600, 7200, 172800, 0.05, 5]
+
+
+PLANS = ("?tensor_parallel_size=3", "?model=llama-3.1-70b&gpu=h100-sxm:memory=84000000000", "?batch_size=5000")
+
+
+def test_every_button_of_a_plan_that_does_not_work_makes_it_work(opened: Opened) -> None:
+    page = opened()
+    for query in PLANS:
+        page.goto(f"{opened.server.address}/{query}")
+        page.wait_for_selector(".problem .remedies")
+        offered = page.locator(".problem .remedies .apply").all_inner_texts()
+        if page.locator("#infeasible").count():
+            assert page.inner_text("[data-metric=ttft_ms] .light").startswith("if it ")
+            assert "would cut" not in page.inner_text("#headline")
+        for number, text in enumerate(offered):
+            page.locator(".problem .remedies .apply").nth(number).click()
+            page.wait_for_function("() => !document.querySelector('.problem') && document.querySelector('.tile')")
+            assert page.inner_text("[data-metric=ttft_ms] .light").startswith("roofline "), text
+            page.go_back()
+            page.wait_for_selector(".problem .remedies")
+
+
+def test_a_diffusion_model_speaks_of_images(opened: Opened) -> None:
+    page = opened("?model=dit-xl-2&gpu=a100-sxm-80gb&batch_size=64")
+    tiles = page.eval_on_selector_all(".tile", "tiles => tiles.map(tile => tile.dataset.metric)")
+    assert tiles == [
+        *("image_latency_ms", "ttft_ms", "images_per_second", "cost_per_thousand_images", "joules_per_image")
+    ]
+    assert page.input_value("#c-engine") == "hf", "the engine that is used"
+    assert "TTFT" not in page.inner_text("#headline") and "prefill" not in page.inner_text("#headline").lower()
+    for name in ("output_len", "input_len", "kv_cache_dtype", "images"):
+        assert page.is_hidden(f"#c-{name}"), name
+    first = figure(page, "image_latency_ms")
+    page.fill("#c-num_inference_steps", "25")
+    page.press("#c-num_inference_steps", "Tab")
+    page.wait_for_function(
+        "first => document.querySelector('[data-metric=image_latency_ms] .value').textContent !== first", arg=first
+    )
+    assert float(figure(page, "image_latency_ms").split()[0]) == pytest.approx(float(first.split()[0]) / 2, rel=0.01)
+    page.fill("#c-model", "qwen2.5-vl-7b")  # another kind: what does not count for it is left behind
+    page.press("#c-model", "Enter")
+    page.wait_for_selector("[data-metric=tpot_ms]")
+    assert "num_inference_steps" not in page.url and page.is_hidden("#c-num_inference_steps")
+    assert page.is_visible("#c-images") and page.is_visible("#c-output_len") and page.input_value("#c-engine") == "vllm"
+
+
+def test_figures_and_their_differences(opened: Opened) -> None:
+    page = opened("?tensor_parallel_size=4&pin=tensor_parallel_size%3D2")
+    page.wait_for_selector(".delta")
+    written = page.evaluate(
+        """(numbers) => import("/static/format.js").then((f) => numbers.map((v) =>
+            [f.figure(v), f.si(v, "B"), f.seconds(v), f.money(v), f.percent(1 / (1 + v))]))""",
+        NUMBERS,
+    )
+    for number, texts in zip(NUMBERS, written, strict=True):  # and numbers are written as on a terminal
+        ours = units.figure(number), units.si(number, "B"), units.seconds(number), units.money(number)
+        assert texts == [*ours, units.percent(1 / (1 + number))], number
+    assert page.inner_text(".pinned .word") == "Tensor parallel 2 → 4", "the controls' own words"
+    rows = page.eval_on_selector_all(
+        ".tile",
+        """tiles => tiles.map(tile => {
+            const [value, delta, light] = ["value", "delta", "light"].map((name) => tile.querySelector("." + name));
+            const spoken = delta.querySelector(".unseen").textContent;
+            return [tile.dataset.metric, delta.textContent.replace(spoken, ""), delta.className, spoken,
+                    Math.round(delta.getBoundingClientRect().top), light.textContent];
+        })""",
+    )
+    assert len({top for *_, top, _ in rows}) == 1, "in the same place of every tile"
+    for metric, text, kind, spoken, _, light in rows:
+        assert text.startswith(("▼ −", "▲ +", "▲ ×")), (metric, text)
+        less = metric.endswith(("_ms", "tokens", "token")) and "throughput" not in metric
+        assert ("better" in kind) is (text.startswith("▼") is less) and kind.split()[-1] in spoken
+        assert light.startswith("roofline") is (metric in ("ttft_ms", "tpot_ms")), "it stays"
