@@ -20,7 +20,7 @@ from ..costs.binding import BoundPlan
 from ..specs import catalog
 from ..specs.plan_args import short_flag
 from ..specs.structs import Hardware, Plan
-from .memory import cache_offloaded, footprint
+from .memory import cache_offloaded, footprint, memory_table
 from .report import Infeasibility
 from .request import build_request
 from .speculation import draft_reason

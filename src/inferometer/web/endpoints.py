@@ -61,7 +61,7 @@ def answer(verb: str, body: bytes, progress: ProgressCallback = no_progress, fol
         except InferometerError as error:
             from .catalogue import control_label
 
-            remedies = _remedies(error, decoded(body), Path(name)) if verb in ONE_PLAN and error.field else []
+            remedies = _remedies(error, decoded(body), own) if verb in ONE_PLAN and error.field else []
             status, content = refusal_of(error, control_label, remedies)
         except (MemoryError, RecursionError):
             return refusal(422, "this needs more memory than a page may ask for; the command line has no such limit")

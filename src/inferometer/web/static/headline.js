@@ -156,18 +156,13 @@ const head = ({ model, plan, device, engine }) =>
   ].join(" · ");
 
 // What is left of the tiles on tabs that are about more than this plan.
-const folded = ({ feasible, metrics }) =>
-  h(
-    "span",
-    { class: "folded" },
-    feasible
-      ? [
-          `this plan: TTFT ${milliseconds(metrics.ttft_ms)}`,
-          metrics.tpot_ms !== null && ` · TPOT ${milliseconds(metrics.tpot_ms)}`,
-          metrics.output_throughput_per_gpu !== null && ` · ${digits(metrics.output_throughput_per_gpu)} tok/s per GPU`,
-        ]
-      : "this plan does not work",
-  );
+function folded(report) {
+  const figures = tilesOf(report)
+    .filter(({ main }) => main)
+    .map(({ key, label, text }) => `${label} ${text(report.metrics[key])}`);
+  const says = report.feasible ? `this plan: ${figures.join(" · ")}` : "this plan does not work";
+  return h("span", { class: "folded" }, says);
+}
 
 export function startHeadline() {
   const place = find("headline");

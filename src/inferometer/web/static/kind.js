@@ -10,8 +10,16 @@ const TOKENS = [
     help: "Time to first token: one prefill of the whole batch",
     text: milliseconds,
     less: true,
+    main: true,
   },
-  { key: "tpot_ms", label: "TPOT", help: "Time per output token while decoding", text: milliseconds, less: true },
+  {
+    key: "tpot_ms",
+    label: "TPOT",
+    help: "Time per output token while decoding",
+    text: milliseconds,
+    less: true,
+    main: true,
+  },
   { key: "e2el_ms", label: "End to end", help: "From the request to its last token", text: milliseconds, less: true },
   { key: "output_throughput", label: "Output tokens/s", help: "Of all sequences together", text: figure },
   {
@@ -19,6 +27,7 @@ const TOKENS = [
     label: "Tokens/s per GPU",
     help: "Output tokens/s over the GPUs used",
     text: figure,
+    main: true,
   },
   {
     key: "cost_per_million_output_tokens",
@@ -37,10 +46,11 @@ const IMAGES = [
     help: "All denoising steps of a batch of images, which are ready at once",
     text: milliseconds,
     less: true,
+    main: true,
     light: ({ roofline, workload }) => roofline.ttft_ms * workload.num_inference_steps,
   },
   { key: "ttft_ms", label: "Denoising step", help: "One step of the whole batch", text: milliseconds, less: true },
-  { key: "images_per_second", label: "Images/s", help: "Of the whole batch", text: figure },
+  { key: "images_per_second", label: "Images/s", help: "Of the whole batch", text: figure, main: true },
   {
     key: "cost_per_thousand_images",
     label: "$ per 1,000 images",
@@ -73,7 +83,8 @@ const OF_TOKENS = [
 
 export const draws = (model = state.report?.model) => model?.kind === "diffusion";
 
-// The figures above the tabs: [{ key, label, help, text, less }]; those that the report has.
+// The figures above the tabs: [{ key, label, help, text, less, main }]; those that the report has. Where there is
+// little room, the main ones stand for all.
 export const tilesOf = (report) =>
   (draws(report.model) ? IMAGES : TOKENS).filter(({ key }) => (report.metrics[key] ?? null) !== null);
 

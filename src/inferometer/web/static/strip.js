@@ -1,27 +1,17 @@
 // The figures that matter most, in a slim bar that stays in sight when the headline is scrolled away.
 import { find, h, show } from "./dom.js";
-import { bytes, change, milliseconds } from "./format.js";
+import { bytes, change } from "./format.js";
+import { tilesOf } from "./kind.js";
 import { on, state } from "./state.js";
 
 const OTHER = ["search", "simulate", "accuracy"]; // tabs that do not show the plan's report
-const metric = (key) => (report) => report.metrics[key];
-const FIGURES = [
-  ["TTFT", milliseconds, metric("ttft_ms")],
-  ["TPOT", milliseconds, metric("tpot_ms")],
-  ["End to end", milliseconds, metric("e2el_ms")],
-  ["Memory", bytes, (report) => report.memory.total_bytes],
-];
+const MEMORY = { label: "Memory", text: bytes, less: true, value: (report) => report.memory.total_bytes };
+const figuresOf = (report) => [...tilesOf(report).filter(({ main, less }) => main && less), MEMORY];
 
-// Of a model that answers in one step, TTFT and end to end are the same: one of them is enough.
-function figuresOf(report) {
-  const decodes = metric("tpot_ms")(report) !== null;
-  return FIGURES.filter(([label]) => (decodes ? label !== "End to end" : !["TTFT", "TPOT"].includes(label)));
-}
-
-function figure([label, text, value]) {
+function figure({ key, label, text, less, value = (report) => report.metrics[key] }) {
   const [now, then] = [value(state.report), state.before && value(state.before)];
   const moved = then && change(now, then);
-  const mood = !moved || moved === "±0%" ? "" : now < then ? "better" : "worse";
+  const mood = !moved || moved === "±0%" ? "" : now < then === Boolean(less) ? "better" : "worse";
   return h(
     "span",
     {},
