@@ -166,7 +166,7 @@ def search(plan: PagePlan, options: dict[str, Any], trace: Path | None, progress
     )[0]
     line = command("search", plan.without_options()._replace(gpu=gpu), {**options, **_trace_option(trace), **columns})
     answer = {**msgspec.to_builtins(result), "title": header(result), "command": line}
-    for one in answer["plans"]:
+    for one in (*answer["plans"], *filter(None, [answer["winner"]])):
         one["scripts"] = {engine: _script(lines) for engine, lines in one["commands"].items()}
     return answer
 
