@@ -1,5 +1,6 @@
 // A text field that searches a list, by WAI-ARIA's pattern: arrows move, Enter takes, Escape leaves.
 import { h, show } from "./dom.js";
+import { on } from "./state.js";
 
 const MOST = 60; // entries shown at once
 
@@ -28,9 +29,11 @@ export function combobox({ id, entries, taken, describedBy, label }) {
   let active = -1;
   let matches = [];
   let current = "";
+  let early = false; // typed before the list was there: it opens when it comes
 
   function open(all) {
     const text = all ? "" : input.value.trim();
+    early = !entries().length;
     matches = entries()
       .filter((entry) => fits(entry, text))
       .slice(0, all ? 500 : MOST);
@@ -58,6 +61,8 @@ export function combobox({ id, entries, taken, describedBy, label }) {
     input.setAttribute("aria-expanded", String(!list.hidden));
     mark();
   }
+
+  on("answer", () => early && document.activeElement === input && open(false));
 
   function close() {
     list.hidden = true;
