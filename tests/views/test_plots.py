@@ -7,25 +7,31 @@ import re
 import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
+import inferometer
 from inferometer.base.errors import BadFile, BadValue
 from inferometer.inference.analyze import report_of
 from inferometer.inference.memory import parameters
 from inferometer.inference.report import Report
 from inferometer.inference.request import build_request
 from inferometer.network.graph import Model
-from inferometer.views.plots.analysis import bars, distribution, memory, parameters_on_gpu, write_plots
+from inferometer.views.plots.analysis import bars, distribution, memory, parameters_on_gpu, training_step, write_plots
 from inferometer.views.plots.canvas import Scene, bounds
+from inferometer.views.plots.curves import front
 from inferometer.views.plots.labels import Frame, crosses, label_width
 from inferometer.views.plots.palette import tint
 from inferometer.views.plots.roofline import roofline, roofline_chart, roofs
 from inferometer.views.plots.structure import graph, structure
 from inferometer.views.plots.tensor_shapes import shape_texts
+from inferometer.views.plots.timeline import timeline
+from inferometer.views.plots.tornado import along
 from inferometer.views.plots.wiring import ENTRY, EXIT, BlockRows, shown, wire
+from inferometer.views.text.search import draw_simulated
 
 PNG = b"\x89PNG\r\n\x1a\n"
 PLANS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -392,6 +398,62 @@ def test_the_strip_of_a_roofline_is_all_of_the_time_largest_first(plan: str) -> 
         if beside and beside[0]["share"] >= 0.0005:
             texts = [text for text, _ in drawn["legend"]]
             assert texts[texts.index("no arithmetic:") + 1].startswith(beside[0]["name"])
+
+
+def test_the_step_of_a_training_is_its_parts_and_its_memory() -> None:
+    report = inferometer.train("llama-3.1-8b", gpu="h100-sxm", data_parallel_size=8, zero=1)
+    upper, lower = training_step(report).axes
+    assert sum(bar.get_width() for bar in upper.patches) == pytest.approx(report.step_seconds, rel=1e-6)
+    widths = [bar.get_width() for bar in upper.patches]
+    assert widths == sorted(widths, reverse=True)
+    m = report.memory
+    assert [line.get_xdata()[0] for line in lower.lines] == [m.usable_bytes, m.capacity_bytes]
+    limits = [text.get_position()[1] for text in lower.texts if text.get_text().startswith(("usable", "capacity"))]
+    assert limits[0] != limits[1], "near limits stand one above the other"
+
+
+@pytest.mark.slow
+def test_pictures_of_a_run_have_ticks_with_units_and_scale_to_what_there_is() -> None:
+    trace = inferometer.synthetic(num_prompts=40, request_rate=8, input_len=512, output_len=32)
+    figure = timeline(inferometer.simulate("llama-3.1-8b", "h200", trace=trace), "")
+    figure.canvas.draw()
+    waits, cache = figure.axes[3], figure.axes[1]
+    ticks = [label.get_text() for label in waits.get_yticklabels() if label.get_text()]
+    assert len(ticks) >= 2 and all(re.search(r"[0-9] (ms|s|µs)$|^0$", tick) for tick in ticks)
+    assert cache.get_ylim()[1] < 20, "a cache that is nearly empty is still seen"
+
+
+@pytest.mark.slow
+def test_names_beside_curves_stay_in_their_panel() -> None:
+    figure = along(inferometer.sensitivity("llama-3.1-8b", gpu="h200", curves=True))
+    renderer = figure.canvas.get_renderer()
+    left, right = figure.axes
+    names = [text.get_window_extent(renderer).x1 for text in left.texts]
+    assert names and max(names) < right.get_tightbbox(renderer).x0
+    assert max(text.get_window_extent(renderer).x1 for text in right.texts) < figure.bbox.x1
+
+
+def test_names_on_a_front_are_in_the_colour_of_their_line() -> None:
+    axes = front(inferometer.sweep("llama-3.1-8b", gpu="h200", batch_size=[1, 64], tensor_parallel_size=[1, 4])).axes[0]
+    lines = {
+        tuple(map(float, xy)): line.get_color()
+        for line in axes.lines
+        for xy in line.get_xydata()
+        if line.get_marker() == "o"
+    }
+    named = [text for text in axes.texts if "batch" in text.get_text()]
+    assert named and all(lines[tuple(map(float, text.xy))] == text.get_color() for text in named)
+    assert any(text.get_text().startswith("tp ") for text in named)
+
+
+def test_plans_that_were_simulated_are_in_the_legend_of_a_front_once() -> None:
+    from matplotlib.figure import Figure
+
+    metrics = SimpleNamespace(output_throughput_per_user=1.0, output_throughput_per_gpu=2.0)
+    plans = [SimpleNamespace(simulated=metrics, verdict=verdict) for verdict in ("holds", "wins", "ties", "holds")]
+    axes = Figure().subplots()
+    draw_simulated(axes, SimpleNamespace(plans=plans))  # type: ignore[arg-type]
+    assert sorted(axes.get_legend_handles_labels()[1]) == ["other plans that hold, simulated", "the winner, simulated"]
 
 
 def test_memory_is_one_bar_with_its_limits() -> None:

@@ -7,8 +7,19 @@ from typing import Any
 import click
 
 from ..specs.command_args import TrainArgs
-from .options import GPU, MODEL_HELP, OUTPUT, Command, model_argument, one_gpu, options, output_option, schema_options
-from .output import Form, emit
+from .options import (
+    GPU,
+    MODEL_HELP,
+    OUTPUT,
+    Command,
+    model_argument,
+    named,
+    one_gpu,
+    options,
+    output_option,
+    schema_options,
+)
+from .output import Form, emit, wrote
 
 _EXAMPLES = (
     "llama-3.1-8b --gpu h100-sxm -dp 8 --zero 1 --recompute full --seq-len 4096 --global-batch-size 64",
@@ -20,12 +31,17 @@ _EXAMPLES = (
 @model_argument()
 @options(GPU, schema_options(TrainArgs))
 @output_option("--all-ops", is_flag=True, help="Show operators with next to no time, too.")
+@output_option("--plot", metavar="DIR", callback=named, help="Write time by part and memory as a picture there.")
 @options(OUTPUT)
-def train(model: str, gpu: str | None, all_ops: bool, form: Form, **recipe: Any) -> int:
+def train(model: str, gpu: str | None, all_ops: bool, plot: str | None, form: Form, **recipe: Any) -> int:
     """What training costs: step time, memory, utilization, days and dollars, every operator forward and back."""
     from ..training.train import train as estimate
 
     report = estimate(model, one_gpu("train", gpu), **recipe)
+    if plot is not None:
+        from ..views.plots.analysis import write_training
+
+        wrote(write_training(report, plot))
 
     def text() -> Any:
         from ..views.text.training import training

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import logging
+import math
 from collections.abc import Iterable
 from html import escape
 from itertools import pairwise
@@ -341,3 +342,15 @@ def brief(value: float) -> str:
 def share_text(value: float) -> str:
     """``share_text(0.256)  # '25.6%'``"""
     return "<0.1%" if 0 < value < 0.0005 else f"{value * 100:.1f}%"
+
+
+def logarithmic(axes: Any, which: str, values: Any) -> None:
+    """By powers where the largest is over twelve times the smallest, with 1, 2 and 5 of each if these are few."""
+    from matplotlib.ticker import LogLocator
+
+    known = [float(value) for value in values if math.isfinite(value)]
+    if known and min(known) > 0 and max(known) > 12 * min(known):
+        getattr(axes, f"set_{which}scale")("log")
+        subs = (1.0, 2.0, 5.0) if max(known) < 500 * min(known) else (1.0,)
+        getattr(axes, f"{which}axis").set_major_locator(LogLocator(subs=subs))
+    axes.minorticks_off()

@@ -7,7 +7,7 @@ What cannot be used is drawn in grey, and begins where the memory (or another li
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from ...sweep.points import axis_cell
 from ...sweep.sweep import WORKLOAD_AXES, Sweep, spread
 from .. import files
 from ..text.sweeps import short
-from .canvas import brief, page, picture, style
+from .canvas import brief, logarithmic, page, picture, style
 from .palette import BLUE, BROWN, FAINT, GREEN, GRID, INK, MUTED, ORANGE, PURPLE, SILVER, SKY, VERMILLION
 
 _END = "end of what works"
@@ -202,27 +202,15 @@ def _across(axes: Any, x: np.ndarray, *, ticks: bool = False) -> None:
     steps = np.diff(np.sort(x))
     even = len(x) > 3 and steps.max() < 1.01 * steps.min() and x.max() <= 50 * x.min()
     if not (ticks and even):
-        _logarithmic(axes, "x", x)
+        logarithmic(axes, "x", x)
     if ticks and len(x) <= 24:
         axes.set_xticks(sorted(x.tolist())[:: ceil_div(len(x), 8)])
     axes.xaxis.set_major_formatter(lambda v, _: si(v) if v >= 1e6 else f"{v:,.6g}")
 
 
-def _logarithmic(axes: Any, which: str, values: np.ndarray) -> None:
-    """By powers where the largest is over twelve times the smallest, with 1, 2 and 5 of each if these are few."""
-    from matplotlib.ticker import LogLocator
-
-    known = values[np.isfinite(values)]
-    if len(known) and known.min() > 0 and known.max() > 12 * known.min():
-        getattr(axes, f"set_{which}scale")("log")
-        subs = (1.0, 2.0, 5.0) if known.max() < 500 * known.min() else (1.0,)
-        getattr(axes, f"{which}axis").set_major_locator(LogLocator(subs=subs))
-    axes.minorticks_off()
-
-
 def _upwards(axes: Any, name: str, values: np.ndarray) -> None:
     """The axis of a figure."""
-    _logarithmic(axes, "y", values)
+    logarithmic(axes, "y", values)
     if name.endswith("_ms"):
         axes.yaxis.set_major_formatter(lambda v, _: brief(v / 1e3) if v > 0 else "0")
     elif name == "memory":
@@ -319,7 +307,8 @@ def front(sweep: Sweep) -> Any:
         _curve(axes, user[line.at], gpu[line.at], usable[line.at], color)
     axes.plot(x[best], y[best], color=INK, linewidth=5, alpha=0.16, zorder=1, solid_capstyle="round")
     values = sweep.axes[along]
-    _marks(axes, x, y, best, lambda at: _phrase(along, values[at % len(values)], sweep.kinds[along]))
+    phrases = [_phrase(along, value, sweep.kinds[along]) for value in values]
+    _marks(axes, x, y, best, [(line.name, phrase) for line in shown.lines for phrase in phrases])
     if keyed:
         _legend(figure, shown.lines, right + 0.014, usable)
     return figure
@@ -330,15 +319,26 @@ def _most_values(sweep: Sweep) -> str:
     return max((name for name in sweep.axes if name not in WORKLOAD_AXES), key=lambda name: len(sweep.axes[name]))
 
 
-def _marks(axes: Any, x: np.ndarray, y: np.ndarray, best: np.ndarray, word: Callable[[int], str]) -> None:
-    """Names beside points of the front, as many as do not cover each other."""
-    places: list[tuple[float, float]] = []
+def _marks(axes: Any, x: np.ndarray, y: np.ndarray, best: np.ndarray, names: list[tuple[str, str]]) -> None:
+    """Names beside points of the front in their line's colour, as many as do not cover each other.
+
+    The first of a line says its name, too.
+    """
+    places: list[tuple[float, float, float]] = []
     axes.set_xlim(axes.get_xlim()), axes.set_ylim(axes.get_ylim())  # as they will be drawn
+    colors = dict(zip(dict.fromkeys(line for line, _ in names), COLORS, strict=False))
+    last = ""
     for at in best.tolist():
-        here = tuple(axes.transData.transform((x[at], y[at])))
-        if all(abs(here[0] - a) > 62 or abs(here[1] - b) > 14 for a, b in places):
-            places.append(here)
-            axes.annotate(word(at), (x[at], y[at]), xytext=(6, 6), textcoords="offset points", fontsize=8, color=MUTED)
+        line, phrase = names[at]
+        text = f"{line} · {phrase}" if line and line != last else phrase
+        px, py = axes.transData.transform((x[at], y[at]))
+        if all(px - a > wide or abs(py - b) > 14 for a, b, wide in places if px >= a) and all(
+            a - px > 5.2 * len(text) or abs(py - b) > 14 for a, b, _ in places if px < a
+        ):
+            places.append((px, py, 5.2 * len(text)))
+            last = line
+            color = colors[line] if line else MUTED
+            axes.annotate(text, (x[at], y[at]), xytext=(6, 6), textcoords="offset points", fontsize=8, color=color)
 
 
 def _trade(sweep: Sweep, x: np.ndarray, y: np.ndarray, best: np.ndarray) -> str:

@@ -18,7 +18,7 @@ from ...serving.metrics import good_requests, latencies
 from ...serving.outcome import Outcome
 from ...serving.replay import token_bins
 from .. import files
-from .canvas import brief, page, picture, style
+from .canvas import brief, logarithmic, page, picture, style
 from .palette import BLUE, FAINT, GREEN, GRID, INK, MUTED, ORANGE, PURPLE, SKY, VERMILLION, tint
 
 TITLES = {"ttft": "time to first token", "tpot": "time per output token", "e2el": "end to end"}
@@ -46,7 +46,7 @@ def timeline(outcome: Outcome, subtitle: str) -> Any:
     """Requests running and waiting, the cache, tokens a second and the batch, one above the other."""
     s = outcome.series
     figure = page(11.0, 8.2, "Over time", subtitle)
-    rows = [("requests", _requests), ("KV cache used", _cache), ("tokens/s", _tokens), ("first token after", _waits)]
+    rows = [("requests", _requests), ("KV cache used", _cache), ("tokens/s", _tokens), ("time to first token", _waits)]
     left, right, low, high, gap = 0.085, 0.985, 0.065, 0.905, 0.035
     tall = (high - low - gap * (len(rows) - 1)) / len(rows)
     end = float(s["time_s"][-1]) if len(s.get("time_s", ())) else float(np.nanmax(outcome.finished_s, initial=1.0))
@@ -78,8 +78,10 @@ def _cache(axes: Any, outcome: Outcome) -> None:
     s = outcome.series
     axes.fill_between(s["time_s"], 0, s["kv_used"] * 100, step="post", color=SKY, linewidth=0)
     axes.plot(s["time_s"], s["kv_used"] * 100, color=BLUE, linewidth=0.8, drawstyle="steps-post")
-    axes.set_ylim(0, 104)
-    axes.yaxis.set_major_formatter(lambda y, _: f"{y:.0f}%")
+    highest = float(s["kv_used"].max(initial=0)) * 100
+    axes.set_ylim(0, min(104.0, highest * 1.35) or 1.0)
+    axes.yaxis.set_major_formatter(lambda y, _: f"{y:g}%")
+    axes.locator_params(axis="y", nbins=5)
     lost = int(outcome.preemptions.sum())
     top = percent(float(s["kv_used"].max(initial=0)))
     note = f"at most {top}" + (f", {plural(int(lost), 'preemption')}" if lost else "")
@@ -104,10 +106,11 @@ def _waits(axes: Any, outcome: Outcome) -> None:
     seen = ~np.isnan(ttft)
     size = 14 if seen.sum() < 300 else 5 if seen.sum() < 5000 else 1.5
     axes.scatter(outcome.arrival_s[seen], ttft[seen], s=size, color=BLUE, linewidth=0, alpha=0.7, rasterized=True)
-    if seen.any() and ttft[seen].min() > 0:
-        axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(lambda y, _: brief(y))
-    axes.minorticks_off()
+    logarithmic(axes, "y", ttft[seen])
+    if axes.get_yscale() == "linear":
+        axes.set_ylim(0, float(ttft[seen].max(initial=0)) * 1.15 or 1.0)
+        axes.locator_params(axis="y", nbins=5)
+    axes.yaxis.set_major_formatter(lambda y, _: brief(y) if y > 0 else "0")
 
 
 # ------------------------------------------------------------------ how latencies are spread

@@ -146,7 +146,10 @@ def along(result: Sensitivity) -> Any:
     colors = dict(zip(strong, LINES, strict=False))
     figure = page(11.0, 4.4, _twice(result, fields), plan_header(result))
     panels = figure.subplots(1, len(fields), squeeze=False)[0]
-    figure.subplots_adjust(left=0.07, right=0.86, top=0.76, bottom=0.13, wspace=0.42)
+    longest = max((len(short_label(result.figures[key])) for key in colors), default=0)
+    beside = (0.1 + 0.066 * longest) / 11.0  # where each panel's names stand
+    across = (0.985 - 0.07 - len(fields) * beside - 0.075 * (len(fields) - 1)) / len(fields)
+    figure.subplots_adjust(left=0.07, right=0.985 - beside, top=0.76, bottom=0.13, wspace=(beside + 0.075) / across)
     for axes, field in zip(panels, fields, strict=True):
         _lines(axes, result, field, colors)
         axes.set_title(PANELS[field], loc="left", fontsize=10, weight="bold", pad=7)

@@ -247,7 +247,7 @@ def pareto(result: Search, table: PlanTable) -> Any:
     _draw_loads(axes, points, keeps_limits(table, points))
     front = pareto_front(points.per_user, points.per_gpu)
     axes.plot(points.per_user[front], points.per_gpu[front], color=INK, linewidth=1.1, label="Pareto front", zorder=4)
-    _draw_simulated(axes, result)
+    draw_simulated(axes, result)
     _finish_axes(axes, points)
     _name_plans(axes, table, points, front)
     return figure
@@ -323,8 +323,9 @@ def _name_plans(axes: Any, table: PlanTable, points: LoadPoints, front: np.ndarr
         axes.annotate(name, place, (4, 4), textcoords="offset points", fontsize=7.5, color=MUTED, zorder=5)
 
 
-def _draw_simulated(axes: Any, result: Search) -> None:
-    """Plans that hold in the simulation, the winner as a star."""
+def draw_simulated(axes: Any, result: Search) -> None:
+    """Plans that hold in the simulation, the winner as a star: ``draw_simulated(figure.subplots(), result)``"""
+    labels = {True: "the winner, simulated", False: "other plans that hold, simulated"}
     for plan in result.plans:
         if plan.simulated is None or plan.verdict not in ("wins", "ties", "holds"):
             continue
@@ -338,5 +339,5 @@ def _draw_simulated(axes: Any, result: Search) -> None:
             edgecolor="white",
             linewidth=0.8,
             zorder=6,
-            label="the winner, simulated" if wins else None,
+            label=labels.pop(wins, None),  # once each, for the legend
         )

@@ -102,6 +102,11 @@ export const sensitivityView = {
         .reverse();
       const labels = figures.map(([, f]) => f.label);
       const narrow = one.box.clientWidth < 560;
+      const text = (now, pinned) => {
+        const shown = (share) => (Math.abs(share ?? 0) > 5e-4 ? signed(share) : "0%");
+        if (pinned !== undefined && Math.abs(pinned ?? 0) > 5e-4) return `${shown(now)} (${shown(pinned)})`;
+        return Math.abs(now ?? 0) > 5e-4 ? signed(now) : "";
+      };
       const traces = fields.flatMap(([key], i) =>
         [
           ["up", "10% more of it", p.blue],
@@ -117,7 +122,7 @@ export const sensitivityView = {
           xaxis: `x${i ? i + 1 : ""}`,
           yaxis: `y${narrow && i ? i + 1 : ""}`,
           marker: { color },
-          text: figures.map(([, f]) => (Math.abs(f[way].change[key] ?? 0) > 5e-4 ? signed(f[way].change[key]) : "")),
+          text: figures.map(([k, f]) => text(f[way].change[key], before?.figures?.[k]?.[way].change[key])),
           textposition: "outside",
           cliponaxis: false,
           textfont: { size: 10.5 },
@@ -126,29 +131,7 @@ export const sensitivityView = {
           hovertext: figures.map(([, f]) => `${f.label} × ${f[way].factor}: ${signed(f[way].change[key] ?? 0)}`),
         })),
       );
-      if (before) {
-        for (const [i, [key]] of fields.entries())
-          for (const way of ["up", "down"])
-            traces.push({
-              type: "scatter",
-              mode: "markers",
-              name: "pinned",
-              legendgroup: "pinned",
-              showlegend: i === 0 && way === "up",
-              y: labels,
-              x: figures
-                .map(([k]) => before.figures?.[k]?.[way].change[key] ?? 0)
-                .map((v) => (Math.abs(v) > 5e-4 ? v * 100 : null)),
-              xaxis: `x${i ? i + 1 : ""}`,
-              yaxis: `y${narrow && i ? i + 1 : ""}`,
-              marker: { symbol: "diamond-open", size: 9, color: p.ink },
-              hoverinfo: "text",
-              hovertext: figures.map(
-                ([k, f]) => `pinned: ${f.label} ${signed(before.figures?.[k]?.[way].change[key] ?? 0)}`,
-              ),
-            });
-      }
-      const reach = Math.max(10, ...figures.map(([, f]) => effect(f) * 100)) * 1.45;
+      const reach = Math.max(10, ...figures.map(([, f]) => effect(f) * 100)) * (before ? 2.2 : 1.45);
       const wide = 1 / fields.length;
       const across = (i) => (narrow ? [0, 1] : [i * wide + (i ? 0.015 : 0), (i + 1) * wide - 0.015]);
       const rows = narrow
@@ -183,6 +166,7 @@ export const sensitivityView = {
         {
           note:
             "each figure of the machine 10% up and down; click a bar to try it" +
+            (before ? " · in parentheses: of the pinned plan" : "") +
             fields.map(([key, word]) => strongest(figures, key, word)).join(""),
           height: 130 + figures.length * 32 * (narrow ? fields.length : 1) + (narrow ? 110 : 0),
         },

@@ -238,6 +238,10 @@ export const sweepView = {
             hoverinfo: "name",
           });
       }
+      const samePinned = () => {
+        const [now, then] = [columns[y], before.columns[y]];
+        return now?.length > 0 && now.length === then?.length && now.every((v, i) => v === then[i]);
+      };
       // The smallest and the largest of what works, and where.
       const extremes = () => {
         const able = rows.filter((i) => at("feasible", i) !== false && typeof at(y, i) === "number");
@@ -277,6 +281,7 @@ export const sweepView = {
           note:
             `${digits(size, 6)} points` +
             extremes() +
+            (before && samePinned() ? " · the pinned plan has the same lines" : "") +
             (bad ? ` · × ${digits(bad, 6)} do not work (hover to read why)` : "") +
             " · click a point to make it the plan",
         },
