@@ -107,11 +107,12 @@ function engineAt(data, samples, prefills, decodes, now) {
   const value = (name) => (at < 0 ? 0 : (samples[name][at] ?? 0));
   const kind = stepKind(data, prefills, decodes, value("running"));
   const works = kind !== "idle";
+  const settled = works ? at : at < 0 ? samples.time_s.length - 1 : at - 1; // between steps nothing changes
   return {
     kind,
     blocks: samples.num_blocks,
-    used: value("kv_used") * samples.num_blocks,
-    tokensPerSecond: value("tokens_per_s"),
+    used: (samples.kv_used[settled] ?? 0) * samples.num_blocks,
+    tokensPerSecond: works ? value("tokens_per_s") : 0,
     seconds: works ? value("step_s") : 0,
     tokens: works ? value("batch_tokens") : 0,
     steps: works ? value("steps") : 0, // of which these are the means

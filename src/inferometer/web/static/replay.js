@@ -117,7 +117,7 @@ function engineCard(moment, data) {
       "dl",
       { class: "facts" },
       figure("step", kind, step),
-      figure("tokens/s", digits(sum("tokensPerSecond")), "over these steps, prompts included"),
+      figure("tokens/s", digits(sum("tokensPerSecond")), kind === "idle" ? "" : "over these steps, prompts included"),
       bounded && figure("KV cache", kv, prefix),
     ),
     bounded &&
