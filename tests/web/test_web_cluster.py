@@ -37,6 +37,8 @@ def test_gpus_and_links_are_drawn_and_pinned(opened: Opened) -> None:
     page.click("[data-pick='gpu:9']")
     panel = page.locator(".view-cluster .operator")
     assert panel.locator("h3").inner_text() == "GPU 9"
+    beside, drawing = panel.bounding_box(), page.locator("#chart-cluster").bounding_box()
+    assert beside and drawing and beside["x"] >= drawing["x"] + drawing["width"], "the panel stands beside the drawing"
     assert "40–79" in panel.inner_text() and "8–15" in panel.inner_text() and "−50.0%" in panel.inner_text()
     assert "cluster_pick=gpu:9" in page.url
     panel.locator(".close").press("Escape")

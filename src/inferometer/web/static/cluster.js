@@ -200,19 +200,25 @@ export const clusterView = {
       return one ? [one] : all;
     }
 
+    function openSide(open) {
+      side.hidden = !open;
+      side.toggleAttribute("open", open); // as the panel of an operator, whose place it has
+    }
+
     function paint() {
       if (!data) return;
       const nothing = !data.stages.length;
       wrong.hidden = !nothing;
       left.hidden = nothing;
       if (nothing) {
-        side.hidden = way.hidden = true;
+        openSide(false);
+        way.hidden = true;
         return show(wrong, h("b", {}, "This layout cannot be placed: "), data.reason);
       }
       const phase = data.phases[phaseOf()] ? phaseOf() : Object.keys(data.phases)[0];
       const chosen = state.view.cluster_pick ?? null;
       const detail = detailOf(data, before?.stages.length ? before : null, chosen, domains(), phase);
-      side.hidden = !detail;
+      openSide(Boolean(detail));
       if (detail) showDetail(side, detail, close);
       const shown = zoomed();
       const focused = picture.box.contains(document.activeElement) ? keyOf(document.activeElement) : null;

@@ -75,6 +75,7 @@ function flowRows(flows, before, more) {
   });
 }
 
+const calls = (count) => `${digits(count)} call${count === 1 ? "" : "s"}`;
 const heads = ["operator", "bytes", "time", "share"];
 
 function gpuDetail(cluster, before, rank, phase) {
@@ -144,7 +145,7 @@ function linkDetail(cluster, before, name, domain, phase) {
             load.flows,
             old(load.stage),
             (flow) =>
-              ` ${spaced(flow.kind)} · ${flow.axis} ${flow.ranks} · ${digits(flow.count)} calls · ` +
+              ` ${spaced(flow.kind)} · ${flow.axis} ${flow.ranks} · ${calls(flow.count)} · ` +
               `${si(flow.sent / flow.seconds, "B/s")} of ${si(flow.peak_bandwidth, "B/s")}`,
           ),
         ),

@@ -14,7 +14,7 @@ const PAD = 10;
 const TITLE = 24;
 const GAP = 12;
 const SPINE = 22;
-const MOST_DOMAINS = 256; // that are drawn
+const MOST_DOMAINS = 128; // that are drawn
 
 // Detail by the number of GPUs to draw and the width there is.
 function levelOf(count, wide, alone) {
@@ -24,8 +24,9 @@ function levelOf(count, wide, alone) {
   return count <= (narrow ? (alone ? 80 : 32) : alone ? 320 : 160) ? "cell" : "mini";
 }
 
+// The space at its end keeps texts apart where they are read as one.
 const text = (x, y, content, extra = {}) =>
-  s("text", { x, y, "font-size": 11, fill: palette().muted, ...extra }, content);
+  s("text", { x, y, "font-size": 11, fill: palette().muted, ...extra }, `${content} `);
 
 // Letters that fit: each is a little more than half as wide as its size.
 const letters = (wide, size = 11) => Math.floor(wide / (size * 0.56));
@@ -37,10 +38,15 @@ function fitted(content, most) {
 const heat = (share) =>
   share > 0 ? tint(palette().green, 0.3 + 0.7 * Math.min(1, Math.sqrt(share / 0.5))) : palette().faint;
 
-// What can be pointed at: hovering tells, a click pins it.
-function part(pick, label, chosen, ...children) {
-  const attributes = { class: "part", role: "button", tabindex: -1, "data-pick": pick, "aria-label": label };
-  return s("g", { ...attributes, "aria-pressed": String(pick === chosen) }, ...children);
+// What can be pointed at: hovering tells, a click pins it. Its name begins with what is seen of it.
+function part(pick, lines, chosen, ...children) {
+  const attributes = { class: "part", role: "button", tabindex: -1, "data-pick": pick };
+  const group = s("g", { ...attributes, "aria-pressed": String(pick === chosen) }, ...children);
+  const seen = [...group.querySelectorAll("text")].map((one) => one.textContent.trim()).join(" ");
+  const more = lines.filter((line) => !seen.includes(line));
+  const whole = lines.join(", ");
+  group.setAttribute("aria-label", whole.includes(seen) ? whole : [seen, ...more].join(", "));
+  return group;
 }
 
 function tank(memory, x, y, w, h) {
@@ -67,7 +73,7 @@ function gpu(cluster, rank, level, { x, y, w, h }, { chosen, phase, zooms }) {
   const stage = cluster.stages[rank.stage];
   const m = stage.memory;
   const pick = `gpu:${rank.rank}`;
-  const label = rankLine(cluster, rank, phase).join(", ");
+  const label = rankLine(cluster, rank, phase);
   const frame = s("rect", { class: "frame", x, y, width: w, height: h, rx: 5, fill: p.paper, stroke: p.faint });
   if (level === "mini") {
     const inner = [s("rect", { class: "frame", x, y, width: w, height: h, fill: "none" }), tank(m, x, y, w, h)];
@@ -137,7 +143,7 @@ function bus(cluster, link, domain, { x, y, w, stems, labelled, above = false, p
   const fill = load.share > 0 ? palette().ink : palette().muted;
   return part(
     `link:${link.name}:${domain.index}`,
-    `${domainWord(cluster)} ${domain.index}, ${capacity(link)}, ${inWords(load, phase)}`,
+    [words, `${domainWord(cluster)} ${domain.index}`],
     chosen,
     s("rect", {
       class: "frame hit",
@@ -228,7 +234,7 @@ function node(cluster, domain, level, box, { x, y }, look) {
     const pairs = link.topology === "bridge" ? pairsOf(spots) : null;
     parts.push(bus(cluster, link, domain, { ...bars, y, stems: i ? [] : stems(8, true), pairs }, look));
   });
-  const zooms = look.zooms ? { "data-zoom": domain.index, role: "button", tabindex: -1, class: "part zoom" } : {};
+  const zooms = look.zooms ? { "data-zoom": domain.index, role: "button", tabindex: -1, class: "part" } : {};
   const name = heading(cluster, domain, level);
   const ranks = domain.ranks.map((rank, i) => gpu(cluster, rank, level, spots[i], look));
   const size = level === "mini" ? 10 : 11.5;
@@ -271,7 +277,7 @@ function network(cluster, rails, { wide, y }, { chosen, phase }) {
   const spine = rails.length > 0 && s("path", { d: `M7,${rails[0].level}V${y}`, stroke: color, "stroke-width": thick });
   return part(
     "link:network:0",
-    words,
+    [words],
     chosen,
     lines,
     spine,
