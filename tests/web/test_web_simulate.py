@@ -37,7 +37,7 @@ def wait_for_first(page: Any, start: str) -> None:
 def test_an_example_is_played_and_a_trace_stays_over_a_reload(opened: Opened, tmp_path: Path) -> None:
     page = opened("?tab=simulate")
     wait_for_first(page, "200 requests in")
-    assert "An example: 200 requests at 4.00/s" in page.inner_text(".about").replace("at 4/s", "at 4.00/s")
+    assert "An example: 200 requests at 4/s" in page.inner_text(".about")
     assert counts(page)["all"] == 200 and counts(page)["decode"] > 3  # it begins at the busiest moment
 
     page.focus("#replay input[type=range]")

@@ -179,7 +179,7 @@ function requestTable(data, places, total) {
   const heads = ["request", "arrives", "queued", "TTFT", "end to end", "input", "output", "goals"];
   const cells = (i) => [
     digits(r.index[i], 7),
-    seconds(r.arrival_s[i]),
+    `${r.arrival_s[i].toFixed(3)} s`,
     seconds(r.scheduled_s[i] - r.arrival_s[i]),
     seconds(r.first_token_s[i] - r.arrival_s[i]),
     seconds(r.finished_s[i] - r.arrival_s[i]),

@@ -1,13 +1,13 @@
 // What a simulation amounts to: a sentence, figures, a table of latencies; each beside those of a pinned simulation.
 import { h } from "./dom.js";
 import { table } from "./form.js";
-import { change, digits, milliseconds, percent } from "./format.js";
+import { change, digits, figure, milliseconds, percent, seconds } from "./format.js";
 
 const goodShare = (run) =>
   run.goodput && run.request_throughput ? run.request_goodput / run.request_throughput : null;
 const FIGURES = [
-  { label: "Requests/s", of: (run) => run.request_throughput, text: (v) => digits(v) },
-  { label: "Output tokens/s", of: (run) => run.output_throughput, text: (v) => digits(v) },
+  { label: "Requests/s", of: (run) => run.request_throughput, text: (v) => figure(v) },
+  { label: "Output tokens/s", of: (run) => run.output_throughput, text: (v) => figure(v) },
   { label: "Keep the goals", of: goodShare, text: (v) => percent(v) },
   { label: "TTFT, median", of: (run) => run.median_ttft_ms, text: milliseconds, less: true },
   { label: "TTFT, p99", of: (run) => run.p99_ttft_ms, text: milliseconds, less: true },
@@ -75,14 +75,14 @@ export function sentences(run) {
     h(
       "p",
       { class: "first" },
-      `${digits(run.completed, 7)} requests in ${digits(run.duration)} s: ` +
-        `${digits(run.request_throughput)} requests/s, ${digits(run.output_throughput)} output tokens/s`,
+      `${digits(run.completed, 7)} requests in ${seconds(run.duration)}: ` +
+        `${figure(run.request_throughput)} requests/s, ${figure(run.output_throughput)} output tokens/s`,
     ),
     share !== null &&
       h(
         "p",
         { class: share < 0.9 ? "missed" : "" },
-        `${digits(run.request_goodput)} requests/s (${percent(share)}) keep the goals: ${goals.join(", ")}`,
+        `${figure(run.request_goodput)} requests/s (${percent(share)}) keep the goals: ${goals.join(", ")}`,
       ),
     h("p", { class: "note" }, facts.filter(Boolean).join(" · ")),
     Object.entries(run.rejection_reasons ?? {}).map(([why, n]) =>

@@ -64,6 +64,9 @@ function timeline(one, run) {
 // Green where all requests keep a goal, orange where nine in ten do
 const goalColor = (share, p) => (share === 1 ? p.green : share >= 0.9 ? p.orange : p.vermillion);
 
+// A goal as it was set: goalText(50) "50 ms"
+const goalText = (limit) => (limit < 1e3 ? `${digits(limit)} ms` : `${digits(limit / 1e3)} s`);
+
 // The range of some latencies, with room; a goal that is near is within it
 function rangeOf(values, limit, log) {
   let [low, high] = [values[0], values.at(-1)];
@@ -78,7 +81,7 @@ function goalMark(limit, share, [low, high], log, p) {
   if (!limit) return {};
   const color = goalColor(share, p);
   const x = log ? Math.log10(limit) : limit;
-  const text = `goal ${milliseconds(limit)}`;
+  const text = `goal ${goalText(limit)}`;
   const font = { color, size: 12 };
   if (x >= low && x <= high) {
     const aside = x < (low + high) / 2 ? { xanchor: "left", xshift: 5 } : { xanchor: "right", xshift: -5 };
@@ -135,8 +138,7 @@ function spread(charts, run, before) {
       {
         title: name,
         note:
-          (limit ? `goal ${milliseconds(limit)}: ${percent(share)} keep it` : median) +
-          (other ? " · dashed: pinned" : ""),
+          (limit ? `goal ${goalText(limit)}: ${percent(share)} keep it` : median) + (other ? " · dashed: pinned" : ""),
       },
     );
   }
