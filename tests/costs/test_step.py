@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferometer.costs.binding import bind, step_seconds
+from inferometer.costs.roofline import EqualTokens
 from inferometer.costs.step import (
     Group,
     Step,
@@ -20,6 +21,7 @@ from inferometer.costs.step import (
     prefill,
     query_key_pairs,
 )
+from inferometer.inference.request import build_request
 from inferometer.network import families
 from inferometer.network.graph import Span
 from inferometer.specs import catalog
@@ -151,3 +153,14 @@ def test_a_prompt_is_cut_where_the_budget_ends() -> None:
 def test_full_steps_without_a_rest_are_all_there_is() -> None:
     ((step, often),) = prefill(8, 1024, budget=2048)
     assert often == 4 and step.groups[0] == Group(2, 1024, 0, 1) and step.sums({})["tokens"] == 2048
+
+
+@pytest.mark.parametrize("model", ["gpt-oss-20b", "deepseek-v3", "granite-4.0-h-tiny"])
+def test_steps_that_differ_in_context_alone_share_what_depends_on_their_tokens(model: str) -> None:
+    plan = build_request(model, "h200", tensor_parallel_size=2).bind()
+    shared: EqualTokens = {}
+    for context in (100, 5000, 70_000):
+        step = Step((Group(8, 1, context, 1, True),))
+        assert step_seconds(plan, step, shared) == pytest.approx(step_seconds(plan, step), rel=1e-12)
+    assert len(shared) == 1
+    assert step_seconds(plan, Step((Group(99, 1, 100, 1, True),)), shared) > 0 and len(shared) == 2

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 from helpers.web_server import Reply, Server, serving
 
+from inferometer.web.http_server import listening
 from inferometer.web.operations import BUCKETS, Gauge, Observer, RequestLog, RequestMetrics
 from inferometer.web.uploads import PREFIX, Uploads, remove_abandoned
 
@@ -187,6 +189,11 @@ def test_metrics_are_prometheus(server: Server) -> None:
     parser: Any = pytest.importorskip("prometheus_client.parser")
     families = {family.name: family.type for family in parser.text_string_to_metric_families(reply.body.decode())}
     assert families["http_requests"] == "counter" and families["http_request_duration_seconds"] == "histogram"
+
+
+def test_answers_do_not_wait_for_acknowledgements() -> None:
+    with listening("127.0.0.1", 0) as door:  # asyncio turns Nagle's algorithm off where a socket names its protocol
+        assert door.proto == socket.IPPROTO_TCP
 
 
 def test_buckets_are_cumulative_and_labels_escaped() -> None:
