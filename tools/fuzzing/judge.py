@@ -101,7 +101,7 @@ def _judge_reply(case: Case, ran: Ran, checked: Counter[str]) -> Verdict:
         return Verdict("law broken", [f"json: {error}"])
     if ran.code != 200:
         checked["one-sentence"] += 1
-        if set(reply) != {"error", "control", "suggestions"} or not reply["error"]:
+        if set(reply) != {"error", "control", "suggestions", "remedies"} or not reply["error"]:
             problems.append(f"one-sentence: {ran.out[:160]}")
         return Verdict("law broken" if problems else "refused", problems)
     feasible = not isinstance(reply, dict) or bool(reply.get("feasible", True))
