@@ -1,6 +1,6 @@
 // A deployment that a search looked at: what it does, whether it keeps the limits, how it is opened, how it starts.
 import { copy, h, say } from "./dom.js";
-import { digits, milliseconds, percent } from "./format.js";
+import { digits, figure, milliseconds, money, percent } from "./format.js";
 import { setPlan } from "./state.js";
 
 const ENGINES = { vllm: "vLLM", sglang: "SGLang", trtllm: "TensorRT-LLM", bench: "Measure it" };
@@ -30,7 +30,7 @@ export function open(deployment) {
 
 export const beaten = (deployment) => deployment.verdict === "beaten";
 const metricsOf = (deployment) => deployment.simulated ?? deployment.priced;
-export const money = (value) => (value === null || value === undefined ? "–" : `$${digits(value)}`);
+export const allowed = (limit) => `${digits(limit)} ms`; // as it was typed
 export const shareName = (answer) => `p${digits(answer.goodput_share * 100)}`;
 
 // What the share of the requests that counts takes, in ms: late(deployment, "ttft")
@@ -41,14 +41,14 @@ export function missedLimits(deployment, answer) {
   return Object.entries(deployment.missed ?? {}).map(
     ([name, value]) =>
       `${name.toUpperCase()} ${shareName(answer)} ${value === null ? "never ends" : milliseconds(value)} > ` +
-      milliseconds(answer.goodput[name]),
+      allowed(answer.goodput[name]),
   );
 }
 
 function latency(deployment, answer, name) {
   const value = milliseconds(late(deployment, name));
   if (!(name in (deployment.missed ?? {}))) return value;
-  return h("span", { class: "missed" }, value, h("small", {}, ` > ${milliseconds(answer.goodput[name])}`));
+  return h("span", { class: "missed" }, value, h("small", {}, ` > ${allowed(answer.goodput[name])}`));
 }
 
 // [{ key, label, value, text, less }]: the figures of a card, of a row and of a comparison
@@ -58,18 +58,18 @@ export function figures(deployment, answer) {
   const share = shareName(answer);
   const of = (name) => ({ text: latency(deployment, answer, name), value: late(deployment, name), less: true });
   return [
-    { key: "rate", label: "requests/s", value: m.request_rate, text: `${rate}${digits(m.request_rate, 4)}` },
+    { key: "rate", label: "requests/s", value: m.request_rate, text: `${rate}${figure(m.request_rate, 4)}` },
     {
       key: "per_gpu",
       label: "tokens/s per GPU",
       value: m.output_throughput_per_gpu,
-      text: `${rate}${digits(m.output_throughput_per_gpu)}`,
+      text: `${rate}${figure(m.output_throughput_per_gpu)}`,
     },
     {
       key: "per_user",
       label: "tokens/s per user",
       value: m.output_throughput_per_user,
-      text: digits(m.output_throughput_per_user),
+      text: figure(m.output_throughput_per_user),
     },
     { key: "ttft", label: `TTFT ${share}`, ...of("ttft") },
     { key: "tpot", label: `TPOT ${share}`, ...of("tpot") },
@@ -114,7 +114,7 @@ export function card(deployment, answer, { launch }) {
           "div",
           {},
           h("dt", {}, label),
-          h("dd", {}, text, answer.goodput[key] && h("small", {}, `of ${milliseconds(answer.goodput[key])} allowed`)),
+          h("dd", {}, text, answer.goodput[key] && h("small", {}, `of ${allowed(answer.goodput[key])} allowed`)),
         ),
       ),
       h(

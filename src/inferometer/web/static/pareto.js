@@ -1,7 +1,7 @@
 // Throughput against speed for one user: the front of a search, the region that keeps the limits, what was simulated.
 import { chart, halfDecades } from "./chart.js";
-import { beaten, csvRow, missedLimits, money, open } from "./deployment.js";
-import { digits, milliseconds } from "./format.js";
+import { beaten, csvRow, missedLimits, open } from "./deployment.js";
+import { digits, milliseconds, money } from "./format.js";
 import { palette, tint } from "./theme.js";
 
 const PER_USER = "output_throughput_per_user";

@@ -1,12 +1,12 @@
 // Two searches beside each other: what was asked otherwise, and how far apart their winners are.
-import { figures } from "./deployment.js";
+import { allowed, figures } from "./deployment.js";
 import { table } from "./form.js";
 import { h } from "./dom.js";
 import { change, digits } from "./format.js";
 
 const CHANCE = 0.01; // simulated figures are no surer than this
 
-const milliseconds = (limit) => (limit ? `${digits(limit)} ms` : "no limit");
+const limited = (limit) => (limit ? allowed(limit) : "no limit");
 
 // The question of a search as it was understood: [["TTFT at most", "500 ms"], …]
 function question({ model, num_gpus, space, goodput, goodput_share, workload, objective, engine }) {
@@ -16,8 +16,8 @@ function question({ model, num_gpus, space, goodput, goodput_share, workload, ob
     ["engine", engine],
     ["input, output tokens", `${digits(workload.input_len)}, ${digits(workload.output_len)}`],
     ["requests/s", workload.request_rate ? digits(workload.request_rate) : "as many as hold"],
-    ["TTFT at most", milliseconds(goodput.ttft)],
-    ["TPOT at most", milliseconds(goodput.tpot)],
+    ["TTFT at most", limited(goodput.ttft)],
+    ["TPOT at most", limited(goodput.tpot)],
     ["share that keeps them", `${digits(goodput_share * 100)}%`],
     ["best is", objective],
   ];

@@ -125,6 +125,7 @@ export const searchView = {
     let pinned = null; // { answer, name }
     let running = null;
     let launched = null; // the deployment whose commands are shown
+    let followed = null; // the job of the address, however it ended
     let notice = null; // a sentence in the place of a result, with a button
     const ask = form("search", FIELDS, { button: "Search", run: () => search() });
     const trace = traceFile("search");
@@ -179,7 +180,7 @@ export const searchView = {
       const onProgress = (share, text) => bar.update(share, example ? `an example for this model: ${text}` : text);
       const current = job("/api/search", body, onProgress, (given) => {
         name = given;
-        if (!example) setView({ search_job: given }, true);
+        if (!example) setView({ search_job: (followed = given) }, true);
       });
       return follow(current, () => ({ name, key: keyOf(body), example }));
     }
@@ -194,6 +195,7 @@ export const searchView = {
     // What the address says: a result, one to compare with; else something to look at.
     function restore() {
       const { search_job: name, search_pin: pin } = state.view;
+      followed = name ?? null;
       if (pin && pinned?.name !== pin) recallPinned(pin);
       if (!pin) pinned = null;
       if (name) follow(resumed(name, bar.update), () => ({ name, key: keyOf(questionOf(ask, trace)), example: false }));
@@ -346,8 +348,7 @@ export const searchView = {
       draw() {
         ask.refresh();
         const name = state.view.search_job ?? null;
-        const another = name && name !== shown?.name && !running && !notice;
-        if (!begun || another) {
+        if (!begun || (name && name !== followed)) {
           begun = true;
           restore();
         } else draw();
