@@ -108,7 +108,7 @@ function telling(box, tell) {
   return hide;
 }
 
-function legend(host) {
+function legend(host, hint) {
   const p = palette();
   const entry = (color, word) => h("li", {}, h("i", { style: `background:${color}` }), word);
   show(
@@ -116,6 +116,7 @@ function legend(host) {
     PARTS.map(([, word, color]) => entry(p[color], word)),
     entry(p.grid, "free"),
     entry(p.green, "link in use: the stronger, the longer"),
+    h("li", {}, hint),
   );
 }
 
@@ -227,16 +228,16 @@ export const clusterView = {
       const { svg, level, drawn } = machine(data, shown, { wide, phase, chosen, zooms });
       const took = data.phases[phase];
       const more = zooms ? Math.ceil(data.num_gpus / data.gpus_per_domain) - drawn : 0;
+      const m = data.stages[0].memory;
       picture.draw(svg, {
         title: title(data),
         note:
           `${capital(phase)} ${seconds(took.seconds)}${took.steps > 1 ? ` in ${took.steps} steps` : ""} · ` +
-          `dashed: what ${percent(data.stages[0].memory.usable_bytes / data.stages[0].memory.capacity_bytes, 0)} of ` +
-          `memory leaves usable · click a GPU or a link to pin it` +
-          (zooms ? `, a ${domainWord(data)} to look closer` : "") +
+          `dashed: usable, ${percent(m.usable_bytes / m.capacity_bytes, 0)} of the memory` +
           (more ? ` · ${more.toLocaleString("en")} more ${domainWord(data)}s are not drawn` : ""),
       });
       picture.box.dataset.level = level;
+      legend(keys, `click a GPU or a link to pin it${zooms ? `, a ${domainWord(data)} to look closer` : ""}`);
       focusOn(focused);
       const flows = flowRows(data, phase);
       second.box.parentElement.hidden = !flows.length;
@@ -271,7 +272,6 @@ export const clusterView = {
     return {
       draw() {
         redrawSwitch();
-        legend(keys);
         if (given) data = given.cluster ?? null;
         const now = JSON.stringify([state.plan, state.pinned]);
         if (!given && now !== seen) {
