@@ -148,7 +148,7 @@ def test_figures_of_a_gpu_can_be_changed_and_taken_back(opened: Opened) -> None:
 def test_presets_are_plans(opened: Opened) -> None:
     page = opened()
     for preset in opened.server.get("/api/catalogue").json["presets"]:
-        before = page.inner_text(".what p")
+        before = page.text_content(".what p")
         page.click(f"#presets button:has-text('{preset['label']}')")
         page.wait_for_function("b => document.querySelector('.what p').textContent !== b", arg=before)
         assert page.inner_text(".what p").startswith(preset["plan"]["model"])
