@@ -93,7 +93,7 @@ function waterfall(one, phase) {
     traces,
     {
       barmode: "overlay",
-      xaxis: { title: `${unit} since the ${phase} began`, range: [0, most * 1.1] },
+      xaxis: { title: `${unit} since the ${phase} began`, range: [0, most * (one.box.clientWidth < 560 ? 1.45 : 1.1)] },
       hovermode: "closest",
       bargap: 0.22,
       yaxis: {
@@ -218,7 +218,9 @@ function composition(one) {
     })),
   );
   const rows = figures.map(({ bars }) => bars.length);
-  const [each, between, foot] = [44, 52, 100]; // pixels: of a bar, between two axes, below the last
+  const narrow = one.box.clientWidth < 560;
+  // pixels: of a bar, between two axes, below the last
+  const [each, between, foot] = [44, 52, narrow ? 70 + 19 * kinds.length : 100];
   const inner = rows.reduce((sum, n) => sum + n * each, 0) + between * (rows.length - 1);
   const axes = {};
   let top = inner;
@@ -228,7 +230,7 @@ function composition(one) {
     axes[`yaxis${number(i)}`] = { domain, anchor: `x${number(i)}`, autorange: "reversed", ticks: "" };
     axes[`xaxis${number(i)}`] = {
       anchor: `y${number(i)}`,
-      range: [0, reach[i] * (one.box.clientWidth < 560 ? 1.5 : 1.16)],
+      range: [0, reach[i] * (narrow ? 1.6 : 1.16)],
       title: { text: `${word} (${scales[i][1]})`, standoff: 2 },
     };
   });
@@ -253,6 +255,7 @@ function composition(one) {
     {
       barmode: "stack",
       bargap: 0.3,
+      uniformtext: { minsize: 9, mode: "hide" },
       ...axes,
       annotations: ends,
       legend: { orientation: "h", y: -62 / inner, yanchor: "top", x: 0, traceorder: "normal" },

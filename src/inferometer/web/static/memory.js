@@ -69,7 +69,8 @@ function stacked(one) {
     ...(state.before ? [["pinned", state.before.memory]] : []),
   ].reverse();
   const names = plans.map(([name]) => name);
-  const traces = PARTS.map(([key, word, color]) => ({
+  const held = PARTS.filter(([key]) => plans.some(([, m]) => m[`${key}_bytes`] > 0));
+  const traces = held.map(([key, word, color]) => ({
     type: "bar",
     orientation: "h",
     name: word,
@@ -83,6 +84,7 @@ function stacked(one) {
     ),
     textposition: "inside",
     insidetextanchor: "middle",
+    textangle: 0,
     textfont: { size: 11 },
     hovertext: plans.map(
       ([name, m]) => `${name}: ${word} ${bytes(m[`${key}_bytes`])} (${percent(m[`${key}_bytes`] / m.total_bytes)})`,
@@ -101,6 +103,7 @@ function stacked(one) {
       },
       yaxis: {},
       bargap: 0.3,
+      uniformtext: { minsize: 9, mode: "hide" },
       ...limits(m),
       legend: { orientation: "h", y: -0.38, x: 0, yanchor: "top", traceorder: "normal" },
       margin: { l: 60, r: 16, t: 40, b: 90 },
@@ -132,6 +135,7 @@ function growth(one) {
   one.element.hidden = !(each > 0); // a network without a cache has nothing to show here
   if (!(each > 0)) return;
   const room = m.max_batch_size;
+  const grows = room < 0.98 * ((m.usable_bytes - m.total_bytes + m.kv_cache_bytes) / each); // not the cache alone
   const limit = Math.max(
     2,
     Math.ceil(Math.max(workload.batch_size * 1.6, Math.min(room * 1.3, workload.batch_size * 400), 4)),
@@ -188,7 +192,9 @@ function growth(one) {
   const annotations = [annotation(workload.batch_size, `now: ${workload.batch_size}`, p.ink, 0.07)];
   if (room > 0 && room <= limit) {
     shapes.push(upright(room, p.vermillion));
-    annotations.push(annotation(room, `overflows after ${digits(room, 6)} sequences`, p.vermillion, 0.16));
+    annotations.push(
+      annotation(room, `${grows ? "at most" : "overflows after"} ${digits(room, 6)} sequences`, p.vermillion, 0.16),
+    );
   }
   const length = [workload.input_len, workload.output_len].map((tokens) => digits(tokens)).join(" + ");
   one.draw(
@@ -213,7 +219,8 @@ function growth(one) {
       note:
         room < 1
           ? "Not even one sequence fits: weights, activations and overhead take all there is."
-          : `${bytes(each)} per sequence, so ${largest(m) || "any number of sequences"} fit; all else as in this plan. ` +
+          : `${bytes(each)} of cache per sequence: ${largest(m) || "any number of sequences"} ` +
+            `${grows ? "fit, because activations grow, too" : "fit"}; all else is drawn as in this plan. ` +
             "Solid: usable, dotted: capacity. Click to choose a batch size.",
     },
   );
@@ -249,7 +256,9 @@ export const memoryView = {
           ["largest batch", "max_batch_size"],
           ["largest batch of prompts alone", "max_batch_size_prefill"],
           ["largest batch while decoding", "max_batch_size_decode"],
-        ].filter(([, key]) => state.report.phases.decode || !/_prefill$|_decode$/.test(key));
+        ]
+          .filter(([, key]) => state.report.phases.decode || !/_prefill$|_decode$/.test(key))
+          .filter(([, key]) => !/^kv_|_tokens$/.test(key) || state.report.memory[key]);
         const shown = (m, key) =>
           m[key] === null || (key.startsWith("max") && m[key] >= UNLIMITED)
             ? "–"

@@ -6,7 +6,8 @@ import { keyOf } from "./phases.js";
 import { emit, setView, state } from "./state.js";
 import { boundColor, boundWords, palette } from "./theme.js";
 
-const [LEFT, RIGHT, TOP, FOOT] = [52, 8, 10, 40];
+const [LEFT, RIGHT, TOP, FOOT] = [58, 8, 10, 40];
+const WIDEST = 660; // pixels: in a field much larger than theirs, names would stand far from their dots
 const FONT = "system-ui, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif";
 const LEADER = 9; // pixels between a dot's rim and its name, from which on a line leads there
 
@@ -151,7 +152,15 @@ function mark(op, radius, name, field, { phase, key, card }) {
     const end = [clamp(x, nx - name.width / 2, nx + name.width / 2), clamp(y, ny - 7, ny + 7)];
     if (Math.hypot(end[0] - x, end[1] - y) >= radius + LEADER)
       parts.push(path([[x, y], end], { stroke: p.muted, "stroke-width": 0.8 }));
-    parts.push(label(nx, ny, name.text, { "text-anchor": "middle" }));
+    parts.push(
+      label(nx, ny, name.text, {
+        "text-anchor": "middle",
+        stroke: p.paper, // over the rings of a pinned plan, which was not there when names were placed
+        "stroke-width": 3,
+        "stroke-linejoin": "round",
+        "paint-order": "stroke",
+      }),
+    );
   }
   return s(
     "g",
@@ -161,8 +170,9 @@ function mark(op, radius, name, field, { phase, key, card }) {
       tabindex: name ? "0" : null,
       "aria-label": `${name?.text ?? op.name}, ${boundWords(op.bound)}, ${digits(op.intensity)} FLOP per byte`,
       "data-op": op.name,
+      "data-key": key,
       onclick: open,
-      onkeydown: (event) => event.key === "Enter" && open(),
+      onkeydown: (event) => [" ", "Enter"].includes(event.key) && (event.preventDefault(), open()),
       onpointerenter: () => card.show(x, y + radius, described(op, phase)),
       onpointerleave: card.hide,
       onfocus: () => card.show(x, y + radius, described(op, phase)),
@@ -231,7 +241,8 @@ function hoverCard(figure) {
       show(element, content);
       element.hidden = false;
       const box = figure.querySelector(".drawing");
-      const left = Math.max(4, Math.min(x + 8, box.clientWidth - element.offsetWidth - 4));
+      const from = box.querySelector("svg").getBoundingClientRect().left - figure.getBoundingClientRect().left;
+      const left = Math.max(4, Math.min(from + x + 8, box.clientWidth - element.offsetWidth - 4));
       element.style.left = `${left}px`;
       element.style.top = `${box.offsetTop + y + 8}px`;
     },
@@ -340,12 +351,17 @@ export const rooflineView = {
         const { frame, card } = framed(name);
         card.hide();
         const style = getComputedStyle(frame.box);
-        const across = frame.box.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
+        const inner = frame.box.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
+        const across = Math.min(WIDEST, inner);
         if (across < 100) continue;
+        const focused = document.activeElement?.closest?.(".dot")?.dataset.key;
+        const inside = frame.box.contains(document.activeElement);
         frame.draw(picture(report, name, across, card), {
           title: `${capital(name)} · ${seconds(report.phases[name].seconds)}`,
           note: sentence(report, name),
         });
+        const again = inside && [...frame.box.querySelectorAll(".dot")].find((dot) => dot.dataset.key === focused);
+        if (again) again.focus({ preventScroll: true }); // what had the keyboard is drawn anew
       }
     }
     let wide = 0;

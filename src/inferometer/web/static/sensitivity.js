@@ -179,7 +179,8 @@ export const sensitivityView = {
         .map(([key, word]) => {
           const doubled = (k) => answer.curves[k][key][answer.curves[k].factor.indexOf(2)] ?? Infinity;
           const best = Object.keys(answer.curves).reduce((least, k) => (doubled(k) < doubled(least) ? k : least));
-          return ` · twice the ${answer.figures[best].label}: ${word} ${signed(doubled(best) / answer.metrics[key] - 1)}`;
+          const moved = signed(doubled(best) / answer.metrics[key] - 1);
+          return ` · twice the ${answer.figures[best].label}: ${word} ${moved}`;
         })
         .join("");
     }
