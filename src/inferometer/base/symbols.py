@@ -329,10 +329,12 @@ _CODE = {  # of a step on plain numbers, as `_FUNCTIONS` has it
 _SYMBOLS = {function: symbol for symbol, function in _FUNCTIONS.items()}
 
 
-def _compiled(program: Program) -> Callable[..., list[Value]]:
-    """A program as one function of plain numbers, in the order of its names; its text comes from formulas alone."""
-    constants = {f"c{slot}": value for slot, function, value in program.steps if function is None}
-    place = {slot: f"c{slot}" if f"c{slot}" in constants else f"v{slot}" for slot in range(program.width)}
+def source_text(program: Program) -> str:
+    """A program as a Python function of plain numbers, in the order of its names; v and c are numbers of slots."""
+    place = [f"v{slot}" for slot in range(program.width)]
+    for slot, function, _ in program.steps:
+        if function is None:
+            place[slot] = f"c{slot}"
     lines = [
         f"    v{slot} = {_CODE[_SYMBOLS[function]].format(*(place[i] for i in inputs))}\n"
         for slot, function, inputs in program.steps
@@ -340,8 +342,13 @@ def _compiled(program: Program) -> Callable[..., list[Value]]:
     ]
     arguments = ", ".join(f"v{slot}" for slot in program.names.values())
     values = ", ".join(place[i] for i in program.outputs)
-    space: dict[str, Any] = {"ceil": math.ceil, **constants}
-    exec(f"def compiled({arguments}):\n{''.join(lines)}    return [{values}]\n", space)
+    return f"def compiled({arguments}):\n{''.join(lines)}    return [{values}]\n"
+
+
+def _compiled(program: Program) -> Callable[..., list[Value]]:
+    constants = {f"c{slot}": value for slot, function, value in program.steps if function is None}
+    space: dict[str, Any] = {"__builtins__": {}, "ceil": math.ceil, **constants}
+    exec(source_text(program), space)
     compiled: Callable[..., list[Value]] = space["compiled"]
     return compiled
 
