@@ -43,3 +43,31 @@ def test_every_variable_of_the_page_is_in_the_palette() -> None:
     }
     assert used == set(LIGHT) == set(DARK)
     assert all(palette_css().count(f"--{name}: ") == 3 for name in LIGHT), "light, dark by the system, dark by choice"
+
+
+def test_scripts_import_what_there_is_and_export_what_is_used() -> None:
+    scripts = {path.name: path.read_text(encoding="utf-8") for path in static().glob("*.js")}
+    used = {(other, name) for text in scripts.values() for other, name in _imports(text)}
+    offered = {
+        (script, name)
+        for script, text in scripts.items()
+        for name in re.findall(r"^export (?:async )?(?:function|const|let|class) (\w+)", text, re.M)
+    }
+    assert sorted(used - offered) == [], "imported, but not there"
+    dead = [(script, name) for script, name in sorted(offered - used) if scripts[script].count(name) == 1]
+    assert dead == [], "exported, but used by none"
+    for script, text in scripts.items():
+        body = re.sub(r"^import .*?;$", "", text, flags=re.M | re.S)
+        idle = [name for _, name in _imports(text) if not re.search(rf"\b{name}\b", body)]
+        assert idle == [], f"{script} imports what it does not use"
+        assert text.count("\n") <= 400, script
+
+
+def _imports(text: str) -> list[tuple[str, str]]:
+    """The scripts and names that one imports."""
+    return [
+        (script, name.partition(" as ")[0].strip())
+        for names, script in re.findall(r"^import \{([^}]*)\} from \"\./([\w.-]+)\"", text, re.M)
+        for name in names.split(",")
+        if name.strip()
+    ]

@@ -10,7 +10,7 @@ const SHOWN = 1000; // rows of a table; a file has all
 const analysis = () => state.report?.command ?? "";
 
 // The same command, writing its pictures where it has some: inferometer analyze … --plot pictures
-const PLOTS = /^inferometer (analyze(?!.* --cluster)|sweep|sensitivity|search|simulate(?!.* --find-capacity)) /m;
+const PLOTS = /^inferometer (analyze|sweep|sensitivity|search|simulate) (?!.*--(find-capacity|cluster)\b)/m;
 const plotting = (command) => (PLOTS.test(command) ? `${command} --plot pictures` : command);
 
 // What a file of data says of where it comes from, beside its own columns.
@@ -38,7 +38,7 @@ function tableOf(rows, title) {
 
 // framed(host, box, { name, title, note, rows, picture, command }): picture() promises an <svg> that stands alone
 export function framed(host, box, { name, title, note = "", rows, picture, command = analysis }) {
-  const heading = h("h3", {}, title);
+  const heading = h("h3", { hidden: !title }, title);
   const caption = h("span", { class: "note" }, note);
   const place = h("div", { class: "rows", hidden: true });
   const told = () => [heading.textContent, caption.textContent].filter(Boolean).join(". ");
@@ -89,6 +89,7 @@ export function framed(host, box, { name, title, note = "", rows, picture, comma
     element,
     caption({ title: words, note: more }) {
       if (words !== undefined) heading.textContent = words;
+      heading.hidden = !heading.textContent;
       if (more !== undefined) caption.textContent = more;
     },
     drawn() {

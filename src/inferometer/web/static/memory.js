@@ -237,7 +237,7 @@ export const memoryView = {
       height: 380,
       onpick: (point) => setPlan({ batch_size: Math.max(1, Math.round(point.x)) }),
     });
-    const facts = h("div", { class: "table facts" });
+    const facts = h("div", { class: "table facts", tabindex: "0", role: "region", "aria-label": "Memory in figures" });
     host.append(facts);
     return {
       draw() {
