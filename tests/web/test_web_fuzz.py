@@ -42,7 +42,9 @@ def test_no_request_of_the_document_breaks_it(server: Server, verb: str) -> None
             reply = case.call(timeout=60)
             case.validate_response(reply, checks=[not_a_server_error])
             if reply.status_code >= 400:
-                assert set(reply.json()) == {"error", "control"} and reply.json()["error"], reply.text
+                assert set(reply.json()) == {"error", "control", "suggestions", "remedies"} and reply.json()["error"], (
+                    reply.text
+                )
 
         ask()
 
