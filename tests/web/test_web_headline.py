@@ -56,7 +56,8 @@ def test_a_diffusion_model_speaks_of_images(opened: Opened) -> None:
         *("image_latency_ms", "ttft_ms", "images_per_second", "cost_per_thousand_images", "joules_per_image")
     ]
     assert page.input_value("#c-engine") == "hf", "the engine that is used"
-    assert "TTFT" not in page.inner_text("#headline") and "prefill" not in page.inner_text("#headline").lower()
+    assert page.inner_text("#view .switch") == "denoising step"
+    assert "TTFT" not in page.inner_text("main") and "prefill" not in page.inner_text("main").lower()
     for name in ("output_len", "input_len", "kv_cache_dtype", "images"):
         assert page.is_hidden(f"#c-{name}"), name
     first = figure(page, "image_latency_ms")

@@ -72,12 +72,12 @@ class ServingArgs(ServedPlanArgs):
     GROUP: ClassVar[str] = "Serving"
     scheduler: Annotated[
         str | None,
-        arg("vllm, sarathi, prefill_first, trtllm or static.", default_text="the engine's"),
+        arg("vllm, sarathi, prefill_first, trtllm or static.", default_text="engine default"),
     ] = None
     policy: Annotated[str, arg("Which request is first: fcfs, or priority (a column of the trace).")] = "fcfs"
     enable_prefix_caching: Annotated[
         bool | None,
-        arg("Keep the cache of prompts for those that begin alike.", default_text="the engine's"),
+        arg("Keep the cache of prompts for those that begin alike.", default_text="engine default"),
     ] = None
     long_prefill_token_threshold: Annotated[int, arg("Longest piece of a prompt; 0: no limit.", ge=0, le=10**9)] = 0
     prefill_schedule_interval: Annotated[
@@ -174,7 +174,7 @@ class SearchTrafficArgs(Args):
     GROUP: ClassVar[str] = "Target"
     num_gpus: Annotated[int | None, arg("GPUs of each type.", default_text="--nodes, or one node")] = None
     nodes: Annotated[int | None, arg("Machines, instead of --num-gpus.")] = None
-    gpus_per_node: Annotated[int | None, arg("GPUs of a machine.", default_text="the device's usual")] = None
+    gpus_per_node: Annotated[int | None, arg("GPUs of a machine.", default_text="as the device has")] = None
     input_len: Annotated[
         int | float | str | None, arg("Prompt tokens, or how they vary.", default_text="1024", metavar="N|DIST")
     ] = None
@@ -271,7 +271,7 @@ class SearchArgs(SearchSpaceArgs):
     )
     dtype: Annotated[str, arg("Of activations and plain weights: bf16, fp16.")] = "auto"
     interconnect: Annotated[
-        str | None, arg("Which link joins the GPUs: nvlink, pcie …", default_text="the device's best")
+        str | None, arg("Which link joins the GPUs: nvlink, pcie …", default_text="the fastest")
     ] = None
     efficiency: Annotated[
         float | str | Mapping[str, float] | None,
@@ -281,7 +281,7 @@ class SearchArgs(SearchSpaceArgs):
     calibration: Annotated[
         str | None, arg("What validate --write-calibration made of your measurements.", metavar="FILE")
     ] = None
-    gpu_memory_utilization: Annotated[float | None, arg("Share of memory.", default_text="the engine's")] = None
+    gpu_memory_utilization: Annotated[float | None, arg("Share of memory.", default_text="engine default")] = None
     routing_skew: Annotated[float, arg("0: experts are chosen evenly; 1: always the same.")] = 0.0
     assume_decoder: Annotated[
         bool, arg("Compute a model whose structure is not understood as a Llama-like decoder all the same.")
@@ -347,12 +347,12 @@ class TrainArgs(Args):
         arg("Share of peak: 0.6, or flops=0.7,hbm=0.85,intra=0.8,inter=0.7.", metavar="X"),
     ] = None
     nodes: Annotated[int | None, arg("Machines.", default_text="as many as the layout needs")] = None
-    gpus_per_node: Annotated[int | None, arg("GPUs of a machine.", default_text="the device's usual")] = None
+    gpus_per_node: Annotated[int | None, arg("GPUs of a machine.", default_text="as the device has")] = None
     overlap: Annotated[float | None, arg("Share of communication behind computing.", default_text="dp 0.9, tp 0.5")] = (
         None
     )
     interconnect: Annotated[
-        str | None, arg("Which link joins the GPUs: nvlink, pcie …", default_text="the device's best")
+        str | None, arg("Which link joins the GPUs: nvlink, pcie …", default_text="the fastest")
     ] = None
     routing_skew: Annotated[float, arg("0: experts are chosen evenly; 1: always the same.")] = 0.0
     assume_decoder: Annotated[

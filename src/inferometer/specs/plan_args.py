@@ -122,7 +122,7 @@ class LayoutArgs(MachineArgs):
             ge=0,
             le=10**6,
             label="Micro-batches",
-            unit="of a batch",
+            unit="per batch",
             slider=Slider(0, 32, 1),
         ),
     ] = 0
@@ -140,8 +140,8 @@ class LayoutArgs(MachineArgs):
         Annotated[int, arg("", ge=1, le=RANKS)] | None,
         arg(
             "GPUs of a machine.",
-            default_text="the device's usual",
-            label="GPUs of a node",
+            default_text="as the device has",
+            label="GPUs per node",
             unit="GPUs",
             slider=Slider(1, 72, 1),
         ),
@@ -150,7 +150,7 @@ class LayoutArgs(MachineArgs):
         str | None,
         arg(
             "Which link joins the GPUs: nvlink, pcie …",
-            default_text="the device's best",
+            default_text="the fastest",
             label="Interconnect",
             offered="links",
         ),
@@ -162,7 +162,7 @@ class LayoutArgs(MachineArgs):
             ge=0,
             le=1,
             ends="0 (none) and 1 (all that fits behind computing)",
-            label="Communication hidden",
+            label="Overlapped communication",
             unit="share",
             slider=Slider(0, 1, 0.05),
         ),
@@ -217,8 +217,8 @@ class MethodArgs(LayoutArgs):
             ge=0,
             le=1e6,
             ends="0 and a million",
-            label="Weights on the host",
-            unit="GB a GPU",
+            label="CPU offload",
+            unit="GB per GPU",
             slider=Slider(0, 512, 1),
         ),
     ] = 0.0
@@ -232,7 +232,7 @@ class PrecisionArgs(MethodArgs):
         str | None,
         arg(
             "bf16 fp8 fp8-block int8 w4a16 mxfp4 nvfp4 …",
-            default_text="the config's",
+            default_text="from the config",
             short="-q",
             label="Weights",
             offered="precisions",
@@ -264,21 +264,21 @@ class EngineArgs(PrecisionArgs):
         str | None,
         arg(
             "flash, or eager: scores go through memory.",
-            default_text="the engine's",
+            default_text="engine default",
             choices=("flash", "eager"),
             label="Attention",
         ),
     ] = None
     fusion: Annotated[
         bool | None,
-        arg("Element-wise operators ride on their neighbours.", default_text="the engine's", label="Fusion"),
+        arg("Element-wise operators ride on their neighbours.", default_text="engine default", label="Fusion"),
     ] = None
     frontend: Annotated[
         str,
         arg(
             "Where the clock stands: in-process, or at an http client.",
             choices=("in-process", "http"),
-            label="Clock stands",
+            label="Timed at",
         ),
     ] = "in-process"
     efficiency: Annotated[
@@ -320,8 +320,8 @@ class EngineArgs(PrecisionArgs):
         Annotated[int, arg("", ge=1, le=10**9)] | None,
         arg(
             "Longest sequence.",
-            default_text="the model's",
-            label="Longest sequence",
+            default_text="model maximum",
+            label="Max sequence length",
             unit="tokens",
             slider=Slider(16, 1048576, "x2"),
         ),
@@ -330,9 +330,9 @@ class EngineArgs(PrecisionArgs):
         Annotated[int, arg("", ge=1, le=10**9)] | None,
         arg(
             "Token budget of a step.",
-            default_text="the engine's",
+            default_text="engine default",
             label="Token budget",
-            unit="tokens a step",
+            unit="tokens/step",
             slider=Slider(16, 131072, "x2"),
         ),
     ] = None
@@ -340,9 +340,9 @@ class EngineArgs(PrecisionArgs):
         Annotated[int, arg("", ge=1, le=10**9)] | None,
         arg(
             "Sequences of a step.",
-            default_text="the engine's",
-            label="Sequences at most",
-            unit="a step",
+            default_text="engine default",
+            label="Max sequences",
+            unit="per step",
             slider=Slider(1, 4096, "x2"),
         ),
     ] = None
@@ -350,7 +350,7 @@ class EngineArgs(PrecisionArgs):
         Annotated[int, arg("", ge=0, le=10**9)] | None,
         arg(
             "Tokens of the largest step that CUDA graphs replay.",
-            default_text="the engine's",
+            default_text="engine default",
             label="CUDA graphs up to",
             unit="tokens",
             slider=Slider(0, 8192, "x2"),
@@ -360,8 +360,8 @@ class EngineArgs(PrecisionArgs):
         Annotated[int, arg("", ge=0, le=10**9)] | None,
         arg(
             "Tokens of the largest step with prompts that CUDA graphs replay.",
-            default_text="the engine's",
-            label="Graphs of prompts up to",
+            default_text="engine default",
+            label="Prefill graphs up to",
             unit="tokens",
             slider=Slider(0, 16384, "x2"),
         ),
@@ -371,8 +371,8 @@ class EngineArgs(PrecisionArgs):
         arg(
             "Share of memory the engine takes: of the GPU (vLLM), of it for weights and KV cache (SGLang's "
             "mem_fraction_static), or of what is free for KV cache (TensorRT-LLM's free_gpu_memory_fraction).",
-            default_text="the engine's",
-            label="Memory taken",
+            default_text="engine default",
+            label="Memory fraction",
             unit="share",
             slider=Slider(0.5, 1, 0.01),
         ),
@@ -381,7 +381,7 @@ class EngineArgs(PrecisionArgs):
         Annotated[int, arg("", ge=1, le=10**6)] | None,
         arg(
             "Tokens per KV block.",
-            default_text="the engine's",
+            default_text="engine default",
             label="KV block",
             unit="tokens",
             slider=Slider(1, 256, "x2"),
@@ -445,7 +445,7 @@ class WorkloadArgs(EngineArgs):
             ge=1,
             le=1024,
             label="Beams",
-            unit="a sequence",
+            unit="per sequence",
             slider=Slider(1, 16, 1),
         ),
     ] = 1
@@ -474,7 +474,7 @@ class WorkloadArgs(EngineArgs):
             ge=1,
             le=10**5,
             label="Denoising steps",
-            unit="an image",
+            unit="per image",
             slider=Slider(1, 250, 1),
         ),
     ] = 50

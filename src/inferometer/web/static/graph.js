@@ -6,6 +6,7 @@ import { capital, change, percent, seconds } from "./format.js";
 import { alike, network, titleOf } from "./network.js";
 import { strength } from "./node.js";
 import { operatorPanel } from "./operator.js";
+import { opWord, phaseWord } from "./kind.js";
 import { keyOf, phaseOf, phaseSwitch } from "./phases.js";
 import { setView, state } from "./state.js";
 import { boundColor, boundWords, palette, tint } from "./theme.js";
@@ -114,7 +115,7 @@ function chips(phase, whole, from) {
             setView({ op: state.view.op === keyOf(op, rows) ? null : keyOf(op, rows) });
           },
         },
-        op.name,
+        opWord(op),
         h("small", {}, percent(op.share)),
       ),
     ),
@@ -185,7 +186,7 @@ export const graphView = {
       show(options, tools(graph, drawn.beside));
       show(legend, legendOf(ops));
       picture.draw(drawn.svg, {
-        title: `${capital(phase)} · ${seconds(took)}${steps > 1 ? ` in ${steps} steps` : ""}${againstPinned(phase)}`,
+        title: `${capital(phaseWord(phase))} · ${seconds(took)}${steps > 1 ? ` in ${steps} steps` : ""}${againstPinned(phase)}`,
         note:
           "%: of the phase, all layers together · shapes: one GPU, one layer, the mean step · " +
           `dashed line: through the cache${graph.order ? ` · layers: ${graph.order}` : ""}`,

@@ -91,6 +91,9 @@ export const tilesOf = (report) =>
 // phaseWord("prefill") "prefill", of a diffusion model "denoising step"
 export const phaseWord = (phase, model) => (draws(model) ? "denoising step" : phase);
 
+// opWord({ name: "host_overhead", kind: "host" }) "host overhead": rows of ours in words, kernels by their own names
+export const opWord = (op) => (["host", "wait", "draft"].includes(op.kind) ? op.name.replaceAll("_", " ") : op.name);
+
 // Whether a control counts for a model of the catalogue or of a report: counts("output_len", report.model)
 export function counts(name, model = state.report?.model) {
   if (!model) return true;

@@ -3,6 +3,7 @@ import { chart } from "./chart.js";
 import { h } from "./dom.js";
 import { capital, change, digits, milliseconds, percent, seconds } from "./format.js";
 import { twin } from "./graph.js";
+import { draws, opWord, phaseWord } from "./kind.js";
 import { keyOf, phaseOf, phaseSwitch } from "./phases.js";
 import { setView, state } from "./state.js";
 import { boundColor, boundWords, palette } from "./theme.js";
@@ -34,7 +35,7 @@ function rowsOf(ops) {
   };
   const rows = timed
     .filter((op) => !folded.includes(op))
-    .map((op) => row(op, `${op.name}${often(op) ? ` · ${op.block}` : ""}`));
+    .map((op) => row(op, `${opWord(op)}${often(op) ? ` · ${op.block}` : ""}`));
   const sum = (key) => folded.reduce((total, op) => total + op[key], 0);
   if (folded.length) {
     const rest = { bound: "other", count: sum("count"), roofline_seconds: sum("roofline_seconds") };
@@ -75,7 +76,7 @@ function waterfall(one, phase) {
       cliponaxis: false,
       hovertext: bars.map(
         ([{ op, folded }]) =>
-          (folded ? `<b>${folded.length} others</b>, click to open<br>` : `<b>${op.name}</b> · ${op.block}<br>`) +
+          (folded ? `<b>${folded.length} others</b>, click to open<br>` : `<b>${opWord(op)}</b> · ${op.block}<br>`) +
           `${seconds(op.seconds)} (${percent(op.share)}), ${digits(op.count)} calls<br>` +
           `at its roofline ${seconds(op.roofline_seconds)}${pinnedText(op, before(op, folded, phase))}`,
       ),
@@ -93,7 +94,10 @@ function waterfall(one, phase) {
     traces,
     {
       barmode: "overlay",
-      xaxis: { title: `${unit} since the ${phase} began`, range: [0, most * (one.box.clientWidth < 560 ? 1.45 : 1.1)] },
+      xaxis: {
+        title: `${unit} since the ${phaseWord(phase)} began`,
+        range: [0, most * (one.box.clientWidth < 560 ? 1.45 : 1.1)],
+      },
       hovermode: "closest",
       bargap: 0.22,
       yaxis: {
@@ -119,7 +123,7 @@ function waterfall(one, phase) {
       calls: op.count,
     })),
     {
-      title: `${capital(phase)}: ${seconds(took)}${steps > 1 ? ` in ${digits(steps)} steps` : ""}`,
+      title: `${capital(phaseWord(phase))}: ${seconds(took)}${steps > 1 ? ` in ${digits(steps)} steps` : ""}`,
       note: summary(ops),
       height: Math.max(260, 66 + rows.length * 25),
     },
@@ -141,7 +145,7 @@ function timeline(ops) {
 // What the waterfall says, in words and figures.
 function summary(ops) {
   const [first, second] = [...ops].sort((a, b) => b.seconds - a.seconds);
-  const part = (op) => `${op.name} ${percent(op.share)} (${seconds(op.seconds)})`;
+  const part = (op) => `${opWord(op)} ${percent(op.share)} (${seconds(op.seconds)})`;
   return (
     `largest: ${[first, second].filter(Boolean).map(part).join(", ")} · ` +
     "operators in their order, all layers of a kind together; click one to see its formulas"
@@ -159,7 +163,7 @@ const kindWords = (op) =>
 function compositions() {
   const plans = [["now", state.report], ...(state.before ? [["pinned", state.before]] : [])];
   return Object.keys(state.report.phases).map((phase) => {
-    const [word, key] = NAMES[phase] ?? [phase];
+    const [word, key] = draws() ? ["a denoising step", "ttft_ms"] : (NAMES[phase] ?? [phase]);
     const bars = plans
       .filter(([, report]) => report.phases[phase])
       .map(([plan, report]) => {

@@ -2,6 +2,7 @@
 import { chart } from "./chart.js";
 import { h } from "./dom.js";
 import { bytes, digits, percent } from "./format.js";
+import { draws } from "./kind.js";
 import { setPlan, state } from "./state.js";
 import { palette } from "./theme.js";
 
@@ -15,7 +16,10 @@ const PARTS = [
 const UNLIMITED = 1e9; // where nothing grows with the batch, the report's largest one is this
 
 // What fits beside each other at these lengths, in words.
-const largest = (m) => (m.max_batch_size >= UNLIMITED ? "" : `${digits(m.max_batch_size)} sequences of these lengths`);
+const largest = (m) =>
+  m.max_batch_size >= UNLIMITED
+    ? ""
+    : `${digits(m.max_batch_size)} ${draws() ? "images at once" : "sequences of these lengths"}`;
 
 function roomText(m) {
   const tokens = m.max_total_tokens === null ? "" : `${digits(m.max_total_tokens)} tokens`;

@@ -2,6 +2,7 @@
 import { given, post, Refused } from "./api.js";
 import { h, s, show } from "./dom.js";
 import { bytes, change, digits, percent, seconds, si, spaced } from "./format.js";
+import { opWord } from "./kind.js";
 import { withModel } from "./request.js";
 import { tops } from "./ceilings.js";
 import { setView, state } from "./state.js";
@@ -231,7 +232,7 @@ async function showOperator(host, op, { phase, shapes, before, close }) {
     h(
       "header",
       {},
-      h("h3", { id: "op-name" }, op.name),
+      h("h3", { id: "op-name" }, opWord(op)),
       h("button", { type: "button", class: "close", "aria-label": "Close", title: "Close (Esc)", onclick: close }, "✕"),
     ),
     h(

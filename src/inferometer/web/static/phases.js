@@ -1,5 +1,6 @@
 // The switch between prefill and decode that several views share.
 import { h, show } from "./dom.js";
+import { phaseWord } from "./kind.js";
 import { setView, state } from "./state.js";
 
 export function phaseOf(report = state.report) {
@@ -19,13 +20,14 @@ export function phaseSwitch(host) {
       "label",
       {},
       h("input", { type: "radio", name, value: phase, onchange: () => setView({ phase, op: null }) }),
-      phase,
+      phaseWord(phase),
     );
   return () => {
     const phases = Object.keys(state.report.phases);
-    if (shown !== String(phases)) {
+    const key = () => phases.map((phase) => `${phase} ${phaseWord(phase)}`).join();
+    if (shown !== key()) {
       const focused = group.contains(document.activeElement);
-      shown = String(phases);
+      shown = key();
       show(group, phases.map(button));
       if (focused) group.querySelector(`[value=${phaseOf()}]`).focus();
     }

@@ -2,6 +2,7 @@
 import { decades, drawing } from "./chart.js";
 import { h, s, show } from "./dom.js";
 import { capital, digits, percent, seconds, si } from "./format.js";
+import { phaseWord } from "./kind.js";
 import { keyOf } from "./phases.js";
 import { emit, setView, state } from "./state.js";
 import { boundColor, boundWords, palette } from "./theme.js";
@@ -357,7 +358,7 @@ export const rooflineView = {
         const focused = document.activeElement?.closest?.(".dot")?.dataset.key;
         const inside = frame.box.contains(document.activeElement);
         frame.draw(picture(report, name, across, card), {
-          title: `${capital(name)} · ${seconds(report.phases[name].seconds)}`,
+          title: `${capital(phaseWord(name))} · ${seconds(report.phases[name].seconds)}`,
           note: sentence(report, name),
         });
         const again = inside && [...frame.box.querySelectorAll(".dot")].find((dot) => dot.dataset.key === focused);
