@@ -186,7 +186,9 @@ export const graphView = {
       show(options, tools(graph, drawn.beside));
       show(legend, legendOf(ops));
       picture.draw(drawn.svg, {
-        title: `${capital(phaseWord(phase))} · ${seconds(took)}${steps > 1 ? ` in ${steps} steps` : ""}${againstPinned(phase)}`,
+        title:
+          `${capital(phaseWord(phase))} · ${seconds(took)}` +
+          `${steps > 1 ? ` in ${steps} steps` : ""}${againstPinned(phase)}`,
         note:
           "%: of the phase, all layers together · shapes: one GPU, one layer, the mean step · " +
           `dashed line: through the cache${graph.order ? ` · layers: ${graph.order}` : ""}`,
