@@ -217,6 +217,7 @@ def test_a_combination_that_is_refused_is_marked_and_a_mistake_is_an_error() -> 
         ({"enable_expert_parallel": "yes"}, BadValue, "enable_expert_parallel must be True, False"),
         ({"profile": "nowhere.csv"}, BadFile, "nowhere.csv"),
         ({"output_len": []}, BadValue, "output_len has no values"),
+        ({"efficiency": []}, BadValue, "efficiency has no values"),
         ({"turns": "1:2", "input_len": [1, 2]}, BadValue, "turns says all lengths itself"),
     ]:
         with pytest.raises(error) as caught:

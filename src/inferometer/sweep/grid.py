@@ -70,7 +70,8 @@ def axis_values(name: str, given: Any) -> tuple[Any, ...]:
             check_int(name, value, int(known.ge or 0), int(known.le or 0))
         return values
     if name == "efficiency":  # numbers, and texts with a number for each kind of limit
-        parts = [[item] if "=" in str(item) else numbers(argument, item, whole=False) for item in as_list(given)]
+        items = as_list(given) or [given]  # no item is no number, and refused as such
+        parts = [[item] if "=" in str(item) else numbers(argument, item, whole=False) for item in items]
         return tuple(chain.from_iterable(parts))
     if name in _UNSPLIT:
         several = isinstance(given, list | tuple) and all(isinstance(v, str | Mapping | None) for v in given)
