@@ -179,8 +179,11 @@ def test_metrics_are_prometheus(server: Server) -> None:
         server.get(path)
     static = ("http_request_duration_seconds_count", 'route="/static/{name}"')
     reply = server.get("/metrics")
-    while static not in parsed(reply.body.decode()):  # a request is counted after its last byte has left
+    for _ in range(100):  # a request is counted after its last byte has left
+        if static in parsed(reply.body.decode()):
+            break
         reply = server.get("/metrics")
+    assert static in parsed(reply.body.decode())
     assert reply.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     samples = parsed(reply.body.decode())
     assert samples["http_requests_total", 'method="GET",route="/api/jobs/{job}",status="404"'] >= 2
@@ -189,6 +192,14 @@ def test_metrics_are_prometheus(server: Server) -> None:
     parser: Any = pytest.importorskip("prometheus_client.parser")
     families = {family.name: family.type for family in parser.text_string_to_metric_families(reply.body.decode())}
     assert families["http_requests"] == "counter" and families["http_request_duration_seconds"] == "histogram"
+
+
+def test_every_path_has_one_route() -> None:
+    routes = ["/", "/api/jobs/{job}", "/static/{name}", "/static/{version}/{name}"]
+    route = Observer(lambda *_: None, RequestLog("json"), routes).route  # type: ignore[arg-type,return-value]
+    assert route("/") == "/" and route("/api/jobs/3f") == "/api/jobs/{job}"
+    assert route("/static/main.js") == "/static/{name}" and route("/static/3f9c/main.js") == "/static/{version}/{name}"
+    assert {route(path) for path in ("/static/", "/static/a/b/c", "/nothing", "/api/jobs")} == {"other"}
 
 
 def test_answers_do_not_wait_for_acknowledgements() -> None:

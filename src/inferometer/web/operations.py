@@ -141,8 +141,14 @@ class Observer:
         """The route of a path, of which there are few: ``route("/api/jobs/3f")  # '/api/jobs/{job}'``"""
         if path in self.routes:
             return path
-        folder, _, name = path.rpartition("/")
-        return next((route for route in self.routes if name and route.startswith(f"{folder}/{{")), "other")
+        parts = path.split("/")
+        return next((route for route in self.routes if _matches(route.split("/"), parts)), "other")
+
+
+def _matches(route: list[str], path: list[str]) -> bool:
+    """Whether a path is of a route, part by part; a part in braces stands for any text."""
+    pairs = zip(route, path, strict=True) if len(route) == len(path) else ()
+    return len(route) == len(path) and all(one == other or (one[:1] == "{" and other) for one, other in pairs)
 
 
 def resident_bytes(process: int | None = None) -> float:
