@@ -29,6 +29,7 @@ types: $(TESTS)
 SEED ?= 1
 INPUTS ?= 1000000
 
+release-check: export INFEROMETER_SLOW_TESTS = 1
 release-check: test
 	$(RUN)/python tools/fuzz.py --seed $(SEED) --count $(INPUTS) --jobs 2 --counts out/fuzz.json --failures out/fuzz-failures.jsonl
 	$(RUN)/python tools/soak.py

@@ -52,12 +52,11 @@ class Opened:
         self.browser, self.server = browser, server
         self.errors: list[str] = []
         self.asked: list[str] = []
-        self.contexts: list[Any] = []
+        self.pages: list[Any] = []
 
     def __call__(self, query: str = "", width: int = 1280, scheme: str = "light", **options: Any) -> Any:
-        context = self.browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, **options)
-        self.contexts.append(context)
-        page = context.new_page()
+        page = self.context(width, scheme, **options).new_page()
+        self.pages.append(page)
         page.set_default_timeout(60_000)  # a busy machine is no failure
         page.on("pageerror", lambda error: self.errors.append(str(error)))
         page.on("console", lambda line: self.errors.append(line.text) if line.type == "error" else None)
@@ -66,13 +65,30 @@ class Opened:
         page.wait_for_selector(".tile, .problem", state="attached")  # some tabs fold the tiles
         return page
 
+    def context(self, width: int, scheme: str, **options: Any) -> Any:
+        """A context that has the page's files already, if one was opened like it."""
+        contexts: dict[Any, Any] = vars(self.browser).setdefault("contexts_of_tests", {})
+        key = (width, scheme, repr(options), self.server.address)
+        if key not in contexts:
+            contexts[key] = self.browser.new_context(
+                viewport={"width": width, "height": 900}, color_scheme=scheme, **options
+            )
+        return contexts[key]
+
+    def close(self) -> None:
+        """Close the pages; what they stored goes with them."""
+        for page in self.pages:
+            if page.url.startswith("http"):
+                page.evaluate("localStorage.clear()")
+            page.context.set_offline(False)
+            page.close()
+
 
 @pytest.fixture
 def opened(browser: Any, server: Server) -> Iterator[Opened]:
     made = Opened(browser, server)
     yield made
-    for context in made.contexts:
-        context.close()
+    made.close()
     provoked = ("status of 400", "status of 429", "ERR_INTERNET_DISCONNECTED")  # by some tests
     refusals = [e for e in made.errors if any(word in e for word in provoked)]
     assert [e for e in made.errors if e not in refusals] == []

@@ -46,6 +46,8 @@ def test_no_tab_breaks_a_rule(opened: Opened, width: int, scheme: str) -> None:
     for tab in TABS[1:]:
         page.click(f"#tab-{tab}")
         page.wait_for_selector(f".view-{tab}:visible")
+        wide = page.evaluate("document.documentElement.scrollWidth")
+        assert wide <= width, f"{tab} is {wide} px wide"
         found[tab] = findings(page, "#view", rules)
     if width < 500:
         page.click("#open-plan")

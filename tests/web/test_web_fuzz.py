@@ -186,7 +186,7 @@ def worker() -> Iterator[list[Worker]]:
 
 
 @given(BODIES)
-@settings(CALM, max_examples=150)
+@settings(CALM, max_examples=60)
 def test_no_body_breaks_a_verb(worker: list[Worker], question: tuple[str, Any]) -> None:
     verb, body = question
     if not worker[0].alive:

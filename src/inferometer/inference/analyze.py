@@ -172,6 +172,8 @@ def _metrics(bound_plan: BoundPlan, batch_shape: BatchShape, phase: str) -> Metr
 def _with_images(bound_plan: BoundPlan, workload: Workload, metrics: Metrics) -> Metrics:
     """The figures of whole images beside those of a denoising step of the batch."""
     took = workload.num_inference_steps * (metrics.ttft_ms or 0.0) / 1e3
+    if not took:  # another phase was asked for, and it has none
+        return metrics
     gpu_seconds = took / workload.batch_size * bound_plan.plan.gpus  # of an image
     price, power = bound_plan.device.price_per_hour, bound_plan.device.power
     metrics.image_latency_ms, metrics.images_per_second = took * 1e3, workload.batch_size / took
