@@ -6,8 +6,8 @@ nothing needs any more is an error, too.
 
 from __future__ import annotations
 
-import os
 import itertools
+import os
 from collections.abc import Iterator, Sequence
 
 import numpy as np
