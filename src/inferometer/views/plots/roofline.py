@@ -307,4 +307,5 @@ def time_legend(time: list[dict[str, Any]]) -> list[tuple[str, str]]:
 
 
 def _entry(part: dict[str, Any]) -> tuple[str, str]:
-    return clean(f"{part['name']} {share_text(part['share'])}"), part["bound"]
+    name = part["name"].replace("_", " ") if part["bound"] in WAITS else part["name"]  # a row of ours
+    return clean(f"{name} {share_text(part['share'])}"), part["bound"]

@@ -94,6 +94,9 @@ export const phaseWord = (phase, model) => (draws(model) ? "denoising step" : ph
 // opWord({ name: "host_overhead", kind: "host" }) "host overhead": rows of ours in words, kernels by their own names
 export const opWord = (op) => (["host", "wait", "draft"].includes(op.kind) ? op.name.replaceAll("_", " ") : op.name);
 
+// blockWord("layers.0-79") "layers 0–79"
+export const blockWord = (block) => block.replace(/\.(?=\d)/, " ").replace(/(\d)-(?=\d)/g, "$1–");
+
 // Whether a control counts for a model of the catalogue or of a report: counts("output_len", report.model)
 export function counts(name, model = state.report?.model) {
   if (!model) return true;

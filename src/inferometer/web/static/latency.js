@@ -3,7 +3,7 @@ import { chart } from "./chart.js";
 import { h } from "./dom.js";
 import { capital, change, digits, milliseconds, percent, seconds } from "./format.js";
 import { twin } from "./graph.js";
-import { draws, opWord, phaseWord } from "./kind.js";
+import { blockWord, draws, opWord, phaseWord } from "./kind.js";
 import { keyOf, phaseOf, phaseSwitch } from "./phases.js";
 import { setView, state } from "./state.js";
 import { boundColor, boundWords, palette } from "./theme.js";
@@ -35,7 +35,7 @@ function rowsOf(ops) {
   };
   const rows = timed
     .filter((op) => !folded.includes(op))
-    .map((op) => row(op, `${opWord(op)}${often(op) ? ` · ${op.block}` : ""}`));
+    .map((op) => row(op, `${opWord(op)}${often(op) ? ` · ${blockWord(op.block)}` : ""}`));
   const sum = (key) => folded.reduce((total, op) => total + op[key], 0);
   if (folded.length) {
     const rest = { bound: "other", count: sum("count"), roofline_seconds: sum("roofline_seconds") };
@@ -76,7 +76,9 @@ function waterfall(one, phase) {
       cliponaxis: false,
       hovertext: bars.map(
         ([{ op, folded }]) =>
-          (folded ? `<b>${folded.length} others</b>, click to open<br>` : `<b>${opWord(op)}</b> · ${op.block}<br>`) +
+          (folded
+            ? `<b>${folded.length} others</b>, click to open<br>`
+            : `<b>${opWord(op)}</b> · ${blockWord(op.block)}<br>`) +
           `${seconds(op.seconds)} (${percent(op.share)}), ${digits(op.count)} calls<br>` +
           `at its roofline ${seconds(op.roofline_seconds)}${pinnedText(op, before(op, folded, phase))}`,
       ),
