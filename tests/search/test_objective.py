@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from inferometer.base.errors import InferometerError
-from inferometer.search.objective import build_traffic
+from inferometer.search.objective import Objective, build_traffic
+from inferometer.search.plan_table import slo_ratio
 from inferometer.serving.steady_run import TRACE_REQUESTS, RequestSupply, stretches
 from inferometer.serving.trace import Trace
 
@@ -85,3 +89,12 @@ def test_a_trace_goes_on_for_as_long_as_it_takes() -> None:
     assert [ids[0] for ids in many.blocks] == [0] * 60, "the common prefix stays"
     assert len({int(many.blocks[i][1]) for i in (0, 20, 40)}) == 3, "a prompt's own blocks are new in every pass"
     assert len({int(many.blocks[i][1]) for i in (1, 21, 41)}) == 1
+
+
+def test_a_limit_next_to_nothing_is_missed_without_a_word() -> None:
+    traffic = SimpleNamespace(decode_tokens=15.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        limits = Objective("cost", {"tpot": 1e-320, "ttft": 1.0}, 0.9)
+        ratio = slo_ratio(limits, traffic, np.array([0.5]), np.array([0.01]))  # type: ignore[arg-type]
+    assert ratio.tolist() == [float("inf")]

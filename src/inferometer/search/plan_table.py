@@ -71,8 +71,9 @@ def slo_ratio(objective: Objective, traffic: Traffic, ttft: Any, tpot: Any) -> A
     """The worst ratio of a metric to its limit: 1 is just kept, 0 where there are no limits."""
     values = latencies(traffic, ttft, tpot)
     worst: Any = np.zeros(np.broadcast_shapes(np.shape(ttft), np.shape(tpot)))
-    for name, limit in objective.slo.items():
-        worst = np.maximum(worst, values[name] / limit)
+    with np.errstate(over="ignore"):  # a limit next to nothing is missed by infinity
+        for name, limit in objective.slo.items():
+            worst = np.maximum(worst, values[name] / limit)
     return worst
 
 
