@@ -80,7 +80,6 @@ class Opened:
         for page in self.pages:
             if page.url.startswith("http"):
                 page.evaluate("localStorage.clear()")
-            page.context.set_offline(False)
             page.close()
 
 

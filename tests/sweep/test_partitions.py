@@ -123,7 +123,7 @@ _LARGE = {"batch_size": "1:700:1", "input_len": "16:16000:16", "output_len": "64
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("jobs", [[], ["--jobs", "2"]])
+@pytest.mark.parametrize("jobs", [["--jobs", "2"]])
 def test_kill_9_and_resume(tmp_path: Path, jobs: list[str]) -> None:
     """What was written stays, no process and no other file is left, and the rest is done afterwards."""
     folder = tmp_path / "points"

@@ -101,6 +101,12 @@ def _operators(limit: Limit) -> list[str]:
     return [limit.operator if share == percent(limit.share) else f"largest: {limit.operator}, {share}"]
 
 
+_TOUCHED: dict[str, Callable[[OpRow], bool]] = {  # the operators that weights of fewer bits make faster
+    "fp8": lambda row: row.load_weight > 0,
+    "w4a16": lambda row: row.load_weight > 0 and row.bound == "memory",  # they are multiplied in 16 bits
+}
+
+
 class _Alternative(NamedTuple):
     """A plan one change away, bound when it is first needed, and the operators that the change can make faster."""
 
@@ -122,7 +128,11 @@ def _best_single_change(request: Request, bound_plan: BoundPlan, report: Report)
         if name not in report.phases:
             continue
         phase = report.phases[name]
-        now = phase.seconds if name == "prefill" else _phase_seconds(bound_plan, request, name)
+        now = phase.seconds
+        if name == "decode" and request.workload.turns:
+            now = _phase_seconds(bound_plan, request, name)
+        elif name == "decode":
+            now = (report.metrics.tpot_ms or 0.0) / 1e3
         gain, change = 0.02, ""  # what is less is not worth a word
         for most, other in sorted(((o.most(phase), o) for o in alternatives), key=lambda pair: -pair[0]):
             if most <= gain:
@@ -144,8 +154,8 @@ def _alternatives(request: Request, bound_plan: BoundPlan) -> list[_Alternative]
         return functools.cache(lambda: with_plan(request, bound_plan, plan=changed, roles=roles))
 
     alternatives = [
-        _Alternative({"quantization": name}, bound(roles_in(request, name)), lambda row: row.load_weight > 0)
-        for name in ("fp8", "w4a16")
+        _Alternative({"quantization": name}, bound(roles_in(request, name)), touches)
+        for name, touches in _TOUCHED.items()
         if is_smaller(request, name)
     ]
     if cache_can_shrink(request) and memory.kv_bytes_per_token(bound_plan):

@@ -6,8 +6,10 @@ A report has rows, a model has blocks; `shown` brings them together, `wire` make
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from ...base.cache import cache_by_identity
 from ...base.symbols import Program, constant
 from ...inference.report import OpRow, Phase
 from ...network.graph import Block, Model
@@ -90,7 +92,12 @@ def _same(op: Op, block: Block, row: OpRow) -> bool:
 
 def wire(part: BlockRows) -> Wiring:
     """Connect the operators of a block that took time; what did not is as if it were not there."""
-    return _Wirer(part).run()
+    return _wired(part.block, *part.rows)
+
+
+@cache_by_identity(2000)
+def _wired(block: Block, *visible: int) -> Wiring:
+    return _Wirer(block, visible).run()
 
 
 def attends(op: Op) -> bool:
@@ -99,8 +106,8 @@ def attends(op: Op) -> bool:
 
 
 class _Wirer:
-    def __init__(self, part: BlockRows) -> None:
-        self.ops, self.residual, self.visible = part.block.ops, part.block.residual, list(part.rows)
+    def __init__(self, block: Block, visible: Sequence[int]) -> None:
+        self.ops, self.residual, self.visible = block.ops, block.residual, visible
         self.edges: list[Edge] = []
         self.ranks: dict[int, int] = {ENTRY: 0}
         self.stream = ENTRY  # what the residual connection carries
