@@ -37,14 +37,18 @@ def test_no_tab_breaks_a_rule(opened: Opened, width: int, scheme: str) -> None:
     rules = OF_WIDTH_AND_THEME if scheme == "dark" else []
     page = opened("?tensor_parallel_size=2&pin=batch_size%3D8", width, scheme)
     page.wait_for_selector(".pinned")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
     page.evaluate((Path(axe.__file__).parent / "axe.min.js").read_text(encoding="utf-8"))
     page.click("[data-op=qkv_proj]")
     page.wait_for_selector(".operator .line output")
     found = {"graph": findings(page, "body", rules)}
     page.keyboard.press("Escape")
     page.wait_for_selector(".operator", state="hidden")
+    page.focus("#tab-graph")
     for tab in TABS[1:]:
-        page.click(f"#tab-{tab}")
+        page.keyboard.press("ArrowRight")  # tabs by the keyboard alone
+        page.wait_for_selector(f"#tab-{tab}[aria-selected=true]")
         page.wait_for_selector(f".view-{tab}:visible")
         wide = page.evaluate("document.documentElement.scrollWidth")
         assert wide <= width, f"{tab} is {wide} px wide"
@@ -55,3 +59,4 @@ def test_no_tab_breaks_a_rule(opened: Opened, width: int, scheme: str) -> None:
         page.keyboard.press("Escape")
         assert page.is_hidden("#plan") and page.evaluate("document.activeElement.id") == "open-plan"
     assert {place: rules for place, rules in found.items() if rules} == {}
+    assert {url.split("/")[2] for url in opened.asked if url.startswith("http")} == {opened.server.address[7:]}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import Ran
 from helpers import browser as chromium
-from helpers.browser import TABS, Opened, changed, figure, slide
+from helpers.browser import Opened, changed, figure, slide
 
 from inferometer import __version__
 from inferometer.views.plots.palette import LIGHT
@@ -186,26 +186,6 @@ def test_an_operator_shows_its_formula_with_the_values_put_in(opened: Opened) ->
     assert "phase=prefill" in page.url
 
 
-def test_the_graph_is_worked_with_the_keyboard(opened: Opened) -> None:
-    page = opened()
-    page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.className") == "skip"
-    page.focus("[data-key='layers.0-31/o_proj']")
-    page.keyboard.press("Enter")
-    page.wait_for_selector(".operator:visible")
-    assert page.inner_text("#op-name") == "o_proj"
-    page.focus(".operator .close")
-    page.keyboard.press("Enter")
-    page.wait_for_selector(".operator", state="hidden")
-    assert page.evaluate("document.activeElement.dataset.key") == "layers.0-31/o_proj", "focus goes back"
-    page.focus("#tab-graph")
-    for tab in TABS[1:]:
-        page.keyboard.press("ArrowRight")
-        page.wait_for_selector(f"#tab-{tab}[aria-selected=true]")
-    page.keyboard.press("Home")
-    assert page.evaluate("document.activeElement.id") == "tab-graph"
-
-
 def test_nodes_are_as_high_as_their_time_and_coloured_by_their_bound(opened: Opened) -> None:
     page = opened("?batch_size=8")
     decode = opened.server.post("/api/analyze", {"batch_size": 8}).json["phases"]["decode"]
@@ -237,13 +217,6 @@ def test_pinned_figures_are_compared_everywhere(opened: Opened) -> None:
     page.click("#unpin")
     page.wait_for_selector(".delta", state="detached")
     assert "pin=" not in page.url
-
-
-def test_memory_shows_where_it_overflows(opened: Opened) -> None:
-    page = opened("?batch_size=64&tab=memory")
-    page.wait_for_selector("#chart-memory-sequences .annotation-text")
-    most = opened.server.post("/api/analyze", {"batch_size": 64}).json["memory"]["max_batch_size"]
-    assert f"overflows after {most} sequences" in page.text_content("#chart-memory-sequences")
 
 
 def test_a_chart_gives_its_data_picture_and_command(opened: Opened) -> None:
