@@ -41,7 +41,7 @@ export function framed(host, box, { name, title, note = "", rows, picture, comma
   const heading = h("h3", { hidden: !title }, title);
   const caption = h("span", { class: "note" }, note);
   const place = h("div", { class: "rows", hidden: true });
-  const told = () => [heading.textContent, caption.textContent].filter(Boolean).join(". ");
+  const description = () => [heading.textContent, caption.textContent].filter(Boolean).join(". ");
   const ofPlan = command === analysis;
   const saveAs = async (format) => {
     const about = { title: heading.textContent, note: caption.textContent, command: command(), ofPlan };
@@ -87,15 +87,15 @@ export function framed(host, box, { name, title, note = "", rows, picture, comma
   host.append(element);
   return {
     element,
-    caption({ title: words, note: more }) {
-      if (words !== undefined) heading.textContent = words;
+    caption({ title: shownTitle, note: more }) {
+      if (shownTitle !== undefined) heading.textContent = shownTitle;
       heading.hidden = !heading.textContent;
       if (more !== undefined) caption.textContent = more;
     },
     drawn() {
       const inside = box.querySelector("[tabindex]"); // a drawing whose parts can be reached is no picture
       box.setAttribute("role", inside ? "group" : "img");
-      box.setAttribute("aria-label", told());
+      box.setAttribute("aria-label", description());
       offers.forEach((offer) => (offer.disabled = false));
       offers.slice(0, 2).forEach((offer) => (offer.disabled = !rows().length));
       fill();

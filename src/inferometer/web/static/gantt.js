@@ -86,7 +86,7 @@ export function gantt(onseek) {
   const canvas = h("canvas", { "aria-hidden": "true" });
   const line = h("i", { class: "cursor", hidden: true });
   const box = h("div", { class: "gantt", style: `height:${HEIGHT}px` }, canvas, line);
-  const told = h("p", { class: "note" });
+  const caption = h("p", { class: "note" });
   const rows = h("div", {});
   const behind = h("details", { class: "inner" }, h("summary", {}, "These requests as a table"), rows);
   let drawn = null; // { data, replica, span, requests, high, every }
@@ -100,9 +100,9 @@ export function gantt(onseek) {
   box.addEventListener("click", (event) => drawn && onseek(under(event).now));
   box.addEventListener("mousemove", (event) => {
     const { request } = drawn ? under(event) : {};
-    told.textContent = request === undefined ? drawn?.note : describe(drawn.data, request);
+    caption.textContent = request === undefined ? drawn?.note : describe(drawn.data, request);
   });
-  box.addEventListener("mouseleave", () => (told.textContent = drawn?.note ?? ""));
+  box.addEventListener("mouseleave", () => (caption.textContent = drawn?.note ?? ""));
   behind.addEventListener("toggle", () => drawn && fillTable());
   new ResizeObserver(() => drawn && canvas.clientWidth && paint()).observe(box);
 
@@ -133,7 +133,7 @@ export function gantt(onseek) {
   }
 
   return {
-    element: h("div", {}, box, told, behind),
+    element: h("div", {}, box, caption, behind),
     draw(data, replica, span) {
       const all = inside(data, replica, span);
       const room = HEIGHT - AXIS;
@@ -143,7 +143,7 @@ export function gantt(onseek) {
       const part = every > 1 ? `one in ${every} of ` : "";
       const note = `${part}${digits(all.length, 7)} requests in order of arrival, one a row; click to go to a time`;
       drawn = { data, replica, span, all, requests, high, note };
-      told.textContent = note;
+      caption.textContent = note;
       if (box.clientWidth) paint();
       fillTable();
     },

@@ -138,12 +138,12 @@ function bus(cluster, link, domain, { x, y, w, stems, labelled, above = false, p
   const load = busiest(cluster, domain.stages, link.name, phase);
   const color = heat(load.share);
   const most = letters(w);
-  const words = `${capacity(link)} · ${inWords(load, phase, most - capacity(link).length - 3)}`;
+  const line = `${capacity(link)} · ${inWords(load, phase, most - capacity(link).length - 3)}`;
   const bar = above ? y + 15 : y;
   const fill = load.share > 0 ? palette().ink : palette().muted;
   return part(
     `link:${link.name}:${domain.index}`,
-    [words, `${domainWord(cluster)} ${domain.index}`],
+    [line, `${domainWord(cluster)} ${domain.index}`],
     chosen,
     s("rect", {
       class: "frame hit",
@@ -160,7 +160,7 @@ function bus(cluster, link, domain, { x, y, w, stems, labelled, above = false, p
     (pairs ?? [{ x, w }]).map((one) =>
       s("rect", { x: one.x, y: bar, width: one.w, height: labelled ? 7 : 5, rx: 3, fill: color }),
     ),
-    labelled && text(x + 1, above ? y + 8 : y + 19, fitted(words, most), { fill }),
+    labelled && text(x + 1, above ? y + 8 : y + 19, fitted(line, most), { fill }),
   );
 }
 
@@ -267,7 +267,7 @@ function network(cluster, rails, { wide, y }, { chosen, phase }) {
   const load = busiest(cluster, all, "network", phase);
   const name = `network ${si(link.bandwidth, "B/s")} a GPU`;
   const most = letters(wide - 12);
-  const words = `${name} · ${inWords(load, phase, most - name.length - 3)}`;
+  const line = `${name} · ${inWords(load, phase, most - name.length - 3)}`;
   const color = heat(load.share);
   const thick = 2.5 + 5 * Math.min(1, load.share);
   const lines = rails.flatMap(({ level, ports }) => [
@@ -277,13 +277,13 @@ function network(cluster, rails, { wide, y }, { chosen, phase }) {
   const spine = rails.length > 0 && s("path", { d: `M7,${rails[0].level}V${y}`, stroke: color, "stroke-width": thick });
   return part(
     "link:network:0",
-    [words],
+    [line],
     chosen,
     lines,
     spine,
     s("rect", { class: "frame hit", x: 1, y: y - 5, width: wide - 2, height: 28, rx: 5, fill: "none" }),
     s("rect", { x: 4, y, width: wide - 8, height: 7, rx: 3, fill: color }),
-    text(6, y + 19, fitted(words, most), { fill: load.share > 0 ? p.ink : p.muted }),
+    text(6, y + 19, fitted(line, most), { fill: load.share > 0 ? p.ink : p.muted }),
   );
 }
 

@@ -60,7 +60,7 @@ function colors(node, chosen) {
   return { p, color, fill, edge, on, delta };
 }
 
-function words(node, x, y, wide, look) {
+function labels(node, x, y, wide, look) {
   const { p, color, on, delta } = look;
   const l = lines(node);
   const end = { "text-anchor": "end" };
@@ -131,7 +131,7 @@ export function box(node, place, { chosen, pick }) {
       "stroke-dasharray": node.before === 0 || node.members ? "4 3" : null,
     }),
     !node.members && s("rect", { x: x + 1, y: y + 4, width: 4, height: place.h - 8, rx: 2, fill: look.color }),
-    words({ ...node, tall: place.h }, x, y, wide, look),
+    labels({ ...node, tall: place.h }, x, y, wide, look),
     node.members && s("title", {}, `${node.members.map((m) => m.name).join(", ")}: click to unfold`),
   );
 }

@@ -49,13 +49,13 @@ const clock = (now, end) => `${now.toFixed(end < 10 ? 3 : end < 1000 ? 2 : 0)} s
 
 function phaseBar(counts, role) {
   const total = counts.reduce((sum, n) => sum + n, 0);
-  const words = { ...LABELS };
-  if (role === "prefill") words.finished = "handed over";
-  if (role === "decode") Object.assign(words, { not_arrived: "not yet handed over", queued: "in transfer or queued" });
+  const labels = { ...LABELS };
+  if (role === "prefill") labels.finished = "handed over";
+  if (role === "decode") Object.assign(labels, { not_arrived: "not yet handed over", queued: "in transfer or queued" });
   const present = PHASES.map((name, k) => [name, counts[k]]).filter(
     ([name, n]) => n || !["transfer", "rejected"].includes(name),
   );
-  const text = present.map(([name, n]) => `${digits(n, 7)} ${words[name]}`).join(", ");
+  const text = present.map(([name, n]) => `${digits(n, 7)} ${labels[name]}`).join(", ");
   return h(
     "div",
     { class: "phases" },
@@ -73,7 +73,7 @@ function phaseBar(counts, role) {
         h(
           "div",
           { "data-phase": name },
-          h("dt", {}, h("i", { style: `background:var(--${COLORS[name]})` }), words[name]),
+          h("dt", {}, h("i", { style: `background:var(--${COLORS[name]})` }), labels[name]),
           h("dd", {}, digits(n, 7)),
         ),
       ),

@@ -39,9 +39,9 @@ function moved({ value, less }, before) {
 }
 
 export function rivals(before, now) {
-  const asked = questionChanges(before, now).map((one) => ({ cells: [one.name, one.before, one.now, ""] }));
+  const changes = questionChanges(before, now).map((one) => ({ cells: [one.name, one.before, one.now, ""] }));
   const name = (answer) => (answer.winner ? `${answer.winner.label} on ${answer.winner.gpu}` : "none keeps the limits");
-  const rows = [...asked, { cells: ["best plan", name(before), name(now), ""], best: true }];
+  const rows = [...changes, { cells: ["best plan", name(before), name(now), ""], best: true }];
   if (before.winner && now.winner) {
     const then = figures(before.winner, before);
     figures(now.winner, now).forEach((one, i) =>

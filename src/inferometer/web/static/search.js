@@ -236,7 +236,7 @@ export const searchView = {
             "Search tries more of them, prefill and decode apart included.",
           ),
         stale && h("p", { class: "hint" }, "The plan or the question has changed since.", again("Search again")),
-        shown && h("div", { class: "asked" }, h("p", {}, shown.answer.title), pinRow()),
+        shown && h("div", { class: "question" }, h("p", {}, shown.answer.title), pinRow()),
       );
     }
 
