@@ -34,6 +34,7 @@ ROOT = Path(__file__).parent.parent
 SHARED = Path(os.environ.get("INFEROMETER_SHARED", ROOT.parent / "shared")) / "measured" / "h200_vllm"
 OWN = ROOT / "benchmarks" / "data" / "h200_static.csv"
 MORE = ROOT / "benchmarks" / "data" / "h200_static_more.csv"  # two other H200s
+SETS = {"steps-own": OWN, "steps-more": MORE, "steps-shared": SHARED / "static.csv"}  # by their tables' markers
 NAMES = {"mixtral-8x7b": "mixtral-8x7b-v0.1"}
 FIGURES: dict[str, tuple[float, ...]] = {  # what was chosen with steps in view, and the values that are tried
     "step_overhead": (1.2e-4, 1.5e-4, 1.7e-4, 2.0e-4, 2.4e-4),
@@ -151,14 +152,15 @@ def chosen_without(left: tuple[str, str], every: dict[tuple[str, str], Rows]) ->
     return figures
 
 
-def left_out() -> str:
-    """Each model of the shared rows with the six figures chosen on all others."""
+@cache
+def left_out() -> dict[tuple[str, str], dict[str, np.ndarray]]:
+    """Errors of each model of the shared rows with the six figures chosen on all others."""
     every = {**rows(OWN), **rows(SHARED / "static.csv")}
     errors_by_model = {}
     for key in sorted(rows(SHARED / "static.csv")):
         if key[0] != "deepseek-v2-lite":
             errors_by_model[key] = errors(with_figures(bound_plan(*key), chosen_without(key, every)), every[key])
-    return _lines(errors_by_model)
+    return errors_by_model
 
 
 def memory() -> str:
@@ -199,9 +201,9 @@ def memory() -> str:
 
 def sections() -> dict[str, str]:
     """What stands between the page's markers, by name; without the shared folder only our own rows."""
-    tables = {"steps-own": table(OWN), "steps-more": table(MORE)}
-    if (SHARED / "static.csv").exists():
-        tables |= {"steps-shared": table(SHARED / "static.csv"), "steps-left-out": left_out(), "memory": memory()}
+    tables = {name: table(path) for name, path in SETS.items() if path.exists()}
+    if "steps-shared" in tables:
+        tables |= {"steps-left-out": _lines(left_out()), "memory": memory()}
     return tables
 
 

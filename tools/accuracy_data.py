@@ -84,13 +84,8 @@ def _number(cell: str) -> float | None:
 
 def steps() -> list[dict[str, Any]]:
     """Steps of the engine one by one, of the files that are at hand, in ms."""
-    sets = {
-        "steps-own": engine_steps.OWN,
-        "steps-more": engine_steps.MORE,
-        "steps-shared": engine_steps.SHARED / "static.csv",
-    }
     points = []
-    for name, path in sets.items():
+    for name, path in engine_steps.SETS.items():
         by_kind: dict[str, dict[str, list[Any]]] = {}
         for key, parts in sorted(engine_steps.rows(path).items()) if path.exists() else ():
             off = engine_steps.errors(engine_steps.bound_plan(*key), parts)
