@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import csv
+import functools
 from collections import Counter
 
 import pytest
 from conftest import ROOT
 
+from inferometer.base.errors import UnknownName
 from inferometer.costs.kernels import kernel_rows
-from inferometer.profiling import model_shapes, roofline_limits, shape_grid
+from inferometer.profiling import campaign, model_shapes, roofline_limits, shape_grid
 from inferometer.profiling.microbenchmarks import CASES, KernelBench, Library
 from inferometer.specs import catalog
 
@@ -17,8 +19,13 @@ H200 = catalog.hardware("h200")
 ROW = {"kind": "linear", "dtype": "bf16", "m": 1, "n": 64, "k": 32}
 
 
+@functools.cache
+def every() -> list[shape_grid.ShapeRow]:
+    return shape_grid.all_shapes()
+
+
 def test_shapes_are_those_of_the_catalogue() -> None:
-    rows = shape_grid.all_shapes()
+    rows = every()
     assert len(rows) == len({tuple(r.items()) for r in rows})
     assert {r["kind"] for r in rows} == set(CASES)
     assert [tuple(r.items()) for r in shape_grid.all_shapes()] == [tuple(r.items()) for r in rows], (
@@ -51,15 +58,15 @@ def test_shapes_are_those_of_the_catalogue() -> None:
 
 
 def test_shapes_are_written_in_the_profiles_order() -> None:
-    for row in shape_grid.all_shapes():
+    for row in every():
         words = list(row)[2:]
         assert words == [key for key in kernel_rows.SHAPE_KEYS[row["kind"]] if key in row], row
         assert all(row[key] != kernel_rows.SHAPE_DEFAULTS[key] for key in words if key in kernel_rows.SHAPE_DEFAULTS)
 
 
 def test_short_budgets_span_all_kinds() -> None:
-    rows = shape_grid.all_shapes()
-    first = {(r["kind"], r["dtype"]) for r in rows[:300]}
+    rows = every()
+    first = {(r["kind"], r["dtype"]) for r in rows[:450]}
     assert first == {(r["kind"], r["dtype"]) for r in rows}
     early = [r for r in rows[:2000] if r["kind"] == "linear" and r["dtype"] == "bf16"]
     assert {r["m"] for r in early} >= set(shape_grid.ROWS) and len({(r["n"], r["k"]) for r in early}) >= 4
@@ -73,6 +80,21 @@ def test_turns_double() -> None:
     found = list(shape_grid.turns([long, short]))
     assert sorted(found) == list(range(103))
     assert found[: shape_grid.TURN + 3] == [*long[: shape_grid.TURN], *short]
+
+
+def test_kinds_come_in_the_order_of_their_names_and_may_name_a_format() -> None:
+    kinds = campaign.parse_kinds("ssm_prefill,moe:mxfp4, prefill_attention:fp8")
+    assert kinds == [("ssm_prefill", ""), ("moe", "mxfp4"), ("prefill_attention", "fp8")]
+    chosen = shape_grid.chosen_shapes(every(), kinds)
+    first = [row["kind"] for row in chosen[: 3 * shape_grid.TURN]]
+    assert first == [kind for kind, _ in kinds for _ in range(shape_grid.TURN)]
+    assert {row["dtype"] for row in chosen if row["kind"] == "moe"} == {"mxfp4"}
+    assert all(row["kv_dtype"] == "fp8" for row in chosen if row["kind"] == "prefill_attention")
+    assert {(row["new"], row["context"]) for row in chosen if row.get("context")} >= {(8192, 8192), (8192, 65536)}
+    tuned = [tuple(row[key] for key in ("head_dim", "chunk")) for row in chosen if row["kind"] == "ssm_prefill"]
+    assert len({*tuned[: shape_grid.TURN]}) == 1, "a short run tunes one shape"
+    with pytest.raises(UnknownName, match="mxfp4"):
+        campaign.parse_kinds("moe:mxfp")
 
 
 # ------------------------------------------------------------------ the roof

@@ -43,7 +43,7 @@ _ALSO = {
 @click.option("--launches", is_flag=True, help="Time the host: launches and Python, for --host-profile; some seconds.")
 @click.option("--import", "tables", metavar="PATH", callback=named, help="Take over measured tables of other tools.")
 @options(schema_options(ProfileArgs))
-@click.option("--kinds", metavar="KIND,…", help="With --kernels: only these kinds.")
+@click.option("--kinds", metavar="KIND,…", help="With --kernels: only these, in this order; moe:mxfp4 is one format.")
 @click.option("--gpu", help="With --import: the device that the tables are of, where they do not say.")
 @click.option("--budget", help="Time to measure: 90s, 10m, 1h; loading comes on top.  [default: kernels 10m]")
 @click.option("--device", default="cuda", help="cuda or cpu.")

@@ -60,16 +60,17 @@ def profile_kernels(
     return _run_campaign(torch, path, seconds, device, say, progress, wanted)
 
 
-def parse_kinds(kinds: str | None) -> set[str]:
-    """The kinds of kernel that a list names, all without one: ``parse_kinds("linear,moe")  # {"linear", "moe"}``"""
-    if kinds is None:
-        return set(CASES)
-    names = {name.strip() for name in kinds.split(",") if name.strip()}
-    for name in sorted(names - set(CASES)):
-        raise UnknownName("kind of kernel in `kinds`", name, CASES)
-    if not names:
+def parse_kinds(kinds: str | None) -> list[tuple[str, str]]:
+    """Kinds of kernel, and of which format; all where none is named: ``parse_kinds("moe:fp8")  # [("moe", "fp8")]``"""
+    pairs = [name.strip().partition(":") for name in (kinds or "").split(",") if name.strip()]
+    for name, _, format_ in pairs:
+        if name not in CASES:
+            raise UnknownName("kind of kernel in `kinds`", name, CASES)
+        if format_ and format_ not in catalog.precisions():
+            raise UnknownName("number format in `kinds`", format_, catalog.precisions())
+    if kinds is not None and not pairs:
         raise BadValue("`kinds` needs at least one kind of kernel, such as linear,moe")
-    return names
+    return [(name, format_) for name, _, format_ in pairs]
 
 
 def _run_campaign(
@@ -79,7 +80,7 @@ def _run_campaign(
     device: str,
     say: Log,
     progress: OnProgress | None,
-    wanted: set[str],
+    wanted: list[tuple[str, str]],
 ) -> dict[str, int]:
     about = machine.describe(torch, device)
     record = machine.MachineRecord(path, about)
@@ -90,8 +91,8 @@ def _run_campaign(
         limits = device_limits(bench, about)
         method = {"replays": timer.REPLAYS, "rotation_bytes": bench.rotation, "data": "random", **limits.as_record()}
         ranks = tuple(n for n in shape_grid.RANKS if n <= torch.cuda.device_count()) if device == "cuda" else (2,)
-        every = shape_grid.all_shapes(ranks, "" if device == "cuda" else "gloo")
-        rows = [row for row in every if row["kind"] in wanted]
+        rows = shape_grid.all_shapes(ranks, "" if device == "cuda" else "gloo")
+        rows = shape_grid.chosen_shapes(rows, wanted) if wanted else rows
         result = CampaignResult()
         try:
             measure(
@@ -111,7 +112,7 @@ def _run_campaign(
                     "ended": machine.now(),
                     "after": machine.clocks(torch, device),
                     **method,
-                    "kinds": sorted(wanted),
+                    "kinds": [":".join(filter(None, pair)) for pair in wanted] or sorted(CASES),
                     "counts": result.counts,
                     "reasons": result.reasons,
                 }

@@ -29,15 +29,17 @@ INFINITE_PEAK = 1e30  # of a resource that takes no time
 COPY = 1 << 28  # bytes of the copy that finds a bandwidth: read and written
 REACH = 0.8  # share of its bandwidth that a copy reaches at least
 SIMILAR = 0.12  # how far a device's memory may be from the catalogue's for the name to mean it
+NAMES = ("kv_dtype", "state_dtype", "library", "method")  # of a shape, where the others are sizes
 SizeArrays = Mapping[str, Any]
 
 
 class Width(NamedTuple):
-    """Bytes an element: of a stored weight, of a product's input, of the cache."""
+    """Bytes an element: of a stored weight, of a product's input, of the cache, of a recurrent state."""
 
     weight: float
     input: float
     cache: np.ndarray
+    state: float = 2.0
 
 
 class Least(NamedTuple):
@@ -62,8 +64,9 @@ def least_seconds(kind: str, dtype: str, dims: SizeArrays, device: Hardware) -> 
             peak[caches == word] = max(
                 device.flops[runs], device.flops[peak_format(device, precision(str(word)), "bf16")]
             )
-    width = Width(number.bytes, min(ACT, number.activation_bits / 8) if native else ACT, cache)
-    numbers = {key: np.asarray(value, float) for key, value in dims.items() if key not in ("kv_dtype", "library")}
+    state = precision(str(dims.get("state_dtype") or "bf16")).bytes
+    width = Width(number.bytes, min(ACT, number.activation_bits / 8) if native else ACT, cache, state)
+    numbers = {key: np.asarray(value, float) for key, value in dims.items() if key not in NAMES}
     work = _LEAST[kind](numbers, width)
     least = np.maximum(work.flops / peak, work.moved / device.memory_bandwidth)
     link = device.links.get(device.interconnect)
@@ -124,6 +127,27 @@ def _moe(d: SizeArrays, w: Width) -> Least:
     return Least(2 * d["tokens"] * d["top_k"] / ep * each, moved)
 
 
+def _ssm_decode(d: SizeArrays, w: Width) -> Least:
+    """Each state read and written once, multiplied and added to; the scan of a prompt does no less for its last one."""
+    kept = d["seqs"] * d["heads"] * d["head_dim"] * d["state"]
+    return Least(4 * kept, 2 * kept * w.state)
+
+
+def _ssm_prefill(d: SizeArrays, w: Width) -> Least:
+    rows = d["seqs"] * d["new"] * (2 * d["heads"] * d["head_dim"] + 2 * d["groups"] * d["state"])
+    per_token = 4 * d["heads"] * d["head_dim"] * d["state"]
+    return Least(d["seqs"] * d["new"] * per_token, rows * ACT)
+
+
+def _gdn_decode(d: SizeArrays, w: Width) -> Least:
+    return _ssm_decode({**d, "heads": d["value_heads"], "head_dim": d["value_dim"], "state": d["key_dim"]}, w)
+
+
+def _gdn_prefill(d: SizeArrays, w: Width) -> Least:
+    sizes = {"heads": d["value_heads"], "head_dim": d["value_dim"], "state": d["key_dim"], "groups": d["key_heads"]}
+    return _ssm_prefill({**d, **sizes}, w)
+
+
 def _passes(*keys: str, each: float) -> Callable[[SizeArrays, Width], Least]:
     """Bytes in proportion to the product of some sizes."""
 
@@ -156,7 +180,14 @@ _LEAST: dict[str, Callable[[SizeArrays, Width], Least]] = {
     "mla_prefill": _mla_prefill,
     "mla_decode": _mla_decode,
     "moe": _moe,
+    "ssm_prefill": _ssm_prefill,
+    "ssm_decode": _ssm_decode,
+    "conv_prefill": _passes("seqs", "new", "channels", each=2 * ACT),
+    "conv_decode": _passes("seqs", "channels", "width", each=2 * ACT),
+    "gdn_prefill": _gdn_prefill,
+    "gdn_decode": _gdn_decode,
     "norm": _passes("m", "n", each=2 * ACT),
+    "gated_norm": _passes("m", "n", each=3 * ACT),
     "activation": _passes("m", "n", each=1.5 * ACT),
     "rope": _rope,
     "kv_write": _kv_write,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from .model_shapes import heads, latents, mixtures, products, windows
 
@@ -19,6 +19,7 @@ B = TypeVar("B")
 
 ROWS = (1, 8, 64, 512, 4096, 2, 4, 16, 32, 128, 256, 1024, 2048, 8192, 24, 48, 96, 192, 384, 768, 1536)
 TOKENS = (1, 8, 64, 512, 4096, 2, 4, 16, 32, 128, 256, 1024, 2048, 8192, 24, 48, 96, 192, 384)
+OPEN_EXPERTS = ((2880, 2880, 128, 4), (2880, 2880, 32, 4))  # gpt-oss: hidden, inner, experts, top_k
 COARSE = 5  # of those, what a thing is first measured at
 CONTEXTS = (1024, 128, 4096, 512, 2048, 8192, 256, 16384, 32768)
 DECODES = tuple(product(CONTEXTS, (1, 8, 64, 256, 2, 4, 16, 32, 128, 512)))  # context, sequences
@@ -40,6 +41,48 @@ MIXES = tuple(
         ((64, 1024), (8, 1024), (64, 4096), (256, 1024), (16, 8192), (128, 2048)),
     )
 )  # new and cached tokens of a prompt; decoding sequences and their context
+CHUNKS = (
+    *((1, 8192, context) for context in (8192, 65536, 16384, 32768, 24576, 49152)),
+    *((1, new, new) for new in (1024, 256, 4096, 2048, 512, 128)),
+    *((1, new, context) for new, context in ((2048, 10240), (512, 16384), (1024, 33792))),
+    *((seqs, new, new) for seqs, new in ((4, 2048), (16, 512), (64, 128))),
+)  # prompts in the steps that engines make of them: sequences, new tokens, context
+TILED = tuple((context, seqs) for seqs in (128, 512, 96, 160, 256) for context in (137, 128, 264, 520, 1032))
+# contexts at and just beyond what a decode kernel takes at once, and many sequences
+SCANS = (
+    *((1, new) for new in (1024, 8192, 256, 4096, 2048, 512, 16384, 128)),
+    *((8, 1024), (16, 128), (4, 256), (32, 256), (64, 64)),
+)  # prompts of a recurrent layer: sequences, new tokens
+UPDATES = (1, 64, 256, 8, 512, 32, 128, 16, 2, 4, 384, 96)  # sequences that decode in one
+
+
+class MambaShape(NamedTuple):
+    """Mamba-2 of one rank: ``MambaShape(128, 64, 128, 1, 256)``"""
+
+    heads: int
+    head_dim: int
+    state: int
+    groups: int
+    chunk: int
+    state_dtype: str = ""
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: values, and the keys and queries of all groups."""
+        return self.heads * self.head_dim + 2 * self.groups * self.state
+
+
+MAMBAS = (  # shapes that Triton tunes once together come one after the other
+    MambaShape(128, 64, 128, 1, 256),  # Bamba 9B, Granite 4.0 H Small
+    MambaShape(128, 64, 128, 8, 256),  # Codestral Mamba 7B
+    MambaShape(64, 64, 128, 8, 128, "fp32"),  # Nemotron 3 Nano; half of Nemotron-H 8B
+    MambaShape(128, 80, 128, 8, 128, "fp32"),  # Nemotron Nano 9B and 12B v2
+    MambaShape(48, 64, 128, 1, 256),  # Granite 4.0 H Tiny
+    MambaShape(128, 64, 128, 8, 128, "fp32"),  # Nemotron-H 8B
+)
+DELTAS = ((16, 32, 128, 128), (8, 16, 128, 128))  # Qwen3-Next, and half of it: key and value heads, and their sizes
+CONV_WIDTH = 4
+GATED = ((8192, 1), (10240, 8), (4096, 8))  # columns and groups of the gated norm
 RANKS = (2, 4, 8)
 MOST_FLOPS = 2.6e12  # of one call: a few milliseconds at peak
 MOST_CACHE = 20e9  # bytes of keys and values in one call
@@ -65,6 +108,18 @@ def turns(lists: Sequence[Sequence[A]]) -> Iterator[A]:
         start, share = start + share, 2 * share
 
 
+def chosen_shapes(rows: Sequence[ShapeRow], kinds: Sequence[tuple[str, str]]) -> list[ShapeRow]:
+    """The rows of some kinds, and formats where one is named, in turns by the order of the kinds.
+
+    ``chosen_shapes(all_shapes(), [("ssm_decode", ""), ("moe", "mxfp4")])``
+    """
+    lists = [
+        [row for row in rows if row["kind"] == kind and format_ in ("", row["dtype"], row.get("kv_dtype"))]
+        for kind, format_ in kinds
+    ]
+    return list({tuple(row.items()): row for row in turns(lists)}.values())
+
+
 # ------------------------------------------------------------------ products and experts
 
 
@@ -76,9 +131,11 @@ def linear_rows(dtype: str, most: int, multiple: int = 1) -> Iterator[ShapeRow]:
             yield {"kind": "linear", "dtype": dtype, "m": m, "n": n, "k": k}
 
 
-def expert_rows(dtype: str, most: int, multiple: int = 1, skew: float = 0.0) -> Iterator[ShapeRow]:
+def expert_rows(
+    dtype: str, most: int, multiple: int = 1, skew: float = 0.0, shapes: Sequence[tuple[int, int, int, int]] = ()
+) -> Iterator[ShapeRow]:
     """Routed experts of the common mixtures, whole and sliced."""
-    shapes = [shape for shape in mixtures() if shape[0] % multiple == 0 and shape[1] % multiple == 0]
+    shapes = shapes or [shape for shape in mixtures() if shape[0] % multiple == 0 and shape[1] % multiple == 0]
     for (hidden, inner, experts, top_k), tokens in tiers(shapes[:most], TOKENS):
         yield {
             "kind": "moe",
@@ -90,6 +147,15 @@ def expert_rows(dtype: str, most: int, multiple: int = 1, skew: float = 0.0) -> 
             "top_k": top_k,
             **({"skew": skew} if skew else {}),
         }
+
+
+def routing_rows() -> Iterator[ShapeRow]:
+    """Which rows go to which expert, from logits and of chosen experts."""
+    shapes = list(dict.fromkeys((experts, top_k) for _, _, experts, top_k in OPEN_EXPERTS))
+    for (experts, top_k), tokens in tiers(shapes, TOKENS):
+        for chosen in ({}, {"chosen": 1}):
+            row = {"kind": "moe_routing", "dtype": "bf16", "tokens": tokens, "experts": experts, "top_k": top_k}
+            yield row | chosen
 
 
 def expert_parallel_rows(dtype: str, most: int, multiple: int = 1) -> Iterator[ShapeRow]:
@@ -121,9 +187,11 @@ def _more(window: int, kv_dtype: str) -> ShapeRow:
     return ({"window": window} if window else {}) | ({"kv_dtype": kv_dtype} if kv_dtype else {})
 
 
-def decode_rows(heads: Sequence[HeadShape], kv_dtype: str = "") -> Iterator[ShapeRow]:
+def decode_rows(
+    heads: Sequence[HeadShape], kv_dtype: str = "", points: Sequence[tuple[int, int]] = DECODES
+) -> Iterator[ShapeRow]:
     """Decode attention over batches and contexts; with a window over contexts that are longer."""
-    for (h, kv, d, window), (context, seqs) in tiers(heads, DECODES, 12):
+    for (h, kv, d, window), (context, seqs) in tiers(heads, points, 12):
         if _fits(seqs, context, kv, d) and window < context:
             yield {
                 "kind": "decode_attention",
@@ -137,9 +205,11 @@ def decode_rows(heads: Sequence[HeadShape], kv_dtype: str = "") -> Iterator[Shap
             }
 
 
-def prefill_rows(heads: Sequence[HeadShape], kv_dtype: str = "") -> Iterator[ShapeRow]:
+def prefill_rows(
+    heads: Sequence[HeadShape], kv_dtype: str = "", points: Sequence[tuple[int, int, int]] = PROMPTS
+) -> Iterator[ShapeRow]:
     """Prefill attention: whole prompts of many lengths, and chunks after a cached part."""
-    for (h, kv, d, window), (seqs, new, context) in tiers(heads, PROMPTS, 12):
+    for (h, kv, d, window), (seqs, new, context) in tiers(heads, points, 12):
         if window < context:
             yield {
                 "kind": "prefill_attention",
@@ -205,6 +275,54 @@ def mla_decode_rows(kv_dtype: str = "") -> Iterator[ShapeRow]:
             }
 
 
+# ------------------------------------------------------------------ recurrent layers
+
+
+def ssm_decode_rows() -> Iterator[ShapeRow]:
+    """Mamba-2's update of a state for each sequence."""
+    for mamba, seqs in tiers(MAMBAS, UPDATES):
+        yield {"kind": "ssm_decode", "dtype": "bf16", "seqs": seqs, **_mamba_sizes(mamba)}
+
+
+def ssm_prefill_rows() -> Iterator[ShapeRow]:
+    """Mamba-2's scan of prompts: one layer's shape after the other, because each must be tuned first."""
+    for mamba, (seqs, new) in product(MAMBAS, SCANS):
+        sizes = _mamba_sizes(mamba)
+        last = {"state_dtype": sizes.pop("state_dtype")} if "state_dtype" in sizes else {}
+        yield {
+            "kind": "ssm_prefill",
+            "dtype": "bf16",
+            "seqs": seqs,
+            "new": new,
+            **sizes,
+            "chunk": mamba.chunk,
+            **last,
+        }
+
+
+def _mamba_sizes(mamba: MambaShape) -> ShapeRow:
+    sizes = {"heads": mamba.heads, "head_dim": mamba.head_dim, "state": mamba.state, "groups": mamba.groups}
+    return sizes | ({"state_dtype": mamba.state_dtype} if mamba.state_dtype else {})
+
+
+def conv_rows(kind: str) -> Iterator[ShapeRow]:
+    """The short convolution of recurrent layers, over prompts or for one token a sequence."""
+    channels = list(dict.fromkeys([*(mamba.channels for mamba in MAMBAS), 2 * 16 * 128 + 32 * 128]))
+    points = SCANS if kind == "conv_prefill" else tuple((seqs, 0) for seqs in UPDATES)
+    for wide, (seqs, new) in tiers(channels, points):
+        length = {"new": new} if new else {}
+        yield {"kind": kind, "dtype": "bf16", "seqs": seqs, **length, "channels": wide, "width": CONV_WIDTH}
+
+
+def gdn_rows(kind: str) -> Iterator[ShapeRow]:
+    """Gated delta nets, over prompts or for one token a sequence."""
+    points = SCANS if kind == "gdn_prefill" else tuple((seqs, 0) for seqs in UPDATES)
+    for shape, (seqs, new) in product(DELTAS, points):
+        names = ("key_heads", "value_heads", "key_dim", "value_dim")
+        length = {"new": new} if new else {}
+        yield {"kind": kind, "dtype": "bf16", "seqs": seqs, **length, **dict(zip(names, shape, strict=True))}
+
+
 # ------------------------------------------------------------------ the rest
 
 
@@ -243,12 +361,48 @@ def collective_rows(ranks: Sequence[int], library: str) -> Iterator[ShapeRow]:
         yield {"kind": kind, "dtype": "bf16", "bytes": bytes_, "ranks": n, **({"library": library} if library else {})}
 
 
+def _eight_bit_lists(plain: Sequence[HeadShape]) -> list[Iterator[ShapeRow]]:
+    """Attention over a cache in fp8, with windows and in the chunks of long prompts; contexts at the edges of tiles."""
+    whole = [(32, 8, 128, 0), (16, 8, 256, 0), (64, 8, 64, 0), (32, 4, 128, 0)]
+    sliding = [(16, 8, 256, 1024), (64, 8, 64, 128), (16, 8, 256, 4096)]
+    return [
+        prefill_rows(whole, "fp8", CHUNKS),
+        decode_rows(whole, "fp8"),
+        decode_rows(sliding, "fp8"),
+        decode_rows(whole, "fp8", TILED),
+        decode_rows(whole, "", TILED),
+        decode_rows(plain[:8], "fp8"),
+        prefill_rows(plain[:4], "fp8"),
+        prefill_rows(sliding, "fp8", CHUNKS),
+        mla_decode_rows("fp8"),
+    ]
+
+
+def _small_lists(plain: Sequence[HeadShape]) -> list[Iterator[ShapeRow]]:
+    """Kernels that move more than they compute."""
+    hidden, inner = (4096, 2048, 8192, 5120, 7168, 1024), (28672, 6144, 57344, 22016, 12288, 1536)
+    vocabularies, some = (128256, 32000, 151936, 201088, 262144), (1, 8, 64, 256, 16, 32, 128, 512)
+    return [
+        matrix_rows("norm", "bf16", hidden),
+        matrix_rows("activation", "bf16", inner),
+        rope_rows(plain[:12]),
+        kv_write_rows(plain[:12]),
+        (row for n in vocabularies[:3] for row in matrix_rows("embedding", "bf16", hidden[:3], some, rows=n)),
+        matrix_rows("sampler", "bf16", vocabularies, some),
+        matrix_rows("sampler", "bf16", vocabularies, some, method="gumbel"),
+        matrix_rows("norm", "fp8", hidden[:3]),
+        matrix_rows("activation", "fp8", inner[:3]),
+        (row for n, groups in GATED for row in matrix_rows("gated_norm", "bf16", (n,), groups=groups)),
+        matrix_rows("quantize", "fp8", hidden),
+        matrix_rows("quantize", "fp8", hidden[:3], block=128),
+        matrix_rows("quantize", "int8", hidden[:3]),
+    ]
+
+
 def all_shapes(ranks: Sequence[int] = RANKS, library: str = "") -> list[ShapeRow]:
     """All shapes, in the order in which they are worth measuring; collectives over groups of so many ``ranks``."""
     plain = [(*shape, 0) for shape in heads()]
     windowed = windows()[:12]
-    hidden, inner = (4096, 2048, 8192, 5120, 7168, 1024), (28672, 6144, 57344, 22016, 12288, 1536)
-    vocabularies, some = (128256, 32000, 151936), (1, 8, 64, 256, 16, 32, 128, 512)
     lists = (
         single_size_rows("launch", "kernels", (64, 256, 16)),
         single_size_rows("graph_replay", "kernels", (64, 256, 1024, 16, 1)),
@@ -267,24 +421,22 @@ def all_shapes(ranks: Sequence[int] = RANKS, library: str = "") -> list[ShapeRow
         linear_rows("w8a16", 16, 128),
         expert_rows("fp8", 24, 16),
         expert_rows("fp8-block", 24, 128),
+        expert_rows("mxfp4", 2, shapes=OPEN_EXPERTS),
+        routing_rows(),
         expert_rows("bf16", 6, skew=1.0),
         expert_rows("bf16", 3, skew=0.5),
         expert_parallel_rows("bf16", 3),
         decode_rows(windowed),
         prefill_rows(windowed),
-        decode_rows(plain[:8], "fp8"),
-        prefill_rows(plain[:4], "fp8"),
-        mla_decode_rows("fp8"),
-        matrix_rows("norm", "bf16", hidden),
-        matrix_rows("activation", "bf16", inner),
-        rope_rows(plain[:12]),
-        kv_write_rows(plain[:12]),
-        (row for n in vocabularies for row in matrix_rows("embedding", "bf16", hidden[:3], some, rows=n)),
-        matrix_rows("sampler", "bf16", vocabularies, some),
-        matrix_rows("quantize", "fp8", hidden),
-        matrix_rows("quantize", "fp8", hidden[:3], block=128),
-        matrix_rows("quantize", "int8", hidden[:3]),
+        *_eight_bit_lists(plain),
+        ssm_decode_rows(),
+        conv_rows("conv_decode"),
+        conv_rows("conv_prefill"),
+        gdn_rows("gdn_decode"),
+        *_small_lists(plain),
         collective_rows(ranks, library),
+        ssm_prefill_rows(),  # these two last: Triton may tune them for a minute
+        gdn_rows("gdn_prefill"),
     )
     rows = turns([list(one) for one in lists])
     return list({tuple(row.items()): row for row in rows}.values())

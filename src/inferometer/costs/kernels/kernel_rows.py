@@ -28,12 +28,20 @@ SHAPE_KEYS: dict[str, tuple[str, ...]] = {
     "mla_prefill": ("seqs", "heads", "new", "context", "qk_dim", "v_dim", "kv_dtype"),
     "mla_decode": ("seqs", "heads", "context", "kv_rank", "rope_dim", "kv_dtype"),
     "moe": ("tokens", "hidden", "inner", "experts", "top_k", "skew", "ep"),
+    "moe_routing": ("tokens", "experts", "top_k", "chosen"),
+    "ssm_prefill": ("seqs", "new", "heads", "head_dim", "state", "groups", "chunk", "state_dtype"),
+    "ssm_decode": ("seqs", "heads", "head_dim", "state", "groups", "state_dtype"),
+    "conv_prefill": ("seqs", "new", "channels", "width"),
+    "conv_decode": ("seqs", "channels", "width"),
+    "gdn_prefill": ("seqs", "new", "key_heads", "value_heads", "key_dim", "value_dim", "state_dtype"),
+    "gdn_decode": ("seqs", "key_heads", "value_heads", "key_dim", "value_dim", "state_dtype"),
     "norm": ("m", "n"),
+    "gated_norm": ("m", "n", "groups"),
     "activation": ("m", "n"),
     "rope": ("m", "heads", "kv_heads", "head_dim"),
     "kv_write": ("m", "kv_heads", "head_dim", "kv_dtype"),
     "embedding": ("m", "n", "rows"),
-    "sampler": ("m", "n"),
+    "sampler": ("m", "n", "method"),
     "quantize": ("m", "n", "block"),
     "copy": ("bytes",),
     "launch": ("kernels",),
@@ -44,7 +52,17 @@ SHAPE_KEYS: dict[str, tuple[str, ...]] = {
     "all_to_all": ("bytes", "ranks", "library"),
     "send": ("bytes", "ranks", "library"),
 }
-SHAPE_DEFAULTS: dict[str, Any] = {"window": 0, "kv_dtype": "", "skew": 0.0, "ep": 1, "block": 0, "library": ""}
+SHAPE_DEFAULTS: dict[str, Any] = {
+    "window": 0,
+    "kv_dtype": "",
+    "state_dtype": "",  # bf16, as the activations
+    "skew": 0.0,
+    "ep": 1,
+    "chosen": 0,
+    "block": 0,
+    "method": "",
+    "library": "",
+}
 FLAG_MARK = " !"  # what separates a source from its flags
 
 

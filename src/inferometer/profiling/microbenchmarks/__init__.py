@@ -4,7 +4,7 @@ vLLM's own kernels where they can be imported, PyTorch's where not; every row sa
 shape and returns one call per buffer set, enough of them that together they are larger than the device's cache.
 """
 
-from . import elementwise, fused_moe, gemm, mla, nccl, paged_attention
+from . import elementwise, fused_moe, gemm, mla, nccl, paged_attention, ssm
 from .runner import CASES, KernelBench, Library, Missing, Ready, case, reason
 
 __all__ = [
@@ -21,4 +21,5 @@ __all__ = [
     "nccl",
     "paged_attention",
     "reason",
+    "ssm",
 ]

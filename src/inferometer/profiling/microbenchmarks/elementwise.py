@@ -18,16 +18,74 @@ from .runner import KernelBench, Missing, Ready, case
 
 PAGE = 16  # tokens a page of the cache
 POSITIONS = 32768  # that the table of angles covers
+TOP = 448.0  # the largest 8-bit float
+COMPILING = 8.0  # s that compiling an operator may take
+
+
+# ------------------------------------------------------------------ what an engine's compiler makes of small operators
+
+
+def _added_norm(x: Any, residual: Any, weight: Any, rounded: Any) -> tuple[Any, ...]:
+    whole = x.float() + residual.float()
+    y = (whole * (whole.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt()).to(x.dtype) * weight
+    return *_rounded(y, rounded), whole.to(x.dtype)
+
+
+def _gated(x: Any, rounded: Any) -> tuple[Any, ...]:
+    gate, up = x.chunk(2, -1)
+    return _rounded((gate.float() * gate.float().sigmoid()).to(x.dtype) * up, rounded)
+
+
+def _gated_norm(x: Any, gate: Any, weight: Any, groups: int) -> Any:
+    whole = x * (gate.float() * gate.float().sigmoid())
+    parts = whole.view(x.shape[0], groups, -1)
+    return weight * (parts * (parts.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt()).view(x.shape).to(x.dtype)
+
+
+def _rounded(y: Any, rounded: Any) -> tuple[Any, ...]:
+    """To 8 bits with a scale for each row, in the pass that made it: as the engine's fp8 layers want their inputs."""
+    if rounded is None:
+        return (y,)
+    scale = y.abs().amax(-1, keepdim=True).float().clamp(min=1e-6) / TOP
+    return (y.float() * scale.reciprocal()).clamp(-TOP, TOP).to(rounded), scale
+
+
+def _turned(x: Any, cos: Any, sin: Any) -> Any:
+    first, second = x.chunk(2, -1)
+    return (first * cos - second * sin).flatten(1), (second * cos + first * sin).flatten(1)
+
+
+def _rope(q: Any, k: Any, positions: Any, table: Any, head_dim: int) -> Any:
+    cos, sin = table[positions][:, None].chunk(2, -1)
+    return [_turned(x.view(x.shape[0], -1, head_dim), cos, sin) for x in (q, k)]
+
+
+def _inductor(b: KernelBench, function: Callable[..., Any], constant: Any, rows: list[Any], cold: float) -> Ready:
+    """The function as torch.compile makes it, for all sizes: an engine compiles these operators so by default."""
+    if not b.gpu:
+        raise Missing("operators are compiled for GPUs")
+    run = b.compiled.setdefault(function.__name__, b.torch.compile(function, dynamic=True))
+    calls = [partial(run, *tensors, constant) for tensors in rows]
+    single = len(rows[0][0]) == 1  # one row is compiled on its own
+    b.warm("inductor", (function.__name__, str(constant), single), COMPILING, calls[0])
+    return Ready(calls, "inductor", cold=cold)
 
 
 @case("norm")
 def norm(b: KernelBench, *, dtype: str, m: int, n: int) -> Ready:
-    """RMSNorm with the residual added in the same kernel."""
+    """RMSNorm with the residual added in the same kernel; in fp8 its output rounded there, too."""
     t = b.torch
     weight = b.random(n)
+    rounded = _eight_bits(b, dtype)
 
     def rows() -> list[Any]:
         return b.copies(("norm", m, n), m * n * 4, lambda: (b.random(m, n), b.random(m, n)))
+
+    def inductor() -> Ready:
+        return _inductor(b, _added_norm, rounded, [(*pair, weight) for pair in rows()], 4 * m * n)
+
+    if rounded is not None:
+        return b.first(inductor)
 
     def vllm() -> Ready:
         fused = b.vllm("_custom_ops:fused_add_rms_norm")
@@ -42,16 +100,31 @@ def norm(b: KernelBench, *, dtype: str, m: int, n: int) -> Ready:
         inputs = {"x": x, "residual": residual, "weight": weight}
         return Ready([partial(added, *pair) for pair in rows()], "torch", inputs, 4 * m * n)
 
-    return b.first(vllm, torch)
+    return b.first(inductor, vllm, torch)
+
+
+@case("gated_norm")
+def gated_norm(b: KernelBench, *, dtype: str, m: int, n: int, groups: int = 1) -> Ready:
+    """Mamba-2's RMSNorm of what a gate lets through, in ``groups`` parts of a row."""
+    weight = b.random(n)
+    rows = b.copies(("gated", m, n), m * n * 4, lambda: (b.random(m, n), b.random(m, n), weight))
+    return b.first(lambda: _inductor(b, _gated_norm, groups, rows, 4 * m * n))
 
 
 @case("activation")
 def activation(b: KernelBench, *, dtype: str, m: int, n: int) -> Ready:
-    """SiLU of one half times the other: n columns in, n/2 out."""
+    """SiLU of one half times the other: n columns in, n/2 out; in fp8 rounded in the same pass."""
     t = b.torch
+    rounded = _eight_bits(b, dtype)
 
     def rows() -> list[Any]:
         return b.copies(("act", m, n), m * n * 3, lambda: (b.random(m, n), b.random(m, n // 2)))
+
+    def inductor() -> Ready:
+        return _inductor(b, _gated, rounded, [(x,) for x, _ in rows()], 2 * m * n)
+
+    if rounded is not None:
+        return b.first(inductor)
 
     def vllm() -> Ready:
         b.vllm("_custom_ops:rms_norm")  # loads the library that has it
@@ -63,7 +136,14 @@ def activation(b: KernelBench, *, dtype: str, m: int, n: int) -> Ready:
 
         return Ready([partial(gated, x) for x, _ in rows()], "torch", {"x": rows()[0][0]}, 2 * m * n)
 
-    return b.first(vllm, torch)
+    return b.first(inductor, vllm, torch)
+
+
+def _eight_bits(b: KernelBench, dtype: str) -> Any:
+    """The type that a pass rounds its output to, None if it does not: ``_eight_bits(bench, "bf16")``"""
+    if dtype not in ("bf16", "fp8"):
+        raise Missing(f"no operator that rounds to {dtype} is known")
+    return b.torch.float8_e4m3fn if dtype == "fp8" else None
 
 
 @case("rope")
@@ -79,6 +159,9 @@ def rope(b: KernelBench, *, dtype: str, m: int, heads: int, kv_heads: int, head_
     def rows() -> list[Any]:
         widths = (heads * head_dim, kv_heads * head_dim)
         return b.copies(("rope", m, *widths), 2 * m * sum(widths), lambda: tuple(b.random(m, w) for w in widths))
+
+    def inductor() -> Ready:
+        return _inductor(b, _rope, head_dim, [(q, k, positions, table) for q, k in rows()], cold)
 
     def vllm() -> Ready:
         turn = b.vllm("_custom_ops:rotary_embedding")
@@ -97,7 +180,7 @@ def rope(b: KernelBench, *, dtype: str, m: int, heads: int, kv_heads: int, head_
         inputs = {"query": q, "key": k, "positions": positions}
         return Ready([partial(both, *pair) for pair in rows()], "torch", inputs, cold)
 
-    return b.first(vllm, torch)
+    return b.first(inductor, vllm, torch)
 
 
 @case("kv_write")
@@ -145,15 +228,27 @@ def embedding(b: KernelBench, *, dtype: str, m: int, n: int, rows: int) -> Ready
 
 
 @case("sampler")
-def sampler(b: KernelBench, *, dtype: str, m: int, n: int) -> Ready:
-    """Greedy sampling: logits to fp32, then the largest."""
+def sampler(b: KernelBench, *, dtype: str, m: int, n: int, method: str = "") -> Ready:
+    """Greedy sampling: logits to fp32, then the largest; by ``gumbel`` as vLLM's second model runner finds it."""
     t = b.torch
     rows = b.copies(("logits", m, n), m * n * 2, lambda: b.random(m, n))
 
     def largest(x: Any) -> Any:
         return x.to(t.float32).argmax(dim=-1)
 
-    return Ready([partial(largest, x) for x in rows], "torch", {"x": rows[0]}, 2 * m * n)
+    if not method:
+        return Ready([partial(largest, x) for x in rows], "torch", {"x": rows[0]}, 2 * m * n)
+    if method != "gumbel":
+        raise Missing(f"no sampler by {method} is known")
+    sample = b.vllm("v1.worker.gpu.sample.gumbel:gumbel_sample")
+    places, seeds = t.arange(m, device=b.device, dtype=t.int32), t.arange(m, device=b.device)
+    zeros = t.zeros(m, device=b.device)  # no temperature: no noise
+
+    def noisy(x: Any) -> Any:
+        copied = t.empty_like(x, dtype=t.float32).copy_(x)
+        return sample(copied, places, zeros, seeds, seeds, apply_temperature=False)
+
+    return b.first(lambda: Ready([partial(noisy, x) for x in rows], "vllm Triton", cold=2 * m * n))
 
 
 @case("quantize")

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ...specs.catalog import precision
+from ..machine import optional_library
 from .runner import KernelBench, Missing, Ready, case
 
 BLOCK = 128  # weights along a side of a block that shares a scale
@@ -59,17 +60,21 @@ def moe(
     return msgspec.structs.replace(ready, cold=least if ep == 1 and least * CHOICES > b.rotation else 0.0)
 
 
-def choices(b: KernelBench, s: Mixture) -> list[Any]:
-    """Which experts each token chooses, once or several times over: distinct ones, the liked more often."""
+def logits(b: KernelBench, s: Mixture) -> list[Any]:
+    """What a router says of each token, once or several times over: its largest choose the liked experts more often."""
     t = b.torch
     count = s.experts * s.ep
     liking = -s.skew * t.arange(1, count + 1, device=b.device).log()
     drawn = []
     for _ in range(CHOICES if s.tokens <= MANY else 1):
         chance = -t.empty(s.tokens, count, device=b.device).exponential_().log()  # the largest sums are such a choice
-        order = t.randperm(count, device=b.device)
-        drawn.append((chance + liking[order]).topk(s.top_k, dim=1).indices.to(t.int32))
+        drawn.append(chance + liking[t.randperm(count, device=b.device)])
     return drawn
+
+
+def choices(b: KernelBench, s: Mixture) -> list[Any]:
+    """Which experts each token chooses, once or several times over: distinct ones."""
+    return [row.topk(s.top_k, dim=1).indices.to(b.torch.int32) for row in logits(b, s)]
 
 
 def _shares(b: KernelBench, s: Mixture) -> Any:
@@ -128,6 +133,64 @@ def _block_scales(b: KernelBench, s: Mixture) -> tuple[Any, Any]:
         raise Missing(f"block scales want multiples of {BLOCK}")
     inner, hidden = s.inner // BLOCK, s.hidden // BLOCK
     return b.scales(s.experts, 2 * inner, hidden), b.scales(s.experts, hidden, inner)
+
+
+# ------------------------------------------------------------------ vLLM, 4-bit weights with a scale for 32 of them
+
+OAI = "model_executor.layers.fused_moe.experts.gpt_oss_triton_kernels_moe"
+SCALED = 32  # weights that share a scale
+ONE = 127  # the scale 1: a power of two with this offset
+
+
+def _vllm_mxfp4(b: KernelBench, s: Mixture) -> Ready:
+    """Experts of gpt-oss as an engine with a real router runs them: routing from logits, then two products."""
+    t = b.torch
+    forward = b.vllm(f"{OAI}:triton_kernel_moe_forward")
+    swizzle = b.vllm("model_executor.layers.quantization.utils.mxfp4_utils:_swizzle_mxfp4")
+    config = b.vllm("model_executor.layers.fused_moe.config:mxfp4_w4a16_moe_quant_config")
+    kernels = optional_library("triton_kernels.matmul_ogs")  # vLLM brings it, under this name
+    if s.ep > 1 or s.hidden % SCALED or s.inner % 64:
+        raise Missing(f"these experts want all ranks in one, hidden a multiple of {SCALED}, inner of 64")
+
+    def packed(rows: int, columns: int) -> tuple[Any, Any, Any]:
+        weight = b.random(s.experts, rows, columns // 2, dtype=t.uint8)
+        scale = t.randint(ONE - 8, ONE, (s.experts, rows, columns // SCALED), device=b.device, dtype=t.uint8)
+        weight, flex, scale = swizzle(weight, scale)
+        settings = kernels.PrecisionConfig(weight_scale=scale, flex_ctx=kernels.FlexCtx(rhs_data=flex))
+        return weight, settings, t.zeros(s.experts, rows, device=b.device)
+
+    def made() -> Any:
+        (up, up_scale, up_bias), (down, down_scale, down_bias) = (
+            packed(2 * s.inner, s.hidden),
+            packed(s.hidden, s.inner),
+        )
+        return up, down, config(up_scale, down_scale, w1_bias=up_bias, w2_bias=down_bias)
+
+    pairs = b.copies(("mxfp4", s.experts, s.hidden, s.inner), s.weights * precision("mxfp4").bytes, made)
+    x = b.random(s.tokens, s.hidden)
+    rounds = _rounds([row.to(t.bfloat16) for row in logits(b, s)], pairs)
+    calls = [
+        partial(forward, x, up, down, row, topk=s.top_k, renormalize=True, quant_config=settings)
+        for row, (up, down, settings) in rounds
+    ]
+    return Ready(calls, "vllm triton_kernels")
+
+
+@case("moe_routing")
+def moe_routing(b: KernelBench, *, dtype: str, tokens: int, experts: int, top_k: int, chosen: int = 0) -> Ready:
+    """Which rows go to which expert, for experts of triton_kernels: from logits in one pass, or of ``chosen`` experts.
+
+    The second is what an engine runs whose router is simulated or whose experts lie on several ranks.
+    """
+    t = b.torch
+    shape = Mixture(tokens, 1, 1, experts, top_k, 0.0, 1)
+    gather = b.vllm(f"{OAI}:make_routing_data")  # loads triton_kernels under its own name
+    if chosen:
+        shares = _shares(b, shape)
+        return b.first(lambda: Ready([partial(gather, ids, shares, experts) for ids in choices(b, shape)], "vllm"))
+    routing = optional_library("triton_kernels.routing").routing
+    rows = [row.to(t.bfloat16) for row in logits(b, shape)]
+    return b.first(lambda: Ready([partial(routing, row, top_k, sm_first=False) for row in rows], "triton_kernels"))
 
 
 # ------------------------------------------------------------------ PyTorch
@@ -219,4 +282,5 @@ EXPERTS = {
     "bf16": (_vllm_bf16, _torch_bf16),
     "fp8": (_vllm_fp8, _torch_fp8, _plain_fp8),
     "fp8-block": (_vllm_block, _plain_block),
+    "mxfp4": (_vllm_mxfp4,),
 }

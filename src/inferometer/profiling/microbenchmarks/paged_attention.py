@@ -18,7 +18,8 @@ from ...base.units import ceil_div
 from .runner import KernelBench, Missing, Ready, case
 
 PAGE = 16  # tokens a page, the engines' default
-SPLITS = 32  # parts of a context that one decoding sequence may be spread over: vLLM's limit in CUDA graphs
+SPLITS = 32  # parts of a context that one sequence may be spread over: vLLM's limit in steps that fit a CUDA graph
+GRAPH_TOKENS = 512  # of the largest such step, by default
 
 
 class SequenceGroup(NamedTuple):
@@ -179,8 +180,8 @@ def _vllm(b: KernelBench, batch: AttentionBatch) -> Ready:
             raise Missing(f"FlashAttention {version} has no 8-bit cache")
         ones = t.ones(len(contexts), batch.kv_heads, device=b.device)
         more |= {"q_descale": ones, "k_descale": ones, "v_descale": ones}
-    if version == 3:  # the engine plans the split over the context once a step, not once a layer
-        splits = SPLITS if max(news) == 1 else 0
+    more["num_splits"] = splits = SPLITS if sum(news) <= GRAPH_TOKENS else 0
+    if version == 3 and not batch.window:  # planned once a step, not once a layer, where all layers have one window
         plan = b.vllm("vllm_flash_attn:get_scheduler_metadata")(
             batch_size=len(contexts),
             max_seqlen_q=max(news),
@@ -193,10 +194,10 @@ def _vllm(b: KernelBench, batch: AttentionBatch) -> Ready:
             cu_seqlens_q=begins,
             page_size=PAGE,
             causal=True,
-            window_size=tuple(more.get("window_size", (-1, -1))),
+            window_size=(-1, -1),
             num_splits=splits,
         )
-        more |= {"num_splits": splits, "scheduler_metadata": plan}
+        more["scheduler_metadata"] = plan
     run = partial(
         flash,
         q=q,

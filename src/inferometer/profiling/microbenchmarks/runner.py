@@ -7,6 +7,7 @@ first that runs here is the one that is timed, and its name goes into the row.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -15,7 +16,7 @@ import msgspec
 
 from ...base.units import ceil_div
 from ..machine import optional_library
-from ..timer import KernelCall
+from ..timer import KernelCall, OutOfTime
 
 NONE = "no engine's kernels here"
 TILE = 1 << 22  # random numbers that a CPU makes anew; more are these again, since making them takes seconds
@@ -93,6 +94,8 @@ class KernelBench(msgspec.Struct):
     deadline: float = math.inf  # of ``time.monotonic``: nothing long begins shortly before it
     buffers: dict[str, Any] = {}
     teams: dict[int, Any] = {}  # processes for collectives, by their number
+    compiled: dict[str, Any] = {}  # functions that torch.compile was given, by name
+    warmed: dict[tuple[Any, ...], float] = {}  # kernels that are compiled, by kind and key, and the s that it took
 
     @property
     def gpu(self) -> bool:
@@ -144,6 +147,21 @@ class KernelBench(msgspec.Struct):
                 self.buffers.clear()
         said = {text: name for text, name in reasons.items() if text != NONE} or reasons
         raise Missing("; ".join(f"{name}: {text}" for text, name in said.items()) or "no kernel is known")
+
+    def warm(self, kind: str, key: tuple[Any, ...], seconds: float, call: Callable[[], object]) -> None:
+        """Compile and tune once for each key, by a call that may take ``seconds`` or what others of its kind took.
+
+        ``bench.warm("scan", (64, 128), 12.0, small_scan)``; OutOfTime where that would outlast the budget.
+        """
+        if (kind, *key) in self.warmed:
+            return
+        expected = max([seconds, *(took for (other, *_), took in self.warmed.items() if other == kind)])
+        began = time.monotonic()
+        if began + expected > self.deadline:
+            raise OutOfTime
+        call()
+        self.wait()
+        self.warmed[kind, *key] = time.monotonic() - began
 
     def wait(self) -> None:
         """Until the device has done what it was given; what went wrong there is raised here."""

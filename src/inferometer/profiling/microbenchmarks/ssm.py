@@ -1,0 +1,312 @@
+"""Layers that keep a state: Mamba-2's scan and update, the short convolution before them, gated delta nets.
+
+Prompts go through chunks, decoding sequences through one update of their state; these are different kernels. They are
+the engine's own (Triton), so without it there is nothing to time. What Triton chooses for a prompt it chooses once, at
+one chunk, because that is how the engine warms it up; the choice is in the row's source.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from ...base.units import ceil_div
+from ...specs.catalog import precision
+from ..timer import KernelCall
+from .paged_attention import starts
+from .runner import KernelBench, Missing, Ready, case
+
+MAMBA = "model_executor.layers.mamba.ops"
+DELTA = "model_executor.layers.fla.ops"
+TUNING = {"ssm_prefill": 12.0, "gdn_prefill": 45.0}  # s that choosing blocks may take where compiled kernels are kept
+
+
+class StateShape(NamedTuple):
+    """The states of some sequences: ``StateShape(8, 128, 64, 128)`` are eight with 128 heads of 64 × 128 in bf16."""
+
+    seqs: int
+    heads: int
+    head_dim: int
+    state: int
+    groups: int = 1
+    state_dtype: str = ""
+
+    @property
+    def kept(self) -> float:
+        """Bytes of all states."""
+        width = precision(self.state_dtype or "bf16").bytes
+        return float(self.seqs * self.heads * self.head_dim * self.state * width)
+
+
+def _cache(b: KernelBench, s: StateShape) -> Any:
+    """The states of a layer; the first place belongs to no sequence."""
+    kinds = {"": b.torch.bfloat16, "fp32": b.torch.float32, "fp16": b.torch.float16}
+    if s.state_dtype not in kinds:
+        raise Missing(f"no state in {s.state_dtype} is known")
+    return b.random(s.seqs + 1, s.heads, s.head_dim, s.state, dtype=kinds[s.state_dtype])
+
+
+def _caches(b: KernelBench, s: StateShape) -> list[Any]:
+    """Such states of as many layers as no cache of the device holds."""
+    return b.copies(("states", *s), s.kept, partial(_cache, b, s))
+
+
+def _places(b: KernelBench, seqs: int) -> Any:
+    return (b.torch.randperm(seqs, device=b.device) + 1).to(b.torch.int32)
+
+
+def _blocks(b: KernelBench, **kernels: str) -> str:
+    """What Triton chose: ``_blocks(b, scan="…:_chunk_scan_fwd_kernel")  # 'scan 64x64x32'``"""
+    chosen = []
+    for name, path in kernels.items():
+        with contextlib.suppress(Exception):  # a Triton that keeps its choice elsewhere
+            config = b.vllm(path).best_config
+            chosen.append(f"{name} {'x'.join(str(size) for size in config.kwargs.values())}")
+    return ", ".join(chosen)
+
+
+# ------------------------------------------------------------------ Mamba-2
+
+
+@case("ssm_decode")
+def ssm_decode(
+    b: KernelBench, *, dtype: str, seqs: int, heads: int, head_dim: int, state: int, groups: int, state_dtype: str = ""
+) -> Ready:
+    """One step of Mamba-2's recurrence for each sequence, in its place of the cache."""
+    t = b.torch
+    update = b.vllm(f"{MAMBA}.mamba_ssm:selective_state_update")
+    shape = StateShape(seqs, heads, head_dim, state, groups, state_dtype)
+    caches, places = _caches(b, shape), _places(b, seqs)
+    x, dt = b.random(seqs, heads, head_dim), b.random(seqs, heads)
+    decay = -b.scales(heads)
+    bias, skip = b.random(heads), b.random(heads)
+    run = partial(
+        update,
+        x=x,
+        dt=dt[:, :, None].expand(-1, -1, head_dim),
+        A=decay[:, None, None].expand(-1, head_dim, state),
+        B=b.random(seqs, groups, state),
+        C=b.random(seqs, groups, state),
+        D=skip[:, None].expand(-1, head_dim),
+        dt_bias=bias[:, None].expand(-1, head_dim),
+        dt_softplus=True,
+        state_batch_indices=places,
+        dst_state_batch_indices=places,
+        out=t.empty_like(x),
+        is_blackwell=b.vllm("platforms:current_platform").is_device_capability_family(100),
+    )
+    ready = Ready([partial(run, cache) for cache in caches], "vllm Triton", cold=2 * shape.kept)
+    return b.first(lambda: ready)
+
+
+@case("ssm_prefill")
+def ssm_prefill(
+    b: KernelBench,
+    *,
+    dtype: str,
+    seqs: int,
+    new: int,
+    heads: int,
+    head_dim: int,
+    state: int,
+    groups: int,
+    chunk: int,
+    state_dtype: str = "",
+) -> Ready:
+    """Mamba-2's scan of prompts in chunks, and the last state into the cache; nothing is known before them."""
+    shape = StateShape(seqs, heads, head_dim, state, groups, state_dtype)
+    small = StateShape(1, heads, head_dim, state, groups, state_dtype)
+    key = (heads, head_dim, state, chunk, state_dtype)
+    b.warm("ssm_prefill", key, TUNING["ssm_prefill"], lambda: _scan(b, small, chunk, chunk)[0]())
+    chosen = _blocks(
+        b,
+        state=f"{MAMBA}.ssd_chunk_state:_chunk_state_fwd_kernel",
+        passing=f"{MAMBA}.ssd_state_passing:_state_passing_fwd_kernel",
+        scan=f"{MAMBA}.ssd_chunk_scan:_chunk_scan_fwd_kernel",
+    )
+    return b.first(lambda: Ready(_scan(b, shape, new, chunk), f"vllm Triton {chosen}".strip()))
+
+
+def _scan(b: KernelBench, s: StateShape, new: int, chunk: int) -> list[KernelCall]:
+    t = b.torch
+    scan = b.vllm(f"{MAMBA}.ssd_combined:mamba_chunk_scan_combined_varlen")
+    tokens, each = new * s.seqs, ceil_div(new, chunk)
+    pieces = [min(chunk, new - done) for _ in range(s.seqs) for done in range(0, new, chunk)]  # none has two sequences
+    ends = [each * (i + 1) - 1 for i in range(s.seqs)]
+    owners = [i // each for i in range(len(pieces))]
+    last, owner = (t.tensor(x, device=b.device, dtype=t.int32) for x in (ends, owners))
+    begins, chunks = starts(b, [new] * s.seqs), starts(b, pieces)
+    decay, bias, skip, places = -b.scales(s.heads), b.random(s.heads), b.random(s.heads), _places(b, s.seqs).long()
+    cache = _cache(b, s)
+
+    def made() -> Any:
+        rows = b.random(tokens, s.heads * s.head_dim + 2 * s.groups * s.state)  # as the convolution leaves them
+        return rows, b.random(tokens, s.heads), b.random(tokens, s.heads, s.head_dim)
+
+    def run(rows: Any, dt: Any, out: Any) -> None:
+        x, keys, queries = t.split(rows, [s.heads * s.head_dim, s.groups * s.state, s.groups * s.state], dim=-1)
+        cache[places] = scan(
+            x.view(tokens, s.heads, s.head_dim),
+            dt,
+            decay,
+            keys.view(tokens, s.groups, s.state),
+            queries.view(tokens, s.groups, s.state),
+            chunk_size=chunk,
+            cu_seqlens=begins,
+            cu_chunk_seqlens=chunks,
+            last_chunk_indices=last,
+            seq_idx=owner,
+            out=out,
+            D=skip,
+            dt_bias=bias,
+            dt_softplus=True,
+            state_dtype=cache.dtype,
+        )
+
+    width = 4 * s.heads * s.head_dim + 4 * s.groups * s.state
+    return [partial(run, *rows) for rows in b.copies(("scan", tokens, *s), tokens * width, made)]
+
+
+# ------------------------------------------------------------------ the short convolution
+
+
+def _convolution(b: KernelBench, seqs: int, channels: int, width: int) -> dict[str, Any]:
+    """Weights and the history of each sequence, channels side by side as the engine keeps them."""
+    history = b.random(seqs + 1, width - 1, channels).transpose(-1, -2)
+    return {"weight": b.random(channels, width), "bias": b.random(channels), "activation": "silu", "history": history}
+
+
+@case("conv_prefill")
+def conv_prefill(b: KernelBench, *, dtype: str, seqs: int, new: int, channels: int, width: int) -> Ready:
+    """A causal convolution over ``width`` tokens with SiLU, for each channel of prompts."""
+    t = b.torch
+    convolve = b.vllm(f"{MAMBA}.causal_conv1d:causal_conv1d_fn")
+    plan = b.vllm("v1.attention.backends.utils:compute_causal_conv1d_metadata")
+    begins, tokens = starts(b, [new] * seqs), seqs * new
+    nums, batch, offset = plan(begins.cpu(), device=t.device(b.device))
+    fixed = _convolution(b, seqs, channels, width)
+    run = partial(
+        convolve,
+        weight=fixed["weight"],
+        bias=fixed["bias"],
+        activation=fixed["activation"],
+        conv_states=fixed["history"],
+        has_initial_state=t.zeros(seqs, device=b.device, dtype=t.bool),
+        cache_indices=_places(b, seqs),
+        metadata=SimpleNamespace(nums_dict=nums, batch_ptr=batch, token_chunk_offset_ptr=offset),
+        query_start_loc=begins,
+    )
+    rows = b.copies(("conv", tokens, channels), 2 * tokens * channels, lambda: b.random(tokens, channels))
+    ready = Ready([partial(run, x.transpose(0, 1)) for x in rows], "vllm Triton", cold=2 * tokens * channels)
+    return b.first(lambda: ready)
+
+
+@case("conv_decode")
+def conv_decode(b: KernelBench, *, dtype: str, seqs: int, channels: int, width: int) -> Ready:
+    """The same for one token a sequence, which moves on in its history."""
+    update = b.vllm(f"{MAMBA}.causal_conv1d:causal_conv1d_update")
+    places = _places(b, seqs)
+
+    def made() -> Any:
+        return b.random(seqs, channels), _convolution(b, seqs, channels, width)
+
+    def run(x: Any, fixed: dict[str, Any]) -> Any:
+        return update(
+            x, fixed["history"], fixed["weight"], fixed["bias"], fixed["activation"], conv_state_indices=places
+        )
+
+    rows = b.copies(("conv", seqs, channels, width), 2 * seqs * channels * width, made)
+    ready = Ready([partial(run, *row) for row in rows], "vllm Triton", cold=2 * seqs * channels * width)
+    return b.first(lambda: ready)
+
+
+# ------------------------------------------------------------------ gated delta nets
+
+
+@case("gdn_decode")
+def gdn_decode(
+    b: KernelBench,
+    *,
+    dtype: str,
+    seqs: int,
+    key_heads: int,
+    value_heads: int,
+    key_dim: int,
+    value_dim: int,
+    state_dtype: str = "",
+) -> Ready:
+    """One step of the gated delta rule for each sequence, queries, keys and values packed side by side."""
+    t = b.torch
+    update = b.vllm(f"{DELTA}:fused_recurrent_gated_delta_rule_packed_decode")
+    shape = StateShape(seqs, value_heads, value_dim, key_dim, 1, state_dtype)
+    caches, places = _caches(b, shape), _places(b, seqs)
+    run = partial(
+        update,
+        mixed_qkv=b.random(seqs, 2 * key_heads * key_dim + value_heads * value_dim),
+        a=b.random(seqs, value_heads),
+        b=b.random(seqs, value_heads),
+        A_log=b.scales(value_heads),
+        dt_bias=b.random(value_heads),
+        scale=key_dim**-0.5,
+        out=t.empty(seqs, 1, value_heads, value_dim, device=b.device, dtype=t.bfloat16),
+        ssm_state_indices=places,
+        use_qk_l2norm_in_kernel=True,
+    )
+    ready = Ready([partial(run, initial_state=cache) for cache in caches], "vllm Triton", cold=2 * shape.kept)
+    return b.first(lambda: ready)
+
+
+@case("gdn_prefill")
+def gdn_prefill(
+    b: KernelBench,
+    *,
+    dtype: str,
+    seqs: int,
+    new: int,
+    key_heads: int,
+    value_heads: int,
+    key_dim: int,
+    value_dim: int,
+    state_dtype: str = "",
+) -> Ready:
+    """The chunked gated delta rule over prompts, from what the convolution gives to the state in the cache."""
+    shape = StateShape(seqs, value_heads, value_dim, key_dim, 1, state_dtype)
+    chunk = int(b.vllm(f"{DELTA}.utils:FLA_CHUNK_SIZE"))
+    key, small = (key_heads, value_heads, key_dim, value_dim, state_dtype), shape._replace(seqs=1)
+    b.warm("gdn_prefill", key, TUNING["gdn_prefill"], lambda: _delta(b, small, key_heads, chunk, chunk)[0]())
+    return b.first(lambda: Ready(_delta(b, shape, key_heads, new, chunk), "vllm Triton"))
+
+
+def _delta(b: KernelBench, s: StateShape, key_heads: int, new: int, chunk: int) -> list[KernelCall]:
+    prepare, rule = b.vllm(f"{DELTA}:fused_post_conv_prep"), b.vllm(f"{DELTA}:chunk_gated_delta_rule")
+    begins, tokens = starts(b, [new] * s.seqs), new * s.seqs
+    makers = [b.vllm(f"{DELTA}.index:prepare_chunk_{name}") for name in ("indices", "offsets")]
+    plan = [make(begins.cpu(), chunk).to(b.device) for make in makers]
+    decay, bias, cache, places = b.scales(s.heads), b.random(s.heads), _cache(b, s), _places(b, s.seqs).long()
+    width = 2 * key_heads * s.state + s.heads * s.head_dim
+
+    def run(mixed: Any, gate: Any, strength: Any) -> None:
+        q, k, v, g, beta = (
+            x.unsqueeze(0) for x in prepare(mixed, gate, strength, decay, bias, key_heads, s.state, s.head_dim)
+        )
+        _, final = rule(
+            q=q,
+            k=k,
+            v=v,
+            g=g,
+            beta=beta,
+            initial_state=cache[places],
+            output_final_state=True,
+            cu_seqlens=begins,
+            chunk_indices=plan[0],
+            chunk_offsets=plan[1],
+            use_qk_l2norm_in_kernel=False,
+        )
+        cache[places] = final.to(cache.dtype)
+
+    def made() -> Any:
+        return b.random(tokens, width), b.random(tokens, s.heads), b.random(tokens, s.heads)
+
+    return [partial(run, *rows) for rows in b.copies(("delta", tokens, *s), 2 * tokens * width, made)]
