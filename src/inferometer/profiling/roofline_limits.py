@@ -29,17 +29,16 @@ INFINITE_PEAK = 1e30  # of a resource that takes no time
 COPY = 1 << 28  # bytes of the copy that finds a bandwidth: read and written
 REACH = 0.8  # share of its bandwidth that a copy reaches at least
 SIMILAR = 0.12  # how far a device's memory may be from the catalogue's for the name to mean it
-NAMES = ("kv_dtype", "state_dtype", "library", "method")  # of a shape, where the others are sizes
+NAMES = ("kv_dtype", "library", "method")  # of a shape, where the others are sizes
 SizeArrays = Mapping[str, Any]
 
 
 class Width(NamedTuple):
-    """Bytes an element: of a stored weight, of a product's input, of the cache, of a recurrent state."""
+    """Bytes an element: of a stored weight or state, of a product's input, of the cache."""
 
     weight: float
     input: float
     cache: np.ndarray
-    state: float = 2.0
 
 
 class Least(NamedTuple):
@@ -64,8 +63,7 @@ def least_seconds(kind: str, dtype: str, dims: SizeArrays, device: Hardware) -> 
             peak[caches == word] = max(
                 device.flops[runs], device.flops[peak_format(device, precision(str(word)), "bf16")]
             )
-    state = precision(str(dims.get("state_dtype") or "bf16")).bytes
-    width = Width(number.bytes, min(ACT, number.activation_bits / 8) if native else ACT, cache, state)
+    width = Width(number.bytes, min(ACT, number.activation_bits / 8) if native else ACT, cache)
     numbers = {key: np.asarray(value, float) for key, value in dims.items() if key not in NAMES}
     work = _LEAST[kind](numbers, width)
     least = np.maximum(work.flops / peak, work.moved / device.memory_bandwidth)
@@ -127,25 +125,16 @@ def _moe(d: SizeArrays, w: Width) -> Least:
     return Least(2 * d["tokens"] * d["top_k"] / ep * each, moved)
 
 
-def _ssm_decode(d: SizeArrays, w: Width) -> Least:
-    """Each state read and written once, multiplied and added to; the scan of a prompt does no less for its last one."""
-    kept = d["seqs"] * d["heads"] * d["head_dim"] * d["state"]
-    return Least(4 * kept, 2 * kept * w.state)
+def _state_update(d: SizeArrays, w: Width) -> Least:
+    """Each state read and written once."""
+    heads = d["heads"] if "heads" in d else d["value_heads"]
+    return Least(moved=2 * d["seqs"] * heads * d["value_dim"] * d["key_dim"] * w.weight)
 
 
-def _ssm_prefill(d: SizeArrays, w: Width) -> Least:
-    rows = d["seqs"] * d["new"] * (2 * d["heads"] * d["head_dim"] + 2 * d["groups"] * d["state"])
-    per_token = 4 * d["heads"] * d["head_dim"] * d["state"]
-    return Least(d["seqs"] * d["new"] * per_token, rows * ACT)
-
-
-def _gdn_decode(d: SizeArrays, w: Width) -> Least:
-    return _ssm_decode({**d, "heads": d["value_heads"], "head_dim": d["value_dim"], "state": d["key_dim"]}, w)
-
-
-def _gdn_prefill(d: SizeArrays, w: Width) -> Least:
-    sizes = {"heads": d["value_heads"], "head_dim": d["value_dim"], "state": d["key_dim"], "groups": d["key_heads"]}
-    return _ssm_prefill({**d, **sizes}, w)
+def _chunk_scan(d: SizeArrays, w: Width) -> Least:
+    """Values in and out, keys and queries in; its products run in other formats than that of the state."""
+    heads, groups = (d["heads"], d["groups"]) if "heads" in d else (d["value_heads"], d["key_heads"])
+    return Least(moved=2 * ACT * d["m"] * (heads * d["value_dim"] + groups * d["key_dim"]))
 
 
 def _passes(*keys: str, each: float) -> Callable[[SizeArrays, Width], Least]:
@@ -180,12 +169,11 @@ _LEAST: dict[str, Callable[[SizeArrays, Width], Least]] = {
     "mla_prefill": _mla_prefill,
     "mla_decode": _mla_decode,
     "moe": _moe,
-    "ssm_prefill": _ssm_prefill,
-    "ssm_decode": _ssm_decode,
-    "conv_prefill": _passes("seqs", "new", "channels", each=2 * ACT),
-    "conv_decode": _passes("seqs", "channels", "width", each=2 * ACT),
-    "gdn_prefill": _gdn_prefill,
-    "gdn_decode": _gdn_decode,
+    "chunk_scan": _chunk_scan,
+    "state_update": _state_update,
+    "conv1d": _passes("m", "n", each=2 * ACT),
+    "gdn_prefill": _chunk_scan,
+    "gdn_decode": _state_update,
     "norm": _passes("m", "n", each=2 * ACT),
     "gated_norm": _passes("m", "n", each=3 * ACT),
     "activation": _passes("m", "n", each=1.5 * ACT),

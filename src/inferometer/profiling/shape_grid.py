@@ -50,26 +50,31 @@ CHUNKS = (
 TILED = tuple((context, seqs) for seqs in (128, 512, 96, 160, 256) for context in (137, 128, 264, 520, 1032))
 # contexts at and just beyond what a decode kernel takes at once, and many sequences
 SCANS = (
-    *((1, new) for new in (1024, 8192, 256, 4096, 2048, 512, 16384, 128)),
-    *((8, 1024), (16, 128), (4, 256), (32, 256), (64, 64)),
-)  # prompts of a recurrent layer: sequences, new tokens
-UPDATES = (1, 64, 256, 8, 512, 32, 128, 16, 2, 4, 384, 96)  # sequences that decode in one
+    *((1, new) for new in (1024, 8192, 512, 4096, 2048)),
+    *((8, 1024), (32, 256), (1, 256), (1, 16384), (1, 128), (16, 128), (4, 256), (64, 64)),
+)  # prompts of a recurrent layer: sequences, new tokens of each
+UPDATES = (1, 64, 256, 8, 32, 128, 512, 16, 2, 4, 384, 96)  # sequences that decode in one
 
 
 class MambaShape(NamedTuple):
     """Mamba-2 of one rank: ``MambaShape(128, 64, 128, 1, 256)``"""
 
     heads: int
-    head_dim: int
-    state: int
+    value_dim: int
+    key_dim: int
     groups: int
     chunk: int
-    state_dtype: str = ""
+    dtype: str = "bf16"  # of the state
 
     @property
     def channels(self) -> int:
         """Of the convolution: values, and the keys and queries of all groups."""
-        return self.heads * self.head_dim + 2 * self.groups * self.state
+        return self.heads * self.value_dim + 2 * self.groups * self.key_dim
+
+    @property
+    def sizes(self) -> ShapeRow:
+        """As rows have them."""
+        return {"heads": self.heads, "value_dim": self.value_dim, "key_dim": self.key_dim, "groups": self.groups}
 
 
 MAMBAS = (  # shapes that Triton tunes once together come one after the other
@@ -81,6 +86,7 @@ MAMBAS = (  # shapes that Triton tunes once together come one after the other
     MambaShape(128, 64, 128, 8, 128, "fp32"),  # Nemotron-H 8B
 )
 DELTAS = ((16, 32, 128, 128), (8, 16, 128, 128))  # Qwen3-Next, and half of it: key and value heads, and their sizes
+DELTA_CHANNELS = 2 * 16 * 128 + 32 * 128  # of Qwen3-Next's convolution
 CONV_WIDTH = 4
 GATED = ((8192, 1), (10240, 8), (4096, 8))  # columns and groups of the gated norm
 RANKS = (2, 4, 8)
@@ -111,7 +117,7 @@ def turns(lists: Sequence[Sequence[A]]) -> Iterator[A]:
 def chosen_shapes(rows: Sequence[ShapeRow], kinds: Sequence[tuple[str, str]]) -> list[ShapeRow]:
     """The rows of some kinds, and formats where one is named, in turns by the order of the kinds.
 
-    ``chosen_shapes(all_shapes(), [("ssm_decode", ""), ("moe", "mxfp4")])``
+    ``chosen_shapes(all_shapes(), [("conv1d", ""), ("moe", "mxfp4")])``
     """
     lists = [
         [row for row in rows if row["kind"] == kind and format_ in ("", row["dtype"], row.get("kv_dtype"))]
@@ -278,40 +284,29 @@ def mla_decode_rows(kv_dtype: str = "") -> Iterator[ShapeRow]:
 # ------------------------------------------------------------------ recurrent layers
 
 
-def ssm_decode_rows() -> Iterator[ShapeRow]:
-    """Mamba-2's update of a state for each sequence."""
-    for mamba, seqs in tiers(MAMBAS, UPDATES):
-        yield {"kind": "ssm_decode", "dtype": "bf16", "seqs": seqs, **_mamba_sizes(mamba)}
+def state_update_rows() -> Iterator[ShapeRow]:
+    """Mamba-2's update of a state for each sequence, in both formats that engines keep states in."""
+    formats = [(mamba, dtype) for mamba in MAMBAS for dtype in (mamba.dtype, *{"bf16", "fp32"} - {mamba.dtype})]
+    shapes = {(dtype, *mamba.sizes.values()): (mamba, dtype) for mamba, dtype in formats}
+    for (mamba, dtype), seqs in tiers(list(shapes.values()), UPDATES):
+        yield {"kind": "state_update", "dtype": dtype, "seqs": seqs, **mamba.sizes}
 
 
-def ssm_prefill_rows() -> Iterator[ShapeRow]:
+def chunk_scan_rows() -> Iterator[ShapeRow]:
     """Mamba-2's scan of prompts: one layer's shape after the other, because each must be tuned first."""
     for mamba, (seqs, new) in product(MAMBAS, SCANS):
-        sizes = _mamba_sizes(mamba)
-        last = {"state_dtype": sizes.pop("state_dtype")} if "state_dtype" in sizes else {}
-        yield {
-            "kind": "ssm_prefill",
-            "dtype": "bf16",
-            "seqs": seqs,
-            "new": new,
-            **sizes,
-            "chunk": mamba.chunk,
-            **last,
-        }
+        row = {"kind": "chunk_scan", "dtype": mamba.dtype, "m": seqs * new, "seqs": seqs}
+        yield row | mamba.sizes | {"chunk": mamba.chunk}
 
 
-def _mamba_sizes(mamba: MambaShape) -> ShapeRow:
-    sizes = {"heads": mamba.heads, "head_dim": mamba.head_dim, "state": mamba.state, "groups": mamba.groups}
-    return sizes | ({"state_dtype": mamba.state_dtype} if mamba.state_dtype else {})
-
-
-def conv_rows(kind: str) -> Iterator[ShapeRow]:
-    """The short convolution of recurrent layers, over prompts or for one token a sequence."""
-    channels = list(dict.fromkeys([*(mamba.channels for mamba in MAMBAS), 2 * 16 * 128 + 32 * 128]))
-    points = SCANS if kind == "conv_prefill" else tuple((seqs, 0) for seqs in UPDATES)
-    for wide, (seqs, new) in tiers(channels, points):
-        length = {"new": new} if new else {}
-        yield {"kind": kind, "dtype": "bf16", "seqs": seqs, **length, "channels": wide, "width": CONV_WIDTH}
+def conv_rows() -> Iterator[ShapeRow]:
+    """The short convolution of recurrent layers, of one token a sequence (as many as sequences) and of prompts."""
+    channels = list(dict.fromkeys([*(mamba.channels for mamba in MAMBAS), DELTA_CHANNELS]))
+    steps = [(seqs, seqs) for seqs in UPDATES]
+    prompts = [(seqs * new, seqs) for seqs, new in SCANS]
+    points = [point for pair in zip(prompts, steps, strict=False) for point in pair]
+    for n, (m, seqs) in tiers(channels, points, 8):
+        yield {"kind": "conv1d", "dtype": "bf16", "m": m, "seqs": seqs, "n": n, "k": CONV_WIDTH}
 
 
 def gdn_rows(kind: str) -> Iterator[ShapeRow]:
@@ -319,8 +314,8 @@ def gdn_rows(kind: str) -> Iterator[ShapeRow]:
     points = SCANS if kind == "gdn_prefill" else tuple((seqs, 0) for seqs in UPDATES)
     for shape, (seqs, new) in product(DELTAS, points):
         names = ("key_heads", "value_heads", "key_dim", "value_dim")
-        length = {"new": new} if new else {}
-        yield {"kind": kind, "dtype": "bf16", "seqs": seqs, **length, **dict(zip(names, shape, strict=True))}
+        tokens = {"m": seqs * new} if new else {}
+        yield {"kind": kind, "dtype": "bf16", **tokens, "seqs": seqs, **dict(zip(names, shape, strict=True))}
 
 
 # ------------------------------------------------------------------ the rest
@@ -429,13 +424,12 @@ def all_shapes(ranks: Sequence[int] = RANKS, library: str = "") -> list[ShapeRow
         decode_rows(windowed),
         prefill_rows(windowed),
         *_eight_bit_lists(plain),
-        ssm_decode_rows(),
-        conv_rows("conv_decode"),
-        conv_rows("conv_prefill"),
+        state_update_rows(),
+        conv_rows(),
         gdn_rows("gdn_decode"),
         *_small_lists(plain),
         collective_rows(ranks, library),
-        ssm_prefill_rows(),  # these two last: Triton may tune them for a minute
+        chunk_scan_rows(),  # these two last: Triton may tune them for a minute
         gdn_rows("gdn_prefill"),
     )
     rows = turns([list(one) for one in lists])

@@ -29,12 +29,11 @@ SHAPE_KEYS: dict[str, tuple[str, ...]] = {
     "mla_decode": ("seqs", "heads", "context", "kv_rank", "rope_dim", "kv_dtype"),
     "moe": ("tokens", "hidden", "inner", "experts", "top_k", "skew", "ep"),
     "moe_routing": ("tokens", "experts", "top_k", "chosen"),
-    "ssm_prefill": ("seqs", "new", "heads", "head_dim", "state", "groups", "chunk", "state_dtype"),
-    "ssm_decode": ("seqs", "heads", "head_dim", "state", "groups", "state_dtype"),
-    "conv_prefill": ("seqs", "new", "channels", "width"),
-    "conv_decode": ("seqs", "channels", "width"),
-    "gdn_prefill": ("seqs", "new", "key_heads", "value_heads", "key_dim", "value_dim", "state_dtype"),
-    "gdn_decode": ("seqs", "key_heads", "value_heads", "key_dim", "value_dim", "state_dtype"),
+    "chunk_scan": ("m", "seqs", "heads", "value_dim", "key_dim", "groups", "chunk"),  # dtype: of the state
+    "state_update": ("seqs", "heads", "value_dim", "key_dim", "groups"),
+    "conv1d": ("m", "seqs", "n", "k"),
+    "gdn_prefill": ("m", "seqs", "key_heads", "value_heads", "key_dim", "value_dim"),
+    "gdn_decode": ("seqs", "key_heads", "value_heads", "key_dim", "value_dim"),
     "norm": ("m", "n"),
     "gated_norm": ("m", "n", "groups"),
     "activation": ("m", "n"),
@@ -55,7 +54,6 @@ SHAPE_KEYS: dict[str, tuple[str, ...]] = {
 SHAPE_DEFAULTS: dict[str, Any] = {
     "window": 0,
     "kv_dtype": "",
-    "state_dtype": "",  # bf16, as the activations
     "skew": 0.0,
     "ep": 1,
     "chosen": 0,

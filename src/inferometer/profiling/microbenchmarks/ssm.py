@@ -20,7 +20,7 @@ from .runner import KernelBench, Missing, Ready, case
 
 MAMBA = "model_executor.layers.mamba.ops"
 DELTA = "model_executor.layers.fla.ops"
-TUNING = {"ssm_prefill": 12.0, "gdn_prefill": 45.0}  # s that choosing blocks may take where compiled kernels are kept
+TUNING = {"chunk_scan": 12.0, "gdn_prefill": 45.0}  # s that choosing blocks may take where compiled kernels are kept
 
 
 class StateShape(NamedTuple):
@@ -28,24 +28,23 @@ class StateShape(NamedTuple):
 
     seqs: int
     heads: int
-    head_dim: int
-    state: int
+    value_dim: int
+    key_dim: int
     groups: int = 1
-    state_dtype: str = ""
+    dtype: str = "bf16"
 
     @property
     def kept(self) -> float:
         """Bytes of all states."""
-        width = precision(self.state_dtype or "bf16").bytes
-        return float(self.seqs * self.heads * self.head_dim * self.state * width)
+        return float(self.seqs * self.heads * self.value_dim * self.key_dim * precision(self.dtype).bytes)
 
 
 def _cache(b: KernelBench, s: StateShape) -> Any:
     """The states of a layer; the first place belongs to no sequence."""
-    kinds = {"": b.torch.bfloat16, "fp32": b.torch.float32, "fp16": b.torch.float16}
-    if s.state_dtype not in kinds:
-        raise Missing(f"no state in {s.state_dtype} is known")
-    return b.random(s.seqs + 1, s.heads, s.head_dim, s.state, dtype=kinds[s.state_dtype])
+    kinds = {"bf16": b.torch.bfloat16, "fp32": b.torch.float32, "fp16": b.torch.float16}
+    if s.dtype not in kinds:
+        raise Missing(f"no state in {s.dtype} is known")
+    return b.random(s.seqs + 1, s.heads, s.value_dim, s.key_dim, dtype=kinds[s.dtype])
 
 
 def _caches(b: KernelBench, s: StateShape) -> list[Any]:
@@ -70,27 +69,27 @@ def _blocks(b: KernelBench, **kernels: str) -> str:
 # ------------------------------------------------------------------ Mamba-2
 
 
-@case("ssm_decode")
-def ssm_decode(
-    b: KernelBench, *, dtype: str, seqs: int, heads: int, head_dim: int, state: int, groups: int, state_dtype: str = ""
+@case("state_update")
+def state_update(
+    b: KernelBench, *, dtype: str, seqs: int, heads: int, value_dim: int, key_dim: int, groups: int
 ) -> Ready:
-    """One step of Mamba-2's recurrence for each sequence, in its place of the cache."""
+    """One step of Mamba-2's recurrence for each sequence, in its place of the cache; ``dtype`` is the state's."""
     t = b.torch
     update = b.vllm(f"{MAMBA}.mamba_ssm:selective_state_update")
-    shape = StateShape(seqs, heads, head_dim, state, groups, state_dtype)
+    shape = StateShape(seqs, heads, value_dim, key_dim, groups, dtype)
     caches, places = _caches(b, shape), _places(b, seqs)
-    x, dt = b.random(seqs, heads, head_dim), b.random(seqs, heads)
+    x, dt = b.random(seqs, heads, value_dim), b.random(seqs, heads)
     decay = -b.scales(heads)
     bias, skip = b.random(heads), b.random(heads)
     run = partial(
         update,
         x=x,
-        dt=dt[:, :, None].expand(-1, -1, head_dim),
-        A=decay[:, None, None].expand(-1, head_dim, state),
-        B=b.random(seqs, groups, state),
-        C=b.random(seqs, groups, state),
-        D=skip[:, None].expand(-1, head_dim),
-        dt_bias=bias[:, None].expand(-1, head_dim),
+        dt=dt[:, :, None].expand(-1, -1, value_dim),
+        A=decay[:, None, None].expand(-1, value_dim, key_dim),
+        B=b.random(seqs, groups, key_dim),
+        C=b.random(seqs, groups, key_dim),
+        D=skip[:, None].expand(-1, value_dim),
+        dt_bias=bias[:, None].expand(-1, value_dim),
         dt_softplus=True,
         state_batch_indices=places,
         dst_state_batch_indices=places,
@@ -101,32 +100,33 @@ def ssm_decode(
     return b.first(lambda: ready)
 
 
-@case("ssm_prefill")
-def ssm_prefill(
+@case("chunk_scan")
+def chunk_scan(
     b: KernelBench,
     *,
     dtype: str,
+    m: int,
     seqs: int,
-    new: int,
     heads: int,
-    head_dim: int,
-    state: int,
+    value_dim: int,
+    key_dim: int,
     groups: int,
     chunk: int,
-    state_dtype: str = "",
 ) -> Ready:
-    """Mamba-2's scan of prompts in chunks, and the last state into the cache; nothing is known before them."""
-    shape = StateShape(seqs, heads, head_dim, state, groups, state_dtype)
-    small = StateShape(1, heads, head_dim, state, groups, state_dtype)
-    key = (heads, head_dim, state, chunk, state_dtype)
-    b.warm("ssm_prefill", key, TUNING["ssm_prefill"], lambda: _scan(b, small, chunk, chunk)[0]())
+    """Mamba-2's scan of ``m`` tokens of prompts, and the last state of each into the cache, nothing being there before.
+
+    ``dtype`` is the state's.
+    """
+    shape = StateShape(seqs, heads, value_dim, key_dim, groups, dtype)
+    key, small = (heads, value_dim, key_dim, chunk, dtype), shape._replace(seqs=1)
+    b.warm("chunk_scan", key, TUNING["chunk_scan"], lambda: _scan(b, small, chunk, chunk)[0]())
     chosen = _blocks(
         b,
         state=f"{MAMBA}.ssd_chunk_state:_chunk_state_fwd_kernel",
         passing=f"{MAMBA}.ssd_state_passing:_state_passing_fwd_kernel",
         scan=f"{MAMBA}.ssd_chunk_scan:_chunk_scan_fwd_kernel",
     )
-    return b.first(lambda: Ready(_scan(b, shape, new, chunk), f"vllm Triton {chosen}".strip()))
+    return b.first(lambda: Ready(_scan(b, shape, m // seqs, chunk), f"vllm Triton {chosen}".strip()))
 
 
 def _scan(b: KernelBench, s: StateShape, new: int, chunk: int) -> list[KernelCall]:
@@ -142,17 +142,17 @@ def _scan(b: KernelBench, s: StateShape, new: int, chunk: int) -> list[KernelCal
     cache = _cache(b, s)
 
     def made() -> Any:
-        rows = b.random(tokens, s.heads * s.head_dim + 2 * s.groups * s.state)  # as the convolution leaves them
-        return rows, b.random(tokens, s.heads), b.random(tokens, s.heads, s.head_dim)
+        rows = b.random(tokens, s.heads * s.value_dim + 2 * s.groups * s.key_dim)  # as the convolution leaves them
+        return rows, b.random(tokens, s.heads), b.random(tokens, s.heads, s.value_dim)
 
     def run(rows: Any, dt: Any, out: Any) -> None:
-        x, keys, queries = t.split(rows, [s.heads * s.head_dim, s.groups * s.state, s.groups * s.state], dim=-1)
+        x, keys, queries = t.split(rows, [s.heads * s.value_dim, s.groups * s.key_dim, s.groups * s.key_dim], dim=-1)
         cache[places] = scan(
-            x.view(tokens, s.heads, s.head_dim),
+            x.view(tokens, s.heads, s.value_dim),
             dt,
             decay,
-            keys.view(tokens, s.groups, s.state),
-            queries.view(tokens, s.groups, s.state),
+            keys.view(tokens, s.groups, s.key_dim),
+            queries.view(tokens, s.groups, s.key_dim),
             chunk_size=chunk,
             cu_seqlens=begins,
             cu_chunk_seqlens=chunks,
@@ -165,7 +165,7 @@ def _scan(b: KernelBench, s: StateShape, new: int, chunk: int) -> list[KernelCal
             state_dtype=cache.dtype,
         )
 
-    width = 4 * s.heads * s.head_dim + 4 * s.groups * s.state
+    width = 4 * s.heads * s.value_dim + 4 * s.groups * s.key_dim
     return [partial(run, *rows) for rows in b.copies(("scan", tokens, *s), tokens * width, made)]
 
 
@@ -178,9 +178,13 @@ def _convolution(b: KernelBench, seqs: int, channels: int, width: int) -> dict[s
     return {"weight": b.random(channels, width), "bias": b.random(channels), "activation": "silu", "history": history}
 
 
-@case("conv_prefill")
-def conv_prefill(b: KernelBench, *, dtype: str, seqs: int, new: int, channels: int, width: int) -> Ready:
-    """A causal convolution over ``width`` tokens with SiLU, for each channel of prompts."""
+@case("conv1d")
+def conv1d(b: KernelBench, *, dtype: str, m: int, seqs: int, n: int, k: int) -> Ready:
+    """A causal convolution of ``n`` channels over ``k`` tokens, with SiLU: of prompts, or of one token a sequence."""
+    return _conv_update(b, seqs, n, k) if m == seqs else _conv_prompts(b, seqs, m // seqs, n, k)
+
+
+def _conv_prompts(b: KernelBench, seqs: int, new: int, channels: int, width: int) -> Ready:
     t = b.torch
     convolve = b.vllm(f"{MAMBA}.causal_conv1d:causal_conv1d_fn")
     plan = b.vllm("v1.attention.backends.utils:compute_causal_conv1d_metadata")
@@ -203,9 +207,8 @@ def conv_prefill(b: KernelBench, *, dtype: str, seqs: int, new: int, channels: i
     return b.first(lambda: ready)
 
 
-@case("conv_decode")
-def conv_decode(b: KernelBench, *, dtype: str, seqs: int, channels: int, width: int) -> Ready:
-    """The same for one token a sequence, which moves on in its history."""
+def _conv_update(b: KernelBench, seqs: int, channels: int, width: int) -> Ready:
+    """One token a sequence, which moves on in its history."""
     update = b.vllm(f"{MAMBA}.causal_conv1d:causal_conv1d_update")
     places = _places(b, seqs)
 
@@ -235,12 +238,11 @@ def gdn_decode(
     value_heads: int,
     key_dim: int,
     value_dim: int,
-    state_dtype: str = "",
 ) -> Ready:
     """One step of the gated delta rule for each sequence, queries, keys and values packed side by side."""
     t = b.torch
     update = b.vllm(f"{DELTA}:fused_recurrent_gated_delta_rule_packed_decode")
-    shape = StateShape(seqs, value_heads, value_dim, key_dim, 1, state_dtype)
+    shape = StateShape(seqs, value_heads, value_dim, key_dim, 1, dtype)
     caches, places = _caches(b, shape), _places(b, seqs)
     run = partial(
         update,
@@ -263,20 +265,19 @@ def gdn_prefill(
     b: KernelBench,
     *,
     dtype: str,
+    m: int,
     seqs: int,
-    new: int,
     key_heads: int,
     value_heads: int,
     key_dim: int,
     value_dim: int,
-    state_dtype: str = "",
 ) -> Ready:
     """The chunked gated delta rule over prompts, from what the convolution gives to the state in the cache."""
-    shape = StateShape(seqs, value_heads, value_dim, key_dim, 1, state_dtype)
+    shape = StateShape(seqs, value_heads, value_dim, key_dim, 1, dtype)
     chunk = int(b.vllm(f"{DELTA}.utils:FLA_CHUNK_SIZE"))
-    key, small = (key_heads, value_heads, key_dim, value_dim, state_dtype), shape._replace(seqs=1)
+    key, small = (key_heads, value_heads, key_dim, value_dim, dtype), shape._replace(seqs=1)
     b.warm("gdn_prefill", key, TUNING["gdn_prefill"], lambda: _delta(b, small, key_heads, chunk, chunk)[0]())
-    return b.first(lambda: Ready(_delta(b, shape, key_heads, new, chunk), "vllm Triton"))
+    return b.first(lambda: Ready(_delta(b, shape, key_heads, m // seqs, chunk), "vllm Triton"))
 
 
 def _delta(b: KernelBench, s: StateShape, key_heads: int, new: int, chunk: int) -> list[KernelCall]:
@@ -285,11 +286,11 @@ def _delta(b: KernelBench, s: StateShape, key_heads: int, new: int, chunk: int) 
     makers = [b.vllm(f"{DELTA}.index:prepare_chunk_{name}") for name in ("indices", "offsets")]
     plan = [make(begins.cpu(), chunk).to(b.device) for make in makers]
     decay, bias, cache, places = b.scales(s.heads), b.random(s.heads), _cache(b, s), _places(b, s.seqs).long()
-    width = 2 * key_heads * s.state + s.heads * s.head_dim
+    width = 2 * key_heads * s.key_dim + s.heads * s.value_dim
 
     def run(mixed: Any, gate: Any, strength: Any) -> None:
         q, k, v, g, beta = (
-            x.unsqueeze(0) for x in prepare(mixed, gate, strength, decay, bias, key_heads, s.state, s.head_dim)
+            x.unsqueeze(0) for x in prepare(mixed, gate, strength, decay, bias, key_heads, s.key_dim, s.value_dim)
         )
         _, final = rule(
             q=q,
