@@ -303,6 +303,27 @@ def test_chunks_cost_prompts_more_than_steps() -> None:
     assert flops(Group(1, 64)) == 7 * 64 * state + 64 * 32 * 64 * 10 * 128
 
 
+def test_mamba_2_has_kernels_of_its_own_for_each_phase() -> None:
+    """Nemotron-Nano-9B-v2: prompts move two states a chunk through memory twice, decoding sequences theirs once."""
+    model = build(config("nvidia-nemotron-nano-9b-v2"))
+    block = next(b for b in model.blocks if any(op.kind == "chunk_scan" for op in b.ops))
+    ops = {op.kind: op for op in block.ops if op.name == "ssm_scan"}
+    state, width, history = 128 * 80 * 128, 128 * 80, 3 * (128 * 80 + 2 * 8 * 128)
+
+    def amount(kind: str, field: str, *groups: Group) -> float:
+        env = {**ALONE, **block.dims, "act_bytes": 2, "norm_bytes": 2, "state_bytes": 4, **step(model, *groups)}
+        return float(evaluate(getattr(ops[kind].work, field), env))
+
+    prompts, decodes = Group(2, 1024), Group(8, 1, 1000, decode=True)
+    assert amount("chunk_scan", "flops", prompts, decodes) == 2048 * (4 * state + 128 * (width + 2 * 8 * 128))
+    inside = 2048 * (128 * 8 * 4 + 128 * 8)
+    assert amount("chunk_scan", "writes", prompts) == 2048 * width * 2 + 16 * state * 8 + inside
+    short = amount("chunk_scan", "writes", Group(2, 32)) - 64 * (width * 2 + 128 * 8 * 4 + 128 * 8)
+    assert short == 2 * state * 8, "a short prompt has a chunk of its own"
+    assert amount("state_update", "kv_writes", prompts, decodes) == 8 * (state * 4 + history * 2)
+    assert not amount("state_update", "flops", prompts) and not amount("chunk_scan", "weights", decodes)
+
+
 def test_groups_are_replicated_over_more_ranks() -> None:
     """Mamba-2 with one group: each of two ranks has all of B and C, and half of the rest."""
     model = build(config("mamba2-2.7b"))

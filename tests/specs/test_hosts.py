@@ -9,7 +9,9 @@ import pytest
 
 from inferometer import analyze
 from inferometer.base.errors import BadFile, BadValue, UnknownName
+from inferometer.costs.binding import step_seconds
 from inferometer.costs.host import launch_seconds
+from inferometer.costs.step import Group, Step
 from inferometer.inference.request import build_request
 from inferometer.specs import catalog
 from inferometer.specs.hosts import host, hosted_engine
@@ -63,12 +65,25 @@ def test_the_table_of_launches_is_what_was_seen_on_the_machine_it_was_made_from(
 def test_latent_attention_and_delta_rules_have_more_to_launch() -> None:
     def per_layer(model: str) -> float:
         request = build_request(model, "h200", host_profile="h200-vm")
-        return launch_seconds(request.model, request.engine)[0] / request.model.num_layers
+        return sum(launch_seconds(request.model, request.engine)) / request.model.num_layers
 
     grouped, latent, delta = map(per_layer, ("qwen3-30b-a3b", "deepseek-v2-lite", "qwen3-next-80b-a3b"))
     assert grouped == pytest.approx(1.65e-3, rel=0.1)  # ms a layer: 1.6, 2.0 to 2.7 and 3.2 (benchmarks/data)
     assert 2.0e-3 < latent < 2.7e-3
     assert delta == pytest.approx(3.4e-3, rel=0.1)
+
+
+def test_mamba_layers_launch_more_for_prompts_beside_decoding_sequences() -> None:
+    """Nemotron-Nano-9B-v2 on an H200: 53 to 55 ms of host for a prompt in piecewise graphs, 68 beside decodes."""
+    request = build_request("nemotron-nano-9b-v2", "h200", engine="vllm@0.25", host_profile="h200-vm")
+    plan = request.bind()
+    prompt, decodes = Group(1, 256), Group(8, 1, 500, 1, True)
+    alone, beside, decoding = (
+        step_seconds(plan, Step(groups)) for groups in ((prompt,), (prompt, decodes), (decodes,))
+    )
+    assert alone == pytest.approx(54e-3, rel=0.05)
+    assert beside == pytest.approx(68e-3, rel=0.05)
+    assert decoding == pytest.approx(6.3e-3, rel=0.05), "captured whole: nothing is launched"
 
 
 def test_steps_with_and_without_asynchronous_scheduling() -> None:

@@ -9,12 +9,22 @@ hides behind the step before it where the engine schedules asynchronously, and i
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from ..base.cache import cache_by_identity
 from ..base.symbols import Env, Value, ceil_of, exp, maximum_of, scalar, where
 from ..network.graph import Block, Model
 from ..specs.structs import Engine, GraphSizes
 
-ATTENTION = ("prefill_attention", "decode_attention", "scan")
+SHARED_CALL = "decode_attention"  # one call with the prompts' attention, although the model has an operator for each
+# kinds that run between the pieces of a piecewise graph, and the field of `Launches` that counts them
+BETWEEN_PIECES = {
+    "prefill_attention": "between_pieces",
+    "scan": "between_pieces",
+    "conv1d": "prompts",
+    "chunk_scan": "prompts",
+    "state_update": "decoding",
+}
 _OTHER = "other"  # the entry of `Engine.launch` for kinds that have none
 
 
@@ -64,41 +74,50 @@ def without_graphs(engine: Engine, tokens: Value, has_prompts: Value) -> Value:
     return where(has_prompts, tokens > engine.prefill_graph_tokens, eager)
 
 
+class Launches(NamedTuple):
+    """Host seconds to launch the kernels of a step one by one, by the steps that have them."""
+
+    in_graphs: float  # whatever piecewise graphs hold
+    between_pieces: float  # attention: one call for prompts and decoding sequences
+    prompts: float = 0.0  # between pieces, too: kernels that only prompts have
+    decoding: float = 0.0  # and those that only decoding sequences have
+
+
 @cache_by_identity(64)
-def _launch_seconds(blocks: tuple[Block, ...], *launch: tuple[str, float]) -> tuple[float, float]:
-    """Host seconds to launch all kernels of a step one by one, and those between the pieces of a piecewise graph."""
-    between_pieces = others = 0.0
+def _launch_seconds(blocks: tuple[Block, ...], *launch: tuple[str, float]) -> Launches:
+    seconds = dict.fromkeys(Launches._fields, 0.0)
     by_kind = dict(launch)
     for block in blocks:
         if block.stage == "vision":
             continue
         for op in block.ops:
+            if op.kind == SHARED_CALL:
+                continue
             key = op.name if op.name in by_kind else op.kind
             per_launch = by_kind.get(key, by_kind.get(_OTHER, 0.0))
-            if op.kind in ATTENTION:
-                # prompts and decoding sequences share one call; the model has an operator for each
-                between_pieces += block.count * per_launch * (op.kind != "decode_attention")
-            else:
-                others += block.count * per_launch * (op.calls if key not in by_kind else 1)
-    return between_pieces + others, between_pieces
+            calls = op.calls if key not in by_kind and op.kind not in BETWEEN_PIECES else 1
+            seconds[BETWEEN_PIECES.get(op.kind, "in_graphs")] += block.count * per_launch * calls
+    return Launches(**seconds)
 
 
-def launch_seconds(model: Model, engine: Engine) -> tuple[float, float]:
-    """Host seconds to launch all kernels of a step, and those between pieces: ``launch_seconds(model, vllm)``"""
+def launch_seconds(model: Model, engine: Engine) -> Launches:
+    """Host seconds to launch the kernels of a step: ``launch_seconds(model, vllm).between_pieces``"""
     return _launch_seconds(model.blocks, *engine.launch.items())
 
 
-def host_seconds(
-    model: Model, engine: Engine, sums: Env, kernels: Value, launch_s: tuple[float, float] | None = None
-) -> Value:
+def host_seconds(model: Model, engine: Engine, sums: Env, kernels: Value, launch_s: Launches | None = None) -> Value:
     """Seconds that a step takes beyond its kernels' ``kernels`` seconds.
 
     ``launch_s``: `launch_seconds` of the same model and engine, for callers that ask for many steps.
     """
-    every_launch, between_pieces = launch_s or launch_seconds(model, engine)
+    launches = launch_s or launch_seconds(model, engine)
     has_prompts = sums["prefill_tokens"] > 0
     eager = without_graphs(engine, sums["tokens"], has_prompts)
-    launching = eager * every_launch + (1 - eager) * has_prompts * between_pieces
+    launching = eager * launches.in_graphs + (eager | has_prompts) * launches.between_pieces
+    if launches.prompts:
+        launching = launching + has_prompts * launches.prompts
+    if launches.decoding:
+        launching = launching + (eager | has_prompts) * (sums["decode_tokens"] > 0) * launches.decoding
     planning = engine.step_floor + engine.step_floor_per_sequence * sums["seqs"]
     if engine.async_scheduling:  # the next step is planned while this one runs
         beyond = maximum_of(launching + planning - kernels, 0.0)

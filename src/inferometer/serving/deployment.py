@@ -182,7 +182,7 @@ def scheduler_limits(pool: ReplicaPool, options: ServingOptions) -> SchedulerLim
         priority=options.policy == "priority",
         prefill_schedule_interval=options.prefill_schedule_interval,
         prefill_max_requests=options.prefill_max_requests or NO_LIMIT,
-        launch_s=host.launch_seconds(bound_plan.model, engine)[0] if engine.launches_before_results else 0.0,
+        launch_s=sum(host.launch_seconds(bound_plan.model, engine)) if engine.launches_before_results else 0.0,
         scheduler_recv_interval=options.scheduler_recv_interval,
         batch_wait_timeout_iters=options.batch_wait_timeout_iters,
         batch_wait_min_tokens=math.ceil(options.batch_wait_max_tokens_ratio * max_tokens),

@@ -22,7 +22,9 @@ from ..base.symbols import names as s
 from ..network.operators import Formula, Op, Work
 from ..network.operators.op import role_bytes
 
-SERVING = frozenset({"kv_write", "decode_attention", "sampler"})  # kinds that a training step does not run
+SERVING = frozenset(
+    {"kv_write", "decode_attention", "state_update", "sampler"}
+)  # kinds that a training step does not run
 GATHER, SCATTER = "sequence_gather", "sequence_scatter"  # the two halves of an all-reduce under sequence parallelism
 STATELESS = frozenset({"rope", "add", "sinks"})  # element-wise, and their gradient needs nothing of the forward pass
 
@@ -254,6 +256,8 @@ _BACKWARD: dict[str, Callable[[Op], tuple[Op, ...]]] = {
     "embedding": _embedding,
     "prefill_attention": _attention,
     "scan": _scan,
+    "chunk_scan": _scan,
+    "conv1d": _elementwise,
     "norm": _norm,
     "elementwise": _elementwise,
     "loss": _loss,
@@ -269,6 +273,8 @@ _STASH: dict[str, Callable[[Op], Stash]] = {
     "moe": _stash_moe,
     "prefill_attention": _stash_attention,
     "scan": lambda op: Stash(extra=op.work.reads),
+    "chunk_scan": lambda op: Stash(extra=op.shape["input"][0] * op.shape["input"][1] * s.act_bytes),
+    "conv1d": _stash_elementwise,
     "norm": lambda op: Stash(extra=op.output),
     "elementwise": _stash_elementwise,
     "loss": lambda op: Stash(extra=4 * op.dims["m"] * op.dims["n"]),

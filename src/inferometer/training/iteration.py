@@ -29,7 +29,9 @@ from .passes import (
 )
 from .training_setup import Training, has_master_weights, micro_batch_steps, parameter_counts
 
-PRODUCTS = frozenset({"linear", "moe", "prefill_attention", "attention_backward", "scan"})  # kinds with counted FLOPs
+PRODUCTS = frozenset(
+    {"linear", "moe", "prefill_attention", "attention_backward", "scan", "chunk_scan"}
+)  # kinds with counted FLOPs
 OVERLAPPED = ("all_reduce_backward", f"{GATHER}_again", f"{GATHER}_backward")  # beside products of the backward pass
 
 

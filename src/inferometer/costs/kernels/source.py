@@ -81,7 +81,8 @@ def given(
 
 
 def assumed(engine: Engine, shares: tuple[float, float] = (1.0, 1.0)) -> Source:
-    """The engine file's constants per kind of kernel: fixed + ‖compute, memory‖ₚ, each at its share of peak.
+    """The engine file's constants per kind of kernel, or for one operator by its name: fixed + ‖compute, memory‖ₚ, each
+    at its share of peak.
 
     ``shares``: what the device reaches of its FLOP/s and its bandwidth, over what the one does that they were seen on.
     """
@@ -92,7 +93,7 @@ def assumed(engine: Engine, shares: tuple[float, float] = (1.0, 1.0)) -> Source:
         return min(1.0, kernel.flops * shares[0]), min(1.0, kernel.hbm * shares[1])
 
     def answer(op: Op, dims: Callable[[], dict[str, Value]], terms: Terms) -> Value:
-        kernel = engine.kernels.get(op.kind, default)
+        kernel = engine.kernels.get(op.name) or engine.kernels.get(op.kind, default)
         if op.kind in LINKED:
             busy = terms.link / kernel.link + terms.latency
         else:
@@ -102,7 +103,7 @@ def assumed(engine: Engine, shares: tuple[float, float] = (1.0, 1.0)) -> Source:
         return busy + fixed * (busy > 0)
 
     def note(op: Op) -> str:
-        k = engine.kernels.get(op.kind, default)
+        k = engine.kernels.get(op.name) or engine.kernels.get(op.kind, default)
         flops, hbm = reached(k)
         return (
             f"engine {engine.name}, kind {op.kind}: {op.calls} × {k.fixed * 1e6:.3g} µs + "

@@ -8,7 +8,20 @@ import msgspec
 
 from ...base.symbols import names as s
 from ..graph import Part
-from ..operators import Cache, Formula, Op, all_reduce, elementwise, linear, local_kv_heads, norm, scan
+from ..operators import (
+    Cache,
+    Formula,
+    Op,
+    all_reduce,
+    chunk_scan,
+    conv1d,
+    elementwise,
+    linear,
+    local_kv_heads,
+    norm,
+    scan,
+    state_update,
+)
 
 CHUNK = 64  # prompt tokens that the kernels of delta nets process as one matrix product
 
@@ -245,8 +258,10 @@ def mamba2(
         "chunk_size": chunk_size,
     }
     heads, inner = s.mamba_num_heads, s.mamba_num_heads * s.mamba_head_dim
-    shared, my_shared = s.n_groups * s.ssm_state_size, local_kv_heads(s.n_groups) * s.ssm_state_size
-    mixed, local = inner + 2 * shared, inner / s.tp + 2 * my_shared
+    my_groups = local_kv_heads(s.n_groups)
+    mixed = inner + 2 * s.n_groups * s.ssm_state_size
+    local = inner / s.tp + 2 * my_groups * s.ssm_state_size
+    gate = ("ssm_scan", "in_proj")
     ops = (
         *([norm(pre_norm, s.hidden_size, residual=True)] if pre_norm else []),
         linear(
@@ -258,34 +273,46 @@ def mamba2(
             bias=bias,
             inputs=inputs,
         ),
-        elementwise("conv1d", local, flops=2 * s.conv_kernel, params=mixed * (s.conv_kernel + int(conv_bias))),
-        _ssd_scan(local, my_shared),
-        _gated_norm(inner / s.tp, inner if gated_norm else 0, ("ssm_scan", "in_proj")),
+        conv1d("conv1d", local, taps=s.conv_kernel, params=mixed * (s.conv_kernel + int(conv_bias))),
+        *_ssd(local, my_groups),
+        # compilers make two kernels of a norm over groups of channels: the first reads all for a number a group
+        *(
+            [elementwise("gate_variance", 2 * inner / s.tp, my_groups, inputs=gate)]
+            if gated_norm and n_groups > 1
+            else []
+        ),
+        _gated_norm(inner / s.tp, inner if gated_norm else 0, gate),
         linear("out_proj", inner, s.hidden_size, role="attn", shard="row", bias=bias if out_bias is None else out_bias),
         all_reduce("all_reduce", s.hidden_size),
     )
     return Part(ops, dims)
 
 
-def _ssd_scan(local: Formula, my_shared: Formula) -> Op:
-    """The scan of Mamba-2 over ``local`` channels, of which the groups' B and C are ``my_shared`` each.
-
-    Decay 1, input 2, output 2; inside a chunk C·Bᵀ for each group and its product with x.
-    """
-    heads = s.mamba_num_heads / s.tp
-    return scan(
+def _ssd(local: Formula, my_groups: Formula) -> tuple[Op, Op]:
+    """The state-space part of Mamba-2, for prompts and for decoding sequences, behind ``local`` convolved channels."""
+    heads, history = s.mamba_num_heads / s.tp, local * (s.conv_kernel - 1)
+    names = ("conv1d", "in_proj")
+    prompts = chunk_scan(
         "ssm_scan",
         heads=heads,
         key_dim=s.ssm_state_size,
         value_dim=s.mamba_head_dim,
-        width=local + heads,
-        flops_per_state=5,
-        conv_state=local * (s.conv_kernel - 1),
-        params=3 * s.mamba_num_heads,
+        groups=my_groups,
         chunk=s.chunk_size,
-        chunk_flops=2 * s.chunk_size * (my_shared + s.mamba_num_heads * s.mamba_head_dim / s.tp),
-        inputs=("conv1d", "in_proj"),
+        conv_state=history,
+        params=3 * s.mamba_num_heads,
+        inputs=names,
     )
+    decoding = state_update(
+        "ssm_scan",
+        heads=heads,
+        key_dim=s.ssm_state_size,
+        value_dim=s.mamba_head_dim,
+        groups=my_groups,
+        conv_state=history,
+        inputs=names,
+    )
+    return prompts, decoding
 
 
 def lightning_attention(

@@ -6,7 +6,7 @@ all-reduce sends (tp-1)/tp = 0 bytes. All figures are of one device and one call
 """
 
 from ...base.symbols import Formula
-from .attention import attention, kv_write, local_kv_heads, scan
+from .attention import attention, chunk_scan, conv1d, kv_write, local_kv_heads, scan, state_update
 from .communication import all_gather, all_reduce, all_to_all, reduce_scatter, send
 from .dense import elementwise, embedding, linear, norm, sampler
 from .moe import experts
@@ -24,6 +24,8 @@ __all__ = [
     "all_reduce",
     "all_to_all",
     "attention",
+    "chunk_scan",
+    "conv1d",
     "elementwise",
     "embedding",
     "experts",
@@ -36,4 +38,5 @@ __all__ = [
     "sampler",
     "scan",
     "send",
+    "state_update",
 ]

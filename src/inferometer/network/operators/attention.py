@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...base.symbols import Expr, Formula, maximum, total
+from ...base.symbols import Expr, Formula, maximum, minimum, total
 from ...base.symbols import names as s
 from .op import Cache, Op, Work, operator
 
@@ -104,7 +104,8 @@ def scan(
     peak: str = "attention_peak_flops",
     inputs: tuple[str, ...] | None = None,
 ) -> Op:
-    """A recurrent mixer (gated delta net, Mamba): a ``heads × key_dim × value_dim`` state per sequence.
+    """A recurrent mixer (gated delta net, lightning attention, Mamba 1), prompts and decoding sequences together: a
+    ``heads × key_dim × value_dim`` state per sequence.
 
     ``flops_per_state`` multiply-adds·2 per token and state element; ``width`` elements in and out per token;
     ``conv_state`` elements of short-convolution history per sequence. Prompts that are processed in chunks of
@@ -135,6 +136,119 @@ def scan(
             "input": (s.tokens, width),
             "state": (s.seqs, heads, key_dim, value_dim),
             "output": (s.tokens, heads, value_dim),
+        },
+        cache=Cache(0, kept),
+    )
+
+
+@operator("conv1d")
+def conv1d(name: str, width: Formula, *, taps: Formula, params: Formula, inputs: tuple[str, ...] | None = None) -> Op:
+    """A causal convolution of ``taps`` tokens over each of ``width`` channels, with its activation.
+
+    The last inputs that it keeps of a sequence are part of the state that the operators after it read and write.
+    """
+    size = s.tokens * width
+    return Op(
+        name,
+        "conv1d",
+        Work(
+            flops=(2 * taps + 4) * size,
+            weights=params * s.norm_bytes,
+            reads=size * s.act_bytes,
+            writes=size * s.act_bytes,
+            params=params,
+            active=params,
+            stored=params * s.norm_bytes,
+        ),
+        {"m": s.tokens, "n": width, "k": taps},
+        inputs=inputs,
+        output=size * s.act_bytes,
+        shape={"input": (s.tokens, width), "output": (s.tokens, width)},
+    )
+
+
+@operator("chunk_scan")
+def chunk_scan(
+    name: str,
+    *,
+    heads: Formula,
+    key_dim: Formula,
+    value_dim: Formula,
+    groups: Formula,
+    chunk: Formula,
+    conv_state: Formula = 0,
+    params: Formula = 0,
+    inputs: tuple[str, ...] | None = None,
+) -> Op:
+    """Mamba-2 over prompts, in chunks of ``chunk`` tokens that each belong to one sequence: five kernels.
+
+    Running sums of the decay; each chunk's own state (from x and B); the states passed on from chunk to chunk; C·Bᵀ of
+    each group inside a chunk; and the output, from the state at the chunk's start and, below the diagonal, from C·Bᵀ
+    and x. Chunks' own states and C·Bᵀ go through memory in 32 bits, states at chunks' starts as the cache keeps them.
+    """
+    m, state, width = s.prefill_tokens, heads * key_dim * value_dim, heads * value_dim
+    states = maximum(m / chunk, s.prefill_seqs) * state * (4 + s.state_bytes)
+    inside = m * chunk * groups * 4 + m * heads * 8  # C·Bᵀ, dt and the sums of the decay
+    kept = s.prefill_seqs * (state * s.state_bytes + conv_state * s.act_bytes)
+    return Op(
+        name,
+        "chunk_scan",
+        Work(
+            flops=m * (4 * state + chunk * (width + 2 * groups * key_dim)),
+            weights=params * s.norm_bytes * minimum(m, 1),
+            reads=m * (2 * width + 4 * groups * key_dim + heads) * s.act_bytes + states + inside,
+            writes=m * width * s.act_bytes + states + inside,
+            kv_reads=kept,
+            kv_writes=kept,
+            params=params,
+            active=params,
+            stored=params * s.norm_bytes,
+        ),
+        {"m": m, "seqs": s.prefill_seqs, "heads": heads, "key_dim": key_dim, "value_dim": value_dim}
+        | {"groups": groups, "chunk": chunk},
+        "attention_peak_flops",
+        inputs,
+        m * width * s.act_bytes,
+        {"input": (m, width + 2 * groups * key_dim + heads), "state": (s.prefill_seqs, heads, key_dim, value_dim)}
+        | {"output": (m, heads, value_dim)},
+        calls=5,
+    )
+
+
+@operator("state_update")
+def state_update(
+    name: str,
+    *,
+    heads: Formula,
+    key_dim: Formula,
+    value_dim: Formula,
+    groups: Formula,
+    conv_state: Formula = 0,
+    inputs: tuple[str, ...] | None = None,
+) -> Op:
+    """Mamba-2 of sequences that decode: each one's state is read, moved on by a token and written back.
+
+    Decay 1, input 2, output 2 for each element of the state, without matrix units.
+    """
+    m, state = s.decode_tokens, heads * key_dim * value_dim
+    kept = state * s.state_bytes + conv_state * s.act_bytes
+    return Op(
+        name,
+        "state_update",
+        Work(
+            flops=5 * m * state,
+            reads=m * (heads * value_dim + 2 * groups * key_dim + heads) * s.act_bytes,
+            writes=m * heads * value_dim * s.act_bytes,
+            kv_reads=s.decode_seqs * kept,
+            kv_writes=s.decode_seqs * kept,
+        ),
+        {"seqs": s.decode_seqs, "heads": heads, "key_dim": key_dim, "value_dim": value_dim, "groups": groups},
+        inputs=inputs,
+        output=m * heads * value_dim * s.act_bytes,
+        shape={
+            "input": (m, heads * value_dim + 2 * groups * key_dim + heads),
+            "state": (s.decode_seqs, heads, key_dim, value_dim),
+            "output": (m, heads, value_dim),
         },
         cache=Cache(0, kept),
     )

@@ -199,7 +199,7 @@ def _cuts(ops: tuple[Op, ...]) -> set[int]:
     direct = {i for i, op in enumerate(ops) if i and op.kind == "linear" and op.inputs == ()}  # reads the stream itself
     if not sums:
         return direct
-    closing = any(attends(op) or op.kind == "scan" for op in ops[: sums[0]])
+    closing = any(attends(op) or op.kind in ("scan", "chunk_scan") for op in ops[: sums[0]])
     return direct | ({i + 1 for i in sums} if closing else set(sums[1:]))
 
 
