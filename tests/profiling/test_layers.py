@@ -620,7 +620,7 @@ def test_what_was_measured_of_an_own_model_can_be_imported(profile: Profile, tmp
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        ([], "give a MODEL, --kernels, --launches or --import PATH"),
+        ([], "give a MODEL, --kernels, --quick, --launches or --import PATH"),
         (["llama-2-7b", "--kernels"], "not MODEL and --kernels"),
         (["--kernels", "--import", "x.csv"], "not --kernels and --import"),
         (["--kernels", "--repeat", "100"], "--repeat belongs to profile MODEL, not to profile --kernels"),

@@ -20,6 +20,7 @@ Say = Callable[[str], None]
 Progress = Callable[[int, int, str], None]
 
 _EXAMPLES = (
+    "--quick -o machine.toml",
     "--kernels -o kernels.csv",
     "--launches -o host.toml",
     "llama-3.1-8b --hardware RTX3090 --mode both --prefill-max 2048 --decode-max 2048",
@@ -27,11 +28,13 @@ _EXAMPLES = (
 )
 _OWN = {
     "--kernels": {"kernels", "kinds"},
+    "--quick": {"quick"},
     "--launches": {"launches"},
     "--import": {"tables", "gpu"},
 }  # flags that mean nothing to other jobs
 _ALSO = {
     "--kernels": {"budget", "device"},
+    "--quick": {"device"},
     "--launches": {"device"},
     "--import": set[str](),
 }  # flags of MODEL that they share
@@ -40,6 +43,7 @@ _ALSO = {
 @click.command(cls=Command, epilog=MODEL_HELP, examples=_EXAMPLES)
 @model_argument(required=False)
 @click.option("--kernels", is_flag=True, help="Time kernels by shape: products, attention, experts, norms, copies.")
+@click.option("--quick", is_flag=True, help="Time this machine, for --profile: memory, clocks, launches; a minute.")
 @click.option("--launches", is_flag=True, help="Time the host: launches and Python, for --host-profile; some seconds.")
 @click.option("--import", "tables", metavar="PATH", callback=named, help="Take over measured tables of other tools.")
 @options(schema_options(ProfileArgs))
@@ -55,7 +59,8 @@ _ALSO = {
     "--output",
     metavar="PATH",
     callback=named,
-    help="MODEL: a folder, to which rows are added.  the others: a file.  [default: ., kernels.csv, host.toml]",
+    help="MODEL: a folder, to which rows are added.  the others: a file.  "
+    "[default: ., kernels.csv, machine.toml, host.toml]",
 )
 @click.pass_context
 def profile(
@@ -63,6 +68,7 @@ def profile(
     /,
     model: str | None,
     kernels: bool,
+    quick: bool,
     launches: bool,
     tables: str | None,
     verbose: bool,
@@ -72,15 +78,21 @@ def profile(
     output: str | None,
     **arguments: Any,
 ) -> int:
-    """Measure this machine: the layers of a MODEL, --kernels by shape, its host; or --import what others measured.
+    """Measure this machine: --quick, the layers of a MODEL, --kernels by shape; or --import what others measured.
 
     Rows that a file has are kept and not measured again; a run that is stopped loses nothing.
     """
-    jobs = (("MODEL", model), ("--kernels", kernels), ("--launches", launches), ("--import", tables))
+    jobs = (
+        ("MODEL", model),
+        ("--kernels", kernels),
+        ("--quick", quick),
+        ("--launches", launches),
+        ("--import", tables),
+    )
     given = [job for job, value in jobs if value]
     if len(given) != 1:
         raise BadValue(
-            "profile does one thing at a time: give a MODEL, --kernels, --launches or --import PATH"
+            "profile does one thing at a time: give a MODEL, --kernels, --quick, --launches or --import PATH"
             + (f", not {' and '.join(given)}" if given else "")
         )
     _only(context, given[0])
@@ -92,6 +104,7 @@ def profile(
         result = measured(
             model,
             kernels=kernels,
+            quick=quick,
             launches=launches,
             tables=tables,
             output=output,

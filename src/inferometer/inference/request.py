@@ -24,7 +24,7 @@ from ..network.graph import Model
 from ..specs import calibration as calibrations
 from ..specs import catalog, engine_rules
 from ..specs.arguments import check_names, checked, flag
-from ..specs.hosts import DEFAULT_HOST, host, hosted_engine
+from ..specs.hosts import DEFAULT_HOST, host, hosted_engine, is_machine, machine, machine_device
 from ..specs.plan_args import PlanArgs
 from ..specs.structs import Engine, Hardware, Plan, Speculation, Usecase, Workload
 from .speculation import acceptance_warnings, parse_lora, parse_speculation
@@ -129,11 +129,17 @@ def build_request(model: str, gpu: str = "h100-sxm", **kwargs: Unpack[PlanKwargs
     device = catalog.hardware(gpu)
     usecase = catalog.usecase(str(given["usecase"])) if "usecase" in given else None
     args = checked(PlanArgs, {**_usecase_lengths(usecase), **given})
+    name, _, changed = str(gpu).partition(":")
+    nominal_device = catalog.hardware(name) if changed else None
+    measured = machine(str(args.profile), device) if is_machine(args.profile) else None
+    if measured is not None:
+        nominal_device, device = nominal_device or device, machine_device(device, measured)
     _refuse_combinations(args, given, network)
     speculation = parse_speculation(args.speculative_config, network, entry.name)
     ruled_engine = _engine(args, network)
     engine, given_figures = _resolved(args, ruled_engine, network, device, speculation)
-    engine = hosted_engine(engine, host(DEFAULT_HOST if args.host_profile is None else args.host_profile))
+    host_profile = measured if args.host_profile is None else host(args.host_profile)
+    engine = hosted_engine(engine, host_profile or host(DEFAULT_HOST))
     engine, warnings = _calibrated(args, entry, device, engine)
     dtype, quantization, format_warnings = _formats(args, entry, network, device, engine)
     roles = precision.precision_by_role(network, dtype, quantization)
@@ -143,9 +149,8 @@ def build_request(model: str, gpu: str = "h100-sxm", **kwargs: Unpack[PlanKwargs
     if missing:
         raise BadValue(missing)
     warnings = [*network.warnings, *warnings, *format_warnings, *_check_lengths(args, plan, workload, network)]
-    profile = None if args.profile is None else user_profile(args.profile, device)
+    profile = None if args.profile is None or measured is not None else user_profile(args.profile, device)
     warnings += profile.warnings if profile is not None else ()
-    name, _, changed = str(gpu).partition(":")
     return Request(
         model=msgspec.structs.replace(network, name=entry.name),
         device=device,
@@ -158,7 +163,7 @@ def build_request(model: str, gpu: str = "h100-sxm", **kwargs: Unpack[PlanKwargs
         source=entry.source,
         warnings=(*warnings, *acceptance_warnings(plan.speculation)),
         profile=profile,
-        nominal_device=catalog.hardware(name) if changed else None,
+        nominal_device=nominal_device,
         hf_token=args.hf_token,
         hf_id=entry.hf_id,
         ruled_engine=ruled_engine,

@@ -72,6 +72,7 @@ def describe(torch: Any, device: str) -> dict[str, Any]:
         "devices": torch.cuda.device_count(),
         "cuda": torch.version.cuda,
         "vllm": _version("vllm"),
+        "uuid": _uuid(p),
         **driver(_uuid(p)),
     }
 

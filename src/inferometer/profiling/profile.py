@@ -1,4 +1,4 @@
-"""Measuring from Python: the four jobs of ``inferometer profile`` as one function."""
+"""Measuring from Python: the five jobs of ``inferometer profile`` as one function."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ def profile(
     model: str | None = None,
     *,
     kernels: bool = False,
+    quick: bool = False,
     launches: bool = False,
     tables: str | None = None,
     output: str | None = None,
@@ -36,16 +37,17 @@ def profile(
 
     ``profile("qwen3-0.6b", device="cpu", prefill_max=128)``: the layers of a model, rows added in a folder
     ``profile(kernels=True, budget="90s", kinds="linear")``: kernels by shape, into a file
+    ``profile(quick=True)``: how fast this machine is, as a file for ``profile`` of predictions
     ``profile(launches=True)``: how fast the host launches kernels, as a file for ``host_profile``
     ``profile(tables="gemm_perf.parquet", gpu="h200")``: tables of other tools (``--import``)
     """
     check_names(ProfileArgs, kwargs)
     options: dict[str, Any] = {name: value for name, value in kwargs.items() if value is not None}
-    jobs = (("a model", model), ("kernels", kernels), ("launches", launches), ("tables", tables))
+    jobs = (("a model", model), ("kernels", kernels), ("quick", quick), ("launches", launches), ("tables", tables))
     given = [job for job, wanted in jobs if wanted]
     if len(given) != 1:
         raise BadValue(
-            "profile does one thing at a time: a model, kernels, launches or tables, not "
+            "profile does one thing at a time: a model, kernels, quick, launches or tables, not "
             f"{' and '.join(given) or 'nothing'}"
         )
     if model:
@@ -60,8 +62,12 @@ def profile(
         from .campaign import profile_kernels
 
         return dict(profile_kernels(output or "kernels.csv", budget or "10m", device, say, progress, kinds))
+    if quick:
+        from .machine_speed import profile_quick
+
+        return profile_quick(output or "machine.toml", device, say)
     if launches:
-        from .host_speed import profile_host
+        from .machine_speed import profile_host
 
         return profile_host(output or "host.toml", device, say)
     from .import_tables import import_tables

@@ -277,7 +277,9 @@ class SearchArgs(SearchSpaceArgs):
         float | str | Mapping[str, float] | None,
         arg("Share of peak: 0.6, or flops=0.7,hbm=0.85,intra=0.8,inter=0.7.", metavar="X"),
     ] = None
-    profile: Annotated[str | None, arg("Kernels that inferometer profile measured or imported.", metavar="FILE")] = None
+    profile: Annotated[
+        str | None, arg("What inferometer profile measured: kernels, or a machine (.toml).", metavar="FILE")
+    ] = None
     calibration: Annotated[
         str | None, arg("What validate --write-calibration made of your measurements.", metavar="FILE")
     ] = None

@@ -293,13 +293,15 @@ class EngineArgs(PrecisionArgs):
     host_profile: Annotated[
         str | None,
         arg(
-            "What launches the kernels: a name of show hosts, or a file of profile --launches.",
+            "What launches the kernels: a name of show hosts, or a file of profile --quick or --launches.",
             default_text="server",
             metavar="NAME",
             label="Host",
         ),
     ] = None
-    profile: Annotated[str | None, arg("Kernels that inferometer profile measured or imported.", metavar="FILE")] = None
+    profile: Annotated[
+        str | None, arg("What inferometer profile measured: kernels, or a machine (.toml).", metavar="FILE")
+    ] = None
     calibration: Annotated[
         str | Calibration | None,
         arg("What validate --write-calibration made of your measurements.", metavar="FILE"),

@@ -188,6 +188,15 @@ class HostedEngine(Spec, frozen=True, kw_only=True):
     http_overhead: float | None = None
     token_overhead: float | None = None
     launch: dict[str, float] = {}
+    launch_factor: float = 1.0  # on the host's time of all launches that are not in `launch`
+
+
+class Figure(Spec, frozen=True, kw_only=True):
+    """One measured figure of a machine, and what predictions take it for: ``Figure(value=4.2e12, unit="B/s")``"""
+
+    value: float
+    unit: str
+    reference: float | None = None  # of the machine that the shipped figures were measured on
 
 
 class Host(Spec, frozen=True, kw_only=True):
@@ -198,6 +207,9 @@ class Host(Spec, frozen=True, kw_only=True):
     launch: float  # s to launch one small kernel from PyTorch, one after another
     slowdown: float = 1.0  # time of a single thread of Python against the host that engine files are written for
     engines: dict[str, HostedEngine] = {}  # engine -> what was seen of it on this very host
+    device: str = ""  # what it feeds, in the driver's words; "": not measured with it
+    machine: dict[str, str] = {}  # the device's UUID, driver, versions, date
+    figures: dict[str, Figure] = {}  # of host and device, by name: what `profile --quick` measures
     source: dict[str, str] = {}
 
 
