@@ -162,7 +162,7 @@ def own() -> None:
     """The rows that were measured for this project: curves by exact shape, and surfaces for all others."""
     device = catalog.hardware("h200")
     kept = ROOT / "benchmarks" / "data"
-    rows = read_rows(kept / "h200_kernels.csv") + read_rows(kept / "h200_kernels_more.csv")
+    rows = [row for path in sorted(kept.glob("h200_kernels*.csv")) for row in read_rows(path)]
     profile = profile_of(rows, device, "benchmarks/data/h200_kernels*.csv: vLLM 0.25.1 and torch 2.11 on two H200")
     fitted: dict[str, dict[str, Surface]] = {}
     for part in own_rows():
@@ -171,7 +171,8 @@ def own() -> None:
     measured: dict[str, dict[str, MeasuredCurves]] = {}
     for kind, curves_by_key in profile.measured.items():
         for table_key, timed in curves_by_key.items():
-            curves = steadied(kind, timed, fitted[kind][table_key]) if table_key in fitted[kind] else timed
+            smooth = fitted.get(kind, {}).get(table_key)  # recurrent layers have curves alone
+            curves = steadied(kind, timed, smooth) if smooth else timed
             measured.setdefault(kind, {})[table_key] = risen(kind, table_key, curves, device)
     tables = msgspec.json.decode((DATA / "profiles" / "h200" / "vllm.json").read_bytes(), type=KernelProfile)
     for kind in ("linear", "moe"):

@@ -23,6 +23,8 @@ RISING = {  # axes along which work grows while all else stays: the others trade
     "decode_attention": (0, 1),  # sequences, context
     "prefill_attention": (0, 1),  # tokens, positions that each sees
     "moe": (0, 1),  # tokens of an expert, its weights
+    "state_update": (0,),  # sequences
+    "chunk_scan": (0,),  # tokens
 }
 TOLERANCE = 0.015  # octaves, 1%: values are kept to a hundredth of an octave, and a cell between nodes bends a little
 PARTS = 2  # pieces of an interval between two nodes in which the slope of the base is taken
@@ -47,6 +49,11 @@ def base_at(kind: str, table_key: str, device: Hardware, coords: Sequence[Array]
         top_k = np.minimum(size[3], size[2])
         sizes = {"tokens": size[0] * size[2] / top_k, "hidden": hidden, "inner": size[1] / hidden}
         sizes |= {"experts": size[2], "top_k": top_k}
+    elif kind in ("state_update", "chunk_scan"):
+        heads = size[len(size) - (kind == "chunk_scan") - 1] / (64 * 128)
+        sizes = {"seqs": size[0], "heads": heads, "value_dim": 64, "key_dim": 128, "groups": 1}
+        if kind == "chunk_scan":
+            sizes |= {"m": size[0], "seqs": size[1], "chunk": size[3]}
     else:
         qk, _, v = table_key.removesuffix("-fp8").partition("x")
         sizes = {"head_dim": float(qk), "v_dim": float(v or qk), "kv_dtype": "fp8" if "-fp8" in table_key else "bf16"}
@@ -57,7 +64,7 @@ def base_at(kind: str, table_key: str, device: Hardware, coords: Sequence[Array]
             new = np.minimum(size[1], tokens)
             sizes |= {"seqs": tokens / new, "new": new, "context": (size[1] + new) / 2, "heads": size[2]}
             sizes["kv_heads"] = size[2] if v else np.maximum(size[2] / 4, 1)
-    dtype = table_key if kind in ("linear", "moe") else "bf16"
+    dtype = "bf16" if kind.endswith("_attention") else table_key
     ways = ({}, {"even": True}) if kind == "moe" else ({},)
     terms = [row.terms for row in (row_terms(kind, dtype, {**sizes, **way}, device) for way in ways) if row is not None]
     made = [SHAPES[kind].start + p_norm(one.compute, one.memory, 3) for one in terms]

@@ -185,6 +185,24 @@ def test_a_broken_row_is_one_sentence(tmp_path: Path, row: str, words: str) -> N
     assert ran.code == 2 and words in ran.err and "Traceback" not in ran.err and not ran.out
 
 
+def test_your_rows_of_mamba_layers_serve_their_states_format(tmp_path: Path) -> None:
+    """Nemotron-Nano-9B-v2 keeps its states in fp32: rows of bf16 states say nothing about it."""
+    path, sizes = tmp_path / "rows.csv", "heads=128 value_dim=80 key_dim=128 groups=8"
+    rows = [
+        f"state_update,fp32,seqs={n} {sizes},{n * 4e-6},x\nstate_update,bf16,seqs={n} {sizes},9e-3,x" for n in (8, 32)
+    ]
+    rows += [f"chunk_scan,fp32,m={n} seqs=1 {sizes} chunk=128,{n * 2e-7},x" for n in (1024, 8192)]
+    path.write_text(HEAD + "\n".join(rows) + "\n", encoding="utf-8")
+    plan = build_request("nemotron-nano-9b-v2", "h200", profile=str(path)).bind()
+
+    def scan(step: Step) -> tuple[float, str]:
+        row = next(row for row in step_rows(plan, step) if row.op.name == "ssm_scan" and row.seconds)
+        return float(row.seconds), row.origin
+
+    for step, seconds in ((decoding(8, 500), 32e-6), (decoding(32, 500), 128e-6), (Step((Group(1, 8192),)), 1.64e-3)):
+        assert scan(step) == (pytest.approx(seconds, rel=0.03), "measured")  # the convolution's history besides
+
+
 def test_another_table_is_not_a_profile(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text("a,b\n1,2\n")

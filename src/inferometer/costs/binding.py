@@ -96,7 +96,10 @@ def bind(
         env["host_cache_bytes"] = max(0.0, plan.cpu_offload_bytes - stored)  # what is left of the budget
         model = with_offload(model)
     formats = kernels.Formats(
-        precision.formats(device, computed, plan.dtype), plan.kv_cache_dtype, kernels.rounding(engine, device)
+        precision.formats(device, computed, plan.dtype),
+        plan.kv_cache_dtype,
+        kernels.rounding(engine, device),
+        {8: "fp8", 16: "bf16"}.get(int(model.state_bits), "fp32"),
     )
     answers = kernels.sources(engine, efficiency, places, nominal_device or device, formats, profile, device)
     return BoundPlan(model, device, engine, plan, env, answers, tuple(notes), hf_token)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ...base.symbols import Value, evaluate, maximum_of, minimum_of
 from ...base.symbols import names as s
-from ...network.operators import Op, attention, experts, linear
+from ...network.operators import Op, attention, chunk_scan, experts, linear, state_update
 from ...specs import catalog
 from ...specs.structs import Hardware
 from .. import precision
@@ -128,6 +128,11 @@ _HEADS = {
     )
     for phase in ("prefill", "decode")
 }
+_STATE_SIZES = {"heads": s.heads, "key_dim": s.key_dim, "value_dim": s.value_dim, "groups": s.groups}
+_STATES = {
+    "chunk_scan": chunk_scan("ssm_scan", **_STATE_SIZES, chunk=s.chunk),
+    "state_update": state_update("ssm_scan", **_STATE_SIZES),
+}
 _MLA_LATENT = 576  # elements of DeepSeek's cached latent (512 + 64): keys and values are one, and read once
 
 
@@ -147,6 +152,8 @@ def row_terms(kind: str, dtype: str, sizes: Mapping[str, Value], device: Hardwar
         return _mixture_terms(dtype, sizes, device)
     if kind in ("decode_attention", "prefill_attention"):
         return _attention_terms(kind, sizes, device)
+    if kind in _STATES:
+        return _state_terms(kind, dtype, sizes, device)
     return None
 
 
@@ -193,6 +200,19 @@ def _attention_terms(kind: str, sizes: Mapping[str, Value], device: Hardware) ->
     }
     table_key = head_label(qk, v) + ("-fp8" if cache == "fp8" else "")
     return RowTerms(table_key, dims, _terms(_HEADS[phase], env, device, _format(device, "bf16")[2]))
+
+
+def _state_terms(kind: str, dtype: str, sizes: Mapping[str, Value], device: Hardware) -> RowTerms:
+    """Mamba-2 of ``seqs`` sequences with states in ``dtype``: their prompts of ``m`` tokens in all, or a token each."""
+    op, phase = _STATES[kind], "prefill" if kind == "chunk_scan" else "decode"
+    seqs = sizes["seqs"]
+    env = {**sizes, f"{phase}_seqs": seqs, f"{phase}_tokens": sizes.get("m", seqs), "act_bytes": 2}
+    env["state_bytes"] = catalog.precision(dtype).bits / 8
+    peak = device.flops.get("fp32") or max(device.flops.values())
+    if op.peak == "attention_peak_flops":
+        peak = _format(device, "bf16")[2]
+    dims = {key: evaluate(value, env) for key, value in op.dims.items()}
+    return RowTerms(dtype, dims, _terms(op, {**env, "norm_bytes": 2}, device, peak))
 
 
 def head_label(qk: float, v: float) -> str:

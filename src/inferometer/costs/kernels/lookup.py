@@ -46,6 +46,7 @@ SIMILAR_FORMATS = {
 }
 
 
+_WITH_STATE = ("state_update", "chunk_scan")  # kinds whose tables are of the state's format
 ROUNDED = ("fp8", "fp8-block", "mxfp8", "int8")  # formats in which the input is rounded before the product
 WIDENED = ("fp32-ieee",)  # formats in which it is widened: 2 bytes read and 4 written, twice the 3 of rounding
 
@@ -56,6 +57,7 @@ class Formats(NamedTuple):
     roles: Mapping[str, str]  # role -> precision that its products run as
     cache: str = "bf16"
     rounding: Callable[[Value], Value] = lambda elements: 0.0  # s to round so many elements of an input to 8 bits
+    state: str = "fp32"  # of recurrent layers
 
 
 def lookup_key(op: Op, dims: Mapping[str, Value], tables: Mapping[str, object], formats: Formats) -> tuple[str, bool]:
@@ -64,7 +66,7 @@ def lookup_key(op: Op, dims: Mapping[str, Value], tables: Mapping[str, object], 
         label = head_label(dims["qk_dim"], dims["v_dim"])
         key = head_table_key(label, tables, formats.cache)
         return key, key == label + ("-fp8" if formats.cache == "fp8" else "")
-    dtype = formats.roles.get(op.role, "bf16")
+    dtype = formats.state if op.kind in _WITH_STATE else formats.roles.get(op.role, "bf16")
     for number, similar in enumerate((dtype, *SIMILAR_FORMATS.get(dtype, ()))):
         if similar in tables:
             return similar, number == 0 or (dtype, similar) == ("fp16", "bf16")

@@ -201,6 +201,18 @@ SHAPES: dict[str, Shape] = {
         lambda d: (_log(d["hidden"] * d["inner"]), _log(d["experts"]), _log(d["top_k"])),
         product=True,
     ),
+    "state_update": Shape(
+        2e-6,
+        ("heads", "value_dim", "key_dim", "groups"),
+        lambda d: (_log(d["seqs"]),),
+        lambda d: (_log(d["heads"] * d["value_dim"] * d["key_dim"]),),
+    ),
+    "chunk_scan": Shape(
+        1e-5,
+        ("heads", "value_dim", "key_dim", "groups", "chunk"),
+        lambda d: (_log(d["m"]), _log(d["seqs"])),
+        lambda d: (_log(d["heads"] * d["value_dim"] * d["key_dim"]), _log(d["chunk"])),
+    ),
 }
 
 
