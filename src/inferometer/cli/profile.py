@@ -22,7 +22,6 @@ Progress = Callable[[int, int, str], None]
 _EXAMPLES = (
     "--quick -o machine.toml",
     "--kernels -o kernels.csv",
-    "--launches -o host.toml",
     "llama-3.1-8b --hardware RTX3090 --mode both --prefill-max 2048 --decode-max 2048",
     "--import kernel_tables --gpu h200 -o h200.kernels.csv",
 )
