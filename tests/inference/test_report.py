@@ -154,7 +154,8 @@ def test_metrics_agree_with_each_other(case: dict[str, Any]) -> None:
     assert m["total_token_throughput"] > m["output_throughput"]
     hourly = case["device"]["price_per_hour"] * gpus
     assert m["cost_per_million_output_tokens"] == pytest.approx(hourly / 3600 / m["output_throughput"] * 1e6)
-    assert m["joules_per_output_token"] == pytest.approx(case["device"]["power"] * gpus / m["output_throughput"])
+    assert m["joules_per_output_token"] == pytest.approx(m["watts_per_gpu"] * gpus / m["output_throughput"])
+    assert 0.1 * case["device"]["power"] < m["watts_per_gpu"] < case["device"]["power"]
 
 
 def test_tpot_is_the_decode_phase_where_cost_is_linear(report: Callable[..., Report]) -> None:

@@ -182,12 +182,12 @@ def test_formats_in_use_are_told_apart():
     assert [key for key in dequantised if key.startswith("flops.")] == ["flops.bf16"]
 
 
-def test_cost_and_energy_move_against_throughput():
+def test_cost_moves_against_throughput_and_energy_less_so():
     figure = looked("llama-3.1-8b", batch_size=8).figures["memory_bandwidth"].up
     rate = figure.elasticity["output_throughput"]
     assert rate > 0
     assert figure.elasticity["cost_per_million_output_tokens"] == pytest.approx(-rate)
-    assert figure.elasticity["joules_per_output_token"] == pytest.approx(-rate)
+    assert -rate < figure.elasticity["joules_per_output_token"] < -rate / 2  # its bytes take their energy all the same
 
 
 def test_the_summary_names_the_figure_that_a_metric_follows():

@@ -13,8 +13,9 @@ from ..network.adapters import with_lora, with_offload
 from ..network.graph import Block, Model
 from ..network.operators import WORK_FIELDS, Op, Work
 from ..specs.structs import Engine, Hardware, Plan
-from . import host, kernels, parallelism, precision, roofline
+from . import host, kernels, parallelism, power, precision, roofline
 from .kernels import KernelProfile, Source, Terms
+from .power import Activity
 from .roofline import EqualTokens, OpCost
 from .step import Step
 
@@ -102,6 +103,7 @@ def bind(
         {8: "fp8", 16: "bf16"}.get(int(model.state_bits), "fp32"),
     )
     answers = kernels.sources(engine, efficiency, places, nominal_device or device, formats, profile, device)
+    answers = power.capped(answers, device, plan.power_cap)
     return BoundPlan(model, device, engine, plan, env, answers, tuple(notes), hf_token)
 
 
@@ -142,13 +144,27 @@ def padded_env(bound_plan: BoundPlan, env: dict[str, Value]) -> dict[str, Value]
 
 
 def step_seconds(bound_plan: BoundPlan, step: Step, equal_tokens: EqualTokens | None = None) -> Value:
-    """Seconds of one step, engine included; ``equal_tokens`` as of `kernel_seconds`."""
+    """Seconds of one step, engine included; ``equal_tokens`` as of `kernel_work`."""
+    return step_activity(bound_plan, step, equal_tokens).seconds
+
+
+def step_activity(bound_plan: BoundPlan, step: Step, equal_tokens: EqualTokens | None = None) -> Activity:
+    """Seconds of one step, and what a GPU does in them: ``step_activity(bound_plan, step).busy``"""
     env = step_env(bound_plan, step)
-    kernel_seconds = roofline.kernel_seconds(
+    work = roofline.kernel_work(
         bound_plan.text, padded_env(bound_plan, env), bound_plan.sources, equal_tokens=equal_tokens
     )
-    added = host.host_seconds(bound_plan.model, bound_plan.engine, env, kernel_seconds)
-    return (kernel_seconds + added) * calibration_factor(bound_plan, env)
+    added = host.host_seconds(bound_plan.model, bound_plan.engine, env, work.seconds)
+    factor = calibration_factor(bound_plan, env)
+    return Activity((work.seconds + added) * factor, work.seconds * factor, work.compute, work.memory)
+
+
+def rows_activity(rows: list[OpCost]) -> Activity:
+    """The same of a table of operators: ``rows_activity(step_rows(bound_plan, step))``"""
+    seconds = sum(row.seconds * row.count for row in rows)
+    waiting = sum(row.seconds * row.count for row in rows if row.op.kind == HOST.kind)
+    compute, memory = (sum(getattr(row.terms, name) * row.count for row in rows) for name in ("compute", "memory"))
+    return Activity(seconds, seconds - waiting, compute, memory)
 
 
 def calibration_factor(bound_plan: BoundPlan, sums: Env) -> Value:

@@ -232,17 +232,33 @@ def _with_side_stream(rows: list[OpCost], env: Env) -> list[OpCost]:
 # ------------------------------------------------------------------ a step
 
 
-EqualTokens = dict[tuple[Value, Value], tuple[Value, Value]]  # see `kernel_seconds`
+Sums = tuple[Value, Value, Value, Value]  # seconds of computing, of communicating, at peak FLOP/s, at peak bandwidth
+EqualTokens = dict[tuple[Value, Value], Sums]  # see `kernel_work`
+
+
+class KernelWork(NamedTuple):
+    """A step's kernels: their seconds, and what they would need at the peak of the matrix units and of the memory."""
+
+    seconds: Value
+    compute: Value
+    memory: Value
 
 
 def kernel_seconds(
+    blocks: tuple[Block, ...], env: Env, sources: tuple[Source, ...], seen: SeenKernels | None = None
+) -> Value:
+    """Seconds of a step's kernels, as of `kernel_work`."""
+    return kernel_work(blocks, env, sources, seen).seconds
+
+
+def kernel_work(
     blocks: tuple[Block, ...],
     env: Env,
     sources: tuple[Source, ...],
     seen: SeenKernels | None = None,
     equal_tokens: EqualTokens | None = None,
-) -> Value:
-    """Seconds of a step's kernels: what sweeps and simulations evaluate a million times.
+) -> KernelWork:
+    """Seconds and work of a step's kernels: what sweeps and simulations evaluate a million times.
 
     A share ``overlap`` of the shorter of computing and communicating runs behind the other. ``seen``: kernels of
     other layouts, so that equal ones are looked up once. ``equal_tokens``: a dict that is kept over steps of one plan
@@ -255,14 +271,15 @@ def kernel_seconds(
         if key not in equal_tokens:
             equal_tokens[key] = _sums(token_only, env, sources)
         by_context = _sums(others, env, sources)
-        computing, communicating = (a + b for a, b in zip(equal_tokens[key], by_context, strict=True))
+        sums = [a + b for a, b in zip(equal_tokens[key], by_context, strict=True)]
     elif unique is None:
-        computing, communicating = _sums(blocks, env, sources, seen)
+        sums = [*_sums(blocks, env, sources, seen)]
     else:
         token_only, others = zip(*map(split_token_only_ops, blocks), strict=True)
         per_count, per_point = _sums(token_only, unique.env, sources, seen), _sums(others, env, sources, seen)
-        computing, communicating = (unique.expand(a) + b for a, b in zip(per_count, per_point, strict=True))
-    return computing + communicating - overlapped_seconds(env, computing, communicating)
+        sums = [unique.expand(a) + b for a, b in zip(per_count, per_point, strict=True)]
+    computing, communicating, compute, memory = sums
+    return KernelWork(computing + communicating - overlapped_seconds(env, computing, communicating), compute, memory)
 
 
 class SeenKernels:
@@ -335,16 +352,18 @@ def _timed(block: Block, env: Env, sources: tuple[Source, ...]) -> Iterator[Time
         yield Timed(op, _lookup(op, shapes[index], env, terms, candidates[op.kind])[0], terms)
 
 
-def _sums(
-    blocks: tuple[Block, ...], env: Env, sources: tuple[Source, ...], seen: SeenKernels | None = None
-) -> tuple[Value, Value]:
-    """Seconds of computing, and of communicating."""
+def _sums(blocks: tuple[Block, ...], env: Env, sources: tuple[Source, ...], seen: SeenKernels | None = None) -> Sums:
+    """Seconds of computing and of communicating, and the seconds that the work needs at the peaks."""
     computing: Value = 0.0
     communicating: Value = 0.0
+    compute: Value = 0.0
+    memory: Value = 0.0
     timed = seen.timed if seen is not None else _timed
     for block in blocks:
         bound = {**env, **block.dims}
         per_layer: Value = 0.0
+        flops: Value = 0.0
+        moved: Value = 0.0
         rows: list[Timed] = []
         has_side_stream = block_programs(block).side_stream
         for row in timed(block, bound, sources):
@@ -352,10 +371,12 @@ def _sums(
                 communicating = communicating + block.count * row.seconds
             else:
                 per_layer = per_layer + row.seconds
+            flops, moved = flops + row.terms.compute, moved + row.terms.memory
             if has_side_stream:
                 rows.append(row)
         computing = computing + block.count * (per_layer - side_stream_savings(bound, rows))
-    return computing, communicating
+        compute, memory = compute + block.count * flops, memory + block.count * moved
+    return computing, communicating, compute, memory
 
 
 def overlapped_seconds(env: Env, computing: Value, communicating: Value) -> Value:

@@ -35,6 +35,7 @@ _RATES = (
     "output_throughput_per_gpu",
     "cost_per_million_output_tokens",
     "joules_per_output_token",
+    "watts_per_gpu",
 )
 
 
@@ -94,11 +95,33 @@ def report_of(request: Request, phase: str = "all") -> Report:
             *request.warnings,
             *provenance_warnings(request),
             *bound_plan.notes,
+            *_cap_effect(request, metrics, phase),
             *_cliffs(request, bound_plan, batch_shape, phase),
         ],
     )
     report.summary = bottleneck_summary(request, bound_plan, report)
     return report
+
+
+def _cap_effect(request: Request, metrics: Metrics, phase: str) -> list[str]:
+    """What a power cap costs in time and saves in energy: a sentence, where there is a cap."""
+    cap, device = request.plan.power_cap, request.device
+    if not cap:
+        return []
+    if cap >= device.power:
+        return [f"a power cap of {cap:g} W changes nothing: {device.name.upper()} takes {device.power:g} W at most"]
+    uncapped = request._replace(plan=msgspec.structs.replace(request.plan, power_cap=0.0))
+    before, _ = metrics_of(uncapped.bind(), request.workload, phase)
+    changes = [
+        f"{label} {after / value - 1:+.1%}"
+        for label, after, value in (
+            ("TTFT", metrics.ttft_ms, before.ttft_ms),
+            ("TPOT", metrics.tpot_ms, before.tpot_ms),
+            ("J per output token", metrics.joules_per_output_token, before.joules_per_output_token),
+        )
+        if after and value
+    ]
+    return [f"under a power cap of {cap:g} W instead of {device.power:g} W: {', '.join(changes)}"]
 
 
 def _cliffs(request: Request, bound_plan: BoundPlan, batch_shape: BatchShape, phase: str) -> list[str]:
@@ -143,20 +166,20 @@ def _decodes(batch_shape: BatchShape, phase: str) -> bool:
 def metrics_of(bound_plan: BoundPlan, workload: Workload, phase: str = "all") -> tuple[Metrics, list[TurnRow]]:
     """What a user sees, of one prompt and answer or of a conversation with its turns."""
     if not workload.turns:
-        metrics = _metrics(bound_plan, batch_shape_of(bound_plan, workload), phase)
-        return (_with_images(bound_plan, workload, metrics) if workload.num_inference_steps else metrics), []
+        metrics, joules = _metrics(bound_plan, batch_shape_of(bound_plan, workload), phase)
+        return (_with_images(bound_plan, workload, metrics, joules) if workload.num_inference_steps else metrics), []
     turns = _turns(bound_plan, workload, phase)
     rows = [
         TurnRow(turn.input_len, turn.output_len, batch_shape.cached_tokens, m.ttft_ms, m.tpot_ms, m.e2el_ms)
-        for turn, (batch_shape, m) in zip(workload.turns, turns, strict=True)
+        for turn, (batch_shape, m, _) in zip(workload.turns, turns, strict=True)
     ]
     return _conversation_metrics(bound_plan, turns, phase), rows
 
 
-def _metrics(bound_plan: BoundPlan, batch_shape: BatchShape, phase: str) -> Metrics:
-    """The prediction in the units of the report; None is what the phase, or the kind of model, has not."""
+def _metrics(bound_plan: BoundPlan, batch_shape: BatchShape, phase: str) -> tuple[Metrics, float | None]:
+    """The prediction in the report's units, and all GPUs' joules; None is what a phase or kind of model has not."""
     if phase == "decode" and not _decodes(batch_shape, phase):
-        return Metrics()  # the one output token comes out of the prefill
+        return Metrics(), None  # the one output token comes out of the prefill
     prediction = predict(bound_plan, batch_shape, phase)
     metrics = Metrics(e2el_ms=prediction.e2el * 1e3 if prediction.e2el else None)
     if phase != "decode":
@@ -166,25 +189,30 @@ def _metrics(bound_plan: BoundPlan, batch_shape: BatchShape, phase: str) -> Metr
     if phase != "prefill" and batch_shape.output_len and prediction.e2el:
         for name in _RATES:
             setattr(metrics, name, getattr(prediction, name))
-    return metrics
+    return metrics, prediction.joules
 
 
-def _with_images(bound_plan: BoundPlan, workload: Workload, metrics: Metrics) -> Metrics:
+def _with_images(bound_plan: BoundPlan, workload: Workload, metrics: Metrics, joules: float | None) -> Metrics:
     """The figures of whole images beside those of a denoising step of the batch."""
     took = workload.num_inference_steps * (metrics.ttft_ms or 0.0) / 1e3
     if not took:  # another phase was asked for, and it has none
         return metrics
     gpu_seconds = took / workload.batch_size * bound_plan.plan.gpus  # of an image
-    price, power = bound_plan.device.price_per_hour, bound_plan.device.power
+    price = bound_plan.device.price_per_hour
     metrics.image_latency_ms, metrics.images_per_second = took * 1e3, workload.batch_size / took
     metrics.cost_per_thousand_images = gpu_seconds * price / 3600 * 1e3 if price else None
-    metrics.joules_per_image = gpu_seconds * power if power else None
+    if joules is not None:  # of one step
+        metrics.joules_per_image = workload.num_inference_steps * joules / workload.batch_size
+        metrics.watts_per_gpu = metrics.joules_per_image / gpu_seconds
     return metrics
 
 
-def _turns(bound_plan: BoundPlan, workload: Workload, phase: str) -> list[tuple[BatchShape, Metrics]]:
+Turns = list[tuple[BatchShape, Metrics, float | None]]  # with the joules of each
+
+
+def _turns(bound_plan: BoundPlan, workload: Workload, phase: str) -> Turns:
     """Each turn of a conversation over the context that grew before it; images come with the first."""
-    turns: list[tuple[BatchShape, Metrics]] = []
+    turns: Turns = []
     context = 0
     for turn in workload.turns:
         alone = Workload(
@@ -196,26 +224,27 @@ def _turns(bound_plan: BoundPlan, workload: Workload, phase: str) -> list[tuple[
             images=None if turns else workload.images,
         )
         batch_shape = batch_shape_of(bound_plan, alone)
-        turns.append((batch_shape, _metrics(bound_plan, batch_shape, phase)))
+        turns.append((batch_shape, *_metrics(bound_plan, batch_shape, phase)))
         context = batch_shape.length
     return turns
 
 
-def _conversation_metrics(bound_plan: BoundPlan, turns: list[tuple[BatchShape, Metrics]], phase: str) -> Metrics:
+def _conversation_metrics(bound_plan: BoundPlan, turns: Turns, phase: str) -> Metrics:
     """A conversation's figures: mean TTFT, mean time per token, and the sum of its turns."""
     batch = turns[0][0].batch_size
-    e2el = sum(m.e2el_ms or 0.0 for _, m in turns) / 1e3
+    e2el = sum(m.e2el_ms or 0.0 for _, m, _ in turns) / 1e3
+    joules = sum(j or 0.0 for _, _, j in turns) if bound_plan.device.power else None
     metrics = Metrics(e2el_ms=e2el * 1e3)
-    waits = [m.ttft_ms for _, m in turns if m.ttft_ms is not None]
-    steps = [(m.tpot_ms, batch_shape.output_len - 1) for batch_shape, m in turns if m.tpot_ms is not None]
-    input_tokens = batch * sum(batch_shape.new_tokens for batch_shape, _ in turns)
-    output_tokens = batch * sum(batch_shape.output_len for batch_shape, _ in turns)
+    waits = [m.ttft_ms for _, m, _ in turns if m.ttft_ms is not None]
+    steps = [(m.tpot_ms, batch_shape.output_len - 1) for batch_shape, m, _ in turns if m.tpot_ms is not None]
+    input_tokens = batch * sum(batch_shape.new_tokens for batch_shape, _, _ in turns)
+    output_tokens = batch * sum(batch_shape.output_len for batch_shape, _, _ in turns)
     if waits:
         metrics.ttft_ms, metrics.prefill_throughput = sum(waits) / len(waits), input_tokens / (sum(waits) / 1e3)
     if steps:
         metrics.tpot_ms = sum(ms * n for ms, n in steps) / sum(n for _, n in steps)
     if phase != "prefill":
-        for name, value in throughput_and_cost(bound_plan, e2el, output_tokens, input_tokens).items():
+        for name, value in throughput_and_cost(bound_plan, e2el, joules, output_tokens, input_tokens).items():
             setattr(metrics, name, value)
     return metrics
 

@@ -79,13 +79,13 @@ def _decode(bound_plan: BoundPlan, batch_shape: BatchShape) -> Phase:
     waiting = 0.0
     if isinstance(step, Step):
         if _is_pipeline(bound_plan):
-            waiting = float(latency.decode_period(bound_plan, step, rotating)) - _total(rows)
+            waiting = float(latency.decode_period(bound_plan, step, rotating).seconds) - _total(rows)
         rows += _waiting("pipeline_wait", waiting)
         if bound_plan.plan.speculation is not None:
             guess = latency.speculative_step(
                 bound_plan, batch_shape.sequences / rotating, batch_shape.context, batch_shape.output_len, rotating
             )
-            rows += _drafting(bound_plan, one, float(guess.draft_seconds))
+            rows += _drafting(bound_plan, one, float(guess.drafting.seconds))
     kept = replica_kv_bytes(stage, batch_shape, max(batch_shape.output_len - 2, 0) // 2 + 1)
     phase = _phase(stage, rows, 1.0, [one], float(kept))
     phase.other_stages = _other_stages(bound_plan, stage, step, waiting, phase.seconds)

@@ -17,7 +17,8 @@ import msgspec
 
 from ..base.symbols import Value, maximum_of, minimum_of, scalar
 from ..costs import step as phases
-from ..costs.binding import BoundPlan, stage_plans, step_rows, step_seconds, tower_rows
+from ..costs.binding import BoundPlan, rows_activity, stage_plans, step_activity, step_rows, tower_rows
+from ..costs.power import NOTHING, Activity, power_model
 from ..costs.roofline import EqualTokens
 from ..costs.step import Group, Step, Steps
 from ..network.graph import Block, Model
@@ -27,11 +28,18 @@ from .workload import BatchShape
 # ------------------------------------------------------------------ steps through a pipeline
 
 
-def stage_seconds(bound_plan: BoundPlan, step: Step, equal_tokens: list[EqualTokens] | None = None) -> list[Value]:
-    """Seconds of one step on each pipeline stage; ``equal_tokens`` of each, as of `kernel_seconds`."""
+def stage_activities(
+    bound_plan: BoundPlan, step: Step, equal_tokens: list[EqualTokens] | None = None
+) -> list[Activity]:
+    """What a GPU of each pipeline stage does in one step; ``equal_tokens`` of each, as of `kernel_work`."""
     stages = stage_plans(bound_plan)
     each: Sequence[EqualTokens | None] = equal_tokens or [None] * len(stages)
-    return [step_seconds(stage, step, kept) for stage, kept in zip(stages, each, strict=True)]
+    return [step_activity(stage, step, kept) for stage, kept in zip(stages, each, strict=True)]
+
+
+def stage_seconds(bound_plan: BoundPlan, step: Step) -> list[Value]:
+    """Seconds of one step on each pipeline stage."""
+    return [activity.seconds for activity in stage_activities(bound_plan, step)]
 
 
 def slowest_stage(times: list[Value]) -> Value:
@@ -42,17 +50,35 @@ def slowest_stage(times: list[Value]) -> Value:
     return longest
 
 
-def pipelined_seconds(bound_plan: BoundPlan, steps: Steps) -> Value:
+def mean_stage(activities: list[Activity], seconds: Value, times: Value = 1.0) -> Activity:
+    """What the mean GPU does in ``seconds``, in which every stage has done its part so many times."""
+    if len(activities) == 1:
+        only = activities[0]
+        return Activity(seconds, times * only.busy, times * only.compute, times * only.memory)
+    total = NOTHING
+    for activity in activities:
+        total = total.plus(activity, times)
+    return total._replace(seconds=seconds).per(len(activities))
+
+
+def pipelined_activity(bound_plan: BoundPlan, steps: Steps) -> Activity:
     """All steps through the pipeline: each costs its slowest stage, and the first one fills it."""
-    total: Value = 0.0
+    total = NOTHING
     empty: Value = 1.0  # whether the pipeline has yet to be filled
     for step, times_run in steps:
-        times = stage_seconds(bound_plan, step)
+        activities = stage_activities(bound_plan, step)
+        times = [activity.seconds for activity in activities]
         longest = slowest_stage(times)
         first = empty * (times_run > 0)
-        total = total + times_run * longest + first * (sum(times) - longest)
+        took = times_run * longest + first * (sum(times) - longest)
+        total = total.plus(mean_stage(activities, took, times_run))
         empty = empty - first
     return total
+
+
+def pipelined_seconds(bound_plan: BoundPlan, steps: Steps) -> Value:
+    """Seconds of `pipelined_activity`."""
+    return pipelined_activity(bound_plan, steps).seconds
 
 
 def micro_batches(bound_plan: BoundPlan, sequences: Value) -> Value:
@@ -62,10 +88,11 @@ def micro_batches(bound_plan: BoundPlan, sequences: Value) -> Value:
 
 def decode_period(
     bound_plan: BoundPlan, step: Step, rotating: Value, equal_tokens: list[EqualTokens] | None = None
-) -> Value:
-    """Seconds between two tokens of a sequence when ``rotating`` micro-batches take turns."""
-    times = stage_seconds(bound_plan, step, equal_tokens)
-    return maximum_of(sum(times), rotating * slowest_stage(times))
+) -> Activity:
+    """Between two tokens of a sequence when ``rotating`` micro-batches take turns: its seconds, and the mean GPU's."""
+    activities = stage_activities(bound_plan, step, equal_tokens)
+    times = [activity.seconds for activity in activities]
+    return mean_stage(activities, maximum_of(sum(times), rotating * slowest_stage(times)), rotating)
 
 
 def only(model: Model, blocks: tuple[Block, ...]) -> Model:
@@ -101,20 +128,21 @@ def vision_step(batch_shape: BatchShape) -> Step:
     return Step((), batch_shape.images)
 
 
-def prefill_seconds(bound_plan: BoundPlan, batch_shape: BatchShape) -> Value:
+def prefill_activity(bound_plan: BoundPlan, batch_shape: BatchShape) -> Activity:
     """From the first prompt token to the last sequence's first token, front end not counted."""
-    vision = 0.0
+    vision = NOTHING
     if batch_shape.images.count:
         rows = tower_rows(stage_plans(bound_plan)[0], vision_step(batch_shape))
-        vision = float(sum(row.seconds * row.count for row in rows))
+        vision = rows_activity(rows).per(bound_plan.plan.pipeline_parallel_size)
     steps = prefill_steps(bound_plan, batch_shape)
     if isinstance(steps[0][0], list):
-        return vision + _per_layer_seconds(bound_plan, steps[0][0])
-    return vision + pipelined_seconds(bound_plan, steps)  # type: ignore[arg-type]
+        return vision.plus(rows_activity(step_rows(bound_plan, steps[0][0])))
+    return vision.plus(pipelined_activity(bound_plan, steps))  # type: ignore[arg-type]
 
 
-def _per_layer_seconds(bound_plan: BoundPlan, steps: list[Step]) -> float:
-    return float(sum(row.seconds * row.count for row in step_rows(bound_plan, steps)))
+def prefill_seconds(bound_plan: BoundPlan, batch_shape: BatchShape) -> Value:
+    """Seconds of `prefill_activity`."""
+    return prefill_activity(bound_plan, batch_shape).seconds
 
 
 # ------------------------------------------------------------------ decode
@@ -140,28 +168,33 @@ def mixed_step(bound_plan: BoundPlan, batch_shape: BatchShape) -> Step:
     return Step((*decoding, Group(1, chunk, batch_shape.cached_tokens + (new - chunk) / 2, chunk / new)))
 
 
-def decode_seconds(bound_plan: BoundPlan, batch_shape: BatchShape) -> Value:
-    """Mean seconds per output token after the first."""
+def decode_activity(bound_plan: BoundPlan, batch_shape: BatchShape) -> Activity:
+    """The mean output token after the first: its seconds, and what a GPU does in them."""
     if isinstance(batch_shape.input_len, tuple):  # one prompt length per layer (token pruning)
         steps = decode_step(bound_plan, batch_shape)
         assert isinstance(steps, list)
-        return _per_layer_seconds(bound_plan, steps)
+        return rows_activity(step_rows(bound_plan, steps))
     sequences, context, output = batch_shape.sequences, batch_shape.context, batch_shape.output_len
-    return mean_decode_seconds(bound_plan, sequences, context, output)
+    return mean_decode_activity(bound_plan, sequences, context, output)
 
 
-def mean_decode_seconds(bound_plan: BoundPlan, sequences: Value, context: Value, output: Value) -> Value:
-    """Mean seconds per output token of one replica's sequences over the growing context, speculation included."""
+def decode_seconds(bound_plan: BoundPlan, batch_shape: BatchShape) -> Value:
+    """Seconds of `decode_activity`."""
+    return decode_activity(bound_plan, batch_shape).seconds
+
+
+def mean_decode_activity(bound_plan: BoundPlan, sequences: Value, context: Value, output: Value) -> Activity:
+    """The mean output token of one replica's sequences over the growing context, speculation included."""
     rotating = micro_batches(bound_plan, sequences)
     each = sequences / rotating
     if bound_plan.plan.speculation is not None:
-        return speculative_step(bound_plan, each, context, output, rotating).seconds_per_token
-    seconds: Value = 0.0
+        return speculative_step(bound_plan, each, context, output, rotating).per_token
+    total = NOTHING
     steps = phases.decode_quadrature(bound_plan.model, each, context, output)
     equal_tokens: list[EqualTokens] | None = [{} for _ in stage_plans(bound_plan)] if len(steps) > 1 else None
     for step, weight in steps:
-        seconds = seconds + weight * decode_period(bound_plan, step, rotating, equal_tokens)
-    return seconds
+        total = total.plus(decode_period(bound_plan, step, rotating, equal_tokens), weight)
+    return total
 
 
 # ------------------------------------------------------------------ speculative decoding
@@ -171,14 +204,14 @@ class SpeculativeStep(NamedTuple):
     """One step of speculation: what is verified, what drafting costs, and how many tokens come out."""
 
     verify: Step
-    verify_seconds: Value
-    draft_seconds: Value
+    verifying: Activity
+    drafting: Activity
     tokens: float
 
     @property
-    def seconds_per_token(self) -> Value:
-        """Mean seconds per output token."""
-        return (self.verify_seconds + self.draft_seconds) / self.tokens
+    def per_token(self) -> Activity:
+        """The mean output token."""
+        return NOTHING.plus(self.verifying.plus(self.drafting), 1 / self.tokens)
 
 
 def verification_step(bound_plan: BoundPlan, sequences: Value, context: Value, output: Value) -> Step:
@@ -196,10 +229,10 @@ def speculative_step(
     spec = bound_plan.plan.speculation
     assert spec is not None
     verify = verification_step(bound_plan, sequences, context, output)
-    draft: Value = 0.0
+    draft = NOTHING
     if spec.method != "ngram":
         one_token = Step((Group(sequences, 1, _mean_context(context, output), 1, True),))
-        draft = spec.num_speculative_tokens * step_seconds(draft_plan(bound_plan), one_token)
+        draft = draft.plus(step_activity(draft_plan(bound_plan), one_token), spec.num_speculative_tokens)
     return SpeculativeStep(verify, decode_period(bound_plan, verify, rotating), draft, spec.acceptance_length)
 
 
@@ -222,6 +255,8 @@ class Prediction(NamedTuple):
     output_throughput_per_gpu: Value
     cost_per_million_output_tokens: Value | None
     joules_per_output_token: Value | None
+    watts_per_gpu: Value | None
+    joules: Value | None  # of all GPUs, from the first prompt token to the last output token
 
 
 def frontend_seconds(bound_plan: BoundPlan, tokens: Value = 0.0) -> Value:
@@ -234,37 +269,51 @@ def frontend_seconds(bound_plan: BoundPlan, tokens: Value = 0.0) -> Value:
 def predict(bound_plan: BoundPlan, batch_shape: BatchShape, phase: str = "all") -> Prediction:
     """Of a batch that is prefilled and then decodes together, until its last token; or of one phase of it."""
     size, output = batch_shape.batch_size, batch_shape.output_len
-    ttft: Value = 0.0
+    prompts, answers = NOTHING, NOTHING
     if phase != "decode":
-        ttft = frontend_seconds(bound_plan, size * batch_shape.context) + prefill_seconds(bound_plan, batch_shape)
+        waiting = Activity(frontend_seconds(bound_plan, size * batch_shape.context), 0.0, 0.0, 0.0)
+        prompts = waiting.plus(prefill_activity(bound_plan, batch_shape))
     decodes = output > 1
     tpot: Value = 0.0
     if phase != "prefill" and not (scalar(decodes) and not decodes):
-        tpot = decode_seconds(bound_plan, batch_shape) * decodes
-    e2el = ttft + maximum_of(output - 1, 0) * tpot
+        step = decode_activity(bound_plan, batch_shape)
+        tpot = step.seconds * decodes
+        answers = NOTHING.plus(step, maximum_of(output - 1, 0))
+    e2el = prompts.seconds + answers.seconds
+    joules = total_joules(bound_plan, prompts, answers)  # each phase by itself: prompts may be at the power limit
     return Prediction(
-        ttft=ttft,
+        ttft=prompts.seconds,
         tpot=tpot,
         e2el=e2el,
-        prefill_throughput=size * batch_shape.new_tokens / ttft if phase != "decode" else 0.0,
-        **throughput_and_cost(bound_plan, e2el, size * output, size * batch_shape.context),
+        prefill_throughput=size * batch_shape.new_tokens / prompts.seconds if phase != "decode" else 0.0,
+        joules=joules,
+        **throughput_and_cost(bound_plan, e2el, joules, size * output, size * batch_shape.context),
     )
 
 
+def total_joules(bound_plan: BoundPlan, *activities: Activity) -> Value | None:
+    """Energy of all GPUs of a plan over what the mean one does; None if the device's power is not known."""
+    model = power_model(bound_plan.device, bound_plan.plan.power_cap)
+    if model is None:
+        return None
+    return bound_plan.plan.gpus * sum(model.watts(activity) * activity.seconds for activity in activities)
+
+
 def throughput_and_cost(
-    bound_plan: BoundPlan, e2el: Value, output_tokens: Value, input_tokens: Value
+    bound_plan: BoundPlan, e2el: Value, joules: Value | None, output_tokens: Value, input_tokens: Value
 ) -> dict[str, Value | None]:
-    """The rates, cost and energy of tokens that took ``e2el`` seconds in all."""
-    gpus, device = bound_plan.plan.gpus, bound_plan.device
+    """The rates, cost and energy of tokens that took ``e2el`` seconds and ``joules`` in all."""
+    gpus, tokens = bound_plan.plan.gpus, maximum_of(output_tokens, 1)
     rate = output_tokens / e2el
-    gpu_seconds = e2el / maximum_of(output_tokens, 1) * gpus
-    price, power = device.price_per_hour, device.power
+    gpu_seconds = e2el / tokens * gpus
+    price = bound_plan.device.price_per_hour
     return {
         "output_throughput": rate,
         "total_token_throughput": (output_tokens + input_tokens) / e2el,
         "output_throughput_per_gpu": rate / gpus,
         "cost_per_million_output_tokens": cost_per_million_tokens(gpu_seconds, price) if price else None,
-        "joules_per_output_token": joules_per_token(gpu_seconds, power) if power else None,
+        "joules_per_output_token": None if joules is None else joules / tokens,
+        "watts_per_gpu": None if joules is None else joules / (e2el * gpus),
     }
 
 

@@ -44,6 +44,7 @@ class Metrics(msgspec.Struct):
     output_throughput_per_gpu: float | None = None
     cost_per_million_output_tokens: float | None = None
     joules_per_output_token: float | None = None
+    watts_per_gpu: float | None = None  # mean, of each
     image_latency_ms: float | None = None  # of a diffusion model: all denoising steps; ttft_ms is one of them
     images_per_second: float | None = None
     cost_per_thousand_images: float | None = None

@@ -8,6 +8,7 @@ request.bind()                                             # ready to be estimat
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import ceil
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -18,6 +19,7 @@ from ..costs import parallelism, precision
 from ..costs.binding import BoundPlan, bind
 from ..costs.kernels.measured import user_profile
 from ..costs.kernels.registry import KernelProfile
+from ..costs.power import least_cap
 from ..network import families
 from ..network.families.network_file import build_network
 from ..network.graph import Model
@@ -321,6 +323,21 @@ def _workload(args: PlanArgs, given: Mapping[str, object], network: Model) -> Wo
     return workload
 
 
+def _power_cap(watts: float | None, device: Hardware) -> float:
+    """The cap of a device in W, 0 for none; refused where no clock could keep it."""
+    if watts is None:
+        return 0.0
+    if not device.power:
+        raise BadValue(f"`power_cap`: {device.name} has no power; give one as `gpu` {device.name}:power=700")
+    least = ceil(least_cap(device))
+    if watts < least:
+        raise BadValue(
+            f"`power_cap` must be at least {least} W for {device.name}, not {watts:g}: idle and memory take "
+            "nearly all of it, whatever the clocks"
+        )
+    return watts
+
+
 def _plan(
     args: PlanArgs,
     network: Model,
@@ -362,6 +379,7 @@ def _plan(
         fusion=engine.fusion if args.fusion is None else args.fusion,
         max_model_len=args.max_model_len or network.max_position,
         routing_skew=args.routing_skew,
+        power_cap=_power_cap(args.power_cap, device),
         interconnect=args.interconnect or device.interconnect,
         frontend=args.frontend,  # type: ignore[arg-type]
         **_settings(engine),

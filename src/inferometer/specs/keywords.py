@@ -10,6 +10,7 @@ class PlanKwargs(TypedDict, total=False):
     """PlanArgs."""
 
     engine: str | None
+    power_cap: float | None
     assume_decoder: bool | None
     tensor_parallel_size: int | None
     pipeline_parallel_size: int | None
@@ -63,6 +64,7 @@ class ServedPlanKwargs(TypedDict, total=False):
     """ServedPlanArgs."""
 
     engine: str | None
+    power_cap: float | None
     assume_decoder: bool | None
     tensor_parallel_size: int | None
     pipeline_parallel_size: int | None
@@ -107,6 +109,7 @@ class SimulateKwargs(TypedDict, total=False):
     """ServingArgs."""
 
     engine: str | None
+    power_cap: float | None
     assume_decoder: bool | None
     tensor_parallel_size: int | None
     pipeline_parallel_size: int | None
@@ -210,6 +213,7 @@ class SearchKwargs(TypedDict, total=False):
     backend: str | None
     jobs: int | None
     seed: int | None
+    power_cap: float | None
     sequence_parallel: bool | None
     decode_context_parallel_size: int | None
     micro_batches: int | None

@@ -48,6 +48,17 @@ class MachineArgs(Args):
             offered="engines",
         ),
     ] = None
+    power_cap: Annotated[
+        Annotated[float, arg("", gt=0, le=1e6)] | None,
+        arg(
+            "Most watts of each GPU: its clocks fall until it keeps them.",
+            default_text="its own limit",
+            metavar="W",
+            label="Power cap",
+            unit="W",
+            slider=Slider(100, 1400, 50),
+        ),
+    ] = None
     assume_decoder: Annotated[
         bool,
         arg(
@@ -398,14 +409,7 @@ class WorkloadArgs(EngineArgs):
     GROUP: ClassVar[str] = "Workload"
     batch_size: Annotated[
         int,
-        arg(
-            "Sequences at once.",
-            ge=1,
-            le=10**7,
-            label="Batch size",
-            unit="sequences",
-            slider=Slider(1, 1024, "x2"),
-        ),
+        arg("Sequences at once.", ge=1, le=10**7, label="Batch size", unit="sequences", slider=Slider(1, 1024, "x2")),
     ] = 1
     input_len: Annotated[
         Annotated[int, arg("", ge=1, le=TOKENS)] | str | Sequence[int],
@@ -420,14 +424,7 @@ class WorkloadArgs(EngineArgs):
     ] = 1024
     output_len: Annotated[
         int,
-        arg(
-            "Tokens of the answer.",
-            ge=1,
-            le=TOKENS,
-            label="Output",
-            unit="tokens",
-            slider=Slider(1, 32768, "x2"),
-        ),
+        arg("Tokens of the answer.", ge=1, le=TOKENS, label="Output", unit="tokens", slider=Slider(1, 32768, "x2")),
     ] = 128
     prefix_len: Annotated[
         int,
@@ -462,12 +459,7 @@ class WorkloadArgs(EngineArgs):
     ] = None
     images: Annotated[
         str | tuple[int, int, int] | None,
-        arg(
-            "Images in every request, for models that see: 1x896x896.",
-            metavar="NxHxW",
-            label="Images",
-            unit="N×H×W",
-        ),
+        arg("Images in every request, for models that see: 1x896x896.", metavar="NxHxW", label="Images", unit="N×H×W"),
     ] = None
     num_inference_steps: Annotated[
         int,

@@ -47,7 +47,8 @@ class Hardware(Spec, frozen=True, kw_only=True):
     cache: float = 0.0  # bytes of last-level on-chip cache
     compute_units: int = 1
     clock: float = 0.0  # Hz
-    power: float = 0.0  # W
+    power: float = 0.0  # W, at most
+    idle_power: float = 0.0  # W at rest; 0: a share of its power (data/power.toml)
     reach_flops: float = 0.0  # share of its FLOP/s that its best bf16 products get, over the 0.803 of an H100
     reach_memory: float = 0.0  # share of its bandwidth that the best kernels get; 0 of either: see data/reach.toml
     throttle: float = 0.0  # share of time more that matrix work takes once the power limit has lowered the clocks
@@ -324,6 +325,7 @@ class Plan(Spec, frozen=True, kw_only=True):
     speculation: Speculation | None = None
     lora: Lora | None = None
     frontend: Literal["in-process", "http"] = "in-process"
+    power_cap: float = 0.0  # W of each GPU; 0: its own limit
 
     @property
     def gpus(self) -> int:

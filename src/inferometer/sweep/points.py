@@ -49,6 +49,7 @@ RATES = (
     "output_throughput_per_gpu",
     "cost_per_million_output_tokens",
     "joules_per_output_token",
+    "watts_per_gpu",
 )
 METRICS = (
     "ttft_ms",
@@ -288,6 +289,7 @@ def _vectorised(case: Case, mesh: tuple[np.ndarray, ...]) -> tuple[dict[str, Any
         "ttft_ms": prediction.ttft * 1e3,
         "e2el_ms": prediction.e2el * 1e3,
         "prefill_throughput": prediction.prefill_throughput,
+        "watts_per_gpu": prediction.watts_per_gpu,
     }
     if decodes:
         tpot = where(output_len > 1, prediction.tpot, math.nan)

@@ -22,7 +22,13 @@ from .points import METRICS, Categorical, Chunk, axis_cell, cell, chunks, column
 
 MAX_IN_MEMORY = 10**7  # points that are kept, or shown
 MAX_POINTS = 10**9  # of any grid
-LOWER_IS_BETTER = ("_ms", "_bytes", "cost_per_million_output_tokens", "joules_per_output_token")  # how names end
+LOWER_IS_BETTER = (
+    "_ms",
+    "_bytes",
+    "cost_per_million_output_tokens",
+    "joules_per_output_token",
+    "watts_per_gpu",
+)  # how names end
 # axes that say what is computed; all others are ways to run it
 WORKLOAD_AXES = ("model", "beam_width", "turns", "images", "usecase", "input_len", "output_len", "prefix_len")
 MAX_WORKLOADS = 12  # that have a front, spread over all of them

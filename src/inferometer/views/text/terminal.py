@@ -142,6 +142,7 @@ def _metrics(report: Report) -> TextTable:
     table.add_row("output tokens/s", _rate(m.output_throughput))
     table.add_row("$ per million output tokens", money(m.cost_per_million_output_tokens or None, ""))
     table.add_row("joules per output token", figure(m.joules_per_output_token))
+    table.add_row("watts per GPU", figure(m.watts_per_gpu))
     return table
 
 

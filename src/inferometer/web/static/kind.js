@@ -36,7 +36,7 @@ const TOKENS = [
     text: money,
     less: true,
   },
-  { key: "joules_per_output_token", label: "J per token", help: "At the GPUs' rated power", text: figure, less: true },
+  { key: "joules_per_output_token", label: "J per token", help: "By what the GPUs do", text: figure, less: true },
 ];
 
 const IMAGES = [
@@ -58,7 +58,7 @@ const IMAGES = [
     text: money,
     less: true,
   },
-  { key: "joules_per_image", label: "J per image", help: "At the GPUs' rated power", text: figure, less: true },
+  { key: "joules_per_image", label: "J per image", help: "By what the GPUs do", text: figure, less: true },
 ];
 
 // Controls that count for some models only.
