@@ -3,8 +3,8 @@
     python benchmarks/accuracy.py            prints all tables
     python benchmarks/accuracy.py --write    puts them into the page; `make data` then takes it over into the package
 
-Engine steps, memory and kernels of single GPUs, collectives, training, and the simulator against measured servers. What
-needs measurements that are not at hand (INFEROMETER_SHARED, default ../shared) is left as it stands.
+Engine steps, memory and kernels of single GPUs, collectives, training, energy, and the simulator against measured
+servers. What needs measurements that are not at hand (INFEROMETER_SHARED, default ../shared) is left as it stands.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import collectives
+import energy
 import engine_steps
 import kernel_accuracy
 import left_out_gpu
@@ -29,6 +30,8 @@ def sections() -> dict[str, str]:
     tables = engine_steps.sections() | {
         "left-out": left_out_gpu.markdown(list(left_out_gpu.comparisons()), "gpu", "phase")
     }
+    if energy.FILE.exists():
+        tables |= {"energy": energy.markdown()}
     folder = collectives.tables()
     if folder is not None:
         tables |= {"kernels-own": kernel_accuracy.own_table(), "kernels": kernel_accuracy.tables()}

@@ -1,0 +1,204 @@
+"""Joules per output token against ml-energy's measured servers (H100, vLLM 0.11.1), as Markdown.
+
+    INFEROMETER_SHARED=../shared python benchmarks/energy.py          # the table of docs/accuracy.md
+    INFEROMETER_SHARED=../shared python benchmarks/energy.py --fit    # the shares of data/power.toml, chosen anew
+
+Two shares were chosen on the chat runs of some models; whole models and all other tasks were kept apart before. A run
+is estimated as a batch of its mean size and answers. Prompt lengths are not in the data: `PROMPTS` are guessed.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import statistics
+import sys
+from collections.abc import Iterable, Iterator
+from math import log, log1p
+from pathlib import Path
+from typing import NamedTuple
+
+from inferometer.base.errors import InferometerError
+from inferometer.costs.power import Activity, PowerModel, power_model
+from inferometer.inference.latency import decode_activity, frontend_seconds, prefill_activity
+from inferometer.inference.request import Request, build_request
+from inferometer.inference.workload import batch_shape_of
+from inferometer.specs import catalog
+
+SHARED = Path(os.environ.get("INFEROMETER_SHARED", Path(__file__).resolve().parents[2] / "shared"))
+FILE = SHARED / "measured" / "public" / "ml_energy_llm.csv"
+PROMPTS = {"lm-arena-chat": 400, "gpqa": 250, "sourcegraph-fim": 1500, "image-chat": 1500, "video-chat": 4000}
+TEXT = ("lm-arena-chat", "gpqa", "sourcegraph-fim")
+CHOSEN_ON = "lm-arena-chat"
+MODELS_APART = ("Qwen3-14B", "gemma-3-27b", "70B", "Maverick", "gpt-oss-20b", "VL-32B")  # parts of their names
+# Every request asks for top_p = 0.95, for which vLLM 0.11.1 sorts the whole vocabulary in PyTorch. Seconds of a logit,
+# from how steps of Llama-3.1-8B, Qwen3-8B and gemma-3-12b grow with the batch: 0.20 to 0.23 ns in runs not kept apart.
+SORT = 0.22e-9
+
+
+class Run(NamedTuple):
+    """A measured server, and what a GPU of it does for one output token as we predict it."""
+
+    model: str
+    task: str
+    gpus: int
+    joules: float  # measured, of one output token on all GPUs
+    seconds: float  # measured, of one output token of the server
+    prompts: Activity
+    answers: Activity
+
+    @property
+    def predicted_seconds(self) -> float:
+        """Of one output token, from our time alone."""
+        return float(self.prompts.seconds + self.answers.seconds)
+
+    @property
+    def kept_apart(self) -> bool:
+        """Whether no share was chosen on it."""
+        return self.task != CHOSEN_ON or any(name in self.model for name in MODELS_APART)
+
+    def predicted_joules(self, model: PowerModel, scale: float = 1.0) -> float:
+        """Of one output token on all GPUs, where everything takes ``scale`` times our seconds."""
+        phases = [a._replace(seconds=a.seconds * scale, busy=a.busy * scale) for a in (self.prompts, self.answers)]
+        return self.gpus * sum(float(model.watts(phase) * phase.seconds) for phase in phases)
+
+    def error(self, model: PowerModel, ours: bool) -> float:
+        """Of joules per output token: from our time, or at the measured throughput."""
+        scale = 1.0 if ours else self.seconds / self.predicted_seconds
+        return self.predicted_joules(model, scale) / self.joules - 1
+
+
+def runs(longer: float = 1.0) -> Iterator[Run]:
+    """The runs whose models are in the catalogue, with prompts so many times the guess."""
+    with FILE.open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            try:
+                request = _request(row, longer)
+            except InferometerError:
+                continue
+            yield _run(row, request)
+
+
+def _request(row: dict[str, str], longer: float) -> Request:
+    """The server as a plan: its GPUs share layers, or experts; 0.14 schedules as theirs does, which set that flag."""
+    expert_parallel = int(row["expert_parallel"]) > 1
+    name, quantization = row["model_id"], None
+    if row["weight_precision"] == "fp8":
+        name, quantization = name.removesuffix("-FP8"), "fp8"
+    return build_request(
+        name,
+        "h100-sxm",
+        engine="vllm@0.14",
+        tensor_parallel_size=int(row["num_gpus"]),
+        enable_expert_parallel=expert_parallel,
+        quantization=quantization,
+        batch_size=max(1, round(float(row["avg_batch_size"]))),
+        input_len=round(longer * PROMPTS[row["task"]]),
+        output_len=round(float(row["avg_output_len"])),
+        max_num_seqs=4096,
+        max_num_batched_tokens=8192,
+    )
+
+
+def _run(row: dict[str, str], request: Request) -> Run:
+    bound_plan, work = request.bind(), request.workload
+    shape = batch_shape_of(bound_plan, work)
+    tokens = work.batch_size * work.output_len
+    sorting = SORT * request.model.sizes["vocab_size"] * work.batch_size
+    step = decode_activity(bound_plan, shape).plus(Activity(sorting, sorting, 0.0, 0.0))
+    waiting = Activity(frontend_seconds(bound_plan), 0.0, 0.0, 0.0)
+    nothing = Activity(0.0, 0.0, 0.0, 0.0)
+    return Run(
+        model=row["model_id"],
+        task=row["task"],
+        gpus=int(row["num_gpus"]),
+        joules=float(row["energy_per_token_joules"]),
+        seconds=1 / float(row["output_throughput_tokens_per_sec"]),
+        prompts=nothing.plus(waiting.plus(prefill_activity(bound_plan, shape)), 1 / tokens),
+        answers=nothing.plus(step, (work.output_len - 1) / tokens),
+    )
+
+
+# ------------------------------------------------------------------ the table
+
+
+def _groups(all_runs: list[Run]) -> dict[str, list[Run]]:
+    apart = [run for run in all_runs if run.kept_apart]
+    unseen = [run for run in apart if run.task in TEXT and any(name in run.model for name in MODELS_APART)]
+    return {
+        "chosen on: chat, 10 models": [run for run in all_runs if not run.kept_apart],
+        "**kept apart, text**": [run for run in apart if run.task in TEXT],
+        "models kept apart, text": unseen,
+        "reasoning (gpqa)": [run for run in apart if run.task == "gpqa"],
+        "code (sourcegraph-fim)": [run for run in apart if run.task == "sourcegraph-fim"],
+        "images (prompt and tower guessed)": [run for run in apart if run.task == "image-chat"],
+        "videos (prompt and tower guessed)": [run for run in apart if run.task == "video-chat"],
+        "**all that was kept apart**": apart,
+    }
+
+
+def _cell(errors: Iterable[float]) -> str:
+    """``10.0%, p90 28.8%, bias +1.1%``: of the absolute errors, and the median error."""
+    each = list(errors)
+    absolute = sorted(map(abs, each))
+    ninety = absolute[min(len(each) - 1, int(0.9 * len(each)))]
+    return f"{statistics.median(absolute):.1%}, p90 {ninety:.0%}, bias {statistics.median(each):+.1%}"
+
+
+def markdown() -> str:
+    """The table of docs/accuracy.md."""
+    model = power_model(catalog.hardware("h100-sxm"))
+    assert model is not None
+    lines = [
+        "| runs | | J/token at the measured throughput | J/token, all predicted | tokens/s | at 700 W, as before |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, group in _groups(list(runs())).items():
+        cells = (
+            _cell(run.error(model, ours=False) for run in group),
+            _cell(run.error(model, ours=True) for run in group),
+            _cell(run.seconds / run.predicted_seconds - 1 for run in group),
+            _cell(run.gpus * model.power * run.predicted_seconds / run.joules - 1 for run in group),
+        )
+        lines.append(f"| {name} | {len(group)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def prompt_effect() -> str:
+    """How far the guess of the prompts matters: the median change of joules where they are twice as long."""
+    model = power_model(catalog.hardware("h100-sxm"))
+    assert model is not None
+    changes: dict[str, list[float]] = {}
+    for once, twice in zip(runs(), runs(2.0), strict=True):
+        change = twice.predicted_joules(model) / once.predicted_joules(model) - 1
+        changes.setdefault(once.task, []).append(change)
+    return ", ".join(f"{task} {statistics.median(each):+.0%}" for task, each in changes.items())
+
+
+# ------------------------------------------------------------------ the choice
+
+
+def fitted(chosen_on: list[Run]) -> PowerModel:
+    """The shares of busy and compute that fit the runs best: a search by halving steps, outliers counting less."""
+    model = power_model(catalog.hardware("h100-sxm"))
+    assert model is not None
+
+    def loss(busy: float, compute: float) -> float:
+        other = model._replace(busy=busy * model.power, compute=compute * model.power)
+        return sum(log1p((log(1 + run.error(other, ours=False)) / 0.1) ** 2) for run in chosen_on)
+
+    best, step = (0.4, 1.5), 0.32
+    while step > 0.004:
+        around = [(best[0] + x * step, best[1] + 2 * y * step) for x in (-1, 0, 1) for y in (-1, 0, 1)]
+        better = min((point for point in around if min(point) > 0), key=lambda point: loss(*point))
+        step, best = (step / 2, best) if better == best else (step, better)
+    return model._replace(busy=best[0] * model.power, compute=best[1] * model.power)
+
+
+if __name__ == "__main__":
+    if "--fit" in sys.argv:
+        shares = fitted([run for run in runs() if not run.kept_apart])
+        print(f"busy {shares.busy / shares.power:.3f}, compute {shares.compute / shares.power:.2f}")
+    else:
+        print(markdown())
+        print("\nprompts twice as long:", prompt_effect())
