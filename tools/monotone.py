@@ -23,8 +23,8 @@ RISING = {  # axes along which work grows while all else stays: the others trade
     "decode_attention": (0, 1),  # sequences, context
     "prefill_attention": (0, 1),  # tokens, positions that each sees
     "moe": (0, 1),  # tokens of an expert, its weights
-    "state_update": (0,),  # sequences
-    "chunk_scan": (0,),  # tokens
+    "state_update": (0,),  # sequences times heads
+    "chunk_scan": (0,),  # tokens times heads
 }
 TOLERANCE = 0.015  # octaves, 1%: values are kept to a hundredth of an octave, and a cell between nodes bends a little
 PARTS = 2  # pieces of an interval between two nodes in which the slope of the base is taken
@@ -50,10 +50,12 @@ def base_at(kind: str, table_key: str, device: Hardware, coords: Sequence[Array]
         sizes = {"tokens": size[0] * size[2] / top_k, "hidden": hidden, "inner": size[1] / hidden}
         sizes |= {"experts": size[2], "top_k": top_k}
     elif kind in ("state_update", "chunk_scan"):
-        heads = size[len(size) - (kind == "chunk_scan") - 1] / (64 * 128)
-        sizes = {"seqs": size[0], "heads": heads, "value_dim": 64, "key_dim": 128, "groups": 1}
-        if kind == "chunk_scan":
-            sizes |= {"m": size[0], "seqs": size[1], "chunk": size[3]}
+        names = (
+            ("seqs", "value_dim", "key_dim")
+            if kind == "state_update"
+            else ("m", "seqs", "value_dim", "key_dim", "chunk")
+        )
+        sizes = {**dict(zip(names, size, strict=True)), "heads": 1, "groups": 1}
     else:
         qk, _, v = table_key.removesuffix("-fp8").partition("x")
         sizes = {"head_dim": float(qk), "v_dim": float(v or qk), "kv_dtype": "fp8" if "-fp8" in table_key else "bf16"}

@@ -201,6 +201,9 @@ def test_your_rows_of_mamba_layers_serve_their_states_format(tmp_path: Path) -> 
 
     for step, seconds in ((decoding(8, 500), 32e-6), (decoding(32, 500), 128e-6), (Step((Group(1, 8192),)), 1.64e-3)):
         assert scan(step) == (pytest.approx(seconds, rel=0.03), "measured")  # the convolution's history besides
+    two = build_request("nemotron-nano-9b-v2", "h200", profile=str(path), tensor_parallel_size=2).bind()
+    row = next(row for row in step_rows(two, decoding(64, 500)) if row.op.kind == "state_update")
+    assert row.seconds == pytest.approx(128e-6, rel=0.03), "half of the heads, twice the sequences"
 
 
 def test_another_table_is_not_a_profile(tmp_path: Path) -> None:

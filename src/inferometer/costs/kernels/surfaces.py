@@ -201,17 +201,17 @@ SHAPES: dict[str, Shape] = {
         lambda d: (_log(d["hidden"] * d["inner"]), _log(d["experts"]), _log(d["top_k"])),
         product=True,
     ),
-    "state_update": Shape(
+    "state_update": Shape(  # a program for some rows of a head's state: sequences and heads count alike
         2e-6,
-        ("heads", "value_dim", "key_dim", "groups"),
-        lambda d: (_log(d["seqs"]),),
-        lambda d: (_log(d["heads"] * d["value_dim"] * d["key_dim"]),),
+        ("value_dim", "key_dim"),
+        lambda d: (_log(d["seqs"] * d["heads"]),),
+        lambda d: (_log(d["value_dim"]), _log(d["key_dim"])),
     ),
     "chunk_scan": Shape(
         1e-5,
-        ("heads", "value_dim", "key_dim", "groups", "chunk"),
-        lambda d: (_log(d["m"]), _log(d["seqs"])),
-        lambda d: (_log(d["heads"] * d["value_dim"] * d["key_dim"]), _log(d["chunk"])),
+        ("value_dim", "key_dim", "chunk"),
+        lambda d: (_log(d["m"] * d["heads"]), _log(d["seqs"])),
+        lambda d: (_log(d["value_dim"]), _log(d["key_dim"]), _log(d["chunk"])),
     ),
 }
 
