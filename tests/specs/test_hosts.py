@@ -10,7 +10,7 @@ import pytest
 from inferometer import analyze
 from inferometer.base.errors import BadFile, BadValue, UnknownName
 from inferometer.costs.binding import step_seconds
-from inferometer.costs.host import launch_seconds
+from inferometer.costs.host import host_seconds, launch_seconds, state_groups
 from inferometer.costs.step import Group, Step
 from inferometer.inference.request import build_request
 from inferometer.specs import catalog
@@ -84,6 +84,19 @@ def test_mamba_layers_launch_more_for_prompts_beside_decoding_sequences() -> Non
     assert alone == pytest.approx(54e-3, rel=0.05)
     assert beside == pytest.approx(68e-3, rel=0.05)
     assert decoding == pytest.approx(6.3e-3, rel=0.05), "captured whole: nothing is launched"
+
+
+@pytest.mark.parametrize(
+    ("model", "groups"), [("nemotron-nano-9b-v2", 7), ("bamba-9b", 10), ("falcon-h1-34b", 1), ("qwen3-8b", 0)]
+)
+def test_groups_of_recurrent_layers_are_planned_one_by_one(model: str, groups: int) -> None:
+    """vLLM's groups are as large as that of the layers which attend; its log names 599 / 8 blocks for the first."""
+    request = build_request(model, "h200", engine="vllm@0.25", host_profile="h200-vm")
+    assert state_groups(request.model.blocks) == groups
+    step = Step((Group(1, 1, 100, 1, True),))
+    sums = {**step.sums(request.model.spans), "throttle": 0.0}
+    floor = host_seconds(request.model, request.engine, sums, 0.0) - request.engine.step_overhead
+    assert floor == pytest.approx(2.118e-3 + groups * 0.43e-3)
 
 
 def test_steps_with_and_without_asynchronous_scheduling() -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ..base.cache import cache_by_identity
-from ..base.symbols import Env, Value, ceil_of, exp, maximum_of, scalar, where
+from ..base.symbols import Env, Value, ceil_of, exp, free_names, maximum_of, scalar, where
 from ..network.graph import Block, Model
 from ..specs.structs import Engine, GraphSizes
 
@@ -84,6 +84,23 @@ class Launches(NamedTuple):
 
 
 @cache_by_identity(64)
+def state_groups(blocks: tuple[Block, ...]) -> int:
+    """Groups of recurrent layers that an engine keeps tables of blocks for, each as large as that of attention layers.
+
+    vLLM puts layers of one kind into groups of equal size: with 27 Mamba layers and 4 that attend there are 7 and 1.
+    For each it makes block tables, slots and the kernels' arguments anew in every step.
+    """
+    layers = {True: 0, False: 0}  # with a cache of tokens, or with a state alone
+    for block in blocks:
+        for op in block.ops:
+            if op.cache is not None:
+                layers[bool(free_names(op.cache.per_token))] += block.count
+    attending, recurrent = layers[True], layers[False]
+    least = min(attending or recurrent, recurrent)
+    return -(-recurrent // (recurrent if recurrent < 1.5 * attending else least)) if recurrent else 0
+
+
+@cache_by_identity(64)
 def _launch_seconds(blocks: tuple[Block, ...], *launch: tuple[str, float]) -> Launches:
     seconds = dict.fromkeys(Launches._fields, 0.0)
     by_kind = dict(launch)
@@ -119,6 +136,8 @@ def host_seconds(model: Model, engine: Engine, sums: Env, kernels: Value, launch
     if launches.decoding:
         launching = launching + (eager | has_prompts) * (sums["decode_tokens"] > 0) * launches.decoding
     planning = engine.step_floor + engine.step_floor_per_sequence * sums["seqs"]
+    if engine.step_floor_per_state_group:
+        planning = planning + engine.step_floor_per_state_group * state_groups(model.blocks)
     if engine.async_scheduling:  # the next step is planned while this one runs
         beyond = maximum_of(launching + planning - kernels, 0.0)
     else:

@@ -159,7 +159,7 @@ def draft_plan(bound_plan: BoundPlan) -> BoundPlan:
 
 def _draft_engine(engine: Engine) -> Engine:
     """The engine of steps inside of a step: while drafting, the host does not go round again."""
-    return msgspec.structs.replace(engine, step_floor=0.0, step_floor_per_sequence=0.0)
+    return msgspec.structs.replace(engine, step_floor=0.0, step_floor_per_sequence=0.0, step_floor_per_state_group=0.0)
 
 
 def draft_reason(bound_plan: BoundPlan) -> str:

@@ -167,7 +167,7 @@ def _host(request: Request) -> list[Parameter]:
     def seconds(key: str, label: str, value: float | None, scaling: Scaling, used: bool) -> Parameter:
         return Parameter(key, label, "s", value, scaling, used, better=-1, of="engine")
 
-    floor = _engine_fields("step_floor", "step_floor_per_sequence")
+    floor = _engine_fields("step_floor", "step_floor_per_sequence", "step_floor_per_state_group")
     return [
         seconds("launch", "launching kernels", engine.host_launch, _launch, any(engine.launch.values())),
         seconds(

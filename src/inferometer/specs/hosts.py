@@ -24,6 +24,7 @@ DEFAULT_HOST = "server"
 _PYTHON_SECONDS = (
     "step_floor",
     "step_floor_per_sequence",
+    "step_floor_per_state_group",
     "request_overhead",
     "http_overhead",
     "token_overhead",

@@ -132,6 +132,7 @@ class Engine(Spec, frozen=True, kw_only=True):
     step_overhead: float = 0.0  # s of host time that no kernel hides, per step
     step_floor: float = 0.0  # s that the host needs for a step, hidden while the kernels take longer
     step_floor_per_sequence: float = 0.0  # s more for every sequence of the step
+    step_floor_per_state_group: float = 0.0  # s more for every group of recurrent layers: see `costs.host.state_groups`
     graph_sizes: GraphSizes = ()  # captured sizes of steps, which a step is padded to
     graph_tokens: int = 0  # the largest step that is captured as graphs; larger ones are launched kernel by kernel
     prefill_graph_sizes: GraphSizes | None = None  # the same of steps with prompts; None: as without
@@ -185,6 +186,7 @@ class HostedEngine(Spec, frozen=True, kw_only=True):
     step_overhead: float | None = None
     step_floor: float | None = None
     step_floor_per_sequence: float | None = None
+    step_floor_per_state_group: float | None = None
     request_overhead: float | None = None
     http_overhead: float | None = None
     token_overhead: float | None = None
