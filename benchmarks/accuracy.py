@@ -1,34 +1,40 @@
-"""Every figure of docs/accuracy.md in one command.
+"""Every figure of docs/accuracy.md, and its picture, in one command.
 
-    python benchmarks/accuracy.py            prints all tables
-    python benchmarks/accuracy.py --write    puts them into the page; `make data` then takes it over into the package
+    python benchmarks/accuracy.py                       prints all tables
+    python benchmarks/accuracy.py --write               puts them into the page; then `make data`
+    python benchmarks/accuracy.py --write --no-servers  no server is simulated: their tables and the picture stay
+    python benchmarks/accuracy.py --write --rows FILE   servers as `serving.py --every 1 --rows FILE` left them
+    python benchmarks/accuracy.py --write --summary     only what is read off the page's other tables
 
-Engine steps, memory and kernels of single GPUs, collectives, training, energy, and the simulator against measured
-servers. What needs measurements that are not at hand (INFEROMETER_SHARED, default ../shared) is left as it stands.
+Engine steps, memory and kernels of single GPUs, collectives, training, energy, the simulator against measured servers,
+and our errors beside other tools'. What needs measurements that are not at hand (INFEROMETER_SHARED, default ../shared)
+is left as it stands.
 """
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
+import argparse
 
+import accuracy_page
+import accuracy_picture
+import accuracy_summary
 import collectives
 import energy
 import engine_steps
+import hosts
 import kernel_accuracy
 import left_out_gpu
+import ranking
+import scoreboard
+import serving
 import training
-
-HERE = Path(__file__).parent
-PAGE = HERE.parent / "docs" / "accuracy.md"
-FULL = {"serving.py": ["--every", "1"], "ranking.py": ["--all"]}  # what makes them compare every run
 
 
 def sections() -> dict[str, str]:
-    """Tables by the name of their markers; the simulator's are written by its own script."""
+    """Tables that need no simulation, by the name of their markers."""
     tables = engine_steps.sections() | {
-        "left-out": left_out_gpu.markdown(list(left_out_gpu.comparisons()), "gpu", "phase")
+        "steps-kinds": accuracy_summary.steps_by_kind(),
+        "left-out": left_out_gpu.markdown(list(left_out_gpu.comparisons()), "gpu", "phase"),
     }
     if energy.FILE.exists():
         tables |= {"energy": energy.markdown()}
@@ -39,32 +45,54 @@ def sections() -> dict[str, str]:
     return tables
 
 
-def put(page: str, name: str, text: str) -> str:
-    """The page with a table between its markers."""
-    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
-    if begin not in page:
-        sys.exit(f"docs/accuracy.md has no place for {name}: add {begin} and {end}")
-    before, _, rest = page.partition(begin)
-    return f"{before}{begin}\n{text}\n{end}{rest.partition(end)[2]}"
+def server_sections(rows: list[serving.Row]) -> dict[str, str]:
+    """Tables of the simulator against servers: each is simulated once, for all of them."""
+    tables = {
+        f"serving-{name}": serving.section(name, [row for row in rows if row.case.set == name]) for name in serving.SETS
+    }
+    tables |= {"ranking": ranking.report(ranking.answers(ranking.runs(), 2, rows))}
+    return tables | scoreboard.sections(rows)
 
 
-def stands(page: str, name: str) -> str:
-    """What the page has between a table's markers."""
-    return page.partition(f"<!-- {name}:begin -->\n")[2].partition(f"\n<!-- {name}:end -->")[0]
+def summary(page: str) -> dict[str, str]:
+    """What is read off the page's other tables."""
+    return {
+        "summary-servers": accuracy_summary.servers(page),
+        "summary-others": accuracy_summary.others(page),
+        "published": scoreboard.published(page),
+    }
 
 
 def main() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    for name, text in sections().items():
+    """Print the tables, or put them into the page."""
+    parser = argparse.ArgumentParser(description="Every figure of docs/accuracy.md.")
+    parser.add_argument("--write", action="store_true", help="put the tables into the page, and draw the picture")
+    parser.add_argument("--no-servers", action="store_true", help="simulate no server: their tables stay as they are")
+    parser.add_argument(
+        "--rows", action="append", default=[], help="servers' figures from what `serving.py --every 1 --rows` wrote"
+    )
+    parser.add_argument("--summary", action="store_true", help="only the page's summary, from its other tables")
+    given = parser.parse_args()
+    page = accuracy_page.PAGE.read_text(encoding="utf-8")
+    tables = {} if given.summary else sections()
+    rows: list[serving.Row] = []
+    if serving.MEASURED.is_dir() and not (given.no_servers or given.summary):
+        rows = (
+            serving.saved(*given.rows) if given.rows else serving.answers(serving.chosen_cases(list(serving.SETS), 1))
+        )
+        tables |= server_sections(rows)
+        if not given.rows:
+            tables |= {"scoreboard-left-out": scoreboard.left_out(), "hosts": hosts.report()}
+    for name, text in tables.items():
+        page = accuracy_page.put(page, name, text)
+    for name, text in summary(page).items():
+        tables[name], page = text, accuracy_page.put(page, name, text)
+    for name, text in tables.items():
         print(f"## {name}\n{text}\n")
-        page = put(page, name, text)
-    write = "--write" in sys.argv
-    if write:
-        PAGE.write_text(page, encoding="utf-8")
-    if engine_steps.SHARED.is_dir():
-        for script in FULL:
-            subprocess.run([sys.executable, HERE / script, *(["--write"] if write else FULL[script])], check=True)
-    if write:
+    if given.write:
+        accuracy_page.PAGE.write_text(page, encoding="utf-8")
+        if rows:
+            accuracy_picture.draw(rows)
         print("docs/accuracy.md is written; `make data` takes it over into the package")
 
 

@@ -16,6 +16,7 @@ from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor
 from typing import NamedTuple
 
+import accuracy_page
 import serving
 
 from inferometer.specs.hosts import host
@@ -100,6 +101,12 @@ def _middle(offs: list[float]) -> str:
     return f"{statistics.median(map(abs, offs)):.1%} | {statistics.fmean(offs):+.1%}" if offs else "– | –"
 
 
+def report() -> str:
+    """The table of docs/accuracy.md; every row is simulated under all factors."""
+    with ProcessPoolExecutor(2) as pool:
+        return "\n".join(table(list(pool.map(rated, chosen_rows(), chunksize=4))))
+
+
 def main() -> None:
     """Print the table; with ``--write`` put it into docs/accuracy.md."""
     parser = argparse.ArgumentParser(description="What hosts do to the first token.")
@@ -108,15 +115,10 @@ def main() -> None:
     if not serving.MEASURED.is_dir():
         print(f"No server is compared: {serving.MEASURED} is not there; INFEROMETER_SHARED names another folder")
         return
-    with ProcessPoolExecutor(2) as pool:
-        rows = list(pool.map(rated, chosen_rows(), chunksize=4))
-    text = "\n".join(table(rows))
+    text = report()
     print(text)
     if given.write:
-        page = serving.PAGE.read_text(encoding="utf-8")
-        before, _, rest = page.partition("<!-- hosts:begin -->")
-        after = rest.partition("<!-- hosts:end -->")[2]
-        serving.PAGE.write_text(f"{before}<!-- hosts:begin -->\n{text}\n<!-- hosts:end -->{after}", encoding="utf-8")
+        accuracy_page.write(hosts=text)
 
 
 if __name__ == "__main__":

@@ -16,9 +16,9 @@ from __future__ import annotations
 import argparse
 from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
+import accuracy_page
 import numpy as np
 from msgspec.structs import replace
 
@@ -31,7 +31,6 @@ from inferometer.network import families
 from inferometer.specs import catalog
 from inferometer.specs.structs import Hardware, Plan
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "accuracy.md"
 GPUS = ("a100-sxm-80gb", "h100-sxm", "h200", "b200", "l40s", "rtx4090")
 PLANS: dict[str, dict[str, Any]] = {
     "llama-3.1-8b": {},
@@ -178,10 +177,7 @@ def main() -> None:
     rows = list(comparisons())
     print(markdown(rows, "gpu", *(["plan"] if given.models else []), "phase", *(["kind"] if given.kinds else [])))
     if given.write:
-        from accuracy import put
-
-        page = put(PAGE.read_text(encoding="utf-8"), "left-out", markdown(rows, "gpu", "phase"))
-        PAGE.write_text(page, encoding="utf-8")
+        accuracy_page.write(left_out=markdown(rows, "gpu", "phase"))
 
 
 if __name__ == "__main__":

@@ -20,13 +20,13 @@ import csv
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+import accuracy_page
 import serving
+from scoreboard import gpus, throughput
 
-BEGIN, END = "<!-- ranking:begin -->", "<!-- ranking:end -->"
 HEAD = "| engine, GPU | groups | plans | Spearman | best picked | mean regret | nine in ten below | a plan at random |"
 
 
@@ -36,7 +36,6 @@ class Run(NamedTuple):
     group: tuple[Any, ...]
     when: tuple[str, str]  # the engine's version and the day, where they are known
     layout: tuple[Any, ...]  # tp, pp, dp, ep
-    gpus: int
     case: serving.Case
 
 
@@ -61,33 +60,27 @@ def runs() -> list[Run]:
     for case in serving.silicon():
         row, options = rows[case.name], case.options
         tp, pp, dp = (int(options[f"{axis}_parallel_size"]) for axis in ("tensor", "pipeline", "data"))
-        gpus = tp * pp * dp
-        load = int(float(row["silicon_concurrency"])) / gpus
+        load = int(float(row["silicon_concurrency"])) / gpus(options)
         group = (row["backend"], case.gpu, case.model, row["quantization"], row["source_kind"], row["isl"], row["osl"])
         drafts = "speculative_config" in options
         when = (row["backend_version"], row["measured_date"])
-        measured.append(Run((*group, load, drafts), when, (tp, pp, dp, options["enable_expert_parallel"]), gpus, case))
+        measured.append(Run((*group, load, drafts), when, (tp, pp, dp, options["enable_expert_parallel"]), case))
     return measured
 
 
-def answers(every: list[Run], processes: int) -> Answers:
-    """What the simulator predicts for the runs that have another layout to be compared with, whatever the day."""
+def answers(every: list[Run], processes: int, known: Iterable[serving.Row] = ()) -> Answers:
+    """What the simulator predicts for the runs that have another layout to be compared with, whatever the day.
+
+    Runs whose rows are ``known`` are not simulated again.
+    """
     layouts: dict[tuple[Any, ...], set[tuple[Any, ...]]] = defaultdict(set)
     for run in every:
         layouts[run.group].add(run.layout)
     wanted = [run for run in every if len(layouts[run.group]) > 1]
-    with ProcessPoolExecutor(processes) as pool:
-        results = list(pool.map(serving.run, [run.case for run in wanted], chunksize=4))
-    return [(run, one.predicted) for run, one in zip(wanted, results, strict=True)]
-
-
-def throughput(run: Run, latencies: dict[str, float]) -> float:
-    """Output tokens/s per GPU of a closed loop; 0 where a latency is missing."""
-    if "ttft" not in latencies or "tpot" not in latencies:
-        return 0.0
-    _, _, made, least, many = run.case.build
-    tokens = made * (1 + least) / 2
-    return many * tokens / (latencies["ttft"] + (tokens - 1) * latencies["tpot"]) * 1e3 / run.gpus
+    rows = {row.case.name: row for row in known if row.case.set == "silicon"}
+    missing = [run.case for run in wanted if run.case.name not in rows]
+    rows |= {row.case.name: row for row in serving.answers(missing, processes)}
+    return [(run, rows[run.case.name].predicted) for run in wanted]
 
 
 def groups(predicted: Answers, strict: bool = True) -> Groups:
@@ -97,7 +90,10 @@ def groups(predicted: Answers, strict: bool = True) -> Groups:
     """
     seen: dict[tuple[Any, ...], dict[tuple[Any, ...], list[tuple[float, ...]]]] = defaultdict(dict)
     for run, ours in predicted:
-        figures = tuple(throughput(run, complete) for complete in (run.case.measured, ours, run.case.peer))
+        figures = tuple(
+            throughput(run.case, answer) if {"ttft", "tpot"} <= answer.keys() else 0.0
+            for answer in (run.case.measured, ours, run.case.peer)
+        )
         key = (*run.group, *run.when) if strict else run.group
         seen[key].setdefault(run.layout, []).append(figures)
     complete = {}
@@ -206,14 +202,6 @@ def write_groups(path: str, complete: Groups) -> None:
                 writer.writerow([*group, *plan.layout, *(f"{x:.2f}" for x in plan[1:]), f"{lost:.4f}"])
 
 
-def put(page: str, text: str) -> str:
-    """The page with the table between its markers."""
-    before, mark, rest = page.partition(BEGIN)
-    if not mark:
-        sys.exit(f"docs/accuracy.md has no place for the ranking: add {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}"
-
-
 def main() -> None:
     """Rank the layouts of every tenth group, or of all."""
     parser = argparse.ArgumentParser(description="Layouts ranked by us and by what was measured.")
@@ -240,7 +228,7 @@ def main() -> None:
     if given.groups:
         write_groups(given.groups, groups(predicted))
     if given.write:
-        serving.PAGE.write_text(put(serving.PAGE.read_text(encoding="utf-8"), text), encoding="utf-8")
+        accuracy_page.write(ranking=text)
 
 
 if __name__ == "__main__":

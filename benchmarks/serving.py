@@ -25,9 +25,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from accuracy_page import PAGE, put
 from disaggregated import started
 from recipes import checkpoint, engine, one_length, recipe
-from serving_tables import LABELS, table, write_rows
+from serving_tables import LABELS, read_rows, table, write_rows
 
 from inferometer.base.errors import InferometerError
 from inferometer.serving.metrics import metrics
@@ -39,7 +40,6 @@ from inferometer.validation.validate import compare
 ROOT = Path(__file__).resolve().parent.parent
 SHARED = Path(os.environ.get("INFEROMETER_SHARED", ROOT.parent / "shared"))
 MEASURED = SHARED / "measured"
-PAGE = ROOT / "docs" / "accuracy.md"
 # The runs' profiles have other numbers of prompts under keys that inference-perf did not know then and passed over:
 # it went round its default of 10 system prompts with 10 questions each. The configuration it wrote beside run
 # 20260217-155451 says so (github.com/inference-sim/training), and so does that run's mean prompt of 591.63 tokens.
@@ -355,20 +355,39 @@ LARGE = ("silicon", "disaggregated")  # sets of which ``--every`` takes a part
 
 def section(name: str, rows: list[Row]) -> str:
     """What stands between the page's markers."""
-    return (
-        f"<!-- serving-{name}:begin -->\n"
-        + "\n".join(table(name, SETS[name].__doc__ or "", rows))
-        + f"<!-- serving-{name}:end -->"
-    )
+    return "\n".join(table(name, SETS[name].__doc__ or "", rows)).rstrip("\n")
 
 
-def put(page: str, name: str, text: str) -> str:
-    """The page with a set's section in its place; a page without one gets it at its end."""
-    begin, end = f"<!-- serving-{name}:begin -->", f"<!-- serving-{name}:end -->"
-    if begin not in page:
-        return f"{page.rstrip()}\n\n{text}\n"
-    before, _, rest = page.partition(begin)
-    return before + text + rest.partition(end)[2]
+def answers(cases: list[Case], processes: int = 2) -> list[Row]:
+    """All cases simulated, in as many processes; runs that two lists have are simulated once."""
+    alike: dict[str, list[Case]] = defaultdict(list)
+    for case in cases:
+        alike[repr((case.model, case.gpu, case.options, case.build))].append(case)
+    each = [same[0] for same in alike.values()]
+    if processes > 1 and len(each) > 1:
+        with ProcessPoolExecutor(processes) as pool:
+            rows = list(pool.map(run, each, chunksize=2))
+    else:
+        rows = [run(case) for case in each]
+    return [row._replace(case=case) for row, same in zip(rows, alike.values(), strict=True) for case in same]
+
+
+def chosen_cases(names: list[str], every: int) -> list[Case]:
+    """The cases of some sets; of the two large ones every so many."""
+    return [
+        case for name in names for number, case in enumerate(SETS[name]()) if name not in LARGE or number % every == 0
+    ]
+
+
+def saved(*paths: str | Path) -> list[Row]:
+    """What ``--rows`` wrote into some files, without simulating anything again."""
+    cases = {(case.set, case.name): case for case in chosen_cases(list(SETS), 1)}
+    return [
+        Row(cases[key], predicted, each, reason, seconds)
+        for path in paths
+        for key, predicted, each, reason, seconds in read_rows(path)
+        if key in cases
+    ]
 
 
 def main() -> None:
@@ -387,25 +406,13 @@ def main() -> None:
         return
     every = given.every or (1 if given.write else 10)
     names = given.set or list(SETS)
-    cases = [
-        case for name in names for number, case in enumerate(SETS[name]()) if name not in LARGE or number % every == 0
-    ]
     start = time.perf_counter()
-    alike: dict[str, list[Case]] = defaultdict(list)  # runs that two lists have are simulated once
-    for case in cases:
-        alike[repr((case.model, case.gpu, case.options, case.build))].append(case)
-    each = [same[0] for same in alike.values()]
-    if given.processes > 1 and len(each) > 1:
-        with ProcessPoolExecutor(given.processes) as pool:
-            answers = list(pool.map(run, each, chunksize=2))
-    else:
-        answers = [run(case) for case in each]
-    rows = [row._replace(case=case) for row, same in zip(answers, alike.values(), strict=True) for case in same]
+    rows = answers(chosen_cases(names, every), given.processes)
     page = PAGE.read_text(encoding="utf-8")
     for name in names:
         text = section(name, [row for row in rows if row.case.set == name])
         print(text)
-        page = put(page, name, text)
+        page = put(page, f"serving-{name}", text)
     print(f"{len(rows)} runs in {time.perf_counter() - start:.1f} s", file=sys.stderr)
     if given.rows:
         write_rows(given.rows, rows)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import csv
 import statistics
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -28,14 +29,12 @@ def table(name: str, about: str, rows: list[Row]) -> list[str]:
     lines += _by_run(rows, shown) if len(rows) <= MANY else _by_engine(rows, shown)
     if name == "disaggregated":
         lines += _answered_by_part(answered, shown)
-    sums = [f"{LABELS[m]} {_summary(answered, m)}" for m in shown]
+    sums = [f"{LABELS[m]} {error_sums(answered, m)}" for m in shown]
     lines += ["", f"{len(answered)} of {len(rows)} runs answered. " + "; ".join(sums) + "."]
     single = [m for m in LABELS if any(m in row.per_request for row in answered)]
     if single:
         per = [f"{LABELS[m]} {statistics.fmean(row.per_request[m] for row in answered):.1%}" for m in single]
         lines.append(f"Mean absolute error request by request: {', '.join(per)}.")
-    if any(row.case.peer for row in rows):
-        lines.append(_peers(rows))
     return [*lines, ""]
 
 
@@ -105,7 +104,8 @@ def _middle(rows: list[Row], metric: str) -> str:
     return f"{statistics.median(map(abs, offs)):.1%} | {statistics.median(offs):+.1%}" if offs else "– | –"
 
 
-def _summary(rows: list[Row], metric: str) -> str:
+def error_sums(rows: list[Row], metric: str) -> str:
+    """Mean, median and worst error of a latency, and the bias."""
     offs = _offs(rows, metric)
     if not offs:
         return "–"
@@ -116,26 +116,19 @@ def _summary(rows: list[Row], metric: str) -> str:
     )
 
 
-def _peers(rows: list[Row]) -> str:
-    """Medians on the rows that the other tool answers, too."""
-    sentences = []
-    both = [row for row in rows if row.case.peer and row.predicted]
-    for metric in ("ttft", "tpot"):
-        rated = [row for row in both if metric in row.case.peer]
-        if rated:
-            theirs = statistics.median(abs(r.case.peer[metric] / r.case.measured[metric] - 1) for r in rated)
-            ours = statistics.median(abs(off) for off in _offs(rated, metric))
-            sentences.append(f"{LABELS[metric]} {ours:.1%} (AIConfigurator {theirs:.1%})")
-    return f"Medians on the {len(both)} rows that AIConfigurator answers, too: {', '.join(sentences)}."
-
-
 def write_rows(path: str, rows: list[Row]) -> None:
     """All figures, one line per case, for a closer look."""
     keys = sorted({key for row in rows for key in row.case.options})
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         pairs = [f"{word}_{m}_ms" for m in LABELS for word in ("measured", "predicted")]
-        ends = [*(f"{m}_error" for m in LABELS), "peer_ttft_ms", "peer_tpot_ms", "reason", "seconds"]
+        ends = [
+            *(f"{m}_{word}" for word in ("error", "each") for m in LABELS),
+            "peer_ttft_ms",
+            "peer_tpot_ms",
+            "reason",
+            "seconds",
+        ]
         writer.writerow(["set", "name", "model", "gpu", *keys, "input_len", "output_len", "concurrency", *pairs, *ends])
         for row in rows:
             case = row.case
@@ -152,9 +145,23 @@ def write_rows(path: str, rows: list[Row]) -> None:
                     *sizes,
                     *values,
                     *(row.error(m) for m in LABELS),
+                    *(row.per_request.get(m) for m in LABELS),
                     case.peer.get("ttft"),
                     case.peer.get("tpot"),
                     row.reason,
                     round(row.seconds, 3),
                 ]
             )
+
+
+def read_rows(
+    path: str | Path,
+) -> Iterator[tuple[tuple[str, str], dict[str, float], dict[str, float], str, float]]:
+    """What `write_rows` wrote: set and name, predicted ms, errors request by request, reason, seconds it took."""
+    with open(path, newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            predicted, each = (
+                {m: float(row[column]) for m in LABELS if row.get(column := pattern.format(m))}
+                for pattern in ("predicted_{}_ms", "{}_each")
+            )
+            yield (row["set"], row["name"]), predicted, each, row["reason"], float(row["seconds"])

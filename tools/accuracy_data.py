@@ -18,8 +18,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "benchmarks"))  # the steps are compared there
 
 import engine_steps  # noqa: E402
+from accuracy_page import PAGE, tables  # noqa: E402
 
-PAGE = ROOT / "docs" / "accuracy.md"
 DATA = ROOT / "src" / "inferometer" / "data" / "accuracy.json"
 KINDS = {
     "decode": "decode step",
@@ -27,30 +27,6 @@ KINDS = {
     "short": "TTFT, up to 512",
     "many": "TTFT, several steps",
 }
-
-
-def tables(page: str) -> list[dict[str, Any]]:
-    """Every table between markers: its name, the section it stands in, the text above it, columns and rows."""
-    entries = []
-    for place in re.finditer(r"<!-- ([\w-]+):begin -->\n(.*?)<!-- \1:end -->", page, re.S):
-        section = re.findall(r"^## (.*)$", page[: place.start()], re.M)[-1]
-        for number, table in enumerate(re.finditer(r"((?:^(?!\|).*\n)*)((?:^\|.*\n)+)", place[2], re.M)):
-            lines = [_cells(line) for line in table[2].splitlines()]
-            about = " ".join(table[1].replace("**", "").split())
-            entries.append(
-                {
-                    "name": place[1] if not number else f"{place[1]}-{number + 1}",
-                    "section": section,
-                    "about": about,
-                    "columns": lines[0],
-                    "rows": lines[2:],
-                }
-            )
-    return entries
-
-
-def _cells(line: str) -> list[str]:
-    return [cell.strip() for cell in line.strip().strip("|").split("|")]
 
 
 def pairs(table: dict[str, Any]) -> list[dict[str, Any]]:

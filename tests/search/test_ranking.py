@@ -52,4 +52,4 @@ def test_the_page_is_what_the_code_gives(ranking: ModuleType) -> None:
         pytest.skip("the ranking takes minutes; INFEROMETER_SLOW_TESTS=1 runs it")
     page = ranking.serving.PAGE.read_text(encoding="utf-8")
     text = ranking.report(ranking.answers(ranking.runs(), 2))
-    assert ranking.put(page, text) == page, "python benchmarks/ranking.py --write"
+    assert ranking.accuracy_page.stands(page, "ranking") == text, "python benchmarks/ranking.py --write"

@@ -20,24 +20,24 @@ def benchmarks() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def page(benchmarks: ModuleType) -> str:
-    return str(benchmarks.PAGE.read_text(encoding="utf-8"))
+    return str(benchmarks.accuracy_page.PAGE.read_text(encoding="utf-8"))
 
 
 @pytest.mark.slow
 def test_steps_and_memory(benchmarks: ModuleType, page: str) -> None:
     sections = benchmarks.engine_steps.sections()
     for name, text in sections.items():
-        assert benchmarks.stands(page, name) == text, f"{name}: python benchmarks/accuracy.py --write"
+        assert benchmarks.accuracy_page.stands(page, name) == text, f"{name}: python benchmarks/accuracy.py --write"
     if "steps-shared" not in sections:
         pytest.skip("the shared measurements are not at hand: only our own rows were compared")
 
 
 @pytest.mark.slow
 def test_kernels(benchmarks: ModuleType, page: str) -> None:
-    assert benchmarks.stands(page, "kernels-own") == benchmarks.kernel_accuracy.own_table()
+    assert benchmarks.accuracy_page.stands(page, "kernels-own") == benchmarks.kernel_accuracy.own_table()
     if benchmarks.collectives.tables() is None:
         pytest.skip("the public kernel tables are not at hand")
-    assert benchmarks.stands(page, "kernels") == benchmarks.kernel_accuracy.tables()
+    assert benchmarks.accuracy_page.stands(page, "kernels") == benchmarks.kernel_accuracy.tables()
 
 
 def test_decode_is_close(benchmarks: ModuleType) -> None:

@@ -41,14 +41,21 @@ def test_sensitivity_follows_what_the_verb_says(opened: Opened) -> None:
 
 def test_accuracy_is_a_screen(opened: Opened) -> None:
     page = opened("?tab=accuracy&gpu=h200")
-    page.wait_for_selector("#chart-accuracy-ttft .point")
-    assert "median error" in page.inner_text("#chart-accuracy-ttft .note")
-    errors = opened.server.get("/api/accuracy").json["prediction_errors"]
+    page.wait_for_selector("#chart-scoreboard-tpot .point")
+    shipped = opened.server.get("/api/accuracy").json
+    board = next(table for table in shipped["tables"] if table["name"] == "scoreboard-parts")
+    part = next(row for row in board["rows"] if row[0] == "aggregated, engine vllm")
+    drawn = "document.querySelector('#chart-scoreboard-tpot .plot').data.slice(1).map(t => t.x.at(-1))"
+    assert page.evaluate(drawn) == [float(part[at].split("%")[0]) for at in (4, 5)], "ours, and AIConfigurator's"
+    errors = shipped["prediction_errors"]
     own = errors["engines"]["vllm"]["h200"]
     first, plan = (line.inner_text() for line in page.query_selector_all(".view-accuracy .sentences:first-child p"))
     assert f"TPOT is off by {errors['all']['tpot']:.1%}, TTFT by {errors['all']['ttft']:.1%}" in first
     assert f"vLLM on h200, as in this plan: TPOT is off by {own['tpot']:.1%}" in plan
     assert page.inner_text(".errors td.here").split()[0] == f"{own['tpot']:.1%}"
+    page.click("text=Serving")
+    page.wait_for_selector("#chart-accuracy-ttft .point")
+    assert "median error" in page.inner_text("#chart-accuracy-ttft .note")
     page.click("text=Engine steps on one H200")
     page.wait_for_selector("#chart-accuracy-decode-step .point")
     captions = page.inner_text(".view-accuracy > div:last-child")

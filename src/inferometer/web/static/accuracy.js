@@ -5,6 +5,7 @@ import { table } from "./form.js";
 import { h, show } from "./dom.js";
 import { errorSummary } from "./errors.js";
 import { capital, digits, percent, spaced } from "./format.js";
+import { versus } from "./scoreboard.js";
 import { setView, state } from "./state.js";
 import { palette } from "./theme.js";
 
@@ -21,9 +22,17 @@ const SIGNS = [
   "triangle-down",
 ];
 const MARKS = ["●", "■", "◆", "✚", "▲", "✖", "★", "⬟", "⬢", "▼"]; // the same as letters, for the legend
-const FIRST = ["Serving", "Ranking of layouts"]; // what a deployment is chosen by
+const FIRST = ["Scoreboard", "Summary", "Serving", "Ranking of layouts"]; // what a deployment is chosen by
+const LONG = 60; // characters of a cell from which on a table's text is wrapped
 const FEWEST = 5; // points of a chart; the tables have all of them
 const TITLES = {
+  scoreboard: "inferometer and AIConfigurator on the very same measured servers",
+  "scoreboard-left-out": "The same, with the host's times chosen without that model: one server in eight",
+  "scoreboard-parts": "By model, GPU and engine: median / mean error",
+  published: "What other tools publish, on servers of their own",
+  "steps-kinds": "Engine steps on one H200: mean / median error, bias (steps), by how they were judged",
+  "summary-servers": "Servers: mean / median error over the runs, bias",
+  "summary-others": "Everything else",
   "steps-shared": "Steps that the engine's figures were chosen with: mean error, bias, steps",
   "steps-left-out": "The same, with figures chosen without that model",
   "steps-own": "Our own measurements, which chose no kernel's figures",
@@ -173,6 +182,17 @@ export const accuracyView = {
       );
     }
 
+    function beside(parts, metric) {
+      const name = `scoreboard-${metric.toLowerCase()}`;
+      if (!charts.has(name))
+        charts.set(
+          name,
+          chart(place, { name, title: `${metric}, same servers`, command: () => "python benchmarks/accuracy.py" }),
+        );
+      const { traces, layout, rows, captions } = versus(parts, metric);
+      charts.get(name).draw(traces, layout, rows, captions);
+    }
+
     function drawErrors() {
       show(errors, errorSummary(data.prediction_errors));
     }
@@ -233,17 +253,18 @@ export const accuracyView = {
         ),
       );
       for (const group of groups) against(group, models, colors);
+      const parts = data.tables.find((t) => t.name === "scoreboard-parts");
+      if (parts?.section === now) ["TTFT", "TPOT"].forEach((metric) => beside(parts, metric));
       show(
         below,
         data.tables
           .filter((t) => t.section === now)
-          .map((t) =>
-            table(
-              titleOf(t),
-              t.columns,
-              t.rows.map((row) => ({ cells: row.map((cell) => cell.replaceAll("**", "")) })),
-            ),
-          ),
+          .map((t) => {
+            const cells = t.rows.map((row) => ({ cells: row.map((cell) => cell.replaceAll("**", "")) }));
+            const element = table(titleOf(t), t.columns, cells);
+            element.classList.toggle("prose", t.rows.some((row) => row.some((cell) => cell.length > LONG)));
+            return element;
+          }),
       );
     }
     return {
