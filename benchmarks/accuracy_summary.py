@@ -46,7 +46,7 @@ Table = dict[str, Any]
 def network_kind(model: str) -> str:
     """``network_kind("mixtral-8x7b-v0.1")  # "mixture"``"""
     kinds = {op.kind for block in families.build(catalog.model(model).config).blocks for op in block.ops}
-    return "hybrid" if "scan" in kinds else "mixture" if "moe" in kinds else "dense"
+    return "hybrid" if kinds & {"scan", "state_update"} else "mixture" if "moe" in kinds else "dense"
 
 
 def step_errors() -> Iterator[tuple[str, str, dict[str, np.ndarray]]]:
