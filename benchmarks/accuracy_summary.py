@@ -129,7 +129,7 @@ def _figures(line: dict[str, Any], table: Table) -> Iterator[tuple[str, int, str
         return
     weights = [int(row[heads.index(line["rows"])].replace(",", "")) for row in rows]
     if "cells" in line:
-        yield what, sum(weights), ", ".join(f"{head} {rows[0][heads.index(head)]}" for head in line["cells"])
+        yield what, sum(weights), "; ".join(f"{head} {rows[0][heads.index(head)]}" for head in line["cells"])
         return
     first = heads.index(line["medians"][0])
     cells = []
