@@ -2,6 +2,8 @@
 
     python tools/fit_kernels.py            all devices, about five minutes
     python tools/fit_kernels.py h200       one
+    python tools/fit_kernels.py own        our own rows alone, a minute: after a file was added to benchmarks/data
+    python tools/fit_kernels.py own moe    of these, some kinds; the others stay as they are
 
     profiles/rtx4090/measured.json    from benchmarks/data/rtx4090_kernels.csv
     profiles/b200/measured.json       from benchmarks/data/gb200_router_fp32.csv
@@ -35,8 +37,11 @@ AXES: dict[str, list[list[float]]] = {
     "decode_attention": [[*range(15)], [*range(1, 18)], [0, 1, 2, 3, 4, 5, 6, 7]],
     "prefill_attention": [[*range(4, 24)], [*range(4, 15)], [0, 2, 4, 6]],
     "moe": [[*range(-7, 14)], [16, 18, 20, 21, 22, 23, 24, 26], [0, 2, 4, 6, 8, 9], [0, 1, 3, 4.5]],
+    "chunk_scan": [[*range(10, 23)], [0, 3, 6], [6, 6.5], [7, 8], [7, 8]],
+    "state_update": [[*range(5, 18)], [6, 6.5], [7, 8]],
+    "sampler": [[*range(11)], [14, 15, 16, 17, 18, 19]],
 }
-SMOOTH = {"linear": 0.02, "decode_attention": 0.01, "prefill_attention": 0.01, "moe": 0.01}
+SMOOTH = dict.fromkeys(AXES, 0.01) | {"linear": 0.02}
 
 
 def coords(rows: TableRows) -> np.ndarray:
@@ -158,30 +163,43 @@ def tilted(where: np.ndarray, off: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.vstack([level, slopes]), off - level - where @ slopes
 
 
-def own() -> None:
-    """The rows that were measured for this project: curves by exact shape, and surfaces for all others."""
-    device = catalog.hardware("h200")
+def own(kinds: list[str] | None = None) -> None:
+    """The rows that were measured for this project: curves by exact shape, and surfaces for all others.
+
+    Of some kinds, the file keeps what it has of the others.
+    """
+    path, device = DATA / "profiles" / "h200" / "measured.json", catalog.hardware("h200")
+    kinds = kinds or list(AXES)
     kept = ROOT / "benchmarks" / "data"
     rows = [row for path in sorted(kept.glob("h200_kernels*.csv")) for row in read_rows(path)]
-    profile = profile_of(rows, device, "benchmarks/data/h200_kernels*.csv: vLLM 0.25.1 and torch 2.11 on two H200")
+    profile = profile_of(rows, device, "benchmarks/data/h200_kernels*.csv: vLLM 0.25.1 and torch 2.11 on some H200")
     fitted: dict[str, dict[str, Surface]] = {}
     for part in own_rows():
+        if part.kind not in kinds:
+            continue
         fitted.setdefault(part.kind, {})[part.table_key] = surface(part)
         print("h200 own", part.kind, part.table_key, len(part.seconds), flush=True)
     measured: dict[str, dict[str, MeasuredCurves]] = {}
     for kind, curves_by_key in profile.measured.items():
+        if kind not in kinds:
+            continue
         for table_key, timed in curves_by_key.items():
-            smooth = fitted.get(kind, {}).get(table_key)  # recurrent layers have curves alone
-            curves = steadied(kind, timed, smooth) if smooth else timed
+            smooth = fitted.get(kind, {}).get(table_key)
+            curves = steadied(kind, timed, smooth) if smooth is not None else timed
             measured.setdefault(kind, {})[table_key] = risen(kind, table_key, curves, device)
     tables = msgspec.json.decode((DATA / "profiles" / "h200" / "vllm.json").read_bytes(), type=KernelProfile)
-    for kind in ("linear", "moe"):
+    for kind in {"linear", "moe"} & measured.keys():
         for table_key, curves in measured[kind].items():
             if table_key not in fitted[kind]:
                 able = [one for one in (tables.fitted[kind].get(table_key), fitted[kind]["bf16"]) if one is not None]
                 fitted[kind][table_key] = placed(kind, table_key, curves, able, device)
-    profile = msgspec.structs.replace(profile, fitted=fitted, measured=measured)
-    (DATA / "profiles" / "h200" / "measured.json").write_bytes(msgspec.json.encode(profile) + b"\n")
+    before = msgspec.json.decode(path.read_bytes(), type=KernelProfile)
+    stay = [
+        {kind: tables for kind, tables in kept.items() if kind not in kinds}
+        for kept in (before.fitted, before.measured)
+    ]
+    profile = msgspec.structs.replace(profile, fitted=stay[0] | fitted, measured=stay[1] | measured)
+    path.write_bytes(msgspec.json.encode(profile) + b"\n")
 
 
 def published() -> None:
@@ -225,6 +243,9 @@ def on_cuda_cores() -> None:
 
 def main() -> None:
     wanted = sys.argv[1:] or list(TABLES)
+    if wanted[0] == "own":
+        own(wanted[1:])
+        return
     unknown = [name for name in wanted if name not in TABLES]
     if unknown:
         sys.exit(f"there is no kernel table of {' or '.join(unknown)}; there are tables of {', '.join(TABLES)}")

@@ -233,14 +233,19 @@ def everything(device: str, engine: str) -> Iterator[TableRows]:
             )
 
 
+SPARSE = ("chunk_scan", "state_update", "sampler")  # kinds of few rows, none of which is kept apart
+
+
 def own_rows() -> Iterator[TableRows]:
-    """Our own rows of one H200, table by table."""
+    """Our own rows of one H200, table by table; of kinds with few rows those of all H200s."""
     device = catalog.hardware("h200")
     groups: dict[tuple[str, str], list[tuple[dict[str, Any], float]]] = defaultdict(list)
-    for row in read_rows(ROOT / "benchmarks" / "data" / "h200_kernels.csv"):
+    first, *others = sorted((ROOT / "benchmarks" / "data").glob("h200_kernels*.csv"))
+    rows = [*read_rows(first), *(row for path in others for row in read_rows(path) if row.kind in SPARSE)]
+    for row in rows:
         terms = row_terms(row.kind, row.dtype, row.sizes, device)
-        if terms is not None:
-            groups[row.kind, row.dtype if row.kind in ("linear", "moe") else terms.table_key].append(
+        if terms is not None and "method" not in row.sizes:
+            groups[row.kind, row.dtype if not row.kind.endswith("_attention") else terms.table_key].append(
                 (row.sizes, row.seconds)
             )
     for (kind, number), rows in groups.items():
@@ -253,4 +258,5 @@ def own_rows() -> Iterator[TableRows]:
             if isinstance(sizes.get(key), np.ndarray)
         ]
         number = "bf16" if kind.endswith("_attention") else number
-        yield _rows("h200", "own", kind, number, sizes, np.array([took for _, took in rows]) * 1e3, held_out(*fixed))
+        apart = np.zeros(len(rows), bool) if kind in SPARSE else held_out(*fixed)
+        yield _rows("h200", "own", kind, number, sizes, np.array([took for _, took in rows]) * 1e3, apart)

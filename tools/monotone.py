@@ -25,6 +25,7 @@ RISING = {  # axes along which work grows while all else stays: the others trade
     "moe": (0, 1),  # tokens of an expert, its weights
     "state_update": (0,),  # sequences times heads
     "chunk_scan": (0,),  # tokens times heads
+    "sampler": (0, 1),  # rows, vocabulary
 }
 TOLERANCE = 0.015  # octaves, 1%: values are kept to a hundredth of an octave, and a cell between nodes bends a little
 PARTS = 2  # pieces of an interval between two nodes in which the slope of the base is taken
@@ -44,6 +45,8 @@ def base_at(kind: str, table_key: str, device: Hardware, coords: Sequence[Array]
     sizes: dict[str, Any]
     if kind == "linear":
         sizes = dict(zip("mnk", size, strict=True))
+    elif kind == "sampler":
+        sizes = dict(zip("mn", size, strict=True))
     elif kind == "moe":
         hidden = np.sqrt(2 * size[1])
         top_k = np.minimum(size[3], size[2])

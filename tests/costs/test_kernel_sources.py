@@ -17,7 +17,7 @@ from inferometer.base.symbols import names as s
 from inferometer.costs import host as overhead
 from inferometer.costs.binding import BoundPlan, bind, step_rows, step_seconds
 from inferometer.costs.kernels.kernel_rows import row_terms
-from inferometer.costs.kernels.lookup import shape_codes
+from inferometer.costs.kernels.lookup import Formats, lookup_key, octaves_lighter, shape_codes
 from inferometer.costs.kernels.measured import profile_of, read_rows
 from inferometer.costs.kernels.registry import installed, left_out, read_profile
 from inferometer.costs.kernels.surfaces import SHAPES, Surface, head_table_key
@@ -204,6 +204,28 @@ def test_your_rows_of_mamba_layers_serve_their_states_format(tmp_path: Path) -> 
     two = build_request("nemotron-nano-9b-v2", "h200", profile=str(path), tensor_parallel_size=2).bind()
     row = next(row for row in step_rows(two, decoding(64, 500)) if row.op.kind == "state_update")
     assert row.seconds == pytest.approx(128e-6, rel=0.03), "half of the heads, twice the sequences"
+
+
+def test_tables_of_states_are_of_their_own_width() -> None:
+    """A plan's weights in bf16 do not make a table of fp32 states one of wider calls."""
+    ops = [op for block in build_request("nemotron-nano-9b-v2", "h200").bind().model.blocks for op in block.ops]
+    for kind, table, octaves in (("state_update", "fp32", 0.0), ("chunk_scan", "bf16", -1.0), ("sampler", "bf16", 0.0)):
+        op = next(op for op in ops if op.kind == kind)
+        assert octaves_lighter(op, Formats({}, state="fp32"), table) == octaves
+        assert lookup_key(op, {}, {table: None}, Formats({}, state="fp32")) == (table, octaves == 0.0)
+
+
+def test_your_rows_of_the_sampler_are_read_off(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    rows = [
+        f"sampler,bf16,m={m} n=128256{more},{m * us}e-6,x"
+        for m in (8, 64)
+        for more, us in (("", 7), (" method=gumbel", 9))
+    ]
+    path.write_text(HEAD + "\n".join(rows) + "\n", encoding="utf-8")
+    plan = build_request("llama-3.1-8b", "h200", profile=str(path)).bind()
+    row = next(row for row in step_rows(plan, decoding(64, 500)) if row.op.kind == "sampler")
+    assert (float(row.seconds), row.origin) == (pytest.approx(64 * 7e-6, rel=1e-3), "measured")
 
 
 def test_another_table_is_not_a_profile(tmp_path: Path) -> None:

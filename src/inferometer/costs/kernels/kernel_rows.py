@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ...base.symbols import Value, evaluate, maximum_of, minimum_of
 from ...base.symbols import names as s
-from ...network.operators import Op, attention, chunk_scan, experts, linear, state_update
+from ...network.operators import Op, attention, chunk_scan, experts, linear, sampler, state_update
 from ...specs import catalog
 from ...specs.structs import Hardware
 from .. import precision
@@ -133,6 +133,7 @@ _STATES = {
     "chunk_scan": chunk_scan("ssm_scan", **_STATE_SIZES, chunk=s.chunk),
     "state_update": state_update("ssm_scan", **_STATE_SIZES),
 }
+_SAMPLER = sampler("sampler", s.n)
 _MLA_LATENT = 576  # elements of DeepSeek's cached latent (512 + 64): keys and values are one, and read once
 
 
@@ -154,7 +155,19 @@ def row_terms(kind: str, dtype: str, sizes: Mapping[str, Value], device: Hardwar
         return _attention_terms(kind, sizes, device)
     if kind in _STATES:
         return _state_terms(kind, dtype, sizes, device)
+    if kind == "sampler":
+        return _sampler_terms(sizes, device)
     return None
+
+
+def _sampler_terms(sizes: Mapping[str, Value], device: Hardware) -> RowTerms:
+    """Greedy sampling of m rows of n logits."""
+    env = {"n": sizes["n"], "logits": sizes["m"], "act_bytes": 2}
+    return RowTerms("bf16", {key: sizes[key] for key in "mn"}, _terms(_SAMPLER, env, device, _vector_flops(device)))
+
+
+def _vector_flops(device: Hardware) -> float:
+    return device.flops.get("fp32") or max(device.flops.values())
 
 
 def _product_terms(dtype: str, sizes: Mapping[str, Value], device: Hardware) -> RowTerms:
@@ -208,9 +221,7 @@ def _state_terms(kind: str, dtype: str, sizes: Mapping[str, Value], device: Hard
     seqs = sizes["seqs"]
     env = {**sizes, f"{phase}_seqs": seqs, f"{phase}_tokens": sizes.get("m", seqs), "act_bytes": 2}
     env["state_bytes"] = catalog.precision(dtype).bits / 8
-    peak = device.flops.get("fp32") or max(device.flops.values())
-    if op.peak == "attention_peak_flops":
-        peak = _format(device, "bf16")[2]
+    peak = _format(device, "bf16")[2] if op.peak == "attention_peak_flops" else _vector_flops(device)
     dims = {key: evaluate(value, env) for key, value in op.dims.items()}
     return RowTerms(dtype, dims, _terms(op, {**env, "norm_bytes": 2}, device, peak))
 

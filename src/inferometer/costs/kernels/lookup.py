@@ -46,9 +46,11 @@ SIMILAR_FORMATS = {
 }
 
 
-_WITH_STATE = ("state_update", "chunk_scan")  # kinds whose tables are of the state's format
 ROUNDED = ("fp8", "fp8-block", "mxfp8", "int8")  # formats in which the input is rounded before the product
 WIDENED = ("fp32-ieee",)  # formats in which it is widened: 2 bytes read and 4 written, twice the 3 of rounding
+
+
+STATEFUL = ("chunk_scan", "state_update")  # kinds whose tables are by the format of the state that they keep
 
 
 class Formats(NamedTuple):
@@ -59,6 +61,10 @@ class Formats(NamedTuple):
     rounding: Callable[[Value], Value] = lambda elements: 0.0  # s to round so many elements of an input to 8 bits
     state: str = "fp32"  # of recurrent layers
 
+    def of(self, op: Op) -> str:
+        """The format that an operator's table is chosen by: ``formats.of(op)  # "fp8"``"""
+        return self.state if op.kind in STATEFUL else self.roles.get(op.role, "bf16")
+
 
 def lookup_key(op: Op, dims: Mapping[str, Value], tables: Mapping[str, object], formats: Formats) -> tuple[str, bool]:
     """The key of an operator's table, and whether it is of its own format; '' where none serves it."""
@@ -66,7 +72,7 @@ def lookup_key(op: Op, dims: Mapping[str, Value], tables: Mapping[str, object], 
         label = head_label(dims["qk_dim"], dims["v_dim"])
         key = head_table_key(label, tables, formats.cache)
         return key, key == label + ("-fp8" if formats.cache == "fp8" else "")
-    dtype = formats.state if op.kind in _WITH_STATE else formats.roles.get(op.role, "bf16")
+    dtype = formats.of(op)
     for number, similar in enumerate((dtype, *SIMILAR_FORMATS.get(dtype, ()))):
         if similar in tables:
             return similar, number == 0 or (dtype, similar) == ("fp16", "bf16")
@@ -108,7 +114,7 @@ class KernelLookup:
         if self.exact:
             took = shape.base(terms, d) * 2.0 ** _measured_ratio(tables[key], shape, d)
         else:
-            lighter = octaves_lighter(op.kind, self.formats, op.role, key)
+            lighter = octaves_lighter(op, self.formats, key)
             took = surface_seconds(tables[key], shape, d, terms, lighter)
             if self.user_rows:
                 took = took * self.user_rows.factor(
@@ -148,11 +154,11 @@ def surface_seconds(
     return shape.base(terms, d) * 2.0 ** surface.at(*shape.coords(d, -lighter))
 
 
-def octaves_lighter(kind: str, formats: Formats, role: str, key: str) -> float:
+def octaves_lighter(op: Op, formats: Formats, key: str) -> float:
     """Octaves by which the bytes of a call are fewer than a table's: ``w4a16`` with the table of ``bf16``: 1.91."""
-    if kind == "decode_attention":
+    if op.kind == "decode_attention":
         return 1.0 if formats.cache == "fp8" and not key.endswith("-fp8") else 0.0
-    numbers, dtype = catalog.precisions(), formats.roles.get(role, "bf16")
+    numbers, dtype = catalog.precisions(), formats.of(op)
     return math.log2(numbers[key].bytes / numbers[dtype].bytes) if {key, dtype} <= numbers.keys() else 0.0
 
 
@@ -282,7 +288,7 @@ class TransferLookup:
         d = dims()
         if _is_grouped(op, d):
             return float("nan")
-        label = (d["qk_dim"], d["v_dim"]) if op.kind.endswith("_attention") else (self.formats.roles.get(op.role),)
+        label = (d["qk_dim"], d["v_dim"]) if op.kind.endswith("_attention") else (self.formats.of(op),)
         where = (op.kind, *label)
         if where not in self.tables:
             self.tables[where] = self.donor_tables(op, d)
@@ -300,7 +306,7 @@ class TransferLookup:
         """The terms of a call on the device as its data sheet has it: the ratio there is kept where figures change."""
         if self.changed is None:
             return terms
-        number_format = "" if op.kind.endswith("_attention") else self.formats.roles.get(op.role, "bf16")
+        number_format = self._peak_format(op)
         faster = _peak(self.changed, number_format) / _peak(self.device, number_format)
         wider = self.changed.memory_bandwidth / self.device.memory_bandwidth
         return terms._replace(compute=terms.compute * faster, memory=terms.memory * wider)
@@ -317,9 +323,13 @@ class TransferLookup:
 
     def donor_tables(self, op: Op, d: Mapping[str, Value]) -> list[DonorTable]:
         """The tables that serve an operator: of its own number format, else of a similar one."""
-        peak_format = "" if op.kind.endswith("_attention") else self.formats.roles.get(op.role, "bf16")
-        chosen = self.choose(op.kind, lambda tables: lookup_key(op, d, tables, self.formats), peak_format)
-        return [one._replace(lighter=octaves_lighter(op.kind, self.formats, op.role, one.key)) for one in chosen]
+        key_of = functools.partial(lookup_key, op, d, formats=self.formats)
+        chosen = self.choose(op.kind, key_of, self._peak_format(op))
+        return [one._replace(lighter=octaves_lighter(op, self.formats, one.key)) for one in chosen]
+
+    def _peak_format(self, op: Op) -> str:
+        """The format whose peak an operator can reach; '' for those that compute in 16 bits whatever they store."""
+        return "" if op.kind.endswith("_attention") or op.kind in STATEFUL else self.formats.of(op)
 
     def choose(
         self, kind: str, key_of: Callable[[Mapping[str, object]], tuple[str, bool]], number_format: str

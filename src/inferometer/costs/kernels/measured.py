@@ -22,6 +22,7 @@ from .surfaces import SHAPES, Shape, Surface
 
 LAYER_COLUMNS = {"hardware", "model", "layer_name"}  # of `profile MODEL` and LLM-Profile
 BEYOND = 0.8  # of the roofline: a row that is faster than this was not timed on the device, or not timed at all
+UNUSED = {"skew", "window", "method"}  # sizes of rows that no operator is looked up by
 MAX_KERNELS = 2_000_000  # of a profile: something that never ends has more
 
 
@@ -94,7 +95,7 @@ def profile_of(
     for row in rows:
         count += 1
         terms = row_terms(row.kind, row.dtype, row.sizes, device)
-        if terms is None or "skew" in row.sizes or "window" in row.sizes:
+        if terms is None or UNUSED & row.sizes.keys():
             continue
         if keep_rows and row.seconds < BEYOND * terms.terms.roofline:
             beyond += 1

@@ -213,6 +213,7 @@ SHAPES: dict[str, Shape] = {
         lambda d: (_log(d["m"] * d["heads"]), _log(d["seqs"])),
         lambda d: (_log(d["value_dim"]), _log(d["key_dim"]), _log(d["chunk"])),
     ),
+    "sampler": Shape(5e-6, ("n",), lambda d: (_log(d["m"]),), lambda d: (_log(d["n"]),)),
 }
 
 
