@@ -12,6 +12,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import tempfile
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
@@ -20,11 +21,13 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from inferometer import analyze
 from inferometer.costs import precision as numerics
 from inferometer.costs.binding import BoundPlan, bind, step_seconds
 from inferometer.costs.step import Group, Step
 from inferometer.inference import latency
+from inferometer.inference.memory import max_total_tokens, memory_table
+from inferometer.inference.request import build_request
+from inferometer.inference.workload import batch_shape_of
 from inferometer.network import families
 from inferometer.specs import catalog
 from inferometer.specs.hosts import host, hosted_engine
@@ -33,6 +36,7 @@ from inferometer.specs.structs import Plan
 ROOT = Path(__file__).parent.parent
 SHARED = Path(os.environ.get("INFEROMETER_SHARED", ROOT.parent / "shared")) / "measured" / "h200_vllm"
 OWN = ROOT / "benchmarks" / "data" / "h200_static.csv"
+MEMORY = ROOT / "benchmarks" / "data" / "h200_memory.csv"
 MORE = ROOT / "benchmarks" / "data" / "h200_static_more.csv"  # two other H200s
 SETS = {"steps-own": OWN, "steps-more": MORE, "steps-shared": SHARED / "static.csv"}  # by their tables' markers
 NAMES = {"mixtral-8x7b": "mixtral-8x7b-v0.1"}
@@ -163,39 +167,70 @@ def left_out() -> dict[tuple[str, str], dict[str, np.ndarray]]:
     return errors_by_model
 
 
+def memory_rows() -> list[dict[str, str]]:
+    """What engines reported of their memory: the shared folder's rows, if it is there, and ours."""
+    with MEMORY.open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    if (SHARED / "memory.json").exists():
+        given = json.loads((SHARED / "memory.json").read_text(encoding="utf-8"))
+        for key, row in reversed([item for item in given.items() if not item[0].startswith("_")]):
+            name, precision = key.split()
+            length = "4096" if name == "llama-2-7b" else "33000"
+            settings = {"kv_cache_dtype": "auto", "max_model_len": length, "gpu_memory_utilization": "0.92"}
+            counted = {word: str(row[word]) for word in ("weight_bytes", "kv_cache_tokens")}
+            rows.insert(0, {"model": name, "quantization": precision, **settings, **counted})
+    return rows
+
+
+def predicted_memory(row: dict[str, str]) -> tuple[float, int]:
+    """Weights, and tokens of the KV cache in the engine's share of memory or in the bytes that it was given."""
+    name, text = row["model"].removesuffix("-text"), row["model"].endswith("-text")
+    with tempfile.TemporaryDirectory() as folder:
+        model = name
+        if text:  # the language model of a multimodal one, alone
+            model = str(Path(folder) / "config.json")
+            Path(model).write_text(json.dumps(catalog.model(name).config["text_config"]), encoding="utf-8")
+        request = build_request(
+            model,
+            "h200",
+            engine="vllm@0.25",
+            max_num_seqs=512,
+            max_num_batched_tokens=8192,
+            gpu_memory_utilization=float(row["gpu_memory_utilization"] or 0.92),
+            quantization=row["quantization"],
+            kv_cache_dtype=row["kv_cache_dtype"],
+            max_model_len=int(row["max_model_len"]),
+        )
+    plan = request.bind()
+    held = memory_table(plan, batch_shape_of(plan, request.workload))
+    if row.get("kv_cache_memory_bytes"):
+        tokens = max_total_tokens(plan, float(row["kv_cache_memory_bytes"]), int(row["max_model_len"]))
+        return held.weights_bytes, int(tokens)
+    return held.weights_bytes, held.max_total_tokens or 0
+
+
 def memory() -> str:
     """Weights and cache capacity that the engine reported, and ours."""
     lines = [
-        "| model | weights measured, GB | predicted | error | KV tokens measured | predicted | error |",
-        "|---|---:|---:|---:|---:|---:|---:|",
+        "| model | weights measured, GB | predicted | error | KV cache | tokens measured | predicted | error |",
+        "|---|---:|---:|---:|---|---:|---:|---:|",
     ]
-    for key, row in json.loads((SHARED / "memory.json").read_text(encoding="utf-8")).items():
-        if key.startswith("_"):
-            continue
-        name, precision = key.split()
-        predicted = analyze(
-            name,
-            gpu="h200",
-            engine="vllm@0.25",
-            host_profile="h200-vm",
-            max_num_seqs=512,
-            max_num_batched_tokens=8192,
-            gpu_memory_utilization=0.92,
-            quantization=precision,
-            max_model_len=4096 if name == "llama-2-7b" else 33000,
-        ).memory
-        weights, tokens = row["weight_bytes"], row["kv_cache_tokens"]
-        ours = predicted.max_total_tokens or 0
-        held = predicted.weights_bytes
+    for row in memory_rows():
+        held, ours = predicted_memory(row)
+        weights, tokens = int(row["weight_bytes"]), int(row["kv_cache_tokens"])
+        given = int(row.get("kv_cache_memory_bytes") or 0)
         cells = [
+            f"{row['model']} {row['quantization']}",
             f"{weights / 1e9:.3f}",
             f"{held / 1e9:.3f}",
             f"{held / weights - 1:+.2%}",
+            ("fp8, " if row["kv_cache_dtype"] == "fp8" else "")
+            + (f"{given / 1e9:.2f} GB" if given else f"{row['gpu_memory_utilization']} of memory"),
             f"{tokens:,}",
-            f"{ours:,.0f}",
+            f"{ours:,}",
             f"{ours / tokens - 1:+.2%}",
         ]
-        lines.append(f"| {key} | " + " | ".join(cells) + " |")
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 

@@ -18,7 +18,7 @@ from conftest import ROOT, Ran
 
 from inferometer import BadValue, analyze, simulate, synthetic
 from inferometer.cli.commands import COMMANDS, app
-from inferometer.inference.memory import parameters
+from inferometer.inference.weights import parameters
 from inferometer.network import families
 from inferometer.network.operators import KINDS
 from inferometer.specs import catalog

@@ -9,7 +9,7 @@ import pytest
 import inferometer
 from inferometer import Report, analyze
 from inferometer.costs.binding import bind
-from inferometer.inference.memory import parameters
+from inferometer.inference.weights import parameters
 from inferometer.network import families
 from inferometer.specs import catalog
 from inferometer.specs.structs import Engine, Plan

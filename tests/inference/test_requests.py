@@ -42,7 +42,7 @@ def test_a_checkpoint_in_fp32(report: Reports, model: str, engine: str) -> None:
     assert any("checkpoint is fp32" in w for w in loaded.warnings) != wide
     kept = report(model, engine=engine, dtype="fp32")
     assert kept.plan["dtype"] == "fp32" and not any("checkpoint is fp32" in w for w in kept.warnings)
-    assert kept.memory.weights_bytes == pytest.approx(loaded.memory.weights_bytes * (1 if wide else 2), rel=1e-3)
+    assert kept.memory.weights_bytes == pytest.approx(loaded.memory.weights_bytes * (1 if wide else 2), rel=0.02)
 
 
 def test_a_device_without_bf16_takes_fp16(report: Reports) -> None:

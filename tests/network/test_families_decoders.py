@@ -13,7 +13,7 @@ import inferometer.network.families
 from inferometer.base.errors import BadFile
 from inferometer.base.symbols import evaluate
 from inferometer.costs.step import Group, Step, cache_entries
-from inferometer.inference.memory import ALONE, parameters
+from inferometer.inference.weights import ALONE, parameters
 from inferometer.network.families import build
 from inferometer.network.graph import Block, Model
 from inferometer.specs import catalog

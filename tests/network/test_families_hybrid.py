@@ -12,7 +12,7 @@ import pytest
 from inferometer.base.errors import BadFile, InferometerError
 from inferometer.base.symbols import evaluate
 from inferometer.costs.step import Group, Step
-from inferometer.inference.memory import ALONE
+from inferometer.inference.weights import ALONE
 from inferometer.network import families
 from inferometer.network.families import build
 from inferometer.network.graph import Block, Model

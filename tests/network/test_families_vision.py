@@ -11,7 +11,7 @@ import pytest
 from inferometer.base.errors import BadFile, BadValue
 from inferometer.base.symbols import evaluate
 from inferometer.costs.step import Group, Images, Step, image_tokens, images
-from inferometer.inference.memory import ALONE
+from inferometer.inference.weights import ALONE
 from inferometer.network.families import build
 from inferometer.network.graph import Block, Model
 

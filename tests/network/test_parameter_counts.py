@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from inferometer.inference.memory import active_parameters, parameters, parameters_by_op
+from inferometer.inference.weights import active_parameters, parameters, parameters_by_op
 from inferometer.network import families
 from inferometer.specs import catalog
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferometer import BadFile, InferometerError
-from inferometer.inference.memory import parameters
+from inferometer.inference.weights import parameters
 from inferometer.network import families
 from inferometer.network.families import quantization
 from inferometer.network.families.quantization import matches

@@ -12,7 +12,7 @@ from conftest import Ran, refused
 
 from inferometer import analyze, sweep, train
 from inferometer.base.errors import BadFile, BadValue
-from inferometer.inference.memory import parameters
+from inferometer.inference.weights import parameters
 from inferometer.network.families import build
 from inferometer.specs import catalog
 

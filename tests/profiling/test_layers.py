@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inferometer.base.errors import BadFile, BadValue
-from inferometer.inference.memory import parameters
+from inferometer.inference.weights import parameters
 from inferometer.network import families as inferometer_models
 from inferometer.profiling import hf_model, layers, scaling_factors
 from inferometer.profiling.layer_csv import COLUMNS, LayerRows, Length, coarse_first, lengths, planned_lengths

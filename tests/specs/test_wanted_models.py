@@ -9,7 +9,7 @@ import pytest
 from inferometer import analyze
 from inferometer.base.errors import BadFile, UnknownName
 from inferometer.costs.step import image_tokens
-from inferometer.inference.memory import parameters
+from inferometer.inference.weights import parameters
 from inferometer.network import families
 from inferometer.specs import catalog
 

@@ -16,9 +16,9 @@ import pytest
 import inferometer
 from inferometer.base.errors import BadFile, BadValue
 from inferometer.inference.analyze import report_of
-from inferometer.inference.memory import parameters
 from inferometer.inference.report import Report
 from inferometer.inference.request import build_request
+from inferometer.inference.weights import parameters
 from inferometer.network.graph import Model
 from inferometer.views.plots.analysis import bars, distribution, memory, parameters_on_gpu, training_step, write_plots
 from inferometer.views.plots.canvas import Scene, bounds

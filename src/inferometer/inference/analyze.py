@@ -12,7 +12,6 @@ from ..costs.binding import BoundPlan
 from ..specs.arguments import signature
 from ..specs.plan_args import PlanArgs
 from ..specs.structs import Engine, Hardware, Workload
-from . import memory
 from .advice import bottleneck_summary
 from .breakdown import phase_tables
 from .latency import predict, throughput_and_cost
@@ -21,6 +20,7 @@ from .remedies import infeasibility_of
 from .report import Metrics, ModelInfo, Report, Roofline, TurnRow
 from .request import Request, build_request
 from .step_cliffs import budget_cliff, graph_cliff
+from .weights import active_parameters, parameters
 from .workload import BatchShape, batch_shape_of
 
 if TYPE_CHECKING:
@@ -263,8 +263,8 @@ def model_info(request: Request) -> ModelInfo:
     return ModelInfo(
         name=m.name,
         family=m.family,
-        params=round(memory.parameters(m)),
-        active_params=round(memory.active_parameters(m)),
+        params=round(parameters(m)),
+        active_params=round(active_parameters(m)),
         layers=m.num_layers,
         dtype=request.plan.dtype,
         quantization=request.roles,

@@ -18,6 +18,7 @@ from .latency import decode_step, mixed_step, prefill_seconds, prefill_steps, vi
 from .memory import cache_of, peak, prompt_peaks, replica_kv_bytes
 from .report import OpRow, OtherStagesRow, Phase
 from .speculation import draft_plan
+from .weights import weight_bytes
 from .workload import BatchShape
 
 IDLE = ("host", "wait", "draft")  # kinds of rows that are not a kernel of this stage
@@ -162,7 +163,7 @@ def _phase(bound_plan: BoundPlan, rows: Rows, steps: float, largest: list[Step],
     for row, often, env in rows:
         _merge(merged, row, often, env)
     ops, total = finish_rows(merged.values())
-    live, weights = peak(bound_plan, largest), float(memory.weight_bytes(bound_plan) + memory.drafter(bound_plan, 0)[0])
+    live, weights = peak(bound_plan, largest), float(weight_bytes(bound_plan) + memory.drafter(bound_plan, 0)[0])
     cache *= 1 - bound_plan.env["kv_offload_share"]
     sums = {
         f: sum(getattr(op, f) for op in ops)

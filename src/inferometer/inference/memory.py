@@ -3,69 +3,34 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
 from ..base.cache import cache_by_identity
-from ..base.symbols import Expr, Program, Value, constant, evaluate, maximum, maximum_of, minimum_of, scalar, where
+from ..base.symbols import (
+    Expr,
+    Program,
+    Value,
+    constant,
+    evaluate,
+    lift,
+    maximum,
+    maximum_of,
+    minimum_of,
+    scalar,
+    where,
+)
 from ..base.symbols import names as s
-from ..costs import parallelism
 from ..costs.binding import BoundPlan, stage_plans, step_env
-from ..costs.precision import ROLES
-from ..costs.roofline import weight_sum
 from ..costs.step import Group, Images, Step, cache_entries
-from ..network.graph import Block, Model, Span
-from ..specs.structs import Engine, Plan
+from ..network.graph import Block, Span
+from ..specs.structs import Engine
 from . import latency, speculation
 from .latency import vision_step
 from .report import Memory
+from .weights import expert_kernel, weight_bytes
 from .workload import BatchShape
-
-_UNIT_BYTES = dict.fromkeys([*(f"{role}_weight_bytes" for role in ROLES), "act_bytes", "norm_bytes"], 1.0)
-ALONE = {"tp": 1, "ep": 1, "ep_spread": 0, "moe_tp": 1, "sp": 1, "dp": 1, "dcp": 1, "a2a": 1, "gathered": 0}
-
-
-def weight_bytes(bound_plan: BoundPlan) -> Value:
-    """Weights kept on one device; what is offloaded to the host is not."""
-    return weight_sum(bound_plan.model.blocks, bound_plan.env, "stored") * (1 - bound_plan.env["offload_share"])
-
-
-def parameters(model: Model, field: str = "params") -> float:
-    """Parameters of the whole network, or with ``field="active"`` those that one token multiplies by."""
-    return float(weight_sum(model.blocks, ALONE, field))
-
-
-def active_parameters(model: Model) -> float:
-    """Parameters that a token uses, as publishers count them: all of a dense model, the input embedding included.
-
-    A mixture's are without the experts that a token does not choose, and without a vision tower.
-    """
-    text = tuple(block for block in model.blocks if block.stage != "vision")
-    idle = sum(
-        block.count * float(evaluate(op.work.params - op.work.active, {**ALONE, **block.dims}))
-        for block in text
-        for op in block.ops
-        if op.kind == "moe"
-    )
-    return float(weight_sum(text, ALONE, "params")) - idle if idle else parameters(model)
-
-
-def parameters_by_op(model: Model, plan: Plan | None = None) -> dict[str, float]:
-    """Parameters of every operator by name, over all layers: ``parameters_by_op(model)["down_proj"]``
-
-    With a ``plan`` those that one GPU of it keeps (the model may be a pipeline stage's).
-    """
-    amounts: dict[str, float] = {}
-    layout = {**ALONE, **_UNIT_BYTES, **(parallelism.layout_env(plan, model) if plan else {})}
-    for block in model.blocks:
-        env = {**layout, **block.dims}
-        for op in block.ops:
-            amount = float(evaluate(op.work.params, env)) * block.count
-            if plan is not None and amount:  # what is stored, with a byte for each
-                amount = float(evaluate(op.work.stored, env)) * block.count
-            if amount:
-                amounts[op.name] = amounts.get(op.name, 0.0) + amount
-    return amounts
 
 
 def cache_bytes(bound_plan: BoundPlan, length: Value, layers: tuple[int, ...] | None = None) -> Value:
@@ -116,16 +81,61 @@ def live_peak(block: Block) -> Expr:
 
 @cache_by_identity(2000)
 def _peak(block: Block) -> Program:
-    return Program([live_peak(block)])
+    return Program([live_peak(block), expert_workspace(block)])
+
+
+def expert_workspace(block: Block) -> Expr:
+    """Rows of tokens at their experts: what goes in and out, and between the products, each as wide as the wider."""
+    for op in block.ops:
+        if op.kind == "moe":
+            rows, hidden, inner, matrices = (op.dims[name] for name in ("rows", "hidden", "inner", "matrices"))
+            return lift(rows) * (maximum(hidden, inner) + maximum(hidden, (matrices - 1) * inner)) * s.act_bytes
+    return constant(0)
+
+
+class Peak(NamedTuple):
+    """Activations that are alive at once, by what runs: ``Peak(layers=9e8, head=3e8, workspace=5e8).bytes  # 9e8``"""
+
+    layers: Value = 0.0  # the largest layer, with its experts' workspace
+    head: Value = 0.0  # hidden states, logits and what sampling makes of them
+    workspace: Value = 0.0  # of experts, where the engine keeps it: it is still there when tokens are sampled
+
+    def joined(self, other: Peak) -> Peak:
+        """Of two parts of a model."""
+        return Peak(*(maximum_of(a, b) for a, b in zip(self, other, strict=True)))
+
+    @property
+    def bytes(self) -> Value:
+        """The highest."""
+        return maximum_of(self.layers, self.head + self.workspace)
+
+
+def activation_peak(bound_plan: BoundPlan, step: Step) -> Peak:
+    """Peaks of live activations while a step runs."""
+    env, engine, kernel = step_env(bound_plan, step), bound_plan.engine, expert_kernel(bound_plan)
+    streams, keeps_workspace = engine.live_streams - 1, kernel.workspace if kernel else engine.expert_workspace
+    layers: Value = 0.0
+    head: Value = 0.0
+    workspace: Value = 0.0
+    for block in bound_plan.model.blocks:
+        names = env | block.dims if block.dims else env
+        alive, rows_at_experts = _peak(block)(names)
+        held = streams if block.residual else min(streams, 1) if block.stage == "head" else 0
+        if held:
+            rows = names["patches" if block.stage == "vision" else "tokens"]
+            alive = alive + held * rows / names["sp"] * names.get("hidden_size", 0.0) * names["act_bytes"]
+        if block.stage == "head":
+            head = maximum_of(head, alive + engine.sampler_bytes * names["logits"] * names.get("vocab_size", 0.0))
+        else:
+            layers = maximum_of(layers, alive)
+            if keeps_workspace:
+                workspace = maximum_of(workspace, rows_at_experts)
+    return Peak(layers, head, workspace)
 
 
 def activation_bytes(bound_plan: BoundPlan, step: Step) -> Value:
     """Peak of live activations while a step runs."""
-    env = step_env(bound_plan, step)
-    peak: Value = 0.0
-    for block in bound_plan.model.blocks:
-        peak = maximum_of(peak, _peak(block)(env | block.dims if block.dims else env)[0])
-    return peak
+    return activation_peak(bound_plan, step).bytes
 
 
 def profiling_step(bound_plan: BoundPlan) -> Step:
@@ -148,46 +158,62 @@ def max_total_tokens(bound_plan: BoundPlan, room: float, length: int) -> float:
     if not each:
         return float("inf")
     if bound_plan.engine.kv_cache_groups and bound_plan.plan.speculation is None:
-        layers = _layers_by_span(bound_plan)
-        if any(span.kind in ("window", "chunk") for span in layers):
+        layers = _cached_layers(bound_plan)
+        if layers and (layers.states or any(span.kind in ("window", "chunk") for span in layers.by_span)):
             return _tokens_in_groups(bound_plan, layers, max(room, 0.0), length)
     return max(room, 0.0) / each * length
 
 
-def _layers_by_span(bound_plan: BoundPlan) -> dict[Span, int]:
-    """Layers with a KV cache by what they attend to; {} where they differ in size, or keep something else, too."""
-    layers: dict[Span, int] = {}
+class CachedLayers(NamedTuple):
+    """Layers that keep something, by what they attend to."""
+
+    by_span: dict[Span, int]
+    states: int  # layers with a recurrent state instead
+    per_token: float  # bytes of an attention layer
+    per_state: float  # bytes of a state
+
+
+def _cached_layers(bound_plan: BoundPlan) -> CachedLayers | None:
+    """What blocks of one size can hold; None where attention layers differ in size, or keep something else, too."""
+    by_span: dict[Span, int] = {}
+    states, per_state = 0, 0.0
     sizes: set[float] = set()
     for block in bound_plan.model.blocks:
         caches = [op.cache for op in block.ops if op.cache is not None]
         env = {**bound_plan.env, **block.dims}
-        for cache in caches:
+        held = [(float(evaluate(c.per_token, env)), float(evaluate(c.per_sequence, env))) for c in caches]
+        if caches and not any(token for token, _ in held):  # convolution and state of a layer lie together
+            states, per_state = states + block.count, max(per_state, sum(state for _, state in held))
+            continue
+        for cache, (token, state) in zip(caches, held, strict=True):
             span = bound_plan.model.spans[cache.span]
-            if len(caches) > 1 or span.ratio != 1 or evaluate(cache.per_sequence, env):
-                return {}
-            layers[span] = layers.get(span, 0) + block.count
-            sizes.add(float(evaluate(cache.per_token, env)))
-    return layers if len(sizes) == 1 else {}
+            if len(caches) > 1 or span.ratio != 1 or state:
+                return None
+            by_span[span] = by_span.get(span, 0) + block.count
+            sizes.add(token)
+    return CachedLayers(by_span, states, sizes.pop(), per_state) if len(sizes) == 1 else None
 
 
-def _tokens_in_groups(bound_plan: BoundPlan, layers: dict[Span, int], room: float, length: int) -> float:
-    """What vLLM prints as the size of its KV cache where layers have windows: concurrency × max_model_len.
+def _tokens_in_groups(bound_plan: BoundPlan, layers: CachedLayers, room: float, length: int) -> float:
+    """What vLLM prints as the size of its KV cache where layers differ: concurrency × max_model_len.
 
     Layers of one kind are split into groups of equal size, the last one padded; a block belongs to one group. A window
-    needs room for its own tokens and for those of a step beside it.
+    needs room for its own tokens and for those of a step beside it. A recurrent state takes one block, which is made
+    large enough for it: so many tokens of an attention layer.
     """
-    plan, least, most = bound_plan.plan, min(layers.values()), max(layers.values())
-    group_size = most if most < 1.5 * least else least
-    per_layer = float(kv_bytes_per_token(bound_plan)) / sum(layers.values())
-    num_blocks = int(room // (group_size * plan.block_size * per_layer))
-    blocks = 0
-    for span, count in layers.items():
+    plan = bound_plan.plan
+    block_size = plan.block_size * max(1, math.ceil(layers.per_state / (plan.block_size * layers.per_token)))
+    counts = [*layers.by_span.values(), *([layers.states] if layers.states else [])]
+    group_size = max(counts) if max(counts) < 1.5 * min(counts) else min(counts)
+    num_blocks = int(room // (group_size * block_size * layers.per_token))
+    blocks = -(-layers.states // group_size)
+    for span, count in layers.by_span.items():
         held, more = length, 0
         if span.kind == "window":
             held, more = min(int(span.size) - 1 + plan.max_num_batched_tokens, length), 1
         elif span.kind == "chunk":
             held = min(int(span.size) + plan.max_num_batched_tokens, length)
-        blocks += -(-count // group_size) * (-(-held // plan.block_size) + more)
+        blocks += -(-count // group_size) * (-(-held // block_size) + more)
     return num_blocks / blocks * length
 
 

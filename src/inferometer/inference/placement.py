@@ -27,6 +27,7 @@ from .breakdown import phase_tables
 from .report import Memory, Phase
 from .request import Request
 from .speculation import draft_plan
+from .weights import weight_bytes
 from .workload import BatchShape, batch_shape_of
 
 SCHEMA = "inferometer.cluster/1"
@@ -239,7 +240,10 @@ def _stage(bound_plan: BoundPlan, number: int, batch_shape: BatchShape, phases: 
 
 
 def weights_by_part(stage: BoundPlan) -> dict[str, float]:
-    """Weight bytes of a GPU by part of the network, largest first: ``{"experts": 20.4e9, "attention": 11.4e9, …}``"""
+    """Weight bytes of a GPU by part of the network, largest first: ``{"experts": 20.4e9, "attention": 11.4e9, …}``
+
+    ``padding`` is what the engine keeps besides: tables of rotary positions, and blocks of memory larger than tensors.
+    """
     amounts: dict[str, float] = {}
     for block in stage.model.blocks:
         env = {**stage.env, **block.dims}
@@ -248,6 +252,10 @@ def weights_by_part(stage: BoundPlan) -> dict[str, float]:
             if stored:
                 part = "vision" if block.stage == "vision" else _PARTS.get(op.role, op.role)
                 amounts[part] = amounts.get(part, 0.0) + stored
+    share = float(stage.env["offload_share"])
+    if share < 1:
+        padding = float(weight_bytes(stage)) / (1 - share) - sum(amounts.values())
+        amounts |= {"padding": padding} if padding > 1 else {}
     return dict(sorted(amounts.items(), key=lambda item: -item[1]))
 
 

@@ -242,7 +242,15 @@ def _facts(engine: Engine, device: Hardware, network: Model, plan: Plan) -> engi
         tokens_per_decode=1 + (spec.num_speculative_tokens if spec else 0),
         speculation=spec.method if spec else "",
         attention=("sparse_mla" if sparse else "mla") if latent else "",
+        models=(network.family, *_layer_kinds(network)),
     )
+
+
+@cache_by_identity(256)
+def _layer_kinds(network: Model) -> list[str]:
+    """What is special about its layers: mixture (experts), hybrid (recurrent states); else dense."""
+    kinds = {op.kind for block in network.blocks for op in block.ops}
+    return [word for kind, word in (("moe", "mixture"), ("scan", "hybrid")) if kind in kinds] or ["dense"]
 
 
 def _graphs_up_to(engine: Engine, most: int | None) -> dict[str, Any]:

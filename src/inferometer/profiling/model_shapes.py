@@ -10,7 +10,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from ..base.symbols import evaluate
-from ..inference.memory import ALONE
+from ..inference.weights import ALONE
 from ..network import families
 from ..specs import catalog
 

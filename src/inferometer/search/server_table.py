@@ -16,6 +16,7 @@ from ..costs.binding import BoundPlan
 from ..costs.step import Group, Step
 from ..inference import memory
 from ..inference.memory import drafter
+from ..inference.weights import weight_bytes
 from ..network.graph import Block
 from ..serving.kv_cache import kv_transfer_seconds
 from ..specs.structs import Engine
@@ -50,11 +51,10 @@ class KVCapacity(NamedTuple):
 
 
 class BlockBytes(NamedTuple):
-    """Bytes on one GPU of one layer of a block, or of a stage."""
+    """Bytes on one GPU of one layer of a block, or of all layers of a stage."""
 
-    weights: float
     kv_cache: Any  # [length] of one sequence at each of the lengths
-    activations: Any  # [token_budget, seqs] peak of the largest step
+    peak: memory.Peak  # [token_budget, seqs] of activations in the largest step
 
 
 class StageBytes:
@@ -65,25 +65,21 @@ class StageBytes:
         self._layer_bytes: dict[int, BlockBytes] = {}  # by the identity of a block's operators
 
     def total(self, stage: BoundPlan) -> BlockBytes:
-        """Weights and KV cache of all layers of a stage, and the highest peak of activations among them."""
-        weights, activations = 0.0, np.zeros(())
-        kv_cache = np.zeros(len(self.lengths))
+        """KV cache of all layers of a stage, and the highest peak of activations among them."""
+        kv_cache, peak = np.zeros(len(self.lengths)), memory.Peak()
         for block in stage.model.blocks:
             key = id(block.ops)
             if key not in self._layer_bytes:
                 self._layer_bytes[key] = self._of_layer(block, stage)
             layer = self._layer_bytes[key]
-            weights, kv_cache = weights + block.count * layer.weights, kv_cache + block.count * layer.kv_cache
-            activations = np.maximum(activations, layer.activations)
-        return BlockBytes(weights, kv_cache, activations)
+            kv_cache, peak = kv_cache + block.count * layer.kv_cache, peak.joined(layer.peak)
+        return BlockBytes(kv_cache, peak)
 
     def _of_layer(self, block: Block, stage: BoundPlan) -> BlockBytes:
         model = msgspec.structs.replace(stage.model, blocks=(single_layer(block),))
         layer = self.bound_plan._replace(model=model)
         return BlockBytes(
-            weights=float(memory.weight_bytes(layer)),
-            kv_cache=memory.cache_bytes(layer, self.lengths),
-            activations=memory.activation_bytes(layer, self.largest_step),
+            kv_cache=memory.cache_bytes(layer, self.lengths), peak=memory.activation_peak(layer, self.largest_step)
         )
 
 
@@ -138,7 +134,10 @@ def kv_capacities(
         max_seqs, needed, usable = np.full((loads.token_budgets.size, seqs.size), np.inf), 0.0, np.inf
         for stage in distinct_stages(bound_plan):
             stage_seqs, stage_needed, stage_usable = _stage_capacity(
-                stage_bytes.total(stage.bound_plan), reserved, np.broadcast_to(share, max_seqs.shape)
+                stage_bytes.total(stage.bound_plan),
+                float(weight_bytes(stage.bound_plan)),
+                reserved,
+                np.broadcast_to(share, max_seqs.shape),
             )
             max_seqs = np.minimum(max_seqs, stage_seqs)
             if stage_needed > needed:
@@ -147,7 +146,9 @@ def kv_capacities(
     return capacities
 
 
-def _stage_capacity(stage: BlockBytes, reserved: _Reserved, share: np.ndarray) -> tuple[np.ndarray, float, float]:
+def _stage_capacity(
+    stage: BlockBytes, weights: float, reserved: _Reserved, share: np.ndarray
+) -> tuple[np.ndarray, float, float]:
     """Sequences that one stage's GPUs hold [token_budget, seqs], the fewest bytes that they need for one, and of how
     many.
 
@@ -155,8 +156,8 @@ def _stage_capacity(stage: BlockBytes, reserved: _Reserved, share: np.ndarray) -
     prefix.
     """
     mean, longest, prefix = stage.kv_cache
-    weights = stage.weights + reserved.draft_weights
-    aside = reserved.engine.memory_reserve + np.broadcast_to(stage.activations, share.shape)
+    weights += reserved.draft_weights
+    aside = reserved.engine.memory_reserve + np.broadcast_to(stage.peak.bytes, share.shape)
     usable = memory.usable_share(reserved.engine, reserved.memory, share, weights, aside)
     left = usable - weights - aside - longest - reserved.draft_cache
     per_sequence = max(mean - prefix + reserved.draft_cache, 1.0)

@@ -24,7 +24,7 @@ import numpy as np
 
 from ..base.errors import BadValue, UnknownName, abbreviate, check_int, is_number
 from ..costs.binding import BoundPlan, stage_plans
-from ..inference.memory import weight_bytes
+from ..inference.weights import weight_bytes
 from ..specs.catalog import constants
 from ..specs.structs import Spec
 from .arrivals import ClosedLoop, OpenLoop, RouterInbox

@@ -49,6 +49,7 @@ class RuleFacts(NamedTuple):
     tokens_per_decode: int = 1  # of a sequence in a step: 1, and those that are drafted
     speculation: str = ""  # the drafting method
     attention: str = ""  # mla, sparse_mla, or empty
+    models: tuple[str, ...] = ()  # the model's family, and dense, mixture or hybrid
 
     @classmethod
     def of(cls, engine: Engine, device: Hardware, **others: Any) -> RuleFacts:
@@ -154,6 +155,7 @@ def _holds(rule: Rule, facts: RuleFacts) -> bool:
         and (not rule.vendors or facts.vendor in rule.vendors)
         and (not rule.not_vendors or facts.vendor not in rule.not_vendors)
         and (not rule.attention or facts.attention in rule.attention)
+        and (not rule.models or any(name in facts.models for name in rule.models))
         and (not rule.speculation or facts.speculation in rule.speculation)
         and rule.ranks_at_least <= facts.tp * facts.dp
         and rule.stages_at_least <= facts.pp
@@ -183,6 +185,7 @@ def _value(engine: Engine, name: str, value: Any, values: Mapping[str, Any], fac
         "pp": facts.pp,
         "dp": facts.dp,
         "tokens_per_decode": facts.tokens_per_decode,
+        "num_graphs": num_sizes(figure("graph_sizes"), figure("graph_tokens")),
         "num_prefill_graphs": num_sizes(figure("prefill_graph_sizes") or (), limit or 0),
     }
     result = _evaluate(value, names)

@@ -82,6 +82,18 @@ class ComputeRule(Spec, frozen=True, kw_only=True):
     source: str = ""
 
 
+class ExpertKernel(Spec, frozen=True, kw_only=True):
+    """How the kernel that an engine takes for experts wants them: ``ExpertKernel(precision="mxfp4", hidden=256)``"""
+
+    precision: str  # of the weights, as they are stored
+    architectures: tuple[str, ...] = ()  # of devices on which the engine takes it
+    hidden: int = 1  # sizes are rounded up to multiples of these
+    inner: int = 1
+    bias_bytes: float = 0.0  # of an element; 0 = as activations
+    workspace: bool = False  # its intermediate results have a place of their own, which is kept
+    source: str = ""
+
+
 GraphSizes = tuple[tuple[int, int], ...]  # (up to so many tokens, every so many)
 
 
@@ -105,6 +117,7 @@ class Rule(Spec, frozen=True, kw_only=True, omit_defaults=True):
     vendors: tuple[str, ...] = ()
     not_vendors: tuple[str, ...] = ()
     attention: tuple[str, ...] = ()  # mla, sparse_mla
+    models: tuple[str, ...] = ()  # families, or dense, mixture, hybrid: the model is one of them
     speculation: tuple[str, ...] = ()  # methods
     ranks_at_least: int = 0  # tensor times data parallel
     stages_at_least: int = 0
@@ -154,6 +167,13 @@ class Engine(Spec, frozen=True, kw_only=True):
     memory_share_of: Literal["device", "static", "free"] = "device"  # see inference/memory.py: usable_bytes
     static_reserve: float = 0.0  # bytes that a formula for the static share leaves to activations and graphs
     memory_reserve: float = 0.0  # bytes that are neither weights, KV nor activations (context, graphs, workspaces)
+    max_split_size: float = 0.0  # bytes from which on blocks are not split while weights are loaded; 0 = all are split
+    rope_table_bytes: float = 0.0  # of an element of its tables of cosines and sines of all positions; 0 = it has none
+    online_quantization: tuple[str, ...] = ()  # formats that it rounds 16-bit checkpoints to while it loads them
+    expert_kernels: tuple[ExpertKernel, ...] = ()  # the first that holds; other experts are kept as they are
+    live_streams: float = 1.0  # tensors of a hidden state's size that are alive while a layer runs
+    sampler_bytes: float = 0.0  # bytes of every logit while tokens are sampled, besides the logits themselves
+    expert_workspace: bool = False  # intermediate results of experts have a place of their own, which is kept
     max_num_batched_tokens: int = 8192
     max_num_seqs: int = 1024
     block_size: int = 16

@@ -14,7 +14,7 @@ import msgspec
 from ..costs.binding import step_rows
 from ..costs.kernels import LINKED
 from ..costs.roofline import OpCost
-from ..inference import memory
+from ..inference.weights import ALONE
 from ..network.graph import Block, Model
 from ..network.operators import Op
 from .backward import GATHER
@@ -203,7 +203,7 @@ def iteration_time(training: Training, times: list[StageTime]) -> tuple[Iteratio
 
 def model_flops(training: Training) -> float:
     """FLOPs that one micro-batch of the model needs, three times its forward products: nothing recomputed or twice."""
-    env = {**training.bound_plan.env, **memory.ALONE}
+    env = {**training.bound_plan.env, **ALONE}
     one_rank = training.bound_plan._replace(env=env, model=_language_model(training.bound_plan.model))
     forward = stage_passes(one_rank.model, training.recipe).forward
     whole = one_rank._replace(model=msgspec.structs.replace(one_rank.model, blocks=forward))

@@ -18,8 +18,9 @@ from ..base.errors import BadFile
 from ..base.files import input_path
 from ..base.tabular import open_table
 from ..costs.binding import BoundPlan
-from ..inference import memory
+from ..inference.memory import cache_bytes
 from ..inference.request import build_request
+from ..inference.weights import weight_bytes
 from ..serving.metrics import latencies, metrics
 from ..serving.outcome import Outcome
 from ..serving.simulate import simulate
@@ -256,10 +257,10 @@ def validate_memory(
 
 
 def _predicted_memory(bound_plan: BoundPlan, input_tokens: int, output_tokens: int) -> dict[str, float]:
-    after_prefill = float(memory.cache_bytes(bound_plan, input_tokens))
-    at_the_end = float(memory.cache_bytes(bound_plan, input_tokens + output_tokens))
+    after_prefill = float(cache_bytes(bound_plan, input_tokens))
+    at_the_end = float(cache_bytes(bound_plan, input_tokens + output_tokens))
     return {
-        "weights": float(memory.weight_bytes(bound_plan)),
+        "weights": float(weight_bytes(bound_plan)),
         "kv_prefill": after_prefill,
         "kv_total": at_the_end,
         "kv_decode_delta": at_the_end - after_prefill,

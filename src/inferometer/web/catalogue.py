@@ -9,7 +9,7 @@ import msgspec
 
 from .. import __version__
 from ..inference.analyze import device_info
-from ..inference.memory import active_parameters, parameters
+from ..inference.weights import active_parameters, parameters
 from ..network import families
 from ..specs import catalog
 from ..specs.arguments import Argument

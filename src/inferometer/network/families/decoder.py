@@ -50,21 +50,22 @@ def decoder(
     tower_blocks, image_tokens = vision or tower(config) or ((), None)
     if image_tokens is None and config.section("vision_config"):
         warnings = (*warnings, "its vision tower is not known and left out")
+    layers = group_layers([layer(i) for i in range(number)])
+    if max_position is None:
+        max_position = c.size(
+            "max_position_embeddings", "n_positions", "seq_length", "max_sequence_length", "model_max_length", default=0
+        )
     return Model(
         name=str(c.get("_name_or_path", default="") or family),
         family=family,
         blocks=(
             *tower_blocks,
             embed(**ends, positions=positions, norms=embed_norms),
-            *group_layers([layer(i) for i in range(number)]),
+            *layers,
             head(**ends, tied=tie, bias=head_bias, norm_bias=norm_bias, final_norm=final_norm),
         ),
         spans={"": Span(), **(spans or {})},
-        max_position=c.size(
-            "max_position_embeddings", "n_positions", "seq_length", "max_sequence_length", "model_max_length", default=0
-        )
-        if max_position is None
-        else max_position,
+        max_position=max_position,
         dtype=dtype(c),
         quantization=quantization,
         kv_cache_dtype=kv,
@@ -72,9 +73,17 @@ def decoder(
         extras=extras,
         vision=image_tokens,
         num_layers=number,
-        sizes={"hidden_size": hidden, "vocab_size": vocab},
+        sizes={"hidden_size": hidden, "vocab_size": vocab, "rope_elements": max_position * _rope_width(c, layers)},
         warnings=warnings,
     )
+
+
+def _rope_width(c: Config, layers: tuple[Block, ...]) -> float:
+    """Elements of a head that are turned with their position: all, or those that the config names."""
+    turned = [block.dims for block in layers if any(op.name == "rope" for op in block.ops)]
+    width = max((dims.get("qk_rope_head_dim") or dims.get("head_dim", 0.0) for dims in turned), default=0.0)
+    share = (c.section("rope_parameters") or c).number("partial_rotary_factor", "rotary_pct", default=1.0)
+    return min(width, c.number("rotary_dim", default=width * max(share, 0.0)))
 
 
 def state_bits(c: Config, default: str = "float32") -> float:

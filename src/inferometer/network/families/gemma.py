@@ -32,7 +32,12 @@ def build_gemma3(config: Config, *, family: str = "gemma3") -> Model:
     ``build_gemma3(Config({"model_type": "gemma3", "text_config": {"hidden_size": 2560, …}, "vision_config": {…}}))``
     """
     complete = Config({**_GEMMA3_DEFAULTS, **config.data}, config.where)
-    return build_llama(complete, family=family, qk_norm="head", norms="both", pattern=6, tied=True)
+    return _two_bases(build_llama(complete, family=family, qk_norm="head", norms="both", pattern=6, tied=True))
+
+
+def _two_bases(model: Model) -> Model:
+    """Sliding layers turn positions at another base frequency than full ones: an engine keeps a table for each."""
+    return msgspec.structs.replace(model, sizes={**model.sizes, "rope_elements": 2 * model.sizes["rope_elements"]})
 
 
 # What Gemma3nTextConfig fills in; the published E4B says the same.
@@ -86,7 +91,7 @@ def build_gemma3n(config: Config, *, family: str = "gemma3n") -> Model:
         tied=c.flag("tie_word_embeddings", default=True),
         warnings=_left_out(config),
     )
-    return _with_streams(_with_layer_inputs(model, c, per_layer), streams)
+    return _with_streams(_with_layer_inputs(_two_bases(model), c, per_layer), streams)
 
 
 def _left_out(config: Config) -> tuple[str, ...]:
@@ -177,6 +182,7 @@ def build_gemma4(config: Config, *, family: str = "gemma4") -> Model:
         vision=tower(config),
         warnings=_left_out(config),
     )
+    model = _two_bases(model)
     return _with_layer_inputs(model, c, per_layer) if per_layer else model
 
 

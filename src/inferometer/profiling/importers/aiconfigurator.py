@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...base.symbols import evaluate
-from ...inference.memory import ALONE
+from ...inference.weights import ALONE
 from ...network import families
 from ...specs import catalog
 from . import ImportedTable, RawTable, RowBatch, needs, row_batch, texts

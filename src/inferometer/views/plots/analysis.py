@@ -15,8 +15,8 @@ import msgspec
 from ...base.errors import BadValue
 from ...base.units import count, seconds, si, size
 from ...costs.parallelism import pipeline_stages
-from ...inference.memory import parameters_by_op
 from ...inference.report import Memory, OpRow, Phase, Report
+from ...inference.weights import parameters_by_op
 from ...network.adapters import with_lora
 from ...network.graph import Model
 from ...specs.structs import Lora, Plan

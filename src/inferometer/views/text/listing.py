@@ -9,7 +9,7 @@ import msgspec
 
 from ...base.errors import UnknownName
 from ...base.units import count, plural, seconds, si, size
-from ...inference.memory import active_parameters, parameters
+from ...inference.weights import active_parameters, parameters
 from ...network import families
 from ...specs import catalog
 from ...specs.hosts import host
