@@ -43,8 +43,10 @@ bench: $(TESTS)
 
 # What the package ships and code makes; everything else in src/inferometer/data is written by hand.
 #   data/accuracy.json     from docs/accuracy.md (`python benchmarks/accuracy.py --write` makes its tables)
+#   data/expected_errors.json from benchmarks/data/predictions.csv (`python benchmarks/bands.py --predict` makes the rows)
 #   data/profiles/*/*.json from benchmarks/data/*_kernels*.csv and measured/kernel_tables of $INFEROMETER_SHARED
 data: $(TESTS)
+	$(RUN)/python benchmarks/bands.py --write
 	$(RUN)/python tools/accuracy_data.py
 	$(RUN)/python tools/fit_kernels.py
 

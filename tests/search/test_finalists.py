@@ -215,7 +215,7 @@ def test_rivals_are_beaten_by_a_rate_that_was_confirmed(
     second = candidates[1]
     assert second.trial is not None and second.bound == ""
     assert second.trial.request_rate == highest[second.pools[0].tensor_parallel_size]
-    error = table.prediction_error(ended[0].row).share
+    error = table.prediction_error(ended[0].row)
     gap = 1 - highest[order[1]] / highest[order[0]]
     assert (verdicts[1] == "ties") == (gap <= error)
 

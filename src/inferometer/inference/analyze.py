@@ -14,6 +14,7 @@ from ..specs.plan_args import PlanArgs
 from ..specs.structs import Engine, Hardware, Workload
 from .advice import bottleneck_summary
 from .breakdown import phase_tables
+from .expected_error import expected_errors
 from .latency import predict, throughput_and_cost
 from .memory import cache_offloaded, memory_table
 from .remedies import infeasibility_of
@@ -91,6 +92,7 @@ def report_of(request: Request, phase: str = "all") -> Report:
         memory=held,
         phases=phases,
         turns=turns,
+        expected_error=expected_errors(request, "static", float(batch_shape.sequences * batch_shape.new_tokens)),
         warnings=[
             *request.warnings,
             *provenance_warnings(request),

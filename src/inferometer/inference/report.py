@@ -181,6 +181,19 @@ class Infeasibility(msgspec.Struct, kw_only=True):
     remedies: list[dict[str, Any]] = []  # changes that make it fit, each tried: {"tensor_parallel_size": 2}
 
 
+class ExpectedError(msgspec.Struct, frozen=True, kw_only=True):
+    """A band: ``p80`` = 0.1 says that four in five such runs took between predicted / 1.1 and predicted · 1.1."""
+
+    p50: float
+    p80: float
+    p90: float
+    bias: float  # median of predicted / measured - 1
+    rows: int  # measured runs
+    models: int  # that they are of
+    kind: str = msgspec.field(name="class")  # what these runs have in common with this one
+    note: str = ""  # where they are not quite such runs
+
+
 class Report(msgspec.Struct):
     """Everything an analysis says of a plan."""
 
@@ -199,6 +212,7 @@ class Report(msgspec.Struct):
     turns: list[TurnRow] = []
     warnings: list[str] = []
     infeasibility: Infeasibility | None = None
+    expected_error: dict[str, ExpectedError] = {}  # of ttft, tpot, e2el, output_throughput, where runs are comparable
     schema: str = SCHEMA
 
     def to_dict(self) -> dict[str, Any]:

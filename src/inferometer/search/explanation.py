@@ -55,7 +55,7 @@ def to_candidate(table: PlanTable, finalist: Finalist, winner: Finalist | None) 
 def ties(table: PlanTable, finalist: Finalist, winner: Finalist) -> bool:
     """Whether a plan that holds is nearer to the winner than predictions are to what is measured."""
     less, more = sorted((abs(finalist.value), abs(winner.value)))
-    return 1 - less / more <= table.prediction_error(winner.row).share + 1e-9 if more else True
+    return 1 - less / more <= table.prediction_error(winner.row) + 1e-9 if more else True
 
 
 def failure_reason(table: PlanTable, finalist: Finalist) -> str:
@@ -88,7 +88,7 @@ def missed_limits(table: PlanTable, finalist: Finalist) -> dict[str, float | Non
 def margin(table: PlanTable, finalists: list[Finalist]) -> dict[str, float]:
     """What is left to each limit, the winner's lead over the runner-up, and how far predictions are off, as shares."""
     winner = finalists[0]
-    margins: dict[str, float] = {"prediction_error": table.prediction_error(winner.row).share}
+    margins: dict[str, float] = {"prediction_error": table.prediction_error(winner.row)}
     if winner.final is not None:
         for name, limit in table.problem.objective.slo.items():
             kept = getattr(winner.final, f"{name}_ms").get("share")
@@ -122,13 +122,11 @@ def _ties_clause(table: PlanTable, winner: Finalist, candidates: list[Candidate]
     tied = [plan for plan in candidates if plan.verdict == "ties"]
     if not tied:
         return ""
-    error = table.prediction_error(winner.row)
+    band = table.expected_errors(winner.row).get("e2el")
     names = ", ".join(plan.label for plan in tied[:NAMED]) + (f" and {len(tied) - NAMED} more" if tied[NAMED:] else "")
+    of = f" of {percent(band.p50)} ({band.rows:,} runs of {band.kind})" if band else ""
     are, as_ties = ("is", "a tie") if len(tied) == 1 else ("are", "ties")
-    return (
-        f"{names} {are} within the prediction's own error of {percent(error.share)} for {error.of}: "
-        f"treat as {as_ties}, and choose the simpler."
-    )
+    return f"{names} {are} within the prediction's own error{of}: treat as {as_ties}, and choose the simpler."
 
 
 def _nearest_limit(table: PlanTable, winner: Finalist, margins: dict[str, float]) -> str:

@@ -389,7 +389,7 @@ def _by_max_rate(runner: CaseRunner, rows: list[int], values: np.ndarray) -> lis
 
 def _challenge_key(table: PlanTable, row: int, values: np.ndarray, best: Finalist) -> Key:
     equal = _equal_rate(table, row, float(values[row]), best.value)
-    return "challenge", row, equal * (1 - table.prediction_error(best.row).share), equal * AHEAD
+    return "challenge", row, equal * (1 - table.prediction_error(best.row)), equal * AHEAD
 
 
 def _challenged(runner: CaseRunner, row: int, values: np.ndarray, best: Finalist) -> Finalist:

@@ -12,15 +12,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..base.pareto import pareto_front
+from ..inference.expected_error import expected_errors
 from ..inference.latency import cost_per_million_tokens, joules_per_token
-from ..specs import catalog
+from ..inference.report import ExpectedError
 from .objective import Objective, Traffic
 from .plan_simulation import PoolCase, SimulationCase
 from .search_result import Candidate, PlanMetrics, PoolSpec, SimulationResult
 from .server_table import ServerTable
 from .space import Problem, Server, precision_label
 
-FEW_RUNS = 30  # measured runs below which an engine's error over all GPUs is taken
 SLACK = 1.1  # means are off by some percent: plans that miss a limit by less are left to the simulator
 
 
@@ -130,30 +130,6 @@ def ranking(plans: Plans, values: np.ndarray, servers: ServerTable) -> np.ndarra
     return rows
 
 
-class PredictionError(NamedTuple):
-    """The median error of TPOT, and what it is of."""
-
-    share: float
-    of: str  # SGLang on b200; SGLang; measured servers
-
-
-def prediction_error(engine: str, gpu: str) -> PredictionError:
-    """Of the engine on that GPU; of the engine where too little was measured on it; else of all servers.
-
-    ``prediction_error("sglang", "b200")  # PredictionError(share=0.083, of='SGLang on b200')``
-    """
-    errors = catalog.accuracy()["prediction_errors"]
-    by_gpu = errors["engines"].get(engine)
-    if not by_gpu:
-        return PredictionError(errors["default"], "measured servers")
-    label = catalog.engine(engine).label or engine
-    own = by_gpu.get(gpu)
-    if own is not None and own["runs"] >= FEW_RUNS:
-        return PredictionError(own["tpot"], f"{label} on {gpu}")
-    runs = sum(one["runs"] for one in by_gpu.values())
-    return PredictionError(sum(one["runs"] * one["tpot"] for one in by_gpu.values()) / runs, label)
-
-
 class PlanTable(NamedTuple):
     """All plans of a search, with everything that their columns refer to."""
 
@@ -166,10 +142,16 @@ class PlanTable(NamedTuple):
         """Whether plans compete by the highest rate that they hold, so that one that fails at a rate may hold less."""
         return self.problem.traffic.request_rate is None and self.problem.objective.name != "latency"
 
-    def prediction_error(self, row: int) -> PredictionError:
-        """How far the prediction of a plan is off."""
-        request = self.servers.servers[int(self.plans.prefill_server[row])].request
-        return prediction_error(request.engine.name, request.device.name)
+    def expected_errors(self, row: int) -> dict[str, ExpectedError]:
+        """How far predictions of such plans are off."""
+        used = self.server_rows(row)
+        load = "disaggregated" if len(used) > 1 else "online"
+        return expected_errors(self.servers.servers[used[-1]].request, load)
+
+    def prediction_error(self, row: int) -> float:
+        """The median error of what the objective compares: of whole answers, which throughput and cost follow."""
+        errors = self.expected_errors(row)
+        return errors["e2el"].p50 if errors else 0.0
 
     def value(self, plans: Plans) -> np.ndarray:
         """`value` of some plans of this table, with other figures perhaps."""

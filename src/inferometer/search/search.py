@@ -351,6 +351,7 @@ class SearchRun:
             relaxations=[],
             seconds=self.seconds,
             origins=explanation.origins(table, best.row, winner) if table is not None and best and winner else {},
+            expected_error=table.expected_errors(best.row) if table is not None and best else {},
             warnings=[*(self._warnings(table, best, winner) if table is not None else []), *refusals],
             commands=winner.commands if winner is not None else {},
             launches=starts,

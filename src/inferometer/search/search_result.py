@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from ..inference.report import ExpectedError
 from .launch.processes import Launch
 from .space import Layout, precision_label
 
@@ -217,5 +218,6 @@ class Search(msgspec.Struct, kw_only=True):
     relaxations: list[Relaxation]
     seconds: dict[str, float]
     origins: dict[str, float] = {}  # shares of the winner's decode step that were measured, fitted, assumed
+    expected_error: dict[str, ExpectedError] = {}  # of the winner's ttft, tpot, e2el and output_throughput
     warnings: list[str]
     day: Day | None = None  # load over time, where a trace's load varies or an autoscaler was given

@@ -15,6 +15,7 @@ import numpy as np
 from ..base.errors import BadValue, UnknownName, abbreviate, check_fraction, check_int
 from ..costs.binding import BoundPlan
 from ..inference.analyze import engine_info
+from ..inference.expected_error import expected_errors
 from ..inference.request import Request, build_request
 from ..specs.arguments import arguments, signature
 from ..specs.catalog import engine, hardware
@@ -303,6 +304,9 @@ def run_header(
         "frontend": plan.frontend,
         "num_prompts": count,
         "traffic": traffic,
+        "expected_error": msgspec.to_builtins(
+            expected_errors(requests[-1], "disaggregated" if any(row["role"] == "decode" for row in rows) else "online")
+        ),
         "warnings": list(dict.fromkeys(warning for one in requests for warning in one.warnings)),
     }
 

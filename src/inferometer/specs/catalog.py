@@ -493,6 +493,6 @@ def _reachable(url: str) -> bool:
     return True
 
 
-def accuracy() -> dict[str, Any]:
-    """Predicted beside measured, as ``benchmarks/accuracy.py --write`` left it: tables, and points where there are."""
-    return read_json(DATA / "accuracy.json")
+def accuracy(file: str = "accuracy") -> dict[str, Any]:
+    """Predicted beside measured: tables and points; ``accuracy("expected_errors")``: bands by class."""
+    return read_json(DATA / f"{file}.json")

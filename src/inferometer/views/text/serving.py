@@ -6,10 +6,13 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from ...base.units import milliseconds, percent, plural, seconds
+from ...inference.report import ExpectedError
 from .document import Cell, Column, Draw, Page, Paragraph, Part, TextTable
+from .terminal import expected_error
 
 NAMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2E"}
 LEFT_OUT_LAST = {"mean": 0, "p90": 1, "median": 2, "std": 4}  # columns where there is no room; other percentiles: 3
@@ -23,9 +26,21 @@ def run(result: Mapping[str, Any], series: Mapping[str, np.ndarray] | None = Non
     if result.get("reason"):
         parts.append(Paragraph(f"✗ does not work: {result['reason']}", style="bold red"))
     else:
-        parts += [latency_table(result), *_rates(result), *_over_time(series or {}), *_rejections(result)]
+        parts += [
+            latency_table(result),
+            *_expected_error(result),
+            *_rates(result),
+            *_over_time(series or {}),
+            *_rejections(result),
+        ]
     parts += [Paragraph(f"! {warning}", style="yellow") for warning in result.get("warnings", ())]
     return Page(parts)
+
+
+def _expected_error(result: Mapping[str, Any]) -> list[Part]:
+    """How far means of such simulations were off; a benchmark has none."""
+    bands = msgspec.convert(result.get("expected_error") or {}, dict[str, ExpectedError])
+    return expected_error(bands)
 
 
 def capacity(result: Mapping[str, Any]) -> Page:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, TextIO
 
 from ...base.units import count, figure, milliseconds, money, percent, plural, seconds, si, size
 from ...costs.kernels import ORIGINS
+from ...inference.expected_error import error_sentences
 from ...inference.explain import Explanation
-from ...inference.report import Memory, OpRow, Phase, Report
+from ...inference.report import ExpectedError, Memory, OpRow, Phase, Report
 from .document import Cell, Column, Page, Paragraph, Part, Spans, TextTable
 
 QUIET = ("host", "wait", "draft")  # rows without work of their own
@@ -59,7 +60,7 @@ def analysis(report: Report, every: bool = False) -> Page:
         parts.append(Paragraph(f"layout: {layout}", style="dim"))
     if report.engine["defaults"]:
         parts.append(Paragraph(engine_defaults(report.engine), style="dim"))
-    parts += [Paragraph(report.summary), Paragraph(""), _metrics(report)]
+    parts += [Paragraph(report.summary), Paragraph(""), _metrics(report), *expected_error(report.expected_error)]
     if report.turns:
         parts.append(_turns(report))
     parts += [*_memory(report.memory), Paragraph("")]
@@ -67,6 +68,11 @@ def analysis(report: Report, every: bool = False) -> Page:
     parts += legend((op for phase in report.phases.values() for op in phase.ops), report.engine.get("kernels_of", []))
     parts += [Paragraph(f"! {warning}", style="yellow") for warning in report.warnings]
     return Page(parts)
+
+
+def expected_error(errors: Mapping[str, ExpectedError]) -> list[Part]:
+    """How far such predictions were off where something was measured."""
+    return [Paragraph(f"expected error: {sentence}", style="dim") for sentence in error_sentences(errors)]
 
 
 def legend(ops: Iterable[Any], lenders: list[str]) -> list[Part]:

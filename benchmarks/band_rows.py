@@ -1,0 +1,217 @@
+"""Predicted beside measured, with what decides the class of each row: benchmarks/data/predictions.csv.
+
+write(predictions())                 # one in four of the closed loops is simulated: minutes
+write(predictions("rows.csv"))       # takes the rows that `benchmarks/serving.py --rows` wrote instead
+read()[0].traits.engine
+
+Engine steps and simulated servers as docs/accuracy.md compares them; and some of both predicted once more without the
+kernel tables of their GPU, of its generation, and of every GPU, which says how well a GPU without tables is met.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import engine_steps
+import serving
+
+from inferometer.costs.kernels.registry import left_out
+from inferometer.inference.expected_error import METRICS, SHORT_PROMPT, PredictionTraits, traits_of
+from inferometer.inference.memory import parameters
+from inferometer.inference.request import Request, build_request
+from inferometer.specs.arguments import arguments
+from inferometer.specs.plan_args import PlanArgs
+
+ROWS = Path(__file__).parent / "data" / "predictions.csv"
+HOPPER, BLACKWELL = ("h100-sxm", "h200"), ("b200",)
+EVERY = ("a100-sxm-80gb", "b200", "h100-sxm", "h200", "l40s", "rtx4090")
+ONE_IN = 4  # of the closed loops are simulated where no file of rows is given
+ONE_IN_HIDDEN = 12  # of them are predicted again without tables
+ONE_IN_STEPS = 3  # of the engine's steps, too
+ANSWER = 128  # tokens of the answers that a static batch's E2E is of
+PLAN = frozenset(arguments(PlanArgs))
+_process = ExitStack()  # what a process of its own leaves out as long as it lives
+
+
+class Prediction(NamedTuple):
+    """One measured run: what it is, and ms that were measured and predicted; None where there is no such figure."""
+
+    load: str
+    traits: PredictionTraits
+    model: str  # the network, whatever its checkpoint's name
+    short: bool
+    hidden: bool  # predicted without kernel tables that there are
+    measured: dict[str, float]
+    predicted: dict[str, float]
+
+
+HEAD = [
+    "load",
+    *PredictionTraits._fields,
+    "model",
+    "short",
+    "hidden",
+    *(f"{w}_{m}_ms" for m in METRICS for w in ("measured", "predicted")),
+]
+
+
+def write(rows: Iterable[Prediction], path: Path = ROWS) -> None:
+    """Four digits of each figure, in an order of its own, so that a change shows."""
+    lines = sorted(
+        [
+            [row.load, *row.traits, row.model, str(int(row.short)), str(int(row.hidden))]
+            + [f"{x[m]:.4g}" if m in row.measured else "" for m in METRICS for x in (row.measured, row.predicted)]
+            for row in rows
+        ]
+    )
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, lineterminator="\n").writerows([HEAD, *lines])
+
+
+def read(path: Path = ROWS) -> list[Prediction]:
+    """The rows of the file: ``read()[0].traits.engine``"""
+    with path.open(newline="", encoding="utf-8") as file:
+        return [
+            Prediction(
+                row["load"],
+                PredictionTraits(*(row[name] for name in PredictionTraits._fields)),
+                row["model"],
+                row["short"] == "1",
+                row["hidden"] == "1",
+                *(
+                    {m: float(row[f"{word}_{m}_ms"]) for m in METRICS if row[f"{word}_{m}_ms"]}
+                    for word in ("measured", "predicted")
+                ),
+            )
+            for row in csv.DictReader(file)
+        ]
+
+
+def network_name(request: Request) -> str:
+    """``llama 8.0B``: checkpoints of one network in several formats are one model."""
+    return f"{request.model.family} {parameters(request.model) / 1e9:.1f}B"
+
+
+# ------------------------------------------------------------------ steps of the engine
+
+
+def step_rows() -> Iterator[Prediction]:
+    """Static batches on H200s, with the tables of the GPU, without them, and so on."""
+    paths = [
+        *sorted((engine_steps.ROOT / "benchmarks" / "data").glob("h200_static*.csv")),
+        engine_steps.SHARED / "static.csv",
+    ]
+    for hidden in ((), ("h200",), HOPPER):  # with no table at all it is the GPU that the engine's constants are of
+        with left_out(*hidden):
+            for path in (path for path in paths if path.exists()):
+                for key, parts in engine_steps.rows(path).items():
+                    yield from list(_steps(key, parts, bool(hidden)))[:: ONE_IN_STEPS if hidden else 1]
+
+
+def _steps(key: tuple[str, ...], parts: engine_steps.Rows, hidden: bool) -> Iterator[Prediction]:
+    """The rows of one model; a batch whose prompts and steps were both timed has an E2E, too."""
+    if key[0] == "deepseek-v2-lite" and parts.keys() == {"decode"}:
+        return  # untrained routers choose few experts
+    bound = engine_steps.bound_plan.__wrapped__(*key)
+    request = build_request(key[0], "h200", engine="vllm@0.25", host_profile="h200-vm", quantization=key[1])
+    what, name = traits_of(request), network_name(request)
+    errors = engine_steps.errors(bound, parts)
+    times: dict[str, dict[tuple[float, float], tuple[float, float]]] = defaultdict(dict)
+    for kind, part in parts.items():
+        for batch, length, seconds, off in zip(part.batch, part.length, part.seconds, errors[kind], strict=True):
+            pair = (seconds * 1e3, seconds * 1e3 * (1 + off))
+            metric = "tpot" if kind == "decode" else "ttft"
+            times[metric][batch, length] = pair
+            short = metric == "ttft" and batch * length <= SHORT_PROMPT
+            yield Prediction("static", what, name, short, hidden, {metric: pair[0]}, {metric: pair[1]})
+    for (batch, context), steps in times["tpot"].items():
+        first = next((t for (b, n), t in times["ttft"].items() if b == batch and 0 < context - n < 64), None)
+        if first is not None:
+            whole = [first[i] + (ANSWER - 1) * steps[i] for i in (0, 1)]
+            yield Prediction("static", what, name, False, hidden, {"e2el": whole[0]}, {"e2el": whole[1]})
+
+
+# ------------------------------------------------------------------ servers
+
+
+def request_of(case: serving.Case) -> Request:
+    """The plan of a case; of disaggregated ones, that of their decode pool."""
+    options = {**case.options, **(case.options.get("pools") or [{}])[-1]}
+    gpu = options.pop("gpu", case.gpu)
+    return build_request(case.model, gpu, **{k: v for k, v in options.items() if k in PLAN})
+
+
+def server_row(case: serving.Case, predicted: dict[str, float], hidden: bool) -> Prediction:
+    """A simulated case as a row."""
+    request = request_of(case)
+    sides = [dict(case.measured), dict(predicted)]
+    for side in sides:
+        side.setdefault("tpot", side.get("itl", 0.0))
+        if "e2el" not in case.measured:  # the loops' own answers have their lengths
+            side["e2el"] = side["ttft"] + (case.build[2] - 1) * side["tpot"]
+    load = "disaggregated" if case.set == "disaggregated" else "online"
+    both = [m for m in METRICS if all(side.get(m) for side in sides)]
+    measured, ours = ({m: side[m] for m in both} for side in sides)
+    return Prediction(load, traits_of(request), network_name(request), False, hidden, measured, ours)
+
+
+def read_serving(path: str) -> Iterator[Prediction]:
+    """The rows that `benchmarks/serving.py --rows` wrote."""
+    cases = {(case.set, case.name): case for name in serving.SETS for case in serving.SETS[name]()}
+    with open(path, newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            ours = {m: float(row[f"predicted_{m}_ms"]) for m in serving.LABELS if row[f"predicted_{m}_ms"]}
+            if ours and (row["set"], row["name"]) in cases:
+                yield server_row(cases[row["set"], row["name"]], ours, False)
+
+
+def hidden_for(gpu: str) -> list[tuple[str, ...]]:
+    """What is left out to see a GPU without tables: its own, those of its generation, all."""
+    same = HOPPER if gpu in HOPPER else BLACKWELL
+    alone = [(gpu,)] if len(same) > 1 else []
+    return [*alone, same, *([EVERY] if gpu != "h200" else [])]  # the engine's constants are an H200's
+
+
+def _hide(devices: tuple[str, ...]) -> None:
+    _process.enter_context(left_out(*devices))
+
+
+def _run(case: serving.Case) -> tuple[serving.Case, dict[str, float], PredictionTraits]:
+    return case, serving.run(case).predicted, traits_of(request_of(case))
+
+
+def simulated(cases: list[serving.Case], hidden: tuple[str, ...], processes: int) -> Iterator[Prediction]:
+    """Cases simulated in processes that do not see some tables; what gives no answer is no row."""
+    with ProcessPoolExecutor(processes, initializer=_hide, initargs=(hidden,)) as pool:
+        for case, ours, what in pool.map(_run, cases, chunksize=2):
+            if ours:
+                yield server_row(case, ours, bool(hidden))._replace(traits=what)
+
+
+def server_rows(path: str | None, processes: int) -> Iterator[Prediction]:
+    """All servers, from a file or simulated; and some without tables."""
+    if not serving.MEASURED.is_dir():
+        return
+    loops = list(serving.silicon())
+    if path:
+        yield from read_serving(path)
+    else:
+        others = [case for name in ("h200", "own", "h100", "rtx4090", "rtx3090") for case in serving.SETS[name]()]
+        yield from simulated([*others, *loops[::ONE_IN]], (), processes)
+    by_hidden: dict[tuple[str, ...], list[serving.Case]] = defaultdict(list)
+    for case in loops[::ONE_IN_HIDDEN]:
+        for hidden in hidden_for(case.gpu):
+            by_hidden[hidden].append(case)
+    for hidden, cases in by_hidden.items():
+        yield from simulated(cases, hidden, processes)
+
+
+def predictions(rows: str | None = None, processes: int = 2) -> list[Prediction]:
+    """Everything anew; ``rows``: what `benchmarks/serving.py --every 1 --rows FILE` wrote."""
+    return [*step_rows(), *server_rows(rows, processes)]

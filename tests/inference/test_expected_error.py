@@ -1,0 +1,65 @@
+"""Bands of expected error: that they hold on models that made none, and that an answer gets the right one."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from zlib import crc32
+
+import pytest
+
+from inferometer import analyze
+from inferometer.inference.expected_error import error_sentences, expected_errors, traits_of
+from inferometer.inference.request import build_request
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_an_80_percent_band_holds_80_percent_of_other_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In four parts by model: each figure against bands that have no run of its model."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    bands = __import__("bands")
+    rows = sys.modules["band_rows"].read()
+    every = bands.points(rows)
+    part = {model: str(crc32(model.encode()) % 4) for model in {row.model for row in rows}}
+    judged = [one for one in bands.judged(every, lambda point: part[point.row.model]) if not one.point.row.hidden]
+    assert len(judged) > 4000
+    assert 0.75 <= bands.coverage(judged) <= 0.85
+    assert bands.coverage(judged, 0) < bands.coverage(judged) < bands.coverage(judged, 2)
+    shipped = json.loads(bands.DATA.read_text(encoding="utf-8"))
+    assert shipped == bands.error_data(rows), "run benchmarks/bands.py --write"
+
+
+def test_an_answer_has_the_band_of_its_class() -> None:
+    """Seen shapes on the measured GPU are narrow; short prompts, other GPUs and servers are wider and say why."""
+    report = analyze("llama-3.1-8b", "h200", batch_size=4, input_len=1024)
+    band = report.expected_error["tpot"]
+    assert band.p50 < band.p80 < band.p90 < 0.1 and band.rows >= 20 and not band.note
+    assert report.to_dict()["expected_error"]["tpot"]["class"] == (
+        "vLLM on h200, one GPU, dense, 16-bit weights: static batches"
+    )
+    short = analyze("llama-3.1-8b", "h200", input_len=128).expected_error
+    assert short["ttft"].p80 > report.expected_error["ttft"].p80 and "up to 512 tokens" in short["ttft"].kind
+    other = expected_errors(build_request("llama-3.1-8b", "rtx5090"))
+    assert other["tpot"].p80 > band.p80 and "no such run on this GPU" in other["tpot"].note
+    served = expected_errors(build_request("llama-3.1-8b", "h200"), "online")
+    assert served["ttft"].p80 > report.expected_error["ttft"].p80 and "servers" in served["ttft"].kind
+    assert any("(p50)" in text and " runs" in text for text in error_sentences(served))
+
+
+@pytest.mark.parametrize(
+    "model, gpu, keywords, traits",
+    [
+        ("qwen3-30b-a3b", "h100-sxm", {"quantization": "fp8"}, ("own", "mixture", "8-bit", "one")),
+        ("nemotron-nano-9b-v2", "b300", {"tensor_parallel_size": 2}, ("near", "hybrid", "16-bit", "many")),
+        ("gpt-oss-20b", "mi300x", {}, ("none", "mixture", "4-bit", "one")),
+        ("qwen3-0.6b", "h200", {}, ("own", "small", "16-bit", "one")),
+    ],
+)
+def test_traits(model: str, gpu: str, keywords: dict[str, object], traits: tuple[str, ...]) -> None:
+    assert traits_of(build_request(model, gpu, **keywords))[2:] == traits  # type: ignore[arg-type]
+
+
+def test_what_nothing_is_comparable_to_has_no_band() -> None:
+    assert analyze("llama-3.1-8b", "h200", efficiency=0.5).expected_error == {}
