@@ -23,8 +23,8 @@ import serving
 
 from inferometer.costs.kernels.registry import left_out
 from inferometer.inference.expected_error import METRICS, SHORT_PROMPT, PredictionTraits, traits_of
-from inferometer.inference.memory import parameters
 from inferometer.inference.request import Request, build_request
+from inferometer.inference.weights import parameters
 from inferometer.specs.arguments import arguments
 from inferometer.specs.plan_args import PlanArgs
 

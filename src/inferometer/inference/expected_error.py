@@ -18,9 +18,9 @@ from ..base.units import percent
 from ..costs import kernels
 from ..network.graph import Model
 from ..specs import catalog
-from .memory import parameters
 from .report import ExpectedError
 from .request import Request
+from .weights import parameters
 
 SHORT_PROMPT = 512  # new tokens up to which the host, not the kernels, decides a prompt's time
 SMALL = 2e9  # parameters below which the host decides the time of most steps
