@@ -56,7 +56,9 @@ def test_blocks_estimated_once_are_the_stages(model: str, plan: dict[str, Any]) 
     step = Step((Group(np.array([1.0, 7, 64, 300]), 1, 900, 1, True), Group(1, np.array([0.0, 500, 40, 2000]), 100)))
     seconds, parts = StageSeconds(alone, step), distinct_stages(bound_plan)
     assert sum(part.copies for part in parts) == bound_plan.plan.pipeline_parallel_size
-    whole = sum(part.copies * seconds.total(part.bound_plan, seconds.kernels(part.bound_plan)) for part in parts)
+    whole = sum(
+        part.copies * seconds.total(part.bound_plan, seconds.kernels(part.bound_plan).seconds) for part in parts
+    )
     assert whole == pytest.approx(sum(step_seconds(part, step) for part in stage_plans(bound_plan)), rel=1e-9)
 
 
@@ -236,6 +238,9 @@ def test_objectives_choose_differently() -> None:
     assert plans == sorted(plans)  # type: ignore[type-var]
     thrifty = search("llama-3.1-8b", gpu="h200:power=5000,h100-sxm", objective="energy", **kwargs)
     assert thrifty.winner and thrifty.winner.gpu == "h100-sxm"
+    best = thrifty.winner.priced
+    assert best.joules_per_output_token
+    assert 300 < best.joules_per_output_token * best.output_throughput / thrifty.winner.gpus < 700  # W of a busy GPU
 
 
 @pytest.mark.slow

@@ -108,6 +108,12 @@ def power_model(device: Hardware, cap: float = 0.0) -> PowerModel | None:
     )
 
 
+def idle_watts(device: Hardware) -> float:
+    """Watts of a device at rest; 0 if its power is not known."""
+    model = power_model(device)
+    return model.idle if model else 0.0
+
+
 def least_cap(device: Hardware) -> float:
     """The lowest cap (W) that clocks can keep: memory and what is always on do not depend on them."""
     model = power_model(device)

@@ -243,6 +243,10 @@ class KernelWork(NamedTuple):
     compute: Value
     memory: Value
 
+    def plus(self, other: KernelWork, times: float = 1.0) -> KernelWork:
+        """This, and so many times another: ``work.plus(layer, 32)``"""
+        return KernelWork(*(a + times * b for a, b in zip(self, other, strict=True)))
+
 
 def kernel_seconds(
     blocks: tuple[Block, ...], env: Env, sources: tuple[Source, ...], seen: SeenKernels | None = None

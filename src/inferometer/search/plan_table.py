@@ -113,8 +113,22 @@ def value(plans: Plans, servers: ServerTable, problem: Problem) -> np.ndarray:
     elif objective == "cost":
         values = -cost_per_million_tokens(gpu_seconds, servers.per_device("price_per_hour")[plans.prefill_server])
     else:
-        values = -joules_per_token(gpu_seconds, servers.per_device("power")[plans.prefill_server])
+        values = -joules_per_token(gpu_seconds, mean_watts(plans, servers))
     return values
+
+
+def mean_watts(plans: Plans, servers: ServerTable) -> np.ndarray:
+    """Mean watts of a GPU of each plan at its load; prefill pools are idle where no prompt is there."""
+    prefill, decode = plans.prefill_server, np.maximum(plans.decode_server, 0)
+    most = plans.replicas * servers.prefill_rate[prefill, plans.token_budget]
+    idle, full = servers.idle_watts[prefill], servers.prefill_watts[prefill, plans.token_budget]
+    prefill_watts = idle + np.minimum(plans.request_rate / np.maximum(most, 1e-12), 1) * (full - idle)
+    decode_share = plans.decode_replicas * servers.gpus[decode] / np.maximum(plans.gpus, 1)
+    pools = prefill_watts + decode_share * (servers.decode_watts[decode, plans.load] - prefill_watts)
+    watts: np.ndarray = np.where(
+        plans.decode_server >= 0, pools, servers.watts[prefill, plans.token_budget, plans.load]
+    )
+    return watts
 
 
 def ranking(plans: Plans, values: np.ndarray, servers: ServerTable) -> np.ndarray:
@@ -199,7 +213,7 @@ class PlanTable(NamedTuple):
         tokens = request_rate * traffic.output_len
         device = self.servers.servers[int(self.plans.prefill_server[row])].request.device
         gpu_seconds = gpus / tokens if tokens else float("inf")  # of one output token
-        price, power = device.price_per_hour, device.power
+        price, watts = device.price_per_hour, mean_watts(self.plans.at(slice(row, row + 1)), self.servers).item()
         return PlanMetrics(
             request_rate=request_rate,
             output_throughput=tokens,
@@ -209,7 +223,7 @@ class PlanTable(NamedTuple):
             tpot_ms=tpot * 1e3,
             e2el_ms=latencies(traffic, ttft, tpot)["e2el"] * 1e3,
             cost_per_million_output_tokens=cost_per_million_tokens(gpu_seconds, price) if price else None,
-            joules_per_output_token=joules_per_token(gpu_seconds, power) if power else None,
+            joules_per_output_token=joules_per_token(gpu_seconds, watts) if watts else None,
         )
 
     def simulated_metrics(self, row: int, result: SimulationResult) -> PlanMetrics | None:

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from ..costs.binding import BoundPlan
+from ..costs.power import idle_watts
 from ..costs.step import Group, Step
 from ..inference import memory
 from ..inference.memory import drafter
@@ -200,6 +201,10 @@ class ServerTable(NamedTuple):
     decode_tpot: np.ndarray  # [server, load] between two tokens on a server of a decode pool
     decode_rate: np.ndarray  # [server, load] requests/s of such a server, 0 where they do not fit
     kv_transfer_seconds: np.ndarray  # [server] of a prompt's KV cache over this side's links
+    watts: np.ndarray  # [server, token_budget, load] of a GPU, mean; 0 if its power is not known
+    prefill_watts: np.ndarray  # [server, token_budget] of a GPU of a prefill pool that always has prompts
+    decode_watts: np.ndarray  # [server, load] of a GPU of a decode pool
+    idle_watts: np.ndarray  # [server] of a GPU
 
     @property
     def points(self) -> int:
@@ -292,6 +297,10 @@ def _row(
         "prefill_rate": state.prefill_rate * dp,
         "decode_tpot": state.decode_tpot,
         "decode_rate": state.decode_rate * dp * decode_fits,
+        "watts": state.watts,
+        "prefill_watts": state.prefill_watts,
+        "decode_watts": state.decode_watts,
+        "idle_watts": np.array(idle_watts(server.request.device)),
     }
 
 

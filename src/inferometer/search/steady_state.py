@@ -21,6 +21,8 @@ from ..base.cache import cache_by_identity
 from ..base.symbols import Value
 from ..costs import host, parallelism, roofline
 from ..costs.binding import BoundPlan, calibration_factor, padded_env, stage_plans, step_env, step_seconds
+from ..costs.power import Activity, idle_watts, power_model
+from ..costs.roofline import KernelWork
 from ..costs.step import Group, Step
 from ..inference.latency import frontend_seconds
 from ..inference.speculation import draft_plan
@@ -160,26 +162,24 @@ class StageSeconds:
         self.seen = roofline.SeenKernels(seen if seen is not None else {}, formats, plan.kv_cache_dtype, places)
         self.env = step_env(bound_plan, step)
         self.padded_env = padded_env(bound_plan, self.env)
-        self._layer_seconds: dict[int, Value] = {}  # by the identity of a block's operators
+        self._layer_work: dict[int, KernelWork] = {}  # by the identity of a block's operators
 
-    def kernels(self, stage: BoundPlan) -> Value:
-        """Seconds of a stage's kernels. Activations between stages go over the stage's own link."""
-        total: Value = 0.0
+    def kernels(self, stage: BoundPlan) -> KernelWork:
+        """A stage's kernels. Activations between stages go over the stage's own link."""
+        total = KernelWork(0.0, 0.0, 0.0)
         for block in stage.model.blocks:
             if block.stage == "vision":
                 continue
             if block.name == "pipeline":
                 link = {name: stage.env[name] for name in ("pp_bandwidth", "pp_latency")}
                 seen = self.seen.on(parallelism.places(stage.plan, stage.device))
-                total = total + roofline.kernel_seconds((block,), {**self.padded_env, **link}, stage.sources, seen)
+                total = total.plus(roofline.kernel_work((block,), {**self.padded_env, **link}, stage.sources, seen))
                 continue
             key = id(block.ops)
-            if key not in self._layer_seconds:
+            if key not in self._layer_work:
                 layer = (single_layer(block),)
-                self._layer_seconds[key] = roofline.kernel_seconds(
-                    layer, self.padded_env, self.bound_plan.sources, self.seen
-                )
-            total = total + block.count * self._layer_seconds[key]
+                self._layer_work[key] = roofline.kernel_work(layer, self.padded_env, self.bound_plan.sources, self.seen)
+            total = total.plus(self._layer_work[key], block.count)
         return total
 
     def total(self, stage: BoundPlan, kernels: Value, thermal_state: Value = 0.0) -> Any:
@@ -202,6 +202,9 @@ class SteadyState(NamedTuple):
     prefill_rate: np.ndarray  # [token_budget] prompts/s of such a rank
     decode_tpot: np.ndarray  # [load] s between two tokens on a rank of a decode pool
     decode_rate: np.ndarray  # [load] requests/s of such a rank
+    watts: np.ndarray  # [token_budget, load] of a GPU, mean; of this and the next two 0 if its power is not known
+    prefill_watts: np.ndarray  # [token_budget] of a GPU of a prefill pool that always has prompts
+    decode_watts: np.ndarray  # [load] of a GPU of a decode pool
 
 
 def steady_states(
@@ -233,10 +236,11 @@ class _StepKinds(NamedTuple):
 
 
 class _PipelineSeconds(NamedTuple):
-    """Seconds of steps through all pipeline stages, and on the slowest one."""
+    """Seconds of steps through all pipeline stages, and on the slowest one; mean watts of a GPU in them."""
 
     total: _StepKinds
     slowest: _StepKinds
+    watts: _StepKinds
 
 
 def _steady_state(
@@ -246,7 +250,7 @@ def _steady_state(
     micro_batches = bound_plan.plan.pipeline_parallel_size
     ratio = mixed_on_any_rank(loads.mixed_step_ratio, int(bound_plan.env["dp"]))
     steps = _pipeline_seconds(bound_plan, stage_seconds, loads, ratio)
-    total, slowest = steps
+    total, slowest, watts = steps
     period = _token_period(steps, loads, micro_batches, ratio)
     step_interval = np.maximum(period / micro_batches, 1e-12)  # from the start of a step to the next, any micro-batch
     tpot = (period + draft_seconds) / loads.accepted_per_step
@@ -283,6 +287,9 @@ def _steady_state(
         prefill_rate=loads.token_budgets / loads.new_tokens / slowest.full,
         decode_tpot=decode_tpot,
         decode_rate=decoding / loads.decode_tokens / decode_tpot,
+        watts=_mean_watts(bound_plan, steps, loads, ratio, busy),
+        prefill_watts=watts.full,
+        decode_watts=watts.decode,
     )
 
 
@@ -330,7 +337,7 @@ def _token_period(steps: _PipelineSeconds, loads: LoadGrid, micro_batches: int, 
     up all others: its n chunks, which follow each other from micro-batch to micro-batch, touch n + micro_batches - 1
     periods instead of n.
     """
-    total, slowest = steps
+    total, slowest, _ = steps
     decode = np.maximum(total.decode, micro_batches * slowest.decode)
     mixed = np.maximum(total.mixed, micro_batches * slowest.mixed)
     if loads.mixed_batches and micro_batches > 1:
@@ -344,13 +351,22 @@ def _pipeline_seconds(
     """All steps through the pipeline; on a GPU that throttles, at the clock that the mean share of prefill leaves."""
     stages = distinct_stages(bound_plan)
     kernels = [stage_seconds.kernels(stage.bound_plan) for stage in stages]
+    model = power_model(bound_plan.device, bound_plan.plan.power_cap)
+    depth = bound_plan.plan.pipeline_parallel_size
+    work = [  # of the mean stage: busy, at peak FLOP/s, at peak bandwidth
+        sum(stage.copies * getattr(k, name) for stage, k in zip(stages, kernels, strict=True)) / depth
+        for name in KernelWork._fields
+    ]
 
     def pipeline(thermal_state: Any) -> _PipelineSeconds:
         seconds = [
-            stage_seconds.total(stage.bound_plan, k, thermal_state) for stage, k in zip(stages, kernels, strict=True)
+            stage_seconds.total(stage.bound_plan, k.seconds, thermal_state)
+            for stage, k in zip(stages, kernels, strict=True)
         ]
         total = sum(stage.copies * s for stage, s in zip(stages, seconds, strict=True))
-        return _PipelineSeconds(_by_kind(loads, total), _by_kind(loads, np.max(seconds, axis=0)))
+        longest = np.max(seconds, axis=0)
+        watts = model.watts(Activity(longest, *work)) if model else 0.0 * longest
+        return _PipelineSeconds(*(_by_kind(loads, flat) for flat in (total, longest, watts)))
 
     cold = pipeline(0.0)
     if not bound_plan.env["throttle"]:
@@ -361,6 +377,15 @@ def _pipeline_seconds(
     prefill_share = stage_seconds.env["prefill_tokens"] / np.maximum(stage_seconds.env["tokens"], 1)
     always = np.ones(2 * len(loads.token_budgets))  # steps of a prefill pool
     return pipeline(np.concatenate([0 * loads.decoding, in_mixed_steps.ravel(), always]) * prefill_share)
+
+
+def _mean_watts(bound_plan: BoundPlan, steps: _PipelineSeconds, loads: LoadGrid, share: Any, busy: Any) -> Any:
+    """Of a GPU [token_budget, load]: decode and mixed steps by their seconds, and idle where nothing is under way."""
+    _, seconds, watts = steps
+    joules = _mean_step(loads, seconds.decode * watts.decode, seconds.mixed * watts.mixed, share)
+    running = joules / np.maximum(_mean_step(loads, seconds.decode, seconds.mixed, share), 1e-30)
+    idle = idle_watts(bound_plan.device)
+    return idle + busy * np.maximum(running - idle, 0.0)
 
 
 def _mean_step(loads: LoadGrid, decode: Any, mixed: Any, share: Any) -> Any:
