@@ -27,10 +27,9 @@ from inferometer.views.plots.labels import Frame, crosses, label_width
 from inferometer.views.plots.palette import tint
 from inferometer.views.plots.roofline import roofline, roofline_chart, roofs
 from inferometer.views.plots.structure import graph, structure
-from inferometer.views.plots.tensor_shapes import shape_texts
 from inferometer.views.plots.timeline import timeline
 from inferometer.views.plots.tornado import along
-from inferometer.views.plots.wiring import ENTRY, EXIT, BlockRows, shown, wire
+from inferometer.views.plots.wiring import ENTRY, EXIT, BlockRows, shape_texts, shown, wire
 from inferometer.views.text.search import draw_simulated
 
 PNG = b"\x89PNG\r\n\x1a\n"

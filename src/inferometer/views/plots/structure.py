@@ -21,8 +21,7 @@ from ...specs.structs import Lora
 from ..text.terminal import header
 from .canvas import BOUNDS, Point, Scene, bounds, text_width
 from .palette import ARROW, FAINT, INK, MUTED, PANEL, tint
-from .tensor_shapes import shape_texts
-from .wiring import ENTRY, EXIT, BlockRows, Edge, Wiring, shown, wire
+from .wiring import ENTRY, EXIT, BlockRows, Edge, Wiring, shape_texts, shown, wire
 
 HEIGHT, GAP, SIDE = 46.0, 36.0, 30.0  # of a node, below it, beside it
 STEM = 17.0  # an edge goes straight down past the shape that is written beside it, then turns
