@@ -212,7 +212,7 @@ def predicted_memory(row: dict[str, str]) -> tuple[float, int]:
 def memory() -> str:
     """Weights and cache capacity that the engine reported, and ours."""
     lines = [
-        "| model | weights measured, GB | predicted | error | KV cache | tokens measured | predicted | error |",
+        "| model | weights measured, GB | predicted | error | KV cache | KV tokens measured | predicted | error |",
         "|---|---:|---:|---:|---|---:|---:|---:|",
     ]
     for row in memory_rows():

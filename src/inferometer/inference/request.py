@@ -250,7 +250,8 @@ def _facts(engine: Engine, device: Hardware, network: Model, plan: Plan) -> engi
 def _layer_kinds(network: Model) -> list[str]:
     """What is special about its layers: mixture (experts), hybrid (recurrent states); else dense."""
     kinds = {op.kind for block in network.blocks for op in block.ops}
-    return [word for kind, word in (("moe", "mixture"), ("scan", "hybrid")) if kind in kinds] or ["dense"]
+    named = (({"moe"}, "mixture"), ({"scan", "chunk_scan", "state_update"}, "hybrid"))
+    return [word for special, word in named if special & kinds] or ["dense"]
 
 
 def _graphs_up_to(engine: Engine, most: int | None) -> dict[str, Any]:
