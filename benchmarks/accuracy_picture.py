@@ -17,7 +17,7 @@ from accuracy_summary import UNTRAINED
 from PIL import Image
 
 from inferometer.views.plots.canvas import page, picture, style
-from inferometer.views.plots.palette import BLUE, GREEN, MUTED, ORANGE, PURPLE
+from inferometer.views.plots.palette import BLUE, GREEN, MUTED, ORANGE, VERMILLION
 
 if TYPE_CHECKING:
     from serving import Row
@@ -27,8 +27,9 @@ KINDS = {  # what is drawn first lies below
     "closed loops": ORANGE,
     "disaggregated": GREEN,
     "engine steps": BLUE,
-    "online runs": PURPLE,
+    "online runs": VERMILLION,
 }
+FEW = 100  # points of a kind that are drawn larger
 Points = dict[tuple[str, str], list[tuple[float, float]]]
 
 
@@ -59,7 +60,7 @@ def draw(rows: Iterable[Row], path: Path = PICTURE) -> None:
     with style():
         figure = page(9.6, 5.1, "Predicted against measured", f"{count:,} means of runs, and engine steps")
         for place, (panel, title) in enumerate((("TTFT", "TTFT"), ("TPOT", "TPOT, decode step"))):
-            axes = figure.add_axes((0.075 + 0.49 * place, 0.115, 0.41, 0.70))
+            axes = figure.add_axes((0.095 + 0.49 * place, 0.115, 0.39, 0.70))
             shown = {kind: np.array(pairs[panel, kind]).T for kind in KINDS if pairs[panel, kind]}
             ends = np.concatenate([one.ravel() for one in shown.values()])
             low, high = ends.min() / 1.4, ends.max() * 1.4
@@ -67,13 +68,14 @@ def draw(rows: Iterable[Row], path: Path = PICTURE) -> None:
                 axes.plot([low, high], [low * factor, high * factor], dash, color=MUTED, linewidth=0.9, zorder=9)
             for kind, (measured, ours) in shown.items():
                 label = f"{kind} ({measured.size:,})"
-                axes.scatter(measured, ours, s=5, color=KINDS[kind], alpha=0.45, linewidths=0, label=label)
+                look = {"s": 16, "alpha": 0.9} if measured.size < FEW else {"s": 5, "alpha": 0.45}
+                axes.scatter(measured, ours, color=KINDS[kind], linewidths=0, label=label, **look)
             axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high))
             for axis in (axes.xaxis, axes.yaxis):
                 axis.set_major_formatter(lambda value, _: f"{value:,.0f}")
             axes.set_xlabel("measured, ms")
             axes.set_ylabel("predicted, ms")
             axes.set_title(f"{title}  (dotted: 25% off)", fontsize=10.5, loc="left")
-            axes.legend(frameon=False, fontsize=8.5, markerscale=2.5, loc="upper left", handletextpad=0.2)
+            axes.legend(frameon=False, fontsize=8.5, markerscale=2, loc="upper left", handletextpad=0.2)
         few_colors = Image.open(io.BytesIO(picture(figure))).convert("RGB").quantize(96)  # a third of the bytes
         few_colors.save(path, optimize=True)

@@ -32,6 +32,7 @@ OURS, PEER = "inferometer", "AIConfigurator"
 METRICS = {"ttft": "TTFT", "tpot": "TPOT", "rate": "tokens/s/GPU"}
 PUBLISHED = Path(__file__).resolve().parent / "data" / "published.toml"
 PRECISION = re.compile(r"(-Instruct|-FP8|-NVFP4)+$")  # of a checkpoint's name
+MANY = 10  # rows of a part from which on a median says something
 ONE_IN = 8  # of the aggregated rows, for figures of the host that are chosen anew
 LAUNCH, SLOWDOWN = (0.8, 1.0, 1.25), (0.5, 1.0, 2.0)  # factors on the default host's launches, and on its Python
 
@@ -128,6 +129,7 @@ def by_parts(both: list[Compared]) -> str:
     """By model, GPU and engine: median and mean of both tools."""
     heads = " | ".join(f"{label}: {OURS} | {PEER}" for label in METRICS.values())
     lines = [f"| part | rows | {heads} |", "|---|---:|" + "---:|" * 2 * len(METRICS)]
+    behind: list[str] = []
     for mode in ("aggregated", "disaggregated"):
         for title, part_of in PARTS.items():
             parts: dict[str, list[Compared]] = defaultdict(list)
@@ -135,7 +137,19 @@ def by_parts(both: list[Compared]) -> str:
                 if one.mode == mode:
                     parts[part_of(one)].append(one)
             lines += [f"| {mode}, {title} {name} | {_pairs(part)} |" for name, part in sorted(parts.items())]
-    return "\n".join(lines)
+            behind += [
+                f"{METRICS[metric]} of {name} ({mode}, {len(part)} rows)"
+                for name, part in sorted(parts.items())
+                for metric in METRICS
+                if len(part) >= MANY and _median(part, metric, PEER) < _median(part, metric, OURS)
+            ]
+    return "\n".join(
+        [*lines, "", f"Parts of {MANY} rows or more where {PEER} is nearer: {'; '.join(behind) or 'none'}."]
+    )
+
+
+def _median(part: list[Compared], metric: str, tool: str) -> float:
+    return statistics.median(abs((one.ours if tool == OURS else one.peer)[metric]) for one in part)
 
 
 def _pairs(part: list[Compared]) -> str:
@@ -149,23 +163,24 @@ def _pairs(part: list[Compared]) -> str:
 
 
 class Tried(NamedTuple):
-    """A row under every factor on the host's figures: errors by metric."""
+    """A row under every factor on the host's figures: errors by metric, and the other tool's."""
 
     model: str
     engine: str
     errors: dict[tuple[float, float], dict[str, float]]
+    peer: dict[str, float]
 
 
 def _tried(case: serving.Case) -> Tried:
-    errors = {}
+    errors, peer = {}, {}
     for launch in LAUNCH:
         for slowdown in SLOWDOWN:
             profile = f"server:launch={host().launch * launch},slowdown={host().slowdown * slowdown}"
             row = serving.run(case._replace(options={**case.options, "host_profile": profile}))
             if one := compared([row]):
-                errors[launch, slowdown] = one[0].ours
+                errors[launch, slowdown], peer = one[0].ours, one[0].peer
     model = PRECISION.sub("", case.model.rpartition("/")[2])
-    return Tried(model, str(case.options["engine"]).partition("@")[0], errors)
+    return Tried(model, str(case.options["engine"]).partition("@")[0], errors, peer)
 
 
 def left_out(processes: int = 2) -> str:
@@ -178,10 +193,11 @@ def left_out(processes: int = 2) -> str:
         others = [one for one in rows if one.engine == row.engine and one.model != row.model]
         best = min(row.errors, key=lambda factors: _miss(others, factors)) if others else (1.0, 1.0)
         for metric in METRICS:
-            offs[metric, "as shipped"].append(row.errors[1.0, 1.0][metric])
-            offs[metric, "model left out"].append(row.errors[best][metric])
+            offs[metric, f"{OURS}, as shipped"].append(row.errors[1.0, 1.0][metric])
+            offs[metric, f"{OURS}, model left out"].append(row.errors[best][metric])
+            offs[metric, PEER].append(row.peer[metric])
     lines = [
-        f"| prediction | host's figures | {FIGURES} |",
+        f"| prediction | tool, figures of the host | {FIGURES} |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for (metric, chosen), part in offs.items():
