@@ -219,7 +219,15 @@ def _state_terms(kind: str, dtype: str, sizes: Mapping[str, Value], device: Hard
     """Mamba-2 of ``seqs`` sequences with states in ``dtype``: their prompts of ``m`` tokens in all, or a token each."""
     op, phase = _STATES[kind], "prefill" if kind == "chunk_scan" else "decode"
     seqs = sizes["seqs"]
-    env = {**sizes, f"{phase}_seqs": seqs, f"{phase}_tokens": sizes.get("m", seqs), "act_bytes": 2}
+    tokens = sizes.get("m", seqs)
+    env = {
+        **sizes,
+        "prefill_tokens": 0,
+        f"{phase}_seqs": seqs,
+        f"{phase}_tokens": tokens,
+        "tokens": tokens,
+        "act_bytes": 2,
+    }
     env["state_bytes"] = catalog.precision(dtype).bits / 8
     peak = _format(device, "bf16")[2] if op.peak == "attention_peak_flops" else _vector_flops(device)
     dims = {key: evaluate(value, env) for key, value in op.dims.items()}

@@ -228,9 +228,11 @@ def state_update(
 ) -> Op:
     """Mamba-2 of sequences that decode: each one's state is read, moved on by a token and written back.
 
-    Decay 1, input 2, output 2 for each element of the state, without matrix units.
+    Decay 1, input 2, output 2 for each element of the state, without matrix units. Rows that only fill up a CUDA graph
+    take as long as others: they start as many programs, and starting them is most of the time.
     """
-    m, state = s.decode_tokens, heads * key_dim * value_dim
+    padding = s.tokens / maximum(s.prefill_tokens + s.decode_tokens, 1)
+    m, seqs, state = s.decode_tokens * padding, s.decode_seqs * padding, heads * key_dim * value_dim
     kept = state * s.state_bytes + conv_state * s.act_bytes
     return Op(
         name,
@@ -239,15 +241,15 @@ def state_update(
             flops=5 * m * state,
             reads=m * (heads * value_dim + 2 * groups * key_dim + heads) * s.act_bytes,
             writes=m * heads * value_dim * s.act_bytes,
-            kv_reads=s.decode_seqs * kept,
-            kv_writes=s.decode_seqs * kept,
+            kv_reads=seqs * kept,
+            kv_writes=seqs * kept,
         ),
-        {"seqs": s.decode_seqs, "heads": heads, "key_dim": key_dim, "value_dim": value_dim, "groups": groups},
+        {"seqs": seqs, "heads": heads, "key_dim": key_dim, "value_dim": value_dim, "groups": groups},
         inputs=inputs,
         output=m * heads * value_dim * s.act_bytes,
         shape={
             "input": (m, heads * value_dim + 2 * groups * key_dim + heads),
-            "state": (s.decode_seqs, heads, key_dim, value_dim),
+            "state": (seqs, heads, key_dim, value_dim),
             "output": (m, heads, value_dim),
         },
         cache=Cache(0, kept),
