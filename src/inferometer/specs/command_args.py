@@ -266,6 +266,10 @@ class SearchArgs(SearchSpaceArgs):
 
     GROUP: ClassVar[str] = "Setting"
     engine: Annotated[str | None, arg("vllm, sglang, trtllm.", default_text="vllm", offered="engines")] = None
+    power_cap: Annotated[
+        float | None,
+        arg("Most watts of each GPU: its clocks fall until it keeps them.", default_text="its own limit", metavar="W"),
+    ] = None
     frontend: Annotated[str, arg("Where the clock stands: in-process, or http.", choices=("in-process", "http"))] = (
         "http"
     )

@@ -200,6 +200,7 @@ class SearchKwargs(TypedDict, total=False):
     speculative_config: str | Mapping[str, Any] | None
     finalists: int | None
     engine: str | None
+    power_cap: float | None
     frontend: str | None
     dtype: str | None
     interconnect: str | None
@@ -213,7 +214,6 @@ class SearchKwargs(TypedDict, total=False):
     backend: str | None
     jobs: int | None
     seed: int | None
-    power_cap: float | None
     sequence_parallel: bool | None
     decode_context_parallel_size: int | None
     micro_batches: int | None

@@ -24,12 +24,13 @@ function delta(now, before, { text, less }) {
   );
 }
 
-// Under the value: the same plan at the speed of light, or the condition of a figure that cannot be.
-function below({ key, text, light }) {
+// Under the value: the same plan at the speed of light, what it rests on, or the condition of a figure that cannot be.
+function below({ key, text, light, basis }) {
   const { infeasibility, roofline } = state.report;
   const bound = light ? light(state.report) : roofline[key];
   const title = "The same plan at the speed of light: every kernel at its roofline";
   if (infeasibility) return h("span", { class: "light" }, WHEN[infeasibility.kind]);
+  if (basis) return h("span", { class: "light" }, basis(state.report));
   return h("span", bound ? { class: "light", title } : { class: "light" }, bound ? `roofline ${text(bound)}` : "");
 }
 

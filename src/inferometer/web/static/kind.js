@@ -3,6 +3,8 @@
 import { figure, milliseconds, money } from "./format.js";
 import { state } from "./state.js";
 
+const watts = ({ metrics }) => (metrics.watts_per_gpu ? `${figure(metrics.watts_per_gpu)} W per GPU` : "");
+
 const TOKENS = [
   {
     key: "ttft_ms",
@@ -36,7 +38,14 @@ const TOKENS = [
     text: money,
     less: true,
   },
-  { key: "joules_per_output_token", label: "J per token", help: "By what the GPUs do", text: figure, less: true },
+  {
+    key: "joules_per_output_token",
+    label: "J per token",
+    help: "At the watts of what the GPUs do: rest, kernels, memory, FLOPs",
+    text: figure,
+    less: true,
+    basis: watts,
+  },
 ];
 
 const IMAGES = [
@@ -58,7 +67,14 @@ const IMAGES = [
     text: money,
     less: true,
   },
-  { key: "joules_per_image", label: "J per image", help: "By what the GPUs do", text: figure, less: true },
+  {
+    key: "joules_per_image",
+    label: "J per image",
+    help: "At the watts of what the GPUs do: rest, kernels, memory, FLOPs",
+    text: figure,
+    less: true,
+    basis: watts,
+  },
 ];
 
 // Controls that count for some models only.
