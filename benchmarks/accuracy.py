@@ -3,7 +3,7 @@
     python benchmarks/accuracy.py                       prints all tables
     python benchmarks/accuracy.py --write               puts them into the page; then `make data`
     python benchmarks/accuracy.py --write --no-servers  no server is simulated: their tables and the picture stay
-    python benchmarks/accuracy.py --write --rows FILE   servers as `serving.py --every 1 --rows FILE` left them
+    python benchmarks/accuracy.py --write --rows FILE   servers' figures go into FILE, or come from it if it is there
     python benchmarks/accuracy.py --write --summary     only what is read off the page's other tables
 
 Engine steps, memory and kernels of single GPUs, collectives, training, energy, the simulator against measured servers,
@@ -14,6 +14,7 @@ is left as it stands.
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 import accuracy_page
 import accuracy_picture
@@ -28,6 +29,7 @@ import ranking
 import scoreboard
 import serving
 import training
+from serving_tables import write_rows
 
 
 def sections() -> dict[str, str]:
@@ -68,21 +70,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Every figure of docs/accuracy.md.")
     parser.add_argument("--write", action="store_true", help="put the tables into the page, and draw the picture")
     parser.add_argument("--no-servers", action="store_true", help="simulate no server: their tables stay as they are")
-    parser.add_argument(
-        "--rows", action="append", default=[], help="servers' figures from what `serving.py --every 1 --rows` wrote"
-    )
+    parser.add_argument("--rows", help="a CSV of servers' figures: read where it is there, else written")
     parser.add_argument("--summary", action="store_true", help="only the page's summary, from its other tables")
     given = parser.parse_args()
-    page = accuracy_page.PAGE.read_text(encoding="utf-8")
     tables = {} if given.summary else sections()
     rows: list[serving.Row] = []
     if serving.MEASURED.is_dir() and not (given.no_servers or given.summary):
-        rows = (
-            serving.saved(*given.rows) if given.rows else serving.answers(serving.chosen_cases(list(serving.SETS), 1))
-        )
+        known = bool(given.rows) and Path(given.rows).exists()
+        rows = serving.saved(given.rows) if known else serving.answers(serving.chosen_cases(list(serving.SETS), 1))
+        if given.rows and not known:
+            write_rows(given.rows, rows)
         tables |= server_sections(rows)
-        if not given.rows:
-            tables |= {"scoreboard-left-out": scoreboard.left_out(), "hosts": hosts.report()}
+        tables |= {} if known else {"scoreboard-left-out": scoreboard.left_out(), "hosts": hosts.report()}
+    page = accuracy_page.PAGE.read_text(encoding="utf-8")  # as it is now: all this took minutes
     for name, text in tables.items():
         page = accuracy_page.put(page, name, text)
     for name, text in summary(page).items():

@@ -21,6 +21,7 @@ from math import expm1
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import accuracy_page
 import band_rows
 import numpy as np
 from band_rows import Prediction
@@ -29,7 +30,6 @@ from inferometer.inference.expected_error import LOADS, METRICS, class_chain
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "src" / "inferometer" / "data" / "expected_errors.json"
-PAGE = ROOT / "docs" / "accuracy.md"
 QUANTILES = (0.5, 0.8, 0.9)
 MIN_ROWS, MIN_MODELS = 20, 3  # of a class with a band of its own
 PARENT = 2  # models that the wider class counts as
@@ -196,11 +196,9 @@ def error_data(rows: list[Prediction]) -> dict[str, Any]:
 
 def write(rows: list[Prediction]) -> None:
     """Put them into the package and the page."""
-    from accuracy import put
-
     lines = json.dumps(error_data(rows), separators=(",", ":")).replace('],"', '],\n"')
     DATA.write_text(lines + "\n", encoding="utf-8")
-    PAGE.write_text(put(PAGE.read_text(encoding="utf-8"), "bands", markdown(rows)), encoding="utf-8")
+    accuracy_page.write(bands=markdown(rows))
 
 
 def main() -> None:
