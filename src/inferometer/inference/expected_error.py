@@ -29,11 +29,11 @@ METRICS = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E"}
 LOADS = {"static": "static batches", "online": "servers under load", "disaggregated": "disaggregated servers"}
 TABLES = {
     "own": "GPUs with kernel tables",
-    "near": "GPUs without kernel tables, of a generation that has some",
-    "far": "GPUs of a generation without kernel tables",
-    "none": "devices without kernel tables",
+    "near": "GPUs predicted without their own kernel tables",
+    "far": "GPUs predicted without kernel tables of their generation",
+    "none": "devices predicted without any kernel table",
 }
-NOT_THIS_GPU = "no such run on this GPU was measured: others that were predicted without kernel tables of their GPU"
+NOT_THIS_GPU = "no such run on this GPU was measured"
 
 
 class PredictionTraits(NamedTuple):

@@ -85,7 +85,8 @@ export function figures(deployment, answer) {
 
 // The winner with its figures, what it leads by, and what can be done with it.
 export function card(deployment, answer, { launch }) {
-  const lead = answer.margin?.runner_up;
+  const { runner_up: lead, prediction_error: error } = answer.margin ?? {};
+  const tie = lead / (1 + lead) <= error ? `: a tie, within the expected error of ${percent(error)}` : "";
   return h(
     "section",
     { class: "winner", "aria-label": "The best deployment" },
@@ -101,7 +102,7 @@ export function card(deployment, answer, { launch }) {
           h("span", { class: "star", "aria-hidden": "true" }, "★ "),
           `${deployment.label} on ${deployment.gpu}`,
         ),
-        lead > 0 && h("p", { class: "lead" }, `${percent(lead)} ahead of the next plan that keeps the limits`),
+        lead > 0 && h("p", { class: "lead" }, `${percent(lead)} ahead of the next plan that keeps the limits${tie}`),
       ),
       h("button", { type: "button", class: "go", onclick: () => open(deployment) }, "Open this plan"),
       h("button", { type: "button", onclick: () => launch(deployment) }, "How to start it"),

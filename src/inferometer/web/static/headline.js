@@ -3,6 +3,7 @@ import { copy, find, h, show } from "./dom.js";
 import { bytes, change, percent } from "./format.js";
 import { given } from "./api.js";
 import { advice } from "./advice.js";
+import { band } from "./band.js";
 import { tilesOf } from "./kind.js";
 import { meant } from "./notices.js";
 import { labelOf, remedyButtons } from "./remedies.js";
@@ -35,12 +36,13 @@ function below({ key, text, light, basis }) {
 }
 
 function tile(one) {
-  const { key, label, help, text } = one;
+  const { key, label, help, text, error } = one;
   const value = state.report.metrics[key];
+  const expected = state.report.feasible && state.report.expected_error?.[error];
   return h(
     "div",
     { class: "tile", title: help, "data-metric": key },
-    h("dt", {}, label),
+    h("dt", {}, label, band(expected)),
     h("dd", {}, h("span", { class: "value" }, text(value)), below(one), delta(value, state.before?.metrics[key], one)),
   );
 }

@@ -1,4 +1,5 @@
 // What a simulation amounts to: a sentence, figures, a table of latencies; each beside those of a pinned simulation.
+import { band } from "./band.js";
 import { h } from "./dom.js";
 import { table } from "./form.js";
 import { change, digits, figure, milliseconds, percent, seconds } from "./format.js";
@@ -9,9 +10,9 @@ const FIGURES = [
   { label: "Requests/s", of: (run) => run.request_throughput, text: (v) => figure(v) },
   { label: "Output tokens/s", of: (run) => run.output_throughput, text: (v) => figure(v) },
   { label: "Keep the goals", of: goodShare, text: (v) => percent(v) },
-  { label: "TTFT, median", of: (run) => run.median_ttft_ms, text: milliseconds, less: true },
+  { label: "TTFT, median", of: (run) => run.median_ttft_ms, text: milliseconds, less: true, error: "ttft" },
   { label: "TTFT, p99", of: (run) => run.p99_ttft_ms, text: milliseconds, less: true },
-  { label: "TPOT, median", of: (run) => run.median_tpot_ms, text: milliseconds, less: true },
+  { label: "TPOT, median", of: (run) => run.median_tpot_ms, text: milliseconds, less: true, error: "tpot" },
   { label: "TPOT, p99", of: (run) => run.p99_tpot_ms, text: milliseconds, less: true },
   { label: "KV cache, peak", of: (run) => run.max_kv_cache_usage, text: (v) => percent(v), less: true },
 ];
@@ -38,11 +39,11 @@ export function tiles(run, before) {
   return h(
     "dl",
     { class: "tiles" },
-    shown.map(({ label, of, text, less }) =>
+    shown.map(({ label, of, text, less, error }) =>
       h(
         "div",
         { class: "tile" },
-        h("dt", {}, label),
+        h("dt", {}, label, band(run.expected_error?.[error])),
         h("dd", {}, h("span", { class: "value" }, text(of(run))), before && delta(of(run), of(before), less, text)),
       ),
     ),
