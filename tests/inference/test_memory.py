@@ -310,26 +310,22 @@ ROWS = Path(__file__).parents[2] / "benchmarks" / "data" / "h200_memory.csv"
 
 
 def test_weights_and_kv_tokens_are_those_that_vllm_reported(tmp_path: Path) -> None:
-    """fp8, mxfp4, mixtures, windows and recurrent states on one H200; bytes of the KV cache were given."""
+    """fp8, mxfp4, mixtures, windows and recurrent states on H200s; bytes of the KV cache were given but once."""
     for row in csv.DictReader(ROWS.open(encoding="utf-8")):
         name, given, length = row["model"], row["kv_cache_memory_bytes"], int(row["max_model_len"])
         model = name
         if name.endswith("-text"):
             (tmp_path / "config.json").write_text(json.dumps(catalog.model(name[:-5]).config["text_config"]))
             model = str(tmp_path / "config.json")
-        plan = build_request(
-            model,
-            "h200",
-            engine="vllm@0.25",
-            max_num_seqs=512,
-            max_num_batched_tokens=8192,
-            max_model_len=length,
-            quantization=row["quantization"],
-            kv_cache_dtype=row["kv_cache_dtype"],
-        ).bind()
+        kwargs = {word: row[word] for word in ("quantization", "kv_cache_dtype")} | {"engine": "vllm@0.25"}
+        limits = {"max_num_seqs": 512, "max_num_batched_tokens": 8192, "max_model_len": length}
+        plan = build_request(model, "h200", **kwargs, **limits).bind()
         assert weight_bytes(plan) == pytest.approx(int(row["weight_bytes"]), rel=4e-3), name
         if given:
             assert int(max_total_tokens(plan, float(given), length)) == int(row["kv_cache_tokens"]), name
+        else:
+            held = analyze(model, "h200", **kwargs, **limits).memory
+            assert held.max_total_tokens == pytest.approx(int(row["kv_cache_tokens"]), rel=2e-3), name
 
 
 def test_large_tensors_keep_the_blocks_that_they_got() -> None:
