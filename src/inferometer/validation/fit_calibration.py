@@ -1,10 +1,11 @@
 """A calibration from a user's own measurements: two factors and a time per request, fitted robustly.
 
 Predictions of a loaded server are not linear in these (a slower step makes queues), so the simulation is run again with
-each of them moved both ways, and the residuals are followed downhill: a few Gauss-Newton steps with weights that leave
+each of them moved both ways, and the residuals are followed downhill: Gauss-Newton steps with weights that leave
 outliers alone. The moves are wide at first: a small one only shifts requests across the borders of steps, and what a
-TTFT gains or loses by that is noise around its slope. Errors on unseen rows come from leaving out a fifth of the
-requests at a time.
+TTFT gains or loses by that is noise around its slope. A request whose two moves disagree crossed such a border, and
+counts less by as much. What the calibration is worth is asked of rows that it was not fitted to: a fifth of the
+requests is left out at a time, and the simulation is run with what the other four fifths say.
 
 The parameters are one vector of three: ln(prefill factor), ln(decode factor), and seconds per request in `UNIT`. The
 residuals are ln(predicted / measured) of every request's TTFT, then of every request's TPOT.
@@ -12,7 +13,7 @@ residuals are ln(predicted / measured) of every request's TTFT, then of every re
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -20,25 +21,63 @@ import numpy as np
 
 from ..base.errors import BadValue
 from ..specs.structs import Calibration
-from .validate import Validation
+from .validate import MEASURED, Validation
 
 START = np.zeros(3)
 UNIT = 0.01  # s per request that weigh as much as 1 in a factor's logarithm
-NUDGES = (0.3, 0.2, 0.1, 0.1, 0.05, 0.05)  # how far each parameter is moved both ways for its slopes, by round
+NUDGES = (
+    0.3,
+    0.2,
+    0.1,
+    0.1,
+    0.05,
+    0.05,
+    0.02,
+    0.02,
+)  # how far each parameter is moved both ways for its slopes, by round
 PRIOR = np.array([0.7, 0.7, 2.0])  # standard deviation of each parameter before anything was measured
 FOLDS = 5
 ITERATIONS = 20  # of reweighted least squares, with each kind of weights
 LIMIT = np.array([3.0, 3.0, 500.0])
-FREE = (
-    [1, 1, 1],
-    [0, 1, 0],
-    [1, 0, 1],
-)  # parameters that a step moves: all; if that helps nothing, those of one metric
+FREE = ((1, 1, 1), (0, 1, 0), (1, 0, 1))  # parameters that are moved: all; if that does not help, those of one metric
 OUTLIER = 4.0  # medians: a residual counts as no more than so many of them
 LEAST_NOISE = 0.005  # of a residual: what no timing is better than
 GAIN = 0.02  # share of an error that must go on unseen rows, and that none may grow by
 
 Replay = Callable[[Calibration], Validation]
+
+
+class Trial(NamedTuple):
+    """Relative errors of a metric, one a request: as predicted, and by what was fitted without the request."""
+
+    before: np.ndarray
+    unseen: np.ndarray
+
+    def errors(self) -> tuple[float, float]:
+        """Means of the absolute errors before and on unseen rows, where an outlier counts as a few medians."""
+        was, now = self._sizes(self.before, self.unseen)
+        return float(was.mean()), float(now.mean())
+
+    def gain(self) -> int:
+        """1 if the calibration helps by more than chance makes of it, -1 if it hurts, 0 if neither.
+
+        Relative errors forgive what is predicted too short, logarithms what is predicted too long: it hurts if one of
+        both grows, and helps if both get smaller.
+        """
+        gains = []
+        for was, now in (
+            self._sizes(self.before, self.unseen),
+            self._sizes(np.log1p(self.before), np.log1p(self.unseen)),
+        ):
+            change = was - now
+            least, chance = GAIN * was.mean() + 5e-4, 2 * change.std() / max(1, len(change) - 1) ** 0.5
+            gains.append(int(change.mean() > max(least, chance)) - int(change.mean() < -least))
+        return min(gains)
+
+    @staticmethod
+    def _sizes(before: np.ndarray, unseen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        cap = OUTLIER * float(np.median(np.abs(before))) + 0.02
+        return np.minimum(np.abs(before), cap), np.minimum(np.abs(unseen), cap)
 
 
 class Fit(NamedTuple):
@@ -47,39 +86,58 @@ class Fit(NamedTuple):
     calibration: Calibration
     before: Validation
     after: Validation
+    trials: dict[str, Trial]  # by metric
     unseen: dict[str, float]  # metric -> mean absolute relative error
-    robust_errors: dict[str, tuple[float, float]]  # metric -> before, and on unseen rows; outliers count little
+
+    def gains(self) -> dict[str, int]:
+        """Whether each metric of unseen rows gains by it (1), loses (-1), or neither."""
+        return {metric: trial.gain() for metric, trial in self.trials.items()}
 
     def objection(self) -> str:
-        """Why it is not worth writing, '' if it is: unseen rows must gain by it, and none of TTFT and TPOT lose."""
-        changes = {metric.upper(): (was, now) for metric, (was, now) in self.robust_errors.items()}
-        lost = {name: pair for name, pair in changes.items() if pair[1] > pair[0] * (1 + GAIN) + 5e-4}
-        if lost or not any(now < was * (1 - GAIN) - 5e-4 for was, now in changes.values()):
-            shown = [
-                f"{name} {was:.1%} off before and {now:.1%} after" for name, (was, now) in (lost or changes).items()
-            ]
-            return f"the calibration does not help on rows that were left out ({', '.join(shown)})"
-        return ""
+        """Why it is not worth writing, '' if it is: unseen rows must gain by it, and none of TTFT, TPOT, E2E lose."""
+        if len(self.before.trace) < 2:
+            return "one request is not enough for a calibration: there is none to leave out and try it on"
+        gains = self.gains()
+        lost = [metric for metric in gains if gains[metric] < 0]
+        if not lost and any(gain > 0 for gain in gains.values()):
+            return ""
+        shown = []
+        for metric in lost or gains:
+            was, now = self.trials[metric].errors()
+            shown.append(f"{MEASURED[metric]} {was:.1%} off before and {now:.1%} after")
+        return f"the calibration does not help on rows that were left out ({', '.join(shown)})"
 
 
 def fit_calibration(replay: Replay, before: Validation) -> Fit:
     """Fit to the measured TTFT and TPOT (end to end follows from them); ``replay`` simulates under a calibration.
 
+    All three figures are moved if that helps both metrics of rows that were left out, else those of one metric: what
+    is noise in TTFT must not pass for a prefill factor because TPOT gains.
     ``fit_calibration(lambda c: validate("qwen3-8b", "h200", measured=path, calibration=c), before).calibration.decode``
     """
-    known = _known(before)
-    if not known.any():
+    if not _known(before).any():
         raise BadValue("a calibration needs measured TTFT or TPOT of requests that the simulation ends, and has none")
-    parameters, now = START, before
+    whole = _fit(replay, before, FREE)
+    gains = whole.gains()
+    if min(gains.values(), default=0) >= 0 and all(gains.get(metric, 1) > 0 for metric in _metrics(before)):
+        return whole
+    parts = [_fit(replay, before, [free]) for free in FREE[1:]] if len(_metrics(before)) > 1 else []
+    return next((fit for fit in (*parts, whole) if not fit.objection()), whole)
+
+
+def _fit(replay: Replay, before: Validation, choices: Sequence[Sequence[int]]) -> Fit:
+    """The fit whose steps each move the first of the `choices` of parameters that makes errors smaller."""
+    parameters, now, known = START, before, _known(before)
     for nudge in NUDGES:
-        slopes = _slopes(replay, parameters, nudge)
-        for free in FREE:
-            step = _gauss_newton_step(slopes * free, _residuals(now), parameters, known, len(now.trace)) * free
-            if (better := _line_search(replay, parameters, now, step, before)) is not None:
+        line = _linearized(replay, parameters, nudge, now)
+        for free in choices:
+            step = _gauss_newton_step(line, free, parameters, known, len(now.trace))
+            shares = [parameters + share * step for share in (1.0, 0.5, 0.25)]  # queues can make a full one overshoot
+            if better := _first_better(replay, shares, now, before):
                 parameters, now = better
                 break
-    unseen, robust_errors = _unseen_errors(before, now, slopes, parameters, known)
-    return Fit(_calibration(parameters), before, now, unseen, robust_errors)
+    trials, unseen = _trials(replay, before, line, choices[0], parameters, known)
+    return Fit(_calibration(parameters), before, now, trials, unseen)
 
 
 def _calibration(parameters: np.ndarray) -> Calibration:
@@ -119,37 +177,42 @@ def _robust_error(residuals: np.ndarray) -> float:
     return float(np.minimum(sizes, OUTLIER * np.median(sizes) + 0.02).mean())
 
 
-def _by_metric(validation: Validation, residuals: np.ndarray, known: np.ndarray) -> dict[str, np.ndarray]:
-    """The known residuals of each metric that has some."""
-    parts = np.split(np.arange(len(residuals)), max(1, len(_metrics(validation))))
-    pairs = zip(_metrics(validation), parts, strict=False)
-    return {metric: residuals[part][known[part]] for metric, part in pairs if known[part].any()}
-
-
 def _robust_errors(validation: Validation) -> dict[str, float]:
-    parts = _by_metric(validation, _residuals(validation), _known(validation))
-    return {metric: _robust_error(part) for metric, part in parts.items()}
+    metrics, known = _metrics(validation), _known(validation)
+    parts = zip(metrics, *(np.split(of, max(1, len(metrics))) for of in (_residuals(validation), known)), strict=False)
+    return {metric: _robust_error(residuals[rows]) for metric, residuals, rows in parts if rows.any()}
 
 
 # ------------------------------------------------------------------ the fit
 
 
-def _slopes(replay: Replay, parameters: np.ndarray, nudge: float) -> np.ndarray:
-    """How the residuals move with each parameter: [residual, parameter]."""
-    ends = [[replay(_calibration(parameters + way * nudge * axis)) for way in (1, -1)] for axis in np.eye(3)]
-    return np.stack([(_residuals(up) - _residuals(down)) / (2 * nudge) for up, down in ends], axis=1)
+class Linearization(NamedTuple):
+    """The residuals near some parameters."""
+
+    residuals: np.ndarray
+    slopes: np.ndarray  # how they move with each parameter: [residual, parameter]
+    bends: np.ndarray  # how far they are from a straight line where the parameters were moved to
+
+
+def _linearized(replay: Replay, parameters: np.ndarray, nudge: float, now: Validation) -> Linearization:
+    here = _residuals(now)
+    ends = [
+        [_residuals(replay(_calibration(parameters + way * nudge * axis))) for way in (1, -1)] for axis in np.eye(3)
+    ]
+    slopes = np.stack([(up - down) / (2 * nudge) for up, down in ends], axis=1)
+    return Linearization(here, slopes, np.sqrt(sum((up / 2 + down / 2 - here) ** 2 for up, down in ends)))
 
 
 def _gauss_newton_step(
-    slopes: np.ndarray, residuals: np.ndarray, parameters: np.ndarray, rows: np.ndarray, count: int
+    line: Linearization, free: Sequence[int], parameters: np.ndarray, rows: np.ndarray, count: int
 ) -> np.ndarray:
     """One robust step: iteratively reweighted least squares with Huber's weights, and the prior as a ridge.
 
     Each metric, of ``count`` requests, has its own noise: a TTFT scatters with the steps that it waits for, a TPOT
-    hardly does.
+    hardly does. A bend is noise of its row.
     """
-    a, r = slopes[rows], residuals[rows]
-    metric = (np.arange(len(residuals)) // count)[rows]
+    a, r, bends = (line.slopes * free)[rows], line.residuals[rows], line.bends[rows]
+    metric = (np.arange(len(line.residuals)) // count)[rows]
     prior = np.diag(PRIOR**-2.0)
     step = np.zeros(3)
     for number in range(2 * ITERATIONS):
@@ -157,46 +220,62 @@ def _gauss_newton_step(
         noise = np.full(len(r), LEAST_NOISE)  # nearly least absolute errors at first, which no outlier leads astray
         for part in set(metric.tolist()) if number >= ITERATIONS else ():  # then the MAD as a standard deviation
             noise[metric == part] = max(1.4826 * float(np.median(np.abs(left[metric == part]))), LEAST_NOISE)
+        noise = np.hypot(noise, bends)
         weight = np.minimum(1.0, 1.345 * noise / np.maximum(np.abs(left), 1e-12)) / noise**2
         step = np.linalg.solve(a.T @ (weight[:, None] * a) + prior, -(a.T @ (weight * r)) - prior @ parameters)
-    return np.clip(step, -1.0, 1.0)
+    limited: np.ndarray = np.clip(step, -1.0, 1.0) * free
+    return limited
 
 
-def _line_search(
-    replay: Replay, parameters: np.ndarray, now: Validation, step: np.ndarray, before: Validation
+def _first_better(
+    replay: Replay, candidates: Sequence[np.ndarray], now: Validation, before: Validation
 ) -> tuple[np.ndarray, Validation] | None:
-    """The step, or half or a quarter of it, whichever first makes the errors smaller; None if none does.
+    """The first of the parameters that makes the errors smaller; None if none does.
 
-    Queues can make a full step overshoot. A metric that fits well is never made worse than it was `before` to help the
-    other one. The sum of logarithms, because the metrics' noises differ.
+    A metric that fits well is never made worse than it was `before` to help the other one. The sum of logarithms,
+    because the metrics' noises differ.
     """
     first, here = _robust_errors(before), _robust_errors(now)
-    for share in (1.0, 0.5, 0.25):
-        tried = np.clip(parameters + share * step, -LIMIT, LIMIT)
-        reached = replay(_calibration(tried))
+    for parameters in (np.clip(candidate, -LIMIT, LIMIT) for candidate in candidates):
+        reached = replay(_calibration(parameters))
         errors = _robust_errors(reached)
-        if errors.keys() != here.keys() or any(errors[m] > first[m] + 1e-4 for m in errors):
+        if errors.keys() != here.keys() or any(errors[m] > first[m] * (1 + GAIN) + 5e-4 for m in errors):
             continue
         if sum(np.log((errors[m] + LEAST_NOISE) / (here[m] + LEAST_NOISE)) for m in errors) < -1e-4:
-            return tried, reached
+            return parameters, reached
     return None
 
 
-def _unseen_errors(
-    before: Validation, now: Validation, slopes: np.ndarray, parameters: np.ndarray, known: np.ndarray
-) -> tuple[dict[str, float], dict[str, tuple[float, float]]]:
-    """Errors of each fifth of the requests when fitted to the other four, to first order around the whole fit."""
-    base, count = _residuals(now), len(now.trace)
-    fold = np.tile(np.arange(count) % FOLDS, len(_metrics(now)))
-    left = base.copy()
+def _trials(
+    replay: Replay,
+    before: Validation,
+    line: Linearization,
+    free: Sequence[int],
+    parameters: np.ndarray,
+    known: np.ndarray,
+) -> tuple[dict[str, Trial], dict[str, float]]:
+    """Every fifth of the requests, simulated with the parameters that the other four fifths give."""
+    count = len(before.trace)
+    fold = np.arange(count) % FOLDS
+    if before.trace.arrival_s is not None:  # neighbours share their queue: fifths of the time
+        fold[np.argsort(before.trace.arrival_s, kind="stable")] = np.arange(count) * FOLDS // count
+    unseen = {metric: np.full(count, np.nan) for metric in before.measured}
     for number in range(min(FOLDS, count)):
-        held_out = fold == number
-        if (known & ~held_out).any():
-            step = _gauss_newton_step(slopes, base, parameters, known & ~held_out, count)
-            left[held_out] = (base + slopes @ step)[held_out]
-    parts, first = _by_metric(now, left, known), _robust_errors(before)
-    unseen = {metric: float(np.abs(np.expm1(part)).mean()) for metric, part in parts.items() if count > 1}
-    return unseen, {metric: (first[metric], _robust_error(part)) for metric, part in parts.items() if metric in first}
+        rows = known & np.tile(fold != number, len(_metrics(before)))
+        step = _gauss_newton_step(line, free, parameters, rows, count)
+        without = replay(_calibration(np.clip(parameters + step, -LIMIT, LIMIT)))
+        for metric, errors in unseen.items():
+            errors[fold == number] = without.relative(metric)[fold == number]
+    trials = {}
+    for metric, errors in unseen.items():
+        both = (
+            np.isfinite(errors)
+            & np.isfinite(before.relative(metric))
+            & (np.minimum(errors, before.relative(metric)) > -1)
+        )
+        if both.any():
+            trials[metric] = Trial(before.relative(metric)[both], errors[both])
+    return trials, {m: float(np.nanmean(np.abs(unseen[m]))) for m in trials if count > 1}
 
 
 def with_provenance(fit: Fit, model: str, gpu: str, engine: str) -> Calibration:
