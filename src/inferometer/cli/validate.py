@@ -217,7 +217,7 @@ def _calibration(
 
     path = replay["write_calibration"]
     fit = fit_calibration(simulated, compared)
-    calibration = with_provenance(fit, labels["model"], labels["gpu"], labels["engine_name"])
+    calibration = with_provenance(fit, labels)
     objection = fit.objection()
     written = not objection or bool(replay["force"])
     if written:

@@ -142,7 +142,8 @@ def build_request(model: str, gpu: str = "h100-sxm", **kwargs: Unpack[PlanKwargs
     engine, given_figures = _resolved(args, ruled_engine, network, device, speculation)
     host_profile = measured if args.host_profile is None else host(args.host_profile)
     engine = hosted_engine(engine, host_profile or host(DEFAULT_HOST))
-    engine, warnings = _calibrated(args, entry, device, engine)
+    calibration = None if args.calibration is None else calibrations.calibration(args.calibration)
+    engine = engine if calibration is None else calibrations.calibrated_engine(engine, calibration)
     dtype, quantization, format_warnings = _formats(args, entry, network, device, engine)
     roles = precision.precision_by_role(network, dtype, quantization)
     workload = _workload(args, given, network)
@@ -150,9 +151,12 @@ def build_request(model: str, gpu: str = "h100-sxm", **kwargs: Unpack[PlanKwargs
     missing = parallelism.missing_link(network, plan, device)
     if missing:
         raise BadValue(missing)
-    warnings = [*network.warnings, *warnings, *format_warnings, *_check_lengths(args, plan, workload, network)]
+    warnings = [*network.warnings, *format_warnings, *_check_lengths(args, plan, workload, network)]
     profile = None if args.profile is None or measured is not None else user_profile(args.profile, device)
     warnings += profile.warnings if profile is not None else ()
+    warnings += (
+        [] if calibration is None else calibrations.mismatch_warnings(calibration, entry.name, device, engine, plan)
+    )
     return Request(
         model=msgspec.structs.replace(network, name=entry.name),
         device=device,
@@ -193,17 +197,6 @@ def _usecase_lengths(usecase: Usecase | None) -> dict[str, int]:
 def _engine(args: PlanArgs, network: Model) -> Engine:
     """The engine that was asked for, its rules still to be applied."""
     return catalog.engine(("vllm" if network.kind == "decoder" else "hf") if args.engine is None else args.engine)
-
-
-def _calibrated(
-    args: PlanArgs, entry: catalog.ModelEntry, device: Hardware, engine: Engine
-) -> tuple[Engine, list[str]]:
-    """The engine with the user's calibration, and what to say of it."""
-    if args.calibration is None:
-        return engine, []
-    calibration = calibrations.calibration(args.calibration)
-    warnings = calibrations.mismatch_warnings(calibration, entry.name, device.name, engine.name)
-    return calibrations.calibrated_engine(engine, calibration), warnings
 
 
 def _resolved(

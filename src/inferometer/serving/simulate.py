@@ -289,10 +289,9 @@ def run_header(
     request, plan = requests[0], requests[0].plan
     labels = {one.device.name: one.device.label or one.device.name for one in requests}
     by_device = {name: sum(row["gpus"] for row in rows if row["gpu"] == name) for name in labels}
-    kv = "" if plan.kv_cache_dtype == plan.dtype else f", KV {plan.kv_cache_dtype}"
     return {
         "model": request.model.name,
-        "quantization": f"{plan.quantization}{kv}",
+        "quantization": plan.formats,
         "gpu": request.device.name,
         "gpus": sum(by_device.values()),
         "machine": " + ".join(f"{number} × {labels[name]}" for name, number in by_device.items()),

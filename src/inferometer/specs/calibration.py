@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from ..base.errors import BadFile, BadValue, abbreviate
@@ -9,7 +11,7 @@ from ..base.files import convert, input_path, read_toml
 from ..base.input_file import is_input
 from .arguments import flag
 from .catalog import normalized
-from .structs import Calibration, Engine
+from .structs import Calibration, Engine, Hardware, Plan
 
 
 def calibration(given: str | Calibration) -> Calibration:
@@ -43,12 +45,25 @@ def calibrated_engine(engine: Engine, calibration: Calibration) -> Engine:
     )
 
 
-def mismatch_warnings(calibration: Calibration, model: str, gpu: str, engine: str) -> list[str]:
-    """A warning where a calibration was made for another model, GPU or engine than this plan's."""
-    pairs = ((calibration.model, model), (calibration.gpu, gpu), (calibration.engine, engine))
+def mismatch_warnings(calibration: Calibration, model: str, device: Hardware, engine: Engine, plan: Plan) -> list[str]:
+    """A warning where a calibration was made for another model, GPU, engine, version or precision than this plan's."""
+    pairs = (
+        (calibration.model, model),
+        (calibration.gpu, device.name),
+        (calibration.engine, engine.name),
+        (calibration.version, engine.version),
+        (calibration.precision, plan.formats),
+    )
     if all(not was or normalized(was) == normalized(now) for was, now in pairs):
         return []
-    return [f"the calibration was made for {calibration.model} on {calibration.gpu} with {calibration.engine}"]
+    made_for, planned = (" ".join(filter(None, side)) for side in zip(*_described(pairs), strict=True))
+    return [f"the calibration was made for {made_for}, and this is {planned}"]
+
+
+def _described(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The two sides, both with what one of them does not say left out."""
+    joints = ("", "on ", "with ", "", "in ")
+    return [(joint + was, joint + now) if was else ("", "") for joint, (was, now) in zip(joints, pairs, strict=True)]
 
 
 def as_toml(calibration: Calibration) -> str:
@@ -57,6 +72,8 @@ def as_toml(calibration: Calibration) -> str:
         "model": calibration.model,
         "gpu": calibration.gpu,
         "engine": calibration.engine,
+        "version": calibration.version,
+        "precision": calibration.precision,
         "measured": calibration.measured,
     }
     lines = [

@@ -245,6 +245,8 @@ class Calibration(Spec, frozen=True, kw_only=True):
     model: str = ""
     gpu: str = ""
     engine: str = ""
+    version: str = ""  # of the engine
+    precision: str = ""  # of weights, and of the KV cache where it is another than the model's: fp8, KV fp8
     measured: str = ""  # the file that it was made from
     requests: int = 0
     error: dict[str, dict[str, float]] = {}  # metric -> mean absolute relative error before, after, and on unseen rows
@@ -353,6 +355,12 @@ class Plan(Spec, frozen=True, kw_only=True):
     def gpus(self) -> int:
         """Devices in all."""
         return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
+
+    @property
+    def formats(self) -> str:
+        """Of weights, and of the KV cache where it is another than the model's: ``fp8, KV fp8``"""
+        kv = "" if self.kv_cache_dtype == self.dtype else f", KV {self.kv_cache_dtype}"
+        return f"{self.quantization}{kv}"
 
 
 class Usecase(Spec, frozen=True, kw_only=True):

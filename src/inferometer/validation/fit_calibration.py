@@ -13,7 +13,7 @@ residuals are ln(predicted / measured) of every request's TTFT, then of every re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -42,6 +42,7 @@ LIMIT = np.array([3.0, 3.0, 500.0])
 FREE = ((1, 1, 1), (0, 1, 0), (1, 0, 1))  # parameters that are moved: all; if that does not help, those of one metric
 OUTLIER = 4.0  # medians: a residual counts as no more than so many of them
 LEAST_NOISE = 0.005  # of a residual: what no timing is better than
+LEAST_STEP = 5e-4  # of a parameter: less is not worth a simulation
 GAIN = 0.02  # share of an error that must go on unseen rows, and that none may grow by
 
 Replay = Callable[[Calibration], Validation]
@@ -121,21 +122,28 @@ def fit_calibration(replay: Replay, before: Validation) -> Fit:
     gains = whole.gains()
     if min(gains.values(), default=0) >= 0 and all(gains.get(metric, 1) > 0 for metric in _metrics(before)):
         return whole
-    parts = [_fit(replay, before, [free]) for free in FREE[1:]] if len(_metrics(before)) > 1 else []
+    worthwhile = len(_metrics(before)) > 1 and max(gains.values(), default=0) > 0
+    parts = (_fit(replay, before, [free]) for free in (FREE[1:] if worthwhile else ()))
     return next((fit for fit in (*parts, whole) if not fit.objection()), whole)
 
 
 def _fit(replay: Replay, before: Validation, choices: Sequence[Sequence[int]]) -> Fit:
     """The fit whose steps each move the first of the `choices` of parameters that makes errors smaller."""
     parameters, now, known = START, before, _known(before)
+    vain = 0  # rounds in a row that found nothing better
     for nudge in NUDGES:
         line = _linearized(replay, parameters, nudge, now)
+        better = None
         for free in choices:
             step = _gauss_newton_step(line, free, parameters, known, len(now.trace))
-            shares = [parameters + share * step for share in (1.0, 0.5, 0.25)]  # queues can make a full one overshoot
-            if better := _first_better(replay, shares, now, before):
-                parameters, now = better
+            if np.abs(step).max() > LEAST_STEP:
+                better = _line_search(replay, parameters, step, now, before)
+            if better is not None:
                 break
+        parameters, now = better or (parameters, now)
+        vain = 0 if better else vain + 1
+        if vain == 3:
+            break
     trials, unseen = _trials(replay, before, line, choices[0], parameters, known)
     return Fit(_calibration(parameters), before, now, trials, unseen)
 
@@ -227,22 +235,23 @@ def _gauss_newton_step(
     return limited
 
 
-def _first_better(
-    replay: Replay, candidates: Sequence[np.ndarray], now: Validation, before: Validation
+def _line_search(
+    replay: Replay, parameters: np.ndarray, step: np.ndarray, now: Validation, before: Validation
 ) -> tuple[np.ndarray, Validation] | None:
-    """The first of the parameters that makes the errors smaller; None if none does.
+    """The step, or half or a quarter of it, whichever first makes the errors smaller; None if none does.
 
-    A metric that fits well is never made worse than it was `before` to help the other one. The sum of logarithms,
-    because the metrics' noises differ.
+    Queues can make a full step overshoot. A metric that fits well is never made worse than it was `before` to help the
+    other one. The sum of logarithms, because the metrics' noises differ.
     """
     first, here = _robust_errors(before), _robust_errors(now)
-    for parameters in (np.clip(candidate, -LIMIT, LIMIT) for candidate in candidates):
-        reached = replay(_calibration(parameters))
+    for share in (1.0, 0.5, 0.25):
+        moved = np.clip(parameters + share * step, -LIMIT, LIMIT)
+        reached = replay(_calibration(moved))
         errors = _robust_errors(reached)
         if errors.keys() != here.keys() or any(errors[m] > first[m] * (1 + GAIN) + 5e-4 for m in errors):
             continue
         if sum(np.log((errors[m] + LEAST_NOISE) / (here[m] + LEAST_NOISE)) for m in errors) < -1e-4:
-            return parameters, reached
+            return moved, reached
     return None
 
 
@@ -278,8 +287,8 @@ def _trials(
     return trials, {m: float(np.nanmean(np.abs(unseen[m]))) for m in trials if count > 1}
 
 
-def with_provenance(fit: Fit, model: str, gpu: str, engine: str) -> Calibration:
-    """The calibration with what it was made for and from, and its errors."""
+def with_provenance(fit: Fit, labels: Mapping[str, str]) -> Calibration:
+    """The calibration with what it was made for and from, and its errors; ``labels`` as `run_header` has them."""
     before, after = fit.before.errors, fit.after.errors
     error = {
         metric: {
@@ -291,5 +300,13 @@ def with_provenance(fit: Fit, model: str, gpu: str, engine: str) -> Calibration:
     }
     trace = fit.before.trace
     return msgspec.structs.replace(
-        fit.calibration, model=model, gpu=gpu, engine=engine, measured=trace.source, requests=len(trace), error=error
+        fit.calibration,
+        model=labels["model"],
+        gpu=labels["gpu"],
+        engine=labels["engine_name"],
+        version=labels["engine_version"],
+        precision=labels["quantization"],
+        measured=trace.source,
+        requests=len(trace),
+        error=error,
     )
