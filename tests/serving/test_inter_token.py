@@ -27,6 +27,15 @@ class Oracle:
         self.output_len = trace.output_tokens.tolist()
         self.last: dict[int, tuple[int, float]] = {}  # request -> tokens so far, and when the last ones came
         self.gaps: list[float] = []
+        self.latest: dict[int, list[tuple[int, int]]] = {}  # engine -> requests of its last look, and their gaps' places
+
+    def late(self, engine: EngineCore, seconds: float) -> None:
+        """The tokens of an engine's last step were seen later than the step ended."""
+        for i, place in self.latest.pop(engine.number, ()):
+            tokens, now = self.last[i]
+            self.last[i] = (tokens, now + seconds)
+            if place >= 0:
+                self.gaps[place] += seconds
 
     def look(self, engine: EngineCore, now: float) -> None:
         """Compare every request's tokens with what they were."""
@@ -37,6 +46,7 @@ class Oracle:
         left = {i: 0 for i in self.last if table.finished_s[i] == table.finished_s[i]}
         for batch in batches:
             left |= {e & (1 << batch.id_bits) - 1: (e >> batch.id_bits) - batch.clock for e in batch.finish_heap}
+        latest = self.latest[engine.number] = []
         for i, remaining in left.items():
             tokens = self.output_len[i] - remaining
             before, last = self.last.get(i, (0, now))
@@ -44,12 +54,13 @@ class Oracle:
                 self.gaps.append(now - last)
             if tokens > before:
                 self.last[i] = (tokens, now)
+                latest.append((i, len(self.gaps) - 1 if before else -1))
 
 
 def watched(monkeypatch: pytest.MonkeyPatch, model: str, gpu: str, trace: Trace, **options: Any) -> list[float]:
     """Every gap of a run that is taken step by step, in ms."""
     oracle = Oracle(trace)
-    step, land = EngineCore._step, PipelineEngine._land
+    step, land, show_results = EngineCore._step, PipelineEngine._land, EngineCore.show_results
 
     def watched_step(self: EngineCore, until: float) -> bool:
         result = step(self, until)
@@ -57,12 +68,17 @@ def watched(monkeypatch: pytest.MonkeyPatch, model: str, gpu: str, trace: Trace,
             oracle.look(self, self.now)
         return result
 
+    def watched_results(self: EngineCore, late: float) -> None:
+        oracle.late(self, late)
+        show_results(self, late)
+
     def watched_land(self: PipelineEngine, current: PipelineBatch, flight: StepInFlight) -> None:
         land(self, current, flight)
         oracle.look(self, current.ready)
 
     with monkeypatch.context() as patch:
         patch.setattr(EngineCore, "_step", watched_step)
+        patch.setattr(EngineCore, "show_results", watched_results)
         patch.setattr(PipelineEngine, "_land", watched_land)
         simulate(model, gpu, trace=trace, **{**options, "fast_forward": False})
     return [gap * 1e3 for gap in oracle.gaps]

@@ -61,6 +61,7 @@ def served(ranks: int, trace: Trace, *, plain: bool, scheduler: str = "vllm", bl
     """Requests dealt out in turn, by ranks in lock step or each rank as a plain engine."""
     pool = pool_of(ranks, "sglang" if scheduler == "prefill_first" else "vllm")
     limits = scheduler_limits(pool, ServingOptions(scheduler=scheduler))
+    limits = limits._replace(results_after_launches=False)  # as with several ranks
     table = RequestTable(trace.input_tokens.tolist(), trace.output_tokens.tolist())
     assert trace.arrival_s is not None
     source = OpenLoop(list(range(len(trace))), trace.arrival_s.tolist(), table.arrival_s)

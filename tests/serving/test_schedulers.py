@@ -28,7 +28,7 @@ class Seconds:
         self.steps.append((batch.num_seqs, []))
         return 1.0
 
-    def mixed_seconds(self, batch: Any, chunks: list[tuple[int, int, int]], num_completed: int) -> float:
+    def mixed_seconds(self, batch: Any, chunks: list[tuple[int, int, int]], num_completed: int, *more: float) -> float:
         self.steps.append((batch.num_seqs if batch is not None else 0, [new for _, new, _ in chunks]))
         return 1.0
 

@@ -316,7 +316,7 @@ class OneSecond:
     def decode_seconds(self, batch: Any) -> float:
         return 1.0
 
-    def mixed_seconds(self, batch: Any, chunks: Any, num_completed: int) -> float:
+    def mixed_seconds(self, batch: Any, chunks: Any, num_completed: int, *more: float) -> float:
         return 1.0
 
 

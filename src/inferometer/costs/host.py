@@ -122,11 +122,10 @@ def launch_seconds(model: Model, engine: Engine) -> Launches:
     return _launch_seconds(model.blocks, *engine.launch.items())
 
 
-def host_seconds(model: Model, engine: Engine, sums: Env, kernels: Value, launch_s: Launches | None = None) -> Value:
-    """Seconds that a step takes beyond its kernels' ``kernels`` seconds.
-
-    ``launch_s``: `launch_seconds` of the same model and engine, for callers that ask for many steps.
-    """
+def _launching_and_planning(
+    model: Model, engine: Engine, sums: Env, launch_s: Launches | None
+) -> tuple[Value, Value]:
+    """Host seconds to launch a step's kernels, and to plan it."""
     launches = launch_s or launch_seconds(model, engine)
     has_prompts = sums["prefill_tokens"] > 0
     eager = without_graphs(engine, sums["tokens"], has_prompts)
@@ -138,8 +137,26 @@ def host_seconds(model: Model, engine: Engine, sums: Env, kernels: Value, launch
     planning = engine.step_floor + engine.step_floor_per_sequence * sums["seqs"]
     if engine.step_floor_per_state_group:
         planning = planning + engine.step_floor_per_state_group * state_groups(model.blocks)
+    return launching, planning
+
+
+def busy_seconds(model: Model, engine: Engine, sums: Env, launch_s: Launches | None = None) -> Value:
+    """Seconds that a step keeps the host busy, hidden or not: ``busy_seconds(model, vllm, step_env(plan, step))``"""
+    launching, planning = _launching_and_planning(model, engine, sums, launch_s)
+    return launching + planning
+
+
+def host_seconds(
+    model: Model, engine: Engine, sums: Env, kernels: Value, launch_s: Launches | None = None, ahead: float = 0.0
+) -> Value:
+    """Seconds that a step takes beyond its kernels' ``kernels`` seconds.
+
+    ``launch_s``: `launch_seconds` of the same model and engine, for callers that ask for many steps. ``ahead``: seconds
+    before the step by which the host is free to launch it, while the device still computes the step before.
+    """
+    launching, planning = _launching_and_planning(model, engine, sums, launch_s)
     if engine.async_scheduling:  # the next step is planned while this one runs
-        beyond = maximum_of(launching + planning - kernels, 0.0)
+        beyond = maximum_of(launching + planning - kernels - ahead, 0.0)
     else:
         beyond = planning + maximum_of(launching - kernels, 0.0)
     return engine.step_overhead + beyond + throttle_seconds(sums, kernels)

@@ -22,8 +22,11 @@ Between two events (a request arrives or finishes, a prompt is under way, blocks
 the steps up to the next event are summed at once (`StepCost.decode_steps`). With ``fast_forward=False`` they are taken
 one by one; the outcome is the same. With asynchronous scheduling a step is scheduled while the one before it runs: a
 request that arrives meanwhile waits for the step after, and one that finishes keeps its place and its blocks for one
-step more. An engine may poll for new requests only every so many decode steps (``scheduler_recv_interval``); after a
-step with a prompt in it, and when idle, it polls at once.
+step more. The host launches a step as soon as the results of the last but one are there (``visible_until``), so it is
+ahead of the device by ``now - visible_until``. Where launching takes longer than that, the results of the step before
+come late, because the same thread looks at them afterwards (``results_after_launches``). An engine may poll for new
+requests only every so many decode steps (``scheduler_recv_interval``); after a step with a prompt in it, and when idle,
+it polls at once.
 """
 
 from __future__ import annotations
@@ -74,6 +77,8 @@ class EngineCore:
         self.blocks_reserved = 0  # blocks that the step being scheduled has taken for decodes
         self.static_blocks = 0  # blocks of a static batch
         self.preempted_in_step = False
+        self.unseen_first_tokens: list[int] = []  # requests whose first token came in the last step
+        self.unseen_finishes: list[int] = []  # requests that finished in it
         self.finishing: list[Finishing] = []
         self.kv_in_transfer: list[tuple[float, int, int, int]] = []  # heap: until when, request, blocks, tokens
         self.refused: dict[int, Rejection] = {}
@@ -173,27 +178,55 @@ class EngineCore:
         """A step with chunks of prompts in it."""
         num_seqs, completed = self.batch.num_seqs if decodes else 0, self._completed(chunks)
         num_new_tokens = sum([num_new for _, num_new, _ in chunks])
+        ahead = late = 0.0
+        if self.limits.results_after_launches:
+            ahead = self.now - self.visible_until
+            decoding = num_seqs * self.limits.tokens_per_decode
+            late = max(0.0, self.cost.host_seconds(num_new_tokens, decoding, num_seqs + len(chunks)) - ahead)
+            self.show_results(late)
         seconds = self._mixed_seconds(
-            self.cost, self.throttle, self.now, num_seqs, chunks, len(completed), num_new_tokens
+            self.cost, self.throttle, self.now, num_seqs, chunks, len(completed), num_new_tokens, ahead
         )
-        self._end_mixed_step(seconds, num_seqs, completed, num_new_tokens)
+        self._end_mixed_step(seconds, num_seqs, completed, num_new_tokens, late)
 
     def _completed(self, chunks: list[Chunk]) -> list[int]:
         """The requests whose prompts are done with these chunks."""
         prefill_target = self.table.prefill_target
         return [i for i, num_new, num_computed in chunks if num_computed + num_new == prefill_target[i]]
 
-    def _end_mixed_step(self, seconds: float, num_seqs: int, completed: list[int], num_new_tokens: int) -> None:
-        """A step with chunks of prompts in it is over, in which ``num_seqs`` sequences decoded."""
+    def show_results(self, late: float) -> None:
+        """The results of the last step are looked at, so many seconds after its end: the next was launched first.
+
+        Where something depends on when a request finishes (the next one of a closed loop, its KV cache), it was told
+        at once: there only the first tokens come late.
+        """
+        table = self.table
+        if late:
+            for i in self.unseen_first_tokens:
+                table.first_token_s[i] += late
+            for i in self.unseen_finishes if self.on_finished is None else ():
+                table.finished_s[i] += late
+            had_gaps = self.batch.num_seqs + len(self.unseen_finishes) - len(self.unseen_first_tokens)
+            self.gaps.lengthen(self.now - self.visible_until, late, had_gaps)
+        self.unseen_first_tokens.clear()
+        self.unseen_finishes.clear()
+
+    def _end_mixed_step(
+        self, seconds: float, num_seqs: int, completed: list[int], num_new_tokens: int, late: float = 0.0
+    ) -> None:
+        """A step with chunks of prompts in it is over, in which ``num_seqs`` sequences decoded.
+
+        ``late``: seconds after its beginning at which it was launched and the next one could be planned.
+        """
         start, limits = self.now, self.limits
         self.now = now = start + seconds
-        self.visible_until = start if limits.async_scheduling else now
+        self.visible_until = min(start + late, now) if limits.async_scheduling else now
         self.busy_s += seconds
         self.steps += 1
         self.computed_tokens += num_seqs * limits.tokens_per_decode + num_new_tokens
         self.blocks_reserved = self.steps_since_poll = 0
         if num_seqs:
-            self.gaps.count(self.batch, self.cost, start, 1, seconds, 0.0)
+            self.gaps.count(self.batch, self.cost, start, 1, max(0.0, seconds - late), 0.0)
             self._advance(1)
         elif self.batch.finish_heap and not self.batch.last_tokens:
             self.batch.tokens_came(start)
@@ -215,13 +248,14 @@ class EngineCore:
         chunks: list[Chunk],
         num_completed: int,
         num_new_tokens: int,
+        ahead: float = 0.0,
     ) -> float:
         """Seconds of a step with chunks of prompts in it, which heats the chip up."""
         batch = self.batch if num_seqs else None
         if throttle is None:
-            return cost.mixed_seconds(batch, chunks, num_completed)
+            return cost.mixed_seconds(batch, chunks, num_completed, 0.0, ahead)
         fraction = throttle.fraction_at(start)
-        seconds = cost.mixed_seconds(batch, chunks, num_completed, fraction)
+        seconds = cost.mixed_seconds(batch, chunks, num_completed, fraction, ahead)
         prefill_share = num_new_tokens / (num_new_tokens + num_seqs * self.limits.tokens_per_decode)
         throttle.add_load(start, seconds, prefill_share, fraction)
         return seconds
@@ -231,6 +265,8 @@ class EngineCore:
         table = self.table
         if table.first_token_s[i] != table.first_token_s[i]:  # nan: it is the first one
             table.first_token_s[i] = now
+            if self.limits.results_after_launches:
+                self.unseen_first_tokens.append(i)
         else:
             self.gaps.resumed(i, table.first_token_s[i], now)
         context, remaining = table.prefill_target[i], table.remaining_tokens[i]
@@ -242,6 +278,7 @@ class EngineCore:
     def _decode_steps(self, until: float) -> None:
         """Steps in which every sequence decodes, up to the next event."""
         batch = self.batch
+        self.show_results(0.0)
         max_steps = self._max_decode_steps() if self.fast_forward and batch.finish_heap else 1
         if max_steps > 1:
             self._end_decode_steps(*self._steps_until_event(max_steps, until))
@@ -319,6 +356,7 @@ class EngineCore:
 
         With no step under way asynchronous scheduling is not behind: it knows all arrivals and ends at once.
         """
+        self.show_results(0.0)
         if self._catch_up():
             return True
         wakeup = self._wakeup()
@@ -376,6 +414,8 @@ class EngineCore:
         limits, batch = self.limits, self.batch
         self.table.finished_s[i] = self.now
         blocks_until = self.on_finished(i, self.now) if self.on_finished else 0.0
+        if limits.results_after_launches:
+            self.unseen_finishes.append(i)
         if limits.static_batch:
             return
         if i in batch.offset and not (limits.async_scheduling and limits.ends_on_stop_token):

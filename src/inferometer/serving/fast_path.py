@@ -89,6 +89,7 @@ class UncontendedRun:
         "idle_until",
         "now",
         "prompt_tokens",
+        "results_late",
         "shift",
         "steps_before",
         "sure_tokens",
@@ -104,6 +105,7 @@ class UncontendedRun:
         self.now = self.idle_until = engine.now  # from `idle_until` on the engine was busy, but for the time before
         self.visible_until = engine.visible_until
         self.block_size, self.async_scheduling = engine.kv_cache.block_size, limits.async_scheduling
+        self.results_late = limits.results_after_launches
         self.free_blocks = engine.kv_cache.free_blocks - batch.blocks_to_completion()  # beyond those set aside
         self.usable_blocks = engine.kv_cache.free_blocks + batch.blocks_held()  # free, or held by sequences here
         # finished and not freed yet: the step, the request, its blocks; what may be freed is, when it is needed
@@ -130,10 +132,11 @@ class UncontendedRun:
                     break
             elif batch.num_seqs:
                 self._decode_steps(until)
-            elif source.next < until:  # idle: asynchronous scheduling is not behind
-                self._skip_to(max(self.now, source.next))
             else:
-                break
+                self.engine.show_results(0.0)
+                if source.next >= until:
+                    break
+                self._skip_to(max(self.now, source.next))  # idle: asynchronous scheduling is not behind
         self._write_back(self.now)
         self._hand_back()
 
@@ -154,6 +157,7 @@ class UncontendedRun:
         finish_heap, id_bits, clock, num_seqs = batch.finish_heap, batch.id_bits, batch.clock, batch.num_seqs
         lines, visits, shift, offset_sum = self.decode_table.lines, self.visits, self.shift, batch.offset_sum
         middle = shift + 1
+        self.engine.show_results(0.0)
         next_arrival, next_sample, is_async = source.next, self.engine.recorder.next_sample, self.async_scheduling
         while next_arrival > visible_until and num_seqs and now < until:
             gap, total = (next_arrival if next_arrival < until else until) - now, offset_sum + num_seqs * clock
@@ -185,6 +189,8 @@ class UncontendedRun:
             batch.clock = clock
             if finish_heap[0] >> id_bits <= clock:
                 self._finish_decodes(now)
+                if self.results_late and source.next > visible_until:  # the next step decodes: nothing is late
+                    self.engine.show_results(0.0)
                 num_seqs, offset_sum, next_arrival = batch.num_seqs, batch.offset_sum, source.next
             if now >= next_sample:
                 next_sample = self._sample(now)
@@ -217,13 +223,19 @@ class UncontendedRun:
             return False
         self.free_blocks -= blocks
         self.prompt_tokens += prompt_tokens
+        ahead = late = 0.0
+        if self.results_late:
+            engine.now, engine.visible_until = start, self.visible_until
+            ahead = start - self.visible_until
+            late = max(0.0, engine.cost.host_seconds(prompt_tokens, num_seqs, num_seqs + len(arrived)) - ahead)
+            engine.show_results(late)
         if num_seqs and prompt_tokens in self.frequent and len(arrived) == 1:
             seconds = self.frequent[prompt_tokens][0].one(num_seqs, batch.offset_sum + num_seqs * batch.clock)
         else:
-            seconds = self._mixed_seconds(arrived, prompt_tokens)
-        self.gap_log += (seconds, num_seqs)
+            seconds = self._mixed_seconds(arrived, prompt_tokens, ahead)
+        self.gap_log += (max(0.0, seconds - late), num_seqs)
         self.now = now = start + seconds
-        self.visible_until = start if self.async_scheduling else now
+        self.visible_until = min(start + late, now) if self.async_scheduling else now
         finish_heap, id_bits = batch.finish_heap, batch.id_bits
         if num_seqs:
             batch.clock += 1
@@ -238,6 +250,8 @@ class UncontendedRun:
             offset = offsets[i] = prefill_target[i] - clock
             batch.offset_sum += offset
             heappush(finish_heap, (clock + (remaining if remaining > 0 else 0)) << id_bits | i)
+        if self.results_late:
+            engine.unseen_first_tokens += arrived
         batch.num_seqs += len(arrived)
         if finish_heap[0] >> id_bits <= clock:  # with their first token some have all of them
             self._finish_decodes(now)
@@ -257,15 +271,15 @@ class UncontendedRun:
             self.engine.waiting.push(i)
         return False
 
-    def _mixed_seconds(self, arrived: list[int], prompt_tokens: int) -> float:
+    def _mixed_seconds(self, arrived: list[int], prompt_tokens: int, ahead: float) -> float:
         """Seconds of a step in which whole prompts are computed while the batch decodes; it heats the chip up."""
         cost, throttle, num_seqs = self.engine.cost, self.engine.throttle, self.batch.num_seqs
         chunks: list[Chunk] = [(i, self.table.prefill_target[i], 0) for i in arrived]
         decodes = self.batch if num_seqs else None
         if throttle is None:
-            return cost.mixed_seconds(decodes, chunks, len(chunks))
+            return cost.mixed_seconds(decodes, chunks, len(chunks), 0.0, ahead)
         fraction = throttle.fraction_at(self.now)
-        seconds = cost.mixed_seconds(decodes, chunks, len(chunks), fraction)
+        seconds = cost.mixed_seconds(decodes, chunks, len(chunks), fraction, ahead)
         throttle.add_load(self.now, seconds, prompt_tokens / (prompt_tokens + num_seqs), fraction)
         return seconds
 
@@ -290,6 +304,8 @@ class UncontendedRun:
             self.finished.append((step, i, (context + size - 1) // size))  # ceil_div, written out
             if on_finished is not None:
                 on_finished(i, now)
+            if self.results_late:
+                self.engine.unseen_finishes.append(i)
         if not self.async_scheduling:
             self._free_finished()
 

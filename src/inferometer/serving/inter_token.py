@@ -43,11 +43,12 @@ class GapHistogram(NamedTuple):
 class InterTokenLatencies:
     """The gaps of one engine's requests: ``gaps.add(0.012, 8); gaps.histogram().counts.sum()  # 8``"""
 
-    __slots__ = ("away", "counts", "log", "rejoined_s", "shift", "table", "visits")
+    __slots__ = ("away", "counts", "counted_back", "log", "rejoined_s", "shift", "table", "visits")
 
     def __init__(self) -> None:
         self.counts: defaultdict[int, float] = defaultdict(int)  # length in µs -> gaps
         self.log: list[float] = []  # seconds and gaps in turn: the quickest way to keep them, until `compact`
+        self.counted_back: list[float] = []  # the same of gaps that turned out to be longer
         # [n][context >> shift]: decode steps of n sequences with that mean context, as long as the table says
         self.visits: list[list[int] | None] = []
         self.table: ContextTable | None = None
@@ -58,6 +59,11 @@ class InterTokenLatencies:
     def add(self, seconds: float, count: int) -> None:
         """So many sequences had a gap of this length."""
         self.counts[int(seconds * US)] += count
+
+    def lengthen(self, seconds: float, late: float, count: int) -> None:
+        """So many gaps of this length, which were counted before, turn out to be longer."""
+        self.counted_back += (seconds, count)
+        self.log += (seconds + late, count)
 
     def add_steps(self, seconds: float, before_last: float, steps: int, num_seqs: int) -> None:
         """Sequences decoded in some steps (up to `LONG_RUN`) that took ``before_last`` seconds without the last one.
@@ -148,8 +154,16 @@ class InterTokenLatencies:
 
 def merge_gaps(engines: Iterable[InterTokenLatencies]) -> GapHistogram:
     """The gaps of several engines as one: ``merge_gaps(replica.gaps for replica in replicas).seconds``"""
-    parts = [(np.zeros(0), np.zeros(0)), *(part for engine in engines for part in engine.parts())]
+    each = list(engines)
+    parts = [(np.zeros(0), np.zeros(0)), *(part for engine in each for part in engine.parts())]
     seconds, counts = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    seconds, counts = seconds[counts > 0], counts[counts > 0]
+    back = np.array([value for engine in each for value in engine.counted_back])
+    if len(back):  # near where they had been counted: what lies below a length never shrinks with the length
+        seconds, counts = np.concatenate([seconds, back[::2]]), np.concatenate([counts, -back[1::2]])
     order = np.argsort(seconds, kind="stable")
-    order = order[counts[order] > 0]
-    return GapHistogram(seconds[order], counts[order])
+    seconds, counts = seconds[order], counts[order]
+    if len(back):
+        counts = np.diff(np.maximum(np.minimum.accumulate(np.cumsum(counts)[::-1])[::-1], 0), prepend=0)
+        seconds, counts = seconds[counts > 0], counts[counts > 0]
+    return GapHistogram(seconds, counts)

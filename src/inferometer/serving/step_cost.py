@@ -39,6 +39,7 @@ from .step_tables import (
     split_by_dependence,
 )
 
+SOME_SEQS = 64  # that decode beside a prompt whose launches are weighed
 Chunk = tuple[int, int, int]  # a request, the tokens of its prompt that a step computes, and those before them
 
 
@@ -86,12 +87,22 @@ class StepCost(Protocol):
         raise NotImplementedError
 
     def mixed_seconds(
-        self, batch: DecodeContexts | None, chunks: list[Chunk], num_completed: int, thermal_state: float = 0.0
+        self,
+        batch: DecodeContexts | None,
+        chunks: list[Chunk],
+        num_completed: int,
+        thermal_state: float = 0.0,
+        ahead: float = 0.0,
     ) -> float:
         """Seconds of a step that computes chunks of prompts, and completes some, while the batch decodes.
 
-        ``thermal_state`` is how far the chip is throttled when it begins (`Throttle.fraction_at`).
+        ``thermal_state`` is how far the chip is throttled when it begins (`Throttle.fraction_at`), ``ahead`` by how
+        many seconds the host is free to launch it before the device is.
         """
+        raise NotImplementedError
+
+    def host_seconds(self, num_new: int, num_decoding: int, num_seqs: int) -> float:
+        """Seconds that planning and launching a step keep the host busy, with so many tokens of prompts and others."""
         raise NotImplementedError
 
 
@@ -164,13 +175,18 @@ class CompiledCost(ABC):
         return steps_within(lambda first, steps: self.decode_durations(batch, first, steps), max_steps, gap, extra)
 
     def mixed_seconds(
-        self, batch: DecodeContexts | None, chunks: list[Chunk], num_completed: int, thermal_state: float = 0.0
+        self,
+        batch: DecodeContexts | None,
+        chunks: list[Chunk],
+        num_completed: int,
+        thermal_state: float = 0.0,
+        ahead: float = 0.0,
     ) -> float:
         """Seconds of a step that computes chunks of prompts while the batch decodes; see `StepCost`."""
         if are_joining(chunks):
             return self.decode_seconds(JoinedBatch(batch, chunks))
         if self.parts_overlap:
-            return self._exact_mixed_seconds(batch, chunks, num_completed, thermal_state)
+            return self._exact_mixed_seconds(batch, chunks, num_completed, thermal_state, ahead)
         num_seqs = batch.num_seqs if batch is not None else 0
         num_chunks = len(chunks)
         _, num_new, num_cached = chunks[0]
@@ -194,7 +210,15 @@ class CompiledCost(ABC):
         env["seqs"], env["thermal_state"] = num_seqs + num_chunks, thermal_state
         env["prefill_tokens"], env["prefill_seqs"] = num_new, num_chunks
         env["decode_tokens"], env["decode_seqs"] = decoding, num_seqs
-        return float(self.with_engine_time(env, kernels)) + drafting
+        return float(self.with_engine_time(env, kernels, ahead)) + drafting
+
+    def host_seconds(self, num_new: int, num_decoding: int, num_seqs: int) -> float:
+        """Seconds that planning and launching a step keep the host busy; see `StepCost`."""
+        env = {"prefill_tokens": num_new, "decode_tokens": num_decoding, "tokens": num_new + num_decoding}
+        env["seqs"] = num_seqs
+        plan = self.bound_plan
+        busy = host.busy_seconds(plan.model, plan.engine, env, self.launch_s)
+        return float(busy * binding.calibration_factor(plan, env))
 
     def _frequent_seconds(self, batch: DecodeContexts, num_new: int, thermal_state: float) -> float:
         """Seconds of a decode step with one fresh prompt of a frequent length."""
@@ -225,10 +249,10 @@ class CompiledCost(ABC):
     def decode_attention_seconds(self, batch: DecodeContexts) -> float:
         """Seconds of the batch's attention."""
 
-    def with_engine_time(self, env: dict[str, Any], kernels: Any) -> Any:
+    def with_engine_time(self, env: dict[str, Any], kernels: Any, ahead: float = 0.0) -> Any:
         """A step's seconds from its kernels': the one place where the engine's own time comes in."""
         bound_plan = self.bound_plan
-        added = host.host_seconds(bound_plan.model, bound_plan.engine, env, kernels, self.launch_s)
+        added = host.host_seconds(bound_plan.model, bound_plan.engine, env, kernels, self.launch_s, ahead)
         return (kernels + added) * binding.calibration_factor(bound_plan, env)
 
     # ------------------------------------------------------------------ what the tables are made of
@@ -272,14 +296,14 @@ class CompiledCost(ABC):
         return env
 
     def _exact_mixed_seconds(
-        self, batch: DecodeContexts | None, chunks: list[Chunk], num_completed: int, thermal_state: float
+        self, batch: DecodeContexts | None, chunks: list[Chunk], num_completed: int, thermal_state: float, ahead: float
     ) -> float:
         env = {**self.exact_env(batch, chunks, num_completed), "thermal_state": thermal_state}
         kernels = self.padded_seconds(self.bound_plan.text, env)
         drafting = 0.0
         if self.draft_table is not None and batch is not None and batch.num_seqs:
             drafting = self.draft_table.one(batch.num_seqs, batch.total_context())
-        return float(self.with_engine_time(env, kernels)) + drafting
+        return float(self.with_engine_time(env, kernels, ahead)) + drafting
 
 
 class FullAttentionCost(CompiledCost):
@@ -301,7 +325,15 @@ class FullAttentionCost(CompiledCost):
                 ContextTable(self._with_fresh_prompt(num_new, 1.0), *self.table_size),
             )
             for num_new in (() if self.parts_overlap else frequent_prompts)
+            if self._computes_longer_than_it_launches(num_new)
         }
+
+    def _computes_longer_than_it_launches(self, num_new: int) -> bool:
+        """Whether a prompt's launches are hidden; where they are not, it matters how far the host was ahead."""
+        if not self.bound_plan.engine.results_after_launches:
+            return True
+        kernels = self.by_fresh_prompt(num_new) + self.by_tokens(num_new)
+        return kernels > self.host_seconds(num_new, SOME_SEQS, SOME_SEQS)
 
     def decode_seconds(self, batch: DecodeContexts) -> float:
         """Seconds of a step in which every sequence decodes."""
