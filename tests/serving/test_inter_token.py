@@ -27,7 +27,9 @@ class Oracle:
         self.output_len = trace.output_tokens.tolist()
         self.last: dict[int, tuple[int, float]] = {}  # request -> tokens so far, and when the last ones came
         self.gaps: list[float] = []
-        self.latest: dict[int, list[tuple[int, int]]] = {}  # engine -> requests of its last look, and their gaps' places
+        self.latest: dict[
+            int, list[tuple[int, int]]
+        ] = {}  # engine -> requests of its last look, and their gaps' places
 
     def late(self, engine: EngineCore, seconds: float) -> None:
         """The tokens of an engine's last step were seen later than the step ended."""

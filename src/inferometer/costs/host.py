@@ -122,9 +122,7 @@ def launch_seconds(model: Model, engine: Engine) -> Launches:
     return _launch_seconds(model.blocks, *engine.launch.items())
 
 
-def _launching_and_planning(
-    model: Model, engine: Engine, sums: Env, launch_s: Launches | None
-) -> tuple[Value, Value]:
+def _launching_and_planning(model: Model, engine: Engine, sums: Env, launch_s: Launches | None) -> tuple[Value, Value]:
     """Host seconds to launch a step's kernels, and to plan it."""
     launches = launch_s or launch_seconds(model, engine)
     has_prompts = sums["prefill_tokens"] > 0

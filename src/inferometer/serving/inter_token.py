@@ -43,7 +43,7 @@ class GapHistogram(NamedTuple):
 class InterTokenLatencies:
     """The gaps of one engine's requests: ``gaps.add(0.012, 8); gaps.histogram().counts.sum()  # 8``"""
 
-    __slots__ = ("away", "counts", "counted_back", "log", "rejoined_s", "shift", "table", "visits")
+    __slots__ = ("away", "counted_back", "counts", "log", "rejoined_s", "shift", "table", "visits")
 
     def __init__(self) -> None:
         self.counts: defaultdict[int, float] = defaultdict(int)  # length in µs -> gaps

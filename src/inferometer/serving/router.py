@@ -251,6 +251,8 @@ def run_disaggregated(
     for server in prefill_fleet.servers:
         server.run()
     arrivals.sort()
+    for replica in decode_fleet.replicas:
+        replica.on_finished = lambda i, now: now  # somebody is told, as in a cluster
     for number, inbox in enumerate(decode_fleet.inboxes):
         for now, i in arrivals[number :: len(decode_fleet.inboxes)]:
             inbox.push(i, now)
