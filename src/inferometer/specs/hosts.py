@@ -142,6 +142,10 @@ def hosted_engine(engine: Engine, where: Host) -> Engine:
     if seen is not None:
         own = msgspec.structs.asdict(seen)
         del own["launch_factor"]
+        if seen.step_floor is not None and engine.step_floor:  # the same Python, with more to do
+            seconds["step_floor_per_state_group"] = (
+                engine.step_floor_per_state_group * seen.step_floor / engine.step_floor
+            )
         launch = {**launch, **own.pop("launch")}
         seconds |= {field: value for field, value in own.items() if value is not None}
     return msgspec.structs.replace(engine, launch=launch, host=where.name, host_launch=where.launch, **seconds)

@@ -36,11 +36,14 @@ class Surface(msgspec.Struct, frozen=True):
         sizes = [len(axis) for axis in self.axes]
         left: list[int] = []
         for index in range(len(sizes) - 1, -1, -1):  # last axis first: its nodes lie side by side in memory
-            if scalar(coords[index]):
-                values = _contract_axis(values, sizes, index, *_bracket(self.axes[index], float(coords[index])))
+            if sizes[index] == 1 or scalar(coords[index]):
+                at = (0, 0.0) if sizes[index] == 1 else _bracket(self.axes[index], float(coords[index]))
+                values = _contract_axis(values, sizes, index, *at)
                 sizes[index] = 1
             else:
                 left.insert(0, index)
+        if not left:
+            return float(values[0])
         return _interpolate_arrays([self.axes[i] for i in left], values, [coords[i] for i in left])
 
 

@@ -275,12 +275,8 @@ def mamba2(
         ),
         conv1d("conv1d", local, taps=s.conv_kernel, params=mixed * (s.conv_kernel + int(conv_bias))),
         *_ssd(local, my_groups),
-        # compilers make two kernels of a norm over groups of channels: the first reads all for a number a group
-        *(
-            [elementwise("gate_variance", 2 * inner / s.tp, my_groups, inputs=gate)]
-            if gated_norm and n_groups > 1
-            else []
-        ),
+        # a norm over groups of channels is two kernels that read all; over all channels it is one that reads them twice
+        *([elementwise("gate_variance", 2 * inner / s.tp, my_groups, inputs=gate)] if gated_norm else []),
         _gated_norm(inner / s.tp, inner if gated_norm else 0, gate),
         linear("out_proj", inner, s.hidden_size, role="attn", shard="row", bias=bias if out_bias is None else out_bias),
         all_reduce("all_reduce", s.hidden_size),
