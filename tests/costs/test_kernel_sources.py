@@ -97,7 +97,7 @@ def test_a_format_of_its_own_comes_before_one_like_it() -> None:
 
 def test_graphs_may_reach_further() -> None:
     usual, wide = (build_request("gpt-oss-120b", max_cudagraph_capture_size=size).engine for size in (None, 2048))
-    assert usual.graph_tokens == 512 and wide.graph_tokens == 2048
+    assert usual.graph_tokens == 1024 and wide.graph_tokens == 2048
     assert overhead.padded_tokens(wide, 1025.0) == 1040 and overhead.padded_tokens(
         wide, 100.0
     ) == overhead.padded_tokens(usual, 100.0)
