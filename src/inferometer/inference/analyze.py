@@ -191,7 +191,8 @@ def _metrics(bound_plan: BoundPlan, batch_shape: BatchShape, phase: str) -> tupl
     if phase != "prefill" and batch_shape.output_len and prediction.e2el:
         for name in _RATES:
             setattr(metrics, name, getattr(prediction, name))
-    return metrics, prediction.joules
+    watts = prediction.watts_per_gpu
+    return metrics, None if watts is None else float(watts * bound_plan.plan.gpus * prediction.e2el)
 
 
 def _with_images(bound_plan: BoundPlan, workload: Workload, metrics: Metrics, joules: float | None) -> Metrics:

@@ -256,7 +256,6 @@ class Prediction(NamedTuple):
     cost_per_million_output_tokens: Value | None
     joules_per_output_token: Value | None
     watts_per_gpu: Value | None
-    joules: Value | None  # of all GPUs, from the first prompt token to the last output token
 
 
 def frontend_seconds(bound_plan: BoundPlan, tokens: Value = 0.0) -> Value:
@@ -286,7 +285,6 @@ def predict(bound_plan: BoundPlan, batch_shape: BatchShape, phase: str = "all") 
         tpot=tpot,
         e2el=e2el,
         prefill_throughput=size * batch_shape.new_tokens / prompts.seconds if phase != "decode" else 0.0,
-        joules=joules,
         **throughput_and_cost(bound_plan, e2el, joules, size * output, size * batch_shape.context),
     )
 
