@@ -158,6 +158,7 @@ def test_rows_that_are_there_stay_or_are_replaced(tmp_path: Path) -> None:
     assert record["runs"][1]["imported"][0] == {
         "file": "t.csv",
         "format": "aiconfigurator gemm",
+        "device": "NVIDIA H200",
         "rows": 2,
         "skipped": {},
         "versions": {"vllm": "0.24.0"},

@@ -612,6 +612,8 @@ def test_what_was_measured_of_an_own_model_can_be_imported(profile: Profile, tmp
     assert ran.code == 0 and "warning: rows say that they were measured on 'here', and are taken as h200's" in ran.err
     kinds = {row["kind"] for row in rows_of(kernels)}
     assert {"linear", "norm", "decode_attention", "prefill_attention"} <= kinds
+    used = command("analyze", "llama-3.1-8b", "--gpu", "h200", "--profile", str(kernels), "--json")
+    assert f"the kernels of {kernels} were measured on 'here', not on h200" in used.json["warnings"], "each time"
 
 
 # ------------------------------------------------------------------ requests that cannot be

@@ -175,6 +175,7 @@ def _record(each: LocatedTable) -> dict[str, Any]:
     return {
         "file": each.path.name,
         "format": each.table.label,
+        "device": each.table.device,
         "versions": each.table.versions,
         "rows": each.rows,
         "skipped": dict(each.table.skipped),

@@ -127,23 +127,29 @@ def user_profile(path: str, device: Hardware) -> KernelProfile:
     """
     place = input_path(path)
     profile = profile_of(read_rows(place), device, path, keep_rows=True)
-    other = _recorded_device(place)
-    if not other or is_same(other, device):
+    others = [abbreviate(name) for name in _recorded_devices(place) if not is_same(name, device)]
+    if not others:
         return profile
-    warning = f"the kernels of {path} were measured on {abbreviate(other)}, not on {device.name}"
+    warning = f"the kernels of {path} were measured on {' and '.join(others)}, not on {device.name}"
     return msgspec.structs.replace(profile, warnings=(warning, *profile.warnings))
 
 
-def _recorded_device(path: Path) -> str:
-    """The device that the record beside a profile names (measuring writes one), '' if there is none."""
+def _recorded_devices(path: Path) -> list[str]:
+    """The devices that the record beside a profile names (measuring writes one): its own, and of imported tables."""
     record_path = path.with_suffix(".json")
     if not record_path.is_file():
-        return ""
+        return []
     try:
         record = read_json(record_path)
     except BadFile:  # a file of another kind that happens to have the name
-        return ""
-    return str(record.get("gpu") or record.get("device") or "")
+        return []
+    tables = [table for run in _tables(record.get("runs")) for table in _tables(run.get("imported"))]
+    names = [record.get("gpu") or record.get("device"), *(table.get("device") for table in tables)]
+    return list(dict.fromkeys(str(name) for name in names if name))
+
+
+def _tables(value: Any) -> list[dict[str, Any]]:
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
 def _curves(shapes: dict[str, dict[Coords, float]]) -> MeasuredCurves:
