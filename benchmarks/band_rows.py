@@ -103,13 +103,10 @@ def network_name(request: Request) -> str:
 
 def step_rows() -> Iterator[Prediction]:
     """Static batches on H200s, with the tables of the GPU, without them, and so on."""
-    paths = [
-        *sorted((engine_steps.ROOT / "benchmarks" / "data").glob("h200_static*.csv")),
-        engine_steps.SHARED / "static.csv",
-    ]
+    paths = [path for path in engine_steps.SETS.values() if path.exists()]
     for hidden in ((), ("h200",), HOPPER):  # with no table at all it is the GPU that the engine's constants are of
         with left_out(*hidden):
-            for path in (path for path in paths if path.exists()):
+            for path in paths:
                 for key, parts in engine_steps.rows(path).items():
                     yield from list(_steps(key, parts, bool(hidden)))[:: ONE_IN_STEPS if hidden else 1]
 

@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "src" / "inferometer" / "data" / "expected_errors.json"
 QUANTILES = (0.5, 0.8, 0.9)
 MIN_ROWS, MIN_MODELS = 20, 3  # of a class with a band of its own
-PARENT = 2  # models that the wider class counts as
+PARENT = 4  # models that the wider class counts as
 
 
 class Point(NamedTuple):

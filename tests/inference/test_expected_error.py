@@ -35,7 +35,7 @@ def test_an_answer_has_the_band_of_its_class() -> None:
     """Seen shapes on the measured GPU are narrow; short prompts, other GPUs and servers are wider and say why."""
     report = analyze("llama-3.1-8b", "h200", batch_size=4, input_len=1024)
     band = report.expected_error["tpot"]
-    assert band.p50 < band.p80 < band.p90 < 0.1 and band.rows >= 20 and not band.note
+    assert band.p50 < band.p80 < band.p90 < 0.2 and band.rows >= 20 and not band.note
     assert report.to_dict()["expected_error"]["tpot"]["class"] == (
         "vLLM on h200, one GPU, dense, 16-bit weights: static batches"
     )
