@@ -32,7 +32,8 @@ TEXT = ("lm-arena-chat", "gpqa", "sourcegraph-fim")
 CHOSEN_ON = "lm-arena-chat"
 MODELS_APART = ("Qwen3-14B", "gemma-3-27b", "70B", "Maverick", "gpt-oss-20b", "VL-32B")  # parts of their names
 # Every request asks for top_p = 0.95, for which vLLM 0.11.1 sorts the whole vocabulary in PyTorch. Seconds of a logit,
-# from how steps of Llama-3.1-8B, Qwen3-8B and gemma-3-12b grow with the batch: 0.20 to 0.23 ns in runs not kept apart.
+# from how steps of Llama-3.1-8B, Qwen3-8B and gemma-3-12b grow with the batch: 0.20 to 0.23 ns in runs not kept apart
+# (three others of these give 0.00, 0.31 and 0.34 ns).
 SORT = 0.22e-9
 
 
