@@ -19,7 +19,8 @@ from ...base.symbols import Value, ceil_of, log2, maximum_of, scalar
 from .source import Terms, p_norm
 
 Dims = Mapping[str, Value]
-TILE = 128  # cached positions that decode kernels take at once (FlashAttention 3 with heads of 128)
+TILE, WIDE_TILE = 128, 80  # cached positions that decode kernels take at once: FlashAttention 3, hopper/tile_size.h
+WIDE_HEAD = 192  # head sizes beyond it have the smaller tile (64 where a layer has a window, which is not told apart)
 
 
 class Surface(msgspec.Struct, frozen=True):
@@ -163,8 +164,9 @@ def _tiled_context(d: Dims) -> Value:
     A batch of one length crosses a tile's edge all at once; in a mixed one the last tile is half full on average.
     """
     mean = d["kv"] / maximum_of(d["seqs"], 1e-9)
-    tiled = d["uniform_lengths"] * (TILE * ceil_of(mean / TILE)) + (1 - d["uniform_lengths"]) * (mean + TILE / 2)
-    return mean + (tiled - mean) * (mean > TILE)  # within one tile it is latency that counts
+    tile = TILE + (WIDE_TILE - TILE) * (d["qk_dim"] > WIDE_HEAD)
+    tiled = d["uniform_lengths"] * (tile * ceil_of(mean / tile)) + (1 - d["uniform_lengths"]) * (mean + tile / 2)
+    return mean + (tiled - mean) * (mean > tile)  # within one tile it is latency that counts
 
 
 def _tile_padding(d: Dims) -> Value:
