@@ -16,7 +16,8 @@ from .engine import EngineCore
 from .kv_cache import KVCache
 from .request_table import RequestTable
 from .schedulers import Scheduler, SchedulerLimits
-from .step_cost import Chunk, StepCost, Throttle
+from .step_cost import Chunk, StepCost
+from .throttle import Throttle
 
 
 class StepInFlight(NamedTuple):

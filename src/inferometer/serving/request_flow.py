@@ -1,0 +1,118 @@
+"""What a scheduler does with an engine's requests: admit one, make room for those that decode, preempt one."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from ..base.units import ceil_div
+from .batch import DecodeBatch
+from .inter_token import InterTokenLatencies
+from .kv_cache import KVCache
+from .request_table import Finishing, RequestTable
+from .schedulers import RequestQueue, SchedulerLimits, priority_key
+
+
+class RequestFlow(ABC):
+    """The part of an `EngineCore` that schedulers act on, as their `SchedulerState` says."""
+
+    limits: SchedulerLimits
+    table: RequestTable
+    kv_cache: KVCache
+    batch: DecodeBatch
+    gaps: InterTokenLatencies
+    waiting: RequestQueue
+    running: dict[int, None]
+    prefilling: dict[int, int]
+    finishing: list[Finishing]
+    now: float
+    blocks_reserved: int
+    static_blocks: int
+    preempted_in_step: bool
+
+    @abstractmethod
+    def _sync_async_state(self) -> None:
+        """Asynchronous scheduling has caught up."""
+
+    @abstractmethod
+    def _free_finished(self) -> None:
+        """Free the requests that finished before the last step."""
+
+    def num_cached_tokens(self, i: int) -> int:
+        """Tokens of a waiting request that are in the KV cache."""
+        transferred = self.table.transferred_tokens
+        return self.kv_cache.match_prefix(i, self.table.prefill_target[i]) if transferred is None else transferred[i]
+
+    def admit(self, i: int, num_cached: int, num_new: int) -> None:
+        """The first waiting request begins, with ``num_cached`` tokens there and ``num_new`` in this step."""
+        self.waiting.pop_first()
+        self.running[i] = None
+        table = self.table
+        if table.scheduled_s[i] != table.scheduled_s[i]:  # nan: for the first time
+            table.scheduled_s[i] = self.now
+            if table.transferred_tokens is None:
+                table.num_cached_tokens[i] = num_cached
+                self.kv_cache.queried_tokens += table.prefill_target[i]
+                self.kv_cache.hit_tokens += num_cached
+        elif i in table.preempted_s:
+            table.resume(i, self.now)
+        if num_cached + num_new < table.prefill_target[i]:
+            self.prefilling[i] = num_cached + num_new
+
+    def allocate_decode_blocks(self) -> bool:
+        """A block for every decoding sequence whose last one is full, preempting if needed; whether it preempted."""
+        batch, kv_cache = self.batch, self.kv_cache
+        while batch.blocks_for_next_step() > kv_cache.free_blocks:
+            if self._preemptible():
+                self.preempt()
+            else:  # only sequences that have finished are left, whose tokens in vain are not computed
+                self._sync_async_state()
+                self._free_finished()
+        self.blocks_reserved = batch.blocks_for_next_step()
+        kv_cache.take(self.blocks_reserved)
+        return self.preempted_in_step
+
+    def preempt(self) -> int:
+        """The request admitted last (or of least priority) loses its blocks and waits again; gives its number."""
+        candidates = self._preemptible()
+        i = max(candidates, key=lambda j: priority_key(self.table, j)) if self.limits.priority else candidates[0]
+        table, batch, block_size = self.table, self._batch_of(i), self.kv_cache.block_size
+        if i in self.prefilling:
+            computed = self.prefilling.pop(i)
+            blocks = ceil_div(table.prefill_target[i] if self.limits.reserve_full_prompt else computed, block_size)
+        else:
+            table.remaining_tokens[i] = batch.drop(i)
+            computed = batch.offset[i] + batch.clock
+            blocks = batch.blocks_of(i)
+            if self._next_blocks_allocated(batch):
+                more = batch.blocks_of(i, batch.next_gain()) - blocks
+                blocks += more
+                self.blocks_reserved -= more if batch is self.batch else 0
+            table.prefill_target[i] = computed + 1
+            batch.leave(i)
+            self.gaps.preempted(batch, i, table.first_token_s[i], self.now)
+        if table.transferred_tokens is not None:
+            table.transferred_tokens[i] = 0
+        self.preempted_in_step = True
+        table.preempt(i, self.now)
+        del self.running[i]
+        self.kv_cache.release(i, blocks, computed, preempted=True)
+        self.waiting.push_front(i)
+        return i
+
+    def _preemptible(self) -> list[int]:
+        """Requests that can be preempted, the last one admitted first."""
+        finished = {request.request for request in self.finishing}
+        return [i for i in reversed(self.running) if i not in finished]
+
+    def _batch_of(self, i: int) -> DecodeBatch:
+        """The batch that a request decodes in."""
+        return self.batch
+
+    def _next_blocks_allocated(self, batch: DecodeBatch) -> bool:
+        """Whether the sequences of a batch have the blocks of its next tokens already."""
+        return self.blocks_reserved > 0
+
+    def reserve_static(self, blocks: int) -> None:
+        """Take the blocks of a static batch."""
+        self.static_blocks = blocks
+        self.kv_cache.free_blocks -= blocks
