@@ -38,7 +38,6 @@ from .step_tables import (
     split_by_dependence,
 )
 
-SOME_SEQS = 64  # that decode beside a prompt whose launches are weighed
 Chunk = tuple[int, int, int]  # a request, the tokens of its prompt that a step computes, and those before them
 
 
@@ -108,8 +107,9 @@ class StepCost(Protocol):
 def step_cost(bound_plan: BoundPlan, longest: int, frequent_prompts: Iterable[int] = ()) -> StepCost:
     """Compile the steps of a plan for sequences of up to ``longest`` tokens; ``frequent_prompts`` have own tables."""
     parts = split_by_dependence(bound_plan)
-    used = {span for group in (*parts.prefill, *parts.decode) for span in group}
-    if any(bound_plan.model.spans[span].size != float("inf") for span in used):
+    if any(
+        bound_plan.model.spans[span].size != float("inf") for group in (*parts.prefill, *parts.decode) for span in group
+    ):
         return WindowedCost(bound_plan, parts, longest)
     return FullAttentionCost(bound_plan, parts, longest, frequent_prompts)
 
@@ -187,9 +187,8 @@ class CompiledCost(ABC):
 
     def host_seconds(self, num_new: int, num_decoding: int, num_seqs: int) -> float:
         """Seconds that planning and launching a step keep the host busy; see `StepCost`."""
-        env = {"prefill_tokens": num_new, "decode_tokens": num_decoding, "tokens": num_new + num_decoding}
-        env["seqs"] = num_seqs
-        plan = self.bound_plan
+        tokens, plan = num_new + num_decoding, self.bound_plan
+        env = {"prefill_tokens": num_new, "decode_tokens": num_decoding, "tokens": tokens, "seqs": num_seqs}
         busy = host.busy_seconds(plan.model, plan.engine, env, self.launch_s)
         return float(busy * binding.calibration_factor(plan, env))
 
@@ -306,7 +305,7 @@ class FullAttentionCost(CompiledCost):
         if not self.bound_plan.engine.results_after_launches:
             return True
         kernels = self.by_fresh_prompt(num_new) + self.by_tokens(num_new)
-        return kernels > self.host_seconds(num_new, SOME_SEQS, SOME_SEQS)
+        return kernels > self.host_seconds(num_new, 64, 64)  # some sequences decode beside it
 
     def decode_seconds(self, batch: DecodeContexts) -> float:
         """Seconds of a step in which every sequence decodes."""
