@@ -469,11 +469,8 @@ class WindowedCost(CompiledCost):
 
     def _entries_read(self, spans: Spans, contexts: np.ndarray) -> np.ndarray:
         """Cache entries that sequences read over some spans: the shape of ``contexts``."""
-        ratio = self._ratio(spans)
-        read = np.zeros(contexts.shape)
-        for span in self._spans(spans):
-            read += entries_read(span, contexts, self.tokens_per_decode) * ratio
-        return read
+        each = (entries_read(span, contexts, self.tokens_per_decode) for span in self._spans(spans))
+        return self._ratio(spans) * sum(each, np.zeros(contexts.shape))
 
     def _spans(self, names: Spans) -> list[Span]:
         return [self.spans[name] for name in names] or [Span()]
