@@ -129,7 +129,7 @@ def test_heads_find_their_sheet() -> None:
 
 def test_decoding_walks_over_whole_tiles() -> None:
     """A batch of one length pays for the tile it has begun; a mixed one for half a tile on average."""
-    dims = {"seqs": 4.0, "kv_heads": 8, "heads": 32, "uniform_lengths": 1.0}
+    dims = {"seqs": 4.0, "kv_heads": 8, "heads": 32, "qk_dim": 128, "uniform_lengths": 1.0}
     at = {
         context: SHAPES["decode_attention"].step_axes({**dims, "kv": 4.0 * context})[1]
         for context in (100, 256, 257, 384)
@@ -137,6 +137,8 @@ def test_decoding_walks_over_whole_tiles() -> None:
     assert at[257] == at[384] == math.log2(384) and at[256] == 8 and at[100] == math.log2(100)
     mixed = SHAPES["decode_attention"].step_axes({**dims, "kv": 4.0 * 1000, "uniform_lengths": 0.0})[1]
     assert mixed == pytest.approx(math.log2(1064))
+    wide = SHAPES["decode_attention"].step_axes({**dims, "kv": 4.0 * 144, "qk_dim": 256})[1]
+    assert wide == math.log2(160), "tiles of 80 positions for heads of 256"
 
 
 # ------------------------------------------------------------------ a file of one's own

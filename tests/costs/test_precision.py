@@ -158,8 +158,10 @@ def test_sglang_keeps_sparse_latents_in_fp8_on_blackwell_unless_told_otherwise()
 
 def test_biases_are_not_quantised() -> None:
     """gpt-oss-120b's checkpoint has 65.249 GB: 36 layers of 128 experts have 3 x 2,880 biases each, in 16 bits."""
-    assert analyze(GPT_OSS, "h200").memory.weights_bytes == pytest.approx(65.249e9, rel=1e-5)
-    plain, quantised = (analyze("qwen2.5-7b", "h200", quantization=q).memory.weights_bytes for q in ("bf16", "fp8"))
+    assert analyze(GPT_OSS, "h200", engine="roofline").memory.weights_bytes == pytest.approx(65.249e9, rel=1e-5)
+    plain, quantised = (
+        analyze("qwen2.5-7b", "h200", engine="roofline", quantization=q).memory.weights_bytes for q in ("bf16", "fp8")
+    )
     products = 28 * (3584 * (3584 + 2 * 512) + 3584 * 3584 + 3 * 3584 * 18944)  # attention and MLP of 28 layers
     assert plain - quantised == products  # a byte less for each element of a matrix, none for biases
 

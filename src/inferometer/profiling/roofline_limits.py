@@ -169,6 +169,7 @@ _LEAST: dict[str, Callable[[SizeArrays, Width], Least]] = {
     "mla_prefill": _mla_prefill,
     "mla_decode": _mla_decode,
     "moe": _moe,
+    "moe_routing": _passes("tokens", "experts", each=ACT),
     "chunk_scan": _chunk_scan,
     "state_update": _state_update,
     "conv1d": _passes("m", "n", each=2 * ACT),
