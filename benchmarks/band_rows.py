@@ -116,7 +116,7 @@ def _steps(key: tuple[str, ...], parts: engine_steps.Rows, hidden: bool) -> Iter
     if key[0] == "deepseek-v2-lite" and parts.keys() == {"decode"}:
         return  # untrained routers choose few experts
     bound = engine_steps.bound_plan.__wrapped__(*key)
-    request = build_request(key[0], "h200", engine="vllm@0.25", host_profile="h200-vm", quantization=key[1])
+    request = engine_steps.measured_request(*key)
     what, name = traits_of(request), network_name(request)
     errors = engine_steps.errors(bound, parts)
     times: dict[str, dict[tuple[float, float], tuple[float, float]]] = defaultdict(dict)

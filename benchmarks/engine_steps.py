@@ -25,7 +25,7 @@ from inferometer.costs.binding import BoundPlan, step_seconds
 from inferometer.costs.step import Group, Step
 from inferometer.inference import latency
 from inferometer.inference.memory import max_total_tokens, memory_table
-from inferometer.inference.request import build_request
+from inferometer.inference.request import Request, build_request
 from inferometer.inference.workload import batch_shape_of
 from inferometer.specs import catalog
 
@@ -85,8 +85,7 @@ def rows(path: Path) -> dict[tuple[str, str], Rows]:
     }
 
 
-@cache
-def bound_plan(model: str, precision: str) -> BoundPlan:
+def measured_request(model: str, precision: str) -> Request:
     """The engine as it was measured: vLLM on one H200, 512 sequences, 8,192 tokens a step."""
     quantization, _, cache_dtype = precision.removesuffix(" cache").partition(", ")
     return build_request(
@@ -98,7 +97,13 @@ def bound_plan(model: str, precision: str) -> BoundPlan:
         max_num_batched_tokens=8192,
         quantization=quantization,
         kv_cache_dtype=cache_dtype or "bf16",
-    ).bind()
+    )
+
+
+@cache
+def bound_plan(model: str, precision: str) -> BoundPlan:
+    """The same, ready to be estimated."""
+    return measured_request(model, precision).bind()
 
 
 def with_figures(s: BoundPlan, figures: dict[str, float]) -> BoundPlan:

@@ -20,7 +20,7 @@ from .source import Terms, p_norm
 
 Dims = Mapping[str, Value]
 TILE, WIDE_TILE = 128, 80  # cached positions that decode kernels take at once: FlashAttention 3, hopper/tile_size.h
-WIDE_HEAD = 192  # head sizes beyond it have the smaller tile (64 where a layer has a window, which is not told apart)
+WIDE_HEAD = 256  # the head size with the smaller tile (64 where a layer has a window, which is not told apart)
 
 
 class Surface(msgspec.Struct, frozen=True):
@@ -164,7 +164,7 @@ def _tiled_context(d: Dims) -> Value:
     A batch of one length crosses a tile's edge all at once; in a mixed one the last tile is half full on average.
     """
     mean = d["kv"] / maximum_of(d["seqs"], 1e-9)
-    tile = TILE + (WIDE_TILE - TILE) * (d["qk_dim"] > WIDE_HEAD)
+    tile = TILE + (WIDE_TILE - TILE) * (d["qk_dim"] == WIDE_HEAD)
     tiled = d["uniform_lengths"] * (tile * ceil_of(mean / tile)) + (1 - d["uniform_lengths"]) * (mean + tile / 2)
     return mean + (tiled - mean) * (mean > tile)  # within one tile it is latency that counts
 
