@@ -386,6 +386,7 @@ def test_speculation_is_part_of_the_plan() -> None:
         ({"max_num_seqs": 0}, "max_num_seqs"),
         ({"max_num_seqs": []}, "no values"),
         ({"jobs": 0}, "jobs"),
+        ({"prefix_len": 16, "block_size": "1e-9"}, "block_size"),
         ({"objective": "cost", "gpu": "h200:price_per_hour=0"}, "price_per_hour"),
         ({"max_num_seqs": "1:20000:1"}, "points, more than 10,000,000"),
         ({"num_gpus": 256, "request_rate": 5}, "paired on up to 128 GPUs"),

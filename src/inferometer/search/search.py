@@ -175,7 +175,7 @@ def _problem(
         request_rate=args.request_rate,
         burstiness=args.burstiness,
         seed=args.seed,
-        block_tokens=request_kwargs.get("block_size") or 16,
+        block_tokens=check_int("block_size", request_kwargs.get("block_size") or 16, most=10**6),
     )
     objective = build_objective(args.objective, args.goodput, args.goodput_share)
     if not objective.slo and traffic.request_rate is None and objective.name != "latency":
