@@ -250,11 +250,11 @@ def memory() -> str:
     return "\n".join(lines)
 
 
-def sections() -> dict[str, str]:
+def sections(with_left_out: bool = True) -> dict[str, str]:
     """What stands between the page's markers, by name; without the shared folder only our own rows."""
     tables = {name: table(path) for name, path in SETS.items() if path.exists()}
     if "steps-shared" in tables:
-        tables |= {"steps-left-out": _lines(left_out()), "memory": memory()}
+        tables |= {"memory": memory(), **({"steps-left-out": _lines(left_out())} if with_left_out else {})}
     return tables
 
 

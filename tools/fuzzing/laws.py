@@ -22,6 +22,7 @@ CLOSE = 1e-6  # relative; sums of some thousand floats, and figures of seven dig
 NEGATIVE = re.compile(
     r"""
       (runs\[\]\.)?errors\.\w+\.(bias|mean_error|pearson_r)    # signed on purpose: predicted against measured
+    | (.+\.)?expected_error\.\w+\.bias                        # of runs that were measured
     | (runs\[\]\.)?figures\.\w+\.error
     | calibration\.request                                     # seconds that every request takes more, or less
     | memory\[\]\.error

@@ -61,7 +61,7 @@ export function versus(table, metric) {
     },
     rows,
     captions: {
-      note: `By model, GPU and engine, with the number of servers: ${TOOLS[0]} is nearer in ${nearer} of ${rows.length}`,
+      note: `By model, GPU and engine (number of servers): ${TOOLS[0]} is nearer in ${nearer} of ${rows.length}`,
       height: 130 + 21 * rows.length,
     },
   };
