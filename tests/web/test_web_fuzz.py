@@ -37,7 +37,7 @@ def test_no_request_of_the_document_breaks_it(server: Server, verb: str) -> None
     for operation in document[f"/api/{verb}"].values():
 
         @given(case=operation.as_strategy())
-        @settings(CALM, max_examples=25)
+        @settings(CALM, max_examples=12)
         def ask(case: Any) -> None:
             reply = case.call(timeout=60)
             case.validate_response(reply, checks=[not_a_server_error])
@@ -186,7 +186,7 @@ def worker() -> Iterator[list[Worker]]:
 
 
 @given(BODIES)
-@settings(CALM, max_examples=60)
+@settings(CALM, max_examples=30)
 def test_no_body_breaks_a_verb(worker: list[Worker], question: tuple[str, Any]) -> None:
     verb, body = question
     if not worker[0].alive:
@@ -198,6 +198,6 @@ def test_no_body_breaks_a_verb(worker: list[Worker], question: tuple[str, Any]) 
 
 
 @given(st.binary(max_size=40))
-@settings(CALM, max_examples=100)
+@settings(CALM, max_examples=50)
 def test_no_bytes_break_a_verb(body: bytes) -> None:
     assert answer("explain", body).status == 400
