@@ -11,7 +11,9 @@ from conftest import ROOT
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 NOT_PINNED = {"torch"}  # the Makefile says which
-REQUIREMENTS = sorted({*PROJECT["dependencies"], *(line for lines in EXTRAS.values() for line in lines)})
+LINES = sorted({*PROJECT["dependencies"], *(line for lines in EXTRAS.values() for line in lines)})
+OWN = re.compile(r"inferometer\[([\w,]+)\]")  # an extra that is made of others
+REQUIREMENTS = [line for line in LINES if not OWN.fullmatch(line)]
 REQUIREMENT = re.compile(r"([\w.-]+)(?:\[[\w,]+\])?>=([\d.]+)")
 
 
@@ -37,3 +39,8 @@ def test_requirements_have_a_lower_bound_that_the_constraints_keep(line: str) ->
     name = canonical(match[1])
     if name not in NOT_PINNED:
         assert PINS[name] >= numbers(match[2])
+
+
+def test_extras_are_made_of_extras() -> None:
+    named = {name for line in LINES for match in [OWN.fullmatch(line)] if match for name in match[1].split(",")}
+    assert named <= set(EXTRAS)

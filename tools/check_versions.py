@@ -24,7 +24,7 @@ import urllib.request
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-EXTRAS = ("tables",)
+EXTRAS = ("plot", "web", "hub", "parquet")
 BOUND = re.compile(r"^([A-Za-z0-9_.-]+)(\[[^\]]*\])?>=([0-9.]+)")
 EXAMPLES = {
     "analyze": ["analyze", "llama-3.1-8b", "--json"],

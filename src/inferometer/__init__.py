@@ -37,7 +37,7 @@ if TYPE_CHECKING:  # the same names as in _LAZY, for editors and type checkers
     from .training.training_report import TrainReport as TrainReport
     from .validation.validate import validate as validate
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _LAZY = {  # public name: the module that is loaded when the name is first used
     "BadFile": "base.errors",
