@@ -42,7 +42,7 @@ bench: $(TESTS)
 	for name in $(SPEED) $(ACCURACY); do echo "== $$name"; $(RUN)/python benchmarks/$$name.py || exit 1; done
 
 # What the package ships and code makes; everything else in src/inferometer/data is written by hand.
-#   data/accuracy.json     from docs/accuracy.md (`python benchmarks/accuracy.py --write` makes its tables)
+#   data/accuracy.json     from docs/accuracy.md and docs/accuracy (`python benchmarks/accuracy.py --write` makes its tables)
 #   data/expected_errors.json from benchmarks/data/predictions.csv (`python benchmarks/bands.py --predict` makes the rows)
 #   data/profiles/*/*.json from benchmarks/data/*_kernels*.csv and measured/kernel_tables of $INFEROMETER_SHARED
 data: $(TESTS)

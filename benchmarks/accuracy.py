@@ -1,7 +1,7 @@
-"""Every figure of docs/accuracy.md, and its picture, in one command.
+"""Every figure of docs/accuracy.md and docs/accuracy, and the picture, in one command.
 
     python benchmarks/accuracy.py                       prints all tables
-    python benchmarks/accuracy.py --write               puts them into the page; then `make data`
+    python benchmarks/accuracy.py --write               puts them into the pages; then `make data`
     python benchmarks/accuracy.py --write --no-servers  no server is simulated: their tables and the picture stay
     python benchmarks/accuracy.py --write --rows FILE   servers' figures go into FILE, or come from it if it is there
     python benchmarks/accuracy.py --write --summary     only what is read off the page's other tables
@@ -82,7 +82,7 @@ def main() -> None:
             write_rows(given.rows, rows)
         tables |= server_sections(rows)
         tables |= {} if known else {"scoreboard-left-out": scoreboard.left_out(), "hosts": hosts.report()}
-    page = accuracy_page.PAGE.read_text(encoding="utf-8")  # as it is now: all this took minutes
+    page = accuracy_page.read()  # as it is now: all this took minutes
     for name, text in tables.items():
         page = accuracy_page.put(page, name, text)
     for name, text in summary(page).items():
@@ -90,10 +90,10 @@ def main() -> None:
     for name, text in tables.items():
         print(f"## {name}\n{text}\n")
     if given.write:
-        accuracy_page.PAGE.write_text(page, encoding="utf-8")
+        accuracy_page.save(page)
         if rows:
             accuracy_picture.draw(rows)
-        print("docs/accuracy.md is written; `make data` takes it over into the package")
+        print("docs/accuracy.md and docs/accuracy are written; `make data` takes them over into the package")
 
 
 if __name__ == "__main__":

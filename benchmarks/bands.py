@@ -1,7 +1,7 @@
 """The expected error of every kind of prediction, and whether it holds where it was not made from.
 
     python benchmarks/bands.py                       coverage of the bands, from benchmarks/data/predictions.csv
-    python benchmarks/bands.py --write               the same into docs/accuracy.md, and data/expected_errors.json
+    python benchmarks/bands.py --write               the same into docs/accuracy, and data/expected_errors.json
     python benchmarks/bands.py --predict --write     everything predicted anew first (some minutes); `--rows FILE` takes
                                                      what `benchmarks/serving.py --every 1 --rows FILE` wrote
 
@@ -206,7 +206,7 @@ def main() -> None:
     parser.add_argument("--predict", action="store_true", help="predict everything anew")
     parser.add_argument("--rows", help="with --predict: rows of `benchmarks/serving.py --every 1 --rows FILE`")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--write", action="store_true", help="docs/accuracy.md and data/expected_errors.json")
+    parser.add_argument("--write", action="store_true", help="docs/accuracy and data/expected_errors.json")
     given = parser.parse_args()
     if given.predict:
         band_rows.write(band_rows.predictions(given.rows, given.processes))

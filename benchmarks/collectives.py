@@ -1,7 +1,7 @@
-"""Errors of the collective model against measured tables, as the Markdown table of docs/accuracy.md. One command:
+"""Errors of the collective model against measured tables, the table of docs/accuracy/collectives.md. One command:
 
     python benchmarks/collectives.py            # prints it; measurements under $INFEROMETER_SHARED, or ../shared
-    python benchmarks/collectives.py --write    # puts it into docs/accuracy.md
+    python benchmarks/collectives.py --write    # puts it into docs/accuracy/collectives.md
 
 Columns are median / 90th percentile of the relative error in per cent. `seen` rows gave the figures of
 data/collectives.toml; a fit used one GPU of a generation, one release of NCCL, and every other message size.
@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import accuracy_page
 import numpy as np
 
 from inferometer.costs import collectives
@@ -32,8 +33,6 @@ FITTED = {  # what the figures were fitted to, apart from the sizes left out
     ("b200_sxm", "vllm 0.24.0"),
     ("l40s", "nccl 2.27.3"),
 }
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "accuracy.md"
-BEGIN, END = "<!-- collectives:begin -->", "<!-- collectives:end -->"
 BYTES = {"half": 2, "bfloat16": 2, "int8": 1}
 BANDS = (
     ("< 64 KiB", 0, 2**16),
@@ -119,7 +118,7 @@ def _cell(error: np.ndarray) -> str:
 
 
 def report(folder: Path) -> str:
-    """The Markdown tables of docs/accuracy.md."""
+    """The Markdown tables of docs/accuracy/collectives.md."""
     every = sorted(read(folder), key=lambda r: (ORDER.index(r.kind), r.gpu, r.source, r.style))
     heads = [band for band, _, _ in BANDS]
     lines = [
@@ -149,8 +148,8 @@ def report(folder: Path) -> str:
 
 
 def written() -> str:
-    """The table as docs/accuracy.md has it."""
-    return PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0].strip()
+    """The table as docs/accuracy/collectives.md has it."""
+    return accuracy_page.stands(accuracy_page.read(), "collectives")
 
 
 def main() -> None:
@@ -165,8 +164,7 @@ def main() -> None:
     if "--write" not in sys.argv:
         print(text)
         return
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    PAGE.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+    accuracy_page.write(collectives=text)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Joules per output token against ml-energy's measured servers (H100, vLLM 0.11.1), as Markdown.
 
-    INFEROMETER_SHARED=../shared python benchmarks/energy.py          # the table of docs/accuracy.md
+    INFEROMETER_SHARED=../shared python benchmarks/energy.py          # the table of docs/accuracy/energy.md
     INFEROMETER_SHARED=../shared python benchmarks/energy.py --fit    # the shares of data/power.toml, chosen anew
 
 Two shares were chosen on the chat runs of some models; whole models and all other tasks were kept apart before. A run
@@ -147,7 +147,7 @@ def _cell(errors: Iterable[float]) -> str:
 
 
 def markdown() -> str:
-    """The table of docs/accuracy.md."""
+    """The table of docs/accuracy/energy.md."""
     model = power_model(catalog.hardware("h100-sxm"))
     assert model is not None
     lines = [

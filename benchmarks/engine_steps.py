@@ -1,6 +1,6 @@
 """Steps of the real engine on one H200 against predictions: decode at full batch, time to first token, memory.
 
-    python benchmarks/engine_steps.py           prints the tables of docs/accuracy.md
+    python benchmarks/engine_steps.py           prints the tables of docs/accuracy/engine-steps.md
 
 Rows of the shared folder (INFEROMETER_SHARED, default ../shared) and our own in benchmarks/data. Kernels come from
 kernel timings alone; six figures of engine and chip (`FIGURES`) were chosen with steps in view, so they are also chosen

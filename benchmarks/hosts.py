@@ -1,6 +1,6 @@
 """What hosts do to the first token: mixtures with prompts of 1,024 tokens and at most 4 requests under way.
 
-    python benchmarks/hosts.py            prints the table of docs/accuracy.md
+    python benchmarks/hosts.py            prints the table of docs/accuracy/hosts.md
     python benchmarks/hosts.py --write    puts it there
 
 There the time to the first token is mostly launches. Every row is simulated with the engine's launches at several
@@ -102,13 +102,13 @@ def _middle(offs: list[float]) -> str:
 
 
 def report() -> str:
-    """The table of docs/accuracy.md; every row is simulated under all factors."""
+    """The table of docs/accuracy/hosts.md; every row is simulated under all factors."""
     with ProcessPoolExecutor(2) as pool:
         return "\n".join(table(list(pool.map(rated, chosen_rows(), chunksize=4))))
 
 
 def main() -> None:
-    """Print the table; with ``--write`` put it into docs/accuracy.md."""
+    """Print the table; with ``--write`` put it into docs/accuracy/hosts.md."""
     parser = argparse.ArgumentParser(description="What hosts do to the first token.")
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()

@@ -1,7 +1,7 @@
 """Kernels by shape against the public tables: rows that the surfaces never saw, and whole GPUs left out.
 
     python benchmarks/kernel_accuracy.py              our own rows, and the table of one GPU (half a minute)
-    python benchmarks/kernel_accuracy.py --all        all GPUs: the tables of docs/accuracy.md (about two minutes)
+    python benchmarks/kernel_accuracy.py --all        all GPUs: the tables of docs/accuracy/kernels.md (two minutes)
 
 Cells are the median of |predicted/measured - 1| in per cent over rows held out of the fit (one shape in four), by size.
 A GPU left out is predicted from the tables of other GPUs and its own data sheet.
@@ -148,7 +148,7 @@ def own_table() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Kernels by shape against the public tables.")
-    parser.add_argument("--all", action="store_true", help="all GPUs, as in docs/accuracy.md")
+    parser.add_argument("--all", action="store_true", help="all GPUs, as in docs/accuracy/kernels.md")
     given = parser.parse_args()
     print(own_table(), "\n")
     print(f"The public tables are left out: {missing()}" if missing() else tables(TABLES if given.all else [SMALL]))

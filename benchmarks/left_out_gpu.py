@@ -3,7 +3,7 @@
     python benchmarks/left_out_gpu.py                the table (some seconds)
     python benchmarks/left_out_gpu.py --models       the same by model and format
     python benchmarks/left_out_gpu.py --kinds        the same by kind of kernel
-    python benchmarks/left_out_gpu.py --write        puts the table into docs/accuracy.md
+    python benchmarks/left_out_gpu.py --write        puts the table into docs/accuracy/new-gpus.md
 
 Whole steps of five models: decoding 1 to 128 sequences over 512 to 8,192 tokens, and prompts of 128 to 8,192 tokens. A
 step is the sum of the kernels that the GPU's own tables have (products, attention, experts, in the plan's own number
@@ -172,7 +172,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="GPUs that nobody measured, from the tables of the others.")
     parser.add_argument("--models", action="store_true", help="by model and format")
     parser.add_argument("--kinds", action="store_true", help="by kind of kernel")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/accuracy.md")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/accuracy/new-gpus.md")
     given = parser.parse_args()
     rows = list(comparisons())
     print(markdown(rows, "gpu", *(["plan"] if given.models else []), "phase", *(["kind"] if given.kinds else [])))

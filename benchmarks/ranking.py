@@ -1,7 +1,7 @@
 """Does it pick the right layout? Servers that were measured in several layouts, ranked by us and by what was measured.
 
     python benchmarks/ranking.py                    prints the table for every tenth group
-    python benchmarks/ranking.py --all              all groups: the table of docs/accuracy.md
+    python benchmarks/ranking.py --all              all groups: the table of docs/accuracy/ranking.md
     python benchmarks/ranking.py --write            puts it there
     python benchmarks/ranking.py --groups all.csv   every group, with what was picked
     python benchmarks/ranking.py --only sglang/b200 all groups of an engine on a GPU; may be given several times
@@ -205,10 +205,12 @@ def write_groups(path: str, complete: Groups) -> None:
 def main() -> None:
     """Rank the layouts of every tenth group, or of all."""
     parser = argparse.ArgumentParser(description="Layouts ranked by us and by what was measured.")
-    parser.add_argument("--all", action="store_true", help="all groups, as in docs/accuracy.md, not every tenth")
+    parser.add_argument(
+        "--all", action="store_true", help="all groups, as in docs/accuracy/ranking.md, not every tenth"
+    )
     parser.add_argument("--groups", help="every plan of every group as CSV")
     parser.add_argument("--only", action="append", metavar="ENGINE/GPU", help="all groups of some engines and GPUs")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/accuracy.md")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/accuracy/ranking.md")
     parser.add_argument("--processes", type=int, default=2)
     given = parser.parse_args()
     if not serving.MEASURED.is_dir():

@@ -1,6 +1,6 @@
 """Our error beside AIConfigurator's on the very same servers, and beside what other tools publish on rows of their own.
 
-    python benchmarks/accuracy.py --write                     makes the tables with all others of docs/accuracy.md
+    python benchmarks/accuracy.py --write                     makes the tables with all others of docs/accuracy
     python benchmarks/scoreboard.py --rows rows.csv           prints them from what `serving.py --rows` wrote
     python benchmarks/scoreboard.py --rows rows.csv --write   and puts them into the page
 
@@ -259,16 +259,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Our error beside AIConfigurator's, on the same servers.")
     parser.add_argument("--rows", action="append", default=[], help="what `serving.py --rows` wrote")
     parser.add_argument("--left-out", action="store_true", help="the host's figures chosen without each model, too")
-    parser.add_argument("--write", action="store_true", help="put the tables into docs/accuracy.md")
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/accuracy")
     given = parser.parse_args()
-    page = accuracy_page.PAGE.read_text(encoding="utf-8")
+    page = accuracy_page.read()
     tables = sections(serving.saved(*given.rows)) if given.rows else {}
     tables |= {"scoreboard-left-out": left_out()} if given.left_out else {}
     for name, text in [*tables.items(), ("published", published(page))]:
         print(f"## {name}\n{text}\n")
         page = accuracy_page.put(page, name, text)
     if given.write:
-        accuracy_page.PAGE.write_text(page, encoding="utf-8")
+        accuracy_page.save(page)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The simulator against servers that were measured: seven sets, one command.
 
     python benchmarks/serving.py                        prints the tables; of the two large sets every tenth run
-    python benchmarks/serving.py --every 1              all runs: the tables of docs/accuracy.md
+    python benchmarks/serving.py --every 1              all runs: the tables of docs/accuracy
     python benchmarks/serving.py --write                puts them there
     python benchmarks/serving.py --set h200 --set h100  some sets only
     python benchmarks/serving.py --set silicon --every 10 --rows rows.csv   every tenth run, and all figures as CSV
@@ -24,8 +24,8 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import accuracy_page
 import numpy as np
-from accuracy_page import PAGE, put
 from disaggregated import started
 from recipes import checkpoint, engine, one_length, recipe
 from serving_tables import LABELS, read_rows, table, write_rows
@@ -398,7 +398,7 @@ def main() -> None:
         "--every", type=int, help="of the two large sets, every so many runs  [default: 10; --write: 1]"
     )
     parser.add_argument("--rows", help="all figures as CSV")
-    parser.add_argument("--write", action="store_true", help="put the tables into docs/accuracy.md")
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/accuracy")
     parser.add_argument("--processes", type=int, default=2)
     given = parser.parse_args()
     if not MEASURED.is_dir():
@@ -408,18 +408,18 @@ def main() -> None:
     names = given.set or list(SETS)
     start = time.perf_counter()
     rows = answers(chosen_cases(names, every), given.processes)
-    page = PAGE.read_text(encoding="utf-8")
+    page = accuracy_page.read()
     for name in names:
         text = section(name, [row for row in rows if row.case.set == name])
         print(text)
-        page = put(page, f"serving-{name}", text)
+        page = accuracy_page.put(page, f"serving-{name}", text)
     print(f"{len(rows)} runs in {time.perf_counter() - start:.1f} s", file=sys.stderr)
     if given.rows:
         write_rows(given.rows, rows)
     if given.write:
         if every != 1:
             sys.exit("--write takes all rows: leave --every away")
-        PAGE.write_text(page, encoding="utf-8")
+        accuracy_page.save(page)
 
 
 if __name__ == "__main__":

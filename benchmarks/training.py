@@ -150,7 +150,7 @@ def left_out(rows: list[Row]) -> dict[str, list[float]]:
 
 
 def markdown() -> str:
-    """The section of docs/accuracy.md."""
+    """The section of docs/accuracy/training.md."""
     data = published()
     rows = iterations(data)
     lines = [

@@ -24,7 +24,7 @@ from inferometer.network.operators import KINDS
 from inferometer.specs import catalog
 
 Run = Callable[..., Ran]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 class Example(NamedTuple):
@@ -85,7 +85,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_flag_is_documented(command: str) -> None:
-    text = "\n".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md"))
+    text = "\n".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").rglob("*.md"))
     wrapped = app.get_command(click.Context(app), command)
     assert wrapped is not None
     flags = [f for p in wrapped.params if isinstance(p, click.Option) for f in (*p.opts, *p.secondary_opts)]

@@ -1,8 +1,9 @@
-"""Makes src/inferometer/data/accuracy.json, the Accuracy tab of `inferometer web`, from docs/accuracy.md as it stands.
+"""Makes src/inferometer/data/accuracy.json, the Accuracy tab of `inferometer web`, from docs/accuracy.md
+and docs/accuracy as they stand.
 
-    python tools/accuracy_data.py        tables of the page, and points that were measured beside predicted ones
+    python tools/accuracy_data.py        tables of the pages, and points that were measured beside predicted ones
 
-Run it after `python benchmarks/accuracy.py --write`, which measures and puts the tables into the page. Steps of engines
+Run it after `python benchmarks/accuracy.py --write`, which measures and puts the tables there. Steps of engines
 are predicted here point by point; those without their measurements at hand stay as they are in the file.
 """
 
@@ -18,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "benchmarks"))  # the steps are compared there
 
 import engine_steps  # noqa: E402
-from accuracy_page import PAGE, tables  # noqa: E402
+from accuracy_page import read, tables  # noqa: E402
 
 DATA = ROOT / "src" / "inferometer" / "data" / "accuracy.json"
 KINDS = {
@@ -120,7 +121,7 @@ def accuracy_data(page: str) -> dict[str, Any]:
 
 def write() -> None:
     """Put it beside the other data of the package."""
-    text = json.dumps(accuracy_data(PAGE.read_text(encoding="utf-8")), ensure_ascii=False, separators=(",", ":"))
+    text = json.dumps(accuracy_data(read()), ensure_ascii=False, separators=(",", ":"))
     DATA.write_text(text + "\n", encoding="utf-8")
 
 

@@ -1,8 +1,10 @@
-"""The collective model: its properties, its choices, and the error table of docs/accuracy.md."""
+"""The collective model: its properties, its choices, and the error table of docs/accuracy/collectives.md."""
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -291,16 +293,15 @@ def test_unknown_names_are_sentences() -> None:
 
 
 @pytest.fixture(scope="module")
-def benchmark_module() -> ModuleType:
-    path = Path(__file__).resolve().parents[2] / "benchmarks" / "collectives.py"
-    spec = importlib.util.spec_from_file_location("benchmark_collectives", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+def benchmark_module() -> Iterator[ModuleType]:
+    folder = str(Path(__file__).resolve().parents[2] / "benchmarks")
+    sys.path.insert(0, folder)
+    module = importlib.import_module("collectives")
     if module.tables() is None:
         pytest.skip("the measured tables are not at hand (INFEROMETER_SHARED)")
     pytest.importorskip("pyarrow", reason="pyarrow reads the measured tables")
-    return module
+    yield module
+    sys.path.remove(folder)
 
 
 def test_the_page_says_what_the_code_gives(benchmark_module: ModuleType) -> None:

@@ -50,6 +50,6 @@ def test_the_page_is_what_the_code_gives(ranking: ModuleType) -> None:
         pytest.skip(f"{ranking.serving.MEASURED} is not at hand")
     if not os.environ.get("INFEROMETER_SLOW_TESTS"):
         pytest.skip("the ranking takes minutes; INFEROMETER_SLOW_TESTS=1 runs it")
-    page = ranking.serving.PAGE.read_text(encoding="utf-8")
+    page = ranking.accuracy_page.read()
     text = ranking.report(ranking.answers(ranking.runs(), 2))
     assert ranking.accuracy_page.stands(page, "ranking") == text, "python benchmarks/ranking.py --write"

@@ -459,12 +459,12 @@ def _benchmark() -> ModuleType:
 
 @pytest.mark.slow
 def test_published_iterations_and_memory(shared: Path) -> None:
-    """Megatron-LM on A100: one curve for all rows; docs/accuracy.md says what the code says."""
+    """Megatron-LM on A100: one curve for all rows; docs/accuracy/training.md says what the code says."""
     bench = _benchmark()
     rows = bench.iterations(bench.published())
     errors = [abs(row.error) for row in rows]
     assert len(errors) == 8 and sum(errors) / 8 < 0.025 and max(errors) < 0.04
-    page = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "accuracy" / "training.md").read_text(encoding="utf-8")
     section = page.partition("<!-- training:begin -->\n")[2].partition("<!-- training:end -->")[0]
     assert section == bench.markdown(), "run benchmarks/training.py and paste"
 

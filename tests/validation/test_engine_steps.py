@@ -21,7 +21,7 @@ def benchmarks() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def page(benchmarks: ModuleType) -> str:
-    return str(benchmarks.accuracy_page.PAGE.read_text(encoding="utf-8"))
+    return str(benchmarks.accuracy_page.read())
 
 
 @pytest.mark.slow

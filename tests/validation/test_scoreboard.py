@@ -19,7 +19,7 @@ def benchmarks() -> Iterator[ModuleType]:
 
 
 def test_the_summary_says_what_the_tables_say(benchmarks: ModuleType) -> None:
-    page = benchmarks.accuracy_page.PAGE.read_text(encoding="utf-8")
+    page = benchmarks.accuracy_page.read()
     for name, text in benchmarks.summary(page).items():
         assert benchmarks.accuracy_page.stands(page, name) == text, "python benchmarks/accuracy.py --write --summary"
     runs = benchmarks.scoreboard.ours_on(page, "rtx4090")

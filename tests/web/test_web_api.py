@@ -431,7 +431,7 @@ def test_accuracy_is_the_page_of_accuracy(server: Server, monkeypatch: pytest.Mo
     import accuracy_data
 
     found = server.get("/api/accuracy").json
-    page = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
+    page = accuracy_data.read()
     assert found["tables"] == accuracy_data.tables(page), "make data"
     assert found["prediction_errors"] == accuracy_data.prediction_errors(found["tables"], page), "make data"
     for one in found["points"]:
