@@ -99,6 +99,7 @@ def engines(draw: st.DrawFn) -> dict[str, Any]:
     """An engine: its scheduler, its limits, and how many blocks it has beyond what one request needs."""
     name = draw(st.sampled_from(sorted(SCHEDULERS)))
     width = draw(st.sampled_from([1, 1, 1, 4]))
+    async_scheduling = name != "static" and draw(st.booleans())
     return {
         "scheduler": name,
         "spare": draw(st.sampled_from([0, 3, 20, 1000])),
@@ -114,7 +115,8 @@ def engines(draw: st.DrawFn) -> dict[str, Any]:
             long_prefill_token_threshold=draw(st.sampled_from([10**9, 10**9, 40])),
             reserve_full_prompt=name == "sarathi",
             static_batch=name == "static",
-            async_scheduling=name != "static" and draw(st.booleans()),
+            async_scheduling=async_scheduling,
+            results_after_launches=async_scheduling and name == "vllm" and draw(st.booleans()),
             ends_on_stop_token=draw(st.booleans()),
             priority=draw(st.booleans()),
             scheduler_recv_interval=draw(st.sampled_from([1, 1, 3, 30])),

@@ -59,11 +59,11 @@ def test_plans_that_lost_look_lost_and_two_searches_are_compared(opened: Opened)
     page.wait_for_selector(".table[aria-label='The pinned search and this one']")
     assert f"search_pin={name}" in page.url and f"search_job={name}" not in page.url
     page.reload()
-    table = page.wait_for_selector(".table[aria-label='The pinned search and this one']").inner_text()
-    assert "TTFT at most\t500 ms\t100 ms" in table and winner["label"] in table
-    page.wait_for_function(
+    page.wait_for_function(  # drawn last
         "() => document.querySelector('#chart-pareto .plot').data?.some(trace => trace.name === 'pinned: front')"
     )
+    table = page.text_content(".table[aria-label='The pinned search and this one']")
+    assert "TTFT at most500 ms100 ms" in table and winner["label"] in table
     page.click("#unpin-search")
     assert "search_pin" not in page.url
     # a row becomes the plan, and stays no condition of the next search
@@ -95,7 +95,7 @@ def test_a_result_that_is_gone_can_be_run_again_and_the_tab_is_never_empty(opene
     assert page.is_visible(".tiles") and not page.is_visible(".folded")
     # without a question of one's own, an example
     example = opened("?tab=search&gpu=h200&output_len=16&search_num_gpus=1", 390)
-    assert "example" in example.wait_for_selector(".progress:visible .note").inner_text()
+    example.wait_for_selector(".progress:visible .note:has-text('example')")
     example.wait_for_selector(".winner")
     assert "An example" in example.inner_text(".hint") and "search_job" not in example.url
     assert example.evaluate("document.documentElement.scrollWidth") <= 390

@@ -199,16 +199,19 @@ class EngineCore(RequestFlow):
     def show_results(self, late: float) -> None:
         """The results of the last step are looked at, so many seconds after its end: the next was launched first.
 
-        Where something depends on when a request finishes (the next one of a closed loop, its KV cache), it was told
-        at once: there only the first tokens come late.
+        Where something depends on when a request finishes (the next one of a closed loop, its KV cache), it learnt so
+        at once: there only the first tokens come late, of requests that have more than one.
         """
         table = self.table
         if late:
-            for i in self.unseen_first_tokens:
+            on_time = set(self.unseen_finishes) if self.on_finished else set()
+            first_tokens = [i for i in self.unseen_first_tokens if i not in on_time]
+            finishes = [i for i in self.unseen_finishes if i not in on_time]
+            for i in first_tokens:
                 table.first_token_s[i] += late
-            for i in self.unseen_finishes if self.on_finished is None else ():
+            for i in finishes:
                 table.finished_s[i] += late
-            had_gaps = self.batch.num_seqs + len(self.unseen_finishes) - len(self.unseen_first_tokens)
+            had_gaps = self.batch.num_seqs + len(finishes) - len(first_tokens)
             self.gaps.lengthen(self.now - self.visible_until, late, had_gaps)
         self.unseen_first_tokens.clear()
         self.unseen_finishes.clear()
