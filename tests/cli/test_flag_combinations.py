@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,9 +29,25 @@ def test_lengths_per_layer_stand_alone(run: Run, flag: str, more: tuple[str, ...
     refused(ran, f"per-layer lengths cannot be combined with {flag}")
 
 
-def test_lengths_per_layer_without_images(run: Run) -> None:
-    ran = run("analyze", "qwen2.5-vl-7b", "--input-len", ",".join(["64"] * 28), "--images", "1x28x28")
-    refused(ran, "per-layer lengths cannot be combined with --images")
+def test_lengths_per_layer_count_the_tokens_of_images(run: Run) -> None:
+    """576 tokens of a LLaVA image and 64 of text; half of the image's are dropped after two layers."""
+    image = ("analyze", "llava-1.5-7b", "--images", "1x336x336", "--json")
+    plain, same, pruned = (
+        json.loads(run(*image, "--input-len", lengths).out)
+        for lengths in ("64", ",".join(["640"] * 32), ",".join(["640"] * 2 + ["352"] * 30))
+    )
+    numbers = [key for key, value in plain["metrics"].items() if value is not None]
+    assert [same["metrics"][key] for key in numbers] == pytest.approx([plain["metrics"][key] for key in numbers])
+    assert same["memory"]["kv_cache_bytes"] == plain["memory"]["kv_cache_bytes"]
+    token = plain["memory"]["kv_bytes_per_token"]
+    assert plain["memory"]["kv_cache_bytes"] - pruned["memory"]["kv_cache_bytes"] == 288 * 30 / 32 * token
+    before, after = (
+        {(op["block"], op["name"]): op for op in each["phases"]["prefill"]["ops"]} for each in (plain, pruned)
+    )
+    tower = [key for key in before if key[0].startswith("vision")]
+    assert tower and all(before[key]["seconds"] == after[key]["seconds"] for key in tower)
+    product = ("layers.0-31", "gate_up_proj")
+    assert after[product]["flops"] / before[product]["flops"] == pytest.approx((2 * 640 + 30 * 352) / (32 * 640))
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,6 @@ _NOT_PER_LAYER = (  # what one prompt length per layer (token pruning) leaves un
     "prefix_len",
     "speculative_config",
     "pipeline_parallel_size",
-    "images",
     "micro_batches",
     "turns",
     "enable_chunked_prefill",

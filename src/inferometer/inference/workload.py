@@ -88,12 +88,17 @@ def longest_input(workload: Workload) -> int:
     return workload.input_len if isinstance(workload.input_len, int) else max(workload.input_len)
 
 
+def prompt_tokens(workload: Workload, image_tokens: int) -> int:
+    """Tokens of text and images in the layer that has most; one number per layer counts those of images already."""
+    return longest_input(workload) + (image_tokens if isinstance(workload.input_len, int) else 0)
+
+
 def positions_reached(workload: Workload, model: Model) -> int:
     """Positions of a finished sequence, images included."""
     image_tokens = int(_images(workload, model).tokens)
     if workload.turns:
         return image_tokens + sum(turn.input_len + turn.output_len for turn in workload.turns)
-    return image_tokens + longest_input(workload) + (workload.output_len if model.kind == "decoder" else 0)
+    return prompt_tokens(workload, image_tokens) + (workload.output_len if model.kind == "decoder" else 0)
 
 
 def _images(workload: Workload, model: Model) -> Images:
@@ -158,8 +163,7 @@ def batch_shape_of(bound_plan: BoundPlan, work: Workload) -> BatchShape:
             new += seen
         lengths: int | tuple[int, ...] = last.input_len
     else:
-        longest = work.input_len if isinstance(work.input_len, int) else max(work.input_len)
-        new, cached, output = longest + seen - work.prefix_len, work.prefix_len, work.output_len
+        new, cached, output = prompt_tokens(work, seen) - work.prefix_len, work.prefix_len, work.output_len
         lengths = work.input_len
     per_replica = ceil_div(work.batch_size, bound_plan.plan.data_parallel_size)
     scaled = Images(*(per_replica * x for x in pictures))
