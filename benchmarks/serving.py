@@ -210,7 +210,7 @@ ONE_IN = 4  # of the rows with more, which take a minute each, and three rounds 
 
 
 def disaggregated() -> Iterator[Case]:
-    """Closed loops on servers whose prompts and answers are computed on different GPUs."""
+    """Closed loops on servers that prefill and decode on different GPUs."""
     with (MEASURED / "silicon_e2e.csv").open(newline="", encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["mode"] == "disagg"]
     options, crowded = started(rows), 0
