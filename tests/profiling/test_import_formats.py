@@ -12,7 +12,7 @@ import pytest
 from helpers.foreign_tables import aic, stats, table, take
 
 from inferometer import BadFile, BadValue
-from inferometer.profiling.model_shapes import model_shapes
+from inferometer.inference.model_shapes import model_shapes
 
 HAS_PYARROW = importlib.util.find_spec("pyarrow") is not None
 ATTENTION = {"batch_size": 2, "num_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "beam_width": 1}

@@ -11,7 +11,7 @@ from conftest import ROOT
 
 from inferometer.base.errors import UnknownName
 from inferometer.costs.kernels import kernel_rows
-from inferometer.profiling import campaign, model_shapes, roofline_limits, shape_grid
+from inferometer.profiling import campaign, common_sizes, roofline_limits, shape_grid
 from inferometer.profiling.microbenchmarks import CASES, KernelBench, Library
 from inferometer.specs import catalog
 
@@ -31,12 +31,12 @@ def test_shapes_are_those_of_the_catalogue() -> None:
     assert [tuple(r.items()) for r in shape_grid.all_shapes()] == [tuple(r.items()) for r in rows], (
         "the order is stable"
     )
-    assert (6144, 4096) in model_shapes.products()  # qkv_proj of Llama-3.1-8B
-    assert (28672, 4096) in model_shapes.products() and (
+    assert (6144, 4096) in common_sizes.products()  # qkv_proj of Llama-3.1-8B
+    assert (28672, 4096) in common_sizes.products() and (
         28672 // 2,
         4096,
-    ) in model_shapes.products()  # whole, and half of it at tp 2
-    assert model_shapes.heads()[0] == (32, 8, 128) and {h[2] for h in model_shapes.heads()[:8]} == {
+    ) in common_sizes.products()  # whole, and half of it at tp 2
+    assert common_sizes.heads()[0] == (32, 8, 128) and {h[2] for h in common_sizes.heads()[:8]} == {
         64,
         80,
         96,
@@ -44,13 +44,13 @@ def test_shapes_are_those_of_the_catalogue() -> None:
         192,
         256,
     }
-    assert (64, 8, 64, 128) in model_shapes.windows() and (
+    assert (64, 8, 64, 128) in common_sizes.windows() and (
         16,
         8,
         256,
         4096,
-    ) in model_shapes.windows()  # gpt-oss, Gemma 2
-    assert (16, 512, 128, 64, 128) in model_shapes.latents()  # DeepSeek-V2-Lite
+    ) in common_sizes.windows()  # gpt-oss, Gemma 2
+    assert (16, 512, 128, 64, 128) in common_sizes.latents()  # DeepSeek-V2-Lite
     assert {"tokens": 1, "hidden": 2048, "inner": 768, "experts": 128, "top_k": 8}.items() <= next(
         r for r in rows if r["kind"] == "moe"
     ).items()

@@ -151,7 +151,7 @@ def build_request(model: str, gpu: str = "h100-sxm", **kwargs: Unpack[PlanKwargs
     if missing:
         raise BadValue(missing)
     warnings = [*network.warnings, *format_warnings, *_check_lengths(args, plan, workload, network)]
-    profile = None if args.profile is None or measured is not None else user_profile(args.profile, device)
+    profile = None if args.profile is None or measured is not None else _user_profile(args.profile, device, entry)
     warnings += profile.warnings if profile is not None else ()
     warnings += (
         [] if calibration is None else calibrations.mismatch_warnings(calibration, entry.name, device, engine, plan)
@@ -175,6 +175,14 @@ def build_request(model: str, gpu: str = "h100-sxm", **kwargs: Unpack[PlanKwargs
         given=given_figures,
         arguments={"model": model, "gpu": gpu, **given},
     )
+
+
+def _user_profile(path: str, device: Hardware, entry: catalog.ModelEntry) -> KernelProfile:
+    """A user's file of kernels, or of a model's layers: rows of a model without sizes have those of this one."""
+    from .layer_profile import layer_reader
+    from .model_shapes import shapes_of
+
+    return user_profile(path, device, layer_reader(lambda: shapes_of(entry.name, entry.config)))
 
 
 @cache_by_identity(256)

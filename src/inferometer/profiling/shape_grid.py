@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from typing import Any, NamedTuple, TypeVar
 
-from .model_shapes import heads, latents, mixtures, products, windows
+from .common_sizes import heads, latents, mixtures, products, windows
 
 ShapeRow = dict[str, Any]
 HeadShape = tuple[int, int, int, int]  # heads, KV heads, head dimension, window (0 = none)

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from math import log2
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from ...base.errors import BadFile, abbreviate
 from ...base.files import input_path, read_json
-from ...specs.arguments import flag
 from ...specs.device_names import is_same
 from ...specs.structs import Hardware
 from .kernel_rows import HEADER, is_flagged, parse_shape, required_sizes, row_terms
 from .registry import KernelProfile, MeasuredCurves, TimedRow
 from .surfaces import SHAPES, Shape, Surface
 
+if TYPE_CHECKING:
+    from ...base.tabular import TableChunk
+
+LayerReader = Callable[["TableChunk"], list["MeasuredKernel"]]
 LAYER_COLUMNS = {"hardware", "model", "layer_name"}  # of `profile MODEL` and LLM-Profile
 BEYOND = 0.8  # of the roofline: a row that is faster than this was not timed on the device, or not timed at all
 UNUSED = {"skew", "window", "method"}  # sizes of rows that no operator is looked up by
@@ -35,16 +38,16 @@ class MeasuredKernel(NamedTuple):
     seconds: float
 
 
-def read_rows(path: Path) -> list[MeasuredKernel]:
-    """The usable rows of a file; a flagged one (``… !roof`` in its source) is passed over, a broken one is an error."""
+def read_rows(path: Path, read_layers: LayerReader | None = None) -> list[MeasuredKernel]:
+    """The usable rows of a file; a flagged one (``… !roof`` in its source) is passed over, a broken one is an error.
+
+    ``read_layers`` reads a table of a model's layers instead, whose sizes follow from the model.
+    """
     from ...base.tabular import open_table  # loads NumPy
 
     with open_table(path) as table:
-        if set(table.names) >= LAYER_COLUMNS:
-            raise BadFile(
-                f"{path} has the layers of a model, not kernels by shape: take them over first, with "
-                f"inferometer profile {flag('import')} {path} -o kernels.csv"
-            )
+        if read_layers is not None and set(table.names) >= LAYER_COLUMNS:
+            return read_layers(table.whole(MAX_KERNELS))
         if tuple(table.names) != HEADER:
             raise BadFile(f"{path} is not a profile of kernels: its first line must be {','.join(HEADER)}")
         kernels: list[MeasuredKernel] = []
@@ -120,13 +123,13 @@ def profile_of(
     )
 
 
-def user_profile(path: str, device: Hardware) -> KernelProfile:
+def user_profile(path: str, device: Hardware, read_layers: LayerReader | None = None) -> KernelProfile:
     """A user's own file, with its rows: ``user_profile("kernels.csv", catalog.hardware("h200"))``
 
     Rows beyond the device's roofline are left out, and a record beside the file that names another device is a warning.
     """
     place = input_path(path)
-    profile = profile_of(read_rows(place), device, path, keep_rows=True)
+    profile = profile_of(read_rows(place, read_layers), device, path, keep_rows=True)
     others = [abbreviate(name) for name in _recorded_devices(place) if not is_same(name, device)]
     if not others:
         return profile
@@ -134,13 +137,17 @@ def user_profile(path: str, device: Hardware) -> KernelProfile:
     return msgspec.structs.replace(profile, warnings=(warning, *profile.warnings))
 
 
+def record_path(path: Path) -> Path:
+    """Where measuring notes how a file was made: ``record_path(Path("H200/tiny.scaled.csv"))  # H200/tiny.json``"""
+    return path.with_name(path.stem.removesuffix(".scaled") + ".json")
+
+
 def _recorded_devices(path: Path) -> list[str]:
     """The devices that the record beside a profile names (measuring writes one): its own, and of imported tables."""
-    record_path = path.with_suffix(".json")
-    if not record_path.is_file():
+    if not record_path(path).is_file():
         return []
     try:
-        record = read_json(record_path)
+        record = read_json(record_path(path))
     except BadFile:  # a file of another kind that happens to have the name
         return []
     tables = [table for run in _tables(record.get("runs")) for table in _tables(run.get("imported"))]

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...inference.model_shapes import ModelShapes, model_shapes
 from ...specs.catalog import precisions
-from ..model_shapes import ModelShapes, model_shapes
 from . import ImportedTable, RawTable, RowBatch, Unusable, row_batch, texts
 
 ATTENTION = frozenset({"prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us"})
