@@ -6,7 +6,6 @@ record that ``profile MODEL`` writes beside its file, or, for ``--profile``, fro
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..base.errors import BadFile, InferometerError
 from ..base.units import plural
-from ..costs.kernels.measured import MeasuredKernel, record_path
+from ..costs.kernels.measured import MeasuredKernel, record_beside
 from ..specs import catalog
 from .model_shapes import ModelShapes, model_shapes, shapes_of
 
@@ -107,14 +106,14 @@ def _measured(kernel: LayerKernels, seconds: np.ndarray) -> list[MeasuredKernel]
 
 def _recorded_shapes(path: Path, name: str) -> ModelShapes | None:
     """The shapes of the model whose config the record beside a file has; None where there is none, or of another."""
+    record = record_beside(path)
+    if record.get("model") != name or not isinstance(record.get("config"), dict):
+        return None
     try:
-        record = json.loads(record_path(path).read_text(encoding="utf-8"))
-        if record.get("model") != name or not isinstance(record.get("config"), dict):
-            return None
         shapes = shapes_of(name, record["config"])
         measured_in = record.get("dtype")  # on a processor often float32, whatever the model's is
         return shapes._replace(dtype=catalog.plain_dtype(measured_in, "dtype")) if measured_in else shapes
-    except (OSError, ValueError, AttributeError, InferometerError):
+    except InferometerError:
         return None
 
 

@@ -137,19 +137,18 @@ def user_profile(path: str, device: Hardware, read_layers: LayerReader | None = 
     return msgspec.structs.replace(profile, warnings=(warning, *profile.warnings))
 
 
-def record_path(path: Path) -> Path:
-    """Where measuring notes how a file was made: ``record_path(Path("H200/tiny.scaled.csv"))  # H200/tiny.json``"""
-    return path.with_name(path.stem.removesuffix(".scaled") + ".json")
+def record_beside(path: Path) -> dict[str, Any]:
+    """What measuring noted on a file: ``record_beside(Path("H200/tiny.scaled.csv"))`` reads H200/tiny.json."""
+    place = path.with_name(path.stem.removesuffix(".scaled") + ".json")
+    try:
+        return read_json(place) if place.is_file() else {}
+    except BadFile:  # a file of another kind that happens to have the name
+        return {}
 
 
 def _recorded_devices(path: Path) -> list[str]:
     """The devices that the record beside a profile names (measuring writes one): its own, and of imported tables."""
-    if not record_path(path).is_file():
-        return []
-    try:
-        record = read_json(record_path(path))
-    except BadFile:  # a file of another kind that happens to have the name
-        return []
+    record = record_beside(path)
     tables = [table for run in _tables(record.get("runs")) for table in _tables(run.get("imported"))]
     names = [record.get("gpu") or record.get("device"), *(table.get("device") for table in tables)]
     return list(dict.fromkeys(str(name) for name in names if name))
