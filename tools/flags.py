@@ -24,7 +24,7 @@ keywords with underscores: `--batch-size 8` is `batch_size=8`.
 def text() -> str:
     """The whole page."""
     common = [f"| `{flag(name)}` | {more['help']} |" for name, more in COMMON.items()]
-    parts = [HEAD, "\n".join(["", "| Every command | |", "|---|---|", *common, ""])]
+    parts = [HEAD, "\n".join(["", "| Common options | |", "|---|---|", *common, ""])]
     for name in COMMANDS:
         command = app.get_command(click.Context(app), name)
         assert command is not None

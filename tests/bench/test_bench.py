@@ -408,7 +408,7 @@ def test_all_failed_is_exit_1(run: Command, server: Fake) -> None:
                 "--request-rate",
                 "3",
             ],
-            "--request-rate and --ramp-up-strategy both say the rate",
+            "--request-rate and --ramp-up-strategy both set the rate",
         ),
     ],
 )

@@ -119,7 +119,7 @@ def test_a_fault_is_three_lines_and_says_how_to_report_it(run: Run) -> None:
     first, second, third = ran.err.splitlines()
     assert (ran.code, ran.out) == (70, "")
     assert re.fullmatch(  # the last line of ours: what failed is a test's
-        r"inferometer: a fault of .*: ZeroDivisionError: division by zero \(cli/analyze\.py, line \d+\)", first
+        r"inferometer: internal error: ZeroDivisionError: division by zero \(cli/analyze\.py, line \d+\)", first
     )
     assert re.match(r"inferometer \d+\.\d+\S*, Python 3\.\d+\.\d+\S*, .*the project's issue tracker", second)
     assert third == "  inferometer analyze llama-3.1-8b --hf-token SECRET -q 'a b' --debug"

@@ -38,7 +38,7 @@ def test_help_of_a_command(run: Run, monkeypatch: pytest.MonkeyPatch, verb: str)
     assert max(map(len, ran.out.splitlines())) <= 80
     examples = ran.out.partition("\nExamples:\n")[2]
     assert 2 <= examples.count(f"  inferometer {verb} ") <= 4
-    assert all(flag in ran.out for flag in ("Every command:", "--quiet", "--debug", "--config FILE", "--save-config"))
+    assert all(flag in ran.out for flag in ("Common options:", "--quiet", "--debug", "--config FILE", "--save-config"))
 
 
 @pytest.mark.parametrize(

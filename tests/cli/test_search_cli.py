@@ -175,8 +175,8 @@ def test_nothing_possible_ends_with_1_and_what_would_do(run: Run) -> None:
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
-        (("--num-prompts", "5"), "--num-prompts is of a --trace"),
-        (("--json", "--csv"), "two forms"),
+        (("--num-prompts", "5"), "--num-prompts applies to a --trace only"),
+        (("--json", "--csv"), "two formats"),
         (("--trace", "nowhere.csv"), "nowhere.csv"),
         (("--plot", " "), "needs the name"),
         (("--objective", "fame"), "unknown --objective 'fame'"),

@@ -150,7 +150,7 @@ def test_infeasible_is_a_result(run: Run) -> None:
         (["llama-3.1-8b", "--compare-usecases", "--batch-size", "3"], "cannot be combined with --batch-size"),
         (["dit-xl-2", "--compare-usecases"], "does not apply to a diffusion model"),
         (["llama-3.1-8b", "--gpu", "h10"], "unknown GPU 'h10'"),
-        (["llama-3.1-8b", "--json", "--csv"], "two forms of one result"),
+        (["llama-3.1-8b", "--json", "--csv"], "two formats of one result"),
     ],
 )
 def test_bad_requests(run: Run, args: list[str], words: str) -> None:

@@ -61,7 +61,7 @@ def test_find_capacity_prints_the_rates_that_were_tried(run: Command, monkeypatc
     ran = run("simulate", MODEL, *load, "--find-capacity", "--jobs", "1", "--json")
     result = json.loads(ran.out)
     assert ran.code == 130 and result["interrupted"] is True and result["tried"] and "completed" not in result
-    assert ran.err == f"interrupted: {len(result['tried'])} rates tried, and the search was not over\n"
+    assert ran.err == f"interrupted: {len(result['tried'])} rates tried, search not finished\n"
 
 
 def test_what_had_finished_is_what_finishes_without_interruption() -> None:

@@ -246,7 +246,7 @@ def test_validate_takes_all_runs(run: Run) -> None:
     assert "ITL" in shown.out and "45.0 ms" in shown.out and "30.0 ms" in shown.out
     rows = run("validate", MODEL, "--gpu", GPU, "--measured", path, "--csv").out.splitlines()
     assert rows[0] == "run,metric,measured,predicted,error" and rows[1].startswith("1,mean_ttft_ms,30.0,")
-    refused(run("validate", MODEL, "--measured", path, "--plot", "x"), "--plot is of one run", "choose one with --run")
+    refused(run("validate", MODEL, "--measured", path, "--plot", "x"), "--plot needs one run", "choose one with --run")
     refused(run("validate", MODEL, "--memory", path, "--run", "1"), "--run needs --measured FILE")
 
 

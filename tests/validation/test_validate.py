@@ -260,7 +260,7 @@ def test_a_calibration_that_does_not_help_is_not_written(run: Command, tmp_path:
     command = ("validate", MODEL, "--gpu", GPU, "--measured", str(rows), "--write-calibration", str(file))
     ran = run(*command, "--json")
     assert ran.code == 1 and not file.exists() and ran.json["calibration"]["written"] is False
-    assert "does not help on rows that were left out" in ran.err and "--force writes it nevertheless" in ran.err
+    assert "does not help on rows that were left out" in ran.err and "use --force to write it anyway" in ran.err
     assert ran.json["completed"] == 16, "the comparison itself is there"
     shown = run(*command, "--force")
     assert shown.code == 0 and file.exists() and "does not help" in shown.out and "was not written" not in shown.out
@@ -479,11 +479,11 @@ def test_pictures_of_little(tmp_path: Path) -> None:
         (["--memory", "plain.csv"], "measured memory has Input_Tokens, Output_Tokens and some of Weights (MB)"),
         (
             ["--measured", "rows.csv", "--write-calibration", "a.toml", "--calibration", "b.toml"],
-            "--write-calibration fits what is not calibrated yet",
+            "--write-calibration fits uncalibrated predictions",
         ),
         (["--measured", "rows.csv", "--calibration", "none.toml"], "no calibration file 'none.toml'"),
         (["--measured", "rows.csv", "--gpu", "h10"], "unknown GPU 'h10'"),
-        (["--measured", "rows.csv", "--gpu", "h200,h100-sxm"], "validate looks at one GPU type at a time"),
+        (["--measured", "rows.csv", "--gpu", "h200,h100-sxm"], "validate takes one GPU type"),
         (["--measured", "rows.csv", "--plot", ""], "--plot needs the name of a folder"),
         (["--measured", "rows.csv", "--goodput", "ttft"], "--goodput takes pairs"),
     ],

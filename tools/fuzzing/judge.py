@@ -61,8 +61,8 @@ def judge(case: Case, ran: Ran, folder: Path, checked: Counter[str]) -> Verdict:
 
 def _last_line(trace: str) -> str:
     """What went wrong: the last line of a traceback, the first of a fault that was told to the user."""
-    if "a fault of inferometer itself" in trace:
-        return trace.partition("not of what you typed: ")[2].partition("\n")[0]
+    if "internal error: " in trace:
+        return trace.partition("internal error: ")[2].partition("\n")[0]
     line = next((line for line in reversed(trace.strip().splitlines()) if line and not line.startswith(" ")), "")
     return f"{line[:160]} {_where(trace)}"
 

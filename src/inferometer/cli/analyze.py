@@ -21,16 +21,21 @@ _EXAMPLES = (
 @click.command(cls=Command, epilog=MODEL_HELP, examples=_EXAMPLES)
 @model_argument()
 @options(plan_options())
-@output_option("--phase", default="all", help="prefill, decode or all.")
-@output_option("--explain", metavar="OP", help="One operator: formulas, values put in, origin of its efficiency.")
-@output_option("--cluster", is_flag=True, help="What sits on each GPU, and what travels over each link.")
+@output_option("--phase", default="all", help="Phases to show: prefill, decode or all.")
 @output_option(
-    "--plot", metavar="DIR", callback=named, help="Write distributions, roofline, memory and the structure graph there."
+    "--explain",
+    metavar="OP",
+    help="Explain one operator: its formulas, their values, and the origin of its efficiency.",
 )
+@output_option("--cluster", is_flag=True, help="Show what each GPU holds, and what travels over each link.")
 @output_option(
-    "--html", metavar="FILE", callback=named, help="Write a page with the report inside; opens in a browser."
+    "--plot",
+    metavar="DIR",
+    callback=named,
+    help="Write plots to DIR: distributions, roofline, memory and structure graph.",
 )
-@output_option("--all-ops", is_flag=True, help="Show operators with next to no time, too.")
+@output_option("--html", metavar="FILE", callback=named, help="Write the report as one HTML page.")
+@output_option("--all-ops", is_flag=True, help="Also show operators that take next to no time.")
 @options(OUTPUT)
 def analyze(
     model: str,
@@ -44,16 +49,16 @@ def analyze(
     form: Form,
     **plan: Any,
 ) -> int:
-    """What one plan does, and why: latency, throughput, memory, cost, every operator."""
+    """Predict one plan and explain it: latency, throughput, memory, cost and every operator."""
     from ..inference.analyze import check_phase, report_of
     from ..inference.request import build_request
 
     others = {"--csv": form.as_csv, "--plot": plot is not None, "--html": html is not None}
     if explain is not None and any(others.values()):
         other = next(flag for flag, given in others.items() if given)
-        raise BadValue(f"--explain is text or --json; it cannot be combined with {other}")
+        raise BadValue(f"--explain writes text or --json; it cannot be combined with {other}")
     if cluster and (explain or plot or html):
-        raise BadValue("--cluster is a page of its own; it cannot be combined with --explain, --plot or --html")
+        raise BadValue("--cluster is a separate view; it cannot be combined with --explain, --plot or --html")
     device = one_gpu("analyze", gpu)
     request = build_request(model, device, **plan)
     check_phase(request, phase)

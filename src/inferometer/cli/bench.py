@@ -38,14 +38,14 @@ _EXAMPLES = (
     cls=ArgumentOption,
     group="Server",
     required=True,
-    help="Where the server listens: http://localhost:8000.",
+    help="Address of the server: http://localhost:8000.",
 )
 @click.option(
     "--model",
     cls=ArgumentOption,
     group="Server",
     required=True,
-    help="What it serves, by its catalogue name or Hugging Face id.",
+    help="Model that it serves: catalogue name or Hugging Face id.",
 )
 @click.option(
     "--api-key",
@@ -53,12 +53,14 @@ _EXAMPLES = (
     group="Server",
     envvar="OPENAI_API_KEY",
     secret=True,
-    help="For servers that want one; OPENAI_API_KEY works too.",
+    help="API key, if the server requires one; or set OPENAI_API_KEY.",
 )
 @options(
     schema_options(BenchArgs), schema_options(TrafficArgs), schema_options(GoodputArgs), plan_options(ServedPlanArgs)
 )
-@output_option("--requests-out", metavar="FILE", callback=named, help="One CSV row per request, as validate takes it.")
+@output_option(
+    "--requests-out", metavar="FILE", callback=named, help="Write one CSV row per request, for validate --measured."
+)
 @options(OUTPUT)
 def bench(
     base_url: str,
@@ -71,9 +73,9 @@ def bench(
     form: Form,
     **plan: Any,
 ) -> int:
-    """Measure a live OpenAI-compatible server: requests open or closed loop, every token timed.
+    """Measure a live OpenAI-compatible server, open or closed loop; every token is timed.
 
-    With --gpu it is also held against what is predicted for that machine.
+    With --gpu, the result is also compared with the prediction for that machine.
     """
     from ..serving.metrics import parse_goodput
 
@@ -137,12 +139,12 @@ def _load(server: BenchArgs, plan: dict[str, Any], max_concurrency: int | None, 
     rate, burstiness = plan.get("request_rate"), plan.get("burstiness") or 1.0
     ramp_up = parse_ramp_up(server.ramp_up_strategy, server.ramp_up_start_rps, server.ramp_up_end_rps)
     if ramp_up is not None and rate is not None:
-        raise BadValue("`request_rate` and `ramp_up_strategy` both say the rate: give one of them")
+        raise BadValue("`request_rate` and `ramp_up_strategy` both set the rate: give only one")
     traffic = load_traffic(plan, max_concurrency)
     trace, label = traffic.trace, traffic.label
     if ramp_up is not None:
         if trace.after is not None:
-            raise BadValue("`ramp_up_strategy` needs requests that do not wait for others: no turns or users")
+            raise BadValue("`ramp_up_strategy` needs independent requests: leave out `turns` and `max_concurrency`")
         trace = ramp_up.of(trace, burstiness, seed)
         label = f"{traffic.lengths}, {ramp_up.start_rps:g} to {ramp_up.end_rps:g}/s ({ramp_up.strategy})"
     alone = trace.arrival_s is None and traffic.max_concurrency is None  # one after another

@@ -18,19 +18,19 @@ from .streams import echo
 COMMANDS = {
     "analyze": "Predict one plan: latency, memory, cost, every operator.",
     "sweep": "Predict every combination of values, as a table.",
-    "search": "Find the best deployment on some GPUs, and how to start it.",
-    "sensitivity": "Which figure of the machine matters, or what a target needs.",
-    "simulate": "Serve a trace or synthetic requests; find the highest rate.",
-    "validate": "Compare measured requests with the prediction; calibrate it.",
-    "train": "Predict training: step time, memory, days and dollars.",
-    "profile": "Measure this machine's kernels and layers, or import tables.",
+    "search": "Find the best deployment on your GPUs, and how to start it.",
+    "sensitivity": "Which hardware figure matters, or what a target needs.",
+    "simulate": "Simulate a server under load; find its highest rate.",
+    "validate": "Compare measurements with predictions; calibrate.",
+    "train": "Predict training: step time, memory, days and cost.",
+    "profile": "Measure kernels and layers here, or import tables.",
     "bench": "Measure a live OpenAI-compatible server.",
     "show": "List models, GPUs, engines, precisions and use cases.",
-    "web": "Start the page: all of this in the browser.",
+    "web": "Start the web interface.",
 }
 GREETING = """\
 inferometer predicts how fast a language model runs on a machine, how much
-memory it takes and what it costs, from nothing but its config.json.
+memory it needs and what it costs, from its config.json alone.
 
 Three commands to start with:
 
@@ -38,8 +38,8 @@ Three commands to start with:
   inferometer search llama-3.1-70b --gpu h200 --num-gpus 8 --goodput ttft:500
   inferometer web
 
-`inferometer show models` and `show hardware` list what it knows by name;
-`inferometer --help` lists the commands, and COMMAND --help has examples.
+`inferometer show models` and `show hardware` list the catalogue;
+`inferometer --help` lists the commands; COMMAND --help shows examples.
 """
 CONTEXT = {"max_content_width": 110, "show_default": True}
 COMPLETE = "_INFEROMETER_COMPLETE"  # the variable by which shells ask for completions

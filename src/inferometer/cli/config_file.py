@@ -121,12 +121,15 @@ def save_config(text: str, command: click.Command, params: Mapping[str, Any]) ->
         from .output import as_json
 
         return write(text, as_json(values) + b"\n")
-    head = f"# Flags of inferometer {command.name} that are not the defaults: inferometer {command.name} --config FILE"
+    head = (
+        f"# Flags of inferometer {command.name} that differ from the defaults; "
+        f"use: inferometer {command.name} --config FILE"
+    )
     lines = [head, *(f"{key} = {_toml(value)}" for key, value in values.items())]
     try:
         return write(text, "\n".join(lines) + "\n")
     except UnicodeEncodeError:
-        raise BadValue("--save-config writes text, and a flag's value has bytes that are none") from None
+        raise BadValue("--save-config writes text, but the value of a flag is not valid text") from None
 
 
 def config_values(command: click.Command, params: Mapping[str, Any]) -> dict[str, Any]:

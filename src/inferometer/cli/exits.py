@@ -89,7 +89,7 @@ def fault(error: Exception, args: list[str]) -> str:
     file = place.filename.rpartition(ours)[2]
     what = " ".join(f"{type(error).__name__}: {error}".split())[:300]
     return (
-        f"inferometer: a fault of inferometer itself, not of what you typed: {what} ({file}, line {place.lineno})\n"
+        f"inferometer: internal error: {what} ({file}, line {place.lineno})\n"
         f"inferometer {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}; "
         "please report it to the project's issue tracker, with what this prints:\n"
         f"  inferometer {shlex.join([*_without_secrets(args), '--debug'])}"

@@ -125,7 +125,7 @@ class Command(HelpMixin):
 
 def option_group(option: click.Parameter) -> str:
     """The heading under which an option is shown."""
-    return getattr(option, "group", "") or ("Every command" if "--help" in option.opts else "Options")
+    return getattr(option, "group", "") or ("Common options" if "--help" in option.opts else "Options")
 
 
 def _continued(line: str, formatter: click.HelpFormatter) -> str:
@@ -269,7 +269,7 @@ def one_form(context: click.Context, option: click.Parameter, value: bool) -> bo
     """JSON, CSV, plain text or Markdown: whichever flag comes second is refused."""
     forms = context.meta.setdefault("forms", [])
     if value and forms:
-        raise BadValue(f"{forms[0]} and {option.opts[0]} are two forms of one result: give one of them")
+        raise BadValue(f"{forms[0]} and {option.opts[0]} are two formats of one result: give only one")
     forms += [option.opts[0]] if value else []
     return value
 
@@ -283,31 +283,35 @@ def _remember(context: click.Context, option: click.Parameter, value: Any) -> No
 
 
 COMMON: dict[str, dict[str, Any]] = {  # what every command takes
-    "quiet": {"is_flag": True, "help": "Results only: no progress, no notes, no advice."},
-    "debug": {"is_flag": True, "help": "Show where an error comes from."},
-    "config": {"metavar": "FILE", "help": "Take flags from a TOML or JSON file; those typed here win."},
-    "save_config": {"metavar": "FILE", "help": "Write the flags that differ from their defaults there."},
+    "quiet": {"is_flag": True, "help": "Print results only: no progress, notes or advice."},
+    "debug": {"is_flag": True, "help": "Show a traceback for errors."},
+    "config": {"metavar": "FILE", "help": "Read flags from a TOML or JSON file; flags typed here win."},
+    "save_config": {"metavar": "FILE", "help": "Write the flags that differ from the defaults to a file."},
 }
-LAST = {"Output": 1, "Every command": 2}  # groups that are shown after all others
+LAST = {"Output": 1, "Common options": 2}  # groups that are shown after all others
 
 
 def common_option(name: str) -> Decorator:
     """An option of every command: ``common_option("quiet")``"""
-    more: dict[str, Any] = {"cls": ArgumentOption, "group": "Every command", "expose_value": False}
+    more: dict[str, Any] = {"cls": ArgumentOption, "group": "Common options", "expose_value": False}
     return click.option(flag(name), name, callback=_remember, **more, **COMMON[name])
 
 
 FORMS = [
-    output_option("--json", "as_json", is_flag=True, callback=one_form, help="JSON to stdout."),
-    output_option("--csv", "as_csv", is_flag=True, callback=one_form, help="CSV to stdout."),
+    output_option("--json", "as_json", is_flag=True, callback=one_form, help="Write JSON to stdout."),
+    output_option("--csv", "as_csv", is_flag=True, callback=one_form, help="Write CSV to stdout."),
     output_option(
-        "--plain", "as_plain", is_flag=True, callback=one_form, help="ASCII, columns two spaces apart: for awk."
+        "--plain",
+        "as_plain",
+        is_flag=True,
+        callback=one_form,
+        help="Plain ASCII, columns separated by two spaces, for awk.",
     ),
-    output_option("--markdown", "as_markdown", is_flag=True, callback=one_form, help="Markdown with GitHub's tables."),
+    output_option("--markdown", "as_markdown", is_flag=True, callback=one_form, help="Markdown with GitHub tables."),
 ]
 OUTPUT = [
     *FORMS,
-    output_option("-o", "--output", metavar="FILE", callback=named, help="Write there instead."),
+    output_option("-o", "--output", metavar="FILE", callback=named, help="Write to a file instead of stdout."),
 ]
 
 
@@ -319,5 +323,5 @@ def one_gpu(verb: str, text: str | None) -> str:
         return str(arguments(TargetArgs)["gpu"].default)
     names = gpu_names(text)
     if len(names) > 1:
-        raise BadValue(f"{verb} looks at one GPU type at a time; give one name to --gpu")
+        raise BadValue(f"{verb} takes one GPU type; give one name to --gpu")
     return names[0]

@@ -41,24 +41,30 @@ _ALSO = {
 
 @click.command(cls=Command, epilog=MODEL_HELP, examples=_EXAMPLES)
 @model_argument(required=False)
-@click.option("--kernels", is_flag=True, help="Time kernels by shape: products, attention, experts, norms, copies.")
-@click.option("--quick", is_flag=True, help="Time this machine, for --profile: memory, clocks, launches; a minute.")
-@click.option("--launches", is_flag=True, help="Time the host: launches and Python, for --host-profile; some seconds.")
-@click.option("--import", "tables", metavar="PATH", callback=named, help="Take over measured tables of other tools.")
+@click.option("--kernels", is_flag=True, help="Time kernels by shape: GEMM, attention, experts, norms, copies.")
+@click.option(
+    "--quick", is_flag=True, help="Time this machine, for --profile: memory, clocks, kernel launches. Takes a minute."
+)
+@click.option(
+    "--launches", is_flag=True, help="Time the host, for --host-profile: kernel launches and Python. Takes seconds."
+)
+@click.option("--import", "tables", metavar="PATH", callback=named, help="Import tables measured by other tools.")
 @options(schema_options(ProfileArgs))
-@click.option("--kinds", metavar="KIND,…", help="With --kernels: only these, in this order; moe:mxfp4 is one format.")
-@click.option("--gpu", help="With --import: the device that the tables are of, where they do not say.")
-@click.option("--budget", help="Time to measure: 90s, 10m, 1h; loading comes on top.  [default: kernels 10m]")
-@click.option("--device", default="cuda", help="cuda or cpu.")
-@click.option("--verbose", is_flag=True, help="A line for each length, kind or table, also where there is no terminal.")
-@click.option("--json", "as_json", is_flag=True, callback=one_form, help="A summary as JSON to stdout.")
+@click.option(
+    "--kinds", metavar="KIND,…", help="With --kernels: only these kinds, in this order; moe:mxfp4 is one format."
+)
+@click.option("--gpu", help="With --import: the GPU that was measured, if the tables do not name it.")
+@click.option("--budget", help="Time to spend measuring, without loading: 90s, 10m, 1h.  [default: kernels 10m]")
+@click.option("--device", default="cuda", help="Device to measure: cuda or cpu.")
+@click.option("--verbose", is_flag=True, help="Print a line per length, kind or table, even without a terminal.")
+@click.option("--json", "as_json", is_flag=True, callback=one_form, help="Write a summary as JSON to stdout.")
 @options(FORMS[2:])
 @click.option(
     "-o",
     "--output",
     metavar="PATH",
     callback=named,
-    help="MODEL: a folder, to which rows are added.  the others: a file.  "
+    help="With MODEL: a folder; rows are added to it. Otherwise: a file.  "
     "[default: ., kernels.csv, machine.toml, host.toml]",
 )
 @click.pass_context
@@ -77,9 +83,9 @@ def profile(
     output: str | None,
     **arguments: Any,
 ) -> int:
-    """Measure this machine: --quick, the layers of a MODEL, --kernels by shape; or --import what others measured.
+    """Measure this machine (--quick), the layers of a MODEL, or --kernels by shape; or --import other tools' tables.
 
-    Rows that a file has are kept and not measured again; a run that is stopped loses nothing.
+    Rows already in the file are kept and not measured again, so an interrupted run loses nothing.
     """
     jobs = (
         ("MODEL", model),

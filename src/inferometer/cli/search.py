@@ -27,9 +27,15 @@ _EXAMPLES = (
     schema_options(SearchArgs),
     schema_options(CapacityArgs, only=["backend_address"]),
 )
-@output_option("--plot", metavar="DIR", callback=named, help="Write the Pareto front there, and load over time.")
+@output_option("--plot", metavar="DIR", callback=named, help="Write plots to DIR: Pareto front, and load over time.")
 @options(FORMS)
-@output_option("-o", "--output", metavar="FILE", callback=named, help="Write there instead; a folder: scripts, too.")
+@output_option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    callback=named,
+    help="Write to a file instead; to a folder: also scripts and manifests.",
+)
 def search(
     model: str,
     plot: str | None,
@@ -41,14 +47,14 @@ def search(
     form: Form,
     **arguments: Any,
 ) -> int:
-    """Estimate every legal plan on some GPUs, simulate the best of them, and say which to run, and why."""
+    """Estimate every legal plan on your GPUs, simulate the best ones, and recommend one, with reasons and commands."""
     from ..search.search import search_with_table
 
     if trace is None and num_prompts is not None:
-        raise BadValue("`num_prompts` is of a `trace`; a simulation takes as many requests as it needs")
+        raise BadValue("`num_prompts` applies to a `trace` only: a search simulates as many requests as it needs")
     for name, value in (("columns", columns), ("run", run)):
         if trace is None and value is not None:
-            raise BadValue(f"`{name}` is of the file that `trace` names")
+            raise BadValue(f"`{name}` applies to a `trace` file only")
     arguments["trace"] = _requests(trace, num_prompts, columns, run)
     with progress_bar("searching", None, "steps") as reached:
         steps = [0]

@@ -30,10 +30,10 @@ _EXAMPLES = (
 @click.command(cls=Command, epilog=MODEL_HELP, examples=_EXAMPLES)
 @model_argument(required=False)
 @options(schema_options(SensitivityArgs), plan_options())
-@output_option("--plot", metavar="DIR", callback=named, help="Write the answer as pictures there.")
+@output_option("--plot", metavar="DIR", callback=named, help="Write plots to DIR.")
 @options(OUTPUT)
 def sensitivity(model: str | None, plot: str | None, form: Form, **arguments: Any) -> int:
-    """What moves latency, throughput and cost: every figure of the machine, 10% up and down."""
+    """Show which hardware figures drive latency, throughput and cost: each one is moved 10% up and down."""
     from ..sensitivity.sensitivity import sensitivity as evaluate
 
     result = evaluate(model, curves=plot is not None, **arguments)

@@ -22,7 +22,7 @@ def _names(context: click.Context, parameter: click.Parameter, incomplete: str) 
 @click.argument("name", required=False, shell_complete=_names)
 @options(OUTPUT)
 def show(kind: str, name: str | None, form: Form) -> int:
-    """What the catalogue holds: all of a kind, or everything about one NAME."""
+    """List the catalogue: all entries of a kind, or everything about one NAME."""
     from ..views.text.listing import KINDS, detail, detail_page, listing, rows_page
 
     if kind not in KINDS:

@@ -13,6 +13,7 @@ from ..specs.command_args import CapacityArgs, GoodputArgs, ServedPlanArgs, Serv
 from .options import (
     MODEL_HELP,
     OUTPUT,
+    ArgumentOption,
     Command,
     model_argument,
     named,
@@ -41,14 +42,16 @@ _FILES = ("requests_out", "plot", "chrome_trace")
 @click.option(
     "--pool",
     "pools",
+    cls=ArgumentOption,
+    group="Serving",
     multiple=True,
     metavar="KEY=VALUE,…",
-    help="Replicas that differ, one flag each: gpu=h200,replicas=2,role=prefill,tensor_parallel_size=2.",
+    help="A pool of replicas; repeat for more pools: gpu=h200,replicas=2,role=prefill,tensor_parallel_size=2.",
 )
 @options(schema_options(GoodputArgs), schema_options(CapacityArgs), plan_options(ServedPlanArgs))
-@output_option("--requests-out", metavar="FILE", callback=named, help="One CSV row per request.")
-@output_option("--plot", metavar="DIR", callback=named, help="Write the engine over time, and latencies, there.")
-@output_option("--chrome-trace", metavar="FILE", callback=named, help="Events for chrome://tracing or Perfetto.")
+@output_option("--requests-out", metavar="FILE", callback=named, help="Write one CSV row per request.")
+@output_option("--plot", metavar="DIR", callback=named, help="Write plots to DIR: the engine over time, and latencies.")
+@output_option("--chrome-trace", metavar="FILE", callback=named, help="Write events for chrome://tracing or Perfetto.")
 @options(OUTPUT)
 def simulate(
     model: str,
@@ -60,7 +63,7 @@ def simulate(
     form: Form,
     **plan: Any,
 ) -> int:
-    """Serve a trace, or requests made up, and say what every request and the whole run come to."""
+    """Simulate a server under load, from a trace or synthetic requests: TTFT, TPOT, ITL, E2E, throughput, goodput."""
     from ..serving.metrics import parse_goodput
     from ..serving.simulate import simulate_and_summarize
     from ..serving.synthetic import load_traffic
@@ -73,12 +76,12 @@ def simulate(
     capacity = {name: plan.pop(name) for name in _CAPACITY if name in plan}
     if find_capacity:
         if serving.get("autoscale") is not None:
-            raise BadValue(
-                "`find_capacity` is of a given number of replicas: leave `autoscale` away", field="autoscale"
-            )
+            raise BadValue("`find_capacity` needs a fixed number of replicas: leave out `autoscale`", field="autoscale")
         for name, value in files.items():
             if value is not None:
-                raise BadValue(f"`find_capacity` runs many simulations: `{name}` is of one", field=name)
+                raise BadValue(
+                    f"`find_capacity` runs many simulations, but `{name}` describes one: leave it out", field=name
+                )
         return _find_capacity(model, device, goals, capacity, plan, serving, form)
     defaults = arguments(TrafficArgs)
     header = {name: plan.get(name, defaults[name].default) for name in ("request_rate", "burstiness", "seed")}
@@ -127,7 +130,7 @@ def _find_capacity(
         result = capacity_and_summarize(model, gpu, goals, search, serving, plan, reached)
     cut = result["interrupted"]
     if cut:
-        echo(f"interrupted: {plural(len(result['tried']), 'rate')} tried, and the search was not over", err=True)
+        echo(f"interrupted: {plural(len(result['tried']), 'rate')} tried, search not finished", err=True)
 
     def csv() -> str:
         return table_csv(result["tried"] or [{"request_rate": "", "good": "", "holds": ""}])

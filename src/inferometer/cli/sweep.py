@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ..sweep.sweep import Digest
 
 _AXES = (
-    "Every flag of analyze is an axis. Numbers: 1,2,4 or 16:8000:16 by step or 1:1024:x2 by ratio, or all of them "
+    "Every flag of analyze is an axis. Numbers: 1,2,4 or 16:8000:16 by step or 1:1024:x2 by ratio, or any mix of them "
     "with commas between. Words: bf16,fp8. Any flag may be given more than once; a switch and its --no- form "
     "together try both. MODEL may be a list, too. "
 )
@@ -69,10 +69,15 @@ def _axes() -> Iterator[Decorator]:
 @click.command(cls=Command, epilog=_AXES + MODEL_HELP, examples=_EXAMPLES)
 @model_argument()
 @options(list(_axes()), schema_options(SweepPartsArgs))
-@output_option("--plot", metavar="DIR", callback=named, help="Draw curves along every axis of numbers, and the front.")
+@output_option(
+    "--plot",
+    metavar="DIR",
+    callback=named,
+    help="Write plots to DIR: curves along every numeric axis, and the Pareto front.",
+)
 @options(OUTPUT)
 def sweep(model: str, plot: str | None, form: Form, **flags: Any) -> int:
-    """Estimate every combination of values: a table of plans and workloads, those that cannot work marked.
+    """Estimate every combination of values, as a table of plans and workloads; infeasible ones are marked.
 
     The file's name says what -o writes: .csv .json .jsonl .parquet, or a folder, DIR/, of Parquet files
     """
@@ -126,7 +131,7 @@ def _to_folder(model: str, form: Form, run: dict[str, Any], axes: dict[str, Any]
     from ..views.text.sweeps import counted
 
     if form.for_programs or form.as_plain or form.as_markdown:
-        raise BadValue("-o DIR/ writes Parquet files: leave other forms away")
+        raise BadValue("-o DIR/ writes Parquet files: leave out other formats")
     gpu = axes.pop("gpu", arguments(TargetArgs)["gpu"].default)
     if "backend_address" in run:
         run["address"] = run.pop("backend_address")

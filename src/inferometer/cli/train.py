@@ -30,11 +30,11 @@ _EXAMPLES = (
 @click.command(cls=Command, epilog=MODEL_HELP, examples=_EXAMPLES)
 @model_argument()
 @options(GPU, schema_options(TrainArgs))
-@output_option("--all-ops", is_flag=True, help="Show operators with next to no time, too.")
-@output_option("--plot", metavar="DIR", callback=named, help="Write time by part and memory as a picture there.")
+@output_option("--all-ops", is_flag=True, help="Also show operators that take next to no time.")
+@output_option("--plot", metavar="DIR", callback=named, help="Write plots to DIR: time by part, and memory.")
 @options(OUTPUT)
 def train(model: str, gpu: str | None, all_ops: bool, plot: str | None, form: Form, **recipe: Any) -> int:
-    """What training costs: step time, memory, utilization, days and dollars, every operator forward and back."""
+    """Predict training: step time, memory, utilization, days and cost; every operator, forward and backward."""
     from ..training.train import train as estimate
 
     report = estimate(model, one_gpu("train", gpu), **recipe)

@@ -36,19 +36,26 @@ _OF_ONE_RUN = ("plot", "write_calibration", "requests_out")
 @output_option(
     "--measured",
     metavar="FILE",
-    help="Requests with TTFT, TPOT, E2E in ms, or a result of vllm bench serve, SGLang, GuideLLM, AIPerf, genai-perf.",
+    help="Measured requests with TTFT, TPOT, E2E in ms, or a result of vllm bench "
+    "serve, SGLang, GuideLLM, AIPerf, genai-perf.",
 )
 @options(schema_options(TrafficArgs, only=["columns", "run"]))
 @output_option("--memory", metavar="FILE", help="Measured weights and KV cache in MiB, as CSV.")
-@output_option("--max-concurrency", type=int, help="Replay in a closed loop of so many, if there are no arrivals.")
-@output_option("--plot", metavar="DIR", callback=named, help="Write errors, values, scatter and breakdown there.")
-@output_option("--write-calibration", metavar="FILE", callback=named, help="Fit a correction, for --calibration.")
+@output_option(
+    "--max-concurrency", type=int, help="Requests in flight when the file has no arrival times (closed loop)."
+)
+@output_option(
+    "--plot", metavar="DIR", callback=named, help="Write plots to DIR: errors, values, scatter and breakdown."
+)
+@output_option(
+    "--write-calibration", metavar="FILE", callback=named, help="Fit a correction and write it, for --calibration."
+)
 @output_option("--force", is_flag=True, default=None, help="Write the calibration even if it does not help.")
 @options(schema_options(GoodputArgs))
-@output_option("--requests-out", metavar="FILE", callback=named, help="One CSV row per request, as simulated.")
+@output_option("--requests-out", metavar="FILE", callback=named, help="Write one CSV row per simulated request.")
 @options(plan_options(EngineArgs), OUTPUT)
 def validate(model: str, gpu: str | None, measured: str | None, memory: str | None, form: Form, **plan: Any) -> int:
-    """Replay measured requests and say how far the prediction is off, one by one and over all."""
+    """Replay measured requests and report the prediction's error, per request and overall."""
     replay = {name: plan.pop(name, None) for name in _REPLAY}
     _check_questions(measured, memory, replay, plan)
     device = one_gpu("validate", gpu)
@@ -78,12 +85,12 @@ def _check_questions(measured: str | None, memory: str | None, replay: dict[str,
     if measured is None and memory is None:
         raise BadValue("validate needs `measured` FILE, `memory` FILE or both")
     if replay["force"] and replay["write_calibration"] is None:
-        raise BadValue("`force` is of `write_calibration` FILE")
+        raise BadValue("`force` needs `write_calibration` FILE")
     for name in ("plot", "write_calibration", "requests_out", "goodput", "max_concurrency", "columns", "run"):
         if measured is None and replay[name]:
             raise BadValue(f"`{name}` needs `measured` FILE")
     if replay["write_calibration"] is not None and plan.get("calibration") is not None:
-        raise BadValue("`write_calibration` fits what is not calibrated yet: leave `calibration` away")
+        raise BadValue("`write_calibration` fits uncalibrated predictions: leave out `calibration`")
 
 
 def _requests(
@@ -109,7 +116,7 @@ def _requests(
         return _rows(compared) if compared.errors else _figure_rows(compared)
     for name in _OF_ONE_RUN:
         if replay[name] is not None:
-            raise BadValue(f"`{name}` is of one run, and {measured!r} has {len(traces)}: choose one with `run`")
+            raise BadValue(f"`{name}` needs one run, but {measured!r} has {len(traces)}: choose one with `run`")
     runs: list[dict[str, Any]] = [{"run": number} for number in range(1, len(traces) + 1)]
     rows: list[dict[str, Any]] = []
     for run, trace in zip(runs, traces, strict=True):
@@ -223,7 +230,7 @@ def _calibration(
     if written:
         wrote([write(path, as_toml(calibration))])
     elif objection:
-        objection += f"; {path} was not written: --force writes it nevertheless"
+        objection += f"; {path} was not written; use --force to write it anyway"
     parts.append(calibration_table(calibration, objection))
     labels["warnings"] += [objection] if objection else []
     built: dict[str, Any] = msgspec.to_builtins(calibration)

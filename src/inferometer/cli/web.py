@@ -24,27 +24,31 @@ _EXAMPLES = ("--open", "--host 0.0.0.0 --port 8000")
 
 @click.command(cls=Command, examples=_EXAMPLES)
 @click.option(
-    "--host", default="127.0.0.1", help="Where to listen; 0.0.0.0 lets other machines in, who need the token."
+    "--host", default="127.0.0.1", help="Address to listen on; 0.0.0.0 accepts other machines, which need the token."
 )
-@click.option("--port", type=int, default=8642, help="0: any that is free.")
-@click.option("--open/--no-open", "show", default=False, help="Open it in the browser of this machine.")
+@click.option("--port", type=int, default=8642, help="Port to listen on; 0: any free port.")
+@click.option("--open/--no-open", "show", default=False, help="Open the page in a browser on this machine.")
 @click.option(
     "--token",
     cls=ArgumentOption,
     secret=True,
     envvar=TOKEN_VARIABLE,
-    help=f"What clients must know; better given as {TOKEN_VARIABLE}, which no list of processes shows.",
+    help=f"Token that clients must send; better set as {TOKEN_VARIABLE}, which process lists do not show.",
 )
-@click.option("--no-token", is_flag=True, help="Let everyone in who can reach the host.")
+@click.option("--no-token", is_flag=True, help="Accept any client that can reach the host.")
 @click.option(
-    "--allowed-host", "names", multiple=True, metavar="NAME", help="A name by which clients call it, as behind a proxy."
+    "--allowed-host",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    help="Host name that clients use, for example behind a proxy.",
 )
 @click.option(
     "--log-format",
     type=click.Choice(["text", "json", "off"]),
     default="text",
     show_default=True,
-    help="The line for each request on standard error.",
+    help="Log a line per request to standard error.",
 )
 @click.option(
     "--keep-results",
@@ -52,7 +56,7 @@ _EXAMPLES = ("--open", "--host 0.0.0.0 --port 8000")
     default=24.0,
     show_default=True,
     metavar="HOURS",
-    help="How long results of searches and simulations can be opened again.",
+    help="Hours to keep the results of searches and simulations.",
 )
 def web(
     host: str,
@@ -64,7 +68,7 @@ def web(
     log_format: str,
     keep_results: float,
 ) -> int:
-    """Start the page on this machine: the plan on the left, what it does on the right. Ctrl-C ends it."""
+    """Start the web interface on this machine: the plan on the left, its results on the right. Ctrl-C stops it."""
     from ..web.http_server import ends_well, is_loopback, listening, own_names, serve
 
     if not _SHORTEST <= keep_results <= _LONGEST:
@@ -115,8 +119,8 @@ def _check_token(host: str, token: str | None, no_token: bool, local: bool) -> N
         )
     if not (local or token or no_token):
         raise BadValue(
-            f"`host` {host} lets every machine in that can reach this one: give `token` ({TOKEN_VARIABLE} in the "
-            "environment), or `no_token` where you trust the network"
+            f"`host` {host} accepts every machine that can reach this one: give `token` ({TOKEN_VARIABLE} in the "
+            "environment), or `no_token` if you trust the network"
         )
 
 
@@ -126,10 +130,10 @@ def _address(name: str, port: int) -> str:
 
 def _announce(addresses: list[str], token: str | None, public: bool) -> None:
     first, *others = addresses
-    echo(f"inferometer is at {first} (Ctrl-C ends it)")
+    echo(f"inferometer runs at {first} (Ctrl-C stops it)")
     for address in others:
         echo(f"  also {address}")
     if public and token is None:
-        echo("Everyone who can reach these addresses may ask it: there is no token.", err=True)
+        echo("Anyone who can reach these addresses can use it: there is no token.", err=True)
     if token is not None:
-        echo(f"It asks for the token: open it once as {first}?token=TOKEN", err=True)
+        echo(f"It requires the token: open {first}?token=TOKEN once", err=True)

@@ -22,12 +22,12 @@ class TargetArgs(Args):
     GROUP: ClassVar[str] = "Machine"
     model: Annotated[
         str,
-        arg("A catalogue name, a Hugging Face id, a config.json or its folder, a network's TOML file.", label="Model"),
+        arg("Catalogue name, Hugging Face id, config.json or its folder, or a network's TOML file.", label="Model"),
     ] = "llama-3.1-8b"
     gpu: Annotated[
         str,
         arg(
-            "A name, a TOML file, or name:key=value,… to change figures.",
+            "Catalogue name, TOML file, or name:key=value,… to change its specifications.",
             label="GPU",
             offered="hardware",
             metavar="NAME",
@@ -42,7 +42,7 @@ class MachineArgs(Args):
     engine: Annotated[
         str | None,
         arg(
-            "vllm, sglang, trtllm, hf, or roofline: the speed of light; vllm@0.15 for the defaults of a version.",
+            "vllm, sglang, trtllm, hf, or roofline (kernels at peak speed); vllm@0.15 takes that version's defaults.",
             default_text="vllm",
             label="Engine",
             offered="engines",
@@ -51,8 +51,8 @@ class MachineArgs(Args):
     power_cap: Annotated[
         Annotated[float, arg("", gt=0, le=1e6)] | None,
         arg(
-            "Most watts of each GPU: its clocks fall until it keeps them.",
-            default_text="its own limit",
+            "Power limit per GPU, in watts; clocks drop to stay within it.",
+            default_text="the GPU's own",
             metavar="W",
             label="Power cap",
             unit="W",
@@ -62,7 +62,7 @@ class MachineArgs(Args):
     assume_decoder: Annotated[
         bool,
         arg(
-            "Compute a model whose structure is not understood as a Llama-like decoder all the same.",
+            "Treat a model of unknown structure as a Llama-like decoder.",
             label="Assume a decoder",
         ),
     ] = False
@@ -75,7 +75,7 @@ class LayoutArgs(MachineArgs):
     tensor_parallel_size: Annotated[
         int,
         arg(
-            "GPUs that share every layer.",
+            "Tensor-parallel GPUs: each layer is split across them.",
             ge=1,
             le=RANKS,
             short="-tp",
@@ -87,7 +87,7 @@ class LayoutArgs(MachineArgs):
     pipeline_parallel_size: Annotated[
         int,
         arg(
-            "Stages that share the layers.",
+            "Pipeline stages: the layers are divided among them.",
             ge=1,
             le=RANKS,
             short="-pp",
@@ -99,7 +99,7 @@ class LayoutArgs(MachineArgs):
     data_parallel_size: Annotated[
         int,
         arg(
-            "Replicas of the attention (or the model).",
+            "Data-parallel replicas of the model, or of its attention with expert parallelism.",
             ge=1,
             le=RANKS,
             short="-dp",
@@ -109,15 +109,15 @@ class LayoutArgs(MachineArgs):
         ),
     ] = 1
     enable_expert_parallel: Annotated[
-        bool, arg("Spread the experts over all tp × dp ranks.", label="Expert parallel")
+        bool, arg("Distribute the experts over all TP × DP ranks.", label="Expert parallel")
     ] = False
     sequence_parallel: Annotated[
-        bool, arg("Norms and residuals split over tp ranks, too.", short="-sp", label="Sequence parallel")
+        bool, arg("Also split norms and residuals across the TP ranks.", short="-sp", label="Sequence parallel")
     ] = False
     decode_context_parallel_size: Annotated[
         int,
         arg(
-            "Ranks of tp that share the KV.",
+            "TP ranks that split the KV cache during decode.",
             ge=1,
             le=RANKS,
             short="-dcp",
@@ -129,7 +129,7 @@ class LayoutArgs(MachineArgs):
     micro_batches: Annotated[
         int,
         arg(
-            "In the pipeline; 0: as many as stages.",
+            "Micro-batches in the pipeline; 0: one per stage.",
             ge=0,
             le=10**6,
             label="Micro-batches",
@@ -140,7 +140,7 @@ class LayoutArgs(MachineArgs):
     nodes: Annotated[
         Annotated[int, arg("", ge=1, le=10**6)] | None,
         arg(
-            "Machines.",
+            "Nodes (machines).",
             default_text="as many as the layout needs",
             label="Nodes",
             unit="machines",
@@ -150,8 +150,8 @@ class LayoutArgs(MachineArgs):
     gpus_per_node: Annotated[
         Annotated[int, arg("", ge=1, le=RANKS)] | None,
         arg(
-            "GPUs of a machine.",
-            default_text="as the device has",
+            "GPUs per node.",
+            default_text="from the GPU's data",
             label="GPUs per node",
             unit="GPUs",
             slider=Slider(1, 72, 1),
@@ -160,7 +160,7 @@ class LayoutArgs(MachineArgs):
     interconnect: Annotated[
         str | None,
         arg(
-            "Which link joins the GPUs: nvlink, pcie …",
+            "Link between the GPUs of a node: nvlink, pcie …",
             default_text="the fastest",
             label="Interconnect",
             offered="links",
@@ -169,10 +169,10 @@ class LayoutArgs(MachineArgs):
     overlap: Annotated[
         float,
         arg(
-            "Share of communication that runs behind computing.",
+            "Share of communication hidden behind compute.",
             ge=0,
             le=1,
-            ends="0 (none) and 1 (all that fits behind computing)",
+            ends="0 (none) and 1 (all that compute can hide)",
             label="Overlapped communication",
             unit="share",
             slider=Slider(0, 1, 0.05),
@@ -187,7 +187,7 @@ class MethodArgs(LayoutArgs):
     speculative_config: Annotated[
         str | Mapping[str, Any] | None,
         arg(
-            '{"method": "mtp", "num_speculative_tokens": 1, …}',
+            'Speculative decoding: {"method": "mtp", "num_speculative_tokens": 1, …}',
             metavar="JSON",
             label="Speculative decoding",
             unit="JSON",
@@ -195,12 +195,12 @@ class MethodArgs(LayoutArgs):
     ] = None
     lora_rank: Annotated[
         Annotated[int, arg("", ge=1, le=8192)] | None,
-        arg("Low-rank adapters of this rank.", label="LoRA rank", unit="rank", slider=Slider(1, 256, "x2")),
+        arg("Serve LoRA adapters of this rank.", label="LoRA rank", unit="rank", slider=Slider(1, 256, "x2")),
     ] = None
     lora_targets: Annotated[
         str | Sequence[str] | None,
         arg(
-            "Products that have adapters.",
+            "Linear operators that have LoRA adapters.",
             default_text="attention and MLP",
             metavar="OP,…",
             label="LoRA targets",
@@ -210,7 +210,7 @@ class MethodArgs(LayoutArgs):
     lora_adapters: Annotated[
         int,
         arg(
-            "Different adapters in a batch.",
+            "Distinct LoRA adapters in a batch.",
             ge=1,
             le=10**6,
             label="LoRA adapters",
@@ -219,7 +219,7 @@ class MethodArgs(LayoutArgs):
         ),
     ] = 1
     enable_chunked_prefill: Annotated[
-        bool, arg("Also estimate a step that decodes and prefills at once.", label="Chunked prefill")
+        bool, arg("Also estimate a step that mixes decode and a prefill chunk.", label="Chunked prefill")
     ] = False
     cpu_offload_gb: Annotated[
         float,
@@ -242,7 +242,7 @@ class PrecisionArgs(MethodArgs):
     quantization: Annotated[
         str | None,
         arg(
-            "bf16 fp8 fp8-block int8 w4a16 mxfp4 nvfp4 …",
+            "Weight format: bf16 fp8 fp8-block int8 w4a16 mxfp4 nvfp4 …",
             default_text="from the config",
             short="-q",
             label="Weights",
@@ -252,18 +252,22 @@ class PrecisionArgs(MethodArgs):
     dtype: Annotated[
         str,
         arg(
-            "Of activations and plain weights: bf16, fp16, fp32.",
+            "Format of activations and unquantised weights: bf16, fp16, fp32.",
             label="Activations",
             offered=("auto", "bf16", "fp16", "fp32"),
         ),
     ] = "auto"
     kv_cache_dtype: Annotated[
         str,
-        arg("bf16, fp8, int8 …", label="KV cache", offered=("auto", "bf16", "fp16", "fp8", "int8", "int4")),
+        arg(
+            "KV cache format: bf16, fp8, int8 …",
+            label="KV cache",
+            offered=("auto", "bf16", "fp16", "fp8", "int8", "int4"),
+        ),
     ] = "auto"
     norm_dtype: Annotated[
         str | None,
-        arg("Of the norms' weights.", default_text="--dtype", label="Norms", offered=("bf16", "fp16", "fp32")),
+        arg("Format of the norms' weights.", default_text="--dtype", label="Norms", offered=("bf16", "fp16", "fp32")),
     ] = None
 
 
@@ -274,7 +278,7 @@ class EngineArgs(PrecisionArgs):
     attention: Annotated[
         str | None,
         arg(
-            "flash, or eager: scores go through memory.",
+            "flash, or eager (attention scores are written to memory).",
             default_text="engine default",
             choices=("flash", "eager"),
             label="Attention",
@@ -282,12 +286,12 @@ class EngineArgs(PrecisionArgs):
     ] = None
     fusion: Annotated[
         bool | None,
-        arg("Element-wise operators ride on their neighbours.", default_text="engine default", label="Fusion"),
+        arg("Fuse element-wise operators into their neighbours.", default_text="engine default", label="Fusion"),
     ] = None
     frontend: Annotated[
         str,
         arg(
-            "Where the clock stands: in-process, or at an http client.",
+            "Where latency is measured: in the engine's process, or at an HTTP client.",
             choices=("in-process", "http"),
             label="Timed at",
         ),
@@ -295,7 +299,7 @@ class EngineArgs(PrecisionArgs):
     efficiency: Annotated[
         float | str | Mapping[str, float] | None,
         arg(
-            "Share of peak: 0.6, or flops=0.7,hbm=0.85,intra=0.8,inter=0.7.",
+            "Fixed share of peak for every kernel: 0.6, or flops=0.7,hbm=0.85,intra=0.8,inter=0.7.",
             metavar="X",
             label="Efficiency",
             unit="share of peak",
@@ -304,23 +308,23 @@ class EngineArgs(PrecisionArgs):
     host_profile: Annotated[
         str | None,
         arg(
-            "What launches the kernels: a name of show hosts, or a file of profile --quick or --launches.",
+            "Host that launches the kernels: a name from show hosts, or a file from profile --quick or --launches.",
             default_text="server",
             metavar="NAME",
             label="Host",
         ),
     ] = None
     profile: Annotated[
-        str | None, arg("What inferometer profile measured: kernels, or a machine (.toml).", metavar="FILE")
+        str | None, arg("Measurements from inferometer profile: kernels (.csv) or a machine (.toml).", metavar="FILE")
     ] = None
     calibration: Annotated[
         str | Calibration | None,
-        arg("What validate --write-calibration made of your measurements.", metavar="FILE"),
+        arg("Correction fitted to your measurements by validate --write-calibration.", metavar="FILE"),
     ] = None
     routing_skew: Annotated[
         float,
         arg(
-            "0: experts are chosen evenly; 1: always the same.",
+            "How unevenly experts are chosen: 0 is uniform, 1 always the same experts.",
             ge=0,
             le=1,
             ends="0 (uniform) and 1 (always the same experts)",
@@ -332,7 +336,7 @@ class EngineArgs(PrecisionArgs):
     max_model_len: Annotated[
         Annotated[int, arg("", ge=1, le=10**9)] | None,
         arg(
-            "Longest sequence.",
+            "Longest sequence: input and output tokens.",
             default_text="model maximum",
             label="Max sequence length",
             unit="tokens",
@@ -342,7 +346,7 @@ class EngineArgs(PrecisionArgs):
     max_num_batched_tokens: Annotated[
         Annotated[int, arg("", ge=1, le=10**9)] | None,
         arg(
-            "Token budget of a step.",
+            "Tokens per step, at most (the token budget).",
             default_text="engine default",
             label="Token budget",
             unit="tokens/step",
@@ -352,7 +356,7 @@ class EngineArgs(PrecisionArgs):
     max_num_seqs: Annotated[
         Annotated[int, arg("", ge=1, le=10**9)] | None,
         arg(
-            "Sequences of a step.",
+            "Sequences per step, at most.",
             default_text="engine default",
             label="Max sequences",
             unit="per step",
@@ -362,7 +366,7 @@ class EngineArgs(PrecisionArgs):
     max_cudagraph_capture_size: Annotated[
         Annotated[int, arg("", ge=0, le=10**9)] | None,
         arg(
-            "Tokens of the largest step that CUDA graphs replay.",
+            "Largest step, in tokens, that runs as a CUDA graph.",
             default_text="engine default",
             label="CUDA graphs up to",
             unit="tokens",
@@ -372,7 +376,7 @@ class EngineArgs(PrecisionArgs):
     max_prefill_cudagraph_capture_size: Annotated[
         Annotated[int, arg("", ge=0, le=10**9)] | None,
         arg(
-            "Tokens of the largest step with prompts that CUDA graphs replay.",
+            "Largest prefill step, in tokens, that runs as a CUDA graph.",
             default_text="engine default",
             label="Prefill graphs up to",
             unit="tokens",
@@ -382,8 +386,8 @@ class EngineArgs(PrecisionArgs):
     gpu_memory_utilization: Annotated[
         Annotated[float, arg("", gt=0, le=1)] | None,
         arg(
-            "Share of memory the engine takes: of the GPU (vLLM), of it for weights and KV cache (SGLang's "
-            "mem_fraction_static), or of what is free for KV cache (TensorRT-LLM's free_gpu_memory_fraction).",
+            "Memory fraction: of the whole GPU (vLLM), of the GPU for weights and KV cache (SGLang's "
+            "mem_fraction_static), or of the free memory for KV cache (TensorRT-LLM's free_gpu_memory_fraction).",
             default_text="engine default",
             label="Memory fraction",
             unit="share",
@@ -400,7 +404,7 @@ class EngineArgs(PrecisionArgs):
             slider=Slider(1, 256, "x2"),
         ),
     ] = None
-    hf_token: Annotated[str | None, arg("For gated configs; HF_TOKEN works too.", secret=True)] = None
+    hf_token: Annotated[str | None, arg("Hugging Face token for gated models; or set HF_TOKEN.", secret=True)] = None
 
 
 class WorkloadArgs(EngineArgs):
@@ -409,7 +413,14 @@ class WorkloadArgs(EngineArgs):
     GROUP: ClassVar[str] = "Workload"
     batch_size: Annotated[
         int,
-        arg("Sequences at once.", ge=1, le=10**7, label="Batch size", unit="sequences", slider=Slider(1, 1024, "x2")),
+        arg(
+            "Sequences that run at once.",
+            ge=1,
+            le=10**7,
+            label="Batch size",
+            unit="sequences",
+            slider=Slider(1, 1024, "x2"),
+        ),
     ] = 1
     input_len: Annotated[
         Annotated[int, arg("", ge=1, le=TOKENS)] | str | Sequence[int],
@@ -424,12 +435,12 @@ class WorkloadArgs(EngineArgs):
     ] = 1024
     output_len: Annotated[
         int,
-        arg("Tokens of the answer.", ge=1, le=TOKENS, label="Output", unit="tokens", slider=Slider(1, 32768, "x2")),
+        arg("Output tokens.", ge=1, le=TOKENS, label="Output", unit="tokens", slider=Slider(1, 32768, "x2")),
     ] = 128
     prefix_len: Annotated[
         int,
         arg(
-            "Leading prompt tokens that are already in the cache.",
+            "Prompt tokens already in the KV cache (a cached prefix).",
             ge=0,
             le=TOKENS,
             label="Cached prefix",
@@ -440,7 +451,7 @@ class WorkloadArgs(EngineArgs):
     beam_width: Annotated[
         int,
         arg(
-            "Beams per sequence; they share the prompt's cache.",
+            "Beams per sequence; they share the prompt's KV cache.",
             ge=1,
             le=1024,
             label="Beams",
@@ -451,7 +462,7 @@ class WorkloadArgs(EngineArgs):
     turns: Annotated[
         str | Sequence[tuple[int, int]] | None,
         arg(
-            "A conversation: prompts and answers over one growing context.",
+            "A conversation: input and output tokens of each turn; the context grows.",
             metavar="IN:OUT,…",
             label="Conversation",
             unit="in:out,…",
@@ -459,12 +470,14 @@ class WorkloadArgs(EngineArgs):
     ] = None
     images: Annotated[
         str | tuple[int, int, int] | None,
-        arg("Images in every request, for models that see: 1x896x896.", metavar="NxHxW", label="Images", unit="N×H×W"),
+        arg(
+            "Images per request, for vision-language models: 1x896x896.", metavar="NxHxW", label="Images", unit="N×H×W"
+        ),
     ] = None
     num_inference_steps: Annotated[
         int,
         arg(
-            "Denoising steps of an image, for diffusion models.",
+            "Denoising steps per image, for diffusion models.",
             ge=1,
             le=10**5,
             label="Denoising steps",
@@ -475,7 +488,7 @@ class WorkloadArgs(EngineArgs):
     usecase: Annotated[
         str | None,
         arg(
-            "Typical lengths, batch and beams by name: chatbot, summarization, code …",
+            "Preset lengths, batch size and beams: chatbot, summarization, code …",
             label="Use case",
             offered="usecases",
         ),
@@ -483,7 +496,7 @@ class WorkloadArgs(EngineArgs):
 
 
 class PlanArgs(WorkloadArgs):
-    """Everything that one plan can be told: the keywords of `analyze`."""
+    """Every argument of a plan: the keywords of `analyze`."""
 
 
 def short_flag(name: str) -> str:

@@ -156,7 +156,7 @@ def _remedies(error: InferometerError, given: Body, folder: Path) -> list[dict[s
 def _one_plan(given: Any, folder: Path) -> tuple[PagePlan, Request]:
     plan = page_plan(given, folder)
     if "," in plan.gpu.partition(":")[0]:
-        raise BadValue("analyze looks at one GPU type at a time; give one name to `gpu`")
+        raise BadValue("analyze takes one GPU type; give one name to `gpu`")
     return plan, build_request(plan.model, plan.gpu, **plan.options)
 
 
