@@ -170,7 +170,7 @@ def test_a_run_of_several_is_chosen(run: Run) -> None:
     ran = run("simulate", MODEL, "--gpu", GPU, "--trace", str(path), "--run", "2", "--json")
     assert ran.json["num_prompts"] == 20 and "every request has the mean lengths" in ran.err
     refused(run("simulate", MODEL, "--run", "2"), "--run is of the file that --trace names")
-    refused(run("search", MODEL, "--columns", "input_tokens=a"), "--columns is of the file that --trace names")
+    refused(run("search", MODEL, "--columns", "input_tokens=a"), "--columns applies to a --trace file only")
 
 
 @given(

@@ -531,7 +531,7 @@ def test_nothing_that_works_is_exit_1(run: Run) -> None:
         (["--tensor-parallel-size", "two"], "--tensor-parallel-size takes numbers"),
         (["-o", "x.xlsx"], "its name may end with .csv, .json, .jsonl, .ndjson, .parquet"),
         (["--json", "-o", "x.csv"], "--json and 'x.csv' are two forms of one table"),
-        (["--json", "--csv"], "two forms of one result"),
+        (["--json", "--csv"], "two formats of one result"),
         (["-o", "no/x.csv"], "No such file or directory"),
         (["--overlap", "0:2:1"], "--overlap must be between 0"),
     ],

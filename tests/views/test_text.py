@@ -338,7 +338,7 @@ def test_markdown_shows_what_was_said() -> None:
 
 def test_one_form_at_a_time(run: Run) -> None:
     ran = run("analyze", MODEL, "--plain", "--markdown")
-    assert ran.code == 2 and "--plain and --markdown are two forms of one result" in ran.err
+    assert ran.code == 2 and "--plain and --markdown are two formats of one result" in ran.err
 
 
 def test_forms_go_into_files(run: Run, folder: Path) -> None:
