@@ -61,7 +61,7 @@ def test_zstd_without_a_library_says_what_to_install(tmp_path: Path, monkeypatch
     path.write_bytes(zstd(CSV))
     for name in ("compression.zstd", "zstandard", "pyarrow"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(BadFile, match=r"pip install 'inferometer\[tables\]', or give it as a pipe, <\(zstdcat x"):
+    with pytest.raises(BadFile, match=r"pip install 'inferometer\[parquet\]', or give it as a pipe, <\(zstdcat x"):
         rows(path)
 
 

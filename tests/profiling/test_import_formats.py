@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers.foreign_tables import aic, stats, table, take
 
-from inferometer import BadFile, BadValue
+from inferometer import BadFile
 from inferometer.inference.model_shapes import model_shapes
 
 HAS_PYARROW = importlib.util.find_spec("pyarrow") is not None
@@ -262,13 +261,6 @@ def test_parquet_is_read_like_csv(tmp_path: Path) -> None:
     (tmp_path / "broken.parquet").write_bytes(b"PAR1 and then nothing")
     with pytest.raises(BadFile, match=r"broken\.parquet cannot be read as Parquet"):
         take(tmp_path / "broken.parquet", output="b.csv")
-
-
-def test_parquet_without_its_library_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    (tmp_path / "t.parquet").write_bytes(b"PAR1")
-    with pytest.raises(BadValue, match="needs pyarrow: pip install pyarrow"):
-        take(tmp_path / "t.parquet")
 
 
 def test_who_measured_may_stand_in_a_manifest_or_in_names(tmp_path: Path) -> None:

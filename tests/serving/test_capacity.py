@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import numpy as np
 import pytest
 
@@ -119,9 +117,3 @@ def test_a_real_dask_cluster_finds_the_same_rate() -> None:
         )  # type: ignore[arg-type]
     here = find_capacity("llama-2-7b", "a100-sxm-80gb", trace=trace, jobs=2, **options)  # type: ignore[arg-type]
     assert there == here and there.request_rate > 0
-
-
-@pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed here")
-def test_a_backend_that_is_not_installed_is_said() -> None:
-    with pytest.raises(BadValue, match="ray, which is not installed"):
-        parallel_map(abs, [1], backend="ray")

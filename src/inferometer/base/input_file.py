@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from .errors import BadFile
+from .extras import install_line
 
 HEAD = 2**16  # bytes that are looked at before anything is read
 MAX_TEXT = 2**24  # bytes of a file that is read as a whole: a config.json of 16 MB has a list of every expert's weights
@@ -277,6 +278,6 @@ def _zstd(path: Path, file: io.BufferedReader) -> Any:
     with contextlib.suppress(ImportError):
         return import_module("pyarrow").CompressedInputStream(file, "zstd")
     raise BadFile(
-        f"{path} is compressed with zstd, which needs a library: pip install 'inferometer[tables]', "
+        f"{path} is compressed with zstd, which needs pyarrow: {install_line('pyarrow')}, "
         f"or give it as a pipe, <(zstdcat {path.name})"
     )

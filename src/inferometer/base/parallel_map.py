@@ -9,7 +9,6 @@ be reached, or is gone, is one sentence (`WorkersLost`).
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,10 +16,11 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from .errors import BadValue, DeadlyTask, UnknownName, WorkersLost, check_int
+from .extras import require_library
 
 BACKENDS = ("processes", "dask", "ray")
 ADDRESS_VARIABLE = "INFEROMETER_BACKEND_ADDRESS"
-_NEEDS = {"processes": (), "dask": ("distributed",), "ray": ("ray",)}
+_LIBRARIES = {"dask": "distributed", "ray": "ray"}
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -94,10 +94,7 @@ def check_backend(backend: str, jobs: int | None = None, address: str | None = N
         if address is not None:
             raise BadValue("`backend_address` is of a cluster: give `backend` dask or ray with it")
         return None
-    missing = [name for name in _NEEDS[backend] if importlib.util.find_spec(name) is None]
-    if missing:
-        extra = "dask[distributed]" if "distributed" in missing else missing[0]
-        raise BadValue(f"`backend` {backend} needs the package {extra}, which is not installed")
+    require_library(f"`backend` {backend}", _LIBRARIES[backend])
     return address or os.environ.get(ADDRESS_VARIABLE) or None
 
 

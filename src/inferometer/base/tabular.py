@@ -28,7 +28,8 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from .errors import BadFile, BadValue, abbreviate
+from .errors import BadFile, abbreviate
+from .extras import load_library
 from .input_file import BYTE_ORDER_MARK, HEAD, InputFile, check_text, open_input, unreadable
 from .json_list import list_items
 
@@ -412,12 +413,7 @@ def _cell(row: Mapping[str, Any], name: str) -> Any:
 
 def _open_parquet(path: Path, source: InputFile, closing: list[Any]) -> Any:
     """Parquet has its index at its end: what a pipe gives is put into a file without a name first."""
-    import importlib
-
-    try:
-        parquet: Any = importlib.import_module("pyarrow.parquet")
-    except ImportError:
-        raise BadValue(f"{path} is Parquet, which needs pyarrow: pip install pyarrow (CSV tables do not)") from None
+    parquet = load_library("pyarrow.parquet", f"{path} is Parquet, which", otherwise=" (CSV tables do not)")
     file: Any = source.file
     if not file.seekable():
         import shutil

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..base.errors import BadValue
+from ..base.extras import require_library
 from ..specs.arguments import Args, Argument, arguments, flag
 from ..specs.plan_args import PlanArgs, TargetArgs
 from .output import Form, wrote
@@ -251,6 +252,7 @@ def output_option(*names: str, **more: Any) -> Decorator:
 
 
 GPU = schema_options(TargetArgs, only=["gpu"])
+_DRAWN_BY = {"plot": "matplotlib", "html": "plotly"}  # options that need a library of an extra
 
 
 def plan_options(group: type[Args] = PlanArgs) -> list[Decorator]:
@@ -262,6 +264,8 @@ def named(context: click.Context, option: click.Parameter, value: str | None) ->
     """A file or folder that is named has a name."""
     if value is not None and not value.strip():
         raise BadValue(f"{option.opts[-1]} needs the name of a {'folder' if option.name == 'plot' else 'file'}")
+    if value is not None and option.name in _DRAWN_BY:  # said before anything is computed
+        require_library(option.opts[-1], _DRAWN_BY[option.name])
     return value
 
 

@@ -9,6 +9,7 @@ import click
 from click.core import ParameterSource
 
 from ..base.errors import BadValue
+from ..base.extras import require_library
 from .options import ArgumentOption, Command
 from .streams import echo
 
@@ -71,6 +72,7 @@ def web(
     """Start the web interface on this machine: the plan on the left, its results on the right. Ctrl-C stops it."""
     from ..web.http_server import ends_well, is_loopback, listening, own_names, serve
 
+    require_library("web", "starlette", "uvicorn", "plotly")
     if not _SHORTEST <= keep_results <= _LONGEST:
         raise BadValue(f"`keep_results` must be between {_SHORTEST:g} and {_LONGEST:,g} hours, not {keep_results:g}")
     with listening(host, port) as door, ends_well():

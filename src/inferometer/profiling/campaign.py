@@ -17,10 +17,11 @@ from typing import Any, cast
 import msgspec
 
 from ..base.errors import BadFile, BadValue, UnknownName
+from ..base.extras import is_installed, load_library
 from ..base.files import user_path
 from ..specs import catalog
 from . import machine, shape_grid, timer
-from .machine import is_installed, optional_library
+from .machine import optional_library
 from .microbenchmarks import CASES, KernelBench, Library, Ready, reason
 from .profile_csv import ProfileWriter, shape_cell
 from .roofline_limits import INFINITE_PEAK, DeviceLimits, device_limits, roofline_seconds
@@ -52,9 +53,7 @@ def profile_kernels(
     path = user_path(output)
     if path.is_dir() or not path.parent.is_dir():
         raise BadFile(f"{path} cannot be written: it is a folder, or its folder is not there")
-    if not is_installed("torch"):
-        raise BadValue("profile needs PyTorch, which is not installed here")
-    torch = optional_library("torch")
+    torch = load_library("torch", "profile")
     if device == "cuda" and not torch.cuda.is_available():
         raise BadValue("profile finds no CUDA device here; `device` cpu measures the processor")
     return _run_campaign(torch, path, seconds, device, say, progress, wanted)

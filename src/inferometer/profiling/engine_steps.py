@@ -20,12 +20,13 @@ from typing import Any
 import msgspec
 
 from ..base.errors import BadValue
+from ..base.extras import is_installed
 from ..costs.host import launch_seconds
 from ..network import families
 from ..specs import catalog
 from ..specs.hosts import hosted_engine
 from ..specs.structs import Host, HostedEngine
-from .machine import is_installed, optional_library
+from .machine import optional_library
 
 LIMIT = 150.0  # s after which an engine that is not ready is given up
 LAYERS = 16  # enough that their launches stand out from the rest of a step

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..base.errors import BadFile, BadValue, UnknownName, abbreviate
+from ..base.extras import load_library, require_library
 from ..specs import catalog
-from .machine import is_installed, optional_library
 
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _PER_LAYER = ("layer_types", "layers_block_type")  # say how many layers there are where nothing else does
@@ -80,14 +80,9 @@ def kept_cache(output: Any) -> dict[str, Any]:
 
 def load_libraries() -> tuple[Any, Any]:
     """PyTorch and transformers, or a sentence about the one that is missing."""
-    for library in ("torch", "transformers"):
-        if not is_installed(library):
-            raise BadValue(f"profile MODEL needs PyTorch and transformers; {library} is not installed here")
+    require_library("profile MODEL", "torch", "transformers")
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler writes to stderr whenever it starts or stops
-    try:
-        torch, transformers = (optional_library(name) for name in ("torch", "transformers"))
-    except ImportError as error:
-        raise BadValue(f"profile MODEL needs PyTorch and transformers, which cannot be loaded here: {error}") from None
+    torch, transformers = (load_library(name, "profile MODEL") for name in ("torch", "transformers"))
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     return torch, transformers

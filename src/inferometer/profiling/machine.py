@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import importlib.util
+import importlib
 import json
 import os
 import platform
@@ -80,11 +80,6 @@ def describe(torch: Any, device: str) -> dict[str, Any]:
 def rotation(machine: dict[str, Any]) -> float:
     """Bytes that rotating buffers must exceed so that the device's cache keeps none of them."""
     return ROTATION * (machine["cache"] or CACHE)
-
-
-def is_installed(library: str) -> bool:
-    """Whether an optional library is there, without loading it: ``is_installed("vllm")``"""
-    return importlib.util.find_spec(library) is not None
 
 
 def optional_library(name: str) -> Any:

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ..base.errors import BadValue
+from ..base.extras import load_library
 from ..base.files import user_path, write_atomic
 from ..base.symbols import scalar
 from ..costs.kernels import Formats, rounding, sources
@@ -151,10 +152,7 @@ def profile_quick(output: str, device: str, say: Log) -> dict[str, Any]:
 
 def _torch(device: str) -> Any:
     """PyTorch, if it is here and sees the device."""
-    try:
-        torch = machine.optional_library("torch")
-    except ImportError:
-        raise BadValue("profile needs PyTorch on this machine: pip install 'inferometer[profile]'") from None
+    torch = load_library("torch", "profile")
     if device not in ("cuda", "cpu"):
         raise BadValue(f"`device` must be cuda or cpu, not {device!r}")
     if device == "cuda" and not torch.cuda.is_available():

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from ..base.errors import BadFile, BadValue, UnknownName, abbreviate, about, check_int, nearest
+from ..base.extras import require_library
 from ..base.files import convert, input_path, note_file, read_json, read_toml, settled, user_path
 from ..base.input_file import PACKED, file_stem, is_input, read_text
 from .engine_rules import check_rules, choose_version
@@ -459,6 +460,9 @@ def _download(repo: str, token: str | None) -> ModelEntry:
     """The config.json of a repository that the catalogue does not have; offline, from the local cache."""
     if repo in settled:
         return _from_repository(repo, settled[repo])
+    near = nearest(repo.rpartition("/")[2].lower(), names("models"))
+    hint = f"; the nearest entries are {' and '.join(near)}" if near else ""
+    require_library(f"{repo!r} is not in the catalogue; fetching it", "huggingface_hub", otherwise=hint)
     from huggingface_hub import constants, hf_hub_download, logging
 
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
@@ -467,8 +471,6 @@ def _download(repo: str, token: str | None) -> ModelEntry:
         path = hf_hub_download(repo, "config.json", token=token or os.environ.get("HF_TOKEN"), local_files_only=offline)
     except Exception as error:  # the library raises many kinds: not there, gated, malformed, cut off
         why = "there is no network" if offline else f"{type(error).__name__}"
-        near = nearest(repo.rpartition("/")[2].lower(), names("models"))
-        hint = f"; the nearest entries are {' and '.join(near)}" if near else ""
         raise BadFile(
             f"{repo!r} is not in the catalogue and its config.json could not be fetched ({why}){hint}"
         ) from None

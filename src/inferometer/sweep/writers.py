@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,6 +15,7 @@ import msgspec
 import numpy as np
 
 from ..base.errors import BadValue, abbreviate
+from ..base.extras import load_library
 from ..base.files import atomic_writer, output_path
 from .points import Categorical, Chunk, axis_cell
 
@@ -162,11 +162,8 @@ def parquet_part(stream: Iterable[Chunk], kinds: Kinds, note: Callable[[], dict[
 
 def parquet_library() -> Any:
     """pyarrow, or a sentence that says how to get it."""
-    try:
-        import_module("pyarrow.parquet")
-        return import_module("pyarrow")
-    except ImportError:
-        raise BadValue("a .parquet file needs pyarrow: pip install 'inferometer[tables]', or write .csv") from None
+    load_library("pyarrow.parquet", "a .parquet file", otherwise=", or write .csv")
+    return load_library("pyarrow", "a .parquet file")
 
 
 def _parquet(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..base.errors import BadFile
+from ..base.extras import install_line
 from ..views.plots.palette import palette_css
 
 if TYPE_CHECKING:
@@ -106,4 +107,4 @@ def plotly() -> Path:
         path = Path(folder) / "package_data" / "plotly.min.js"
         if path.is_file():
             return path
-    raise BadFile("the package plotly, whose plotly.min.js draws the page's charts, is not installed")
+    raise BadFile(f"the page's charts need plotly.min.js of the package plotly: {install_line('plotly')}")

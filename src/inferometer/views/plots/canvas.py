@@ -15,6 +15,7 @@ from html import escape
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
+from ...base.extras import load_library
 from ...base.units import seconds
 from .palette import BLUE, GREEN, GREY, INK, MUTED, ORANGE, PURPLE, VERMILLION
 
@@ -153,7 +154,7 @@ class Scene:
 
     def figure(self, dpi: float = 100.0) -> Any:
         """The picture as a matplotlib figure of one pixel per unit at 100 dpi."""
-        from matplotlib.figure import Figure
+        Figure = load_library("matplotlib.figure", "a picture").Figure
 
         figure = Figure(figsize=(self.width / 100, self.height / 100), dpi=dpi, facecolor="white")
         axes = figure.add_axes((0, 0, 1, 1))
@@ -306,9 +307,7 @@ _STYLE: dict[Any, Any] = {
 
 def style() -> Any:
     """The context in which figures are made and saved."""
-    from matplotlib import rc_context
-
-    return rc_context(_STYLE)
+    return load_library("matplotlib", "a picture").rc_context(_STYLE)
 
 
 def page(width: float, height: float, title: str, subtitle: str) -> Any:
