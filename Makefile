@@ -1,13 +1,19 @@
-# `make demo` shows it, `make check` is for every edit, `make test` for every commit. Python 3.11 or newer is all they need.
+# `make demo` shows it, `make check` is for every edit, `make test` for every commit. Each sets up what it needs in .venv;
+# Python 3.11 or newer is all you bring. CONTRIBUTING.md explains the variables.
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin
 READY := $(VENV)/.ready
 TESTS := $(VENV)/.tests-ready
 CONSTRAINTS ?= -c constraints.txt  # `make test CONSTRAINTS=` takes the newest versions of everything
-TORCH ?= torch==2.13.0  # `make test TORCH=` leaves it out: the tests that measure layers and kernels then skip
+# PyTorch is for the tests that measure layers and kernels, which skip without it (`TORCH=`). On Linux it is the build without
+# CUDA, where pip knows one; `TORCH_INDEX=URL` names an index that has it. `TORCH=torch` takes any: gigabytes with CUDA.
+TORCH ?= torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
+TORCH_INDEX ?=
+SYSTEM_PACKAGES ?= yes  # `make test SYSTEM_PACKAGES=no` installs nothing outside of .venv
+PIP = $(RUN)/python -m pip install --quiet --disable-pip-version-check $(strip $(CONSTRAINTS))
 
-.PHONY: demo check test lint types release-check bench data schema clean
+.PHONY: demo check test lint types browser dist release-check bench data schema clean
 
 demo: $(READY)
 	$(RUN)/inferometer analyze llama-3.1-8b --gpu h200 --batch-size 8 --input-len 1024 --output-len 128
@@ -15,7 +21,7 @@ demo: $(READY)
 check: $(TESTS)  # the quick tests, within a minute
 	$(RUN)/pytest -m "not slow"
 
-test: lint types  # everything, within minutes; says what was skipped and why
+test: lint types browser  # everything, within minutes; says what was skipped and why
 	$(RUN)/pytest -rs
 
 lint: $(TESTS)
@@ -28,11 +34,18 @@ types: $(TESTS)
 # What a release passes beside the tests: a million inputs that nobody would type, and a server that runs on. Hours.
 SEED ?= 1
 INPUTS ?= 1000000
+PYTHONS ?= python3.11 python3.12 python3.13
 
 release-check: export INFEROMETER_SLOW_TESTS = 1
-release-check: test
+release-check: test dist
 	$(RUN)/python tools/fuzz.py --seed $(SEED) --count $(INPUTS) --jobs 2 --counts out/fuzz.json --failures out/fuzz-failures.jsonl
 	$(RUN)/python tools/soak.py
+	$(RUN)/python tools/check_wheel.py $(addprefix --python ,$(PYTHONS))
+
+# The wheel and the source archive, in dist/.
+dist: $(TESTS)
+	rm -rf dist
+	$(RUN)/python -m build --outdir dist
 
 # How fast it is, then how right: the second group needs measurements that are not in the repository, and says so.
 SPEED := cold_start points_per_second serving_speed search web_load
@@ -58,15 +71,22 @@ schema: $(TESTS)
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'inferometer needs Python 3.11 or newer')"
 	$(PYTHON) -m venv $(VENV)
-	$(RUN)/python -m pip install --quiet --disable-pip-version-check $(strip $(CONSTRAINTS)) -e .
+	$(PIP) -e .
 	$(RUN)/python -m compileall -q src/inferometer  # as an ordinary installation would
 	touch $(READY)
 
 $(TESTS): $(READY)
-	$(RUN)/python -m pip install --quiet --disable-pip-version-check $(strip $(CONSTRAINTS)) -e '.[dev]' $(if $(strip $(TORCH)),$(strip $(TORCH)) transformers)
-	command -v chromium >/dev/null || { apt-get update -qq && apt-get install -qq -y chromium; } \
-	  || echo "Chromium cannot be installed here: the tests that look at the page will skip"
+	$(PIP) -e '.[dev]'
+	$(if $(strip $(TORCH)),$(PIP) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(strip $(TORCH)) transformers || \
+	  echo "pip has no $(strip $(TORCH)): tests that measure layers and kernels will skip (CONTRIBUTING.md, Set-up)")
 	touch $(TESTS)
+
+# The tests of the page need Chrome or Chromium: $CHROMIUM, or one that is installed.
+browser: $(TESTS)
+	@cd tests && ../$(RUN)/python -m helpers.browser || if [ $(strip $(SYSTEM_PACKAGES)) = yes ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "Installing the system package chromium with apt-get; \`make test SYSTEM_PACKAGES=no\` would not."; \
+	  apt-get update -qq && apt-get install -qq -y chromium || echo "It could not be installed: the tests of the page will skip."; \
+	else echo "The tests of the page will skip."; fi
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,8 +1,13 @@
-"""The page in a real browser for tests: Debian's Chromium driven by Playwright, from the real server."""
+"""The page in a real browser for tests: Chrome or Chromium driven by Playwright, from the real server.
+
+``python -m helpers.browser`` fails, and says so, where there is none.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +16,12 @@ import pytest
 
 from helpers.web_server import Server, serving
 
-CHROMIUM = os.environ.get("INFEROMETER_CHROMIUM", "/usr/bin/chromium")
+NAMES = (
+    *("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome"),
+    "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome",
+)
+CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), "")
+MISSING = f"no Chrome or Chromium was found at {CHROMIUM or ', '.join(NAMES)}; CHROMIUM=PATH names one"
 FLAGS = [
     "--headless",
     "--no-sandbox",
@@ -37,8 +47,8 @@ def server() -> Iterator[Server]:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api")
-    if not Path(CHROMIUM).exists():
-        pytest.skip(f"no Chromium at {CHROMIUM}")
+    if not Path(CHROMIUM).is_file():
+        pytest.skip(MISSING)
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         yield browser
@@ -115,3 +125,7 @@ def slide(page: Any, name: str, position: int, end: bool = True) -> None:
     }""",
         [position, end],
     )
+
+
+if __name__ == "__main__":
+    sys.exit(None if Path(CHROMIUM).is_file() else MISSING)
