@@ -98,10 +98,11 @@ def test_what_the_file_lacks_follows_from_the_rest() -> None:
 
 
 @pytest.mark.parametrize("command", [("validate", "--measured"), ("simulate", "--trace")], ids=["validate", "simulate"])
-def test_a_first_token_after_the_last_is_refused_with_its_row(
+def test_times_that_cannot_be_are_refused_with_their_row(
     run: Command, tmp_path: Path, command: tuple[str, str]
 ) -> None:
-    rows, whole = tmp_path / "rows.csv", tmp_path / "result.json"
+    rows, whole, tiny = tmp_path / "rows.csv", tmp_path / "result.json", tmp_path / "tiny.csv"
+    tiny.write_text("input_tokens,output_tokens,TTFT,TPOT\n9,5,20,9\n9,5,20,1e-320\n")
     rows.write_text("input_tokens,output_tokens,TTFT,E2E\n9,5,20,90\n9,1,20.001,20\n9,5,1000,1\n9,5,7,6\n")
     whole.write_text(
         '{"completed": 4, "total_input_tokens": 36, "total_output_tokens": 20, "request_rate": 1.0, '
@@ -110,6 +111,7 @@ def test_a_first_token_after_the_last_is_refused_with_its_row(
     for file, sentence in (
         (rows, "row 3 has a TTFT of 1000 ms, above its E2E of 1 ms, and 1 more are so"),
         (whole, "mean_ttft_ms 1000 is above mean_e2el_ms 1"),
+        (tiny, "row 2 has a TPOT of 9.99989e-321 ms, shorter than any clock shows"),
     ):
         ran = run(command[0], MODEL, "--gpu", GPU, command[1], str(file))
         assert ran.code == 2 and sentence in ran.err and ran.err.count("\n") == 1

@@ -37,6 +37,8 @@ from .trace_formats import (
 CLOCK = 1e8  # an arrival later than this (three years) counts from some clock's zero, not from the trace's beginning
 _COLUMNS = ("input_tokens", "output_tokens", "arrival_s", "blocks", "after", "think_s", "priority")
 
+LEAST_MS = 1e-6  # of a measured time: less is not a measurement
+
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Requests in the order of their file; every column has one entry per request."""
@@ -267,6 +269,9 @@ def check_measured(measured: Mapping[str, np.ndarray], source: str) -> None:
 
     ``check_measured({"TTFT": np.array([1000.0]), "E2E": np.array([1.0])}, "rows.csv")  # BadFile``
     """
+    for name, values in measured.items():
+        for row in np.flatnonzero((values > 0) & (values < LEAST_MS))[:1].tolist():
+            raise BadFile(f"{source}: row {row + 1:,} has a {name} of {values[row]:g} ms, shorter than any clock shows")
     if not {"TTFT", "E2E"} <= measured.keys():
         return
     ttft, e2e = measured["TTFT"], measured["E2E"]

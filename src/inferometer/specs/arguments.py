@@ -159,6 +159,12 @@ def _check_float(argument: Argument, value: Any) -> float:
         check_positive(argument.name, value, argument.le if argument.le is not None else 1e15)
     elif argument.ends and (not is_number(value) or not argument.ge <= value < argument.le):
         raise BadValue(f"`{argument.name}` must be between {argument.ends}, not {abbreviate(value)}")
+    elif argument.ge is not None and not argument.ends:
+        most = argument.le if argument.le is not None else 1e15
+        if not is_number(value) or not argument.ge <= value <= most:
+            raise BadValue(
+                f"`{argument.name}` must be a number from {argument.ge:g} to {most:g}, not {abbreviate(value)}"
+            )
     return float(value) if is_number(value) else value
 
 

@@ -384,7 +384,7 @@ class EngineArgs(PrecisionArgs):
         ),
     ] = None
     gpu_memory_utilization: Annotated[
-        Annotated[float, arg("", gt=0, le=1)] | None,
+        Annotated[float, arg("", ge=1e-6, le=1)] | None,
         arg(
             "Memory fraction: of the whole GPU (vLLM), of the GPU for weights and KV cache (SGLang's "
             "mem_fraction_static), or of the free memory for KV cache (TensorRT-LLM's free_gpu_memory_fraction).",

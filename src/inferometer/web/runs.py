@@ -125,7 +125,7 @@ def _json_column(column: np.ndarray) -> list[Any]:
 
     if column.dtype != float:
         return [value or None for value in column] if column.dtype == object else list(column.tolist())
-    magnitude = np.where(np.isfinite(column) & (column != 0), np.abs(column), 1.0)
+    magnitude = np.where(np.isfinite(column) & (np.abs(column) > 1e-290), np.abs(column), 1.0)
     scale = 10.0 ** (6 - np.floor(np.log10(magnitude)))
     return [None if value != value else value for value in (np.round(column * scale) / scale).tolist()]
 
