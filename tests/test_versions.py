@@ -6,7 +6,10 @@ import re
 import tomllib
 
 import pytest
+import yaml
 from conftest import ROOT
+
+import inferometer
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
@@ -44,3 +47,19 @@ def test_requirements_have_a_lower_bound_that_the_constraints_keep(line: str) ->
 def test_extras_are_made_of_extras() -> None:
     named = {name for line in LINES for match in [OWN.fullmatch(line)] if match for name in match[1].split(",")}
     assert named <= set(EXTRAS)
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    newest = re.search(r"^## \[(\d+\.\d+\.\d+)\] - ([\d-]{10})$", changes, re.M)
+    assert newest and newest[1] == cited["version"] == inferometer.__version__
+    assert newest[2] == str(cited["date-released"])
+
+
+def test_the_workflow_runs_make_test_with_the_oldest_and_the_newest_python() -> None:
+    (job,) = yaml.safe_load((ROOT / ".github/workflows/test.yml").read_text(encoding="utf-8"))["jobs"].values()
+    assert [step["run"] for step in job["steps"] if "run" in step] == ["make test"]
+    stated = [line.rpartition(" ")[2] for line in PROJECT["classifiers"] if "Python :: 3." in line]
+    assert job["strategy"]["matrix"]["python"] == [stated[0], stated[-1]]
+    assert PROJECT["requires-python"] == f">={stated[0]}"
