@@ -13,7 +13,7 @@ TORCH_INDEX ?=
 SYSTEM_PACKAGES ?= yes  # `make test SYSTEM_PACKAGES=no` installs nothing outside of .venv
 PIP = $(RUN)/python -m pip install --quiet --disable-pip-version-check $(strip $(CONSTRAINTS))
 
-.PHONY: demo check test lint types browser dist release-check bench data schema clean
+.PHONY: demo check test lint types browser dist release-check bench data schema docs docs-serve clean
 
 demo: $(READY)
 	$(RUN)/inferometer analyze llama-3.1-8b --gpu h200 --batch-size 8 --input-len 1024 --output-len 128
@@ -63,10 +63,20 @@ data: $(TESTS)
 	$(RUN)/python tools/accuracy_data.py
 	$(RUN)/python tools/fit_kernels.py
 
-# What follows from the schema of arguments (specs/plan_args.py, specs/command_args.py): types of keywords, a page of flags.
+# What follows from the schema of arguments (specs/plan_args.py, specs/command_args.py): types of keywords, a page of flags;
+# and docs/reference and the formulas of docs/concepts, from the structs, the data and the operators.
 schema: $(TESTS)
 	$(RUN)/python tools/keywords.py
 	$(RUN)/python tools/flags.py
+	$(RUN)/python tools/reference.py
+
+# The docs site, into build/site; a warning is an error. `make docs-serve` shows it while you write.
+docs docs-serve: export NO_MKDOCS_2_WARNING = 1
+docs: $(TESTS)
+	$(RUN)/mkdocs build --strict
+
+docs-serve: $(TESTS)
+	$(RUN)/mkdocs serve
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'inferometer needs Python 3.11 or newer')"

@@ -32,7 +32,7 @@ PARTS: dict[str, Callable[..., Part]] = {
     "mlp": blocks.mlp,
     "moe": blocks.moe,
 }
-_TOP = {
+TOP = {
     "name",
     "hidden_size",
     "vocab_size",
@@ -49,8 +49,8 @@ def build_network(data: Mapping[str, Any], where: str = "network.toml") -> Model
     """``build_network(tomllib.load(file))``: the network that a TOML description means."""
     config = Config(data, where)
     for key in data:
-        if key not in _TOP:
-            raise UnknownName(f"key in {where}:", key, _TOP)
+        if key not in TOP:
+            raise UnknownName(f"key in {where}:", key, TOP)
     config.size("hidden_size"), config.size("vocab_size")
     groups = config.items("layers")
     if not groups:
