@@ -111,7 +111,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_files_that_pages_name_exist(page: Path) -> None:
-    to_be_added = ("rtx-3080.toml", "gpt_neo.py", "NAME.toml")  # the examples of CONTRIBUTING
+    to_be_added = ("rtx-3080.toml", "gpt_neo.py", "epyc-vm.toml", "NAME.toml")  # the examples of CONTRIBUTING
     named = re.findall(
         r"`(?:pytest )?((?:src|tests|benchmarks|tools|docs)/[\w./-]+)`", page.read_text(encoding="utf-8")
     )
@@ -352,3 +352,66 @@ def test_adding_a_router() -> None:
     finally:
         routers.ROUTERS.pop("last_replica", None)
         vars(routers).pop("last_replica", None)
+
+
+def test_adding_a_scheduler() -> None:
+    """Requests that come while others decode wait for their end."""
+    from inferometer.serving import schedulers
+
+    assert "drain" not in schedulers.SCHEDULERS
+    try:
+        exec(compile(contributing("def drain", "python"), "CONTRIBUTING.md", "exec"), vars(schedulers))
+        trace = synthetic(num_prompts=2, request_rate=50, burstiness=1e6, input_len=64, output_len=64)
+        drained, mixed = (
+            simulate("llama-3.1-8b", gpu="h200", trace=trace, scheduler=name) for name in ("drain", "vllm")
+        )
+        assert drained.first_token_s[1] > drained.finished_s[0] and mixed.first_token_s[1] < mixed.finished_s[0]
+    finally:
+        schedulers.SCHEDULERS.pop("drain", None)
+        vars(schedulers).pop("drain", None)
+
+
+def test_adding_an_engine_version(folder: Path) -> None:
+    """The file of the page on its own, and its rule at the end of the shipped rules for the new version alone."""
+    from inferometer.inference.request import build_request
+
+    rule = "[[when]]" + contributing("vllm-next.toml", "toml").partition("[[when]]")[2]
+    line = contributing("version_at_least", "toml")
+    shipped = (catalog.DATA / "engines" / "vllm.toml").read_text(encoding="utf-8")
+    newest = tomllib.loads(shipped)["versions"][-1]
+    assert catalog.engine("vllm").version == newest != "0.29", "the example is a version now: choose the next"
+    text = shipped.replace(f'"{newest}",\n]', f'"{newest}", "0.29",\n]').replace(
+        "\n[launches]", f"\n{rule}{line}\n[launches]"
+    )
+    (folder / "with-0.29.toml").write_text(text, encoding="utf-8")
+    seqs = {
+        name: build_request("llama-3.1-8b", "b200", engine=name).engine.max_num_seqs
+        for name in ("./vllm-next.toml", "./with-0.29.toml", f"./with-0.29.toml@{newest}", "vllm")
+    }
+    assert list(seqs.values()) == [2048, 2048, 1024, 1024], seqs
+
+
+def test_adding_a_host(folder: Path) -> None:
+    from inferometer.specs.hosts import host
+
+    added, reference = host("./epyc-vm.toml"), host()
+    assert "epyc-vm" not in catalog.names("hosts"), "the example is in the catalogue now: choose another"
+    assert {"launch", "slowdown"} <= set(added.source) and added.launch < reference.launch
+    ours, theirs = (analyze("qwen3-30b-a3b", gpu="h200", host_profile=name) for name in ("./epyc-vm.toml", "server"))
+    assert ours.metrics.ttft_ms < theirs.metrics.ttft_ms
+
+
+def test_adding_a_file_reader(tmp_path: Path) -> None:
+    from inferometer import read_trace
+    from inferometer.serving import trace_formats
+
+    path = tmp_path / "gateway.csv"
+    path.write_text("received_ms,tokens_in,tokens_out\n1000,512,64\n1250,128,7\n", encoding="utf-8")
+    try:
+        exec(compile(contributing("def _gateway", "python"), "CONTRIBUTING.md", "exec"), vars(trace_formats))
+        trace = read_trace(path)
+    finally:
+        trace_formats.TRACE_FORMATS[:] = [f for f in trace_formats.TRACE_FORMATS if f.name != "our gateway"]
+        vars(trace_formats).pop("_gateway", None)
+    assert trace.input_tokens.tolist() == [512, 128] and trace.output_tokens.tolist() == [64, 7]
+    assert trace.arrival_s[1] - trace.arrival_s[0] == pytest.approx(0.25)
