@@ -38,20 +38,15 @@ def sections() -> dict[str, str]:
         "steps-kinds": accuracy_summary.steps_by_kind(),
         "left-out": left_out_gpu.markdown(list(left_out_gpu.comparisons()), "gpu", "phase"),
     }
-    if energy.FILE.exists():
-        tables |= {"energy": energy.markdown()}
-    folder = collectives.tables()
-    if folder is not None:
-        tables |= {"kernels-own": kernel_accuracy.own_table(), "kernels": kernel_accuracy.tables()}
-        tables |= {"collectives": collectives.report(folder), "training": training.markdown().rstrip("\n")}
-    return tables
+    tables |= {"kernels-own": kernel_accuracy.own_table(), "kernels": kernel_accuracy.tables()}
+    tables |= {"collectives": collectives.report(), "training": training.markdown().rstrip("\n")}
+    return tables | ({"energy": energy.markdown()} if energy.FILE else {})
 
 
 def server_sections(rows: list[serving.Row]) -> dict[str, str]:
     """Tables of the simulator against servers: each is simulated once, for all of them."""
-    tables = {
-        f"serving-{name}": serving.section(name, [row for row in rows if row.case.set == name]) for name in serving.SETS
-    }
+    by_set = {name: [row for row in rows if row.case.set == name] for name in serving.SETS}
+    tables = {f"serving-{name}": serving.section(name, part) for name, part in by_set.items() if part}
     tables |= {"ranking": ranking.report(ranking.answers(ranking.runs(), 2, rows))}
     return tables | scoreboard.sections(rows)
 
@@ -75,7 +70,7 @@ def main() -> None:
     given = parser.parse_args()
     tables = {} if given.summary else sections()
     rows: list[serving.Row] = []
-    if serving.MEASURED.is_dir() and not (given.no_servers or given.summary):
+    if not (given.no_servers or given.summary):
         known = bool(given.rows) and Path(given.rows).exists()
         rows = serving.saved(given.rows) if known else serving.answers(serving.chosen_cases(list(serving.SETS), 1))
         if given.rows and not known:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import engine_steps
 import numpy as np
 from accuracy_summary import UNTRAINED
+from measurements import OPTIONAL
 from PIL import Image
 
 from inferometer.views.plots.canvas import page, picture, style
@@ -38,12 +39,14 @@ def points(rows: Iterable[Row]) -> Points:
     pairs: Points = defaultdict(list)
     kinds = {"silicon": "closed loops", "disaggregated": "disaggregated"}
     for row in rows:
+        if row.case.set in OPTIONAL:
+            continue
         for metric, panel in (("ttft", "TTFT"), ("tpot", "TPOT"), ("itl", "TPOT")):
             if metric in row.case.measured and metric in row.predicted:
                 pair = row.case.measured[metric], row.predicted[metric]
                 pairs[panel, kinds.get(row.case.set, "online runs")].append(pair)
     for name, path in engine_steps.SETS.items():
-        for key, parts in engine_steps.rows(path).items() if path.exists() else ():
+        for key, parts in engine_steps.rows(path).items():
             if (name, key[0]) == UNTRAINED:
                 continue
             for kind, off in engine_steps.errors(engine_steps.bound_plan(*key), parts).items():

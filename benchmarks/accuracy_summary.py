@@ -53,12 +53,11 @@ def network_kind(model: str) -> str:
 def step_errors() -> Iterator[tuple[str, str, dict[str, np.ndarray]]]:
     """Tables of steps, models, and their relative errors by kind of row."""
     for name, path in engine_steps.SETS.items():
-        for key, parts in sorted(engine_steps.rows(path).items()) if path.exists() else ():
+        for key, parts in sorted(engine_steps.rows(path).items()):
             if (name, key[0]) != UNTRAINED:
                 yield name, key[0], engine_steps.errors(engine_steps.bound_plan(*key), parts)
-    if engine_steps.SETS["steps-shared"].exists():
-        for key, errors in engine_steps.left_out().items():
-            yield "steps-left-out", key[0], errors
+    for key, errors in engine_steps.left_out().items():
+        yield "steps-left-out", key[0], errors
 
 
 def steps_by_kind() -> str:

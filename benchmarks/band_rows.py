@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import engine_steps
 import serving
+from measurements import OPTIONAL
 
 from inferometer.costs.kernels.registry import left_out
 from inferometer.inference.expected_error import METRICS, SHORT_PROMPT, PredictionTraits, traits_of
@@ -103,10 +104,9 @@ def network_name(request: Request) -> str:
 
 def step_rows() -> Iterator[Prediction]:
     """Static batches on H200s, with the tables of the GPU, without them, and so on."""
-    paths = [path for path in engine_steps.SETS.values() if path.exists()]
     for hidden in ((), ("h200",), HOPPER):  # with no table at all it is the GPU that the engine's constants are of
         with left_out(*hidden):
-            for path in paths:
+            for path in engine_steps.SETS.values():
                 for key, parts in engine_steps.rows(path).items():
                     yield from list(_steps(key, parts, bool(hidden)))[:: ONE_IN_STEPS if hidden else 1]
 
@@ -160,7 +160,8 @@ def server_row(case: serving.Case, predicted: dict[str, float], hidden: bool) ->
 
 def read_serving(path: str) -> Iterator[Prediction]:
     """The rows that `benchmarks/serving.py --rows` wrote."""
-    cases = {(case.set, case.name): case for name in serving.SETS for case in serving.SETS[name]()}
+    names = [name for name in serving.SETS if name not in OPTIONAL]
+    cases = {(case.set, case.name): case for name in names for case in serving.SETS[name]()}
     with open(path, newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
             ours = {m: float(row[f"predicted_{m}_ms"]) for m in serving.LABELS if row[f"predicted_{m}_ms"]}
@@ -193,13 +194,11 @@ def simulated(cases: list[serving.Case], hidden: tuple[str, ...], processes: int
 
 def server_rows(path: str | None, processes: int) -> Iterator[Prediction]:
     """All servers, from a file or simulated; and some without tables."""
-    if not serving.MEASURED.is_dir():
-        return
     loops = list(serving.silicon())
     if path:
         yield from read_serving(path)
     else:
-        others = [case for name in ("h200", "own", "h100", "rtx4090", "rtx3090") for case in serving.SETS[name]()]
+        others = [case for name in ("h200", "own", "rtx4090") for case in serving.SETS[name]()]
         yield from simulated([*others, *loops[::ONE_IN]], (), processes)
     by_hidden: dict[tuple[str, ...], list[serving.Case]] = defaultdict(list)
     for case in loops[::ONE_IN_HIDDEN]:

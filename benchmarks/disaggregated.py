@@ -1,6 +1,6 @@
 """How the disaggregated servers of the silicon set were started: a row's pools, as options of `simulate`.
 
-    started(rows)[rows[0]["id"]]        # {"pools": [{"role": "prefill", …}, …], …}, or why it is not known
+    started(rows)[rows[0]["run"]]        # {"pools": [{"role": "prefill", …}, …], …}, or why it is not known
 
 A row says how many GPUs a worker has, and seldom how many workers there were or whether they drafted tokens. InferenceX
 lists every run that it starts (``nvidia-master.yaml``: lengths, requests under way, workers and their layout), and the
@@ -22,26 +22,26 @@ from recipes import Row, engine, in_blocks
 
 RECIPES = Path(__file__).resolve().parent / "data" / "disaggregated_recipes.csv"
 LAYOUT = ("workers", "gpus", "ep", "dp")
-COMPLETE = "inferencex_db_dump"  # rows with workers; the 67 of them that one recipe fits were all without drafts
+COMPLETE = "inferencex-workers"  # rows with workers; the 67 of them that one recipe fits were all without drafts
 Options = dict[str, Any]
 
 
 def started(rows: Sequence[Row]) -> dict[str, Options | str]:
     """The options of every row's servers, or why they are not known."""
     recipes = _recipes()
-    whole = {_run(row): row for row in rows if row["source_kind"] == COMPLETE}
-    fitting = {row["id"]: _fitting(row, whole.get(_run(row)), recipes) for row in rows}
+    whole = {_run(row): row for row in rows if row["source"] == COMPLETE}
+    fitting = {row["run"]: _fitting(row, whole.get(_run(row)), recipes) for row in rows}
     for group in _grouped(rows):
         _leave_one_recipe_to_each_run(group, fitting)
     answers: dict[str, Options | str] = {}
     for row in rows:
-        left = fitting[row["id"]]
-        if row["prefill_num_workers"] and not left and row["source_kind"] != COMPLETE:
+        left = fitting[row["run"]]
+        if row["prefill_replicas"] and not left and row["source"] != COMPLETE:
             left = [_own_columns(row)]
         if len(left) == 1:
-            answers[row["id"]] = _options(row, left[0])
+            answers[row["run"]] = _options(row, left[0])
         else:
-            answers[row["id"]] = f"{len(left)} recipes fit" if left else "no recipe fits"
+            answers[row["run"]] = f"{len(left)} recipes fit" if left else "no recipe fits"
     return answers
 
 
@@ -52,33 +52,33 @@ def _recipes() -> list[dict[str, str]]:
 
 def _run(row: Row) -> tuple[str, str]:
     """What tells a run: rows with the same latencies, to the last digit, are one run from two lists."""
-    return row["silicon_ttft_ms"], row["silicon_tpot_ms"]
+    return row["ttft_s"], row["tpot_s"]
 
 
 def _grouped(rows: Sequence[Row]) -> Iterator[dict[tuple[str, str], list[str]]]:
     """Rows that were measured on one day with one load, as runs, each with its ids."""
-    columns = ("backend", "system", "precision", "isl", "osl", "silicon_concurrency", "measured_date")
+    columns = ("engine", "gpu", "precision", "input_len", "output_len", "max_concurrency", "date")
     groups: dict[tuple[str, ...], dict[tuple[str, str], list[str]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
-        groups[tuple(row[column] for column in columns)][_run(row)].append(row["id"])
+        groups[tuple(row[column] for column in columns)][_run(row)].append(row["run"])
     yield from groups.values()
 
 
 def _fitting(row: Row, whole: Row | None, recipes: Sequence[dict[str, str]]) -> list[dict[str, str]]:
     """Recipes that a row may have been started with, one for each layout; of several dates the newest."""
-    concurrency = str(_number(row, "silicon_concurrency"))
+    concurrency = str(_number(row, "max_concurrency"))
     left = [
         recipe
         for recipe in recipes
-        if all(recipe[column] == row[column] for column in ("backend", "precision", "isl", "osl"))
-        and recipe["gpu"] == row["system"].partition("_")[0]
-        and recipe["model"] in row["model_path"]
+        if all(recipe[column] == row[column] for column in ("engine", "precision", "input_len", "output_len"))
+        and recipe["gpu"] == row["gpu"].partition("-")[0]
+        and recipe["model"] in row["model"]
         and concurrency in recipe["concurrency"].split("x")
         and (_has_layout(row, recipe) if whole is None else _is_complete(whole, recipe))
     ]
-    release = row["backend_version"]
+    release = row["engine_version"]
     left = [recipe for recipe in left if release and recipe["release"].startswith(release)] or left
-    apart = {id(recipe): _days_apart(row["measured_date"], recipe) for recipe in left}
+    apart = {id(recipe): _days_apart(row["date"], recipe) for recipe in left}
     nearest = min(apart.values(), default=0)
     kept = sorted((recipe for recipe in left if apart[id(recipe)] == nearest), key=lambda recipe: recipe["since"])
     return list({_layout(recipe): recipe for recipe in kept}.values())
@@ -94,24 +94,24 @@ def _has_layout(row: Row, recipe: Mapping[str, str]) -> bool:
     Rows of 2025 say all GPUs of a deployment, the same at both ends, or nothing (1); others say GPUs of a worker, and
     the experts' ranks of the prefill workers, if anything.
     """
-    prefill, decode = _number(row, "prefill_tp_size"), _number(row, "decode_tp_size")
+    prefill, decode = _number(row, "prefill_tensor_parallel_size"), _number(row, "decode_tensor_parallel_size")
     if prefill == decode and (prefill == 1 or prefill > 16):
         total = sum(int(recipe[f"{role}_workers"]) * int(recipe[f"{role}_gpus"]) for role in ("prefill", "decode"))
         return prefill in (1, total)
     ranks = {int(recipe["prefill_ep"]), int(recipe["listed_prefill_ep"])}
-    experts = "_ep_" in row["id"] or _number(row, "prefill_moe_ep_size") in ranks
+    experts = row["prefill_expert_parallel_size"] == "?" or _number(row, "prefill_expert_parallel_size") in ranks
     return experts and (prefill, decode) == (int(recipe["prefill_gpus"]), int(recipe["decode_gpus"]))
 
 
 def _is_complete(row: Row, recipe: Mapping[str, str]) -> bool:
     """Whether a row with workers is of a recipe. vLLM's attention ranks are not in its columns."""
     for role in ("prefill", "decode"):
-        ranks = _number(row, f"{role}_attention_dp_size")
-        gpus = ranks * _number(row, f"{role}_tp_size")
-        if (_number(row, f"{role}_num_workers"), gpus) != (int(recipe[f"{role}_workers"]), int(recipe[f"{role}_gpus"])):
+        ranks = _number(row, f"{role}_data_parallel_size")
+        gpus = ranks * _number(row, f"{role}_tensor_parallel_size")
+        if (_number(row, f"{role}_replicas"), gpus) != (int(recipe[f"{role}_workers"]), int(recipe[f"{role}_gpus"])):
             return False
         listed = {int(recipe[f"{role}_dp"]) > 1, int(recipe.get(f"listed_{role}_dp") or recipe[f"{role}_dp"]) > 1}
-        if row["backend"] != "vllm" and (ranks > 1) not in listed:
+        if row["engine"] != "vllm" and (ranks > 1) not in listed:
             return False
     return recipe["draft"] == "0"
 
@@ -145,27 +145,27 @@ def _own_columns(row: Row) -> dict[str, str]:
     """A recipe of the row's own columns."""
     recipe = {"draft": "0"}
     for role in ("prefill", "decode"):
-        ranks = _number(row, f"{role}_attention_dp_size")
+        ranks = _number(row, f"{role}_data_parallel_size")
         recipe |= {
-            f"{role}_workers": str(_number(row, f"{role}_num_workers")),
-            f"{role}_gpus": str(ranks * _number(row, f"{role}_tp_size")),
+            f"{role}_workers": str(_number(row, f"{role}_replicas")),
+            f"{role}_gpus": str(ranks * _number(row, f"{role}_tensor_parallel_size")),
             f"{role}_dp": str(ranks),
-            f"{role}_ep": str(_number(row, f"{role}_moe_ep_size") or 1),
+            f"{role}_ep": str(_number(row, f"{role}_expert_parallel_size") or 1),
         }
     return recipe
 
 
 def _options(row: Row, recipe: Mapping[str, str]) -> Options:
     """What `simulate` is given for a recipe."""
-    quantization = {"fp4": "nvfp4", "fp8": "fp8-block" if in_blocks(row["model_path"]) else "fp8"}[row["precision"]]
-    if "gpt-oss" in row["model_path"]:
+    quantization = {"fp4": "nvfp4", "fp8": "fp8-block" if in_blocks(row["model"]) else "fp8"}[row["precision"]]
+    if "gpt-oss" in row["model"]:
         quantization = "mxfp4"
     options: Options = {"frontend": "http", "engine": engine(row), "quantization": quantization}
-    if recipe.get("kv_cache_dtype") or row["backend"] == "trtllm":
+    if recipe.get("kv_cache_dtype") or row["engine"] == "trtllm":
         options["kv_cache_dtype"] = "fp8"
     # Dynamo's front ends tokenize in Rust on all cores of a node, and there are up to ten of them
     options["api_server_count"] = 32
-    if row["system"].startswith("gb"):
+    if row["gpu"].startswith("gb"):
         options["host_profile"] = "grace"
     return {**options, "pools": [_pool(row, recipe, role) for role in ("prefill", "decode")]}
 
@@ -189,9 +189,9 @@ def _pool(row: Row, recipe: Mapping[str, str], role: str) -> Options:
         given = recipe.get(f"{role}_{column}")
         if given and given != "0":
             pool[name] = kind(given)
-    if role == "prefill" and row["backend"] == "trtllm":
+    if role == "prefill" and row["engine"] == "trtllm":
         pool["async_scheduling"] = False  # disable_overlap_scheduler
-    if role == "decode" and row["backend"] == "trtllm":  # all of them pad decode steps to graphs
+    if role == "decode" and row["engine"] == "trtllm":  # all of them pad decode steps to graphs
         pool.setdefault("max_cudagraph_capture_size", pool.get("max_num_seqs", 128))
     drafts = int(recipe["draft"]) if role == "decode" else 0
     if "max_cudagraph_capture_size" in pool:
@@ -202,4 +202,4 @@ def _pool(row: Row, recipe: Mapping[str, str], role: str) -> Options:
 
 
 def _number(row: Row, column: str) -> int:
-    return int(float(row[column] or 0))
+    return int(row[column] or 0)

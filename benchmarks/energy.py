@@ -1,7 +1,7 @@
 """Joules per output token against ml-energy's measured servers (H100, vLLM 0.11.1), as Markdown.
 
-    INFEROMETER_SHARED=../shared python benchmarks/energy.py          # the table of docs/accuracy/energy.md
-    INFEROMETER_SHARED=../shared python benchmarks/energy.py --fit    # the shares of data/power.toml, chosen anew
+    INFEROMETER_SHARED=DIR python benchmarks/energy.py          # the table of docs/accuracy/energy.md
+    INFEROMETER_SHARED=DIR python benchmarks/energy.py --fit    # the shares of data/power.toml, chosen anew
 
 Two shares were chosen on the chat runs of some models; whole models and all other tasks were kept apart before. A run
 is estimated as a batch of its mean size and answers. Prompt lengths are not in the data: `PROMPTS` are guessed.
@@ -10,13 +10,13 @@ is estimated as a batch of its mean size and answers. Prompt lengths are not in 
 from __future__ import annotations
 
 import csv
-import os
 import statistics
 import sys
 from collections.abc import Iterable, Iterator
 from math import log, log1p
-from pathlib import Path
 from typing import NamedTuple
+
+from measurements import elsewhere
 
 from inferometer.base.errors import InferometerError
 from inferometer.costs.power import Activity, PowerModel, power_model
@@ -25,8 +25,7 @@ from inferometer.inference.request import Request, build_request
 from inferometer.inference.workload import batch_shape_of
 from inferometer.specs import catalog
 
-SHARED = Path(os.environ.get("INFEROMETER_SHARED", Path(__file__).resolve().parents[2] / "shared"))
-FILE = SHARED / "measured" / "public" / "ml_energy_llm.csv"
+FILE = elsewhere("measured/public/ml_energy_llm.csv")  # optional: the leaderboard's files have no licence
 PROMPTS = {"lm-arena-chat": 400, "gpqa": 250, "sourcegraph-fim": 1500, "image-chat": 1500, "video-chat": 4000}
 TEXT = ("lm-arena-chat", "gpqa", "sourcegraph-fim")
 CHOSEN_ON = "lm-arena-chat"
@@ -71,6 +70,7 @@ class Run(NamedTuple):
 
 def runs(longer: float = 1.0) -> Iterator[Run]:
     """The runs whose models are in the catalogue, with prompts so many times the guess."""
+    assert FILE is not None
     with FILE.open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
             try:
@@ -197,6 +197,8 @@ def fitted(chosen_on: list[Run]) -> PowerModel:
 
 
 if __name__ == "__main__":
+    if FILE is None:
+        sys.exit("ml-energy's runs are not part of the project: INFEROMETER_SHARED names a folder that has them")
     if "--fit" in sys.argv:
         shares = fitted([run for run in runs() if not run.kept_apart])
         print(f"busy {shares.busy / shares.power:.3f}, compute {shares.compute / shares.power:.2f}")

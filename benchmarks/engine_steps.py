@@ -2,16 +2,15 @@
 
     python benchmarks/engine_steps.py           prints the tables of docs/accuracy/engine-steps.md
 
-Rows of the shared folder (INFEROMETER_SHARED, default ../shared) and our own in benchmarks/data. Kernels come from
-kernel timings alone; six figures of engine and chip (`FIGURES`) were chosen with steps in view, so they are also chosen
-anew without each model, by the same search for all.
+Rows of benchmarks/data, all of which were measured for this project. Kernels come from kernel timings alone; six
+figures of engine and chip (`FIGURES`) were chosen with steps in view, so they are also chosen anew without each model,
+by the same search for all.
 """
 
 from __future__ import annotations
 
 import csv
 import json
-import os
 import tempfile
 from collections import defaultdict
 from functools import cache
@@ -20,6 +19,7 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from measurements import DATA
 
 from inferometer.costs.binding import BoundPlan, step_seconds
 from inferometer.costs.step import Group, Step
@@ -29,15 +29,12 @@ from inferometer.inference.request import Request, build_request
 from inferometer.inference.workload import batch_shape_of
 from inferometer.specs import catalog
 
-ROOT = Path(__file__).parent.parent
-SHARED = Path(os.environ.get("INFEROMETER_SHARED", ROOT.parent / "shared")) / "measured" / "h200_vllm"
-OWN = ROOT / "benchmarks" / "data" / "h200_static.csv"
-MEMORY = ROOT / "benchmarks" / "data" / "h200_memory.csv"
-MORE = ROOT / "benchmarks" / "data" / "h200_static_more.csv"  # two other H200s
-WEAK = ROOT / "benchmarks" / "data" / "h200_static_weak.csv"  # a fifth one: kinds that were predicted badly
-UNSEEN = ROOT / "benchmarks" / "data" / "h200_static_unseen.csv"  # a sixth: models measured after the forms were frozen
-SETS = {"steps-own": OWN, "steps-more": MORE, "steps-weak": WEAK, "steps-unseen": UNSEEN}
-SETS |= {"steps-shared": SHARED / "static.csv"}  # all by their tables' markers
+FIRST = DATA / "h200_static_first.csv"  # the H200 that figures were chosen with
+OWN = DATA / "h200_static.csv"
+MORE = DATA / "h200_static_more.csv"  # two other H200s
+WEAK = DATA / "h200_static_weak.csv"  # a fifth one: kinds that were predicted badly
+UNSEEN = DATA / "h200_static_unseen.csv"  # a sixth: models measured after the forms were frozen
+SETS = {"steps-own": OWN, "steps-more": MORE, "steps-weak": WEAK, "steps-unseen": UNSEEN, "steps-shared": FIRST}
 # s of a step that only simulated routing takes: 128 experts of its choice are packed for the kernels, 66 us a layer
 # (moe_routing in h200_kernels_engine.csv, with chosen=1 less without); a real router's choice is not
 PACKING = {"gpt-oss-120b": 36 * 66e-6}
@@ -174,28 +171,19 @@ def chosen_without(left: tuple[str, str], every: dict[tuple[str, str], Rows]) ->
 
 @cache
 def left_out() -> dict[tuple[str, str], dict[str, np.ndarray]]:
-    """Errors of each model of the shared rows with the six figures chosen on all others."""
-    every = {**rows(OWN), **rows(SHARED / "static.csv")}
+    """Errors of each model of the first machine with the six figures chosen on all others."""
+    every = {**rows(OWN), **rows(FIRST)}
     errors_by_model = {}
-    for key in sorted(rows(SHARED / "static.csv")):
+    for key in sorted(rows(FIRST)):
         if key[0] != "deepseek-v2-lite":
             errors_by_model[key] = errors(with_figures(bound_plan(*key), chosen_without(key, every)), every[key])
     return errors_by_model
 
 
 def memory_rows() -> list[dict[str, str]]:
-    """What engines reported of their memory: the shared folder's rows, if it is there, and ours."""
-    with MEMORY.open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    if (SHARED / "memory.json").exists():
-        given = json.loads((SHARED / "memory.json").read_text(encoding="utf-8"))
-        for key, row in reversed([item for item in given.items() if not item[0].startswith("_")]):
-            name, precision = key.split()
-            length = "4096" if name == "llama-2-7b" else "33000"
-            settings = {"kv_cache_dtype": "auto", "max_model_len": length, "gpu_memory_utilization": "0.92"}
-            counted = {word: str(row[word]) for word in ("weight_bytes", "kv_cache_tokens")}
-            rows.insert(0, {"model": name, "quantization": precision, **settings, **counted})
-    return rows
+    """What engines reported of their memory."""
+    with (DATA / "h200_memory.csv").open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
 
 
 def predicted_memory(row: dict[str, str]) -> tuple[float, int]:
@@ -251,15 +239,11 @@ def memory() -> str:
 
 
 def sections(with_left_out: bool = True) -> dict[str, str]:
-    """What stands between the page's markers, by name; without the shared folder only our own rows."""
-    tables = {name: table(path) for name, path in SETS.items() if path.exists()}
-    if "steps-shared" in tables:
-        tables |= {"memory": memory(), **({"steps-left-out": _lines(left_out())} if with_left_out else {})}
-    return tables
+    """What stands between the page's markers, by name."""
+    tables = {name: table(path) for name, path in SETS.items()} | {"memory": memory()}
+    return tables | ({"steps-left-out": _lines(left_out())} if with_left_out else {})
 
 
 if __name__ == "__main__":
     for name, text in sections().items():
         print(f"{name}\n{text}\n")
-    if not (SHARED / "static.csv").exists():
-        print(f"Only our own rows: {SHARED} is not there; INFEROMETER_SHARED names another folder")

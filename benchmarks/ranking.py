@@ -54,16 +54,23 @@ Groups = dict[tuple[Any, ...], list[Plan]]
 
 def runs() -> list[Run]:
     """The aggregated runs of the silicon set, by what they have in common."""
-    with (serving.MEASURED / "silicon_e2e.csv").open(newline="", encoding="utf-8") as file:
-        rows = {row["id"]: row for row in csv.DictReader(file)}
+    rows = {row["run"]: row for row in serving.closed_loops()}
     measured = []
     for case in serving.silicon():
         row, options = rows[case.name], case.options
         tp, pp, dp = (int(options[f"{axis}_parallel_size"]) for axis in ("tensor", "pipeline", "data"))
-        load = int(float(row["silicon_concurrency"])) / gpus(options)
-        group = (row["backend"], case.gpu, case.model, row["quantization"], row["source_kind"], row["isl"], row["osl"])
+        load = int(row["max_concurrency"]) / gpus(options)
+        group = (
+            row["engine"],
+            case.gpu,
+            case.model,
+            row["quantization"],
+            row["source"],
+            row["input_len"],
+            row["output_len"],
+        )
         drafts = "speculative_config" in options
-        when = (row["backend_version"], row["measured_date"])
+        when = (row["engine_version"], row["date"])
         measured.append(Run((*group, load, drafts), when, (tp, pp, dp, options["enable_expert_parallel"]), case))
     return measured
 
@@ -213,9 +220,6 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="put the table into docs/accuracy/ranking.md")
     parser.add_argument("--processes", type=int, default=2)
     given = parser.parse_args()
-    if not serving.MEASURED.is_dir():
-        print(f"No layout is ranked: {serving.MEASURED} is not there; INFEROMETER_SHARED names another folder")
-        return
     measured = runs()
     if given.write and given.only:
         sys.exit("--write takes all groups: leave --only away")

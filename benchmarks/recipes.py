@@ -24,10 +24,10 @@ FP8_CACHE = {"kv_cache_dtype": "fp8"}
 
 def recipe(row: Row) -> dict[str, Any]:
     """The options of a row's server beyond its layout and its precision."""
-    options = {"quantization": "fp8-block"} if row["quantization"] == "fp8" and in_blocks(row["model_path"]) else {}
-    if row["source_kind"] == "nvidia_gap_analysis":
+    options = {"quantization": "fp8-block"} if row["quantization"] == "fp8" and in_blocks(row["model"]) else {}
+    if row["source"] == "aiconfigurator":
         return options | _generated(row)
-    return options | {"sglang": _sglang, "trtllm": _trtllm, "vllm": _vllm}[row["backend"]](row)
+    return options | {"sglang": _sglang, "trtllm": _trtllm, "vllm": _vllm}[row["engine"]](row)
 
 
 def engine(row: Row) -> str:
@@ -36,13 +36,13 @@ def engine(row: Row) -> str:
     Rows of InferenceX that name no release are of autumn 2025 (vLLM 0.11, SGLang 0.5.4 or so) or nightly builds of
     spring 2026 (vLLM 0.19, SGLang 0.5.9); TensorRT-LLM has one set of defaults here.
     """
-    backend, release = row["backend"], row["backend_version"]
+    backend, release = row["engine"], row["engine_version"]
     numbers = version_number(release)
     if backend == "trtllm":
         return backend
     checked = [version_number(version) for version in catalog.engine(backend).versions]
     if len(numbers) < 2:
-        numbers = {"vllm": (0, 19), "sglang": (0, 5, 9)}[backend] if row["measured_date"] >= "2026" else checked[0]
+        numbers = {"vllm": (0, 19), "sglang": (0, 5, 9)}[backend] if row["date"] >= "2026" else checked[0]
     nearest = max([version for version in checked if version <= numbers], default=checked[0])
     return f"{backend}@{'.'.join(map(str, nearest))}"
 
@@ -56,14 +56,12 @@ CHECKPOINTS = {  # what InferenceX's nvidia-master.yaml serves in fp4, where it 
 
 def checkpoint(row: Row) -> str:
     """The checkpoint that was served: ``checkpoint(row)  # "nvidia/MiniMax-M2.5-NVFP4"``"""
-    return (
-        CHECKPOINTS.get(row["model_path"], row["model_path"]) if row["quantization"] == "nvfp4" else row["model_path"]
-    )
+    return CHECKPOINTS.get(row["model"], row["model"]) if row["quantization"] == "nvfp4" else row["model"]
 
 
 def one_length(row: Row) -> bool:
     """Whether all prompts, and all answers, had the same length: so did AIConfigurator's client (deviation 0)."""
-    return row["source_kind"] == "nvidia_gap_analysis"
+    return row["source"] == "aiconfigurator"
 
 
 def in_blocks(model: str) -> bool:
@@ -76,10 +74,10 @@ def _generated(row: Row) -> dict[str, Any]:
 
     vLLM plans ahead by itself since 0.14 only. The rows of SGLang 0.5.1 are older than the rules and have its defaults.
     """
-    budget = {"max_num_batched_tokens": int(row["isl"]) + _concurrency(row) + 1500}
-    if row["backend"] == "sglang":
-        return {} if row["backend_version"].startswith("0.5.1") else {"scheduler": "vllm", **budget}
-    if row["backend"] == "vllm":
+    budget = {"max_num_batched_tokens": int(row["input_len"]) + _concurrency(row) + 1500}
+    if row["engine"] == "sglang":
+        return {} if row["engine_version"].startswith("0.5.1") else {"scheduler": "vllm", **budget}
+    if row["engine"] == "vllm":
         return {**budget, "async_scheduling": False}
     return {**budget, "max_cudagraph_capture_size": max(128, _concurrency(row))}
 
@@ -87,13 +85,13 @@ def _generated(row: Row) -> dict[str, Any]:
 def _sglang(row: Row) -> dict[str, Any]:
     """``<model>_<precision>_<gpu>.sh`` of SGLang; the B300's "reuse the existing B200 recipe as-is"."""
     for name, options in (("DeepSeek", _sglang_deepseek), ("GLM", _sglang_glm), ("Qwen3.5", _sglang_qwen)):
-        if name in row["model_path"]:
+        if name in row["model"]:
             return options(row)
     return {}
 
 
 def _is_blackwell(row: Row) -> bool:
-    return row["system"][:4] in ("b200", "b300")
+    return row["gpu"][:4] in ("b200", "b300")
 
 
 def _recv_interval(row: Row) -> int:
@@ -104,16 +102,16 @@ def _sglang_deepseek(row: Row) -> dict[str, Any]:
     if not _is_blackwell(row):
         return {
             "max_num_batched_tokens": 32768,
-            "max_num_seqs": 512 if row["isl"] == row["osl"] else 256,
+            "max_num_seqs": 512 if row["input_len"] == row["output_len"] else 256,
             "gpu_memory_utilization": 0.82,
         }
     if row["precision"] == "fp4":
         own = {"max_num_batched_tokens": 16384, "max_num_seqs": 256, "gpu_memory_utilization": 0.85}
-    elif row["tp_size"] == "4":
+    elif row["tensor_parallel_size"] == "4":
         own = {"max_num_batched_tokens": 8192, "max_num_seqs": 32, "gpu_memory_utilization": 0.95}
     else:
         own = {"max_num_batched_tokens": 32768, "max_num_seqs": 128, "gpu_memory_utilization": 0.82}
-    every_ten = row["precision"] != "fp4" and row["tp_size"] == "4"
+    every_ten = row["precision"] != "fp4" and row["tensor_parallel_size"] == "4"
     return {"scheduler_recv_interval": 10 if every_ten else _recv_interval(row), "kv_cache_dtype": "fp8", **own}
 
 
@@ -131,9 +129,9 @@ def _sglang_qwen(row: Row) -> dict[str, Any]:
     if not _is_blackwell(row):
         return {"max_num_batched_tokens": 16384, "max_num_seqs": 128, "gpu_memory_utilization": 0.8, **cache}
     interval, tokens, seqs, memory = _recv_interval(row), 32768, max(concurrency, 128), 0.82
-    if precision == "fp4" and row["system"].startswith("b200"):
+    if precision == "fp4" and row["gpu"].startswith("b200"):
         interval, memory = 30, 0.85
-    elif precision == "fp8" and row["system"].startswith("b300"):
+    elif precision == "fp8" and row["gpu"].startswith("b300"):
         interval, tokens, seqs, memory = 10, 16384, concurrency, 0.8
     draft = {}
     if _sglang_qwen_drafts(row):
@@ -155,19 +153,23 @@ def _sglang_qwen_drafts(row: Row) -> bool:
     In fp8 on B200, tp 4 without expert parallelism was only in the configuration ``-mtp`` (change 898, 2026-03-20); the
     one without drafts had tp 8, or tp 4 with expert parallelism (changes 804 and 918).
     """
-    tp4 = row["tp_size"] == "4" and int(float(row["moe_ep_size"] or 1)) == 1 and row["backend_version"] == "0.5.9"
-    return tp4 and row["precision"] == "fp8" and row["system"].startswith("b200")
+    tp4 = (
+        row["tensor_parallel_size"] == "4"
+        and int(row["expert_parallel_size"]) == 1
+        and row["engine_version"] == "0.5.9"
+    )
+    return tp4 and row["precision"] == "fp8" and row["gpu"].startswith("b200")
 
 
 def _vllm(row: Row) -> dict[str, Any]:
     """``<model>_<precision>_<gpu>.sh`` of vLLM, where they say more than the layout."""
-    model, date, many, given = row["model_path"], row["measured_date"], _concurrency(row), int(row["isl"])
+    model, date, many, given = row["model"], row["date"], _concurrency(row), int(row["input_len"])
     wide = {"kv_cache_dtype": "fp8", "max_cudagraph_capture_size": 2048, "max_num_batched_tokens": 2 * given}
     if "gpt-oss" in model:
         wide = {"max_cudagraph_capture_size": 2048, "max_num_batched_tokens": 8192, "max_num_seqs": many}
         return {"async_scheduling": True, **(wide if date >= "2025-12" else {})}
-    if "MiniMax" in model and row["system"].startswith("b"):
-        if row["backend_version"] == "0.17.0":  # its test was EP_SIZE >= 1, so experts were always spread
+    if "MiniMax" in model and row["gpu"].startswith("b"):
+        if row["engine_version"] == "0.17.0":  # its test was EP_SIZE >= 1, so experts were always spread
             return {"gpu_memory_utilization": 0.95, "block_size": 32, "enable_expert_parallel": True}
         if row["precision"] == "fp4" and date < "2026-04-08":  # older than its script (change 996)
             return {}
@@ -176,7 +178,7 @@ def _vllm(row: Row) -> dict[str, Any]:
         own = wide if row["precision"] == "fp4" and date >= "2026-04-08" else {}  # since change 1047
         return {"max_num_seqs": many, "gpu_memory_utilization": 0.95 if row["precision"] == "int4" else 0.9, **own}
     if "Llama-3.1-70B" in model:
-        blackwell = row["system"].startswith("b")
+        blackwell = row["gpu"].startswith("b")
         graphs = {"max_prefill_cudagraph_capture_size": 0} if blackwell else {}  # FULL_DECODE_ONLY
         limits = {"max_num_batched_tokens": 8192, "max_num_seqs": 512 if blackwell else many}
         return {"kv_cache_dtype": "fp8", "async_scheduling": True, **limits, **graphs}
@@ -193,13 +195,13 @@ def _trtllm(row: Row) -> dict[str, Any]:
     ``timeout_iters`` steps have passed; gpt-oss' script leaves both at their defaults (llm_args.py: 50 and 10). A
     request goes to the rank with the fewest (executor_request_queue.py, `_schedule_attention_dp_requests`).
     """
-    if "gpt-oss" in row["model_path"]:
-        own = FP8_CACHE if row["system"].startswith("b") else {}
+    if "gpt-oss" in row["model"]:
+        own = FP8_CACHE if row["gpu"].startswith("b") else {}
         limits = {"max_num_seqs": 512 if own else _concurrency(row), "gpu_memory_utilization": 0.85}
         own = own | _attention_dp(row, timeout_iters=50, batching_wait_iters=10)
         return {"max_num_batched_tokens": 20000, "max_cudagraph_capture_size": _concurrency(row), **limits, **own}
-    if "Llama" in row["model_path"]:
-        waits = _is_short(row) and _number(row, "tp_size") < 8
+    if "Llama" in row["model"]:
+        waits = _is_short(row) and _number(row, "tensor_parallel_size") < 8
         wait = {"batch_wait_timeout_iters": 20, "batch_wait_max_tokens_ratio": 0.9} if waits else {}
         return {"max_num_batched_tokens": 16384, "max_cudagraph_capture_size": 1024, **FP8_CACHE, **wait}
     budget, own, graphs = _trtllm_drafting(row) if _drafts(row) else _trtllm_plain(row)
@@ -209,7 +211,7 @@ def _trtllm(row: Row) -> dict[str, Any]:
 
 
 def _attention_dp(row: Row, timeout_iters: int, batching_wait_iters: int) -> dict[str, Any]:
-    if int(row["attention_dp_size"]) == 1:
+    if int(row["data_parallel_size"]) == 1:
         return {}
     return {
         "router": "least_loaded",
@@ -220,19 +222,19 @@ def _attention_dp(row: Row, timeout_iters: int, batching_wait_iters: int) -> dic
 
 def _trtllm_memory(row: Row) -> dict[str, Any]:
     """DeepSeek: sequences of the largest decode graph, in tokens, and the share of free memory that is for KV."""
-    each = 1 if not _drafts(row) else 2 if int(row["attention_dp_size"]) > 1 else 4
-    if row["system"].startswith("h200"):
+    each = 1 if not _drafts(row) else 2 if int(row["data_parallel_size"]) > 1 else 4
+    if row["gpu"].startswith("h200"):
         return {"max_cudagraph_capture_size": 128 * each, "gpu_memory_utilization": 0.75}
     if row["precision"] == "fp4":
         return {"max_cudagraph_capture_size": 512 * each, "gpu_memory_utilization": 0.8}
-    many = _concurrency(row) >= 256 and _number(row, "isl") == 1024
+    many = _concurrency(row) >= 256 and _number(row, "input_len") == 1024
     sequences = _concurrency(row) // 8 if many else _concurrency(row)
     return {"max_cudagraph_capture_size": sequences * each, "gpu_memory_utilization": 0.7 if many else 0.8}
 
 
 def _trtllm_drafting(row: Row) -> tuple[int, dict[str, Any], bool]:
     """DeepSeek with drafted tokens: tokens of a step, further options, and whether prompts run in graphs."""
-    concurrency, ranks, short = _concurrency(row), int(row["attention_dp_size"]), _is_short(row)
+    concurrency, ranks, short = _concurrency(row), int(row["data_parallel_size"]), _is_short(row)
     tokens, seqs = (1, max(1, concurrency // ranks)) if ranks > 1 else (3, concurrency)
     draft = {"method": "mtp", "num_speculative_tokens": tokens}
     options = {"max_num_seqs": seqs, "speculative_config": draft, **FP8_CACHE}
@@ -240,27 +242,27 @@ def _trtllm_drafting(row: Row) -> tuple[int, dict[str, Any], bool]:
         captured = short and concurrency in (32, 64, 128)
     else:
         captured = concurrency > (4 if short else 16)
-    graphs = row["backend_version"] == "1.2.0rc6.post3" and ranks == 1 and captured
-    return _round((tokens + 1) * seqs + _number(row, "isl") + 64), options, graphs
+    graphs = row["engine_version"] == "1.2.0rc6.post3" and ranks == 1 and captured
+    return _round((tokens + 1) * seqs + _number(row, "input_len") + 64), options, graphs
 
 
 def _trtllm_plain(row: Row) -> tuple[int, dict[str, Any], bool]:
     """DeepSeek without drafted tokens: tokens of a step, further options, and whether prompts run in graphs."""
-    concurrency, ranks, precision = _concurrency(row), int(row["attention_dp_size"]), row["precision"]
-    short, new = _is_short(row), row["backend_version"] == "1.2.0rc6.post2"
-    budget = max(8192 * new, _round(max(1, concurrency // ranks) + _number(row, "isl") + 64))  # 8,192 since then
+    concurrency, ranks, precision = _concurrency(row), int(row["data_parallel_size"]), row["precision"]
+    short, new = _is_short(row), row["engine_version"] == "1.2.0rc6.post2"
+    budget = max(8192 * new, _round(max(1, concurrency // ranks) + _number(row, "input_len") + 64))  # 8,192 since then
     options: dict[str, Any] = dict(FP8_CACHE)
     if precision == "fp8" and new and short and concurrency >= 64:
         options |= {"batch_wait_timeout_iters": 40, "batch_wait_max_tokens_ratio": 0.8}
     if precision == "fp4":
-        captured = short and _number(row, "tp_size") == 8 == int(float(row["moe_ep_size"] or 1))
+        captured = short and _number(row, "tensor_parallel_size") == 8 == int(row["expert_parallel_size"])
     else:
         captured = concurrency >= 64
     return budget, options, new and captured
 
 
 def _is_short(row: Row) -> bool:
-    return _number(row, "isl") == _number(row, "osl") == 1024
+    return _number(row, "input_len") == _number(row, "output_len") == 1024
 
 
 def _drafts(row: Row) -> bool:
@@ -270,16 +272,16 @@ def _drafts(row: Row) -> bool:
     those without went to post2. They were added with 1.1.0rc2.post2 in January 2026 (change 392); the others' rows of
     that release are older.
     """
-    release, date = row["backend_version"], row["measured_date"]
+    release, date = row["engine_version"], row["date"]
     return release == "1.2.0rc6.post3" or (release == "1.1.0rc2.post2" and date >= "2026-01")
 
 
 def _concurrency(row: Row) -> int:
-    return _number(row, "silicon_concurrency")
+    return _number(row, "max_concurrency")
 
 
 def _number(row: Row, column: str) -> int:
-    return int(float(row[column]))
+    return int(row[column])
 
 
 def _round(tokens: int) -> int:

@@ -11,7 +11,6 @@ predicted alike: C·O / (TTFT + (O-1)·TPOT) / GPUs. Published figures are `data
 from __future__ import annotations
 
 import argparse
-import csv
 import re
 import statistics
 import tomllib
@@ -237,8 +236,7 @@ def ours_on(page: str, name: str) -> str:
 
 def inferencex(rows: Iterable[serving.Row]) -> str:
     """The sum of InferenceX' aggregated rows, whether the other tool answers them or not."""
-    with (serving.MEASURED / "silicon_e2e.csv").open(newline="", encoding="utf-8") as file:
-        names = {row["id"] for row in csv.DictReader(file) if row["source_kind"].startswith("inferencex")}
+    names = {row["run"] for row in serving.closed_loops() if row["source"].startswith("inferencex")}
     part = [row for row in rows if row.case.set == "silicon" and row.case.name in names]
     answered = [row for row in part if row.predicted]
     sums = "; ".join(f"{METRICS[metric]} {error_sums(answered, metric)}" for metric in ("ttft", "tpot"))

@@ -6,20 +6,18 @@
     python benchmarks/serving.py --set h200 --set h100  some sets only
     python benchmarks/serving.py --set silicon --every 10 --rows rows.csv   every tenth run, and all figures as CSV
 
-The measurements are not part of this repository; they are looked for in the folder that INFEROMETER_SHARED names
-(default: ``shared`` beside the repository). Nothing here is fitted: queueing is simulated.
+The measurements are in benchmarks/data; the sets h100 and rtx3090 have no licence to travel with the project and are
+compared where INFEROMETER_SHARED names their folder. Nothing here is fitted: queueing is simulated.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import json
-import os
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +25,7 @@ from typing import Any, NamedTuple
 import accuracy_page
 import numpy as np
 from disaggregated import started
+from measurements import DATA, closed_loops, elsewhere
 from recipes import checkpoint, engine, one_length, recipe
 from serving_tables import LABELS, read_rows, table, write_rows
 
@@ -37,9 +36,6 @@ from inferometer.serving.simulate import simulate
 from inferometer.serving.trace import Trace, read_trace
 from inferometer.validation.validate import compare
 
-ROOT = Path(__file__).resolve().parent.parent
-SHARED = Path(os.environ.get("INFEROMETER_SHARED", ROOT.parent / "shared"))
-MEASURED = SHARED / "measured"
 # The runs' profiles have other numbers of prompts under keys that inference-perf did not know then and passed over:
 # it went round its default of 10 system prompts with 10 questions each. The configuration it wrote beside run
 # 20260217-155451 says so (github.com/inference-sim/training), and so does that run's mean prompt of 591.63 tokens.
@@ -79,7 +75,8 @@ class Row(NamedTuple):
 
 def h200() -> Iterator[Case]:
     """vLLM 0.25.1 on one H200, engine in process, open loop."""
-    for path in sorted((MEASURED / "h200_vllm").glob("*_r*.csv")):
+    for path in sorted(DATA.glob("h200_first_*.csv")):
+        name = path.stem.removeprefix("h200_first_")
         options = {
             "frontend": "in-process",
             "engine": "vllm@0.25",
@@ -89,12 +86,12 @@ def h200() -> Iterator[Case]:
             "max_model_len": 16384,
             "gpu_memory_utilization": 0.92,
         }
-        yield Case("h200", path.stem, path.stem.split("_")[0], "h200", options, ("file", str(path)), _means(path), {})
+        yield Case("h200", name, name.partition("_")[0], "h200", options, ("file", str(path)), _means(path), {})
 
 
 def own() -> Iterator[Case]:
     """vLLM 0.25.1 on three more H200s (`benchmarks/data`): in process, by HTTP, and plans of `search -o` as written."""
-    for path in sorted((ROOT / "benchmarks" / "data").glob("h200_*_*_*.csv")):
+    for path in sorted(DATA.glob("h200_*_*_*.csv")):
         _, way, model, load = path.stem.split("_", 3)
         if way in ("online", "http"):
             options = {
@@ -116,7 +113,8 @@ def own() -> Iterator[Case]:
 
 def h100() -> Iterator[Case]:
     """vLLM 0.15.1 on H100, over HTTP; the requests are built from the load generator's settings."""
-    for e in json.loads((MEASURED / "vllm015_h100.json").read_text(encoding="utf-8"))["experiments"]:
+    path = elsewhere("measured/vllm015_h100.json")
+    for e in json.loads(path.read_text(encoding="utf-8"))["experiments"] if path else ():
         load, seen = e["workload"], e["measured"]["overall"]
         model = e["model"].replace("-FP8-dynamic", "")
         options = {
@@ -149,60 +147,49 @@ def h100() -> Iterator[Case]:
 
 def rtx4090() -> Iterator[Case]:
     """vLLM 0.19.0 on an RTX 4090: an overloaded queue with KV pressure."""
-    path = MEASURED / "llmservingsim" / "RTX4090_Llama-3.1-8B.csv"
-    about = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+    path, model = DATA / "rtx4090_online_llama-3.1-8b.csv", "meta-llama/Llama-3.1-8B"
     options = {
         "frontend": "in-process",
         "engine": "vllm@0.19",
-        "max_num_seqs": about["max_num_seqs"],
-        "max_num_batched_tokens": about["max_num_batched_tokens"],
-        "num_gpu_blocks_override": about["kv_cache"]["num_gpu_blocks"],
-        "block_size": about["kv_cache"]["block_size"],
+        "max_num_seqs": 256,
+        "max_num_batched_tokens": 2048,
+        "num_gpu_blocks_override": 2588,
+        "block_size": 16,
     }
-    yield Case("rtx4090", path.stem, about["model"], "rtx4090", options, ("file", str(path)), _means(path), {})
+    yield Case("rtx4090", "RTX4090_Llama-3.1-8B", model, "rtx4090", options, ("file", str(path)), _means(path), {})
 
 
 def rtx3090() -> Iterator[Case]:
     """Llama-2-7B in fp16 on an RTX 3090, one request at a time."""
-    path = MEASURED / "rtx3090" / "llama2-7b_tp1_chat.csv"
+    path = elsewhere("measured/rtx3090/llama2-7b_tp1_chat.csv")
+    if path is None:
+        return
     options = {"frontend": "in-process", "dtype": "fp16", "max_num_batched_tokens": 8192, "max_num_seqs": 256}
     yield Case("rtx3090", path.stem, "llama-2-7b", "rtx3090", options, ("file", str(path)), _means(path), {})
 
 
-GPUS = {
-    "h100_sxm": "h100-sxm",
-    "h200_sxm": "h200",
-    "b200_sxm": "b200",
-    "b300_sxm": "b300",
-    "gb200": "gb200",
-    "gb300": "gb300",
-}
-
-
 def silicon() -> Iterator[Case]:
     """Closed loops on servers of five kinds: TensorRT-LLM, SGLang and vLLM, dense and mixtures."""
-    with (MEASURED / "silicon_e2e.csv").open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            if row["mode"] != "agg":
-                continue
-            options = {
-                "frontend": "http",
-                "engine": engine(row),
-                "tensor_parallel_size": int(row["tp_size"]),
-                "pipeline_parallel_size": int(row["pp_size"]),
-                "quantization": row["quantization"],
-                "data_parallel_size": int(row["attention_dp_size"]),
-                "enable_expert_parallel": int(float(row["moe_ep_size"] or 1)) > 1,
-            }
-            least = 1.0 if one_length(row) else 0.8  # of the nominal lengths
-            build = ("closed", int(row["isl"]), int(row["osl"]), least, int(float(row["silicon_concurrency"])))
-            truth = {"ttft": float(row["silicon_ttft_ms"]), "tpot": float(row["silicon_tpot_ms"])}
-            peer = {m: float(row[f"aic_{m}_ms"]) for m in ("ttft", "tpot") if row[f"aic_{m}_ms"]}
-            options |= recipe(row)
-            served = checkpoint(row)
-            if served != row["model_path"]:
-                options["quantization"] = None  # as its config.json has it, layer by layer
-            yield Case("silicon", row["id"], served, GPUS[row["system"]], options, build, truth, peer)
+    for row in closed_loops():
+        if row["disaggregated"] == "1":
+            continue
+        options = {
+            "frontend": "http",
+            "engine": engine(row),
+            "tensor_parallel_size": int(row["tensor_parallel_size"]),
+            "pipeline_parallel_size": int(row["pipeline_parallel_size"]),
+            "quantization": row["quantization"],
+            "data_parallel_size": int(row["data_parallel_size"]),
+            "enable_expert_parallel": int(row["expert_parallel_size"]) > 1,
+        }
+        least = 1.0 if one_length(row) else 0.8  # of the nominal lengths
+        build = ("closed", int(row["input_len"]), int(row["output_len"]), least, int(row["max_concurrency"]))
+        truth, peer = _latencies(row), _latencies(row, "aiconfigurator_")
+        options |= recipe(row)
+        served = checkpoint(row)
+        if served != row["model"]:
+            options["quantization"] = None  # as its config.json has it, layer by layer
+        yield Case("silicon", row["run"], served, row["gpu"], options, build, truth, peer)
 
 
 FEW = 64  # requests under way up to which a disaggregated row is simulated whole, with all its prompts
@@ -211,11 +198,10 @@ ONE_IN = 4  # of the rows with more, which take a minute each, and three rounds 
 
 def disaggregated() -> Iterator[Case]:
     """Closed loops on servers that prefill and decode on different GPUs."""
-    with (MEASURED / "silicon_e2e.csv").open(newline="", encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if row["mode"] == "disagg"]
+    rows = [row for row in closed_loops() if row["disaggregated"] == "1"]
     options, crowded = started(rows), 0
     for row in rows:
-        given, concurrency = options[row["id"]], int(float(row["silicon_concurrency"] or 0))
+        given, concurrency = options[row["run"]], int(row["max_concurrency"] or 0)
         if isinstance(given, dict) and concurrency > FEW:
             crowded += 1
             given = (
@@ -225,21 +211,25 @@ def disaggregated() -> Iterator[Case]:
             )
         elif isinstance(given, dict) and not concurrency:
             given = "no load is given"
-        truth = {"ttft": float(row["silicon_ttft_ms"]), "tpot": float(row["silicon_tpot_ms"])}
-        peer = {m: float(row[f"aic_{m}_ms"]) for m in ("ttft", "tpot") if row[f"aic_{m}_ms"]}
+        truth, peer = _latencies(row), _latencies(row, "aiconfigurator_")
         build: tuple[Any, ...] = (
             ("unknown", given)
             if isinstance(given, str)
             else (
                 "closed" if concurrency <= FEW else "rounds",
-                int(row["isl"]),
-                int(row["osl"]),
+                int(row["input_len"]),
+                int(row["output_len"]),
                 1.0 if one_length(row) else 0.8,
                 concurrency,
             )
         )
         options_of = {"engine": engine(row)} if isinstance(given, str) else given
-        yield Case("disaggregated", row["id"], row["model_path"], GPUS[row["system"]], options_of, build, truth, peer)
+        yield Case("disaggregated", row["run"], row["model"], row["gpu"], options_of, build, truth, peer)
+
+
+def _latencies(row: Mapping[str, str], tool: str = "") -> dict[str, float]:
+    """ms of a closed loop as measured, or as a tool predicts them, to the nanosecond as the file has them."""
+    return {m: round(1e3 * float(row[f"{tool}{m}_s"]), 6) for m in ("ttft", "tpot") if row[f"{tool}{m}_s"]}
 
 
 SETS: dict[str, Callable[[], Iterator[Case]]] = {
@@ -401,9 +391,6 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="put the tables into docs/accuracy")
     parser.add_argument("--processes", type=int, default=2)
     given = parser.parse_args()
-    if not MEASURED.is_dir():
-        print(f"No server is compared: {MEASURED} is not there; INFEROMETER_SHARED names another folder")
-        return
     every = given.every or (1 if given.write else 10)
     names = given.set or list(SETS)
     start = time.perf_counter()

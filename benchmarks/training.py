@@ -1,17 +1,14 @@
 """Training steps and memory against Megatron-LM's published ones (arXiv 2205.05198), as Markdown.
 
-    INFEROMETER_SHARED=../shared python benchmarks/training.py
-
-The published figures are not part of this repository; they are looked for in the folder that INFEROMETER_SHARED names
-(default: ``shared`` beside the repository).
+python benchmarks/training.py
 """
 
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import tempfile
+import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,8 +22,7 @@ from inferometer.training.passes import Recipe
 from inferometer.training.training_memory import stage_memory
 from inferometer.training.training_setup import Training, bind_training, wave_quantization
 
-SHARED = Path(os.environ.get("INFEROMETER_SHARED", Path(__file__).resolve().parents[2] / "shared"))
-FILE = SHARED / "reference" / "megatron_training.json"
+FILE = Path(__file__).resolve().parent / "data" / "megatron_training.toml"
 GIB = 2.0**30
 POLICIES = {
     "none": (False, "none"),
@@ -35,7 +31,6 @@ POLICIES = {
     "seq_selective": (True, "selective"),
     "full": (False, "full"),
 }
-ROWS = {"full_recompute": "full", "sequence_parallel_selective_recompute": "seq_selective"}
 LABELS = {"none": "none", "seq": "none, sp", "selective": "selective", "seq_selective": "selective, sp", "full": "full"}
 PASSES = ("norm", "elementwise", "loss", "optimizer", "prefill_attention", "attention_backward")  # share one `hbm`
 
@@ -56,22 +51,21 @@ class Row(NamedTuple):
         return self.predicted / self.published - 1
 
 
-def published() -> dict[str, Any]:
-    """The file of published figures."""
-    data: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
-    return data
+def published() -> list[dict[str, Any]]:
+    """The published runs with their figures."""
+    runs: list[dict[str, Any]] = tomllib.loads(FILE.read_text(encoding="utf-8"))["runs"]
+    return runs
 
 
-def bound_plan(data: dict[str, Any], run: dict[str, Any], policy: str) -> Training:
+def bound_plan(run: dict[str, Any], policy: str) -> Training:
     """One of its runs under a policy: GPT blocks with dropout, fp16, attention as of 2022."""
-    sizes = data["models"][run["model"]]
     config = {
         "model_type": "gpt2",
-        "vocab_size": sizes["vocab"],
-        "n_embd": sizes["hidden"],
-        "n_layer": sizes["layers"],
-        "n_head": sizes["heads"],
-        "n_positions": sizes["seq"],
+        "vocab_size": run["vocab_size"],
+        "n_embd": run["hidden_size"],
+        "n_layer": run["num_layers"],
+        "n_head": run["num_attention_heads"],
+        "n_positions": run["seq_len"],
         "torch_dtype": "float16",
     }
     sequence_parallel, recompute = POLICIES[policy]
@@ -84,8 +78,8 @@ def bound_plan(data: dict[str, Any], run: dict[str, Any], policy: str) -> Traini
             engine="megatron",
             input_len=1,
             output_len=1,
-            tensor_parallel_size=run["tp"],
-            pipeline_parallel_size=run["pp"],
+            tensor_parallel_size=run["tensor_parallel_size"],
+            pipeline_parallel_size=run["pipeline_parallel_size"],
             sequence_parallel=sequence_parallel,
             dtype="fp16",
             quantization="fp16",
@@ -94,9 +88,9 @@ def bound_plan(data: dict[str, Any], run: dict[str, Any], policy: str) -> Traini
             fusion=False,
         )
     recipe = Recipe(
-        global_batch_size=run["global_batch"],
-        micro_batch_size=run["micro_batch"],
-        seq_len=sizes["seq"],
+        global_batch_size=run["global_batch_size"],
+        micro_batch_size=run["micro_batch_size"],
+        seq_len=run["seq_len"],
         recompute=recompute,
         precision="fp16",
         interleave=run["interleave"],
@@ -110,15 +104,15 @@ def seconds(training: Training) -> float:
     return iteration_time(training, stage_times(training))[0].total
 
 
-def iterations(data: dict[str, Any]) -> list[Row]:
+def iterations(runs: list[dict[str, Any]]) -> list[Row]:
     """All published iterations beside ours."""
     rows = []
-    for run in data["runs"]:
-        layout = f"{run['gpus']} GPUs: tp {run['tp']}, pp {run['pp']}"
+    for run in runs:
+        layout = f"{run['num_gpus']} GPUs: tp {run['tensor_parallel_size']}, pp {run['pipeline_parallel_size']}"
         layout += f" × {run['interleave']}" if run["interleave"] > 1 else ""
-        for key, policy in ROWS.items():
-            training = bound_plan(data, run, policy)
-            rows.append(Row(run["model"], policy, layout, run["iteration_s"][key], training, seconds(training)))
+        for policy, took in run["seconds"].items():
+            training = bound_plan(run, policy)
+            rows.append(Row(run["model"], policy, layout, took, training, seconds(training)))
     return rows
 
 
@@ -151,8 +145,8 @@ def left_out(rows: list[Row]) -> dict[str, list[float]]:
 
 def markdown() -> str:
     """The section of docs/accuracy/training.md."""
-    data = published()
-    rows = iterations(data)
+    runs = published()
+    rows = iterations(runs)
     lines = [
         "Seconds of an iteration:",
         "",
@@ -167,31 +161,31 @@ def markdown() -> str:
     fitted = f"Mean error {statistics.fmean(errors):.1%}, worst {max(errors):.1%}."
     unseen = f"mean {statistics.fmean(apart):.1%}, worst {max(apart):.1%}."
     lines += ["", f"{fitted} With both fitted figures fitted to the other three models only: {unseen}", ""]
-    lines += [*_memory(data), "", *_percent(data)]
+    lines += [*_memory(runs), "", *_percent(runs)]
     return "\n".join(lines) + "\n"
 
 
-def _memory(data: dict[str, Any]) -> list[str]:
+def _memory(runs: list[dict[str, Any]]) -> list[str]:
     lines = [
         "GiB per GPU (of the first pipeline stage, which keeps most activations):",
         "",
         "| model | what | published | predicted | error |",
         "|---|---|---:|---:|---:|",
     ]
-    for run in data["runs"]:
-        want = data["memory_gib"][run["model"]]
-        none, both = bound_plan(data, run, "none"), bound_plan(data, run, "seq_selective")
-        first, inner = stage_memory(none, 0), stage_memory(none, min(1, run["pp"] - 1))
+    for run in runs:
+        activations, stages = run["activation_gib"], run["pipeline_parallel_size"]
+        none, both = bound_plan(run, "none"), bound_plan(run, "seq_selective")
+        first, inner = stage_memory(none, 0), stage_memory(none, min(1, stages - 1))
         figures = {
-            "activations, no recompute": (want["activations_none"], first.activations),
-            "activations, selective, sp": (want["activations_seq_selective"], stage_memory(both, 0).activations),
-            "weights, gradients, optimizer: layers" if run["pp"] > 1 else "weights, gradients, optimizer": (
-                want["parameters_optimizer"],
+            "activations, no recompute": (activations["none"], first.activations),
+            "activations, selective, sp": (activations["seq_selective"], stage_memory(both, 0).activations),
+            "weights, gradients, optimizer: layers" if stages > 1 else "weights, gradients, optimizer": (
+                run["state_gib"],
                 _state(inner),
             ),
         }
-        if run["pp"] > 1:
-            figures["the same with the embedding"] = (want["parameters_optimizer"], _state(first))
+        if stages > 1:
+            figures["the same with the embedding"] = (run["state_gib"], _state(first))
         lines += [
             f"| {run['model']} | {what} | {theirs:.2f} | {ours / GIB:.2f} | {ours / GIB / theirs - 1:+.1%} |"
             for what, (theirs, ours) in figures.items()
@@ -203,27 +197,20 @@ def _state(held: Any) -> float:
     return float(held.weights + held.gradients + held.optimizer)
 
 
-def _percent(data: dict[str, Any]) -> list[str]:
+def _percent(runs: list[dict[str, Any]]) -> list[str]:
     lines = [
         "Activations in percent of those without recomputation and sequence parallelism:",
         "",
         "| model | recompute | published | predicted |",
         "|---|---|---:|---:|",
     ]
-    for run in data["runs"]:
-        base = stage_memory(bound_plan(data, run, "none"), 0).activations
-        for policy, theirs in data["activation_percent"].get(run["model"], {}).items():
-            ours = stage_memory(bound_plan(data, run, policy), 0).activations / base * 100
+    for run in runs:
+        base = stage_memory(bound_plan(run, "none"), 0).activations
+        for policy, theirs in run["activation_percent"].items():
+            ours = stage_memory(bound_plan(run, policy), 0).activations / base * 100
             lines.append(f"| {run['model']} | {LABELS[policy]} | {theirs:.2f} | {ours:.2f} |")
     return lines
 
 
-def main() -> None:
-    if FILE.exists():
-        print(markdown(), end="")
-    else:
-        print(f"No training is compared: {FILE} is not there; INFEROMETER_SHARED names another folder")
-
-
 if __name__ == "__main__":
-    main()
+    print(markdown(), end="")

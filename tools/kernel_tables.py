@@ -1,13 +1,19 @@
-"""Public kernel tables (shared folder, Parquet) as rows of our shapes: sizes, roofline terms, seconds.
+"""Public kernel tables as rows of our shapes: sizes, roofline terms, seconds.
 
-Tables of AIConfigurator's (Apache-2.0): vLLM and TensorRT-LLM kernels on A100, H100, H200, B200 and L40S. They are read
-where they lie; the repository holds only what was fitted to them.
+    python tools/kernel_tables.py       writes the rows that no fit saw into benchmarks/data/kernels
+
+Tables of AIConfigurator's (Apache-2.0): vLLM and TensorRT-LLM kernels on A100, H100, H200, B200 and L40S. The whole
+tables are not part of the repository. It has what was fitted to them, and the rows that were kept out of the fits, so
+that accuracy can be judged without them.
 """
 
 from __future__ import annotations
 
+import csv
+import gzip
 import importlib.util
 import os
+import sys
 import zlib
 from collections import defaultdict
 from collections.abc import Iterator
@@ -54,6 +60,16 @@ class TableRows(NamedTuple):
     unseen: Array  # rows that fits must not use
 
 
+class SizedRows(NamedTuple):
+    """The same as a table has them: what the shapes' sizes are called in kernel files, and seconds."""
+
+    kind: str
+    number: str  # format of the products
+    sizes: dict[str, Any]  # arrays of one length, or one value for all rows
+    seconds: Array
+    unseen: Array
+
+
 def folder() -> Path:
     """Where the tables lie: ``measured/kernel_tables`` of the folder that INFEROMETER_SHARED names."""
     shared = Path(os.environ.get("INFEROMETER_SHARED", ROOT.parent / "shared"))
@@ -88,15 +104,13 @@ def held_out(*sizes: Array, share: int = 4) -> Array:
     )
 
 
-def _rows(
-    device: str, engine: str, kind: str, number: str, sizes: dict[str, Any], ms: Array, unseen: Array
-) -> TableRows:
-    terms = row_terms(kind, number, sizes, catalog.hardware(device))
+def _rows(device: str, engine: str, rows: SizedRows) -> TableRows:
+    terms = row_terms(rows.kind, rows.number, rows.sizes, catalog.hardware(device))
     assert terms is not None
-    return TableRows(device, engine, kind, terms.table_key, terms.dims, terms.terms, ms / 1e3, unseen)
+    return TableRows(device, engine, rows.kind, terms.table_key, terms.dims, terms.terms, rows.seconds, rows.unseen)
 
 
-def products(device: str, engine: str) -> Iterator[TableRows]:
+def products(device: str, engine: str) -> Iterator[SizedRows]:
     """Matrix products. vLLM's block-scaled fp8 rows were timed without graphs (a floor of 50 µs): left out.
 
     So are the fp8 rows of one token on B200. They take 12 to 14 µs longer than those of two to eight tokens whether the
@@ -110,18 +124,11 @@ def products(device: str, engine: str) -> Iterator[TableRows]:
         if (device, number) == ("b200", "fp8"):
             chosen &= columns["m"] > 1
         m, n, k = (columns[c][chosen].astype(float) for c in "mnk")
-        yield _rows(
-            device,
-            engine,
-            "linear",
-            NUMBERS[number],
-            {"m": m, "n": n, "k": k},
-            columns["latency"][chosen],
-            held_out(n, k),
-        )
+        seconds = columns["latency"][chosen] / 1e3
+        yield SizedRows("linear", NUMBERS[number], {"m": m, "n": n, "k": k}, seconds, held_out(n, k))
 
 
-def attentions(device: str, engine: str) -> Iterator[TableRows]:
+def attentions(device: str, engine: str) -> Iterator[SizedRows]:
     """Prefill and decode attention by head size and cache format, without windows (those see a shorter context)."""
     for kind, name in (("decode_attention", "generation"), ("prefill_attention", "context")):
         columns = table(f"{TABLES[device][engine]}__{name}_attention_perf")
@@ -150,12 +157,11 @@ def attentions(device: str, engine: str) -> Iterator[TableRows]:
                     "head_dim": int(size),
                     "kv_dtype": NUMBERS[kept],
                 }
-                yield _rows(
-                    device, engine, kind, "bf16", sizes, columns["latency"][chosen], held_out(seqs, context, heads, kv)
-                )
+                seconds = columns["latency"][chosen] / 1e3
+                yield SizedRows(kind, "bf16", sizes, seconds, held_out(seqs, context, heads, kv))
 
 
-def latents(device: str, engine: str) -> Iterator[TableRows]:
+def latents(device: str, engine: str) -> Iterator[SizedRows]:
     """Latent attention (MLA): prompts with 192 and 128 elements a head, decoding over the 512 + 64 of the latent."""
     for kind, name in (("decode_attention", "generation"), ("prefill_attention", "context")):
         columns = table(f"{TABLES[device][engine]}__{name}_mla_perf")
@@ -175,18 +181,11 @@ def latents(device: str, engine: str) -> Iterator[TableRows]:
                 "v_dim": 512 if wide else 128,
                 "kv_dtype": NUMBERS[kept],
             }
-            yield _rows(
-                device,
-                engine,
-                kind,
-                "bf16",
-                sizes,
-                columns["latency"][chosen],
-                held_out(seqs, new, columns["step"][chosen], heads),
-            )
+            seconds = columns["latency"][chosen] / 1e3
+            yield SizedRows(kind, "bf16", sizes, seconds, held_out(seqs, new, columns["step"][chosen], heads))
 
 
-def mixtures(device: str, engine: str) -> Iterator[TableRows]:
+def mixtures(device: str, engine: str) -> Iterator[SizedRows]:
     """Routed experts, evenly loaded: every expert gets its share, so all that can be are touched.
 
     vLLM's per-tensor fp8 on Hopper was timed for one kind of checkpoint, and its kernel takes four times as long as the
@@ -207,30 +206,82 @@ def mixtures(device: str, engine: str) -> Iterator[TableRows]:
             "experts": count / ep,
             "top_k": top_k,
             "ep": ep,
-            "even": True,
+            "even": 1,
         }
-        yield _rows(
-            device,
-            engine,
-            "moe",
-            NUMBERS[number],
-            sizes,
-            columns["latency"][chosen],
-            held_out(tokens, hidden, inner / tp, count),
-        )
+        seconds = columns["latency"][chosen] / 1e3
+        yield SizedRows("moe", NUMBERS[number], sizes, seconds, held_out(tokens, hidden, inner / tp, count))
 
 
 def everything(device: str, engine: str) -> Iterator[TableRows]:
-    """All rows of a device and an engine, table by table; rows beyond the device's roof (inputs in cache) left out."""
+    """All rows of a device and an engine, table by table."""
     for part in (products, attentions, latents, mixtures):
         for rows in part(device, engine):
-            real = rows.seconds >= 0.98 * rows.terms.roofline
-            yield rows._replace(
-                dims={k: v[real] if isinstance(v, np.ndarray) else v for k, v in rows.dims.items()},
-                terms=Terms(rows.terms.compute[real], rows.terms.memory[real], 0.0, 0.0),
-                seconds=rows.seconds[real],
-                unseen=rows.unseen[real],
-            )
+            yield _real(_rows(device, engine, rows))
+
+
+def _real(rows: TableRows) -> TableRows:
+    """Without rows beyond the device's roof: their inputs were in the cache."""
+    real = rows.seconds >= 0.98 * rows.terms.roofline
+    return rows._replace(
+        dims={k: v[real] if isinstance(v, np.ndarray) else v for k, v in rows.dims.items()},
+        terms=Terms(rows.terms.compute[real], rows.terms.memory[real], 0.0, 0.0),
+        seconds=rows.seconds[real],
+        unseen=rows.unseen[real],
+    )
+
+
+# ------------------------------------------------------------------ rows that travel with the project
+
+
+KEPT = ROOT / "benchmarks" / "data" / "kernels"  # <device>_<engine>_<kind>.csv.gz
+CONSTANT = ("head_dim", "v_dim", "kv_dtype", "even")  # sizes that a table has one value of
+
+
+def kept_rows(device: str, engine: str) -> Iterator[TableRows]:
+    """The rows of a device and an engine that no fit saw, as benchmarks/data/kernels has them."""
+    for path in sorted(KEPT.glob(f"{device}_{engine}_*.csv.gz")):
+        kind = path.name.removesuffix(".csv.gz").removeprefix(f"{device}_{engine}_")
+        with gzip.open(path, "rt", newline="", encoding="utf-8") as file:
+            head, *lines = csv.reader(file)
+        columns = dict(zip(head, zip(*lines, strict=True), strict=True))
+        words = np.array([columns.pop(name) for name in ("dtype", *CONSTANT) if name in columns])
+        names = [name for name in CONSTANT if name in head]
+        figures = {name: np.array(values, float) for name, values in columns.items()}
+        for one in np.unique(words, axis=1).T:
+            chosen = (words == one[:, None]).all(axis=0)
+            sizes: dict[str, Any] = {name: values[chosen] for name, values in figures.items()}
+            given = {name: value for name, value in zip(names, one[1:].tolist(), strict=True) if value}
+            sizes |= {name: value if name == "kv_dtype" else int(value) for name, value in given.items()}
+            seconds = sizes.pop("seconds")
+            rows = SizedRows(kind, str(one[0]), sizes, seconds, np.ones(len(seconds), bool))
+            yield _real(_rows(device, engine, rows))
+
+
+def write_kept() -> None:
+    """Write the rows of all tables that fits must not use, six digits of each time."""
+    KEPT.mkdir(exist_ok=True)
+    for device, engines in TABLES.items():
+        for engine in engines:
+            by_kind: dict[str, list[SizedRows]] = defaultdict(list)
+            for part in (products, attentions, latents, mixtures):
+                for rows in part(device, engine):
+                    by_kind[rows.kind].append(rows)
+            for kind, parts in by_kind.items():
+                _write(KEPT / f"{device}_{engine}_{kind}.csv.gz", parts)
+
+
+def _write(path: Path, parts: list[SizedRows]) -> None:
+    names = list({name: None for rows in parts for name in rows.sizes})
+    lines: list[tuple[Any, ...]] = []
+    for rows in parts:
+        count = int(rows.unseen.sum())
+        sizes = [rows.sizes.get(name, "") for name in names]  # only latent attention has a size of its values
+        columns = [x[rows.unseen].astype(int).tolist() if isinstance(x, np.ndarray) else [x] * count for x in sizes]
+        seconds = [f"{x:.6g}" for x in rows.seconds[rows.unseen]]
+        lines += sorted(zip([rows.number] * count, *columns, seconds, strict=True))
+    with path.open("wb") as file, gzip.GzipFile("", "wb", 9, file, mtime=0) as packed:
+        text = "\n".join(",".join(map(str, line)) for line in [("dtype", *names, "seconds"), *lines])
+        packed.write(text.encode() + b"\n")
 
 
 SPARSE = ("chunk_scan", "state_update", "sampler")  # kinds of few rows, none of which is kept apart
@@ -259,4 +310,11 @@ def own_rows() -> Iterator[TableRows]:
         ]
         number = "bf16" if kind.endswith("_attention") else number
         apart = np.zeros(len(rows), bool) if kind in SPARSE else held_out(*fixed)
-        yield _rows("h200", "own", kind, number, sizes, np.array([took for _, took in rows]) * 1e3, apart)
+        took = np.array([seconds for _, seconds in rows])
+        yield _rows("h200", "own", SizedRows(kind, number, sizes, took, apart))
+
+
+if __name__ == "__main__":
+    if missing():
+        sys.exit(f"Nothing is written: {missing()}")
+    write_kept()

@@ -458,7 +458,7 @@ def _benchmark() -> ModuleType:
 
 
 @pytest.mark.slow
-def test_published_iterations_and_memory(shared: Path) -> None:
+def test_published_iterations_and_memory() -> None:
     """Megatron-LM on A100: one curve for all rows; docs/accuracy/training.md says what the code says."""
     bench = _benchmark()
     rows = bench.iterations(bench.published())
