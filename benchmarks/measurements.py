@@ -2,7 +2,7 @@
 
     DATA / "h200_static.csv"                        travels with the project; data/README.md says whose it is
     closed_loops()[0]["ttft_s"]                     public servers under a closed loop, a dictionary a run
-    elsewhere("measured/vllm015_h100.json")         None: a set without a licence to pass it on is not part of it
+    elsewhere("measured/vllm015_h100.json")         None: a set without a licence is not part of the project
 
 Sets of the last kind are optional: no claim of the README rests on them. They are looked for in the folder that
 INFEROMETER_SHARED names (default: ``shared`` beside the repository); without it their tables stay as they stand.
