@@ -10,26 +10,36 @@ from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from inferometer.specs.arguments import Args, Argument, arguments
-from inferometer.specs.command_args import ProfileArgs, SearchArgs, ServedPlanArgs, ServingArgs, TrainArgs
+from inferometer.specs.command_args import ProfileArgs, SearchArgs, ServedPlanArgs, ServingArgs, TrafficArgs, TrainArgs
 from inferometer.specs.plan_args import PlanArgs
 
 TARGET = Path(__file__).parent.parent / "src" / "inferometer" / "specs" / "keywords.py"
 VERBS: dict[str, tuple[type[Args], ...]] = {  # what each public function takes as **kwargs
     "PlanKwargs": (PlanArgs,),
-    "ServedPlanKwargs": (ServedPlanArgs,),
+    "SimulatedKwargs": (ServedPlanArgs, TrafficArgs),
     "SimulateKwargs": (ServingArgs,),
+    "CapacityKwargs": (ServingArgs, TrafficArgs),
     "SearchKwargs": (SearchArgs, PlanArgs),
     "TrainKwargs": (TrainArgs,),
     "ProfileKwargs": (ProfileArgs,),
 }
-PYTHON_ONLY = {  # arguments that the command line spells otherwise or lacks
+_SERVED = [  # what the command line spells otherwise or lacks
+    "pools: Sequence[Mapping[str, Any]] | None",
+    "async_scheduling: bool | None",
+    "stops: str",
+    "fast_forward: bool",
+]
+PYTHON_ONLY = {
     "SimulateKwargs": [
+        "goodput: str | Iterable[str] | Mapping[str, float] | None",
         "max_concurrency: int | None",
-        "pools: Sequence[Mapping[str, Any]] | None",
-        "async_scheduling: bool | None",
-        "stops: str",
-        "fast_forward: bool",
+        *_SERVED,
     ],
+    "CapacityKwargs": _SERVED,
+}
+OWN = {  # parameters of the function itself
+    "SimulatedKwargs": ("trace", "max_concurrency"),
+    "CapacityKwargs": ("trace", "seed"),
 }
 HEAD = '''"""The schema of arguments as TypedDicts, for type checkers. Written by tools/keywords.py: do not edit."""
 
@@ -62,6 +72,7 @@ def text() -> str:
         fields: dict[str, Argument] = {}
         for group in groups:
             fields = {**arguments(group), **fields} if not fields else {**fields, **_missing(arguments(group), fields)}
+        fields = {field: argument for field, argument in fields.items() if field not in OWN.get(name, ())}
         lines = [f"    {field}: {_optional(written(argument.annotation))}" for field, argument in fields.items()]
         lines += [f"    {line}" for line in PYTHON_ONLY.get(name, [])]
         parts.append(f'\n\nclass {name}(TypedDict, total=False):\n    """{groups[0].__name__}."""\n\n')

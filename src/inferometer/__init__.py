@@ -10,6 +10,8 @@ from __future__ import annotations
 import sys
 from types import ModuleType
 
+from .base import result as _result
+
 TYPE_CHECKING = False  # that of `typing`, which takes long to load: Ctrl-C shall find the command line at work by then
 if TYPE_CHECKING:  # the same names as in _LAZY, for editors and type checkers
     from .base.errors import BadFile as BadFile
@@ -80,6 +82,15 @@ class _Package(ModuleType):
 
 
 sys.modules[__name__].__class__ = _Package
+
+
+def _views() -> ModuleType:
+    from .views import results
+
+    return results
+
+
+_result.show_with(_views)
 
 
 def __getattr__(name: str) -> object:

@@ -102,7 +102,7 @@ def report_of(request: Request, phase: str = "all") -> Report:
         ],
     )
     report.summary = bottleneck_summary(request, bound_plan, report)
-    return report
+    return report.remember(request=request)
 
 
 def _cap_effect(request: Request, metrics: Metrics, phase: str) -> list[str]:

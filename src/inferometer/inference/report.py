@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from ..base.result import ComparableResult, views
+from ..base.units import milliseconds, size
 
 SCHEMA = "inferometer.analyze/1"
 
@@ -154,6 +158,18 @@ def as_json(report: msgspec.Struct) -> bytes:
     return msgspec.json.format(msgspec.json.encode(as_dict(report)), indent=1)
 
 
+def op_rows(phases: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Operators of all phases as rows of a table, shapes as text."""
+    rows = []
+    for phase, data in phases.items():
+        for op in data.ops:
+            row = msgspec.to_builtins(op)
+            del row["shape"]
+            row["shape"] = " ".join(f"{k}={'x'.join(f'{v:g}' for v in vs)}" for k, vs in op.shape.items())
+            rows.append({"phase": phase, **row})
+    return rows
+
+
 def ops_csv(phases: Mapping[str, Any]) -> str:
     """Operators of all phases as CSV, one line each."""
     import csv
@@ -162,11 +178,7 @@ def ops_csv(phases: Mapping[str, Any]) -> str:
     keys = ["phase", *(f for f in OpRow.__struct_fields__ if f != "shape"), "shape"]
     writer = csv.DictWriter(out, keys, lineterminator="\n")
     writer.writeheader()
-    for phase, data in phases.items():
-        for op in data.ops:
-            row = msgspec.to_builtins(op)
-            row["shape"] = " ".join(f"{k}={'x'.join(f'{v:g}' for v in vs)}" for k, vs in op.shape.items())
-            writer.writerow({"phase": phase, **row})
+    writer.writerows(op_rows(phases))
     return out.getvalue()
 
 
@@ -194,7 +206,7 @@ class ExpectedError(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""  # where they are not quite such runs
 
 
-class Report(msgspec.Struct):
+class Report(ComparableResult, msgspec.Struct, dict=True):
     """Everything an analysis says of a plan."""
 
     model: ModelInfo
@@ -214,6 +226,34 @@ class Report(msgspec.Struct):
     infeasibility: Infeasibility | None = None
     expected_error: dict[str, ExpectedError] = {}  # of ttft, tpot, e2el, output_throughput, where runs are comparable
     schema: str = SCHEMA
+
+    def __repr__(self) -> str:
+        m, memory = self.metrics, self.memory
+        waits = {"TTFT": m.ttft_ms, "TPOT": m.tpot_ms}
+        if self.model.kind == "diffusion":
+            waits = {"step": m.ttft_ms, "image": m.image_latency_ms}
+        figures = [f"{name} {milliseconds(value)}" for name, value in waits.items() if value is not None]
+        held = f"{size(memory.total_bytes)} of {size(memory.usable_bytes)}"
+        verdict = "" if self.feasible else "infeasible, "
+        return (
+            f"<Report {self.model.name[:80]} on {self.plan['gpus']} × {self.device['name'][:40]}: "
+            f"{verdict}{', '.join([*figures, held])}>"
+        )
+
+    def plot(self, kind: str = "", path: str | Path | None = None, *, phase: str = "") -> Any:
+        """A matplotlib figure, which a notebook shows: ``report.plot("distribution", phase="prefill")``
+
+        ``roofline``, ``distribution`` (where a ``phase`` spends FLOPs, bytes and time), ``memory``, ``structure``. With
+        ``path``, the picture is also written (.png, .svg, .pdf).
+        """
+        return views().figure(self, kind, path, **({"phase": phase} if phase else {}))
+
+    def explain(self, operator: str, phase: str = "all") -> Any:
+        """Why an operator takes as long as it does: ``report.explain("down_proj", phase="decode")``
+
+        A sequence of `Explanation` that shows itself: formulas, the values put in, the origin of the efficiency.
+        """
+        return views().explain(self, operator, phase)
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain dicts and lists, ``schema`` first."""

@@ -146,7 +146,8 @@ def search_with_table(
         again |= {**request_kwargs, "gpu": gpus, "num_gpus": num_gpus, "trace": trace}
         result.relaxations = run.relax(table, again)
     run.note_seconds("total", started)
-    return result, table, [*run.illegal, *run.too_large]
+    rejected = [*run.illegal, *run.too_large]
+    return result.remember(table=table, rejected=rejected), table, rejected
 
 
 def _cluster_size(gpus: list[str], args: SearchArgs, request_kwargs: dict[str, Any]) -> tuple[int, dict[str, Any]]:

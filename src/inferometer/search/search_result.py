@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from ..base.result import ComparableResult
 from ..inference.report import ExpectedError
 from .launch.processes import Launch
 from .space import Layout, precision_label
@@ -190,7 +191,7 @@ class Day(msgspec.Struct, kw_only=True):
 # ------------------------------------------------------------------ the result
 
 
-class Search(msgspec.Struct, kw_only=True):
+class Search(ComparableResult, msgspec.Struct, kw_only=True, dict=True):
     """The result of a search."""
 
     schema: str = "inferometer.search/1"
@@ -221,3 +222,13 @@ class Search(msgspec.Struct, kw_only=True):
     expected_error: dict[str, ExpectedError] = {}  # of the winner's ttft, tpot, e2el and output_throughput
     warnings: list[str]
     day: Day | None = None  # load over time, where a trace's load varies or an autoscaler was given
+
+    def __repr__(self) -> str:
+        where = f"{self.model[:60]} on {self.num_gpus} × {' or '.join(self.space['gpu'])[:40]}"
+        if self.winner is None:
+            return f"<Search {where}: no plan is possible>"
+        metrics = self.winner.simulated or self.winner.priced
+        return (
+            f"<Search {where}: {self.winner.label}, {metrics.request_rate:,.4g} requests/s, "
+            f"{metrics.output_throughput_per_gpu:,.0f} output tokens/s per GPU>"
+        )

@@ -11,8 +11,9 @@ plans by the same runs (`steady_run`).
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,26 +22,29 @@ import msgspec
 from ..base.errors import BadValue, UnknownName, abbreviate, check_positive, is_number
 from ..base.files import noted_files
 from ..base.parallel_map import TaskPool, check_backend, worker_pool
-from ..specs.arguments import signature
-from ..specs.command_args import ServingArgs
+from ..base.result import ComparableResult
+from ..base.units import percent
+from ..specs.arguments import arguments, check_names, signature
+from ..specs.command_args import ServedPlanArgs, ServingArgs, TrafficArgs
 from .deployment import ServingOptions
-from .metrics import GOODPUT_METRICS, metrics
+from .metrics import GOODPUT_METRICS, metrics, parse_goodput
 from .outcome import Interrupted
 from .simulate import build_deployment, run_header, simulate
 from .steady_run import PRECISION, RateRun, RequestSupply, SteadyServer
-from .synthetic import load_traffic
+from .synthetic import LoadedTraffic, load_traffic
 from .trace import Trace
 from .trace_formats import BLOCK
 
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from ..specs.keywords import SimulateKwargs
+    from ..specs.keywords import CapacityKwargs
 
 AGAIN = 2000  # requests at the highest rate, or those of a minute, for the result's latencies
 WORTH_WORKERS = 3.0  # s of simulations: starting processes takes about half a second each
 BEGIN = 0.8  # of what is answered at most: the first rate that is tried
 _SERVING = frozenset(ServingOptions.__struct_fields__)
+_OF_SERVING = (_SERVING | {*arguments(ServingArgs), "pools", "async_scheduling"}) - {*arguments(ServedPlanArgs)}
 
 
 class TriedRate(msgspec.Struct, kw_only=True):
@@ -52,7 +56,7 @@ class TriedRate(msgspec.Struct, kw_only=True):
     seeds: int = 1  # independent draws of requests
 
 
-class Capacity(msgspec.Struct, kw_only=True):
+class Capacity(ComparableResult, msgspec.Struct, kw_only=True, dict=True):
     """The highest rate that holds, and all that were tried, in order of the rate."""
 
     request_rate: float  # requests a second; 0 if not even single requests keep the limits
@@ -64,14 +68,26 @@ class Capacity(msgspec.Struct, kw_only=True):
     highest: float  # requests a second that are answered while others always wait: no rate above it can last
     tried: list[TriedRate]
 
+    def __repr__(self) -> str:
+        limits = ", ".join(f"{name} ≤ {limit:g} ms" for name, limit in self.goodput.items())
+        return f"<Capacity {self.request_rate:,.4g} requests/s: {percent(self.share)} of the requests keep {limits}>"
 
-@signature(ServingArgs)
+    def summary(self) -> dict[str, Any]:
+        """The capacity with labels, and latencies at the highest rate: ``capacity.summary()["p99_ttft_ms"]``"""
+        summarize = self.remembered("summarize")
+        if summarize is None:
+            raise BadValue("this capacity says nothing of its plan: `summary` is of one that `find_capacity` returned")
+        summary: dict[str, Any] = summarize(self)
+        return summary
+
+
+@signature(ServingArgs, TrafficArgs)
 def find_capacity(
     model: str,
     gpu: str = "h100-sxm",
     *,
-    trace: Trace,
-    goodput: Mapping[str, float],
+    trace: Trace | str | PathLike[str] | None = None,
+    goodput: str | Iterable[str] | Mapping[str, float],
     share: float = 0.9,
     precision: float = PRECISION,
     backend: str = "processes",
@@ -79,22 +95,26 @@ def find_capacity(
     address: str | None = None,
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
-    **kwargs: Unpack[SimulateKwargs],
+    **kwargs: Unpack[CapacityKwargs],
 ) -> Capacity:
-    """The highest rate of a trace's requests at which a ``share`` of them keeps all limits of ``goodput`` (ms).
+    """The highest rate of a trace's requests, or of synthetic ones, at which a ``share`` of them keeps all limits.
+
+    ``find_capacity("llama-3.1-8b", gpu="h200", input_len=512, output_len=64, goodput="ttft:500,tpot:50").request_rate``
 
     The requests are repeated until a steady state is reached. Arrivals are stretched to each rate, so that bursts stay
     bursts; a trace without any gets Poisson arrivals. Runs with other draws of requests go to ``jobs`` workers, which
     changes nothing but the time: processes, or a Dask or Ray cluster at an ``address``. Further keywords are those of
     `simulate`.
     """
-    _check_trace(trace, kwargs)
-    case = CapacityCase(model, gpu, RequestSupply(trace=trace, seed=seed), dict(goodput), share, precision, {**kwargs})
+    options: dict[str, Any] = {**kwargs, "trace": trace, "seed": seed}
+    check_names(ServingArgs, options, *arguments(TrafficArgs), *_OF_SERVING)
+    scheduling = {name: options.pop(name) for name in list(options) if name in _OF_SERVING}
+    question = CapacityQuestion.of(model, gpu, parse_goodput(goodput), share, precision, scheduling, options)
     with DrawWorkers(backend, jobs, address) as workers:
-        capacity = _find(case, progress, workers)
+        capacity = _find(question.case, progress, workers)
     if workers.lost:
         warnings.warn(workers.lost, stacklevel=2)
-    return capacity
+    return capacity.remember(summarize=question.summarize)
 
 
 class CapacityCase(NamedTuple):
@@ -235,6 +255,61 @@ def _check(limits: dict[str, float], share: Any, precision: Any) -> None:
     check_positive("precision", precision, 1.0)
 
 
+class CapacityQuestion(NamedTuple):
+    """A case with its requests and labels: ``question.summarize(capacity)["p99_ttft_ms"]``"""
+
+    case: CapacityCase
+    traffic: LoadedTraffic
+    scheduler_options: dict[str, Any]
+    plan_options: dict[str, Any]
+
+    @classmethod
+    def of(
+        cls,
+        model: str,
+        gpu: str,
+        goodput: dict[str, float],
+        share: float,
+        precision: float,
+        scheduler_options: dict[str, Any],
+        options: dict[str, Any],
+    ) -> CapacityQuestion:
+        """The requests and the plan that some keywords ask for."""
+        if not goodput:
+            raise BadValue("`find_capacity` needs limits that must hold: `goodput` ttft:500,tpot:50")
+        if options.get("request_rate") is not None:
+            raise BadValue("`find_capacity` looks for the rate itself: leave `request_rate` away")
+        plan_options = dict(options)
+        seed = plan_options.get("seed") or 0
+        supply = _supply(plan_options)
+        traffic = load_traffic(plan_options, None)
+        if supply is not None or traffic.trace.arrival_s is None:
+            traffic = traffic._replace(schedule="at the highest rate")
+        supply = supply or RequestSupply(trace=traffic.trace, seed=seed)
+        _check_trace(traffic.trace, scheduler_options)
+        given = {**scheduler_options, **plan_options}
+        case = CapacityCase(model, gpu, supply, goodput, share, precision, given)
+        return cls(case, traffic, scheduler_options, plan_options)
+
+    def header(self) -> dict[str, Any]:
+        """The labels of the run, and its warnings; a bad value is an error here."""
+        trace, case = self.traffic.trace, self.case
+        options = self.scheduler_options
+        header = run_header(case.model, case.gpu, self.plan_options, self.traffic.label, len(trace), options)
+        return {"schema": "inferometer.capacity/1", **header, "warnings": [*header["warnings"], *trace.notes]}
+
+    def summarize(self, capacity: Capacity, header: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The keys of ``simulate --find-capacity --json``: the requests are served once more at the highest rate."""
+        labels = self.header() if header is None else header
+        result = {**labels, **msgspec.to_builtins(capacity), "interrupted": False}
+        if not capacity.request_rate:
+            return {**result, "completed": 0}
+        case = self.case
+        count = max(len(self.traffic.trace), min(AGAIN, round(60 * capacity.request_rate)))
+        again = case.supply.requests(count, capacity.request_rate)
+        return {**result, **metrics(simulate(case.model, case.gpu, trace=again, **case.options), case.goodput)}
+
+
 def capacity_and_summarize(
     model: str,
     gpu: str,
@@ -249,50 +324,18 @@ def capacity_and_summarize(
     ``search_options`` are keywords of `find_capacity`; ``plan_options`` also say which requests there are. Gives the
     keys of ``simulate --find-capacity --json``.
     """
-    if not goodput:
-        raise BadValue("`find_capacity` needs limits that must hold: `goodput` ttft:500,tpot:50")
-    if plan_options.get("request_rate") is not None:
-        raise BadValue("`find_capacity` looks for the rate itself: leave `request_rate` away")
-    options = dict(search_options)
-    where = {name: options.pop(name) for name in ("backend", "jobs", "address") if name in options}
-    with DrawWorkers(**where) as workers:
-        return _capacity_result(model, gpu, goodput, options, scheduler_options, plan_options, progress, workers)
-
-
-def _capacity_result(
-    model: str,
-    gpu: str,
-    goodput: dict[str, float],
-    judged_by: dict[str, Any],
-    scheduler_options: dict[str, Any],
-    plan_options: dict[str, Any],
-    progress: Callable[[int], None],
-    workers: DrawWorkers,
-) -> dict[str, Any]:
-    plan_options = dict(plan_options)
-    supply = _supply(plan_options)
-    traffic = load_traffic(plan_options, None)
-    if supply is not None or traffic.trace.arrival_s is None:
-        traffic = traffic._replace(schedule="at the highest rate")
-    supply = supply or RequestSupply(trace=traffic.trace, seed=plan_options.get("seed", 0))
-    _check_trace(traffic.trace, scheduler_options)
-    header = run_header(model, gpu, plan_options, traffic.label, len(traffic.trace), scheduler_options)
-    header["warnings"] += traffic.trace.notes
-    result = {"schema": "inferometer.capacity/1", **header}
-    options = {**scheduler_options, **plan_options}
+    judged_by = dict(search_options)
+    where = {name: judged_by.pop(name) for name in ("backend", "jobs", "address") if name in judged_by}
     share, precision = judged_by.get("share", 0.9), judged_by.get("precision", PRECISION)
-    case = CapacityCase(model, gpu, supply, goodput, share, precision, options)
-    try:
-        capacity = _find(case, lambda done, _: progress(done), workers)
-    except Interrupted as stop:
-        return {**result, **msgspec.to_builtins(stop.result), "interrupted": True}
-    header["warnings"] += [workers.lost] if workers.lost else []
-    result |= {**msgspec.to_builtins(capacity), "interrupted": False}
-    if not capacity.request_rate:
-        return {**result, "completed": 0}
-    count = max(len(traffic.trace), min(AGAIN, round(60 * capacity.request_rate)))
-    again = supply.requests(count, capacity.request_rate)
-    return {**result, **metrics(simulate(model, gpu, trace=again, **options), goodput)}
+    question = CapacityQuestion.of(model, gpu, goodput, share, precision, scheduler_options, plan_options)
+    header = question.header()
+    with DrawWorkers(**where) as workers:
+        try:
+            capacity = _find(question.case, lambda done, _: progress(done), workers)
+        except Interrupted as stop:
+            return {**header, **msgspec.to_builtins(stop.result), "interrupted": True}
+        header["warnings"] += [workers.lost] if workers.lost else []
+        return question.summarize(capacity, header)
 
 
 def _supply(plan_options: dict[str, Any]) -> RequestSupply | None:

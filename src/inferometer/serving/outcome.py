@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from ..base.units import ceil_div
+from ..base.errors import BadValue
+from ..base.result import ComparableResult
+from ..base.units import ceil_div, milliseconds, plural
 from .inter_token import GapHistogram
 from .request_table import Rejection, RejectionKind
 from .trace import Trace
@@ -45,7 +47,7 @@ class HandOver(NamedTuple):
     decode_s: np.ndarray
 
 
-class Outcome(msgspec.Struct, kw_only=True, eq=False):
+class Outcome(ComparableResult, msgspec.Struct, kw_only=True, eq=False, dict=True):
     """One entry per request, in the trace's order; seconds of the simulated clock, nan where it never came to that."""
 
     arrival_s: np.ndarray
@@ -70,6 +72,25 @@ class Outcome(msgspec.Struct, kw_only=True, eq=False):
     timelines: tuple[ReplicaTimeline, ...] = ()  # of every replica, by its number
     hand_over: HandOver | None = None  # where prefill and decode are disaggregated
     pauses: tuple[tuple[int, float, float], ...] = ()  # request, preempted, admitted again
+
+    def __repr__(self) -> str:
+        done = self.done
+        if not done.any():
+            return f"<Outcome of {plural(len(done), 'request')}: none ended>"
+        ttft = np.mean(self.first_token_s[done] - self.arrival_s[done]) * 1e3
+        return (
+            f"<Outcome of {plural(len(done), 'request')}: {int(done.sum()):,} done in {self.duration_s:.3g} s, "
+            f"{self.output_tokens[done].sum() / (self.duration_s or 1):,.0f} output tokens/s, "
+            f"mean TTFT {milliseconds(float(ttft))}>"
+        )
+
+    def summary(self) -> dict[str, Any]:
+        """What the run amounts to, under the keys of ``vllm bench serve``: ``outcome.summary()["p99_ttft_ms"]``"""
+        summarize = self.remembered("summarize")
+        if summarize is None:
+            raise BadValue("this outcome says nothing of its plan: `summary` is of one that `simulate` returned")
+        summary: dict[str, Any] = summarize(self)
+        return summary
 
     @property
     def done(self) -> np.ndarray:

@@ -6,8 +6,9 @@ result["p99_ttft_ms"], outcome.finished_s       # the keys of ``vllm bench serve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from os import PathLike
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -17,26 +18,26 @@ from ..costs.binding import BoundPlan
 from ..inference.analyze import engine_info
 from ..inference.expected_error import expected_errors
 from ..inference.request import Request, build_request
-from ..specs.arguments import arguments, signature
+from ..specs.arguments import arguments, check_names, signature
 from ..specs.catalog import engine, hardware
-from ..specs.command_args import ServedPlanArgs
+from ..specs.command_args import ServingArgs, TrafficArgs
 from ..specs.engine_rules import version_number
 from ..specs.plan_args import PlanArgs
 from .autoscaling import AutoscalingOptions, parse_autoscaling, replica_use
 from .deployment import Pools, ReplicaPool, ServingOptions, build_pool, serve
-from .metrics import metrics
+from .metrics import metrics, parse_goodput
 from .outcome import Outcome
 from .request_table import Rejection, RejectionKind
 from .router import ROUTERS
 from .run_warnings import with_run_warnings
 from .schedulers import SCHEDULERS
-from .synthetic import LoadedTraffic
+from .synthetic import LoadedTraffic, load_traffic
 from .trace import Trace
 
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from ..specs.keywords import ServedPlanKwargs
+    from ..specs.keywords import SimulatedKwargs
 
 POLICIES = ("fcfs", "priority")
 STOPS = ("length", "token")
@@ -45,12 +46,13 @@ ROLES = ("both", "prefill", "decode")
 _PLAN_KEYWORDS = frozenset(arguments(PlanArgs)) | {"gpu"}
 
 
-@signature(ServedPlanArgs)
+@signature(ServingArgs, TrafficArgs)
 def simulate(
     model: str,
     gpu: str = "h100-sxm",
     *,
-    trace: Trace,
+    trace: Trace | str | PathLike[str] | None = None,
+    goodput: str | Iterable[str] | Mapping[str, float] | None = None,
     scheduler: str | None = None,
     policy: str = "fcfs",
     max_concurrency: int | None = None,
@@ -74,37 +76,42 @@ def simulate(
     fast_forward: bool = True,
     autoscale: str | Mapping[str, Any] | AutoscalingOptions | None = None,
     progress: Callable[[int, int], None] | None = None,
-    **kwargs: Unpack[ServedPlanKwargs],
+    **kwargs: Unpack[SimulatedKwargs],
 ) -> Outcome:
-    """Serve a trace on a model, a machine and an engine; further keywords are those of `analyze`.
+    """Serve requests on a model, a machine and an engine: those of a trace, or synthetic ones.
 
-    ``data_parallel_size`` replicas share the requests by the ``router``; those of a mixture step together. With
-    ``prefill_replicas`` and ``decode_replicas`` prefill and decode are disaggregated. ``pools`` names replicas that
-    differ: ``[{"gpu": "h200", "replicas": 2}, {"gpu": "a100-sxm-80gb", "role": "decode"}]``, with keywords of a plan.
-    ``prefill_schedule_interval``: steps from one with prompts to the next (vLLM, ranks of a mixture).
-    ``prefill_max_requests``: prompts in one step, and ``scheduler_recv_interval``: decode steps between two polls for
-    new requests (SGLang). ``batch_wait_timeout_iters``: steps that prompts wait for others to begin with them, up to
-    ``batch_wait_max_tokens_ratio`` of a step's tokens, and ``attention_dp_timeout_iters``: those that a rank's prompts
-    wait for the other ranks' (TensorRT-LLM). ``api_server_count``: front ends that tokenize side by side. ``stops``:
-    outputs end at their ``length``, which an engine knows, or with a stop ``token``.
+    ``simulate("llama-3.1-8b", gpu="h200", trace="requests.csv", goodput="ttft:500,tpot:50")``
+    ``simulate("llama-3.1-8b", gpu="h200", request_rate=8, num_prompts=200, input_len=512, output_len=128)``
+
+    Further keywords are those of `analyze`. ``data_parallel_size`` replicas share the requests by the ``router``;
+    those of a mixture step together. With ``prefill_replicas`` and ``decode_replicas`` prefill and decode are
+    disaggregated. ``pools`` names replicas that differ:
+    ``[{"gpu": "h200", "replicas": 2}, {"gpu": "a100-sxm-80gb", "role": "decode"}]``, with keywords of a plan.
+    ``stops``: outputs end at their ``length``, which an engine knows, or with a stop ``token``.
     ``autoscale="target=24,startup=90,max=8"``: the number of replicas follows the load; `Outcome.lives` has them.
     """
-    given = locals() | {"autoscale": None if autoscale is None else parse_autoscaling(autoscale)}
-    given["scheduler"] = "" if scheduler is None else scheduler
-    options = ServingOptions(**{name: given[name] for name in ServingOptions.__struct_fields__})
-    built, options = build_deployment(
-        model,
-        gpu,
-        trace,
-        options,
-        prefill_replicas=prefill_replicas,
-        decode_replicas=decode_replicas,
-        pools=pools,
-        num_gpu_blocks_override=num_gpu_blocks_override,
-        async_scheduling=async_scheduling,
-        **kwargs,
-    )
-    return with_run_warnings(serve(trace, built, options), trace, built, options)
+    given = locals()
+    return _simulate(given.pop("model"), given.pop("gpu"), given.pop("kwargs"), given)
+
+
+def _simulate(model: str, gpu: str, keywords: dict[str, Any], given: dict[str, Any]) -> Outcome:
+    """Serve requests: ``given`` are the arguments of `simulate` by name, ``keywords`` those of traffic and plan."""
+    check_names(ServingArgs, keywords, *arguments(PlanArgs), *arguments(TrafficArgs))
+    plan_options = {**keywords, "trace": given["trace"]}
+    traffic = load_traffic(plan_options, given["max_concurrency"])
+    goals, autoscale, trace = parse_goodput(given["goodput"] or ()), given["autoscale"], traffic.trace
+    given |= {
+        "max_concurrency": traffic.max_concurrency,
+        "autoscale": None if autoscale is None else parse_autoscaling(autoscale),
+    }
+    served = {**given, "scheduler": "" if given["scheduler"] is None else given["scheduler"]}
+    options = ServingOptions(**{name: served[name] for name in ServingOptions.__struct_fields__})
+    layout = {name: given[name] for name in ("prefill_replicas", "decode_replicas", "pools")}
+    engine_options = {name: given[name] for name in ("num_gpu_blocks_override", "async_scheduling")}
+    built, options = build_deployment(model, gpu, trace, options, **layout, **engine_options, **plan_options)
+    outcome = with_run_warnings(serve(trace, built, options), trace, built, options)
+    setup = RunSetup(model, gpu, traffic, goals, given, plan_options)
+    return outcome.remember(summarize=setup.summarize)
 
 
 def build_deployment(
@@ -310,6 +317,43 @@ def run_header(
     }
 
 
+class RunSetup(NamedTuple):
+    """What was simulated: ``setup.summarize(outcome)["p99_ttft_ms"]``"""
+
+    model: str
+    gpu: str
+    traffic: LoadedTraffic
+    goodput: dict[str, float]
+    scheduler_options: Mapping[str, Any]
+    plan_options: dict[str, Any]
+
+    def header(self) -> dict[str, Any]:
+        """The labels of the run, and its warnings."""
+        count = len(self.traffic.trace)
+        return run_header(self.model, self.gpu, self.plan_options, self.traffic.label, count, self.scheduler_options)
+
+    def summarize(self, outcome: Outcome, header: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The keys of ``simulate --json``."""
+        result = {"schema": "inferometer.simulate/1", **(self.header() if header is None else header)}
+        kv_used, options = outcome.series.get("kv_used", ()), self.scheduler_options
+        return {
+            **result,
+            **metrics(outcome, self.goodput),
+            "goodput": self.goodput or None,
+            "policy": options.get("policy") or "fcfs",
+            "scheduler": options.get("scheduler") or engine(self.plan_options.get("engine") or "vllm").scheduler,
+            "prefix_cache_hit_rate": outcome.prefix_hit_rate,
+            "preemptions": int(outcome.preemptions.sum()),
+            "kv_cache_tokens": outcome.kv_cache_tokens,
+            "max_kv_cache_usage": float(max(kv_used)) if len(kv_used) else None,
+            "steps": outcome.steps,
+            "autoscaling": _replicas_over_time(outcome, result["gpus"], self.gpu),
+            "reason": outcome.reason,
+            "rejection_reasons": _count_rejections(outcome.rejected),
+            "warnings": list(dict.fromkeys([*result["warnings"], *self.traffic.trace.notes, *outcome.warnings])),
+        }
+
+
 def simulate_and_summarize(
     model: str,
     gpu: str,
@@ -320,31 +364,12 @@ def simulate_and_summarize(
     progress: Callable[[int], None] = lambda done: None,
 ) -> tuple[dict[str, Any], Outcome]:
     """Run a simulation and sum it up: the keys of ``simulate --json``, and the outcome."""
-    trace = traffic.trace
-    result = {
-        "schema": "inferometer.simulate/1",
-        **run_header(model, gpu, plan_options, traffic.label, len(trace), scheduler_options),
-    }
+    setup = RunSetup(model, gpu, traffic, goodput, scheduler_options, plan_options)
+    header = setup.header()
     outcome = simulate(
-        model, gpu, trace=trace, progress=lambda done, _: progress(done), **scheduler_options, **plan_options
+        model, gpu, trace=traffic.trace, progress=lambda done, _: progress(done), **scheduler_options, **plan_options
     )
-    result |= metrics(outcome, goodput)
-    kv_used = outcome.series.get("kv_used", ())
-    result |= {
-        "goodput": goodput or None,
-        "policy": scheduler_options.get("policy") or "fcfs",
-        "scheduler": scheduler_options.get("scheduler") or engine(plan_options.get("engine") or "vllm").scheduler,
-        "prefix_cache_hit_rate": outcome.prefix_hit_rate,
-        "preemptions": int(outcome.preemptions.sum()),
-        "kv_cache_tokens": outcome.kv_cache_tokens,
-        "max_kv_cache_usage": float(max(kv_used)) if len(kv_used) else None,
-        "steps": outcome.steps,
-        "autoscaling": _replicas_over_time(outcome, result["gpus"], gpu),
-        "reason": outcome.reason,
-        "rejection_reasons": _count_rejections(outcome.rejected),
-        "warnings": list(dict.fromkeys([*result["warnings"], *trace.notes, *outcome.warnings])),
-    }
-    return result, outcome
+    return setup.summarize(outcome, header), outcome
 
 
 def _replicas_over_time(outcome: Outcome, gpus: int, gpu: str) -> dict[str, Any] | None:

@@ -368,7 +368,9 @@ def _replayed(given: dict[str, Any], max_concurrency: int | None) -> LoadedTraff
     for key in ("input_len", "output_len", "turns"):
         if given[key]:
             raise BadValue(f"`trace` says all lengths itself and cannot be combined with `{key}`")
-    trace = read_trace(given["trace"], columns=given["columns"], run=given["run"])
+    trace = given["trace"]
+    if not isinstance(trace, Trace):
+        trace = read_trace(trace, columns=given["columns"], run=given["run"])
     if max_concurrency is None and trace.arrival_s is None and trace.run is not None and given["request_rate"] is None:
         max_concurrency = trace.run.max_concurrency
     if given["num_prompts"] is not None:
@@ -383,7 +385,18 @@ def _replayed(given: dict[str, Any], max_concurrency: int | None) -> LoadedTraff
     if max_concurrency is not None:
         limited = f"{max_concurrency} at a time"
         schedule = limited if trace.arrival_s is None else f"{schedule}, {limited}"
-    return LoadedTraffic(trace, f"of {file_name(trace.source)}", schedule, max_concurrency=max_concurrency)
+    return LoadedTraffic(trace, _origin(trace), schedule, max_concurrency=max_concurrency)
+
+
+def _origin(trace: Trace) -> str:
+    """The file that requests are of; of those that are of none, their lengths: ``'1024 in, 128 out on average'``"""
+    if trace.source not in ("", "synthetic"):
+        return f"of {file_name(trace.source)}"
+    if not len(trace):
+        return "no requests"
+    varied = any(np.ptp(column) > 0 for column in (trace.input_tokens, trace.output_tokens))
+    lengths = f"{trace.input_tokens.mean():.0f} in, {trace.output_tokens.mean():.0f} out"
+    return f"{lengths} on average" if varied else lengths
 
 
 def _rescheduled(trace: Trace, given: dict[str, Any]) -> tuple[Trace, str]:

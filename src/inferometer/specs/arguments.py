@@ -12,9 +12,11 @@ for type checkers; ``make schema`` writes it and a test compares).
 from __future__ import annotations
 
 import functools
+import operator
 import os
+import re
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from inspect import get_annotations
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar, Union, get_args, get_origin
 
@@ -114,7 +116,8 @@ def _argument(name: str, owner: Any, default: Any) -> Argument:
     kind = more.pop(
         "kind", {bool: "switch", int: "int", float: "float"}.get(plain[0], "text") if len(plain) == 1 else "text"
     )
-    shown = Union[tuple(members)] if len(members) > 1 else members[0]  # noqa: UP007
+    bare = (get_args(member)[0] if get_origin(member) is Annotated else member for member in members)
+    shown = functools.reduce(operator.or_, bare)
     return Argument(name, owner.GROUP, notes[0].description, shown, default, kind, forms=len(plain), **bounds, **more)
 
 
@@ -168,8 +171,8 @@ def _check_float(argument: Argument, value: Any) -> float:
     return float(value) if is_number(value) else value
 
 
-def signature(group: type[Args], *leave: str) -> Callable[[Function], Function]:
-    """Show a group's arguments in the signature of a function that takes them as ``**kwargs``.
+def signature(*groups: type[Args]) -> Callable[[Function], Function]:
+    """Show the arguments of some groups in the signature of a function that takes them as ``**kwargs``.
 
     ``@signature(PlanArgs)`` makes ``help(analyze)`` list every keyword with its type and default.
     """
@@ -180,13 +183,30 @@ def signature(group: type[Args], *leave: str) -> Callable[[Function], Function]:
 
         own = written(function)
         kept = [p for p in own.parameters.values() if p.kind is not Parameter.VAR_KEYWORD]
-        taken = {p.name for p in kept} | set(leave)
+        named = {a.name: a for group in reversed(groups) for a in arguments(group).values()}
         added = [
             Parameter(a.name, Parameter.KEYWORD_ONLY, default=a.default, annotation=a.annotation)
-            for a in arguments(group).values()
-            if a.name not in taken
+            for a in named.values()
+            if a.name not in own.parameters
         ]
         function.__signature__ = own.replace(parameters=[*kept, *added])  # type: ignore[attr-defined]
+        if function.__doc__:  # python -OO has none
+            described = [named.get(name) for name in function.__signature__.parameters]  # type: ignore[attr-defined]
+            lines = (f"        {keyword_line(argument, named)}" for argument in described if argument is not None)
+            function.__doc__ = "\n".join([function.__doc__.rstrip(), "", "    Keywords:", *lines, "    "])
         return function
 
     return decorate
+
+
+def keyword_line(argument: Argument, known: Collection[str]) -> str:
+    """A line of ``help()``: ``batch_size (default: 1): Sequences at once.``; flags of known keywords become these."""
+    default = argument.default_text or ("" if argument.default in (None, "") else repr(argument.default))
+    note = f" (default: {default})".replace("engine default", "the engine's") if default else ""
+    text = f"{argument.name}{note}: {argument.help}".removesuffix(": ")
+
+    def keyword(match: re.Match[str]) -> str:
+        name = match[1].replace("-", "_")
+        return name if name in known else match[0]
+
+    return re.sub(r"(?<![\w-])--([a-z][a-z-]*)", keyword, text)

@@ -60,7 +60,7 @@ class PlanKwargs(TypedDict, total=False):
     usecase: str | None
 
 
-class ServedPlanKwargs(TypedDict, total=False):
+class SimulatedKwargs(TypedDict, total=False):
     """ServedPlanArgs."""
 
     engine: str | None
@@ -103,6 +103,17 @@ class ServedPlanKwargs(TypedDict, total=False):
     gpu_memory_utilization: float | None
     block_size: int | None
     hf_token: str | None
+    columns: str | Mapping[str, str] | None
+    run: int | None
+    num_prompts: int | None
+    request_rate: float | None
+    burstiness: float | None
+    input_len: int | str | None
+    output_len: int | str | None
+    prefix_len: int | None
+    turns: int | str | None
+    think_time: float | str | None
+    seed: int | None
 
 
 class SimulateKwargs(TypedDict, total=False):
@@ -165,6 +176,84 @@ class SimulateKwargs(TypedDict, total=False):
     prefill_replicas: int | None
     decode_replicas: int | None
     autoscale: str | Mapping[str, Any] | None
+    goodput: str | Iterable[str] | Mapping[str, float] | None
+    max_concurrency: int | None
+    pools: Sequence[Mapping[str, Any]] | None
+    async_scheduling: bool | None
+    stops: str
+    fast_forward: bool
+
+
+class CapacityKwargs(TypedDict, total=False):
+    """ServingArgs."""
+
+    engine: str | None
+    power_cap: float | None
+    assume_decoder: bool | None
+    tensor_parallel_size: int | None
+    pipeline_parallel_size: int | None
+    data_parallel_size: int | None
+    enable_expert_parallel: bool | None
+    sequence_parallel: bool | None
+    decode_context_parallel_size: int | None
+    micro_batches: int | None
+    nodes: int | None
+    gpus_per_node: int | None
+    interconnect: str | None
+    overlap: float | None
+    speculative_config: str | Mapping[str, Any] | None
+    lora_rank: int | None
+    lora_targets: str | Sequence[str] | None
+    lora_adapters: int | None
+    enable_chunked_prefill: bool | None
+    cpu_offload_gb: float | None
+    quantization: str | None
+    dtype: str | None
+    kv_cache_dtype: str | None
+    norm_dtype: str | None
+    attention: str | None
+    fusion: bool | None
+    frontend: str | None
+    efficiency: float | str | Mapping[str, float] | None
+    host_profile: str | None
+    profile: str | None
+    calibration: str | Calibration | None
+    routing_skew: float | None
+    max_model_len: int | None
+    max_num_batched_tokens: int | None
+    max_num_seqs: int | None
+    max_cudagraph_capture_size: int | None
+    max_prefill_cudagraph_capture_size: int | None
+    gpu_memory_utilization: float | None
+    block_size: int | None
+    hf_token: str | None
+    scheduler: str | None
+    policy: str | None
+    enable_prefix_caching: bool | None
+    long_prefill_token_threshold: int | None
+    prefill_schedule_interval: int | None
+    prefill_max_requests: int | None
+    scheduler_recv_interval: int | None
+    batch_wait_timeout_iters: int | None
+    batch_wait_max_tokens_ratio: float | None
+    attention_dp_timeout_iters: int | None
+    attention_dp_batching_wait_iters: int | None
+    api_server_count: int | None
+    num_gpu_blocks_override: int | None
+    router: str | None
+    prefill_replicas: int | None
+    decode_replicas: int | None
+    autoscale: str | Mapping[str, Any] | None
+    columns: str | Mapping[str, str] | None
+    run: int | None
+    num_prompts: int | None
+    request_rate: float | None
+    burstiness: float | None
+    input_len: int | str | None
+    output_len: int | str | None
+    prefix_len: int | None
+    turns: int | str | None
+    think_time: float | str | None
     max_concurrency: int | None
     pools: Sequence[Mapping[str, Any]] | None
     async_scheduling: bool | None

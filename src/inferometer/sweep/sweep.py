@@ -15,6 +15,8 @@ import numpy as np
 
 from ..base.errors import BadValue, UnknownName
 from ..base.pareto import pareto_front
+from ..base.result import Result, views
+from ..base.units import plural
 from ..specs.arguments import signature
 from ..specs.plan_args import PlanArgs
 from .grid import INNER_AXES, Grid
@@ -93,10 +95,11 @@ def _joined(holds: str, parts: list[tuple[int, Any]]) -> np.ndarray:
     return column.astype(np.int64) if holds == "int" and not np.isnan(column).any() else column
 
 
-class Sweep:
+class Sweep(Result):
     """All points of a grid, those that cannot be used included."""
 
     def __init__(self, grid: Grid, parts: Iterable[Chunk]) -> None:
+        self.grid = grid
         self.chunks = list(parts)
         self.kinds = column_kinds(grid)
         self.columns: Mapping[str, np.ndarray] = LazyColumns(self.kinds, self.chunks)
@@ -108,7 +111,17 @@ class Sweep:
 
     def __repr__(self) -> str:
         axes = " × ".join(f"{len(values)} {name}" for name, values in self.axes.items() if len(values) > 1)
-        return f"<Sweep of {len(self):,} points{', ' * bool(axes)}{axes}>"
+        model = f"{str(self.axes['model'][0])[:40]}: " if len(self.axes["model"]) == 1 else ""
+        text = f"<Sweep of {model}{plural(len(self), 'point')}{', ' * bool(axes)}{axes}>"
+        return text if len(text) < 200 else f"{text[:195]} …>"
+
+    def plot(self, kind: str = "", path: str | Path | None = None, *, x: str = "", y: str = "") -> Any:
+        """A figure, which a notebook shows: ``table.plot(x="batch_size", y="tpot_ms")``
+
+        ``curves``: waits, throughput and memory along ``x``, an axis of numbers, or the one metric ``y``. ``front``:
+        tokens/s of a GPU over tokens/s of a user. With ``path``, the picture is also written (.png, .svg, .pdf).
+        """
+        return views().figure(self, kind, path, **({"x": x, "y": y} if x or y else {}))
 
     def cube(self, name: str) -> np.ndarray:
         """A column with one dimension per axis, in the order of ``axes``."""

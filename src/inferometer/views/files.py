@@ -19,8 +19,6 @@ from ..base.errors import BadFile
 from ..base.files import output_path, user_path, write_all, write_atomic
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from ..serving.outcome import Outcome
 
 REQUEST_COLUMNS = (
@@ -93,37 +91,46 @@ def rows_csv(outcome: Outcome, *, done: bool = False) -> str:
     """
     import numpy as np
 
-    from ..serving.metrics import latencies
-
-    by_metric = latencies(outcome)
-    queue = (outcome.scheduled_s - outcome.arrival_s) * 1e3
-    status = ["done" if done else "unfinished" for done in (~np.isnan(outcome.finished_s)).tolist()]
-    for index, reason in outcome.rejected.items():
-        status[index] = f"rejected: {reason}"
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(REQUEST_COLUMNS)
-    rows = zip(
-        range(len(status)),
-        _shown(outcome.arrival_s, 6),
-        outcome.input_tokens.tolist(),
-        outcome.output_tokens.tolist(),
-        *(_shown(x, 4) for x in (by_metric["ttft"], by_metric["tpot"], by_metric["e2el"], queue)),
-        outcome.cached_tokens.tolist(),
-        outcome.preemptions.tolist(),
-        outcome.replica.tolist(),
-        status,
-        strict=True,
-    )
+    rows = zip(*(_shown(name, column) for name, column in request_columns(outcome).items()), strict=True)
     writer.writerows(itertools.compress(rows, outcome.done if done else ~np.isnan(outcome.arrival_s)))
     return out.getvalue()
 
 
-def _shown(values: np.ndarray, digits: int) -> list[Any]:
-    """Numbers to so many digits after the point, and nothing for nan."""
+def request_columns(outcome: Outcome) -> dict[str, Any]:
+    """Requests as columns, one entry for each: ``request_columns(outcome)["TTFT"]``; ms, nan where there is none."""
     import numpy as np
 
-    return ["" if x != x else x for x in np.round(values, digits).tolist()]
+    from ..serving.metrics import latencies
+
+    by_metric = latencies(outcome)
+    status = ["done" if done else "unfinished" for done in (~np.isnan(outcome.finished_s)).tolist()]
+    for index, reason in outcome.rejected.items():
+        status[index] = f"rejected: {reason}"
+    columns = (
+        np.arange(len(status)),
+        outcome.arrival_s,
+        outcome.input_tokens,
+        outcome.output_tokens,
+        *(by_metric[name] for name in ("ttft", "tpot", "e2el")),
+        (outcome.scheduled_s - outcome.arrival_s) * 1e3,
+        outcome.cached_tokens,
+        outcome.preemptions,
+        outcome.replica,
+        status,
+    )
+    return dict(zip(REQUEST_COLUMNS, columns, strict=True))
+
+
+def _shown(name: str, values: Any) -> list[Any]:
+    """A column's cells: µs of what is in s, and a tenth of one of what is in ms; nothing for nan."""
+    import numpy as np
+
+    if isinstance(values, list) or values.dtype.kind != "f":
+        return list(values) if isinstance(values, list) else values.tolist()
+    return ["" if x != x else x for x in np.round(values, 6 if name.endswith("_s") else 4).tolist()]
 
 
 def chrome_trace(outcome: Outcome) -> bytes:

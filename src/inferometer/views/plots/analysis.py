@@ -24,12 +24,11 @@ from ...training.training_report import TrainMemory, TrainReport
 from .. import files
 from ..text import training
 from ..text.terminal import header, kv_per_token
-from .canvas import BOUNDS, bounds, clean, page, picture, share_text, style
+from .canvas import BOUNDS, FORMATS, bounds, clean, page, picture, share_text, style
 from .palette import BLUE, FAINT, GREEN, INK, MUTED, ORANGE, OVERHEAD, PURPLE, SKY, SLATE, VERMILLION
 from .roofline import roofline
 from .structure import structure
 
-FORMATS = ("png", "svg", "pdf")
 _ROWS = 16  # bars of a distribution, before the rest is summed up
 _MEMORY = (("weights", BLUE), ("kv_cache", ORANGE), ("activation", SKY), ("overhead", OVERHEAD))
 _TRAINED = {  # what a training step stores
@@ -58,8 +57,7 @@ def write_plots(
         if word not in FORMATS:
             raise BadValue(f"plots are written as {', '.join(FORMATS)}, not {word!r}")
     target = files.folder(folder)
-    if model is not None and report.plan.get("lora"):
-        model = with_lora(model, msgspec.convert(report.plan["lora"], Lora))
+    model = None if model is None else with_adapters(report, model)
     made: list[Path] = []
 
     def save(name: str, figure: Any, kinds: tuple[str, ...] = fmt) -> None:
@@ -78,6 +76,11 @@ def write_plots(
             made.append(files.write(target / f"structure_{phase}.svg", scene.svg()))
             save(f"structure_{phase}", scene.figure(), tuple(f for f in fmt if f != "svg"))
     return made
+
+
+def with_adapters(report: Report, model: Model) -> Model:
+    """The model with the adapters of the report's plan, if it has some."""
+    return with_lora(model, msgspec.convert(report.plan["lora"], Lora)) if report.plan.get("lora") else model
 
 
 def _figure(width: float, height: float, report: Report, title: str) -> Any:

@@ -27,6 +27,7 @@ BOUNDS = {
     "wait": PURPLE,
     "draft": ORANGE,
 }
+FORMATS = ("png", "svg", "pdf")
 WAITS = {"host": "host", "wait": "other stages", "draft": "draft model"}
 FONT = "DejaVu Sans"  # what matplotlib brings along, so that both pictures have the same widths
 POINTS = 0.72  # of a pixel at 100 dpi
@@ -163,7 +164,7 @@ class Scene:
         axes.axis("off")
         for order, item in enumerate(self.items):
             _paint(axes, item, 10 + order)
-        return figure
+        return shows_itself(figure)
 
 
 def _svg(item: Box | Label | Stroke) -> str:
@@ -319,6 +320,17 @@ def page(width: float, height: float, title: str, subtitle: str) -> Any:
     FigureCanvasAgg(figure)  # what measures text; pyplot, and the user's own backend, are left alone
     figure.text(0.28 / width, 1 - 0.34 / height, title, fontsize=13, weight="bold", parse_math=False)
     figure.text(0.28 / width, 1 - 0.58 / height, clean(subtitle), fontsize=9, color=MUTED, parse_math=False)
+    return shows_itself(figure)
+
+
+def shows_itself(figure: Any) -> Any:
+    """The figure, which a notebook shows as the last line of a cell, though pyplot knows nothing of it."""
+
+    def png() -> bytes:
+        with style():
+            return picture(figure)
+
+    figure._repr_png_ = png
     return figure
 
 

@@ -53,12 +53,16 @@ class Selection(NamedTuple):
     held: dict[str, str]
 
 
+def number_axes(sweep: Sweep) -> list[str]:
+    """The axes of numbers that have several."""
+    return [name for name, values in sweep.axes.items() if len(values) > 1 and sweep.kinds[name] in ("int", "float")]
+
+
 def write_curves(sweep: Sweep, folder: str | Path) -> list[Path]:
     """One picture for every axis of numbers that has several, and the front if anything varies but the workload."""
     target = files.folder(folder)
-    along = [name for name, values in sweep.axes.items() if len(values) > 1 and sweep.kinds[name] in ("int", "float")]
     with style():
-        made = [files.write(target / f"{name}.png", picture(curves(sweep, name))) for name in along]
+        made = [files.write(target / f"{name}.png", picture(curves(sweep, name))) for name in number_axes(sweep)]
         if any(len(values) > 1 for name, values in sweep.axes.items() if name not in WORKLOAD_AXES):
             made.append(files.write(target / "front.png", picture(front(sweep))))
     return made
@@ -144,22 +148,23 @@ def _about(sweep: Sweep, shown: Selection) -> str:
 # ------------------------------------------------------------------ along an axis
 
 
-def curves(sweep: Sweep, along: str) -> Any:
-    """Two waits, throughput and memory along one axis."""
+def curves(sweep: Sweep, along: str, metric: str = "") -> Any:
+    """Two waits, throughput and memory along one axis, or one metric alone."""
     shown = selected_lines(sweep, along)
     x = np.array(sweep.axes[along], float)
     order = np.argsort(x)
-    cubes = {name: sweep.cube(name) for name in PANELS if name != "memory"}
-    cubes["memory"] = sweep.cube("total_bytes") / sweep.cube("usable_bytes")
+    panels = {metric: PANELS.get(metric, metric.replace("_", " "))} if metric else PANELS
+    cubes = {name: _cube(sweep, name) for name in panels}
     usable = sweep.cube("feasible")
     keyed = any(line.name or not usable[line.at].all() for line in shown.lines)
     wide, high = 11.0, 7.0
     figure = page(wide, high, _finding(sweep, along, shown), _about(sweep, shown))
     right = _right(shown.lines, wide) if keyed else 0.985
-    across, up = (right - 0.075 - 0.075) / 2, 0.335
-    for number, (name, title) in enumerate(PANELS.items()):
+    across, up = ((right - 0.075 - 0.075) / 2, 0.335) if len(panels) > 1 else (right - 0.075, 0.76)
+    for number, (name, title) in enumerate(panels.items()):
         row, column = divmod(number, 2)
-        axes = figure.add_axes((0.07 + column * (across + 0.075), 0.5 - row * 0.425, across, up))
+        bottom = 0.5 - row * 0.425 if len(panels) > 1 else 0.075
+        axes = figure.add_axes((0.07 + column * (across + 0.075), bottom, across, up))
         axes.set_title(title, fontsize=10, loc="left", weight="bold")
         _across(axes, x, ticks=True)
         _upwards(axes, name, np.concatenate([cubes[name][line.at] for line in shown.lines]))
@@ -167,11 +172,19 @@ def curves(sweep: Sweep, along: str) -> Any:
             _curve(axes, x[order], cubes[name][line.at][order], usable[line.at][order], color)
         if name == "memory":
             _limit(axes)
-        if row:
+        if row or len(panels) == 1:
             axes.set_xlabel(UNITS.get(along, along.replace("_", " ")), fontsize=9.5)
     if keyed:
         _legend(figure, shown.lines, right + 0.012, usable)
     return figure
+
+
+def _cube(sweep: Sweep, name: str) -> np.ndarray:
+    """A column over the axes; of memory, the share of what the engine may use."""
+    if name != "memory":
+        return sweep.cube(name)
+    share: np.ndarray = sweep.cube("total_bytes") / sweep.cube("usable_bytes")
+    return share
 
 
 def _right(lines: list[SweepLine], wide: float) -> float:

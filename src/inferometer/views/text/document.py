@@ -1,20 +1,22 @@
-"""What a command prints for people, in parts: paragraphs, tables, commands; for a terminal, in ASCII or as Markdown.
+"""What people read of a result, in parts: paragraphs, tables, commands; for a terminal, in ASCII, Markdown or HTML.
 
 page = Page([Paragraph("llama-3.1-8b", style="bold"), table, ShellCommand("vllm serve …")])
 page.terminal(80)   # 80 columns wide; None: as wide as it is
 page.plain()        # ASCII, columns two spaces apart, for awk
 page.markdown()     # GitHub's tables
+page.html()         # for a notebook, light or dark
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from html import escape
 
 from .paragraph import Cell, Draw, Paragraph, Spans, folded, to_ascii
-from .text_table import Column, TextTable
+from .text_table import Column, StackedBar, TextTable
 
-__all__ = ["Cell", "Column", "Draw", "Page", "Paragraph", "Part", "ShellCommand", "Spans", "TextTable"]
+__all__ = ["Cell", "Column", "Draw", "Page", "Paragraph", "Part", "ShellCommand", "Spans", "StackedBar", "TextTable"]
 
 ANSI = {
     "bold": "1",
@@ -53,6 +55,10 @@ class ShellCommand:
     def markdown(self) -> str:
         """A block of code."""
         return f"```bash\n{shell_lines(self.line)}\n```\n"
+
+    def html(self) -> str:
+        """A block of code."""
+        return f'<pre style="margin:2px 0;white-space:pre-wrap">{escape(shell_lines(self.line))}</pre>\n'
 
 
 def comment_lines(comment: str, width: int | None) -> list[str]:
@@ -117,6 +123,12 @@ class Page:
         text = re.sub(r"(?<=\n)```\n\n```bash\n", "", text)
         return re.sub(r"(?m)^(- .*\n)\n(?=- )", r"\1", text).translate(_CONTROL)
 
+    def html(self) -> str:
+        """A piece of a page with its styles in it: nothing is loaded, nothing runs, and the page's own colours rule."""
+        inner = "".join(part.html() for part in self.parts).translate(_CONTROL)
+        inner = re.sub(r"</pre>\n<pre [^>]*>", "\n", inner)  # commands that follow each other are one block
+        return f'<div style="line-height:1.45;max-width:90em">\n{inner}</div>\n'
+
 
 def _written(line: Spans, color: bool) -> str:
     """A line of a terminal: no spaces at its end, no control characters but our own."""
@@ -125,7 +137,7 @@ def _written(line: Spans, color: bool) -> str:
     if line:
         line = [*line[:-1], line[-1]._replace(text=line[-1].text.rstrip())]
     pieces = []
-    for text, style, _ in line:
+    for text, style, *_ in line:
         clean = text.translate(_CONTROL).replace("\u00a0", " ")
         codes = ";".join(ANSI[word] for word in style.split() if word in ANSI) if color and clean.strip() else ""
         pieces.append(f"\x1b[{codes}m{clean}\x1b[0m" if codes else clean)

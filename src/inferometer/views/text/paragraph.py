@@ -8,7 +8,10 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable, Iterator
+from html import escape
 from typing import NamedTuple
+
+from ..plots.palette import LIGHT
 
 ASCII = {
     " · ": ", ",
@@ -32,6 +35,17 @@ ASCII = {
     "█": "#",
     "\u00a0": " ",
 }
+# The terminal's colours on a page. Mixed with the colour of the text around it, each can be read on light and on dark.
+COLORS = {
+    "red": LIGHT["vermillion"],
+    "green": LIGHT["green"],
+    "yellow": LIGHT["orange"],
+    "blue": LIGHT["blue"],
+    "magenta": LIGHT["purple"],
+    "cyan": LIGHT["sky"],
+}
+_CSS = {"bold": "font-weight:600", "dim": "opacity:.7", "italic": "font-style:italic"}
+_SHADES = re.compile("[█▓▒░▚▞]")  # marks of a legend: on a page, colours alone tell amounts apart
 # Spaces at which no line ends: between a figure and its unit, beside a sign, before a dot or an arrow, after -tp.
 _TIED = re.compile(
     r"(?<=\d) (?=(?:[kMGTP]?(?:B|FLOP)(?:/s)?|[mµn]?s|[kMBGT]|GPUs?|GPU-hours|columns|in|out|tokens?(?:/s)?"
@@ -45,6 +59,7 @@ class Cell(NamedTuple):
     text: str
     style: str = ""
     ascii: str | None = None
+    bar: float = 0.0  # a share of 1, drawn behind the text on a page
 
     @property
     def plain(self) -> str:
@@ -53,6 +68,20 @@ class Cell(NamedTuple):
 
 
 Spans = list[Cell]  # a line of a terminal
+
+
+def css(style: str) -> str:
+    """A style as CSS: ``css("bold dim")  # 'font-weight:600;opacity:.7'``"""
+    colors = [f"color:color-mix(in srgb,{COLORS[name]} 70%,currentColor)" for name in style.split() if name in COLORS]
+    return ";".join([*(_CSS[name] for name in style.split() if name in _CSS), *colors])
+
+
+def span(cell: Cell) -> str:
+    """A piece of text as HTML: ``span(Cell("<b>", "bold"))  # '<span style="font-weight:600">&lt;b&gt;</span>'``"""
+    style = css(cell.style)
+    return f'<span style="{style}">{escape(cell.text)}</span>' if style and cell.text else escape(cell.text)
+
+
 Draw = Callable[[int], Spans]  # a bar or a curve, as many columns wide as it is given
 
 
@@ -163,6 +192,22 @@ class Paragraph:
         if self.text.startswith("  "):
             return f"- {text}\n"
         return f"**{text}**\n" if self.pieces and "bold" in self.pieces[0].style else f"{text}\n"
+
+    def html(self) -> str:
+        """A block of a page, as far in as its first word is."""
+        text = self.text
+        if not text.strip():
+            return ""
+        indent = min(len(text) - len(text.lstrip()), 4)
+        inner = "".join(map(_swatch, self.pieces)).strip().replace("  ", "\u2003")
+        return f'<div style="margin:2px 0 2px {indent / 2:g}em">{inner}</div>\n'
+
+
+def _swatch(piece: Cell) -> str:
+    """A piece of a paragraph as HTML; a mark of a legend in its very colour."""
+    if not _SHADES.match(piece.text):
+        return span(piece)
+    return f'<span style="color:{COLORS.get(piece.style, "inherit")}">■</span>\u00a0'
 
 
 def escaped(text: str) -> str:

@@ -34,13 +34,14 @@ SHORT = {
 REASONS = 4  # lines about why points cannot be used
 
 
-def counted(digest: Digest | Tally, took: float) -> str:
+def counted(digest: Digest | Tally, took: float | None) -> str:
     """``1,584 points, 1,203 feasible (75.9%), in 0.41 s``"""
     share = f" ({percent(digest.feasible / digest.points)})" if digest.feasible < digest.points else ""
-    return f"{plural(digest.points, 'point')}, {digest.feasible:,} feasible{share}, in {seconds(took)}"
+    time = "" if took is None else f", in {seconds(took)}"
+    return f"{plural(digest.points, 'point')}, {digest.feasible:,} feasible{share}{time}"
 
 
-def summary(grid: Grid, digest: Digest, took: float) -> Page:
+def summary(grid: Grid, digest: Digest, took: float | None = None) -> Page:
     """The result of a sweep, short enough for a screen."""
     fixed = [
         str(values[0]) if name in ("model", "gpu") else f"{short(name)} {values[0]}"

@@ -14,7 +14,7 @@ from ...costs.kernels import ORIGINS
 from ...inference.expected_error import error_sentences
 from ...inference.explain import Explanation
 from ...inference.report import ExpectedError, Memory, OpRow, Phase, Report
-from .document import Cell, Column, Page, Paragraph, Part, Spans, TextTable
+from .document import Cell, Column, Page, Paragraph, Part, StackedBar, TextTable
 
 QUIET = ("host", "wait", "draft")  # rows without work of their own
 BOUND_WORD = {"communication": "link"}
@@ -216,22 +216,13 @@ def _memory(m: Memory) -> list[Part]:
 
 def memory_bar(pieces: list[tuple[str, float, str, str]], total: float, usable: float, capacity: float) -> list[Part]:
     """Amounts by name, mark and colour, as a bar against the capacity and as a line."""
-    scale = max(capacity, total)
-
-    def draw(width: int) -> Spans:
-        room, used, bar = width - 2, 0, [Cell("▕")]
-        for _, amount, mark, colour in pieces:
-            cells = min(max(1, round(amount / scale * room)) if amount else 0, room - used)
-            bar.append(Cell(mark * cells, colour))
-            used += cells
-        rest, limit = [" "] * (room - used), min(room - 1, round(usable / scale * room))
-        if used <= limit:
-            rest[limit - used] = "┊"
-        return [*bar, Cell("".join(rest) + "▏")]
-
     amounts = f"{size(total)} of {size(usable)} usable, {size(capacity)} in all"
     bar = TextTable([Column("", "<"), Column("", "<", elastic=62), Column("", "<", folds=True)], header=False)
-    bar.add_row("memory", draw, Cell(amounts, "red bold" if total > usable else "bold"))
+    bar.add_row(
+        "memory",
+        StackedBar(pieces, usable, max(capacity, total)),
+        Cell(amounts, "red bold" if total > usable else "bold"),
+    )
     texts: list[str | Cell] = ["        "]
     for name, amount, mark, colour in pieces:
         texts += [Cell(f"{mark}\u00a0", colour, ascii=""), f"{name} {size(amount)}".replace(" ", "\u00a0") + "  "]
@@ -273,7 +264,7 @@ def _operators(name: str, phase: Phase, report: Report, every: bool) -> TextTabl
             labels[id(op)],
             f"{op.count:,.0f}",
             seconds(op.seconds),
-            percent(op.share),
+            Cell(percent(op.share), bar=op.share),
             Cell(BOUND_WORD.get(op.bound, op.bound), BOUND_STYLE.get(op.bound, "")),
             _achieved(op, report),
             percent(op.efficiency) if op.bound not in QUIET else "",

@@ -12,12 +12,15 @@ Figures are never cut.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from html import escape
 from typing import NamedTuple
 
-from .paragraph import Cell, Draw, Paragraph, Spans, escaped, folded, name_pieces, to_ascii, width_of
+from .paragraph import COLORS, Cell, Draw, Paragraph, Spans, escaped, folded, name_pieces, span, to_ascii, width_of
 
 GAP = 2  # columns between two columns
 MIN_ELASTIC = 8  # columns below which a drawn bar says nothing
+_ALIGN = {"<": "left", ">": "right", "^": "center"}
+_RULE = "border-bottom:1px solid color-mix(in srgb,currentColor 30%,transparent)"
 MIN_FOLDED = (22, 12)  # columns that texts keep before columns are left out, and before rows become blocks
 
 
@@ -44,6 +47,40 @@ class Row(NamedTuple):
     cells: list[Cell | Draw]
     style: str = ""
     section: bool = False  # a rule below it
+
+
+class StackedBar:
+    """Amounts by name, mark and colour as a bar, with a limit: blocks in a terminal, colours on a page.
+
+    ``scale`` is what the whole bar stands for.
+    """
+
+    def __init__(self, pieces: list[tuple[str, float, str, str]], limit: float, scale: float) -> None:
+        self.pieces, self.limit, self.scale = pieces, limit, scale
+
+    def __call__(self, width: int) -> Spans:
+        room, used, bar = width - 2, 0, [Cell("▕")]
+        for _, amount, mark, colour in self.pieces:
+            cells = min(max(1, round(amount / self.scale * room)) if amount else 0, room - used)
+            bar.append(Cell(mark * cells, colour))
+            used += cells
+        rest, limit = [" "] * (room - used), min(room - 1, round(self.limit / self.scale * room))
+        if used <= limit:
+            rest[limit - used] = "┊"
+        return [*bar, Cell("".join(rest) + "▏")]
+
+    def html(self) -> str:
+        """The bar on a page; the limit is a line across it."""
+        parts = [
+            f'<span title="{escape(name)}" style="width:{amount / self.scale:.2%};background:{COLORS[colour]}"></span>'
+            for name, amount, _, colour in self.pieces
+        ]
+        limit = f"position:absolute;left:{self.limit / self.scale:.2%};top:-2px;bottom:-2px;border-left:2px dashed"
+        return (
+            '<div style="position:relative;display:flex;width:28em;max-width:40vw;height:1em;'
+            'background:color-mix(in srgb,currentColor 12%,transparent)">'
+            f'{"".join(parts)}<span style="{limit}"></span></div>'
+        )
 
 
 class TextTable:
@@ -134,6 +171,44 @@ class TextTable:
         lines += [[escaped(" ".join(cell.text.split())) for cell in row] for row in rows]
         title = f"**{escaped(self.title)}**\n\n" if self.title else ""
         return title + "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+    def html(self) -> str:
+        """A table of a page with all columns; one with a title can be folded away."""
+        head = "".join(_html_cell("th", Cell(c.title, "bold"), c, _RULE) for c in self.columns) if self.header else ""
+        rows = [[*zip(row.cells, self.columns, strict=True)] for row in self.rows]
+        lines = (
+            "".join(_html_cell("td", cell, column, _RULE if row.section else "", row.style) for cell, column in cells)
+            for cells, row in zip(rows, self.rows, strict=True)
+        )
+        body = "".join(f"<tr>{line}</tr>\n" for line in lines)
+        table = (
+            '<div style="overflow-x:auto"><table style="border-collapse:collapse;border:none;margin:4px 0;'
+            f'font-size:inherit;font-variant-numeric:tabular-nums"><thead><tr>{head}</tr></thead>'
+            f"<tbody>\n{body}</tbody></table></div>\n"
+        )
+        if not self.title:
+            return table
+        name = f'<summary style="font-weight:600;cursor:pointer">{escape(self.title)}</summary>'
+        return f'<details open style="margin:6px 0">{name}\n{table}</details>\n'
+
+
+def _html_cell(tag: str, cell: Cell | Draw, column: Column, rule: str, style: str = "") -> str:
+    """A cell of a page's table: its text, its bar, or what is drawn in it."""
+    wrap = "min-width:9em" if column.folds and tag == "td" else "white-space:nowrap"
+    look = [f"text-align:{_ALIGN[column.align]}", "padding:1px 8px", wrap, rule]
+    if isinstance(cell, Cell):
+        text = cell.text.strip(" ") if column.align != "<" else cell.text
+        inner = span(Cell(text, cell.style or style or column.style)).replace("\n", "<br>")
+        if text.startswith("  "):
+            look.append("padding-left:2em")
+        if cell.bar:
+            fill = f"color-mix(in srgb,{COLORS['blue']} 35%,transparent) {cell.bar:.1%}"
+            look += ["min-width:7em", f"background:linear-gradient(90deg,{fill},transparent {cell.bar:.1%})"]
+    elif isinstance(cell, StackedBar):
+        inner = cell.html()
+    else:
+        inner = f'<span style="font-family:monospace;white-space:pre">{"".join(map(span, cell(column.elastic)))}</span>'
+    return f'<{tag} style="{";".join(filter(None, look))}">{inner}</{tag}>'
 
 
 class TableFit(NamedTuple):

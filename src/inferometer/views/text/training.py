@@ -117,7 +117,7 @@ def _operators(name: str, phase: TrainPhase, every: bool) -> TextTable:
             labels[id(op)],
             f"{op.count:,.0f}",
             seconds(op.seconds),
-            percent(op.share),
+            Cell(percent(op.share), bar=op.share),
             op.bound,
             *amounts,
             percent(op.efficiency),

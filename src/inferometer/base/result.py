@@ -1,0 +1,88 @@
+"""A result that shows itself: in a notebook, in a terminal, as a table of pandas, as a picture.
+
+report = inferometer.analyze("llama-3.1-8b", gpu="h200")
+report                              # the last line of a notebook's cell: a page with tables and bars
+report.to_pandas()                  # operators as rows
+report.plot("roofline")             # a figure of matplotlib
+
+What a result is and how it looks are floors apart: `views.results` draws, and no result imports it. The package's
+root, which knows every floor, hands it over (`show_with`); it is loaded when the first result is looked at.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # that of `typing`, which the package's root shall not load
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+    from typing import Any, Self
+
+_load_views: Callable[[], Any] | None = None
+
+
+def show_with(load_views: Callable[[], Any]) -> None:
+    """Say which module draws results: ``show_with(lambda: import_module("inferometer.views.results"))``"""
+    global _load_views
+    _load_views = load_views
+
+
+def views() -> Any:
+    """The module that draws results."""
+    assert _load_views is not None, "the package's root says which"
+    return _load_views()
+
+
+class Result:
+    """What every result can do; a struct that has it needs ``dict=True`` for what it remembers."""
+
+    __slots__ = ()
+
+    def to_text(self, width: int | None = None) -> str:
+        """What the command line prints, so many columns wide: ``print(report.to_text(100))``"""
+        text: str = views().page(self).terminal(width)
+        return text
+
+    def to_markdown(self) -> str:
+        """The same in Markdown, with GitHub's tables: ``Path("report.md").write_text(report.to_markdown())``"""
+        text: str = views().page(self).markdown()
+        return text
+
+    def to_html(self) -> str:
+        """The same as a piece of HTML with its styles in it, as a notebook shows it."""
+        text: str = views().page(self).html()
+        return text
+
+    def to_pandas(self, table: str = "") -> Any:
+        """A `pandas.DataFrame`; without a name, the first table there is: ``report.to_pandas("metrics")``"""
+        return views().frame(self, table)
+
+    def plot(self, kind: str = "", path: str | Path | None = None) -> Any:
+        """A matplotlib figure, which a notebook shows; with ``path``, also written: ``report.plot(path="roof.svg")``"""
+        return views().figure(self, kind, path)
+
+    def remember(self, **objects: Any) -> Self:
+        """Keep what is needed to draw the result, beside its fields: not in its JSON, and lost when it is pickled."""
+        self.__dict__.update(objects)
+        return self
+
+    def remembered(self, name: str) -> Any:
+        """What was kept under a name, or None: ``report.remembered("request")``"""
+        return self.__dict__.get(name)
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
+
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+        from rich.text import Text
+
+        yield Text.from_ansi(views().page(self).terminal(options.max_width, color=True), no_wrap=True, end="")
+
+
+class ComparableResult(Result):
+    """A result that can be held against another of its kind."""
+
+    __slots__ = ()
+
+    def compare(self, other: Self) -> Any:
+        """What changes from this result to the other, metric by metric, and why: ``bf16.compare(fp8)``"""
+        return views().compare(self, other)
