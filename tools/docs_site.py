@@ -40,6 +40,8 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
     """A page as Python-Markdown and the site's own addresses want it."""
+    if page.is_homepage:
+        page.meta["hide"] = ["navigation"]  # its text is the navigation
     return "\n".join(_adapted(markdown.splitlines(), page.file.src_uri, files))
 
 

@@ -1,5 +1,5 @@
-"""Write docs/reference: keys of JSON, file formats, engines, devices, models, operators, schedulers; and the formulas
-between the markers of docs/concepts. Everything comes from the code and its data; a test compares.
+"""Write docs/reference: keys of JSON, file formats, engines, devices, models, operators, schedulers; the results of
+docs/python; and the formulas between the markers of docs/concepts. All of it comes from the code; a test compares.
 
 make schema            # writes them, and docs/flags.md
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from reference_pages import catalogue, engines, files, formulas, json_keys, operators, serving
+from reference_pages import catalogue, engines, files, formulas, json_keys, operators, results, serving
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES: dict[str, tuple[str, Callable[[], str]]] = {
@@ -39,6 +39,7 @@ def pages() -> dict[Path, str]:
     index = INDEX + "".join(f"- [{name.removesuffix('.md')}]({name}): {what}\n" for name, (what, _) in PAGES.items())
     texts = {DOCS / "reference" / "README.md": index}
     texts |= {DOCS / "reference" / name: write() for name, (_, write) in PAGES.items()}
+    texts[DOCS / "python" / "results.md"] = results.page()
     for path in sorted((DOCS / "concepts").glob("*.md")):
         page = path.read_text(encoding="utf-8")
         if formulas.MARKER.search(page):

@@ -19,7 +19,7 @@ from .struct_fields import fields
 HEAD = """# Schedulers, routers and autoscalers
 
 What `inferometer simulate` and `search` can be told to run. Each is one registered function;
-[CONTRIBUTING](../../CONTRIBUTING.md#add-a-router-or-a-scheduler) shows how to add one.
+[CONTRIBUTING](../../CONTRIBUTING.md#add-a-scheduler-or-a-router) shows how to add one.
 
 """
 

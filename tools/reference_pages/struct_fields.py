@@ -141,7 +141,7 @@ def kind_name(kind: Any, link: Any = None) -> str:
         inner = dict.fromkeys(kind_name(one, link) for one in args if one is not Ellipsis)
         return f"list of {' and '.join(inner)}"
     if isinstance(kind, type):
-        return link(kind) if link and issubclass(kind, msgspec.Struct) else kind.__name__
+        return link(kind) if link and issubclass(kind, msgspec.Struct) else kind.__name__.replace("ndarray", "array")
     return str(kind)
 
 
