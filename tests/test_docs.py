@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
 import re
 import shlex
 import sys
@@ -25,6 +26,7 @@ from inferometer.specs import catalog
 
 Run = Callable[..., Ran]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+WRITE = bool(os.environ.get("INFEROMETER_WRITE_DOCS"))  # paste what the commands print now instead of comparing
 
 
 class Example(NamedTuple):
@@ -36,13 +38,17 @@ class Example(NamedTuple):
     text: str
 
 
+def title(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
 def examples(*languages: str) -> Iterator[Example]:
     """Every fenced block in one of the languages."""
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         for block in re.finditer(r"^```(\w+)\n(.*?)^```$", text, re.M | re.S):
             if block[1] in languages:
-                yield Example(page.name, text[: block.start()].count("\n") + 1, block[1], block[2])
+                yield Example(title(page), text[: block.start()].count("\n") + 1, block[1], block[2])
 
 
 def name(example: object) -> str:
@@ -59,8 +65,8 @@ class Command(NamedTuple):
 
 
 def commands(example: Example) -> Iterator[Command]:
-    for piece in re.split(r"^\$ ", example.text.replace("\\\n", " "), flags=re.M)[1:]:
-        first, *rest = piece.splitlines()
+    for piece in re.split(r"^\$ (?!per )", example.text, flags=re.M)[1:]:  # "$ per million output tokens" is output
+        first, *rest = re.sub(r"\A(?:.*\\\n)+", lambda lines: lines[0].replace("\\\n", " "), piece).splitlines()
         line, _, note = first.partition(" # ")
         code = re.match(r"exit (\d)(?:: (.*))?$", note)
         if line.startswith("inferometer "):
@@ -94,7 +100,7 @@ def test_every_flag_is_documented(command: str) -> None:
     assert f"inferometer {command}" in text
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=title)
 def test_links_lead_somewhere(page: Path) -> None:
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
     links = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'src="([^"]+)"', text)
@@ -109,7 +115,7 @@ def test_links_lead_somewhere(page: Path) -> None:
                 assert heading in slugs, f"{page.name} links to {link}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=title)
 def test_files_that_pages_name_exist(page: Path) -> None:
     to_be_added = ("rtx-3080.toml", "gpt_neo.py", "epyc-vm.toml", "NAME.toml")  # the examples of CONTRIBUTING
     named = re.findall(
@@ -119,11 +125,10 @@ def test_files_that_pages_name_exist(page: Path) -> None:
 
 
 def test_every_page_is_in_the_index() -> None:
-    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
-    missing = [
-        page.name for page in (ROOT / "docs").glob("*.md") if page.name != "README.md" and page.name not in index
-    ]
-    assert not missing
+    for page in (ROOT / "docs").rglob("*.md"):
+        index = page.parent / "README.md"
+        if page != index and index.exists():
+            assert f"]({page.name})" in index.read_text(encoding="utf-8"), f"{title(index)} does not list {page.name}"
 
 
 def test_pictures_are_small() -> None:
@@ -134,36 +139,70 @@ def test_pictures_are_small() -> None:
 # ------------------------------------------------------------------ examples
 
 
+SUM = re.compile(r"^  ([\w.]+) [=≈] (.+) ([=≈]) ([\d.,e]+)$")
+FIGURE = re.compile(r"\d[\d,]*(?:\.\d+)?")
+
+
+def bare(line: str) -> tuple[str, list[float]]:
+    """Its words, and its figures without bars and without how long this machine took."""
+    line = re.sub(r"\bin [\d.,]+ (?:µs|ms|s)\b", "in a moment", re.sub(r"[─█▓▒░▁▂▃▄▅▆▇▏▕┊ ]+", " ", line)).strip()
+    return FIGURE.sub("#", line), [float(figure.replace(",", "")) for figure in FIGURE.findall(line)]
+
+
+def lost_lines(shown: list[str], printed: list[str]) -> list[str]:
+    """The lines that were not printed, in this order, with figures within 2%; where no line is `…`, all are shown."""
+    rest, lost = iter(printed), []
+    for line in shown:
+        words, figures = bare(line)
+        if words not in ("", "…") and not any(
+            words == said and values == pytest.approx(figures, rel=0.02) for said, values in map(bare, rest)
+        ):
+            lost.append(line)
+    if not lost and "…" not in shown:
+        lost = [f"not shown: {line}" for line in rest if bare(line)[0]]
+    return lost
+
+
+def pasted(shown: list[str], printed: list[str]) -> list[str]:
+    """The shown lines as they are printed now: all of them, or those that have the same words where a part is shown."""
+    if "…" not in shown:
+        return [line.rstrip() for line in printed]
+    rest = iter(printed)
+
+    def now(line: str) -> str:
+        words, _ = bare(line)
+        return line if words in ("", "…") else next((said.rstrip() for said in rest if bare(said)[0] == words), line)
+
+    return [now(line) for line in shown]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("example", list(examples("console")), ids=name)
-def test_commands_run(example: Example, run: Run, folder: Path) -> None:
-    for args, code, expected, _ in commands(example):
+def test_commands_run(example: Example, run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each exits as the page says. What it shows below is what is printed; INFEROMETER_WRITE_DOCS=1 pastes it."""
+    monkeypatch.setenv("COLUMNS", "110")  # what GitHub shows without a scroll bar
+    for args, code, expected, below in commands(example):
         if "--plot" in args:  # pictures take seconds and have tests of their own
             at = args.index("--plot")
             del args[at : at + 2]
         ran = run(*args)
         assert ran.code == code, f"{shlex.join(args)}: {ran.err or ran.out}"
         assert expected in " ".join((ran.out + ran.err).split()), f"{shlex.join(args)} does not say {expected!r}"
+        if any(re.match(r"  [\w.]+ [=≈] ", line) for line in below) or not any(line.strip() for line in below):
+            continue
+        printed = (ran.out + ran.err).splitlines()
+        if WRITE:
+            page = ROOT / example.page
+            before, after = "\n".join(below), "\n".join(pasted(below, printed))
+            page.write_text(page.read_text(encoding="utf-8").replace(before, after), encoding="utf-8")
+        else:
+            assert not lost_lines(below, printed), f"{shlex.join(args)}: run again with INFEROMETER_WRITE_DOCS=1"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("example", [e for e in examples("python") if "import inferometer" in e.text], ids=name)
 def test_python_runs(example: Example, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile(example.text, f"{example.page}:{example.line}", "exec"), {})
-
-
-def test_the_readme_shows_what_the_command_prints(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Word by word; figures may move with the engine's data, and the operators are a selection."""
-    example = next(e for e in examples("console") if e.page == "README.md" and "time to first token" in e.text)
-    ((args, _, _, shown),) = commands(example)
-
-    def bare(line: str) -> str:
-        return re.sub(r"[\d.,]+|[█▓▒░ ]+", " ", line).strip()
-
-    monkeypatch.setenv("COLUMNS", "110")  # what GitHub shows without a scroll bar
-    printed = {bare(line) for line in run(*args).out.splitlines()}
-    lost = [line for line in shown if line.strip() not in ("", "…") and bare(line) not in printed]
-    assert not lost, f"run the command again and paste: {lost}"
 
 
 def test_counts_of_the_readme() -> None:
@@ -206,9 +245,6 @@ def by_hand(formula: str) -> float:
     return float(eval(compile(tree, "sum", "eval"), {"__builtins__": {}}))
 
 
-SUM = re.compile(r"^  ([\w.]+) [=≈] (.+) ([=≈]) ([\d.,e]+)$")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "example", [e for e in examples("console") if any(map(SUM.match, e.text.splitlines()))], ids=name
@@ -232,7 +268,7 @@ def test_sums_by_hand_are_what_the_command_says(example: Example, run: Run, fold
 
 
 def test_the_sums_are_found() -> None:
-    lines = [line for e in examples("console") if e.page == "parallelism.md" for line in e.text.splitlines()]
+    lines = [line for e in examples("console") if e.page == "docs/parallelism.md" for line in e.text.splitlines()]
     assert sum(bool(SUM.match(line)) for line in lines) >= 20, (
         "the pages lost their sums, or the pattern no longer fits"
     )
