@@ -139,7 +139,7 @@ def test_pictures_are_small() -> None:
 # ------------------------------------------------------------------ examples
 
 
-SUM = re.compile(r"^  ([\w.]+) [=≈] (.+) ([=≈]) ([\d.,e]+)$")
+SUM = re.compile(r"^  (\w+\.[\w.]+) [=≈] (.+) ([=≈]) ([\d.,e]+)$")
 FIGURE = re.compile(r"\d[\d,]*(?:\.\d+)?")
 
 
@@ -188,7 +188,7 @@ def test_commands_run(example: Example, run: Run, folder: Path, monkeypatch: pyt
         ran = run(*args)
         assert ran.code == code, f"{shlex.join(args)}: {ran.err or ran.out}"
         assert expected in " ".join((ran.out + ran.err).split()), f"{shlex.join(args)} does not say {expected!r}"
-        if any(re.match(r"  [\w.]+ [=≈] ", line) for line in below) or not any(line.strip() for line in below):
+        if any(re.match(r"  \w+\.[\w.]+ [=≈] ", line) for line in below) or not any(line.strip() for line in below):
             continue
         printed = (ran.out + ran.err).splitlines()
         if WRITE:
@@ -206,7 +206,7 @@ def test_python_runs(example: Example, folder: Path, capsys: pytest.CaptureFixtu
 
 
 def test_counts_of_the_readme() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = "".join((ROOT / page).read_text(encoding="utf-8") for page in ("README.md", "docs/README.md"))
     compared = (ROOT / "docs" / "compared.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| [\w-]+ \| (\d+) cases: ([\d,]+) quantities the same", compared, re.M)
     same, cases = sum(int(b.replace(",", "")) for _, b in rows), sum(int(a) for a, _ in rows)
@@ -219,6 +219,16 @@ def test_counts_of_the_readme() -> None:
     for noun, names in have.items():
         stated = re.search(rf"over (\d+) {noun}", text)
         assert stated and int(stated[1]) <= len(names) < int(stated[1]) + 50, noun
+
+
+def test_errors_of_the_readme_are_those_of_accuracy() -> None:
+    """Each error and each number of runs of its table stands in the summary, which is made from measurements."""
+    readme, summary = ((ROOT / page).read_text(encoding="utf-8") for page in ("README.md", "docs/accuracy.md"))
+    rows = readme.partition("## What to trust")[2].partition("\n\nEach prediction")[0].splitlines()[4:]
+    assert len(rows) == 5
+    stated = [error for row in rows for error in re.findall(r"[\d.]+%", row)]
+    assert len(stated) > 10 and not [error for error in stated if error not in summary]
+    assert "1,391 public runs" in readme and "| 1391 |" in summary
 
 
 # ------------------------------------------------------------------ sums

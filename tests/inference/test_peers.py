@@ -114,8 +114,9 @@ def test_differences_are_as_the_page_says(tool: str) -> None:
 
 @pytest.mark.slow
 def test_every_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    """The commands and calls of docs/compared.md and docs/from-other-tools.md."""
-    blocks = "\n".join((page(), (PAGE.parent / "from-other-tools.md").read_text(encoding="utf-8"))).split("```")[1::2]
+    """The commands and calls of docs/compared.md and docs/coming-from."""
+    pages = [page(), *(path.read_text(encoding="utf-8") for path in sorted((PAGE.parent / "coming-from").glob("*.md")))]
+    blocks = "\n".join(pages).split("```")[1::2]
     commands = "\n".join(b for b in blocks if b.startswith("bash\n")).replace("\\\n", " ").splitlines()
     ran = [line.split()[1:] for line in commands if line.startswith("inferometer ")]
     assert len(ran) >= 10
@@ -128,4 +129,4 @@ def test_every_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     calls = [b.removeprefix("python\n") for b in blocks if b.startswith("python\n")]
     assert calls
     for call in calls:
-        exec(compile(call, "from-other-tools.md", "exec"), {})
+        exec(compile(call, "coming-from", "exec"), {})
