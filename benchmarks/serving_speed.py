@@ -7,21 +7,19 @@ python benchmarks/serving_speed.py --all        # also a million requests, and t
 from __future__ import annotations
 
 import argparse
-import os
 import resource
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
+from measurements import elsewhere
 
 from inferometer.serving.simulate import simulate
 from inferometer.serving.synthetic import synthetic
 from inferometer.serving.trace import Trace, read_trace
 
-SHARED = Path(os.environ.get("INFEROMETER_SHARED", Path(__file__).parents[2] / "shared"))
 CHAT = {"input_len": "lognormal:mean=512,std=600,max=8000", "output_len": "lognormal:mean=250,std=250,max=2000"}
 
 
@@ -34,7 +32,10 @@ def chat(count: int, rate: float = 20) -> Trace:
 
 
 def public(name: str) -> Trace:
-    return read_trace(SHARED / "reference" / "traces" / name)
+    path = elsewhere(f"reference/traces/{name}")
+    if path is None:
+        sys.exit(f"{name} is optional: INFEROMETER_SHARED names a folder with reference/traces")
+    return read_trace(path)
 
 
 CASES: dict[str, tuple[Callable[[], Trace], str, dict[str, object]]] = {

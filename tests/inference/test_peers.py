@@ -16,8 +16,6 @@ from inferometer.cli import main
 
 PAGE = peers.ROOT / "docs" / "compared.md"
 NAMES = {"llm_viewer": "LLM-Viewer", "llm_profiler": "llm_profiler", "llm_analysis": "llm-analysis", "genz": "GenZ"}
-here = all(peers.path(name).is_file() for name in NAMES)
-needs_cases = pytest.mark.skipif(not here, reason=f"no reference cases in {peers.SHARED} (set INFEROMETER_SHARED)")
 LINEARS = (*QKV, "o_proj", *UP, "down_proj")
 
 
@@ -26,25 +24,23 @@ def page() -> str:
 
 
 @pytest.mark.slow
-@needs_cases
 @pytest.mark.parametrize("tool", NAMES)
 def test_every_quantity_of_every_case(tool: str) -> None:
     """FLOPs, bytes, roofline times, parameters, weights and cache, as the tool says or as its own doing explains."""
     check = importlib.import_module(f"helpers.peers.{tool}").check
     ledger = Ledger(tool)
     for case in peers.cases(tool):
-        ledger.case = case["id"]
+        ledger.case = case.id
         check(ledger, case)
     assert not ledger.wrong(tolerance=1e-12)
     assert f"| {NAMES[tool]} | {ledger.summary()} |" in page()
 
 
-@needs_cases
 def test_collectives() -> None:
     """GenZ's table: a rank sends the bytes that ours sends."""
     ledger = Ledger("collectives")
     genz.check_collectives(ledger)
-    assert len(ledger.lines) == 2 * len(peers.data("genz")["collectives"]) == 150
+    assert len(ledger.lines) == 2 * len(peers.table("genz_collectives")) == 150
     assert not ledger.wrong(tolerance=1e-12)
 
 
@@ -68,11 +64,10 @@ def test_the_sample_that_users_know() -> None:
     assert total(report.phases["prefill"], "attention")["load_kv_cache"] == 25_165_824
 
 
-@needs_cases
 def test_the_sample_explained() -> None:
     """Its decode OPs of 1,031,776,256, term by term out of ours at the same context."""
     case = peers.case("llm_viewer", "lv044")
-    theirs = case["outputs"]["total_results"]["decode"]["OPs"]
+    theirs = case.figures["decode_flops"]
     report = llm_viewer.reports(case)[1]
     assert report is not None
     decode = report.phases["decode"]
@@ -84,14 +79,11 @@ def test_the_sample_explained() -> None:
     assert theirs == linears + attention + 24 * 2048 * 5 * 14 + 24 * 18 * 896 + head / 2 == 1_031_776_256
 
 
-@needs_cases
 @pytest.mark.parametrize("start", ["lv035", "lv036", "lv054", "lv055", "lv056", "lv057", "lv058"])
 def test_generations_take_about_as_long(start: str) -> None:
     """Prefill and N decode steps: ours is a little longer, with embedding, rotation, final norm and sampler."""
     case = peers.case("llm_viewer", start)
-    i, theirs = case["inputs"], case["outputs"]["inference_time"]
-    length = i.get("prompt_len") or i["promptlen"]
-    steps = i.get("gen_len") or i["seqlen_generated"]
+    length, steps, theirs = case.plan["input_len"], case.plan["output_len"], case.figures["e2e_seconds"]
     kwargs = llm_viewer.arguments(case)
     report = peers.run(
         llm_viewer.model(case), llm_viewer.device(case), input_len=length, output_len=steps + 1, **kwargs
@@ -101,7 +93,6 @@ def test_generations_take_about_as_long(start: str) -> None:
 
 
 @pytest.mark.slow
-@needs_cases
 @pytest.mark.parametrize("tool", NAMES)
 def test_differences_are_as_the_page_says(tool: str) -> None:
     """Each row of the tool's section: the case, both figures and their ratio; and no row that is not computed."""

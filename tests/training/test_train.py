@@ -469,21 +469,15 @@ def test_published_iterations_and_memory() -> None:
     assert section == bench.markdown(), "run benchmarks/training.py and paste"
 
 
-TRAIN_CASES = (
-    [c["id"] for c in peers.cases("llm_analysis") if c["kind"] == "train"]
-    if (peers.path("llm_analysis").is_file())
-    else []
-)
+TRAIN_CASES = [case.id for case in peers.cases("llm_analysis") if case.variant == "training"]
 
 
 @pytest.mark.parametrize("case_id", TRAIN_CASES)
 def test_llm_analysis(case_id: str) -> None:
     """Parameters, weights, gradients, optimizer, FLOPs and activations of its training cases, where it is right."""
-    case = next(c for c in peers.cases("llm_analysis") if c["id"] == case_id)
-    i, o, m = case["inputs"], case["outputs"], case["model_config"]
-    mode = {"NONE": "none", "ATTN_COMPUTE": "selective", "FULL": "full"}.get(o["activation_recomputation"])
-    tp, pp, micro = i.get("tp_size", 1), i.get("pp_size", 1), o["batch_size_per_gpu"]
-    zero = {"NONE": 0, "STAGE_1": 1, "STAGE_2": 2, "STAGE_3": 3}[o["ds_zero"]]
+    case = peers.case("llm_analysis", case_id)
+    i, o, m, mode = case.plan, case.figures, case.model, case.plan.get("recompute")
+    tp, pp, micro, zero = i["tensor_parallel_size"], i["pipeline_parallel_size"], i["micro_batch_size"], i["zero"]
     report = train(
         llm_analysis.model(case),
         gpu="a100-sxm-80gb",
@@ -491,33 +485,33 @@ def test_llm_analysis(case_id: str) -> None:
         attention="eager",
         zero=zero,
         seq_len=i["seq_len"],
-        data_parallel_size=o["dp_size"],
+        data_parallel_size=i["data_parallel_size"],
         tensor_parallel_size=tp,
         pipeline_parallel_size=pp,
         micro_batch_size=micro,
-        global_batch_size=o["global_batch_size"],
+        global_batch_size=i["global_batch_size"],
         recompute=mode or "none",
         sequence_parallel=tp > 1,
     )
-    assert report.model.params == o["num_params_total"]
-    layers, hidden = m["num_layers"], m["hidden_dim"]
-    passed = o["gradient_accumulation_steps"] * o["dp_size"]
+    assert report.model.params == o["params"]
+    layers, hidden = m["num_hidden_layers"], m["hidden_size"]
+    passed = i["gradient_accumulation_steps"] * i["data_parallel_size"]
     head = 2 * micro * i["seq_len"] * hidden * m["vocab_size"]  # its full recomputation runs the head again, too
     if mode:
         again = head if mode == "full" else 0
-        assert report.hardware_flops / passed + again == pytest.approx(o["num_flops_total_per_micro_batch"], rel=1e-12)
+        assert report.hardware_flops / passed + again == pytest.approx(o["micro_batch_flops"], rel=1e-12)
     if pp == 1:
         held = report.memory
-        assert held.optimizer_bytes == o["optimizer_state_memory_per_gpu"]
-        assert held.gradients_bytes == o["gradient_memory_per_gpu"]
+        assert held.optimizer_bytes == o["optimizer_bytes"]
+        assert held.gradients_bytes == o["gradients_bytes"]
         if zero < 3:
-            assert held.weights_bytes == o["weight_memory_per_gpu"]
+            assert held.weights_bytes == o["weights_bytes"]
     if mode == "full":
         ends = 2 * micro * i["seq_len"] * (hidden * 2 + m["vocab_size"] * 2)  # final norm, head's input, fp32 logits
-        theirs = o["activation_memory_layernorm_per_gpu"]
+        theirs = o["norm_activation_bytes"]
         assert report.memory.activation_bytes - ends == theirs == layers * 2 * micro * i["seq_len"] * hidden
     elif mode and tp == 1:  # 18 sbh of the MLP as ours; norms in fp32 there, in 16 bit here
-        mlp, norms = o["activation_memory_mlp_per_gpu"], o["activation_memory_layernorm_per_gpu"]
+        mlp, norms = o["mlp_activation_bytes"], o["norm_activation_bytes"]
         sbh = micro * i["seq_len"] * hidden
         assert mlp == layers * 18 * sbh and norms == layers * 8 * sbh
         flash = train(
@@ -528,7 +522,7 @@ def test_llm_analysis(case_id: str) -> None:
             micro_batch_size=micro,
         )
         ends = 2 * micro * i["seq_len"] * (hidden * 2 + m["vocab_size"] * 2)
-        statistics = layers * micro * i["seq_len"] * m["n_head"] * 8
+        statistics = layers * micro * i["seq_len"] * m["num_attention_heads"] * 8
         assert flash.memory.activation_bytes == layers * (18 + 4 + 10) * sbh + ends + statistics
 
 

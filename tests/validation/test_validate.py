@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Ran
+from conftest import ROOT, Ran
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -511,13 +511,13 @@ def test_a_calibration_needs_something_to_fit() -> None:
 @pytest.mark.parametrize(
     ("file", "model", "gpu"),
     [
-        ("rtx3090/llama2-7b_tp1_chat.csv", "llama-2-7b", "rtx3090"),
-        ("h200_vllm/llama-3.1-8b_chat_r4.csv", "llama-3.1-8b", "h200"),
-        ("h200_vllm/llama-3.1-8b_sum_r2.csv", "llama-3.1-8b", "h200"),
+        ("h200_first_llama-3.1-8b_code_r8.csv", "llama-3.1-8b", "h200"),
+        ("h200_first_llama-3.1-8b_chat_r4.csv", "llama-3.1-8b", "h200"),
+        ("h200_first_llama-3.1-8b_sum_r2.csv", "llama-3.1-8b", "h200"),
     ],
 )
-def test_real_servers(shared: Path, file: str, model: str, gpu: str) -> None:
-    validation = validate(model, gpu, measured=shared / "measured" / file, max_num_seqs=256)
+def test_real_servers(file: str, model: str, gpu: str) -> None:
+    validation = validate(model, gpu, measured=ROOT / "benchmarks" / "data" / file, max_num_seqs=256)
     for metric in ("tpot", "e2el"):
         assert (
             abs(validation.errors[metric].mean_error or 1) < 0.15 and (validation.errors[metric].pearson_r or 0) > 0.8

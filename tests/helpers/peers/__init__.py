@@ -1,16 +1,17 @@
 """Reference cases of the tools that users come from, and what checking them needs.
 
-The cases are inputs and outputs of those tools, run unmodified; they are not part of this repository. They are looked
-for in the folder that INFEROMETER_SHARED names (default: ``shared`` beside the repository).
+The cases are inputs and outputs of those tools, run unmodified, in our own words and units: benchmarks/data/peers. Its
+cases.json names each tool, its commit and its licence.
 """
 
 from __future__ import annotations
 
+import csv
 import functools
 import hashlib
 import json
-import os
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,32 +21,80 @@ from inferometer.inference.report import OpRow, Phase, Report
 from inferometer.specs.catalog import precision
 
 ROOT = Path(__file__).resolve().parents[3]
-SHARED = Path(os.environ.get("INFEROMETER_SHARED", ROOT.parent / "shared"))
-Case = dict[str, Any]
+DATA = ROOT / "benchmarks" / "data" / "peers"
 FIGURES = ("flops", "load_weight", "load_act", "store_act", "load_kv_cache", "store_kv_cache", "seconds")
 
 
-def path(tool: str) -> Path:
-    """Where the cases of a tool would be: ``path("genz")``"""
-    return SHARED / "reference" / f"{tool}_cases.json"
+class Operator(NamedTuple):
+    """What a tool says of an operator of one layer, in FLOPs, bytes and seconds."""
+
+    name: str
+    bound: str  # "memory" or "compute"
+    flops: float
+    load_weight: float
+    load_act: float
+    store_act: float
+    load_kv_cache: float
+    store_kv_cache: float
+    seconds: float
+
+
+class Case(NamedTuple):
+    """A case of a tool: inputs in our names, and what it computes. Its GPU is given in bytes, bytes/s and FLOP/s."""
+
+    id: str
+    variant: str
+    name: str  # of the model
+    model: dict[str, Any]
+    plan: dict[str, Any]
+    device: dict[str, float]
+    figures: dict[str, float]
+    operators: dict[str, list[Operator]]  # by phase
+
+
+def table(name: str) -> list[dict[str, str]]:
+    """The rows of a file: ``table("genz_collectives")[0]["ranks"]``"""
+    with (DATA / f"{name}.csv").open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
 
 
 @functools.cache
-def data(tool: str) -> dict[str, Any]:
-    """Everything that a tool's file holds."""
-    data: dict[str, Any] = json.loads(path(tool).read_text(encoding="utf-8"))
-    return data
+def figures(tool: str) -> dict[str, dict[str, float]]:
+    """What a tool computes of whole cases: ``figures("genz")["c00"]["tpot_seconds"]``"""
+    values: dict[str, dict[str, float]] = defaultdict(dict)
+    for row in table("figures"):
+        if row["tool"] == tool:
+            values[row["case"]][row["figure"]] = float(row["value"])
+    return values
 
 
+@functools.cache
 def cases(tool: str) -> list[Case]:
     """The cases of a tool."""
-    entries: list[Case] = data(tool)["cases"]
-    return entries
+    content = json.loads((DATA / "cases.json").read_text(encoding="utf-8"))
+    operators: dict[str, dict[str, list[Operator]]] = defaultdict(lambda: defaultdict(list))
+    for row in table("operators"):
+        if row["tool"] == tool:
+            values = (float(row[name] or 0) for name in Operator._fields[2:])
+            operators[row["case"]][row["phase"]].append(Operator(row["operator"], row["bound"], *values))
+    return [
+        Case(
+            one["id"],
+            one.get("variant", ""),
+            one["model"],
+            content["models"][one["model"]],
+            one["plan"],
+            one["device"],
+            figures(tool)[one["id"]],
+            dict(operators[one["id"]]),
+        )
+        for one in content["cases"][tool]
+    ]
 
 
-def case(tool: str, start: str) -> Case:
-    """The case whose id begins so: ``case("llm_viewer", "lv028")``"""
-    return next(c for c in cases(tool) if c["id"].startswith(start))
+def case(tool: str, name: str) -> Case:
+    """The case of this name: ``case("llm_viewer", "lv028")``"""
+    return next(c for c in cases(tool) if c.id == name)
 
 
 class Line(NamedTuple):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from inferometer.inference.report import Phase, Report
 from inferometer.specs.catalog import hardware
 
-from . import DOWN, OUT, QKV, UP, case, data, genz, llm_analysis, llm_profiler, llm_viewer, rows, run, total
+from . import DOWN, OUT, QKV, UP, case, figures, genz, llm_analysis, llm_profiler, llm_viewer, rows, run, total
 
 NORMS = ("input_layernorm", "post_attention_layernorm")
 
@@ -54,11 +54,9 @@ def _viewer() -> Iterator[Difference]:
 
     attention = ("fused_attention",), ("attention",)
     sample, sampled = case("llm_viewer", "lv028"), llm_viewer.reports(case("llm_viewer", "lv028"))
-    sums = sample["outputs"]["total_results"]
+    sums = sample.figures
     yield Difference("LM head, OPs", "lv028 decode", *pair("lv028", "decode", ("lm_head",), ("lm_head",), "flops"))
-    yield Difference(
-        "weights kept", "lv028", sums["decode"]["memory_consumption_weight"], sampled[0].memory.weights_bytes, "B"
-    )
+    yield Difference("weights kept", "lv028", sums["decode_weights_bytes"], sampled[0].memory.weights_bytes, "B")
     yield Difference(
         "LM head, logits written",
         "lv002 decode",
@@ -120,7 +118,7 @@ def _viewer() -> Iterator[Difference]:
     yield Difference(
         "temporary memory",
         "lv001 prefill",
-        case("llm_viewer", "lv001")["outputs"]["total_results"]["prefill"]["memory_consumption_tmp_act"],
+        case("llm_viewer", "lv001").figures["prefill_activation_bytes"],
         llm_viewer.reports(case("llm_viewer", "lv001"))[0].phases["prefill"].memory_consumption_tmp_act,
         "B",
     )
@@ -132,47 +130,43 @@ def _viewer() -> Iterator[Difference]:
     )
     wide = llm_viewer.reports(case("llm_viewer", "lv040"))[0].phases["prefill"]
     yield Difference("TP 8: sent by a GPU", "lv040 prefill", 0.0, _sent(wide, "all_reduce", "all_gather"), "B")
-    yield Difference(
-        "whole prefill", "lv028", sums["prefill"]["inference_time"], sampled[0].phases["prefill"].seconds, "s"
-    )
+    yield Difference("whole prefill", "lv028", sums["prefill_seconds"], sampled[0].phases["prefill"].seconds, "s")
 
 
 def _profiler() -> Iterator[Difference]:
     def ours(start: str, phase: str, *names: str, field: str = "seconds") -> float:
         return total(llm_profiler.report(case("llm_profiler", start)).phases[phase], *names)[field]
 
-    def theirs(start: str, part: str, word: str) -> float:
-        return float(llm_profiler.outputs(case("llm_profiler", start))[part][word])
+    def theirs(start: str, figure: str) -> float:
+        return case("llm_profiler", start).figures[figure]
 
     def report(start: str, **more: object) -> Report:
         return llm_profiler.report(case("llm_profiler", start), **more)
 
     mlp = (*UP, *DOWN)
-    yield Difference(
-        "decode, MLP", "lp000", theirs("lp000", "latency_decode", "decode_mlp"), ours("lp000", "decode", *mlp), "s"
-    )
+    yield Difference("decode, MLP", "lp000", theirs("lp000", "decode_mlp_seconds"), ours("lp000", "decode", *mlp), "s")
     tp, layers = 8, 80
     yield Difference(
         "decode, attention FLOPs of a layer",
         "lp000",
-        theirs("lp000", "decode_flops_per_layer", "attention_kernel"),
+        theirs("lp000", "decode_layer_attention_flops"),
         ours("lp000", "decode", "attention", field="flops") * tp / layers,
     )
     yield Difference(
         "decode, attention after a long prompt",
         "lp021",
-        theirs("lp021", "latency_decode", "decode_attn_kernel"),
+        theirs("lp021", "decode_attention_seconds"),
         ours("lp021", "decode", "attention"),
         "s",
     )
     yield Difference(
         "decode, attention in a long answer",
         "lp004",
-        theirs("lp004", "latency_decode", "decode_attn_kernel"),
+        theirs("lp004", "decode_attention_seconds"),
         ours("lp004", "decode", "attention"),
         "s",
     )
-    again = sum(theirs("lp004", "latency_decode", w) for w in ("decode_kv_cache_rw", "kv_cache_latency"))
+    again = theirs("lp004", "decode_kv_cache_seconds") + theirs("lp004", "prompt_kv_cache_seconds")
     yield Difference(
         "decode, cache apart from attention", "lp004", again, ours("lp004", "decode", "kv_cache_write"), "s"
     )
@@ -180,123 +174,123 @@ def _profiler() -> Iterator[Difference]:
     yield Difference(
         "prefill MLP at flops_efficiency 0.5",
         "lp018",
-        theirs("lp018", "latency_prefill", "prefill_mlp"),
+        theirs("lp018", "prefill_mlp_seconds"),
         total(report("lp018", efficiency=efficiency).phases["prefill"], *mlp)["seconds"],
         "s",
     )
     yield Difference(
         "cache at kv_cache_bytes 1",
         "lp019",
-        theirs("lp019", "memory_decode", "kv_cache_memory_per_gpu"),
+        theirs("lp019", "kv_cache_bytes"),
         report("lp019", kv_cache_dtype="int8").memory.kv_cache_bytes,
         "B",
     )
     yield Difference(
         "weights per GPU",
         "lp000",
-        theirs("lp000", "memory_prefill", "weight_memory_per_gpu"),
+        theirs("lp000", "weights_bytes"),
         report("lp000").memory.weights_bytes,
         "B",
     )
     yield Difference(
         "weights of a mixture",
         "lp011",
-        theirs("lp011", "memory_prefill", "weight_memory_per_gpu"),
+        theirs("lp011", "weights_bytes"),
         report("lp011").memory.weights_bytes,
         "B",
     )
     yield Difference(
         "decode, experts",
         "lp011",
-        theirs("lp011", "latency_decode", "decode_mlp"),
+        theirs("lp011", "decode_mlp_seconds"),
         ours("lp011", "decode", "experts"),
         "s",
     )
     yield Difference(
         "cache per GPU, 4 KV heads on 8 GPUs",
         "lp012",
-        theirs("lp012", "memory_decode", "kv_cache_memory_per_gpu"),
+        theirs("lp012", "kv_cache_bytes"),
         report("lp012").memory.kv_cache_bytes,
         "B",
     )
     yield Difference(
         "weights per GPU, TP 4 × PP 2",
         "lp020",
-        theirs("lp020", "memory_prefill", "weight_memory_per_gpu"),
+        theirs("lp020", "weights_bytes"),
         report("lp020", pipeline_parallel_size=2).memory.weights_bytes,
         "B",
     )
-    sent = theirs("lp000", "latency_prefill", "prefill_tp_comm") * 600e9 * 0.75
+    sent = theirs("lp000", "prefill_all_reduce_seconds") * 600e9 * 0.75
     yield Difference(
         "prefill, sent by a GPU", "lp000", sent, _sent(report("lp000").phases["prefill"], "all_reduce"), "B"
     )
     yield Difference(
         "H100 in 16 bit, FLOP/s",
         "lp002",
-        case("llm_profiler", "lp002")["gpu_config"]["peak_fp16_TFLOPS"] * 1e12,
+        case("llm_profiler", "lp002").device["flops_fp16"],
         hardware("h100-sxm").flops["fp16"],
     )
     yield Difference(
         "A100 NVLink, bytes/s one way",
         "lp000",
-        case("llm_profiler", "lp000")["gpu_config"]["intra_node_bandwidth_in_GB_per_sec"] * 1e9,
+        case("llm_profiler", "lp000").device["link_bandwidth"],
         hardware("a100-sxm-40gb").links["nvlink"].bandwidth,
     )
 
 
 def _analysis() -> Iterator[Difference]:
     y = case("llm_analysis", "la10")
-    o, x = y["outputs"], llm_analysis.report(y)
+    o, x = y.figures, llm_analysis.report(y)
     prefill, decode = x.phases["prefill"], x.phases["decode"]
     products = (*QKV, *OUT, *UP, *DOWN, "lm_head", "attention")
-    yield Difference("decode FLOPs", "la10", o["decode_num_flops_fwd_total"], total(decode, *products)["flops"])
+    yield Difference("decode FLOPs", "la10", o["decode_flops"], total(decode, *products)["flops"])
     yield Difference(
         "prefill, LM head",
         "la10",
-        o["prefill_latency_fwd_output_embedding_loss"],
+        o["prefill_head_seconds"],
         total(prefill, "lm_head")["seconds"],
         "s",
     )
     yield Difference(
         "decode, LM head",
         "la10",
-        o["decode_latency_fwd_output_embedding_loss"],
+        o["decode_head_seconds"],
         total(decode, "lm_head")["seconds"],
         "s",
     )
     yield Difference(
         "decode, reading the cache",
         "la10",
-        o["kv_cache_latency"],
+        o["decode_kv_cache_seconds"],
         total(decode, "attention")["load_kv_cache"] / 1555e9,
         "s",
     )
     yield Difference(
         "decode, embedding",
         "la10",
-        o["decode_latency_fwd_input_embedding"],
+        o["decode_embedding_seconds"],
         total(decode, "embed_tokens")["seconds"],
         "s",
     )
-    yield Difference("decode, MLP", "la10", o["decode_latency_fwd_mlp"], total(decode, *UP, *DOWN)["seconds"], "s")
+    yield Difference("decode, MLP", "la10", o["decode_mlp_seconds"], total(decode, *UP, *DOWN)["seconds"], "s")
     yield Difference(
         "largest prefill batch",
         "la10",
-        o["prefill_max_batch_size_per_gpu"],
+        o["prefill_max_batch_size"],
         llm_analysis.report(y, attention="flash").memory.max_batch_size_prefill,
     )
     real = run("llama-2-7b", llm_analysis.device(y))
     yield Difference(
         "parameters of Llama-2-7B",
         "la09",
-        case("llm_analysis", "la09")["outputs"]["num_params_total"],
+        case("llm_analysis", "la09").figures["params"],
         real.model.params,
     )
     four = case("llm_analysis", "la13")
     yield Difference(
         "weights at 4 bit",
         "la13",
-        four["outputs"]["weight_memory_per_gpu"],
+        four.figures["weights_bytes"],
         llm_analysis.report(four).memory.weights_bytes,
         "B",
     )
@@ -310,16 +304,16 @@ def _genz() -> Iterator[Difference]:
         return genz.theirs(case("genz", start), phase, *names)[field]
 
     plain, c01 = case("genz", "c00"), reports("c01")
-    i = plain["inputs"]
+    i = plain.plan
     real = run(
         genz.model(plain),
-        genz.device(plain, 1e9),
-        input_len=i["input_tokens"] + i["output_tokens"] - 1,
+        genz.device(plain, 1.0),
+        input_len=i["input_len"] + i["output_len"] - 1,
         output_len=2,
         **genz.arguments(plain),
     )
     yield Difference(
-        "decode step at 2,039 GB/s", "c00", plain["derived"]["TPOT_ms"] / 1e3, (real.metrics.tpot_ms or 0) / 1e3, "s"
+        "decode step at 2,039 GB/s", "c00", plain.figures["tpot_seconds"], (real.metrics.tpot_ms or 0) / 1e3, "s"
     )
     flash = run(
         genz.model(case("genz", "c01")),
@@ -347,11 +341,10 @@ def _genz() -> Iterator[Difference]:
         total(c01[0].phases["prefill"], "embed_tokens")["seconds"],
         "s",
     )
-    gather = next(op["dims"] for op in case("genz", "c16")["prefill"]["ops"] if op["name"] == "classifier_AG")
     yield Difference(
         "prefill, logits sent by a GPU",
         "c16",
-        math.prod(gather) * 2 * 3 / 4,
+        case("genz", "c16").figures["prefill_logits"] * 2 * 3 / 4,
         _sent(reports("c16")[0].phases["prefill"], "all_gather"),
         "B",
     )
@@ -362,11 +355,11 @@ def _genz() -> Iterator[Difference]:
         total(reports("c03")[1].phases["decode"], *QKV)["seconds"],
         "s",
     )
-    moe = [op for op in case("genz", "c40")["decode"]["ops"] if op["name"] in ("up+gate", "down") and op["MFLOP"]]
+    moe = [op for op in case("genz", "c40").operators["decode"] if op.name in ("up+gate", "down") and op.flops]
     yield Difference(
         "decode, experts' weights read",
         "c40",
-        32 * sum(op["in_w_MiB"] for op in moe) * genz.MI,
+        32 * sum(op.load_weight for op in moe),
         total(reports("c40")[1].phases["decode"], "experts")["load_weight"],
         "B",
     )
@@ -379,24 +372,24 @@ def _genz() -> Iterator[Difference]:
     yield Difference(
         "weights at 4 bit",
         "c05",
-        case("genz", "c05")["derived"]["weights_MiB_per_chip"] * genz.MI,
+        case("genz", "c05").figures["weights_bytes"],
         reports("c05")[0].memory.weights_bytes,
         "B",
     )
     stages = case("genz", "c18")
-    i = stages["inputs"]
+    i = stages.plan
     staged = run(
         genz.model(stages),
         genz.device(stages),
-        input_len=i["input_tokens"],
-        output_len=i["output_tokens"],
-        pipeline_parallel_size=i["pipeline_parallel"],
+        input_len=i["input_len"],
+        output_len=i["output_len"],
+        pipeline_parallel_size=i["pipeline_parallel_size"],
         **genz.arguments(stages),
     )
     yield Difference(
         "cache per GPU, TP 2 × PP 2",
         "c18",
-        stages["derived"]["kv_MiB_per_chip_genz"] * genz.MI,
+        stages.figures["kv_cache_bytes"],
         staged.memory.kv_cache_bytes,
         "B",
     )
@@ -408,10 +401,10 @@ def _genz() -> Iterator[Difference]:
             "llama2_70b", "A100_80GB_GPU", batch_size=8, input_len=2000, output_len=256, tensor_parallel_size=tp
         ).feasible
     )
-    yield Difference("fewest GPUs for Llama-2-70B", name, data("genz")["features"][name]["min_nodes"], least)
+    yield Difference("fewest GPUs for Llama-2-70B", name, figures("genz")[name]["num_gpus"], least)
     deep = case("genz", "c46")
-    chips = deep["inputs"]["tensor_parallel"] * deep["inputs"]["expert_parallel"]
-    kept = sum(op["in_w_MiB"] for op in deep["prefill"]["ops"] if op["name"] in ("up+gate", "down")) * genz.MI
+    chips = deep.plan["tensor_parallel_size"] * deep.plan["expert_parallel_size"]
+    kept = sum(op.load_weight for op in deep.operators["prefill"] if op.name in ("up+gate", "down"))
     experts = rows(run("deepseek-v3", "h200").phases["prefill"], "experts")
     yield Difference(
         "parameters of DeepSeek-V3's experts",
