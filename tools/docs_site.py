@@ -18,6 +18,7 @@ ROOT = Path(__file__).parent.parent
 OUTSIDE = ("CONTRIBUTING.md", "CHANGELOG.md")  # files of the root that are pages of the site
 FENCE = re.compile(r"^ *(```|~~~)")
 ITEM = re.compile(r"^ *([-*]|\d+\.) ")
+PRICE = re.compile(r"^\$ (?=per |an? |of |\d)")  # a line of output about dollars, which is no command behind a prompt
 LINK = re.compile(r"(!?\[(?:[^\[\]]|\[[^\]]*\])*\])\(([^)\s]+)\)")
 
 
@@ -97,7 +98,9 @@ def _adapted(lines: list[str], path: str, files: Files) -> Iterator[str]:
     for line in lines:
         if FENCE.match(line):
             fenced = not fenced
-        elif not fenced:
+        elif fenced:
+            line = PRICE.sub("$\u00a0", line)
+        else:
             if ITEM.match(line):
                 indent = len(line) - len(line.lstrip())
                 line = " " * indent + line if 0 < indent < 4 else line

@@ -87,7 +87,12 @@ def _sentence(text: str) -> str:
     if not text:
         return ""
     text = re.sub(r"^s\b", "seconds", re.sub(r"\bNone\b", "not set", text.replace("False", "false")))
-    return text[0].upper() + text[1:] + ("." if text[-1].isalnum() or text[-1] in ")]`\"'>" else "")
+    begins_with_name = re.match(r"\w*[_\d]", text)
+    return (
+        (text[0] if begins_with_name else text[0].upper())
+        + text[1:]
+        + ("." if text[-1].isalnum() or text[-1] in ")]`\"'>" else "")
+    )
 
 
 @functools.cache
