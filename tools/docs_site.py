@@ -19,6 +19,7 @@ OUTSIDE = ("CONTRIBUTING.md", "CHANGELOG.md")  # files of the root that are page
 FENCE = re.compile(r"^ *(```|~~~)")
 ITEM = re.compile(r"^ *([-*]|\d+\.) ")
 PRICE = re.compile(r"^\$ (?=per |an? |of |\d)")  # a line of output about dollars, which is no command behind a prompt
+FORMULA = re.compile(r"<td[^>]*><code>[^<]*·[^<]*</code>")
 LINK = re.compile(r"(!?\[(?:[^\[\]]|\[[^\]]*\])*\])\(([^)\s]+)\)")
 
 
@@ -44,6 +45,11 @@ def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
     if page.is_homepage:
         page.meta["hide"] = ["navigation"]  # its text is the navigation
     return "\n".join(_adapted(markdown.splitlines(), page.file.src_uri, files))
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Long formulas break after a product sign, not inside a name."""
+    return FORMULA.sub(lambda code: code[0].replace("·", "·<wbr>"), html)
 
 
 # ------------------------------------------------------------------ navigation
@@ -99,7 +105,7 @@ def _adapted(lines: list[str], path: str, files: Files) -> Iterator[str]:
         if FENCE.match(line):
             fenced = not fenced
         elif fenced:
-            line = PRICE.sub("$\u00a0", line)
+            line = PRICE.sub("\u200b$ ", line)
         else:
             if ITEM.match(line):
                 indent = len(line) - len(line.lstrip())

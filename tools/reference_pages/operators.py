@@ -38,6 +38,10 @@ MEANING = {
     "sent": "bytes sent to other ranks",
     "hops": "messages in a row",
 }
+SHORT = {
+    "touched": "experts that some token chose",
+    "rows": "tokens at their experts",
+}  # sizes that formulas are shown with
 ROLES = {"linear": "mlp"}  # operators whose precision depends on their role: the one to show
 FLAGS: dict[str, dict[str, Any]] = {"norm": {"residual": True}, "scan": {"flops_per_state": s.flops_per_state}}
 
@@ -60,10 +64,15 @@ def work_table(op: Op) -> str:
     rows = [(name, text(getattr(op.work, name))) for name in WORK_FIELDS]
     if op.cache is not None:
         rows += [("kept per token", text(op.cache.per_token)), ("kept per sequence", text(op.cache.per_sequence))]
+    short = {name: text(op.dims[name]) for name in SHORT if name in op.dims}
+    for name, formula in short.items():
+        rows = [(label, long.replace(formula, name)) for label, long in rows]
+    named = [[code(name), code(formula), SHORT[name]] for name, formula in short.items()]
     shown = [
-        [code(name) if name in MEANING else name, code(formula), MEANING.get(name, "bytes")] for name, formula in rows
+        [code(label) if label in MEANING else label, code(formula), MEANING.get(label, "bytes")]
+        for label, formula in rows
     ]
-    return table(["work", "formula", "what it is"], [row for row in shown if row[1] != "`0`"])
+    return table(["work", "formula", "what it is"], [*(row for row in shown if row[1] != "`0`"), *named])
 
 
 def example(kind: str) -> Op:
