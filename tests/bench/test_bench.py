@@ -386,7 +386,7 @@ def test_all_failed_is_exit_1(run: Command, server: Fake) -> None:
         (["--gpu", "h10"], "unknown model 'tiny'"),
         (["--requests-out", ""], "--requests-out needs the name of a file"),
         (["--trace", "none.csv"], "there is no such file"),
-        (["--trace", "none.csv", "--input-len", "5"], "--trace says all lengths itself"),
+        (["--trace", "none.csv", "--input-len", "5"], "--trace sets all lengths"),
         (["--max-concurrency", "0"], "--max-concurrency must be between 1"),
         (["--metric-percentiles", "50,101"], "--metric-percentiles takes numbers from 0 to 100"),
         (["--percentile-metrics", "ttf"], "unknown --percentile-metrics metric 'ttf'"),

@@ -43,7 +43,7 @@ def test_it_prints_the_winner_its_reasons_and_commands(run: Run) -> None:
     for words in (
         "llama-3.1-8b · 2 × h200 · vLLM",
         "▶",
-        "The limit that is nearest is",
+        "The tightest limit is",
         "wins",
         "trtllm-serve",
         "vllm serve meta-llama/",
@@ -164,7 +164,7 @@ def test_nothing_possible_ends_with_1_and_what_would_do(run: Run) -> None:
         "--output-len",
         "100",
     )
-    assert ran.code == 1 and "no plan meets it" in ran.out and "What would do" in ran.out
+    assert ran.code == 1 and "no plan meets the goal" in ran.out and "Changes that would work" in ran.out
     assert "--goodput tpot:" in ran.out and "--num-gpus" in ran.out
     quiet = run(
         "search", "llama-3.1-8b", "--gpu", "h200", "--num-gpus", "1", "-tp", "3", "--goodput", "tpot:5", "--json"

@@ -119,7 +119,7 @@ def test_infeasible_is_a_result(run: Run) -> None:
     assert ran.code == 1 and "infeasible: needs" in ran.err
     assert ran.json["feasible"] is False and ran.json["figures"]["memory_bandwidth"]["up"]["change"]["tpot_ms"] < -0.05
     ran = run("sensitivity", "llama-3.1-8b", "--target", "tpot:0.001")
-    assert ran.code == 1 and "no figure alone" in ran.out
+    assert ran.code == 1 and "no single figure" in ran.out
     ran = run("sensitivity", "llama-3.1-8b", "--size", "--target", "tpot:0.001")
     assert ran.code == 1 and "no platform of up to 128" in " ".join(ran.out.split())
 
@@ -144,9 +144,9 @@ def test_infeasible_is_a_result(run: Run) -> None:
         (["llama-3.1-8b", "--compare", ","], "--compare needs the names of models"),
         (["llama-3.1-8b", "--compare", "llama-3.1-8b"], "another model than llama-3.1-8b"),
         (["--compare", "llama-3.1-8b"], "another model than llama-3.1-8b"),
-        (["llama-3.1-8b", "--compare", "dit-xl-2"], "no time in common"),
+        (["llama-3.1-8b", "--compare", "dit-xl-2"], "no metric in common"),
         (["llama-3.1-8b", "--compare", "llama-2-7b", "--target", "tpot:5"], "cannot be combined with --compare"),
-        (["llama-3.1-8b", "--gpu", "h100-sxm,h200"], "only --size looks at several GPU types"),
+        (["llama-3.1-8b", "--gpu", "h100-sxm,h200"], "only --size takes several GPU types"),
         (["llama-3.1-8b", "--compare-usecases", "--batch-size", "3"], "cannot be combined with --batch-size"),
         (["dit-xl-2", "--compare-usecases"], "does not apply to a diffusion model"),
         (["llama-3.1-8b", "--gpu", "h10"], "unknown GPU 'h10'"),

@@ -61,7 +61,7 @@ def test_json_has_the_keys_of_the_benchmark(run: Command) -> None:
 def test_the_table(run: Command) -> None:
     ran = sim(run, "--request-rate", "20", "--goodput", "ttft:1", "--goodput", "tpot:50")
     assert ran.code == 0 and "TTFT" in ran.out and "30 requests done" in ran.out
-    assert "0.0% keep ttft ≤ 1 ms, tpot ≤ 50 ms" in ran.out and "running" in ran.out and "300 in, 20 out" in ran.out
+    assert "0.0% meet TTFT ≤ 1 ms, TPOT ≤ 50 ms" in ran.out and "running" in ran.out and "300 in, 20 out" in ran.out
 
 
 @pytest.mark.slow
@@ -141,7 +141,7 @@ def test_a_trace_whose_prompts_begin_alike_and_whose_users_think(run: Command, t
     shared.write_text("input_tokens,output_tokens,prefix_tokens\n320,10,16\n")
     for args, sentence in (
         (["--trace", str(shared), "--prefix-len", "16"], "says what"),
-        (["--trace", str(path), "--think-time", "2"], "is of users, whose number is --max-concurrency"),
+        (["--trace", str(path), "--think-time", "2"], "needs users: give --max-concurrency"),
     ):
         ran = run("simulate", MODEL, *args)
         assert ran.code == 2 and sentence in ran.err
@@ -222,7 +222,7 @@ def test_a_model_that_does_not_fit_is_exit_1(run: Command) -> None:
     ("args", "sentence"),
     [
         (["--trace", "none.csv"], "there is no such file"),
-        (["--trace", "x.csv", "--input-len", "5"], "--trace says all lengths itself and cannot be combined with"),
+        (["--trace", "x.csv", "--input-len", "5"], "--trace sets all lengths and cannot be combined with"),
         (["--trace", "x.csv", "--turns", "5"], "cannot be combined with --turns"),
         (["--request-rate", "0"], "--request-rate must be a positive number"),
         (["--scheduler", "lifo"], "unknown --scheduler 'lifo'"),
@@ -236,8 +236,8 @@ def test_a_model_that_does_not_fit_is_exit_1(run: Command) -> None:
         (["--json", "--csv"], "--json and --csv are two formats of one result"),
         (["--plot", ""], "--plot needs the name of a folder"),
         (["--chrome-trace", " "], "--chrome-trace needs the name of a file"),
-        (["--find-capacity"], "--find-capacity needs limits that must hold: --goodput ttft:500,tpot:50"),
-        (["--find-capacity", "--goodput", "ttft:5", "--request-rate", "5"], "looks for the rate itself"),
+        (["--find-capacity"], "--find-capacity needs latency limits: --goodput ttft:500,tpot:50"),
+        (["--find-capacity", "--goodput", "ttft:5", "--request-rate", "5"], "finds the rate: leave out"),
         (["--find-capacity", "--goodput", "ttft:5", "--plot", "x"], "runs many simulations, but --plot describes one"),
         (["--find-capacity", "--goodput", "ttft:5", "--backend", "slurm"], "unknown --backend 'slurm'"),
         (["--find-capacity", "--goodput", "ttft:5", "--max-concurrency", "4"], "finds a rate of arrivals"),
@@ -273,7 +273,7 @@ def test_capacity(run: Command) -> None:
     rows = list(csv.DictReader(io.StringIO(run("simulate", MODEL, *SMALL, *words[:-1], "--csv").out)))
     assert len(rows) == len(holds)
     shown = run("simulate", MODEL, *SMALL, *words[:-1])
-    assert "is the highest rate at which 90.0% of the requests keep" in " ".join(shown.out.split())
+    assert "the highest rate at which 90.0% of requests meet" in " ".join(shown.out.split())
     never = run("simulate", MODEL, *SMALL, "--find-capacity", "--goodput", "ttft:0.001", "--jobs", "1")
     assert never.code == 1 and "at no rate" in never.out
 

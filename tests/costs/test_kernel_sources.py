@@ -178,7 +178,7 @@ def test_flagged_rows_are_passed_over(tmp_path: Path) -> None:
         ("linear,bf16,m=1 n=8,1e-6,t", "line 2: linear needs a positive k"),
         ("moe,bf16,tokens=1 hidden=8 inner=8 experts=0 top_k=1,1e-6,t", "experts"),
         ("linear,bf16,m=1 n=8 k=8,soon,t", "line 2"),
-        ("linear,bf16,m=1 n=8 k=8,-1,t", "no kernel's time"),
+        ("linear,bf16,m=1 n=8 k=8,-1,t", "cannot be a kernel's time"),
         ("linear,bf61,m=1 n=8 k=8,1e-6,t", "bf16"),
     ],
 )

@@ -181,7 +181,7 @@ def test_better_hardware_is_never_slower(key: str, plan: dict[str, Any]) -> None
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        ({"model": "qwen2.5-7b", "tensor_parallel_size": 8}, "28 attention heads do not divide by tp 8"),
+        ({"model": "qwen2.5-7b", "tensor_parallel_size": 8}, "28 attention heads are not divisible by tp 8"),
         ({"model": "llama-3.1-8b", "pipeline_parallel_size": 33}, "pp 33 needs at least 33 layers"),
         (
             {"model": "llama-3.1-8b", "tensor_parallel_size": 4, "nodes": 1, "gpus_per_node": 2},

@@ -76,7 +76,7 @@ def test_a_layout_that_does_not_divide_is_infeasible(run: Run) -> None:
     ran = run("analyze", "llama-3.1-8b", "-tp", "3", "--json")
     assert ran.code == 1 and "32" in ran.json["reason"] and "3" in ran.json["reason"]
     assert ran.json["plan"]["tensor_parallel_size"] == 3
-    assert ran.json["infeasibility"]["problem"] == "32 attention heads do not divide by tp 3"
+    assert ran.json["infeasibility"]["problem"] == "32 attention heads are not divisible by tp 3"
     assert ran.json["infeasibility"]["remedies"] == [{"tensor_parallel_size": 2}, {"tensor_parallel_size": 4}]
 
 

@@ -23,14 +23,19 @@ def origins(report: inferometer.Report, name: str) -> set[str]:
 
 def test_kernels_of_other_devices_are_a_warning(report: Reports) -> None:
     def doubts(**kwargs: Any) -> list[str]:
-        return [w for w in report(MODEL, **kwargs).warnings if "stand in" in w or "assumed from one H200" in w]
+        return [
+            w
+            for w in report(MODEL, **kwargs).warnings
+            if "are scaled from" in w or "assumed from measurements of one H200" in w
+        ]
 
     assert doubts(gpu="h200") == doubts(gpu="h100-sxm") == doubts(gpu="rtx4090") == []  # of measured architectures
     (doubt,) = doubts(gpu="t4")
     assert (
-        doubt.startswith("no GPU like the T4 was measured: kernels of the L40S (GDDR6, ") and "A100-SXM-80GB" in doubt
+        doubt.startswith("no GPU like the T4 was measured: kernels are scaled from the L40S (GDDR6, ")
+        and "A100-SXM-80GB" in doubt
     )
-    assert doubts(gpu="mi300x") == ["kernel efficiencies are assumed from one H200"]
+    assert doubts(gpu="mi300x") == ["kernel efficiencies are assumed from measurements of one H200"]
     assert doubts(gpu="t4", engine="roofline") == doubts(gpu="t4", efficiency=0.5) == []
 
 

@@ -70,7 +70,7 @@ def test_the_layout_is_said_in_each_engines_flags() -> None:
     ):
         assert after(sglang, flag) == value
     assert "--enable-dp-attention" in sglang
-    assert not plans["trtllm"].processes and "no such layout" in plans["trtllm"].refusals[0]
+    assert not plans["trtllm"].processes and "does not support this layout" in plans["trtllm"].refusals[0]
     apart = launches_of(pool_of(dp=4, ep=True, **BF16))["trtllm"].processes[0]
     assert "enable_attention_dp: true\n" in apart.files["extra_both.yaml"] and after(apart.argv, "--ep_size") == "4"
 

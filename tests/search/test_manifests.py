@@ -27,7 +27,7 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 COMPOSE = """\
 # owner/model with vllm: docker compose -f compose.yaml up
-# From the environment, where you want others: MODEL, EXTRA_ARGS (of every server), IMAGE, HF_TOKEN, HF_CACHE, PORT.
+# Set in the environment to change them: MODEL, EXTRA_ARGS (for every server), IMAGE, HF_TOKEN, HF_CACHE, PORT.
 name: vllm
 services:
   server-0:

@@ -265,8 +265,8 @@ def test_every_plan_that_is_not_possible_has_its_reason() -> None:
     )
     rows = plan_rows(table, rejected)
     assert all(bool(row["reason"]) != row["possible"] for row in rows)
-    assert any("attention heads do not divide by tp 3" in row["reason"] for row in rows)
-    assert any("GB per GPU that it may use" in row["reason"] for row in rows)
+    assert any("attention heads are not divisible by tp 3" in row["reason"] for row in rows)
+    assert any("GB usable per GPU" in row["reason"] for row in rows)
     assert any("above the limit" in row["reason"] for row in rows)
     assert all(plan.reason for plan in result.rejected) and result.rejections
     assert sum(row["possible"] for row in rows) == result.counts["plans_possible"]
@@ -314,7 +314,7 @@ def test_a_trace_is_estimated_by_its_means_and_simulated_as_it_is() -> None:
     assert result.feasible and result.workload["request_rate"] == pytest.approx(20, rel=0.1)
     assert result.workload["input_len"] == pytest.approx(trace.input_tokens.mean())
     assert "--dataset-name timed_trace" in " ".join(result.commands["bench"])
-    with pytest.raises(BadValue, match="trace says all lengths itself"):
+    with pytest.raises(BadValue, match="trace sets all lengths"):
         search("llama-3.1-8b", trace=trace, input_len=5, goodput="ttft:500")
 
 
@@ -343,7 +343,7 @@ def test_the_longest_answer_is_no_backlog() -> None:
     assert result.winner is not None and result.winner.gpus == 1 and result.winner.label.startswith("1 × tp1")
     outcome = simulate("llama-3.1-8b", "h100-sxm", trace=trace)
     assert good_requests(latencies(outcome), limits).mean() > 0.99
-    assert not any("faster than they are answered" in plan.reason for plan in result.rejected)
+    assert not any("faster than they are served" in plan.reason for plan in result.rejected)
 
 
 @pytest.mark.slow
@@ -372,12 +372,12 @@ def test_speculation_is_part_of_the_plan() -> None:
 @pytest.mark.parametrize(
     ("kwargs", "sentence"),
     [
-        ({"goodput": None}, "something that must hold"),
+        ({"goodput": None}, "needs a goal"),
         ({"goodput": "e2el:100,ttft:500"}, "contradicts itself"),
         ({"num_gpus": 0}, "num_gpus"),
         ({"num_gpus": 9999}, "1,024"),
         ({"nodes": 1, "num_gpus": 16}, "1 nodes"),
-        ({"output_len": 1}, "at least 2 tokens"),
+        ({"output_len": 1}, "at least 2 output tokens"),
         ({"request_rate": -1}, "request_rate"),
         ({"goodput_share": 0}, "share"),
         ({"mode": "apart"}, "mode"),

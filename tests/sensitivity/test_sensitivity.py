@@ -267,7 +267,7 @@ def test_throughput_at_full_load_can_be_a_target_of_memory():
 
 def test_what_no_figure_reaches_is_infeasible():
     report = sensitivity("llama-3.1-8b", "h200", target="tpot:0.01")
-    assert not report.feasible and report.reason.startswith("no figure alone brings TPOT ≤ 0.01 ms")
+    assert not report.feasible and report.reason.startswith("no single figure reaches TPOT ≤ 0.01 ms")
     assert all(one.status == "never" for one in report.targets["tpot"].figures.values())
 
 
@@ -344,7 +344,7 @@ def test_the_best_of_several_gpu_types_is_taken():
     report = sensitivity("llama-3.1-70b", "a100-sxm-40gb,h200", size=True, batch_size=16)
     assert [one.gpu for one in report.size] == ["a100-sxm-40gb", "h200"]
     assert report.device["name"] == "h200" and report.plan["gpus"] == 2 == report.size[1].smallest.gpus
-    assert report.feasible and "2 × h200 (-tp 2) are the smallest platform" in report.summary
+    assert report.feasible and "The smallest platform is 2 × h200 (-tp 2)" in report.summary
 
 
 @pytest.mark.slow

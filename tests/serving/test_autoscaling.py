@@ -228,7 +228,7 @@ def test_autoscaling_needs_arrivals_a_target_and_one_pool() -> None:
         ({"trace": trace, "autoscale": "max=2"}, "needs target="),
         ({"trace": none, "autoscale": "target=2"}, "a trace with arrivals"),
         ({"trace": trace, "autoscale": "target=2", "router": "least_loaded"}, "round_robin"),
-        ({"trace": trace, "autoscale": "target=2", "prefill_replicas": 1, "decode_replicas": 1}, "one kind of replica"),
+        ({"trace": trace, "autoscale": "target=2", "prefill_replicas": 1, "decode_replicas": 1}, "one aggregated pool"),
     ):
         with pytest.raises(InferometerError, match=sentence):
             simulate(MODEL, GPU, **kwargs)  # type: ignore[arg-type]

@@ -242,7 +242,7 @@ def test_held_prompts_end_the_same_step_by_step() -> None:
 
 
 def test_balance_is_of_trtllm_and_takes_a_timeout() -> None:
-    with pytest.raises(BadValue, match="scheduler trtllm, not of vllm"):
+    with pytest.raises(BadValue, match="scheduler trtllm, not to vllm"):
         simulate(MODEL, GPU, trace=requests(1), attention_dp_timeout_iters=5)
     with pytest.raises(BadValue, match="give attention_dp_timeout_iters"):
         simulate(MODEL, GPU, trace=requests(1), engine="trtllm", attention_dp_batching_wait_iters=5)

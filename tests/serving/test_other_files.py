@@ -58,7 +58,7 @@ def test_vllm_detailed() -> None:
     assert arrivals(trace) == [0, 0.25, 0.5]
     assert close(trace.measured["TTFT"], 20, 60, 30) and close(trace.measured["E2E"], 40, 72, 30)
     assert close(trace.measured["TPOT"], 5, 6, math.nan), "(latency - TTFT) / (tokens - 1), as vLLM computes it"
-    assert trace.notes == ("1 of 4 requests failed or were not counted: they are left out",)
+    assert trace.notes == ("1 of 4 requests failed or were not counted; they are ignored",)
     run = trace.run
     assert run is not None and (run.request_rate, run.max_concurrency, run.closed_loop) == (4.0, None, False)
     assert run.metrics["mean_ttft_ms"] == 36.667, "what the file says"
@@ -81,7 +81,7 @@ def test_vllm_summary_has_the_mean_lengths() -> None:
     trace = read_runs(FILES / "vllm_appended.jsonl")[0]
     assert trace.input_tokens.sum() == 10_250 and set(trace.input_tokens.tolist()) == {512, 513}
     assert trace.output_tokens.tolist() == [32] * 20 and not trace.measured
-    assert trace.notes == ("the file has totals only: every request has the mean lengths",)
+    assert trace.notes == ("the file has totals only: every request gets the mean lengths",)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_genai_perf_profile_export(tmp_path: Path) -> None:
     assert trace.run is not None and trace.run.label == "genai-perf 2 at a time"
     path = tmp_path / "x.json"
     path.write_text((FILES / "genai_perf_profile_export.json").read_text().replace("prompt_tokens", "other"))
-    with pytest.raises(BadFile, match=r"has texts and no numbers of tokens .* the summary that genai-perf writes"):
+    with pytest.raises(BadFile, match=r"has texts but no token counts .* the summary that genai-perf writes"):
         read_trace(path)
 
 
@@ -168,7 +168,7 @@ def test_a_run_of_several_is_chosen(run: Run) -> None:
     with pytest.raises(BadValue, match="run must be between 1 and 2, not 3"):
         read_trace(path, run=3)
     ran = run("simulate", MODEL, "--gpu", GPU, "--trace", str(path), "--run", "2", "--json")
-    assert ran.json["num_prompts"] == 20 and "every request has the mean lengths" in ran.err
+    assert ran.json["num_prompts"] == 20 and "every request gets the mean lengths" in ran.err
     refused(run("simulate", MODEL, "--run", "2"), "--run is of the file that --trace names")
     refused(run("search", MODEL, "--columns", "input_tokens=a"), "--columns applies to a --trace file only")
 
@@ -269,7 +269,7 @@ def test_openai_logs() -> None:
     table, lines = read_trace(FILES / "openai_log.csv"), read_trace(FILES / "openai_log.jsonl")
     for trace in (table, lines, read_trace(FILES / "litellm_spend_logs.csv")):
         assert lengths(trace) == [(812, 64), (90, 12)]
-        assert trace.notes == ("1 of 3 requests failed or were not counted: they are left out",)
+        assert trace.notes == ("1 of 3 requests failed or were not counted; they are ignored",)
     assert arrivals(table) == [0, 1.5], "zones count: 10:00 in Berlin is 09:00 UTC"
     assert arrivals(lines) == [0, 2]
     spend = read_trace(FILES / "litellm_spend_logs.csv").measured
@@ -426,9 +426,9 @@ def test_parquet(tmp_path: Path) -> None:
     [
         (b"", "is empty"),
         (b"# nothing\n\n", "has only blank lines and comments"),
-        (b"5,6\n7,8\n", "has no names of columns: its first line is 5, 6"),
+        (b"5,6\n7,8\n", "has no column names: its first line is 5, 6"),
         (b"\x28\xb5\x2f\xfd\x00", "cannot be read: it is broken zstd"),
-        (b"x" * 200_000, "is no trace that is known: its columns are 'xxx"),
+        (b"x" * 200_000, "is not in a known trace format: its columns are 'xxx"),
         (b"x" * (2**24 + 1), "line 1: more than 16,777,216 characters, which no line of a table has"),
         (b"input_tokens,output_tokens\n5," + b"x" * 200_000, "line 2: output_tokens must be a whole number"),
         (b"input_tokens,output_tokens\n5,6\n#7,8,9\n", "line 3: 3 cells where the header has 2; a comment below"),
@@ -448,7 +448,7 @@ def test_parquet(tmp_path: Path) -> None:
             b'{"completed": 0, "total_input_tokens": 0, "total_output_tokens": 0}',
             "`completed` must be a number at least 1 and at most 100,000,000, not 0",
         ),
-        (b'{"benchmarks": []}', "has no requests that were answered"),
+        (b'{"benchmarks": []}', "has no completed requests"),
         (ONE[:-1] + b', "input_lens": [5], "output_lens": []}', "output_lens has 0 entries where input_lens has 1"),
         (ONE[:-1] + b', "input_lens": ["a"], "output_lens": [1]}', "`input_lens[0]` must be"),
     ],

@@ -250,7 +250,7 @@ def test_a_plan_that_does_not_fit_serves_nothing_and_says_why() -> None:
     outcome = simulate("llama-3.1-70b", "rtx3090", trace=some(5))
     assert "GB" in outcome.reason and len(outcome.rejected) == 5 and np.isnan(outcome.finished_s).all()
     outcome = simulate(MODEL, GPU, trace=some(5), tensor_parallel_size=3)
-    assert "32 attention heads do not divide by tp 3" in outcome.reason
+    assert "32 attention heads are not divisible by tp 3" in outcome.reason
 
 
 def test_an_empty_trace_is_served_at_once() -> None:
@@ -327,7 +327,7 @@ def test_progress_is_told() -> None:
         ({"batch_wait_timeout_iters": -1}, "batch_wait_timeout_iters"),
         ({"batch_wait_timeout_iters": 5}, "batch_wait_max_tokens_ratio"),
         ({"batch_wait_max_tokens_ratio": 1.5}, "batch_wait_max_tokens_ratio"),
-        ({"batch_wait_timeout_iters": 5, "batch_wait_max_tokens_ratio": 0.5}, "scheduler trtllm, not of vllm"),
+        ({"batch_wait_timeout_iters": 5, "batch_wait_max_tokens_ratio": 0.5}, "scheduler trtllm, not to vllm"),
     ],
 )
 def test_what_makes_no_sense_is_said(options: dict[str, Any], sentence: str) -> None:

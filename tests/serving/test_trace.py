@@ -164,7 +164,7 @@ def test_the_real_ones(shared: Path) -> None:
         ("", "is empty"),
         (
             "a,b\n1,2\n",
-            "is no trace that is known: its columns are a, b; say which are which with columns input_tokens=NAME,",
+            "is not in a known trace format: its columns are a, b; say which are which with columns input_tokens=NAME,",
         ),
         ("input_tokens,output_tokens,input_tokens\n1,2,3\n", "has two columns named 'input_tokens'"),
         (
@@ -279,7 +279,10 @@ def test_a_prefix_is_part_of_the_prompt() -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ({"request_rate": 0}, "request_rate must be a positive number of requests a second from 1e-09, or inf, not 0"),
+        (
+            {"request_rate": 0},
+            ("request_rate must be a positive number of requests per second, from 1e-09, or inf, not 0"),
+        ),
         ({"request_rate": math.nan}, "request_rate must be a positive number"),
         ({"burstiness": 0, "request_rate": 1}, "burstiness must be a positive number"),
         ({"num_prompts": 0}, "num_prompts must be between 1"),
@@ -320,9 +323,9 @@ def test_a_replayed_trace_is_stretched_to_a_rate(tmp_path: Path) -> None:
     half = load_traffic({"trace": str(path), "request_rate": 9 / 80}, None)
     assert half.trace.arrival_s is not None
     assert half.trace.arrival_s == pytest.approx(2 * times)
-    assert half.label == "of bursts.csv, at 0.1125/s, its arrivals stretched ×2"
+    assert half.label == "of bursts.csv, at 0.1125/s, arrivals stretched ×2"
     fast = load_traffic({"trace": str(path), "request_rate": 9.0}, None)
-    assert fast.schedule == "at 9/s, its arrivals compressed ×40"
+    assert fast.schedule == "at 9/s, arrivals compressed ×40"
     redrawn = load_traffic({"trace": str(path), "request_rate": 9.0, "burstiness": 1.0}, None).trace.arrival_s
     assert redrawn is not None and (np.diff(redrawn) > 0).all()
     assert load_traffic({"trace": str(path), "request_rate": math.inf}, None).schedule == "all at once"

@@ -70,7 +70,7 @@ def test_resume_does_what_is_missing(tmp_path: Path) -> None:
     before, kept = rows(folder), (folder / "part-00002.parquet").stat().st_mtime_ns
     (folder / "part-00001.parquet").unlink()
     (folder / "part-00004.parquet").write_bytes(b"cut off")
-    with pytest.raises(BadValue, match="has parts of this sweep already: resume"):
+    with pytest.raises(BadValue, match="already has parts of this sweep: use resume"):
         sweep_to_folder(folder, "llama-3.1-8b", "h200", **AXES)
     again = sweep_to_folder(folder, "llama-3.1-8b", "h200", resume=True, **AXES)
     assert rows(folder) == before and again == first
@@ -87,7 +87,7 @@ def test_another_sweep_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         with pytest.raises(BadFile, match="another version of inferometer"):
             sweep_to_folder(folder, "llama-3.1-8b", "h200", resume=True, **AXES)
     write_atomic(tmp_path / "other" / "notes.txt", "mine")
-    with pytest.raises(BadFile, match="files that are not of a sweep"):
+    with pytest.raises(BadFile, match="files that do not belong to a sweep"):
         sweep_to_folder(tmp_path / "other", "llama-3.1-8b", "h200", **AXES)
 
 
@@ -108,7 +108,7 @@ def test_shards_make_the_whole(tmp_path: Path) -> None:
     sweep_to_folder(tmp_path / "one", "llama-3.1-8b", "h200", **AXES)
     assert rows(folder) == rows(tmp_path / "one")
     for wrong in ("0/4", "5/4", "1", "a/b", "1/0", ""):
-        with pytest.raises(BadValue, match="shard must be a part and how many there are, such as 1/4"):
+        with pytest.raises(BadValue, match="shard must be a part and the number of parts, such as 1/4"):
             sweep_to_folder(folder, "llama-3.1-8b", "h200", shard=wrong, **AXES)
 
 

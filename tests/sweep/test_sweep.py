@@ -183,8 +183,10 @@ def test_infeasible_points_are_marked_and_not_dropped() -> None:
     )
     assert len(table) == 36
     said = reasons(table)
-    assert said["64 attention heads do not divide by tp 3"] == 12
-    assert sum(n for text, n in said.items() if "than --max-num-seqs 1,024: they would not run at once" in text) == 6
+    assert said["64 attention heads are not divisible by tp 3"] == 12
+    assert (
+        sum(n for text, n in said.items() if ("than --max-num-seqs 1,024: they would not all run at once") in text) == 6
+    )
     assert said["--prefix-len must be shorter than the input"] == 6
     assert sum(n for text, n in said.items() if "needs more memory than the 138 GB" in text) > 0
     assert sum(said.values()) == 36 and said[""] == table.columns["feasible"].sum()
@@ -218,7 +220,7 @@ def test_a_combination_that_is_refused_is_marked_and_a_mistake_is_an_error() -> 
         ({"profile": "nowhere.csv"}, BadFile, "nowhere.csv"),
         ({"output_len": []}, BadValue, "output_len has no values"),
         ({"efficiency": []}, BadValue, "efficiency has no values"),
-        ({"turns": "1:2", "input_len": [1, 2]}, BadValue, "turns says all lengths itself"),
+        ({"turns": "1:2", "input_len": [1, 2]}, BadValue, "turns sets all lengths"),
     ]:
         with pytest.raises(error) as caught:
             sweep(MODEL, **axes)
@@ -233,7 +235,7 @@ def test_a_combination_that_is_refused_is_marked_and_a_mistake_is_an_error() -> 
 
 
 def test_a_grid_that_is_too_large_is_refused_with_its_count() -> None:
-    with pytest.raises(BadValue, match=r"has 16,000,000 points, too many to be held.*FILE\.parquet"):
+    with pytest.raises(BadValue, match=r"has 16,000,000 points, more than the.*FILE\.parquet"):
         sweep(MODEL, batch_size="1:4000:1", input_len="1:4000:1")
     with pytest.raises(BadValue, match="has 64,000,000,000 points, more than 1,000,000,000"):
         sweep(MODEL, batch_size="1:4000:1", input_len="1:4000:1", output_len="1:4000:1")
@@ -529,8 +531,8 @@ def test_nothing_that_works_is_exit_1(run: Run) -> None:
         (["--batch-size", "1:1e6:1", "--input-len", "1:1e6:1", "-o", "x.csv"], "has 1,000,000,000,000 points"),
         (["--batchsize", "1"], "--batchsize"),
         (["--tensor-parallel-size", "two"], "--tensor-parallel-size takes numbers"),
-        (["-o", "x.xlsx"], "its name may end with .csv, .json, .jsonl, .ndjson, .parquet"),
-        (["--json", "-o", "x.csv"], "--json and 'x.csv' are two forms of one table"),
+        (["-o", "x.xlsx"], "use .csv, .json, .jsonl, .ndjson, .parquet"),
+        (["--json", "-o", "x.csv"], "--json and 'x.csv' are two formats of one table"),
         (["--json", "--csv"], "two formats of one result"),
         (["-o", "no/x.csv"], "No such file or directory"),
         (["--overlap", "0:2:1"], "--overlap must be between 0"),

@@ -268,7 +268,7 @@ def test_backward_is_about_twice_forward() -> None:
 def test_one_gpu_sends_nothing() -> None:
     report = train(SMALL, zero=3)
     assert sum(op.sent for phase in report.phases.values() for op in phase.ops) == 0
-    assert "with -dp 1 it changes nothing" in " ".join(report.warnings)
+    assert "with -dp 1 it has no effect" in " ".join(report.warnings)
 
 
 def test_what_replicas_send() -> None:
@@ -382,8 +382,8 @@ def test_many_changes_together() -> None:
 @pytest.mark.parametrize(
     ("kwargs", "reason"),
     [
-        ({"tensor_parallel_size": 2}, "15 attention heads do not divide by tp 2"),
-        ({"pipeline_parallel_size": 2, "nodes": 1, "gpus_per_node": 1}, "= 2 GPUs, but 1 × 1 = 1 are there"),
+        ({"tensor_parallel_size": 2}, "15 attention heads are not divisible by tp 2"),
+        ({"pipeline_parallel_size": 2, "nodes": 1, "gpus_per_node": 1}, "= 2 GPUs, but 1 × 1 = 1 are available"),
         ({"pipeline_parallel_size": 2, "interleave": 5, "global_batch_size": 2}, "do not divide into 2 stages × 5"),
         ({"pipeline_parallel_size": 4, "interleave": 2, "global_batch_size": 6}, "multiples of pp 4, not 6"),
         ({"interleave": 2}, "needs pipeline stages"),
@@ -434,7 +434,7 @@ def test_the_command(run: Run, tmp_path: Path) -> None:
     rows = list(csv.DictReader(io.StringIO(run(*args, "--csv").out)))
     assert {row["phase"] for row in rows} == {"forward", "backward", "data_parallel", "optimizer"}
     shown = run(*args)
-    assert shown.code == 0 and "gate_up_proj_wgrad" in shown.out and "model FLOPs utilization" in shown.out
+    assert shown.code == 0 and "gate_up_proj_wgrad" in shown.out and "model FLOPs utilization (MFU)" in shown.out
     file = tmp_path / "report.json"
     assert run(*args, "--json", "-o", str(file)).out == "" and file.stat().st_size > 1000
 

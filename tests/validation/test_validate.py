@@ -109,7 +109,7 @@ def test_times_that_cannot_be_are_refused_with_their_row(
         '"mean_ttft_ms": 1000, "mean_e2el_ms": 1}'
     )
     for file, sentence in (
-        (rows, "row 3 has a TTFT of 1000 ms, above its E2E of 1 ms, and 1 more are so"),
+        (rows, "row 3 has a TTFT of 1000 ms, above its E2E of 1 ms (1 more rows, too)"),
         (whole, "mean_ttft_ms 1000 is above mean_e2el_ms 1"),
         (tiny, "row 2 has a TPOT of 9.99989e-321 ms, shorter than any clock shows"),
     ):
@@ -225,7 +225,7 @@ def scattered(truth: Calibration, ttft_noise: float, tpot_noise: float) -> Fit:
 
 def test_noise_is_no_calibration() -> None:
     """Measurements that scatter around what is predicted: chance, on whatever rows."""
-    assert "does not help on rows that were left out (TTFT" in scattered(Calibration(), 0.1, 0.1).objection()
+    assert "does not help on held-out rows (TTFT" in scattered(Calibration(), 0.1, 0.1).objection()
 
 
 def test_a_metric_that_is_noise_moves_none_of_its_figures() -> None:
@@ -254,7 +254,7 @@ def test_a_metric_that_fits_is_not_made_worse_to_help_the_other() -> None:
 
     fit = fit_calibration(replay, replay(Calibration()))
     assert fit.calibration.decode == pytest.approx(1.0, abs=1e-3)
-    assert "does not help on rows that were left out (TPOT 0.0% off before" in fit.objection()
+    assert "does not help on held-out rows (TPOT 0.0% off before" in fit.objection()
 
 
 def test_a_calibration_that_does_not_help_is_not_written(run: Command, tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_a_calibration_that_does_not_help_is_not_written(run: Command, tmp_path:
     command = ("validate", MODEL, "--gpu", GPU, "--measured", str(rows), "--write-calibration", str(file))
     ran = run(*command, "--json")
     assert ran.code == 1 and not file.exists() and ran.json["calibration"]["written"] is False
-    assert "does not help on rows that were left out" in ran.err and "use --force to write it anyway" in ran.err
+    assert "does not help on held-out rows" in ran.err and "use --force to write it anyway" in ran.err
     assert ran.json["completed"] == 16, "the comparison itself is there"
     shown = run(*command, "--force")
     assert shown.code == 0 and file.exists() and "does not help" in shown.out and "was not written" not in shown.out
@@ -344,7 +344,7 @@ def test_the_file_goes_to_analyze_and_simulate(run: Command, tmp_path: Path) -> 
     )
     assert b["mean_tpot_ms"] == pytest.approx(a["mean_tpot_ms"] * written.decode, rel=0.01)
     shown = run("validate", MODEL, "--gpu", GPU, "--measured", str(rows), "--write-calibration", str(calibration_file))
-    assert "decode × 0.8" in shown.out and "on unseen rows" in shown.out
+    assert "decode × 0.8" in shown.out and "held out" in shown.out
 
 
 @pytest.mark.parametrize(

@@ -453,7 +453,10 @@ def test_plans_that_were_simulated_are_in_the_legend_of_a_front_once() -> None:
     plans = [SimpleNamespace(simulated=metrics, verdict=verdict) for verdict in ("holds", "wins", "ties", "holds")]
     axes = Figure().subplots()
     draw_simulated(axes, SimpleNamespace(plans=plans))  # type: ignore[arg-type]
-    assert sorted(axes.get_legend_handles_labels()[1]) == ["other plans that hold, simulated", "the winner, simulated"]
+    assert sorted(axes.get_legend_handles_labels()[1]) == [
+        "other plans that meet the limits, simulated",
+        "the winner, simulated",
+    ]
 
 
 def test_memory_is_one_bar_with_its_limits() -> None:

@@ -61,12 +61,12 @@ def illegal_reason(model: Model, plan: Plan, device: Hardware) -> str:
     if plan.gpus > available:
         return (
             f"tp {tp} × pp {pp} × dp {plan.data_parallel_size} = {plan.gpus} GPUs, but {plan.nodes} × "
-            f"{plan.gpus_per_node} = {available} are there"
+            f"{plan.gpus_per_node} = {available} are available"
         )
     if pp > model.num_layers:
         return f"pp {pp} needs at least {pp} layers, but the model has {model.num_layers}"
     if tp % dcp:
-        return f"decode context parallel {dcp} must divide tp {tp}"
+        return f"decode context parallel size {dcp} must divide tp {tp}"
     missing = missing_link(model, plan, device)
     if missing:
         return missing.replace("`", "")
@@ -84,12 +84,12 @@ def _block_reason(block: Block, plan: Plan) -> str:
     d = block.dims
     heads, kv, experts = d.get("num_attention_heads"), d.get("num_key_value_heads"), d.get("num_experts")
     if heads and heads % tp:
-        return f"{int(heads)} attention heads do not divide by tp {tp}"
+        return f"{int(heads)} attention heads are not divisible by tp {tp}"
     if kv and kv % tp and tp % kv:
-        return f"{int(kv)} KV heads neither divide by tp {tp} nor can be replicated over it"
+        return f"{int(kv)} KV heads can be neither divided nor replicated across tp {tp}"
     if kv and dcp > 1 and dcp > max(1, tp // kv):
         shared = max(1, int(tp // kv))
-        return f"decode context parallel {dcp} is more than the {shared} ranks that share a KV head at tp {tp}"
+        return f"decode context parallel size {dcp} exceeds the {shared} ranks that share a KV head at tp {tp}"
     ranks = tp * plan.data_parallel_size
     if experts and plan.enable_expert_parallel and experts < ranks:
         return f"{int(experts)} experts are fewer than the {ranks} ranks of tp {tp} × dp {plan.data_parallel_size}"
@@ -97,7 +97,7 @@ def _block_reason(block: Block, plan: Plan) -> str:
         size = d.get(name)
         shards = tp if name != "moe_intermediate_size" else (1 if plan.enable_expert_parallel else ranks)
         if size and size % shards:
-            return f"{name} {int(size)} does not divide by {shards}"
+            return f"{name} {int(size)} is not divisible by {shards}"
     return ""
 
 

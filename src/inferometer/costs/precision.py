@@ -90,7 +90,9 @@ def bind(
         env[f"{role}_input_bytes"] = min(act, wanted.activation_bits / 8) if native else act
         env[f"{role}_peak_flops"] = device.flops[runs]
         if role in used and wanted.compute and not wanted.units and runs not in wanted.compute:
-            notes.append(f"{device.name} has no {wanted.compute[0]} units: {wanted.name} weights compute in {runs}")
+            notes.append(
+                f"{device.name} has no {wanted.compute[0]} units: {wanted.name} weights are computed in {runs}"
+            )
     env["attention_peak_flops"] = device.flops[peak_format(device, precision(dtype), dtype)]
     env["index_peak_flops"] = device.flops.get("fp8") or env["attention_peak_flops"]  # sparse attention chooses in fp8
     env["vector_peak_flops"] = device.flops.get("fp32") or max(device.flops.values())

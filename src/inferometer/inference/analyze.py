@@ -59,7 +59,7 @@ def check_phase(request: Request, phase: str) -> None:
         raise BadValue("`phase` decode does not apply to a diffusion model: it has no decode phase")
     work = request.workload
     if phase == "decode" and (work.turns[-1].output_len if work.turns else work.output_len) < 2:
-        raise BadValue("`phase` decode needs an answer of at least 2 tokens: the first one comes out of the prefill")
+        raise BadValue("`phase` decode needs at least 2 output tokens: the first one comes from prefill")
 
 
 def report_of(request: Request, phase: str = "all") -> Report:
@@ -111,7 +111,7 @@ def _cap_effect(request: Request, metrics: Metrics, phase: str) -> list[str]:
     if not cap:
         return []
     if cap >= device.power:
-        return [f"a power cap of {cap:g} W changes nothing: {device.name.upper()} takes {device.power:g} W at most"]
+        return [f"a power cap of {cap:g} W changes nothing: {device.name.upper()} draws {device.power:g} W at most"]
     uncapped = request._replace(plan=msgspec.structs.replace(request.plan, power_cap=0.0))
     before, _ = metrics_of(uncapped.bind(), request.workload, phase)
     changes = [
@@ -154,10 +154,10 @@ def provenance_warnings(request: Request) -> list[str]:
         return []
     others = kernels.donors(device, request.engine.profile)
     if not others:
-        return [f"kernel efficiencies are assumed from one {seen.upper()}"]
+        return [f"kernel efficiencies are assumed from measurements of one {seen.upper()}"]
     if device.name not in kernels.installed() and not others[0].same_generation:
         nearest = " and ".join(donor.label for donor in others[:2])
-        return [f"no GPU like the {device.name.upper()} was measured: kernels of the {nearest} stand in"]
+        return [f"no GPU like the {device.name.upper()} was measured: kernels are scaled from the {nearest}"]
     return []
 
 

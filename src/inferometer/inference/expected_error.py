@@ -29,11 +29,11 @@ METRICS = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E"}
 LOADS = {"static": "static batches", "online": "servers under load", "disaggregated": "disaggregated servers"}
 TABLES = {
     "own": "GPUs with kernel tables",
-    "near": "GPUs predicted without their own kernel tables",
+    "near": "GPUs predicted without kernel tables of their own",
     "far": "GPUs predicted without kernel tables of their generation",
     "none": "devices predicted without any kernel table",
 }
-NOT_THIS_GPU = "no such run on this GPU was measured"
+NOT_THIS_GPU = "no such run was measured on this GPU"
 
 
 class PredictionTraits(NamedTuple):
@@ -132,7 +132,7 @@ def class_chain(traits: PredictionTraits, metric: str, load: str, short: bool = 
             ]
     else:
         own = [one(load, name, gpu), one(load, by_engine), one(load)]
-    note = f"too few {LOADS[load]} like this one were measured"
+    note = f"too few runs of {LOADS[load]} like this one were measured"
     return (*own, *(server._replace(note=note) for server in servers))
 
 
@@ -170,9 +170,9 @@ def expected_errors(request: Request, load: str = "static", new_tokens: float = 
     if request.model.kind != "decoder" or request.efficiency is not None:
         return {}
     changed = request.nominal_device is not None and request.nominal_device is not request.device
-    more = "figures of the GPU were changed" if changed else ""
+    more = "the GPU's specifications were changed" if changed else ""
     if request.profile is not None:
-        more = "made without your own profile or calibration"
+        more = "without your profile or calibration"
     return _banded(traits_of(request), load, new_tokens <= SHORT_PROMPT, more)
 
 

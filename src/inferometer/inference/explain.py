@@ -115,10 +115,10 @@ def _host(bound_plan: BoundPlan) -> str:
     if e.step_floor:
         text_ += f"; a step takes at least {seconds(e.step_floor)} of the host ({e.source.get('step_floor', '')})"
     if e.launch:
-        text_ += f"; prefills also wait until their kernels are launched ({e.source.get('launch', '')})"
+        text_ += f"; prefills also wait for their kernels to be launched ({e.source.get('launch', '')})"
     if bound_plan.device.throttle:
         text_ += (
-            f"; and long ones run up to {bound_plan.device.throttle:.0%} slower, because the power limit lowers the "
+            f"; long ones run up to {bound_plan.device.throttle:.0%} slower, because the power limit lowers the "
             f"clocks ({bound_plan.device.source.get('throttle', '')})"
         )
     return text_
@@ -129,18 +129,18 @@ def _drafting(bound_plan: BoundPlan) -> str:
     drafter = "no model" if spec is None else spec.model or "the model's own prediction module"
     times = 0 if spec is None else spec.num_speculative_tokens
     return (
-        f"{plural(times, 'step')} of {drafter} before each verification, estimated operator by operator as any step is"
+        f"{plural(times, 'step')} of {drafter} before each verification, estimated operator by operator like any step"
     )
 
 
 IDLE: dict[str, Callable[[BoundPlan], str]] = {
     "host_overhead": _host,
     "pipeline_wait": lambda bound_plan: (
-        "this stage has nothing to do while its sequences are on the other stages: the time between two tokens, "
+        "this stage is idle while its sequences are on the other stages: the time between two tokens, "
         "max(sum of all stages, micro-batches × slowest stage), less its own work"
     ),
     "pipeline_fill": lambda bound_plan: (
-        "the first step must pass the other stages, in which this one has nothing to do: the sum of their times"
+        "this stage is idle while the first step passes the other stages: the sum of their times"
     ),
     "draft": _drafting,
 }

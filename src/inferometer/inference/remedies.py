@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 Change = dict[str, Any]
 _SHARE_OF = {  # Engine.memory_share_of, in words
     "device": "of",
-    "static": "for weights and KV cache, and what activations take beside it, of",
-    "free": "of what weights and activations leave, and these, of",
+    "static": "for weights and KV cache, plus activations, of",
+    "free": "of what weights and activations leave free, plus these, of",
 }
 _TRIES = 4  # of one kind of change: what is offered should lie near
 

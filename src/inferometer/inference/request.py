@@ -289,7 +289,7 @@ def _formats(
         return dtype, quantization, []
     dtype = "bf16" if "bf16" in device.flops else "fp16"
     warning = (
-        f"the checkpoint is fp32, which {engine.label or engine.name} runs in {dtype} unless told {flag('dtype')} fp32"
+        f"the checkpoint is fp32, which {engine.label or engine.name} runs in {dtype} without {flag('dtype')} fp32"
     )
     return dtype, quantization, [warning]
 
@@ -306,7 +306,7 @@ def _refuse_combinations(args: PlanArgs, given: Mapping[str, object], network: M
         refuse("per-layer lengths cannot be combined with {}", {name: stated.get(name) for name in _NOT_PER_LAYER})
     if args.turns is not None:
         lengths = {name: stated.get(name) for name in ("input_len", "output_len", "prefix_len")}
-        refuse("`turns` says all lengths itself and cannot be combined with {}", lengths)
+        refuse("`turns` sets all lengths and cannot be combined with {}", lengths)
 
 
 def _workload(args: PlanArgs, given: Mapping[str, object], network: Model) -> Workload:
@@ -337,12 +337,12 @@ def _power_cap(watts: float | None, device: Hardware) -> float:
     if watts is None:
         return 0.0
     if not device.power:
-        raise BadValue(f"`power_cap`: {device.name} has no power; give one as `gpu` {device.name}:power=700")
+        raise BadValue(f"`power_cap`: {device.name} has no power figure; give one as `gpu` {device.name}:power=700")
     least = ceil(least_cap(device))
     if watts < least:
         raise BadValue(
-            f"`power_cap` must be at least {least} W for {device.name}, not {watts:g}: idle and memory take "
-            "nearly all of it, whatever the clocks"
+            f"`power_cap` must be at least {least} W for {device.name}, not {watts:g}: idle power and "
+            "memory alone draw nearly that much"
         )
     return watts
 
@@ -420,8 +420,8 @@ def _check_lengths(args: PlanArgs, plan: Plan, workload: Workload, network: Mode
     sequences = -(-workload.batch_size // plan.data_parallel_size) * workload.beam_width
     if sequences > plan.max_num_seqs:
         error = BadValue(
-            f"{sequences:,} sequences on a replica are more than `max_num_seqs` {plan.max_num_seqs:,}: they "
-            "would not run at once; raise `max_num_seqs` or give a smaller `batch_size`",
+            f"{sequences:,} sequences on a replica exceed `max_num_seqs` {plan.max_num_seqs:,}: they "
+            "would not all run at once; raise `max_num_seqs` or lower `batch_size`",
             field="batch_size",
         )
         most = plan.max_num_seqs // workload.beam_width * plan.data_parallel_size

@@ -59,7 +59,7 @@ def parse_speculation(value: str | Mapping[str, Any] | None, model: Model, name:
         raise UnknownName("speculative method", given, (*METHODS, *HEADS))
     if given in HEADS and not draft:
         raise BadValue(
-            f"method {given!r} drafts with a head of its own: give its config as 'model', with its "
+            f"method {given!r} drafts with a separate head: give its config as 'model', with its "
             "acceptance_length; the model's own prediction module is method 'mtp'"
         )
     if method == "draft_model" and not draft:
@@ -116,18 +116,17 @@ def parse_lora(rank: int | None, targets: str | Sequence[str] | None, number: in
     if rank is None:
         if targets is not None or number != 1:
             name = "lora_targets" if targets is not None else "lora_adapters"
-            raise BadValue(f"`{name}` needs `lora_rank`: without a rank there are no adapters")
+            raise BadValue(f"`{name}` needs `lora_rank`")
         return None
     names = {op.name for block in model.blocks for op in block.ops if op.kind == "linear"}
     defaults = [t for t in DEFAULT_TARGETS if t in names]
     if targets is None and not defaults:
         raise BadValue(
-            f"the model has none of the usual targets of adapters; name some with `lora_targets`: "
-            f"{', '.join(sorted(names))}"
+            f"the model has none of the default LoRA targets; choose from `lora_targets`: {', '.join(sorted(names))}"
         )
     targeted = targets.split(",") if isinstance(targets, str) else defaults if targets is None else targets
     if not isinstance(targeted, Sequence) or not targeted:
-        raise BadValue(f"`lora_targets` must be names with commas between, not {abbreviate(targets)}")
+        raise BadValue(f"`lora_targets` must be names separated by commas, not {abbreviate(targets)}")
     for name in targeted:
         if name not in names:
             raise UnknownName("LoRA target", name, names, field="lora_targets")
@@ -168,7 +167,7 @@ def draft_reason(bound_plan: BoundPlan) -> str:
     if spec is None or spec.method != "draft_model":
         return ""
     why = parallelism.illegal_reason(draft_plan(bound_plan).model, _draft_layout(bound_plan.plan), bound_plan.device)
-    return f"{spec.model} cannot draft here: {why}" if why else ""
+    return f"{spec.model} cannot be the draft model here: {why}" if why else ""
 
 
 def _draft_layout(plan: Plan) -> Plan:

@@ -25,7 +25,7 @@ def parse_numbers(name: str, text: str) -> list[int]:
     try:
         return [int(piece) for piece in text.replace(" ", "").split(",")]
     except ValueError:
-        sentence = f"`{name}` must be whole numbers with commas between, not {abbreviate(text)}"
+        sentence = f"`{name}` must be whole numbers separated by commas, not {abbreviate(text)}"
         raise BadValue(sentence, field=name) from None
 
 
@@ -42,7 +42,7 @@ def parse_lengths(value: int | Sequence[int] | str, layers: int, name: str = "in
         return lengths[0]
     if len(lengths) != layers:
         raise BadValue(
-            f"`{name}` has {len(lengths)} numbers, but the model has {layers} layers: give one, or one per layer"
+            f"`{name}` has {len(lengths)} numbers, but the model has {layers} layers: give one number, or one per layer"
         )
     return lengths
 
@@ -54,7 +54,7 @@ def parse_turns(value: str | Sequence[tuple[int, int]] | None) -> tuple[Turn, ..
     pairs: Any = [piece.split(":") for piece in value.split(",")] if isinstance(value, str) else value
     listed = isinstance(pairs, Sequence) and bool(pairs)
     if not listed or any(isinstance(p, str) or not isinstance(p, Sequence) or len(p) != 2 for p in pairs):
-        raise BadValue(f"`turns` must be pairs input:output with commas between, not {abbreviate(value)}")
+        raise BadValue(f"`turns` must be input:output pairs separated by commas, not {abbreviate(value)}")
     if isinstance(value, str):
         pairs = [(parse_numbers("turns", a)[0], parse_numbers("turns", b)[0]) for a, b in pairs]
     return tuple(
@@ -68,7 +68,7 @@ def parse_images(value: str | Sequence[int] | None, model: Model) -> Image | Non
     if value is None:
         return None
     if model.vision is None:
-        raise BadValue("`images` needs a model with a vision tower; this one reads text only")
+        raise BadValue("`images` needs a vision-language model; this one takes text only")
     sides: Any = value
     if isinstance(value, str):
         match = re.fullmatch(r"(\d{1,9})x(\d{1,9})x(\d{1,9})", value.strip().lower())

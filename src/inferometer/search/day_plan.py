@@ -226,8 +226,8 @@ def check_day(
     if day_window(traffic, window, True) is None or not objective.slo:
         name = "window" if autoscale is None else "autoscale"
         raise BadValue(
-            f"`{name}` is about load over time: it needs a `trace` with arrivals, at its own or a given `request_rate`,"
-            " and limits of `goodput`"
+            f"`{name}` is for load over time: it needs a `trace` with arrivals, at its own or a given `request_rate`,"
+            " and `goodput` limits"
         )
 
 
@@ -376,10 +376,11 @@ def _notes(sized: list[LoadWindow], num_gpus: int) -> list[str]:
     missed, most = sum(not window.holds for window in sized), max(window.gpus for window in sized)
     if missed:
         notes.append(
-            f"in {missed} of {len(sized)} windows too many requests miss a limit even alone: there the replicas are "
-            "counted beyond which more do not help"
+            f"in {missed} of {len(sized)} windows too many requests miss a limit "
+            "even on an idle replica; there, replicas are "
+            "added only while they help"
         )
     if most > num_gpus:
         short = sum(window.gpus > num_gpus for window in sized)
-        notes.append(f"{short} of {len(sized)} windows need more than the {num_gpus} GPUs that there are: up to {most}")
+        notes.append(f"{short} of {len(sized)} windows need more than the {num_gpus} GPUs available: up to {most}")
     return notes

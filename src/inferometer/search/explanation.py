@@ -11,6 +11,7 @@ from ..base.units import milliseconds, percent, plural, seconds, si
 from ..inference.analyze import provenance_warnings
 from ..inference.breakdown import phase_tables
 from ..inference.workload import batch_shape_of
+from ..serving.metrics import LABELS
 from ..specs.structs import Workload
 from .finalists import Finalist
 from .plan_table import PlanTable, Status, latencies
@@ -21,9 +22,9 @@ NAMED = 3  # plans that tie with the winner
 SHOWN, FEW = 5, 2  # rejected plans that are named, of each kind; those that look worse than the winner
 UNITS = {
     "throughput": "output tokens/s per GPU",
-    "cost": "USD for a million output tokens",
-    "latency": "from request to last token",
-    "energy": "J for an output token",
+    "cost": "USD per million output tokens",
+    "latency": "end to end",
+    "energy": "J per output token",
 }
 METRIC_OF = {  # the metric of an objective
     "throughput": "output_throughput_per_gpu",
@@ -65,14 +66,15 @@ def failure_reason(table: PlanTable, finalist: Finalist) -> str:
         return "no simulation could be run"
     rate = f"at {result.request_rate:.4g} requests/s"
     if result.good >= objective.goodput_share:
-        most = f", which is {result.saturation_rate:.4g} a second at most" if result.saturation_rate else ""
-        return f"{rate} requests come faster than they are answered{most}"
+        most = f" (at most {result.saturation_rate:.4g} requests/s)" if result.saturation_rate else ""
+        return f"{rate} requests arrive faster than they are served{most}"
     broken = [
-        f"{name} {milliseconds(float('nan') if late is None else late)} of {milliseconds(objective.slo[name] * 1e3)}"
+        f"{LABELS[name]} p{objective.goodput_share * 100:g} {milliseconds(float('nan') if late is None else late)}, "
+        f"limit {milliseconds(objective.slo[name] * 1e3)}"
         for name, late in missed_limits(table, finalist).items()
     ]
-    detail = f" ({', '.join(broken)} for {percent(objective.goodput_share)})" if broken else ""
-    return f"{rate} only {percent(result.good)} of the requests keep the limits{detail}"
+    detail = f" ({'; '.join(broken)})" if broken else ""
+    return f"{rate} only {percent(result.good)} of requests meet the limits{detail}"
 
 
 def missed_limits(table: PlanTable, finalist: Finalist) -> dict[str, float | None]:
@@ -125,8 +127,8 @@ def _ties_clause(table: PlanTable, winner: Finalist, candidates: list[Candidate]
     band = table.expected_errors(winner.row).get("e2el")
     names = ", ".join(plan.label for plan in tied[:NAMED]) + (f" and {len(tied) - NAMED} more" if tied[NAMED:] else "")
     of = f" of {percent(band.p50)} ({band.rows:,} runs of {band.kind})" if band else ""
-    are, as_ties = ("is", "a tie") if len(tied) == 1 else ("are", "ties")
-    return f"{names} {are} within the prediction's own error{of}: treat as {as_ties}, and choose the simpler."
+    verb, simplest = ("differs", "simpler") if len(tied) == 1 else ("differ", "simplest")
+    return f"{names} {verb} by less than the expected prediction error{of}: choose the {simplest}."
 
 
 def _nearest_limit(table: PlanTable, winner: Finalist, margins: dict[str, float]) -> str:
@@ -137,10 +139,10 @@ def _nearest_limit(table: PlanTable, winner: Finalist, margins: dict[str, float]
         return ""
     nearest = min(limited, key=lambda name: margins[name])
     kept = getattr(winner.final, f"{nearest}_ms")["share"]
-    spare = "".join(f"; {name} has {percent(margins[name])} to spare" for name in limited if name != nearest)
+    spare = "".join(f"; {LABELS[name]} has {percent(margins[name])} headroom" for name in limited if name != nearest)
     return (
-        f"The limit that is nearest is {nearest}: {percent(objective.goodput_share)} of the requests stay within "
-        f"{milliseconds(kept)}, and {milliseconds(objective.slo[nearest] * 1e3)} are allowed{spare}."
+        f"The tightest limit is {LABELS[nearest]}: {percent(objective.goodput_share)} of requests stay within "
+        f"{milliseconds(kept)}, and the limit is {milliseconds(objective.slo[nearest] * 1e3)}{spare}."
     )
 
 
@@ -150,14 +152,14 @@ def _best_metrics(plan: Candidate) -> PlanMetrics:
 
 
 def winner_clause(table: PlanTable, winner: Candidate) -> str:
-    """What the winner does: ``carries 21.5 requests/s, 1,234 output tokens/s per GPU``"""
+    """What the winner does: ``serves 21.5 requests/s, 1,234 output tokens/s per GPU``"""
     m = _best_metrics(winner)
     if table.problem.objective.name == "latency":
         first, each = milliseconds(m.ttft_ms), milliseconds(m.tpot_ms)
-        return f"answers in {milliseconds(m.e2el_ms)} ({first} to the first token, then {each} each)"
+        return f"completes a request in {milliseconds(m.e2el_ms)} (TTFT {first}, TPOT {each})"
     on = f" on {plural(winner.gpus, 'GPU')}" if table.problem.traffic.request_rate else ""
     rate = f"{m.request_rate:.4g}{confidence(winner.trial)} requests/s{on}"
-    return f"carries {rate}, {m.output_throughput_per_gpu:,.0f} output tokens/s per GPU"
+    return f"serves {rate}, {m.output_throughput_per_gpu:,.0f} output tokens/s per GPU"
 
 
 def confidence(trial: SimulationResult | None) -> str:
@@ -170,29 +172,33 @@ def confidence(trial: SimulationResult | None) -> str:
 def runner_up_clause(
     table: PlanTable, finalists: list[Finalist], candidates: list[Candidate], margins: dict[str, float]
 ) -> str:
-    """The end of that sentence, which compares the runner-up: ``, 4.1% better than the next, 2 × tp1 fp8 (1,185).``"""
+    """The rest of that sentence: ``, 4.1% more than the runner-up, 2 × tp1 fp8 (1,185).``"""
     second = _runner_up(finalists)
     if second is None:
         lost = len(finalists) - 1
         if not lost:
-            return "; no other plan was worth a simulation."
+            return "; no other plan was close enough to simulate."
         return (
-            f"; none of the {lost} others that were simulated holds." if lost > 1 else "; the other simulated does not."
+            f"; none of the {lost} other plans simulated meets the limits."
+            if lost > 1
+            else "; the one other plan simulated misses the limits."
         )
     winner, plan, objective = candidates[0], candidates[second], table.problem.objective.name
     best, other = _best_metrics(winner), _best_metrics(plan)
     name = plan.label + (f" on {plan.gpu}" if plan.gpu != winner.gpu else "")
     if objective in ("cost", "energy"):
         metric = METRIC_OF[objective]
-        return f", {getattr(best, metric):.3g} {UNITS[objective]}; the next, {name}: {getattr(other, metric):.3g}."
+        return f", {getattr(best, metric):.3g} {UNITS[objective]}; the runner-up, {name}: {getattr(other, metric):.3g}."
     if table.problem.traffic.request_rate and objective == "throughput":
         if plan.gpus > winner.gpus:
-            return f"; the next, {name}, needs {plural(plan.gpus - winner.gpus, 'GPU')} more."
+            more = plural(plan.gpus - winner.gpus, "GPU")
+            return f"; the runner-up, {name}, needs {more} more."
         kept = [percent(one.final.good) for one in (finalists[second], finalists[0]) if one.final is not None]
-        share = f"{' of the requests, not '.join(kept)}" if len(set(kept)) > 1 else f"as many requests ({kept[0]})"
-        return f"; the next, {name}, needs as many and keeps the limits for {share}."
+        share = f"{' of requests instead of '.join(kept)}" if len(set(kept)) > 1 else f"as many requests ({kept[0]})"
+        return f"; the runner-up, {name}, needs as many GPUs and meets the limits for {share}."
     metric_text = milliseconds(other.e2el_ms) if objective == "latency" else f"{other.output_throughput_per_gpu:,.0f}"
-    return f", {percent(margins['runner_up'])} better than the next, {name} ({metric_text})."
+    compared = "faster" if objective == "latency" else "more"
+    return f", {percent(margins['runner_up'])} {compared} than the runner-up, {name} ({metric_text})."
 
 
 def _compared(change: float) -> str:
@@ -209,7 +215,7 @@ def _other_mode(table: PlanTable, winner: Candidate) -> str:
     rows = np.flatnonzero(other_mode & (p.status == Status.MEETS_SLO))
     name = "aggregated" if winner.mode == "disaggregated" else "disaggregated"
     if not len(rows):
-        return f"No {name} plan keeps the limits." if other_mode.any() else ""
+        return f"No {name} plan meets the limits." if other_mode.any() else ""
     other = table.candidate(int(rows[table.value(p.at(rows)).argmax()]))
     theirs, ours = (getattr(plan.priced, METRIC_OF[objective]) for plan in (other, winner))
     if not theirs or not ours:
@@ -262,7 +268,7 @@ def _missing_candidate(table: PlanTable, rows: np.ndarray, per_gpu: float) -> Ca
     candidate = table.candidate(row)
     candidate.verdict = "misses"
     candidate.reason = (
-        f"{status_reason(table, row)}; without limits it would give {per_gpu:,.0f} output tokens/s per GPU"
+        f"{status_reason(table, row)}; without limits it would reach {per_gpu:,.0f} output tokens/s per GPU"
     )
     return candidate
 
@@ -277,14 +283,16 @@ def status_reason(table: PlanTable, row: int) -> str:
     """Why the plan of a row is not possible; empty if it is."""
     p, status = table.plans, table.plans.status[row]
     if status == Status.TOO_SLOW and table.problem.traffic.request_rate is None:
-        return "its prefill servers do not keep up with its decode servers at any load"
+        return "its prefill servers cannot keep up with its decode servers at any load"
     if status == Status.TOO_SLOW:
-        return f"carries {p.request_rate[row]:.4g} of the {table.problem.traffic.request_rate:.4g} requests/s"
+        return f"serves {p.request_rate[row]:.4g} of the {table.problem.traffic.request_rate:.4g} requests/s"
     if status == Status.NO_CAPACITY:
-        return "has no room for a prompt in a step, or for its cache in memory, beside those that run"
+        return "has no room for another prompt in a step, or for its KV cache in memory"
     if status == Status.MISSES_SLO:
         name, figure, limit = worst_limit(table, row)
-        return f"{name} of {seconds(figure)} is {percent(figure / limit - 1)} above the limit of {seconds(limit)}"
+        return (
+            f"{LABELS[name]} of {seconds(figure)} is {percent(figure / limit - 1)} above the limit of {seconds(limit)}"
+        )
     return ""
 
 
@@ -304,14 +312,14 @@ def rejections(
     counts["does not fit in memory"] = len(too_large)
     if table is not None:
         p, slo = table.plans, table.problem.objective.slo
-        counts["carries less than the rate"] = int((p.status == Status.TOO_SLOW).sum())
-        counts["no room for a prompt or its cache beside those that run"] = int((p.status == Status.NO_CAPACITY).sum())
+        counts["cannot serve the request rate"] = int((p.status == Status.TOO_SLOW).sum())
+        counts["no room for another prompt or its KV cache"] = int((p.status == Status.NO_CAPACITY).sum())
         missing = p.at(p.status == Status.MISSES_SLO)
         if len(missing.gpus):
             metrics = latencies(table.problem.traffic, missing.ttft_at_slo_share, missing.tpot)
             worst = np.stack([metrics[name] / limit for name, limit in slo.items()]).argmax(0)
             for number, name in enumerate(slo):
-                counts[f"misses {name}"] = int((worst == number).sum())
+                counts[f"misses {LABELS[name]}"] = int((worst == number).sum())
     return {reason: count for reason, count in counts.most_common() if count}
 
 
@@ -419,4 +427,4 @@ def origins(table: PlanTable, row: int, plan: Candidate) -> dict[str, float]:
 def origins_line(shares: dict[str, float]) -> str:
     """``the winner's decode step: 88.1% measured, 11.9% assumed``"""
     parts = ", ".join(f"{percent(share)} {name}" for name, share in shares.items())
-    return f"where the seconds of its decode step come from: {parts}" if parts else ""
+    return f"origin of its decode time: {parts}" if parts else ""

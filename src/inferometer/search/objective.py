@@ -119,7 +119,7 @@ def build_traffic(
         trace = sample = by_time(trace)
     mean_output = float(sample.output_tokens.mean())
     if mean_output < 2:
-        raise BadValue(f"a search is about answers of at least 2 tokens, not {mean_output:g}: one token is all prefill")
+        raise BadValue(f"a search needs at least 2 output tokens, not {mean_output:g}: one token is all prefill")
     return Traffic(
         input_len=float(sample.input_tokens.mean()),
         output_len=mean_output,
@@ -143,7 +143,8 @@ def _parse_rate(request_rate: float | str | None) -> float | None:
         rate = -1.0
     if not is_number(rate) or not LEAST_RATE <= rate < 1e9:
         raise BadValue(
-            f"`request_rate` must be a positive number of requests a second from {LEAST_RATE:g}, or {MAX_RATE} to find "
+            "`request_rate` must be a positive number of requests per second, "
+            f"from {LEAST_RATE:g}, or {MAX_RATE} to find "
             f"the highest, not {abbreviate(request_rate)}"
         )
     return float(rate)
@@ -153,13 +154,13 @@ def _check_trace(trace: Trace, input_len: Any, output_len: Any) -> None:
     """Refuse lengths beside a trace, and traces that one replica cannot get a part of."""
     for name, value in (("input_len", input_len), ("output_len", output_len)):
         if value is not None:
-            raise BadValue(f"`trace` says all lengths itself and cannot be combined with `{name}`")
+            raise BadValue(f"`trace` sets all lengths and cannot be combined with `{name}`")
     if len(trace) < 2:
         raise BadValue(f"a search needs at least two requests, and the trace has {len(trace)}")
     if trace.after is not None and (trace.after >= 0).any():
         raise BadValue(
-            "a search thins out a trace for one replica, which conversations do not survive: leave the "
-            "sessions of the trace away"
+            "a search samples the trace for one replica, which would break up conversations: leave out the "
+            "sessions of the trace"
         )
 
 
@@ -176,6 +177,6 @@ def build_objective(
     if "e2el" in limits and "ttft" in limits and limits["e2el"] <= limits["ttft"]:
         raise BadValue(
             f"`goodput` contradicts itself: e2el:{limits['e2el']:g} is not above ttft:{limits['ttft']:g}, but "
-            "the whole answer comes after its first token"
+            "end-to-end latency includes TTFT"
         )
     return Objective(name, {metric: limit / 1e3 for metric, limit in limits.items()}, float(goodput_share))

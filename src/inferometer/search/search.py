@@ -159,7 +159,7 @@ def _cluster_size(gpus: list[str], args: SearchArgs, request_kwargs: dict[str, A
     most = check_int("nodes", args.nodes, most=10**5) * per_node
     if args.num_gpus is not None and args.num_gpus > most:
         raise BadValue(
-            f"`num_gpus` {args.num_gpus:,} are more than {args.nodes:,} nodes of {per_node} GPUs have: {most:,}"
+            f"`num_gpus` {args.num_gpus:,} exceeds what {args.nodes:,} nodes of {per_node} GPUs have: {most:,}"
         )
     return (most if args.num_gpus is None else args.num_gpus), {**request_kwargs, "gpus_per_node": per_node}
 
@@ -181,8 +181,7 @@ def _problem(
     objective = build_objective(args.objective, args.goodput, args.goodput_share)
     if not objective.slo and traffic.request_rate is None and objective.name != "latency":
         raise BadValue(
-            "a search needs something that must hold: limits such as `goodput` ttft:500,tpot:50, a "
-            "`request_rate`, or both"
+            "a search needs a goal: latency limits such as `goodput` ttft:500,tpot:50, a `request_rate`, or both"
         )
     if args.mode not in (*MODES, "both"):
         raise BadValue(f"`mode` must be aggregated, disaggregated or both, not {args.mode!r}")
@@ -194,8 +193,8 @@ def _problem(
     for device in map(hardware, space.gpus if figure else ()):
         if not getattr(device, str(figure)):
             raise BadValue(
-                f"`objective` {objective.name} needs the {figure} of {device.name}, which nobody "
-                f"knows: give it as `gpu` {device.name}:{figure}=…"
+                f"`objective` {objective.name} needs the {figure} of {device.name}, which is "
+                f"not known: give it as `gpu` {device.name}:{figure}=…"
             )
     return Problem(model, space, traffic, objective)
 
@@ -207,14 +206,14 @@ def _check_size(problem: Problem, num_servers: int) -> None:
     points = num_servers * budgets * seqs * len(concurrency_grid(max(space.max_num_seqs)))
     if points > MAX_POINTS:
         raise BadValue(
-            f"{num_servers:,} servers × {budgets:,} token budgets × {seqs:,} limits of sequences at every load are "
+            f"{num_servers:,} servers × {budgets:,} token budgets × {seqs:,} sequence limits at every load are "
             f"{points:,} points, more than {MAX_POINTS:,}: give fewer values"
         )
     paired = problem.traffic.request_rate is not None and "disaggregated" in space.modes
     if paired and space.num_gpus > MAX_PAIRED_GPUS:
         raise BadValue(
             f"at a given rate pools are paired on up to {MAX_PAIRED_GPUS} GPUs, not {space.num_gpus:,}: leave "
-            "`request_rate` away, or give `mode` aggregated"
+            "out `request_rate`, or give `mode` aggregated"
         )
 
 
@@ -366,20 +365,20 @@ class SearchRun:
         if table is None and self.too_large:
             smallest = min(self.too_large, key=lambda one: one.needed_bytes)
             return (
-                f"the model fits on no server of up to {plural(self.problem.space.num_gpus, 'GPU')}: "
+                f"the model does not fit on {plural(self.problem.space.num_gpus, 'GPU')}: "
                 f"{smallest.server.layout} {smallest.reason}"
             )
         if table is None:
             reasons = explanation.rejections(None, self.illegal, [])
-            return f"no layout is legal: {next(iter(reasons), 'none was asked for')}"
+            return f"no layout is legal: {next(iter(reasons), 'no layout was given')}"
         if finalists:
             nearest = max(finalists, key=lambda one: one.final.good if one.final is not None else -1.0)
             label = table.candidate(nearest.row).label
             failure = explanation.failure_reason(table, nearest)
-            return f"no plan holds in the simulation; of {label}, the closest, {failure}"
+            return f"no plan meets the limits in simulation; the closest is {label}: {failure}"
         row = explanation.nearest_row(table)
         label = table.candidate(row).label
-        return f"no plan meets it; the closest is {label}: {explanation.status_reason(table, row)}"
+        return f"no plan meets the goal; the closest is {label}: {explanation.status_reason(table, row)}"
 
     def _warnings(self, table: PlanTable, best: Finalist | None, winner: Candidate | None) -> list[str]:
         """Those of the request and its trace; what the winner's figures rest on; idle GPUs; lossy precisions."""
@@ -397,9 +396,7 @@ class SearchRun:
         lossy += ["an fp8 KV cache"] if pool.kv_cache_dtype == "fp8" and model.kv_cache_dtype != "fp8" else []
         if lossy:
             flags = " and ".join(short_flag(name) for name in ("quantization", "kv_cache_dtype"))
-            warnings.append(
-                f"{' and '.join(lossy)} change a little what the model answers: {flags} say what is allowed"
-            )
+            warnings.append(f"{' and '.join(lossy)} slightly change the model's output; restrict them with {flags}")
         return warnings
 
     def _cliffs(self, table: PlanTable, best: Finalist, winner: Candidate) -> list[str]:

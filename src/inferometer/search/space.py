@@ -167,7 +167,7 @@ def build_space(
     count = check_int("num_gpus", num_gpus, most=1024)
     first = build_request(model, gpus[0], **request_kwargs)
     if first.model.kind != "decoder":
-        raise BadValue(f"{first.model.name} is a {first.model.kind} model: only a decoder answers requests with tokens")
+        raise BadValue(f"{first.model.name} is a {first.model.kind} model: only a decoder generates tokens")
     moe = any(op.kind == "moe" for block in first.model.blocks for op in block.ops)
     tp = _sizes("tensor_parallel_size", tensor_parallel_size, count)
     pp = _sizes("pipeline_parallel_size", pipeline_parallel_size, count)
@@ -292,7 +292,7 @@ def _lacks_fp8(device: Hardware, quantization: str | None, kv_cache_dtype: str) 
     """Why a device is not tried with fp8, which it would have to convert; empty if it is."""
     for name, what in ((quantization, "weights"), (kv_cache_dtype, "KV cache")):
         if name == "fp8" and "fp8" not in device.flops:
-            return f"{device.name} does not multiply in fp8, which the {what} would be in"
+            return f"{device.name} has no fp8 units: fp8 {what} would have to be converted"
     return ""
 
 

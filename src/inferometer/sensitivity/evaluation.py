@@ -56,7 +56,7 @@ METRICS = {
     "throughput": TargetMetric("output_throughput", "output rate", "tokens/s", 1),
     "cost": TargetMetric("cost_per_million_output_tokens", "cost", "$/M tokens", -1),
     "energy": TargetMetric("joules_per_output_token", "energy", "J/token", -1),
-    "full-throughput": TargetMetric("full_output_throughput", "output rate, full load", "tokens/s", 1),
+    "full-throughput": TargetMetric("full_output_throughput", "output throughput, full load", "tokens/s", 1),
     "full-cost": TargetMetric("full_cost_per_million_output_tokens", "cost, full load", "$/M tokens", -1),
 }
 FULL_LOAD = "full_"  # how the fields at the largest batch begin

@@ -8,17 +8,17 @@ from .sensitivity_report import ComparisonRow, ParameterEffect, Platform, Sensit
 from .sizing import MAX_GPUS
 from .targets import REACH
 
-FOLLOWED = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "full_output_throughput": "output rate at full load"}
+FOLLOWED = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "full_output_throughput": "output throughput at full load"}
 NOTABLE = 0.01  # the smallest relative change that a summary mentions
 BINDING = {
     "weights": "memory for weights",
     "kv_cache": "memory for the KV cache",
-    "layout": "layouts that the model allows",
+    "layout": "the layouts that the model allows",
     "flops": "FLOP/s",
     "memory_bandwidth": "memory bandwidth",
     "memory": "memory size",
     "links": "the links",
-    "host": "time of the host and of starting kernels",
+    "host": "host time and kernel start-up",
 }
 
 
@@ -71,7 +71,7 @@ def _capitalized(text: str) -> str:
 
 
 def parameters_summary(report: Sensitivity) -> str:
-    """``TPOT follows memory bandwidth (−7.2% with 10% more, +8.8% with 10% less); nothing else moves it by 1%.``"""
+    """``TPOT depends most on memory bandwidth (−7.2% for 10% more, +8.8% for 10% less); …``"""
     followed = [_follows(report, field, label) for field, label in FOLLOWED.items()]
     targets = [target_sentence(metric, target, report) for metric, target in report.targets.items()]
     return " ".join(filter(None, [_memory_sentence(report), *followed, *targets]))
@@ -95,13 +95,14 @@ def _follows(report: Sensitivity, field: str, label: str) -> str:
     ranked = sorted(((_largest_change(e, field), e) for e in alone), key=lambda pair: -pair[0])
     (most, first), rest = ranked[0], ranked[1:]
     if most < NOTABLE:
-        return f"No figure alone moves {label} by 1%."
+        return f"No single figure changes {label} by 1%."
     up, down = (percent_change(change.change[field]) for change in (first.up, first.down))
     others = [f"{short_label(e)} ({_up_and_down(e, field)})" for change, e in rest if change >= NOTABLE]
     then = f", then {', '.join(others)}" if others else ""
     return (
-        f"{_capitalized(label)} follows {short_label(first)} ({up} with 10% more, {down} with 10% less){then}; nothing "
-        "else moves it by 1%."
+        f"{_capitalized(label)} depends most on {short_label(first)} ({up} for "
+        f"10% more, {down} for 10% less){then}; nothing "
+        "else changes it by 1%."
     )
 
 
@@ -115,16 +116,16 @@ def _up_and_down(effect: ParameterEffect, field: str) -> str:
 
 def target_sentence(metric_name: str, target: Target, report: Sensitivity) -> str:
     """What one target takes, or leaves."""
-    head = _capitalized(limit_text(metric_name, target.limit))
+    head, now = _capitalized(limit_text(metric_name, target.limit)), _now(metric_name, target)
     pairs = [(report.figures[key], one) for key, one in target.figures.items() if not report.figures[key].within]
     if target.holds:
         bounded = [(effect, one) for effect, one in pairs if one.factor is not None]
         if not bounded:
-            return f"{head} holds ({_now(target)} now), and no figure alone breaks it within a factor of {2**REACH}."
+            return f"{head} is met (now {now}), and no single figure breaks it within a factor of {2**REACH}."
         effect, one = min(bounded, key=lambda pair: _distance(pair[1]))
-        return f"{head} holds ({_now(target)} now) until {short_label(effect)} is {_solution_text(effect, one)}."
-    ways = [f"{short_label(e)} alone at {_solution_text(e, one)}" for e, one in pairs if one.status == "reached"]
-    return f"{head} ({_now(target)} now) takes {' or '.join(ways) or 'more than one figure'}."
+        return f"{head} is met (now {now}) until {short_label(effect)} is {_solution_text(effect, one)}."
+    ways = [f"{short_label(e)} of {_solution_text(e, one)}" for e, one in pairs if one.status == "reached"]
+    return f"{head} (now {now}) needs {' or '.join(ways) or 'changes to more than one figure'}."
 
 
 def unreachable_reason(metric_name: str, target: Target) -> str:
@@ -133,12 +134,14 @@ def unreachable_reason(metric_name: str, target: Target) -> str:
     bests = [one.best for one in target.figures.values() if one.best is not None]
     best = (min if metric.better < 0 else max)(bests, default=0.0)
     if any(one.status == "reached" for one in target.figures.values()):
-        return f"{limit} takes all speeds at once: {metric.label} is {_now(target)} {metric.unit} now"
-    return f"no figure alone brings {limit}: it is {_now(target)} now and {best:.4g} {metric.unit} at best"
+        return f"{limit} needs all speeds to rise together: {metric.label} is now {_now(metric_name, target)}"
+    return (
+        f"no single figure reaches {limit}: it is now {_now(metric_name, target)}, and {best:.4g} {metric.unit} at best"
+    )
 
 
-def _now(target: Target) -> str:
-    return "nothing" if target.now is None else f"{target.now:.4g}"
+def _now(metric_name: str, target: Target) -> str:
+    return "–" if target.now is None else f"{target.now:.4g} {METRICS[metric_name].unit}"
 
 
 def _distance(one: Solution) -> float:
@@ -156,24 +159,23 @@ def _solution_text(effect: ParameterEffect, one: Solution) -> str:
 
 
 def platform_summary(report: Sensitivity, best: Platform | None) -> str:
-    """``4 × h100-sxm (-tp 4) are the smallest platform; memory for weights binds: 2 GPUs need …``"""
+    """``The smallest platform is 4 × h100-sxm (-tp 4). The limit is memory for weights: 2 GPUs need …``"""
     if best is None:
         return f"{_capitalized(report.reason or '')}."
     chosen = next(one for one in report.size if one.smallest is best)
-    verb = "is" if best.gpus == 1 else "are"
-    head = f"{best.gpus} × {best.gpu} ({best.layout}) {verb} the smallest platform"
+    head = f"The smallest platform is {best.gpus} × {best.gpu} ({best.layout})"
     if chosen.smaller is None:
-        return f"{head}: one GPU is enough, with {(best.memory_share or 0) * 100:.0f}% of its usable memory taken."
+        return f"{head}, with {(best.memory_share or 0) * 100:.0f}% of its usable memory in use."
     smaller = chosen.smaller
     where = f"{smaller.gpus} × {smaller.gpu}" + (f" ({smaller.layout})" if smaller.layout else "")
-    return f"{head}; what binds is {binding_text(smaller.binding)}: {where}: {smaller.reason}."
+    return f"{head}. The limit is {binding_text(smaller.binding)}: {where}: {smaller.reason}."
 
 
 def no_platform_reason(sizes: list[Size]) -> str:
     """Why no platform works."""
     names = " or ".join(one.gpu for one in sizes)
     closest = [f"closest {_closest(one)}" for one in sizes]
-    return f"no platform of up to {MAX_GPUS} × {names} does it: {'; '.join(closest)}"
+    return f"no platform of up to {MAX_GPUS} × {names} meets it: {'; '.join(closest)}"
 
 
 def _closest(one: Size) -> str:
@@ -199,11 +201,11 @@ def _model_sentence(first: ComparisonRow, other: ComparisonRow) -> str:
     stays = "" if other.fits else " and does not fit"
     best = other.size.smallest if other.size else None
     gpus = (
-        f"{best.gpus} × {best.gpu} ({best.layout}) keep {kept}" if best else f"no layout of up to {MAX_GPUS} GPUs does"
+        f"{best.gpus} × {best.gpu} ({best.layout}) match {kept}" if best else f"no layout of up to {MAX_GPUS} GPUs does"
     )
     if not best and other.size:
         gpus += f" (closest {_closest(other.size)})"
-    return f"On the same machine {other.label} has {', '.join(lost)}{stays}; {_demand_clause(other, kept)}; {gpus}."
+    return f"On the same machine, {other.label} has {', '.join(lost)}{stays}; {_demand_clause(other, kept)}; {gpus}."
 
 
 def _demand_clause(row: ComparisonRow, kept: str) -> str:
@@ -211,9 +213,9 @@ def _demand_clause(row: ComparisonRow, kept: str) -> str:
     if d.flops is None or d.memory_bandwidth is None:
         pairs = (("TTFT", d.flops), ("TPOT", d.memory_bandwidth))
         missed = " and ".join(label for label, factor in pairs if not factor)
-        return f"no FLOP/s and bandwidth keep {missed}, because of {binding_text(d.binding)}"
+        return f"no amount of FLOP/s and bandwidth matches {missed}, because of {binding_text(d.binding)}"
     flops, bandwidth, memory = map(factor_text, (d.flops, d.memory_bandwidth, d.memory))
-    return f"keeping {kept} takes FLOP/s {flops}, bandwidth {bandwidth}, memory {memory}"
+    return f"matching {kept} takes FLOP/s {flops}, bandwidth {bandwidth}, memory {memory}"
 
 
 def usecases_summary(report: Sensitivity) -> str:

@@ -169,15 +169,15 @@ def _host(request: Request) -> list[Parameter]:
 
     floor = _engine_fields("step_floor", "step_floor_per_sequence", "step_floor_per_state_group")
     return [
-        seconds("launch", "launching kernels", engine.host_launch, _launch, any(engine.launch.values())),
+        seconds("launch", "kernel launch", engine.host_launch, _launch, any(engine.launch.values())),
         seconds(
             "step_overhead",
-            "host time of a step",
+            "host time per step",
             engine.step_overhead,
             _engine_fields("step_overhead"),
             engine.step_overhead > 0,
         ),
-        seconds("step_floor", "shortest step of the host", engine.step_floor, floor, engine.step_floor > 0),
+        seconds("step_floor", "minimum host time per step", engine.step_floor, floor, engine.step_floor > 0),
         seconds(
             "request_overhead",
             "front end, per request",
@@ -185,7 +185,7 @@ def _host(request: Request) -> list[Parameter]:
             _engine_fields("request_overhead", "http_overhead"),
             frontend > 0,
         ),
-        seconds("kernels.fixed", "start of a kernel", None, _kernel_starts, starts),
+        seconds("kernels.fixed", "kernel start-up", None, _kernel_starts, starts),
     ]
 
 
@@ -212,7 +212,7 @@ def _kernel_starts(request: Request, factor: float) -> Request:
 
 def _all_speeds() -> Parameter:
     """FLOP/s, memory and links as one: what is left of the time is the host's and the kernels' own."""
-    return Parameter(ALL_SPEEDS, "all speeds at once", "", None, _speeds, within=ALL_SPEEDS)
+    return Parameter(ALL_SPEEDS, "all speeds together", "", None, _speeds, within=ALL_SPEEDS)
 
 
 def _speeds(request: Request, factor: float) -> Request:

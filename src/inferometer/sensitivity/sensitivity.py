@@ -62,12 +62,12 @@ def sensitivity(
     question = _question(size=size, compare=compare is not None, compare_usecases=compare_usecases)
     names = sizing.model_names(compare) if compare is not None else []
     if model is None and not names:
-        raise BadValue("sensitivity needs a MODEL, or `compare` with the models to hold against each other")
+        raise BadValue("sensitivity needs a MODEL, or `compare` with the models to compare")
     gpus = catalog.gpu_names(str(gpu))
     if len(gpus) > 1 and not size:
-        raise BadValue("only `size` looks at several GPU types; give one name to `gpu`")
+        raise BadValue("only `size` takes several GPU types; give one name to `gpu`")
     if limits and question and not size:
-        raise BadValue(f"`target` cannot be combined with `{question}`, which has limits of its own")
+        raise BadValue(f"`target` cannot be combined with `{question}`, which has its own limits")
     first = model if model is not None else names.pop(0)
 
     def build(name: str = first, **more: Any) -> Request:
@@ -92,19 +92,19 @@ def _question(**given: bool) -> str:
             raise BadValue(f"`{name}` must be True or False, not {abbreviate(value)}")
     chosen = [name for name, value in given.items() if value]
     if len(chosen) > 1:
-        raise BadValue(f"`{chosen[0]}` and `{chosen[1]}` are two questions: ask one of them")
+        raise BadValue(f"`{chosen[0]}` and `{chosen[1]}` are two questions: give only one")
     return chosen[0] if chosen else ""
 
 
 def _refuse_layout(kwargs: Mapping[str, Any]) -> None:
     given = {name: kwargs.get(name) not in (None, 1) for name in LAYOUT}
-    refuse("`size` chooses the layout itself and cannot be combined with {}", given)
+    refuse("`size` chooses the layout and cannot be combined with {}", given)
 
 
 def _refuse_workload(kwargs: Mapping[str, Any]) -> None:
     given = {name: kwargs.get(name) is not None for name in WORKLOAD}
     refuse(
-        "`compare_usecases` brings lengths and batches of its own and cannot be combined with {}",
+        "`compare_usecases` sets its own lengths and batch sizes and cannot be combined with {}",
         given | {"prefix_len": kwargs.get("prefix_len")},
     )
 

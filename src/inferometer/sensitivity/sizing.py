@@ -101,7 +101,7 @@ def _best_layout(request: Request, gpus: int, limits: Mapping[str, float], on_on
             works=False,
             binding="weights",
             short=weights / usable - 1,
-            reason=f"weights alone are {size(weights)} of {size(usable)} usable per GPU",
+            reason=f"needs {size(weights)} for weights alone, of {size(usable)} usable per GPU",
             price_per_hour=_price_per_hour(request, gpus),
         )
     return min((_platform(with_layout(request, *ranks), limits) for ranks in _layouts(request, gpus)), key=_rank)
@@ -163,7 +163,10 @@ def _judge(platform: Platform, request: Request, limits: Mapping[str, float]) ->
         return replace(platform, works=True)
     worst = max(missed, key=lambda name: missed[name][0])
     metric, (short, value) = METRICS[worst], missed[worst]
-    reason = f"{metric.label} {value:.4g} {metric.unit} instead of {limits[worst]:.4g}, off by {percent(short)}"
+    reason = (
+        f"{metric.label} {value:.4g} {metric.unit} instead of {limits[worst]:.4g} "
+        f"{metric.unit}, off by {percent(short)}"
+    )
     return replace(platform, binding=worst, short=short, reason=reason)
 
 
@@ -193,7 +196,7 @@ def compare_models(
         if other.model.kind != request.model.kind:
             raise BadValue(
                 f"`compare` {request.model.name} with {other.model.name}: a {request.model.kind} and a "
-                f"{other.model.kind} model have no time in common"
+                f"{other.model.kind} model have no metric in common"
             )
         if other.model.name != request.model.name:
             rows.append(_model_row(other, limits))
@@ -253,5 +256,5 @@ def model_names(given: str | Iterable[str]) -> list[str]:
     names = given.split(",") if isinstance(given, str) else [str(name) for name in given]
     names = [name.strip() for name in names if name.strip()]
     if not names:
-        raise BadValue("`compare` needs the names of models, with commas between")
+        raise BadValue("`compare` needs the names of models, separated by commas")
     return list(dict.fromkeys(names))

@@ -111,7 +111,7 @@ def parse_autoscaling(given: str | Mapping[str, Any] | AutoscalingOptions) -> Au
     values: dict[str, Any] = {}
     for key, value in given.items():
         if key not in (*_NUMBERS, "policy"):
-            raise UnknownName("word of `autoscale`", key, (*_NUMBERS, "policy"), field="autoscale")
+            raise UnknownName("key of `autoscale`", key, (*_NUMBERS, "policy"), field="autoscale")
         values[key] = value if key == "policy" else _number(key, value)
     options = AutoscalingOptions(**values)
     if options.policy not in POLICIES or options.policy == "schedule":
@@ -126,10 +126,10 @@ def check_autoscaling(
 ) -> OpenLoop:
     """The source of requests, if replicas that come and go can serve it so."""
     reasons = {
-        "one kind of replica that reads and answers: leave `pools`, `prefill_replicas` away": num_pools > 1,
-        "requests that come at times of their own: a trace with arrivals": isinstance(source, ClosedLoop),
+        "one aggregated pool of replicas: leave out `pools` and `prefill_replicas`": num_pools > 1,
+        "requests with arrival times: a `request_rate`, or a trace with arrivals": isinstance(source, ClosedLoop),
         "the `router` round_robin": router != "round_robin",
-        "target=…: the requests, running and waiting, of each replica": options.policy == "hpa" and not options.target,
+        "target=…: requests per replica, running and waiting": options.policy == "hpa" and not options.target,
     }
     for reason, lacks in reasons.items():
         if lacks:

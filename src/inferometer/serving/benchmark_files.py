@@ -129,12 +129,13 @@ def _rate(result: BenchServeResult, where: str) -> tuple[float, tuple[str, ...]]
     """Requests a second, from a number, 'inf', or the run itself where its rate varied."""
     rate = result.request_rate
     is_replay = rate is None and not result.max_concurrency and "all at once" not in result.traffic
-    is_replay |= not result.max_concurrency and "as they came" in result.traffic  # a trace at its own rate
+    own_rate = any(text in result.traffic for text in ("as recorded", "as they came"))  # the latter until 0.1
+    is_replay |= own_rate and not result.max_concurrency
     if is_replay or rate == "trace" or result.ramp_up_strategy is not None:
         if result.request_throughput is None:
             raise BadFile(f"{where}: a rate that varied needs request_throughput")
         mean = result.request_throughput
-        return mean, (f"the rate varied: requests come at its mean, {mean:.3g}/s",)
+        return mean, (f"the rate varied: requests arrive at its mean, {mean:.3g}/s",)
     if isinstance(rate, str) and rate != "inf":
         raise BadFile(f"{where}: request_rate must be a number or 'inf', not {abbreviate(rate, 60)}")
     return math.inf if rate is None or isinstance(rate, str) else rate, ()
@@ -360,7 +361,7 @@ def _profile_export(data: Mapping[str, Any], where: str) -> Iterator[BenchmarkRe
         rows = [row for row in map(_profile_row, experiment.requests) if row is not None]
         if not rows:
             raise BadFile(
-                f"{where} has texts and no numbers of tokens (its server sent no usage); the summary that genai-perf "
+                f"{where} has texts but no token counts (its server sent no usage); the summary that genai-perf "
                 "writes beside it, profile_export_genai_perf.json, has them"
             )
         inputs, outputs, sent, first, last = np.array(sorted(rows, key=lambda row: row[2])).T
@@ -407,7 +408,7 @@ def _of_means(
     run: BenchmarkRun, requests: float, inputs: float, outputs: float, where: str, notes: tuple[str, ...] = ()
 ) -> BenchmarkRequests:
     columns = _mean_lengths(requests, inputs, outputs, where)
-    note = "the file has totals only: every request has the mean lengths"
+    note = "the file has totals only: every request gets the mean lengths"
     return BenchmarkRequests(columns, run, (*notes, note))
 
 
@@ -415,7 +416,7 @@ def _mean_lengths(requests: float, inputs: float, outputs: float, where: str) ->
     """Requests of the mean lengths, whole tokens, with the totals kept."""
     count = int(requests)
     if not 1 <= count <= 1e8 or not count <= inputs <= MAX_TOKENS * count or not 0 <= outputs <= MAX_TOKENS * count:
-        raise BadFile(f"{where}: {count:,} requests with {inputs:,.0f} and {outputs:,.0f} tokens are no run")
+        raise BadFile(f"{where}: {count:,} requests with {inputs:,.0f} and {outputs:,.0f} tokens are not a valid run")
 
     def dealt(total: float) -> np.ndarray:
         tokens = round(total)
@@ -434,7 +435,7 @@ def _inner(data: Any, *keys: str) -> dict[str, Any]:
 def _number(result: Mapping[str, Any], key: str, where: str) -> float:
     value: Any = result.get(key)
     if not _is_finite(value) or not value >= 0:
-        raise BadFile(f"{where}: {key} must be a number from 0 on, not {abbreviate(value, 60)}")
+        raise BadFile(f"{where}: {key} must be a number of at least 0, not {abbreviate(value, 60)}")
     return float(value)
 
 

@@ -76,7 +76,7 @@ class Capacity(ComparableResult, msgspec.Struct, kw_only=True, dict=True):
         """The capacity with labels, and latencies at the highest rate: ``capacity.summary()["p99_ttft_ms"]``"""
         summarize = self.remembered("summarize")
         if summarize is None:
-            raise BadValue("this capacity says nothing of its plan: `summary` is of one that `find_capacity` returned")
+            raise BadValue("this capacity has no plan: `summary` needs the result of `find_capacity`")
         summary: dict[str, Any] = summarize(self)
         return summary
 
@@ -231,12 +231,12 @@ def _run_draw(work: tuple[CapacityCase, float, int, float]) -> tuple[RateRun, fl
 
 def _check_trace(trace: Trace, options: Mapping[str, Any]) -> None:
     if options.get("autoscale") is not None:
-        raise BadValue("`find_capacity` is of a fixed number of replicas: leave `autoscale` away")
+        raise BadValue("`find_capacity` needs a fixed number of replicas: leave out `autoscale`")
     if len(trace) < 2:
-        raise BadValue(f"a rate needs at least two requests, not {len(trace)}")
+        raise BadValue(f"`find_capacity` needs at least two requests, not {len(trace)}")
     if options.get("max_concurrency") is not None or (trace.after is not None and (trace.after >= 0).any()):
         raise BadValue(
-            "`find_capacity` finds a rate of arrivals, which requests that wait for others have not "
+            "`find_capacity` needs independent arrivals, not requests that wait for others "
             "(`max_concurrency`, the turns of a conversation)"
         )
 
@@ -247,10 +247,10 @@ def _check(limits: dict[str, float], share: Any, precision: Any) -> None:
             raise UnknownName("`goodput` metric", name, GOODPUT_METRICS)
         check_positive(f"`goodput` {name}", limit)
     if not limits:
-        raise BadValue("`find_capacity` needs limits that must hold: `goodput` ttft:500,tpot:50")
+        raise BadValue("`find_capacity` needs latency limits: `goodput` ttft:500,tpot:50")
     if not is_number(share) or not 0 < share <= 1:
         raise BadValue(
-            f"the share of requests that must keep the limits is above 0 and at most 1, not {abbreviate(share)}"
+            f"the share of requests that must meet the limits is above 0 and at most 1, not {abbreviate(share)}"
         )
     check_positive("precision", precision, 1.0)
 
@@ -276,9 +276,9 @@ class CapacityQuestion(NamedTuple):
     ) -> CapacityQuestion:
         """The requests and the plan that some keywords ask for."""
         if not goodput:
-            raise BadValue("`find_capacity` needs limits that must hold: `goodput` ttft:500,tpot:50")
+            raise BadValue("`find_capacity` needs latency limits: `goodput` ttft:500,tpot:50")
         if options.get("request_rate") is not None:
-            raise BadValue("`find_capacity` looks for the rate itself: leave `request_rate` away")
+            raise BadValue("`find_capacity` finds the rate: leave out `request_rate`")
         plan_options = dict(options)
         seed = plan_options.get("seed") or 0
         supply = _supply(plan_options)

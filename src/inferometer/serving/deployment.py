@@ -108,9 +108,7 @@ def build_pool(request: Request, replicas: int, trace: Trace, num_gpu_blocks: in
             field="data_parallel_size",
         )
     if request.model.kind != "decoder":
-        raise BadValue(
-            f"{request.model.name} is a {request.model.kind} model: only a decoder answers requests with tokens"
-        )
+        raise BadValue(f"{request.model.name} is a {request.model.kind} model: only a decoder generates tokens")
     bound_plan = request.bind()
     bound_plan = bound_plan._replace(env={**bound_plan.env, "uniform_lengths": 0.0})  # sequences of all lengths
     plan = request.plan
@@ -155,7 +153,7 @@ def _kv_capacity(bound_plan: BoundPlan, mean_len: int) -> tuple[int, int, str]:
     if num_blocks and max_num_seqs:
         return num_blocks, max_num_seqs, ""
     needed, usable = table.total_bytes / 1e9, table.usable_bytes / 1e9
-    reason = f"needs {needed:.1f} GB of the {usable:.1f} GB per GPU that it may use, and leaves no KV cache"
+    reason = f"needs {needed:.1f} GB of the {usable:.1f} GB per GPU usable, which leaves no room for the KV cache"
     return num_blocks, max_num_seqs, reason
 
 
@@ -166,8 +164,8 @@ def scheduler_limits(pool: ReplicaPool, options: ServingOptions) -> SchedulerLim
     max_tokens, max_seqs = plan.max_num_batched_tokens, min(plan.max_num_seqs, pool.max_num_seqs)
     if max_tokens < max_seqs and options.scheduler in ("vllm", "sarathi"):
         raise BadValue(
-            f"`max_num_batched_tokens` {max_tokens:,} must be at least `max_num_seqs` {max_seqs:,}: everyone who "
-            "decodes needs a token of the budget"
+            f"`max_num_batched_tokens` {max_tokens:,} must be at least `max_num_seqs` {max_seqs:,}: every "
+            "decoding sequence takes one token of the budget"
         )
     is_static = options.scheduler == "static"
     return SchedulerLimits(

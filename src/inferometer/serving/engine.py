@@ -393,7 +393,7 @@ class EngineCore(RequestFlow):
         cache, tokens = self.kv_cache, self.table.prefill_target[i]
         self.refused[i] = Rejection(
             RejectionKind.KV_BLOCKS,
-            f"{tokens:,} tokens do not fit into the {cache.num_blocks:,} blocks of {cache.block_size} tokens that "
+            f"{tokens:,} tokens do not fit in the {cache.num_blocks:,} blocks of {cache.block_size} tokens that "
             "the KV cache has",
         )
         if self.on_finished:

@@ -14,13 +14,14 @@ import numpy as np
 from ..base.errors import BadValue, UnknownName, abbreviate, check_positive
 from .outcome import Outcome
 
-LATENCIES = ("ttft", "tpot", "itl", "e2el")
+LABELS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2E"}
+LATENCIES = tuple(LABELS)
 GOODPUT_METRICS = ("ttft", "tpot", "e2el")  # what `goodput` may limit: what a request has one of
 PERCENTILES = (90, 99)
 
 
 def parse_goodput(goodput: str | Iterable[str] | Mapping[str, float]) -> dict[str, float]:
-    """Limits in ms that a good request keeps: ``parse_goodput("ttft:500,tpot:50")  # {'ttft': 500.0, 'tpot': 50.0}``"""
+    """Limits in ms that a good request meets: ``parse_goodput("ttft:500,tpot:50")  # {'ttft': 500.0, 'tpot': 50.0}``"""
     if isinstance(goodput, Mapping):
         goodput = [f"{name}:{limit}" for name, limit in goodput.items()]
     texts = [goodput] if isinstance(goodput, str) else goodput
@@ -42,6 +43,11 @@ def parse_goodput(goodput: str | Iterable[str] | Mapping[str, float]) -> dict[st
             raise BadValue(f"`goodput` limits {name} twice: {limits[name.lower()]:g} and {limit:g} ms")
         limits[name.lower()] = limit
     return limits
+
+
+def limits_text(limits: Mapping[str, float]) -> str:
+    """Limits as people write them: ``limits_text({"ttft": 500.0})  # 'TTFT ≤ 500 ms'``"""
+    return ", ".join(f"{LABELS[name]} ≤ {limit:g} ms" for name, limit in limits.items())
 
 
 def latencies(outcome: Outcome) -> dict[str, np.ndarray]:

@@ -140,10 +140,10 @@ def _rejection(input_len: int, output_len: int, max_model_len: int, kv_cache_tok
     if input_len >= max_model_len:
         return Rejection(
             RejectionKind.MAX_MODEL_LEN,
-            f"the prompt of {input_len:,} tokens and at least one of the answer are longer than the maximum "
+            f"the prompt of {input_len:,} tokens plus one output token exceeds the maximum "
             f"model length of {max_model_len:,}",
         )
     return Rejection(
         RejectionKind.KV_CACHE,
-        f"{input_len:,} + {output_len:,} tokens are more than the {kv_cache_tokens:,} that the KV cache holds",
+        f"{input_len:,} + {output_len:,} tokens exceed the {kv_cache_tokens:,} that the KV cache holds",
     )

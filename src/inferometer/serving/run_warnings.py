@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from ..base.units import percent, seconds
+from ..base.units import percent, plural, seconds
 from ..inference.step_cliffs import budget_cliff, graph_cliff, tokens_per_decode
 from ..specs.arguments import flag
 from .arrivals import is_closed_loop
@@ -54,15 +54,15 @@ def _growing_queue(trace: Trace, options: ServingOptions, outcome: Outcome) -> s
         count = int(outcome.done.sum())
         answered = f"{count / outcome.duration_s:.3g}"
         return (
-            f"requests come at {count / lasted:.3g} a second and are answered at {answered}: the queue grows as long "
-            f"as they come, and latencies depend on the length of the run; {flag('request_rate')} below {answered}, "
-            f"more replicas, or {flag('find_capacity')} for the highest rate that holds"
+            f"requests arrive at {count / lasted:.3g}/s but complete at {answered}/s: the queue keeps growing, so "
+            f"latencies depend on the length of the run; use {flag('request_rate')} below {answered}, more replicas, "
+            f"or {flag('find_capacity')} to find the highest rate"
         )
     if too_short(outcome) and trace.source in ("", "synthetic"):
         mean = float(np.nanmean(outcome.finished_s - outcome.arrival_s))
         return (
-            f"requests came for {seconds(lasted)} and took {seconds(mean)} each: a burst, which does not show what a "
-            f"rate does in the long run; a larger {flag('num_prompts')} does"
+            f"requests arrive for only {seconds(lasted)} and take {seconds(mean)} each: this is a burst, not a steady "
+            f"state; use a larger {flag('num_prompts')}"
         )
     return ""
 
@@ -122,9 +122,9 @@ def _small_cache(pools: Pools, outcome: Outcome) -> str:
     seats = max(1, int(pool.kv_cache_tokens / float(lengths.mean())))
     smaller = f", or {flag('kv_cache_dtype')} fp8" if pool.bound_plan.plan.kv_cache_dtype != "fp8" else ""
     return (
-        f"{preemptions:,} times a request lost its KV cache and was computed anew: a replica's cache of "
-        f"{pool.kv_cache_tokens:,} tokens holds {seats:,} requests to their ends; {flag('max_num_seqs')} {seats} lets "
-        f"no more begin{smaller}"
+        f"{plural(preemptions, 'preemption')}, each of which recomputes a request: the KV cache of a replica, "
+        f"{pool.kv_cache_tokens:,} tokens, holds {plural(seats, 'request')} at full length; use "
+        f"{flag('max_num_seqs')} {seats}{smaller}"
     )
 
 
@@ -135,16 +135,16 @@ def _idle_options(trace: Trace, pools: Pools, options: ServingOptions, outcome: 
     no_prefixes = trace.blocks is None or outcome.prefix_hit_rate == 0
     idle = [
         (options.policy == "priority" and trace.priority is None, "policy", "the requests have no priorities"),
-        (options.router != "round_robin" and replicas == 1, "router", "there is one replica"),
+        (options.router != "round_robin" and replicas == 1, "router", "there is only one replica"),
         (threshold >= longest > 0 and threshold > 0, "long_prefill_token_threshold", "no prompt is longer"),
-        (bool(options.enable_prefix_caching) and no_prefixes, "enable_prefix_caching", "no two prompts begin alike"),
+        (bool(options.enable_prefix_caching) and no_prefixes, "enable_prefix_caching", "no two prompts share a prefix"),
         (
             options.max_concurrency is not None and options.max_concurrency >= len(trace),
             "max_concurrency",
             f"there are {len(trace):,} requests",
         ),
     ]
-    return [f"{flag(name)} changes nothing here: {why}" for holds, name, why in idle if holds]
+    return [f"{flag(name)} has no effect here: {why}" for holds, name, why in idle if holds]
 
 
 # ------------------------------------------------------------------ does a queue grow?

@@ -191,21 +191,23 @@ def _check_against_plans(options: ServingOptions, plans: list[BoundPlan]) -> Non
     """Refuse options that have no meaning with the scheduler or the plans that were chosen."""
     for name in ("batch_wait_timeout_iters", "attention_dp_timeout_iters", "attention_dp_batching_wait_iters"):
         if getattr(options, name) and options.scheduler != "trtllm":
-            raise BadValue(f"`{name}` is of the scheduler trtllm, not of {options.scheduler}")
+            raise BadValue(f"`{name}` applies to the scheduler trtllm, not to {options.scheduler}")
     if options.attention_dp_batching_wait_iters and not options.attention_dp_timeout_iters:
         raise BadValue(
             "`attention_dp_batching_wait_iters` are steps after every rank has a prompt: give "
             "`attention_dp_timeout_iters`, the steps that ranks wait for that, too"
         )
     if options.prefill_max_requests is not None and options.scheduler != "prefill_first":
-        raise BadValue(f"`prefill_max_requests` is of the scheduler prefill_first (SGLang), not of {options.scheduler}")
+        raise BadValue(
+            f"`prefill_max_requests` applies to the scheduler prefill_first (SGLang), not to {options.scheduler}"
+        )
     if options.prefill_schedule_interval > 1:
         _check_schedule_interval(options, plans[0])
     pipelined = any(plan.plan.pipeline_parallel_size > 1 for plan in plans)
     for name in ("scheduler_recv_interval", "prefill_schedule_interval"):
         if getattr(options, name) > 1 and pipelined:
             raise BadValue(
-                f"`{name}` counts the steps of one batch: it has no meaning with `pipeline_parallel_size` above 1"
+                f"`{name}` counts the steps of one batch: it does not apply with `pipeline_parallel_size` above 1"
             )
 
 
@@ -215,9 +217,11 @@ def _check_schedule_interval(options: ServingOptions, bound_plan: BoundPlan) -> 
     has_experts = any("num_experts" in block.dims for block in bound_plan.text)
     if options.scheduler != "vllm" or engine.name != "vllm":
         label = engine.label or engine.name
-        raise BadValue(f"`prefill_schedule_interval` is of vLLM, not of {label} with the scheduler {options.scheduler}")
+        raise BadValue(
+            f"`prefill_schedule_interval` applies to vLLM, not to {label} with the scheduler {options.scheduler}"
+        )
     if version_number(engine.version) < SCHEDULE_INTERVAL_SINCE:
-        raise BadValue(f"`prefill_schedule_interval` is of vLLM 0.24 and later, not of {engine.version}")
+        raise BadValue(f"`prefill_schedule_interval` applies to vLLM 0.24 and later, not to {engine.version}")
     if bound_plan.plan.data_parallel_size == 1 or not has_experts:
         raise BadValue(
             "`prefill_schedule_interval` balances the data-parallel ranks of a mixture of experts: it has no effect "
@@ -234,19 +238,16 @@ def _pool_options(
 ) -> list[dict[str, Any]]:
     """The keywords of every pool of replicas, with its role and how many there are."""
     if (prefill_replicas is None) != (decode_replicas is None):
-        raise BadValue(
-            "`prefill_replicas` and `decode_replicas` come together: prompts are read on the first and "
-            "answered on the second"
-        )
+        raise BadValue("`prefill_replicas` and `decode_replicas` go together: give both, or neither")
     if prefill_replicas is not None and pools is not None:
-        raise BadValue("pools say themselves which replicas read and which answer: leave out `prefill_replicas`")
+        raise BadValue("pools set the role of their replicas: leave out `prefill_replicas`")
     if prefill_replicas is not None and decode_replicas is not None:
         pools = [{"role": "prefill", "replicas": prefill_replicas}, {"role": "decode", "replicas": decode_replicas}]
     checked = [_one_pool(given, gpu, plan_options) for given in ([{}] if pools is None else pools)]
     roles = {pool["role"] for pool in checked}
     if not checked or roles not in ({"both"}, {"prefill", "decode"}):
         raise BadValue(
-            "pools must all do both, or some read prompts (role prefill) and others answer (role decode); "
+            "pools must all have role both, or some role prefill and others role decode; "
             f"given: {', '.join(sorted(roles)) or 'none'}"
         )
     return checked
@@ -258,7 +259,7 @@ def _one_pool(given: Mapping[str, Any], gpu: str, plan_options: dict[str, Any]) 
     allowed = {"role", "replicas", "async_scheduling", *_PLAN_KEYWORDS}
     unknown = next((name for name in given if name not in allowed), None)
     if unknown is not None:
-        raise UnknownName("word of a pool", unknown, allowed)
+        raise UnknownName("key of a pool", unknown, allowed)
     pool = {"gpu": gpu, **plan_options, "role": "both", "replicas": 1, "async_scheduling": None, **given}
     if pool["role"] not in ROLES:
         raise UnknownName("role of a pool", pool["role"], ROLES)

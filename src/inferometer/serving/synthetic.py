@@ -232,7 +232,7 @@ def _arrivals(rng: np.random.Generator, count: int, rate: Any, burstiness: Any) 
     """Gaps from a gamma distribution of mean 1/rate: 1 is Poisson, less comes in bursts, more is more even."""
     if not is_number(rate) or not rate >= LEAST_RATE:
         raise BadValue(
-            f"`request_rate` must be a positive number of requests a second from {LEAST_RATE:g}, or inf, not "
+            f"`request_rate` must be a positive number of requests per second, from {LEAST_RATE:g}, or inf, not "
             f"{abbreviate(rate)}"
         )
     if not is_number(burstiness) or not 1e-6 <= burstiness <= 1e6:
@@ -247,7 +247,9 @@ def with_shared_prefix(trace: Trace, prefix_len: int) -> Trace:
     """The requests of a trace, whose first tokens are the same: ``with_shared_prefix(trace, 512)``"""
     shared = check_int("prefix_len", prefix_len, least=0, most=MAX_TOKENS)
     if trace.blocks is not None:
-        raise BadValue(f"`prefix_len` {shared:,} says what {trace.source} says itself: which prompts begin alike")
+        raise BadValue(
+            f"`prefix_len` {shared:,} cannot be combined with {trace.source}, which has its own shared prefixes"
+        )
     zeros = np.zeros(len(trace), np.int64)
     blocks = shared_blocks(trace.input_tokens, trace.output_tokens, prefix=zeros, prefix_tokens=zeros + shared)
     return msgspec.structs.replace(trace, blocks=blocks, block_tokens=BLOCK)
@@ -256,7 +258,7 @@ def with_shared_prefix(trace: Trace, prefix_len: int) -> Trace:
 def with_users(trace: Trace, users: int | None, think_time: float | str, seed: int = 0) -> Trace:
     """The requests of a trace, sent in turn by so many users with pauses in between: ``with_users(trace, 8, 2.0)``"""
     if users is None or trace.after is not None:
-        why = "is of users, whose number is `max_concurrency`" if users is None else "stands in the trace itself"
+        why = "needs users: give `max_concurrency`" if users is None else "is already in the trace"
         raise BadValue(f"`think_time` {abbreviate(think_time)} {why}")
     pause = parse_distribution("think_time", think_time, least=0, most=1e7)
     rng = np.random.default_rng(check_int("seed", seed, least=0, most=2**63))
@@ -293,7 +295,7 @@ def scale_to_rate(trace: Trace, rate: float, seed: int = 0) -> Trace:
 
 def stretch_label(stretch: float) -> str:
     """How arrivals were stretched, for headers: ``stretch_label(2.3)  # 'its arrivals stretched ×2.3'``"""
-    return f"its arrivals {'stretched' if stretch >= 1 else 'compressed'} ×{max(stretch, 1 / stretch):.3g}"
+    return f"arrivals {'stretched' if stretch >= 1 else 'compressed'} ×{max(stretch, 1 / stretch):.3g}"
 
 
 # ------------------------------------------------------------------ the requests that `simulate` and `bench` send
@@ -319,7 +321,7 @@ class LoadedTraffic(NamedTuple):
 
     trace: Trace
     lengths: str  # '1024 in, 128 out', or the file that they are of
-    schedule: str  # 'at 8/s', 'all at once', '16 at a time', 'as they came'
+    schedule: str  # 'at 8/s', 'all at once', '16 at a time', 'as recorded'
     conversations: str = ""
     max_concurrency: int | None = None  # as it was given, or as the benchmark was run whose result the trace is
 
@@ -340,7 +342,7 @@ def load_traffic(options: dict[str, Any], max_concurrency: int | None) -> Loaded
         return _replayed(given, max_concurrency)
     for key in ("columns", "run"):
         if given[key] is not None:
-            raise BadValue(f"`{key}` is of the file that `trace` names")
+            raise BadValue(f"`{key}` applies to a `trace` file only")
     input_len, output_len = _or(given["input_len"], 1024), _or(given["output_len"], 128)
     rate = _or(given["request_rate"], math.inf)
     trace = synthetic(
@@ -367,7 +369,7 @@ def _replayed(given: dict[str, Any], max_concurrency: int | None) -> LoadedTraff
     """The requests of a file, perhaps fewer, with a shared prefix, of so many users, or at another rate."""
     for key in ("input_len", "output_len", "turns"):
         if given[key]:
-            raise BadValue(f"`trace` says all lengths itself and cannot be combined with `{key}`")
+            raise BadValue(f"`trace` sets all lengths and cannot be combined with `{key}`")
     trace = given["trace"]
     if not isinstance(trace, Trace):
         trace = read_trace(trace, columns=given["columns"], run=given["run"])
@@ -379,7 +381,7 @@ def _replayed(given: dict[str, Any], max_concurrency: int | None) -> LoadedTraff
         trace = with_shared_prefix(trace, given["prefix_len"])
     if given["think_time"] is not None:
         trace = with_users(trace, max_concurrency, given["think_time"], given["seed"])
-    schedule = "one after another" if trace.arrival_s is None and max_concurrency is None else "as they came"
+    schedule = "one after another" if trace.arrival_s is None and max_concurrency is None else "as recorded"
     if given["request_rate"] is not None:
         trace, schedule = _rescheduled(trace, given)
     if max_concurrency is not None:

@@ -162,7 +162,7 @@ def read_runs(path: str | Path, *, columns: str | Mapping[str, str] | None = Non
         if benchmark is not None:
             runs = [run for result in table.objects() for run in benchmark.read(result, str(place))]
             if not runs:
-                raise BadFile(f"{place} has no requests that were answered")
+                raise BadFile(f"{place} has no completed requests")
             return [_of_run(run, str(place)) for run in runs]
         known = next((f for f in TRACE_FORMATS if set(f.needs) <= names), None)
         if known is None:
@@ -181,7 +181,7 @@ def _rows(table: Table, known: TraceFormat) -> Trace:
     pieces = [known.read(rows) for rows in table.chunks((*known.needs, *known.may_have), ragged=known.ragged)]
     answered = [piece for piece in pieces if len(piece["input_tokens"])]
     if not answered:
-        why = "no requests that were answered" if pieces else "a header but no requests"
+        why = "no completed requests" if pieces else "a header but no requests"
         raise BadFile(f"{table.path} has {why}")
     trace = _joined(answered, str(table.path), sum(piece.get("failed", 0) for piece in pieces))
     return msgspec.structs.replace(trace, at_client=known.at_client)
@@ -191,7 +191,7 @@ def _of_run(benchmark: BenchmarkRequests, source: str) -> Trace:
     """The requests of a run, sent as its load says where the file does not say when each was sent."""
     run = benchmark.run
     if not len(benchmark.columns["input_tokens"]):
-        raise BadFile(f"{source} has no requests that were answered")
+        raise BadFile(f"{source} has no completed requests")
     for summary in ("mean", "median"):
         ttft, e2e = (run.metrics.get(f"{summary}_{metric}_ms") for metric in ("ttft", "e2el"))
         if ttft is not None and e2e is not None and ttft > e2e * 1.001 + 0.01:
@@ -278,7 +278,7 @@ def check_measured(measured: Mapping[str, np.ndarray], source: str) -> None:
     wrong = np.flatnonzero(ttft > e2e * 1.001 + 0.01)
     if len(wrong):
         row = int(wrong[0])
-        more = f", and {len(wrong) - 1:,} more are so" if len(wrong) > 1 else ""
+        more = f" ({len(wrong) - 1:,} more rows, too)" if len(wrong) > 1 else ""
         raise BadFile(
             f"{source}: row {row + 1:,} has a TTFT of {ttft[row]:g} ms, above its E2E of {e2e[row]:g} ms{more}"
         )
@@ -287,7 +287,7 @@ def check_measured(measured: Mapping[str, np.ndarray], source: str) -> None:
 def _notes(failed: int, answered: int) -> tuple[str, ...]:
     if not failed:
         return ()
-    return (f"{failed:,} of {failed + answered:,} requests failed or were not counted: they are left out",)
+    return (f"{failed:,} of {failed + answered:,} requests failed or were not counted; they are ignored",)
 
 
 def _one_size(sizes: np.ndarray | None, source: str) -> int:

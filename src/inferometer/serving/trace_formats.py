@@ -74,7 +74,7 @@ OURS_MAY_HAVE = (
 )
 
 
-@trace_format("ours and the chat.csv of measurements", "input_tokens", "output_tokens", may_have=OURS_MAY_HAVE)
+@trace_format("inferometer's own format", "input_tokens", "output_tokens", may_have=OURS_MAY_HAVE)
 def _ours(rows: TableChunk) -> Columns:
     columns: Columns = {"input_tokens": _count(rows, "input_tokens", 1), "output_tokens": _count(rows, "output_tokens")}
     have = rows.columns
@@ -424,11 +424,11 @@ def unknown_format(where: str, names: Sequence[str], formats: Sequence[tuple[str
         return sum(name in names for name in entry[1]) / len(entry[1])
 
     if names and all(map(is_numeric, names)):
-        return BadFile(f"{where} has no names of columns: its first line is {shorten(names)}")
+        return BadFile(f"{where} has no column names: its first line is {shorten(names)}")
     name, needs = max(formats, key=share)
     lacks = [column for column in needs if column not in names]
     near = f"as {name} it lacks {', '.join(lacks[:3])}; " if len(lacks) < len(needs) else ""
     return _SayColumns(
-        f"{escape(where)} is no trace that is known: its columns are {escape(shorten(names))}; {near}"
+        f"{escape(where)} is not in a known trace format: its columns are {escape(shorten(names))}; {near}"
         "say which are which with `columns` input_tokens=NAME,output_tokens=NAME,arrival_s=NAME"
     )

@@ -117,7 +117,7 @@ def _shard(text: str | None) -> tuple[int, int]:
         return 0, 1
     match = _SHARD.fullmatch(text.strip()) if isinstance(text, str) else None
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
-        raise BadValue(f"`shard` must be a part and how many there are, such as 1/4, not {abbreviate(text)}")
+        raise BadValue(f"`shard` must be a part and the number of parts, such as 1/4, not {abbreviate(text)}")
     return int(match[1]) - 1, int(match[2])
 
 
@@ -140,9 +140,9 @@ class _FolderRun:
                 todo.append(part)
                 continue
             if not resume:
-                raise BadValue(f"{self.folder} has parts of this sweep already: `resume` goes on with the rest of them")
+                raise BadValue(f"{self.folder} already has parts of this sweep: use `resume` to compute the rest")
             if note.plan != self.plan:
-                raise BadFile(f"{self.path(part.number)} is a part of another sweep than the folder's {MANIFEST} says")
+                raise BadFile(f"{self.path(part.number)} belongs to another sweep than the folder's {MANIFEST}")
             self.tally.join(note.tally)
         return todo
 
@@ -158,7 +158,7 @@ class _FolderRun:
             return
         with suppress(OSError):
             if any(self.folder.iterdir()):
-                raise BadFile(f"{self.folder} has files that are not of a sweep: give an empty folder, or a new one")
+                raise BadFile(f"{self.folder} has files that do not belong to a sweep: give an empty or new folder")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -189,7 +189,7 @@ class _FolderRun:
         except WorkersLost as error:
             left = sum(_read_note(self.path(part.number)) is None for part in todo)
             raise error.with_sentence(
-                f"{error.sentence}; {left:,} parts are left, with which `resume` goes on"
+                f"{error.sentence}; {left:,} parts are left: use `resume` to compute them"
             ) from None
 
     def _count(self, tally: Tally, reached: Progress) -> None:

@@ -64,9 +64,9 @@ METRICS = (
     "total_bytes",
     "usable_bytes",
 )
-_TOO_MANY_SEQS = f"more sequences on a replica than {flag('max_num_seqs')} {{:,}}: they would not run at once"
+_TOO_MANY_SEQS = f"more sequences on a replica than {flag('max_num_seqs')} {{:,}}: they would not all run at once"
 _PREFIX_TOO_LONG = f"{flag('prefix_len')} must be shorter than the input"
-_OUT_OF_MEMORY = "needs more memory than the {} of each GPU that {} may use"
+_OUT_OF_MEMORY = "needs more memory than the {} per GPU that {} may use"
 
 
 # ------------------------------------------------------------------ chunks of a table

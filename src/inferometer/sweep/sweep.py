@@ -55,8 +55,8 @@ def checked_grid(model: Any, gpu: Any, *, to_file: bool, **axes: Any) -> Grid:
         )
     if grid.points > MAX_IN_MEMORY and not to_file:
         raise BadValue(
-            f"the grid has {grid.points:,} points, too many to be held: up to {MAX_IN_MEMORY:,} are, and more go to "
-            "a file alone, with sweep … -o FILE.parquet and without `plot`"
+            f"the grid has {grid.points:,} points, more than the {MAX_IN_MEMORY:,} kept in memory: write them "
+            "to a file, with sweep … -o FILE.parquet and without `plot`"
         )
     grid.check()
     return grid
@@ -139,7 +139,7 @@ class Sweep(Result):
             raise UnknownName("figure", figure, METRICS)
         values = np.where(self.columns["feasible"], self.columns[figure], np.nan)
         if np.isnan(values).all():
-            raise BadValue(f"none of the {len(self):,} points can be used and has {figure}")
+            raise BadValue(f"none of the {len(self):,} points is feasible and has {figure}")
         at = int(np.nanargmin(values) if figure.endswith(LOWER_IS_BETTER) else np.nanargmax(values))
         return {name: cell(self.columns[name][at]) for name in self.columns}
 

@@ -29,12 +29,9 @@ def file_format(path: str | Path, chosen: str | None = None) -> str:
     """The format that a file's name says: ``file_format("points.csv")  # 'csv'``; ``chosen`` is one given beside it."""
     named = FORMATS.get(Path(path).suffix.lower())
     if chosen is not None and named not in (None, chosen):
-        raise BadValue(f"`{chosen}` and {abbreviate(str(path))} are two forms of one table: give one of them")
+        raise BadValue(f"`{chosen}` and {abbreviate(str(path))} are two formats of one table: give only one")
     if chosen is None and named is None:
-        raise BadValue(
-            f"{abbreviate(str(path))} does not say what to write: its name may end with {', '.join(FORMATS)}, or with "
-            "/ for a folder"
-        )
+        raise BadValue(f"{abbreviate(str(path))} has no known ending: use {', '.join(FORMATS)}, or / for a folder")
     return chosen or named or "csv"
 
 

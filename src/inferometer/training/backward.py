@@ -43,7 +43,7 @@ def backward(op: Op) -> tuple[Op, ...]:
     if op.kind in SERVING:
         return ()
     if op.kind not in _BACKWARD:
-        raise BadValue(f"operator {op.name} of kind {op.kind} cannot be trained: its gradient is not known")
+        raise BadValue(f"operator {op.name} of kind {op.kind} cannot be trained: its gradient is not implemented")
     return _BACKWARD[op.kind](op)
 
 

@@ -63,7 +63,7 @@ def train(model: str, gpu: str = "h100-sxm", **kwargs: Unpack[TrainKwargs]) -> T
     _check_choice("optimizer", args.optimizer, tuple(training_constants().optimizers))
     _check_choice("grad_dtype", args.grad_dtype, ("fp32", "bf16", "fp16"))
     if args.overlap is not None:
-        check_fraction("overlap", args.overlap, "0 (none) and 1 (all that fits behind computing)")
+        check_fraction("overlap", args.overlap, "0 (none) and 1 (all that compute can hide)")
     seq_len = _default_length(request) if args.seq_len is None else args.seq_len
     each = args.micro_batch_size * request.plan.data_parallel_size
     batch = each if args.global_batch_size is None else args.global_batch_size
@@ -83,7 +83,7 @@ def train(model: str, gpu: str = "h100-sxm", **kwargs: Unpack[TrainKwargs]) -> T
     )
     if batch % each:
         raise BadValue(
-            f"`global_batch_size` {batch:,} does not divide into micro-batches of {args.micro_batch_size} on "
+            f"`global_batch_size` {batch:,} cannot be split into micro-batches of {args.micro_batch_size} on "
             f"{request.plan.data_parallel_size} data-parallel ranks: give a multiple of {each}"
         )
     return report_of(request, recipe)
@@ -162,13 +162,15 @@ def report_of(request: Request, recipe: Recipe) -> TrainReport:
 def _warnings(request: Request, recipe: Recipe) -> Iterator[str]:
     model, plan = request.model, request.plan
     if model.max_position and recipe.length > model.max_position:
-        yield f"{recipe.length:,} tokens are more than the model's {model.max_position:,} positions"
+        yield f"{recipe.length:,} tokens exceed the model's {model.max_position:,} positions"
     if recipe.recompute == "selective" and plan.attention == "flash":
-        yield f"flash attention keeps no scores: {flag('recompute')} selective runs it twice and saves next to nothing"
+        yield (
+            f"flash attention stores no scores: {flag('recompute')} selective runs it twice and saves almost no memory"
+        )
     if recipe.zero and plan.data_parallel_size == 1:
-        yield "ZeRO shards over data-parallel ranks: with -dp 1 it changes nothing"
+        yield "ZeRO shards over data-parallel ranks: with -dp 1 it has no effect"
     if model.vision is not None:
-        yield "the vision tower is left out: this is the language model on text"
+        yield "the vision tower is left out: only the language model is trained, on text"
     if model.extras:
         yield "multi-token-prediction modules are left out"
 
@@ -230,7 +232,7 @@ def _op_row(training: Training, cost: OpCost, often: int) -> OpRow:
 
 
 def _summary(parts: IterationTime, report: TrainReport) -> str:
-    """``A step takes 13.6 s: forward 29%, backward 54% …; 51.9% of peak is the model's own work.``"""
+    """``A step takes 13.6 s: forward 29%, backward 54% …; model FLOPs utilization (MFU) is 51.9%.``"""
     labels = {
         "tp_comm": "tensor-parallel communication",
         "ep_comm": "expert all-to-all",
@@ -242,6 +244,6 @@ def _summary(parts: IterationTime, report: TrainReport) -> str:
     shares = sorted(((took / parts.total, name) for name, took in parts._asdict().items()), reverse=True)
     text = ", ".join(f"{labels.get(name, name)} {percent(share)}" for share, name in shares if share >= 0.005)
     return (
-        f"A step takes {seconds(parts.total)}: {text}. The model's own work is "
-        f"{percent(report.model_flops_utilization)} of peak FLOP/s."
+        f"A step takes {seconds(parts.total)}: {text}. Model FLOPs utilization (MFU) is "
+        f"{percent(report.model_flops_utilization)}."
     )

@@ -146,7 +146,7 @@ def fits_with(request: Request, recipe: Recipe, held: StageMemory, usable: float
     if ways:
         return f"{needs}; fits with {' or '.join(ways.values())}"
     best = _combined_changes(request, recipe, usable)
-    return f"{needs}; no single change makes it fit" + (f", {best} together do" if best else "")
+    return f"{needs}; no single change makes it fit" + (f", but {best} together do" if best else "")
 
 
 def _single_changes(request: Request, recipe: Recipe) -> Iterator[tuple[str, Request, Recipe]]:

@@ -95,10 +95,10 @@ def illegal_reason(request: Request, recipe: Recipe, micro_batches: int) -> str:
     if plan.gpus > available:
         return (
             f"tp {plan.tensor_parallel_size} × pp {pp} × dp {plan.data_parallel_size} = {plan.gpus} GPUs, but "
-            f"{plan.nodes} × {plan.gpus_per_node} = {available} are there"
+            f"{plan.nodes} × {plan.gpus_per_node} = {available} are available"
         )
     if v > 1 and pp == 1:
-        return f"interleave {v} needs pipeline stages to interleave: give -pp"
+        return f"interleave {v} needs pipeline stages: give -pp"
     if v > 1 and request.model.num_layers % (pp * v):
         return f"{request.model.num_layers} layers do not divide into {pp} stages × {v} virtual ones"
     if v > 1 and micro_batches % pp:

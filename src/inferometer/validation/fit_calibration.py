@@ -97,7 +97,7 @@ class Fit(NamedTuple):
     def objection(self) -> str:
         """Why it is not worth writing, '' if it is: unseen rows must gain by it, and none of TTFT, TPOT, E2E lose."""
         if len(self.before.trace) < 2:
-            return "one request is not enough for a calibration: there is none to leave out and try it on"
+            return "one request is not enough for a calibration: none would be left to test it on"
         gains = self.gains()
         lost = [metric for metric in gains if gains[metric] < 0]
         if not lost and any(gain > 0 for gain in gains.values()):
@@ -106,7 +106,7 @@ class Fit(NamedTuple):
         for metric in lost or gains:
             was, now = self.trials[metric].errors()
             shown.append(f"{MEASURED[metric]} {was:.1%} off before and {now:.1%} after")
-        return f"the calibration does not help on rows that were left out ({', '.join(shown)})"
+        return f"the calibration does not help on held-out rows ({', '.join(shown)})"
 
 
 def fit_calibration(replay: Replay, before: Validation) -> Fit:
@@ -117,7 +117,9 @@ def fit_calibration(replay: Replay, before: Validation) -> Fit:
     ``fit_calibration(lambda c: validate("qwen3-8b", "h200", measured=path, calibration=c), before).calibration.decode``
     """
     if not _known(before).any():
-        raise BadValue("a calibration needs measured TTFT or TPOT of requests that the simulation ends, and has none")
+        raise BadValue(
+            "a calibration needs measured TTFT or TPOT of requests that the simulation completes; there are none"
+        )
     whole = _fit(replay, before, FREE)
     gains = whole.gains()
     if min(gains.values(), default=0) >= 0 and all(gains.get(metric, 1) > 0 for metric in _metrics(before)):

@@ -65,9 +65,7 @@ def write_folder(path: str | Path, texts: Mapping[str, str], mark: str) -> list[
     for name in texts:
         target = place / name
         if target.exists() and mark not in _beginning(target, 300) and f"`{name}`" not in listed:
-            raise BadFile(
-                f"{target} is there and was not written by a search: give another folder to -o, or move it away"
-            )
+            raise BadFile(f"{target} exists and was not written by a search: give another folder to -o, or move it")
     return write_all({place / name: text for name, text in texts.items()})
 
 

@@ -135,7 +135,7 @@ class KernelLookup:
 
     def note(self, op: Op) -> str:
         """Which figures they are, and of which device."""
-        how = "a curve measured at this very shape" if self.exact else "a surface over shapes"
+        how = "a curve measured at this exact shape" if self.exact else "a surface fitted over shapes"
         return f"{op.kind}: {how} on {self.profile.device.upper()} ({self.profile.source})"
 
     def source(self) -> Source:
@@ -380,7 +380,7 @@ class TransferLookup:
     def note(self, op: Op) -> str:
         """Which devices' figures they are, and how far those are."""
         names = " and ".join(donor.label for donor in self._used(op))
-        return f"{op.kind}: surfaces over shapes from {names}, carried over by memory, matrix units and SMs"
+        return f"{op.kind}: surfaces fitted on {names}, scaled by memory bandwidth, matrix units and SMs"
 
     def source(self) -> Source:
         """As a source among others."""

@@ -74,7 +74,7 @@ def _kernel(row: dict[str, Any], where: str) -> MeasuredKernel:
     if missing:
         raise BadFile(f"{where}: {kernel.kind} needs a positive {' and '.join(missing)}, not {row['shape']!r}")
     if not 0 < kernel.seconds < 1e4:
-        raise BadFile(f"{where}: {row['seconds']} seconds is no kernel's time")
+        raise BadFile(f"{where}: {row['seconds']} seconds cannot be a kernel's time")
     return kernel
 
 

@@ -58,7 +58,7 @@ class Source(NamedTuple):
 
 def ideal() -> Source:
     """Everything at its peak: ``analyze(…, engine="roofline")``."""
-    return Source("ideal", lambda op, dims, terms: terms.roofline, lambda op: "the data sheet's peak, nothing lost")
+    return Source("ideal", lambda op, dims, terms: terms.roofline, lambda op: "the data sheet's peak, without losses")
 
 
 def given(

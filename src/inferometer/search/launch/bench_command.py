@@ -35,7 +35,7 @@ def bench(traffic: Traffic, objective: Objective, *, request_rate: float, count:
         flags += ["--timed-trace-chunk-hash-size", _chunk(traffic)]
         flags += [part for name, label in LABELS.items() for part in (f"--timed-trace-label-{name}", label)]
         count = len(traffic.trace) if traffic.trace is not None else count
-        comment = f"search -o DIR writes {REQUESTS}: lengths, shared prefixes and arrivals; vLLM 0.23 or newer reads it"
+        comment = f"search -o DIR writes {REQUESTS} (lengths, shared prefixes and arrivals), for vLLM 0.23 or newer"
     else:
         flags += ["--request-rate", f"{request_rate:.4g}"]
         flags += ["--burstiness", f"{traffic.burstiness:g}"] if traffic.burstiness != 1 else []

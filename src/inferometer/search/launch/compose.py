@@ -131,12 +131,13 @@ def _comments(machines: Machines, file: str, machine: int) -> list[str]:
     lines = [f"{launch.model} with {launch.engine}: {' '.join([*before, 'docker compose -f', file, 'up'])}"]
     if many:
         lines.append(
-            f"Machine {machine} of {machines.number}, from 0; each runs its own file, all with the same addresses."
+            f"Machine {machine} of {machines.number}, from 0; each machine runs "
+            "its own file, all with the same addresses."
         )
-    names = ["MODEL", "EXTRA_ARGS (of every server)", "IMAGE", "HF_TOKEN", "HF_CACHE", *([] if many else ["PORT"])]
-    lines.append(f"From the environment, where you want others: {', '.join(names)}.")
+    names = ["MODEL", "EXTRA_ARGS (for every server)", "IMAGE", "HF_TOKEN", "HF_CACHE", *([] if many else ["PORT"])]
+    lines.append(f"Set in the environment to change them: {', '.join(names)}.")
     if not images.docker_hub:
-        lines.append(f"IMAGE is {images.image(launch)} with the host of NVIDIA's registry before it.")
+        lines.append(f"IMAGE is {images.image(launch)}, prefixed with the host of NVIDIA's registry.")
     return [*lines, *launch.notes]
 
 

@@ -215,16 +215,14 @@ def _kustomization(launch: Launch, names: list[str], servers: list[Process], rou
         "images": [{"name": name, "newName": name, "newTag": tag or "latest"} for name, _, tag in split],
     }
     comments = [
-        "kubectl create secret generic hf-token --from-literal=HF_TOKEN=…  # where the model is gated",
+        "kubectl create secret generic hf-token --from-literal=HF_TOKEN=…  # if the model is gated",
         f"kubectl apply -k kubernetes/  # then http://{launch.engine}:{deployment_data().ports.entry}/v1",
-        f"kubectl port-forward service/{launch.engine} 8000  # for bench.sh, from outside of the cluster",
-        "Yours to check: the size and class of the volume in common.yaml, images below, nodes and tolerations.",
+        f"kubectl port-forward service/{launch.engine} 8000  # for bench.sh, from outside the cluster",
+        "Please check: size and class of the volume in common.yaml, the images below, nodes and tolerations.",
     ]
     if any(process.nodes > 1 for process in servers):
         comments.append("It needs LeaderWorkerSet in the cluster (kubernetes-sigs/lws).")
     engine = deployment_data().engines[launch.engine]
     if launch.vendor not in engine.images or not engine.docker_hub:
-        comments.append(
-            "newName of the server is yours to fill in, with the host of the registry that you take it from."
-        )
+        comments.append("Fill in newName of the server, with the host of the registry that you pull from.")
     return Manifest([document], [*comments, *launch.notes])

@@ -54,7 +54,7 @@ def _readme(result: Search, possible: dict[str, Launch], first: Launch | None, p
     if named:
         listed = ", ".join(f"`{name}`" for name in named)
         lines += [
-            f"In containers, all at once: {listed} of an engine; the first lines of each say how it is started.",
+            f"In containers, all at once: {listed} of an engine; its first lines say how to start it.",
             "",
         ]
     lines += ["Files:", *(f"- `{path}`" for path in paths)]
@@ -67,15 +67,15 @@ def _steps(launch: Launch) -> list[str]:
     for process in launch.processes:
         script, many = f"`{launch.engine}/{SCRIPTS[process.name]}`", process.replicas
         if not process.gpus:
-            steps.append(f"{script}, when all servers answer: it listens on port {process.port}")
+            steps.append(f"{script}, once all servers are up; it listens on port {process.port}")
             continue
         where = f"on each of its {process.nodes} nodes, with NODE_RANK and HEAD_IP" if process.nodes > 1 else ""
         times = f"{many} times, with REPLICA=0 to {many - 1}" if many > 1 else "once"
         gpus = f"{process.gpus} GPU{'s' if process.gpus > 1 else ''} each"
         steps.append(" ".join(piece for piece in (f"{script}: {times},", gpus, where) if piece))
-    steps.append("`bench.sh` measures it: compare its figures with those above")
+    steps.append("`bench.sh` measures it; compare the result with the figures above")
     numbered = [f"{number}. {step}" for number, step in enumerate(steps, 1)]
-    return [f"With {label} {launch.version}, whose defaults it counts on, in this order:", "", *numbered, ""]
+    return [f"With {label} {launch.version} (the plan relies on its defaults), in this order:", "", *numbered, ""]
 
 
 # ------------------------------------------------------------------ scripts
@@ -121,7 +121,7 @@ def _script(launch: Launch, process: Process) -> str:
     elif process.headless_argv is not None:
         lines += [
             'if [ "$NODE_RANK" -gt 0 ]; then',
-            "  echo 'mpirun on the first node starts this one' && exit 0",
+            "  echo 'mpirun on the first node starts this node' && exit 0",
             "fi",
         ]
     return _text(process, [*lines, "", *_exec(process.argv, paths)])
@@ -140,7 +140,7 @@ def _of_replica(launch: Launch, process: Process) -> list[str]:
     servers = [one for one in launch.processes if one.gpus]
     if len(servers) == 1 and process.replicas == 1:
         return [_default("PORT", str(PORT))]
-    lines = [f'REPLICA="${{REPLICA:-0}}"  # 0 to {process.replicas - 1}: which of them this is']
+    lines = [f'REPLICA="${{REPLICA:-0}}"  # 0 to {process.replicas - 1}: which replica this is']
     lines.append(f'PORT="${{PORT:-$(({first_port(launch, process)} + REPLICA))}}"')
     if process.nodes > 1 or process.gpus >= launch.gpus_per_node:
         return lines

@@ -87,8 +87,8 @@ def dynamo_files(launch: Launch) -> dict[str, Manifest]:
         if _engine_files(engine, process)
     ]
     comments = [
-        "kubectl apply -f dynamo/  # where Dynamo's operator is installed",
-        f"Images are those of Dynamo ({engine.dynamo_image}): put the host of NVIDIA's registry before their names.",
+        "kubectl apply -f dynamo/  # needs Dynamo's operator",
+        f"Images are those of Dynamo ({engine.dynamo_image}): prefix them with the host of NVIDIA's registry.",
     ]
     return {"dynamo/graph.yaml": Manifest([claim, *files, graph], [*comments, *launch.notes])}
 
@@ -198,7 +198,7 @@ def llm_d_files(launch: Launch) -> dict[str, Manifest]:
     comments = [
         install.format("ms", "llm-d-modelservice", "modelservice")
         + "  # chart v0.4.12 of llm-d-incubation/llm-d-modelservice",
-        f"kubectl create secret generic {SECRET} --from-literal=HF_TOKEN=…  # or take authSecretName out",
+        f"kubectl create secret generic {SECRET} --from-literal=HF_TOKEN=…  # or remove authSecretName",
     ]
     router = install.format("router", "llm-d-router-standalone", "router") + "  # chart of llm-d/llm-d-router v0.10.0"
     return {

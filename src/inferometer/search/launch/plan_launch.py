@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ...base.units import ceil_div
+from ...base.units import ceil_div, plural
 from ..search_result import Candidate, PoolSpec
 from .processes import SERVERS, SGLANG, TRTLLM, VLLM, Launch, Process
 from .routers import Backend, router_process
@@ -22,7 +22,7 @@ _SERVER: dict[str, Callable[[PoolSpec, ServedModel, int], dict[str, Any]]] = {
     TRTLLM: trtllm_server,
 }
 _NAMES = {"both": "server", "prefill": "prefill", "decode": "decode"}
-_VERBS = {"both": "serves", "prefill": "reads prompts", "decode": "answers"}
+_SERVERS = {"both": "server", "prefill": "prefill server", "decode": "decode server"}
 
 
 def launches(plan: Candidate, model: ServedModel, bench: Process) -> dict[str, Launch]:
@@ -68,8 +68,8 @@ def _launch(engine: str, plan: Candidate, model: ServedModel, bench: Process) ->
 def _server(engine: str, pool: PoolSpec, model: ServedModel) -> Process:
     """One server of a pool, with a comment that says how many of them there are."""
     nodes = ceil_div(pool.gpus, model.gpus_per_node)
-    gpus = f"{pool.gpus} GPU{'s' if pool.gpus > 1 else ''}"
-    where = f"{gpus} over {nodes} nodes, once a node with its NODE_RANK" if nodes > 1 else gpus
+    gpus = plural(pool.gpus, "GPU")
+    where = f"{gpus} on {nodes} nodes; run this on every node, with its NODE_RANK:" if nodes > 1 else gpus
     return Process(
         name=_NAMES[pool.role],
         engine=engine,
@@ -77,6 +77,6 @@ def _server(engine: str, pool: PoolSpec, model: ServedModel) -> Process:
         nodes=nodes,
         gpus=pool.gpus,
         gpus_per_node=ceil_div(pool.gpus, nodes),
-        comment=f"{pool.replicas} × this, each on {where}: {_VERBS[pool.role]}",
+        comment=f"{plural(pool.replicas, _SERVERS[pool.role])}, {where}{' each' if pool.replicas > 1 else ''}",
         **_SERVER[engine](pool, model, nodes),
     )

@@ -59,13 +59,13 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def launch_lines(launch: Launch) -> list[str]:
-    """Lines of a shell: ``launch_lines(launch)  # ['# 2 × this, each on 1 GPU: serves', 'vllm serve …']``"""
+    """Lines of a shell: ``launch_lines(launch)  # ['# 2 servers, 1 GPU each', 'vllm serve …']``"""
     if launch.refusals:
         return [f"# {reason}" for reason in launch.refusals]
     defaults, lines = variables(launch), [f"# {note}" for note in launch.notes]
     if sum(process.replicas for process in launch.processes if process.gpus) > 1:
         lines.append(
-            "# servers on one machine: each with a PORT and CUDA_VISIBLE_DEVICES of its own, as scripts of -o DIR"
+            "# on one machine, each server needs its own PORT and CUDA_VISIBLE_DEVICES; the scripts of -o DIR set them"
         )
     for process in launch.processes:
         port = first_port(launch, process)
@@ -75,7 +75,7 @@ def launch_lines(launch: Launch) -> list[str]:
 
 
 def variables(launch: Launch) -> dict[str, str]:
-    """What the variables of a launch are unless they are set; what nobody can guess is missing.
+    """What the variables of a launch are unless they are set; what cannot be guessed is missing.
 
     ``variables(launch)["SERVER_0"]  # 'localhost:8001'``
     """

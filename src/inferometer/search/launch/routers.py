@@ -34,7 +34,11 @@ def router_process(engine: str, backends: Sequence[Backend], port: int = PORT) -
     if engine == TRTLLM:
         return _trtllm(backends, port)
     program, split, comment = {
-        VLLM: (["vllm-router"], "--vllm-pd-disaggregation", "the package vllm-router, or its image vllm/vllm-router"),
+        VLLM: (
+            ["vllm-router"],
+            "--vllm-pd-disaggregation",
+            ("router: the package vllm-router, or the image vllm/vllm-router"),
+        ),
         SGLANG: (["python3", "-m", "sglang_router.launch_router"], "--pd-disaggregation", ""),
     }[engine]
     if _is_split(backends):
@@ -78,7 +82,7 @@ def _trtllm(backends: Sequence[Backend], port: int) -> Process:
         "      proxy_buffering off;\n      proxy_read_timeout 1h;\n    }\n  }\n}\n"
     )
     argv = ["nginx", "-g", "daemon off;", "-c", "$PWD/nginx.conf"]
-    comment = "TensorRT-LLM has no router for servers alike"
+    comment = "TensorRT-LLM has no router for identical servers; nginx balances them"
     return Process(name="router", engine=NGINX, argv=argv, files={"nginx.conf": text}, port=port, comment=comment)
 
 

@@ -58,7 +58,7 @@ class ServedModel(NamedTuple):
         dtype = pool.quantization if pool.quantization in catalog.UNQUANTIZED else self.dtype
         auto = self.kv_cache_dtype or engine.auto_cache_dtype or engine.cache_dtype.get(pool.quantization, dtype)
         if pool.kv_cache_dtype == auto:
-            return CacheSetting(precision=auto, kv_cache_dtype="", source="what it takes by itself")
+            return CacheSetting(precision=auto, kv_cache_dtype="", source="the engine's own default")
         return cache_setting(engine, pool.kv_cache_dtype)
 
     def cache_dtype(self, name: str, pool: PoolSpec) -> str:
@@ -218,7 +218,7 @@ def weights(engine: Engine, model: str, dtype: str, own: Iterable[str], precisio
     if published is not None:
         return Weights(published.id, note=f"{published.id} is {model} in {precision}")
     if setting is None or setting.instead:
-        why = setting.instead if setting is not None else "leave -q away"
+        why = setting.instead if setting is not None else "leave out -q"
         return Weights(model, refusal=f"{engine.label} {engine.version} cannot serve {precision} weights: {why}")
     if stored:
         return Weights(
@@ -228,8 +228,8 @@ def weights(engine: Engine, model: str, dtype: str, own: Iterable[str], precisio
         )
     output = f"{model.rstrip('/').rpartition('/')[2]}-{setting.scheme}"
     command = _recipe(setting.recipe or settings.recipe).format(model=model, scheme=setting.scheme, output=output)
-    others = "".join(f" (of {one.model} there is {one.id})" for one in _siblings(engine.name, model, precision)[:1])
-    return Weights(f"./{output}", note=f"make the checkpoint in {precision} first{others}: {command}")
+    others = "".join(f" (for {one.model} there is {one.id})" for one in _siblings(engine.name, model, precision)[:1])
+    return Weights(f"./{output}", note=f"first make a checkpoint in {precision}{others}: {command}")
 
 
 def cache_setting(engine: Engine, precision: str) -> CacheSetting | None:

@@ -19,7 +19,7 @@ from .served_model import ServedModel
 def trtllm_refusals(plan: Candidate) -> list[str]:
     """Why TensorRT-LLM cannot run a plan."""
     mixed = any(pool.tensor_parallel_size > 1 and pool.data_parallel_size > 1 for pool in plan.pools)
-    reason = "TensorRT-LLM has no such layout: its attention is tensor parallel or data parallel, not both"
+    reason = "TensorRT-LLM does not support this layout: its attention is tensor-parallel or data-parallel, not both"
     return [reason] if mixed else []
 
 

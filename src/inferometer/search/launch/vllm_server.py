@@ -21,7 +21,7 @@ def vllm_refusals(plan: Candidate, model: ServedModel) -> list[str]:
     drafts = speculation is not None and speculation.method == "draft_model" and not model.speculative_head
     if not drafts or version_number(engine.version) >= version_number("0.15"):
         return []
-    return [f"vLLM {engine.version} does not draft with a model of its own: take vLLM 0.15 or newer, or method ngram"]
+    return [f"vLLM {engine.version} does not support a draft model: use vLLM 0.15 or newer, or method ngram"]
 
 
 def vllm_server(pool: PoolSpec, model: ServedModel, nodes: int) -> dict[str, Any]:

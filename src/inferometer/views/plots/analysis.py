@@ -172,7 +172,7 @@ def distribution(report: Report, phase: str, params: dict[str, float] | None = N
         kinds.pop()
     height = 1.75 + 0.29 * len(rows)
     of = ", on one GPU" if report.plan["gpus"] > 1 else ""
-    figure = _figure(3.1 * len(kinds) + 1.3, height, report, f"{phase.capitalize()}: where it goes{of}")
+    figure = _figure(3.1 * len(kinds) + 1.3, height, report, f"{phase.capitalize()} breakdown{of}")
     panels = figure.subplots(1, len(kinds), sharey=True)
     figure.subplots_adjust(
         left=1.95 / figure.get_figwidth(), right=0.985, top=1 - 1.12 / height, bottom=0.55 / height, wspace=0.1

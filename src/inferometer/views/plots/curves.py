@@ -23,13 +23,13 @@ from ..text.sweeps import short
 from .canvas import brief, logarithmic, page, picture, style
 from .palette import BLUE, BROWN, FAINT, GREEN, GRID, INK, MUTED, ORANGE, PURPLE, SILVER, SKY, VERMILLION
 
-_END = "end of what works"
+_END = "feasibility limit"
 COLORS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BROWN, INK)
 PANELS = {
-    "ttft_ms": "time to first token",
-    "tpot_ms": "time per output token",
+    "ttft_ms": "TTFT",
+    "tpot_ms": "TPOT",
     "output_throughput_per_gpu": "output tokens/s per GPU",
-    "memory": "memory, of what the engine may use",
+    "memory": "share of usable memory",
 }
 UNITS = {
     "batch_size": "batch size (sequences)",
@@ -202,7 +202,7 @@ def _finding(sweep: Sweep, along: str, shown: Selection) -> str:
             at = int(np.nanargmax(values))
             best = max(best, (float(values[at]), line.name, at))
     if best[0] < 0:
-        return f"Along {short(along)}: nothing that can be used"
+        return f"Along {short(along)}: no feasible point"
     where = " · ".join(filter(None, (best[1], f"{short(along)} {sweep.axes[along][best[2]]:,}")))
     return f"Most output per GPU: {best[0]:,.0f} tokens/s at {where}"
 
@@ -280,7 +280,7 @@ def _legend(figure: Any, lines: list[SweepLine], left: float, usable: np.ndarray
     entries += [Line2D([], [], color=SILVER, linewidth=1.3, linestyle=(0, (2, 2)), label=name) for name in lost]
     if not all(usable[line.at].all() for line in lines):
         entries.append(Line2D([], [], linestyle="", marker="|", markersize=10, color=MUTED, label=_END))
-        entries.append(Line2D([], [], color=SILVER, linewidth=1.3, linestyle=(0, (2, 2)), label="does not work"))
+        entries.append(Line2D([], [], color=SILVER, linewidth=1.3, linestyle=(0, (2, 2)), label="infeasible"))
     figure.legend(
         handles=entries,
         loc="upper left",
@@ -314,7 +314,7 @@ def front(sweep: Sweep) -> Any:
     axes = figure.add_axes((0.085, 0.105, right - 0.085, 0.72))
     _across(axes, x)
     _upwards(axes, "gpu", y)
-    axes.set_xlabel("tokens/s of a user", fontsize=9.5)
+    axes.set_xlabel("output tokens/s per user", fontsize=9.5)
     axes.set_ylabel("output tokens/s per GPU", fontsize=9.5)
     for line, color in zip(shown.lines, COLORS, strict=False):
         _curve(axes, user[line.at], gpu[line.at], usable[line.at], color)
@@ -358,10 +358,10 @@ def _trade(sweep: Sweep, x: np.ndarray, y: np.ndarray, best: np.ndarray) -> str:
     if len(sweep.axes["model"]) > 1:
         return f"Throughput against interactivity of {len(sweep.axes['model'])} models"
     if not len(best):
-        return "Throughput against interactivity: nothing that can be used"
+        return "Throughput against interactivity: no feasible point"
     fast, full = best[0], best[-1]
     if fast == full:
-        return f"One plan beats all: {x[fast]:,.0f} tokens/s of a user, {y[fast]:,.0f} of a GPU"
+        return f"One plan beats all: {x[fast]:,.0f} tokens/s per user, {y[fast]:,.0f} per GPU"
     return (
         f"From {x[fast]:,.0f} tokens/s for a user at {y[fast]:,.0f} a GPU, to {y[full]:,.0f} a GPU at "
         f"{x[full]:,.0f} for a user"

@@ -369,8 +369,7 @@ def _legend(scene: Scene, ops: list[OpRow], y: float) -> None:
     scene.text(
         AROUND,
         y + 19,
-        "% and time: of the phase, all layers together · shapes: of one GPU, one layer, the mean step · "
-        "dashed: through the cache",
+        "% and time: of the phase, all layers · shapes: one GPU, one layer, mean step · dashed: through the KV cache",
         size=9.5,
         color=MUTED,
     )

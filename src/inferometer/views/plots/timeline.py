@@ -21,7 +21,7 @@ from .. import files
 from .canvas import brief, logarithmic, page, picture, style
 from .palette import BLUE, FAINT, GREEN, GRID, INK, MUTED, ORANGE, PURPLE, SKY, VERMILLION, tint
 
-TITLES = {"ttft": "time to first token", "tpot": "time per output token", "e2el": "end to end"}
+TITLES = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "end to end"}
 
 
 def write_timeline(
@@ -46,7 +46,7 @@ def timeline(outcome: Outcome, subtitle: str) -> Any:
     """Requests running and waiting, the cache, tokens a second and the batch, one above the other."""
     s = outcome.series
     figure = page(11.0, 8.2, "Over time", subtitle)
-    rows = [("requests", _requests), ("KV cache used", _cache), ("tokens/s", _tokens), ("time to first token", _waits)]
+    rows = [("requests", _requests), ("KV cache used", _cache), ("tokens/s", _tokens), ("TTFT", _waits)]
     left, right, low, high, gap = 0.085, 0.985, 0.065, 0.905, 0.035
     tall = (high - low - gap * (len(rows) - 1)) / len(rows)
     end = float(s["time_s"][-1]) if len(s.get("time_s", ())) else float(np.nanmax(outcome.finished_s, initial=1.0))
@@ -92,7 +92,7 @@ def _tokens(axes: Any, outcome: Outcome) -> None:
     """Tokens a second by the engine's account, and those that came out, each over an eightieth of the run."""
     bins = token_bins(outcome)
     computed, made, edges = bins.computed_tokens / bins.width_s, bins.output_tokens / bins.width_s, bins.edges_s
-    axes.stairs(computed, edges, color=VERMILLION, linewidth=1.2, label="computed, prompts included")
+    axes.stairs(computed, edges, color=VERMILLION, linewidth=1.2, label="computed, incl. prefill")
     axes.stairs(made, edges, color=GREEN, linewidth=1.4, label="answers")
     axes.set_ylim(0, max(1.0, float(computed.max()), float(made.max())) * 1.2)
     axes.yaxis.set_major_formatter(lambda y, _: si(y))
@@ -119,7 +119,7 @@ def _waits(axes: Any, outcome: Outcome) -> None:
 def spread(outcome: Outcome, subtitle: str, goals: Mapping[str, float]) -> Any:
     """Histograms of the three latencies with median, p90 and p99, and the share that keeps each limit."""
     by_metric = latencies(outcome)
-    kept = f" · {percent(float(good_requests(by_metric, dict(goals)).mean()))} keep every limit" if goals else ""
+    kept = f" · {percent(float(good_requests(by_metric, dict(goals)).mean()))} meet every limit" if goals else ""
     figure = page(11.0, 3.9, f"Latencies of {len(outcome.arrival_s):,} requests{kept}", subtitle)
     for number, (key, title) in enumerate(TITLES.items()):
         axes = figure.add_axes((0.027 + number * 0.328, 0.12, 0.29, 0.53))

@@ -19,8 +19,8 @@ from .canvas import page, picture, style
 from .palette import BLUE, FAINT, GREEN, GRID, INK, MUTED, ORANGE, PURPLE, SKY, VERMILLION
 
 PANELS = {
-    "ttft_ms": "time to first token",
-    "tpot_ms": "time per output token",
+    "ttft_ms": "TTFT",
+    "tpot_ms": "TPOT",
     "full_output_throughput": "tokens/s at batch",
 }
 DEMAND_LABELS = {"flops": "FLOP/s", "memory_bandwidth": "memory bandwidth", "memory": "memory size"}
@@ -68,7 +68,7 @@ def tornado(result: Sensitivity) -> Any:
         axes.set_title(_panel(result, field), loc="left", fontsize=10, weight="bold", pad=7)
     panels[0].set_yticks(range(len(shown)), [short_label(f) for f in shown])
     panels[0].set_ylim(len(shown) - 0.4, -0.6)
-    _key(figure, (("10% more of it", BLUE), ("10% less of it", ORANGE)))
+    _key(figure, (("10% more", BLUE), ("10% less", ORANGE)))
     return figure
 
 
@@ -79,7 +79,7 @@ def _headline(result: Sensitivity, fields: list[str]) -> str:
     for field in fields:
         first = max((f for f in result.figures.values() if not f.within), key=lambda f: largest_change(f, [field]))
         change = percent_change(first.up.change[field])
-        clauses.append(f"{names[field]} follows {short_label(first)} ({change} for 10% more)")
+        clauses.append(f"{names[field]} depends most on {short_label(first)} ({change} for 10% more)")
     return " · ".join(clauses[:2])
 
 
@@ -190,7 +190,7 @@ def _lines(axes: Any, result: Sensitivity, field: str, colors: dict[str, str]) -
     low, high = axes.get_ylim()
     ticks = [m * 10.0**e for e in range(-3, 7) for m in (1, 1.5, 2, 3, 5, 7) if low <= m * 10.0**e <= high]
     axes.set_yticks(ticks[:: max(1, len(ticks) // 7)], [seconds(t / 1e3) for t in ticks[:: max(1, len(ticks) // 7)]])
-    axes.set_xlabel("times the figure as it is", fontsize=8.5)
+    axes.set_xlabel("factor on the current figure", fontsize=8.5)
     axes.tick_params(labelsize=8, colors=MUTED, length=2)
     axes.grid(True, color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
@@ -219,12 +219,12 @@ def demands(result: Sensitivity, rows: list[ComparisonRow], title: str) -> Any:
     for y, row in enumerate(rows):
         _demand_bars(axes, y, row, low, high)
         best = row.size.smallest if row.size else None
-        platform = f"{best.gpus} × {best.gpu}\n{best.layout}" if best else "no layout\ndoes it"
+        platform = f"{best.gpus} × {best.gpu}\n{best.layout}" if best else "no layout\nmeets it"
         look = {"fontsize": 8.5, "color": INK if best else VERMILLION, "linespacing": 1.3}
         axes.text(1.19, y, platform, ha="right", va="center", transform=across, **look)
     axes.axvline(1, color=INK, linewidth=1.3, zorder=3)
     head = {"va": "bottom", "fontsize": 8.5}
-    axes.text(1, -0.62, "what this GPU has", ha="center", color=INK, **head)
+    axes.text(1, -0.62, "this GPU", ha="center", color=INK, **head)
     axes.text(1.19, -0.62, "or: smallest platform", ha="right", color=MUTED, transform=across, **head)
     axes.set(xscale="log", xlim=(low, high), ylim=(len(rows) - 0.45, -0.55))
     axes.set_yticks(range(len(rows)), [_label(row, result) for row in rows], linespacing=1.3)
@@ -278,7 +278,7 @@ def _label(row: ComparisonRow, result: Sensitivity) -> str:
         )
     first = result.compare[0]
     lost = [
-        f"{label} {factor_text(getattr(row, field) / getattr(first, field))} as it is"
+        f"{label} {factor_text(getattr(row, field) / getattr(first, field))} unchanged"
         for field, label in (("ttft_ms", "TTFT"), ("tpot_ms", "TPOT"))
         if getattr(first, field)
     ]
@@ -290,12 +290,12 @@ def _compared(result: Sensitivity) -> str:
     top = _hardest(result.compare[1:])
     flops, bandwidth, memory = map(factor_text, (top.demand.flops, top.demand.memory_bandwidth, top.demand.memory))
     factors = f"FLOP/s {flops}, bandwidth {bandwidth}, memory {memory}"
-    return f"{top.name} as fast as {result.compare[0].name} takes {factors}"
+    return f"{top.name} as fast as {result.compare[0].name} needs {factors}"
 
 
 def _cases(result: Sensitivity) -> str:
     top = _hardest(result.usecases)
-    return f"What each use case asks of a GPU: {top.name} the most, for {binding_text(top.demand.binding)}"
+    return f"What each use case demands of a GPU: {top.name} the most, for {binding_text(top.demand.binding)}"
 
 
 def _hardest(rows: list[ComparisonRow]) -> ComparisonRow:
@@ -309,7 +309,7 @@ def sizes(result: Sensitivity) -> Any:
     """Memory of the fullest GPU by number of GPUs, and what the ones that do not do lack."""
     rows = [tried for one in result.size for tried in [t for t in one.tried if t.binding != "layout"][-8:]]
     tall = 1.6 + 0.42 * len(rows)
-    head = result.summary.partition(";")[0] if result.feasible else "No platform does it"
+    head = result.summary.partition(";")[0] if result.feasible else "No platform meets the target"
     figure = page(10.0, tall, head, plan_header(result))
     axes = figure.add_axes((0.2, 0.45 / tall, 0.77, 1 - 1.35 / tall))
     for y, tried in enumerate(rows):
@@ -324,7 +324,7 @@ def sizes(result: Sensitivity) -> Any:
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_yticks(range(len(rows)), [f"{t.gpus} × {t.gpu}  {t.layout}" for t in rows])
     axes.xaxis.set_major_formatter(lambda x, _: f"{x * 100:.0f}%")
-    axes.set_xlabel("usable memory of the fullest GPU that is taken", fontsize=8.5)
+    axes.set_xlabel("share of usable memory, fullest GPU", fontsize=8.5)
     axes.tick_params(axis="x", labelsize=8, colors=MUTED)
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)

@@ -1,4 +1,4 @@
-"""What sits on each GPU and what travels over each link, for a terminal: ``cluster(placement(request))``"""
+"""What each GPU holds and what travels over each link, for a terminal: ``cluster(placement(request))``"""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def cluster(placed: Placement) -> Page:
     """The machine in a line, the stages' contents, and each phase's traffic."""
     parts: list[Part] = [Paragraph(header(placed), style="bold")]
     if placed.reason:
-        parts.append(Paragraph(f"✗ does not work: {placed.reason}", style="bold red"))
+        parts.append(Paragraph(f"✗ infeasible: {placed.reason}", style="bold red"))
     links = " · ".join(
         f"{link.name} {si(link.bandwidth, 'B/s')}" + (f" ({link.note})" if link.note else "") for link in placed.links
     )
-    parts += [Paragraph(f"links of a GPU, one direction: {links}", style="dim"), Paragraph("")]
+    parts += [Paragraph(f"links per GPU, one direction: {links}", style="dim"), Paragraph("")]
     if placed.stages:
         parts.append(_contents(placed))
     parts += [_traffic(placed, phase) for phase in placed.phases]
@@ -58,15 +58,15 @@ def span(value: Any) -> Any:
 
 
 def _contents(placed: Placement) -> TextTable:
-    columns = [Column("stage", "<"), Column("ranks"), Column("layers"), Column("heads\na rank", priority=3)]
+    columns = [Column("stage", "<"), Column("ranks"), Column("layers"), Column("heads\nper rank", priority=3)]
     columns += [
-        Column("experts\na rank", priority=2),
+        Column("experts\nper rank", priority=2),
         Column("weights"),
         Column("KV cache"),
         Column("activations", priority=1),
     ]
     columns += [Column("overhead", priority=4), Column("free of\nusable", priority=1)]
-    table = TextTable(columns, "What sits on each GPU", elsewhere="--json")
+    table = TextTable(columns, "What each GPU holds", elsewhere="--json")
     each = placed.num_gpus // len(placed.stages)
     for stage in placed.stages:
         first = stage.stage * each
@@ -115,7 +115,7 @@ def _traffic(placed: Placement, phase: str) -> TextTable | Paragraph:
             )
         for (name, axis, ranks), flows in groups.items():
             table.add_row(str(stage.stage), name, "" if axis == "host" else f"{axis} {ranks}", *_sums(flows))
-    return table if table.rows else Paragraph(f"{title}: nothing, no rank has to wait for another")
+    return table if table.rows else Paragraph(f"{title}: nothing")
 
 
 def _sums(flows: Sequence[Flow]) -> list[str]:

@@ -74,7 +74,7 @@ def layer_summary(profile: Mapping[str, Any]) -> Page:
     scaled = profile["calibration"]
     if scaled:
         layers = plural(scaled["num_layers"], "layer")
-        parts.append(Paragraph(f"whole model, {layers}: its wall time over the sum of its rows"))
+        parts.append(Paragraph(f"whole model, {layers}: wall time over the sum of the rows"))
         for phase in ("prefill", "decode"):
             fit = scaled[phase]
             parts.append(

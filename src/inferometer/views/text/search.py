@@ -13,6 +13,7 @@ from ...search.explanation import origins_line
 from ...search.launch.processes import BENCH, SGLANG, TRTLLM, VLLM
 from ...search.plan_table import LoadPoints, PlanTable, keeps_limits, load_points
 from ...search.search_result import Candidate, Day, Search
+from ...serving.metrics import limits_text
 from ...serving.synthetic import stretch_label
 from ...specs.catalog import engine
 from .. import files
@@ -21,7 +22,7 @@ from ..plots.palette import BLUE, GREEN, GRID, INK, MUTED, ORANGE, SILVER, SKY, 
 from .document import Cell, Column, Page, Paragraph, Part, ShellCommand, TextTable
 from .serving import curve
 
-ENGINES = {VLLM: "vLLM", SGLANG: "SGLang", TRTLLM: "TensorRT-LLM", BENCH: "and measure it"}
+ENGINES = {VLLM: "vLLM", SGLANG: "SGLang", TRTLLM: "TensorRT-LLM", BENCH: "Measure it"}
 
 
 def shown(result: Search) -> Page:
@@ -37,10 +38,10 @@ def shown(result: Search) -> Page:
     if result.day is not None:
         parts += day_section(result.day, result.goodput_share)
     if result.relaxations:
-        parts += [Paragraph("What would do, each found by trying:", style="bold")]
+        parts += [Paragraph("Changes that would work (each was tried):", style="bold")]
         parts += [Paragraph(f"  {one.change}  →  {one.plan}", style="green") for one in result.relaxations]
     if result.rejected:
-        parts += [Paragraph("Looked good, but", style="bold")]
+        parts += [Paragraph("Promising, but ruled out:", style="bold")]
         parts += [Paragraph(f"  ✗ {plan.label}: {plan.reason}", style="red") for plan in result.rejected[:6]]
     parts += [Paragraph(line, style="dim") for line in _accounting(result)]
     for key, lines in result.commands.items():
@@ -52,15 +53,15 @@ def shown(result: Search) -> Page:
 
 
 def header(result: Search) -> str:
-    """``llama-3.1-70b · 16 × h200 · vLLM · 4,000 in, 500 out · 90% keep ttft ≤ 500 ms``"""
+    """``llama-3.1-70b · 16 × h200 · vLLM · 4,000 in, 500 out · 90% meet TTFT ≤ 500 ms``"""
     work, gpus = result.workload, " or ".join(result.space["gpu"])
     lengths = f"{work['input_len']:,.0f} in, {work['output_len']:,.0f} out"
     if work["trace"]:
         lengths = f"{Path(work['trace']).name} ({lengths})"
     rate = f" at {work['request_rate']:.4g}/s" if work["request_rate"] else ""
     rate += f", {stretch_label(work['stretch'])}" if work["stretch"] else ""
-    limits = ", ".join(f"{name} ≤ {limit:g} ms" for name, limit in result.goodput.items())
-    keep = f"{result.goodput_share:.0%} keep {limits}" if limits else result.objective
+    limits = limits_text(result.goodput)
+    keep = f"{result.goodput_share:.0%} meet {limits}" if limits else result.objective
     name = f"{engine(result.engine).label} {result.engine_version}".strip() if result.engine else ""
     pieces = (result.model, f"{result.num_gpus} × {gpus}", name, lengths + rate, keep)
     return " · ".join(piece for piece in pieces if piece)
@@ -115,8 +116,8 @@ def _accounting(result: Search) -> list[str]:
     c, took = result.counts, result.seconds
     plans = c.get("plans_aggregated", 0) + c.get("plans_disaggregated", 0)
     lines = [
-        f"{plural(c.get('servers', 0), 'server')}, {plural(plans, 'plan')} of them, "
-        f"{plural(c.get('points', 0), 'load')} estimated in "
+        f"{plural(c.get('servers', 0), 'server configuration')}, {plural(plans, 'plan')}, "
+        f"{plural(c.get('points', 0), 'load point')} estimated in "
         f"{seconds(took.get('enumerate', 0) + took.get('price', 0))}"
     ]
     if c.get("plans_simulated"):
@@ -126,7 +127,7 @@ def _accounting(result: Search) -> list[str]:
         lines.append(origins_line(result.origins))
     if result.rejections:
         lines.append(
-            "not possible: "
+            "plans ruled out: "
             + ", ".join(f"{reason} ({count:,})" for reason, count in list(result.rejections.items())[:6])
         )
     return lines
@@ -147,7 +148,8 @@ def day_section(day: Day, share: float) -> list[Part]:
             style="bold",
         ),
         Paragraph(
-            f"  needs {need}, {day.mean_replicas:.2f} in the mean; most {duration(day.peak.start_s)} after the start"
+            f"  needs {need}, {day.mean_replicas:.2f} on average; the peak is "
+            f"{duration(day.peak.start_s)} after the start"
         ),
         _sparks(day),
         Paragraph(""),
@@ -157,8 +159,8 @@ def day_section(day: Day, share: float) -> list[Part]:
         each = f"{day.target:.3g} request{'' if day.target == 1 else 's'}"
         parts.append(
             Paragraph(
-                f"  A replica takes {seconds(day.startup_s)} to start. The autoscaler aims at {each} of each, "
-                f"running and waiting, and has at most {plural(day.max_replicas, 'replica')}."
+                f"  A replica takes {seconds(day.startup_s)} to start. The autoscaler targets {each} per replica, "
+                f"running and waiting, with at most {plural(day.max_replicas, 'replica')}."
             )
         )
     return [*parts, *(Paragraph(f"  ! {note}", style="yellow") for note in day.notes), Paragraph("")]
@@ -255,11 +257,11 @@ def pareto(result: Search, table: PlanTable) -> Any:
 
 def _title(result: Search) -> str:
     if result.winner is None:
-        return "No plan keeps the limits"
+        return "No plan meets the limits"
     metrics = result.winner.simulated or result.winner.priced
     return (
         f"{result.winner.label}: {metrics.output_throughput_per_gpu:,.0f} tokens/s per GPU at "
-        f"{metrics.output_throughput_per_user:,.0f} tokens/s for a user"
+        f"{metrics.output_throughput_per_user:,.0f} tokens/s per user"
     )
 
 
@@ -269,7 +271,7 @@ def _draw_limit(axes: Any, result: Search, points: LoadPoints) -> None:
         return
     slowest = 1e3 / result.goodput["tpot"]
     axes.axvspan(slowest, points.per_user.max() * 1.5, color=tint(GREEN, 0.1), linewidth=0, zorder=0)
-    label = f" tpot ≤ {result.goodput['tpot']:g} ms"
+    label = f" TPOT ≤ {result.goodput['tpot']:g} ms"
     above = axes.get_xaxis_transform()
     axes.text(slowest, 0.985, label, transform=above, fontsize=8.5, color=GREEN, va="top")
 
@@ -279,8 +281,8 @@ def _draw_loads(axes: Any, points: LoadPoints, kept: np.ndarray) -> None:
     disaggregated = points.decode_server >= 0
     kinds = (
         (~kept, 5, SILVER, "misses a limit"),
-        (kept & ~disaggregated, 7, tint(BLUE, 0.7), "one kind of server"),
-        (kept & disaggregated, 7, tint(ORANGE, 0.7), "pools that read and answer"),
+        (kept & ~disaggregated, 7, tint(BLUE, 0.7), "aggregated"),
+        (kept & disaggregated, 7, tint(ORANGE, 0.7), "disaggregated"),
     )
     for number, (mask, size, color, label) in enumerate(kinds):
         if mask.any() or number == 0:
@@ -290,7 +292,7 @@ def _draw_loads(axes: Any, points: LoadPoints, kept: np.ndarray) -> None:
 
 def _finish_axes(axes: Any, points: LoadPoints) -> None:
     axes.set_xscale("log")
-    axes.set_xlabel("output tokens/s for one user (1 / TPOT)", fontsize=9.5)
+    axes.set_xlabel("output tokens/s per user (1 / TPOT)", fontsize=9.5)
     axes.set_ylabel("output tokens/s per GPU", fontsize=9.5)
     axes.set_ylim(0, float(points.per_gpu.max()) * 1.1)
     axes.set_xlim(float(points.per_user.min()) * 0.92, float(points.per_user.max()) * 1.5)
@@ -325,7 +327,7 @@ def _name_plans(axes: Any, table: PlanTable, points: LoadPoints, front: np.ndarr
 
 def draw_simulated(axes: Any, result: Search) -> None:
     """Plans that hold in the simulation, the winner as a star: ``draw_simulated(figure.subplots(), result)``"""
-    labels = {True: "the winner, simulated", False: "other plans that hold, simulated"}
+    labels = {True: "the winner, simulated", False: "other plans that meet the limits, simulated"}
     for plan in result.plans:
         if plan.simulated is None or plan.verdict not in ("wins", "ties", "holds"):
             continue

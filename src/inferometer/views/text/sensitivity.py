@@ -34,7 +34,7 @@ def sensitivity(report: Sensitivity) -> Page:
     """The header, and the tables of whatever the report answers."""
     parts: list[Part] = [Paragraph(plan_header(report), style="bold")]
     if not report.feasible:
-        parts.append(Paragraph(f"✗ does not work: {report.reason}", style="bold red"))
+        parts.append(Paragraph(f"✗ infeasible: {report.reason}", style="bold red"))
     parts += [Paragraph(report.summary), Paragraph("")]
     if report.figures:
         parts += [_parameters(report), Paragraph(_ELASTIC, style="dim")]
@@ -57,7 +57,10 @@ def plan_header(report: Sensitivity) -> str:
 
 # ------------------------------------------------------------------ parameters
 
-_ELASTIC = "Cost is at today's price. --json and --csv have the elasticities: ln(metric ratio) / ln(figure ratio)."
+_ELASTIC = (
+    "Cost assumes the current price per GPU-hour. --json and --csv have the "
+    "elasticities: ln(metric ratio) / ln(figure ratio)."
+)
 
 
 def largest_change(effect: ParameterEffect, fields: Any = COLUMNS) -> float:
@@ -75,9 +78,9 @@ def _parameters(report: Sensitivity) -> TextTable:
             Column("now", priority=3),
             *(Column(f"{COLUMNS[f]}\n{_load(report, f)}".rstrip(), priority=ranks.get(f, 4)) for f in fields),
         ],
-        "change in % for 10% more and for 10% less of a figure",
+        "change in % when a figure rises by 10%, and when it falls by 10%",
     )
-    table.add_row("as it is", "", *(_base(report, field) for field in fields), style="bold", section=True)
+    table.add_row("baseline", "", *(_base(report, field) for field in fields), style="bold", section=True)
     for effect in ranked(report):
         label = f"  {effect.label}" if effect.within == "flops" else effect.label
         cells = [_cell(effect.up.change[field], effect.down.change[field]) for field in fields]
@@ -123,7 +126,9 @@ def _cell(up: float | None, down: float | None) -> Cell:
 def _targets(report: Sensitivity) -> TextTable:
     heads = (limit_text(metric, target.limit) for metric, target in report.targets.items())
     columns = [Column("figure", "<", folds=True), Column("now", priority=1)]
-    table = TextTable([*columns, *(Column(head, folds=True) for head in heads)], "each figure alone")
+    table = TextTable(
+        [*columns, *(Column(head, folds=True) for head in heads)], ("value that each figure needs, on its own")
+    )
     for key, effect in report.figures.items():
         cells = [_solution(target.figures[key], effect, target) for target in report.targets.values()]
         if effect.used:
@@ -135,11 +140,11 @@ def _solution(one: Solution, effect: ParameterEffect, target: Target) -> Cell:
     value = f"{with_unit(one.value, effect.unit)} " if one.value is not None else ""
     if one.status == "never":
         unit = next(m.unit for m in METRICS.values() if m.field == target.metric)
-        return Cell(f"cannot: {one.best:.4g} {unit} at best" if one.best is not None else "cannot", "dim")
+        return Cell(f"no: {one.best:.4g} {unit} at best" if one.best is not None else "cannot", "dim")
     if one.factor is None:
-        return Cell("holds at any value", "green")
+        return Cell("any value", "green")
     text = f"{value}{factor_text(one.factor)}"
-    return Cell(f"holds to {text}", "green") if one.status == "holds" else Cell(text, "bold")
+    return Cell(f"met until {text}", "green") if one.status == "holds" else Cell(text, "bold")
 
 
 # ------------------------------------------------------------------ platforms
@@ -155,9 +160,9 @@ def _size(one: Size) -> TextTable:
             Column("TPOT", priority=1),
             Column("tokens/s", priority=2),
             Column("$/h", priority=2),
-            Column("what it lacks", "<", folds=True),
+            Column("shortfall", "<", folds=True),
         ],
-        f"{one.gpu}: up to the smallest that does",
+        f"{one.gpu}: platforms up to the smallest that works",
         elsewhere="--json",
     )
     legal = [platform for platform in one.tried if platform.binding != "layout"] or one.tried
@@ -178,7 +183,7 @@ def _platform_cells(platform: Platform) -> list[str]:
         _ms(platform.tpot_ms),
         rate,
         price,
-        "nothing" if platform.works else platform.reason,
+        "none" if platform.works else platform.reason,
     ]
 
 
@@ -189,8 +194,8 @@ def _ms(value: float | None) -> str:
 # ------------------------------------------------------------------ models and use cases
 
 _DEMAND = (
-    "FLOP/s that TTFT asks for, bandwidth that TPOT asks for, memory that the batch takes, of each GPU: each "
-    "beside the others as they are, or as they must be. The largest factor binds."
+    "Per GPU: FLOP/s that TTFT needs, bandwidth that TPOT needs, memory that the batch needs. For each, the other two "
+    "stay as they are or rise to what is needed. The largest factor is the limit."
 )
 
 
@@ -207,7 +212,7 @@ def _lost(rows: list[ComparisonRow]) -> TextTable:
             ),
             Column("fits", "<", folds=True, priority=1),
         ],
-        "if the machine stays as it is",
+        "on this machine",
         elsewhere="--json",
     )
     first = rows[0]
@@ -218,7 +223,7 @@ def _lost(rows: list[ComparisonRow]) -> TextTable:
             shown = _ms(value) if field.endswith("_ms") else f"{value:,.0f}" if value else ""
             cells += [shown, factor_text(value / before) if value and before and row is not first else ""]
         table.add_row(
-            row.label, count(row.params), *cells, "yes" if row.fits else f"no: takes {size(row.demand.memory_value)}"
+            row.label, count(row.params), *cells, "yes" if row.fits else f"no: needs {size(row.demand.memory_value)}"
         )
     return table
 
@@ -229,7 +234,7 @@ def _kept(rows: list[ComparisonRow]) -> TextTable:
     columns = [Column(name, priority=rank) for name, rank in ranks.items()]
     table = TextTable(
         [Column("model", "<", folds=True), *columns, Column("or: GPUs", priority=2)],
-        f"to keep {aims}",
+        f"to match {aims}",
         elsewhere="--json",
     )
     for row in rows[1:]:
@@ -266,14 +271,14 @@ def _served(rows: list[ComparisonRow]) -> TextTable:
             Column("out", priority=4),
             Column("batch", priority=4),
             Column("TTFT", priority=1),
-            Column("limit", priority=2, name="limit of TTFT"),
+            Column("limit", priority=2, name="TTFT limit"),
             Column("TPOT", priority=1),
-            Column("limit", priority=2, name="limit of TPOT"),
+            Column("limit", priority=2, name="TPOT limit"),
             Column("memory", priority=3),
             Column("met", "^"),
             Column("needs GPUs", priority=1),
         ],
-        "how this machine serves them",
+        "on this machine",
         elsewhere="--json",
     )
     for row in rows:
@@ -302,9 +307,9 @@ def _demands(rows: list[ComparisonRow]) -> TextTable:
                 for name, rank in {"FLOP/s": 1, "bandwidth": 1, "memory": 3}.items()
                 for column in (Column(name, priority=rank), Column("", priority=rank + 1, name=f"factor of {name}"))
             ),
-            Column("binds", "<"),
+            Column("limit", "<"),
         ],
-        "what they ask of it",
+        "what each use case demands of a GPU",
         elsewhere="--json",
     )
     for row in rows:

@@ -11,10 +11,10 @@ import numpy as np
 
 from ...base.units import milliseconds, percent, plural, seconds
 from ...inference.report import ExpectedError
+from ...serving.metrics import LABELS, limits_text
 from .document import Cell, Column, Draw, Page, Paragraph, Part, TextTable
 from .terminal import expected_error
 
-NAMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2E"}
 LEFT_OUT_LAST = {"mean": 0, "p90": 1, "median": 2, "std": 4}  # columns where there is no room; other percentiles: 3
 SHADES = "▁▂▃▄▅▆▇█"
 WIDTH = 52
@@ -24,7 +24,7 @@ def run(result: Mapping[str, Any], series: Mapping[str, np.ndarray] | None = Non
     """The result of a simulation or a benchmark, from its JSON; ``series`` are the engine's columns over time."""
     parts: list[Part] = [Paragraph(header(result), style="bold")]
     if result.get("reason"):
-        parts.append(Paragraph(f"✗ does not work: {result['reason']}", style="bold red"))
+        parts.append(Paragraph(f"✗ infeasible: {result['reason']}", style="bold red"))
     else:
         parts += [
             latency_table(result),
@@ -45,19 +45,18 @@ def _expected_error(result: Mapping[str, Any]) -> list[Part]:
 
 def capacity(result: Mapping[str, Any]) -> Page:
     """The highest rate that holds, the rates that were tried, and the latencies at the highest."""
-    limits = ", ".join(f"{key} ≤ {value:g} ms" for key, value in result["goodput"].items())
-    promise = f"{percent(result['share'])} of the requests keep {limits}"
+    promise = f"{percent(result['share'])} of requests meet {limits_text(result['goodput'])}"
     rate = result["request_rate"]
     if result.get("interrupted"):
-        held = f"{rate:,.2f} requests/s held" if rate else "no rate held"
+        held = f"{rate:,.2f} requests/s meet the limits" if rate else "no rate meets the limits"
         verdict = Paragraph(f"interrupted: so far {held} ({promise})", style="bold yellow")
     elif rate:
         half = percent((result["request_rate_high"] - result["request_rate_low"]) / 2 / rate)
         verdict = Paragraph(
-            f"{rate:,.2f} ± {half} requests/s is the highest rate at which {promise}", style="bold green"
+            f"capacity: {rate:,.2f} ± {half} requests/s, the highest rate at which {promise}", style="bold green"
         )
     else:
-        verdict = Paragraph(f"✗ at no rate do so many keep the limits: {promise}", style="bold red")
+        verdict = Paragraph(f"✗ no rate meets the limits: {promise}", style="bold red")
     table = TextTable([Column("requests/s"), Column("good"), Column("", "<", name="holds")])
     for tried in result["tried"]:
         mark = Cell("✓", "green", ascii="yes") if tried["holds"] else Cell("✗", "red", ascii="no")
@@ -82,7 +81,7 @@ def latency_table(result: Mapping[str, Any]) -> TextTable:
         Column(word, priority=LEFT_OUT_LAST.get(word, 3), style="bold" if word == "mean" else "") for word in statistics
     ]
     table = TextTable([Column("", "<", name="latency"), *columns], elsewhere="--json")
-    for key, name in NAMES.items():
+    for key, name in LABELS.items():
         table.add_row(name, *(milliseconds(result.get(f"{word}_{key}_ms")) for word in statistics))
     return table
 
@@ -99,35 +98,36 @@ def _rates(result: Mapping[str, Any]) -> list[Part]:
         return "–" if result[key] is None else f"{result[key]:,.{digits}f}"
 
     lines = [
-        f"{plural(result['completed'], 'request')} done in {seconds(result['duration'])}, at most "
+        f"{plural(result['completed'], 'request')} completed in {seconds(result['duration'])}, at most "
         f"{result['max_concurrent_requests']:,} at once",
         f"{rate('request_throughput', 2)} requests/s, {rate('output_throughput', 0)} output tokens/s, "
-        f"{rate('total_token_throughput', 0)} tokens/s with prompts",
+        f"{rate('total_token_throughput', 0)} total tokens/s",
     ]
     if result.get("failed"):
-        lines.append(f"{result['failed']:,} did not end")
+        lines.append(f"{plural(result['failed'], 'request')} failed")
     if result.get("cancelled"):
-        lines.append(f"{result['cancelled']:,} were not answered when the run was cut short")
+        lines.append(f"{plural(result['cancelled'], 'request')} cancelled when the run was interrupted")
     if result.get("goodput"):
-        limits = ", ".join(f"{key} ≤ {value:g} ms" for key, value in result["goodput"].items())
         share = result["request_goodput"] / result["request_throughput"] if result["request_throughput"] else 0.0
-        lines.append(f"goodput {rate('request_goodput', 2)} requests/s: {percent(share)} keep {limits}")
+        lines.append(
+            f"goodput {rate('request_goodput', 2)} requests/s: {percent(share)} meet {limits_text(result['goodput'])}"
+        )
     if result.get("autoscaling"):
         lines.append(_autoscaled(result["autoscaling"]))
     cache = []
     if result.get("prefix_cache_hit_rate"):
-        cache.append(f"{percent(result['prefix_cache_hit_rate'])} of the prompts' tokens came from the prefix cache")
+        cache.append(f"{percent(result['prefix_cache_hit_rate'])} of prompt tokens came from the prefix cache")
     if result.get("preemptions"):
         cache.append(plural(result["preemptions"], "preemption"))
     return [Paragraph(line) for line in [*lines, *([", ".join(cache)] if cache else [])]]
 
 
 def _autoscaled(use: Mapping[str, Any]) -> str:
-    """``autoscaled: 1 to 5 replicas, 2.31 in the mean: 18.4 GPU-hours, $66``"""
+    """``autoscaled: 1 to 5 replicas, 2.31 on average: 18.4 GPU-hours, $66``"""
     cost = "" if use["cost"] is None else f", ${use['cost']:,.2f}"
     least, most = min(use["replicas"]), use["peak_replicas"]
     replicas = f"{least} to {most} replicas" if least != most else plural(most, "replica")
-    return f"autoscaled: {replicas}, {use['mean_replicas']:.2f} in the mean: {use['gpu_hours']:,.2f} GPU-hours{cost}"
+    return f"autoscaled: {replicas}, {use['mean_replicas']:.2f} on average: {use['gpu_hours']:,.2f} GPU-hours{cost}"
 
 
 def _over_time(series: Mapping[str, np.ndarray]) -> list[Part]:

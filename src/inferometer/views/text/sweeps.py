@@ -84,12 +84,12 @@ def _caption(grid: Grid, digest: Digest, rows: int) -> str:
     if len(digest.fronts) == 1:
         front = len(next(iter(digest.fronts.values())))
         some = f"{rows} of {front} points" if front > rows else f"{front} points" if front > 1 else "the one point"
-        return f"{some} that no other beats in both tokens/s of a user and tokens/s of a GPU"
+        return f"{some} on the Pareto front of tokens/s per user and tokens/s per GPU"
     workloads = 1
     for name in WORKLOAD_AXES:
         workloads *= len(grid.axes.get(name, (None,)))
     some = f"{rows} of {workloads:,} workloads" if workloads > rows else f"{rows} workloads"
-    return f"{some}, each with the plan that gets most out of a GPU"
+    return f"{some}, each with the plan of most tokens/s per GPU"
 
 
 def best_points(grid: Grid, rows: list[dict[str, Any]]) -> TextTable:

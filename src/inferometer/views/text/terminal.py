@@ -54,7 +54,7 @@ def analysis(report: Report, every: bool = False) -> Page:
     """Header, what limits, metrics beside the bound, memory, operators."""
     parts: list[Part] = [Paragraph(header(report), style="bold")]
     if not report.feasible:
-        parts.append(Paragraph(f"✗ does not work: {report.reason}", style="bold red"))
+        parts.append(Paragraph(f"✗ infeasible: {report.reason}", style="bold red"))
     if report.plan["placement"]:
         layout = " · ".join(f"{axis} {place}" for axis, place in report.plan["placement"].items())
         parts.append(Paragraph(f"layout: {layout}", style="dim"))
@@ -112,24 +112,24 @@ def header(report: Report) -> str:
     label = " ".join(filter(None, (report.engine["label"] or report.engine["name"], report.engine["version"])))
     return (
         f"{m.name} {count(m.params)}{active} · {plan['quantization']}{kv} · {gpus} · {label} · "
-        f"batch {w['batch_size']:,} · {text} {'patches an image' if m.kind == 'diffusion' else f'in{out}'}{more}"
+        f"batch {w['batch_size']:,} · {text} {'patches per image' if m.kind == 'diffusion' else f'in{out}'}{more}"
     )
 
 
 _DEFAULT_TEXTS = {
-    "max_num_batched_tokens": "{:,} tokens a step",
+    "max_num_batched_tokens": "{:,} tokens per step",
     "max_num_seqs": "{:,} sequences",
-    "gpu_memory_utilization": "{:g} of memory",
-    "max_cudagraph_capture_size": "CUDA graphs up to {:,}",
-    "prefill_graph_tokens": "of prompts up to {:,}",
+    "gpu_memory_utilization": "memory fraction {:g}",
+    "max_cudagraph_capture_size": "CUDA graphs up to {:,} tokens",
+    "prefill_graph_tokens": "prefill graphs up to {:,} tokens",
 }
 
 
 def engine_defaults(engine: dict[str, Any]) -> str:
-    """``by default: 8,192 tokens a step · 1,024 sequences · 0.92 of memory · …``; JSON says why, `show` from where."""
+    """``defaults: 8,192 tokens per step · 1,024 sequences · …``; JSON says why, `show` from where."""
     values = {default["name"]: default["value"] for default in engine["defaults"]}
     texts = [template.format(values[name]) for name, template in _DEFAULT_TEXTS.items() if name in values]
-    return "by default: " + " · ".join(texts) + (f" · host: {engine['host']}" if engine["host"] else "")
+    return "defaults: " + " · ".join(texts) + (f" · host: {engine['host']}" if engine["host"] else "")
 
 
 def _metrics(report: Report) -> TextTable:

@@ -34,7 +34,7 @@ def training(report: TrainReport, every: bool = False) -> Page:
     """Header, verdict, rates, the step part by part, memory, operators of each pass."""
     parts: list[Part] = [Paragraph(header(report), style="bold")]
     if not report.feasible:
-        parts.append(Paragraph(f"✗ does not work: {report.reason}", style="bold red"))
+        parts.append(Paragraph(f"✗ infeasible: {report.reason}", style="bold red"))
     parts += [Paragraph(report.summary), Paragraph(""), _rates(report), Paragraph(""), _step(report), Paragraph("")]
     parts += [*_memory(report.memory), Paragraph("")]
     parts += [_operators(name, phase, every) for name, phase in report.phases.items()]
@@ -65,8 +65,8 @@ def _rates(report: TrainReport) -> TextTable:
     table.add_row("step", f"{seconds(report.step_seconds)} (bound {seconds(report.roofline_step_seconds)})")
     table.add_row("tokens/s", f"{report.tokens_per_second:,.0f}")
     table.add_row("tokens/s per GPU", f"{report.tokens_per_second_per_gpu:,.0f}")
-    table.add_row("model FLOPs utilization", percent(report.model_flops_utilization))
-    table.add_row("hardware FLOPs utilization", percent(report.hardware_flops_utilization))
+    table.add_row("model FLOPs utilization (MFU)", percent(report.model_flops_utilization))
+    table.add_row("hardware FLOPs utilization (HFU)", percent(report.hardware_flops_utilization))
     table.add_row("micro-batches", f"{report.micro_batches:,} × {report.recipe['micro_batch_size']}")
     if report.days is not None:
         table.add_row(f"{si(report.recipe['tokens'])} tokens", f"{report.days:,.1f} days")

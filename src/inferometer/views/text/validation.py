@@ -12,17 +12,18 @@ from typing import Any
 import numpy as np
 
 from ...base.units import milliseconds, percent, plural, size
+from ...serving.metrics import LABELS
 from ...specs.structs import Calibration
 from ...validation.validate import ErrorStatistics, FigureComparison, MemoryComparison, Validation
 from .. import files
 from ..plots.canvas import brief, clean, page, picture, style
 from ..plots.palette import BLUE, FAINT, GREEN, GRID, INK, MUTED, ORANGE, VERMILLION, tint
 from .document import Column, Page, Paragraph, Part, TextTable
-from .serving import NAMES, run
+from .serving import run
 
 FIGURES = {  # what is shown, and where -> key of the result
     (name, summary): f"{summary}_{metric}_ms"
-    for metric, name in NAMES.items()
+    for metric, name in LABELS.items()
     for summary in ("mean", "median", "p90", "p99")
 } | {("requests", ""): "request_throughput", ("output tokens", ""): "output_throughput"}
 MEMORY_LABELS = {
@@ -54,7 +55,7 @@ def benchmark(result: Mapping[str, Any], gpu: str, validation: Validation | None
     failed = [Paragraph(f"✗ {count:,} failed: {why}", style="red") for why, count in result["failures"].items()]
     parts: list[Part | Page] = [run(result), *failed]
     if validation is not None:
-        parts += [Paragraph(f"beside what is predicted for {gpu}:", style="bold"), error_table(validation.errors)]
+        parts += [Paragraph(f"compared with the prediction for {gpu}:", style="bold"), error_table(validation.errors)]
     return Page(parts)
 
 
@@ -77,7 +78,7 @@ def error_table(errors: dict[str, ErrorStatistics]) -> TextTable:
     )
     for metric, e in errors.items():
         table.add_row(
-            NAMES[metric],
+            LABELS[metric],
             milliseconds(e.measured_mean_ms),
             milliseconds(e.predicted_mean_ms),
             _signed(e.mean_error),
@@ -127,10 +128,10 @@ def calibration_table(made: Calibration, warning: str = "") -> Page:
         f"prefill × {made.prefill:.3f}, decode × {made.decode:.3f}, {made.request * 1e3:+.2f} ms a request, from "
         f"{plural(made.requests, 'request')}"
     )
-    columns = [Column("mean error", "<"), Column("before"), Column("after"), Column("on unseen rows")]
+    columns = [Column("mean error", "<"), Column("before"), Column("after"), Column("held out")]
     table = TextTable(columns, elsewhere="--json")
     for metric, error in made.error.items():
-        table.add_row(NAMES[metric], *(_share(error.get(key)) for key in ("before", "after", "unseen")))
+        table.add_row(LABELS[metric], *(_share(error.get(key)) for key in ("before", "after", "unseen")))
     warnings = [Paragraph(f"! {warning}", style="yellow")] if warning else []
     return Page([Paragraph(f"calibration: {change}", style="bold"), table, *warnings])
 
@@ -192,7 +193,7 @@ def error_picture(validation: Validation, subtitle: str) -> Any:
             linewidth=0,
             alpha=0.75,
         )
-        axes.text(0, 1.12, NAMES[metric], transform=axes.transAxes, fontsize=10, weight="bold")
+        axes.text(0, 1.12, LABELS[metric], transform=axes.transAxes, fontsize=10, weight="bold")
         axes.set_xlabel("prompt tokens", fontsize=9)
         axes.yaxis.set_major_formatter(lambda y, _: f"{y:+.0f}%" if y else "0")
         if not there.any():
@@ -227,7 +228,7 @@ def value_picture(validation: Validation, subtitle: str) -> Any:
         place = np.arange(1, len(order) + 1)
         axes.scatter(place, p[there][order], s=_dot(len(order)), color=ORANGE, linewidth=0, label="predicted")
         axes.plot(place, m[there][order], color=BLUE, linewidth=1.8, label="measured")
-        axes.text(0, 1.04, NAMES[metric], transform=axes.transAxes, fontsize=10, weight="bold")
+        axes.text(0, 1.04, LABELS[metric], transform=axes.transAxes, fontsize=10, weight="bold")
         axes.set_xlabel("requests", fontsize=9)
         if there.any() and m[there].min() > 0 and m[there].max() > 30 * m[there].min():
             axes.set_yscale("log")
@@ -247,7 +248,7 @@ def scatter_picture(validation: Validation, subtitle: str) -> Any:
     ):
         m, p = validation.measured[metric] / 1e3, validation.predicted[metric] / 1e3
         there = np.isfinite(m) & np.isfinite(p) & (m > 0) & (p > 0)
-        axes.text(0, 1.04, NAMES[metric], transform=axes.transAxes, fontsize=10, weight="bold")
+        axes.text(0, 1.04, LABELS[metric], transform=axes.transAxes, fontsize=10, weight="bold")
         r = "" if e.pearson_r is None else f"r = {e.pearson_r:.4f}, "
         axes.text(
             1, 1.04, f"{r}{e.requests:,} requests", transform=axes.transAxes, fontsize=8.5, color=MUTED, ha="right"

@@ -237,11 +237,11 @@ export const sensitivityView = {
       lines.draw(
         traces,
         {
-          xaxis: { ...ticks, ...left, anchor: "y", title: "times the figure as it is" },
+          xaxis: { ...ticks, ...left, anchor: "y", title: "factor on the current figure" },
           yaxis: { ...level(fields[0][0]), ...upper, title: `${fields[0][1]} (ms)` },
           ...(fields[1]
             ? {
-                xaxis2: { ...ticks, ...right, anchor: "y2", title: "times the figure as it is" },
+                xaxis2: { ...ticks, ...right, anchor: "y2", title: "factor on the current figure" },
                 yaxis2: { ...level(fields[1][0]), ...lower, anchor: "x2", title: `${fields[1][1]} (ms)` },
               }
             : {}),
