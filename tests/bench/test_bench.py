@@ -313,7 +313,7 @@ def test_the_table_and_the_rows(run: Command, server: Fake, clock: Clock) -> Non
     server.clock = clock
     words = ("--num-prompts", "2", "--input-len", "3", "--output-len", "2", "--max-concurrency", "1")
     shown = bench(run, server, *words)
-    assert shown.code == 0 and "TTFT" in shown.out and "2 requests done" in shown.out
+    assert shown.code == 0 and "TTFT" in shown.out and "2 requests completed" in shown.out
     rows = list(csv.DictReader(io.StringIO(bench(run, server, *words, "--csv").out)))
     assert [row["status"] for row in rows] == ["done", "done"] and float(rows[0]["TTFT"]) == pytest.approx(FIRST * 1e3)
 

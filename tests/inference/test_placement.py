@@ -135,7 +135,7 @@ def test_a_ring_across_nodes_sends_its_part_over_the_network() -> None:
 
 def test_a_layout_that_cannot_be_is_a_result(run: Callable[..., Ran]) -> None:
     placed = placement(build_request("llama-3.1-70b", "h200", tensor_parallel_size=3))
-    assert not placed.feasible and "do not divide by tp 3" in placed.reason and placed.ranks == []
+    assert not placed.feasible and "are not divisible by tp 3" in placed.reason and placed.ranks == []
     ran = run("analyze", "llama-3.1-70b", "--gpu", "h200", "-tp", "8", "--cluster", "--json")
     assert ran.code == 0 and json.loads(ran.out)["ranks"][7]["heads"] == [56, 63]
     text = run("analyze", "llama-3.1-70b", "--gpu", "h100-sxm", "--cluster")

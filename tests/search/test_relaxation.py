@@ -180,4 +180,4 @@ def test_pools_that_do_not_keep_up_have_a_reason_without_a_rate() -> None:
         goodput={"ttft": 169.2, "tpot": 26.57},
         finalists=1,
     )
-    assert not result.feasible and "do not keep up" in result.reason
+    assert not result.feasible and "cannot keep up" in result.reason

@@ -192,7 +192,7 @@ def test_cost_moves_against_throughput_and_energy_less_so():
 
 def test_the_summary_names_the_figure_that_a_metric_follows():
     text = looked("llama-3.1-70b", tensor_parallel_size=2, batch_size=8).summary
-    assert "TPOT follows memory bandwidth (−" in text and "TTFT follows FLOP/s (−" in text
+    assert "TPOT depends most on memory bandwidth (−" in text and "TTFT depends most on FLOP/s (−" in text
 
 
 def test_a_model_that_does_not_fit_is_still_looked_at():

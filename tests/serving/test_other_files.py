@@ -169,7 +169,7 @@ def test_a_run_of_several_is_chosen(run: Run) -> None:
         read_trace(path, run=3)
     ran = run("simulate", MODEL, "--gpu", GPU, "--trace", str(path), "--run", "2", "--json")
     assert ran.json["num_prompts"] == 20 and "every request gets the mean lengths" in ran.err
-    refused(run("simulate", MODEL, "--run", "2"), "--run is of the file that --trace names")
+    refused(run("simulate", MODEL, "--run", "2"), "--run applies to a --trace file only")
     refused(run("search", MODEL, "--columns", "input_tokens=a"), "--columns applies to a --trace file only")
 
 

@@ -136,7 +136,7 @@ def test_measured_layers_and_a_benchmark_fit(width: int, run: Run) -> None:
     }
     live = benchmark(result, "", None)
     check(live, width)
-    assert "1 request done" in live.terminal() and "1 preemption\n" in live.terminal()
+    assert "1 request completed" in live.terminal() and "1 preemption\n" in live.terminal()
 
 
 def on_terminal(columns: int, *args: str, stream: str = "stdout") -> tuple[int, str]:

@@ -1,6 +1,6 @@
 """What would make a plan work that cannot: changes as data, each tried before it is offered.
 
-layout_problem(request, "32 attention heads do not divide by tp 3").remedies      # [{"tensor_parallel_size": 2}, …]
+layout_problem(request, "32 attention heads are not divisible by tp 3").remedies      # [{"tensor_parallel_size": 2}, …]
 
 A change is data, ``{"tensor_parallel_size": 2}``; `spelled` writes it as flags.
 """
@@ -97,7 +97,7 @@ def second_changes(request: Request) -> list[Change]:
 
 
 def layout_problem(request: Request, problem: str) -> Infeasibility:
-    """``32 attention heads do not divide by tp 3; works with -tp 2 or -tp 4``, also as data."""
+    """``32 attention heads are not divisible by tp 3; works with -tp 2 or -tp 4``, also as data."""
     request = _as_given(request)
     remedies: list[Change] = []
     enough = _wider(request, {})

@@ -34,7 +34,7 @@ class Shortfall(NamedTuple):
 
     def __str__(self) -> str:
         needed, usable = self.needed_bytes / 1e9, self.usable_bytes / 1e9
-        return f"needs {needed:.1f} GB of the {usable:.1f} GB usable per GPU"
+        return f"needs {needed:.1f} GB of {usable:.1f} GB usable per GPU"
 
 
 class KVCapacity(NamedTuple):

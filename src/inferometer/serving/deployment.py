@@ -153,7 +153,7 @@ def _kv_capacity(bound_plan: BoundPlan, mean_len: int) -> tuple[int, int, str]:
     if num_blocks and max_num_seqs:
         return num_blocks, max_num_seqs, ""
     needed, usable = table.total_bytes / 1e9, table.usable_bytes / 1e9
-    reason = f"needs {needed:.1f} GB of the {usable:.1f} GB per GPU usable, which leaves no room for the KV cache"
+    reason = f"needs {needed:.1f} GB of {usable:.1f} GB usable per GPU, which leaves no room for the KV cache"
     return num_blocks, max_num_seqs, reason
 
 

@@ -117,16 +117,16 @@ def header(report: Report) -> str:
 
 
 _DEFAULT_TEXTS = {
-    "max_num_batched_tokens": "{:,} tokens per step",
+    "max_num_batched_tokens": "{:,} tokens/step",
     "max_num_seqs": "{:,} sequences",
-    "gpu_memory_utilization": "memory fraction {:g}",
+    "gpu_memory_utilization": "{:g} of memory",
     "max_cudagraph_capture_size": "CUDA graphs up to {:,} tokens",
     "prefill_graph_tokens": "prefill graphs up to {:,} tokens",
 }
 
 
 def engine_defaults(engine: dict[str, Any]) -> str:
-    """``defaults: 8,192 tokens per step · 1,024 sequences · …``; JSON says why, `show` from where."""
+    """``defaults: 8,192 tokens/step · 1,024 sequences · …``; JSON says why, `show` from where."""
     values = {default["name"]: default["value"] for default in engine["defaults"]}
     texts = [template.format(values[name]) for name, template in _DEFAULT_TEXTS.items() if name in values]
     return "defaults: " + " · ".join(texts) + (f" · host: {engine['host']}" if engine["host"] else "")
