@@ -240,7 +240,7 @@ def test_a_model_that_does_not_fit_is_exit_1(run: Command) -> None:
         (["--find-capacity", "--goodput", "ttft:5", "--request-rate", "5"], "finds the rate: leave out"),
         (["--find-capacity", "--goodput", "ttft:5", "--plot", "x"], "runs many simulations, but --plot describes one"),
         (["--find-capacity", "--goodput", "ttft:5", "--backend", "slurm"], "unknown --backend 'slurm'"),
-        (["--find-capacity", "--goodput", "ttft:5", "--max-concurrency", "4"], "finds a rate of arrivals"),
+        (["--find-capacity", "--goodput", "ttft:5", "--max-concurrency", "4"], "needs independent arrivals"),
         (["--seed", "-1"], "--seed must be between 0"),
     ],
 )

@@ -200,7 +200,7 @@ def option(argument: Argument) -> Decorator:
 
 
 def help_text(argument: Argument) -> str:
-    """``Sequences at once.  [default: 1]``"""
+    """``Concurrent sequences.  [default: 1]``"""
     default = argument.default_text or (
         "" if argument.default is None or argument.default is False else str(argument.default)
     )

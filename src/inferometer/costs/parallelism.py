@@ -55,7 +55,7 @@ def _expected_maximum(ranks: int) -> float:
 
 
 def illegal_reason(model: Model, plan: Plan, device: Hardware) -> str:
-    """Why a layout cannot be used, as a sentence; empty if it can: ``"28 attention heads are not divisible by tp 8"``"""
+    """Why a layout cannot be used, as a sentence, or empty: ``"28 attention heads are not divisible by tp 8"``"""
     tp, pp, dcp = plan.tensor_parallel_size, plan.pipeline_parallel_size, plan.decode_context_parallel_size
     available = plan.nodes * plan.gpus_per_node
     if plan.gpus > available:

@@ -414,12 +414,7 @@ class WorkloadArgs(EngineArgs):
     batch_size: Annotated[
         int,
         arg(
-            "Sequences that run at once.",
-            ge=1,
-            le=10**7,
-            label="Batch size",
-            unit="sequences",
-            slider=Slider(1, 1024, "x2"),
+            "Concurrent sequences.", ge=1, le=10**7, label="Batch size", unit="sequences", slider=Slider(1, 1024, "x2")
         ),
     ] = 1
     input_len: Annotated[
@@ -470,9 +465,7 @@ class WorkloadArgs(EngineArgs):
     ] = None
     images: Annotated[
         str | tuple[int, int, int] | None,
-        arg(
-            "Images per request, for vision-language models: 1x896x896.", metavar="NxHxW", label="Images", unit="N×H×W"
-        ),
+        arg("Images per request, for models with vision: 1x896x896.", metavar="NxHxW", label="Images", unit="N×H×W"),
     ] = None
     num_inference_steps: Annotated[
         int,
