@@ -116,7 +116,7 @@ def _accounting(result: Search) -> list[str]:
     c, took = result.counts, result.seconds
     plans = c.get("plans_aggregated", 0) + c.get("plans_disaggregated", 0)
     lines = [
-        f"{plural(c.get('servers', 0), 'server configuration')}, {plural(plans, 'plan')}, "
+        f"{plural(c.get('servers', 0), 'server type')}, {plural(plans, 'plan')}, "
         f"{plural(c.get('points', 0), 'load point')} estimated in "
         f"{seconds(took.get('enumerate', 0) + took.get('price', 0))}"
     ]
