@@ -3,7 +3,7 @@
     INFEROMETER_SHARED=DIR python benchmarks/energy.py          # the table of docs/accuracy/energy.md
     INFEROMETER_SHARED=DIR python benchmarks/energy.py --fit    # the shares of data/power.toml, chosen anew
 
-Two shares were chosen on the chat runs of some models; whole models and all other tasks were kept apart before. A run
+Two shares were chosen on the chat runs of some models; whole models and all other tasks were held out before. A run
 is estimated as a batch of its mean size and answers. Prompt lengths are not in the data: `PROMPTS` are guessed.
 """
 
@@ -31,7 +31,7 @@ TEXT = ("lm-arena-chat", "gpqa", "sourcegraph-fim")
 CHOSEN_ON = "lm-arena-chat"
 MODELS_APART = ("Qwen3-14B", "gemma-3-27b", "70B", "Maverick", "gpt-oss-20b", "VL-32B")  # parts of their names
 # Every request asks for top_p = 0.95, for which vLLM 0.11.1 sorts the whole vocabulary in PyTorch. Seconds of a logit,
-# from how steps of Llama-3.1-8B, Qwen3-8B and gemma-3-12b grow with the batch: 0.20 to 0.23 ns in runs not kept apart
+# from how steps of Llama-3.1-8B, Qwen3-8B and gemma-3-12b grow with the batch: 0.20 to 0.23 ns in runs not held out
 # (three others of these give 0.00, 0.31 and 0.34 ns).
 SORT = 0.22e-9
 
@@ -128,13 +128,13 @@ def _groups(all_runs: list[Run]) -> dict[str, list[Run]]:
     unseen = [run for run in apart if run.task in TEXT and any(name in run.model for name in MODELS_APART)]
     return {
         "chosen on: chat, 10 models": [run for run in all_runs if not run.kept_apart],
-        "**kept apart, text**": [run for run in apart if run.task in TEXT],
-        "models kept apart, text": unseen,
+        "**held out, text**": [run for run in apart if run.task in TEXT],
+        "models held out, text": unseen,
         "reasoning (gpqa)": [run for run in apart if run.task == "gpqa"],
         "code (sourcegraph-fim)": [run for run in apart if run.task == "sourcegraph-fim"],
         "images (prompt and tower guessed)": [run for run in apart if run.task == "image-chat"],
         "videos (prompt and tower guessed)": [run for run in apart if run.task == "video-chat"],
-        "**all that was kept apart**": apart,
+        "**all held out**": apart,
     }
 
 
@@ -151,7 +151,7 @@ def markdown() -> str:
     model = power_model(catalog.hardware("h100-sxm"))
     assert model is not None
     lines = [
-        "| runs | | J/token at the measured throughput | J/token, all predicted | tokens/s | at 700 W, as before |",
+        "| runs | | J/token at the measured throughput | J/token, all predicted | tokens/s | at a constant 700 W |",
         "|---|---|---|---|---|---|",
     ]
     for name, group in _groups(list(runs())).items():

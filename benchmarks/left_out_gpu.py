@@ -153,7 +153,7 @@ def median_error(values: np.ndarray) -> float:
 def markdown(rows: list[Comparison], *fields: str) -> str:
     """A table, one line for each value of the fields."""
     lines = [
-        f"| {' | '.join(fields)} | points | median error | nine in ten below | bias | roofline's error |",
+        f"| {' | '.join(fields)} | points | median error | p90 | bias | roofline's error |",
         "|" + "---|" * len(fields) + "---:|" * 5,
     ]
     for key, values in grouped(rows, *fields).items():

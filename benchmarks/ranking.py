@@ -27,7 +27,7 @@ import accuracy_page
 import serving
 from scoreboard import gpus, throughput
 
-HEAD = "| engine, GPU | groups | plans | Spearman | best picked | mean regret | nine in ten below | a plan at random |"
+HEAD = "| engine, GPU | groups | plans | Spearman | best picked | mean regret | p90 | a plan at random |"
 
 
 class Run(NamedTuple):
@@ -160,8 +160,8 @@ def report(predicted: Answers) -> str:
     lines += [line("all", every), line("all, versions and days mixed", list(loose.values())), ""]
     three = [spearman(plans) for plans in every if len(plans) > 2]
     lines.append(
-        f"Of the {len(three)} groups of three layouts or more, Spearman is {statistics.fmean(three):+.2f} in "
-        f"the mean and {statistics.median(three):+.2f} in the middle."
+        f"Of the {len(three)} groups of three layouts or more, Spearman is {statistics.fmean(three):+.2f} on "
+        f"average and {statistics.median(three):+.2f} in the median."
     )
     shared = [plans for plans in every if all(plan.peer for plan in plans)]
     if shared:

@@ -26,7 +26,7 @@ from serving_tables import error_sums
 
 from inferometer.specs.hosts import host
 
-FIGURES = "rows | mean error | median | nine in ten below | within 10% | within 25% | bias"
+FIGURES = "rows | mean error | median | p90 | within 10% | within 25% | bias"
 OURS, PEER = "inferometer", "AIConfigurator"
 METRICS = {"ttft": "TTFT", "tpot": "TPOT", "rate": "tokens/s/GPU"}
 PUBLISHED = Path(__file__).resolve().parent / "data" / "published.toml"

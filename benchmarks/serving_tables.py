@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 LABELS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2E"}
 FITTED = ("b200", "gb200")  # systems whose disaggregated runs chose a figure
-LOADS = {16: "up to 16 under way", 128: "up to 128", 1024: "up to 1,024", 10**9: "more than 1,024"}
+LOADS = {16: "up to 16 requests in flight", 128: "up to 128", 1024: "up to 1,024", 10**9: "more than 1,024"}
 MANY = 40  # runs from which on a set is shown by engine and device, not run by run
 
 
@@ -77,7 +77,7 @@ def _answered_by_part(rows: list[Row], shown: list[str]) -> list[str]:
         return next(name for most, name in LOADS.items() if row.case.build[-1] <= most)
 
     def drafts(row: Row) -> str:
-        return "drafts tokens" if "speculative_config" in row.case.options["pools"][1] else "no drafts"
+        return "draft tokens" if "speculative_config" in row.case.options["pools"][1] else "no draft tokens"
 
     def model(row: Row) -> str:
         return f"{_engine(row)}, {row.case.model.rpartition('/')[2]}"

@@ -160,7 +160,7 @@ def markdown() -> str:
     errors, apart = [abs(r.error) for r in rows], [abs(e) for es in left_out(rows).values() for e in es]
     fitted = f"Mean error {statistics.fmean(errors):.1%}, worst {max(errors):.1%}."
     unseen = f"mean {statistics.fmean(apart):.1%}, worst {max(apart):.1%}."
-    lines += ["", f"{fitted} With both fitted figures fitted to the other three models only: {unseen}", ""]
+    lines += ["", f"{fitted} With both constants fitted to the other three models only: {unseen}", ""]
     lines += [*_memory(runs), "", *_percent(runs)]
     return "\n".join(lines) + "\n"
 
