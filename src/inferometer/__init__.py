@@ -76,6 +76,10 @@ class _Package(ModuleType):
     Importing ``inferometer.search.space`` would bind ``inferometer.search`` to the package; the function stays instead.
     """
 
+    def __dir__(self) -> list[str]:
+        """The verbs and nothing else: what Tab shows after ``inferometer.``; `__all__` has classes and errors, too."""
+        return [name for name in sorted(_LAZY) if name.islower()]
+
     def __setattr__(self, name: str, value: object) -> None:
         if name not in _LAZY or not isinstance(value, ModuleType):
             super().__setattr__(name, value)

@@ -41,7 +41,7 @@ def profile(
     ``profile(launches=True)``: how fast the host launches kernels, as a file for ``host_profile``
     ``profile(tables="gemm_perf.parquet", gpu="h200")``: tables of other tools (``--import``)
     """
-    check_names(ProfileArgs, kwargs)
+    check_names(ProfileArgs, kwargs, "kernels", "quick", "launches", "tables", "output", "budget", "device", "kinds")
     options: dict[str, Any] = {name: value for name, value in kwargs.items() if value is not None}
     jobs = (("a model", model), ("kernels", kernels), ("quick", quick), ("launches", launches), ("tables", tables))
     given = [job for job, wanted in jobs if wanted]

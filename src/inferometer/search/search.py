@@ -17,6 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from math import gcd
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -28,7 +29,7 @@ from ..inference.request import build_request
 from ..inference.speculation import HEADS
 from ..inference.step_cliffs import budget_cliff
 from ..serving.deployment import ReplicaPool
-from ..serving.trace import Trace
+from ..serving.trace import Trace, read_trace
 from ..specs.arguments import arguments, check_names, signature
 from ..specs.catalog import UNQUANTIZED, gpu_names, hardware, named_precision
 from ..specs.catalog import model as catalog_model
@@ -90,7 +91,7 @@ def search(
     model: str,
     gpu: str | Sequence[str] = "h100-sxm",
     *,
-    trace: Trace | None = None,
+    trace: Trace | str | PathLike[str] | None = None,
     relax: bool = True,
     address: str | None = None,
     progress: Progress | None = None,
@@ -106,6 +107,8 @@ def search(
     else the values in ``Search.space`` are tried. ``relax``: where no plan is possible, say what would make one
     possible. ``address``: of a Dask or Ray cluster.
     """
+    if trace is not None and not isinstance(trace, Trace):
+        trace = read_trace(trace)
     return search_with_table(model, gpu, trace=trace, relax=relax, address=address, progress=progress, **kwargs)[0]
 
 

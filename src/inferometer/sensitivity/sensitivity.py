@@ -21,7 +21,7 @@ from ..inference.analyze import device_info, engine_info, model_info
 from ..inference.request import Request, build_request
 from ..inference.workload import refuse
 from ..specs import catalog
-from ..specs.arguments import signature
+from ..specs.arguments import check_names, signature
 from ..specs.plan_args import PlanArgs
 from . import findings, sizing
 from .evaluation import Evaluation, bind_request, evaluate
@@ -58,6 +58,7 @@ def sensitivity(
     others are compared with. With ``curves``, latencies are also estimated far beyond a tenth of each parameter. All
     other keywords are those of ``analyze``.
     """
+    check_names(PlanArgs, kwargs, "target", "size", "compare", "compare_usecases", "curves")
     limits = parse_targets(target)
     question = _question(size=size, compare=compare is not None, compare_usecases=compare_usecases)
     names = sizing.model_names(compare) if compare is not None else []

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from ..base.result import Result
 from ..inference.report import ModelInfo, as_dict, as_json
 from .evaluation import Evaluation
 
@@ -123,7 +124,7 @@ class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):
     size: Size | None
 
 
-class Sensitivity(msgspec.Struct, kw_only=True):
+class Sensitivity(Result, msgspec.Struct, kw_only=True, dict=True):
     """The plan, its metrics, and the answer to one question; the fields of the other questions are empty."""
 
     model: ModelInfo
@@ -144,6 +145,17 @@ class Sensitivity(msgspec.Struct, kw_only=True):
     summary: str = ""
     warnings: list[str] = []
     schema: str = SCHEMA
+
+    def __repr__(self) -> str:
+        answers = {
+            "figures": f"{len(self.figures)} figures of the machine",
+            "targets": f"targets {', '.join(self.targets)}",
+            "size": "the smallest platform",
+            "compare": f"{len(self.compare)} models",
+            "usecases": f"{len(self.usecases)} use cases",
+        }
+        shown = ", ".join(text for field, text in answers.items() if getattr(self, field))
+        return f"<Sensitivity of {self.model.name[:80]} on {self.plan['gpus']} × {self.device['name'][:40]}: {shown}>"
 
     def to_dict(self) -> dict[str, Any]:
         """As plain dicts and lists, ``schema`` first."""

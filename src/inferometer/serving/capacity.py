@@ -29,7 +29,7 @@ from ..specs.command_args import ServedPlanArgs, ServingArgs, TrafficArgs
 from .deployment import ServingOptions
 from .metrics import GOODPUT_METRICS, metrics, parse_goodput
 from .outcome import Interrupted
-from .simulate import build_deployment, run_header, simulate
+from .simulate import build_deployment, plain_options, run_header, simulate
 from .steady_run import PRECISION, RateRun, RequestSupply, SteadyServer
 from .synthetic import LoadedTraffic, load_traffic
 from .trace import Trace
@@ -87,7 +87,7 @@ def find_capacity(
     gpu: str = "h100-sxm",
     *,
     trace: Trace | str | PathLike[str] | None = None,
-    goodput: str | Iterable[str] | Mapping[str, float],
+    goodput: str | Iterable[str] | Mapping[str, float] = (),
     share: float = 0.9,
     precision: float = PRECISION,
     backend: str = "processes",
@@ -107,14 +107,14 @@ def find_capacity(
     `simulate`.
     """
     options: dict[str, Any] = {**kwargs, "trace": trace, "seed": seed}
-    check_names(ServingArgs, options, *arguments(TrafficArgs), *_OF_SERVING)
+    check_names(ServingArgs, options, *arguments(TrafficArgs), *_OF_SERVING, "goodput", "share")
     scheduling = {name: options.pop(name) for name in list(options) if name in _OF_SERVING}
     question = CapacityQuestion.of(model, gpu, parse_goodput(goodput), share, precision, scheduling, options)
     with DrawWorkers(backend, jobs, address) as workers:
         capacity = _find(question.case, progress, workers)
     if workers.lost:
         warnings.warn(workers.lost, stacklevel=2)
-    return capacity.remember(summarize=question.summarize)
+    return capacity.remember(summarize=question.summarize, settings=question.settings)
 
 
 class CapacityCase(NamedTuple):
@@ -297,6 +297,12 @@ class CapacityQuestion(NamedTuple):
         options = self.scheduler_options
         header = run_header(case.model, case.gpu, self.plan_options, self.traffic.label, len(trace), options)
         return {"schema": "inferometer.capacity/1", **header, "warnings": [*header["warnings"], *trace.notes]}
+
+    def settings(self) -> dict[str, Any]:
+        """What was asked for, by name, to be held against another capacity."""
+        case = self.case
+        named = {"model": case.model, "gpu": case.gpu, "requests": self.traffic.lengths, "share": case.share}
+        return named | plain_options({**case.options, "goodput": case.goodput})
 
     def summarize(self, capacity: Capacity, header: dict[str, Any] | None = None) -> dict[str, Any]:
         """The keys of ``simulate --find-capacity --json``: the requests are served once more at the highest rate."""

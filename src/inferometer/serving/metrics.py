@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..base.errors import BadValue, UnknownName, abbreviate, check_positive
+from ..specs.arguments import signature
 from .outcome import Outcome
 
 LABELS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2E"}
@@ -63,6 +64,7 @@ def latencies(outcome: Outcome) -> dict[str, np.ndarray]:
     return {"ttft": ttft, "tpot": tpot, "e2el": e2el}
 
 
+@signature()
 def metrics(
     outcome: Outcome,
     goodput: dict[str, float] | None = None,

@@ -111,7 +111,7 @@ def _simulate(model: str, gpu: str, keywords: dict[str, Any], given: dict[str, A
     built, options = build_deployment(model, gpu, trace, options, **layout, **engine_options, **plan_options)
     outcome = with_run_warnings(serve(trace, built, options), trace, built, options)
     setup = RunSetup(model, gpu, traffic, goals, given, plan_options)
-    return outcome.remember(summarize=setup.summarize)
+    return outcome.remember(summarize=setup.summarize, settings=setup.settings)
 
 
 def build_deployment(
@@ -318,6 +318,12 @@ def run_header(
     }
 
 
+def plain_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that can be shown: ``plain_options({"router": "round_robin", "progress": print})``"""
+    shown = (str, int, float, Mapping, list, tuple)
+    return {name: value for name, value in options.items() if isinstance(value, shown) and name != "hf_token"}
+
+
 class RunSetup(NamedTuple):
     """What was simulated: ``setup.summarize(outcome)["p99_ttft_ms"]``"""
 
@@ -332,6 +338,12 @@ class RunSetup(NamedTuple):
         """The labels of the run, and its warnings."""
         count = len(self.traffic.trace)
         return run_header(self.model, self.gpu, self.plan_options, self.traffic.label, count, self.scheduler_options)
+
+    def settings(self) -> dict[str, Any]:
+        """What was asked for, by name, to be held against another run."""
+        chosen = {**self.scheduler_options, **self.plan_options, "goodput": self.goodput or None}
+        named = {"model": self.model, "gpu": self.gpu, "requests": self.traffic.label}
+        return named | {"num_prompts": len(self.traffic.trace)} | plain_options(chosen)
 
     def summarize(self, outcome: Outcome, header: dict[str, Any] | None = None) -> dict[str, Any]:
         """The keys of ``simulate --json``."""

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from ..base.errors import BadValue, UnknownName, abbreviate, check_int, is_number
+from ..specs.arguments import signature
 from .trace import Trace, first_requests, gamma_arrivals, read_trace, shared_blocks, turns_before
 from .trace_formats import BLOCK
 
@@ -148,6 +149,7 @@ def _example(kind: str) -> str:
 # ------------------------------------------------------------------ synthetic requests
 
 
+@signature()
 def synthetic(
     *,
     num_prompts: int = 1000,

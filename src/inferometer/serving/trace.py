@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from os import PathLike
 from pathlib import Path
 
 import msgspec
@@ -21,6 +22,7 @@ import numpy as np
 from ..base.errors import BadFile, BadValue, check_int
 from ..base.files import input_path
 from ..base.tabular import Table, open_table
+from ..specs.arguments import signature
 from .benchmark_files import BENCHMARK_FORMATS, BenchmarkRequests, BenchmarkRun
 from .trace_formats import (
     BLOCK,
@@ -130,7 +132,10 @@ def turns_before(session: np.ndarray) -> np.ndarray:
 # ------------------------------------------------------------------ files
 
 
-def read_trace(path: str | Path, *, columns: str | Mapping[str, str] | None = None, run: int | None = None) -> Trace:
+@signature()
+def read_trace(
+    path: str | PathLike[str], *, columns: str | Mapping[str, str] | None = None, run: int | None = None
+) -> Trace:
     """All requests of a file, or one sentence about the first line that is wrong; nothing is half read.
 
     ``read_trace("log.csv", columns="input_tokens=n_in,output_tokens=n_out,arrival_ms=sent")`` says which columns are
@@ -146,7 +151,7 @@ def read_trace(path: str | Path, *, columns: str | Mapping[str, str] | None = No
     return traces[0]
 
 
-def read_runs(path: str | Path, *, columns: str | Mapping[str, str] | None = None) -> list[Trace]:
+def read_runs(path: str | PathLike[str], *, columns: str | Mapping[str, str] | None = None) -> list[Trace]:
     """The traces of a file: one, or one for each run that a load generator wrote into it.
 
     ``[trace.run.label for trace in read_runs("results.jsonl")]  # ['vllm bench serve at 2/s', …]``

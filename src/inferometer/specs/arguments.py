@@ -174,7 +174,8 @@ def _check_float(argument: Argument, value: Any) -> float:
 def signature(*groups: type[Args]) -> Callable[[Function], Function]:
     """Show the arguments of some groups in the signature of a function that takes them as ``**kwargs``.
 
-    ``@signature(PlanArgs)`` makes ``help(analyze)`` list every keyword with its type and default.
+    ``@signature(PlanArgs)`` makes ``help(analyze)`` list every keyword with its type and default. A function without
+    ``**kwargs`` refuses a wrong keyword as the others do: ``unknown argument 'column'; did you mean columns?``
     """
 
     def decorate(function: Function) -> Function:
@@ -193,10 +194,27 @@ def signature(*groups: type[Args]) -> Callable[[Function], Function]:
         if function.__doc__:  # python -OO has none
             described = [named.get(name) for name in function.__signature__.parameters]  # type: ignore[attr-defined]
             lines = (f"        {keyword_line(argument, named)}" for argument in described if argument is not None)
-            function.__doc__ = "\n".join([function.__doc__.rstrip(), "", "    Keywords:", *lines, "    "])
-        return function
+            text = "\n".join(lines)
+            function.__doc__ = (
+                f"{function.__doc__.rstrip()}\n\n    Keywords:\n{text}\n    " if text else function.__doc__
+            )
+        return function if kept != [*own.parameters.values()] else _closed(function)
 
     return decorate
+
+
+def _closed(function: Function) -> Function:
+    """A function that takes no other keywords than its own."""
+    names = function.__code__.co_varnames[: function.__code__.co_argcount + function.__code__.co_kwonlyargcount]
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        for name in kwargs:
+            if name not in names:
+                raise UnknownName("argument", name, names)
+        return function(*args, **kwargs)
+
+    return wrapper  # type: ignore[return-value]
 
 
 def keyword_line(argument: Argument, known: Collection[str]) -> str:

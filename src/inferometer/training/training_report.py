@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from ..base.result import ComparableResult
+from ..base.units import percent, seconds, size
 from ..inference.report import ModelInfo, OpRow, as_dict, as_json, ops_csv
 
 SCHEMA = "inferometer.train/1"
@@ -54,7 +56,7 @@ class TrainPhase(msgspec.Struct):
     ops: list[OpRow]
 
 
-class TrainReport(msgspec.Struct):
+class TrainReport(ComparableResult, msgspec.Struct, dict=True):
     """Everything about one optimizer step, and what follows for a budget of tokens."""
 
     model: ModelInfo
@@ -83,6 +85,15 @@ class TrainReport(msgspec.Struct):
     summary: str = ""
     warnings: list[str] = []
     schema: str = SCHEMA
+
+    def __repr__(self) -> str:
+        where = f"{self.model.name[:80]} on {self.plan['gpus']} × {self.device['name'][:40]}"
+        verdict = "" if self.feasible else "infeasible, "
+        return (
+            f"<TrainReport {where}: {verdict}step {seconds(self.step_seconds)}, "
+            f"{self.tokens_per_second:,.0f} tokens/s, "
+            f"MFU {percent(self.model_flops_utilization)}, {size(self.memory.total_bytes)}>"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain dicts and lists, ``schema`` first."""

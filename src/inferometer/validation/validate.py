@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from ..base.errors import BadFile
+from ..base.errors import BadFile, BadValue
 from ..base.files import input_path
+from ..base.result import Result
 from ..base.tabular import open_table
+from ..base.units import percent, plural
 from ..costs.binding import BoundPlan
 from ..inference.memory import cache_bytes
 from ..inference.request import build_request
@@ -26,13 +28,12 @@ from ..serving.outcome import Outcome
 from ..serving.simulate import simulate
 from ..serving.trace import Trace, check_measured, read_trace
 from ..serving.trace_formats import shorten
-from ..specs.arguments import signature
+from ..specs.arguments import check_names, signature
 from ..specs.command_args import ServingArgs
+from ..specs.keywords import SimulateKwargs
 
 if TYPE_CHECKING:
     from typing import Unpack
-
-    from ..specs.keywords import SimulateKwargs
 
 MEASURED = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E"}  # metric -> column, in ms
 MIB = 2.0**20
@@ -67,7 +68,7 @@ class FigureComparison(msgspec.Struct, kw_only=True):
     error: float | None  # relative; a positive one is too large
 
 
-class Validation(msgspec.Struct, kw_only=True, eq=False):
+class Validation(Result, msgspec.Struct, kw_only=True, eq=False, dict=True):
     """A trace, its simulation, and its measurements: ms per request, nan where there is none."""
 
     trace: Trace
@@ -76,6 +77,12 @@ class Validation(msgspec.Struct, kw_only=True, eq=False):
     predicted: dict[str, np.ndarray]
     errors: dict[str, ErrorStatistics]
     figures: dict[str, FigureComparison] = {}  # mean_ttft_ms, p99_itl_ms, output_throughput … of a benchmark's result
+
+    def __repr__(self) -> str:
+        off = [f"{name} {percent(one.mape)} off" for name, one in self.errors.items() if one.mape is not None]
+        if not off:
+            off = [f"{name} {one.error:+.1%}" for name, one in self.figures.items() if one.error is not None][:4]
+        return f"<Validation of {plural(len(self.trace), 'request')}: {', '.join(off) or 'nothing to compare'}>"
 
     def relative(self, metric: str) -> np.ndarray:
         """Relative errors of the requests, nan where one of both is missing."""
@@ -89,7 +96,7 @@ def validate(
     model: str,
     gpu: str = "h100-sxm",
     *,
-    measured: str | Path | Trace,
+    measured: str | Path | Trace | None = None,
     columns: str | Mapping[str, str] | None = None,
     run: int | None = None,
     **kwargs: Unpack[SimulateKwargs],
@@ -100,6 +107,9 @@ def validate(
     ``frontend="http"``. The result of a benchmark is replayed under its load (``max_concurrency`` at a time, if it was
     run so), with the clock at its client. ``columns`` and ``run`` are as for `read_trace`.
     """
+    check_names(ServingArgs, kwargs, *SimulateKwargs.__annotations__, "measured")
+    if measured is None:
+        raise BadValue("`validate` needs `measured`: a file, or what `read_trace` made of one")
     trace = measured if isinstance(measured, Trace) else read_trace(measured, columns=columns, run=run)
     options: dict[str, Any] = {"frontend": measured_frontend(trace), **kwargs}
     load = trace.run

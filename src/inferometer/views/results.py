@@ -28,9 +28,12 @@ from .text.document import Page, Paragraph
 if TYPE_CHECKING:
     from ..inference.report import Report
     from ..search.search_result import Candidate, Search
+    from ..sensitivity.sensitivity_report import Sensitivity
+    from ..serving.capacity import Capacity
     from ..serving.outcome import Outcome
     from ..sweep.sweep import Sweep
     from ..training.training_report import TrainReport
+    from ..validation.validate import Validation
 
 Table = list[dict[str, Any]] | Mapping[str, Any]  # rows of a table, or its columns
 
@@ -224,7 +227,7 @@ def _front(table: Sweep) -> Any:
 def _search(result: Search) -> Page:
     from .text.search import shown
 
-    return shown(result)
+    return shown(result, timed=False)
 
 
 def _plans(result: Search) -> Table:
@@ -302,23 +305,94 @@ def _latencies(outcome: Outcome) -> Any:
     return spread(outcome, _run_header(outcome), goals or {})
 
 
+def _capacity(capacity: Capacity) -> Page:
+    from .text.serving import capacity as shown
+
+    return shown(capacity.summary())
+
+
+def _rates(capacity: Capacity) -> Any:
+    from .plots.timeline import tried_rates
+
+    return tried_rates(capacity)
+
+
+def _validation(validation: Validation) -> Page:
+    from .text.validation import comparison
+
+    return comparison(_run_header(validation.outcome), validation, list(validation.outcome.warnings))
+
+
+def _measured(validation: Validation) -> Table:
+    """A row per request, or per figure of a whole run where a benchmark reports no more."""
+    if not validation.measured:
+        return [{"figure": name, **msgspec.structs.asdict(one)} for name, one in validation.figures.items()]
+    lengths = {name: getattr(validation.trace, name) for name in ("input_tokens", "output_tokens")}
+    columns = {
+        f"{metric}_ms_{side}": values[metric]
+        for metric in validation.measured
+        for side, values in (("measured", validation.measured), ("predicted", validation.predicted))
+    }
+    return {**lengths, **columns}
+
+
+def _validation_picture(name: str) -> Callable[[Validation], Any]:
+    def draw(validation: Validation) -> Any:
+        from .text import validation as pictures
+
+        return getattr(pictures, f"{name}_picture")(validation, _run_header(validation.outcome))
+
+    return draw
+
+
+# ------------------------------------------------------------------ sensitivity, train
+
+
+def _sensitivity(report: Sensitivity) -> Page:
+    from .text.sensitivity import sensitivity
+
+    return sensitivity(report)
+
+
+def _answer(report: Sensitivity) -> Any:
+    """The picture of whatever was asked."""
+    from .plots.tornado import PICTURES
+
+    return next(draw(report) for field, draw in PICTURES.values() if getattr(report, field))
+
+
+def _sensitivity_picture(name: str) -> Callable[[Sensitivity], Any]:
+    def draw(report: Sensitivity) -> Any:
+        from .plots.tornado import PICTURES
+
+        field, picture = PICTURES[name]
+        if not getattr(report, field):
+            raise BadValue(f"there is nothing for the picture {name}: `sensitivity` was not asked for `{field}`")
+        return picture(report)
+
+    return draw
+
+
+def _training(report: TrainReport) -> Page:
+    from .text.training import training
+
+    return training(report)
+
+
+def _training_step(report: TrainReport) -> Any:
+    from .plots.analysis import training_step
+
+    return training_step(report)
+
+
 # ------------------------------------------------------------------ all of them
 
-VIEWS: dict[str, View] = {
-    "Report": View(
-        _analysis,
-        {"operators": _operators, "metrics": lambda report: [report_row(report)]},
-        {"roofline": _roofline, "distribution": _distribution, "memory": _memory, "structure": _structure},
-    ),
-    "ExplainedOperator": View(_explanation, {"formulas": lambda explained: _formulas(explained)}),
-    "Sweep": View(_sweep, {"points": lambda table: dict(table.columns)}, {"curves": _curves, "front": _front}),
-    "Search": View(_search, {"plans": _plans, "simulated": _simulated}, {"pareto": _pareto, "day": _day}),
-    "Outcome": View(
-        _outcome,
-        {"requests": _requests, "series": lambda outcome: outcome.series},
-        {"timeline": _timeline, "latencies": _latencies},
-    ),
-}
+
+def compare(before: Any, after: Any) -> Any:
+    """Two results of a kind beside each other: ``compare(bf16, fp8)``"""
+    from .comparison import Comparison
+
+    return Comparison(before, after)
 
 
 def _formulas(explained: ExplainedOperator) -> Table:
@@ -327,3 +401,43 @@ def _formulas(explained: ExplainedOperator) -> Table:
         for one in explained
         for line in one.lines
     ]
+
+
+VIEWS: dict[str, View] = {
+    "Report": View(
+        _analysis,
+        {"operators": _operators, "metrics": lambda report: [report_row(report)]},
+        {"roofline": _roofline, "distribution": _distribution, "memory": _memory, "structure": _structure},
+    ),
+    "ExplainedOperator": View(_explanation, {"formulas": _formulas}),
+    "Comparison": View(
+        lambda comparison: comparison.page(),
+        {
+            "metrics": lambda comparison: comparison.rows(),
+            "parts": lambda comparison: [
+                {**part._asdict(), "difference": part.difference} for part in comparison.parts
+            ],
+        },
+    ),
+    "Sweep": View(_sweep, {"points": lambda table: dict(table.columns)}, {"curves": _curves, "front": _front}),
+    "Search": View(_search, {"plans": _plans, "simulated": _simulated}, {"pareto": _pareto, "day": _day}),
+    "Outcome": View(
+        _outcome,
+        {"requests": _requests, "series": lambda outcome: outcome.series},
+        {"timeline": _timeline, "latencies": _latencies},
+    ),
+    "Capacity": View(_capacity, {"rates": lambda capacity: msgspec.to_builtins(capacity.tried)}, {"rates": _rates}),
+    "Validation": View(
+        _validation,
+        {"requests": _measured},
+        {f"{name}s": _validation_picture(name) for name in ("error", "value")}
+        | {name: _validation_picture(name) for name in ("scatter", "breakdown")},
+    ),
+    "Sensitivity": View(
+        _sensitivity,
+        {"rows": lambda report: report.rows()},
+        {"answer": _answer}
+        | {name: _sensitivity_picture(name) for name in ("tornado", "curves", "size", "compare", "usecases")},
+    ),
+    "TrainReport": View(_training, {"operators": _operators}, {"step": _training_step}),
+}

@@ -32,6 +32,7 @@ WAITS = {"host": "host", "wait": "other stages", "draft": "draft model"}
 FONT = "DejaVu Sans"  # what matplotlib brings along, so that both pictures have the same widths
 POINTS = 0.72  # of a pixel at 100 dpi
 logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns of caches that it cannot write: pictures need none
+_MEAN = 0.54  # the same of text that is no name, on average
 _WIDE = 0.66  # of a character, in units of the font's size: an upper estimate
 
 Point = tuple[float, float]
@@ -319,7 +320,9 @@ def page(width: float, height: float, title: str, subtitle: str) -> Any:
     figure = Figure(figsize=(width, height))
     FigureCanvasAgg(figure)  # what measures text; pyplot, and the user's own backend, are left alone
     figure.text(0.28 / width, 1 - 0.34 / height, title, fontsize=13, weight="bold", parse_math=False)
-    figure.text(0.28 / width, 1 - 0.58 / height, clean(subtitle), fontsize=9, color=MUTED, parse_math=False)
+    subtitle = clean(subtitle)
+    small = min(9.0, (width - 0.5) * 72 / (max(len(subtitle), 1) * _MEAN))  # a long one is smaller, not cut
+    figure.text(0.28 / width, 1 - 0.58 / height, subtitle, fontsize=small, color=MUTED, parse_math=False)
     return shows_itself(figure)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from ...base.units import percent, plural, seconds, si
 from ...search.search_result import Day, PolicyResult, Search
+from ...serving.capacity import Capacity
 from ...serving.metrics import good_requests, latencies
 from ...serving.outcome import Outcome
 from ...serving.replay import token_bins
@@ -166,6 +167,28 @@ def _histogram(axes: Any, values: np.ndarray, title: str, limit: float | None) -
         axes.locator_params(axis="x", nbins=5)
     axes.xaxis.set_major_formatter(lambda x, _: brief(x))
     axes.minorticks_off()
+
+
+def tried_rates(capacity: Capacity) -> Any:
+    """The share of good requests over the rates that were tried, and the highest that holds."""
+    limits = ", ".join(f"{name} ≤ {limit:g} ms" for name, limit in capacity.goodput.items())
+    title = f"{capacity.request_rate:,.4g} requests/s is the highest rate that holds"
+    figure = page(8.0, 4.2, title, f"{percent(capacity.share)} of the requests keep {limits}")
+    axes = figure.add_axes((0.095, 0.125, 0.88, 0.67))
+    for holds, color, label in ((True, GREEN, "holds"), (False, VERMILLION, "does not hold")):
+        tried = [(one.request_rate, one.good * 100) for one in capacity.tried if one.holds is holds]
+        axes.plot(*zip(*tried, strict=True) if tried else ([], []), "o", color=color, markersize=5, label=label)
+    axes.axhline(capacity.share * 100, color=INK, linewidth=0.9, linestyle=(0, (2, 2)))
+    axes.axvline(capacity.request_rate, color=MUTED, linewidth=0.9)
+    axes.set_ylim(-2, 102)
+    axes.set_xlabel("requests/s", fontsize=9)
+    axes.set_ylabel("good requests", fontsize=9)
+    axes.yaxis.set_major_formatter(lambda y, _: f"{y:.0f}%")
+    axes.grid(True, color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(labelsize=8.5, length=3, colors=MUTED)
+    axes.legend(frameon=False, fontsize=8.5, labelcolor=MUTED)
+    return figure
 
 
 # ------------------------------------------------------------------ load over a day, and what carries it

@@ -6,6 +6,7 @@ write_pictures(result, "out")      # [out/tornado.png, out/target_tpot.png]
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,18 +34,8 @@ SEEN = 0.0005  # a change that is drawn
 def write_pictures(result: Sensitivity, folder: str | Path) -> list[Path]:
     """Every picture of an answer."""
     target = files.folder(folder)
-    made = {}
     with style():
-        if result.figures:
-            made["tornado"] = picture(tornado(result))
-        if result.curves:
-            made["curves"] = picture(along(result))
-        if result.size:
-            made["size"] = picture(sizes(result))
-        if result.compare:
-            made["compare"] = picture(demands(result, result.compare[1:], _compared(result)))
-        if result.usecases:
-            made["usecases"] = picture(demands(result, result.usecases, _cases(result)))
+        made = {word: picture(draw(result)) for word, (field, draw) in PICTURES.items() if getattr(result, field)}
     return [files.write(target / f"{word}.png", data) for word, data in made.items()]
 
 
@@ -329,3 +320,12 @@ def sizes(result: Sensitivity) -> Any:
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
     return figure
+
+
+PICTURES: dict[str, tuple[str, Callable[[Sensitivity], Any]]] = {  # name -> the field of the answer, how it is drawn
+    "tornado": ("figures", tornado),
+    "curves": ("curves", along),
+    "size": ("size", sizes),
+    "compare": ("compare", lambda result: demands(result, result.compare[1:], _compared(result))),
+    "usecases": ("usecases", lambda result: demands(result, result.usecases, _cases(result))),
+}

@@ -56,10 +56,6 @@ class ShellCommand:
         """A block of code."""
         return f"```bash\n{shell_lines(self.line)}\n```\n"
 
-    def html(self) -> str:
-        """A block of code."""
-        return f'<pre style="margin:2px 0;white-space:pre-wrap">{escape(shell_lines(self.line))}</pre>\n'
-
 
 def comment_lines(comment: str, width: int | None) -> list[str]:
     """A comment over several lines, each a comment; one with a command in it stays whole, to be copied."""
@@ -125,9 +121,28 @@ class Page:
 
     def html(self) -> str:
         """A piece of a page with its styles in it: nothing is loaded, nothing runs, and the page's own colours rule."""
-        inner = "".join(part.html() for part in self.parts).translate(_CONTROL)
-        inner = re.sub(r"</pre>\n<pre [^>]*>", "\n", inner)  # commands that follow each other are one block
+        blocks: list[str] = []
+        title, code = "", ""
+        for part in [*self.parts, None]:  # commands that follow each other are one block, folded away under their title
+            if isinstance(part, ShellCommand):
+                code += f"{shell_lines(part.line)}\n"
+                continue
+            if code:
+                blocks[-1 if title else len(blocks) :] = [_commands(code, title)]
+            code = ""
+            if part is not None:
+                title = part.text if isinstance(part, Paragraph) and "bold" in part.pieces[0].style else ""
+                blocks.append(part.html())
+        inner = "".join(blocks).translate(_CONTROL)
         return f'<div style="line-height:1.45;max-width:90em">\n{inner}</div>\n'
+
+
+def _commands(code: str, title: str) -> str:
+    """Lines of a shell as HTML, to be copied."""
+    block = f'<pre style="margin:2px 0;overflow-x:auto">{escape(code)}</pre>\n'
+    if not title:
+        return block
+    return f'<details><summary style="font-weight:600;cursor:pointer">{escape(title)}</summary>\n{block}</details>\n'
 
 
 def _written(line: Spans, color: bool) -> str:

@@ -25,8 +25,8 @@ from .serving import curve
 ENGINES = {VLLM: "vLLM", SGLANG: "SGLang", TRTLLM: "TensorRT-LLM", BENCH: "Measure it"}
 
 
-def shown(result: Search) -> Page:
-    """The terminal's view."""
+def shown(result: Search, timed: bool = True) -> Page:
+    """What people read of a search; a notebook shows no seconds of its own, which differ from run to run."""
     parts: list[Part] = [Paragraph(header(result), style="bold"), Paragraph("")]
     if result.winner is not None:
         parts.append(Paragraph(f"▶ {result.winner.label}", style="bold green"))
@@ -43,7 +43,7 @@ def shown(result: Search) -> Page:
     if result.rejected:
         parts += [Paragraph("Promising, but ruled out:", style="bold")]
         parts += [Paragraph(f"  ✗ {plan.label}: {plan.reason}", style="red") for plan in result.rejected[:6]]
-    parts += [Paragraph(line, style="dim") for line in _accounting(result)]
+    parts += [Paragraph(line, style="dim") for line in _accounting(result, timed)]
     for key, lines in result.commands.items():
         version = result.launches[key].version if key in result.launches else ""
         parts += [Paragraph(""), Paragraph(f"{ENGINES[key]} {version}".rstrip(), style="bold")]
@@ -111,17 +111,20 @@ def _at_share(plan: Candidate, name: str) -> Cell:
     return Cell("–" if kept is None else seconds(kept / 1e3), "red" if name in plan.missed else "")
 
 
-def _accounting(result: Search) -> list[str]:
+def _accounting(result: Search, timed: bool) -> list[str]:
     """How many plans were estimated and simulated, how long that took, and why others are not possible."""
-    c, took = result.counts, result.seconds
+    c = result.counts
+
+    def took(*stages: str) -> str:
+        return f" in {seconds(sum(result.seconds.get(stage, 0) for stage in stages))}" if timed else ""
+
     plans = c.get("plans_aggregated", 0) + c.get("plans_disaggregated", 0)
     lines = [
         f"{plural(c.get('servers', 0), 'server type')}, {plural(plans, 'plan')}, "
-        f"{plural(c.get('points', 0), 'load point')} estimated in "
-        f"{seconds(took.get('enumerate', 0) + took.get('price', 0))}"
+        f"{plural(c.get('points', 0), 'load point')} estimated{took('enumerate', 'price')}"
     ]
     if c.get("plans_simulated"):
-        runs = f"{plural(c.get('simulations', 0), 'run')} in {seconds(took.get('simulate', 0))}"
+        runs = f"{plural(c.get('simulations', 0), 'run')}{took('simulate')}"
         lines[0] += f"; {plural(c['plans_simulated'], 'plan')} simulated, {runs}"
     if result.origins:
         lines.append(origins_line(result.origins))

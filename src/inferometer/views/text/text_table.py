@@ -19,6 +19,7 @@ from .paragraph import COLORS, Cell, Draw, Paragraph, Spans, escaped, folded, na
 
 GAP = 2  # columns between two columns
 MIN_ELASTIC = 8  # columns below which a drawn bar says nothing
+BAR = 0.55  # of a cell on a page: how long the bar of a whole is, so that figures stand beside it
 _ALIGN = {"<": "left", ">": "right", "^": "center"}
 _RULE = "border-bottom:1px solid color-mix(in srgb,currentColor 30%,transparent)"
 MIN_FOLDED = (22, 12)  # columns that texts keep before columns are left out, and before rows become blocks
@@ -202,8 +203,9 @@ def _html_cell(tag: str, cell: Cell | Draw, column: Column, rule: str, style: st
         if text.startswith("  "):
             look.append("padding-left:2em")
         if cell.bar:
-            fill = f"color-mix(in srgb,{COLORS['blue']} 35%,transparent) {cell.bar:.1%}"
-            look += ["min-width:7em", f"background:linear-gradient(90deg,{fill},transparent {cell.bar:.1%})"]
+            end = f"{min(cell.bar, 1.0) * BAR:.1%}"
+            fill = f"color-mix(in srgb,{COLORS['blue']} 50%,transparent) {end}"
+            look += ["min-width:8em", f"background:linear-gradient(90deg,{fill},transparent {end})"]
     elif isinstance(cell, StackedBar):
         inner = cell.html()
     else:
