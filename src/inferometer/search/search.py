@@ -107,9 +107,8 @@ def search(
     else the values in ``Search.space`` are tried. ``relax``: where no plan is possible, say what would make one
     possible. ``address``: of a Dask or Ray cluster.
     """
-    if trace is not None and not isinstance(trace, Trace):
-        trace = read_trace(trace)
-    return search_with_table(model, gpu, trace=trace, relax=relax, address=address, progress=progress, **kwargs)[0]
+    requests = trace if trace is None or isinstance(trace, Trace) else read_trace(trace)
+    return search_with_table(model, gpu, trace=requests, relax=relax, address=address, progress=progress, **kwargs)[0]
 
 
 @signature(SearchArgs)
