@@ -234,6 +234,14 @@ def test_errors_of_the_readme_are_those_of_accuracy() -> None:
     assert "1,391 public runs" in readme and "| 1391 |" in summary
 
 
+def test_pages_speak_of_what_they_show() -> None:
+    """A figure with a fraction in the prose of the tutorial stands in an output of it, which is compared."""
+    text = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+    shown = "".join(re.findall(r"^```.*?^```$", text, re.M | re.S))
+    figures = re.findall(r"\d+\.\d+", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S))
+    assert len(figures) > 10 and not [figure for figure in figures if figure not in shown]
+
+
 # ------------------------------------------------------------------ sums
 
 
