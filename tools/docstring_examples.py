@@ -8,7 +8,7 @@ from typing import Any
 
 import griffe
 
-EXAMPLE = re.compile(r"``(.+)``")
+EXAMPLE = re.compile(r"``((?:(?!``).)+)``")
 
 
 class DocstringExamples(griffe.Extension):

@@ -9,9 +9,19 @@ from .struct_fields import MEANINGS, fields, kind_name
 
 HEAD = """# Results
 
-What [the functions](functions.md) return. Fields and methods are written from the code.
+What [the functions](functions.md) return. Fields and methods are written from the code. In a notebook a result shows
+itself; in a terminal `rich.print(report)` does.
+
+## All results
+
+::: inferometer.base.result.Result
+    options: {heading_level: 3, show_root_heading: false, show_root_toc_entry: false}
+
+::: inferometer.base.result.ComparableResult
+    options: {heading_level: 3, show_root_heading: false, show_root_toc_entry: false, inherited_members: false}
 
 """
+OPTIONS = "heading_level: 3, show_root_heading: false, show_root_toc_entry: false, inherited_members: false"
 SEEN_AS = {  # class -> the heading of reference/json.md that has its keys
     "Report": "analyze --json",
     "Search": "search --json",
@@ -47,5 +57,4 @@ def _section(name: str) -> str:
     else:
         rows = [[code(f.name), kind_name(f.kind, lambda inner: inner.__name__), f.meaning] for f in fields(struct)]
     fields_table = "\n" + table(["field", "type", "meaning"], rows) if rows else ""
-    options = "    options: {heading_level: 3, show_root_heading: false, show_root_toc_entry: false}"
-    return f"{lead}{fields_table}\n::: inferometer.{name}\n{options}\n"
+    return f"{lead}{fields_table}\n::: inferometer.{name}\n    options: {{{OPTIONS}}}\n"

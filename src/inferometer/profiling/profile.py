@@ -35,11 +35,11 @@ def profile(
 ) -> dict[str, Any]:
     """Measure this machine, or take over what others measured; gives what came of it, rows go to ``output``.
 
-    ``profile("qwen3-0.6b", device="cpu", prefill_max=128)``: the layers of a model, rows added in a folder
-    ``profile(kernels=True, budget="90s", kinds="linear")``: kernels by shape, into a file
-    ``profile(quick=True)``: how fast this machine is, as a file for ``profile`` of predictions
-    ``profile(launches=True)``: how fast the host launches kernels, as a file for ``host_profile``
-    ``profile(tables="gemm_perf.parquet", gpu="h200")``: tables of other tools (``--import``)
+    - ``profile("qwen3-0.6b", device="cpu", prefill_max=128)``: the layers of a model, rows added in a folder
+    - ``profile(kernels=True, budget="90s", kinds="linear")``: kernels by shape, into a file
+    - ``profile(quick=True)``: how fast this machine is, as a file for ``profile`` of predictions
+    - ``profile(launches=True)``: how fast the host launches kernels, as a file for ``host_profile``
+    - ``profile(tables="gemm_perf.parquet", gpu="h200")``: tables of other tools (``--import``)
     """
     check_names(ProfileArgs, kwargs, "kernels", "quick", "launches", "tables", "output", "budget", "device", "kinds")
     options: dict[str, Any] = {name: value for name, value in kwargs.items() if value is not None}

@@ -54,6 +54,10 @@ def sensitivity(
 ) -> Sensitivity:
     """What moves a plan's latency, throughput and cost, and what a target, a model or a use case needs of a machine.
 
+    ``sensitivity("llama-3.1-8b", gpu="h200").figures["memory_bandwidth"].up.elasticity["tpot_ms"]``
+    ``sensitivity("llama-3.1-70b", gpu="h200", tensor_parallel_size=2, target="tpot:20,ttft:500").targets["tpot"]``
+    ``sensitivity("llama-3.1-70b", gpu="h100-sxm,h200", size=True, target="tpot:20").size``
+
     ``target`` is ``"tpot:20,ttft:500"`` or a mapping; without ``model``, the first of ``compare`` is the one that the
     others are compared with. With ``curves``, latencies are also estimated far beyond a tenth of each parameter. All
     other keywords are those of ``analyze``.

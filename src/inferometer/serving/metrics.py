@@ -73,6 +73,8 @@ def metrics(
 ) -> dict[str, Any]:
     """The result as ``vllm bench serve`` would print it; ``gaps_ms`` are the gaps between tokens of a live server.
 
+    ``metrics(outcome, {"ttft": 500, "tpot": 50})["request_goodput"]``
+
     A simulation has them in ``outcome.gaps``. Where none were seen, a request's gaps all are its TPOT, so that the mean
     inter-token latency is right and its percentiles are those of the requests' means, weighted by their tokens.
     """

@@ -164,7 +164,9 @@ def synthetic(
     seed: int = 0,
     block_tokens: int = BLOCK,
 ) -> Trace:
-    """Requests that were never sent: the same seed gives the same ones.
+    """Synthetic requests; the same seed gives the same ones.
+
+    ``synthetic(num_prompts=200, request_rate=8, input_len=512, output_len="lognormal:mean=128,std=60")``
 
     The first ``prefix_len`` tokens of every prompt are the same; a prompt has at least one more.
     With several ``turns`` a conversation comes at ``request_rate``, ``input_len`` is what each turn adds, and a turn's

@@ -138,8 +138,12 @@ def read_trace(
 ) -> Trace:
     """All requests of a file, or one sentence about the first line that is wrong; nothing is half read.
 
-    ``read_trace("log.csv", columns="input_tokens=n_in,output_tokens=n_out,arrival_ms=sent")`` says which columns are
-    which; ``read_trace("results.jsonl", run=2)`` takes the second run of a file with the results of several.
+    ``read_trace("requests.csv").input_tokens.mean()``
+    ``read_trace("log.csv", columns="input_tokens=n_in,output_tokens=n_out,arrival_ms=sent")``
+    ``read_trace("results.jsonl", run=2)``
+
+    ``columns`` says which columns of a file are which, where it is of no known format. ``run`` chooses one of a file
+    with the results of several runs.
     """
     traces = read_runs(path, columns=columns)
     if run is not None:

@@ -103,6 +103,8 @@ def validate(
 ) -> Validation:
     """Replay measured requests and compare; the keywords are those of `simulate`.
 
+    ``validate("llama-3.1-8b", gpu="h200", measured="measured.csv").errors["tpot"].mape``
+
     Requests with an ``arrival_s`` arrive then; others run one at a time. The clock stands at the engine, unless
     ``frontend="http"``. The result of a benchmark is replayed under its load (``max_concurrency`` at a time, if it was
     run so), with the clock at its client. ``columns`` and ``run`` are as for `read_trace`.
