@@ -13,7 +13,7 @@ TORCH_INDEX ?=
 SYSTEM_PACKAGES ?= yes  # `make test SYSTEM_PACKAGES=no` installs nothing outside of .venv
 PIP = $(RUN)/python -m pip install --quiet --disable-pip-version-check $(strip $(CONSTRAINTS))
 
-.PHONY: demo check test lint types browser dist release-check bench accuracy data schema docs docs-serve clean
+.PHONY: demo check test lint types browser dist release-check bench accuracy data schema docs docs-serve notebooks clean
 
 demo: $(READY)
 	$(RUN)/inferometer analyze llama-3.1-8b --gpu h200 --batch-size 8 --input-len 1024 --output-len 128
@@ -38,6 +38,8 @@ PYTHONS ?= python3.11 python3.12 python3.13
 
 release-check: export INFEROMETER_SLOW_TESTS = 1
 release-check: test dist
+	$(PIP) -e '.[notebook]'
+	$(RUN)/python tools/notebooks.py --check
 	$(RUN)/python tools/fuzz.py --seed $(SEED) --count $(INPUTS) --jobs 2 --counts out/fuzz.json --failures out/fuzz-failures.jsonl
 	$(RUN)/python tools/soak.py
 	$(RUN)/python tools/check_wheel.py $(addprefix --python ,$(PYTHONS))
@@ -87,6 +89,11 @@ docs: $(TESTS)
 
 docs-serve: $(TESTS)
 	$(RUN)/mkdocs serve
+
+# What the cells of the notebooks show, from a run in a kernel; `make test` compares it with a run without one.
+notebooks: $(TESTS)
+	$(PIP) -e '.[notebook]'
+	$(RUN)/python tools/notebooks.py
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'inferometer needs Python 3.11 or newer')"

@@ -125,6 +125,7 @@ def _link(link: re.Match[str], path: str, files: Files) -> str:
         return link[0]
     home = "" if path in OUTSIDE else "docs"
     absolute = posixpath.normpath(posixpath.join(home, posixpath.dirname(path), where))
+    absolute = re.sub(r"^notebooks/(\d.*)\.ipynb$", r"docs/notebooks/\1.md", absolute)
     page = "README.md" if absolute == "docs" else absolute.removeprefix("docs/")
     if files.get_file_from_path(page) is None and not absolute.startswith("docs/") and (ROOT / absolute).exists():
         return text.lstrip("!")[1:-1]
