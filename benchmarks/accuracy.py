@@ -1,14 +1,14 @@
 """Every figure of docs/accuracy.md and docs/accuracy, and the picture, in one command.
 
     python benchmarks/accuracy.py                       prints all tables
-    python benchmarks/accuracy.py --write               puts them into the pages; then `make data`
+    python benchmarks/accuracy.py --write               puts them into the pages; `make accuracy` does this and the rest
     python benchmarks/accuracy.py --write --no-servers  no server is simulated: their tables and the picture stay
     python benchmarks/accuracy.py --write --rows FILE   servers' figures go into FILE, or come from it if it is there
     python benchmarks/accuracy.py --write --summary     only what is read off the page's other tables
 
 Engine steps, memory and kernels of single GPUs, collectives, training, energy, the simulator against measured servers,
-and our errors beside other tools'. What needs measurements that are not at hand (INFEROMETER_SHARED, default ../shared)
-is left as it stands.
+and our errors beside other tools'. Measurements are in benchmarks/data; tables of the optional sets that are not
+(`measurements.elsewhere`) stay as they are.
 """
 
 from __future__ import annotations

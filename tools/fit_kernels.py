@@ -8,8 +8,10 @@
     profiles/rtx4090/measured.json    from benchmarks/data/rtx4090_kernels.csv
     profiles/b200/measured.json       from benchmarks/data/gb200_router_fp32.csv
     profiles/h200/measured.json       from benchmarks/data/h200_kernels*.csv
-    profiles/<device>/<engine>.json   from measured/kernel_tables of the folder that INFEROMETER_SHARED names
+    profiles/<device>/<engine>.json   from AIConfigurator's kernel tables (Apache-2.0), where they are
 
+Those tables (13 MB) are not part of the repository: they are looked for in measured/kernel_tables of the folder that
+INFEROMETER_SHARED names, and without them the files that were fitted to them stay as they are.
 Rows that `kernel_tables.held_out` names are not used: docs/accuracy.md says how well they are met.
 """
 
@@ -257,7 +259,7 @@ def main() -> None:
                 fit_tables(device, engine, name)
     own()  # some of its formats lie on a surface of the tables
     if missing():
-        sys.exit(f"Nothing was fitted to the public tables: {missing()}")
+        print(f"Surfaces of the public tables stay as they are: {missing()}")
 
 
 def fit_tables(device: str, engine: str, name: str) -> None:

@@ -1,11 +1,13 @@
-"""Our errors beside another tool's, and the first page of docs/accuracy.md."""
+"""Our errors beside another tool's, the first page of docs/accuracy.md, and what the README says of both."""
 
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from collections.abc import Iterator
 from types import ModuleType
+from typing import Any
 
 import pytest
 from conftest import ROOT
@@ -48,3 +50,78 @@ def test_both_tools_are_judged_on_the_same_rows(benchmarks: ModuleType) -> None:
     assert scoreboard.throughput(rows[0].case, both) == pytest.approx(32 * 101 / 2.1 / 8)
     assert scoreboard.figures([0.05, -0.2, 0.3]) == "18.3% | 20.0% | 20.0% | 33% | 67% | +5.0%"
     assert "| aggregated, model Qwen3-32B | 1 | 10.0% / 10.0% | 50.0% / 50.0% |" in scoreboard.by_parts([one, other])
+
+
+# ------------------------------------------------------------------ closed loops, and the README
+
+
+@pytest.fixture(scope="module")
+def loops(benchmarks: ModuleType) -> dict[str, list[Any]]:
+    """Every closed loop with its prediction in benchmarks/data/predictions.csv."""
+    listed = importlib.import_module("band_rows").listed
+    return {name: listed(benchmarks.serving.SETS[name]()) for name in ("silicon", "disaggregated")}
+
+
+def figures(text: str) -> list[float]:
+    """All numbers of a text's tables."""
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    return [float(number.replace(",", "")) for line in lines for number in re.findall(r"[+-]?\d[\d,]*\.?\d*", line)]
+
+
+def test_tables_of_closed_loops_follow_from_the_predictions(
+    benchmarks: ModuleType, loops: dict[str, list[Any]]
+) -> None:
+    """All runs, as the file has them (four digits); some are simulated again below, all of them before a release."""
+    every = [*loops["silicon"], *loops["disaggregated"]]
+    tables = {f"serving-{name}": benchmarks.serving.section(name, rows) for name, rows in loops.items()}
+    tables |= benchmarks.scoreboard.sections(every)
+    runs, ours = benchmarks.ranking.runs(), {row.case.name: row.predicted for row in loops["silicon"]}
+    tables["ranking"] = benchmarks.ranking.report([(run, ours[run.case.name]) for run in runs])
+    page = benchmarks.accuracy_page.read()
+    for name, text in tables.items():
+        stated = figures(benchmarks.accuracy_page.stands(page, name))
+        assert len(stated) > 80
+        assert figures(text) == pytest.approx(stated, abs=0.15, rel=0.005), f"{name}: make accuracy"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["silicon", "disaggregated"])
+def test_some_closed_loops_are_simulated_again(benchmarks: ModuleType, loops: dict[str, list[Any]], name: str) -> None:
+    """A quick run of every kind of GPU and engine gives what benchmarks/data/predictions.csv says."""
+    quick = [row for row in loops[name] if row.predicted and row.case.build[-1] <= 8 and row.case.build[2] <= 1024]
+    chosen = {(row.case.gpu, row.case.options["engine"].partition("@")[0]): row for row in quick}
+    assert len(chosen) >= 5
+    for row in chosen.values():
+        ours = benchmarks.serving.run(row.case).predicted
+        assert {m: ours[m] for m in row.predicted} == pytest.approx(row.predicted, rel=0.01), row.case
+
+
+def test_the_readme_says_what_the_pages_say(benchmarks: ModuleType) -> None:
+    """Every error of its table, and how many runs it is of."""
+    page = benchmarks.accuracy_page.read()
+    cells = {row[0]: row for table in benchmarks.accuracy_page.tables(page) for row in table["rows"]}
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+
+    def error(cell: str, kind: str) -> str:
+        mean, median = re.match(r"([\d.]+%) / ([\d.]+%)", cell).groups()  # type: ignore[union-attr]
+        return str({"mean": mean, "median": median}[kind])
+
+    tokens, weights = (error(cells[f"memory of a GPU: {what}"][3], "mean") for what in ("KV tokens", "weights"))
+    assert f"KV-cache room {tokens}, weights {weights} (mean)" in readme
+    dense, mixture = cells["dense, decode step"], cells["mixture, decode step"]
+    seen, others = ([error(row[column], "mean") for row in (dense, mixture)] for column in (1, 3))
+    assert f"decode {seen[0]} dense, {seen[1]} MoE; on other H200s {others[0]} and {others[1]} (mean)" in readme
+    steps = [sum(int(row[column].rpartition("(")[2][:-1]) for row in (dense, mixture)) for column in (1, 3)]
+    assert f"{steps[0]} steps" in readme and f"{steps[1]} steps of other machines" in readme
+    for name, what in (
+        ("closed loops, 5 GPUs × 3 engines", "public runs on five GPUs"),
+        ("closed loops, disaggregated", "public runs"),
+    ):
+        runs, ttft, tpot = int(cells[name][2]), error(cells[name][3], "median"), error(cells[name][4], "median")
+        assert f"TTFT {ttft}, TPOT {tpot} (median)" in readme and f"{runs:,} {what}" in readme
+    decode, prompts = (cells[f"kernels of {phase}, GPU without tables"][3] for phase in ("decode steps", "prompts"))
+    assert f"decode kernels {decode[8:]}, prompt kernels {prompts[8:]} (median)" in readme
+    compared = (ROOT / "docs" / "compared.md").read_text(encoding="utf-8")
+    pairs = re.findall(r"\| (\d+) cases: ([\d,]+) quantities the same", compared)
+    same = sum(int(number.replace(",", "")) for _, number in pairs)
+    assert f"{same:,} quantities of {sum(int(count) for count, _ in pairs)} cases" in readme
