@@ -61,7 +61,7 @@ def test_the_work_of_a_dead_process_is_done_again(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_work_that_kills_every_worker_is_given_up() -> None:
-    with pytest.raises(DeadlyTask, match="3 worker processes died over the same work, the last by signal 9"):
+    with pytest.raises(DeadlyTask, match="3 worker processes died on the same work, the last by signal 9"):
         parallel_map(die, [1, 2], jobs=2)
 
 
@@ -77,7 +77,7 @@ def test_an_error_of_a_process_is_the_error_here() -> None:
 def test_what_cannot_be_had_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnknownName, match="dask"):
         check_backend("dusk")
-    with pytest.raises(BadValue, match="backend_address is of a cluster: give backend dask or ray"):
+    with pytest.raises(BadValue, match="backend_address needs backend dask or ray"):
         check_backend("processes", None, "tcp://host:8786")
     monkeypatch.setenv("INFEROMETER_BACKEND_ADDRESS", "tcp://from:1")
     assert check_backend("processes") is None, "the variable is of a cluster, and none was chosen"
@@ -113,7 +113,7 @@ def test_something_else_that_listens_is_no_cluster() -> None:
                 stream.sendall(b"220 mail server\r\n")
 
         threading.Thread(target=greet, daemon=True).start()
-        with pytest.raises(WorkersLost, match="is no Dask cluster"):
+        with pytest.raises(WorkersLost, match="is not a Dask cluster"):
             cluster_workers.connect("dask", None, f"tcp://127.0.0.1:{server.getsockname()[1]}")
 
 
@@ -235,7 +235,7 @@ def test_files_travel_with_their_content(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_worker_with_other_code_refuses() -> None:
     passport = cluster_workers.Passport("0000", "3.11", files.packed({}))
     where, error = cluster_workers.run_call((square, 3, passport))
-    assert where and isinstance(error, InferometerError) and "install the same on both" in str(error)
+    assert where and isinstance(error, InferometerError) and "install the same versions on both" in str(error)
 
 
 @pytest.mark.slow

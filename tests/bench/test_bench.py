@@ -325,12 +325,12 @@ def test_the_table_and_the_rows(run: Command, server: Fake, clock: Clock) -> Non
     ("trouble", "sentence"),
     [
         ("500", "HTTP 500"),
-        ("cut", "closed the connection in the middle of an answer"),
-        ("cut without chunks", "the answer was cut: it ends without finish_reason or [DONE]"),
-        ("ended early", "the answer was cut: it ends without finish_reason or [DONE]"),
-        ("hang", "no whole answer within 0.4 s"),
+        ("cut", "closed the connection in the middle of a response"),
+        ("cut without chunks", "the response was cut off: it ends without finish_reason or [DONE]"),
+        ("ended early", "the response was cut off: it ends without finish_reason or [DONE]"),
+        ("hang", "no complete response within 0.4 s"),
         ("error event", "the server said"),
-        ("junk", "an event that is no completion"),
+        ("junk", "an event that is not a completion"),
         ("not http", "does not speak HTTP"),
     ],
 )
@@ -377,7 +377,7 @@ def test_all_failed_is_exit_1(run: Command, server: Fake) -> None:
     ("args", "sentence"),
     [
         (["--base-url", "localhost:8000"], "--base-url must be an address such as http://localhost:8000"),
-        (["--base-url", "http://127.0.0.1:1"], "nobody answers at http://127.0.0.1:1: no connection to 127.0.0.1:1"),
+        (["--base-url", "http://127.0.0.1:1"], "no server answers at http://127.0.0.1:1: no connection to 127.0.0.1:1"),
         (["--api", "embeddings"], "unknown --api 'embeddings'"),
         (["--model", "huge"], "unknown model at http"),
         (["--extra-body", "[1]"], "--extra-body must be a JSON object"),
@@ -561,7 +561,7 @@ def test_short_answers_are_said(run: Command, server: Fake) -> None:
     server.trouble = lambda number: "short" if number % 2 else ""
     lengths = ("--num-prompts", "4", "--input-len", "3", "--output-len", "8", "--max-concurrency", "1", "--json")
     ran = bench(run, server, *lengths)
-    assert ran.json["completed"] == 4 and "2 of 4 answers were shorter than set" in ran.err
+    assert ran.json["completed"] == 4 and "2 of 4 responses were shorter than requested" in ran.err
     assert "4 tokens instead of 8" in ran.err and "ignore_eos" in ran.err
     assert "shorter" not in bench(run, server, *lengths, "--extra-body", '{"ignore_eos": false}').err
     server.trouble = lambda number: "no usage"
@@ -574,9 +574,9 @@ def test_what_was_late_is_said_without_blame() -> None:
         return run_warnings(replies, None, False, [lag] * 100)
 
     (server,) = late(0.15)
-    assert "200 ms or more after they were due; most of it was spent connecting, while this client kept up" in server
+    assert "200 ms or more after they were due; most of the delay was connecting, while this client kept up" in server
     (client,) = late(0.01)
-    assert "most of it was spent before connecting, in this client" in client
+    assert "most of the delay was before connecting, in this client" in client
     did_not, behind = late(0.15, lag=0.12)
     assert "this client did not keep up" in did_not and "120 ms or more behind for 1% of the time" in behind
 
@@ -663,7 +663,7 @@ def test_events_as_servers_send_them() -> None:
     count: dict[str, Any] = {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 12}}
     found = reply(role, thought, {"choices": [{"delta": {"content": "a"}}]}, count)
     assert (found.first, found.last, found.output_tokens, found.input_tokens) == (1.0, 2.0, 12, 7)
-    assert reply(role).error == "the answer has no tokens"
+    assert reply(role).error == "the response has no tokens"
 
 
 def test_addresses() -> None:

@@ -212,7 +212,7 @@ def test_deepep_has_two_phases_a_row(tmp_path: Path) -> None:
     [
         ("mla_context_module", {"latency": 0.2}, "a whole attention module"),
         ("compute_scale", {"latency": 0.2}, "the difference of two timings"),
-        ("gdn", {"latency": 0.2}, "operation 'gdn' has no kind"),
+        ("gdn", {"latency": 0.2}, "operation 'gdn' is not a known kind"),
         ("gemm", {"gemm_dtype": "fp3", "m": 8, "n": 64, "k": 64, "latency": 0.0125}, "number format 'fp3'"),
         ("gemm", {"gemm_dtype": "bfloat16", "m": 8, "n": 64, "k": 64, "latency": 0}, "a time of zero"),
         ("moe", MOE | {"hidden_size": 2688, "inter_size": 1856}, "experts without a gate"),  # Nemotron 3 Nano
@@ -468,14 +468,14 @@ def test_llmservingsim_experts_are_those_of_even_routing(tmp_path: Path) -> None
 
 def test_llmservingsim_says_what_it_needs(tmp_path: Path) -> None:
     rows = [{"layer": "o_proj", "tokens": 16, "time_us": 1}]
-    with pytest.raises(BadFile, match=r"needs the meta\.yaml"):
+    with pytest.raises(BadFile, match=r"needs LLMServingSim's meta\.yaml"):
         take(table(tmp_path / "alone" / "dense.csv", rows))
     with pytest.raises(BadFile, match="'nobody/nothing', which the catalogue does not have"):
         take(servingsim(tmp_path / "a", "dense.csv", rows, model="nobody/nothing"))
-    with pytest.raises(BadFile, match="'mine', which is no number format"):
+    with pytest.raises(BadFile, match="'mine', which is not a known number format"):
         take(servingsim(tmp_path / "b", "dense.csv", rows, variant="mine"))
     servingsim(tmp_path / "c", "dense.csv", rows)
-    with pytest.raises(BadFile, match="over how many GPUs"):
+    with pytest.raises(BadFile, match="across how many GPUs"):
         take(table(tmp_path / "c" / "elsewhere" / "dense.csv", rows))
 
 

@@ -57,7 +57,7 @@ def test_a_folder_takes_what_it_knows_and_says_what_it_does_not(tmp_path: Path) 
     rows, counts, said = take(folder)
     assert set(rows) == {("linear", "m=1 n=64 k=64"), ("linear", "m=2 n=4096 k=4096")}
     assert counts["tables"] == 2 and counts["passed_over"] == 7
-    passed = "\n".join(line for line in said if line.startswith("passed over: "))
+    passed = "\n".join(line for line in said if line.startswith("skipped: "))
     for word in (
         "other.csv is not a table of",
         "its columns are 'a, b'",
@@ -124,7 +124,7 @@ def test_a_profile_is_of_one_device(tmp_path: Path) -> None:
         take(folder)
     rows, counts, said = take(folder, gpu="A100")
     assert list(rows) == [("linear", "m=2 n=64 k=64")] and counts["passed_over"] == 1
-    assert "passed over: 1 tables of h200" in said
+    assert "skipped: 1 tables of h200" in said
     with pytest.raises(BadValue, match=r"a\.csv was measured on h200, not on b200"):
         take(folder / "a.csv", gpu="b200", output="x.csv")
     vidur = {"rank": 0, "num_workers": 2, "size": 64, "collective": "all_reduce", "devices_per_node": 8}
@@ -138,7 +138,7 @@ def test_a_profile_is_of_one_device(tmp_path: Path) -> None:
     assert json.loads(alone.with_name("out.json").read_text())["gpu"] == "b200"
     with pytest.raises(UnknownName, match="unknown GPU 'h20x'"):
         take(folder / "a.csv", gpu="h20x", output="x.csv")
-    with pytest.raises(BadFile, match="has rows of 'NVIDIA A100-SXM4-80GB', and this is 'NVIDIA H200'"):
+    with pytest.raises(BadFile, match="has rows of 'NVIDIA A100-SXM4-80GB', but this is 'NVIDIA H200'"):
         import_tables(str(folder / "a.csv"), str(tmp_path / "both-out.csv"), gpu=None, say=print)
 
 
@@ -164,7 +164,7 @@ def test_rows_that_are_there_stay_or_are_replaced(tmp_path: Path) -> None:
         "versions": {"vllm": "0.24.0"},
     }
     output.write_text("a,b\n1,2\n")
-    with pytest.raises(BadFile, match=r"out\.csv is there and is not a kernel profile: it begins with 'a,b'"):
+    with pytest.raises(BadFile, match=r"out\.csv exists and is not a kernel profile: it begins with 'a,b'"):
         take(path)
     assert output.read_text() == "a,b\n1,2\n"
     with pytest.raises(BadFile, match="cannot be written"):

@@ -423,7 +423,7 @@ def test_rows_of_another_set_up_are_not_mixed_in(profile: Profile, tmp_path: Pat
     assert profile("llama", "--mode", "prefill", "--prefill-max", "1").code == 0
     before = (tmp_path / "here" / "llama.csv").read_text()
     ran = profile("llama", "--num-layers", "2")
-    assert ran.code == 2 and "were taken with num_layers 1, not 2" in ran.err
+    assert ran.code == 2 and "were measured with num_layers 1, not 2" in ran.err
     assert (tmp_path / "here" / "llama.csv").read_text() == before
 
 
@@ -440,7 +440,7 @@ def test_real_weights_are_used_where_there_are_some(torch: Any, models: Path, tm
 
 def test_quantised_models_say_that_they_are_measured_plain(profile: Profile) -> None:
     ran = profile("qwen3_moe", "--mode", "prefill", "--prefill-max", "1")
-    assert ran.code == 0 and "its quantisation is left out" in ran.err
+    assert ran.code == 0 and "its quantisation is ignored" in ran.err
     assert "--num-layers 2 would measure every kind" in ran.err
     assert "layer" in ran.out and "prefill 1" in ran.out and "q_norm" in ran.out
 
@@ -600,7 +600,7 @@ def test_rows_of_other_threads_are_not_mixed(profile: Profile, torch: Any, monke
     assert profile("llama").code == 0
     monkeypatch.setattr(torch, "get_num_threads", lambda: 96)
     ran = profile("llama", "--prefill-max", "9")
-    assert ran.code == 2 and "were taken with threads" in ran.err and "not 96" in ran.err
+    assert ran.code == 2 and "were measured with threads" in ran.err and "not 96" in ran.err
 
 
 def test_what_was_measured_of_an_own_model_can_be_imported(profile: Profile, tmp_path: Path) -> None:
@@ -670,14 +670,14 @@ def test_models_that_cannot_be_measured(profile: Profile, models: Path, tmp_path
         ("strange", {"num_hidden_layers": 2}, "has no models of type 'strange'"),
         ("llama", {"hidden_size": 32}, "must say how many layers it has"),
         ("llama", {**CONFIGS["llama"], "hidden_size": "wide"}, "cannot build"),
-        ("vit", {"num_hidden_layers": 2}, "no model that generates text"),
+        ("vit", {"num_hidden_layers": 2}, "not a text generation model"),
     ]:
         (models / "bad").mkdir(exist_ok=True)
         (models / "bad" / "config.json").write_text(json.dumps({"model_type": kind, **config}))
         ran = profile("bad")
         assert ran.code == 2 and words in ran.err and ran.err.count("\n") == 1, ran.err
     ran = profile("qwen3_moe", *GRID)
-    assert ran.code == 2 and "the first 2 layers have them all; give --num-layers 2" in ran.err
+    assert ran.code == 2 and "have them all; give --num-layers 2" in ran.err
     (tmp_path / "file").write_text("mine")
     ran = profile("llama", "-o", str(tmp_path / "file"))
     assert ran.code == 2 and "-o names the folder" in ran.err and (tmp_path / "file").read_text() == "mine"
@@ -685,6 +685,6 @@ def test_models_that_cannot_be_measured(profile: Profile, models: Path, tmp_path
 
 def test_positions_end_the_lengths(profile: Profile) -> None:
     ran = profile("opt", "--prefill-max", "80", "--decode-max", "80", "--step", "64", "--repeat", "1", "--json")
-    assert ran.code == 0 and "opt has 64 positions: longer lengths are left out" in ran.err
+    assert ran.code == 0 and "opt has 64 positions: longer lengths are skipped" in ran.err
     assert ran.json["longest"]["prefill"]["length"] == 64 and ran.json["longest"]["decode"]["length"] == 63
     assert ran.json["counts"]["failed"] == 0 and ran.json["attention"] == "eager"

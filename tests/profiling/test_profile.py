@@ -214,7 +214,7 @@ def test_figures_beyond_the_roof_are_refused(tmp_path: Path, clocked: Counted) -
     clocked.seconds = 1e6 / 4.8e12 * 0.9  # 1 MB in less time than 4.8 TB/s allow
     outcome = measure(ROWS[:2], path, budget=60, say=said.append, limits=roof)
     assert outcome.counts == {"measured": 0, "kept": 0, "failed": 0, "refused": 2, "left": 0}
-    assert "beyond the roof of 2.08e-07 s" in said[0] and not profile_csv.read_seconds(path)
+    assert "faster than the roofline of 2.08e-07 s" in said[0] and not profile_csv.read_seconds(path)
     clocked.seconds = 1e6 / 4.8e12
     assert measure(ROWS[:2], path, budget=60, say=quiet, limits=roof).measured == 2
 
@@ -329,7 +329,7 @@ def test_the_record_belongs_to_one_device(tmp_path: Path) -> None:
     machine.MachineRecord(rows, {"device": "A", "torch": "2"}).write({"counts": {"measured": 2}})
     data = json.loads((tmp_path / "k.json").read_text())
     assert data["torch"] == "2" and [r["counts"]["measured"] for r in data["runs"]] == [1, 2]
-    with pytest.raises(BadFile, match="rows of 'A', and this is 'B'"):
+    with pytest.raises(BadFile, match="rows of 'A', but this is 'B'"):
         machine.MachineRecord(rows, {"device": "B"})
     machine.MachineRecord(tmp_path / "n.csv", {"device": "h200"}).write({})  # as tables of others name it
     assert machine.MachineRecord(tmp_path / "n.csv", {"device": "NVIDIA H200"}).before["device"] == "h200"

@@ -203,9 +203,9 @@ def test_a_sweep_tells_versions_apart() -> None:
 @pytest.mark.parametrize(
     ("name", "error", "sentence"),
     [
-        ("vllm@0.7", BadValue, "checked for 0.12 to 0.28 only"),
+        ("vllm@0.7", BadValue, "known for 0.12 to 0.28 only"),
         ("vllm@0.1", BadValue, "0.12 to 0.28"),
-        ("trtllm@0.9", BadValue, "checked for 1.3 only"),
+        ("trtllm@0.9", BadValue, "known for 1.3 only"),
         ("hf@5", BadValue, "no versions to choose from"),
         ("vlm@0.15", UnknownName, "did you mean vllm"),
         ("none.toml@0.15", BadFile, "no engine file"),
@@ -225,7 +225,7 @@ def test_files_inherit_rules_but_their_own_figures_stand(tmp_path: Path) -> None
     own.write_text('like = "vllm"\n[[when]]\nset = {max_num_seqs = "2 * tp"}\n', encoding="utf-8")
     assert engine(str(own), "h200", tensor_parallel_size=4).max_num_seqs == 8
     for rule, sentence in (
-        ("set = {max_sequences = 1}", "which an engine does not have"),
+        ("set = {max_sequences = 1}", "which is not an engine setting"),
         ('set = {max_num_seqs = "2 * tensors"}', "is no formula"),
         ('set = {max_num_seqs = "2 *"}', "is no formula"),
         ('set = {max_num_seqs = "__import__(1)"}', "is no formula"),

@@ -523,7 +523,7 @@ def test_nothing_that_works_is_exit_1(run: Run) -> None:
     [
         (["--gpu", "h10"], "unknown GPU 'h10'; did you mean"),
         (["--batch-size", ""], "--batch-size has no values"),
-        (["--batch-size", "1:8"], "lacks its step"),
+        (["--batch-size", "1:8"], "has no step"),
         (["--batch-size", "8:1:1"], "runs backwards"),
         (["--input-len", "1:1e15:1"], "has 1,000,000,000,000,000 values"),
         (["--batch-size", "1:4000:1", "--input-len", "1:4000:1"], "has 16,000,000 points"),

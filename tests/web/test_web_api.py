@@ -200,7 +200,7 @@ def test_jobs_are_bounded(server: Server) -> None:
     replies = [server.post("/api/simulate", long) for _ in range(12)]
     try:
         assert [reply.status for reply in replies] == [202] * 10 + [429] * 2
-        assert "10 jobs are under way already" in replies[-1].json["error"]
+        assert "10 jobs are already running" in replies[-1].json["error"]
     finally:
         for reply in replies[:10]:
             server.ask("DELETE", f"/api/jobs/{reply.json['job']}")
@@ -221,7 +221,7 @@ MISTAKES = [
     ({"gpu_figures": {"memory": 80}}, "gpu", "figures are in SI units"),
     ({"gpu_figures": {"memory=1,power": 80}}, "gpu", "not 'memory=1,power'"),
     ({"gpu_figures": [1]}, None, "gpu_figures are figures by name"),
-    ({"batchsize": 8}, "batchsize", "unknown word of a plan 'batchsize'; did you mean batch_size"),
+    ({"batchsize": 8}, "batchsize", "unknown key of a plan 'batchsize'; did you mean batch_size"),
     ({"speculative_config": {"method": "mtp"}}, "speculative_config", "has no multi-token-prediction module"),
     ({"config": [1, 2]}, "model", "a config.json is an object"),
     ({"output_len": 1e30}, "output_len", "must be between 1 and"),
@@ -276,8 +276,8 @@ def test_files_of_this_machine_stay_out_of_reach(server: Server, tmp_path: Path)
     assert "unknown GPU" in server.job("/api/simulate", {"plan": PLAN, "traffic": {"pools": [pool, pool]}})["error"]
     assert "unknown GPU" in server.job("/api/search", {"plan": PLAN, **pool})["error"]
     for private in ({"profile": "/etc/passwd"}, {"calibration": "/etc/passwd"}, {"hf_token": "x"}):
-        assert "unknown word" in server.job("/api/search", {"plan": PLAN, "goodput": "tpot:20", **private})["error"]
-        assert "unknown word" in server.job("/api/simulate", {"plan": PLAN, "traffic": private})["error"]
+        assert "unknown key" in server.job("/api/search", {"plan": PLAN, "goodput": "tpot:20", **private})["error"]
+        assert "unknown key" in server.job("/api/simulate", {"plan": PLAN, "traffic": private})["error"]
 
 
 def test_what_takes_too_much_is_ended() -> None:

@@ -84,7 +84,7 @@ def test_an_upload_of_a_worker_that_was_killed_goes(server: Server, place: Path)
         os.kill(worker, signal.SIGKILL)
         server.until(lambda gone=worker: gone not in workers_of(server))
     ended = server.until(lambda: (now := server.get(f"/api/jobs/{job}").json)["state"] == "failed" and now)
-    assert "ended before it had answered, and so did a second one" in ended["error"]
+    assert "ended early, and so did a second one" in ended["error"]
     server.until(lambda: not uploaded(place))
 
 

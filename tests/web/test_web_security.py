@@ -348,7 +348,7 @@ def test_a_browser_gives_the_token_once(browser: Any) -> None:
         page = browser.new_context().new_page()
         page.set_default_timeout(60_000)
         page.goto(f"{server.address}/?model=qwen3-8b")
-        page.wait_for_function("() => document.body.innerText.includes('asks for its token')")
+        page.wait_for_function("() => document.body.innerText.includes('requires its token')")
         page.goto(f"{server.address}/?model=qwen3-8b&token={SECRET}")
         page.wait_for_selector(".tile")
         assert SECRET not in page.url and "model=qwen3-8b" in page.url

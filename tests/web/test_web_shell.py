@@ -17,7 +17,7 @@ server, browser, opened = chromium.server, chromium.browser, chromium.opened  # 
 BROKEN = [
     (
         "?batch_size=-3&bogus=1&gpu=h200",
-        ["Batch size must be between 1 and", "“bogus” is no word of a plan"],
+        ["Batch size must be between 1 and", "“bogus” is not a key of a plan"],
         "?gpu=h200",
     ),
     ("?gpu=h10&engine=vlm&tab=none", ["Unknown GPU 'h10'", "Unknown engine 'vlm'", "There is no tab none"], ""),

@@ -93,6 +93,6 @@ def test_where_it_cannot_be_written(run: Run, tmp_path: Path) -> None:
 def test_a_server_that_cannot_start_says_why(run: Run) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ran = run("web", "--port", str(taken.getsockname()[1]))
-        assert ran.code == 2 and "cannot be listened at: Address already in use" in ran.err
+        assert ran.code == 2 and "cannot be used: Address already in use" in ran.err
     assert "between 0 and 65,535" in run("web", "--port", "70000").err
-    assert "cannot be listened at" in run("web", "--host", "no.such.host.invalid").err
+    assert "cannot be used" in run("web", "--host", "no.such.host.invalid").err

@@ -67,7 +67,7 @@ def run_call(call: tuple[Callable[[Any], Any], Any, Passport]) -> tuple[str, Any
         if (passport.code, passport.python) != (package_digest(), _python()):
             raise WorkersLost(
                 f"it has another inferometer or Python ({package_digest()}, {_python()}) than this client "
-                f"({passport.code}, {passport.python}): install the same on both"
+                f"({passport.code}, {passport.python}): install the same versions on both"
             )
         settle(passport.files)
         if passport.client:
@@ -189,7 +189,7 @@ def reach(name: str, address: str, schemes: tuple[str, ...], example: str) -> No
             f"no {name} cluster can be reached at {abbreviate(address)}: {why}", field="backend_address"
         ) from None
     if int.from_bytes(greeting, "little") > MAX_GREETING:
-        raise WorkersLost(f"what answers at {abbreviate(address)} is no {name} cluster", field="backend_address")
+        raise WorkersLost(f"{abbreviate(address)} is not a {name} cluster", field="backend_address")
 
 
 # ------------------------------------------------------------------ Dask

@@ -69,15 +69,15 @@ def user_path(text: str) -> Path:
     if text in settled:
         return settled[text]
     if _only_folder is not None and not Path(os.path.abspath(text)).is_relative_to(_only_folder):
-        raise BadFile(f"{abbreviate(text)} is not in the catalogue, and files of this machine are not read here")
+        raise BadFile(f"{abbreviate(text)} is not in the catalogue, and files on the server are not read")
     try:
         path = Path(text).expanduser()
         path.exists()
         if b"\0" in os.fsencode(path):  # not every question about such a path says so
-            raise ValueError("it has a NUL in it")
+            raise ValueError("it contains a NUL character")
     except (OSError, RuntimeError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        raise BadFile(f"{abbreviate(text)} is not a path that can be used: {why}") from None
+        raise BadFile(f"{abbreviate(text)} is not a usable path: {why}") from None
     note_file(text, path)
     return path
 
@@ -191,9 +191,9 @@ def read_json(path: Path) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise BadFile(f"{path} is not valid JSON: {error}") from None
     except ValueError:
-        raise BadFile(f"{path} has a number of thousands of digits, which no config.json has") from None
+        raise BadFile(f"{path} has a number of thousands of digits, which is not a valid config.json") from None
     if not isinstance(data, dict):
-        raise BadFile(f"{path} holds a {type(data).__name__}, not the object that a config.json is")
+        raise BadFile(f"{path} holds a {type(data).__name__}, not a JSON object, as a config.json must be")
     return data
 
 
@@ -308,7 +308,7 @@ class _PendingFile:
     def _opened(self, folder: Path) -> BinaryIO:
         try:
             if not os.path.isdir("/proc/self/fd"):
-                raise OSError(errno.EOPNOTSUPP, "no name can be given to it later")
+                raise OSError(errno.EOPNOTSUPP, "it cannot be given a name later")
             return os.fdopen(os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o666), "w+b")
         except (OSError, AttributeError):
             name = _temporary_name(folder)

@@ -65,7 +65,7 @@ class _Buffer:
         given = self.peek()
         if given != sign:
             raise BadFile(
-                f"{self._where}: not JSON ({f'{given!r} where {sign!r} is due' if given else 'it is cut off'})"
+                f"{self._where}: not JSON ({f'{given!r} where {sign!r} is expected' if given else 'it is cut off'})"
             )
         self._at += 1
 

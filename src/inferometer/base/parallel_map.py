@@ -77,7 +77,7 @@ class TaskPool:
             except DeadlyTask:
                 raise
             except WorkersLost as error:
-                self.lost = f"{error.sentence}; what was left ran on this machine"
+                self.lost = f"{error.sentence}; the rest ran on this machine"
         return [results[n] if n in results else function(item) for n, item in enumerate(items)]
 
 
@@ -92,7 +92,7 @@ def check_backend(backend: str, jobs: int | None = None, address: str | None = N
         check_int("jobs", jobs, most=10**5)
     if backend == "processes":
         if address is not None:
-            raise BadValue("`backend_address` is of a cluster: give `backend` dask or ray with it")
+            raise BadValue("`backend_address` needs `backend` dask or ray")
         return None
     require_library(f"`backend` {backend}", _LIBRARIES[backend])
     return address or os.environ.get(ADDRESS_VARIABLE) or None

@@ -100,7 +100,7 @@ class ProcessWorkers:
             elif not future.done():
                 how = f"signal {-code}" if not self._closed and code < 0 else "itself"
                 future.set_exception(
-                    DeadlyTask(f"{ATTEMPTS} worker processes died over the same work, the last by {how}")
+                    DeadlyTask(f"{ATTEMPTS} worker processes died on the same work, the last by {how}")
                 )
         if process is not None:
             self._end(process)

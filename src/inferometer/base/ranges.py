@@ -16,7 +16,7 @@ from typing import Any
 from .errors import BadValue, abbreviate, is_number
 
 MAX_VALUES = 10**6  # values of one axis
-FORMS = "numbers with commas between, start:stop:step, or start:stop:xratio"
+FORMS = "numbers separated by commas, start:stop:step, or start:stop:xratio"
 Number = int | float
 
 
@@ -45,7 +45,7 @@ def choices(what: str, given: Any, split: Callable[[str], list[str]] | None = No
     for item in as_list(given):
         values += [value for value in (split(item) if isinstance(item, str) else [item]) if value not in (*values, "")]
     if not values:
-        raise BadValue(f"{what} has no values; it takes words with commas between")
+        raise BadValue(f"{what} has no values; it takes names separated by commas")
     return tuple(values)
 
 
@@ -73,11 +73,11 @@ def _range(what: str, text: str, whole: bool) -> Iterable[Number]:
         return [_number(what, text, whole)]
     start, stop = (_number(f"{what} {text}", part, whole) for part in parts[:2])
     if len(parts) == 2:
-        raise BadValue(f"{what} {text} lacks its step: {text}:1 counts up, {text}:x2 doubles")
+        raise BadValue(f"{what} {text} has no step: {text}:1 counts up, {text}:x2 doubles")
     if len(parts) > 3:
         raise BadValue(f"{what} takes {FORMS}, not {abbreviate(text)}")
     if stop < start:
-        raise BadValue(f"{what} {text} runs backwards: start with the smaller number")
+        raise BadValue(f"{what} {text} runs backwards: give the smaller number first")
     if parts[2].lower().startswith("x"):
         return _by_ratio(what, text, start, stop, _number(f"{what} {text}", parts[2][1:], False), whole)
     return _by_step(what, text, start, stop, _number(f"{what} {text}", parts[2], whole))
@@ -85,7 +85,7 @@ def _range(what: str, text: str, whole: bool) -> Iterable[Number]:
 
 def _by_step(what: str, text: str, start: Number, stop: Number, step: Number) -> Iterable[Number]:
     if step <= 0:
-        raise BadValue(f"{what} {text} never reaches {stop:g}: a step is more than 0")
+        raise BadValue(f"{what} {text} never reaches {stop:g}: the step must be above 0")
     count = _num_values(what, text, (stop - start) / step)
     if isinstance(start, int) and isinstance(step, int):
         return range(start, start + count * step, step)
@@ -94,9 +94,9 @@ def _by_step(what: str, text: str, start: Number, stop: Number, step: Number) ->
 
 def _by_ratio(what: str, text: str, start: Number, stop: Number, ratio: Number, whole: bool) -> Iterable[Number]:
     if ratio <= 1:
-        raise BadValue(f"{what} {text} never reaches {stop:g}: a ratio is more than 1")
+        raise BadValue(f"{what} {text} never reaches {stop:g}: the ratio must be above 1")
     if start <= 0:
-        raise BadValue(f"{what} {text} never leaves {start:g}: what grows by a ratio starts above 0")
+        raise BadValue(f"{what} {text} never leaves {start:g}: a range by ratio must start above 0")
     count = _num_values(what, text, math.log(stop / start) / math.log(ratio))
     values = (start * float(ratio) ** i for i in range(count))
     return [v for v in (round(v) if whole else float(f"{v:.12g}") for v in values) if v <= stop]

@@ -19,7 +19,7 @@ _POWER = {"ns": -9, "us": -6, "µs": -6, "ms": -3, "k": 3, "K": 3, "M": 6, "G": 
 _NAMES: dict[Any, str] = {
     inspect.FloatType: "a number",
     inspect.IntType: "a whole number",
-    inspect.StrType: "a text in quotes",
+    inspect.StrType: "text in quotes",
     inspect.BoolType: "true or false",
     inspect.NoneType: "nothing",
     inspect.DictType: "a table",

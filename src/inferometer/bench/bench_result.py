@@ -154,7 +154,7 @@ def run_warnings(
     ``lags``: seconds that this process was late, many times a second.
     """
     unsent, under_way = sum(r is None for r in replies), sum(r is not None and r.cancelled for r in replies)
-    warnings = [f"interrupted: {under_way:,} requests were under way and {unsent:,} not sent yet"] if cut else []
+    warnings = [f"interrupted: {under_way:,} requests in flight and {unsent:,} not sent yet"] if cut else []
     failed = Counter(r.error for r in replies if r is not None and r.error)
     if failed:
         (reason, count), *others = failed.most_common()
@@ -172,15 +172,16 @@ def _length_warnings(replies: Sequence[Reply | None], wanted: Sequence[int]) -> 
     if not done:
         return []
     if not any(reply.counted for reply, _ in done):
-        return ["the server sends no usage: tokens are counted by events, of which one may carry several"]
+        return ["the server sends no usage: tokens are counted by events, and an event may carry several tokens"]
     wrong = [(r.output_tokens, max(1, w)) for r, w in done if r.counted and r.output_tokens != max(1, w)]
     if not wrong:
         return []
     made, should = (sum(column) / len(wrong) for column in zip(*wrong, strict=True))
     kind = "shorter" if made < should else "longer"
     return [
-        f"{len(wrong):,} of {len(done):,} answers were {kind} than set, in the mean {made:,.0f} tokens instead of "
-        f"{should:,.0f}: the server does not obey ignore_eos and max_tokens, and this is not the load that was set"
+        f"{len(wrong):,} of {len(done):,} responses were {kind} than requested, "
+        f"on average {made:,.0f} tokens instead of "
+        f"{should:,.0f}: the server does not obey ignore_eos and max_tokens, and this is not the requested load"
     ]
 
 
@@ -194,9 +195,11 @@ def _late_warnings(replies: Sequence[Reply | None], lag: float) -> list[str]:
     if lag > worst[0][0] / 4:
         where = "this client did not keep up"
     elif connecting > total / 2:
-        where = "most of it was spent connecting, while this client kept up: the server or the network took the time"
+        where = "most of the delay was connecting, while this client kept up: it lies in the server or the network"
     else:
-        where = "most of it was spent before connecting, in this client: send at a lower rate, or from a faster machine"
+        where = (
+            "most of the delay was before connecting, in this client: send at a lower rate, or from a faster machine"
+        )
     return [f"1% of the requests were sent {worst[0][0] * 1e3:,.0f} ms or more after they were due; {where}"]
 
 

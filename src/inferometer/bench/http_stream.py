@@ -136,7 +136,7 @@ class _Received(asyncio.Protocol):
         """The answer, if it is whole; else why not."""
         raw = b"".join(self.pieces)
         if not raw:
-            raise Broken("the server closed the connection without an answer")
+            raise Broken("the server closed the connection without a response")
         end = raw.find(b"\r\n\r\n")
         status, said = _head(raw[: max(end, 0)])
         ends = list(accumulate(map(len, self.pieces)))
@@ -149,7 +149,7 @@ class _Received(asyncio.Protocol):
         if status >= 400:
             raise Refused(status, " ".join(text.decode(errors="replace").split())[:300])
         if status != 200:
-            raise Broken(f"HTTP {status} where an answer was expected")
+            raise Broken(f"HTTP {status} where a response was expected")
         return StreamedResponse(began, sent, text, tuple(_times(spans, ends, moment)))
 
 
@@ -169,7 +169,7 @@ def _head(head: bytes) -> tuple[int, dict[str, str]]:
     first, *lines = head.decode("latin-1").split("\r\n")
     status_line = first.split(None, 2)
     if len(status_line) < 2 or not status_line[0].startswith("HTTP/1.") or not status_line[1].isdigit():
-        raise Broken(f"the server does not speak HTTP: it begins with {first[:40]!r}")
+        raise Broken(f"the server does not speak HTTP: its response begins with {first[:40]!r}")
     pairs = (line.partition(":") for line in lines if line)
     return int(status_line[1]), {name.strip().lower(): value.strip() for name, _, value in pairs}
 
@@ -181,7 +181,7 @@ def _spans(raw: bytes, start: int, said: Mapping[str, str]) -> Iterator[tuple[in
             line = raw.find(b"\r\n", start)
             size = raw[start:line].split(b";")[0].strip() if line >= 0 else b""
             if not size:
-                raise Broken("the server closed the connection in the middle of an answer")
+                raise Broken("the server closed the connection in the middle of a response")
             try:
                 length = int(size, 16)
             except ValueError:
@@ -190,10 +190,10 @@ def _spans(raw: bytes, start: int, said: Mapping[str, str]) -> Iterator[tuple[in
                 return
             start = line + 2 + length + 2
             if start > len(raw):
-                raise Broken("the server closed the connection in the middle of an answer")
+                raise Broken("the server closed the connection in the middle of a response")
             yield line + 2, line + 2 + length
     length = int(said["content-length"]) if said.get("content-length", "").isdigit() else len(raw) - start
     if start + length > len(raw):
-        raise Broken("the server closed the connection in the middle of an answer")
+        raise Broken("the server closed the connection in the middle of a response")
     if length:
         yield start, start + length

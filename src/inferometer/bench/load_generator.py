@@ -87,7 +87,7 @@ async def check_serves(server: BenchTarget) -> None:
             answer = await get(server_root(server.base_url) + "/v1/models", server.headers)
         served = [str(m["id"]) for m in msgspec.json.decode(answer.body)["data"]]
     except (Broken, TimeoutError) as error:
-        raise BadValue(f"nobody answers at {server.base_url}: {error or 'no answer in time'}") from None
+        raise BadValue(f"no server answers at {server.base_url}: {error or 'no answer in time'}") from None
     except (Refused, msgspec.DecodeError, LookupError, TypeError):
         return  # a server without a list of models may still serve
     if served and server.model not in served:
@@ -197,7 +197,7 @@ class LoadGenerator:
             async with asyncio.timeout(self.server.timeout):
                 answer = await post(self.server.url, body, self.server.headers)
         except TimeoutError:
-            reply.error = f"no whole answer within {self.server.timeout:g} s"
+            reply.error = f"no complete response within {self.server.timeout:g} s"
         except (Broken, Refused) as error:
             reply.error = str(error)
         else:
@@ -248,13 +248,13 @@ def read_events(reply: Reply, events: list[tuple[float, bytes]], *, done: bool) 
             counted = int(usage.get("completion_tokens") or counted)
             reply.input_tokens = int(usage.get("prompt_tokens") or reply.input_tokens)
         except (msgspec.DecodeError, AttributeError, LookupError, TypeError, ValueError):
-            reply.error = f"the server sent an event that is no completion: {abbreviate(data[:60])}"
+            reply.error = f"the server sent an event that is not a completion: {abbreviate(data[:60])}"
             return
     if not moments:
-        reply.error = "the answer has no tokens"
+        reply.error = "the response has no tokens"
         return
     if not done:
-        reply.error = "the answer was cut: it ends without finish_reason or [DONE]"
+        reply.error = "the response was cut off: it ends without finish_reason or [DONE]"
         return
     reply.first, reply.last = moments[0], moments[-1]
     reply.gaps = [b - a for a, b in pairwise(moments)]

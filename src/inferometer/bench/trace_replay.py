@@ -123,7 +123,7 @@ def parse_ramp_up(strategy: str | None, start_rps: float | None, end_rps: float 
             raise BadValue("`ramp_up_start_rps` and `ramp_up_end_rps` need `ramp_up_strategy`: linear or exponential")
         return None
     if start_rps is None or end_rps is None:
-        raise BadValue("`ramp_up_strategy` needs `ramp_up_start_rps` and `ramp_up_end_rps`, in requests a second")
+        raise BadValue("`ramp_up_strategy` needs `ramp_up_start_rps` and `ramp_up_end_rps`, in requests per second")
     if start_rps > end_rps:
         raise BadValue(f"`ramp_up_start_rps` {start_rps:g} is above `ramp_up_end_rps` {end_rps:g}")
     return RampUp(strategy, start_rps, end_rps)

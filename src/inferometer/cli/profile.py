@@ -97,7 +97,7 @@ def profile(
     given = [job for job, value in jobs if value]
     if len(given) != 1:
         raise BadValue(
-            "profile does one thing at a time: give a MODEL, --kernels, --quick, --launches or --import PATH"
+            "profile needs exactly one of: a MODEL, --kernels, --quick, --launches or --import PATH"
             + (f", not {' and '.join(given)}" if given else "")
         )
     _only(context, given[0])

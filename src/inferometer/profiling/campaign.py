@@ -55,7 +55,7 @@ def profile_kernels(
         raise BadFile(f"{path} cannot be written: it is a folder, or its folder is not there")
     torch = load_library("torch", "profile")
     if device == "cuda" and not torch.cuda.is_available():
-        raise BadValue("profile finds no CUDA device here; `device` cpu measures the processor")
+        raise BadValue("profile finds no CUDA device; `device` cpu measures the CPU")
     return _run_campaign(torch, path, seconds, device, say, progress, wanted)
 
 
@@ -279,7 +279,7 @@ class _Campaign:
         if self.limits.refuses(row, took, ready.cold):
             self.result.refused += 1
             least = self.limits.least(row, ready.cold)
-            self._warn("refused", f"{name}: {took:.3g} s is beyond the roof of {least:.3g} s and is not kept")
+            self._warn("refused", f"{name}: {took:.3g} s is faster than the roofline of {least:.3g} s and is not kept")
             return
         writer.add(row, took, ready.source)
         self.result.measured += 1
@@ -292,7 +292,7 @@ class _Campaign:
             self._warn("failed", f"{name}: {why}")
         self.result.broken = _device_error(self.bench)
         if self.result.broken:
-            self.say(f"the device stopped answering at {name}: {self.result.broken}; run again to go on")
+            self.say(f"the device stopped answering at {name}: {self.result.broken}; run again to continue")
 
     def _warn(self, category: str, sentence: str) -> None:
         self.warned[category] += 1

@@ -86,7 +86,7 @@ def engine_steps(say: Callable[[str], None] = print, limit: float = LIMIT) -> tu
             steps = json.loads(Path(folder, _RESULT).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             last = next(
-                (line for line in reversed(ran.stderr.splitlines()) if "Error" in line), "it ended without a word"
+                (line for line in reversed(ran.stderr.splitlines()) if "Error" in line), "it ended without output"
             )
             return {}, last.strip()[:200]
     return {name: float(seconds) for name, seconds in steps.items()}, ""
@@ -220,7 +220,7 @@ def main(folder: str) -> None:
         steps[f"prompt_{tokens}"], steps[f"first_token_{tokens}"] = engine.prompt(tokens)
     del steps[f"first_token_{BEYOND_GRAPHS}"]
     if min(steps.values()) <= 0:
-        raise BadValue(f"steps of vLLM took {steps}, which is no time")
+        raise BadValue(f"steps of vLLM took {steps}, which is not a valid time")
     Path(folder, _RESULT).write_text(json.dumps(steps), encoding="utf-8")
 
 

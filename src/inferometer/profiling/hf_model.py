@@ -75,7 +75,7 @@ def kept_cache(output: Any) -> dict[str, Any]:
     for word in ("past_key_values", "cache_params"):
         if getattr(output, word, None) is not None:
             return {word: getattr(output, word)}
-    raise BadValue("this model keeps no cache, so it has no decode phase to measure; `mode` prefill measures the other")
+    raise BadValue("this model keeps no KV cache, so it has no decode phase to measure; use `mode` prefill")
 
 
 def load_libraries() -> tuple[Any, Any]:
@@ -93,7 +93,7 @@ def check_device(torch: Any, device: str) -> None:
     if device not in ("cuda", "cpu"):
         raise UnknownName("`device`", device, ("cuda", "cpu"))
     if device == "cuda" and not torch.cuda.is_available():
-        raise BadValue("profile finds no CUDA device here; `device` cpu measures the processor")
+        raise BadValue("profile finds no CUDA device; `device` cpu measures the CPU")
 
 
 def checkpoint(text: str, token: str | None = None) -> Checkpoint:
@@ -117,7 +117,7 @@ def checkpoint(text: str, token: str | None = None) -> Checkpoint:
     folder = source.parent if source.name == "config.json" and source.is_file() else None
     if folder and (quantised or not any(weights for pattern in _WEIGHTS for weights in folder.glob(pattern))):
         folder = None
-    remark = "its quantisation is left out: layers are measured in plain numbers" if quantised else ""
+    remark = "its quantisation is ignored: layers are measured unquantised" if quantised else ""
     return Checkpoint(entry.name, config, layers, folder, remark, toml)
 
 
@@ -176,12 +176,12 @@ def _made(check: Checkpoint, layers: int, make: Callable[[Any, Any], Any]) -> tu
     except Exception as error:  # whatever a library of hundreds of models raises about a config
         if "out of memory" in str(error).lower():
             raise BadValue(
-                f"{layers} of {check.layers} layers of {check.name} do not fit the memory here; give fewer"
+                f"{layers} of {check.layers} layers of {check.name} do not fit in memory here; give fewer"
             ) from None
         why = " ".join(str(error).split())[:160]
         raise BadFile(f"transformers {transformers.__version__} cannot build {check.name}: {why}") from None
     raise BadValue(
-        f"{check.name} is no model that generates text, as far as transformers {transformers.__version__} knows"
+        f"{check.name} is not a text generation model, according to transformers {transformers.__version__} knows"
     )
 
 

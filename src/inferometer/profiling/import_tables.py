@@ -60,14 +60,14 @@ def import_tables(path: str, output: str | None, *, gpu: str | None, say: Log) -
         say(_summary(root, each))
     for other in sorted({each.table.device for each in tables if named and each.table.device}):
         if named is not None and not is_same(other, named):
-            say(f"warning: rows say that they were measured on {abbreviate(other)}, and are taken as {named.name}'s")
+            say(f"warning: rows say that they were measured on {abbreviate(other)}, but are imported as {named.name}")
     new = flag_rows((batch for each in tables for batch in each.table.batches), device)
     for line in new.notes:
         say(line)
     if not new.rows:
         raise BadFile(f"{root} has nothing to import: {_reasons(tables)}")
     if device is None:
-        say(f"the device is not known, so no row was held against its roof: name it with {flag('gpu')}")
+        say(f"the device is not known, so no row was checked against its roofline: name it with {flag('gpu')}")
     counts = {
         "tables": len(tables),
         "passed_over": len(every) + len(passed) - len(tables),
@@ -124,7 +124,9 @@ def _of_one_device(
     names = sorted({each.gpu for each in tables if each.gpu})
     if named is None:
         if len(names) > 1:
-            raise BadValue(f"{root} has tables of {', '.join(names)}: a profile is of one device, choose it with `gpu`")
+            raise BadValue(
+                f"{root} has tables of {', '.join(names)}: a profile covers one device; choose it with `gpu`"
+            )
         return tables, catalog.hardware(names[0]) if names else None
     matching = [each for each in tables if each.gpu == named.name or not each.sure]
     if tables and not matching:
@@ -136,10 +138,10 @@ def _of_one_device(
 
 
 def _passed(root: Path, passed: list[str], others: Counter[str | None]) -> list[str]:
-    lines = [f"passed over: {line.removeprefix(f'{root}/')}" for line in passed[:SHOWN]]
+    lines = [f"skipped: {line.removeprefix(f'{root}/')}" for line in passed[:SHOWN]]
     if len(passed) > SHOWN:
-        lines.append(f"passed over: {len(passed) - SHOWN:,} files more")
-    return lines + [f"passed over: {number:,} tables of {name}" for name, number in others.items()]
+        lines.append(f"skipped: {len(passed) - SHOWN:,} more files")
+    return lines + [f"skipped: {number:,} tables of {name}" for name, number in others.items()]
 
 
 def _summary(root: Path, each: LocatedTable) -> str:
@@ -153,7 +155,7 @@ def _reasons(tables: list[LocatedTable]) -> str:
     for each in tables:
         every += each.table.skipped
     reasons = "; ".join(f"{number:,} rows skipped: {reason}" for reason, number in every.most_common(3))
-    return reasons or "it has no table of a known format"
+    return reasons or "no table is in a known format"
 
 
 def _machine(tables: list[LocatedTable], device: Hardware | None) -> dict[str, Any]:

@@ -117,7 +117,7 @@ class LayerRows:
             for key in same:
                 if before.get(key) != how.get(key):
                     raise BadFile(
-                        f"the rows of {self.path} were taken with {key} {abbreviate(before.get(key))}, not "
+                        f"the rows of {self.path} were measured with {key} {abbreviate(before.get(key))}, not "
                         f"{abbreviate(how.get(key))}; give another -o or `hardware`"
                     )
         write_atomic(path, msgspec.json.format(msgspec.json.encode(how), indent=1).decode() + "\n")

@@ -148,7 +148,7 @@ def _run(
     own_names = _say_rows(table, counts, say)
     scaled = None
     if grid is not None and counts["left"] and calibration.uncovered(grid, table.rows):
-        say("not calibrated: the budget ended before the rows reached around the grid; run it again to go on")
+        say("not calibrated: the time budget ended before enough rows were measured; run it again to continue")
     elif grid is not None:
         calibration.check_covered(grid, table.rows, "has")
         points = calibration.calibrate(grid, check, table, device, outline, began + seconds, say, progress)
@@ -180,7 +180,7 @@ def _planned(
     """The lengths to measure, up to the longest prompt and context and the model's positions."""
     positions = hf_model.positions(model)
     if positions is not None and max(longest[0], longest[1] + 1) > positions:
-        say(f"{check.name} has {positions:,} positions: longer lengths are left out")
+        say(f"{check.name} has {positions:,} positions: longer lengths are skipped")
     return planned_lengths(mode, *longest, step, positions)
 
 
@@ -197,7 +197,7 @@ def _check_kinds(
     if grid is not None:
         if num_layers < kinds:
             raise BadValue(
-                f"`calibrate` needs rows of every kind of layer: in {check.name} the first {kinds} layers "
+                f"`calibrate` needs rows of every kind of layer: the first {kinds} layers of {check.name} "
                 f"have them all; give `num_layers` {kinds}"
             )
         calibration.check_covered(grid, lengths, "would have")
@@ -209,7 +209,7 @@ def _say_rows(table: LayerRows, counts: dict[str, int], say: Log) -> list[str]:
     """Say what came of it; the parts that keep a name of their own."""
     own_names = sorted({part for rows in table.rows.values() for part in rows} - LLM_PROFILE_PARTS)
     if own_names:
-        say(f"parts that LLM-Profile has no name for keep their own: {', '.join(own_names)}")
+        say(f"parts unknown to LLM-Profile keep their own names: {', '.join(own_names)}")
     say(f"{table.path}: {', '.join(f'{number:,} {name}' for name, number in counts.items() if number)}")
     return own_names
 

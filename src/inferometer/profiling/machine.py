@@ -180,16 +180,14 @@ class MachineRecord:
     def __init__(self, rows: Path, machine: dict[str, Any]) -> None:
         self.path = rows.with_suffix(".json")
         if self.path == rows:
-            raise BadValue(
-                f"-o {rows.name} must not end in .json: beside the rows a .json file keeps what machine it was"
-            )
+            raise BadValue(f"-o {rows.name} must not end in .json: a .json file beside the rows describes the machine")
         before = _read(self.path)
         here, recorded = machine["device"], before.get("device")
         if before and recorded is None:
-            raise BadFile(f"{self.path} is there and does not say what machine it is about; give another name with -o")
+            raise BadFile(f"{self.path} exists and does not name its machine; give another name with -o")
         if before and recorded != here and (recognise(str(recorded)) or recorded) != (recognise(here) or here):
             raise BadFile(
-                f"{rows} has rows of {abbreviate(recorded)}, and this is {abbreviate(here)}; give another name with -o"
+                f"{rows} has rows of {abbreviate(recorded)}, but this is {abbreviate(here)}; give another name with -o"
             )
         self.before, self.machine = before, machine
 
@@ -208,7 +206,7 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         data = None
     if not isinstance(data, dict):
-        raise BadFile(f"{path} is there and is not a record of a machine; give another name with -o")
+        raise BadFile(f"{path} exists and does not describe a machine; give another name with -o")
     return data
 
 

@@ -113,7 +113,7 @@ def profile_quick(output: str, device: str, say: Log) -> dict[str, Any]:
             missing["engine_steps"] = why
             say(f"steps of vLLM: not measured ({why})")
     if "launch" not in values or "python_loop" not in values:
-        raise BadValue("launches and Python could not be timed here, and without them there is no file")
+        raise BadValue("kernel launches and Python could not be timed here, so no file was written")
     known = catalogue_device(str(about["device"]), float(about["memory"]))
     try:
         references = _references(known)
@@ -156,7 +156,7 @@ def _torch(device: str) -> Any:
     if device not in ("cuda", "cpu"):
         raise BadValue(f"`device` must be cuda or cpu, not {device!r}")
     if device == "cuda" and not torch.cuda.is_available():
-        raise BadValue("PyTorch sees no GPU here; `device` cpu measures what the processor takes to start an operation")
+        raise BadValue("PyTorch sees no GPU here; `device` cpu measures how long the CPU takes to start an operation")
     return torch
 
 

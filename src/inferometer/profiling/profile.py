@@ -47,8 +47,7 @@ def profile(
     given = [job for job, wanted in jobs if wanted]
     if len(given) != 1:
         raise BadValue(
-            "profile does one thing at a time: a model, kernels, quick, launches or tables, not "
-            f"{' and '.join(given) or 'nothing'}"
+            f"profile takes one of: a model, kernels, quick, launches or tables, not {' and '.join(given) or 'nothing'}"
         )
     if model:
         from .layers import profile_model

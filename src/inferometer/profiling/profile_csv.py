@@ -53,7 +53,7 @@ def _lines(path: Path) -> tuple[str, bytes]:
 
 def _plain(path: Path) -> None:
     if not path.is_file():
-        raise BadFile(f"{path} is not a plain file: rows are added to what it has, so a pipe or a device will not do")
+        raise BadFile(f"{path} is not a plain file: rows are added to it, so it cannot be a pipe or a device")
 
 
 def _rows(path: Path, text: str) -> dict[RowKey, float]:
@@ -164,7 +164,7 @@ def _read(path: Path) -> list[KernelRow]:
     if not lines or tuple(lines[0]) != HEADER:
         begins = ",".join(lines[0]) if lines else text[:60]
         raise BadFile(
-            f"{path} is there and is not a kernel profile: it begins with {abbreviate(begins)}; give another -o"
+            f"{path} exists and is not a kernel profile: it begins with {abbreviate(begins)}; give another -o"
         )
     rows = []
     for number, line in enumerate(lines[1:], 2):

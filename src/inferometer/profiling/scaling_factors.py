@@ -138,10 +138,10 @@ def calibrate(
     fit = hf_model.layers_that_fit(*sketch, hf_model.free_bytes(torch, device))
     layers = grid.layers or fit
     if not layers:
-        raise BadValue(f"not one layer of {check.name} fits the memory here beside its embedding and head")
+        raise BadValue(f"not even one layer of {check.name} fits in memory here, beside its embedding and head")
     say(
         f"calibrating with {layers} of {check.layers} layers"
-        + ("" if grid.layers or layers == check.layers else ", which is what fits here")
+        + ("" if grid.layers or layers == check.layers else ", which is all that fits here")
     )
     built = hf_model.build(check, layers, device)
     with torch.no_grad():
@@ -151,7 +151,7 @@ def calibrate(
         for done, new in enumerate(grid.inputs):
             progress(done, len(grid.inputs), f"whole model, input {new:,}")
             if time.monotonic() > deadline:
-                say(f"the budget ended the calibration after {done} of {len(grid.inputs)} inputs")
+                say(f"the time budget ended the calibration after {done} of {len(grid.inputs)} inputs")
                 break
             points += _points(built, table, number, new, grid.repeat)
         else:

@@ -193,7 +193,7 @@ class KernelClock:
         """Run each, and say what its parts took on the device."""
         passes = self.traced(forwards)
         if not any(any(spent.values()) for spent in passes):
-            raise BadValue("PyTorch's profiler saw no kernels on this device: without CUPTI, layers cannot be timed")
+            raise BadValue("PyTorch's profiler saw no kernels on this device: layers cannot be timed without CUPTI")
         return passes
 
     def traced(self, forwards: Iterable[Forward]) -> list[Spent]:

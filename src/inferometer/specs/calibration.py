@@ -57,7 +57,7 @@ def mismatch_warnings(calibration: Calibration, model: str, device: Hardware, en
     if all(not was or normalized(was) == normalized(now) for was, now in pairs):
         return []
     made_for, planned = (" ".join(filter(None, side)) for side in zip(*_described(pairs), strict=True))
-    return [f"the calibration was made for {made_for}, and this is {planned}"]
+    return [f"the calibration was made for {made_for}, but this is {planned}"]
 
 
 def _described(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -77,10 +77,10 @@ def as_toml(calibration: Calibration) -> str:
         "measured": calibration.measured,
     }
     lines = [
-        f"# How measurements differ from predictions; analyze and simulate take it with {flag('calibration')}.",
-        f"prefill = {calibration.prefill:.6g}  # factor on the seconds of prompts' tokens",
-        f"decode = {calibration.decode:.6g}  # factor on the seconds of answers' tokens",
-        f"request = {calibration.request:.6g}  # s that every request takes more",
+        f"# Correction of predictions, fitted to measurements; use it with {flag('calibration')}.",
+        f"prefill = {calibration.prefill:.6g}  # factor on prefill time",
+        f"decode = {calibration.decode:.6g}  # factor on decode time",
+        f"request = {calibration.request:.6g}  # seconds added to every request",
         *(f"{key} = {_quoted(value)}" for key, value in origin.items()),
         f"requests = {calibration.requests}",
     ]

@@ -361,7 +361,7 @@ def _refuse_other_kinds(name: str) -> None:
     last = name.rpartition("/")[2].lower()
     for kind in read_toml(DATA / "not_decoders.toml")["models"]:
         if re.fullmatch(kind["pattern"], last):
-            anyway = "`assume_decoder` computes it as a Llama-like decoder all the same"
+            anyway = "`assume_decoder` treats it as a Llama-like decoder"
             raise BadValue(f"{abbreviate(name)} is {kind['what']}; {anyway}", field="model")
 
 
@@ -470,7 +470,7 @@ def _download(repo: str, token: str | None) -> ModelEntry:
     try:
         path = hf_hub_download(repo, "config.json", token=token or os.environ.get("HF_TOKEN"), local_files_only=offline)
     except Exception as error:  # the library raises many kinds: not there, gated, malformed, cut off
-        why = "there is no network" if offline else f"{type(error).__name__}"
+        why = "there is no network connection" if offline else f"{type(error).__name__}"
         raise BadFile(
             f"{repo!r} is not in the catalogue and its config.json could not be fetched ({why}){hint}"
         ) from None

@@ -88,7 +88,7 @@ def choose_version(engine: Engine, given: str) -> Engine:
             return msgspec.structs.replace(engine, version=version)
     many = len(engine.versions) > 4
     known = f"{engine.versions[0]} to {engine.versions[-1]}" if many else ", ".join(engine.versions)
-    raise BadValue(f"`engine` {engine.name}@{given[:40]}: the defaults of {label} were checked for {known} only")
+    raise BadValue(f"`engine` {engine.name}@{given[:40]}: defaults of {label} are known for {known} only")
 
 
 def resolve(engine: Engine, facts: RuleFacts, given: Mapping[str, Any] | None = None) -> Engine:
@@ -134,7 +134,7 @@ def check_rules(engine: Engine, where: str) -> Engine:
     for rule in engine.when:
         for name, value in rule.set.items():
             if name not in known:
-                raise BadFile(f"{where}: a rule sets {name!r}, which an engine does not have")
+                raise BadFile(f"{where}: a rule sets {name!r}, which is not an engine setting")
             if isinstance(value, str) and isinstance(getattr(_NONE_SET, name), int | float | None):
                 try:
                     _value(engine, name, value, {}, RuleFacts(memory=1e11))

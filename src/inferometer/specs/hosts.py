@@ -91,7 +91,7 @@ def machine(path: str, device: Hardware) -> Host:
     """The machine of ``profile --quick``, refused for another device: ``machine("machine.toml", hardware("h200"))``"""
     measured = host(path)
     if not measured.device:
-        raise BadValue(f"{abbreviate(path)} has no figures of a device, only of a host: give it as `host_profile`")
+        raise BadValue(f"{abbreviate(path)} describes a host, not a device: give it as `host_profile`")
     if not is_same(measured.device, device):
         raise BadValue(
             f"{abbreviate(path)} was measured on {abbreviate(measured.device)}, not on {device.name}: it says nothing "
@@ -127,9 +127,7 @@ def _ratio(measured: Host, name: str) -> float | None:
         return None
     ratio = figure.value / figure.reference
     if not 0.2 <= ratio <= 5:
-        raise BadValue(
-            f"host {measured.name}: {name} is {ratio:.3g} times its reference, which no machine of the kind is"
-        )
+        raise BadValue(f"host {measured.name}: {name} is {ratio:.3g} times its reference, which is implausible")
     return ratio
 
 

@@ -58,7 +58,7 @@ def decoded(body: bytes) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(body or b"{}")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadValue(f"what was sent is not JSON: {abbreviate(str(error))}") from None
+        raise BadValue(f"the request is not valid JSON: {abbreviate(str(error))}") from None
     if not isinstance(value, dict):
-        raise BadValue(f"what is sent must be a JSON object, not {abbreviate(value)}")
+        raise BadValue(f"the request must be a JSON object, not {abbreviate(value)}")
     return value

@@ -137,23 +137,23 @@ class WebApp:
         workers, jobs = now["workers"], now["jobs"]
         processes = [worker.process.pid for worker in [*self.pool.workers, *self.jobs.workers.values()]]
         return [
-            Gauge("inferometer_ready", "1 where the server can answer.", float(now["ready"])),
-            Gauge("inferometer_connections", "Connections that are open.", self.connections()),
-            Gauge("inferometer_queue_length", "Questions that wait for a worker.", now["queued"]),
-            Gauge("inferometer_workers", "Processes that answer short questions.", workers["alive"]),
-            Gauge("inferometer_workers_busy", "Of these, at work.", workers["busy"]),
+            Gauge("inferometer_ready", "1 if the server can answer.", float(now["ready"])),
+            Gauge("inferometer_connections", "Open connections.", self.connections()),
+            Gauge("inferometer_queue_length", "Requests waiting for a worker.", now["queued"]),
+            Gauge("inferometer_workers", "Worker processes for short requests.", workers["alive"]),
+            Gauge("inferometer_workers_busy", "Worker processes that are busy.", workers["busy"]),
             Gauge(
                 "inferometer_workers_replaced_total",
-                "Workers that died or took too long.",
+                "Workers that died or timed out.",
                 workers["replaced"],
                 "counter",
             ),
-            Gauge("inferometer_jobs_queued", "Jobs that wait.", jobs["queued"]),
-            Gauge("inferometer_jobs_running", "Jobs that run.", jobs["running"]),
+            Gauge("inferometer_jobs_queued", "Jobs waiting.", jobs["queued"]),
+            Gauge("inferometer_jobs_running", "Jobs running.", jobs["running"]),
             Gauge("process_resident_memory_bytes", "Memory of the server itself.", resident_bytes()),
             Gauge(
                 "inferometer_workers_resident_memory_bytes",
-                "Memory of all workers, what they share counted for each.",
+                "Memory of all workers; shared memory is counted for each.",
                 sum(resident_bytes(process) for process in processes if process),
             ),
         ]
@@ -181,7 +181,7 @@ def _starlette(routes: Sequence[Route], lifespan: Any) -> Starlette:
 
     def refused(_: Request, error: Exception) -> Response:
         status = getattr(error, "status_code", 500)
-        detail = {404: "there is nothing here", 405: "this is not asked in that way", 500: "inferometer made a mistake"}
+        detail = {404: "not found", 405: "method not allowed", 500: "internal error"}
         headers = getattr(error, "headers", None) or {}
         return _response(refusal(status, detail.get(status, str(getattr(error, "detail", "")))), headers)
 

@@ -17,7 +17,7 @@ from ..views.text.listing import listing
 from .page_plan import page_arguments
 
 GROUPS = ("Model", "Machine", "Precision", "Layout", "Workload", "Methods", "Engine")  # in the page's order
-MODEL_HELP = "A name of the catalogue, or a config.json of your own."  # a page reads no other files
+MODEL_HELP = "A catalogue name, or your own config.json."  # a page reads no other files
 
 
 class Preset(msgspec.Struct, forbid_unknown_fields=True):

@@ -64,10 +64,10 @@ def answer(verb: str, body: bytes, progress: ProgressCallback = no_progress, fol
             remedies = _remedies(error, decoded(body), own) if verb in ONE_PLAN and error.field else []
             status, content = refusal_of(error, control_label, remedies)
         except (MemoryError, RecursionError):
-            return refusal(422, "this needs more memory than a page may ask for; the command line has no such limit")
+            return refusal(422, "this needs more memory than the web page allows; the command line has no such limit")
         except Exception as error:
             traceback.print_exc()
-            return refusal(500, f"inferometer made a mistake ({type(error).__name__}); please report it with this plan")
+            return refusal(500, f"internal error ({type(error).__name__}); please report it with this plan")
         return JsonAnswer(status, content.replace(prefix.encode(), b""))
 
 

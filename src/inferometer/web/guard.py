@@ -142,13 +142,13 @@ class Guard:
         if not self.is_local(host):
             return refusal(403, f"this page is served for {', '.join(sorted(self.hosts))}, not for the host {host!r}")
         if origin is not None and _place(origin) != host.lower():
-            return refusal(403, f"a page of {origin!r} may not ask this server")
+            return refusal(403, f"a page of {origin!r} may not use this server")
         if headers.get("sec-fetch-site") == "cross-site" and path != "/":
-            return refusal(403, "a page of another site may not ask this server")
+            return refusal(403, "a page of another site may not use this server")
         if method == "POST":
             kind = headers.get("content-type", "").partition(";")[0].strip().lower()
             if kind != "application/json":
-                return refusal(415, f"what is sent must be application/json, not {kind or 'of no type'!r}")
+                return refusal(415, f"the request must be application/json, not {kind or 'of no type'!r}")
         return None
 
     def _without_token(self, path: str, headers: dict[str, str], given: str | None) -> JsonAnswer | None:
@@ -156,7 +156,7 @@ class Guard:
             return None
         if given is None and (path in OPEN_PATHS or path.startswith("/static/")):
             return None  # the page itself is no secret, and a link from elsewhere brings no cookie
-        why = "this token is not the server's" if given is not None else "this server asks for its token"
+        why = "this token is not the server's" if given is not None else "this server requires its token"
         return refusal(401, f"{why}: open it once as /?token=TOKEN, or send the header Authorization: Bearer TOKEN")
 
     async def _welcome(self, scope: Scope, send: Send) -> None:
@@ -222,7 +222,7 @@ class _Body:
         while more:
             message = await receive()
             if message["type"] != "http.request":
-                return refusal(400, "the request was broken off")
+                return refusal(400, "the request was aborted")
             part = message.get("body", b"")
             received += len(part)
             if received <= self.most:
@@ -232,10 +232,10 @@ class _Body:
                 self.parts.clear()
                 self._hold(0)
             if self.guard.bodies > MAX_BODIES:
-                return refusal(503, "too much is being sent to this server at once: ask again in a moment")
+                return refusal(503, "too much is being sent to this server at once: try again in a moment")
             more = message.get("more_body", False) and received <= ABANDONED
         if received > self.most:
-            return refusal(413, "what was sent is too large: a config.json may have 2 MB, a trace 20 MB", "model")
+            return refusal(413, "the request is too large: a config.json may have 2 MB, a trace 20 MB", "model")
         return None
 
     def _hold(self, size: int) -> None:

@@ -189,7 +189,7 @@ class BoundedConnection(_Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """What could not be read as a request."""
-        self._refuse(refusal(400, "this is not HTTP that can be read"))
+        self._refuse(refusal(400, "this is not valid HTTP"))
 
     def keeps_us_waiting(self) -> bool:
         """Whether the server waits for the client: for a request, the rest of one, or for an answer to be taken."""
@@ -220,7 +220,7 @@ class BoundedConnection(_Protocol):
             slowest.transport.abort()
         else:
             number = self.limits.connections
-            self._refuse(refusal(503, f"{number:,} connections are open: ask again in a moment"))
+            self._refuse(refusal(503, f"{number:,} connections are open: try again in a moment"))
             self.transport.close()
 
     def _too_slow(self) -> None:
@@ -267,7 +267,7 @@ def listening(host: str, port: int) -> socket.socket:
         door.listen(BACKLOG)  # a connection before the server is ready waits
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        raise BadValue(f"`host` {host} `port` {port} cannot be listened at: {why}") from None
+        raise BadValue(f"`host` {host} `port` {port} cannot be used: {why}") from None
     return door
 
 

@@ -80,7 +80,7 @@ class Jobs:
                 return same
             under_way = sum(not job.over for job in self.jobs.values())
             if under_way >= AT_ONCE + MAX_WAITING:
-                raise TooManyJobs(f"{under_way} jobs are under way already: cancel one, or wait for its end")
+                raise TooManyJobs(f"{under_way} jobs are already running: cancel one, or wait for it to end")
             job = Job(name=secrets.token_hex(16), verb=verb, begun=time.monotonic(), request=request)
             self.jobs[job.name] = job
         self.threads.submit(self._run, job, body)

@@ -57,7 +57,7 @@ def page_plan(given: Any, folder: Path) -> PagePlan:
         example = f'{{"model": "{DEFAULT_MODEL}", "gpu": "h200"}}'
         raise BadValue(f"a plan is an object such as {example}, not {abbreviate(given)}")
     options = {name: value for name, value in given.items() if value is not None}
-    check_allowed("word of a plan", options, (*ARGUMENTS, *PAGE_ONLY))
+    check_allowed("key of a plan", options, (*ARGUMENTS, *PAGE_ONLY))
     config, figures = options.pop("config", None), options.pop("gpu_figures", {})
     model, gpu = options.pop("model", DEFAULT_MODEL), options.pop("gpu", page_arguments()["gpu"].default)
     if not isinstance(model, str):
@@ -80,7 +80,7 @@ def page_plan(given: Any, folder: Path) -> PagePlan:
 
 
 def check_allowed(what: str, names: Iterable[str], allowed: Iterable[str]) -> None:
-    """Refuse a name that is not allowed: ``check_allowed("word of a plan", ["batchsize"], ARGUMENTS)``"""
+    """Refuse a name that is not allowed: ``check_allowed("key of a plan", ["batchsize"], ARGUMENTS)``"""
     allowed = tuple(allowed)
     for name in names:
         if name not in allowed:
@@ -96,7 +96,7 @@ def catalogued(options: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in options.items():
         for text in _texts(value):
             if any(ord(letter) < 32 for letter in text):
-                raise BadValue(f"`{name}` has a letter that cannot be printed: {abbreviate(text)}")
+                raise BadValue(f"`{name}` has a character that cannot be printed: {abbreviate(text)}")
     known = {name: _catalogued(name, value) for name, value in options.items() if name in _SPLIT and value is not None}
     if options.get("speculative_config") is not None:
         known["speculative_config"] = _with_known_drafts(options["speculative_config"])

@@ -65,12 +65,14 @@ def sweep(plan: PagePlan, axes: Any, figures: Any = None) -> dict[str, Any]:
     grid = Grid(**{"model": plan.model, "gpu": plan.gpu, **plan.options, **axes})
     if grid.points > MAX_POINTS:
         raise BadValue(
-            f"the grid has {grid.points:,} points, more than the {MAX_POINTS:,} of a page: give fewer values, "
+            f"the grid has {grid.points:,} points, more than the web page's "
+            f"limit of {MAX_POINTS:,}: give fewer values, "
             "or use inferometer sweep"
         )
     if grid.num_cases > MAX_PLANS:
         raise BadValue(
-            f"the grid has {grid.num_cases:,} plans, more than the {MAX_PLANS:,} of a page (batch sizes and lengths "
+            f"the grid has {grid.num_cases:,} plans, more than the web page's limit "
+            f"of {MAX_PLANS:,} (batch sizes and lengths "
             "are not counted): give fewer values, or use inferometer sweep"
         )
     grid.check()
@@ -91,7 +93,7 @@ def sweep(plan: PagePlan, axes: Any, figures: Any = None) -> dict[str, Any]:
 def _axes(axes: Any) -> dict[str, Any]:
     axes = {name: value for name, value in axes.items() if value is not None} if isinstance(axes, Mapping) else axes
     if not isinstance(axes, dict) or not axes:
-        raise BadValue(f'axes are words with their values such as {{"batch_size": "1:256:x2"}}, not {abbreviate(axes)}')
+        raise BadValue(f'axes are names with their values such as {{"batch_size": "1:256:x2"}}, not {abbreviate(axes)}')
     check_allowed("axis", axes, ARGUMENTS)
     for name, value in axes.items():
         if isinstance(value, list | tuple | dict) and not value:
@@ -148,13 +150,13 @@ def search(plan: PagePlan, options: dict[str, Any], trace: Path | None, progress
 
     never = ("model", "trace", "backend", "address", "jobs", "progress", *_BATCH)
     allowed = [name for name in (*_parameters(search_with_table), *ARGUMENTS, "columns") if name not in never]
-    check_allowed("word of a search", options, allowed)
+    check_allowed("key of a search", options, allowed)
     options = catalogued({name: value for name, value in options.items() if value is not None})
     options = {**_without(plan.options, *_BATCH, *_SEARCHED), **options}
     gpu = options.pop("gpu", plan.gpu)
     columns = {"columns": options.pop("columns", None)}
     if trace is None and columns["columns"] is not None:
-        raise BadValue("`columns` is of a trace, and none was sent")
+        raise BadValue("`columns` needs a trace, and none was sent")
     if trace is not None:
         options = _without(options, *_LENGTHS)
     result = search_with_table(
@@ -181,7 +183,7 @@ def _search_progress(progress: ProgressCallback, finalists: Any) -> Callable[[st
         share = min(0.95, (done + 1) / (most + 2)) if stage == "simulating" else None
         then = {
             "simulating": f", simulating plan {done + 1} of at most {most}" if done < most else f", {done} simulated",
-            "relaxing": f", none keeps the limits: {plural(done, 'change')} tried to find what would",
+            "relaxing": f", none meets the limits: {plural(done, 'change')} tried to find what would",
             "windows": f", {plural(done, 'window')} of the trace sized",
             "day": ", simulating the whole trace",
         }.get(stage, "")
@@ -245,7 +247,7 @@ def _simulation_options(plan: PagePlan, options: dict[str, Any], trace: Path | N
 
     own = _parameters(verb, "model", "gpu", "trace", "progress", "fast_forward")
     allowed = [*(name for name in TRAFFIC_DEFAULTS if name != "trace"), *own, "goodput", "goodput_share"]
-    check_allowed("word of the traffic", options, [*allowed, "find_capacity"])
+    check_allowed("key of the traffic", options, [*allowed, "find_capacity"])
     pools = {"pools": _known_pools(options["pools"])} if options.get("pools") is not None else {}
     kept = _without(plan.options, *_BATCH, *(() if trace is None else _LENGTHS))
     if options.get("num_prompts") is not None:
@@ -257,14 +259,15 @@ def _known_pools(pools: Any) -> list[dict[str, Any]]:
     if not isinstance(pools, list) or not all(isinstance(pool, Mapping) for pool in pools):
         raise BadValue(f'pools are a list such as [{{"gpu": "h200", "replicas": 2}}], not {abbreviate(pools)}')
     for pool in pools:
-        check_allowed("word of a pool", pool, (*ARGUMENTS, "role", "replicas"))
+        check_allowed("key of a pool", pool, (*ARGUMENTS, "role", "replicas"))
     return [catalogued(pool) for pool in pools]
 
 
 def _check_number(requests: Any) -> None:
     if isinstance(requests, int) and requests > MAX_REQUESTS:
         raise BadValue(
-            f"`num_prompts` of a page goes up to {MAX_REQUESTS:,}, not {requests:,}: the command line has no such limit"
+            f"the web page allows `num_prompts` up to {MAX_REQUESTS:,}, not "
+            f"{requests:,}: the command line has no such limit"
         )
 
 

@@ -16,26 +16,26 @@ AXIS = {"description": "One value, a list, or a range: 1,2,4 or 16:8000:16 or 1:
 SUMMARIES = {
     "analyze": "One plan, explained: the report, the command that makes it, and the network to be drawn.",
     "roofline": "The same, and the roofline laid out: dots, all of the time, and places of the names.",
-    "cluster": "What sits on each GPU, and what travels over each link in a phase.",
-    "explain": "One operator: formulas, values put in, and where its efficiency comes from.",
+    "cluster": "What each GPU holds, and what travels over each link in a phase.",
+    "explain": "One operator: its formulas, their values, and the origin of its efficiency.",
     "sweep": "Every combination of some axes, as columns.",
-    "sensitivity": "What moves a plan: every figure of the machine, 10% up and down.",
-    "simulate": "Begin a simulation of requests; answers with a job.",
-    "search": "Begin the search for the best deployment; answers with a job.",
+    "sensitivity": "Which hardware figures drive a plan: each one moved 10% up and down.",
+    "simulate": "Start a simulation of requests; returns a job.",
+    "search": "Start the search for the best deployment; returns a job.",
 }
 _READ = {
     "/api/controls": "The arguments of a plan: labels, help, units, bounds.",
     "/api/catalogue": "Models, hardware, engines, precisions, use cases, presets.",
     "/api/accuracy": "Predicted beside measured, as shipped.",
-    "/healthz": "Whether the server is ready, and how its workers stand; 503 where it is not.",
-    "/healthz/live": "That the server lives.",
+    "/healthz": "Whether the server is ready, and the state of its workers; 503 if it is not.",
+    "/healthz/live": "Whether the server is alive.",
 }
 _REFUSALS = {
     "400": "A mistake in the request.",
-    "401": "The server asks for its token.",
+    "401": "The server requires its token.",
     "403": "A page of another site, or a host that is not this machine.",
-    "422": "More time or memory than a page may ask for.",
-    "429": "Too many questions at once.",
+    "422": "More time or memory than the web page allows.",
+    "429": "Too many requests at once.",
     "503": "The server is too busy.",
 }
 _TEXT: dict[str, Any] = {"type": "string"}
@@ -141,7 +141,7 @@ def document(controls: Sequence[Control]) -> dict[str, Any]:
     of_job = {"parameters": [{"name": "job", "in": "path", "required": True, "schema": _TEXT}]}
     paths["/api/jobs/{job}"] = {
         "get": of_job
-        | _operation("job", "How a job stands, its place in the queue, and its result once it is done.", "200", "404"),
+        | _operation("job", "State of a job, its place in the queue, and its result once it is done.", "200", "404"),
         "delete": of_job | _operation("cancel", "Cancel a job.", "200", "404"),
     }
     return {

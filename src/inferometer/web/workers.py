@@ -28,8 +28,7 @@ MEMORY = 4 * 2**30  # bytes that a worker may take beyond what it has at the sta
 PROGRESS_INTERVAL = 0.05  # s between two reports of progress
 PATIENCE = 60.0  # s that a question waits for a free worker
 DIED_TWICE = (
-    "the process that computed this ended before it had answered, and so did a second one: it may need more memory "
-    "than this machine has"
+    "the process that computed this ended early, and so did a second one: it may need more memory than this machine has"
 )
 _PRELOADED = ["inferometer.serving.capacity", "inferometer.sweep.sweep", "inferometer.web.endpoints"]
 
@@ -72,7 +71,11 @@ class Worker:
             raise WorkerDied(begun) from None
         self.end()
         return refusal(
-            422, f"this takes longer than the {seconds:g} s that a page waits: ask for less, or use the command line"
+            422,
+            (
+                f"this takes longer than the {seconds:g} s that the web page waits: "
+                "reduce the request, or use the command line"
+            ),
         )
 
     def end(self) -> None:
@@ -167,7 +170,7 @@ class WorkerPool:
     async def ask(self, verb: str, body: bytes, seconds: float = 20.0) -> JsonAnswer:
         """The answer to a short request."""
         if self.pending >= self.max_waiting:
-            return refusal(429, f"{self.max_waiting:,} questions are waiting already: ask again in a moment")
+            return refusal(429, f"{self.max_waiting:,} requests are already waiting: try again in a moment")
         if self.stopped:
             return refusal(503, "the server is shutting down")
         self.pending += 1
@@ -181,7 +184,7 @@ class WorkerPool:
     def _ask(self, verb: str, body: bytes, seconds: float, latest: float = float("inf")) -> JsonAnswer:
         """Ask a worker, and another one if it died over it; those that the system had ended before do not count."""
         if time.monotonic() > latest:
-            return refusal(503, f"the server was too busy to answer within {PATIENCE:g} s: ask again in a moment")
+            return refusal(503, f"the server was too busy to answer within {PATIENCE:g} s: try again in a moment")
         deaths = 0
         for _ in range(self.number + 2):
             try:

@@ -102,7 +102,7 @@ RELATIVES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2_5_vl": ("llama", {"bias": True, "out_bias": False}),
     "qwen3_vl": ("llama", {"qk_norm": "head"}),
     "qwen3_vl_moe": ("llama", {"qk_norm": "head"}),
-    "qwen3_omni_moe": ("llama", {"qk_norm": "head", "warnings": ("towers and talker are left out",)}),
+    "qwen3_omni_moe": ("llama", {"qk_norm": "head", "warnings": ("its towers and talker are left out",)}),
     "phi4_multimodal": ("llama", {"tied": True, "warnings": _NO_TOWERS}),
     "phi4mm": ("llama", {"tied": True, "warnings": _NO_TOWERS}),
     "kimi_k25": ("deepseek_v3", {}),
@@ -172,8 +172,7 @@ def _guess(config: Config, kind: str, assume_decoder: bool) -> Model:
     if strange and not assume_decoder:
         where = text.where.replace("`", "")
         raise BadValue(
-            f"{where}: {strange}, and such a structure is not known; "
-            "`assume_decoder` computes it as a Llama-like decoder all the same",
+            f"{where}: {strange}, which is not a known structure; `assume_decoder` treats it as a Llama-like decoder",
             field="model",
         )
     note = f"{name} is not known; read as a Llama-like decoder from its sizes: check the parameter count"

@@ -59,7 +59,7 @@ class Config:
         if default is not None:
             return default
         others = f" (or {', '.join(map(repr, keys[1:]))})" if len(keys) > 1 else ""
-        raise BadFile(f"{self.where} lacks {keys[0]!r}{others}, which the size of the network depends on")
+        raise BadFile(f"{self.where} lacks {keys[0]!r}{others}, which sets the size of the network")
 
     def number(self, *keys: str, default: float) -> float:
         """A finite number."""
@@ -100,7 +100,7 @@ class Config:
         """How many layers there are."""
         number = self.size("num_hidden_layers", "n_layer", "num_layers", "n_layers", "depth")
         if number > MOST_LAYERS:
-            raise BadFile(f"{self.where}: {number:,} layers are more than the {MOST_LAYERS:,} that any network has")
+            raise BadFile(f"{self.where}: {number:,} layers exceed the maximum of {MOST_LAYERS:,} that any network has")
         return number
 
     @property

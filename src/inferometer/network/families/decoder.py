@@ -49,7 +49,7 @@ def decoder(
     quantization, kv = declared(config)
     tower_blocks, image_tokens = vision or tower(config) or ((), None)
     if image_tokens is None and config.section("vision_config"):
-        warnings = (*warnings, "its vision tower is not known and left out")
+        warnings = (*warnings, "its vision tower is unknown and left out")
     layers = group_layers([layer(i) for i in range(number)])
     if max_position is None:
         max_position = c.size(
@@ -110,11 +110,11 @@ def heads(c: Config) -> dict[str, Any]:
         default = c.size("multi_query_group_num", "num_kv_heads", default=1)
     groups = c.size("num_key_value_heads", "num_kv_heads", "n_head_kv", "num_attention_groups", default=default)
     if query % groups:
-        raise BadFile(f"{c.where}: {query} attention heads do not divide into {groups} groups of key-value heads")
+        raise BadFile(f"{c.where}: {query} attention heads cannot be divided into {groups} groups of key-value heads")
     width = c.size("head_dim", "attention_head_dim", "kv_channels", default=0)
     if not width and hidden % query:
         raise BadFile(
-            f"{c.where}: hidden_size {hidden} does not divide by {query} attention heads, and 'head_dim' is not set"
+            f"{c.where}: hidden_size {hidden} is not divisible by {query} attention heads, and 'head_dim' is not set"
         )
     return {
         "hidden_size": hidden,

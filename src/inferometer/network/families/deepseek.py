@@ -121,7 +121,7 @@ def _ratios(c: Config) -> list[int]:
     kinds = c.items("layer_types", c.layers)
     ratios = c.items("compress_ratios", c.layers) or [_RATIOS.get(str(kind)) for kind in kinds]
     if not ratios:
-        raise BadFile(f"{c.where} lacks 'compress_ratios', which the attention of every layer depends on")
+        raise BadFile(f"{c.where} lacks 'compress_ratios', which sets the attention of every layer")
     if any(isinstance(r, bool) or not isinstance(r, int) or not 0 <= r <= 1 << 20 for r in ratios):
         raise BadFile(f"{c.where}: 'compress_ratios' must be whole numbers of at least 0, one for each layer")
     return ratios

@@ -96,7 +96,7 @@ def build_gemma3n(config: Config, *, family: str = "gemma3n") -> Model:
 
 def _left_out(config: Config) -> tuple[str, ...]:
     """What the small ones of Gemma 3n and 4 have besides, and is not computed."""
-    return ("its audio tower is left out, and its vision tower if that is not in the config",) * bool(
+    return ("its audio tower is left out, and its vision tower if the config lacks it",) * bool(
         config.section("audio_config")
     )
 

@@ -183,7 +183,7 @@ def build_mllama(config: Config, *, family: str = "mllama") -> Model:
     cross = c.items("cross_attention_layers")
     attention, feed, idle = gqa(**heads(c)), feed_forward(c), _cross_attention_layer(c)
     note = (
-        "its cross-attention layers and vision tower look at images only: the layers are stored, the tower is left out"
+        "its cross-attention layers and vision tower process images only: the layers are stored, the tower is left out"
     )
     text = Config({**c.data, "vision_config": None}, c.where)
 

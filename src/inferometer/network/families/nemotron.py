@@ -27,7 +27,7 @@ def build_nemotron_h(config: Config, *, family: str = "nemotron_h") -> Model:
     ahead = _layer_kinds(c, "mtp_hybrid_override_pattern", "mtp_layers_block_type")
     number = c.size("num_hidden_layers", default=len(kinds))
     if not kinds or number != len(kinds):
-        raise BadFile(f"{c.where} says what {len(kinds)} layers are, of {number}: see 'hybrid_override_pattern'")
+        raise BadFile(f"{c.where} describes {len(kinds)} of {number} layers: see 'hybrid_override_pattern'")
     parts = {kind: _MIXERS[kind](c) for kind in dict.fromkeys(kinds + ahead)}
     extras: tuple[Block, ...] = ()
     if ahead:

@@ -72,7 +72,7 @@ def build_network(data: Mapping[str, Any], where: str = "network.toml") -> Model
                 raise UnknownName(f"key in {here.where}:", key, ("blocks", "repeat"))
         repeat = here.size("repeat", default=1)
         if len(layers) + repeat > MOST_LAYERS:
-            raise BadFile(f"{here.where}: more than the {MOST_LAYERS:,} layers that any network has")
+            raise BadFile(f"{here.where}: more than the maximum of {MOST_LAYERS:,} layers that any network has")
         layers += [("layers", part)] * repeat
     return decoder(config, lambda i: layers[i], family="network", count=len(layers), spans=spans)
 

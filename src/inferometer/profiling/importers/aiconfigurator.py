@@ -42,11 +42,11 @@ DTYPES = {
 NO_KIND = {
     "mla_context_module": "a whole attention module in one time",
     "mla_generation_module": "a whole attention module in one time",
-    "mla_gen_pre": "a product per head has no kind",
-    "mla_gen_post": "a product per head has no kind",
+    "mla_gen_pre": "a product per head is not a known kind of kernel",
+    "mla_gen_post": "a product per head is not a known kind of kernel",
     "compute_scale": "the difference of two timings",
 }
-FAR = "ranks on several nodes, which a shape cannot say"
+FAR = "ranks on several nodes, which a shape cannot express"
 PER_NODE = 8  # devices that DeepEP's tests run on in a node
 
 
@@ -113,7 +113,7 @@ def read(sheet: RawTable) -> ImportedTable:
         if word in _KINDS:
             batches += _KINDS[word](OperationRows(sheet, at, library, said.get("version", ""), skipped))
         else:
-            skipped[NO_KIND.get(word, f"operation {word!r} has no kind")] += len(at)
+            skipped[NO_KIND.get(word, f"operation {word!r} is not a known kind of kernel")] += len(at)
     label = f"aiconfigurator {' '.join(np.unique(operations).tolist())}"
     versions = {library: said["version"]} if library and "version" in said else {}
     return ImportedTable(label, said.get("device", ""), batches, +skipped, versions)
@@ -168,7 +168,7 @@ def _attention(r: OperationRows) -> list[RowBatch]:
     }
     kind = "decode_attention" if r.texts("op_name")[0].startswith("generation") else "prefill_attention"
     beams = r.whole("beam_width") if "beam_width" in r.sheet.columns else np.ones(len(new))
-    drop = {"several beams": beams > 1, "several new tokens a sequence": (new > 1) & (kind == "decode_attention")}
+    drop = {"several beams": beams > 1, "several new tokens per sequence": (new > 1) & (kind == "decode_attention")}
     dtypes = r.texts("attn_dtype")
     return [r.rows(kind, dtypes, dims | {"new": new}, r.seconds("latency", unit=1e-3), r.sources(), drop)]
 
@@ -216,7 +216,7 @@ def _moe(r: OperationRows) -> list[RowBatch]:
     single = [size in _ungated() or "nongated" in kernel for size, kernel in zip(sizes, kernels, strict=True)]
     skews = [_skew(word) for word in r.texts("distribution", "balanced")]
     drop = {
-        "experts without a gate, which a shape cannot say": np.array(single),
+        "experts without a gate, which a shape cannot express": np.array(single),
         "a routing that is neither even nor a power law": np.array([s is None for s in skews]),
     }
     eight = ["w4a8" if word.startswith("w4a8") else "" for word in dtypes]  # not to be taken for the same in 16 bit

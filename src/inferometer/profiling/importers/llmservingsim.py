@@ -68,7 +68,7 @@ def _run(path: Path) -> ProfiledRun:
         (folder / "meta.yaml" for folder in list(path.absolute().parents)[:3] if (folder / "meta.yaml").is_file()), None
     )
     if place is None:
-        raise Unusable(f"{path} needs the meta.yaml that LLMServingSim writes above it: that names the model")
+        raise Unusable(f"{path} needs LLMServingSim's meta.yaml in a folder above it, which names the model")
     try:
         said = dict(re.findall(r"^(\w+): *['\"]?([^'\"\n]+?)['\"]? *$", place.read_text(encoding="utf-8"), re.M))
     except (OSError, UnicodeDecodeError):
@@ -76,14 +76,14 @@ def _run(path: Path) -> ProfiledRun:
     folder = re.fullmatch(r"tp(\d+)", path.absolute().parent.name)
     degrees = re.fullmatch(r"\[(\d+)\]", said.get("tp_degrees", ""))
     if not (folder or degrees):
-        raise Unusable(f"{path} does not say over how many GPUs the model was split: it should lie in a folder tp<N>")
+        raise Unusable(f"{path} does not say across how many GPUs the model was split: it should be in a folder tp<N>")
     tp = int((folder or degrees)[1])  # type: ignore[index]
     model = model_shapes(said.get("model", ""), tp) if said.get("model") else None
     if model is None or tp < 1:
         raise Unusable(f"{place} names the model {said.get('model', '')!r}, which the catalogue does not have")
     weights, _, cache = said.get("variant", model.dtype).partition("-kv")
     if weights not in precisions() or (cache and cache not in precisions()):
-        raise Unusable(f"{place} names the variant {said['variant']!r}, which is no number format that is known")
+        raise Unusable(f"{place} names the variant {said['variant']!r}, which is not a known number format")
     gpu, vllm = said.get("gpu") or said.get("hardware", ""), said.get("vllm_version", "")
     return ProfiledRun(model, tp, weights, "" if cache == model.dtype else cache, gpu, vllm)
 
@@ -118,7 +118,11 @@ def _shape(model: ModelShapes, layer: str) -> tuple[str, dict[str, Any]]:
     if layer == "qk_norm":
         return "two norms in one time", {}
     product = model.products.get(layer)
-    return ("linear", {"n": product[0], "k": product[1]}) if product else (f"layer {layer!r} has no kind", {})
+    return (
+        ("linear", {"n": product[0], "k": product[1]})
+        if product
+        else (f"layer {layer!r} is not a known kind of kernel", {})
+    )
 
 
 def _attention(sheet: RawTable, run: ProfiledRun, seconds: np.ndarray, skipped: Counter[str]) -> list[RowBatch]:
@@ -132,7 +136,7 @@ def _attention(sheet: RawTable, run: ProfiledRun, seconds: np.ndarray, skipped: 
     queries = sheet.numbers("decode_q_len", whole=True) if "decode_q_len" in sheet.columns else np.ones(len(new))
     drop = {
         "an attention of another kind": other,
-        "several new tokens a decoding sequence": (seqs > 0) & (queries > 1),
+        "several new tokens per decoding sequence": (seqs > 0) & (queries > 1),
         "nothing to do": (new == 0) & (seqs == 0),
     }
     shape = {**run.model.attention._asdict(), "kv_dtype": run.kv_dtype}

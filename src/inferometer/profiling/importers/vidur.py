@@ -105,10 +105,10 @@ def _mlp(sheet: RawTable, skipped: Counter[str]) -> list[RowBatch]:
     for name in _operations(sheet):
         seconds = _seconds(sheet, name)
         if name not in shapes:
-            skipped[f"operation {name!r} has no kind"] += int((~np.isnan(seconds)).sum())
+            skipped[f"operation {name!r} is not a known kind of kernel"] += int((~np.isnan(seconds)).sum())
             continue
         kind, dims = shapes[name]
-        drop = {"an activation without a gate has no kind": ~gated & (name == "mlp_act")}
+        drop = {"an activation without a gate is not a known kind of kernel": ~gated & (name == "mlp_act")}
         batches.append(_measured(kind, dims, seconds, "vidur sarathi", skipped, drop))
     return batches
 
@@ -134,7 +134,7 @@ def _attention(sheet: RawTable, skipped: Counter[str]) -> list[RowBatch]:
             written = {"m": seqs * new, "kv_heads": kv_heads, "head_dim": dim}
             batches.append(_measured("kv_write", written, seconds, source, skipped))
         else:
-            skipped[f"operation {name!r} has no kind"] += int((~np.isnan(seconds)).sum())
+            skipped[f"operation {name!r} is not a known kind of kernel"] += int((~np.isnan(seconds)).sum())
     return batches
 
 
@@ -146,9 +146,9 @@ def _collectives(sheet: RawTable, skipped: Counter[str]) -> list[RowBatch]:
     for name in _operations(sheet):
         seconds = _seconds(sheet, name)
         if name not in COLLECTIVES:
-            skipped[f"collective {name!r} has no kind"] += int((~np.isnan(seconds)).sum())
+            skipped[f"collective {name!r} is not a known kind of kernel"] += int((~np.isnan(seconds)).sum())
             continue
-        drop = {"": which != name, "ranks on several nodes, which a shape cannot say": far}
+        drop = {"": which != name, "ranks on several nodes, which a shape cannot express": far}
         batches.append(
             _measured(COLLECTIVES[name], {"bytes": size, "ranks": ranks}, seconds, "vidur nccl", skipped, drop)
         )

@@ -23,7 +23,7 @@ const shortened = (sentence) => {
 // What was wrong with a word, and what could be meant: changes to the plan by what a button says.
 function noteOf(error, name, value) {
   const known = isWord(name);
-  const text = known ? shortened(error.message) : `“${name}” is no word of a plan`;
+  const text = known ? shortened(error.message) : `“${name}” is not a key of a plan`;
   const instead = defaultOf(name);
   return {
     text: `${text}; ${known && instead !== null ? `${instead} is shown instead` : "it was left out"}.`,
