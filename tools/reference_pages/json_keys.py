@@ -130,7 +130,9 @@ def _key_table(owner: str, known: list[Field], structs: dict[str, type]) -> str:
             kind = re.sub(r"\b[A-Z]\w+\b", lambda name: link(name[0]), field.kind)
         unit = next((u for pattern, u in UNITS if re.search(pattern, field.name)), "")
         numeric = any(word in kind for word in PLAIN_KINDS) and "[" not in kind
-        rows.append([code(field.name), kind, unit if numeric else "", field.meaning])
+        rows.append(
+            [code(field.name), kind, unit if numeric else "", re.sub(r"\b([nN])ot set\b", r"\1ull", field.meaning)]
+        )
     return table(["key", "type", "unit", "meaning"], rows)
 
 
