@@ -6,6 +6,7 @@ import importlib
 import re
 import sys
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from types import ModuleType
 from typing import Any
 
@@ -125,3 +126,17 @@ def test_the_readme_says_what_the_pages_say(benchmarks: ModuleType) -> None:
     pairs = re.findall(r"\| (\d+) cases: ([\d,]+) quantities the same", compared)
     same = sum(int(number.replace(",", "")) for _, number in pairs)
     assert f"{same:,} quantities of {sum(int(count) for count, _ in pairs)} cases" in readme
+
+
+def test_every_file_of_measurements_is_described() -> None:
+    """Whose it is and how it was taken; and they stay small."""
+    folder = ROOT / "benchmarks" / "data"
+    patterns = re.findall(r"`([\w./*<>-]+)`", (folder / "README.md").read_text(encoding="utf-8"))
+    names = [re.sub(r"<\w+>", "*", pattern) for pattern in patterns if "." in pattern or pattern.endswith("/")]
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != "README.md"]
+    for path in files:
+        name = path.relative_to(folder).as_posix()
+        assert any(fnmatch(name, pattern) or (pattern[-1] == "/" and name.startswith(pattern)) for pattern in names), (
+            name
+        )
+    assert sum(path.stat().st_size for path in files) < 6e6
