@@ -8,6 +8,7 @@ comparison.to_pandas()
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import msgspec
@@ -85,6 +86,11 @@ class PartChange(NamedTuple):
         """Seconds more, or less."""
         return (self.after or 0.0) - (self.before or 0.0)
 
+    @property
+    def moved(self) -> bool:
+        """Whether it takes another time: rounding in the last digits is none."""
+        return abs(self.difference) > SAME * max(self.after or 0.0, self.before or 0.0)
+
 
 class Comparison(Result):
     """What changes from one result to another of its kind; it shows itself as results do."""
@@ -116,7 +122,7 @@ class Comparison(Result):
         elif self.metrics:
             parts.append(Paragraph("nothing is set otherwise", style="dim"))
         parts.append(self._metric_table())
-        moved = [part for part in self.parts if part.difference]
+        moved = [part for part in self.parts if part.moved]
         phases = dict.fromkeys(part.phase for part in moved)
         tables = (_moved_table(phase, [part for part in moved if part.phase == phase][:MOVED]) for phase in phases)
         return Page([*parts, *tables])
@@ -218,6 +224,8 @@ def _text(value: Any) -> str:
         return "–"
     if isinstance(value, bool):
         return "on" if value else "off"
+    if isinstance(value, tuple | list) and len(set(value)) < len(value):  # a number per layer: 2 × 640, 30 × 352
+        return ", ".join(f"{len(list(run))} × {_text(one)}" for one, run in groupby(value))
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
