@@ -1,7 +1,7 @@
 """Does the wheel alone work? Installs it into empty environments and runs what the pages show, word for word.
 
     make dist && python tools/check_wheel.py --python python3.11 --python python3.12 --python python3.13
-    python tools/check_wheel.py --pages all        # every page instead of README and tutorial
+    python tools/check_wheel.py --pages README.md,docs,CONTRIBUTING.md        # more pages than README and tutorial
 
 The files of the wheel must be those of src/inferometer that git knows. For each Python there are two environments: the
 wheel alone, where a documented command does what the page says or names the extra that it lacks; and the wheel with
@@ -29,6 +29,7 @@ from test_docs import Command, commands, examples  # noqa: E402
 
 from inferometer.cli.commands import COMMANDS  # noqa: E402
 
+PAGES = "README.md,docs/tutorial.md"
 EXTRAS = "plot,web,hub,cluster,parquet,notebook"  # all but `profile`: PyTorch is gigabytes
 LACKS = re.compile(r"pip install 'inferometer\[(\w+)\]'")
 NOT_OURS = ("pip", "setuptools", "_distutils_hack", "distutils-precedence")
@@ -78,7 +79,7 @@ def documented(pages: list[str], folder: Path) -> list[Command]:
             path = folder / title[1]
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(example.text, encoding="utf-8")
-    shown = [example for example in examples("console") if "all" in pages or example.page in pages]
+    shown = [example for example in examples("console") if example.page.startswith(tuple(pages))]
     return [command for example in shown for command in commands(example)]
 
 
@@ -112,9 +113,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", action="append", help="an interpreter; several times")
     parser.add_argument("--wheel", help="by default the newest in dist/")
-    parser.add_argument("--pages", default="README.md,tutorial.md", help="names of pages, or all")
+    parser.add_argument("--pages", default=PAGES, help="how their paths begin, separated by commas")
     options = parser.parse_args()
     os.environ.pop("PYTHONPATH", None)
+    shown = [example.page for example in examples("console")]
+    if unknown := [page for page in options.pages.split(",") if not any(name.startswith(page) for name in shown)]:
+        raise SystemExit(f"no page with commands begins with {unknown[0]!r}")
     wheels = sorted((ROOT / "dist").glob("*.whl"), key=lambda path: path.stat().st_mtime)
     wheel = Path(options.wheel).resolve() if options.wheel else next(reversed(wheels), None)
     if wheel is None:
