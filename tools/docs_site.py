@@ -15,7 +15,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
-OUTSIDE = ("CONTRIBUTING.md", "CHANGELOG.md")  # files of the root that are pages of the site
+OUTSIDE = ("CONTRIBUTING.md", "CHANGELOG.md", "notebooks/README.md")  # pages of the site outside of docs/
 FENCE = re.compile(r"^ *(```|~~~)")
 ITEM = re.compile(r"^ *([-*]|\d+\.) ")
 PRICE = re.compile(r"^\$ (?=per |an? |of |\d)")  # a line of output about dollars, which is no command behind a prompt
@@ -76,7 +76,7 @@ def _pages(entry: str) -> list[str]:
         return [entry] if entry in OUTSIDE or (ROOT / "docs" / entry).exists() else []
     folder = entry[:-2]
     if folder == "notebooks":
-        return [f"notebooks/{notebook.name}.md" for notebook in _notebooks()]
+        return ["notebooks/README.md", *(f"notebooks/{notebook.name}.md" for notebook in _notebooks())]
     names = sorted(path.name for path in (ROOT / "docs" / folder).glob("*.md"))
     linked: list[str] = []
     for index in (ROOT / "docs" / folder / "README.md", ROOT / "docs" / f"{folder}.md"):
@@ -87,8 +87,6 @@ def _pages(entry: str) -> list[str]:
 
 
 def _notebooks() -> list[Any]:
-    if not (ROOT / "tools" / "notebooks.py").exists():
-        return []
     sys.path.insert(0, str(ROOT / "tools"))
     from notebooks import pages
 
