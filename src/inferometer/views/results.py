@@ -95,7 +95,7 @@ def _chosen(result: Any, what: str, name: str, known: Mapping[str, Callable[...,
     if not known:
         raise BadValue(f"a {kind} has no {what}")
     if name and name not in known:
-        raise UnknownName(f"{what} of a {kind}", name, known)
+        raise UnknownName(f"{kind} {what}", name, known)
     return known[name or next(iter(known))]
 
 
