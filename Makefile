@@ -38,8 +38,6 @@ PYTHONS ?= python3.11 python3.12 python3.13
 
 release-check: export INFEROMETER_SLOW_TESTS = 1
 release-check: test dist
-	$(PIP) -e '.[notebook]'
-	$(RUN)/python tools/notebooks.py --check
 	$(RUN)/python tools/fuzz.py --seed $(SEED) --count $(INPUTS) --jobs 2 --counts out/fuzz.json --failures out/fuzz-failures.jsonl
 	$(RUN)/python tools/soak.py
 	$(RUN)/python tools/check_wheel.py $(addprefix --python ,$(PYTHONS))

@@ -5,7 +5,8 @@
 
 The files of the wheel must be those of src/inferometer that git knows. For each Python there are two environments: the
 wheel alone, where a documented command does what the page says or names the extra that it lacks; and the wheel with
-every extra but PyTorch's, where it does what the page says, and the web page answers.
+every extra but PyTorch's, where it does what the page says, the web page answers, and the notebooks show in a kernel
+what they are committed with.
 """
 
 from __future__ import annotations
@@ -105,6 +106,12 @@ def trial(python: str, wheel: Path, extras: str, pages: list[str]) -> Trial:
                 )
         if "web" in extras and (trouble := page_answers(own, folder)):
             failures.append(f"web: {trouble.strip().splitlines()[-1]}")
+        if "notebook" in extras:
+            ran = subprocess.run(
+                [own, ROOT / "tools" / "notebooks.py", "--check"], capture_output=True, text=True, check=False
+            )
+            if ran.returncode:
+                failures += [line for line in (ran.stdout or ran.stderr).splitlines() if "as committed" not in line]
         return Trial(failures, answered, lacking, size, seconds)
 
 
