@@ -5,6 +5,7 @@ VENV := .venv
 RUN := $(VENV)/bin
 READY := $(VENV)/.ready
 TESTS := $(VENV)/.tests-ready
+SITE := $(VENV)/.docs-ready
 CONSTRAINTS ?= -c constraints.txt  # `make test CONSTRAINTS=` takes the newest versions of everything
 # PyTorch is for the tests that measure layers and kernels, which skip without it (`TORCH=`). On Linux it is the build without
 # CUDA, where pip knows one; `TORCH_INDEX=URL` names an index that has it. `TORCH=torch` takes any: gigabytes with CUDA.
@@ -82,10 +83,10 @@ schema: $(TESTS)
 
 # The docs site, into build/site; a warning is an error. `make docs-serve` shows it while you write.
 docs docs-serve: export NO_MKDOCS_2_WARNING = 1
-docs: $(TESTS)
+docs: $(SITE)
 	$(RUN)/mkdocs build --strict
 
-docs-serve: $(TESTS)
+docs-serve: $(SITE)
 	$(RUN)/mkdocs serve
 
 # What the cells of the notebooks show, from a run in a kernel; `make test` compares it with a run without one.
@@ -105,6 +106,10 @@ $(TESTS): $(READY)
 	$(if $(strip $(TORCH)),$(PIP) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(strip $(TORCH)) transformers || \
 	  echo "pip has no $(strip $(TORCH)): tests that measure layers and kernels will skip (CONTRIBUTING.md, Set-up)")
 	touch $(TESTS)
+
+$(SITE): $(READY)
+	$(PIP) -e '.[docs]'
+	touch $(SITE)
 
 # The tests of the page need Chrome or Chromium: $CHROMIUM, or one that is installed.
 browser: $(TESTS)
