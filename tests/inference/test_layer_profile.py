@@ -64,7 +64,7 @@ def test_a_profile_of_layers_is_read_as_kernels(tmp_path: Path) -> None:
 def test_a_profile_without_a_usable_layer_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "odd.csv"
     path.write_text("hardware,model,layer_name,input,kv_cache,latency(ns)\nH200,tiny,softmax,4,0,5000\n")
-    with pytest.raises(BadFile, match=r"no layer that is a kernel of its own.*eager attention"):
+    with pytest.raises(BadFile, match=r"no layer that is a single kernel.*eager attention"):
         analyze("llama-3.1-8b", "h200", profile=str(path))
     path.write_text("hardware,model,layer_name,input,latency(ns)\nH200,tiny,softmax,4,5000\n")
     with pytest.raises(BadFile, match="lacks the column 'kv_cache'"):

@@ -226,9 +226,9 @@ def test_files_inherit_rules_but_their_own_figures_stand(tmp_path: Path) -> None
     assert engine(str(own), "h200", tensor_parallel_size=4).max_num_seqs == 8
     for rule, sentence in (
         ("set = {max_sequences = 1}", "which is not an engine setting"),
-        ('set = {max_num_seqs = "2 * tensors"}', "is no formula"),
-        ('set = {max_num_seqs = "2 *"}', "is no formula"),
-        ('set = {max_num_seqs = "__import__(1)"}', "is no formula"),
+        ('set = {max_num_seqs = "2 * tensors"}', "is not a formula"),
+        ('set = {max_num_seqs = "2 *"}', "is not a formula"),
+        ('set = {max_num_seqs = "__import__(1)"}', "is not a formula"),
         ("set = {max_num_seqs = 1}\nmemory = 3", r"`when\[\d+\]\.memory` is not known; did you mean memory_below"),
     ):
         own.write_text(f'like = "vllm"\n[[when]]\n{rule}\n', encoding="utf-8")

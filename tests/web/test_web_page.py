@@ -135,7 +135,7 @@ def test_every_control_has_a_label_and_the_commands_help(opened: Opened, run: Ca
 def test_figures_of_a_gpu_can_be_changed_and_taken_back(opened: Opened) -> None:
     page = opened()
     first = figure(page, "tpot_ms")
-    page.click("summary:has-text('Figures of this GPU')")
+    page.click("summary:has-text('Specifications of this GPU')")
     page.fill("#f-memory_bandwidth", "6.7")
     page.press("#f-memory_bandwidth", "Enter")
     faster = changed(page, "tpot_ms", first)

@@ -39,7 +39,7 @@ def test_plans_that_lost_look_lost_and_two_searches_are_compared(opened: Opened)
     winner, lost = answer["plans"][0], [plan for plan in answer["plans"] if plan["verdict"] == "beaten"]
     assert lost and winner["label"] in page.inner_text(".winner h3")
     assert f"{answer['margin']['runner_up']:.1%} ahead of the next" in page.inner_text(".winner .lead")
-    assert f"{answer['seconds']['total']:.3g} s in all" in page.inner_text(
+    assert f"{answer['seconds']['total']:.3g} s in total" in page.inner_text(
         ".view-search > div:last-child > .note:last-child"
     )
     # those that lost: bounds, the limit that they miss, and a place of their own
@@ -81,7 +81,7 @@ def test_plans_that_lost_look_lost_and_two_searches_are_compared(opened: Opened)
 
 def test_a_result_that_is_gone_can_be_run_again_and_the_tab_is_never_empty(opened: Opened) -> None:
     page = opened(f"{QUERY}&search_mode=aggregated&search_job={'0' * 32}")
-    page.wait_for_selector("text=no longer kept")
+    page.wait_for_selector("text=no longer keeps this result")
     assert [error for error in opened.errors if "404" not in error] == []
     opened.errors.clear()
     page.click("text=Run it again")

@@ -61,12 +61,12 @@ def test_an_example_is_played_and_a_trace_stays_over_a_reload(opened: Opened, tm
     path = tmp_path / "trace.csv"
     path.write_text(TRACE)
     page.set_input_files("#sim-trace-file", path)
-    page.wait_for_selector("text=trace.csv: its own lengths")
+    page.wait_for_selector("text=trace.csv: lengths and arrivals")
     page.click(".view-simulate .ask .go")
     wait_for_first(page, "20 requests in")
     page.wait_for_url(re.compile("sim_job="))
     page.wait_for_selector("#chart-cdf-ttft_ms .js-line", state="attached")
-    assert page.inner_text("#chart-cdf-ttft_ms .note") == "goal 500 ms: 100% keep it"
+    assert page.inner_text("#chart-cdf-ttft_ms .note") == "goal 500 ms: 100% meet it"
     assert page.text_content("#chart-cdf-ttft_ms .annotation-text") == "goal 500 ms →"  # far beyond the data
     first, asked = page.inner_text(FIRST), sum(url.endswith("/api/simulate") for url in opened.asked)
     page.reload()
@@ -93,7 +93,7 @@ def test_replicas_apart_a_lost_result_and_a_long_run_that_is_cancelled(opened: O
     traffic = "sim_request_rate=40&sim_num_prompts=150000&sim_prefill_replicas=1&sim_decode_replicas=2"
     page = opened(f"?tab=simulate&sim_job=00&{traffic}")
     wait_for_first(page, "200 requests in")
-    assert "no longer keeps the simulation" in page.inner_text(".about")
+    assert "no longer keeps this simulation" in page.inner_text(".about")
     assert "Simulate runs all 150,000" in page.inner_text(".about")
     opened.errors[:] = [error for error in opened.errors if "404" not in error]
     everyone = counts(page)

@@ -87,7 +87,7 @@ async def check_serves(server: BenchTarget) -> None:
             answer = await get(server_root(server.base_url) + "/v1/models", server.headers)
         served = [str(m["id"]) for m in msgspec.json.decode(answer.body)["data"]]
     except (Broken, TimeoutError) as error:
-        raise BadValue(f"no server answers at {server.base_url}: {error or 'no answer in time'}") from None
+        raise BadValue(f"no server answers at {server.base_url}: {error or 'no response in time'}") from None
     except (Refused, msgspec.DecodeError, LookupError, TypeError):
         return  # a server without a list of models may still serve
     if served and server.model not in served:

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 COLUMNS = ("hardware", "model", "layer_name", "input", "kv_cache", "latency(ns)")
 NORMS = ("input_layernorm", "post_layernorm", "post_attention_layernorm", "final_layernorm")
 NO_KIND = {
-    "act_fn": "an activation without its gate has no kind",
+    "act_fn": "an activation without its gate is not a known kind of kernel",
     **dict.fromkeys(("expert.w1", "expert.w2", "expert.w3"), "an expert's share of the tokens is not in the file"),
-    **dict.fromkeys(("qk_matmul", "softmax", "sv_matmul"), "a part of eager attention has no kind"),
+    **dict.fromkeys(("qk_matmul", "softmax", "sv_matmul"), "a part of eager attention is not a known kind of kernel"),
 }
 
 
@@ -84,7 +84,7 @@ def layer_reader(analyzed: Callable[[], ModelShapes]) -> Callable[[TableChunk], 
         rows = [row for kernel in kernels for row in _measured(kernel, seconds)]
         if not rows:
             reasons = "; ".join(f"{plural(count, 'row')}: {reason}" for reason, count in skipped.most_common(3))
-            raise BadFile(f"{sheet.path} has no layer that is a kernel of its own ({reasons or 'no rows'})")
+            raise BadFile(f"{sheet.path} has no layer that is a single kernel ({reasons or 'no rows'})")
         return rows
 
     return read
@@ -135,7 +135,7 @@ def _shape(model: ModelShapes, layer: str) -> tuple[str, dict[str, Any]]:
     product = model.products.get("router" if layer == "gate" else layer)
     if product:
         return "linear", {"n": product[0], "k": product[1]}
-    return NO_KIND.get(layer, f"layer {layer!r} has no kind"), {}
+    return NO_KIND.get(layer, f"layer {layer!r} is not a known kind of kernel"), {}
 
 
 def _attention(

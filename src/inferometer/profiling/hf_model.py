@@ -205,7 +205,7 @@ def _stack(torch: Any, model: Any, check: Checkpoint, layers: int) -> Any:
     for path, module in model.named_modules():  # from the outside in: the first list of that length is the decoder's
         if isinstance(module, torch.nn.ModuleList) and len(module) == layers and "vis" not in path:
             return module
-    raise BadValue(f"{type(model).__name__} of {check.name} has no list of {layers} layers to tell apart")
+    raise BadValue(f"{type(model).__name__} of {check.name} has no list of {layers} layers to time separately")
 
 
 def build(check: Checkpoint, layers: int, device: str) -> Built:

@@ -88,7 +88,7 @@ class Outcome(ComparableResult, msgspec.Struct, kw_only=True, eq=False, dict=Tru
         """What the run amounts to, under the keys of ``vllm bench serve``: ``outcome.summary()["p99_ttft_ms"]``"""
         summarize = self.remembered("summarize")
         if summarize is None:
-            raise BadValue("this outcome says nothing of its plan: `summary` is of one that `simulate` returned")
+            raise BadValue("this outcome has no plan: `summary` needs an outcome that `simulate` returned")
         summary: dict[str, Any] = summarize(self)
         return summary
 

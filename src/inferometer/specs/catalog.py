@@ -294,7 +294,7 @@ def plain_dtype(text: str, what: str = "dtype", allowed: tuple[str, ...] = UNQUA
     dtype = _SYNONYMS.get(key, key)
     if dtype not in allowed:
         field = what if what.isidentifier() else ""
-        raise UnknownName(what, text, allowed, "(quantisations of weights are set with -q)", field=field)
+        raise UnknownName(what, text, allowed, "(weight formats are set with -q)", field=field)
     return dtype
 
 

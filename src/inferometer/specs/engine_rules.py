@@ -139,7 +139,7 @@ def check_rules(engine: Engine, where: str) -> Engine:
                 try:
                     _value(engine, name, value, {}, RuleFacts(memory=1e11))
                 except (ArithmeticError, TypeError, ValueError) as error:
-                    raise BadFile(f"{where}: {name} = {value!r} is no formula: {error}") from None
+                    raise BadFile(f"{where}: {name} = {value!r} is not a formula: {error}") from None
     return engine
 
 

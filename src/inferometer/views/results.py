@@ -117,7 +117,7 @@ def explain(report: Report, operator: str, phase: str = "all") -> ExplainedOpera
 
     request = report.remembered("request")
     if request is None:
-        raise BadValue("`explain` is of a report that `analyze` returned: one that was copied has no model with it")
+        raise BadValue("`explain` needs a report that `analyze` returned: a copy has no model")
     if phase not in PHASES:
         raise UnknownName("`phase`", phase, PHASES)
     return ExplainedOperator(explanations(request, operator, phase))
@@ -184,7 +184,7 @@ def _structure(report: Report, phase: str = "") -> Any:
 
     request = report.remembered("request")
     if request is None:
-        raise BadValue("`structure` is drawn of a report that `analyze` returned: a copy has no model with it")
+        raise BadValue("`structure` needs a report that `analyze` returned: a copy has no model")
     return structure(report, with_adapters(report, request.model), _phase(report, phase)).figure()
 
 
@@ -207,7 +207,7 @@ def _curves(table: Sweep, x: str = "", y: str = "") -> Any:
 
     axes = number_axes(table)
     if not axes:
-        raise BadValue("curves need an axis of numbers with several values: try the picture `front`")
+        raise BadValue("curves need a numeric axis with several values: try the picture `front`")
     if x and x not in axes:
         raise UnknownName("axis with several numbers", x, axes)
     if y and y not in METRICS:
@@ -234,7 +234,7 @@ def _plans(result: Search) -> Table:
     from ..search.explanation import plan_rows
 
     if result.remembered("rejected") is None:
-        raise BadValue("all plans are with a result that `search` returned: a copy has those of the table `simulated`")
+        raise BadValue("all plans need a result that `search` returned: a copy has only the table `simulated`")
     return plan_rows(result.remembered("table"), result.remembered("rejected"))
 
 
@@ -257,7 +257,7 @@ def _pareto(result: Search) -> Any:
 
     table = result.remembered("table")
     if table is None:
-        raise BadValue("the front is drawn of a result that `search` returned and in which some plan can be started")
+        raise BadValue("the front needs a result that `search` returned, with at least one legal plan")
     return pareto(result, table)
 
 
@@ -266,7 +266,7 @@ def _day(result: Search) -> Any:
     from .text.search import header
 
     if result.day is None:
-        raise BadValue("`day` is of a search with a `trace` whose load varies, or with `autoscale`")
+        raise BadValue("`day` needs a search with a `trace` whose load varies, or with `autoscale`")
     return day_figure(result.day, result.goodput_share, header(result))
 
 
@@ -367,7 +367,7 @@ def _sensitivity_picture(name: str) -> Callable[[Sensitivity], Any]:
 
         field, picture = PICTURES[name]
         if not getattr(report, field):
-            raise BadValue(f"there is nothing for the picture {name}: `sensitivity` was not asked for `{field}`")
+            raise BadValue(f"there is nothing for the picture {name}: `sensitivity` ran without `{field}`")
         return picture(report)
 
     return draw

@@ -19,9 +19,7 @@ def read(sheet: RawTable) -> ImportedTable:
     """Every layer that is a kernel of its own."""
     hardware = sorted(set(texts(sheet, "hardware")))
     if len(hardware) > 1:
-        raise Unusable(
-            f"{sheet.path} has rows of several devices: {', '.join(hardware[:8])}; one file is of one device"
-        )
+        raise Unusable(f"{sheet.path} has rows of several devices: {', '.join(hardware[:8])}; a file covers one device")
     seconds = sheet.numbers("latency(ns)") * 1e-9
     kernels, skipped = layer_kernels(sheet)
     batches = [

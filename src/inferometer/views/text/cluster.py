@@ -105,7 +105,7 @@ def _traffic(placed: Placement, phase: str) -> TextTable | Paragraph:
         Column("ranks"),
         Column("calls", priority=3),
     ]
-    columns += [Column("over", "<"), Column("bytes"), Column("time"), Column("share"), Column("reached", priority=2)]
+    columns += [Column("over", "<"), Column("bytes"), Column("time"), Column("share"), Column("achieved", priority=2)]
     table = TextTable(columns, title, elsewhere="--json")
     for stage in placed.stages:
         groups: dict[tuple[str, str, int], list[Flow]] = {}

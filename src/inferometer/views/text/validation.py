@@ -66,7 +66,7 @@ def error_table(errors: dict[str, ErrorStatistics]) -> TextTable:
             Column("", "<", name="latency"),
             Column("measured"),
             Column("predicted"),
-            Column("mean's error", priority=1),
+            Column("error of mean", priority=1),
             Column("mean error", style="bold"),
             Column("median", priority=3, name="median error"),
             Column("worst", priority=2, name="worst error"),

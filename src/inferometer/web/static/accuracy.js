@@ -26,23 +26,23 @@ const FIRST = ["Scoreboard", "Summary", "Serving", "Ranking of layouts"]; // wha
 const LONG = 60; // characters of a cell from which on a table's text is wrapped
 const FEWEST = 5; // points of a chart; the tables have all of them
 const TITLES = {
-  scoreboard: "inferometer and AIConfigurator on the very same measured servers",
+  scoreboard: "inferometer and AIConfigurator on the same measured servers",
   "scoreboard-left-out": "The same, with the host's times chosen without that model: one server in eight",
   "scoreboard-parts": "By model, GPU and engine: median / mean error",
-  published: "What other tools publish, on servers of their own",
+  published: "What other tools publish, on their own servers",
   "steps-kinds": "Engine steps on one H200: mean / median error, bias (steps), by how they were judged",
   "summary-servers": "Servers: mean / median error over the runs, bias",
   "summary-others": "Everything else",
   "steps-shared": "Steps that the engine's figures were chosen with: mean error, bias, steps",
   "steps-left-out": "The same, with figures chosen without that model",
-  "steps-own": "Our own measurements, which chose no kernel's figures",
+  "steps-own": "Our own measurements, not used to fit kernels",
   "steps-more": "More of our own measurements, on other machines",
   memory: "Memory of a GPU: measured beside predicted",
   "left-out": "A GPU predicted from the kernels of other GPUs alone",
-  ranking: "Is the best layout picked? Groups of layouts that were measured, and what a wrong pick costs (regret)",
+  ranking: "Is the best layout picked? Groups of measured layouts, and what a wrong pick costs (regret)",
   "serving-disaggregated-2": "The disaggregated runs, by what they have in common",
   hosts: "TTFT that waits for launches: as shipped, and with the host's times fitted without that model",
-  "kernels-own": "Shapes that the fit has not seen, error in %",
+  "kernels-own": "Shapes held out of the fit, error in %",
   kernels: "Public kernel tables, error in %",
   collectives: "Collectives, error in %: median / p90",
 };
@@ -94,7 +94,7 @@ export const accuracyView = {
   folds: true,
   mount(host) {
     let data = null;
-    const said = h("div", { class: "sentences" }, h("p", { class: "note" }, "Reading the shipped figures …"));
+    const said = h("div", { class: "sentences" }, h("p", { class: "note" }, "Loading …"));
     const bar = h("div", { class: "bar-of-view" });
     const legend = h("ul", { class: "legend" });
     const place = h("div", { class: "two" });
@@ -176,7 +176,7 @@ export const accuracyView = {
         points,
         {
           note:
-            `${points.length} points: median error ${percent(median(errors))}, nine in ten below ` +
+            `${points.length} points: median error ${percent(median(errors))}, 90% below ` +
             `${percent(ninth(errors))}; dotted: 10% off`,
         },
       );
@@ -208,7 +208,7 @@ export const accuracyView = {
         h(
           "p",
           { class: "note" },
-          "As shipped with this version. Which measurements a figure was chosen with, and which were left out of it: ",
+          "As shipped with this version. Which measurements were used to fit, and which were held out:  ",
           h("code", {}, data.page ?? "docs/accuracy.md"),
         ),
       );

@@ -41,7 +41,7 @@ async function answer(path, options) {
   try {
     data = text ? JSON.parse(text) : null;
   } catch {
-    throw new Refused(`the server's answer is no JSON (status ${reply.status})`);
+    throw new Refused(`the server's response is not JSON (status ${reply.status})`);
   }
   if (reply.ok) return data;
   throw new Refused(data?.error ?? `status ${reply.status}`, data?.control, reply.status, data ?? {});

@@ -63,7 +63,7 @@ export function loadCharts() {
     const inside = find("plotly");
     const failed = () => {
       loading = null; // the next chart tries again
-      fail(new Error("the library that draws charts could not be loaded"));
+      fail(new Error("the chart library could not be loaded"));
     };
     const script = h("script", { onload: done, onerror: failed });
     if (inside) script.textContent = inside.textContent;

@@ -47,7 +47,7 @@ function title(cluster) {
   const all = cluster.nodes * cluster.gpus_per_node;
   const idle =
     all > cluster.num_gpus
-      ? [`${(all - cluster.num_gpus).toLocaleString("en")} more on the node${cluster.nodes > 1 ? "s" : ""} not used`]
+      ? [`${(all - cluster.num_gpus).toLocaleString("en")} unused on the node${cluster.nodes > 1 ? "s" : ""}`]
       : [];
   return [`${cluster.num_gpus.toLocaleString("en")} × ${cluster.label}`, ...sizes, ...idle].join(" · ");
 }
@@ -115,7 +115,7 @@ function legend(host, hint) {
     host,
     PARTS.map(([, word, color]) => entry(p[color], word)),
     entry(p.grid, "free"),
-    entry(p.green, "link in use: the stronger, the longer"),
+    entry(p.green, "link in use: darker means longer"),
     h("li", {}, hint),
   );
 }
@@ -193,7 +193,7 @@ export const clusterView = {
         way,
         one && [
           go(null, `← all ${all.length} ${word}s`, "back to the whole cluster"),
-          one.index > 0 && go(String(one.index - 1), `‹ ${word} ${one.index - 1}`, "the one before"),
+          one.index > 0 && go(String(one.index - 1), `‹ ${word} ${one.index - 1}`, "previous"),
           one.index < all.length - 1 && go(String(one.index + 1), `${word} ${one.index + 1} ›`, "the next one"),
         ],
       );
@@ -214,7 +214,7 @@ export const clusterView = {
       if (nothing) {
         openSide(false);
         way.hidden = true;
-        return show(wrong, h("b", {}, "This layout cannot be placed: "), data.reason);
+        return show(wrong, h("b", {}, "This layout is not possible:  "), data.reason);
       }
       const phase = data.phases[phaseOf()] ? phaseOf() : Object.keys(data.phases)[0];
       const chosen = state.view.cluster_pick ?? null;
@@ -242,9 +242,9 @@ export const clusterView = {
       const flows = flowRows(data, phase);
       second.box.parentElement.hidden = !flows.length;
       second.draw(bars(flows, { wide, several: data.stages.length > 1, link: linkName }), {
-        title: flows.length ? `What a GPU sends in the ${phase}` : `No GPU sends anything in the ${phase}`,
+        title: flows.length ? `What a GPU sends during ${phase}` : `No GPU sends anything during ${phase}`,
         note: flows.length
-          ? "time of each operator over its link, bytes of one GPU, and the bandwidth that it reaches"
+          ? "per operator: time on its link, bytes per GPU, and achieved bandwidth"
           : "",
       });
     }

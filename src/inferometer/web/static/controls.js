@@ -148,7 +148,7 @@ export function controlOf(control, { entries, picked } = {}) {
     {
       type: "button",
       class: "back",
-      title: `Back to ${defaultText(control)}`,
+      title: `Reset to: ${defaultText(control)}`,
       "aria-label": `${control.label}: back to its default`,
       onclick: () => setPlan({ [control.name]: null }),
     },

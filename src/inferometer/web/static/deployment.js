@@ -4,7 +4,7 @@ import { digits, figure, milliseconds, money, percent } from "./format.js";
 import { setPlan } from "./state.js";
 
 const ENGINES = { vllm: "vLLM", sglang: "SGLang", trtllm: "TensorRT-LLM", bench: "Measure it" };
-const OUTCOMES = { wins: "best", ties: "as good as the best", holds: "keeps the limits", beaten: "beaten" };
+const OUTCOMES = { wins: "best", ties: "tied with the best", holds: "meets the limits", beaten: "beaten" };
 const SIGNS = { below: ["<", ">"], "at least": ["≥", "≤"] }; // of a rate that is not the highest, and of its cost
 
 // One server of a deployment (or of a point of the front) as the plan on the left; of two pools the one that answers.
@@ -102,7 +102,7 @@ export function card(deployment, answer, { launch }) {
           h("span", { class: "star", "aria-hidden": "true" }, "★ "),
           `${deployment.label} on ${deployment.gpu}`,
         ),
-        lead > 0 && h("p", { class: "lead" }, `${percent(lead)} ahead of the next plan that keeps the limits${tie}`),
+        lead > 0 && h("p", { class: "lead" }, `${percent(lead)} ahead of the next plan that meets the limits${tie}`),
       ),
       h("button", { type: "button", class: "go", onclick: () => open(deployment) }, "Open this plan"),
       h("button", { type: "button", onclick: () => launch(deployment) }, "How to start it"),

@@ -5,11 +5,11 @@ import { domainWord, linkName, opName, PARTS, partners, position, span, traffic 
 import { palette } from "./theme.js";
 
 const TOPOLOGIES = {
-  switch: "a switch: any two GPUs have all of it",
-  mesh: "a mesh: each pair has one of a GPU's links",
-  torus: "a torus: neighbours have links, others pass messages on",
+  switch: "a switch: any two GPUs get the full bandwidth",
+  mesh: "a mesh: each pair shares one link",
+  torus: "a torus: neighbours are linked, others relay messages",
   bridge: "a bridge between two cards",
-  host: "through the host's memory: the cards cannot reach each other's",
+  host: "through host memory: the cards cannot access each other",
 };
 
 const pair = (word, value) => value && h("div", {}, h("dt", {}, word), h("dd", {}, value));
@@ -103,12 +103,12 @@ function gpuDetail(cluster, before, rank, phase) {
       table("Memory", old && ["", "bytes", "pinned"], memoryRows(stage, old)),
       sends.map(([link, load, flows]) =>
         table(
-          `Sends over ${linkName(link.name)} in the ${phase}: ${percent(load.share)} of its time`,
+          `Sends over ${linkName(link.name)} during ${phase}: ${percent(load.share)} of its time`,
           heads,
           flowRows(load.flows, flows, (flow) => ` with ${partners(cluster, rank, flow)}`),
         ),
       ),
-      !sends.length && h("p", { class: "note" }, `It sends nothing in the ${phase}.`),
+      !sends.length && h("p", { class: "note" }, `It sends nothing during ${phase}.`),
     ],
   };
 }
@@ -139,7 +139,7 @@ function linkDetail(cluster, before, name, domain, phase) {
       link.note && h("p", { class: "note" }, link.note),
       busy.map((load) =>
         table(
-          cluster.stages.length > 1 ? `A GPU of stage ${load.stage}, ${phase}` : `A GPU in the ${phase}`,
+          cluster.stages.length > 1 ? `A GPU of stage ${load.stage}, ${phase}` : `A GPU during ${phase}`,
           heads,
           flowRows(
             load.flows,
@@ -150,7 +150,7 @@ function linkDetail(cluster, before, name, domain, phase) {
           ),
         ),
       ),
-      !busy.length && h("p", { class: "note" }, `Nothing travels here in the ${phase}.`),
+      !busy.length && h("p", { class: "note" }, `Nothing is sent here during ${phase}.`),
     ],
   };
 }

@@ -43,7 +43,7 @@ export async function copy(text, what) {
     await navigator.clipboard.writeText(text);
     say(`${what} copied`);
   } catch {
-    say(`the browser does not let pages copy here: ${text}`);
+    say(`the browser does not allow copying here: ${text}`);
   }
 }
 

@@ -33,7 +33,7 @@ function ofThisPlan(engines) {
       "p",
       {},
       h("b", {}, name),
-      ": no server like that was measured; the nearest ones below say what to expect.",
+      ": no such server was measured; see the nearest ones below.",
     );
   return h(
     "p",

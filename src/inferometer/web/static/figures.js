@@ -32,7 +32,7 @@ function change(key, value) {
 
 export function figuresEditor() {
   const rows = h("div", { class: "figures" });
-  const title = h("summary", {}, "Figures of this GPU");
+  const title = h("summary", {}, "Specifications of this GPU");
   const element = h("details", { class: "inner" }, title, rows);
   let drawn = "";
   return {

@@ -56,6 +56,6 @@ export function bars(rows, { wide, several, link }) {
     "svg",
     { width: wide, height: Math.max(high, 8), viewBox: `0 0 ${wide} ${Math.max(high, 8)}`, class: "fits" },
     shown.map(line),
-    sorted.length > SHOWN && text(0, high - 6, `${sorted.length - SHOWN} more take less; the table has all`),
+    sorted.length > SHOWN && text(0, high - 6, `${sorted.length - SHOWN} smaller ones not drawn; the table has all`),
   );
 }

@@ -55,7 +55,7 @@ export function framed(host, box, { name, title, note = "", rows, picture, comma
       { type: "button", title: help, "aria-label": `${text}: ${help} (${name})`, disabled: true, onclick: act },
       text,
     );
-  const toggle = button("Table", "the figures as a table", () => {
+  const toggle = button("Table", "as a table", () => {
     const shown = place.hidden;
     toggle.setAttribute("aria-pressed", String(shown));
     [place.hidden, box.hidden] = [!shown, shown];
@@ -65,12 +65,12 @@ export function framed(host, box, { name, title, note = "", rows, picture, comma
   const fill = () => !place.hidden && show(place, tableOf(rows(), heading.textContent));
   const offers = [
     toggle,
-    button("CSV", "the data as a file", () =>
+    button("CSV", "download the data", () =>
       save(fileName(name, "csv", { command: command(), ofPlan }), csv(withPlan(rows(), command())), "text/csv"),
     ),
-    button("SVG", "the picture as a file", () => saveAs("svg").catch((error) => say(error.message))),
-    button("PNG", "the picture as a file", () => saveAs("png").catch((error) => say(error.message))),
-    button("CLI", "copy the command that makes it", () => copy(plotting(command()), "command")),
+    button("SVG", "download the picture", () => saveAs("svg").catch((error) => say(error.message))),
+    button("PNG", "download the picture", () => saveAs("png").catch((error) => say(error.message))),
+    button("CLI", "copy the command", () => copy(plotting(command()), "command")),
   ];
   const element = h(
     "figure",
@@ -79,7 +79,7 @@ export function framed(host, box, { name, title, note = "", rows, picture, comma
       "figcaption",
       {},
       h("div", {}, heading, caption),
-      h("div", { class: "offers", role: "group", "aria-label": `Take ${name} along` }, offers),
+      h("div", { class: "offers", role: "group", "aria-label": `Export ${name}` }, offers),
     ),
     box,
     place,

@@ -141,7 +141,7 @@ export function gantt(onseek) {
       const requests = all.filter((_, k) => k % every === 0);
       const high = Math.min(ROW.most, room / Math.max(requests.length, 1));
       const part = every > 1 ? `one in ${every} of ` : "";
-      const note = `${part}${digits(all.length, 7)} requests in order of arrival, one a row; click to go to a time`;
+      const note = `${part}${digits(all.length, 7)} requests in order of arrival, one per row; click to jump to a time`;
       drawn = { data, replica, span, all, requests, high, note };
       caption.textContent = note;
       if (box.clientWidth) paint();

@@ -68,10 +68,10 @@ function legendOf(ops) {
     return [
       item(p.accent, "faster than pinned"),
       item(p.alert, "slower, or new (dashed)"),
-      h("li", {}, "stronger: more seconds"),
+      h("li", {}, "darker: more seconds"),
     ];
   const bounds = [...new Set(ops.filter((op) => op.seconds > 0).map((op) => op.bound))];
-  return [bounds.map((b) => item(boundColor(b), boundWords(b))), h("li", {}, "stronger and taller: more of the time")];
+  return [bounds.map((b) => item(boundColor(b), boundWords(b))), h("li", {}, "darker and taller: more of the time")];
 }
 
 function chips(phase, whole, from) {
@@ -132,7 +132,7 @@ function tools(graph, beside) {
     ),
     kinds &&
       !graph.blocks.some((b) => b.name === state.view.block) &&
-      switched("beside", "Side by side", "Kinds of layers beside each other", beside, (on) =>
+      switched("beside", "Side by side", "Kinds of layers side by side", beside, (on) =>
         setView({ graph_beside: on ? "on" : "off" }),
       ),
   ];

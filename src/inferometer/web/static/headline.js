@@ -29,7 +29,7 @@ function delta(now, before, { text, less }) {
 function below({ key, text, light, basis }) {
   const { infeasibility, roofline } = state.report;
   const bound = light ? light(state.report) : roofline[key];
-  const title = "The same plan at the speed of light: every kernel at its roofline";
+  const title = "Lower bound: the same plan with every kernel at its roofline";
   if (infeasibility) return h("span", { class: "light" }, WHEN[infeasibility.kind]);
   if (basis) return h("span", { class: "light" }, basis(state.report));
   return h("span", bound ? { class: "light", title } : { class: "light" }, bound ? `roofline ${text(bound)}` : "");
@@ -101,7 +101,7 @@ function pinRow() {
       ? changed.map((d) =>
           h("span", { class: "word" }, `${labelOf(d.name)} `, h("s", {}, d.before), ` → `, h("b", {}, d.now)),
         )
-      : h("span", { class: "word" }, "the same plan: change something"),
+      : h("span", { class: "word" }, "the same plan: change a setting to compare"),
     h(
       "button",
       {
@@ -127,13 +127,13 @@ function problem() {
     h(
       "button",
       { type: "button", class: "retreat", onclick: () => replacePlan(state.worked) },
-      "Back to the last plan that works",
+      "Back to the last feasible plan",
     );
   if (state.refused)
     return h(
       "div",
       { class: "problem", role: "alert", id: "refused" },
-      h("b", {}, "Not a plan: "),
+      h("b", {}, "Invalid plan:  "),
       advice(state.refused.message),
       meant(state.refused.suggestions.map((one) => ({ text: one, changes: { [state.refused.control]: one } }))),
       remedyButtons(state.refused.remedies),
@@ -143,7 +143,7 @@ function problem() {
   return h(
     "div",
     { class: "problem", role: "alert", id: "infeasible" },
-    h("b", {}, "Does not work: "),
+    h("b", {}, "Infeasible:  "),
     given || !infeasibility.remedies.length ? reason : infeasibility.problem,
     remedyButtons(infeasibility.remedies),
     back,
@@ -163,7 +163,7 @@ function folded(report) {
   const figures = tilesOf(report)
     .filter(({ main }) => main)
     .map(({ key, label, text }) => `${label} ${text(report.metrics[key])}`);
-  const says = report.feasible ? `this plan: ${figures.join(" · ")}` : "this plan does not work";
+  const says = report.feasible ? `this plan: ${figures.join(" · ")}` : "this plan is infeasible";
   return h("span", { class: "folded" }, says);
 }
 

@@ -9,7 +9,7 @@ const TOKENS = [
   {
     key: "ttft_ms",
     label: "TTFT",
-    help: "Time to first token: one prefill of the whole batch",
+    help: "Time to first token: prefill of the whole batch",
     error: "ttft",
     text: milliseconds,
     less: true,
@@ -27,12 +27,12 @@ const TOKENS = [
   {
     key: "e2el_ms",
     label: "End to end",
-    help: "From the request to its last token",
+    help: "From the request to the last token",
     error: "e2el",
     text: milliseconds,
     less: true,
   },
-  { key: "output_throughput", label: "Output tokens/s", help: "Of all sequences together", text: figure },
+  { key: "output_throughput", label: "Output tokens/s", help: "All sequences together", text: figure },
   {
     key: "output_throughput_per_gpu",
     label: "Tokens/s per GPU",
@@ -43,14 +43,14 @@ const TOKENS = [
   {
     key: "cost_per_million_output_tokens",
     label: "$ per M tokens",
-    help: "Price of the GPUs for a million output tokens",
+    help: "GPU cost per million output tokens",
     text: money,
     less: true,
   },
   {
     key: "joules_per_output_token",
     label: "J per token",
-    help: "At the watts of what the GPUs do: rest, kernels, memory, FLOPs",
+    help: "Energy from the power of idle GPUs, kernels, memory traffic and FLOPs",
     text: figure,
     less: true,
     basis: watts,
@@ -61,7 +61,7 @@ const IMAGES = [
   {
     key: "image_latency_ms",
     label: "Image latency",
-    help: "All denoising steps of a batch of images, which are ready at once",
+    help: "All denoising steps of a batch of images, which finish together",
     text: milliseconds,
     less: true,
     main: true,
@@ -72,14 +72,14 @@ const IMAGES = [
   {
     key: "cost_per_thousand_images",
     label: "$ per 1,000 images",
-    help: "Price of the GPUs for a thousand images",
+    help: "GPU cost per 1,000 images",
     text: money,
     less: true,
   },
   {
     key: "joules_per_image",
     label: "J per image",
-    help: "At the watts of what the GPUs do: rest, kernels, memory, FLOPs",
+    help: "Energy from the power of idle GPUs, kernels, memory traffic and FLOPs",
     text: figure,
     less: true,
     basis: watts,

@@ -97,7 +97,7 @@ function waterfall(one, phase) {
     {
       barmode: "overlay",
       xaxis: {
-        title: `${unit} since the ${phaseWord(phase)} began`,
+        title: `${unit} since the start of ${phaseWord(phase)}`,
         range: [0, most * (one.box.clientWidth < 560 ? 1.45 : 1.1)],
       },
       hovermode: "closest",
@@ -150,7 +150,7 @@ function summary(ops) {
   const part = (op) => `${opWord(op)} ${percent(op.share)} (${seconds(op.seconds)})`;
   return (
     `largest: ${[first, second].filter(Boolean).map(part).join(", ")} · ` +
-    "operators in their order, all layers of a kind together; click one to see its formulas"
+    "operators in order, all layers of a kind together; click one to see its formulas"
   );
 }
 

@@ -121,7 +121,7 @@ function gpu(cluster, rank, level, { x, y, w, h }, { chosen, phase, zooms }) {
 const memoryLines = ({ memory: m }) => [
   ...PARTS.map(([key, word]) => `${word} ${bytes(m[`${key}_bytes`])}`),
   m.total_bytes > m.usable_bytes
-    ? `${bytes(m.total_bytes - m.usable_bytes)} more than usable`
+    ? `${bytes(m.total_bytes - m.usable_bytes)} over the usable memory`
     : `free ${bytes(m.usable_bytes - m.total_bytes)} of usable`,
 ];
 
@@ -265,7 +265,7 @@ function network(cluster, rails, { wide, y }, { chosen, phase }) {
   const p = palette();
   const all = cluster.stages.map((stage) => stage.stage);
   const load = busiest(cluster, all, "network", phase);
-  const name = `network ${si(link.bandwidth, "B/s")} a GPU`;
+  const name = `network ${si(link.bandwidth, "B/s")} per GPU`;
   const most = letters(wide - 12);
   const line = `${name} · ${inWords(load, phase, most - name.length - 3)}`;
   const color = heat(load.share);

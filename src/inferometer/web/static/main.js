@@ -177,6 +177,6 @@ async function start() {
 }
 
 addEventListener("unhandledrejection", (event) =>
-  say(`something went wrong in this page: ${event.reason?.message ?? event.reason}`),
+  say(`an error occurred on this page:  ${event.reason?.message ?? event.reason}`),
 );
 start();

@@ -222,9 +222,9 @@ function growth(one) {
       title: "KV cache against sequences",
       note:
         room < 1
-          ? "Not even one sequence fits: weights, activations and overhead take all there is."
+          ? "Not even one sequence fits: weights, activations and overhead fill the memory."
           : `${bytes(each)} of cache per sequence: ${largest(m) || "any number of sequences"} ` +
-            `${grows ? "fit, because activations grow, too" : "fit"}; all else is drawn as in this plan. ` +
+            `${grows ? "fit, because activations also grow" : "fit"}; all else as in this plan.  ` +
             "Solid: usable, dotted: capacity. Click to choose a batch size.",
     },
   );
@@ -256,10 +256,10 @@ export const memoryView = {
           ["usable", "usable_bytes"],
           ["capacity", "capacity_bytes"],
           ["KV cache per token", "kv_bytes_per_token"],
-          ["most tokens in the cache", "max_total_tokens"],
+          ["max tokens in the KV cache", "max_total_tokens"],
           ["largest batch", "max_batch_size"],
-          ["largest batch of prompts alone", "max_batch_size_prefill"],
-          ["largest batch while decoding", "max_batch_size_decode"],
+          ["max batch, prefill only", "max_batch_size_prefill"],
+          ["max batch, decode", "max_batch_size_decode"],
         ]
           .filter(([, key]) => state.report.phases.decode || !/_prefill$|_decode$/.test(key))
           .filter(([, key]) => !/^kv_|_tokens$/.test(key) || state.report.memory[key]);

@@ -23,7 +23,7 @@ function lost() {
     "div",
     { class: "banner lost", id: "lost", role: "alert" },
     h("b", {}, `${connection.lost}; trying again …`),
-    " The figures below are from before. ",
+    " The results below are from the previous plan. ",
     button("Try now", tryNow),
   );
 }

@@ -11,7 +11,7 @@ import { boundColor, boundWords, palette } from "./theme.js";
 const ORIGINS = {
   measured: "● measured at this shape",
   fitted: "◐ fitted to measurements",
-  assumed: "○ assumed: nobody measured it",
+  assumed: "○ assumed: not measured",
 };
 const UNITS = {
   flops: "FLOP",
@@ -86,7 +86,7 @@ function miniature(op) {
     s(
       "text",
       { x: 8, y: high - 5, "font-size": 10, fill: p.muted },
-      `${digits(op.intensity)} FLOP/B · ${si(rate, "FLOP/s")} reached`,
+      `${digits(op.intensity)} FLOP/B · ${si(rate, "FLOP/s")} achieved`,
     ),
   );
 }
@@ -252,7 +252,7 @@ async function showOperator(host, op, { phase, shapes, before, close }) {
       ),
     miniature(op),
     traffic(op),
-    h("h4", {}, "Formulas, with the values put in"),
+    h("h4", {}, "Formulas, with their values"),
     formulas,
   );
   try {

@@ -34,12 +34,12 @@ async function uploaded(file) {
     if (file.size > 2e6) throw new Error(`${file.name} has ${bytes(file.size)}; a config.json may have 2 MB`);
     const config = JSON.parse(await file.text());
     if (config === null || typeof config !== "object" || Array.isArray(config))
-      throw new Error(`${file.name} is no JSON object`);
+      throw new Error(`${file.name} is not a JSON object`);
     const label = config._name_or_path?.split("/").at(-1) || file.name.replace(/\.json$/, "");
     setPlan({ model: label, config });
-    say(`${file.name} is the model now`);
+    say(`${file.name} is now the model`);
   } catch (error) {
-    say(error instanceof SyntaxError ? `${file.name} is no JSON: ${error.message}` : error.message);
+    say(error instanceof SyntaxError ? `${file.name} is not JSON: ${error.message}` : error.message);
   }
 }
 
@@ -86,7 +86,7 @@ function uploader(form) {
     event.preventDefault();
     if (file && state.view.tab === "simulate") emit("file", file);
     else if (file && /\.json$/.test(file.name)) uploaded(file);
-    else if (file) say(`${file.name}: here goes a config.json; traces go to the Simulate tab`);
+    else if (file) say(`${file.name}: drop a config.json here; traces go to the Simulate tab`);
   });
   return {
     element,

@@ -1,4 +1,4 @@
-// Throughput against speed for one user: the front of a search, the region that keeps the limits, what was simulated.
+// Throughput against interactivity: the front of a search, the region that keeps the limits, what was simulated.
 import { chart, halfDecades } from "./chart.js";
 import { beaten, csvRow, missedLimits, open } from "./deployment.js";
 import { digits, milliseconds, money } from "./format.js";
@@ -13,7 +13,7 @@ const front = (answer) => [...answer.front].sort((a, b) => a[PER_USER] - b[PER_U
 function hover(metrics, name, how) {
   const cost = metrics.cost_per_million_output_tokens;
   return (
-    `<b>${name}</b><br>${digits(metrics[PER_GPU])} tokens/s per GPU, ${digits(metrics[PER_USER])} for a user<br>` +
+    `<b>${name}</b><br>${digits(metrics[PER_GPU])} tokens/s per GPU, ${digits(metrics[PER_USER])} per user<br>` +
     `TTFT ${milliseconds(metrics.ttft_ms)}${cost ? `, ${money(cost)} per M tokens` : ""}<br>${how}`
   );
 }
@@ -78,18 +78,18 @@ function traces(answer, p) {
       "estimated; misses a limit",
     ),
     dots(
-      "keeps the limits",
+      "meets the limits",
       { size: 8, color: p.blue },
       points.filter((point) => point.keeps_limits),
       plain,
-      "estimated; keeps the limits",
+      "estimated; meets the limits",
     ),
     dots(
-      "simulated, keeps the limits",
+      "simulated, meets the limits",
       { size: 10, symbol: "diamond", color: p.orange, line: { color: p.paper, width: 1 } },
       held.filter((one) => !won(one)),
       simulated,
-      "simulated; keeps the limits",
+      "simulated; meets the limits",
     ),
     lost(answer, p),
     dots(
@@ -109,7 +109,7 @@ function pinnedTraces(answer, p) {
     line("pinned: front", points, { color: p.purple, width: 1.2, dash: "dash" }),
     {
       ...dots(
-        "pinned: keeps the limits",
+        "pinned: meets the limits",
         { size: 6, color: p.purple, opacity: 0.75 },
         points.filter((point) => point.keeps_limits),
         (row) => row,
@@ -149,7 +149,7 @@ function region({ tpot }, right, p) {
 export function paretoChart(host, command) {
   const plot = chart(host, {
     name: "pareto",
-    title: "Throughput against speed for one user",
+    title: "Throughput against interactivity",
     height: 460,
     command,
     onpick: (point) => point.customdata && open(point.customdata),
@@ -166,7 +166,7 @@ export function paretoChart(host, command) {
       all,
       {
         xaxis: {
-          title: "output tokens/s for one user (1 / TPOT)",
+          title: "output tokens/s per user (1 / TPOT)",
           type: "log",
           range: [Math.log10(left), Math.log10(right)],
           domain: [lane ? LANE : 0, 1],
@@ -187,7 +187,7 @@ export function paretoChart(host, command) {
         ...annotation,
       },
       [...answer.front.map(({ pools, ...point }) => ({ outcome: "estimated", ...point })), ...answer.plans.map(csvRow)],
-      { note: "click a point to open that plan; estimates are means, a simulation has real arrivals" },
+      { note: "click a point to open that plan; estimates are means, simulations include queueing" },
     );
   }
   return { element: plot.element, draw };

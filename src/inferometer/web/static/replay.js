@@ -51,7 +51,7 @@ function phaseBar(counts, role) {
   const total = counts.reduce((sum, n) => sum + n, 0);
   const labels = { ...LABELS };
   if (role === "prefill") labels.finished = "handed over";
-  if (role === "decode") Object.assign(labels, { not_arrived: "not yet handed over", queued: "in transfer or queued" });
+  if (role === "decode") Object.assign(labels, { not_arrived: "not yet transferred", queued: "in transfer or queued" });
   const present = PHASES.map((name, k) => [name, counts[k]]).filter(
     ([name, n]) => n || !["transfer", "rejected"].includes(name),
   );
@@ -108,7 +108,7 @@ function engineCard(moment, data) {
   const [kind, step] = stepText(moment.engines);
   const hit = moment.cached / Math.max(used * data.replicas[0].block_size, 1);
   const kv = `${digits(used, 8)} of ${digits(blocks, 8)} KV blocks (${percent(used / Math.max(blocks, 1))})`;
-  const prefix = hit > 0.0005 ? `${percent(Math.min(hit, 1))} of them found in the prefix cache` : "";
+  const prefix = hit > 0.0005 ? `${percent(Math.min(hit, 1))} of them from the prefix cache` : "";
   const figure = (term, value, more) =>
     h("div", {}, h("dt", {}, term), h("dd", {}, value, more && h("small", {}, more)));
   return [
@@ -117,7 +117,7 @@ function engineCard(moment, data) {
       "dl",
       { class: "facts" },
       figure("step", kind, step),
-      figure("tokens/s", digits(sum("tokensPerSecond")), kind === "idle" ? "" : "over these steps, prompts included"),
+      figure("tokens/s", digits(sum("tokensPerSecond")), kind === "idle" ? "" : "over these steps, prefill included"),
       bounded && figure("KV cache", kv, prefix),
     ),
     bounded &&
@@ -153,7 +153,7 @@ function queueCard(moment, data, now) {
           ),
         ),
     ),
-    more(moment.queue.length, LISTED.queue, "no request waits"),
+    more(moment.queue.length, LISTED.queue, "no requests waiting"),
   ];
 }
 
@@ -177,7 +177,7 @@ function batchCard(moment, data, now) {
   return [
     h("h4", {}, "Running batch"),
     h("ol", {}, order.slice(0, LISTED.running).map(row)),
-    more(order.length, LISTED.running, "no request runs"),
+    more(order.length, LISTED.running, "no requests running"),
   ];
 }
 
@@ -337,10 +337,10 @@ export function replayer(oncursor) {
     bar.max = data.end_s;
     note.textContent =
       (data.sampled
-        ? `${digits(data.order.length, 7)} of ${digits(data.num_requests, 7)} requests, drawn by lot, are played; `
+        ? `${digits(data.order.length, 7)} of ${digits(data.num_requests, 7)} requests, a random sample, are shown;  `
         : "") +
       (data.num_replicas > data.replicas.length ? `the first ${data.replicas.length} replicas; ` : "") +
-      "space plays, arrows move; tokens are spread evenly over each phase";
+      "space plays, arrow keys move;  tokens are spread evenly over each phase";
   }
 
   return {

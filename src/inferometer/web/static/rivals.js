@@ -15,10 +15,10 @@ function question({ model, num_gpus, space, goodput, goodput_share, workload, ob
     ["GPUs", `${num_gpus} × ${space.gpu.join(" or ")}`],
     ["engine", engine],
     ["input, output tokens", `${digits(workload.input_len)}, ${digits(workload.output_len)}`],
-    ["requests/s", workload.request_rate ? digits(workload.request_rate) : "as many as hold"],
+    ["requests/s", workload.request_rate ? digits(workload.request_rate) : "highest possible"],
     ["TTFT at most", limited(goodput.ttft)],
     ["TPOT at most", limited(goodput.tpot)],
-    ["share that keeps them", `${digits(goodput_share * 100)}%`],
+    ["share that meets them", `${digits(goodput_share * 100)}%`],
     ["best is", objective],
   ];
 }
@@ -40,7 +40,7 @@ function moved({ value, less }, before) {
 
 export function rivals(before, now) {
   const changes = questionChanges(before, now).map((one) => ({ cells: [one.name, one.before, one.now, ""] }));
-  const name = (answer) => (answer.winner ? `${answer.winner.label} on ${answer.winner.gpu}` : "none keeps the limits");
+  const name = (answer) => (answer.winner ? `${answer.winner.label} on ${answer.winner.gpu}` : "none meets the limits");
   const rows = [...changes, { cells: ["best plan", name(before), name(now), ""], best: true }];
   if (before.winner && now.winner) {
     const then = figures(before.winner, before);

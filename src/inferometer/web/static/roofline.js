@@ -73,7 +73,7 @@ function axes(chart, field) {
       "text-anchor": "middle",
       fill: p.muted,
     }),
-    label(0, 0, "FLOP/s reached", {
+    label(0, 0, "achieved FLOP/s", {
       transform: `translate(9,${TOP + field.height / 2}) rotate(-90)`,
       "text-anchor": "middle",
       fill: p.muted,

@@ -29,7 +29,7 @@ const FIELDS = [
     label: "GPU types",
     kind: "text",
     value: () => state.plan.gpu ?? "h100-sxm",
-    title: "One or several, with commas: h100-sxm,h200",
+    title: "One or more, separated by commas: h100-sxm,h200",
   },
   {
     name: "request_rate",
@@ -37,17 +37,17 @@ const FIELDS = [
     kind: "number",
     value: "",
     placeholder: "max",
-    title: "The rate to carry; empty: as many as keep the limits",
+    title: "Requests per second to serve; empty: find the highest rate",
   },
-  choice("mode", "Prefill and decode", "On the same servers, or on pools of their own (disaggregated)", [
-    ["both", "same or apart"],
-    ["aggregated", "same servers"],
-    ["disaggregated", "apart"],
+  choice("mode", "Prefill and decode", "On the same servers (aggregated), or on separate pools (disaggregated)", [
+    ["both", "either"],
+    ["aggregated", "aggregated"],
+    ["disaggregated", "disaggregated"],
   ]),
   choice(
     "precision",
     "Precision",
-    "Weights and KV cache: what the checkpoint allows, or that of the plan on the left",
+    "Weights and KV cache: all formats that the checkpoint allows, or those of the plan on the left",
     [
       ["any", "any"],
       ["plan", "the plan's"],
@@ -57,18 +57,18 @@ const FIELDS = [
   { name: "tpot", label: "TPOT at most", unit: "ms", kind: "number", value: 50, least: 0 },
   {
     name: "share",
-    label: "Kept by",
+    label: "Met by",
     unit: "% of requests",
     kind: "number",
     value: 90,
     least: 1,
-    title: "The share of the requests that must keep the limits",
+    title: "Share of requests that must meet the limits",
   },
-  choice("objective", "Best is", "What the plans that keep the limits are ordered by", [
-    ["throughput", "most throughput"],
-    ["cost", "least cost"],
-    ["latency", "least latency"],
-    ["energy", "least energy"],
+  choice("objective", "Optimise for", "How plans that meet the limits are ranked", [
+    ["throughput", "throughput"],
+    ["cost", "cost"],
+    ["latency", "latency"],
+    ["energy", "energy"],
   ]),
 ];
 
@@ -110,7 +110,7 @@ function accounting({ counts, seconds }) {
     : "";
   return (
     `${digits(plans, 7)} plans at ${digits(counts.points ?? 0, 9)} loads estimated${simulations}: ` +
-    `${digits(seconds.total)} s in all`
+    `${digits(seconds.total)} s in total`
   );
 }
 
@@ -153,7 +153,7 @@ export const searchView = {
       running = current;
       notice = null;
       bar.show(current.stop);
-      bar.update(0, "sending the question");
+      bar.update(0, "sending the request");
       ask.refuse();
       draw();
       try {
@@ -170,7 +170,7 @@ export const searchView = {
     }
 
     function failed(error, { example }) {
-      if (error.status === 404) notice = "This result is no longer kept by the server; its question is in the form.";
+      if (error.status === 404) notice = "The server no longer keeps this result; its settings are in the form.";
       else if (!example) ask.refuse(error.message);
       else notice = `No example: ${error.message}`;
     }
@@ -233,9 +233,9 @@ export const searchView = {
             { class: "hint" },
             h("b", {}, "An example: "),
             `the two best layouts for ${shown.answer.model} on ${shown.answer.num_gpus} GPUs. `,
-            "Search tries more of them, prefill and decode apart included.",
+            "Search tries more of them, disaggregated ones included.",
           ),
-        stale && h("p", { class: "hint" }, "The plan or the question has changed since.", again("Search again")),
+        stale && h("p", { class: "hint" }, "The plan or the search settings have changed.", again("Search again")),
         shown && h("div", { class: "question" }, h("p", {}, shown.answer.title), pinRow()),
       );
     }
@@ -269,7 +269,7 @@ export const searchView = {
         h("span", { class: "pinword" }, "Pinned"),
         changes.length
           ? changes.map((one) => h("span", { class: "word" }, `${one.name} `, h("s", {}, one.before), " → ", one.now))
-          : h("span", { class: "word" }, "this question: change something and search"),
+          : h("span", { class: "word" }, "the same search: change a setting and search"),
         h("button", { type: "button", id: "unpin-search", onclick: () => pin(null) }, "Unpin"),
         copied,
       );
@@ -289,8 +289,8 @@ export const searchView = {
         winner
           ? card(plans[0], shown.answer, { launch: start })
           : [
-              h("p", { class: "problem" }, h("b", {}, "No plan does it: "), reason),
-              relaxations.length > 0 && h("p", { class: "hint" }, "What would do, each found by trying:"),
+              h("p", { class: "problem" }, h("b", {}, "No plan meets the goal:  "), reason),
+              relaxations.length > 0 && h("p", { class: "hint" }, "Changes that would work (each was tried):"),
               h(
                 "ul",
                 { class: "relaxations" },
@@ -318,12 +318,12 @@ export const searchView = {
           h(
             "p",
             { class: "note legend-of-table" },
-            "beaten: simulated until it was clear that it loses. Its rate is below the one shown (<), its cost " +
-              "above (>). There it misses the limit in red, or falls behind: requests come faster than answers.",
+            "beaten: simulated until it could no longer win. Its rate is below the one shown (<), its cost " +
+              "above (>). There it misses the limit in red, or falls behind: its queue keeps growing.",
           ),
         rejected.length > 0 &&
           table(
-            "Looked good, but",
+            "Promising, but ruled out",
             ["plan", "GPU", "why not"],
             rejected.slice(0, 6).map((one) => ({ cells: [one.label, one.gpu, one.reason] })),
           ),

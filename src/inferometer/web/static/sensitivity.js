@@ -31,7 +31,7 @@ export const sensitivityView = {
           kind: "text",
           value: "",
           placeholder: "tpot:5 or ttft:200",
-          title: "What each figure alone must be to reach it: tpot:20 (ms), ttft, e2el, throughput, cost, energy",
+          title: "Value that each figure alone needs to reach it: tpot:20 (ms), ttft, e2el, throughput, cost, energy",
         },
       ],
       { button: "Find", run: () => go(), changed: () => go() },
@@ -42,14 +42,14 @@ export const sensitivityView = {
     host.append(place);
     const one = chart(place, {
       name: "tornado",
-      title: "What moves the plan",
+      title: "Sensitivity to hardware figures",
       height: 420,
       command: () => answer?.command ?? "",
       onpick: (point) => point.customdata && twist(point.customdata),
     });
     const lines = chart(place, {
       name: "curves",
-      title: "From a quarter of each figure to sixteen times",
+      title: "Each figure from a quarter to sixteen times its value",
       height: 360,
       command: () => answer?.command ?? "",
     });
@@ -109,8 +109,8 @@ export const sensitivityView = {
       };
       const traces = fields.flatMap(([key], i) =>
         [
-          ["up", "10% more of it", p.blue],
-          ["down", "10% less of it", p.orange],
+          ["up", "10% more", p.blue],
+          ["down", "10% less", p.orange],
         ].map(([way, name, color]) => ({
           type: "bar",
           orientation: "h",
@@ -165,7 +165,7 @@ export const sensitivityView = {
         ),
         {
           note:
-            "each figure of the machine 10% up and down; click a bar to try it" +
+            "each hardware figure 10% up and down; click a bar to try it" +
             (before ? " · in parentheses: of the pinned plan" : "") +
             fields.map(([key, word]) => strongest(figures, key, word)).join(""),
           height: 130 + figures.length * 32 * (narrow ? fields.length : 1) + (narrow ? 110 : 0),

@@ -9,7 +9,7 @@ const goodShare = (run) =>
 const FIGURES = [
   { label: "Requests/s", of: (run) => run.request_throughput, text: (v) => figure(v) },
   { label: "Output tokens/s", of: (run) => run.output_throughput, text: (v) => figure(v) },
-  { label: "Keep the goals", of: goodShare, text: (v) => percent(v) },
+  { label: "Meet the goals", of: goodShare, text: (v) => percent(v) },
   { label: "TTFT, median", of: (run) => run.median_ttft_ms, text: milliseconds, less: true, error: "ttft" },
   { label: "TTFT, p99", of: (run) => run.p99_ttft_ms, text: milliseconds, less: true },
   { label: "TPOT, median", of: (run) => run.median_tpot_ms, text: milliseconds, less: true, error: "tpot" },
@@ -83,7 +83,7 @@ export function sentences(run) {
       h(
         "p",
         { class: share < 0.9 ? "missed" : "" },
-        `${figure(run.request_goodput)} requests/s (${percent(share)}) keep the goals: ${goals.join(", ")}`,
+        `${figure(run.request_goodput)} requests/s (${percent(share)}) meet the goals: ${goals.join(", ")}`,
       ),
     h("p", { class: "note" }, facts.filter(Boolean).join(" · ")),
     Object.entries(run.rejection_reasons ?? {}).map(([why, n]) =>

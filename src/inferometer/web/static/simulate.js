@@ -151,7 +151,7 @@ export const simulateView = {
 
     function pinRow() {
       if (!now?.result.completed) return null;
-      if (!pinned) return button("Pin this simulation", () => pin(now), "Keep it, and see the next ones beside it");
+      if (!pinned) return button("Pin this simulation", () => pin(now), "Keep it, to compare the next ones with it");
       return h(
         "span",
         { class: "pinned" },
@@ -176,7 +176,7 @@ export const simulateView = {
       }
       if (now.key !== ask.key() && !jobs.busy())
         return [
-          h("span", {}, "The plan or the traffic has changed since this simulation. "),
+          h("span", {}, "The plan or the traffic has changed since this simulation.  "),
           button("Simulate it", go),
         ];
       return null;
@@ -187,7 +187,7 @@ export const simulateView = {
       h(
         "p",
         {},
-        "The server no longer keeps the simulation of this address; its settings are in the address. ",
+        "The server no longer keeps this simulation; its settings are in the link.  ",
         button("Run it again", go),
       );
 

@@ -43,7 +43,7 @@ function timeline(one, run) {
         "y2",
         { fill: "tozeroy", fillcolor: `${p.purple}26`, hovertemplate: "KV cache %{y:.1f}%<extra></extra>" },
       ),
-      line(bins.edges_s, perSecond(bins.computed_tokens), "tokens/s computed, prompts included", p.vermillion, "y3"),
+      line(bins.edges_s, perSecond(bins.computed_tokens), "tokens/s computed, incl. prefill", p.vermillion, "y3"),
       line(bins.edges_s, perSecond(bins.output_tokens), "output tokens/s", p.green, "y3"),
     ],
     {
@@ -138,7 +138,7 @@ function spread(charts, run, before) {
       {
         title: name,
         note:
-          (limit ? `goal ${goalText(limit)}: ${percent(share)} keep it` : median) + (other ? " · dashed: pinned" : ""),
+          (limit ? `goal ${goalText(limit)}: ${percent(share)} meet it` : median) + (other ? " · dashed: pinned" : ""),
       },
     );
   }
@@ -206,8 +206,8 @@ function byRate(one, rates) {
     tried,
     {
       title: best
-        ? `Up to ${digits(best)} requests/s, ${percent(rates.share, 0)} keep the goals`
-        : "Not even single requests keep the goals",
+        ? `Up to ${digits(best)} requests/s, ${percent(rates.share, 0)} meet the goals`
+        : "Not even single requests meet the goals",
       note: `${Object.entries(rates.goodput)
         .map(([name, limit]) => `${name.toUpperCase()} ≤ ${limit} ms`)
         .join(", ")} · ${tried.length} rates simulated · click one to simulate it`,

@@ -25,7 +25,7 @@ export function startStrip() {
   const place = h("div", {
     class: "strip",
     "aria-hidden": "true",
-    title: "Back to the headline",
+    title: "Back to the top",
     onclick: () => scrollTo({ top: 0 }),
   });
   find("tabs").before(place);

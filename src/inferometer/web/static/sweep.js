@@ -14,7 +14,7 @@ const FIGURES = [
   ["output_throughput", "output tokens/s"],
   ["output_throughput_per_gpu", "output tokens/s per GPU"],
   ["output_throughput_per_user", "output tokens/s per user"],
-  ["total_token_throughput", "all tokens/s"],
+  ["total_token_throughput", "total tokens/s"],
   ["prefill_throughput", "prefill tokens/s"],
   ["cost_per_million_output_tokens", "$ per M output tokens"],
   ["joules_per_output_token", "J per output token"],
@@ -72,7 +72,7 @@ export const sweepView = {
           label: "Values",
           kind: "text",
           value: () => valuesFor(state.view.sweep_axis ?? "batch_size"),
-          title: "1,2,4 or 16:8000:16 by step or 1:1024:x2 by ratio; words with commas",
+          title: "1,2,4 or 16:8000:16 by step or 1:1024:x2 by ratio; names separated by commas",
         },
         {
           name: "by",
@@ -180,7 +180,7 @@ export const sweepView = {
             `<b>${label(axis)} ${at(axis, i)}</b>${value === "" ? "" : ` · ${label(by)} ${value}`}<br>` +
             `${named(y)} ${digits(at(y, i))}` +
             (against === "axis" ? "" : `<br>${named(against)} ${digits(x(i))}`) +
-            (at("feasible", i) === false ? `<br>${at("reason", i) ?? "does not work"}` : ""),
+            (at("feasible", i) === false ? `<br>${at("reason", i) ?? "infeasible"}` : ""),
         );
         return [
           {
@@ -196,7 +196,7 @@ export const sweepView = {
           {
             ...base,
             mode: "markers",
-            name: `${name}: does not work`,
+            name: `${name}: infeasible`,
             showlegend: false,
             hoverinfo: "text",
             hovertext: text,
@@ -282,7 +282,7 @@ export const sweepView = {
             `${digits(size, 6)} points` +
             extremes() +
             (before && samePinned() ? " · the pinned plan has the same lines" : "") +
-            (bad ? ` · × ${digits(bad, 6)} do not work (hover to read why)` : "") +
+            (bad ? ` · × ${digits(bad, 6)} infeasible (hover to see why)` : "") +
             " · click a point to make it the plan",
         },
       );

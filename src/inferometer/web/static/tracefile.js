@@ -5,7 +5,7 @@ import { bytes } from "./format.js";
 const MOST = 20e6; // bytes that the server takes
 const FORMATS = "CSV or JSON lines: input_tokens, output_tokens, arrival_s; or Azure's, Mooncake's, BurstGPT's columns";
 const COLUMNS =
-  "Which columns of the file are which, where their names are others: input_tokens=n_in,output_tokens=n_out";
+  "Map column names, if they differ: input_tokens=n_in,output_tokens=n_out";
 
 export function traceFile(prefix, changed = () => null) {
   let trace = null;
@@ -20,7 +20,7 @@ export function traceFile(prefix, changed = () => null) {
       file.value = "";
     },
   });
-  const away = h("button", { type: "button", onclick: () => take(null) }, "Without it");
+  const away = h("button", { type: "button", onclick: () => take(null) }, "Remove");
   const names = h("input", {
     id: `${prefix}-trace-columns`,
     placeholder: "input_tokens=n_in,output_tokens=n_out",
@@ -40,7 +40,7 @@ export function traceFile(prefix, changed = () => null) {
   async function take(given) {
     if (given && given.size > MOST) return say(`${given.name} has ${bytes(given.size)}; a trace may have 20 MB`);
     trace = given && { name: given.name, text: await given.text() };
-    chosen.textContent = trace ? `${trace.name}: its own lengths and arrivals` : FORMATS;
+    chosen.textContent = trace ? `${trace.name}: lengths and arrivals from the file` : FORMATS;
     columns.hidden = away.hidden = !trace;
     if (!trace) names.value = "";
     changed(trace);

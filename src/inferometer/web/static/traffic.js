@@ -1,4 +1,4 @@
-// The requests of a simulation: made up, or of a trace that is uploaded. trafficForm(…).body() is what the server gets.
+// The requests of a simulation: synthetic, or from an uploaded trace. trafficForm(…).body() is what the server gets.
 import { form } from "./form.js";
 import { h } from "./dom.js";
 import { withModel } from "./request.js";
@@ -6,7 +6,7 @@ import { on, state } from "./state.js";
 import { traceFile } from "./tracefile.js";
 
 export const EXAMPLE = 200; // requests that take a moment
-const LENGTHS = "A number, or how it varies: uniform:min=…,max=… lognormal:mean=…,std=… zipf:a=…,min=…,max=…";
+const LENGTHS = "A number, or a distribution: uniform:min=…,max=… lognormal:mean=…,std=… zipf:a=…,min=…,max=…";
 const MORE = ["burstiness", "max_concurrency", "seed", "prefill_replicas", "decode_replicas"];
 const EMPTY = { request_rate: "all at once", input_len: "as the plan", output_len: "as the plan" };
 const NUMBERS = ["request_rate", "num_prompts", "burstiness", "max_concurrency", "prefill_replicas", "decode_replicas"];
@@ -17,18 +17,18 @@ function fields(traced) {
   return [
     number("request_rate", "Requests/s", () => (traced() ? "" : 4), {
       placeholder: EMPTY.request_rate,
-      title: "Empty: all at once, or as the trace says",
+      title: "Empty: all at once, or the trace's own rate",
     }),
     number("num_prompts", "Requests", () => (traced() ? "" : EXAMPLE), { least: 1, placeholder: "all" }),
     text("input_len", "Input tokens", EMPTY.input_len, LENGTHS),
     text("output_len", "Output tokens", EMPTY.output_len, LENGTHS),
     number("ttft", "TTFT goal", 500, { unit: "ms", placeholder: "none" }),
     number("tpot", "TPOT goal", 50, { unit: "ms", placeholder: "none" }),
-    number("burstiness", "Burstiness", 1, { title: "1: Poisson; less comes in bursts, more is more even" }),
+    number("burstiness", "Burstiness", 1, { title: "1: Poisson arrivals; below 1: burstier; above 1: more even" }),
     number("max_concurrency", "Max. concurrency", "", {
       least: 1,
       placeholder: "no limit",
-      title: "Requests that are under way at once at most: the others are sent when one has finished",
+      title: "Requests in flight, at most; a new one is sent when another finishes",
     }),
     number("prefill_replicas", "Prefill replicas", "", {
       least: 1,
@@ -56,7 +56,7 @@ export function trafficForm({ run, capacity, changed }) {
     "button",
     {
       type: "button",
-      title: "Runs several rates and finds the highest at which 90% of the requests keep the goals",
+      title: "Runs several rates and finds the highest at which 90% of requests meet the goals",
       onclick: capacity,
     },
     "Goodput by rate",

@@ -129,7 +129,7 @@ export function viewport(scroller, { top, onzoom }) {
       level,
       button("−", "Zoom out (−)", () => zoomBy(1 / STEP)),
       button("Fit", "Fit the whole drawing into the window (0)", fit),
-      button("100%", "100%: the drawing in its own size", () => zoomBy(1 / scale)),
+      button("100%", "100%: actual size", () => zoomBy(1 / scale)),
     ),
     map,
   );
