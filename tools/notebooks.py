@@ -30,9 +30,6 @@ METADATA = {
 }
 
 
-TIMINGS = re.compile(r"\b(estimated|runs?) in [\d.,]+ (?:µs|ms|s|min)\b")  # how long a search took is no result
-
-
 class Page(NamedTuple):
     """A notebook as a page of the site: Markdown, and the pictures that lie beside it."""
 
@@ -71,8 +68,7 @@ def displayed_text(data: dict[str, str]) -> str:
     if "image/png" in data:
         return ""
     if "text/html" in data:
-        lasting = TIMINGS.sub(r"\1", data["text/html"])
-        without_styles = re.sub(r"<(style|script)\b.*?</\1>", " ", lasting, flags=re.S)
+        without_styles = re.sub(r"<(style|script)\b.*?</\1>", " ", data["text/html"], flags=re.S)
         return html.unescape(re.sub(r"<[^>]*>", " ", without_styles))
     return data["text/plain"]
 
@@ -110,11 +106,9 @@ def execute(path: Path) -> dict[str, Any]:
 
 
 def _pack(data: dict[str, str]) -> None:
-    """Tables without how long they took, pictures with a palette: a third of the bytes."""
+    """Pictures with a palette: a third of the bytes."""
     from PIL import Image
 
-    if "text/html" in data:
-        data["text/html"] = TIMINGS.sub(r"\1", data["text/html"])
     if "image/png" in data:
         packed = io.BytesIO()
         picture = Image.open(io.BytesIO(base64.b64decode(data["image/png"]))).convert("RGB")
