@@ -56,14 +56,21 @@ def _rules(engine: Engine) -> str:
     rows = []
     for rule in engine.when:
         sets = ", ".join(f"`{name} = {_shown(value)}`" for name, value in rule.set.items())
-        rows.append([rule.why or _conditions(rule) or "always", sets, rule.source])
+        rows.append([rule.why, _conditions(rule) or "always", sets, rule.source])
     head = "Rules. Of those that hold, the last one that sets a value wins; text in quotes is a formula.\n\n"
-    return head + table(["when", "sets", "source"], rows) + "\n"
+    return head + table(["rule", "when", "sets", "source"], rows) + "\n"
 
 
 def _conditions(rule: Rule) -> str:
-    given = msgspec.to_builtins(rule)
-    return "; ".join(f"{key} {value}" for key, value in given.items() if key not in ("set", "why", "source"))
+    """``memory_at_least 70 GiB``: all of them must hold."""
+    given = {key: value for key, value in msgspec.to_builtins(rule).items() if key not in ("set", "why", "source")}
+    return ", ".join(code(f"{key} {_condition(key, value)}") for key, value in given.items())
+
+
+def _condition(key: str, value: Any) -> str:
+    if key.startswith("memory"):
+        return f"{value / 2**30:g} GiB"
+    return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _figures(engine: Engine) -> str:
