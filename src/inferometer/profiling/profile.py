@@ -33,7 +33,7 @@ def profile(
     progress: OnProgress | None = None,
     **kwargs: Unpack[ProfileKwargs],
 ) -> dict[str, Any]:
-    """Measure this machine, or take over what others measured; gives what came of it, rows go to ``output``.
+    """Measure this machine, or import other tools' tables; returns a summary, rows go to ``output``.
 
     - ``profile("qwen3-0.6b", device="cpu", prefill_max=128)``: the layers of a model, rows added in a folder
     - ``profile(kernels=True, budget="90s", kinds="linear")``: kernels by shape, into a file

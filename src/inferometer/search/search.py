@@ -97,15 +97,15 @@ def search(
     progress: Progress | None = None,
     **kwargs: Unpack[SearchKwargs],
 ) -> Search:
-    """Estimate every legal plan on the GPUs, simulate the best, and say which one to run.
+    """Estimate every legal plan on the GPUs, simulate the best ones, and recommend one.
 
     ``search("llama-3.1-8b", gpu="h200", num_gpus=4, goodput="ttft:500,tpot:50").winner.label``
 
-    Without ``request_rate`` (or a trace with arrivals), or with "max", the highest rate that keeps the limits of
-    ``goodput`` (ms) is searched; with one, the plan that carries it best. A trace with arrivals is stretched to any
+    Without ``request_rate`` (or a trace with arrivals), or with "max", the highest rate that meets the limits of
+    ``goodput`` (ms) is found; with one, the plan that serves it best. A trace with arrivals is stretched to any
     other rate. Sizes, precisions and limits may be given as one value or several (``tensor_parallel_size=[2, 4]``);
-    else the values in ``Search.space`` are tried. ``relax``: where no plan is possible, say what would make one
-    possible. ``address``: of a Dask or Ray cluster.
+    else the values in ``Search.space`` are tried. ``relax``: where no plan is feasible, say what would make one
+    feasible. ``address``: of a Dask or Ray cluster.
     """
     requests = trace if trace is None or isinstance(trace, Trace) else read_trace(trace)
     return search_with_table(model, gpu, trace=requests, relax=relax, address=address, progress=progress, **kwargs)[0]

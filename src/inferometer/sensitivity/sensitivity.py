@@ -1,4 +1,4 @@
-"""What moves a plan's latency, throughput and cost, and what a target, a model or a use case needs of a machine.
+"""Which hardware figures drive latency, throughput and cost, and what hardware a target, model or use case needs.
 
 sensitivity("llama-3.1-8b", gpu="h200", batch_size=8).summary
 sensitivity("llama-3.1-8b", gpu="h200", target="tpot:4").targets["tpot"].figures["memory_bandwidth"].value
@@ -52,7 +52,7 @@ def sensitivity(
     curves: bool = False,
     **kwargs: Unpack[PlanKwargs],
 ) -> Sensitivity:
-    """What moves a plan's latency, throughput and cost, and what a target, a model or a use case needs of a machine.
+    """Which hardware figures drive latency, throughput and cost, and what hardware a target, model or use case needs.
 
     ``sensitivity("llama-3.1-8b", gpu="h200").figures["memory_bandwidth"].up.elasticity["tpot_ms"]``
     ``sensitivity("llama-3.1-70b", gpu="h200", tensor_parallel_size=2, target="tpot:20,ttft:500").targets["tpot"]``

@@ -97,13 +97,13 @@ def find_capacity(
     progress: Callable[[int, int], None] | None = None,
     **kwargs: Unpack[CapacityKwargs],
 ) -> Capacity:
-    """The highest rate of a trace's requests, or of synthetic ones, at which a ``share`` of them keeps all limits.
+    """The highest rate of a trace's requests, or of synthetic ones, at which a ``share`` of them meets all limits.
 
     ``find_capacity("llama-3.1-8b", gpu="h200", input_len=512, output_len=64, goodput="ttft:500,tpot:50").request_rate``
 
     The requests are repeated until a steady state is reached. Arrivals are stretched to each rate, so that bursts stay
-    bursts; a trace without any gets Poisson arrivals. Runs with other draws of requests go to ``jobs`` workers, which
-    changes nothing but the time: processes, or a Dask or Ray cluster at an ``address``. Further keywords are those of
+    bursts; a trace without any gets Poisson arrivals. Independent runs go to ``jobs`` workers, which
+    affects only the run time: processes, or a Dask or Ray cluster at an ``address``. Further keywords are those of
     `simulate`.
     """
     options: dict[str, Any] = {**kwargs, "trace": trace, "seed": seed}

@@ -75,7 +75,7 @@ def metrics(
 
     ``metrics(outcome, {"ttft": 500, "tpot": 50})["request_goodput"]``
 
-    A simulation has them in ``outcome.gaps``. Where none were seen, a request's gaps all are its TPOT, so that the mean
+    A simulation has them in ``outcome.gaps``. Where there are none, every gap of a request is its TPOT, so the mean
     inter-token latency is right and its percentiles are those of the requests' means, weighted by their tokens.
     """
     latency = latencies(outcome)

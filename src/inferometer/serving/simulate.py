@@ -84,7 +84,7 @@ def simulate(
     ``simulate("llama-3.1-8b", gpu="h200", request_rate=8, num_prompts=200, input_len=512, output_len=128)``
 
     Further keywords are those of `analyze`. ``data_parallel_size`` replicas share the requests by the ``router``;
-    those of a mixture step together. With ``prefill_replicas`` and ``decode_replicas`` prefill and decode are
+    those of an MoE model step together. With ``prefill_replicas`` and ``decode_replicas`` prefill and decode are
     disaggregated. ``pools`` names replicas that differ:
     ``[{"gpu": "h200", "replicas": 2}, {"gpu": "a100-sxm-80gb", "role": "decode"}]``, with keywords of a plan.
     ``stops``: outputs end at their ``length``, which an engine knows, or with a stop ``token``.

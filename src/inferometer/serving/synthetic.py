@@ -169,9 +169,8 @@ def synthetic(
     ``synthetic(num_prompts=200, request_rate=8, input_len=512, output_len="lognormal:mean=128,std=60")``
 
     The first ``prefix_len`` tokens of every prompt are the same; a prompt has at least one more.
-    With several ``turns`` a conversation comes at ``request_rate``, ``input_len`` is what each turn adds, and a turn's
-    prompt is everything said before it and that. ``think_time`` (s) passes between an answer and the next turn; with
-    ``users`` but no turns, it passes between the requests of each of so many users.
+    With several ``turns``, conversations arrive at ``request_rate`` and each turn adds ``input_len`` tokens to the
+    prompt. ``think_time`` (s) passes between turns; with ``users`` but no turns, between the requests of each user.
     """
     count = check_int("num_prompts", num_prompts, most=MAX_PROMPTS)
     rng = np.random.default_rng(check_int("seed", seed, least=0, most=2**63))

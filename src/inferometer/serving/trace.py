@@ -136,13 +136,13 @@ def turns_before(session: np.ndarray) -> np.ndarray:
 def read_trace(
     path: str | PathLike[str], *, columns: str | Mapping[str, str] | None = None, run: int | None = None
 ) -> Trace:
-    """All requests of a file, or one sentence about the first line that is wrong; nothing is half read.
+    """Read all requests of a file; an error names the first wrong line.
 
     ``read_trace("requests.csv").input_tokens.mean()``
     ``read_trace("log.csv", columns="input_tokens=n_in,output_tokens=n_out,arrival_ms=sent")``
     ``read_trace("results.jsonl", run=2)``
 
-    ``columns`` says which columns of a file are which, where it is of no known format. ``run`` chooses one of a file
+    ``columns`` maps the column names of a file in an unknown format. ``run`` chooses one run of a file
     with the results of several runs.
     """
     traces = read_runs(path, columns=columns)

@@ -105,9 +105,9 @@ def validate(
 
     ``validate("llama-3.1-8b", gpu="h200", measured="measured.csv").errors["tpot"].mape``
 
-    Requests with an ``arrival_s`` arrive then; others run one at a time. The clock stands at the engine, unless
-    ``frontend="http"``. The result of a benchmark is replayed under its load (``max_concurrency`` at a time, if it was
-    run so), with the clock at its client. ``columns`` and ``run`` are as for `read_trace`.
+    Requests with an ``arrival_s`` arrive then; others run one at a time. Latency is measured at the engine, unless
+    ``frontend="http"``. The result of a benchmark is replayed under its load (``max_concurrency``, if it had
+    one), measured at its client. ``columns`` and ``run`` are as for `read_trace`.
     """
     check_names(ServingArgs, kwargs, *SimulateKwargs.__annotations__, "measured")
     if measured is None:
