@@ -17,7 +17,7 @@ from conftest import command
 from msgspec import structs
 
 import inferometer
-from inferometer.base.result import Result
+from inferometer.base.result import Result, keep
 from inferometer.serving.capacity import Capacity, TriedRate
 from inferometer.validation.validate import Validation, compare
 
@@ -54,7 +54,7 @@ def _capacity() -> Capacity:
     rates = [TriedRate(request_rate=rate, good=1.5 - rate / 20, holds=rate < 12) for rate in (9.0, 11.0, 13.0)]
     capacity = Capacity(request_rate=11.0, goodput={"ttft": 500.0}, share=0.9, highest=14.0, tried=rates)
     summary = result("Outcome").summary()
-    return capacity.remember(summarize=lambda own: {**summary, **structs.asdict(own), "tried": []})
+    return keep(capacity, summarize=lambda own: {**summary, **structs.asdict(own), "tried": []})
 
 
 def _validation() -> Validation:
@@ -122,7 +122,7 @@ def test_a_page_has_bars_and_escapes() -> None:
     report = result("Report")
     html = report.to_html()
     share = max(op.share for op in report.phases["decode"].ops)
-    assert f"transparent {share * 0.55:.1%})" in html, "a bar as long as the operator's share"
+    assert f"#0000 {share * 0.5:.1%})" in html, "a bar as long as the operator's share"
     assert f"width:{report.memory.weights_bytes / report.memory.capacity_bytes:.2%}" in html
     hostile = structs.replace(report, model=structs.replace(report.model, name=HOSTILE), warnings=[HOSTILE])
     text = hostile.to_html()
@@ -130,7 +130,16 @@ def test_a_page_has_bars_and_escapes() -> None:
     assert "in 0." not in result("Search").to_html(), "seconds of the machine differ from run to run"
 
 
-def test_what_a_result_remembers_is_not_in_its_data() -> None:
+def test_a_page_of_many_layers_leaves_out_small_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = result("Report")
+    whole = report.to_html()
+    monkeypatch.setattr("inferometer.views.results.MAX_HTML", len(whole) - 1)
+    smaller = report.to_html()
+    assert "kv_cache_write" in whole and "kv_cache_write" not in smaller.partition("decode")[0]
+    assert "gate_up_proj" in smaller and "kv_cache_write" in report.to_text()
+
+
+def test_what_is_kept_with_a_result_is_not_in_its_data() -> None:
     report = result("Report")
     copy = pickle.loads(pickle.dumps(report))
     assert copy == report and b"request" not in report.to_json().replace(b"requests", b"")

@@ -15,7 +15,9 @@ TYPE_CHECKING = False  # that of `typing`, which the package's root shall not lo
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
-    from typing import Any, Self
+    from typing import Any, Self, TypeVar
+
+    Kept = TypeVar("Kept")
 
 _load_views: Callable[[], Any] | None = None
 
@@ -32,8 +34,19 @@ def views() -> Any:
     return _load_views()
 
 
+def keep(result: Kept, **objects: Any) -> Kept:
+    """Keep with a result what draws and explains it: no field of it, not in its JSON, lost when it is pickled."""
+    result.__dict__.update({f"_{name}": value for name, value in objects.items()})
+    return result
+
+
+def kept(result: Any, name: str) -> Any:
+    """What was kept with a result under a name, or None: ``kept(report, "request")``"""
+    return result.__dict__.get(f"_{name}")
+
+
 class Result:
-    """What every result can do; a struct that has it needs ``dict=True`` for what it remembers."""
+    """What every result can do; a struct that has it needs ``dict=True`` for what is kept with it."""
 
     __slots__ = ()
 
@@ -49,7 +62,7 @@ class Result:
 
     def to_html(self) -> str:
         """The same as a piece of HTML with its styles in it, as a notebook shows it."""
-        text: str = views().page(self).html()
+        text: str = views().html(self)
         return text
 
     def to_pandas(self, table: str = "") -> Any:
@@ -59,15 +72,6 @@ class Result:
     def plot(self, kind: str = "", path: str | Path | None = None) -> Any:
         """A matplotlib figure, which a notebook shows; with ``path``, also written: ``report.plot(path="roof.svg")``"""
         return views().figure(self, kind, path)
-
-    def remember(self, **objects: Any) -> Self:
-        """Keep what is needed to draw the result, beside its fields: not in its JSON, and lost when it is pickled."""
-        self.__dict__.update(objects)
-        return self
-
-    def remembered(self, name: str) -> Any:
-        """What was kept under a name, or None: ``report.remembered("request")``"""
-        return self.__dict__.get(name)
 
     def _repr_html_(self) -> str:
         return self.to_html()

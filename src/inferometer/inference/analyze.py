@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..base.errors import BadValue, UnknownName
+from ..base.result import keep
 from ..costs import kernels, parallelism, precision
 from ..costs.binding import BoundPlan
 from ..specs.arguments import signature
@@ -102,7 +103,7 @@ def report_of(request: Request, phase: str = "all") -> Report:
         ],
     )
     report.summary = bottleneck_summary(request, bound_plan, report)
-    return report.remember(request=request)
+    return keep(report, request=request)
 
 
 def _cap_effect(request: Request, metrics: Metrics, phase: str) -> list[str]:

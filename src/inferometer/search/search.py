@@ -24,6 +24,7 @@ import msgspec
 
 from ..base.errors import BadValue, check_int
 from ..base.input_file import is_piped
+from ..base.result import keep
 from ..base.units import plural
 from ..inference.request import build_request
 from ..inference.speculation import HEADS
@@ -149,7 +150,7 @@ def search_with_table(
         result.relaxations = run.relax(table, again)
     run.note_seconds("total", started)
     rejected = [*run.illegal, *run.too_large]
-    return result.remember(table=table, rejected=rejected), table, rejected
+    return keep(result, table=table, rejected=rejected), table, rejected
 
 
 def _cluster_size(gpus: list[str], args: SearchArgs, request_kwargs: dict[str, Any]) -> tuple[int, dict[str, Any]]:

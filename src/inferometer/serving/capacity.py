@@ -22,7 +22,7 @@ import msgspec
 from ..base.errors import BadValue, UnknownName, abbreviate, check_positive, is_number
 from ..base.files import noted_files
 from ..base.parallel_map import TaskPool, check_backend, worker_pool
-from ..base.result import ComparableResult
+from ..base.result import ComparableResult, keep, kept
 from ..base.units import percent
 from ..specs.arguments import arguments, check_names, signature
 from ..specs.command_args import ServedPlanArgs, ServingArgs, TrafficArgs
@@ -74,7 +74,7 @@ class Capacity(ComparableResult, msgspec.Struct, kw_only=True, dict=True):
 
     def summary(self) -> dict[str, Any]:
         """The capacity with labels, and latencies at the highest rate: ``capacity.summary()["p99_ttft_ms"]``"""
-        summarize = self.remembered("summarize")
+        summarize = kept(self, "summarize")
         if summarize is None:
             raise BadValue("this capacity has no plan: `summary` needs the result of `find_capacity`")
         summary: dict[str, Any] = summarize(self)
@@ -114,7 +114,7 @@ def find_capacity(
         capacity = _find(question.case, progress, workers)
     if workers.lost:
         warnings.warn(workers.lost, stacklevel=2)
-    return capacity.remember(summarize=question.summarize, settings=question.settings)
+    return keep(capacity, summarize=question.summarize, settings=question.settings)
 
 
 class CapacityCase(NamedTuple):

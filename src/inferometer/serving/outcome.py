@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from ..base.errors import BadValue
-from ..base.result import ComparableResult
+from ..base.result import ComparableResult, kept
 from ..base.units import ceil_div, milliseconds, plural
 from .inter_token import GapHistogram
 from .request_table import Rejection, RejectionKind
@@ -86,7 +86,7 @@ class Outcome(ComparableResult, msgspec.Struct, kw_only=True, eq=False, dict=Tru
 
     def summary(self) -> dict[str, Any]:
         """What the run amounts to, under the keys of ``vllm bench serve``: ``outcome.summary()["p99_ttft_ms"]``"""
-        summarize = self.remembered("summarize")
+        summarize = kept(self, "summarize")
         if summarize is None:
             raise BadValue("this outcome has no plan: `summary` needs an outcome that `simulate` returned")
         summary: dict[str, Any] = summarize(self)

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from ..base.errors import BadValue, UnknownName, abbreviate, check_fraction, check_int
+from ..base.result import keep
 from ..costs.binding import BoundPlan
 from ..inference.analyze import engine_info
 from ..inference.expected_error import expected_errors
@@ -111,7 +112,7 @@ def _simulate(model: str, gpu: str, keywords: dict[str, Any], given: dict[str, A
     built, options = build_deployment(model, gpu, trace, options, **layout, **engine_options, **plan_options)
     outcome = with_run_warnings(serve(trace, built, options), trace, built, options)
     setup = RunSetup(model, gpu, traffic, goals, given, plan_options)
-    return outcome.remember(summarize=setup.summarize, settings=setup.settings)
+    return keep(outcome, summarize=setup.summarize, settings=setup.settings)
 
 
 def build_deployment(

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ..base.errors import BadValue
-from ..base.result import Result
+from ..base.result import Result, kept
 from ..base.units import figure, milliseconds, money, percent, seconds, size
 from .text.document import Cell, Column, Page, Paragraph, Part, TextTable
 
@@ -273,7 +273,7 @@ def _operators(report: Any) -> PartSeconds:
 def _run_metrics(outcome: Any) -> Mapping[str, Any]:
     from ..serving.metrics import metrics
 
-    named = outcome.remembered("summarize") is not None
+    named = kept(outcome, "summarize") is not None
     result = outcome.summary() if named else metrics(outcome)
     names = ["request_throughput", "output_throughput", "request_goodput", "preemptions"]
     names += [f"{word}_{name}_ms" for name in ("ttft", "tpot", "itl", "e2el") for word in ("mean", "p99")]
@@ -282,7 +282,7 @@ def _run_metrics(outcome: Any) -> Mapping[str, Any]:
 
 def _run_settings(result: Any) -> Mapping[str, Any]:
     """How a run was set up, where that is known."""
-    settings = result.remembered("settings")
+    settings = kept(result, "settings")
     return {} if settings is None else _flat(settings())
 
 

@@ -19,7 +19,7 @@ import msgspec
 
 from ..base.errors import BadValue, UnknownName
 from ..base.extras import load_library, require_library
-from ..base.result import Result
+from ..base.result import Result, kept
 from ..base.units import either, plural
 from ..inference.explain import Explanation
 from . import files
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ..training.training_report import TrainReport
     from ..validation.validate import Validation
 
+MAX_HTML = 56_000  # characters of a page, if leaving out small operators can make it that short
 Table = list[dict[str, Any]] | Mapping[str, Any]  # rows of a table, or its columns
 
 
@@ -54,6 +55,12 @@ def view_of(result: Any) -> View:
 def page(result: Any) -> Page:
     """The parts that the command line prints: ``page(report).terminal(100)``"""
     return view_of(result).page(result)
+
+
+def html(result: Any) -> str:
+    """The page of a notebook; of a network with very many kinds of layers, without its smallest operators."""
+    text, smaller = page(result).html(), _SMALLER.get(type(result).__name__)
+    return text if smaller is None or len(text) <= MAX_HTML else smaller(result, 0.01).html()
 
 
 def frame(result: Any, table: str = "") -> Any:
@@ -115,7 +122,7 @@ def explain(report: Report, operator: str, phase: str = "all") -> ExplainedOpera
     from ..inference.analyze import PHASES
     from ..inference.explain import explain as explanations
 
-    request = report.remembered("request")
+    request = kept(report, "request")
     if request is None:
         raise BadValue("`explain` needs a report that `analyze` returned: a copy has no model")
     if phase not in PHASES:
@@ -123,10 +130,10 @@ def explain(report: Report, operator: str, phase: str = "all") -> ExplainedOpera
     return ExplainedOperator(explanations(request, operator, phase))
 
 
-def _analysis(report: Report) -> Page:
-    from .text.terminal import analysis
+def _analysis(report: Report, least: float | None = None) -> Page:
+    from .text.terminal import LEAST, analysis
 
-    return analysis(report)
+    return analysis(report, least=LEAST if least is None else least)
 
 
 def _explanation(explained: ExplainedOperator) -> Page:
@@ -167,7 +174,7 @@ def _roofline(report: Report) -> Any:
 def _distribution(report: Report, phase: str = "") -> Any:
     from .plots.analysis import distribution, parameters_on_gpu, with_adapters
 
-    name, request = _phase(report, phase), report.remembered("request")
+    name, request = _phase(report, phase), kept(report, "request")
     model = None if request is None else with_adapters(report, request.model)
     return distribution(report, name, None if model is None else parameters_on_gpu(report, model, name))
 
@@ -182,7 +189,7 @@ def _structure(report: Report, phase: str = "") -> Any:
     from .plots.analysis import with_adapters
     from .plots.structure import structure
 
-    request = report.remembered("request")
+    request = kept(report, "request")
     if request is None:
         raise BadValue("`structure` needs a report that `analyze` returned: a copy has no model")
     return structure(report, with_adapters(report, request.model), _phase(report, phase)).figure()
@@ -206,8 +213,8 @@ def _curves(table: Sweep, x: str = "", y: str = "") -> Any:
     from .plots.curves import curves, number_axes
 
     axes = number_axes(table)
-    if not axes:
-        raise BadValue("curves need a numeric axis with several values: try the picture `front`")
+    if not axes and not x:
+        return _front(table)  # names alone: their trade-off is what there is to see
     if x and x not in axes:
         raise UnknownName("axis with several numbers", x, axes)
     if y and y not in METRICS:
@@ -233,9 +240,9 @@ def _search(result: Search) -> Page:
 def _plans(result: Search) -> Table:
     from ..search.explanation import plan_rows
 
-    if result.remembered("rejected") is None:
+    if kept(result, "rejected") is None:
         raise BadValue("all plans need a result that `search` returned: a copy has only the table `simulated`")
-    return plan_rows(result.remembered("table"), result.remembered("rejected"))
+    return plan_rows(kept(result, "table"), kept(result, "rejected"))
 
 
 def _simulated(result: Search) -> Table:
@@ -255,7 +262,7 @@ def _simulated_row(plan: Candidate) -> dict[str, Any]:
 def _pareto(result: Search) -> Any:
     from .text.search import pareto
 
-    table = result.remembered("table")
+    table = kept(result, "table")
     if table is None:
         raise BadValue("the front needs a result that `search` returned, with at least one legal plan")
     return pareto(result, table)
@@ -276,7 +283,7 @@ def _day(result: Search) -> Any:
 def _outcome(outcome: Outcome) -> Page:
     from .text.serving import run
 
-    if outcome.remembered("summarize") is None:
+    if kept(outcome, "summarize") is None:
         return Page([Paragraph(repr(outcome).strip("<>"), style="bold")])
     return run(outcome.summary(), outcome.series)
 
@@ -284,7 +291,7 @@ def _outcome(outcome: Outcome) -> Page:
 def _run_header(outcome: Outcome) -> str:
     from .text.serving import header
 
-    named = outcome.remembered("summarize") is not None
+    named = kept(outcome, "summarize") is not None
     return header(outcome.summary()) if named else plural(len(outcome.arrival_s), "request")
 
 
@@ -301,7 +308,7 @@ def _timeline(outcome: Outcome) -> Any:
 def _latencies(outcome: Outcome) -> Any:
     from .plots.timeline import spread
 
-    goals = outcome.summary()["goodput"] if outcome.remembered("summarize") is not None else None
+    goals = outcome.summary()["goodput"] if kept(outcome, "summarize") is not None else None
     return spread(outcome, _run_header(outcome), goals or {})
 
 
@@ -373,10 +380,11 @@ def _sensitivity_picture(name: str) -> Callable[[Sensitivity], Any]:
     return draw
 
 
-def _training(report: TrainReport) -> Page:
+def _training(report: TrainReport, least: float | None = None) -> Page:
+    from .text.terminal import LEAST
     from .text.training import training
 
-    return training(report)
+    return training(report, least=LEAST if least is None else least)
 
 
 def _training_step(report: TrainReport) -> Any:
@@ -441,3 +449,4 @@ VIEWS: dict[str, View] = {
     ),
     "TrainReport": View(_training, {"operators": _operators}, {"step": _training_step}),
 }
+_SMALLER: dict[str, Callable[[Any, float], Page]] = {"Report": _analysis, "TrainReport": _training}

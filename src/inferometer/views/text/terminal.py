@@ -16,6 +16,7 @@ from ...inference.explain import Explanation
 from ...inference.report import ExpectedError, Memory, OpRow, Phase, Report
 from .document import Cell, Column, Page, Paragraph, Part, StackedBar, TextTable
 
+LEAST = 0.0005  # of a phase's time: operators with less are summed up
 QUIET = ("host", "wait", "draft")  # rows without work of their own
 BOUND_WORD = {"communication": "link"}
 BOUND_STYLE = {"memory": "cyan", "compute": "yellow", "communication": "magenta", "host": "red"}
@@ -50,7 +51,7 @@ def has_color() -> bool:
     return bool(os.environ.get("FORCE_COLOR")) or (sys.stdout is not None and sys.stdout.isatty())
 
 
-def analysis(report: Report, every: bool = False) -> Page:
+def analysis(report: Report, every: bool = False, least: float = LEAST) -> Page:
     """Header, what limits, metrics beside the bound, memory, operators."""
     parts: list[Part] = [Paragraph(header(report), style="bold")]
     if not report.feasible:
@@ -64,7 +65,7 @@ def analysis(report: Report, every: bool = False) -> Page:
     if report.turns:
         parts.append(_turns(report))
     parts += [*_memory(report.memory), Paragraph("")]
-    parts += [_operators(name, phase, report, every) for name, phase in report.phases.items()]
+    parts += [_operators(name, phase, report, every, least) for name, phase in report.phases.items()]
     parts += legend((op for phase in report.phases.values() for op in phase.ops), report.engine.get("kernels_of", []))
     parts += [Paragraph(f"! {warning}", style="yellow") for warning in report.warnings]
     return Page(parts)
@@ -239,7 +240,7 @@ def kv_per_token(m: Memory) -> str:
     return f"{size(short)} per token"
 
 
-def _operators(name: str, phase: Phase, report: Report, every: bool) -> TextTable:
+def _operators(name: str, phase: Phase, report: Report, every: bool, least: float) -> TextTable:
     steps = f" in {phase.steps:,.0f} steps" if phase.steps > 1 else ""
     table = TextTable(
         [
@@ -251,7 +252,7 @@ def _operators(name: str, phase: Phase, report: Report, every: bool) -> TextTabl
         ],
         f"{'denoising step' if report.model.kind == 'diffusion' else name}: {seconds(phase.seconds)}{steps}",
     )
-    shown = [op for op in phase.ops if every or (op.seconds > 0 and op.share >= 0.0005)]
+    shown = [op for op in phase.ops if every or (op.seconds > 0 and op.share >= least)]
     labels = unique_labels(phase.ops)
     blocks = list(dict.fromkeys(op.block for op in shown))
     here = ""

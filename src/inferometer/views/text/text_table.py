@@ -15,11 +15,11 @@ from collections.abc import Iterable, Iterator
 from html import escape
 from typing import NamedTuple
 
-from .paragraph import COLORS, Cell, Draw, Paragraph, Spans, escaped, folded, name_pieces, span, to_ascii, width_of
+from .paragraph import COLORS, Cell, Draw, Paragraph, Spans, css, escaped, folded, name_pieces, span, to_ascii, width_of
 
 GAP = 2  # columns between two columns
 MIN_ELASTIC = 8  # columns below which a drawn bar says nothing
-BAR = 0.55  # of a cell on a page: how long the bar of a whole is, so that figures stand beside it
+BAR = 0.5  # of a cell on a page: how long the bar of a whole is, so that figures stand beside it
 _ALIGN = {"<": "left", ">": "right", "^": "center"}
 _RULE = "border-bottom:1px solid color-mix(in srgb,currentColor 30%,transparent)"
 MIN_FOLDED = (22, 12)  # columns that texts keep before columns are left out, and before rows become blocks
@@ -195,17 +195,18 @@ class TextTable:
 
 def _html_cell(tag: str, cell: Cell | Draw, column: Column, rule: str, style: str = "") -> str:
     """A cell of a page's table: its text, its bar, or what is drawn in it."""
+    if isinstance(cell, Cell) and not cell.text and not rule:
+        return f"<{tag}></{tag}>"
     wrap = "min-width:9em" if column.folds and tag == "td" else "white-space:nowrap"
     look = [f"text-align:{_ALIGN[column.align]}", "padding:1px 8px", wrap, rule]
     if isinstance(cell, Cell):
-        text = cell.text.strip(" ") if column.align != "<" else cell.text
-        inner = span(Cell(text, cell.style or style or column.style)).replace("\n", "<br>")
-        if text.startswith("  "):
+        inner = escape(cell.text.strip(" ")).replace("\n", "<br>")
+        look.append(css(cell.style or style or column.style))
+        if column.align == "<" and cell.text.startswith("  "):
             look.append("padding-left:2em")
         if cell.bar:
             end = f"{min(cell.bar, 1.0) * BAR:.1%}"
-            fill = f"color-mix(in srgb,{COLORS['blue']} 50%,transparent) {end}"
-            look += ["min-width:8em", f"background:linear-gradient(90deg,{fill},transparent {end})"]
+            look += ["min-width:6.5em", f"background:linear-gradient(90deg,{COLORS['blue']}80 {end},#0000 {end})"]
     elif isinstance(cell, StackedBar):
         inner = cell.html()
     else:

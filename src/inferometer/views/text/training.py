@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...base.units import count, percent, seconds, si, size
 from ...training.training_report import TrainMemory, TrainPhase, TrainReport
 from .document import Cell, Column, Draw, Page, Paragraph, Part, TextTable
-from .terminal import OPERATOR_COLUMNS, add_hidden_row, legend, memory_bar, origin_mark, unique_labels
+from .terminal import LEAST, OPERATOR_COLUMNS, add_hidden_row, legend, memory_bar, origin_mark, unique_labels
 
 PARTS = {
     "forward": "forward",
@@ -30,14 +30,14 @@ MEMORY_KINDS = (
 WIDTH = 60
 
 
-def training(report: TrainReport, every: bool = False) -> Page:
+def training(report: TrainReport, every: bool = False, least: float = LEAST) -> Page:
     """Header, verdict, rates, the step part by part, memory, operators of each pass."""
     parts: list[Part] = [Paragraph(header(report), style="bold")]
     if not report.feasible:
         parts.append(Paragraph(f"✗ infeasible: {report.reason}", style="bold red"))
     parts += [Paragraph(report.summary), Paragraph(""), _rates(report), Paragraph(""), _step(report), Paragraph("")]
     parts += [*_memory(report.memory), Paragraph("")]
-    parts += [_operators(name, phase, every) for name, phase in report.phases.items()]
+    parts += [_operators(name, phase, every, least) for name, phase in report.phases.items()]
     parts += legend((op for phase in report.phases.values() for op in phase.ops), [])
     parts += [Paragraph(f"! {warning}", style="yellow") for warning in report.warnings]
     return Page(parts)
@@ -97,7 +97,7 @@ def _memory(m: TrainMemory) -> list[Part]:
     return memory_bar(pieces, m.total_bytes, m.usable_bytes, m.capacity_bytes)
 
 
-def _operators(name: str, phase: TrainPhase, every: bool) -> TextTable:
+def _operators(name: str, phase: TrainPhase, every: bool, least: float) -> TextTable:
     table = TextTable(
         [
             *OPERATOR_COLUMNS,
@@ -109,7 +109,7 @@ def _operators(name: str, phase: TrainPhase, every: bool) -> TextTable:
         ],
         f"{name}: {seconds(phase.seconds)}",
     )
-    shown = [op for op in phase.ops if every or (op.seconds > 0 and op.share >= 0.0005)]
+    shown = [op for op in phase.ops if every or (op.seconds > 0 and op.share >= least)]
     labels = unique_labels(phase.ops)
     for op in shown:
         amounts = (si(op.flops) if op.flops else "", *(size(x) if x else "" for x in (op.bytes, op.sent)))
