@@ -231,7 +231,7 @@ def test_pictures_that_there_are_not() -> None:
         report.plot("memory", phase="decode")
     with pytest.raises(inferometer.UnknownName, match="metric 'tpot'; did you mean tpot_ms"):
         sweep.plot(y="tpot")
-    with pytest.raises(inferometer.BadValue, match="was not asked for curves"):
+    with pytest.raises(inferometer.BadValue, match="ran without curves"):
         result("Sensitivity").plot("curves")
 
 
