@@ -70,7 +70,7 @@ def _headline(result: Sensitivity, fields: list[str]) -> str:
     for field in fields:
         first = max((f for f in result.figures.values() if not f.within), key=lambda f: largest_change(f, [field]))
         change = percent_change(first.up.change[field])
-        clauses.append(f"{names[field]} depends most on {short_label(first)} ({change} for 10% more)")
+        clauses.append(f"{names[field]} follows {short_label(first)} ({change} for 10% more)")
     return " · ".join(clauses[:2])
 
 
@@ -269,7 +269,7 @@ def _label(row: ComparisonRow, result: Sensitivity) -> str:
         )
     first = result.compare[0]
     lost = [
-        f"{label} {factor_text(getattr(row, field) / getattr(first, field))} unchanged"
+        f"{label} {factor_text(getattr(row, field) / getattr(first, field))} on this GPU"
         for field, label in (("ttft_ms", "TTFT"), ("tpot_ms", "TPOT"))
         if getattr(first, field)
     ]
@@ -300,7 +300,7 @@ def sizes(result: Sensitivity) -> Any:
     """Memory of the fullest GPU by number of GPUs, and what the ones that do not do lack."""
     rows = [tried for one in result.size for tried in [t for t in one.tried if t.binding != "layout"][-8:]]
     tall = 1.6 + 0.42 * len(rows)
-    head = result.summary.partition(";")[0] if result.feasible else "No platform meets the target"
+    head = result.summary.partition(". ")[0] if result.feasible else "No platform meets the target"
     figure = page(10.0, tall, head, plan_header(result))
     axes = figure.add_axes((0.2, 0.45 / tall, 0.77, 1 - 1.35 / tall))
     for y, tried in enumerate(rows):
@@ -308,7 +308,7 @@ def sizes(result: Sensitivity) -> Any:
         axes.barh(
             y, share, height=0.62, color=GREEN if tried.works else VERMILLION if share > 1 else FAINT, linewidth=0
         )
-        label = "does it" if tried.works else tried.reason.partition(" usable")[0]
+        label = "works" if tried.works else tried.reason.partition(" usable")[0]
         axes.text(max(share, 1.0) + 0.02, y, label, va="center", fontsize=8, color=INK, parse_math=False)
     axes.axvline(1, color=INK, linewidth=1.3)
     axes.set_xlim(0, max(3.2, 1.6 * max(t.memory_share or 1 + (t.short or 0) for t in rows)))
