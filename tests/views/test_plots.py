@@ -454,7 +454,7 @@ def test_plans_that_were_simulated_are_in_the_legend_of_a_front_once() -> None:
     axes = Figure().subplots()
     draw_simulated(axes, SimpleNamespace(plans=plans))  # type: ignore[arg-type]
     assert sorted(axes.get_legend_handles_labels()[1]) == [
-        "other plans that meet the limits, simulated",
+        "others, simulated",
         "the winner, simulated",
     ]
 

@@ -363,6 +363,6 @@ def _trade(sweep: Sweep, x: np.ndarray, y: np.ndarray, best: np.ndarray) -> str:
     if fast == full:
         return f"One plan beats all: {x[fast]:,.0f} tokens/s per user, {y[fast]:,.0f} per GPU"
     return (
-        f"From {x[fast]:,.0f} tokens/s for a user at {y[fast]:,.0f} a GPU, to {y[full]:,.0f} a GPU at "
-        f"{x[full]:,.0f} for a user"
+        f"From {x[fast]:,.0f} tokens/s per user at {y[fast]:,.0f} per GPU, "
+        f"to {x[full]:,.0f} per user at {y[full]:,.0f} per GPU"
     )

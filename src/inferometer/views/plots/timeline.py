@@ -22,7 +22,7 @@ from .. import files
 from .canvas import brief, logarithmic, page, picture, style
 from .palette import BLUE, FAINT, GREEN, GRID, INK, MUTED, ORANGE, PURPLE, SKY, VERMILLION, tint
 
-TITLES = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "end to end"}
+TITLES = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E"}
 
 
 def write_timeline(
@@ -94,7 +94,7 @@ def _tokens(axes: Any, outcome: Outcome) -> None:
     bins = token_bins(outcome)
     computed, made, edges = bins.computed_tokens / bins.width_s, bins.output_tokens / bins.width_s, bins.edges_s
     axes.stairs(computed, edges, color=VERMILLION, linewidth=1.2, label="computed, incl. prefill")
-    axes.stairs(made, edges, color=GREEN, linewidth=1.4, label="answers")
+    axes.stairs(made, edges, color=GREEN, linewidth=1.4, label="output")
     axes.set_ylim(0, max(1.0, float(computed.max()), float(made.max())) * 1.2)
     axes.yaxis.set_major_formatter(lambda y, _: si(y))
     axes.legend(

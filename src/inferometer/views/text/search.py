@@ -330,7 +330,7 @@ def _name_plans(axes: Any, table: PlanTable, points: LoadPoints, front: np.ndarr
 
 def draw_simulated(axes: Any, result: Search) -> None:
     """Plans that hold in the simulation, the winner as a star: ``draw_simulated(figure.subplots(), result)``"""
-    labels = {True: "the winner, simulated", False: "other plans that meet the limits, simulated"}
+    labels = {True: "the winner, simulated", False: "others, simulated"}
     for plan in result.plans:
         if plan.simulated is None or plan.verdict not in ("wins", "ties", "holds"):
             continue
