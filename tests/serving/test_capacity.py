@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 
 from inferometer.base.errors import BadValue, UnknownName
 from inferometer.base.parallel_map import parallel_map
-from inferometer.serving.capacity import capacity_and_summarize, find_capacity
+from inferometer.serving.capacity import CapacityQuestion, capacity_and_summarize, find_capacity
 from inferometer.serving.metrics import good_requests, latencies
 from inferometer.serving.simulate import simulate
 from inferometer.serving.steady_run import RequestSupply
@@ -19,6 +21,12 @@ GOALS = {"ttft": 400.0, "tpot": 25.0}
 
 def some(count: int = 150) -> Trace:
     return synthetic(num_prompts=count, request_rate=10, input_len=300, output_len=60, seed=3)
+
+
+def test_a_trace_can_go_to_other_processes() -> None:
+    """Long simulations do: machines that are busy enough met this with any trace."""
+    case = CapacityQuestion.of("llama-2-7b", "h200", GOALS, 0.9, 0.02, {}, {"trace": some(20)}).case
+    assert pickle.loads(pickle.dumps(case)).supply.trace.input_tokens.tolist() == [300] * 20
 
 
 def test_the_rate_that_is_found_holds_and_a_little_more_does_not() -> None:

@@ -285,7 +285,7 @@ class CapacityQuestion(NamedTuple):
         traffic = load_traffic(plan_options, None)
         if supply is not None or traffic.trace.arrival_s is None:
             traffic = traffic._replace(schedule="at the highest rate")
-        supply = supply or RequestSupply(trace=traffic.trace, seed=seed)
+        supply = supply or RequestSupply(traffic.trace, {}, seed=seed)  # a dict: it goes to other processes
         _check_trace(traffic.trace, scheduler_options)
         given = {**scheduler_options, **plan_options}
         case = CapacityCase(model, gpu, supply, goodput, share, precision, given)
