@@ -367,7 +367,7 @@ def test_a_calibration_of_something_else_is_said(run: Command, tmp_path: Path, p
     file.write_text(as_toml(origin))
     warnings = run("analyze", *plan, "--calibration", str(file), "--json").json["warnings"]
     said = [line for line in warnings if "the calibration was made for llama-3.1-8b on h200 with vllm 0.28" in line]
-    assert len(said) == bool(differs) and all(differs in line.partition(", and this is ")[2] for line in said)
+    assert len(said) == bool(differs) and all(differs in line.partition(", but this is ")[2] for line in said)
 
 
 @given(st.floats(0.02, 50), st.floats(0.02, 50), st.floats(-1, 1), st.text(max_size=20))
