@@ -19,7 +19,7 @@ from inferometer.inference.request import build_request
 from inferometer.specs import catalog
 from inferometer.training.iteration import iteration_time, stage_times
 from inferometer.training.passes import Recipe
-from inferometer.training.training_memory import stage_memory
+from inferometer.training.training_memory import rank_memory
 from inferometer.training.training_setup import Training, bind_training, wave_quantization
 
 FILE = Path(__file__).resolve().parent / "data" / "megatron_training.toml"
@@ -175,10 +175,10 @@ def _memory(runs: list[dict[str, Any]]) -> list[str]:
     for run in runs:
         activations, stages = run["activation_gib"], run["pipeline_parallel_size"]
         none, both = bound_plan(run, "none"), bound_plan(run, "seq_selective")
-        first, inner = stage_memory(none, 0), stage_memory(none, min(1, stages - 1))
+        first, inner = rank_memory(none, 0), rank_memory(none, min(1, stages - 1))
         figures = {
             "activations, no recompute": (activations["none"], first.activations),
-            "activations, selective, sp": (activations["seq_selective"], stage_memory(both, 0).activations),
+            "activations, selective, sp": (activations["seq_selective"], rank_memory(both, 0).activations),
             "weights, gradients, optimizer: layers" if stages > 1 else "weights, gradients, optimizer": (
                 run["state_gib"],
                 _state(inner),
@@ -205,9 +205,9 @@ def _percent(runs: list[dict[str, Any]]) -> list[str]:
         "|---|---|---:|---:|",
     ]
     for run in runs:
-        base = stage_memory(bound_plan(run, "none"), 0).activations
+        base = rank_memory(bound_plan(run, "none"), 0).activations
         for policy, theirs in run["activation_percent"].items():
-            ours = stage_memory(bound_plan(run, policy), 0).activations / base * 100
+            ours = rank_memory(bound_plan(run, policy), 0).activations / base * 100
             lines.append(f"| {run['model']} | {LABELS[policy]} | {theirs:.2f} | {ours:.2f} |")
     return lines
 

@@ -7,6 +7,7 @@ so tp stays inside a node as long as it fits, and pp is the axis that crosses no
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -37,7 +38,7 @@ def layout_env(plan: Plan, model: Model) -> dict[str, float]:
         "tp": tp,
         "dp": joined,
         "ep": tp * joined if expert_parallel else 1,
-        "ep_spread": _expected_maximum(tp * joined) if expert_parallel else 0.0,
+        "ep_spread": expected_maximum(tp * joined) if expert_parallel else 0.0,
         "moe_tp": 1 if expert_parallel else tp * joined,
         "a2a": tp * joined if joined > 1 else 1,
         "gathered": 0.0 if expert_parallel else 1.0,
@@ -47,8 +48,8 @@ def layout_env(plan: Plan, model: Model) -> dict[str, float]:
 
 
 @cache
-def _expected_maximum(ranks: int) -> float:
-    """The expected largest of so many standard normal values (Blom): ``_expected_maximum(8)  # 1.43``"""
+def expected_maximum(ranks: int) -> float:
+    """The expected largest of so many standard normal values (Blom): ``expected_maximum(8)  # 1.43``"""
     from statistics import NormalDist  # rare, and slow to import
 
     return NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25)) if ranks > 1 else 0.0
@@ -110,12 +111,17 @@ def pipeline_stages(model: Model, pp: int) -> tuple[Model, ...]:
     wants more is refused by `illegal_reason`, and what is shown beside that is of as many as can be.
     """
     pp = min(pp, max(model.num_layers, 1))
-    if pp == 1:
-        return (model,)
     per, rest = divmod(model.num_layers, pp)
     counts = [per] * pp
     for i in range(rest):  # rest < pp: never as far back as -1 - pp
         counts[-2 - i] += 1
+    return cut_layers(model, counts)
+
+
+def cut_layers(model: Model, counts: Sequence[int]) -> tuple[Model, ...]:
+    """A model cut into stages of so many layers: ``cut_layers(model, [7, 8, 8, 7])``; embedding first, head last."""
+    if len(counts) == 1:
+        return (model,)
     stages, start = [], 0
     for stage, count in enumerate(counts):
         of_stage = range(start, start + count)
@@ -127,11 +133,11 @@ def pipeline_stages(model: Model, pp: int) -> tuple[Model, ...]:
                 if layers:
                     name = f"{block.name.rpartition('.')[0] or block.name}.{layer_range(list(layers))}"
                     blocks.append(msgspec.structs.replace(block, layers=layers, name=name))
-            elif block.stage == "head" and stage == pp - 1:
+            elif block.stage == "head" and stage == len(counts) - 1:
                 blocks.append(_with_own_table(block))
             elif block.stage != "head" and stage == 0:
                 blocks.append(block)
-        if stage < pp - 1:
+        if stage < len(counts) - 1:
             blocks.append(_send_block(model))
         stages.append(msgspec.structs.replace(model, blocks=tuple(blocks), num_layers=count))
     return tuple(stages)
@@ -185,22 +191,23 @@ class Place(NamedTuple):
 
 def places(plan: Plan, device: Hardware) -> dict[str, Place]:
     """For each axis (tp, ep, pp, dcp) the links that its collectives run over."""
-    network = device.links.get("network") or NO_LINK
     tp, dp, dcp = plan.tensor_parallel_size, plan.data_parallel_size, plan.decode_context_parallel_size
-    pp_ranks = plan.pipeline_parallel_size * tp * dp
-
-    def place(ranks: int, scattered: bool = False) -> Place:
-        name, link = _joining(plan, device, ranks)
-        domain = _domain(plan, device, name, link)
-        return Place(name, link, min(ranks, domain), network, ranks, scattered)
-
-    stages = place(pp_ranks)
+    stages = place(plan, device, plan.pipeline_parallel_size * tp * dp)
+    network = stages.network
     return {
-        "tp": place(tp),
-        "dcp": place(dcp),
-        "ep": place(tp * dp, scattered=True),
+        "tp": place(plan, device, tp),
+        "dcp": place(plan, device, dcp),
+        "ep": place(plan, device, tp * dp, scattered=True),
         "pp": stages._replace(per_node=2, ranks=1) if not stages.spans_nodes else Place("network", network, 2, network),
     }
+
+
+def place(plan: Plan, device: Hardware, ranks: int, *, stride: int = 1, scattered: bool = False) -> Place:
+    """Where so many ranks sit of which every ``stride``-th GPU is one: ``place(plan, device, 4, stride=8).per_node``"""
+    name, link = _joining(plan, device, ranks * stride)
+    domain = _domain(plan, device, name, link)
+    network = device.links.get("network") or NO_LINK
+    return Place(name, link, max(1, min(ranks, domain // stride)), network, ranks, scattered)
 
 
 def _joining(plan: Plan, device: Hardware, ranks: int) -> tuple[str, Link]:

@@ -363,7 +363,38 @@ class TrainArgs(Args):
     tensor_parallel_size: Annotated[int, arg("Tensor-parallel GPUs: each layer is split across them.", short="-tp")] = 1
     pipeline_parallel_size: Annotated[int, arg("Pipeline stages: the layers are divided among them.", short="-pp")] = 1
     sequence_parallel: Annotated[bool, arg("Also split norms and residuals across the TP ranks.", short="-sp")] = False
-    enable_expert_parallel: Annotated[bool, arg("Distribute the experts over all TP × DP ranks.")] = False
+    context_parallel_size: Annotated[
+        int, arg("Context-parallel ranks: they divide every sequence.", short="-cp", ge=1, le=10**5)
+    ] = 1
+    cp_comm_type: Annotated[
+        str, arg("Context-parallel exchange: p2p (a ring, overlapped with attention), all_gather or a2a.")
+    ] = "p2p"
+    enable_expert_parallel: Annotated[bool, arg("Distribute the experts over all TP × CP × DP ranks.")] = False
+    expert_model_parallel_size: Annotated[
+        int, arg("Expert-parallel ranks: they divide the experts of a layer.", short="-ep", ge=1, le=10**5)
+    ] = 1
+    expert_tensor_parallel_size: Annotated[
+        Annotated[int, arg("", ge=1, le=10**5)] | None,
+        arg("Tensor-parallel ranks within an expert.", short="-etp", default_text="1 with -ep, else TP"),
+    ] = None
+    decoder_first_pipeline_num_layers: Annotated[
+        Annotated[int, arg("", ge=0, le=10**5)] | None,
+        arg("Layers of the first pipeline stage.", default_text="as the others"),
+    ] = None
+    decoder_last_pipeline_num_layers: Annotated[
+        Annotated[int, arg("", ge=0, le=10**5)] | None,
+        arg("Layers of the last pipeline stage.", default_text="as the others"),
+    ] = None
+    account_for_embedding_in_pipeline_split: Annotated[
+        bool, arg("Count the embedding as a layer of the first stage.")
+    ] = False
+    account_for_loss_in_pipeline_split: Annotated[bool, arg("Count the loss as a layer of the last stage.")] = False
+    pipeline_model_parallel_layout: Annotated[
+        str | None, arg("Layers of every virtual stage, in Megatron-LM's notation: Ett|tt|ttL.", metavar="TEXT")
+    ] = None
+    reduce_every_microbatch: Annotated[
+        bool, arg("ZeRO-2 and 3: reduce gradients after every micro-batch, so that no rank keeps them all.")
+    ] = False
     interleave: Annotated[int, arg("Virtual stages per pipeline stage.", ge=1, le=1024)] = 1
     zero: Annotated[
         int, arg("ZeRO stage: replicas shard 1 the optimizer, 2 also gradients, 3 also weights.", ge=0, le=3)

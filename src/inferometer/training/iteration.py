@@ -1,8 +1,8 @@
 """One optimizer step of training on a whole layout: seconds by part, and FLOPs.
 
-With stage times tₖ, n micro-batches and v virtual stages a step takes n·max t + (Σt - max t)/v (the bubble), then the
-replicas' gradients are reduced and the optimizer runs. A collective that runs beside computation hides a documented
-share of the time that both take.
+Micro-batches run through the pipeline's schedule (`schedule`): equal stages wait (p - 1)/v times for n micro-batches
+over v virtual stages, the bubble. Then gradients are reduced once over the replicas and the optimizer runs. A
+collective that runs beside computation hides a documented share of the time that both take.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from .passes import (
     training_constants,
     weight_gather,
 )
-from .training_setup import Training, has_master_weights, micro_batch_steps, parameter_counts
+from .schedule import schedule_seconds
+from .training_setup import Training, has_master_weights, micro_batch_steps, parameter_counts, rank_parameters
 
 PRODUCTS = frozenset(
     {"linear", "moe", "prefill_attention", "attention_backward", "scan", "chunk_scan"}
@@ -39,33 +40,46 @@ OVERLAPPED = ("all_reduce_backward", f"{GATHER}_again", f"{GATHER}_backward")  #
 
 
 class StageTime(NamedTuple):
-    """Seconds of one micro-batch on a stage, and its operators."""
+    """Seconds of one micro-batch on a virtual stage, and its operators."""
 
     forward: float
     recompute: float
     backward: float
     tp_comm: float
+    cp_comm: float
     ep_comm: float
     pp_comm: float
     dp_comm: float
+    forward_pass: float  # with the communication in it
     rows: dict[str, list[OpCost]]
     flops: float
-    hideable: float  # computation of the backward pass that hides no tensor-parallel collective yet
+    hideable: float  # computation of the backward pass that hides no other collective yet
 
     @property
     def total(self) -> float:
         """All of it."""
-        return self.forward + self.recompute + self.backward + self.tp_comm + self.ep_comm + self.pp_comm + self.dp_comm
+        return self.forward + self.recompute + self.backward + self.communication
+
+    @property
+    def communication(self) -> float:
+        """What is not hidden."""
+        return self.tp_comm + self.cp_comm + self.ep_comm + self.pp_comm + self.dp_comm
+
+    @property
+    def backward_pass(self) -> float:
+        """The backward pass, with what is computed again and the communication in it."""
+        return self.total - self.forward_pass
 
 
 class IterationTime(NamedTuple):
-    """Seconds of an optimizer step, part by part, on the slowest stage."""
+    """Seconds of an optimizer step, part by part, on the slowest pipeline rank."""
 
     forward: float
     backward: float
     recompute: float
     optimizer: float
     tp_comm: float
+    cp_comm: float
     ep_comm: float
     pp_comm: float
     dp_comm: float
@@ -79,7 +93,7 @@ class IterationTime(NamedTuple):
 
 
 def stage_times(training: Training) -> list[StageTime]:
-    """Every pipeline stage's micro-batch; equal stages are estimated once."""
+    """Every virtual stage's micro-batch; equal stages are estimated once."""
     known: dict[object, StageTime] = {}
     times = []
     for index, stage in enumerate(training.stages):
@@ -103,66 +117,92 @@ def _seconds(rows: list[OpCost]) -> float:
     return float(sum(row.seconds * row.count for row in rows))
 
 
+def _on(rows: list[OpCost], axis: str) -> float:
+    """Seconds of the collectives of an axis."""
+    return _seconds([row for row in rows if row.op.kind in LINKED and row.op.axis == axis])
+
+
 def _hidden(share: float, comm: float, beside: float) -> float:
     """Seconds of a collective that the computation beside it hides."""
     return share * min(comm, beside)
 
 
 def _stage_time(training: Training, index: int) -> StageTime:
-    recipe, overlap = training.recipe, overlap_of(training.recipe)
+    overlap = overlap_of(training.recipe)
     forward, recompute, backward = (_op_costs(training, index, blocks) for blocks in training.passes[index])
     rows = {"forward": forward, "recompute": recompute, "backward": backward}
     compute = {name: _seconds([row for row in costs if row.op.kind not in LINKED]) for name, costs in rows.items()}
-    collectives = [row for costs in rows.values() for row in costs if row.op.kind in LINKED]
     products = _seconds([row for row in backward if row.op.kind in ("linear", "moe")])
-    overlapped = _seconds([row for row in collectives if row.op.name in OVERLAPPED])
-    hidden = _hidden(overlap.tp, overlapped, products)
+    hidden = _hidden(overlap.tp, _seconds([row for row in backward if row.op.name in OVERLAPPED]), products)
+    back = backward + recompute
+    tp_comm = {"forward": _on(forward, "tp"), "backward": _on(back, "tp") - hidden}
+    cp_comm = {"forward": _ring_exposed(forward), "backward": _ring_exposed(back)}
+    ep_comm = {"forward": _on(forward, "ep"), "backward": _on(back, "ep")}
     hideable = compute["backward"] + compute["recompute"] - hidden
     sends = _op_costs(training, index, _sends(training, index))
     rows["backward"] = backward + sends
-    dp_comm, rows["data_parallel"] = 0.0, []
-    if recipe.zero >= 2:
-        dp_comm, rows["data_parallel"] = _sharded_comm(training, index, compute["forward"], hideable)
+    gathers = _gathers(training, index) if training.recipe.zero == 3 else []
+    reduces = _reduces(training, index) if _reduces_every_time(training) else []
+    before = _seconds(gathers) - _hidden(overlap.dp, _seconds(gathers), compute["forward"])
+    behind = _seconds(gathers) + _seconds(reduces)
+    behind -= _hidden(overlap.dp, behind, hideable)
+    rows["data_parallel"] = reduces + 2 * gathers
     counted = [row for name in ("forward", "recompute", "backward") for row in rows[name] if row.op.kind in PRODUCTS]
     return StageTime(
         forward=compute["forward"],
         recompute=compute["recompute"],
         backward=compute["backward"],
-        tp_comm=_seconds([row for row in collectives if row.op.axis == "tp"]) - hidden,
-        ep_comm=_seconds([row for row in collectives if row.op.axis == "ep"]),
+        tp_comm=sum(tp_comm.values()),
+        cp_comm=sum(cp_comm.values()),
+        ep_comm=sum(ep_comm.values()),
         pp_comm=_seconds(sends),
-        dp_comm=dp_comm,
+        dp_comm=before + behind,
+        forward_pass=compute["forward"] + tp_comm["forward"] + cp_comm["forward"] + ep_comm["forward"] + before,
         rows=rows,
         flops=float(sum(row.work["flops"] * row.count for row in counted)),
         hideable=hideable,
     )
 
 
+def _ring_exposed(rows: list[OpCost]) -> float:
+    """Seconds of context parallelism that attention does not hide: a ring sends while it computes, others before."""
+    ring = _seconds([row for row in rows if row.op.axis == "cp" and row.op.kind == "send"])
+    attention = _seconds([row for row in rows if row.op.kind in ("prefill_attention", "attention_backward")])
+    return max(0.0, ring - attention) + _on(rows, "cp") - ring
+
+
 def _sends(training: Training, index: int) -> tuple[Block, ...]:
-    """What a stage sends to the next and back for a micro-batch."""
+    """What a virtual stage sends to the next and back for a micro-batch, where computing does not hide it."""
     last = len(training.stages) - 1
-    model, v = training.bound_plan.model, training.recipe.interleave
+    if training.recipe.interleave > 1:  # sent while the next virtual stage computes
+        return ()
+    model = training.bound_plan.model
     layers = [i for block in training.stages[index].model.blocks if block.stage == "layer" for i in block.layers]
-    to_next, to_previous = stage_send(model, max(layers), v), stage_send(model, min(layers), v)
+    to_next, to_previous = stage_send(model, max(layers, default=0)), stage_send(model, min(layers, default=0))
     return (*((to_next,) if index < last else ()), *((to_previous,) if index else ()))
 
 
-def _sharded_comm(training: Training, index: int, forward: float, hideable: float) -> tuple[float, list[OpCost]]:
-    """ZeRO-2 and 3 reduce the gradients of every micro-batch, since no rank keeps them all; 3 gathers weights twice."""
-    overlap = overlap_of(training.recipe).dp
-    reduces = _collective(training, index, gradient_sum(training.recipe.zero))
-    gathers = _collective(training, index, weight_gather()) if training.recipe.zero == 3 else []
-    in_backward = _seconds(reduces) + _seconds(gathers)
-    exposed = _seconds(gathers) - _hidden(overlap, _seconds(gathers), forward)
-    exposed += in_backward - _hidden(overlap, in_backward, hideable)
-    return exposed, reduces + 2 * gathers
+def _reduces_every_time(training: Training) -> bool:
+    """Whether the gradients of every micro-batch are reduced, so that no rank keeps them all."""
+    return training.recipe.zero >= 2 and training.recipe.reduce_every_microbatch
 
 
-def _collective(training: Training, index: int, op: Op) -> list[OpCost]:
-    """One collective of the replicas, over the parameters of a rank that they have in common."""
+def _reduces(training: Training, index: int) -> list[OpCost]:
+    zero = training.recipe.zero
+    return _replica_costs(training, index, [gradient_sum(zero, experts=experts) for experts in (False, True)])
+
+
+def _gathers(training: Training, index: int) -> list[OpCost]:
+    return _replica_costs(training, index, [weight_gather(experts=experts) for experts in (False, True)])
+
+
+def _replica_costs(training: Training, index: int, ops: list[Op]) -> list[OpCost]:
+    """Collectives of a virtual stage's dense weights and of its experts, each over the ranks that have the same."""
     counts = parameter_counts(training, index)
-    common = counts.dense if training.bound_plan.plan.enable_expert_parallel else counts.total
-    return _op_costs(training, index, (_one_op(op, reduced_params=common),))
+    together = training.layout.expert_replicas == training.layout.replicas
+    sizes = (counts.total, 0.0) if together else (counts.dense, counts.experts)
+    blocks = tuple(_one_op(op, reduced_params=size) for op, size in zip(ops, sizes, strict=True) if size)
+    return _op_costs(training, index, blocks) if blocks else []
 
 
 def _one_op(op: Op, **dims: float) -> Block:
@@ -172,30 +212,52 @@ def _one_op(op: Op, **dims: float) -> Block:
 def iteration_time(training: Training, times: list[StageTime]) -> tuple[IterationTime, list[OpCost]]:
     """The optimizer step and the operators that run once in it: ``iteration_time(training, stage_times(training))``"""
     recipe, overlap = training.recipe, overlap_of(training.recipe).dp
-    slow = max(times, key=lambda t: t.total)
-    index, n = times.index(slow), training.micro_batches
-    bubble = (sum(t.total for t in times) - slow.total) / recipe.interleave
-    counts = parameter_counts(training, index)
-    reduces = _collective(training, index, gradient_sum(recipe.zero)) if recipe.zero < 2 else []
-    gathers = _collective(training, index, weight_gather()) if recipe.zero in (1, 2) else []
-    exposed = _seconds(reduces) - _hidden(overlap, _seconds(reduces), slow.hideable)
-    exposed += _seconds(gathers) - _hidden(overlap, _seconds(gathers), slow.forward)
+    n, chunks = training.micro_batches, [[times[i] for i in training.chunks(rank)] for rank in _ranks(training)]
+    rank = slowest_rank(training, times)
+    busy = n * sum(time.total for time in chunks[rank])
+    send = _seconds(_op_costs(training, 0, (stage_send(training.bound_plan.model, 0),))) if recipe.interleave > 1 else 0
+    passes = schedule_seconds(
+        [[time.forward_pass for time in stage] for stage in chunks],
+        [[time.backward_pass for time in stage] for stage in chunks],
+        n,
+        send,
+    )
+    indices = training.chunks(rank)
+    reduces = [] if _reduces_every_time(training) else [row for i in indices for row in _reduces(training, i)]
+    gathers = [row for i in indices for row in _gathers(training, i)] if recipe.zero in (1, 2) else []
+    exposed = _seconds(reduces) - _hidden(overlap, _seconds(reduces), sum(time.hideable for time in chunks[rank]))
+    exposed += _seconds(gathers) - _hidden(overlap, _seconds(gathers), sum(time.forward for time in chunks[rank]))
+    counts = rank_parameters(training, rank)
     updated = counts.sharded(training) if recipe.zero else counts.total
     optimizer = optimizer_step(training_constants().optimizers[recipe.optimizer], master=has_master_weights(training))
-    updates = _op_costs(training, index, (_one_op(optimizer, update_params=updated),))
+    updates = _op_costs(training, 0, (_one_op(optimizer, update_params=updated),))
+
+    def over(part: str) -> float:
+        return n * sum(getattr(time, part) for time in chunks[rank])
+
     parts = IterationTime(
-        forward=n * slow.forward,
-        backward=n * slow.backward,
-        recompute=n * slow.recompute,
+        forward=over("forward"),
+        backward=over("backward"),
+        recompute=over("recompute"),
         optimizer=_seconds(updates),
-        tp_comm=n * slow.tp_comm,
-        ep_comm=n * slow.ep_comm,
-        pp_comm=n * slow.pp_comm,
-        dp_comm=n * slow.dp_comm + exposed,
-        pp_bubble=bubble,
+        tp_comm=over("tp_comm"),
+        cp_comm=over("cp_comm"),
+        ep_comm=over("ep_comm"),
+        pp_comm=over("pp_comm"),
+        dp_comm=over("dp_comm") + exposed,
+        pp_bubble=max(0.0, passes - busy),
         host=training.bound_plan.engine.step_overhead,
     )
     return parts, reduces + gathers + updates
+
+
+def _ranks(training: Training) -> range:
+    return range(min(training.layout.pp, len(training.stages)))
+
+
+def slowest_rank(training: Training, times: list[StageTime]) -> int:
+    """The pipeline rank whose virtual stages take longest: ``slowest_rank(training, stage_times(training))``"""
+    return max(_ranks(training), key=lambda rank: sum(times[i].total for i in training.chunks(rank)))
 
 
 # ------------------------------------------------------------------ FLOPs
@@ -203,11 +265,12 @@ def iteration_time(training: Training, times: list[StageTime]) -> tuple[Iteratio
 
 def model_flops(training: Training) -> float:
     """FLOPs that one micro-batch of the model needs, three times its forward products: nothing recomputed or twice."""
-    env = {**training.bound_plan.env, **ALONE}
+    env = {**training.bound_plan.env, **ALONE, "cp": 1}
     one_rank = training.bound_plan._replace(env=env, model=_language_model(training.bound_plan.model))
     forward = stage_passes(one_rank.model, training.recipe).forward
     whole = one_rank._replace(model=msgspec.structs.replace(one_rank.model, blocks=forward))
-    rows = step_rows(whole, micro_batch_steps(training.recipe))
+    recipe = msgspec.structs.replace(training.recipe, context_parallel_size=1)
+    rows = step_rows(whole, micro_batch_steps(recipe))
     return 3 * float(sum(row.work["flops"] * row.count for row in rows if row.op.kind in PRODUCTS))
 
 

@@ -17,12 +17,13 @@ import msgspec
 
 from ..base.symbols import names as s
 from ..network.graph import Block, Model
-from ..network.operators import Formula, Op, Work, all_gather, all_reduce, reduce_scatter, send
+from ..network.operators import Formula, Op, Work, all_gather, all_reduce, all_to_all, reduce_scatter, send
 from ..specs import catalog
 from ..specs.structs import Spec
 from .backward import GATHER, SCATTER, SERVING, backward
 
 RECOMPUTE = ("none", "selective", "full")
+CP_COMM_TYPES = ("p2p", "all_gather", "a2a")
 PRECISIONS = ("bf16", "fp16", "fp32", "fp8", "fp8-block", "mxfp8")
 
 
@@ -33,11 +34,21 @@ class Recipe(Spec, frozen=True, kw_only=True):
     micro_batch_size: int = 1  # sequences that a replica runs at once
     seq_len: int | tuple[int, ...] = 2048  # one number, or one per layer (token pruning)
     zero: Literal[0, 1, 2, 3] = 0
+    reduce_every_microbatch: bool = False  # with ZeRO-2 and 3: no rank keeps all gradients between micro-batches
     recompute: Literal["none", "selective", "full"] = "none"
     optimizer: str = "adamw"
     precision: str = "bf16"
     grad_dtype: str = "fp32"
-    interleave: int = 1  # parts of a pipeline stage (virtual stages)
+    interleave: int = 1  # virtual stages of a pipeline rank
+    pipeline_layout: tuple[int, ...] = ()  # layers of each virtual stage; (): as even as they go
+    first_stage_layers: int | None = None
+    last_stage_layers: int | None = None
+    account_for_embedding: bool = False  # the embedding counts as a layer of the first stage
+    account_for_loss: bool = False  # head and loss count as a layer of the last stage
+    context_parallel_size: int = 1
+    cp_comm_type: Literal["p2p", "all_gather", "a2a"] = "p2p"
+    expert_model_parallel_size: int = 1
+    expert_tensor_parallel_size: int | None = None
     dropout: bool = False
     overlap: float | None = None  # share of communication that computation hides; None: data/training.toml's
     tokens: float | None = None  # of the whole training
@@ -102,10 +113,20 @@ class StagePasses(NamedTuple):
     backward: tuple[Block, ...]
 
 
-def stage_passes(model: Model, recipe: Recipe, *, sequence_parallel: bool = False, eager: bool = False) -> StagePasses:
+def stage_passes(
+    model: Model,
+    recipe: Recipe,
+    *,
+    sequence_parallel: bool = False,
+    eager: bool = False,
+    context_parallel: bool = False,
+) -> StagePasses:
     """The passes of a model, or of a pipeline stage's part of it."""
+    exchange = recipe.cp_comm_type if context_parallel else ""
     forward = tuple(
-        training_block(block, sequence_parallel=sequence_parallel, dropout=recipe.dropout, eager=eager)
+        training_block(
+            block, sequence_parallel=sequence_parallel, dropout=recipe.dropout, eager=eager, exchange=exchange
+        )
         for block in model.blocks
         if block.stage in ("embed", "layer", "head") and block.name != "pipeline"
     )
@@ -117,7 +138,7 @@ def stage_passes(model: Model, recipe: Recipe, *, sequence_parallel: bool = Fals
 
 
 def training_block(
-    block: Block, *, sequence_parallel: bool = False, dropout: bool = False, eager: bool = False
+    block: Block, *, sequence_parallel: bool = False, dropout: bool = False, eager: bool = False, exchange: str = ""
 ) -> Block:
     """A block as training runs it: no cache and no sampling; a loss; what tensor parallelism needs in both passes.
 
@@ -138,7 +159,11 @@ def training_block(
                 ops.append(_region_start(width, rows, sequence_parallel and op.name == "all_reduce"))
             if sequence_parallel and op.name == "all_reduce":
                 op = reduce_scatter(SCATTER, width, m=rows)
+        if exchange and op.kind == "prefill_attention":
+            ops.append(_context_exchange(op, exchange))
         ops.append(op)
+        if exchange == "a2a" and op.kind == "prefill_attention":
+            ops.append(_output_exchange(op))
         if dropout and eager and op.kind == "prefill_attention":
             ops.append(_attention_dropout(op))
         if dropout and op.kind in ("all_reduce", "reduce_scatter") and op.name in ("all_reduce", SCATTER):
@@ -157,6 +182,28 @@ def _region_start(width: Formula, rows: Formula, sequence_parallel: bool) -> Op:
     if sequence_parallel:
         return all_gather(GATHER, width, m=rows)
     return Op("copy", "copy", Work(), {"bytes": rows * width * s.act_bytes, "ranks": s.tp}, axis="tp")
+
+
+def _context_exchange(op: Op, exchange: str) -> Op:
+    """What context-parallel ranks send for attention: keys and values round a ring or to all; with a2a q, k and v.
+
+    The names of rows and widths are those of a rank's own tokens.
+    """
+    d = op.dims
+    kv = d["kv_heads"] * (d["qk_dim"] + d["v_dim"])
+    if exchange == "a2a":
+        width = d["heads"] * d["qk_dim"] + kv
+        return all_to_all("context_all_to_all", width, rows=d["tokens"], ranks=s.cp, axis="cp")
+    if exchange == "all_gather":
+        return all_gather("context_gather", kv, m=s.cp * d["tokens"], ranks=s.cp, axis="cp")
+    return send("context_ring", (s.cp - 1) * kv, m=d["tokens"], axis="cp")
+
+
+def _output_exchange(op: Op) -> Op:
+    """The output of attention goes back from heads to tokens."""
+    d = op.dims
+    width = d["heads"] * d["v_dim"]
+    return all_to_all("context_all_to_all_back", width, rows=d["tokens"], ranks=s.cp, axis="cp")
 
 
 def _dropout() -> Op:
@@ -216,9 +263,9 @@ def _backward_block(block: Block) -> Block:
     return msgspec.structs.replace(block, ops=tuple(grad for op in reversed(block.ops) for grad in backward(op)))
 
 
-def stage_send(model: Model, layer: int, interleave: int) -> Block:
+def stage_send(model: Model, layer: int) -> Block:
     """The hidden state to the next part of the pipeline, each tensor-parallel rank sending its share."""
-    op = send("send_to_next_stage", interleave * s.hidden_size / s.tp)
+    op = send("send_to_next_stage", s.hidden_size / s.tp)
     return Block("pipeline", (op,), {"hidden_size": model.sizes["hidden_size"]}, (layer,), residual=False)
 
 
@@ -239,19 +286,21 @@ def optimizer_step(optimizer: Optimizer, *, master: bool) -> Op:
     )
 
 
-def _replica_collective(build: Callable[..., Op], name: str, size: Formula) -> Op:
-    """A collective over the replicas of ``size`` bytes, whatever format they are in."""
-    return build(name, size / s.act_bytes, m=1, ranks=s.replicas, axis="dp")
+def _replica_collective(build: Callable[..., Op], name: str, size: Formula, experts: bool) -> Op:
+    """A collective of ``size`` bytes, whatever format they are in, over the replicas, or over those of the experts."""
+    ranks, axis = (s.expert_replicas, "edp") if experts else (s.replicas, "dp")
+    name = f"{name}_of_experts" if experts else name
+    return build(name, size / s.act_bytes, m=1, ranks=ranks, axis=axis)
 
 
-def gradient_sum(zero: int) -> Op:
+def gradient_sum(zero: int, *, experts: bool = False) -> Op:
     """Sum the gradients over replicas: all of them on each rank, or with ZeRO each rank its share."""
     size = s.reduced_params * s.grad_bytes
     if zero:
-        return _replica_collective(reduce_scatter, "reduce_gradients", size)
-    return _replica_collective(all_reduce, "all_reduce_gradients", size)
+        return _replica_collective(reduce_scatter, "reduce_gradients", size, experts)
+    return _replica_collective(all_reduce, "all_reduce_gradients", size, experts)
 
 
-def weight_gather() -> Op:
+def weight_gather(*, experts: bool = False) -> Op:
     """Collect the weights that the replicas hold (ZeRO-3) or have updated (ZeRO-1 and 2) in shards."""
-    return _replica_collective(all_gather, "gather_weights", s.reduced_params * s.param_bytes)
+    return _replica_collective(all_gather, "gather_weights", s.reduced_params * s.param_bytes, experts)

@@ -21,8 +21,9 @@ from ..inference.workload import parse_lengths
 from ..specs.arguments import checked, flag, signature
 from ..specs.command_args import TrainArgs
 from ..specs.structs import Engine, Plan
-from .iteration import IterationTime, StageTime, iteration_time, model_flops, stage_times
-from .passes import PRECISIONS, RECOMPUTE, Recipe, training_constants
+from .iteration import IterationTime, StageTime, iteration_time, model_flops, slowest_rank, stage_times
+from .passes import CP_COMM_TYPES, PRECISIONS, RECOMPUTE, Recipe, training_constants
+from .pipeline_layout import layout_counts
 from .training_memory import StageMemory, fits_with, fullest_stage
 from .training_report import Breakdown, TrainMemory, TrainPhase, TrainReport
 from .training_setup import Training, bind_training, illegal_reason, micro_batch_steps
@@ -60,6 +61,7 @@ def train(model: str, gpu: str = "h100-sxm", **kwargs: Unpack[TrainKwargs]) -> T
     _check_choice("precision", args.precision, PRECISIONS)
     request = _build_request(model, gpu, args, kwargs)
     _check_choice("recompute", args.recompute, RECOMPUTE)
+    _check_choice("cp_comm_type", args.cp_comm_type, CP_COMM_TYPES)
     _check_choice("optimizer", args.optimizer, tuple(training_constants().optimizers))
     _check_choice("grad_dtype", args.grad_dtype, ("fp32", "bf16", "fp16"))
     if args.overlap is not None:
@@ -77,6 +79,16 @@ def train(model: str, gpu: str = "h100-sxm", **kwargs: Unpack[TrainKwargs]) -> T
         precision=args.precision,
         grad_dtype=args.grad_dtype,
         interleave=args.interleave,
+        pipeline_layout=_pipeline_layout(args, request),
+        first_stage_layers=args.decoder_first_pipeline_num_layers,
+        last_stage_layers=args.decoder_last_pipeline_num_layers,
+        account_for_embedding=args.account_for_embedding_in_pipeline_split,
+        account_for_loss=args.account_for_loss_in_pipeline_split,
+        context_parallel_size=args.context_parallel_size,
+        cp_comm_type=args.cp_comm_type,  # type: ignore[arg-type]
+        expert_model_parallel_size=args.expert_model_parallel_size,
+        expert_tensor_parallel_size=args.expert_tensor_parallel_size,
+        reduce_every_microbatch=args.reduce_every_microbatch,
         dropout=args.dropout,
         overlap=args.overlap,
         tokens=args.tokens,
@@ -87,6 +99,12 @@ def train(model: str, gpu: str = "h100-sxm", **kwargs: Unpack[TrainKwargs]) -> T
             f"{request.plan.data_parallel_size} data-parallel ranks: give a multiple of {each}"
         )
     return report_of(request, recipe)
+
+
+def _pipeline_layout(args: TrainArgs, request: Request) -> tuple[int, ...]:
+    """The layers of every virtual stage where they are written out."""
+    text = args.pipeline_model_parallel_layout
+    return layout_counts(text, request.model.num_layers, request.plan.pipeline_parallel_size) if text else ()
 
 
 def _check_choice(name: str, given: object, allowed: tuple[str, ...]) -> None:
@@ -123,8 +141,8 @@ def report_of(request: Request, recipe: Recipe) -> TrainReport:
     fits = held.total <= usable
     plan, n = request.plan, training.micro_batches
     tokens_per_step = recipe.global_batch_size * recipe.length
-    needed_flops = model_flops(training) * n * training.replicas
-    done_flops = sum(t.flops for t in times) * n * plan.tensor_parallel_size * training.replicas
+    needed_flops = model_flops(training) * n * training.layout.dp
+    done_flops = sum(t.flops for t in times) * n * plan.tensor_parallel_size * training.layout.replicas
     peak_flops = training.bound_plan.env["mlp_peak_flops"] * plan.gpus
     rate = tokens_per_step / parts.total
     report = TrainReport(
@@ -209,9 +227,11 @@ def _roofline_seconds(training: Training) -> float:
 
 def _phases(training: Training, times: list[StageTime], once: list[OpCost]) -> dict[str, TrainPhase]:
     """The passes of all micro-batches on the slowest stage, then what runs once in a step."""
-    slow = max(times, key=lambda t: t.total)
-    n = training.micro_batches
-    rows = {name: [_op_row(training, cost, n) for cost in costs] for name, costs in slow.rows.items()}
+    n, slow = training.micro_batches, training.chunks(slowest_rank(training, times))
+    rows = {
+        name: [_op_row(training, cost, n) for index in slow for cost in times[index].rows[name]]
+        for name in times[slow[0]].rows
+    }
     rows["data_parallel"] += [_op_row(training, cost, 1) for cost in once if cost.op.kind != "optimizer"]
     rows["optimizer"] = [_op_row(training, cost, 1) for cost in once if cost.op.kind == "optimizer"]
     return {name: _phase(ops) for name, ops in rows.items() if ops}

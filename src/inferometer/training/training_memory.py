@@ -22,13 +22,14 @@ from ..specs.arguments import flag
 from ..specs.plan_args import short_flag
 from .backward import stashed_bytes
 from .passes import RECOMPUTE, Recipe, training_constants
+from .schedule import pass_order
 from .training_setup import (
     Training,
     bind_training,
     has_master_weights,
     illegal_reason,
     micro_batch_steps,
-    parameter_counts,
+    rank_parameters,
 )
 
 
@@ -48,9 +49,9 @@ class StageMemory(NamedTuple):
         return float(sum(self))
 
 
-def stage_memory(training: Training, index: int) -> StageMemory:
-    """A stage's bytes under the recipe's ZeRO stage, optimizer and recomputation."""
-    recipe, env, counts = training.recipe, training.bound_plan.env, parameter_counts(training, index)
+def rank_memory(training: Training, rank: int) -> StageMemory:
+    """A pipeline rank's bytes under the recipe's ZeRO stage, optimizer and recomputation."""
+    recipe, env, counts = training.recipe, training.bound_plan.env, rank_parameters(training, rank)
     eight_bit = recipe.precision not in ("bf16", "fp16", "fp32")  # keeps 8-bit copies of the weights, both ways
     optimizer = training_constants().optimizers[recipe.optimizer]
     states = optimizer.states + (optimizer.master if has_master_weights(training) else 0)
@@ -58,35 +59,32 @@ def stage_memory(training: Training, index: int) -> StageMemory:
     held = counts.total
     if recipe.zero == 3:
         held = min(held, shards + training_constants().zero.gathered_layers * counts.largest)
+    accumulates = training.micro_batches > 1 and not recipe.reduce_every_microbatch
     return StageMemory(
         weights=held * (env["param_bytes"] + 2 * eight_bit),
-        gradients=(shards if recipe.zero >= 2 else counts.total) * env["grad_bytes"],
+        gradients=(shards if recipe.zero >= 2 and not accumulates else counts.total) * env["grad_bytes"],
         optimizer=(shards if recipe.zero >= 1 else counts.total) * states,
-        activations=activation_bytes(training, index),
-        working=working_bytes(training, index),
+        activations=activation_bytes(training, rank),
+        working=max(working_bytes(training, index) for index in training.chunks(rank)),
         overhead=training.bound_plan.engine.memory_reserve,
     )
 
 
-def in_flight(training: Training, index: int) -> float:
-    """Micro-batches of which a stage keeps activations at its fullest: 1F1B, perhaps interleaved."""
-    p, v = len(training.stages), training.recipe.interleave
-    parts = p - index if v == 1 else 2 * (p - index - 1) + (v - 1) * p + 1
-    return min(parts, training.micro_batches * v) / v
+def activation_bytes(training: Training, rank: int) -> float:
+    """What a pipeline rank keeps of all micro-batches in flight, where it is most."""
+    kept = [kept_bytes(training, index) for index in training.chunks(rank)]
+    ranks = min(training.layout.pp, len(training.stages))
+    now = most = 0.0
+    for _, chunk, is_backward in pass_order(rank, ranks, len(kept), min(training.micro_batches, 2 * ranks)):
+        now += -kept[chunk] if is_backward else kept[chunk]
+        most = max(most, now)
+    return most
 
 
-def activation_bytes(training: Training, index: int) -> float:
-    """What a stage keeps of all micro-batches in flight."""
-    in_flight_by_stage = {
-        "layer": in_flight(training, index),
-        "head": 1.0,
-        "embed": float(min(len(training.stages), training.micro_batches)),
-    }
+def kept_bytes(training: Training, index: int) -> float:
+    """What a virtual stage keeps of one micro-batch from its forward to its backward pass."""
     mode = training.recipe.recompute
-    return sum(
-        in_flight_by_stage[b.stage] * sum(_per_layer(training, b, _stashed(b, mode)))
-        for b in training.passes[index].forward
-    )
+    return sum(sum(_per_layer(training, b, _stashed(b, mode))) for b in training.passes[index].forward)
 
 
 def working_bytes(training: Training, index: int) -> float:
@@ -128,9 +126,9 @@ def _as_formula(value: object) -> Expr:
 
 def fullest_stage(training: Training) -> tuple[StageMemory, int]:
     """The bytes of the pipeline stage that needs most, and its index."""
-    stages = [stage_memory(training, index) for index in range(len(training.stages))]
-    index = max(range(len(stages)), key=lambda i: stages[i].total)
-    return stages[index], index
+    ranks = [rank_memory(training, rank) for rank in range(min(training.layout.pp, len(training.stages)))]
+    index = max(range(len(ranks)), key=lambda i: ranks[i].total)
+    return ranks[index], index
 
 
 # ------------------------------------------------------------------ what would fit

@@ -40,6 +40,7 @@ class Breakdown(msgspec.Struct):
     recompute: float
     optimizer: float
     tp_comm: float
+    cp_comm: float
     ep_comm: float
     pp_comm: float
     dp_comm: float

@@ -6,6 +6,7 @@ training.stages[0].env["tp"], training.micro_batches
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -14,55 +15,89 @@ import msgspec
 from ..base.errors import BadValue
 from ..base.symbols import Value, ceil_of, evaluate, maximum_of, where
 from ..costs import collectives, kernels, parallelism
-from ..costs.binding import BoundPlan, bind, stage_plans
+from ..costs.binding import BoundPlan, bind
 from ..costs.kernels import Source, Terms, assumed
 from ..costs.parallelism import Place
 from ..costs.step import Group, Step
 from ..inference.request import Request
 from ..network.operators import Op
-from ..specs.structs import Engine, Hardware, Link
+from ..specs.structs import Engine, Hardware, Link, Plan
 from .passes import Recipe, StagePasses, stage_passes
+from .pipeline_layout import layer_counts
 
 TILES = ((128, 256), (256, 128))  # large tiles of 16-bit products on tensor cores; the better one is taken
 
 
+class TrainLayout(NamedTuple):
+    """Ranks of each axis as Megatron-LM counts them: tp × cp × dp × pp GPUs, etp × ep × replicas × pp for experts."""
+
+    tp: int
+    cp: int
+    dp: int
+    pp: int
+    ep: int  # expert-parallel ranks
+    etp: int  # tensor-parallel ranks of an expert
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that hold the same dense weights and sum their gradients: dp × cp."""
+        return self.dp * self.cp
+
+    @property
+    def expert_replicas(self) -> int:
+        """Ranks that hold the same experts."""
+        return self.tp * self.replicas // (self.ep * self.etp)
+
+
 class Training(NamedTuple):
-    """A request and its recipe, with every name bound."""
+    """A request and its recipe, with every name bound. A rank has the virtual stages ``rank, rank + pp, …``."""
 
     bound_plan: BoundPlan
     recipe: Recipe
-    stages: tuple[BoundPlan, ...]
+    layout: TrainLayout
+    stages: tuple[BoundPlan, ...]  # virtual ones, in the order of the model
     passes: tuple[StagePasses, ...]
 
     @property
     def micro_batches(self) -> int:
         """Of one replica in an optimizer step."""
-        return self.recipe.global_batch_size // (self.recipe.micro_batch_size * self.bound_plan.plan.data_parallel_size)
+        return self.recipe.global_batch_size // (self.recipe.micro_batch_size * self.layout.dp)
 
-    @property
-    def replicas(self) -> int:
-        """Copies of the model."""
-        return self.bound_plan.plan.data_parallel_size
+    def chunks(self, rank: int) -> range:
+        """The virtual stages of a pipeline rank."""
+        return range(rank, len(self.stages), self.layout.pp)
+
+
+def train_layout(request: Request, recipe: Recipe) -> TrainLayout:
+    """The ranks of each axis; experts of a dense model, and those that nothing is said of, follow the dense layers."""
+    plan, cp = request.plan, recipe.context_parallel_size
+    tp, dp = plan.tensor_parallel_size, plan.data_parallel_size
+    moe = any(op.kind == "moe" for block in request.model.blocks for op in block.ops)
+    ep = (tp * cp * dp if plan.enable_expert_parallel else recipe.expert_model_parallel_size) if moe else 1
+    etp = recipe.expert_tensor_parallel_size or (tp if ep == 1 else 1)
+    return TrainLayout(tp, cp, dp, plan.pipeline_parallel_size, ep, etp if moe else tp)
 
 
 def bind_training(request: Request, recipe: Recipe) -> Training:
-    """Bind the names of a training step. Experts are spread over all tp·dp ranks, or every replica has them all."""
-    plan, device, engine = request.plan, request.device, request.engine
+    """Bind the names of a training step: ``bind_training(request, Recipe(context_parallel_size=2)).layout``"""
+    layout, device, engine = train_layout(request, recipe), request.device, request.engine
+    plan = msgspec.structs.replace(request.plan, data_parallel_size=layout.replicas)
     missing = parallelism.missing_link(request.model, plan, device, replicas_meet=True)
     if missing:
         raise BadValue(missing)
     bound_plan = bind(request.model, device, engine, plan, roles=request.roles, efficiency=request.efficiency)
+    places = parallelism.places(plan, device) | _places(plan, device, layout)
     env = bound_plan.env
-    if not plan.enable_expert_parallel:
-        env |= parallelism.layout_env(msgspec.structs.replace(plan, data_parallel_size=1), request.model)
-    places = parallelism.places(plan, device)
-    replicas_per_node = max(1.0, places["ep"].per_node // plan.tensor_parallel_size)  # that share a rank's link
-    places["dp"] = places["ep"]._replace(per_node=replicas_per_node, ranks=plan.data_parallel_size, scattered=False)
-    link = _replica_link(places["dp"], plan.data_parallel_size)
+    env |= parallelism.layout_env(msgspec.structs.replace(plan, data_parallel_size=1), request.model)
+    env |= _layout_env(layout) if layout.ep > 1 or layout.etp != layout.tp else {}
+    for axis in ("dp", "edp", "cp", "ep"):
+        link = _replica_link(places[axis], places[axis].ranks) if axis in ("dp", "edp") else None
+        env[f"{axis}_bandwidth"] = link.bandwidth if link else places[axis].bandwidth
+        env[f"{axis}_latency"] = link.latency if link else places[axis].link.latency
     env |= {
-        "dp_bandwidth": link.bandwidth,
-        "dp_latency": link.latency,
-        "replicas": plan.data_parallel_size,
+        "cp": layout.cp,
+        "replicas": layout.replicas,
+        "expert_replicas": layout.expert_replicas,
         "grad_bytes": 4.0 if recipe.grad_dtype == "fp32" else 2.0,
         "param_bytes": env["act_bytes"],
     }
@@ -70,12 +105,58 @@ def bind_training(request: Request, recipe: Recipe) -> Training:
     if engine.kernels and not request.efficiency:
         sources = (*sources[:-1], wave_quantization(engine, device), sources[-1])
     bound_plan = bound_plan._replace(sources=sources)
-    stages = stage_plans(bound_plan)
-    eager = plan.attention == "eager"
+    counts = stage_layer_counts(request, recipe)
+    stages = tuple(bound_plan._replace(model=model) for model in parallelism.cut_layers(request.model, counts))
     passes = (
-        stage_passes(stage.model, recipe, sequence_parallel=plan.sequence_parallel, eager=eager) for stage in stages
+        stage_passes(
+            stage.model,
+            recipe,
+            sequence_parallel=plan.sequence_parallel,
+            eager=plan.attention == "eager",
+            context_parallel=layout.cp > 1,
+        )
+        for stage in stages
     )
-    return Training(bound_plan, recipe, stages, tuple(passes))
+    return Training(bound_plan, recipe, layout, stages, tuple(passes))
+
+
+def _places(plan: Plan, device: Hardware, layout: TrainLayout) -> dict[str, Place]:
+    """Where the ranks of training's axes sit: tp ranks are neighbours, then cp, then dp; of experts etp, then ep."""
+    place = functools.partial(parallelism.place, plan, device)
+    return {
+        "cp": place(layout.cp, stride=layout.tp),
+        "dp": place(layout.replicas, stride=layout.tp),
+        "ep": place(layout.ep, stride=layout.etp, scattered=True),
+        "edp": place(layout.expert_replicas, stride=layout.ep * layout.etp),
+    }
+
+
+def _layout_env(layout: TrainLayout) -> dict[str, float]:
+    """Experts over ep ranks, each of them sliced over etp: the tokens of all ep × etp ranks meet there."""
+    return {
+        "dp": layout.ep * layout.etp / layout.tp,
+        "ep": layout.ep,
+        "ep_spread": parallelism.expected_maximum(layout.ep),
+        "moe_tp": layout.etp,
+        "a2a": layout.ep,
+        "gathered": 0.0,
+    }
+
+
+def stage_layer_counts(request: Request, recipe: Recipe) -> list[int]:
+    """Layers of every virtual stage; with more stages than layers those that can be, which `illegal_reason` refuses."""
+    layers, pp = request.model.num_layers, request.plan.pipeline_parallel_size
+    if recipe.pipeline_layout:
+        return list(recipe.pipeline_layout)
+    return layer_counts(
+        layers,
+        min(pp, max(layers, 1)),
+        chunks=recipe.interleave,
+        first=recipe.first_stage_layers,
+        last=recipe.last_stage_layers,
+        embedding=recipe.account_for_embedding,
+        loss=recipe.account_for_loss,
+    )
 
 
 def _replica_link(place: Place, replicas: int) -> Link:
@@ -90,20 +171,42 @@ def _replica_link(place: Place, replicas: int) -> Link:
 def illegal_reason(request: Request, recipe: Recipe, micro_batches: int) -> str:
     """Why the layout cannot be trained on; empty if it can."""
     plan, v, pp = request.plan, recipe.interleave, request.plan.pipeline_parallel_size
-    one_replica = plan if plan.enable_expert_parallel else msgspec.structs.replace(plan, data_parallel_size=1)
-    available = plan.nodes * plan.gpus_per_node
-    if plan.gpus > available:
+    layout = train_layout(request, recipe)
+    gpus, available = layout.tp * layout.replicas * layout.pp, plan.nodes * plan.gpus_per_node
+    if gpus > available:
+        of_context = f" × cp {layout.cp}" if layout.cp > 1 else ""
         return (
-            f"tp {plan.tensor_parallel_size} × pp {pp} × dp {plan.data_parallel_size} = {plan.gpus} GPUs, but "
+            f"tp {layout.tp}{of_context} × pp {pp} × dp {layout.dp} = {gpus} GPUs, but "
             f"{plan.nodes} × {plan.gpus_per_node} = {available} are available"
         )
     if v > 1 and pp == 1:
         return f"interleave {v} needs pipeline stages: give -pp"
-    if v > 1 and request.model.num_layers % (pp * v):
-        return f"{request.model.num_layers} layers do not divide into {pp} stages × {v} virtual ones"
+    if pp * v > max(request.model.num_layers, 1) + recipe.account_for_embedding + recipe.account_for_loss:
+        return f"{request.model.num_layers} layers are fewer than {pp} stages × {v} virtual ones"
     if v > 1 and micro_batches % pp:
         return f"interleaved stages need micro-batches in multiples of pp {pp}, not {micro_batches}"
-    return parallelism.illegal_reason(request.model, one_replica, request.device)
+    return _illegal_ranks(request, recipe, layout) or parallelism.illegal_reason(
+        request.model,
+        msgspec.structs.replace(plan, data_parallel_size=1, enable_expert_parallel=layout.ep > 1),
+        request.device,
+    )
+
+
+def _illegal_ranks(request: Request, recipe: Recipe, layout: TrainLayout) -> str:
+    """Why experts or sequences cannot be split over their ranks."""
+    group = layout.ep * layout.etp
+    if layout.tp * layout.replicas % group:
+        return f"ep {layout.ep} × etp {layout.etp} do not divide tp {layout.tp} × cp {layout.cp} × dp {layout.dp}"
+    for block in request.model.blocks:
+        experts = block.dims.get("num_experts")
+        if experts and experts % layout.ep:
+            return f"{int(experts)} experts do not divide by ep {layout.ep}"
+        heads = block.dims.get("num_attention_heads")
+        if heads and recipe.cp_comm_type == "a2a" and heads % (layout.tp * layout.cp):
+            return f"{int(heads)} attention heads do not divide by tp {layout.tp} × cp {layout.cp} (cp_comm_type a2a)"
+    if layout.cp > 1 and recipe.length % (2 * layout.cp):
+        return f"{recipe.length:,} tokens do not divide into 2 × cp {layout.cp} pieces"
+    return ""
 
 
 def micro_batch_steps(recipe: Recipe) -> Step | list[Step]:
@@ -114,7 +217,8 @@ def micro_batch_steps(recipe: Recipe) -> Step | list[Step]:
 
 
 def _micro_batch(recipe: Recipe, length: int) -> Step:
-    return Step((Group(recipe.micro_batch_size, length, 0, length),))
+    """Of a context-parallel rank its share of every sequence: queries from both ends, so that pairs are shared, too."""
+    return Step((Group(recipe.micro_batch_size / recipe.context_parallel_size, length, 0, length),))
 
 
 class ParameterCounts(NamedTuple):
@@ -130,13 +234,22 @@ class ParameterCounts(NamedTuple):
         return self.dense + self.experts
 
     def sharded(self, training: Training) -> float:
-        """What is left when replicas share; experts that are spread over all ranks have no second copy to share."""
-        n = training.replicas
-        return self.dense / n + self.experts / (1 if training.bound_plan.plan.enable_expert_parallel else n)
+        """What is left when the ranks that hold the same weights share."""
+        return self.dense / training.layout.replicas + self.experts / training.layout.expert_replicas
+
+    def plus(self, other: ParameterCounts) -> ParameterCounts:
+        """Of two virtual stages together."""
+        return ParameterCounts(self.dense + other.dense, self.experts + other.experts, max(self.largest, other.largest))
+
+
+def rank_parameters(training: Training, rank: int) -> ParameterCounts:
+    """Of all virtual stages of a pipeline rank: ``rank_parameters(training, 0).total``"""
+    first, *others = (parameter_counts(training, index) for index in training.chunks(rank))
+    return functools.reduce(ParameterCounts.plus, others, first)
 
 
 def parameter_counts(training: Training, index: int) -> ParameterCounts:
-    """Of one rank of a pipeline stage, every weight counted as one byte: ``parameter_counts(training, 0).total``"""
+    """Of one rank of a virtual stage, every weight counted as one byte: ``parameter_counts(training, 0).total``"""
     stage = training.stages[index]
     env = {k: 1.0 if k.endswith("_weight_bytes") or k == "norm_bytes" else v for k, v in stage.env.items()}
     sums, largest = {True: 0.0, False: 0.0}, 0.0  # by whether they are experts
