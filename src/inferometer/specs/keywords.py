@@ -339,7 +339,17 @@ class TrainKwargs(TypedDict, total=False):
     tensor_parallel_size: int | None
     pipeline_parallel_size: int | None
     sequence_parallel: bool | None
+    context_parallel_size: int | None
+    cp_comm_type: str | None
     enable_expert_parallel: bool | None
+    expert_model_parallel_size: int | None
+    expert_tensor_parallel_size: int | None
+    decoder_first_pipeline_num_layers: int | None
+    decoder_last_pipeline_num_layers: int | None
+    account_for_embedding_in_pipeline_split: bool | None
+    account_for_loss_in_pipeline_split: bool | None
+    pipeline_model_parallel_layout: str | None
+    reduce_every_microbatch: bool | None
     interleave: int | None
     zero: int | None
     recompute: str | None

@@ -67,7 +67,7 @@ def train(model: str, gpu: str = "h100-sxm", **kwargs: Unpack[TrainKwargs]) -> T
     if args.overlap is not None:
         check_fraction("overlap", args.overlap, "0 (none) and 1 (all that compute can hide)")
     seq_len = _default_length(request) if args.seq_len is None else args.seq_len
-    each = args.micro_batch_size * request.plan.data_parallel_size
+    each = args.micro_batch_size * args.data_parallel_size
     batch = each if args.global_batch_size is None else args.global_batch_size
     recipe = Recipe(
         global_batch_size=batch,
@@ -96,7 +96,7 @@ def train(model: str, gpu: str = "h100-sxm", **kwargs: Unpack[TrainKwargs]) -> T
     if batch % each:
         raise BadValue(
             f"`global_batch_size` {batch:,} cannot be split into micro-batches of {args.micro_batch_size} on "
-            f"{request.plan.data_parallel_size} data-parallel ranks: give a multiple of {each}"
+            f"{args.data_parallel_size} data-parallel ranks: give a multiple of {each}"
         )
     return report_of(request, recipe)
 
@@ -116,6 +116,7 @@ def _build_request(model: str, gpu: str, args: TrainArgs, given: Mapping[str, An
     """The machine and layout as a request of inference, which knows how to check and bind them."""
     dtype = args.precision if args.precision in ("bf16", "fp16", "fp32") else "bf16"
     shared = {name: value for name, value in given.items() if name in _LAYOUT}
+    shared["data_parallel_size"] = args.data_parallel_size * args.context_parallel_size  # they hold the same weights
     fixed: dict[str, Any] = {
         "input_len": 1,
         "dtype": dtype,
@@ -149,7 +150,7 @@ def report_of(request: Request, recipe: Recipe) -> TrainReport:
         model=model_info(request),
         device=device_info(request.device),
         engine=engine_info(request.engine),
-        plan=_plan_info(plan),
+        plan=_plan_info(plan) | training.layout.plan_info(),
         recipe=msgspec.to_builtins(recipe),
         feasible=fits and not illegal,
         reason=illegal or (None if fits else fits_with(request, recipe, held, usable)),

@@ -174,7 +174,7 @@ def _with_ranks(request: Request, recipe: Recipe, field: str, ranks: int) -> Req
     plan = msgspec.structs.replace(request.plan, **{field: ranks})
     plan = msgspec.structs.replace(plan, nodes=max(plan.nodes, ceil_div(plan.gpus, plan.gpus_per_node)))
     other = request._replace(plan=plan)
-    each = recipe.micro_batch_size * plan.data_parallel_size
+    each = recipe.micro_batch_size * (plan.data_parallel_size // recipe.context_parallel_size)
     return None if illegal_reason(other, recipe, recipe.global_batch_size // each) else other
 
 

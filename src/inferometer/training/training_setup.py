@@ -46,7 +46,16 @@ class TrainLayout(NamedTuple):
     @property
     def expert_replicas(self) -> int:
         """Ranks that hold the same experts."""
-        return self.tp * self.replicas // (self.ep * self.etp)
+        return max(1, self.tp * self.replicas // (self.ep * self.etp))
+
+    def plan_info(self) -> dict[str, int]:
+        """The axes by the names of their flags."""
+        return {
+            "data_parallel_size": self.dp,
+            "context_parallel_size": self.cp,
+            "expert_model_parallel_size": self.ep,
+            "expert_tensor_parallel_size": self.etp,
+        }
 
 
 class Training(NamedTuple):
@@ -69,9 +78,12 @@ class Training(NamedTuple):
 
 
 def train_layout(request: Request, recipe: Recipe) -> TrainLayout:
-    """The ranks of each axis; experts of a dense model, and those that nothing is said of, follow the dense layers."""
+    """The ranks of each axis; the plan's data-parallel ranks are dp × cp, which hold the same weights.
+
+    Experts follow the dense layers where nothing is said of them.
+    """
     plan, cp = request.plan, recipe.context_parallel_size
-    tp, dp = plan.tensor_parallel_size, plan.data_parallel_size
+    tp, dp = plan.tensor_parallel_size, plan.data_parallel_size // cp
     moe = any(op.kind == "moe" for block in request.model.blocks for op in block.ops)
     ep = (tp * cp * dp if plan.enable_expert_parallel else recipe.expert_model_parallel_size) if moe else 1
     etp = recipe.expert_tensor_parallel_size or (tp if ep == 1 else 1)
@@ -80,8 +92,7 @@ def train_layout(request: Request, recipe: Recipe) -> TrainLayout:
 
 def bind_training(request: Request, recipe: Recipe) -> Training:
     """Bind the names of a training step: ``bind_training(request, Recipe(context_parallel_size=2)).layout``"""
-    layout, device, engine = train_layout(request, recipe), request.device, request.engine
-    plan = msgspec.structs.replace(request.plan, data_parallel_size=layout.replicas)
+    layout, plan, device, engine = train_layout(request, recipe), request.plan, request.device, request.engine
     missing = parallelism.missing_link(request.model, plan, device, replicas_meet=True)
     if missing:
         raise BadValue(missing)
