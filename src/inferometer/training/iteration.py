@@ -28,7 +28,14 @@ from .passes import (
     weight_gather,
 )
 from .schedule import schedule_seconds
-from .training_setup import Training, has_master_weights, micro_batch_steps, parameter_counts, rank_parameters
+from .training_setup import (
+    ParameterCounts,
+    Training,
+    has_master_weights,
+    micro_batch_steps,
+    parameter_counts,
+    rank_parameters,
+)
 
 PRODUCTS = frozenset(
     {"linear", "moe", "prefill_attention", "attention_backward", "scan", "chunk_scan"}
@@ -141,8 +148,9 @@ def _stage_time(training: Training, index: int) -> StageTime:
     hideable = compute["backward"] + compute["recompute"] - hidden
     sends = _op_costs(training, index, _sends(training, index))
     rows["backward"] = backward + sends
-    gathers = _gathers(training, index) if training.recipe.zero == 3 else []
-    reduces = _reduces(training, index) if _reduces_every_time(training) else []
+    counts = parameter_counts(training, index)
+    gathers = _gathers(training, counts) if training.recipe.zero == 3 else []
+    reduces = _reduces(training, counts) if _reduces_every_time(training) else []
     before = _seconds(gathers) - _hidden(overlap.dp, _seconds(gathers), compute["forward"])
     behind = _seconds(gathers) + _seconds(reduces)
     behind -= _hidden(overlap.dp, behind, hideable)
@@ -187,68 +195,84 @@ def _reduces_every_time(training: Training) -> bool:
     return training.recipe.zero >= 2 and training.recipe.reduce_every_microbatch
 
 
-def _reduces(training: Training, index: int) -> list[OpCost]:
+def _reduces(training: Training, counts: ParameterCounts) -> list[OpCost]:
     zero = training.recipe.zero
-    return _replica_costs(training, index, [gradient_sum(zero, experts=experts) for experts in (False, True)])
+    return _replica_costs(training, counts, [gradient_sum(zero, experts=experts) for experts in (False, True)])
 
 
-def _gathers(training: Training, index: int) -> list[OpCost]:
-    return _replica_costs(training, index, [weight_gather(experts=experts) for experts in (False, True)])
+def _gathers(training: Training, counts: ParameterCounts) -> list[OpCost]:
+    return _replica_costs(training, counts, [weight_gather(experts=experts) for experts in (False, True)])
 
 
-def _replica_costs(training: Training, index: int, ops: list[Op]) -> list[OpCost]:
-    """Collectives of a virtual stage's dense weights and of its experts, each over the ranks that have the same."""
-    counts = parameter_counts(training, index)
+def _replica_costs(training: Training, counts: ParameterCounts, ops: list[Op]) -> list[OpCost]:
+    """Collectives of dense weights and of experts, each over the ranks that hold the same."""
     together = training.layout.expert_replicas == training.layout.replicas
     sizes = (counts.total, 0.0) if together else (counts.dense, counts.experts)
     blocks = tuple(_one_op(op, reduced_params=size) for op, size in zip(ops, sizes, strict=True) if size)
-    return _op_costs(training, index, blocks) if blocks else []
+    return _op_costs(training, 0, blocks) if blocks else []
 
 
 def _one_op(op: Op, **dims: float) -> Block:
     return Block("step", (op,), dims, stage="head", residual=False)
 
 
+class StepEnd(NamedTuple):
+    """What a pipeline rank does after its last micro-batch."""
+
+    optimizer: float
+    dp_comm: float
+    rows: list[OpCost]
+
+
+def _step_end(training: Training, counts: ParameterCounts, chunks: list[StageTime]) -> StepEnd:
+    """Gradients that are not reduced yet, the optimizer, and the weights that it updated in shards."""
+    recipe, overlap = training.recipe, overlap_of(training.recipe).dp
+    reduces = [] if _reduces_every_time(training) else _reduces(training, counts)
+    gathers = _gathers(training, counts) if recipe.zero in (1, 2) else []
+    exposed = _seconds(reduces) - _hidden(overlap, _seconds(reduces), sum(time.hideable for time in chunks))
+    exposed += _seconds(gathers) - _hidden(overlap, _seconds(gathers), sum(time.forward for time in chunks))
+    updated = counts.sharded(training) if recipe.zero else counts.total
+    optimizer = optimizer_step(training_constants().optimizers[recipe.optimizer], master=has_master_weights(training))
+    updates = _op_costs(training, 0, (_one_op(optimizer, update_params=updated),))
+    return StepEnd(_seconds(updates), exposed, reduces + gathers + updates)
+
+
 def iteration_time(training: Training, times: list[StageTime]) -> tuple[IterationTime, list[OpCost]]:
     """The optimizer step and the operators that run once in it: ``iteration_time(training, stage_times(training))``"""
-    recipe, overlap = training.recipe, overlap_of(training.recipe).dp
     n, chunks = training.micro_batches, [[times[i] for i in training.chunks(rank)] for rank in _ranks(training)]
-    rank = slowest_rank(training, times)
-    busy = n * sum(time.total for time in chunks[rank])
-    send = _seconds(_op_costs(training, 0, (stage_send(training.bound_plan.model, 0),))) if recipe.interleave > 1 else 0
+    slow = chunks[slowest_rank(training, times)]
+    is_interleaved = training.recipe.interleave > 1
+    sends = _op_costs(training, 0, (stage_send(training.bound_plan.model, 0),)) if is_interleaved else []
     passes = schedule_seconds(
         [[time.forward_pass for time in stage] for stage in chunks],
         [[time.backward_pass for time in stage] for stage in chunks],
         n,
-        send,
+        _seconds(sends),
     )
-    indices = training.chunks(rank)
-    reduces = [] if _reduces_every_time(training) else [row for i in indices for row in _reduces(training, i)]
-    gathers = [row for i in indices for row in _gathers(training, i)] if recipe.zero in (1, 2) else []
-    exposed = _seconds(reduces) - _hidden(overlap, _seconds(reduces), sum(time.hideable for time in chunks[rank]))
-    exposed += _seconds(gathers) - _hidden(overlap, _seconds(gathers), sum(time.forward for time in chunks[rank]))
-    counts = rank_parameters(training, rank)
-    updated = counts.sharded(training) if recipe.zero else counts.total
-    optimizer = optimizer_step(training_constants().optimizers[recipe.optimizer], master=has_master_weights(training))
-    updates = _op_costs(training, 0, (_one_op(optimizer, update_params=updated),))
+    ends: dict[ParameterCounts, StepEnd] = {}
+    for rank in _ranks(training):
+        counts = rank_parameters(training, rank)
+        if counts not in ends:
+            ends[counts] = _step_end(training, counts, chunks[rank])
+    end = max(ends.values(), key=lambda one: one.optimizer + one.dp_comm)  # the next step begins on all ranks at once
 
     def over(part: str) -> float:
-        return n * sum(getattr(time, part) for time in chunks[rank])
+        return n * sum(getattr(time, part) for time in slow)
 
     parts = IterationTime(
         forward=over("forward"),
         backward=over("backward"),
         recompute=over("recompute"),
-        optimizer=_seconds(updates),
+        optimizer=end.optimizer,
         tp_comm=over("tp_comm"),
         cp_comm=over("cp_comm"),
         ep_comm=over("ep_comm"),
         pp_comm=over("pp_comm"),
-        dp_comm=over("dp_comm") + exposed,
-        pp_bubble=max(0.0, passes - busy),
+        dp_comm=over("dp_comm") + end.dp_comm,
+        pp_bubble=max(0.0, passes - over("total")),
         host=training.bound_plan.engine.step_overhead,
     )
-    return parts, reduces + gathers + updates
+    return parts, end.rows
 
 
 def _ranks(training: Training) -> range:
