@@ -228,6 +228,12 @@ def _reversed_collective(op: Op) -> tuple[Op, ...]:
     return (_derive(op, "backward", op.work),)
 
 
+def _send(op: Op) -> tuple[Op, ...]:
+    """A gradient comes back the way that its tensor went; round a ring keys and values go again, too."""
+    twice = 2 if op.axis == "cp" else 1
+    return (_derive(op, "backward", Work(sent=twice * op.work.sent, hops=op.work.hops)),)
+
+
 def _nothing(op: Op) -> tuple[Op, ...]:
     """The gradient of a sum over ranks is what every rank already has."""
     return ()
@@ -266,7 +272,7 @@ _BACKWARD: dict[str, Callable[[Op], tuple[Op, ...]]] = {
     "all_gather": _gather,
     "reduce_scatter": _scatter,
     "all_to_all": _reversed_collective,
-    "send": _reversed_collective,
+    "send": _send,
 }
 _STASH: dict[str, Callable[[Op], Stash]] = {
     "linear": _stash_linear,

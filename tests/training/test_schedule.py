@@ -1,0 +1,99 @@
+"""The schedule of a pipeline's passes, and which layers its ranks have."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inferometer import BadValue, train
+from inferometer.training.pipeline_layout import layer_counts, layout_counts
+from inferometer.training.schedule import pass_order, run_schedule, schedule_seconds
+
+SIZES = st.tuples(st.sampled_from([1, 2, 3, 4, 8]), st.sampled_from([1, 2, 4]), st.integers(1, 7))
+
+
+@given(SIZES)
+@settings(max_examples=40, deadline=None)
+def test_equal_stages_wait_as_the_closed_form_says(sizes: tuple[int, int, int]) -> None:
+    ranks, chunks, rounds = sizes
+    n = ranks * rounds
+    forward, backward = [[1 / chunks] * chunks] * ranks, [[2 / chunks] * chunks] * ranks
+    seconds = n * 3 + (ranks - 1) * 3 / chunks
+    schedule = run_schedule(forward, backward, n)
+    assert schedule.seconds == pytest.approx(seconds) == schedule_seconds(forward, backward, n)
+    assert schedule.idle(0) == pytest.approx((ranks - 1) * 3 / chunks)
+    for rank in range(ranks):  # every pass once, none before what it needs
+        order = pass_order(rank, ranks, chunks, n)
+        assert len(set(order)) == len(order) == 2 * n * chunks
+        ends = {(p.microbatch, p.chunk, p.backward): (p.start, p.end) for p in schedule.passes[rank]}
+        assert all(ends[m, c, True][0] >= ends[m, c, False][1] for m, c, back in ends if back)
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 2), st.floats(0.1, 4)), min_size=1, max_size=6), st.integers(1, 30))
+@settings(max_examples=40, deadline=None)
+def test_unequal_stages_take_as_long_as_the_slowest_and_the_others_once(
+    stages: list[tuple[float, float]], n: int
+) -> None:
+    forward, backward = [[f] for f, _ in stages], [[b] for _, b in stages]
+    seconds = schedule_seconds(forward, backward, n)
+    totals = [f + b for f, b in stages]
+    assert n * max(totals) <= seconds * (1 + 1e-9)
+    assert seconds <= (n * max(totals) + sum(totals) - max(totals)) * (1 + 1e-9)
+    more = schedule_seconds(forward, backward, n + 1)
+    assert 1 - (n + 1) * max(totals) / more <= 1 - n * max(totals) / seconds + 1e-9, "the bubble's share grew"
+
+
+@given(st.integers(1, 150), st.integers(1, 16), st.integers(1, 4), st.booleans(), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_layers_are_dealt_out_evenly(layers: int, stages: int, chunks: int, embedding: bool, loss: bool) -> None:
+    if layers < stages * chunks + 2:
+        return
+    counts = layer_counts(layers, stages, chunks=chunks, embedding=embedding, loss=loss)
+    assert sum(counts) == layers and len(counts) == (stages * chunks if stages > 1 else 1)
+    if stages > 1:
+        loads = [
+            sum(counts[rank::stages]) + (embedding and rank == 0) + (loss and rank == stages - 1)
+            for rank in range(stages)
+        ]
+        assert max(loads) - min(loads) <= 1
+        assert max(counts) - min(counts) <= 2
+
+
+def test_layouts_as_megatron_writes_them() -> None:
+    assert layer_counts(126, 16, embedding=True, loss=True) == [7, *[8] * 14, 7]
+    assert layer_counts(61, 8, first=5, last=7) == [5, 8, 8, 8, 8, 8, 9, 7]
+    assert layout_counts("Et*4|(t*4|)*14tmL", 61, 4) == (*[4] * 15, 1)
+    assert layout_counts("Ett|tt|tt|ttL", 8, 2) == (2, 2, 2, 2)
+    for text, sentence in (
+        ("Exx|tL", "other signs"),
+        ("Et|tL", "has 2 layers"),
+        ("Ett|t|tL", "3 stages, which 2 ranks"),
+    ):
+        with pytest.raises(BadValue, match=sentence):
+            layout_counts(text, 4, 2)
+    report = train("smollm2-360m", pipeline_parallel_size=2, pipeline_model_parallel_layout="Et*10|t*22L")
+    even = train("smollm2-360m", pipeline_parallel_size=2)
+    assert report.step_seconds > even.step_seconds and report.memory.stage == 1
+
+
+def test_context_and_expert_parallel_ranks_that_cannot_be() -> None:
+    for kwargs, reason in (
+        ({"context_parallel_size": 3}, "2,048 tokens do not divide into 2 × cp 3 pieces"),
+        ({"context_parallel_size": 2, "cp_comm_type": "a2a"}, "15 attention heads do not divide by tp 1 × cp 2"),
+    ):
+        report = train("smollm2-360m", **kwargs)
+        assert not report.feasible and report.reason and reason in report.reason
+    report = train("qwen3-30b-a3b", data_parallel_size=8, expert_model_parallel_size=3)
+    assert report.reason and "ep 3 × etp 1 do not divide tp 1 × cp 1 × dp 8" in report.reason
+
+
+def test_context_parallel_ranks_share_the_work() -> None:
+    options = {"gpu": "h100-sxm", "seq_len": 16384, "recompute": "full", "zero": 1}
+    alone = train("llama-3.2-1b", data_parallel_size=4, **options)
+    shared = train("llama-3.2-1b", context_parallel_size=4, **options)
+    assert shared.model_flops * 4 == pytest.approx(alone.model_flops)
+    assert shared.memory.activation_bytes * 4 == pytest.approx(alone.memory.activation_bytes, rel=0.01)
+    assert shared.memory.optimizer_bytes == alone.memory.optimizer_bytes, "ZeRO shards over dp × cp ranks"
+    gathered = train("llama-3.2-1b", context_parallel_size=4, cp_comm_type="all_gather", **options)
+    assert gathered.breakdown.cp_comm > shared.breakdown.cp_comm == 0, "a ring hides behind attention"
