@@ -102,12 +102,20 @@ def _doc(source: Any) -> str:
     return source.__doc__.strip().partition("\n\n")[0].replace("\n", " ").replace("``", "`") + "\n\n"
 
 
+PLAN_FIELDS = (  # of a plan in results, beside those of the struct
+    Field("gpus", int, "", "GPUs in all."),
+    Field("placement", dict, "", "Ranks by link, in words."),
+    Field("context_parallel_size", int, "", "Ranks that divide every sequence, in training."),
+    Field("expert_model_parallel_size", int, "", "Ranks that divide the experts of a layer, in training."),
+    Field("expert_tensor_parallel_size", int, "", "Ranks that divide each expert, in training."),
+)
+
+
 def _fields(source: Any, kind: str) -> list[Field]:
     """Keys of a struct, or of a table of `meanings.toml`."""
     if isinstance(source, type):
         known = fields(source)
-        more = (Field("gpus", int, "", "GPUs in all."), Field("placement", dict, "", "Ranks by link, in words."))
-        return [*known, *more] if source is Plan else known
+        return [*known, *PLAN_FIELDS] if source is Plan else known
     rows = []
     for name, note in MEANINGS[kind][source].items():
         shown, _, meaning = note.partition(": ")

@@ -153,7 +153,7 @@ def _stage_time(training: Training, index: int) -> StageTime:
     reduces = _reduces(training, counts) if _reduces_every_time(training) else []
     before = _seconds(gathers) - _hidden(overlap.dp, _seconds(gathers), compute["forward"])
     behind = _seconds(gathers) + _seconds(reduces)
-    behind -= _hidden(overlap.dp, behind, hideable)
+    hidden_behind = _hidden(overlap.dp, behind, hideable)
     rows["data_parallel"] = reduces + 2 * gathers
     counted = [row for name in ("forward", "recompute", "backward") for row in rows[name] if row.op.kind in PRODUCTS]
     return StageTime(
@@ -164,11 +164,11 @@ def _stage_time(training: Training, index: int) -> StageTime:
         cp_comm=sum(cp_comm.values()),
         ep_comm=sum(ep_comm.values()),
         pp_comm=_seconds(sends),
-        dp_comm=before + behind,
+        dp_comm=before + behind - hidden_behind,
         forward_pass=compute["forward"] + tp_comm["forward"] + cp_comm["forward"] + ep_comm["forward"] + before,
         rows=rows,
         flops=float(sum(row.work["flops"] * row.count for row in counted)),
-        hideable=hideable,
+        hideable=hideable - hidden_behind,
     )
 
 
@@ -257,7 +257,7 @@ def iteration_time(training: Training, times: list[StageTime]) -> tuple[Iteratio
     end = max(ends.values(), key=lambda one: one.optimizer + one.dp_comm)  # the next step begins on all ranks at once
 
     def over(part: str) -> float:
-        return n * sum(getattr(time, part) for time in slow)
+        return n * float(sum(getattr(time, part) for time in slow))
 
     parts = IterationTime(
         forward=over("forward"),

@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 from ..base.units import ceil_div
 
-STEADY_ROUNDS = 4  # rounds of micro-batches, as many as ranks each, after which every further round takes equally long
+MAX_PASSES = 20_000  # that are run one by one; of longer schedules the last rounds stand for those that follow
+STEADY_ROUNDS = 8  # rounds of micro-batches, as many as ranks each, after which a further round takes equally long
 
 
 class Pass(NamedTuple):
@@ -119,9 +120,9 @@ def schedule_seconds(
     ranks = len(forward)
     if ranks == 1:
         return num_microbatches * (sum(forward[0]) + sum(backward[0]))
-    simulated = min(num_microbatches, STEADY_ROUNDS * ranks + num_microbatches % ranks)
+    if 2 * ranks * len(forward[0]) * num_microbatches <= MAX_PASSES or num_microbatches <= STEADY_ROUNDS * ranks:
+        return run_schedule(forward, backward, num_microbatches, send).seconds
+    simulated = STEADY_ROUNDS * ranks + num_microbatches % ranks
     seconds = run_schedule(forward, backward, simulated, send).seconds
-    if simulated == num_microbatches:
-        return seconds
     round_seconds = seconds - run_schedule(forward, backward, simulated - ranks, send).seconds
     return seconds + (num_microbatches - simulated) // ranks * round_seconds

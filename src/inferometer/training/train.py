@@ -256,6 +256,7 @@ def _summary(parts: IterationTime, report: TrainReport) -> str:
     """``A step takes 13.6 s: forward 29%, backward 54% …; model FLOPs utilization (MFU) is 51.9%.``"""
     labels = {
         "tp_comm": "tensor-parallel communication",
+        "cp_comm": "context-parallel communication",
         "ep_comm": "expert all-to-all",
         "pp_comm": "pipeline sends",
         "dp_comm": "data-parallel communication",

@@ -13,6 +13,7 @@ PARTS = {
     "recompute": "recomputation",
     "optimizer": "optimizer",
     "tp_comm": "tensor-parallel communication",
+    "cp_comm": "context-parallel communication",
     "ep_comm": "expert all-to-all",
     "pp_comm": "pipeline sends",
     "dp_comm": "data-parallel communication",
@@ -50,8 +51,9 @@ def header(report: TrainReport) -> str:
     lengths = r["seq_len"]
     text = f"{lengths:,}" if isinstance(lengths, int) else f"{max(lengths):,}…{min(lengths):,} (by layer)"
     layout = f"tp {p['tensor_parallel_size']} pp {p['pipeline_parallel_size']} dp {p['data_parallel_size']}"
-    more = " sp" if p["sequence_parallel"] else ""
-    more += " ep" if p["enable_expert_parallel"] else ""
+    more = f" cp {p['context_parallel_size']}" if p["context_parallel_size"] > 1 else ""
+    more += " sp" if p["sequence_parallel"] else ""
+    more += f" ep {p['expert_model_parallel_size']}" if p["expert_model_parallel_size"] > 1 else ""
     more += f" × {r['interleave']} virtual stages" if r["interleave"] > 1 else ""
     return (
         f"{m.name} {count(m.params)}{active} · {r['precision']} · {r['optimizer']} · {p['gpus']} × "
