@@ -10,8 +10,6 @@ from __future__ import annotations
 import sys
 from types import ModuleType
 
-from .base import result as _result
-
 TYPE_CHECKING = False  # that of `typing`, which takes long to load: Ctrl-C shall find the command line at work by then
 if TYPE_CHECKING:  # the same names as in _LAZY, for editors and type checkers
     from .base.errors import BadFile as BadFile
@@ -89,12 +87,10 @@ sys.modules[__name__].__class__ = _Package
 
 
 def _views() -> ModuleType:
+    """What draws results: `base.result` asks for it here, since the root alone knows every floor."""
     from .views import results
 
     return results
-
-
-_result.show_with(_views)
 
 
 def __getattr__(name: str) -> object:

@@ -6,32 +6,25 @@ report.to_pandas()                  # operators as rows
 report.plot("roofline")             # a figure of matplotlib
 
 What a result is and how it looks are floors apart: `views.results` draws, and no result imports it. The package's
-root, which knows every floor, hands it over (`show_with`); it is loaded when the first result is looked at.
+root, which knows every floor, loads it when the first result is looked at.
 """
 
 from __future__ import annotations
 
+import sys
+
 TYPE_CHECKING = False  # that of `typing`, which the package's root shall not load
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
     from typing import Any, Self, TypeVar
 
     Kept = TypeVar("Kept")
 
-_load_views: Callable[[], Any] | None = None
-
-
-def show_with(load_views: Callable[[], Any]) -> None:
-    """Say which module draws results: ``show_with(lambda: import_module("inferometer.views.results"))``"""
-    global _load_views
-    _load_views = load_views
-
 
 def views() -> Any:
-    """The module that draws results."""
-    assert _load_views is not None, "the package's root says which"
-    return _load_views()
+    """The module that draws results, which the package's root loads."""
+    return sys.modules[__package__.partition(".")[0]]._views()
 
 
 def keep(result: Kept, **objects: Any) -> Kept:
