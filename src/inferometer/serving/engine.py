@@ -180,15 +180,16 @@ class EngineCore(RequestFlow):
         """A step with chunks of prompts in it."""
         num_seqs, completed = self.batch.num_seqs if decodes else 0, self._completed(chunks)
         num_new_tokens = sum([num_new for _, num_new, _ in chunks])
-        ahead = late = 0.0
-        if self.limits.results_after_launches:
-            ahead = self.now - self.visible_until
-            decoding = num_seqs * self.limits.tokens_per_decode
-            late = max(0.0, self.cost.host_seconds(num_new_tokens, decoding, num_seqs + len(chunks)) - ahead)
-            self.show_results(late)
+        late, shows_late = 0.0, self.limits.results_after_launches
+        ahead = self.now - self.visible_until if shows_late else 0.0
         seconds = self._mixed_seconds(
             self.cost, self.throttle, self.now, num_seqs, chunks, len(completed), num_new_tokens, ahead
         )
+        if shows_late:
+            decoding = num_seqs * self.limits.tokens_per_decode
+            launched = self.cost.host_seconds(num_new_tokens, decoding, num_seqs + len(chunks)) - ahead
+            late = min(max(0.0, launched), seconds)
+            self.show_results(late)
         self._end_mixed_step(seconds, num_seqs, completed, num_new_tokens, late)
 
     def _completed(self, chunks: list[Chunk]) -> list[int]:
@@ -225,13 +226,13 @@ class EngineCore(RequestFlow):
         """
         start, limits = self.now, self.limits
         self.now = now = start + seconds
-        self.visible_until = min(start + late, now) if limits.async_scheduling else now
+        self.visible_until = start + late if limits.async_scheduling else now
         self.busy_s += seconds
         self.steps += 1
         self.computed_tokens += num_seqs * limits.tokens_per_decode + num_new_tokens
         self.blocks_reserved = self.steps_since_poll = 0
         if num_seqs:
-            self.gaps.count(self.batch, self.cost, start, 1, max(0.0, seconds - late), 0.0)
+            self.gaps.count(self.batch, self.cost, start, 1, seconds - late, 0.0)
             self._advance(1)
         elif self.batch.finish_heap and not self.batch.last_tokens:
             self.batch.tokens_came(start)

@@ -223,19 +223,20 @@ class UncontendedRun:
             return False
         self.free_blocks -= blocks
         self.prompt_tokens += prompt_tokens
-        ahead = late = 0.0
-        if self.results_late:
-            engine.now, engine.visible_until = start, self.visible_until
-            ahead = start - self.visible_until
-            late = max(0.0, engine.cost.host_seconds(prompt_tokens, num_seqs, num_seqs + len(arrived)) - ahead)
-            engine.show_results(late)
+        ahead = start - self.visible_until if self.results_late else 0.0
         if num_seqs and prompt_tokens in self.frequent and len(arrived) == 1:
             seconds = self.frequent[prompt_tokens][0].one(num_seqs, batch.offset_sum + num_seqs * batch.clock)
         else:
             seconds = self._mixed_seconds(arrived, prompt_tokens, ahead)
-        self.gap_log += (max(0.0, seconds - late), num_seqs)
+        late = 0.0
+        if self.results_late:
+            engine.now, engine.visible_until = start, self.visible_until
+            launched = engine.cost.host_seconds(prompt_tokens, num_seqs, num_seqs + len(arrived)) - ahead
+            late = min(max(0.0, launched), seconds)
+            engine.show_results(late)
+        self.gap_log += (seconds - late, num_seqs)
         self.now = now = start + seconds
-        self.visible_until = min(start + late, now) if self.async_scheduling else now
+        self.visible_until = start + late if self.async_scheduling else now
         finish_heap, id_bits = batch.finish_heap, batch.id_bits
         if num_seqs:
             batch.clock += 1
