@@ -279,7 +279,7 @@ def test_lists_are_read_in_pieces_of_any_size(items: list[Any], indented: bool, 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ('[{"a": 1} {"a": 2}]', "'{' where ',' is due"),
+        ('[{"a": 1} {"a": 2}]', "'{' where ',' is expected"),
         ('[{"a": 1}, {"a": ', "item 2: not JSON (Expecting value)"),
         ('[{"a": 1}, {"a": "x', "item 2: not JSON (it is cut off)"),
         ('[{"a": 1}', "it is cut off"),

@@ -449,7 +449,7 @@ def test_an_interrupted_run_keeps_what_was_measured(server: Fake, tmp_path: Path
     assert process.returncode == 130 and "Traceback" not in err and "interrupted" in err
     assert 3 <= found["completed"] < 500 and found["failed"] == 0, "what was never sent did not fail"
     assert found["cancelled"] == 500 - found["completed"]
-    assert "under way" in err and "not sent yet" in err
+    assert "in flight" in err and "not sent yet" in err
     done = [row for row in csv.DictReader(rows.open()) if row["status"] == "done"]
     assert len(done) == found["completed"]
     assert len(read_trace(rows)) <= len(done) + 1, "what was never sent has no row, and validate reads the file"

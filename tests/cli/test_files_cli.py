@@ -119,7 +119,7 @@ def test_a_fifo_that_nothing_writes_to(tmp_path: Path) -> None:
         (DEVICE + "[links.own]\nlatency = 1e-6", "`links.own.bandwidth` is missing; needed: bandwidth"),
         ("memory = 80e9\nflops = 3", "`flops` must be a table, not 3"),
         ("memory = 80e9", "`memory_bandwidth` is missing; needed: memory, memory_bandwidth, flops"),
-        ("aliases = ['a', 3]\n" + DEVICE, "`aliases[1]` must be a text in quotes, not 3"),
+        ("aliases = ['a', 3]\n" + DEVICE, "`aliases[1]` must be text in quotes, not 3"),
         ("compute_units = 1.5\n" + DEVICE, "`compute_units` must be a whole number, not 1.5"),
     ],
 )

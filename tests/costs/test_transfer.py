@@ -126,9 +126,9 @@ def test_the_origin_names_the_donors() -> None:
         for gpu in ("h20", "rtx5090")
     }
     assert ops["h20"].origin == "fitted" and ops["rtx5090"].origin == "assumed"
-    warning = next(text for text in analyze("llama-3.1-8b", "rtx5090").warnings if "stand in" in text)
+    warning = next(text for text in analyze("llama-3.1-8b", "rtx5090").warnings if "are scaled from" in text)
     assert "L40S (GDDR6, " in warning and "octaves away)" in warning and "B200" not in warning
-    assert not any("stand in" in text for text in analyze("llama-3.1-8b", "h20").warnings)
+    assert not any("are scaled from" in text for text in analyze("llama-3.1-8b", "h20").warnings)
 
 
 # ------------------------------------------------------------------ GPUs left out: a little above what the page shows

@@ -298,7 +298,7 @@ def test_no_plan_says_by_how_much_and_what_would_do() -> None:
         kv_cache_dtype="auto",
         relax=False,
     )
-    assert not huge.feasible and "fits on no server of up to 2 GPUs" in huge.reason
+    assert not huge.feasible and "does not fit on 2 GPUs" in huge.reason
 
 
 @pytest.mark.slow

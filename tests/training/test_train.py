@@ -390,7 +390,10 @@ def test_many_changes_together() -> None:
     [
         ({"tensor_parallel_size": 2}, "15 attention heads are not divisible by tp 2"),
         ({"pipeline_parallel_size": 2, "nodes": 1, "gpus_per_node": 1}, "= 2 GPUs, but 1 × 1 = 1 are available"),
-        ({"pipeline_parallel_size": 2, "interleave": 20, "global_batch_size": 2}, "fewer than 2 stages × 20"),
+        (
+            {"pipeline_parallel_size": 2, "interleave": 20, "global_batch_size": 2},
+            "2 stages × 20 virtual ones needs at least 40 layers",
+        ),
         ({"pipeline_parallel_size": 4, "interleave": 2, "global_batch_size": 6}, "multiples of pp 4, not 6"),
         ({"interleave": 2}, "needs pipeline stages"),
     ],

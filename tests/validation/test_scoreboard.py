@@ -110,22 +110,22 @@ def test_the_readme_says_what_the_pages_say(benchmarks: ModuleType) -> None:
     tokens, weights = (error(cells[f"memory of a GPU: {what}"][3], "mean") for what in ("KV tokens", "weights"))
     assert f"KV-cache room {tokens}, weights {weights} (mean)" in readme
     dense, mixture = cells["dense, decode step"], cells["mixture, decode step"]
-    seen, others = ([error(row[column], "mean") for row in (dense, mixture)] for column in (1, 3))
-    assert f"decode {seen[0]} dense, {seen[1]} MoE; on other H200s {others[0]} and {others[1]} (mean)" in readme
-    steps = [sum(int(row[column].rpartition("(")[2][:-1]) for row in (dense, mixture)) for column in (1, 3)]
-    assert f"{steps[0]} steps" in readme and f"{steps[1]} steps of other machines" in readme
+    seen, unseen = ([error(row[column], "mean") for row in (dense, mixture)] for column in (1, 4))
+    assert f"dense {unseen[0]}, mixtures of experts {unseen[1]} on unseen steps; {seen[0]} and {seen[1]} on" in readme
+    steps = [sum(int(row[column].rpartition("(")[2][:-1]) for row in (dense, mixture)) for column in (1, 4)]
+    assert f"{steps[0]} steps" in readme and f"{steps[1]} steps measured after the model was frozen" in readme
     for name, what in (
-        ("closed loops, 5 GPUs × 3 engines", "public runs on five GPUs"),
+        ("closed loops, 5 GPUs × 3 engines", "public runs on H100, H200, B200, B300 and GB200"),
         ("closed loops, disaggregated", "public runs"),
     ):
         runs, ttft, tpot = int(cells[name][2]), error(cells[name][3], "median"), error(cells[name][4], "median")
         assert f"TTFT {ttft}, TPOT {tpot} (median)" in readme and f"{runs:,} {what}" in readme
     decode, prompts = (cells[f"kernels of {phase}, GPU without tables"][3] for phase in ("decode steps", "prompts"))
-    assert f"decode kernels {decode[8:]}, prompt kernels {prompts[8:]} (median)" in readme
+    assert f"all kernels of a decode step {decode[8:]}, of a prompt {prompts[8:]} (median)" in readme
     compared = (ROOT / "docs" / "compared.md").read_text(encoding="utf-8")
     pairs = re.findall(r"\| (\d+) cases: ([\d,]+) quantities the same", compared)
     same = sum(int(number.replace(",", "")) for _, number in pairs)
-    assert f"{same:,} quantities of {sum(int(count) for count, _ in pairs)} cases" in readme
+    assert f"{same:,} values in {sum(int(count) for count, _ in pairs)} cases" in readme
 
 
 def test_every_file_of_measurements_is_described() -> None:

@@ -114,7 +114,7 @@ def test_a_sweep_is_columns_that_agree_with_analyses(server: Server) -> None:
     few = server.post("/api/sweep", {"plan": PLAN, "axes": axes, "figures": ["ttft_ms"]}).json["columns"]
     assert "ttft_ms" in few and "tpot_ms" not in few
     many = server.post("/api/sweep", {"plan": PLAN, "axes": {"batch_size": "1:1000:1", "input_len": "1:1000:1"}})
-    assert many.status == 400 and "1,000,000 points, more than the 200,000" in many.json["error"]
+    assert many.status == 400 and "1,000,000 points, more than the web page's limit of 200,000" in many.json["error"]
 
 
 def test_what_moves_a_plan(server: Server) -> None:
@@ -176,7 +176,7 @@ def test_the_highest_rate(server: Server) -> None:
     rates = [one["request_rate"] for one in result["tried"]]
     assert rates == sorted(rates) and len(rates) > 4 and 0 < result["request_rate"] <= max(rates)
     lacking = server.job("/api/simulate", {"plan": PLAN, "traffic": {"find_capacity": True}})
-    assert lacking["state"] == "failed" and "needs limits" in lacking["error"]
+    assert lacking["state"] == "failed" and "needs latency limits" in lacking["error"]
 
 
 def test_a_job_is_cancelled(server: Server) -> None:

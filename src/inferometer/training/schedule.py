@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ..base.units import ceil_div
 
-MAX_PASSES = 20_000  # that are run one by one; of longer schedules the last rounds stand for those that follow
+MAX_PASSES = 4_000  # that are run one by one; of longer schedules the last rounds stand for those that follow
 STEADY_ROUNDS = 8  # rounds of micro-batches, as many as ranks each, after which a further round takes equally long
 
 

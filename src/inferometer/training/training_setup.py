@@ -193,7 +193,8 @@ def illegal_reason(request: Request, recipe: Recipe, micro_batches: int) -> str:
     if v > 1 and pp == 1:
         return f"interleave {v} needs pipeline stages: give -pp"
     if pp * v > max(request.model.num_layers, 1) + recipe.account_for_embedding + recipe.account_for_loss:
-        return f"{request.model.num_layers} layers are fewer than {pp} stages × {v} virtual ones"
+        stages = f"{pp} stages × {v} virtual ones" if v > 1 else f"pp {pp}"
+        return f"{stages} needs at least {pp * v} layers, but the model has {request.model.num_layers}"
     if v > 1 and micro_batches % pp:
         return f"interleaved stages need micro-batches in multiples of pp {pp}, not {micro_batches}"
     return _illegal_ranks(request, recipe, layout) or parallelism.illegal_reason(

@@ -98,8 +98,8 @@ def _rates(result: Mapping[str, Any]) -> list[Part]:
         return "–" if result[key] is None else f"{result[key]:,.{digits}f}"
 
     lines = [
-        f"{plural(result['completed'], 'request')} completed in {seconds(result['duration'])}, at most "
-        f"{result['max_concurrent_requests']:,} at once",
+        f"{plural(result['completed'], 'request')} completed in {seconds(result['duration'])}, "
+        f"{result['max_concurrent_requests']:,} in flight at the peak",
         f"{rate('request_throughput', 2)} requests/s, {rate('output_throughput', 0)} output tokens/s, "
         f"{rate('total_token_throughput', 0)} total tokens/s",
     ]
@@ -141,7 +141,7 @@ def _over_time(series: Mapping[str, np.ndarray]) -> list[Part]:
         shares = label in ("KV cache", "busy")
         top = float(np.nanmax(values))
         most = percent(top) if shares else f"{top:,.0f}"
-        table.add_row(label, curve(series["time_s"], values, 1.0 if shares else top), f"at most {most}")
+        table.add_row(label, curve(series["time_s"], values, 1.0 if shares else top), f"up to {most}")
     return [Paragraph(""), table]
 
 

@@ -135,7 +135,7 @@ def engine_defaults(engine: dict[str, Any]) -> str:
 
 def _metrics(report: Report) -> TextTable:
     columns = [Column("", "<", name="metric"), _predicted(report), Column("bound", priority=1)]
-    table = TextTable([*columns, Column("of bound", priority=2)], elsewhere="--json")
+    table = TextTable([*columns, Column("bound ÷ predicted", priority=2)], elsewhere="--json")
     m, b = report.metrics, report.roofline
     if report.model.kind == "diffusion":
         return _image_metrics(table, report)
