@@ -16,7 +16,7 @@ from typing import NamedTuple
 from ..base.units import ceil_div
 
 MAX_PASSES = 4_000  # that are run one by one; of longer schedules the last rounds stand for those that follow
-STEADY_ROUNDS = 8  # rounds of micro-batches, as many as ranks each, after which a further round takes equally long
+STEADY_ROUNDS = 3  # rounds of micro-batches, as many as ranks each, after which a further round takes equally long
 
 
 class Pass(NamedTuple):
@@ -120,8 +120,14 @@ def schedule_seconds(
     ranks = len(forward)
     if ranks == 1:
         return num_microbatches * (sum(forward[0]) + sum(backward[0]))
-    if 2 * ranks * len(forward[0]) * num_microbatches <= MAX_PASSES or num_microbatches <= STEADY_ROUNDS * ranks:
+    chunks = len(forward[0])
+    if 2 * ranks * chunks * num_microbatches <= MAX_PASSES or (
+        chunks > 1 and num_microbatches <= STEADY_ROUNDS * ranks
+    ):
         return run_schedule(forward, backward, num_microbatches, send).seconds
+    if chunks == 1:  # the slowest rank is never idle between its first and its last pass
+        totals = [sum(one) + sum(other) for one, other in zip(forward, backward, strict=True)]
+        return (num_microbatches - 1) * max(totals) + sum(totals) + 2 * (ranks - 1) * send
     simulated = STEADY_ROUNDS * ranks + num_microbatches % ranks
     seconds = run_schedule(forward, backward, simulated, send).seconds
     round_seconds = seconds - run_schedule(forward, backward, simulated - ranks, send).seconds
