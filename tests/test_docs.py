@@ -213,7 +213,7 @@ def test_counts_of_the_readme() -> None:
     compared = (ROOT / "docs" / "compared.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| [\w-]+ \| (\d+) cases: ([\d,]+) quantities the same", compared, re.M)
     same, cases = sum(int(b.replace(",", "")) for _, b in rows), sum(int(a) for a, _ in rows)
-    assert f"{same:,} quantities of {cases} cases" in text
+    assert f"{same:,} values in {cases} cases" in text
     have = {
         "models in the catalogue": catalog.names("models"),
         "model types": families.families(),
@@ -227,7 +227,7 @@ def test_counts_of_the_readme() -> None:
 def test_errors_of_the_readme_are_those_of_accuracy() -> None:
     """Each error and each number of runs of its table stands in the summary, which is made from measurements."""
     readme, summary = ((ROOT / page).read_text(encoding="utf-8") for page in ("README.md", "docs/accuracy.md"))
-    rows = readme.partition("## What to trust")[2].partition("\n\nEach prediction")[0].splitlines()[4:]
+    rows = readme.partition("## What to trust")[2].partition("\n\nFind your row")[0].splitlines()[4:]
     assert len(rows) == 5
     stated = [error for row in rows for error in re.findall(r"[\d.]+%", row)]
     assert len(stated) > 10 and not [error for error in stated if error not in summary]

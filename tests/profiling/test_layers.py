@@ -609,7 +609,7 @@ def test_what_was_measured_of_an_own_model_can_be_imported(profile: Profile, tmp
     direct = command("analyze", "llama-3.1-8b", "--gpu", "h200", "--profile", str(rows))
     assert direct.code == 0 and f"the kernels of {rows} were measured on" in " ".join(direct.out.split())
     ran = command("profile", "--import", str(rows), "--gpu", "h200", "-o", str(kernels))
-    assert ran.code == 0 and "warning: rows say that they were measured on 'here', and are taken as h200's" in ran.err
+    assert ran.code == 0 and "warning: rows say that they were measured on 'here', but are imported as h200" in ran.err
     kinds = {row["kind"] for row in rows_of(kernels)}
     assert {"linear", "norm", "decode_attention", "prefill_attention"} <= kinds
     used = command("analyze", "llama-3.1-8b", "--gpu", "h200", "--profile", str(kernels), "--json")
