@@ -269,7 +269,7 @@ def iteration_time(training: Training, times: list[StageTime]) -> tuple[Iteratio
         ep_comm=over("ep_comm"),
         pp_comm=over("pp_comm"),
         dp_comm=over("dp_comm") + end.dp_comm,
-        pp_bubble=max(0.0, passes - over("total")),
+        pp_bubble=max(0.0, passes - over("total")) if len(chunks) > 1 else 0.0,
         host=training.bound_plan.engine.step_overhead,
     )
     return parts, end.rows
