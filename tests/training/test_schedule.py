@@ -66,7 +66,7 @@ def test_layouts_as_megatron_writes_them() -> None:
     assert layout_counts("Et*4|(t*4|)*14tmL", 61, 4) == (*[4] * 15, 1)
     assert layout_counts("Ett|tt|tt|ttL", 8, 2) == (2, 2, 2, 2)
     for text, sentence in (
-        ("Exx|tL", "other signs"),
+        ("Exx|tL", "cannot be read"),
         ("Et|tL", "has 2 layers"),
         ("Ett|t|tL", "3 stages, which 2 ranks"),
     ):
@@ -74,6 +74,15 @@ def test_layouts_as_megatron_writes_them() -> None:
             layout_counts(text, 4, 2)
     report = train("smollm2-360m", pipeline_parallel_size=2, pipeline_model_parallel_layout="Et*10|t*22L")
     even = train("smollm2-360m", pipeline_parallel_size=2)
+    virtual = {"pipeline_parallel_size": 2, "global_batch_size": 8}
+    written = train("smollm2-360m", pipeline_model_parallel_layout="Et*8|t*8|t*8|t*8L", **virtual)
+    assert written.step_seconds == train("smollm2-360m", interleave=2, **virtual).step_seconds
+    with pytest.raises(BadValue, match="has 2 virtual stages per rank"):
+        train("smollm2-360m", interleave=4, pipeline_model_parallel_layout="Et*8|t*8|t*8|t*8L", **virtual)
+    with pytest.raises(BadValue, match="take 40 layers, but the model has 32"):
+        train("smollm2-360m", pipeline_parallel_size=2, decoder_first_pipeline_num_layers=40)
+    idle = train("smollm2-360m", expert_model_parallel_size=4, reduce_every_microbatch=True)
+    assert sum("changes nothing" in text or "change nothing" in text for text in idle.warnings) == 2
     assert report.step_seconds > even.step_seconds and report.memory.stage == 1
 
 
@@ -85,7 +94,7 @@ def test_context_and_expert_parallel_ranks_that_cannot_be() -> None:
         report = train("smollm2-360m", **kwargs)
         assert not report.feasible and report.reason and reason in report.reason
     report = train("qwen3-30b-a3b", data_parallel_size=8, expert_model_parallel_size=3)
-    assert report.reason and "ep 3 × etp 1 do not divide tp 1 × cp 1 × dp 8" in report.reason
+    assert report.reason and "8 ranks of tp 1 × cp 1 × dp 8 do not divide by ep 3 × etp 1" in report.reason
 
 
 def test_context_parallel_ranks_share_the_work() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ..base.errors import BadValue
+from ..base.errors import BadValue, abbreviate
 
 _REPEATED = re.compile(r"\(([^()]*)\)\*(\d+)|([A-Za-z])\*(\d+)")
 MAX_STAGES = 10_000
@@ -36,7 +36,10 @@ def layer_counts(
     fixed = sum(count for count in given.values() if count is not None)
     free = [rank for rank in range(stages) if given.get(rank) is None]
     if fixed > num_layers or (fixed < num_layers and not free):
-        raise BadValue(f"{fixed} layers on the first and the last stage are not the {num_layers} of the model")
+        raise BadValue(
+            "`decoder_first_pipeline_num_layers` and `decoder_last_pipeline_num_layers` take "
+            f"{fixed} layers, but the model has {num_layers}" + ("" if free else f" for its {stages} stages")
+        )
     per, rest = divmod(num_layers - fixed + embedding + loss, len(free) or 1)
     counts = [per] * stages
     for rank, count in given.items():
@@ -77,8 +80,13 @@ def layout_counts(text: str, num_layers: int, stages: int) -> tuple[int, ...]:
         if len(written) > MAX_STAGES:
             break
     parts = written.rstrip("|").split("|")
-    if set(written) - set("EtmL|") or len(written) > MAX_STAGES:
-        raise BadValue(f"`pipeline_model_parallel_layout` {text[:80]!r} has other signs than E, t, m, L, |, ( ) and *")
+    if len(written) > MAX_STAGES:
+        raise BadValue(f"`pipeline_model_parallel_layout` {abbreviate(text)} has more than {MAX_STAGES:,} parts")
+    if set(written) - set("EtmL|"):
+        raise BadValue(
+            f"`pipeline_model_parallel_layout` {abbreviate(text)} cannot be read: write E, t, m, L and |, "
+            "repeated as t*4 or (tt|)*8"
+        )
     counts = tuple(part.count("t") for part in parts)
     if sum(counts) != num_layers:
         raise BadValue(f"`pipeline_model_parallel_layout` has {sum(counts)} layers (t), the model {num_layers}")

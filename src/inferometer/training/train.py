@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..base.errors import BadValue, UnknownName, check_fraction
-from ..base.units import percent, seconds
+from ..base.units import percent, plural, seconds
 from ..costs import kernels
 from ..costs.binding import step_env
 from ..costs.roofline import OpCost
@@ -69,6 +69,7 @@ def train(model: str, gpu: str = "h100-sxm", **kwargs: Unpack[TrainKwargs]) -> T
     seq_len = _default_length(request) if args.seq_len is None else args.seq_len
     each = args.micro_batch_size * args.data_parallel_size
     batch = each if args.global_batch_size is None else args.global_batch_size
+    pipeline_layout = _pipeline_layout(args, request)
     recipe = Recipe(
         global_batch_size=batch,
         micro_batch_size=args.micro_batch_size,
@@ -78,8 +79,8 @@ def train(model: str, gpu: str = "h100-sxm", **kwargs: Unpack[TrainKwargs]) -> T
         optimizer=args.optimizer,
         precision=args.precision,
         grad_dtype=args.grad_dtype,
-        interleave=args.interleave,
-        pipeline_layout=_pipeline_layout(args, request),
+        interleave=_virtual_stages(args, request, pipeline_layout),
+        pipeline_layout=pipeline_layout,
         first_stage_layers=args.decoder_first_pipeline_num_layers,
         last_stage_layers=args.decoder_last_pipeline_num_layers,
         account_for_embedding=args.account_for_embedding_in_pipeline_split,
@@ -105,6 +106,19 @@ def _pipeline_layout(args: TrainArgs, request: Request) -> tuple[int, ...]:
     """The layers of every virtual stage where they are written out."""
     text = args.pipeline_model_parallel_layout
     return layout_counts(text, request.model.num_layers, request.plan.pipeline_parallel_size) if text else ()
+
+
+def _virtual_stages(args: TrainArgs, request: Request, pipeline_layout: tuple[int, ...]) -> int:
+    """Virtual stages of a pipeline rank: those of a layout that is written out, or as many as are given."""
+    if not pipeline_layout:
+        return args.interleave
+    written = len(pipeline_layout) // request.plan.pipeline_parallel_size
+    if args.interleave not in (1, written):
+        raise BadValue(
+            f"`interleave` {args.interleave} contradicts `pipeline_model_parallel_layout`, "
+            f"which has {plural(written, 'virtual stage')} per rank"
+        )
+    return written
 
 
 def _check_choice(name: str, given: object, allowed: tuple[str, ...]) -> None:
@@ -188,6 +202,15 @@ def _warnings(request: Request, recipe: Recipe) -> Iterator[str]:
         )
     if recipe.zero and plan.data_parallel_size == 1:
         yield "ZeRO shards over data-parallel ranks: with -dp 1 it has no effect"
+    if recipe.reduce_every_microbatch and recipe.zero < 2:
+        yield f"{flag('reduce_every_microbatch')} changes nothing without {flag('zero')} 2 or 3"
+    if plan.pipeline_parallel_size == 1 and (recipe.first_stage_layers, recipe.last_stage_layers) != (None, None):
+        yield "layers of the first and the last stage change nothing with -pp 1"
+    is_mixture = any(op.kind == "moe" for block in model.blocks for op in block.ops)
+    if not is_mixture and (recipe.expert_model_parallel_size > 1 or recipe.expert_tensor_parallel_size):
+        yield "the model has no experts: -ep and -etp change nothing"
+    if recipe.context_parallel_size > 1 and any(op.kind == "chunk_scan" for b in model.blocks for op in b.ops):
+        yield "what context-parallel ranks exchange for recurrent layers is not counted"
     if model.vision is not None:
         yield "the vision tower is left out: only the language model is trained, on text"
     if model.extras:

@@ -208,7 +208,8 @@ def _illegal_ranks(request: Request, recipe: Recipe, layout: TrainLayout) -> str
     """Why experts or sequences cannot be split over their ranks."""
     group = layout.ep * layout.etp
     if layout.tp * layout.replicas % group:
-        return f"ep {layout.ep} × etp {layout.etp} do not divide tp {layout.tp} × cp {layout.cp} × dp {layout.dp}"
+        ranks = f"{layout.tp * layout.replicas} ranks of tp {layout.tp} × cp {layout.cp} × dp {layout.dp}"
+        return f"the {ranks} do not divide by ep {layout.ep} × etp {layout.etp}"
     for block in request.model.blocks:
         experts = block.dims.get("num_experts")
         if experts and experts % layout.ep:
