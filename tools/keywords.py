@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from inferometer.specs.arguments import Args, Argument, arguments
-from inferometer.specs.command_args import ProfileArgs, SearchArgs, ServedPlanArgs, ServingArgs, TrafficArgs, TrainArgs
+from inferometer.specs.command_args import ProfileArgs, SearchArgs, ServedPlanArgs, ServingArgs, TrafficArgs
 from inferometer.specs.plan_args import PlanArgs
+from inferometer.specs.train_args import TrainArgs
 
 TARGET = Path(__file__).parent.parent / "src" / "inferometer" / "specs" / "keywords.py"
 VERBS: dict[str, tuple[type[Args], ...]] = {  # what each public function takes as **kwargs

@@ -17,8 +17,9 @@ import inferometer
 from inferometer.base.errors import BadValue, InferometerError, UnknownName
 from inferometer.cli.commands import app
 from inferometer.specs.arguments import Args, arg, arguments, check_value, checked, flag
-from inferometer.specs.command_args import SearchArgs, ServingArgs, TrainArgs
+from inferometer.specs.command_args import SearchArgs, ServingArgs
 from inferometer.specs.plan_args import PlanArgs, short_flag
+from inferometer.specs.train_args import TrainArgs
 
 VERBS = ("analyze", "sweep", "search", "sensitivity", "simulate", "find_capacity", "validate", "train", "profile")
 

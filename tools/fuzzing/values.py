@@ -24,9 +24,9 @@ from inferometer.specs.command_args import (
     SensitivityArgs,
     ServingArgs,
     TrafficArgs,
-    TrainArgs,
 )
 from inferometer.specs.plan_args import PlanArgs, TargetArgs
+from inferometer.specs.train_args import TrainArgs
 
 FOLDER = "%DIR%"  # in an argument: the folder of the case, which has its files and takes what it writes
 _GROUPS: dict[str, tuple[type[Args], ...]] = {

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from ..specs.command_args import TrainArgs
+from ..specs.train_args import TrainArgs
 from .options import (
     GPU,
     MODEL_HELP,

@@ -19,8 +19,8 @@ from ..inference.report import OpRow
 from ..inference.request import Request, build_request
 from ..inference.workload import parse_lengths
 from ..specs.arguments import checked, flag, signature
-from ..specs.command_args import TrainArgs
 from ..specs.structs import Engine, Plan
+from ..specs.train_args import TrainArgs
 from .iteration import IterationTime, StageTime, iteration_time, model_flops, slowest_rank, stage_times
 from .passes import CP_COMM_TYPES, PRECISIONS, RECOMPUTE, Recipe, training_constants
 from .pipeline_layout import layout_counts

@@ -1,0 +1,97 @@
+"""The arguments of training: one optimizer step, its layout, precision and memory, by the names that Megatron-LM has.
+
+arguments(TrainArgs)["micro_batch_size"].help         # 'Sequences per replica and micro-batch.'
+"""
+
+# Annotations are looked at while the program runs: no postponed evaluation here.
+from collections.abc import Mapping, Sequence
+from typing import Annotated, ClassVar
+
+from .arguments import Args, arg
+
+
+class TrainArgs(Args):
+    """One optimizer step."""
+
+    GROUP: ClassVar[str] = "Training"
+    engine: Annotated[str, arg("Whose kernels: megatron, or roofline (kernels at peak speed).")] = "megatron"
+    global_batch_size: Annotated[
+        Annotated[int, arg("", ge=1, le=10**7)] | None,
+        arg("Sequences per optimizer step.", default_text="one micro-batch per replica"),
+    ] = None
+    micro_batch_size: Annotated[int, arg("Sequences per replica and micro-batch.", ge=1, le=10**6)] = 1
+    seq_len: Annotated[
+        int | str | Sequence[int] | None,
+        arg("Tokens per sequence: one number, or one per layer.", default_text="2048", metavar="N[,N…]"),
+    ] = None
+    data_parallel_size: Annotated[int, arg("Data-parallel replicas of the model.", short="-dp")] = 1
+    tensor_parallel_size: Annotated[int, arg("Tensor-parallel GPUs: each layer is split across them.", short="-tp")] = 1
+    pipeline_parallel_size: Annotated[int, arg("Pipeline stages: the layers are divided among them.", short="-pp")] = 1
+    sequence_parallel: Annotated[bool, arg("Also split norms and residuals across the TP ranks.", short="-sp")] = False
+    context_parallel_size: Annotated[
+        int, arg("Context-parallel ranks: they divide every sequence.", short="-cp", ge=1, le=10**5)
+    ] = 1
+    cp_comm_type: Annotated[
+        str, arg("Context-parallel exchange: p2p (a ring, overlapped with attention), all_gather or a2a.")
+    ] = "p2p"
+    enable_expert_parallel: Annotated[bool, arg("Distribute the experts over all TP × CP × DP ranks.")] = False
+    expert_model_parallel_size: Annotated[
+        int, arg("Expert-parallel ranks: they divide the experts of a layer.", short="-ep", ge=1, le=10**5)
+    ] = 1
+    expert_tensor_parallel_size: Annotated[
+        Annotated[int, arg("", ge=1, le=10**5)] | None,
+        arg("Tensor-parallel ranks within an expert.", short="-etp", default_text="1 with -ep, else TP"),
+    ] = None
+    decoder_first_pipeline_num_layers: Annotated[
+        Annotated[int, arg("", ge=0, le=10**5)] | None,
+        arg("Layers of the first pipeline stage.", default_text="as the others"),
+    ] = None
+    decoder_last_pipeline_num_layers: Annotated[
+        Annotated[int, arg("", ge=0, le=10**5)] | None,
+        arg("Layers of the last pipeline stage.", default_text="as the others"),
+    ] = None
+    account_for_embedding_in_pipeline_split: Annotated[
+        bool, arg("Count the embedding as a layer of the first stage.")
+    ] = False
+    account_for_loss_in_pipeline_split: Annotated[bool, arg("Count the loss as a layer of the last stage.")] = False
+    pipeline_model_parallel_layout: Annotated[
+        str | None, arg("Layers of every virtual stage, in Megatron-LM's notation: Ett|tt|ttL.", metavar="TEXT")
+    ] = None
+    reduce_every_microbatch: Annotated[
+        bool, arg("ZeRO-2 and 3: reduce gradients after every micro-batch, so that no rank keeps them all.")
+    ] = False
+    interleave: Annotated[int, arg("Virtual stages per pipeline stage.", ge=1, le=1024)] = 1
+    zero: Annotated[
+        int, arg("ZeRO stage: replicas shard 1 the optimizer, 2 also gradients, 3 also weights.", ge=0, le=3)
+    ] = 0
+    recompute: Annotated[
+        str, arg("Activation recomputation: none, selective (core attention) or full (every layer).")
+    ] = "none"
+    optimizer: Annotated[str, arg("Optimizer: adamw, sgd or adafactor.")] = "adamw"
+    precision: Annotated[str, arg("Format of the matrix products: bf16, fp16, fp8, fp32 …")] = "bf16"
+    grad_dtype: Annotated[str, arg("Format in which gradients are accumulated and reduced.")] = "fp32"
+    dropout: Annotated[bool, arg("Train with dropout; its masks are kept in memory.")] = False
+    attention: Annotated[
+        str | None, arg("flash, or eager (attention scores are written to memory).", default_text="flash")
+    ] = None
+    tokens: Annotated[
+        Annotated[float, arg("", gt=0, le=1e18)] | None,
+        arg("Tokens of the whole training run, for days and cost: 1e12."),
+    ] = None
+    efficiency: Annotated[
+        float | str | Mapping[str, float] | None,
+        arg("Fixed share of peak for every kernel: 0.6, or flops=0.7,hbm=0.85,intra=0.8,inter=0.7.", metavar="X"),
+    ] = None
+    nodes: Annotated[int | None, arg("Nodes (machines).", default_text="as many as the layout needs")] = None
+    gpus_per_node: Annotated[int | None, arg("GPUs per node.", default_text="from the GPU's data")] = None
+    overlap: Annotated[
+        float | None, arg("Share of communication hidden behind compute.", default_text="dp 0.9, tp 0.5")
+    ] = None
+    interconnect: Annotated[
+        str | None, arg("Link between the GPUs of a node: nvlink, pcie …", default_text="the fastest")
+    ] = None
+    routing_skew: Annotated[float, arg("How unevenly experts are chosen: 0 is uniform, 1 always the same experts.")] = (
+        0.0
+    )
+    assume_decoder: Annotated[bool, arg("Treat a model of unknown structure as a Llama-like decoder.")] = False
+    hf_token: Annotated[str | None, arg("Hugging Face token for gated models; or set HF_TOKEN.", secret=True)] = None
