@@ -1,9 +1,9 @@
 """Arguments as data: what a field of a group says of itself, values checked against it, signatures made from it.
 
 A group is a struct (`plan_args.py`, `command_args.py`, `train_args.py`) whose fields carry type, bounds, unit, default
-and description. From the fields come the options of the command line and their groups, the controls of the page, the axes of a sweep,
-the checks of values, the tables in docs/flags.md, and the signatures of the public functions (`keywords.py` has them
-for type checkers; ``make schema`` writes it and a test compares).
+and description. From the fields come the options of the command line and their groups, the controls of the page, the
+axes of a sweep, the checks of values, the tables in docs/flags.md, and the signatures of the public functions
+(`keywords.py` has them for type checkers; ``make schema`` writes it and a test compares).
 
     arguments(PlanArgs)["batch_size"].le              # 10000000
     checked(PlanArgs, {"batch_size": 8}).batch_size    # 8; a wrong name, type or size is one sentence
