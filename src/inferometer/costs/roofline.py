@@ -69,20 +69,20 @@ def _first(value: Value) -> float:
 class BlockPrograms:
     """The formulas of a block, each compiled when it is first asked for: ``block_programs(block).brief(env)``"""
 
-    def __init__(self, block: Block) -> None:
-        self.block = block
-        self.side_stream = any(op.side_stream_of for op in block.ops)  # may some of it run beside another operator?
+    def __init__(self, ops: tuple[Op, ...]) -> None:
+        self.ops = ops
+        self.side_stream = any(op.side_stream_of for op in ops)  # may some of it run beside another operator?
 
     @functools.cached_property
     def full(self) -> Program:
         """All work fields of each operator in turn."""
-        return Program([lift(getattr(op.work, field)) for op in self.block.ops for field in WORK_FIELDS])
+        return Program([lift(getattr(op.work, field)) for op in self.ops for field in WORK_FIELDS])
 
     @functools.cached_property
     def brief(self) -> Program:
         """Of each operator what time needs: FLOPs, bytes through memory, bytes sent, hops."""
         formulas: list[Expr] = []
-        for op in self.block.ops:
+        for op in self.ops:
             moved = total(getattr(op.work, field) for field in MEMORY_FIELDS)
             formulas += [lift(op.work.flops), moved, lift(op.work.sent), lift(op.work.hops)]
         return Program(formulas)
@@ -90,10 +90,15 @@ class BlockPrograms:
     @functools.cached_property
     def shapes(self) -> tuple[Program, ...]:
         """Of each operator the shape of its kernel."""
-        return tuple(Program([lift(formula) for formula in op.dims.values()]) for op in self.block.ops)
+        return tuple(Program([lift(formula) for formula in op.dims.values()]) for op in self.ops)
 
 
-block_programs = cache_by_identity(2000)(BlockPrograms)
+_ops_programs = cache_by_identity(2000)(BlockPrograms)
+
+
+def block_programs(block: Block) -> BlockPrograms:
+    """The programs of a block's operators: blocks that have the same ones, in other layers, share them."""
+    return _ops_programs(block.ops)
 
 
 def _terms(op: Op, flops: Value, moved: Value, sent: Value, hops: Value, env: Env) -> Terms:
@@ -107,13 +112,14 @@ def weight_sum(blocks: tuple[Block, ...], env: Env, field: str) -> Value:
     """Sum of a field of work over all blocks: stored bytes, parameters, weights read."""
     total: Value = 0.0
     for block in blocks:
-        total = total + block.count * sum(_field_program(block, field)({**env, **block.dims}))
+        total = total + block.count * sum(field_program(block.ops, field)({**env, **block.dims}))
     return total
 
 
 @cache_by_identity(2000)
-def _field_program(block: Block, field: str) -> Program:
-    return Program([lift(getattr(op.work, field)) for op in block.ops])
+def field_program(ops: tuple[Op, ...], field: str) -> Program:
+    """One field of the work of each operator: ``field_program(block.ops, "stored")({**env, **block.dims})``"""
+    return Program([lift(getattr(op.work, field)) for op in ops])
 
 
 class Candidates(dict[str, list[Source]]):

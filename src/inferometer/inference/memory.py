@@ -25,6 +25,7 @@ from ..base.symbols import names as s
 from ..costs.binding import BoundPlan, stage_plans, step_env
 from ..costs.step import Group, Images, Step, cache_entries
 from ..network.graph import Block, Span
+from ..network.operators import Op
 from ..specs.structs import Engine
 from . import latency, speculation
 from .latency import vision_step
@@ -57,21 +58,26 @@ def live_peak(block: Block) -> Expr:
 
     A tensor lives from the operator that writes it to the last one that reads it; the residual stream throughout.
     """
+    return _live_peak(block.ops, block.stage == "vision", block.residual)
+
+
+@cache_by_identity(2000)
+def _live_peak(ops: tuple[Op, ...], is_vision: bool, residual: bool) -> Expr:
     last: dict[int, int] = {}  # producer -> last reader
     where: dict[str, int] = {}
     previous = -1
-    for index, op in enumerate(block.ops):
+    for index, op in enumerate(ops):
         read = [previous] if op.inputs is None else [where[w] for w in op.inputs if w in where]
         for producer in read:
             last[producer] = index
         where[op.name] = index
         if not _zero(op.output):
             previous = index
-    rows = s.patches if block.stage == "vision" else s.tokens
-    stream = rows / s.sp * s.hidden_size * s.act_bytes if block.residual else constant(0)
+    rows = s.patches if is_vision else s.tokens
+    stream = rows / s.sp * s.hidden_size * s.act_bytes if residual else constant(0)
     peak = constant(0)
-    for index in range(len(block.ops)):
-        alive = [op.output for i, op in enumerate(block.ops[: index + 1]) if i == index or last.get(i, -1) >= index]
+    for index in range(len(ops)):
+        alive = [op.output for i, op in enumerate(ops[: index + 1]) if i == index or last.get(i, -1) >= index]
         total = stream
         for size in alive:
             total = total + size

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from ..base.cache import cache_by_identity
 from ..base.errors import BadValue
 from ..base.symbols import Expr, constant, minimum
 from ..base.symbols import names as s
@@ -287,6 +288,7 @@ _STASH: dict[str, Callable[[Op], Stash]] = {
 }
 
 
+@cache_by_identity(2000)
 def stashed_bytes(ops: tuple[Op, ...], *, core: bool = True) -> Formula:
     """Bytes that a sequence of operators keeps; without ``core`` what is left when attention's core is recomputed.
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from ..base.cache import cache_by_identity
 from ..costs.binding import step_rows
 from ..costs.kernels import LINKED
 from ..costs.roofline import OpCost
@@ -213,7 +214,13 @@ def _replica_costs(training: Training, counts: ParameterCounts, ops: list[Op]) -
 
 
 def _one_op(op: Op, **dims: float) -> Block:
-    return Block("step", (op,), dims, stage="head", residual=False)
+    return Block("step", _only(op), dims, stage="head", residual=False)
+
+
+@cache_by_identity(100)
+def _only(op: Op) -> tuple[Op, ...]:
+    """The one operator of a block; the same tuple every time, so that its formulas are compiled once."""
+    return (op,)
 
 
 class StepEnd(NamedTuple):

@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from ..base.cache import cache_by_identity
 from ..base.symbols import names as s
 from ..network.graph import Block, Model
 from ..network.operators import Formula, Op, Work, all_gather, all_reduce, all_to_all, reduce_scatter, send
@@ -145,17 +146,26 @@ def training_block(
     A region of tensor parallelism begins with a copy of its input to all ranks and ends with a sum over them; under
     sequence parallelism with a gather and a scatter. Each is the other's gradient.
     """
+    ops = _training_ops(block.ops, block.stage, sequence_parallel, dropout, eager, exchange)
+    return msgspec.structs.replace(block, ops=ops)
+
+
+@cache_by_identity(2000)
+def _training_ops(
+    block_ops: tuple[Op, ...], stage: str, sequence_parallel: bool, dropout: bool, eager: bool, exchange: str
+) -> tuple[Op, ...]:
+    """The operators of a block as training runs them; made once, so that all stages and layouts share their formulas."""
     ops: list[Op] = []
-    for op in block.ops:
+    for op in block_ops:
         if _is_serving_only(op):
             continue
-        if op.kind == "all_gather" and block.stage == "head":  # the loss works on the ranks' own parts of the logits
+        if op.kind == "all_gather" and stage == "head":  # the loss works on the ranks' own parts of the logits
             continue
         if op.name == "lm_head":
             ops.append(_region_start(op.dims["k"], op.dims["m"], sequence_parallel))
         if op.kind == "all_reduce":
             rows, width = op.shape["input"]
-            if block.stage == "layer":
+            if stage == "layer":
                 ops.append(_region_start(width, rows, sequence_parallel and op.name == "all_reduce"))
             if sequence_parallel and op.name == "all_reduce":
                 op = reduce_scatter(SCATTER, width, m=rows)
@@ -170,7 +180,7 @@ def training_block(
             ops.append(_dropout())
         if op.name == "lm_head":
             ops.append(_loss(op))
-    return msgspec.structs.replace(block, ops=tuple(ops))
+    return tuple(ops)
 
 
 def _is_serving_only(op: Op) -> bool:
@@ -255,23 +265,38 @@ def is_attention_core(op: Op) -> bool:
 def _recomputed(block: Block, recompute: str) -> Block | None:
     if block.stage != "layer" or recompute == "none":
         return None
-    ops = block.ops if recompute == "full" else tuple(op for op in block.ops if is_attention_core(op))
+    ops = block.ops if recompute == "full" else _attention_core(block.ops)
     return msgspec.structs.replace(block, ops=ops) if ops else None
 
 
+@cache_by_identity(2000)
+def _attention_core(ops: tuple[Op, ...]) -> tuple[Op, ...]:
+    return tuple(op for op in ops if is_attention_core(op))
+
+
 def _backward_block(block: Block) -> Block:
-    return msgspec.structs.replace(block, ops=tuple(grad for op in reversed(block.ops) for grad in backward(op)))
+    return msgspec.structs.replace(block, ops=_backward_ops(block.ops))
+
+
+@cache_by_identity(2000)
+def _backward_ops(ops: tuple[Op, ...]) -> tuple[Op, ...]:
+    return tuple(grad for op in reversed(ops) for grad in backward(op))
+
+
+@functools.cache
+def _send_ops() -> tuple[Op, ...]:
+    return (send("send_to_next_stage", s.hidden_size / s.tp),)
 
 
 def stage_send(model: Model, layer: int) -> Block:
     """The hidden state to the next part of the pipeline, each tensor-parallel rank sending its share."""
-    op = send("send_to_next_stage", s.hidden_size / s.tp)
-    return Block("pipeline", (op,), {"hidden_size": model.sizes["hidden_size"]}, (layer,), residual=False)
+    return Block("pipeline", _send_ops(), {"hidden_size": model.sizes["hidden_size"]}, (layer,), residual=False)
 
 
 # ------------------------------------------------------------------ after the micro-batches
 
 
+@functools.cache
 def optimizer_step(optimizer: Optimizer, *, master: bool) -> Op:
     """The optimizer's pass over its share of the parameters: gradients (twice, for clipping), copies and weights."""
     states = optimizer.states + (optimizer.master if master else 0)
@@ -293,6 +318,7 @@ def _replica_collective(build: Callable[..., Op], name: str, size: Formula, expe
     return build(name, size / s.act_bytes, m=1, ranks=ranks, axis=axis)
 
 
+@functools.cache
 def gradient_sum(zero: int, *, experts: bool = False) -> Op:
     """Sum the gradients over replicas: all of them on each rank, or with ZeRO each rank its share."""
     size = s.reduced_params * s.grad_bytes
@@ -301,6 +327,7 @@ def gradient_sum(zero: int, *, experts: bool = False) -> Op:
     return _replica_collective(all_reduce, "all_reduce_gradients", size, experts)
 
 
+@functools.cache
 def weight_gather(*, experts: bool = False) -> Op:
     """Collect the weights that the replicas hold (ZeRO-3) or have updated (ZeRO-1 and 2) in shards."""
     return _replica_collective(all_gather, "gather_weights", s.reduced_params * s.param_bytes, experts)

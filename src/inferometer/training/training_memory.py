@@ -5,6 +5,7 @@ Activations follow from what each operator keeps for its gradient (`backward.sta
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -108,7 +109,7 @@ def _stashed(block: Block, recompute: str) -> Expr:
 def _per_layer(training: Training, block: Block, formula: Expr) -> list[float]:
     """A formula's value in every layer of a block."""
     steps = micro_batch_steps(training.recipe)
-    program = Program([formula])
+    program = _program(formula)
 
     def value(step: Step) -> float:
         return float(program({**step_env(training.bound_plan, step), **block.dims})[0])
@@ -118,6 +119,11 @@ def _per_layer(training: Training, block: Block, formula: Expr) -> list[float]:
     if block.layers:
         return [value(steps[i]) for i in block.layers]
     return [value(steps[-1 if block.stage == "head" else 0])]
+
+
+@functools.lru_cache(2000)
+def _program(formula: Expr) -> Program:
+    return Program([formula])
 
 
 def _as_formula(value: object) -> Expr:

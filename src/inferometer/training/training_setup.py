@@ -13,11 +13,12 @@ from typing import NamedTuple
 import msgspec
 
 from ..base.errors import BadValue
-from ..base.symbols import Value, ceil_of, evaluate, maximum_of, where
+from ..base.symbols import Value, ceil_of, maximum_of, where
 from ..costs import collectives, kernels, parallelism
 from ..costs.binding import BoundPlan, bind
 from ..costs.kernels import Source, Terms, assumed
 from ..costs.parallelism import Place
+from ..costs.roofline import field_program
 from ..costs.step import Group, Step
 from ..inference.request import Request
 from ..network.operators import Op
@@ -270,10 +271,9 @@ def parameter_counts(training: Training, index: int) -> ParameterCounts:
         if block.stage == "vision":
             continue
         names, layer = {**env, **block.dims}, 0.0
-        for op in block.ops:
-            stored = float(evaluate(op.work.stored, names))
-            sums[op.role == "experts"] += stored * block.count
-            layer += stored
+        for op, stored in zip(block.ops, field_program(block.ops, "stored")(names), strict=True):
+            sums[op.role == "experts"] += float(stored) * block.count
+            layer += float(stored)
         largest = max(largest, layer)
     return ParameterCounts(sums[False], sums[True], largest)
 
