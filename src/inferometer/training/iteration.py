@@ -121,6 +121,20 @@ def _op_costs(training: Training, index: int, blocks: tuple[Block, ...]) -> list
     return step_rows(stage._replace(model=part), micro_batch_steps(training.recipe))[:-1]
 
 
+def _pass_costs(training: Training, index: int, blocks: tuple[Block, ...]) -> list[OpCost]:
+    """The same of a pass; where layouts share their costs, operators that another one had are not estimated again."""
+    costs = training.costs
+    if costs is None or not isinstance(training.recipe.seq_len, int):
+        return _op_costs(training, index, blocks)
+    rows: list[OpCost] = []
+    for block in blocks:
+        key = id(block.ops)
+        if key not in costs:
+            costs[key] = (block.ops, _op_costs(training, index, (block,)))  # held: no other tuple gets this id
+        rows += [row._replace(block=block, count=block.count) for row in costs[key][1]]
+    return rows
+
+
 def _seconds(rows: list[OpCost]) -> float:
     return float(sum(row.seconds * row.count for row in rows))
 
@@ -137,7 +151,7 @@ def _hidden(share: float, comm: float, beside: float) -> float:
 
 def _stage_time(training: Training, index: int) -> StageTime:
     overlap = overlap_of(training.recipe)
-    forward, recompute, backward = (_op_costs(training, index, blocks) for blocks in training.passes[index])
+    forward, recompute, backward = (_pass_costs(training, index, blocks) for blocks in training.passes[index])
     rows = {"forward": forward, "recompute": recompute, "backward": backward}
     compute = {name: _seconds([row for row in costs if row.op.kind not in LINKED]) for name, costs in rows.items()}
     products = _seconds([row for row in backward if row.op.kind in ("linear", "moe")])

@@ -154,7 +154,7 @@ def training_block(
 def _training_ops(
     block_ops: tuple[Op, ...], stage: str, sequence_parallel: bool, dropout: bool, eager: bool, exchange: str
 ) -> tuple[Op, ...]:
-    """The operators of a block as training runs them; made once, so that all stages and layouts share their formulas."""
+    """The operators of a block as training runs them; made once, so that all layouts share their formulas."""
     ops: list[Op] = []
     for op in block_ops:
         if _is_serving_only(op):

@@ -57,6 +57,11 @@ def train(model: str, gpu: str = "h100-sxm", **kwargs: Unpack[TrainKwargs]) -> T
 
     ``train("llama-3.1-8b", gpu="h100-sxm", data_parallel_size=8, zero=1, global_batch_size=64).tokens_per_second``
     """
+    return report_of(*build_training(model, gpu, kwargs))
+
+
+def build_training(model: str, gpu: str, kwargs: Mapping[str, Any]) -> tuple[Request, Recipe]:
+    """The keywords of `train`, checked: ``build_training("llama-3.1-8b", "h100-sxm", {"zero": 1})[1].zero  # 1``"""
     args = checked(TrainArgs, kwargs)
     _check_choice("precision", args.precision, PRECISIONS)
     request = _build_request(model, gpu, args, kwargs)
@@ -99,7 +104,7 @@ def train(model: str, gpu: str = "h100-sxm", **kwargs: Unpack[TrainKwargs]) -> T
             f"`global_batch_size` {batch:,} cannot be split into micro-batches of {args.micro_batch_size} on "
             f"{args.data_parallel_size} data-parallel ranks: give a multiple of {each}"
         )
-    return report_of(request, recipe)
+    return request, recipe
 
 
 def _pipeline_layout(args: TrainArgs, request: Request) -> tuple[int, ...]:

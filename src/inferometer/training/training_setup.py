@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -67,6 +67,7 @@ class Training(NamedTuple):
     layout: TrainLayout
     stages: tuple[BoundPlan, ...]  # virtual ones, in the order of the model
     passes: tuple[StagePasses, ...]
+    costs: dict[int, Any] | None = None  # of a micro-batch by operators; layouts of equal tp, cp, ep and etp share them
 
     @property
     def micro_batches(self) -> int:
