@@ -56,6 +56,7 @@ PUBLIC = [
     "Report",
     "Search",
     "Sensitivity",
+    "StepClock",
     "Sweep",
     "Trace",
     "TrainReport",

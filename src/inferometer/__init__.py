@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # the same names as in _LAZY, for editors and type checkers
     from .serving.metrics import metrics as metrics
     from .serving.outcome import Outcome as Outcome
     from .serving.simulate import simulate as simulate
+    from .serving.step_clock import StepClock as StepClock
     from .serving.synthetic import synthetic as synthetic
     from .serving.trace import Trace as Trace
     from .serving.trace import read_trace as read_trace
@@ -48,6 +49,7 @@ _LAZY = {  # public name: the module that is loaded when the name is first used
     "Report": "inference.report",
     "Search": "search.search_result",
     "Sensitivity": "sensitivity.sensitivity_report",
+    "StepClock": "serving.step_clock",
     "Sweep": "sweep.sweep",
     "Trace": "serving.trace",
     "TrainReport": "training.training_report",

@@ -26,8 +26,8 @@ from ..costs.step import Group, Step
 from ..network.graph import Block
 from ..network.operators import Op
 from .batch import DecodeContexts, JoinedBatch, are_joining
-from .step_cost import Chunk, CompiledCost, FullAttentionCost, steps_within
-from .step_tables import ContextTable, CountTable, StepParts, decode_only_parts
+from .step_cost import Chunk, CompiledCost, FullAttentionCost
+from .step_tables import ContextTable, CountTable, StepParts, decode_only_parts, steps_within
 
 FEW_STEPS = 24  # up to here plain numbers are faster than arrays
 

@@ -36,6 +36,7 @@ from .step_tables import (
     StepParts,
     decode_only_parts,
     split_by_dependence,
+    steps_within,
 )
 
 Chunk = tuple[int, int, int]  # a request, the tokens of its prompt that a step computes, and those before them
@@ -387,10 +388,18 @@ class WindowedCost(CompiledCost):
             spans: PrefillSurface(self._prefill_kernels(spans, blocks)) for spans, blocks in self.parts.prefill.items()
         }
         self.by_num_seqs = CountTable(self._of_num_seqs)
+        self.decode_envs: dict[int, dict[str, Any]] = {}  # sequences -> all names of a step but for the contexts
 
     def decode_seconds(self, batch: DecodeContexts) -> float:
         """Seconds of a step in which every sequence decodes."""
-        return float(self.decode_durations(batch, 0, 1)[0])
+        n = batch.num_seqs
+        if n not in self.decode_envs:
+            self.decode_envs[n] = binding.step_env(self.bound_plan, Step((self._decode_group(n, 0),)))
+        kernels = self.by_num_seqs(n) + self._look_back_seconds(
+            batch, self.decode_attention, self.both_phases_attention
+        )
+        drafting = self.draft_table.one(n, batch.total_context()) if self.draft_table is not None else 0.0
+        return float(self.with_engine_time(self.decode_envs[n], kernels)) + drafting
 
     def prompt_attention_seconds(self, num_new: int, chunks: list[Chunk]) -> float:
         """Seconds of the chunks' attention, unless they are one fresh prompt."""
@@ -406,10 +415,15 @@ class WindowedCost(CompiledCost):
 
     def decode_attention_seconds(self, batch: DecodeContexts) -> float:
         """Seconds of the batch's attention."""
+        return self._look_back_seconds(batch, self.decode_attention)
+
+    def _look_back_seconds(self, batch: DecodeContexts, *tables: dict[Spans, ContextTable]) -> float:
+        """Seconds of what looks back over the context in one step, from tables by the spans that they look over."""
         contexts = batch.contexts()
         return sum(
             table.one(batch.num_seqs, float(self._entries_read(spans, contexts).sum()))
-            for spans, table in self.decode_attention.items()
+            for by_spans in tables
+            for spans, table in by_spans.items()
         )
 
     def decode_durations(self, batch: DecodeContexts, first: int, steps: int) -> np.ndarray:
@@ -478,21 +492,6 @@ class WindowedCost(CompiledCost):
     def _ratio(self, names: Spans) -> float:
         """Entries are counted as tokens where one span is looked over; several spans' entries add up as they are."""
         return self.spans[names[0]].ratio if len(names) == 1 else 1.0
-
-
-def steps_within(
-    durations: Callable[[int, int], np.ndarray], max_steps: int, gap: float, extra: int
-) -> tuple[int, float, float]:
-    """`StepCost.decode_steps` where ``durations(first, steps)`` are the seconds of some steps, each by itself."""
-    passed = np.zeros(1)  # s at the beginning of every step
-    while passed[-1] < gap and len(passed) <= max_steps:
-        done = len(passed) - 1
-        more = durations(done, min(max_steps - done, 256))
-        passed = np.concatenate([passed, passed[-1] + np.cumsum(more)])
-    steps = max(1, min(max_steps, int(np.searchsorted(passed, gap)) + extra))
-    if steps == len(passed):  # the extra step
-        passed = np.append(passed, passed[-1] + durations(steps - 1, 1)[0])
-    return steps, float(passed[steps]), float(passed[steps - 1])
 
 
 def _all_blocks(groups: dict[Spans, tuple[Block, ...]]) -> tuple[Block, ...]:

@@ -209,6 +209,21 @@ class PrefillSurface:
         return values
 
 
+def steps_within(
+    durations: Callable[[int, int], np.ndarray], max_steps: int, gap: float, extra: int
+) -> tuple[int, float, float]:
+    """`StepCost.decode_steps` where ``durations(first, steps)`` are the seconds of some steps, each by itself."""
+    passed = np.zeros(1)  # s at the beginning of every step
+    while passed[-1] < gap and len(passed) <= max_steps:
+        done = len(passed) - 1
+        more = durations(done, min(max_steps - done, 256))
+        passed = np.concatenate([passed, passed[-1] + np.cumsum(more)])
+    steps = max(1, min(max_steps, int(np.searchsorted(passed, gap)) + extra))
+    if steps == len(passed):  # the extra step
+        passed = np.append(passed, passed[-1] + durations(steps - 1, 1)[0])
+    return steps, float(passed[steps]), float(passed[steps - 1])
+
+
 class StepParts(NamedTuple):
     """Blocks with only some of their operators, by what those depend on."""
 
