@@ -38,13 +38,14 @@ TABS = (
 )
 
 
-@pytest.fixture(scope="module")
+# Of tests/web, and ended with it: while Playwright runs, no other event loop can run in this thread.
+@pytest.fixture(scope="package")
 def server() -> Iterator[Server]:
     with serving() as server:
         yield server
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api")
     if not Path(CHROMIUM).is_file():
@@ -80,8 +81,12 @@ class Opened:
         contexts: dict[Any, Any] = vars(self.browser).setdefault("contexts_of_tests", {})
         key = (width, scheme, repr(options), self.server.address)
         if key not in contexts:
+            still: dict[str, Any] = {
+                "reduced_motion": "reduce",
+                **options,
+            }  # no frames for nobody
             contexts[key] = self.browser.new_context(
-                viewport={"width": width, "height": 900}, color_scheme=scheme, **options
+                viewport={"width": width, "height": 900}, color_scheme=scheme, **still
             )
         return contexts[key]
 

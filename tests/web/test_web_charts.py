@@ -5,12 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from helpers import browser as chromium
 from helpers.browser import Opened
 
 pytestmark = pytest.mark.slow
-
-server, browser, opened = chromium.server, chromium.browser, chromium.opened  # fixtures, found by their names here
 
 
 def phase(page: Any, tab: str) -> list[str]:

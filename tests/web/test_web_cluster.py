@@ -6,12 +6,10 @@ from collections.abc import Callable
 
 import pytest
 from conftest import Ran
-from helpers import browser as chromium
 from helpers.browser import Opened
 
 pytestmark = pytest.mark.slow
 
-server, browser, opened = chromium.server, chromium.browser, chromium.opened  # fixtures, found by their names here
 PLAN = {"model": "llama-3.1-70b", "gpu": "h200", "tensor_parallel_size": 8, "pipeline_parallel_size": 2}
 QUERY = "&".join(f"{name}={value}" for name, value in PLAN.items())
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from helpers import browser as chromium
 from helpers.browser import Opened
 
 pytestmark = pytest.mark.slow
 
-server, browser, opened = chromium.server, chromium.browser, chromium.opened  # fixtures, found by their names here
 LARGE = "?model=deepseek-v3&gpu=h200&tensor_parallel_size=8&batch_size=32&quantization=fp8"
 # Texts of a node on its own box: the least WCAG contrast of all of them.
 CONTRAST = """async () => {

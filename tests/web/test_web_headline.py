@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from helpers import browser as chromium
 from helpers.browser import Opened, figure
 
 from inferometer.base import units
 
 pytestmark = pytest.mark.slow
 
-server, browser, opened = chromium.server, chromium.browser, chromium.opened  # fixtures, found by their names here
 
 NUMBERS = [10 ** (i / 7) * (1 + (i * 7919 % 1000) / 997) for i in range(-56, 91)]
 NUMBERS += [0, 11, 1.6, 0.019, 99.95, 99.96, 999.5, 9.995, 2.125, 12.25, 0.9995, 59.9996, 600, 7200, 172800, 0.05, 5]

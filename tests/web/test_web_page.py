@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from conftest import Ran
-from helpers import browser as chromium
 from helpers.browser import Opened, changed, figure, slide
 
 from inferometer import __version__
@@ -17,7 +16,6 @@ from inferometer.views.plots.palette import LIGHT
 
 pytestmark = pytest.mark.slow
 
-server, browser, opened = chromium.server, chromium.browser, chromium.opened  # fixtures, found by their names here
 GRANITE = {
     "model_type": "granite",
     "hidden_size": 4096,

@@ -6,12 +6,10 @@ import re
 from typing import Any
 
 import pytest
-from helpers import browser as chromium
 from helpers.browser import Opened
 
 pytestmark = pytest.mark.slow
 
-server, browser, opened = chromium.server, chromium.browser, chromium.opened  # fixtures, found by their names here
 PLAN = {"model": "llama-3.1-8b", "gpu": "h200", "output_len": 16}
 BODY = {"plan": PLAN, "num_gpus": 2, "goodput": "ttft:500,tpot:50", "objective": "throughput", "mode": "both"}
 QUERY = "?tab=search&gpu=h200&output_len=16&search_num_gpus=2"

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from conftest import ROOT
-from helpers import browser as chromium
 from helpers.web_server import Server, serving
 
 from inferometer.base.errors import BadFile
@@ -339,8 +338,6 @@ def test_bodies_are_bounded_together(server: Server) -> None:
 
 
 # ------------------------------------------------------------------ a browser
-
-browser = chromium.browser
 
 
 def test_a_browser_gives_the_token_once(browser: Any) -> None:

@@ -6,12 +6,10 @@ import json
 from typing import Any
 
 import pytest
-from helpers import browser as chromium
 from helpers.browser import Opened, changed, figure
 
 pytestmark = pytest.mark.slow
 
-server, browser, opened = chromium.server, chromium.browser, chromium.opened  # fixtures, found by their names here
 
 # A link, what is said of it, and the address that is left.
 BROKEN = [

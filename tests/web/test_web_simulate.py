@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import browser as chromium
 from helpers.browser import Opened
 
 pytestmark = pytest.mark.slow
 
-server, browser, opened = chromium.server, chromium.browser, chromium.opened  # fixtures, found by their names here
 TRACE = "input_tokens,output_tokens,arrival_s\n" + "".join(f"{100 + i},{10 + i},{i / 4}\n" for i in range(20))
 FIRST = ".view-simulate .first"
 

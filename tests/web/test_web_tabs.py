@@ -7,12 +7,9 @@ from pathlib import Path
 
 import pytest
 from conftest import Ran
-from helpers import browser as chromium
 from helpers.browser import TABS, Opened, figure
 
 pytestmark = pytest.mark.slow
-
-server, browser, opened = chromium.server, chromium.browser, chromium.opened  # fixtures, found by their names here
 
 
 # ------------------------------------------------------------------ the other verbs
