@@ -245,7 +245,7 @@ def _run_autoscaled(deployment: Deployment, pools: Pools, options: ServingOption
 
 def _build(trace: Trace, pools: Pools, options: ServingOptions, warnings: tuple[str, ...]) -> Deployment:
     """Admit the requests, and build the replicas that serve them."""
-    prefix_caching = _prefix_caching(pools, options)
+    prefix_caching = caches_prefixes(pools, options)
     tree = None
     if prefix_caching and trace.blocks is not None and trace.block_tokens > 0:
         tree = prefix_tree(trace.blocks, trace.block_tokens, trace.input_tokens)
@@ -262,20 +262,20 @@ def _build(trace: Trace, pools: Pools, options: ServingOptions, warnings: tuple[
             fleet = Fleet([], [], [], options.router, tree)
 
             def launch() -> Fleet:
-                new = _fleet(same_work, table, options, prefix_caching, tree, len(fleet.replicas), interval)
+                new = build_fleet(same_work, table, options, prefix_caching, tree, len(fleet.replicas), interval)
                 fleet.replicas += new.replicas
                 return new
 
             return Deployment(admitted, source, [fleet], table, table, [], warnings, launch)
-        fleets = [_fleet(same_work, table, options, prefix_caching, tree, 0, interval)]
+        fleets = [build_fleet(same_work, table, options, prefix_caching, tree, 0, interval)]
         return Deployment(admitted, source, fleets, table, table, [], warnings)
     prefill_table = RequestTable(inputs.tolist(), np.ones_like(outputs).tolist(), priority)
     source = _source(trace, pools[0][1], prefill_table, admitted, options)
     interval = _sample_interval(source)
     prefill_pools, decode_pools = ([pool for role, pool in pools if role == name] for name in ("prefill", "decode"))
-    prefill = _fleet(prefill_pools, prefill_table, options, prefix_caching, tree, 0, interval)
+    prefill = build_fleet(prefill_pools, prefill_table, options, prefix_caching, tree, 0, interval)
     # a decode replica gets the KV cache of every prompt anew: it caches no prefixes
-    decode = _fleet(decode_pools, table, options, False, tree, len(prefill.replicas), interval)
+    decode = build_fleet(decode_pools, table, options, False, tree, len(prefill.replicas), interval)
     table.transferred_tokens = (inputs - 1).tolist()
     gpus = sum(
         pool.replicas * pool.bound_plan.plan.gpus // pool.bound_plan.plan.data_parallel_size for _, pool in pools
@@ -284,7 +284,8 @@ def _build(trace: Trace, pools: Pools, options: ServingOptions, warnings: tuple[
     return Deployment(admitted, source, [prefill, decode], prefill_table, table, transfer, warnings)
 
 
-def _prefix_caching(pools: Pools, options: ServingOptions) -> bool:
+def caches_prefixes(pools: Pools, options: ServingOptions) -> bool:
+    """Whether the replicas keep the blocks of prompts for others to use."""
     if options.scheduler == "static":
         return False
     engine = pools[0][1].bound_plan.engine
@@ -327,7 +328,7 @@ def _source(
     return OpenLoop(ids, times, table.arrival_s, overhead, tokenize_s, options.api_server_count)
 
 
-def _fleet(
+def build_fleet(
     pools: list[ReplicaPool],
     table: RequestTable,
     options: ServingOptions,

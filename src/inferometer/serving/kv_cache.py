@@ -183,7 +183,7 @@ class PrefixCache(KVCache):
         self._last_anonymous = -1 << 60
         # LRU order; segment (>= 0), preempted request (~i), or anonymous (below _ANONYMOUS) -> blocks
         self.free_queue: OrderedDict[int, int] = OrderedDict({self._last_anonymous: num_blocks})
-        self.segments_of: dict[int, list[int]] = {}  # request -> segments that it uses
+        self.segments_of: dict[int, dict[int, None]] = {}  # request -> segments that it uses, in order
         self.shared_blocks: dict[int, int] = {}  # request -> its blocks that belong to segments
         self.shared_at_preempt: dict[int, int] = {}  # preempted request -> the same when it left
 
@@ -240,7 +240,7 @@ class PrefixCache(KVCache):
         rest = self.free_queue.pop(~i, own) - own
         self.free_blocks -= idle + own + rest
         self._append_free(self._anonymous_key(), rest)
-        self.segments_of[i], self.shared_blocks[i] = segments, wanted - own
+        self.segments_of[i], self.shared_blocks[i] = dict.fromkeys(segments), wanted - own
         self._evict(need)
         self._fill(i, cached, upto)
         return True
@@ -277,7 +277,7 @@ class PrefixCache(KVCache):
         self._append_free(self._anonymous_key(), blocks - shared - whole)
         self._append_free(~i, whole)
         self.shared_at_preempt[i] = shared
-        for segment in reversed(self.segments_of.pop(i, ())):
+        for segment in reversed(self.segments_of.pop(i, {})):
             self.ref_counts[segment] -= 1
             if not self.ref_counts[segment]:
                 self._append_free(segment, self.cached_blocks[segment])
@@ -332,7 +332,7 @@ class PrefixCache(KVCache):
             owns = segment in segments
             if not owns and not cached and filled:
                 self.ref_counts[segment] += 1
-                segments.append(segment)
+                segments[segment] = None
                 owns = True
             if owns and filled > cached:
                 self.cached_blocks[segment] = filled

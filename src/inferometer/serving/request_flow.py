@@ -75,6 +75,25 @@ class RequestFlow(ABC):
         """The request admitted last (or of least priority) loses its blocks and waits again; gives its number."""
         candidates = self._preemptible()
         i = max(candidates, key=lambda j: priority_key(self.table, j)) if self.limits.priority else candidates[0]
+        blocks, computed = self._leave(i)
+        if self.table.transferred_tokens is not None:
+            self.table.transferred_tokens[i] = 0
+        self.preempted_in_step = True
+        self.table.preempt(i, self.now)
+        self.kv_cache.release(i, blocks, computed, preempted=True)
+        self.waiting.push_front(i)
+        return i
+
+    def abort(self, i: int) -> None:
+        """A request's client is gone: between two steps it leaves the queue, or its place and its blocks."""
+        if i in self.running:
+            if not self.limits.static_batch and i in self._preemptible():
+                self.kv_cache.release(i, *self._leave(i))
+        elif i in self.waiting:
+            self.waiting.remove(i)
+
+    def _leave(self, i: int) -> tuple[int, int]:
+        """A request leaves its place before it has finished; gives its blocks and the tokens in them."""
         table, batch, block_size = self.table, self._batch_of(i), self.kv_cache.block_size
         if i in self.prefilling:
             computed = self.prefilling.pop(i)
@@ -90,14 +109,8 @@ class RequestFlow(ABC):
             table.prefill_target[i] = computed + 1
             batch.leave(i)
             self.gaps.preempted(batch, i, table.first_token_s[i], self.now)
-        if table.transferred_tokens is not None:
-            table.transferred_tokens[i] = 0
-        self.preempted_in_step = True
-        table.preempt(i, self.now)
         del self.running[i]
-        self.kv_cache.release(i, blocks, computed, preempted=True)
-        self.waiting.push_front(i)
-        return i
+        return blocks, computed
 
     def _preemptible(self) -> list[int]:
         """Requests that can be preempted, the last one admitted first."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from enum import Enum
+from math import nan
 from typing import NamedTuple
 
 import numpy as np
@@ -46,6 +47,28 @@ class RequestTable:
         self.num_cached_tokens, self.num_preemptions, self.replica = zero[:], zero[:], zero
         self.preempted_s: dict[int, float] = {}  # requests that wait again, since when
         self.pauses: list[tuple[int, float, float]] = []  # request, preempted, admitted again
+
+    def put(self, i: int, input_tokens: int, output_tokens: int, priority: int = 0) -> None:
+        """A new request takes row ``i``, which is free or the next one: rows of a live server are used again."""
+        if i == len(self):
+            for counts in (
+                self.prefill_target,
+                self.remaining_tokens,
+                *([] if self.priority is None else [self.priority]),
+            ):
+                counts.append(0)
+            for times in (self.arrival_s, self.scheduled_s, self.first_token_s, self.finished_s):
+                times.append(nan)
+            for numbers in (self.num_cached_tokens, self.num_preemptions, self.replica):
+                numbers.append(0)
+        self.prefill_target[i], self.remaining_tokens[i] = input_tokens, output_tokens
+        if self.priority is not None:
+            self.priority[i] = priority
+        for times in (self.arrival_s, self.scheduled_s, self.first_token_s, self.finished_s):
+            times[i] = nan
+        for numbers in (self.num_cached_tokens, self.num_preemptions, self.replica):
+            numbers[i] = 0
+        self.preempted_s.pop(i, None)
 
     def preempt(self, i: int, now: float) -> None:
         """A request waits again."""

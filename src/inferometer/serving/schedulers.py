@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple, Protocol
 
 from ..base.units import ceil_div
@@ -405,6 +405,9 @@ class RequestQueue(Protocol):
         """The request that is next leaves the queue."""
         raise NotImplementedError
 
+    def remove(self, i: int, /) -> None:
+        """A request that waits is aborted."""
+
 
 class FCFSQueue(deque[int]):
     """First come, first served; a preempted request goes to the front: ``queue.push(7); queue.peek()  # 7``"""
@@ -442,6 +445,11 @@ class PriorityQueue:
     def peek(self) -> int:
         """The request that is next."""
         return self.heap[0][2]
+
+    def remove(self, i: int) -> None:
+        """A request that waits is aborted."""
+        self.heap = [entry for entry in self.heap if entry[2] != i]
+        heapify(self.heap)
 
 
 def request_queue(limits: SchedulerLimits, table: RequestTable) -> RequestQueue:
