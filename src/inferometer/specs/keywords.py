@@ -358,7 +358,6 @@ class TrainKwargs(TypedDict, total=False):
     grad_dtype: str | None
     dropout: bool | None
     attention: str | None
-    tokens: float | None
     efficiency: float | str | Mapping[str, float] | None
     nodes: int | None
     gpus_per_node: int | None
@@ -367,6 +366,13 @@ class TrainKwargs(TypedDict, total=False):
     routing_skew: float | None
     assume_decoder: bool | None
     hf_token: str | None
+    num_gpus: int | None
+    tokens: float | None
+    gpu_mtbf: float | None
+    node_mtbf: float | None
+    checkpoint_interval: float | None
+    checkpoint_time: float | None
+    restart_time: float | None
 
 
 class ProfileKwargs(TypedDict, total=False):

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 from .arguments import Args, arg
 
 
-class TrainArgs(Args):
+class TrainStepArgs(Args):
     """One optimizer step."""
 
     GROUP: ClassVar[str] = "Training"
@@ -74,10 +74,6 @@ class TrainArgs(Args):
     attention: Annotated[
         str | None, arg("flash, or eager (attention scores are written to memory).", default_text="flash")
     ] = None
-    tokens: Annotated[
-        Annotated[float, arg("", gt=0, le=1e18)] | None,
-        arg("Tokens of the whole training run, for days and cost: 1e12."),
-    ] = None
     efficiency: Annotated[
         float | str | Mapping[str, float] | None,
         arg("Fixed share of peak for every kernel: 0.6, or flops=0.7,hbm=0.85,intra=0.8,inter=0.7.", metavar="X"),
@@ -95,3 +91,88 @@ class TrainArgs(Args):
     )
     assume_decoder: Annotated[bool, arg("Treat a model of unknown structure as a Llama-like decoder.")] = False
     hf_token: Annotated[str | None, arg("Hugging Face token for gated models; or set HF_TOKEN.", secret=True)] = None
+
+
+class TrainArgs(TrainStepArgs):
+    """The whole run: how many tokens, and what failures cost; with the group before it, the keywords of `train`."""
+
+    GROUP: ClassVar[str] = "Whole run"
+    num_gpus: Annotated[
+        Annotated[int, arg("", ge=1, le=10**6)] | None,
+        arg("GPUs in all; the data-parallel size follows from it.", default_text="as many as the layout needs"),
+    ] = None
+    tokens: Annotated[
+        Annotated[float, arg("", gt=0, le=1e18)] | None,
+        arg("Tokens of the whole training run, for days and cost: 1e12."),
+    ] = None
+    gpu_mtbf: Annotated[
+        Annotated[float, arg("", gt=0, le=1e12)] | None,
+        arg("Mean time between failures of one GPU, in hours.", default_text="none fails", metavar="H"),
+    ] = None
+    node_mtbf: Annotated[
+        Annotated[float, arg("", gt=0, le=1e12)] | None,
+        arg("Mean time between failures of one node, in hours.", default_text="none fails", metavar="H"),
+    ] = None
+    checkpoint_interval: Annotated[
+        Annotated[float, arg("", gt=0, le=1e9)] | None,
+        arg("Seconds of training between checkpoints.", default_text="Young/Daly's optimum", metavar="S"),
+    ] = None
+    checkpoint_time: Annotated[
+        Annotated[float, arg("", ge=0, le=1e7)] | None,
+        arg("Seconds that training waits for a checkpoint.", default_text="60", metavar="S"),
+    ] = None
+    restart_time: Annotated[
+        Annotated[float, arg("", ge=0, le=1e7)] | None,
+        arg("Seconds from a failure until training goes on.", default_text="600", metavar="S"),
+    ] = None
+
+
+class TrainSearchArgs(Args):
+    """What `search --train` tries: one value or several each; all other arguments are those of `train`."""
+
+    GROUP: ClassVar[str] = "Training space"
+    tensor_parallel_size: Annotated[
+        int | str | Sequence[int] | None,
+        arg("Tensor-parallel sizes to try.", default_text="powers of 2 in a node", short="-tp", metavar="N,…"),
+    ] = None
+    pipeline_parallel_size: Annotated[
+        int | str | Sequence[int] | None,
+        arg("Pipeline-parallel sizes to try.", default_text="all up to 64", short="-pp", metavar="N,…"),
+    ] = None
+    data_parallel_size: Annotated[
+        int | str | Sequence[int] | None,
+        arg("Data-parallel sizes to try.", default_text="all that use all GPUs", short="-dp", metavar="N,…"),
+    ] = None
+    context_parallel_size: Annotated[
+        int | str | Sequence[int] | None,
+        arg(
+            "Context-parallel sizes to try.",
+            default_text="1, and powers of 2 that leave 4,096 tokens or more",
+            short="-cp",
+            metavar="N,…",
+        ),
+    ] = None
+    expert_model_parallel_size: Annotated[
+        int | str | Sequence[int] | None,
+        arg("Expert-parallel sizes to try.", default_text="powers of 2 up to 64", short="-ep", metavar="N,…"),
+    ] = None
+    expert_tensor_parallel_size: Annotated[
+        int | str | Sequence[int] | None,
+        arg("Tensor-parallel sizes of an expert to try.", default_text="1", short="-etp", metavar="N,…"),
+    ] = None
+    interleave: Annotated[
+        int | str | Sequence[int] | None,
+        arg("Virtual stages per pipeline stage to try.", default_text="1:8, where layers divide", metavar="N,…"),
+    ] = None
+    micro_batch_size: Annotated[
+        int | str | Sequence[int] | None,
+        arg("Micro-batch sizes to try.", default_text="1,2,4,8", metavar="N,…"),
+    ] = None
+    recompute: Annotated[
+        str | Sequence[str] | None,
+        arg("Activation recomputation to try.", default_text="none,selective,full", metavar="WORD,…"),
+    ] = None
+    zero: Annotated[
+        int | str | Sequence[int] | None,
+        arg("ZeRO stages to try.", default_text="1, and 3 without pipeline stages", metavar="N,…"),
+    ] = None

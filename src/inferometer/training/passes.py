@@ -53,6 +53,11 @@ class Recipe(Spec, frozen=True, kw_only=True):
     dropout: bool = False
     overlap: float | None = None  # share of communication that computation hides; None: data/training.toml's
     tokens: float | None = None  # of the whole training
+    gpu_mtbf: float | None = None  # hours between failures of one GPU; None: none fails
+    node_mtbf: float | None = None  # of one node
+    checkpoint_interval: float | None = None  # seconds of training between checkpoints; None: Young/Daly's optimum
+    checkpoint_time: float | None = None  # seconds; None: data/training.toml's
+    restart_time: float | None = None
 
     @property
     def length(self) -> int:
@@ -85,12 +90,21 @@ class Zero(Spec, frozen=True, kw_only=True):
     source: str
 
 
+class Failures(Spec, frozen=True, kw_only=True):
+    """What failures of GPUs and nodes cost, unless it is given."""
+
+    checkpoint_seconds: float
+    restart_seconds: float
+    source: str
+
+
 class TrainingConstants(Spec, frozen=True, kw_only=True):
     """data/training.toml"""
 
     optimizers: dict[str, Optimizer]
     overlap: Overlap
     zero: Zero
+    failures: Failures
 
 
 @functools.cache

@@ -26,6 +26,7 @@ from .passes import CP_COMM_TYPES, PRECISIONS, RECOMPUTE, Recipe, training_const
 from .pipeline_layout import layout_counts
 from .training_memory import StageMemory, fits_with, fullest_stage
 from .training_report import Breakdown, TrainMemory, TrainPhase, TrainReport
+from .training_run import run_fields, training_run
 from .training_setup import Training, bind_training, illegal_reason, micro_batch_steps
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
     from ..specs.keywords import TrainKwargs
 
-DAY = 86400.0
 _LAYOUT = (  # arguments of `analyze` that training has, too: the machine and the layout
     "tensor_parallel_size",
     "pipeline_parallel_size",
@@ -62,7 +62,7 @@ def train(model: str, gpu: str = "h100-sxm", **kwargs: Unpack[TrainKwargs]) -> T
 
 def build_training(model: str, gpu: str, kwargs: Mapping[str, Any]) -> tuple[Request, Recipe]:
     """The keywords of `train`, checked: ``build_training("llama-3.1-8b", "h100-sxm", {"zero": 1})[1].zero  # 1``"""
-    args = checked(TrainArgs, kwargs)
+    args = with_num_gpus(checked(TrainArgs, kwargs))
     _check_choice("precision", args.precision, PRECISIONS)
     request = _build_request(model, gpu, args, kwargs)
     _check_choice("recompute", args.recompute, RECOMPUTE)
@@ -97,7 +97,7 @@ def build_training(model: str, gpu: str, kwargs: Mapping[str, Any]) -> tuple[Req
         reduce_every_microbatch=args.reduce_every_microbatch,
         dropout=args.dropout,
         overlap=args.overlap,
-        tokens=args.tokens,
+        **run_fields(args),
     )
     if batch % each:
         raise BadValue(
@@ -105,6 +105,19 @@ def build_training(model: str, gpu: str, kwargs: Mapping[str, Any]) -> tuple[Req
             f"{args.data_parallel_size} data-parallel ranks: give a multiple of {each}"
         )
     return request, recipe
+
+
+def with_num_gpus(args: TrainArgs) -> TrainArgs:
+    """The arguments with the data-parallel size that a given number of GPUs leaves."""
+    if args.num_gpus is None:
+        return args
+    each = args.tensor_parallel_size * args.pipeline_parallel_size * args.context_parallel_size
+    if args.num_gpus % each or args.data_parallel_size not in (1, args.num_gpus // each):
+        raise BadValue(
+            f"`num_gpus` {args.num_gpus:,} must be tp {args.tensor_parallel_size} × pp {args.pipeline_parallel_size} "
+            f"× cp {args.context_parallel_size} = {each:,} GPUs times the data-parallel size: give a multiple"
+        )
+    return msgspec.structs.replace(args, data_parallel_size=args.num_gpus // each)
 
 
 def _pipeline_layout(args: TrainArgs, request: Request) -> tuple[int, ...]:
@@ -188,11 +201,9 @@ def report_of(request: Request, recipe: Recipe) -> TrainReport:
         phases=_phases(training, times, once),
         warnings=[*request.warnings, *training.bound_plan.notes, *_warnings(request, recipe)],
     )
-    if recipe.tokens:
-        duration = recipe.tokens / rate
-        report.days, report.gpu_hours = duration / DAY, duration * plan.gpus / 3600
-        if request.device.price_per_hour:
-            report.cost = report.gpu_hours * request.device.price_per_hour
+    report.run = training_run(recipe, plan, request.device, rate)
+    if report.run is not None:
+        report.days, report.gpu_hours, report.cost = report.run.days, report.run.gpu_hours, report.run.cost
     report.summary = _summary(parts, report)
     return report
 

@@ -13,6 +13,7 @@ import msgspec
 from ..base.result import ComparableResult
 from ..base.units import percent, seconds, size
 from ..inference.report import ModelInfo, OpRow, as_dict, as_json, ops_csv
+from .training_run import TrainRun
 
 SCHEMA = "inferometer.train/1"
 
@@ -83,6 +84,7 @@ class TrainReport(ComparableResult, msgspec.Struct, dict=True):
     days: float | None = None
     gpu_hours: float | None = None
     cost: float | None = None
+    run: TrainRun | None = None  # the whole training, failures included; None without --tokens
     summary: str = ""
     warnings: list[str] = []
     schema: str = SCHEMA

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...base.units import count, percent, seconds, si, size
 from ...training.training_report import TrainMemory, TrainPhase, TrainReport
+from ...training.training_run import TrainRun
 from .document import Cell, Column, Draw, Page, Paragraph, Part, TextTable
 from .terminal import LEAST, OPERATOR_COLUMNS, add_hidden_row, legend, memory_bar, origin_mark, unique_labels
 
@@ -70,11 +71,24 @@ def _rates(report: TrainReport) -> TextTable:
     table.add_row("model FLOPs utilization (MFU)", percent(report.model_flops_utilization))
     table.add_row("hardware FLOPs utilization (HFU)", percent(report.hardware_flops_utilization))
     table.add_row("micro-batches", f"{report.micro_batches:,} × {report.recipe['micro_batch_size']}")
-    if report.days is not None:
-        table.add_row(f"{si(report.recipe['tokens'])} tokens", f"{report.days:,.1f} days")
-        table.add_row("GPU-hours", f"{report.gpu_hours:,.0f}")
-        table.add_row("cost", f"${report.cost:,.0f}" if report.cost else "–")
+    for label, value in run_lines(report.run):
+        table.add_row(label, value)
     return table
+
+
+def run_lines(run: TrainRun | None) -> list[tuple[str, str]]:
+    """What is said of a whole run: ``[("1 T tokens", "12.3 days"), …]``; nothing without a budget of tokens."""
+    if run is None:
+        return []
+    lines = [(f"{si(run.tokens)} tokens", f"{run.days:,.1f} days, {run.steps:,.0f} steps")]
+    lines += [("GPU-hours", f"{run.gpu_hours:,.0f}"), ("cost", f"${run.cost:,.0f}" if run.cost else "–")]
+    if run.checkpoint_interval_s is not None:
+        often = seconds(run.checkpoint_interval_s)
+        best = " (Young/Daly's optimum)" if run.checkpoint_interval_origin != "given" else ""
+        lines.append(("goodput", f"{percent(run.goodput)} with a checkpoint every {often} of training{best}"))
+    if run.mtbf_hours is not None:
+        lines.append(("failures", f"{run.failures:,.0f} expected, one in {seconds(run.mtbf_hours * 3600)}"))
+    return lines
 
 
 def _step(report: TrainReport) -> TextTable:
