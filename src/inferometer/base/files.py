@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, TypeVar
 import msgspec
 
 from .errors import BadFile, abbreviate
-from .input_file import descriptor, note_if_it_takes_long, read_bytes, read_text
+from .input_file import descriptor, is_input, note_if_it_takes_long, read_bytes, read_text
 
 S = TypeVar("S")
 _TEMPORARY: set[Path] = set()  # files that have a name before they are whole, where the system knows no others
@@ -48,6 +48,12 @@ def input_path(text: str) -> Path:
 
 
 _only_folder: Path | None = None  # of the process, so that no thread escapes it
+
+
+def input_text(text: str) -> str | None:
+    """All of a user's file, None if there is none of that name: ``input_text("compose.yml")``"""
+    path = input_path(text)
+    return read_text(path) if is_input(path) else None
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ _EXAMPLES = (
     "llama-3.1-8b --gpu h200 --batch-size 8 --input-len 1024 --output-len 128",
     "deepseek-v3 --gpu h200 -dp 32 --enable-expert-parallel --batch-size 256",
     "llama-3.1-8b --explain down_proj",
-    "llama-3.1-70b --gpu h200 -tp 8 -pp 2 --cluster",
+    "'vllm serve Qwen/Qwen3-32B -tp 2 --enforce-eager' --gpu h200 --batch-size 32",
 )
 
 
@@ -67,6 +67,7 @@ def analyze(
     if cluster:
         return _cluster(request, phase, form)
     report = report_of(request, phase)
+    _explain_command(request, report)
     if plot is not None:
         from ..views.plots.analysis import write_plots
 
@@ -82,6 +83,20 @@ def analyze(
         infeasible=report.reason,
     )
     return 0 if report.feasible else 1
+
+
+def _explain_command(request: Any, report: Any) -> None:
+    """Where the plan was read from a server's command: its flags, and which of them are worth changing."""
+    command = click.get_current_context().meta.get("inferometer.server_command")
+    if command is None:
+        return
+    from ..inference.advice import worthwhile_changes
+    from ..search.launch.served_model import spelled_change
+
+    report.command = command
+    plan = report.plan
+    if report.feasible and request.model.kind == "decoder" and not request.workload.turns:
+        report.tried = worthwhile_changes(request, lambda change: spelled_change(command.engine, change, plan))
 
 
 def _explain(request: Any, operator: str, phase: str, form: Form) -> int:

@@ -1,4 +1,4 @@
-"""``--config`` and ``--save-config``: the flags of a command as a TOML or JSON file.
+"""``--config`` and ``--save-config``: the flags of a command as a TOML or JSON file; or a server's own command.
 
 A file becomes arguments of the command line, so its values are checked by what checks flags:
 
@@ -107,6 +107,41 @@ def _text(value: Any, metavar: str, where: str) -> str:
     if isinstance(value, list) or value is None:
         raise BadFile(f"{where} takes one value, not {abbreviate(value)}")
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+# ------------------------------------------------------------------ from the command that starts a server
+
+
+def with_server_command(command: click.Command, context: click.Context, args: list[str]) -> list[str]:
+    """The command line with the flags of the server's command that stands in place of a model; what is typed wins.
+
+    ``analyze 'vllm serve Qwen/Qwen3-8B -tp 2' --gpu h200`` is ``analyze Qwen/Qwen3-8B --engine vllm -tp 2 --gpu h200``.
+    """
+    from ..specs.server_command import is_server_command
+
+    typed, left, _ = command.make_parser(context).parse_args(list(args))
+    takes_model = bool(command.params) and any(parameter.name == "model" for parameter in command.params)
+    text = str(typed.get("model") or (left[0] if left else ""))
+    if not takes_model or not is_server_command(text) or text not in args:
+        return args
+    from ..specs.server_flags import server_command
+
+    server = server_command(text)
+    known = {str(parameter.name): parameter for parameter in command.params if isinstance(parameter, click.Option)}
+    options: list[str] = []
+    for name, value in server.arguments.items():
+        uses = [use for use in server.flags if use.argument == name]
+        if name in typed and typed[name] not in (None, ()):
+            for use in uses:
+                use.status, use.note = "no effect", f"{known[name].opts[-1]} is given here"
+        elif name in known:
+            options += _spelled(command, known[name], value, f"the command: `{name}`")
+        else:
+            for use in uses:
+                use.status, use.note = "no effect", f"of a server over time, which {command.name} does not look at"
+    context.meta["inferometer.server_command"] = server
+    at = args.index(text)
+    return [*options, *args[:at], server.model, *args[at + 1 :]]
 
 
 # ------------------------------------------------------------------ to a file

@@ -12,7 +12,7 @@ from ..base.errors import BadValue
 from ..base.extras import require_library
 from ..specs.arguments import Args, Argument, arguments, flag
 from ..specs.plan_args import PlanArgs, TargetArgs
-from .output import Form, wrote
+from .output import Form, note, wrote
 from .streams import echo
 
 if TYPE_CHECKING:
@@ -81,6 +81,10 @@ class Command(HelpMixin):
             from .config_file import with_config
 
             args = with_config(self, ctx, args)
+        if any(" " in arg or arg.endswith((".yml", ".yaml")) for arg in args) and not ctx.resilient_parsing:
+            from .config_file import with_server_command
+
+            args = with_server_command(self, ctx, args)
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -93,6 +97,11 @@ class Command(HelpMixin):
             output_path(save)  # refused now, not after an hour
             given = dict(ctx.params)
         function: Any = getattr(self.callback, "__wrapped__", self.callback)
+        server = ctx.meta.get("inferometer.server_command")
+        if server is not None and self.name != "analyze":  # which has a table of its own
+            for use in server.flags:
+                if use.status in ("not modelled", "unknown"):
+                    note(f"{use.flag} of the command is {use.status}{f': {use.note}' if use.note else ''}")
         code = function.__code__
         named = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         if "form" in named:

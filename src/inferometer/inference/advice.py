@@ -12,8 +12,9 @@ from ..base.units import percent, seconds
 from ..costs import parallelism
 from ..costs.binding import BoundPlan
 from . import memory
-from .latency import decode_seconds, prefill_seconds
-from .remedies import Change, cache_can_shrink, fits, is_smaller, roles_in, spelled, with_plan
+from .latency import Prediction, decode_seconds, predict, prefill_seconds
+from .remedies import Change, cache_can_shrink, fits, is_smaller, roles_in, spelled, with_change, with_plan, works
+from .report import TriedChange
 from .workload import batch_shape_of
 
 if TYPE_CHECKING:
@@ -177,3 +178,62 @@ def _alternatives(request: Request, bound_plan: BoundPlan) -> list[_Alternative]
 def _phase_seconds(bound_plan: BoundPlan, request: Request, phase: str) -> float:
     batch_shape = batch_shape_of(bound_plan, request.workload)
     return float((decode_seconds if phase == "decode" else prefill_seconds)(bound_plan, batch_shape))
+
+
+# ------------------------------------------------------------------ a server's command
+
+
+def worthwhile_changes(request: Request, own_flags: Callable[[Change], str]) -> list[TriedChange]:
+    """Changes of one flag that make a figure of the plan better by 2% or more, each tried; the best first.
+
+    ``own_flags`` spells a change as the engine does. A change that only takes more GPUs must serve more per GPU.
+    """
+    now = _predicted(request)
+    kept: list[tuple[float, TriedChange]] = []
+    for change in _single_changes(request):
+        other = with_change(request, change)
+        flags = own_flags(change)
+        if other is None or not flags or not works(other):
+            continue
+        then = _predicted(other)
+        names = ("ttft", "tpot", "output_throughput_per_gpu")
+        moved = {name: _moved(getattr(now, name), getattr(then, name)) for name in names}
+        gains = (-(moved["ttft"] or 0.0), -(moved["tpot"] or 0.0), moved["output_throughput_per_gpu"] or 0.0)
+        if max(gains) >= WORTH_TRYING:
+            note = next((w for w in other.warnings if "is assumed" in w and w not in request.warnings), "")
+            tried = TriedChange(flags=flags, change=change, gpus=other.plan.gpus, note=note, **moved)
+            kept.append((max(gains), tried))
+    return [tried for _, tried in sorted(kept, key=lambda pair: -pair[0])]
+
+
+WORTH_TRYING = 0.02
+
+
+def _single_changes(request: Request) -> list[Change]:
+    """One flag each: formats, layout, budget, graphs, drafts."""
+    plan = request.plan
+    changes: list[Change] = [{"quantization": "fp8"}] if is_smaller(request, "fp8") else []
+    changes += [{"kv_cache_dtype": "fp8"}] if cache_can_shrink(request) else []
+    tp = plan.tensor_parallel_size
+    changes += [{"tensor_parallel_size": size} for size in (2 * tp, tp // 2) if size]
+    if any(op.kind == "moe" for block in request.model.blocks for op in block.ops) and tp * plan.data_parallel_size > 1:
+        changes.append({"enable_expert_parallel": not plan.enable_expert_parallel})
+    budget = plan.max_num_batched_tokens
+    changes += [{"max_num_batched_tokens": tokens} for tokens in (2 * budget, budget // 2) if tokens]
+    if request.arguments.get("max_cudagraph_capture_size") == 0:
+        changes.append({"max_cudagraph_capture_size": None})
+    if request.model.extras and plan.speculation is None:
+        changes.append({"speculative_config": {"method": "mtp", "num_speculative_tokens": 1}})
+    elif plan.speculation is not None:
+        changes.append({"speculative_config": None})
+    return changes
+
+
+def _predicted(request: Request) -> Prediction:
+    bound_plan = request.bind()
+    batch_shape = batch_shape_of(bound_plan, request.workload)
+    return predict(memory.cache_offloaded(bound_plan, batch_shape), batch_shape, "all")
+
+
+def _moved(before: float | None, after: float | None) -> float | None:
+    return float(after / before - 1) if before and after else None

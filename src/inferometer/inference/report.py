@@ -15,6 +15,7 @@ import msgspec
 
 from ..base.result import ComparableResult, views
 from ..base.units import milliseconds, size
+from ..specs.structs import ServerCommand
 
 SCHEMA = "inferometer.analyze/1"
 
@@ -206,6 +207,18 @@ class ExpectedError(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""  # where they are not quite such runs
 
 
+class TriedChange(msgspec.Struct, frozen=True, kw_only=True):
+    """A change of one flag of a server's command, tried: what it does to each figure, 0.1 is 10% more."""
+
+    flags: str  # as the engine spells them
+    change: dict[str, Any]  # as arguments of a plan
+    gpus: int  # that it takes in all
+    ttft: float | None  # relative change of TTFT
+    tpot: float | None  # of TPOT
+    output_throughput_per_gpu: float | None  # of output tokens/s per GPU
+    note: str = ""  # what the change assumes
+
+
 class Report(ComparableResult, msgspec.Struct, dict=True):
     """Everything an analysis says of a plan."""
 
@@ -225,6 +238,8 @@ class Report(ComparableResult, msgspec.Struct, dict=True):
     warnings: list[str] = []
     infeasibility: Infeasibility | None = None
     expected_error: dict[str, ExpectedError] = {}  # of ttft, tpot, e2el, output_throughput, where runs are comparable
+    command: ServerCommand | None = None  # the server's command that the plan was read from
+    tried: list[TriedChange] = []  # changes of that command that are worth it, the best first
     schema: str = SCHEMA
 
     def __repr__(self) -> str:

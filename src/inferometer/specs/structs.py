@@ -5,7 +5,7 @@ Units are SI (bytes, seconds, FLOP/s). What a file may say is what these structs
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -251,6 +251,26 @@ class Calibration(Spec, frozen=True, kw_only=True):
     measured: str = ""  # the file that it was made from
     requests: int = 0
     error: dict[str, dict[str, float]] = {}  # metric -> mean absolute relative error before, after, and on unseen rows
+
+
+class FlagUse(msgspec.Struct, kw_only=True):
+    """A flag of the command, and what becomes of it."""
+
+    flag: str  # as it is typed
+    value: str = ""  # as it is typed; secrets are left out
+    status: str = "understood"  # or no effect, not modelled, unknown
+    argument: str = ""  # of a plan, that it sets
+    note: str = ""  # why, or what is meant
+
+
+class ServerCommand(msgspec.Struct, kw_only=True):
+    """A server's command as a plan: its engine, model and arguments, and every flag of it."""
+
+    engine: str
+    version: str = ""  # of the engine, where an image says it
+    model: str = ""
+    arguments: dict[str, Any] = {}  # of a plan: {"tensor_parallel_size": 4}
+    flags: list[FlagUse] = []  # all that it has, in its order
 
 
 class Precision(Spec, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ checkpoint that is published or to be made, or a reason why not.
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,9 +19,10 @@ from ...inference.request import Request
 from ...inference.workload import batch_shape_of
 from ...specs import catalog
 from ...specs.engine_rules import version_number
+from ...specs.server_flags import own_flag
 from ...specs.structs import Engine, Speculation, Workload
 from ..search_result import PoolSpec
-from .processes import TRTLLM
+from .processes import SGLANG, TRTLLM, VLLM
 
 MARGIN = 0.9  # of the KV cache that is predicted: an engine that finds less room than one sequence needs does not start
 ROUND = 1024
@@ -269,3 +271,32 @@ def _newest(settings: Iterable[T], engine: Engine, precision: str) -> T | None:
     version = version_number(engine.version)
     fitting = (one for one in settings if one.precision == precision)
     return next((one for one in fitting if not one.since or version_number(one.since) <= version), None)
+
+
+# ------------------------------------------------------------------ one change
+
+
+def spelled_change(name: str, change: Mapping[str, Any], plan: Mapping[str, Any]) -> str:
+    """A change of one argument as an engine is given it, '' if it cannot be.
+
+    ``spelled_change("vllm", {"max_cudagraph_capture_size": None}, {})  # 'without --enforce-eager'``
+    """
+    ((argument, value),) = change.items()
+    if argument == "max_cudagraph_capture_size":
+        return f"without {'--enforce-eager' if name == VLLM else '--disable-cuda-graph'}"
+    flag, settings = own_flag(name, argument), engine_settings(name)
+    if argument == "quantization":
+        online = next((one.quantization for one in settings.weights if one.precision == value), "")
+        return f"{flag} {online}" if flag and online else f"a checkpoint in {value}"
+    if argument == "kv_cache_dtype":
+        dtype = next((one.kv_cache_dtype for one in settings.kv_cache if one.precision == value), "")
+        return f"{flag} {dtype}" if flag and dtype else ""
+    if argument == "speculative_config":
+        given = f"{flag} '{json.dumps(value)}'" if name == VLLM else ""
+        return given if value else f"without {flag}"
+    ranks = plan["data_parallel_size"]
+    if argument == "enable_expert_parallel":
+        counted = f"{flag} {plan['tensor_parallel_size'] * ranks if value else 1}"
+        return counted if name != VLLM else flag if value else f"without {flag}"
+    of_all = name == SGLANG and ranks > 1 and argument in ("tensor_parallel_size", "max_num_batched_tokens")
+    return f"{flag} {value * (ranks if of_all else 1)}" if flag else ""

@@ -14,6 +14,7 @@ from ...costs.kernels import ORIGINS
 from ...inference.expected_error import error_sentences
 from ...inference.explain import Explanation
 from ...inference.report import ExpectedError, Memory, OpRow, Phase, Report
+from ...specs.arguments import flag
 from .document import Cell, Column, Page, Paragraph, Part, StackedBar, TextTable
 
 LEAST = 0.0005  # of a phase's time: operators with less are summed up
@@ -64,11 +65,54 @@ def analysis(report: Report, every: bool = False, least: float = LEAST) -> Page:
     parts += [Paragraph(report.summary), Paragraph(""), _metrics(report), *expected_error(report.expected_error)]
     if report.turns:
         parts.append(_turns(report))
-    parts += [*_memory(report.memory), Paragraph("")]
+    parts += [*_memory(report.memory), Paragraph(""), *command_flags(report), *tried_changes(report)]
     parts += [_operators(name, phase, report, every, least) for name, phase in report.phases.items()]
     parts += legend((op for phase in report.phases.values() for op in phase.ops), report.engine.get("kernels_of", []))
     parts += [Paragraph(f"! {warning}", style="yellow") for warning in report.warnings]
     return Page(parts)
+
+
+def command_flags(report: Report) -> list[Part]:
+    """The flags of a server's command that the plan was read from, and what each is here."""
+    if report.command is None or not report.command.flags:
+        return []
+    columns = (
+        Column("flag of the command", "<", folds=True),
+        Column("value", "<", folds=True, priority=1),
+        Column("here", "<"),
+        Column("what it is", "<", folds=True),
+    )
+    table = TextTable(columns, elsewhere="--json")
+    for use in report.command.flags:
+        style = {"not modelled": "yellow", "unknown": "red"}.get(use.status, "")
+        same = use.argument and f"= {flag(use.argument)}"
+        table.add_row(use.flag, use.value, use.status, ", ".join(filter(None, (same, use.note))), style=style)
+    return [table]
+
+
+def tried_changes(report: Report) -> list[Part]:
+    """Which flags are worth changing: each change was tried, alone."""
+    if report.command is None or not report.feasible:
+        return []
+    if not report.tried:
+        return [Paragraph("No change of one flag makes TTFT, TPOT or tokens/s per GPU 2% better."), Paragraph("")]
+    columns = (
+        Column("worth changing (each tried alone)", "<", folds=True),
+        Column("GPUs", priority=1),
+        Column("TTFT"),
+        Column("TPOT"),
+        Column("tokens/s per GPU"),
+    )
+    table = TextTable(columns, elsewhere="--json")
+    for one in report.tried:
+        moved = (one.ttft, one.tpot, one.output_throughput_per_gpu)
+        table.add_row(
+            one.flags,
+            str(one.gpus),
+            *("" if move is None else f"{move + 0.0:+.1%}".replace("-0.0%", "+0.0%") for move in moved),
+        )
+    notes = dict.fromkeys(one.note for one in report.tried if one.note)
+    return [table, *(Paragraph(note, style="dim") for note in notes)]
 
 
 def expected_error(errors: Mapping[str, ExpectedError]) -> list[Part]:

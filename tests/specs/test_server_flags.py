@@ -1,0 +1,203 @@
+"""A server's own command as a plan: shell lines, containers, manifests; every flag is accounted for."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Ran, refused
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inferometer.specs.arguments import arguments
+from inferometer.specs.command_args import ServingArgs
+from inferometer.specs.plan_args import PlanArgs
+from inferometer.specs.server_command import read_yaml, server_launch, split_command
+from inferometer.specs.server_flags import flag_table, known_flags, server_command
+
+ENGINES = ("vllm", "sglang", "trtllm")
+
+
+def status(text: str) -> dict[str, str]:
+    return {use.flag: use.status for use in server_command(text).flags}
+
+
+COMMANDS: dict[str, dict[str, Any]] = {
+    "vllm serve Qwen/Qwen3-8B -tp 2 --max-model-len=32k": {"tensor_parallel_size": 2, "max_model_len": 32000},
+    "vllm serve Qwen/Qwen3-8B --enforce-eager --kv_cache_dtype fp8_e5m2": {
+        "max_cudagraph_capture_size": 0,
+        "kv_cache_dtype": "fp8",
+    },
+    "export VLLM_X=1 && vllm serve m/x \\\n  --max-num-seqs 64 \\\n --no-enable-prefix-caching > log 2>&1": {
+        "max_num_seqs": 64,
+        "enable_prefix_caching": False,
+    },
+    'vllm serve m/x \\ --speculative-config={"method":"deepseek_mtp","num_speculative_tokens":2}': {
+        "speculative_config": '{"method": "mtp", "num_speculative_tokens": 2}'
+    },
+    "vllm serve m/x --compilation-config.cudagraph_mode NONE": {"max_cudagraph_capture_size": 0},
+    "MODEL=m/x; python3 -m vllm.entrypoints.openai.api_server --model $MODEL -pp 2": {"pipeline_parallel_size": 2},
+    "python -m sglang.launch_server --model m/x --tp 8 --dp 4 --enable-dp-attention --max-running-requests 256": {
+        "tensor_parallel_size": 2,
+        "data_parallel_size": 4,
+        "enable_expert_parallel": True,
+        "max_num_seqs": 64,
+    },
+    "sglang serve --model-path m/x --disable-cuda-graph --disable-radix-cache": {
+        "max_cudagraph_capture_size": 0,
+        "enable_prefix_caching": False,
+    },
+    "sglang serve --model-path m/x --speculative-algorithm EAGLE --speculative-num-steps 1 "
+    "--speculative-eagle-topk 1 --speculative-num-draft-tokens 2": {
+        "speculative_config": '{"method": "mtp", "num_speculative_tokens": 1}'
+    },
+    "mpirun -n 8 trtllm-llmapi-launch trtllm-serve serve m/x --tp_size 8 --ep_size 8 --max_batch_size 32": {
+        "tensor_parallel_size": 8,
+        "enable_expert_parallel": True,
+        "max_num_seqs": 32,
+    },
+    "docker run --gpus all -e HF_TOKEN=x -p 1:2 vllm/vllm-openai:v0.25.1 --model m/x --block-size 32": {
+        "engine": "vllm@0.25",
+        "block_size": 32,
+    },
+    'docker run lmsysorg/sglang:v0.5.10 bash -c "python3 -m sglang.launch_server --model-path m/x --page-size 64"': {
+        "engine": "sglang@0.5.10",
+        "block_size": 64,
+    },
+}
+
+
+@pytest.mark.parametrize("text", COMMANDS)
+def test_a_command_is_a_plan(text: str) -> None:
+    command = server_command(text)
+    engine = {"engine": command.engine}
+    assert command.arguments == {**engine, **COMMANDS[text]}
+    assert command.model in ("m/x", "Qwen/Qwen3-8B")
+    assert not [use for use in command.flags if use.status == "unknown"]
+
+
+def test_flags_are_understood_without_effect_not_modelled_or_unknown() -> None:
+    uses = status("vllm serve m/x -tp 2 --api-key k --attention-backend FLASHINFER --tensr-parallel-size 2 --port 80")
+    assert uses == {
+        "-tp": "understood",
+        "--api-key": "no effect",
+        "--attention-backend": "not modelled",
+        "--tensr-parallel-size": "unknown",
+        "--port": "no effect",
+    }
+    command = server_command("vllm serve m/x --api-key secret --tensr-parallel-size 2")
+    assert "--tensor-parallel-size" in command.flags[1].note and "secret" not in str(command)
+    assert status("vllm serve deepseek-ai/DeepSeek-R1 --quantization fp8")["--quantization"] == "no effect"
+    assert status("sglang serve --model-path m/x --tp 2 --enable-dp-attention")["--enable-dp-attention"] == "no effect"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_tables_name_flags_that_there_are(engine: str) -> None:
+    """Above the marker of a file stand only flags and groups that its source has, and arguments that a plan has."""
+    table, known = flag_table(engine), known_flags(engine)
+    ours = {*arguments(PlanArgs), *arguments(ServingArgs), "extra_llm_api_options"}
+    options = {"enable_attention_dp", "dtype", "kv_cache_dtype", "speculative_config", "tokens_per_block"}
+    options |= {"enable_block_reuse", "cuda_graph_config"}  # keys of TensorRT-LLM's file
+    for name, argument in table.arguments.items():
+        assert f"--{name}" in known or (engine == "trtllm" and name in options), name
+        assert argument in ours, argument
+    for name in table.no_effect:
+        assert f"--{name}" in known or name in table.flags, name
+    assert not {*table.arguments} & {*table.no_effect}
+
+
+def test_manifests(tmp_path: Path, run: Callable[..., Ran]) -> None:
+    compose = tmp_path / "compose.yml"
+    compose.write_text(
+        "services:\n  web: {image: nginx}\n  llm:\n    image: vllm/vllm-openai:v0.25.1  # the server\n"
+        "    environment:\n      - VLLM_LOGGING_LEVEL=DEBUG\n    command: >\n      --model Qwen/Qwen3-8B\n"
+        "      --tensor-parallel-size 2\n"
+    )
+    command = server_command(str(compose))
+    assert (command.model, command.arguments) == ("Qwen/Qwen3-8B", {"engine": "vllm@0.25", "tensor_parallel_size": 2})
+    pod = tmp_path / "pod.yaml"
+    pod.write_text(
+        "apiVersion: v1\n---\nspec:\n  containers:\n  - name: s\n    image: lmsysorg/sglang\n    env:\n    - name: M\n"
+        "      value: Qwen/Qwen3-8B\n    command: [python3, -m, sglang.launch_server,\n      '--model-path', $(M)]\n"
+        '    args:\n    - --tp-size\n    - "4"\n'
+    )
+    launch = server_launch(str(pod))
+    assert launch.engine == "sglang" and launch.flags == ["--model-path", "Qwen/Qwen3-8B", "--tp-size", "4"]
+    options = tmp_path / "extra.yaml"
+    options.write_text(
+        'enable_attention_dp: true\nkv_cache_config: {"dtype": "fp8", "free_gpu_memory_fraction": 0.8}\n'
+    )
+    told = server_command(f"trtllm-serve m/x --tp_size 4 --extra_llm_api_options {options}").arguments
+    assert told["data_parallel_size"] == 4 and told["kv_cache_dtype"] == "fp8"
+    assert told["gpu_memory_utilization"] == 0.8
+    empty = tmp_path / "none.yaml"
+    empty.write_text("a: 1\n")
+    refused(run("analyze", empty), "no container that starts")
+
+
+def test_analyze_explains_a_command(run: Callable[..., Ran]) -> None:
+    text = "vllm serve Qwen/Qwen3-8B --enforce-eager --tensor-parallel-size 2 --enable-prefix-caching"
+    result = run("analyze", text, "--gpu", "h100-sxm", "-tp", "1", "--json").json
+    assert result["plan"]["tensor_parallel_size"] == 1, "what is typed wins"
+    uses = {use["flag"]: use for use in result["command"]["flags"]}
+    assert uses["--tensor-parallel-size"]["status"] == "no effect"
+    assert uses["--enable-prefix-caching"]["note"].startswith("of a server over time")
+    tried = {one["flags"]: one for one in result["tried"]}
+    graphs = tried["without --enforce-eager"]
+    plain = run("analyze", "qwen3-8b", "--gpu", "h100-sxm", "--engine", "vllm", "--json").json
+    assert graphs["tpot"] == pytest.approx(plain["metrics"]["tpot_ms"] / result["metrics"]["tpot_ms"] - 1)
+    assert all(
+        max(-(one["ttft"] or 0), -(one["tpot"] or 0), one["output_throughput_per_gpu"]) >= 0.02
+        for one in tried.values()
+    )
+
+
+def test_other_commands_take_one_too(run: Callable[..., Ran]) -> None:
+    traffic = ("--num-prompts", "8", "--request-rate", "4", "--json")
+    line = "vllm serve Qwen/Qwen3-8B --num-gpu-blocks-override 4096 --attention-backend FA"
+    ran = run("simulate", line, *traffic)
+    assert "--attention-backend of the command is not modelled" in ran.err
+    same = run("simulate", "qwen3-8b", "--engine", "vllm", "--num-gpu-blocks-override", "4096", *traffic)
+    assert ran.json["mean_ttft_ms"] == same.json["mean_ttft_ms"]
+
+
+def test_bad_commands_are_sentences(run: Callable[..., Ran]) -> None:
+    refused(run("analyze", "vllm serve --port 8000"), "names no model")
+    refused(run("analyze", "vllm serve m/x --max-num-seqs many"), "--max-num-seqs")
+    refused(run("analyze", "vllm serve m/x --speculative-config nothing"), "JSON object")
+    refused(run("analyze", "nowhere.yaml"), "no file")
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(
+        st.text(
+            st.characters(codec="ascii", exclude_categories=["Cc"], exclude_characters="\\"), min_size=1, max_size=9
+        ),
+        max_size=5,
+    )
+)
+def test_quoted_words_come_back(words: list[str]) -> None:
+    quoted = " ".join("'" + word.replace("'", "'\"'\"'") + "'" for word in words)
+    assert split_command(quoted) == words
+
+
+def test_yaml_as_people_write_it() -> None:
+    text = 'a: &x\n  b: [1, "c: d"]\nd:\n  <<: *x\n  e: |\n    one\n    two # kept\nf: plain\n  goes on\n- not: here\n'
+    (document,) = read_yaml(text.rpartition("- ")[0], "x")
+    assert document["d"] == {"b": [1, "c: d"], "e": "one\ntwo # kept"} and document["f"] == "plain goes on"
+
+
+def test_published_commands_parse(shared: Path) -> None:
+    path = shared / "measured/public/gpustack_performance_lab.csv"
+    if not path.is_file():
+        pytest.skip("optional: other projects' files")
+    with path.open() as file:
+        commands = {row["serving"] for row in csv.DictReader(file)}
+    for text in commands:
+        command = server_command(text)
+        assert command.model and command.engine in ENGINES
+        assert not [use for use in command.flags if use.status == "unknown"], text
