@@ -11,6 +11,7 @@ turn, then the backward passes that are left. A pass begins when the rank is fre
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from ..base.units import ceil_div
@@ -65,6 +66,42 @@ def _microbatch(i: int, ranks: int, chunks: int) -> int:
     return i // (ranks * chunks) * ranks + i % ranks
 
 
+class Turn(NamedTuple):
+    """A pass in the order in which inputs come, whatever the seconds: one list serves every estimate of a layout."""
+
+    rank: int
+    chunk: int
+    microbatch: int
+    backward: bool
+    before: int  # index of the turn that computes its input; -1: none does
+    hops: int  # 1 where the input comes from another rank
+
+
+@lru_cache(maxsize=8)
+def _turns(ranks: int, chunks: int, num_microbatches: int) -> list[Turn]:
+    """Every pass after the one before it on its rank and after the one that computes its input."""
+    last = ranks * chunks - 1
+    orders = [pass_order(rank, ranks, chunks, num_microbatches) for rank in range(ranks)]
+    index: dict[tuple[int, int, bool], int] = {}  # of (virtual stage of all, micro-batch, backward)
+    turns: list[Turn] = []
+    place, count = [0] * ranks, sum(map(len, orders))
+    while len(turns) < count:  # each time, some rank's input has come
+        for rank, order in enumerate(orders):
+            while place[rank] < len(order):
+                microbatch, chunk, backward = order[place[rank]]
+                stage = chunk * ranks + rank
+                turning = backward and stage == last  # from the last stage's forward pass, on the same rank
+                before = stage if turning else stage + 1 if backward else stage - 1
+                input_index = -1 if before < 0 else index.get((before, microbatch, backward and not turning))
+                if input_index is None:
+                    break
+                index[stage, microbatch, backward] = len(turns)
+                hops = int(before >= 0 and not turning)
+                turns.append(Turn(rank, chunk, microbatch, backward, input_index, hops))
+                place[rank] += 1
+    return turns
+
+
 def run_schedule(
     forward: Sequence[Sequence[float]],
     backward: Sequence[Sequence[float]],
@@ -75,41 +112,34 @@ def run_schedule(
 
     ``send``: seconds from the end of a pass to when its output has come to the next rank.
     """
+    passes: list[list[Pass]] = [[] for _ in forward]
+    turns, starts, ends = _run(forward, backward, num_microbatches, send)
+    for turn, start, end in zip(turns, starts, ends, strict=True):
+        passes[turn.rank].append(Pass(turn.microbatch, turn.chunk, turn.backward, start, end))
+    return Schedule(passes, max(ends))
+
+
+def _run(
+    forward: Sequence[Sequence[float]], backward: Sequence[Sequence[float]], num_microbatches: int, send: float
+) -> tuple[list[Turn], list[float], list[float]]:
+    """Every pass, and when it begins and ends."""
     ranks, chunks = len(forward), len(forward[0])
     if chunks > 1:  # whole rounds: other numbers are refused, and what is shown beside that is of one more round
         num_microbatches = ceil_div(num_microbatches, ranks) * ranks
-    last = ranks * chunks - 1
-    orders = [pass_order(rank, ranks, chunks, num_microbatches) for rank in range(ranks)]
-    done: dict[tuple[int, int, bool], float] = {}  # (virtual stage of all, micro-batch, backward) -> its end
-    passes: list[list[Pass]] = [[] for _ in range(ranks)]
-    free, place = [0.0] * ranks, [0] * ranks
-    while any(place[rank] < len(orders[rank]) for rank in range(ranks)):  # each turn, some rank's input has come
-        for rank in range(ranks):
-            while place[rank] < len(orders[rank]):
-                microbatch, chunk, is_backward = orders[rank][place[rank]]
-                stage = chunk * ranks + rank
-                ready = _ready(done, stage, microbatch, is_backward, last, send)
-                if ready is None:
-                    break
-                start = max(free[rank], ready)
-                end = start + (backward if is_backward else forward)[rank][chunk]
-                done[stage, microbatch, is_backward] = free[rank] = end
-                passes[rank].append(Pass(microbatch, chunk, is_backward, start, end))
-                place[rank] += 1
-    return Schedule(passes, max(free))
-
-
-def _ready(
-    done: dict[tuple[int, int, bool], float], stage: int, microbatch: int, is_backward: bool, last: int, send: float
-) -> float | None:
-    """When the input of a pass has come; None if it is not computed yet."""
-    if is_backward and stage == last:
-        return done.get((stage, microbatch, False))
-    before = stage + 1 if is_backward else stage - 1
-    if before < 0:
-        return 0.0
-    end = done.get((before, microbatch, is_backward))
-    return None if end is None else end + send
+    turns = _turns(ranks, chunks, num_microbatches)
+    seconds, delay, free = (forward, backward), (0.0, send), [0.0] * ranks
+    starts: list[float] = []
+    ends: list[float] = []
+    for rank, chunk, _, is_backward, before, hops in turns:
+        start = free[rank]
+        if before >= 0:
+            ready = ends[before] + delay[hops]
+            if ready > start:
+                start = ready
+        end = free[rank] = start + seconds[is_backward][rank][chunk]
+        starts.append(start)
+        ends.append(end)
+    return turns, starts, ends
 
 
 def schedule_seconds(
@@ -128,11 +158,11 @@ def schedule_seconds(
         return num_microbatches * (sum(forward[0]) + sum(backward[0]))
     chunks = len(forward[0])
     if 2 * ranks * chunks * num_microbatches <= MAX_PASSES or num_microbatches <= STEADY_ROUNDS * ranks:
-        return run_schedule(forward, backward, num_microbatches, send).seconds
+        return max(_run(forward, backward, num_microbatches, send)[2])
     if chunks == 1:
         totals = [sum(one) + sum(other) for one, other in zip(forward, backward, strict=True)]
         return (num_microbatches - 1) * max(totals) + sum(totals) + 2 * (ranks - 1) * send
     simulated = STEADY_ROUNDS * ranks + num_microbatches % ranks
-    seconds = run_schedule(forward, backward, simulated, send).seconds
-    round_seconds = seconds - run_schedule(forward, backward, simulated - ranks, send).seconds
+    seconds = max(_run(forward, backward, simulated, send)[2])
+    round_seconds = seconds - max(_run(forward, backward, simulated - ranks, send)[2])
     return seconds + (num_microbatches - simulated) // ranks * round_seconds
