@@ -31,6 +31,7 @@ FLAGS = [
     "--disable-sync",
     "--disable-background-networking",
     "--disable-component-update",
+    "--process-per-site",  # a new page is drawn by the process that drew the last one, if a page is still open
 ]
 TABS = (
     *("graph", "roofline", "memory", "cluster", "latency", "sweep"),
@@ -66,7 +67,9 @@ class Opened:
         self.pages: list[Any] = []
 
     def __call__(self, query: str = "", width: int = 1280, scheme: str = "light", **options: Any) -> Any:
-        page = self.context(width, scheme, **options).new_page()
+        page = self.context(**options).new_page()
+        page.set_viewport_size({"width": width, "height": 900})
+        page.emulate_media(color_scheme=scheme, reduced_motion="reduce")  # what moves takes time, too
         self.pages.append(page)
         page.set_default_timeout(60_000)  # a busy machine is no failure
         page.on("pageerror", lambda error: self.errors.append(str(error)))
@@ -76,18 +79,13 @@ class Opened:
         page.wait_for_selector(".tile, .problem", state="attached")  # some tabs fold the tiles
         return page
 
-    def context(self, width: int, scheme: str, **options: Any) -> Any:
-        """A context that has the page's files already, if one was opened like it."""
+    def context(self, **options: Any) -> Any:
+        """A context that has the page's files and a process already, if one was opened like it."""
         contexts: dict[Any, Any] = vars(self.browser).setdefault("contexts_of_tests", {})
-        key = (width, scheme, repr(options), self.server.address)
+        key = (repr(options), self.server.address)
         if key not in contexts:
-            still: dict[str, Any] = {
-                "reduced_motion": "reduce",
-                **options,
-            }  # no frames for nobody
-            contexts[key] = self.browser.new_context(
-                viewport={"width": width, "height": 900}, color_scheme=scheme, **still
-            )
+            contexts[key] = self.browser.new_context(**options)
+            contexts[key].new_page().goto(f"{self.server.address}/healthz/live")  # stays open, and its process with it
         return contexts[key]
 
     def close(self) -> None:

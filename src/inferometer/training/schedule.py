@@ -66,7 +66,7 @@ def _microbatch(i: int, ranks: int, chunks: int) -> int:
     return i // (ranks * chunks) * ranks + i % ranks
 
 
-class Turn(NamedTuple):
+class PassTurn(NamedTuple):
     """A pass in the order in which inputs come, whatever the seconds: one list serves every estimate of a layout."""
 
     rank: int
@@ -78,12 +78,12 @@ class Turn(NamedTuple):
 
 
 @lru_cache(maxsize=8)
-def _turns(ranks: int, chunks: int, num_microbatches: int) -> list[Turn]:
+def _turns(ranks: int, chunks: int, num_microbatches: int) -> list[PassTurn]:
     """Every pass after the one before it on its rank and after the one that computes its input."""
     last = ranks * chunks - 1
     orders = [pass_order(rank, ranks, chunks, num_microbatches) for rank in range(ranks)]
     index: dict[tuple[int, int, bool], int] = {}  # of (virtual stage of all, micro-batch, backward)
-    turns: list[Turn] = []
+    turns: list[PassTurn] = []
     place, count = [0] * ranks, sum(map(len, orders))
     while len(turns) < count:  # each time, some rank's input has come
         for rank, order in enumerate(orders):
@@ -97,7 +97,7 @@ def _turns(ranks: int, chunks: int, num_microbatches: int) -> list[Turn]:
                     break
                 index[stage, microbatch, backward] = len(turns)
                 hops = int(before >= 0 and not turning)
-                turns.append(Turn(rank, chunk, microbatch, backward, input_index, hops))
+                turns.append(PassTurn(rank, chunk, microbatch, backward, input_index, hops))
                 place[rank] += 1
     return turns
 
@@ -121,7 +121,7 @@ def run_schedule(
 
 def _run(
     forward: Sequence[Sequence[float]], backward: Sequence[Sequence[float]], num_microbatches: int, send: float
-) -> tuple[list[Turn], list[float], list[float]]:
+) -> tuple[list[PassTurn], list[float], list[float]]:
     """Every pass, and when it begins and ends."""
     ranks, chunks = len(forward), len(forward[0])
     if chunks > 1:  # whole rounds: other numbers are refused, and what is shown beside that is of one more round
