@@ -353,10 +353,14 @@ class TrainKwargs(TypedDict, total=False):
     interleave: int | None
     zero: int | None
     recompute: str | None
+    recompute_modules: str | Sequence[str] | None
+    recompute_method: str | None
+    recompute_num_layers: int | None
     optimizer: str | None
     precision: str | None
     grad_dtype: str | None
     dropout: bool | None
+    cross_entropy_loss_fusion: bool | None
     attention: str | None
     efficiency: float | str | Mapping[str, float] | None
     nodes: int | None

@@ -65,12 +65,41 @@ class TrainStepArgs(Args):
         int, arg("ZeRO stage: replicas shard 1 the optimizer, 2 also gradients, 3 also weights.", ge=0, le=3)
     ] = 0
     recompute: Annotated[
-        str, arg("Activation recomputation: none, selective (core attention) or full (every layer).")
+        str,
+        arg(
+            "Activation recomputation: none, selective (some modules of every layer) or full (whole layers).",
+            short="--recompute-granularity",
+        ),
     ] = "none"
+    recompute_modules: Annotated[
+        str | Sequence[str] | None,
+        arg(
+            "Modules that selective recomputation runs again: core_attn, moe_act, layernorm, mla_up_proj, mlp, moe, "
+            "shared_experts.",
+            default_text="core_attn",
+            metavar="MODULE,…",
+        ),
+    ] = None
+    recompute_method: Annotated[
+        str | None,
+        arg(
+            "Full recomputation: uniform keeps the input of every so many layers, block recomputes so many layers of a "
+            "virtual stage.",
+            choices=("uniform", "block"),
+            default_text="every layer",
+        ),
+    ] = None
+    recompute_num_layers: Annotated[
+        Annotated[int, arg("", ge=0, le=10**5)] | None,
+        arg("Layers of uniform's unit, or that block recomputes.", default_text="1, or all"),
+    ] = None
     optimizer: Annotated[str, arg("Optimizer: adamw, sgd or adafactor.")] = "adamw"
     precision: Annotated[str, arg("Format of the matrix products: bf16, fp16, fp8, fp32 …")] = "bf16"
     grad_dtype: Annotated[str, arg("Format in which gradients are accumulated and reduced.")] = "fp32"
     dropout: Annotated[bool, arg("Train with dropout; its masks are kept in memory.")] = False
+    cross_entropy_loss_fusion: Annotated[
+        bool, arg("Cross entropy in one fused kernel, without fp32 logits (Transformer Engine's).")
+    ] = False
     attention: Annotated[
         str | None, arg("flash, or eager (attention scores are written to memory).", default_text="flash")
     ] = None

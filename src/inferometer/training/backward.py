@@ -16,9 +16,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from ..base.cache import cache_by_identity
 from ..base.errors import BadValue
-from ..base.symbols import Expr, constant, minimum
+from ..base.symbols import maximum, minimum
 from ..base.symbols import names as s
 from ..network.operators import Formula, Op, Work
 from ..network.operators.op import role_bytes
@@ -27,6 +26,7 @@ SERVING = frozenset(
     {"kv_write", "decode_attention", "state_update", "sampler"}
 )  # kinds that a training step does not run
 GATHER, SCATTER = "sequence_gather", "sequence_scatter"  # the two halves of an all-reduce under sequence parallelism
+FUSED_LOSS = "fused_loss"  # cross entropy in one kernel, which keeps no fp32 copy
 STATELESS = frozenset({"rope", "add", "sinks"})  # element-wise, and their gradient needs nothing of the forward pass
 
 
@@ -36,7 +36,7 @@ class Stash(NamedTuple):
     input: Formula = 0  # bytes of its input tensor, which others that read the same tensor keep with it
     output: Formula = 0  # bytes of its output tensor, likewise
     extra: Formula = 0  # bytes that no other operator keeps
-    core: Formula = 0  # of `extra`, what selective recomputation gives up (Megatron-LM: the core of attention)
+    core: Formula = 0  # of `extra`, what recomputing its inner part gives up: scores, the activation of experts
 
 
 def backward(op: Op) -> tuple[Op, ...]:
@@ -128,7 +128,8 @@ def _stash_moe(op: Op) -> Stash:
     """The rows as they were sorted by expert, and the input and output of the activation."""
     rows, hidden, inner = op.shape["input"][0], op.dims["hidden"], op.dims["inner"]
     _, inp, _ = role_bytes("experts")
-    return Stash(extra=rows * (hidden * inp + (op.dims["matrices"] - 1) * inner * s.act_bytes + inner * inp))
+    wide = (op.dims["matrices"] - 1) * inner
+    return Stash(extra=rows * (hidden * inp + wide * s.act_bytes + inner * inp), core=rows * inner * inp)
 
 
 def _embedding(op: Op) -> tuple[Op, ...]:
@@ -149,7 +150,8 @@ def _scores(op: Op) -> Formula:
     return (op.output - d["tokens"] * d["heads"] * d["v_dim"] * s.act_bytes) / 2
 
 
-def _qkv(op: Op) -> Formula:
+def qkv_bytes(op: Op) -> Formula:
+    """Bytes of the queries, keys and values of an attention operator."""
     d = op.dims
     return (d["tokens"] * d["heads"] * d["qk_dim"] + d["kv"] * d["kv_heads"] * (d["qk_dim"] + d["v_dim"])) * s.act_bytes
 
@@ -164,8 +166,8 @@ def _attention(op: Op) -> tuple[Op, ...]:
     scores = _scores(op)
     work = Work(
         flops=2 * d["heads"] * d["pairs"] * ((3 - s.eager) * d["qk_dim"] + 2 * d["v_dim"]),
-        reads=_qkv(op) + (2 - s.eager) * out + 5 * scores,
-        writes=_qkv(op) + 2 * scores,
+        reads=qkv_bytes(op) + (2 - s.eager) * out + 5 * scores,
+        writes=qkv_bytes(op) + 2 * scores,
     )
     return (_derive(op, "backward", work, kind="attention_backward", calls=2),)
 
@@ -174,7 +176,12 @@ def _stash_attention(op: Op) -> Stash:
     """q, k and v; flash also its output and two statistics a row, eager the probabilities."""
     d = op.dims
     core = _scores(op) + (1 - s.eager) * d["tokens"] * d["heads"] * 8
-    return Stash(output=d["tokens"] * d["heads"] * d["v_dim"] * s.act_bytes, extra=_qkv(op) + core, core=core)
+    return Stash(output=d["tokens"] * d["heads"] * d["v_dim"] * s.act_bytes, extra=qkv_bytes(op) + core, core=core)
+
+
+def is_attention_core(op: Op) -> bool:
+    """Whether an operator is in the core of attention: the scores, their softmax and dropout, the product with v."""
+    return op.kind == "prefill_attention" or op.name == "attention_dropout"
 
 
 def _scan(op: Op) -> tuple[Op, ...]:
@@ -218,7 +225,15 @@ def _is_mask(op: Op) -> bool:
 def _loss(op: Op) -> tuple[Op, ...]:
     """Probabilities less one at the label, in fp32; the gradient leaves in the activations' format."""
     size = op.dims["m"] * op.dims["n"]
-    return (_derive(op, "backward", Work(flops=2 * size, reads=4 * size, writes=size * s.act_bytes)),)
+    probabilities = s.act_bytes if op.name == FUSED_LOSS else 4
+    return (_derive(op, "backward", Work(flops=2 * size, reads=probabilities * size, writes=size * s.act_bytes)),)
+
+
+def _stash_loss(op: Op) -> Stash:
+    """The probabilities in fp32; a fused kernel keeps the logits, and writes their gradient over them."""
+    if op.name == FUSED_LOSS:
+        return Stash(input=op.dims["m"] * op.dims["n"] * s.act_bytes)
+    return Stash(extra=4 * op.dims["m"] * op.dims["n"])
 
 
 # ------------------------------------------------------------------ collectives
@@ -284,40 +299,31 @@ _STASH: dict[str, Callable[[Op], Stash]] = {
     "conv1d": _stash_elementwise,
     "norm": lambda op: Stash(extra=op.output),
     "elementwise": _stash_elementwise,
-    "loss": lambda op: Stash(extra=4 * op.dims["m"] * op.dims["n"]),
+    "loss": _stash_loss,
 }
 
 
-@cache_by_identity(2000)
-def stashed_bytes(ops: tuple[Op, ...], *, core: bool = True) -> Formula:
-    """Bytes that a sequence of operators keeps; without ``core`` what is left when attention's core is recomputed.
-
-    A tensor that several operators keep counts once. A norm leaves its output in shards under sequence parallelism,
-    and in shards it is kept for those that read it.
-    """
-    makers: dict[str, Op] = {}  # name -> operator that writes the tensor
-    tensors: dict[str, Formula] = {}
-    total: Formula = constant(0)
-    before = ""
-    for op in ops:
-        held = stash(op)
-        sources = [before] if op.inputs is None else [name for name in op.inputs if name in makers]
-        source = (sources[0] if sources else "") or f"into {op.name}"
-        if not _zero(held.input):
-            maker = makers.get(source)
-            sharded = maker is not None and maker.kind == "norm" and op.kind == "linear"
-            size = maker.output * role_bytes(op.role)[1] / s.act_bytes if maker and sharded else held.input
-            tensors.setdefault(source, size)
-        if not _zero(held.output):
-            tensors.setdefault(op.name, held.output)
-        total = total + held.extra - (0 if core else held.core)
-        makers[op.name] = op
-        if not _zero(op.output):
-            before = op.name
-    for size in tensors.values():
-        total = total + size
-    return total
+# ------------------------------------------------------------------ memory beside activations
 
 
-def _zero(value: Formula) -> bool:
-    return value.op == "const" and value.args[0] == 0 if isinstance(value, Expr) else value == 0
+def backward_workspace(op: Op) -> Formula:
+    """Bytes that a gradient needs while it is computed, beside the gradients of its input and of its output."""
+    if op.kind == "moe":  # of the experts' products: what the activation wrote and what it read
+        inner, rows = op.dims["inner"], op.shape["input"][0]
+        return rows * maximum(op.dims["hidden"] + inner, (op.dims["matrices"] - 1) * inner) * s.act_bytes
+    if op.kind == "embedding":  # summed by rows into a table of its own, which is then added to the others
+        return op.work.stored / role_bytes(op.role)[0] * s.param_bytes
+    if op.axis in ("ep", "cp"):  # what is sent and what comes
+        rows, width = op.shape["input"]
+        return 2 * rows * width * s.act_bytes
+    return 0
+
+
+def weight_shapes(op: Op) -> list[tuple[Formula, Formula]]:
+    """Shapes of an operator's weight matrices on one rank; of experts those of one of them."""
+    if op.kind == "linear" and op.role != "router":
+        return [(op.dims["n"], op.dims["k"])]
+    if op.kind == "moe":
+        inner, hidden = op.dims["inner"], op.dims["hidden"]
+        return [((op.dims["matrices"] - 1) * inner, hidden), (hidden, inner)]
+    return []

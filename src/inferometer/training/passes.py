@@ -21,7 +21,8 @@ from ..network.graph import Block, Model
 from ..network.operators import Formula, Op, Work, all_gather, all_reduce, all_to_all, reduce_scatter, send
 from ..specs import catalog
 from ..specs.structs import Spec
-from .backward import GATHER, SCATTER, SERVING, backward
+from .backward import FUSED_LOSS, GATHER, SCATTER, SERVING, backward
+from .recompute import recomputed_block, recomputed_layers
 
 RECOMPUTE = ("none", "selective", "full")
 CP_COMM_TYPES = ("p2p", "all_gather", "a2a")
@@ -37,6 +38,9 @@ class Recipe(Spec, frozen=True, kw_only=True):
     zero: Literal[0, 1, 2, 3] = 0
     reduce_every_microbatch: bool = False  # with ZeRO-2 and 3: no rank keeps all gradients between micro-batches
     recompute: Literal["none", "selective", "full"] = "none"
+    recompute_modules: tuple[str, ...] = ()  # with selective; (): the core of attention
+    recompute_method: Literal["uniform", "block"] | None = None  # with full
+    recompute_num_layers: int | None = None
     optimizer: str = "adamw"
     precision: str = "bf16"
     grad_dtype: str = "fp32"
@@ -51,6 +55,7 @@ class Recipe(Spec, frozen=True, kw_only=True):
     expert_model_parallel_size: int = 1
     expert_tensor_parallel_size: int | None = None
     dropout: bool = False
+    cross_entropy_loss_fusion: bool = False
     overlap: float | None = None  # share of communication that computation hides; None: data/training.toml's
     tokens: float | None = None  # of the whole training
     gpu_mtbf: float | None = None  # hours between failures of one GPU; None: none fails
@@ -58,6 +63,11 @@ class Recipe(Spec, frozen=True, kw_only=True):
     checkpoint_interval: float | None = None  # seconds of training between checkpoints; None: Young/Daly's optimum
     checkpoint_time: float | None = None  # seconds; None: data/training.toml's
     restart_time: float | None = None
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """What selective recomputation runs again: ``Recipe(recompute="selective").modules  # ('core_attn',)``"""
+        return (self.recompute_modules or ("core_attn",)) if self.recompute == "selective" else ()
 
     @property
     def length(self) -> int:
@@ -98,6 +108,13 @@ class Failures(Spec, frozen=True, kw_only=True):
     source: str
 
 
+class Placeholders(Spec, frozen=True, kw_only=True):
+    """Tensors that fused products leave to autograd."""
+
+    weight_gradients: bool
+    source: str
+
+
 class TrainingConstants(Spec, frozen=True, kw_only=True):
     """data/training.toml"""
 
@@ -105,6 +122,7 @@ class TrainingConstants(Spec, frozen=True, kw_only=True):
     overlap: Overlap
     zero: Zero
     failures: Failures
+    placeholders: Placeholders
 
 
 @functools.cache
@@ -140,37 +158,55 @@ def stage_passes(
     exchange = recipe.cp_comm_type if context_parallel else ""
     forward = tuple(
         training_block(
-            block, sequence_parallel=sequence_parallel, dropout=recipe.dropout, eager=eager, exchange=exchange
+            block,
+            sequence_parallel=sequence_parallel,
+            dropout=recipe.dropout,
+            eager=eager,
+            exchange=exchange,
+            fused_loss=recipe.cross_entropy_loss_fusion,
         )
         for block in model.blocks
         if block.stage in ("embed", "layer", "head") and block.name != "pipeline"
     )
-    recompute = tuple(filter(None, (_recomputed(block, recipe.recompute) for block in forward)))
-    return StagePasses(forward, recompute, tuple(_backward_block(block) for block in reversed(forward)))
+    return StagePasses(
+        forward, _recomputed(forward, recipe), tuple(_backward_block(block) for block in reversed(forward))
+    )
 
 
 # ------------------------------------------------------------------ the forward pass of training
 
 
 def training_block(
-    block: Block, *, sequence_parallel: bool = False, dropout: bool = False, eager: bool = False, exchange: str = ""
+    block: Block,
+    *,
+    sequence_parallel: bool = False,
+    dropout: bool = False,
+    eager: bool = False,
+    exchange: str = "",
+    fused_loss: bool = False,
 ) -> Block:
     """A block as training runs it: no cache and no sampling; a loss; what tensor parallelism needs in both passes.
 
     A region of tensor parallelism begins with a copy of its input to all ranks and ends with a sum over them; under
     sequence parallelism with a gather and a scatter. Each is the other's gradient.
     """
-    ops = _training_ops(block.ops, block.stage, sequence_parallel, dropout, eager, exchange)
+    ops = _training_ops(block.ops, block.stage, sequence_parallel, dropout, eager, exchange, fused_loss)
     return msgspec.structs.replace(block, ops=ops)
 
 
 @cache_by_identity(2000)
 def _training_ops(
-    block_ops: tuple[Op, ...], stage: str, sequence_parallel: bool, dropout: bool, eager: bool, exchange: str
+    forward: tuple[Op, ...],
+    stage: str,
+    sequence_parallel: bool,
+    dropout: bool,
+    eager: bool,
+    exchange: str,
+    fused_loss: bool,
 ) -> tuple[Op, ...]:
-    """The operators of a block as training runs them; made once, so that all layouts share their formulas."""
+    """The operators of a block as training runs them, worked out once for all stages that share them."""
     ops: list[Op] = []
-    for op in block_ops:
+    for op in forward:
         if _is_serving_only(op):
             continue
         if op.kind == "all_gather" and stage == "head":  # the loss works on the ranks' own parts of the logits
@@ -193,7 +229,7 @@ def _training_ops(
         if dropout and op.kind in ("all_reduce", "reduce_scatter") and op.name in ("all_reduce", SCATTER):
             ops.append(_dropout())
         if op.name == "lm_head":
-            ops.append(_loss(op))
+            ops.append(_loss(op, fused_loss))
     return tuple(ops)
 
 
@@ -227,7 +263,8 @@ def _output_exchange(op: Op) -> Op:
     """The output of attention goes back from heads to tokens."""
     d = op.dims
     width = d["heads"] * d["v_dim"]
-    return all_to_all("context_all_to_all_back", width, rows=d["tokens"], ranks=s.cp, axis="cp")
+    op = all_to_all("context_all_to_all_back", width, rows=d["tokens"], ranks=s.cp, axis="cp")
+    return msgspec.structs.replace(op, output=d["tokens"] * width * s.act_bytes)  # kept beside attention's own output
 
 
 def _dropout() -> Op:
@@ -254,38 +291,33 @@ def _attention_dropout(op: Op) -> Op:
     )
 
 
-def _loss(head: Op) -> Op:
-    """Cross entropy in fp32 over this rank's share of the vocabulary."""
+def _loss(head: Op, fused: bool) -> Op:
+    """Cross entropy over this rank's share of the vocabulary: in fp32, or fused in one kernel over the logits."""
     m, n = head.dims["m"], head.dims["n"]
     return Op(
+        FUSED_LOSS if fused else "loss",
         "loss",
-        "loss",
-        Work(flops=5 * m * n, reads=m * n * s.act_bytes, writes=4 * m * n),
+        Work(flops=5 * m * n, reads=m * n * s.act_bytes, writes=m * n * (s.act_bytes if fused else 4)),
         {"m": m, "n": n},
-        output=4 * m * n,
+        output=0 if fused else 4 * m * n,
         shape={"input": (m, n)},
-        calls=2,
+        calls=1 if fused else 2,
     )
 
 
 # ------------------------------------------------------------------ recomputation and the backward pass
 
 
-def is_attention_core(op: Op) -> bool:
-    """Whether selective recomputation runs it again: the scores, their softmax and dropout, the product with v."""
-    return op.kind == "prefill_attention" or op.name == "attention_dropout"
-
-
-def _recomputed(block: Block, recompute: str) -> Block | None:
-    if block.stage != "layer" or recompute == "none":
-        return None
-    ops = block.ops if recompute == "full" else _attention_core(block.ops)
-    return msgspec.structs.replace(block, ops=ops) if ops else None
-
-
-@cache_by_identity(2000)
-def _attention_core(ops: tuple[Op, ...]) -> tuple[Op, ...]:
-    return tuple(op for op in ops if is_attention_core(op))
+def _recomputed(blocks: tuple[Block, ...], recipe: Recipe) -> tuple[Block, ...]:
+    """What runs again before the backward pass: whole layers, or some modules of every layer."""
+    layers = [block for block in blocks if block.stage == "layer"]
+    if recipe.recompute == "selective":
+        return tuple(filter(None, (recomputed_block(block, recipe.modules) for block in layers)))
+    chosen = recomputed_layers(blocks, recipe.recompute_method, recipe.recompute_num_layers)
+    if recipe.recompute == "none" or not chosen:
+        return ()
+    parts = (msgspec.structs.replace(b, layers=tuple(i for i in b.layers if i in chosen)) for b in layers)
+    return tuple(block for block in parts if block.layers)
 
 
 def _backward_block(block: Block) -> Block:

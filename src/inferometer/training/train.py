@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -24,6 +24,7 @@ from ..specs.train_args import TrainArgs
 from .iteration import IterationTime, StageTime, iteration_time, model_flops, slowest_rank, stage_times
 from .passes import CP_COMM_TYPES, PRECISIONS, RECOMPUTE, Recipe, training_constants
 from .pipeline_layout import layout_counts
+from .recompute import RECOMPUTE_MODULES
 from .training_memory import StageMemory, fits_with, fullest_stage
 from .training_report import Breakdown, TrainMemory, TrainPhase, TrainReport
 from .training_run import run_fields, training_run
@@ -80,7 +81,7 @@ def build_training(model: str, gpu: str, kwargs: Mapping[str, Any]) -> tuple[Req
         micro_batch_size=args.micro_batch_size,
         seq_len=parse_lengths(seq_len, request.model.num_layers, "seq_len"),
         zero=args.zero,  # type: ignore[arg-type]
-        recompute=args.recompute,  # type: ignore[arg-type]
+        **_recompute(args, request),
         optimizer=args.optimizer,
         precision=args.precision,
         grad_dtype=args.grad_dtype,
@@ -96,8 +97,9 @@ def build_training(model: str, gpu: str, kwargs: Mapping[str, Any]) -> tuple[Req
         expert_tensor_parallel_size=args.expert_tensor_parallel_size,
         reduce_every_microbatch=args.reduce_every_microbatch,
         dropout=args.dropout,
+        cross_entropy_loss_fusion=args.cross_entropy_loss_fusion,
         overlap=args.overlap,
-        **run_fields(args),
+        **cast(dict[str, Any], run_fields(args)),
     )
     if batch % each:
         raise BadValue(
@@ -118,6 +120,33 @@ def with_num_gpus(args: TrainArgs) -> TrainArgs:
             f"× cp {args.context_parallel_size} = {each:,} GPUs times the data-parallel size: give a multiple"
         )
     return msgspec.structs.replace(args, data_parallel_size=args.num_gpus // each)
+
+
+def _recompute(args: TrainArgs, request: Request) -> dict[str, Any]:
+    """The recipe's fields of recomputation; modules that are given make it selective."""
+    given = args.recompute_modules or ()
+    modules = tuple(name.strip() for name in (given.split(",") if isinstance(given, str) else given))
+    for module in modules:
+        _check_choice("recompute_modules", module, RECOMPUTE_MODULES)
+    latent = any(op.name == "kv_b_proj" for block in request.model.blocks for op in block.ops)
+    if "mla_up_proj" in modules and not latent:
+        raise BadValue(f"`recompute_modules` mla_up_proj: {request.model.name} has no multi-head latent attention")
+    mode = "selective" if modules and args.recompute == "none" else args.recompute
+    if modules and mode == "full":
+        raise BadValue("`recompute_modules` is for `recompute` selective; full recomputes whole layers")
+    method, layers = args.recompute_method, args.recompute_num_layers
+    if (method or layers is not None) and mode != "full":
+        raise BadValue("`recompute_method` and `recompute_num_layers` are for `recompute` full")
+    if layers is not None and method is None:
+        raise BadValue("`recompute_num_layers` needs `recompute_method`: uniform or block")
+    if method == "uniform" and layers == 0:
+        raise BadValue("`recompute_num_layers` of uniform must be at least 1, not 0")
+    return {
+        "recompute": mode,
+        "recompute_modules": modules,
+        "recompute_method": method,
+        "recompute_num_layers": layers,
+    }
 
 
 def _pipeline_layout(args: TrainArgs, request: Request) -> tuple[int, ...]:
@@ -212,10 +241,8 @@ def _warnings(request: Request, recipe: Recipe) -> Iterator[str]:
     model, plan = request.model, request.plan
     if model.max_position and recipe.length > model.max_position:
         yield f"{recipe.length:,} tokens exceed the model's {model.max_position:,} positions"
-    if recipe.recompute == "selective" and plan.attention == "flash":
-        yield (
-            f"flash attention stores no scores: {flag('recompute')} selective runs it twice and saves almost no memory"
-        )
+    if "core_attn" in recipe.modules and plan.attention == "flash":
+        yield "flash attention stores no scores: recomputing core_attn runs it twice and saves almost no memory"
     if recipe.zero and plan.data_parallel_size == 1:
         yield "ZeRO shards over data-parallel ranks: with -dp 1 it has no effect"
     if recipe.reduce_every_microbatch and recipe.zero < 2:

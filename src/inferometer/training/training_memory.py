@@ -1,28 +1,30 @@
 """Bytes on every pipeline stage of a training run, and what would make it fit.
 
-Activations follow from what each operator keeps for its gradient (`backward.stash`) and from the recomputation policy.
+Activations follow from what each operator keeps for its gradient (`recompute.kept_tensors`), less what is recomputed.
 """
 
 from __future__ import annotations
 
-import functools
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import msgspec
 
-from ..base.symbols import Expr, Program, constant
+from ..base.cache import cache_by_identity
+from ..base.symbols import Expr, Program, constant, evaluate, maximum
 from ..base.symbols import names as s
 from ..base.units import ceil_div, size
 from ..costs.binding import step_env
 from ..costs.step import Step
-from ..inference import memory
 from ..inference.request import Request
 from ..network.graph import Block
+from ..network.operators import Op
 from ..specs.arguments import flag
 from ..specs.plan_args import short_flag
-from .backward import stashed_bytes
+from .backward import FUSED_LOSS, backward_workspace, stash, weight_shapes
 from .passes import RECOMPUTE, Recipe, training_constants
+from .recompute import is_zero, kept_bytes_of, kept_tensors, recomputed_layers, recomputed_ops
 from .schedule import pass_order
 from .training_setup import (
     Training,
@@ -41,7 +43,8 @@ class StageMemory(NamedTuple):
     gradients: float
     optimizer: float
     activations: float  # kept from the forward to the backward pass
-    working: float  # alive only while one block runs: what is recomputed, and gradients of activations
+    working: float  # alive beside them at the peak: what is recomputed, gradients of activations, workspaces
+    buffers: float  # that the engine keeps: placeholders of weight gradients
     overhead: float
 
     @property
@@ -60,59 +63,80 @@ def rank_memory(training: Training, rank: int) -> StageMemory:
     held = counts.total
     if recipe.zero == 3:
         held = min(held, shards + training_constants().zero.gathered_layers * counts.largest)
+    kept, working = activation_peak(training, rank)
     accumulates = training.micro_batches > 1 and not recipe.reduce_every_microbatch
     return StageMemory(
         weights=held * (env["param_bytes"] + 2 * eight_bit),
         gradients=(shards if recipe.zero >= 2 and not accumulates else counts.total) * env["grad_bytes"],
         optimizer=(shards if recipe.zero >= 1 else counts.total) * states,
-        activations=activation_bytes(training, rank),
-        working=max(working_bytes(training, index) for index in training.chunks(rank)),
+        activations=kept,
+        working=working,
+        buffers=weight_gradient_buffers(training, rank),
         overhead=training.bound_plan.engine.memory_reserve,
     )
 
 
-def activation_bytes(training: Training, rank: int) -> float:
-    """What a pipeline rank keeps of all micro-batches in flight, where it is most."""
-    kept = [kept_bytes(training, index) for index in training.chunks(rank)]
+def activation_peak(training: Training, rank: int) -> tuple[float, float]:
+    """What a pipeline rank keeps of all micro-batches in flight, and how much more is alive, where it needs most."""
+    parts = [stage_activations(training, index) for index in training.chunks(rank)]
     ranks = min(training.layout.pp, len(training.stages))
-    now = most = 0.0
-    for _, chunk, is_backward in pass_order(rank, ranks, len(kept), min(training.micro_batches, 2 * ranks)):
-        now += -kept[chunk] if is_backward else kept[chunk]
-        most = max(most, now)
-    return most
+    now = most = peak = 0.0
+    for _, chunk, is_backward in pass_order(rank, ranks, len(parts), min(training.micro_batches, 2 * ranks)):
+        now += 0.0 if is_backward else parts[chunk].kept
+        most, peak = max(most, now), max(peak, now + is_backward * parts[chunk].working)
+        now -= parts[chunk].kept if is_backward else 0.0
+    return most, peak - most
 
 
-def kept_bytes(training: Training, index: int) -> float:
-    """What a virtual stage keeps of one micro-batch from its forward to its backward pass."""
-    mode = training.recipe.recompute
-    return sum(sum(_per_layer(training, b, _stashed(b, mode))) for b in training.passes[index].forward)
+class StageActivations(NamedTuple):
+    """Bytes of one micro-batch on a virtual stage."""
+
+    kept: float  # from its forward to its backward pass
+    working: float  # alive beside them while its backward pass runs, where that is most
 
 
-def working_bytes(training: Training, index: int) -> float:
-    """The block that needs most while it runs: what it computes again, and tensors that live only inside it."""
-    mode = training.recipe.recompute
-    peaks = [0.0]
-    for block in training.passes[index].forward:
-        recomputed = stashed_bytes(block.ops) - _stashed(block, mode) if block.stage == "layer" else constant(0)
-        peaks += _per_layer(training, block, recomputed + memory.live_peak(block))
-    return max(peaks)
+def stage_activations(training: Training, index: int) -> StageActivations:
+    """What a virtual stage keeps of a micro-batch, and what its backward pass needs beside that.
+
+    The backward pass goes through the layers from the last one, each of which frees what it kept when it is done.
+    """
+    layers = sorted(_layer_activations(training, index))
+    freed = working = 0.0
+    for _, kept, beside in reversed(layers):
+        working = max(working, beside - freed)
+        freed += kept
+    return StageActivations(freed, working)
 
 
-def _stashed(block: Block, recompute: str) -> Expr:
-    if block.stage != "layer" or recompute == "none":
-        return _as_formula(stashed_bytes(block.ops))
-    if recompute == "selective":
-        return _as_formula(stashed_bytes(block.ops, core=False))
-    return s.tokens / s.sp * s.hidden_size * s.act_bytes
+def _layer_activations(training: Training, index: int) -> Iterator[tuple[float, float, float]]:
+    """Of every layer of a virtual stage: its place, what it keeps, and what its backward pass needs beside that."""
+    recipe, blocks = training.recipe, training.passes[index].forward
+    chosen = recomputed_layers(blocks, recipe.recompute_method, recipe.recompute_num_layers)
+    first, unit = min(chosen, default=0), recipe.recompute_num_layers or 1
+    unit = unit if recipe.recompute_method == "uniform" else 1
+    for block in blocks:
+        places: tuple[float, ...] = block.layers or (-1.0 if block.stage == "embed" else math.inf,)
+        whole = block.stage == "layer" and recipe.recompute == "full"
+        plain = _values(training, block, False) if not whole or unit > 1 or set(places) - chosen else []
+        again = _values(training, block, True) if whole else plain
+        for place, (kept, beside), (kept_again, beside_again) in zip(places, plain or again, again, strict=True):
+            if place not in chosen or unit == 1:
+                yield place, *((kept_again, beside_again) if place in chosen else (kept, beside))
+            else:  # the first layer of a unit keeps the unit's input; the last one begins with all of the unit again
+                position = int(place - first) % unit
+                last = position == unit - 1 or place == max(chosen)
+                yield place, 0.0 if position else kept_again, (beside_again + position * kept if last else beside)
 
 
-def _per_layer(training: Training, block: Block, formula: Expr) -> list[float]:
-    """A formula's value in every layer of a block."""
+def _values(training: Training, block: Block, full: bool) -> list[tuple[float, float]]:
+    """Bytes that each layer of a block keeps and needs beside that, perhaps with the whole of it recomputed."""
     steps = micro_batch_steps(training.recipe)
-    program = _program(formula)
+    modules = training.recipe.modules if block.stage == "layer" else ()
+    program = _block_program(block.ops, block.residual, modules, full)
 
-    def value(step: Step) -> float:
-        return float(program({**step_env(training.bound_plan, step), **block.dims})[0])
+    def value(step: Step) -> tuple[float, float]:
+        kept, beside = program({**step_env(training.bound_plan, step), **block.dims})
+        return float(kept), float(beside)
 
     if isinstance(steps, Step):
         return [value(steps)] * block.count
@@ -121,13 +145,62 @@ def _per_layer(training: Training, block: Block, formula: Expr) -> list[float]:
     return [value(steps[-1 if block.stage == "head" else 0])]
 
 
-@functools.lru_cache(2000)
-def _program(formula: Expr) -> Program:
-    return Program([formula])
+@cache_by_identity(2000)
+def _block_program(ops: tuple[Op, ...], residual: bool, modules: tuple[str, ...], full: bool) -> Program:
+    return Program(list(block_activations(Block("", ops, {}, residual=residual), modules, full)))
 
 
-def _as_formula(value: object) -> Expr:
-    return value if isinstance(value, Expr) else constant(float(value))  # type: ignore[arg-type]
+def block_activations(block: Block, modules: tuple[str, ...] = (), full: bool = False) -> tuple[Expr, Expr]:
+    """What a block keeps for its backward pass, and what is alive beside that while it runs, as formulas.
+
+    At each operator, from the last one, are alive: gradients of the tensors between those that are done and those to
+    come, what the operators to come keep, and what recomputed modules have computed again.
+    """
+    recomputed = recomputed_ops(block.ops, modules)
+    kept = _input_of_layer() if full else kept_bytes_of(block.ops, recomputed)
+    tensors = kept_tensors(block.ops)
+    left = {tensor.name: tensor.reader for tensor in kept_tensors(block.ops, recomputed)}
+    again = max(recomputed.again | recomputed.partly, default=-1)
+    peak = constant(0)
+    for index, gradients in enumerate(_gradients(block)):
+        alive = gradients
+        for tensor in tensors:
+            ready = full or tensor.name in left or index <= max(again, tensor.reader)
+            if tensor.reader <= index and ready:
+                alive = alive + tensor.size
+        peak = maximum(peak, alive)
+    return kept, maximum(peak - kept, 0)
+
+
+def _input_of_layer() -> Expr:
+    return s.tokens / s.sp * s.hidden_size * s.act_bytes
+
+
+def _gradients(block: Block) -> list[Expr]:
+    """Gradients of activations that are alive while each operator of a block runs backward, with its workspaces."""
+    last: dict[int, int] = {}  # operator -> the last one that reads its output
+    reads: list[int] = []  # the operator whose output each reads first
+    where: dict[str, int] = {}
+    previous = -1
+    for index, op in enumerate(block.ops):
+        writers = [previous] if op.inputs is None else [where[name] for name in op.inputs if name in where]
+        last |= dict.fromkeys(writers, index)
+        reads.append(writers[0] if writers else -1)
+        where[op.name] = index
+        previous = previous if is_zero(op.output) else index
+    stream = _input_of_layer() if block.residual else constant(0)
+    in_place = {i for i, reader in last.items() if block.ops[reader].name == FUSED_LOSS}  # written over what is kept
+    alive = []
+    for index, op in enumerate(block.ops):
+        total = stream + backward_workspace(op)
+        if op.kind == "linear" and reads[index] >= 0 and block.ops[reads[index]].kind == "norm":
+            total = total + 2 * (stash(op).input - block.ops[reads[index]].output)  # gathered over sequence shards
+        for i, other in enumerate(block.ops[: index + 1]):
+            alive_between = last.get(i, -1) >= index and i not in in_place
+            if (i == index or alive_between) and other.kind != "loss":  # a loss has no gradient
+                total = total + other.output
+        alive.append(total)
+    return alive
 
 
 def fullest_stage(training: Training) -> tuple[StageMemory, int]:
@@ -135,6 +208,22 @@ def fullest_stage(training: Training) -> tuple[StageMemory, int]:
     ranks = [rank_memory(training, rank) for rank in range(min(training.layout.pp, len(training.stages)))]
     index = max(range(len(ranks)), key=lambda i: ranks[i].total)
     return ranks[index], index
+
+
+def weight_gradient_buffers(training: Training, rank: int) -> float:
+    """Placeholders of weight gradients: fused products add to the sum, and hand autograd one tensor of each shape."""
+    if not training.bound_plan.engine.kernels or not training_constants().placeholders.weight_gradients:
+        return 0.0
+    shapes: set[tuple[float, float]] = set()
+    for index in training.chunks(rank):
+        for block in training.passes[index].forward:
+            names = {**training.bound_plan.env, **block.dims}
+            shapes |= {
+                (float(evaluate(rows, names)), float(evaluate(columns, names)))
+                for op in block.ops
+                for rows, columns in weight_shapes(op)
+            }
+    return float(training.bound_plan.env["param_bytes"] * sum(rows * columns for rows, columns in shapes))
 
 
 # ------------------------------------------------------------------ what would fit

@@ -25,7 +25,8 @@ class TrainMemory(msgspec.Struct):
     gradients_bytes: float
     optimizer_bytes: float
     activation_bytes: float
-    working_bytes: float
+    working_bytes: float  # alive beside the activations at the peak: gradients of activations, what is recomputed
+    buffers_bytes: float  # that the engine keeps allocated: placeholders of weight gradients
     overhead_bytes: float
     total_bytes: float
     usable_bytes: float

@@ -37,6 +37,7 @@ _TRAINED = {  # what a training step stores
     "optimizer": GREEN,
     "activation": ORANGE,
     "working": PURPLE,
+    "buffers": SLATE,
     "overhead": OVERHEAD,
 }
 _PART_COLORS = {  # of what computes; all other parts of a step are overhead of some kind

@@ -27,6 +27,7 @@ MEMORY_KINDS = (
     ("optimizer", "▒", "green"),
     ("activation", "▚", "yellow"),
     ("working", "▞", "red"),
+    ("buffers", "▓", "magenta"),
     ("overhead", "░", "magenta"),
 )
 WIDTH = 60
