@@ -137,7 +137,7 @@ def bytes_add_up(result: Result) -> Iterator[str]:
 def memory_adds_up(result: Result) -> Iterator[str]:
     """Parts are the total; a plan fits where the total does, and nothing else of memory is a reason."""
     held = result["memory"]
-    known = ("weights", "kv_cache", "activation", "overhead", "gradients", "optimizer", "working")
+    known = ("weights", "kv_cache", "activation", "overhead", "gradients", "optimizer", "working", "buffers")
     parts = [held[f"{part}_bytes"] for part in known if f"{part}_bytes" in held]
     if _differ(sum(parts), held["total_bytes"]):
         yield f"{' + '.join(f'{part:.6g}' for part in parts)} is not {held['total_bytes']:.6g}"

@@ -93,7 +93,7 @@ def _explain_command(request: Any, report: Any) -> None:
     from ..inference.advice import worthwhile_changes
     from ..search.launch.served_model import spelled_change
 
-    report.command = command
+    report.server_command = command
     plan = report.plan
     if report.feasible and request.model.kind == "decoder" and not request.workload.turns:
         report.tried = worthwhile_changes(request, lambda change: spelled_change(command.engine, change, plan))

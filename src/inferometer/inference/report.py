@@ -238,7 +238,7 @@ class Report(ComparableResult, msgspec.Struct, dict=True):
     warnings: list[str] = []
     infeasibility: Infeasibility | None = None
     expected_error: dict[str, ExpectedError] = {}  # of ttft, tpot, e2el, output_throughput, where runs are comparable
-    command: ServerCommand | None = None  # the server's command that the plan was read from
+    server_command: ServerCommand | None = None  # the server's command that the plan was read from
     tried: list[TriedChange] = []  # changes of that command that are worth it, the best first
     schema: str = SCHEMA
 

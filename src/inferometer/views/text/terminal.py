@@ -74,7 +74,7 @@ def analysis(report: Report, every: bool = False, least: float = LEAST) -> Page:
 
 def command_flags(report: Report) -> list[Part]:
     """The flags of a server's command that the plan was read from, and what each is here."""
-    if report.command is None or not report.command.flags:
+    if report.server_command is None or not report.server_command.flags:
         return []
     columns = (
         Column("flag of the command", "<", folds=True),
@@ -83,7 +83,7 @@ def command_flags(report: Report) -> list[Part]:
         Column("what it is", "<", folds=True),
     )
     table = TextTable(columns, elsewhere="--json")
-    for use in report.command.flags:
+    for use in report.server_command.flags:
         style = {"not modelled": "yellow", "unknown": "red"}.get(use.status, "")
         same = use.argument and f"= {flag(use.argument)}"
         table.add_row(use.flag, use.value, use.status, ", ".join(filter(None, (same, use.note))), style=style)
@@ -92,7 +92,7 @@ def command_flags(report: Report) -> list[Part]:
 
 def tried_changes(report: Report) -> list[Part]:
     """Which flags are worth changing: each change was tried, alone."""
-    if report.command is None or not report.feasible:
+    if report.server_command is None or not report.feasible:
         return []
     if not report.tried:
         return [Paragraph("No change of one flag makes TTFT, TPOT or tokens/s per GPU 2% better."), Paragraph("")]
