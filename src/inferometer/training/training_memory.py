@@ -27,6 +27,7 @@ from .passes import RECOMPUTE, Recipe, training_constants
 from .recompute import is_zero, kept_bytes_of, kept_tensors, recomputed_layers, recomputed_ops
 from .schedule import pass_order
 from .training_setup import (
+    ParameterCounts,
     Training,
     bind_training,
     has_master_weights,
@@ -55,7 +56,28 @@ class StageMemory(NamedTuple):
 
 def rank_memory(training: Training, rank: int) -> StageMemory:
     """A pipeline rank's bytes under the recipe's ZeRO stage, optimizer and recomputation."""
-    recipe, env, counts = training.recipe, training.bound_plan.env, rank_parameters(training, rank)
+    states = rank_states(training, rank_parameters(training, rank))
+    kept, working = activation_peak(training, rank)
+    return StageMemory(
+        *states,
+        activations=kept,
+        working=working,
+        buffers=weight_gradient_buffers(training, rank),
+        overhead=training.bound_plan.engine.memory_reserve,
+    )
+
+
+class RankStates(NamedTuple):
+    """Bytes of a rank that do not depend on its micro-batches."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+
+
+def rank_states(training: Training, counts: ParameterCounts) -> RankStates:
+    """What a rank holds of so many parameters: ``rank_states(training, rank_parameters(training, 0)).optimizer``"""
+    recipe, env = training.recipe, training.bound_plan.env
     eight_bit = recipe.precision not in ("bf16", "fp16", "fp32")  # keeps 8-bit copies of the weights, both ways
     optimizer = training_constants().optimizers[recipe.optimizer]
     states = optimizer.states + (optimizer.master if has_master_weights(training) else 0)
@@ -63,16 +85,11 @@ def rank_memory(training: Training, rank: int) -> StageMemory:
     held = counts.total
     if recipe.zero == 3:
         held = min(held, shards + training_constants().zero.gathered_layers * counts.largest)
-    kept, working = activation_peak(training, rank)
     accumulates = training.micro_batches > 1 and not recipe.reduce_every_microbatch
-    return StageMemory(
+    return RankStates(
         weights=held * (env["param_bytes"] + 2 * eight_bit),
         gradients=(shards if recipe.zero >= 2 and not accumulates else counts.total) * env["grad_bytes"],
         optimizer=(shards if recipe.zero >= 1 else counts.total) * states,
-        activations=kept,
-        working=working,
-        buffers=weight_gradient_buffers(training, rank),
-        overhead=training.bound_plan.engine.memory_reserve,
     )
 
 
