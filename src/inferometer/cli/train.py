@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from ..base.errors import BadValue
 from ..specs.train_args import TrainArgs
 from .options import (
     GPU,
@@ -31,13 +32,21 @@ _EXAMPLES = (
 @model_argument()
 @options(GPU, schema_options(TrainArgs))
 @output_option("--all-ops", is_flag=True, help="Also show operators that take next to no time.")
+@output_option("--timeline", is_flag=True, help="Add every pass of every stage, with its memory, to --json.")
 @output_option("--plot", metavar="DIR", callback=named, help="Write plots to DIR: time by part, and memory.")
 @options(OUTPUT)
-def train(model: str, gpu: str | None, all_ops: bool, plot: str | None, form: Form, **recipe: Any) -> int:
+def train(
+    model: str, gpu: str | None, all_ops: bool, timeline: bool, plot: str | None, form: Form, **recipe: Any
+) -> int:
     """Predict training: step time, memory, utilization, days and cost; every operator, forward and backward."""
+    from ..training.train import timeline_of
     from ..training.train import train as estimate
 
+    if timeline and not form.as_json:
+        raise BadValue("--timeline adds to the JSON: give --json, too")
     report = estimate(model, one_gpu("train", gpu), **recipe)
+    if timeline:
+        report.timeline = timeline_of(report)
     if plot is not None:
         from ..views.plots.analysis import write_training
 

@@ -59,6 +59,7 @@ class StageTime(NamedTuple):
     pp_comm: float
     dp_comm: float
     forward_pass: float  # with the communication in it
+    forward_comm: dict[str, float]  # of the forward pass alone, by axis
     rows: dict[str, list[OpCost]]
     flops: float
     hideable: float  # computation of the backward pass that hides no other collective yet
@@ -181,6 +182,7 @@ def _stage_time(training: Training, index: int) -> StageTime:
         pp_comm=_seconds(sends),
         dp_comm=before + behind - hidden_behind,
         forward_pass=compute["forward"] + tp_comm["forward"] + cp_comm["forward"] + ep_comm["forward"] + before,
+        forward_comm={"tp": tp_comm["forward"], "cp": cp_comm["forward"], "ep": ep_comm["forward"], "dp": before},
         rows=rows,
         flops=float(sum(row.work["flops"] * row.count for row in counted)),
         hideable=hideable - hidden_behind,
@@ -238,11 +240,17 @@ def _only(op: Op) -> tuple[Op, ...]:
 
 
 class StepEnd(NamedTuple):
-    """What a pipeline rank does after its last micro-batch."""
+    """What a pipeline rank does after its last micro-batch; of communication what is not hidden."""
 
+    reduce: float
     optimizer: float
-    dp_comm: float
+    gather: float
     rows: list[OpCost]
+
+    @property
+    def dp_comm(self) -> float:
+        """Sums of gradients, and weights gathered."""
+        return self.reduce + self.gather
 
 
 def _step_end(training: Training, counts: ParameterCounts, chunks: list[StageTime]) -> StepEnd:
@@ -250,32 +258,21 @@ def _step_end(training: Training, counts: ParameterCounts, chunks: list[StageTim
     recipe, overlap = training.recipe, overlap_of(training.recipe).dp
     reduces = [] if _reduces_every_time(training) else _reduces(training, counts)
     gathers = _gathers(training, counts) if recipe.zero in (1, 2) else []
-    exposed = _seconds(reduces) - _hidden(overlap, _seconds(reduces), sum(time.hideable for time in chunks))
-    exposed += _seconds(gathers) - _hidden(overlap, _seconds(gathers), sum(time.forward for time in chunks))
+    reduce = _seconds(reduces) - _hidden(overlap, _seconds(reduces), sum(time.hideable for time in chunks))
+    gather = _seconds(gathers) - _hidden(overlap, _seconds(gathers), sum(time.forward for time in chunks))
     updated = counts.sharded(training) if recipe.zero else counts.total
     optimizer = optimizer_step(training_constants().optimizers[recipe.optimizer], master=has_master_weights(training))
     updates = _op_costs(training, 0, (_one_op(optimizer, update_params=updated),))
-    return StepEnd(_seconds(updates), exposed, reduces + gathers + updates)
+    return StepEnd(reduce, _seconds(updates), gather, reduces + gathers + updates)
 
 
 def iteration_time(training: Training, times: list[StageTime]) -> tuple[IterationTime, list[OpCost]]:
     """The optimizer step and the operators that run once in it: ``iteration_time(training, stage_times(training))``"""
-    n, chunks = training.micro_batches, [[times[i] for i in training.chunks(rank)] for rank in _ranks(training)]
+    n, chunks = training.micro_batches, rank_chunks(training, times)
     slow = chunks[slowest_rank(training, times)]
-    is_interleaved = training.recipe.interleave > 1
-    sends = _op_costs(training, 0, (stage_send(training.bound_plan.model, 0),)) if is_interleaved else []
-    passes = schedule_seconds(
-        [[time.forward_pass for time in stage] for stage in chunks],
-        [[time.backward_pass for time in stage] for stage in chunks],
-        n,
-        _seconds(sends),
-    )
-    ends: dict[ParameterCounts, StepEnd] = {}
-    for rank in _ranks(training):
-        counts = rank_parameters(training, rank)
-        if counts not in ends:
-            ends[counts] = _step_end(training, counts, chunks[rank])
-    end = max(ends.values(), key=lambda one: one.optimizer + one.dp_comm)  # the next step begins on all ranks at once
+    passes = schedule_seconds(*pass_seconds(training, times))
+    ends = step_ends(training, times)
+    end = max(ends, key=lambda one: one.optimizer + one.dp_comm)  # the next step begins on all ranks at once
 
     def over(part: str) -> float:
         return n * float(sum(getattr(time, part) for time in slow))
@@ -294,6 +291,43 @@ def iteration_time(training: Training, times: list[StageTime]) -> tuple[Iteratio
         host=training.bound_plan.engine.step_overhead,
     )
     return parts, end.rows
+
+
+class PassSeconds(NamedTuple):
+    """What `schedule.run_schedule` needs to know: seconds by rank and virtual stage."""
+
+    forward: list[list[float]]
+    backward: list[list[float]]
+    num_microbatches: int
+    send: float
+
+
+def pass_seconds(training: Training, times: list[StageTime]) -> PassSeconds:
+    """The passes of every pipeline rank: ``run_schedule(*pass_seconds(training, stage_times(training)))``"""
+    is_interleaved = training.recipe.interleave > 1
+    sends = _op_costs(training, 0, (stage_send(training.bound_plan.model, 0),)) if is_interleaved else []
+    chunks = rank_chunks(training, times)
+    return PassSeconds(
+        [[time.forward_pass for time in stage] for stage in chunks],
+        [[time.backward_pass for time in stage] for stage in chunks],
+        training.micro_batches,
+        _seconds(sends),
+    )
+
+
+def rank_chunks(training: Training, times: list[StageTime]) -> list[list[StageTime]]:
+    """The virtual stages of every pipeline rank."""
+    return [[times[i] for i in training.chunks(rank)] for rank in _ranks(training)]
+
+
+def step_ends(training: Training, times: list[StageTime]) -> list[StepEnd]:
+    """What every pipeline rank does after its last micro-batch; equal ones are estimated once."""
+    ends: dict[ParameterCounts, StepEnd] = {}
+    counts = [rank_parameters(training, rank) for rank in _ranks(training)]
+    for chunks, held in zip(rank_chunks(training, times), counts, strict=True):
+        if held not in ends:
+            ends[held] = _step_end(training, held, chunks)
+    return [ends[held] for held in counts]
 
 
 def _ranks(training: Training) -> range:

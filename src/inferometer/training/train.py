@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from ..base.errors import BadValue, UnknownName, check_fraction
+from ..base.result import keep, kept
 from ..base.units import percent, plural, seconds
 from ..costs import kernels
 from ..costs.binding import step_env
@@ -25,10 +26,11 @@ from .iteration import IterationTime, StageTime, iteration_time, model_flops, sl
 from .passes import CP_COMM_TYPES, PRECISIONS, RECOMPUTE, Recipe, training_constants
 from .pipeline_layout import layout_counts
 from .recompute import RECOMPUTE_MODULES
-from .training_memory import StageMemory, fits_with, fullest_stage
+from .training_memory import StageMemory, fits_with, fullest_of, stage_memories
 from .training_report import Breakdown, TrainMemory, TrainPhase, TrainReport
 from .training_run import run_fields, training_run
 from .training_setup import Training, bind_training, illegal_reason, micro_batch_steps
+from .training_timeline import StepTimeline, step_timeline, train_stages
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -197,7 +199,8 @@ def report_of(request: Request, recipe: Recipe) -> TrainReport:
     training = bind_training(request, recipe)
     times = stage_times(training)
     parts, once = iteration_time(training, times)
-    held, stage = fullest_stage(training)
+    memories = stage_memories(training)
+    held, stage = fullest_of(memories)
     usable = request.device.memory * request.plan.gpu_memory_utilization
     illegal = illegal_reason(request, recipe, training.micro_batches)
     fits = held.total <= usable
@@ -227,6 +230,7 @@ def report_of(request: Request, recipe: Recipe) -> TrainReport:
         hardware_flops_utilization=done_flops / (parts.total * peak_flops),
         breakdown=Breakdown(*parts),
         memory=_memory(held, usable, request.device.memory, stage),
+        stages=train_stages(training, times, memories, _passes_end(training, times, parts)),
         phases=_phases(training, times, once),
         warnings=[*request.warnings, *training.bound_plan.notes, *_warnings(request, recipe)],
     )
@@ -234,7 +238,21 @@ def report_of(request: Request, recipe: Recipe) -> TrainReport:
     if report.run is not None:
         report.days, report.gpu_hours, report.cost = report.run.days, report.run.gpu_hours, report.run.cost
     report.summary = _summary(parts, report)
-    return report
+    return keep(report, request=request, recipe=recipe)
+
+
+def timeline_of(report: TrainReport) -> StepTimeline:
+    """Every pass of the step that a report is of: ``timeline_of(train("llama-3.1-70b", …)).stages[0].passes``"""
+    request = kept(report, "request")
+    if request is None:
+        raise BadValue("the timeline needs a report that `train` returned: a copy has no model")
+    return step_timeline(bind_training(request, kept(report, "recipe")))
+
+
+def _passes_end(training: Training, times: list[StageTime], parts: IterationTime) -> float:
+    """When the last pass of all stages ends."""
+    slow = training.chunks(slowest_rank(training, times))
+    return training.micro_batches * sum(times[i].total for i in slow) + parts.pp_bubble
 
 
 def _warnings(request: Request, recipe: Recipe) -> Iterator[str]:

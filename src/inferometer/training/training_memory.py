@@ -57,11 +57,11 @@ class StageMemory(NamedTuple):
 def rank_memory(training: Training, rank: int) -> StageMemory:
     """A pipeline rank's bytes under the recipe's ZeRO stage, optimizer and recomputation."""
     states = rank_states(training, rank_parameters(training, rank))
-    kept, working = activation_peak(training, rank)
+    peak = activation_peak(training, rank)
     return StageMemory(
         *states,
-        activations=kept,
-        working=working,
+        activations=peak.kept,
+        working=peak.working,
         buffers=weight_gradient_buffers(training, rank),
         overhead=training.bound_plan.engine.memory_reserve,
     )
@@ -93,16 +93,29 @@ def rank_states(training: Training, counts: ParameterCounts) -> RankStates:
     )
 
 
-def activation_peak(training: Training, rank: int) -> tuple[float, float]:
+class ActivationPeak(NamedTuple):
+    """Activations of a pipeline rank where they need most."""
+
+    kept: float  # bytes of all micro-batches in flight
+    working: float  # bytes alive beside them
+    in_flight: tuple[int, ...]  # micro-batches that each of its virtual stages keeps when `kept` is reached
+
+
+def activation_peak(training: Training, rank: int) -> ActivationPeak:
     """What a pipeline rank keeps of all micro-batches in flight, and how much more is alive, where it needs most."""
     parts = [stage_activations(training, index) for index in training.chunks(rank)]
     ranks = min(training.layout.pp, len(training.stages))
     now = most = peak = 0.0
+    flying, in_flight = [0] * len(parts), (0,) * len(parts)
     for _, chunk, is_backward in pass_order(rank, ranks, len(parts), min(training.micro_batches, 2 * ranks)):
-        now += 0.0 if is_backward else parts[chunk].kept
-        most, peak = max(most, now), max(peak, now + is_backward * parts[chunk].working)
-        now -= parts[chunk].kept if is_backward else 0.0
-    return most, peak - most
+        if not is_backward:
+            now, flying[chunk] = now + parts[chunk].kept, flying[chunk] + 1
+        if now > most:
+            most, in_flight = now, tuple(flying)
+        peak = max(peak, now + is_backward * parts[chunk].working)
+        if is_backward:
+            now, flying[chunk] = now - parts[chunk].kept, flying[chunk] - 1
+    return ActivationPeak(most, peak - most, in_flight)
 
 
 class StageActivations(NamedTuple):
@@ -222,7 +235,16 @@ def _gradients(block: Block) -> list[Expr]:
 
 def fullest_stage(training: Training) -> tuple[StageMemory, int]:
     """The bytes of the pipeline stage that needs most, and its index."""
-    ranks = [rank_memory(training, rank) for rank in range(min(training.layout.pp, len(training.stages)))]
+    return fullest_of(stage_memories(training))
+
+
+def stage_memories(training: Training) -> list[StageMemory]:
+    """The bytes of every pipeline stage: ``stage_memories(training)[0].total``"""
+    return [rank_memory(training, rank) for rank in range(min(training.layout.pp, len(training.stages)))]
+
+
+def fullest_of(ranks: list[StageMemory]) -> tuple[StageMemory, int]:
+    """The bytes of the stage that needs most, and its index: ``fullest_of(stage_memories(training))``"""
     index = max(range(len(ranks)), key=lambda i: ranks[i].total)
     return ranks[index], index
 

@@ -14,6 +14,7 @@ from ..base.result import ComparableResult
 from ..base.units import percent, seconds, size
 from ..inference.report import ModelInfo, OpRow, as_dict, as_json, ops_csv
 from .training_run import TrainRun
+from .training_timeline import StepTimeline, TrainStage
 
 SCHEMA = "inferometer.train/1"
 
@@ -81,11 +82,13 @@ class TrainReport(ComparableResult, msgspec.Struct, dict=True):
     hardware_flops_utilization: float
     breakdown: Breakdown
     memory: TrainMemory
+    stages: list[TrainStage]  # of the pipeline, each with what fills it and how long it waits
     phases: dict[str, TrainPhase]
     days: float | None = None
     gpu_hours: float | None = None
     cost: float | None = None
     run: TrainRun | None = None  # the whole training, failures included; None without --tokens
+    timeline: StepTimeline | None = None  # every pass of every stage; None unless it was asked for
     summary: str = ""
     warnings: list[str] = []
     schema: str = SCHEMA
