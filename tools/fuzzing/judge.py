@@ -237,14 +237,16 @@ def _winner(case: Case, result: dict[str, Any], folder: Path, checked: Counter[s
     given = {flag: value for flag, value in itertools.pairwise(argv) if flag in _SHARED_FLAGS}
     if any(not given.get(flag, "1").isdigit() for flag in ("--input-len", "--output-len")):
         return []
-    problems = []
+    problems, gpu = [], result["winner"]["gpu"]
+    named = ",".join(value for flag, value in itertools.pairwise(argv) if flag == "--gpu").split(",")
+    files = [path for path in named if Path(path).stem == gpu]  # a GPU that a file describes
     for pool in result["winner"]["pools"]:
         flags = [piece for flag, value in given.items() for piece in (flag, value)]
         for name in _POOL_FLAGS:
             flags += [f"--{name.replace('_', '-')}", str(pool[name])]
         flags += ["--enable-expert-parallel"] if pool["enable_expert_parallel"] else []
         checked["winner-fits"] += 1
-        alone = in_process(["analyze", argv[1], "--gpu", result["winner"]["gpu"], *flags, "--json"], folder)
+        alone = in_process(["analyze", argv[1], "--gpu", *(files or [gpu])[:1], *flags, "--json"], folder)
         if alone.code != 0:
             problems.append(f"winner-fits: analyze says {alone.code}: {alone.err[:200]}")
     return problems
