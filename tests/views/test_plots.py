@@ -20,7 +20,7 @@ from inferometer.inference.report import Report
 from inferometer.inference.request import build_request
 from inferometer.inference.weights import parameters
 from inferometer.network.graph import Model
-from inferometer.views.plots.analysis import bars, distribution, memory, parameters_on_gpu, training_step, write_plots
+from inferometer.views.plots.analysis import bars, distribution, memory, parameters_on_gpu, write_plots
 from inferometer.views.plots.canvas import Scene, bounds
 from inferometer.views.plots.curves import front
 from inferometer.views.plots.labels import Frame, crosses, label_width
@@ -398,18 +398,6 @@ def test_the_strip_of_a_roofline_is_all_of_the_time_largest_first(plan: str) -> 
             texts = [text for text, _ in drawn["legend"]]
             first = beside[0]["name"].replace("host_overhead", "host overhead")
             assert texts[texts.index("no arithmetic:") + 1].startswith(first)
-
-
-def test_the_step_of_a_training_is_its_parts_and_its_memory() -> None:
-    report = inferometer.train("llama-3.1-8b", gpu="h100-sxm", data_parallel_size=8, zero=1)
-    upper, lower = training_step(report).axes
-    assert sum(bar.get_width() for bar in upper.patches) == pytest.approx(report.step_seconds, rel=1e-6)
-    widths = [bar.get_width() for bar in upper.patches]
-    assert widths == sorted(widths, reverse=True)
-    m = report.memory
-    assert [line.get_xdata()[0] for line in lower.lines] == [m.usable_bytes, m.capacity_bytes]
-    limits = [text.get_position()[1] for text in lower.texts if text.get_text().startswith(("usable", "capacity"))]
-    assert limits[0] != limits[1], "near limits stand one above the other"
 
 
 @pytest.mark.slow

@@ -33,7 +33,12 @@ _EXAMPLES = (
 @options(GPU, schema_options(TrainArgs))
 @output_option("--all-ops", is_flag=True, help="Also show operators that take next to no time.")
 @output_option("--timeline", is_flag=True, help="Add every pass of every stage, with its memory, to --json.")
-@output_option("--plot", metavar="DIR", callback=named, help="Write plots to DIR: time by part, and memory.")
+@output_option(
+    "--plot",
+    metavar="DIR",
+    callback=named,
+    help="Write plots to DIR: time by part, the schedule, and memory over time.",
+)
 @options(OUTPUT)
 def train(
     model: str, gpu: str | None, all_ops: bool, timeline: bool, plot: str | None, form: Form, **recipe: Any
@@ -48,7 +53,7 @@ def train(
     if timeline:
         report.timeline = timeline_of(report)
     if plot is not None:
-        from ..views.plots.analysis import write_training
+        from ..views.plots.training import write_training
 
         wrote(write_training(report, plot))
 

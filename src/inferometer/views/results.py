@@ -387,10 +387,19 @@ def _training(report: TrainReport, least: float | None = None) -> Page:
     return training(report, least=LEAST if least is None else least)
 
 
-def _training_step(report: TrainReport) -> Any:
-    from .plots.analysis import training_step
+def _training_picture(name: str) -> Callable[[TrainReport], Any]:
+    def draw(report: TrainReport) -> Any:
+        from .plots.training import PICTURES
 
-    return training_step(report)
+        return PICTURES[name](report)
+
+    return draw
+
+
+def _passes(report: TrainReport) -> Table:
+    from .plots.training import pass_rows
+
+    return list(pass_rows(report))
 
 
 # ------------------------------------------------------------------ all of them
@@ -447,6 +456,14 @@ VIEWS: dict[str, View] = {
         {"answer": _answer}
         | {name: _sensitivity_picture(name) for name in ("tornado", "curves", "size", "compare", "usecases")},
     ),
-    "TrainReport": View(_training, {"operators": _operators}, {"step": _training_step}),
+    "TrainReport": View(
+        _training,
+        {
+            "operators": _operators,
+            "stages": lambda report: [msgspec.to_builtins(stage) for stage in report.stages],
+            "passes": _passes,
+        },
+        {name: _training_picture(name) for name in ("step", "schedule", "memory")},
+    ),
 }
 _SMALLER: dict[str, Callable[[Any, float], Page]] = {"Report": _analysis, "TrainReport": _training}

@@ -20,33 +20,16 @@ from ...inference.weights import parameters_by_op
 from ...network.adapters import with_lora
 from ...network.graph import Model
 from ...specs.structs import Lora, Plan
-from ...training.training_report import TrainMemory, TrainReport
+from ...training.training_report import TrainMemory
 from .. import files
-from ..text import training
 from ..text.terminal import header, kv_per_token
 from .canvas import BOUNDS, FORMATS, bounds, clean, page, picture, share_text, style
-from .palette import BLUE, FAINT, GREEN, INK, MUTED, ORANGE, OVERHEAD, PURPLE, SKY, SLATE, VERMILLION
+from .palette import BLUE, FAINT, GREEN, INK, MUTED, ORANGE, OVERHEAD, SKY, SLATE, VERMILLION
 from .roofline import roofline
 from .structure import structure
 
 _ROWS = 16  # bars of a distribution, before the rest is summed up
 _MEMORY = (("weights", BLUE), ("kv_cache", ORANGE), ("activation", SKY), ("overhead", OVERHEAD))
-_TRAINED = {  # what a training step stores
-    "weights": BLUE,
-    "gradients": SKY,
-    "optimizer": GREEN,
-    "activation": ORANGE,
-    "working": PURPLE,
-    "buffers": SLATE,
-    "overhead": OVERHEAD,
-}
-_PART_COLORS = {  # of what computes; all other parts of a step are overhead of some kind
-    "forward": BLUE,
-    "backward": SKY,
-    "recomputation": PURPLE,
-    "optimizer": GREEN,
-    "host": OVERHEAD,
-}
 _MEMORY_LABELS = {"weights": "weights", "kv_cache": "KV cache", "activation": "activations", "overhead": "overhead"}
 
 
@@ -89,7 +72,8 @@ def _figure(width: float, height: float, report: Report, title: str) -> Any:
     return page(width, height, title, header(report))
 
 
-def _legend(axes: Any, entries: list[tuple[str, str]], **where: Any) -> None:
+def patch_legend(axes: Any, entries: list[tuple[str, str]], **where: Any) -> None:
+    """A legend of patches of colour: ``patch_legend(axes, [("forward", BLUE)], loc="upper left")``"""
     from matplotlib.patches import Patch
 
     patches = [Patch(facecolor=color, label=word) for word, color in entries]
@@ -205,10 +189,10 @@ def distribution(report: Report, phase: str, params: dict[str, float] | None = N
         "columnspacing": 1.0,
         "borderaxespad": 0.2,
     }
-    _legend(panels[0], list(bounds(b for bar in rows for b in bar.time).items()), **below)
+    patch_legend(panels[0], list(bounds(b for bar in rows for b in bar.time).items()), **below)
     classes = [("weights", BLUE), ("activations", SKY), ("cache", ORANGE)]
     moved = [entry for i, entry in enumerate(classes) if any(bar.traffic[i] for bar in rows)]
-    _legend(panels[1], moved, **{**below, "ncols": 3})
+    patch_legend(panels[1], moved, **{**below, "ncols": 3})
     return figure
 
 
@@ -222,12 +206,12 @@ def memory(report: Report) -> Any:
     axes = figure.add_axes((0.03, 0.36, 0.94, 0.26))
     end = max(m.total_bytes, m.capacity_bytes) * 1.02
     stored = [(_MEMORY_LABELS[key], float(getattr(m, f"{key}_bytes")), color) for key, color in _MEMORY]
-    legend = _memory_bars(axes, m, stored, end)
-    _memory_limits(axes, m, end)
+    legend = memory_bars(axes, m, stored, end)
+    memory_limits(axes, m, end)
     axes.set_xlim(0, end * 1.03)
     axes.set_ylim(-0.6, 0.6)
     axes.axis("off")
-    _legend(axes, legend, loc="upper left", bbox_to_anchor=(-0.005, -0.04), ncols=4, columnspacing=1.6)
+    patch_legend(axes, legend, loc="upper left", bbox_to_anchor=(-0.005, -0.04), ncols=4, columnspacing=1.6)
     note = [f"largest batch at these lengths {m.max_batch_size:,}"]
     if m.max_total_tokens:
         note.append(f"room for {m.max_total_tokens:,} tokens of KV cache ({kv_per_token(m)})")
@@ -237,7 +221,7 @@ def memory(report: Report) -> Any:
     return figure
 
 
-def _memory_bars(
+def memory_bars(
     axes: Any, m: Memory | TrainMemory, stored: list[tuple[str, float, str]], end: float
 ) -> list[tuple[str, str]]:
     """What is stored, side by side, and what is free or too much; returns the legend."""
@@ -260,7 +244,7 @@ def _memory_bars(
     return legend
 
 
-def _memory_limits(axes: Any, m: Memory | TrainMemory, end: float) -> None:
+def memory_limits(axes: Any, m: Memory | TrainMemory, end: float) -> None:
     """Lines at what may be used and what is there; where these are near, their labels stand one above the other."""
     near = m.capacity_bytes - m.usable_bytes < 0.2 * end
     usable_color = GREEN if m.total_bytes <= m.usable_bytes else VERMILLION
@@ -270,51 +254,3 @@ def _memory_limits(axes: Any, m: Memory | TrainMemory, end: float) -> None:
     ):
         axes.plot([value, value], [-0.52, above - 0.08], color=color, linewidth=1.6, clip_on=False)
         axes.text(value, above, f"{name} {size(value)}", ha="right", va="bottom", fontsize=8.5, color=INK)
-
-
-# ------------------------------------------------------------------ a training step
-
-
-def write_training(report: TrainReport, folder: str | Path) -> list[Path]:
-    """``step.png``: where a step's time goes, and what fills the fullest GPU."""
-    with style():
-        return [files.write(files.folder(folder) / "step.png", picture(training_step(report)))]
-
-
-def training_step(report: TrainReport) -> Any:
-    """Seconds of a step part by part, largest first, and the memory of the fullest GPU below."""
-    parts = [(label, float(getattr(report.breakdown, key))) for key, label in training.PARTS.items()]
-    parts = sorted((part for part in parts if part[1] > 0), key=lambda part: -part[1])
-    m, high = report.memory, 3.2 + 0.3 * len(parts)
-    title = (
-        f"{seconds(report.step_seconds)} a step: {report.model_flops_utilization * 100:.1f}% of the GPUs' FLOP/s, "
-        f"{report.tokens_per_second_per_gpu:,.0f} tokens/s per GPU"
-    )
-    first, _, more = training.header(report).partition(" · recompute ")
-    figure = page(10.0, high, title, first)
-    figure.text(0.028, 1 - 0.8 / high, clean(f"recompute {more}"), fontsize=9, color=MUTED, parse_math=False)
-    upper = figure.add_axes((0.27, 2.1 / high, 0.7, 0.3 * len(parts) / high))
-    longest = max((value for _, value in parts), default=1.0)
-    for y, (label, value) in enumerate(parts):
-        color = _PART_COLORS.get(label, VERMILLION)
-        upper.barh(y, value, height=0.68, color=color, linewidth=0)
-        text = f"{share_text(value / report.step_seconds)}  {seconds(value)}"
-        upper.text(value + longest * 0.015, y, text, va="center", fontsize=8.5, color=INK)
-        upper.text(-longest * 0.015, y, label, va="center", ha="right", fontsize=8.5, color=INK)
-    upper.set(xlim=(0, longest * 1.25), ylim=(len(parts) - 0.4, -0.6))
-    upper.axis("off")
-    lower = figure.add_axes((0.03, 0.72 / high, 0.94, 0.62 / high))
-    end = max(m.total_bytes, m.capacity_bytes) * 1.02
-    names = {"activation": "activations", "working": "working memory", "optimizer": "optimizer state"}
-    stored = [(names.get(key, key), float(getattr(m, f"{key}_bytes")), color) for key, color in _TRAINED.items()]
-    legend = _memory_bars(lower, m, [part for part in stored if part[1] > 0], end)
-    _memory_limits(lower, m, end)
-    lower.set(xlim=(0, end * 1.03), ylim=(-0.6, 0.6))
-    lower.axis("off")
-    _legend(lower, legend, loc="upper left", bbox_to_anchor=(-0.005, -0.04), ncols=3, columnspacing=1.6)
-    stages = report.plan["pipeline_parallel_size"]
-    where = f"Memory of a GPU of pipeline stage {m.stage + 1} of {stages}" if stages > 1 else "Memory of a GPU"
-    over = "" if m.total_bytes <= m.usable_bytes else ": it does not fit"
-    head = f"{where}: {size(m.total_bytes)} of {size(m.usable_bytes)} usable{over}"
-    figure.text(0.028, 1.72 / high, head, fontsize=10, weight="bold", color=VERMILLION if over else INK)
-    return figure

@@ -31,6 +31,7 @@ MEMORY_KINDS = (
     ("overhead", "░", "magenta"),
 )
 WIDTH = 60
+MAX_STAGES = 16  # of a table
 
 
 def training(report: TrainReport, every: bool = False, least: float = LEAST) -> Page:
@@ -40,6 +41,7 @@ def training(report: TrainReport, every: bool = False, least: float = LEAST) -> 
         parts.append(Paragraph(f"✗ infeasible: {report.reason}", style="bold red"))
     parts += [Paragraph(report.summary), Paragraph(""), _rates(report), Paragraph(""), _step(report), Paragraph("")]
     parts += [*_memory(report.memory), Paragraph("")]
+    parts += [_stages(report), Paragraph("")] if len(report.stages) > 1 else []
     parts += [_operators(name, phase, every, least) for name, phase in report.phases.items()]
     parts += legend((op for phase in report.phases.values() for op in phase.ops), [])
     parts += [Paragraph(f"! {warning}", style="yellow") for warning in report.warnings]
@@ -112,6 +114,26 @@ def _memory(m: TrainMemory) -> list[Part]:
     names = {"activation": "activations"}
     pieces = [(names.get(kind, kind), getattr(m, f"{kind}_bytes"), mark, color) for kind, mark, color in MEMORY_KINDS]
     return memory_bar(pieces, m.total_bytes, m.usable_bytes, m.capacity_bytes)
+
+
+def _stages(report: TrainReport) -> TextTable:
+    """What every pipeline stage holds at its peak and how long it waits; of many, those that matter."""
+    stages = report.stages
+    kept = "passes kept" if report.recipe["interleave"] > 1 else "in flight"
+    columns = [Column("stage", "<"), Column("layers", priority=2), Column("weights", priority=4)]
+    columns += [Column("gradients", priority=5), Column("optimizer", priority=5), Column("activations", priority=3)]
+    table = TextTable([*columns, Column(kept, priority=1), Column("memory"), Column("idle")], "stages at their peak")
+    slowest = max(stages, key=lambda stage: stage.busy_seconds)
+    shown = stages if len(stages) <= MAX_STAGES else [stages[0], stages[1], stages[report.memory.stage], slowest]
+    shown = sorted({stage.stage: stage for stage in (*shown, stages[-1])}.values(), key=lambda stage: stage.stage)
+    for stage in shown:
+        held = (stage.weights_bytes, stage.gradients_bytes, stage.optimizer_bytes, stage.activation_bytes)
+        idle = percent(stage.idle_seconds / report.step_seconds)
+        flying = f"{sum(stage.in_flight):,}"
+        table.add_row(str(stage.stage), str(stage.layers), *map(size, held), flying, size(stage.total_bytes), idle)
+    if len(shown) < len(stages):
+        table.add_row(f"{len(stages) - len(shown)} more", style="dim")
+    return table
 
 
 def _operators(name: str, phase: TrainPhase, every: bool, least: float) -> TextTable:
