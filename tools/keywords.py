@@ -10,14 +10,21 @@ from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from inferometer.specs.arguments import Args, Argument, arguments
-from inferometer.specs.command_args import ProfileArgs, SearchArgs, ServedPlanArgs, ServingArgs, TrafficArgs
+from inferometer.specs.command_args import (
+    ProfileArgs,
+    SearchArgs,
+    ServedPlanArgs,
+    ServingArgs,
+    SessionArgs,
+    TrafficArgs,
+)
 from inferometer.specs.plan_args import PlanArgs
 from inferometer.specs.train_args import TrainArgs
 
 TARGET = Path(__file__).parent.parent / "src" / "inferometer" / "specs" / "keywords.py"
 VERBS: dict[str, tuple[type[Args], ...]] = {  # what each public function takes as **kwargs
     "PlanKwargs": (PlanArgs,),
-    "SimulatedKwargs": (ServedPlanArgs, TrafficArgs),
+    "SimulatedKwargs": (ServedPlanArgs, TrafficArgs, SessionArgs),
     "SimulateKwargs": (ServingArgs,),
     "CapacityKwargs": (ServingArgs, TrafficArgs),
     "SearchKwargs": (SearchArgs, PlanArgs),
@@ -34,12 +41,13 @@ PYTHON_ONLY = {
     "SimulateKwargs": [
         "goodput: str | Iterable[str] | Mapping[str, float] | None",
         "max_concurrency: int | None",
+        "concurrent_sessions: int | None",
         *_SERVED,
     ],
     "CapacityKwargs": _SERVED,
 }
 OWN = {  # parameters of the function itself
-    "SimulatedKwargs": ("trace", "max_concurrency"),
+    "SimulatedKwargs": ("trace", "max_concurrency", "concurrent_sessions"),
     "CapacityKwargs": ("trace", "seed"),
 }
 HEAD = '''"""The schema of arguments as TypedDicts, for type checkers. Written by tools/keywords.py: do not edit."""

@@ -25,9 +25,9 @@ from hypothesis import strategies as st
 
 from inferometer import BadFile, BadValue, InferometerError, UnknownName
 from inferometer.base.tabular import column_names, open_table
-from inferometer.serving.synthetic import load_traffic
 from inferometer.serving.trace import Trace, gamma_arrivals, read_runs, read_trace
 from inferometer.serving.trace_formats import parse_columns
+from inferometer.serving.traffic import load_traffic
 from inferometer.validation.validate import measured_latencies, validate
 
 ONE = b'{"completed": 1, "total_input_tokens": 1, "total_output_tokens": 1}'

@@ -24,9 +24,9 @@ from inferometer.serving.schedulers import (
     scheduler,
 )
 from inferometer.serving.simulate import simulate
-from inferometer.serving.synthetic import load_traffic
 from inferometer.serving.trace import Trace
 from inferometer.serving.trace_formats import trace_format
+from inferometer.serving.traffic import load_traffic
 
 # ------------------------------------------------------------------ queues
 

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from inferometer.base.errors import BadFile, BadValue, InferometerError, UnknownName
 from inferometer.serving.metrics import good_requests, latencies, metrics, parse_goodput
 from inferometer.serving.outcome import Outcome
-from inferometer.serving.synthetic import at_rate, load_traffic, own_rate, parse_distribution, synthetic
+from inferometer.serving.synthetic import at_rate, own_rate, parse_distribution, synthetic
 from inferometer.serving.trace import Trace, first_requests, read_trace, shared_blocks, turns_before
+from inferometer.serving.traffic import load_traffic
 from inferometer.views.files import chrome_trace, rows_csv
 
 Write = Callable[..., Path]

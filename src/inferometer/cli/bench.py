@@ -134,7 +134,8 @@ def _load(server: BenchArgs, plan: dict[str, Any], max_concurrency: int | None, 
     """Requests from the flags or a file; takes what is about them out of ``plan``, and refuses what cannot be."""
     from ..bench.bench_result import parse_percentile_metrics, parse_percentiles
     from ..bench.trace_replay import parse_ramp_up
-    from ..serving.synthetic import load_traffic, own_rate
+    from ..serving.synthetic import own_rate
+    from ..serving.traffic import load_traffic
 
     rate, burstiness = plan.get("request_rate"), plan.get("burstiness") or 1.0
     ramp_up = parse_ramp_up(server.ramp_up_strategy, server.ramp_up_start_rps, server.ramp_up_end_rps)

@@ -245,8 +245,8 @@ def _catalogue_names(kind: str) -> Iterable[str]:
     from ..specs import catalog
 
     tables: dict[str, Iterable[str]] = {}
-    if kind in ("precisions", "usecases"):
-        tables = {"precisions": catalog.precisions(), "usecases": catalog.usecases()}
+    if kind in ("precisions", "usecases", "agents"):
+        tables = {"precisions": catalog.precisions(), "usecases": catalog.usecases(), "agents": catalog.agents()}
     return tables.get(kind) or catalog.names(kind)
 
 

@@ -8,7 +8,7 @@ from .options import OUTPUT, Command, names_completion, options
 from .output import Form, as_json, deliver, show_page, table_csv
 
 _EXAMPLES = ("models", "hardware h200", "models deepseek-v3 --json")
-_KINDS = ("models", "hardware", "hosts", "engines", "precisions", "usecases", "families")
+_KINDS = ("models", "hardware", "hosts", "engines", "precisions", "usecases", "agents", "families")
 
 
 def _names(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:

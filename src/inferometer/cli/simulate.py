@@ -9,7 +9,7 @@ import click
 from ..base.errors import BadValue
 from ..base.units import plural
 from ..specs.arguments import arguments
-from ..specs.command_args import CapacityArgs, GoodputArgs, ServedPlanArgs, ServingArgs, TrafficArgs
+from ..specs.command_args import CapacityArgs, GoodputArgs, ServedPlanArgs, ServingArgs, SessionArgs, TrafficArgs
 from .options import (
     MODEL_HELP,
     OUTPUT,
@@ -33,12 +33,16 @@ _EXAMPLES = (
 )
 _SERVING = tuple(name for name in arguments(ServingArgs) if name not in arguments(ServedPlanArgs))
 _CAPACITY = ("goodput_share", "backend", "backend_address", "jobs")
-_FILES = ("requests_out", "plot", "chrome_trace")
+_FILES = ("requests_out", "sessions_out", "plot", "chrome_trace")
 
 
 @click.command(cls=Command, epilog=MODEL_HELP, examples=_EXAMPLES)
 @model_argument()
-@options(schema_options(TrafficArgs), schema_options(ServingArgs, skip=arguments(ServedPlanArgs)))
+@options(
+    schema_options(TrafficArgs),
+    schema_options(SessionArgs),
+    schema_options(ServingArgs, skip=arguments(ServedPlanArgs)),
+)
 @click.option(
     "--pool",
     "pools",
@@ -50,6 +54,7 @@ _FILES = ("requests_out", "plot", "chrome_trace")
 )
 @options(schema_options(GoodputArgs), schema_options(CapacityArgs), plan_options(ServedPlanArgs))
 @output_option("--requests-out", metavar="FILE", callback=named, help="Write one CSV row per request.")
+@output_option("--sessions-out", metavar="FILE", callback=named, help="Write one CSV row per session.")
 @output_option("--plot", metavar="DIR", callback=named, help="Write plots to DIR: the engine over time, and latencies.")
 @output_option("--chrome-trace", metavar="FILE", callback=named, help="Write events for chrome://tracing or Perfetto.")
 @options(OUTPUT)
@@ -60,33 +65,30 @@ def simulate(
     find_capacity: bool | None,
     pools: tuple[str, ...],
     max_concurrency: int | None,
+    concurrent_sessions: int | None,
     form: Form,
     **plan: Any,
 ) -> int:
     """Simulate a server under load, from a trace or synthetic requests: TTFT, TPOT, ITL, E2E, throughput, goodput."""
     from ..serving.metrics import parse_goodput
     from ..serving.simulate import simulate_and_summarize
-    from ..serving.synthetic import load_traffic
+    from ..serving.traffic import load_traffic
 
     device, goals = one_gpu("simulate", gpu), parse_goodput(goodput)
     files = {name: plan.pop(name, None) for name in _FILES}
     plan.setdefault("frontend", arguments(ServedPlanArgs)["frontend"].default)
     serving = {name: plan.pop(name) for name in _SERVING if name in plan}
-    serving |= {"max_concurrency": max_concurrency, "pools": [_pool(text) for text in pools] or None}
+    serving |= {"max_concurrency": max_concurrency, "concurrent_sessions": concurrent_sessions}
+    serving |= {"pools": [_pool(text) for text in pools] or None}
     capacity = {name: plan.pop(name) for name in _CAPACITY if name in plan}
     if find_capacity:
-        if serving.get("autoscale") is not None:
-            raise BadValue("`find_capacity` needs a fixed number of replicas: leave out `autoscale`", field="autoscale")
-        for name, value in files.items():
-            if value is not None:
-                raise BadValue(
-                    f"`find_capacity` runs many simulations, but `{name}` describes one: leave it out", field=name
-                )
+        _check_capacity(serving, plan, files)
+        del serving["concurrent_sessions"]
         return _find_capacity(model, device, goals, capacity, plan, serving, form)
     defaults = arguments(TrafficArgs)
     header = {name: plan.get(name, defaults[name].default) for name in ("request_rate", "burstiness", "seed")}
     header["burstiness"] = header["burstiness"] if "trace" in plan else header["burstiness"] or 1.0
-    traffic = load_traffic(plan, max_concurrency)
+    traffic = load_traffic(plan, max_concurrency, concurrent_sessions)
     serving["max_concurrency"] = traffic.max_concurrency
     count = len(traffic.trace)
     try:
@@ -110,6 +112,19 @@ def simulate(
     reason = None if result["completed"] else result["reason"] or "every request was rejected"
     emit(form, json=lambda: result, csv=csv, text=text, warnings=result["warnings"], infeasible=reason)
     return 0 if result["completed"] else 1
+
+
+def _check_capacity(serving: dict[str, Any], plan: dict[str, Any], files: dict[str, str | None]) -> None:
+    """Refuse what a search for a rate has no use for: what says the load already, and files of one run."""
+    if serving.get("autoscale") is not None:
+        raise BadValue("`find_capacity` needs a fixed number of replicas: leave out `autoscale`", field="autoscale")
+    if any({**plan, **serving}.get(name) is not None for name in arguments(SessionArgs)):
+        raise BadValue("`find_capacity` takes requests that wait for no others: leave out sessions", field="agents")
+    for name, value in files.items():
+        if value is not None:
+            raise BadValue(
+                f"`find_capacity` runs many simulations, but `{name}` describes one: leave it out", field=name
+            )
 
 
 def _find_capacity(
@@ -165,6 +180,14 @@ def _files(outcome: Any, result: dict[str, Any], goals: dict[str, float], files:
         from ..views.files import rows_csv
 
         written.append(write(files["requests_out"], rows_csv(outcome)))
+    if files["sessions_out"] is not None:
+        from ..views.files import sessions_csv
+
+        if outcome.sessions is None:
+            raise BadValue(
+                "`sessions_out` needs sessions: a trace with `session_id`, or `agents`", field="sessions_out"
+            )
+        written.append(write(files["sessions_out"], sessions_csv(outcome)))
     if files["chrome_trace"] is not None:
         from ..views.files import MAX_EVENTS, chrome_trace
 

@@ -142,7 +142,7 @@ def _one_run(
 
     from ..serving.metrics import metrics
     from ..serving.simulate import run_header
-    from ..serving.synthetic import file_name
+    from ..serving.traffic import file_name
     from ..validation.validate import measured_frontend, measured_latencies, measured_metrics
     from ..validation.validate import validate as compare
     from ..views.text.serving import header

@@ -12,7 +12,7 @@ from ..base.errors import BadValue, UnknownName, abbreviate, check_int, check_po
 from ..serving.metrics import parse_goodput
 from ..serving.steady_run import RequestSupply
 from ..serving.synthetic import LEAST_RATE, at_rate, own_rate, scale_to_rate, synthetic, with_shared_prefix
-from ..serving.trace import Trace
+from ..serving.trace import Trace, rows_of
 
 OBJECTIVES = ("throughput", "cost", "latency", "energy")
 MAX_RATE = "max"  # of `request_rate`: the highest that holds
@@ -70,12 +70,8 @@ def by_time(trace: Trace) -> Trace:
 
 def requests_at(trace: Trace, rows: Sequence[int]) -> Trace:
     """Some requests of a trace, by their rows; what they waited for is left out: ``requests_at(trace, range(10))``"""
-    names = ("input_tokens", "output_tokens", "arrival_s", "priority")
-    index = np.asarray(rows, np.int64)
-    columns: dict[str, Any] = {n: column[index] for n in names if (column := getattr(trace, n)) is not None}
-    if trace.blocks is not None:
-        columns["blocks"] = tuple(trace.blocks[i] for i in rows)
-    return msgspec.structs.replace(trace, **columns, after=None, think_s=None, measured={})
+    chosen = rows_of(trace, np.asarray(rows, np.int64))
+    return msgspec.structs.replace(chosen, after=None, think_s=None, sessions=None, measured={})
 
 
 def build_traffic(

@@ -106,10 +106,10 @@ class RouterInbox:
 
 
 class ClosedLoop:
-    """At most ``max_concurrency`` requests at once, and turns of a conversation one after the other.
+    """At most ``max_concurrency`` requests and ``concurrent_sessions`` at once; a turn after all that it waits for.
 
-    A request is ready at its time or when the one that it waits for has finished and its user has thought; it is sent
-    when it is ready and a place is free.
+    A request is ready at its time or when the last of those that it waits for has finished and its user (or its tool)
+    has taken its time; it is sent when it is ready and a place is free. A session begins when another has ended.
     """
 
     def __init__(
@@ -121,20 +121,21 @@ class ClosedLoop:
         rejected: Container[int] = (),
         tokenize_s: Sequence[float] = (),
         api_server_count: int = 1,
+        concurrent_sessions: int | None = None,
     ) -> None:
         n = len(trace)
         self.arrival_s, self.overhead, self.rejected, self.tokenize_s = arrival_s, overhead, rejected, tokenize_s
         self.servers_free = [-inf] * api_server_count  # of each front end, when it has read the prompts it was sent
         times = np.zeros(n) if trace.arrival_s is None else np.nan_to_num(trace.arrival_s, nan=0.0)
-        self.times: list[float] = times.tolist()
         think = np.zeros(n) if trace.think_s is None else np.nan_to_num(trace.think_s, nan=0.0)
-        self.think_s: list[float] = think.tolist()
-        after = [-1] * n if trace.after is None else trace.after.tolist()
-        self.followers: dict[int, list[int]] = {}
-        for i, previous in enumerate(after):
-            if previous >= 0:
-                self.followers.setdefault(previous, []).append(i)
-        self.ready = [(self.times[i], i) for i in range(n) if after[i] < 0]
+        self.times, self.think_s = array("d", times.tobytes()), array("d", think.tobytes())
+        self.dependents = _Dependents(trace)
+        first = self.dependents.without_any
+        self.session_gate = None
+        if concurrent_sessions is not None and trace.sessions is not None:
+            self.session_gate = _SessionGate(trace.sessions.session, first, concurrent_sessions)
+            first = self.session_gate.first
+        self.ready = [(self.times[i], i) for i in first]
         heapify(self.ready)
         # when each free place became free, in order; None: there is no limit
         self.free_places = deque([-inf] * max_concurrency) if max_concurrency is not None else None
@@ -170,16 +171,67 @@ class ClosedLoop:
         """A request is over: its place is free, and the turn after it may come. Gives when its blocks are free: now."""
         if self.free_places is not None:
             self.free_places.append(now)
-        for j in self.followers.pop(i, ()):
+        for j in self.dependents.freed_by(i):
             heappush(self.ready, (max(self.times[j], now + self.think_s[j]), j))
+        if self.session_gate is not None:
+            for j in self.session_gate.begun_by(i):
+                heappush(self.ready, (max(self.times[j], now), j))
         self._update_next()
         return now
 
 
-def is_closed_loop(trace: Trace, max_concurrency: int | None) -> bool:
+class _Dependents:
+    """Which requests wait for which: ``dependents.freed_by(7)`` are those that wait for no other any more."""
+
+    def __init__(self, trace: Trace) -> None:
+        n = len(trace)
+        after = np.full(n, -1, np.int64) if trace.after is None else trace.after
+        waiting = np.flatnonzero(after >= 0)
+        pairs = np.column_stack([waiting, after[waiting]])
+        if trace.sessions is not None and len(trace.sessions.joins):
+            pairs = np.concatenate([pairs, trace.sessions.joins])
+        pairs = pairs[np.argsort(pairs[:, 1], kind="stable")]
+        self.start = array("q", np.searchsorted(pairs[:, 1], np.arange(n + 1)).astype(np.int64).tobytes())
+        self.waiting = array("q", np.ascontiguousarray(pairs[:, 0]).tobytes())
+        self.missing = array("q", np.bincount(pairs[:, 0], minlength=n).astype(np.int64).tobytes())
+        self.without_any: list[int] = np.flatnonzero(np.frombuffer(self.missing, np.int64) == 0).tolist() if n else []
+
+    def freed_by(self, i: int) -> list[int]:
+        """The requests that waited for this one, and now for none."""
+        freed = []
+        for k in range(self.start[i], self.start[i + 1]):
+            j = self.waiting[k]
+            self.missing[j] -= 1
+            if not self.missing[j]:
+                freed.append(j)
+        return freed
+
+
+class _SessionGate:
+    """So many sessions at once: ``gate.begun_by(7)`` are the first turns of the session that may begin after turn 7."""
+
+    def __init__(self, session: np.ndarray, first: list[int], concurrent_sessions: int) -> None:
+        self.session = array("q", session.astype(np.int64).tobytes())
+        self.turns_left = np.bincount(session).tolist() if len(session) else []
+        firsts: dict[int, list[int]] = {}
+        for i in first:
+            firsts.setdefault(self.session[i], []).append(i)
+        self.queue = deque(firsts.values())
+        begun = [self.queue.popleft() for _ in range(min(concurrent_sessions, len(self.queue)))]
+        self.first = [i for turns in begun for i in turns]
+
+    def begun_by(self, i: int) -> list[int]:
+        """The first turns of the next session, if this was the last turn of its own."""
+        number = self.session[i]
+        self.turns_left[number] -= 1
+        return self.queue.popleft() if not self.turns_left[number] and self.queue else []
+
+
+def is_closed_loop(trace: Trace, max_concurrency: int | None, concurrent_sessions: int | None = None) -> bool:
     """Whether when a request is sent depends on when others finish."""
     return (
         max_concurrency is not None
+        or concurrent_sessions is not None
         or trace.arrival_s is None
         or (trace.after is not None and bool((trace.after >= 0).any()))
     )

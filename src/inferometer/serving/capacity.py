@@ -31,9 +31,9 @@ from .metrics import GOODPUT_METRICS, metrics, parse_goodput
 from .outcome import Interrupted
 from .simulate import build_deployment, plain_options, run_header, simulate
 from .steady_run import PRECISION, RateRun, RequestSupply, SteadyServer
-from .synthetic import LoadedTraffic, load_traffic
 from .trace import Trace
 from .trace_formats import BLOCK
+from .traffic import LoadedTraffic, load_traffic
 
 if TYPE_CHECKING:
     from typing import Unpack

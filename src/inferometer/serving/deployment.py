@@ -34,6 +34,7 @@ from .pipeline import PipelineEngine
 from .request_table import AdmittedRequests, RequestTable, admit_trace, column
 from .router import Cluster, Fleet, run_disaggregated
 from .schedulers import NO_LIMIT, NO_THRESHOLD, SCHEDULERS, SchedulerLimits
+from .sessions import Sessions
 from .step_cost import StepCost, step_cost
 from .trace import Trace
 
@@ -48,6 +49,7 @@ class ServingOptions(msgspec.Struct, frozen=True, kw_only=True):
     policy: str = "fcfs"
     router: str = "round_robin"
     max_concurrency: int | None = None
+    concurrent_sessions: int | None = None
     long_prefill_token_threshold: int = 0  # tokens; 0: no limit
     stops: str = "length"  # outputs end at their "length" or with a stop "token"
     enable_prefix_caching: bool | None = None  # None: as the engine does
@@ -205,6 +207,7 @@ class Deployment(NamedTuple):
     decode_table: RequestTable
     kv_transfer_s: list[float]
     warnings: tuple[str, ...]
+    sessions: Sessions | None = None
     launch: Callable[[], Fleet] | None = None  # builds one more replica, where their number follows the load
 
     @property
@@ -246,34 +249,35 @@ def _run_autoscaled(deployment: Deployment, pools: Pools, options: ServingOption
 def _build(trace: Trace, pools: Pools, options: ServingOptions, warnings: tuple[str, ...]) -> Deployment:
     """Admit the requests, and build the replicas that serve them."""
     prefix_caching = caches_prefixes(pools, options)
-    tree = None
-    if prefix_caching and trace.blocks is not None and trace.block_tokens > 0:
+    tree: PrefixTree | None = trace.prefixes if prefix_caching else None
+    if tree is None and prefix_caching and trace.blocks is not None and trace.block_tokens > 0:
         tree = prefix_tree(trace.blocks, trace.block_tokens, trace.input_tokens)
     admitted = _admit(trace, pools, tree)
     priority = trace.priority.tolist() if trace.priority is not None and options.policy == "priority" else None
     inputs, outputs = admitted.input_tokens, admitted.output_tokens
     table = RequestTable(inputs.tolist(), outputs.tolist(), priority)
     roles = dict(reversed(pools))  # the first pool of each role
+    sessions = trace.sessions
     if "both" in roles:
         source = _source(trace, pools[0][1], table, admitted, options)
         interval = _sample_interval(source)
         same_work = [pool for _, pool in pools]
         if options.autoscale is not None:
-            fleet = Fleet([], [], [], options.router, tree)
+            fleet = Fleet([], [], [], options.router, tree, sessions)
 
             def launch() -> Fleet:
                 new = build_fleet(same_work, table, options, prefix_caching, tree, len(fleet.replicas), interval)
                 fleet.replicas += new.replicas
                 return new
 
-            return Deployment(admitted, source, [fleet], table, table, [], warnings, launch)
-        fleets = [build_fleet(same_work, table, options, prefix_caching, tree, 0, interval)]
-        return Deployment(admitted, source, fleets, table, table, [], warnings)
+            return Deployment(admitted, source, [fleet], table, table, [], warnings, sessions, launch)
+        fleets = [build_fleet(same_work, table, options, prefix_caching, tree, 0, interval, sessions)]
+        return Deployment(admitted, source, fleets, table, table, [], warnings, sessions)
     prefill_table = RequestTable(inputs.tolist(), np.ones_like(outputs).tolist(), priority)
     source = _source(trace, pools[0][1], prefill_table, admitted, options)
     interval = _sample_interval(source)
     prefill_pools, decode_pools = ([pool for role, pool in pools if role == name] for name in ("prefill", "decode"))
-    prefill = build_fleet(prefill_pools, prefill_table, options, prefix_caching, tree, 0, interval)
+    prefill = build_fleet(prefill_pools, prefill_table, options, prefix_caching, tree, 0, interval, sessions)
     # a decode replica gets the KV cache of every prompt anew: it caches no prefixes
     decode = build_fleet(decode_pools, table, options, False, tree, len(prefill.replicas), interval)
     table.transferred_tokens = (inputs - 1).tolist()
@@ -281,7 +285,7 @@ def _build(trace: Trace, pools: Pools, options: ServingOptions, warnings: tuple[
         pool.replicas * pool.bound_plan.plan.gpus // pool.bound_plan.plan.data_parallel_size for _, pool in pools
     )
     transfer = kv_transfer_seconds(roles["prefill"].bound_plan, roles["decode"].bound_plan, inputs, gpus)
-    return Deployment(admitted, source, [prefill, decode], prefill_table, table, transfer, warnings)
+    return Deployment(admitted, source, [prefill, decode], prefill_table, table, transfer, warnings, sessions)
 
 
 def caches_prefixes(pools: Pools, options: ServingOptions) -> bool:
@@ -315,10 +319,17 @@ def _source(
     overhead = engine.request_overhead + (engine.http_overhead if is_http else 0.0)
     tokenizes = is_http and engine.token_overhead
     tokenize_s = (engine.token_overhead * admitted.input_tokens).tolist() if tokenizes else ()
-    if is_closed_loop(trace, options.max_concurrency):
-        max_concurrency = options.max_concurrency or (1 if trace.arrival_s is None else None)
+    if is_closed_loop(trace, options.max_concurrency, options.concurrent_sessions):
+        untimed = trace.arrival_s is None and options.concurrent_sessions is None
         return ClosedLoop(
-            trace, table.arrival_s, max_concurrency, overhead, admitted.rejected, tokenize_s, options.api_server_count
+            trace,
+            table.arrival_s,
+            options.max_concurrency or (1 if untimed else None),
+            overhead,
+            admitted.rejected,
+            tokenize_s,
+            options.api_server_count,
+            options.concurrent_sessions,
         )
     ids, times = by_arrival(trace)
     if admitted.rejected:
@@ -336,6 +347,7 @@ def build_fleet(
     tree: PrefixTree | None,
     first_number: int,
     sample_interval: float,
+    sessions: Sessions | None = None,
 ) -> Fleet:
     """The replicas of some pools that do the same work, numbered from ``first_number`` on."""
     servers: list[EngineCore | LockstepServer] = []
@@ -350,7 +362,7 @@ def build_fleet(
         speeds += [pool.speed() if len(pools) > 1 else 1.0] * pool.replicas
         ranks, count = [one for one in replicas if isinstance(one, RankEngine)], pool.ranks_per_server
         servers += [LockstepServer(ranks[k : k + count]) for k in range(0, len(ranks), count)] or replicas
-    return Fleet(servers, inboxes, speeds, options.router, tree)
+    return Fleet(servers, inboxes, speeds, options.router, tree, sessions)
 
 
 def _replica(
@@ -455,6 +467,7 @@ def _collect(deployment: Deployment) -> Outcome:
         timelines=timelines,
         hand_over=hand_over,
         pauses=tuple(decode.pauses if decode is prefill else [*prefill.pauses, *decode.pauses]),
+        sessions=deployment.sessions,
     )
 
 

@@ -13,6 +13,7 @@ from ..base.result import ComparableResult, kept
 from ..base.units import ceil_div, milliseconds, plural
 from .inter_token import GapHistogram
 from .request_table import Rejection, RejectionKind
+from .sessions import Sessions
 from .trace import Trace
 
 POINTS = 4000  # samples kept at most; when there are twice as many, every second one is dropped
@@ -72,6 +73,7 @@ class Outcome(ComparableResult, msgspec.Struct, kw_only=True, eq=False, dict=Tru
     timelines: tuple[ReplicaTimeline, ...] = ()  # of every replica, by its number
     hand_over: HandOver | None = None  # where prefill and decode are disaggregated
     pauses: tuple[tuple[int, float, float], ...] = ()  # request, preempted, admitted again
+    sessions: Sessions | None = None  # whose turns the requests are
 
     def __repr__(self) -> str:
         done = self.done
@@ -114,6 +116,7 @@ def infeasible(trace: Trace, reason: str, warnings: tuple[str, ...]) -> Outcome:
         preemptions=zero,
         replica=zero,
         rejected=dict.fromkeys(range(n), Rejection(RejectionKind.PLAN, reason)),
+        sessions=trace.sessions,
         duration_s=0.0,
         series=merge_series([]),
         steps=0,

@@ -18,6 +18,7 @@ from .arrivals import ClosedLoop, OpenLoop, RouterInbox
 from .engine import EngineCore
 from .kv_cache import PrefixTree
 from .lockstep import LockstepServer
+from .sessions import Sessions
 
 ROUTERS: dict[str, Callable[[Fleet, int], int]] = {}
 IMBALANCE_RATIO, IMBALANCE_REQUESTS = 1.5, 32  # a fleet is out of balance beyond both, between its replicas
@@ -36,6 +37,7 @@ class Fleet:
         speeds: list[float],
         router: str,
         tree: PrefixTree | None = None,
+        sessions: Sessions | None = None,
     ) -> None:
         self.servers, self.inboxes, self.speeds = servers, inboxes, speeds
         self.replicas: list[EngineCore] = []
@@ -45,7 +47,9 @@ class Fleet:
             self.replicas += ranks
             self.server_of += [number] * len(ranks)
         replicas = self.replicas
-        self.route, self.tree = ROUTERS[router], tree
+        self.route, self.tree, self.sessions = ROUTERS[router], tree, sessions
+        self.replica_of_session: dict[int, int] = {}
+        self.sessions_sent = [0] * len(replicas)  # to each
         self.turn = 0
         self.replica_of: dict[int, int] = {}  # request -> replica, until it finishes
         self.sent_segments: list[set[int]] = [set() for _ in replicas]  # of prompts that each has been sent
@@ -129,6 +133,24 @@ def prefix_aware(fleet: Fleet, i: int) -> int:
     if not best:
         return least_loaded(fleet, i)
     return min((k for k in range(len(loads)) if matches[k] == best), key=lambda k: loads[k])
+
+
+@router
+def session_affinity(fleet: Fleet, i: int) -> int:
+    """The replica that has the request's session, with its sub-agents; a new one goes where the fewest went.
+
+    As routers do it that are given a session's id, and as a trace with one tells it; other requests go one by one.
+    """
+    if fleet.sessions is None:
+        return least_loaded(fleet, i)
+    session = int(fleet.sessions.session[i])
+    index = fleet.replica_of_session.get(session)
+    if index is None:
+        count = range(len(fleet.replicas))
+        index = min(count, key=lambda k: (fleet.sessions_sent[k] / fleet.speeds[k], fleet.load(k)))
+        fleet.replica_of_session[session] = index
+        fleet.sessions_sent[index] += 1
+    return index
 
 
 def _matching_segments(path: tuple[int, ...], sent: set[int]) -> int:

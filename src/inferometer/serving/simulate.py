@@ -21,7 +21,7 @@ from ..inference.expected_error import expected_errors
 from ..inference.request import Request, build_request
 from ..specs.arguments import arguments, check_names, signature
 from ..specs.catalog import engine, hardware
-from ..specs.command_args import ServingArgs, TrafficArgs
+from ..specs.command_args import ServingArgs, SessionArgs, TrafficArgs
 from ..specs.engine_rules import version_number
 from ..specs.plan_args import PlanArgs
 from .autoscaling import AutoscalingOptions, parse_autoscaling, replica_use
@@ -32,8 +32,9 @@ from .request_table import Rejection, RejectionKind
 from .router import ROUTERS
 from .run_warnings import with_run_warnings
 from .schedulers import SCHEDULERS
-from .synthetic import LoadedTraffic, load_traffic
+from .session_metrics import session_metrics
 from .trace import Trace
+from .traffic import LoadedTraffic, load_traffic
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -47,7 +48,7 @@ ROLES = ("both", "prefill", "decode")
 _PLAN_KEYWORDS = frozenset(arguments(PlanArgs)) | {"gpu"}
 
 
-@signature(ServingArgs, TrafficArgs)
+@signature(ServingArgs, TrafficArgs, SessionArgs)
 def simulate(
     model: str,
     gpu: str = "h100-sxm",
@@ -57,6 +58,7 @@ def simulate(
     scheduler: str | None = None,
     policy: str = "fcfs",
     max_concurrency: int | None = None,
+    concurrent_sessions: int | None = None,
     router: str = "round_robin",
     prefill_replicas: int | None = None,
     decode_replicas: int | None = None,
@@ -97,9 +99,9 @@ def simulate(
 
 def _simulate(model: str, gpu: str, keywords: dict[str, Any], given: dict[str, Any]) -> Outcome:
     """Serve requests: ``given`` are the arguments of `simulate` by name, ``keywords`` those of traffic and plan."""
-    check_names(ServingArgs, keywords, *arguments(PlanArgs), *arguments(TrafficArgs))
+    check_names(ServingArgs, keywords, *arguments(PlanArgs), *arguments(TrafficArgs), *arguments(SessionArgs))
     plan_options = {**keywords, "trace": given["trace"]}
-    traffic = load_traffic(plan_options, given["max_concurrency"])
+    traffic = load_traffic(plan_options, given["max_concurrency"], given["concurrent_sessions"])
     goals, autoscale, trace = parse_goodput(given["goodput"] or ()), given["autoscale"], traffic.trace
     given |= {
         "max_concurrency": traffic.max_concurrency,
@@ -169,6 +171,8 @@ def _check_options(options: ServingOptions, num_gpu_blocks: int | None) -> None:
             raise UnknownName(what, given, allowed)
     if options.max_concurrency is not None:
         check_int("max_concurrency", options.max_concurrency)
+    if options.concurrent_sessions is not None:
+        check_int("concurrent_sessions", options.concurrent_sessions)
     if num_gpu_blocks is not None:
         check_int("num_gpu_blocks_override", num_gpu_blocks)
     check_int("long_prefill_token_threshold", options.long_prefill_token_threshold, least=0)
@@ -297,6 +301,8 @@ def run_header(
         )
     request, plan = requests[0], requests[0].plan
     labels = {one.device.name: one.device.label or one.device.name for one in requests}
+    prices = [one.device.price_per_hour for one in requests]
+    priced = [(price, row) for price, row in zip(prices, rows, strict=True) if price is not None]
     by_device = {name: sum(row["gpus"] for row in rows if row["gpu"] == name) for name in labels}
     return {
         "model": request.model.name,
@@ -305,6 +311,7 @@ def run_header(
         "gpus": sum(by_device.values()),
         "machine": " + ".join(f"{number} × {labels[name]}" for name, number in by_device.items()),
         "pools": rows,
+        "dollars_per_hour": None if None in prices else float(sum(price * row["gpus"] for price, row in priced)),
         "engine": request.engine.label or request.engine.name,
         "engine_name": request.engine.name,
         "engine_version": request.engine.version,
@@ -357,6 +364,7 @@ class RunSetup(NamedTuple):
             "policy": options.get("policy") or "fcfs",
             "scheduler": options.get("scheduler") or engine(self.plan_options.get("engine") or "vllm").scheduler,
             "prefix_cache_hit_rate": outcome.prefix_hit_rate,
+            "sessions": session_metrics(outcome, result["dollars_per_hour"]),
             "preemptions": int(outcome.preemptions.sum()),
             "kv_cache_tokens": outcome.kv_cache_tokens,
             "max_kv_cache_usage": float(max(kv_used)) if len(kv_used) else None,

@@ -1,13 +1,12 @@
-"""The requests of a run: synthetic ones (how often they come, how long they are, what they share), or a trace replayed.
+"""Synthetic requests: how often they come, how long they are, what they share; and traces at another rate.
 
 synthetic(num_prompts=1000, request_rate=8, input_len="lognormal:mean=512,std=300", output_len=128, seed=1)
-load_traffic({"num_prompts": 100, "request_rate": 8.0}, None).label     # '1024 in, 128 out, at 8/s'
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -15,7 +14,7 @@ import numpy as np
 
 from ..base.errors import BadValue, UnknownName, abbreviate, check_int, is_number
 from ..specs.arguments import signature
-from .trace import Trace, first_requests, gamma_arrivals, read_trace, shared_blocks, turns_before
+from .trace import Trace, gamma_arrivals, shared_blocks, turns_before
 from .trace_formats import BLOCK
 
 MAX_TOKENS = 10**7  # the longest length that is drawn
@@ -243,6 +242,11 @@ def _arrivals(rng: np.random.Generator, count: int, rate: Any, burstiness: Any) 
     return gamma_arrivals(rng, count, rate, burstiness)
 
 
+def session_starts(rng: np.random.Generator, count: int, rate: float, burstiness: float = 1.0) -> np.ndarray:
+    """When sessions begin, in s: ``session_starts(np.random.default_rng(0), 3, 0.5)``"""
+    return _arrivals(rng, count, rate, burstiness)
+
+
 # ------------------------------------------------------------------ traces, changed
 
 
@@ -273,16 +277,39 @@ def with_users(trace: Trace, users: int | None, think_time: float | str, seed: i
 
 
 def at_rate(trace: Trace, request_rate: float, burstiness: float = 1.0, seed: int = 0) -> Trace:
-    """The requests of a trace, sent at another rate than they were: ``at_rate(trace, 8.0)``"""
+    """The requests of a trace, sent at another rate than they were: ``at_rate(trace, 8.0)``
+
+    Of a trace with sessions it is the rate at which they begin; their turns follow as before.
+    """
     rng = np.random.default_rng(check_int("seed", seed, least=0, most=2**63))
-    return msgspec.structs.replace(trace, arrival_s=_arrivals(rng, len(trace), request_rate, burstiness))
+    if trace.sessions is None:
+        return msgspec.structs.replace(trace, arrival_s=_arrivals(rng, len(trace), request_rate, burstiness))
+    return _with_starts(trace, _arrivals(rng, len(trace.sessions), request_rate, burstiness))
+
+
+def _starts(trace: Trace) -> np.ndarray | None:
+    """When the sessions of a trace begin, or its requests if it has none."""
+    if trace.sessions is None or trace.arrival_s is None:
+        return trace.arrival_s
+    starts = np.full(len(trace.sessions), math.inf)
+    np.minimum.at(starts, trace.sessions.session, trace.arrival_s)
+    return starts
+
+
+def _with_starts(trace: Trace, starts: np.ndarray) -> Trace:
+    """The trace with other beginnings; within a session times stay as they were."""
+    if trace.sessions is None:
+        return msgspec.structs.replace(trace, arrival_s=starts)
+    session, own = trace.sessions.session, _starts(trace)
+    later = 0.0 if trace.arrival_s is None or own is None else trace.arrival_s - own[session]
+    return msgspec.structs.replace(trace, arrival_s=starts[session] + later)
 
 
 def own_rate(trace: Trace) -> float | None:
-    """Requests a second at which a trace came: ``own_rate(trace)  # 5.4``; None if it has no arrivals, or one moment"""
-    times = trace.arrival_s
-    span = float(times.max() - times.min()) if times is not None and len(trace) > 1 else 0.0
-    return (len(trace) - 1) / span if span > 0 else None
+    """Requests (or sessions) a second at which a trace came: ``own_rate(trace)  # 5.4``; None if all came at once"""
+    times = _starts(trace)
+    span = float(times.max() - times.min()) if times is not None and len(times) > 1 else 0.0
+    return (len(times) - 1) / span if times is not None and span > 0 else None
 
 
 def scale_to_rate(trace: Trace, rate: float, seed: int = 0) -> Trace:
@@ -290,135 +317,12 @@ def scale_to_rate(trace: Trace, rate: float, seed: int = 0) -> Trace:
 
     They are stretched, so that bursts stay bursts; a trace without any gets Poisson arrivals.
     """
-    own, times = own_rate(trace), trace.arrival_s
+    own, times = own_rate(trace), _starts(trace)
     if own is None or times is None or not is_number(rate) or not LEAST_RATE <= rate < math.inf:
         return at_rate(trace, rate, 1.0, seed)
-    return msgspec.structs.replace(trace, arrival_s=(times - times.min()) * (own / rate))
+    return _with_starts(trace, (times - times.min()) * (own / rate))
 
 
 def stretch_label(stretch: float) -> str:
     """How arrivals were stretched, for headers: ``stretch_label(2.3)  # 'its arrivals stretched ×2.3'``"""
     return f"arrivals {'stretched' if stretch >= 1 else 'compressed'} ×{max(stretch, 1 / stretch):.3g}"
-
-
-# ------------------------------------------------------------------ the requests that `simulate` and `bench` send
-
-TRAFFIC_DEFAULTS: Mapping[str, Any] = {  # the keywords that are about requests
-    "trace": None,
-    "columns": None,
-    "run": None,
-    "num_prompts": None,
-    "request_rate": None,
-    "burstiness": None,  # 1: Poisson; of a trace, its own arrivals
-    "input_len": None,
-    "output_len": None,
-    "prefix_len": 0,
-    "turns": None,
-    "think_time": None,
-    "seed": 0,
-}
-
-
-class LoadedTraffic(NamedTuple):
-    """Requests, with a label: ``'1024 in, 128 out, at 8/s, conversations of 3 turns'``"""
-
-    trace: Trace
-    lengths: str  # '1024 in, 128 out', or the file that they are of
-    schedule: str  # 'at 8/s', 'all at once', '16 at a time', 'as recorded'
-    conversations: str = ""
-    max_concurrency: int | None = None  # as it was given, or as the benchmark was run whose result the trace is
-
-    @property
-    def label(self) -> str:
-        """What they are, for the header of a run."""
-        return ", ".join(part for part in (self.lengths, self.schedule, self.conversations) if part)
-
-
-def load_traffic(options: dict[str, Any], max_concurrency: int | None) -> LoadedTraffic:
-    """The requests that some keywords ask for; takes those of `TRAFFIC_DEFAULTS` out of ``options``."""
-    given = {**TRAFFIC_DEFAULTS, **{key: options.pop(key) for key in TRAFFIC_DEFAULTS if key in options}}
-    if max_concurrency is not None:
-        check_int("max_concurrency", max_concurrency, most=10**7)
-    given["redrawn"] = given["burstiness"] is not None
-    given["burstiness"] = _or(given["burstiness"], 1.0)
-    if given["trace"] is not None:
-        return _replayed(given, max_concurrency)
-    for key in ("columns", "run"):
-        if given[key] is not None:
-            raise BadValue(f"`{key}` applies to a `trace` file only")
-    input_len, output_len = _or(given["input_len"], 1024), _or(given["output_len"], 128)
-    rate = _or(given["request_rate"], math.inf)
-    trace = synthetic(
-        num_prompts=_or(given["num_prompts"], 1000),
-        request_rate=rate,
-        burstiness=given["burstiness"],
-        input_len=input_len,
-        output_len=output_len,
-        prefix_len=given["prefix_len"],
-        turns=_or(given["turns"], 1),
-        think_time=_or(given["think_time"], 0),
-        users=max_concurrency,
-        seed=given["seed"],
-        block_tokens=check_int("block_size", _or(options.get("block_size"), BLOCK), most=10**6),
-    )
-    schedule = f"at {rate:g}/s"
-    if rate == math.inf:
-        schedule = "all at once" if max_concurrency is None else f"{max_concurrency} at a time"
-    conversations = f"conversations of {given['turns']} turns" if given["turns"] else ""
-    return LoadedTraffic(trace, f"{input_len} in, {output_len} out", schedule, conversations, max_concurrency)
-
-
-def _replayed(given: dict[str, Any], max_concurrency: int | None) -> LoadedTraffic:
-    """The requests of a file, perhaps fewer, with a shared prefix, of so many users, or at another rate."""
-    for key in ("input_len", "output_len", "turns"):
-        if given[key]:
-            raise BadValue(f"`trace` sets all lengths and cannot be combined with `{key}`")
-    trace = given["trace"]
-    if not isinstance(trace, Trace):
-        trace = read_trace(trace, columns=given["columns"], run=given["run"])
-    if max_concurrency is None and trace.arrival_s is None and trace.run is not None and given["request_rate"] is None:
-        max_concurrency = trace.run.max_concurrency
-    if given["num_prompts"] is not None:
-        trace = first_requests(trace, check_int("num_prompts", given["num_prompts"]))
-    if given["prefix_len"]:
-        trace = with_shared_prefix(trace, given["prefix_len"])
-    if given["think_time"] is not None:
-        trace = with_users(trace, max_concurrency, given["think_time"], given["seed"])
-    schedule = "one after another" if trace.arrival_s is None and max_concurrency is None else "as recorded"
-    if given["request_rate"] is not None:
-        trace, schedule = _rescheduled(trace, given)
-    if max_concurrency is not None:
-        limited = f"{max_concurrency} at a time"
-        schedule = limited if trace.arrival_s is None else f"{schedule}, {limited}"
-    return LoadedTraffic(trace, _origin(trace), schedule, max_concurrency=max_concurrency)
-
-
-def _origin(trace: Trace) -> str:
-    """The file that requests are of; of those that are of none, their lengths: ``'1024 in, 128 out on average'``"""
-    if trace.source not in ("", "synthetic"):
-        return f"of {file_name(trace.source)}"
-    if not len(trace):
-        return "no requests"
-    varied = any(np.ptp(column) > 0 for column in (trace.input_tokens, trace.output_tokens))
-    lengths = f"{trace.input_tokens.mean():.0f} in, {trace.output_tokens.mean():.0f} out"
-    return f"{lengths} on average" if varied else lengths
-
-
-def _rescheduled(trace: Trace, given: dict[str, Any]) -> tuple[Trace, str]:
-    """A trace at another rate, and its schedule for the header: stretched, or with ``burstiness`` drawn anew."""
-    rate, own = given["request_rate"], own_rate(trace)
-    if own is None or given["redrawn"] or not is_number(rate) or not LEAST_RATE <= rate < math.inf:
-        trace = at_rate(trace, rate, given["burstiness"], given["seed"])
-        return trace, "all at once" if rate == math.inf else f"at {rate:g}/s"
-    return scale_to_rate(trace, rate), f"at {rate:g}/s, {stretch_label(own / rate)}"
-
-
-def file_name(path: str) -> str:
-    """The name of a file without its folders, for headers: ``file_name("a/b.csv")  # 'b.csv'``"""
-    if path.startswith(("/dev/fd/", "/proc/self/fd/")):
-        return "a pipe"
-    return path.replace("\\", "/").rpartition("/")[2]
-
-
-def _or(value: Any, default: Any) -> Any:
-    return default if value is None else value

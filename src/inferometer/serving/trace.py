@@ -24,6 +24,8 @@ from ..base.files import input_path
 from ..base.tabular import Table, open_table
 from ..specs.arguments import signature
 from .benchmark_files import BENCHMARK_FORMATS, BenchmarkRequests, BenchmarkRun
+from .prefix_forest import Prefixes
+from .sessions import Sessions, plain_sessions
 from .trace_formats import (
     BLOCK,
     MEASURED,
@@ -37,7 +39,7 @@ from .trace_formats import (
 )
 
 CLOCK = 1e8  # an arrival later than this (three years) counts from some clock's zero, not from the trace's beginning
-_COLUMNS = ("input_tokens", "output_tokens", "arrival_s", "blocks", "after", "think_s", "priority")
+_COLUMNS = ("input_tokens", "output_tokens", "arrival_s", "after", "think_s", "priority")
 
 LEAST_MS = 1e-6  # of a measured time: less is not a measurement
 
@@ -53,7 +55,9 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     past the prompt: those ids name the blocks of its answer, which the conversation's next turn has in its prompt."""
     block_tokens: int = 0  # tokens that one of those ids stands for (Mooncake: 512)
     after: np.ndarray | None = None  # int64: the request that must end first (the turn before), -1 = none
-    think_s: np.ndarray | None = None  # float64: pause after that end before this one is sent
+    think_s: np.ndarray | None = None  # float64: pause after that end (of all it waits for) before this one is sent
+    prefixes: Prefixes | None = None  # in place of `blocks`: what prompts share, kept per turn and not per token
+    sessions: Sessions | None = None  # whose turns the requests are, and what else they wait for
     priority: np.ndarray | None = None  # int64, smaller first, for the priority policy
     measured: dict[str, np.ndarray] = {}  # TTFT, TPOT, E2E in ms where the file has them; nan where a row has none
     source: str = ""
@@ -67,13 +71,26 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 def first_requests(trace: Trace, count: int) -> Trace:
     """The first requests of a trace, in its order: ``first_requests(trace, 100)``"""
-    if count >= len(trace):
-        return trace
-    columns = {name: column[:count] for name in _COLUMNS if (column := getattr(trace, name)) is not None}
-    if "after" in columns:  # one that waits for a request that is left out need not wait
-        columns["after"] = np.where(columns["after"] < count, columns["after"], -1)
-    measured = {name: column[:count] for name, column in trace.measured.items()}
-    return msgspec.structs.replace(trace, **columns, measured=measured)
+    return trace if count >= len(trace) else rows_of(trace, np.arange(count))
+
+
+def rows_of(trace: Trace, rows: np.ndarray) -> Trace:
+    """Some requests of a trace, which need not wait for those that are left out: ``rows_of(trace, np.arange(10))``"""
+    columns = {name: column[rows] for name in _COLUMNS if (column := getattr(trace, name)) is not None}
+    if "after" in columns:
+        place = np.full(len(trace) + 1, -1, np.int64)  # the last one stands for "none"
+        place[rows] = np.arange(len(rows))
+        columns["after"] = place[columns["after"]]
+    if trace.blocks is not None:
+        columns["blocks"] = tuple(trace.blocks[i] for i in rows.tolist())
+    measured = {name: column[rows] for name, column in trace.measured.items()}
+    return msgspec.structs.replace(
+        trace,
+        **columns,
+        measured=measured,
+        prefixes=trace.prefixes.at(rows) if trace.prefixes is not None else None,
+        sessions=trace.sessions.at(rows) if trace.sessions is not None else None,
+    )
 
 
 # ------------------------------------------------------------------ shared prefixes
@@ -233,10 +250,12 @@ def _joined(pieces: list[Columns], source: str, failed: int = 0) -> Trace:
     def column(name: str) -> np.ndarray | None:
         return np.concatenate([piece[name] for piece in pieces]) if all(name in piece for piece in pieces) else None
 
+    names: dict[str, dict[str, int]] = {}
+
     def numbered(name: str) -> np.ndarray | None:
         if not all(name in piece for piece in pieces):
             return None
-        known: dict[str, int] = {"": -1}
+        known = names[name] = {"": -1}
         return np.array([known.setdefault(word, len(known) - 1) for piece in pieces for word in piece[name]])
 
     given, made = column("input_tokens"), column("output_tokens")
@@ -266,6 +285,7 @@ def _joined(pieces: list[Columns], source: str, failed: int = 0) -> Trace:
         block_tokens=block_tokens,
         after=after,
         think_s=think if after is not None else None,
+        sessions=plain_sessions(session, tuple(names["session_id"])[1:]) if session is not None else None,
         priority=column("priority"),
         measured=measured,
         source=source,

@@ -20,7 +20,7 @@ from ..base.extras import require_library
 from ..base.files import convert, input_path, note_file, read_json, read_toml, settled, user_path
 from ..base.input_file import PACKED, file_stem, is_input, read_text
 from .engine_rules import check_rules, choose_version
-from .structs import MEMORY_KINDS, Engine, Hardware, Link, Precision, Usecase
+from .structs import MEMORY_KINDS, AgentProfile, Engine, Hardware, Link, Precision, Usecase
 
 DATA = Path(__file__).parent.parent / "data"
 S = TypeVar("S")
@@ -258,6 +258,7 @@ def _table(file: str, kind: type[S], what: str) -> Callable[[], dict[str, S]]:
 
 precisions = _table("precisions.toml", Precision, "precision")
 usecases = _table("usecases.toml", Usecase, "use case")
+agents = _table("agents.toml", AgentProfile, "agent")
 
 
 @functools.cache
@@ -290,8 +291,7 @@ KV_CACHE_FORMATS = (*UNQUANTIZED, "fp8", "int8", "int4")  # what a cache can be 
 
 def plain_dtype(text: str, what: str = "dtype", allowed: tuple[str, ...] = UNQUANTIZED) -> str:
     """A number format without groups or scales: ``plain_dtype("bfloat16")  # 'bf16'``"""
-    key = normalized(text)
-    dtype = _SYNONYMS.get(key, key)
+    dtype = _SYNONYMS.get(normalized(text), normalized(text))
     if dtype not in allowed:
         field = what if what.isidentifier() else ""
         raise UnknownName(what, text, allowed, "(weight formats are set with -q)", field=field)

@@ -61,6 +61,35 @@ class TrafficArgs(Args):
     seed: Annotated[int, arg("Random seed.")] = 0
 
 
+class SessionArgs(Args):
+    """Sessions of agents and of people, whose turns wait for each other."""
+
+    GROUP: ClassVar[str] = "Sessions"
+    agents: Annotated[
+        str | Mapping[str, Any] | None,
+        arg(
+            "Agent sessions instead of single requests: coding-agent, research-agent, chat, with changes: "
+            "coding-agent,turns=30,tool_wait=2. --request-rate is that of new sessions.",
+            metavar="NAME[,KEY=VALUE,…]",
+        ),
+    ] = None
+    like: Annotated[
+        str | None, arg("Agent sessions like those of a trace: its figures are fitted.", metavar="FILE")
+    ] = None
+    num_sessions: Annotated[
+        Annotated[int, arg("", ge=1, le=10**7)] | None,
+        arg("Sessions to generate, or the first N of the trace.", default_text="100, or all"),
+    ] = None
+    concurrent_sessions: Annotated[
+        Annotated[int, arg("", ge=1, le=10**7)] | None,
+        arg("Sessions at once, at most; a new one begins when another has ended."),
+    ] = None
+    max_idle: Annotated[
+        Annotated[float, arg("", ge=0, le=1e9)] | None,
+        arg("Longest wait between turns of a session, in seconds; longer ones are cut.", metavar="S"),
+    ] = None
+
+
 class ServedPlanArgs(EngineArgs):
     """A plan that is served: everything of one but its workload, which comes from the requests."""
 
@@ -122,7 +151,7 @@ class ServingArgs(ServedPlanArgs):
     ] = None
     router: Annotated[
         str,
-        arg("How requests are routed to replicas (-dp): round_robin, least_loaded, prefix_aware."),
+        arg("How requests are routed to replicas (-dp): round_robin, least_loaded, prefix_aware, session_affinity."),
     ] = "round_robin"
     prefill_replicas: Annotated[int | None, arg("Disaggregated serving: number of prefill replicas.")] = None
     decode_replicas: Annotated[int | None, arg("Disaggregated serving: number of decode replicas.")] = None

@@ -114,6 +114,10 @@ class SimulatedKwargs(TypedDict, total=False):
     turns: int | str | None
     think_time: float | str | None
     seed: int | None
+    agents: str | Mapping[str, Any] | None
+    like: str | None
+    num_sessions: int | None
+    max_idle: float | None
 
 
 class SimulateKwargs(TypedDict, total=False):
@@ -178,6 +182,7 @@ class SimulateKwargs(TypedDict, total=False):
     autoscale: str | Mapping[str, Any] | None
     goodput: str | Iterable[str] | Mapping[str, float] | None
     max_concurrency: int | None
+    concurrent_sessions: int | None
     pools: Sequence[Mapping[str, Any]] | None
     async_scheduling: bool | None
     stops: str

@@ -384,6 +384,28 @@ class Plan(Spec, frozen=True, kw_only=True):
         return f"{self.quantization}{kv}"
 
 
+class AgentProfile(Spec, frozen=True, kw_only=True):
+    """How the sessions of some kind of agent go; a figure is a number or a distribution, as ``input_len`` is."""
+
+    name: str = ""
+    label: str = ""
+    turns: float | str = 20  # of the main agent, in a session
+    system_tokens: int = 4000  # system prompt and tools, which all sessions begin with
+    task_tokens: float | str = 1000  # of the first prompt, after that
+    growth: float | str = 1000  # tokens that a tool's result or a user adds to the prompt, each turn
+    output_len: float | str = 300
+    tool_wait: float | str = 5  # s from an answer to the next turn
+    spawn_share: float = 0.0  # of turns that start sub-agents, and wait for all of them before the next
+    subagents: float | str = 3  # started at once
+    subagent_turns: float | str = 8
+    subagent_system_tokens: int = 4000  # that all sub-agents begin with
+    subagent_growth: float | str = ""  # empty: as the main agent's
+    context_limit: int = 128_000  # tokens of a prompt at which the history is summed up
+    compacted_tokens: int = 10_000  # that are left of it then, behind the system prompt
+    reuse: float = 1.0  # share of turns whose history is as it was; in others all behind the system prompt is new
+    source: str = ""
+
+
 class Usecase(Spec, frozen=True, kw_only=True):
     """A typical kind of request and what its users expect."""
 

@@ -91,8 +91,9 @@ def rows_csv(outcome: Outcome, *, done: bool = False) -> str:
 
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(REQUEST_COLUMNS)
-    rows = zip(*(_shown(name, column) for name, column in request_columns(outcome).items()), strict=True)
+    columns = request_columns(outcome)
+    writer.writerow(columns)
+    rows = zip(*(_shown(name, column) for name, column in columns.items()), strict=True)
     writer.writerows(itertools.compress(rows, outcome.done if done else ~np.isnan(outcome.arrival_s)))
     return out.getvalue()
 
@@ -119,7 +120,33 @@ def request_columns(outcome: Outcome) -> dict[str, Any]:
         outcome.replica,
         status,
     )
-    return dict(zip(REQUEST_COLUMNS, columns, strict=True))
+    named = dict(zip(REQUEST_COLUMNS, columns, strict=True))
+    if outcome.sessions is not None:
+        whose = outcome.sessions
+        named |= {"session_id": _session_ids(outcome)[whose.session].tolist(), "agent": whose.agent, "turn": whose.turn}
+    return named
+
+
+def _session_ids(outcome: Outcome) -> Any:
+    """The names of the sessions of a run, or their numbers where they have none."""
+    import numpy as np
+
+    assert outcome.sessions is not None, "the trace has sessions"
+    count, names = len(outcome.sessions), outcome.sessions.names
+    return np.array([(names[k] if names else "") or k for k in range(count)], object)
+
+
+def sessions_csv(outcome: Outcome) -> str:
+    """One row per session: its times in s, turns, agents and tokens; empty where one of its turns never ended."""
+    from ..serving.session_metrics import session_columns
+
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    columns = session_columns(outcome)
+    writer.writerow(["session_id", *columns])
+    shown = (_shown(name, column) for name, column in columns.items())
+    writer.writerows(zip(_session_ids(outcome).tolist(), *shown, strict=True))
+    return out.getvalue()
 
 
 def _shown(name: str, values: Any) -> list[Any]:

@@ -205,14 +205,14 @@ def _script(lines: Iterable[str]) -> str:
 def simulate(plan: PagePlan, options: dict[str, Any], trace: Path | None, progress: ProgressCallback) -> dict[str, Any]:
     """One run: the benchmark's keys, the engine over time, distributions, and some requests one by one."""
     from ..serving.simulate import simulate_and_summarize
-    from ..serving.synthetic import TRAFFIC_DEFAULTS, load_traffic
+    from ..serving.traffic import TRAFFIC_DEFAULTS, load_traffic
 
     options = _simulation_options(plan, options, trace)
     goals, scheduling, rest = _split(options)
     scheduling.pop("goodput_share", None)  # of the search for a rate
     header = {key: rest.get(key, TRAFFIC_DEFAULTS[key]) for key in ("request_rate", "burstiness", "seed")}
     header["burstiness"] = header["burstiness"] or 1.0
-    traffic = load_traffic(rest, scheduling.get("max_concurrency"))
+    traffic = load_traffic(rest, scheduling.get("max_concurrency"), scheduling.get("concurrent_sessions"))
     scheduling["max_concurrency"] = header["max_concurrency"] = traffic.max_concurrency
     number = len(traffic.trace)
     _check_number(number)
@@ -243,10 +243,10 @@ def capacity(plan: PagePlan, options: dict[str, Any], trace: Path | None, progre
 def _simulation_options(plan: PagePlan, options: dict[str, Any], trace: Path | None) -> dict[str, Any]:
     """The options of a simulation: those of the plan that are not of one batch, and those of the traffic."""
     from ..serving.simulate import simulate as verb
-    from ..serving.synthetic import TRAFFIC_DEFAULTS
+    from ..serving.traffic import TRAFFIC_DEFAULTS
 
     own = _parameters(verb, "model", "gpu", "trace", "progress", "fast_forward")
-    allowed = [*(name for name in TRAFFIC_DEFAULTS if name != "trace"), *own, "goodput", "goodput_share"]
+    allowed = [*(name for name in TRAFFIC_DEFAULTS if name not in ("trace", "like")), *own, "goodput", "goodput_share"]
     check_allowed("key of the traffic", options, [*allowed, "find_capacity"])
     pools = {"pools": _known_pools(options["pools"])} if options.get("pools") is not None else {}
     kept = _without(plan.options, *_BATCH, *(() if trace is None else _LENGTHS))
@@ -274,7 +274,7 @@ def _check_number(requests: Any) -> None:
 def _split(options: dict[str, Any]) -> tuple[dict[str, float], dict[str, Any], dict[str, Any]]:
     """Limits, the scheduler's options, and all others."""
     from ..serving.metrics import parse_goodput
-    from ..serving.synthetic import TRAFFIC_DEFAULTS
+    from ..serving.traffic import TRAFFIC_DEFAULTS
 
     rest = {"frontend": "http", **options}  # where requests come from, unless the plan says otherwise
     goals = parse_goodput(rest.pop("goodput", None) or [])

@@ -90,7 +90,7 @@ def layer_summary(profile: Mapping[str, Any]) -> Page:
 # What the catalogue holds, for ``show``: one row per name, or everything about one name.
 
 
-KINDS = ("models", "hardware", "hosts", "engines", "precisions", "usecases", "families")
+KINDS = ("models", "hardware", "hosts", "engines", "precisions", "usecases", "agents", "families")
 
 
 def listing(kind: str) -> list[dict[str, Any]]:
@@ -122,6 +122,8 @@ def listing(kind: str) -> list[dict[str, Any]]:
         ]
     if kind == "usecases":
         return [msgspec.to_builtins(u) for u in catalog.usecases().values()]
+    if kind == "agents":
+        return [msgspec.to_builtins(agent) for agent in catalog.agents().values()]
     if kind == "families":
         return [{"model_type": f, "read_like": families.RELATIVES.get(f, (f, {}))[0]} for f in families.families()]
     raise UnknownName("list", kind, KINDS)
@@ -143,6 +145,10 @@ def detail(kind: str, name: str) -> dict[str, Any]:
         return {**msgspec.to_builtins(number_format), "bytes": number_format.bytes}
     if kind == "usecases":
         return dict(msgspec.to_builtins(catalog.usecase(name)))
+    if kind == "agents":
+        if name not in catalog.agents():
+            raise UnknownName("agent", name, catalog.agents())
+        return dict(msgspec.to_builtins(catalog.agents()[name]))
     if kind == "families":
         if name not in families.families():
             raise UnknownName("family", name, families.families())

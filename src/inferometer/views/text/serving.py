@@ -30,6 +30,7 @@ def run(result: Mapping[str, Any], series: Mapping[str, np.ndarray] | None = Non
             latency_table(result),
             *_expected_error(result),
             *_rates(result),
+            *_sessions(result.get("sessions")),
             *_over_time(series or {}),
             *_rejections(result),
         ]
@@ -120,6 +121,36 @@ def _rates(result: Mapping[str, Any]) -> list[Part]:
     if result.get("preemptions"):
         cache.append(plural(result["preemptions"], "preemption"))
     return [Paragraph(line) for line in [*lines, *([", ".join(cache)] if cache else [])]]
+
+
+SESSION_ROWS = {"duration_s": "session", "model_s": "at the server", "idle_s": "tools and people"}
+
+
+def _sessions(sessions: Mapping[str, Any] | None) -> list[Part]:
+    """How long sessions took, what of it was the model, their turns and tokens, and what one costs."""
+    if not sessions:
+        return []
+    agents = sessions["agents_per_session"]
+    line = (
+        f"{plural(sessions['completed'], 'session')} completed of {sessions['sessions']:,}: "
+        f"{sessions['turns_per_session']:,.1f} turns each" + (f" by {agents:.1f} agents" if agents > 1 else "")
+    )
+    tokens = (
+        f"{sessions['input_tokens_per_session']:,.0f} input and {sessions['output_tokens_per_session']:,.0f} output"
+    )
+    parts: list[Part] = [
+        Paragraph(line),
+        Paragraph(f"{tokens} tokens per session, {percent(sessions['cached_share'])} of the input from the cache"),
+    ]
+    if not sessions["completed"]:
+        return parts
+    cost = sessions["cost_per_session"]
+    rate = f"{sessions['sessions_per_hour']:,.1f} sessions per hour"
+    parts.append(Paragraph(rate + ("" if cost is None else f", ${cost:,.3f} per session")))
+    table = TextTable([Column("", "<", name="time"), *(Column(word) for word in ("mean", "median", "p90", "p99"))])
+    for key, label in SESSION_ROWS.items():
+        table.add_row(label, *(seconds(sessions[f"{word}_{key}"]) for word in ("mean", "median", "p90", "p99")))
+    return [*parts, table]
 
 
 def _autoscaled(use: Mapping[str, Any]) -> str:

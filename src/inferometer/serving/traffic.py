@@ -1,0 +1,199 @@
+"""The requests of a run, as keywords ask for them: synthetic ones, sessions of agents, or a trace replayed.
+
+load_traffic({"num_prompts": 100, "request_rate": 8.0}, None).label     # '1024 in, 128 out, at 8/s'
+load_traffic({"agents": "chat", "num_sessions": 50}, None).trace
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..base.errors import BadValue, check_int, is_number
+from .session_builder import cap_waits, first_sessions
+from .synthetic import (
+    LEAST_RATE,
+    at_rate,
+    own_rate,
+    scale_to_rate,
+    stretch_label,
+    synthetic,
+    with_shared_prefix,
+    with_users,
+)
+from .trace import Trace, first_requests, read_trace
+from .trace_formats import BLOCK
+
+TRAFFIC_DEFAULTS: Mapping[str, Any] = {  # the keywords that are about requests
+    "trace": None,
+    "columns": None,
+    "run": None,
+    "num_prompts": None,
+    "request_rate": None,
+    "burstiness": None,  # 1: Poisson; of a trace, its own arrivals
+    "input_len": None,
+    "output_len": None,
+    "prefix_len": 0,
+    "turns": None,
+    "think_time": None,
+    "seed": 0,
+    "agents": None,
+    "like": None,
+    "num_sessions": None,
+    "max_idle": None,
+}
+OF_REQUESTS = ("input_len", "output_len", "prefix_len", "turns", "think_time", "num_prompts")  # not of agents
+
+
+class LoadedTraffic(NamedTuple):
+    """Requests, with a label: ``'1024 in, 128 out, at 8/s, conversations of 3 turns'``"""
+
+    trace: Trace
+    lengths: str  # '1024 in, 128 out', or the file that they are of
+    schedule: str  # 'at 8/s', 'all at once', '16 at a time', 'as recorded'
+    conversations: str = ""
+    max_concurrency: int | None = None  # as it was given, or as the benchmark was run whose result the trace is
+
+    @property
+    def label(self) -> str:
+        """What they are, for the header of a run."""
+        return ", ".join(part for part in (self.lengths, self.schedule, self.conversations) if part)
+
+
+def load_traffic(
+    options: dict[str, Any], max_concurrency: int | None, concurrent_sessions: int | None = None
+) -> LoadedTraffic:
+    """The requests that some keywords ask for; takes those of `TRAFFIC_DEFAULTS` out of ``options``."""
+    given = {**TRAFFIC_DEFAULTS, **{key: options.pop(key) for key in TRAFFIC_DEFAULTS if key in options}}
+    if max_concurrency is not None:
+        check_int("max_concurrency", max_concurrency, most=10**7)
+    given["redrawn"] = given["burstiness"] is not None
+    given["burstiness"] = _or(given["burstiness"], 1.0)
+    if given["agents"] is not None or given["like"] is not None:
+        return _generated(given, max_concurrency, concurrent_sessions)
+    if given["trace"] is not None:
+        return _with_sessions(_replayed(given, max_concurrency), given, concurrent_sessions)
+    for key in ("num_sessions", "max_idle"):
+        if given[key] is not None:
+            raise BadValue(f"`{key}` is about sessions: give `agents`, or a `trace` that has some", field=key)
+    for key in ("columns", "run"):
+        if given[key] is not None:
+            raise BadValue(f"`{key}` applies to a `trace` file only")
+    input_len, output_len = _or(given["input_len"], 1024), _or(given["output_len"], 128)
+    rate = _or(given["request_rate"], math.inf)
+    trace = synthetic(
+        num_prompts=_or(given["num_prompts"], 1000),
+        request_rate=rate,
+        burstiness=given["burstiness"],
+        input_len=input_len,
+        output_len=output_len,
+        prefix_len=given["prefix_len"],
+        turns=_or(given["turns"], 1),
+        think_time=_or(given["think_time"], 0),
+        users=max_concurrency,
+        seed=given["seed"],
+        block_tokens=check_int("block_size", _or(options.get("block_size"), BLOCK), most=10**6),
+    )
+    schedule = f"at {rate:g}/s"
+    if rate == math.inf:
+        schedule = "all at once" if max_concurrency is None else f"{max_concurrency} at a time"
+    conversations = f"conversations of {given['turns']} turns" if given["turns"] else ""
+    return LoadedTraffic(trace, f"{input_len} in, {output_len} out", schedule, conversations, max_concurrency)
+
+
+def _generated(given: dict[str, Any], max_concurrency: int | None, concurrent: int | None) -> LoadedTraffic:
+    """Sessions of agents: of a preset, or like those of a trace."""
+    from .agent_generator import fit_profile, generate_sessions, parse_agents
+
+    for key in (*OF_REQUESTS, "trace", "columns", "run"):
+        if given[key]:
+            raise BadValue(f"`agents` says what sessions are like and cannot be combined with `{key}`", field=key)
+    base = fit_profile(read_trace(given["like"])) if given["like"] is not None else None
+    profile = parse_agents(_or(given["agents"], {}), base)
+    rate = _or(given["request_rate"], math.inf)
+    trace = generate_sessions(
+        profile,
+        num_sessions=_or(given["num_sessions"], 100),
+        request_rate=rate,
+        burstiness=given["burstiness"],
+        seed=given["seed"],
+    )
+    label = f"of sessions like {file_name(str(given['like']))}" if base is not None else f"of {profile.name} sessions"
+    schedule = "all at once" if rate == math.inf else f"{rate:g} new sessions/s"
+    return _with_sessions(LoadedTraffic(trace, label, schedule, max_concurrency=max_concurrency), given, concurrent)
+
+
+def _with_sessions(traffic: LoadedTraffic, given: dict[str, Any], concurrent: int | None) -> LoadedTraffic:
+    """So many sessions, so many at once, with waits up to `max_idle`."""
+    trace = traffic.trace
+    asks = next((key for key in ("num_sessions", "max_idle") if given[key] is not None), None)
+    asks = "concurrent_sessions" if asks is None and concurrent is not None else asks
+    if asks is not None and trace.sessions is None:
+        raise BadValue(f"`{asks}` is about sessions, and {trace.source} has none", field=asks)
+    if given["num_sessions"] is not None:
+        trace = first_sessions(trace, check_int("num_sessions", given["num_sessions"]))
+    if given["max_idle"] is not None:
+        trace = cap_waits(trace, given["max_idle"])
+    limited = "" if concurrent is None else f"{concurrent} sessions at a time"
+    schedule = limited if traffic.schedule == "all at once" and limited else traffic.schedule
+    schedule = f"{schedule}, {limited}" if limited and schedule != limited else schedule
+    return traffic._replace(trace=trace, schedule=schedule)
+
+
+def _replayed(given: dict[str, Any], max_concurrency: int | None) -> LoadedTraffic:
+    """The requests of a file, perhaps fewer, with a shared prefix, of so many users, or at another rate."""
+    for key in ("input_len", "output_len", "turns"):
+        if given[key]:
+            raise BadValue(f"`trace` sets all lengths and cannot be combined with `{key}`")
+    trace = given["trace"]
+    if not isinstance(trace, Trace):
+        trace = read_trace(trace, columns=given["columns"], run=given["run"])
+    if max_concurrency is None and trace.arrival_s is None and trace.run is not None and given["request_rate"] is None:
+        max_concurrency = trace.run.max_concurrency
+    if given["num_prompts"] is not None:
+        trace = first_requests(trace, check_int("num_prompts", given["num_prompts"]))
+    if given["prefix_len"]:
+        trace = with_shared_prefix(trace, given["prefix_len"])
+    if given["think_time"] is not None:
+        trace = with_users(trace, max_concurrency, given["think_time"], given["seed"])
+    schedule = "one after another" if trace.arrival_s is None and max_concurrency is None else "as recorded"
+    if given["request_rate"] is not None:
+        trace, schedule = _rescheduled(trace, given)
+    if max_concurrency is not None:
+        limited = f"{max_concurrency} at a time"
+        schedule = limited if trace.arrival_s is None else f"{schedule}, {limited}"
+    return LoadedTraffic(trace, _origin(trace), schedule, max_concurrency=max_concurrency)
+
+
+def _origin(trace: Trace) -> str:
+    """The file that requests are of; of those that are of none, their lengths: ``'1024 in, 128 out on average'``"""
+    if trace.source not in ("", "synthetic"):
+        return f"of {file_name(trace.source)}"
+    if not len(trace):
+        return "no requests"
+    varied = any(np.ptp(column) > 0 for column in (trace.input_tokens, trace.output_tokens))
+    lengths = f"{trace.input_tokens.mean():.0f} in, {trace.output_tokens.mean():.0f} out"
+    return f"{lengths} on average" if varied else lengths
+
+
+def _rescheduled(trace: Trace, given: dict[str, Any]) -> tuple[Trace, str]:
+    """A trace at another rate, and its schedule for the header: stretched, or with ``burstiness`` drawn anew."""
+    rate, own = given["request_rate"], own_rate(trace)
+    if own is None or given["redrawn"] or not is_number(rate) or not LEAST_RATE <= rate < math.inf:
+        trace = at_rate(trace, rate, given["burstiness"], given["seed"])
+        return trace, "all at once" if rate == math.inf else f"at {rate:g}/s"
+    return scale_to_rate(trace, rate), f"at {rate:g}/s, {stretch_label(own / rate)}"
+
+
+def file_name(path: str) -> str:
+    """The name of a file without its folders, for headers: ``file_name("a/b.csv")  # 'b.csv'``"""
+    if path.startswith(("/dev/fd/", "/proc/self/fd/")):
+        return "a pipe"
+    return path.replace("\\", "/").rpartition("/")[2]
+
+
+def _or(value: Any, default: Any) -> Any:
+    return default if value is None else value
