@@ -474,7 +474,7 @@ def test_pictures_of_little(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        ([], "validate needs --measured FILE, --memory FILE or both"),
+        ([], "validate needs --measured FILE, --step-log FILE, --memory FILE or several of them"),
         (["--memory", "kv.csv", "--plot", "x"], "--plot needs --measured FILE"),
         (["--measured", "none.csv"], "there is no such file"),
         (["--measured", "plain.csv"], "has no measurements"),

@@ -26,6 +26,7 @@ from .output import Form, emit, table_csv, wrote
 _EXAMPLES = (
     "llama-3.1-8b --gpu h200 --measured measured.csv --plot pictures",
     "llama-3.1-8b --gpu h200 --measured measured.csv --write-calibration mine.toml",
+    "llama-3.1-8b --gpu h200 --step-log server.log --write-calibration mine.toml",
 )
 _REPLAY = ("max_concurrency", "plot", "write_calibration", "force", "goodput", "requests_out", "columns", "run")
 _OF_ONE_RUN = ("plot", "write_calibration", "requests_out")
@@ -42,6 +43,13 @@ _OF_ONE_RUN = ("plot", "write_calibration", "requests_out")
 @options(schema_options(TrafficArgs, only=["columns", "run"]))
 @output_option("--memory", metavar="FILE", help="Measured weights and KV cache in MiB, as CSV.")
 @output_option(
+    "--step-log",
+    metavar="FILE",
+    multiple=True,
+    help="A server's own record of its steps: a log of vLLM or SGLang, Dynamo's forward-pass metrics, pages of "
+    "/metrics. Repeat it for a log in parts.",
+)
+@output_option(
     "--max-concurrency", type=int, help="Requests in flight when the file has no arrival times (closed loop)."
 )
 @output_option(
@@ -54,10 +62,18 @@ _OF_ONE_RUN = ("plot", "write_calibration", "requests_out")
 @options(schema_options(GoodputArgs))
 @output_option("--requests-out", metavar="FILE", callback=named, help="Write one CSV row per simulated request.")
 @options(plan_options(EngineArgs), OUTPUT)
-def validate(model: str, gpu: str | None, measured: str | None, memory: str | None, form: Form, **plan: Any) -> int:
-    """Replay measured requests and report the prediction's error, per request and overall."""
+def validate(
+    model: str,
+    gpu: str | None,
+    measured: str | None,
+    memory: str | None,
+    step_log: tuple[str, ...],
+    form: Form,
+    **plan: Any,
+) -> int:
+    """Replay measured requests, or compare logged steps, and report the prediction's error."""
     replay = {name: plan.pop(name, None) for name in _REPLAY}
-    _check_questions(measured, memory, replay, plan)
+    _check_questions(measured, memory, step_log, replay, plan)
     device = one_gpu("validate", gpu)
     result: dict[str, Any] = {"schema": "inferometer.validate/1"}
     parts: list[Any] = []
@@ -66,9 +82,12 @@ def validate(model: str, gpu: str | None, measured: str | None, memory: str | No
     memory_rows = _memory(model, device, memory, plan, memory_parts) if memory is not None else None
     if measured is not None:  # after the other file was read: this one may write what was fitted
         rows = _requests(model, device, measured, replay, plan, result, parts)
+    if step_log:
+        step_rows = _steps(model, device, step_log, replay, plan, result, parts)
+        rows = rows if measured is not None else step_rows
     if memory_rows is not None:
         result["memory"] = memory_rows
-        rows += memory_rows if measured is None or not form.as_csv else []
+        rows += memory_rows if (measured is None and not step_log) or not form.as_csv else []
     parts += memory_parts
 
     def text() -> Any:
@@ -81,13 +100,17 @@ def validate(model: str, gpu: str | None, measured: str | None, memory: str | No
     return 1 if unwritten or (measured is not None and not result["completed"]) else 0
 
 
-def _check_questions(measured: str | None, memory: str | None, replay: dict[str, Any], plan: dict[str, Any]) -> None:
-    if measured is None and memory is None:
-        raise BadValue("validate needs `measured` FILE, `memory` FILE or both")
+def _check_questions(
+    measured: str | None, memory: str | None, step_log: tuple[str, ...], replay: dict[str, Any], plan: dict[str, Any]
+) -> None:
+    if measured is None and memory is None and not step_log:
+        raise BadValue("validate needs `measured` FILE, `step_log` FILE, `memory` FILE or several of them")
+    if measured is not None and step_log and replay["write_calibration"] is not None:
+        raise BadValue("`write_calibration` is fitted to `measured` FILE or to `step_log` FILE, not to both")
     if replay["force"] and replay["write_calibration"] is None:
         raise BadValue("`force` needs `write_calibration` FILE")
     for name in ("plot", "write_calibration", "requests_out", "goodput", "max_concurrency", "columns", "run"):
-        if measured is None and replay[name]:
+        if measured is None and replay[name] and not (name == "write_calibration" and step_log):
             raise BadValue(f"`{name}` needs `measured` FILE")
     if replay["write_calibration"] is not None and plan.get("calibration") is not None:
         raise BadValue("`write_calibration` fits uncalibrated predictions: leave out `calibration`")
@@ -217,24 +240,73 @@ def _calibration(
     """Fit and tell: how far each figure moved, and which error is left; written if it helps, or by ``force``."""
     import msgspec
 
-    from ..specs.calibration import as_toml
     from ..validation.fit_calibration import fit_calibration, with_provenance
-    from ..views.files import write
     from ..views.text.validation import calibration_table
 
-    path = replay["write_calibration"]
     fit = fit_calibration(simulated, compared)
     calibration = with_provenance(fit, labels)
-    objection = fit.objection()
-    written = not objection or bool(replay["force"])
-    if written:
-        wrote([write(path, as_toml(calibration))])
-    elif objection:
-        objection += f"; {path} was not written; use --force to write it anyway"
-    parts.append(calibration_table(calibration, objection))
-    labels["warnings"] += [objection] if objection else []
+    why: list[str] = []
+    written = _save_calibration(calibration, fit.objection(), replay, why)
+    parts.append(calibration_table(calibration, why[0] if why else ""))
+    labels["warnings"] += why
     built: dict[str, Any] = msgspec.to_builtins(calibration)
     return built | {"written": written}
+
+
+def _steps(
+    model: str,
+    gpu: str,
+    step_log: tuple[str, ...],
+    replay: dict[str, Any],
+    plan: dict[str, Any],
+    result: dict[str, Any],
+    parts: list[Any],
+) -> list[dict[str, Any]]:
+    """Logged steps beside predicted ones, and a calibration from them: fills the result and what is shown."""
+    import msgspec
+
+    from ..serving.simulate import run_header
+    from ..serving.step_log import read_step_log
+    from ..serving.traffic import file_name
+    from ..validation.fit_steps import compare_steps, described, fit_steps
+    from ..views.text.diagnosis import step_page
+
+    log = read_step_log(step_log)
+    labels = run_header(model, gpu, plan, "", len(log))
+    warnings = [*labels.pop("warnings"), *log.notes, *result.pop("warnings", ())]
+    if log.engine and log.engine != labels["engine_name"]:
+        warnings.append(f"the log is one of {log.engine}, but the plan is one of {labels['engine_name']}")
+    path, made, classes = replay["write_calibration"], None, None
+    if path is None:
+        classes = compare_steps(model, gpu, log, plan)
+    else:
+        fit = fit_steps(model, gpu, log, plan)
+        made, classes = described(fit, log, labels), fit.classes
+        written = _save_calibration(made, fit.objection(), replay, warnings)
+        result["calibration"] = msgspec.to_builtins(made) | {"written": written}
+    rows: list[dict[str, Any]] = [{"class": name, **msgspec.to_builtins(one)} for name, one in classes.items()]
+    result |= {name: labels[name] for name in ("model", "gpu", "engine", "engine_version") if name not in result}
+    result |= {"step_log": {"kind": log.kind, "lines": len(log), "classes": rows}, "warnings": warnings}
+    title = " · ".join(
+        (labels["model"], labels["quantization"], labels["machine"], labels["engine"], file_name(log.source))
+    )
+    parts.append(step_page(title, log.kind, classes, made, warnings))
+    return rows
+
+
+def _save_calibration(made: Any, objection: str, replay: dict[str, Any], warnings: list[str]) -> bool:
+    """Write it if it helps, or by ``force``; else a warning says why not."""
+    from ..specs.calibration import as_toml
+    from ..views.files import write
+
+    path = replay["write_calibration"]
+    written = not objection or bool(replay["force"])
+    if written:
+        wrote([write(path, as_toml(made))])
+    elif objection:
+        objection += f"; {path} was not written; use --force to write it anyway"
+    warnings += [objection] if objection else []
+    return written
 
 
 def _memory(model: str, gpu: str, path: str, plan: dict[str, Any], parts: list[Any]) -> list[dict[str, Any]]:

@@ -168,12 +168,21 @@ def rows_activity(rows: list[OpCost]) -> Activity:
 
 
 def calibration_factor(bound_plan: BoundPlan, sums: Env) -> Value:
-    """The factor that a calibration puts on a step's seconds: prompts' and answers' tokens have one each."""
-    engine = bound_plan.engine
-    if engine.prefill_factor == engine.decode_factor:
-        return engine.prefill_factor
-    share = sums["prefill_tokens"] / maximum_of(sums["tokens"], 1)  # 0 of a step without tokens in an array of steps
-    return engine.decode_factor + (engine.prefill_factor - engine.decode_factor) * share
+    """The factor that a calibration puts on a step's seconds: prompts' and answers' tokens have one each.
+
+    Steps that have both, and decode steps that are launched kernel by kernel, have a further one.
+    """
+    engine, has_prompts = bound_plan.engine, sums["prefill_tokens"] > 0
+    factor: Value = engine.prefill_factor
+    if engine.prefill_factor != engine.decode_factor:
+        share = sums["prefill_tokens"] / maximum_of(sums["tokens"], 1)  # 0 of a step without tokens among an array's
+        factor = engine.decode_factor + (engine.prefill_factor - engine.decode_factor) * share
+    if engine.mixed_factor != 1:
+        factor = factor * where(has_prompts & (sums["decode_tokens"] > 0), engine.mixed_factor, 1.0)
+    if engine.eager_factor != 1:
+        eager = host.without_graphs(engine, sums["tokens"], has_prompts)
+        factor = factor * where(eager & (sums["prefill_tokens"] == 0), engine.eager_factor, 1.0)
+    return factor
 
 
 def step_rows(bound_plan: BoundPlan, steps: Step | list[Step]) -> list[OpCost]:

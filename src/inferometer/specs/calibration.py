@@ -13,6 +13,21 @@ from .arguments import flag
 from .catalog import normalized
 from .structs import Calibration, Engine, Hardware, Plan
 
+FACTORS = {
+    "prefill": "factor on prefill time",
+    "decode": "factor on decode time",
+    "mixed": "further factor on steps with prompts and decoding sequences",
+    "eager": "further factor on decode steps outside of CUDA graphs",
+    "host": "factor on the host's time to plan and launch a step",
+}
+_HOST_SECONDS = (
+    "step_overhead",
+    "step_floor",
+    "step_floor_per_sequence",
+    "step_floor_per_state_group",
+    "host_launch",
+)
+
 
 def calibration(given: str | Calibration) -> Calibration:
     """The file that ``validate --write-calibration`` wrote, checked: ``calibration("h200.toml").decode``"""
@@ -27,7 +42,7 @@ def calibration(given: str | Calibration) -> Calibration:
 
 
 def _checked(calibration: Calibration, where: str) -> Calibration:
-    for key in ("prefill", "decode"):
+    for key in FACTORS:
         if not 0.01 <= getattr(calibration, key) <= 100:
             raise BadFile(f"{where}: {key} must be a factor from 0.01 to 100, not {getattr(calibration, key):g}")
     if not -60 <= calibration.request <= 60:
@@ -37,10 +52,16 @@ def _checked(calibration: Calibration, where: str) -> Calibration:
 
 def calibrated_engine(engine: Engine, calibration: Calibration) -> Engine:
     """The engine with the factors of a calibration, and its time per request."""
+    host = calibration.host
+    seconds = {name: getattr(engine, name) * host for name in _HOST_SECONDS} if host != 1 else {}
     return msgspec.structs.replace(
         engine,
+        **seconds,
+        launch={kind: each * host for kind, each in engine.launch.items()},
         prefill_factor=engine.prefill_factor * calibration.prefill,
         decode_factor=engine.decode_factor * calibration.decode,
+        mixed_factor=engine.mixed_factor * calibration.mixed,
+        eager_factor=engine.eager_factor * calibration.eager,
         request_overhead=max(0.0, engine.request_overhead + calibration.request),
     )
 
@@ -78,11 +99,11 @@ def as_toml(calibration: Calibration) -> str:
     }
     lines = [
         f"# Correction of predictions, fitted to measurements; use it with {flag('calibration')}.",
-        f"prefill = {calibration.prefill:.6g}  # factor on prefill time",
-        f"decode = {calibration.decode:.6g}  # factor on decode time",
+        *(f"{key} = {getattr(calibration, key):.6g}  # {what}" for key, what in FACTORS.items()),
         f"request = {calibration.request:.6g}  # seconds added to every request",
         *(f"{key} = {_quoted(value)}" for key, value in origin.items()),
         f"requests = {calibration.requests}",
+        f"steps = {calibration.steps}",
     ]
     for metric, errors in calibration.error.items():
         lines += ["", f"[error.{metric}]  # mean absolute relative error"]

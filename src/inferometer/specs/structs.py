@@ -198,6 +198,8 @@ class Engine(Spec, frozen=True, kw_only=True):
     profile_kinds: tuple[str, ...] = ()  # of those, the kinds that it runs; () = all
     prefill_factor: float = 1.0  # on the seconds of prompts' tokens, from a calibration
     decode_factor: float = 1.0  # on the seconds of answers' tokens
+    mixed_factor: float = 1.0  # a further one on steps that have both
+    eager_factor: float = 1.0  # a further one on decode steps outside of CUDA graphs
     source: dict[str, str] = {}
 
 
@@ -238,10 +240,13 @@ class Host(Spec, frozen=True, kw_only=True):
 
 
 class Calibration(Spec, frozen=True, kw_only=True):
-    """What a user's own measurements say about predictions: two factors and a time, and how good they are."""
+    """What a user's own measurements say about predictions: factors and a time, and how good they are."""
 
     prefill: float = 1.0  # measured over predicted seconds of prompts' tokens
     decode: float = 1.0  # the same of answers' tokens
+    mixed: float = 1.0  # a further factor on steps that compute prompts while sequences decode
+    eager: float = 1.0  # a further factor on decode steps that no CUDA graph was captured for
+    host: float = 1.0  # on what the host takes to plan and launch a step, whether kernels hide it or not
     request: float = 0.0  # s that a request takes more
     model: str = ""
     gpu: str = ""
@@ -250,7 +255,9 @@ class Calibration(Spec, frozen=True, kw_only=True):
     precision: str = ""  # of weights, and of the KV cache where it is another than the model's: fp8, KV fp8
     measured: str = ""  # the file that it was made from
     requests: int = 0
-    error: dict[str, dict[str, float]] = {}  # metric -> mean absolute relative error before, after, and on unseen rows
+    steps: int = 0  # of a step log, where it was made from one
+    # metric, or class of step -> mean absolute relative error before, after, and on rows or steps that it did not see
+    error: dict[str, dict[str, float]] = {}
 
 
 class FlagUse(msgspec.Struct, kw_only=True):

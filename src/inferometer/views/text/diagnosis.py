@@ -1,0 +1,59 @@
+"""Why a server is not as predicted, and how far its steps are from the formulas, on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ...base.units import percent, plural, seconds
+from ...specs.structs import Calibration
+from ...validation.fit_steps import StepClass
+from .document import Column, Page, Paragraph, Part, TextTable
+
+STEPS = {
+    "decode": "decode",
+    "eager": "decode, no CUDA graph",
+    "prefill": "prompts",
+    "mixed": "prompts and decode",
+}
+FIGURES = {"prefill": "prompts", "decode": "decode", "mixed": "mixed", "eager": "no CUDA graph", "host": "host"}
+
+
+def step_page(
+    header: str, kind: str, classes: Mapping[str, StepClass], made: Calibration | None, warnings: Sequence[str]
+) -> Page:
+    """How far predicted steps are off by class, and what a calibration makes of it."""
+    parts: list[Part] = [Paragraph(header, style="bold")] if header else []
+    count, spent = sum(one.steps for one in classes.values()), sum(one.seconds for one in classes.values())
+    parts.append(Paragraph(f"{plural(count, 'step')} of {kind}, {seconds(spent)}"))
+    parts.append(_step_table(classes, made is not None))
+    if made is not None:
+        factors = [f"{word} × {value:.3f}" for name, word in FIGURES.items() if (value := getattr(made, name)) != 1.0]
+        parts.append(Paragraph(f"calibration: {', '.join(factors) or 'nothing is corrected'}", style="bold"))
+        parts += [Paragraph(f"{STEPS[name]}: {one.note}", style="dim") for name, one in classes.items() if one.note]
+    return Page([*parts, *(Paragraph(f"! {warning}", style="yellow") for warning in warnings)])
+
+
+def _step_table(classes: Mapping[str, StepClass], calibrated: bool) -> TextTable:
+    later = [Column("later steps, before", priority=1), Column("calibrated")] if calibrated else []
+    table = TextTable(
+        [
+            Column("steps", "<", name="kind of step", folds=True),
+            Column("count"),
+            Column("host-bound", priority=2),
+            Column("mean error", style="bold"),
+            Column("bias", priority=1),
+            *later,
+        ],
+        elsewhere="--json",
+    )
+    for name, one in classes.items():
+        more = [percent(value) if value is not None else "–" for value in (one.unseen_before, one.unseen)]
+        table.add_row(
+            STEPS[name],
+            f"{one.steps:,}",
+            percent(one.host_bound),
+            percent(one.before),
+            f"{one.bias * 100:+.1f}%",
+            *(more if calibrated else ()),
+        )
+    return table

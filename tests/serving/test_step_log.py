@@ -1,0 +1,165 @@
+"""What servers write about their steps: every format read back, and lines that say nothing of a step left out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ROOT
+from helpers.step_logs import forward_pass_lines, vllm_lines
+
+from inferometer.base.errors import BadFile
+from inferometer.serving.metrics_page import distribution, read_metrics, read_pages, server_statistics
+from inferometer.serving.step_log import LoggedStep, read_step_log
+
+assert ROOT.is_dir()
+STEPS = [
+    LoggedStep(512, 2, 128, 0, 0.0, 0.020),
+    *(LoggedStep(0, 0, 0, 8, 8000.0 + 8 * k, 0.005) for k in range(3000)),
+    LoggedStep(2048, 1, 0, 8, 40000.0, 0.060),
+]
+
+
+def written(path: Path, lines: object) -> str:
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")  # type: ignore[call-overload]
+    return str(path)
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_forward_pass_records_come_back_as_they_were(tmp_path: Path, traced: bool) -> None:
+    log = read_step_log([written(tmp_path / "fpm.jsonl", forward_pass_lines(STEPS, traced))])
+    assert log.kind == "Dynamo's forward-pass metrics" and len(log) == len(STEPS)
+    assert [step[:6] for step in log.steps] == [step[:6] for step in STEPS], "an idle engine's record is none"
+
+
+def test_a_version_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    lines = ['{"version": 2, "wall_time": 0.1, "scheduled_requests": {}}']
+    with pytest.raises(BadFile, match=r"line 1: forward-pass metrics of version 2 are not known; version 1 is"):
+        read_step_log([written(tmp_path / "fpm.jsonl", lines)])
+
+
+@pytest.mark.parametrize("v26", [True, False], ids=["from 0.26", "before"])
+def test_iterations_of_vllm(tmp_path: Path, v26: bool) -> None:
+    log = read_step_log([written(tmp_path / "log", vllm_lines(STEPS, 100_000, v26=v26))])
+    assert log.kind == "vLLM's iterations" and log.engine == "vllm" and log.kv_cache_tokens == 100_000
+    assert [step[:2] for step in log.steps] == [step[:2] for step in STEPS]
+    assert log.steps[60].kv_usage == pytest.approx(0.084, abs=0.006) and not log.notes
+
+
+def test_the_clock_of_the_log_shows_what_its_timings_leave_out(tmp_path: Path) -> None:
+    """vLLM times the wait for a result: planning and launching are not in it."""
+    log = read_step_log([written(tmp_path / "log", vllm_lines(STEPS, 100_000, untimed=0.001))])
+    assert log.steps[5].seconds == pytest.approx(0.005, rel=0.1)
+    assert "ms a step more than its timings" in log.notes[0]
+
+
+def test_a_line_of_vllm_every_ten_seconds(tmp_path: Path) -> None:
+    """The first has nothing to be compared with, the third has prompts in it, the last a batch that grew."""
+    tail = "Waiting: 0 reqs, GPU KV cache usage: 12.0%, Prefix cache hit rate: 0.0%"
+    rows = [(0.0, 800.0, 8), (0.0, 1600.0, 8), (900.0, 1500.0, 8), (0.0, 1600.0, 8), (0.0, 1600.0, 16)]
+    lines = [
+        f"INFO 11-18 10:00:{k}0 [loggers.py:310] Engine 000: Avg prompt throughput: {prompts} tokens/s, Avg generation "
+        f"throughput: {tokens} tokens/s, Running: {running} reqs, {tail}"
+        for k, (prompts, tokens, running) in enumerate(rows)
+    ]
+    log = read_step_log([written(tmp_path / "log", lines)])
+    assert log.kind == "vLLM's lines of every 10 s" and len(log) == 2
+    assert {(step.decode_seqs, step.seconds, step.steps, step.kv_usage) for step in log.steps} == {
+        (8.0, 0.005, 2000, 0.12)
+    }
+
+
+def test_batches_of_sglang(tmp_path: Path) -> None:
+    """A rate is a step's own where the line before is one of the same kind, and left work for it."""
+    prompt = (
+        "[2026-11-18 10:00:00 TP0] Prefill batch, #new-seq: 2, #new-token: {}, #cached-token: 64, token usage: 0.01, "
+    )
+    prompt += (
+        "#running-req: 3, #queue-req: {}, #pending-token: 0, cuda graph: False, input throughput (token/s): {:.2f}"
+    )
+    decode = (
+        "[2026-11-18 10:00:01 TP0] Decode batch, #running-req: {}, #token: {}, token usage: 0.02, cuda graph: True, "
+    )
+    decode += "gen throughput (token/s): {:.2f}, #queue-req: 0"
+    lines = [
+        "[2026-11-18 09:59:00 TP0] max_total_num_tokens=400000, chunked_prefill_size=8192",
+        prompt.format(4096, 5, 100.0),  # after a pause
+        prompt.format(8192, 0, 8192 / 0.2),
+        prompt.format(300, 0, 3.0),  # nothing was left: time has passed
+        decode.format(5, 5000, 4.0),  # prompts in between
+        decode.format(5, 5200, 5 / 0.004),
+        decode.format(40, 50000, 900.0),  # others joined
+    ]
+    log = read_step_log([written(tmp_path / "log", lines)])
+    assert log.kind == "SGLang's batches" and log.engine == "sglang" and log.kv_cache_tokens == 400_000
+    first, second = log.steps
+    assert (first.prefill_tokens, first.prefill_seqs, first.prefill_cached) == (8192, 2, 64)
+    assert first.seconds == pytest.approx(0.2, rel=1e-3)
+    assert (second.decode_seqs, second.decode_kv, second.steps) == (5, 5100, 40)
+    assert second.seconds == pytest.approx(0.004, rel=1e-3)
+
+
+def test_a_file_without_steps_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(BadFile, match=r"has no steps: a step log is a log of vLLM"):
+        read_step_log([written(tmp_path / "log", ["nothing of the kind"])])
+
+
+# ------------------------------------------------------------------ pages of /metrics
+
+PAGE = """\
+# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{{engine="0",model_name="m"}} 7.0
+vllm:num_requests_running{{engine="1",model_name="m"}} 9.0
+vllm:num_requests_waiting{{engine="0"}} 2.0
+vllm:kv_cache_usage_perc{{engine="0"}} 0.25
+vllm:kv_cache_usage_perc{{engine="1"}} 0.75
+vllm:cache_config_info{{block_size="16",num_gpu_blocks="1000"}} 1.0
+vllm:num_preemptions_total{{engine="0"}} {preempted}
+vllm:prompt_tokens_total{{engine="0"}} {prompts}
+vllm:generation_tokens_total{{engine="0"}} {tokens}
+vllm:request_success_total{{finished_reason="stop"}} {requests}
+vllm:request_success_total{{finished_reason="length"}} 1.0
+vllm:inter_token_latency_seconds_bucket{{le="0.005"}} {low}
+vllm:inter_token_latency_seconds_bucket{{le="0.01"}} {tokens}
+vllm:inter_token_latency_seconds_bucket{{le="+Inf"}} {tokens}
+vllm:inter_token_latency_seconds_count {tokens}
+vllm:inter_token_latency_seconds_sum {gaps}
+process_cpu_seconds_total 12.5
+"""
+FIRST = PAGE.format(preempted=1, prompts=1000, tokens=5000, requests=10, low=1000, gaps=40.0)
+SECOND = PAGE.format(preempted=4, prompts=1050, tokens=9000, requests=30, low=2000, gaps=68.0)
+
+
+def test_two_pages_say_what_happened_between_them() -> None:
+    seen = server_statistics(read_metrics(FIRST), read_metrics(SECOND), 10.0)
+    assert (seen.preemptions, seen.requests, seen.request_rate) == (3, 20, 2)
+    assert (seen.prompt_tokens, seen.output_tokens) == (2.5, 200)
+    assert (seen.running, seen.waiting, seen.kv_cache_usage, seen.kv_cache_tokens) == (16, 2, 0.5, 16000)
+    assert seen.metrics["mean_itl_ms"] == pytest.approx(7.0) and seen.metrics["output_throughput"] == 400
+    assert seen.metrics["median_itl_ms"] == pytest.approx(5 + 5 / 3), "2,000 of 4,000 gaps: 1,000 are below 5 ms"
+    assert np.isnan(seen.queue_ms) and np.isnan(seen.prefix_cache_hit_rate), "the pages do not say it"
+
+
+def test_a_server_that_was_started_again_says_nothing() -> None:
+    seen = server_statistics(read_metrics(SECOND), read_metrics(FIRST), 10.0)
+    assert np.isnan(seen.preemptions) and np.isnan(seen.requests) and not seen.metrics
+
+
+def test_samples_have_the_mean_of_the_histogram() -> None:
+    gained = distribution(read_metrics(FIRST), read_metrics(SECOND), "itl")
+    drawn = gained._replace(total=4000 * 300.0, bounds=np.array([100.0, 1000.0, np.inf])).sample(
+        500, np.random.default_rng(0)
+    )
+    assert drawn.mean() == pytest.approx(300, rel=0.02) and drawn.min() >= 1 and drawn.std() > 50
+
+
+def test_pages_are_a_step_log(tmp_path: Path) -> None:
+    assert len(list(read_pages((FIRST + SECOND).splitlines()))) == 2
+    log = read_step_log([written(tmp_path / "pages", [FIRST + SECOND])])
+    (step,) = log.steps
+    assert log.kind == "pages of /metrics" and log.kv_cache_tokens == 16000
+    assert (step.decode_seqs, step.seconds, step.steps) == (16, pytest.approx(0.007), 250)
+    with pytest.raises(BadFile, match="has no metrics of vLLM or SGLang"):
+        read_metrics("process_cpu_seconds_total 12.5\n")

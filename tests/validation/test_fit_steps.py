@@ -1,0 +1,150 @@
+"""Calibrations from step logs: a truth comes back from noise, carries over to other rates, and real rows gain by it."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ROOT, Ran, refused
+from helpers.step_logs import forward_pass_lines, simulated_steps, vllm_lines
+
+from inferometer.serving.simulate import simulate
+from inferometer.serving.step_log import LoggedStep, StepLog
+from inferometer.serving.synthetic import synthetic
+from inferometer.serving.trace import Trace
+from inferometer.specs.calibration import calibration
+from inferometer.specs.structs import Calibration
+from inferometer.validation.fit_steps import StepPredictor, compare_steps, fit_steps
+
+Command = Callable[..., Ran]
+MODEL, GPU = "llama-3.1-8b", "h200"
+TRUTH = Calibration(prefill=1.2, decode=0.9)
+
+
+def traffic(rate: float, seed: int, requests: int = 120) -> Trace:
+    lengths = {"input_len": "lognormal:mean=900,std=900,max=6000", "output_len": "lognormal:mean=80,std=60"}
+    return synthetic(num_prompts=requests, request_rate=rate, seed=seed, **lengths)
+
+
+@pytest.fixture(scope="module")
+def steps() -> list[LoggedStep]:
+    """Every step of a server whose prompts are slower and whose decode steps are faster than predicted, 3% noise."""
+    return simulated_steps(MODEL, GPU, traffic(8.0, seed=3), TRUTH, noise=0.03)
+
+
+def log_of(steps: list[LoggedStep]) -> StepLog:
+    return StepLog(steps=[step._replace(stream="0") for step in steps], kind="a simulation", source="steps")
+
+
+@pytest.mark.slow
+def test_factors_come_back_and_carry_over_to_other_rates(steps: list[LoggedStep]) -> None:
+    """The issue's bounds: 2% of the factors; of other rates 2% (decode) and 4% (prompts)."""
+    fit = fit_steps(MODEL, GPU, log_of(steps), {})
+    got = fit.calibration
+    assert (got.decode, got.prefill) == (pytest.approx(0.9, rel=0.02), pytest.approx(1.2, rel=0.02))
+    assert (got.mixed, got.host) == (1.0, 1.0) and not fit.objection()
+    for name in ("decode", "mixed"):
+        one = fit.classes[name]
+        assert one.unseen is not None and one.unseen < 0.035 < 0.1 < (one.unseen_before or 0), "noise alone is left"
+    for rate in (2.0, 15.0):
+        other = traffic(rate, seed=11)
+        true, ours, plain = (
+            simulate(MODEL, GPU, trace=other, frontend="in-process", calibration=each).summary()
+            for each in (TRUTH, got, None)
+        )
+        assert ours["mean_tpot_ms"] == pytest.approx(true["mean_tpot_ms"], rel=0.02)
+        assert ours["mean_ttft_ms"] == pytest.approx(true["mean_ttft_ms"], rel=0.04)
+        assert abs(plain["mean_ttft_ms"] / true["mean_ttft_ms"] - 1) > 0.1, "without it they are not"
+
+
+def made_up(truth: Calibration, count: int, noise: float, model: str = MODEL) -> StepLog:
+    """Steps of all classes, each as long as the truth says."""
+    rng = np.random.default_rng(0)
+    rows = []
+    for kind in rng.integers(0, 3, count).tolist():
+        seqs = int(rng.integers(1, 100)) if kind < 2 else 0
+        new = int(rng.integers(100, 8000)) if kind else 0
+        rows.append(LoggedStep(new, int(new > 0), 0, seqs, float(seqs * rng.integers(200, 2000)), 1.0))
+    seconds = StepPredictor(model, GPU, {"calibration": truth}).seconds(rows)
+    seconds = seconds * np.exp(rng.normal(0, noise, count))
+    return StepLog(
+        steps=[row._replace(seconds=float(s)) for row, s in zip(rows, seconds, strict=True)], kind="", source="made up"
+    )
+
+
+@pytest.mark.slow
+def test_every_figure_comes_back() -> None:
+    truth = Calibration(prefill=1.2, decode=0.9, mixed=1.1)
+    got = fit_steps(MODEL, GPU, made_up(truth, 300, 0.02), {}).calibration
+    assert (got.prefill, got.decode, got.mixed) == tuple(pytest.approx(x, rel=0.02) for x in (1.2, 0.9, 1.1))
+    small = made_up(Calibration(prefill=1.2, host=1.4), 300, 0.01, model="qwen3-0.6b")
+    got = fit_steps("qwen3-0.6b", GPU, small, {}).calibration
+    assert (got.prefill, got.decode) == (pytest.approx(1.2, rel=0.03), pytest.approx(1.0, rel=0.03))
+    assert got.host == pytest.approx(1.4, rel=0.03), "small steps wait for the host, large ones do not"
+
+
+def test_noise_corrects_nothing_and_outliers_move_nothing() -> None:
+    fit = fit_steps(MODEL, GPU, made_up(Calibration(), 150, 0.05), {})
+    assert "no figure makes steps better that it did not see (decode" in fit.objection()
+    log = made_up(Calibration(decode=0.9), 150, 0.01)
+    log.steps[::9] = [step._replace(seconds=20 * step.seconds) for step in log.steps[::9]]
+    assert fit_steps(MODEL, GPU, log, {}).calibration.decode == pytest.approx(0.9, rel=0.02)
+
+
+def test_a_few_steps_are_no_calibration() -> None:
+    fit = fit_steps(MODEL, GPU, made_up(Calibration(decode=0.5), 12, 0.0), {})
+    assert fit.calibration == Calibration() and "too few to fit a figure" in fit.classes["decode"].note
+    assert fit.objection()
+
+
+def test_from_a_log_to_a_calibration_to_a_prediction(run: Command, tmp_path: Path, steps: list[LoggedStep]) -> None:
+    log, file = tmp_path / "server.log", tmp_path / "calibration.toml"
+    log.write_text("\n".join(vllm_lines(steps[:1500], 900_000)), encoding="utf-8")
+    plain = run("validate", MODEL, "--gpu", GPU, "--step-log", str(log), "--json").json
+    assert plain["step_log"]["kind"] == "vLLM's iterations" and "calibration" not in plain
+    assert {row["class"] for row in plain["step_log"]["classes"]} >= {"decode", "mixed"}
+    command = ("validate", MODEL, "--gpu", GPU, "--step-log", str(log), "--write-calibration", str(file))
+    shown = run(*command)
+    assert shown.code == 0 and "calibration: prompts × 1.2" in shown.out and str(file) in shown.err
+    written = calibration(str(file))
+    assert written.steps and written.model == MODEL and written.gpu == GPU and written.error["decode"]["unseen"] < 0.06
+    tpot = [
+        run("analyze", MODEL, "--gpu", GPU, *more, "--json").json["metrics"]["tpot_ms"]
+        for more in ((), ("--calibration", str(file)))
+    ]
+    assert tpot[1] / tpot[0] == pytest.approx(written.decode, rel=1e-3)
+    other = run("analyze", "qwen3-8b", "--gpu", GPU, "--calibration", str(file), "--json").json["warnings"]
+    assert any("made for llama-3.1-8b on h200" in warning for warning in other), "never silently for something else"
+
+
+def test_a_log_that_does_not_help_writes_nothing(run: Command, tmp_path: Path) -> None:
+    log, file = tmp_path / "fpm.jsonl", tmp_path / "same.toml"
+    rows = [step for step in made_up(Calibration(), 150, 0.03).steps if not step.prefill_tokens]
+    log.write_text("\n".join(forward_pass_lines(rows, traced=True)), encoding="utf-8")
+    command = ("validate", MODEL, "--gpu", GPU, "--step-log", str(log), "--write-calibration", str(file))
+    ran = run(*command, "--json")
+    assert ran.code == 1 and not file.exists() and ran.json["calibration"]["written"] is False
+    assert "use --force to write it anyway" in ran.err
+    refused(
+        run("validate", MODEL, "--step-log", str(log), "--measured", "x.csv", "--write-calibration", "y"), "not to both"
+    )
+    refused(run("validate", MODEL, "--step-log", str(tmp_path / "none.log")), "none.log")
+
+
+def test_real_steps_gain_on_a_later_round() -> None:
+    """Llama-3.1-8B on machine 3 twice: fitted to the first round's steps, tried on the second's."""
+    with (ROOT / "benchmarks" / "data" / "h200_static_more.csv").open(encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["machine"] == "3" and row["model"] == MODEL]
+    steps = [
+        LoggedStep(0, 0, 0, n, n * float(row["decode_context"]), float(row["decode_step_ms"]) / 1e3)
+        for row in rows
+        if row["decode_step_ms"] and (n := int(row["batch"]))
+    ]
+    plan = {"engine": "vllm@0.25", "max_num_batched_tokens": 8192, "max_num_seqs": 512}
+    log = StepLog(steps=steps, kind="rows", source="h200_static_more.csv")
+    one = fit_steps(MODEL, GPU, log, plan).classes["decode"]
+    assert one.unseen is not None and one.unseen < 0.015 < 0.03 < (one.unseen_before or 0)
+    assert compare_steps(MODEL, GPU, log, plan)["decode"].bias > 0.03, "this machine is faster than predicted"
