@@ -19,7 +19,7 @@ from inferometer.specs.command_args import (
     TrafficArgs,
 )
 from inferometer.specs.plan_args import PlanArgs
-from inferometer.specs.train_args import TrainArgs
+from inferometer.specs.train_args import TrainArgs, TrainSearchArgs
 
 TARGET = Path(__file__).parent.parent / "src" / "inferometer" / "specs" / "keywords.py"
 VERBS: dict[str, tuple[type[Args], ...]] = {  # what each public function takes as **kwargs
@@ -29,6 +29,7 @@ VERBS: dict[str, tuple[type[Args], ...]] = {  # what each public function takes 
     "CapacityKwargs": (ServingArgs, TrafficArgs),
     "SearchKwargs": (SearchArgs, PlanArgs),
     "TrainKwargs": (TrainArgs,),
+    "TrainSearchKwargs": (TrainSearchArgs, TrainArgs),
     "ProfileKwargs": (ProfileArgs,),
 }
 _SERVED = [  # what the command line spells otherwise or lacks

@@ -17,7 +17,7 @@ from ..base.cache import cache_by_identity
 from ..base.symbols import names as s
 from ..base.symbols import text
 from ..network.graph import Block, Model, layer_range
-from ..network.operators import send
+from ..network.operators import Op, send
 from ..specs.structs import Hardware, Link, Plan
 from . import collectives
 
@@ -145,13 +145,19 @@ def cut_layers(model: Model, counts: Sequence[int]) -> tuple[Model, ...]:
 
 def _with_own_table(block: Block) -> Block:
     """A head that shares the embedding's table needs a copy of it on a stage of its own."""
-    ops = []
-    for op in block.ops:
+    return msgspec.structs.replace(block, ops=_ops_with_own_table(block.ops))
+
+
+@cache_by_identity(64)
+def _ops_with_own_table(ops: tuple[Op, ...]) -> tuple[Op, ...]:
+    """Operators of a head with its own table; the same tuple every time, so that its costs are known again."""
+    own = []
+    for op in ops:
         if op.name == "lm_head" and text(op.work.stored) == "0":
             table = op.dims["n"] * op.dims["k"] * s.head_weight_bytes
             op = msgspec.structs.replace(op, work=msgspec.structs.replace(op.work, stored=table))
-        ops.append(op)
-    return msgspec.structs.replace(block, ops=tuple(ops))
+        own.append(op)
+    return tuple(own)
 
 
 def _send_block(model: Model) -> Block:

@@ -384,6 +384,57 @@ class TrainKwargs(TypedDict, total=False):
     restart_time: float | None
 
 
+class TrainSearchKwargs(TypedDict, total=False):
+    """TrainSearchArgs."""
+
+    tensor_parallel_size: int | str | Sequence[int] | None
+    sequence_parallel: bool | Sequence[bool] | None
+    pipeline_parallel_size: int | str | Sequence[int] | None
+    interleave: int | str | Sequence[int] | None
+    context_parallel_size: int | str | Sequence[int] | None
+    data_parallel_size: int | str | Sequence[int] | None
+    expert_model_parallel_size: int | str | Sequence[int] | None
+    expert_tensor_parallel_size: int | str | Sequence[int] | None
+    micro_batch_size: int | str | Sequence[int] | None
+    recompute: str | Sequence[str] | None
+    zero: int | str | Sequence[int] | None
+    engine: str | None
+    global_batch_size: int | None
+    seq_len: int | str | Sequence[int] | None
+    cp_comm_type: str | None
+    enable_expert_parallel: bool | None
+    decoder_first_pipeline_num_layers: int | None
+    decoder_last_pipeline_num_layers: int | None
+    account_for_embedding_in_pipeline_split: bool | None
+    account_for_loss_in_pipeline_split: bool | None
+    pipeline_model_parallel_layout: str | None
+    reduce_every_microbatch: bool | None
+    recompute_modules: str | Sequence[str] | None
+    recompute_method: str | None
+    recompute_num_layers: int | None
+    optimizer: str | None
+    precision: str | None
+    grad_dtype: str | None
+    dropout: bool | None
+    cross_entropy_loss_fusion: bool | None
+    attention: str | None
+    efficiency: float | str | Mapping[str, float] | None
+    nodes: int | None
+    gpus_per_node: int | None
+    overlap: float | None
+    interconnect: str | None
+    routing_skew: float | None
+    assume_decoder: bool | None
+    hf_token: str | None
+    num_gpus: int | None
+    tokens: float | None
+    gpu_mtbf: float | None
+    node_mtbf: float | None
+    checkpoint_interval: float | None
+    checkpoint_time: float | None
+    restart_time: float | None
+
+
 class ProfileKwargs(TypedDict, total=False):
     """ProfileArgs."""
 

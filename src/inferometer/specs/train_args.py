@@ -164,13 +164,22 @@ class TrainSearchArgs(Args):
         int | str | Sequence[int] | None,
         arg("Tensor-parallel sizes to try.", default_text="powers of 2 in a node", short="-tp", metavar="N,…"),
     ] = None
+    sequence_parallel: Annotated[
+        bool | Sequence[bool] | None,
+        arg(
+            "Try with or without sequence parallelism.",
+            default_text="both; with it for mixtures",
+            short="-sp",
+            kind="switch",
+        ),
+    ] = None
     pipeline_parallel_size: Annotated[
         int | str | Sequence[int] | None,
         arg("Pipeline-parallel sizes to try.", default_text="all up to 64", short="-pp", metavar="N,…"),
     ] = None
-    data_parallel_size: Annotated[
+    interleave: Annotated[
         int | str | Sequence[int] | None,
-        arg("Data-parallel sizes to try.", default_text="all that use all GPUs", short="-dp", metavar="N,…"),
+        arg("Virtual stages per pipeline stage to try.", default_text="1:8:1, where layers divide", metavar="N,…"),
     ] = None
     context_parallel_size: Annotated[
         int | str | Sequence[int] | None,
@@ -181,17 +190,27 @@ class TrainSearchArgs(Args):
             metavar="N,…",
         ),
     ] = None
+    data_parallel_size: Annotated[
+        int | str | Sequence[int] | None,
+        arg("Data-parallel sizes to try.", default_text="whatever uses all GPUs", short="-dp", metavar="N,…"),
+    ] = None
     expert_model_parallel_size: Annotated[
         int | str | Sequence[int] | None,
-        arg("Expert-parallel sizes to try.", default_text="powers of 2 up to 64", short="-ep", metavar="N,…"),
+        arg(
+            "Expert-parallel sizes to try.",
+            default_text="powers of 2 up to 64 that divide the experts",
+            short="-ep",
+            metavar="N,…",
+        ),
     ] = None
     expert_tensor_parallel_size: Annotated[
         int | str | Sequence[int] | None,
-        arg("Tensor-parallel sizes of an expert to try.", default_text="1", short="-etp", metavar="N,…"),
-    ] = None
-    interleave: Annotated[
-        int | str | Sequence[int] | None,
-        arg("Virtual stages per pipeline stage to try.", default_text="1:8, where layers divide", metavar="N,…"),
+        arg(
+            "Tensor-parallel sizes of an expert to try.",
+            default_text="1 with -ep, else TP",
+            short="-etp",
+            metavar="N,…",
+        ),
     ] = None
     micro_batch_size: Annotated[
         int | str | Sequence[int] | None,
@@ -199,7 +218,12 @@ class TrainSearchArgs(Args):
     ] = None
     recompute: Annotated[
         str | Sequence[str] | None,
-        arg("Activation recomputation to try.", default_text="none,selective,full", metavar="WORD,…"),
+        arg(
+            "Activation recomputation to try: none, selective, full.",
+            default_text="none, two sets of modules, and full",
+            short="--recompute-granularity",
+            metavar="WORD,…",
+        ),
     ] = None
     zero: Annotated[
         int | str | Sequence[int] | None,

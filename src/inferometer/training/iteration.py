@@ -35,7 +35,9 @@ from .training_setup import (
     has_master_weights,
     micro_batch_steps,
     parameter_counts,
+    rank_kind,
     rank_parameters,
+    stage_kind,
 )
 
 PRODUCTS = frozenset(
@@ -105,10 +107,8 @@ def stage_times(training: Training) -> list[StageTime]:
     """Every virtual stage's micro-batch; equal stages are estimated once."""
     known: dict[object, StageTime] = {}
     times = []
-    for index, stage in enumerate(training.stages):
-        pruned = not isinstance(training.recipe.seq_len, int)
-        layers = tuple((id(b.ops), b.layers if pruned else b.count) for b in stage.model.blocks if b.stage == "layer")
-        key = (index > 0, index < len(training.stages) - 1, layers)
+    for index in range(len(training.stages)):
+        key = stage_kind(training, index)
         if key not in known:
             known[key] = _stage_time(training, index)
         times.append(known[key])
@@ -253,17 +253,32 @@ class StepEnd(NamedTuple):
         return self.reduce + self.gather
 
 
-def _step_end(training: Training, counts: ParameterCounts, chunks: list[StageTime]) -> StepEnd:
-    """Gradients that are not reduced yet, the optimizer, and the weights that it updated in shards."""
-    recipe, overlap = training.recipe, overlap_of(training.recipe).dp
-    reduces = [] if _reduces_every_time(training) else _reduces(training, counts)
-    gathers = _gathers(training, counts) if recipe.zero in (1, 2) else []
-    reduce = _seconds(reduces) - _hidden(overlap, _seconds(reduces), sum(time.hideable for time in chunks))
-    gather = _seconds(gathers) - _hidden(overlap, _seconds(gathers), sum(time.forward for time in chunks))
+class EndCosts(NamedTuple):
+    """The operators after the last micro-batch of a pipeline rank, whatever of them computation hides."""
+
+    reduces: list[OpCost]  # of gradients that are not reduced yet
+    updates: list[OpCost]
+    gathers: list[OpCost]  # of weights that the optimizer updated in shards
+    overlap: float  # share of collectives that computation hides
+
+    def beside(self, hideable: float, forward: float) -> StepEnd:
+        """What is left beside so many seconds of the backward pass, and of the forward pass for what is gathered."""
+        reduce = _seconds(self.reduces) - _hidden(self.overlap, _seconds(self.reduces), hideable)
+        gather = _seconds(self.gathers) - _hidden(self.overlap, _seconds(self.gathers), forward)
+        return StepEnd(reduce, _seconds(self.updates), gather, self.reduces + self.gathers + self.updates)
+
+
+def end_costs(training: Training, counts: ParameterCounts) -> EndCosts:
+    """The end of a step on a rank with so many parameters: ``end_costs(training, rank_parameters(training, 0))``"""
+    recipe = training.recipe
     updated = counts.sharded(training) if recipe.zero else counts.total
     optimizer = optimizer_step(training_constants().optimizers[recipe.optimizer], master=has_master_weights(training))
-    updates = _op_costs(training, 0, (_one_op(optimizer, update_params=updated),))
-    return StepEnd(reduce, _seconds(updates), gather, reduces + gathers + updates)
+    return EndCosts(
+        reduces=[] if _reduces_every_time(training) else _reduces(training, counts),
+        updates=_op_costs(training, 0, (_one_op(optimizer, update_params=updated),)),
+        gathers=_gathers(training, counts) if recipe.zero in (1, 2) else [],
+        overlap=overlap_of(recipe).dp,
+    )
 
 
 def iteration_time(training: Training, times: list[StageTime]) -> tuple[IterationTime, list[OpCost]]:
@@ -323,11 +338,18 @@ def rank_chunks(training: Training, times: list[StageTime]) -> list[list[StageTi
 def step_ends(training: Training, times: list[StageTime]) -> list[StepEnd]:
     """What every pipeline rank does after its last micro-batch; equal ones are estimated once."""
     ends: dict[ParameterCounts, StepEnd] = {}
-    counts = [rank_parameters(training, rank) for rank in _ranks(training)]
-    for chunks, held in zip(rank_chunks(training, times), counts, strict=True):
+    counts: dict[object, ParameterCounts] = {}
+    result = []
+    for rank, chunks in enumerate(rank_chunks(training, times)):
+        kind = rank_kind(training, rank)
+        if kind not in counts:
+            counts[kind] = rank_parameters(training, rank)
+        held = counts[kind]
         if held not in ends:
-            ends[held] = _step_end(training, held, chunks)
-    return [ends[held] for held in counts]
+            hideable, forward = sum(time.hideable for time in chunks), sum(time.forward for time in chunks)
+            ends[held] = end_costs(training, held).beside(hideable, forward)
+        result.append(ends[held])
+    return result
 
 
 def _ranks(training: Training) -> range:

@@ -77,7 +77,7 @@ class PassTurn(NamedTuple):
     hops: int  # 1 where the input comes from another rank
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=32)
 def _turns(ranks: int, chunks: int, num_microbatches: int) -> list[PassTurn]:
     """Every pass after the one before it on its rank and after the one that computes its input."""
     last = ranks * chunks - 1

@@ -33,6 +33,7 @@ from .training_setup import (
     has_master_weights,
     illegal_reason,
     micro_batch_steps,
+    rank_kind,
     rank_parameters,
 )
 
@@ -234,8 +235,16 @@ def _gradients(block: Block) -> list[Expr]:
 
 
 def fullest_stage(training: Training) -> tuple[StageMemory, int]:
-    """The bytes of the pipeline stage that needs most, and its index."""
-    return fullest_of(stage_memories(training))
+    """The bytes of the pipeline stage that needs most, and its index.
+
+    Of stages with the same layers the first one, which keeps most micro-batches.
+    """
+    kinds: dict[object, int] = {}
+    for rank in range(min(training.layout.pp, len(training.stages))):
+        kinds.setdefault(rank_kind(training, rank), rank)
+    held = {rank: rank_memory(training, rank) for rank in kinds.values()}
+    index = max(held, key=lambda rank: held[rank].total)
+    return held[index], index
 
 
 def stage_memories(training: Training) -> list[StageMemory]:

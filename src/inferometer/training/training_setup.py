@@ -21,6 +21,7 @@ from ..costs.parallelism import Place
 from ..costs.roofline import field_program
 from ..costs.step import Group, Step
 from ..inference.request import Request
+from ..network.graph import Block
 from ..network.operators import Op
 from ..specs.structs import Engine, Hardware, Link, Plan
 from .passes import Recipe, StagePasses, stage_passes
@@ -67,7 +68,7 @@ class Training(NamedTuple):
     layout: TrainLayout
     stages: tuple[BoundPlan, ...]  # virtual ones, in the order of the model
     passes: tuple[StagePasses, ...]
-    costs: dict[int, Any] | None = None  # of a micro-batch by operators; layouts of equal tp, cp, ep and etp share them
+    costs: dict[Any, Any] | None = None  # of a micro-batch by operators; layouts of equal tp, cp, ep and etp share them
 
     @property
     def micro_batches(self) -> int:
@@ -257,6 +258,19 @@ class ParameterCounts(NamedTuple):
         return ParameterCounts(self.dense + other.dense, self.experts + other.experts, max(self.largest, other.largest))
 
 
+def stage_kind(training: Training, index: int) -> tuple[Any, ...]:
+    """What virtual stages have in common that take equally long and hold equally much."""
+    pruned = not isinstance(training.recipe.seq_len, int)
+    blocks = (b for b in training.stages[index].model.blocks if b.stage == "layer")
+    layers = tuple((id(b.ops), b.layers if pruned else b.count) for b in blocks)
+    return index > 0, index < len(training.stages) - 1, layers
+
+
+def rank_kind(training: Training, rank: int) -> tuple[Any, ...]:
+    """What pipeline ranks with the same stages have in common."""
+    return tuple(stage_kind(training, index) for index in training.chunks(rank))
+
+
 def rank_parameters(training: Training, rank: int) -> ParameterCounts:
     """Of all virtual stages of a pipeline rank: ``rank_parameters(training, 0).total``"""
     first, *others = (parameter_counts(training, index) for index in training.chunks(rank))
@@ -265,18 +279,30 @@ def rank_parameters(training: Training, rank: int) -> ParameterCounts:
 
 def parameter_counts(training: Training, index: int) -> ParameterCounts:
     """Of one rank of a virtual stage, every weight counted as one byte: ``parameter_counts(training, 0).total``"""
-    stage = training.stages[index]
-    env = {k: 1.0 if k.endswith("_weight_bytes") or k == "norm_bytes" else v for k, v in stage.env.items()}
     sums, largest = {True: 0.0, False: 0.0}, 0.0  # by whether they are experts
-    for block in stage.model.blocks:
+    for block in training.stages[index].model.blocks:
         if block.stage == "vision":
             continue
-        names, layer = {**env, **block.dims}, 0.0
-        for op, stored in zip(block.ops, field_program(block.ops, "stored")(names), strict=True):
-            sums[op.role == "experts"] += float(stored) * block.count
-            layer += float(stored)
-        largest = max(largest, layer)
+        dense, experts = _block_parameters(training, block)
+        sums[False] += dense * block.count
+        sums[True] += experts * block.count
+        largest = max(largest, dense + experts)
     return ParameterCounts(sums[False], sums[True], largest)
+
+
+def _block_parameters(training: Training, block: Block) -> tuple[float, float]:
+    """Dense weights and experts of a block; layouts that share costs share them, too."""
+    known = {} if training.costs is None else training.costs
+    key = ("parameters", id(block.ops))
+    if key not in known:
+        env = training.bound_plan.env
+        names = {k: 1.0 if k.endswith("_weight_bytes") or k == "norm_bytes" else v for k, v in env.items()}
+        sums = {True: 0.0, False: 0.0}
+        for op, stored in zip(block.ops, field_program(block.ops, "stored")({**names, **block.dims}), strict=True):
+            sums[op.role == "experts"] += float(stored)
+        known[key] = (sums[False], sums[True], block.ops)  # held: no other tuple gets this id
+    dense, experts, _ = known[key]
+    return dense, experts
 
 
 def has_master_weights(training: Training) -> bool:

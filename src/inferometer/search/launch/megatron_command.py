@@ -1,0 +1,2 @@
+def megatron_lines(*a): return []
+def train_line(*a): return ""
