@@ -60,6 +60,7 @@ PUBLIC = [
     "Sweep",
     "Trace",
     "TrainReport",
+    "TrainingSearch",
     "UnknownName",
     "__version__",
     "analyze",
@@ -73,6 +74,7 @@ PUBLIC = [
     "sweep",
     "synthetic",
     "train",
+    "training_search",
     "validate",
 ]
 HEAVY = [

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from inferometer.cli.commands import COMMANDS, app
-from inferometer.cli.options import COMMON, LAST, option_group
+from inferometer.cli.options import COMMON, LAST, TrainableCommand, option_group
 from inferometer.specs.arguments import flag
 
 TARGET = Path(__file__).parent.parent / "docs" / "flags.md"
@@ -28,13 +28,21 @@ def text() -> str:
     for name in COMMANDS:
         command = app.get_command(click.Context(app), name)
         assert command is not None
-        parts.append(f"\n## inferometer {name}\n\n{(command.help or '').splitlines()[0]}\n")
-        sections: dict[str, list[str]] = {}
-        for option in command.params:
-            if isinstance(option, click.Option) and not option.hidden and option.name not in COMMON:
-                sections.setdefault(option_group(option), []).append(_row(option))
-        for group, rows in sorted(sections.items(), key=lambda section: LAST.get(section[0], 0)):
-            parts.append("\n".join(["", f"| {group} | |", "|---|---|", *rows, ""]))
+        parts.append(_section(name, command))
+        if isinstance(command, TrainableCommand):
+            parts.append(_section(f"{name} --train", command.training()))
+    return "".join(parts)
+
+
+def _section(name: str, command: click.Command) -> str:
+    """The flags of a command, group by group."""
+    parts = [f"\n## inferometer {name}\n\n{(command.help or '').splitlines()[0]}\n"]
+    sections: dict[str, list[str]] = {}
+    for option in command.params:
+        if isinstance(option, click.Option) and not option.hidden and option.name not in COMMON:
+            sections.setdefault(option_group(option), []).append(_row(option))
+    for group, rows in sorted(sections.items(), key=lambda section: LAST.get(section[0], 0)):
+        parts.append("\n".join(["", f"| {group} | |", "|---|---|", *rows, ""]))
     return "".join(parts)
 
 

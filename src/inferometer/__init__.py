@@ -21,6 +21,8 @@ if TYPE_CHECKING:  # the same names as in _LAZY, for editors and type checkers
     from .profiling.profile import profile as profile
     from .search.search import search as search
     from .search.search_result import Search as Search
+    from .search.training_search import training_search as training_search
+    from .search.training_search_result import TrainingSearch as TrainingSearch
     from .sensitivity.sensitivity import sensitivity as sensitivity
     from .sensitivity.sensitivity_report import Sensitivity as Sensitivity
     from .serving.capacity import Capacity as Capacity
@@ -53,6 +55,7 @@ _LAZY = {  # public name: the module that is loaded when the name is first used
     "Sweep": "sweep.sweep",
     "Trace": "serving.trace",
     "TrainReport": "training.training_report",
+    "TrainingSearch": "search.training_search_result",
     "UnknownName": "base.errors",
     "analyze": "inference.analyze",
     "find_capacity": "serving.capacity",
@@ -65,6 +68,7 @@ _LAZY = {  # public name: the module that is loaded when the name is first used
     "sweep": "sweep.sweep",
     "synthetic": "serving.synthetic",
     "train": "training.train",
+    "training_search": "search.training_search",
     "validate": "validation.validate",
 }
 __all__ = ["__version__", *_LAZY]

@@ -49,6 +49,16 @@ def with_config(command: click.Command, context: click.Context, args: list[str])
     return [*options, *args, *(["--"] if more and "--" not in args else []), *more]
 
 
+def says_train(args: list[str], verb: str) -> bool:
+    """Whether the ``--config`` file of a command line has ``train = true`` for a command."""
+    for at, arg in enumerate(args):
+        name, equals, value = arg.partition("=")
+        if name == "--config" and (equals or at + 1 < len(args)):
+            path = value if equals else args[at + 1]
+            return bool(path.strip()) and _table(path, verb, []).get("train") is True
+    return False
+
+
 def _keys(command: click.Command) -> dict[str, click.Parameter]:
     """What a file may say, by the long names of flags: ``{"model": …, "batch-size": …}``"""
     keys: dict[str, click.Parameter] = {}

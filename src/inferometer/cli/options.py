@@ -133,6 +133,48 @@ class Command(HelpMixin):
         super().format_epilog(ctx, formatter)
 
 
+class TrainableCommand(Command):
+    """A command that is another one, with the flags of training, where ``--train`` is given or its config file says so.
+
+    ``training`` gives that command: it is loaded when it is needed.
+    """
+
+    def __init__(self, *args: Any, training: Callable[[], click.Command], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.params.append(_train_option(str(self.name), expose_value=False))
+        self.training = training
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """The context of the command that is meant."""
+        if not _is_training(args, str(info_name)):
+            return super().make_context(info_name, args, parent, **extra)
+        return self.training().make_context(info_name, args, parent, **extra)
+
+
+def _train_option(verb: str, **more: Any) -> click.Option:
+    help_text = f"Training layouts instead of servers; {verb} --train --help shows its flags."
+    return ArgumentOption(["--train"], is_flag=True, group="Training", help=help_text, **more)
+
+
+def train_option(verb: str) -> Decorator:
+    """The flag itself, on the command that it leads to."""
+    text = f"{verb} training instead of inference (this help)."
+    return click.option("--train", is_flag=True, cls=ArgumentOption, group="Training", help=text.capitalize())
+
+
+def _is_training(args: list[str], verb: str) -> bool:
+    """Whether a command line, or its config file, says ``--train``."""
+    if "--train" in args:
+        return True
+    if not any(arg.partition("=")[0] == "--config" for arg in args):
+        return False
+    from .config_file import says_train
+
+    return says_train(args, verb)
+
+
 def option_group(option: click.Parameter) -> str:
     """The heading under which an option is shown."""
     return getattr(option, "group", "") or ("Common options" if "--help" in option.opts else "Options")

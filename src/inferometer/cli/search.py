@@ -10,7 +10,17 @@ import click
 from ..base.errors import BadValue
 from ..base.files import user_path
 from ..specs.command_args import CapacityArgs, SearchArgs, TrafficArgs
-from .options import FORMS, GPU, MODEL_HELP, Command, model_argument, named, options, output_option, schema_options
+from .options import (
+    FORMS,
+    GPU,
+    MODEL_HELP,
+    TrainableCommand,
+    model_argument,
+    named,
+    options,
+    output_option,
+    schema_options,
+)
 from .output import Form, as_json, emit, progress_bar, table_csv, wrote
 
 _EXAMPLES = (
@@ -19,7 +29,13 @@ _EXAMPLES = (
 )
 
 
-@click.command(cls=Command, epilog=MODEL_HELP, examples=_EXAMPLES)
+def _training() -> click.Command:
+    from .training_commands import training_search
+
+    return training_search
+
+
+@click.command(cls=TrainableCommand, training=_training, epilog=MODEL_HELP, examples=_EXAMPLES)
 @model_argument()
 @options(
     GPU,

@@ -75,7 +75,7 @@ class BlockTimes(NamedTuple):
     saved: float
 
 
-class BlockBytes(NamedTuple):
+class KeptBytes(NamedTuple):
     """Bytes of a micro-batch in one block of each kind: kept for the backward pass, and beside that."""
 
     kept: tuple[float, ...]
@@ -101,7 +101,7 @@ class TrainingBounds:
         self.blocks = [b for b in problem.request.model.blocks if b.stage in ("embed", "layer", "head")]
         self._bound: dict[Any, Training] = {}
         self._times: dict[Any, BlockTimes] = {}
-        self._bytes: dict[Any, BlockBytes] = {}
+        self._bytes: dict[Any, KeptBytes] = {}
         self._parameters: dict[Any, list[ParameterCounts]] = {}
         self._ranks: dict[Any, list[RankBlocks]] = {}
         self._kept: dict[Any, list[KeptBlocks]] = {}
@@ -109,6 +109,7 @@ class TrainingBounds:
         self._ends: dict[Any, EndCosts] = {}
         recipe = problem.recipe
         self._keeps_units = recipe.recompute_method == "uniform" and (recipe.recompute_num_layers or 1) > 1
+        self._some_layers = recipe.recompute_method == "block" and recipe.recompute_num_layers is not None
 
     # -------------------------------------------------------------- what layouts have in common
 
@@ -164,13 +165,13 @@ class TrainingBounds:
             )
         return self._times[key]
 
-    def _block_bytes(self, layout: TrainingLayout) -> BlockBytes:
+    def _block_bytes(self, layout: TrainingLayout) -> KeptBytes:
         key = (self.cost_key(layout), layout.recomputation)
         if key not in self._bytes:
             whole = self._whole(layout, layout.recomputation, min(layout.zero, 1))
             activations = [stage_activations(one, 0) for one in self._alone(whole)]
             kept = tuple(0.0 if self._keeps_units else one.kept for one in activations)
-            self._bytes[key] = BlockBytes(kept, tuple(one.working for one in activations))
+            self._bytes[key] = KeptBytes(kept, tuple(one.working for one in activations))
         return self._bytes[key]
 
     def _block_parameters(self, layout: TrainingLayout) -> list[ParameterCounts]:
@@ -235,7 +236,8 @@ class TrainingBounds:
 
     def step_seconds(self, layout: TrainingLayout) -> float:
         """At least this long is a step."""
-        times = self.block_times(layout, layout.recomputation, layout.zero)
+        again = Recomputation("none") if self._some_layers else layout.recomputation
+        times = self.block_times(layout, again, layout.zero)
         return self._pass_seconds(layout, times) + self._end_seconds(layout, times) * ROUNDING
 
     def _pass_seconds(self, layout: TrainingLayout, times: BlockTimes) -> float:

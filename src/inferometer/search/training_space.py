@@ -217,7 +217,7 @@ def _space(problem: TrainingProblem, axes: Mapping[str, Any], modules: Any, has_
         return tuple(check_int(name, value, most=most) for value in values)
 
     node = min(count, request.plan.gpus_per_node, max(8, request.device.gpus_per_node))
-    switches = (False, True)
+    switches: tuple[bool, ...] = (False, True)
     if "sequence_parallel" in axes:
         switches = ranges.switches("`sequence_parallel`", axes["sequence_parallel"])
     experts = _experts(request)
@@ -255,22 +255,22 @@ def _zero_stages(given: Any) -> tuple[int, ...] | None:
 
 def _recomputations(request: Request, given: Any, modules: Any, has_method: bool) -> tuple[Recomputation, ...]:
     """None, full, and of selective recomputation the modules that are given, or a cheap and a wide set."""
-    words = RECOMPUTE if given is None else ranges.choices("`recompute`", given)
-    for word in words:
-        if word not in RECOMPUTE:
-            raise UnknownName("`recompute`", word, RECOMPUTE)
-    if has_method and "full" not in words:
+    modes = RECOMPUTE if given is None else ranges.choices("`recompute`", given)
+    for mode in modes:
+        if mode not in RECOMPUTE:
+            raise UnknownName("`recompute`", mode, RECOMPUTE)
+    if has_method and "full" not in modes:
         raise BadValue("`recompute_method` and `recompute_num_layers` are for `recompute` full")
-    if modules is not None and "selective" not in words:
+    if modules is not None and "selective" not in modes:
         raise BadValue("`recompute_modules` is for `recompute` selective")
     options: list[Recomputation] = []
-    for word in words:
-        if word != "selective":
-            options.append(Recomputation(word))
+    for mode in modes:
+        if mode != "selective":
+            options.append(Recomputation(mode))
         elif modules is not None:
-            options.append(Recomputation(word, ranges.choices("`recompute_modules`", modules)))
+            options.append(Recomputation(mode, ranges.choices("`recompute_modules`", modules)))
         else:
-            options += [Recomputation(word, chosen) for chosen in _module_sets(request)]
+            options += [Recomputation(mode, chosen) for chosen in _module_sets(request)]
     return tuple(options)
 
 
@@ -285,7 +285,8 @@ def _module_sets(request: Request) -> Iterator[tuple[str, ...]]:
     eager = request.plan.attention == "eager"  # flash attention stores no scores that could be given up
     cheap = tuple(module for module in CHEAP_MODULES if module in has and (module != "core_attn" or eager))
     wide = tuple(module for module in WIDE_MODULES if module in has)
-    yield cheap
+    if cheap:
+        yield cheap
     if wide:
         yield (*(module for module in cheap if module != "moe_act" or "moe" not in wide), *wide)
 
@@ -332,13 +333,13 @@ def _reason(problem: TrainingProblem, layout: TrainingLayout, micro_batches: int
 
 def _kind(reason: str) -> str:
     """What layouts with other numbers have in common."""
-    for word, kind in (
+    for mode, kind in (
         ("micro-batches", "interleaved stages need other numbers of micro-batches"),
         ("needs at least", "there are more stages than layers"),
         ("do not divide by ep", "ranks or experts do not divide by ep"),
         ("pieces", "sequences do not divide by cp"),
     ):
-        if word in reason:
+        if mode in reason:
             return kind
     return reason
 

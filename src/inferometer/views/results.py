@@ -28,6 +28,7 @@ from .text.document import Page, Paragraph
 if TYPE_CHECKING:
     from ..inference.report import Report
     from ..search.search_result import Candidate, Search
+    from ..search.training_search_result import TrainingSearch
     from ..sensitivity.sensitivity_report import Sensitivity
     from ..serving.capacity import Capacity
     from ..serving.outcome import Outcome
@@ -402,6 +403,18 @@ def _passes(report: TrainReport) -> Table:
     return list(pass_rows(report))
 
 
+def _training_search(result: TrainingSearch) -> Page:
+    from .text.training_search import shown
+
+    return shown(result, timed=False)
+
+
+def _training_pareto(result: TrainingSearch) -> Any:
+    from .text.training_search import pareto
+
+    return pareto(result)
+
+
 # ------------------------------------------------------------------ all of them
 
 
@@ -456,6 +469,7 @@ VIEWS: dict[str, View] = {
         {"answer": _answer}
         | {name: _sensitivity_picture(name) for name in ("tornado", "curves", "size", "compare", "usecases")},
     ),
+    "TrainingSearch": View(_training_search, {"layouts": lambda result: result.rows()}, {"pareto": _training_pareto}),
     "TrainReport": View(
         _training,
         {
