@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from inferometer.base.errors import InferometerError
 from inferometer.serving.agent_generator import fit_profile, generate_sessions, parse_agents
 from inferometer.serving.prefix_forest import HashIds, PrefixForest
-from inferometer.serving.session_builder import SessionBuilder, cap_waits, first_sessions
+from inferometer.serving.session_builder import SessionBuilder
 from inferometer.serving.session_metrics import prefix_reuse, session_columns, session_metrics
 from inferometer.serving.simulate import simulate
 from inferometer.serving.synthetic import at_rate, own_rate
-from inferometer.serving.trace import Trace, rows_of
+from inferometer.serving.trace import Trace, rows_of, session_trace
+from inferometer.serving.traffic import cap_waits, first_sessions
 from inferometer.views.files import rows_csv, sessions_csv
 
 SMALL = "chat,turns=uniform:min=1,max=5,spawn_share=0.4,subagents=2,subagent_turns=2,tool_wait=0.5"
@@ -37,7 +38,7 @@ def by_hand() -> Trace:
     plan = build.turn(1000, 100, prefix=("system", 512))
     reports = [build.turn(400, 50 * k, after=[plan], agent=k, prefix=("sub", 256)) for k in (1, 2)]
     build.turn(1400, 10, after=[plan, *reports], wait_s=1.5, extends=plan)
-    return build.trace("by hand")
+    return session_trace(build, "by hand")
 
 
 @settings(max_examples=15, deadline=None)

@@ -25,7 +25,7 @@ from .session_builder import SessionBuilder
 from .session_metrics import reuse_by_request
 from .sessions import Sessions
 from .synthetic import MAX_TOKENS, parse_distribution, session_starts
-from .trace import Trace
+from .trace import Trace, session_trace
 
 FIGURES = tuple(name for name in AgentProfile.__struct_fields__ if name not in ("name", "label", "source"))
 _WHOLE = ("system_tokens", "subagent_system_tokens", "context_limit", "compacted_tokens")
@@ -145,7 +145,7 @@ def generate_sessions(
     for start in starts.tolist():
         build.session("", start)
         _session(build, profile, draws)
-    return build.trace("generated")
+    return session_trace(build, "generated")
 
 
 def _session(build: SessionBuilder, profile: AgentProfile, draws: _Draws) -> None:

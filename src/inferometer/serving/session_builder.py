@@ -5,7 +5,7 @@
     plan = build.turn(input_tokens=9_000, output_tokens=300)
     reads = [build.turn(4_000, 200, after=[plan], agent=k) for k in (1, 2)]     # two sub-agents
     build.turn(12_000, 500, after=[plan, *reads], wait_s=1.5, extends=plan)
-    trace = build.trace("made by hand")
+    trace = session_trace(build, "made by hand")
 
 A turn is a request of a `Trace`. It is sent ``wait_s`` seconds after the last of those that it comes ``after`` has
 ended; those without one are sent when their session starts.
@@ -15,17 +15,16 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Hashable, Sequence
+from typing import Any
 
-import msgspec
 import numpy as np
 
 from .prefix_forest import PrefixForest
 from .sessions import Sessions
-from .trace import Trace, rows_of
 
 
 class SessionBuilder:
-    """Turns, put together to a `Trace`; it keeps some numbers for each, however long its prompt is."""
+    """Turns, put together to the columns of a `Trace`; it keeps some numbers for each, however long its prompt is."""
 
     def __init__(self) -> None:
         self.forest = PrefixForest()
@@ -91,8 +90,8 @@ class SessionBuilder:
         self.last_of[agent] = row
         return row
 
-    def trace(self, source: str, *, shares: bool = True, notes: tuple[str, ...] = ()) -> Trace:
-        """All turns as the requests of a trace; ``shares``: whether anything is known of what they have in common."""
+    def columns(self, *, shares: bool = True) -> dict[str, Any]:
+        """All turns as the columns of a trace; ``shares``: whether it is known what they have in common."""
         session, agent, turn, after, tokens, answers = (
             np.array(values, np.int64)
             for values in (
@@ -105,28 +104,12 @@ class SessionBuilder:
             )
         )
         joins = np.array(self.joins, np.int64).reshape(-1, 2)
-        return Trace(
-            input_tokens=tokens,
-            output_tokens=answers,
-            arrival_s=np.array(self.arrival_s),
-            after=after,
-            think_s=np.array(self.wait_s),
-            prefixes=self.forest.build(self.leaf) if shares else None,
-            sessions=Sessions(session, agent, turn, joins, tuple(self.names) if any(self.names) else ()),
-            source=source,
-            notes=notes,
-        )
-
-
-def cap_waits(trace: Trace, max_idle: float) -> Trace:
-    """The trace with no wait between turns longer than ``max_idle`` seconds: ``cap_waits(trace, 60.0)``"""
-    if trace.think_s is None:
-        return trace
-    return msgspec.structs.replace(trace, think_s=np.minimum(trace.think_s, max_idle))
-
-
-def first_sessions(trace: Trace, count: int) -> Trace:
-    """The first sessions of a trace, whole: ``first_sessions(trace, 10)``"""
-    if trace.sessions is None or count >= len(trace.sessions):
-        return trace
-    return rows_of(trace, np.flatnonzero(trace.sessions.session < count))
+        return {
+            "input_tokens": tokens,
+            "output_tokens": answers,
+            "arrival_s": np.array(self.arrival_s),
+            "after": after,
+            "think_s": np.array(self.wait_s),
+            "prefixes": self.forest.build(self.leaf) if shares else None,
+            "sessions": Sessions(session, agent, turn, joins, tuple(self.names) if any(self.names) else ()),
+        }

@@ -12,9 +12,10 @@ content. Files are recognised by their columns or keys: `trace_formats` has thos
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -25,6 +26,7 @@ from ..base.tabular import Table, open_table
 from ..specs.arguments import signature
 from .benchmark_files import BENCHMARK_FORMATS, BenchmarkRequests, BenchmarkRun
 from .prefix_forest import Prefixes
+from .session_builder import SessionBuilder
 from .sessions import Sessions, plain_sessions
 from .trace_formats import (
     BLOCK,
@@ -91,6 +93,11 @@ def rows_of(trace: Trace, rows: np.ndarray) -> Trace:
         prefixes=trace.prefixes.at(rows) if trace.prefixes is not None else None,
         sessions=trace.sessions.at(rows) if trace.sessions is not None else None,
     )
+
+
+def session_trace(build: SessionBuilder, source: str, *, notes: tuple[str, ...] = ()) -> Trace:
+    """Sessions that were put together, as a trace: ``session_trace(build, "made by hand")``"""
+    return Trace(**build.columns(), source=source, notes=notes)
 
 
 # ------------------------------------------------------------------ shared prefixes
@@ -179,11 +186,15 @@ def read_runs(path: str | PathLike[str], *, columns: str | Mapping[str, str] | N
     """
     place = input_path(str(path))
     if place.is_dir():
+        if files := session_files(place):
+            return [_sessions_of(files, place)]
         place = _within(place)
     with open_table(place) as table:
         if columns is not None:
             return [_rows(table, mapped_format(parse_columns(columns), table.names, str(place)))]
         names = set(table.names)
+        if table.first_object and (sessions := _session_format(table.first_object)) is not None:
+            return [_read_sessions([table.objects()], sessions, str(place))]
         benchmark = next((f for f in BENCHMARK_FORMATS if set(f.needs) <= names and table.first_object), None)
         if benchmark is not None:
             runs = [run for result in table.objects() for run in benchmark.read(result, str(place))]
@@ -195,6 +206,40 @@ def read_runs(path: str | PathLike[str], *, columns: str | Mapping[str, str] | N
             formats = [(f.name, f.needs) for f in TRACE_FORMATS] + [(f.name, f.needs) for f in BENCHMARK_FORMATS]
             raise unknown_format(str(place), table.names, formats)
         return [_rows(table, known)]
+
+
+def session_files(folder: Path) -> list[Path]:
+    """The files of a folder with one session each or several, in the order of their names: ``[trace_0001.json, …]``"""
+    if (folder / "chat.csv").is_file():
+        return []
+    return sorted(path for path in folder.iterdir() if path.name.endswith((".json", ".jsonl", ".json.gz", ".jsonl.gz")))
+
+
+def _sessions_of(files: list[Path], folder: Path) -> Trace:
+    """The sessions of all files of a folder, which are in the format of the first one."""
+    with open_table(files[0]) as table:
+        known = _session_format(table.first_object or {})
+    if known is None:
+        raise BadFile(f"{files[0]} has no sessions, and {folder} no chat.csv; give the name of a trace")
+
+    def objects(path: Path) -> Iterator[dict[str, Any]]:
+        with open_table(path) as table:
+            yield from table.objects()
+
+    return _read_sessions(map(objects, files), known, str(folder))
+
+
+def _session_format(first: Mapping[str, Any]) -> Any:
+    from .agent_traces import known_session_format
+
+    return known_session_format(first)
+
+
+def _read_sessions(files: Iterable[Iterator[dict[str, Any]]], known: Any, source: str) -> Trace:
+    from .agent_traces import read_sessions
+
+    build, notes = read_sessions(files, known, source)
+    return session_trace(build, source, notes=notes)
 
 
 def _within(folder: Path) -> Path:

@@ -10,10 +10,10 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from ..base.errors import BadValue, check_int, is_number
-from .session_builder import cap_waits, first_sessions
 from .synthetic import (
     LEAST_RATE,
     at_rate,
@@ -24,7 +24,7 @@ from .synthetic import (
     with_shared_prefix,
     with_users,
 )
-from .trace import Trace, first_requests, read_trace
+from .trace import Trace, first_requests, read_trace, rows_of
 from .trace_formats import BLOCK
 
 TRAFFIC_DEFAULTS: Mapping[str, Any] = {  # the keywords that are about requests
@@ -102,6 +102,20 @@ def load_traffic(
         schedule = "all at once" if max_concurrency is None else f"{max_concurrency} at a time"
     conversations = f"conversations of {given['turns']} turns" if given["turns"] else ""
     return LoadedTraffic(trace, f"{input_len} in, {output_len} out", schedule, conversations, max_concurrency)
+
+
+def cap_waits(trace: Trace, max_idle: float) -> Trace:
+    """The trace with no wait between turns longer than ``max_idle`` seconds: ``cap_waits(trace, 60.0)``"""
+    if trace.think_s is None:
+        return trace
+    return msgspec.structs.replace(trace, think_s=np.minimum(trace.think_s, max_idle))
+
+
+def first_sessions(trace: Trace, count: int) -> Trace:
+    """The first sessions of a trace, whole: ``first_sessions(trace, 10)``"""
+    if trace.sessions is None or count >= len(trace.sessions):
+        return trace
+    return rows_of(trace, np.flatnonzero(trace.sessions.session < count))
 
 
 def _generated(given: dict[str, Any], max_concurrency: int | None, concurrent: int | None) -> LoadedTraffic:
