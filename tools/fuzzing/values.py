@@ -25,7 +25,8 @@ from inferometer.specs.command_args import (
     ServingArgs,
     TrafficArgs,
 )
-from inferometer.specs.plan_args import PlanArgs, TargetArgs
+from inferometer.specs.machine_args import TargetArgs
+from inferometer.specs.plan_args import PlanArgs
 from inferometer.specs.train_args import TrainArgs
 
 FOLDER = "%DIR%"  # in an argument: the folder of the case, which has its files and takes what it writes

@@ -11,7 +11,8 @@ import click
 from ..base.errors import BadValue
 from ..base.extras import require_library
 from ..specs.arguments import Args, Argument, arguments, flag
-from ..specs.plan_args import PlanArgs, TargetArgs
+from ..specs.machine_args import TargetArgs
+from ..specs.plan_args import PlanArgs
 from .output import Form, note, wrote
 from .streams import echo
 

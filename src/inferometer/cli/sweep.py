@@ -15,7 +15,8 @@ from ..base.errors import BadValue
 from ..base.files import user_path
 from ..specs.arguments import arguments
 from ..specs.command_args import SweepPartsArgs
-from ..specs.plan_args import PlanArgs, TargetArgs
+from ..specs.machine_args import TargetArgs
+from ..specs.plan_args import PlanArgs
 from .options import (
     MODEL_HELP,
     OUTPUT,

@@ -29,6 +29,7 @@ from ..specs.arguments import check_names, checked, flag
 from ..specs.hosts import DEFAULT_HOST, host, hosted_engine, is_machine, machine, machine_device
 from ..specs.plan_args import PlanArgs
 from ..specs.structs import Engine, Hardware, Plan, Speculation, Usecase, Workload
+from .kv_offload import parse_kv_offload
 from .speculation import acceptance_warnings, parse_lora, parse_speculation
 from .workload import longest_input, parse_images, parse_lengths, parse_turns, positions_reached, refuse
 
@@ -389,6 +390,7 @@ def _plan(
         max_model_len=args.max_model_len or network.max_position,
         routing_skew=args.routing_skew,
         power_cap=_power_cap(args.power_cap, device),
+        kv_offload=parse_kv_offload(args, engine, device, per_node),
         interconnect=args.interconnect or device.interconnect,
         frontend=args.frontend,  # type: ignore[arg-type]
         **_settings(engine),

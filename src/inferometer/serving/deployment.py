@@ -27,7 +27,7 @@ from .autoscaling import Autoscaler, AutoscalingOptions, check_autoscaling, with
 from .engine import EngineCore
 from .fast_path import FastPathEngine
 from .inter_token import merge_gaps
-from .kv_cache import KVCache, PrefixCache, PrefixTree, kv_transfer_seconds, prefix_tree
+from .kv_cache import PrefixTree, kv_transfer_seconds, lone_prompts, prefix_tree
 from .lockstep import LockstepServer, RankEngine
 from .outcome import POINTS, HandOver, Interrupted, Outcome, ReplicaTimeline, infeasible, merge_series
 from .pipeline import PipelineEngine
@@ -36,6 +36,7 @@ from .router import Cluster, Fleet, run_disaggregated
 from .schedulers import NO_LIMIT, NO_THRESHOLD, SCHEDULERS, SchedulerLimits
 from .sessions import Sessions
 from .step_cost import StepCost, step_cost
+from .tiered_replicas import replica_cache, tier_uses
 from .trace import Trace
 
 FREQUENT_LENGTHS = 8  # distinct prompt lengths up to which each is worth a table of its own
@@ -252,6 +253,8 @@ def _build(trace: Trace, pools: Pools, options: ServingOptions, warnings: tuple[
     tree: PrefixTree | None = trace.prefixes if prefix_caching else None
     if tree is None and prefix_caching and trace.blocks is not None and trace.block_tokens > 0:
         tree = prefix_tree(trace.blocks, trace.block_tokens, trace.input_tokens)
+    if tree is None and prefix_caching and any(pool.bound_plan.plan.kv_offload for _, pool in pools):
+        tree = lone_prompts(trace.input_tokens)
     admitted = _admit(trace, pools, tree)
     priority = trace.priority.tolist() if trace.priority is not None and options.policy == "priority" else None
     inputs, outputs = admitted.input_tokens, admitted.output_tokens
@@ -376,10 +379,8 @@ def _replica(
     sample_interval: float,
 ) -> EngineCore:
     """One replica of a pool, of the kind that its plan needs."""
-    limits, block_size = scheduler_limits(pool, options), pool.bound_plan.plan.block_size
-    kv_cache = (
-        PrefixCache(pool.num_blocks, block_size, tree) if prefix_caching else KVCache(pool.num_blocks, block_size)
-    )
+    limits = scheduler_limits(pool, options)
+    kv_cache = replica_cache(pool.bound_plan, pool.num_blocks, table, tree, prefix_caching)
     parts = (limits, table, kv_cache, inbox, SCHEDULERS[options.scheduler])
     if len(pool.stages) > 1:
         return PipelineEngine(pool.stages, *parts, number=number, sample_interval=sample_interval)
@@ -399,7 +400,8 @@ def _report_progress(deployment: Deployment, total: int, progress: Callable[[int
 def _run(deployment: Deployment, options: ServingOptions) -> None:
     """Run all replicas; those that do not depend on each other one after the other."""
     source, fleets = deployment.source, deployment.fleets
-    deals_in_turn = isinstance(source, OpenLoop) and options.router == "round_robin"
+    shares_store = any("shared" in table.tier_stores for table in (deployment.prefill_table, deployment.decode_table))
+    deals_in_turn = isinstance(source, OpenLoop) and options.router == "round_robin" and not shares_store
     if len(fleets) > 1:
         ends_at_prefill = (deployment.admitted.output_tokens < 2).tolist()
         pipelined = any(isinstance(replica, PipelineEngine) for replica in deployment.replicas)
@@ -466,6 +468,7 @@ def _collect(deployment: Deployment) -> Outcome:
         warnings=deployment.warnings,
         timelines=timelines,
         hand_over=hand_over,
+        kv_tiers=tier_uses([engine.kv_cache for engine in replicas], prefill, hit_tokens),
         pauses=tuple(decode.pauses if decode is prefill else [*prefill.pauses, *decode.pauses]),
         sessions=deployment.sessions,
     )

@@ -12,6 +12,7 @@ A request is a row of the `RequestTable`; its state is where its number stands (
                 └── PREEMPTED ◀───┴────────────────────┘   its blocks are lost: prompt and output so far are prefilled
 
     WAITING      in ``waiting``; PREEMPTED if it was running before
+    LOADING      in ``loading``: it waits for blocks that a tier below the GPU has (vLLM's WAITING_FOR_REMOTE_KVS)
     PREFILLING   in ``running`` and, until its last chunk, in ``prefilling`` (request -> num_computed_tokens)
     DECODING     in ``running`` and in ``batch``
     FINISHING    has all its tokens, but still holds its place (``finishing``) or its blocks (``kv_in_transfer``)
@@ -40,6 +41,7 @@ from .arrivals import RequestSource
 from .batch import DecodeBatch
 from .inter_token import InterTokenLatencies
 from .kv_cache import KVCache
+from .kv_tiers import TieredCache
 from .outcome import Recorder
 from .request_flow import RequestFlow
 from .request_table import Finishing, Rejection, RejectionKind, RequestStatus, RequestTable
@@ -83,6 +85,11 @@ class EngineCore(RequestFlow):
         self.unseen_finishes: list[int] = []  # requests that finished in it
         self.finishing: list[Finishing] = []
         self.kv_in_transfer: list[tuple[float, int, int, int]] = []  # heap: until when, request, blocks, tokens
+        self.tiered = kv_cache if isinstance(kv_cache, TieredCache) else None
+        self.loading: list[tuple[float, int, int]] = []  # heap: when its blocks arrive, number of the load, request
+        self.num_loads = 0
+        if self.tiered is not None:
+            self.tiered.clock = lambda: self.now
         self.refused: dict[int, Rejection] = {}
         self.steps = self.computed_tokens = 0
         self.busy_s = 0.0
@@ -97,6 +104,8 @@ class EngineCore(RequestFlow):
         if self.table.finished_s[i] == self.table.finished_s[i]:
             holds_blocks = i in self.running or any(entry[1] == i for entry in self.kv_in_transfer)
             return RequestStatus.FINISHING if holds_blocks else RequestStatus.FINISHED
+        if any(entry[2] == i for entry in self.loading):
+            return RequestStatus.LOADING
         if i in self.running:
             return RequestStatus.PREFILLING if i in self.prefilling else RequestStatus.DECODING
         return RequestStatus.UNKNOWN
@@ -115,7 +124,7 @@ class EngineCore(RequestFlow):
                 self._run_uncontended(until)
                 if self.now >= until:
                     return
-            if self.finishing or self.kv_in_transfer:
+            if self.finishing or self.kv_in_transfer or self.loading:
                 self._free_finished()
             if self.source.next <= self.visible_until and not self.steps_since_poll:
                 self._receive()
@@ -191,6 +200,7 @@ class EngineCore(RequestFlow):
             late = min(max(0.0, launched), seconds)
             self.show_results(late)
         self._end_mixed_step(seconds, num_seqs, completed, num_new_tokens, late)
+        self._store_computed(chunks, self.now)
 
     def _completed(self, chunks: list[Chunk]) -> list[int]:
         """The requests whose prompts are done with these chunks."""
@@ -344,6 +354,8 @@ class EngineCore(RequestFlow):
             gap = min(gap, self.source.next - now)
         if self.kv_in_transfer and self.waiting:
             gap = min(gap, self.kv_in_transfer[0][0] - now)
+        if self.loading:
+            gap = min(gap, self.loading[0][0] - now)
         return max_steps, gap
 
     def _advance(self, steps: int) -> None:
@@ -379,14 +391,16 @@ class EngineCore(RequestFlow):
             self._sync_async_state()
             self.visible_until = self.now
             return True
-        if self.waiting and not self.running and not self.kv_in_transfer:
-            self._refuse()
+        if self.waiting and not self.running and not self.kv_in_transfer and not self.loading:
+            if not self._give_up_loads():
+                self._refuse()
             return True
         return False
 
     def _wakeup(self) -> float:
         """When an engine with nothing to compute may have something again."""
-        return min(self.source.next, self.kv_in_transfer[0][0] if self.kv_in_transfer and self.waiting else inf)
+        freed = self.kv_in_transfer[0][0] if self.kv_in_transfer and self.waiting else inf
+        return min(self.source.next, freed, self.loading[0][0] if self.loading else inf)
 
     def _refuse(self) -> None:
         """The first waiting request does not fit into an idle engine: it never will."""
@@ -404,7 +418,7 @@ class EngineCore(RequestFlow):
         """A lower bound of when the next request finishes, as far as is known without taking a step."""
         if self.waiting or self.prefilling or self.finishing:
             return max(self.now, self.next_wakeup)
-        next_arrival = max(self.now, self.source.next)
+        next_arrival = max(self.now, min(self.source.next, self.loading[0][0] if self.loading else inf))
         batch = self.batch
         if not batch.num_seqs:
             return next_arrival
@@ -450,6 +464,8 @@ class EngineCore(RequestFlow):
         while self.kv_in_transfer and self.kv_in_transfer[0][0] <= self.now:
             _, i, blocks, computed_tokens = heappop(self.kv_in_transfer)
             self.kv_cache.release(i, blocks, computed_tokens)
+        if self.loading and self.loading[0][0] <= self.visible_until:
+            self._end_loads(self.visible_until)
 
     def _sync_async_state(self) -> None:
         """Asynchronous scheduling has caught up: requests that finished in the last step may be freed now."""

@@ -76,6 +76,12 @@ def prefix_tree(blocks: tuple[np.ndarray, ...], block_tokens: int, prompts: np.n
     return PrefixTree(first, last, [tuple(numbers[a:b]) for a, b in pairwise(cuts.tolist())], which)
 
 
+def lone_prompts(prompts: np.ndarray) -> PrefixTree:
+    """Prompts that share nothing, each a segment of its own; its blocks are asked for again if it is preempted."""
+    count = len(prompts)
+    return PrefixTree(np.zeros(count, np.int64), prompts, [(i,) for i in range(count)], list(range(count)))
+
+
 def _distinct(blocks: tuple[np.ndarray, ...]) -> tuple[list[np.ndarray], list[int]]:
     """The distinct arrays, and which one every request has: requests with one prefix share one array object."""
     known: dict[int, int] = {}
@@ -171,6 +177,8 @@ class PrefixCache(KVCache):
     Without a ``tree`` no two requests share anything; but a preempted one may find its own blocks again.
     """
 
+    stores_evicted = False  # `_on_evicted` is to be called
+
     def __init__(self, num_blocks: int, block_size: int, tree: PrefixTree | None = None) -> None:
         super().__init__(num_blocks, block_size)
         self.tree = tree
@@ -229,6 +237,13 @@ class PrefixCache(KVCache):
         """Take over the cached blocks and hand out the others; all or nothing."""
         if self.no_reuse:
             return super().allocate(i, cached, upto)
+        if not self._take_over(i, cached, upto):
+            return False
+        self._fill(i, cached, upto)
+        return True
+
+    def _take_over(self, i: int, cached: int, upto: int) -> bool:
+        """The blocks of a request, those behind the cached ones still empty; all or nothing."""
         wanted = cached // self.block_size
         segments, idle, own = self._locate(i, cached)
         need = ceil_div(upto, self.block_size) - wanted
@@ -242,7 +257,6 @@ class PrefixCache(KVCache):
         self._append_free(self._anonymous_key(), rest)
         self.segments_of[i], self.shared_blocks[i] = dict.fromkeys(segments), wanted - own
         self._evict(need)
-        self._fill(i, cached, upto)
         return True
 
     def extend(self, i: int, computed: int, upto: int) -> bool:
@@ -296,11 +310,17 @@ class PrefixCache(KVCache):
                 del self.free_queue[key]
             if key >= 0:
                 self.cached_blocks[key] -= taken
+                if self.stores_evicted:
+                    left = self.cached_blocks[key]
+                    self._on_evicted(key, left, left + taken)
             blocks -= taken
         if self.tree is None and all(key < _ANONYMOUS for key in self.free_queue):
             self.no_reuse = True
             self.segments_of.clear()
             self.shared_blocks.clear()
+
+    def _on_evicted(self, segment: int, start: int, stop: int) -> None:
+        """The content of some blocks of a segment is lost, where a cache wants to know."""
 
     def _append_free(self, key: int, blocks: int) -> None:
         if blocks:

@@ -32,7 +32,7 @@ class RankEngine(EngineCore):
 
     def receive(self) -> None:
         """Free what has finished, and receive what has arrived."""
-        if self.finishing or self.kv_in_transfer:
+        if self.finishing or self.kv_in_transfer or self.loading:
             self._free_finished()
         if self.source.next <= self.visible_until and not self.steps_since_poll:
             self._receive()
@@ -64,6 +64,7 @@ class RankEngine(EngineCore):
             prefill_share = num_new_tokens / (num_new_tokens + self.num_decoding * self.limits.tokens_per_decode)
             self.throttle.add_load(self.now, seconds, prefill_share, self.thermal_state)
         self._end_mixed_step(seconds, self.num_decoding, self._completed(self.chunks), num_new_tokens)
+        self._store_computed(self.chunks, self.now)
 
     def end_decode_steps(self, steps: int, seconds: float, before_last: float) -> None:
         """Steps without prompts on this rank are over; without sequences, too, they were empty batches."""
@@ -220,7 +221,7 @@ class LockstepServer:
         ranks, now = self.ranks, self.now
         if any(rank.waiting or rank.prefilling or rank.finishing for rank in ranks):
             return max(now, self.next_wakeup)
-        next_arrival = max(now, min([rank.source.next for rank in ranks]))
+        next_arrival = max(now, min([rank.wakeup() for rank in ranks]))
         decoding = [rank for rank in ranks if rank.batch.num_seqs]
         if not decoding:
             return next_arrival

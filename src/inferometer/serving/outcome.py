@@ -40,6 +40,26 @@ class ReplicaTimeline(NamedTuple):
     computed_tokens: int  # until then
 
 
+class TierUse(NamedTuple):
+    """A tier of the KV cache over a run, of all replicas together; the GPU is the first."""
+
+    name: str  # gpu, cpu, disk or shared
+    capacity_bytes: float
+    used_bytes: float  # at the end
+    hit_tokens: int  # of prompts that were found there
+    hit_rate: float  # of all tokens of prompts
+    request_tokens: np.ndarray  # of each request, tokens that came from there
+    loaded_bytes: float = 0.0  # over the link to the tier above
+    stored_bytes: float = 0.0
+    load_s: float = 0.0  # seconds that the link was busy in each direction, summed over replicas
+    store_s: float = 0.0
+    evicted_bytes: float = 0.0
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {name: value for name, value in self._asdict().items() if name != "request_tokens"}
+
+
 class HandOver(NamedTuple):
     """Disaggregated serving, one entry per request: where and when its prefill ended, and when its decode began."""
 
@@ -74,6 +94,7 @@ class Outcome(ComparableResult, msgspec.Struct, kw_only=True, eq=False, dict=Tru
     hand_over: HandOver | None = None  # where prefill and decode are disaggregated
     pauses: tuple[tuple[int, float, float], ...] = ()  # request, preempted, admitted again
     sessions: Sessions | None = None  # whose turns the requests are
+    kv_tiers: tuple[TierUse, ...] = ()  # where there are tiers below the GPU
 
     def __repr__(self) -> str:
         done = self.done

@@ -94,9 +94,10 @@ class PipelineEngine(EngineCore):
 
     def _next_batch(self) -> PipelineBatch:
         """The batch that is back first; of those at one time, one with work before one that waits for some."""
+        wakeup = min(self.source.next, self.loading[0][0]) if self.loading else self.source.next
         for one in self.batches:
-            if one.in_flight is None and self.source.next < one.ready:  # an idle batch begins when a request arrives
-                one.ready = max(self.now, self.source.next)
+            if one.in_flight is None and wakeup < one.ready:  # an idle batch begins when a request arrives
+                one.ready = max(self.now, wakeup)
         return min(self.batches, key=lambda one: (one.ready, one.in_flight is None))
 
     def _step(self, until: float) -> bool:
@@ -116,9 +117,10 @@ class PipelineEngine(EngineCore):
     def _postpone(self) -> None:
         """Nothing to compute in this batch until a request arrives or another batch is back."""
         others = [other.ready for other in self.batches if other.in_flight is not None]
-        self.current.ready = max(self.now, min([self.source.next, *others]))
+        self.current.ready = max(self.now, min([self.source.next, *others, *(entry[0] for entry in self.loading[:1])]))
         if self.current.ready == inf and self.waiting:
-            self._refuse()
+            if not self._give_up_loads():
+                self._refuse()
             self.current.ready = self.now
 
     def _send(self, chunks: list[Chunk], num_seqs: int) -> None:
@@ -142,6 +144,7 @@ class PipelineEngine(EngineCore):
         self.steps += 1
         self.computed_tokens += num_seqs * self.limits.tokens_per_decode + num_new_tokens
         self.current.ready, self.current.in_flight = time, StepInFlight(num_seqs > 0, completed)
+        self._store_computed(chunks, time)
 
     def _land(self, current: PipelineBatch, step: StepInFlight) -> None:
         """The tokens of a step are there."""

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .kv_tiers import TierStore
 from .trace import Trace
 
 
@@ -29,9 +30,12 @@ class RequestTable:
         "preempted_s",
         "prefill_target",
         "priority",
+        "prompt_tokens",
         "remaining_tokens",
         "replica",
         "scheduled_s",
+        "tier_stores",
+        "tier_tokens",
         "transferred_tokens",
     )
 
@@ -45,6 +49,9 @@ class RequestTable:
         self.arrival_s, self.scheduled_s = never[:], never[:]
         self.first_token_s, self.finished_s = never[:], never
         self.num_cached_tokens, self.num_preemptions, self.replica = zero[:], zero[:], zero
+        self.tier_tokens: list[array[int]] = []  # of each tier below the GPU: tokens of prompts that came from there
+        self.tier_stores: dict[str, TierStore] = {}  # that all replicas share
+        self.prompt_tokens: list[int] = []  # of every request, where there are tiers
         self.preempted_s: dict[int, float] = {}  # requests that wait again, since when
         self.pauses: list[tuple[int, float, float]] = []  # request, preempted, admitted again
 
@@ -89,6 +96,7 @@ class RequestStatus(Enum):
     UNKNOWN = "not arrived yet"
     WAITING = "waiting"
     PREEMPTED = "preempted"
+    LOADING = "loading"
     PREFILLING = "prefilling"
     DECODING = "decoding"
     FINISHING = "finishing"

@@ -71,8 +71,8 @@ class SchedulerState(Protocol):
         """A block for every decoding sequence whose last one is full, preempting if needed; whether it preempted."""
         raise NotImplementedError
 
-    def num_cached_tokens(self, i: int) -> int:
-        """Tokens of a waiting request that are in the KV cache."""
+    def next_request(self) -> tuple[int, int]:
+        """The waiting request that is next, and its tokens that are in the KV cache; -1: none may begin."""
         raise NotImplementedError
 
     def admit(self, i: int, num_cached: int, num_new: int) -> None:
@@ -233,8 +233,9 @@ def vllm(engine: SchedulerState) -> SchedulerOutput:
             token_budget -= num_new
     # 3. Waiting requests, in order; none after a preemption.
     while not preempted and waiting and (allowed := admissible_prompt_tokens(limits, token_budget, len(running))) > 0:
-        i = waiting.peek()
-        num_cached = engine.num_cached_tokens(i)
+        i, num_cached = engine.next_request()
+        if i < 0:
+            break
         num_prompt = prefill_target[i] - num_cached
         if deferred and num_prompt > 1:  # one whose KV cache was sent goes on at once
             break
@@ -263,8 +264,9 @@ def sarathi(engine: SchedulerState) -> SchedulerOutput:
     chunks = _continue_prefills(engine, token_budget, limits.long_prefill_token_threshold)
     token_budget -= sum(num_new for _, num_new, _ in chunks)
     while not preempted and waiting and (allowed := admissible_prompt_tokens(limits, token_budget, len(running))) > 0:
-        i = waiting.peek()
-        num_cached = engine.num_cached_tokens(i)
+        i, num_cached = engine.next_request()
+        if i < 0:
+            break
         num_prompt = prefill_target[i] - num_cached
         spare = kv_cache.num_blocks // 100 if running else 0
         if kv_cache.free_blocks - ceil_div(num_prompt, kv_cache.block_size) < spare:
@@ -312,8 +314,9 @@ def trtllm(engine: SchedulerState) -> SchedulerOutput:
     unpromised = kv_cache.free_blocks - _promised_blocks(engine)
     continued = len(chunks)
     while unpromised > 0 and token_budget > 0 and waiting and len(engine.running) < limits.max_num_seqs:
-        i = waiting.peek()
-        num_cached = engine.num_cached_tokens(i)
+        i, num_cached = engine.next_request()
+        if i < 0:
+            break
         num_prompt = prefill_target[i] - num_cached
         num_new = min(num_prompt, token_budget)
         unpromised -= _final_blocks(engine, i) - num_cached // kv_cache.block_size
@@ -350,8 +353,9 @@ def prefill_first(engine: SchedulerState) -> SchedulerOutput:
     chunks: list[Chunk] = []
     token_budget = limits.max_num_batched_tokens
     while engine.waiting and len(engine.running) < limits.max_num_seqs and len(chunks) < limits.prefill_max_requests:
-        i = engine.waiting.peek()
-        num_cached = engine.num_cached_tokens(i)
+        i, num_cached = engine.next_request()
+        if i < 0:
+            break
         num_new = prefill_target[i] - num_cached
         if (num_new > token_budget and chunks) or not kv_cache.allocate(i, num_cached, prefill_target[i]):
             break

@@ -367,6 +367,7 @@ class RunSetup(NamedTuple):
             "sessions": session_metrics(outcome, result["dollars_per_hour"]),
             "preemptions": int(outcome.preemptions.sum()),
             "kv_cache_tokens": outcome.kv_cache_tokens,
+            "kv_tiers": [tier.plain() for tier in outcome.kv_tiers],
             "max_kv_cache_usage": float(max(kv_used)) if len(kv_used) else None,
             "steps": outcome.steps,
             "autoscaling": _replicas_over_time(outcome, result["gpus"], self.gpu),

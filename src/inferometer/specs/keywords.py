@@ -33,6 +33,14 @@ class PlanKwargs(TypedDict, total=False):
     dtype: str | None
     kv_cache_dtype: str | None
     norm_dtype: str | None
+    kv_offloading_size: float | None
+    kv_offloading_backend: str | None
+    enable_hierarchical_cache: bool | None
+    hicache_ratio: float | None
+    hicache_size: float | None
+    hicache_write_policy: str | None
+    hicache_storage_backend: str | None
+    kv_tiers: str | Iterable[str] | Mapping[str, Any] | None
     attention: str | None
     fusion: bool | None
     frontend: str | None
@@ -87,6 +95,14 @@ class SimulatedKwargs(TypedDict, total=False):
     dtype: str | None
     kv_cache_dtype: str | None
     norm_dtype: str | None
+    kv_offloading_size: float | None
+    kv_offloading_backend: str | None
+    enable_hierarchical_cache: bool | None
+    hicache_ratio: float | None
+    hicache_size: float | None
+    hicache_write_policy: str | None
+    hicache_storage_backend: str | None
+    kv_tiers: str | Iterable[str] | Mapping[str, Any] | None
     attention: str | None
     fusion: bool | None
     frontend: str | None
@@ -147,6 +163,14 @@ class SimulateKwargs(TypedDict, total=False):
     dtype: str | None
     kv_cache_dtype: str | None
     norm_dtype: str | None
+    kv_offloading_size: float | None
+    kv_offloading_backend: str | None
+    enable_hierarchical_cache: bool | None
+    hicache_ratio: float | None
+    hicache_size: float | None
+    hicache_write_policy: str | None
+    hicache_storage_backend: str | None
+    kv_tiers: str | Iterable[str] | Mapping[str, Any] | None
     attention: str | None
     fusion: bool | None
     frontend: str | None
@@ -216,6 +240,14 @@ class CapacityKwargs(TypedDict, total=False):
     dtype: str | None
     kv_cache_dtype: str | None
     norm_dtype: str | None
+    kv_offloading_size: float | None
+    kv_offloading_backend: str | None
+    enable_hierarchical_cache: bool | None
+    hicache_ratio: float | None
+    hicache_size: float | None
+    hicache_write_policy: str | None
+    hicache_storage_backend: str | None
+    kv_tiers: str | Iterable[str] | Mapping[str, Any] | None
     attention: str | None
     fusion: bool | None
     frontend: str | None
@@ -318,6 +350,14 @@ class SearchKwargs(TypedDict, total=False):
     enable_chunked_prefill: bool | None
     cpu_offload_gb: float | None
     norm_dtype: str | None
+    kv_offloading_size: float | None
+    kv_offloading_backend: str | None
+    enable_hierarchical_cache: bool | None
+    hicache_ratio: float | None
+    hicache_size: float | None
+    hicache_write_policy: str | None
+    hicache_storage_backend: str | None
+    kv_tiers: str | Iterable[str] | Mapping[str, Any] | None
     attention: str | None
     fusion: bool | None
     host_profile: str | None

@@ -6,178 +6,14 @@ what obeys it.
 """
 
 # Annotations are looked at while the program runs: no postponed evaluation here.
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
-from .arguments import Args, Slider, arg, arguments, flag
+from .arguments import Slider, arg, arguments, flag
+from .machine_args import LayoutArgs
 from .structs import Calibration
 
 TOKENS = 10**8  # no request is longer than this
-RANKS = 65536
-
-
-class TargetArgs(Args):
-    """What is run, on what."""
-
-    GROUP: ClassVar[str] = "Machine"
-    model: Annotated[
-        str,
-        arg("Catalogue name, Hugging Face id, config.json or its folder, or a network's TOML file.", label="Model"),
-    ] = "llama-3.1-8b"
-    gpu: Annotated[
-        str,
-        arg(
-            "Catalogue name, TOML file, or name:key=value,… to change its specifications.",
-            label="GPU",
-            offered="hardware",
-            metavar="NAME",
-        ),
-    ] = "h100-sxm"
-
-
-class MachineArgs(Args):
-    """The engine."""
-
-    GROUP: ClassVar[str] = "Machine"
-    engine: Annotated[
-        str | None,
-        arg(
-            "vllm, sglang, trtllm, hf, or roofline (kernels at peak speed); vllm@0.15 takes that version's defaults.",
-            default_text="vllm",
-            label="Engine",
-            offered="engines",
-        ),
-    ] = None
-    power_cap: Annotated[
-        Annotated[float, arg("", gt=0, le=1e6)] | None,
-        arg(
-            "Power limit per GPU, in watts; clocks drop to stay within it.",
-            default_text="the GPU's own",
-            metavar="W",
-            label="Power cap",
-            unit="W",
-            slider=Slider(100, 1400, 50),
-        ),
-    ] = None
-    assume_decoder: Annotated[
-        bool,
-        arg(
-            "Treat a model of unknown structure as a Llama-like decoder.",
-            label="Assume a decoder",
-        ),
-    ] = False
-
-
-class LayoutArgs(MachineArgs):
-    """How the model lies on the GPUs."""
-
-    GROUP: ClassVar[str] = "Layout"
-    tensor_parallel_size: Annotated[
-        int,
-        arg(
-            "Tensor-parallel GPUs: each layer is split across them.",
-            ge=1,
-            le=RANKS,
-            short="-tp",
-            label="Tensor parallel",
-            unit="GPUs",
-            slider=Slider(1, 64, "x2"),
-        ),
-    ] = 1
-    pipeline_parallel_size: Annotated[
-        int,
-        arg(
-            "Pipeline stages: the layers are divided among them.",
-            ge=1,
-            le=RANKS,
-            short="-pp",
-            label="Pipeline parallel",
-            unit="stages",
-            slider=Slider(1, 16, "x2"),
-        ),
-    ] = 1
-    data_parallel_size: Annotated[
-        int,
-        arg(
-            "Data-parallel replicas of the model, or of its attention with expert parallelism.",
-            ge=1,
-            le=RANKS,
-            short="-dp",
-            label="Data parallel",
-            unit="replicas",
-            slider=Slider(1, 64, "x2"),
-        ),
-    ] = 1
-    enable_expert_parallel: Annotated[
-        bool, arg("Distribute the experts over all TP × DP ranks.", label="Expert parallel")
-    ] = False
-    sequence_parallel: Annotated[
-        bool, arg("Also split norms and residuals across the TP ranks.", short="-sp", label="Sequence parallel")
-    ] = False
-    decode_context_parallel_size: Annotated[
-        int,
-        arg(
-            "TP ranks that split the KV cache during decode.",
-            ge=1,
-            le=RANKS,
-            short="-dcp",
-            label="Decode context parallel",
-            unit="GPUs",
-            slider=Slider(1, 16, "x2"),
-        ),
-    ] = 1
-    micro_batches: Annotated[
-        int,
-        arg(
-            "Micro-batches in the pipeline; 0: one per stage.",
-            ge=0,
-            le=10**6,
-            label="Micro-batches",
-            unit="per batch",
-            slider=Slider(0, 32, 1),
-        ),
-    ] = 0
-    nodes: Annotated[
-        Annotated[int, arg("", ge=1, le=10**6)] | None,
-        arg(
-            "Nodes (machines).",
-            default_text="as many as the layout needs",
-            label="Nodes",
-            unit="machines",
-            slider=Slider(1, 64, "x2"),
-        ),
-    ] = None
-    gpus_per_node: Annotated[
-        Annotated[int, arg("", ge=1, le=RANKS)] | None,
-        arg(
-            "GPUs per node.",
-            default_text="from the GPU's data",
-            label="GPUs per node",
-            unit="GPUs",
-            slider=Slider(1, 72, 1),
-        ),
-    ] = None
-    interconnect: Annotated[
-        str | None,
-        arg(
-            "Link between the GPUs of a node: nvlink, pcie …",
-            default_text="the fastest",
-            label="Interconnect",
-            offered="links",
-        ),
-    ] = None
-    overlap: Annotated[
-        float,
-        arg(
-            "Share of communication hidden behind compute.",
-            ge=0,
-            le=1,
-            ends="0 (none) and 1 (all that compute can hide)",
-            label="Overlapped communication",
-            unit="share",
-            slider=Slider(0, 1, 0.05),
-        ),
-    ] = 0.0
 
 
 class MethodArgs(LayoutArgs):
@@ -271,7 +107,58 @@ class PrecisionArgs(MethodArgs):
     ] = None
 
 
-class EngineArgs(PrecisionArgs):
+class KVOffloadArgs(PrecisionArgs):
+    """Tiers below the GPU's KV cache, in the words of vLLM and SGLang; what no engine has a flag for is `kv_tiers`."""
+
+    GROUP: ClassVar[str] = "KV tiers"
+    kv_offloading_size: Annotated[
+        Annotated[float, arg("", ge=0, le=1e6)] | None,
+        arg(
+            "GiB of CPU memory for KV blocks, over all ranks of a replica (vLLM's; translated for other engines).",
+            default_text="none",
+            metavar="GIB",
+            unit="GiB",
+        ),
+    ] = None
+    kv_offloading_backend: Annotated[
+        str | None,
+        arg("What keeps offloaded blocks: native or lmcache (vLLM).", default_text="native", metavar="NAME"),
+    ] = None
+    enable_hierarchical_cache: Annotated[
+        bool, arg("Keep KV blocks in CPU memory, too: --hicache-ratio times the GPU's, or --hicache-size (SGLang).")
+    ] = False
+    hicache_ratio: Annotated[
+        Annotated[float, arg("", gt=0, le=1e4)] | None,
+        arg("CPU memory for KV blocks over the GPU's KV cache (SGLang).", default_text="2", metavar="X"),
+    ] = None
+    hicache_size: Annotated[
+        Annotated[float, arg("", ge=0, le=1e6)] | None,
+        arg("GB of CPU memory for KV blocks, per GPU; overrides --hicache-ratio (SGLang).", metavar="GB", unit="GB"),
+    ] = None
+    hicache_write_policy: Annotated[
+        str | None,
+        arg(
+            "When blocks are stored below: write_through, write_through_selective or write_back (SGLang).",
+            default_text="write_through",
+            metavar="NAME",
+        ),
+    ] = None
+    hicache_storage_backend: Annotated[
+        str | None,
+        arg("Storage below CPU memory: file (disk); mooncake, hf3fs, nixl, aibrix (a shared store) (SGLang)."),
+    ] = None
+    kv_tiers: Annotated[
+        str | Iterable[str] | Mapping[str, Any] | None,
+        arg(
+            "Tiers and their figures: disk:size=2000 shared:size=20000,read=40 cpu:read=50 (GiB, GB/s); keys: size, "
+            "read, write, latency (s), concurrency.",
+            metavar="TIER:KEY=VALUE,…",
+            several=True,
+        ),
+    ] = None
+
+
+class EngineArgs(KVOffloadArgs):
     """Limits and habits of the engine."""
 
     GROUP: ClassVar[str] = "Engine"

@@ -347,6 +347,29 @@ class Lora(Spec, frozen=True, kw_only=True):
     adapters: int = 1  # different ones in a batch
 
 
+class KVTier(Spec, frozen=True, kw_only=True):
+    """A place for the KV blocks of a replica below the GPU's memory, and the link from the tier above."""
+
+    name: str  # cpu, disk or shared
+    size: float = 0.0  # bytes; of a shared store: of all replicas together
+    size_per_gpu: float = 0.0  # instead: bytes for each GPU of a replica
+    gpu_ratio: float = 0.0  # instead: times what the GPUs' KV cache holds
+    read_bandwidth: float  # B/s for each GPU of a replica, towards the GPU
+    write_bandwidth: float  # B/s, away from it
+    latency: float = 0.0  # s of one transfer
+    concurrency: int = 1  # transfers at once, whose latencies overlap
+    duplex: bool = True  # reads do not slow writes down
+
+
+class KVOffload(Spec, frozen=True, kw_only=True):
+    """The tiers below the GPU's KV cache, nearest first, and when blocks are stored there."""
+
+    tiers: tuple[KVTier, ...]  # nearest first
+    write_policy: Literal["write_through", "write_through_selective", "write_back"] = "write_through"  # SGLang's words
+    backend: str = ""  # native or lmcache (vLLM); SGLang's storage backend
+    prompt_only: bool = False  # what is generated is stored only when a later prompt has it
+
+
 class Plan(Spec, frozen=True, kw_only=True):
     """How the model is laid out and run."""
 
@@ -378,6 +401,7 @@ class Plan(Spec, frozen=True, kw_only=True):
     lora: Lora | None = None
     frontend: Literal["in-process", "http"] = "in-process"
     power_cap: float = 0.0  # W of each GPU; 0: its own limit
+    kv_offload: KVOffload | None = None  # tiers below the GPU's KV cache
 
     @property
     def gpus(self) -> int:

@@ -25,7 +25,8 @@ from ..inference.request import Request, build_request
 from ..network.graph import Model
 from ..specs.arguments import arguments
 from ..specs.catalog import gpu_names
-from ..specs.plan_args import PlanArgs, TargetArgs
+from ..specs.machine_args import TargetArgs
+from ..specs.plan_args import PlanArgs
 
 INNER_AXES = ("batch_size", "input_len", "output_len", "prefix_len")
 _UNSPLIT = ("turns", "speculative_config", "lora_targets", "profile", "calibration")  # their values may have commas

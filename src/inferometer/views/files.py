@@ -124,6 +124,8 @@ def request_columns(outcome: Outcome) -> dict[str, Any]:
     if outcome.sessions is not None:
         whose = outcome.sessions
         named |= {"session_id": _session_ids(outcome)[whose.session].tolist(), "agent": whose.agent, "turn": whose.turn}
+    for tier in outcome.kv_tiers[1:]:
+        named[f"{tier.name}_cached_tokens"] = tier.request_tokens
     return named
 
 

@@ -19,7 +19,8 @@ from ..base.errors import BadValue, UnknownName, abbreviate, is_number
 from ..base.ranges import as_list
 from ..specs import catalog
 from ..specs.arguments import Argument, arguments, flag
-from ..specs.plan_args import PlanArgs, TargetArgs
+from ..specs.machine_args import TargetArgs
+from ..specs.plan_args import PlanArgs
 
 # Said even where they are the default: a mailed command keeps its meaning, and a use case has lengths of its own.
 _ALWAYS_SAID = ("gpu", "batch_size", "input_len", "output_len", "beam_width")

@@ -31,6 +31,7 @@ def run(result: Mapping[str, Any], series: Mapping[str, np.ndarray] | None = Non
             *_expected_error(result),
             *_rates(result),
             *_sessions(result.get("sessions")),
+            *_tiers(result),
             *_over_time(series or {}),
             *_rejections(result),
         ]
@@ -151,6 +152,27 @@ def _sessions(sessions: Mapping[str, Any] | None) -> list[Part]:
     for key, label in SESSION_ROWS.items():
         table.add_row(label, *(seconds(sessions[f"{word}_{key}"]) for word in ("mean", "median", "p90", "p99")))
     return [*parts, table]
+TIER_LABELS = {"gpu": "GPU", "cpu": "CPU memory", "disk": "disk", "shared": "shared store"}
+
+
+def _tiers(result: Mapping[str, Any]) -> list[Part]:
+    """The tiers of the KV cache: where the tokens of prompts were found, and what went over the links."""
+    if not result.get("kv_tiers"):
+        return []
+    columns = [Column(word, priority=rank) for word, rank in (("size", 1), ("full", 2), ("hits", 0))]
+    traffic = [Column(word, priority=rank) for word, rank in (("read", 1), ("written", 2), ("evicted", 3))]
+    table = TextTable([Column("", "<", name="KV cache"), *columns, *traffic], elsewhere="--json")
+    for tier in result["kv_tiers"]:
+        size, used = tier["capacity_bytes"], tier["used_bytes"]
+        moved = [f"{tier[key] / 1e9:,.0f} GB" for key in ("loaded_bytes", "stored_bytes", "evicted_bytes")]
+        table.add_row(
+            TIER_LABELS[tier["name"]],
+            f"{size / 2**30:,.4g} GiB",
+            percent(used / size if size else 0.0),
+            percent(tier["hit_rate"]),
+            *(moved if tier["name"] != "gpu" else ["–"] * 3),
+        )
+    return [Paragraph(""), table]
 
 
 def _autoscaled(use: Mapping[str, Any]) -> str:

@@ -1,0 +1,115 @@
+"""The KV caches of replicas: blocks alone, prefixes, or prefixes with tiers below; and what tiers were good for.
+
+cache = replica_cache(bound_plan, num_blocks, table, tree, prefix_caching=True)
+tier_uses([cache], table, hit_tokens)[1].hit_rate       # of CPU memory, if the plan has it
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..costs.binding import BoundPlan, stage_plans
+from ..inference import memory
+from ..specs.structs import KVTier
+from .kv_cache import KVCache, PrefixCache, PrefixTree
+from .kv_tiers import CacheTier, TieredCache, TierStore, TransferLink
+from .outcome import TierUse
+from .request_table import RequestTable, column
+
+
+def block_bytes(bound_plan: BoundPlan, tokens: int = 0) -> float:
+    """Bytes of a KV block on all GPUs of a replica, of sequences of so many tokens: ``block_bytes(bound_plan)``
+
+    A rank's copy of what others have, too (latent caches under tensor parallelism), counts: vLLM stores it as well.
+    """
+    plan, length = bound_plan.plan, max(tokens, bound_plan.plan.block_size)
+    stages = sum(
+        float(memory.cache_bytes(stage, length)) - float(memory.cache_bytes(stage, 0))
+        for stage in stage_plans(bound_plan)
+    )
+    return stages * plan.tensor_parallel_size * plan.block_size / length
+
+
+def replica_cache(
+    bound_plan: BoundPlan, num_blocks: int, table: RequestTable, tree: PrefixTree | None, prefix_caching: bool
+) -> KVCache:
+    """The KV cache of one replica, with the tiers of its plan."""
+    plan = bound_plan.plan
+    if not prefix_caching:
+        return KVCache(num_blocks, plan.block_size)
+    bytes_each = block_bytes(bound_plan) if plan.kv_offload is not None else 0.0
+    if plan.kv_offload is None or tree is None or not bytes_each:
+        return PrefixCache(num_blocks, plan.block_size, tree)
+    gpus = plan.tensor_parallel_size * plan.pipeline_parallel_size
+    tiers = [_tier(tier, gpus, num_blocks, bytes_each, table) for tier in plan.kv_offload.tiers]
+    if not table.prompt_tokens:
+        table.prompt_tokens = table.prefill_target[:]
+        table.tier_tokens = [array("q", [0]) * len(table) for _ in tiers]
+    return TieredCache(
+        num_blocks,
+        plan.block_size,
+        tree,
+        tiers,
+        table.prompt_tokens,
+        plan.kv_offload.write_policy,
+        plan.kv_offload.prompt_only,
+    )
+
+
+def _tier(tier: KVTier, gpus: int, gpu_blocks: int, bytes_each: float, table: RequestTable) -> CacheTier:
+    """One tier of a replica; what a shared store holds is the same for all."""
+    size = tier.size + tier.size_per_gpu * gpus
+    blocks = int(size // bytes_each + tier.gpu_ratio * gpu_blocks)
+    store = table.tier_stores.setdefault(tier.name, TierStore(blocks)) if tier.name == "shared" else TierStore(blocks)
+    link = TransferLink(
+        tier.read_bandwidth * gpus, tier.write_bandwidth * gpus, tier.latency, tier.concurrency, tier.duplex
+    )
+    return CacheTier(tier.name, bytes_each, link, store)
+
+
+def tier_uses(caches: Sequence[KVCache], table: RequestTable, hit_tokens: int) -> tuple[TierUse, ...]:
+    """What each tier held, gave and took, of all replicas together; nothing where there is only the GPU."""
+    tiered = [cache for cache in caches if isinstance(cache, TieredCache)]
+    if not tiered:
+        return ()
+    queried = sum(cache.queried_tokens for cache in tiered)
+    tokens = [column(each) for each in table.tier_tokens]
+    below = [int(each.sum()) for each in tokens]
+    per_block = tiered[0].tiers[0].block_bytes
+    on_gpu = sum(sum(cache.cached_blocks) for cache in tiered)
+    gpu_hits = max(0, hit_tokens - sum(below))
+    gpu_tokens = np.maximum(0, column(table.num_cached_tokens) - sum(tokens))
+    uses = [
+        TierUse(
+            name="gpu",
+            capacity_bytes=sum(cache.num_blocks for cache in tiered) * per_block,
+            used_bytes=on_gpu * per_block,
+            hit_tokens=gpu_hits,
+            hit_rate=gpu_hits / queried if queried else 0.0,
+            request_tokens=gpu_tokens,
+        )
+    ]
+    for number, first in enumerate(tiered[0].tiers):
+        same = [cache.tiers[number] for cache in tiered]
+        stores = {id(tier.store): tier.store for tier in same}.values()
+        read, written = ([tier.link.bytes_sent[k] for tier in same] for k in (0, 1))
+        load_s, store_s = ([tier.link.busy_s[k] for tier in same] for k in (0, 1))
+        uses.append(
+            TierUse(
+                name=first.name,
+                capacity_bytes=sum(store.num_blocks for store in stores) * per_block,
+                used_bytes=sum(store.used_blocks for store in stores) * per_block,
+                hit_tokens=below[number],
+                hit_rate=below[number] / queried if queried else 0.0,
+                request_tokens=tokens[number],
+                loaded_bytes=sum(read),
+                stored_bytes=sum(written),
+                load_s=sum(load_s),
+                store_s=sum(store_s),
+                evicted_bytes=sum(store.evicted_blocks for store in stores) * per_block,
+            )
+        )
+    return tuple(uses)
