@@ -152,6 +152,8 @@ def _sessions(sessions: Mapping[str, Any] | None) -> list[Part]:
     for key, label in SESSION_ROWS.items():
         table.add_row(label, *(seconds(sessions[f"{word}_{key}"]) for word in ("mean", "median", "p90", "p99")))
     return [*parts, table]
+
+
 TIER_LABELS = {"gpu": "GPU", "cpu": "CPU memory", "disk": "disk", "shared": "shared store"}
 
 
@@ -160,7 +162,7 @@ def _tiers(result: Mapping[str, Any]) -> list[Part]:
     if not result.get("kv_tiers"):
         return []
     columns = [Column(word, priority=rank) for word, rank in (("size", 1), ("full", 2), ("hits", 0))]
-    traffic = [Column(word, priority=rank) for word, rank in (("read", 1), ("written", 2), ("evicted", 3))]
+    traffic = [Column(word, priority=rank) for word, rank in (("loaded", 1), ("stored", 2), ("evicted", 3))]
     table = TextTable([Column("", "<", name="KV cache"), *columns, *traffic], elsewhere="--json")
     for tier in result["kv_tiers"]:
         size, used = tier["capacity_bytes"], tier["used_bytes"]
