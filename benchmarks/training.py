@@ -19,8 +19,9 @@ from inferometer.inference.request import build_request
 from inferometer.specs import catalog
 from inferometer.training.iteration import iteration_time, stage_times
 from inferometer.training.passes import Recipe
+from inferometer.training.training_kernels import wave_quantization
 from inferometer.training.training_memory import rank_memory
-from inferometer.training.training_setup import Training, bind_training, wave_quantization
+from inferometer.training.training_setup import Training, bind_training
 
 FILE = Path(__file__).resolve().parent / "data" / "megatron_training.toml"
 GIB = 2.0**30

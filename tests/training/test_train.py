@@ -28,7 +28,7 @@ from inferometer.training.backward import SERVING, backward, stash
 from inferometer.training.iteration import PRODUCTS
 from inferometer.training.passes import RECOMPUTE, Recipe, stage_passes, training_block
 from inferometer.training.recompute import kept_bytes_of
-from inferometer.training.training_setup import wave_occupancy
+from inferometer.training.training_kernels import wave_occupancy
 
 Run = Callable[..., Ran]
 SMALL = "smollm2-360m"
@@ -306,7 +306,7 @@ def test_bytes_per_parameter(optimizer: str, each: int) -> None:
 
 
 def test_eight_bit_products_are_faster() -> None:
-    slow, fast = (train("llama-3.1-8b", seq_len=4096, precision=p, recompute="full") for p in ("bf16", "fp8"))
+    slow, fast = (train("llama-3.1-8b", seq_len=4096, global_batch_size=32, precision=p) for p in ("bf16", "fp8"))
     assert 1.2 < slow.step_seconds / fast.step_seconds < 2
     assert "no fp8 units" in " ".join(train("llama-3.1-8b", gpu="a100-sxm-80gb", precision="fp8").warnings)
 
@@ -353,7 +353,7 @@ def test_experts_are_replicated_or_spread() -> None:
 )
 def test_all_kinds_of_models(model: str) -> None:
     report = train(model, gpu="b200", recompute="full", data_parallel_size=8, zero=3, enable_expert_parallel=True)
-    assert report.model_flops_utilization > 0.01 and report.memory.total_bytes > 0
+    assert report.model_flops_utilization > 0.001 and report.memory.total_bytes > 0  # small ones wait for the host
     tokens = report.tokens_per_step
     assert report.model_flops > 5 * tokens * report.model.active_params or model in ("dit-xl-2", "qwen2-vl-7b")
     assert {op.kind for op in report.phases["backward"].ops} & PRODUCTS

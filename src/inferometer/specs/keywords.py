@@ -406,6 +406,16 @@ class TrainKwargs(TypedDict, total=False):
     grad_dtype: str | None
     dropout: bool | None
     cross_entropy_loss_fusion: bool | None
+    mtp_num_layers: int | None
+    lora_rank: int | None
+    lora_targets: str | Sequence[str] | None
+    fp8_param_gather: bool | None
+    cpu_offloading_num_layers: int | None
+    packed_sequences: int | None
+    cuda_graph_impl: str | None
+    moe_flex_dispatcher_backend: str | None
+    overlap_moe_expert_parallel_comm: bool | None
+    use_transformer_engine_op_fuser: bool | None
     attention: str | None
     efficiency: float | str | Mapping[str, float] | None
     nodes: int | None
@@ -457,6 +467,16 @@ class TrainSearchKwargs(TypedDict, total=False):
     grad_dtype: str | None
     dropout: bool | None
     cross_entropy_loss_fusion: bool | None
+    mtp_num_layers: int | None
+    lora_rank: int | None
+    lora_targets: str | Sequence[str] | None
+    fp8_param_gather: bool | None
+    cpu_offloading_num_layers: int | None
+    packed_sequences: int | None
+    cuda_graph_impl: str | None
+    moe_flex_dispatcher_backend: str | None
+    overlap_moe_expert_parallel_comm: bool | None
+    use_transformer_engine_op_fuser: bool | None
     attention: str | None
     efficiency: float | str | Mapping[str, float] | None
     nodes: int | None

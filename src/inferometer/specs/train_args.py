@@ -100,6 +100,43 @@ class TrainStepArgs(Args):
     cross_entropy_loss_fusion: Annotated[
         bool, arg("Cross entropy in one fused kernel, without fp32 logits (Transformer Engine's).")
     ] = False
+    mtp_num_layers: Annotated[
+        int, arg("Further tokens that are predicted, with the model's multi-token-prediction modules.", ge=0, le=64)
+    ] = 0
+    lora_rank: Annotated[
+        Annotated[int, arg("", ge=1, le=8192)] | None,
+        arg("Fine-tune LoRA adapters of this rank; all other weights are frozen.", default_text="train all weights"),
+    ] = None
+    lora_targets: Annotated[
+        str | Sequence[str] | None,
+        arg("Linear operators that get LoRA adapters.", default_text="attention and MLP", metavar="OP,…"),
+    ] = None
+    fp8_param_gather: Annotated[
+        bool, arg("Keep and gather weights in 8 (or 4) bits alone; the optimizer has the fp32 copies.")
+    ] = False
+    cpu_offloading_num_layers: Annotated[
+        int, arg("Layers of every virtual stage whose activations are kept in the host's memory.", ge=0, le=10**5)
+    ] = 0
+    packed_sequences: Annotated[
+        int, arg("Sequences packed into one of seq-len tokens: attention stays within each.", ge=1, le=10**6)
+    ] = 1
+    cuda_graph_impl: Annotated[
+        str,
+        arg(
+            "What CUDA graphs launch: none, transformer_engine or local (all but the experts of mixtures), "
+            "full_iteration (all)."
+        ),
+    ] = "none"
+    moe_flex_dispatcher_backend: Annotated[
+        str | None,
+        arg("How tokens go to experts: deepep or hybridep.", default_text="a plain all-to-all"),
+    ] = None
+    overlap_moe_expert_parallel_comm: Annotated[
+        bool, arg("Hide the exchange of tokens behind the computation of another micro-batch.")
+    ] = False
+    use_transformer_engine_op_fuser: Annotated[
+        bool, arg("Experts in fused grouped kernels: activation and rounding inside the products.")
+    ] = False
     attention: Annotated[
         str | None, arg("flash, or eager (attention scores are written to memory).", default_text="flash")
     ] = None

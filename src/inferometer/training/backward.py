@@ -27,7 +27,10 @@ SERVING = frozenset(
 )  # kinds that a training step does not run
 GATHER, SCATTER = "sequence_gather", "sequence_scatter"  # the two halves of an all-reduce under sequence parallelism
 FUSED_LOSS = "fused_loss"  # cross entropy in one kernel, which keeps no fp32 copy
-STATELESS = frozenset({"rope", "add", "sinks"})  # element-wise, and their gradient needs nothing of the forward pass
+STATELESS = frozenset(  # element-wise, and their gradient needs nothing of the forward pass
+    {"rope", "add", "sinks", "dispatch_permute", "combine_permute"}
+)
+FROZEN = "frozen"  # mark of operators whose weights are not trained, among their dims
 
 
 class Stash(NamedTuple):
@@ -45,7 +48,8 @@ def backward(op: Op) -> tuple[Op, ...]:
         return ()
     if op.kind not in _BACKWARD:
         raise BadValue(f"operator {op.name} of kind {op.kind} cannot be trained: its gradient is not implemented")
-    return _BACKWARD[op.kind](op)
+    gradients = _BACKWARD[op.kind](op)
+    return tuple(g for g in gradients if not g.name.endswith("_wgrad")) if FROZEN in op.dims else gradients
 
 
 def stash(op: Op) -> Stash:
@@ -103,6 +107,9 @@ def _linear(op: Op) -> tuple[Op, ...]:
 
 
 def _stash_linear(op: Op) -> Stash:
+    """Its input, for the gradient of its weights: nothing where those are frozen."""
+    if FROZEN in op.dims:
+        return Stash()
     _, inp, _ = role_bytes(op.role)
     return Stash(input=op.dims["m"] * op.dims["k"] * op.dims["groups"] * inp)
 
@@ -129,6 +136,8 @@ def _stash_moe(op: Op) -> Stash:
     rows, hidden, inner = op.shape["input"][0], op.dims["hidden"], op.dims["inner"]
     _, inp, _ = role_bytes("experts")
     wide = (op.dims["matrices"] - 1) * inner
+    if FROZEN in op.dims:
+        return Stash(extra=rows * wide * s.act_bytes)
     return Stash(extra=rows * (hidden * inp + wide * s.act_bytes + inner * inp), core=rows * inner * inp)
 
 

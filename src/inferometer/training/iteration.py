@@ -14,6 +14,7 @@ import msgspec
 from ..base.cache import cache_by_identity
 from ..costs.binding import step_rows
 from ..costs.kernels import LINKED
+from ..costs.kernels.source import p_norm
 from ..costs.roofline import OpCost
 from ..inference.weights import ALONE
 from ..network.graph import Block, Model
@@ -29,6 +30,8 @@ from .passes import (
     weight_gather,
 )
 from .schedule import schedule_seconds
+from .training_kernels import training_kernels
+from .training_memory import offloaded_bytes
 from .training_setup import (
     ParameterCounts,
     Training,
@@ -60,7 +63,8 @@ class StageTime(NamedTuple):
     ep_comm: float
     pp_comm: float
     dp_comm: float
-    forward_pass: float  # with the communication in it
+    host: float  # waiting for the host: launches, and copies to its memory
+    forward_pass: float  # with communication and waiting in it
     forward_comm: dict[str, float]  # of the forward pass alone, by axis
     rows: dict[str, list[OpCost]]
     flops: float
@@ -69,7 +73,7 @@ class StageTime(NamedTuple):
     @property
     def total(self) -> float:
         """All of it."""
-        return self.forward + self.recompute + self.backward + self.communication
+        return self.forward + self.recompute + self.backward + self.communication + self.host
 
     @property
     def communication(self) -> float:
@@ -160,13 +164,24 @@ def _stage_time(training: Training, index: int) -> StageTime:
     back = backward + recompute
     tp_comm = {"forward": _on(forward, "tp"), "backward": _on(back, "tp") - hidden}
     cp_comm = {"forward": _ring_exposed(forward), "backward": _ring_exposed(back)}
-    ep_comm = {"forward": _on(forward, "ep"), "backward": _on(back, "ep")}
-    hideable = compute["backward"] + compute["recompute"] - hidden
+    ep_comm = {
+        name: _tokens_exposed(training, _on(costs, "ep"), seconds)
+        for name, costs, seconds in (
+            ("forward", forward, compute["forward"]),
+            ("backward", back, compute["backward"] + compute["recompute"]),
+        )
+    }
+    passes = (
+        compute["forward"] + tp_comm["forward"] + cp_comm["forward"] + ep_comm["forward"],
+        compute["backward"] + compute["recompute"] + tp_comm["backward"] + cp_comm["backward"] + ep_comm["backward"],
+    )
+    waits = _waits(training, index, passes)
+    hideable = compute["backward"] + compute["recompute"] + waits[1] - hidden
     sends = _op_costs(training, index, _sends(training, index))
     rows["backward"] = backward + sends
     counts = parameter_counts(training, index)
     gathers = _gathers(training, counts) if training.recipe.zero == 3 else []
-    reduces = _reduces(training, counts) if _reduces_every_time(training) else []
+    reduces = _reduces(training, counts.trained) if _reduces_every_time(training) else []
     before = _seconds(gathers) - _hidden(overlap.dp, _seconds(gathers), compute["forward"])
     behind = _seconds(gathers) + _seconds(reduces)
     hidden_behind = _hidden(overlap.dp, behind, hideable)
@@ -181,12 +196,53 @@ def _stage_time(training: Training, index: int) -> StageTime:
         ep_comm=sum(ep_comm.values()),
         pp_comm=_seconds(sends),
         dp_comm=before + behind - hidden_behind,
-        forward_pass=compute["forward"] + tp_comm["forward"] + cp_comm["forward"] + ep_comm["forward"] + before,
+        host=sum(waits),
+        forward_pass=passes[0] + waits[0] + before,
         forward_comm={"tp": tp_comm["forward"], "cp": cp_comm["forward"], "ep": ep_comm["forward"], "dp": before},
         rows=rows,
         flops=float(sum(row.work["flops"] * row.count for row in counted)),
         hideable=hideable - hidden_behind,
     )
+
+
+def _tokens_exposed(training: Training, exchange: float, beside: float) -> float:
+    """Seconds of the exchange of tokens that the computation of another micro-batch does not hide."""
+    overlaps = training.recipe.overlap_moe_expert_parallel_comm
+    hidden = _hidden(overlap_of(training.recipe).ep, exchange, beside)
+    return exchange - hidden if overlaps else exchange
+
+
+def _waits(training: Training, index: int, passes: tuple[float, float]) -> tuple[float, float]:
+    """Seconds that the forward and the backward pass wait for the host: for its launches, and for copies to it."""
+    blocks, copying = training.passes[index], copy_seconds(training, index)
+    forward, backward = (
+        launch_wait(training, seconds, launched) + max(0.0, copying - seconds)
+        for seconds, launched in zip(passes, (blocks.forward, blocks.recompute + blocks.backward), strict=True)
+    )
+    return forward, backward
+
+
+def launch_wait(training: Training, seconds: float, blocks: tuple[Block, ...]) -> float:
+    """Seconds that a pass of kernels waits for the host, which launches what is in no CUDA graph."""
+    graphs, times = training.recipe.cuda_graph_impl, training_constants().host
+    is_known = training.bound_plan.engine.kernels and training_kernels(training.bound_plan.device)
+    if graphs == "full_iteration" or not is_known:
+        return 0.0
+    launching = 0.0
+    for block in blocks:
+        if graphs == "none":
+            launching += block.count * len(block.ops) * times.operator
+        if any(op.kind == "moe" for op in block.ops):
+            experts = block.dims["num_experts"] / training.layout.ep
+            launching += block.count * (times.mixture + experts * times.expert)
+    return float(p_norm(seconds, launching, 3)) - seconds
+
+
+def copy_seconds(training: Training, index: int) -> float:
+    """Seconds in which the activations of offloaded layers go to the host's memory, or come back."""
+    if not training.recipe.cpu_offloading_num_layers:
+        return 0.0
+    return offloaded_bytes(training, index) / float(training.bound_plan.env["host_bandwidth"])
 
 
 def _ring_exposed(rows: list[OpCost]) -> float:
@@ -270,13 +326,13 @@ class EndCosts(NamedTuple):
 
 def end_costs(training: Training, counts: ParameterCounts) -> EndCosts:
     """The end of a step on a rank with so many parameters: ``end_costs(training, rank_parameters(training, 0))``"""
-    recipe = training.recipe
-    updated = counts.sharded(training) if recipe.zero else counts.total
+    recipe, trained = training.recipe, counts.trained
+    updated = trained.sharded(training) if recipe.zero else trained.total
     optimizer = optimizer_step(training_constants().optimizers[recipe.optimizer], master=has_master_weights(training))
     return EndCosts(
-        reduces=[] if _reduces_every_time(training) else _reduces(training, counts),
+        reduces=[] if _reduces_every_time(training) else _reduces(training, trained),
         updates=_op_costs(training, 0, (_one_op(optimizer, update_params=updated),)),
-        gathers=_gathers(training, counts) if recipe.zero in (1, 2) else [],
+        gathers=_gathers(training, trained) if recipe.zero in (1, 2) else [],
         overlap=overlap_of(recipe).dp,
     )
 
@@ -303,7 +359,7 @@ def iteration_time(training: Training, times: list[StageTime]) -> tuple[Iteratio
         pp_comm=over("pp_comm"),
         dp_comm=over("dp_comm") + end.dp_comm,
         pp_bubble=max(0.0, passes - over("total")) if len(chunks) > 1 else 0.0,
-        host=training.bound_plan.engine.step_overhead,
+        host=over("host") + training.bound_plan.engine.step_overhead,
     )
     return parts, end.rows
 
@@ -372,7 +428,8 @@ def model_flops(training: Training) -> float:
     whole = one_rank._replace(model=msgspec.structs.replace(one_rank.model, blocks=forward))
     recipe = msgspec.structs.replace(training.recipe, context_parallel_size=1)
     rows = step_rows(whole, micro_batch_steps(recipe))
-    return 3 * float(sum(row.work["flops"] * row.count for row in rows if row.op.kind in PRODUCTS))
+    passes = 3 if training.recipe.lora_rank is None else 2  # frozen weights have no gradients
+    return passes * float(sum(row.work["flops"] * row.count for row in rows if row.op.kind in PRODUCTS))
 
 
 def _language_model(model: Model) -> Model:

@@ -26,7 +26,8 @@ from .recompute import recomputed_block, recomputed_layers
 
 RECOMPUTE = ("none", "selective", "full")
 CP_COMM_TYPES = ("p2p", "all_gather", "a2a")
-PRECISIONS = ("bf16", "fp16", "fp32", "fp8", "fp8-block", "mxfp8")
+CUDA_GRAPHS = ("none", "local", "transformer_engine", "full_iteration")
+PRECISIONS = ("bf16", "fp16", "fp32", "fp8", "fp8-block", "mxfp8", "nvfp4")
 
 
 class Recipe(Spec, frozen=True, kw_only=True):
@@ -56,6 +57,16 @@ class Recipe(Spec, frozen=True, kw_only=True):
     expert_tensor_parallel_size: int | None = None
     dropout: bool = False
     cross_entropy_loss_fusion: bool = False
+    mtp_num_layers: int = 0
+    lora_rank: int | None = None  # train adapters alone
+    lora_targets: tuple[str, ...] = ()
+    fp8_param_gather: bool = False  # weights are kept in the products' format alone
+    cpu_offloading_num_layers: int = 0  # layers of a virtual stage whose activations are kept in the host's memory
+    packed_sequences: int = 1  # in one of `seq_len` tokens; attention stays within each
+    cuda_graph_impl: str = "none"
+    moe_flex_dispatcher_backend: str | None = None  # None: Megatron's plain all-to-all
+    overlap_moe_expert_parallel_comm: bool = False
+    use_transformer_engine_op_fuser: bool = False
     overlap: float | None = None  # share of communication that computation hides; None: data/training.toml's
     tokens: float | None = None  # of the whole training
     gpu_mtbf: float | None = None  # hours between failures of one GPU; None: none fails
@@ -90,6 +101,7 @@ class Overlap(Spec, frozen=True, kw_only=True):
 
     dp: float
     tp: float
+    ep: float  # of the exchange of tokens, where it runs beside another micro-batch
     source: str
 
 
@@ -115,6 +127,46 @@ class Placeholders(Spec, frozen=True, kw_only=True):
     source: str
 
 
+class Offload(Spec, frozen=True, kw_only=True):
+    """Activations in the host's memory."""
+
+    layers_alive: int  # that are on the device while they are copied
+    source: str
+
+
+class TrainingKernels(Spec, frozen=True, kw_only=True):
+    """What kernels of training reach on one generation of GPUs."""
+
+    most: float  # share of peak that a long product reaches where power allows
+    joules_per_flop: dict[str, float]
+    attention: float
+    attention_backward: float
+    memory: float  # share of bandwidth
+    casts: float
+    loss: float
+    expert_start: float  # s
+    biased_experts: float  # of what experts' products reach, where each has a bias
+    scan: float  # share of bandwidth, or of FLOP/s, of Mamba's scan
+    scan_backward: float
+    source: str
+
+
+class Cast(Spec, frozen=True, kw_only=True):
+    """Bytes through memory for each element that is rounded before a product."""
+
+    bytes: float
+    source: str
+
+
+class HostTimes(Spec, frozen=True, kw_only=True):
+    """Seconds that the host needs to launch what no CUDA graph does, forward or backward."""
+
+    operator: float
+    mixture: float  # of a layer with experts: the rows of each are counted, and the host waits for them
+    expert: float  # of each expert of a rank
+    source: str
+
+
 class TrainingConstants(Spec, frozen=True, kw_only=True):
     """data/training.toml"""
 
@@ -123,6 +175,10 @@ class TrainingConstants(Spec, frozen=True, kw_only=True):
     zero: Zero
     failures: Failures
     placeholders: Placeholders
+    kernels: dict[str, TrainingKernels]
+    casts: dict[str, Cast]
+    host: HostTimes
+    offload: Offload
 
 
 @functools.cache
@@ -135,7 +191,7 @@ def overlap_of(recipe: Recipe) -> Overlap:
     """The shares that are hidden: the recipe's own for both axes, or those of data/training.toml."""
     if recipe.overlap is None:
         return training_constants().overlap
-    return Overlap(dp=recipe.overlap, tp=recipe.overlap, source="given")
+    return Overlap(dp=recipe.overlap, tp=recipe.overlap, ep=recipe.overlap, source="given")
 
 
 class StagePasses(NamedTuple):
@@ -164,6 +220,7 @@ def stage_passes(
             eager=eager,
             exchange=exchange,
             fused_loss=recipe.cross_entropy_loss_fusion,
+            dispatch=recipe.moe_flex_dispatcher_backend or "alltoall",
         )
         for block in model.blocks
         if block.stage in ("embed", "layer", "head") and block.name != "pipeline"
@@ -184,13 +241,14 @@ def training_block(
     eager: bool = False,
     exchange: str = "",
     fused_loss: bool = False,
+    dispatch: str = "alltoall",
 ) -> Block:
     """A block as training runs it: no cache and no sampling; a loss; what tensor parallelism needs in both passes.
 
     A region of tensor parallelism begins with a copy of its input to all ranks and ends with a sum over them; under
     sequence parallelism with a gather and a scatter. Each is the other's gradient.
     """
-    ops = _training_ops(block.ops, block.stage, sequence_parallel, dropout, eager, exchange, fused_loss)
+    ops = _training_ops(block.ops, block.stage, sequence_parallel, dropout, eager, exchange, fused_loss, dispatch)
     return msgspec.structs.replace(block, ops=ops)
 
 
@@ -203,6 +261,7 @@ def _training_ops(
     eager: bool,
     exchange: str,
     fused_loss: bool,
+    dispatch: str,
 ) -> tuple[Op, ...]:
     """The operators of a block as training runs them, worked out once for all stages that share them."""
     ops: list[Op] = []
@@ -219,6 +278,9 @@ def _training_ops(
                 ops.append(_region_start(width, rows, sequence_parallel and op.name == "all_reduce"))
             if sequence_parallel and op.name == "all_reduce":
                 op = reduce_scatter(SCATTER, width, m=rows)
+        if op.kind == "all_to_all" and op.axis == "ep":
+            op, permuted = _token_exchange(op, dispatch)
+            ops += permuted
         if exchange and op.kind == "prefill_attention":
             ops.append(_context_exchange(op, exchange))
         ops.append(op)
@@ -242,6 +304,28 @@ def _region_start(width: Formula, rows: Formula, sequence_parallel: bool) -> Op:
     if sequence_parallel:
         return all_gather(GATHER, width, m=rows)
     return Op("copy", "copy", Work(), {"bytes": rows * width * s.act_bytes, "ranks": s.tp}, axis="tp")
+
+
+def _token_exchange(op: Op, dispatch: str) -> tuple[Op, list[Op]]:
+    """How tokens go to the ranks of their experts and back, in 16 bits, and the pass that sorts them there.
+
+    The plain all-to-all sends a copy for every expert, and sorts them before and behind; DeepEP and HybridEP send one
+    to every rank that holds some of its experts, over the network to every node, and sort once.
+    """
+    width, groups = op.shape["input"][1], s.exchange_groups
+    rows = s.tokens / s.tp * groups * (1 - (1 - 1 / groups) ** s.num_experts_per_tok)
+    sorted_rows = s.tokens / s.tp * s.num_experts_per_tok
+    size = sorted_rows * width * s.act_bytes
+    sort = Op(
+        f"{op.name}_permute",
+        "elementwise",
+        Work(reads=size, writes=size),
+        {"m": sorted_rows, "n": width},
+        shape={"input": (sorted_rows, width)},
+    )
+    plain = dispatch == "alltoall"
+    sent = all_to_all(op.name, width, rows=sorted_rows if plain else rows, ranks=s.a2a, inputs=op.inputs)
+    return sent, [sort, sort] if plain else [sort]
 
 
 def _context_exchange(op: Op, exchange: str) -> Op:

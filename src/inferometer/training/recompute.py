@@ -22,9 +22,9 @@ from ..network.operators import Formula, Op, Work
 from ..network.operators.op import role_bytes
 from .backward import is_attention_core, qkv_bytes, stash
 
-RECOMPUTE_MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
+RECOMPUTE_MODULES = ("core_attn", "mlp_act", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
 RECOMPUTE_METHODS = ("uniform", "block")
-DISCARDING = frozenset({"moe_act", "layernorm", "mla_up_proj"})
+DISCARDING = frozenset({"mlp_act", "moe_act", "layernorm", "mla_up_proj"})
 _LATENT = frozenset({"q_b_proj", "kv_b_proj", "rope"})  # the up-projections of MLA, and RoPE
 _DENSE, _MIXTURE = frozenset({"mlp"}), frozenset({"router", "experts", "shared"})
 _ENDS = frozenset({"all_reduce", "all_gather", "reduce_scatter", "copy", "all_to_all"})
@@ -60,6 +60,8 @@ def _module(ops: tuple[Op, ...], module: str) -> frozenset[int]:
     """The operators of one module."""
     if module == "core_attn":
         return frozenset(i for i, op in enumerate(ops) if is_attention_core(op))
+    if module == "mlp_act":
+        return frozenset(i for i, op in enumerate(ops) if op.name in ("act_fn", "shared_experts_act"))
     if module == "moe_act":
         return frozenset(i for i, op in enumerate(ops) if op.kind == "moe")
     if module == "layernorm":

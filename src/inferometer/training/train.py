@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -23,9 +23,10 @@ from ..specs.arguments import checked, flag, signature
 from ..specs.structs import Engine, Plan
 from ..specs.train_args import TrainArgs
 from .iteration import IterationTime, StageTime, iteration_time, model_flops, slowest_rank, stage_times
-from .passes import CP_COMM_TYPES, PRECISIONS, RECOMPUTE, Recipe, training_constants
+from .passes import CP_COMM_TYPES, CUDA_GRAPHS, PRECISIONS, RECOMPUTE, Recipe, training_constants
 from .pipeline_layout import layout_counts
 from .recompute import RECOMPUTE_MODULES
+from .trained_model import with_adapters, with_mtp
 from .training_memory import StageMemory, fits_with, fullest_of, stage_memories
 from .training_report import Breakdown, TrainMemory, TrainPhase, TrainReport
 from .training_run import run_fields, training_run
@@ -67,18 +68,29 @@ def build_training(model: str, gpu: str, kwargs: Mapping[str, Any]) -> tuple[Req
     """The keywords of `train`, checked: ``build_training("llama-3.1-8b", "h100-sxm", {"zero": 1})[1].zero  # 1``"""
     args = with_num_gpus(checked(TrainArgs, kwargs))
     _check_choice("precision", args.precision, PRECISIONS)
-    request = _build_request(model, gpu, args, kwargs)
+    request = _trained_model(_build_request(model, gpu, args, kwargs), args)
     _check_choice("recompute", args.recompute, RECOMPUTE)
     _check_choice("cp_comm_type", args.cp_comm_type, CP_COMM_TYPES)
     _check_choice("optimizer", args.optimizer, tuple(training_constants().optimizers))
+    _check_choice("cuda_graph_impl", args.cuda_graph_impl, CUDA_GRAPHS)
+    if args.moe_flex_dispatcher_backend is not None:
+        _check_choice("moe_flex_dispatcher_backend", args.moe_flex_dispatcher_backend, ("deepep", "hybridep"))
     _check_choice("grad_dtype", args.grad_dtype, ("fp32", "bf16", "fp16"))
     if args.overlap is not None:
         check_fraction("overlap", args.overlap, "0 (none) and 1 (all that compute can hide)")
+    return request, _recipe(args, request)
+
+
+def _recipe(args: TrainArgs, request: Request) -> Recipe:
+    """How the model is trained, as the arguments have it."""
     seq_len = _default_length(request) if args.seq_len is None else args.seq_len
     each = args.micro_batch_size * args.data_parallel_size
     batch = each if args.global_batch_size is None else args.global_batch_size
     pipeline_layout = _pipeline_layout(args, request)
-    recipe = Recipe(
+    _check_batches(args, batch, each)
+    if isinstance(seq_len, int) and seq_len % args.packed_sequences:
+        raise BadValue(f"`packed_sequences` {args.packed_sequences} does not divide `seq_len` {seq_len:,} evenly")
+    return Recipe(
         global_batch_size=batch,
         micro_batch_size=args.micro_batch_size,
         seq_len=parse_lengths(seq_len, request.model.num_layers, "seq_len"),
@@ -100,15 +112,30 @@ def build_training(model: str, gpu: str, kwargs: Mapping[str, Any]) -> tuple[Req
         reduce_every_microbatch=args.reduce_every_microbatch,
         dropout=args.dropout,
         cross_entropy_loss_fusion=args.cross_entropy_loss_fusion,
+        mtp_num_layers=args.mtp_num_layers,
+        lora_rank=args.lora_rank,
+        lora_targets=_names(args.lora_targets),
+        fp8_param_gather=args.fp8_param_gather,
+        cpu_offloading_num_layers=args.cpu_offloading_num_layers,
+        packed_sequences=args.packed_sequences,
+        cuda_graph_impl=args.cuda_graph_impl,
+        moe_flex_dispatcher_backend=args.moe_flex_dispatcher_backend,
+        overlap_moe_expert_parallel_comm=args.overlap_moe_expert_parallel_comm,
+        use_transformer_engine_op_fuser=args.use_transformer_engine_op_fuser,
         overlap=args.overlap,
         **cast(dict[str, Any], run_fields(args)),
     )
+
+
+def _check_batches(args: TrainArgs, batch: int, each: int) -> None:
+    """Refuse sequences and batches that do not divide, and weights in formats that the products do not have."""
+    if args.fp8_param_gather and args.precision in ("bf16", "fp16", "fp32"):
+        raise BadValue(f"`fp8_param_gather` is for 8- and 4-bit products, not for `precision` {args.precision}")
     if batch % each:
         raise BadValue(
             f"`global_batch_size` {batch:,} cannot be split into micro-batches of {args.micro_batch_size} on "
             f"{args.data_parallel_size} data-parallel ranks: give a multiple of {each}"
         )
-    return request, recipe
 
 
 def with_num_gpus(args: TrainArgs) -> TrainArgs:
@@ -126,8 +153,7 @@ def with_num_gpus(args: TrainArgs) -> TrainArgs:
 
 def _recompute(args: TrainArgs, request: Request) -> dict[str, Any]:
     """The recipe's fields of recomputation; modules that are given make it selective."""
-    given = args.recompute_modules or ()
-    modules = tuple(name.strip() for name in (given.split(",") if isinstance(given, str) else given))
+    modules = _names(args.recompute_modules)
     for module in modules:
         _check_choice("recompute_modules", module, RECOMPUTE_MODULES)
     latent = any(op.name == "kv_b_proj" for block in request.model.blocks for op in block.ops)
@@ -149,6 +175,22 @@ def _recompute(args: TrainArgs, request: Request) -> dict[str, Any]:
         "recompute_method": method,
         "recompute_num_layers": layers,
     }
+
+
+def _names(given: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Names that are given as a text with commas, or one by one."""
+    given = given or ()
+    return tuple(name.strip() for name in (given.split(",") if isinstance(given, str) else given))
+
+
+def _trained_model(request: Request, args: TrainArgs) -> Request:
+    """The request with what is trained beside its layers, or instead of their weights."""
+    model = with_mtp(request.model, args.mtp_num_layers)
+    if args.lora_rank is not None:
+        model = with_adapters(model, args.lora_rank, _names(args.lora_targets))
+    elif args.lora_targets is not None:
+        raise BadValue("`lora_targets` needs `lora_rank`: give both, or neither to train all weights")
+    return request._replace(model=model)
 
 
 def _pipeline_layout(args: TrainArgs, request: Request) -> tuple[int, ...]:

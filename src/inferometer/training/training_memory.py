@@ -79,18 +79,21 @@ class RankStates(NamedTuple):
 def rank_states(training: Training, counts: ParameterCounts) -> RankStates:
     """What a rank holds of so many parameters: ``rank_states(training, rank_parameters(training, 0)).optimizer``"""
     recipe, env = training.recipe, training.bound_plan.env
-    eight_bit = recipe.precision not in ("bf16", "fp16", "fp32")  # keeps 8-bit copies of the weights, both ways
+    rounded = recipe.precision not in ("bf16", "fp16", "fp32") and not recipe.fp8_param_gather
+    copies = 2 * env["mlp_weight_bytes"] if rounded else 0  # of the weights in the products' format, both ways
     optimizer = training_constants().optimizers[recipe.optimizer]
     states = optimizer.states + (optimizer.master if has_master_weights(training) else 0)
     shards = counts.sharded(training)
     held = counts.total
     if recipe.zero == 3:
         held = min(held, shards + training_constants().zero.gathered_layers * counts.largest)
+    trained = counts.trained
     accumulates = training.micro_batches > 1 and not recipe.reduce_every_microbatch
     return RankStates(
-        weights=held * (env["param_bytes"] + 2 * eight_bit),
-        gradients=(shards if recipe.zero >= 2 and not accumulates else counts.total) * env["grad_bytes"],
-        optimizer=(shards if recipe.zero >= 1 else counts.total) * states,
+        weights=held * (env["param_bytes"] * (2 if recipe.fp8_param_gather else 1) + copies),
+        gradients=(trained.sharded(training) if recipe.zero >= 2 and not accumulates else trained.total)
+        * env["grad_bytes"],
+        optimizer=(trained.sharded(training) if recipe.zero >= 1 else trained.total) * states,
     )
 
 
@@ -132,11 +135,28 @@ def stage_activations(training: Training, index: int) -> StageActivations:
     The backward pass goes through the layers from the last one, each of which frees what it kept when it is done.
     """
     layers = sorted(_layer_activations(training, index))
+    away = offloaded_layers(training, index)
     freed = working = 0.0
-    for _, kept, beside in reversed(layers):
+    for place, kept, beside in reversed(layers):
         working = max(working, beside - freed)
-        freed += kept
+        freed += 0.0 if place in away else kept
     return StageActivations(freed, working)
+
+
+def offloaded_bytes(training: Training, index: int) -> float:
+    """Activations of a micro-batch that a virtual stage keeps in the host's memory."""
+    away = offloaded_layers(training, index)
+    return sum(kept for place, kept, _ in _layer_activations(training, index) if place in away)
+
+
+def offloaded_layers(training: Training, index: int) -> frozenset[float]:
+    """Layers of a virtual stage whose activations are in the host's memory; the last ones are needed again at once."""
+    number = training.recipe.cpu_offloading_num_layers
+    if not number:
+        return frozenset()
+    layers = sorted(i for block in training.passes[index].forward if block.stage == "layer" for i in block.layers)
+    alive = training_constants().offload.layers_alive
+    return frozenset(float(i) for i in layers[: max(0, min(number, len(layers) - alive))])
 
 
 def _layer_activations(training: Training, index: int) -> Iterator[tuple[float, float, float]]:

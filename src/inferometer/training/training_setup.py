@@ -7,27 +7,24 @@ training.stages[0].env["tp"], training.micro_batches
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
 
 from ..base.errors import BadValue
-from ..base.symbols import Value, ceil_of, maximum_of, where
+from ..base.units import ceil_div
 from ..costs import collectives, kernels, parallelism
 from ..costs.binding import BoundPlan, bind
-from ..costs.kernels import Source, Terms, assumed
 from ..costs.parallelism import Place
 from ..costs.roofline import field_program
 from ..costs.step import Group, Step
 from ..inference.request import Request
 from ..network.graph import Block
-from ..network.operators import Op
-from ..specs.structs import Engine, Hardware, Link, Plan
+from ..specs.structs import Hardware, Link, Plan
+from .backward import FROZEN
 from .passes import Recipe, StagePasses, stage_passes
 from .pipeline_layout import layer_counts
-
-TILES = ((128, 256), (256, 128))  # large tiles of 16-bit products on tensor cores; the better one is taken
+from .training_kernels import training_source
 
 
 class TrainLayout(NamedTuple):
@@ -112,12 +109,13 @@ def bind_training(request: Request, recipe: Recipe) -> Training:
         "cp": layout.cp,
         "replicas": layout.replicas,
         "expert_replicas": layout.expert_replicas,
+        "exchange_groups": exchange_groups(places["ep"]),
         "grad_bytes": 4.0 if recipe.grad_dtype == "fp32" else 2.0,
-        "param_bytes": env["act_bytes"],
+        "param_bytes": env["mlp_weight_bytes"] if recipe.fp8_param_gather else env["act_bytes"],
     }
     sources = kernels.sources(engine, request.efficiency, places, device)
     if engine.kernels and not request.efficiency:
-        sources = (*sources[:-1], wave_quantization(engine, device), sources[-1])
+        sources = (*sources[:-1], training_source(engine, device, recipe), sources[-1])
     bound_plan = bound_plan._replace(sources=sources)
     counts = stage_layer_counts(request, recipe)
     stages = tuple(bound_plan._replace(model=model) for model in parallelism.cut_layers(request.model, counts))
@@ -143,6 +141,12 @@ def _places(plan: Plan, device: Hardware, layout: TrainLayout) -> dict[str, Plac
         "ep": place(layout.ep, stride=layout.etp, scattered=True),
         "edp": place(layout.expert_replicas, stride=layout.ep * layout.etp),
     }
+
+
+def exchange_groups(place: Place) -> int:
+    """Copies of a token go to groups of ranks, each of them once: to nodes over the network, else to ranks."""
+    nodes = ceil_div(place.ranks, int(place.per_node))
+    return nodes if nodes > 1 else place.ranks
 
 
 def _layout_env(layout: TrainLayout) -> dict[str, float]:
@@ -234,7 +238,9 @@ def micro_batch_steps(recipe: Recipe) -> Step | list[Step]:
 
 def _micro_batch(recipe: Recipe, length: int) -> Step:
     """Of a context-parallel rank its share of every sequence: queries from both ends, so that pairs are shared, too."""
-    return Step((Group(recipe.micro_batch_size / recipe.context_parallel_size, length, 0, length),))
+    length = max(1, length // recipe.packed_sequences)
+    rows = recipe.micro_batch_size * recipe.packed_sequences / recipe.context_parallel_size
+    return Step((Group(rows, length, 0, length),))
 
 
 class ParameterCounts(NamedTuple):
@@ -243,11 +249,17 @@ class ParameterCounts(NamedTuple):
     dense: float
     experts: float
     largest: float  # of its largest layer
+    frozen: float = 0.0  # of `dense` and `experts`, what is not trained
 
     @property
     def total(self) -> float:
         """All of them."""
         return self.dense + self.experts
+
+    @property
+    def trained(self) -> ParameterCounts:
+        """Those that have gradients: all, unless adapters are trained alone."""
+        return ParameterCounts(self.total - self.frozen, 0.0, self.largest) if self.frozen else self
 
     def sharded(self, training: Training) -> float:
         """What is left when the ranks that hold the same weights share."""
@@ -255,7 +267,9 @@ class ParameterCounts(NamedTuple):
 
     def plus(self, other: ParameterCounts) -> ParameterCounts:
         """Of two virtual stages together."""
-        return ParameterCounts(self.dense + other.dense, self.experts + other.experts, max(self.largest, other.largest))
+        largest = max(self.largest, other.largest)
+        dense, experts = self.dense + other.dense, self.experts + other.experts
+        return ParameterCounts(dense, experts, largest, self.frozen + other.frozen)
 
 
 def stage_kind(training: Training, index: int) -> tuple[Any, ...]:
@@ -279,63 +293,34 @@ def rank_parameters(training: Training, rank: int) -> ParameterCounts:
 
 def parameter_counts(training: Training, index: int) -> ParameterCounts:
     """Of one rank of a virtual stage, every weight counted as one byte: ``parameter_counts(training, 0).total``"""
-    sums, largest = {True: 0.0, False: 0.0}, 0.0  # by whether they are experts
+    sums, largest, held = {True: 0.0, False: 0.0}, 0.0, 0.0  # by whether they are experts
     for block in training.stages[index].model.blocks:
         if block.stage == "vision":
             continue
-        dense, experts = _block_parameters(training, block)
+        dense, experts, frozen = _block_parameters(training, block)
         sums[False] += dense * block.count
         sums[True] += experts * block.count
+        held += frozen * block.count
         largest = max(largest, dense + experts)
-    return ParameterCounts(sums[False], sums[True], largest)
+    return ParameterCounts(sums[False], sums[True], largest, held)
 
 
-def _block_parameters(training: Training, block: Block) -> tuple[float, float]:
-    """Dense weights and experts of a block; layouts that share costs share them, too."""
+def _block_parameters(training: Training, block: Block) -> tuple[float, float, float]:
+    """Dense weights and experts of a block, and what of both is frozen; layouts that share costs share them, too."""
     known = {} if training.costs is None else training.costs
     key = ("parameters", id(block.ops))
     if key not in known:
         env = training.bound_plan.env
         names = {k: 1.0 if k.endswith("_weight_bytes") or k == "norm_bytes" else v for k, v in env.items()}
-        sums = {True: 0.0, False: 0.0}
+        sums, frozen = {True: 0.0, False: 0.0}, 0.0
         for op, stored in zip(block.ops, field_program(block.ops, "stored")({**names, **block.dims}), strict=True):
             sums[op.role == "experts"] += float(stored)
-        known[key] = (sums[False], sums[True], block.ops)  # held: no other tuple gets this id
-    dense, experts, _ = known[key]
-    return dense, experts
+            frozen += float(stored) if FROZEN in op.dims else 0.0
+        known[key] = (sums[False], sums[True], frozen, block.ops)  # held: no other tuple gets this id
+    dense, experts, frozen, _ = known[key]
+    return dense, experts, frozen
 
 
 def has_master_weights(training: Training) -> bool:
     """Whether weights have fewer bits than fp32, so that the optimizer keeps fp32 copies."""
     return bool(training.bound_plan.env["act_bytes"] < 4)
-
-
-# ------------------------------------------------------------------ wave quantization
-
-
-def wave_occupancy(m: Value, n: Value, groups: Value, units: int) -> Value:
-    """Mean share of the compute units that work while a product's output tiles run over them in waves.
-
-    A product of 2,048 × 6,144 outputs is 384 tiles of 128 × 256, which 108 units compute in 4 waves of which the last
-    is half empty: ``wave_occupancy(2048, 6144, 1, 108)  # 0.89``. One with fewer tiles than units is split along k.
-    """
-    best: Value = 0.0
-    for height, width in TILES:
-        tiles = ceil_of(m / height) * ceil_of(n / width) * groups
-        best = maximum_of(best, tiles / (maximum_of(ceil_of(tiles / units), 1) * units))
-    return where(tiles >= units, best, 1.0)
-
-
-def wave_quantization(engine: Engine, device: Hardware) -> Source:
-    """The engine's efficiency of products, at the mean occupancy of the device: one curve for all sizes."""
-    base = assumed(engine)
-
-    def answer(op: Op, dims: Callable[[], dict[str, Value]], terms: Terms) -> Value:
-        d = dims()
-        occupancy = wave_occupancy(d["m"], d["n"], d["groups"], device.compute_units)
-        return base.answer(op, dims, terms._replace(compute=terms.compute / occupancy))
-
-    def note(op: Op) -> str:
-        return f"{base.note(op)}, in waves of tiles over {device.compute_units} units"
-
-    return Source("assumed", answer, note, frozenset({"linear"}))

@@ -67,6 +67,7 @@ def experts(
             "matrices": constant(matrices),
             "touched": touched,
             "rows": rows,
+            **({"biases": constant(1)} if bias else {}),
         },
         peak,
         inputs,
