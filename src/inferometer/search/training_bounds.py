@@ -160,7 +160,7 @@ class TrainingBounds:
             self._times[key] = BlockTimes(
                 alone=tuple(time.total for time in times),
                 forward=tuple(time.forward for time in times),
-                backward=tuple(time.backward + time.recompute for time in times),
+                backward=tuple(time.backward + time.recompute + time.host for time in times),
                 saved=max(0.0, apart - stage_times(whole)[0].total),
             )
         return self._times[key]

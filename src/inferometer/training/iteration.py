@@ -66,6 +66,7 @@ class StageTime(NamedTuple):
     host: float  # waiting for the host: launches, and copies to its memory
     forward_pass: float  # with communication and waiting in it
     forward_comm: dict[str, float]  # of the forward pass alone, by axis
+    forward_host: float  # the same of waiting
     rows: dict[str, list[OpCost]]
     flops: float
     hideable: float  # computation of the backward pass that hides no other collective yet
@@ -199,6 +200,7 @@ def _stage_time(training: Training, index: int) -> StageTime:
         host=sum(waits),
         forward_pass=passes[0] + waits[0] + before,
         forward_comm={"tp": tp_comm["forward"], "cp": cp_comm["forward"], "ep": ep_comm["forward"], "dp": before},
+        forward_host=waits[0],
         rows=rows,
         flops=float(sum(row.work["flops"] * row.count for row in counted)),
         hideable=hideable - hidden_behind,

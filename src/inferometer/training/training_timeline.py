@@ -52,6 +52,7 @@ class PassParts(msgspec.Struct):
     ep_comm: float  # expert all-to-all
     pp_comm: float  # sends to other stages
     dp_comm: float  # weights and gradients, where ZeRO moves them in every pass
+    host: float  # waiting for the host: launches, and copies to its memory
 
     @property
     def total(self) -> float:
@@ -232,7 +233,7 @@ def _sort(columns: Passes) -> None:
 
 def _forward_parts(time: StageTime) -> PassParts:
     comm = time.forward_comm
-    return PassParts(time.forward, 0.0, comm["tp"], comm["cp"], comm["ep"], 0.0, comm["dp"])
+    return PassParts(time.forward, 0.0, comm["tp"], comm["cp"], comm["ep"], 0.0, comm["dp"], time.forward_host)
 
 
 def _backward_parts(time: StageTime) -> PassParts:
@@ -245,4 +246,5 @@ def _backward_parts(time: StageTime) -> PassParts:
         ep_comm=time.ep_comm - comm["ep"],
         pp_comm=time.pp_comm,
         dp_comm=time.dp_comm - comm["dp"],
+        host=time.host - time.forward_host,
     )

@@ -266,7 +266,12 @@ def _merged(bars: list[tuple[float, float]]) -> list[tuple[float, float]]:
 def pass_shares(parts: PassParts, color: str) -> Iterator[tuple[float, str]]:
     """What a pass consists of, as shares with their colours."""
     comm = sum(getattr(parts, name) for name in _COMM)
-    for took, own in ((parts.compute, color), (parts.recompute, ORANGE), (comm, VERMILLION)):
+    for took, own in (
+        (parts.compute, color),
+        (parts.recompute, ORANGE),
+        (comm, VERMILLION),
+        (parts.host, MUTED),
+    ):
         if took > 0:
             yield took / parts.total, own
 
@@ -309,6 +314,7 @@ def _schedule_legend(timeline: StepTimeline) -> list[tuple[str, str]]:
     entries = [("forward", BLUE), (f"backward{shades}", GREEN)]
     entries += [("recomputation", ORANGE)] if any(part.recompute > 0 for part in parts) else []
     entries += [("communication that is not hidden, as a share of each pass", VERMILLION)] if communicates else []
+    entries += [("waiting for the host", MUTED)] if any(part.host > 0 for part in parts) else []
     entries += [("optimizer", PURPLE)]
     return entries + ([("idle", GRID)] if len(timeline.stages) > 1 else [])
 
