@@ -35,7 +35,7 @@ FLAGS = [
 ]
 TABS = (
     *("graph", "roofline", "memory", "cluster", "latency", "sweep"),
-    *("search", "simulate", "sensitivity", "accuracy"),
+    *("search", "simulate", "sensitivity", "training", "accuracy"),
 )
 
 

@@ -45,7 +45,7 @@ def test_the_schedule_of_a_step_has_every_second_in_its_place(batch: int, virtua
     assert width == pytest.approx((report.step_seconds - left_out) * (1.05 if fold else 1))
     texts = [text.get_text() for text in axes.texts]
     if fold:
-        assert f"{fold.micro_batches:,} micro-batches more" in "".join(texts)
+        assert f"{fold.micro_batches:,} more" in "".join(texts)
     else:
         assert texts.count("7") == 4 or virtual > 1, "forward and backward of two stages"
     assert sum("idle" in text for text in texts) == 2

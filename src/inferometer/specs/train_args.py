@@ -22,7 +22,12 @@ class TrainStepArgs(Args):
     micro_batch_size: Annotated[int, arg("Sequences per replica and micro-batch.", ge=1, le=10**6)] = 1
     seq_len: Annotated[
         int | str | Sequence[int] | None,
-        arg("Tokens per sequence: one number, or one per layer.", default_text="2048", metavar="N[,N…]"),
+        arg(
+            "Tokens per sequence: one number, or one per layer.",
+            default_text="2048",
+            metavar="N[,N…]",
+            label="Sequence length",
+        ),
     ] = None
     data_parallel_size: Annotated[int, arg("Data-parallel replicas of the model.", short="-dp")] = 1
     tensor_parallel_size: Annotated[int, arg("Tensor-parallel GPUs: each layer is split across them.", short="-tp")] = 1
@@ -32,7 +37,11 @@ class TrainStepArgs(Args):
         int, arg("Context-parallel ranks: they divide every sequence.", short="-cp", ge=1, le=10**5)
     ] = 1
     cp_comm_type: Annotated[
-        str, arg("Context-parallel exchange: p2p (a ring, overlapped with attention), all_gather or a2a.")
+        str,
+        arg(
+            "Context-parallel exchange: p2p (a ring, overlapped with attention), all_gather or a2a.",
+            label="CP exchange",
+        ),
     ] = "p2p"
     enable_expert_parallel: Annotated[bool, arg("Distribute the experts over all TP × CP × DP ranks.")] = False
     expert_model_parallel_size: Annotated[
@@ -60,9 +69,15 @@ class TrainStepArgs(Args):
     reduce_every_microbatch: Annotated[
         bool, arg("ZeRO-2 and 3: reduce gradients after every micro-batch, so that no rank keeps them all.")
     ] = False
-    interleave: Annotated[int, arg("Virtual stages per pipeline stage.", ge=1, le=1024)] = 1
+    interleave: Annotated[int, arg("Virtual stages per pipeline stage.", ge=1, le=1024, label="Virtual stages")] = 1
     zero: Annotated[
-        int, arg("ZeRO stage: replicas shard 1 the optimizer, 2 also gradients, 3 also weights.", ge=0, le=3)
+        int,
+        arg(
+            "ZeRO stage: replicas shard 1 the optimizer, 2 also gradients, 3 also weights.",
+            ge=0,
+            le=3,
+            label="ZeRO stage",
+        ),
     ] = 0
     recompute: Annotated[
         str,
@@ -165,19 +180,35 @@ class TrainArgs(TrainStepArgs):
     GROUP: ClassVar[str] = "Whole run"
     num_gpus: Annotated[
         Annotated[int, arg("", ge=1, le=10**6)] | None,
-        arg("GPUs in all; the data-parallel size follows from it.", default_text="as many as the layout needs"),
+        arg(
+            "GPUs in all; the data-parallel size follows from it.",
+            default_text="as many as the layout needs",
+            label="GPUs",
+        ),
     ] = None
     tokens: Annotated[
         Annotated[float, arg("", gt=0, le=1e18)] | None,
-        arg("Tokens of the whole training run, for days and cost: 1e12."),
+        arg("Tokens of the whole training run, for days and cost: 1e12.", label="Tokens in all"),
     ] = None
     gpu_mtbf: Annotated[
         Annotated[float, arg("", gt=0, le=1e12)] | None,
-        arg("Mean time between failures of one GPU, in hours.", default_text="none fails", metavar="H"),
+        arg(
+            "Mean time between failures of one GPU, in hours.",
+            default_text="none fails",
+            metavar="H",
+            label="MTBF of a GPU",
+            unit="h",
+        ),
     ] = None
     node_mtbf: Annotated[
         Annotated[float, arg("", gt=0, le=1e12)] | None,
-        arg("Mean time between failures of one node, in hours.", default_text="none fails", metavar="H"),
+        arg(
+            "Mean time between failures of one node, in hours.",
+            default_text="none fails",
+            metavar="H",
+            label="MTBF of a node",
+            unit="h",
+        ),
     ] = None
     checkpoint_interval: Annotated[
         Annotated[float, arg("", gt=0, le=1e9)] | None,

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 TIMEOUTS = {  # s; verbs that answer at once
     **dict.fromkeys(("analyze", "roofline", "cluster", "explain"), 20.0),
-    **dict.fromkeys(("sweep", "sensitivity"), 30.0),
+    **dict.fromkeys(("sweep", "sensitivity", "train"), 30.0),
 }
 JOBS = ("simulate", "search")  # verbs that take long
 CACHED_BYTES = 64_000_000  # of answers: a slider that comes back asks the same again

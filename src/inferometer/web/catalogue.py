@@ -14,7 +14,7 @@ from ..network import families
 from ..specs import catalog
 from ..specs.arguments import Argument
 from ..views.text.listing import listing
-from .page_plan import page_arguments
+from .page_plan import page_arguments, training_arguments
 
 GROUPS = ("Model", "Machine", "Precision", "Layout", "Workload", "Methods", "Engine")  # in the page's order
 MODEL_HELP = "A catalogue name, or your own config.json."  # a page reads no other files
@@ -54,6 +54,7 @@ def catalogue() -> dict[str, Any]:
         "models": [_model(name) for name in catalog.names("models")],
         "hardware": [device_info(catalog.hardware(name)) for name in catalog.names("hardware")],
         **{kind: listing(kind) for kind in ("engines", "precisions", "usecases")},
+        "training": training_controls(),
         "presets": [{"name": name, **msgspec.to_builtins(one)} for name, one in presets.items()],
     }
 
@@ -80,9 +81,47 @@ def controls() -> list[Control]:
     return [_control(argument) for argument in sorted(shown, key=lambda argument: GROUPS.index(_group(argument)))]
 
 
+def training_controls() -> list[Control]:
+    """Every argument of training, in the order of the schema."""
+    choices = _training_choices()
+    return [
+        msgspec.structs.replace(
+            _control(argument),
+            label=_training_label(argument),
+            **({"choices": choices[name], "kind": "choice"} if name in choices else {}),
+        )
+        for name, argument in training_arguments().items()
+    ]
+
+
+def _training_choices() -> dict[str, list[str]]:
+    """What the verb allows of arguments that the schema leaves open."""
+    from ..training.passes import CP_COMM_TYPES, PRECISIONS, RECOMPUTE, training_constants
+
+    return {
+        "engine": ["megatron", "roofline"],
+        "precision": list(PRECISIONS),
+        "recompute": list(RECOMPUTE),
+        "cp_comm_type": list(CP_COMM_TYPES),
+        "optimizer": list(training_constants().optimizers),
+        "grad_dtype": ["fp32", "bf16", "fp16"],
+        "attention": ["flash", "eager"],
+        "zero": ["0", "1", "2", "3"],
+    }
+
+
+def _training_label(argument: Argument) -> str:
+    """Its own, that of the same argument of a plan, or its name: ``Global batch size``"""
+    same = page_arguments().get(argument.name)
+    name = argument.name.removesuffix("_size").replace("_", " ")
+    return argument.label or (same.label if same else "") or name[0].upper() + name[1:]
+
+
 def control_label(name: str) -> str:
     """What the page calls an argument: ``control_label("batch_size")  # 'Batch size'``"""
     argument = page_arguments().get(name)
+    if argument is None and name in training_arguments():
+        return _training_label(training_arguments()[name])
     return argument.label if argument and argument.label else name
 
 

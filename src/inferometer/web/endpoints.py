@@ -182,6 +182,12 @@ def sensitivity_endpoint(body: Body, folder: Path, progress: ProgressCallback) -
     return runs.sensitivity(plan, {name: value for name, value in body.items() if name != "plan"})
 
 
+@endpoint("train")
+def train_endpoint(body: Body, folder: Path, progress: ProgressCallback) -> Any:
+    """One step of training the plan's model on its GPU: as ``train --json --timeline``, and the command."""
+    return runs.train(page_plan(_plan_of(body, "training"), folder), body.get("training", {}))
+
+
 @endpoint("search")
 def search_endpoint(body: Body, folder: Path, progress: ProgressCallback) -> Any:
     """The best deployment; options as of the verb, beside the plan."""

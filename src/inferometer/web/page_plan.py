@@ -21,6 +21,7 @@ from ..specs import catalog
 from ..specs.arguments import Argument, arguments, flag
 from ..specs.machine_args import TargetArgs
 from ..specs.plan_args import PlanArgs
+from ..specs.train_args import TrainArgs
 
 # Said even where they are the default: a mailed command keeps its meaning, and a use case has lengths of its own.
 _ALWAYS_SAID = ("gpu", "batch_size", "input_len", "output_len", "beam_width")
@@ -32,6 +33,11 @@ _FIGURE = re.compile(r"[A-Za-z0-9_.-]{1,80}")
 def page_arguments() -> dict[str, Argument]:
     """All arguments of a plan by name; those without a label are files and secrets of this machine."""
     return {**arguments(TargetArgs), **arguments(PlanArgs)}
+
+
+def training_arguments() -> dict[str, Argument]:
+    """All arguments of training by name, without secrets of this machine."""
+    return {name: argument for name, argument in arguments(TrainArgs).items() if not argument.secret}
 
 
 PRIVATE = tuple(name for name, argument in page_arguments().items() if not argument.label)

@@ -1,4 +1,4 @@
-"""The verbs that take long or give much, within the limits of a page: sweep, search, sensitivity, simulate."""
+"""The verbs that take long or give much, within the limits of a page: sweep, search, sensitivity, simulate, train."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from ..base.errors import BadValue, abbreviate
 from ..base.units import plural
 from ..specs.command_args import SearchArgs
 from .answers import ProgressCallback
-from .page_plan import ARGUMENTS, PRIVATE, PagePlan, catalogued, check_allowed, command
+from .page_plan import ARGUMENTS, PRIVATE, PagePlan, catalogued, check_allowed, command, training_arguments
 
 if TYPE_CHECKING:
     import numpy as np
 
     from ..serving.outcome import Outcome
     from ..sweep.sweep import Sweep
+    from ..training.training_report import TrainReport
 
 MAX_POINTS = 200_000  # of a sweep
 MAX_PLANS = 2_000  # of a sweep: points that differ in more than batch and lengths, which take long
@@ -197,6 +198,31 @@ def _script(lines: Iterable[str]) -> str:
     from ..views.text.document import shell_lines
 
     return "\n".join(dedent(shell_lines(line)) for line in lines)
+
+
+# ------------------------------------------------------------------ training
+
+
+def train(plan: PagePlan, options: Any) -> dict[str, Any]:
+    """One optimizer step with every pass of it; of the plan its model and GPU count, the layout is training's own."""
+    from ..training.train import timeline_of
+    from ..training.train import train as run
+
+    if not isinstance(options, Mapping):
+        raise BadValue(f'training is an object such as {{"data_parallel_size": 8}}, not {abbreviate(options)}')
+    check_allowed("key of the training", options, training_arguments())
+    options = catalogued({name: value for name, value in options.items() if value is not None})
+    report = run(plan.model, plan.gpu, **options)
+    report.timeline = timeline_of(report)
+    return {**training_answer(report), "command": command("train", plan.without_options(), options)}
+
+
+def training_answer(report: TrainReport) -> dict[str, Any]:
+    """A report of training as the page shows it: ``training_answer(report)["timeline"]``"""
+    from ..views.plots.training import peak_text
+    from ..views.text.training import header
+
+    return {**report.to_dict(), "title": header(report), "peaks": [peak_text(stage) for stage in report.stages]}
 
 
 # ------------------------------------------------------------------ simulations

@@ -10,7 +10,7 @@ import msgspec
 from .. import __version__
 from .answers import Refusal
 from .catalogue import Control
-from .page_plan import PAGE_ONLY, page_arguments
+from .page_plan import PAGE_ONLY, page_arguments, training_arguments
 
 AXIS = {"description": "One value, a list, or a range: 1,2,4 or 16:8000:16 or 1:1024:x2"}
 SUMMARIES = {
@@ -20,6 +20,7 @@ SUMMARIES = {
     "explain": "One operator: its formulas, their values, and the origin of its efficiency.",
     "sweep": "Every combination of some axes, as columns.",
     "sensitivity": "Which hardware figures drive a plan: each one moved 10% up and down.",
+    "train": "One optimizer step of training: time, memory, and every pass of the schedule.",
     "simulate": "Start a simulation of requests; returns a job.",
     "search": "Start the search for the best deployment; returns a job.",
 }
@@ -125,8 +126,19 @@ def body_schemas(plan: dict[str, Any]) -> dict[str, dict[str, Any]]:
             compare_usecases={"type": "boolean"},
             curves={"type": "boolean"},
         ),
+        "train": beside(training=_training()),
         "simulate": beside(traffic=_TRAFFIC, trace=_TRACE),
     }
+
+
+def _training() -> dict[str, Any]:
+    """Every argument of ``train`` that a page may give."""
+    types = {"switch": "boolean", "int": "integer", "float": "number"}
+    properties = {
+        name: {"type": types.get(argument.kind, "string"), "description": f"{argument.help} ({argument.flag})"}
+        for name, argument in training_arguments().items()
+    }
+    return {"type": "object", "additionalProperties": False, "properties": properties}
 
 
 def document(controls: Sequence[Control]) -> dict[str, Any]:

@@ -14,11 +14,13 @@ from ..inference.explain import explain
 from ..inference.placement import placement
 from ..inference.report import Report
 from ..inference.request import Request
+from ..training.training_report import TrainReport
 from ..views.plots.palette import palette_css
 from ..views.plots.roofline import roofline_chart
 from ..views.plots.structure import graph
 from .catalogue import Control
 from .page_files import plotly, static
+from .runs import training_answer
 
 # nothing is loaded from anywhere: scripts are in the file, as text or as data: addresses
 POLICY = (
@@ -47,6 +49,12 @@ def page(request: Request, report: Report, command: str, controls: Sequence[Cont
         "cluster": {**msgspec.to_builtins(placement(request)), "command": f"{command} --cluster"},
         "explanations": [one for name in names for one in explain(request, name)],
     }
+    return filled((static() / "index.html").read_text(encoding="utf-8"), given)
+
+
+def training_page(report: TrainReport, command: str) -> str:
+    """The page of a training step whose report has its timeline: ``training_page(report, "inferometer train …")``"""
+    given = {"training": {**training_answer(report), "command": command}, "catalogue": {"version": __version__}}
     return filled((static() / "index.html").read_text(encoding="utf-8"), given)
 
 

@@ -162,7 +162,7 @@ def _time_axis(axes: Any, time: FoldedTime, bottom: float, top: float) -> None:
     step = ticks[1] - ticks[0]
     spots = [step * i for i in range(int(time.end / step) + 1)]
     if time.fold is not None:
-        margin = time.width * 0.02
+        margin = time.width * 0.06  # room for what the gap leaves out
         spots = [t for t in spots if t < time.fold.from_s - margin or t > time.fold.to_s + margin]
     axes.set_xticks([time.at(t) for t in spots], [brief(t) if t else "0" for t in spots])
     axes.set(xlim=(0, time.width), ylim=(bottom, top))
@@ -173,11 +173,9 @@ def _time_axis(axes: Any, time: FoldedTime, bottom: float, top: float) -> None:
     axes.axvspan(left, left + time.gap, facecolor="white", edgecolor="none", zorder=5)
     for x in (left, left + time.gap):
         axes.axvline(x, color=MUTED, linewidth=1, linestyle=(0, (2, 2)), zorder=6)
-    text = f"{_batches(time.fold.micro_batches)} more\n{seconds(time.fold.to_s - time.fold.from_s)}"
-    axes.text(
-        left + time.gap / 2, (bottom + top) / 2, text, rotation=90, ha="center", va="center", fontsize=8, color=INK,
-        linespacing=1.5, zorder=7,
-    )  # fmt: skip
+    text = f"{time.fold.micro_batches:,} more, {seconds(time.fold.to_s - time.fold.from_s)}"
+    place = {"xy": (left + time.gap / 2, bottom), "xytext": (0, -6), "textcoords": "offset points"}
+    axes.annotate(text, **place, ha="center", va="top", fontsize=8.5, color=INK, annotation_clip=False)
 
 
 # ------------------------------------------------------------------ the schedule

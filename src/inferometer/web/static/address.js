@@ -1,7 +1,7 @@
 // The state as an address: readable arguments in the query, an uploaded config.json behind the #.
 //   /?model=llama-3.1-70b&gpu=h200:memory_bandwidth=4e12&tensor_parallel_size=4&tab=memory&pin=model%3D…
 
-const VIEW = /^(tab|phase|op|block|lat_|graph_|cluster_|sweep_|search_|sim_|sens_|acc_)/;
+const VIEW = /^(tab|phase|op|block|lat_|graph_|cluster_|sweep_|search_|sim_|train_|sens_|acc_)/;
 
 function planQuery(plan) {
   const params = new URLSearchParams();

@@ -10,21 +10,24 @@ const SHORT = {
   "-q": "quantization",
   "-dcp": "decode_context_parallel_size",
   "-sp": "sequence_parallel",
+  "-cp": "context_parallel_size",
+  "-ep": "expert_model_parallel_size",
+  "-etp": "expert_tensor_parallel_size",
 };
 const FLAG = /(^|\s)(--?[a-z][a-z-]*)(?:\s+([A-Za-z0-9][\w.\/-]*[A-Za-z0-9]|[0-9]))?/g;
 
-function controlOfFlag(flag) {
+function controlOfFlag(flag, controls) {
   const name = SHORT[flag] ?? flag.replace(/^-+/, "").replaceAll("-", "_");
-  return state.controls.find((c) => c.name === name);
+  return controls.find((c) => c.name === name);
 }
 
-// The parts of a sentence; those that are a flag of a control with a value become buttons.
-export function advice(sentence) {
+// The parts of a sentence; those that are a flag of a control with a value become buttons, which apply it.
+export function advice(sentence, { controls = state.controls, apply = setPlan } = {}) {
   const parts = [];
   let at = 0;
   for (const match of sentence.matchAll(FLAG)) {
     const [whole, space, flag, value] = match;
-    const control = controlOfFlag(flag);
+    const control = controlOfFlag(flag, controls);
     if (given || !control || (control.kind !== "switch" && !value)) continue;
     const isSwitch = control.kind === "switch";
     const chosen = isSwitch ? true : control.kind === "number" ? Number(value) : value;
@@ -38,7 +41,7 @@ export function advice(sentence) {
           type: "button",
           class: "apply",
           title: `Try it: ${control.label} = ${chosen}`,
-          onclick: () => setPlan({ [control.name]: chosen }),
+          onclick: () => apply({ [control.name]: chosen }),
         },
         text,
       ),

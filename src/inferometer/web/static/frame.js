@@ -10,7 +10,7 @@ const SHOWN = 1000; // rows of a table; a file has all
 const analysis = () => state.report?.command ?? "";
 
 // The same command, writing its pictures where it has some: inferometer analyze … --plot pictures
-const PLOTS = /^inferometer (analyze|sweep|sensitivity|search|simulate) (?!.*--(find-capacity|cluster)\b)/m;
+const PLOTS = /^inferometer (analyze|sweep|sensitivity|search|simulate|train) (?!.*--(find-capacity|cluster)\b)/m;
 const plotting = (command) => (PLOTS.test(command) ? `${command} --plot pictures` : command);
 
 // What a file of data says of where it comes from, beside its own columns.

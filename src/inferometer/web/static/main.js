@@ -21,6 +21,7 @@ import { startStrip } from "./strip.js";
 import { sweepView } from "./sweep.js";
 import { startTabs } from "./tabs.js";
 import { startTheme } from "./theme.js";
+import { trainingView } from "./training.js";
 
 const VIEWS = [
   graphView,
@@ -32,6 +33,7 @@ const VIEWS = [
   searchView,
   simulateView,
   sensitivityView,
+  trainingView,
   accuracyView,
 ];
 
@@ -147,12 +149,12 @@ async function start() {
     document.body.classList.add("given");
     document.querySelector("main").removeAttribute("aria-busy");
     Object.assign(state, {
-      report: given.report,
+      report: given.report ?? null,
       controls: given.controls ?? [],
       catalogue: { ...state.catalogue, ...given.catalogue },
     });
     startHeadline();
-    startTabs(VIEWS.filter((view) => !view.asks));
+    startTabs(VIEWS.filter((view) => (given.training ? view.id === "training" : !view.asks)));
     startStrip();
     return emit("answer");
   }

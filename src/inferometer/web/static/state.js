@@ -9,7 +9,7 @@ export const state = {
   worked: null, // the last plan that did
   refused: null, // the sentence for a plan that cannot be read, with its control
   controls: [],
-  catalogue: { models: [], hardware: [], engines: [], precisions: [], usecases: [], presets: [] },
+  catalogue: { models: [], hardware: [], engines: [], precisions: [], usecases: [], presets: [], training: [] },
 };
 
 const listeners = { plan: [], view: [], answer: [], file: [] };

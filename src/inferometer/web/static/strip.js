@@ -4,7 +4,7 @@ import { bytes, change } from "./format.js";
 import { tilesOf } from "./kind.js";
 import { on, state } from "./state.js";
 
-const OTHER = ["search", "simulate", "accuracy"]; // tabs that do not show the plan's report
+const OTHER = ["search", "simulate", "training", "accuracy"]; // tabs that do not show the plan's report
 const MEMORY = { label: "Memory", text: bytes, less: true, value: (report) => report.memory.total_bytes };
 const figuresOf = (report) => [...tilesOf(report).filter(({ main, less }) => main && less), MEMORY];
 

@@ -37,6 +37,7 @@ export function startTabs(views) {
     if (view !== open) {
       open = view;
       document.body.classList.toggle("folds", Boolean(view.folds)); // it is about more than the headline's plan
+      document.body.classList.toggle("apart", Boolean(view.apart)); // it is about something else
       buttons.forEach((button, i) => {
         const selected = views[i] === view;
         button.setAttribute("aria-selected", String(selected));
