@@ -16,6 +16,7 @@ import pytest
 from inferometer.costs.binding import stage_plans
 from inferometer.costs.step import Group, Step
 from inferometer.inference import memory
+from inferometer.inference.cache_size import cache_bytes
 from inferometer.inference.latency import frontend_seconds, stage_seconds
 from inferometer.search.modes import aggregated, disaggregated
 from inferometer.search.objective import Traffic, build_objective, build_traffic
@@ -114,8 +115,8 @@ def max_seqs(server: Server, traffic: Traffic, budget: int, seqs: int) -> float:
     fewest = float("inf")
     for stage in stage_plans(bound_plan):
         fixed = memory.weight_bytes(stage) + engine.memory_reserve + memory.activation_bytes(stage, largest)
-        left = usable - fixed - memory.cache_bytes(stage, float(traffic.max_len))
-        each = float(memory.cache_bytes(stage, traffic.input_len + traffic.output_len / 2))
+        left = usable - fixed - cache_bytes(stage, float(traffic.max_len))
+        each = float(cache_bytes(stage, traffic.input_len + traffic.output_len / 2))
         fewest = min(fewest, 1 + left // each if left >= 0 else 0)
     return fewest
 

@@ -16,6 +16,7 @@ from ..specs.structs import Engine, Hardware, Workload
 from .advice import bottleneck_summary
 from .breakdown import phase_tables
 from .expected_error import expected_errors
+from .kv_offload import tier_rows
 from .latency import predict, throughput_and_cost
 from .memory import cache_offloaded, memory_table
 from .remedies import infeasibility_of
@@ -93,6 +94,9 @@ def report_of(request: Request, phase: str = "all") -> Report:
         memory=held,
         phases=phases,
         turns=turns,
+        kv_tiers=tier_rows(
+            bound_plan, batch_shape, metrics.ttft_ms and metrics.ttft_ms / 1e3, float(held.kv_capacity_bytes)
+        ),
         expected_error=expected_errors(request, "static", float(batch_shape.sequences * batch_shape.new_tokens)),
         warnings=[
             *request.warnings,

@@ -16,10 +16,15 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..base.errors import BadValue, UnknownName, abbreviate, about
+from ..base.symbols import Value
 from ..costs import parallelism
+from ..costs.binding import BoundPlan
 from ..specs.arguments import flag
 from ..specs.catalog import constants
 from ..specs.structs import Engine, Hardware, KVOffload, KVTier, Spec
+from .cache_size import replica_cache_bytes
+from .report import TierRow
+from .workload import BatchShape
 
 if TYPE_CHECKING:
     from ..specs.plan_args import PlanArgs
@@ -90,9 +95,11 @@ def parse_kv_offload(args: PlanArgs, engine: Engine, device: Hardware, gpus_per_
     tiers = [_tier(name, figures[name], device, gpus_per_node) for name in TIERS if name in figures]
     tiers = [tier for tier in tiers if tier.size or tier.size_per_gpu or tier.gpu_ratio]
     if not tiers:
+        _prefix_tier(args.prefix_tier, [])
         return None
     return KVOffload(
         tiers=tuple(tiers),
+        prefix_tier=_prefix_tier(args.prefix_tier, tiers),
         write_policy=args.hicache_write_policy or "write_through",  # type: ignore[arg-type]
         backend=args.kv_offloading_backend or args.hicache_storage_backend or "",
         prompt_only=engine.name in _PROMPT_ONLY,
@@ -108,8 +115,66 @@ def _stray(args: PlanArgs) -> bool:
             args.hicache_ratio,
             args.hicache_write_policy,
             args.hicache_storage_backend,
+            args.prefix_tier,
         )
     )
+
+
+def _prefix_tier(name: str | None, tiers: list[KVTier]) -> str:
+    """The tier that a cached prefix comes from, '' for the GPU."""
+    if name is None or name == "gpu":
+        return ""
+    if name not in TIERS:
+        raise UnknownName("`prefix_tier`", name, ("gpu", *TIERS), field="prefix_tier")
+    if name not in [tier.name for tier in tiers]:
+        needed = "`kv_offloading_size`" if name == "cpu" else f"`kv_tiers` {name}:size=…"
+        raise BadValue(f"`prefix_tier` {name} needs that tier: give {needed}", field="prefix_tier")
+    return name
+
+
+def load_seconds(bound_plan: BoundPlan, sequences: Value, tokens: Value, tier: str) -> Value:
+    """Seconds until so many cached tokens of each sequence have come from a tier to the GPU, through those above it.
+
+    ``load_seconds(bound_plan, 1, 8000, "cpu")``
+    """
+    plan, num_bytes = bound_plan.plan, sequences * replica_cache_bytes(bound_plan, tokens)
+    seconds: Value = 0.0
+    for one in plan.kv_offload.tiers if plan.kv_offload is not None else ():
+        seconds = seconds + one.latency + num_bytes / (one.read_bandwidth * plan.gpus / plan.data_parallel_size)
+        if one.name == tier:
+            break
+    return seconds * (tokens > 0)
+
+
+def tier_rows(bound_plan: BoundPlan, batch_shape: BatchShape, ttft: float | None, kv_capacity: float) -> list[TierRow]:
+    """The GPU's KV cache and the tiers below: what they hold, and TTFT if the cached prefix came from there.
+
+    ``ttft`` (s) is that of the plan as it is, ``kv_capacity`` the bytes of a GPU for its KV cache.
+    """
+    plan, offload = bound_plan.plan, bound_plan.plan.kv_offload
+    if offload is None:
+        return []
+    gpus, cached = plan.gpus // plan.data_parallel_size, batch_shape.cached_tokens
+    per_token = replica_cache_bytes(bound_plan, batch_shape.context) / batch_shape.context
+    replicas = max(1, min(plan.data_parallel_size, plan.gpus_per_node // gpus))
+    own = load_seconds(bound_plan, batch_shape.batch_per_replica, cached, offload.prefix_tier) if cached else 0.0
+    own = own if offload.prefix_tier else 0.0
+    sizes = {"gpu": kv_capacity * gpus}
+    sizes |= {one.name: one.size + one.size_per_gpu * gpus + one.gpu_ratio * sizes["gpu"] for one in offload.tiers}
+    rows = []
+    for name, num_bytes in sizes.items():
+        load = 0.0 if name == "gpu" else load_seconds(bound_plan, batch_shape.batch_per_replica, cached, name)
+        rows.append(
+            TierRow(
+                name=name,
+                size_bytes=float(num_bytes),
+                node_bytes=float(num_bytes * (replicas if name in ("gpu", "cpu") else 1)),
+                tokens=int(num_bytes / per_token) if per_token else None,
+                load_ms=float(load * 1e3) if cached else None,
+                ttft_ms=float((ttft - own + load) * 1e3) if cached and ttft is not None else None,
+            )
+        )
+    return rows
 
 
 def _check(args: PlanArgs, engine: Engine) -> None:

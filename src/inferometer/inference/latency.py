@@ -22,6 +22,7 @@ from ..costs.power import NOTHING, Activity, power_model
 from ..costs.roofline import EqualTokens
 from ..costs.step import Group, Step, Steps
 from ..network.graph import Block, Model
+from .kv_offload import load_seconds
 from .speculation import draft_plan
 from .workload import BatchShape
 
@@ -271,7 +272,7 @@ def predict(bound_plan: BoundPlan, batch_shape: BatchShape, phase: str = "all") 
     prompts, answers = NOTHING, NOTHING
     if phase != "decode":
         waiting = Activity(frontend_seconds(bound_plan, size * batch_shape.context), 0.0, 0.0, 0.0)
-        prompts = waiting.plus(prefill_activity(bound_plan, batch_shape))
+        prompts = waiting.plus(_prefix_load(bound_plan, batch_shape)).plus(prefill_activity(bound_plan, batch_shape))
     decodes = output > 1
     tpot: Value = 0.0
     if phase != "prefill" and not (scalar(decodes) and not decodes):
@@ -287,6 +288,15 @@ def predict(bound_plan: BoundPlan, batch_shape: BatchShape, phase: str = "all") 
         prefill_throughput=size * batch_shape.new_tokens / prompts.seconds if phase != "decode" else 0.0,
         **throughput_and_cost(bound_plan, e2el, joules, size * output, size * batch_shape.context),
     )
+
+
+def _prefix_load(bound_plan: BoundPlan, batch_shape: BatchShape) -> Activity:
+    """Cached prefixes come from a tier below the GPU before the rest of the prompts is computed."""
+    offload = bound_plan.plan.kv_offload
+    if offload is None or not offload.prefix_tier:
+        return NOTHING
+    sequences, cached = batch_shape.batch_per_replica, batch_shape.cached_tokens
+    return Activity(load_seconds(bound_plan, sequences, cached, offload.prefix_tier), 0.0, 0.0, 0.0)
 
 
 def total_joules(bound_plan: BoundPlan, *activities: Activity) -> Value | None:

@@ -23,29 +23,16 @@ from ..base.symbols import (
 )
 from ..base.symbols import names as s
 from ..costs.binding import BoundPlan, stage_plans, step_env
-from ..costs.step import Group, Images, Step, cache_entries
+from ..costs.step import Group, Images, Step
 from ..network.graph import Block, Span
 from ..network.operators import Op
 from ..specs.structs import Engine
 from . import latency, speculation
+from .cache_size import cache_bytes
 from .latency import vision_step
 from .report import Memory
 from .weights import expert_kernel, weight_bytes
 from .workload import BatchShape
-
-
-def cache_bytes(bound_plan: BoundPlan, length: Value, layers: tuple[int, ...] | None = None) -> Value:
-    """Cache of one sequence of ``length`` tokens: latents, windows and recurrent states included."""
-    total: Value = 0.0
-    for block in bound_plan.model.blocks:
-        env = {**bound_plan.env, **block.dims}
-        times = block.count if layers is None else len(set(block.layers) & set(layers))
-        for op in block.ops:
-            if op.cache is not None:
-                held = cache_entries(bound_plan.model.spans[op.cache.span], length)
-                each = evaluate(op.cache.per_token, env) * held + evaluate(op.cache.per_sequence, env)
-                total = total + times * each
-    return total
 
 
 def kv_bytes_per_token(bound_plan: BoundPlan) -> Value:

@@ -148,6 +148,17 @@ class TurnRow(msgspec.Struct):
     e2el_ms: float | None
 
 
+class TierRow(msgspec.Struct):
+    """A tier of the KV cache of a replica, and what a hit there makes of TTFT; the GPU is the first."""
+
+    name: str  # gpu, cpu, disk or shared
+    size_bytes: float  # of a replica; of a shared store: of all
+    node_bytes: float  # of all replicas on a node
+    tokens: int | None  # room for so many, of sequences as long as these
+    load_ms: float | None  # until the cached prefixes of the batch are on the GPU; null without --prefix-len
+    ttft_ms: float | None  # with the prefixes there
+
+
 def as_dict(report: msgspec.Struct) -> dict[str, Any]:
     """A report as plain dicts and lists, ``schema`` first."""
     data = msgspec.to_builtins(report)
@@ -235,6 +246,7 @@ class Report(ComparableResult, msgspec.Struct, dict=True):
     phases: dict[str, Phase]
     summary: str = ""
     turns: list[TurnRow] = []
+    kv_tiers: list[TierRow] = []  # where the plan has tiers below the GPU
     warnings: list[str] = []
     infeasibility: Infeasibility | None = None
     expected_error: dict[str, ExpectedError] = {}  # of ttft, tpot, e2el, output_throughput, where runs are comparable

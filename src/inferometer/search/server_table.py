@@ -16,6 +16,7 @@ from ..costs.binding import BoundPlan
 from ..costs.power import idle_watts
 from ..costs.step import Group, Step
 from ..inference import memory
+from ..inference.cache_size import cache_bytes
 from ..inference.memory import drafter
 from ..inference.weights import weight_bytes
 from ..network.graph import Block
@@ -80,7 +81,7 @@ class StageBytes:
         model = msgspec.structs.replace(stage.model, blocks=(single_layer(block),))
         layer = self.bound_plan._replace(model=model)
         return BlockBytes(
-            kv_cache=memory.cache_bytes(layer, self.lengths), peak=memory.activation_peak(layer, self.largest_step)
+            kv_cache=cache_bytes(layer, self.lengths), peak=memory.activation_peak(layer, self.largest_step)
         )
 
 

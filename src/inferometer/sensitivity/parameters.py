@@ -42,7 +42,7 @@ class Parameter(NamedTuple):
 
 def parameters(request: Request) -> dict[str, Parameter]:
     """All parameters of a request, by key: ``parameters(request)["flops"].value``"""
-    rows = [*_chip(request), *_links(request), *_host(request), _all_speeds()]
+    rows = [*_chip(request), *_links(request), *_tiers(request), *_host(request), _all_speeds()]
     return {parameter.key: parameter for parameter in rows}
 
 
@@ -156,6 +156,43 @@ def links_in_use(request: Request) -> set[str]:
     return used
 
 
+# ------------------------------------------------------------------ tiers of the KV cache
+
+
+def _tiers(request: Request) -> list[Parameter]:
+    """The links over which a cached prefix comes from its tier."""
+    offload = request.plan.kv_offload
+    if offload is None or not offload.prefix_tier:
+        return []
+    names = [tier.name for tier in offload.tiers]
+    used = offload.tiers[: names.index(offload.prefix_tier) + 1]
+    return [
+        Parameter(
+            key=f"kv_tiers.{tier.name}.{key}",
+            label=f"KV tier {tier.name}, {key}",
+            unit=unit,
+            value=getattr(tier, field),
+            scaled_request=_tier(tier.name, field),
+            better=better,
+        )
+        for tier in used
+        for key, field, unit, better in (("read", "read_bandwidth", "B/s", 1), ("latency", "latency", "s", -1))
+    ]
+
+
+def _tier(name: str, field: str) -> Scaling:
+    def scaled(request: Request, factor: float) -> Request:
+        offload = request.plan.kv_offload
+        assert offload is not None, "see `_tiers`"
+        tiers = tuple(
+            replace(tier, **{field: getattr(tier, field) * factor}) if tier.name == name else tier
+            for tier in offload.tiers
+        )
+        return request._replace(plan=replace(request.plan, kv_offload=replace(offload, tiers=tiers)))
+
+    return scaled
+
+
 # ------------------------------------------------------------------ the host and its engine
 
 
@@ -221,4 +258,6 @@ def _speeds(request: Request, factor: float) -> Request:
         name: replace(link, bandwidth=link.bandwidth * factor, latency=link.latency / factor)
         for name, link in device.links.items()
     }
+    for tier in request.plan.kv_offload.tiers if request.plan.kv_offload is not None else ():
+        request = _tier(tier.name, "latency")(_tier(tier.name, "read_bandwidth")(request, factor), 1 / factor)
     return _with_device(_flops(request, factor), memory_bandwidth=device.memory_bandwidth * factor, links=links)

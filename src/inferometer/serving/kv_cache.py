@@ -23,7 +23,7 @@ from ..base.errors import BadValue
 from ..base.units import ceil_div
 from ..costs import parallelism
 from ..costs.binding import BoundPlan, stage_plans
-from ..inference import memory
+from ..inference.cache_size import cache_bytes
 
 # Share of a link that the many pieces of a KV cache reach (a page of a layer each): fitted to the first tokens of
 # disaggregated servers of B200 that measured 8,192-token prompts; docs/accuracy.md says on which, and how others fare.
@@ -391,7 +391,6 @@ def kv_transfer_seconds(
 def _cache_bytes_of_a_rank(bound_plan: BoundPlan, prompts: np.ndarray) -> np.ndarray:
     """Bytes of each prompt's KV cache on one GPU, of the pipeline stage that has most."""
     stage_bytes = [
-        np.broadcast_to(memory.cache_bytes(stage, prompts.astype(float)), prompts.shape)
-        for stage in stage_plans(bound_plan)
+        np.broadcast_to(cache_bytes(stage, prompts.astype(float)), prompts.shape) for stage in stage_plans(bound_plan)
     ]
     return np.asarray(np.max(stage_bytes, axis=0))

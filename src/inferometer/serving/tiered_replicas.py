@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..costs.binding import BoundPlan, stage_plans
-from ..inference import memory
+from ..costs.binding import BoundPlan
+from ..inference.cache_size import replica_cache_bytes
 from ..specs.structs import KVTier
 from .kv_cache import KVCache, PrefixCache, PrefixTree
 from .kv_tiers import CacheTier, TieredCache, TierStore, TransferLink
@@ -23,14 +23,10 @@ from .request_table import RequestTable, column
 def block_bytes(bound_plan: BoundPlan, tokens: int = 0) -> float:
     """Bytes of a KV block on all GPUs of a replica, of sequences of so many tokens: ``block_bytes(bound_plan)``
 
-    A rank's copy of what others have, too (latent caches under tensor parallelism), counts: vLLM stores it as well.
+    Of windows and states it is the share of a block in a sequence of that length.
     """
-    plan, length = bound_plan.plan, max(tokens, bound_plan.plan.block_size)
-    stages = sum(
-        float(memory.cache_bytes(stage, length)) - float(memory.cache_bytes(stage, 0))
-        for stage in stage_plans(bound_plan)
-    )
-    return stages * plan.tensor_parallel_size * plan.block_size / length
+    length = max(tokens, bound_plan.plan.block_size)
+    return float(replica_cache_bytes(bound_plan, length)) * bound_plan.plan.block_size / length
 
 
 def replica_cache(

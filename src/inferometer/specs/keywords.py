@@ -61,6 +61,7 @@ class PlanKwargs(TypedDict, total=False):
     input_len: int | str | Sequence[int] | None
     output_len: int | None
     prefix_len: int | None
+    prefix_tier: str | None
     beam_width: int | None
     turns: str | Sequence[tuple[int, int]] | None
     images: str | tuple[int, int, int] | None
@@ -366,6 +367,7 @@ class SearchKwargs(TypedDict, total=False):
     max_prefill_cudagraph_capture_size: int | None
     block_size: int | None
     batch_size: int | None
+    prefix_tier: str | None
     beam_width: int | None
     turns: str | Sequence[tuple[int, int]] | None
     images: str | tuple[int, int, int] | None

@@ -330,6 +330,14 @@ class WorkloadArgs(EngineArgs):
             slider=Slider(0, 131072, "x2"),
         ),
     ] = 0
+    prefix_tier: Annotated[
+        str | None,
+        arg(
+            "Where the cached prefix is: gpu, cpu, disk or shared; loading it is part of TTFT.",
+            default_text="gpu",
+            metavar="TIER",
+        ),
+    ] = None
     beam_width: Annotated[
         int,
         arg(

@@ -367,6 +367,7 @@ class KVOffload(Spec, frozen=True, kw_only=True):
     tiers: tuple[KVTier, ...]  # nearest first
     write_policy: Literal["write_through", "write_through_selective", "write_back"] = "write_through"  # SGLang's words
     backend: str = ""  # native or lmcache (vLLM); SGLang's storage backend
+    prefix_tier: str = ""  # where the cached prefix of an analysis is; empty: on the GPU
     prompt_only: bool = False  # what is generated is stored only when a later prompt has it
 
 

@@ -29,7 +29,8 @@ from ..specs.machine_args import TargetArgs
 from ..specs.plan_args import PlanArgs
 
 INNER_AXES = ("batch_size", "input_len", "output_len", "prefix_len")
-_UNSPLIT = ("turns", "speculative_config", "lora_targets", "profile", "calibration")  # their values may have commas
+# texts whose values may have commas
+_UNSPLIT = ("kv_tiers", "turns", "speculative_config", "lora_targets", "profile", "calibration")
 _SECRET = "hf_token"  # not an axis, and never in a table
 _ARGUMENTS = {**arguments(TargetArgs), **arguments(PlanArgs)}
 _ORDER = sorted(  # of the loops: rows with the same workload stand together, those that differ in a limit closest

@@ -20,7 +20,7 @@ from ..base.result import Result
 from ..base.tabular import open_table
 from ..base.units import percent, plural
 from ..costs.binding import BoundPlan
-from ..inference.memory import cache_bytes
+from ..inference.cache_size import cache_bytes
 from ..inference.request import build_request
 from ..inference.weights import weight_bytes
 from ..serving.metrics import latencies, metrics

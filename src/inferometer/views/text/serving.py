@@ -13,7 +13,7 @@ from ...base.units import milliseconds, percent, plural, seconds
 from ...inference.report import ExpectedError
 from ...serving.metrics import LABELS, limits_text
 from .document import Cell, Column, Draw, Page, Paragraph, Part, TextTable
-from .terminal import expected_error
+from .terminal import TIER_LABELS, expected_error
 
 LEFT_OUT_LAST = {"mean": 0, "p90": 1, "median": 2, "std": 4}  # columns where there is no room; other percentiles: 3
 SHADES = "▁▂▃▄▅▆▇█"
@@ -152,9 +152,6 @@ def _sessions(sessions: Mapping[str, Any] | None) -> list[Part]:
     for key, label in SESSION_ROWS.items():
         table.add_row(label, *(seconds(sessions[f"{word}_{key}"]) for word in ("mean", "median", "p90", "p99")))
     return [*parts, table]
-
-
-TIER_LABELS = {"gpu": "GPU", "cpu": "CPU memory", "disk": "disk", "shared": "shared store"}
 
 
 def _tiers(result: Mapping[str, Any]) -> list[Part]:

@@ -18,6 +18,7 @@ from ...specs.arguments import flag
 from .document import Cell, Column, Page, Paragraph, Part, StackedBar, TextTable
 
 LEAST = 0.0005  # of a phase's time: operators with less are summed up
+TIER_LABELS = {"gpu": "GPU", "cpu": "CPU memory", "disk": "disk", "shared": "shared store"}
 QUIET = ("host", "wait", "draft")  # rows without work of their own
 BOUND_WORD = {"communication": "link"}
 BOUND_STYLE = {"memory": "cyan", "compute": "yellow", "communication": "magenta", "host": "red"}
@@ -65,7 +66,7 @@ def analysis(report: Report, every: bool = False, least: float = LEAST) -> Page:
     parts += [Paragraph(report.summary), Paragraph(""), _metrics(report), *expected_error(report.expected_error)]
     if report.turns:
         parts.append(_turns(report))
-    parts += [*_memory(report.memory), Paragraph(""), *command_flags(report), *tried_changes(report)]
+    parts += [*_memory(report.memory), *_tiers(report), Paragraph(""), *command_flags(report), *tried_changes(report)]
     parts += [_operators(name, phase, report, every, least) for name, phase in report.phases.items()]
     parts += legend((op for phase in report.phases.values() for op in phase.ops), report.engine.get("kernels_of", []))
     parts += [Paragraph(f"! {warning}", style="yellow") for warning in report.warnings]
@@ -239,6 +240,25 @@ def _turns(report: Report) -> TextTable:
             milliseconds(t.e2el_ms),
         )
     return table
+
+
+def _tiers(report: Report) -> list[Part]:
+    """The tiers of the KV cache: how large, and what TTFT is with the cached prefix there."""
+    if not report.kv_tiers:
+        return []
+    ranks = {"a replica": 0, "a node": 2, "tokens": 1, "loads in": 1, "TTFT": 0}
+    columns = [Column(name, priority=rank) for name, rank in ranks.items()]
+    table = TextTable([Column("", "<", name="KV cache"), *columns], elsewhere="--json")
+    for tier in report.kv_tiers:
+        table.add_row(
+            TIER_LABELS[tier.name],
+            f"{tier.size_bytes / 2**30:,.4g} GiB",
+            "–" if tier.name == "shared" else f"{tier.node_bytes / 2**30:,.4g} GiB",
+            "–" if tier.tokens is None else f"{tier.tokens:,}",
+            "–" if tier.name == "gpu" else milliseconds(tier.load_ms),
+            milliseconds(tier.ttft_ms),
+        )
+    return [Paragraph(""), table]
 
 
 def _memory(m: Memory) -> list[Part]:
