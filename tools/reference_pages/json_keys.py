@@ -13,6 +13,7 @@ from inferometer.sensitivity.sensitivity_report import Sensitivity
 from inferometer.serving.capacity import TriedRate
 from inferometer.specs.structs import Calibration, Default, Hardware, Plan, Workload
 from inferometer.training.training_report import TrainReport
+from inferometer.validation.doctor import Diagnosis
 from inferometer.validation.fit_steps import StepClass
 from inferometer.validation.validate import ErrorStatistics, FigureComparison, MemoryComparison
 
@@ -52,7 +53,7 @@ COMMANDS: dict[str, tuple[type | str, str]] = {  # title -> the struct or the ta
 }
 SHARED: tuple[type, ...] = (
     *(Hardware, Plan, Workload, Default, Calibration, PoolSpec, TriedRate),
-    *(ErrorStatistics, FigureComparison, MemoryComparison, StepClass),
+    *(ErrorStatistics, FigureComparison, MemoryComparison, StepClass, Diagnosis),
 )
 UNITS = (  # how a key is called, and its unit; the first that fits
     (r"_ms$", "ms"),

@@ -26,9 +26,20 @@ from .output import Form, emit, table_csv, wrote
 _EXAMPLES = (
     "llama-3.1-8b --gpu h200 --measured measured.csv --plot pictures",
     "llama-3.1-8b --gpu h200 --measured measured.csv --write-calibration mine.toml",
+    "llama-3.1-8b --gpu h200 --measured measured.csv --diagnose",
     "llama-3.1-8b --gpu h200 --step-log server.log --write-calibration mine.toml",
 )
-_REPLAY = ("max_concurrency", "plot", "write_calibration", "force", "goodput", "requests_out", "columns", "run")
+_REPLAY = (
+    "max_concurrency",
+    "diagnose",
+    "plot",
+    "write_calibration",
+    "force",
+    "goodput",
+    "requests_out",
+    "columns",
+    "run",
+)
 _OF_ONE_RUN = ("plot", "write_calibration", "requests_out")
 
 
@@ -51,6 +62,12 @@ _OF_ONE_RUN = ("plot", "write_calibration", "requests_out")
 )
 @output_option(
     "--max-concurrency", type=int, help="Requests in flight when the file has no arrival times (closed loop)."
+)
+@output_option(
+    "--diagnose",
+    is_flag=True,
+    default=None,
+    help="Say why the server is not as predicted: try causes in the simulation, and rank them by what they explain.",
 )
 @output_option(
     "--plot", metavar="DIR", callback=named, help="Write plots to DIR: errors, values, scatter and breakdown."
@@ -109,7 +126,16 @@ def _check_questions(
         raise BadValue("`write_calibration` is fitted to `measured` FILE or to `step_log` FILE, not to both")
     if replay["force"] and replay["write_calibration"] is None:
         raise BadValue("`force` needs `write_calibration` FILE")
-    for name in ("plot", "write_calibration", "requests_out", "goodput", "max_concurrency", "columns", "run"):
+    for name in (
+        "plot",
+        "diagnose",
+        "write_calibration",
+        "requests_out",
+        "goodput",
+        "max_concurrency",
+        "columns",
+        "run",
+    ):
         if measured is None and replay[name] and not (name == "write_calibration" and step_log):
             raise BadValue(f"`{name}` needs `measured` FILE")
     if replay["write_calibration"] is not None and plan.get("calibration") is not None:
@@ -186,10 +212,49 @@ def _one_run(
     result |= {"errors": msgspec.to_builtins(compared.errors), "measured": measured_metrics(compared)}
     result |= {"figures": msgspec.to_builtins(compared.figures)}
     parts.append(comparison(header(labels), compared, labels["warnings"]))
+    if replay["diagnose"]:
+        result["diagnosis"] = _diagnosis(compared, trace, (model, gpu), replay, plan, labels, parts)
     if replay["write_calibration"] is not None:
         result["calibration"] = _calibration(compared, simulated, labels, replay, parts)
     _write_files(compared, replay, header(labels))
     return compared
+
+
+def _diagnosis(
+    compared: Any,
+    trace: Any,
+    target: tuple[str, str],
+    replay: dict[str, Any],
+    plan: dict[str, Any],
+    labels: dict[str, Any],
+    parts: list[Any],
+    server: Any = None,
+) -> dict[str, Any]:
+    """Why the server is not as predicted: fills what is shown."""
+    import msgspec
+
+    from ..specs.calibration import calibration
+    from ..validation.causes import merged
+    from ..validation.doctor import diagnose
+    from ..validation.validate import validate as compare
+    from ..views.text.diagnosis import diagnosis_page
+
+    model, gpu = target
+    given = dict(plan)
+    if given.get("calibration") is not None:
+        given["calibration"] = calibration(given["calibration"])
+
+    def simulated(change: dict[str, Any]) -> Any:
+        options = merged(given, change)
+        device = options.pop("gpu", gpu)
+        return compare(model, device, measured=trace, max_concurrency=replay["max_concurrency"], **options)
+
+    bands = labels.get("expected_error") or {}
+    tolerance = {metric: bands[metric]["p50"] for metric in ("ttft", "tpot") if metric in bands}
+    made = diagnose(simulated, compared, model, gpu, plan, server, tolerance)
+    parts.append(diagnosis_page(made))
+    built: dict[str, Any] = msgspec.to_builtins(made)
+    return built
 
 
 def _write_files(compared: Any, replay: dict[str, Any], title: str) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ...base.units import percent, plural, seconds
 from ...specs.structs import Calibration
+from ...validation.doctor import Diagnosis
 from ...validation.fit_steps import StepClass
 from .document import Column, Page, Paragraph, Part, TextTable
 
@@ -57,3 +58,38 @@ def _step_table(classes: Mapping[str, StepClass], calibrated: bool) -> TextTable
             *(more if calibrated else ()),
         )
     return table
+
+
+def diagnosis_page(made: Diagnosis) -> Page:
+    """The verdict, each cause with its share and evidence, and what is left over."""
+    off = ", ".join(
+        f"mean {metric.upper()} predicted {error * 100:+.1f}% off (usual: ±{percent(made.tolerance[metric])})"
+        for metric, error in made.errors.items()
+        if metric in made.tolerance
+    )
+    if made.healthy:
+        return Page(
+            [
+                Paragraph("✓ healthy: as near to the prediction as measured servers usually are", style="bold green"),
+                Paragraph(off),
+            ]
+        )
+    parts: list[Part] = []
+    if not made.causes:
+        verdict = f"✗ not as predicted, and none of {plural(len(made.tried), 'cause')} explains it"
+        parts += [Paragraph(verdict, style="bold yellow"), Paragraph(f"{off}; tried: {', '.join(made.tried)}")]
+    else:
+        parts += [Paragraph(f"✗ not as predicted: {made.causes[0].title}", style="bold red"), Paragraph(off)]
+        table = TextTable(
+            [Column("cause", "<", folds=True), Column("share of the gap", style="bold")], elsewhere="--json"
+        )
+        for cause in made.causes:
+            table.add_row(cause.title, percent(cause.share))
+        table.add_row("unexplained", percent(made.unexplained))
+        parts.append(table)
+        for cause in made.causes:
+            parts.append(Paragraph(cause.title, style="bold"))
+            parts += [Paragraph(f"· {sentence}") for sentence in cause.evidence]
+            parts += [Paragraph(f"→ {cause.remedy}", style="green")] if cause.remedy else []
+    parts += [Paragraph(f"ruled out: {name} ({why})", style="dim") for name, why in made.ruled_out.items()]
+    return Page(parts)
