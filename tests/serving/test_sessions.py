@@ -14,7 +14,7 @@ from inferometer.base.errors import InferometerError
 from inferometer.serving.agent_generator import fit_profile, generate_sessions, parse_agents
 from inferometer.serving.prefix_forest import HashIds, PrefixForest
 from inferometer.serving.session_builder import SessionBuilder
-from inferometer.serving.session_metrics import prefix_reuse, session_columns, session_metrics
+from inferometer.serving.session_metrics import prefix_reuse, session_columns, session_lanes, session_metrics
 from inferometer.serving.simulate import simulate
 from inferometer.serving.synthetic import at_rate, own_rate
 from inferometer.serving.trace import Trace, rows_of, session_trace
@@ -75,7 +75,7 @@ def test_no_turn_before_what_it_waits_for(
     assert (columns["model_s"] <= columns["duration_s"] + 1e-9).all() and (columns["model_s"] > 0).all()
     ends = columns["start_s"] + columns["duration_s"]
     for k, start in enumerate(columns["start_s"].tolist()):
-        open_then = (columns["start_s"] <= start) & (ends > start)
+        open_then = (columns["start_s"] <= start) & (ends > start + 1e-9)
         assert concurrent is None or open_then.sum() <= concurrent, k
     for k in range(count):  # a session stays where it is
         assert len(set(outcome.replica[trace.sessions.session == k].tolist())) == 1
@@ -158,6 +158,17 @@ def test_parts_of_a_trace() -> None:
     assert own_rate(faster) == pytest.approx(100.0, rel=0.9) and faster.arrival_s is not None
     starts = faster.arrival_s[trace.sessions.session == 4]
     assert (starts == starts[0]).all()
+
+
+def test_lanes_are_whole_sessions() -> None:
+    trace = generate_sessions(parse_agents(SMALL), num_sessions=60, request_rate=5.0, seed=2)
+    assert trace.sessions is not None
+    outcome = simulate("llama-3.1-8b", gpu="h200", trace=trace)
+    lanes = session_lanes(outcome)
+    agents = {(s, a) for s, a in zip(lanes["session"].tolist(), lanes["agent"].tolist(), strict=True)}
+    assert 1 <= lanes["shown"] < 60 and 30 < len(agents) <= 40
+    assert len(lanes["session"]) == (trace.sessions.session < lanes["shown"]).sum()
+    assert (lanes["start_s"] <= lanes["first_token_s"]).all()
 
 
 def test_rows_say_whose_turn_they_are() -> None:

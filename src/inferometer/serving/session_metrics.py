@@ -15,6 +15,7 @@ from .metrics import PERCENTILES
 from .outcome import Outcome
 from .trace import Trace
 
+MAX_LANES, MAX_LANE_TURNS = 40, 4000  # agents and turns that are drawn
 SESSION_TIMES = ("duration_s", "model_s", "idle_s")
 
 
@@ -99,6 +100,32 @@ def session_metrics(outcome: Outcome, dollars_per_hour: float | None = None) -> 
     hours = outcome.duration_s / 3600
     result["cost_per_session"] = dollars_per_hour * hours / ended if dollars_per_hour and ended else None
     return result
+
+
+def session_lanes(outcome: Outcome) -> dict[str, Any]:
+    """The turns of the first sessions of a run one by one, by agent: as many as a page can show.
+
+    ``session_lanes(outcome)["first_token_s"]``
+    """
+    sessions = outcome.sessions
+    assert sessions is not None, "the trace has sessions"
+    lanes = np.zeros(len(sessions), np.int64)
+    np.maximum.at(lanes, sessions.session, sessions.agent + 1)
+    shown = max(1, int(np.searchsorted(np.cumsum(lanes), MAX_LANES, side="right")))
+    rows = np.flatnonzero((sessions.session < shown) & outcome.done)[:MAX_LANE_TURNS]
+    return {
+        "shown": shown,
+        "names": [name or f"session {number}" for number, name in enumerate((sessions.names or [""] * shown)[:shown])],
+        "session": sessions.session[rows],
+        "agent": sessions.agent[rows],
+        "turn": sessions.turn[rows],
+        "start_s": outcome.arrival_s[rows],
+        "first_token_s": outcome.first_token_s[rows],
+        "finished_s": outcome.finished_s[rows],
+        "input_tokens": outcome.input_tokens[rows],
+        "output_tokens": outcome.output_tokens[rows],
+        "cached_tokens": outcome.cached_tokens[rows],
+    }
 
 
 def prefix_reuse(trace: Trace) -> float:

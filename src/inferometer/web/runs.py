@@ -324,6 +324,7 @@ def _over_time(outcome: Outcome) -> dict[str, Any]:
 
     from ..serving.metrics import latencies
     from ..serving.replay import replay
+    from ..serving.session_metrics import session_lanes
 
     by_metric = latencies(outcome)
     distribution = {}
@@ -350,6 +351,7 @@ def _over_time(outcome: Outcome) -> dict[str, Any]:
         "distribution": distribution,
         "requests": {"index": chosen.tolist(), **requests},
         "replay": _json_tables(replay(outcome)),
+        **({} if outcome.sessions is None else {"lanes": _json_tables(session_lanes(outcome))}),
     }
 
 

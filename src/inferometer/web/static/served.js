@@ -2,7 +2,7 @@
 import { band } from "./band.js";
 import { h } from "./dom.js";
 import { table } from "./form.js";
-import { change, digits, figure, milliseconds, percent, seconds } from "./format.js";
+import { bytes, change, digits, figure, milliseconds, percent, seconds } from "./format.js";
 
 const goodShare = (run) =>
   run.goodput && run.request_throughput ? run.request_goodput / run.request_throughput : null;
@@ -47,6 +47,48 @@ export function tiles(run, before) {
         h("dd", {}, h("span", { class: "value" }, text(of(run))), before && delta(of(run), of(before), less, text)),
       ),
     ),
+  );
+}
+
+// How long sessions took, what of it was the model, and what one costs; hits and traffic of the cache's tiers
+export function sessionTable(run) {
+  const one = run.sessions;
+  if (!one?.completed) return null;
+  const rows = [
+    ["session", "duration_s"],
+    ["at the server", "model_s"],
+    ["tools and people", "idle_s"],
+  ];
+  const cost = one.cost_per_session === null ? "" : `, $${digits(one.cost_per_session)} each`;
+  const caption =
+    `${digits(one.completed, 7)} sessions of ${digits(one.turns_per_session)} turns, ` +
+    `${percent(one.cached_share)} of their prompts from the cache${cost}`;
+  return table(
+    caption,
+    ["", ...STATISTICS],
+    rows.map(([label, key]) => ({ cells: [label, ...STATISTICS.map((word) => seconds(one[`${word}_${key}`]))] })),
+  );
+}
+
+const TIERS = { gpu: "GPU", cpu: "CPU memory", disk: "disk", shared: "shared store" };
+
+export function tierTable(run) {
+  const tiers = run.kv_tiers ?? [];
+  if (!tiers.length) return null;
+  const heads = ["", "size", "used", "hits", "loaded", "stored", "evicted"];
+  const size = (v) => (v === null ? "no limit" : bytes(v));
+  return table(
+    "The KV cache's tiers",
+    heads,
+    tiers.map((t) => ({
+      cells: [
+        TIERS[t.name] ?? t.name,
+        size(t.capacity_bytes),
+        bytes(t.used_bytes),
+        percent(t.hit_rate),
+        ...[t.loaded_bytes, t.stored_bytes, t.evicted_bytes].map(bytes),
+      ],
+    })),
   );
 }
 

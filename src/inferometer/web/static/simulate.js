@@ -5,7 +5,7 @@ import { h, show } from "./dom.js";
 import { progress } from "./form.js";
 import { digits } from "./format.js";
 import { replayer } from "./replay.js";
-import { latencyTable, sentences, tiles, titleOf } from "./served.js";
+import { latencyTable, sentences, sessionTable, tierTable, tiles, titleOf } from "./served.js";
 import { simulationCharts } from "./simulation.js";
 import { setView, state } from "./state.js";
 import { EXAMPLE, trafficForm } from "./traffic.js";
@@ -203,7 +203,7 @@ export const simulateView = {
       about.hidden = !about.childElementCount;
       show(summary, run && sentences(run), pinRow());
       show(figures, run?.completed > 0 && tiles(run, other));
-      show(below, run?.completed > 0 && latencyTable(run, other));
+      show(below, run?.completed > 0 && [latencyTable(run, other), sessionTable(run), tierTable(run)]);
       charts.draw(run, rates, other);
       replay.draw(run);
     }

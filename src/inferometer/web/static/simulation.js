@@ -2,6 +2,7 @@
 import { chart, loadCharts } from "./chart.js";
 import { h } from "./dom.js";
 import { digits, milliseconds, percent } from "./format.js";
+import { lanesChart } from "./lanes.js";
 import { palette } from "./theme.js";
 
 const SPREAD = [
@@ -252,6 +253,7 @@ export function simulationCharts(host, { command, rateCommand, replay, onrate, o
   });
   host.append(replay);
   const time = chart(host, { name: "timeline", title: "", height: 460, command, onpick: (point) => onseek(point.x) });
+  const lanes = lanesChart(host, command);
   const place = h("div", { class: "two three" });
   host.append(place);
   const spreads = Object.fromEntries(
@@ -264,6 +266,7 @@ export function simulationCharts(host, { command, rateCommand, replay, onrate, o
       rates.element.hidden = !capacity?.tried?.length;
       time.element.hidden = place.hidden = !served;
       if (capacity?.tried?.length) byRate(rates, capacity);
+      lanes.draw(served ? run : null);
       if (served) {
         timeline(time, run);
         spread(spreads, run, before);

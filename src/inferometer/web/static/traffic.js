@@ -6,10 +6,14 @@ import { on, state } from "./state.js";
 import { traceFile } from "./tracefile.js";
 
 export const EXAMPLE = 200; // requests that take a moment
+const FEW = 12; // sessions that take a moment
 const LENGTHS = "A number, or a distribution: uniform:min=…,max=… lognormal:mean=…,std=… zipf:a=…,min=…,max=…";
-const MORE = ["burstiness", "max_concurrency", "seed", "prefill_replicas", "decode_replicas"];
+const SESSIONS = ["agents", "num_sessions", "concurrent_sessions", "max_idle"];
+const AGENTS = "Sessions instead of single requests: coding-agent, research-agent or chat, also as chat,turns=3";
+const MORE = ["burstiness", "max_concurrency", "seed", "prefill_replicas", "decode_replicas", ...SESSIONS];
 const EMPTY = { request_rate: "all at once", input_len: "as the plan", output_len: "as the plan" };
 const NUMBERS = ["request_rate", "num_prompts", "burstiness", "max_concurrency", "prefill_replicas", "decode_replicas"];
+const OF_SESSIONS = ["num_sessions", "concurrent_sessions", "max_idle"];
 
 function fields(traced) {
   const number = (name, label, value, more = {}) => ({ name, label, kind: "number", value, least: 0, ...more });
@@ -41,6 +45,10 @@ function fields(traced) {
       title: "With prefill replicas: prefill and decode are disaggregated",
     }),
     number("seed", "Seed", 0),
+    text("agents", "Agents", "none", AGENTS),
+    number("num_sessions", "Sessions", "", { least: 1, placeholder: "100, or all" }),
+    number("concurrent_sessions", "Sessions at once", "", { least: 1, placeholder: "no limit" }),
+    number("max_idle", "Longest wait", "", { unit: "s", placeholder: "as it is" }),
   ];
 }
 
@@ -85,6 +93,12 @@ export function trafficForm({ run, capacity, changed }) {
     const goals = ["ttft", "tpot"].filter((name) => ask.number(name) !== null);
     const given = { seed: ask.number("seed"), goodput: goals.map((name) => `${name}:${ask.number(name)}`).join(",") };
     for (const name of NUMBERS) given[name] = ask.number(name);
+    if (ask.value("agents") || file.trace) for (const name of OF_SESSIONS) given[name] = ask.number(name);
+    if (ask.value("agents") && !file.trace) {
+      given.agents = ask.value("agents");
+      delete given.num_prompts;
+      return Object.fromEntries(Object.entries(given).filter(([, v]) => v !== null && v !== ""));
+    }
     if (file.trace) given.columns = file.columns;
     else for (const name of ["input_len", "output_len"]) given[name] = ask.value(name);
     if (given.burstiness === 1) delete given.burstiness;
@@ -104,7 +118,11 @@ export function trafficForm({ run, capacity, changed }) {
       return body({ ...others, find_capacity: true });
     },
     // the same traffic, of few requests
-    example: () => body({ ...traffic(), num_prompts: Math.min(ask.number("num_prompts") ?? EXAMPLE, EXAMPLE) }),
+    example() {
+      const given = traffic();
+      if (given.agents) return body({ ...given, num_sessions: Math.min(given.num_sessions ?? FEW, FEW) });
+      return body({ ...given, num_prompts: Math.min(ask.number("num_prompts") ?? EXAMPLE, EXAMPLE) });
+    },
     wants: () => ask.number("num_prompts") ?? (file.trace ? Infinity : EXAMPLE),
     key: () => JSON.stringify([state.plan, traffic(), file.trace?.name]),
     refresh() {
