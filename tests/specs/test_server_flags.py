@@ -142,7 +142,7 @@ def test_analyze_explains_a_command(run: Callable[..., Ran]) -> None:
     text = "vllm serve Qwen/Qwen3-8B --enforce-eager --tensor-parallel-size 2 --enable-prefix-caching"
     result = run("analyze", text, "--gpu", "h100-sxm", "-tp", "1", "--json").json
     assert result["plan"]["tensor_parallel_size"] == 1, "what is typed wins"
-    uses = {use["flag"]: use for use in result["command"]["flags"]}
+    uses = {use["flag"]: use for use in result["server_command"]["flags"]}
     assert uses["--tensor-parallel-size"]["status"] == "no effect"
     assert uses["--enable-prefix-caching"]["note"].startswith("of a server over time")
     tried = {one["flags"]: one for one in result["tried"]}

@@ -25,6 +25,7 @@ COMMANDS = {
     "train": "Predict training: step time, memory, days and cost.",
     "profile": "Measure kernels and layers here, or import tables.",
     "bench": "Measure a live OpenAI-compatible server.",
+    "mock": "Serve OpenAI's API at the predicted speed, without a GPU.",
     "show": "List models, GPUs, engines, precisions and use cases.",
     "web": "Start the web interface.",
 }

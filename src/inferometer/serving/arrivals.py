@@ -104,6 +104,11 @@ class RouterInbox:
         self.next = self.queue[0][0] if self.queue else inf
         return taken
 
+    def remove(self, i: int) -> None:
+        """A request is aborted before the replica has seen it."""
+        self.queue = deque(entry for entry in self.queue if entry[1] != i)
+        self.next = self.queue[0][0] if self.queue else inf
+
 
 class ClosedLoop:
     """At most ``max_concurrency`` requests and ``concurrent_sessions`` at once; a turn after all that it waits for.

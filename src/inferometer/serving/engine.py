@@ -83,6 +83,7 @@ class EngineCore(RequestFlow):
         self.preempted_in_step = False
         self.unseen_first_tokens: list[int] = []  # requests whose first token came in the last step
         self.unseen_finishes: list[int] = []  # requests that finished in it
+        self.results_late_s = 0.0  # s after the end of the last step but one at which its results were looked at
         self.finishing: list[Finishing] = []
         self.kv_in_transfer: list[tuple[float, int, int, int]] = []  # heap: until when, request, blocks, tokens
         self.tiered = kv_cache if isinstance(kv_cache, TieredCache) else None
@@ -213,7 +214,7 @@ class EngineCore(RequestFlow):
         Where something depends on when a request finishes (the next one of a closed loop, its KV cache), it learnt so
         at once: there only the first tokens come late, of requests that have more than one.
         """
-        table = self.table
+        table, self.results_late_s = self.table, late
         if late:
             on_time = set(self.unseen_finishes) if self.on_finished else set()
             first_tokens = [i for i in self.unseen_first_tokens if i not in on_time]

@@ -92,6 +92,11 @@ class PipelineEngine(EngineCore):
         """A lower bound of when the next request finishes."""
         return self._next_batch().ready
 
+    def next_step_s(self) -> float:
+        """When the next batch is back; or, if none is under way, when the first stage is free for it."""
+        following = self._next_batch()
+        return following.ready if following.in_flight is not None else max(following.ready, self.stage_free[0])
+
     def _next_batch(self) -> PipelineBatch:
         """The batch that is back first; of those at one time, one with work before one that waits for some."""
         wakeup = min(self.source.next, self.loading[0][0]) if self.loading else self.source.next
@@ -166,7 +171,8 @@ class PipelineEngine(EngineCore):
         decoding = {i for one in self.batches for i in one.batch.offset}
         return [i for i in reversed(self.running) if i in decoding or i in self.prefilling]
 
-    def _batch_of(self, i: int) -> DecodeBatch:
+    def batch_of(self, i: int) -> DecodeBatch:
+        """The batch that a request decodes in."""
         return next((one.batch for one in self.batches if i in one.batch.offset), self.batch)
 
     def _next_blocks_allocated(self, batch: DecodeBatch) -> bool:

@@ -175,7 +175,7 @@ class RequestFlow(ABC):
 
     def _leave(self, i: int) -> tuple[int, int]:
         """A request leaves its place before it has finished; gives its blocks and the tokens in them."""
-        table, batch, block_size = self.table, self._batch_of(i), self.kv_cache.block_size
+        table, batch, block_size = self.table, self.batch_of(i), self.kv_cache.block_size
         if i in self.prefilling:
             computed = self.prefilling.pop(i)
             blocks = ceil_div(table.prefill_target[i] if self.limits.reserve_full_prompt else computed, block_size)
@@ -198,7 +198,7 @@ class RequestFlow(ABC):
         finished = {request.request for request in self.finishing}
         return [i for i in reversed(self.running) if i not in finished]
 
-    def _batch_of(self, i: int) -> DecodeBatch:
+    def batch_of(self, i: int) -> DecodeBatch:
         """The batch that a request decodes in."""
         return self.batch
 

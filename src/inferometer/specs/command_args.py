@@ -436,3 +436,26 @@ class BenchArgs(Args):
         bool, arg("Add per-request lists to --json: ttfts, itls, errors …, with vllm bench serve's keys.")
     ] = False
     label: Annotated[str | None, arg("A label for the run, kept in its result.")] = None
+
+
+class MockArgs(Args):
+    """A mock server: under which name it answers, how long its answers are, and how its clock runs."""
+
+    GROUP: ClassVar[str] = "Server"
+    served_model_name: Annotated[
+        str | None,
+        arg("Names under which it serves the model, separated by commas.", default_text="MODEL", metavar="NAME,…"),
+    ] = None
+    output_len: Annotated[
+        int | str, arg("Tokens after which an answer ends by itself: a number or a distribution.", metavar="N|DIST")
+    ] = 128
+    speed: Annotated[
+        float,
+        arg(
+            "Simulated seconds per real second: 10 answers ten times as fast.", ge=1e-3, le=1e4, ends="0.001 and 10,000"
+        ),
+    ] = 1.0
+    enable_prompt_tokens_details: Annotated[
+        bool, arg("Report the cached tokens of prompts in usage, as vLLM does.")
+    ] = False
+    seed: Annotated[int, arg("Random seed.")] = 0

@@ -94,6 +94,7 @@ class WebApp:
         self.guard = Guard(self.compressed)
         self.observer = Observer(self._guarded, log, [route.path for route in routes])
         self.connections: Callable[[], int] = lambda: 0  # open ones, which the server knows
+        self.refusal: Callable[[int, str], JsonAnswer] = refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request, counted and logged."""

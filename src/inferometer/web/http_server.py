@@ -15,17 +15,17 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..base.errors import BadValue
-from .answers import JsonAnswer, refusal
-from .guard import HEADERS, LOCAL
+from .answers import JsonAnswer
+from .guard import HEADERS, LOCAL, Receive, Scope, Send
 
 if TYPE_CHECKING:
     from uvicorn.protocols.http.h11_impl import H11Protocol as _Protocol
     from uvicorn.server import Server
 
-    from .app import WebApp
+    from .operations import Observer
 else:
     _Protocol = object  # uvicorn is imported when a server starts; `_protocol` puts the two together
 
@@ -33,6 +33,20 @@ ACCEPTED_AT_ONCE = 8  # connections, so that a crowd does not use up the process
 BACKLOG = 1024  # connections that wait to be accepted
 LINGER = 1.0  # s for which a connection that was refused stays open
 RESERVED_FILES = 72  # of this process: pipes to workers, files that are read, connections on their way out
+
+
+class ServedApp(Protocol):
+    """An ASGI application that knows how its server stands; `web.app` and `web.mock` have one each."""
+
+    connections: Callable[[], int]
+    observer: Observer
+    refusal: Callable[[int, str], JsonAnswer]  # the application's own form of an error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+
+    def stop(self) -> None:
+        """The server has ended."""
 
 
 class ServerLimits(NamedTuple):
@@ -44,23 +58,29 @@ class ServerLimits(NamedTuple):
     shutdown_s: float = 10.0  # for answers that are under way when the server is ended
     connections: int = 512
 
-    @classmethod
-    def of_this_process(cls) -> ServerLimits:
-        """As many connections as its limit of open files allows."""
+    def of_this_process(self) -> ServerLimits:
+        """The same, with as many connections as the process may have open files, which is raised as far as it may be.
+
+        ``ServerLimits(connections=4096).of_this_process()``
+        """
         try:
             import resource
 
-            files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        except (ImportError, OSError):
-            return cls()
-        return cls(connections=max(4, min(cls().connections, files - RESERVED_FILES)))
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            wanted = self.connections + RESERVED_FILES
+            if soft < wanted and (soft < hard or hard == resource.RLIM_INFINITY):
+                soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        except (ImportError, OSError, ValueError):
+            return self
+        return self._replace(connections=max(4, min(self.connections, soft - RESERVED_FILES)))
 
 
-def serve(app: WebApp, door: socket.socket, limits: ServerLimits | None = None) -> None:
+def serve(app: ServedApp, door: socket.socket, limits: ServerLimits | None = None) -> None:
     """Answer until SIGTERM or SIGINT; what is under way then has some seconds, a second SIGINT cuts that short."""
     import uvicorn
 
-    limits = limits or ServerLimits.of_this_process()
+    limits = limits or ServerLimits().of_this_process()
     config = uvicorn.Config(
         app,
         http=_protocol(app, limits),
@@ -128,7 +148,7 @@ def _once_in_a_while(seconds: float = 30.0) -> Callable[[asyncio.AbstractEventLo
 class BoundedConnection(_Protocol):
     """uvicorn's protocol with limits on headers and connections, and whose own answers are as all others."""
 
-    web_app: WebApp
+    web_app: ServedApp
     limits: ServerLimits
     header_timer: asyncio.TimerHandle | None = None
     answer_timer: asyncio.TimerHandle | None = None
@@ -189,7 +209,7 @@ class BoundedConnection(_Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """What could not be read as a request."""
-        self._refuse(refusal(400, "this is not valid HTTP"))
+        self._refuse(400, "this is not valid HTTP")
 
     def keeps_us_waiting(self) -> bool:
         """Whether the server waits for the client: for a request, the rest of one, or for an answer to be taken."""
@@ -220,19 +240,20 @@ class BoundedConnection(_Protocol):
             slowest.transport.abort()
         else:
             number = self.limits.connections
-            self._refuse(refusal(503, f"{number:,} connections are open: try again in a moment"))
+            self._refuse(503, f"{number:,} connections are open: try again in a moment")
             self.transport.close()
 
     def _too_slow(self) -> None:
         self.header_timer = None
         if self.started and not self.transport.is_closing():
-            self._refuse(refusal(408, f"the request's header did not come within {self.limits.header_s:g} s"))
+            self._refuse(408, f"the request's header did not come within {self.limits.header_s:g} s")
         else:
             self.transport.close()
 
-    def _refuse(self, answer: JsonAnswer) -> None:
+    def _refuse(self, status: int, sentence: str) -> None:
         import h11
 
+        answer = self.web_app.refusal(status, sentence)
         self.web_app.observer.note(self.client[0] if self.client else "-", "-", "-", answer.status)
         head = [(b"content-type", b"application/json"), (b"content-length", str(len(answer.body)).encode())]
         response = h11.Response(status_code=answer.status, headers=[*head, (b"connection", b"close"), *HEADERS])
@@ -246,7 +267,7 @@ class BoundedConnection(_Protocol):
         self.loop.call_later(LINGER, self.transport.abort)  # closed with bytes unread, the answer would be lost
 
 
-def _protocol(app: WebApp, limits: ServerLimits) -> type[asyncio.Protocol]:
+def _protocol(app: ServedApp, limits: ServerLimits) -> type[asyncio.Protocol]:
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     return type("Connection", (BoundedConnection, H11Protocol), {"web_app": app, "limits": limits})

@@ -50,29 +50,31 @@ class RequestMetrics:
 
     def text(self, gauges: Iterable[Gauge] = ()) -> bytes:
         """All of them in Prometheus' text format (version 0.0.4)."""
-        lines = _head("http_requests_total", "Requests by route and status.", "counter")
+        lines = metric_head("http_requests_total", "Requests by route and status.", "counter")
         for (method, route, status), number in sorted(self.requests.items()):
             labels = {"method": method, "route": route, "status": str(status)}
-            lines.append(f"http_requests_total{_labels(labels)} {number}")
+            lines.append(f"http_requests_total{metric_labels(labels)} {number}")
         name = "http_request_duration_seconds"
-        lines += _head(name, "Seconds from a request's header to the end of its answer.", "histogram")
+        lines += metric_head(name, "Seconds from a request's header to the end of its answer.", "histogram")
         for route, counts in sorted(self.buckets.items()):
             below = 0
             for end, number in zip((*map(str, BUCKETS), "+Inf"), counts, strict=True):
                 below += number
-                lines.append(f"{name}_bucket{_labels({'route': route, 'le': end})} {below}")
-            lines.append(f"{name}_sum{_labels({'route': route})} {self.seconds[route]:.6f}")
-            lines.append(f"{name}_count{_labels({'route': route})} {below}")
+                lines.append(f"{name}_bucket{metric_labels({'route': route, 'le': end})} {below}")
+            lines.append(f"{name}_sum{metric_labels({'route': route})} {self.seconds[route]:.6f}")
+            lines.append(f"{name}_count{metric_labels({'route': route})} {below}")
         for gauge in gauges:
-            lines += [*_head(gauge.name, gauge.help, gauge.kind), f"{gauge.name} {gauge.value:.10g}"]
+            lines += [*metric_head(gauge.name, gauge.help, gauge.kind), f"{gauge.name} {gauge.value:.10g}"]
         return ("\n".join(lines) + "\n").encode()
 
 
-def _head(name: str, text: str, kind: str) -> list[str]:
+def metric_head(name: str, text: str, kind: str) -> list[str]:
+    """What comes before a metric's values: ``metric_head("http_requests_total", "Requests.", "counter")``"""
     return [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
 
 
-def _labels(labels: Mapping[str, str]) -> str:
+def metric_labels(labels: Mapping[str, str]) -> str:
+    """``metric_labels({"le": "0.1"})  # '{le="0.1"}'``"""
     escaped = {k: v.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"') for k, v in labels.items()}
     return "{" + ",".join(f'{name}="{value}"' for name, value in escaped.items()) + "}"
 
