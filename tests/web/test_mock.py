@@ -12,10 +12,11 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from conftest import Ran
 from helpers.web_server import Server
 
 import inferometer
@@ -316,3 +317,17 @@ def test_the_api_key_guards_the_api_alone() -> None:
         ]
 
     assert asyncio.run(asked()) == [401, 401, 200, 200]
+
+
+def test_what_cannot_be_served_is_said_at_once(run: Callable[..., Ran]) -> None:
+    ran = run("mock", "llama-3.1-70b", "--gpu", "h100-sxm", "--port", "0")
+    assert ran.code == 1 and "infeasible: needs 1" in ran.err
+    for flags, says in (
+        (["--kv-offloading-size", "9"], "--kv-offloading-size"),
+        (["--served-model-name", ","], "--served-model-name"),
+        (["--api-key", " x"], "--api-key"),
+        (["--speed", "0"], "--speed"),
+        (["--output-len", "none"], "--output-len"),
+    ):
+        ran = run("mock", MODEL, "--gpu", GPU, "--port", "0", *flags)
+        assert ran.code == 2 and says in ran.err, (flags, ran.err)

@@ -102,6 +102,9 @@ def application(
     options = ServingOptions(**{"scheduler": "", **given})
     pools, options = build_deployment(model, gpu, typical, options, num_gpu_blocks_override=blocks, **plan)
     pool = pools[0][1]
+    if pool.reason:  # a plan that cannot work is a result
+        echo(f"infeasible: {pool.reason}", err=True)
+        raise click.exceptions.Exit(1)
     fleet = LiveFleet(pools, options)
     fleet.warm_up()
     for warning in pool.warnings:

@@ -94,6 +94,11 @@ class LiveFleet:
         reason = next((pool.reason for _, pool in pools if pool.reason), "")
         if reason:
             raise BadValue(reason)
+        if any(pool.bound_plan.plan.kv_offload is not None for _, pool in pools):
+            raise BadValue(
+                "the mock keeps KV blocks on the GPU alone: leave out the flags of KV tiers, such as "
+                "`kv_offloading_size`, or use `inferometer simulate`, which has them"
+            )
         pools = [(role, pool._replace(stages=live_stages(pool))) for role, pool in pools]
         options = msgspec.structs.replace(options, fast_forward=False)
         plan, engine = pools[0][1].bound_plan.plan, pools[0][1].bound_plan.engine
