@@ -16,6 +16,13 @@ from ..specs.arguments import Argument
 from ..views.text.listing import listing
 from .page_plan import page_arguments, training_arguments
 
+_WORDS = {  # of a name, as they are written in a label
+    **{word: word.upper() for word in ("mtp", "cpu", "cuda", "fp8")},
+    "moe": "MoE",
+    "grad": "gradient",
+    "impl": "",
+    "num": "",
+}
 GROUPS = ("Model", "Machine", "Precision", "Layout", "Workload", "Methods", "Engine")  # in the page's order
 MODEL_HELP = "A catalogue name, or your own config.json."  # a page reads no other files
 
@@ -96,7 +103,7 @@ def training_controls() -> list[Control]:
 
 def _training_choices() -> dict[str, list[str]]:
     """What the verb allows of arguments that the schema leaves open."""
-    from ..training.passes import CP_COMM_TYPES, PRECISIONS, RECOMPUTE, training_constants
+    from ..training.passes import CP_COMM_TYPES, CUDA_GRAPHS, PRECISIONS, RECOMPUTE, training_constants
 
     return {
         "engine": ["megatron", "roofline"],
@@ -104,6 +111,8 @@ def _training_choices() -> dict[str, list[str]]:
         "recompute": list(RECOMPUTE),
         "cp_comm_type": list(CP_COMM_TYPES),
         "optimizer": list(training_constants().optimizers),
+        "cuda_graph_impl": list(CUDA_GRAPHS),
+        "moe_flex_dispatcher_backend": ["deepep", "hybridep"],
         "grad_dtype": ["fp32", "bf16", "fp16"],
         "attention": ["flash", "eager"],
         "zero": ["0", "1", "2", "3"],
@@ -113,7 +122,8 @@ def _training_choices() -> dict[str, list[str]]:
 def _training_label(argument: Argument) -> str:
     """Its own, that of the same argument of a plan, or its name: ``Global batch size``"""
     same = page_arguments().get(argument.name)
-    name = argument.name.removesuffix("_size").replace("_", " ")
+    words = [_WORDS.get(word, word) for word in argument.name.removesuffix("_size").split("_")]
+    name = " ".join(filter(None, words))
     return argument.label or (same.label if same else "") or name[0].upper() + name[1:]
 
 

@@ -101,6 +101,7 @@ function shares(parts, color) {
     [color, parts.compute],
     [p.orange, parts.recompute],
     [p.vermillion, communication(parts)],
+    [p.muted, parts.host],
   ]
     .filter(([, took]) => took > 0)
     .map(([own, took]) => [own, took / all]);
@@ -169,6 +170,7 @@ function entries(timeline) {
     [p.green, `backward${shades}`],
     every.some((parts) => parts.recompute > 0) && [p.orange, "recomputation"],
     (ends || every.some((parts) => communication(parts) > 0)) && [p.vermillion, "communication that is not hidden"],
+    every.some((parts) => parts.host > 0) && [p.muted, "waiting for the host"],
     [p.purple, "optimizer"],
     timeline.stages.length > 1 && [p.grid, "idle"],
   ].filter(Boolean);
@@ -233,6 +235,7 @@ function describe(stage, i, timeline) {
     `computes ${seconds(parts.compute)}`,
     parts.recompute > 0 && `recomputes ${seconds(parts.recompute)}`,
     waits.length && `waits for communication: ${waits.join(", ")}`,
+    parts.host > 0 && `waits for the host ${seconds(parts.host)}`,
     `${bytes(q.memory_bytes[i])} on the GPU`,
   ]
     .filter(Boolean)
