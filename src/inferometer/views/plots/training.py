@@ -275,7 +275,7 @@ def pass_shares(parts: PassParts, color: str) -> Iterator[tuple[float, str]]:
 
 
 def shade(color: str, chunk: int, chunks: int) -> str:
-    """The colour of a virtual stage: the first is dark, the last one light."""
+    """The colour of a virtual stage: the first is strong, the last one faint."""
     return tint(color, 1 - 0.6 * chunk / max(chunks - 1, 1))
 
 
@@ -308,7 +308,7 @@ def _schedule_legend(timeline: StepTimeline) -> list[tuple[str, str]]:
     parts = [part for stage in timeline.stages for part in (*stage.forward, *stage.backward)]
     communicates = any(getattr(part, name) > 0 for part in parts for name in _COMM)
     communicates |= any(stage.reduce_gradients_s + stage.gather_weights_s > 0 for stage in timeline.stages)
-    shades = " (virtual stages: dark to light)" if timeline.virtual_stages > 1 else ""
+    shades = " (virtual stages: strong to faint)" if timeline.virtual_stages > 1 else ""
     entries = [("forward", BLUE), (f"backward{shades}", GREEN)]
     entries += [("recomputation", ORANGE)] if any(part.recompute > 0 for part in parts) else []
     entries += [("communication that is not hidden, as a share of each pass", VERMILLION)] if communicates else []

@@ -164,7 +164,7 @@ function entries(timeline) {
   const p = palette();
   const every = timeline.stages.flatMap((stage) => [...stage.forward, ...stage.backward]);
   const ends = timeline.stages.some((stage) => stage.reduce_gradients_s + stage.gather_weights_s > 0);
-  const shades = timeline.virtual_stages > 1 ? " (virtual stages: dark to light)" : "";
+  const shades = timeline.virtual_stages > 1 ? " (virtual stages: strong to faint)" : "";
   return [
     [p.blue, "forward"],
     [p.green, `backward${shades}`],

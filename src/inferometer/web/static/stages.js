@@ -12,7 +12,7 @@ const PARTS = [
   ["weights", "weights", "blue"],
   ["gradients", "gradients", "sky"],
   ["optimizer", "optimizer state", "green"],
-  ["buffers", "buffers", "muted"],
+  ["buffers", "buffers", "ink"],
   ["overhead", "overhead", "grey"],
   ["activation", "activations", "orange"],
   ["working", "working memory", "purple"],
