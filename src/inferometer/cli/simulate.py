@@ -9,7 +9,15 @@ import click
 from ..base.errors import BadValue
 from ..base.units import plural
 from ..specs.arguments import arguments
-from ..specs.command_args import CapacityArgs, GoodputArgs, ServedPlanArgs, ServingArgs, SessionArgs, TrafficArgs
+from ..specs.command_args import (
+    CapacityArgs,
+    GoodputArgs,
+    ServedPlanArgs,
+    ServingArgs,
+    SessionArgs,
+    TierSizesArgs,
+    TrafficArgs,
+)
 from .options import (
     MODEL_HELP,
     OUTPUT,
@@ -52,7 +60,12 @@ _FILES = ("requests_out", "sessions_out", "plot", "chrome_trace")
     metavar="KEY=VALUE,…",
     help="A pool of replicas; repeat for more pools: gpu=h200,replicas=2,role=prefill,tensor_parallel_size=2.",
 )
-@options(schema_options(GoodputArgs), schema_options(CapacityArgs), plan_options(ServedPlanArgs))
+@options(
+    schema_options(GoodputArgs),
+    schema_options(TierSizesArgs),
+    schema_options(CapacityArgs),
+    plan_options(ServedPlanArgs),
+)
 @output_option("--requests-out", metavar="FILE", callback=named, help="Write one CSV row per request.")
 @output_option("--sessions-out", metavar="FILE", callback=named, help="Write one CSV row per session.")
 @output_option("--plot", metavar="DIR", callback=named, help="Write plots to DIR: the engine over time, and latencies.")
@@ -66,6 +79,7 @@ def simulate(
     pools: tuple[str, ...],
     max_concurrency: int | None,
     concurrent_sessions: int | None,
+    kv_offloading_sizes: str | None,
     form: Form,
     **plan: Any,
 ) -> int:
@@ -91,6 +105,9 @@ def simulate(
     traffic = load_traffic(plan, max_concurrency, concurrent_sessions)
     serving["max_concurrency"] = traffic.max_concurrency
     count = len(traffic.trace)
+    if kv_offloading_sizes is not None:
+        _check_sizes(plan, files)
+        return _compare_sizes(model, device, kv_offloading_sizes, traffic, goals, serving, plan, header, form)
     try:
         with progress_bar("simulating", count) as reached:
             result, outcome = simulate_and_summarize(model, device, traffic, goals, serving, plan, reached)
@@ -111,6 +128,59 @@ def simulate(
 
     reason = None if result["completed"] else result["reason"] or "every request was rejected"
     emit(form, json=lambda: result, csv=csv, text=text, warnings=result["warnings"], infeasible=reason)
+    return 0 if result["completed"] else 1
+
+
+def _check_sizes(plan: dict[str, Any], files: dict[str, str | None]) -> None:
+    """Refuse what says the size already, and files of one run."""
+    for name in ("kv_offloading_size", "enable_hierarchical_cache"):
+        if plan.get(name):
+            raise BadValue(f"`kv_offloading_sizes` sets `kv_offloading_size`: leave out `{name}`", field=name)
+    for name, value in files.items():
+        if value is not None:
+            raise BadValue(f"`kv_offloading_sizes` runs many simulations, but `{name}` describes one", field=name)
+
+
+def _compare_sizes(
+    model: str,
+    gpu: str,
+    sizes: str,
+    traffic: Any,
+    goals: dict[str, float],
+    serving: dict[str, Any],
+    plan: dict[str, Any],
+    header: dict[str, Any],
+    form: Form,
+) -> int:
+    """The same requests with each size of CPU memory, and what it is good for."""
+    from ..serving.simulate import simulate_and_summarize
+    from ..serving.tier_sizes import parse_tier_sizes, tier_size_rows, tier_sizes_sentence
+
+    results: dict[float, dict[str, Any]] = {}
+    tried = parse_tier_sizes(sizes)
+    with progress_bar("simulating sizes", len(tried)) as reached:
+        for size in tried:
+            results[size], _ = simulate_and_summarize(
+                model, gpu, traffic, goals, serving, {**plan, "kv_offloading_size": size or None}
+            )
+            reached(len(results))
+    rows = tier_size_rows(tried, results)
+    result = {**results[tried[-1]], **header, "kv_offloading_sizes": rows, "summary": tier_sizes_sentence(rows)}
+
+    def text() -> Any:
+        from ..views.text.serving import tier_sizes
+
+        return tier_sizes(result)
+
+    reason = None if result["completed"] else result["reason"] or "every request was rejected"
+    emit(
+        form,
+        json=lambda: result,
+        csv=lambda: table_csv(rows),
+        text=text,
+        warnings=result["warnings"],
+        infeasible=reason,
+    )
     return 0 if result["completed"] else 1
 
 

@@ -203,6 +203,7 @@ class PlanTable(NamedTuple):
             enable_expert_parallel=layout.ep,
             quantization=plan.quantization,
             kv_cache_dtype=plan.kv_cache_dtype,
+            kv_offloading_size=server.kv_offloading_size,
             max_num_seqs=int(self.servers.max_num_seqs[p.seqs[row]]),
             max_num_batched_tokens=plan.max_num_batched_tokens if role == "decode" else token_budget,
         )
@@ -320,7 +321,7 @@ def _front_row(table: PlanTable, points: LoadPoints, n: int) -> dict[str, Any]:
         pools.append((table.servers.servers[int(points.decode_server[n])], points.decode_replicas[n]))
     plan = " → ".join(f"{replicas} × {one.layout}" for one, replicas in pools)
     return {
-        "plan": f"{plan} {precision_label(server.kind.quantization, server.kind.kv_cache_dtype)}",
+        "plan": f"{plan} {precision_label(*server.kind[1:])}",
         "pools": [_front_pool(one, int(replicas)) for one, replicas in pools],
         "gpu": server.request.device.name,
         "mode": "disaggregated" if disaggregated else "aggregated",
@@ -343,4 +344,5 @@ def _front_pool(server: Server, replicas: int) -> dict[str, Any]:
         "enable_expert_parallel": layout.ep,
         "quantization": server.kind.quantization,
         "kv_cache_dtype": server.kind.kv_cache_dtype,
+        "kv_offloading_size": server.kv_offloading_size,
     }

@@ -47,6 +47,12 @@ class PoolSpec(msgspec.Struct, kw_only=True, frozen=True):
     kv_cache_dtype: str
     max_num_batched_tokens: int
     max_num_seqs: int
+    kv_offloading_size: float = 0.0  # GiB of CPU memory for KV blocks of a replica
+
+    @property
+    def precision(self) -> str:
+        """``fp8, KV fp8``; with KV blocks in CPU memory ``fp8, KV fp8 + 64 GiB``"""
+        return precision_label(self.quantization, self.kv_cache_dtype, self.kv_offloading_size)
 
     @property
     def gpus(self) -> int:
@@ -94,7 +100,7 @@ class Candidate(msgspec.Struct, kw_only=True):
     label: str = ""  # 8 × tp2 fp8, KV fp8; of two pools 2 × tp1 → 3 × tp2 fp8, KV fp8
 
     def __post_init__(self) -> None:
-        precision = precision_label(self.pools[0].quantization, self.pools[0].kv_cache_dtype)
+        precision = self.pools[0].precision
         self.label = f"{' → '.join(f'{pool.replicas} × {pool.layout}' for pool in self.pools)} {precision}"
 
     @property
@@ -111,7 +117,7 @@ class Candidate(msgspec.Struct, kw_only=True):
     def unit_label(self) -> str:
         """The smallest part of the plan that can stand alone: ``tp2 fp8, KV fp8``, ``2 × tp1 → 1 × tp2 fp8, KV fp8``"""
         parts = gcd(*(pool.replicas for pool in self.pools))
-        precision = precision_label(self.pools[0].quantization, self.pools[0].kv_cache_dtype)
+        precision = self.pools[0].precision
         if len(self.pools) == 1:
             return f"{self.pools[0].layout} {precision}"
         return f"{' → '.join(f'{pool.replicas // parts} × {pool.layout}' for pool in self.pools)} {precision}"

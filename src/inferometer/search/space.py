@@ -7,6 +7,7 @@ pool for decode.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import Any, NamedTuple
 
 import msgspec
@@ -18,11 +19,14 @@ from ..costs import parallelism, precision
 from ..costs.binding import BoundPlan
 from ..inference.request import Request, build_request
 from ..inference.speculation import draft_reason
+from ..inference.workload import refuse
 from ..specs import catalog
 from ..specs.structs import Hardware, Plan
 from .objective import Objective, Traffic
 
 MAX_NUM_BATCHED_TOKENS = (2048, 4096, 8192, 16384)  # tried beside the engine's own default
+MAX_OFFLOADING_SIZE = 1_000_000  # GiB
+_TIER_FLAGS = ("kv_tiers", "enable_hierarchical_cache", "kv_offloading_backend", "hicache_storage_backend")
 MAX_NUM_SEQS = (32, 64, 128, 256, 512)
 
 
@@ -44,9 +48,9 @@ class Layout(NamedTuple):
         return "·".join([*(sizes or ["tp1"]), *(["ep"] if self.ep else [])])
 
 
-def precision_label(quantization: str, kv_cache_dtype: str) -> str:
-    """``fp8, KV bf16``"""
-    return f"{quantization}, KV {kv_cache_dtype}"
+def precision_label(quantization: str, kv_cache_dtype: str, kv_offloading_size: float = 0.0) -> str:
+    """``fp8, KV bf16``; with KV blocks in CPU memory ``fp8, KV bf16 + 64 GiB``"""
+    return f"{quantization}, KV {kv_cache_dtype}" + (f" + {kv_offloading_size:g} GiB" if kv_offloading_size else "")
 
 
 class ServerKind(NamedTuple):
@@ -55,6 +59,7 @@ class ServerKind(NamedTuple):
     gpu: str
     quantization: str
     kv_cache_dtype: str
+    kv_offloading_size: float = 0.0  # GiB
 
 
 class Server(NamedTuple):
@@ -65,16 +70,23 @@ class Server(NamedTuple):
     layout: Layout
     quantization_arg: str | None = None  # as `build_request` takes it; None: the checkpoint's own
     kv_cache_dtype_arg: str = "auto"
+    kv_offloading_size: float = 0.0  # GiB of CPU memory of a replica
 
     @property
     def kind(self) -> ServerKind:
-        """GPU and precisions."""
-        return ServerKind(self.gpu, self.request.plan.quantization, self.request.plan.kv_cache_dtype)
+        """GPU, precisions, and memory below the GPU's."""
+        plan = self.request.plan
+        return ServerKind(self.gpu, plan.quantization, plan.kv_cache_dtype, self.kv_offloading_size)
 
     @property
     def can_transfer(self) -> bool:
-        """Whether it may send or get KV caches: it has a link to do so, and is not a pipeline."""
-        return self.layout.pp == 1 and parallelism.network_link(self.request.device) is not None
+        """Whether it may send or get KV caches: it has a link to do so, and is not a pipeline.
+
+        Nor has it a tier below the GPU: vLLM has one connector for either (v0.25.1 vllm/config/vllm.py,
+        `_post_init_kv_transfer_config`).
+        """
+        has_link = parallelism.network_link(self.request.device) is not None
+        return self.layout.pp == 1 and has_link and not self.kv_offloading_size
 
     def request_kwargs(self) -> dict[str, Any]:
         """The server as keywords of `build_request`, but for the limits of a step."""
@@ -86,6 +98,7 @@ class Server(NamedTuple):
             "enable_expert_parallel": self.layout.ep,
             "quantization": self.quantization_arg,
             "kv_cache_dtype": self.kv_cache_dtype_arg,
+            "kv_offloading_size": self.kv_offloading_size or None,
         }
 
     def bind(self) -> BoundPlan:
@@ -113,6 +126,7 @@ class Space(NamedTuple):
     ep: tuple[bool, ...]
     quantizations: tuple[str | None, ...]
     kv_cache_dtypes: tuple[str, ...]
+    kv_offloading_sizes: tuple[float, ...]  # GiB
     max_num_batched_tokens: tuple[int, ...]
     max_num_seqs: tuple[int, ...]
     modes: tuple[str, ...]  # aggregated, disaggregated
@@ -129,6 +143,7 @@ class Space(NamedTuple):
             "enable_expert_parallel": list(self.ep),
             "quantization": [q or "as it is" for q in self.quantizations],
             "kv_cache_dtype": list(self.kv_cache_dtypes),
+            "kv_offloading_size": list(self.kv_offloading_sizes),
             "max_num_batched_tokens": list(self.max_num_batched_tokens),
             "max_num_seqs": list(self.max_num_seqs),
             "mode": list(self.modes),
@@ -156,6 +171,7 @@ def build_space(
     enable_expert_parallel: Any = None,
     quantization: Any = None,
     kv_cache_dtype: Any = None,
+    kv_offloading_size: Any = None,
     max_num_batched_tokens: Any = None,
     max_num_seqs: Any = None,
     **request_kwargs: Any,
@@ -165,6 +181,7 @@ def build_space(
     ``build_space("llama-3.1-8b", ["h200"], 4, modes=("aggregated",), tensor_parallel_size=[1, 2]).tp  # (1, 2)``
     """
     count = check_int("num_gpus", num_gpus, most=1024)
+    refuse("search tries `kv_offloading_size`: leave out {}", {name: request_kwargs.get(name) for name in _TIER_FLAGS})
     first = build_request(model, gpus[0], **request_kwargs)
     if first.model.kind != "decoder":
         raise BadValue(f"{first.model.name} is a {first.model.kind} model: only a decoder generates tokens")
@@ -190,6 +207,7 @@ def build_space(
         max_num_seqs=_limits("max_num_seqs", max_num_seqs, (*MAX_NUM_SEQS, engine.max_num_seqs)),
         quantizations=_quantizations(first, gpus, quantization),
         kv_cache_dtypes=_kv_cache_dtypes(first, gpus, kv_cache_dtype),
+        kv_offloading_sizes=_offloading_sizes(kv_offloading_size),
         modes=modes,
         request_kwargs=request_kwargs,
     )
@@ -232,6 +250,18 @@ def _kv_cache_dtypes(request: Request, gpus: Sequence[str], given: Any) -> tuple
     if given is not None:
         return ranges.choices("`kv_cache_dtype`", given)
     return ("auto", "fp8") if _multiplies_fp8(gpus) and request.plan.kv_cache_dtype != "fp8" else ("auto",)
+
+
+def _offloading_sizes(given: Any) -> tuple[float, ...]:
+    """GiB of CPU memory that are tried, the largest first: of plans with one estimate it is simulated first."""
+    if given is None:
+        return (0.0,)
+    sizes = ranges.numbers("`kv_offloading_size`", given, whole=False)
+    if min(sizes) < 0 or max(sizes) > MAX_OFFLOADING_SIZE:
+        raise BadValue(
+            f"`kv_offloading_size` must be sizes from 0 to {MAX_OFFLOADING_SIZE:,} GiB", field="kv_offloading_size"
+        )
+    return tuple(sorted(set(map(float, sizes)), reverse=True))
 
 
 def layouts(space: Space) -> list[Layout]:
@@ -278,11 +308,12 @@ def _server_kinds(space: Space, model: str) -> Iterator[Server]:
     for gpu in space.gpus:
         seen: set[ServerKind] = set()
         for quantization in space.quantizations:
-            for cache in space.kv_cache_dtypes:
+            for cache, size in product(space.kv_cache_dtypes, space.kv_offloading_sizes):
                 kwargs = {"quantization": quantization, "kv_cache_dtype": cache, **space.request_kwargs}
-                request = build_request(model, gpu, **kwargs)
+                request = build_request(model, gpu, kv_offloading_size=size or None, **kwargs)
                 network = network or request.model
-                server = Server(gpu, request._replace(model=network), Layout(1, 1, 1, False), quantization, cache)
+                request = request._replace(model=network)
+                server = Server(gpu, request, Layout(1, 1, 1, False), quantization, cache, size)
                 if server.kind not in seen:  # the checkpoint's own precision may have been given by name, too
                     seen.add(server.kind)
                     yield server

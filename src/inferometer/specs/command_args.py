@@ -175,6 +175,16 @@ class GoodputArgs(Args):
     ] = None
 
 
+class TierSizesArgs(Args):
+    """The same requests with several sizes of CPU memory."""
+
+    GROUP: ClassVar[str] = "Results"
+    kv_offloading_sizes: Annotated[
+        str | Sequence[float] | None,
+        arg("Simulate without and with each --kv-offloading-size (GiB), and compare.", metavar="GIB,…"),
+    ] = None
+
+
 class CapacityArgs(Args):
     """The highest rate that meets the limits, and where its simulations run."""
 
@@ -304,6 +314,10 @@ class SearchSpaceArgs(SearchLoadArgs):
     max_num_seqs: Annotated[
         int | str | Sequence[int] | None,
         arg("Limits of sequences per step to try.", default_text="32:512:x2 and the engine's", metavar="N,…"),
+    ] = None
+    kv_offloading_size: Annotated[
+        int | float | str | Sequence[float] | None,
+        arg("GiB of CPU memory for KV blocks of a replica to try; 0: none.", default_text="0", metavar="GIB,…"),
     ] = None
     speculative_config: Annotated[
         str | Mapping[str, Any] | None,

@@ -324,6 +324,7 @@ class SearchKwargs(TypedDict, total=False):
     kv_cache_dtype: str | Sequence[str] | None
     max_num_batched_tokens: int | str | Sequence[int] | None
     max_num_seqs: int | str | Sequence[int] | None
+    kv_offloading_size: int | float | str | Sequence[float] | None
     speculative_config: str | Mapping[str, Any] | None
     finalists: int | None
     engine: str | None
@@ -351,7 +352,6 @@ class SearchKwargs(TypedDict, total=False):
     enable_chunked_prefill: bool | None
     cpu_offload_gb: float | None
     norm_dtype: str | None
-    kv_offloading_size: float | None
     kv_offloading_backend: str | None
     enable_hierarchical_cache: bool | None
     hicache_ratio: float | None

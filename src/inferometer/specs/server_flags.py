@@ -34,6 +34,8 @@ _SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2*
 _ALGORITHMS = {"NEXTN": "mtp", "STANDALONE": "draft_model", "NGRAM": "ngram", "EAGLE3": "eagle3"}
 _SPECULATION = ("method", "model", "num_speculative_tokens")
 _SECRET = re.compile(r"api-key|token$|password")  # values that are never shown
+_SWITCHES = {f"hicache_{name}": "enable_hierarchical_cache" for name in ("ratio", "size", "write_policy")}
+_SWITCHES |= {"kv_offloading_backend": "kv_offloading_size"}
 _LORA_RANK = 16  # of vLLM and SGLang, where LoRA is on and nothing else is said
 
 
@@ -174,6 +176,7 @@ class _Reading:
         self._speculation()
         self._layout()
         self._environment()
+        self._without_their_switch()
         version = self._version()
         engine = f"{self.engine}@{version}" if version else self.engine
         return ServerCommand(
@@ -183,6 +186,12 @@ class _Reading:
             arguments={"engine": engine, **self.set},
             flags=self.flags,
         )
+
+    def _without_their_switch(self) -> None:
+        """Sizes of a CPU tier say nothing where it is off."""
+        for name, switch in _SWITCHES.items():
+            if switch not in self.set:
+                self.set.pop(name, None)
 
     def _read(self, given: _Given) -> None:
         value = " ".join(given.values)

@@ -56,6 +56,9 @@ def _options(pool: PoolSpec, model: ServedModel) -> list[str]:
     kept: dict[str, Any] = {"dtype": cache_dtype} if cache_dtype else {}
     if TRTLLM in model.memory_shares:
         kept["free_gpu_memory_fraction"] = model.memory_shares[TRTLLM]
+    if pool.kv_offloading_size:  # of every rank of a replica
+        ranks = pool.tensor_parallel_size * pool.pipeline_parallel_size
+        kept["host_cache_size"] = int(pool.kv_offloading_size * 2**30 / ranks)
     options += [f"kv_cache_config: {json.dumps(kept)}"] if kept else []
     options += ["enable_chunked_prefill: true"] if model.max_len > pool.max_num_batched_tokens else []
     options += ['cache_transceiver_config: {"backend": "DEFAULT"}'] if pool.role != "both" else []

@@ -174,6 +174,24 @@ def _tiers(result: Mapping[str, Any]) -> list[Part]:
     return [Paragraph(""), table]
 
 
+def tier_sizes(result: Mapping[str, Any]) -> Page:
+    """The same requests with several sizes of CPU memory, from the JSON: latencies and hits of each."""
+    ranks = {"hits": 1, "CPU hits": 0, "TTFT mean": 1, "TTFT p90": 0, "TTFT p99": 2, "TPOT": 2, "tokens/s": 1}
+    columns = [Column(name, priority=rank) for name, rank in ranks.items()]
+    table = TextTable([Column("CPU memory"), *columns], elsewhere="--json")
+    for row in result["kv_offloading_sizes"]:
+        throughput = row["output_throughput"]
+        table.add_row(
+            f"{row['kv_offloading_size']:g} GiB",
+            percent(row["prefix_cache_hit_rate"]),
+            percent(row["cpu_hit_rate"]),
+            *(milliseconds(row[key]) for key in ("mean_ttft_ms", "p90_ttft_ms", "p99_ttft_ms", "mean_tpot_ms")),
+            "–" if throughput is None else f"{throughput:,.0f}",
+        )
+    parts: list[Part] = [Paragraph(header(result), style="bold"), Paragraph(result["summary"]), Paragraph(""), table]
+    return Page([*parts, *(Paragraph(f"! {warning}", style="yellow") for warning in result["warnings"])])
+
+
 def _autoscaled(use: Mapping[str, Any]) -> str:
     """``autoscaled: 1 to 5 replicas, 2.31 on average: 18.4 GPU-hours, $66``"""
     cost = "" if use["cost"] is None else f", ${use['cost']:,.2f}"
