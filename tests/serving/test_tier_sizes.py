@@ -49,11 +49,11 @@ def test_commands_of_a_search_carry_the_memory() -> None:
     result = search(
         "llama-3.1-8b", "l40s", num_gpus=1, kv_offloading_size="64", mode="aggregated", finalists=1, **one, **load
     )
-    assert result.best is not None and result.best.pools[0].kv_offloading_size == 64
-    commands = {engine: " ".join(lines) for engine, lines in result.best.commands.items()}
+    assert result.winner is not None and result.winner.pools[0].kv_offloading_size == 64
+    commands = {engine: " ".join(lines) for engine, lines in result.winner.commands.items()}
     assert "--kv-offloading-size 64" in commands["vllm"]
     assert "--enable-hierarchical-cache --hicache-size 69" in commands["sglang"]
     assert f'"host_cache_size": {64 * 2**30}' in commands["trtllm"]
-    assert "+ 64 GiB" in result.best.label
+    assert "+ 64 GiB" in result.winner.label
     with pytest.raises(BadValue, match="leave out"):
         search("llama-3.1-8b", "l40s", num_gpus=1, kv_tiers="disk:size=1", **load)
