@@ -61,6 +61,8 @@ PUBLIC = [
     "Trace",
     "TrainReport",
     "TrainingSearch",
+    "TrainingSensitivity",
+    "TrainingSweep",
     "UnknownName",
     "__version__",
     "analyze",
@@ -75,6 +77,8 @@ PUBLIC = [
     "synthetic",
     "train",
     "training_search",
+    "training_sensitivity",
+    "training_sweep",
     "validate",
 ]
 HEAVY = [

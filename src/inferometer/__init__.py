@@ -25,6 +25,8 @@ if TYPE_CHECKING:  # the same names as in _LAZY, for editors and type checkers
     from .search.training_search_result import TrainingSearch as TrainingSearch
     from .sensitivity.sensitivity import sensitivity as sensitivity
     from .sensitivity.sensitivity_report import Sensitivity as Sensitivity
+    from .sensitivity.training_sensitivity import TrainingSensitivity as TrainingSensitivity
+    from .sensitivity.training_sensitivity import training_sensitivity as training_sensitivity
     from .serving.capacity import Capacity as Capacity
     from .serving.capacity import find_capacity as find_capacity
     from .serving.metrics import metrics as metrics
@@ -36,6 +38,8 @@ if TYPE_CHECKING:  # the same names as in _LAZY, for editors and type checkers
     from .serving.trace import read_trace as read_trace
     from .sweep.sweep import Sweep as Sweep
     from .sweep.sweep import sweep as sweep
+    from .sweep.training_sweep import TrainingSweep as TrainingSweep
+    from .sweep.training_sweep import training_sweep as training_sweep
     from .training.train import train as train
     from .training.training_report import TrainReport as TrainReport
     from .validation.validate import validate as validate
@@ -56,6 +60,8 @@ _LAZY = {  # public name: the module that is loaded when the name is first used
     "Trace": "serving.trace",
     "TrainReport": "training.training_report",
     "TrainingSearch": "search.training_search_result",
+    "TrainingSensitivity": "sensitivity.training_sensitivity",
+    "TrainingSweep": "sweep.training_sweep",
     "UnknownName": "base.errors",
     "analyze": "inference.analyze",
     "find_capacity": "serving.capacity",
@@ -69,6 +75,8 @@ _LAZY = {  # public name: the module that is loaded when the name is first used
     "synthetic": "serving.synthetic",
     "train": "training.train",
     "training_search": "search.training_search",
+    "training_sensitivity": "sensitivity.training_sensitivity",
+    "training_sweep": "sweep.training_sweep",
     "validate": "validation.validate",
 }
 __all__ = ["__version__", *_LAZY]

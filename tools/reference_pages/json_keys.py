@@ -10,6 +10,7 @@ from inferometer.inference.report import Report
 from inferometer.search.search_result import PoolSpec, Search
 from inferometer.search.training_search_result import TrainingSearch
 from inferometer.sensitivity.sensitivity_report import Sensitivity
+from inferometer.sensitivity.training_sensitivity import TrainingSensitivity
 from inferometer.serving.capacity import TriedRate
 from inferometer.specs.structs import Calibration, Default, Hardware, Plan, Workload
 from inferometer.training.training_report import TrainReport
@@ -39,6 +40,7 @@ COMMANDS: dict[str, tuple[type | str, str]] = {  # title -> the struct or the ta
         "the rate found.",
     ),
     "sensitivity --json": (Sensitivity, ""),
+    "sensitivity --train --json": (TrainingSensitivity, ""),
     "train --json": (TrainReport, ""),
     "validate --json": (
         "validate",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -257,6 +257,40 @@ def help_text(argument: Argument) -> str:
         "" if argument.default is None or argument.default is False else str(argument.default)
     )
     return f"{argument.help}  [default: {default}]".strip() if default else argument.help
+
+
+_METAVARS = {"int": "N,…", "float": "X,…"}
+
+
+def axis_options(known: Iterable[Argument]) -> list[Decorator]:
+    """Options of arguments that each take several values: ``axis_options(arguments(PlanArgs).values())``"""
+    made = []
+    for argument in known:
+        names = [*([argument.short] if argument.short else []), argument.flag]
+        more: dict[str, Any] = {"cls": ArgumentOption, "group": argument.group, "show_default": False}
+        more |= {"secret": argument.secret, "shell_complete": completion(argument)}
+        if argument.kind == "switch":
+            off = f"--no-{argument.flag.removeprefix('--')}"
+            made.append(click.option(*names, argument.name, is_flag=True, help=argument.help, **more))
+            made.append(click.option(off, f"no_{argument.name}", is_flag=True, hidden=True))
+        else:
+            text = help_text(argument).replace(": one number, or one per layer", "")  # a list is an axis here
+            metavar = (argument.metavar or _METAVARS.get(argument.kind, "WORD,…")).replace("[,N…]", ",…")
+            made.append(click.option(*names, argument.name, multiple=True, metavar=metavar, help=text, **more))
+    return made
+
+
+def axis_values(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """What was given: of flags their texts, of switches off, on or both."""
+    values: dict[str, Any] = {}
+    for name, value in flags.items():
+        if isinstance(value, bool):
+            plain = name.removeprefix("no_")
+            if value:
+                values[plain] = sorted([*values.get(plain, []), plain == name])
+        elif value:
+            values[name] = value[-1] if name == "hf_token" else list(value)
+    return values
 
 
 def completion(argument: Argument) -> Any:

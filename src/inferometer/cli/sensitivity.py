@@ -10,7 +10,7 @@ from ..specs.command_args import SensitivityArgs
 from .options import (
     MODEL_HELP,
     OUTPUT,
-    Command,
+    TrainableCommand,
     model_argument,
     named,
     options,
@@ -27,7 +27,13 @@ _EXAMPLES = (
 )
 
 
-@click.command(cls=Command, epilog=MODEL_HELP, examples=_EXAMPLES)
+def _training() -> click.Command:
+    from .training_commands import training_sensitivity
+
+    return training_sensitivity
+
+
+@click.command(cls=TrainableCommand, training=_training, epilog=MODEL_HELP, examples=_EXAMPLES)
 @model_argument(required=False)
 @options(schema_options(SensitivityArgs), plan_options())
 @output_option("--plot", metavar="DIR", callback=named, help="Write plots to DIR.")

@@ -20,11 +20,9 @@ from ..specs.plan_args import PlanArgs
 from .options import (
     MODEL_HELP,
     OUTPUT,
-    ArgumentOption,
-    Command,
-    Decorator,
-    completion,
-    help_text,
+    TrainableCommand,
+    axis_options,
+    axis_values,
     model_argument,
     named,
     options,
@@ -44,32 +42,22 @@ _AXES = (
     "with commas between. Words: bf16,fp8. Any flag may be given more than once; a switch and its --no- form "
     "together try both. MODEL may be a list, too. "
 )
-_METAVARS = {"int": "N,…", "float": "X,…"}
+_PLAN = [arguments(TargetArgs)["gpu"], *arguments(PlanArgs).values()]
 _EXAMPLES = (
     "llama-3.1-70b --gpu h200,h100-sxm -tp 2,4,8 -q bf16,fp8 --batch-size 1:1024:x2 --input-len 4096",
     "llama-3.1-8b --gpu h200 --batch-size 1:256:x2 --input-len 512:8192:512 -o points.parquet",
 )
 
 
-def _axes() -> Iterator[Decorator]:
-    """The arguments of a plan, each of which takes several values here."""
-    for argument in [arguments(TargetArgs)["gpu"], *arguments(PlanArgs).values()]:
-        names = [*([argument.short] if argument.short else []), argument.flag]
-        more: dict[str, Any] = {"cls": ArgumentOption, "group": argument.group, "show_default": False}
-        more |= {"secret": argument.secret, "shell_complete": completion(argument)}
-        if argument.kind == "switch":
-            off = f"--no-{argument.flag.removeprefix('--')}"
-            yield click.option(*names, argument.name, is_flag=True, help=argument.help, **more)
-            yield click.option(off, f"no_{argument.name}", is_flag=True, hidden=True)
-        else:
-            text = help_text(argument).replace(": one number, or one per layer", "")  # a list is an axis here
-            metavar = (argument.metavar or _METAVARS.get(argument.kind, "WORD,…")).replace("[,N…]", ",…")
-            yield click.option(*names, argument.name, multiple=True, metavar=metavar, help=text, **more)
+def _training() -> click.Command:
+    from .training_commands import training_sweep
+
+    return training_sweep
 
 
-@click.command(cls=Command, epilog=_AXES + MODEL_HELP, examples=_EXAMPLES)
+@click.command(cls=TrainableCommand, training=_training, epilog=_AXES + MODEL_HELP, examples=_EXAMPLES)
 @model_argument()
-@options(list(_axes()), schema_options(SweepPartsArgs))
+@options(axis_options(_PLAN), schema_options(SweepPartsArgs))
 @output_option(
     "--plot",
     metavar="DIR",
@@ -84,7 +72,7 @@ def sweep(model: str, plot: str | None, form: Form, **flags: Any) -> int:
     """
     run = {name: flags.pop(name) for name in arguments(SweepPartsArgs) if name in flags}
     if _names_folder(form) and plot is None:
-        return _to_folder(model, form, run, _axis_values(flags))
+        return _to_folder(model, form, run, axis_values(flags))
     for name, value in run.items():
         if value:
             raise BadValue(f"`{name}` needs a folder for the results: -o DIR/", field=name)
@@ -96,7 +84,7 @@ def sweep(model: str, plot: str | None, form: Form, **flags: Any) -> int:
     flag = "json" if form.as_json else "csv" if form.as_csv else None
     for_people = form.as_plain or form.as_markdown  # the summary, to wherever it goes
     table_format = file_format(output, flag) if output is not None and not for_people else flag
-    axes = _axis_values(flags)
+    axes = axis_values(flags)
     gpu = axes.pop("gpu", arguments(TargetArgs)["gpu"].default)
     grid = checked_grid(model, gpu, to_file=table_format is not None and output is not None and plot is None, **axes)
     digest, began = Digest(grid), time.perf_counter()
@@ -150,19 +138,6 @@ def _to_folder(model: str, form: Form, run: dict[str, Any], axes: dict[str, Any]
     if not tally.feasible:
         note(f"infeasible: {'; '.join(list(tally.reasons)[:3])}")
     return 0 if tally.feasible else 1
-
-
-def _axis_values(flags: dict[str, Any]) -> dict[str, Any]:
-    """What was given: of flags their texts, of switches off, on or both."""
-    values: dict[str, Any] = {}
-    for flag, value in flags.items():
-        if isinstance(value, bool):
-            name = flag.removeprefix("no_")
-            if value:
-                values[name] = sorted([*values.get(name, []), name == flag])
-        elif value:
-            values[flag] = value[-1] if flag == "hf_token" else list(value)
-    return values
 
 
 def _watched(stream: Iterator[Chunk], reached: Callable[[float], None]) -> Iterator[Chunk]:

@@ -9,7 +9,6 @@ sensitivity("llama-3.1-8b", gpu="h100-sxm", compare_usecases=True).usecases[0].m
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -211,15 +210,8 @@ def _effect(request: Request, base: Evaluation, parameter: Parameter) -> Paramet
 
 
 def _change(request: Request, base: Evaluation, parameter: Parameter, factor: float) -> Change:
-    """An elasticity is the share of a change that arrives: ln(there/here) / ln(factor)."""
-    scaled = asdict(evaluate(parameter.scaled_request(request, factor)) if parameter.used else base)
-    change: dict[str, float | None] = {}
-    elasticity: dict[str, float | None] = {}
-    for field, here in asdict(base).items():
-        there = scaled[field]
-        change[field] = there / here - 1 if here and there else None
-        elasticity[field] = math.log(there / here) / math.log(factor) if here and there else None
-    return Change(factor=factor, change=change, elasticity=elasticity)
+    scaled = evaluate(parameter.scaled_request(request, factor)) if parameter.used else base
+    return Change.between(asdict(base), asdict(scaled), factor)
 
 
 def scaling_curves(request: Request) -> dict[str, ScalingCurve]:

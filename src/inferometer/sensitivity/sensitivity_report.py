@@ -6,6 +6,8 @@ report.figures["memory_bandwidth"].up.change["tpot_ms"]        report.targets["t
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -24,6 +26,19 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     factor: float
     change: dict[str, float | None]
     elasticity: dict[str, float | None]  # ln(metric ratio) / ln(factor)
+
+    @classmethod
+    def between(cls, before: Mapping[str, float | None], after: Mapping[str, float | None], factor: float) -> Change:
+        """From some metrics to others; an elasticity is the share of a change that arrives: ln(ratio) / ln(factor)."""
+        pairs = {name: (here, after[name]) for name, here in before.items()}
+        return cls(
+            factor=factor,
+            change={name: there / here - 1 if here and there else None for name, (here, there) in pairs.items()},
+            elasticity={
+                name: math.log(there / here) / math.log(factor) if here and there else None
+                for name, (here, there) in pairs.items()
+            },
+        )
 
 
 class ParameterEffect(msgspec.Struct, frozen=True, kw_only=True):

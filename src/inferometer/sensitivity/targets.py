@@ -32,7 +32,11 @@ _SETTLED = 1e-3  # octaves that count as not moving
 # ------------------------------------------------------------------ what was given
 
 
-def parse_targets(given: str | Iterable[str] | Mapping[str, float] | None) -> dict[str, float]:
+def parse_targets(
+    given: str | Iterable[str] | Mapping[str, float] | None,
+    metrics: Mapping[str, TargetMetric] = METRICS,
+    example: str = "tpot:20 (ms)",
+) -> dict[str, float]:
     """Limits by metric, from ``"tpot:20"``, several such texts, or a mapping."""
     if given is None:
         return {}
@@ -40,14 +44,16 @@ def parse_targets(given: str | Iterable[str] | Mapping[str, float] | None) -> di
         pairs = [(str(name), value) for name, value in given.items()]
     else:
         texts = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
-        pairs = [_parse_pair(pair) for text in texts for pair in re.split(r"[,\s]+", str(text).strip()) if pair]
+        pairs = [
+            _parse_pair(pair, example) for text in texts for pair in re.split(r"[,\s]+", str(text).strip()) if pair
+        ]
         if not pairs:
-            raise BadValue("`target` needs pairs such as tpot:20 (ms)")
+            raise BadValue(f"`target` needs pairs such as {example}")
     limits: dict[str, float] = {}
     for name, value in pairs:
         metric = name.lower().replace("_", "-")
-        if metric not in METRICS:
-            raise UnknownName("`target` metric", name, METRICS)
+        if metric not in metrics:
+            raise UnknownName("`target` metric", name, metrics)
         check_positive(f"`target` {metric}", value)
         if metric in limits:
             raise BadValue(f"`target` sets {metric} twice: {limits[metric]:g} and {value:g}")
@@ -55,10 +61,10 @@ def parse_targets(given: str | Iterable[str] | Mapping[str, float] | None) -> di
     return limits
 
 
-def _parse_pair(text: str) -> tuple[str, float]:
+def _parse_pair(text: str, example: str) -> tuple[str, float]:
     name, colon, number = text.partition(":")
     if not colon:
-        raise BadValue(f"`target` takes pairs such as tpot:20 (ms), not {text!r}")
+        raise BadValue(f"`target` takes pairs such as {example}, not {text!r}")
     try:
         return name, float(number)
     except ValueError:
@@ -90,17 +96,30 @@ def solve_target(request: Request, name: str, limit: float) -> Target:
 
 
 def solve(request: Request, parameter: Parameter, metric: TargetMetric, limit: float) -> Solution:
-    """The least that a parameter must become, or the worst that it may be where the target holds already.
+    """The least that a parameter must become, or the worst that it may be where the target holds already."""
+
+    def gap(scaled: Request) -> float:
+        if parameter.key == "memory" and not bind_request(scaled).fits:
+            return math.inf
+        return metric.gap(evaluate_metric(scaled, metric), limit)
+
+    return solved(request, parameter, gap, lambda scaled: evaluate_metric(scaled, metric))
+
+
+def solved(
+    request: Request,
+    parameter: Parameter,
+    gap_of: Callable[[Request], float],
+    value_of: Callable[[Request], float | None],
+) -> Solution:
+    """One parameter alone, whatever the target: ``gap_of`` a request is above 0 where it misses it.
 
     ``reached``: with ``factor`` on the parameter. ``holds``: down (or up) to ``factor``, at any value if that is None.
     ``never``: not even with no limit on the parameter, where the metric is ``best``.
     """
 
     def gap(octaves: float) -> float:
-        scaled = parameter.scaled_request(request, 2.0 ** (octaves * parameter.better))
-        if parameter.key == "memory" and not bind_request(scaled).fits:
-            return math.inf
-        return metric.gap(evaluate_metric(scaled, metric), limit)
+        return gap_of(parameter.scaled_request(request, 2.0 ** (octaves * parameter.better)))
 
     def solution(status: str, octaves: float | None, best: float | None = None) -> Solution:
         factor = None if octaves is None else 2.0 ** (octaves * parameter.better)
@@ -109,7 +128,7 @@ def solve(request: Request, parameter: Parameter, metric: TargetMetric, limit: f
 
     now = gap(0)
     if not parameter.used:
-        return solution("holds", None) if now <= 0 else solution("never", None, evaluate_metric(request, metric))
+        return solution("holds", None) if now <= 0 else solution("never", None, value_of(request))
     if now <= 0:
         lowest = bisect(gap, -REACH, 0)
         return solution("holds", None if lowest == -REACH else lowest)
@@ -117,7 +136,7 @@ def solve(request: Request, parameter: Parameter, metric: TargetMetric, limit: f
     if reached is not None:
         return solution("reached", reached)
     unlimited = parameter.scaled_request(request, 2.0 ** (UNLIMITED * parameter.better))
-    return solution("never", None, evaluate_metric(unlimited, metric))
+    return solution("never", None, value_of(unlimited))
 
 
 def bisect(gap: Callable[[float], float], low: float, high: float) -> float | None:

@@ -4,7 +4,7 @@ arguments(TrainArgs)["micro_batch_size"].help         # 'Sequences per replica a
 """
 
 # Annotations are looked at while the program runs: no postponed evaluation here.
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, ClassVar
 
 from .arguments import Args, arg
@@ -296,4 +296,19 @@ class TrainSearchArgs(Args):
     zero: Annotated[
         int | str | Sequence[int] | None,
         arg("ZeRO stages to try.", default_text="1, and 3 without pipeline stages", metavar="N,…"),
+    ] = None
+
+
+class TrainSensitivityArgs(Args):
+    """The question of `sensitivity --train`, beside the arguments of `train`."""
+
+    GROUP: ClassVar[str] = "Question"
+    target: Annotated[
+        str | Iterable[str] | Mapping[str, float] | None,
+        arg(
+            "The value of each hardware figure that alone reaches the target: step:5 (seconds), tokens-per-second:1e6, "
+            "tokens-per-gpu:500, mfu:0.5, days:30.",
+            metavar="METRIC:VALUE",
+            several=True,
+        ),
     ] = None

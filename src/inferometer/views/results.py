@@ -30,9 +30,11 @@ if TYPE_CHECKING:
     from ..search.search_result import Candidate, Search
     from ..search.training_search_result import TrainingSearch
     from ..sensitivity.sensitivity_report import Sensitivity
+    from ..sensitivity.training_sensitivity import TrainingSensitivity
     from ..serving.capacity import Capacity
     from ..serving.outcome import Outcome
     from ..sweep.sweep import Sweep
+    from ..sweep.training_sweep import TrainingSweep
     from ..training.training_report import TrainReport
     from ..validation.validate import Validation
 
@@ -409,6 +411,18 @@ def _training_search(result: TrainingSearch) -> Page:
     return shown(result, timed=False)
 
 
+def _training_sweep(table: TrainingSweep) -> Page:
+    from .text.sweeps import training_summary
+
+    return training_summary(table)
+
+
+def _training_sensitivity(result: TrainingSensitivity) -> Page:
+    from .text.training_sensitivity import shown
+
+    return shown(result)
+
+
 def _training_pareto(result: TrainingSearch) -> Any:
     from .text.training_search import pareto
 
@@ -469,6 +483,8 @@ VIEWS: dict[str, View] = {
         {"answer": _answer}
         | {name: _sensitivity_picture(name) for name in ("tornado", "curves", "size", "compare", "usecases")},
     ),
+    "TrainingSweep": View(_training_sweep, {"points": lambda table: table.points}),
+    "TrainingSensitivity": View(_training_sensitivity, {"rows": lambda result: result.rows()}),
     "TrainingSearch": View(_training_search, {"layouts": lambda result: result.rows()}, {"pareto": _training_pareto}),
     "TrainReport": View(
         _training,

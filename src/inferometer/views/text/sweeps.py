@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from .document import Column, Page, Paragraph, Part, TextTable
 
 if TYPE_CHECKING:
     from ...sweep.partitions import Tally
+    from ...sweep.training_sweep import TrainingSweep
 
 SHORT = {
     "tensor_parallel_size": "tp",
@@ -22,6 +24,11 @@ SHORT = {
     "decode_context_parallel_size": "dcp",
     "enable_expert_parallel": "ep",
     "sequence_parallel": "sp",
+    "context_parallel_size": "cp",
+    "expert_model_parallel_size": "ep",
+    "expert_tensor_parallel_size": "etp",
+    "global_batch_size": "batch",
+    "micro_batch_size": "micro-batch",
     "quantization": "weights",
     "kv_cache_dtype": "KV",
     "input_len": "input",
@@ -61,6 +68,50 @@ def summary(grid: Grid, digest: Digest, took: float | None = None) -> Page:
     return Page(
         [*parts, *(Paragraph(f"! {warning}", style="yellow") for warning in spread(list(grid.warnings), REASONS))]
     )
+
+
+TRAINING_ROWS = 12  # of the fastest points that are shown
+
+
+def training_summary(table: TrainingSweep) -> Page:
+    """A sweep over training: the fastest points that fit, and why others do not work."""
+    fixed = [
+        str(values[0]) if name in ("model", "gpu") else f"{short(name)} {values[0]}"
+        for name, values in table.axes.items()
+        if len(values) == 1
+    ]
+    axes = [f"{len(values):,} {short(name)}" for name, values in table.axes.items() if len(values) > 1]
+    points, feasible = len(table.points), table.feasible
+    share = f" ({percent(len(feasible) / points)})" if len(feasible) < points else ""
+    parts: list[Part] = [Paragraph(" · ".join([*fixed, " × ".join(axes)]).strip(" ·"), style="bold")]
+    parts.append(Paragraph(f"{plural(points, 'point')}, {len(feasible):,} feasible{share}"))
+    best = sorted(feasible, key=lambda row: -row["tokens_per_second_per_gpu"])[:TRAINING_ROWS]
+    if best:
+        caption = f"{len(best)} of {plural(len(feasible), 'point')} with the most tokens/s per GPU"
+        parts += [Paragraph(""), Paragraph(caption), _training_points(table, best)]
+    why = reasons(Counter(str(row["reason"]) for row in table.points if row["reason"]))
+    parts += [Paragraph(f"✗ {line}", style="dim" if best else "red") for line in why[:REASONS]]
+    return Page([*parts, *(Paragraph(f"! {warning}", style="yellow") for warning in table.warnings)])
+
+
+def _training_points(table: TrainingSweep, rows: list[dict[str, Any]]) -> TextTable:
+    axes = [name for name, values in table.axes.items() if len(values) > 1]
+    figures = {"step": 1, "tok/s/GPU": 0, "MFU": 2, "memory": 3}
+    shown = TextTable(
+        [
+            *(Column(short(name), "<" if isinstance(rows[0][name], str) else ">") for name in axes),
+            *(Column(title, priority=rank) for title, rank in figures.items()),
+        ]
+    )
+    for row in rows:
+        shown.add_row(
+            *(_cell(row[name]) for name in axes),
+            seconds(row["step_seconds"]),
+            f"{row['tokens_per_second_per_gpu']:,.0f}",
+            percent(row["model_flops_utilization"]),
+            f"{size(row['total_bytes'])} of {size(row['usable_bytes'])}",
+        )
+    return shown
 
 
 def short(name: str) -> str:
