@@ -19,8 +19,8 @@ STEP = {"data_parallel_size": 8, "zero": 1, "global_batch_size": 16, "seq_len": 
 
 def test_laws() -> None:
     """More of a speed never takes longer; all speeds at once take their whole share; unused figures move nothing."""
-    result = inferometer.training_sensitivity("qwen3-0.6b", tensor_parallel_size=2, **STEP)
-    report = inferometer.train("qwen3-0.6b", tensor_parallel_size=2, **STEP)
+    result = inferometer.training_sensitivity("llama-3.1-8b", tensor_parallel_size=2, **STEP)
+    report = inferometer.train("llama-3.1-8b", tensor_parallel_size=2, **STEP)
     assert result.metrics.step_seconds == pytest.approx(report.step_seconds, rel=1e-12)
     assert result.metrics.model_flops_utilization == pytest.approx(report.model_flops_utilization, rel=1e-12)
     for key, figure in result.figures.items():
@@ -31,26 +31,26 @@ def test_laws() -> None:
         elasticity, rate = figure.up.elasticity["step_seconds"], figure.up.elasticity["tokens_per_second"]
         assert elasticity == pytest.approx(-(rate or 0.0), abs=1e-9)
     everything = result.figures["speeds"].up.elasticity["step_seconds"]
-    assert everything is not None and -1.0001 < everything < -0.4
+    assert everything is not None and -1.0001 < everything < -0.5
     assert result.figures["links.nvlink.bandwidth"].used and not result.figures["links.pcie.bandwidth"].used
     assert "depends most on" in result.summary
 
 
 def test_network_counts_where_replicas_span_nodes() -> None:
-    one = inferometer.training_sensitivity("qwen3-0.6b", **STEP)
-    two = inferometer.training_sensitivity("qwen3-0.6b", tensor_parallel_size=8, **{**STEP, "data_parallel_size": 2})
+    one = inferometer.training_sensitivity("llama-3.1-8b", **STEP)
+    two = inferometer.training_sensitivity("llama-3.1-8b", tensor_parallel_size=8, **{**STEP, "data_parallel_size": 2})
     assert not one.figures["links.network.bandwidth"].used and two.figures["links.network.bandwidth"].used
 
 
 def test_a_target_is_kept_with_its_solution() -> None:
-    limit = 0.95 * inferometer.train("qwen3-0.6b", **STEP).step_seconds
-    result = inferometer.training_sensitivity("qwen3-0.6b", target={"step": limit, "mfu": 0.01}, **STEP)
+    limit = 0.95 * inferometer.train("llama-3.1-8b", **STEP).step_seconds
+    result = inferometer.training_sensitivity("llama-3.1-8b", target={"step": limit, "mfu": 0.01}, **STEP)
     solution = result.targets["step"].figures["flops"]
     assert solution.status == "reached" and solution.value is not None
-    faster = inferometer.train("qwen3-0.6b", f"h100-sxm:flops.bf16={solution.value!r}", **STEP)
+    faster = inferometer.train("llama-3.1-8b", f"h100-sxm:flops.bf16={solution.value!r}", **STEP)
     assert faster.step_seconds == pytest.approx(limit, rel=1e-3)
     assert result.targets["mfu"].holds
-    unreachable = inferometer.training_sensitivity("qwen3-0.6b", target={"step": 1e-6}, **STEP)
+    unreachable = inferometer.training_sensitivity("llama-3.1-8b", target={"step": 1e-6}, **STEP)
     assert not unreachable.feasible and "no single figure" in str(unreachable.reason)
 
 
@@ -65,12 +65,12 @@ def test_a_target_is_kept_with_its_solution() -> None:
 )
 def test_bad_requests(given: dict[str, object], sentence: str) -> None:
     with pytest.raises(InferometerError) as error:
-        inferometer.training_sensitivity("qwen3-0.6b", **given)  # type: ignore[arg-type]
+        inferometer.training_sensitivity("llama-3.1-8b", **given)  # type: ignore[arg-type]
     assert sentence in str(error.value)
 
 
 def test_command_line(run: Run) -> None:
-    command = ("sensitivity", "--train", "qwen3-0.6b", "--tokens", "1e9", "--target", "days:30")
+    command = ("sensitivity", "--train", "llama-3.1-8b", "--tokens", "1e9", "--target", "days:30")
     ran = run(*command)
     assert ran.code == 0 and "The run ≤ 30" in ran.out and "change in %" in ran.out
     rows = list(csv.DictReader(io.StringIO(run(*command, "--csv").out)))

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from ..specs.arguments import arguments
-from ..specs.plan_args import TargetArgs
+from ..specs.machine_args import TargetArgs
 from ..specs.train_args import TrainArgs, TrainSearchArgs, TrainSensitivityArgs
 from .options import (
     GPU,

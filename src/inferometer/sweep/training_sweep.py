@@ -25,7 +25,7 @@ from ..inference.request import Request
 from ..network.graph import Model
 from ..specs.arguments import Argument, arguments, check_value, signature
 from ..specs.catalog import gpu_names
-from ..specs.plan_args import TargetArgs
+from ..specs.machine_args import TargetArgs
 from ..specs.train_args import TrainArgs
 from ..training.iteration import iteration_time, model_flops, stage_times
 from ..training.passes import Recipe
