@@ -31,9 +31,11 @@ def test_laws() -> None:
         elasticity, rate = figure.up.elasticity["step_seconds"], figure.up.elasticity["tokens_per_second"]
         assert elasticity == pytest.approx(-(rate or 0.0), abs=1e-9)
     everything = result.figures["speeds"].up.elasticity["step_seconds"]
-    assert everything is not None and -1.0001 < everything < -0.5
+    assert everything is not None and -1.0001 < everything < -0.1
     assert result.figures["links.nvlink.bandwidth"].used and not result.figures["links.pcie.bandwidth"].used
     assert "depends most on" in result.summary
+    power = result.figures["power"]  # long products of an H100 draw all that they may
+    assert power.used and power.up.change["step_seconds"] < -0.01
 
 
 def test_network_counts_where_replicas_span_nodes() -> None:
@@ -43,11 +45,11 @@ def test_network_counts_where_replicas_span_nodes() -> None:
 
 
 def test_a_target_is_kept_with_its_solution() -> None:
-    limit = 0.95 * inferometer.train("llama-3.1-8b", **STEP).step_seconds
+    limit = 0.97 * inferometer.train("llama-3.1-8b", **STEP).step_seconds
     result = inferometer.training_sensitivity("llama-3.1-8b", target={"step": limit, "mfu": 0.01}, **STEP)
-    solution = result.targets["step"].figures["flops"]
+    solution = result.targets["step"].figures["memory_bandwidth"]
     assert solution.status == "reached" and solution.value is not None
-    faster = inferometer.train("llama-3.1-8b", f"h100-sxm:flops.bf16={solution.value!r}", **STEP)
+    faster = inferometer.train("llama-3.1-8b", f"h100-sxm:memory_bandwidth={solution.value!r}", **STEP)
     assert faster.step_seconds == pytest.approx(limit, rel=1e-3)
     assert result.targets["mfu"].holds
     unreachable = inferometer.training_sensitivity("llama-3.1-8b", target={"step": 1e-6}, **STEP)
@@ -70,7 +72,7 @@ def test_bad_requests(given: dict[str, object], sentence: str) -> None:
 
 
 def test_command_line(run: Run) -> None:
-    command = ("sensitivity", "--train", "llama-3.1-8b", "--tokens", "1e9", "--target", "days:30")
+    command = ("sensitivity", "--train", "qwen3-0.6b", "--tokens", "1e9", "--target", "days:30")
     ran = run(*command)
     assert ran.code == 0 and "The run ≤ 30" in ran.out and "change in %" in ran.out
     rows = list(csv.DictReader(io.StringIO(run(*command, "--csv").out)))

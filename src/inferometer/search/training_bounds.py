@@ -60,10 +60,10 @@ class RankBlocks(NamedTuple):
 
 
 class KeptBlocks(NamedTuple):
-    """Blocks of each kind of which a rank keeps what the backward pass needs, and the one that it begins with."""
+    """Blocks of each kind of which a rank keeps what the backward pass needs, and one of which that begins with."""
 
     counts: Counts
-    first: int
+    first: tuple[int, ...]
 
 
 class BlockTimes(NamedTuple):
@@ -108,7 +108,10 @@ class TrainingBounds:
         self._states: dict[Any, list[float]] = {}
         self._ends: dict[Any, EndCosts] = {}
         recipe = problem.recipe
-        self._keeps_units = recipe.recompute_method == "uniform" and (recipe.recompute_num_layers or 1) > 1
+        self._keeps_all = not (
+            (recipe.recompute_method == "uniform" and (recipe.recompute_num_layers or 1) > 1)
+            or recipe.cpu_offloading_num_layers
+        )  # of every block what it keeps alone
         self._some_layers = recipe.recompute_method == "block" and recipe.recompute_num_layers is not None
 
     # -------------------------------------------------------------- what layouts have in common
@@ -129,6 +132,7 @@ class TrainingBounds:
             one = layout._replace(pp=1, virtual_stages=1, dp=dp, recomputation=Recomputation("none"), zero=zero)
             self._bound[key] = self.problem.training(one)._replace(costs=self.shared_costs(layout))
         recipe = self.problem.recipe_of(layout._replace(virtual_stages=1, recomputation=recomputation, zero=zero))
+        recipe = msgspec.structs.replace(recipe, cpu_offloading_num_layers=0)  # copies only add time
         return self._with_blocks(self._bound[key], recipe, None)
 
     def _with_blocks(self, training: Training, recipe: Recipe, block: Block | None) -> Training:
@@ -170,7 +174,7 @@ class TrainingBounds:
         if key not in self._bytes:
             whole = self._whole(layout, layout.recomputation, min(layout.zero, 1))
             activations = [stage_activations(one, 0) for one in self._alone(whole)]
-            kept = tuple(0.0 if self._keeps_units else one.kept for one in activations)
+            kept = tuple(one.kept if self._keeps_all else 0.0 for one in activations)
             self._bytes[key] = KeptBytes(kept, tuple(one.working for one in activations))
         return self._bytes[key]
 
@@ -218,15 +222,24 @@ class TrainingBounds:
                     tuple(number * count for count in chunk)
                     for number, chunk in zip(moment.in_flight, chunks, strict=True)
                 )
-                working = chunks[moment.backward]
-                kept.append(KeptBlocks(added(*several), max((i for i, n in enumerate(working) if n), default=0)))
+                kept.append(KeptBlocks(added(*several), self._last_kinds(chunks[moment.backward])))
         return self._kept[key]
+
+    def _last_kinds(self, counts: Counts) -> tuple[int, ...]:
+        """The kinds of block that may be the last of a virtual stage: its heads, or else its layers."""
+        for stage in ("head", "layer", "embed"):
+            kinds = tuple(i for i, count in enumerate(counts) if count and self.blocks[i].stage == stage)
+            if kinds:
+                return kinds
+        return ()
 
     def _rank_parameters(self, layout: TrainingLayout, rank: RankBlocks) -> ParameterCounts:
         parameters = self._block_parameters(layout)
         largest = max((one.largest for count, one in zip(rank.counts, parameters, strict=True) if count), default=0.0)
-        dense, experts = (dot(rank.counts, [one[i] for one in parameters]) for i in (0, 1))
-        return ParameterCounts(dense, experts, largest)
+        dense, experts, frozen = (
+            dot(rank.counts, [getattr(one, part) for one in parameters]) for part in ("dense", "experts", "frozen")
+        )
+        return ParameterCounts(dense, experts, largest, frozen)
 
     # -------------------------------------------------------------- bounds
 
@@ -273,7 +286,7 @@ class TrainingBounds:
                 sum(rank_states(here, self._rank_parameters(layout, rank))) for rank in self._rank_blocks(layout)
             ]
         most = max(
-            states + dot(kept.counts, sizes.kept) + sizes.working[kept.first]
+            states + dot(kept.counts, sizes.kept) + min((sizes.working[i] for i in kept.first), default=0.0)
             for states, kept in zip(self._states[key], self._kept_blocks(layout, n), strict=True)
         )
         return (most + self.problem.request.engine.memory_reserve) * ROUNDING

@@ -71,6 +71,15 @@ def _chip(request: Request) -> list[Parameter]:
     ]
 
 
+def power_limit(request: Request) -> Parameter:
+    """The watts that a device may draw, which limit long products: ``power_limit(request).value  # 700.0``"""
+
+    def scaled(request: Request, factor: float) -> Request:
+        return _with_device(request, power=request.device.power * factor)
+
+    return Parameter("power", "power limit", "W", request.device.power or None, scaled)
+
+
 def formats_in_use(request: Request) -> list[str]:
     """Number formats that the plan's products run in, that of the most weights first: ``['fp8', 'bf16']``"""
     device, dtype = request.device, request.plan.dtype

@@ -29,7 +29,7 @@ from ..training.training_run import training_run
 from ..training.training_setup import bind_training
 from .evaluation import TargetMetric
 from .findings import NOTABLE, factor_text, percent_change, short_label, with_unit
-from .parameters import Parameter, parameters
+from .parameters import Parameter, parameters, power_limit
 from .sensitivity_report import Change, ParameterEffect, Solution, Target
 from .targets import parse_targets, solved
 
@@ -124,7 +124,8 @@ def training_sensitivity(
     if "days" in limits and recipe.tokens is None:
         raise BadValue("`target` days needs `tokens`, the budget of the whole run")
     base, report = evaluate_training(request, recipe), report_of(request, recipe)
-    every = {key: _tried(request, recipe, base, one) for key, one in parameters(request).items()}
+    known = parameters(request) | {"power": power_limit(request)}
+    every = {key: _tried(request, recipe, base, one) for key, one in known.items()}
     result = TrainingSensitivity(
         model=model_info(request),
         device=device_info(request.device),

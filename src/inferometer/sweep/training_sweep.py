@@ -42,7 +42,7 @@ LAYOUT_ONLY = (  # arguments that change no operator of a micro-batch
     *("pipeline_parallel_size", "data_parallel_size", "num_gpus", "nodes", "interleave", "global_batch_size", "zero"),
     *("recompute", "recompute_modules", "recompute_method", "recompute_num_layers", "reduce_every_microbatch"),
     *("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers", "pipeline_model_parallel_layout"),
-    *("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split", "optimizer", "grad_dtype"),
+    *("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split", "optimizer"),
     *("tokens", "gpu_mtbf", "node_mtbf", "checkpoint_interval", "checkpoint_time", "restart_time", "overlap"),
 )
 FIGURES = (  # of every point, in the order of columns
@@ -91,8 +91,7 @@ class TrainingSweep(Result):
             )
         self.points: list[dict[str, Any]] = []
         self.warnings: dict[str, None] = {}
-        self._models: dict[str, Model] = {}
-        self._costs: dict[tuple[Any, ...], dict[Any, Any]] = {}
+        self._costs: dict[tuple[Any, ...], tuple[Model, dict[Any, Any]]] = {}  # what points with a key share
 
     def __len__(self) -> int:
         return math.prod(map(len, self.axes.values()))
@@ -141,15 +140,15 @@ class TrainingSweep(Result):
         """What `train` says of a point."""
         given = {name: value for name, value in chosen.items() if name not in ("model", "gpu")}
         request, recipe = build_training(chosen["model"], chosen["gpu"], {**given, "hf_token": self.token})
-        # equal models are one object, so that what was worked out for the last point serves for this one
-        request = request._replace(model=self._models.setdefault(str(chosen["model"]), request.model))
+        key = (request.plan.gpus_per_node, *(value for name, value in chosen.items() if name not in LAYOUT_ONLY))
+        network, costs = self._costs.setdefault(key, (request.model, {}))  # equal models are one object
+        request = request._replace(model=network)
         self.warnings.update(dict.fromkeys(request.warnings))
         training = bind_training(request, recipe)
         illegal = illegal_reason(request, recipe, training.micro_batches)
         if illegal:
             return {"feasible": False, "reason": illegal, "gpus": request.plan.gpus}
-        key = tuple(value for name, value in chosen.items() if name not in LAYOUT_ONLY)
-        return figures_of(request, recipe, training._replace(costs=self._costs.setdefault(key, {})))
+        return figures_of(request, recipe, training._replace(costs=costs))
 
     # -------------------------------------------------------------- tables
 

@@ -86,7 +86,7 @@ def megatron_lines(request: Request, recipe: Recipe, model: str) -> list[str]:
         *_memory_flags(request, recipe),
         *_precision_flags(recipe),
         *_architecture_flags(request, recipe, config),
-        *_mixture_flags(request, config),
+        *_mixture_flags(request, recipe, config),
         *("--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", name, "--data-path", "$DATA_PATH"),
     ]
     single = request.device.architecture in _SINGLE_QUEUE and (layout.tp > 1 or layout.cp > 1) and recipe.zero < 2
@@ -109,6 +109,10 @@ def _refusal(request: Request, recipe: Recipe, has_config: bool) -> str:
         return f"{model.name} has windowed attention, which is left out here"
     if recipe.optimizer == "adafactor":
         return "it has no Adafactor"
+    if recipe.lora_rank is not None:
+        return "pretrain_gpt.py trains no adapters; Megatron-Bridge does"
+    if recipe.cpu_offloading_num_layers or recipe.packed_sequences > 1:
+        return "pretrain_gpt.py has no flags for activation offload and packed sequences; Megatron-Bridge has"
     return ""
 
 
@@ -179,6 +183,12 @@ def _memory_flags(request: Request, recipe: Recipe) -> Flags:
         layers = 1 if recipe.recompute_num_layers is None else recipe.recompute_num_layers
         if recipe.recompute_method != "block" or recipe.recompute_num_layers is not None:
             yield from ("--recompute-num-layers", str(layers))
+    if recipe.mtp_num_layers:
+        yield from ("--mtp-num-layers", str(recipe.mtp_num_layers))
+    if recipe.cuda_graph_impl != "none":
+        yield from ("--cuda-graph-impl", recipe.cuda_graph_impl)
+    if recipe.use_transformer_engine_op_fuser:
+        yield "--use-transformer-engine-op-fuser"
     if recipe.cross_entropy_loss_fusion:
         yield from ("--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl", "te")
     yield from ("--attention-backend", "unfused" if request.plan.attention == "eager" else "flash")
@@ -187,8 +197,12 @@ def _memory_flags(request: Request, recipe: Recipe) -> Flags:
 def _precision_flags(recipe: Recipe) -> Flags:
     if recipe.precision in _FP8:
         yield from ("--bf16", "--fp8-format", "hybrid", "--fp8-recipe", _FP8[recipe.precision])
+    elif recipe.precision == "nvfp4":
+        yield from ("--bf16", "--fp4-format", "e2m1", "--fp4-recipe", "nvfp4")
     elif recipe.precision != "fp32":
         yield f"--{recipe.precision}"
+    if recipe.fp8_param_gather:
+        yield "--fp4-param-gather" if recipe.precision == "nvfp4" else "--fp8-param-gather"
     if recipe.grad_dtype == "bf16":
         yield "--grad-reduce-in-bf16"
     elif recipe.precision == "fp16" and recipe.grad_dtype == "fp32":
@@ -275,7 +289,7 @@ def _position_flags(request: Request, c: Config, latent: bool) -> Flags:
         yield from ("--use-rope-scaling", "--rope-scaling-factor", _text(rope.number("factor", default=8.0)))
 
 
-def _mixture_flags(request: Request, c: Config) -> Flags:
+def _mixture_flags(request: Request, recipe: Recipe, c: Config) -> Flags:
     """Experts and their router."""
     mixtures = [block for block in _layers(request) if block.dims.get("num_experts")]
     if not mixtures:
@@ -290,7 +304,11 @@ def _mixture_flags(request: Request, c: Config) -> Flags:
     if len(sparse) < number:
         runs = groupby(range(number), key=lambda layer: int(layer in sparse))
         yield from ("--moe-layer-freq", "+".join(f"[{kind}]*{len(list(run))}" for kind, run in runs))
-    yield from ("--moe-grouped-gemm", "--moe-token-dispatcher-type", "alltoall")
+    yield from ("--moe-grouped-gemm", "--moe-token-dispatcher-type")
+    flex = recipe.moe_flex_dispatcher_backend
+    yield from ("alltoall",) if flex is None else ("flex", "--moe-flex-dispatcher-backend", flex)
+    if recipe.overlap_moe_expert_parallel_comm:
+        yield "--overlap-moe-expert-parallel-comm"
     if request.model.family == "deepseek_v3":
         yield from ("--moe-router-score-function", "sigmoid", "--moe-router-enable-expert-bias")
     if request.model.family == "deepseek_v2":
