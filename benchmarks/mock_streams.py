@@ -115,7 +115,7 @@ def main() -> None:
         f"{args.streams:,} streams, {args.rate:g} tokens/s each for {args.seconds:g} s (load {os.getloadavg()[0]:.1f})"
     )
     print(f"events/s            {result['events']:8,.0f} of {args.streams * args.rate:,.0f}")
-    print(f"server, of one core {result['core']:8.0%}")
+    print(f"server, of one core {result['core']:8.0%}, {result['core'] / result['events'] * 1e6:.0f} µs per event")
     print(f"gap between events  {result['median_gap'] * 1e3:8.0f} ms median, {result['p99_gap'] * 1e3:.0f} ms p99")
 
 

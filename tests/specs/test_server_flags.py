@@ -171,6 +171,45 @@ def test_bad_commands_are_sentences(run: Callable[..., Ran]) -> None:
     refused(run("analyze", "nowhere.yaml"), "no file")
 
 
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("./bin/mindieservice_daemon --config conf.json", "MindIE"),
+        ("lmdeploy serve api_server Qwen/Qwen3-8B --tp 2", "LMDeploy"),
+        ("docker run ghcr.io/x/text-generation-inference:3 --model-id Qwen/Qwen3-8B", "Text Generation Inference"),
+        ("llama-server -m model.gguf -c 4096", "llama.cpp"),
+        ("ollama serve", "Ollama"),
+    ],
+)
+def test_servers_of_other_engines_are_refused_by_name(run: Callable[..., Ran], text: str, name: str) -> None:
+    refused(run("analyze", text, "--gpu", "h200"), f"{name} is not an engine that inferometer has")
+
+
+def test_a_folder_may_be_called_like_a_server(run: Callable[..., Ran], tmp_path: Path) -> None:
+    refused(run("analyze", str(tmp_path / "my ollama models" / "config.json"), "--gpu", "h200"), "no such file")
+
+
+def test_shapes_of_commands_that_people_publish() -> None:
+    """Variables in front, short and long names, aliases, switches of kernels; no flag is without a status."""
+    flags = status(
+        "export VLLM_USE_DEEP_GEMM=1; vllm serve Qwen/Qwen3-8B -tp 2 -dp 4 --enable-expert-parallel "
+        "--max-model-len 32768 --max-num-batched-tokens=8192 --performance-mode throughput --port 9000"
+    )
+    assert flags["-tp"] == flags["-dp"] == flags["--max-num-batched-tokens"] == "understood"
+    assert (
+        flags["--performance-mode"] == flags["VLLM_USE_DEEP_GEMM"] == "not modelled" and flags["--port"] == "no effect"
+    )
+    flags = status(
+        "python3 -m sglang.launch_server --model-path Qwen/Qwen3-8B --tp-size 8 --ep 8 --chunked-prefill-size 16384 "
+        "--mem-fraction-static 0.9 --attention-backend fa3 --nsa-decode-backend fa3 --host 0.0.0.0"
+    )
+    assert flags["--tp-size"] == flags["--ep"] == flags["--chunked-prefill-size"] == "understood"
+    assert flags["--attention-backend"] == flags["--nsa-decode-backend"] == "not modelled"
+    assert set(status("trtllm-serve Qwen/Qwen3-8B --tp_size 2 --kv_cache_free_gpu_memory_fraction 0.8").values()) == {
+        "understood"
+    }
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     st.lists(

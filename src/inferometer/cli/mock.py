@@ -55,7 +55,7 @@ def mock(model: str, gpu: str | None, host: str, port: int, api_key: str | None,
 
     For load tests, routers, autoscalers and CI of applications without a GPU. Ctrl-C stops it.
     """
-    require_library("mock", "starlette", "uvicorn")
+    require_library("mock", "uvicorn")
     from ..web.http_server import ends_well, is_loopback, listening, own_names, serve
     from ..web.mock.mock_server import LIMITS
 

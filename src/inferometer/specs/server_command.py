@@ -21,6 +21,14 @@ from ..base.files import input_text
 _LAUNCHER = re.compile(
     r"\bvllm\s+serve\b|\bvllm\.entrypoints|\bsglang\.launch_server\b|\bsglang\s+serve\b|\btrtllm-serve\b"
 )
+_OTHERS = {  # servers whose flags are not read, by what their commands and images are called
+    "MindIE": r"mindie",
+    "LMDeploy": r"\blmdeploy\b",
+    "Text Generation Inference": r"text-generation-(launcher|inference)",
+    "llama.cpp": r"\bllama-server\b|llama\.cpp",
+    "Ollama": r"\bollama\b",
+    "Triton": r"\btritonserver\b",
+}
 _IMAGES = {"vllm": r"vllm-openai", "sglang": r"(^|/)sglang", "trtllm": r"tensorrt-llm"}
 _TAG = re.compile(r":v?(\d+(?:\.\d+)+)")
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|\((\w+)\)|(\w+))")
@@ -40,7 +48,14 @@ class ServerLaunch(NamedTuple):
 def is_server_command(text: str) -> bool:
     """Whether a model's name is none, but a command or a manifest: ``is_server_command("vllm serve Qwen/Qwen3-8B")``"""
     shell = bool(_LAUNCHER.search(text)) or ("vllm-openai" in text and " " in text.strip())
-    return shell or text.endswith((".yml", ".yaml"))
+    return shell or text.endswith((".yml", ".yaml")) or bool(_other_engine(text))
+
+
+def _other_engine(text: str) -> str:
+    """A server that is known by name alone: ``_other_engine("ollama serve")  # 'Ollama'``"""
+    if not re.search(r"\s(-|serve\b|run\b)", text):  # a path may have such a name, too
+        return ""
+    return next((name for name, pattern in _OTHERS.items() if re.search(pattern, text, re.IGNORECASE)), "")
 
 
 def server_launch(text: str) -> ServerLaunch:
@@ -49,6 +64,13 @@ def server_launch(text: str) -> ServerLaunch:
         return _from_manifest(text)
     launch = _located(split_command(text), {})
     if launch is None:
+        other = _other_engine(text)
+        if other:
+            raise BadValue(
+                f"{other} is not an engine that inferometer has: commands of vLLM, SGLang and TensorRT-LLM are read. "
+                "Name the model itself, and the `engine` that is nearest to it",
+                field="model",
+            )
         raise BadValue(
             f"no server is started by {abbreviate(text)}: expected vllm serve, python -m sglang.launch_server, "
             "trtllm-serve, or docker run with one of their images",
