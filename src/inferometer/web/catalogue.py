@@ -122,8 +122,8 @@ def _training_choices() -> dict[str, list[str]]:
 def _training_label(argument: Argument) -> str:
     """Its own, that of the same argument of a plan, or its name: ``Global batch size``"""
     same = page_arguments().get(argument.name)
-    words = [_WORDS.get(word, word) for word in argument.name.removesuffix("_size").split("_")]
-    name = " ".join(filter(None, words))
+    parts = [_WORDS.get(part, part) for part in argument.name.removesuffix("_size").split("_")]
+    name = " ".join(filter(None, parts))
     return argument.label or (same.label if same else "") or name[0].upper() + name[1:]
 
 
