@@ -12,6 +12,7 @@ from inferometer.search.training_search_result import TrainingSearch
 from inferometer.sensitivity.sensitivity_report import Sensitivity
 from inferometer.sensitivity.training_sensitivity import TrainingSensitivity
 from inferometer.serving.capacity import TriedRate
+from inferometer.serving.metrics_page import ServerStatistics
 from inferometer.specs.structs import Calibration, Default, Hardware, Plan, Workload
 from inferometer.training.training_report import TrainReport
 from inferometer.validation.doctor import Diagnosis
@@ -55,7 +56,7 @@ COMMANDS: dict[str, tuple[type | str, str]] = {  # title -> the struct or the ta
 }
 SHARED: tuple[type, ...] = (
     *(Hardware, Plan, Workload, Default, Calibration, PoolSpec, TriedRate),
-    *(ErrorStatistics, FigureComparison, MemoryComparison, StepClass, Diagnosis),
+    *(ErrorStatistics, FigureComparison, MemoryComparison, StepClass, Diagnosis, ServerStatistics),
 )
 UNITS = (  # how a key is called, and its unit; the first that fits
     (r"_ms$", "ms"),

@@ -12,6 +12,7 @@ from ..specs.plan_args import EngineArgs
 from .options import (
     MODEL_HELP,
     OUTPUT,
+    ArgumentOption,
     Command,
     model_argument,
     named,
@@ -60,6 +61,35 @@ _OF_ONE_RUN = ("plot", "write_calibration", "requests_out")
     help="A server's own record of its steps: a log of vLLM or SGLang, Dynamo's forward-pass metrics, pages of "
     "/metrics. Repeat it for a log in parts.",
 )
+@click.option(
+    "--url",
+    cls=ArgumentOption,
+    group="Server",
+    help="A running server, http://localhost:8000: compare its counters with the prediction, and say why they differ.",
+)
+@click.option(
+    "--watch",
+    cls=ArgumentOption,
+    group="Server",
+    type=float,
+    help="Seconds for which its /metrics are read (default: 60).",
+)
+@click.option(
+    "--probe",
+    cls=ArgumentOption,
+    group="Server",
+    is_flag=True,
+    default=None,
+    help="Send eight short requests one after another, and judge by them instead of by its traffic.",
+)
+@click.option(
+    "--api-key",
+    cls=ArgumentOption,
+    group="Server",
+    envvar="OPENAI_API_KEY",
+    secret=True,
+    help="API key, if the server requires one; or set OPENAI_API_KEY.",
+)
 @output_option(
     "--max-concurrency", type=int, help="Requests in flight when the file has no arrival times (closed loop)."
 )
@@ -85,12 +115,15 @@ def validate(
     measured: str | None,
     memory: str | None,
     step_log: tuple[str, ...],
+    url: str | None,
     form: Form,
     **plan: Any,
 ) -> int:
-    """Replay measured requests, or compare logged steps, and report the prediction's error."""
+    """Replay measured requests, compare logged steps or watch a server, and report the prediction's error."""
     replay = {name: plan.pop(name, None) for name in _REPLAY}
-    _check_questions(measured, memory, step_log, replay, plan)
+    live = {name: plan.pop(name, None) for name in ("watch", "probe", "api_key")}
+    _check_questions(url or measured, memory, step_log, replay, plan)
+    _check_server(url, measured, live, replay)
     device = one_gpu("validate", gpu)
     result: dict[str, Any] = {"schema": "inferometer.validate/1"}
     parts: list[Any] = []
@@ -99,9 +132,11 @@ def validate(
     memory_rows = _memory(model, device, memory, plan, memory_parts) if memory is not None else None
     if measured is not None:  # after the other file was read: this one may write what was fitted
         rows = _requests(model, device, measured, replay, plan, result, parts)
+    if url is not None:
+        rows = _server(model, device, url, live, replay, plan, result, parts)
     if step_log:
         step_rows = _steps(model, device, step_log, replay, plan, result, parts)
-        rows = rows if measured is not None else step_rows
+        rows = rows if (measured or url) is not None else step_rows
     if memory_rows is not None:
         result["memory"] = memory_rows
         rows += memory_rows if (measured is None and not step_log) or not form.as_csv else []
@@ -114,7 +149,7 @@ def validate(
 
     emit(form, json=lambda: result, csv=lambda: table_csv(rows), text=text, warnings=result.get("warnings", ()))
     unwritten = "calibration" in result and not result["calibration"]["written"]
-    return 1 if unwritten or (measured is not None and not result["completed"]) else 0
+    return 1 if unwritten or ((measured or url) is not None and not result["completed"]) else 0
 
 
 def _check_questions(
@@ -140,6 +175,48 @@ def _check_questions(
             raise BadValue(f"`{name}` needs `measured` FILE")
     if replay["write_calibration"] is not None and plan.get("calibration") is not None:
         raise BadValue("`write_calibration` fits uncalibrated predictions: leave out `calibration`")
+
+
+def _check_server(url: str | None, measured: str | None, live: dict[str, Any], replay: dict[str, Any]) -> None:
+    if url is None:
+        for name in ("watch", "probe"):
+            if live[name] is not None:
+                raise BadValue(f"`{name}` needs `url`")
+        return
+    if measured is not None:
+        raise BadValue("give `measured` FILE or `url`, not both")
+    if live["probe"] and live["watch"] is not None:
+        raise BadValue("`probe` judges by its own requests: leave out `watch`")
+    if live["watch"] is not None and not 1 <= live["watch"] <= 86400:
+        raise BadValue(f"`watch` must be from 1 to 86,400 s, not {live['watch']:g}")
+    for name in ("write_calibration", "columns", "run"):
+        if replay[name] is not None:
+            raise BadValue(f"`{name}` does not go with `url`")
+
+
+def _server(
+    model: str,
+    gpu: str,
+    url: str,
+    live: dict[str, Any],
+    replay: dict[str, Any],
+    plan: dict[str, Any],
+    result: dict[str, Any],
+    parts: list[Any],
+) -> list[dict[str, Any]]:
+    """A running server beside its prediction: fills the result and what is shown; gives rows."""
+    from ..bench.server_watch import known_figures, probe_server, watch_server
+    from ..serving.metrics import parse_goodput
+
+    if live["probe"]:
+        seen = probe_server(url, model, live["api_key"])
+    else:
+        seen = watch_server(url, live["watch"] or 60.0, live["api_key"])
+    replay = {**replay, "diagnose": True, "server": seen.statistics}
+    goals = parse_goodput(replay["goodput"] or ())
+    compared = _one_run(model, gpu, seen.trace, goals, replay, plan, result, parts)
+    result["server"] = known_figures(seen.statistics)
+    return _rows(compared) if compared.errors else _figure_rows(compared)
 
 
 def _requests(
@@ -228,7 +305,6 @@ def _diagnosis(
     plan: dict[str, Any],
     labels: dict[str, Any],
     parts: list[Any],
-    server: Any = None,
 ) -> dict[str, Any]:
     """Why the server is not as predicted: fills what is shown."""
     import msgspec
@@ -251,7 +327,7 @@ def _diagnosis(
 
     bands = labels.get("expected_error") or {}
     tolerance = {metric: bands[metric]["p50"] for metric in ("ttft", "tpot") if metric in bands}
-    made = diagnose(simulated, compared, model, gpu, plan, server, tolerance)
+    made = diagnose(simulated, compared, model, gpu, plan, replay.get("server"), tolerance)
     parts.append(diagnosis_page(made))
     built: dict[str, Any] = msgspec.to_builtins(made)
     return built

@@ -115,19 +115,19 @@ class MetricHistogram(NamedTuple):
 class ServerStatistics(msgspec.Struct, kw_only=True):
     """What a server did in some seconds, as its own counters say it. What they do not say is nan."""
 
-    seconds: float
+    seconds: float  # for which it was watched
     requests: float = math.nan  # that finished
     request_rate: float = math.nan  # of them a second
     prompt_tokens: float = math.nan  # mean of a request
-    output_tokens: float = math.nan
-    steps: float = math.nan
-    tokens_per_step: float = math.nan
+    output_tokens: float = math.nan  # the same of its answer
+    steps: float = math.nan  # of the engine
+    tokens_per_step: float = math.nan  # mean
     largest_step_tokens: float = math.nan  # upper bound of the bucket that the largest step is in
     running: float = math.nan  # requests, mean of what was read
-    waiting: float = math.nan
+    waiting: float = math.nan  # the same in the engine's queue
     queue_ms: float = math.nan  # mean wait of a request in the engine's queue
-    preemptions: float = math.nan
-    prefix_cache_hit_rate: float = math.nan
+    preemptions: float = math.nan  # while it was watched
+    prefix_cache_hit_rate: float = math.nan  # share of the prompts' tokens
     kv_cache_usage: float = math.nan  # the largest that was read
     kv_cache_tokens: float = math.nan  # that its KV cache holds
     metrics: dict[str, float] = {}  # mean_ttft_ms, p99_itl_ms … under the names of ``vllm bench serve``

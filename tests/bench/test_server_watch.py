@@ -1,0 +1,127 @@
+"""A running server is watched: its pages become traffic and figures, and a fault in it is named."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Ran, refused
+
+from inferometer.bench import server_watch
+from inferometer.serving.metrics import latencies
+from inferometer.serving.outcome import Outcome
+from inferometer.serving.simulate import simulate
+from inferometer.serving.synthetic import synthetic
+
+Command = Callable[..., Ran]
+MODEL, GPU = "llama-3.1-8b", "h200"
+TALK = synthetic(
+    num_prompts=90,
+    request_rate=6.0,
+    input_len="lognormal:mean=1500,std=1200,max=8000",
+    output_len="lognormal:mean=120,std=60",
+    seed=3,
+)
+SECONDS = [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0]
+LENGTHS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000]
+
+
+def histogram(name: str, values: np.ndarray, bounds: list[Any], counts: np.ndarray | None = None) -> Iterator[str]:
+    counts = np.ones(len(values)) if counts is None else counts
+    for bound in [*bounds, float("inf")]:
+        text = "+Inf" if bound == float("inf") else f"{bound:g}"
+        yield f'vllm:{name}_bucket{{engine="0",le="{text}"}} {counts[values <= bound].sum()}'
+    yield f'vllm:{name}_count{{engine="0"}} {counts.sum()}'
+    yield f'vllm:{name}_sum{{engine="0"}} {(values * counts).sum()}'
+
+
+def page(outcome: Outcome, share: float) -> str:
+    """What vLLM's /metrics would show once a share of a run is over."""
+    count = round(share * len(outcome.input_tokens))
+    times = {name: ms[:count] / 1e3 for name, ms in latencies(outcome).items()}
+    assert outcome.gaps is not None
+    lines = [
+        f'vllm:num_preemptions_total{{engine="0"}} {int(outcome.preemptions[:count].sum())}',
+        f'vllm:kv_cache_usage_perc{{engine="0"}} {float(outcome.series["kv_used"].max())}',
+        f'vllm:num_requests_running{{engine="0"}} {float(outcome.series["running"].mean())}',
+        f'vllm:num_requests_waiting{{engine="0"}} {float(outcome.series["waiting"].mean())}',
+        f'vllm:request_success_total{{engine="0",finished_reason="length"}} {count}',
+        f'vllm:prompt_tokens_total{{engine="0"}} {int(outcome.input_tokens[:count].sum())}',
+        f'vllm:generation_tokens_total{{engine="0"}} {int(outcome.output_tokens[:count].sum())}',
+        *histogram("request_prompt_tokens", outcome.input_tokens[:count], LENGTHS),
+        *histogram("request_generation_tokens", outcome.output_tokens[:count], LENGTHS),
+        *histogram("time_to_first_token_seconds", times["ttft"], SECONDS),
+        *histogram("request_time_per_output_token_seconds", times["tpot"], SECONDS),
+        *histogram("e2e_request_latency_seconds", times["e2el"], SECONDS),
+        *histogram("inter_token_latency_seconds", outcome.gaps.seconds, SECONDS, outcome.gaps.counts * share),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
+    """``url = serve(outcome)``: a server whose clock runs by itself, and whose pages say what a run has come to."""
+    servers: list[ThreadingHTTPServer] = []
+
+    def begin(outcome: Outcome, share: float = 1.0) -> str:
+        clock = [0.0]
+        monkeypatch.setattr(server_watch, "now", lambda: clock[0])
+        monkeypatch.setattr(server_watch, "pause", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+
+        class Pages(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                text = page(outcome, min(1.0, clock[0] / outcome.duration_s) * share).encode()
+                self.send_response(200 if self.path == "/metrics" else 404)
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+
+            def log_message(self, *args: Any) -> None:
+                pass
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Pages)
+        servers.append(server)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        return f"http://127.0.0.1:{server.server_address[1]}"
+
+    yield begin
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+FAULTS: dict[str, dict[str, Any]] = {
+    "healthy": {},
+    "eager": {"max_cudagraph_capture_size": 0, "max_prefill_cudagraph_capture_size": 0},
+    "kv_cache": {"num_gpu_blocks_override": 700},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_of_a_running_server_is_named(fault: str, serve: Callable[..., str], run: Command) -> None:
+    """By its own pages alone."""
+    outcome = simulate(MODEL, GPU, trace=TALK, frontend="in-process", **FAULTS[fault])
+    url = serve(outcome)
+    ran = run("validate", MODEL, "--gpu", GPU, "--url", url, "--watch", f"{outcome.duration_s:.0f}", "--json")
+    result = ran.json["diagnosis"]
+    server = ran.json["server"]
+    assert server["requests"] == pytest.approx(90, abs=4) and server["request_rate"] == pytest.approx(6, rel=0.45)
+    assert server["prompt_tokens"] == pytest.approx(TALK.input_tokens.mean(), rel=0.05)
+    if fault == "healthy":
+        assert result["healthy"], result
+    else:
+        assert [cause["name"] for cause in result["causes"]][:1] == [fault], (result["errors"], result["causes"])
+        assert "kv_cache" in result["ruled_out"] or fault == "kv_cache", "its cache was nearly empty"
+
+
+def test_a_server_without_traffic_is_one_sentence(serve: Callable[..., str], run: Command) -> None:
+    outcome = simulate(MODEL, GPU, trace=TALK, frontend="in-process")
+    url, plan = serve(outcome, share=0.01), ("validate", MODEL, "--gpu", GPU)
+    refused(run(*plan, "--url", url, "--watch", "30"), "20 are needed: raise --watch, or let --probe")
+    refused(run(*plan, "--url", "http://127.0.0.1:9"), "does not answer /metrics")
+    refused(run("validate", MODEL, "--watch", "5", "--measured", "x.csv"), "--watch needs --url")
