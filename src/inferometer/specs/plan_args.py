@@ -118,22 +118,46 @@ class KVOffloadArgs(PrecisionArgs):
             default_text="none",
             metavar="GIB",
             unit="GiB",
+            label="KV in CPU memory",
+            slider=Slider(1, 4096, "x2"),
         ),
     ] = None
     kv_offloading_backend: Annotated[
         str | None,
-        arg("What keeps offloaded blocks: native or lmcache (vLLM).", default_text="native", metavar="NAME"),
+        arg(
+            "What keeps offloaded blocks: native or lmcache (vLLM).",
+            default_text="native",
+            metavar="NAME",
+            label="Offloading backend",
+        ),
     ] = None
     enable_hierarchical_cache: Annotated[
-        bool, arg("Keep KV blocks in CPU memory, too: --hicache-ratio times the GPU's, or --hicache-size (SGLang).")
+        bool,
+        arg(
+            "Keep KV blocks in CPU memory, too: --hicache-ratio times the GPU's, or --hicache-size (SGLang).",
+            label="Hierarchical cache",
+        ),
     ] = False
     hicache_ratio: Annotated[
         Annotated[float, arg("", gt=0, le=1e4)] | None,
-        arg("CPU memory for KV blocks over the GPU's KV cache (SGLang).", default_text="2", metavar="X"),
+        arg(
+            "CPU memory for KV blocks over the GPU's KV cache (SGLang).",
+            default_text="2",
+            metavar="X",
+            unit="×",
+            label="Hicache ratio",
+            slider=Slider(0.25, 64, "x2"),
+        ),
     ] = None
     hicache_size: Annotated[
         Annotated[float, arg("", ge=0, le=1e6)] | None,
-        arg("GB of CPU memory for KV blocks, per GPU; overrides --hicache-ratio (SGLang).", metavar="GB", unit="GB"),
+        arg(
+            "GB of CPU memory for KV blocks, per GPU; overrides --hicache-ratio (SGLang).",
+            metavar="GB",
+            unit="GB",
+            label="Hicache size",
+            slider=Slider(1, 4096, "x2"),
+        ),
     ] = None
     hicache_write_policy: Annotated[
         str | None,
@@ -141,11 +165,15 @@ class KVOffloadArgs(PrecisionArgs):
             "When blocks are stored below: write_through, write_through_selective or write_back (SGLang).",
             default_text="write_through",
             metavar="NAME",
+            label="Hicache writes",
         ),
     ] = None
     hicache_storage_backend: Annotated[
         str | None,
-        arg("Storage below CPU memory: file (disk); mooncake, hf3fs, nixl, aibrix (a shared store) (SGLang)."),
+        arg(
+            "Storage below CPU memory: file (disk); mooncake, hf3fs, nixl, aibrix (a shared store) (SGLang).",
+            label="Hicache storage",
+        ),
     ] = None
     kv_tiers: Annotated[
         str | Iterable[str] | Mapping[str, Any] | None,
@@ -154,6 +182,7 @@ class KVOffloadArgs(PrecisionArgs):
             "read, write, latency (s), concurrency.",
             metavar="TIER:KEY=VALUE,…",
             several=True,
+            label="Tiers",
         ),
     ] = None
 
@@ -336,6 +365,7 @@ class WorkloadArgs(EngineArgs):
             "Where the cached prefix is: gpu, cpu, disk or shared; loading it is part of TTFT.",
             default_text="gpu",
             metavar="TIER",
+            label="Prefix lies in",
         ),
     ] = None
     beam_width: Annotated[

@@ -23,7 +23,7 @@ _WORDS = {  # of a name, as they are written in a label
     "impl": "",
     "num": "",
 }
-GROUPS = ("Model", "Machine", "Precision", "Layout", "Workload", "Methods", "Engine")  # in the page's order
+GROUPS = ("Model", "Machine", "Precision", "Layout", "Workload", "Methods", "KV tiers", "Engine")  # in the page's order
 MODEL_HELP = "A catalogue name, or your own config.json."  # a page reads no other files
 
 
