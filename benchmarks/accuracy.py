@@ -29,6 +29,7 @@ import ranking
 import scoreboard
 import serving
 import training
+import training_runs
 from serving_tables import write_rows
 
 
@@ -40,6 +41,7 @@ def sections() -> dict[str, str]:
     }
     tables |= {"kernels-own": kernel_accuracy.own_table(), "kernels": kernel_accuracy.tables()}
     tables |= {"collectives": collectives.report(), "training": training.markdown().rstrip("\n")}
+    tables["training-runs"] = training_runs.markdown().rstrip("\n")
     return tables | ({"energy": energy.markdown()} if energy.FILE else {})
 
 
