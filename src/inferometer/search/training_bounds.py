@@ -163,7 +163,7 @@ class TrainingBounds:
             apart = sum(time.total * block.count for time, block in zip(times, self.blocks, strict=True))
             self._times[key] = BlockTimes(
                 alone=tuple(time.total for time in times),
-                forward=tuple(time.forward for time in times),
+                forward=tuple(time.forward + time.forward_host for time in times),
                 backward=tuple(time.backward + time.recompute + time.host for time in times),
                 saved=max(0.0, apart - stage_times(whole)[0].total),
             )

@@ -183,7 +183,7 @@ def _stage_time(training: Training, index: int) -> StageTime:
     counts = parameter_counts(training, index)
     gathers = _gathers(training, counts) if training.recipe.zero == 3 else []
     reduces = _reduces(training, counts.trained) if _reduces_every_time(training) else []
-    before = _seconds(gathers) - _hidden(overlap.dp, _seconds(gathers), compute["forward"])
+    before = _seconds(gathers) - _hidden(overlap.dp, _seconds(gathers), compute["forward"] + waits[0])
     behind = _seconds(gathers) + _seconds(reduces)
     hidden_behind = _hidden(overlap.dp, behind, hideable)
     rows["data_parallel"] = reduces + 2 * gathers
@@ -404,7 +404,8 @@ def step_ends(training: Training, times: list[StageTime]) -> list[StepEnd]:
             counts[kind] = rank_parameters(training, rank)
         held = counts[kind]
         if held not in ends:
-            hideable, forward = sum(time.hideable for time in chunks), sum(time.forward for time in chunks)
+            hideable = sum(time.hideable for time in chunks)
+            forward = sum(time.forward + time.forward_host for time in chunks)
             ends[held] = end_costs(training, held).beside(hideable, forward)
         result.append(ends[held])
     return result
