@@ -162,8 +162,12 @@ def _ops_with_own_table(ops: tuple[Op, ...]) -> tuple[Op, ...]:
 
 def _send_block(model: Model) -> Block:
     """Hidden state and residual go to the next stage, each tensor-parallel rank sending its share."""
-    op = send("send_to_next_stage", 2 * s.hidden_size / s.tp)
-    return Block("pipeline", (op,), {"hidden_size": model.sizes["hidden_size"]}, stage="head", residual=False)
+    return Block("pipeline", _send_ops(), {"hidden_size": model.sizes["hidden_size"]}, stage="head", residual=False)
+
+
+@cache
+def _send_ops() -> tuple[Op, ...]:
+    return (send("send_to_next_stage", 2 * s.hidden_size / s.tp),)
 
 
 class Place(NamedTuple):

@@ -150,7 +150,7 @@ class TrainingSearchRun:
                 self.least_seconds[layout] = max(least, self.bounds.step_seconds(layout))
                 heappush(queue, (self.least_seconds[layout], CLOSE, n, layout))
             elif kind == CLOSE:
-                estimate = self._exact(layout)
+                estimate = self._exact(layout, least_memory if len(self.ranked) >= RANKED else self.usable)
                 if estimate is not None:
                     heappush(queue, (estimate.step_seconds, EXACT, n, layout))
             else:
@@ -161,13 +161,14 @@ class TrainingSearchRun:
                     least_memory = estimate.memory_bytes
                     self.front.append(estimate)
 
-    def _exact(self, layout: TrainingLayout) -> LayoutEstimate | None:
-        """The layout as `train` estimates it; None if it does not fit after all."""
+    def _exact(self, layout: TrainingLayout, most_memory: float) -> LayoutEstimate | None:
+        """The layout as `train` estimates it; None if it does not fit after all, or needs more than is of interest."""
         training = self.problem.training(layout)._replace(costs=self.bounds.shared_costs(layout))
         needed = self.least_memory[layout] = fullest_stage(training)[0].total
         if needed > self.usable:
             self._reject(layout, needed, "")
             del self.least_memory[layout]
+        if needed > most_memory:
             return None
         took = iteration_time(training, stage_times(training))[0].total
         self.estimates[layout] = LayoutEstimate(layout, took, needed)
