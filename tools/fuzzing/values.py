@@ -52,6 +52,7 @@ APART = {
     "as_plain",
     "as_markdown",
     "quiet",
+    "train",  # another command, whose flags are those of training
     "debug",
     "help",
     "hf_token",
