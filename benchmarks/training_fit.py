@@ -33,7 +33,6 @@ PRIOR = {  # of GEMMs, passes and collectives timed alone; 1 where nothing says 
     "hopper.fp8": 0.6e-12,
     "both.memory": 0.67,
     "both.casts": 0.6,
-    "both.biased_experts": 1.0,
     "blackwell.scan_backward": 0.15,
     "hopper.scan_backward": 0.15,
     "host.operator": 30e-6,

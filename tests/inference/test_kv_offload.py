@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from inferometer import analyze, sensitivity, sweep
-from inferometer.base.errors import BadValue, UnknownName
+from inferometer.base.errors import BadValue, InferometerError, UnknownName
 
 PLAN = {"gpu": "h200", "input_len": 10_000, "prefix_len": 8000}
 
@@ -53,3 +53,10 @@ def test_a_prefix_needs_its_tier() -> None:
         analyze("llama-3.1-8b", prefix_tier="cpu", **PLAN)
     with pytest.raises(UnknownName, match="disk"):
         analyze("llama-3.1-8b", kv_offloading_size=1, prefix_tier="disc", **PLAN)
+
+
+@pytest.mark.parametrize("given", [1.5, True, {"disk": 3}, {"tape": {"size": 1}}, "disk:size=x"])
+def test_tiers_that_are_none_are_refused_in_a_sentence(given: object) -> None:
+    with pytest.raises(InferometerError) as refused:
+        analyze("llama-3.1-8b", kv_tiers=given, **PLAN)
+    assert "tier" in str(refused.value)

@@ -213,6 +213,8 @@ def parse_kv_tiers(value: str | Iterable[str] | Mapping[str, Any] | None) -> dic
         return {}
     if isinstance(value, Mapping):
         given = {str(name): figures for name, figures in value.items()}
+    elif not isinstance(value, (str, list, tuple)):
+        raise BadValue(f"`kv_tiers` takes tiers such as disk:size=64,read=7, not {abbreviate(value)}", field="kv_tiers")
     else:
         given = {}
         for text in (value if isinstance(value, str) else " ".join(map(str, value))).split():

@@ -234,9 +234,11 @@ def launch_wait(training: Training, seconds: float, blocks: tuple[Block, ...]) -
     for block in blocks:
         if graphs == "none":
             launching += block.count * len(block.ops) * times.operator
-        if any(op.kind == "moe" for op in block.ops):
+        mixture = next((op for op in block.ops if op.kind == "moe"), None)
+        if mixture is not None:
             experts = block.dims["num_experts"] / training.layout.ep
-            launching += block.count * (times.mixture + experts * times.expert)
+            tensors = 2 if "biases" in mixture.dims else 1  # biases double an expert's parameters, and their launches
+            launching += block.count * (times.mixture + experts * times.expert * tensors)
     return float(p_norm(seconds, launching, 3)) - seconds
 
 

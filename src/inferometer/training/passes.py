@@ -145,7 +145,6 @@ class TrainingKernels(Spec, frozen=True, kw_only=True):
     casts: float
     loss: float
     expert_start: float  # s
-    biased_experts: float  # of what experts' products reach, where each has a bias
     scan: float  # share of bandwidth, or of FLOP/s, of Mamba's scan
     scan_backward: float
     source: str
@@ -155,6 +154,14 @@ class Cast(Spec, frozen=True, kw_only=True):
     """Bytes through memory for each element that is rounded before a product."""
 
     bytes: float
+    source: str
+
+
+class ExpertBiases(Spec, frozen=True, kw_only=True):
+    """Bytes through memory for each element of experts' outputs, where biases are added apart from the product."""
+
+    forward: float
+    backward: float
     source: str
 
 
@@ -177,6 +184,7 @@ class TrainingConstants(Spec, frozen=True, kw_only=True):
     placeholders: Placeholders
     kernels: dict[str, TrainingKernels]
     casts: dict[str, Cast]
+    expert_biases: ExpertBiases
     host: HostTimes
     offload: Offload
 

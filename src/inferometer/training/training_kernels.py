@@ -56,13 +56,18 @@ class _Kernels:
         """Experts' products; the activation between them and the rounding before them are passes of their own."""
         figures, backward, weights = self.figures, op.name.endswith("grad"), op.name.endswith("_wgrad")
         rows, hidden, inner, wide = d["rows"], d["hidden"], d["inner"], (d["matrices"] - 1) * d["inner"]
-        share = self.shares["experts"] * (figures.biased_experts if "biases" in d else 1.0)
-        if weights or self.fused_experts:
+        share = self.shares["experts"]
+        if weights or (self.fused_experts and "biases" not in d):  # the fuser has no biases times probabilities
             return self._join(terms.compute / share, terms.memory)
-        apart = rows * 2 * (inner + (2 if backward else 1) * wide) / self.device.memory_bandwidth
+        bandwidth = self.device.memory_bandwidth
+        apart = rows * 2 * (inner + (2 if backward else 1) * wide) / bandwidth
         cast = self._cast(rows * (hidden + (wide if backward else inner)))
         starts = 2 * d["experts"] * figures.expert_start
-        return self._join(terms.compute / share, terms.memory - apart) + apart / figures.memory + cast + starts
+        seconds = self._join(terms.compute / share, terms.memory - apart) + apart / figures.memory + cast + starts
+        if "biases" not in d:
+            return seconds
+        added = training_constants().expert_biases  # to the outputs, one expert after the other
+        return seconds + rows * hidden * (added.backward if backward else added.forward) / (bandwidth * figures.memory)
 
     def attention(self, op: Op, d: dict[str, Value], terms: Terms) -> Value:
         """Flash attention: heads of fewer than 128 elements have few FLOPs for each exponential."""
