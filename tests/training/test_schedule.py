@@ -107,3 +107,53 @@ def test_context_parallel_ranks_share_the_work() -> None:
     assert shared.memory.optimizer_bytes == alone.memory.optimizer_bytes, "ZeRO shards over dp × cp ranks"
     gathered = train("llama-3.2-1b", context_parallel_size=4, cp_comm_type="all_gather", **options)
     assert gathered.breakdown.cp_comm > shared.breakdown.cp_comm == 0, "a ring hides behind attention"
+
+
+@given(st.sampled_from([(2, 1), (4, 1), (4, 2), (8, 1)]), st.integers(1, 12), st.integers(1, 6))
+@settings(max_examples=12)
+def test_more_micro_batches_never_raise_the_share_of_the_bubble(layout: tuple[int, int], few: int, more: int) -> None:
+    stages, chunks = layout
+    shares = []
+    for groups in (few, few + more):
+        report = train(
+            "llama-3.1-8b",
+            gpu="h100-sxm",
+            tensor_parallel_size=8,
+            pipeline_parallel_size=stages,
+            interleave=chunks,
+            global_batch_size=groups * stages,
+        )
+        shares.append(report.breakdown.pp_bubble / report.step_seconds)
+    assert shares[1] <= shares[0] * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("how", ["p2p", "a2a", "all_gather"])
+def test_one_context_parallel_rank_and_one_virtual_stage_change_nothing(how: str) -> None:
+    given = {"gpu": "h100-sxm", "tensor_parallel_size": 4, "pipeline_parallel_size": 2, "global_batch_size": 8}
+    plain = train("llama-3.1-8b", **given)
+    alike = train("llama-3.1-8b", context_parallel_size=1, cp_comm_type=how, interleave=1, **given)
+    assert (alike.step_seconds, alike.memory, alike.breakdown) == (plain.step_seconds, plain.memory, plain.breakdown)
+    assert not any(op.sent for phase in alike.phases.values() for op in phase.ops if op.name.startswith("context"))
+
+
+def test_what_each_zero_stage_keeps_by_hand() -> None:
+    """Llama-3.1-8B on 8 ranks: 2 bytes of weights, 4 of gradients and 12 of AdamW for each of 8,030,261,248 parameters.
+
+    ZeRO-3 also has room for the two largest units: the embedding and the head, 128,256 × 4,096 in 16 bits each.
+    """
+    parameters, table = 8_030_261_248, 128_256 * 4096 * 2
+    kept = {
+        stage: train("llama-3.1-8b", gpu="h100-sxm", data_parallel_size=8, zero=stage, recompute="full").memory
+        for stage in range(4)
+    }
+    by_hand = {
+        0: (2, 4, 12),
+        1: (2, 4, 12 / 8),
+        2: (2, 4 / 8, 12 / 8),  # one micro-batch: gradients leave as soon as they are there
+        3: (2 / 8, 4 / 8, 12 / 8),
+    }
+    for stage, (weights, gradients, optimizer) in by_hand.items():
+        units = 2 * table if stage == 3 else 0
+        assert kept[stage].weights_bytes == pytest.approx(parameters * weights + units, rel=1e-5)
+        assert kept[stage].gradients_bytes == pytest.approx(parameters * gradients, rel=1e-6)
+        assert kept[stage].optimizer_bytes == pytest.approx(parameters * optimizer, rel=1e-6)
