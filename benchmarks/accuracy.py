@@ -25,6 +25,7 @@ import engine_steps
 import hosts
 import kernel_accuracy
 import left_out_gpu
+import machines
 import ranking
 import scoreboard
 import serving
@@ -40,6 +41,7 @@ def sections() -> dict[str, str]:
         "left-out": left_out_gpu.markdown(list(left_out_gpu.comparisons()), "gpu", "phase"),
     }
     tables |= {"kernels-own": kernel_accuracy.own_table(), "kernels": kernel_accuracy.tables()}
+    tables |= machines.sections()
     tables |= {"collectives": collectives.report(), "training": training.markdown().rstrip("\n")}
     tables["training-runs"] = training_runs.markdown().rstrip("\n")
     return tables | ({"energy": energy.markdown()} if energy.FILE else {})

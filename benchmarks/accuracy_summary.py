@@ -36,6 +36,7 @@ JUDGED = {  # how the rows of a table of steps judge; a table that is not named 
     "steps-own": "other machines",
     "steps-more": "other machines",
     "steps-weak": "other machines",
+    "steps-between": "other machines",
 }
 ORDER = ("seen", "model left out", "other machines", "unseen")
 UNTRAINED = ("steps-shared", "deepseek-v2-lite")  # its dummy routers choose few experts: not a prediction of ours

@@ -33,8 +33,16 @@ FIRST = DATA / "h200_static_first.csv"  # the H200 that figures were chosen with
 OWN = DATA / "h200_static.csv"
 MORE = DATA / "h200_static_more.csv"  # two other H200s
 WEAK = DATA / "h200_static_weak.csv"  # a fifth one: kinds that were predicted badly
+BETWEEN = DATA / "h200_static_between.csv"  # one more: batches between the sizes of CUDA graphs, and beyond them
 UNSEEN = DATA / "h200_static_unseen.csv"  # a sixth: models measured after the forms were frozen
-SETS = {"steps-own": OWN, "steps-more": MORE, "steps-weak": WEAK, "steps-unseen": UNSEEN, "steps-shared": FIRST}
+SETS = {
+    "steps-own": OWN,
+    "steps-more": MORE,
+    "steps-weak": WEAK,
+    "steps-between": BETWEEN,
+    "steps-unseen": UNSEEN,
+    "steps-shared": FIRST,
+}
 # s of a step that only simulated routing takes: 128 experts of its choice are packed for the kernels, 66 us a layer
 # (moe_routing in h200_kernels_engine.csv, with chosen=1 less without); a real router's choice is not
 PACKING = {"gpt-oss-120b": 36 * 66e-6}

@@ -2,6 +2,7 @@
 
     python tools/fit_kernels.py            all devices, about five minutes
     python tools/fit_kernels.py h200       one
+    python tools/fit_kernels.py h200 moe   of one, some kinds; the others stay as they are
     python tools/fit_kernels.py own        our own rows alone, a minute: after a file was added to benchmarks/data
     python tools/fit_kernels.py own moe    of these, some kinds; the others stay as they are
 
@@ -17,6 +18,7 @@ Rows that `kernel_tables.held_out` names are not used: docs/accuracy.md says how
 
 from __future__ import annotations
 
+import math
 import sys
 
 import msgspec
@@ -25,6 +27,7 @@ from fit_surface import fit, rising
 from kernel_tables import ROOT, TABLES, TableRows, everything, missing, own_rows
 from monotone import TOLERANCE, Least, base_at, constraints, raised, worst_fall
 
+from inferometer.costs.kernels.kernel_rows import row_terms
 from inferometer.costs.kernels.measured import offsets, profile_of, read_rows
 from inferometer.costs.kernels.registry import KernelProfile, MeasuredCurves
 from inferometer.costs.kernels.surfaces import SHAPES, Surface
@@ -43,6 +46,10 @@ AXES: dict[str, list[list[float]]] = {
     "state_update": [[*range(5, 18)], [6, 6.5], [7, 8]],
     "sampler": [[*range(11)], [14, 15, 16, 17, 18, 19]],
 }
+BLOCKS = (16, 64, 128, 256, 512, 1024)  # rows of 8-bit products above which another kernel is chosen, or more tiles
+JUMPS = tuple(round(math.log2(rows + 1), 4) for rows in BLOCKS)  # the first size of the next kernel
+EIGHT_BIT = ("fp8", "fp8-block", "mxfp8", "nvfp4")
+OWN = [kind for kind in AXES if kind != "sampler"]  # an engine's sampler is more kernels than were timed: 60 µs a step
 SMOOTH = dict.fromkeys(AXES, 0.01) | {"linear": 0.02}
 
 
@@ -59,7 +66,10 @@ def ratios(rows: TableRows) -> np.ndarray:
 def axes_of(rows: TableRows, where: np.ndarray) -> list[list[float]]:
     """The kind's axes, cut to where there are rows: beyond its last node a surface stays as it is."""
     axes = []
-    for number, axis in enumerate(AXES[rows.kind]):
+    whole = [list(axis) for axis in AXES[rows.kind]]
+    if rows.kind == "linear" and rows.table_key in EIGHT_BIT and np.isin(JUMPS, np.round(where[:, 0], 4)).any():
+        whole[0] = sorted({*whole[0], *JUMPS})
+    for number, axis in enumerate(whole):
         low, high = where[:, number].min(), where[:, number].max()
         inside = [
             x
@@ -109,6 +119,60 @@ def steadied(kind: str, curves: MeasuredCurves, smooth: Surface) -> MeasuredCurv
             for x, value in zip(curves.axes[0], values, strict=True)
         ]
     return MeasuredCurves(curves.axes, shapes)
+
+
+def beyond_blocks(axis: list[float], log_seconds: np.ndarray) -> np.ndarray:
+    """log2 of seconds at `JUMPS`, where CUTLASS' fp8 products change kernels; rows are the first axis of the seconds.
+
+    vLLM chooses the kernel by rows, up to 16, 64 and 128, and more tiles follow from 256 on: a product of 129 rows
+    takes half as long again as one of 128. Above such a size seconds go on as between one and a half times and twice
+    the size; on public tables of H100 and H200 that is 3% off at 65 and 129 rows, a straight line 15 to 35%.
+    """
+    lines = log_seconds.reshape(len(axis), -1).T
+    rows_at = np.log2(BLOCKS)[:, None] + np.log2([1, 1.5, 2])
+    before, middle, after = (np.stack([np.interp(where, axis, line) for line in lines], axis=1) for where in rows_at.T)
+    steps = (rows_at[:, 1] - np.array(JUMPS)) / math.log2(2 / 1.5)
+    return np.maximum(before, middle - (after - middle) * steps[:, None])
+
+
+def curves_with_jumps(curves: MeasuredCurves, device: Hardware) -> MeasuredCurves:
+    """Curves of fp8 products with nodes just above the numbers of rows at which kernels change."""
+    axis, shapes = curves.axes[0], {}
+    for name, values in curves.shapes.items():
+        n, k = (float(size) for size in name.split("x"))
+
+        def base(x: list[float], n: float = n, k: float = k) -> np.ndarray:
+            return np.log2(base_at("linear", "fp8", device, [np.array(x), np.log2(n), np.log2(k)]))
+
+        jumps = beyond_blocks(axis, np.array(values) + base(axis))[:, 0] - base(list(JUMPS))
+        nodes = {**dict(zip(axis, values, strict=True)), **dict(zip(JUMPS, jumps.round(3).tolist(), strict=True))}
+        shapes[name] = [nodes[x] for x in sorted(nodes)]
+    return MeasuredCurves([sorted({*axis, *JUMPS})], shapes)
+
+
+def rows_with_jumps(rows: TableRows, device: Hardware) -> TableRows:
+    """Rows of fp8 products and, of each weight, what lies just above the numbers of rows at which kernels change."""
+    sizes: list[tuple[float, float, float]] = []
+    seconds: list[float] = []
+    unseen: list[bool] = []
+    for n, k in sorted(set(zip(rows.dims["n"].tolist(), rows.dims["k"].tolist(), strict=True))):
+        one = np.flatnonzero((rows.dims["n"] == n) & (rows.dims["k"] == k))
+        one = one[np.argsort(rows.dims["m"][one])]
+        log_seconds = beyond_blocks(np.log2(rows.dims["m"][one]).tolist(), np.log2(rows.seconds[one]))[:, 0]
+        sizes += [(rows + 1.0, n, k) for rows in BLOCKS]
+        seconds += (2.0**log_seconds).tolist()
+        unseen += [bool(rows.unseen[one[0]])] * len(BLOCKS)
+    m, n, k = (
+        np.concatenate([rows.dims[name], column]) for name, column in zip("mnk", zip(*sizes, strict=True), strict=True)
+    )
+    terms = row_terms("linear", rows.table_key, {"m": m, "n": n, "k": k}, device)
+    assert terms is not None
+    return rows._replace(
+        dims=terms.dims,
+        terms=terms.terms,
+        seconds=np.concatenate([rows.seconds, seconds]),
+        unseen=np.concatenate([rows.unseen, unseen]),
+    )
 
 
 def risen(kind: str, table_key: str, curves: MeasuredCurves, device: Hardware) -> MeasuredCurves:
@@ -171,25 +235,34 @@ def own(kinds: list[str] | None = None) -> None:
     Of some kinds, the file keeps what it has of the others.
     """
     path, device = DATA / "profiles" / "h200" / "measured.json", catalog.hardware("h200")
-    kinds = kinds or list(AXES)
+    kinds = kinds or OWN
     kept = ROOT / "benchmarks" / "data"
     rows = [row for path in sorted(kept.glob("h200_kernels*.csv")) for row in read_rows(path)]
-    profile = profile_of(rows, device, "benchmarks/data/h200_kernels*.csv: vLLM 0.25.1 and torch 2.11 on some H200")
     fitted: dict[str, dict[str, Surface]] = {}
     for part in own_rows():
         if part.kind not in kinds:
             continue
+        if (part.kind, part.table_key) == ("linear", "fp8"):
+            part = rows_with_jumps(part, device)
         fitted.setdefault(part.kind, {})[part.table_key] = surface(part)
         print("h200 own", part.kind, part.table_key, len(part.seconds), flush=True)
+    tables = msgspec.json.decode((DATA / "profiles" / "h200" / "vllm.json").read_bytes(), type=KernelProfile)
+    profile = profile_of(
+        rows,
+        device,
+        "benchmarks/data/h200_kernels*.csv: vLLM 0.25.1 and torch 2.11 on some H200",
+        surfaces={("decode_attention", key): one for key, one in tables.fitted["decode_attention"].items()},
+    )
     measured: dict[str, dict[str, MeasuredCurves]] = {}
     for kind, curves_by_key in profile.measured.items():
         if kind not in kinds:
             continue
         for table_key, timed in curves_by_key.items():
             smooth = fitted.get(kind, {}).get(table_key)
+            if (kind, table_key) == ("linear", "fp8"):
+                timed = curves_with_jumps(timed, device)
             curves = steadied(kind, timed, smooth) if smooth is not None else timed
             measured.setdefault(kind, {})[table_key] = risen(kind, table_key, curves, device)
-    tables = msgspec.json.decode((DATA / "profiles" / "h200" / "vllm.json").read_bytes(), type=KernelProfile)
     for kind in {"linear", "moe"} & measured.keys():
         for table_key, curves in measured[kind].items():
             if table_key not in fitted[kind]:
@@ -244,9 +317,10 @@ def on_cuda_cores() -> None:
 
 
 def main() -> None:
-    wanted = sys.argv[1:] or list(TABLES)
+    wanted = [name for name in sys.argv[1:] if name not in AXES] or list(TABLES)
+    kinds = [name for name in sys.argv[1:] if name in AXES]
     if wanted[0] == "own":
-        own(wanted[1:])
+        own(kinds)
         return
     unknown = [name for name in wanted if name not in TABLES]
     if unknown:
@@ -256,20 +330,25 @@ def main() -> None:
     if not missing():
         for device in wanted:
             for engine, name in TABLES[device].items():
-                fit_tables(device, engine, name)
-    own()  # some of its formats lie on a surface of the tables
+                fit_tables(device, engine, name, kinds)
+    own(kinds)  # some of its formats lie on a surface of the tables
     if missing():
         print(f"Surfaces of the public tables stay as they are: {missing()}")
 
 
-def fit_tables(device: str, engine: str, name: str) -> None:
-    """The surfaces of one engine's public tables on a device."""
+def fit_tables(device: str, engine: str, name: str, kinds: list[str]) -> None:
+    """The surfaces of one engine's public tables on a device; of some kinds, the others stay as they are."""
     fitted: dict[str, dict[str, Surface]] = {}
+    path = DATA / "profiles" / device / f"{engine}.json"
+    if kinds:
+        kept = msgspec.json.decode(path.read_bytes(), type=KernelProfile)
+        fitted = {kind: tables for kind, tables in kept.fitted.items() if kind not in kinds}
     for rows in everything(device, engine):
+        if kinds and rows.kind not in kinds:
+            continue
         fitted.setdefault(rows.kind, {})[rows.table_key] = surface(rows)
         print(device, engine, rows.kind, rows.table_key, len(rows.seconds), flush=True)
     source = f"fitted to the public kernel table {name.replace('__', ' ')}, see docs/accuracy.md"
-    path = DATA / "profiles" / device / f"{engine}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(
         msgspec.json.encode(KernelProfile(device=device, source=source, rounds=True, fitted=fitted)) + b"\n"

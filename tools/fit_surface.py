@@ -10,6 +10,7 @@ from monotone import Least, raised
 
 Array = np.ndarray
 STIFF = 100.0  # weight of a difference that is kept against the rows of a node
+BREAK = 0.05  # octaves: two nodes so near stand on both sides of a jump, which is no bend
 
 
 def corners(axes: Sequence[Sequence[float]], places: Array) -> tuple[Array, Array]:
@@ -36,7 +37,7 @@ def roughness(axes: Sequence[Sequence[float]], level: float) -> Array:
     """The quadratic form that punishes bends along each axis, and a little every slope.
 
     Where rows are, they outweigh it. Where there are none, a surface without the second part would go on with its last
-    slope into the absurd; with it, it levels out.
+    slope into the absurd; with it, it levels out. A jump between two kernels is neither bend nor slope.
     """
     sizes = [len(axis) for axis in axes]
     number = int(np.prod(sizes))
@@ -46,12 +47,16 @@ def roughness(axes: Sequence[Sequence[float]], level: float) -> Array:
         lines = np.moveaxis(flat, along, -1).reshape(-1, sizes[along])
         for q in range(sizes[along] - 2):
             before, after = axis[q + 1] - axis[q], axis[q + 2] - axis[q + 1]
+            if min(before, after) < BREAK:
+                continue
             scale = 2 / (before + after)
             bend = np.array([scale / before, -scale * (1 / before + 1 / after), scale / after])
             triple = lines[:, q : q + 3]
             for u, v in itertools.product(range(3), repeat=2):
                 np.add.at(form, (triple[:, u], triple[:, v]), bend[u] * bend[v])
         for q in range(sizes[along] - 1):
+            if axis[q + 1] - axis[q] < BREAK:
+                continue
             slope = np.array([-1.0, 1.0]) / (axis[q + 1] - axis[q])
             pair = lines[:, q : q + 2]
             for u, v in itertools.product(range(2), repeat=2):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from inferometer.costs import host as overhead
 from inferometer.costs.binding import BoundPlan, bind, step_rows, step_seconds
 from inferometer.costs.kernels.kernel_rows import row_terms
 from inferometer.costs.kernels.lookup import Formats, lookup_key, octaves_lighter, shape_codes
-from inferometer.costs.kernels.measured import profile_of, read_rows
+from inferometer.costs.kernels.measured import MeasuredKernel, profile_of, read_rows
 from inferometer.costs.kernels.registry import installed, left_out, read_profile
 from inferometer.costs.kernels.surfaces import SHAPES, Surface, head_table_key
 from inferometer.costs.step import Group, Step
@@ -139,6 +140,58 @@ def test_decoding_walks_over_whole_tiles() -> None:
     assert mixed == pytest.approx(math.log2(1064))
     wide = SHAPES["decode_attention"].step_axes({**dims, "kv": 4.0 * 144, "qk_dim": 256})[1]
     assert wide == math.log2(160), "tiles of 80 positions for heads of 256"
+
+
+def attention_seconds(plan: BoundPlan, sequences: float, context: float, uniform: float = 1.0) -> float:
+    rows = step_rows(plan._replace(env={**plan.env, "uniform_lengths": uniform}), decoding(sequences, context))
+    return float(sum(row.seconds for row in rows if row.op.kind == "decode_attention"))
+
+
+@pytest.mark.parametrize(("cache", "at_128"), [("bf16", 143.7e-6), ("fp8", 176.4e-6)])
+def test_a_short_context_takes_a_whole_tile(cache: str, at_128: float) -> None:
+    """Public tables of an H200: 512 sequences (32 heads, 8 of keys) take 138 µs at 64 positions and 144 at 128.
+
+    Over an fp8 cache, 146 and 176. The rows measured here begin at 128, and are few over an fp8 cache.
+    """
+    plan = build_request("llama-3.1-8b", "h200", kv_cache_dtype=cache).bind()
+    for uniform in (0.0, 1.0):
+        took = [attention_seconds(plan, 512.0, context, uniform) for context in (16.0, 50.0, 64.0, 100.0, 127.0, 129.0)]
+        assert all(a <= b * 1.001 for a, b in itertools.pairwise(took)), "time never falls as contexts grow"
+        assert took[2] > 0.8 * took[4] and took[0] > 0.7 * took[4], "nearly as long as a whole tile"
+    assert attention_seconds(plan, 512.0, 128.0) == pytest.approx(at_128, rel=0.12)
+
+
+def test_fp8_products_jump_where_their_kernel_changes() -> None:
+    """CUTLASS on Hopper: 10240 × 8192 takes 36.8 µs with 128 rows, 66.6 with 129, 57.8 with 192 (public tables)."""
+    device = catalog.hardware("h200")
+    for stem in ("measured", "vllm"):
+        profile = read_profile("h200", stem)
+        assert profile is not None
+        seconds = {}
+        for m in (128, 129, 192):
+            row = row_terms("linear", "fp8", {"m": m, "n": 10240, "k": 8192}, device)
+            assert row is not None
+            at = SHAPES["linear"].coords(row.dims)
+            seconds[m] = SHAPES["linear"].base(row.terms, row.dims) * 2.0 ** profile.fitted["linear"]["fp8"].at(*at)
+        assert 1.3 < seconds[129] / seconds[128] < 2, stem
+        assert seconds[192] < 1.1 * seconds[129], f"{stem}: from there on it is level"
+    curves = read_profile("h200", "measured").measured["linear"]["fp8"]  # type: ignore[union-attr]
+    exact = Surface(curves.axes, curves.shapes["10240x8192"])
+    assert exact.at(math.log2(129)) - exact.at(7.0) > 0.5, "octaves, at this very weight"
+
+
+def test_sparse_curves_follow_a_surface_between_their_rows() -> None:
+    """Two of four corners were timed, 0.5 octaves above the surface: the others lie as far above it."""
+    device, surface = catalog.hardware("h200"), Surface([[6.0, 12.0], [7.0, 10.0], [2.0]], [0.0, 1.0, 2.0, 3.0])
+    shape, rows = SHAPES["decode_attention"], []
+    for seqs, context, level in ((8, 128, 0.0), (512, 1024, 3.0)):
+        sizes = {"seqs": seqs, "context": context, "heads": 32, "kv_heads": 8, "head_dim": 128}
+        terms = row_terms("decode_attention", "bf16", sizes, device)
+        assert terms is not None
+        seconds = float(shape.base(terms.terms, terms.dims)) * 2 ** (level + 0.5)
+        rows.append(MeasuredKernel("decode_attention", "bf16", sizes, seconds))
+    made = profile_of(rows, device, "test", surfaces={("decode_attention", "128"): surface})
+    assert made.measured["decode_attention"]["128"].shapes["32x8x128"] == pytest.approx([0.5, 1.5, 2.5, 3.5], abs=2e-3)
 
 
 # ------------------------------------------------------------------ a file of one's own

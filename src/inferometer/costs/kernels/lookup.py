@@ -112,7 +112,8 @@ class KernelLookup:
             return float("nan")
         shape = SHAPES[op.kind]
         if self.exact:
-            took = shape.base(terms, d) * 2.0 ** _measured_ratio(tables[key], shape, d)
+            timed = shape.as_timed(d, tables[key].axes)
+            took = shape.base(terms, timed) * 2.0 ** _measured_ratio(tables[key], shape, timed)
         else:
             lighter = octaves_lighter(op, self.formats, key)
             took = surface_seconds(tables[key], shape, d, terms, lighter)
@@ -151,6 +152,7 @@ def surface_seconds(
     Bytes that are ``lighter`` by some octaves than those of the table's format fill the time of a call that is smaller
     by as many: 4-bit weights of 60 MB are as far from their roofline as 16-bit ones of 60 MB.
     """
+    d = shape.as_timed(d, surface.axes)
     return shape.base(terms, d) * 2.0 ** surface.at(*shape.coords(d, -lighter))
 
 

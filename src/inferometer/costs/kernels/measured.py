@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from math import log2
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,6 +14,7 @@ import msgspec
 
 from ...base.errors import BadFile, abbreviate
 from ...base.files import input_path, read_json
+from ...base.symbols import Value
 from ...specs.device_names import is_same
 from ...specs.structs import Hardware
 from .kernel_rows import HEADER, is_flagged, parse_shape, required_sizes, row_terms
@@ -86,11 +88,18 @@ Coords = tuple[float, ...]
 
 
 def profile_of(
-    rows: Iterable[MeasuredKernel], device: Hardware, source: str, *, keep_rows: bool = False
+    rows: Iterable[MeasuredKernel],
+    device: Hardware,
+    source: str,
+    *,
+    keep_rows: bool = False,
+    surfaces: Mapping[tuple[str, str], Surface] | None = None,
 ) -> KernelProfile:
     """Curves of all rows that have a shape, as ratios to the base at this device's peaks.
 
     ``profile_of(read_rows(Path("kernels.csv")), catalog.hardware("h200"), "kernels.csv").measured["linear"]["bf16"]``
+
+    ``surfaces`` of a kind and a table say how a curve goes on between rows that lie far apart on two axes.
     """
     ratios: dict[tuple[str, str], dict[str, dict[Coords, float]]] = defaultdict(lambda: defaultdict(dict))
     kept: list[TimedRow] = []
@@ -112,7 +121,9 @@ def profile_of(
         )
     measured: dict[str, dict[str, MeasuredCurves]] = {}
     for (kind, table_key), shapes in ratios.items():
-        measured.setdefault(kind, {})[table_key] = _curves(shapes)
+        measured.setdefault(kind, {})[table_key] = _curves(
+            shapes, SHAPES[kind], (surfaces or {}).get((kind, table_key))
+        )
     warnings = [f"{beyond:,} of {count:,} rows of {source} are faster than {device.name} can be, and are not used"]
     return KernelProfile(
         device=device.name,
@@ -158,11 +169,22 @@ def _tables(value: Any) -> list[dict[str, Any]]:
     return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
-def _curves(shapes: dict[str, dict[Coords, float]]) -> MeasuredCurves:
-    """All shapes on one set of axes; a node that was not measured has the value of the nearest one that was."""
+def _curves(shapes: dict[str, dict[Coords, float]], shape: Shape, surface: Surface | None = None) -> MeasuredCurves:
+    """All shapes on one set of axes; a node that was not measured has the value of the nearest one that was.
+
+    With a surface it is as far from it as the nearest one that was measured.
+    """
     nodes = sorted({coords for ratios in shapes.values() for coords in ratios})
     axes = [_thinned(sorted({coords[i] for coords in nodes})) for i in range(len(nodes[0]))]
-    return MeasuredCurves(axes, {key: _on_axes(axes, ratios) for key, ratios in shapes.items()})
+    curves = {}
+    for key, ratios in shapes.items():
+        fixed = shape.fixed_coords(tuple(float(size) for size in key.split("x")))
+        curves[key] = _on_axes(axes, ratios, partial(_level, surface, fixed))
+    return MeasuredCurves(axes, curves)
+
+
+def _level(surface: Surface | None, fixed: tuple[Value, ...], node: Coords) -> float:
+    return 0.0 if surface is None else float(surface.at(*node, *fixed))
 
 
 def _thinned(axis: list[float]) -> list[float]:
@@ -174,7 +196,7 @@ def _thinned(axis: list[float]) -> list[float]:
     return nodes
 
 
-def _on_axes(axes: list[list[float]], ratios: dict[Coords, float]) -> list[float]:
+def _on_axes(axes: list[list[float]], ratios: dict[Coords, float], level: Callable[[Coords], float]) -> list[float]:
     import numpy as np
 
     if len(axes) == 1:
@@ -182,8 +204,9 @@ def _on_axes(axes: list[list[float]], ratios: dict[Coords, float]) -> list[float
         values = np.interp(axes[0], [x[0] for x in coords], [ratios[x] for x in coords])
     else:
         nodes = np.stack([x.ravel() for x in np.meshgrid(*axes, indexing="ij")], axis=1)  # (nodes, axes)
-        measured, ratio = np.array(list(ratios)), np.array(list(ratios.values()))  # (rows, axes), (rows,)
-        values = np.array([_nearest(node, measured, ratio) for node in nodes])
+        measured = np.array(list(ratios))  # (rows, axes)
+        ratio = np.array([value - level(coords) for coords, value in ratios.items()])
+        values = np.array([_nearest(node, measured, ratio) + level(tuple(node)) for node in nodes])
     return [round(float(x), 3) for x in values]
 
 

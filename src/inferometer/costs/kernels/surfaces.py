@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ...base.symbols import Value, ceil_of, log2, maximum_of, scalar
+from ...base.symbols import Value, ceil_of, log2, maximum_of, minimum_of, scalar
 from .source import Terms, p_norm
 
 Dims = Mapping[str, Value]
@@ -130,6 +130,7 @@ class Shape(NamedTuple):
     fixed_axes: Callable[[Dims], tuple[Value, ...]]  # the fixed sizes, in log2: a surface has them as further axes
     padding: Callable[[Dims], Value] = lambda d: 1.0  # how much more a call does than it needs to, working in tiles
     product: bool = False  # a matrix product: above its roofline are waves of tiles, not work of another kind
+    tile: Callable[[Dims], Value] | None = None  # positions of the cache that a call takes at once
 
     def coords(self, dims: Dims, octaves: float = 0.0) -> tuple[Value, ...]:
         """Coordinates on a surface, of a call that is larger by some octaves of bytes."""
@@ -147,6 +148,16 @@ class Shape(NamedTuple):
         """The sizes that a measured curve is keyed by."""
         return tuple(dims[name] for name in self.size_names)
 
+    def as_timed(self, dims: Dims, axes: Sequence[Sequence[float]]) -> Dims:
+        """The sizes of a call as a table knows them: a context below its first one is a whole tile of the cache.
+
+        A program loads and multiplies a tile however few positions are in it. On GPUs of five kinds decode attention
+        takes nearly as long at contexts of 2 to 64 as at 128.
+        """
+        if self.tile is None or axes[1][0] <= 1:
+            return dims
+        return {**dims, "least_context": minimum_of(2.0 ** axes[1][0], self.tile(dims))}
+
     def base(self, terms: Terms, dims: Dims) -> Value:
         """The seconds that ratios are relative to."""
         return self.start + p_norm(terms.compute, terms.memory, 3) * self.padding(dims)
@@ -162,15 +173,25 @@ def _tiled_context(d: Dims) -> Value:
     """Positions that a sequence's decoding walks over, in whole tiles of the cache.
 
     A batch of one length crosses a tile's edge all at once; in a mixed one the last tile is half full on average.
+    Within one tile it is latency that counts, which tables of short contexts show; others begin with the whole tile.
     """
     mean = d["kv"] / maximum_of(d["seqs"], 1e-9)
-    tile = TILE + (WIDE_TILE - TILE) * (d["qk_dim"] == WIDE_HEAD)
-    tiled = d["uniform_lengths"] * (tile * ceil_of(mean / tile)) + (1 - d["uniform_lengths"]) * (mean + tile / 2)
-    return mean + (tiled - mean) * (mean > tile)  # within one tile it is latency that counts
+    tile = _tile(d)
+    whole = mean + (tile * ceil_of(mean / tile) - mean) * (mean > tile)
+    mixed = mean + minimum_of(mean, tile) / 2
+    tiled = d["uniform_lengths"] * whole + (1 - d["uniform_lengths"]) * mixed
+    return maximum_of(tiled, d["least_context"]) if "least_context" in d else tiled
+
+
+def _tile(d: Dims) -> Value:
+    return TILE + (WIDE_TILE - TILE) * (d["qk_dim"] == WIDE_HEAD)
 
 
 def _tile_padding(d: Dims) -> Value:
-    return _tiled_context(d) * d["seqs"] / maximum_of(d["kv"], 1e-9)
+    """How much more than its positions a call walks over; queries and outputs, as many positions' bytes, stay."""
+    mean = maximum_of(d["kv"] / maximum_of(d["seqs"], 1e-9), 1e-9)
+    outputs = 2 * d["heads"] / d["kv_heads"] * (mean < d["least_context"]) if "least_context" in d else 0.0
+    return (_tiled_context(d) + outputs) / (mean + outputs)
 
 
 def _equivalent_prompt(d: Dims) -> Value:
@@ -192,6 +213,7 @@ SHAPES: dict[str, Shape] = {
         lambda d: (_log(d["seqs"] * d["kv_heads"]), _log(_tiled_context(d))),
         lambda d: (_log(d["heads"] / d["kv_heads"]),),
         _tile_padding,
+        tile=_tile,
     ),
     "prefill_attention": Shape(
         5e-6,
