@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from math import ceil, exp, gcd, inf, log, sqrt
+from math import ceil, exp, gcd, hypot, inf, log, sqrt
 from time import perf_counter
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -30,13 +30,12 @@ from .trace import Trace
 
 OVERLOAD = 0.02  # seconds that a wait grows by in a second of arrivals: limits must show at least such a backlog
 MIN_REQUESTS, MAX_REQUESTS = 200, 20_000  # that are counted in a run at least; of all runs at most
-POISSON_REQUESTS = 1500  # counted where arrivals are Poisson: they vary more than those that are dealt out to many
-GLANCE = 500  # the same for a first look
+POISSON_REQUESTS, GLANCE = 1500, 500  # counted where arrivals are Poisson, which varies more; for a first look
 SATURATED_REQUESTS = 1000  # at once; more where more run at a time
 SPREAD = 0.2  # of the answers' lengths then, where all have one
 DRAWS = 3  # independent draws of requests behind a highest rate
 STUDENT = {2: 4.30, 11: 2.20}  # quantile of Student's t for 95%, two-sided, by degrees of freedom
-CONSECUTIVE, CLEAR = 4, 3.2  # parts of a run, and standard errors of their means beyond which a verdict is clear
+CONSECUTIVE, CLEAR, DOUBT = 4, 3.2, 2.0  # parts of a run; standard errors of a clear verdict, and of two runs by chance
 FAR = 1.5  # SLO ratio beyond which a longer run cannot say anything else
 STRIDE = 0.15  # between the logarithms of the first two rates, at most
 NEAR, PRECISION = 0.015, 0.015  # of the highest rate: with one draw, and with all
@@ -413,17 +412,20 @@ class SteadyServer:
             return high  # what is carried at most was not tried yet
         return float(low * (high / low) ** at)
 
-    def _slope(self, rate: float) -> float:
+    def _slope(self, rate: float, *, sure: bool = False) -> float:
         """By how many percent the SLO ratio grows for one of the rate, near it; 1 where a single rate was tried.
 
-        Between the nearest rates that keep the limits and that do not, or else between the two nearest.
+        Of the nearest rates that keep the limits and that do not, or of the two nearest; ``sure``: less what is chance.
         """
         nearest = sorted(self.tried.values(), key=lambda one: abs(log(one.request_rate / rate)))
         sides = [next((one for one in nearest if (one.slo_ratio <= 1) is kept), None) for kept in (True, False)]
         first, second = sides if None not in sides else (*nearest[:2], None, None)[:2]
         if first is None or second is None or first.request_rate == second.request_rate:
             return 1.0
-        slope = (first.draws[0] - second.draws[0]) / log(first.request_rate / second.request_rate)
+        apart = log(first.request_rate / second.request_rate)
+        slope = float(np.mean(first.draws) - np.mean(second.draws)) / apart
+        if sure:
+            slope -= DOUBT * hypot(first.error, second.error) / abs(apart)
         return float(min(max(slope, SLOPES[0]), SLOPES[1]))
 
     def estimate(self) -> float:
@@ -437,7 +439,7 @@ class SteadyServer:
         high, step = inf, self.precision
         for _ in range(16):
             run = self.at(rate, DRAWS)
-            ratio, slope = log_ratio(run.slo_ratio), self._slope(rate)
+            ratio, slope = log_ratio(run.slo_ratio), self._slope(rate, sure=True)
             if run.holds:
                 low = run
                 if -ratio <= self.precision * slope or rate >= run.carried * (1 - 1e-9):
@@ -453,7 +455,7 @@ class SteadyServer:
             else:
                 rate = min(rate * exp(min(max(abs(ratio) / slope, step), 0.15) * (1 if run.holds else -1)), run.carried)
                 step *= 2
-        return self._interval(low, self._slope(low.request_rate)) if low is not None else None
+        return self._interval(low, self._slope(low.request_rate, sure=True)) if low is not None else None
 
     def _interval(self, run: RateRun, slope: float) -> MaxRate:
         """Each part of each draw would have its own highest rate: what they scatter by is the interval."""
