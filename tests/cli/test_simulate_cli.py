@@ -269,7 +269,10 @@ def test_capacity(run: Command) -> None:
     holds = {tried["request_rate"]: tried["holds"] for tried in found["tried"]}
     assert holds[found["request_rate"]] and not all(holds.values())
     assert all(good for rate, good in holds.items() if rate < found["request_rate"]), "no lower rate failed"
-    assert found["request_goodput"] >= 0.9 * found["request_throughput"] and found["completed"] >= 1000
+    kept = next(tried["good"] for tried in found["tried"] if tried["request_rate"] == found["request_rate"])
+    assert kept >= 0.9, "over all runs at that rate"
+    shown = found["request_goodput"] / found["request_throughput"]
+    assert shown == pytest.approx(0.9, abs=0.03) and found["completed"] >= 1000, "one more run: its share is by chance"
     rows = list(csv.DictReader(io.StringIO(run("simulate", MODEL, *SMALL, *words[:-1], "--csv").out)))
     assert len(rows) == len(holds)
     shown = run("simulate", MODEL, *SMALL, *words[:-1])
