@@ -79,8 +79,9 @@ def prices() -> None:
     from inferometer.inference.request import build_request
     from inferometer.search.objective import build_traffic
     from inferometer.search.steady_state import load_grid, steady_states
-    from inferometer.serving.deployment import ServingOptions, build_pool, serve
+    from inferometer.serving.deployment import ServingOptions, serve
     from inferometer.serving.metrics import latencies
+    from inferometer.serving.replica_pool import build_pool
 
     errors: list[tuple[float, float]] = []
     for (model, kwargs), (given, made), budget in product(SERVERS, LENGTHS, (2048, 8192)):

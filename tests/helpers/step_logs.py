@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from inferometer.inference.request import build_request
-from inferometer.serving.deployment import ServingOptions, build_pool, serve
+from inferometer.serving.deployment import ServingOptions, serve
+from inferometer.serving.replica_pool import build_pool
 from inferometer.serving.step_log import LoggedStep
 from inferometer.serving.trace import Trace
 from inferometer.specs.structs import Calibration

@@ -16,7 +16,8 @@ from inferometer.search.day_plan import WindowSizer, default_target, varies, win
 from inferometer.search.objective import Objective
 from inferometer.search.search import search
 from inferometer.search.search_result import LoadWindow
-from inferometer.serving.deployment import ServingOptions, build_pool
+from inferometer.serving.deployment import ServingOptions
+from inferometer.serving.replica_pool import build_pool
 from inferometer.serving.trace import Trace
 
 MODEL, GPU = "llama-3.1-8b", "l40s"

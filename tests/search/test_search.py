@@ -30,8 +30,9 @@ from inferometer.search.steady_state import (
     steady_states,
     wait_at_share,
 )
-from inferometer.serving.deployment import ServingOptions, build_pool, serve
+from inferometer.serving.deployment import ServingOptions, serve
 from inferometer.serving.metrics import good_requests, latencies
+from inferometer.serving.replica_pool import build_pool
 from inferometer.serving.simulate import simulate
 from inferometer.serving.trace import Trace
 

@@ -22,9 +22,10 @@ from inferometer.serving.autoscaling import (
     schedule,
     startup_seconds,
 )
-from inferometer.serving.deployment import ReplicaPool, ServingOptions, build_pool, serve
+from inferometer.serving.deployment import ServingOptions, serve
 from inferometer.serving.metrics import good_requests, latencies
 from inferometer.serving.outcome import Outcome, ReplicaLife
+from inferometer.serving.replica_pool import ReplicaPool, build_pool
 from inferometer.serving.simulate import simulate
 from inferometer.serving.synthetic import synthetic
 from inferometer.serving.trace import Trace

@@ -11,12 +11,13 @@ from inferometer.base.errors import BadValue
 from inferometer.inference.request import build_request
 from inferometer.serving.arrivals import OpenLoop, RouterInbox
 from inferometer.serving.batch import DecodeBatch
-from inferometer.serving.deployment import ReplicaPool, ServingOptions, build_pool, scheduler_limits
+from inferometer.serving.deployment import ServingOptions, scheduler_limits
 from inferometer.serving.engine import EngineCore
 from inferometer.serving.kv_cache import KVCache
 from inferometer.serving.lockstep import LockstepServer, RankEngine
 from inferometer.serving.lockstep_cost import RankStep, lockstep_cost
 from inferometer.serving.outcome import Outcome
+from inferometer.serving.replica_pool import ReplicaPool, build_pool
 from inferometer.serving.request_table import RequestTable
 from inferometer.serving.router import Fleet
 from inferometer.serving.schedulers import SCHEDULERS

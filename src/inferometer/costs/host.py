@@ -122,7 +122,7 @@ def launch_seconds(model: Model, engine: Engine) -> Launches:
     return _launch_seconds(model.blocks, *engine.launch.items())
 
 
-def _launching_and_planning(model: Model, engine: Engine, sums: Env, launch_s: Launches | None) -> tuple[Value, Value]:
+def launching_and_planning(model: Model, engine: Engine, sums: Env, launch_s: Launches | None) -> tuple[Value, Value]:
     """Host seconds to launch a step's kernels, and to plan it."""
     launches = launch_s or launch_seconds(model, engine)
     has_prompts = sums["prefill_tokens"] > 0
@@ -140,7 +140,7 @@ def _launching_and_planning(model: Model, engine: Engine, sums: Env, launch_s: L
 
 def busy_seconds(model: Model, engine: Engine, sums: Env, launch_s: Launches | None = None) -> Value:
     """Seconds that a step keeps the host busy, hidden or not: ``busy_seconds(model, vllm, step_env(plan, step))``"""
-    launching, planning = _launching_and_planning(model, engine, sums, launch_s)
+    launching, planning = launching_and_planning(model, engine, sums, launch_s)
     return launching + planning
 
 
@@ -152,7 +152,7 @@ def host_seconds(
     ``launch_s``: `launch_seconds` of the same model and engine, for callers that ask for many steps. ``ahead``: seconds
     before the step by which the host is free to launch it, while the device still computes the step before.
     """
-    launching, planning = _launching_and_planning(model, engine, sums, launch_s)
+    launching, planning = launching_and_planning(model, engine, sums, launch_s)
     if engine.async_scheduling:  # the next step is planned while this one runs
         beyond = maximum_of(launching + planning - kernels - ahead, 0.0)
     else:

@@ -23,7 +23,7 @@ import numpy as np
 
 from ..base import parallel_map
 from ..base.files import noted_files, settled
-from ..serving.deployment import ReplicaPool
+from ..serving.replica_pool import ReplicaPool
 from .plan_simulation import SimulatedCase, SimulationCase, challenge, confirm_case, max_rate_case, simulate_case
 from .plan_table import PlanTable, Status, ranking
 from .search_result import SimulationResult

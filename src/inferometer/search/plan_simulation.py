@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..inference.request import build_request
-from ..serving.deployment import ReplicaPool, ServingOptions, build_pool
+from ..serving.deployment import ServingOptions
+from ..serving.replica_pool import ReplicaPool, build_pool
 from ..serving.steady_run import DRAWS, MaxRate, RateRun, SteadyServer
 from .objective import Objective, Traffic
 from .search_result import SimulationResult

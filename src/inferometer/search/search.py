@@ -29,7 +29,7 @@ from ..base.units import plural
 from ..inference.request import build_request
 from ..inference.speculation import HEADS
 from ..inference.step_cliffs import budget_cliff
-from ..serving.deployment import ReplicaPool
+from ..serving.replica_pool import ReplicaPool
 from ..serving.trace import Trace, read_trace
 from ..specs.arguments import arguments, check_names, signature
 from ..specs.catalog import UNQUANTIZED, gpu_names, hardware, named_precision

@@ -151,10 +151,14 @@ class ClosedLoop:
         if not self.ready or (self.free_places is not None and not self.free_places):
             self.next_sent = self.next = inf
             return
-        ready_s, i = self.ready[0]
-        self.next_sent = max(ready_s, self.free_places[0] if self.free_places else -inf)
-        read = max(self.next_sent, self.servers_free[0]) + self.tokenize_s[i] if self.tokenize_s else self.next_sent
-        self.next = read + self.overhead
+        sent, i = self.ready[0]
+        if self.free_places is not None and self.free_places[0] > sent:
+            sent = self.free_places[0]
+        self.next_sent = sent
+        if self.tokenize_s:
+            free_s = self.servers_free[0]
+            sent = (sent if sent > free_s else free_s) + self.tokenize_s[i]
+        self.next = sent + self.overhead
 
     def take(self, now: float) -> list[int]:
         """Requests that are there by now, in order; rejected ones finish as they arrive."""

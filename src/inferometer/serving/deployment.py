@@ -8,20 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from ..base.errors import BadValue
-from ..costs import host, parallelism
-from ..costs.binding import BoundPlan, stage_plans
-from ..costs.step import Group, Step
-from ..inference import latency, speculation
-from ..inference.memory import memory_table
-from ..inference.request import Request
-from ..inference.workload import batch_shape_of
-from ..specs.structs import Workload
+from ..costs import host
 from .arrivals import ClosedLoop, OpenLoop, RouterInbox, by_arrival, is_closed_loop
 from .autoscaling import Autoscaler, AutoscalingOptions, check_autoscaling, with_lives, with_startup
 from .engine import EngineCore
@@ -31,16 +24,14 @@ from .kv_cache import PrefixTree, kv_transfer_seconds, lone_prompts, prefix_tree
 from .lockstep import LockstepServer, RankEngine
 from .outcome import POINTS, HandOver, Interrupted, Outcome, ReplicaTimeline, infeasible, merge_series
 from .pipeline import PipelineEngine
+from .replica_pool import ReplicaPool, with_tables
 from .request_table import AdmittedRequests, RequestTable, admit_trace, column
 from .router import Cluster, Fleet, run_disaggregated
 from .schedulers import NO_LIMIT, NO_THRESHOLD, SCHEDULERS, SchedulerLimits
 from .sessions import Sessions
-from .step_cost import StepCost, step_cost
+from .sticky_replicas import merge_parts, parts_of, rows_by_replica, serve_parts
 from .tiered_replicas import replica_cache, tier_uses
 from .trace import Trace
-
-FREQUENT_LENGTHS = 8  # distinct prompt lengths up to which each is worth a table of its own
-UNLIMITED = 10**9  # blocks of a cache that does not grow with the tokens (recurrent models); sequences
 
 
 class ServingOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,97 +58,7 @@ class ServingOptions(msgspec.Struct, frozen=True, kw_only=True):
     progress: Callable[[int, int], None] | None = None  # called with the requests that have finished, and all
 
 
-# ------------------------------------------------------------------ pools of replicas
-
-
-class ReplicaPool(NamedTuple):
-    """Replicas alike."""
-
-    bound_plan: BoundPlan
-    replicas: int
-    stages: list[StepCost]
-    num_blocks: int  # of each replica's KV cache
-    max_num_seqs: int  # that its memory has room for
-    reason: str  # why it cannot work; empty if it can
-    warnings: tuple[str, ...]
-    alike: bool = False  # all ranks of a server have the same load, so that one stands for all
-
-    @property
-    def ranks_per_server(self) -> int:
-        """Replicas that step together: data-parallel ranks of a mixture (of one stage) meet at its experts."""
-        return int(self.bound_plan.env["dp"]) if len(self.stages) == 1 and not self.alike else 1
-
-    @property
-    def kv_cache_tokens(self) -> int:
-        """What the KV cache of one replica holds."""
-        return self.num_blocks * self.bound_plan.plan.block_size
-
-    def speed(self) -> float:
-        """Tokens a second of a typical batch (32 sequences of 1,024 tokens), to compare pools by."""
-        step = Step((Group(32, 1, 1024, 1, True),))
-        seconds = sum(float(stage) for stage in latency.stage_seconds(self.bound_plan, step))
-        return 32 / seconds if seconds else 1.0
-
-
-MAX_REPLICAS = 10_000  # each costs some tenths of a ms before it has served anything
-
-
-def build_pool(request: Request, replicas: int, trace: Trace, num_gpu_blocks: int | None = None) -> ReplicaPool:
-    """Replicas of a plan for the requests of a trace, each with so many KV blocks, or with what fits."""
-    if replicas > MAX_REPLICAS:
-        raise BadValue(
-            f"a simulation has at most {MAX_REPLICAS:,} replicas, not {replicas:,}: some of them with their share of "
-            "the requests show the same",
-            field="data_parallel_size",
-        )
-    if request.model.kind != "decoder":
-        raise BadValue(f"{request.model.name} is a {request.model.kind} model: only a decoder generates tokens")
-    bound_plan = request.bind()
-    bound_plan = bound_plan._replace(env={**bound_plan.env, "uniform_lengths": 0.0})  # sequences of all lengths
-    plan = request.plan
-    lengths = trace.input_tokens + trace.output_tokens
-    mean, longest = (math.ceil(lengths.mean()), int(lengths.max())) if len(trace) else (2, 2)
-    longest = min(longest, plan.max_model_len or longest)
-    prompts = np.unique(trace.input_tokens)
-    layout_reason = parallelism.illegal_reason(request.model, plan, request.device) or speculation.draft_reason(
-        bound_plan
-    )
-    num_blocks, max_num_seqs, memory_reason = _kv_capacity(bound_plan, max(2, min(mean, plan.max_model_len or mean)))
-    if num_gpu_blocks is not None:
-        num_blocks, memory_reason = num_gpu_blocks, ""
-    reason = layout_reason or memory_reason
-    frequent = prompts.tolist() if len(prompts) <= FREQUENT_LENGTHS else []
-    return ReplicaPool(
-        bound_plan=bound_plan,
-        replicas=replicas,
-        stages=[] if reason else [step_cost(stage, longest, frequent) for stage in stage_plans(bound_plan)],
-        num_blocks=num_blocks,
-        max_num_seqs=max_num_seqs,
-        reason=reason,
-        warnings=(*request.warnings, *bound_plan.notes),
-    )
-
-
-def _kv_capacity(bound_plan: BoundPlan, mean_len: int) -> tuple[int, int, str]:
-    """Blocks of a replica's KV cache, sequences that its memory has room for, and why there is none.
-
-    Where windows or states make a token's share depend on the length, sequences of the mean length count.
-    """
-    sized = bound_plan._replace(
-        plan=msgspec.structs.replace(bound_plan.plan, max_model_len=mean_len),
-        engine=msgspec.structs.replace(bound_plan.engine, kv_cache_groups=False),  # what is held, not what is admitted
-    )
-    workload = Workload(batch_size=bound_plan.plan.data_parallel_size, input_len=mean_len - 1, output_len=1)
-    table = memory_table(sized, batch_shape_of(sized, workload))
-    if table.max_total_tokens is None:
-        num_blocks, max_num_seqs = UNLIMITED, table.max_batch_size // bound_plan.plan.data_parallel_size
-    else:
-        num_blocks, max_num_seqs = table.max_total_tokens // bound_plan.plan.block_size, UNLIMITED
-    if num_blocks and max_num_seqs:
-        return num_blocks, max_num_seqs, ""
-    needed, usable = table.total_bytes / 1e9, table.usable_bytes / 1e9
-    reason = f"needs {needed:.1f} GB of {usable:.1f} GB usable per GPU, which leaves no room for the KV cache"
-    return num_blocks, max_num_seqs, reason
+# ------------------------------------------------------------------ limits of an engine
 
 
 def scheduler_limits(pool: ReplicaPool, options: ServingOptions) -> SchedulerLimits:
@@ -223,6 +124,9 @@ def serve(trace: Trace, pools: Pools, options: ServingOptions) -> Outcome:
     reason = next((pool.reason for _, pool in pools if pool.reason), "")
     if reason:
         return infeasible(trace, reason, warnings)
+    rows = _rows_that_stay(trace, pools, options)
+    if rows is not None:
+        return _serve_by_replica(trace, rows, pools, options)
     deployment = _build(trace, pools, options, warnings)
     if options.progress is not None:
         _report_progress(deployment, len(trace), options.progress)
@@ -233,6 +137,61 @@ def serve(trace: Trace, pools: Pools, options: ServingOptions) -> Outcome:
     except KeyboardInterrupt:
         raise Interrupted(_collect(deployment)) from None
     return _collect(deployment)
+
+
+def _rows_that_stay(trace: Trace, pools: Pools, options: ServingOptions) -> list[np.ndarray] | None:
+    """The requests of every replica, where sessions stay on theirs whatever happens on others; None elsewhere."""
+    pool = pools[0][1]
+    at_once = options.max_concurrency is not None or options.concurrent_sessions is not None
+    if at_once or options.router != "session_affinity" or options.autoscale is not None or len(pools) > 1:
+        return None
+    tiers = pool.bound_plan.plan.kv_offload.tiers if pool.bound_plan.plan.kv_offload else ()
+    if pool.replicas == 1 or pool.ranks_per_server > 1 or any(tier.name == "shared" for tier in tiers):
+        return None
+    return rows_by_replica(trace, pool.replicas)
+
+
+def _serve_by_replica(trace: Trace, rows: list[np.ndarray], pools: Pools, options: ServingOptions) -> Outcome:
+    """Every replica with its sessions, as if it were alone; after Ctrl-C what there was by then."""
+    pool, progress, done = pools[0][1]._replace(replicas=1), options.progress, 0
+    parts = parts_of(trace, rows)
+
+    def tell(outcome: Outcome) -> None:
+        nonlocal done
+        done += len(outcome.finished_s)
+        if progress is not None:
+            progress(done, len(trace))
+
+    alone = ServeAlone(pool, msgspec.structs.replace(options, progress=None))
+    outcomes, interrupted = serve_parts(parts, alone, alone.unserved, tell)
+    merged = merge_parts(trace.sessions, rows, outcomes)
+    if interrupted:
+        raise Interrupted(merged)
+    return merged
+
+
+class ServeAlone:
+    """``ServeAlone(pool, options)(trace)``: the one replica of a pool; tables are made anew in another process."""
+
+    def __init__(self, pool: ReplicaPool, options: ServingOptions) -> None:
+        self.pool, self.options = pool, options
+
+    def __getstate__(self) -> dict[str, Any]:
+        fields = self.pool._asdict()
+        return {"fields": {**fields, "bound_plan": None, "stages": []}, "options": self.options}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.pool, self.options = ReplicaPool(**state["fields"]), state["options"]
+
+    def __call__(self, trace: Trace) -> Outcome:
+        """What becomes of the requests."""
+        if not self.pool.stages:
+            self.pool = with_tables(self.pool, trace)
+        return serve(trace, [("both", self.pool)], self.options)
+
+    def unserved(self, trace: Trace) -> Outcome:
+        """The requests before any has come."""
+        return _collect(_build(trace, [("both", self.pool)], self.options, ()))
 
 
 def _run_autoscaled(deployment: Deployment, pools: Pools, options: ServingOptions) -> Outcome:

@@ -277,6 +277,14 @@ class PrefixCache(KVCache):
         else:
             self._evict(blocks)
 
+    def untake(self, blocks: int) -> None:
+        """Blocks that were taken are not needed yet: they are the next to be handed out."""
+        if blocks:
+            self._last_anonymous += 1
+            self.free_blocks += blocks
+            self.free_queue[self._last_anonymous] = blocks
+            self.free_queue.move_to_end(self._last_anonymous, last=False)
+
     def release(self, i: int, blocks: int, computed: int, *, preempted: bool = False) -> None:
         """Blocks go back into the free queue with their content: the last ones first."""
         if self.no_reuse:
@@ -289,8 +297,9 @@ class PrefixCache(KVCache):
         shared = self.shared_blocks.pop(i, 0)
         whole = max(0, computed // self.block_size - shared) if preempted else 0  # what it finds again, if in time
         self._append_free(self._anonymous_key(), blocks - shared - whole)
-        self._append_free(~i, whole)
-        self.shared_at_preempt[i] = shared
+        if whole:
+            self._append_free(~i, whole)
+            self.shared_at_preempt[i] = shared
         for segment in reversed(self.segments_of.pop(i, {})):
             self.ref_counts[segment] -= 1
             if not self.ref_counts[segment]:

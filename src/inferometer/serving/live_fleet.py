@@ -22,12 +22,13 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from ..base.errors import BadValue
-from .deployment import Pools, ReplicaPool, ServingOptions, build_fleet, caches_prefixes
+from .deployment import Pools, ServingOptions, build_fleet, caches_prefixes
 from .engine import EngineCore
 from .inter_token import InterTokenLatencies
 from .live_prefix import LivePrefixCache, LivePrefixTree
 from .lockstep import LockstepServer
 from .pipeline import PipelineEngine
+from .replica_pool import ReplicaPool
 from .request_table import RequestTable
 from .step_clock import ContextList, compiled_stages
 from .step_cost import StepCost

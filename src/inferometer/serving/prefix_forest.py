@@ -29,11 +29,12 @@ class Prefixes(PrefixTree):
         super().__init__(first, last, [], [])
         self.parent: list[int] = parent.tolist()
         self.leaf = leaf  # the last segment of every request, -1: it shares nothing
+        self._leaf = array("q", np.ascontiguousarray(leaf, np.int64).tobytes())  # the same, read faster one by one
         self._paths: dict[int, tuple[int, ...]] = {}
 
     def of(self, i: int) -> tuple[int, ...]:
         """The segments of a request, in order."""
-        leaf = int(self.leaf[i])
+        leaf = self._leaf[i]
         path = self._paths.get(leaf)
         if path is None:
             if len(self._paths) >= PATHS_KEPT:

@@ -147,7 +147,7 @@ def session_affinity(fleet: Fleet, i: int) -> int:
     index = fleet.replica_of_session.get(session)
     if index is None:
         count = range(len(fleet.replicas))
-        index = min(count, key=lambda k: (fleet.sessions_sent[k] / fleet.speeds[k], fleet.load(k)))
+        index = min(count, key=lambda k: fleet.sessions_sent[k] / fleet.speeds[k])
         fleet.replica_of_session[session] = index
         fleet.sessions_sent[index] += 1
     return index

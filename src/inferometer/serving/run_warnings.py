@@ -13,8 +13,9 @@ from ..base.units import percent, plural, seconds
 from ..inference.step_cliffs import budget_cliff, graph_cliff, tokens_per_decode
 from ..specs.arguments import flag
 from .arrivals import is_closed_loop
-from .deployment import Pools, ReplicaPool, ServingOptions
+from .deployment import Pools, ServingOptions
 from .outcome import Outcome
+from .replica_pool import ReplicaPool
 from .trace import Trace
 
 OFTEN = 0.05  # share of the requests, or of the time, from which on a cliff is worth a word

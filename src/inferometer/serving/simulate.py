@@ -25,9 +25,10 @@ from ..specs.command_args import ServingArgs, SessionArgs, TrafficArgs
 from ..specs.engine_rules import version_number
 from ..specs.plan_args import PlanArgs
 from .autoscaling import AutoscalingOptions, parse_autoscaling, replica_use
-from .deployment import Pools, ReplicaPool, ServingOptions, build_pool, serve
+from .deployment import Pools, ServingOptions, serve
 from .metrics import metrics, parse_goodput
 from .outcome import Outcome
+from .replica_pool import ReplicaPool, build_pool
 from .request_table import Rejection, RejectionKind
 from .router import ROUTERS
 from .run_warnings import with_run_warnings

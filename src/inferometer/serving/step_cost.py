@@ -28,6 +28,7 @@ from ..costs.step import Group, Step, entries_read, query_key_pairs
 from ..inference.speculation import draft_plan
 from ..network.graph import Block, Span
 from .batch import DecodeContexts, JoinedBatch, are_joining
+from .engine_time import EngineTime
 from .step_tables import (
     ContextTable,
     CountTable,
@@ -140,9 +141,7 @@ class CompiledCost(ABC):
         self.by_fresh_prompt = CountTable(self._of_fresh_prompt)
         self.launch_s = host.launch_seconds(bound_plan.model, bound_plan.engine)
         self.env = binding.step_env(bound_plan, Step(()))
-        # The environment of the last mixed step, written over by every call of `mixed_seconds`: a copy of all names
-        # for each step would cost as much as the step itself. So one instance serves one simulation at a time.
-        self._scratch_env = dict(self.env)
+        self.engine_time = EngineTime(bound_plan, self.env)
 
     def decode_steps(self, batch: DecodeContexts, max_steps: int, gap: float, extra: int) -> tuple[int, float, float]:
         """Decode steps until ``gap`` seconds have passed, and ``extra`` after that; see `StepCost`."""
@@ -179,19 +178,12 @@ class CompiledCost(ABC):
                 drafting = self.draft_table.one(num_seqs, batch.total_context())
         if self.parts.other:
             kernels += float(self.padded_seconds(self.parts.other, self.exact_env(batch, chunks, num_completed)))
-        env = self._scratch_env
-        env["tokens"], env["logits"] = num_new + decoding, num_completed + decoding
-        env["seqs"], env["thermal_state"] = num_seqs + num_chunks, thermal_state
-        env["prefill_tokens"], env["prefill_seqs"] = num_new, num_chunks
-        env["decode_tokens"], env["decode_seqs"] = decoding, num_seqs
-        return float(self.with_engine_time(env, kernels, ahead)) + drafting
+        prompts, decodes, logits = (num_new, num_chunks), (decoding, num_seqs), num_completed + decoding
+        return self.engine_time.step_seconds(kernels, prompts, decodes, logits, thermal_state, ahead) + drafting
 
     def host_seconds(self, num_new: int, num_decoding: int, num_seqs: int) -> float:
         """Seconds that planning and launching a step keep the host busy; see `StepCost`."""
-        tokens, plan = num_new + num_decoding, self.bound_plan
-        env = {"prefill_tokens": num_new, "decode_tokens": num_decoding, "tokens": tokens, "seqs": num_seqs}
-        busy = host.busy_seconds(plan.model, plan.engine, env, self.launch_s)
-        return float(busy * binding.calibration_factor(plan, env))
+        return self.engine_time.busy_seconds(num_new, num_decoding, num_seqs)
 
     def _frequent_seconds(self, batch: DecodeContexts, num_new: int, thermal_state: float) -> float:
         """Seconds of a decode step with one fresh prompt of a frequent length."""

@@ -1,0 +1,91 @@
+"""What the engine adds to the kernels of a step with prompts in it, as `costs.host` has it, for single steps in a row.
+
+time = EngineTime(bound_plan, env)
+time.step_seconds(0.03, prompts=(800, 1), decodes=(12, 12), logits=13, thermal_state=0.0, ahead=0.0)
+
+A simulated run asks for a million such steps. What depends on counts alone (launches, and whether they are in graphs)
+is remembered; the formulas of `costs.host` are worked out with plain numbers for the rest, in the same order.
+"""
+
+from __future__ import annotations
+
+from math import exp
+from typing import Any
+
+from ..costs import binding, host
+from ..costs.binding import BoundPlan
+
+
+class EngineTime:
+    """``EngineTime(bound_plan, env).busy_seconds(800, 12, 13)``, with ``env`` of a step without sequences."""
+
+    def __init__(self, bound_plan: BoundPlan, env: dict[str, Any]) -> None:
+        self.bound_plan, engine = bound_plan, bound_plan.engine
+        self.launches = host.launch_seconds(bound_plan.model, engine)
+        self.overhead, self.is_async = engine.step_overhead, engine.async_scheduling
+        # A copy of all names for each step would cost as much as the step itself: it is written over by every call.
+        self._env = dict(env)
+        self._factor: float | None = None  # by which the engine's calibration multiplies every such step
+        if engine.prefill_factor == engine.decode_factor and engine.mixed_factor == engine.eager_factor == 1:
+            self._factor = engine.prefill_factor
+        self._launching: dict[tuple[int, bool, bool], tuple[float, float]] = {}
+        self._per_sequence = engine.step_floor_per_sequence
+        self._throttle, self._throttle_after = float(env["throttle"]), float(env["throttle_after"])
+
+    def _host_work(self, tokens: int, num_new: int, num_decoding: int, num_seqs: int) -> tuple[float, float]:
+        """Seconds to launch the kernels of a step, and to plan it."""
+        key = (tokens, num_new > 0, num_decoding > 0)
+        known = self._launching.get(key)
+        if known is None:
+            sums = {"prefill_tokens": num_new, "decode_tokens": num_decoding, "tokens": tokens, "seqs": 0}
+            plan = self.bound_plan
+            launching, planning = host.launching_and_planning(plan.model, plan.engine, sums, self.launches)
+            known = self._launching[key] = float(launching), float(planning)
+        return known[0], known[1] + self._per_sequence * num_seqs
+
+    def busy_seconds(self, num_new: int, num_decoding: int, num_seqs: int) -> float:
+        """Seconds that planning and launching a step keep the host busy."""
+        tokens = num_new + num_decoding
+        launching, planning = self._host_work(tokens, num_new, num_decoding, num_seqs)
+        if self._factor is not None:
+            return (launching + planning) * self._factor
+        env = {"prefill_tokens": num_new, "decode_tokens": num_decoding, "tokens": tokens, "seqs": num_seqs}
+        return float((launching + planning) * binding.calibration_factor(self.bound_plan, env))
+
+    def step_seconds(
+        self,
+        kernels: float,
+        prompts: tuple[int, int],
+        decodes: tuple[int, int],
+        logits: int,
+        thermal_state: float,
+        ahead: float,
+    ) -> float:
+        """Seconds of a step whose kernels take so many: prompts and decodes are tokens and sequences of each."""
+        (num_new, num_chunks), (num_decoding, num_seqs) = prompts, decodes
+        tokens = num_new + num_decoding
+        launching, planning = self._host_work(tokens, num_new, num_decoding, num_seqs + num_chunks)
+        if self.is_async:
+            beyond = launching + planning - kernels - ahead
+            if beyond < 0.0:
+                beyond = 0.0
+        else:
+            beyond = planning + (launching - kernels if launching > kernels else 0.0)
+        seconds = kernels + (self.overhead + beyond + self._throttle_seconds(kernels, num_new, tokens, thermal_state))
+        if self._factor is not None:
+            return seconds * self._factor
+        env = self._env
+        env["tokens"], env["logits"], env["thermal_state"] = tokens, logits, thermal_state
+        env["prefill_tokens"], env["prefill_seqs"], env["seqs"] = num_new, num_chunks, num_seqs + num_chunks
+        env["decode_tokens"], env["decode_seqs"] = num_decoding, num_seqs
+        return float(seconds * binding.calibration_factor(self.bound_plan, env))
+
+    def _throttle_seconds(self, kernels: float, num_new: int, tokens: int, thermal_state: float) -> float:
+        """`host.throttle_seconds` of one step."""
+        if not self._throttle:
+            return 0.0
+        busy = kernels * num_new / (tokens if tokens > 1 else 1)
+        time = busy / self._throttle_after
+        if time < 1e-9:
+            time = 1e-9
+        return self._throttle * busy * (1 - (1 - thermal_state) * (1 - exp(-time)) / time)
