@@ -70,7 +70,8 @@ class PrefixRun(UncontendedRun):
     def _admit(self, arrived: list[int]) -> tuple[list[Chunk], int]:
         """What the next step computes of prompts that arrived, and its tokens: `schedulers.vllm`, written out."""
         limits, cache, table, size = self.engine.limits, self.cache, self.table, self.block_size
-        prefill_target, chunks, prompt_tokens = table.prefill_target, [], 0
+        prefill_target, prompt_tokens = table.prefill_target, 0
+        chunks: list[Chunk] = []
         token_budget = limits.max_num_batched_tokens - self.batch.num_seqs
         num_running, free = self.batch.num_seqs + len(self.finished), cache.free_blocks
         for i in arrived:

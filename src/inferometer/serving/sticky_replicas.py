@@ -17,6 +17,7 @@ import numpy as np
 from ..base.parallel_map import worker_pool
 from .inter_token import GapHistogram
 from .outcome import Interrupted, Outcome, TierUse, merge_series
+from .request_table import RejectionKind
 from .sessions import Sessions
 from .trace import Trace, rows_of
 
@@ -91,9 +92,10 @@ def merge_parts(sessions: Sessions | None, rows: Sequence[np.ndarray], parts: Se
             values[some] = getattr(part, name)
         return values
 
-    replica = np.empty(total, np.int64)
-    for number, some in enumerate(rows):
-        replica[some] = number
+    replica = np.zeros(total, np.int64)  # of requests that reached one
+    for number, (some, part) in enumerate(zip(rows, parts, strict=True)):
+        refused = [i for i, why in part.rejected.items() if why.kind is RejectionKind.KV_BLOCKS]
+        replica[some[~np.isnan(part.scheduled_s)]] = replica[some[refused]] = number
     finished, arrival, scheduled = column("finished_s"), column("arrival_s"), column("scheduled_s")
     inputs, cached = column("input_tokens"), column("cached_tokens")
     ends, begins = finished[~np.isnan(finished)], arrival[~np.isnan(arrival)]
@@ -120,7 +122,7 @@ def merge_parts(sessions: Sessions | None, rows: Sequence[np.ndarray], parts: Se
         warnings=tuple(dict.fromkeys(warning for part in parts for warning in part.warnings)),
         timelines=timelines,
         kv_tiers=_merged_tiers(rows, parts, total, queried),
-        pauses=tuple((int(some[i]), *times) for some, one in zip(rows, parts, strict=True) for i, *times in one.pauses),
+        pauses=tuple((int(some[i]), a, b) for some, one in zip(rows, parts, strict=True) for i, a, b in one.pauses),
         sessions=sessions,
     )
 
