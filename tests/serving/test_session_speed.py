@@ -39,6 +39,9 @@ def same(one: Outcome, other: Outcome) -> None:
         np.testing.assert_allclose(getattr(one, name), getattr(other, name), rtol=1e-9, atol=1e-9)
     for name in COUNTS:
         np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+    for use, again in zip(one.kv_tiers, other.kv_tiers, strict=True):
+        figures, others = use.plain(), again.plain()
+        assert figures.pop("name") == others.pop("name") and figures == pytest.approx(others)
     assert one.steps == other.steps and one.prefix_hit_rate == other.prefix_hit_rate
     assert one.gaps is not None and other.gaps is not None
     assert one.gaps.counts.sum() == other.gaps.counts.sum()
@@ -46,7 +49,7 @@ def same(one: Outcome, other: Outcome) -> None:
     assert (one.gaps.seconds * one.gaps.counts).sum() == pytest.approx(between, rel=1e-2, abs=1e-3)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     count=st.integers(1, 8),
@@ -56,6 +59,7 @@ def same(one: Outcome, other: Outcome) -> None:
     budget=st.sampled_from([256, 8192]),
     async_scheduling=st.booleans(),
     at_once=st.none() | st.integers(1, 4),
+    tiers=st.sampled_from([None, None, "cpu:size=0.05", "cpu:size=1 disk:size=2"]),
 )
 def test_sessions_summed_at_once_are_steps_taken_one_by_one(
     seed: int,
@@ -66,12 +70,14 @@ def test_sessions_summed_at_once_are_steps_taken_one_by_one(
     budget: int,
     async_scheduling: bool,
     at_once: int | None,
+    tiers: str | None,
 ) -> None:
     options = {
         "num_gpu_blocks_override": blocks,
         "max_num_batched_tokens": budget,
         "async_scheduling": async_scheduling,
         "concurrent_sessions": at_once,
+        "kv_tiers": tiers,
     }
     trace = sessions(seed, count, wait, rate)
     same(run(trace, **options), run(trace, **options, fast_forward=False))

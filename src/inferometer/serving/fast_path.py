@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from .engine import EngineCore
 from .kv_cache import PrefixCache
-from .kv_tiers import TieredCache
 from .prefix_run import PrefixRun
 from .uncontended_run import UncontendedRun
 
@@ -28,7 +27,7 @@ class FastPathEngine(EngineCore):
             and self.scheduler.fast_path
             and self.cost.closed_form is not None
             and not limits.ends_on_stop_token
-            and not isinstance(self.kv_cache, TieredCache)
+            and (self.tiered is None or (self.tiered.prompt_only and not self.tiered.stores_evicted))
             and not (self._shares_prefixes() and limits.priority)
             and self.table.transferred_tokens is None
             and limits.tokens_per_decode == limits.scheduler_recv_interval == 1
@@ -42,7 +41,9 @@ class FastPathEngine(EngineCore):
 
     def _is_uncontended(self) -> bool:
         """Whether no request waits or is about to leave, and all decoding ones have their blocks to the end."""
-        if self.waiting or self.prefilling or self.finishing or self.kv_in_transfer or self.steps < self.retry_at_step:
+        if self.waiting or self.prefilling or self.finishing or self.kv_in_transfer or self.loading:
+            return False
+        if self.steps < self.retry_at_step:
             return False
         cache = self.kv_cache
         may_reuse = isinstance(cache, PrefixCache) and not cache.no_reuse and cache.tree is None

@@ -4,7 +4,7 @@
 over when it is admitted, and given back with what they hold when it has finished. Blocks for answers are taken from the
 cache's queue when the next request is admitted or freed, all at once: what is evicted, and in which order, is the same.
 Prompts are admitted as `schedulers.vllm` does it. Where one is cut or must wait, the step is still taken here, and the
-rest is the step loop's.
+rest is the step loop's. So is a prompt of which a tier below the GPU has blocks, until they are loaded.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class PrefixRun(UncontendedRun):
     ``free_blocks`` are those beyond what running requests will still take; below 0 the step loop has to decide.
     """
 
-    __slots__ = ("cache", "cut", "synced", "untaken")
+    __slots__ = ("cache", "cut", "synced", "tiered", "untaken")
 
     def __init__(self, engine: EngineCore, decode_table: ContextTable, cache: PrefixCache) -> None:
         super().__init__(engine, decode_table)
-        self.cache = cache
+        self.cache, self.tiered = cache, engine.tiered
         self.synced = engine.batch.clock  # up to which the blocks of answers are counted
         self.untaken = 0  # of these, blocks that are not taken from the cache yet
         self.cut: tuple[int, int] | None = None  # a prompt that was begun: its request, and its tokens so far
@@ -52,6 +52,10 @@ class PrefixRun(UncontendedRun):
         """A step that computes prompts of requests that arrived; False if the step loop must go on from here."""
         engine, batch, cache, prefill_target = self.engine, self.batch, self.cache, self.table.prefill_target
         self._free_finished()
+        if self.tiered is not None and len(arrived) > 1:  # they may have to be loaded one by one
+            for i in arrived:
+                engine.waiting.push(i)
+            return False
         self._take_growth(batch.clock)
         growth = batch.block_phase_counts[batch.clock % self.block_size] if batch.num_seqs else 0
         if growth:
@@ -65,6 +69,8 @@ class PrefixRun(UncontendedRun):
         ahead = self.now - self.visible_until if self.results_late else 0.0
         seconds = self._mixed_seconds(chunks, len(completed), prompt_tokens, ahead)
         self._end_mixed_step(completed, prompt_tokens, len(chunks), seconds, ahead)
+        if self.tiered is not None:
+            engine._store_computed(chunks, self.now)
         return self.cut is None and self.free_blocks >= 0 and not engine.waiting
 
     def _admit(self, arrived: list[int]) -> tuple[list[Chunk], int]:
@@ -80,6 +86,8 @@ class PrefixRun(UncontendedRun):
                 break
             prompt = prefill_target[i]
             cached = cache.match_prefix(i, prompt)
+            if self.tiered is not None and self.tiered.match_tiers(i, cached, prompt):
+                break
             num_new = prompt - cached
             if num_new > allowed:
                 if not (limits.enable_chunked_prefill and cache.can_hold(i, cached, prompt)):
