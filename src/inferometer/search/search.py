@@ -15,41 +15,35 @@ A plan goes through these shapes:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from math import gcd
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from ..base.errors import BadValue, check_int
-from ..base.input_file import is_piped
 from ..base.result import keep
 from ..base.units import plural
 from ..inference.request import build_request
-from ..inference.speculation import HEADS
 from ..inference.step_cliffs import budget_cliff
 from ..serving.replica_pool import ReplicaPool
 from ..serving.trace import Trace, read_trace
 from ..specs.arguments import arguments, check_names, signature
-from ..specs.catalog import UNQUANTIZED, gpu_names, hardware, named_precision
-from ..specs.catalog import model as catalog_model
+from ..specs.catalog import gpu_names, hardware
 from ..specs.command_args import SearchArgs
 from ..specs.plan_args import PlanArgs, short_flag
-from ..specs.structs import Plan, Speculation
 from . import explanation
 from .day_plan import DayPlanner, check_day, day_window
 from .finalists import Finalist, SimulationOptions, ranked, simulate_finalists, simulation_options
 from .launch.bench_command import bench, num_prompts
 from .launch.plan_launch import launches
-from .launch.processes import BENCH, SERVERS, Launch, launch_lines, process_lines, variables
-from .launch.served_model import ServedModel, context_length
+from .launch.processes import Launch
 from .modes import aggregated, disaggregated
 from .objective import build_objective, build_traffic
 from .plan_simulation import PlanSimulator
 from .plan_table import Plans, PlanTable, Status, concatenated, front_rows
 from .relaxation import Relaxer
-from .search_result import Candidate, Day, PoolSpec, Relaxation, Search
+from .search_result import Candidate, Day, Relaxation, Search
+from .served_plan import served_model, start_lines
 from .server_table import estimate_servers
 from .space import Problem, RejectedServer, Server, build_space, servers
 from .steady_state import concurrency_grid
@@ -322,7 +316,7 @@ class SearchRun:
         starts = self._launches(table, best, winner) if table is not None and best and winner else {}
         for one, plan in zip(finalists, plans, strict=True):
             if table is not None and one.holds:
-                plan.commands = _commands(starts if plan is winner else self._launches(table, one, plan))
+                plan.commands = start_lines(starts if plan is winner else self._launches(table, one, plan))
         refusals = starts[request.engine.name].refusals if request and request.engine.name in starts else []
         return Search(
             model=request.model.name if request else self.problem.model,
@@ -416,7 +410,15 @@ class SearchRun:
     def _launches(self, table: PlanTable, best: Finalist, winner: Candidate) -> dict[str, Launch]:
         """How to start the winner with each engine, and how to measure it."""
         server = table.servers.servers[int(table.plans.prefill_server[best.row])]
-        model = self._served_model(table, best, winner, server)
+        case = table.simulation_case(best.row)
+        model = served_model(
+            self.problem.model,
+            server,
+            [build_request(case.model, **pool.request_kwargs) for pool in case.pools],
+            winner.pools,
+            self.problem.traffic.max_len,
+            self.problem.space.request_kwargs,
+        )
         rate = best.final.request_rate if best.final is not None else winner.priced.request_rate
         check = bench(
             self.problem.traffic,
@@ -425,74 +427,3 @@ class SearchRun:
             count=num_prompts(rate, winner.priced.e2el_ms / 1e3),
         )
         return launches(winner, model, check)
-
-    def _served_model(self, table: PlanTable, best: Finalist, winner: Candidate, server: Server) -> ServedModel:
-        """What all servers of the winner have in common."""
-        request, kwargs = server.request, self.problem.space.request_kwargs
-        case = table.simulation_case(best.row)
-        pools = [build_request(case.model, **pool.request_kwargs) for pool in case.pools]
-        length = context_length(pools, self.problem.traffic.max_len, kwargs.get("max_model_len"))
-        name, speculation, given = self.problem.model, request.plan.speculation, kwargs.get("gpu_memory_utilization")
-        hf_id = "MODEL" if is_piped(name) else name if "/" in name else request.hf_id or name
-        return ServedModel(
-            name=hf_id,
-            gpus_per_node=request.plan.gpus_per_node,
-            vendor=request.device.vendor,
-            architecture=request.device.architecture,
-            dtype=request.model.dtype,
-            quantizations=_stored_precisions(server, name, hf_id),
-            kv_cache_dtype=request.model.kv_cache_dtype,
-            length_limit=length.limit,
-            length_reason=length.reason,
-            max_len=length.longest,
-            speculation=_with_hf_id(speculation) if speculation is not None else None,
-            speculative_head=_speculative_head(kwargs.get("speculative_config")),
-            engines={
-                (engine, pool.role): request.engine_here(engine, _with_layout(request.plan, pool))
-                for engine in SERVERS
-                for pool in winner.pools
-            },
-            memory_shares={request.engine.name: given} if given is not None else {},
-        )
-
-
-def _stored_precisions(server: Server, name: str, hf_id: str) -> tuple[str, ...]:
-    """What the checkpoint on Hugging Face is quantised in; a catalogue's name may end in a precision that it lacks."""
-    declared = {precision for precision in server.request.model.quantization.values() if precision not in UNQUANTIZED}
-    if "/" not in name and named_precision(name) and not named_precision(hf_id):
-        return ()
-    if server.quantization_arg is None and server.request.plan.quantization not in UNQUANTIZED:
-        declared.add(server.request.plan.quantization)
-    return tuple(sorted(declared))
-
-
-def _speculative_head(config: str | Mapping[str, Any] | None) -> str:
-    """The kind of head that drafts, which a plan's speculation takes for any draft model: ``'eagle3'`` or ``''``"""
-    given = msgspec.json.decode(config) if isinstance(config, str) else config or {}
-    return str(given.get("method") or "") if given.get("method") in HEADS else ""
-
-
-def _with_hf_id(speculation: Speculation) -> Speculation:
-    """Speculation with its draft model's name on Hugging Face."""
-    if not speculation.model or "/" in speculation.model:
-        return speculation
-    return msgspec.structs.replace(speculation, model=catalog_model(speculation.model).hf_id or speculation.model)
-
-
-def _commands(launches: dict[str, Launch]) -> dict[str, list[str]]:
-    """Lines of a shell by engine, and those of the benchmark."""
-    lines = {engine: launch_lines(launch) for engine, launch in launches.items()}
-    if not launches:
-        return {}
-    first = next((launch for launch in launches.values() if not launch.refusals), next(iter(launches.values())))
-    return {**lines, BENCH: process_lines(first.bench, variables(first))}
-
-
-def _with_layout(plan: Plan, pool: PoolSpec) -> Plan:
-    """A plan with the parallel sizes of a pool."""
-    return msgspec.structs.replace(
-        plan,
-        tensor_parallel_size=pool.tensor_parallel_size,
-        pipeline_parallel_size=pool.pipeline_parallel_size,
-        data_parallel_size=pool.data_parallel_size,
-    )

@@ -95,6 +95,7 @@ class EngineCore(RequestFlow):
         self.steps = self.computed_tokens = 0
         self.busy_s = 0.0
         self.on_finished: Callable[[int, float], float] | None = None  # (request, now) -> until when its blocks stay
+        self.sends_caches = False  # blocks stay after the end: they are sent to a replica that decodes
 
     def status(self, i: int) -> RequestStatus:
         """Where a request is: ``engine.status(7) is RequestStatus.DECODING``"""

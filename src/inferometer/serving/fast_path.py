@@ -28,7 +28,7 @@ class FastPathEngine(EngineCore):
             and self.cost.closed_form is not None
             and not limits.ends_on_stop_token
             and (self.tiered is None or (self.tiered.prompt_only and not self.tiered.stores_evicted))
-            and not (self._shares_prefixes() and limits.priority)
+            and not (self._shares_prefixes() and (limits.priority or self.sends_caches))
             and self.table.transferred_tokens is None
             and limits.tokens_per_decode == limits.scheduler_recv_interval == 1
             and limits.prefill_schedule_interval == 1

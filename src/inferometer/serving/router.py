@@ -270,6 +270,7 @@ def run_disaggregated(
         prefill_fleet.inboxes[index % count].push(i, source.ready[index])
     for replica in prefill_fleet.replicas:
         replica.on_finished = _kv_sender(arrivals, kv_transfer_s, ends_at_prefill, replica)
+        replica.sends_caches = True
     for server in prefill_fleet.servers:
         server.run()
     arrivals.sort()
