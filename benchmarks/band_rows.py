@@ -15,15 +15,16 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import engine_steps
 import serving
-from measurements import OPTIONAL
+from measurements import OPTIONAL, closed_loops
 
 from inferometer.costs.kernels.registry import left_out
-from inferometer.inference.expected_error import METRICS, SHORT_PROMPT, PredictionTraits, traits_of
+from inferometer.inference.expected_error import HOST_SHARE, METRICS, PredictionTraits, traits_of
 from inferometer.inference.request import Request, build_request
 from inferometer.inference.weights import parameters
 from inferometer.specs.arguments import arguments
@@ -37,6 +38,7 @@ ONE_IN_HIDDEN = 12  # of them are predicted again without tables
 ONE_IN_STEPS = 3  # of the engine's steps, too
 ANSWER = 128  # tokens of the answers that a static batch's E2E is of
 PLAN = frozenset(arguments(PlanArgs))
+OWN_MACHINES = {"same_r4": "3", "online": "3", "http": "2", "fp8-trace": "5", "plan": "4"}  # by parts of a run's name
 _process = ExitStack()  # what a process of its own leaves out as long as it lives
 
 
@@ -46,7 +48,9 @@ class Prediction(NamedTuple):
     load: str
     traits: PredictionTraits
     model: str  # the network, whatever its checkpoint's name
-    short: bool
+    machine: str  # that it was measured on, or the list that it comes from
+    chosen: bool  # a constant was chosen with it
+    waits: bool  # a static batch whose steps wait for the host
     hidden: bool  # predicted without kernel tables that there are
     measured: dict[str, float]
     predicted: dict[str, float]
@@ -56,7 +60,9 @@ HEAD = [
     "load",
     *PredictionTraits._fields,
     "model",
-    "short",
+    "machine",
+    "chosen",
+    "waits",
     "hidden",
     *(f"{w}_{m}_ms" for m in METRICS for w in ("measured", "predicted")),
 ]
@@ -66,7 +72,7 @@ def write(rows: Iterable[Prediction], path: Path = ROWS) -> None:
     """Four digits of each figure, in an order of its own, so that a change shows."""
     lines = sorted(
         [
-            [row.load, *row.traits, row.model, str(int(row.short)), str(int(row.hidden))]
+            [row.load, *row.traits, row.model, row.machine, *(str(int(x)) for x in (row.chosen, row.waits, row.hidden))]
             + [f"{x[m]:.4g}" if m in row.measured else "" for m in METRICS for x in (row.measured, row.predicted)]
             for row in rows
         ]
@@ -83,8 +89,8 @@ def read(path: Path = ROWS) -> list[Prediction]:
                 row["load"],
                 PredictionTraits(*(row[name] for name in PredictionTraits._fields)),
                 row["model"],
-                row["short"] == "1",
-                row["hidden"] == "1",
+                row["machine"],
+                *(row[name] == "1" for name in ("chosen", "waits", "hidden")),
                 *(
                     {m: float(row[f"{word}_{m}_ms"]) for m in METRICS if row[f"{word}_{m}_ms"]}
                     for word in ("measured", "predicted")
@@ -123,31 +129,48 @@ def step_rows() -> Iterator[Prediction]:
     for hidden in ((), ("h200",), HOPPER):  # with no table at all it is the GPU that the engine's constants are of
         with left_out(*hidden):
             for path in engine_steps.SETS.values():
-                for key, parts in engine_steps.rows(path).items():
-                    yield from list(_steps(key, parts, bool(hidden)))[:: ONE_IN_STEPS if hidden else 1]
+                for machine in engine_steps.machines(path):
+                    for key, parts in engine_steps.rows(path, machine).items():
+                        yield from list(_steps(machine, key, parts, bool(hidden)))[:: ONE_IN_STEPS if hidden else 1]
 
 
-def _steps(key: tuple[str, ...], parts: engine_steps.Rows, hidden: bool) -> Iterator[Prediction]:
+def _steps(machine: str, key: tuple[str, ...], parts: engine_steps.Rows, hidden: bool) -> Iterator[Prediction]:
     """The rows of one model; a batch whose prompts and steps were both timed has an E2E, too."""
     if key[0] == "deepseek-v2-lite" and parts.keys() == {"decode"}:
         return  # untrained routers choose few experts
     bound = engine_steps.bound_plan.__wrapped__(*key)
     request = engine_steps.measured_request(*key)
     what, name = traits_of(request), network_name(request)
-    errors = engine_steps.errors(bound, parts)
-    times: dict[str, dict[tuple[float, float], tuple[float, float]]] = defaultdict(dict)
+    times: dict[str, dict[tuple[float, float], _Timed]] = defaultdict(dict)
     for kind, part in parts.items():
-        for batch, length, seconds, off in zip(part.batch, part.length, part.seconds, errors[kind], strict=True):
-            pair = (seconds * 1e3, seconds * 1e3 * (1 + off))
-            metric = "tpot" if kind == "decode" else "ttft"
-            times[metric][batch, length] = pair
-            short = metric == "ttft" and batch * length <= SHORT_PROMPT
-            yield Prediction("static", what, name, short, hidden, {metric: pair[0]}, {metric: pair[1]})
-    for (batch, context), steps in times["tpot"].items():
+        metric, activity = "tpot" if kind == "decode" else "ttft", engine_steps.activity(bound, kind, part)
+        ours = activity.seconds + (0.0 if kind == "decode" else bound.engine.request_overhead)
+        waiting = activity.busy < (1 - HOST_SHARE) * activity.seconds
+        chosen = not hidden and engine_steps.chosen_on(machine, key[0], kind)
+        for batch, length, seconds, took, waits in zip(*part, ours, waiting, strict=True):
+            times[metric][batch, length] = one = _Timed(seconds * 1e3, float(took) * 1e3, bool(waits), chosen)
+            yield one.row(what, name, machine, hidden, metric)
+    for (batch, context), step in times["tpot"].items():
         first = next((t for (b, n), t in times["ttft"].items() if b == batch and 0 < context - n < 64), None)
         if first is not None:
-            whole = [first[i] + (ANSWER - 1) * steps[i] for i in (0, 1)]
-            yield Prediction("static", what, name, False, hidden, {"e2el": whole[0]}, {"e2el": whole[1]})
+            more = ANSWER - 1
+            whole = step._replace(
+                measured=first.measured + more * step.measured, predicted=first.predicted + more * step.predicted
+            )
+            yield whole.row(what, name, machine, hidden, "e2el")
+
+
+class _Timed(NamedTuple):
+    """ms of a step or a first token."""
+
+    measured: float
+    predicted: float
+    waits: bool
+    chosen: bool
+
+    def row(self, what: PredictionTraits, name: str, machine: str, hidden: bool, metric: str) -> Prediction:
+        both = {metric: self.measured}, {metric: self.predicted}
+        return Prediction("static", what, name, machine, self.chosen, self.waits, hidden, *both)
 
 
 # ------------------------------------------------------------------ servers
@@ -171,7 +194,22 @@ def server_row(case: serving.Case, predicted: dict[str, float], hidden: bool) ->
     load = "disaggregated" if case.set == "disaggregated" else "online"
     both = [m for m in METRICS if all(side.get(m) for side in sides)]
     measured, ours = ({m: side[m] for m in both} for side in sides)
-    return Prediction(load, traits_of(request), network_name(request), False, hidden, measured, ours)
+    what, name, machine = traits_of(request), network_name(request), _machine(case)
+    return Prediction(load, what, name, machine, False, False, hidden, measured, ours)
+
+
+def _machine(case: serving.Case) -> str:
+    """The list that a public run comes from, or which H200 it was (benchmarks/data/README.md)."""
+    if case.set in ("silicon", "disaggregated"):
+        return _lists()[case.name].partition("-")[0]
+    if case.set != "own":
+        return "first" if case.set == "h200" else case.set
+    return next(machine for part, machine in OWN_MACHINES.items() if part in case.name)
+
+
+@cache
+def _lists() -> dict[str, str]:
+    return {row["run"]: row["source"] for row in closed_loops()}
 
 
 def read_serving(path: str) -> Iterator[Prediction]:

@@ -21,7 +21,8 @@ import msgspec
 import numpy as np
 from measurements import DATA
 
-from inferometer.costs.binding import BoundPlan, step_seconds
+from inferometer.costs.binding import BoundPlan, step_activity
+from inferometer.costs.power import Activity
 from inferometer.costs.step import Group, Step
 from inferometer.inference import latency
 from inferometer.inference.memory import max_total_tokens, memory_table
@@ -47,6 +48,12 @@ SETS = {
 # (moe_routing in h200_kernels_engine.csv, with chosen=1 less without); a real router's choice is not
 PACKING = {"gpt-oss-120b": 36 * 66e-6}
 NAMES = {"mixtral-8x7b": "mixtral-8x7b-v0.1"}
+MACHINES = {FIRST: "first", OWN: "another", BETWEEN: "one more"}  # of files that have no column for it
+CHOSEN_ON = {  # rows that constants were chosen with say nothing of how well others are met
+    ("first", "", ""),
+    ("3", "gpt-oss-20b", "decode"),
+    ("2", "deepseek-v2-lite", "decode"),
+}
 FIGURES: dict[str, tuple[float, ...]] = {  # what was chosen with steps in view, and the values that are tried
     "step_overhead": (1.2e-4, 1.5e-4, 1.7e-4, 2.0e-4, 2.4e-4),
     "request_overhead": (2.0e-3, 2.5e-3, 3.0e-3, 3.5e-3, 4.0e-3),
@@ -68,13 +75,29 @@ class Part(NamedTuple):
 Rows = dict[str, Part]
 
 
-def rows(path: Path) -> dict[tuple[str, str], Rows]:
-    """The rows of a file by model and precision."""
+def machine_of(path: Path, row: dict[str, str]) -> str:
+    """The H200 that a row is of."""
+    return row.get("machine") or MACHINES[path]
+
+
+def machines(path: Path) -> list[str]:
+    """The H200s that a file has rows of: ``machines(MORE)  # ['2', '3']``"""
+    with path.open(newline="", encoding="utf-8") as file:
+        return sorted({machine_of(path, row) for row in csv.DictReader(file)})
+
+
+def chosen_on(machine: str, model: str, kind: str) -> bool:
+    """Whether a constant was chosen with such rows: ``chosen_on("first", "llama-2-7b", "decode")``"""
+    return not CHOSEN_ON.isdisjoint({(machine, "", ""), (machine, model, kind)})
+
+
+def rows(path: Path, machine: str = "") -> dict[tuple[str, str], Rows]:
+    """The rows of a file by model and precision, of all machines or of one."""
     tables: dict[tuple[str, str], dict[str, list[tuple[float, float, float]]]] = defaultdict(lambda: defaultdict(list))
     with path.open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
-            if row.get("routing") == "dummy":  # untrained routers choose few experts
-                continue
+            if row.get("routing") == "dummy" or (machine and machine_of(path, row) != machine):
+                continue  # untrained routers choose few experts
             cache_dtype = row.get("kv_cache_dtype") or "auto"
             precision = row["precision"] + (f", {cache_dtype} cache" if cache_dtype != "auto" else "")
             table = tables[NAMES.get(row["model"], row["model"]), precision]
@@ -120,19 +143,21 @@ def with_figures(s: BoundPlan, figures: dict[str, float]) -> BoundPlan:
     return s._replace(engine=msgspec.structs.replace(e, launch=launch, **own), env=env)
 
 
+def activity(s: BoundPlan, kind: str, part: Part) -> Activity:
+    """What we predict for rows of a kind, without the front end."""
+    if kind == "decode":
+        return step_activity(s, Step((Group(part.batch, 1.0, part.length - 1, 1, True),)))
+    return latency.pipelined_activity(s, latency.budgeted_prefill(s, part.batch, part.length))
+
+
 def errors(s: BoundPlan, parts: Rows) -> dict[str, np.ndarray]:
     """Relative errors of each kind of rows."""
-    off = {}
-    for kind, part in parts.items():
-        if kind == "decode":
-            ours = step_seconds(s, Step((Group(part.batch, 1.0, part.length - 1, 1, True),)))
-        else:
-            ours = (
-                latency.pipelined_seconds(s, latency.budgeted_prefill(s, part.batch, part.length))
-                + s.engine.request_overhead
-            )
-        off[kind] = ours / part.seconds - 1
-    return off
+    return {
+        kind: (activity(s, kind, part).seconds + (0.0 if kind == "decode" else s.engine.request_overhead))
+        / part.seconds
+        - 1
+        for kind, part in parts.items()
+    }
 
 
 def table(path: Path) -> str:

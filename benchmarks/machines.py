@@ -29,7 +29,6 @@ from inferometer.inference import latency
 FACTORS = (0.5, 0.56, 0.63, 0.71, 0.8, 0.9, 1.0, 1.12, 1.25, 1.4, 1.6, 2.0)
 AS_SHIPPED = FACTORS.index(1.0)
 MATTERS = 1.15  # a step that the host makes longer by this factor at least is one that it sets the pace of
-NAMES = {engine_steps.FIRST: "first", engine_steps.OWN: "another", engine_steps.BETWEEN: "one more"}
 UNSEEN = "6"  # the machine of models that no figure was chosen on
 SCALED = ("step_floor", "step_floor_per_sequence", "step_floor_per_state_group", "request_overhead")
 
@@ -64,7 +63,7 @@ def rated() -> list[Rated]:
                 cache_dtype = row.get("kv_cache_dtype") or "auto"
                 precision = row["precision"] + (f", {cache_dtype} cache" if cache_dtype != "auto" else "")
                 plan = engine_steps.bound_plan(model, precision)
-                rows += _rated(plan, row, row.get("machine") or NAMES[path], f"{model} {precision}")
+                rows += _rated(plan, row, engine_steps.machine_of(path, row), f"{model} {precision}")
     return rows
 
 

@@ -15,7 +15,7 @@ from ..specs.plan_args import PlanArgs
 from ..specs.structs import Engine, Hardware, Workload
 from .advice import bottleneck_summary
 from .breakdown import phase_tables
-from .expected_error import expected_errors
+from .expected_error import expected_errors, waits_for_host
 from .kv_offload import tier_rows
 from .latency import predict, throughput_and_cost
 from .memory import cache_offloaded, memory_table
@@ -97,7 +97,7 @@ def report_of(request: Request, phase: str = "all") -> Report:
         kv_tiers=tier_rows(
             bound_plan, batch_shape, metrics.ttft_ms and metrics.ttft_ms / 1e3, float(held.kv_capacity_bytes)
         ),
-        expected_error=expected_errors(request, "static", float(batch_shape.sequences * batch_shape.new_tokens)),
+        expected_error=expected_errors(request, "static", waits_for_host(phases)),
         warnings=[
             *request.warnings,
             *provenance_warnings(request),

@@ -3,7 +3,8 @@
     expected_errors(request)["tpot"].p80      # 0.057: four in five such runs were within a factor of 1.057
 
 A class is what a prediction has in common with measured runs: load, engine, GPU, network, bits of the weights, one GPU
-or more. `class_chain` goes from the narrowest to the widest; the first of which enough was measured gives the band.
+or more, and of a static batch whether its steps wait for the host: machines with the same GPU differ most in that.
+`class_chain` goes from the narrowest to the widest; the first of which enough was measured gives the band.
 `benchmarks/bands.py` makes the data, and judges it on models and GPUs that made no band.
 """
 
@@ -16,13 +17,14 @@ from typing import Any, NamedTuple
 from ..base.cache import cache_by_identity
 from ..base.units import percent
 from ..costs import kernels
+from ..costs.binding import HOST
 from ..network.graph import Model
 from ..specs import catalog
-from .report import ExpectedError
+from .report import ExpectedError, Phase
 from .request import Request
 from .weights import parameters
 
-SHORT_PROMPT = 512  # new tokens up to which the host, not the kernels, decides a prompt's time
+HOST_SHARE = 0.15  # of a step, from which on the host, not the kernels, decides its time
 SMALL = 2e9  # parameters below which the host decides the time of most steps
 RECURRENT = {"scan", "chunk_scan", "state_update"}  # kinds of operators of Mamba, gated delta and their like
 METRICS = {"ttft": "TTFT", "tpot": "TPOT", "e2el": "E2E"}
@@ -89,7 +91,7 @@ def tables_of(request: Request) -> str:
 
 
 @lru_cache(1024)
-def class_chain(traits: PredictionTraits, metric: str, load: str, short: bool = False) -> tuple[ErrorClass, ...]:
+def class_chain(traits: PredictionTraits, metric: str, load: str, waits: bool = False) -> tuple[ErrorClass, ...]:
     """The classes of a prediction, narrowest first, and at the end those that stand in where too little was measured.
 
     ``class_chain(traits, "tpot", "online")[0].key  # 'tpot/online/vllm/h200/mixture/8-bit/many'``
@@ -104,11 +106,11 @@ def class_chain(traits: PredictionTraits, metric: str, load: str, short: bool = 
     note = "" if t.tables == "own" else NOT_THIS_GPU
 
     def one(load: str, *parts: tuple[str, str], note: str = "") -> ErrorClass:
-        size = "-short" if short and load == "static" and metric == "ttft" else ""
-        key = "/".join((metric + size, load, *(part for part, _ in parts)))
+        host = "-host" if waits and load == "static" else ""
+        key = "/".join((metric + host, load, *(part for part, _ in parts)))
         labels = [label for _, label in parts if label] or ["all engines and GPUs"]
-        prompts = f", prompts up to {SHORT_PROMPT} tokens" if size else ""
-        return ErrorClass(key, f"{', '.join(labels)}: {LOADS[load]}{prompts}", note)
+        waiting = ", steps that wait for the host" if host else ""
+        return ErrorClass(key, f"{', '.join(labels)}: {LOADS[load]}{waiting}", note)
 
     servers = (
         one("online", name, gpu, network, bits, count),
@@ -144,11 +146,11 @@ def error_classes() -> dict[str, Any]:
 
 
 @lru_cache(1024)
-def _banded(traits: PredictionTraits, load: str, short: bool, more: str) -> dict[str, ExpectedError]:
+def _banded(traits: PredictionTraits, load: str, waiting: frozenset[str], more: str) -> dict[str, ExpectedError]:
     classes = error_classes()
     errors = {}
     for metric in METRICS:
-        chain = class_chain(traits, metric, load, short)
+        chain = class_chain(traits, metric, load, metric in waiting)
         chosen = next((one for one in chain if one.key in classes), None)
         if chosen is None:
             continue
@@ -162,9 +164,23 @@ def _banded(traits: PredictionTraits, load: str, short: bool, more: str) -> dict
     return errors
 
 
-def expected_errors(request: Request, load: str = "static", new_tokens: float = 1e9) -> dict[str, ExpectedError]:
+def waits_for_host(phases: Mapping[str, Phase]) -> frozenset[str]:
+    """The metrics of a static batch that the host decides: ``waits_for_host(report.phases)  # {'ttft'}``"""
+    slow = {
+        name
+        for name, phase in phases.items()
+        if sum(row.seconds for row in phase.ops if row.kind == HOST.kind) > HOST_SHARE * phase.seconds
+    }
+    of_phase = {"prefill": {"ttft"}, "decode": {"tpot", "e2el"}}  # most of an answer's time is its steps
+    return frozenset(metric for name, metrics in of_phase.items() if name in slow for metric in metrics)
+
+
+def expected_errors(
+    request: Request, load: str = "static", waiting: frozenset[str] = frozenset()
+) -> dict[str, ExpectedError]:
     """The band of each metric: ``{"ttft": …, "tpot": …, "e2el": …, "output_throughput": …}``
 
+    ``waiting``: those of a static batch that the host decides, `waits_for_host`.
     Empty where nothing is comparable: a diffusion model, and efficiencies that a user gave.
     """
     if request.model.kind != "decoder" or request.efficiency is not None:
@@ -173,7 +189,7 @@ def expected_errors(request: Request, load: str = "static", new_tokens: float = 
     more = "the GPU's specifications were changed" if changed else ""
     if request.profile is not None:
         more = "without your profile or calibration"
-    return _banded(traits_of(request), load, new_tokens <= SHORT_PROMPT, more)
+    return _banded(traits_of(request), load, waiting, more)
 
 
 def error_sentences(errors: Mapping[str, ExpectedError]) -> list[str]:
