@@ -44,7 +44,7 @@ def sections() -> dict[str, str]:
     tables |= machines.sections()
     tables |= {"collectives": collectives.report(), "training": training.markdown().rstrip("\n")}
     tables["training-runs"] = training_runs.markdown().rstrip("\n")
-    return tables | ({"energy": energy.markdown()} if energy.FILE else {})
+    return tables | (energy.sections() if energy.FILE else {})
 
 
 def server_sections(rows: list[serving.Row]) -> dict[str, str]:

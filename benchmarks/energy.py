@@ -4,7 +4,8 @@
     INFEROMETER_SHARED=DIR python benchmarks/energy.py --fit    # the shares of data/power.toml, chosen anew
 
 Two shares were chosen on the chat runs of some models; whole models and all other tasks were held out before. A run
-is estimated as a batch of its mean size and answers. Prompt lengths are not in the data: `PROMPTS` are guessed.
+is estimated as a batch of its mean size and answers. Prompt lengths are not in the data: text is guessed (`PROMPTS`),
+tokens of pictures follow from what the models make of a size that is assumed (`seen_as`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,13 @@ from inferometer.inference.workload import batch_shape_of
 from inferometer.specs import catalog
 
 FILE = elsewhere("measured/public/ml_energy_llm.csv")  # optional: the leaderboard's files have no licence
-PROMPTS = {"lm-arena-chat": 400, "gpqa": 250, "sourcegraph-fim": 1500, "image-chat": 1500, "video-chat": 4000}
+PROMPTS = {"lm-arena-chat": 400, "gpqa": 250, "sourcegraph-fim": 1500, "image-chat": 100, "video-chat": 50}
+# Vision Arena makes pictures at most 1,024 pixels long (FastChat, `resize_image_and_…_in_bytes`); 4:3 assumed.
+PICTURE = (768, 1024)
+# Videos are cut to 32 frames and written at 30 a second (ml-energy/benchmark, mlenergy/llm/datasets.py). Qwen3-VL takes
+# two a second of them, but at least four (transformers, Qwen3VLVideoProcessor); Qwen3-Omni takes all, as its processor
+# (Qwen2VLVideoProcessor) samples none by default. Two frames are one layer of patches. Their size: 540 x 960 assumed.
+FRAME, FRAMES, LEAST_FRAMES = (540, 960), 32, 4
 TEXT = ("lm-arena-chat", "gpqa", "sourcegraph-fim")
 CHOSEN_ON = "lm-arena-chat"
 MODELS_APART = ("Qwen3-14B", "gemma-3-27b", "70B", "Maverick", "gpt-oss-20b", "VL-32B")  # parts of their names
@@ -80,12 +87,33 @@ def runs(longer: float = 1.0) -> Iterator[Run]:
             yield _run(row, request)
 
 
+def seen_as(model: str, task: str) -> tuple[tuple[int, int, int] | None, int]:
+    """Pictures of a request where the catalogue has the model's tower, and tokens of pictures where it has not.
+
+    ``seen_as("google/gemma-3-12b-it", "image-chat")  # (1, 768, 1024), 0``
+    """
+    if task not in ("image-chat", "video-chat"):
+        return None, 0
+    omni, video = "Omni" in model, task == "video-chat"
+    count = (FRAMES if omni else LEAST_FRAMES) // 2 if video else 1
+    height, width = FRAME if video else PICTURE
+    if "Llama-4" in model:  # 3 x 4 tiles of 336 and one of the whole, 144 tokens each
+        return None, 13 * 144
+    if omni:  # as in Qwen3-VL: a token for 32 x 32 pixels
+        return None, count * round(height / 32) * round(width / 32)
+    return (count, height, width), 0
+
+
 def _request(row: dict[str, str], longer: float) -> Request:
     """The server as a plan: its GPUs share layers, or experts; 0.14 schedules as theirs does, which set that flag."""
     expert_parallel = int(row["expert_parallel"]) > 1
     name, quantization = row["model_id"], None
     if row["weight_precision"] == "fp8":
-        name, quantization = name.removesuffix("-FP8"), "fp8"
+        name = name.removesuffix("-FP8")
+        quantization = "fp8-block" if name.startswith("Qwen/") else "fp8"  # as their config.json says
+    pictures, tokens = seen_as(row["model_id"], row["task"])
+    if pictures:
+        pictures = (round(longer * pictures[0]), *pictures[1:])
     return build_request(
         name,
         "h100-sxm",
@@ -94,7 +122,8 @@ def _request(row: dict[str, str], longer: float) -> Request:
         enable_expert_parallel=expert_parallel,
         quantization=quantization,
         batch_size=max(1, round(float(row["avg_batch_size"]))),
-        input_len=round(longer * PROMPTS[row["task"]]),
+        images=pictures,
+        input_len=round(longer * (PROMPTS[row["task"]] + tokens)),
         output_len=round(float(row["avg_output_len"])),
         max_num_seqs=4096,
         max_num_batched_tokens=8192,
@@ -132,8 +161,8 @@ def _groups(all_runs: list[Run]) -> dict[str, list[Run]]:
         "models held out, text": unseen,
         "reasoning (gpqa)": [run for run in apart if run.task == "gpqa"],
         "code (sourcegraph-fim)": [run for run in apart if run.task == "sourcegraph-fim"],
-        "images (prompt and tower guessed)": [run for run in apart if run.task == "image-chat"],
-        "videos (prompt and tower guessed)": [run for run in apart if run.task == "video-chat"],
+        "images (size assumed)": [run for run in apart if run.task == "image-chat"],
+        "videos (size assumed)": [run for run in apart if run.task == "video-chat"],
         "**all held out**": apart,
     }
 
@@ -163,6 +192,35 @@ def markdown() -> str:
         )
         lines.append(f"| {name} | {len(group)} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def markdown_models() -> str:
+    """The same for every model and task that was held out: median absolute error, and median error."""
+    model = power_model(catalog.hardware("h100-sxm"))
+    assert model is not None
+    by_model: dict[tuple[str, str], list[Run]] = {}
+    for run in runs():
+        if run.kept_apart:
+            by_model.setdefault((run.model.rpartition("/")[2], run.task), []).append(run)
+    lines = [
+        "| model | task | runs | GPUs | J/token at the measured throughput | J/token | tokens/s |",
+        "|---|---|" + "---:|" * 5,
+    ]
+    for (name, task), group in sorted(by_model.items()):
+        cells = (
+            [run.error(model, ours=False) for run in group],
+            [run.error(model, ours=True) for run in group],
+            [run.seconds / run.predicted_seconds - 1 for run in group],
+        )
+        gpus = ", ".join(str(number) for number in sorted({run.gpus for run in group}))
+        errors = (f"{statistics.median(map(abs, each)):.0%}, bias {statistics.median(each):+.0%}" for each in cells)
+        lines.append(f"| {name} | {task} | {len(group)} | {gpus} | {' | '.join(errors)} |")
+    return "\n".join(lines)
+
+
+def sections() -> dict[str, str]:
+    """What stands between the page's markers, by name."""
+    return {"energy": markdown(), "energy-models": markdown_models()}
 
 
 def prompt_effect() -> str:
@@ -203,5 +261,5 @@ if __name__ == "__main__":
         shares = fitted([run for run in runs() if not run.kept_apart])
         print(f"busy {shares.busy / shares.power:.3f}, compute {shares.compute / shares.power:.2f}")
     else:
-        print(markdown())
+        print(markdown(), markdown_models(), sep="\n\n")
         print("\nprompts twice as long:", prompt_effect())

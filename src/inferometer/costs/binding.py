@@ -156,13 +156,15 @@ def step_activity(bound_plan: BoundPlan, step: Step, equal_tokens: EqualTokens |
     )
     added = host.host_seconds(bound_plan.model, bound_plan.engine, env, work.seconds)
     factor = calibration_factor(bound_plan, env)
-    return Activity((work.seconds + added) * factor, work.seconds * factor, work.compute, work.memory)
+    return Activity((work.seconds + added) * factor, work.busy * factor, work.compute, work.memory)
 
 
 def rows_activity(rows: list[OpCost]) -> Activity:
     """The same of a table of operators: ``rows_activity(step_rows(bound_plan, step))``"""
     seconds = sum(row.seconds * row.count for row in rows)
     waiting = sum(row.seconds * row.count for row in rows if row.op.kind == HOST.kind)
+    linked = sum(row.seconds * row.count for row in rows if row.op.kind in kernels.LINKED)
+    waiting += (1 - power.power_constants().linked) * linked
     compute, memory = (sum(getattr(row.terms, name) * row.count for row in rows) for name in ("compute", "memory"))
     return Activity(seconds, seconds - waiting, compute, memory)
 

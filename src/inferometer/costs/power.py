@@ -28,6 +28,7 @@ class PowerConstants(Spec, frozen=True, kw_only=True):
 
     idle: float
     busy: float
+    linked: float  # share of ``busy`` that a collective takes
     memory: float
     compute: float
     clock_exponent: float  # watts of the SMs grow with so much a power of their clock

@@ -24,6 +24,7 @@ from ..base.symbols import (
 from ..network.graph import Block
 from ..network.operators import MEMORY_FIELDS, WORK_FIELDS, Op
 from .kernels import Source, Terms
+from .power import power_constants
 
 _BOUNDS = ("memory", "compute", "communication")
 _WEIGHT_KERNELS = ("linear", "moe")  # whose seconds do not depend on the format of the KV cache
@@ -246,6 +247,7 @@ class KernelWork(NamedTuple):
     """A step's kernels: their seconds, and what they would need at the peak of the matrix units and of the memory."""
 
     seconds: Value
+    busy: Value  # of these, those that draw as kernels do: collectives wait for a link most of the time
     compute: Value
     memory: Value
 
@@ -289,7 +291,8 @@ def kernel_work(
         per_count, per_point = _sums(token_only, unique.env, sources, seen), _sums(others, env, sources, seen)
         sums = [unique.expand(a) + b for a, b in zip(per_count, per_point, strict=True)]
     computing, communicating, compute, memory = sums
-    return KernelWork(computing + communicating - overlapped_seconds(env, computing, communicating), compute, memory)
+    alone = communicating - overlapped_seconds(env, computing, communicating)
+    return KernelWork(computing + alone, computing + power_constants().linked * alone, compute, memory)
 
 
 class SeenKernels:

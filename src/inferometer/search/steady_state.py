@@ -166,7 +166,7 @@ class StageSeconds:
 
     def kernels(self, stage: BoundPlan) -> KernelWork:
         """A stage's kernels. Activations between stages go over the stage's own link."""
-        total = KernelWork(0.0, 0.0, 0.0)
+        total = KernelWork(0.0, 0.0, 0.0, 0.0)
         for block in stage.model.blocks:
             if block.stage == "vision":
                 continue
@@ -355,7 +355,7 @@ def _pipeline_seconds(
     depth = bound_plan.plan.pipeline_parallel_size
     work = [  # of the mean stage: busy, at peak FLOP/s, at peak bandwidth
         sum(stage.copies * getattr(k, name) for stage, k in zip(stages, kernels, strict=True)) / depth
-        for name in KernelWork._fields
+        for name in ("busy", "compute", "memory")
     ]
 
     def pipeline(thermal_state: Any) -> _PipelineSeconds:
