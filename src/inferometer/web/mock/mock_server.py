@@ -36,6 +36,8 @@ MAX_BODIES = 256_000_000  # bytes of all bodies that are on the way
 ABANDONED = 64_000_000  # bytes after which a body is not read on
 BODY_TIMEOUT = 60.0  # s for all of a body
 BLOCK = 16  # tokens by which prompts are hashed where no cache asks for others
+LEAD_STEP = 0.02  # share of an event's lateness by which the lead follows it
+MOST_LATE = 0.005  # s of lateness that count: a machine that stalls says nothing of the usual
 GENERATING = {"/v1/completions": "completions", "/v1/chat/completions": "chat"}
 EVENTS = b"text/event-stream; charset=utf-8"
 
@@ -105,6 +107,8 @@ class MockServer:
         self.refusal: Callable[[int, str], JsonAnswer] = error_answer
         self.bodies = 0  # bytes that are held
         self.start, self.due = 0.0, inf
+        self.lead = 0.0  # real s by which the simulation runs ahead, so that events are written in time
+        self.most_lead = fleet.overhead_s / 2 / speed  # within the time that a request takes to reach the engine
         self.timer: asyncio.TimerHandle | None = None
         self.failed = ""  # what went wrong in the simulation
 
@@ -141,18 +145,27 @@ class MockServer:
         if self.timer is not None:
             self.timer.cancel()
         self.due, loop = due, asyncio.get_running_loop()
-        self.timer = loop.call_at(self.start + due / self.speed, self._tick) if due < inf else None
+        self.timer = loop.call_at(self.start + due / self.speed - self.lead, self._tick) if due < inf else None
 
     def _tick(self) -> None:
         """A step is over."""
         try:
-            self._arm(self.fleet.advance(self.now()))
+            self._arm(self.fleet.advance(self.now() + self.lead * self.speed))
         except Exception as error:
             self.failed = f"the simulation failed: {error!r}"
             for request in list(self.fleet.requests.values()):
                 request.reason = request.reason or self.failed
                 request.wake()
             raise
+
+    def _follow_lateness(self, request: LiveRequest) -> None:
+        """An event is written now: the lead grows if that is after its simulated moment, and shrinks if it is before.
+
+        What vLLM takes to write an event is in its front end's simulated time, so what the mock takes belongs there.
+        """
+        late = (self.now() - request.last_token_s) / self.speed
+        late = min(max(late, -MOST_LATE), MOST_LATE)
+        self.lead = min(max(self.lead + LEAD_STEP * late, 0.0), self.most_lead)
 
     # ------------------------------------------------------------------ one request
 
@@ -324,6 +337,7 @@ class MockServer:
         sent, usage = choice.sent, None
         if not self._take(choice):
             return b""
+        self._follow_lateness(choice.request)
         if generation.continuous_usage:
             usage = usage_of(choice.request.input_tokens, choice.sent)
         text = choice.answer.text(sent, choice.sent)
