@@ -18,6 +18,7 @@ from inferometer import BadValue, StepClock, simulate, synthetic
 from inferometer.serving.step_clock import (
     StepBatch,
     VllmSteps,
+    dynamo_profile,
     go_duration,
     install_sglang_predictor,
     llm_d_latencies,
@@ -279,6 +280,22 @@ def test_llm_ds_formulas_come_near_the_clock() -> None:
     for running in (1, 64):
         factor = 1 + (keys["time-factor-under-load"] - 1) * (running - 1) / 63
         assert between * factor == pytest.approx(clock.step_ms(([], [2112] * running)) / 1e3, rel=1e-3)
+
+
+def test_dynamos_mocker_comes_near_the_clock_between_its_points() -> None:
+    """lib/mocker/src/common/perf_model.rs at 0894f5c: straight lines for prompts, bilinear for decode."""
+    clock = clock_of(max_model_len=8192)
+    arrays = dynamo_profile(clock, max_num_seqs=256)
+    assert all(array.dtype == float for array in arrays.values())
+    totals, contexts, itl = (arrays[f"decode_{name}"] for name in ("active_kv_tokens", "context_length", "itl"))
+    assert itl.shape == (len(totals), len(contexts)) and (np.diff(totals) > 0).all() and (np.diff(contexts) > 0).all()
+    for prompt in (300, 1500, 6000):
+        line = np.interp(prompt, arrays["prefill_isl"], arrays["prefill_ttft_ms"])
+        assert line == pytest.approx(clock.step_ms(([(prompt, 0)], [])), rel=0.06)
+    for num_seqs, context in ((1, 700), (40, 1500), (200, 3000)):
+        columns = [np.interp(num_seqs * context, totals, column) for column in itl.T]
+        between = np.interp(context, contexts, columns)
+        assert between == pytest.approx(clock.step_ms(([], [context] * num_seqs)), rel=0.06)
 
 
 @settings(max_examples=50)

@@ -8,11 +8,12 @@ A batch is what one forward pass computes: chunks of prompts as ``(new tokens, t
 every sequence that decodes, in tokens. A tuple, a list, a dict with these keys or a `StepBatch` will do. A step is
 estimated from tables that fill up as steps are met: the first ones take some ms each, later ones microseconds.
 
-Three simulators take the clock as it is:
+Four simulators take the clock as it is:
 
     SglangPredictor         SGLang's simulator: its `InferTimePredictor`, and `install_sglang_predictor` to name it
     VllmSteps               vLLM: the milliseconds of a `SchedulerOutput`; `paced` makes a forward pass last as long
     llm_d_latencies         llm-d-inference-sim: the constants of its configuration that come nearest
+    dynamo_profile          Dynamo's mocker: the arrays of its profile data
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ class StepClock:
 
 
 def step_plan(request: Request) -> BoundPlan:
-    """The plan whose steps are asked for one by one: sequences have all lengths."""
+    """The plan whose steps are estimated one by one: sequences have all lengths."""
     bound_plan = request.bind()
     return bound_plan._replace(env={**bound_plan.env, "uniform_lengths": 0.0})
 
@@ -365,3 +366,38 @@ def go_duration(seconds: float) -> str:
         if seconds >= size:
             return f"{round(seconds / size, 3):g}{unit}"
     return f"{round(seconds * 1e9)}ns"
+
+
+# ------------------------------------------------------------------ Dynamo's mocker
+
+MOCKER_LENGTHS = tuple(n for k in range(6, 20) for n in (2**k, 3 * 2 ** (k - 1)))  # tokens of prompts and contexts
+MOCKER_SEQS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+def dynamo_profile(clock: StepClock, *, max_num_seqs: int | None = None) -> dict[str, np.ndarray]:
+    """The arrays of Dynamo's mocker: ``np.savez("profile.npz", **dynamo_profile(clock))``, its --planner-profile-data.
+
+    Names and axes as in lib/mocker/src/common/perf_model.rs of ai-dynamo/dynamo at 0894f5c: a prompt step by its new
+    tokens, on straight lines; a decode step by the contexts of all its sequences together and their mean, bilinear. It
+    adds the two for a step that has both, and lets no decode step take less than 1 ms.
+    """
+    seqs = max_num_seqs or clock.plan.max_num_seqs
+    longest = min(clock.max_model_len, 2**20)
+    lengths = [n for n in MOCKER_LENGTHS if n < longest] + [longest]
+    totals = sorted({n * count for n in lengths for count in MOCKER_SEQS if count <= seqs} | {seqs * longest})
+    decode = np.array([[_mean_decode_ms(clock, total / n, n, seqs) for n in lengths] for total in totals])
+    return {
+        "prefill_isl": np.array(lengths, float),
+        "prefill_ttft_ms": np.array([clock.step_ms(([(n, 0)], ())) for n in lengths]),
+        "decode_active_kv_tokens": np.array(totals, float),
+        "decode_context_length": np.array(lengths, float),
+        "decode_itl": decode,
+    }
+
+
+def _mean_decode_ms(clock: StepClock, num_seqs: float, context: int, most: int) -> float:
+    """Of so many sequences, between two whole numbers of them, on a straight line."""
+    num_seqs = min(max(num_seqs, 1.0), float(most))
+    low = int(num_seqs)
+    few, more = (clock.step_ms(((), [context] * count)) for count in (low, min(low + 1, most)))
+    return few + (num_seqs - low) * (more - few)
