@@ -130,6 +130,10 @@ def validate(
     rows: list[dict[str, Any]] = []
     memory_parts: list[Any] = []
     memory_rows = _memory(model, device, memory, plan, memory_parts) if memory is not None else None
+    if step_log and replay["diagnose"]:
+        from ..serving.step_log import read_step_log
+
+        replay["server"] = read_step_log(step_log).server
     if measured is not None:  # after the other file was read: this one may write what was fitted
         rows = _requests(model, device, measured, replay, plan, result, parts)
     if url is not None:
@@ -334,7 +338,7 @@ def _diagnosis(
 
 
 def _write_files(compared: Any, replay: dict[str, Any], title: str) -> None:
-    """Pictures and rows, each where it was asked for."""
+    """Pictures and rows, each where its flag was given."""
     if replay["plot"] is not None:
         from ..views.text.validation import write_validation
 

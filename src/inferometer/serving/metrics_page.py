@@ -111,6 +111,12 @@ class MetricHistogram(NamedTuple):
         used = np.flatnonzero(self.counts > 0)
         return float(self.bounds[used[-1]]) if len(used) else math.nan
 
+    @property
+    def largest_exceeds(self) -> float:
+        """The lower bound of the largest value; nan without any."""
+        used = np.flatnonzero(self.counts > 0)
+        return float(np.concatenate([[0.0], self.bounds])[used[-1]]) if len(used) else math.nan
+
 
 class ServerStatistics(msgspec.Struct, kw_only=True):
     """What a server did in some seconds, as its own counters say it. What they do not say is nan."""
@@ -122,7 +128,8 @@ class ServerStatistics(msgspec.Struct, kw_only=True):
     output_tokens: float = math.nan  # the same of its answer
     steps: float = math.nan  # of the engine
     tokens_per_step: float = math.nan  # mean
-    largest_step_tokens: float = math.nan  # upper bound of the bucket that the largest step is in
+    largest_step_tokens: float = math.nan  # of the largest step; upper bound of its bucket where that is all there is
+    largest_step_exceeds: float = math.nan  # lower bound of the same
     running: float = math.nan  # requests, mean of what was read
     waiting: float = math.nan  # the same in the engine's queue
     queue_ms: float = math.nan  # mean wait of a request in the engine's queue
@@ -130,6 +137,8 @@ class ServerStatistics(msgspec.Struct, kw_only=True):
     prefix_cache_hit_rate: float = math.nan  # share of the prompts' tokens
     kv_cache_usage: float = math.nan  # the largest that was read
     kv_cache_tokens: float = math.nan  # that its KV cache holds
+    enforce_eager: bool | None = None  # as its log says
+    max_num_batched_tokens: float = math.nan  # the same
     metrics: dict[str, float] = {}  # mean_ttft_ms, p99_itl_ms … under the names of ``vllm bench serve``
 
 
@@ -234,6 +243,7 @@ def server_statistics(before: MetricsPage, after: MetricsPage, seconds: float) -
         steps=steps.number or math.nan,
         tokens_per_step=steps.mean,
         largest_step_tokens=steps.largest,
+        largest_step_exceeds=steps.largest_exceeds,
         running=sum(gauges["running"]) / 2,
         waiting=sum(gauges["waiting"]) / 2,
         queue_ms=distribution(before, after, "queue").mean * 1e3,

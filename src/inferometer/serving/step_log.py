@@ -32,7 +32,15 @@ import msgspec
 from ..base.errors import BadFile
 from ..base.files import input_path
 from ..base.input_file import open_input
-from .metrics_page import MetricsPage, distribution, growth, kv_cache_tokens, read_pages
+from .metrics_page import (
+    MetricsPage,
+    ServerStatistics,
+    distribution,
+    growth,
+    kv_cache_tokens,
+    read_pages,
+    server_statistics,
+)
 
 MAX_STEPS = 200_000  # that are kept of a log
 ALIKE = 0.1  # by which the sequences of two lines may differ so that steps between them are alike
@@ -65,6 +73,7 @@ class StepLog(msgspec.Struct, kw_only=True):
     source: str = ""
     kv_cache_tokens: float = math.nan  # that the KV cache holds, where the log says it
     notes: list[str] = []  # what should be known about it
+    server: ServerStatistics | None = None  # what it says of the server as a whole
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -92,6 +101,24 @@ class LogReader:
     def finish(self) -> None:
         """All lines are in."""
 
+    def server(self) -> ServerStatistics:
+        """What the steps say of the server as a whole; of sizes only where every step is in the log."""
+        known = [step for step in self.steps if step.stream]
+        tokens = [step.prefill_tokens + step.decode_seqs for step in known]
+        usage = [step.kv_usage for step in self.steps if math.isfinite(step.kv_usage)]
+        if not usage and self.kv_cache_tokens > 0:
+            usage = [(step.decode_kv + step.prefill_cached) / self.kv_cache_tokens for step in known]
+        largest = max(tokens, default=math.nan)
+        return ServerStatistics(
+            seconds=sum(step.seconds * step.steps for step in self.steps),
+            steps=float(len(known)) or math.nan,
+            tokens_per_step=sum(tokens) / len(tokens) if tokens else math.nan,
+            largest_step_tokens=largest,
+            largest_step_exceeds=largest,
+            kv_cache_usage=max(usage, default=math.nan),
+            kv_cache_tokens=self.kv_cache_tokens,
+        )
+
 
 # ------------------------------------------------------------------ vLLM
 
@@ -104,6 +131,8 @@ _STATISTICS = re.compile(
     r"Running: (\d+) reqs, Waiting: (\d+) reqs.*?GPU KV cache usage: ([\d.]+)%"
 )
 _CAPACITY = re.compile(r"GPU KV cache size: ([\d,]+) tokens")
+_EAGER = re.compile(r"enforce_eager['\"]?[=:] ?(True|False)")
+_BUDGET = re.compile(r"max_num_batched_tokens['\"]?[=:] ?(\d+)")
 _ENGINE = re.compile(r"Engine (\d+)|(?=Iteration)")
 _CLOCK = re.compile(r"\b(?:(\d\d)-(\d\d)[ T])?(\d\d):(\d\d):(\d\d)\b")
 
@@ -112,10 +141,12 @@ class VllmIterations(LogReader):
     """One line a step. What is timed is the wait for the step's result, which leaves out planning and launching."""
 
     kind, engine = "vLLM's iterations", "vllm"
-    marks = ("Iteration(", "GPU KV cache size:", "Avg prompt throughput:")
+    marks = ("Iteration(", "GPU KV cache size:", "Avg prompt throughput:", "enforce_eager", "max_num_batched_tokens")
 
     def __init__(self) -> None:
         super().__init__()
+        self.enforce_eager: bool | None = None
+        self.max_num_batched_tokens = math.nan
         self.kv_usage = math.nan
         self.clocks: list[float] = []
         self.continues: list[bool] = []  # whether a step follows the one before it without a pause
@@ -127,6 +158,11 @@ class VllmIterations(LogReader):
             self.kv_cache_tokens = float(capacity.group(1).replace(",", ""))
         elif statistics := _STATISTICS.search(line):
             self.kv_usage = float(statistics.group(5)) / 100
+        elif "Iteration(" not in line:
+            if eager := _EAGER.search(line):
+                self.enforce_eager = eager.group(1) == "True"
+            if budget := _BUDGET.search(line):
+                self.max_num_batched_tokens = float(budget.group(1))
         elif step := _ITERATION.search(line):
             prompts, new, decoding = (float(step.group(k)) for k in (2, 3, 4))
             seconds = float(step.group(6)) / 1e3
@@ -158,6 +194,14 @@ class VllmIterations(LogReader):
         if count and elapsed - timed > max(2 * error, 0.02 * elapsed):
             self.untimed_s = (elapsed - timed) / count
             self.steps = [step._replace(seconds=step.seconds + self.untimed_s) for step in self.steps]
+
+    def server(self) -> ServerStatistics:
+        """What it was started with stands in its first lines."""
+        return msgspec.structs.replace(
+            super().server(),
+            enforce_eager=self.enforce_eager,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+        )
 
     def notes(self) -> list[str]:
         """What was added."""
@@ -348,6 +392,7 @@ class MetricsPages(LogReader):
     def __init__(self) -> None:
         super().__init__()
         self.lines: list[str] = []
+        self.pages: list[MetricsPage] = []
 
     def take(self, line: str) -> None:
         """One line of a page."""
@@ -356,10 +401,20 @@ class MetricsPages(LogReader):
 
     def finish(self) -> None:
         """Compare each page with the next."""
-        pages = list(read_pages(self.lines))
+        self.pages = pages = list(read_pages(self.lines))
         self.steps = list(page_steps(pages))
         if pages:
             self.kv_cache_tokens = kv_cache_tokens(pages[-1])
+
+    def server(self) -> ServerStatistics:
+        """The first page against the last."""
+        if len(self.pages) < 2:
+            return super().server()
+        first, last = self.pages[0], self.pages[-1]
+        return msgspec.structs.replace(
+            server_statistics(first, last, last.time_s - first.time_s),
+            kv_cache_usage=max(page.value("kv_usage") for page in self.pages),
+        )
 
 
 # ------------------------------------------------------------------ files
@@ -426,6 +481,7 @@ def read_step_log(paths: Sequence[str | PathLike[str]]) -> StepLog:
         source=source,
         kv_cache_tokens=best.kv_cache_tokens,
         notes=best.notes(),
+        server=best.server(),
     )
 
 

@@ -23,6 +23,15 @@ from ..specs.structs import Calibration
 from .validate import Validation
 
 Change = dict[str, Any]
+SMALL_CACHE = 0.7  # share of the planned KV cache below which a server's own is small
+LONGER, LEAST_LONGER = 1.5, 3  # times the largest step that a prompt is, and so many prompts, that show a budget
+
+
+class ShownLimit(NamedTuple):
+    """A limit below the plan's that the server's own counters or log show."""
+
+    level: float
+    sentence: str
 
 
 class CauseKind(NamedTuple):
@@ -33,7 +42,14 @@ class CauseKind(NamedTuple):
     title: Callable[[float], str]
     change: Callable[[float], Change]
     remedy: str = ""
-    contradicted: str = ""  # by a counter of the server, in words
+    contradicted: str = ""  # by a counter of the server: a sentence
+    shown: ShownLimit | None = None  # by a counter or the log of the server
+    unit: float = 0.0  # of its levels: 1 where they are whole numbers; 0 where they are not
+    least: float = 0.0  # level below which it cannot be, or would be no server
+
+    def rounded(self, level: float) -> float:
+        """The nearest level that can be: ``kind.rounded(6.3)  # 6.0``"""
+        return max(self.least, round(level / self.unit) * self.unit if self.unit else level)
 
 
 def merged(change: Change, more: Change) -> Change:
@@ -41,7 +57,8 @@ def merged(change: Change, more: Change) -> Change:
     both = {**change, **more}
     if change.get("calibration") is not None and "calibration" in more:
         a, b = change["calibration"], more["calibration"]
-        both["calibration"] = msgspec.structs.replace(a, host=a.host * b.host, request=a.request + b.request)
+        factors = {name: getattr(a, name) * getattr(b, name) for name in ("prefill", "decode", "host")}
+        both["calibration"] = msgspec.structs.replace(a, request=a.request + b.request, **factors)
     return both
 
 
@@ -52,7 +69,7 @@ def cause_kinds(
     facts = {name: value for name, value in plan.items() if name not in ("calibration", "gpu")}
     request = build_request(model, gpu, **_plan_only(facts))
     return [
-        *_slow_steps(gpu, request.engine.graph_tokens > 0, request.engine.async_scheduling),
+        *_slow_steps(gpu, request.engine.graph_tokens > 0, request.engine.async_scheduling, server),
         *_limits(before, request.plan, server),
         *_around_the_engine(before, server),
     ]
@@ -63,7 +80,7 @@ def _plan_only(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name in known}
 
 
-def _slow_steps(gpu: str, has_graphs: bool, is_async: bool) -> list[CauseKind]:
+def _slow_steps(gpu: str, has_graphs: bool, is_async: bool, server: ServerStatistics | None) -> list[CauseKind]:
     """Steps that take longer than they should: launches, the host, the clocks."""
     device = hardware(gpu)
     separator = "," if ":" in gpu else ":"
@@ -89,6 +106,7 @@ def _slow_steps(gpu: str, has_graphs: bool, is_async: bool) -> list[CauseKind]:
         ),
     ]
     if has_graphs:
+        eager = server.enforce_eager if server is not None else None
         no_graphs = {"max_cudagraph_capture_size": 0, "max_prefill_cudagraph_capture_size": 0}
         kinds.insert(
             0,
@@ -98,6 +116,8 @@ def _slow_steps(gpu: str, has_graphs: bool, is_async: bool) -> list[CauseKind]:
                 lambda _: "CUDA graphs are not captured: kernels are launched one by one",
                 lambda _: dict(no_graphs),
                 "start the server without enforce_eager, and look for a failed capture in its log",
+                "its log says enforce_eager=False" if eager is False else "",
+                ShownLimit(1.0, "its log says enforce_eager=True") if eager else None,
             ),
         )
     if is_async:
@@ -122,10 +142,13 @@ def _limits(before: Validation, plan: Any, server: ServerStatistics | None) -> l
     longest = math.ceil(
         float((before.trace.input_tokens + before.trace.output_tokens).max(initial=1)) / plan.block_size
     )
-    blocks = sorted({max(longest + 2, round(peak_blocks * x)) for x in (0.8, 0.5, 0.25)}, reverse=True)
-    budgets = tuple(float(x) for x in (4096, 1024, 256) if x < plan.max_num_batched_tokens)
+    blocks = sorted({max(longest + 2, round(peak_blocks * x)) for x in (0.8, 0.6, 0.4, 0.25)}, reverse=True)
+    exceeded = server.largest_step_exceeds if server is not None else math.nan
+    budgets = tuple(
+        float(x) for x in (4096, 2048, 1024, 512, 256) if x < plan.max_num_batched_tokens and not x < exceeded
+    )
     peak = running / replicas
-    seqs = sorted({max(1, round(peak * x)) for x in (0.8, 0.4, 0.15)}, reverse=True)
+    seqs = sorted({max(1, round(peak * x)) for x in (0.8, 0.55, 0.35, 0.15)}, reverse=True)
     return [
         CauseKind(
             "kv_cache",
@@ -134,6 +157,9 @@ def _limits(before: Validation, plan: Any, server: ServerStatistics | None) -> l
             lambda x: {"num_gpu_blocks_override": max(longest + 1, round(x))},
             "raise gpu_memory_utilization, or look for another process on the GPU",
             _contradicts_full_cache(server),
+            _shown_cache(server, outcome.kv_cache_tokens / replicas, plan.block_size),
+            unit=1,
+            least=longest + 1,
         ),
         CauseKind(
             "token_budget",
@@ -143,8 +169,11 @@ def _limits(before: Validation, plan: Any, server: ServerStatistics | None) -> l
                 "max_num_batched_tokens": max(16, round(x / 16) * 16),
                 "max_num_seqs": min(plan.max_num_seqs, max(16, round(x / 16) * 16)),
             },
-            "raise max_num_batched_tokens",
+            "raise max_num_batched_tokens, and long_prefill_token_threshold if it is set",
             _contradicts_budget(server, plan.max_num_batched_tokens),
+            _shown_budget(before, server, plan.max_num_batched_tokens),
+            unit=16,
+            least=64,
         ),
         CauseKind(
             "sequences",
@@ -153,6 +182,8 @@ def _limits(before: Validation, plan: Any, server: ServerStatistics | None) -> l
             lambda x: {"max_num_seqs": max(1, round(x))},
             "raise max_num_seqs",
             "no request waited when its pages were read" if server is not None and server.queue_ms < 1.0 else "",
+            unit=1,
+            least=1,
         ),
     ]
 
@@ -163,10 +194,46 @@ def _contradicts_full_cache(server: ServerStatistics | None) -> str:
     return f"its KV cache was {percent(server.kv_cache_usage)} full and it preempted nothing"
 
 
+def _shown_cache(server: ServerStatistics | None, planned: float, block_size: int) -> ShownLimit | None:
+    if server is None or not server.kv_cache_tokens < SMALL_CACHE * planned:
+        return None
+    return ShownLimit(
+        server.kv_cache_tokens / block_size,
+        f"its KV cache holds {server.kv_cache_tokens:,.0f} tokens, where {planned:,.0f} are planned",
+    )
+
+
 def _contradicts_budget(server: ServerStatistics | None, budget: int) -> str:
-    if server is None or not server.largest_step_tokens >= budget:
+    if server is None:
         return ""
-    return f"it computed steps of over {budget / 2:,.0f} tokens"
+    if server.max_num_batched_tokens >= budget:
+        return f"its log says max_num_batched_tokens={server.max_num_batched_tokens:.0f}"
+    if not (server.largest_step_tokens >= budget or server.largest_step_exceeds >= 0.9 * budget):
+        return ""
+    return f"it computed steps of over {min(budget / 2, server.largest_step_exceeds):,.0f} tokens"
+
+
+def _shown_budget(before: Validation, server: ServerStatistics | None, budget: int) -> ShownLimit | None:
+    """A log that says so; or prompts that are longer than any step, without a prefix cache that has parts of them."""
+    if server is None:
+        return None
+    if server.max_num_batched_tokens < budget:
+        return ShownLimit(
+            server.max_num_batched_tokens,
+            f"its log says max_num_batched_tokens={server.max_num_batched_tokens:.0f}; {budget:,} are planned",
+        )
+    largest, hit_rate = server.largest_step_tokens, server.prefix_cache_hit_rate
+    if not largest < budget or hit_rate > 0.01 or before.outcome.prefix_hit_rate > 0.01:
+        return None
+    prompts = before.trace.input_tokens
+    longer = int((prompts > LONGER * largest).sum())
+    if longer < LEAST_LONGER:
+        return None
+    return ShownLimit(
+        largest,
+        f"no step had over {largest:,.0f} tokens, though {budget:,} are planned and {longer:,} of {len(prompts):,} "
+        f"prompts are over {LONGER:g} times as long",
+    )
 
 
 def _around_the_engine(before: Validation, server: ServerStatistics | None) -> list[CauseKind]:

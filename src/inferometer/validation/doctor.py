@@ -5,15 +5,18 @@ diagnosis.causes[0].name, diagnosis.causes[0].share       # 'eager', 0.93: 93% o
 
 A cause is a change of the simulation's arguments with a level: no CUDA graphs; a host so many times slower; a KV cache
 of so many blocks. The gap is the distance between what was measured and what is predicted: of TTFT and TPOT of every
-request, and of their distributions (of the figures of a run, where a file has no requests). The cause and the level
-that leave the smallest gap are taken, then the next one on top of it, as long as each closes a good part. So shares add
-up to the whole: what is left over is unexplained. A server's own counters rule out what they contradict.
+request, and of their distributions (of the figures of a run, where a file has no requests). What step times that are
+off by their usual error explain is no gap, with a cause as without one: see `latency_gap`. The cause and the level that
+leave the smallest gap are taken, then the next one on top of it, as long as each closes a good part. So shares add up
+to the whole: what is left over is unexplained. A server's own counters rule out what they contradict, and show a limit
+that is smaller than the plan's even where latency hardly feels it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import msgspec
@@ -24,39 +27,36 @@ from ..base.units import milliseconds, percent, plural
 from ..serving.metrics import metrics
 from ..serving.metrics_page import ServerStatistics
 from ..specs.structs import Calibration
-from .causes import CauseKind, Change, cause_kinds, merged
+from .causes import CauseKind, cause_kinds, merged
+from .latency_gap import CALIBRATED, FIGURES, Change, Replay, StepErrors, as_change, gap, latency_logs
 from .validate import Validation
 
-Replay = Callable[[Change], Validation]
 MOST_CAUSES = 3
-LEAST_SHARE = 0.15  # of the gap that a cause must close
+LEAST_SHARE = 0.4  # of what is left that a cause must close
 LEAST_GAP = 0.02  # mean distance, as a logarithm, that it must close
 REFINED = 4  # levels that are tried between the best one and its neighbours, of the causes that are nearest
-NEAREST = 2  # causes whose levels are refined
+NEAREST = 4  # causes whose levels are refined, and whose step times are simulated again
+ALIKE, ALIKE_GAP = 0.15, 0.01  # by which gaps of two causes differ that latency cannot tell apart
 USUAL_ERROR = {"ttft": 0.15, "tpot": 0.07}  # where no band of measured runs is known
-FIGURES: tuple[str, ...] = (
-    *("mean_ttft_ms", "median_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "median_tpot_ms"),
-    *("mean_itl_ms", "p99_itl_ms", "mean_e2el_ms"),
-)
-_CAP = 1.5  # of a logarithm: what is further off counts no more
 
 
 class Cause(msgspec.Struct, kw_only=True):
     """One cause, at the level that fits best."""
 
     name: str  # eager, host, clocks, kv_cache, token_budget, sequences, prefix_cache, front_end, scheduling
-    title: str  # in words, with its level
+    title: str  # with its level
     share: float  # of the gap that it closes, on top of the causes before it
     change: dict[str, Any]  # arguments of `simulate` that make it
     level: float  # a factor, a share, tokens, blocks, sequences or seconds, by cause
     evidence: list[str]  # sentences with figures
     remedy: str = ""  # what to look at first
+    alike: list[str] = []  # titles of other causes that explain about as much
 
 
 class Diagnosis(msgspec.Struct, kw_only=True):
     """What was concluded, and from what."""
 
-    healthy: bool  # the errors of the means are within `tolerance`
+    healthy: bool  # no cause is named, and what step times within their usual error leave is within `tolerance`
     gap: float  # mean distance of measured from predicted, as a logarithm: 0.1 is about 10%
     causes: list[Cause]  # the one that explains most first
     unexplained: float  # share of the gap
@@ -65,16 +65,19 @@ class Diagnosis(msgspec.Struct, kw_only=True):
     signatures: dict[str, float]  # what was measured over what is predicted: short prompts' TTFT …
     tried: list[str]  # causes that were put into the simulation
     ruled_out: dict[str, str] = {}  # cause -> which counter contradicts it
+    step_times: dict[str, float] = {}  # usual errors that fit best: logarithms of prefill, decode, host; request in s
 
 
-class Tried(NamedTuple):
-    """A cause at a level, simulated."""
+class TriedCause(NamedTuple):
+    """A cause at a level, simulated; the first has none."""
 
-    kind: CauseKind
+    kind: CauseKind | None
     level: float
-    change: Change
+    change: Change  # of all causes so far, without `errors`
+    errors: dict[str, float]  # of step times, within their usual error
     validation: Validation
     gap: float
+    alike: tuple[str, ...] = ()  # other causes that leave about as small a gap
 
 
 def diagnose(
@@ -91,47 +94,43 @@ def diagnose(
     ``diagnose(lambda change: validate(model, measured=trace, **{**plan, **change}), before, model, "h200", plan)``
     """
     limits = {**USUAL_ERROR, **(tolerance or {})}
-    errors = mean_errors(before)
-    whole = gap_of(before, before)
     kinds = cause_kinds(before, model, gpu, plan, server)
-    ruled_out = {kind.name: kind.contradicted for kind in kinds if kind.contradicted}
-    near = all(abs(error) <= limits.get(metric, math.inf) for metric, error in errors.items())
-    if near or whole <= LEAST_GAP:
-        return Diagnosis(
-            healthy=True,
-            gap=whole,
-            causes=[],
-            unexplained=1.0,
-            tolerance=dict(limits),
-            errors=errors,
-            signatures=signatures(before, before),
-            tried=[],
-            ruled_out=ruled_out,
-        )
+    doctor = _Doctor(replay, before, CALIBRATED if plan.get("calibration") is not None else 1.0)
+    first = doctor.settled(TriedCause(None, 1.0, Change(), {}, before, 0.0))
     open_kinds = [kind for kind in kinds if not kind.contradicted]
-    causes: list[Cause] = []
-    left, change, now = whole, Change(), before
-    least = max(LEAST_SHARE * whole, LEAST_GAP)
-    while len(causes) < MOST_CAUSES and left > least:
-        best = _best(replay, before, change, [k for k in open_kinds if k.name not in {c.name for c in causes}], left)
-        if best is None or left - best.gap < least:
+    chosen = [first]
+    for kind in open_kinds:
+        if kind.shown is not None and len(chosen) <= MOST_CAUSES:
+            trial = doctor.tried(chosen[-1], kind, kind.shown.level)
+            chosen += [doctor.settled(trial)] if trial is not None else []
+    while len(chosen) <= MOST_CAUSES and chosen[-1].gap > LEAST_GAP:
+        named = {trial.kind.name for trial in chosen if trial.kind is not None}
+        best = doctor.best(chosen[-1], [kind for kind in open_kinds if kind.name not in named])
+        if best is None or chosen[-1].gap - best.gap < max(LEAST_SHARE * chosen[-1].gap, LEAST_GAP):
             break
-        causes.append(_as_cause(best, now, (left - best.gap) / whole, server))
-        left, change, now = best.gap, merged(change, best.change), best.validation
+        chosen.append(best)
+    whole = max(first.gap, 1e-9)
+    last = chosen[-1]
+    left = mean_errors(last.validation)
+    near = all(abs(error) <= limits.get(metric, math.inf) for metric, error in left.items())
     return Diagnosis(
-        healthy=False,
-        gap=whole,
-        causes=causes,
-        unexplained=left / whole,
+        healthy=len(chosen) == 1 and near,
+        gap=first.gap,
+        causes=[
+            _as_cause(trial, previous, (previous.gap - trial.gap) / whole, server)
+            for previous, trial in pairwise(chosen)
+        ],
+        unexplained=last.gap / whole if first.gap else 1.0,
         tolerance=dict(limits),
-        errors=errors,
+        errors=mean_errors(before),
         signatures=signatures(before, before),
         tried=[kind.name for kind in open_kinds],
-        ruled_out=ruled_out,
+        ruled_out={kind.name: kind.contradicted for kind in kinds if kind.contradicted},
+        step_times={name: error for name, error in last.errors.items() if error},
     )
 
 
-# ------------------------------------------------------------------ the gap
+# ------------------------------------------------------------------ errors of means, signatures
 
 
 def mean_errors(validation: Validation) -> dict[str, float]:
@@ -143,34 +142,6 @@ def mean_errors(validation: Validation) -> dict[str, float]:
         if error is not None:
             errors[metric] = float(error)
     return errors
-
-
-def gap_of(before: Validation, now: Validation) -> float:
-    """Mean distance of measured from predicted, as a logarithm, of requests, distributions and figures of the run."""
-    parts = []
-    for metric in ("ttft", "tpot"):
-        if metric in before.measured:
-            measured, predicted = before.measured[metric], now.predicted[metric]
-            both = np.isfinite(measured) & np.isfinite(predicted) & (measured > 0) & (predicted > 0)
-            if both.any():
-                pair = np.log(predicted[both]), np.log(measured[both])
-                shares = np.linspace(0.05, 0.95, 10)
-                parts += [_distance(*pair), _distance(*(np.quantile(side, shares) for side in pair))]
-            lost = np.isfinite(measured) & ~np.isfinite(predicted)
-            parts += [_CAP] if lost.mean() > 0.5 else []
-    figures = [
-        _distance(np.log(ours), np.log(seen.measured))
-        for name in FIGURES
-        if (seen := before.figures.get(name)) is not None
-        and seen.measured > 0
-        and (ours := now.figures[name].predicted if name in now.figures else 0.0) > 0
-    ]
-    parts += [float(np.mean(figures))] if figures else []
-    return float(np.mean(parts)) if parts else 0.0
-
-
-def _distance(a: Any, b: Any) -> float:
-    return float(np.minimum(np.abs(a - b), _CAP).mean())
 
 
 def signatures(before: Validation, now: Validation) -> dict[str, float]:
@@ -202,67 +173,107 @@ def signatures(before: Validation, now: Validation) -> dict[str, float]:
 # ------------------------------------------------------------------ causes and levels
 
 
-def _best(replay: Replay, before: Validation, change: Change, kinds: Sequence[CauseKind], left: float) -> Tried | None:
-    """The cause and the level that leave the smallest gap: few levels of all, then levels between of the nearest."""
-    tried: dict[str, list[Tried]] = {}
-    for kind in kinds:
-        runs = [run for level in kind.levels if (run := _run(replay, before, change, kind, level)) is not None]
-        if runs:
-            tried[kind.name] = runs
-    nearest = sorted(tried.values(), key=lambda runs: min(run.gap for run in runs))[:NEAREST]
-    for runs in nearest:
-        kind = runs[0].kind
-        if min(run.gap for run in runs) >= left or len(kind.levels) < 2:
-            continue
-        for _ in range(REFINED):
-            level = _between(runs)
-            refined = _run(replay, before, change, kind, level) if level is not None else None
-            if refined is None:
+class _Doctor:
+    """Tries causes at levels, each with the step times that suit it best."""
+
+    def __init__(self, replay: Replay, before: Validation, share: float) -> None:
+        self.replay, self.before = replay, before
+        self.step_errors = StepErrors(replay, before, share)
+
+    def best(self, so_far: TriedCause, kinds: Sequence[CauseKind]) -> TriedCause | None:
+        """The cause and the level that leave the smallest gap: few levels of all, then levels between of the nearest.
+
+        At first the effects of step times are added; those of the nearest causes are simulated.
+        """
+        trials: list[list[TriedCause]] = []
+        for kind in kinds:
+            runs = [run for level in kind.levels if (run := self.tried(so_far, kind, level)) is not None]
+            trials += [runs] if runs else []
+        nearest = sorted(trials, key=lambda runs: min(run.gap for run in runs))[:NEAREST]
+        for runs in nearest:
+            for _ in range(REFINED):
+                level = _next_level(runs)
+                refined = self.tried(so_far, _kind(runs[0]), level) if level is not None else None
+                if refined is None:
+                    break
+                runs.append(refined)
+        settled = [self.settled(min(runs, key=lambda run: run.gap)) for runs in nearest]
+        if not settled:
+            return None
+        least = min(run.gap for run in settled)
+        alike = [run for run in settled if run.gap <= least + max(ALIKE * least, ALIKE_GAP)]
+        first = min(alike, key=lambda run: kinds.index(_kind(run)))
+        return first._replace(alike=tuple(_kind(run).title(run.level) for run in alike if run is not first))
+
+    def tried(self, so_far: TriedCause, kind: CauseKind, level: float) -> TriedCause | None:
+        """A cause at a level, on top of others; None where the engine refuses it."""
+        change = merged(so_far.change, kind.change(level))
+        try:
+            validation = self.replay(change)
+        except InferometerError:
+            return None
+        errors, left = self.step_errors.fit(latency_logs(self.before, validation))
+        return TriedCause(kind, level, change, errors, validation, left)
+
+    def settled(self, trial: TriedCause) -> TriedCause:
+        """The same with its step times simulated, not added up; as it was where that is no better."""
+        plain = latency_logs(self.before, trial.validation)
+        best = trial._replace(errors={}, gap=gap(plain))
+        errors, _ = self.step_errors.fit(plain)
+        for _ in range(2):
+            if errors == best.errors or not as_change(errors):
                 break
-            runs.append(refined)
-    every = [run for runs in tried.values() for run in runs]
-    return min(every, key=lambda run: run.gap, default=None)
+            validation = self.replay(merged(trial.change, as_change(errors)))
+            logs = latency_logs(self.before, validation)
+            if (left := gap(logs)) >= best.gap:
+                break
+            best = trial._replace(errors=errors, validation=validation, gap=left)
+            errors, _ = self.step_errors.fit(logs, errors)
+        return best
 
 
-def _between(runs: Sequence[Tried]) -> float | None:
-    """The middle, as a logarithm, between the best level and the better of its neighbours."""
-    ordered = sorted(runs, key=lambda run: run.level)
+def _kind(trial: TriedCause) -> CauseKind:
+    assert trial.kind is not None
+    return trial.kind
+
+
+def _next_level(runs: Sequence[TriedCause]) -> float | None:
+    """Between the best level and the better of its neighbours, as a logarithm; beyond it where it is the lowest."""
+    ordered, kind = sorted(runs, key=lambda run: run.level), _kind(runs[0])
+    if len(kind.levels) < 2:
+        return None
     at = min(range(len(ordered)), key=lambda k: ordered[k].gap)
+    best = ordered[at].level
     sides = [ordered[k] for k in (at - 1, at + 1) if 0 <= k < len(ordered)]
-    if not sides:
-        return None
-    level = math.sqrt(ordered[at].level * min(sides, key=lambda run: run.gap).level)
-    return level if all(abs(math.log(level / run.level)) > 0.01 for run in runs) else None
-
-
-def _run(replay: Replay, before: Validation, change: Change, kind: CauseKind, level: float) -> Tried | None:
-    """A cause at a level, on top of a change; None where the engine refuses it."""
-    own = kind.change(level)
-    try:
-        validation = replay(merged(change, own))
-    except InferometerError:
-        return None
-    return Tried(kind, level, own, validation, gap_of(before, validation))
+    levels = [math.sqrt(best * min(sides, key=lambda run: run.gap).level)] if sides else []
+    if at == 0 and len(ordered) > 1 and kind.unit:
+        levels.insert(0, best * best / ordered[1].level)
+    candidates = [kind.rounded(level) for level in levels]
+    return next((x for x in candidates if all(abs(math.log(x / run.level)) > 0.01 for run in runs)), None)
 
 
 # ------------------------------------------------------------------ evidence
 
 
-def _as_cause(run: Tried, now: Validation, share: float, server: ServerStatistics | None) -> Cause:
-    change = {name: msgspec.to_builtins(value) for name, value in run.change.items()}
-    if "calibration" in run.change:
-        made, plain = run.change["calibration"], Calibration()
+def _as_cause(run: TriedCause, before: TriedCause, share: float, server: ServerStatistics | None) -> Cause:
+    kind = _kind(run)
+    own = kind.change(run.level)
+    change = {name: msgspec.to_builtins(value) for name, value in own.items()}
+    if "calibration" in own:
+        made, plain = own["calibration"], Calibration()
         change = {
             name: getattr(made, name) for name in ("host", "request") if getattr(made, name) != getattr(plain, name)
         }
+    shown = [kind.shown.sentence] if kind.shown is not None else []
     return Cause(
-        name=run.kind.name,
-        title=run.kind.title(run.level),
+        name=kind.name,
+        title=kind.title(run.level),
         share=share,
         change=change,
         level=run.level,
-        evidence=[*_moved(now, run.validation), *_counted(run, server)],
-        remedy=run.kind.remedy,
+        evidence=[*shown, *_moved(before.validation, run.validation), *_counted(kind, run.validation, server)],
+        remedy=kind.remedy,
+        alike=list(run.alike),
     )
 
 
@@ -299,10 +310,10 @@ def _moved(now: Validation, then: Validation) -> list[str]:
     return sentences
 
 
-def _counted(run: Tried, server: ServerStatistics | None) -> list[str]:
+def _counted(kind: CauseKind, validation: Validation, server: ServerStatistics | None) -> list[str]:
     """What the server's counters, or the simulation's, say of this cause."""
-    outcome, sentences = run.validation.outcome, []
-    if run.kind.name == "kv_cache":
+    outcome, sentences = validation.outcome, []
+    if kind.name == "kv_cache":
         simulated = int(outcome.preemptions.sum())
         sentences.append(f"such a cache preempts {plural(simulated, 'time')} in the simulation")
         if server is not None and server.preemptions >= 0:
@@ -310,14 +321,14 @@ def _counted(run: Tried, server: ServerStatistics | None) -> list[str]:
                 f"the server preempted {plural(round(server.preemptions), 'time')}, its cache was "
                 f"{percent(server.kv_cache_usage)} full"
             )
-    if server is not None and run.kind.name == "token_budget" and math.isfinite(server.largest_step_tokens):
+    if server is not None and kind.name == "token_budget" and math.isfinite(server.largest_step_tokens):
         sentences.append(f"the server's largest step had at most {server.largest_step_tokens:,.0f} tokens")
-    if server is not None and run.kind.name in ("sequences", "kv_cache") and math.isfinite(server.queue_ms):
+    if server is not None and kind.name in ("sequences", "kv_cache") and math.isfinite(server.queue_ms):
         sentences.append(
             f"requests waited {milliseconds(server.queue_ms)} in its queue; {server.waiting:.0f} waited when read"
         )
-    if run.kind.name == "prefix_cache" and server is not None and math.isfinite(server.prefix_cache_hit_rate):
+    if kind.name == "prefix_cache" and server is not None and math.isfinite(server.prefix_cache_hit_rate):
         sentences.append(f"the server hit {percent(server.prefix_cache_hit_rate)}")
-    if run.kind.name in ("eager", "host", "scheduling", "token_budget"):
+    if kind.name in ("eager", "host", "scheduling", "token_budget"):
         sentences.append(f"p99 ITL becomes {milliseconds(metrics(outcome)['p99_itl_ms'])} in the simulation")
     return sentences

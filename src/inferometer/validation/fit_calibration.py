@@ -4,7 +4,7 @@ Predictions of a loaded server are not linear in these (a slower step makes queu
 each of them moved both ways, and the residuals are followed downhill: Gauss-Newton steps with weights that leave
 outliers alone. The moves are wide at first: a small one only shifts requests across the borders of steps, and what a
 TTFT gains or loses by that is noise around its slope. A request whose two moves disagree crossed such a border, and
-counts less by as much. What the calibration is worth is asked of rows that it was not fitted to: a fifth of the
+counts less by as much. What the calibration is worth is judged on rows that it was not fitted to: a fifth of the
 requests is left out at a time, and the simulation is run with what the other four fifths say.
 
 The parameters are one vector of three: ln(prefill factor), ln(decode factor), and seconds per request in `UNIT`. The

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from ...base.units import percent, plural, seconds
@@ -72,6 +73,7 @@ def diagnosis_page(made: Diagnosis) -> Page:
             [
                 Paragraph("✓ healthy: as near to the prediction as measured servers usually are", style="bold green"),
                 Paragraph(off),
+                *_step_times(made),
             ]
         )
     parts: list[Part] = []
@@ -90,6 +92,17 @@ def diagnosis_page(made: Diagnosis) -> Page:
         for cause in made.causes:
             parts.append(Paragraph(cause.title, style="bold"))
             parts += [Paragraph(f"· {sentence}") for sentence in cause.evidence]
+            parts += [Paragraph(f"explains about as much: {title}", style="dim") for title in cause.alike]
             parts += [Paragraph(f"→ {cause.remedy}", style="green")] if cause.remedy else []
+    parts += _step_times(made)
     parts += [Paragraph(f"ruled out: {name} ({why})", style="dim") for name, why in made.ruled_out.items()]
     return Page(parts)
+
+
+def _step_times(made: Diagnosis) -> list[Part]:
+    """What was allowed for, because step times are usually off by as much."""
+    shown = [
+        f"{FIGURES[name]} {math.expm1(error) * 100:+.0f}%" if name in FIGURES else f"{seconds(error)} a request more"
+        for name, error in made.step_times.items()
+    ]
+    return [Paragraph(f"step times within their usual error: {', '.join(shown)}", style="dim")] if shown else []
