@@ -1,4 +1,4 @@
-"""The commands: each is a file of this package, which is loaded when it is asked for."""
+"""The commands: each is a file of this package, which is loaded when it is run."""
 
 from __future__ import annotations
 

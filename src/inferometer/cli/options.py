@@ -235,7 +235,7 @@ def schema_options(
 
 
 def option(argument: Argument) -> Decorator:
-    """One argument as a click option; its default is told in the help and left to the function."""
+    """One argument as a click option; its default stands in the help and is left to the function."""
     names = [*([argument.short] if argument.short else []), argument.flag]
     more: dict[str, Any] = {"cls": ArgumentOption, "group": argument.group, "help": help_text(argument)}
     more |= {"schema_default": argument.default, "secret": argument.secret, "shell_complete": completion(argument)}

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import click
 
@@ -21,7 +21,7 @@ StepProgress = Callable[[int, int, str], None]  # done, of how many, and what is
 
 
 class Form(NamedTuple):
-    """In which form a result was asked for, and the file it goes to."""
+    """The form of a result, and the file it goes to."""
 
     as_json: bool
     as_csv: bool
@@ -44,7 +44,7 @@ def emit(
     warnings: Iterable[str] = (),
     infeasible: str | None = None,
 ) -> None:
-    """Deliver a result in the form that was asked for; each form is made by its own function, and only if wanted."""
+    """Deliver a result in its form; each form is made by its own function, and only if wanted."""
     if form.as_json:
         data = json()
         deliver(data if isinstance(data, bytes) else as_json(data), form.output)
@@ -57,6 +57,36 @@ def emit(
         note(f"warning: {warning}")
     if infeasible is not None:
         note(f"infeasible: {infeasible}")
+
+
+class TableResult(Protocol):
+    """A result that is rows, too."""
+
+    feasible: bool
+    warnings: list[str]
+
+    @property
+    def reason(self) -> str | None:
+        """Why it is infeasible."""
+
+    def to_json(self) -> bytes:
+        """As indented JSON."""
+
+    def rows(self) -> list[dict[str, Any]]:
+        """As a table."""
+
+
+def emit_result(form: Form, result: TableResult, text: Callable[[], Page]) -> int:
+    """Deliver a result; gives the exit code, 1 where it is infeasible."""
+    emit(
+        form,
+        json=result.to_json,
+        csv=lambda: table_csv(result.rows()),
+        text=text,
+        warnings=result.warnings,
+        infeasible=None if result.feasible else result.reason,
+    )
+    return 0 if result.feasible else 1
 
 
 def quiet() -> bool:

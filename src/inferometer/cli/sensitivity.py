@@ -18,7 +18,7 @@ from .options import (
     plan_options,
     schema_options,
 )
-from .output import Form, emit, table_csv, wrote
+from .output import Form, emit_result, wrote
 
 _EXAMPLES = (
     "llama-3.1-8b --gpu h200 --batch-size 8 --plot pictures",
@@ -53,12 +53,4 @@ def sensitivity(model: str | None, plot: str | None, form: Form, **arguments: An
 
         return shown(result)
 
-    emit(
-        form,
-        json=result.to_json,
-        csv=lambda: table_csv(result.rows()),
-        text=text,
-        warnings=result.warnings,
-        infeasible=None if result.feasible else result.reason,
-    )
-    return 0 if result.feasible else 1
+    return emit_result(form, result, text)

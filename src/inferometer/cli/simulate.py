@@ -230,7 +230,7 @@ def _find_capacity(
 
 
 def _cut(outcome: Any, total: int, path: str | None) -> int:
-    """Interrupted: what had ended by then is kept where rows were asked for."""
+    """Interrupted: what had ended by then is kept where rows are written."""
     from ..views.files import rows_csv, write
 
     done = int(outcome.done.sum()) if outcome is not None else 0
@@ -242,7 +242,7 @@ def _cut(outcome: Any, total: int, path: str | None) -> int:
 
 
 def _files(outcome: Any, result: dict[str, Any], goals: dict[str, float], files: dict[str, str | None]) -> None:
-    """Rows, pictures and events, each where it was asked for."""
+    """Rows, pictures and events, each where its flag was given."""
     from ..views.files import write
 
     written: list[Any] = []

@@ -24,7 +24,7 @@ from .options import (
     schema_options,
     train_option,
 )
-from .output import Form, deliver, emit, note, progress_bar, show_page, table_csv, wrote
+from .output import Form, deliver, emit_result, note, progress_bar, show_page, wrote
 
 _SEARCHED = [*arguments(TrainSearchArgs), "enable_expert_parallel", "pipeline_model_parallel_layout"]
 _SEARCH_EXAMPLES = (
@@ -59,15 +59,7 @@ def training_search(model: str, gpu: str | None, plot: str | None, form: Form, t
 
         return shown(result)
 
-    emit(
-        form,
-        json=result.to_json,
-        csv=lambda: table_csv(result.rows()),
-        text=text,
-        warnings=result.warnings,
-        infeasible=None if result.feasible else result.reason,
-    )
-    return 0 if result.feasible else 1
+    return emit_result(form, result, text)
 
 
 _SWEEP_EXAMPLES = (
@@ -141,16 +133,8 @@ def training_sensitivity(model: str, gpu: str | None, form: Form, train: bool, *
     result = evaluate(model, one_gpu("sensitivity --train", gpu), **given)
 
     def text() -> Any:
-        from ..views.text.training_sensitivity import shown
+        from ..views.text.sensitivity import training_sensitivity as shown
 
         return shown(result)
 
-    emit(
-        form,
-        json=result.to_json,
-        csv=lambda: table_csv(result.rows()),
-        text=text,
-        warnings=result.warnings,
-        infeasible=None if result.feasible else result.reason,
-    )
-    return 0 if result.feasible else 1
+    return emit_result(form, result, text)

@@ -186,17 +186,19 @@ class Sensitivity(Result, msgspec.Struct, kw_only=True, dict=True):
             return [_platform_row(platform) for size in self.size for platform in size.tried]
         if self.compare or self.usecases:
             return [_comparison_row(row) for row in self.compare or self.usecases]
-        return [self._parameter_row(key, effect) for key, effect in self.figures.items()]
+        return [figure_row(key, effect, self.targets) for key, effect in self.figures.items()]
 
-    def _parameter_row(self, key: str, effect: ParameterEffect) -> dict[str, Any]:
-        row = {"figure": key, "label": effect.label, "unit": effect.unit, "value": effect.value, "used": effect.used}
-        for direction, change in (("up", effect.up), ("down", effect.down)):
-            row |= {f"{direction}_change_{field}": value for field, value in change.change.items()}
-            row |= {f"{direction}_elasticity_{field}": value for field, value in change.elasticity.items()}
-        for metric, target in self.targets.items():
-            solution = msgspec.to_builtins(target.figures[key])
-            row |= {f"target_{metric}_{field}": value for field, value in solution.items()}
-        return row
+
+def figure_row(key: str, effect: ParameterEffect, targets: Mapping[str, Target]) -> dict[str, Any]:
+    """A figure of the machine as a row of a table: what it moves, and what it alone must be for each target."""
+    row: dict[str, Any] = {name: getattr(effect, name) for name in ("label", "unit", "value", "used")}
+    row = {"figure": key, **row}
+    for direction, change in (("up", effect.up), ("down", effect.down)):
+        row |= {f"{direction}_change_{field}": value for field, value in change.change.items()}
+        row |= {f"{direction}_elasticity_{field}": value for field, value in change.elasticity.items()}
+    for metric, target in targets.items():
+        row |= {f"target_{metric}_{field}": v for field, v in msgspec.to_builtins(target.figures[key]).items()}
+    return row
 
 
 def _platform_row(platform: Platform) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from ..training.training_setup import bind_training
 from .evaluation import TargetMetric
 from .findings import NOTABLE, factor_text, percent_change, short_label, with_unit
 from .parameters import Parameter, parameters, power_limit
-from .sensitivity_report import Change, ParameterEffect, Solution, Target
+from .sensitivity_report import Change, ParameterEffect, Solution, Target, figure_row
 from .targets import parse_targets, solved
 
 if TYPE_CHECKING:
@@ -93,17 +93,7 @@ class TrainingSensitivity(Result, msgspec.Struct, kw_only=True, dict=True):
 
     def rows(self) -> list[dict[str, Any]]:
         """As a table: a row per figure."""
-        return [self._row(key, effect) for key, effect in self.figures.items()]
-
-    def _row(self, key: str, effect: ParameterEffect) -> dict[str, Any]:
-        row = {"figure": key, "label": effect.label, "unit": effect.unit, "value": effect.value, "used": effect.used}
-        for direction, change in (("up", effect.up), ("down", effect.down)):
-            row |= {f"{direction}_change_{field}": value for field, value in change.change.items()}
-            row |= {f"{direction}_elasticity_{field}": value for field, value in change.elasticity.items()}
-        for metric, target in self.targets.items():
-            solution = msgspec.to_builtins(target.figures[key])
-            row |= {f"target_{metric}_{field}": value for field, value in solution.items()}
-        return row
+        return [figure_row(key, effect, self.targets) for key, effect in self.figures.items()]
 
 
 @signature(TrainSensitivityArgs, TrainArgs)

@@ -418,7 +418,7 @@ def _training_sweep(table: TrainingSweep) -> Page:
 
 
 def _training_sensitivity(result: TrainingSensitivity) -> Page:
-    from .text.training_sensitivity import shown
+    from .text.sensitivity import training_sensitivity as shown
 
     return shown(result)
 

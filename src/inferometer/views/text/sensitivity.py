@@ -1,12 +1,12 @@
-"""What moves a plan, for people in a terminal: parameters by effect, targets, platforms, models and use cases."""
+"""What moves a plan or a training step, on a terminal: parameters by effect, targets, platforms, models, use cases."""
 
 from __future__ import annotations
 
 from typing import Any, cast
 
-from ...base.units import count, money, seconds, size
+from ...base.units import count, money, percent, seconds, si, size
 from ...sensitivity.evaluation import METRICS
-from ...sensitivity.findings import binding_text, factor_text, limit_text, with_unit
+from ...sensitivity.findings import binding_text, factor_text, limit_text, percent_change, with_unit
 from ...sensitivity.parameters import ALL_SPEEDS
 from ...sensitivity.sensitivity_report import (
     ComparisonRow,
@@ -17,6 +17,8 @@ from ...sensitivity.sensitivity_report import (
     Solution,
     Target,
 )
+from ...sensitivity.training_sensitivity import METRICS as TRAINING_METRICS
+from ...sensitivity.training_sensitivity import TrainingSensitivity, ranked_figures
 from .document import Cell, Column, Page, Paragraph, Part, TextTable
 from .terminal import header
 
@@ -324,4 +326,96 @@ def _demands(rows: list[ComparisonRow]) -> TextTable:
             factor_text(d.memory),
             binding_text(d.binding),
         )
+    return table
+
+
+# ------------------------------------------------------------------ training
+
+TRAINING_COLUMNS = {"step_seconds": "step", "tokens_per_second": "tokens/s", "model_flops_utilization": "MFU"}
+_TRAINING_ELASTIC = "--json and --csv have the elasticities: ln(metric ratio) / ln(figure ratio)."
+_SIZES = {
+    "tp": "tensor_parallel_size",
+    "cp": "context_parallel_size",
+    "pp": "pipeline_parallel_size",
+    "dp": "data_parallel_size",
+    "ep": "expert_model_parallel_size",
+}
+
+
+def training_sensitivity(result: TrainingSensitivity) -> Page:
+    """The header, what each figure moves, and what the targets take."""
+    plan, recipe = result.plan, result.recipe
+    layout = " ".join(f"{short} {plan[name]}" for short, name in _SIZES.items() if plan[name] > 1)
+    head = f"{result.model.name} · {plan['gpus']} × {result.device['name']} · {layout or 'one GPU'} · "
+    head += f"batch {recipe['global_batch_size']:,}"
+    parts: list[Part] = [Paragraph(head, style="bold")]
+    if not result.feasible:
+        parts.append(Paragraph(f"✗ infeasible: {result.reason}", style="bold red"))
+    parts += [
+        Paragraph(result.summary),
+        Paragraph(""),
+        _training_figures(result),
+        Paragraph(_TRAINING_ELASTIC, style="dim"),
+    ]
+    if result.targets:
+        parts.append(_training_targets(result))
+    parts += [Paragraph(f"! {warning}", style="yellow") for warning in result.warnings]
+    return Page(parts)
+
+
+def _training_order(result: TrainingSensitivity) -> list[tuple[str, ParameterEffect]]:
+    """Figures by effect, each with its parts below it; all speeds at once are last."""
+    rows: list[tuple[str, ParameterEffect]] = []
+    for key, effect in ranked_figures(result):
+        parts = [(k, one) for k, one in result.figures.items() if one.within == key and one.used]
+        rows += [(key, effect), *parts]
+    return [*rows, (ALL_SPEEDS, result.figures[ALL_SPEEDS])]
+
+
+def _training_figures(result: TrainingSensitivity) -> TextTable:
+    metrics = result.metrics
+    table = TextTable(
+        [
+            Column("figure", "<", folds=True),
+            Column("now", priority=3),
+            *(Column(title) for title in TRAINING_COLUMNS.values()),
+        ],
+        "change in % when a figure rises by 10%, and when it falls by 10%",
+    )
+    base = (
+        seconds(metrics.step_seconds),
+        si(metrics.tokens_per_second),
+        percent(metrics.model_flops_utilization),
+    )
+    table.add_row("baseline", "", *base, style="bold", section=True)
+    for _, effect in _training_order(result):
+        label = f"  {effect.label}" if effect.within and effect.within != ALL_SPEEDS else effect.label
+        changes = ((effect.up.change[field], effect.down.change[field]) for field in TRAINING_COLUMNS)
+        cells = (f"{percent_change(up)}  {percent_change(down)}" for up, down in changes)
+        table.add_row(label, with_unit(effect.value, effect.unit), *cells)
+    return table
+
+
+def _training_targets(result: TrainingSensitivity) -> TextTable:
+    """What each figure alone must be."""
+    table = TextTable(
+        [
+            Column("figure alone", "<", folds=True),
+            *(Column(f"{name} {one.limit:g}") for name, one in result.targets.items()),
+        ],
+        elsewhere="--json",
+    )
+    table.add_row(
+        "now", *(f"{one.now:.4g} {TRAINING_METRICS[name].unit}" for name, one in result.targets.items()), style="bold"
+    )
+    for key, effect in _training_order(result):
+        cells = []
+        for target in result.targets.values():
+            one = target.figures[key]
+            value = with_unit(one.value, effect.unit) if one.value is not None else ""
+            texts = {"reached": f"{value} {factor_text(one.factor)}".strip(), "never": "never"}
+            holds = "holds" if one.factor is None else f"holds to {factor_text(one.factor)}"
+            style = {"reached": "green", "never": "red"}.get(one.status, "")
+            cells.append(Cell(texts.get(one.status, holds), style))
+        table.add_row(effect.label, *cells)
     return table
