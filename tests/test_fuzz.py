@@ -53,7 +53,10 @@ def test_every_flag_of_a_command_is_drawn() -> None:
     """Flags come from the commands themselves: a new one needs no line in the campaign."""
     assert {"batch_size", "explain", "gpu", "phase"} <= set(options("analyze"))
     assert options("simulate")["max_num_seqs"].argument is not None
-    assert set(VERBS) | {"web", "mock"} == set(COMMAND_NAMES), "servers have tests of their own"
+    assert {"num_gpus", "interleave"} <= set(options("search --train"))
+    assert {verb.partition(" ")[0] for verb in VERBS} | {"web", "mock"} == set(COMMAND_NAMES), (
+        "servers have tests of their own"
+    )
 
 
 def test_counts_add_up(tmp_path: Path) -> None:

@@ -421,6 +421,7 @@ def test_illegal_layouts(kwargs: dict[str, Any], reason: str) -> None:
         ({"interleave": 1.5}, BadValue, "interleave must be a whole number"),
         ({"efficiency": 2}, BadValue, "efficiency"),
         ({"gpu": "h10"}, UnknownName, "unknown GPU"),
+        ({"engine": "vllm"}, BadValue, "serves models and does not train them: give megatron or roofline"),
         ({"micro_batchsize": 2}, UnknownName, "unknown argument 'micro_batchsize'; did you mean micro_batch_size"),
         ({"batch_size": 2}, UnknownName, "unknown argument 'batch_size'"),
     ],

@@ -12,22 +12,25 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from . import files
-from .values import APART, FOLDER, NUMBERS, READS, TEXTS, absurd, engine, gpu, likely, model, names, options
+from .values import APART, FOLDER, NUMBERS, READS, REQUESTS, TEXTS, absurd, engine, gpu, likely, model, names, options
 
 # How often each verb is drawn, of a thousand: what is cheap often, what is dear often enough for a campaign's counts.
 VERBS = {
-    "analyze": 856,
+    "analyze": 846,
     "sweep": 15,
     "simulate": 40,
     "validate": 32,
     "train": 40,
     "sensitivity": 4,
-    "search": 5,
+    "search": 7,
+    "search --train": 4,
+    "sweep --train": 3,
+    "sensitivity --train": 1,
     "show": 2,
     "profile": 5,
     "bench": 1,
 }
-WAYS = {"cli": 795, "api": 200, "process": 4, "signal": 1}  # how it is run, of a thousand; HTTP is a share of "api"
+WAYS = {"cli": 796.5, "api": 200, "process": 3, "signal": 0.5}  # how it is run, of a thousand; HTTP is a share of "api"
 HTTP_SHARE = 0.01
 ABSURD_SHARE = 0.88  # of commands with at least one value that nobody would give: most inputs are to be refused
 BROKEN_SHARE = 0.12  # of commands that read a file with something wrong in it
@@ -41,7 +44,10 @@ LONG = (  # commands that take a while
     "search qwen3-0.6b --num-gpus 2 --goodput ttft:900,tpot:50 --jobs 2 --json",
     "simulate qwen3-0.6b --find-capacity --goodput ttft:900 --jobs 2 --num-prompts 300 --json",
     "analyze llama-3.1-8b --json",
+    "search llama-3.1-70b --train --num-gpus 64 --global-batch-size 64 --json",
+    "simulate qwen3-0.6b --agents coding-agent --num-sessions 9 --kv-offloading-size 8 --json",
     "web --port 0",
+    "mock qwen3-0.6b --port 0",
 )
 CSV_LINES = 256 * 256 + 1  # of the table that a command which gets a signal writes
 
@@ -87,7 +93,7 @@ def case(seed: int, number: int) -> Case:
 def command(rng: random.Random, verb: str) -> tuple[list[str], dict[str, bytes], bool]:
     """A command line, the files that it names, and whether it is one that people could give."""
     strange, wrong = rng.random() < ABSURD_SHARE, rng.random() < BROKEN_SHARE
-    if verb == "search":  # answers are dear and refusals are not: most of the few are to be answered
+    if verb.startswith("search"):  # answers are dear and refusals are not: most of the few are to be answered
         strange, wrong = strange and rng.random() < 0.3, wrong and rng.random() < 0.3
     elif verb in ("validate", "simulate", "train"):
         strange, wrong = strange and rng.random() < 0.6, wrong and rng.random() < 0.6
@@ -95,14 +101,18 @@ def command(rng: random.Random, verb: str) -> tuple[list[str], dict[str, bytes],
     flags = _BASE[verb](rng, read) if verb in _BASE else {}
     head = [_subject(rng, verb, read)] if verb not in ("profile", "bench") else []
     known = options(verb)
-    pool = [name for name in known if name not in APART and name not in flags]
-    for name in rng.sample(pool, min(len(pool), rng.choice((0, 1, 1, 2, 3, 5) if verb != "search" else (0, 0, 1)))):
+    apart = APART | REQUESTS if "agents" in flags else APART
+    pool = [name for name in known if name not in apart and name not in flags]
+    for name in rng.sample(
+        pool, min(len(pool), rng.choice((0, 0, 1) if verb.startswith("search") else (0, 1, 1, 2, 3, 5)))
+    ):
         flags[name] = None if known[name].is_switch else likely(rng, known[name], verb)
     if wrong:
         _break_a_file(rng, verb, head, flags, read)
     if strange:
         _make_absurd(rng, known, head, flags)
-    argv = [verb, *head]
+    name, _, training = verb.partition(" ")
+    argv = [name, *head, *([training] if training else ())]
     for name, value in flags.items():
         argv += [known[name].flag] if value is None else [known[name].flag, value]
     if strange and rng.random() < 0.1:
@@ -116,7 +126,7 @@ def command(rng: random.Random, verb: str) -> tuple[list[str], dict[str, bytes],
 def _subject(rng: random.Random, verb: str, read: dict[str, bytes]) -> str:
     if verb == "show":
         return rng.choice(("models", "hardware", "hosts", "engines", "precisions", "usecases", "families"))
-    if verb == "sensitivity" or verb == "search":
+    if verb.startswith(("sensitivity", "search")):
         return rng.choice(("qwen3-0.6b", "gpt2", "llama-3.2-1b", "opt-125m")) if rng.random() < 0.9 else model(rng)
     if verb == "analyze" and rng.random() < 0.05:
         name, data = files.sample(rng, rng.choice(("model", "model", "network")))
@@ -127,9 +137,12 @@ def _subject(rng: random.Random, verb: str, read: dict[str, bytes]) -> str:
 
 def _simulated(rng: random.Random, read: dict[str, bytes]) -> dict[str, str | None]:
     flags: dict[str, str | None] = {"gpu": gpu(rng), "num_prompts": str(rng.randrange(1, 20))}
-    if rng.random() < 0.15:
+    if (kind := rng.random()) < 0.15:
         name, read[name] = files.sample(rng, "trace")
         flags["trace"] = f"{FOLDER}/{name}"
+    elif kind < 0.25:
+        flags |= {"agents": likely(rng, options("simulate")["agents"]), "num_sessions": str(rng.randrange(1, 4))}
+        del flags["num_prompts"]
     else:
         flags["output_len"] = str(int(2 ** rng.uniform(0, 6)))
         flags["request_rate"] = rng.choice(("inf", f"{10 ** rng.uniform(-1, 3):.4g}"))
@@ -142,11 +155,14 @@ def _simulated(rng: random.Random, read: dict[str, bytes]) -> dict[str, str | No
 
 def _validated(rng: random.Random, read: dict[str, bytes]) -> dict[str, str | None]:
     if rng.random() < 0.1:
+        name, read[name] = files.sample(rng, "step_log")
+        return {"step_log": f"{FOLDER}/{name}", "gpu": gpu(rng)}
+    if rng.random() < 0.1:
         read["memory.csv"] = files.sample(rng, "memory")[1]
         return {"memory": f"{FOLDER}/memory.csv", "gpu": gpu(rng)}
     name, read[name] = files.sample(rng, "measured")
     flags: dict[str, str | None] = {"measured": f"{FOLDER}/{name}", "gpu": gpu(rng)}
-    if rng.random() < 0.05:
+    if rng.random() < 0.01:  # hundreds of simulations
         flags["write_calibration"] = f"{FOLDER}/fitted.toml"
     return flags
 
@@ -172,6 +188,26 @@ def _trained(rng: random.Random, read: dict[str, bytes]) -> dict[str, str | None
         if rng.random() < 0.3:
             flags[name] = str(rng.choice((2, 4, 8)))
     return flags
+
+
+def _trained_search(rng: random.Random, read: dict[str, bytes]) -> dict[str, str | None]:
+    return {
+        "gpu": gpu(rng),
+        "num_gpus": str(rng.choice((1, 2, 4, 4, 8, 6))),
+        "global_batch_size": str(rng.choice((8, 12, 16, 64))),
+        "seq_len": str(int(2 ** rng.uniform(4, 13))),
+    }
+
+
+def _trained_sweep(rng: random.Random, read: dict[str, bytes]) -> dict[str, str | None]:
+    axes = {
+        "data_parallel_size": ("1,2", "1:8:x2"),
+        "tensor_parallel_size": ("1,2", "2"),
+        "micro_batch_size": ("1,2", "1,3"),
+        "zero": ("0,1", "3"),
+        "recompute": ("none,full",),
+    }
+    return {"gpu": gpu(rng), **{name: rng.choice(axes[name]) for name in rng.sample(list(axes), rng.randrange(1, 4))}}
 
 
 def _swept(rng: random.Random, read: dict[str, bytes]) -> dict[str, str | None]:
@@ -204,8 +240,10 @@ def _analyzed(rng: random.Random, read: dict[str, bytes]) -> dict[str, str | Non
     if rng.random() < 0.4:
         flags["tensor_parallel_size"] = str(rng.choice((2, 4, 8)))
     if rng.random() < 0.02:
-        name, read[name] = files.sample(rng, rng.choice(("profile", "calibration")))
-        flags["profile" if name.endswith("csv") else "calibration"] = f"{FOLDER}/{name}"
+        name, read[name] = files.sample(rng, kind := rng.choice(("profile", "calibration", "machine")))
+        flags["profile" if kind == "machine" else kind] = f"{FOLDER}/{name}"
+        if kind == "machine":
+            flags["gpu"] = "h200"
     return flags
 
 
@@ -217,15 +255,29 @@ _BASE: dict[str, Any] = {
     "search": _searched,
     "train": _trained,
     "sweep": _swept,
+    "search --train": _trained_search,
+    "sweep --train": _trained_sweep,
+    "sensitivity --train": _trained,
     "profile": _profiled,
     "bench": _benched,
 }
 _FILES_OF = {  # which files a command reads, beside its model's config
-    "analyze": ("gpu", "host_profile", "profile", "calibration", "model", "network", "model", "gpu", "config"),
+    "analyze": (
+        "gpu",
+        "host_profile",
+        "profile",
+        "machine",
+        "calibration",
+        "model",
+        "network",
+        "model",
+        "gpu",
+        "config",
+    ),
     "sweep": ("gpu", "profile", "calibration", "model", "config"),
     "search": ("gpu", "trace", "profile", "calibration"),
-    "simulate": ("trace", "trace", "gpu", "profile", "calibration"),
-    "validate": ("measured", "measured", "memory", "gpu"),
+    "simulate": ("trace", "trace", "like", "gpu", "profile", "machine", "calibration"),
+    "validate": ("measured", "measured", "memory", "step_log", "gpu"),
     "sensitivity": ("gpu", "model"),
     "train": ("gpu", "model", "network", "config"),
     "profile": ("tables",),
@@ -239,13 +291,13 @@ def _break_a_file(
     if verb not in _FILES_OF:
         return
     kind = rng.choice(_FILES_OF[verb])
-    name, data = files.sample(rng, kind)
+    name, data = files.sample(rng, "trace" if kind == "like" else kind)
     name = f"broken-{name}"
     read[name] = files.broken(rng, data)
     if kind in ("model", "network"):
         head[0] = f"{FOLDER}/{name}"
     else:
-        flags[kind] = f"{FOLDER}/{name}"
+        flags["profile" if kind == "machine" else kind] = f"{FOLDER}/{name}"
 
 
 def _make_absurd(rng: random.Random, known: Any, head: list[str], flags: dict[str, str | None]) -> None:
@@ -264,7 +316,7 @@ def _make_absurd(rng: random.Random, known: Any, head: list[str], flags: dict[st
 def _signalled(rng: random.Random, seed: int, number: int) -> Case:
     """A command that takes a while and writes a file, and a signal somewhere on its way."""
     argv = rng.choice(LONG).split()
-    if argv[0] != "web":
+    if argv[0] not in ("web", "mock"):
         argv += ["-o", f"{FOLDER}/out.{'json' if '--json' in argv else 'csv'}"]
     return Case(seed, number, "signal", argv[0], argv, signal=rng.choice(SIGNALS), after=rng.random())
 

@@ -43,6 +43,26 @@ requests = 100
 before = 0.2
 after = 0.1
 """
+_MACHINE = """label = "vm, Intel(R) Xeon(R) Processor @ 2.50GHz"
+device = "NVIDIA H200"
+launch = 8e-06
+slowdown = 1.1
+[machine]
+driver = "580"
+measured = "2026-11-18T23:32:28+00:00"
+[figures]
+launch = { value = 8e-06, unit = "s", reference = 8e-06 }
+matrix_vector = { value = 3.9e+12, unit = "B/s", reference = 3.704e+12 }
+product_burst = { value = 7.5e+14, unit = "FLOP/s", reference = 7.811e+14 }
+product_sustained = { value = 6.6e+14, unit = "FLOP/s", reference = 7e+14 }
+[engines.vllm]
+step_floor = 0.0021
+step_floor_per_sequence = 1.8e-05
+request_overhead = 0.003
+launch_factor = 1.001
+[engines.vllm.launch]
+prefill_attention = 0.00025
+"""
 _MEMORY = "Input_Tokens,Output_Tokens,Weights (MB),KV Prefill (MB),KV Total (MB),KV Decode Delta (MB)\n"
 _NUMBER = re.compile(rb"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 ANYTHING: tuple[Any, ...] = (
@@ -77,6 +97,32 @@ def _trace_rows(rng: random.Random, measured: bool) -> list[dict[str, Any]]:
     return rows
 
 
+def _step_log(rng: random.Random) -> tuple[str, bytes]:
+    """What a server logs of its steps: vLLM's iterations, SGLang's batches or Dynamo's forward passes."""
+    form, lines = rng.choice(("vllm", "vllm", "sglang", "dynamo")), []
+    if form == "vllm":
+        lines.append("INFO 11-18 00:59:00 [kv_cache_utils.py:1880] GPU KV cache size: 600,000 tokens, Maximum")
+    for number in range(rng.randrange(1, 40)):
+        prompts, seqs, ms = rng.choice((0, 0, 1, 2)), rng.randrange(0, 64), rng.uniform(2, 60)
+        tokens, clock = prompts * rng.randrange(1, 999), f"01:{number // 60:02d}:{number % 60:02d}"
+        if form == "vllm":
+            lines.append(
+                f"INFO 11-18 {clock} [loggers.py:182] Engine 000: Iteration({number}): {prompts} context requests, "
+                f"{tokens} context tokens, {seqs} generation requests, {seqs} generation tokens, iteration elapsed "
+                f"time: {ms:.2f} ms, GPU KV cache usage: {rng.random() * 50:.1f}%"
+            )
+        elif form == "sglang":
+            lines.append(
+                f"[2026-11-18 {clock}] Decode batch, #running-req: {seqs}, #token: {seqs * 500}, token usage: 0.05, "
+                f"cuda graph: True, gen throughput (token/s): {1e3 * seqs / ms:.2f}, #queue-req: 0"
+            )
+        else:
+            scheduled = {"num_prefill_requests": prompts, "sum_prefill_tokens": tokens, "sum_prefill_kv_tokens": 0}
+            scheduled |= {"num_decode_requests": seqs, "sum_decode_kv_tokens": seqs * 700}
+            lines.append(json.dumps({"version": 1, "wall_time": ms / 1e3, "scheduled_requests": scheduled}))
+    return "server.log", ("\n".join(lines) + "\n").encode()
+
+
 def _table(rng: random.Random, rows: list[dict[str, Any]], stem: str) -> tuple[str, bytes]:
     """Rows as CSV, JSON or JSON lines."""
     form = rng.choice(("csv", "csv", "csv", "json", "jsonl"))
@@ -103,6 +149,10 @@ def sample(rng: random.Random, kind: str) -> tuple[str, bytes]:
         return "network.toml", _NETWORK.encode()
     if kind == "calibration":
         return "calibration.toml", _CALIBRATION.encode()
+    if kind == "machine":
+        return "machine.toml", _MACHINE.encode()
+    if kind == "step_log":
+        return _step_log(rng)
     if kind == "profile":
         if rng.random() < 0.7:
             return "kernels.csv", _head("benchmarks/data/h200_kernels.csv", rng.randrange(2, 400)).encode()

@@ -24,6 +24,8 @@ NEGATIVE = re.compile(
       (runs\[\]\.)?errors\.\w+\.(bias|mean_error|pearson_r)    # signed on purpose: predicted against measured
     | (.+\.)?expected_error\.\w+\.bias                        # of runs that were measured
     | (runs\[\]\.)?figures\.\w+\.error
+    | (runs\[\]\.)?diagnosis\.errors\.\w+
+    | step_log\.classes\[\]\.bias
     | calibration\.request                                     # seconds that every request takes more, or less
     | memory\[\]\.error
     | graph\.\w+\.blocks\[\]\.(nodes\[\]\.id|edges\[\](\[\])?|edges\[\]\.\w+)  # the ends of a picture have no number
@@ -31,6 +33,7 @@ NEGATIVE = re.compile(
     """,
     re.X,
 )
+_REPORTS = ("analyze", "cluster", "sweep", "simulate", "search", "sensitivity", "train", "validate", "explain")
 INFINITE = 1e300  # no figure is as large as this; nan is not smaller either
 
 
@@ -69,7 +72,7 @@ def _differ(a: float, b: float, slack: float = CLOSE) -> bool:
 
 def _exit_code(verb: str, result: Result, code: int) -> Iterator[str]:
     """0 is an answer that works, 1 one that does not, and the result says the same."""
-    if verb in ("analyze", "train", "search", "sensitivity") and "feasible" in result:
+    if verb.split()[0] in ("analyze", "train", "search", "sensitivity") and "feasible" in result:
         if bool(result["feasible"]) != (code == 0):
             yield f"{code} of a result that is {'' if result['feasible'] else 'in'}feasible"
         if verb in ("analyze", "train") and bool(result["feasible"]) == bool(result["reason"]):
@@ -79,10 +82,19 @@ def _exit_code(verb: str, result: Result, code: int) -> Iterator[str]:
 # ------------------------------------------------------------------ every result
 
 
-@law("analyze", "cluster", "sweep", "simulate", "search", "sensitivity", "train", "validate", "explain")
+def _is_odd(value: Any) -> bool:
+    """Whether a number somewhere in a result is negative, infinite or none: most results need no paths."""
+    if isinstance(value, dict):
+        return any(map(_is_odd, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(_is_odd, value))
+    return isinstance(value, int | float) and not 0 <= value < INFINITE
+
+
+@law(*_REPORTS, "search --train", "sweep --train", "sensitivity --train")
 def numbers_are_numbers(result: Result) -> Iterator[str]:
     """Nothing is negative, infinite or not a number, but for what `NEGATIVE` lists."""
-    for path, value in numbers(result):
+    for path, value in numbers(result) if _is_odd(result) else ():
         if not abs(value) < INFINITE or (value < 0 and not NEGATIVE.fullmatch(path)):
             yield f"{path} is {value:g}"
 
@@ -291,6 +303,30 @@ def no_plan_that_holds_is_better(result: Result) -> Iterator[str]:
             yield f"{result['objective']}: {ours:.6g} wins, {other:.6g} holds too"
 
 
+@law("search --train")
+def the_layout_is_the_fastest(result: Result) -> Iterator[str]:
+    """The winner is the first of its plans, which are ordered by the seconds of a step, and uses no other GPUs."""
+    winner, plans = result["winner"], result["plans"]
+    if result["feasible"] != (winner is not None) or result["feasible"] == bool(result["reason"]):
+        yield f"feasible is {result['feasible']}, the reason {result['reason']!r}"
+    if winner is None:
+        return
+    if winner["label"] != plans[0]["label"]:
+        yield f"{winner['label']} wins, {plans[0]['label']} is first"
+    for a, b in itertools.pairwise(plans):
+        if a["step_seconds"] > b["step_seconds"] * (1 + CLOSE):
+            yield f"{a['label']} takes {a['step_seconds']:.6g} s and stands before {b['step_seconds']:.6g}"
+    for plan in plans:
+        names = ("tensor", "pipeline", "data", "context")
+        gpus = math.prod(plan["arguments"].get(f"{name}_parallel_size", 1) for name in names)
+        if gpus != result["num_gpus"]:
+            yield f"{plan['label']} has {gpus} of {result['num_gpus']} GPUs"
+        if _differ(plan["tokens_per_second_per_gpu"] * gpus, plan["tokens_per_second"]):
+            yield f"{plan['label']}: tokens_per_second is not that of a GPU times GPUs"
+        if plan["model_flops_utilization"] > 1 + CLOSE:
+            yield f"{plan['label']}: MFU is {plan['model_flops_utilization']:.6g}"
+
+
 # ------------------------------------------------------------------ train
 
 
@@ -322,6 +358,29 @@ def row_is_analysis(row: Result, report: Result) -> Iterator[str]:
             yield f"{key} is {row[key]} in the sweep and {value} alone"
         elif key in row and row[key] is not None and value is not None and _differ(row[key], value, 2e-6):
             yield f"{key} is {row[key]:.8g} in the sweep and {value:.8g} alone"
+
+
+@law("simulate")
+def sessions_are_conserved(result: Result) -> Iterator[str]:
+    """Sessions that ended are of those that began, and the time of a model is within that of a session."""
+    told = result.get("sessions")
+    if not told:
+        return
+    if told["completed"] > told["sessions"]:
+        yield f"{told['completed']} of {told['sessions']} sessions are complete"
+    if told["completed"] and told["mean_model_s"] > told["mean_duration_s"] * (1 + CLOSE):
+        yield f"the model takes {told['mean_model_s']:.6g} s of {told['mean_duration_s']:.6g}"
+    if (told["cached_share"] or 0) > 1 + CLOSE:
+        yield f"a share of {told['cached_share']:g} is cached"
+
+
+@law("simulate")
+def tiers_hold_what_they_hold(result: Result) -> Iterator[str]:
+    for tier in result.get("kv_tiers") or ():
+        if tier["capacity_bytes"] is not None and tier["used_bytes"] > tier["capacity_bytes"] * (1 + CLOSE):
+            yield f"{tier['name']} holds {tier['used_bytes']:.6g} of {tier['capacity_bytes']:.6g} bytes"
+        if tier["hit_rate"] is not None and tier["hit_rate"] > 1 + CLOSE:
+            yield f"{tier['name']}: a hit rate of {tier['hit_rate']:g}"
 
 
 @law("sweep")

@@ -260,8 +260,10 @@ class _Server:
         )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        self.address = line.partition("http://")[2].partition("/")[0]
         atexit.register(self.stop)
+        if "http://" not in line:
+            raise SystemExit(f"`inferometer web` does not start here: {line!r}, exit code {self.process.wait(10)}")
+        self.address = line.partition("http://")[2].partition("/")[0]
 
     def stop(self) -> None:
         """End it."""

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import click
 
 from inferometer.cli.commands import app
+from inferometer.cli.options import TrainableCommand
 from inferometer.specs import catalog
 from inferometer.specs.arguments import Args, Argument, arguments
 from inferometer.specs.command_args import (
@@ -23,11 +24,13 @@ from inferometer.specs.command_args import (
     SearchArgs,
     SensitivityArgs,
     ServingArgs,
+    SessionArgs,
+    TierSizesArgs,
     TrafficArgs,
 )
 from inferometer.specs.machine_args import TargetArgs
 from inferometer.specs.plan_args import PlanArgs
-from inferometer.specs.train_args import TrainArgs
+from inferometer.specs.train_args import TrainArgs, TrainSearchArgs, TrainSensitivityArgs
 
 FOLDER = "%DIR%"  # in an argument: the folder of the case, which has its files and takes what it writes
 _GROUPS: dict[str, tuple[type[Args], ...]] = {
@@ -35,14 +38,19 @@ _GROUPS: dict[str, tuple[type[Args], ...]] = {
     "sweep": (TargetArgs, PlanArgs),
     "search": (TargetArgs, TrafficArgs, CapacityArgs, SearchArgs),
     "sensitivity": (TargetArgs, PlanArgs, SensitivityArgs),
-    "simulate": (TargetArgs, CapacityArgs, GoodputArgs, ServingArgs, TrafficArgs),
+    "simulate": (TargetArgs, CapacityArgs, GoodputArgs, ServingArgs, TrafficArgs, SessionArgs, TierSizesArgs),
     "validate": (TargetArgs, TrafficArgs, GoodputArgs, ServingArgs),
     "train": (TargetArgs, TrainArgs),
+    "search --train": (TargetArgs, TrainArgs, TrainSearchArgs),
+    "sweep --train": (TargetArgs, TrainArgs),
+    "sensitivity --train": (TargetArgs, TrainArgs, TrainSensitivityArgs),
     "profile": (ProfileArgs,),
     "bench": (TargetArgs, ServingArgs, TrafficArgs, GoodputArgs, BenchArgs),
 }
-WRITES = ("output", "plot", "html", "requests_out", "chrome_trace", "write_calibration", "save_config")
-READS = ("trace", "profile", "calibration", "measured", "memory", "tables", "config")
+WRITES = (
+    *("output", "plot", "html", "requests_out", "sessions_out", "chrome_trace", "write_calibration", "save_config"),
+)
+READS = ("trace", "like", "profile", "calibration", "measured", "memory", "step_log", "tables", "config")
 # Not drawn at random: files have generators of their own; clusters and many processes belong to tests of their own.
 APART = {
     *WRITES,
@@ -52,6 +60,7 @@ APART = {
     "as_plain",
     "as_markdown",
     "quiet",
+    "agents",  # which most flags of requests exclude
     "train",  # another command, whose flags are those of training
     "debug",
     "help",
@@ -60,6 +69,19 @@ APART = {
     "backend_address",
     "jobs",
     "api_key",
+}
+
+# Of requests: sessions of agents have their own.
+REQUESTS = {
+    "input_len",
+    "output_len",
+    "turns",
+    "think_time",
+    "prefix_len",
+    "columns",
+    "run",
+    "burstiness",
+    "num_prompts",
 }
 
 NUMBERS = (
@@ -94,7 +116,11 @@ class Option(NamedTuple):
 @functools.cache
 def options(verb: str) -> dict[str, Option]:
     """The flags of a command by name, as click has them: a new one is fuzzed from the day it is added."""
-    command = app.get_command(click.Context(app), verb)
+    name, _, training = verb.partition(" ")
+    command = app.get_command(click.Context(app), name)
+    if training:
+        assert isinstance(command, TrainableCommand)
+        command = command.training()
     assert command is not None
     known: dict[str, Argument] = {}
     for group in _GROUPS.get(verb, ()):
@@ -171,6 +197,17 @@ def _efficiency(rng: random.Random) -> str:
     return rng.choice((x, f"flops={x}", f"hbm={x},intra={x}", f"inter={x}"))
 
 
+def _agents(rng: random.Random) -> str:
+    name = rng.choice(("coding-agent", "research-agent", "chat"))
+    more = rng.choice(("", ",tool_wait=1", ",growth=200", ",spawn_share=1", ",context_limit=40000"))
+    return f"{name},turns={rng.randrange(1, 5)}{more}"
+
+
+def _tiers(rng: random.Random) -> str:
+    size = f"{10 ** rng.uniform(-3, 3):.3g}"
+    return rng.choice((f"cpu:size={size}", f"disk:size={size},read=2", f"shared:size={size},latency=0.01"))
+
+
 def _autoscale(rng: random.Random) -> str:
     return f"target={rng.choice((1, 4, 24))},startup={rng.choice((0, 1, 90))},max={rng.randrange(1, 6)}"
 
@@ -207,6 +244,19 @@ _LIKELY: dict[str, Any] = {  # by name, where the schema says no more than "text
     "explain": lambda r: r.choice(("down_proj", "qkv_proj", "attention", "lm_head", "experts", "draft")),
     "compare": model,
     "autoscale": _autoscale,
+    "agents": _agents,
+    "num_sessions": lambda r: str(r.randrange(1, 5)),
+    "concurrent_sessions": lambda r: str(r.randrange(1, 4)),
+    "max_idle": lambda r: f"{r.uniform(0, 99):.3g}",
+    "kv_tiers": _tiers,
+    "kv_offloading_size": lambda r: f"{10 ** r.uniform(-2, 3):.3g}",
+    "kv_offloading_sizes": lambda r: r.choice(("1,10", "0.1", "1,2,4")),
+    "hicache_ratio": lambda r: f"{r.uniform(0, 9):.2g}",
+    "hicache_size": lambda r: f"{10 ** r.uniform(-2, 3):.3g}",
+    "hicache_write_policy": lambda r: r.choice(("write_through", "write_through_selective", "write_back")),
+    "hicache_storage_backend": lambda r: r.choice(("file", "mooncake", "hf3fs")),
+    "url": lambda r: r.choice(("http://127.0.0.1:9", "http://127.0.0.1:9/v1")),
+    "watch": lambda r: f"{r.uniform(0, 3):.2g}",
     "num_prompts": lambda r: str(r.randrange(1, 25)),
     "run": lambda r: str(r.randrange(1, 4)),
     "request_rate": lambda r: r.choice(("inf", "max", f"{10 ** r.uniform(-2, 3):.4g}")),

@@ -69,6 +69,7 @@ def build_training(model: str, gpu: str, kwargs: Mapping[str, Any]) -> tuple[Req
     args = with_num_gpus(checked(TrainArgs, kwargs))
     _check_choice("precision", args.precision, PRECISIONS)
     request = _trained_model(_build_request(model, gpu, args, kwargs), args)
+    _check_engine(request)
     _check_choice("recompute", args.recompute, RECOMPUTE)
     _check_choice("cp_comm_type", args.cp_comm_type, CP_COMM_TYPES)
     _check_choice("optimizer", args.optimizer, tuple(training_constants().optimizers))
@@ -125,6 +126,15 @@ def _recipe(args: TrainArgs, request: Request) -> Recipe:
         overlap=args.overlap,
         **cast(dict[str, Any], run_fields(args)),
     )
+
+
+def _check_engine(request: Request) -> None:
+    """Refuse an engine whose kernels are those of inference: it has none for a loss."""
+    if request.engine.kernels and "loss" not in request.engine.kernels:
+        raise BadValue(
+            f"`engine` {request.engine.name} serves models and does not train them: give megatron or roofline",
+            field="engine",
+        )
 
 
 def _check_batches(args: TrainArgs, batch: int, each: int) -> None:
