@@ -141,7 +141,7 @@ def test_one_limit_is_raised_from_what_estimates_allow(table: PlanTable) -> None
     limit = float(one.change.removeprefix("--goodput ttft:"))
     assert needed <= limit < needed * 1.3 and one.plan == "2 × tp4 fp8, KV bf16" and one.simulated
     tried = [call["goodput"]["ttft"] for call in search.calls if call["goodput"]["ttft"] != 20.0]
-    assert tried == sorted(tried) and tried[-1] == limit, "the smallest that helps ends it"
+    assert max(value for value in tried if value < limit) < needed and len(tried) <= 4, "the smallest that helps"
 
 
 def test_all_limits_together_where_none_alone_helps(table: PlanTable) -> None:

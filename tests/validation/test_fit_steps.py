@@ -106,6 +106,10 @@ def test_from_a_log_to_a_calibration_to_a_prediction(run: Command, tmp_path: Pat
     plain = run("validate", MODEL, "--gpu", GPU, "--step-log", str(log), "--json").json
     assert plain["step_log"]["kind"] == "vLLM's iterations" and "calibration" not in plain
     assert {row["class"] for row in plain["step_log"]["classes"]} >= {"decode", "mixed"}
+    memory = tmp_path / "memory.csv"
+    memory.write_text("Input_Tokens,Output_Tokens,Weights (MB),KV Total (MB)\n512,16,15316,66\n", encoding="utf-8")
+    both = run("validate", MODEL, "--gpu", GPU, "--step-log", str(log), "--memory", str(memory), "--json").json
+    assert both["step_log"] == plain["step_log"] and both["memory"], "rows of memory are no classes of steps"
     command = ("validate", MODEL, "--gpu", GPU, "--step-log", str(log), "--write-calibration", str(file))
     shown = run(*command)
     assert shown.code == 0 and "calibration: prompts × 1.2" in shown.out and str(file) in shown.err

@@ -143,7 +143,8 @@ def validate(
         rows = rows if (measured or url) is not None else step_rows
     if memory_rows is not None:
         result["memory"] = memory_rows
-        rows += memory_rows if (measured is None and not step_log) or not form.as_csv else []
+        if (measured is None and not step_log) or not form.as_csv:
+            rows = [*rows, *memory_rows]
     parts += memory_parts
 
     def text() -> Any:

@@ -58,26 +58,36 @@ class Relaxer:
     def _one_limit(self, name: str, table: PlanTable | None) -> list[Relaxation]:
         """The smallest value of one limit that a plan keeps together with the others, as far as it is tried."""
         lowest = lowest_metric(name, table) if table is not None else None
-        for factor in FACTORS if lowest is not None else ():
-            assert lowest is not None
-            limit = round_up(max(lowest * factor * 1e3, self.limits[name]))
-            result = self.attempt(goodput={**self.limits, name: limit})
-            if result is not None:
-                return [_relaxation(f"{flag('goodput')} {name}:{limit:g}", result)]
-        return []
+        if lowest is None:
+            return []
+        values = [round_up(max(lowest * factor * 1e3, self.limits[name])) for factor in FACTORS]
+        return self._smallest([{name: value} for value in values])
 
     def _all_limits(self, table: PlanTable | None) -> list[Relaxation]:
         """All limits by one factor: the SLO ratio of the closest plan, and more if need be."""
-        for factor in FACTORS if table is not None else ():
-            assert table is not None
-            ratio = max(float(table.plans.slo_ratio.min()) * factor, 1.0)
-            limits = {name: round_up(limit * ratio) for name, limit in self.limits.items()}
-            result = self.attempt(goodput=limits)
+        if table is None:
+            return []
+        ratios = [max(float(table.plans.slo_ratio.min()) * factor, 1.0) for factor in FACTORS]
+        return self._smallest([{name: round_up(limit * r) for name, limit in self.limits.items()} for r in ratios])
+
+    def _smallest(self, looser: Sequence[dict[str, float]]) -> list[Relaxation]:
+        """The first of limits, each looser than the one before, with which a plan is possible.
+
+        Estimates are mostly right, so the first is tried first; of the others half are ruled out by each search.
+        """
+        best: tuple[dict[str, float], Search] | None = None
+        low, at, end = 0, 0, len(looser)
+        while low < end:
+            result = self.attempt(goodput={**self.limits, **looser[at]})
             if result is not None:
-                return [
-                    _relaxation(f"{flag('goodput')} " + ",".join(f"{name}:{x:g}" for name, x in limits.items()), result)
-                ]
-        return []
+                best, end = (looser[at], result), at
+            else:
+                low = at + 1
+            at = (low + end) // 2
+        if best is None:
+            return []
+        limits = ",".join(f"{name}:{limit:g}" for name, limit in best[0].items())
+        return [_relaxation(f"{flag('goodput')} {limits}", best[1])]
 
     def _lower_rate(self) -> list[Relaxation]:
         """The highest rate that the GPUs carry within the limits."""
