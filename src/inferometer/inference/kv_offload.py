@@ -15,10 +15,12 @@ import functools
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..base.cache import cache_by_identity
 from ..base.errors import BadValue, UnknownName, abbreviate, about
 from ..base.symbols import Value
 from ..costs import parallelism
 from ..costs.binding import BoundPlan
+from ..network.graph import Block
 from ..specs.arguments import flag
 from ..specs.catalog import constants
 from ..specs.structs import Engine, Hardware, KVOffload, KVTier, Spec
@@ -43,6 +45,7 @@ _SGLANG = (
     "hicache_storage_backend",
 )
 _RATIO = 2.0  # SGLang's default, python/sglang/srt/server_args.py:7439 at cce0a12
+_PAGE_COPIES = ("vllm",)  # a copy for each block of each layer: v0.25.1 vllm/v1/kv_offload/cpu/gpu_worker.py
 _PROMPT_ONLY = ("vllm",)  # offload_prompt_only is true by default: v0.25.1 vllm/v1/kv_offload/base.py:521
 
 
@@ -56,6 +59,8 @@ class TierData(Spec, frozen=True, kw_only=True):
     link_share: float = 0.0  # of the device's link to its host
     network_share: float = 0.0  # of its link to other nodes
     latency: float  # s of a transfer
+    page_latency: float = 0.0  # s for each page, where the engine copies page by page
+    triton_below: float = 0.0  # bytes of a page
     concurrency: int  # transfers at once
     duplex: bool
     source: dict[str, str]
@@ -92,7 +97,7 @@ def parse_kv_offload(args: PlanArgs, engine: Engine, device: Hardware, gpus_per_
         figures["cpu"] = {**size, **figures.get("cpu", {})}
         if args.hicache_storage_backend:
             figures.setdefault(STORAGE[args.hicache_storage_backend], {})
-    tiers = [_tier(name, figures[name], device, gpus_per_node) for name in TIERS if name in figures]
+    tiers = [_tier(name, figures[name], engine, device, gpus_per_node) for name in TIERS if name in figures]
     tiers = [tier for tier in tiers if tier.size or tier.size_per_gpu or tier.gpu_ratio]
     if not tiers:
         _prefix_tier(args.prefix_tier, [])
@@ -132,6 +137,37 @@ def _prefix_tier(name: str | None, tiers: list[KVTier]) -> str:
     return name
 
 
+@cache_by_identity(64)
+def _layers_with_cache(blocks: tuple[Block, ...]) -> int:
+    """Layers that keep a cache of tokens."""
+    return sum(block.count for block in blocks for op in block.ops if op.cache is not None)
+
+
+def block_bytes(bound_plan: BoundPlan, tokens: int = 0) -> float:
+    """Bytes of a KV block on all GPUs of a replica, of sequences of so many tokens: ``block_bytes(bound_plan)``
+
+    Of windows and states it is the share of a block in a sequence of that length.
+    """
+    length = max(tokens, bound_plan.plan.block_size)
+    return float(replica_cache_bytes(bound_plan, length)) * bound_plan.plan.block_size / length
+
+
+def link_bandwidth(bound_plan: BoundPlan, tier: KVTier, *, write: bool = False) -> float:
+    """B/s at which a replica's blocks cross the link of a tier: ``link_bandwidth(bound_plan, tier)``
+
+    Where each layer's part of a block is a copy of its own, every copy takes a little longer than its bytes do.
+    """
+    plan = bound_plan.plan
+    gpus = plan.gpus // plan.data_parallel_size
+    nominal = tier.write_bandwidth if write else tier.read_bandwidth
+    pages = _layers_with_cache(bound_plan.model.blocks) / plan.pipeline_parallel_size
+    own = block_bytes(bound_plan) / gpus
+    waits = pages * tier.page_latency
+    if not own or not waits or (not write and own / pages < tier.triton_below):
+        return nominal * gpus
+    return gpus * own / (own / nominal + waits)
+
+
 def load_seconds(bound_plan: BoundPlan, sequences: Value, tokens: Value, tier: str) -> Value:
     """Seconds until so many cached tokens of each sequence have come from a tier to the GPU, through those above it.
 
@@ -140,7 +176,7 @@ def load_seconds(bound_plan: BoundPlan, sequences: Value, tokens: Value, tier: s
     plan, num_bytes = bound_plan.plan, sequences * replica_cache_bytes(bound_plan, tokens)
     seconds: Value = 0.0
     for one in plan.kv_offload.tiers if plan.kv_offload is not None else ():
-        seconds = seconds + one.latency + num_bytes / (one.read_bandwidth * plan.gpus / plan.data_parallel_size)
+        seconds = seconds + one.latency + num_bytes / link_bandwidth(bound_plan, one)
         if one.name == tier:
             break
     return seconds * (tokens > 0)
@@ -247,7 +283,7 @@ def _figure(tier: str, key: str, value: Any) -> float:
     return number * _KEYS[key]
 
 
-def _tier(name: str, figures: dict[str, float], device: Hardware, gpus_per_node: int) -> KVTier:
+def _tier(name: str, figures: dict[str, float], engine: Engine, device: Hardware, gpus_per_node: int) -> KVTier:
     """A tier: figures that were given, else those of the data and of the device's links."""
     data = tier_data(name)
     if not {"size", "size_per_gpu", "gpu_ratio"} & set(figures):
@@ -263,6 +299,9 @@ def _tier(name: str, figures: dict[str, float], device: Hardware, gpus_per_node:
         size_per_gpu=figures.get("size_per_gpu", 0.0),
         gpu_ratio=figures.get("gpu_ratio", 0.0),
         latency=figures.get("latency", data.latency),
+        # a bandwidth that is given is what such copies reach
+        page_latency=data.page_latency if engine.name in _PAGE_COPIES and "read" not in figures else 0.0,
+        triton_below=data.triton_below,
         concurrency=int(figures.get("concurrency", data.concurrency)),
         duplex=data.duplex,
         **bandwidth,

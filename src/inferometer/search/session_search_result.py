@@ -67,7 +67,9 @@ class SessionSearch(Result, msgspec.Struct, kw_only=True, dict=True):
             return f"<SessionSearch {self.model[:60]}: no plan holds>"
         cost = self.winner.cost_per_session
         worth = f", {money(cost)} a session" if cost is not None else ""
-        return f"<SessionSearch {self.model[:60]} on {plural(self.winner.gpus, 'GPU')}: {self.winner.label[:90]}{worth}>"
+        return (
+            f"<SessionSearch {self.model[:60]} on {plural(self.winner.gpus, 'GPU')}: {self.winner.label[:90]}{worth}>"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """As plain dicts and lists, ``schema`` first."""

@@ -12,21 +12,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..costs.binding import BoundPlan
-from ..inference.cache_size import replica_cache_bytes
+from ..inference.kv_offload import block_bytes, link_bandwidth
 from ..specs.structs import KVTier
 from .kv_cache import KVCache, PrefixCache, PrefixTree
 from .kv_tiers import CacheTier, TieredCache, TierStore, TransferLink
 from .outcome import TierUse
 from .request_table import RequestTable, column
-
-
-def block_bytes(bound_plan: BoundPlan, tokens: int = 0) -> float:
-    """Bytes of a KV block on all GPUs of a replica, of sequences of so many tokens: ``block_bytes(bound_plan)``
-
-    Of windows and states it is the share of a block in a sequence of that length.
-    """
-    length = max(tokens, bound_plan.plan.block_size)
-    return float(replica_cache_bytes(bound_plan, length)) * bound_plan.plan.block_size / length
 
 
 def replica_cache(
@@ -40,7 +31,7 @@ def replica_cache(
     if plan.kv_offload is None or tree is None or not bytes_each:
         return PrefixCache(num_blocks, plan.block_size, tree)
     gpus = plan.tensor_parallel_size * plan.pipeline_parallel_size
-    tiers = [_tier(tier, gpus, num_blocks, bytes_each, table) for tier in plan.kv_offload.tiers]
+    tiers = [_tier(bound_plan, tier, gpus, num_blocks, bytes_each, table) for tier in plan.kv_offload.tiers]
     if not table.prompt_tokens:
         table.prompt_tokens = table.prefill_target[:]
         table.tier_tokens = [array("q", [0]) * len(table) for _ in tiers]
@@ -55,14 +46,15 @@ def replica_cache(
     )
 
 
-def _tier(tier: KVTier, gpus: int, gpu_blocks: int, bytes_each: float, table: RequestTable) -> CacheTier:
+def _tier(
+    bound_plan: BoundPlan, tier: KVTier, gpus: int, gpu_blocks: int, bytes_each: float, table: RequestTable
+) -> CacheTier:
     """One tier of a replica; what a shared store holds is the same for all."""
     size = tier.size + tier.size_per_gpu * gpus
     blocks = int(size // bytes_each + tier.gpu_ratio * gpu_blocks)
     store = table.tier_stores.setdefault(tier.name, TierStore(blocks)) if tier.name == "shared" else TierStore(blocks)
-    link = TransferLink(
-        tier.read_bandwidth * gpus, tier.write_bandwidth * gpus, tier.latency, tier.concurrency, tier.duplex
-    )
+    read, write = link_bandwidth(bound_plan, tier), link_bandwidth(bound_plan, tier, write=True)
+    link = TransferLink(read, write, tier.latency, tier.concurrency, tier.duplex)
     return CacheTier(tier.name, bytes_each, link, store)
 
 

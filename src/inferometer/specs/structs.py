@@ -357,6 +357,8 @@ class KVTier(Spec, frozen=True, kw_only=True):
     read_bandwidth: float  # B/s for each GPU of a replica, towards the GPU
     write_bandwidth: float  # B/s, away from it
     latency: float = 0.0  # s of one transfer
+    page_latency: float = 0.0  # s beyond its bytes for each page that a GPU copies, a block of one layer
+    triton_below: float = 0.0  # bytes of a page; smaller ones are read by a kernel, which has no such time
     concurrency: int = 1  # transfers at once, whose latencies overlap
     duplex: bool = True  # reads do not slow writes down
 
