@@ -55,6 +55,22 @@ def test_launches_take_as_long_as_the_host_says_unless_the_engine_was_seen_there
     assert hosted_engine(sglang, host("h200-vm")).launch["moe"] == pytest.approx(sglang.launches["moe"] * 8e-6)
 
 
+def test_a_measured_machine_says_how_long_compiled_and_triton_launches_take(tmp_path: Path) -> None:
+    path = tmp_path / "machine.toml"
+    path.write_text(
+        'label = "mine"\nlaunch = 5e-6\n[figures]\n'
+        'triton_launch = { value = 9.1e-6, unit = "s", reference = 1.3e-5 }\n'
+        "[engines.vllm]\nlaunch_factor = 0.5\n[engines.vllm.launch]\nprefill_attention = 1e-4\n",
+        encoding="utf-8",
+    )
+    vllm = catalog.engine("vllm")
+    there = hosted_engine(vllm, host(str(path))).launch
+    assert there["moe"] == pytest.approx(vllm.launches["moe"] * 8e-6 * 0.7)  # Triton's launches, over the reference's
+    assert there["linear"] == pytest.approx(vllm.launches["linear"] * 5e-6 * 0.5)
+    assert there["kv_b_proj"] == pytest.approx(vllm.launches["kv_b_proj"] * 5e-6)
+    assert there["prefill_attention"] == 1e-4
+
+
 def test_the_table_of_launches_is_what_was_seen_on_the_machine_it_was_made_from() -> None:
     """vLLM's launches at 8 µs each are the seconds of h200-vm, within their rounding."""
     vllm, seen = catalog.engine("vllm"), host("h200-vm")

@@ -30,7 +30,7 @@ from ..network.operators import linear
 from ..specs import catalog
 from ..specs.arguments import flag
 from ..specs.device_names import is_same
-from ..specs.hosts import host
+from ..specs.hosts import REFERENCE, host
 from ..specs.structs import Figure, Hardware, Host, HostedEngine
 from . import machine
 from .engine_steps import engine_steps, hosted_seconds, step_references
@@ -38,7 +38,6 @@ from .microbenchmarks import CASES, KernelBench, Library, reason
 from .roofline_limits import catalogue_device
 from .timer import median_seconds
 
-REFERENCE = "h200-vm"  # the host whose Python and launches engine files are written for
 _REFERENCE_LOOP = 0.032  # s of `_python_loop` there
 _LAUNCHES, _REPEATS = 2000, 10
 _SUSTAINED = 3.0  # s of products; the clocks have fallen after one

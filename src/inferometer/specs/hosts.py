@@ -21,6 +21,7 @@ from .device_names import is_same
 from .structs import Engine, Hardware, Host
 
 DEFAULT_HOST = "server"
+REFERENCE = "h200-vm"  # the host that engine files count launches on
 _PYTHON_SECONDS = (
     "step_floor",
     "step_floor_per_sequence",
@@ -29,6 +30,8 @@ _PYTHON_SECONDS = (
     "http_overhead",
     "token_overhead",
 )
+_COMPILED = ("linear", "other")  # launches from compiled code
+_TRITON = ("moe", "scan", "chunk_scan", "state_update")  # Python of custom operators, and launches of Triton kernels
 
 
 @about("host_profile")
@@ -135,8 +138,13 @@ def hosted_engine(engine: Engine, where: Host) -> Engine:
     """An engine with its seconds on a host: ``hosted_engine(catalog.engine("vllm"), host("h200-vm")).launch["moe"]``"""
     seconds = {field: getattr(engine, field) * where.slowdown for field in _PYTHON_SECONDS}
     seen = where.engines.get(engine.name)
-    each = where.launch * (1.0 if seen is None else seen.launch_factor)
-    launch = {kind: number * each for kind, number in engine.launches.items()}
+    each = dict.fromkeys(engine.launches, where.launch)
+    triton = _ratio(where, "triton_launch")
+    if triton is not None:
+        each |= {kind: triton * host(REFERENCE).launch for kind in _TRITON if kind in each}
+    if seen is not None:
+        each |= {kind: where.launch * seen.launch_factor for kind in _COMPILED if kind in each}
+    launch = {kind: number * each[kind] for kind, number in engine.launches.items()}
     if seen is not None:
         own = msgspec.structs.asdict(seen)
         del own["launch_factor"]

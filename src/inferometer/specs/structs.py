@@ -214,7 +214,7 @@ class HostedEngine(Spec, frozen=True, kw_only=True):
     http_overhead: float | None = None
     token_overhead: float | None = None
     launch: dict[str, float] = {}
-    launch_factor: float = 1.0  # on the host's time of all launches that are not in `launch`
+    launch_factor: float = 1.0  # on the host's time of launches from compiled code that are not in `launch`
 
 
 class Figure(Spec, frozen=True, kw_only=True):
