@@ -10,7 +10,7 @@ from monotone import Least, raised
 
 Array = np.ndarray
 STIFF = 100.0  # weight of a difference that is kept against the rows of a node
-BREAK = 0.05  # octaves: two nodes so near stand on both sides of a jump, which is no bend
+BREAK = 0.09  # octaves, 16 rows to 17: two nodes so near stand on both sides of a jump, which is no bend
 
 
 def corners(axes: Sequence[Sequence[float]], places: Array) -> tuple[Array, Array]:

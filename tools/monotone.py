@@ -78,13 +78,22 @@ def base_at(kind: str, table_key: str, device: Hardware, coords: Sequence[Array]
 
 
 def constraints(
-    kind: str, table_key: str, device: Hardware, axes: Axes, fixed: Sequence[float] = (), parts: int = PARTS
+    kind: str,
+    table_key: str,
+    device: Hardware,
+    axes: Axes,
+    fixed: Sequence[float] = (),
+    *,
+    parts: int = PARTS,
+    falling: Sequence[int] = (),
 ) -> Least:
-    """The least differences of all neighbours along the rising axes; ``fixed`` are coordinates after those axes."""
+    """The least differences of all neighbours along the rising axes, but for ``falling`` ones, along which other
+    kernels were seen to be faster; ``fixed`` are coordinates after those axes.
+    """
     sizes = [len(axis) for axis in axes]
     flat = np.arange(int(np.prod(sizes))).reshape(sizes)
     low, high, least = [], [], []
-    for along in RISING[kind]:
+    for along in set(RISING[kind]) - set(falling):
         if along >= len(axes):
             break
         nodes = np.asarray(axes[along], float)

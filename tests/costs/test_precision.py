@@ -64,6 +64,13 @@ def test_vllm_multiplied_the_router_of_minimax_in_fp32(version: str, format_name
     assert analyze("qwen3-30b-a3b", "b200", engine=f"vllm@{version}").model.computed_as["router"] == "bf16"
 
 
+@pytest.mark.parametrize("model", ["ernie-4.5-21b-a3b", "glm-4.5-air"])
+def test_vllm_multiplies_some_routers_in_fp32(model: str) -> None:
+    report = analyze(model, "h200", tensor_parallel_size=2)
+    assert report.model.computed_as["router"] == "fp32-ieee"
+    assert analyze(model, "h200", engine="sglang", tensor_parallel_size=2).model.computed_as["router"] == "bf16"
+
+
 @pytest.mark.parametrize("tokens,microseconds", [(16, 22.3), (64, 63.3), (256, 77.8), (1024, 111)])
 def test_a_router_in_fp32_takes_what_was_timed(tokens: int, microseconds: float, tmp_path: Path) -> None:
     """torch on a GB200, 6144 inputs and 256 outputs (vllm-project/vllm pull request 47973), and the pass before it."""
