@@ -36,12 +36,15 @@ MORE = DATA / "h200_static_more.csv"  # two other H200s
 WEAK = DATA / "h200_static_weak.csv"  # a fifth one: kinds that were predicted badly
 BETWEEN = DATA / "h200_static_between.csv"  # one more: batches between the sizes of CUDA graphs, and beyond them
 UNSEEN = DATA / "h200_static_unseen.csv"  # a sixth: models measured after the forms were frozen
+PROFILED = DATA / "h200_static_profiled.csv"  # a ninth: more of these, on a machine that `profile --quick` measured
+PROFILE = DATA / "h200_machine_9.toml"  # what it wrote there
 SETS = {
     "steps-own": OWN,
     "steps-more": MORE,
     "steps-weak": WEAK,
     "steps-between": BETWEEN,
     "steps-unseen": UNSEEN,
+    "steps-profiled": PROFILED,
     "steps-shared": FIRST,
 }
 # s of a step that only simulated routing takes: 128 experts of its choice are packed for the kernels, 66 us a layer
@@ -53,6 +56,12 @@ CHOSEN_ON = {  # rows that constants were chosen with say nothing of how well ot
     ("first", "", ""),
     ("3", "gpt-oss-20b", "decode"),
     ("2", "deepseek-v2-lite", "decode"),
+}
+KINDS = {
+    "decode": "decode step",
+    "long": "TTFT, over 512 tokens",
+    "short": "TTFT, up to 512",
+    "many": "TTFT of the last, several steps",
 }
 FIGURES: dict[str, tuple[float, ...]] = {  # what was chosen with steps in view, and the values that are tried
     "step_overhead": (1.2e-4, 1.5e-4, 1.7e-4, 2.0e-4, 2.4e-4),
@@ -113,25 +122,26 @@ def rows(path: Path, machine: str = "") -> dict[tuple[str, str], Rows]:
     }
 
 
-def measured_request(model: str, precision: str) -> Request:
+def measured_request(model: str, precision: str, profile: Path | None = None) -> Request:
     """The engine as it was measured: vLLM on one H200, 512 sequences, 8,192 tokens a step."""
+    machine = {"host_profile": "h200-vm"} if profile is None else {"profile": str(profile)}
     quantization, _, cache_dtype = precision.removesuffix(" cache").partition(", ")
     return build_request(
         model,
         "h200",
         engine="vllm@0.25",
-        host_profile="h200-vm",
         max_num_seqs=512,
         max_num_batched_tokens=8192,
         quantization=quantization,
         kv_cache_dtype=cache_dtype or "bf16",
+        **machine,
     )
 
 
 @cache
-def bound_plan(model: str, precision: str) -> BoundPlan:
+def bound_plan(model: str, precision: str, profile: Path | None = None) -> BoundPlan:
     """The same, ready to be estimated."""
-    return measured_request(model, precision).bind()
+    return measured_request(model, precision, profile).bind()
 
 
 def with_figures(s: BoundPlan, figures: dict[str, float]) -> BoundPlan:
@@ -165,13 +175,26 @@ def table(path: Path) -> str:
     return _lines({key: errors(bound_plan(*key), parts) for key, parts in sorted(rows(path).items())})
 
 
-def _lines(errors_by_model: dict[tuple[str, str], dict[str, np.ndarray]]) -> str:
+def profiled() -> str:
+    """A machine's rows without and with what ``profile --quick`` measured there, a line a model and kind of step."""
     lines = [
-        "| model | decode step | TTFT, over 512 tokens | TTFT, up to 512 | TTFT of the last, several steps |",
-        "|---|---|---|---|---|",
+        "| model | kind | any machine | with its `profile --quick` |",
+        "|---|---|---|---|",
     ]
+    for (model, precision), parts in sorted(rows(PROFILED).items()):
+        before, after = (errors(bound_plan(model, precision, one), parts) for one in (None, PROFILE))
+        lines += [
+            f"| {model} {precision} | {label} | {_cell(before[kind])} | {_cell(after[kind])} |"
+            for kind, label in KINDS.items()
+            if kind in parts
+        ]
+    return "\n".join(lines)
+
+
+def _lines(errors_by_model: dict[tuple[str, str], dict[str, np.ndarray]]) -> str:
+    lines = [f"| model | {' | '.join(KINDS.values())} |", "|---|---|---|---|---|"]
     for (model, precision), parts in errors_by_model.items():
-        cells = [_cell(parts.get(word)) for word in ("decode", "long", "short", "many")]
+        cells = [_cell(parts.get(kind)) for kind in KINDS]
         lines.append(f"| {model} {precision} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -273,7 +296,8 @@ def memory() -> str:
 
 def sections(with_left_out: bool = True) -> dict[str, str]:
     """What stands between the page's markers, by name."""
-    tables = {name: table(path) for name, path in SETS.items()} | {"memory": memory()}
+    tables = {name: table(path) for name, path in SETS.items() if path != PROFILED}
+    tables |= {"steps-profiled": profiled(), "memory": memory()}
     return tables | ({"steps-left-out": _lines(left_out())} if with_left_out else {})
 
 
