@@ -118,8 +118,11 @@ class Deployment(NamedTuple):
         return [replica for fleet in self.fleets for replica in fleet.replicas]
 
 
-def serve(trace: Trace, pools: Pools, options: ServingOptions) -> Outcome:
-    """Serve a trace on pools of replicas, each with its role (both, prefill or decode)."""
+def serve(trace: Trace, pools: Pools, options: ServingOptions, samples: int = POINTS) -> Outcome:
+    """Serve a trace on pools of replicas, each with its role (both, prefill or decode).
+
+    ``samples``: about as many points has the series over time, where requests come at times of their own.
+    """
     warnings = tuple(dict.fromkeys(warning for _, pool in pools for warning in pool.warnings))
     reason = next((pool.reason for _, pool in pools if pool.reason), "")
     if reason:
@@ -127,7 +130,7 @@ def serve(trace: Trace, pools: Pools, options: ServingOptions) -> Outcome:
     rows = _rows_that_stay(trace, pools, options)
     if rows is not None:
         return _serve_by_replica(trace, rows, pools, options)
-    deployment = _build(trace, pools, options, warnings)
+    deployment = _build(trace, pools, options, warnings, samples)
     if options.progress is not None:
         _report_progress(deployment, len(trace), options.progress)
     try:
@@ -206,7 +209,9 @@ def _run_autoscaled(deployment: Deployment, pools: Pools, options: ServingOption
     return with_lives(_collect(deployment), autoscaler.lives(), len(deployment.replicas))
 
 
-def _build(trace: Trace, pools: Pools, options: ServingOptions, warnings: tuple[str, ...]) -> Deployment:
+def _build(
+    trace: Trace, pools: Pools, options: ServingOptions, warnings: tuple[str, ...], samples: int = POINTS
+) -> Deployment:
     """Admit the requests, and build the replicas that serve them."""
     prefix_caching = caches_prefixes(pools, options)
     tree: PrefixTree | None = trace.prefixes if prefix_caching else None
@@ -222,7 +227,7 @@ def _build(trace: Trace, pools: Pools, options: ServingOptions, warnings: tuple[
     sessions = trace.sessions
     if "both" in roles:
         source = _source(trace, pools[0][1], table, admitted, options)
-        interval = _sample_interval(source)
+        interval = _sample_interval(source, samples)
         same_work = [pool for _, pool in pools]
         if options.autoscale is not None:
             fleet = Fleet([], [], [], options.router, tree, sessions)
@@ -237,7 +242,7 @@ def _build(trace: Trace, pools: Pools, options: ServingOptions, warnings: tuple[
         return Deployment(admitted, source, fleets, table, table, [], warnings, sessions)
     prefill_table = RequestTable(inputs.tolist(), np.ones_like(outputs).tolist(), priority)
     source = _source(trace, pools[0][1], prefill_table, admitted, options)
-    interval = _sample_interval(source)
+    interval = _sample_interval(source, samples)
     prefill_pools, decode_pools = ([pool for role, pool in pools if role == name] for name in ("prefill", "decode"))
     prefill = build_fleet(prefill_pools, prefill_table, options, prefix_caching, tree, 0, interval, sessions)
     # a decode replica gets the KV cache of every prompt anew: it caches no prefixes
@@ -267,9 +272,9 @@ def _admit(trace: Trace, pools: Pools, tree: PrefixTree | None) -> AdmittedReque
     return admit_trace(trace, max_model_len, min(pool.kv_cache_tokens for _, pool in pools) - spare)
 
 
-def _sample_interval(source: OpenLoop | ClosedLoop) -> float:
+def _sample_interval(source: OpenLoop | ClosedLoop, samples: int) -> float:
     """Seconds between two samples of an engine's state; 0: every step, until there are too many."""
-    return 2 * source.last_arrival / POINTS if isinstance(source, OpenLoop) else 0.0
+    return 2 * source.last_arrival / samples if isinstance(source, OpenLoop) else 0.0
 
 
 def _source(

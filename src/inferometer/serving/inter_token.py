@@ -31,6 +31,7 @@ MAX_LENGTHS = 1 << 16  # different lengths that are kept; when there are more, t
 CLOSE = 1 << 12  # µs between the shortest and the longest step of a run up to which lengths are counted one by one
 SIGNIFICANT_BITS = 10  # to which they are rounded then
 CONTEXT_BITS = 12  # of a mean context by which the fast path counts decode steps
+ROW_BITS = 16  # for which there is room below the number of sequences
 SHORT_RUN, LONG_RUN = 16, 64  # decode steps in a row up to which their mean stands for each; beyond which each counts
 
 
@@ -50,8 +51,8 @@ class InterTokenLatencies:
         self.counts: defaultdict[int, float] = defaultdict(int)  # length in µs -> gaps
         self.log: list[float] = []  # seconds and gaps in turn: the quickest way to keep them, until `compact`
         self.counted_back: list[float] = []  # the same of gaps that turned out to be longer
-        # [n][context >> shift]: decode steps of n sequences with that mean context, as long as the table says
-        self.visits: list[list[int] | None] = []
+        # [n << ROW_BITS | context >> shift]: decode steps of n sequences with that mean context, as the table has them
+        self.visits: defaultdict[int, int] = defaultdict(int)
         self.table: ContextTable | None = None
         self.shift = 0
         self.away: dict[int, float] = {}  # preempted request -> when it had its last token
@@ -79,11 +80,10 @@ class InterTokenLatencies:
         for place in (-1.5, -0.5, 0.5, 1.5):
             self.counts[int((mean + place * quarter) * US)] += steps * num_seqs / 4
 
-    def visits_of(self, table: ContextTable, max_num_seqs: int) -> tuple[list[list[int] | None], int]:
-        """Where the fast path counts decode steps: ``visits[n][context >> shift] += steps``"""
+    def visits_of(self, table: ContextTable) -> tuple[defaultdict[int, int], int]:
+        """Where the fast path counts decode steps: ``visits[n << ROW_BITS | context >> shift] += steps``"""
         if self.table is None:
             self.table, self.shift = table, max(0, (table.longest + 16).bit_length() - CONTEXT_BITS)
-            self.visits = [None] * (max_num_seqs + 1)
         return self.visits, self.shift
 
     def add_durations(self, durations: np.ndarray, num_seqs: int) -> None:
@@ -148,12 +148,14 @@ class InterTokenLatencies:
         """Lengths of gaps in seconds and how many have each, as they were counted."""
         yield (np.array([*self.counts], float) + 0.5) / US, np.array([*self.counts.values()], float)
         yield np.array(self.log[::2], float), np.array(self.log[1::2], float)
-        for n, visits in enumerate(self.visits):
-            if visits is not None and self.table is not None:
-                steps = np.array(visits, float)
-                used = np.flatnonzero(steps)
-                context = (used << self.shift) + (1 << self.shift) / 2
-                yield np.interp(context, self.table.nodes, self.table.row(n)), steps[used] * n
+        if self.table is None or not self.visits:
+            return
+        keys = sorted(self.visits)
+        used, steps = np.array(keys, np.int64), np.array([self.visits[key] for key in keys], float)
+        context = ((used & (1 << ROW_BITS) - 1) << self.shift) + (1 << self.shift) / 2
+        rows, starts = np.unique(used >> ROW_BITS, return_index=True)
+        for n, start, end in zip(rows.tolist(), starts, [*starts[1:], len(keys)], strict=True):
+            yield np.interp(context[start:end], self.table.nodes, self.table.row(n)), steps[start:end] * n
 
     def histogram(self) -> GapHistogram:
         """All gaps by their length."""

@@ -34,6 +34,7 @@ POISSON_REQUESTS, GLANCE = 1500, 500  # counted where arrivals are Poisson, whic
 SATURATED_REQUESTS = 1000  # at once; more where more run at a time
 SPREAD = 0.2  # of the answers' lengths then, where all have one
 DRAWS = 3  # independent draws of requests behind a highest rate
+SAMPLES = 50  # of the state over time, which no rate is judged by
 STUDENT = {2: 4.30, 11: 2.20}  # quantile of Student's t for 95%, two-sided, by degrees of freedom
 CONSECUTIVE, CLEAR, DOUBT = 4, 3.2, 2.0  # parts of a run; standard errors of a clear verdict, and of two runs by chance
 FAR = 1.5  # SLO ratio beyond which a longer run cannot say anything else
@@ -308,7 +309,7 @@ class SteadyServer:
             total = warm_up + counted + run_out
             trace = self.supply.requests(total, part_rate, self.parts, draw, warm_up)
             began = perf_counter()
-            run = self._summary(serve(trace, self.pools, self.options), slice(warm_up, total - run_out), rate)
+            run = self._summary(serve(trace, self.pools, self.options, SAMPLES), slice(warm_up, total - run_out), rate)
             self.seconds_per_run = perf_counter() - began
             self.simulations += 1
             measured = _mean(run.latencies["e2el"]) / 1e3
@@ -368,7 +369,7 @@ class SteadyServer:
             outputs *= rng.uniform(1 - SPREAD, 1 + SPREAD, count)
         outputs[:begun] *= rng.permutation((np.arange(begun) + 0.5) / max(begun, 1))
         outputs = np.maximum(np.round(outputs), np.minimum(trace.output_tokens, 1)).astype(np.int64)
-        return serve(msgspec.structs.replace(trace, output_tokens=outputs), self.pools, self.options)
+        return serve(msgspec.structs.replace(trace, output_tokens=outputs), self.pools, self.options, SAMPLES)
 
     def max_rate(self, start: float) -> MaxRate | None:
         """The highest rate that holds, within the precision; None if not even a hundredth of ``start`` does.

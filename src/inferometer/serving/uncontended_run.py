@@ -16,7 +16,7 @@ from bisect import bisect_right
 from heapq import heappop, heappush
 
 from .engine import EngineCore
-from .inter_token import SHORT_RUN
+from .inter_token import ROW_BITS, SHORT_RUN
 from .request_table import Finishing
 from .schedulers import admissible_prompt_tokens
 from .step_cost import Chunk
@@ -71,9 +71,9 @@ class UncontendedRun:
         self.clock_lag = 0  # steps in which no sequence decoded, so that the batch's clock stood
         self.prompt_tokens = 0
         self.steps_before, self.context_before, self.context_finished = batch.clock, batch.total_context(), 0
-        self.visits, self.shift = engine.gaps.visits_of(decode_table, min(limits.max_num_seqs, len(engine.table)))
+        self.visits, self.shift = engine.gaps.visits_of(decode_table)
         self.gap_log = engine.gaps.log
-        decode_table.lines += [None] * (len(self.visits) - len(decode_table.lines))
+        decode_table.lines += [None] * (min(limits.max_num_seqs, len(engine.table)) + 1 - len(decode_table.lines))
         self.frequent = engine.cost.frequent if engine.throttle is None else {}
         # tokens of a step that `admissible_prompt_tokens` allows whatever else there is
         self.sure_tokens = min(limits.max_num_batched_tokens, limits.long_prefill_token_threshold)
@@ -137,9 +137,8 @@ class UncontendedRun:
                     steps, last = some, low + some
                     seconds = c[last] + v[last] * fraction - here
             before_last = c[last - 1] + v[last - 1] * fraction - here
-            row = visits[num_seqs]
-            if row is not None and steps <= SHORT_RUN:
-                row[low + last >> middle] += steps  # by the mean context of the run
+            if steps <= SHORT_RUN:
+                visits[num_seqs << ROW_BITS | low + last >> middle] += steps  # by the mean context of the run
             else:
                 self._count_steps(num_seqs, low, steps)
             visible_until = now + before_last if is_async else now + seconds
@@ -156,17 +155,14 @@ class UncontendedRun:
         self.now, self.visible_until = now, visible_until
 
     def _count_steps(self, num_seqs: int, low: int, steps: int) -> None:
-        """The decode steps of a long run, or of the first one with so many sequences, by their mean contexts."""
-        row = self.visits[num_seqs]
-        if row is None:
-            row = self.visits[num_seqs] = [0] * ((self.decode_table.longest + 16 >> self.shift) + 1)
-        shift = self.shift
+        """The decode steps of a long run, by their mean contexts."""
+        visits, shift, row = self.visits, self.shift, num_seqs << ROW_BITS
         width = max(SHORT_RUN, 1 << shift)
         whole = low + steps - steps % width
         for at in range(low + width // 2, whole, width):
-            row[at >> shift] += width
+            visits[row | at >> shift] += width
         rest = low + steps - whole
-        row[whole + rest // 2 >> shift] += rest
+        visits[row | whole + rest // 2 >> shift] += rest
 
     def _mixed_step(self, arrived: list[int]) -> bool:
         """A step that computes the prompts of requests that arrived, all of them whole; False if one must wait."""
