@@ -64,6 +64,7 @@ def registered_name(folder: str, name: str) -> str | None:
     return _aliases(folder).get(key)
 
 
+_fields = functools.cache(msgspec.structs.fields)
 _parsed = functools.lru_cache(256)(read_toml)  # a session of the web page needs the same device a hundred times
 
 
@@ -120,9 +121,9 @@ def _override(data: dict[str, Any], assignment: str, title: str) -> None:
     for step in path:
         table = table.get(step) if isinstance(table, dict) else None
     figures = {k for k, v in dotted(data).items() if isinstance(v, int | float)} | {"interconnect"}
-    figures |= {f.name for f in msgspec.structs.fields(Hardware) if f.type in (int, float)}
+    figures |= {f.name for f in _fields(Hardware) if f.type in (int, float)}
     figures |= {f"flops.{number_format}" for p in precisions().values() for number_format in p.compute}
-    figures |= {f"links.{k}.{f.name}" for k in data.get("links", ()) for f in msgspec.structs.fields(Link)}
+    figures |= {f"links.{k}.{f.name}" for k in data.get("links", ()) for f in _fields(Link)}
     if not isinstance(table, dict) or key.strip() not in figures:
         raise UnknownName(f"figure of {title}", key, figures, field="gpu")
     if last == "interconnect":

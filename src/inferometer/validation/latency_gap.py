@@ -37,7 +37,10 @@ _SHARES = np.linspace(0.05, 0.95, 10)  # of the requests, at which distributions
 
 
 class LatencyLogs(NamedTuple):
-    """Logarithms of predicted and measured latencies; what one side lacks is nan."""
+    """Logarithms of predicted and measured latencies; what one side lacks is nan.
+
+    Predicted ones may have axes before that of requests (or figures): several predictions of the same ones.
+    """
 
     requests: dict[str, tuple[np.ndarray, np.ndarray]]  # metric -> predicted, measured
     figures: tuple[np.ndarray, np.ndarray]
@@ -64,27 +67,42 @@ def _log(values: Any) -> np.ndarray:
 
 def gap(logs: LatencyLogs) -> float:
     """Mean distance of requests, of their distributions and of figures of the run."""
-    parts = []
+    return float(gaps(logs))
+
+
+def gaps(logs: LatencyLogs) -> np.ndarray:
+    """The `gap` of each of several predictions."""
+    parts: list[Any] = []
     for predicted, measured in logs.requests.values():
-        both = ~np.isnan(predicted) & ~np.isnan(measured)
+        known = _known(predicted)
+        both = known & ~np.isnan(measured)
         if both.any():
-            ours, theirs = predicted[both], measured[both]
+            ours, theirs = predicted[..., both], measured[both]
             parts += [_distance(ours, theirs), _distance(_quantiles(ours), _quantiles(theirs))]
-        lost = ~np.isnan(measured) & np.isnan(predicted)
+        lost = ~np.isnan(measured) & ~known
         parts += [_CAP] if lost.mean() > 0.5 else []
     predicted, measured = logs.figures
-    both = ~np.isnan(predicted) & ~np.isnan(measured)
-    parts += [_distance(predicted[both], measured[both])] if both.any() else []
-    return float(np.mean(parts)) if parts else 0.0
+    both = _known(predicted) & ~np.isnan(measured)
+    parts += [_distance(predicted[..., both], measured[both])] if both.any() else []
+    return np.broadcast_to(sum(parts) / max(len(parts), 1), predicted.shape[:-1])
+
+
+def _known(predicted: np.ndarray) -> np.ndarray:
+    """Which requests have a latency: all predictions have it of the same ones."""
+    return ~np.isnan(predicted[(0,) * (predicted.ndim - 1)])
 
 
 def _quantiles(logs: np.ndarray) -> np.ndarray:
-    at: np.ndarray = np.interp(_SHARES * (len(logs) - 1), np.arange(len(logs)), np.sort(logs))  # as np.quantile, faster
-    return at
+    """As np.quantile, faster."""
+    ordered, at = np.sort(logs), _SHARES * (logs.shape[-1] - 1)
+    low = np.minimum(at.astype(int), max(logs.shape[-1] - 2, 0))
+    values: np.ndarray = ordered[..., low]
+    return values + (at - low) * (ordered[..., np.minimum(low + 1, logs.shape[-1] - 1)] - values)
 
 
-def _distance(a: Any, b: Any) -> float:
-    return float(np.minimum(np.abs(a - b), _CAP).mean())
+def _distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    mean: np.ndarray = np.minimum(np.abs(a - b), _CAP).mean(-1)
+    return mean
 
 
 class StepErrors:
@@ -111,19 +129,19 @@ class StepErrors:
         for _ in range(_ROUNDS):
             was = least
             for name, grid in self.grids.items():
-                for value in grid.tolist():
-                    tried = {**chosen, name: value}
-                    left = gap(self._moved(logs, {key: tried[key] - had[key] for key in tried}))
+                others = {key: chosen[key] - had[key] for key in chosen if key != name}
+                left_by_value = gaps(self._moved(self._moved(logs, others), {name: (grid - had[name])[:, None]}))
+                for value, left in zip(grid.tolist(), left_by_value.tolist(), strict=True):
                     if left < least - 1e-9:
-                        chosen, least = tried, left
+                        chosen, least = {**chosen, name: value}, left
             if least == was:
                 break
         return chosen, least
 
-    def _moved(self, logs: LatencyLogs, by: dict[str, float]) -> LatencyLogs:
+    def _moved(self, logs: LatencyLogs, by: Mapping[str, Any]) -> LatencyLogs:
         requests, figures = dict(logs.requests), logs.figures
         for name, step in by.items():
-            if step:
+            if np.any(step):
                 effect = self.effects[name]
                 requests = {
                     metric: (predicted + step * effect.requests[metric][0], measured)
