@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from ..base.units import percent, seconds
+from ..base.units import milliseconds, percent, plural, seconds
 from ..inference.request import build_request
 from ..serving.metrics_page import ServerStatistics
 from ..specs.arguments import arguments
@@ -42,6 +42,7 @@ class CauseKind(NamedTuple):
     title: Callable[[float], str]
     change: Callable[[float], Change]
     remedy: str = ""
+    predicted: str = ""  # what the prediction has instead: a sentence
     contradicted: str = ""  # by a counter of the server: a sentence
     shown: ShownLimit | None = None  # by a counter or the log of the server
     unit: float = 0.0  # of its levels: 1 where they are whole numbers; 0 where they are not
@@ -68,8 +69,9 @@ def cause_kinds(
     """What may be wrong with this plan, with the levels that make sense for this load."""
     facts = {name: value for name, value in plan.items() if name not in ("calibration", "gpu")}
     request = build_request(model, gpu, **_plan_only(facts))
+    is_async = request.engine.async_scheduling and facts.get("async_scheduling") is not False
     return [
-        *_slow_steps(gpu, request.engine.graph_tokens > 0, request.engine.async_scheduling, server),
+        *_slow_steps(gpu, request.engine.graph_tokens > 0, is_async, server),
         *_limits(before, request.plan, server),
         *_around_the_engine(before, server),
     ]
@@ -116,8 +118,8 @@ def _slow_steps(gpu: str, has_graphs: bool, is_async: bool, server: ServerStatis
                 lambda _: "CUDA graphs are not captured: kernels are launched one by one",
                 lambda _: dict(no_graphs),
                 "start the server without enforce_eager, and look for a failed capture in its log",
-                "its log says enforce_eager=False" if eager is False else "",
-                ShownLimit(1.0, "its log says enforce_eager=True") if eager else None,
+                contradicted="its log says enforce_eager=False" if eager is False else "",
+                shown=ShownLimit(1.0, "its log says enforce_eager=True") if eager else None,
             ),
         )
     if is_async:
@@ -138,7 +140,8 @@ def _limits(before: Validation, plan: Any, server: ServerStatistics | None) -> l
     outcome = before.outcome
     used, running = (float(np.max(outcome.series.get(name, [0.0]), initial=0.0)) for name in ("kv_used", "running"))
     replicas = max(1, len(outcome.timelines))
-    peak_blocks = used * outcome.kv_cache_tokens / plan.block_size / replicas
+    planned = outcome.kv_cache_tokens / replicas
+    peak_blocks = used * planned / plan.block_size
     longest = math.ceil(
         float((before.trace.input_tokens + before.trace.output_tokens).max(initial=1)) / plan.block_size
     )
@@ -156,8 +159,9 @@ def _limits(before: Validation, plan: Any, server: ServerStatistics | None) -> l
             lambda x: f"a small KV cache: {x * plan.block_size:,.0f} tokens, so that requests wait or are preempted",
             lambda x: {"num_gpu_blocks_override": max(longest + 1, round(x))},
             "raise gpu_memory_utilization, or look for another process on the GPU",
+            f"the prediction has {planned:,.0f} tokens of KV cache and fills at most {percent(used)} of it",
             _contradicts_full_cache(server),
-            _shown_cache(server, outcome.kv_cache_tokens / replicas, plan.block_size),
+            _shown_cache(server, planned, plan.block_size),
             unit=1,
             least=longest + 1,
         ),
@@ -170,6 +174,7 @@ def _limits(before: Validation, plan: Any, server: ServerStatistics | None) -> l
                 "max_num_seqs": min(plan.max_num_seqs, max(16, round(x / 16) * 16)),
             },
             "raise max_num_batched_tokens, and long_prefill_token_threshold if it is set",
+            f"the prediction has {plan.max_num_batched_tokens:,} tokens a step",
             _contradicts_budget(server, plan.max_num_batched_tokens),
             _shown_budget(before, server, plan.max_num_batched_tokens),
             unit=16,
@@ -181,7 +186,8 @@ def _limits(before: Validation, plan: Any, server: ServerStatistics | None) -> l
             lambda x: f"few sequences at once: {x:,.0f} run, others wait in the engine's queue",
             lambda x: {"max_num_seqs": max(1, round(x))},
             "raise max_num_seqs",
-            "no request waited when its pages were read" if server is not None and server.queue_ms < 1.0 else "",
+            f"the prediction runs up to {plural(round(peak), 'sequence')} at once",
+            "requests did not wait in its queue" if server is not None and server.queue_ms < 1.0 else "",
             unit=1,
             least=1,
         ),
@@ -240,11 +246,14 @@ def _around_the_engine(before: Validation, server: ServerStatistics | None) -> l
     """Time before the engine, and prompts that its prefix cache does not have."""
     kinds = []
     levels: tuple[float, ...] = (0.005, 0.02, 0.08)
+    earliest = ""
     if "ttft" in before.measured:
         late = before.measured["ttft"] - before.predicted["ttft"]
         late = np.sort(late[np.isfinite(late)])
         if len(late):
             levels = tuple(sorted({max(1e-3, float(np.quantile(late, x)) / 1e3) for x in (0.15, 0.5)}))
+            least = float(np.quantile(late, 0.1))
+            earliest = f"9 of 10 first tokens come at least {milliseconds(least)} late" if least > 0 else ""
     kinds.append(
         CauseKind(
             "front_end",
@@ -252,6 +261,7 @@ def _around_the_engine(before: Validation, server: ServerStatistics | None) -> l
             lambda x: f"queueing before the engine: {seconds(x)} a request in front ends, tokenizers or proxies",
             lambda x: {"calibration": Calibration(request=x)},
             "more API server processes; look at tokenizers, proxies and the network between client and server",
+            earliest,
         )
     )
     predicted = before.outcome.prefix_hit_rate
@@ -266,7 +276,7 @@ def _around_the_engine(before: Validation, server: ServerStatistics | None) -> l
                 ),
                 lambda _: {"enable_prefix_caching": False},
                 "turn prefix caching on, and keep requests of one prefix on one replica",
-                f"it hit {percent(seen)}" if seen > 0.8 * predicted else "",
+                contradicted=f"it hit {percent(seen)}" if seen > 0.8 * predicted else "",
             )
         )
     return kinds

@@ -117,7 +117,7 @@ def diagnose(
         healthy=len(chosen) == 1 and near,
         gap=first.gap,
         causes=[
-            _as_cause(trial, previous, (previous.gap - trial.gap) / whole, server)
+            _as_cause(trial, previous, (previous.gap - trial.gap) / whole, server, before)
             for previous, trial in pairwise(chosen)
         ],
         unexplained=last.gap / whole if first.gap else 1.0,
@@ -159,6 +159,8 @@ def signatures(before: Validation, now: Validation) -> dict[str, float]:
         if known.sum() < 6:
             continue
         low, high = np.quantile(by[known], (1 / 3, 2 / 3))
+        if low == high:
+            continue
         for name, part in zip(names, (known & (by <= low), known & (by >= high)), strict=True):
             ratios[f"{metric}_{name}"] = float(
                 before.measured[metric][part].mean() / now.predicted[metric][part].mean()
@@ -238,14 +240,18 @@ def _kind(trial: TriedCause) -> CauseKind:
 
 
 def _next_level(runs: Sequence[TriedCause]) -> float | None:
-    """Between the best level and the better of its neighbours, as a logarithm; beyond it where it is the lowest."""
+    """Between the best level and the further of its neighbours, as a logarithm; beyond it where it is the lowest.
+
+    Not the better neighbour's side: a queue makes the gap jump, and the true level may lie on the other one.
+    """
     ordered, kind = sorted(runs, key=lambda run: run.level), _kind(runs[0])
     if len(kind.levels) < 2:
         return None
     at = min(range(len(ordered)), key=lambda k: ordered[k].gap)
     best = ordered[at].level
     sides = [ordered[k] for k in (at - 1, at + 1) if 0 <= k < len(ordered)]
-    levels = [math.sqrt(best * min(sides, key=lambda run: run.gap).level)] if sides else []
+    sides.sort(key=lambda run: abs(math.log(run.level / best)), reverse=True)
+    levels = [math.sqrt(best * side.level) for side in sides]
     if at == 0 and len(ordered) > 1 and kind.unit:
         levels.insert(0, best * best / ordered[1].level)
     candidates = [kind.rounded(level) for level in levels]
@@ -255,80 +261,93 @@ def _next_level(runs: Sequence[TriedCause]) -> float | None:
 # ------------------------------------------------------------------ evidence
 
 
-def _as_cause(run: TriedCause, before: TriedCause, share: float, server: ServerStatistics | None) -> Cause:
-    kind = _kind(run)
+def _as_cause(
+    run: TriedCause, previous: TriedCause, share: float, server: ServerStatistics | None, plain: Validation
+) -> Cause:
+    """The cause in words, with what latency and counters say of it. The first is held against the plain prediction."""
+    kind, is_first = _kind(run), previous.kind is None
+    without = plain if is_first else previous.validation
     own = kind.change(run.level)
     change = {name: msgspec.to_builtins(value) for name, value in own.items()}
     if "calibration" in own:
-        made, plain = own["calibration"], Calibration()
+        made, neutral = own["calibration"], Calibration()
         change = {
-            name: getattr(made, name) for name in ("host", "request") if getattr(made, name) != getattr(plain, name)
+            name: getattr(made, name) for name in ("host", "request") if getattr(made, name) != getattr(neutral, name)
         }
-    shown = [kind.shown.sentence] if kind.shown is not None else []
+    facts = [kind.shown.sentence if kind.shown is not None else "", kind.predicted]
     return Cause(
         name=kind.name,
         title=kind.title(run.level),
         share=share,
         change=change,
         level=run.level,
-        evidence=[*shown, *_moved(before.validation, run.validation), *_counted(kind, run.validation, server)],
+        evidence=[
+            *filter(None, facts),
+            *_latencies(kind, without, run.validation, "predicted" if is_first else "with the causes above"),
+            *(_ratios(plain) if is_first else []),
+            *_counted(kind, run.validation, server),
+        ],
         remedy=kind.remedy,
         alike=list(run.alike),
     )
 
 
-def _moved(now: Validation, then: Validation) -> list[str]:
-    """How each metric's mean comes nearer to what was measured."""
+def _latencies(kind: CauseKind, without: Validation, with_cause: Validation, label: str) -> list[str]:
+    """Each metric without the cause, with it, and as measured."""
     sentences = []
-    for metric, label in (("ttft", "TTFT"), ("tpot", "TPOT")):
-        key = f"mean_{metric}_ms"
-        if metric in now.errors and now.errors[metric].measured_mean_ms is not None:
-            triple = [
-                now.errors[metric].predicted_mean_ms,
-                then.errors[metric].predicted_mean_ms,
-                now.errors[metric].measured_mean_ms,
-            ]
-        elif key in now.figures and key in then.figures:
-            triple = [now.figures[key].predicted, then.figures[key].predicted, now.figures[key].measured]
-        else:
+    shown = ["mean_ttft_ms", "mean_tpot_ms"]
+    shown += ["p99_itl_ms"] if kind.name in ("eager", "host", "scheduling", "token_budget") else []
+    before, after = (metrics(one.outcome) for one in (without, with_cause))
+    for name in shown:
+        statistic, metric, _ = name.split("_")
+        one, then, figure = without.errors.get(metric), with_cause.errors.get(metric), without.figures.get(name)
+        was, becomes, seen = before[name], after[name], figure.measured if figure is not None else None
+        if statistic == "mean" and one is not None and then is not None:  # of the requests that were measured
+            was, becomes, seen = one.predicted_mean_ms, then.predicted_mean_ms, one.measured_mean_ms
+        if was is None or becomes is None or (seen is None and statistic == "mean"):
             continue
-        was, becomes, seen = map(milliseconds, triple)
-        sentences.append(f"mean {label} {was} → {becomes} in the simulation; measured {seen}")
-    ratios = signatures(now, now)
-    for names, text in (
-        (
-            ("ttft_short_prompts", "ttft_long_prompts"),
-            "measured TTFT is {:.2f} times the prediction for the shortest third of prompts, {:.2f} for the longest",
-        ),
-        (
-            ("tpot_quiet", "tpot_busy"),
-            "measured TPOT is {:.2f} times the prediction in the quietest third, {:.2f} in the busiest",
-        ),
-    ):
-        if all(name in ratios for name in names):
-            sentences.append(text.format(*(ratios[name] for name in names)))
+        measured = f", {milliseconds(seen)} measured" if seen is not None else ""
+        sentences.append(
+            f"{statistic} {metric.upper()}: {milliseconds(was)} {label}, {milliseconds(becomes)} with this cause"
+            + measured
+        )
     return sentences
+
+
+def _ratios(before: Validation) -> list[str]:
+    """Which requests are slower than predicted."""
+    ratios = signatures(before, before)
+    ttft, tpot = (
+        [ratios[name] for name in names if name in ratios]
+        for names in (("ttft_short_prompts", "ttft_long_prompts"), ("tpot_quiet", "tpot_busy"))
+    )
+    short_long = (
+        "measured TTFT is {:.2f} times the prediction for the shortest third of prompts, {:.2f} for the longest"
+    )
+    quiet_busy = "measured TPOT is {:.2f} times the prediction in the quietest third, {:.2f} in the busiest"
+    return ([short_long.format(*ttft)] if ttft else []) + ([quiet_busy.format(*tpot)] if tpot else [])
 
 
 def _counted(kind: CauseKind, validation: Validation, server: ServerStatistics | None) -> list[str]:
     """What the server's counters, or the simulation's, say of this cause."""
     outcome, sentences = validation.outcome, []
     if kind.name == "kv_cache":
-        simulated = int(outcome.preemptions.sum())
-        sentences.append(f"such a cache preempts {plural(simulated, 'time')} in the simulation")
-        if server is not None and server.preemptions >= 0:
-            sentences.append(
-                f"the server preempted {plural(round(server.preemptions), 'time')}, its cache was "
-                f"{percent(server.kv_cache_usage)} full"
-            )
-    if server is not None and kind.name == "token_budget" and math.isfinite(server.largest_step_tokens):
+        times = plural(int(outcome.preemptions.sum()), "time")
+        sentences.append(f"in the simulation such a cache preempts requests {times}")
+    if server is None:
+        return sentences
+    if kind.name == "kv_cache" and server.preemptions >= 0:
+        sentences.append(f"the server preempted requests {plural(round(server.preemptions), 'time')}")
+    if kind.name == "kv_cache" and math.isfinite(server.kv_cache_usage):
+        sentences.append(f"its cache was at most {percent(server.kv_cache_usage)} full")
+    if kind.name == "token_budget" and math.isfinite(server.largest_step_tokens):
         sentences.append(f"the server's largest step had at most {server.largest_step_tokens:,.0f} tokens")
-    if server is not None and kind.name in ("sequences", "kv_cache") and math.isfinite(server.queue_ms):
+    if kind.name in ("sequences", "kv_cache") and math.isfinite(server.queue_ms):
+        sentences.append(f"a request waited {milliseconds(server.queue_ms)} in its queue on average")
+    if kind.name in ("sequences", "kv_cache") and math.isfinite(server.waiting):
+        sentences.append(f"{server.waiting:.1f} requests were in its queue on average")
+    if kind.name == "prefix_cache" and math.isfinite(server.prefix_cache_hit_rate):
         sentences.append(
-            f"requests waited {milliseconds(server.queue_ms)} in its queue; {server.waiting:.0f} waited when read"
+            f"the server's prefix cache had {percent(server.prefix_cache_hit_rate)} of the prompts' tokens"
         )
-    if kind.name == "prefix_cache" and server is not None and math.isfinite(server.prefix_cache_hit_rate):
-        sentences.append(f"the server hit {percent(server.prefix_cache_hit_rate)}")
-    if kind.name in ("eager", "host", "scheduling", "token_budget"):
-        sentences.append(f"p99 ITL becomes {milliseconds(metrics(outcome)['p99_itl_ms'])} in the simulation")
     return sentences

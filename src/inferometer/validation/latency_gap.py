@@ -37,10 +37,7 @@ _SHARES = np.linspace(0.05, 0.95, 10)  # of the requests, at which distributions
 
 
 class LatencyLogs(NamedTuple):
-    """Logarithms of predicted and measured latencies; what one side lacks is nan.
-
-    Predicted ones may have axes before that of requests (or figures): several predictions of the same ones.
-    """
+    """Logarithms of predicted and measured latencies; what one side lacks is nan."""
 
     requests: dict[str, tuple[np.ndarray, np.ndarray]]  # metric -> predicted, measured
     figures: tuple[np.ndarray, np.ndarray]
@@ -67,42 +64,42 @@ def _log(values: Any) -> np.ndarray:
 
 def gap(logs: LatencyLogs) -> float:
     """Mean distance of requests, of their distributions and of figures of the run."""
-    return float(gaps(logs))
+    return float(_gaps(logs))
 
 
-def gaps(logs: LatencyLogs) -> np.ndarray:
-    """The `gap` of each of several predictions."""
-    parts: list[Any] = []
+def _gaps(logs: LatencyLogs) -> np.ndarray:
+    """The same of several predictions at once, which are rows."""
+    parts = []
     for predicted, measured in logs.requests.values():
-        known = _known(predicted)
-        both = known & ~np.isnan(measured)
+        lacking = np.isnan(_first_row(predicted))  # alike in all rows
+        both = ~lacking & ~np.isnan(measured)
         if both.any():
             ours, theirs = predicted[..., both], measured[both]
             parts += [_distance(ours, theirs), _distance(_quantiles(ours), _quantiles(theirs))]
-        lost = ~np.isnan(measured) & ~known
-        parts += [_CAP] if lost.mean() > 0.5 else []
+        lost = ~np.isnan(measured) & lacking
+        parts += [np.array(_CAP)] if lost.mean() > 0.5 else []
     predicted, measured = logs.figures
-    both = _known(predicted) & ~np.isnan(measured)
+    both = ~np.isnan(_first_row(predicted)) & ~np.isnan(measured)
     parts += [_distance(predicted[..., both], measured[both])] if both.any() else []
-    return np.broadcast_to(sum(parts) / max(len(parts), 1), predicted.shape[:-1])
+    return np.mean(np.broadcast_arrays(*parts), axis=0) if parts else np.zeros(predicted.shape[:-1])
 
 
-def _known(predicted: np.ndarray) -> np.ndarray:
-    """Which requests have a latency: all predictions have it of the same ones."""
-    return ~np.isnan(predicted[(0,) * (predicted.ndim - 1)])
+def _first_row(logs: np.ndarray) -> np.ndarray:
+    return logs if logs.ndim == 1 else logs[0]
 
 
 def _quantiles(logs: np.ndarray) -> np.ndarray:
-    """As np.quantile, faster."""
-    ordered, at = np.sort(logs), _SHARES * (logs.shape[-1] - 1)
-    low = np.minimum(at.astype(int), max(logs.shape[-1] - 2, 0))
-    values: np.ndarray = ordered[..., low]
-    return values + (at - low) * (ordered[..., np.minimum(low + 1, logs.shape[-1] - 1)] - values)
+    at = _SHARES * (logs.shape[-1] - 1)  # as np.quantile, faster
+    below = np.minimum(at.astype(int), max(0, logs.shape[-1] - 2))
+    above = np.minimum(below + 1, logs.shape[-1] - 1)
+    ordered = np.sort(logs, axis=-1)
+    quantiles: np.ndarray = ordered[..., below] + (at - below) * (ordered[..., above] - ordered[..., below])
+    return quantiles
 
 
 def _distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    mean: np.ndarray = np.minimum(np.abs(a - b), _CAP).mean(-1)
-    return mean
+    distance: np.ndarray = np.minimum(np.abs(a - b), _CAP).mean(axis=-1)
+    return distance
 
 
 class StepErrors:
@@ -130,24 +127,25 @@ class StepErrors:
             was = least
             for name, grid in self.grids.items():
                 others = {key: chosen[key] - had[key] for key in chosen if key != name}
-                left_by_value = gaps(self._moved(self._moved(logs, others), {name: (grid - had[name])[:, None]}))
-                for value, left in zip(grid.tolist(), left_by_value.tolist(), strict=True):
-                    if left < least - 1e-9:
-                        chosen, least = {**chosen, name: value}, left
+                left = _gaps(self._moved(logs, {**others, name: grid - had[name]}))
+                nearest = int(left.argmin())
+                if left[nearest] < least - 1e-9:
+                    chosen, least = {**chosen, name: float(grid[nearest])}, float(left[nearest])
             if least == was:
                 break
         return chosen, least
 
-    def _moved(self, logs: LatencyLogs, by: Mapping[str, Any]) -> LatencyLogs:
+    def _moved(self, logs: LatencyLogs, by: Mapping[str, float | np.ndarray]) -> LatencyLogs:
+        """With these errors; one that has several values makes rows."""
         requests, figures = dict(logs.requests), logs.figures
         for name, step in by.items():
-            if np.any(step):
+            if np.ndim(step) or step:
                 effect = self.effects[name]
                 requests = {
-                    metric: (predicted + step * effect.requests[metric][0], measured)
+                    metric: (predicted + np.multiply.outer(step, effect.requests[metric][0]), measured)
                     for metric, (predicted, measured) in requests.items()
                 }
-                figures = (figures[0] + step * effect.figures[0], figures[1])
+                figures = (figures[0] + np.multiply.outer(step, effect.figures[0]), figures[1])
         return LatencyLogs(requests, figures)
 
 

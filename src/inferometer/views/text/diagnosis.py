@@ -18,6 +18,17 @@ STEPS = {
     "mixed": "prompts and decode",
 }
 FIGURES = {"prefill": "prompts", "decode": "decode", "mixed": "mixed", "eager": "no CUDA graph", "host": "host"}
+CAUSES = {  # Cause.name, in words
+    "eager": "no CUDA graphs",
+    "host": "a slow host",
+    "clocks": "low clocks",
+    "scheduling": "synchronous scheduling",
+    "kv_cache": "a small KV cache",
+    "token_budget": "a small token budget",
+    "sequences": "few sequences at once",
+    "front_end": "queueing before the engine",
+    "prefix_cache": "prefix cache misses",
+}
 
 
 def step_page(
@@ -63,40 +74,46 @@ def _step_table(classes: Mapping[str, StepClass], calibrated: bool) -> TextTable
 
 def diagnosis_page(made: Diagnosis) -> Page:
     """The verdict, each cause with its share and evidence, and what is left over."""
-    off = ", ".join(
-        f"mean {metric.upper()} predicted {error * 100:+.1f}% off (usual: ±{percent(made.tolerance[metric])})"
-        for metric, error in made.errors.items()
-        if metric in made.tolerance
-    )
+    off = [Paragraph(_off(metric, error, made.tolerance[metric])) for metric, error in made.errors.items()]
+    near = all(abs(error) <= made.tolerance[metric] for metric, error in made.errors.items())
     if made.healthy:
-        return Page(
-            [
-                Paragraph("✓ healthy: as near to the prediction as measured servers usually are", style="bold green"),
-                Paragraph(off),
-                *_step_times(made),
-            ]
-        )
-    parts: list[Part] = []
+        verdict = Paragraph("✓ healthy: as near to the prediction as measured servers usually are", style="bold green")
+        return Page([verdict, *off, *_step_times(made)])
     if not made.causes:
-        verdict = f"✗ not as predicted, and none of {plural(len(made.tried), 'cause')} explains it"
-        parts += [Paragraph(verdict, style="bold yellow"), Paragraph(f"{off}; tried: {', '.join(made.tried)}")]
-    else:
-        parts += [Paragraph(f"✗ not as predicted: {made.causes[0].title}", style="bold red"), Paragraph(off)]
-        table = TextTable(
-            [Column("cause", "<", folds=True), Column("share of the gap", style="bold")], elsewhere="--json"
+        verdict = Paragraph(
+            f"✗ not as predicted, and none of {plural(len(made.tried), 'cause')} explains it", style="bold yellow"
         )
-        for cause in made.causes:
-            table.add_row(cause.title, percent(cause.share))
-        table.add_row("unexplained", percent(made.unexplained))
-        parts.append(table)
-        for cause in made.causes:
-            parts.append(Paragraph(cause.title, style="bold"))
-            parts += [Paragraph(f"· {sentence}") for sentence in cause.evidence]
-            parts += [Paragraph(f"explains about as much: {title}", style="dim") for title in cause.alike]
-            parts += [Paragraph(f"→ {cause.remedy}", style="green")] if cause.remedy else []
-    parts += _step_times(made)
-    parts += [Paragraph(f"ruled out: {name} ({why})", style="dim") for name, why in made.ruled_out.items()]
-    return Page(parts)
+        tried = Paragraph(f"tried: {', '.join(CAUSES.get(name, name) for name in made.tried)}", style="dim")
+        return Page([verdict, *off, tried, *_step_times(made), *_ruled_out(made)])
+    first = made.causes[0].title
+    verdict = (
+        Paragraph(f"! mean latencies are as predicted, but: {first}", style="bold yellow")
+        if near
+        else Paragraph(f"✗ not as predicted: {first}", style="bold red")
+    )
+    table = TextTable([Column("cause", "<", folds=True), Column("share of the gap", style="bold")], elsewhere="--json")
+    for cause in made.causes:
+        table.add_row(cause.title, percent(cause.share))
+    table.add_row("unexplained", percent(made.unexplained))
+    parts: list[Part] = [verdict, *off, table]
+    for cause in made.causes:
+        parts.append(Paragraph(cause.title, style="bold"))
+        parts += [Paragraph(f"· {sentence}") for sentence in cause.evidence]
+        parts += [Paragraph(f"explains about as much: {title}", style="dim") for title in cause.alike]
+        parts += [Paragraph(f"→ {cause.remedy}", style="green")] if cause.remedy else []
+    return Page([*parts, *_step_times(made), *_ruled_out(made)])
+
+
+def _off(metric: str, error: float, usual: float) -> str:
+    """``_off("ttft", -0.2, 0.1)  # 'mean TTFT is predicted 20.0% too short; up to 10.0% is usual'``"""
+    side = "short" if error < 0 else "long"
+    return f"mean {metric.upper()} is predicted {percent(abs(error))} too {side}; up to {percent(usual)} is usual"
+
+
+def _ruled_out(made: Diagnosis) -> list[Part]:
+    return [
+        Paragraph(f"ruled out: {CAUSES.get(name, name)} ({why})", style="dim") for name, why in made.ruled_out.items()
+    ]
 
 
 def _step_times(made: Diagnosis) -> list[Part]:
@@ -105,4 +122,6 @@ def _step_times(made: Diagnosis) -> list[Part]:
         f"{FIGURES[name]} {math.expm1(error) * 100:+.0f}%" if name in FIGURES else f"{seconds(error)} a request more"
         for name, error in made.step_times.items()
     ]
-    return [Paragraph(f"step times within their usual error: {', '.join(shown)}", style="dim")] if shown else []
+    return (
+        [Paragraph(f"assumed within the usual error of step times: {', '.join(shown)}", style="dim")] if shown else []
+    )
