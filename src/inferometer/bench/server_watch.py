@@ -102,7 +102,6 @@ def traffic_between(before: MetricsPage, after: MetricsPage, seen: ServerStatist
         arrival_s=np.cumsum(rng.exponential(1 / seen.request_rate, count)),
         blocks=blocks,
         block_tokens=BLOCK if blocks is not None else 0,
-        source="requests",
         run=BenchmarkRun(
             tool="the server's /metrics",
             request_rate=round(seen.request_rate, 3),

@@ -281,8 +281,8 @@ def _one_run(
 
     measured_latencies(trace)
     plan = {"frontend": measured_frontend(trace), **plan}
-    load = f", {trace.run.label}" if trace.run is not None else ""
-    labels = run_header(model, gpu, plan, f"of {file_name(trace.source)}{load}", len(trace))
+    load = filter(None, (file_name(trace.source), trace.run.label if trace.run is not None else ""))
+    labels = run_header(model, gpu, plan, f"of {', '.join(load)}", len(trace))
     labels["warnings"] += trace.notes
 
     def simulated(calibration: Any = None) -> Any:
@@ -433,9 +433,8 @@ def _steps(
     rows: list[dict[str, Any]] = [{"class": name, **msgspec.to_builtins(one)} for name, one in classes.items()]
     result |= {name: labels[name] for name in ("model", "gpu", "engine", "engine_version") if name not in result}
     result |= {"step_log": {"kind": log.kind, "lines": len(log), "classes": rows}, "warnings": warnings}
-    title = " · ".join(
-        (labels["model"], labels["quantization"], labels["machine"], labels["engine"], file_name(log.source))
-    )
+    engine = f"{labels['engine']} {labels['engine_version']}".strip()
+    title = " · ".join((labels["model"], labels["quantization"], labels["machine"], engine, file_name(log.source)))
     parts.append(step_page(title, log.kind, classes, made, warnings))
     return rows
 

@@ -34,6 +34,7 @@ from .validate import Validation
 MOST_CAUSES = 3
 LEAST_SHARE = 0.4  # of what is left that a cause must close
 LEAST_GAP = 0.02  # mean distance, as a logarithm, that it must close
+LEAST_GAP_OF_FIGURES = 0.08  # the same where only figures of a run are known: its requests are drawn, and scatter
 REFINED = 4  # levels that are tried between the best one and its neighbours, of the causes that are nearest
 NEAREST = 4  # causes whose levels are refined, and whose step times are simulated again
 ALIKE, ALIKE_GAP = 0.15, 0.01  # by which gaps of two causes differ that latency cannot tell apart
@@ -103,10 +104,11 @@ def diagnose(
         if kind.shown is not None and len(chosen) <= MOST_CAUSES:
             trial = doctor.tried(chosen[-1], kind, kind.shown.level)
             chosen += [doctor.settled(trial)] if trial is not None else []
-    while len(chosen) <= MOST_CAUSES and chosen[-1].gap > LEAST_GAP:
+    least_gap = LEAST_GAP if before.measured else LEAST_GAP_OF_FIGURES
+    while len(chosen) <= MOST_CAUSES and chosen[-1].gap > least_gap:
         named = {trial.kind.name for trial in chosen if trial.kind is not None}
         best = doctor.best(chosen[-1], [kind for kind in open_kinds if kind.name not in named])
-        if best is None or chosen[-1].gap - best.gap < max(LEAST_SHARE * chosen[-1].gap, LEAST_GAP):
+        if best is None or chosen[-1].gap - best.gap < max(LEAST_SHARE * chosen[-1].gap, least_gap):
             break
         chosen.append(best)
     whole = max(first.gap, 1e-9)
