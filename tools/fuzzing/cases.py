@@ -5,6 +5,7 @@ case(1, 42).argv          # ["analyze", "gpt2", "--gpu", "h20", "--batch-size", 
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import Mapping, Sequence
@@ -30,9 +31,11 @@ VERBS = {
     "profile": 5,
     "bench": 1,
 }
-WAYS = {"cli": 796.5, "api": 200, "process": 3, "signal": 0.5}  # how it is run, of a thousand; HTTP is a share of "api"
+WAYS = {"cli": 856.5, "api": 140, "process": 3, "signal": 0.5}  # how it is run, of a thousand; HTTP is a share of "api"
 HTTP_SHARE = 0.01
-ABSURD_SHARE = 0.88  # of commands with at least one value that nobody would give: most inputs are to be refused
+ABSURD_SHARE = 0.65  # of commands with at least one value that nobody would give: they are to be refused
+ABSURD_BODIES = 0.7  # of bodies
+TOGETHER = 0.85  # of commands whose flags go together: those of SGLang with SGLang, of images with a model that sees
 BROKEN_SHARE = 0.12  # of commands that read a file with something wrong in it
 API_VERBS = {"analyze": 71, "cluster": 4, "explain": 8, "sweep": 5, "simulate": 8, "sensitivity": 2, "search": 2}
 SIGNALS = ("SIGINT", "SIGTERM", "SIGKILL")
@@ -94,9 +97,9 @@ def command(rng: random.Random, verb: str) -> tuple[list[str], dict[str, bytes],
     """A command line, the files that it names, and whether it is one that people could give."""
     strange, wrong = rng.random() < ABSURD_SHARE, rng.random() < BROKEN_SHARE
     if verb.startswith("search"):  # answers are dear and refusals are not: most of the few are to be answered
-        strange, wrong = strange and rng.random() < 0.3, wrong and rng.random() < 0.3
+        strange, wrong = strange and rng.random() < 0.4, wrong and rng.random() < 0.3
     elif verb in ("validate", "simulate", "train"):
-        strange, wrong = strange and rng.random() < 0.6, wrong and rng.random() < 0.6
+        strange, wrong = strange and rng.random() < 0.75, wrong and rng.random() < 0.6
     read: dict[str, bytes] = {}
     flags = _BASE[verb](rng, read) if verb in _BASE else {}
     head = [_subject(rng, verb, read)] if verb not in ("profile", "bench") else []
@@ -107,6 +110,8 @@ def command(rng: random.Random, verb: str) -> tuple[list[str], dict[str, bytes],
         pool, min(len(pool), rng.choice((0, 0, 1) if verb.startswith("search") else (0, 1, 1, 2, 3, 5)))
     ):
         flags[name] = None if known[name].is_switch else likely(rng, known[name], verb)
+    if rng.random() < TOGETHER:
+        _together(rng, verb, head, flags)
     if wrong:
         _break_a_file(rng, verb, head, flags, read)
     if strange:
@@ -121,6 +126,63 @@ def command(rng: random.Random, verb: str) -> tuple[list[str], dict[str, bytes],
         forms = (["--json"], ["--csv"], ["--plain"], ["--markdown"], [])
         argv += rng.choices(forms, (92, 3, 1, 1, 3))[0] if verb != "profile" else ["--json"]
     return argv, read, not (strange or wrong)
+
+
+_SIGHTED = ("qwen2.5-vl-7b", "qwen3-vl-2b", "llava-onevision-qwen2-0.5b-ov", "internvl3-8b")
+_SGLANG = {name for name in options("simulate") if "hic" in name or "hierarchical" in name} | {
+    "scheduler_recv_interval"
+}
+_NEEDED = {  # by flag: another one that it needs, and with which value
+    "lora_targets": ("lora_rank", "16"),
+    "lora_adapters": ("lora_rank", "8"),
+    "prefill_replicas": ("decode_replicas", "1"),
+    "decode_replicas": ("prefill_replicas", "1"),
+    "recompute_method": ("recompute", "full"),
+    "recompute_num_layers": ("recompute_method", "uniform"),
+    "recompute_modules": ("recompute", "selective"),
+    "prefix_tier": ("prefix_len", "64"),
+    "kv_offloading_backend": ("kv_offloading_size", "4"),
+    "hicache_ratio": ("enable_hierarchical_cache", None),
+    "hicache_size": ("enable_hierarchical_cache", None),
+    "hicache_write_policy": ("enable_hierarchical_cache", None),
+    "hicache_storage_backend": ("enable_hierarchical_cache", None),
+    "batch_wait_timeout_iters": ("batch_wait_max_tokens_ratio", "0.5"),
+    "batch_wait_max_tokens_ratio": ("batch_wait_timeout_iters", "3"),
+}
+_EXCLUDED = {  # by flag: what it goes without
+    "trace": ("input_len", "output_len", "num_prompts", "prefix_len", "turns", "burstiness"),
+    "measured": ("url", "watch", "probe"),
+    "enable_hierarchical_cache": ("kv_offloading_size", "kv_offloading_backend"),
+}
+_EXCLUDED |= dict.fromkeys(("step_log", "memory"), ("url", "watch", "probe", "goodput", "diagnose", "max_concurrency"))
+_DEPENDENT = {  # by flag: what is of no use without it
+    "agents": ("num_sessions", "concurrent_sessions", "max_idle", "sessions_out"),
+    "write_calibration": ("force",),
+    "measured": ("requests_out",),
+}
+
+
+def _together(rng: random.Random, verb: str, head: list[str], flags: dict[str, str | None]) -> None:
+    """Take out, or complete, what a command would be refused for whatever its values are."""
+    for _ in range(2):  # what is needed may need something, too
+        for name in list(flags):
+            other, value = _NEEDED.get(name, (name, flags[name]))
+            if other in options(verb):
+                flags.setdefault(other, value)
+    if (tier := flags.get("prefix_tier")) in ("cpu", "disk", "shared"):
+        flags["kv_tiers"] = f"{tier}:size=8"
+    if "recompute_num_layers" in flags:
+        flags["recompute"] = "full"
+    if _SGLANG & flags.keys():
+        flags["engine"] = "sglang"
+    without = [names for name, names in _EXCLUDED.items() if name in flags]
+    without += [names for name, names in _DEPENDENT.items() if name not in flags]
+    for name in itertools.chain.from_iterable(without):
+        flags.pop(name, None)
+    if head and "num_inference_steps" in flags:
+        head[0] = rng.choice(("dit-xl-2", "dit-b-4"))
+    elif head and "images" in flags:
+        head[0] = rng.choice(_SIGHTED)
 
 
 def _subject(rng: random.Random, verb: str, read: dict[str, bytes]) -> str:
@@ -174,7 +236,7 @@ def _searched(rng: random.Random, read: dict[str, bytes]) -> dict[str, str | Non
         "goodput": f"ttft:{10 ** rng.uniform(1.5, 4):.4g},tpot:{10 ** rng.uniform(0.7, 2.5):.4g}",
         "request_rate": f"{10 ** rng.uniform(-1, 1.5):.3g}",
         "input_len": str(int(2 ** rng.uniform(2, 11))),
-        "output_len": str(int(2 ** rng.uniform(0, 5))),
+        "output_len": str(int(2 ** rng.uniform(1, 5))),
         "finalists": "1",
         "mode": rng.choice(("aggregated", "aggregated", "disaggregated", "both")),
         "max_num_seqs": str(rng.choice((8, 32, 64))),
@@ -327,7 +389,7 @@ def _signalled(rng: random.Random, seed: int, number: int) -> Case:
 def _api(rng: random.Random, seed: int, number: int) -> Case:
     verb = rng.choices(list(API_VERBS), list(API_VERBS.values()))[0]
     way = "http" if rng.random() < HTTP_SHARE and verb in ("analyze", "explain") else "api"
-    strange = rng.random() < 0.85
+    strange = rng.random() < ABSURD_BODIES
     body = _body(rng, verb, strange)
     if strange and rng.random() < 0.5:
         _swap(rng, body)
@@ -348,6 +410,11 @@ def _body(rng: random.Random, verb: str, strange: bool) -> dict[str, Any]:
     pool = [o for n, o in options("analyze").items() if o.argument and o.argument.label and n not in ("gpu", "model")]
     for option in rng.sample(pool, rng.choice((0, 1, 2, 3, 5))):
         plan[option.name] = True if option.is_switch else _typed(likely(rng, option, verb))
+    if rng.random() < TOGETHER:
+        head, flags = [plan["model"]], {name: None if value is True else str(value) for name, value in plan.items()}
+        _together(rng, "analyze", head, flags)
+        plan = {name: plan.get(name, True if flags[name] is None else _typed(str(flags[name]))) for name in flags}
+        plan |= {"model": head[0], **({"engine": flags["engine"]} if "engine" in flags else {})}
     if strange and rng.random() < 0.6:
         plan[rng.choice(pool).name] = rng.choice((*files.ANYTHING, *NUMBERS, *TEXTS))
     if rng.random() < 0.35:

@@ -24,7 +24,7 @@ NEGATIVE = re.compile(
       (runs\[\]\.)?errors\.\w+\.(bias|mean_error|pearson_r)    # signed on purpose: predicted against measured
     | (.+\.)?expected_error\.\w+\.bias                        # of runs that were measured
     | (runs\[\]\.)?figures\.\w+\.error
-    | (runs\[\]\.)?diagnosis\.errors\.\w+
+    | (runs\[\]\.)?diagnosis\.(errors|step_times)\.\w+
     | step_log\.classes\[\]\.bias
     | calibration\.request                                     # seconds that every request takes more, or less
     | memory\[\]\.error
@@ -54,18 +54,6 @@ def broken_laws(verb: str, result: Result, code: int) -> list[str]:
     return broken + [f"exit-code: {text}" for text in _exit_code(verb, result, code)]
 
 
-def numbers(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
-    """Every number of a result with its path: ``("phases.decode.ops[].seconds", 1e-5)``"""
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from numbers(inner, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from numbers(inner, f"{path}[]")
-    elif isinstance(value, int | float) and not isinstance(value, bool):
-        yield path, value
-
-
 def _differ(a: float, b: float, slack: float = CLOSE) -> bool:
     return not math.isclose(a, b, rel_tol=slack, abs_tol=1e-12)
 
@@ -82,21 +70,21 @@ def _exit_code(verb: str, result: Result, code: int) -> Iterator[str]:
 # ------------------------------------------------------------------ every result
 
 
-def _is_odd(value: Any) -> bool:
-    """Whether a number somewhere in a result is negative, infinite or none: most results need no paths."""
+def _odd(value: Any) -> list[tuple[str, float]]:
+    """Numbers that are negative, infinite or none, with their paths, which only these need: ``[(".ops[].id", -1)]``"""
     if isinstance(value, dict):
-        return any(map(_is_odd, value.values()))
+        return [(f".{key}{path}", number) for key, inner in value.items() for path, number in _odd(inner)]
     if isinstance(value, list | tuple):
-        return any(map(_is_odd, value))
-    return isinstance(value, int | float) and not 0 <= value < INFINITE
+        return [(f"[]{path}", number) for inner in value for path, number in _odd(inner)]
+    return [("", value)] if isinstance(value, int | float) and not 0 <= value < INFINITE else []
 
 
 @law(*_REPORTS, "search --train", "sweep --train", "sensitivity --train")
 def numbers_are_numbers(result: Result) -> Iterator[str]:
     """Nothing is negative, infinite or not a number, but for what `NEGATIVE` lists."""
-    for path, value in numbers(result) if _is_odd(result) else ():
-        if not abs(value) < INFINITE or (value < 0 and not NEGATIVE.fullmatch(path)):
-            yield f"{path} is {value:g}"
+    for path, value in _odd(result):
+        if not abs(value) < INFINITE or not NEGATIVE.fullmatch(path[1:]):
+            yield f"{path[1:]} is {value:g}"
 
 
 # ------------------------------------------------------------------ one plan

@@ -158,7 +158,8 @@ def gpu(rng: random.Random) -> str:
 def engine(rng: random.Random) -> str:
     """Any engine; now and then an older version of one."""
     name = rng.choice(names("engines"))
-    return f"{name}@0.{rng.randrange(6, 30)}" if rng.random() < 0.1 else name
+    version = f"@0.{rng.randrange(6, 30)}" if rng.random() < (0.1 if name == "vllm" else 0.02) else ""
+    return name + version
 
 
 def _layout(rng: random.Random) -> str:
@@ -222,10 +223,17 @@ _LIKELY: dict[str, Any] = {  # by name, where the schema says no more than "text
     "norm_dtype": lambda r: r.choice(("bf16", "fp16", "fp32")),
     "grad_dtype": lambda r: r.choice(("bf16", "fp32")),
     "attention": lambda r: r.choice(("flash", "eager")),
-    "interconnect": lambda r: r.choice(("nvlink", "pcie", "network", "xgmi", "ici")),
+    "interconnect": lambda r: r.choice(("nvlink", "nvlink", "pcie", "network", "network", "xgmi", "ici")),
     "host_profile": lambda r: r.choice(names("hosts")),
     "usecase": lambda r: r.choice(("chatbot", "summarization", "code")),
     "speculative_config": _speculation,
+    "prefix_tier": lambda r: r.choice(("gpu", "cpu", "disk", "shared")),
+    "kv_offloading_backend": lambda r: r.choice(("native", "lmcache")),
+    "recompute_method": lambda r: r.choice(("uniform", "block")),
+    "recompute_modules": lambda r: r.choice(("core_attn", "mlp", "layernorm,mlp", "moe_act,shared_experts")),
+    "cuda_graph_impl": lambda r: r.choice(("local", "none", "transformer_engine", "full_iteration")),
+    "moe_flex_dispatcher_backend": lambda r: r.choice(("deepep", "hybridep")),
+    "pipeline_model_parallel_layout": lambda r: r.choice(("Et*3|(tt|)*11t*3mL", "E|t*28|L", "Ettt|(t|)*9L")),
     "lora_targets": lambda r: r.choice(("qkv_proj", "o_proj,down_proj", "gate_up_proj", "experts")),
     "efficiency": _efficiency,
     "images": lambda r: f"{r.randrange(1, 4)}x{r.randrange(28, 1500)}x{r.randrange(28, 1500)}",
