@@ -41,6 +41,15 @@ def test_help_of_a_command(run: Run, monkeypatch: pytest.MonkeyPatch, verb: str)
     assert all(flag in ran.out for flag in ("Common options:", "--quiet", "--debug", "--config FILE", "--save-config"))
 
 
+@pytest.mark.parametrize("verb", COMMANDS)
+def test_help_of_a_narrow_terminal(run: Run, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+    """Fits 40 columns but for names of flags, which are never broken; texts stand below them."""
+    monkeypatch.setenv("COLUMNS", "40")
+    lines = run(verb, "-h").out.splitlines()
+    assert [line for line in lines if len(line) > 40 and not line.startswith("  -")] == []
+    assert "        Show this message." in lines
+
+
 @pytest.mark.parametrize(
     ("args", "expected"),
     [

@@ -36,7 +36,14 @@ SHOWN = [
     "sensitivity llama-3.1-8b --gpu h200 --compare-usecases",
     f"simulate {MODEL} --gpu h200 --request-rate 20 --num-prompts 40 --input-len 300 --output-len 20 --goodput ttft:9",
     f"validate {MODEL} --gpu h200 --measured measured.csv",
+    f"validate {MODEL} --gpu h200 --measured measured.csv --diagnose",
+    "validate qwen3-0.6b --gpu h200 --step-log server.log",
+    "simulate qwen3-0.6b --gpu h200 --agents chat,turns=3 --num-sessions 2 --kv-tiers disk:size=9",
+    "simulate qwen3-0.6b --gpu h200 --agents chat,turns=2 --num-sessions 2 --kv-offloading-sizes 1,10",
+    f"analyze 'vllm serve {MODEL} -tp 2 --max-num-seqs 256 --kv-cache-dtype fp8 --enable-chunkd-prefill' --gpu h200",
     f"train {MODEL} --gpu h100-sxm -tp 2 -dp 4 --tokens 1e12",
+    f"search {MODEL} --train --gpu h200 --num-gpus 8 --global-batch-size 8",
+    "sensitivity qwen3-0.6b --train --gpu h200",
     "show models",
     "show hardware",
     "show engines",
@@ -52,6 +59,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         *(f"{n},16,{n / 40},3.1,{n / 40 + 46.5}" for n in (200, 400, 800)),
     ]
     (tmp_path / "measured.csv").write_text("\n".join(rows) + "\n")
+    step = "Iteration({}): 0 context requests, 0 context tokens, 8 generation requests, 8 generation tokens"
+    head, end = (
+        "INFO 11-18 01:00:00 [loggers.py:182] Engine 000: ",
+        ", iteration elapsed time: 4.0 ms, GPU KV cache usage: 1.0%",
+    )
+    (tmp_path / "server.log").write_text("".join(f"{head}{step.format(n)}{end}\n" for n in range(9)))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NO_COLOR", "1")
     return tmp_path
@@ -89,8 +102,8 @@ def test_every_command_fits_every_terminal(line: str, run: Run, folder: Path, mo
     with monkeypatch.context() as patched:  # a command runs once, and what it shows is looked at four times
         patched.setattr(Page, "terminal", lambda page, *_: pages.append(page) or terminal(page))
         assert run(*shlex.split(line)).code in (0, 1)
-    (page,) = pages
-    assert "left out" not in page.terminal()
+    page = Page(part for part in pages[0].parts if not isinstance(part, ShellCommand))  # commands are not folded
+    assert len(pages) == 1 and "left out" not in page.terminal()
     for width in WIDTHS:
         check(page, width)
 
@@ -113,6 +126,20 @@ def test_a_search_fits_every_terminal() -> None:
             if line.startswith("  ") and "'s " not in line
         }
         assert {shlex.join(shlex.split(line)) for line in commands} <= printed
+
+
+def test_comments_of_commands_fold() -> None:
+    """A comment goes on in the next line as a comment; a command in it is not broken."""
+    pages = Page(
+        [ShellCommand("# set it on every node; --lr is yours"), ShellCommand("# make it first: python x.py --a b")]
+    )
+    assert pages.terminal(28).splitlines() == [
+        "  # set it on every node;",
+        "  # --lr is yours",
+        "  # make it first:",
+        "  #   python x.py --a b",
+    ]
+    assert pages.terminal().splitlines()[1] == "  # make it first: python x.py --a b"
 
 
 @pytest.mark.parametrize("width", WIDTHS)

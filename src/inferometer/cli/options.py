@@ -43,8 +43,27 @@ class ArgumentOption(click.Option):
         return [_path(incomplete, kind)] if kind else super().shell_complete(ctx, incomplete)
 
 
+class HelpFormatter(click.HelpFormatter):
+    """Help of any width: on a narrow screen the texts begin below their flags."""
+
+    def __init__(self, max_width: int | None) -> None:
+        import shutil
+
+        super().__init__(width=max(min(shutil.get_terminal_size().columns, max_width or 80) - 2, 30))
+
+    def write_dl(self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
+        """Flags and what they are."""
+        super().write_dl(rows, col_max if self.width >= 60 else 4, col_spacing)
+
+
 class HelpMixin(click.Command):
-    """A command whose --help can be printed in every encoding."""
+    """A command whose --help can be printed in every encoding, and on every screen."""
+
+    def get_help(self, ctx: click.Context) -> str:
+        """click's own is never narrower than 50 columns."""
+        formatter = HelpFormatter(ctx.max_content_width)
+        self.format_help(ctx, formatter)
+        return formatter.getvalue().rstrip("\n")
 
     def get_help_option_names(self, ctx: click.Context) -> list[str]:
         """Also where a command is looked at without the group that it belongs to."""

@@ -17,8 +17,8 @@ def _names(context: click.Context, parameter: click.Parameter, incomplete: str) 
     return names
 
 
-@click.command(cls=Command, examples=_EXAMPLES)
-@click.argument("kind", metavar="|".join(_KINDS), shell_complete=names_completion(_KINDS))
+@click.command(cls=Command, epilog=f"KIND: {', '.join(_KINDS)}.", examples=_EXAMPLES)
+@click.argument("kind", metavar="KIND", shell_complete=names_completion(_KINDS))
 @click.argument("name", required=False, shell_complete=_names)
 @options(OUTPUT)
 def show(kind: str, name: str | None, form: Form) -> int:

@@ -58,10 +58,14 @@ class ShellCommand:
 
 
 def comment_lines(comment: str, width: int | None) -> list[str]:
-    """A comment over several lines, each a comment; one with a command in it stays whole, to be copied."""
-    if width is None or " --" in comment:
+    """A comment over several lines, each a comment; a command at its end stands in a line of its own, to be copied."""
+    if width is None:
         return [comment]
-    return [f"# {line}" for line in folded(comment.removeprefix("# "), max(width - 4, 20))]
+    text, colon, command = comment.removeprefix("# ").partition(": ")
+    if command.startswith("--") or " --" not in command:
+        text, colon, command = comment.removeprefix("# "), "", ""
+    lines = [f"# {line}" for line in folded(text + colon.rstrip(), max(width - 4, 20))]
+    return [*lines, f"#   {command}"] if command else lines
 
 
 def shell_lines(command: str, width: int = 100) -> str:

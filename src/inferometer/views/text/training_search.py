@@ -70,7 +70,7 @@ def _plans(plans: list[TrainingPlan], result: TrainingSearch) -> TextTable:
             Column("step"),
             Column("tok/s/GPU", priority=1),
             Column("MFU", priority=2),
-            Column("memory", priority=1),
+            Column("memory"),
             Column("slower", priority=3),
             *([Column("days", priority=2), Column("cost", priority=4)] if has_run else []),
         ],
