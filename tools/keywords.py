@@ -16,6 +16,7 @@ from inferometer.specs.command_args import (
     ServedPlanArgs,
     ServingArgs,
     SessionArgs,
+    SessionSearchArgs,
     TrafficArgs,
 )
 from inferometer.specs.plan_args import PlanArgs
@@ -28,6 +29,7 @@ VERBS: dict[str, tuple[type[Args], ...]] = {  # what each public function takes 
     "SimulateKwargs": (ServingArgs,),
     "CapacityKwargs": (ServingArgs, TrafficArgs),
     "SearchKwargs": (SearchArgs, PlanArgs),
+    "SessionSearchKwargs": (SearchArgs, SessionSearchArgs, PlanArgs),
     "TrainKwargs": (TrainArgs,),
     "TrainSearchKwargs": (TrainSearchArgs, TrainArgs),
     "ProfileKwargs": (ProfileArgs,),

@@ -21,6 +21,8 @@ if TYPE_CHECKING:  # the same names as in _LAZY, for editors and type checkers
     from .profiling.profile import profile as profile
     from .search.search import search as search
     from .search.search_result import Search as Search
+    from .search.session_search import session_search as session_search
+    from .search.session_search_result import SessionSearch as SessionSearch
     from .search.training_search import training_search as training_search
     from .search.training_search_result import TrainingSearch as TrainingSearch
     from .sensitivity.sensitivity import sensitivity as sensitivity
@@ -55,6 +57,7 @@ _LAZY = {  # public name: the module that is loaded when the name is first used
     "Report": "inference.report",
     "Search": "search.search_result",
     "Sensitivity": "sensitivity.sensitivity_report",
+    "SessionSearch": "search.session_search_result",
     "StepClock": "serving.step_clock",
     "Sweep": "sweep.sweep",
     "Trace": "serving.trace",
@@ -70,6 +73,7 @@ _LAZY = {  # public name: the module that is loaded when the name is first used
     "read_trace": "serving.trace",
     "search": "search.search",
     "sensitivity": "sensitivity.sensitivity",
+    "session_search": "search.session_search",
     "simulate": "serving.simulate",
     "sweep": "sweep.sweep",
     "synthetic": "serving.synthetic",

@@ -19,7 +19,7 @@ from inferometer.serving.batch import DecodeBatch
 from inferometer.serving.simulate import simulate
 from inferometer.serving.step_cost import FullAttentionCost, WindowedCost, step_cost
 from inferometer.serving.step_tables import ContextTable, PrefillSurface, split_by_dependence
-from inferometer.serving.throttle import Throttle
+from inferometer.serving.engine_time import Throttle
 from inferometer.serving.trace import Trace
 
 LONGEST = 20000

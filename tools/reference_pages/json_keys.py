@@ -8,6 +8,7 @@ from typing import Any
 
 from inferometer.inference.report import Report
 from inferometer.search.search_result import PoolSpec, Search
+from inferometer.search.session_search_result import SessionSearch
 from inferometer.search.training_search_result import TrainingSearch
 from inferometer.sensitivity.sensitivity_report import Sensitivity
 from inferometer.sensitivity.training_sensitivity import TrainingSensitivity
@@ -33,6 +34,7 @@ COMMANDS: dict[str, tuple[type | str, str]] = {  # title -> the struct or the ta
     "analyze --json": (Report, ""),
     "sweep --json": ("sweep", ""),
     "search --json": (Search, ""),
+    "search --agents --json": (SessionSearch, ""),
     "search --train --json": (TrainingSearch, ""),
     "simulate --json": ("simulate", ""),
     "simulate --find-capacity --json": (

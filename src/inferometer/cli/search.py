@@ -9,7 +9,8 @@ import click
 
 from ..base.errors import BadValue
 from ..base.files import user_path
-from ..specs.command_args import CapacityArgs, SearchArgs, TrafficArgs
+from ..specs.arguments import arguments
+from ..specs.command_args import CapacityArgs, SearchArgs, SessionSearchArgs, TrafficArgs
 from .options import (
     FORMS,
     GPU,
@@ -21,12 +22,14 @@ from .options import (
     output_option,
     schema_options,
 )
-from .output import Form, as_json, emit, progress_bar, table_csv, wrote
+from .output import Form, as_json, emit, emit_result, progress_bar, table_csv, wrote
 
 _EXAMPLES = (
     "llama-3.1-70b --gpu h200 --num-gpus 16 --input-len 4000 --output-len 500 --goodput ttft:500,tpot:50",
+    "llama-3.1-8b --gpu h200 --agents coding-agent --request-rate 0.05 --goodput ttft:2000",
     "llama-3.1-8b --gpu h200,l40s --num-gpus 4 --request-rate 20 --goodput ttft:300,tpot:30 --objective cost",
 )
+_SESSIONS = tuple(arguments(SessionSearchArgs))
 
 
 def _training() -> click.Command:
@@ -40,6 +43,7 @@ def _training() -> click.Command:
 @options(
     GPU,
     schema_options(TrafficArgs, only=["trace", "columns", "run", "num_prompts"]),
+    schema_options(SessionSearchArgs),
     schema_options(SearchArgs),
     schema_options(CapacityArgs, only=["backend_address"]),
 )
@@ -61,7 +65,7 @@ def search(
     columns: str | None,
     run: int | None,
     form: Form,
-    **arguments: Any,
+    **given: Any,
 ) -> int:
     """Estimate every legal plan on your GPUs, simulate the best ones, and recommend one, with reasons and commands."""
     from ..search.search import search_with_table
@@ -71,7 +75,9 @@ def search(
     for name, value in (("columns", columns), ("run", run)):
         if trace is None and value is not None:
             raise BadValue(f"`{name}` applies to a `trace` file only")
-    arguments["trace"] = _requests(trace, num_prompts, columns, run)
+    given["trace"] = _requests(trace, num_prompts, columns, run)
+    if any(given.get(name) is not None for name in _SESSIONS) or _has_sessions(given["trace"]):
+        return _session_search(model, plot, form, given)
     with progress_bar("searching", None, "steps") as reached:
         steps = [0]
 
@@ -79,7 +85,7 @@ def search(
             steps[0] += 1
             reached(steps[0])
 
-        result, table, rejected = search_with_table(model, address=backend_address, progress=step, **arguments)
+        result, table, rejected = search_with_table(model, address=backend_address, progress=step, **given)
     if plot is not None and table is not None:
         from ..views.plots.timeline import write_day
         from ..views.text.search import header, write_front
@@ -102,6 +108,36 @@ def search(
         form = form._replace(output=None)
     emit(form, json=lambda: result, csv=csv, text=text, infeasible=None if result.feasible else result.reason)
     return 0 if result.feasible else 1
+
+
+def _has_sessions(trace: Any) -> bool:
+    """Whether turns of a trace wait for others."""
+    return (
+        trace is not None and trace.sessions is not None and trace.after is not None and bool((trace.after >= 0).any())
+    )
+
+
+def _session_search(model: str, plot: str | None, form: Form, given: dict[str, Any]) -> int:
+    """The plan that serves sessions for least."""
+    from ..search.session_search import session_search
+
+    if plot is not None:
+        raise BadValue("`plot` draws the loads of a search for requests: a search for sessions has none", field="plot")
+    with progress_bar("searching", None, "steps") as reached:
+        steps = [0]
+
+        def step(stage: str, done: int) -> None:
+            steps[0] += 1
+            reached(steps[0])
+
+        result = session_search(model, progress=step, **given)
+
+    def text() -> Any:
+        from ..views.text.search import sessions_shown
+
+        return sessions_shown(result)
+
+    return emit_result(form, result, text)
 
 
 def names_folder(form: Form) -> bool:

@@ -11,11 +11,13 @@ from ..base.units import milliseconds, percent, plural, seconds, si
 from ..inference.analyze import provenance_warnings
 from ..inference.breakdown import phase_tables
 from ..inference.workload import batch_shape_of
+from ..network.graph import Model
 from ..serving.metrics import LABELS
+from ..specs.plan_args import short_flag
 from ..specs.structs import Workload
 from .finalists import Finalist
 from .plan_table import PlanTable, Status, latencies
-from .search_result import Candidate, PlanMetrics, SimulationResult
+from .search_result import Candidate, PlanMetrics, PoolSpec, SimulationResult
 from .space import RejectedServer
 
 NAMED = 3  # plans that tie with the winner
@@ -428,3 +430,14 @@ def origins_line(shares: dict[str, float]) -> str:
     """``the winner's decode step: 88.1% measured, 11.9% assumed``"""
     parts = ", ".join(f"{percent(share)} {name}" for name, share in shares.items())
     return f"origin of its decode time: {parts}" if parts else ""
+
+
+def lossy_precisions(model: Model, pool: PoolSpec) -> list[str]:
+    """A warning where the precisions of a plan are not the model's own: ``["fp8 weights slightly change …"]``"""
+    own = {model.dtype, *model.quantization.values()}
+    lossy = [f"{pool.quantization} weights"] if pool.quantization not in own else []
+    lossy += ["an fp8 KV cache"] if pool.kv_cache_dtype == "fp8" and model.kv_cache_dtype != "fp8" else []
+    if not lossy:
+        return []
+    flags = " and ".join(short_flag(name) for name in ("quantization", "kv_cache_dtype"))
+    return [f"{' and '.join(lossy)} slightly change the model's output; restrict them with {flags}"]

@@ -90,7 +90,7 @@ def build_traffic(
     ``build_traffic(input_len=4000, output_len=500, request_rate=8.0)``. The rate "max" asks for the highest, also of a
     trace with arrivals, which are then stretched to each rate that is tried.
     """
-    rate = _parse_rate(request_rate)
+    rate = parse_rate(request_rate)
     stretch: float | None = None
     synthetic_args: dict[str, Any] = {}
     if trace is None:
@@ -129,7 +129,7 @@ def build_traffic(
     )
 
 
-def _parse_rate(request_rate: float | str | None) -> float | None:
+def parse_rate(request_rate: float | str | None) -> float | None:
     """Requests a second; None for the highest ("max"), and where nothing is given."""
     if request_rate is None or request_rate == MAX_RATE:
         return None
@@ -154,10 +154,7 @@ def _check_trace(trace: Trace, input_len: Any, output_len: Any) -> None:
     if len(trace) < 2:
         raise BadValue(f"a search needs at least two requests, and the trace has {len(trace)}")
     if trace.after is not None and (trace.after >= 0).any():
-        raise BadValue(
-            "a search samples the trace for one replica, which would break up conversations: leave out the "
-            "sessions of the trace"
-        )
+        raise BadValue("the trace has sessions, whose turns wait for each other: `session_search` finds plans for them")
 
 
 def build_objective(

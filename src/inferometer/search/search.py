@@ -15,10 +15,10 @@ A plan goes through these shapes:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import gcd
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from ..base.errors import BadValue, check_int
 from ..base.result import keep
@@ -30,7 +30,7 @@ from ..serving.trace import Trace, read_trace
 from ..specs.arguments import arguments, check_names, signature
 from ..specs.catalog import gpu_names, hardware
 from ..specs.command_args import SearchArgs
-from ..specs.plan_args import PlanArgs, short_flag
+from ..specs.plan_args import PlanArgs
 from . import explanation
 from .day_plan import DayPlanner, check_day, day_window
 from .finalists import Finalist, SimulationOptions, ranked, simulate_finalists, simulation_options
@@ -45,7 +45,9 @@ from .relaxation import Relaxer
 from .search_result import Candidate, Day, Relaxation, Search
 from .served_plan import served_model, start_lines
 from .server_table import estimate_servers
-from .space import Problem, RejectedServer, Server, build_space, servers
+from .session_search import session_search
+from .session_search_result import SessionSearch
+from .space import Problem, RejectedServer, Server, build_space, cluster_size, servers
 from .steady_state import concurrency_grid
 
 if TYPE_CHECKING:
@@ -81,6 +83,32 @@ OWN = (  # arguments of the search itself; all others go to the space, or to eve
 )
 
 
+@overload
+def search(
+    model: str, gpu: str | Sequence[str] = ..., *, agents: str | Mapping[str, Any], **kwargs: Any
+) -> SessionSearch:
+    """Sessions of agents: `session_search`."""
+
+
+@overload
+def search(model: str, gpu: str | Sequence[str] = ..., *, like: str, **kwargs: Any) -> SessionSearch:
+    """Sessions like those of a trace: `session_search`."""
+
+
+@overload
+def search(
+    model: str,
+    gpu: str | Sequence[str] = ...,
+    *,
+    trace: Trace | str | PathLike[str] | None = ...,
+    relax: bool = ...,
+    address: str | None = ...,
+    progress: Progress | None = ...,
+    **kwargs: Unpack[SearchKwargs],
+) -> Search:
+    """Requests that wait for no others."""
+
+
 @signature(SearchArgs)
 def search(
     model: str,
@@ -90,8 +118,8 @@ def search(
     relax: bool = True,
     address: str | None = None,
     progress: Progress | None = None,
-    **kwargs: Unpack[SearchKwargs],
-) -> Search:
+    **kwargs: Any,
+) -> Search | SessionSearch:
     """Estimate every legal plan on the GPUs, simulate the best ones, and recommend one.
 
     ``search("llama-3.1-8b", gpu="h200", num_gpus=4, goodput="ttft:500,tpot:50").winner.label``
@@ -100,8 +128,11 @@ def search(
     ``goodput`` (ms) is found; with one, the plan that serves it best. A trace with arrivals is stretched to any
     other rate. Sizes, precisions and limits may be given as one value or several (``tensor_parallel_size=[2, 4]``);
     else the values in ``Search.space`` are tried. ``relax``: where no plan is feasible, say what would make one
-    feasible. ``address``: of a Dask or Ray cluster.
+    feasible. ``address``: of a Dask or Ray cluster. With ``agents``, or sessions ``like`` a trace, it is
+    `session_search`, and so are its keywords and its result.
     """
+    if kwargs.get("agents") is not None or kwargs.get("like") is not None:
+        return session_search(model, gpu, trace=trace, relax=relax, progress=progress, **kwargs)
     requests = trace if trace is None or isinstance(trace, Trace) else read_trace(trace)
     return search_with_table(model, gpu, trace=requests, relax=relax, address=address, progress=progress, **kwargs)[0]
 
@@ -126,7 +157,8 @@ def search_with_table(
     with simulation_options(args.finalists, args.backend, args.jobs, address) as options:
         gpus = gpu_names(gpu) if isinstance(gpu, str) else list(gpu)
         request_kwargs = {"frontend": "http", **{name: value for name, value in given.items() if name not in OWN}}
-        num_gpus, request_kwargs = _cluster_size(gpus, args, request_kwargs)
+        num_gpus, per_node = cluster_size(gpus, args.num_gpus, args.nodes, request_kwargs.get("gpus_per_node"))
+        request_kwargs |= {"gpus_per_node": per_node} if per_node is not None else {}
         problem = _problem(model, gpus, num_gpus, trace, args, request_kwargs)
         legal, illegal = servers(problem.space, model)
         _check_size(problem, len(legal))
@@ -145,20 +177,6 @@ def search_with_table(
     run.note_seconds("total", started)
     rejected = [*run.illegal, *run.too_large]
     return keep(result, table=table, rejected=rejected), table, rejected
-
-
-def _cluster_size(gpus: list[str], args: SearchArgs, request_kwargs: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-    """How many GPUs there are: as given, or those of the nodes, or of one node of the GPU's default size."""
-    given = request_kwargs.get("gpus_per_node")
-    per_node = hardware(gpus[0]).gpus_per_node if given is None else check_int("gpus_per_node", given, most=65536)
-    if args.nodes is None:
-        return (per_node if args.num_gpus is None else args.num_gpus), request_kwargs
-    most = check_int("nodes", args.nodes, most=10**5) * per_node
-    if args.num_gpus is not None and args.num_gpus > most:
-        raise BadValue(
-            f"`num_gpus` {args.num_gpus:,} exceeds what {args.nodes:,} nodes of {per_node} GPUs have: {most:,}"
-        )
-    return (most if args.num_gpus is None else args.num_gpus), {**request_kwargs, "gpus_per_node": per_node}
 
 
 def _problem(
@@ -387,13 +405,7 @@ class SearchRun:
         if winner.idle_gpus:
             idle = f"{winner.idle_gpus} of the {self.problem.space.num_gpus} GPUs"
             warnings.append(f"{idle} stay{'s' if winner.idle_gpus == 1 else ''} idle")
-        model, pool = request.model, winner.pools[0]
-        own = {model.dtype, *model.quantization.values()}
-        lossy = [f"{pool.quantization} weights"] if pool.quantization not in own else []
-        lossy += ["an fp8 KV cache"] if pool.kv_cache_dtype == "fp8" and model.kv_cache_dtype != "fp8" else []
-        if lossy:
-            flags = " and ".join(short_flag(name) for name in ("quantization", "kv_cache_dtype"))
-            warnings.append(f"{' and '.join(lossy)} slightly change the model's output; restrict them with {flags}")
+        warnings += explanation.lossy_precisions(request.model, winner.pools[0])
         return warnings
 
     def _cliffs(self, table: PlanTable, best: Finalist, winner: Candidate) -> list[str]:

@@ -1,6 +1,6 @@
 """The result of a search for sessions, as structs that are its JSON (``inferometer.session_search/1``).
 
-result = inferometer.session_search("llama-3.1-8b", "h200", agents="coding-agent", request_rate=0.05, goodput="ttft:2000")
+result = session_search("llama-3.1-8b", "h200", agents="coding-agent", request_rate=0.05, goodput="ttft:2000")
 result.winner.label      result.winner.cost_per_session      result.commands["vllm"]
 """
 
@@ -13,7 +13,8 @@ import msgspec
 from ..base.result import Result
 from ..base.units import money, plural
 from ..inference.report import as_dict, as_json
-from .search_result import PoolSpec
+from .launch.processes import Launch
+from .search_result import PoolSpec, Relaxation
 
 SCHEMA = "inferometer.session_search/1"
 
@@ -23,21 +24,23 @@ class SessionPlan(msgspec.Struct, kw_only=True):
 
     label: str  # 2 × tp1 fp8, KV fp8 + 64 GiB, session_affinity
     gpu: str
-    pool: PoolSpec
+    pool: PoolSpec  # its servers
     gpus: int
-    router: str
+    router: str  # how requests are routed to them
     holds: bool  # whether enough turns keep every limit
-    good_share: float  # of the turns that do
+    stopped: bool  # once so many turns were late that it could not hold: then good_share is the most that it can be
+    good_share: float  # of the turns that keep every limit
     missed: dict[str, float | None]  # limits that are missed: ms that the share that counts takes
     cost_per_session: float | None  # USD; None without the GPU's price, or where no session ended
-    sessions_per_hour: float | None
-    ttft_ms: dict[str, float | None]  # of turns: mean, p50, p90, p99, and the share that counts
+    sessions_per_hour: float | None  # that ended, over the run
+    duration_s: float  # from the first turn to the end of the last one
+    ttft_ms: dict[str, float | None]  # of turns: mean, p50, p90, p99, and the share that counts; empty if stopped
     tpot_ms: dict[str, float | None]
     e2el_ms: dict[str, float | None]
     session_s: dict[str, float | None]  # of whole sessions, tools and people included: mean, p90
     cached_share: float  # of prompt tokens that came from the cache
     tier_shares: dict[str, float]  # of prompt tokens, by the tier that had them
-    reason: str = ""  # why nothing could be served
+    reason: str = ""  # why it does not hold
 
 
 class SessionSearch(Result, msgspec.Struct, kw_only=True, dict=True):
@@ -48,7 +51,7 @@ class SessionSearch(Result, msgspec.Struct, kw_only=True, dict=True):
     engine: str
     num_gpus: int
     traffic: str  # of coding-agent sessions, 0.05 new sessions/s
-    sessions: int
+    sessions: int  # that every plan was simulated with
     turns: int
     goodput: dict[str, float]  # limits in ms
     goodput_share: float
@@ -56,10 +59,14 @@ class SessionSearch(Result, msgspec.Struct, kw_only=True, dict=True):
     reason: str
     winner: SessionPlan | None
     why: list[str]  # sentences
-    plans: list[SessionPlan]  # of every server the cheapest that holds, best first; then those that do not
-    rejections: dict[str, int]  # reason -> servers that cannot be started
-    simulations: int
+    plans: list[SessionPlan]  # simulated: the winner, others that hold by their cost, then those that do not
+    rejections: dict[str, int]  # reason -> servers that cannot be started, or are too slow even when idle
+    space: dict[str, Any]
+    counts: dict[str, int]  # plans; simulated (and stopped); the same with less memory; dearer by bounds; no better
     commands: dict[str, list[str]]  # lines of a shell: servers of each engine, and the simulation again
+    launches: dict[str, Launch] = {}  # the same as processes
+    relaxations: list[Relaxation] = []
+    seconds: float
     warnings: list[str]
 
     def __repr__(self) -> str:
@@ -87,6 +94,6 @@ class SessionSearch(Result, msgspec.Struct, kw_only=True, dict=True):
             for name in ("ttft_ms", "tpot_ms", "e2el_ms", "session_s"):
                 row |= {f"{key}_{name}": value for key, value in row.pop(name).items()}
             row |= {f"{name}_share": share for name, share in row.pop("tier_shares").items()}
-            del row["missed"]
+            row["missed"] = " ".join(row["missed"])
             rows.append({**row.pop("pool"), **row})
         return rows

@@ -174,6 +174,7 @@ def build_space(
     kv_offloading_size: Any = None,
     max_num_batched_tokens: Any = None,
     max_num_seqs: Any = None,
+    refused: tuple[str, ...] = _TIER_FLAGS,
     **request_kwargs: Any,
 ) -> Space:
     """The axes: the values that are given, or those worth trying. Other keywords go to every `build_request`.
@@ -181,7 +182,7 @@ def build_space(
     ``build_space("llama-3.1-8b", ["h200"], 4, modes=("aggregated",), tensor_parallel_size=[1, 2]).tp  # (1, 2)``
     """
     count = check_int("num_gpus", num_gpus, most=1024)
-    refuse("search tries `kv_offloading_size`: leave out {}", {name: request_kwargs.get(name) for name in _TIER_FLAGS})
+    refuse("search tries `kv_offloading_size`: leave out {}", {name: request_kwargs.get(name) for name in refused})
     first = build_request(model, gpus[0], **request_kwargs)
     if first.model.kind != "decoder":
         raise BadValue(f"{first.model.name} is a {first.model.kind} model: only a decoder generates tokens")
@@ -211,6 +212,20 @@ def build_space(
         modes=modes,
         request_kwargs=request_kwargs,
     )
+
+
+def cluster_size(gpus: Sequence[str], num_gpus: int | None, nodes: int | None, given: Any) -> tuple[int, int | None]:
+    """How many GPUs there are, as given, or those of the nodes, or of one node of the GPU's default size; and how many
+    of them a node has, where that is said: ``cluster_size(["h200"], None, 2, None)  # (16, 8)``"""
+    per_node = (
+        catalog.hardware(gpus[0]).gpus_per_node if given is None else check_int("gpus_per_node", given, most=65536)
+    )
+    if nodes is None:
+        return (per_node if num_gpus is None else num_gpus), given
+    most = check_int("nodes", nodes, most=10**5) * per_node
+    if num_gpus is not None and num_gpus > most:
+        raise BadValue(f"`num_gpus` {num_gpus:,} exceeds what {nodes:,} nodes of {per_node} GPUs have: {most:,}")
+    return (most if num_gpus is None else num_gpus), per_node
 
 
 def sizes_of(num_gpus: int) -> tuple[int, ...]:

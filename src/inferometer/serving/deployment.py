@@ -56,6 +56,7 @@ class ServingOptions(msgspec.Struct, frozen=True, kw_only=True):
     fast_forward: bool = True
     autoscale: AutoscalingOptions | None = None  # the number of replicas follows the load
     progress: Callable[[int, int], None] | None = None  # called with the requests that have finished, and all
+    watch: Callable[[RequestTable], None] | None = None  # called with a table under way; an error of it ends the run
 
 
 # ------------------------------------------------------------------ limits of an engine
@@ -131,8 +132,7 @@ def serve(trace: Trace, pools: Pools, options: ServingOptions, samples: int = PO
     if rows is not None:
         return _serve_by_replica(trace, rows, pools, options)
     deployment = _build(trace, pools, options, warnings, samples)
-    if options.progress is not None:
-        _report_progress(deployment, len(trace), options.progress)
+    _report_progress(deployment, len(trace), options)
     try:
         if options.autoscale is not None:
             return _run_autoscaled(deployment, pools, options)
@@ -354,11 +354,19 @@ def _replica(
     )
 
 
-def _report_progress(deployment: Deployment, total: int, progress: Callable[[int, int], None]) -> None:
+def _report_progress(deployment: Deployment, total: int, options: ServingOptions) -> None:
     """Tell how many requests have finished, from time to time."""
-    finished_s = column(deployment.decode_table.finished_s)
-    for replica in deployment.replicas:
-        replica.recorder.on_progress = lambda: progress(int(np.count_nonzero(finished_s == finished_s)), total)
+    table, progress, watch = deployment.decode_table, options.progress, options.watch
+    finished_s = column(table.finished_s)
+
+    def report() -> None:
+        if progress is not None:
+            progress(int(np.count_nonzero(finished_s == finished_s)), total)
+        if watch is not None:
+            watch(table)
+
+    for replica in deployment.replicas if progress is not None or watch is not None else ():
+        replica.recorder.on_progress = report
 
 
 def _run(deployment: Deployment, options: ServingOptions) -> None:

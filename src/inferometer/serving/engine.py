@@ -39,6 +39,7 @@ from math import inf
 from ..base.units import ceil_div
 from .arrivals import RequestSource
 from .batch import DecodeBatch
+from .engine_time import Throttle
 from .inter_token import InterTokenLatencies
 from .kv_cache import KVCache
 from .kv_tiers import TieredCache
@@ -47,7 +48,6 @@ from .request_flow import RequestFlow
 from .request_table import Finishing, Rejection, RejectionKind, RequestStatus, RequestTable
 from .schedulers import PrefillWait, RequestQueue, Scheduler, SchedulerLimits, request_queue
 from .step_cost import Chunk, StepCost
-from .throttle import Throttle
 
 
 class EngineCore(RequestFlow):

@@ -13,11 +13,11 @@ from typing import NamedTuple
 from .arrivals import RequestSource
 from .batch import DecodeBatch
 from .engine import EngineCore
+from .engine_time import Throttle
 from .kv_cache import KVCache
 from .request_table import RequestTable
 from .schedulers import Scheduler, SchedulerLimits
 from .step_cost import Chunk, StepCost
-from .throttle import Throttle
 
 
 class StepInFlight(NamedTuple):

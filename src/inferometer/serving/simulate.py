@@ -109,7 +109,7 @@ def _simulate(model: str, gpu: str, keywords: dict[str, Any], given: dict[str, A
         "autoscale": None if autoscale is None else parse_autoscaling(autoscale),
     }
     served = {**given, "scheduler": "" if given["scheduler"] is None else given["scheduler"]}
-    options = ServingOptions(**{name: served[name] for name in ServingOptions.__struct_fields__})
+    options = ServingOptions(**{name: served[name] for name in ServingOptions.__struct_fields__ if name in served})
     layout = {name: given[name] for name in ("prefill_replicas", "decode_replicas", "pools")}
     engine_options = {name: given[name] for name in ("num_gpu_blocks_override", "async_scheduling")}
     built, options = build_deployment(model, gpu, trace, options, **layout, **engine_options, **plan_options)

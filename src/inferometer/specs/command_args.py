@@ -90,6 +90,28 @@ class SessionArgs(Args):
     ] = None
 
 
+class SessionSearchArgs(SessionArgs):
+    """What a search for sessions tries beside servers: routers; and tiers that all plans have."""
+
+    GROUP: ClassVar[str] = "Sessions"
+    router: Annotated[
+        str | Sequence[str] | None,
+        arg(
+            "Routers to try: session_affinity, prefix_aware, least_loaded, round_robin.",
+            default_text="session_affinity,prefix_aware",
+            metavar="WORD,…",
+        ),
+    ] = None
+    kv_tiers: Annotated[
+        str | Iterable[str] | Mapping[str, Any] | None,
+        arg(
+            "Tiers below CPU memory that all plans have: disk:size=2000 shared:size=20000,read=40 (GiB, GB/s).",
+            metavar="TIER:KEY=VALUE,…",
+            several=True,
+        ),
+    ] = None
+
+
 class ServedPlanArgs(EngineArgs):
     """A plan that is served: everything of one but its workload, which comes from the requests."""
 

@@ -375,6 +375,88 @@ class SearchKwargs(TypedDict, total=False):
     usecase: str | None
 
 
+class SessionSearchKwargs(TypedDict, total=False):
+    """SearchArgs."""
+
+    num_gpus: int | None
+    nodes: int | None
+    gpus_per_node: int | None
+    input_len: int | float | str | None
+    output_len: int | float | str | None
+    prefix_len: int | None
+    request_rate: float | str | None
+    burstiness: float | None
+    goodput: str | Iterable[str] | Mapping[str, float] | None
+    goodput_share: float | None
+    objective: str | None
+    window: float | None
+    autoscale: str | Mapping[str, Any] | None
+    mode: str | None
+    tensor_parallel_size: int | str | Sequence[int] | None
+    pipeline_parallel_size: int | str | Sequence[int] | None
+    data_parallel_size: int | str | Sequence[int] | None
+    enable_expert_parallel: bool | Sequence[bool] | None
+    quantization: str | Sequence[str] | None
+    kv_cache_dtype: str | Sequence[str] | None
+    max_num_batched_tokens: int | str | Sequence[int] | None
+    max_num_seqs: int | str | Sequence[int] | None
+    kv_offloading_size: int | float | str | Sequence[float] | None
+    speculative_config: str | Mapping[str, Any] | None
+    finalists: int | None
+    engine: str | None
+    power_cap: float | None
+    frontend: str | None
+    dtype: str | None
+    interconnect: str | None
+    efficiency: float | str | Mapping[str, float] | None
+    profile: str | None
+    calibration: str | None
+    gpu_memory_utilization: float | None
+    routing_skew: float | None
+    assume_decoder: bool | None
+    hf_token: str | None
+    backend: str | None
+    jobs: int | None
+    seed: int | None
+    agents: str | Mapping[str, Any] | None
+    like: str | None
+    num_sessions: int | None
+    concurrent_sessions: int | None
+    max_idle: float | None
+    router: str | Sequence[str] | None
+    kv_tiers: str | Iterable[str] | Mapping[str, Any] | None
+    sequence_parallel: bool | None
+    decode_context_parallel_size: int | None
+    micro_batches: int | None
+    overlap: float | None
+    lora_rank: int | None
+    lora_targets: str | Sequence[str] | None
+    lora_adapters: int | None
+    enable_chunked_prefill: bool | None
+    cpu_offload_gb: float | None
+    norm_dtype: str | None
+    kv_offloading_backend: str | None
+    enable_hierarchical_cache: bool | None
+    hicache_ratio: float | None
+    hicache_size: float | None
+    hicache_write_policy: str | None
+    hicache_storage_backend: str | None
+    attention: str | None
+    fusion: bool | None
+    host_profile: str | None
+    max_model_len: int | None
+    max_cudagraph_capture_size: int | None
+    max_prefill_cudagraph_capture_size: int | None
+    block_size: int | None
+    batch_size: int | None
+    prefix_tier: str | None
+    beam_width: int | None
+    turns: str | Sequence[tuple[int, int]] | None
+    images: str | tuple[int, int, int] | None
+    num_inference_steps: int | None
+    usecase: str | None
+
+
 class TrainKwargs(TypedDict, total=False):
     """TrainArgs."""
 

@@ -24,9 +24,9 @@ from ..costs import host
 from ..inference.memory import memory_table
 from ..inference.request import build_request
 from ..inference.workload import batch_shape_of
+from ..serving.engine_time import Throttle
 from ..serving.step_clock import StepBatch, StepClock
 from ..serving.step_log import LoggedStep, StepLog
-from ..serving.throttle import Throttle
 from ..specs.structs import Calibration
 from .fit_calibration import Trial
 

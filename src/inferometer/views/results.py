@@ -30,11 +30,9 @@ if TYPE_CHECKING:
     from ..search.search_result import Candidate, Search
     from ..search.training_search_result import TrainingSearch
     from ..sensitivity.sensitivity_report import Sensitivity
-    from ..sensitivity.training_sensitivity import TrainingSensitivity
     from ..serving.capacity import Capacity
     from ..serving.outcome import Outcome
     from ..sweep.sweep import Sweep
-    from ..sweep.training_sweep import TrainingSweep
     from ..training.training_report import TrainReport
     from ..validation.validate import Validation
 
@@ -405,22 +403,16 @@ def _passes(report: TrainReport) -> Table:
     return list(pass_rows(report))
 
 
-def _training_search(result: TrainingSearch) -> Page:
-    from .text.training_search import shown
+def _text(module: str, name: str, **more: Any) -> Callable[[Any], Page]:
+    """A function of `views.text` that makes the page of a result: ``_text("sweeps", "training_summary")``"""
 
-    return shown(result, timed=False)
+    def page(result: Any) -> Page:
+        from importlib import import_module
 
+        made: Page = getattr(import_module(f".text.{module}", __package__), name)(result, **more)
+        return made
 
-def _training_sweep(table: TrainingSweep) -> Page:
-    from .text.sweeps import training_summary
-
-    return training_summary(table)
-
-
-def _training_sensitivity(result: TrainingSensitivity) -> Page:
-    from .text.sensitivity import training_sensitivity as shown
-
-    return shown(result)
+    return page
 
 
 def _training_pareto(result: TrainingSearch) -> Any:
@@ -483,9 +475,14 @@ VIEWS: dict[str, View] = {
         {"answer": _answer}
         | {name: _sensitivity_picture(name) for name in ("tornado", "curves", "size", "compare", "usecases")},
     ),
-    "TrainingSweep": View(_training_sweep, {"points": lambda table: table.points}),
-    "TrainingSensitivity": View(_training_sensitivity, {"rows": lambda result: result.rows()}),
-    "TrainingSearch": View(_training_search, {"layouts": lambda result: result.rows()}, {"pareto": _training_pareto}),
+    "TrainingSweep": View(_text("sweeps", "training_summary"), {"points": lambda table: table.points}),
+    "TrainingSensitivity": View(_text("sensitivity", "training_sensitivity"), {"rows": lambda result: result.rows()}),
+    "SessionSearch": View(_text("search", "sessions_shown", timed=False), {"plans": lambda result: result.rows()}),
+    "TrainingSearch": View(
+        _text("training_search", "shown", timed=False),
+        {"layouts": lambda result: result.rows()},
+        {"pareto": _training_pareto},
+    ),
     "TrainReport": View(
         _training,
         {

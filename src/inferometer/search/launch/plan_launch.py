@@ -25,12 +25,12 @@ _NAMES = {"both": "server", "prefill": "prefill", "decode": "decode"}
 _SERVERS = {"both": "server", "prefill": "prefill server", "decode": "decode server"}
 
 
-def launches(plan: Candidate, model: ServedModel, bench: Process) -> dict[str, Launch]:
+def launches(plan: Candidate, model: ServedModel, bench: Process, router: str = "round_robin") -> dict[str, Launch]:
     """A plan by engine: ``launches(plan, model, bench)["vllm"].processes[0].argv  # ['vllm', 'serve', …]``"""
-    return {engine: _launch(engine, plan, model, bench) for engine in SERVERS}
+    return {engine: _launch(engine, plan, model, bench, router) for engine in SERVERS}
 
 
-def _launch(engine: str, plan: Candidate, model: ServedModel, bench: Process) -> Launch:
+def _launch(engine: str, plan: Candidate, model: ServedModel, bench: Process, policy: str) -> Launch:
     pool = plan.pools[0]  # all pools have the precisions of the first: they hand their caches on
     weights, label = model.weights(engine, pool), model.engine(engine, pool).label
     refusals = trtllm_refusals(plan) if engine == TRTLLM else []
@@ -59,7 +59,7 @@ def _launch(engine: str, plan: Candidate, model: ServedModel, bench: Process) ->
     addresses = [
         Backend(server.name, f"${server.name.upper()}_{n}") for server in servers for n in range(server.replicas)
     ]
-    router = router_process(engine, addresses)
+    router = router_process(engine, addresses, router=policy)
     notes = [note for note in (weights.note, cache.note if cache else "", model.length_reason) if note]
     processes = [*servers, *([router] if router is not None else [])]
     return msgspec.structs.replace(launch, processes=processes, notes=notes)

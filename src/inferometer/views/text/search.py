@@ -13,6 +13,7 @@ from ...search.explanation import origins_line
 from ...search.launch.processes import BENCH, SGLANG, TRTLLM, VLLM
 from ...search.plan_table import LoadPoints, PlanTable, keeps_limits, load_points
 from ...search.search_result import Candidate, Day, Search
+from ...search.session_search_result import SessionPlan, SessionSearch
 from ...serving.metrics import limits_text
 from ...serving.synthetic import stretch_label
 from ...specs.catalog import engine
@@ -22,6 +23,7 @@ from ..plots.palette import BLUE, GREEN, GRID, INK, MUTED, ORANGE, SILVER, SKY, 
 from .document import Cell, Column, Page, Paragraph, Part, ShellCommand, TextTable
 from .serving import curve
 
+HELD, FAILED = 8, 4  # plans for sessions that are shown
 ENGINES = {VLLM: "vLLM", SGLANG: "SGLang", TRTLLM: "TensorRT-LLM", BENCH: "Measure it"}
 
 
@@ -133,6 +135,91 @@ def _accounting(result: Search, timed: bool) -> list[str]:
             "plans ruled out: "
             + ", ".join(f"{reason} ({count:,})" for reason, count in list(result.rejections.items())[:6])
         )
+    return lines
+
+
+# ------------------------------------------------------------------ sessions
+
+
+def sessions_shown(result: SessionSearch, timed: bool = True) -> Page:
+    """What people read of a search for sessions; a notebook shows no seconds of its own, which differ."""
+    keep = f"{result.goodput_share:.0%} of turns within {limits_text(result.goodput)}"
+    sessions = f"{plural(result.turns, 'turn')} {result.traffic} · {plural(result.sessions, 'session')}"
+    gpus = f"{result.num_gpus} × {' or '.join(result.space['gpu'])}"
+    name = engine(result.engine).label if result.engine else ""
+    head = " · ".join(piece for piece in (result.model, gpus, name, sessions, keep) if piece)
+    parts: list[Part] = [Paragraph(head, style="bold"), Paragraph("")]
+    if result.winner is not None:
+        parts.append(Paragraph(f"▶ {result.winner.label}", style="bold green"))
+        parts += [Paragraph(f"  {sentence}") for sentence in result.why]
+    else:
+        parts.append(Paragraph(f"✗ {result.reason}", style="bold red"))
+    if result.plans:
+        parts += [Paragraph(""), _session_plans(result)]
+    if result.relaxations:
+        parts += [Paragraph("Changes that would work (each was tried):", style="bold")]
+        parts += [Paragraph(f"  {one.change}  →  {one.plan}", style="green") for one in result.relaxations]
+    parts += [Paragraph(line, style="dim") for line in _session_accounting(result, timed)]
+    for key, lines in result.commands.items():
+        label = "Simulate it again" if key == BENCH else f"{ENGINES[key]} {result.launches[key].version}".rstrip()
+        parts += [Paragraph(""), Paragraph(label, style="bold"), *map(ShellCommand, lines)]
+    return Page([*parts, *(Paragraph(f"! {warning}", style="yellow") for warning in result.warnings)])
+
+
+def _session_plans(result: SessionSearch) -> TextTable:
+    """The plans that were simulated; of one that was stopped, the most that its share of turns in time can be."""
+    share = f"p{result.goodput_share * 100:g}"
+    table = TextTable(
+        [
+            Column("plan", "<", folds=True),
+            Column("GPUs", priority=1),
+            Column("in time"),
+            Column(f"TTFT {share}", priority=2),
+            Column(f"TPOT {share}", priority=3),
+            Column("cached", priority=4),
+            Column("from CPU", priority=5),
+            Column("$/session"),
+            Column("", "<", name="verdict", priority=1),
+        ],
+        elsewhere="--json",
+    )
+    holding = [plan for plan in result.plans if plan.holds]
+    for plan in [*holding[:HELD], *result.plans[len(holding) :][:FAILED]]:
+        verdict = "wins" if plan is result.winner else "holds" if plan.holds else "fails"
+        style = {"wins": "bold green", "holds": "green", "fails": "red"}[verdict]
+        table.add_row(
+            plan.label,
+            f"{plan.gpus}",
+            f"{'≤ ' if plan.stopped else ''}{percent(plan.good_share)}",
+            _at_limit(plan, "ttft"),
+            _at_limit(plan, "tpot"),
+            "–" if plan.stopped else percent(plan.cached_share),
+            "–" if plan.stopped else percent(plan.tier_shares.get("cpu", 0.0)),
+            "–" if plan.cost_per_session is None else money(plan.cost_per_session),
+            Cell(verdict, style),
+        )
+    return table
+
+
+def _at_limit(plan: SessionPlan, name: str) -> Cell:
+    kept = getattr(plan, f"{name}_ms").get("share")
+    return Cell("–" if kept is None else seconds(kept / 1e3), "red" if name in plan.missed else "")
+
+
+def _session_accounting(result: SessionSearch, timed: bool) -> list[str]:
+    """How many plans were simulated, and why the others need not be."""
+    c, took = result.counts, f" in {seconds(result.seconds)}" if timed else ""
+    runs, sessions = plural(c["simulations"], "run"), plural(result.sessions, "session")
+    stopped = f", {c['plans_stopped']:,} of them until too many turns were late" if c["plans_stopped"] else ""
+    same = f", {c['plans_same']:,} the same with less memory that is not used" if c["plans_same"] else ""
+    lines = [
+        f"{plural(c['plans'], 'plan')}: {c['plans_simulated']:,} simulated with all {sessions}{stopped} "
+        f"({runs}{took}){same}; {c['plans_dearer']:,} dearer by their bounds, {c['plans_worse']:,} no better than one of "
+        "these"
+    ]
+    if result.rejections:
+        ruled_out = (f"{reason} ({count:,})" for reason, count in list(result.rejections.items())[:6])
+        lines.append(f"servers ruled out: {', '.join(ruled_out)}")
     return lines
 
 
