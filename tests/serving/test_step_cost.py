@@ -16,10 +16,10 @@ from inferometer.costs.binding import BoundPlan, bind, stage_plans
 from inferometer.costs.step import Group, Step
 from inferometer.inference.request import build_request
 from inferometer.serving.batch import DecodeBatch
+from inferometer.serving.engine_time import Throttle
 from inferometer.serving.simulate import simulate
 from inferometer.serving.step_cost import FullAttentionCost, WindowedCost, step_cost
 from inferometer.serving.step_tables import ContextTable, PrefillSurface, split_by_dependence
-from inferometer.serving.engine_time import Throttle
 from inferometer.serving.trace import Trace
 
 LONGEST = 20000

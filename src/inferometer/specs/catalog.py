@@ -64,8 +64,8 @@ def registered_name(folder: str, name: str) -> str | None:
     return _aliases(folder).get(key)
 
 
-_fields = functools.cache(msgspec.structs.fields)
-_parsed = functools.lru_cache(256)(read_toml)  # a session of the web page needs the same device a hundred times
+# a session of the web page needs the same device a hundred times
+_fields, _parsed = functools.cache(msgspec.structs.fields), functools.lru_cache(256)(read_toml)
 
 
 def shipped(folder: str, name: str) -> dict[str, Any]:

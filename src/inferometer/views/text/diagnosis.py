@@ -104,10 +104,10 @@ def diagnosis_page(made: Diagnosis) -> Page:
     return Page([*parts, *_step_times(made), *_ruled_out(made)])
 
 
-def _off(metric: str, error: float, usual: float) -> str:
+def _off(metric: str, error: float, tolerance: float) -> str:
     """``_off("ttft", -0.2, 0.1)  # 'mean TTFT is predicted 20.0% too short; up to 10.0% is usual'``"""
     side = "short" if error < 0 else "long"
-    return f"mean {metric.upper()} is predicted {percent(abs(error))} too {side}; up to {percent(usual)} is usual"
+    return f"mean {metric.upper()} is predicted {percent(abs(error))} too {side}; up to {percent(tolerance)} is usual"
 
 
 def _ruled_out(made: Diagnosis) -> list[Part]:

@@ -214,8 +214,8 @@ def _session_accounting(result: SessionSearch, timed: bool) -> list[str]:
     same = f", {c['plans_same']:,} the same with less memory that is not used" if c["plans_same"] else ""
     lines = [
         f"{plural(c['plans'], 'plan')}: {c['plans_simulated']:,} simulated with all {sessions}{stopped} "
-        f"({runs}{took}){same}; {c['plans_dearer']:,} dearer by their bounds, {c['plans_worse']:,} no better than one of "
-        "these"
+        f"({runs}{took}){same}; {c['plans_dearer']:,} dearer by their bounds, {c['plans_worse']:,} no better than one "
+        "of these"
     ]
     if result.rejections:
         ruled_out = (f"{reason} ({count:,})" for reason, count in list(result.rejections.items())[:6])
