@@ -48,7 +48,7 @@ AXES: dict[str, list[list[float]]] = {
 }
 BLOCKS = (16, 64, 128, 256, 512, 1024)  # rows of 8-bit products above which another kernel is chosen, or more tiles
 JUMPS = tuple(round(math.log2(rows + 1), 4) for rows in BLOCKS)  # the first size of the next kernel
-# CUTLASS takes a fifth longer for 24 rows than for 64, and a quarter longer for 384 than for 512; public tables have only
+# CUTLASS takes a fifth longer for 24 rows than for 64, a quarter longer for 384 than for 512; public tables have only
 # odd numbers of rows between such sizes, which are slower than any even one, so that their surfaces rise
 FALLING = {("linear", "fp8"): (0,)}
 EIGHT_BIT = ("fp8", "fp8-block", "mxfp8", "nvfp4")
