@@ -152,3 +152,14 @@ def test_the_report_names_its_host() -> None:
     assert analyze("llama-3.1-8b").to_dict()["engine"]["host"] == "server"
     assert analyze("llama-3.1-8b", host_profile="h200-vm").to_dict()["engine"]["host"] == "h200-vm"
     assert analyze("llama-3.1-8b", engine="roofline").to_dict()["engine"]["host"] == ""
+
+
+def test_a_rounded_cache_is_more_launches_beyond_graphs() -> None:
+    plain, rounded, other = (
+        build_request("llama-3.1-8b", "h200", engine=engine, host_profile="h200-vm", kv_cache_dtype=dtype).bind()
+        for engine, dtype in (("vllm@0.25", "bf16"), ("vllm@0.25", "fp8"), ("sglang", "fp8"))
+    )
+    before, after = (launch_seconds(one.model, one.engine) for one in (plain, rounded))
+    assert after.in_graphs - before.in_graphs == pytest.approx(32 * (22 * 8e-6 - 2.5e-5))
+    assert after.between_pieces == before.between_pieces
+    assert "kv_write" not in other.engine.launch  # nothing is known of other engines

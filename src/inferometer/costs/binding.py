@@ -104,6 +104,8 @@ def bind(
     )
     answers = kernels.sources(engine, efficiency, places, nominal_device or device, formats, profile, device)
     answers = power.capped(answers, device, plan.power_cap)
+    if env["kv_bytes"] < env["act_bytes"]:
+        engine = host.with_rounded_cache(engine)
     return BoundPlan(model, device, engine, plan, env, answers, tuple(notes), hf_token)
 
 

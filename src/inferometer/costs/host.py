@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import msgspec
+
 from ..base.cache import cache_by_identity
 from ..base.symbols import Env, Value, ceil_of, exp, free_names, maximum_of, scalar, where
 from ..network.graph import Block, Model
@@ -25,6 +27,7 @@ BETWEEN_PIECES = {
     "chunk_scan": "prompts",
     "state_update": "decoding",
 }
+ROUNDED_WRITE = "kv_write_rounded"  # the entry for writes to a cache of fewer bits, where an engine file has it
 _OTHER = "other"  # the entry of `Engine.launch` for kinds that have none
 
 
@@ -98,6 +101,17 @@ def state_groups(blocks: tuple[Block, ...]) -> int:
     attending, recurrent = layers[True], layers[False]
     least = min(attending or recurrent, recurrent)
     return -(-recurrent // (recurrent if recurrent < 1.5 * attending else least)) if recurrent else 0
+
+
+def with_rounded_cache(engine: Engine) -> Engine:
+    """The engine where keys and values are rounded as they are written: ``with_rounded_cache(vllm).launch["kv_write"]``
+
+    Queries are rounded, too, and scales are spread over the heads: calls for each layer beside those of a plain write.
+    """
+    rounded = engine.launch.get(ROUNDED_WRITE)
+    if rounded is None:
+        return engine
+    return msgspec.structs.replace(engine, launch={**engine.launch, "kv_write": rounded})
 
 
 @cache_by_identity(64)

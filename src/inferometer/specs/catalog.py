@@ -64,7 +64,7 @@ def registered_name(folder: str, name: str) -> str | None:
     return _aliases(folder).get(key)
 
 
-_fields, _parsed = functools.cache(msgspec.structs.fields), functools.lru_cache(256)(read_toml)  # needed a hundred times
+_fields, _parsed = functools.cache(msgspec.structs.fields), functools.lru_cache(256)(read_toml)  # needed often
 
 
 def shipped(folder: str, name: str) -> dict[str, Any]:
