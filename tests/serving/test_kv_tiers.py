@@ -13,6 +13,7 @@ from inferometer import simulate
 from inferometer.base.errors import BadValue, UnknownName
 from inferometer.inference.kv_offload import parse_kv_tiers
 from inferometer.inference.request import build_request
+from inferometer.serving import deployment
 from inferometer.serving.kv_cache import prefix_tree
 from inferometer.serving.kv_tiers import CacheTier, TieredCache, TierStore, TransferLink
 from inferometer.serving.outcome import Outcome
@@ -273,3 +274,27 @@ def test_names_of_tiers_are_checked() -> None:
     assert parse_kv_tiers(["cpu:size=1", "disk:size=2,read=7"]) == parse_kv_tiers(
         {"cpu": {"size": 1}, "disk": {"size": 2, "read": 7}}
     )
+
+
+def test_an_engine_that_decodes_sees_the_end_of_a_load_two_steps_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long answer decodes while a prompt comes back from CPU memory: vLLM looks for ends of loads once a step is
+    launched, says so with its results, and has scheduled one more by then."""
+    trace = Trace(
+        input_tokens=np.array([1024, 1024, 64, 1040]),
+        output_tokens=np.array([1, 1, 400, 1]),
+        arrival_s=np.array([0.0, 0.5, 1.0, 1.2]),
+        blocks=tuple(np.arange(start, start + n) for start, n in ((0, 64), (1000, 64), (2000, 4), (0, 64))),
+        block_tokens=16,
+    )
+    options = {
+        "num_gpu_blocks_override": 100,
+        "kv_tiers": "cpu:size=1,read=100,latency=0",
+    }  # the second evicts the first
+    late, step_by_step = (run(trace, fast_forward=fast, **options) for fast in (True, False))
+    limits = deployment.scheduler_limits
+    monkeypatch.setattr(deployment, "scheduler_limits", lambda *given: limits(*given)._replace(load_steps=0))
+    at_once = run(trace, **options)
+    decode_s = (at_once.finished_s[2] - at_once.first_token_s[2]) / 399
+    assert late.cached_tokens[3] == at_once.cached_tokens[3] == 1024
+    assert late.scheduled_s == pytest.approx(step_by_step.scheduled_s, rel=1e-9)
+    assert late.scheduled_s[3] - at_once.scheduled_s[3] == pytest.approx(2 * decode_s, rel=0.05)

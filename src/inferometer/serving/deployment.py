@@ -86,6 +86,7 @@ def scheduler_limits(pool: ReplicaPool, options: ServingOptions) -> SchedulerLim
         prefill_schedule_interval=options.prefill_schedule_interval,
         prefill_max_requests=options.prefill_max_requests or NO_LIMIT,
         launch_s=sum(host.launch_seconds(bound_plan.model, engine)) if engine.launches_before_results else 0.0,
+        load_steps=engine.load_steps if engine.async_scheduling and not is_static else 0,
         results_after_launches=engine.results_after_launches and engine.async_scheduling and not is_static,
         scheduler_recv_interval=options.scheduler_recv_interval,
         batch_wait_timeout_iters=options.batch_wait_timeout_iters,

@@ -89,6 +89,7 @@ class EngineCore(RequestFlow):
         self.tiered = kv_cache if isinstance(kv_cache, TieredCache) else None
         self.loading: list[tuple[float, int, int]] = []  # heap: when its blocks arrive, number of the load, request
         self.num_loads = 0
+        self.loaded_by: tuple[int, float] | None = None  # a step, and the time up to which it shows ends of loads
         if self.tiered is not None:
             self.tiered.clock = lambda: self.now
         self.refused: dict[int, Rejection] = {}
@@ -467,7 +468,17 @@ class EngineCore(RequestFlow):
             _, i, blocks, computed_tokens = heappop(self.kv_in_transfer)
             self.kv_cache.release(i, blocks, computed_tokens)
         if self.loading and self.loading[0][0] <= self.visible_until:
-            self._end_loads(self.visible_until)
+            self._see_loads()
+
+    def _see_loads(self) -> None:
+        """Loads have ended: the engine sees it some steps later, at once where it has nothing to compute."""
+        if self.loaded_by is None:
+            self.loaded_by = self.steps + self.limits.load_steps, self.visible_until
+        step, until = self.loaded_by
+        computes = self.batch.num_seqs or self.prefilling
+        if self.steps >= step or not computes:
+            self.loaded_by = None
+            self._end_loads(until if computes else self.visible_until)
 
     def _sync_async_state(self) -> None:
         """Asynchronous scheduling has caught up: requests that finished in the last step may be freed now."""

@@ -54,7 +54,7 @@ class PipelineEngine(EngineCore):
     ) -> None:
         super().__init__(
             stages[0],
-            limits._replace(async_scheduling=False, scheduler_recv_interval=1),
+            limits._replace(async_scheduling=False, load_steps=0, scheduler_recv_interval=1),
             table,
             kv_cache,
             source,

@@ -40,6 +40,7 @@ class SchedulerLimits(NamedTuple):
     static_batch: bool = False  # finished sequences stay in the batch until all have finished
     priority: bool = False  # the priority policy instead of FCFS
     launch_s: float = 0.0  # s that a step's launches take before the result of the step before is looked at (SGLang)
+    load_steps: int = 0  # steps until an engine that computes sees that a load has ended
     results_after_launches: bool = False  # one thread launches a step, then waits for the results of the one before
     scheduler_recv_interval: int = 1  # decode steps from one poll for new requests to the next (SGLang)
     prefill_schedule_interval: int = 1  # steps from one that may compute prompts to the next (vLLM)
