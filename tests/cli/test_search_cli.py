@@ -7,14 +7,16 @@ import io
 import json
 import shlex
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import Ran
 
 from inferometer.cli.output import Form
 from inferometer.cli.search import names_folder
+from inferometer.search import search
 
 Run = Callable[..., Ran]
 SMALL = (
@@ -33,6 +35,23 @@ SMALL = (
     "--goodput",
     "tpot:15",
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _searched_once() -> Iterator[None]:
+    """Several tests look at one search in its forms: its plans are searched once."""
+    made: dict[str, Any] = {}
+    searched = search.search_with_table
+
+    def search_once(*args: Any, progress: Any, **arguments: Any) -> Any:
+        key = repr((args, arguments))
+        if arguments["trace"] is not None or key not in made:
+            made[key] = searched(*args, progress=progress, **arguments)
+        return made[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(search, "search_with_table", search_once)
+        yield
 
 
 @pytest.mark.slow

@@ -6,12 +6,15 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from conftest import Ran
 
 from inferometer.cli.streams import REPLACEMENTS, plain_characters
 
+Run = Callable[..., Ran]
 ANALYZE = "analyze llama-3.1-8b --gpu h200"
 JSON = f"{ANALYZE} --json"
 WARNED = f"{JSON} --input-len 200000"  # says something on stderr
@@ -57,8 +60,18 @@ def test_a_reader_that_goes_away_is_no_error(command: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "latin-1", "utf-8"])
-@pytest.mark.parametrize("command", [ANALYZE, JSON, "sweep --help", "show usecases", "analyze h×y", "sensitivity a→b"])
+@pytest.mark.parametrize(
+    ("encoding", "command"),
+    [
+        *(
+            ("ascii", line)
+            for line in (ANALYZE, JSON, "sweep --help", "show usecases", "analyze h×y", "sensitivity a→b")
+        ),
+        *(("cp1252", line) for line in (ANALYZE, "analyze h×y", "sensitivity a→b")),
+        *(("latin-1", line) for line in ("sweep --help", "sensitivity a→b")),
+        *(("utf-8", line) for line in (ANALYZE, "sensitivity a→b")),
+    ],
+)
 def test_every_encoding_gets_characters_that_it_has(encoding: str, command: str) -> None:
     ran = shell(f"inferometer {command}", PYTHONIOENCODING=encoding)
     text, sentence = ran.stdout.decode(encoding), ran.stderr.decode(encoding)
@@ -77,7 +90,7 @@ def test_every_encoding_gets_characters_that_it_has(encoding: str, command: str)
         {"HOME": None, "USER": None, "LOGNAME": None, "TERM": None},
         {"HOME": "/nonexistent", "XDG_CACHE_HOME": "/proc/no", "MPLCONFIGDIR": "/proc/no", "HF_HOME": "/proc/no"},
         {"TERM": "dumb", "TMPDIR": "/nonexistent"},
-        *({"COLUMNS": columns} for columns in ("40", "80", "300", "0", "-5", "x", "")),
+        {"COLUMNS": "x"},
     ],
     ids=lambda environment: ",".join(f"{k}={v}" for k, v in environment.items()),
 )
@@ -85,6 +98,14 @@ def test_poor_surroundings(environment: dict[str, str | None]) -> None:
     for command in (ANALYZE, "analyze --help", "show engines"):
         ran = shell(f"inferometer {command}", **environment)
         assert (ran.returncode, ran.stderr) == (0, b"") and len(ran.stdout) > 500
+
+
+@pytest.mark.parametrize("columns", ["40", "80", "300", "0", "-5", "x", ""])
+def test_poor_widths(run: Run, monkeypatch: pytest.MonkeyPatch, columns: str) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    for line in (ANALYZE, "analyze --help", "show engines"):
+        ran = run(*line.split())
+        assert (ran.code, ran.err) == (0, "") and len(ran.out) > 500
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -411,12 +412,13 @@ BROKEN: list[Any] = [None, 0, -1, 1.5, 10**12, "many", [], [1], {}, True]
 )
 def test_broken_configs_get_a_sentence(name: str) -> None:
     whole = config(name)
+    every = 1 if os.environ.get("INFEROMETER_SLOW_TESTS") else 3  # one in three, others for each key
     for section in ("", "text_config", "sparse_attention_config", "ffn_config", "attn_config"):
         inner = whole.get(section, {}) if section else whole
-        for key in inner:
+        for number, key in enumerate(inner):
             if key == "model_type":
                 continue
-            for value in BROKEN:
+            for value in BROKEN[number % every :: every]:
                 bad = {**inner, key: value}
                 try:
                     build({**whole, section: bad} if section else bad, "config.json")

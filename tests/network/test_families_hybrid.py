@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -417,8 +418,9 @@ def test_kimi_layers_without_a_kind_get_a_sentence() -> None:
 def test_no_single_broken_value_gives_a_traceback(name: str) -> None:
     original = config(name)
     wrong: list[Any] = [None, "x", -1, 0, 1.5, [], [None], [[]], {}, True, 10**30]
-    for place in places(original):
-        for junk in wrong:
+    every = 1 if os.environ.get("INFEROMETER_SLOW_TESTS") else 3  # one in three, others at each place
+    for number, place in enumerate(places(original)):
+        for junk in wrong[number % every :: every]:
             data = copy.deepcopy(original)
             table = data
             for key in place[:-1]:

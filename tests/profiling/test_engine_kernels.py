@@ -15,7 +15,7 @@ import pytest
 from inferometer.profiling.microbenchmarks import CASES, KernelBench, Library, Missing
 from inferometer.profiling.timer import OutOfTime
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+torch: Any = None  # imported where these tests run: it takes seconds
 
 SSM = {"heads": 4, "value_dim": 8, "key_dim": 16, "groups": 2}
 GDN = {"key_heads": 2, "value_heads": 4, "key_dim": 16, "value_dim": 8}
@@ -43,6 +43,12 @@ class Engine(Library):
             return value(given)
 
         return function
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _with_torch() -> None:
+    global torch
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 
 def bench(engine: Engine) -> KernelBench:

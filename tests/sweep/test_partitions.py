@@ -17,16 +17,20 @@ from inferometer.base.errors import BadFile, BadValue
 from inferometer.base.files import write_atomic
 from inferometer.sweep import partitions, points
 from inferometer.sweep.grid import Grid
-from inferometer.sweep.partitions import sweep_to_folder
+from inferometer.sweep.partitions import Tally, sweep_to_folder
 
 pytest.importorskip("pyarrow", reason="parts are Parquet files")
 AXES: dict[str, Any] = {"batch_size": "1:40:1", "input_len": "100:2000:100", "tensor_parallel_size": [1, 2]}
+MEDIUM_PARTS = (280_000,)
 SOURCE = str(Path(points.__file__).parents[2])
 
 
 @pytest.fixture(autouse=True)
-def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """1,600 points in parts of at most 300: 800 of each case in boxes of 100."""
+    if "one_after_the_other" in request.fixturenames:
+        monkeypatch.setattr(points.parts, "__defaults__", MEDIUM_PARTS)  # workers know nothing of small chunks
+        return
     monkeypatch.setattr(points, "CHUNK_POINTS", 100)
     monkeypatch.setattr(points.parts, "__defaults__", (300,))
     monkeypatch.setattr(points.part_chunks, "__defaults__", (None, 100))
@@ -120,15 +124,15 @@ def test_flags_of_a_folder_need_one(run: Any, tmp_path: Path, flags: list[str]) 
 
 
 _LARGE = {"batch_size": "1:700:1", "input_len": "16:16000:16", "output_len": "64:192:64"}  # 2,100,000 points
+_MEDIUM = {"batch_size": "1:280:1", "input_len": "16:16000:16", "tensor_parallel_size": "1,2"}  # two parts, two chunks
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("jobs", [["--jobs", "2"]])
-def test_kill_9_and_resume(tmp_path: Path, jobs: list[str]) -> None:
+def test_kill_9_and_resume(tmp_path: Path) -> None:
     """What was written stays, no process and no other file is left, and the rest is done afterwards."""
     folder = tmp_path / "points"
     flags = [text for name, value in _LARGE.items() for text in (f"--{name.replace('_', '-')}", value)]
-    command = [sys.executable, "-m", "inferometer", "sweep", "llama-3.1-8b", "--gpu", "h200", *flags, *jobs]
+    command = [sys.executable, "-m", "inferometer", "sweep", "llama-3.1-8b", "--gpu", "h200", *flags, "--jobs", "2"]
     command += ["-o", f"{folder}/"]
     environment = {**os.environ, "PYTHONPATH": SOURCE}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -147,18 +151,21 @@ def test_kill_9_and_resume(tmp_path: Path, jobs: list[str]) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["_manifest.json", *names(folder)]
 
 
+@pytest.fixture(scope="module")
+def one_after_the_other(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tally]:
+    folder = tmp_path_factory.mktemp("sweep") / "points"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(points.parts, "__defaults__", MEDIUM_PARTS)
+        return folder, sweep_to_folder(folder, "llama-3.1-8b", "h200", **_MEDIUM)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["processes", "dask", "ray"])
-def test_workers_write_the_same_files(tmp_path: Path, backend: str) -> None:
+def test_workers_write_the_same_files(tmp_path: Path, backend: str, one_after_the_other: tuple[Path, Tally]) -> None:
     if backend != "processes":
         pytest.importorskip({"dask": "distributed", "ray": "ray"}[backend])
-    where = {"backend": backend, "jobs": 2}
-    axes: dict[str, Any] = {"batch_size": "1:600:1", "input_len": "16:8000:16", "output_len": "64:256:64"}
-    points.parts.__defaults__ = (points.PART_POINTS,)  # workers know nothing of small ones
-    points.CHUNK_POINTS = 262_144
-    points.part_chunks.__defaults__ = (None, points.CHUNK_POINTS)
-    here = sweep_to_folder(tmp_path / "here", "llama-3.1-8b", "h200", **axes)
-    there = sweep_to_folder(tmp_path / "there", "llama-3.1-8b", "h200", **where, **axes)
-    assert here == there and names(tmp_path / "here") == names(tmp_path / "there")
-    for name in names(tmp_path / "here"):
-        assert (tmp_path / "here" / name).read_bytes() == (tmp_path / "there" / name).read_bytes()
+    here, tally = one_after_the_other
+    there = sweep_to_folder(tmp_path, "llama-3.1-8b", "h200", backend=backend, jobs=2, **_MEDIUM)
+    assert there == tally and names(tmp_path) == names(here) and len(names(here)) == 2
+    for name in names(here):
+        assert (here / name).read_bytes() == (tmp_path / name).read_bytes()

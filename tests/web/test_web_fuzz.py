@@ -7,11 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import schemathesis
 from helpers.web_server import Server, serving
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from schemathesis.checks import not_a_server_error
 
 from inferometer.web.catalogue import Control, controls
 from inferometer.web.endpoints import answer
@@ -31,16 +29,24 @@ def server() -> Iterator[Server]:
         yield found
 
 
+@pytest.fixture(scope="module")
+def document(server: Server) -> Any:
+    import schemathesis  # takes a second, which other tests are spared
+
+    return schemathesis.openapi.from_url(f"{server.address}/schema")
+
+
 @pytest.mark.parametrize("verb", [*QUICK, "controls", "catalogue", "accuracy", "jobs/{job}"])
-def test_no_request_of_the_document_breaks_it(server: Server, verb: str) -> None:
-    document = schemathesis.openapi.from_url(f"{server.address}/schema")
+def test_no_request_of_the_document_breaks_it(document: Any, verb: str) -> None:
+    import schemathesis
+
     for operation in document[f"/api/{verb}"].values():
 
         @given(case=operation.as_strategy())
         @settings(CALM, max_examples=12)
         def ask(case: Any) -> None:
             reply = case.call(timeout=60)
-            case.validate_response(reply, checks=[not_a_server_error])
+            case.validate_response(reply, checks=[schemathesis.checks.not_a_server_error])
             if reply.status_code >= 400:
                 assert set(reply.json()) == {"error", "control", "suggestions", "remedies"} and reply.json()["error"], (
                     reply.text
