@@ -245,7 +245,7 @@ def sglang_gpu(hw: Any) -> str:
 def install_sglang_predictor() -> None:
     """Let SGLang's simulator know ``"predictor": {"name": "inferometer", "gpu": "h200", …}`` in its configuration.
 
-    Its list of predictors is closed, so its `ConfigManager` is asked through ours: call this before the scheduler
+    Its list of predictors is closed, so calls of its `ConfigManager` go through ours: call this before the scheduler
     starts, in the process that runs it (a ``sitecustomize.py`` will do). Other names go to the simulator's own code.
     """
     from importlib import import_module
@@ -382,13 +382,15 @@ def dynamo_profile(clock: StepClock, *, max_num_seqs: int | None = None) -> dict
     adds the two for a step that has both, and lets no decode step take less than 1 ms.
     """
     seqs = max_num_seqs or clock.plan.max_num_seqs
-    longest = min(clock.max_model_len, 2**20)
+    longest, engine = min(clock.max_model_len, 2**20), clock.engine
+    graph = engine.graph_tokens if engine.prefill_graph_tokens is None else engine.prefill_graph_tokens
     lengths = [n for n in MOCKER_LENGTHS if n < longest] + [longest]
     totals = sorted({n * count for n in lengths for count in MOCKER_SEQS if count <= seqs} | {seqs * longest})
     decode = np.array([[_mean_decode_ms(clock, total / n, n, seqs) for n in lengths] for total in totals])
+    prompts = sorted({*lengths, *(n for n in (graph, graph + 1) if 0 < n < longest)})  # larger ones have no graphs
     return {
-        "prefill_isl": np.array(lengths, float),
-        "prefill_ttft_ms": np.array([clock.step_ms(([(n, 0)], ())) for n in lengths]),
+        "prefill_isl": np.array(prompts, float),
+        "prefill_ttft_ms": np.array([clock.step_ms(([(n, 0)], ())) for n in prompts]),
         "decode_active_kv_tokens": np.array(totals, float),
         "decode_context_length": np.array(lengths, float),
         "decode_itl": decode,
